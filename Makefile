@@ -1,0 +1,32 @@
+# Two commands: `make demo` shows the main job, `make test` runs everything that must hold.
+# Each makes the virtual environment it needs; afterwards .venv/bin/commtax serves by hand.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint clean
+
+demo: .venv/.installed
+	$(BIN)/commtax fit llama-3.1-70b --cluster 2x8xh100-sxm
+	$(BIN)/commtax bill llama-3.1-70b --cluster 2x8xh100-sxm -tp 8 -pp 2 --batch 32 --context 4096 --exact
+
+test: .venv/.tested lint
+	$(BIN)/python -m pytest
+
+lint: .venv/.tested
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: .venv/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+.venv/.tested: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist

@@ -1,0 +1,158 @@
+"""Facts as data: chips, links, clusters, models and engines, each in its own file with its sources.
+
+``chip("h100-sxm")``, ``link("nvlink4")``, ``cluster("2x8xh100-sxm")``, ``model("llama-3.1-8b")``, ``engine("vllm")``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from commtax.catalog.loader import normal, record, stems, suggest, toml
+from commtax.catalog.models import model as model
+from commtax.catalog.models import model_keys as model_keys
+from commtax.spec import Chip, Cluster, Engine, Link, Source
+
+MAX_GPUS = 1_000_000
+
+
+@lru_cache(maxsize=8)
+def _aliases(kind: str) -> dict[str, str]:
+    return {normal(a): stem for stem in keys(kind) for a in toml(kind, stem).get("aliases", ())}
+
+
+def keys(kind: str) -> list[str]:
+    """All keys of one kind: ``chips``, ``links``, ``clusters`` or ``engines``."""
+    return list(stems(kind, ".toml"))
+
+
+def _find(kind: str, name: str) -> str:
+    wanted = normal(name)
+    if wanted in keys(kind):
+        return wanted
+    if wanted in _aliases(kind):
+        return _aliases(kind)[wanted]
+    raise ValueError(f"unknown {kind[:-1]} '{name}'{suggest(name, [*keys(kind), *_aliases(kind)])}")
+
+
+@lru_cache(maxsize=256)
+def chip(name: str) -> Chip:
+    """A chip by key or alias."""
+    stem = _find("chips", name)
+    return record(Chip, toml("chips", stem), f"chips/{stem}")
+
+
+@lru_cache(maxsize=256)
+def link(name: str) -> Link:
+    """A link by key or alias."""
+    stem = _find("links", name)
+    return record(Link, toml("links", stem), f"links/{stem}")
+
+
+@lru_cache(maxsize=64)
+def engine(name: str) -> Engine:
+    """An engine by key or alias, ``vllm`` or ``vllm@0.24``; the version must be one the file covers."""
+    base, _, version = name.partition("@")
+    stem = _find("engines", base)
+    found = record(Engine, toml("engines", stem), f"engines/{stem}")
+    return replace(found, version=version) if version else found
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """A named host, as its file tells it."""
+
+    key: str
+    name: str
+    chip: str
+    gpus_per_host: int
+    intra: str
+    inter: str
+    nvlink_domain: int
+    nics_per_host: int
+    aliases: tuple[str, ...] = ()
+    note: str = ""
+    sources: dict[str, Source] = None  # type: ignore[assignment]
+
+
+def cluster(text: str, *, intra: str = "", inter: str = "", nics: int = 0) -> Cluster:
+    """A cluster from a name (``dgx-h100``, ``4xdgx-h100``) or from counts (``8xh100-sxm``, ``2x8xh100-sxm``).
+
+    ``intra`` and ``inter`` replace the usual links. A new ``inter`` brings its usual number of NICs: one for each GPU
+    on InfiniBand and its like, one a host on Ethernet, unless ``nics`` says otherwise.
+
+    >>> c = cluster("2x8xh100-sxm")
+    >>> c.num_hosts, c.gpus_per_host, c.intra.key, c.inter.key, c.nics_per_host
+    (2, 8, 'nvlink4', 'ib-ndr', 8)
+    """
+    found = _named(text) or _counted(text)
+    if found.num_gpus > MAX_GPUS:
+        raise ValueError(f"cluster '{text}': {found.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that are modelled")
+    if intra:
+        inside = link(intra)
+        domain = found.gpus_per_host if inside.kind in ("nvlink", "xgmi") else 1
+        found = replace(found, intra=inside, nvlink_domain=domain)
+    if inter:
+        between = link(inter)
+        found = replace(found, inter=between, nics_per_host=found.gpus_per_host if between.nic_per_gpu else 1)
+    if nics:
+        if nics < 1:
+            raise ValueError(f"nics={nics}: a host has at least 1 NIC")
+        found = replace(found, nics_per_host=nics)
+    return found
+
+
+def _named(text: str) -> Cluster | None:
+    """A catalogued host, or ``Nx`` of them."""
+    match = re.fullmatch(r"(?:(\d+)x)?(.+)", normal(text))
+    tries = [(1, normal(text))] + ([(int(match[1]), match[2])] if match and match[1] else [])
+    for hosts, name in tries:
+        stem = name if name in keys("clusters") else _aliases("clusters").get(name)
+        if stem and hosts >= 1:
+            host = record(_Host, toml("clusters", stem), f"clusters/{stem}")
+            return Cluster(
+                key=stem if hosts == 1 else f"{hosts}x{stem}",
+                name=host.name,
+                chip=chip(host.chip),
+                num_hosts=hosts,
+                gpus_per_host=host.gpus_per_host,
+                nvlink_domain=host.nvlink_domain,
+                intra=link(host.intra),
+                inter=link(host.inter),
+                nics_per_host=host.nics_per_host,
+                note=host.note,
+                sources=host.sources,
+            )
+    return None
+
+
+def _counted(text: str) -> Cluster:
+    """``HOSTSxGPUSxCHIP`` or ``GPUSxCHIP``; a chip alone is one GPU."""
+    match = re.fullmatch(r"(?:(\d+)x)?(?:(\d+)x)?([a-z].*)", normal(text))
+    if not match:
+        raise ValueError(f"cluster '{text}': write 8xh100-sxm, 2x8xh100-sxm or a name (commtax catalog clusters)")
+    first, second, name = match.groups()
+    hosts, gpus = (int(first), int(second)) if second else (1, int(first or 1))
+    if hosts < 1 or gpus < 1:
+        raise ValueError(f"cluster '{text}': hosts and GPUs are whole numbers of at least 1")
+    try:
+        kind = chip(name)
+    except ValueError:
+        known = [*keys("chips"), *_aliases("chips"), *keys("clusters"), *_aliases("clusters")]
+        raise ValueError(f"cluster '{text}': unknown chip or host '{name}'{suggest(name, known)}") from None
+    inside, between = link(kind.intra), link(kind.inter)
+    switched = inside.kind in ("nvlink", "xgmi")
+    return Cluster(
+        key=f"{hosts}x{gpus}x{kind.key}" if hosts > 1 else f"{gpus}x{kind.key}",
+        name=f"{hosts} host{'s' * (hosts > 1)} of {gpus} {kind.name}",
+        chip=kind,
+        num_hosts=hosts,
+        gpus_per_host=gpus,
+        nvlink_domain=max(gpus, kind.nvlink_domain) if switched else 1,
+        intra=inside,
+        inter=between,
+        nics_per_host=gpus if between.nic_per_gpu else 1,
+        note=f"{inside.name} inside, {between.name} between hosts: the usual system of this chip (--intra, --inter change it)",
+        sources=kind.sources,
+    )

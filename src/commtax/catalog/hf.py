@@ -1,0 +1,387 @@
+"""A Hugging Face ``config.json`` read into a ``Model``. What cannot be read is refused by name, never guessed.
+
+Each architecture is one small function in ``ARCHITECTURES``. Fields that the model classes themselves default (for
+example ``num_key_value_heads`` = ``num_attention_heads`` in Llama) follow the same default here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from commtax.catalog.quantisation import quant_from
+from commtax.spec import Attention, Block, Experts, Indexer, Latent, Mlp, Model, Tower
+
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "bf16": "bf16", "float": "fp32"}
+MAX_SIZE = 2**40
+
+
+@dataclass
+class Fields:
+    """Reads fields and remembers the ones that were missing or unreadable, to name them all at once."""
+
+    config: Mapping[str, Any]
+    bad: list[str] = field(default_factory=list)
+
+    def need(self, *names: str) -> int:
+        """A positive whole number under the first of the names that is present."""
+        for name in names:
+            value = self.config.get(name)
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < MAX_SIZE and value == int(value):
+                return int(value)
+            if value is not None:
+                self.bad.append(f"{name}={value!r}")
+                return 1
+        self.bad.append(names[0])
+        return 1
+
+    def number(self, name: str, default: int) -> int:
+        """A whole number of at least 0, or the architecture's default where it is absent or null."""
+        value = self.config.get(name)
+        if value is None:
+            return default
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < MAX_SIZE and value == int(value):
+            return int(value)
+        self.bad.append(f"{name}={value!r}")
+        return default
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.config.get(name)
+        return default if value is None else bool(value)
+
+    def inner(self, name: str) -> Fields:
+        """A nested section such as ``text_config``."""
+        value = self.config.get(name)
+        if not isinstance(value, Mapping):
+            self.bad.append(name)
+            return Fields({}, self.bad)
+        return Fields(value, self.bad)
+
+    def sequence(self, name: str, length: int) -> list[Any] | None:
+        """A list with one entry a layer, or None where absent."""
+        value = self.config.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) < length:
+            self.bad.append(f"{name} (want {length} entries)")
+            return None
+        return value[:length]
+
+
+def from_config(config: Mapping[str, Any], key: str) -> Model:
+    """The model that a ``config.json`` describes; ``ValueError`` names the architecture or the fields at fault."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+    if name not in ARCHITECTURES:
+        raise ValueError(
+            f"model {key}: architecture {name or 'missing'} is not supported (known: {', '.join(sorted(ARCHITECTURES))})"
+        )
+    fields = Fields(config)
+    try:
+        model = ARCHITECTURES[name](fields)
+    except (TypeError, ZeroDivisionError) as error:
+        raise ValueError(f"model {key}: {name} config has a field of the wrong type ({error})") from None
+    if fields.bad:
+        raise ValueError(f"model {key}: {name} config lacks or has unreadable fields: {', '.join(dict.fromkeys(fields.bad))}")
+    if len(model.layers) > 10_000:
+        raise ValueError(f"model {key}: num_hidden_layers={len(model.layers)} is beyond 10,000")
+    quant = config.get("quantization_config")
+    dtype = _dtype(fields, key)
+    return replace(model, key=key, architecture=name, dtype=dtype, quant=quant_from(quant, key) if quant else None)
+
+
+def _dtype(fields: Fields, key: str) -> str:
+    text = fields.config.get("text_config")
+    nested = text if isinstance(text, Mapping) else {}
+    name = next((s[k] for s in (fields.config, nested) for k in ("torch_dtype", "dtype") if s.get(k)), "bfloat16")
+    if name not in _DTYPES:
+        raise ValueError(f"model {key}: dtype {name!r} is not one of {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _decoder(c: Fields, blocks: list[Block], **facts: Any) -> Model:
+    """A model from one block a layer: equal blocks are kept once."""
+    kinds = tuple(dict.fromkeys(blocks))
+    return Model(
+        key="",
+        architecture="",
+        hidden=c.need("hidden_size", "n_embd", "d_model"),
+        vocab=c.need("vocab_size"),
+        blocks=kinds,
+        layers=tuple(kinds.index(b) for b in blocks),
+        max_len=c.need("max_position_embeddings", "n_positions", "max_seq_len"),
+        **{"tied": c.flag("tie_word_embeddings"), **facts},
+    )
+
+
+def _attention(c: Fields, **facts: Any) -> Attention:
+    heads = c.need("num_attention_heads")
+    head_dim = c.number("head_dim", 0) or c.need("hidden_size") // heads
+    return Attention(heads, c.number("num_key_value_heads", heads) or heads, head_dim, head_dim, **facts)
+
+
+def _layers(c: Fields, attention: Attention, ffn: Mlp | Experts, norms: int = 2) -> list[Block]:
+    """One block a layer, with each layer's attention window as ``layer_types`` or the sliding fields tell it."""
+    count = c.need("num_hidden_layers")
+    types = c.sequence("layer_types", count)
+    window = c.number("sliding_window", 0)
+    if types:
+        windows = [window if t == "sliding_attention" else 0 for t in types]
+    else:
+        windows = [window if c.flag("use_sliding_window", True) else 0] * count
+    return [Block(replace(attention, window=w), ffn, norms) for w in windows]
+
+
+def _llama(c: Fields) -> Model:
+    bias = c.flag("attention_bias")
+    ffn = Mlp(c.need("intermediate_size"), bias=c.flag("mlp_bias"))
+    return _decoder(c, _layers(c, _attention(c, qkv_bias=bias, out_bias=bias), ffn))
+
+
+def _qwen2(c: Fields) -> Model:
+    sliding = Fields({**c.config, "use_sliding_window": c.flag("use_sliding_window")}, c.bad)
+    return _decoder(c, _layers(sliding, _attention(c, qkv_bias=True), Mlp(c.need("intermediate_size"))))
+
+
+def _qwen3(c: Fields) -> Model:
+    bias = c.flag("attention_bias")
+    attention = _attention(c, qkv_bias=bias, out_bias=bias, qk_norm="head")
+    sliding = Fields({**c.config, "use_sliding_window": c.flag("use_sliding_window")}, c.bad)
+    return _decoder(c, _layers(sliding, attention, Mlp(c.need("intermediate_size"))))
+
+
+def _gemma(c: Fields) -> Model:
+    return _decoder(c, _layers(c, _attention(c), Mlp(c.need("intermediate_size"))), tied=c.flag("tie_word_embeddings", True))
+
+
+def _gemma2(c: Fields) -> Model:
+    """Four norms a layer; every second layer looks back ``sliding_window`` tokens only."""
+    window, count = c.number("sliding_window", 4096), c.need("num_hidden_layers")
+    blocks = [
+        Block(replace(_attention(c), window=0 if i % 2 else window), Mlp(c.need("intermediate_size")), 4) for i in range(count)
+    ]
+    return _decoder(c, blocks, tied=c.flag("tie_word_embeddings", True))
+
+
+def _gemma3_text(c: Fields) -> Model:
+    window, every = c.number("sliding_window", 4096), c.number("sliding_window_pattern", 6) or 6
+    attention, ffn = _attention(c, qk_norm="head"), Mlp(c.need("intermediate_size"))
+    if c.config.get("layer_types"):
+        blocks = _layers(c, attention, ffn, 4)
+    else:
+        windows = [0 if (i + 1) % every == 0 else window for i in range(c.need("num_hidden_layers"))]
+        blocks = [Block(replace(attention, window=w), ffn, 4) for w in windows]
+    return _decoder(c, blocks, tied=c.flag("tie_word_embeddings", True))
+
+
+def _gemma3(c: Fields) -> Model:
+    text, vision = c.inner("text_config"), c.inner("vision_config")
+    width, hidden = vision.need("hidden_size"), text.need("hidden_size")
+    projector = (("projector.input_projection", (width, hidden), 1), ("projector.norm", (width,), 1))
+    return replace(_gemma3_text(text), tower=Tower((*_vit(vision), *projector)))
+
+
+def _vit(c: Fields, patch_bias: bool = True, class_token: bool = False) -> tuple[tuple[str, tuple[int, ...], int], ...]:
+    """A vision transformer with biases and LayerNorms: patches, positions, layers, last norm."""
+    h, wide, layers, patch = c.need("hidden_size"), c.need("intermediate_size"), c.need("num_hidden_layers"), c.need("patch_size")
+    positions = (c.need("image_size") // patch) ** 2 + class_token
+    rows: list[tuple[str, tuple[int, ...], int]] = [
+        ("vision.patch.weight", (h, c.number("num_channels", 3) * patch * patch), 1),
+        ("vision.positions", (positions, h), 1),
+        ("vision.attention.weight", (h, h), 4 * layers),
+        ("vision.attention.bias", (h,), 4 * layers),
+        ("vision.fc1.weight", (wide, h), layers),
+        ("vision.fc1.bias", (wide,), layers),
+        ("vision.fc2.weight", (h, wide), layers),
+        ("vision.fc2.bias", (h,), layers),
+        ("vision.norms", (h,), 4 * layers),
+        ("vision.last_norm", (h,), 2),
+    ]
+    if patch_bias:
+        rows.append(("vision.patch.bias", (h,), 1))
+    if class_token:
+        rows += [("vision.class_token", (h,), 1), ("vision.first_norm", (h,), 2)]
+    return tuple(rows)
+
+
+def _mixtral(c: Fields) -> Model:
+    moe = Experts(c.need("num_local_experts"), c.need("num_experts_per_tok"), c.need("intermediate_size"))
+    return _decoder(c, _layers(c, _attention(c), moe))
+
+
+def _qwen_moe(c: Fields, attention: Attention, shared: int) -> Model:
+    moe = Experts(
+        c.need("num_experts", "num_local_experts"),
+        c.need("num_experts_per_tok"),
+        c.need("moe_intermediate_size"),
+        shared_intermediate=shared,
+        shared_gate=shared > 0,
+    )
+    step, dense_layers = c.number("decoder_sparse_step", 1) or 1, c.config.get("mlp_only_layers") or []
+    dense = Mlp(c.number("intermediate_size", 1) or 1)
+    blocks = [
+        Block(attention, moe if i not in dense_layers and (i + 1) % step == 0 else dense) for i in range(c.need("num_hidden_layers"))
+    ]
+    return _decoder(c, blocks)
+
+
+def _qwen2_moe(c: Fields) -> Model:
+    return _qwen_moe(c, _attention(c, qkv_bias=True), c.need("shared_expert_intermediate_size"))
+
+
+def _qwen3_moe(c: Fields) -> Model:
+    bias = c.flag("attention_bias")
+    return _qwen_moe(c, _attention(c, qkv_bias=bias, out_bias=bias, qk_norm="head"), 0)
+
+
+def _deepseek(c: Fields, correction_bias: bool = True) -> Model:
+    """Latent attention; the first layers dense, then experts with shared ones; V3.2 and GLM-5 add a token selector."""
+    heads, bias = c.need("num_attention_heads"), c.flag("attention_bias")
+    latent = Latent(c.number("q_lora_rank", 0), c.need("kv_lora_rank"), c.need("qk_nope_head_dim"), c.need("qk_rope_head_dim"))
+    attention = Attention(
+        heads, heads, latent.nope_dim + latent.rope_dim, c.need("v_head_dim"), qkv_bias=bias, out_bias=bias, latent=latent
+    )
+    width = c.need("moe_intermediate_size")
+    moe = Experts(
+        c.need("n_routed_experts"),
+        c.need("num_experts_per_tok"),
+        width,
+        shared_intermediate=width * c.number("n_shared_experts", 0),
+        correction_bias=correction_bias,
+    )
+    dense, first, every = Mlp(c.need("intermediate_size")), c.number("first_k_dense_replace", 0), c.number("moe_layer_freq", 1) or 1
+    blocks = []
+    for i in range(c.need("num_hidden_layers")):
+        ffn: Mlp | Experts = moe if i >= first and i % every == 0 else dense
+        blocks.append(Block(replace(attention, indexer=_indexer(c, i)), ffn))
+    return _decoder(c, blocks)
+
+
+def _indexer(c: Fields, layer: int) -> Indexer | None:
+    """The token selector of a layer; later GLM models give one to every ``index_topk_freq``-th layer only."""
+    if "index_n_heads" not in c.config:
+        return None
+    every, offset = c.number("index_topk_freq", 1) or 1, c.number("index_skip_topk_offset", 0)
+    if layer >= offset and (layer - offset) % every:
+        return None
+    return Indexer(c.need("index_n_heads"), c.need("index_head_dim"), c.need("index_topk"))
+
+
+def _gpt_oss(c: Fields) -> Model:
+    attention = _attention(c, qkv_bias=c.flag("attention_bias", True), out_bias=c.flag("attention_bias", True), sinks=True)
+    moe = Experts(
+        c.need("num_local_experts"),
+        c.need("num_experts_per_tok", "experts_per_token"),
+        c.need("intermediate_size"),
+        bias=True,
+        router_bias=True,
+    )
+    return _decoder(c, _layers(c, attention, moe))
+
+
+def _minimax_m2(c: Fields) -> Model:
+    attention = _attention(c, qk_norm="full" if c.flag("use_qk_norm") else "")
+    moe = Experts(
+        c.need("num_local_experts"),
+        c.need("num_experts_per_tok"),
+        c.need("intermediate_size"),
+        shared_intermediate=c.number("shared_intermediate_size", 0),
+        correction_bias=c.flag("use_routing_bias"),
+    )
+    return _decoder(c, _layers(c, attention, moe))
+
+
+def _llama4_text(c: Fields) -> Model:
+    """Chunked attention except where a layer has no rotary embedding; the query/key norm has no parameters."""
+    count, chunk = c.need("num_hidden_layers"), c.number("attention_chunk_size", 8192)
+    step = c.number("interleave_moe_layer_step", 1) or 1
+    moe_layers = c.config.get("moe_layers") or [i for i in range(count) if (i + 1) % step == 0]
+    rotary = c.sequence("no_rope_layers", count) or [int((i + 1) % 4 != 0) for i in range(count)]
+    width, bias = c.need("intermediate_size"), c.flag("attention_bias")
+    attention = _attention(c, qkv_bias=bias, out_bias=bias)
+    moe = Experts(c.need("num_local_experts"), c.need("num_experts_per_tok"), width, shared_intermediate=width)
+    dense = Mlp(c.number("intermediate_size_mlp", width))
+    blocks = [
+        Block(replace(attention, window=chunk if rotary[i] else 0), moe if i in moe_layers else dense) for i in range(count)
+    ]
+    return _decoder(c, blocks)
+
+
+def _llama4(c: Fields) -> Model:
+    text, vision = c.inner("text_config"), c.inner("vision_config")
+    wide, middle, out = vision.need("intermediate_size"), vision.need("projector_input_dim"), vision.need("projector_output_dim")
+    adapter = (
+        ("vision.adapter.fc1.weight", (middle, wide), 1),
+        ("vision.adapter.fc2.weight", (out, middle), 1),
+        ("projector.weight", (text.need("hidden_size"), vision.need("vision_output_dim")), 1),
+    )
+    return replace(_llama4_text(text), tower=Tower((*_vit(vision, patch_bias=False, class_token=True), *adapter)))
+
+
+def _opt(c: Fields) -> Model:
+    """Biases and LayerNorms everywhere; the position table has two more rows than positions."""
+    if c.number("word_embed_proj_dim", c.need("hidden_size")) != c.need("hidden_size"):
+        c.bad.append("word_embed_proj_dim (a projected embedding is not supported)")
+    bias = c.flag("enable_bias", True)
+    blocks = _layers(c, _attention(c, qkv_bias=bias, out_bias=bias), Mlp(c.need("ffn_dim"), gated=False, bias=bias))
+    return _decoder(
+        c,
+        blocks,
+        tied=c.flag("tie_word_embeddings", True),
+        norm_bias=c.flag("layer_norm_elementwise_affine", True),
+        positions=c.need("max_position_embeddings") + 2,
+    )
+
+
+def _gpt2(c: Fields) -> Model:
+    heads, hidden = c.need("n_head", "num_attention_heads"), c.need("n_embd", "hidden_size")
+    attention = Attention(heads, heads, hidden // heads, hidden // heads, qkv_bias=True, out_bias=True)
+    block = Block(attention, Mlp(c.number("n_inner", 4 * hidden) or 4 * hidden, gated=False, bias=True))
+    return _decoder(
+        c,
+        [block] * c.need("n_layer", "num_hidden_layers"),
+        tied=c.flag("tie_word_embeddings", True),
+        norm_bias=True,
+        positions=c.need("n_positions", "max_position_embeddings"),
+    )
+
+
+def _mpt(c: Fields) -> Model:
+    """ALiBi models have no position table, whatever ``learned_pos_emb`` says."""
+    heads, hidden, bias = c.need("n_heads"), c.need("d_model"), not c.flag("no_bias")
+    inner = c.config.get("attn_config")
+    settings = inner if isinstance(inner, Mapping) else {}
+    kv = int(settings.get("kv_n_heads") or heads)
+    attention = Attention(heads, kv, hidden // heads, hidden // heads, qkv_bias=bias, out_bias=bias)
+    ffn = Mlp(c.number("expansion_ratio", 4) * hidden, gated=False, bias=bias)
+    positions = 0 if settings.get("alibi") or not c.flag("learned_pos_emb", True) else c.need("max_seq_len")
+    tied = c.flag("tie_word_embeddings", True)
+    return _decoder(c, [Block(attention, ffn)] * c.need("n_layers"), tied=tied, norm_bias=bias, positions=positions)
+
+
+ARCHITECTURES: dict[str, Callable[[Fields], Model]] = {
+    "LlamaForCausalLM": _llama,
+    "MistralForCausalLM": _llama,
+    "Phi3ForCausalLM": _llama,
+    "Qwen2ForCausalLM": _qwen2,
+    "Qwen3ForCausalLM": _qwen3,
+    "GemmaForCausalLM": _gemma,
+    "Gemma2ForCausalLM": _gemma2,
+    "Gemma3ForCausalLM": _gemma3_text,
+    "Gemma3ForConditionalGeneration": _gemma3,
+    "MixtralForCausalLM": _mixtral,
+    "Qwen2MoeForCausalLM": _qwen2_moe,
+    "Qwen3MoeForCausalLM": _qwen3_moe,
+    "DeepseekV2ForCausalLM": lambda c: _deepseek(c, correction_bias=False),
+    "DeepseekV3ForCausalLM": _deepseek,
+    "DeepseekV32ForCausalLM": _deepseek,
+    "GlmMoeDsaForCausalLM": _deepseek,
+    "GptOssForCausalLM": _gpt_oss,
+    "MiniMaxM2ForCausalLM": _minimax_m2,
+    "Llama4ForCausalLM": _llama4_text,
+    "Llama4ForConditionalGeneration": _llama4,
+    "OPTForCausalLM": _opt,
+    "GPT2LMHeadModel": _gpt2,
+    "MPTForCausalLM": _mpt,
+}

@@ -1,0 +1,74 @@
+"""Strict reading of catalogue files: every number carries its source, and an unknown key is an error."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, TypeVar
+
+from commtax.spec import Source
+
+Table = dict[str, Any]
+T = TypeVar("T")
+
+
+def record(cls: type[T], table: Mapping[str, Any], where: str) -> T:
+    """Build a record from a table whose numbers are ``[value, source]`` pairs."""
+    table = dict(table)
+    named = {key: Source(**s) for key, s in table.pop("sources", {}).items()}
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    unknown = [key for key in table if key not in known]
+    if unknown:
+        raise ValueError(f"{where}: unknown key {unknown[0]!r}{suggest(unknown[0], known)}")
+    values: Table = {}
+    sources: dict[str, Source] = {}
+    for key, entry in table.items():
+        values[key] = _value(entry, key, named, sources, where)
+    missing = [n for n, f in known.items() if n not in values and f.default is MISSING and f.default_factory is MISSING]
+    if missing:
+        raise ValueError(f"{where}: missing {', '.join(missing)}")
+    if "sources" in known:
+        values["sources"] = sources
+    return cls(**values)
+
+
+def _value(entry: Any, key: str, named: Mapping[str, Source], sources: dict[str, Source], where: str) -> Any:
+    if isinstance(entry, dict):
+        return {inner: _value(v, f"{key}.{inner}", named, sources, where) for inner, v in entry.items()}
+    if isinstance(entry, (int, float)) and not isinstance(entry, bool):
+        raise ValueError(f"{where}: {key} = {entry} has no source; write [{entry}, \"source\"]")
+    if isinstance(entry, list) and len(entry) == 2 and not isinstance(entry[0], str):
+        value, source = entry
+        if source not in named:
+            raise ValueError(f"{where}: {key} names the source {source!r}, which is not given")
+        sources[key] = named[source]
+        return tuple(value) if isinstance(value, list) else value
+    return tuple(entry) if isinstance(entry, list) else entry
+
+
+@lru_cache(maxsize=8)
+def stems(kind: str, suffix: str) -> tuple[str, ...]:
+    """The keys of one kind: its files' names, sorted."""
+    folder = files("commtax.catalog") / kind
+    return tuple(sorted(f.name.removesuffix(suffix) for f in folder.iterdir() if f.name.endswith(suffix)))
+
+
+@lru_cache(maxsize=512)
+def toml(kind: str, stem: str) -> Table:
+    text = (files("commtax.catalog") / kind / f"{stem}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def normal(name: str) -> str:
+    """Lower case with dashes, the organisation of a Hub id kept apart."""
+    return name.strip().lower().replace("_", "-").replace(" ", "-")
+
+
+def suggest(name: str, choices: Iterable[str], count: int = 3) -> str:
+    """'; did you mean …?', or nothing where nothing is near."""
+    near = difflib.get_close_matches(normal(name), list(choices), n=count, cutoff=0.5)
+    return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -1,0 +1,176 @@
+"""Models by name: the bundled catalogue, a local folder with ``config.json``, or the Hugging Face Hub when reachable."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from commtax.catalog.hf import from_config
+from commtax.catalog.loader import normal, stems, suggest
+from commtax.cost.tensors import num_params
+from commtax.spec import DTYPE_BYTES, Model, Source
+
+_KEYS = {"key", "aliases", "config", "source", "published"}
+MAX_HEADER_BYTES = 100 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A parameter count as somebody else printed it, and what it counts beyond our inventory."""
+
+    params: int
+    kind: str  # total | active
+    digits: int  # significant digits; 0: exact
+    beyond: int  # parameters it counts that the inventory does not hold: those of ``includes``
+    includes: str
+    source: Source
+
+
+def model_keys() -> list[str]:
+    """Keys of the bundled models."""
+    return list(stems("models", ".json"))
+
+
+@lru_cache(maxsize=256)
+def _file(key: str) -> dict[str, Any]:
+    table: dict[str, Any] = json.loads((files("commtax.catalog") / "models" / f"{key}.json").read_text(encoding="utf-8"))
+    unknown = set(table) - _KEYS
+    if unknown or table.get("key") != key:
+        raise ValueError(f"models/{key}: unknown keys {sorted(unknown)} or wrong key {table.get('key')!r}")
+    return table
+
+
+def published(key: str) -> list[Published]:
+    """The published parameter counts of a bundled model."""
+    return [Published(**{**row, "source": Source(**row["source"])}) for row in _file(key)["published"]]
+
+
+@lru_cache(maxsize=1)
+def _aliases() -> dict[str, str]:
+    return {normal(alias): key for key in model_keys() for alias in _file(key)["aliases"]}
+
+
+def model(name: str) -> Model:
+    """A model by key, alias or Hub id; or a folder (or file) with its ``config.json``.
+
+    >>> model("meta-llama/Llama-3.1-8B").key
+    'llama-3.1-8b'
+    """
+    if not name.strip():
+        raise ValueError("model: the name is empty (see commtax catalog models)")
+    wanted = normal(name)
+    key = wanted if wanted in model_keys() else _aliases().get(wanted)
+    if key:
+        return _bundled(key)
+    path = Path(name).expanduser()
+    if path.exists():
+        return _local(path)
+    if name.startswith((".", "/", "~")) or name.endswith(".json"):
+        raise ValueError(f"model '{name}': no such folder or file")
+    return _from_hub(name)
+
+
+@lru_cache(maxsize=128)
+def _bundled(key: str) -> Model:
+    table = _file(key)
+    found = from_config(table["config"], key)
+    return replace(found, aliases=tuple(table["aliases"]), source=Source(**table["source"]))
+
+
+def _local(path: Path) -> Model:
+    """A folder's model. Its safetensors headers, where there are any, tell the exact bytes."""
+    file = path / "config.json" if path.is_dir() else path
+    folder = file.parent
+    if not file.is_file():
+        raise ValueError(f"model '{path}': the folder has no config.json")
+    config = _read_json(file)
+    extra = folder / "hf_quant_config.json"
+    if extra.is_file() and "quantization_config" not in config:
+        config["quantization_config"] = _read_json(extra).get("quantization")
+    key = folder.resolve().name if path.is_dir() or file.name == "config.json" else file.stem
+    found = replace(from_config(config, key), source=Source(str(file), "", ""))
+    shards = sorted(folder.glob("*.safetensors"))
+    return replace(found, stored_bytes=_stored_bytes(found, shards)) if shards else found
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        table = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file}: not valid JSON ({error})") from None
+    if not isinstance(table, dict):
+        raise ValueError(f"{file}: not a JSON object")
+    return table
+
+
+def _stored_bytes(found: Model, shards: list[Path]) -> int:
+    """Bytes of the decoder's tensors in the files; heads for multi-token prediction and beyond-last layers left out."""
+    total = 0
+    for shard in shards:
+        for name, entry in _header(shard).items():
+            if name == "__metadata__" or _beyond(name, found.num_layers):
+                continue
+            start, end = entry["data_offsets"]
+            total += end - start
+    return total
+
+
+def _beyond(name: str, num_layers: int) -> bool:
+    parts = name.split(".")
+    if "mtp" in parts:
+        return True
+    return any(
+        a == "layers" and b.isdigit() and int(b) >= num_layers and "vision" not in name for a, b in zip(parts, parts[1:], strict=False)
+    )
+
+
+def _header(shard: Path) -> dict[str, Any]:
+    """The JSON header of a safetensors file: eight bytes of length, then that many of JSON."""
+    size = shard.stat().st_size
+    with shard.open("rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER_BYTES + 1
+        if length > min(size, MAX_HEADER_BYTES):
+            raise ValueError(f"{shard}: not a safetensors file, or truncated ({size:,} bytes)")
+        try:
+            table = json.loads(file.read(length))
+            ends = [entry["data_offsets"][1] for name, entry in table.items() if name != "__metadata__"]
+        except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError, IndexError, AttributeError):
+            raise ValueError(f"{shard}: its safetensors header cannot be read") from None
+    if size < 8 + length + max(ends, default=0):
+        raise ValueError(f"{shard}: truncated, {8 + length + max(ends):,} bytes expected and {size:,} found")
+    assert isinstance(table, dict)
+    return table
+
+
+def _from_hub(name: str) -> Model:
+    """``config.json`` of a Hub id, by way of the Hub's own client and cache (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE)."""
+    unknown = f"unknown model '{name}'{suggest(name, [*model_keys(), *_aliases()])}"
+    if name.count("/") != 1:
+        raise ValueError(f"{unknown} (commtax catalog models lists them; a folder with config.json or a Hub id works too)")
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError:
+        raise ValueError(f"{unknown} (to look it up on the Hub: pip install 'commtax[hub]')") from None
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    try:
+        file = hf_hub_download(name, "config.json")
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(f"{unknown} (and the Hub did not give it: {reason})") from None
+    found = from_config(_read_json(Path(file)), name.split("/")[1].lower())
+    return replace(found, source=Source(f"config.json of {name} on the Hugging Face Hub", f"https://huggingface.co/{name}", ""))
+
+
+def describe_stored(found: Model) -> str:
+    """How the files' bytes compare with the inventory, in words; empty for a catalogue model."""
+    if not found.stored_bytes:
+        return ""
+    plain = num_params(found) * DTYPE_BYTES[found.dtype]
+    return f"safetensors headers: {found.stored_bytes:,} bytes ({found.stored_bytes / plain:.4f} of {found.dtype} for every parameter)"

@@ -1,0 +1,78 @@
+"""``quantization_config`` of a checkpoint: how its linear weights are stored, scales and zero points included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from commtax.spec import Quant
+
+
+def quant_from(config: Mapping[str, Any], key: str) -> Quant:
+    """The storage that a config asks for; an unknown method is refused, never guessed."""
+    if not isinstance(config, Mapping):
+        raise ValueError(f"model {key}: quantization_config is not a table")
+    method = str(config.get("quant_method") or ("modelopt" if config.get("quant_algo") else "")).lower()
+    ignored = tuple(str(x) for name in ("modules_to_not_convert", "ignore", "exclude_modules") for x in config.get(name) or ())
+    if method in ("fp8", "fbgemm_fp8"):
+        tile = config.get("weight_block_size")
+        # Without tiles: one scale a tensor, or one an output row for fbgemm.
+        block = (int(tile[0]), int(tile[1])) if tile else ((1, 0) if method == "fbgemm_fp8" else (0, 0))
+        return Quant(method, "fp8", block, ignored=ignored)
+    if method == "mxfp4":
+        return Quant(method, "mxfp4", (1, 32), scale_bytes=1, ignored=ignored)
+    if method in ("awq", "gptq"):
+        return _integer(method, config, key, ignored)
+    if method == "modelopt":
+        return _modelopt(config, key, ignored)
+    if method == "compressed-tensors":
+        return _compressed(config, key, ignored)
+    if method == "bitsandbytes":
+        if config.get("load_in_4bit"):
+            return Quant(method, "int4", (1, 64), scale_bytes=4, ignored=ignored)
+        return Quant(method, "int8", (1, 0), scale_bytes=4, ignored=ignored)
+    raise ValueError(
+        f"model {key}: quant_method {method or 'missing'!r} is not supported "
+        "(known: fp8, fbgemm_fp8, mxfp4, awq, gptq, modelopt, compressed-tensors, bitsandbytes)"
+    )
+
+
+def _integer(method: str, config: Mapping[str, Any], key: str, ignored: tuple[str, ...]) -> Quant:
+    bits, group = config.get("bits") or config.get("w_bit"), config.get("group_size") or config.get("q_group_size") or 128
+    if bits not in (4, 8):
+        raise ValueError(f"model {key}: {method} with bits={bits} is not supported (4 or 8)")
+    width = max(0, int(group))  # -1: one group a row
+    return Quant(
+        method, f"int{bits}", (1, width), scale_bytes=2, zero_point_bits=int(bits), group_index=method == "gptq", ignored=ignored
+    )
+
+
+def _modelopt(config: Mapping[str, Any], key: str, ignored: tuple[str, ...]) -> Quant:
+    algo = str(config.get("quant_algo") or "").upper()
+    if algo == "FP8":
+        return Quant("modelopt", "fp8", (0, 0), ignored=ignored)
+    if algo in ("NVFP4", "FP4"):
+        return Quant("modelopt", "nvfp4", (1, int(config.get("group_size") or 16)), scale_bytes=1, ignored=ignored)
+    raise ValueError(f"model {key}: modelopt quant_algo {algo or 'missing'!r} is not supported (FP8, NVFP4)")
+
+
+def _compressed(config: Mapping[str, Any], key: str, ignored: tuple[str, ...]) -> Quant:
+    groups = config.get("config_groups")
+    if not isinstance(groups, Mapping) or len(groups) != 1:
+        raise ValueError(f"model {key}: compressed-tensors with {len(groups or ())} config_groups is not supported (1)")
+    group = next(iter(groups.values()))
+    weights = group.get("weights") or {}
+    bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy") or "tensor"
+    dtype = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int4", ("float", 4): "nvfp4"}.get((str(kind), int(bits or 0)))
+    if dtype is None:
+        raise ValueError(f"model {key}: compressed-tensors weights of type {kind!r} with {bits} bits are not supported")
+    size = int(weights.get("group_size") or 0)
+    block = {"tensor": (0, 0), "channel": (1, 0), "group": (1, size), "tensor_group": (1, size)}.get(strategy)
+    if strategy == "block":
+        tile = weights.get("block_structure") or [128, 128]
+        block = (int(tile[0]), int(tile[1]))
+    if block is None:
+        raise ValueError(f"model {key}: compressed-tensors strategy {strategy!r} is not supported")
+    targets = tuple(t for t in group.get("targets") or () if t != "Linear")
+    scale = 1.0 if dtype == "nvfp4" else 2.0 if dtype == "int4" else 4.0 if strategy == "tensor" else 2.0
+    return Quant("compressed-tensors", dtype, block, scale_bytes=scale, ignored=ignored, only=targets)

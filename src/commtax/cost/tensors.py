@@ -1,0 +1,322 @@
+"""The tensors of a model, and the part of each that one rank holds.
+
+One inventory answers for parameter counts, weights per rank, and what tensor parallelism must add up again. Names
+follow the common checkpoint spelling, with ``N`` for a layer's number; shapes are (out, in), experts first.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mlp, Model, Number, Plan, Quant
+
+FIRST, LAST = -1, -2
+"""Where a tensor lives that belongs to no layer: the first pipeline stage or the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """``split`` says how ranks share it: full, heads, kv, ffn, shared, vocab, expert or tower (see ``share``)."""
+
+    name: str
+    shape: tuple[int, ...]
+    split: str
+    where: int  # index into model.blocks, or FIRST or LAST
+    part: str
+    linear: bool = False  # a matrix that quantisation applies to
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@lru_cache(maxsize=256)
+def inventory(model: Model) -> tuple[Tensor, ...]:
+    """Every tensor of the decoder once; a layer's tensors stand once for each kind of layer."""
+    tensors: list[Tensor] = [Tensor("model.embed_tokens.weight", (model.vocab, model.hidden), "vocab", FIRST, "embedding")]
+    if model.positions:
+        tensors.append(Tensor("model.embed_positions.weight", (model.positions, model.hidden), "full", FIRST, "embedding"))
+    for index, block in enumerate(model.blocks):
+        layer = [*_attention(model.hidden, block.attention), *_ffn(model.hidden, block.ffn)]
+        for number in range(block.num_norms):
+            layer += _norm(f"norm_{number}", model.hidden, model.norm_bias)
+        tensors += [Tensor(f"model.layers.N.{n}", shape, split, index, part, linear) for n, shape, split, part, linear in layer]
+    if model.final_norm:
+        final = _norm("norm", model.hidden, model.norm_bias)
+        tensors += [Tensor(f"model.{n}", shape, split, LAST, part) for n, shape, split, part, _ in final]
+    if not model.tied:
+        tensors.append(Tensor("lm_head.weight", (model.vocab, model.hidden), "vocab", LAST, "head"))
+    if model.head_bias:
+        tensors.append(Tensor("lm_head.bias", (model.vocab,), "vocab", LAST, "head"))
+    if model.tower:
+        for name, shape, copies in model.tower.tensors:
+            split = "tower" if len(shape) > 1 else "full"
+            tensors.append(Tensor(name, (copies, *shape), split, FIRST, "tower"))
+    return tuple(tensors)
+
+
+_Row = tuple[str, tuple[int, ...], str, str, bool]
+
+
+def _linear(name: str, out: int, into: int, split: str, part: str, bias: str = "") -> Iterator[_Row]:
+    """A matrix and, if ``bias`` names a split, its bias (row-parallel layers keep the whole bias on every rank)."""
+    yield f"{name}.weight", (out, into), split, part, True
+    if bias:
+        yield f"{name}.bias", (out,), bias, part, False
+
+
+def _norm(name: str, width: int, bias: bool, part: str = "norm") -> Iterator[_Row]:
+    yield f"{name}.weight", (width,), "full", part, False
+    if bias:
+        yield f"{name}.bias", (width,), "full", part, False
+
+
+def _attention(hidden: int, a: Attention) -> Iterator[_Row]:
+    if a.latent:
+        yield from _latent(hidden, a, a.latent)
+    else:
+        q, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+        v = a.num_kv_heads * a.v_head_dim
+        bias = "heads" if a.qkv_bias else ""
+        yield from _linear("self_attn.q_proj", q, hidden, "heads", "attention", bias)
+        yield from _linear("self_attn.k_proj", kv, hidden, "kv", "attention", bias and "kv")
+        yield from _linear("self_attn.v_proj", v, hidden, "kv", "attention", bias and "kv")
+        if a.qk_norm == "head":
+            yield from _norm("self_attn.q_norm", a.head_dim, False)
+            yield from _norm("self_attn.k_norm", a.head_dim, False)
+        elif a.qk_norm == "full":
+            yield "self_attn.q_norm.weight", (q,), "heads", "norm", False
+            yield "self_attn.k_norm.weight", (kv,), "kv", "norm", False
+    yield from _linear(
+        "self_attn.o_proj", hidden, a.num_heads * a.v_head_dim, "heads", "attention", "full" if a.out_bias else ""
+    )
+    if a.sinks:
+        yield "self_attn.sinks", (a.num_heads,), "heads", "attention", False
+    if a.indexer:
+        x, q_rank = a.indexer, a.latent.q_rank if a.latent else hidden
+        yield from _linear("self_attn.indexer.wq_b", x.num_heads * x.head_dim, q_rank, "full", "indexer")
+        yield from _linear("self_attn.indexer.wk", x.head_dim, hidden, "full", "indexer")
+        yield from _norm("self_attn.indexer.k_norm", x.head_dim, True, "indexer")
+        yield from _linear("self_attn.indexer.weights_proj", x.num_heads, hidden, "full", "indexer")
+
+
+def _latent(hidden: int, a: Attention, m: Latent) -> Iterator[_Row]:
+    """The down-projections (and so the latent KV) are whole on every rank; the up-projections split by heads."""
+    q = a.num_heads * (m.nope_dim + m.rope_dim)
+    if m.q_rank:
+        bias = "full" if a.qkv_bias else ""
+        yield from _linear("self_attn.q_a_proj", m.q_rank, hidden, "full", "attention", bias)
+        yield from _norm("self_attn.q_a_layernorm", m.q_rank, False)
+        yield from _linear("self_attn.q_b_proj", q, m.q_rank, "heads", "attention")
+    else:
+        yield from _linear("self_attn.q_proj", q, hidden, "heads", "attention")
+    kv_bias = "full" if a.qkv_bias else ""
+    yield from _linear("self_attn.kv_a_proj_with_mqa", m.kv_rank + m.rope_dim, hidden, "full", "attention", kv_bias)
+    yield from _norm("self_attn.kv_a_layernorm", m.kv_rank, False)
+    up = a.num_heads * (m.nope_dim + a.v_head_dim)
+    yield from _linear("self_attn.kv_b_proj", up, m.kv_rank, "heads", "attention")
+
+
+def _ffn(hidden: int, f: Mlp | Experts) -> Iterator[_Row]:
+    if isinstance(f, Mlp):
+        yield from _mlp("mlp", hidden, f.intermediate, f.gated, f.bias, "ffn", "mlp")
+        return
+    yield "mlp.gate.weight", (f.num_experts, hidden), "full", "router", False
+    if f.router_bias:
+        yield "mlp.gate.bias", (f.num_experts,), "full", "router", False
+    if f.correction_bias:
+        yield "mlp.gate.e_score_correction_bias", (f.num_experts,), "full", "router", False
+    for name, shape, split, part, linear in _mlp("mlp.experts", hidden, f.intermediate, f.gated, f.bias, "expert", "experts"):
+        # A down bias stays whole under tensor parallelism but still goes with its expert under expert parallelism.
+        kept = "expert_bias" if split == "full" else "expert"
+        yield name, (f.num_experts, *shape), kept, part, linear
+    if f.shared_intermediate:
+        yield from _mlp("mlp.shared_experts", hidden, f.shared_intermediate, f.gated, False, "shared", "shared experts")
+    if f.shared_gate:
+        yield "mlp.shared_expert_gate.weight", (1, hidden), "full", "router", False
+
+
+def _mlp(name: str, hidden: int, width: int, gated: bool, bias: bool, split: str, part: str) -> Iterator[_Row]:
+    if gated:
+        yield from _linear(f"{name}.gate_proj", width, hidden, split, part, split if bias else "")
+    yield from _linear(f"{name}.up_proj", width, hidden, split, part, split if bias else "")
+    yield from _linear(f"{name}.down_proj", hidden, width, split, part, "full" if bias else "")
+
+
+def copies(model: Model, tensor: Tensor) -> int:
+    """How many layers carry this tensor."""
+    return model.layers.count(tensor.where) if tensor.where >= 0 else 1
+
+
+def num_params(model: Model) -> int:
+    """All parameters, tied embeddings once; multi-token-prediction heads are not part of the inventory."""
+    return sum(t.size * copies(model, t) for t in inventory(model))
+
+
+def num_active_params(model: Model, embedding: bool = True) -> int:
+    """Parameters one token uses: of each mixture, ``top_k`` experts. ``embedding=False`` leaves out the input table."""
+    total = 0
+    for tensor in inventory(model):
+        size = tensor.size
+        if tensor.part == "experts":
+            ffn = model.blocks[tensor.where].ffn
+            assert isinstance(ffn, Experts)
+            size = size // ffn.num_experts * ffn.top_k
+        if tensor.part == "embedding" and not embedding and not model.tied:
+            continue
+        total += size * copies(model, tensor)
+    return total
+
+
+def share(split: str, model: Model, plan: Plan, engine: Engine) -> Number:
+    """The part of a tensor that one rank holds, by its split.
+
+    heads, ffn, shared: 1/tp. kv: 1/tp until every rank has one head, then copies. expert: 1/ep of the experts, each
+    split over what is left of tp. vocab: 1/tp of the table padded to the engine's multiple.
+    """
+    tp = plan.tp
+    if split == "full":
+        return tp * 0 + 1.0
+    if split == "kv":
+        return 1.0 / np.minimum(tp, model.attention.num_kv_heads)
+    if split == "vocab":
+        return np.ceil(padded_vocab(model, plan, engine) / tp) / model.vocab
+    if split == "shared":
+        return np.where(moe_tokens_split(plan, engine), 1.0, 1.0 / tp)
+    if split == "expert":
+        return 1.0 / (plan.ep * expert_tp(plan, engine))
+    if split == "expert_bias":
+        return tp * 0 + 1.0 / plan.ep
+    return 1.0 / tp
+
+
+def expert_tp(plan: Plan, engine: Engine) -> Number:
+    """Ranks that share one expert: all of tp without expert parallelism (or where the framework keeps it), else tp/ep."""
+    if engine.experts_keep_tp:
+        return plan.tp
+    return np.maximum(1, plan.tp // np.maximum(1, plan.ep))
+
+
+def moe_tokens_split(plan: Plan, engine: Engine) -> Number:
+    """Whether MoE layers work on tokens split over tp (then shared experts are whole on each rank)."""
+    return (plan.ep > plan.tp) & (plan.tp > 1) & bool(engine.ep_backends) & (not engine.experts_keep_tp)
+
+
+def padded_vocab(model: Model, plan: Plan, engine: Engine) -> Number:
+    """Rows of the embedding table as the engine lays it out (Megatron's multiple grows with tp)."""
+    multiple = engine.vocab_multiple * (plan.tp if engine.experts_keep_tp else 1)
+    return np.ceil(model.vocab / multiple) * multiple
+
+
+def weight_bytes(model: Model, tensor: Tensor, plan: Plan) -> float:
+    """Stored bytes of one whole copy of a tensor, scales and zero points included, averaged over its layers."""
+    plain = tensor.size * DTYPE_BYTES[_plain_dtype(model, plan)]
+    quant = quantisation(model, plan)
+    if quant is None or not tensor.linear:
+        return plain
+    fraction = quantised_fraction(model, tensor, quant)
+    return fraction * _quantised_bytes(tensor, quant) + (1 - fraction) * plain
+
+
+def quantisation(model: Model, plan: Plan) -> Quant | None:
+    """The checkpoint's own, unless the plan asks for other weights."""
+    if not plan.weights_dtype:
+        return model.quant
+    if DTYPE_BYTES[plan.weights_dtype] >= 2:
+        return None
+    if model.quant and model.quant.dtype == plan.weights_dtype:
+        return model.quant
+    group = {"mxfp4": (1, 32), "nvfp4": (1, 16), "fp4": (1, 32), "int4": (1, 128)}.get(plan.weights_dtype, (0, 0))
+    scale = {"mxfp4": 1.0, "nvfp4": 1.0, "fp4": 1.0, "int4": 2.0}.get(plan.weights_dtype, 4.0)
+    return Quant(plan.weights_dtype, plan.weights_dtype, group, scale)
+
+
+def _plain_dtype(model: Model, plan: Plan) -> str:
+    wanted = plan.weights_dtype
+    return wanted if wanted and DTYPE_BYTES[wanted] >= 2 else model.dtype
+
+
+def _quantised_bytes(tensor: Tensor, quant: Quant) -> float:
+    *stack, out, into = tensor.shape
+    groups_out = math.ceil(out / quant.block[0]) if quant.block[0] else 1
+    groups_in = math.ceil(into / quant.block[1]) if quant.block[1] else 1
+    each = out * into * DTYPE_BYTES[quant.dtype] + groups_out * groups_in * (quant.scale_bytes + quant.zero_point_bits / 8)
+    if quant.group_index:
+        each += 4 * into
+    return math.prod(stack) * each
+
+
+@lru_cache(maxsize=4096)
+def quantised_fraction(model: Model, tensor: Tensor, quant: Quant) -> float:
+    """The share of a tensor's layers that the checkpoint stores quantised."""
+    if not quant.ignored and not quant.only:
+        return 1.0
+    layers = [i for i, kind in enumerate(model.layers) if kind == tensor.where] or [0]
+    names = [tensor.name.replace("layers.N", f"layers.{i}") for i in layers]
+    if not any(re.search(r"\d", p) for p in (*quant.ignored, *quant.only)):
+        names = names[:1]
+    chosen = [n for n in names if not _matches(n, quant.ignored) and (not quant.only or _matches(n, quant.only))]
+    return len(chosen) / len(names)
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a pattern (``re:…``, a dotted name with ``*``, or one component) names this tensor or its module."""
+    parts = name.split(".")
+    for pattern in patterns:
+        if pattern.startswith("re:"):
+            if re.match(pattern[3:], name):
+                return True
+            continue
+        wanted = pattern.split(".")
+        for start in range(len(parts) - len(wanted) + 1):
+            if all(w in ("*", p) for w, p in zip(wanted, parts[start : start + len(wanted)], strict=True)):
+                return True
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor as one rank of one stage holds it. ``ideal_bytes`` is an equal share; the rest is replication."""
+
+    tensor: Tensor
+    copies: int
+    bytes_per_rank: Number
+    ideal_bytes: Number
+
+
+def stage_layers(model: Model, pp: int) -> list[range]:
+    """Layers of each pipeline stage. An uneven split gives the odd layers to the stages before the last, as vLLM does.
+
+    >>> from commtax.catalog import model
+    >>> [len(r) for r in stage_layers(model("llama-3.1-8b"), 5)]
+    [6, 6, 7, 7, 6]
+    """
+    base, odd = divmod(model.num_layers, pp)
+    sizes = [base] * pp
+    for i in range(2, odd + 2):
+        sizes[-i] += 1
+    ends = np.cumsum(sizes)
+    return [range(int(end) - size, int(end)) for size, end in zip(sizes, ends, strict=True)]
+
+
+def held(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> list[Held]:
+    """What one rank of ``stage`` (of ``pp``) holds. The last stage of a tied model keeps its own copy of the table."""
+    layers = stage_layers(model, pp)[stage]
+    rows = []
+    for tensor in inventory(model):
+        if tensor.where >= 0:
+            count = sum(model.layers[i] == tensor.where for i in layers)
+        else:
+            home = 0 if tensor.where == FIRST else pp - 1
+            tied_copy = model.tied and tensor.split == "vocab" and stage == pp - 1
+            count = int(stage == home or tied_copy)
+        if count:
+            whole = weight_bytes(model, tensor, plan) * count
+            rows.append(Held(tensor, count, whole * share(tensor.split, model, plan, engine), whole / plan.tp))
+    return rows

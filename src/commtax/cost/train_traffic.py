@@ -1,0 +1,204 @@
+"""What one training step sends, line by line.
+
+Counts are those of one rank of the fullest stage that issues the line (the first for the embedding, the last for the
+head). Scalars (loss, gradient norm) and token counts of the router are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from commtax.cost.tensors import FIRST, expert_tp, inventory, share, stage_layers
+from commtax.ledger import Item
+from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, TrainStep
+
+
+def training(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> list[Item]:
+    """All collectives of one optimiser step under tp, sequence parallel, pp, dp/ZeRO, ep and cp."""
+    rows = step.micro_batch * step.seq / plan.cp
+    payload = rows * model.hidden * DTYPE_BYTES[plan.activations_dtype]
+    layers = _by_pp(plan.pp, lambda pp: max(len(r) for r in stage_layers(model, pp)))
+    items = _tensor_parallel(plan, payload, layers)
+    items += _embedding_and_head(plan, payload, rows)
+    items += _pipeline(plan, payload)
+    items += _context(model, plan, rows, layers, engine)
+    items += _experts(model, plan, rows)
+    items += _data_parallel(model, plan, layers, engine)
+    return items
+
+
+def _by_pp(pp: Number, one: Callable[[int], int]) -> Number:
+    """Apply a scalar function of pp to an array of them."""
+    values, back = np.unique(np.asarray(pp), return_inverse=True)
+    results = np.array([one(int(v)) for v in values], dtype=float)
+    found = results[back].reshape(np.shape(pp))
+    return found if np.ndim(pp) else found[()]
+
+
+def _passes(plan: Plan) -> int:
+    """Forward passes of a layer in one step: full recomputation runs a second one."""
+    return 2 if plan.recompute == "full" else 1
+
+
+def _tp(what: str, op: str, nbytes: Number, count: Number, plan: Plan, note: str = "") -> Item:
+    return Item(what, "tp", op, nbytes, plan.tp, np.where(np.asarray(plan.tp) > 1, count, 0)[()], note)
+
+
+def _tensor_parallel(plan: Plan, payload: Number, layers: Number) -> list[Item]:
+    """Per layer and microbatch: 2 all-reduces forward, 2 backward, 2 more if recomputed.
+
+    With sequence parallelism forward is 2 x (all-gather + reduce-scatter) and backward gathers twice: the gradient
+    of the row-parallel output and, for the weight gradient, the column-parallel input again.
+    """
+    each, forward = layers * plan.microbatches, _passes(plan)
+    if plan.sequence_parallel:
+        return [
+            _tp("layers forward", "all-gather", payload, 2 * each * forward, plan),
+            _tp("layers forward", "reduce-scatter", payload, 2 * each * forward, plan),
+            _tp("layers backward", "all-gather", payload, 4 * each, plan, "output gradients, and inputs again"),
+            _tp("layers backward", "reduce-scatter", payload, 2 * each, plan),
+        ]
+    return [
+        _tp("layers forward", "all-reduce", payload, 2 * each * forward, plan),
+        _tp("layers backward", "all-reduce", payload, 2 * each, plan),
+    ]
+
+
+def _embedding_and_head(plan: Plan, payload: Number, rows: Number) -> list[Item]:
+    m = plan.microbatches
+    loss = _tp("loss", "all-reduce", rows * 4, 3 * m, plan, "vocab-parallel cross-entropy: max, target, sum")
+    if plan.sequence_parallel:
+        return [
+            _tp("embedding", "reduce-scatter", payload, m, plan),
+            _tp("embedding backward", "all-gather", payload, m, plan),
+            _tp("head", "all-gather", payload, 2 * m, plan, "forward, and again for the weight gradient"),
+            _tp("head backward", "reduce-scatter", payload, m, plan),
+            loss,
+        ]
+    return [
+        _tp("embedding", "all-reduce", payload, m, plan),
+        _tp("head backward", "all-reduce", payload, m, plan),
+        loss,
+    ]
+
+
+def _pipeline(plan: Plan, payload: Number) -> list[Item]:
+    """A middle stage sends each microbatch's activation on and its gradient back, once for each of its chunks."""
+    sent = payload / (plan.tp if plan.sequence_parallel else 1)
+    count = np.where(np.asarray(plan.pp) > 1, plan.microbatches * plan.chunks, 0)[()]
+    return [
+        Item("activations on", "pp", "send-recv", sent, plan.pp * 0 + 2, count),
+        Item("gradients back", "pp", "send-recv", sent, plan.pp * 0 + 2, count),
+    ]
+
+
+def _context(model: Model, plan: Plan, rows: Number, layers: Number, engine: Engine) -> list[Item]:
+    """Keys and values go round the cp ring (Megatron) or are gathered (torch); their gradients come home."""
+    a = model.attention
+    width = (a.num_kv_heads * (a.head_dim + a.v_head_dim)) if not a.latent else a.num_heads * (a.head_dim + a.v_head_dim)
+    heads = plan.tp if a.latent else np.minimum(plan.tp, a.num_kv_heads)
+    chunk = rows * width / heads * DTYPE_BYTES[plan.activations_dtype]
+    each = np.where(np.asarray(plan.cp) > 1, layers * plan.microbatches, 0)[()]
+    if engine.key != "megatron":
+        whole = chunk * plan.cp
+        return [
+            Item("keys and values", "cp", "all-gather", whole, plan.cp, each * (_passes(plan) + 1)),
+            Item("their gradients", "cp", "reduce-scatter", whole, plan.cp, each),
+        ]
+    hops = plan.cp - 1
+    return [
+        Item("keys and values", "cp", "send-recv", chunk, plan.cp * 0 + 2, each * hops * (_passes(plan) + 1)),
+        Item("their gradients", "cp", "send-recv", chunk, plan.cp * 0 + 2, each * plan.cp, "the last hop brings them home"),
+    ]
+
+
+def _experts(model: Model, plan: Plan, rows: Number) -> list[Item]:
+    """Dispatch and combine, forward and backward: each rank puts in rows x top_k copies (capacity unlimited)."""
+    moe = model.experts or Experts(1, 1, 1)
+    each = np.where(np.asarray(plan.ep) > 1, num_moe_layers(model, plan) * plan.microbatches, 0)[()]
+    local = rows / (plan.tp if plan.sequence_parallel else 1)
+    nbytes = local * moe.top_k * model.hidden * DTYPE_BYTES[plan.activations_dtype]
+    return [
+        Item("expert dispatch", "ep", "all-to-all", nbytes, plan.ep, each * (_passes(plan) + 1)),
+        Item("expert combine", "ep", "all-to-all", nbytes, plan.ep, each * (_passes(plan) + 1)),
+    ]
+
+
+def num_moe_layers(model: Model, plan: Plan) -> Number:
+    """Layers with experts on the stage that has most of them."""
+    return _by_pp(plan.pp, lambda pp: max(sum(_is_moe(model, i) for i in r) for r in stage_layers(model, pp)))
+
+
+def _is_moe(model: Model, layer: int) -> bool:
+    return isinstance(model.blocks[model.layers[layer]].ffn, Experts)
+
+
+def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
+    """Parameters one rank of the fullest stage holds: of its layers, of their experts, and of embedding and head."""
+    total: dict[str, Number] = {"layers": 0.0, "experts": 0.0, "ends": 0.0}
+    for t in inventory(model):
+        mine = share(t.split, model, plan, engine) * t.size
+        if t.where >= 0:
+            group = "experts" if t.part == "experts" else "layers"
+            total[group] = total[group] + mine * _by_pp(plan.pp, partial(_fullest, model, where=t.where))
+        elif t.where == FIRST:
+            total["ends"] = total["ends"] + mine
+        else:  # head and final norm lie on the last stage: beside the embedding only without a pipeline
+            total["ends"] = total["ends"] + np.where(np.asarray(plan.pp) == 1, mine, 0)[()]
+    return total
+
+
+def _fullest(model: Model, pp: int, where: int) -> int:
+    """Layers of one kind on the first of the stages with the most layers."""
+    stage = max(stage_layers(model, pp), key=len)
+    return sum(model.layers[i] == where for i in stage)
+
+
+def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> list[Item]:
+    """Gradients (and, sharded, parameters). Experts under ep are reduced among the ranks that hold the same ones."""
+    params = stage_params(model, plan, engine)
+    ranks = plan.dp * plan.cp
+    same_experts = ranks * plan.tp / (plan.ep * expert_tp(plan, engine))
+    mixed = num_moe_layers(model, plan)
+    if plan.zero < 3:
+        dense = params["layers"] + params["ends"]
+        return [*_replicated(plan, dense, ranks, ""), *_replicated(plan, params["experts"], same_experts, "expert ")]
+    return [
+        *_sharded(plan, params["layers"] / layers, ranks, layers, "layer "),
+        *_sharded(plan, params["experts"] / np.maximum(1, mixed), same_experts, mixed, "expert "),
+        *_sharded(plan, params["ends"], ranks, 1, "embedding and head ", gathers=1),
+    ]
+
+
+def _replicated(plan: Plan, params: Number, ranks: Number, whose: str) -> list[Item]:
+    """ZeRO 0: one all-reduce. ZeRO 1 and 2: reduce-scatter, then the updated parameters are gathered."""
+    on = (np.asarray(ranks) > 1) & (np.asarray(params) > 0)
+    axis = "edp" if whose == "expert " else "dp"
+    grads = params * DTYPE_BYTES[plan.grads_dtype]
+    if plan.zero == 0:
+        return [Item(f"{whose}gradients", axis, "all-reduce", grads, ranks, np.where(on, 1, 0)[()], "once a step")]
+    times = plan.microbatches if plan.zero == 2 else 1
+    values = params * DTYPE_BYTES[plan.activations_dtype]
+    return [
+        Item(f"{whose}gradients", axis, "reduce-scatter", grads, ranks, np.where(on, times, 0)[()]),
+        Item(f"{whose}parameters", axis, "all-gather", values, ranks, np.where(on, 1, 0)[()], "after the update"),
+    ]
+
+
+def _sharded(plan: Plan, params: Number, ranks: Number, units: Number, whose: str, gathers: int = 2) -> list[Item]:
+    """ZeRO 3 / FSDP: a unit's parameters are gathered for forward and again for backward, its gradients scattered.
+
+    Embedding and head form the root unit, which stays gathered between forward and backward.
+    """
+    on = (np.asarray(ranks) > 1) & (np.asarray(params) > 0)
+    axis = "edp" if whose == "expert " else "dp"
+    count = np.where(on, units * plan.microbatches, 0)[()]
+    values, grads = params * DTYPE_BYTES[plan.activations_dtype], params * DTYPE_BYTES[plan.grads_dtype]
+    often = "forward and backward" if gathers == 2 else "stays gathered between forward and backward"
+    return [
+        Item(f"{whose}parameters", axis, "all-gather", values, ranks, count * gathers, often),
+        Item(f"{whose}gradients", axis, "reduce-scatter", grads, ranks, count),
+    ]

@@ -1,0 +1,317 @@
+"""The nouns: small frozen records that every verb shares.
+
+Numbers are SI floats with the unit in the name. ``Plan`` and ``Workload`` may hold NumPy arrays in their numeric
+fields; every function in ``cost`` then returns arrays of the same shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+Number = int | float | np.ndarray[Any, Any]
+"""A scalar, or an array of them: the same formula serves both."""
+
+DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
+    {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "mxfp4": 0.5, "nvfp4": 0.5, "fp4": 0.5, "int4": 0.5}
+)
+AXES = ("tp", "cp", "pp", "dp")
+"""The axes that multiply to the number of GPUs; ``ep`` re-uses the ranks of tp, cp and dp."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a number was read."""
+
+    title: str
+    url: str
+    date: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """One accelerator. Peaks are dense; ``visible_bytes`` is the total that the driver reports to programs."""
+
+    key: str
+    name: str
+    vendor: str
+    family: str
+    compute_capability: str
+    intra: str
+    inter: str
+    gpus_per_host: int
+    memory_bytes: float
+    visible_bytes: float
+    memory_Bps: float
+    flops_per_s: Mapping[str, float]
+    tdp_w: float = 0.0
+    num_sms: int = 0
+    l2_bytes: float = 0.0
+    nvlink_domain: int = 0  # GPUs that one NVLink switch fabric joins, where it is larger than a host
+    usd_per_gpu_hour: float = 0.0
+    aliases: tuple[str, ...] = ()
+    note: str = ""
+    sources: Mapping[str, Source] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A way between two GPUs (or two hosts): bandwidth of one GPU (or one NIC), in one direction."""
+
+    key: str
+    name: str
+    kind: str
+    scope: str
+    switched: bool
+    bandwidth_Bps: float
+    latency_s: float
+    nic_per_gpu: bool = False
+    aliases: tuple[str, ...] = ()
+    note: str = ""
+    sources: Mapping[str, Source] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """``num_hosts`` equal hosts. ``nvlink_domain`` GPUs share an NVLink fabric: 72 on NVL72, 1 without NVLink."""
+
+    key: str
+    name: str
+    chip: Chip
+    num_hosts: int
+    gpus_per_host: int
+    nvlink_domain: int
+    intra: Link
+    inter: Link
+    nics_per_host: int
+    note: str = ""
+    sources: Mapping[str, Source] = field(default_factory=dict)
+
+    @property
+    def num_gpus(self) -> int:
+        return self.num_hosts * self.gpus_per_host
+
+    @property
+    def domain(self) -> int:
+        """GPUs that reach each other over ``intra``: a host's, or all that one NVLink fabric joins."""
+        return min(self.num_gpus, max(self.gpus_per_host, self.nvlink_domain))
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention: queries and keys/values pass through low-rank latents."""
+
+    q_rank: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """Sparse attention's token selector (DeepSeek-V3.2, GLM-5)."""
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: str = ""  # "" | "head": one vector shared by all heads | "full": a weight for each element of all heads
+    sinks: bool = False
+    window: int = 0  # tokens a query can look back; 0: all
+    latent: Latent | None = None
+    indexer: Indexer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    intermediate: int
+    gated: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts; ``shared_intermediate`` is the width of all shared experts together."""
+
+    num_experts: int
+    top_k: int
+    intermediate: int
+    shared_intermediate: int = 0
+    gated: bool = True
+    bias: bool = False
+    router_bias: bool = False
+    correction_bias: bool = False
+    shared_gate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One decoder layer. ``num_norms`` counts norms of the hidden width (Gemma has four)."""
+
+    attention: Attention
+    ffn: Mlp | Experts
+    num_norms: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Quant:
+    """How a checkpoint stores its linear weights. ``block`` is the (out, in) tile that shares a scale; 0 = whole side."""
+
+    method: str
+    dtype: str
+    block: tuple[int, int] = (0, 0)
+    scale_bytes: float = 4.0
+    zero_point_bits: int = 0
+    group_index: bool = False  # GPTQ keeps an int32 a row
+    ignored: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()  # if given, only tensors that match are quantised
+
+
+@dataclass(frozen=True, slots=True)
+class Tower:
+    """A vision (or other) part beside the decoder: only its parameters are counted, each tensor by name and shape."""
+
+    tensors: tuple[tuple[str, tuple[int, ...], int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A decoder, as its ``config.json`` tells it. ``layers[i]`` is the index of layer i's kind in ``blocks``."""
+
+    key: str
+    architecture: str
+    hidden: int
+    vocab: int
+    blocks: tuple[Block, ...]
+    layers: tuple[int, ...]
+    max_len: int
+    dtype: str = "bf16"
+    tied: bool = False
+    norm_bias: bool = False
+    final_norm: bool = True
+    head_bias: bool = False
+    positions: int = 0  # rows of a learned position table; 0: rotary
+    quant: Quant | None = None
+    tower: Tower | None = None
+    stored_bytes: int = 0  # bytes of all tensors in a local checkpoint's files; 0: not looked at
+    aliases: tuple[str, ...] = ()
+    source: Source | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def attention(self) -> Attention:
+        """Attention of the first layer; the head counts are the same in every layer of the supported families."""
+        return self.blocks[self.layers[0]].attention
+
+    @property
+    def experts(self) -> Experts | None:
+        """The mixture-of-experts part, if any layer has one."""
+        return next((b.ffn for b in self.blocks if isinstance(b.ffn, Experts)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a model is laid over GPUs. Sizes may be arrays; kinds (dtype, schedule, ZeRO stage …) are scalars."""
+
+    tp: Number = 1
+    pp: Number = 1
+    dp: Number = 1
+    ep: Number = 1
+    cp: Number = 1
+    sequence_parallel: bool = False
+    zero: int = 0
+    microbatches: Number = 1
+    schedule: str = "1f1b"
+    chunks: int = 1  # virtual stages a rank (interleaved schedules)
+    recompute: str = "none"
+    order: tuple[str, ...] = ("tp", "cp", "pp", "dp")  # innermost first
+    weights_dtype: str = ""  # "": as the checkpoint stores them
+    activations_dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    grads_dtype: str = "bf16"
+
+    @property
+    def num_gpus(self) -> Number:
+        return self.tp * self.cp * self.pp * self.dp
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One engine step of one replica, any mix of decode and prefill. Sums run over the sequences of the step."""
+
+    decode_seqs: Number = 0
+    cached_tokens: Number = 0  # sum of context over decode sequences
+    prefill_seqs: Number = 0
+    prefill_tokens: Number = 0  # prompt tokens computed in this step
+    past_tokens: Number = 0  # sum of tokens already cached over the prompts being computed
+    rows_per_seq: int = 1  # k + 1 under speculative decoding with k drafted tokens
+
+    @property
+    def rows(self) -> Number:
+        """Rows of the activation matrix before padding."""
+        return self.decode_seqs * self.rows_per_seq + self.prefill_tokens
+
+    @property
+    def samples(self) -> Number:
+        """Rows that need logits."""
+        return self.decode_seqs * self.rows_per_seq + self.prefill_seqs
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStep:
+    """One optimiser step: each replica runs ``plan.microbatches`` microbatches of ``micro_batch`` sequences."""
+
+    micro_batch: Number = 1
+    seq: Number = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What a serving engine or training framework really sends and reserves, as data."""
+
+    key: str
+    name: str
+    version: str
+    phases: tuple[str, ...]
+    order: tuple[str, ...]
+    vocab_multiple: int = 1
+    graph_sizes: tuple[int, ...] = ()  # captured batch sizes; a batch is padded up to the next
+    graph_pads_prefill: bool = False
+    logits_padded: bool = False  # logits are computed inside the graph, for padded rows too
+    pp_tensors: int = 1  # tensors handed to the next stage
+    pp_scatter: bool = False  # each tp rank sends 1/tp and the receiver gathers
+    ep_backends: tuple[str, ...] = ()
+    ep_is_tp_dp: bool = False  # the engine knows one expert-parallel size only: tp x dp
+    experts_keep_tp: bool = False  # experts stay split over tp inside an expert-parallel rank
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.9
+    max_batched_tokens: int = 2048
+    max_batched_tokens_large: int = 0  # on chips with at least 70 GiB (0: the same)
+    max_seqs: int = 256
+    max_seqs_large: int = 0
+    non_torch_bytes: float = 0.0
+    non_torch_bytes_per_rank: float = 0.0
+    activation_copies: float = 1.0
+    sampler_bytes_per_logit: float = 0.0
+    graph_bytes: float = 0.0
+    graph_counts: bool = False  # graph memory is taken out of the budget before KV blocks are counted
+    grads_dtype: str = "bf16"
+    aliases: tuple[str, ...] = ()
+    note: str = ""
+    sources: Mapping[str, Source] = field(default_factory=dict)

@@ -1,0 +1,121 @@
+"""SI inside, units at the edge: parse what people type, print what they read."""
+
+from __future__ import annotations
+
+import math
+import re
+
+GiB = 2**30
+
+_SI = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_NUMBER = r"([-+]?(?:\d[\d_,]*)(?:\.\d+)?(?:[eE][-+]?\d+)?)"
+
+
+def parse_count(text: str | int | float, name: str) -> int:
+    """A whole number as vLLM reads it: ``128k`` is 128,000 and ``128K`` is 131,072.
+
+    >>> parse_count("128k", "max_model_len"), parse_count("128K", "max_model_len")
+    (128000, 131072)
+    """
+    if isinstance(text, str):
+        match = re.fullmatch(_NUMBER + r"\s*([kKmMgG]?)", text.strip())
+        if not match:
+            raise ValueError(f"{name}: '{text}' is not a whole number (write 8192, 8k = 8,000 or 8K = 8,192)")
+        factor = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}[match[2]]
+        value = float(match[1].replace(",", "").replace("_", "")) * factor
+    else:
+        value = float(text)
+    if not math.isfinite(value) or value != int(value):
+        raise ValueError(f"{name}: {text} is not a whole number")
+    return int(value)
+
+
+def parse_bytes(text: str | int | float, name: str = "size") -> float:
+    """Bytes from ``16KiB``, ``80 GB``, ``1G`` (1e9) or a plain number.
+
+    >>> parse_bytes("16 KiB"), parse_bytes("80GB")
+    (16384.0, 80000000000.0)
+    """
+    if not isinstance(text, str):
+        return float(text)
+    match = re.fullmatch(_NUMBER + r"\s*([kKMGTP]?i?)(B?)", text.strip())
+    if not match or match[2] == "i":
+        raise ValueError(f"{name}: '{text}' is not a size (write 16KiB, 80GB, 1GiB or bytes)")
+    factor = _BINARY[match[2].replace("ki", "Ki")] if match[2].endswith("i") else _SI[match[2]]
+    return _finite(float(match[1].replace(",", "").replace("_", "")) * factor, text, name)
+
+
+def parse_fraction(text: str | float, name: str) -> float:
+    """A share from ``0.92`` or ``92%``.
+
+    >>> parse_fraction("92%", "utilisation")
+    0.92
+    """
+    try:
+        value = float(text[:-1]) / 100 if isinstance(text, str) and text.endswith("%") else float(text)
+    except ValueError:
+        raise ValueError(f"{name}: '{text}' is not a fraction (write 0.92 or 92%)") from None
+    return _finite(value, text, name)
+
+
+def format_bytes(nbytes: float) -> str:
+    """Bytes as memory is counted, in powers of 1024.
+
+    >>> format_bytes(8192), format_bytes(15.6 * GiB), format_bytes(0)
+    ('8 KiB', '15.60 GiB', '0 B')
+    """
+    value, unit = float(nbytes), "B"
+    for bigger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if abs(value) < 1024:
+            break
+        value, unit = value / 1024, bigger
+    return f"{value:.0f} {unit}" if value == int(value) else f"{value:.2f} {unit}"
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """A bandwidth in SI units.
+
+    >>> format_rate(450e9), format_rate(3.35e12)
+    ('450 GB/s', '3.35 TB/s')
+    """
+    return format_si(bytes_per_s, "B/s")
+
+
+def format_si(value: float, unit: str) -> str:
+    """A number with an SI prefix and at most four digits.
+
+    >>> format_si(989.4e12, "FLOP/s"), format_si(1.25e9, "B/s")
+    ('989.4 TFLOP/s', '1.25 GB/s')
+    """
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.4g} {prefix}{unit}"
+    return f"{value:.4g} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration in the unit that keeps it between 1 and 1,000.
+
+    >>> format_seconds(5.3e-6), format_seconds(0.00494), format_seconds(12)
+    ('5.3 µs', '4.94 ms', '12 s')
+    """
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if abs(seconds) >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
+
+
+def format_count(value: float) -> str:
+    """A count with thousands separators.
+
+    >>> format_count(8030261248)
+    '8,030,261,248'
+    """
+    return f"{value:,.0f}"
+
+
+def _finite(value: float, text: object, name: str) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"{name}: {text} is not a finite number")
+    return value
