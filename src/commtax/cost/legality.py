@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from commtax.cost.tensors import stage_layers
 from commtax.spec import Cluster, Engine, Experts, Mlp, Model, Number, Plan
 
 Mask = np.ndarray[Any, Any]
@@ -93,7 +94,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "layers",
         "pp",
-        lambda m, c, p, e: p.pp * p.pp**0 > m.num_layers,
+        lambda m, c, p, e: p.pp > m.num_layers,
         lambda m, c, p, e: f"pp={p.pp} stages, but {m.key} has {m.num_layers} layers",
     ),
     Rule(
@@ -186,8 +187,6 @@ def notes(model: Model, cluster: Cluster, plan: Plan) -> list[str]:
     if model.attention.latent and tp > 1:
         found.append(f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache")
     if model.num_layers % pp:
-        from commtax.cost.tensors import stage_layers
-
         sizes = [len(r) for r in stage_layers(model, pp)]
         found.append(f"uneven pipeline: {model.num_layers} layers as {'+'.join(map(str, sizes))}")
     idle = cluster.num_gpus - int(plan.num_gpus)

@@ -1,0 +1,3 @@
+from commtax.cli import main
+
+main()

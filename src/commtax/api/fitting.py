@@ -1,0 +1,265 @@
+"""What fits, by name: ``commtax.fit("llama-3.1-70b", "8xh100-sxm")``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from commtax import catalog
+from commtax.api.sending import microbatches
+from commtax.api.setup import Setup, positive, setup
+from commtax.cost import legality, memory
+from commtax.cost.tensors import stage_layers
+from commtax.cost.train_memory import TrainMemory, training_memory
+from commtax.spec import DTYPE_BYTES, Cluster, Model, TrainStep
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Limits that decide how much memory an engine leaves for KV."""
+
+    max_model_len: int
+    max_seqs: int
+    max_batched_tokens: int
+    block_size: int
+    utilization: float
+    kv_cache_bytes: float = 0.0  # a fixed KV budget a rank; 0: what is left
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether a plan fits, and what each rank of the tightest stage holds."""
+
+    setup: Setup
+    serving: Serving
+    stage: int
+    weights: tuple[memory.WeightLine, ...]
+    budget_bytes: float
+    activation_bytes: float
+    other_bytes: float
+    graph_bytes: float
+    kv_bytes: float
+    kv_bytes_per_token: float
+    kv_blocks: int
+    kv_tokens: int
+    max_concurrency: float
+    needed_kv_bytes: float
+    chosen: bool = False
+    advice: tuple[str, ...] = field(default=())
+
+    @property
+    def weights_bytes(self) -> float:
+        return float(sum(w.nbytes for w in self.weights))
+
+    @property
+    def fits(self) -> bool:
+        return self.max_concurrency >= 1
+
+    @property
+    def shortfall_bytes(self) -> float:
+        """Bytes a rank lacks to keep one request of full length."""
+        return 0.0 if self.fits else max(0.0, self.needed_kv_bytes - self.kv_bytes)
+
+
+def fit(
+    model: str | Model,
+    cluster: str | Cluster,
+    *,
+    tp: int | None = None,
+    pp: int | None = None,
+    dp: int = 1,
+    max_model_len: int | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    gpu_memory_utilization: float | None = None,
+    block_size: int | None = None,
+    kv_cache_memory_bytes: float = 0.0,
+    **plan: Any,
+) -> Fit:
+    """Judge the given plan, or find the smallest legal TP (x PP) that fits one request of ``max_model_len`` tokens."""
+    known = catalog.model(model) if isinstance(model, str) else model
+    place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+    asked = setup(known, place, tp=tp or 1, pp=pp or 1, dp=dp, **plan)
+    serving = _serving(
+        asked, max_model_len, max_num_seqs, max_num_batched_tokens, gpu_memory_utilization, block_size, kv_cache_memory_bytes
+    )
+    if tp or pp:
+        judged = judge(asked, serving)
+        return judged if judged.fits else replace(judged, advice=tuple(_advice(judged)))
+    nearest: Fit | None = None
+    for candidate in _candidates(known, place, dp, plan):
+        judged = judge(candidate, serving)
+        if judged.fits:
+            return replace(judged, chosen=True)
+        if nearest is None or judged.shortfall_bytes < nearest.shortfall_bytes:
+            nearest = judged
+    assert nearest is not None  # tp 1 is always legal
+    return replace(nearest, chosen=True, advice=tuple(_advice(nearest)))
+
+
+def _serving(
+    asked: Setup,
+    length: int | None,
+    seqs: int | None,
+    tokens: int | None,
+    utilization: float | None,
+    block: int | None,
+    kv_bytes: float,
+) -> Serving:
+    engine, large = asked.engine, memory.is_large(asked.cluster.chip, asked.engine)
+    share = engine.gpu_memory_utilization if utilization is None else utilization
+    if not 0 < share <= 1:
+        raise ValueError(f"gpu_memory_utilization={share}: a fraction above 0 and at most 1 is needed")
+    if kv_bytes < 0:
+        raise ValueError(f"kv_cache_memory_bytes={kv_bytes}: a size of at least 0 is needed")
+    longest = asked.model.max_len if length is None else int(positive(length, "max_model_len"))
+    default_tokens = engine.max_batched_tokens_large if large and engine.max_batched_tokens_large else engine.max_batched_tokens
+    default_seqs = engine.max_seqs_large if large and engine.max_seqs_large else engine.max_seqs
+    return Serving(
+        max_model_len=longest,
+        max_seqs=default_seqs if seqs is None else int(positive(seqs, "max_num_seqs")),
+        max_batched_tokens=default_tokens if tokens is None else int(positive(tokens, "max_num_batched_tokens")),
+        block_size=engine.block_size if block is None else int(positive(block, "block_size")),
+        utilization=share,
+        kv_cache_bytes=kv_bytes,
+    )
+
+
+def _candidates(model: Model, cluster: Cluster, dp: int, plan: dict[str, Any]) -> Iterator[Setup]:
+    """Legal plans in the order in which people try them: tensor parallelism inside a fast domain, then pipelines too."""
+    base = setup(model, cluster, dp=dp, **plan)
+    degrees = [t for t in legality.legal_values("tp", model, cluster, base.plan, base.engine) if t <= cluster.domain]
+    stages = range(2, min(model.num_layers, cluster.num_gpus // dp) + 1)
+    pairs = sorted(((t, p) for t in degrees for p in stages if t * p * dp <= cluster.num_gpus), key=lambda c: (c[0] * c[1], c[1]))
+    for t, p in [(t, 1) for t in degrees] + pairs:
+        yield setup(model, cluster, tp=t, pp=p, dp=dp, **plan)
+
+
+def judge(asked: Setup, serving: Serving) -> Fit:
+    """Memory of the tightest pipeline stage of a legal plan: the one that leaves the fewest KV blocks."""
+    pp = int(asked.plan.pp)
+    return min((_stage(asked, serving, stage, pp) for stage in range(pp)), key=lambda f: (f.kv_blocks, f.kv_bytes))
+
+
+def _stage(asked: Setup, serving: Serving, stage: int, pp: int) -> Fit:
+    model, plan, engine = asked.model, asked.plan, asked.engine
+    total = asked.cluster.chip.visible_bytes
+    lines = memory.weights(model, plan, engine, stage, pp)
+    loaded = float(sum(w.nbytes for w in lines))
+    tokens, seqs = serving.max_batched_tokens, serving.max_seqs
+    peak = float(memory.activation_bytes(model, plan, engine, tokens, seqs, stage == pp - 1))
+    other = float(memory.other_bytes(plan, engine))
+    if engine.utilization_of == "free":
+        left = (total - loaded - peak - other) * serving.utilization
+        budget = total
+    else:
+        budget = total * serving.utilization
+        left = budget - loaded - peak - other
+    available = serving.kv_cache_bytes or left
+    pool = memory.kv_pool(model, plan, stage_layers(model, pp)[stage], serving.block_size)
+    blocks = max(0, int(available // float(pool.bytes_per_block)))
+    wanted = pool.blocks_per_request(serving.max_model_len, serving.block_size, serving.max_batched_tokens)
+    if serving.kv_cache_bytes and loaded + peak + other + serving.kv_cache_bytes > total:
+        blocks = 0  # a fixed KV budget does not create memory
+    return Fit(
+        setup=asked,
+        serving=serving,
+        stage=stage,
+        weights=tuple(lines),
+        budget_bytes=budget,
+        activation_bytes=peak,
+        other_bytes=other,
+        graph_bytes=engine.graph_bytes,
+        kv_bytes=available,
+        kv_bytes_per_token=float(pool.bytes_per_token),
+        kv_blocks=blocks,
+        kv_tokens=blocks // pool.num_groups * serving.block_size,
+        max_concurrency=blocks / wanted,
+        needed_kv_bytes=wanted * float(pool.bytes_per_block),
+    )
+
+
+def _advice(failed: Fit) -> list[str]:
+    """The nearest changes that would make it fit, each tried."""
+    asked, serving = failed.setup, failed.serving
+    found = []
+    longest = _longest(failed)
+    if longest:
+        found.append(f"--max-model-len {longest} (the longest request that fits as it is)")
+    for dtype in ("fp8", "int4"):
+        if not asked.plan.weights_dtype and not asked.model.quant:
+            smaller = replace(asked, plan=replace(asked.plan, weights_dtype=dtype))
+            if judge(smaller, serving).fits:
+                found.append(f"--dtype {dtype} (weights of {DTYPE_BYTES[dtype]:g} bytes)")
+                break
+    if asked.plan.kv_dtype != "fp8" and judge(replace(asked, plan=replace(asked.plan, kv_dtype="fp8")), serving).fits:
+        found.append("--kv-cache-dtype fp8")
+    return found + _more_gpus(failed)
+
+
+def _longest(failed: Fit) -> int:
+    """The longest request whose blocks are there; 0 if not even a short one."""
+    low, high = 0, failed.serving.max_model_len
+    while low < high:
+        middle = (low + high + 1) // 2
+        if judge(failed.setup, replace(failed.serving, max_model_len=middle)).fits:
+            low = middle
+        else:
+            high = middle - 1
+    return low // failed.serving.block_size * failed.serving.block_size
+
+
+def _more_gpus(failed: Fit) -> list[str]:
+    """The first larger plan that fits: on this cluster, on a full host of this chip, or on more such hosts."""
+    asked, base = failed.setup, failed.setup.cluster
+    now, full = int(asked.plan.tp) * int(asked.plan.pp), max(base.gpus_per_host, base.chip.gpus_per_host)
+    wanted = {"engine": asked.engine, "dtype": asked.plan.weights_dtype, "kv_dtype": asked.plan.kv_dtype}
+    places = [base] + [replace(base, num_hosts=n, gpus_per_host=full) for n in (1, 2, 4, 8, 16, 32, 64)]
+    for place in (p for p in places if p.num_gpus > now):
+        for candidate in _candidates(asked.model, place, 1, wanted):
+            size = int(candidate.plan.tp) * int(candidate.plan.pp)
+            if size > now and judge(candidate, failed.serving).fits:
+                where = "" if place.num_gpus == base.num_gpus else f" ({place.num_hosts} x {place.gpus_per_host} of them)"
+                pipeline = f" -pp {candidate.plan.pp}" if candidate.plan.pp != 1 else ""
+                return [f"-tp {candidate.plan.tp}{pipeline}: {size} GPUs{where}"]
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class TrainFit:
+    """Whether a training plan fits in a rank's memory."""
+
+    setup: Setup
+    step: TrainStep
+    memory: TrainMemory
+    budget_bytes: float
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.memory.total <= self.budget_bytes)
+
+    @property
+    def shortfall_bytes(self) -> float:
+        return max(0.0, float(self.memory.total) - self.budget_bytes)
+
+
+def train_fit(
+    model: str | Model,
+    cluster: str | Cluster,
+    *,
+    batch: int = 1,
+    micro_batch: int = 1,
+    context: int = 4096,
+    gpu_memory_utilization: float = 0.95,
+    **plan: Any,
+) -> TrainFit:
+    """Training memory of one rank of the first stage against the share of the chip that a run can use."""
+    for value, name in ((batch, "batch"), (micro_batch, "micro_batch"), (context, "context")):
+        positive(value, name)
+    if not 0 < gpu_memory_utilization <= 1:
+        raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization}: a fraction above 0 and at most 1 is needed")
+    plan.setdefault("microbatches", microbatches(batch, micro_batch))
+    asked = setup(model, cluster, phase="train", **plan)
+    step = TrainStep(micro_batch, context)
+    held = training_memory(asked.model, asked.plan, step, asked.engine)
+    return TrainFit(asked, step, held, asked.cluster.chip.visible_bytes * gpu_memory_utilization)

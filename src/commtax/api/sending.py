@@ -1,0 +1,111 @@
+"""What one step sends, by name: ``commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8)``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from commtax.api.setup import Setup, positive, setup
+from commtax.cost.placement import span
+from commtax.cost.traffic import inference, padded_rows
+from commtax.cost.train_traffic import training
+from commtax.ledger import Item
+from commtax.spec import Cluster, Model, Number, TrainStep, Workload
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """An item and the link it crosses."""
+
+    item: Item
+    link: str
+    crosses_hosts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Everything one step sends."""
+
+    setup: Setup
+    phase: str
+    batch: Number
+    context: Number
+    rows: Number
+    items: tuple[Item, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> list[Line]:
+        """The items that this (scalar) plan issues, with their links."""
+        return [self._line(i) for i in self.items if i.is_sent]
+
+    def _line(self, item: Item) -> Line:
+        cluster = self.setup.cluster
+        group = span({"edp": "dp"}.get(item.axis, item.axis), self.setup.plan, cluster)
+        crosses = bool(group.crosses)
+        return Line(item, (cluster.inter if crosses else cluster.intra).key, crosses)
+
+    @property
+    def sent_bytes_per_rank(self) -> Number:
+        """Least bytes one rank sends in the step."""
+        return sum((i.sent_bytes_per_rank for i in self.items), start=0.0)
+
+
+def traffic(
+    model: str | Model,
+    cluster: str | Cluster,
+    *,
+    phase: str = "decode",
+    batch: Number = 1,
+    context: Number = 1024,
+    ep_backend: str = "",
+    eager: bool = False,
+    speculative: int = 0,
+    micro_batch: Number = 1,
+    **plan: Any,
+) -> Traffic:
+    """The exact collectives of one step.
+
+    ``batch`` counts sequences a replica; ``context`` is cached tokens a sequence in decode, prompt length in prefill,
+    sequence length in training. A mixed step is ``batch`` decodes beside one prompt of ``context`` tokens.
+    """
+    positive(batch, "batch")
+    positive(context, "context", least=0 if phase == "decode" else 1)
+    positive(micro_batch, "micro_batch")
+    if phase == "train":
+        plan.setdefault("microbatches", microbatches(batch, micro_batch))
+    asked = setup(model, cluster, phase=phase, **plan)
+    if ep_backend and ep_backend not in asked.engine.ep_backends:
+        raise ValueError(f"all2all backend '{ep_backend}': {asked.engine.key} has {', '.join(asked.engine.ep_backends) or 'none'}")
+    if phase == "train":
+        if asked.plan.cp != 1 and np.any(np.asarray(context) % (2 * asked.plan.cp) != 0):
+            raise ValueError(f"context={context}: context parallelism needs a sequence length divisible by 2 x cp = {2 * asked.plan.cp}")
+        items = training(asked.model, asked.plan, TrainStep(micro_batch, context), asked.engine)
+        return Traffic(asked, phase, batch, context, micro_batch * context, tuple(items), asked.notes)
+    work = workload(phase, batch, context, speculative)
+    items = inference(asked.model, asked.plan, work, asked.engine, ep_backend=ep_backend, eager=eager)
+    rows = padded_rows(work.rows, work, asked.engine, eager)
+    notes = asked.notes
+    if np.ndim(rows) == 0 and rows != work.rows:
+        notes += (f"{asked.engine.key} runs {work.rows:,.0f} rows in a CUDA graph of {rows:,.0f}: the padding is sent too",)
+    if asked.plan.dp != 1 and np.all(np.asarray(asked.plan.ep) == 1):
+        notes += (f"{asked.plan.dp} independent replicas; the lines are one replica's",)
+    return Traffic(asked, phase, batch, context, rows, tuple(items), notes)
+
+
+def microbatches(batch: Number, micro_batch: Number) -> Number:
+    """Microbatches of one replica's share of the step."""
+    if np.any(np.asarray(batch) % np.asarray(micro_batch) != 0):
+        raise ValueError(f"batch={batch} a replica does not divide by micro_batch={micro_batch}")
+    return batch // micro_batch
+
+
+def workload(phase: str, batch: Number, context: Number, speculative: int = 0) -> Workload:
+    """One step of ``batch`` sequences."""
+    rows = 1 + int(positive(speculative, "speculative", least=0))
+    if phase == "decode":
+        return Workload(decode_seqs=batch, cached_tokens=batch * context, rows_per_seq=rows)
+    if phase == "prefill":
+        return Workload(prefill_seqs=batch, prefill_tokens=batch * context)
+    return Workload(batch, batch * context, prefill_seqs=1, prefill_tokens=context, rows_per_seq=rows)

@@ -1,0 +1,114 @@
+"""A question with its names resolved and its rules checked."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from commtax import catalog
+from commtax.cost import legality
+from commtax.cost.train_memory import RECOMPUTE
+from commtax.spec import DTYPE_BYTES, Cluster, Engine, Model, Number, Plan
+
+PHASES = ("decode", "prefill", "mixed", "train")
+AUTO_EP = -1
+"""``ep=AUTO_EP`` asks for the engine's own size, tp x dp."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A question with its names resolved and its rules checked."""
+
+    model: Model
+    cluster: Cluster
+    plan: Plan
+    engine: Engine
+    notes: tuple[str, ...] = ()
+
+
+def setup(
+    model: str | Model,
+    cluster: str | Cluster,
+    *,
+    tp: Number = 1,
+    pp: Number = 1,
+    dp: Number = 1,
+    ep: Number = 1,
+    cp: Number = 1,
+    engine: str | Engine = "",
+    phase: str = "decode",
+    dtype: str = "",
+    kv_dtype: str = "",
+    **kinds: Any,
+) -> Setup:
+    """Resolve names, build the plan, and refuse an illegal one with the rule and the nearest legal values."""
+    if phase not in PHASES:
+        raise ValueError(f"phase '{phase}': one of {', '.join(PHASES)}")
+    known = catalog.model(model) if isinstance(model, str) else model
+    place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+    if isinstance(engine, str):
+        engine = catalog.engine(engine or ("megatron" if phase == "train" else "vllm"))
+    if phase not in engine.phases:
+        able = [key for key in catalog.keys("engines") if phase in catalog.engine(key).phases]
+        raise ValueError(f"engine '{engine.key}' has no {phase} phase; one of {', '.join(able)} has")
+    activations = known.dtype if known.dtype in ("bf16", "fp16") else "bf16"
+    plan = Plan(
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        ep=tp * dp if np.all(np.asarray(ep) == AUTO_EP) else ep,
+        cp=cp,
+        order=engine.order,
+        weights_dtype=_dtype(dtype, "dtype"),
+        activations_dtype=activations,
+        kv_dtype=_dtype(kv_dtype, "kv_dtype") or activations,
+        grads_dtype=engine.grads_dtype,
+        **kinds,
+    )
+    _check_kinds(plan)
+    if all(np.ndim(x) == 0 for x in (tp, pp, dp, ep, cp)):
+        legality.check(known, place, plan, engine)
+        return Setup(known, place, plan, engine, tuple(legality.notes(known, place, plan)))
+    return Setup(known, place, plan, engine)
+
+
+def _dtype(name: str, argument: str) -> str:
+    if name in ("", "auto"):
+        return ""
+    spelled = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
+    name = spelled.get(name, name)
+    if name not in DTYPE_BYTES:
+        raise ValueError(f"{argument} '{name}': one of {', '.join(DTYPE_BYTES)}")
+    return name
+
+
+def _check_kinds(plan: Plan) -> None:
+    if plan.zero not in (0, 1, 2, 3):
+        raise ValueError(f"zero={plan.zero}: ZeRO stages are 0, 1, 2 and 3")
+    if plan.zero >= 2 and np.any(np.asarray(plan.pp) > 1):
+        raise ValueError(f"zero={plan.zero} with pp > 1: gradients of all microbatches must be kept, use zero 0 or 1")
+    if plan.recompute not in RECOMPUTE:
+        raise ValueError(f"recompute '{plan.recompute}': one of {', '.join(RECOMPUTE)}")
+    if plan.chunks > 1 and plan.schedule != "interleaved":
+        raise ValueError(f"chunks={plan.chunks}: only the interleaved schedule has several chunks a rank")
+
+
+def positive(value: Number, name: str, least: int = 1) -> Number:
+    """A whole number of at least ``least``, or an array of them."""
+    number = np.asarray(value, dtype=float)
+    if not np.all(np.isfinite(number)) or np.any(number < least) or np.any(number != np.floor(number)):
+        raise ValueError(f"{name}={value}: a whole number of at least {least} is needed")
+    if np.any(number > 2**48):
+        raise ValueError(f"{name}={value}: larger than anything that is modelled (2^48)")
+    return value
+
+
+def describe_gpus(plan: Plan) -> str:
+    """The GPUs of a plan in words: ``16 GPUs = 2 stages x TP 8``."""
+    parts = [f"{int(n)} {name}{'s' * (n > 1)}" for n, name in ((plan.dp, "replica"), (plan.pp, "stage")) if n > 1]
+    parts += [f"{name} {int(n)}" for n, name in ((plan.cp, "CP"), (plan.tp, "TP")) if n > 1 or name == "TP"]
+    total = math.prod(int(n) for n in (plan.tp, plan.cp, plan.pp, plan.dp))
+    return f"{total} GPU{'s' * (total > 1)} = {' x '.join(parts)}"

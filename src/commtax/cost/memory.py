@@ -1,0 +1,130 @@
+"""What one rank must hold to serve: weights, activations, and the KV cache in what is left."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from commtax.cost.tensors import copies, held, inventory, padded_vocab, weight_bytes
+from commtax.spec import DTYPE_BYTES, Attention, Chip, Engine, Experts, Mlp, Model, Number, Plan
+
+INDEXER_SCALE_BYTES = 4  # the selector's key cache: one fp8 value a channel and one fp32 scale
+
+
+@dataclass(frozen=True, slots=True)
+class WeightLine:
+    """Bytes that one rank holds of one part of the model, and how many of them other tp ranks hold too."""
+
+    part: str
+    nbytes: Number
+    replicated_bytes: Number
+
+
+def weights(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> list[WeightLine]:
+    """Weights of one rank of one stage, by part. A local checkpoint's own size, where known, scales them."""
+    lines: dict[str, tuple[Number, Number]] = {}
+    for row in held(model, plan, engine, stage, pp):
+        nbytes, copied = lines.get(row.tensor.part, (0.0, 0.0))
+        extra = np.maximum(0, row.bytes_per_rank - row.ideal_bytes)
+        lines[row.tensor.part] = (nbytes + row.bytes_per_rank, copied + extra)
+        if engine.latent_absorbed and row.tensor.name.endswith("kv_b_proj.weight"):
+            more, twice = lines.get("absorbed latent projections", (0.0, 0.0))
+            lines["absorbed latent projections"] = (more + row.tensor.size * row.copies * 2 / plan.tp, twice)
+    scale = model.stored_bytes / total_bytes(model, plan) if model.stored_bytes and not plan.weights_dtype else 1.0
+    return [WeightLine(part, nbytes * scale, copied * scale) for part, (nbytes, copied) in lines.items()]
+
+
+def total_bytes(model: Model, plan: Plan) -> float:
+    """Stored bytes of the whole model, once."""
+    return sum(weight_bytes(model, t, plan) * copies(model, t) for t in inventory(model))
+
+
+def kv_bytes_per_token_layer(a: Attention, tp: Number, kv_dtype: str) -> Number:
+    """KV bytes that one rank keeps for one token in one layer.
+
+    Grouped-query heads are split over tp until each rank has one, then copied. A latent is kept whole on every rank;
+    a token selector adds its keys.
+
+    >>> float(kv_bytes_per_token_layer(Attention(32, 8, 128, 128), 2, "bf16"))
+    2048.0
+    """
+    size = DTYPE_BYTES[kv_dtype]
+    if a.latent:
+        indexer = a.indexer.head_dim + INDEXER_SCALE_BYTES if a.indexer else 0
+        return tp * 0 + (a.latent.kv_rank + a.latent.rope_dim) * size + indexer
+    heads = a.num_kv_heads / np.minimum(tp, a.num_kv_heads)
+    return heads * (a.head_dim + a.v_head_dim) * size
+
+
+@dataclass(frozen=True, slots=True)
+class KvPool:
+    """How a pool of KV blocks serves one stage. Layers of one window form a group; groups share the pool's blocks."""
+
+    bytes_per_token: Number  # of one rank, all layers: what a token costs while every layer keeps it
+    bytes_per_block: Number  # one block of one group
+    num_groups: int
+    windows: tuple[int, ...]  # of the groups; 0: full attention
+
+    def blocks_per_request(self, length: int, block_size: int, max_batched_tokens: int) -> int:
+        """Blocks that one request of ``length`` tokens occupies: a windowed group frees what it has passed."""
+        total = 0
+        for window in self.windows:
+            if window:
+                kept = min(window - 1 + max_batched_tokens, length)
+                total += math.ceil(kept / block_size) + 1
+            else:
+                total += math.ceil(length / block_size)
+        return max(1, total)
+
+
+def kv_pool(model: Model, plan: Plan, layers: range, block_size: int) -> KvPool:
+    """Group the layers of a stage by window, as vLLM's hybrid cache does: equal groups of the rarest kind's size."""
+    per_layer = [kv_bytes_per_token_layer(model.blocks[model.layers[i]].attention, plan.tp, plan.kv_dtype) for i in layers]
+    counts = Counter(model.blocks[model.layers[i]].attention.window for i in layers)
+    page = max(per_layer, key=lambda v: float(np.max(v))) * block_size
+    if len(counts) == 1:
+        return KvPool(sum(per_layer), sum(per_layer) * block_size, 1, tuple(counts))
+    smallest, largest = min(counts.values()), max(counts.values())
+    size = largest if largest < 1.25 * smallest else smallest
+    windows = [w for w, n in sorted(counts.items()) for _ in range(math.ceil(n / size))]
+    return KvPool(page / block_size * size * len(windows), page * size, len(windows), tuple(windows))
+
+
+def activation_bytes(model: Model, plan: Plan, engine: Engine, tokens: Number, seqs: Number, last_stage: bool = True) -> Number:
+    """The peak while ``tokens`` rows run, or while ``seqs`` rows of logits are sampled, whichever is larger.
+
+    A layer's peak holds three copies of the hidden state beside the widest feed-forward (gate, up and their product;
+    for experts the larger of both halves for each of the top_k, and the product).
+    """
+    act = DTYPE_BYTES[plan.activations_dtype]
+    widest: Number = 0.0
+    for block in model.blocks:
+        f = block.ffn
+        if isinstance(f, Mlp):
+            width = (3 if f.gated else 2) * f.intermediate / plan.tp
+        else:
+            width = _expert_width(f, model.hidden, plan)
+        widest = np.maximum(widest, width)
+    layer = tokens * (3 * model.hidden + widest) * act
+    if not last_stage:
+        return layer
+    logits = seqs * padded_vocab(model, plan, engine) * engine.sampler_bytes_per_logit
+    return np.maximum(layer, logits + 2 * tokens * model.hidden * act)
+
+
+def _expert_width(f: Experts, hidden: int, plan: Plan) -> Number:
+    inner = f.intermediate / plan.tp
+    return f.top_k * (np.maximum(2 * inner, hidden) + inner) + 3 * f.shared_intermediate / plan.tp
+
+
+def other_bytes(plan: Plan, engine: Engine) -> Number:
+    """Communicators and library workspaces, growing with each doubling of tp."""
+    return engine.non_torch_bytes + engine.non_torch_bytes_per_doubling * np.log2(plan.tp * 1.0)
+
+
+def is_large(chip: Chip, engine: Engine) -> bool:
+    """Whether the engine applies its defaults for chips with much memory."""
+    return chip.visible_bytes >= engine.large_bytes and chip.family not in engine.large_not

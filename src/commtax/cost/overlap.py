@@ -1,0 +1,39 @@
+"""Does a collective hide behind compute? ``t_comm <= t_window``, and the thresholds that follow from it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commtax.spec import Number
+
+
+def dp_allreduce_s(params: Number, bandwidth_Bps: Number) -> Number:
+    """Seconds to all-reduce bf16 gradients over a large ring: 2 x 2N bytes."""
+    return 4 * params / bandwidth_Bps
+
+
+def backward_s(params: Number, local_tokens: Number, flops_per_s: Number) -> Number:
+    """Seconds of the backward pass: 4 FLOPs a parameter and token."""
+    return 4 * params * local_tokens / flops_per_s
+
+
+def dp_token_threshold(flops_per_s: Number, bandwidth_Bps: Number) -> Number:
+    """Local tokens from which the gradient all-reduce hides behind backward: FLOP/s over B/s, whatever the model.
+
+    Follows from 4N/BW <= 4N tokens/(FLOP/s).
+    """
+    return flops_per_s / bandwidth_Bps
+
+
+def tp_tax(flops_per_s: Number, bandwidth_Bps: Number, hidden: Number, tp: Number) -> Number:
+    """Forward tensor-parallel all-reduce time over compute time: (T-1)/3 x FLOP/s / (BW h).
+
+    Per layer and token: two all-reduces of 2h bytes, each 2 (T-1)/T on the wire, against 24 h^2 / T FLOPs. Each rank
+    computes 1/T of the layer but reduces the whole activation, so the tax grows with T-1.
+    """
+    return (tp - 1) / 3 * flops_per_s / (bandwidth_Bps * hidden)
+
+
+def breakeven_overlap(slow_s: Number, fast_s: Number) -> Number:
+    """The share of a slow link's time that must hide for it to look like the fast one; 0 where it is already faster."""
+    return np.where(slow_s > fast_s, 1 - fast_s / np.where(np.asarray(slow_s) > 0, slow_s, 1), 0.0)[()]

@@ -1,0 +1,115 @@
+"""What one rank must hold to train: parameters, gradients, optimiser state, and the activations in flight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from commtax.cost.tensors import expert_tp, padded_vocab, stage_layers
+from commtax.cost.train_traffic import stage_params
+from commtax.spec import DTYPE_BYTES, Engine, Experts, Mlp, Model, Number, Plan, TrainStep
+
+OPTIMIZER_BYTES = 12  # Adam: fp32 master copy, first and second moment
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainMemory:
+    """Bytes of one rank of the first pipeline stage, which keeps the most activations."""
+
+    parameters: Number
+    gradients: Number
+    optimizer: Number
+    activations: Number
+    logits: Number
+
+    @property
+    def total(self) -> Number:
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.logits
+
+
+def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> TrainMemory:
+    """ZeRO 1 divides the optimiser state over the data-parallel ranks, 2 the gradients too, 3 the parameters too."""
+    params = stage_params(model, plan, engine)
+    ranks = plan.dp * plan.cp
+    same_experts = np.maximum(1, ranks * plan.tp / (plan.ep * expert_tp(plan, engine)))
+    dense, experts = params["layers"] + params["ends"], params["experts"]
+
+    def divided(nbytes: float, stage: int) -> Number:
+        if plan.zero < stage:
+            return (dense + experts) * nbytes
+        return dense * nbytes / ranks + experts * nbytes / same_experts
+
+    weights = divided(DTYPE_BYTES[plan.activations_dtype], 3)
+    if plan.zero == 3:  # one layer is whole while it is used, the next is on its way
+        layers = max(len(r) for r in stage_layers(model, int(np.max(plan.pp))))
+        weights = weights + 2 * (params["layers"] + experts) / layers * DTYPE_BYTES[plan.activations_dtype]
+    rows = step.micro_batch * step.seq / plan.cp
+    return TrainMemory(
+        parameters=weights,
+        gradients=divided(DTYPE_BYTES[plan.grads_dtype], 2),
+        optimizer=divided(OPTIMIZER_BYTES, 1),
+        activations=activations(model, plan, step) * in_flight(plan) + _working_set(model, plan, step),
+        logits=np.where(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * 6, 0)[()],
+    )
+
+
+def in_flight(plan: Plan) -> Number:
+    """Microbatches whose activations the first stage keeps: all under gpipe, at most pp under 1f1b.
+
+    Interleaving v chunks keeps (p - 1)/(p v) more, as Narayanan et al. 2021 count it.
+    """
+    if plan.schedule in ("gpipe", "fill-drain"):
+        return plan.microbatches
+    kept = np.minimum(plan.microbatches, plan.pp)
+    if plan.chunks > 1:
+        return kept * (1 + (plan.pp - 1) / (plan.pp * plan.chunks))
+    return kept
+
+
+def activations(model: Model, plan: Plan, step: TrainStep) -> Number:
+    """Activations that one stage keeps for one microbatch: s b h (8 + 24/t) bytes a layer of the GPT shape.
+
+    That is Korthikanti et al. 2022, eq. 2 (s b h (10 + 24/t + 5 a s/(h t))) without dropout masks (2 of the 34) and
+    with fused attention, which keeps no score matrix; ``selective`` recomputation therefore changes nothing. Sequence
+    parallelism divides the 8 by t as well (eq. 4). Full recomputation keeps a layer's input only.
+    """
+    rows = step.micro_batch * step.seq / plan.cp
+    kept: Number = 0.0
+    for index in range(len(model.blocks)):
+        whole, split = _layer_bytes(model, index)
+        if plan.recompute == "full":
+            each = 2.0 * model.hidden / (plan.tp if plan.sequence_parallel else 1)
+        else:
+            each = split / plan.tp + whole / (plan.tp if plan.sequence_parallel else 1)
+        kept = kept + each * rows * model.layers.count(index) / plan.pp
+    return kept
+
+
+def _layer_bytes(model: Model, index: int) -> tuple[float, float]:
+    """Bytes a row keeps in one layer: (norm and projection inputs, what tensor parallelism always splits).
+
+    Fused attention is assumed: queries, keys, values and the output are kept, the score matrix is not.
+    """
+    block = model.blocks[index]
+    a, f, h = block.attention, block.ffn, model.hidden
+    qkv = 2 * (a.num_heads * a.head_dim + a.num_kv_heads * (a.head_dim + a.v_head_dim) + a.num_heads * a.v_head_dim)
+    whole = 2 * h * (block.num_norms + 2)  # inputs of the norms, of the first attention and the first feed-forward matrix
+    if isinstance(f, Mlp):
+        return whole, qkv + 2 * f.intermediate * (3 if f.gated else 2)
+    return whole, qkv + _expert_bytes(f, h)
+
+
+def _expert_bytes(f: Experts, hidden: int) -> float:
+    each = 2 * f.intermediate * (3 if f.gated else 2) + 2 * hidden
+    return f.top_k * each + 2 * f.shared_intermediate * 3
+
+
+def _working_set(model: Model, plan: Plan, step: TrainStep) -> Number:
+    """Full recomputation rebuilds one layer at a time: its activations exist once beside the kept inputs."""
+    if plan.recompute != "full":
+        return 0.0
+    rows = step.micro_batch * step.seq / plan.cp
+    whole, split = max((_layer_bytes(model, i) for i in range(len(model.blocks))), key=sum)
+    return rows * (split / plan.tp + whole / (plan.tp if plan.sequence_parallel else 1))

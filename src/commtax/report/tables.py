@@ -1,0 +1,261 @@
+"""Results as tables and sentences for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from commtax.api import Fit, Setup, Traffic, TrainFit, describe_gpus
+from commtax.catalog.models import Published, describe_stored
+from commtax.claims import Claim
+from commtax.cost.memory import kv_bytes_per_token_layer, total_bytes
+from commtax.cost.tensors import num_active_params, num_params
+from commtax.spec import Chip, Cluster, Engine, Link, Model, Plan, Source
+from commtax.units import GiB, format_bytes, format_count, format_rate, format_seconds, format_si
+
+
+def _table(*columns: str, title: str = "") -> Table:
+    """Columns that start with '>' are right-aligned."""
+    table = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        right = name.startswith(">")
+        table.add_column(name.lstrip(">"), justify="right" if right else "left", header_style="dim", no_wrap=right)
+    return table
+
+
+def _notes(console: Console, notes: Iterable[str]) -> None:
+    for note in notes:
+        console.print(Text(f"· {note}", style="dim"))
+
+
+def _where(asked: Setup) -> str:
+    c = asked.cluster
+    hosts = f", {c.nics_per_host} x {c.inter.key} a host" if c.num_hosts > 1 else ""
+    return f"{c.key} ({c.intra.key} inside{hosts})"
+
+
+def show_traffic(console: Console, found: Traffic) -> None:
+    """Every collective of the step: what, how large, how often, over which link."""
+    asked = found.setup
+    head = f"{asked.model.key} on {_where(asked)}: {describe_gpus(asked.plan)}, {asked.engine.key}@{asked.engine.version}"
+    console.print(Text(head, style="bold"))
+    console.print(_workload_line(found))
+    if not found.lines:
+        console.print("Nothing is sent: one rank has nobody to talk to.")
+        _notes(console, found.notes)
+        return
+    table = _table("axis", "what", "collective", ">tensor", ">ranks", ">times", ">sent by a rank", "link", "note")
+    for line in found.lines:
+        item = line.item
+        link = f"{line.link} (crosses hosts)" if line.crosses_hosts else line.link
+        sizes = (format_bytes(float(item.nbytes)), f"{float(item.ranks):g}", format_count(float(item.count)))
+        table.add_row(item.axis, item.what, item.op, *sizes, format_bytes(float(item.sent_bytes_per_rank)), link, item.note)
+    console.print(table)
+    times = sum(float(line.item.count) for line in found.lines)
+    total = format_bytes(float(found.sent_bytes_per_rank))
+    whose = "One rank of the fullest stage" if found.phase == "train" else "One step"
+    console.print(f"{whose}: {format_count(times)} operations; a rank sends at least {total}.")
+    _notes(console, found.notes)
+
+
+def _workload_line(found: Traffic) -> str:
+    plan = found.setup.plan
+    if found.phase == "train":
+        batch = float(found.batch) * float(plan.dp)
+        return (
+            f"train: global batch {format_count(batch)} sequences of {format_count(float(found.context))} tokens, "
+            f"{format_count(float(plan.microbatches))} microbatches a replica, ZeRO {plan.zero}, recompute {plan.recompute}"
+        )
+    what = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mixed": "cached tokens each, and one prompt as long"}
+    return f"{found.phase}: batch {format_count(float(found.batch))} a replica, {format_count(float(found.context))} {what[found.phase]}"
+
+
+def show_fit(console: Console, found: Fit) -> None:
+    """The verdict, what a rank holds, and the lines as vLLM logs them."""
+    asked, serving, plan = found.setup, found.serving, found.setup.plan
+    chip = asked.cluster.chip
+    verdict = "fits" if found.fits else "does not fit"
+    size = describe_gpus(plan)
+    chosen = "smallest that fits: " if found.chosen and found.fits else "nearest: " if found.chosen else ""
+    console.print(Text(f"{asked.model.key} {verdict} on {_where(asked)}: {chosen}{size}", style="bold green" if found.fits else "bold red"))
+    stage = f", stage {found.stage + 1} of {int(plan.pp)} (the tightest)" if plan.pp > 1 else ""
+    table = _table("each rank holds", ">bytes", ">share", "note", title=f"{chip.name}: {format_bytes(chip.visible_bytes)} visible{stage}")
+    total = chip.visible_bytes
+    for name, nbytes, note in _fit_rows(found):
+        table.add_row(name, format_bytes(nbytes), f"{nbytes / total:.1%}", note)
+    console.print(table)
+    console.print(f"Model loading took {found.weights_bytes / GiB:.4f} GiB")
+    console.print(f"Available KV cache memory: {found.kv_bytes / GiB:.2f} GiB")
+    length = format_count(serving.max_model_len)
+    console.print(
+        f"GPU KV cache size: {format_count(found.kv_tokens)} tokens, "
+        f"Maximum concurrency for {length} tokens per request: {found.max_concurrency:.2f}x"
+    )
+    per_token = format_bytes(found.kv_bytes_per_token)
+    console.print(f"# GPU blocks: {found.kv_blocks} of {serving.block_size} tokens; {per_token} of KV a token and rank")
+    if not found.fits:
+        lack = format_bytes(found.shortfall_bytes)
+        console.print(Text(f"Each rank lacks {lack} for one request of {length} tokens.", style="red"))
+        for advice in found.advice or ("nothing tried here would: more GPUs or a smaller model are needed",):
+            console.print(f"  would fit: {advice}" if found.advice else f"  {advice}")
+    _notes(console, (*asked.notes, _limits(found)))
+
+
+def _limits(found: Fit) -> str:
+    s, engine = found.serving, found.setup.engine
+    return (
+        f"{engine.key}@{engine.version}: utilisation {s.utilization:g} of {engine.utilization_of} memory, "
+        f"max_num_batched_tokens {s.max_batched_tokens}, max_num_seqs {s.max_seqs}; weights and KV exact, the rest calibrated"
+    )
+
+
+def _fit_rows(found: Fit) -> Iterator[tuple[str, float, str]]:
+    for line in found.weights:
+        copied = float(line.replicated_bytes)
+        yield f"weights: {line.part}", float(line.nbytes), f"{format_bytes(copied)} replicated" if copied > 0.5 else ""
+    yield "activations (peak)", found.activation_bytes, "of the profile run"
+    yield "communicators and workspaces", found.other_bytes, ""
+    yield "KV cache", max(0.0, found.kv_bytes), "what the budget leaves" if not found.serving.kv_cache_bytes else "as given"
+    if found.graph_bytes:
+        yield "CUDA graphs", found.graph_bytes, "beside the budget"
+
+
+def show_train_fit(console: Console, found: TrainFit) -> None:
+    asked, held = found.setup, found.memory
+    chip = asked.cluster.chip
+    verdict = "fits" if found.fits else "does not fit"
+    head = f"{asked.model.key} training {verdict} on {_where(asked)}: {describe_gpus(asked.plan)}"
+    console.print(Text(head, style="bold green" if found.fits else "bold red"))
+    plan = asked.plan
+    console.print(
+        f"microbatch {found.step.micro_batch} x {format_count(float(found.step.seq))} tokens, {plan.microbatches} in a step, "
+        f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}, sequence parallel {'on' if plan.sequence_parallel else 'off'}"
+    )
+    title = f"{chip.name}: {format_bytes(found.budget_bytes)} usable, stage 1 of {plan.pp}"
+    table = _table("each rank holds", ">bytes", ">share", "note", title=title)
+    notes = {
+        "parameters": "bf16",
+        "gradients": plan.grads_dtype,
+        "optimizer": "Adam: fp32 master, two moments",
+        "activations": "of the microbatches in flight; fused attention",
+        "logits": "bf16 and fp32",
+    }
+    for name, note in notes.items():
+        nbytes = float(getattr(held, name))
+        table.add_row(name, format_bytes(nbytes), f"{nbytes / chip.visible_bytes:.1%}", note)
+    table.add_row("total", format_bytes(float(held.total)), f"{float(held.total) / chip.visible_bytes:.1%}", "")
+    console.print(table)
+    if not found.fits:
+        console.print(Text(f"Each rank lacks {format_bytes(found.shortfall_bytes)}.", style="red"))
+    _notes(console, asked.notes)
+
+
+def show_claims(console: Console, found: Iterable[Claim]) -> None:
+    """What the text says, what arithmetic says, why."""
+    document = ""
+    for claim in found:
+        if claim.document != document:
+            document = claim.document
+            console.print(Text(f"\n{document}", style="bold"))
+        console.print(Text(f"  {claim.key}", style="cyan"))
+        console.print(_hanging("says      ", claim.says))
+        console.print(_hanging("arithmetic", claim.arithmetic))
+        console.print(_hanging("why       ", claim.why))
+
+
+def _hanging(label: str, text: str) -> Table:
+    row = Table.grid(padding=(0, 1))
+    row.add_column(style="dim", no_wrap=True)
+    row.add_column()
+    row.add_row(f"    {label}", text)
+    return row
+
+
+def show_things(console: Console, chips: list[Chip], links: list[Link], clusters: list[Cluster], engines: list[Engine]) -> None:
+    """One table for whichever kind was asked for."""
+    if chips:
+        table = _table("chip", "name", ">memory", ">bandwidth", ">bf16 dense", ">fp8 dense", "inside a host")
+        for c in chips:
+            peaks = (format_si(c.flops_per_s[d], "FLOP/s") if d in c.flops_per_s else "-" for d in ("bf16", "fp8"))
+            table.add_row(c.key, c.name, format_si(c.memory_bytes, "B"), format_rate(c.memory_Bps), *peaks, c.intra)
+        console.print(table)
+    if links:
+        table = _table("link", "name", "kind", ">one way", ">latency")
+        for k in links:
+            table.add_row(k.key, k.name, k.kind, format_rate(k.bandwidth_Bps), format_seconds(k.latency_s))
+        console.print(table)
+    if clusters:
+        table = _table("cluster", "name", ">GPUs", "chip", "inside", "between hosts")
+        for s in clusters:
+            table.add_row(s.key, s.name, str(s.gpus_per_host), s.chip.key, s.intra.key, f"{s.nics_per_host} x {s.inter.key}")
+        console.print(table)
+    if engines:
+        table = _table("engine", "name", "version", "phases")
+        for e in engines:
+            table.add_row(e.key, e.name, e.version, ", ".join(e.phases))
+        console.print(table)
+
+
+def show_models(console: Console, models: list[Model]) -> None:
+    table = _table("model", ">parameters", ">active", ">layers", ">hidden", ">heads", ">KV heads", "weights", ">longest")
+    for m in models:
+        a = m.attention
+        kv = "latent" if a.latent else str(a.num_kv_heads)
+        stored = m.quant.dtype if m.quant else m.dtype
+        counts = (format_count(num_params(m)), f"{num_active_params(m) / 1e9:.3g} B", str(m.num_layers), str(m.hidden), str(a.num_heads))
+        table.add_row(m.key, *counts, kv, stored, format_count(m.max_len))
+    console.print(table)
+
+
+def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
+    console.print(Text(f"{m.key} ({m.architecture})", style="bold"))
+    active, without = num_active_params(m), num_active_params(m, embedding=False)
+    kv = sum(float(kv_bytes_per_token_layer(m.blocks[i].attention, 1, "bf16")) for i in m.layers)
+    rows = [
+        ("parameters", format_count(num_params(m))),
+        ("active for a token", f"{format_count(active)} ({format_count(without)} without the input embedding)"),
+        ("weights", f"{format_bytes(m.stored_bytes or total_bytes(m, Plan()))} as stored ({m.quant.method if m.quant else m.dtype})"),
+        ("KV of a token", f"{format_bytes(kv)} in bf16 on one rank"),
+        ("shape", f"{m.num_layers} layers, hidden {m.hidden}, {m.attention.num_heads} heads, vocabulary {format_count(m.vocab)}"),
+        ("longest context", format_count(m.max_len)),
+        ("also called", ", ".join(m.aliases) or "-"),
+        ("source", _cite(m.source)),
+    ]
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        table.add_row(Text(name, style="dim"), value)
+    console.print(table)
+    if stored := describe_stored(m):
+        console.print(f"  {stored}")
+    for p in counts:
+        extra = f", of which {format_count(p.beyond)} are {p.includes}" if p.beyond else ""
+        console.print(f"  published ({p.kind}): {format_count(p.params)}{extra} [{_cite(p.source)}]", markup=False)
+
+
+def show_thing(console: Console, thing: Chip | Link | Cluster | Engine) -> None:
+    """Every number with where it was read."""
+    console.print(Text(f"{thing.key}: {thing.name}", style="bold"))
+    table = _table("fact", "value", "source")
+    for name in thing.__slots__:
+        value = getattr(thing, name)
+        if name in ("key", "name", "sources", "note") or value in ("", (), 0):
+            continue
+        if isinstance(value, dict):
+            for inner, number in value.items():
+                table.add_row(f"{name}.{inner}", f"{number:,.6g}", _cite(thing.sources.get(f"{name}.{inner}")))
+            continue
+        shown = value.key if isinstance(value, (Chip, Link)) else ", ".join(map(str, value)) if isinstance(value, tuple) else value
+        text = f"{shown:,.6g}" if isinstance(shown, (int, float)) and not isinstance(shown, bool) else str(shown)
+        table.add_row(name, text, _cite(thing.sources.get(name)))
+    console.print(table)
+    if thing.note:
+        _notes(console, [thing.note])
+
+
+def _cite(source: Source | None) -> str:
+    if source is None:
+        return ""
+    return ", ".join(part for part in (source.title, source.url, source.date) if part)
