@@ -313,6 +313,8 @@ class Engine:
     sampler_bytes_per_logit: float = 0.0
     graph_bytes: float = 0.0  # taken beside the budget, after KV blocks are counted
     latent_absorbed: bool = False  # keeps a second, bf16 copy of latent attention's up-projection
+    rotary_table: bool = False  # keeps cosines and sines of every position
+    mxfp4_multiple: int = 1  # kernels for mxfp4 experts pad the hidden side to this
     grads_dtype: str = "bf16"
     aliases: tuple[str, ...] = ()
     note: str = ""

@@ -91,7 +91,7 @@ def fit(
         judged = judge(candidate, serving)
         if judged.fits:
             return replace(judged, chosen=True)
-        if nearest is None or judged.shortfall_bytes < nearest.shortfall_bytes:
+        if nearest is None or (candidate.plan.pp == 1 and judged.shortfall_bytes < nearest.shortfall_bytes):
             nearest = judged
     assert nearest is not None  # tp 1 is always legal
     return replace(nearest, chosen=True, advice=tuple(_advice(nearest)))
@@ -126,11 +126,11 @@ def _serving(
 
 
 def _candidates(model: Model, cluster: Cluster, dp: int, plan: dict[str, Any]) -> Iterator[Setup]:
-    """Legal plans in the order in which people try them: tensor parallelism inside a fast domain, then pipelines too."""
+    """Legal plans in the order in which people try them: tp inside a fast domain, then the widest tp with a pipeline."""
     base = setup(model, cluster, dp=dp, **plan)
     degrees = [t for t in legality.legal_values("tp", model, cluster, base.plan, base.engine) if t <= cluster.domain]
     stages = range(2, min(model.num_layers, cluster.num_gpus // dp) + 1)
-    pairs = sorted(((t, p) for t in degrees for p in stages if t * p * dp <= cluster.num_gpus), key=lambda c: (c[0] * c[1], c[1]))
+    pairs = [(t, p) for t in reversed(degrees) for p in stages if t * p * dp <= cluster.num_gpus]
     for t, p in [(t, 1) for t in degrees] + pairs:
         yield setup(model, cluster, tp=t, pp=p, dp=dp, **plan)
 
@@ -219,7 +219,7 @@ def _more_gpus(failed: Fit) -> list[str]:
         for candidate in _candidates(asked.model, place, 1, wanted):
             size = int(candidate.plan.tp) * int(candidate.plan.pp)
             if size > now and judge(candidate, failed.serving).fits:
-                where = "" if place.num_gpus == base.num_gpus else f" ({place.num_hosts} x {place.gpus_per_host} of them)"
+                where = "" if place.num_gpus == base.num_gpus else f", on {place.num_hosts}x{place.gpus_per_host}x{place.chip.key}"
                 pipeline = f" -pp {candidate.plan.pp}" if candidate.plan.pp != 1 else ""
                 return [f"-tp {candidate.plan.tp}{pipeline}: {size} GPUs{where}"]
     return []

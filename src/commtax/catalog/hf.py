@@ -15,6 +15,7 @@ from commtax.spec import Attention, Block, Experts, Indexer, Latent, Mlp, Model,
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "bf16": "bf16", "float": "fp32"}
 MAX_SIZE = 2**40
+MAX_LAYERS = 10_000
 
 
 @dataclass
@@ -35,6 +36,14 @@ class Fields:
                 return 1
         self.bad.append(names[0])
         return 1
+
+    def layers(self, *names: str) -> int:
+        """The number of layers: bounded, because a list is made of them."""
+        count = self.need(*names)
+        if count > MAX_LAYERS:
+            self.bad.append(f"{names[0]}={count} (at most {MAX_LAYERS:,})")
+            return 1
+        return count
 
     def number(self, name: str, default: int) -> int:
         """A whole number of at least 0, or the architecture's default where it is absent or null."""
@@ -84,8 +93,6 @@ def from_config(config: Mapping[str, Any], key: str) -> Model:
         raise ValueError(f"model {key}: {name} config has a field of the wrong type ({error})") from None
     if fields.bad:
         raise ValueError(f"model {key}: {name} config lacks or has unreadable fields: {', '.join(dict.fromkeys(fields.bad))}")
-    if len(model.layers) > 10_000:
-        raise ValueError(f"model {key}: num_hidden_layers={len(model.layers)} is beyond 10,000")
     quant = config.get("quantization_config")
     dtype = _dtype(fields, key)
     return replace(model, key=key, architecture=name, dtype=dtype, quant=quant_from(quant, key) if quant else None)
@@ -123,7 +130,7 @@ def _attention(c: Fields, **facts: Any) -> Attention:
 
 def _layers(c: Fields, attention: Attention, ffn: Mlp | Experts, norms: int = 2) -> list[Block]:
     """One block a layer, with each layer's attention window as ``layer_types`` or the sliding fields tell it."""
-    count = c.need("num_hidden_layers")
+    count = c.layers("num_hidden_layers")
     types = c.sequence("layer_types", count)
     window = c.number("sliding_window", 0)
     if types:
@@ -157,7 +164,7 @@ def _gemma(c: Fields) -> Model:
 
 def _gemma2(c: Fields) -> Model:
     """Four norms a layer; every second layer looks back ``sliding_window`` tokens only."""
-    window, count = c.number("sliding_window", 4096), c.need("num_hidden_layers")
+    window, count = c.number("sliding_window", 4096), c.layers("num_hidden_layers")
     blocks = [
         Block(replace(_attention(c), window=0 if i % 2 else window), Mlp(c.need("intermediate_size")), 4) for i in range(count)
     ]
@@ -170,7 +177,7 @@ def _gemma3_text(c: Fields) -> Model:
     if c.config.get("layer_types"):
         blocks = _layers(c, attention, ffn, 4)
     else:
-        windows = [0 if (i + 1) % every == 0 else window for i in range(c.need("num_hidden_layers"))]
+        windows = [0 if (i + 1) % every == 0 else window for i in range(c.layers("num_hidden_layers"))]
         blocks = [Block(replace(attention, window=w), ffn, 4) for w in windows]
     return _decoder(c, blocks, tied=c.flag("tie_word_embeddings", True))
 
@@ -184,7 +191,7 @@ def _gemma3(c: Fields) -> Model:
 
 def _vit(c: Fields, patch_bias: bool = True, class_token: bool = False) -> tuple[tuple[str, tuple[int, ...], int], ...]:
     """A vision transformer with biases and LayerNorms: patches, positions, layers, last norm."""
-    h, wide, layers, patch = c.need("hidden_size"), c.need("intermediate_size"), c.need("num_hidden_layers"), c.need("patch_size")
+    h, wide, layers, patch = c.need("hidden_size"), c.need("intermediate_size"), c.layers("num_hidden_layers"), c.need("patch_size")
     positions = (c.need("image_size") // patch) ** 2 + class_token
     rows: list[tuple[str, tuple[int, ...], int]] = [
         ("vision.patch.weight", (h, c.number("num_channels", 3) * patch * patch), 1),
@@ -221,7 +228,7 @@ def _qwen_moe(c: Fields, attention: Attention, shared: int) -> Model:
     step, dense_layers = c.number("decoder_sparse_step", 1) or 1, c.config.get("mlp_only_layers") or []
     dense = Mlp(c.number("intermediate_size", 1) or 1)
     blocks = [
-        Block(attention, moe if i not in dense_layers and (i + 1) % step == 0 else dense) for i in range(c.need("num_hidden_layers"))
+        Block(attention, moe if i not in dense_layers and (i + 1) % step == 0 else dense) for i in range(c.layers("num_hidden_layers"))
     ]
     return _decoder(c, blocks)
 
@@ -252,7 +259,7 @@ def _deepseek(c: Fields, correction_bias: bool = True) -> Model:
     )
     dense, first, every = Mlp(c.need("intermediate_size")), c.number("first_k_dense_replace", 0), c.number("moe_layer_freq", 1) or 1
     blocks = []
-    for i in range(c.need("num_hidden_layers")):
+    for i in range(c.layers("num_hidden_layers")):
         ffn: Mlp | Experts = moe if i >= first and i % every == 0 else dense
         blocks.append(Block(replace(attention, indexer=_indexer(c, i)), ffn))
     return _decoder(c, blocks)
@@ -294,7 +301,7 @@ def _minimax_m2(c: Fields) -> Model:
 
 def _llama4_text(c: Fields) -> Model:
     """Chunked attention except where a layer has no rotary embedding; the query/key norm has no parameters."""
-    count, chunk = c.need("num_hidden_layers"), c.number("attention_chunk_size", 8192)
+    count, chunk = c.layers("num_hidden_layers"), c.number("attention_chunk_size", 8192)
     step = c.number("interleave_moe_layer_step", 1) or 1
     moe_layers = c.config.get("moe_layers") or [i for i in range(count) if (i + 1) % step == 0]
     rotary = c.sequence("no_rope_layers", count) or [int((i + 1) % 4 != 0) for i in range(count)]
@@ -340,7 +347,7 @@ def _gpt2(c: Fields) -> Model:
     block = Block(attention, Mlp(c.number("n_inner", 4 * hidden) or 4 * hidden, gated=False, bias=True))
     return _decoder(
         c,
-        [block] * c.need("n_layer", "num_hidden_layers"),
+        [block] * c.layers("n_layer", "num_hidden_layers"),
         tied=c.flag("tie_word_embeddings", True),
         norm_bias=True,
         positions=c.need("n_positions", "max_position_embeddings"),
@@ -357,7 +364,7 @@ def _mpt(c: Fields) -> Model:
     ffn = Mlp(c.number("expansion_ratio", 4) * hidden, gated=False, bias=bias)
     positions = 0 if settings.get("alibi") or not c.flag("learned_pos_emb", True) else c.need("max_seq_len")
     tied = c.flag("tie_word_embeddings", True)
-    return _decoder(c, [Block(attention, ffn)] * c.need("n_layers"), tied=tied, norm_bias=bias, positions=positions)
+    return _decoder(c, [Block(attention, ffn)] * c.layers("n_layers"), tied=tied, norm_bias=bias, positions=positions)
 
 
 ARCHITECTURES: dict[str, Callable[[Fields], Model]] = {

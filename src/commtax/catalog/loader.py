@@ -70,5 +70,5 @@ def normal(name: str) -> str:
 
 def suggest(name: str, choices: Iterable[str], count: int = 3) -> str:
     """'; did you mean …?', or nothing where nothing is near."""
-    near = difflib.get_close_matches(normal(name), list(choices), n=count, cutoff=0.5)
+    near = difflib.get_close_matches(normal(name), sorted(set(choices)), n=count, cutoff=0.5)
     return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
+import socket
 import struct
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from commtax.catalog.hf import from_config
 from commtax.catalog.loader import normal, stems, suggest
-from commtax.cost.tensors import num_params
-from commtax.spec import DTYPE_BYTES, Model, Source
+from commtax.spec import Model, Source
 
 _KEYS = {"key", "aliases", "config", "source", "published"}
 MAX_HEADER_BYTES = 100 * 2**20
@@ -155,12 +156,13 @@ def _from_hub(name: str) -> Model:
     if name.count("/") != 1:
         raise ValueError(f"{unknown} (commtax catalog models lists them; a folder with config.json or a Hub id works too)")
     try:
-        from huggingface_hub import hf_hub_download
+        import huggingface_hub as hub
+        import huggingface_hub.constants
     except ImportError:
         raise ValueError(f"{unknown} (to look it up on the Hub: pip install 'commtax[hub]')") from None
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     try:
-        file = hf_hub_download(name, "config.json")
+        cached = hub.try_to_load_from_cache(name, "config.json")
+        file = cached if isinstance(cached, str) else _download(hub, name)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"{unknown} (and the Hub did not give it: {reason})") from None
@@ -168,9 +170,9 @@ def _from_hub(name: str) -> Model:
     return replace(found, source=Source(f"config.json of {name} on the Hugging Face Hub", f"https://huggingface.co/{name}", ""))
 
 
-def describe_stored(found: Model) -> str:
-    """How the files' bytes compare with the inventory, in words; empty for a catalogue model."""
-    if not found.stored_bytes:
-        return ""
-    plain = num_params(found) * DTYPE_BYTES[found.dtype]
-    return f"safetensors headers: {found.stored_bytes:,} bytes ({found.stored_bytes / plain:.4f} of {found.dtype} for every parameter)"
+def _download(hub: Any, name: str) -> str:
+    """Fetch one small file; the client would retry an unreachable Hub for half a minute, so look first."""
+    endpoint = urlsplit(hub.constants.ENDPOINT)
+    if not hub.constants.HF_HUB_OFFLINE and not getproxies():
+        socket.create_connection((endpoint.hostname, endpoint.port or 443), timeout=5).close()
+    return str(hub.hf_hub_download(name, "config.json"))

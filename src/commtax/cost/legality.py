@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from commtax.cost.tensors import stage_layers
-from commtax.spec import Cluster, Engine, Experts, Mlp, Model, Number, Plan
+from commtax.spec import AXES, Cluster, Engine, Experts, Mlp, Model, Number, Plan
 
 Mask = np.ndarray[Any, Any]
 
@@ -167,15 +167,17 @@ def legal_values(axis: str, model: Model, cluster: Cluster, plan: Plan, engine: 
 
 
 def _nearest(rule: Rule, model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> str:
-    if rule.name == "sizes-positive" or not rule.axis:
+    if rule.name == "sizes-positive":
         return ""
-    wanted = int(getattr(plan, rule.axis))
-    values = legal_values(rule.axis, model, cluster, plan, engine)
+    # Too many GPUs: the widest axis is the one to shrink.
+    axis = rule.axis or max(AXES, key=lambda name: int(getattr(plan, name)))
+    wanted = int(getattr(plan, axis))
+    values = legal_values(axis, model, cluster, plan, engine)
     if not values:
         return ""
     below = [v for v in values if v < wanted][-1:]
     above = [v for v in values if v > wanted][:1]
-    return f"; nearest legal {rule.axis}: {' or '.join(map(str, below + above))}"
+    return f"; nearest legal {axis}: {' or '.join(map(str, below + above))}"
 
 
 def notes(model: Model, cluster: Cluster, plan: Plan) -> list[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from commtax.cost.tensors import copies, held, inventory, padded_vocab, weight_bytes
+from commtax.cost.tensors import Held, copies, held, inventory, padded_vocab, quantisation, weight_bytes
 from commtax.spec import DTYPE_BYTES, Attention, Chip, Engine, Experts, Mlp, Model, Number, Plan
 
 INDEXER_SCALE_BYTES = 4  # the selector's key cache: one fp8 value a channel and one fp32 scale
@@ -25,16 +26,32 @@ class WeightLine:
 
 def weights(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> list[WeightLine]:
     """Weights of one rank of one stage, by part. A local checkpoint's own size, where known, scales them."""
+    scale = model.stored_bytes / total_bytes(model, plan) if model.stored_bytes and not plan.weights_dtype else 1.0
     lines: dict[str, tuple[Number, Number]] = {}
     for row in held(model, plan, engine, stage, pp):
         nbytes, copied = lines.get(row.tensor.part, (0.0, 0.0))
         extra = np.maximum(0, row.bytes_per_rank - row.ideal_bytes)
-        lines[row.tensor.part] = (nbytes + row.bytes_per_rank, copied + extra)
-        if engine.latent_absorbed and row.tensor.name.endswith("kv_b_proj.weight"):
-            more, twice = lines.get("absorbed latent projections", (0.0, 0.0))
-            lines["absorbed latent projections"] = (more + row.tensor.size * row.copies * 2 / plan.tp, twice)
-    scale = model.stored_bytes / total_bytes(model, plan) if model.stored_bytes and not plan.weights_dtype else 1.0
-    return [WeightLine(part, nbytes * scale, copied * scale) for part, (nbytes, copied) in lines.items()]
+        lines[row.tensor.part] = (nbytes + row.bytes_per_rank * scale, copied + extra * scale)
+    for part, nbytes, copied in _beside(model, plan, engine, held(model, plan, engine, stage, pp)):
+        lines[part] = (nbytes, copied)
+    return [WeightLine(part, nbytes, copied) for part, (nbytes, copied) in lines.items()]
+
+
+def _beside(model: Model, plan: Plan, engine: Engine, rows: list[Held]) -> Iterator[tuple[str, Number, Number]]:
+    """What an engine loads beyond the checkpoint's tensors: (part, bytes, of them replicated)."""
+    a = model.attention
+    if engine.latent_absorbed and a.latent:
+        up = sum((r.tensor.size * r.copies for r in rows if r.tensor.name.endswith("kv_b_proj.weight")), start=0)
+        yield "absorbed latent projections", up * DTYPE_BYTES[plan.activations_dtype] / plan.tp, 0.0
+    quant = quantisation(model, plan)
+    if engine.mxfp4_multiple > 1 and quant and quant.dtype == "mxfp4":
+        grown = math.ceil(model.hidden / engine.mxfp4_multiple) * engine.mxfp4_multiple / model.hidden - 1
+        experts = sum((r.bytes_per_rank for r in rows if r.tensor.part == "experts" and r.tensor.linear), start=0.0)
+        yield "padding of mxfp4 experts", experts * grown, 0.0
+    if engine.rotary_table and not model.positions:
+        width = a.latent.rope_dim if a.latent else a.head_dim
+        table = model.max_len * width * DTYPE_BYTES[plan.activations_dtype]
+        yield "rotary table", plan.tp * 0 + float(table), table * (1 - 1 / plan.tp)
 
 
 def total_bytes(model: Model, plan: Plan) -> float:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from commtax.api import Fit, Setup, Traffic, TrainFit, describe_gpus
-from commtax.catalog.models import Published, describe_stored
+from commtax.catalog.models import Published
 from commtax.claims import Claim
 from commtax.cost.memory import kv_bytes_per_token_layer, total_bytes
 from commtax.cost.tensors import num_active_params, num_params
@@ -228,8 +228,9 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
     for name, value in rows:
         table.add_row(Text(name, style="dim"), value)
     console.print(table)
-    if stored := describe_stored(m):
-        console.print(f"  {stored}")
+    if m.stored_bytes:
+        each = m.stored_bytes / num_params(m)
+        console.print(f"  safetensors headers: {format_count(m.stored_bytes)} bytes, {each:.3f} a parameter")
     for p in counts:
         extra = f", of which {format_count(p.beyond)} are {p.includes}" if p.beyond else ""
         console.print(f"  published ({p.kind}): {format_count(p.params)}{extra} [{_cite(p.source)}]", markup=False)
