@@ -109,8 +109,9 @@ def _study_microseconds() -> Claim:
         "study-85-us",
         STUDY,
         f"70B at TP 2 spends 85 µs a step on 160 all-reduces of 32 KB, and 8B 17 µs ({format_seconds(said)} at 60 GB/s)",
-        f"the payload is {format_bytes(payload)} in each of {model.num_layers} layers twice: {format_seconds(real)} on a ring with 3 µs hops",
-        "the payload was doubled, 600 GB/s became 60 on the way, and the hops were left out; 'effective 60 GB/s' is then circular",
+        f"the payload is {format_bytes(payload)}, twice in each of {model.num_layers} layers: "
+        f"{format_seconds(real)} on a ring with 3 µs hops",
+        "the payload was doubled, 600 GB/s became 60, and the hops were left out; 'effective 60 GB/s' is then circular",
         85e-6 / real,
     )
 
@@ -175,7 +176,8 @@ def _lab_tp8() -> Claim:
         LAB,
         "in a node, TP communication is noise: under 10 % of an 8 ms step",
         f"TP 2 {napkin.comm_fraction(napkin.tp_comm_time_per_step(**LLAMA_8B, num_ranks=2, **NVLINK), 8e-3):.1%}; "
-        f"TP 8 on the same ring {napkin.comm_fraction(comm, 8e-3):.0%}, {napkin.comm_fraction(comm, 1e-3):.0%} once compute is split by 8",
+        f"TP 8 on the same ring {napkin.comm_fraction(comm, 8e-3):.0%}, "
+        f"{napkin.comm_fraction(comm, 1e-3):.0%} once compute is split by 8",
         "14 hops instead of 2; one-shot kernels over NVSwitch, near-constant in N, are what keeps TP 8 cheap",
     )
 
@@ -189,7 +191,8 @@ def _lab_infiniband() -> Claim:
         "lab-never-across",
         LAB,
         "tensor parallelism within a node, never across",
-        f"over InfiniBand of 400 Gb/s with 2 to 5 µs it is {parts[0]:.1%} to {parts[1]:.1%} of the same step: it passes the 10 % test",
+        f"over InfiniBand of 400 Gb/s with 2 to 5 µs it is {parts[0]:.1%} to {parts[1]:.1%} of the same step: "
+        "it passes the 10 % test",
         "the test proves 'never' for 10 GbE only (TP 2, one all-reduce at a time)",
     )
 
@@ -237,7 +240,8 @@ def _study_tools() -> Claim:
         "study-tools",
         STUDY,
         "count ncclAllReduce in the profile, watch nvidia-smi nvlink --status, NVLink of H100 is 600 GB/s",
-        f"both directions together are {format_rate(2 * a100.bandwidth_Bps)} on A100 and {format_rate(2 * h100.bandwidth_Bps)} on H100",
+        f"both directions together are {format_rate(2 * a100.bandwidth_Bps)} on A100 "
+        f"and {format_rate(2 * h100.bandwidth_Bps)} on H100",
         "vLLM's custom all-reduce kernels are not named nccl*, so none is found at decode sizes; link traffic shows in "
         "nvidia-smi nvlink -gt d; benchmark_throughput.py has no --batch-size",
         600e9 / (2 * h100.bandwidth_Bps),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +18,15 @@ from commtax.spelling import normalise
 from commtax.units import parse_bytes, parse_count, parse_fraction
 
 Command = Callable[..., None]
+LOADERS: dict[str, Callable[[str], Any]] = {
+    "chips": catalog.chip,
+    "links": catalog.link,
+    "clusters": catalog.cluster,
+    "engines": catalog.engine,
+}
 
 
-class Count(click.ParamType):
+class Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A whole number as vLLM reads it (128k, 128K); with ``auto`` the engine's own choice."""
 
     name = "N"
@@ -27,23 +34,23 @@ class Count(click.ParamType):
     def __init__(self, auto: int | None = None) -> None:
         self.auto = auto
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> int:
         if value == "auto" and self.auto is not None:
             return self.auto
         return parse_count(value, _name(param))
 
 
-class Bytes(click.ParamType):
+class Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     name = "SIZE"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> float:
         return parse_bytes(value, _name(param))
 
 
-class Fraction(click.ParamType):
+class Fraction(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     name = "F"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> float:
         return parse_fraction(value, _name(param))
 
 
@@ -66,7 +73,13 @@ _where = _options(
     click.option("--intra", default="", metavar="LINK", help="Another link inside a host."),
     click.option("--inter", default="", metavar="LINK", help="Another fabric between hosts."),
     click.option("--nics", type=Count(), default=0, help="NICs a host has."),
-    click.option("--engine", "-e", default="", metavar="NAME", help="vllm (default), sglang, trtllm, torch; megatron, fsdp to train."),
+    click.option(
+        "--engine",
+        "-e",
+        default="",
+        metavar="NAME",
+        help="vllm (default), sglang, trtllm, torch; megatron, fsdp to train.",
+    ),
 )
 _axes = _options(
     click.option("--dp", type=Count(), default=1, help="Replicas, or data-parallel ranks (-dp)."),
@@ -103,7 +116,12 @@ def app() -> None:
 @click.option("--context", type=Count(), default=1024, show_default=True, help="Cached tokens, prompt or sequence length.")
 @click.option("--speculative", type=Count(), default=0, help="Drafted tokens a sequence: k + 1 rows are verified.")
 @click.option("--eager", is_flag=True, help="Without CUDA graphs: no padding.")
-@click.option("--ep-backend", default="", metavar="NAME", help="allgather_reducescatter, deepep_high_throughput, deepep_low_latency.")
+@click.option(
+    "--ep-backend",
+    default="",
+    metavar="NAME",
+    help="allgather_reducescatter, deepep_high_throughput, deepep_low_latency.",
+)
 @_training
 @click.option("--exact", is_flag=True, help="What is sent, in bytes and counts (the only view so far).")
 @_json
@@ -222,7 +240,7 @@ def catalog_command(kind: str | None, name: str | None, as_json: bool) -> None:
         else:
             tables.show_model(_console(), model, counts)
         return
-    thing = {"chips": catalog.chip, "links": catalog.link, "clusters": catalog.cluster, "engines": catalog.engine}[kind or ""](name)
+    thing = LOADERS[kind or ""](name)
     if as_json:
         _print_json(documents.thing_document(thing))
     else:
@@ -299,7 +317,7 @@ def _console() -> Any:
     from rich.console import Console
 
     console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in __import__("os").environ:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 160  # a pipe has no width: do not fold tables
     return console
 

@@ -52,7 +52,7 @@ def normalise(argv: list[str]) -> list[str]:
         name = ALIASES.get(name, name)
         result.append(name + equals + value)
         follower = argv[position + 1] if position + 1 < len(argv) else "-"
-        if name == "--ep" and not equals and (bare or not follower.isdigit() and follower != "auto"):
+        if name == "--ep" and not equals and (bare or (not follower.isdigit() and follower != "auto")):
             result.append("auto")
     return result
 

@@ -14,6 +14,7 @@ from commtax.cost.tensors import stage_layers
 from commtax.cost.train_memory import TrainMemory, training_memory
 from commtax.spec import DTYPE_BYTES, Cluster, Model, TrainStep
 
+
 @dataclass(frozen=True, slots=True)
 class Serving:
     """Limits that decide how much memory an engine leaves for KV."""
@@ -81,7 +82,13 @@ def fit(
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     asked = setup(known, place, tp=tp or 1, pp=pp or 1, dp=dp, **plan)
     serving = _serving(
-        asked, max_model_len, max_num_seqs, max_num_batched_tokens, gpu_memory_utilization, block_size, kv_cache_memory_bytes
+        asked,
+        max_model_len,
+        max_num_seqs,
+        max_num_batched_tokens,
+        gpu_memory_utilization,
+        block_size,
+        kv_cache_memory_bytes,
     )
     if tp or pp:
         judged = judge(asked, serving)

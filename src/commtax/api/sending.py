@@ -14,6 +14,7 @@ from commtax.cost.train_traffic import training
 from commtax.ledger import Item
 from commtax.spec import Cluster, Model, Number, TrainStep, Workload
 
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """An item and the link it crosses."""
@@ -80,7 +81,9 @@ def traffic(
         raise ValueError(f"all2all backend '{ep_backend}': {asked.engine.key} has {', '.join(asked.engine.ep_backends) or 'none'}")
     if phase == "train":
         if asked.plan.cp != 1 and np.any(np.asarray(context) % (2 * asked.plan.cp) != 0):
-            raise ValueError(f"context={context}: context parallelism needs a sequence length divisible by 2 x cp = {2 * asked.plan.cp}")
+            raise ValueError(
+                f"context={context}: context parallelism needs a sequence length divisible by 2 x cp = {2 * asked.plan.cp}"
+            )
         items = training(asked.model, asked.plan, TrainStep(micro_batch, context), asked.engine)
         return Traffic(asked, phase, batch, context, micro_batch * context, tuple(items), asked.notes)
     work = workload(phase, batch, context, speculative)

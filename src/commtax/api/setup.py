@@ -78,7 +78,14 @@ def setup(
 def _dtype(name: str, argument: str) -> str:
     if name in ("", "auto"):
         return ""
-    spelled = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
+    spelled = {
+        "bfloat16": "bf16",
+        "float16": "fp16",
+        "half": "fp16",
+        "float32": "fp32",
+        "fp8_e4m3": "fp8",
+        "fp8_e5m2": "fp8",
+    }
     name = spelled.get(name, name)
     if name not in DTYPE_BYTES:
         raise ValueError(f"{argument} '{name}': one of {', '.join(DTYPE_BYTES)}")

@@ -191,7 +191,12 @@ def _gemma3(c: Fields) -> Model:
 
 def _vit(c: Fields, patch_bias: bool = True, class_token: bool = False) -> tuple[tuple[str, tuple[int, ...], int], ...]:
     """A vision transformer with biases and LayerNorms: patches, positions, layers, last norm."""
-    h, wide, layers, patch = c.need("hidden_size"), c.need("intermediate_size"), c.layers("num_hidden_layers"), c.need("patch_size")
+    h, wide, layers, patch = (
+        c.need("hidden_size"),
+        c.need("intermediate_size"),
+        c.layers("num_hidden_layers"),
+        c.need("patch_size"),
+    )
     positions = (c.need("image_size") // patch) ** 2 + class_token
     rows: list[tuple[str, tuple[int, ...], int]] = [
         ("vision.patch.weight", (h, c.number("num_channels", 3) * patch * patch), 1),
@@ -228,7 +233,8 @@ def _qwen_moe(c: Fields, attention: Attention, shared: int) -> Model:
     step, dense_layers = c.number("decoder_sparse_step", 1) or 1, c.config.get("mlp_only_layers") or []
     dense = Mlp(c.number("intermediate_size", 1) or 1)
     blocks = [
-        Block(attention, moe if i not in dense_layers and (i + 1) % step == 0 else dense) for i in range(c.layers("num_hidden_layers"))
+        Block(attention, moe if i not in dense_layers and (i + 1) % step == 0 else dense)
+        for i in range(c.layers("num_hidden_layers"))
     ]
     return _decoder(c, blocks)
 
@@ -247,7 +253,13 @@ def _deepseek(c: Fields, correction_bias: bool = True) -> Model:
     heads, bias = c.need("num_attention_heads"), c.flag("attention_bias")
     latent = Latent(c.number("q_lora_rank", 0), c.need("kv_lora_rank"), c.need("qk_nope_head_dim"), c.need("qk_rope_head_dim"))
     attention = Attention(
-        heads, heads, latent.nope_dim + latent.rope_dim, c.need("v_head_dim"), qkv_bias=bias, out_bias=bias, latent=latent
+        heads,
+        heads,
+        latent.nope_dim + latent.rope_dim,
+        c.need("v_head_dim"),
+        qkv_bias=bias,
+        out_bias=bias,
+        latent=latent,
     )
     width = c.need("moe_intermediate_size")
     moe = Experts(
@@ -257,7 +269,11 @@ def _deepseek(c: Fields, correction_bias: bool = True) -> Model:
         shared_intermediate=width * c.number("n_shared_experts", 0),
         correction_bias=correction_bias,
     )
-    dense, first, every = Mlp(c.need("intermediate_size")), c.number("first_k_dense_replace", 0), c.number("moe_layer_freq", 1) or 1
+    dense, first, every = (
+        Mlp(c.need("intermediate_size")),
+        c.number("first_k_dense_replace", 0),
+        c.number("moe_layer_freq", 1) or 1,
+    )
     blocks = []
     for i in range(c.layers("num_hidden_layers")):
         ffn: Mlp | Experts = moe if i >= first and i % every == 0 else dense
@@ -309,15 +325,17 @@ def _llama4_text(c: Fields) -> Model:
     attention = _attention(c, qkv_bias=bias, out_bias=bias)
     moe = Experts(c.need("num_local_experts"), c.need("num_experts_per_tok"), width, shared_intermediate=width)
     dense = Mlp(c.number("intermediate_size_mlp", width))
-    blocks = [
-        Block(replace(attention, window=chunk if rotary[i] else 0), moe if i in moe_layers else dense) for i in range(count)
-    ]
+    blocks = [Block(replace(attention, window=chunk if rotary[i] else 0), moe if i in moe_layers else dense) for i in range(count)]
     return _decoder(c, blocks)
 
 
 def _llama4(c: Fields) -> Model:
     text, vision = c.inner("text_config"), c.inner("vision_config")
-    wide, middle, out = vision.need("intermediate_size"), vision.need("projector_input_dim"), vision.need("projector_output_dim")
+    wide, middle, out = (
+        vision.need("intermediate_size"),
+        vision.need("projector_input_dim"),
+        vision.need("projector_output_dim"),
+    )
     adapter = (
         ("vision.adapter.fc1.weight", (middle, wide), 1),
         ("vision.adapter.fc2.weight", (out, middle), 1),

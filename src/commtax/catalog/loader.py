@@ -40,7 +40,7 @@ def _value(entry: Any, key: str, named: Mapping[str, Source], sources: dict[str,
     if isinstance(entry, dict):
         return {inner: _value(v, f"{key}.{inner}", named, sources, where) for inner, v in entry.items()}
     if isinstance(entry, (int, float)) and not isinstance(entry, bool):
-        raise ValueError(f"{where}: {key} = {entry} has no source; write [{entry}, \"source\"]")
+        raise ValueError(f'{where}: {key} = {entry} has no source; write [{entry}, "source"]')
     if isinstance(entry, list) and len(entry) == 2 and not isinstance(entry[0], str):
         value, source = entry
         if source not in named:

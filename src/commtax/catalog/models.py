@@ -8,6 +8,7 @@ import struct
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -126,9 +127,8 @@ def _beyond(name: str, num_layers: int) -> bool:
     parts = name.split(".")
     if "mtp" in parts:
         return True
-    return any(
-        a == "layers" and b.isdigit() and int(b) >= num_layers and "vision" not in name for a, b in zip(parts, parts[1:], strict=False)
-    )
+    numbers = [b for a, b in pairwise(parts) if a == "layers" and b.isdigit()]
+    return any(int(n) >= num_layers for n in numbers) and "vision" not in name
 
 
 def _header(shard: Path) -> dict[str, Any]:

@@ -38,12 +38,21 @@ def quant_from(config: Mapping[str, Any], key: str) -> Quant:
 
 
 def _integer(method: str, config: Mapping[str, Any], key: str, ignored: tuple[str, ...]) -> Quant:
-    bits, group = config.get("bits") or config.get("w_bit"), config.get("group_size") or config.get("q_group_size") or 128
+    bits, group = (
+        config.get("bits") or config.get("w_bit"),
+        config.get("group_size") or config.get("q_group_size") or 128,
+    )
     if bits not in (4, 8):
         raise ValueError(f"model {key}: {method} with bits={bits} is not supported (4 or 8)")
     width = max(0, int(group))  # -1: one group a row
     return Quant(
-        method, f"int{bits}", (1, width), scale_bytes=2, zero_point_bits=int(bits), group_index=method == "gptq", ignored=ignored
+        method,
+        f"int{bits}",
+        (1, width),
+        scale_bytes=2,
+        zero_point_bits=int(bits),
+        group_index=method == "gptq",
+        ignored=ignored,
     )
 
 

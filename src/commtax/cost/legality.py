@@ -8,141 +8,165 @@ from typing import Any
 
 import numpy as np
 
-from commtax.cost.tensors import stage_layers
+from commtax.cost.tensors import expert_tp, stage_layers
 from commtax.spec import AXES, Cluster, Engine, Experts, Mlp, Model, Number, Plan
 
 Mask = np.ndarray[Any, Any]
+_BEYOND = 1e15  # far more ranks than any cluster has
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A plan to be judged, with what the rules ask of it."""
+
+    model: Model
+    cluster: Cluster
+    plan: Plan
+    engine: Engine
+
+    @property
+    def dense_width(self) -> int:
+        """The feed-forward width of dense layers; 0 where every layer has experts."""
+        return next((b.ffn.intermediate for b in self.model.blocks if isinstance(b.ffn, Mlp)), 0)
+
+    @property
+    def experts(self) -> Experts:
+        """The experts, or one where there are none."""
+        return self.model.experts or Experts(1, 1, 1)
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of the KV cache that tp must share out; a latent is not shared out at all."""
+        return 1 if self.model.attention.latent else self.model.attention.num_kv_heads
+
+    @property
+    def ep_ranks(self) -> Number:
+        """Ranks among which experts may be spread: Megatron keeps tp inside an expert, serving engines use tp x dp."""
+        p = self.plan
+        return p.dp * p.cp if self.engine.experts_keep_tp else p.tp * p.dp
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule is broken where ``broken`` is true. ``axis`` is the size to change; ``says`` explains with numbers."""
+    """A rule is broken where ``broken`` is true. ``axis`` is the size to change ("": the widest); ``says`` explains."""
 
     name: str
     axis: str
-    broken: Callable[[Model, Cluster, Plan, Engine], Number]
-    says: Callable[[Model, Cluster, Plan, Engine], str]
+    broken: Callable[[Case], Number]
+    says: Callable[[Case], str]
 
 
-def _moe(model: Model) -> Experts:
-    return model.experts or Experts(1, 1, 1)
+def _kv_broken(q: Case) -> Number:
+    shared = np.minimum(q.plan.tp, q.kv_heads)
+    return np.asarray((q.kv_heads % shared != 0) | (q.plan.tp % shared != 0))
 
 
-def _ffn_width(model: Model) -> int:
-    """The width that tp must divide: dense layers' where there are any, else the experts'."""
-    return next((b.ffn.intermediate for b in model.blocks if isinstance(b.ffn, Mlp)), _moe(model).intermediate)
+def _ep_group_broken(q: Case) -> Number:
+    p = q.plan
+    odd = q.ep_ranks % p.ep != 0
+    return (p.ep > 1) & (odd | (p.ep != p.tp * p.dp) if q.engine.ep_is_tp_dp else odd)
 
 
-def _kv_broken(m: Model, c: Cluster, p: Plan, e: Engine) -> Number:
-    if m.attention.latent:
-        return p.tp < 0
-    kv = m.attention.num_kv_heads
-    return (kv % np.minimum(p.tp, kv) != 0) | (p.tp % np.minimum(p.tp, kv) != 0)
+def _ep_group_says(q: Case) -> str:
+    p = q.plan
+    if q.engine.ep_is_tp_dp:
+        return f"ep={p.ep}, but {q.engine.key} spreads experts over tp x dp = {p.tp * p.dp} ranks"
+    return f"ep={p.ep} does not divide the {q.ep_ranks} ranks that experts may be spread over"
 
-
-def _expert_width_broken(m: Model, c: Cluster, p: Plan, e: Engine) -> Number:
-    if m.experts is None:
-        return p.tp < 0
-    inside = p.tp if e.experts_keep_tp else np.maximum(1, p.tp // np.maximum(1, p.ep))
-    return m.experts.intermediate % inside != 0
-
-
-def _ep_group(p: Plan, e: Engine) -> Number:
-    """Ranks among which experts may be spread: Megatron keeps tp inside an expert, serving engines use tp x dp."""
-    return p.dp * p.cp if e.experts_keep_tp else p.tp * p.dp
-
-
-_TOO_FEW = "tp, pp, dp, ep, cp and microbatches are whole numbers of at least 1"
 
 RULES: tuple[Rule, ...] = (
     Rule(
         "sizes-positive",
         "tp",
-        lambda m, c, p, e: ~np.all([_whole(x) for x in (p.tp, p.pp, p.dp, p.ep, p.cp, p.microbatches)], axis=0),
-        lambda m, c, p, e: f"{_TOO_FEW} (got tp={p.tp}, pp={p.pp}, dp={p.dp}, ep={p.ep}, cp={p.cp}, microbatches={p.microbatches})",
+        lambda q: ~_all_whole(q.plan),
+        lambda q: (
+            "tp, pp, dp, ep, cp and microbatches are whole numbers of at least 1, got "
+            + ", ".join(str(getattr(q.plan, name)) for name in ("tp", "pp", "dp", "ep", "cp", "microbatches"))
+        ),
     ),
     Rule(
         "gpus",
         "",
-        lambda m, c, p, e: p.num_gpus > c.num_gpus,
-        lambda m, c, p, e: f"tp {p.tp} x cp {p.cp} x pp {p.pp} x dp {p.dp} = {p.num_gpus} GPUs, and {c.key} has {c.num_gpus}",
+        lambda q: q.plan.num_gpus > q.cluster.num_gpus,
+        lambda q: (
+            f"tp {q.plan.tp} x cp {q.plan.cp} x pp {q.plan.pp} x dp {q.plan.dp} = {q.plan.num_gpus} GPUs, "
+            f"and {q.cluster.key} has {q.cluster.num_gpus}"
+        ),
     ),
     Rule(
         "heads-divisible",
         "tp",
-        lambda m, c, p, e: m.attention.num_heads % p.tp != 0,
-        lambda m, c, p, e: f"{m.attention.num_heads} attention heads of {m.key} do not divide by tp={p.tp}",
+        lambda q: q.model.attention.num_heads % q.plan.tp != 0,
+        lambda q: f"{q.model.attention.num_heads} attention heads of {q.model.key} do not divide by tp={q.plan.tp}",
     ),
     Rule(
         "kv-heads-divisible",
         "tp",
         _kv_broken,
-        lambda m, c, p, e: f"{m.attention.num_kv_heads} KV heads of {m.key} neither divide by tp={p.tp} nor divide it",
+        lambda q: f"{q.kv_heads} KV heads of {q.model.key} neither divide by tp={q.plan.tp} nor divide it",
     ),
     Rule(
         "ffn-divisible",
         "tp",
-        lambda m, c, p, e: _ffn_width(m) % p.tp != 0 if not all(isinstance(b.ffn, Experts) for b in m.blocks) else p.tp < 0,
-        lambda m, c, p, e: f"feed-forward width {_ffn_width(m)} of {m.key} does not divide by tp={p.tp}",
+        lambda q: q.dense_width % q.plan.tp != 0,
+        lambda q: f"feed-forward width {q.dense_width} of {q.model.key} does not divide by tp={q.plan.tp}",
     ),
     Rule(
         "expert-width-divisible",
         "tp",
-        _expert_width_broken,
-        lambda m, c, p, e: f"expert width {_moe(m).intermediate} of {m.key} does not divide by tp={p.tp}",
+        lambda q: (q.experts.intermediate % expert_tp(q.plan, q.engine) != 0) & (q.model.experts is not None),
+        lambda q: f"expert width {q.experts.intermediate} of {q.model.key} does not divide by tp={q.plan.tp}",
     ),
     Rule(
         "layers",
         "pp",
-        lambda m, c, p, e: p.pp > m.num_layers,
-        lambda m, c, p, e: f"pp={p.pp} stages, but {m.key} has {m.num_layers} layers",
+        lambda q: q.plan.pp > q.model.num_layers,
+        lambda q: f"pp={q.plan.pp} stages, but {q.model.key} has {q.model.num_layers} layers",
     ),
     Rule(
         "ep-needs-experts",
         "ep",
-        lambda m, c, p, e: (p.ep > 1) & (m.experts is None),
-        lambda m, c, p, e: f"ep={p.ep}, but {m.key} is dense: it has no experts to spread",
+        lambda q: (q.plan.ep > 1) & (q.model.experts is None),
+        lambda q: f"ep={q.plan.ep}, but {q.model.key} is dense: it has no experts to spread",
     ),
     Rule(
         "experts-divisible",
         "ep",
-        lambda m, c, p, e: (_moe(m).num_experts % p.ep != 0) & (m.experts is not None),
-        lambda m, c, p, e: f"{_moe(m).num_experts} experts of {m.key} do not divide by ep={p.ep}",
+        lambda q: (q.experts.num_experts % q.plan.ep != 0) & (q.model.experts is not None),
+        lambda q: f"{q.experts.num_experts} experts of {q.model.key} do not divide by ep={q.plan.ep}",
     ),
-    Rule(
-        "ep-group",
-        "ep",
-        lambda m, c, p, e: (p.ep > 1) & ((_ep_group(p, e) % p.ep != 0) | (e.ep_is_tp_dp & (p.ep != p.tp * p.dp))),
-        lambda m, c, p, e: (
-            f"ep={p.ep}, but {e.key} spreads experts over tp x dp = {p.tp * p.dp} ranks"
-            if e.ep_is_tp_dp
-            else f"ep={p.ep} does not divide the {_ep_group(p, e)} ranks that experts may be spread over"
-        ),
-    ),
+    Rule("ep-group", "ep", _ep_group_broken, _ep_group_says),
     Rule(
         "cp-engine",
         "cp",
-        lambda m, c, p, e: (p.cp > 1) & ("train" not in e.phases),
-        lambda m, c, p, e: f"cp={p.cp}: context parallelism is modelled for training engines (megatron, fsdp), not for {e.key}",
+        lambda q: (q.plan.cp > 1) & ("train" not in q.engine.phases),
+        lambda q: f"cp={q.plan.cp}: context parallelism is modelled for training engines (megatron, fsdp), not for {q.engine.key}",
     ),
 )
 
 
-def _whole(value: Number) -> Number:
+def _whole(value: Number) -> Mask:
     number = np.asarray(value, dtype=float)
     with np.errstate(invalid="ignore"):
-        return np.isfinite(number) & (number >= 1) & (number == np.floor(number))
+        return np.asarray(np.isfinite(number) & (number >= 1) & (number == np.floor(number)))
+
+
+def _all_whole(plan: Plan) -> Mask:
+    sizes = np.broadcast_arrays(plan.tp, plan.pp, plan.dp, plan.ep, plan.cp, plan.microbatches)
+    return np.asarray(np.logical_and.reduce([_whole(x) for x in sizes]))
 
 
 def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
     """0 where a plan is legal, else 1 + the index in ``RULES`` of the first rule it breaks; shaped as the plan."""
     sizes = np.broadcast_arrays(plan.tp, plan.pp, plan.dp, plan.ep, plan.cp, plan.microbatches)
-    good = np.all([_whole(x) for x in sizes], axis=0)
-    safe = [np.where(good, x, 1).astype(np.int64) for x in sizes]
-    whole = Plan(*safe[:5], microbatches=safe[5], order=plan.order)
+    good = _all_whole(plan)
+    safe = [np.minimum(np.where(good, x, 1).astype(float), _BEYOND) for x in sizes]  # products stay finite and exact enough
+    tp, pp, dp, ep, cp, microbatches = safe
+    whole = replace(plan, tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=microbatches)
+    case = Case(model, cluster, whole, engine)
     result = np.where(good, 0, 1)
     for code, rule in enumerate(RULES[1:], start=2):
-        broken = np.broadcast_to(np.asarray(rule.broken(model, cluster, whole, engine)), result.shape)
+        broken = np.broadcast_to(np.asarray(rule.broken(case)), result.shape)
         result = np.where((result == 0) & broken, code, result)
     return result
 
@@ -152,32 +176,29 @@ def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:
     code = int(codes(model, cluster, plan, engine))
     if not code:
         return
-    rule = RULES[code - 1]
-    raise ValueError(f"{rule.name}: {rule.says(model, cluster, plan, engine)}{_nearest(rule, model, cluster, plan, engine)}")
+    rule, case = RULES[code - 1], Case(model, cluster, plan, engine)
+    raise ValueError(f"{rule.name}: {rule.says(case)}{_nearest(rule, case)}")
 
 
 def legal_values(axis: str, model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[int]:
     """All values of one axis that are legal with the rest of the plan as it is."""
     upper = min(cluster.num_gpus, 65_536)
     if axis == "ep":
-        upper = min(upper, _moe(model).num_experts)
+        upper = min(upper, model.experts.num_experts if model.experts else 1)
     values = np.arange(1, upper + 1)
-    ok = codes(model, cluster, replace(plan, **{axis: values}), engine) == 0
+    change: dict[str, Any] = {axis: values}
+    ok = codes(model, cluster, replace(plan, **change), engine) == 0
     return [int(v) for v in values[ok]]
 
 
-def _nearest(rule: Rule, model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> str:
+def _nearest(rule: Rule, q: Case) -> str:
     if rule.name == "sizes-positive":
         return ""
-    # Too many GPUs: the widest axis is the one to shrink.
-    axis = rule.axis or max(AXES, key=lambda name: int(getattr(plan, name)))
-    wanted = int(getattr(plan, axis))
-    values = legal_values(axis, model, cluster, plan, engine)
-    if not values:
-        return ""
-    below = [v for v in values if v < wanted][-1:]
-    above = [v for v in values if v > wanted][:1]
-    return f"; nearest legal {axis}: {' or '.join(map(str, below + above))}"
+    axis = rule.axis or max(AXES, key=lambda name: int(getattr(q.plan, name)))
+    wanted = int(getattr(q.plan, axis))
+    values = legal_values(axis, q.model, q.cluster, q.plan, q.engine)
+    near = [v for v in values if v < wanted][-1:] + [v for v in values if v > wanted][:1]
+    return f"; nearest legal {axis}: {' or '.join(map(str, near))}" if near else ""
 
 
 def notes(model: Model, cluster: Cluster, plan: Plan) -> list[str]:

@@ -119,12 +119,7 @@ def activation_bytes(model: Model, plan: Plan, engine: Engine, tokens: Number, s
     act = DTYPE_BYTES[plan.activations_dtype]
     widest: Number = 0.0
     for block in model.blocks:
-        f = block.ffn
-        if isinstance(f, Mlp):
-            width = (3 if f.gated else 2) * f.intermediate / plan.tp
-        else:
-            width = _expert_width(f, model.hidden, plan)
-        widest = np.maximum(widest, width)
+        widest = np.maximum(widest, _ffn_width(block.ffn, model.hidden, plan))
     layer = tokens * (3 * model.hidden + widest) * act
     if not last_stage:
         return layer
@@ -132,8 +127,11 @@ def activation_bytes(model: Model, plan: Plan, engine: Engine, tokens: Number, s
     return np.maximum(layer, logits + 2 * tokens * model.hidden * act)
 
 
-def _expert_width(f: Experts, hidden: int, plan: Plan) -> Number:
+def _ffn_width(f: Mlp | Experts, hidden: int, plan: Plan) -> Number:
+    """Elements a row needs at the widest point of a feed-forward layer."""
     inner = f.intermediate / plan.tp
+    if isinstance(f, Mlp):
+        return (3 if f.gated else 2) * inner
     return f.top_k * (np.maximum(2 * inner, hidden) + inner) + 3 * f.shared_intermediate / plan.tp
 
 

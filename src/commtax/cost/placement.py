@@ -29,15 +29,15 @@ def span(axis: str, plan: Plan, cluster: Cluster) -> Span:
     n). ``ep`` groups follow tp x cp x dp; the gradient group ``dp-cp`` joins dp and cp.
     """
     sizes = {"tp": plan.tp, "cp": plan.cp, "pp": plan.pp, "dp": plan.dp}
+    ranks: Number
+    stride: Number
     if axis == "ep":
         ranks, stride = plan.ep, 1
         inner = np.minimum(plan.ep, plan.tp * plan.cp)
         if plan.order.index("pp") < plan.order.index("dp"):  # dp ranks of one group lie pp x tp apart
             wide = span("dp", plan, cluster)
             outer = plan.ep / np.maximum(1, inner)
-            per_domain = np.where(
-                outer > 1, inner * np.minimum(outer, wide.ranks_per_domain), np.minimum(inner, cluster.domain)
-            )
+            per_domain = np.where(outer > 1, inner * np.minimum(outer, wide.ranks_per_domain), np.minimum(inner, cluster.domain))
             return _span(ranks, per_domain)
     elif axis == "dp-cp":
         ranks = plan.dp * plan.cp

@@ -93,9 +93,7 @@ def _attention(hidden: int, a: Attention) -> Iterator[_Row]:
         elif a.qk_norm == "full":
             yield "self_attn.q_norm.weight", (q,), "heads", "norm", False
             yield "self_attn.k_norm.weight", (kv,), "kv", "norm", False
-    yield from _linear(
-        "self_attn.o_proj", hidden, a.num_heads * a.v_head_dim, "heads", "attention", "full" if a.out_bias else ""
-    )
+    yield from _linear("self_attn.o_proj", hidden, a.num_heads * a.v_head_dim, "heads", "attention", "full" if a.out_bias else "")
     if a.sinks:
         yield "self_attn.sinks", (a.num_heads,), "heads", "attention", False
     if a.indexer:

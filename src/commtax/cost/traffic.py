@@ -32,9 +32,7 @@ def padded_rows(rows: Number, work: Workload, engine: Engine, eager: bool = Fals
     return padded if np.ndim(padded) else float(padded)
 
 
-def inference(
-    model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_backend: str = "", eager: bool = False
-) -> list[Item]:
+def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_backend: str = "", eager: bool = False) -> list[Item]:
     """All collectives of one step of one replica (and, with expert parallelism over dp, of the group it moves with)."""
     act = DTYPE_BYTES[plan.activations_dtype]
     rows = padded_rows(work.rows, work, engine, eager)
@@ -89,7 +87,15 @@ def _experts(model: Model, plan: Plan, rows: Number, engine: Engine, backend: st
     if backend == AG_RS:
         lines = [
             Item("expert dispatch", "ep", "all-gather", group_rows * wire, plan.ep, count, "every token to every rank"),
-            Item("expert routing", "ep", "all-gather", group_rows * moe.top_k * 8, plan.ep, count, "ids int32, weights fp32"),
+            Item(
+                "expert routing",
+                "ep",
+                "all-gather",
+                group_rows * moe.top_k * 8,
+                plan.ep,
+                count,
+                "ids int32, weights fp32",
+            ),
             Item("expert combine", "ep", "reduce-scatter", group_rows * wire, plan.ep, count),
         ]
     else:
@@ -101,14 +107,17 @@ def _experts(model: Model, plan: Plan, rows: Number, engine: Engine, backend: st
             Item("expert combine", "ep", "all-to-all", mine * copies * wire, plan.ep, count, "bf16 back"),
         ]
     regather = np.where(split, count, 0)[()]
-    return [*lines, _tp("expert output", "all-gather", mine * plan.tp * wire, regather, plan, "tokens back to every tp rank")]
+    return [
+        *lines,
+        _tp("expert output", "all-gather", mine * plan.tp * wire, regather, plan, "tokens back to every tp rank"),
+    ]
 
 
 def expected_destinations(moe: Experts, ep: Number) -> Number:
     """Mean number of different ranks that a token's ``top_k`` experts lie on, routing uniform: ep (1 - C(E-E/ep, k)/C(E, k)).
 
     >>> round(float(expected_destinations(Experts(256, 8, 2048), 8)), 2)
-    5.3
+    5.29
     """
     others = moe.num_experts - moe.num_experts / ep
     missed: Number = 1.0

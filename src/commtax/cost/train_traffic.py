@@ -111,7 +111,15 @@ def _context(model: Model, plan: Plan, rows: Number, layers: Number, engine: Eng
     hops = plan.cp - 1
     return [
         Item("keys and values", "cp", "send-recv", chunk, plan.cp * 0 + 2, each * hops * (_passes(plan) + 1)),
-        Item("their gradients", "cp", "send-recv", chunk, plan.cp * 0 + 2, each * plan.cp, "the last hop brings them home"),
+        Item(
+            "their gradients",
+            "cp",
+            "send-recv",
+            chunk,
+            plan.cp * 0 + 2,
+            each * plan.cp,
+            "the last hop brings them home",
+        ),
     ]
 
 

@@ -45,7 +45,19 @@ def _question(asked: Setup) -> Document:
 
 
 def _plan(plan: Plan) -> Document:
-    names = ("tp", "pp", "dp", "ep", "cp", "sequence_parallel", "zero", "microbatches", "schedule", "chunks", "recompute")
+    names = (
+        "tp",
+        "pp",
+        "dp",
+        "ep",
+        "cp",
+        "sequence_parallel",
+        "zero",
+        "microbatches",
+        "schedule",
+        "chunks",
+        "recompute",
+    )
     kinds = ("order", "weights_dtype", "activations_dtype", "kv_dtype", "grads_dtype")
     found: Document = {name: getattr(plan, name) for name in (*names, *kinds)}
     return {**found, "weights_dtype": plan.weights_dtype or "checkpoint", "order": list(plan.order)}
@@ -177,9 +189,16 @@ def model_document(model: Model, counts: Iterable[Published]) -> Document:
         "max_len": model.max_len,
         "aliases": model.aliases,
         "source": _source(model.source) if model.source else None,
-        "published": [{"params": p.params, "kind": p.kind, "beyond": p.beyond, "includes": p.includes, **_source(p.source)} for p in counts],
+        "published": [
+            {"params": p.params, "kind": p.kind, "beyond": p.beyond, "includes": p.includes, **_source(p.source)} for p in counts
+        ],
         "tensors": [
-            {"name": t.name, "shape": t.shape, "split": t.split, "layers": model.layers.count(t.where) if t.where >= 0 else 1}
+            {
+                "name": t.name,
+                "shape": t.shape,
+                "split": t.split,
+                "layers": model.layers.count(t.where) if t.where >= 0 else 1,
+            }
             for t in inventory(model)
         ],
     }

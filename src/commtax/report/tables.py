@@ -69,8 +69,13 @@ def _workload_line(found: Traffic) -> str:
             f"train: global batch {format_count(batch)} sequences of {format_count(float(found.context))} tokens, "
             f"{format_count(float(plan.microbatches))} microbatches a replica, ZeRO {plan.zero}, recompute {plan.recompute}"
         )
-    what = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mixed": "cached tokens each, and one prompt as long"}
-    return f"{found.phase}: batch {format_count(float(found.batch))} a replica, {format_count(float(found.context))} {what[found.phase]}"
+    what = {
+        "decode": "cached tokens each",
+        "prefill": "prompt tokens each",
+        "mixed": "cached tokens each, and one prompt as long",
+    }
+    batch, context = format_count(float(found.batch)), format_count(float(found.context))
+    return f"{found.phase}: batch {batch} a replica, {context} {what[found.phase]}"
 
 
 def show_fit(console: Console, found: Fit) -> None:
@@ -80,9 +85,20 @@ def show_fit(console: Console, found: Fit) -> None:
     verdict = "fits" if found.fits else "does not fit"
     size = describe_gpus(plan)
     chosen = "smallest that fits: " if found.chosen and found.fits else "nearest: " if found.chosen else ""
-    console.print(Text(f"{asked.model.key} {verdict} on {_where(asked)}: {chosen}{size}", style="bold green" if found.fits else "bold red"))
+    console.print(
+        Text(
+            f"{asked.model.key} {verdict} on {_where(asked)}: {chosen}{size}",
+            style="bold green" if found.fits else "bold red",
+        )
+    )
     stage = f", stage {found.stage + 1} of {int(plan.pp)} (the tightest)" if plan.pp > 1 else ""
-    table = _table("each rank holds", ">bytes", ">share", "note", title=f"{chip.name}: {format_bytes(chip.visible_bytes)} visible{stage}")
+    table = _table(
+        "each rank holds",
+        ">bytes",
+        ">share",
+        "note",
+        title=f"{chip.name}: {format_bytes(chip.visible_bytes)} visible{stage}",
+    )
     total = chip.visible_bytes
     for name, nbytes, note in _fit_rows(found):
         table.add_row(name, format_bytes(nbytes), f"{nbytes / total:.1%}", note)
@@ -118,7 +134,11 @@ def _fit_rows(found: Fit) -> Iterator[tuple[str, float, str]]:
         yield f"weights: {line.part}", float(line.nbytes), f"{format_bytes(copied)} replicated" if copied > 0.5 else ""
     yield "activations (peak)", found.activation_bytes, "of the profile run"
     yield "communicators and workspaces", found.other_bytes, ""
-    yield "KV cache", max(0.0, found.kv_bytes), "what the budget leaves" if not found.serving.kv_cache_bytes else "as given"
+    yield (
+        "KV cache",
+        max(0.0, found.kv_bytes),
+        "what the budget leaves" if not found.serving.kv_cache_bytes else "as given",
+    )
     if found.graph_bytes:
         yield "CUDA graphs", found.graph_bytes, "beside the budget"
 
@@ -132,7 +152,8 @@ def show_train_fit(console: Console, found: TrainFit) -> None:
     plan = asked.plan
     console.print(
         f"microbatch {found.step.micro_batch} x {format_count(float(found.step.seq))} tokens, {plan.microbatches} in a step, "
-        f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}, sequence parallel {'on' if plan.sequence_parallel else 'off'}"
+        f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}, "
+        f"sequence parallel {'on' if plan.sequence_parallel else 'off'}"
     )
     title = f"{chip.name}: {format_bytes(found.budget_bytes)} usable, stage 1 of {plan.pp}"
     table = _table("each rank holds", ">bytes", ">share", "note", title=title)
@@ -205,7 +226,13 @@ def show_models(console: Console, models: list[Model]) -> None:
         a = m.attention
         kv = "latent" if a.latent else str(a.num_kv_heads)
         stored = m.quant.dtype if m.quant else m.dtype
-        counts = (format_count(num_params(m)), f"{num_active_params(m) / 1e9:.3g} B", str(m.num_layers), str(m.hidden), str(a.num_heads))
+        counts = (
+            format_count(num_params(m)),
+            f"{num_active_params(m) / 1e9:.3g} B",
+            str(m.num_layers),
+            str(m.hidden),
+            str(a.num_heads),
+        )
         table.add_row(m.key, *counts, kv, stored, format_count(m.max_len))
     console.print(table)
 
@@ -217,9 +244,15 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
     rows = [
         ("parameters", format_count(num_params(m))),
         ("active for a token", f"{format_count(active)} ({format_count(without)} without the input embedding)"),
-        ("weights", f"{format_bytes(m.stored_bytes or total_bytes(m, Plan()))} as stored ({m.quant.method if m.quant else m.dtype})"),
+        (
+            "weights",
+            f"{format_bytes(m.stored_bytes or total_bytes(m, Plan()))} as stored ({m.quant.method if m.quant else m.dtype})",
+        ),
         ("KV of a token", f"{format_bytes(kv)} in bf16 on one rank"),
-        ("shape", f"{m.num_layers} layers, hidden {m.hidden}, {m.attention.num_heads} heads, vocabulary {format_count(m.vocab)}"),
+        (
+            "shape",
+            f"{m.num_layers} layers, hidden {m.hidden}, {m.attention.num_heads} heads, vocabulary {format_count(m.vocab)}",
+        ),
         ("longest context", format_count(m.max_len)),
         ("also called", ", ".join(m.aliases) or "-"),
         ("source", _cite(m.source)),

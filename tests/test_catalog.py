@@ -1,0 +1,229 @@
+"""The catalogue: strict files, a source for every number, exact lookups with help on a miss."""
+
+import tomllib
+from importlib.resources import files
+
+import pytest
+
+from commtax import catalog
+from commtax.catalog.loader import record
+from commtax.spec import Chip, Link
+
+CHIPS = [
+    "a100-40-sxm",
+    "a100-80-sxm",
+    "a100-40-pcie",
+    "a100-80-pcie",
+    "h100-sxm",
+    "h100-pcie",
+    "h100-nvl",
+    "h100-96-hbm2e",
+    "h200-sxm",
+    "h20",
+    "b200-sxm",
+    "b300-sxm",
+    "gb200",
+    "l4",
+    "l40s",
+    "a10",
+    "a40",
+    "t4",
+    "v100-16-sxm",
+    "v100-32-sxm",
+    "rtx-3090",
+    "rtx-4090",
+    "rtx-5090",
+    "rtx-pro-6000",
+    "mi300x",
+    "mi325x",
+    "mi355x",
+    "cpu",
+]
+LINKS = [
+    "nvlink2",
+    "nvlink3",
+    "nvlink4",
+    "nvlink5",
+    "nvlink-bridge",
+    "pcie3",
+    "pcie3-x8",
+    "pcie4",
+    "pcie4-x8",
+    "pcie5",
+    "pcie5-x8",
+    "xgmi-mi300x",
+    "ib-hdr",
+    "ib-ndr",
+    "ib-xdr",
+    "roce-100",
+    "roce-200",
+    "roce-400",
+    "efa-100",
+    "efa-400",
+    "1gbe",
+    "10gbe",
+    "25gbe",
+    "100gbe",
+]
+CLUSTERS = [
+    "dgx-a100",
+    "dgx-h100",
+    "dgx-h200",
+    "dgx-b200",
+    "gb200-nvl72",
+    "p4d",
+    "p4de",
+    "p5",
+    "p5e",
+    "a3-mega",
+    "8xl40s-pcie",
+    "4x4090-pcie",
+    "8xmi300x",
+]
+
+
+@pytest.mark.parametrize("key", CHIPS)
+def test_chip(key):
+    chip = catalog.chip(key)
+    assert chip.key == key
+    assert 0.85 < chip.visible_bytes / chip.memory_bytes < 1.08, "visible and nominal memory differ"
+    assert catalog.link(chip.intra).scope == "intra"
+    assert catalog.link(chip.inter).scope == "inter"
+    assert chip.flops_per_s
+    numbers = {"memory_bytes", "visible_bytes", "memory_Bps", *(f"flops_per_s.{d}" for d in chip.flops_per_s)}
+    assert numbers <= chip.sources.keys(), "a number without its source"
+
+
+@pytest.mark.parametrize("key", LINKS)
+def test_link(key):
+    link = catalog.link(key)
+    assert link.key == key
+    assert link.bandwidth_Bps > 0
+    assert link.latency_s > 0
+    assert {"bandwidth_Bps", "latency_s"} <= link.sources.keys()
+
+
+@pytest.mark.parametrize("key", CLUSTERS)
+def test_cluster(key):
+    cluster = catalog.cluster(key)
+    assert cluster.key == key
+    assert cluster.num_gpus == cluster.gpus_per_host
+    assert catalog.cluster(f"4x{key}").num_hosts == 4
+
+
+def test_every_file_loads_and_says_its_own_name():
+    for kind, load in (
+        ("chips", catalog.chip),
+        ("links", catalog.link),
+        ("clusters", catalog.cluster),
+        ("engines", catalog.engine),
+    ):
+        for key in catalog.keys(kind):
+            assert load(key).key == key
+
+
+def test_aliases_are_unique():
+    for kind in ("chips", "links", "clusters", "engines"):
+        owner = {key: key for key in catalog.keys(kind)}
+        for key in catalog.keys(kind):
+            for alias in tomllib.loads((files("commtax.catalog") / kind / f"{key}.toml").read_text()).get("aliases", []):
+                name = alias.lower().replace("_", "-")
+                assert owner.setdefault(name, key) == key, f"{alias} names {owner[name]} and {key}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [  # per GPU, one direction; dense peaks (vendor datasheets)
+        ("nvlink4", 450e9),
+        ("nvlink3", 300e9),
+        ("nvlink5", 900e9),
+        ("ib-ndr", 50e9),
+        ("10gbe", 1.25e9),
+        ("pcie5", 63.015e9),
+    ],
+)
+def test_link_anchors(name, value):
+    assert catalog.link(name).bandwidth_Bps == value
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "memory_Bps"),
+    [
+        ("h100-sxm", 989.4e12, 3.35e12),
+        ("h200-sxm", 989.4e12, 4.8e12),
+        ("a100-80-sxm", 312e12, 2.039e12),
+        ("l40s", 362.05e12, 864e9),
+        ("mi300x", 1307.4e12, 5.3e12),
+    ],
+)
+def test_chip_anchors(name, bf16, memory_Bps):
+    chip = catalog.chip(name)
+    assert chip.flops_per_s["bf16"] == pytest.approx(bf16, rel=0.002)
+    assert chip.memory_Bps == pytest.approx(memory_Bps, rel=0.002)
+
+
+def test_counted_clusters():
+    two = catalog.cluster("2x8xh100-sxm")
+    assert (two.num_hosts, two.num_gpus, two.domain, two.nics_per_host) == (2, 16, 8, 8)
+    assert catalog.cluster("h200").num_gpus == 1
+    rack = catalog.cluster("18x4xgb200")
+    assert (rack.num_gpus, rack.domain) == (72, 72)
+    slow = catalog.cluster("2x8xh100-sxm", inter="10gbe")
+    assert (slow.inter.key, slow.nics_per_host) == ("10gbe", 1)
+    assert catalog.cluster("2x8xh100-sxm", inter="ib-ndr", nics=4).nics_per_host == 4
+    assert catalog.cluster("8xh100-sxm", intra="pcie5").nvlink_domain == 1
+
+
+@pytest.mark.parametrize("name", ["h100_sxm", "H100-SXM", "h100", "h100-80gb-hbm3"])
+def test_spellings_of_a_chip(name):
+    assert catalog.chip(name).key == "h100-sxm"
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: catalog.chip("h10-sxm"), "did you mean h100-sxm"),
+        (lambda: catalog.link("nvlink-4"), "did you mean"),
+        (lambda: catalog.cluster("8xh100sxm"), "did you mean"),
+        (lambda: catalog.cluster("0xh100-sxm"), "at least 1"),
+        (lambda: catalog.cluster("8x"), "write 8xh100-sxm"),
+        (lambda: catalog.cluster("2000000x8xh100-sxm"), "more than"),
+        (lambda: catalog.engine("vlm"), "did you mean vllm"),
+    ],
+)
+def test_a_miss_is_explained(call, says):
+    with pytest.raises(ValueError, match=says):
+        call()
+
+
+def table(**changes):
+    good = {
+        "key": "x",
+        "name": "x",
+        "kind": "pcie",
+        "scope": "intra",
+        "switched": False,
+        "bandwidth_Bps": [1e9, "s"],
+        "latency_s": [1e-6, "s"],
+        "sources": {"s": {"title": "t", "url": "", "date": ""}},
+    }
+    return {k: v for k, v in {**good, **changes}.items() if v is not None}
+
+
+def test_loader_is_strict():
+    assert record(Link, table(), "x").sources["latency_s"].title == "t"
+    for bad, says in (
+        ({"bandwith_Bps": [1, "s"]}, "unknown key 'bandwith_Bps'; did you mean"),
+        ({"latency_s": None}, "missing latency_s"),
+        ({"latency_s": 1e-6}, "has no source"),
+        ({"latency_s": [1e-6, "nowhere"]}, "not given"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            record(Link, table(**bad), "x")
+
+
+def test_no_number_in_a_chip_goes_without_a_source():
+    for key in catalog.keys("chips"):
+        chip = catalog.chip(key)
+        numbers = [n for n in Chip.__slots__ if isinstance(getattr(chip, n), (int, float)) and getattr(chip, n)]
+        assert set(numbers) <= chip.sources.keys(), key

@@ -1,0 +1,176 @@
+"""The command as a whole process: answers, JSON, spellings, and one clear line for every mistake."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from commtax.spelling import normalise
+
+
+def run(*words, **kwargs):
+    return subprocess.run([sys.executable, "-m", "commtax", *words], capture_output=True, text=True, check=False, **kwargs)
+
+
+def document(*words, code=0):
+    done = run(*words, "--json")
+    assert done.returncode == code, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_fit_json():
+    found = document("fit", "llama-3.1-70b", "--cluster", "8xh100-sxm")
+    keys = {
+        "schema", "fits", "tp", "pp", "weights_bytes_per_rank", "kv_bytes_per_token_per_rank", "kv_tokens", "kv_blocks_per_rank",
+        "block_size", "max_concurrency", "shortfall_bytes",
+    }  # fmt: skip
+    assert keys <= found.keys()
+    assert (found["fits"], found["tp"], found["pp"], found["shortfall_bytes"]) == (True, 4, 1, 0)
+    assert found["kv_bytes_per_token_per_rank"] == 2 * 80 * 2 * 128 * 2
+    assert found["kv_tokens"] == found["kv_blocks_per_rank"] * found["block_size"]
+    assert sum(w["bytes"] for w in found["weights"]) == pytest.approx(found["weights_bytes_per_rank"])
+
+
+def test_fit_says_no_with_exit_1():
+    found = document("fit", "llama-3.1-405b", "--cluster", "8xh100-sxm", code=1)
+    assert not found["fits"]
+    assert found["shortfall_bytes"] > 0
+    assert found["advice"]
+    assert "does not fit" in run("fit", "llama-3.1-405b", "--cluster", "8xh100-sxm").stdout
+
+
+def test_fit_in_the_words_of_the_log():
+    text = run("fit", "llama-3.1-8b", "--cluster", "h100-sxm", "--max-model-len", "8K").stdout
+    for words in (
+        "Model loading took 14.9888 GiB",
+        "Available KV cache memory:",
+        "GPU KV cache size:",
+        "# GPU blocks:",
+    ):
+        assert words in text
+    assert "Maximum concurrency for 8,192 tokens per request" in text
+
+
+def test_bill_exact_json():
+    found = document("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "8", "--exact")
+    assert found["schema"] == "commtax.bill-exact/1"
+    items = {(i["what"], i["op"]): i for i in found["items"]}
+    assert {"axis", "op", "nbytes", "ranks", "count"} <= items["attention output", "all-reduce"].keys()
+    assert items["attention output", "all-reduce"]["nbytes"] == 8192
+    assert sum(i["count"] for i in found["items"]) == 66
+
+
+def test_bill_training_json():
+    found = document(
+        "bill", "llama-3.1-70b", "--cluster", "8x8xh100-sxm", "--phase", "train", "-tp", "8", "-pp", "4", "-dp", "2",
+        "--global-batch", "32", "--seq", "4096", "--zero", "1", "--sequence-parallel",
+    )  # fmt: skip
+    assert found["plan"]["microbatches"] == 16
+    assert {"tp", "pp", "dp"} == {i["axis"] for i in found["items"]}
+
+
+def test_catalog_json():
+    found = document("catalog", "models", "mixtral-8x7b")
+    assert (found["params"], found["active_params"]) == (46_702_792_704, 12_879_925_248)
+    assert document("catalog", "chips", "h100")["memory_Bps"] == 3.35e12
+    assert "h100-sxm" in document("catalog", "chips")["chips"]
+    assert len(document("catalog")["models"]) >= 30
+    assert document("catalog", "clusters", "2x8xh100-sxm")["nics_per_host"] == 8
+    assert document("catalog", "engines", "vllm")["order"] == ["tp", "cp", "pp", "dp"]
+
+
+@pytest.mark.parametrize(
+    "words", [("catalog",), ("catalog", "chips", "gb200"), ("catalog", "models", "glm-5"), ("claims",), ("--help",)]
+)
+def test_readable_output(words):
+    done = run(*words)
+    assert done.returncode == 0
+    assert len(done.stdout) > 200
+    assert not done.stderr
+
+
+def test_spellings_of_the_engines():
+    ours = document("bill", "mixtral-8x7b", "-c", "8xh100-sxm", "-tp", "4", "-dp", "2", "-ep")
+    for words in (
+        ("--tensor-parallel-size", "4", "--data-parallel-size", "2", "--enable-expert-parallel"),
+        ("--tensor_parallel_size=4", "--data_parallel_size=2", "--enable_expert_parallel"),
+        ("--tp", "4", "--dp", "2", "--ep", "8"),
+        ("--ep-size", "8", "--tp-size", "4", "--dp-size", "2"),
+    ):
+        assert document("bill", "mixtral-8x7b", "-c", "8xh100-sxm", *words) == ours
+    assert ours["plan"]["ep"] == 8
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        (["-ep"], ["--ep", "auto"]),
+        (["-ep", "-tp", "8"], ["--ep", "auto", "--tp", "8"]),
+        (["-ep", "16"], ["--ep", "16"]),
+        (["--enable-expert-parallel", "--json"], ["--ep", "auto", "--json"]),
+        (["--max_model_len", "128k"], ["--max-model-len", "128k"]),
+        (["--batch", "-4"], ["--batch", "-4"]),
+        (["--", "--max_model_len"], ["--", "--max_model_len"]),
+    ],
+)
+def test_normalise(typed, read):
+    assert normalise(typed) == read
+
+
+GOOD = ("--cluster", "8xh100-sxm")
+MISTAKES = {
+    "unknown model": (("fit", "llama-3.1-9b", *GOOD), "did you mean llama-3.1-8b"),
+    "tp 3": (("fit", "llama-3.1-8b", *GOOD, "-tp", "3"), "nearest legal tp: 2 or 4"),
+    "too few GPUs": (("fit", "llama-3.1-8b", "--cluster", "2xh100-sxm", "-tp", "8"), "2xh100-sxm has 2"),
+    "batch 0": (("bill", "llama-3.1-8b", *GOOD, "--batch", "0"), "batch=0"),
+    "batch NaN": (("bill", "llama-3.1-8b", *GOOD, "--batch", "NaN"), "batch"),
+    "batch -1": (("bill", "llama-3.1-8b", *GOOD, "--batch", "-1"), "batch=-1"),
+    "batch 1.5": (("bill", "llama-3.1-8b", *GOOD, "--batch", "1.5"), "batch"),
+    "huge batch": (("bill", "llama-3.1-8b", *GOOD, "--batch", "9" * 40), "batch"),
+    "10^12 GPUs": (("fit", "llama-3.1-8b", "--cluster", "1000000000000xh100-sxm"), "more than the 1,000,000"),
+    "unknown chip": (("fit", "llama-3.1-8b", "--cluster", "8xh10-sxm"), "did you mean"),
+    "unknown engine": (("fit", "llama-3.1-8b", *GOOD, "--engine", "vlm"), "did you mean vllm"),
+    "unknown link": (("fit", "llama-3.1-8b", *GOOD, "--inter", "nvlink9"), "unknown link"),
+    "unknown option": (("fit", "llama-3.1-8b", *GOOD, "--tpp", "8"), "--tpp"),
+    "no cluster": (("fit", "llama-3.1-8b"), "--cluster"),
+    "no model": (("fit", *GOOD), "MODEL"),
+    "unknown command": (("fitt",), "fitt"),
+    "utilisation": (("fit", "llama-3.1-8b", *GOOD, "--gpu-memory-utilization", "130%"), "at most 1"),
+    "not a size": (("fit", "llama-3.1-8b", *GOOD, "--kv-cache-memory-bytes", "lots"), "kv_cache_memory_bytes"),
+    "training option": (("bill", "llama-3.1-8b", *GOOD, "--zero", "3"), "belongs to --phase train"),
+    "serving option": (("fit", "llama-3.1-8b", *GOOD, "--phase", "train", "--max-num-seqs", "3"), "belongs to serving"),
+    "catalogue kind": (("catalog", "gpus"), "one of chips"),
+    "negative nics": (("fit", "llama-3.1-8b", *GOOD, "--nics", "-2"), "nics"),
+    "ep on a dense model": (("bill", "llama-3.1-8b", *GOOD, "-tp", "8", "--ep", "8"), "dense"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(MISTAKES))
+def test_mistakes_get_one_clear_line(name):
+    words, says = MISTAKES[name]
+    done = run(*words)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_broken_config_gets_one_clear_line(tmp_path):
+    file = tmp_path / "config.json"
+    for text, says in (
+        ('{"architectures": ["Llama', "not valid JSON"),
+        ('{"architectures": ["RwkvForCausalLM"]}', "RwkvForCausalLM is not supported"),
+        ('{"architectures": ["LlamaForCausalLM"], "hidden_size": 64}', "lacks"),
+        ("[]", "not a JSON object"),
+    ):
+        file.write_text(text)
+        done = run("fit", str(tmp_path), *GOOD)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert says in done.stderr
+
+
+def test_no_arguments_shows_help():
+    assert "Usage" in run().stdout

@@ -1,0 +1,83 @@
+"""Documents that cannot drift: every command and every example in them is run."""
+
+import doctest
+import importlib
+import os
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import commtax
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MODULES = sorted(m.name for m in pkgutil.walk_packages(commtax.__path__, "commtax.") if m.name != "commtax.__main__")
+
+
+def blocks(language):
+    pattern = re.compile(rf"^```{language}\n(.*?)^```", re.M | re.S)
+    return [(page.name, block) for page in PAGES for block in pattern.findall(page.read_text())]
+
+
+COMMANDS = [(page, line) for page, block in blocks("sh") for line in block.splitlines() if line.startswith("commtax ")]
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
+def test_commands_run(page, line):
+    words = shlex.split(line, comments=True)[1:]
+    done = subprocess.run([sys.executable, "-m", "commtax", *words], capture_output=True, text=True, check=False)
+    assert done.returncode in ((0, 1) if "# exit 1" in line else (0,)), done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize(("page", "block"), blocks("python"))
+def test_python_examples_run(page, block):
+    exec(compile(block, page, "exec"), {})
+
+
+def shown():
+    """Blocks of a terminal: a command after '$ ', then exactly what it prints."""
+    return [(page, *block.split("\n", 1)) for page, block in blocks("console")]
+
+
+@pytest.mark.parametrize(("page", "command", "output"), shown())
+def test_shown_output_is_what_is_printed(page, command, output):
+    words = shlex.split(command.removeprefix("$ "))[1:]
+    done = subprocess.run(
+        [sys.executable, "-m", "commtax", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "COLUMNS": "150"},
+    )
+    assert [line.rstrip() for line in done.stdout.splitlines()] == [line.rstrip() for line in output.splitlines()]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings(name):
+    found = doctest.testmod(importlib.import_module(name))
+    assert found.failed == 0
+
+
+def test_readme_has_commands_and_shown_output():
+    assert any(page == "README.md" for page, _ in COMMANDS)
+    assert any(page == "README.md" for page, _, _ in shown())
+
+
+def test_the_project_speaks_of_itself_alone():
+    """No path of a machine in anything that is shipped."""
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    if not files:
+        pytest.skip("not a git checkout")
+    path = re.compile(r"/(?:work|farm|root|tmp)/[a-z]")
+    bad = [
+        f
+        for f in files
+        if (ROOT / f).suffix in (".py", ".md", ".toml", ".json", "") and path.search((ROOT / f).read_text(errors="replace"))
+    ]
+    assert not bad

@@ -1,0 +1,186 @@
+"""What is sent: exact counts and bytes, by hand and by law."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import commtax
+from commtax import catalog
+from commtax.api.sending import workload
+from commtax.cost.traffic import expected_destinations, inference, padded_rows
+from commtax.spec import Experts, Plan, Workload
+from strategies import SERVING, questions
+
+
+def lines(*args, **kwargs):
+    return {(x.item.what, x.item.op): x for x in commtax.traffic(*args, **kwargs).lines}
+
+
+def test_llama_decode_by_hand():
+    """8B, TP 8, one token: 64 + 1 all-reduces of 4096 x 2 bytes, and the logits of 128,256 x 2."""
+    found = lines("llama-3.1-8b", "8xh100-sxm", tp=8, engine="torch")
+    assert {k: (v.item.nbytes, v.item.count, v.item.ranks) for k, v in found.items()} == {
+        ("embedding", "all-reduce"): (8192, 1, 8),
+        ("attention output", "all-reduce"): (8192, 32, 8),
+        ("feed-forward output", "all-reduce"): (8192, 32, 8),
+        ("logits", "all-gather"): (128256 * 2, 1, 8),
+    }
+
+
+@pytest.mark.parametrize("engine", SERVING)
+@pytest.mark.parametrize("key", ["llama-3.1-8b", "qwen3-32b", "mixtral-8x7b", "deepseek-v3", "gpt-oss-120b"])
+def test_two_all_reduces_a_layer(engine, key):
+    found = lines(key, "8xh100-sxm", tp=8, engine=engine, phase="prefill", batch=2, context=100)
+    model = catalog.model(key)
+    each = [v.item for (what, op), v in found.items() if op == "all-reduce" and what.endswith("output")]
+    assert sum(i.count for i in each) == 2 * model.num_layers
+    assert found["logits", "all-gather"].item.nbytes == pytest.approx(2 * model.vocab * 2, rel=0.002), "one row a sampled prompt"
+
+
+@given(questions())
+def test_one_rank_sends_nothing(question):
+    model, _, _, engine = question
+    assert not any(i.is_sent for i in inference(model, Plan(), Workload(decode_seqs=3), engine))
+
+
+@given(questions(), st.integers(1, 300), st.integers(1, 5000))
+def test_doubling_the_batch_doubles_the_bytes(question, batch, context):
+    """Without graphs nothing is padded (up to the split of MoE tokens over tp, which rounds up)."""
+    model, _, plan, engine = question
+    batch = batch * int(plan.tp)
+    for phase in ("decode", "prefill"):
+        one = inference(model, plan, workload(phase, batch, context), engine, eager=True)
+        two = inference(model, plan, workload(phase, 2 * batch, context), engine, eager=True)
+        assert [i.count for i in one] == [i.count for i in two]
+        assert all(2 * a.nbytes == b.nbytes for a, b in zip(one, two, strict=True))
+
+
+@given(questions(), st.integers(1, 600), st.sampled_from(["decode", "prefill", "mixed"]))
+def test_scalar_equals_array(question, batch, phase):
+    model, _, plan, engine = question
+    batches = np.array([batch, 1, 2 * batch])
+    tps = np.array([int(plan.tp)] * 3)
+    arrays = inference(
+        model, Plan(tp=tps, pp=plan.pp, dp=plan.dp, ep=plan.ep, order=plan.order), workload(phase, batches, 128), engine
+    )
+    for i, value in enumerate(batches):
+        alone = Plan(tp=plan.tp, pp=plan.pp, dp=plan.dp, ep=plan.ep, order=plan.order)
+        scalar = inference(model, alone, workload(phase, int(value), 128), engine)
+        for many, one in zip(arrays, scalar, strict=True):
+            assert np.broadcast_to(many.nbytes, 3)[i] == one.nbytes
+            assert np.broadcast_to(many.count, 3)[i] == one.count
+
+
+@pytest.mark.parametrize(("rows", "padded"), [(1, 1), (3, 4), (5, 8), (9, 16), (255, 256), (257, 272), (512, 512), (513, 513)])
+def test_vllm_pads_to_its_captured_sizes(rows, padded):
+    engine = catalog.engine("vllm")
+    assert padded_rows(rows, Workload(decode_seqs=rows), engine) == padded
+    assert padded_rows(rows, Workload(decode_seqs=rows), engine, eager=True) == rows
+    assert padded_rows(rows, Workload(prefill_tokens=rows), engine) == padded, "piecewise graphs pad prompts too"
+    assert padded_rows(rows, Workload(prefill_tokens=rows), catalog.engine("sglang")) == rows
+
+
+def test_padding_is_sent_and_logits_are_not_padded():
+    found = lines("llama-3.1-8b", "8xh100-sxm", tp=8, batch=3)
+    assert found["attention output", "all-reduce"].item.nbytes == 4 * 8192
+    assert found["logits", "all-gather"].item.nbytes == 3 * 128256 * 2
+    sglang = lines("llama-3.1-8b", "8xh100-sxm", tp=8, batch=3, engine="sglang")
+    assert sglang["logits", "all-gather"].item.nbytes == 4 * 128256 * 2, "computed inside the graph"
+
+
+def test_speculative_decoding_sends_k_plus_one_rows():
+    found = lines("llama-3.1-8b", "8xh100-sxm", tp=2, batch=4, speculative=3, engine="torch")
+    assert found["attention output", "all-reduce"].item.nbytes == 16 * 8192
+    assert found["logits", "all-gather"].item.nbytes == 16 * 128256 * 2
+
+
+def test_pipeline_hands_over_hidden_and_residual():
+    """vLLM sends both, 1/tp by each rank, and the receivers gather them."""
+    found = lines("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=16)
+    sent = found["stage hand-off", "send-recv"]
+    assert (sent.item.nbytes, sent.item.count, sent.link) == (16 * 8192 * 2 / 8, 2, "ib-ndr")
+    gathered = found["stage hand-off", "all-gather"]
+    assert (gathered.item.nbytes, gathered.item.count, gathered.link) == (16 * 8192 * 2, 2, "nvlink4")
+    torch = lines("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=16, engine="torch")
+    assert torch["stage hand-off", "send-recv"].item.nbytes == 16 * 8192 * 2
+    assert ("stage hand-off", "all-gather") not in torch
+
+
+def test_expert_parallel_inside_a_replica_keeps_the_all_reduce():
+    tp = lines("mixtral-8x7b", "8xh100-sxm", tp=8, batch=8)
+    ep = lines("mixtral-8x7b", "8xh100-sxm", tp=8, ep=8, batch=8)
+    assert tp.keys() == ep.keys()
+
+
+def test_expert_parallel_over_replicas_gathers_all_tokens():
+    """DeepSeek-V3, 8 replicas of TP 8, EP 64: 3 dense layers keep their all-reduce, 58 gather 8 x 128 tokens."""
+    found = lines("deepseek-v3", "8x8xh200-sxm", tp=8, dp=8, ep=64, batch=128)
+    assert found["feed-forward output", "all-reduce"].item.count == 3
+    dispatch = found["expert dispatch", "all-gather"]
+    assert (dispatch.item.nbytes, dispatch.item.count, dispatch.item.ranks) == (8 * 128 * 7168 * 2, 58, 64)
+    assert dispatch.crosses_hosts
+    assert found["expert combine", "reduce-scatter"].item.nbytes == dispatch.item.nbytes
+    assert found["expert output", "all-gather"].item.nbytes == 128 * 7168 * 2
+
+
+def test_deepep_sends_fp8_out_and_bf16_back():
+    found = lines("deepseek-v3", "8x8xh200-sxm", tp=1, dp=64, ep=64, batch=32, ep_backend="deepep_low_latency")
+    assert found["expert dispatch", "all-to-all"].item.nbytes == 32 * 8 * (7168 + 7168 / 128 * 4)
+    assert found["expert combine", "all-to-all"].item.nbytes == 32 * 8 * 7168 * 2
+    fewer = lines("deepseek-v3", "8x8xh200-sxm", tp=1, dp=64, ep=64, batch=32, ep_backend="deepep_high_throughput")
+    assert fewer["expert dispatch", "all-to-all"].item.nbytes < found["expert dispatch", "all-to-all"].item.nbytes
+
+
+@given(st.integers(1, 8), st.sampled_from([1, 2, 4, 8]), st.integers(1, 2**32 - 1))
+def test_expected_destinations_match_a_draw(top_k, ep, seed):
+    experts = 16
+    rng = np.random.default_rng(seed)
+    draws = [len(set(rng.choice(experts, top_k, replace=False) // (experts // ep))) for _ in range(400)]
+    assert float(expected_destinations(Experts(experts, top_k, 1), ep)) == pytest.approx(np.mean(draws), abs=0.35)
+
+
+def test_links_follow_rank_order():
+    """vLLM counts tp innermost, dp outermost; Megatron puts the pipeline outermost."""
+    found = lines("llama-3.1-70b", "2x8xh100-sxm", tp=16)
+    assert found["attention output", "all-reduce"].crosses_hosts
+    inside = lines("llama-3.1-70b", "2x8xh100-sxm", tp=4, pp=2, dp=2)
+    assert not inside["stage hand-off", "send-recv"].crosses_hosts
+    megatron = lines("llama-3.1-70b", "2x8xh100-sxm", tp=4, pp=2, dp=2, phase="train", batch=4)
+    assert megatron["activations on", "send-recv"].crosses_hosts
+    assert not megatron["gradients", "all-reduce"].crosses_hosts
+    rack = lines("deepseek-v3", "18x4xgb200", tp=64)
+    assert not rack["attention output", "all-reduce"].crosses_hosts, "72 GPUs are one NVLink domain"
+
+
+def test_sequence_parallel_splits_the_all_reduce():
+    found = lines("llama-3.1-8b", "8xh100-sxm", tp=8, batch=512, sequence_parallel=True)
+    assert found["attention output", "reduce-scatter"].item.count == 32
+    assert found["attention output", "all-gather"].item.count == 32
+    whole = commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8, batch=512)
+    split = commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8, batch=512, sequence_parallel=True)
+    assert whole.sent_bytes_per_rank == pytest.approx(split.sent_bytes_per_rank)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"batch": 0}, "batch=0"),
+        ({"batch": float("nan")}, "batch=nan"),
+        ({"batch": -3}, "batch=-3"),
+        ({"batch": 1.5}, "batch=1.5"),
+        ({"context": -1}, "context=-1"),
+        ({"phase": "decoding"}, "phase 'decoding'"),
+        ({"engine": "megatron"}, "no decode phase"),
+        ({"tp": 3}, "nearest legal tp: 2 or 4"),
+        ({"tp": 16}, "nearest legal tp: 8"),
+        ({"tp": 0}, "at least 1"),
+        ({"ep": 8}, "dense"),
+        ({"cp": 2}, "training engines"),
+        ({"ep_backend": "nixl"}, "vllm has"),
+        ({"kv_dtype": "fp7"}, "kv_dtype 'fp7'"),
+    ],
+)
+def test_bad_questions(change, says):
+    with pytest.raises(ValueError, match=says):
+        commtax.traffic("llama-3.1-8b", "8xh100-sxm", **change)

@@ -1,0 +1,174 @@
+"""Training: what is sent and what is held, by hand and by law."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import commtax
+from commtax import catalog
+from commtax.cost.tensors import num_params
+from commtax.cost.train_memory import activations, in_flight, training_memory
+from commtax.cost.train_traffic import training
+from commtax.spec import Plan, TrainStep
+from strategies import questions
+
+MEGATRON = catalog.engine("megatron")
+
+
+def lines(*args, **kwargs):
+    return {(x.item.what, x.item.op): x.item for x in commtax.traffic(*args, phase="train", **kwargs).lines}
+
+
+def test_tensor_parallel_by_hand():
+    """GPT-3 shape, TP 8 x PP 8 x DP 2, 16 microbatches: 12 layers a stage, 2 all-reduces each way."""
+    found = lines("gpt-3-175b", "16x8xa100-80-sxm", tp=8, pp=8, dp=2, batch=16, context=2048)
+    payload = 2048 * 12288 * 2
+    assert (found["layers forward", "all-reduce"].nbytes, found["layers forward", "all-reduce"].count) == (
+        payload,
+        2 * 12 * 16,
+    )
+    assert found["layers backward", "all-reduce"].count == 2 * 12 * 16
+    assert found["activations on", "send-recv"].count == found["gradients back", "send-recv"].count == 16
+    assert found["loss", "all-reduce"].nbytes == 2048 * 4
+
+
+def test_full_recompute_reissues_the_forward():
+    """Six all-reduces a layer instead of four."""
+    plain = lines("llama-3.1-8b", "8xh100-sxm", tp=8, batch=1)
+    again = lines("llama-3.1-8b", "8xh100-sxm", tp=8, batch=1, recompute="full")
+    per_layer = [sum(i.count for (w, _), i in f.items() if w.startswith("layers")) / 32 for f in (plain, again)]
+    assert per_layer == [4, 6]
+
+
+def test_sequence_parallel_gathers_again_in_backward():
+    found = lines("llama-3.1-8b", "8xh100-sxm", tp=8, batch=1, sequence_parallel=True)
+    assert found["layers forward", "all-gather"].count == 2 * 32
+    assert found["layers backward", "all-gather"].count == 4 * 32
+    assert found["layers backward", "reduce-scatter"].count == 2 * 32
+    assert ("layers forward", "all-reduce") not in found
+
+
+def test_gradients():
+    """8B over 64 ranks: fp32 all-reduce; with ZeRO 1 reduce-scatter and a bf16 all-gather."""
+    padded = num_params(catalog.model("llama-3.1-8b"))  # 128,256 is a multiple of 128 already
+    plain = lines("llama-3.1-8b", "8x8xh100-sxm", dp=64, batch=1)
+    assert plain["gradients", "all-reduce"].nbytes == 4 * padded
+    sharded = lines("llama-3.1-8b", "8x8xh100-sxm", dp=64, batch=4, zero=1)
+    assert (sharded["gradients", "reduce-scatter"].nbytes, sharded["gradients", "reduce-scatter"].count) == (
+        4 * padded,
+        1,
+    )
+    assert sharded["parameters", "all-gather"].nbytes == 2 * padded
+    assert lines("llama-3.1-8b", "8x8xh100-sxm", dp=64, batch=4, zero=2)["gradients", "reduce-scatter"].count == 4
+
+
+def test_fsdp_gathers_every_layer_twice():
+    found = lines("llama-3.1-8b", "8x8xh100-sxm", engine="fsdp", dp=64, batch=2, zero=3)
+    layer = found["layer parameters", "all-gather"]
+    ends = found["embedding and head parameters", "all-gather"]
+    assert (layer.count, ends.count) == (2 * 32 * 2, 2)
+    assert layer.nbytes * 32 + ends.nbytes == 2 * num_params(catalog.model("llama-3.1-8b"))
+    assert found["layer gradients", "reduce-scatter"].count == 32 * 2
+    assert found["layer gradients", "reduce-scatter"].nbytes == 2 * layer.nbytes, "gradients travel in fp32"
+
+
+def test_experts_have_their_own_replicas():
+    """Mixtral, EP 8 inside DP 16: an expert is held twice, the rest sixteen times."""
+    found = lines("mixtral-8x7b", "2x8xh100-sxm", dp=16, ep=8, batch=1)
+    assert found["expert gradients", "all-reduce"].ranks == 2
+    assert found["gradients", "all-reduce"].ranks == 16
+    dispatch = found["expert dispatch", "all-to-all"]
+    assert (dispatch.nbytes, dispatch.count) == (1024 * 2 * 4096 * 2, 2 * 32)
+
+
+def test_context_parallel_ring():
+    found = lines("llama-3.1-8b", "8xh100-sxm", cp=4, batch=1, context=8192)
+    chunk = 8192 / 4 * 2 * 8 * 128 * 2
+    kv = found["keys and values", "send-recv"]
+    assert (kv.nbytes, kv.count) == (chunk, 32 * 3 * 2)
+    assert found["their gradients", "send-recv"].count == 32 * 4
+    gathered = lines("llama-3.1-8b", "8xh100-sxm", engine="fsdp", cp=4, batch=1, context=8192)
+    assert gathered["keys and values", "all-gather"].nbytes == 4 * chunk
+
+
+@given(questions(engines=("megatron", "fsdp")))
+def test_one_data_parallel_rank_sends_no_gradients(question):
+    model, _, plan, engine = question
+    alone = Plan(tp=plan.tp, pp=plan.pp, order=plan.order)
+    sent = [i for i in training(model, alone, TrainStep(1, 256), engine) if i.is_sent]
+    assert not any(i.axis in ("dp", "edp") for i in sent)
+    assert not [i for i in training(model, Plan(), TrainStep(1, 256), engine) if i.is_sent]
+
+
+@given(questions(engines=("megatron",)), st.integers(1, 4))
+def test_doubling_the_microbatch_doubles_activation_bytes(question, micro):
+    model, _, plan, engine = question
+    one, two = (training(model, plan, TrainStep(m, 512), engine) for m in (micro, 2 * micro))
+    for a, b in zip(one, two, strict=True):
+        assert b.nbytes == (a.nbytes if a.axis in ("dp", "edp") else 2 * a.nbytes)
+
+
+@given(questions(engines=("megatron", "fsdp")), st.sampled_from([0, 1]))
+def test_scalar_equals_array(question, zero):
+    model, _, plan, engine = question
+    pps = np.array([1, int(plan.pp), 2])
+    arrays = training(model, Plan(tp=plan.tp, pp=pps, dp=plan.dp, zero=zero, order=plan.order), TrainStep(1, 512), engine)
+    for i, pp in enumerate(pps):
+        alone = Plan(tp=plan.tp, pp=int(pp), dp=plan.dp, zero=zero, order=plan.order)
+        scalar = training(model, alone, TrainStep(1, 512), engine)
+        for many, one in zip(arrays, scalar, strict=True):
+            assert np.broadcast_to(many.nbytes, 3)[i] == pytest.approx(one.nbytes)
+            assert np.broadcast_to(many.count, 3)[i] == one.count
+        held = training_memory(model, alone, TrainStep(1, 512), engine).total
+        whole = training_memory(
+            model, Plan(tp=plan.tp, pp=pps, dp=plan.dp, zero=zero, order=plan.order), TrainStep(1, 512), engine
+        ).total
+        assert np.broadcast_to(whole, 3)[i] == pytest.approx(held)
+
+
+def test_activations_of_the_gpt_shape():
+    """s b h (8 + 24/t) without, s b h 32/t with sequence parallelism (Korthikanti et al. 2022 without dropout)."""
+    model, step = catalog.model("gpt-3-175b"), TrainStep(1, 2048)
+    sbh = 2048 * 12288
+    assert activations(model, Plan(tp=8), step) == pytest.approx(96 * sbh * (8 + 24 / 8))
+    assert activations(model, Plan(tp=8, sequence_parallel=True), step) == pytest.approx(96 * sbh * 32 / 8)
+    assert activations(model, Plan(tp=8, recompute="full"), step) == pytest.approx(96 * sbh * 2)
+
+
+def test_in_flight_microbatches():
+    assert in_flight(Plan(pp=8, microbatches=64)) == 8
+    assert in_flight(Plan(pp=8, microbatches=4)) == 4
+    assert in_flight(Plan(pp=8, microbatches=64, schedule="gpipe")) == 64
+    assert in_flight(Plan(pp=8, microbatches=64, schedule="interleaved", chunks=2)) == pytest.approx(8 * (1 + 7 / 16))
+
+
+@pytest.mark.parametrize("dp", [2, 8, 64])
+def test_zero_stages_divide(dp):
+    """16 or 18 bytes a parameter: 2 + 4 + 12, of which ZeRO divides the last, the last two, or all."""
+    model, n = catalog.model("llama-3.1-8b"), num_params(catalog.model("llama-3.1-8b"))
+    held = [training_memory(model, Plan(dp=dp, zero=z, grads_dtype="fp32"), TrainStep(1, 128), MEGATRON) for z in range(4)]
+    assert held[0].optimizer == 12 * n
+    assert held[1].optimizer == pytest.approx(12 * n / dp)
+    assert held[1].gradients == 4 * n
+    assert held[2].gradients == pytest.approx(4 * n / dp)
+    layer = (n - 2 * 128256 * 4096 - 4096) / 32
+    assert held[3].parameters == pytest.approx(2 * n / dp + 2 * 2 * layer)
+    assert held[0].total > held[1].total > held[2].total
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"zero": 4}, "zero=4"),
+        ({"zero": 3, "pp": 2}, "pp > 1"),
+        ({"recompute": "some"}, "recompute 'some'"),
+        ({"batch": 3, "micro_batch": 2}, "does not divide"),
+        ({"chunks": 2}, "interleaved"),
+        ({"cp": 2, "context": 1001}, "divisible by 2 x cp"),
+        ({"engine": "vllm"}, "no train phase"),
+    ],
+)
+def test_bad_questions(change, says):
+    with pytest.raises(ValueError, match=says):
+        commtax.traffic("llama-3.1-8b", "8xh100-sxm", phase="train", **change)
