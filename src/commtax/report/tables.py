@@ -74,8 +74,8 @@ def _workload_line(found: Traffic) -> str:
         "prefill": "prompt tokens each",
         "mixed": "cached tokens each, and one prompt as long",
     }
-    batch, context = format_count(float(found.batch)), format_count(float(found.context))
-    return f"{found.phase}: batch {batch} a replica, {context} {what[found.phase]}"
+    sequences, length = format_count(float(found.batch)), format_count(float(found.context))
+    return f"{found.phase}: batch {sequences} a replica, {length} {what[found.phase]}"
 
 
 def show_fit(console: Console, found: Fit) -> None:
