@@ -26,9 +26,14 @@ def _table(*columns: str, title: str = "") -> Table:
     return table
 
 
+def _say(console: Console, text: str, style: str = "") -> None:
+    """A sentence is never folded: the terminal wraps it, a pipe keeps it whole."""
+    console.print(Text(text, style=style), soft_wrap=True)
+
+
 def _notes(console: Console, notes: Iterable[str]) -> None:
     for note in notes:
-        console.print(Text(f"· {note}", style="dim"))
+        _say(console, f"· {note}", style="dim")
 
 
 def _where(asked: Setup) -> str:
@@ -41,10 +46,10 @@ def show_traffic(console: Console, found: Traffic) -> None:
     """Every collective of the step: what, how large, how often, over which link."""
     asked = found.setup
     head = f"{asked.model.key} on {_where(asked)}: {describe_gpus(asked.plan)}, {asked.engine.key}@{asked.engine.version}"
-    console.print(Text(head, style="bold"))
-    console.print(_workload_line(found))
+    _say(console, head, style="bold")
+    _say(console, _workload_line(found))
     if not found.lines:
-        console.print("Nothing is sent: one rank has nobody to talk to.")
+        _say(console, "Nothing is sent: one rank has nobody to talk to.")
         _notes(console, found.notes)
         return
     table = _table("axis", "what", "collective", ">tensor", ">ranks", ">times", ">sent by a rank", "link", "note")
@@ -57,7 +62,7 @@ def show_traffic(console: Console, found: Traffic) -> None:
     times = sum(float(line.item.count) for line in found.lines)
     total = format_bytes(float(found.sent_bytes_per_rank))
     whose = "One rank of the fullest stage" if found.phase == "train" else "One step"
-    console.print(f"{whose}: {format_count(times)} operations; a rank sends at least {total}.")
+    _say(console, f"{whose}: {format_count(times)} operations; a rank sends at least {total}.")
     _notes(console, found.notes)
 
 
@@ -85,12 +90,8 @@ def show_fit(console: Console, found: Fit) -> None:
     verdict = "fits" if found.fits else "does not fit"
     size = describe_gpus(plan)
     chosen = "smallest that fits: " if found.chosen and found.fits else "nearest: " if found.chosen else ""
-    console.print(
-        Text(
-            f"{asked.model.key} {verdict} on {_where(asked)}: {chosen}{size}",
-            style="bold green" if found.fits else "bold red",
-        )
-    )
+    head = f"{asked.model.key} {verdict} on {_where(asked)}: {chosen}{size}"
+    _say(console, head, style="bold green" if found.fits else "bold red")
     stage = f", stage {found.stage + 1} of {int(plan.pp)} (the tightest)" if plan.pp > 1 else ""
     table = _table(
         "each rank holds",
@@ -103,20 +104,21 @@ def show_fit(console: Console, found: Fit) -> None:
     for name, nbytes, note in _fit_rows(found):
         table.add_row(name, format_bytes(nbytes), f"{nbytes / total:.1%}", note)
     console.print(table)
-    console.print(f"Model loading took {found.weights_bytes / GiB:.4f} GiB")
-    console.print(f"Available KV cache memory: {found.kv_bytes / GiB:.2f} GiB")
+    _say(console, f"Model loading took {found.weights_bytes / GiB:.4f} GiB")
+    _say(console, f"Available KV cache memory: {found.kv_bytes / GiB:.2f} GiB")
     length = format_count(serving.max_model_len)
-    console.print(
+    _say(
+        console,
         f"GPU KV cache size: {format_count(found.kv_tokens)} tokens, "
-        f"Maximum concurrency for {length} tokens per request: {found.max_concurrency:.2f}x"
+        f"Maximum concurrency for {length} tokens per request: {found.max_concurrency:.2f}x",
     )
     per_token = format_bytes(found.kv_bytes_per_token)
-    console.print(f"# GPU blocks: {found.kv_blocks} of {serving.block_size} tokens; {per_token} of KV a token and rank")
+    _say(console, f"# GPU blocks: {found.kv_blocks} of {serving.block_size} tokens; {per_token} of KV a token and rank")
     if not found.fits:
         lack = format_bytes(found.shortfall_bytes)
-        console.print(Text(f"Each rank lacks {lack} for one request of {length} tokens.", style="red"))
+        _say(console, f"Each rank lacks {lack} for one request of {length} tokens.", style="red")
         for advice in found.advice or ("nothing tried here would: more GPUs or a smaller model are needed",):
-            console.print(f"  would fit: {advice}" if found.advice else f"  {advice}")
+            _say(console, f"  would fit: {advice}" if found.advice else f"  {advice}")
     _notes(console, (*asked.notes, _limits(found)))
 
 
@@ -148,12 +150,13 @@ def show_train_fit(console: Console, found: TrainFit) -> None:
     chip = asked.cluster.chip
     verdict = "fits" if found.fits else "does not fit"
     head = f"{asked.model.key} training {verdict} on {_where(asked)}: {describe_gpus(asked.plan)}"
-    console.print(Text(head, style="bold green" if found.fits else "bold red"))
+    _say(console, head, style="bold green" if found.fits else "bold red")
     plan = asked.plan
-    console.print(
+    _say(
+        console,
         f"microbatch {found.step.micro_batch} x {format_count(float(found.step.seq))} tokens, {plan.microbatches} in a step, "
         f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}, "
-        f"sequence parallel {'on' if plan.sequence_parallel else 'off'}"
+        f"sequence parallel {'on' if plan.sequence_parallel else 'off'}",
     )
     title = f"{chip.name}: {format_bytes(found.budget_bytes)} usable, stage 1 of {plan.pp}"
     table = _table("each rank holds", ">bytes", ">share", "note", title=title)
@@ -170,7 +173,7 @@ def show_train_fit(console: Console, found: TrainFit) -> None:
     table.add_row("total", format_bytes(float(held.total)), f"{float(held.total) / chip.visible_bytes:.1%}", "")
     console.print(table)
     if not found.fits:
-        console.print(Text(f"Each rank lacks {format_bytes(found.shortfall_bytes)}.", style="red"))
+        _say(console, f"Each rank lacks {format_bytes(found.shortfall_bytes)}.", style="red")
     _notes(console, asked.notes)
 
 
@@ -180,8 +183,8 @@ def show_claims(console: Console, found: Iterable[Claim]) -> None:
     for claim in found:
         if claim.document != document:
             document = claim.document
-            console.print(Text(f"\n{document}", style="bold"))
-        console.print(Text(f"  {claim.key}", style="cyan"))
+            _say(console, f"\n{document}", style="bold")
+        _say(console, f"  {claim.key}", style="cyan")
         console.print(_hanging("says      ", claim.says))
         console.print(_hanging("arithmetic", claim.arithmetic))
         console.print(_hanging("why       ", claim.why))
@@ -238,7 +241,7 @@ def show_models(console: Console, models: list[Model]) -> None:
 
 
 def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
-    console.print(Text(f"{m.key} ({m.architecture})", style="bold"))
+    _say(console, f"{m.key} ({m.architecture})", style="bold")
     active, without = num_active_params(m), num_active_params(m, embedding=False)
     kv = sum(float(kv_bytes_per_token_layer(m.blocks[i].attention, 1, "bf16")) for i in m.layers)
     rows = [
@@ -263,15 +266,15 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
     console.print(table)
     if m.stored_bytes:
         each = m.stored_bytes / num_params(m)
-        console.print(f"  safetensors headers: {format_count(m.stored_bytes)} bytes, {each:.3f} a parameter")
+        _say(console, f"  safetensors headers: {format_count(m.stored_bytes)} bytes, {each:.3f} a parameter")
     for p in counts:
         extra = f", of which {format_count(p.beyond)} are {p.includes}" if p.beyond else ""
-        console.print(f"  published ({p.kind}): {format_count(p.params)}{extra} [{_cite(p.source)}]", markup=False)
+        _say(console, f"  published ({p.kind}): {format_count(p.params)}{extra} [{_cite(p.source)}]")
 
 
 def show_thing(console: Console, thing: Chip | Link | Cluster | Engine) -> None:
     """Every number with where it was read."""
-    console.print(Text(f"{thing.key}: {thing.name}", style="bold"))
+    _say(console, f"{thing.key}: {thing.name}", style="bold")
     table = _table("fact", "value", "source")
     for name in thing.__slots__:
         value = getattr(thing, name)
