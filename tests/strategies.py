@@ -20,6 +20,7 @@ def questions(draw, engines=SERVING, max_dp=4):
     engine = catalog.engine(draw(st.sampled_from(engines)))
     tp, pp, dp = draw(powers), draw(st.sampled_from([1, 2, 3, 4, 8])), draw(st.integers(1, max_dp))
     ep = draw(st.sampled_from([1, tp, tp * dp])) if model.experts else 1
-    plan = Plan(tp=tp, pp=pp, dp=dp, ep=ep, order=engine.order, sequence_parallel=draw(st.booleans()))
+    split = draw(st.booleans()) or (engine.key == "megatron" and ep > 1)  # megatron's experts need it
+    plan = Plan(tp=tp, pp=pp, dp=dp, ep=ep, order=engine.order, sequence_parallel=split)
     assume(codes(model, cluster, plan, engine) == 0)
     return model, cluster, plan, engine

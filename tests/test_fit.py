@@ -159,10 +159,12 @@ def test_what_does_not_fit_says_by_how_much_and_what_would():
 @given(questions(engines=("vllm", "sglang", "trtllm")), st.sampled_from([1024, 8192]))
 def test_parts_add_up_and_nothing_fits_beyond_the_budget(question, length):
     model, cluster, plan, engine = question
-    fit = commtax.fit(model, cluster, tp=plan.tp, pp=plan.pp, engine=engine, max_model_len=min(length, model.max_len))
+    axes = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "ep": plan.ep}
+    fit = commtax.fit(model, cluster, **axes, engine=engine, max_model_len=min(length, model.max_len))
     used = fit.weights_bytes + fit.activation_bytes + fit.other_bytes
-    if engine.utilization_of == "total":
-        assert used + fit.kv_bytes == pytest.approx(fit.budget_bytes)
+    held = {"total": used, "static": fit.weights_bytes}.get(engine.utilization_of)
+    if held is not None:
+        assert held + fit.kv_bytes == pytest.approx(fit.budget_bytes)
     assert fit.kv_tokens * fit.kv_bytes_per_token <= max(0, fit.kv_bytes)
     assert not fit.fits or used < cluster.chip.visible_bytes
     assert fit.fits == (fit.shortfall_bytes == 0)
@@ -171,8 +173,8 @@ def test_parts_add_up_and_nothing_fits_beyond_the_budget(question, length):
 @given(questions(engines=("vllm",), max_dp=1))
 def test_more_memory_never_gives_fewer_tokens(question):
     model, cluster, plan, engine = question
-    asked = setup(model, cluster, tp=plan.tp, pp=plan.pp, engine=engine)
-    serving = commtax.fit(model, cluster, tp=plan.tp, pp=plan.pp, engine=engine).serving
+    asked = setup(model, cluster, tp=plan.tp, pp=plan.pp, ep=plan.ep, engine=engine)
+    serving = commtax.fit(model, cluster, tp=plan.tp, pp=plan.pp, ep=plan.ep, engine=engine).serving
     tokens = [judge(asked, replace(serving, utilization=u)).kv_tokens for u in (0.5, 0.7, 0.9, 0.95)]
     assert tokens == sorted(tokens)
 

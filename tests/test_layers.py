@@ -22,7 +22,7 @@ ROWS = [
     {"cost", "catalog"},
     {"timeline", "ledger"},
     {"spec"},
-    {"units", "spelling"},
+    {"units", "spelling", "arrays"},
 ]
 LEVEL = {name: level for level, row in enumerate(reversed(ROWS)) for name in row}
 ONLY_IN = {

@@ -10,6 +10,7 @@ from commtax.cost.legality import RULES, check, codes, legal_values, notes
 from commtax.spec import Plan
 from strategies import models
 
+VLLM = catalog.engine("vllm")
 ENGINES = ("vllm", "sglang", "torch", "megatron")
 sizes = st.lists(st.integers(-1, 40) | st.sampled_from([64, 128, 1000, 10**12]), min_size=4, max_size=4)
 numbers = sizes | st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=4, max_size=4)
@@ -48,6 +49,7 @@ def test_one_gpu_is_always_legal(model):
         ("mixtral-8x7b", "8xh100-sxm", Plan(tp=8, ep=4), "ep-group: ep=4, but vllm spreads experts over tp x dp = 8"),
         ("llama-3.1-8b", "8xh100-sxm", Plan(tp=0), "sizes-positive"),
         ("llama-3.1-8b", "8xh100-sxm", Plan(tp=2.5), "sizes-positive"),
+        ("minimax-m2.5", "8xh200-sxm", Plan(tp=8), "quant-block-divisible: .*nearest legal tp: 4"),
         ("mixtral-8x22b", "24xh100-sxm", Plan(tp=24), "expert-width-divisible: expert width 16384"),
     ],
 )
@@ -65,8 +67,8 @@ def test_legal_values():
 
 def test_notes():
     model = catalog.model("llama-3.1-70b")
-    found = " ".join(notes(model, catalog.cluster("4x8xh100-sxm"), Plan(tp=16, pp=1)))
+    found = " ".join(notes(model, catalog.cluster("4x8xh100-sxm"), Plan(tp=16, pp=1), VLLM))
     assert "KV heads replicated: 8 heads over tp 16, 2 copies" in found
     assert "16 of 32 GPUs idle" in found
-    assert "uneven pipeline: 80 layers as 27+27+26" in " ".join(notes(model, catalog.cluster("3xh100-sxm"), Plan(pp=3)))
-    assert "latent KV is whole" in " ".join(notes(catalog.model("deepseek-v3"), catalog.cluster("8xh200-sxm"), Plan(tp=8)))
+    assert "uneven pipeline: 80 layers as 27+27+26" in " ".join(notes(model, catalog.cluster("3xh100-sxm"), Plan(pp=3), VLLM))
+    assert "latent KV is whole" in " ".join(notes(catalog.model("deepseek-v3"), catalog.cluster("8xh200-sxm"), Plan(tp=8), VLLM))

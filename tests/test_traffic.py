@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog
 from commtax.api.sending import workload
-from commtax.cost.traffic import expected_destinations, inference, padded_rows
+from commtax.cost.experts import expected_destinations
+from commtax.cost.traffic import inference, padded_rows
 from commtax.spec import Experts, Plan, Workload
 from strategies import SERVING, questions
 
@@ -118,10 +119,45 @@ def test_expert_parallel_over_replicas_gathers_all_tokens():
     found = lines("deepseek-v3", "8x8xh200-sxm", tp=8, dp=8, ep=64, batch=128)
     assert found["feed-forward output", "all-reduce"].item.count == 3
     dispatch = found["expert dispatch", "all-gather"]
-    assert (dispatch.item.nbytes, dispatch.item.count, dispatch.item.ranks) == (8 * 128 * 7168 * 2, 58, 64)
+    assert (dispatch.item.nbytes, dispatch.item.count, dispatch.item.ranks) == (8 * 128 * (7168 + 7168 / 128 * 4), 58, 64)
     assert dispatch.crosses_hosts
-    assert found["expert combine", "reduce-scatter"].item.nbytes == dispatch.item.nbytes
+    assert found["expert combine", "reduce-scatter"].item.nbytes == 8 * 128 * 7168 * 2, "fp8 out, bf16 back"
     assert found["expert output", "all-gather"].item.nbytes == 128 * 7168 * 2
+
+
+def test_families_without_split_tokens_gather_over_the_replicas():
+    """MiniMax-M2 in vLLM: the gather runs over dp, each tp rank on its own, and the tp all-reduce stays."""
+    found = lines("minimax-m2.5", "8xh200-sxm", tp=4, dp=2, ep=8, batch=64)
+    dispatch = found["expert dispatch", "all-gather"].item
+    assert (dispatch.axis, dispatch.ranks, dispatch.nbytes) == ("dp", 2, 2 * 64 * (3072 + 3072 / 128 * 4))
+    assert found["feed-forward output", "all-reduce"].item.count == 62
+    assert ("expert output", "all-gather") not in found
+    norm = found["query/key norm", "all-reduce"].item
+    assert (norm.nbytes, norm.count) == (64 * 2 * 4, 62), "a norm over all heads must sum its squares over tp"
+
+
+def test_vllm_cuts_experts_over_replicas_even_without_ep():
+    found = lines("qwen3-235b-a22b", "8xh100-sxm", tp=4, dp=2, batch=8)
+    assert found["expert dispatch", "all-gather"].item.ranks == 2
+    assert found["feed-forward output", "all-reduce"].item.count == 94
+    fit = commtax.fit("qwen3-235b-a22b", "8xh100-sxm", tp=4, dp=2, max_model_len=8192)
+    assert next(w.nbytes for w in fit.weights if w.part == "experts") == pytest.approx(94 * 128 * 3 * 4096 * 1536 * 2 / 8)
+    assert "expert dispatch" not in {k[0] for k in lines("qwen3-235b-a22b", "8xh100-sxm", tp=4, dp=2, engine="sglang")}
+
+
+def test_deepep_sends_bf16_for_bf16_experts():
+    found = lines("qwen3-30b-a3b", "8xh100-sxm", dp=8, ep=8, batch=64, ep_backend="deepep_low_latency")
+    assert found["expert dispatch", "all-to-all"].item.nbytes == 64 * 8 * 2048 * 2
+
+
+def test_groups_lie_where_rank_order_puts_them():
+    """Megatron numbers experts' ranks tp, ep, edp; cp counts into the gradient group; odd groups straddle a host's edge."""
+    spread = lines("mixtral-8x7b", "8x8xh100-sxm", phase="train", tp=8, dp=8, ep=8, batch=1, sequence_parallel=True)
+    assert spread["expert dispatch", "all-to-all"].crosses_hosts
+    assert lines("llama-3.1-8b", "2x8xh100-sxm", phase="train", cp=16, batch=1)["gradients", "all-reduce"].crosses_hosts
+    wide = lines("deepseek-v3", "4x8xh200-sxm", tp=16, dp=2, ep=32)
+    assert wide["expert dispatch", "all-gather"].crosses_hosts
+    assert lines("phi-4", "2x8xh100-sxm", tp=5, dp=3)["attention output", "all-reduce"].crosses_hosts
 
 
 def test_deepep_sends_fp8_out_and_bf16_back():
@@ -149,7 +185,7 @@ def test_links_follow_rank_order():
     megatron = lines("llama-3.1-70b", "2x8xh100-sxm", tp=4, pp=2, dp=2, phase="train", batch=4)
     assert megatron["activations on", "send-recv"].crosses_hosts
     assert not megatron["gradients", "all-reduce"].crosses_hosts
-    rack = lines("deepseek-v3", "18x4xgb200", tp=64)
+    rack = lines("llama-3.1-405b", "18x4xgb200", tp=64)
     assert not rack["attention output", "all-reduce"].crosses_hosts, "72 GPUs are one NVLink domain"
 
 

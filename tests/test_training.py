@@ -65,10 +65,11 @@ def test_gradients():
 
 def test_fsdp_gathers_every_layer_twice():
     found = lines("llama-3.1-8b", "8x8xh100-sxm", engine="fsdp", dp=64, batch=2, zero=3)
-    layer = found["layer parameters", "all-gather"]
-    ends = found["embedding and head parameters", "all-gather"]
-    assert (layer.count, ends.count) == (2 * 32 * 2, 2)
-    assert layer.nbytes * 32 + ends.nbytes == 2 * num_params(catalog.model("llama-3.1-8b"))
+    layer, table, head = (found[f"{part} parameters", "all-gather"] for part in ("layer", "embedding", "head"))
+    assert (layer.count, table.count, head.count) == (2 * 32 * 2, 4, 2), "the head stays gathered"
+    assert layer.nbytes * 32 + table.nbytes + head.nbytes == 2 * num_params(catalog.model("llama-3.1-8b"))
+    piped = lines("llama-3.1-8b", "8x8xh100-sxm", engine="fsdp", pp=2, dp=32, batch=2)
+    assert piped["layer parameters", "all-gather"].count == 16 * 2, "with a pipeline a layer stays gathered too"
     assert found["layer gradients", "reduce-scatter"].count == 32 * 2
     assert found["layer gradients", "reduce-scatter"].nbytes == 2 * layer.nbytes, "gradients travel in fp32"
 
@@ -82,12 +83,36 @@ def test_experts_have_their_own_replicas():
     assert (dispatch.nbytes, dispatch.count) == (1024 * 2 * 4096 * 2, 2 * 32)
 
 
+def test_experts_gather_every_copy_under_tp():
+    """Mixtral, TP 2 x EP 4: after the dispatch, top_k copies of each token are gathered over tp; nothing twice."""
+    found = lines("mixtral-8x7b", "8xh100-sxm", tp=2, dp=4, ep=4, batch=1, sequence_parallel=True)
+    payload = 1024 * 4096 * 2
+    assert found["expert tokens", "all-gather"].nbytes == 2 * payload
+    assert found["expert tokens", "all-gather"].count == found["expert tokens", "reduce-scatter"].count == 2 * 32
+    assert found["layers forward", "all-gather"].count == 32
+    with pytest.raises(ValueError, match="needs sequence_parallel"):
+        lines("mixtral-8x7b", "8xh100-sxm", tp=2, dp=4, ep=4, batch=1)
+
+
+def test_tied_embeddings_are_summed_between_first_and_last_stage():
+    found = lines("llama-3.2-1b", "2xh100-sxm", pp=2, batch=2)
+    assert found["tied embedding gradients", "all-reduce"].nbytes == 128256 * 2048 * 4
+    assert "tied embedding gradients" not in {k[0] for k in lines("llama-3.1-8b", "2xh100-sxm", pp=2, batch=2)}
+
+
+def test_arrays_of_batches():
+    many = commtax.traffic("llama-3.1-8b", "8xh100-sxm", phase="train", dp=2, batch=np.array([2, 4]))
+    one = commtax.traffic("llama-3.1-8b", "8xh100-sxm", phase="train", dp=2, batch=4)
+    for a, b in zip(many.items, one.items, strict=True):
+        assert np.broadcast_to(a.count, 2)[1] == b.count
+
+
 def test_context_parallel_ring():
     found = lines("llama-3.1-8b", "8xh100-sxm", cp=4, batch=1, context=8192)
     chunk = 8192 / 4 * 2 * 8 * 128 * 2
     kv = found["keys and values", "send-recv"]
     assert (kv.nbytes, kv.count) == (chunk, 32 * 3 * 2)
-    assert found["their gradients", "send-recv"].count == 32 * 4
+    assert found["their gradients", "send-recv"].count == 32 * 3
     gathered = lines("llama-3.1-8b", "8xh100-sxm", engine="fsdp", cp=4, batch=1, context=8192)
     assert gathered["keys and values", "all-gather"].nbytes == 4 * chunk
 
@@ -106,7 +131,8 @@ def test_doubling_the_microbatch_doubles_activation_bytes(question, micro):
     model, _, plan, engine = question
     one, two = (training(model, plan, TrainStep(m, 512), engine) for m in (micro, 2 * micro))
     for a, b in zip(one, two, strict=True):
-        assert b.nbytes == (a.nbytes if a.axis in ("dp", "edp") else 2 * a.nbytes)
+        weights = a.axis in ("dp", "edp") or a.what in ("tied embedding gradients", "norm gradients")
+        assert b.nbytes == (a.nbytes if weights else 2 * a.nbytes)
 
 
 @given(questions(engines=("megatron", "fsdp")), st.sampled_from([0, 1]))
@@ -155,6 +181,8 @@ def test_zero_stages_divide(dp):
     layer = (n - 2 * 128256 * 4096 - 4096) / 32
     assert held[3].parameters == pytest.approx(2 * n / dp + 2 * 2 * layer)
     assert held[0].total > held[1].total > held[2].total
+    fsdp = training_memory(model, Plan(dp=dp, zero=3, grads_dtype="fp32"), TrainStep(1, 128), catalog.engine("fsdp"))
+    assert fsdp.parameters - 4 * layer + fsdp.gradients + fsdp.optimizer == pytest.approx(16 * n / dp), "the shard is the master"
 
 
 @pytest.mark.parametrize(
@@ -162,6 +190,9 @@ def test_zero_stages_divide(dp):
     [
         ({"zero": 4}, "zero=4"),
         ({"zero": 3, "pp": 2}, "pp > 1"),
+        ({"schedule": "blah"}, "schedule 'blah'"),
+        ({"tp": 8, "sequence_parallel": True, "context": 4097}, "divisible by tp"),
+        ({"pp": 4, "chunks": 7, "schedule": "interleaved"}, "pp x chunks"),
         ({"recompute": "some"}, "recompute 'some'"),
         ({"batch": 3, "micro_batch": 2}, "does not divide"),
         ({"chunks": 2}, "interleaved"),

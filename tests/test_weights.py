@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 
 from commtax import catalog
+from commtax.cost.experts import expert_tp
 from commtax.cost.memory import total_bytes, weights
 from commtax.cost.tensors import (
     FIRST,
     copies,
-    expert_tp,
     held,
     inventory,
     num_params,

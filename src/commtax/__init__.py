@@ -1,11 +1,39 @@
 """commtax: what every collective of a distributed LLM costs, what fits, and which plan to run.
 
-``commtax.fit("llama-3.1-70b", "8xh100-sxm")`` and ``commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8)`` are the verbs;
-``commtax.napkin`` holds the closed forms.
+``commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)``, ``commtax.fit("llama-3.1-70b", "8xh100-sxm")``,
+``commtax.expect("all-reduce", "8xh100-sxm", nbytes=2**30)`` and ``commtax.compare(...)`` are the verbs;
+``commtax.traffic`` says what is sent, ``commtax.napkin`` holds the closed forms.
 """
 
 from commtax import napkin
-from commtax.api import Fit, Traffic, TrainFit, fit, traffic, train_fit
+from commtax.api import (
+    Comparison,
+    Expectation,
+    Fit,
+    StepBill,
+    Traffic,
+    TrainFit,
+    bill,
+    compare,
+    expect,
+    fit,
+    traffic,
+    train_fit,
+)
 
 __version__ = "0.1.0"
-__all__ = ["Fit", "Traffic", "TrainFit", "fit", "napkin", "traffic", "train_fit"]
+__all__ = [
+    "Comparison",
+    "Expectation",
+    "Fit",
+    "StepBill",
+    "Traffic",
+    "TrainFit",
+    "bill",
+    "compare",
+    "expect",
+    "fit",
+    "napkin",
+    "traffic",
+    "train_fit",
+]

@@ -6,16 +6,18 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
 from commtax import __version__, catalog
-from commtax.api import AUTO_EP, PHASES, fit, traffic, train_fit
+from commtax.api import AUTO_EP, PHASES, Expectation, compare, expect, fit, traffic, train_fit
+from commtax.api import bill as price_step
 from commtax.catalog.models import published
 from commtax.spec import Cluster
 from commtax.spelling import normalise
-from commtax.units import parse_bytes, parse_count, parse_fraction
+from commtax.units import parse_bytes, parse_count, parse_fraction, parse_seconds
 
 Command = Callable[..., None]
 LOADERS: dict[str, Callable[[str], Any]] = {
@@ -41,10 +43,16 @@ class Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 class Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A size; with ``binary`` a bare K, M or G is a power of two, as nccl-tests reads it."""
+
     name = "SIZE"
 
+    def __init__(self, binary: bool = False) -> None:
+        self.binary = binary
+
     def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> float:
-        return parse_bytes(value, _name(param))
+        text = f"{value}iB" if self.binary and isinstance(value, str) and value[-1:] in "KMGT" else value
+        return parse_bytes(text, _name(param))
 
 
 class Fraction(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -92,7 +100,7 @@ _axes = _options(
 _training = _options(
     click.option("--micro-batch", type=Count(), default=1, help="Training: sequences a microbatch."),
     click.option("--global-batch", type=Count(), default=None, help="Training: sequences a step over all replicas."),
-    click.option("--zero", type=Count(), default=0, help="Training: ZeRO stage 0-3 (3: FSDP)."),
+    click.option("--zero", type=Count(), default=None, help="Training: ZeRO stage 0-3.  [default: 0, fsdp 3]"),
     click.option("--recompute", default="none", metavar="KIND", help="Training: none, selective or full."),
     click.option("--schedule", default="1f1b", metavar="KIND", help="Training: 1f1b, gpipe or interleaved."),
     click.option("--chunks", type=Count(), default=1, help="Training: chunks a rank, interleaved schedule."),
@@ -105,30 +113,40 @@ def app() -> None:
     """What every collective of a distributed LLM costs, and what fits: arithmetic you can check."""
 
 
+_step = _options(
+    click.option("--tp", type=Count(), default=1, help="Tensor-parallel size (-tp)."),
+    click.option("--pp", type=Count(), default=1, help="Pipeline stages (-pp)."),
+    _axes,
+    click.option("--phase", default="decode", metavar="PHASE", help="decode (default), prefill, mixed or train."),
+    click.option("--batch", type=Count(), default=None, help="Sequences in the step, a replica.  [default: 1]"),
+    click.option("--context", type=Count(), default=1024, show_default=True, help="Cached tokens, prompt or sequence length."),
+    click.option("--speculative", type=Count(), default=0, help="Drafted tokens a sequence: k + 1 rows are verified."),
+    click.option("--eager", is_flag=True, help="Without CUDA graphs: no padding, every kernel launched."),
+    click.option(
+        "--ep-backend", default="", metavar="NAME", help="allgather_reducescatter, deepep_high_throughput, deepep_low_latency."
+    ),
+)
+_what_if = _options(
+    click.option("--slow-rank", type=float, default=1.0, help="The slowest rank's compute over the others': all wait for it."),
+    click.option("--overlap", type=Fraction(), default=0.0, help="What-if: this share of communication hides behind compute."),
+    click.option(
+        "--library", default="", metavar="NAME", help="Another library's collectives: nccl, vllm, sglang, trtllm, textbook."
+    ),
+)
+
+
 @app.command()
 @click.argument("model")
 @_where
-@click.option("--tp", type=Count(), default=1, help="Tensor-parallel size (-tp).")
-@click.option("--pp", type=Count(), default=1, help="Pipeline stages (-pp).")
-@_axes
-@click.option("--phase", default="decode", metavar="PHASE", help="decode (default), prefill, mixed or train.")
-@click.option("--batch", type=Count(), default=None, help="Sequences in the step, a replica.  [default: 1]")
-@click.option("--context", type=Count(), default=1024, show_default=True, help="Cached tokens, prompt or sequence length.")
-@click.option("--speculative", type=Count(), default=0, help="Drafted tokens a sequence: k + 1 rows are verified.")
-@click.option("--eager", is_flag=True, help="Without CUDA graphs: no padding.")
-@click.option(
-    "--ep-backend",
-    default="",
-    metavar="NAME",
-    help="allgather_reducescatter, deepep_high_throughput, deepep_low_latency.",
-)
+@_step
+@_what_if
 @_training
-@click.option("--exact", is_flag=True, help="What is sent, in bytes and counts (the only view so far).")
+@click.option("--exact", is_flag=True, help="Only what is sent, in bytes and counts.")
 @_json
-def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch: int | None, **options: Any) -> None:  # noqa: ARG001
-    """What one step sends: every collective with its bytes, how often, and over which link.
+def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch: int | None, **options: Any) -> None:
+    """What one step costs: every kernel and collective, what binds, and what would change it.
 
-    commtax bill llama-3.1-8b --cluster 8xh100-sxm -tp 8 --exact
+    commtax bill llama-3.1-8b --cluster 8xh100-sxm -tp 8
     """
     place = _cluster(options)
     training = options["phase"] == "train"
@@ -137,7 +155,26 @@ def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch
         options.update(kinds)
     else:
         _unused(kinds, global_batch, options["phase"])
-    found = traffic(model, place, batch=_replica_batch(batch, global_batch, options["dp"]), **options)
+    size = _replica_batch(batch, global_batch, options["dp"])
+    if exact or training:
+        _exact(model, place, size, options, as_json)
+        return
+    priced = price_step(model, place, batch=size, **options)
+    from commtax.report import bills
+
+    if as_json:
+        _print_json(bills.bill_document(priced))
+    else:
+        bills.show_bill(_console(), priced)
+
+
+def _exact(model: str, place: Cluster, batch: int, options: dict[str, Any], as_json: bool) -> None:
+    """What is sent, without seconds (training steps have no other view yet)."""
+    plain = {"slow_rank": 1.0, "overlap": 0.0, "library": ""}
+    given = [name for name, default in plain.items() if options.pop(name) != default]
+    if given:
+        raise ValueError(f"{given[0]}: changes seconds, and --exact has none")
+    found = traffic(model, place, batch=batch, **options)
     if as_json:
         from commtax.report.documents import traffic_document
 
@@ -146,6 +183,107 @@ def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch
         from commtax.report.tables import show_traffic
 
         show_traffic(_console(), found)
+
+
+@app.command("compare")
+@click.argument("model")
+@_where
+@_step
+@_what_if
+@click.option(
+    "--over",
+    multiple=True,
+    required=True,
+    metavar="AXIS=VALUES",
+    help="batch=1:256, tp=1,2,4,8, link=nvlink4,10gbe … (twice for a grid).",
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@click.option("--plot", default="", metavar="FILE", help="Draw it: .svg, .png or .pdf.")
+@_json
+def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, as_json: bool, **options: Any) -> None:
+    """The same step over a range of batches, lengths, degrees or links.
+
+    commtax compare llama-3.1-8b --cluster 8xh100-sxm -tp 2 --over batch=1:256 --over link=nvlink4,pcie5,10gbe
+    """
+    from commtax.report import bills
+
+    place = _cluster(options)
+    options["batch"] = 1 if options["batch"] is None else options["batch"]
+    found = compare(model, place, list(over), **options)
+    if all(row.bill is None for row in found.rows):
+        raise ValueError(f"over: nothing on this range is legal; first: {found.rows[0].refused}")
+    if plot:
+        from commtax.report.plots import plot_comparison
+
+        plot_comparison(found, f"{model} on {place.key}, {options['phase']}", Path(plot))
+    if as_json:
+        _print_json({"schema": "commtax.compare/1", "axes": list(found.axes), "rows": bills.comparison_rows(found)})
+    elif as_csv:
+        click.echo(bills.comparison_csv(found), nl=False)
+    else:
+        bills.show_comparison(_console(), found)
+
+
+@app.command("expect")
+@click.argument("op", metavar="COLLECTIVE")
+@click.option("--cluster", "-c", required=True, help="A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts.")
+@click.option("--intra", default="", metavar="LINK", help="Another link inside a host.")
+@click.option("--inter", default="", metavar="LINK", help="Another fabric between hosts.")
+@click.option("--nics", type=Count(), default=0, help="NICs a host has.")
+@click.option("--ranks", type=Count(), default=0, help="GPUs that take part.  [default: all]")
+@click.option("--size", type=Bytes(binary=True), default="1G", show_default=True, help="Tensor size; 1G is 2^30, as in nccl-tests.")
+@click.option("--library", default="nccl", show_default=True, metavar="NAME", help="nccl, vllm, sglang, trtllm, textbook.")
+@click.option("--measured", default="", metavar="BUSBW|TIME|FILE", help="166GB/s, 25us, or an nccl-tests output: pass or fail.")
+@_json
+def expect_command(op: str, size: float, ranks: int, library: str, measured: str, as_json: bool, **options: Any) -> None:
+    """What a collective should take on this hardware; with --measured, exit 0 (as it should) or 1 (slower).
+
+    commtax expect all-reduce --cluster 8xh100-sxm --size 1G --measured 380GB/s
+    """
+    from commtax.report import bills
+
+    place = _cluster(options)
+    if measured and Path(measured).is_file():
+        _expect_file(op, place, ranks, library, Path(measured), as_json)
+        return
+    found = expect(op, place, nbytes=size, ranks=ranks, library=library)
+    seconds = _measured_seconds(measured, found) if measured else None
+    if as_json:
+        _print_json(bills.expectation_document(found, seconds))
+    else:
+        bills.show_expectation(_console(), found, seconds)
+    sys.exit(0 if seconds is None or found.passes(seconds) else 1)
+
+
+def _measured_seconds(text: str, found: Expectation) -> float:
+    """A bus bandwidth or a time."""
+    if text.endswith("s") and not text.endswith("/s"):
+        return parse_seconds(text, "measured")
+    if not text.endswith("/s"):
+        raise ValueError(f"measured '{text}': write a bus bandwidth (166GB/s), a time (25us), or a file's name")
+    rate = parse_bytes(text.removesuffix("/s"), "measured")
+    if rate <= 0:
+        raise ValueError(f"measured '{text}': a bandwidth above 0 is needed")
+    return found.seconds_of_busbw(rate)
+
+
+def _expect_file(op: str, place: Cluster, ranks: int, library: str, path: Path, as_json: bool) -> None:
+    """Every row of an nccl-tests output against its expectation."""
+    from commtax.readers.nccl_tests import parse
+    from commtax.report import bills
+
+    run = parse(path.read_text(errors="replace"))
+    if not run.rows:
+        raise ValueError(f"measured '{path}': no nccl-tests rows found")
+    pairs = [(expect(op, place, nbytes=r.nbytes, ranks=ranks or run.ranks, library=library), r.seconds) for r in run.rows]
+    if as_json:
+        rows = [bills.expectation_document(e, s) for e, s in pairs]
+        _print_json({"schema": "commtax.expect-file/1", "pass": all(e.passes(s) for e, s in pairs), "rows": rows})
+    else:
+        console = _console()
+        for e, seconds in pairs:
+            bills.show_expectation(console, e, seconds)
+    sys.exit(0 if all(e.passes(s) for e, s in pairs) else 1)
 
 
 @app.command("fit")
@@ -305,7 +443,7 @@ def _replica_batch(batch: int | None, global_batch: int | None, dp: int) -> int:
 
 def _unused(kinds: dict[str, Any], global_batch: int | None, phase: str) -> None:
     """Options are honoured or refused, never ignored."""
-    defaults = {"zero": 0, "recompute": "none", "schedule": "1f1b", "chunks": 1, "micro_batch": 1}
+    defaults = {"zero": None, "recompute": "none", "schedule": "1f1b", "chunks": 1, "micro_batch": 1}
     given = [name for name, value in kinds.items() if value != defaults[name]]
     if global_batch is not None:
         given.append("global_batch")

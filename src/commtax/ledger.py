@@ -1,8 +1,14 @@
-"""What is priced comes as lines. An ``Item`` says what is sent, exactly; seconds are a matter of their own."""
+"""What is priced comes as lines that sum to the step by construction.
+
+An ``Item`` says what is sent, exactly. A ``Line`` is an item (or a piece of compute) with its seconds. A ``Bill`` is
+all lines of a step; its figures are sums over them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -38,3 +44,97 @@ class Item:
         ring = (self.ranks - 1) / self.ranks
         factor = {"all-reduce": 2 * ring, "send-recv": 1.0}.get(self.op, ring)
         return factor * self.nbytes * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a bill: ``count`` times ``fixed_s + moving_s``, of which ``hidden_s`` (in total) costs nothing.
+
+    ``fixed_s`` does not shrink with size (latency, launches); ``moving_s`` is bytes and FLOPs. ``algorithm`` and
+    ``link`` are names, or for arrays codes into ``names``.
+    """
+
+    kind: str  # compute | comm | host
+    item: Item
+    fixed_s: Number
+    moving_s: Number
+    hidden_s: Number = 0.0
+    link: Number | str = ""
+    algorithm: Number | str = ""
+    names: tuple[str, ...] = ()
+    why: str = ""
+    source: str = ""
+    flops: Number = 0.0
+
+    @property
+    def each_s(self) -> Number:
+        return self.fixed_s + self.moving_s
+
+    @property
+    def total_s(self) -> Number:
+        return self.item.count * self.each_s
+
+    @property
+    def exposed_s(self) -> Number:
+        return self.total_s - self.hidden_s
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """The lines of one step. Every figure is a sum over them, so they cannot disagree."""
+
+    lines: tuple[Line, ...]
+    tokens: Number  # output tokens that the GPUs in use produce in one step
+
+    def _sum(self, take: Callable[[Line], Number], *kinds: str) -> Number:
+        return sum((take(line) for line in self.lines if not kinds or line.kind in kinds), start=0.0)
+
+    @property
+    def items(self) -> tuple[Line, ...]:
+        """The lines that cost something."""
+        return tuple(line for line in self.lines if np.any(np.asarray(line.item.count) > 0))
+
+    @property
+    def step_s(self) -> Number:
+        return self._sum(lambda line: line.exposed_s)
+
+    @property
+    def compute_s(self) -> Number:
+        """Kernels of this rank, and the host's part that the GPU waits for."""
+        return self._sum(lambda line: line.total_s, "compute", "host")
+
+    @property
+    def comm_s(self) -> Number:
+        return self._sum(lambda line: line.total_s, "comm")
+
+    @property
+    def exposed_comm_s(self) -> Number:
+        return self._sum(lambda line: line.exposed_s, "comm")
+
+    @property
+    def comm_fraction(self) -> Number:
+        return self.exposed_comm_s / self.step_s
+
+    @property
+    def tokens_per_s(self) -> Number:
+        return self.tokens / self.step_s
+
+    def at(self, index: int) -> Bill:
+        """The scalar bill of one element of an array bill, codes turned into names."""
+        return Bill(tuple(_line_at(line, index) for line in self.lines), _at(self.tokens, index))
+
+
+def _at(value: Any, index: int) -> Any:
+    return np.asarray(value).ravel()[index].item() if np.ndim(value) else value
+
+
+def _line_at(line: Line, index: int) -> Line:
+    i = line.item
+    item = replace(i, nbytes=_at(i.nbytes, index), ranks=_at(i.ranks, index), count=_at(i.count, index))
+    numbers: dict[str, Any] = {name: _at(getattr(line, name), index) for name in ("fixed_s", "moving_s", "hidden_s", "flops")}
+    names: dict[str, Any] = {name: _name(_at(getattr(line, name), index), line.names) for name in ("link", "algorithm")}
+    return replace(line, item=item, **numbers, **names)
+
+
+def _name(code: Any, names: tuple[str, ...]) -> str:
+    return code if isinstance(code, str) else names[int(code)]

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
-Number = int | float | np.ndarray[Any, Any]
-"""A scalar, or an array of them: the same formula serves both."""
+Number = Any
+"""int, float or a NumPy array: the same formula serves all three, which no type checker can follow."""
 
 DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
     {
@@ -105,6 +103,11 @@ class Cluster:
     @property
     def num_gpus(self) -> int:
         return self.num_hosts * self.gpus_per_host
+
+    @property
+    def intra_is_usual(self) -> bool:
+        """Whether the inside link is the one that the chip's measurements were made on."""
+        return self.intra.key == self.chip.intra
 
     @property
     def domain(self) -> int:
@@ -215,6 +218,8 @@ class Model:
     final_norm: bool = True
     head_bias: bool = False
     positions: int = 0  # rows of a learned position table; 0: rotary
+    residual_stream: bool = True  # the residual is carried beside the hidden state (fused add and norm)
+    moe_sequence_parallel: bool = False  # vLLM splits this family's MoE tokens over tp
     quant: Quant | None = None
     tower: Tower | None = None
     stored_bytes: int = 0  # bytes of all tensors in a local checkpoint's files; 0: not looked at
@@ -293,6 +298,55 @@ class TrainStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Path:
+    """One way in which a library performs a collective, with its constants.
+
+    Paths are tried in order of ``turn``; those of one turn compete on price. ``max_bytes`` limits the tensor by group size.
+    """
+
+    op: str
+    algorithm: str
+    bandwidth_Bps: float
+    launch_s: float = 0.0
+    hop_s: float = 0.0
+    extra_s: float = 0.0
+    sqrt_s: float = 0.0  # seconds per root of a byte
+    turn: int = 0
+    min_ranks: int = 1
+    worlds: tuple[int, ...] = ()
+    max_bytes: tuple[tuple[int, float], ...] = ()
+    contention: tuple[tuple[int, float], ...] = ()  # by group size: how much slower bytes move when all ranks send (PCIe)
+    name: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """The paths that a library has for each collective on one chip and link, and how it crosses hosts."""
+
+    name: str
+    label: str  # calibrated | assumed | by definition
+    paths: Mapping[str, tuple[Path, ...]]
+    flat_paths: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)  # across hosts as one flat ring (textbook)
+    network_efficiency: float = 0.9
+    network_norm: float = 8.0
+    network_hops: float = 3.0  # link latencies that one level across hosts costs: post, wire, flush
+    eager_floor_s: float = 0.0
+    spread: float = 0.15  # half-width of the 80 % range inside a domain, as a factor …
+    spread_across: float = 0.35  # … and across hosts
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelConstants:
+    """Constants of the kernel forms on one family of chips: gemm by dtype, decode and prefill attention, small."""
+
+    family: str
+    label: str
+    tables: Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
 class Engine:
     """What a serving engine or training framework really sends and reserves, as data."""
 
@@ -306,13 +360,20 @@ class Engine:
     graph_pads_prefill: bool = False
     logits_padded: bool = False  # logits are computed inside the graph, for padded rows too
     pp_tensors: int = 1  # tensors handed to the next stage
+    odd_layers: str = "before-last"  # stages that take the odd layers of an uneven split: also "last", "first"
     pp_scatter: bool = False  # each tp rank sends 1/tp and the receiver gathers
     ep_backends: tuple[str, ...] = ()
     ep_is_tp_dp: bool = False  # the engine knows one expert-parallel size only: tp x dp
     experts_keep_tp: bool = False  # experts stay split over tp inside an expert-parallel rank
     block_size: int = 16
+    library: str = "nccl"  # whose all-reduce it calls
+    host_s: float = 0.0  # the GPU waits this long for the host in every step …
+    host_s_per_doubling: float = 0.0  # … and this much more for each doubling of tp
+    launch_s: float = 0.0  # one kernel launch without graphs
     gpu_memory_utilization: float = 0.9
-    utilization_of: str = "total"  # "free": of what weights and activations leave
+    utilization_of: str = "total"  # "free": of what weights and activations leave; "static": weights and KV only
+    reserve: Mapping[str, float] = field(default_factory=dict)  # what "static" leaves free, where no share is given
+    moe_chunk_tokens: int = 2**31  # tokens that a fused MoE kernel takes at once
     max_batched_tokens: int = 2048
     max_seqs: int = 256
     max_batched_tokens_large: int = 0  # on large chips (0: the same)
@@ -325,8 +386,11 @@ class Engine:
     graph_bytes: float = 0.0  # taken beside the budget, after KV blocks are counted
     latent_absorbed: bool = False  # keeps a second, bf16 copy of latent attention's up-projection
     rotary_table: bool = False  # keeps cosines and sines of every position
-    mxfp4_multiple: int = 1  # kernels for mxfp4 experts pad the hidden side to this
+    mxfp4_multiple: int = 1  # kernels for mxfp4 experts pad the hidden side to this …
+    mxfp4_width_multiple: int = 1  # … and a rank's width to this
     grads_dtype: str = "bf16"
+    zero: int = 0  # ZeRO stage unless the plan says otherwise
+    master_is_parameter: bool = False  # the sharded parameter is the fp32 master copy itself
     aliases: tuple[str, ...] = ()
     note: str = ""
     sources: Mapping[str, Source] = field(default_factory=dict)

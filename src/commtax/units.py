@@ -59,6 +59,19 @@ def parse_fraction(text: str | float, name: str) -> float:
     return _finite(value, text, name)
 
 
+def parse_seconds(text: str, name: str) -> float:
+    """Seconds from ``25us``, ``30 ms`` or ``1.5s``.
+
+    >>> parse_seconds("30 ms", "time"), parse_seconds("1.5s", "time")
+    (0.03, 1.5)
+    """
+    match = re.fullmatch(_NUMBER + r"\s*(s|ms|us|µs|ns)", text.strip())
+    if not match:
+        raise ValueError(f"{name}: '{text}' is not a time (write 25us, 30ms or 1.5s)")
+    factor = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}[match[2]]
+    return _finite(float(match[1].replace(",", "").replace("_", "")) * factor, text, name)
+
+
 def format_bytes(nbytes: float) -> str:
     """Bytes as memory is counted, in powers of 1024.
 

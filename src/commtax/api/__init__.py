@@ -1,5 +1,8 @@
-"""Names in, records out: what ``commtax.fit(...)`` and ``commtax.traffic(...)`` call."""
+"""Names in, records out: what ``commtax.bill(...)``, ``commtax.fit(...)`` and their like call."""
 
+from commtax.api.billing import StepBill, bill
+from commtax.api.comparing import Comparison, compare
+from commtax.api.expecting import Expectation, expect
 from commtax.api.fitting import Fit, TrainFit, fit, train_fit
 from commtax.api.sending import Traffic, traffic
 from commtax.api.setup import AUTO_EP, PHASES, Setup, describe_gpus, setup
@@ -7,11 +10,17 @@ from commtax.api.setup import AUTO_EP, PHASES, Setup, describe_gpus, setup
 __all__ = [
     "AUTO_EP",
     "PHASES",
+    "Comparison",
+    "Expectation",
     "Fit",
     "Setup",
+    "StepBill",
     "Traffic",
     "TrainFit",
+    "bill",
+    "compare",
     "describe_gpus",
+    "expect",
     "fit",
     "setup",
     "traffic",

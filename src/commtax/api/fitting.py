@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from commtax import catalog
-from commtax.api.sending import microbatches
+from commtax.api.sending import check_lengths, microbatches
 from commtax.api.setup import Setup, positive, setup
 from commtax.cost import legality, memory
 from commtax.cost.tensors import stage_layers
@@ -114,7 +114,7 @@ def _serving(
     kv_bytes: float,
 ) -> Serving:
     engine, large = asked.engine, memory.is_large(asked.cluster.chip, asked.engine)
-    share = engine.gpu_memory_utilization if utilization is None else utilization
+    share = memory.default_utilization(asked.cluster.chip, asked.plan, engine) if utilization is None else utilization
     if not 0 < share <= 1:
         raise ValueError(f"gpu_memory_utilization={share}: a fraction above 0 and at most 1 is needed")
     if kv_bytes < 0:
@@ -161,9 +161,9 @@ def _stage(asked: Setup, serving: Serving, stage: int, pp: int) -> Fit:
         budget = total
     else:
         budget = total * serving.utilization
-        left = budget - loaded - peak - other
+        left = budget - loaded - (0 if engine.utilization_of == "static" else peak + other)
     available = serving.kv_cache_bytes or left
-    pool = memory.kv_pool(model, plan, stage_layers(model, pp)[stage], serving.block_size)
+    pool = memory.kv_pool(model, plan, stage_layers(model, pp, engine.odd_layers)[stage], serving.block_size)
     blocks = max(0, int(available // float(pool.bytes_per_block)))
     wanted = pool.blocks_per_request(serving.max_model_len, serving.block_size, serving.max_batched_tokens)
     if serving.kv_cache_bytes and loaded + peak + other + serving.kv_cache_bytes > total:
@@ -267,6 +267,7 @@ def train_fit(
         raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization}: a fraction above 0 and at most 1 is needed")
     plan.setdefault("microbatches", microbatches(batch, micro_batch))
     asked = setup(model, cluster, phase="train", **plan)
+    check_lengths(context, asked)
     step = TrainStep(micro_batch, context)
     held = training_memory(asked.model, asked.plan, step, asked.engine)
     return TrainFit(asked, step, held, asked.cluster.chip.visible_bytes * gpu_memory_utilization)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from commtax.api.setup import Setup, positive, setup
+from commtax.cost.experts import over_replicas
 from commtax.cost.placement import span
 from commtax.cost.traffic import inference, padded_rows
 from commtax.cost.train_traffic import training
@@ -43,7 +44,7 @@ class Traffic:
 
     def _line(self, item: Item) -> Line:
         cluster = self.setup.cluster
-        group = span({"edp": "dp"}.get(item.axis, item.axis), self.setup.plan, cluster)
+        group = span(item.axis, self.setup.plan, cluster, self.setup.engine)
         crosses = bool(group.crosses)
         return Line(item, (cluster.inter if crosses else cluster.intra).key, crosses)
 
@@ -80,10 +81,7 @@ def traffic(
     if ep_backend and ep_backend not in asked.engine.ep_backends:
         raise ValueError(f"all2all backend '{ep_backend}': {asked.engine.key} has {', '.join(asked.engine.ep_backends) or 'none'}")
     if phase == "train":
-        if asked.plan.cp != 1 and np.any(np.asarray(context) % (2 * asked.plan.cp) != 0):
-            raise ValueError(
-                f"context={context}: context parallelism needs a sequence length divisible by 2 x cp = {2 * asked.plan.cp}"
-            )
+        check_lengths(context, asked)
         items = training(asked.model, asked.plan, TrainStep(micro_batch, context), asked.engine)
         return Traffic(asked, phase, batch, context, micro_batch * context, tuple(items), asked.notes)
     work = workload(phase, batch, context, speculative)
@@ -92,9 +90,22 @@ def traffic(
     notes = asked.notes
     if np.ndim(rows) == 0 and rows != work.rows:
         notes += (f"{asked.engine.key} runs {work.rows:,.0f} rows in a CUDA graph of {rows:,.0f}: the padding is sent too",)
-    if asked.plan.dp != 1 and np.all(np.asarray(asked.plan.ep) == 1):
+    alone = asked.model.experts is None or not np.any(over_replicas(asked.plan, asked.engine))
+    if np.ndim(asked.plan.dp) == 0 and asked.plan.dp != 1 and alone:
         notes += (f"{asked.plan.dp} independent replicas; the lines are one replica's",)
     return Traffic(asked, phase, batch, context, rows, tuple(items), notes)
+
+
+def check_lengths(context: Number, asked: Setup) -> None:
+    """Sequences divide over the ranks that split them: 2 x cp chunks, and tp with sequence parallelism."""
+    plan = asked.plan
+    chunks = 2 * np.asarray(plan.cp)
+    if np.any((np.asarray(plan.cp) > 1) & (np.asarray(context) % chunks != 0)):
+        raise ValueError(f"context={context}: context parallelism needs a sequence length divisible by 2 x cp = {chunks}")
+    if plan.sequence_parallel and np.any(np.asarray(context) % (np.asarray(plan.tp) * plan.cp) != 0):
+        raise ValueError(f"context={context}: sequence parallelism needs a sequence length divisible by tp x cp")
+    if plan.chunks > 1 and np.any(asked.model.num_layers % (np.asarray(plan.pp) * plan.chunks) != 0):
+        raise ValueError(f"chunks={plan.chunks}: {asked.model.num_layers} layers do not divide by pp x chunks")
 
 
 def microbatches(batch: Number, micro_batch: Number) -> Number:

@@ -14,6 +14,7 @@ from commtax.cost.train_memory import RECOMPUTE
 from commtax.spec import DTYPE_BYTES, Cluster, Engine, Model, Number, Plan
 
 PHASES = ("decode", "prefill", "mixed", "train")
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
 AUTO_EP = -1
 """``ep=AUTO_EP`` asks for the engine's own size, tp x dp."""
 
@@ -27,6 +28,7 @@ class Setup:
     plan: Plan
     engine: Engine
     notes: tuple[str, ...] = ()
+    codes: Any = 0  # for arrays: 0 where legal, else 1 + the index in ``legality.RULES`` of the rule that is broken
 
 
 def setup(
@@ -66,13 +68,13 @@ def setup(
         activations_dtype=activations,
         kv_dtype=_dtype(kv_dtype, "kv_dtype") or activations,
         grads_dtype=engine.grads_dtype,
-        **kinds,
+        **{"zero": engine.zero, **{k: v for k, v in kinds.items() if v is not None}},
     )
-    _check_kinds(plan)
-    if all(np.ndim(x) == 0 for x in (tp, pp, dp, ep, cp)):
+    _check_kinds(plan, engine)
+    if all(np.ndim(x) == 0 for x in (tp, pp, dp, ep, cp, plan.microbatches)):
         legality.check(known, place, plan, engine)
-        return Setup(known, place, plan, engine, tuple(legality.notes(known, place, plan)))
-    return Setup(known, place, plan, engine)
+        return Setup(known, place, plan, engine, tuple(legality.notes(known, place, plan, engine)))
+    return Setup(known, place, plan, engine, codes=legality.codes(known, place, plan, engine))
 
 
 def _dtype(name: str, argument: str) -> str:
@@ -92,11 +94,17 @@ def _dtype(name: str, argument: str) -> str:
     return name
 
 
-def _check_kinds(plan: Plan) -> None:
+def _check_kinds(plan: Plan, engine: Engine) -> None:
     if plan.zero not in (0, 1, 2, 3):
         raise ValueError(f"zero={plan.zero}: ZeRO stages are 0, 1, 2 and 3")
-    if plan.zero >= 2 and np.any(np.asarray(plan.pp) > 1):
-        raise ValueError(f"zero={plan.zero} with pp > 1: gradients of all microbatches must be kept, use zero 0 or 1")
+    piped = bool(np.any(np.asarray(plan.pp) > 1))
+    if plan.zero >= 2 and piped and not engine.master_is_parameter:
+        raise ValueError(f"zero={plan.zero} with pp > 1: {engine.key} keeps gradients of all microbatches, use zero 0 or 1")
+    if plan.schedule not in SCHEDULES:
+        raise ValueError(f"schedule '{plan.schedule}': one of {', '.join(SCHEDULES)}")
+    mixed = np.any((np.asarray(plan.ep) > 1) & (np.asarray(plan.tp) > 1))
+    if engine.key == "megatron" and mixed and not plan.sequence_parallel:
+        raise ValueError("ep > 1 with tp > 1: megatron needs sequence_parallel for it")
     if plan.recompute not in RECOMPUTE:
         raise ValueError(f"recompute '{plan.recompute}': one of {', '.join(RECOMPUTE)}")
     if plan.chunks > 1 and plan.schedule != "interleaved":

@@ -95,7 +95,15 @@ def from_config(config: Mapping[str, Any], key: str) -> Model:
         raise ValueError(f"model {key}: {name} config lacks or has unreadable fields: {', '.join(dict.fromkeys(fields.bad))}")
     quant = config.get("quantization_config")
     dtype = _dtype(fields, key)
-    return replace(model, key=key, architecture=name, dtype=dtype, quant=quant_from(quant, key) if quant else None)
+    return replace(
+        model,
+        key=key,
+        architecture=name,
+        dtype=dtype,
+        quant=quant_from(quant, key) if quant else None,
+        residual_stream=name not in PLAIN_RESIDUAL,
+        moe_sequence_parallel=name in SEQUENCE_PARALLEL_MOE,
+    )
 
 
 def _dtype(fields: Fields, key: str) -> str:
@@ -285,8 +293,8 @@ def _indexer(c: Fields, layer: int) -> Indexer | None:
     """The token selector of a layer; later GLM models give one to every ``index_topk_freq``-th layer only."""
     if "index_n_heads" not in c.config:
         return None
-    every, offset = c.number("index_topk_freq", 1) or 1, c.number("index_skip_topk_offset", 0)
-    if layer >= offset and (layer - offset) % every:
+    every, offset = c.number("index_topk_freq", 1) or 1, c.number("index_skip_topk_offset", 2)
+    if max(layer - offset + 1, 0) % every:
         return None
     return Indexer(c.need("index_n_heads"), c.need("index_head_dim"), c.need("index_topk"))
 
@@ -410,3 +418,18 @@ ARCHITECTURES: dict[str, Callable[[Fields], Model]] = {
     "GPT2LMHeadModel": _gpt2,
     "MPTForCausalLM": _mpt,
 }
+
+PLAIN_RESIDUAL = {"OPTForCausalLM", "GPT2LMHeadModel", "MPTForCausalLM"}
+"""Families whose layers add the residual themselves, so that one tensor passes between stages."""
+
+SEQUENCE_PARALLEL_MOE = {
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "GlmMoeDsaForCausalLM",
+    "GptOssForCausalLM",
+    "Llama4ForCausalLM",
+    "Llama4ForConditionalGeneration",
+    "Qwen3MoeForCausalLM",
+}
+"""Families in which vLLM splits tokens over tp before experts that are spread over tp x dp."""

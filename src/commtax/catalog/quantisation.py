@@ -13,7 +13,11 @@ def quant_from(config: Mapping[str, Any], key: str) -> Quant:
     if not isinstance(config, Mapping):
         raise ValueError(f"model {key}: quantization_config is not a table")
     method = str(config.get("quant_method") or ("modelopt" if config.get("quant_algo") else "")).lower()
-    ignored = tuple(str(x) for name in ("modules_to_not_convert", "ignore", "exclude_modules") for x in config.get(name) or ())
+    ignored = tuple(
+        str(x)
+        for name in ("modules_to_not_convert", "ignore", "exclude_modules", "llm_int8_skip_modules")
+        for x in config.get(name) or ()
+    )
     if method in ("fp8", "fbgemm_fp8"):
         tile = config.get("weight_block_size")
         # Without tiles: one scale a tensor, or one an output row for fbgemm.
@@ -29,7 +33,9 @@ def quant_from(config: Mapping[str, Any], key: str) -> Quant:
         return _compressed(config, key, ignored)
     if method == "bitsandbytes":
         if config.get("load_in_4bit"):
-            return Quant(method, "int4", (1, 64), scale_bytes=4, ignored=ignored)
+            # double quantisation keeps an 8-bit scale for 64 values and an fp32 one for 256 of those
+            scale = 1 + 4 / 256 if config.get("bnb_4bit_use_double_quant") else 4
+            return Quant(method, "int4", (1, 64), scale_bytes=scale, ignored=ignored)
         return Quant(method, "int8", (1, 0), scale_bytes=4, ignored=ignored)
     raise ValueError(
         f"model {key}: quant_method {method or 'missing'!r} is not supported "

@@ -1,8 +1,30 @@
-"""Closed forms of the ring: what a collective moves and, on a link of given latency and bandwidth, how long it takes."""
+"""How long a collective takes: one function an algorithm, and the choice among them as a library would choose.
+
+Each algorithm returns (latency, wire) seconds for the full tensor ``nbytes`` over ``ranks``; both vanish at one rank.
+The constants come from ``Path`` records, which are data. The ring's closed forms serve ``napkin`` too.
+"""
 
 from __future__ import annotations
 
-from commtax.spec import Number
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from commtax.arrays import pick
+from commtax.spec import Number, Path
+
+Parts = tuple[Number, Number]
+
+
+def ring_factor(op: str, ranks: Number) -> Number:
+    """Share of the tensor that each rank sends in a ring: 2 (N-1)/N to all-reduce, (N-1)/N to gather or scatter.
+
+    Broadcast and send-recv move all of it once.
+    """
+    if op in ("broadcast", "reduce", "send-recv"):
+        return np.minimum(1, ranks - 1)
+    return (2 if op == "all-reduce" else 1) * (ranks - 1) / ranks
 
 
 def ring_allreduce_bytes(nbytes: Number, ranks: Number) -> Number:
@@ -13,7 +35,7 @@ def ring_allreduce_bytes(nbytes: Number, ranks: Number) -> Number:
     >>> ring_allreduce_bytes(8192, 2), ring_allreduce_bytes(8192, 1)
     (8192.0, 0.0)
     """
-    return 2 * (ranks - 1) * nbytes / ranks
+    return ring_factor("all-reduce", ranks) * nbytes
 
 
 def ring_allreduce_s(nbytes: Number, ranks: Number, bandwidth_Bps: Number, latency_s: Number) -> Number:
@@ -40,3 +62,120 @@ def step_allreduce_s(
 ) -> Number:
     """All-reduces of one pass through the layers, one after the other on the critical path."""
     return num_layers * per_layer * ring_allreduce_s(nbytes, ranks, bandwidth_Bps, latency_s)
+
+
+def _ring(nbytes: Number, ranks: Number, p: Path) -> Parts:
+    """Neighbours pass shares round: one hop a further rank; a pipelining loss that grows as the root of the bytes."""
+    sent = ring_factor(p.op, ranks) * nbytes
+    wire = sent / p.bandwidth_Bps + p.sqrt_s * np.sqrt(sent)
+    if p.contention:
+        worlds, slower = zip(*p.contention, strict=True)
+        wire = wire * np.interp(ranks, worlds, slower)
+    return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), wire
+
+
+def _ring_simple(nbytes: Number, ranks: Number, p: Path) -> Parts:
+    """A ring whose hops overlap its bytes: the root of the sum of squares of both."""
+    hops = p.hop_s * (ranks - 1)
+    wire = ring_factor(p.op, ranks) * nbytes / p.bandwidth_Bps
+    return (p.launch_s + hops) * (ranks > 1), np.hypot(hops, wire) - hops
+
+
+def _tree(nbytes: Number, ranks: Number, p: Path) -> Parts:
+    """Double binary tree: up and down log2 N levels; every byte goes up once and down once."""
+    levels = np.ceil(np.log2(ranks))
+    return (p.launch_s + 2 * p.hop_s * levels) * (ranks > 1), 2 * nbytes * (ranks > 1) / p.bandwidth_Bps
+
+
+def _one_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
+    """Each rank reads the whole tensor from every other and adds: one step, (N-1) times the bytes."""
+    read = (ranks - 1) * nbytes
+    return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), read / p.bandwidth_Bps + p.sqrt_s * np.sqrt(read)
+
+
+def _two_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
+    """Each rank reduces its share, then reads the others' results: two steps, the ring's bytes."""
+    fixed = p.launch_s + p.extra_s + p.hop_s * (ranks - 1)
+    return fixed * (ranks > 1), ring_factor("all-reduce", ranks) * nbytes / p.bandwidth_Bps
+
+
+def _in_switch(nbytes: Number, ranks: Number, p: Path) -> Parts:
+    """The switch adds (NVLS, multimem): a rank sends its tensor once and 1/N of the result, near-constant in N."""
+    factor = 1 + 1 / ranks if p.op == "all-reduce" else ring_factor(p.op, ranks)
+    return (p.launch_s + p.extra_s) * (ranks > 1), nbytes * factor * (ranks > 1) / p.bandwidth_Bps
+
+
+ALGORITHMS: dict[str, Callable[[Number, Number, Path], Parts]] = {
+    "ring": _ring,
+    "ring-simple": _ring_simple,
+    "tree": _tree,
+    "one-shot": _one_shot,
+    "two-shot": _two_shot,
+    "in-switch": _in_switch,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The price of a collective and the path taken: ``path`` indexes the list it was chosen from."""
+
+    latency_s: Number
+    wire_s: Number
+    path: Number
+
+    @property
+    def seconds(self) -> Number:
+        return self.latency_s + self.wire_s
+
+
+def applies(path: Path, nbytes: Number, ranks: Number) -> Number:
+    """Whether a library takes this path for a group of this size and a tensor of this size."""
+    ok = np.asarray(ranks) >= path.min_ranks
+    if path.worlds:
+        ok = ok & np.isin(ranks, path.worlds)
+    if path.max_bytes:  # a group between two listed sizes has the limit of the larger
+        worlds, limits = (np.asarray(x) for x in zip(*path.max_bytes, strict=True))
+        ok = ok & (np.asarray(nbytes) <= limits[np.minimum(np.searchsorted(worlds, ranks), len(worlds) - 1)])
+    return ok
+
+
+def choose(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
+    """The first path that applies; paths of one ``rank`` compete on price, as NCCL lets its algorithms compete."""
+    latency: Number = np.inf
+    wire: Number = np.inf
+    taken: Number = np.full(np.broadcast(nbytes, ranks).shape, -1)
+    done: Number = np.zeros(np.broadcast(nbytes, ranks).shape, dtype=bool)
+    for turn in sorted({p.turn for p in paths}):
+        settled = done
+        for index, path in enumerate(paths):
+            if path.turn != turn:
+                continue
+            fixed, moving = ALGORITHMS[path.algorithm](nbytes, ranks, path)
+            better = applies(path, nbytes, ranks) & ~settled & (~done | (fixed + moving < latency + wire))
+            latency, wire = pick(better, fixed, latency), pick(better, moving, wire)
+            taken, done = pick(better, index, taken), done | better
+    return Choice(latency[()], wire[()], taken[()])
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What carries a collective between fast domains: the group's share of the hosts' NICs, and the fabric's latency."""
+
+    bandwidth_Bps: Number  # of all NICs that one domain's part of the group may use, one direction
+    hop_s: Number
+    efficiency: float = 0.9
+    norm: float = 8.0
+
+
+def across(op: str, nbytes: Number, inside: Choice, domains: Number, network: Network) -> Choice:
+    """A collective over several domains: its inside part and its network part run as a pipeline.
+
+    Inside, each domain reduces (or gathers) among its own ranks; across, every rank speaks for its share of the tensor, so
+    the network carries ``ring_factor(op, M) nbytes`` through all NICs of a domain together. Latency: log2 M network
+    hops each way (a tree).
+    """
+    levels = np.ceil(np.log2(domains))
+    passes = 2 if op == "all-reduce" else 1
+    wire = ring_factor(op, domains) * nbytes / (network.bandwidth_Bps * network.efficiency)
+    both = (inside.wire_s**network.norm + wire**network.norm) ** (1 / network.norm)
+    return Choice(inside.latency_s + passes * levels * network.hop_s, both, inside.path)

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from commtax.cost.tensors import expert_tp, stage_layers
+from commtax.arrays import pick
+from commtax.cost.experts import expert_tp
+from commtax.cost.tensors import quantisation, stage_layers
 from commtax.spec import AXES, Cluster, Engine, Experts, Mlp, Model, Number, Plan
 
 Mask = np.ndarray[Any, Any]
@@ -61,9 +63,21 @@ def _kv_broken(q: Case) -> Number:
     return np.asarray((q.kv_heads % shared != 0) | (q.plan.tp % shared != 0))
 
 
+def _quant_block_broken(q: Case) -> Number:
+    """Scales belong to whole tiles or groups: a rank's width must be made of them (mxfp4 and nvfp4 kernels pad instead)."""
+    quant = quantisation(q.model, q.plan)
+    if quant is None or not quant.block[1] or quant.dtype not in ("fp8", "int4", "int8"):
+        return q.plan.tp < 0
+    inside = q.experts.intermediate / expert_tp(q.plan, q.engine)
+    broken = (inside % quant.block[1] != 0) & (q.model.experts is not None)
+    return broken | (q.dense_width / q.plan.tp % quant.block[1] != 0)
+
+
 def _ep_group_broken(q: Case) -> Number:
     p = q.plan
     odd = q.ep_ranks % p.ep != 0
+    if not q.engine.experts_keep_tp:
+        odd = odd | ((p.ep <= p.tp) & (p.tp % p.ep != 0))
     return (p.ep > 1) & (odd | (p.ep != p.tp * p.dp) if q.engine.ep_is_tp_dp else odd)
 
 
@@ -118,6 +132,12 @@ RULES: tuple[Rule, ...] = (
         lambda q: f"expert width {q.experts.intermediate} of {q.model.key} does not divide by tp={q.plan.tp}",
     ),
     Rule(
+        "quant-block-divisible",
+        "tp",
+        _quant_block_broken,
+        lambda q: f"the quantised tiles of {q.model.key} do not divide by tp={q.plan.tp} (expert parallelism keeps experts whole)",
+    ),
+    Rule(
         "layers",
         "pp",
         lambda q: q.plan.pp > q.model.num_layers,
@@ -160,15 +180,15 @@ def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
     """0 where a plan is legal, else 1 + the index in ``RULES`` of the first rule it breaks; shaped as the plan."""
     sizes = np.broadcast_arrays(plan.tp, plan.pp, plan.dp, plan.ep, plan.cp, plan.microbatches)
     good = _all_whole(plan)
-    safe = [np.minimum(np.where(good, x, 1).astype(float), _BEYOND) for x in sizes]  # products stay finite and exact enough
+    safe = [np.minimum(pick(good, x, 1).astype(float), _BEYOND) for x in sizes]  # products stay finite and exact enough
     tp, pp, dp, ep, cp, microbatches = safe
     whole = replace(plan, tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=microbatches)
     case = Case(model, cluster, whole, engine)
-    result = np.where(good, 0, 1)
+    result = pick(good, 0, 1)
     for code, rule in enumerate(RULES[1:], start=2):
         broken = np.broadcast_to(np.asarray(rule.broken(case)), result.shape)
-        result = np.where((result == 0) & broken, code, result)
-    return result
+        result = pick((result == 0) & broken, code, result)
+    return np.asarray(result)
 
 
 def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:
@@ -201,7 +221,7 @@ def _nearest(rule: Rule, q: Case) -> str:
     return f"; nearest legal {axis}: {' or '.join(map(str, near))}" if near else ""
 
 
-def notes(model: Model, cluster: Cluster, plan: Plan) -> list[str]:
+def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[str]:
     """What a legal scalar plan should know about itself: replication, idle GPUs, uneven stages."""
     found = []
     kv, tp, pp = model.attention.num_kv_heads, int(plan.tp), int(plan.pp)
@@ -210,7 +230,7 @@ def notes(model: Model, cluster: Cluster, plan: Plan) -> list[str]:
     if model.attention.latent and tp > 1:
         found.append(f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache")
     if model.num_layers % pp:
-        sizes = [len(r) for r in stage_layers(model, pp)]
+        sizes = [len(r) for r in stage_layers(model, pp, engine.odd_layers)]
         found.append(f"uneven pipeline: {model.num_layers} layers as {'+'.join(map(str, sizes))}")
     idle = cluster.num_gpus - int(plan.num_gpus)
     if idle > 0:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commtax.cost.tensors import Held, copies, held, inventory, padded_vocab, quantisation, weight_bytes
+from commtax.arrays import pick
+from commtax.cost.experts import expert_tp, over_replicas
+from commtax.cost.tensors import Held, copies, held, inventory, padded_vocab, quantisation, share, weight_bytes
 from commtax.spec import DTYPE_BYTES, Attention, Chip, Engine, Experts, Mlp, Model, Number, Plan
 
 INDEXER_SCALE_BYTES = 4  # the selector's key cache: one fp8 value a channel and one fp32 scale
@@ -45,7 +47,8 @@ def _beside(model: Model, plan: Plan, engine: Engine, rows: list[Held]) -> Itera
         yield "absorbed latent projections", up * DTYPE_BYTES[plan.activations_dtype] / plan.tp, 0.0
     quant = quantisation(model, plan)
     if engine.mxfp4_multiple > 1 and quant and quant.dtype == "mxfp4":
-        grown = math.ceil(model.hidden / engine.mxfp4_multiple) * engine.mxfp4_multiple / model.hidden - 1
+        width = (model.experts.intermediate if model.experts else 1) / expert_tp(plan, engine)
+        grown = _padded(model.hidden, engine.mxfp4_multiple) * _padded(width, engine.mxfp4_width_multiple) - 1
         experts = sum((r.bytes_per_rank for r in rows if r.tensor.part == "experts" and r.tensor.linear), start=0.0)
         yield "padding of mxfp4 experts", experts * grown, 0.0
     if engine.rotary_table and not model.positions:
@@ -70,8 +73,10 @@ def kv_bytes_per_token_layer(a: Attention, tp: Number, kv_dtype: str) -> Number:
     """
     size = DTYPE_BYTES[kv_dtype]
     if a.latent:
-        indexer = a.indexer.head_dim + INDEXER_SCALE_BYTES if a.indexer else 0
-        return tp * 0 + (a.latent.kv_rank + a.latent.rope_dim) * size + indexer
+        latent = (a.latent.kv_rank + a.latent.rope_dim) * size
+        if a.indexer and kv_dtype == "fp8":  # fp8 latent with a scale for each 128, the rotary part in bf16
+            latent = a.latent.kv_rank * (1 + 4 / 128) + a.latent.rope_dim * 2
+        return tp * 0 + latent + (a.indexer.head_dim + INDEXER_SCALE_BYTES if a.indexer else 0)
     heads = a.num_kv_heads / np.minimum(tp, a.num_kv_heads)
     return heads * (a.head_dim + a.v_head_dim) * size
 
@@ -105,7 +110,7 @@ def kv_pool(model: Model, plan: Plan, layers: range, block_size: int) -> KvPool:
     if len(counts) == 1:
         return KvPool(sum(per_layer), sum(per_layer) * block_size, 1, tuple(counts))
     smallest, largest = min(counts.values()), max(counts.values())
-    size = largest if largest < 1.25 * smallest else smallest
+    size = largest if largest < 1.5 * smallest else smallest
     windows = [w for w, n in sorted(counts.items()) for _ in range(math.ceil(n / size))]
     return KvPool(page / block_size * size * len(windows), page * size, len(windows), tuple(windows))
 
@@ -119,20 +124,28 @@ def activation_bytes(model: Model, plan: Plan, engine: Engine, tokens: Number, s
     act = DTYPE_BYTES[plan.activations_dtype]
     widest: Number = 0.0
     for block in model.blocks:
-        widest = np.maximum(widest, _ffn_width(block.ffn, model.hidden, plan))
-    layer = tokens * (3 * model.hidden + widest) * act
+        widest = np.maximum(widest, _ffn_elements(block.ffn, model, plan, engine, tokens))
+    layer = (tokens * 3 * model.hidden + widest) * act
     if not last_stage:
         return layer
     logits = seqs * padded_vocab(model, plan, engine) * engine.sampler_bytes_per_logit
     return np.maximum(layer, logits + 2 * tokens * model.hidden * act)
 
 
-def _ffn_width(f: Mlp | Experts, hidden: int, plan: Plan) -> Number:
-    """Elements a row needs at the widest point of a feed-forward layer."""
-    inner = f.intermediate / plan.tp
+def _ffn_elements(f: Mlp | Experts, model: Model, plan: Plan, engine: Engine, tokens: Number) -> Number:
+    """Elements alive at the widest point of a feed-forward layer; experts shared by replicas see all their tokens."""
     if isinstance(f, Mlp):
-        return (3 if f.gated else 2) * inner
-    return f.top_k * (np.maximum(2 * inner, hidden) + inner) + 3 * f.shared_intermediate / plan.tp
+        return tokens * (3 if f.gated else 2) * f.intermediate / plan.tp
+    inner = f.intermediate / expert_tp(plan, engine)
+    seen = np.minimum(tokens * pick(over_replicas(plan, engine), plan.dp, 1), engine.moe_chunk_tokens)
+    copies = seen * f.top_k  # the kernel's buffers are for every choice, also those of other ranks
+    shared = tokens * 3 * f.shared_intermediate * share("shared", model, plan, engine)
+    return seen * model.hidden + copies * (np.maximum(2 * inner, model.hidden) + inner) - tokens * model.hidden + shared
+
+
+def _padded(size: Number, multiple: int) -> Number:
+    """How much larger a side becomes when it is padded to a multiple."""
+    return np.ceil(size / multiple) * multiple / size
 
 
 def other_bytes(plan: Plan, engine: Engine) -> Number:
@@ -143,3 +156,16 @@ def other_bytes(plan: Plan, engine: Engine) -> Number:
 def is_large(chip: Chip, engine: Engine) -> bool:
     """Whether the engine applies its defaults for chips with much memory."""
     return chip.visible_bytes >= engine.large_bytes and chip.family not in engine.large_not
+
+
+def default_utilization(chip: Chip, plan: Plan, engine: Engine) -> float:
+    """The share of memory that an engine takes when nobody says: fixed, or what a reserve by its own formula leaves."""
+    r = engine.reserve
+    if not r:
+        return engine.gpu_memory_utilization
+    graph_rows = max(engine.graph_sizes, default=0)
+    kept = r["base"] + r["per_token"] * engine.max_batched_tokens + r["per_graph_row"] * graph_rows
+    kept += r["per_rank"] * float(np.max(plan.tp * plan.pp))
+    if chip.visible_bytes > r["large"]:
+        kept = max(kept, r["least_large"])
+    return max(0.05, round(1 - kept / chip.visible_bytes, 3))

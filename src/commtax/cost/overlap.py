@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from commtax.arrays import pick
 from commtax.spec import Number
 
 
@@ -36,4 +37,4 @@ def tp_tax(flops_per_s: Number, bandwidth_Bps: Number, hidden: Number, tp: Numbe
 
 def breakeven_overlap(slow_s: Number, fast_s: Number) -> Number:
     """The share of a slow link's time that must hide for it to look like the fast one; 0 where it is already faster."""
-    return np.where(slow_s > fast_s, 1 - fast_s / np.where(np.asarray(slow_s) > 0, slow_s, 1), 0.0)[()]
+    return pick(slow_s > fast_s, 1 - fast_s / pick(np.asarray(slow_s) > 0, slow_s, 1), 0.0)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commtax.spec import Cluster, Number, Plan
+from commtax.arrays import pick
+from commtax.cost.experts import expert_tp
+from commtax.spec import Cluster, Engine, Number, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,37 +24,47 @@ class Span:
         return self.domains > 1
 
 
-def span(axis: str, plan: Plan, cluster: Cluster) -> Span:
+def span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
     """The span of one axis' groups when ranks are numbered in ``plan.order``, innermost first.
 
-    A group of n ranks whose neighbours lie ``stride`` apart has domain/stride ranks in one domain (at least 1, at most
-    n). ``ep`` groups follow tp x cp x dp; the gradient group ``dp-cp`` joins dp and cp.
+    A group is a product of (size, stride) runs; of a run with a given stride, domain/stride ranks lie in one domain (at
+    least 1, at most all). A group that does not divide the domain straddles its edge somewhere.
     """
-    sizes = {"tp": plan.tp, "cp": plan.cp, "pp": plan.pp, "dp": plan.dp}
-    ranks: Number
-    stride: Number
+    runs = _runs(axis, plan, engine)
+    ranks: Number = 1
+    inside: Number = 1
+    extent: Number = 1
+    for size, stride in runs:
+        ranks, extent = ranks * size, np.maximum(extent, size * stride)
+        inside = inside * np.clip(cluster.domain // np.maximum(1, stride), 1, size)
+    straddles = (
+        (cluster.domain % np.maximum(1, extent) != 0) & (extent <= cluster.domain) & (plan.num_gpus > cluster.domain) & (ranks > 1)
+    )
+    inside = pick(straddles, np.ceil(ranks / 2), inside)
+    return Span(ranks, inside, np.ceil(ranks / inside))
+
+
+def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
+    """The (size, stride) runs of a group.
+
+    ``dp`` is the gradient group and so joins cp. ``ep``: Megatron numbers experts' ranks tp, ep, edp; serving engines
+    fill tp first and then go on over dp. ``edp``: the ranks that hold the same experts.
+    """
+    inner = expert_tp(plan, engine)
     if axis == "ep":
-        ranks, stride = plan.ep, 1
-        inner = np.minimum(plan.ep, plan.tp * plan.cp)
-        if plan.order.index("pp") < plan.order.index("dp"):  # dp ranks of one group lie pp x tp apart
-            wide = span("dp", plan, cluster)
-            outer = plan.ep / np.maximum(1, inner)
-            per_domain = np.where(outer > 1, inner * np.minimum(outer, wide.ranks_per_domain), np.minimum(inner, cluster.domain))
-            return _span(ranks, per_domain)
-    elif axis == "dp-cp":
-        ranks = plan.dp * plan.cp
-        stride = _stride("dp", plan, sizes) if np.all(np.asarray(plan.cp) == 1) else _stride("cp", plan, sizes)
-    else:
-        ranks, stride = sizes[axis], _stride(axis, plan, sizes)
-    return _span(ranks, np.clip(cluster.domain // np.maximum(1, stride), 1, ranks))
+        if engine.experts_keep_tp:
+            return [(plan.ep, inner)]
+        within = np.minimum(plan.ep, plan.tp)
+        return [(within, 1), (plan.ep / within, _stride("dp", plan))]
+    if axis == "edp":
+        return [(np.maximum(1, plan.dp * plan.cp * plan.tp / (plan.ep * inner)), inner * plan.ep)]
+    if axis == "dp":
+        return [(plan.cp, _stride("cp", plan)), (plan.dp, _stride("dp", plan))]
+    return [(getattr(plan, axis), _stride(axis, plan))]
 
 
-def _span(ranks: Number, per_domain: Number) -> Span:
-    return Span(ranks, per_domain, np.ceil(ranks / per_domain))
-
-
-def _stride(axis: str, plan: Plan, sizes: dict[str, Number]) -> Number:
+def _stride(axis: str, plan: Plan) -> Number:
     stride: Number = 1
     for inner in plan.order[: plan.order.index(axis)]:
-        stride = stride * sizes[inner]
+        stride = stride * getattr(plan, inner)
     return stride

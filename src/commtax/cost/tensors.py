@@ -10,10 +10,13 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import lru_cache
 
 import numpy as np
 
+from commtax.arrays import pick
+from commtax.cost.experts import expert_tp, tokens_split
 from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mlp, Model, Number, Plan, Quant
 
 FIRST, LAST = -1, -2
@@ -176,7 +179,7 @@ def share(split: str, model: Model, plan: Plan, engine: Engine) -> Number:
     """The part of a tensor that one rank holds, by its split.
 
     heads, ffn, shared: 1/tp. kv: 1/tp until every rank has one head, then copies. expert: 1/ep of the experts, each
-    split over what is left of tp. vocab: 1/tp of the table padded to the engine's multiple.
+    split over the ranks that ``expert_tp`` counts. vocab: 1/tp of the table padded to the engine's multiple.
     """
     tp = plan.tp
     if split == "full":
@@ -186,24 +189,12 @@ def share(split: str, model: Model, plan: Plan, engine: Engine) -> Number:
     if split == "vocab":
         return np.ceil(padded_vocab(model, plan, engine) / tp) / model.vocab
     if split == "shared":
-        return np.where(moe_tokens_split(plan, engine), 1.0, 1.0 / tp)
+        return pick(tokens_split(model, plan, engine), 1.0, 1.0 / tp)
     if split == "expert":
         return 1.0 / (plan.ep * expert_tp(plan, engine))
     if split == "expert_bias":
         return tp * 0 + 1.0 / plan.ep
     return 1.0 / tp
-
-
-def expert_tp(plan: Plan, engine: Engine) -> Number:
-    """Ranks that share one expert: all of tp without expert parallelism (or where the framework keeps it), else tp/ep."""
-    if engine.experts_keep_tp:
-        return plan.tp
-    return np.maximum(1, plan.tp // np.maximum(1, plan.ep))
-
-
-def moe_tokens_split(plan: Plan, engine: Engine) -> Number:
-    """Whether MoE layers work on tokens split over tp (then shared experts are whole on each rank)."""
-    return (plan.ep > plan.tp) & (plan.tp > 1) & bool(engine.ep_backends) & (not engine.experts_keep_tp)
 
 
 def padded_vocab(model: Model, plan: Plan, engine: Engine) -> Number:
@@ -264,17 +255,15 @@ def quantised_fraction(model: Model, tensor: Tensor, quant: Quant) -> float:
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a pattern (``re:…``, a dotted name with ``*``, or one component) names this tensor or its module."""
+    """Whether a pattern names this tensor or a module it lies in: ``re:…``, wildcards, a dotted name, or one component."""
     parts = name.split(".")
+    modules = {".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)}
     for pattern in patterns:
         if pattern.startswith("re:"):
             if re.match(pattern[3:], name):
                 return True
-            continue
-        wanted = pattern.split(".")
-        for start in range(len(parts) - len(wanted) + 1):
-            if all(w in ("*", p) for w, p in zip(wanted, parts[start : start + len(wanted)], strict=True)):
-                return True
+        elif any(fnmatchcase(module, pattern) for module in modules) if "*" in pattern else pattern in modules:
+            return True
     return False
 
 
@@ -288,24 +277,27 @@ class Held:
     ideal_bytes: Number
 
 
-def stage_layers(model: Model, pp: int) -> list[range]:
-    """Layers of each pipeline stage. An uneven split gives the odd layers to the stages before the last, as vLLM does.
+def stage_layers(model: Model, pp: int, odd: str = "before-last") -> list[range]:
+    """Layers of each pipeline stage; an uneven split gives the odd layers to the stages that ``odd`` names.
+
+    vLLM: those before the last. SGLang: the last ones. TensorRT-LLM: the first ones.
 
     >>> from commtax.catalog import model
     >>> [len(r) for r in stage_layers(model("llama-3.1-8b"), 5)]
     [6, 6, 7, 7, 6]
     """
-    base, odd = divmod(model.num_layers, pp)
+    base, rest = divmod(model.num_layers, pp)
     sizes = [base] * pp
-    for i in range(2, odd + 2):
-        sizes[-i] += 1
+    start = {"before-last": pp - 1 - rest, "last": pp - rest, "first": 0}[odd]
+    for i in range(start, start + rest):
+        sizes[i] += 1
     ends = np.cumsum(sizes)
     return [range(int(end) - size, int(end)) for size, end in zip(sizes, ends, strict=True)]
 
 
 def held(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> list[Held]:
     """What one rank of ``stage`` (of ``pp``) holds. The last stage of a tied model keeps its own copy of the table."""
-    layers = stage_layers(model, pp)[stage]
+    layers = stage_layers(model, pp, engine.odd_layers)[stage]
     rows = []
     for tensor in inventory(model):
         if tensor.where >= 0:

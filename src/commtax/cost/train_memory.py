@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commtax.cost.tensors import expert_tp, padded_vocab, stage_layers
-from commtax.cost.train_traffic import stage_params
+from commtax.arrays import pick
+from commtax.cost.experts import expert_tp
+from commtax.cost.tensors import padded_vocab
+from commtax.cost.train_traffic import fullest_layers, stage_params
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Mlp, Model, Number, Plan, TrainStep
 
 OPTIMIZER_BYTES = 12  # Adam: fp32 master copy, first and second moment
@@ -41,17 +43,19 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
             return (dense + experts) * nbytes
         return dense * nbytes / ranks + experts * nbytes / same_experts
 
-    weights = divided(DTYPE_BYTES[plan.activations_dtype], 3)
+    # Where the sharded parameter is the fp32 master copy, no other master is kept.
+    mastered = engine.master_is_parameter and plan.zero == 3
+    weights = divided(4 if mastered else DTYPE_BYTES[plan.activations_dtype], 3)
     if plan.zero == 3:  # one layer is whole while it is used, the next is on its way
-        layers = max(len(r) for r in stage_layers(model, int(np.max(plan.pp))))
+        layers = fullest_layers(model, plan)
         weights = weights + 2 * (params["layers"] + experts) / layers * DTYPE_BYTES[plan.activations_dtype]
     rows = step.micro_batch * step.seq / plan.cp
     return TrainMemory(
         parameters=weights,
         gradients=divided(DTYPE_BYTES[plan.grads_dtype], 2),
-        optimizer=divided(OPTIMIZER_BYTES, 1),
+        optimizer=divided(OPTIMIZER_BYTES - (4 if mastered else 0), 1),
         activations=activations(model, plan, step) * in_flight(plan) + _working_set(model, plan, step),
-        logits=np.where(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * 6, 0)[()],
+        logits=pick(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * 6, 0),
     )
 
 

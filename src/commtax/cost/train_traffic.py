@@ -11,7 +11,9 @@ from functools import partial
 
 import numpy as np
 
-from commtax.cost.tensors import FIRST, expert_tp, inventory, share, stage_layers
+from commtax.arrays import pick
+from commtax.cost.experts import expert_tp
+from commtax.cost.tensors import FIRST, inventory, share, stage_layers
 from commtax.ledger import Item
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, TrainStep
 
@@ -20,14 +22,20 @@ def training(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> list[
     """All collectives of one optimiser step under tp, sequence parallel, pp, dp/ZeRO, ep and cp."""
     rows = step.micro_batch * step.seq / plan.cp
     payload = rows * model.hidden * DTYPE_BYTES[plan.activations_dtype]
-    layers = _by_pp(plan.pp, lambda pp: max(len(r) for r in stage_layers(model, pp)))
-    items = _tensor_parallel(plan, payload, layers)
+    layers = fullest_layers(model, plan)
+    items = _tensor_parallel(model, plan, payload, layers)
     items += _embedding_and_head(plan, payload, rows)
     items += _pipeline(plan, payload)
     items += _context(model, plan, rows, layers, engine)
     items += _experts(model, plan, rows)
     items += _data_parallel(model, plan, layers, engine)
+    items += _tied_and_norms(model, plan, engine, layers)
     return items
+
+
+def fullest_layers(model: Model, plan: Plan) -> Number:
+    """Layers of the stage that has most."""
+    return _by_pp(plan.pp, lambda pp: max(len(r) for r in stage_layers(model, pp)))
 
 
 def _by_pp(pp: Number, one: Callable[[int], int]) -> Number:
@@ -44,26 +52,32 @@ def _passes(plan: Plan) -> int:
 
 
 def _tp(what: str, op: str, nbytes: Number, count: Number, plan: Plan, note: str = "") -> Item:
-    return Item(what, "tp", op, nbytes, plan.tp, np.where(np.asarray(plan.tp) > 1, count, 0)[()], note)
+    return Item(what, "tp", op, nbytes, plan.tp, pick(np.asarray(plan.tp) > 1, count, 0), note)
 
 
-def _tensor_parallel(plan: Plan, payload: Number, layers: Number) -> list[Item]:
-    """Per layer and microbatch: 2 all-reduces forward, 2 backward, 2 more if recomputed.
+def _tensor_parallel(model: Model, plan: Plan, payload: Number, layers: Number) -> list[Item]:
+    """Two sites a layer (attention, feed-forward), each reduced once forward and once backward, again if recomputed.
 
-    With sequence parallelism forward is 2 x (all-gather + reduce-scatter) and backward gathers twice: the gradient
-    of the row-parallel output and, for the weight gradient, the column-parallel input again.
+    With sequence parallelism a site is all-gather + reduce-scatter, and backward gathers twice: the gradient of the
+    row-parallel output and, for the weight gradient, the column-parallel input again. Experts work on tokens that are
+    gathered after the dispatch: each of top_k copies, and nothing is gathered again.
     """
-    each, forward = layers * plan.microbatches, _passes(plan)
+    moe, mixed = model.experts or Experts(1, 1, 1), num_moe_layers(model, plan)
+    sites = (2 * layers - mixed + (mixed if moe.shared_intermediate else 0)) * plan.microbatches
+    each, forward = mixed * plan.microbatches, _passes(plan)
     if plan.sequence_parallel:
+        routed = payload * pick(np.asarray(plan.ep) > 1, moe.top_k, 1)
         return [
-            _tp("layers forward", "all-gather", payload, 2 * each * forward, plan),
-            _tp("layers forward", "reduce-scatter", payload, 2 * each * forward, plan),
-            _tp("layers backward", "all-gather", payload, 4 * each, plan, "output gradients, and inputs again"),
-            _tp("layers backward", "reduce-scatter", payload, 2 * each, plan),
+            _tp("layers forward", "all-gather", payload, sites * forward, plan),
+            _tp("layers forward", "reduce-scatter", payload, sites * forward, plan),
+            _tp("layers backward", "all-gather", payload, 2 * sites, plan, "output gradients, and inputs again"),
+            _tp("layers backward", "reduce-scatter", payload, sites, plan),
+            _tp("expert tokens", "all-gather", routed, each * (forward + 1), plan, "forward, and gradients backward"),
+            _tp("expert tokens", "reduce-scatter", routed, each * (forward + 1), plan),
         ]
     return [
-        _tp("layers forward", "all-reduce", payload, 2 * each * forward, plan),
-        _tp("layers backward", "all-reduce", payload, 2 * each, plan),
+        _tp("layers forward", "all-reduce", payload, (sites + each) * forward, plan),
+        _tp("layers backward", "all-reduce", payload, sites + each, plan),
     ]
 
 
@@ -88,7 +102,7 @@ def _embedding_and_head(plan: Plan, payload: Number, rows: Number) -> list[Item]
 def _pipeline(plan: Plan, payload: Number) -> list[Item]:
     """A middle stage sends each microbatch's activation on and its gradient back, once for each of its chunks."""
     sent = payload / (plan.tp if plan.sequence_parallel else 1)
-    count = np.where(np.asarray(plan.pp) > 1, plan.microbatches * plan.chunks, 0)[()]
+    count = pick(np.asarray(plan.pp) > 1, plan.microbatches * plan.chunks, 0)
     return [
         Item("activations on", "pp", "send-recv", sent, plan.pp * 0 + 2, count),
         Item("gradients back", "pp", "send-recv", sent, plan.pp * 0 + 2, count),
@@ -96,37 +110,45 @@ def _pipeline(plan: Plan, payload: Number) -> list[Item]:
 
 
 def _context(model: Model, plan: Plan, rows: Number, layers: Number, engine: Engine) -> list[Item]:
-    """Keys and values go round the cp ring (Megatron) or are gathered (torch); their gradients come home."""
+    """Keys and values go round the cp ring (Megatron) or are gathered (torch); their gradients follow round the ring.
+
+    Megatron's first step needs no gradients and its last no keys, so both make cp - 1 hops; torch rotates fp32
+    gradients cp times.
+    """
     a = model.attention
-    width = (a.num_kv_heads * (a.head_dim + a.v_head_dim)) if not a.latent else a.num_heads * (a.head_dim + a.v_head_dim)
+    width = (a.num_heads if a.latent else a.num_kv_heads) * (a.head_dim + a.v_head_dim)
     heads = plan.tp if a.latent else np.minimum(plan.tp, a.num_kv_heads)
     chunk = rows * width / heads * DTYPE_BYTES[plan.activations_dtype]
-    each = np.where(np.asarray(plan.cp) > 1, layers * plan.microbatches, 0)[()]
-    if engine.key != "megatron":
-        whole = chunk * plan.cp
+    each = pick(np.asarray(plan.cp) > 1, layers * plan.microbatches, 0)
+    hops, passes = plan.cp - 1, _passes(plan) + 1
+    if engine.key == "megatron":
         return [
-            Item("keys and values", "cp", "all-gather", whole, plan.cp, each * (_passes(plan) + 1)),
-            Item("their gradients", "cp", "reduce-scatter", whole, plan.cp, each),
+            Item("keys and values", "cp", "send-recv", chunk, plan.cp * 0 + 2, each * hops * passes),
+            Item("their gradients", "cp", "send-recv", chunk, plan.cp * 0 + 2, each * hops),
         ]
-    hops = plan.cp - 1
     return [
-        Item("keys and values", "cp", "send-recv", chunk, plan.cp * 0 + 2, each * hops * (_passes(plan) + 1)),
-        Item(
-            "their gradients",
-            "cp",
-            "send-recv",
-            chunk,
-            plan.cp * 0 + 2,
-            each * plan.cp,
-            "the last hop brings them home",
-        ),
+        Item("keys and values", "cp", "all-gather", chunk * plan.cp, plan.cp, each * passes),
+        Item("their gradients", "cp", "send-recv", 2 * chunk, plan.cp * 0 + 2, each * plan.cp, "fp32, round the ring"),
+    ]
+
+
+def _tied_and_norms(model: Model, plan: Plan, engine: Engine, layers: Number) -> list[Item]:
+    """Gradients that are summed beside data parallelism: a tied table's two copies, norms under sequence parallelism."""
+    grads = DTYPE_BYTES[plan.grads_dtype]
+    table = model.vocab * model.hidden * share("vocab", model, plan, engine) * grads
+    twice = pick((np.asarray(plan.pp) > 1) & model.tied, 1, 0)
+    norms = sum(t.size * model.layers.count(t.where) for t in inventory(model) if t.part == "norm" and t.where >= 0)
+    per_stage = norms * layers / model.num_layers * grads
+    return [
+        Item("tied embedding gradients", "pp", "all-reduce", table, plan.pp * 0 + 2, twice, "first and last stage"),
+        _tp("norm gradients", "all-reduce", per_stage, 1 if plan.sequence_parallel else 0, plan),
     ]
 
 
 def _experts(model: Model, plan: Plan, rows: Number) -> list[Item]:
     """Dispatch and combine, forward and backward: each rank puts in rows x top_k copies (capacity unlimited)."""
     moe = model.experts or Experts(1, 1, 1)
-    each = np.where(np.asarray(plan.ep) > 1, num_moe_layers(model, plan) * plan.microbatches, 0)[()]
+    each = pick(np.asarray(plan.ep) > 1, num_moe_layers(model, plan) * plan.microbatches, 0)
     local = rows / (plan.tp if plan.sequence_parallel else 1)
     nbytes = local * moe.top_k * model.hidden * DTYPE_BYTES[plan.activations_dtype]
     return [
@@ -155,7 +177,7 @@ def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
         elif t.where == FIRST:
             total["ends"] = total["ends"] + mine
         else:  # head and final norm lie on the last stage: beside the embedding only without a pipeline
-            total["ends"] = total["ends"] + np.where(np.asarray(plan.pp) == 1, mine, 0)[()]
+            total["ends"] = total["ends"] + pick(np.asarray(plan.pp) == 1, mine, 0)
     return total
 
 
@@ -174,10 +196,15 @@ def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> 
     if plan.zero < 3:
         dense = params["layers"] + params["ends"]
         return [*_replicated(plan, dense, ranks, ""), *_replicated(plan, params["experts"], same_experts, "expert ")]
+    # With a pipeline parameters stay gathered between forward and backward.
+    gathers = pick(np.asarray(plan.pp) > 1, 1, 2)
+    head = 0 if model.tied else share("vocab", model, plan, engine) * model.vocab * model.hidden
+    last = pick(np.asarray(plan.pp) == 1, head + model.hidden * model.final_norm, 0)
     return [
-        *_sharded(plan, params["layers"] / layers, ranks, layers, "layer "),
-        *_sharded(plan, params["experts"] / np.maximum(1, mixed), same_experts, mixed, "expert "),
-        *_sharded(plan, params["ends"], ranks, 1, "embedding and head ", gathers=1),
+        *_sharded(plan, params["layers"] / layers, ranks, layers, "layer ", gathers),
+        *_sharded(plan, params["experts"] / np.maximum(1, mixed), same_experts, mixed, "expert ", gathers),
+        *_sharded(plan, params["ends"] - last, ranks, 1, "embedding ", gathers),
+        *_sharded(plan, last, ranks, 1, "head ", 1),
     ]
 
 
@@ -187,26 +214,25 @@ def _replicated(plan: Plan, params: Number, ranks: Number, whose: str) -> list[I
     axis = "edp" if whose == "expert " else "dp"
     grads = params * DTYPE_BYTES[plan.grads_dtype]
     if plan.zero == 0:
-        return [Item(f"{whose}gradients", axis, "all-reduce", grads, ranks, np.where(on, 1, 0)[()], "once a step")]
+        return [Item(f"{whose}gradients", axis, "all-reduce", grads, ranks, pick(on, 1, 0), "once a step")]
     times = plan.microbatches if plan.zero == 2 else 1
     values = params * DTYPE_BYTES[plan.activations_dtype]
     return [
-        Item(f"{whose}gradients", axis, "reduce-scatter", grads, ranks, np.where(on, times, 0)[()]),
-        Item(f"{whose}parameters", axis, "all-gather", values, ranks, np.where(on, 1, 0)[()], "after the update"),
+        Item(f"{whose}gradients", axis, "reduce-scatter", grads, ranks, pick(on, times, 0)),
+        Item(f"{whose}parameters", axis, "all-gather", values, ranks, pick(on, 1, 0), "after the update"),
     ]
 
 
-def _sharded(plan: Plan, params: Number, ranks: Number, units: Number, whose: str, gathers: int = 2) -> list[Item]:
+def _sharded(plan: Plan, params: Number, ranks: Number, units: Number, whose: str, gathers: Number) -> list[Item]:
     """ZeRO 3 / FSDP: a unit's parameters are gathered for forward and again for backward, its gradients scattered.
 
-    Embedding and head form the root unit, which stays gathered between forward and backward.
+    The last unit (head and final norm) stays gathered in between.
     """
     on = (np.asarray(ranks) > 1) & (np.asarray(params) > 0)
     axis = "edp" if whose == "expert " else "dp"
-    count = np.where(on, units * plan.microbatches, 0)[()]
+    count = pick(on, units * plan.microbatches, 0)
     values, grads = params * DTYPE_BYTES[plan.activations_dtype], params * DTYPE_BYTES[plan.grads_dtype]
-    often = "forward and backward" if gathers == 2 else "stays gathered between forward and backward"
     return [
-        Item(f"{whose}parameters", axis, "all-gather", values, ranks, count * gathers, often),
+        Item(f"{whose}parameters", axis, "all-gather", values, ranks, count * gathers),
         Item(f"{whose}gradients", axis, "reduce-scatter", grads, ranks, count),
     ]

@@ -32,7 +32,8 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _question(asked: Setup) -> Document:
+def question(asked: Setup) -> Document:
+    """The part that every answer repeats: model, cluster, engine, plan."""
     plan = asked.plan
     return {
         "model": asked.model.key,
@@ -79,7 +80,7 @@ def traffic_document(found: Traffic) -> Document:
         }
         for line in found.lines
     ]
-    head = {"schema": "commtax.bill-exact/1", **_question(found.setup), "phase": found.phase, "batch": found.batch}
+    head = {"schema": "commtax.bill-exact/1", **question(found.setup), "phase": found.phase, "batch": found.batch}
     tail = {"context": found.context, "rows": found.rows, "items": items, "notes": found.notes}
     return dict(plain({**head, **tail, "sent_bytes_per_rank": found.sent_bytes_per_rank}))
 
@@ -91,7 +92,7 @@ def fit_document(found: Fit) -> Document:
     document = {
         "schema": "commtax.fit/1",
         "fits": found.fits,
-        **_question(found.setup),
+        **question(found.setup),
         "tp": plan.tp,
         "pp": plan.pp,
         "dp": plan.dp,
@@ -126,7 +127,7 @@ def train_fit_document(found: TrainFit) -> Document:
     """``fit --phase train --json``."""
     held = found.memory
     parts = {name: getattr(held, name) for name in ("parameters", "gradients", "optimizer", "activations", "logits")}
-    head = {"schema": "commtax.fit-train/1", "fits": found.fits, **_question(found.setup)}
+    head = {"schema": "commtax.fit-train/1", "fits": found.fits, **question(found.setup)}
     tail = {
         "micro_batch": found.step.micro_batch,
         "seq": found.step.seq,

@@ -17,7 +17,7 @@ from commtax.spec import Chip, Cluster, Engine, Link, Model, Plan, Source
 from commtax.units import GiB, format_bytes, format_count, format_rate, format_seconds, format_si
 
 
-def _table(*columns: str, title: str = "") -> Table:
+def new_table(*columns: str, title: str = "") -> Table:
     """Columns that start with '>' are right-aligned."""
     table = Table(title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in columns:
@@ -26,17 +26,19 @@ def _table(*columns: str, title: str = "") -> Table:
     return table
 
 
-def _say(console: Console, text: str, style: str = "") -> None:
+def say(console: Console, text: str, style: str = "") -> None:
     """A sentence is never folded: the terminal wraps it, a pipe keeps it whole."""
     console.print(Text(text, style=style), soft_wrap=True)
 
 
-def _notes(console: Console, notes: Iterable[str]) -> None:
-    for note in notes:
-        _say(console, f"· {note}", style="dim")
+def notes(console: Console, remarks: Iterable[str]) -> None:
+    """Remarks below a table, in small print."""
+    for note in remarks:
+        say(console, f"· {note}", style="dim")
 
 
-def _where(asked: Setup) -> str:
+def where(asked: Setup) -> str:
+    """The cluster and its links, in words."""
     c = asked.cluster
     hosts = f", {c.nics_per_host} x {c.inter.key} a host" if c.num_hosts > 1 else ""
     return f"{c.key} ({c.intra.key} inside{hosts})"
@@ -45,14 +47,14 @@ def _where(asked: Setup) -> str:
 def show_traffic(console: Console, found: Traffic) -> None:
     """Every collective of the step: what, how large, how often, over which link."""
     asked = found.setup
-    head = f"{asked.model.key} on {_where(asked)}: {describe_gpus(asked.plan)}, {asked.engine.key}@{asked.engine.version}"
-    _say(console, head, style="bold")
-    _say(console, _workload_line(found))
+    head = f"{asked.model.key} on {where(asked)}: {describe_gpus(asked.plan)}, {asked.engine.key}@{asked.engine.version}"
+    say(console, head, style="bold")
+    say(console, _workload_line(found))
     if not found.lines:
-        _say(console, "Nothing is sent: one rank has nobody to talk to.")
-        _notes(console, found.notes)
+        say(console, "Nothing is sent: one rank has nobody to talk to.")
+        notes(console, found.notes)
         return
-    table = _table("axis", "what", "collective", ">tensor", ">ranks", ">times", ">sent by a rank", "link", "note")
+    table = new_table("axis", "what", "collective", ">tensor", ">ranks", ">times", ">sent by a rank", "link", "note")
     for line in found.lines:
         item = line.item
         link = f"{line.link} (crosses hosts)" if line.crosses_hosts else line.link
@@ -62,8 +64,8 @@ def show_traffic(console: Console, found: Traffic) -> None:
     times = sum(float(line.item.count) for line in found.lines)
     total = format_bytes(float(found.sent_bytes_per_rank))
     whose = "One rank of the fullest stage" if found.phase == "train" else "One step"
-    _say(console, f"{whose}: {format_count(times)} operations; a rank sends at least {total}.")
-    _notes(console, found.notes)
+    say(console, f"{whose}: {format_count(times)} operations; a rank sends at least {total}.")
+    notes(console, found.notes)
 
 
 def _workload_line(found: Traffic) -> str:
@@ -90,10 +92,10 @@ def show_fit(console: Console, found: Fit) -> None:
     verdict = "fits" if found.fits else "does not fit"
     size = describe_gpus(plan)
     chosen = "smallest that fits: " if found.chosen and found.fits else "nearest: " if found.chosen else ""
-    head = f"{asked.model.key} {verdict} on {_where(asked)}: {chosen}{size}"
-    _say(console, head, style="bold green" if found.fits else "bold red")
+    head = f"{asked.model.key} {verdict} on {where(asked)}: {chosen}{size}"
+    say(console, head, style="bold green" if found.fits else "bold red")
     stage = f", stage {found.stage + 1} of {int(plan.pp)} (the tightest)" if plan.pp > 1 else ""
-    table = _table(
+    table = new_table(
         "each rank holds",
         ">bytes",
         ">share",
@@ -104,22 +106,22 @@ def show_fit(console: Console, found: Fit) -> None:
     for name, nbytes, note in _fit_rows(found):
         table.add_row(name, format_bytes(nbytes), f"{nbytes / total:.1%}", note)
     console.print(table)
-    _say(console, f"Model loading took {found.weights_bytes / GiB:.4f} GiB")
-    _say(console, f"Available KV cache memory: {found.kv_bytes / GiB:.2f} GiB")
+    say(console, f"Model loading took {found.weights_bytes / GiB:.4f} GiB")
+    say(console, f"Available KV cache memory: {found.kv_bytes / GiB:.2f} GiB")
     length = format_count(serving.max_model_len)
-    _say(
+    say(
         console,
         f"GPU KV cache size: {format_count(found.kv_tokens)} tokens, "
         f"Maximum concurrency for {length} tokens per request: {found.max_concurrency:.2f}x",
     )
     per_token = format_bytes(found.kv_bytes_per_token)
-    _say(console, f"# GPU blocks: {found.kv_blocks} of {serving.block_size} tokens; {per_token} of KV a token and rank")
+    say(console, f"# GPU blocks: {found.kv_blocks} of {serving.block_size} tokens; {per_token} of KV a token and rank")
     if not found.fits:
         lack = format_bytes(found.shortfall_bytes)
-        _say(console, f"Each rank lacks {lack} for one request of {length} tokens.", style="red")
+        say(console, f"Each rank lacks {lack} for one request of {length} tokens.", style="red")
         for advice in found.advice or ("nothing tried here would: more GPUs or a smaller model are needed",):
-            _say(console, f"  would fit: {advice}" if found.advice else f"  {advice}")
-    _notes(console, (*asked.notes, _limits(found)))
+            say(console, f"  would fit: {advice}" if found.advice else f"  {advice}")
+    notes(console, (*asked.notes, _limits(found)))
 
 
 def _limits(found: Fit) -> str:
@@ -149,32 +151,32 @@ def show_train_fit(console: Console, found: TrainFit) -> None:
     asked, held = found.setup, found.memory
     chip = asked.cluster.chip
     verdict = "fits" if found.fits else "does not fit"
-    head = f"{asked.model.key} training {verdict} on {_where(asked)}: {describe_gpus(asked.plan)}"
-    _say(console, head, style="bold green" if found.fits else "bold red")
+    head = f"{asked.model.key} training {verdict} on {where(asked)}: {describe_gpus(asked.plan)}"
+    say(console, head, style="bold green" if found.fits else "bold red")
     plan = asked.plan
-    _say(
+    say(
         console,
         f"microbatch {found.step.micro_batch} x {format_count(float(found.step.seq))} tokens, {plan.microbatches} in a step, "
         f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}, "
         f"sequence parallel {'on' if plan.sequence_parallel else 'off'}",
     )
     title = f"{chip.name}: {format_bytes(found.budget_bytes)} usable, stage 1 of {plan.pp}"
-    table = _table("each rank holds", ">bytes", ">share", "note", title=title)
-    notes = {
+    table = new_table("each rank holds", ">bytes", ">share", "note", title=title)
+    remarks = {
         "parameters": "bf16",
         "gradients": plan.grads_dtype,
         "optimizer": "Adam: fp32 master, two moments",
         "activations": "of the microbatches in flight; fused attention",
         "logits": "bf16 and fp32",
     }
-    for name, note in notes.items():
+    for name, note in remarks.items():
         nbytes = float(getattr(held, name))
         table.add_row(name, format_bytes(nbytes), f"{nbytes / chip.visible_bytes:.1%}", note)
     table.add_row("total", format_bytes(float(held.total)), f"{float(held.total) / chip.visible_bytes:.1%}", "")
     console.print(table)
     if not found.fits:
-        _say(console, f"Each rank lacks {format_bytes(found.shortfall_bytes)}.", style="red")
-    _notes(console, asked.notes)
+        say(console, f"Each rank lacks {format_bytes(found.shortfall_bytes)}.", style="red")
+    notes(console, asked.notes)
 
 
 def show_claims(console: Console, found: Iterable[Claim]) -> None:
@@ -183,8 +185,8 @@ def show_claims(console: Console, found: Iterable[Claim]) -> None:
     for claim in found:
         if claim.document != document:
             document = claim.document
-            _say(console, f"\n{document}", style="bold")
-        _say(console, f"  {claim.key}", style="cyan")
+            say(console, f"\n{document}", style="bold")
+        say(console, f"  {claim.key}", style="cyan")
         console.print(_hanging("says      ", claim.says))
         console.print(_hanging("arithmetic", claim.arithmetic))
         console.print(_hanging("why       ", claim.why))
@@ -201,30 +203,30 @@ def _hanging(label: str, text: str) -> Table:
 def show_things(console: Console, chips: list[Chip], links: list[Link], clusters: list[Cluster], engines: list[Engine]) -> None:
     """One table for whichever kind was asked for."""
     if chips:
-        table = _table("chip", "name", ">memory", ">bandwidth", ">bf16 dense", ">fp8 dense", "inside a host")
+        table = new_table("chip", "name", ">memory", ">bandwidth", ">bf16 dense", ">fp8 dense", "inside a host")
         for c in chips:
             peaks = (format_si(c.flops_per_s[d], "FLOP/s") if d in c.flops_per_s else "-" for d in ("bf16", "fp8"))
             table.add_row(c.key, c.name, format_si(c.memory_bytes, "B"), format_rate(c.memory_Bps), *peaks, c.intra)
         console.print(table)
     if links:
-        table = _table("link", "name", "kind", ">one way", ">latency")
+        table = new_table("link", "name", "kind", ">one way", ">latency")
         for k in links:
             table.add_row(k.key, k.name, k.kind, format_rate(k.bandwidth_Bps), format_seconds(k.latency_s))
         console.print(table)
     if clusters:
-        table = _table("cluster", "name", ">GPUs", "chip", "inside", "between hosts")
+        table = new_table("cluster", "name", ">GPUs", "chip", "inside", "between hosts")
         for s in clusters:
             table.add_row(s.key, s.name, str(s.gpus_per_host), s.chip.key, s.intra.key, f"{s.nics_per_host} x {s.inter.key}")
         console.print(table)
     if engines:
-        table = _table("engine", "name", "version", "phases")
+        table = new_table("engine", "name", "version", "phases")
         for e in engines:
             table.add_row(e.key, e.name, e.version, ", ".join(e.phases))
         console.print(table)
 
 
 def show_models(console: Console, models: list[Model]) -> None:
-    table = _table("model", ">parameters", ">active", ">layers", ">hidden", ">heads", ">KV heads", "weights", ">longest")
+    table = new_table("model", ">parameters", ">active", ">layers", ">hidden", ">heads", ">KV heads", "weights", ">longest")
     for m in models:
         a = m.attention
         kv = "latent" if a.latent else str(a.num_kv_heads)
@@ -241,7 +243,7 @@ def show_models(console: Console, models: list[Model]) -> None:
 
 
 def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
-    _say(console, f"{m.key} ({m.architecture})", style="bold")
+    say(console, f"{m.key} ({m.architecture})", style="bold")
     active, without = num_active_params(m), num_active_params(m, embedding=False)
     kv = sum(float(kv_bytes_per_token_layer(m.blocks[i].attention, 1, "bf16")) for i in m.layers)
     rows = [
@@ -266,16 +268,16 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
     console.print(table)
     if m.stored_bytes:
         each = m.stored_bytes / num_params(m)
-        _say(console, f"  safetensors headers: {format_count(m.stored_bytes)} bytes, {each:.3f} a parameter")
+        say(console, f"  safetensors headers: {format_count(m.stored_bytes)} bytes, {each:.3f} a parameter")
     for p in counts:
         extra = f", of which {format_count(p.beyond)} are {p.includes}" if p.beyond else ""
-        _say(console, f"  published ({p.kind}): {format_count(p.params)}{extra} [{_cite(p.source)}]")
+        say(console, f"  published ({p.kind}): {format_count(p.params)}{extra} [{_cite(p.source)}]")
 
 
 def show_thing(console: Console, thing: Chip | Link | Cluster | Engine) -> None:
     """Every number with where it was read."""
-    _say(console, f"{thing.key}: {thing.name}", style="bold")
-    table = _table("fact", "value", "source")
+    say(console, f"{thing.key}: {thing.name}", style="bold")
+    table = new_table("fact", "value", "source")
     for name in thing.__slots__:
         value = getattr(thing, name)
         if name in ("key", "name", "sources", "note") or value in ("", (), 0):
@@ -289,7 +291,7 @@ def show_thing(console: Console, thing: Chip | Link | Cluster | Engine) -> None:
         table.add_row(name, text, _cite(thing.sources.get(name)))
     console.print(table)
     if thing.note:
-        _notes(console, [thing.note])
+        notes(console, [thing.note])
 
 
 def _cite(source: Source | None) -> str:

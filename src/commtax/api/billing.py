@@ -1,0 +1,147 @@
+"""The priced step, by name: ``commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from commtax import catalog
+from commtax.api.fitting import fit
+from commtax.api.sending import workload
+from commtax.api.setup import Setup, positive, setup
+from commtax.cost.inference import Settings, inference_bill
+from commtax.cost.traffic import padded_rows
+from commtax.ledger import Bill
+from commtax.spec import Cluster, Model, Number
+
+
+@dataclass(frozen=True, slots=True)
+class StepBill(Bill):
+    """A bill with the question it answers."""
+
+    setup: Setup
+    phase: str
+    batch: Number
+    context: Number
+    microbatch: Number  # sequences that pass the stages together: batch / pp
+    rows: Number
+    speculative: int
+    settings: Settings
+    sources: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def bill(
+    model: str | Model,
+    cluster: str | Cluster,
+    *,
+    phase: str = "decode",
+    batch: Number = 1,
+    context: Number = 1024,
+    speculative: int = 0,
+    eager: bool = False,
+    ep_backend: str = "",
+    overlap: float = 0.0,
+    slow_rank: float = 1.0,
+    library: str = "",
+    latency_scale: float = 1.0,
+    bandwidth_scale: float = 1.0,
+    **plan: Any,
+) -> StepBill:
+    """Price one prefill, decode or mixed step. Any number may be an array, and then every figure is one.
+
+    With ``pp`` stages the batch is split into ``pp`` microbatches that are in flight together: ``step_s`` is one
+    microbatch through all stages, and tokens of all of them come out in that time.
+    """
+    _check(phase, batch, context, overlap, slow_rank)
+    asked = setup(model, cluster, phase=phase, **plan)
+    if ep_backend and ep_backend not in asked.engine.ep_backends:
+        raise ValueError(f"all2all backend '{ep_backend}': {asked.engine.key} has {', '.join(asked.engine.ep_backends) or 'none'}")
+    fabric = catalog.fabric(library or asked.engine.library, asked.cluster)
+    constants = catalog.kernel_constants(asked.engine, asked.cluster.chip)
+    settings = Settings(eager, ep_backend, overlap, slow_rank, latency_scale, bandwidth_scale)
+    together = np.ceil(batch / asked.plan.pp)[()] if phase == "decode" else batch
+    work = workload(phase, together, context, speculative)
+    tokens = batch * asked.plan.dp if phase == "decode" else (work.decode_seqs + work.prefill_seqs) * asked.plan.dp
+    plain = inference_bill(asked.model, asked.plan, work, asked.cluster, asked.engine, fabric, constants, settings, tokens)
+    rows = padded_rows(work.rows, work, asked.engine, eager)
+    sources = tuple(dict.fromkeys(f"{x.kind}: {x.source}" for x in plain.lines if x.source))
+    notes = (*asked.notes, *_notes(asked, phase, batch, together, work.rows, rows), *((fabric.note,) if fabric.note else ()))
+    return StepBill(plain.lines, plain.tokens, asked, phase, batch, context, together, rows, speculative, settings, sources, notes)
+
+
+def _check(phase: str, batch: Number, context: Number, overlap: float, slow_rank: float) -> None:
+    positive(batch, "batch")
+    positive(context, "context", least=0 if phase == "decode" else 1)
+    if phase == "train":
+        raise ValueError("phase 'train': bill --exact shows what a training step sends; seconds are for decode, prefill and mixed")
+    if not 0 <= overlap <= 1:
+        raise ValueError(f"overlap={overlap}: a fraction from 0 to 1 is needed")
+    if not 1 <= slow_rank < 1e6:
+        raise ValueError(f"slow_rank={slow_rank}: the slowest rank takes at least 1 times as long as the others")
+
+
+def _notes(asked: Setup, phase: str, batch: Number, together: Number, rows: Number, padded: Number) -> list[str]:
+    found = []
+    if np.ndim(padded) == 0 and padded != rows:
+        found.append(
+            f"{asked.engine.key} runs {rows:,.0f} rows in a CUDA graph of {padded:,.0f}: the padding is computed and sent too"
+        )
+    if np.ndim(together) == 0 and np.ndim(asked.plan.pp) == 0 and asked.plan.pp > 1 and phase == "decode":
+        flight = min(int(asked.plan.pp), int(batch))
+        idle = 1 - flight / int(asked.plan.pp)
+        starved = f"; {idle:.0%} of the stages idle: fewer requests than stages" if idle else ""
+        found.append(f"{flight} microbatches of {together:,.0f} in flight, one a stage{starved}")
+    return found
+
+
+def fits(priced: StepBill) -> bool:
+    """Whether the scalar plan holds its own batch: KV for ``batch`` sequences of ``context`` tokens."""
+    asked = priced.setup
+    plan = asked.plan
+    judged = fit(
+        asked.model,
+        asked.cluster,
+        tp=int(plan.tp),
+        pp=int(plan.pp),
+        dp=int(plan.dp),
+        ep=int(plan.ep),
+        engine=asked.engine,
+        dtype=plan.weights_dtype,
+        kv_dtype=plan.kv_dtype,
+        max_model_len=max(1, min(asked.model.max_len, int(priced.context) + 1)),
+    )
+    return judged.fits and judged.kv_tokens >= int(priced.batch) * (int(priced.context) + 1)
+
+
+def again(priced: StepBill, **changes: Any) -> StepBill:
+    """The same question with something changed: a what-if."""
+    asked, plan, s = priced.setup, priced.setup.plan, priced.settings
+    words: dict[str, Any] = {
+        "phase": priced.phase,
+        "batch": priced.batch,
+        "context": priced.context,
+        "speculative": priced.speculative,
+        "engine": asked.engine,
+        "dtype": plan.weights_dtype,
+        "kv_dtype": plan.kv_dtype,
+        "sequence_parallel": plan.sequence_parallel,
+        **{axis: getattr(plan, axis) for axis in ("tp", "pp", "dp", "ep", "cp")},
+        **{f.name: getattr(s, f.name) for f in fields(s)},
+    }
+    place = changes.pop("cluster", asked.cluster)
+    return bill(asked.model, place, **{**words, **changes})
+
+
+def with_link(cluster: Cluster, name: str) -> Cluster:
+    """The same hosts on another link: inside where the link is an inside one, else between single-GPU hosts."""
+    link = catalog.link(name)
+    if link.scope == "intra":
+        return replace(cluster, intra=link, nvlink_domain=cluster.nvlink_domain if link.kind in ("nvlink", "xgmi") else 1)
+    gpus = cluster.num_gpus
+    nics = cluster.gpus_per_host if link.nic_per_gpu else 1
+    if cluster.num_hosts > 1:
+        return replace(cluster, inter=link, nics_per_host=nics)
+    return replace(cluster, inter=link, num_hosts=gpus, gpus_per_host=1, nvlink_domain=1, nics_per_host=1)

@@ -1,0 +1,90 @@
+"""One question over a range of answers: ``commtax compare … --over batch=1:256 --over link=nvlink4,10gbe``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from commtax import catalog
+from commtax.api.billing import StepBill, bill, with_link
+from commtax.api.setup import AUTO_EP
+from commtax.spec import Cluster, Model
+from commtax.units import parse_count
+
+AXES = ("batch", "context", "tp", "pp", "dp", "ep", "link")
+MAX_CELLS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One cell: where it lies on the axes, and its bill, or why it has none."""
+
+    at: tuple[Any, ...]
+    bill: StepBill | None
+    refused: str = ""
+
+    def seconds_on(self, axis: str) -> float:
+        """Exposed communication of one parallel axis."""
+        assert self.bill is not None
+        return sum(float(x.exposed_s) for x in self.bill.items if x.kind == "comm" and x.item.axis == axis)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A grid of bills over one or two axes."""
+
+    axes: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def values(self, axis: str) -> list[Any]:
+        index = self.axes.index(axis)
+        return list(dict.fromkeys(row.at[index] for row in self.rows))
+
+
+def parse_over(text: str) -> tuple[str, list[Any]]:
+    """``batch=1:256`` doubles from 1 to 256; ``tp=1,2,4`` lists.
+
+    >>> parse_over("batch=1:8"), parse_over("link=nvlink4,10gbe")
+    (('batch', [1, 2, 4, 8]), ('link', ['nvlink4', '10gbe']))
+    """
+    axis, equals, values = text.partition("=")
+    if axis not in AXES or not equals or not values:
+        raise ValueError(f"over '{text}': write AXIS=1:256 or AXIS=1,2,4 with one of {', '.join(AXES)}")
+    if axis == "link":
+        return axis, [catalog.link(name).key for name in values.split(",")]
+    if ":" in values:
+        low, high = (parse_count(v, axis) for v in values.split(":", 1))
+        if not 1 <= low <= high:
+            raise ValueError(f"over '{text}': the range must rise from at least 1")
+        found = [low]
+        while found[-1] * 2 <= high:
+            found.append(found[-1] * 2)
+        return axis, found if found[-1] == high else [*found, high]
+    return axis, [parse_count(v, axis) for v in values.split(",")]
+
+
+def compare(model: str | Model, cluster: str | Cluster, over: list[str], **question: Any) -> Comparison:
+    """Price every combination; a combination that is not legal keeps its rule."""
+    axes = [parse_over(text) for text in over]
+    if not 1 <= len(axes) <= 2 or len({name for name, _ in axes}) != len(axes):
+        raise ValueError("over: one or two different axes are needed")
+    place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+    known = catalog.model(model) if isinstance(model, str) else model
+    cells: list[tuple[Any, ...]] = [()]
+    for _, values in axes:
+        cells = [(*cell, value) for cell in cells for value in values]
+    if len(cells) > MAX_CELLS:
+        raise ValueError(f"over: {len(cells):,} combinations, more than the {MAX_CELLS:,} that are shown")
+    names = tuple(name for name, _ in axes)
+    return Comparison(names, tuple(_cell(known, place, names, cell, question) for cell in cells))
+
+
+def _cell(model: Model, cluster: Cluster, names: tuple[str, ...], cell: tuple[Any, ...], question: dict[str, Any]) -> Row:
+    words = {**question, **dict(zip(names, cell, strict=True))}
+    link = words.pop("link", "")
+    if words.get("ep") == AUTO_EP and model.experts is None:
+        words["ep"] = 1
+    try:
+        return Row(cell, bill(model, with_link(cluster, link) if link else cluster, **words))
+    except ValueError as error:
+        return Row(cell, None, str(error))

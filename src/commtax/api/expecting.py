@@ -1,0 +1,97 @@
+"""What a collective should take on this hardware, and whether a measurement is as it should be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from commtax import catalog
+from commtax.api.setup import positive
+from commtax.cost.collectives import ring_factor
+from commtax.cost.inference import price
+from commtax.cost.placement import Span
+from commtax.spec import Cluster, Fabric, Number
+
+OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """Seconds with an 80 % range; bandwidths as nccl-tests defines them."""
+
+    op: str
+    cluster: Cluster
+    fabric: Fabric
+    ranks: int
+    nbytes: Number
+    seconds: Number
+    spread: float  # the range is seconds / (1 + spread) … seconds x (1 + spread)
+    latency_s: Number
+    wire_s: Number
+    algorithm: str
+    link: str
+
+    @property
+    def low_s(self) -> Number:
+        return self.seconds / (1 + self.spread)
+
+    @property
+    def high_s(self) -> Number:
+        return self.seconds * (1 + self.spread)
+
+    @property
+    def algbw_Bps(self) -> Number:
+        return self.nbytes / self.seconds
+
+    @property
+    def busbw_Bps(self) -> Number:
+        """algbw x 2(n-1)/n for all-reduce, (n-1)/n for the other collectives, 1 for send-recv."""
+        return self.algbw_Bps * ring_factor(self.op, self.ranks)
+
+    def passes(self, measured_s: float) -> bool:
+        """Whether a measured time is no slower than the range allows."""
+        return bool(measured_s <= self.high_s)
+
+    def seconds_of_busbw(self, busbw_Bps: float) -> float:
+        """The time that a measured bus bandwidth means for this size."""
+        return float(self.nbytes * ring_factor(self.op, self.ranks) / busbw_Bps)
+
+
+def expect(
+    op: str, cluster: str | Cluster, *, nbytes: Number, ranks: int = 0, library: str = "nccl", eager: bool = False
+) -> Expectation:
+    """Price one collective over the first ``ranks`` GPUs (all by default) in host order."""
+    op = {"sendrecv": "send-recv", "allreduce": "all-reduce", "alltoall": "all-to-all"}.get(
+        op.replace("_", "-"), op.replace("_", "-")
+    )
+    if op not in OPS:
+        raise ValueError(f"collective '{op}': one of {', '.join(OPS)}")
+    place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+    size = int(positive(ranks or (2 if op == "send-recv" else place.num_gpus), "ranks", least=2))
+    if size > place.num_gpus:
+        raise ValueError(f"ranks={size}: {place.key} has {place.num_gpus} GPUs")
+    if not np.all(np.asarray(nbytes) > 0) or not np.all(np.isfinite(nbytes)):
+        raise ValueError(f"size={nbytes}: a size above 0 is needed")
+    fabric = catalog.fabric(library, place)
+    inside = min(size, place.domain)
+    if op == "send-recv" and place.num_hosts > 1:
+        inside = 1  # the first GPU of one host to the first of the next
+    where = Span(size, inside, int(np.ceil(size / inside)))
+    chosen = price(op, nbytes, size, where, place, fabric)
+    path = fabric.paths[op][int(np.asarray(chosen.path).ravel()[0])]
+    crosses = where.domains > 1
+    latency = np.maximum(chosen.latency_s, fabric.eager_floor_s - chosen.wire_s) if eager else chosen.latency_s
+    return Expectation(
+        op=op,
+        cluster=place,
+        fabric=fabric,
+        ranks=size,
+        nbytes=nbytes,
+        seconds=latency + chosen.wire_s,
+        spread=fabric.spread_across if crosses else fabric.spread,
+        latency_s=latency,
+        wire_s=chosen.wire_s,
+        algorithm=f"{'hierarchical ' if crosses else ''}{path.name or path.algorithm}",
+        link=(place.inter if crosses else place.intra).key,
+    )

@@ -1,0 +1,101 @@
+"""A bill in words: the one sentence that names what binds, and what would change it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from commtax.api.billing import StepBill, again
+from commtax.ledger import Line
+from commtax.units import format_bytes, format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Counterfactual:
+    """What the step would take if one thing were otherwise; ``delta_s`` is negative where it helps."""
+
+    what: str
+    step_s: float
+    delta_s: float
+    note: str = ""
+
+
+def verdict(b: StepBill) -> str:
+    """One sentence: how much of the step is communication, why, and what helps."""
+    phase = {"decode": "Decode", "prefill": "Prefill", "mixed": "A mixed step"}[b.phase]
+    head = f"{phase} at batch {int(b.batch):,}"
+    lines = [x for x in b.items if x.kind == "comm"]
+    if not lines:
+        return f"{head}: nothing is communicated; {_compute_words(b)}."
+    share = float(b.comm_fraction)
+    top = max(lines, key=lambda x: float(x.exposed_s))
+    whole = f"{head}: {share:.0%} of the step is communication"
+    kind = "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
+    biggest = f"{top.item.what} {top.item.op}, {kind}-bound: {int(top.item.count):,} x {format_seconds(float(top.each_s))}"
+    return f"{whole} ({biggest}, {format_bytes(float(top.item.nbytes))} over {top.link}); {_remedy(b, top, kind, share)}."
+
+
+def _remedy(b: StepBill, top: Line, kind: str, share: float) -> str:
+    if share < 0.05:
+        return _compute_words(b)
+    crosses = str(top.link) == b.setup.cluster.inter.key
+    if crosses and kind == "latency":
+        return "a faster link will not help, keeping the group inside a host (or a pipeline across hosts) will"
+    if crosses:
+        return "the network's bytes bind: more NIC bandwidth, or a pipeline across hosts instead, will help"
+    if kind == "latency":
+        return "a faster link will not help, fewer ranks or a fused all-reduce will"
+    return "a faster link, fewer ranks or smaller chunks will help"
+
+
+def _compute_words(b: StepBill) -> str:
+    """What binds the compute part: reading weights and cache, arithmetic, or fixed costs of kernels and host."""
+    compute = [x for x in b.items if x.kind != "comm"]
+    fixed = sum(float(x.item.count) * float(x.fixed_s) for x in compute)
+    moving = sum(float(x.item.count) * float(x.moving_s) for x in compute)
+    chip = b.setup.cluster.chip
+    read = sum(float(x.item.count) * float(x.item.nbytes) for x in compute) / chip.memory_Bps
+    math = sum(float(x.item.count) * float(x.flops) for x in compute) / chip.flops_per_s.get("bf16", chip.flops_per_s["fp16"])
+    if fixed > moving:
+        return f"fixed costs of kernels and host bind ({format_seconds(fixed)} of {format_seconds(fixed + moving)})"
+    if read > math:
+        return f"memory binds: weights and KV cache alone take {format_seconds(read)} to read"
+    return f"arithmetic binds: {format_seconds(math)} at the chip's peak"
+
+
+def counterfactuals(b: StepBill) -> list[Counterfactual]:
+    """What should we buy or change? Latency / 2 and bandwidth x 2 always; then what applies, each recomputed."""
+    now = float(b.step_s)
+    found = []
+
+    def add(what: str, note: str = "", **changes: Any) -> None:
+        try:
+            other = again(b, **changes)
+        except ValueError:
+            return
+        step = float(other.step_s)
+        found.append(Counterfactual(what, step, step - now, note))
+
+    add("collective latency / 2", latency_scale=b.settings.latency_scale / 2)
+    add("collective bandwidth x 2", bandwidth_scale=b.settings.bandwidth_scale * 2)
+    tp = int(b.setup.plan.tp)
+    if tp > 1:
+        add(f"tp {tp // 2}", "fewer ranks", tp=tp // 2, ep=_scaled_ep(b, tp // 2))
+    add(f"tp {2 * tp}", "more ranks", tp=2 * tp, ep=_scaled_ep(b, 2 * tp))
+    if b.setup.engine.library not in ("nccl", "textbook") and tp > 1:
+        add("NCCL only", "custom all-reduce disabled", library="nccl")
+    if not b.settings.eager and b.setup.engine.graph_sizes:
+        add("eager", "no CUDA graphs", eager=True)
+    if b.settings.eager:
+        add("CUDA graphs", eager=False)
+    if not b.setup.plan.weights_dtype and not b.setup.model.quant:
+        add("fp8 weights", dtype="fp8")
+    other = "prefill" if b.phase == "decode" else "decode"
+    add(f"{other} instead", f"the same batch and length as a {other} step", phase=other, speculative=0)
+    return found
+
+
+def _scaled_ep(b: StepBill, tp: int) -> int:
+    """Expert parallelism follows tp where the engine ties it to tp x dp."""
+    plan = b.setup.plan
+    return tp * int(plan.dp) if int(plan.ep) > 1 else 1

@@ -1,0 +1,145 @@
+"""Constants as data: the paths of collective libraries, and the kernels of chip families."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from commtax.catalog.loader import normal, stems, suggest, toml
+from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Link, Path
+
+OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
+_LIBRARY_KEYS = {
+    "key",
+    "name",
+    "version",
+    "aliases",
+    "fallback",
+    "note",
+    "path",
+    "eager_floor_s",
+    "network",
+    "sources",
+    "launch_s",
+    "efficiency",
+}
+
+
+def library_keys() -> list[str]:
+    return list(stems("libraries", ".toml"))
+
+
+@lru_cache(maxsize=64)
+def _library(name: str) -> Mapping[str, Any]:
+    base = normal(name).partition("@")[0]
+    found = next((k for k in library_keys() if base == k or base in toml("libraries", k).get("aliases", ())), None)
+    if found is None:
+        raise ValueError(f"unknown library '{name}'{suggest(name, library_keys())} (one of {', '.join(library_keys())})")
+    table = toml("libraries", found)
+    unknown = set(table) - _LIBRARY_KEYS
+    if unknown:
+        raise ValueError(f"libraries/{found}: unknown key {sorted(unknown)[0]!r}")
+    return MappingProxyType(table)
+
+
+def fabric(name: str, cluster: Cluster) -> Fabric:
+    """The paths that a library has on a cluster's chips and inside link; what was never calibrated is assumed, aloud."""
+    table = _library(name)
+    if table["key"] == "textbook":
+        return _textbook(cluster)
+    own, chain = _paths(table, cluster), table
+    turn = max((p.turn for p in own), default=-1) + 1
+    while chain.get("fallback"):
+        chain = _library(chain["fallback"])
+        more = _paths(chain, cluster)
+        own += tuple(replace(p, turn=p.turn + turn) for p in more)
+        turn += max((p.turn for p in more), default=-1) + 1
+    missing = [op for op in OPS if not any(p.op == op for p in own)]
+    calibrated = "all-reduce" not in missing
+    own += tuple(_generic(op, cluster.intra, chain) for op in missing)
+    network = chain.get("network", {})
+    floors = table.get("eager_floor_s", {})
+    floor = floors.get(cluster.chip.family, max(floors.values(), default=0.0))
+    return Fabric(
+        name=f"{table['key']}@{table['version']}",
+        label="calibrated"
+        if calibrated
+        else f"assumed: {table['key']} was never measured on {cluster.chip.key} with {cluster.intra.key}",
+        paths={op: tuple(p for p in own if p.op == op) for op in OPS},
+        network_efficiency=network.get("efficiency", 0.9),
+        network_norm=network.get("norm", 8.0),
+        network_hops=network.get("hops", 3.0),
+        eager_floor_s=floor,
+        spread=0.15 if calibrated else 0.6,
+        spread_across=0.35,
+        note=""
+        if calibrated
+        else f"collectives on {cluster.intra.key} with {cluster.chip.key} are assumed: calibrate before you trust them",
+    )
+
+
+def _paths(table: Mapping[str, Any], cluster: Cluster) -> tuple[Path, ...]:
+    """The calibrated paths of one library for this family of chips on this kind of link."""
+    found = []
+    for row in table.get("path", ()):
+        if cluster.chip.family not in row["families"] or cluster.intra.kind not in row["links"] or not cluster.intra_is_usual:
+            continue
+        limits = tuple(sorted((int(w), float(b)) for w, b in row.get("max_bytes", {}).items()))
+        slow = tuple(sorted((int(w), float(f)) for w, f in row.get("contention", {}).items()))
+        constants = {k: row[k] for k in ("launch_s", "hop_s", "extra_s", "sqrt_s", "turn", "min_ranks", "name") if k in row}
+        for op in row["ops"]:
+            found.append(
+                Path(
+                    op=op,
+                    algorithm=row["algorithm"],
+                    bandwidth_Bps=row["bandwidth_Bps"],
+                    worlds=tuple(row.get("worlds", ())),
+                    max_bytes=limits,
+                    contention=slow,
+                    source=row["source"],
+                    **constants,
+                )
+            )
+    return tuple(found)
+
+
+def _generic(op: str, link: Link, table: Mapping[str, Any]) -> Path:
+    """A ring on a link that was never measured: the library's launch, the link's latency a hop, most of its bandwidth."""
+    passes = 2 if op == "all-reduce" else 1
+    return Path(
+        op=op,
+        algorithm="ring",
+        launch_s=table.get("launch_s", 10e-6) + (link.latency_s if op in ("send-recv", "broadcast") else 0.0),
+        hop_s=0.0 if op in ("send-recv", "broadcast", "all-to-all") else passes * link.latency_s,
+        bandwidth_Bps=table.get("efficiency", 0.8) * link.bandwidth_Bps,
+        source="assumed",
+    )
+
+
+def _textbook(cluster: Cluster) -> Fabric:
+    """The ring formula and nothing else: every hop one link latency, every byte at the link's rate."""
+
+    def paths(link: Link) -> dict[str, tuple[Path, ...]]:
+        found: dict[str, tuple[Path, ...]] = {}
+        for op in OPS:
+            hops = {"all-reduce": 2.0, "send-recv": 1.0, "broadcast": 1.0}.get(op, 1.0)
+            found[op] = (Path(op, "ring", link.bandwidth_Bps, hop_s=hops * link.latency_s, source="by definition"),)
+        return found
+
+    return Fabric("textbook", "by definition", paths(cluster.intra), flat_paths=paths(cluster.inter), spread=0.0, spread_across=0.0)
+
+
+def kernel_constants(engine: Engine, chip: Chip) -> KernelConstants:
+    """Kernel constants of the chip's family, or the generic ones; ``textbook`` runs every kernel at the datasheet's rate."""
+    if engine.key == "textbook":
+        return KernelConstants("roofline", "by definition", _tables(toml("kernels", "roofline")))
+    family = chip.family if chip.family in stems("kernels", ".toml") else "generic"
+    label = "calibrated" if family != "generic" else f"assumed: no kernels were measured on {chip.family} chips"
+    return KernelConstants(family, label, _tables(toml("kernels", family)))
+
+
+def _tables(table: Mapping[str, Any]) -> Mapping[str, Mapping[str, float]]:
+    return {f"{form}.{dtype}": c for form in ("gemm", "decode", "prefill", "small") for dtype, c in table[form].items()}

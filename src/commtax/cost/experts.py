@@ -1,0 +1,55 @@
+"""How an engine lays a mixture of experts over ranks, and what a token costs on its way to one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commtax.arrays import pick
+from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Quant
+
+FP8_SCALE_GROUP = 128  # one fp32 scale travels with each 128 fp8 values
+NVFP4_SCALE_GROUP = 16
+
+
+def over_replicas(plan: Plan, engine: Engine) -> Number:
+    """Whether experts are shared among replicas: by expert parallelism wider than tp, and in vLLM whenever dp > 1.
+
+    Without expert parallelism vLLM cuts every expert over tp x dp ranks; other engines then run independent replicas.
+    """
+    return (np.asarray(plan.dp) > 1) & ((np.asarray(plan.ep) > plan.tp) | engine.ep_is_tp_dp)
+
+
+def expert_tp(plan: Plan, engine: Engine) -> Number:
+    """Ranks that share one expert. Megatron keeps tp inside an expert; serving engines divide what ep leaves."""
+    if engine.experts_keep_tp:
+        return plan.tp
+    world = pick(over_replicas(plan, engine), plan.tp * plan.dp, plan.tp)
+    return np.maximum(1, world // np.maximum(1, plan.ep))
+
+
+def tokens_split(model: Model, plan: Plan, engine: Engine) -> Number:
+    """Whether MoE layers work on tokens split over tp (vLLM's sequence-parallel MoE): shared experts are then whole."""
+    wide = (np.asarray(plan.ep) > plan.tp) & (np.asarray(plan.tp) > 1)
+    return wide & model.moe_sequence_parallel & engine.ep_is_tp_dp
+
+
+def dispatched_bytes(plan: Plan, quant: Quant | None) -> float:
+    """Bytes of one activation element on its way to an expert: quantised first where the experts' arithmetic is."""
+    if quant and quant.dtype == "fp8":
+        return 1 + 4 / FP8_SCALE_GROUP
+    if quant and quant.dtype == "nvfp4":
+        return 0.5 + 1 / NVFP4_SCALE_GROUP
+    return DTYPE_BYTES[plan.activations_dtype]
+
+
+def expected_destinations(moe: Experts, ep: Number) -> Number:
+    """Mean number of different ranks that a token's ``top_k`` experts lie on, routing uniform: ep (1 - C(E-E/ep, k)/C(E, k)).
+
+    >>> round(float(expected_destinations(Experts(256, 8, 2048), 8)), 2)
+    5.29
+    """
+    others = moe.num_experts - moe.num_experts / ep
+    missed: Number = 1.0
+    for drawn in range(moe.top_k):
+        missed = missed * np.maximum(0, others - drawn) / (moe.num_experts - drawn)
+    return ep * (1 - missed)

@@ -1,0 +1,119 @@
+"""The bill of one inference step: its kernels, its collectives and the host, priced and put in one list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from commtax.arrays import pick
+from commtax.cost.collectives import Choice, Network, across, choose
+from commtax.cost.compute import Kernel, step_kernels
+from commtax.cost.kernels import seconds
+from commtax.cost.placement import Span, span
+from commtax.cost.traffic import inference, padded_rows
+from commtax.ledger import Bill, Item, Line
+from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What-ifs of a bill, each a labelled change of the plain answer."""
+
+    eager: bool = False
+    ep_backend: str = ""
+    overlap: float = 0.0  # share of communication that a user supposes hidden
+    slow_rank: float = 1.0  # the slowest rank's compute time over the others': all wait for it
+    latency_scale: float = 1.0  # of every collective
+    bandwidth_scale: float = 1.0
+
+
+def inference_bill(
+    model: Model,
+    plan: Plan,
+    work: Workload,
+    cluster: Cluster,
+    engine: Engine,
+    fabric: Fabric,
+    constants: KernelConstants,
+    settings: Settings,
+    tokens: Number,
+) -> Bill:
+    """Price one step: what every kernel and every collective of it costs one rank, one after the other.
+
+    Decode and prefill collectives sit on the critical path: nothing of them hides unless ``settings.overlap`` says so.
+    """
+    rows = padded_rows(work.rows, work, engine, settings.eager)
+    lines = [_kernel_line(k, cluster, constants, settings) for k in step_kernels(model, plan, work, rows, engine)]
+    items = inference(model, plan, work, engine, ep_backend=settings.ep_backend, eager=settings.eager)
+    comm = [comm_line(i, plan, cluster, engine, fabric, settings) for i in items]
+    lines += [_host_line(lines, comm, plan, engine, settings), *comm]
+    return Bill(tuple(lines), tokens)
+
+
+def _kernel_line(kernel: Kernel, cluster: Cluster, constants: KernelConstants, settings: Settings) -> Line:
+    fixed, moving = seconds(kernel, cluster.chip, constants)
+    item = Item(kernel.what, "", kernel.form, kernel.nbytes, 1, kernel.count)
+    scale = settings.slow_rank
+    return Line("compute", item, fixed * scale, moving * scale, source=constants.label, flops=kernel.flops)
+
+
+def comm_line(item: Item, plan: Plan, cluster: Cluster, engine: Engine, fabric: Fabric, settings: Settings) -> Line:
+    """One collective, priced on the links its group spans."""
+    where = span(item.axis, plan, cluster, engine)
+    chosen = price(item.op, item.nbytes, item.ranks, where, cluster, fabric)
+    paths = fabric.paths[item.op]
+    names = (
+        *(p.name or p.algorithm for p in paths),
+        *(f"hierarchical {p.algorithm}" for p in paths),
+        cluster.intra.key,
+        cluster.inter.key,
+    )
+    crosses = np.asarray(where.crosses)
+    algorithm = pick(crosses, chosen.path + len(paths), chosen.path)
+    link = pick(crosses, len(names) - 1, len(names) - 2)
+    if np.ndim(algorithm) == 0 and np.ndim(link) == 0:
+        algorithm, link = names[int(algorithm)], names[int(link)]
+    latency, wire = chosen.latency_s * settings.latency_scale, chosen.wire_s / settings.bandwidth_scale
+    if settings.eager:
+        latency = np.maximum(latency, fabric.eager_floor_s - wire) * (np.asarray(item.ranks) > 1)
+    hidden = settings.overlap * item.count * (latency + wire)
+    source = "formula and datasheet" if np.any(crosses) and not fabric.flat_paths else fabric.label
+    return Line("comm", item, latency, wire, hidden, link, algorithm, names, source=source)
+
+
+def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric) -> Choice:
+    """A collective inside a fast domain, or over several of them through the hosts' NICs."""
+    paths = fabric.paths[op]
+    inside_ranks = np.minimum(where.ranks_per_domain, ranks)
+    if not np.any(np.asarray(where.crosses)):
+        return choose(paths, nbytes, ranks)
+    if fabric.flat_paths:
+        flat, alone = choose(fabric.flat_paths[op], nbytes, ranks), choose(paths, nbytes, ranks)
+        away = np.asarray(where.crosses)
+        parts = ((flat.latency_s, alone.latency_s), (flat.wire_s, alone.wire_s), (flat.path, alone.path))
+        return Choice(*(pick(away, a, b) for a, b in parts))
+    inside = choose(paths, nbytes, pick(where.crosses, inside_ranks, ranks))
+    hosts_per_domain = max(1, cluster.domain // cluster.gpus_per_host)
+    total = cluster.nics_per_host * hosts_per_domain * cluster.inter.bandwidth_Bps
+    share = np.minimum(1.0, inside_ranks / cluster.domain)  # groups side by side share the NICs
+    hop = fabric.network_hops * cluster.inter.latency_s
+    network = Network(total * share, hop, fabric.network_efficiency, fabric.network_norm)
+    over = across(op, nbytes, inside, np.maximum(1, where.domains), network)
+    crosses = np.asarray(where.crosses)
+    return Choice(
+        pick(crosses, over.latency_s, inside.latency_s),
+        pick(crosses, over.wire_s, inside.wire_s),
+        inside.path,
+    )
+
+
+def _host_line(lines: list[Line], comm: list[Line], plan: Plan, engine: Engine, settings: Settings) -> Line:
+    """Time that the GPU waits for the host: scheduling each step, and without graphs launching every kernel."""
+    waiting: Number = engine.host_s + engine.host_s_per_doubling * np.log2(plan.tp * 1.0)
+    if settings.eager:
+        launches = sum((line.item.count for line in (*lines, *comm)), start=0.0)
+        busy = sum((line.total_s for line in (*lines, *comm)), start=0.0)
+        waiting = waiting + np.maximum(0, launches * engine.launch_s - busy)
+    item = Item("scheduling and launches", "", "host", 0.0, 1, waiting * 0 + 1)
+    return Line("host", item, waiting, 0.0, source="calibrated" if engine.host_s else "by definition")

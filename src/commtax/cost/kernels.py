@@ -1,0 +1,90 @@
+"""How long a kernel takes: a fixed cost, and a smooth maximum over what memory, arithmetic and serial loops allow.
+
+Each form returns (fixed, moving) seconds. Attained fractions (``eb`` of bandwidth, ``ep`` of peak) are at most 1 and a
+p-norm is at least its largest term, so no kernel beats bytes / bandwidth or FLOPs / peak. Constants are data:
+``catalog/kernels``, one file a family of chips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from commtax.cost.compute import Kernel
+from commtax.spec import Chip, KernelConstants, Number
+
+Parts = tuple[Number, Number]
+Table = Mapping[str, float]
+
+TILE_M, TILE_N = 64, 128  # tensor-core tiles that m and n are padded to
+FULL_TILE = 256  # the serial loop over k slows with rows up to this many
+QUANTISED_COLUMNS = 2048  # quantising a row takes as long as for this many columns at least
+HEAD_DIM, HEAD_OFFSET = 128.0, 150.0
+TINY = 1e-300  # keeps the root of 0 defined
+
+
+def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
+    """C = A B with cold weights: memory and the serial loop over k feed the tensor cores; both compete with arithmetic.
+
+    t = t0 + q m max(k, 2048) + [ (memory^1.5 + serial^1.5)^(p/1.5) + compute^p ]^(1/p), with serial = kl ln(1 + k/kc)
+    (1 + min(m, 256)/mk) and compute on padded tiles with a prologue of k0. ``q`` is dynamic quantisation (fp8).
+    """
+    memory = k.nbytes / (c["eb"] * bandwidth_Bps)
+    serial = c["kl"] * np.log1p(k.k / c["kc"]) * (1 + np.minimum(k.m, FULL_TILE) / c["mk"])
+    padded = TILE_M * np.ceil(k.m / TILE_M) * TILE_N * np.ceil(k.n / TILE_N)
+    compute = 2 * padded * (k.k + c["k0"]) / (c["ep"] * flops_per_s)
+    feed = memory * np.sqrt(memory) + serial * np.sqrt(serial)
+    p = c["p"]
+    moving = (feed ** (p / 1.5) + compute**p) ** (1 / p)
+    if c["q"]:
+        moving = moving + c["q"] * k.m * np.maximum(k.k, QUANTISED_COLUMNS)
+    return c["t0"], moving
+
+
+def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
+    """One new token a sequence over its cached keys: bytes of the cache, blocks in turn, and the loop over the length."""
+    moved = k.nbytes + k.batch * k.heads * k.head_dim * 4.0
+    memory = moved / (_by_head_dim(k.head_dim, c, "eb") * bandwidth_Bps)
+    blocks = c["tc"] * k.batch * k.kv_heads * ((k.head_dim + HEAD_OFFSET) / (HEAD_DIM + HEAD_OFFSET))
+    serial = c["kl"] * np.log1p(k.length / c["kc"])
+    compute = k.flops / flops_per_s
+    p = c["p"]
+    return c["t0"], (memory**p + blocks**p + serial**p + compute**p + TINY) ** (1 / p)
+
+
+def prefill_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
+    """Causal attention of whole prompts: arithmetic at the head size's rate, memory, and the longest single block."""
+    edges = k.batch * k.length * c["c0"] * k.heads * 4.0 * k.head_dim  # tiles at the diagonal compute more than half
+    work = (k.flops + edges) / (_by_head_dim(k.head_dim, c, "ep") * flops_per_s) + k.nbytes / (c["eb"] * bandwidth_Bps)
+    longest = c["tl"] * (k.length + k.past) * (k.head_dim + HEAD_DIM) / (2 * HEAD_DIM)
+    p = c["p"]
+    return c["t0"], (work**p + longest**p + TINY) ** (1 / p)
+
+
+def small(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
+    """An element-wise kernel: a fixed time and its bytes."""
+    return c["t0"], k.nbytes / (c["eb"] * bandwidth_Bps)
+
+
+FORMS: dict[str, Callable[[Kernel, Table, float, float], Parts]] = {
+    "gemm": gemm,
+    "decode": decode_attention,
+    "prefill": prefill_attention,
+    "small": small,
+}
+
+
+def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Parts:
+    """Time of one launch on this chip, with the constants of its family and arithmetic."""
+    kind = kernel.dtype if kernel.form == "gemm" else "fp8" if kernel.weight_bytes == 1 and kernel.form == "decode" else "bf16"
+    table = constants.tables.get(f"{kernel.form}.{kind}") or constants.tables[f"{kernel.form}.bf16"]
+    peaks = chip.flops_per_s
+    peak = peaks.get(kernel.dtype) or peaks.get("bf16") or peaks["fp16"]
+    fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak)
+    return fixed, moving
+
+
+def _by_head_dim(head_dim: int, c: Table, name: str) -> float:
+    """A constant given at head sizes 64, 128 and 256: linear in the logarithm between, flat outside."""
+    return float(np.interp(np.log2(head_dim), (6.0, 7.0, 8.0), (c[f"{name}64"], c[f"{name}128"], c[f"{name}256"])))

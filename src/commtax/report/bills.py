@@ -1,0 +1,225 @@
+"""The priced step for a terminal: sentence, picture, itemised table, what would change it; and as a document."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from commtax.api.billing import StepBill, fits
+from commtax.api.comparing import Comparison
+from commtax.api.expecting import Expectation
+from commtax.api.explain import counterfactuals, verdict
+from commtax.api.setup import describe_gpus
+from commtax.report.documents import Document, plain, question
+from commtax.report.picture import draw_layer
+from commtax.report.tables import new_table, notes, say, where
+from commtax.units import format_bytes, format_count, format_rate, format_seconds
+
+
+def show_bill(console: Console, b: StepBill) -> None:
+    """Sentence first, then the picture, the lines that sum to the step, and the what-ifs."""
+    asked = b.setup
+    say(
+        console,
+        f"{asked.model.key} on {where(asked)}: {describe_gpus(asked.plan)}, {asked.engine.key}@{asked.engine.version}",
+        "bold",
+    )
+    what = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mixed": "cached tokens each, and one prompt as long"}
+    say(console, f"{b.phase}: batch {int(b.batch):,} a replica, {int(b.context):,} {what[b.phase]}{_modes(b)}", "dim")
+    say(console, verdict(b), "bold yellow")
+    for line in draw_layer(b):
+        console.print(line, soft_wrap=True)
+    _lines(console, b)
+    _totals(console, b)
+    table = new_table("what if", ">step", ">change", "")
+    for c in counterfactuals(b):
+        table.add_row(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note)
+    console.print(table)
+    notes(console, (*b.notes, f"weakest source: {weakest(b)}"))
+
+
+def _modes(b: StepBill) -> str:
+    s = b.settings
+    words: list[tuple[str, Any]] = [
+        ("eager", s.eager),
+        (f"{b.speculative} drafted tokens", b.speculative),
+        (f"slowest rank {s.slow_rank:g}x", s.slow_rank != 1),
+        (f"what-if: {s.overlap:.0%} of communication hidden", s.overlap > 0),
+    ]
+    return "".join(f", {word}" for word, on in words if on)
+
+
+def weakest(b: StepBill) -> str:
+    """The least certain source among the lines."""
+    order = ("assumed", "formula", "calibrated", "measured", "by definition")
+    found = {s.split(": ", 1)[1]: s for s in b.sources}
+    for word in order:
+        for label, text in found.items():
+            if label.startswith(word):
+                return text
+    return "; ".join(b.sources)
+
+
+def _lines(console: Console, b: StepBill) -> None:
+    step = float(b.step_s)
+    table = new_table("line", "how", ">bytes", ">times", ">each", ">latency", ">total", ">share")
+    for x in sorted(b.items, key=lambda x: -float(x.exposed_s)):
+        item = x.item
+        how = f"{item.op}, {x.algorithm} over {x.link}, {int(item.ranks)} ranks" if x.kind == "comm" else item.op
+        name = Text(f"{item.axis} {item.what}" if x.kind == "comm" else item.what, style="yellow" if x.kind == "comm" else "")
+        size = format_bytes(float(item.nbytes)) if float(item.nbytes) else ""
+        times = (format_count(float(item.count)), format_seconds(float(x.each_s)), format_seconds(float(x.fixed_s)))
+        table.add_row(name, how, size, *times, format_seconds(float(x.total_s)), f"{float(x.exposed_s) / step:.1%}")
+    console.print(table)
+
+
+def _totals(console: Console, b: StepBill) -> None:
+    kv = "fits" if fits(b) else "does not fit in memory with this batch and context (see commtax fit)"
+    say(
+        console,
+        f"step {format_seconds(float(b.step_s))} = compute and host {format_seconds(float(b.compute_s))} + exposed communication "
+        f"{format_seconds(float(b.exposed_comm_s))} ({float(b.comm_fraction):.1%}); "
+        f"{float(b.tokens_per_s):,.1f} output tokens/s; {kv}",
+        "bold",
+    )
+
+
+def bill_document(b: StepBill) -> Document:
+    """``bill --json``."""
+    items = [
+        {
+            "kind": x.kind,
+            "axis": x.item.axis,
+            "what": x.item.what,
+            "op": x.item.op,
+            "nbytes": x.item.nbytes,
+            "ranks": x.item.ranks,
+            "count": x.item.count,
+            "link": x.link,
+            "algorithm": x.algorithm,
+            "each_s": x.each_s,
+            "fixed_s": x.fixed_s,
+            "moving_s": x.moving_s,
+            "total_s": x.total_s,
+            "hidden_s": x.hidden_s,
+            "exposed_s": x.exposed_s,
+            "source": x.source,
+        }
+        for x in b.items
+    ]
+    figures = ("step_s", "compute_s", "comm_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
+    what_if = [{"what": c.what, "step_s": c.step_s, "delta_s": c.delta_s, "note": c.note} for c in counterfactuals(b)]
+    head: dict[str, Any] = {
+        "schema": "commtax.bill/1",
+        **question(b.setup),
+        "phase": b.phase,
+        "batch": b.batch,
+        "context": b.context,
+    }
+    tail = {
+        **{name: getattr(b, name) for name in figures},
+        "fits": fits(b),
+        "items": items,
+        "verdict": verdict(b),
+        "counterfactuals": what_if,
+        "sources": b.sources,
+        "weakest_source": weakest(b),
+        "notes": b.notes,
+    }
+    return dict(plain({**head, **tail}))
+
+
+def show_expectation(console: Console, e: Expectation, measured_s: float | None) -> None:
+    """One line that a job's prolog can log."""
+    busbw = format_rate(float(e.busbw_Bps))
+    low, high = (format_seconds(float(x)) for x in (e.low_s, e.high_s))
+    say(
+        console,
+        f"{e.op} of {format_bytes(float(e.nbytes))} over {e.ranks} ranks of {e.cluster.key} ({e.link}, {e.algorithm}): "
+        f"{format_seconds(float(e.seconds))} ({low} to {high}), algbw {format_rate(float(e.algbw_Bps))}, busbw {busbw}",
+        "bold",
+    )
+    say(
+        console,
+        f"  latency {format_seconds(float(e.latency_s))} + wire {format_seconds(float(e.wire_s))}; "
+        f"{e.fabric.name}, {e.fabric.label}",
+        "dim",
+    )
+    if measured_s is not None:
+        verdict = "PASS" if e.passes(measured_s) else "FAIL"
+        ratio = measured_s / float(e.seconds)
+        say(
+            console,
+            f"{verdict}: measured {format_seconds(measured_s)}, {ratio:.2f} x the expected time",
+            "green" if verdict == "PASS" else "red",
+        )
+
+
+def expectation_document(e: Expectation, measured_s: float | None) -> Document:
+    names = (
+        "op",
+        "ranks",
+        "nbytes",
+        "seconds",
+        "low_s",
+        "high_s",
+        "latency_s",
+        "wire_s",
+        "algbw_Bps",
+        "busbw_Bps",
+        "algorithm",
+        "link",
+    )
+    document: dict[str, Any] = {
+        "schema": "commtax.expect/1",
+        "cluster": e.cluster.key,
+        "library": e.fabric.name,
+        "source": e.fabric.label,
+    }
+    document |= {name: getattr(e, name) for name in names}
+    if measured_s is not None:
+        document |= {"measured_s": measured_s, "pass": e.passes(measured_s)}
+    return dict(plain(document))
+
+
+COLUMNS = ("step_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
+
+
+def comparison_rows(found: Comparison) -> list[Document]:
+    """One flat record a cell; expert- and tensor-parallel communication apart."""
+    rows = []
+    for row in found.rows:
+        record: Document = dict(zip(found.axes, row.at, strict=True))
+        if row.bill is None:
+            record |= dict.fromkeys((*COLUMNS, "tp_comm_s", "ep_comm_s")) | {"refused": row.refused}
+        else:
+            record |= {name: float(getattr(row.bill, name)) for name in COLUMNS}
+            record |= {"tp_comm_s": row.seconds_on("tp"), "ep_comm_s": row.seconds_on("ep"), "refused": ""}
+        rows.append(record)
+    return rows
+
+
+def comparison_csv(found: Comparison) -> str:
+    rows = comparison_rows(found)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def show_comparison(console: Console, found: Comparison) -> None:
+    table = new_table(*found.axes, ">step", ">compute", ">exposed comm", ">share", ">tp comm", ">ep comm", ">tokens/s", "")
+    for record in comparison_rows(found):
+        cells = [str(record[a]) for a in found.axes]
+        if record["refused"]:
+            table.add_row(*cells, *[""] * 7, Text(record["refused"], style="red"))
+            continue
+        times = [format_seconds(record[n]) for n in ("step_s", "compute_s", "exposed_comm_s")]
+        apart = [format_seconds(record[n]) if record[n] else "" for n in ("tp_comm_s", "ep_comm_s")]
+        table.add_row(*cells, *times, f"{record['comm_fraction']:.1%}", *apart, f"{record['tokens_per_s']:,.0f}", "")
+    console.print(table)

@@ -1,0 +1,80 @@
+"""Pictures for files: lines with distinct markers and dashes, so that hue is never the only difference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from commtax.api.comparing import Comparison
+
+# Okabe and Ito's palette: told apart by colour-blind readers.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+MARKERS = "osD^vPX*"
+DASHES = ("-", "--", "-.", ":")
+LABELS = {
+    "batch": "batch (sequences)",
+    "context": "context (tokens)",
+    "tp": "tensor-parallel size",
+    "pp": "pipeline stages",
+    "dp": "replicas",
+    "ep": "expert-parallel size",
+    "link": "link",
+}
+SUFFIXES = (".svg", ".png", ".pdf")
+
+
+def plot_comparison(found: Comparison, title: str, path: Path) -> None:
+    """Communication's share of the step above, time of the step below; over tp the ideal line is drawn too."""
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"plot '{path}': the name must end in one of {', '.join(SUFFIXES)}")
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise ValueError("plot: pictures need matplotlib (pip install 'commtax[plot]')") from None
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    x_axis = next((a for a in found.axes if a != "link"), found.axes[0])
+    series = next((a for a in found.axes if a != x_axis), "")
+    figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 8), sharex=True, constrained_layout=True)
+    for index, value in enumerate(found.values(series) if series else [None]):
+        _draw(top, bottom, found, x_axis, series, value, index)
+    if x_axis == "tp" and not series:
+        _ideal(bottom, found)
+    top.set_title(title, loc="left", fontsize=11)
+    top.set_ylabel("exposed communication (share of the step)")
+    top.set_ylim(0, 1)
+    top.yaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0))
+    bottom.set_ylabel("step (ms)")
+    bottom.set_yscale("log")
+    bottom.set_xlabel(LABELS[x_axis])
+    if x_axis != "link":
+        bottom.set_xscale("log", base=2)
+        bottom.xaxis.set_major_formatter(mpl.ticker.ScalarFormatter())
+    for axes in (top, bottom):
+        axes.grid(True, which="major", alpha=0.3)
+    if series or x_axis == "tp":
+        bottom.legend(title=LABELS.get(series, ""), fontsize=9)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _draw(top: Any, bottom: Any, found: Comparison, x_axis: str, series: str, value: Any, index: int) -> None:
+    rows = [r for r in found.rows if r.bill is not None and (not series or r.at[found.axes.index(series)] == value)]
+    xs = [r.at[found.axes.index(x_axis)] for r in rows]
+    style = {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": DASHES[index % len(DASHES)],
+        "label": str(value) if series else "step",
+    }
+    top.plot(xs, [float(r.bill.comm_fraction) for r in rows if r.bill], **style)
+    bottom.plot(xs, [float(r.bill.step_s) * 1e3 for r in rows if r.bill], **style)
+
+
+def _ideal(bottom: Any, found: Comparison) -> None:
+    """What the first point's time would become if it divided perfectly."""
+    rows = [r for r in found.rows if r.bill is not None]
+    if rows and rows[0].bill is not None:
+        first, base = rows[0].at[0], float(rows[0].bill.step_s) * 1e3
+        bottom.plot([r.at[0] for r in rows], [base * first / r.at[0] for r in rows], color="grey", linestyle=":", label="ideal")
