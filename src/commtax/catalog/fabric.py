@@ -45,8 +45,19 @@ def _library(name: str) -> Mapping[str, Any]:
     return MappingProxyType(table)
 
 
+_MADE: dict[tuple[object, ...], Fabric] = {}
+
+
 def fabric(name: str, cluster: Cluster) -> Fabric:
     """The paths that a library has on a cluster's chips and inside link; what was never calibrated is assumed, aloud."""
+    links = tuple((x.key, x.bandwidth_Bps, x.latency_s) for x in (cluster.intra, cluster.inter))
+    key = (name, cluster.chip.key, cluster.intra_is_usual, *links)
+    if key not in _MADE:
+        _MADE[key] = _make(name, cluster)
+    return _MADE[key]
+
+
+def _make(name: str, cluster: Cluster) -> Fabric:
     table = _library(name)
     if table["key"] == "textbook":
         return _textbook(cluster)

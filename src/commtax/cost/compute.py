@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -47,19 +48,7 @@ class Kernel:
 def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> list[Kernel]:
     """Every kernel of one step, all pipeline stages in sequence."""
     kernels: list[Kernel] = []
-    groups: dict[tuple[str, object], int] = {}
-    for kind in model.layers:
-        block = model.blocks[kind]
-        plain = replace(block.attention, window=0)
-        parts: tuple[tuple[str, object], ...] = (
-            ("projections", plain),
-            ("attention", block.attention),
-            ("ffn", block.ffn),
-            ("norms", block.num_norms),
-        )
-        for key in parts:
-            groups[key] = groups.get(key, 0) + 1
-    for (part, thing), count in groups.items():
+    for part, thing, count in _parts(model):
         kernels += _part(part, thing, count, model, plan, work, rows, engine)
     kernels.append(
         _gemm("head", 1, work.samples, padded_vocab(model, plan, engine) / plan.tp, model.hidden, model, plan, "lm_head")
@@ -67,6 +56,22 @@ def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine:
     if engine.key != "torch":
         kernels.append(_small("embedding and final norm", 2, rows * model.hidden * 4, plan))
     return kernels
+
+
+@lru_cache(maxsize=256)
+def _parts(model: Model) -> tuple[tuple[str, object, int], ...]:
+    """The different parts of the layers and how many layers have each: layers that differ in one part share the others."""
+    groups: dict[tuple[str, object], int] = {}
+    for index, block in enumerate(model.blocks):
+        parts: tuple[tuple[str, object], ...] = (
+            ("projections", replace(block.attention, window=0)),
+            ("attention", block.attention),
+            ("ffn", block.ffn),
+            ("norms", block.num_norms),
+        )
+        for key in parts:
+            groups[key] = groups.get(key, 0) + model.layers.count(index)
+    return tuple((part, thing, count) for (part, thing), count in groups.items())
 
 
 def _part(

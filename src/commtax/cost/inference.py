@@ -46,22 +46,47 @@ def inference_bill(
     rows = padded_rows(work.rows, work, engine, settings.eager)
     lines = [_kernel_line(k, cluster, constants, settings) for k in step_kernels(model, plan, work, rows, engine)]
     items = inference(model, plan, work, engine, ep_backend=settings.ep_backend, eager=settings.eager)
-    comm = [comm_line(i, plan, cluster, engine, fabric, settings) for i in items]
+    pricer = Pricer(plan, cluster, engine, fabric)
+    comm = [comm_line(i, pricer, settings) for i in items]
     lines += [_host_line(lines, comm, plan, engine, settings), *comm]
     return Bill(tuple(lines), tokens)
 
 
 def _kernel_line(kernel: Kernel, cluster: Cluster, constants: KernelConstants, settings: Settings) -> Line:
-    fixed, moving = seconds(kernel, cluster.chip, constants)
+    idle = np.ndim(kernel.count) == 0 and kernel.count == 0
+    fixed, moving = (0.0, 0.0) if idle else seconds(kernel, cluster.chip, constants)
     item = Item(kernel.what, "", kernel.form, kernel.nbytes, 1, kernel.count)
     scale = settings.slow_rank
     return Line("compute", item, fixed * scale, moving * scale, source=constants.label, flops=kernel.flops)
 
 
-def comm_line(item: Item, plan: Plan, cluster: Cluster, engine: Engine, fabric: Fabric, settings: Settings) -> Line:
-    """One collective, priced on the links its group spans."""
-    where = span(item.axis, plan, cluster, engine)
-    chosen = price(item.op, item.nbytes, item.ranks, where, cluster, fabric)
+class Pricer:
+    """Prices the collectives of one plan; equal tensors over one axis are priced once."""
+
+    def __init__(self, plan: Plan, cluster: Cluster, engine: Engine, fabric: Fabric) -> None:
+        self.plan, self.cluster, self.engine, self.fabric = plan, cluster, engine, fabric
+        self._spans: dict[str, Span] = {}
+        self._prices: dict[tuple[str, str, int, int], tuple[Item, Choice]] = {}
+
+    def span(self, axis: str) -> Span:
+        if axis not in self._spans:
+            self._spans[axis] = span(axis, self.plan, self.cluster, self.engine)
+        return self._spans[axis]
+
+    def price(self, item: Item) -> Choice:
+        key = (item.op, item.axis, id(item.nbytes), id(item.ranks))
+        if key not in self._prices:  # the item is kept so that its arrays, whose identity is the key, live on
+            found = price(item.op, item.nbytes, item.ranks, self.span(item.axis), self.cluster, self.fabric)
+            self._prices[key] = (item, found)
+        return self._prices[key][1]
+
+
+def comm_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
+    """One collective, priced on the links its group spans; what this plan does not send costs nothing."""
+    cluster, fabric = pricer.cluster, pricer.fabric
+    if not item.is_sent:
+        return Line("comm", item, 0.0, 0.0, source=fabric.label)
+    where, chosen = pricer.span(item.axis), pricer.price(item)
     paths = fabric.paths[item.op]
     names = (
         *(p.name or p.algorithm for p in paths),
@@ -116,4 +141,4 @@ def _host_line(lines: list[Line], comm: list[Line], plan: Plan, engine: Engine, 
         busy = sum((line.total_s for line in (*lines, *comm)), start=0.0)
         waiting = waiting + np.maximum(0, launches * engine.launch_s - busy)
     item = Item("scheduling and launches", "", "host", 0.0, 1, waiting * 0 + 1)
-    return Line("host", item, waiting, 0.0, source="calibrated" if engine.host_s else "by definition")
+    return Line("host", item, waiting, 0.0, source="assumed" if engine.host_s else "by definition")

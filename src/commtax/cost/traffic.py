@@ -90,8 +90,11 @@ def _experts(model: Model, plan: Plan, rows: Number, engine: Engine, backend: st
     By gathering: over the whole ep group if tokens are split over tp, else over the replicas (each tp rank on its own),
     and then the tp all-reduce stays. By all-to-all: one copy a destination rank, or an expert.
     """
-    moe = model.experts or Experts(1, 1, 1)
-    shared = over_replicas(plan, engine) & (model.experts is not None)
+    moe = model.experts
+    if moe is None or not np.any(over_replicas(plan, engine)):
+        names = (("dispatch", "all-gather"), ("routing", "all-gather"), ("combine", "reduce-scatter"), ("output", "all-gather"))
+        return [Item(f"expert {what}", "ep", op, 0.0, 1, 0) for what, op in names]
+    shared = over_replicas(plan, engine)
     count = pick(shared, num_moe, 0)
     split = np.asarray(tokens_split(model, plan, engine))
     mine = pick(split, np.ceil(rows / plan.tp), rows)
