@@ -6,8 +6,8 @@ BIN := .venv/bin
 .PHONY: demo test lint clean
 
 demo: .venv/.installed
-	$(BIN)/commtax fit llama-3.1-70b --cluster 2x8xh100-sxm
-	$(BIN)/commtax bill llama-3.1-70b --cluster 2x8xh100-sxm -tp 8 -pp 2 --batch 32 --context 4096 --exact
+	$(BIN)/commtax fit llama-3.1-70b --cluster 8xh100-sxm --max-model-len 128k
+	$(BIN)/commtax bill llama-3.1-8b --cluster 8xh100-sxm -tp 8
 
 test: .venv/.tested lint
 	$(BIN)/python -m pytest

@@ -1,6 +1,7 @@
 """The command as a whole process: answers, JSON, spellings, and one clear line for every mistake."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -10,7 +11,10 @@ from commtax.spelling import normalise
 
 
 def run(*words, **kwargs):
-    return subprocess.run([sys.executable, "-m", "commtax", *words], capture_output=True, text=True, check=False, **kwargs)
+    wide = {**os.environ, "COLUMNS": "170"}
+    return subprocess.run(
+        [sys.executable, "-m", "commtax", *words], capture_output=True, text=True, check=False, env=wide, **kwargs
+    )
 
 
 def document(*words, code=0):
@@ -59,6 +63,38 @@ def test_bill_exact_json():
     assert {"axis", "op", "nbytes", "ranks", "count"} <= items["attention output", "all-reduce"].keys()
     assert items["attention output", "all-reduce"]["nbytes"] == 8192
     assert sum(i["count"] for i in found["items"]) == 66
+
+
+def test_bill_json():
+    found = document("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "8")
+    keys = {
+        "schema", "model", "cluster", "plan", "phase", "batch", "context", "engine", "step_s", "compute_s", "comm_s",
+        "exposed_comm_s", "comm_fraction", "tokens_per_s", "fits", "idle_gpus", "items", "verdict", "counterfactuals", "sources",
+    }  # fmt: skip
+    assert keys <= found.keys()
+    assert (found["phase"], found["batch"], found["context"], found["engine"].split("@")[0]) == ("decode", 1, 1024, "vllm")
+    item = {"kind", "axis", "op", "nbytes", "ranks", "count", "link", "algorithm", "each_s", "total_s", "hidden_s", "exposed_s"}
+    assert all(item <= i.keys() for i in found["items"])
+    assert sum(i["exposed_s"] for i in found["items"]) == pytest.approx(found["step_s"])
+    what = [c["what"] for c in found["counterfactuals"]]
+    assert {"collective latency / 2", "collective bandwidth x 2", "prefill instead"} <= set(what)
+    exact = document("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "8", "--exact")
+    sent = [(i["what"], i["nbytes"], i["count"]) for i in found["items"] if i["kind"] == "comm"]
+    assert sorted(sent) == sorted((i["what"], i["nbytes"], i["count"]) for i in exact["items"]), "the bill prices what is sent"
+
+
+def test_bill_text_tells_its_defaults_and_its_sentence():
+    text = run("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "8").stdout
+    for words in (
+        "decode: batch 1 a replica, 1,024 cached tokens each",
+        "vllm@",
+        "to scale",
+        "what if",
+        "weakest source",
+        "fewer ranks",
+    ):
+        assert words in text
+    assert "custom one-shot over nvlink4" in text
 
 
 def test_bill_training_json():
@@ -140,6 +176,9 @@ MISTAKES = {
     "not a size": (("fit", "llama-3.1-8b", *GOOD, "--kv-cache-memory-bytes", "lots"), "kv_cache_memory_bytes"),
     "training option": (("bill", "llama-3.1-8b", *GOOD, "--zero", "3"), "belongs to --phase train"),
     "serving option": (("fit", "llama-3.1-8b", *GOOD, "--phase", "train", "--max-num-seqs", "3"), "belongs to serving"),
+    "exact with a what-if": (("bill", "llama-3.1-8b", *GOOD, "--exact", "--overlap", "50%"), "--exact has none"),
+    "overlap 2": (("bill", "llama-3.1-8b", *GOOD, "--overlap", "2"), "overlap=2"),
+    "unknown library": (("bill", "llama-3.1-8b", *GOOD, "--library", "mpi"), "unknown library"),
     "catalogue kind": (("catalog", "gpus"), "one of chips"),
     "negative nics": (("fit", "llama-3.1-8b", *GOOD, "--nics", "-2"), "nics"),
     "ep on a dense model": (("bill", "llama-3.1-8b", *GOOD, "-tp", "8", "--ep", "8"), "dense"),

@@ -98,12 +98,12 @@ def test_speculative_decoding_sends_k_plus_one_rows():
 
 def test_pipeline_hands_over_hidden_and_residual():
     """vLLM sends both, 1/tp by each rank, and the receivers gather them."""
-    found = lines("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=16)
+    found = lines("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=32)  # two microbatches of 16
     sent = found["stage hand-off", "send-recv"]
     assert (sent.item.nbytes, sent.item.count, sent.link) == (16 * 8192 * 2 / 8, 2, "ib-ndr")
     gathered = found["stage hand-off", "all-gather"]
     assert (gathered.item.nbytes, gathered.item.count, gathered.link) == (16 * 8192 * 2, 2, "nvlink4")
-    torch = lines("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=16, engine="torch")
+    torch = lines("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=32, engine="torch")
     assert torch["stage hand-off", "send-recv"].item.nbytes == 16 * 8192 * 2
     assert ("stage hand-off", "all-gather") not in torch
 

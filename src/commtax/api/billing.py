@@ -9,7 +9,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.api.fitting import fit
-from commtax.api.sending import workload
+from commtax.api.sending import flight_notes, in_flight, workload
 from commtax.api.setup import Setup, positive, setup
 from commtax.cost.inference import Settings, inference_bill
 from commtax.cost.traffic import padded_rows
@@ -62,13 +62,18 @@ def bill(
     fabric = catalog.fabric(library or asked.engine.library, asked.cluster)
     constants = catalog.kernel_constants(asked.engine, asked.cluster.chip)
     settings = Settings(eager, ep_backend, overlap, slow_rank, latency_scale, bandwidth_scale)
-    together = np.ceil(batch / asked.plan.pp)[()] if phase == "decode" else batch
+    together = in_flight(phase, batch, asked.plan.pp)
     work = workload(phase, together, context, speculative)
     tokens = batch * asked.plan.dp if phase == "decode" else (work.decode_seqs + work.prefill_seqs) * asked.plan.dp
     plain = inference_bill(asked.model, asked.plan, work, asked.cluster, asked.engine, fabric, constants, settings, tokens)
     rows = padded_rows(work.rows, work, asked.engine, eager)
     sources = tuple(dict.fromkeys(f"{x.kind}: {x.source}" for x in plain.lines if x.source))
-    notes = (*asked.notes, *_notes(asked, phase, batch, together, work.rows, rows), *((fabric.note,) if fabric.note else ()))
+    notes = (
+        *asked.notes,
+        *flight_notes(phase, batch, asked.plan.pp),
+        *_padding(asked, work.rows, rows),
+        *((fabric.note,) if fabric.note else ()),
+    )
     return StepBill(plain.lines, plain.tokens, asked, phase, batch, context, together, rows, speculative, settings, sources, notes)
 
 
@@ -83,18 +88,10 @@ def _check(phase: str, batch: Number, context: Number, overlap: float, slow_rank
         raise ValueError(f"slow_rank={slow_rank}: the slowest rank takes at least 1 times as long as the others")
 
 
-def _notes(asked: Setup, phase: str, batch: Number, together: Number, rows: Number, padded: Number) -> list[str]:
-    found = []
+def _padding(asked: Setup, rows: Number, padded: Number) -> list[str]:
     if np.ndim(padded) == 0 and padded != rows:
-        found.append(
-            f"{asked.engine.key} runs {rows:,.0f} rows in a CUDA graph of {padded:,.0f}: the padding is computed and sent too"
-        )
-    if np.ndim(together) == 0 and np.ndim(asked.plan.pp) == 0 and asked.plan.pp > 1 and phase == "decode":
-        flight = min(int(asked.plan.pp), int(batch))
-        idle = 1 - flight / int(asked.plan.pp)
-        starved = f"; {idle:.0%} of the stages idle: fewer requests than stages" if idle else ""
-        found.append(f"{flight} microbatches of {together:,.0f} in flight, one a stage{starved}")
-    return found
+        return [f"{asked.engine.key} runs {rows:,.0f} rows in a CUDA graph of {padded:,.0f}: the padding is computed and sent too"]
+    return []
 
 
 def fits(priced: StepBill) -> bool:

@@ -84,16 +84,31 @@ def traffic(
         check_lengths(context, asked)
         items = training(asked.model, asked.plan, TrainStep(micro_batch, context), asked.engine)
         return Traffic(asked, phase, batch, context, micro_batch * context, tuple(items), asked.notes)
-    work = workload(phase, batch, context, speculative)
+    work = workload(phase, in_flight(phase, batch, asked.plan.pp), context, speculative)
     items = inference(asked.model, asked.plan, work, asked.engine, ep_backend=ep_backend, eager=eager)
     rows = padded_rows(work.rows, work, asked.engine, eager)
-    notes = asked.notes
+    notes = (*asked.notes, *flight_notes(phase, batch, asked.plan.pp))
     if np.ndim(rows) == 0 and rows != work.rows:
         notes += (f"{asked.engine.key} runs {work.rows:,.0f} rows in a CUDA graph of {rows:,.0f}: the padding is sent too",)
     alone = asked.model.experts is None or not np.any(over_replicas(asked.plan, asked.engine))
     if np.ndim(asked.plan.dp) == 0 and asked.plan.dp != 1 and alone:
         notes += (f"{asked.plan.dp} independent replicas; the lines are one replica's",)
     return Traffic(asked, phase, batch, context, rows, tuple(items), notes)
+
+
+def in_flight(phase: str, batch: Number, pp: Number) -> Number:
+    """Sequences that pass the stages together: decode batches are split into one microbatch a stage."""
+    return np.ceil(batch / pp) if phase == "decode" else batch
+
+
+def flight_notes(phase: str, batch: Number, pp: Number) -> list[str]:
+    """What a scalar pipeline should know: how its batch is split, and whether it starves."""
+    if phase != "decode" or np.ndim(pp) or np.ndim(batch) or pp <= 1:
+        return []
+    together, flight = in_flight(phase, batch, pp), min(int(pp), int(batch))
+    idle = 1 - flight / int(pp)
+    starved = f"; {idle:.0%} of the stages idle: fewer requests than stages" if idle else ""
+    return [f"{flight} microbatches of {together:,.0f} in flight, one a stage{starved}; the lines are one microbatch's"]
 
 
 def check_lengths(context: Number, asked: Setup) -> None:

@@ -69,7 +69,7 @@ def _make(name: str, cluster: Cluster) -> Fabric:
         own += tuple(replace(p, turn=p.turn + turn) for p in more)
         turn += max((p.turn for p in more), default=-1) + 1
     missing = [op for op in OPS if not any(p.op == op for p in own)]
-    calibrated = "all-reduce" not in missing
+    calibrated = "all-reduce" not in missing and _measured(chain, cluster)
     own += tuple(_generic(op, cluster.intra, chain) for op in missing)
     network = chain.get("network", {})
     floors = table.get("eager_floor_s", {})
@@ -92,12 +92,22 @@ def _make(name: str, cluster: Cluster) -> Fabric:
     )
 
 
+def _measured(table: Mapping[str, Any], cluster: Cluster) -> bool:
+    """Whether the constants were measured on this chip, or on its family where the fabric is the same for all."""
+    kind, chip = cluster.intra.kind, cluster.chip
+    rows = [r for r in table.get("path", ()) if kind in r["links"] and (not r["families"] or chip.family in r["families"])]
+    return cluster.intra_is_usual and any(chip.key in r.get("measured_on", [chip.key]) for r in rows)
+
+
 def _paths(table: Mapping[str, Any], cluster: Cluster) -> tuple[Path, ...]:
     """The calibrated paths of one library for this family of chips on this kind of link."""
     found = []
     for row in table.get("path", ()):
-        if cluster.chip.family not in row["families"] or cluster.intra.kind not in row["links"] or not cluster.intra_is_usual:
+        if cluster.intra.kind not in row["links"]:
             continue
+        if row["families"] and (cluster.chip.family not in row["families"] or not cluster.intra_is_usual):
+            continue
+        rate = cluster.intra.bandwidth_Bps / row.get("reference_Bps", cluster.intra.bandwidth_Bps)
         limits = tuple(sorted((int(w), float(b)) for w, b in row.get("max_bytes", {}).items()))
         slow = tuple(sorted((int(w), float(f)) for w, f in row.get("contention", {}).items()))
         constants = {k: row[k] for k in ("launch_s", "hop_s", "extra_s", "sqrt_s", "turn", "min_ranks", "name") if k in row}
@@ -106,7 +116,7 @@ def _paths(table: Mapping[str, Any], cluster: Cluster) -> tuple[Path, ...]:
                 Path(
                     op=op,
                     algorithm=row["algorithm"],
-                    bandwidth_Bps=row["bandwidth_Bps"],
+                    bandwidth_Bps=row["bandwidth_Bps"] * rate,
                     worlds=tuple(row.get("worlds", ())),
                     max_bytes=limits,
                     contention=slow,

@@ -54,14 +54,12 @@ def _modes(b: StepBill) -> str:
 
 
 def weakest(b: StepBill) -> str:
-    """The least certain source among the lines."""
-    order = ("assumed", "formula", "calibrated", "measured", "by definition")
-    found = {s.split(": ", 1)[1]: s for s in b.sources}
-    for word in order:
-        for label, text in found.items():
-            if label.startswith(word):
-                return text
-    return "; ".join(b.sources)
+    """The least certain kind of source among the lines, and which lines rest on it."""
+    for word in ("assumed", "formula", "calibrated", "measured", "by definition"):
+        found = [text for text in b.sources if text.split(": ", 1)[1].startswith(word)]
+        if found:
+            return "; ".join(found)
+    return "none"
 
 
 def _lines(console: Console, b: StepBill) -> None:

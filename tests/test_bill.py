@@ -1,0 +1,208 @@
+"""The priced step: floors, sums, anchors, words."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import commtax
+from commtax import catalog
+from commtax.api.billing import again, with_link
+from commtax.api.explain import counterfactuals, verdict
+from commtax.api.sending import workload
+from commtax.cost.compute import step_kernels
+from commtax.cost.tensors import inventory, num_active_params
+from commtax.spec import Plan
+from strategies import questions
+
+FIGURES = ("step_s", "compute_s", "comm_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
+
+
+@pytest.mark.parametrize(
+    "key", ["llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b", "gpt-oss-120b", "deepseek-v3", "gemma-3-27b", "opt-1.3b"]
+)
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "torch", "textbook"])
+@pytest.mark.parametrize("cluster", ["8xh100-sxm", "8xl40s", "2x4xa100-80-sxm"])
+def test_no_step_below_its_physical_floor(key, engine, cluster):
+    """1,000 random steps for each of 105 questions: bytes / bandwidth, FLOPs / peak, wire bytes / link."""
+    rng = np.random.default_rng(hash((key, engine, cluster)) % 2**32)
+    place, model = catalog.cluster(cluster), catalog.model(key)
+    n = 1000
+    degrees = [t for t in (1, 2, 4, 8) if model.attention.num_heads % t == 0]
+    phase = ("decode", "prefill", "mixed")[int(rng.integers(3))]
+    b = commtax.bill(
+        model,
+        place,
+        engine=engine,
+        phase=phase,
+        tp=rng.choice(degrees, n),
+        batch=rng.integers(1, 600, n),
+        context=rng.integers(1, 30_000, n),
+    )
+    chip = place.chip
+    peak = max(chip.flops_per_s.values())
+    read = sum(x.item.count * x.item.nbytes for x in b.lines if x.kind == "compute") / chip.memory_Bps
+    math = sum(x.item.count * x.flops for x in b.lines if x.kind == "compute") / peak
+    fastest = max(place.intra.bandwidth_Bps, place.nics_per_host * place.inter.bandwidth_Bps)
+    wire = sum(x.item.sent_bytes_per_rank for x in b.lines if x.kind == "comm") / 2 / fastest  # a switch may halve a ring's bytes
+    assert np.all(b.compute_s >= read * (1 - 1e-9))
+    assert np.all(b.compute_s >= math * (1 - 1e-9))
+    assert np.all(b.comm_s >= wire * (1 - 1e-9))
+    assert np.all(np.isfinite(b.step_s))
+    assert np.all((b.comm_fraction >= 0) & (b.comm_fraction < 1))
+
+
+@given(questions(engines=("vllm", "sglang", "trtllm", "torch", "textbook")), st.integers(1, 300), st.integers(1, 20_000))
+def test_items_sum_to_the_step(question, batch, context):
+    model, cluster, plan, engine = question
+    axes = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "ep": plan.ep}
+    b = commtax.bill(model, cluster, **axes, engine=engine, batch=batch, context=context, overlap=0.3)
+    assert float(b.step_s) == pytest.approx(sum(float(x.exposed_s) for x in b.items), rel=1e-9)
+    assert float(b.step_s) == pytest.approx(float(b.compute_s) + float(b.exposed_comm_s), rel=1e-9)
+    assert float(b.exposed_comm_s) == pytest.approx(0.7 * float(b.comm_s), rel=1e-9)
+    if plan.num_gpus == 1:
+        assert float(b.comm_s) == 0
+
+
+@settings(max_examples=60)
+@given(questions(engines=("vllm", "torch"), max_dp=1), st.sampled_from(["decode", "prefill", "mixed"]))
+def test_scalar_equals_array_element(question, phase):
+    model, cluster, plan, engine = question
+    batches, contexts = np.array([1, 7, 64]), np.array([100, 5000, 33])
+    words = {"tp": plan.tp, "pp": plan.pp, "ep": plan.ep, "engine": engine, "phase": phase}
+    many = commtax.bill(model, cluster, batch=batches, context=contexts, **words)
+    for i in range(3):
+        one = commtax.bill(model, cluster, batch=int(batches[i]), context=int(contexts[i]), **words)
+        for name in FIGURES:
+            assert np.broadcast_to(getattr(many, name), 3)[i] == pytest.approx(float(getattr(one, name)), rel=1e-12)
+        at = many.at(i)
+        assert at.step_s == pytest.approx(float(one.step_s), rel=1e-12)
+        assert {x.algorithm for x in at.items if x.kind == "comm"} == {x.algorithm for x in one.items if x.kind == "comm"}
+
+
+@pytest.mark.parametrize(("tp", "milliseconds"), [(1, 4.94), (2, 3.30), (4, 2.47), (8, 1.87)])
+def test_llama_8b_decode_on_one_h200(tp, milliseconds):
+    """One rank's compute of a plain torch engine under a CUDA graph, batch 1, context 512, measured on an H200."""
+    b = commtax.bill("llama-3.1-8b", "8xh200-sxm", tp=tp, context=512, engine="torch")
+    assert float(b.compute_s) * 1e3 == pytest.approx(milliseconds, rel=0.15)
+    roofline = commtax.bill("llama-3.1-8b", "8xh200-sxm", tp=tp, context=512, engine="textbook")
+    assert float(roofline.compute_s) * 1e3 < 0.70 * milliseconds, "a roofline is far below"
+
+
+@pytest.mark.parametrize("key", ["llama-3.1-8b", "qwen3-32b", "mixtral-8x7b"])
+def test_flops_are_two_a_parameter_and_token(key):
+    """Prefill of a short prompt: 2 x active parameters x tokens, beside attention (the embedding is a lookup)."""
+    model, tokens = catalog.model(key), 4096
+    work = workload("prefill", 1, tokens)
+    kernels = step_kernels(model, Plan(), work, tokens, catalog.engine("torch"))
+    products = sum(k.flops * k.count for k in kernels if k.form == "gemm" and k.what != "head")
+    table = inventory(model)[0].size
+    expected = 2 * tokens * (num_active_params(model) - 2 * table)
+    assert products == pytest.approx(expected, rel=0.01)
+    attention = sum(k.flops * k.count for k in kernels if k.form == "prefill")
+    a = model.attention
+    assert attention == pytest.approx(2 * 2 * model.num_layers * a.num_heads * a.head_dim * tokens * (tokens + 1) / 2, rel=0.01)
+
+
+def test_decode_reads_the_weights_once():
+    model = catalog.model("llama-3.1-8b")
+    kernels = step_kernels(model, Plan(), workload("decode", 1, 1), 1, catalog.engine("torch"))
+    read = sum(k.nbytes * k.count for k in kernels if k.form == "gemm")
+    table = inventory(model)[0].size
+    assert read == pytest.approx(2 * (num_active_params(model) - table), rel=0.01)
+
+
+def test_tensor_parallel_helps_less_than_its_degree():
+    steps = [float(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=tp).step_s) for tp in (1, 2, 4, 8)]
+    assert steps == sorted(steps, reverse=True)
+    assert 1.3 < steps[0] / steps[1] < 1.8
+    assert steps[0] / steps[3] < 5
+
+
+def test_pipelines_buy_throughput_and_nothing_for_latency():
+    one = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, batch=64)
+    two = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=128)
+    assert float(two.step_s) >= float(one.step_s)
+    assert float(two.tokens_per_s) > 1.7 * float(one.tokens_per_s)
+    starved = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=1)
+    assert "50% of the stages idle" in " ".join(starved.notes)
+    assert float(starved.tokens_per_s) <= float(commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, batch=1).tokens_per_s)
+
+
+def test_a_slow_rank_drags_all():
+    plain = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)
+    slow = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8, slow_rank=1.5)
+    host = sum(float(x.total_s) for x in plain.lines if x.kind == "host")
+    assert float(slow.compute_s) - host == pytest.approx(1.5 * (float(plain.compute_s) - host))
+
+
+def test_speculation_checks_k_tokens_for_little_more():
+    one, four = (commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, speculative=k) for k in (0, 3))
+    assert float(one.step_s) < float(four.step_s) < 1.3 * float(one.step_s)
+
+
+def test_decode_is_latency_bound_and_prefill_bandwidth_bound():
+    decode = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8)
+    prefill = commtax.bill("llama-3.1-70b", "8xh100-sxm", tp=8, phase="prefill", context=8192)
+    gains = {}
+    for name, b in (("decode", decode), ("prefill", prefill)):
+        found = {c.what: c.delta_s for c in counterfactuals(b)}
+        gains[name] = (found["collective latency / 2"], found["collective bandwidth x 2"])
+    assert gains["decode"][0] < gains["decode"][1] <= 0, "halving latency beats doubling bandwidth"
+    assert gains["prefill"][1] < gains["prefill"][0] <= 0, "and the reverse"
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        (("llama-3.1-8b", "8xh100-sxm", {"tp": 8}), ["latency-bound", "a faster link will not help, fewer ranks"]),
+        (("llama-3.1-70b", "2x1xh200-sxm", {"tp": 2, "inter": "10gbe"}), ["over 10gbe", "inside a host"]),
+        (("llama-3.1-8b", "h100-sxm", {}), ["nothing is communicated", "memory binds"]),
+        (("llama-3.1-8b", "h100-sxm", {"phase": "prefill", "context": 8192}), ["arithmetic binds"]),
+        (
+            ("llama-3.1-70b", "8xl40s", {"tp": 8, "phase": "prefill", "context": 4096}),
+            ["bandwidth-bound", "pcie4", "a faster link"],
+        ),
+        (("deepseek-v3", "8x8xh200-sxm", {"tp": 8, "dp": 8, "ep": 64, "batch": 128}), ["expert", "ib-ndr"]),
+    ],
+)
+def test_the_sentence(question, words):
+    model, cluster, options = question
+    place = catalog.cluster(cluster, inter=options.pop("inter", ""))
+    text = verdict(commtax.bill(model, place, **options))
+    assert text.endswith(".")
+    for word in words:
+        assert word in text, text
+
+
+def test_counterfactuals_are_recomputed():
+    b = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=4)
+    found = {c.what: c for c in counterfactuals(b)}
+    assert found["tp 2"].step_s == pytest.approx(float(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=2).step_s))
+    assert found["NCCL only"].delta_s > 0
+    assert found["eager"].delta_s > 0
+    assert float(again(b).step_s) == float(b.step_s)
+
+
+def test_links():
+    host = catalog.cluster("8xh100-sxm")
+    slow, slower = (commtax.bill("llama-3.1-8b", with_link(host, link), tp=2) for link in ("pcie5", "10gbe"))
+    assert float(commtax.bill("llama-3.1-8b", host, tp=2).comm_s) < float(slow.comm_s) < float(slower.comm_s)
+    assert slower.comm_fraction > 0.4, "TP over 10 GbE is fatal for decode"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"overlap": 1.5}, "overlap=1.5"),
+        ({"overlap": float("nan")}, "overlap=nan"),
+        ({"slow_rank": 0.5}, "slow_rank=0.5"),
+        ({"phase": "train"}, "phase 'train'"),
+        ({"library": "nvshmem"}, "unknown library"),
+        ({"speculative": -1}, "speculative=-1"),
+        ({"ep_backend": "x"}, "all2all backend"),
+    ],
+)
+def test_bad_questions(change, says):
+    with pytest.raises(ValueError, match=says):
+        commtax.bill("llama-3.1-8b", "8xh100-sxm", **change)

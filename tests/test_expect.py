@@ -1,0 +1,92 @@
+"""Expectations against measurements: pass, fail, and the outputs of nccl-tests in its variants."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import commtax
+from commtax.readers.nccl_tests import parse
+
+HEADER = """# nThread 1 nGpus 8 minBytes 8 maxBytes 8589934592 step: 2(factor)
+# all_reduce_perf
+#  Rank  0 Group  0 Pid  9 on host device  0 [0000:04:00] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid  9 on host device  1 [0000:23:00] NVIDIA H100 80GB HBM3
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+"""
+NEW = "     1048576        262144     float     sum      -1    25.41   41.26   72.21      0    25.20   41.61   72.82      0"
+OLD = "     1048576        262144     float     sum    25.41   41.26   72.21  2e-07    25.20   41.61   72.82  2e-07"
+GATHER = "     1048576         32768      int8    none      -1    25.41   41.26   36.10    N/A    25.20   41.61   36.41    N/A"
+
+
+@pytest.mark.parametrize("prefix", ["", "[1,0]<stdout>:", "0: "])
+@pytest.mark.parametrize("row", [NEW, OLD, GATHER])
+def test_rows_of_every_variant(prefix, row):
+    run = parse(
+        "\n".join(
+            prefix + line
+            for line in (*HEADER.splitlines(), row, "# Out of bounds values : 0 OK", "           0   0  int8  none -1  5.1 0 0 N/A")
+        )
+    )
+    assert [(r.nbytes, r.seconds) for r in run.rows] == [(1048576, pytest.approx(25.41e-6))]
+    assert run.rows[0].algbw_Bps == pytest.approx(41.26e9)
+    assert (run.op, run.ranks) == ("all-reduce", 2)
+
+
+def test_ranks_from_the_ratio_of_bandwidths():
+    assert parse(NEW).ranks == 8
+    assert parse("nothing here").rows == ()
+
+
+def test_bandwidths_follow_their_definition():
+    e = commtax.expect("all-reduce", "8xh100-sxm", nbytes=2**30)
+    assert e.algbw_Bps == pytest.approx(2**30 / e.seconds)
+    assert e.busbw_Bps == pytest.approx(e.algbw_Bps * 2 * 7 / 8)
+    gather = commtax.expect("all-gather", "8xh100-sxm", nbytes=2**30)
+    assert gather.busbw_Bps == pytest.approx(gather.algbw_Bps * 7 / 8)
+    assert e.low_s < e.seconds < e.high_s
+    assert e.seconds_of_busbw(float(e.busbw_Bps)) == pytest.approx(float(e.seconds))
+
+
+def run(*words):
+    return subprocess.run([sys.executable, "-m", "commtax", "expect", *words], capture_output=True, text=True, check=False)
+
+
+def test_pass_and_fail_are_exit_codes():
+    good = ("all-reduce", "--cluster", "8xh100-sxm", "--size", "1G")
+    assert run(*good, "--measured", "470GB/s").returncode == 0
+    slow = run(*good, "--measured", "166GB/s")
+    assert slow.returncode == 1
+    assert "FAIL" in slow.stdout
+    assert run(*good, "--measured", "4ms").returncode == 0
+    document = json.loads(run(*good, "--measured", "166 GB/s", "--json").stdout)
+    assert document["pass"] is False
+    assert document["nbytes"] == 2**30
+
+
+def test_a_whole_output(tmp_path):
+    file = tmp_path / "nccl.txt"
+    file.write_text(HEADER + NEW)
+    done = run("all-reduce", "--cluster", "8xh100-sxm", "--ranks", "8", "--measured", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    file.write_text(HEADER + NEW.replace("25.41", "95.41"))
+    assert run("all-reduce", "--cluster", "8xh100-sxm", "--ranks", "8", "--measured", str(file)).returncode == 1
+    file.write_text("no rows")
+    assert run("all-reduce", "--cluster", "8xh100-sxm", "--measured", str(file)).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("all-reduc", "--cluster", "8xh100-sxm"), "one of all-reduce"),
+        (("all-reduce", "--cluster", "8xh100-sxm", "--size", "0"), "above 0"),
+        (("all-reduce", "--cluster", "8xh100-sxm", "--ranks", "16"), "has 8 GPUs"),
+        (("all-reduce", "--cluster", "8xh100-sxm", "--measured", "fast"), "bus bandwidth"),
+        (("all-reduce", "--cluster", "h100-sxm"), "ranks=1"),
+    ],
+)
+def test_mistakes(words, says):
+    done = run(*words)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert says in done.stderr

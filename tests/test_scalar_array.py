@@ -1,0 +1,156 @@
+"""Every public function of ``cost`` gives an array's elements what it gives them alone: found by introspection."""
+
+import importlib
+import inspect
+import pkgutil
+import typing
+from dataclasses import fields, is_dataclass, replace
+
+import numpy as np
+import pytest
+
+import commtax.cost
+from commtax import catalog
+from commtax.arrays import pick
+from commtax.catalog.fabric import fabric, kernel_constants
+from commtax.cost.collectives import Choice, Network
+from commtax.cost.compute import Kernel, step_kernels
+from commtax.cost.inference import Settings
+from commtax.cost.placement import Span
+from commtax.ledger import Item, Line
+from commtax.spec import (
+    Attention,
+    Chip,
+    Cluster,
+    Engine,
+    Experts,
+    Fabric,
+    KernelConstants,
+    Model,
+    Path,
+    Plan,
+    Quant,
+    TrainStep,
+    Workload,
+)
+
+N = 3
+CLUSTER, ENGINE, MODEL = catalog.cluster("4x8xh100-sxm"), catalog.engine("vllm"), catalog.model("mixtral-8x7b")
+NUMBERS = np.array([2, 3, 8])
+TP, DP = np.array([1, 2, 8]), np.array([2, 1, 2])
+WORK = Workload(np.array([1, 5, 9]), np.array([100, 700, 9000]), np.array([0, 1, 2]), np.array([0, 64, 300]), np.array([0, 0, 10]))
+PLAN = Plan(tp=TP, pp=np.array([1, 2, 2]), dp=DP, ep=np.array([1, 2, 16]), microbatches=np.array([1, 4, 8]))
+KERNEL = step_kernels(MODEL, PLAN, WORK, WORK.rows, ENGINE)[0]
+
+# One sample for each type that a cost function takes; numbers inside are arrays of N.
+SAMPLES = {
+    typing.Any: NUMBERS,
+    float: 0.5,
+    int: 2,
+    str: "all-reduce",
+    bool: False,
+    Model: MODEL,
+    Plan: PLAN,
+    Workload: WORK,
+    TrainStep: TrainStep(np.array([1, 2, 4]), np.array([1024, 2048, 4096])),
+    Engine: ENGINE,
+    Cluster: CLUSTER,
+    Chip: CLUSTER.chip,
+    Experts: Experts(16, 2, 128),
+    Attention: Attention(32, 8, 128, 128),
+    Kernel: KERNEL,
+    Path: Path("all-reduce", "ring", 1e9, 1e-6, 1e-6),
+    Span: Span(np.array([16, 16, 16]), np.array([8, 8, 8]), np.array([2, 2, 2])),
+    Choice: Choice(NUMBERS * 1e-6, NUMBERS * 1e-6, NUMBERS * 0),
+    Network: Network(NUMBERS * 1e9, 1e-6),
+    Fabric: fabric("vllm", CLUSTER),
+    KernelConstants: kernel_constants(ENGINE, CLUSTER.chip),
+    Settings: Settings(),
+    tuple[Path, ...]: fabric("vllm", CLUSTER).paths["all-reduce"],
+    Quant | None: None,
+}
+SPECIAL = {  # arguments whose type does not tell their meaning
+    ("share", "split"): "kv",
+    ("span", "axis"): "tp",
+    ("kv_bytes_per_token_layer", "kv_dtype"): "bf16",
+    ("held", "stage"): 0,
+    ("held", "pp"): 1,
+    ("weights", "stage"): 0,
+    ("weights", "pp"): 1,
+}
+# About one scalar thing by nature: a whole model, a stage, a name, a message.
+SCALAR = {
+    *(
+        "inventory",
+        "copies",
+        "num_params",
+        "num_active_params",
+        "weight_bytes",
+        "quantisation",
+        "quantised_fraction",
+        "stage_layers",
+    ),
+    *("total_bytes", "kv_pool", "is_large", "default_utilization", "min_microbatches", "check", "legal_values", "notes"),
+    *("comm_line", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
+}
+
+
+def functions():
+    for module in pkgutil.iter_modules(commtax.cost.__path__, "commtax.cost."):
+        loaded = importlib.import_module(module.name)
+        for name, function in inspect.getmembers(loaded, inspect.isfunction):
+            if function.__module__ == module.name and not name.startswith("_") and name not in SCALAR:
+                yield pytest.param(function, id=f"{module.name.split('.')[-1]}.{name}")
+
+
+def at(value, i):
+    """One element of everything that is an array of N."""
+    if isinstance(value, np.ndarray):
+        return value[i].item() if value.ndim == 1 and len(value) == N else value
+    if (
+        is_dataclass(value)
+        and not isinstance(value, type)
+        and type(value).__name__ in ("Plan", "Workload", "TrainStep", "Kernel", "Span", "Choice", "Network")
+    ):
+        return replace(value, **{f.name: at(getattr(value, f.name), i) for f in fields(value)})
+    return value
+
+
+def flat(value):
+    """All numbers in a result, in order."""
+    if isinstance(value, (list, tuple)):
+        return [x for v in value for x in flat(v)]
+    if isinstance(value, dict):
+        return [x for v in value.values() for x in flat(v)]
+    if isinstance(value, Item):  # what is not sent has no size worth comparing
+        sent = np.asarray(value.count) > 0
+        return [value.count, pick(sent, value.nbytes, 0), pick(sent, value.ranks, 0)]
+    if isinstance(value, Line):
+        return [*flat(value.item), value.total_s, value.hidden_s]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [
+            x
+            for f in fields(value)
+            if f.name not in ("names", "link", "algorithm", "sources")
+            for x in flat(getattr(value, f.name))
+        ]
+    return [value] if isinstance(value, (int, float, np.ndarray, np.generic)) and not isinstance(value, bool) else []
+
+
+@pytest.mark.parametrize("function", list(functions()))
+def test_scalar_equals_array(function):
+    hints = typing.get_type_hints(function)
+    arguments = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.default is not parameter.empty:
+            continue
+        key = (function.__name__, name)
+        assert key in SPECIAL or hints[name] in SAMPLES, f"no sample for {name}: {hints[name]}"
+        arguments[name] = SPECIAL.get(key, SAMPLES.get(hints[name]))
+    many = flat(function(**arguments))
+    assert many
+    for i in range(N):
+        one = flat(function(**{k: at(v, i) for k, v in arguments.items()}))
+        assert len(one) == len(many)
+        for a, b in zip(many, one, strict=True):
+            assert np.broadcast_to(a, N)[i] == pytest.approx(float(b), rel=1e-12), function.__name__
