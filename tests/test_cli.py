@@ -179,6 +179,15 @@ MISTAKES = {
     "exact with a what-if": (("bill", "llama-3.1-8b", *GOOD, "--exact", "--overlap", "50%"), "--exact has none"),
     "overlap 2": (("bill", "llama-3.1-8b", *GOOD, "--overlap", "2"), "overlap=2"),
     "unknown library": (("bill", "llama-3.1-8b", *GOOD, "--library", "mpi"), "unknown library"),
+    "tp 0": (("fit", "llama-3.1-8b", *GOOD, "-tp", "0"), "at least 1"),
+    "ep -1": (("bill", "mixtral-8x7b", *GOOD, "--ep=-1"), "ep=-1"),
+    "serving with a training length": (("fit", "llama-3.1-8b", *GOOD, "--context", "9"), "--max-model-len"),
+    "fit in another phase": (("fit", "llama-3.1-8b", *GOOD, "--phase", "prefill"), "serve or train"),
+    "training with a KV type": (("bill", "llama-3.1-8b", *GOOD, "--phase", "train", "--kv-dtype", "fp8"), "belongs to serving"),
+    "drafts in a prefill": (("bill", "llama-3.1-8b", *GOOD, "--phase", "prefill", "--speculative", "3"), "speculative=3"),
+    "nics 0": (("fit", "llama-3.1-8b", *GOOD, "--nics", "0"), "nics=0"),
+    "schedule": (("bill", "llama-3.1-8b", *GOOD, "--phase", "train", "--schedule", "foo"), "1f1b, gpipe"),
+    "endless number": (("fit", "llama-3.1-8b", "--cluster", "9" * 5000 + "xh100-sxm"), "cluster"),
     "catalogue kind": (("catalog", "gpus"), "one of chips"),
     "negative nics": (("fit", "llama-3.1-8b", *GOOD, "--nics", "-2"), "nics"),
     "ep on a dense model": (("bill", "llama-3.1-8b", *GOOD, "-tp", "8", "--ep", "8"), "dense"),
@@ -209,6 +218,21 @@ def test_a_broken_config_gets_one_clear_line(tmp_path):
         done = run("fit", str(tmp_path), *GOOD)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert says in done.stderr
+
+
+def test_a_reader_that_leaves_is_no_answer():
+    shell = f"{sys.executable} -m commtax catalog | head -1 >/dev/null; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() in ("0", "141")
+    assert not done.stderr
+
+
+def test_plain_ascii_terminals_get_the_answer():
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "0"}
+    words = [sys.executable, "-m", "commtax", "fit", "llama-3.1-8b", "--cluster", "h100-sxm"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0
+    assert "GPU KV cache size" in done.stdout
 
 
 def test_no_arguments_shows_help():

@@ -149,7 +149,7 @@ def test_what_does_not_fit_says_by_how_much_and_what_would():
     assert fit.shortfall_bytes > 0
     advice = " ".join(fit.advice)
     assert "--dtype fp8" in advice
-    assert "-tp 8 -pp 2: 16 GPUs, on 2x8xh100-sxm" in advice
+    assert "-tp 8 -pp 2 --cluster 2x8xh100-sxm (16 GPUs)" in advice
     short = commtax.fit("llama-3.1-8b", "l4", tp=1)
     longest = int(short.advice[0].split()[1])
     assert commtax.fit("llama-3.1-8b", "l4", tp=1, max_model_len=longest).fits
@@ -189,6 +189,8 @@ def test_more_memory_never_gives_fewer_tokens(question):
         ({"max_num_seqs": -1}, "max_num_seqs=-1"),
         ({"kv_cache_memory_bytes": -1}, "kv_cache_memory_bytes=-1"),
         ({"tp": 3}, "heads-divisible"),
+        ({"tp": 0}, "at least 1"),
+        ({"phase": "train"}, "train_fit"),
         ({"dtype": "fp5"}, "dtype 'fp5'"),
     ],
 )
@@ -197,9 +199,52 @@ def test_bad_questions(change, says):
         commtax.fit("llama-3.1-8b", "8xh100-sxm", **change)
 
 
+@pytest.mark.parametrize(
+    ("model", "cluster", "options"),
+    [
+        ("llama-3.1-405b", "8xh100-sxm", {}),
+        ("llama-3.1-70b", "2x8xl4", {"tp": 4, "dp": 2}),
+        ("deepseek-v3", "8xh100-sxm", {"tp": 8}),
+        ("qwen3-235b-a22b", "8xh100-sxm", {"tp": 4, "ep": 4}),
+        ("llama-4-scout", "gb200-nvl72", {"tp": 1, "engine": "trtllm"}),
+        ("llama-3.1-8b", "4x4090-pcie", {"tp": 1}),
+        ("llama-3.1-8b", "h100-sxm", {"tp": 1, "kv_cache_memory_bytes": 200 * GIB}),
+    ],
+)
+def test_advice_works_when_it_is_typed(model, cluster, options):
+    """Each 'would fit' line is options to add to the command; added, the command says that it fits."""
+    failed = commtax.fit(model, cluster, **options)
+    assert not failed.fits
+    assert failed.shortfall_bytes > 0
+    assert failed.advice
+    for advice in failed.advice:
+        words = advice.split(" (")[0].split()
+        given = dict(zip(words[::2], words[1::2], strict=True))
+        names = {"-tp": "tp", "-pp": "pp", "--dtype": "dtype", "--kv-dtype": "kv_dtype", "--max-model-len": "max_model_len",
+                 "--kv-cache-memory-bytes": "kv_cache_memory_bytes"}  # fmt: skip
+        changed = {names[k]: int(v) if v.isdigit() else v for k, v in given.items() if k != "--cluster"}
+        question = {**options, "tp": int(failed.setup.plan.tp), "pp": int(failed.setup.plan.pp), **changed}
+        if "ep" in question:
+            question["ep"] = question["tp"] * question.get("dp", 1)
+        assert commtax.fit(model, given.get("--cluster", cluster), **question).fits, advice
+
+
+def test_tp_is_searched_for_a_given_pipeline():
+    fit = commtax.fit("llama-3.1-405b", "2x8xh100-sxm", pp=2)
+    assert (fit.setup.plan.tp, fit.setup.plan.pp, fit.fits) == (8, 2, True)
+
+
+def test_a_host_larger_than_usual_is_noted_and_a_bridge_joins_two():
+    assert "usual are 8" in " ".join(commtax.fit("llama-3.1-8b", "16xh100-sxm", tp=16).setup.notes)
+    assert catalog.cluster("2xh100-nvl").intra.kind == "nvlink"
+    assert catalog.cluster("8xh100-nvl").intra.kind == "pcie"
+
+
 def test_training_fit():
     small = commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8, zero=3, batch=1, context=4096, engine="fsdp", recompute="full")
     assert small.fits
     big = commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8, batch=1)
     assert not big.fits
     assert big.shortfall_bytes == pytest.approx(big.memory.total - big.budget_bytes)
+    assert big.advice == ("--zero 2",)
+    assert commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8, batch=1, zero=2).fits

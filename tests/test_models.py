@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from commtax import catalog
 from commtax.catalog.hf import ARCHITECTURES, from_config
 from commtax.catalog.models import published
-from commtax.cost.memory import total_bytes
+from commtax.cost.memory import check_stored, total_bytes
 from commtax.cost.tensors import inventory, num_active_params, num_params
 from commtax.spec import Plan
 
@@ -195,6 +195,41 @@ def test_local_folder_and_its_headers(tmp_path):
     )
     write_safetensors(tmp_path / "model-2.safetensors", {"lm_head.weight": ("BF16", [8], 16)})
     assert catalog.model(str(tmp_path)).stored_bytes == 32, "a layer beyond the last is not the model's"
+
+
+BROKEN = [
+    {"torch_dtype": [1]},
+    {"hidden_size": 2},
+    {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}},
+    {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": 5}},
+    {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"a": None}}},
+    {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": [1]}}}},
+    {"quantization_config": {"quant_method": "fp8", "ignore": ["re:(("]}},
+    {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": "a"}},
+    {"quantization_config": 3},
+]
+
+
+@pytest.mark.parametrize("change", BROKEN, ids=str)
+def test_broken_fields_are_value_errors_that_name_the_model(change):
+    with pytest.raises(ValueError, match="model x"):
+        from_config(config(**change), "x")
+
+
+@pytest.mark.parametrize("offsets", [["0", "1"], [None, None], [5, -5], [0, "9"], [3]])
+def test_broken_offsets(tmp_path, offsets):
+    (tmp_path / "config.json").write_text(json.dumps(config()))
+    text = json.dumps({"w": {"dtype": "BF16", "shape": [8], "data_offsets": offsets}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"0" * 64)
+    with pytest.raises(ValueError, match="cannot be read"):
+        catalog.model(str(tmp_path))
+
+
+def test_a_checkpoint_of_another_size_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config()))
+    write_safetensors(tmp_path / "model.safetensors", {"w": ("BF16", [8], 16)})
+    with pytest.raises(ValueError, match="files are missing"):
+        check_stored(catalog.model(str(tmp_path)))
 
 
 def test_broken_folders(tmp_path):

@@ -106,6 +106,17 @@ def test_unknown_keywords_are_type_errors(name):
         getattr(napkin, name)(**valid_inputs(name), no_such_argument=1)
 
 
+def test_extremes_neither_hang_nor_overflow():
+    for call in (
+        lambda: napkin.min_microbatches_for_bubble(8, 1e-300),
+        lambda: napkin.allreduce_time_s(1e308, 2, 1e-308, 0),
+        lambda: napkin.allreduce_payload_bytes(1e308, 1e308),
+    ):
+        with pytest.raises(ValueError, match="must be"):
+            call()
+    assert napkin.comm_fraction(1e59, 1e59) == 0.5
+
+
 def test_zero_sizes_are_free():
     assert napkin.tp_comm_time_per_step(0, 4096, 32, 1, 1e9, 1e-6) == 0
     assert napkin.tp_comm_time_per_step(8, 4096, 0, 8, 1e9, 1e-6) == 0

@@ -90,7 +90,17 @@ SCALAR = {
         "quantised_fraction",
         "stage_layers",
     ),
-    *("total_bytes", "kv_pool", "is_large", "default_utilization", "min_microbatches", "check", "legal_values", "notes"),
+    *(
+        "total_bytes",
+        "kv_pool",
+        "is_large",
+        "default_utilization",
+        "check_stored",
+        "min_microbatches",
+        "check",
+        "legal_values",
+        "notes",
+    ),
     *("comm_line", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }
 

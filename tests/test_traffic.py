@@ -213,7 +213,12 @@ def test_sequence_parallel_splits_the_all_reduce():
         ({"tp": 0}, "at least 1"),
         ({"ep": 8}, "dense"),
         ({"cp": 2}, "training engines"),
-        ({"ep_backend": "nixl"}, "vllm has"),
+        ({"ep_backend": "deepep_low_latency"}, "dense"),
+        ({"phase": "prefill", "speculative": 3}, "speculative=3"),
+        ({"tp": "8"}, "tp='8'"),
+        ({"batch": [1, 2]}, "batch="),
+        ({"engine": "vllm@banana"}, "not a version"),
+        ({"kv_dtype": "int4"}, "KV cache"),
         ({"kv_dtype": "fp7"}, "kv_dtype 'fp7'"),
     ],
 )

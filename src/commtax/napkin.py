@@ -13,6 +13,8 @@ from typing import Any
 
 from commtax.cost import bubble, collectives, overlap
 
+HUGE = 1e60  # beyond anything physical; keeps every product finite
+
 
 def _number(value: Any, name: str, *, least: float = 0.0, above: bool = False, most: float = math.inf) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -20,6 +22,8 @@ def _number(value: Any, name: str, *, least: float = 0.0, above: bool = False, m
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{name} must be finite, got {value}")
+    if abs(number) > HUGE:
+        raise ValueError(f"{name} must be at most {HUGE:g}, got {value}")
     if number < least or (above and number == least):
         raise ValueError(f"{name} must be {'greater than' if above else 'at least'} {least:g}, got {value}")
     if number > most:
@@ -35,7 +39,7 @@ def _count(value: Any, name: str, least: int = 0) -> int:
 
 
 def _rate(value: Any, name: str) -> float:
-    return _number(value, name, above=True)
+    return _number(value, name, least=0.0 if isinstance(value, (int, float)) and value <= 0 else 1 / HUGE, above=True)
 
 
 def _whole(value: float) -> float:
@@ -138,6 +142,8 @@ def min_microbatches_for_bubble(num_stages: float, max_bubble: float) -> int:
     """The smallest number of microbatches whose bubble is within the budget."""
     stages = _count(num_stages, "num_stages", 1)
     budget = _number(max_bubble, "max_bubble", above=stages > 1, most=1.0)
+    if stages > 1 and budget < 1e-9:
+        raise ValueError(f"max_bubble must be at least 1e-9 with more than one stage, got {max_bubble}")
     return bubble.min_microbatches(stages, budget)
 
 

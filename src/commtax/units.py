@@ -19,9 +19,9 @@ def parse_count(text: str | int | float, name: str) -> int:
     (128000, 131072)
     """
     if isinstance(text, str):
-        match = re.fullmatch(_NUMBER + r"\s*([kKmMgG]?)", text.strip())
+        match = re.fullmatch(_NUMBER + r"\s*([kKmMgG]?)", text.strip()) if len(text) <= 40 else None
         if not match:
-            raise ValueError(f"{name}: '{text}' is not a whole number (write 8192, 8k = 8,000 or 8K = 8,192)")
+            raise ValueError(f"{name}: '{text[:40]}' is not a whole number (write 8192, 8k = 8,000 or 8K = 8,192)")
         factor = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}[match[2]]
         value = float(match[1].replace(",", "").replace("_", "")) * factor
     else:
@@ -132,3 +132,12 @@ def _finite(value: float, text: object, name: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{name}: {text} is not a finite number")
     return value
+
+
+def plural(count: float, noun: str) -> str:
+    """A count with its noun.
+
+    >>> plural(1, "GPU"), plural(16, "GPU")
+    ('1 GPU', '16 GPUs')
+    """
+    return f"{count:,.0f} {noun}{'' if count == 1 else 's'}"

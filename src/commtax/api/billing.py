@@ -9,7 +9,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.api.fitting import fit
-from commtax.api.sending import flight_notes, in_flight, workload
+from commtax.api.sending import check_backend, check_workload, context_notes, flight_notes, in_flight, workload
 from commtax.api.setup import Setup, positive, setup
 from commtax.cost.inference import Settings, inference_bill
 from commtax.cost.traffic import padded_rows
@@ -31,6 +31,11 @@ class StepBill(Bill):
     settings: Settings
     sources: tuple[str, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def legal(self) -> Any:
+        """For arrays: which elements are legal plans (``setup.codes`` names the rule that the others break)."""
+        return self.setup.codes == 0
 
 
 def bill(
@@ -55,10 +60,10 @@ def bill(
     With ``pp`` stages the batch is split into ``pp`` microbatches that are in flight together: ``step_s`` is one
     microbatch through all stages, and tokens of all of them come out in that time.
     """
-    _check(phase, batch, context, overlap, slow_rank)
+    batch, context = _check(phase, batch, context, overlap, slow_rank)
+    check_workload(phase, speculative, eager)
     asked = setup(model, cluster, phase=phase, **plan)
-    if ep_backend and ep_backend not in asked.engine.ep_backends:
-        raise ValueError(f"all2all backend '{ep_backend}': {asked.engine.key} has {', '.join(asked.engine.ep_backends) or 'none'}")
+    check_backend(ep_backend, asked)
     fabric = catalog.fabric(library or asked.engine.library, asked.cluster)
     constants = catalog.kernel_constants(asked.engine, asked.cluster.chip)
     settings = Settings(eager, ep_backend, overlap, slow_rank, latency_scale, bandwidth_scale)
@@ -72,20 +77,22 @@ def bill(
         *asked.notes,
         *flight_notes(phase, batch, asked.plan.pp),
         *_padding(asked, work.rows, rows),
+        *context_notes(context, asked),
         *((fabric.note,) if fabric.note else ()),
     )
     return StepBill(plain.lines, plain.tokens, asked, phase, batch, context, together, rows, speculative, settings, sources, notes)
 
 
-def _check(phase: str, batch: Number, context: Number, overlap: float, slow_rank: float) -> None:
-    positive(batch, "batch")
-    positive(context, "context", least=0 if phase == "decode" else 1)
+def _check(phase: str, batch: Number, context: Number, overlap: float, slow_rank: float) -> tuple[Number, Number]:
+    batch = positive(batch, "batch")
+    context = positive(context, "context", least=0 if phase == "decode" else 1)
     if phase == "train":
         raise ValueError("phase 'train': bill --exact shows what a training step sends; seconds are for decode, prefill and mixed")
     if not 0 <= overlap <= 1:
         raise ValueError(f"overlap={overlap}: a fraction from 0 to 1 is needed")
     if not 1 <= slow_rank < 1e6:
         raise ValueError(f"slow_rank={slow_rank}: the slowest rank takes at least 1 times as long as the others")
+    return batch, context
 
 
 def _padding(asked: Setup, rows: Number, padded: Number) -> list[str]:

@@ -31,6 +31,7 @@ class Expectation:
     wire_s: Number
     algorithm: str
     link: str
+    source: str
 
     @property
     def low_s(self) -> Number:
@@ -94,4 +95,5 @@ def expect(
         wire_s=chosen.wire_s,
         algorithm=f"{'hierarchical ' if crosses else ''}{path.name or path.algorithm}",
         link=(place.inter if crosses else place.intra).key,
+        source="formula and datasheet" if crosses and not fabric.flat_paths else fabric.label,
     )

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from commtax import catalog
 from commtax.api.sending import check_lengths, microbatches
-from commtax.api.setup import Setup, positive, setup
+from commtax.api.setup import AUTO_EP, Setup, positive, setup
 from commtax.cost import legality, memory
 from commtax.cost.tensors import stage_layers
 from commtax.cost.train_memory import TrainMemory, training_memory
-from commtax.spec import DTYPE_BYTES, Cluster, Model, TrainStep
+from commtax.spec import Cluster, Model, TrainStep
+from commtax.units import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Fit:
     kv_tokens: int
     max_concurrency: float
     needed_kv_bytes: float
+    over_bytes: float = 0.0  # by how much a fixed KV cache exceeds the chip
     chosen: bool = False
     advice: tuple[str, ...] = field(default=())
 
@@ -59,7 +63,7 @@ class Fit:
     @property
     def shortfall_bytes(self) -> float:
         """Bytes a rank lacks to keep one request of full length."""
-        return 0.0 if self.fits else max(0.0, self.needed_kv_bytes - self.kv_bytes)
+        return 0.0 if self.fits else max(self.over_bytes, self.needed_kv_bytes - self.kv_bytes)
 
 
 def fit(
@@ -78,29 +82,28 @@ def fit(
     **plan: Any,
 ) -> Fit:
     """Judge the given plan, or find the smallest legal TP (x PP) that fits one request of ``max_model_len`` tokens."""
+    if "phase" in plan:
+        raise ValueError("phase: fit is about serving; train_fit is about training")
     known = catalog.model(model) if isinstance(model, str) else model
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    asked = setup(known, place, tp=tp or 1, pp=pp or 1, dp=dp, **plan)
+    asked = setup(known, place, tp=1 if tp is None else tp, pp=1 if pp is None else pp, dp=dp, **plan)
+    if any(np.ndim(x) for x in (asked.plan.tp, asked.plan.pp, asked.plan.dp, asked.plan.ep)):
+        raise ValueError("tp: fit judges one plan at a time, not arrays of them")
     serving = _serving(
-        asked,
-        max_model_len,
-        max_num_seqs,
-        max_num_batched_tokens,
-        gpu_memory_utilization,
-        block_size,
-        kv_cache_memory_bytes,
+        asked, max_model_len, max_num_seqs, max_num_batched_tokens, gpu_memory_utilization, block_size, kv_cache_memory_bytes
     )
-    if tp or pp:
+    if tp is not None:
         judged = judge(asked, serving)
         return judged if judged.fits else replace(judged, advice=tuple(_advice(judged)))
     nearest: Fit | None = None
-    for candidate in _candidates(known, place, dp, plan):
+    for candidate in _candidates(known, place, dp, plan, pp):
         judged = judge(candidate, serving)
         if judged.fits:
             return replace(judged, chosen=True)
-        if nearest is None or (candidate.plan.pp == 1 and judged.shortfall_bytes < nearest.shortfall_bytes):
+        if nearest is None or (candidate.plan.pp == (pp or 1) and judged.shortfall_bytes < nearest.shortfall_bytes):
             nearest = judged
-    assert nearest is not None  # tp 1 is always legal
+    if nearest is None:  # no tp is legal with the rest of the plan: say which rule forbids tp 1
+        nearest = judge(asked, serving)
     return replace(nearest, chosen=True, advice=tuple(_advice(nearest)))
 
 
@@ -132,20 +135,27 @@ def _serving(
     )
 
 
-def _candidates(model: Model, cluster: Cluster, dp: int, plan: dict[str, Any]) -> Iterator[Setup]:
+def _candidates(model: Model, cluster: Cluster, dp: int, plan: dict[str, Any], pp: int | None = None) -> Iterator[Setup]:
     """Legal plans in the order in which people try them: tp inside a fast domain, then the widest tp with a pipeline."""
-    base = setup(model, cluster, dp=dp, **plan)
+    base = setup(model, cluster, dp=dp, pp=pp or 1, **{**plan, "ep": 1})
     degrees = [t for t in legality.legal_values("tp", model, cluster, base.plan, base.engine) if t <= cluster.domain]
     stages = range(2, min(model.num_layers, cluster.num_gpus // dp) + 1)
     pairs = [(t, p) for t in reversed(degrees) for p in stages if t * p * dp <= cluster.num_gpus]
-    for t, p in [(t, 1) for t in degrees] + pairs:
-        yield setup(model, cluster, tp=t, pp=p, dp=dp, **plan)
+    for t, p in [(t, pp) for t in degrees] if pp else [(t, 1) for t in degrees] + pairs:
+        try:
+            yield setup(model, cluster, tp=t, pp=p, dp=dp, **plan)
+        except ValueError:  # a rule that joins tp with another axis
+            continue
 
 
 def judge(asked: Setup, serving: Serving) -> Fit:
     """Memory of the tightest pipeline stage of a legal plan: the one that leaves the fewest KV blocks."""
-    pp = int(asked.plan.pp)
-    return min((_stage(asked, serving, stage, pp) for stage in range(pp)), key=lambda f: (f.kv_blocks, f.kv_bytes))
+    pp, model = int(asked.plan.pp), asked.model
+    alike: dict[tuple[object, ...], int] = {}
+    for stage, layers in enumerate(stage_layers(model, pp, asked.engine.odd_layers)):
+        kinds = tuple(sum(model.layers[i] == kind for i in layers) for kind in range(len(model.blocks)))
+        alike.setdefault((kinds, stage == 0, stage == pp - 1), stage)  # stages that hold the same are judged once
+    return min((_stage(asked, serving, stage, pp) for stage in alike.values()), key=lambda f: (f.kv_blocks, f.kv_bytes))
 
 
 def _stage(asked: Setup, serving: Serving, stage: int, pp: int) -> Fit:
@@ -166,7 +176,8 @@ def _stage(asked: Setup, serving: Serving, stage: int, pp: int) -> Fit:
     pool = memory.kv_pool(model, plan, stage_layers(model, pp, engine.odd_layers)[stage], serving.block_size)
     blocks = max(0, int(available // float(pool.bytes_per_block)))
     wanted = pool.blocks_per_request(serving.max_model_len, serving.block_size, serving.max_batched_tokens)
-    if serving.kv_cache_bytes and loaded + peak + other + serving.kv_cache_bytes > total:
+    over = max(0.0, loaded + peak + other + serving.kv_cache_bytes - total) if serving.kv_cache_bytes else 0.0
+    if over:
         blocks = 0  # a fixed KV budget does not create memory
     return Fit(
         setup=asked,
@@ -183,24 +194,27 @@ def _stage(asked: Setup, serving: Serving, stage: int, pp: int) -> Fit:
         kv_tokens=blocks // pool.num_groups * serving.block_size,
         max_concurrency=blocks / wanted,
         needed_kv_bytes=wanted * float(pool.bytes_per_block),
+        over_bytes=over,
     )
 
 
 def _advice(failed: Fit) -> list[str]:
-    """The nearest changes that would make it fit, each tried."""
+    """The nearest changes that would make it fit, each tried; written as options to add to the command."""
     asked, serving = failed.setup, failed.serving
+    if failed.over_bytes:
+        room = serving.kv_cache_bytes - failed.over_bytes
+        return [f"--kv-cache-memory-bytes {room:.0f} (what the chip has left)"] if room > 0 else _more_gpus(failed)
     found = []
     longest = _longest(failed)
     if longest:
         found.append(f"--max-model-len {longest} (the longest request that fits as it is)")
-    for dtype in ("fp8", "int4"):
-        if not asked.plan.weights_dtype and not asked.model.quant:
-            smaller = replace(asked, plan=replace(asked.plan, weights_dtype=dtype))
-            if judge(smaller, serving).fits:
-                found.append(f"--dtype {dtype} (weights of {DTYPE_BYTES[dtype]:g} bytes)")
+    if not asked.plan.weights_dtype and not asked.model.quant:
+        for dtype in ("fp8", "int4"):
+            if judge(replace(asked, plan=replace(asked.plan, weights_dtype=dtype)), serving).fits:
+                found.append(f"--dtype {dtype} (smaller weights)")
                 break
     if asked.plan.kv_dtype != "fp8" and judge(replace(asked, plan=replace(asked.plan, kv_dtype="fp8")), serving).fits:
-        found.append("--kv-cache-dtype fp8")
+        found.append("--kv-dtype fp8")
     return found + _more_gpus(failed)
 
 
@@ -218,18 +232,29 @@ def _longest(failed: Fit) -> int:
 
 def _more_gpus(failed: Fit) -> list[str]:
     """The first larger plan that fits: on this cluster, on a full host of this chip, or on more such hosts."""
-    asked, base = failed.setup, failed.setup.cluster
-    now, full = int(asked.plan.tp) * int(asked.plan.pp), max(base.gpus_per_host, base.chip.gpus_per_host)
-    wanted = {"engine": asked.engine, "dtype": asked.plan.weights_dtype, "kv_dtype": asked.plan.kv_dtype}
-    places = [base] + [replace(base, num_hosts=n, gpus_per_host=full) for n in (1, 2, 4, 8, 16, 32, 64)]
-    for place in (p for p in places if p.num_gpus > now):
-        for candidate in _candidates(asked.model, place, 1, wanted):
+    asked, base, plan = failed.setup, failed.setup.cluster, failed.setup.plan
+    now, dp = int(plan.tp) * int(plan.pp), int(plan.dp)
+    wanted = {"engine": asked.engine, "dtype": plan.weights_dtype, "kv_dtype": plan.kv_dtype, "ep": AUTO_EP if plan.ep > 1 else 1}
+    full = max(base.gpus_per_host, base.chip.gpus_per_host)
+    for place in [base] + [_hosts(base, n, full) for n in (1, 2, 4, 8, 16, 32, 64)]:
+        if place.num_gpus <= now * dp:
+            continue
+        for candidate in _candidates(asked.model, place, dp, wanted):
             size = int(candidate.plan.tp) * int(candidate.plan.pp)
             if size > now and judge(candidate, failed.serving).fits:
-                where = "" if place.num_gpus == base.num_gpus else f", on {place.num_hosts}x{place.gpus_per_host}x{place.chip.key}"
-                pipeline = f" -pp {candidate.plan.pp}" if candidate.plan.pp != 1 else ""
-                return [f"-tp {candidate.plan.tp}{pipeline}: {size} GPUs{where}"]
+                where = "" if place.key == base.key else f" --cluster {place.key}"
+                pipeline = f" -pp {candidate.plan.pp}" if candidate.plan.pp != 1 or plan.pp != 1 else ""
+                return [f"-tp {candidate.plan.tp}{pipeline}{where} ({plural(size * dp, 'GPU')})"]
     return []
+
+
+def _hosts(base: Cluster, count: int, gpus: int) -> Cluster:
+    """``count`` full hosts of the same kind, under the name that a user would type."""
+    named = base.key if base.num_hosts == 1 else base.key.split("x", 1)[1]
+    if named in catalog.keys("clusters"):
+        return catalog.cluster(named if count == 1 else f"{count}x{named}")
+    key = f"{count}x{gpus}x{base.chip.key}" if count > 1 else f"{gpus}x{base.chip.key}"
+    return replace(base, key=key, num_hosts=count, gpus_per_host=gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +265,7 @@ class TrainFit:
     step: TrainStep
     memory: TrainMemory
     budget_bytes: float
+    advice: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -269,5 +295,32 @@ def train_fit(
     asked = setup(model, cluster, phase="train", **plan)
     check_lengths(context, asked)
     step = TrainStep(micro_batch, context)
-    held = training_memory(asked.model, asked.plan, step, asked.engine)
-    return TrainFit(asked, step, held, asked.cluster.chip.visible_bytes * gpu_memory_utilization)
+    judged = _train_judge(asked, step, asked.cluster.chip.visible_bytes * gpu_memory_utilization)
+    return judged if judged.fits else replace(judged, advice=tuple(_train_advice(judged)))
+
+
+def _train_judge(asked: Setup, step: TrainStep, budget: float) -> TrainFit:
+    return TrainFit(asked, step, training_memory(asked.model, asked.plan, step, asked.engine), budget)
+
+
+def _train_advice(failed: TrainFit) -> list[str]:
+    """The first changes that would make it fit: recomputation, sharding, wider tp, then a pipeline too."""
+    asked, plan = failed.setup, failed.setup.plan
+    sharded = 3 if asked.engine.master_is_parameter or plan.pp == 1 else 1
+    tries: list[tuple[str, dict[str, Any]]] = [("--recompute full", {"recompute": "full"})]
+    if plan.dp > 1 and plan.zero < sharded:
+        tries += [(f"--zero {z}", {"zero": z}) for z in range(plan.zero + 1, sharded + 1)]
+    degrees = legality.legal_values("tp", asked.model, asked.cluster, plan, asked.engine)
+    wide = {"sequence_parallel": True, "recompute": "full"}
+    tries += [(f"-tp {t} --sequence-parallel --recompute full", {"tp": t, **wide}) for t in degrees if t > plan.tp]
+    widest = max((t for t in degrees if t <= asked.cluster.domain), default=1)
+    room = asked.cluster.num_gpus // (widest * int(plan.dp))
+    for stages in range(2, min(room, asked.model.num_layers) + 1):
+        if plan.zero <= 1 and asked.model.num_layers % stages == 0:
+            words = f"-tp {widest} -pp {stages} --sequence-parallel --recompute full"
+            tries.append((words, {"tp": widest, "pp": stages, **wide}))
+    for words, change in tries:
+        other = replace(asked, plan=replace(plan, **change))
+        if _train_judge(other, failed.step, failed.budget_bytes).fits:
+            return [words]
+    return []

@@ -38,6 +38,11 @@ class Traffic:
     notes: tuple[str, ...] = ()
 
     @property
+    def legal(self) -> Any:
+        """For arrays: which elements are legal plans (``setup.codes`` names the rule that the others break)."""
+        return self.setup.codes == 0
+
+    @property
     def lines(self) -> list[Line]:
         """The items that this (scalar) plan issues, with their links."""
         return [self._line(i) for i in self.items if i.is_sent]
@@ -72,14 +77,14 @@ def traffic(
     ``batch`` counts sequences a replica; ``context`` is cached tokens a sequence in decode, prompt length in prefill,
     sequence length in training. A mixed step is ``batch`` decodes beside one prompt of ``context`` tokens.
     """
-    positive(batch, "batch")
-    positive(context, "context", least=0 if phase == "decode" else 1)
-    positive(micro_batch, "micro_batch")
+    batch = positive(batch, "batch")
+    context = positive(context, "context", least=0 if phase == "decode" else 1)
+    micro_batch = positive(micro_batch, "micro_batch")
+    check_workload(phase, speculative, eager, **plan)
     if phase == "train":
         plan.setdefault("microbatches", microbatches(batch, micro_batch))
     asked = setup(model, cluster, phase=phase, **plan)
-    if ep_backend and ep_backend not in asked.engine.ep_backends:
-        raise ValueError(f"all2all backend '{ep_backend}': {asked.engine.key} has {', '.join(asked.engine.ep_backends) or 'none'}")
+    check_backend(ep_backend, asked)
     if phase == "train":
         check_lengths(context, asked)
         items = training(asked.model, asked.plan, TrainStep(micro_batch, context), asked.engine)
@@ -87,13 +92,39 @@ def traffic(
     work = workload(phase, in_flight(phase, batch, asked.plan.pp), context, speculative)
     items = inference(asked.model, asked.plan, work, asked.engine, ep_backend=ep_backend, eager=eager)
     rows = padded_rows(work.rows, work, asked.engine, eager)
-    notes = (*asked.notes, *flight_notes(phase, batch, asked.plan.pp))
+    notes = (*asked.notes, *flight_notes(phase, batch, asked.plan.pp), *context_notes(context, asked))
     if np.ndim(rows) == 0 and rows != work.rows:
         notes += (f"{asked.engine.key} runs {work.rows:,.0f} rows in a CUDA graph of {rows:,.0f}: the padding is sent too",)
     alone = asked.model.experts is None or not np.any(over_replicas(asked.plan, asked.engine))
     if np.ndim(asked.plan.dp) == 0 and asked.plan.dp != 1 and alone:
         notes += (f"{asked.plan.dp} independent replicas; the lines are one replica's",)
     return Traffic(asked, phase, batch, context, rows, tuple(items), notes)
+
+
+def check_backend(backend: str, asked: Setup) -> None:
+    """An expert backend belongs to a mixture, and to an engine that has it."""
+    if backend and asked.model.experts is None:
+        raise ValueError(f"all2all backend '{backend}': {asked.model.key} is dense and has no experts to reach")
+    if backend and backend not in asked.engine.ep_backends:
+        raise ValueError(f"all2all backend '{backend}': {asked.engine.key} has {', '.join(asked.engine.ep_backends) or 'none'}")
+
+
+def check_workload(phase: str, speculative: int, eager: bool, dtype: str = "", kv_dtype: str = "", **_rest: Any) -> None:
+    """Options that a phase cannot honour are refused."""
+    positive(speculative, "speculative", least=0)
+    if speculative and phase in ("prefill", "train"):
+        raise ValueError(f"speculative={speculative}: drafted tokens are checked in decode, not in {phase}")
+    if phase == "train":
+        for name, given in (("eager", eager), ("dtype", dtype), ("kv_dtype", kv_dtype)):
+            if given:
+                raise ValueError(f"{name}: belongs to serving, not to phase train")
+
+
+def context_notes(context: Number, asked: Setup) -> list[str]:
+    """A length that the model was not made for."""
+    if np.ndim(context) == 0 and context > asked.model.max_len:
+        return [f"{context:,} tokens are more than the {asked.model.max_len:,} positions of {asked.model.key}"]
+    return []
 
 
 def in_flight(phase: str, batch: Number, pp: Number) -> Number:

@@ -10,6 +10,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.cost import legality
+from commtax.cost.memory import check_stored
 from commtax.cost.train_memory import RECOMPUTE
 from commtax.spec import DTYPE_BYTES, Cluster, Engine, Model, Number, Plan
 
@@ -49,6 +50,7 @@ def setup(
     """Resolve names, build the plan, and refuse an illegal one with the rule and the nearest legal values."""
     if phase not in PHASES:
         raise ValueError(f"phase '{phase}': one of {', '.join(PHASES)}")
+    tp, pp, dp, ep, cp = (numeric(x, name) for x, name in ((tp, "tp"), (pp, "pp"), (dp, "dp"), (ep, "ep"), (cp, "cp")))
     known = catalog.model(model) if isinstance(model, str) else model
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     if isinstance(engine, str):
@@ -56,6 +58,7 @@ def setup(
     if phase not in engine.phases:
         able = [key for key in catalog.keys("engines") if phase in catalog.engine(key).phases]
         raise ValueError(f"engine '{engine.key}' has no {phase} phase; one of {', '.join(able)} has")
+    check_stored(known)
     activations = known.dtype if known.dtype in ("bf16", "fp16") else "bf16"
     plan = Plan(
         tp=tp,
@@ -66,15 +69,28 @@ def setup(
         order=engine.order,
         weights_dtype=_dtype(dtype, "dtype"),
         activations_dtype=activations,
-        kv_dtype=_dtype(kv_dtype, "kv_dtype") or activations,
+        kv_dtype=_kv_dtype(kv_dtype) or activations,
         grads_dtype=engine.grads_dtype,
         **{"zero": engine.zero, **{k: v for k, v in kinds.items() if v is not None}},
     )
     _check_kinds(plan, engine)
     if all(np.ndim(x) == 0 for x in (tp, pp, dp, ep, cp, plan.microbatches)):
         legality.check(known, place, plan, engine)
-        return Setup(known, place, plan, engine, tuple(legality.notes(known, place, plan, engine)))
+        remarks = (*legality.notes(known, place, plan, engine), *_remarks(known, place, plan, engine))
+        return Setup(known, place, plan, engine, remarks)
     return Setup(known, place, plan, engine, codes=legality.codes(known, place, plan, engine))
+
+
+def _remarks(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[str]:
+    """What else a plan should know: an uncalibrated version, an unusual host, weights the chip cannot multiply."""
+    found = [engine.note] if engine.note else []
+    if " in one host: usual are" in cluster.note:
+        found.append(cluster.note.split(";")[0])
+    wanted = plan.weights_dtype or (model.quant.dtype if model.quant else "")
+    native = {"mxfp4": "fp4", "nvfp4": "fp4", "int4": "int4"}.get(wanted, wanted)
+    if wanted in DTYPE_BYTES and DTYPE_BYTES[wanted] < 2 and native not in cluster.chip.flops_per_s:
+        found.append(f"{cluster.chip.key} has no {wanted} arithmetic: such weights save memory and bandwidth only")
+    return found
 
 
 def _dtype(name: str, argument: str) -> str:
@@ -94,6 +110,13 @@ def _dtype(name: str, argument: str) -> str:
     return name
 
 
+def _kv_dtype(name: str) -> str:
+    found = _dtype(name, "kv_dtype")
+    if found not in ("", "bf16", "fp16", "fp32", "fp8"):
+        raise ValueError(f"kv_dtype '{name}': a KV cache is kept in auto, bf16, fp16, fp32 or fp8")
+    return found
+
+
 def _check_kinds(plan: Plan, engine: Engine) -> None:
     if plan.zero not in (0, 1, 2, 3):
         raise ValueError(f"zero={plan.zero}: ZeRO stages are 0, 1, 2 and 3")
@@ -107,12 +130,26 @@ def _check_kinds(plan: Plan, engine: Engine) -> None:
         raise ValueError("ep > 1 with tp > 1: megatron needs sequence_parallel for it")
     if plan.recompute not in RECOMPUTE:
         raise ValueError(f"recompute '{plan.recompute}': one of {', '.join(RECOMPUTE)}")
+    if plan.chunks < 1:
+        raise ValueError(f"chunks={plan.chunks}: a rank has at least 1 chunk")
     if plan.chunks > 1 and plan.schedule != "interleaved":
         raise ValueError(f"chunks={plan.chunks}: only the interleaved schedule has several chunks a rank")
 
 
+def numeric(value: Any, name: str) -> Number:
+    """A number, or an array of them widened so that products cannot overflow; anything else is refused by name."""
+    if isinstance(value, (bool, str, bytes)) or not isinstance(value, (int, float, np.number, np.ndarray)):
+        raise ValueError(f"{name}={value!r}: a number or a NumPy array is needed")
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "iuf":
+            raise ValueError(f"{name}: an array of numbers is needed, not of {value.dtype}")
+        return value.astype(float if value.dtype.kind == "f" else np.int64)
+    return value.item() if isinstance(value, np.number) else value
+
+
 def positive(value: Number, name: str, least: int = 1) -> Number:
     """A whole number of at least ``least``, or an array of them."""
+    value = numeric(value, name)
     number = np.asarray(value, dtype=float)
     if not np.all(np.isfinite(number)) or np.any(number < least) or np.any(number != np.floor(number)):
         raise ValueError(f"{name}={value}: a whole number of at least {least} is needed")

@@ -54,11 +54,16 @@ def link(name: str) -> Link:
 
 @lru_cache(maxsize=64)
 def engine(name: str) -> Engine:
-    """An engine by key or alias, ``vllm`` or ``vllm@0.24``; the version must be one the file covers."""
+    """An engine by key or alias, ``vllm`` or ``vllm@0.24``; another version than the file's is served by its constants, aloud."""
     base, _, version = name.partition("@")
     stem = _find("engines", base)
     found = record(Engine, toml("engines", stem), f"engines/{stem}")
-    return replace(found, version=version) if version else found
+    if version and not re.fullmatch(r"v?\d+(\.\w+)*", version):
+        raise ValueError(f"engine '{name}': '{version}' is not a version (write {stem}@{found.version})")
+    if version and version != found.version:
+        note = f"constants of {stem} {found.version} are used for {version}: no other version is calibrated"
+        return replace(found, version=version, note=note)
+    return replace(found, note="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,7 @@ class _Host:
     sources: dict[str, Source] = None  # type: ignore[assignment]
 
 
-def cluster(text: str, *, intra: str = "", inter: str = "", nics: int = 0) -> Cluster:
+def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = None) -> Cluster:
     """A cluster from a name (``dgx-h100``, ``4xdgx-h100``) or from counts (``8xh100-sxm``, ``2x8xh100-sxm``).
 
     ``intra`` and ``inter`` replace the usual links. A new ``inter`` brings its usual number of NICs: one for each GPU
@@ -98,16 +103,16 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int = 0) -> Cl
     if inter:
         between = link(inter)
         found = replace(found, inter=between, nics_per_host=found.gpus_per_host if between.nic_per_gpu else 1)
-    if nics:
-        if nics < 1:
-            raise ValueError(f"nics={nics}: a host has at least 1 NIC")
+    if nics is not None:
+        if not 1 <= nics <= 1024:
+            raise ValueError(f"nics={nics}: a host has 1 to 1,024 NICs")
         found = replace(found, nics_per_host=nics)
     return found
 
 
 def _named(text: str) -> Cluster | None:
     """A catalogued host, or ``Nx`` of them."""
-    match = re.fullmatch(r"(?:(\d+)x)?(.+)", normal(text))
+    match = re.fullmatch(r"(?:(\d{1,15})x)?(.+)", normal(text))
     tries = [(1, normal(text))] + ([(int(match[1]), match[2])] if match and match[1] else [])
     for hosts, name in tries:
         stem = name if name in keys("clusters") else _aliases("clusters").get(name)
@@ -131,9 +136,9 @@ def _named(text: str) -> Cluster | None:
 
 def _counted(text: str) -> Cluster:
     """``HOSTSxGPUSxCHIP`` or ``GPUSxCHIP``; a chip alone is one GPU."""
-    match = re.fullmatch(r"(?:(\d+)x)?(?:(\d+)x)?([a-z].*)", normal(text))
+    match = re.fullmatch(r"(?:(\d{1,15})x)?(?:(\d{1,15})x)?([a-z].*)", normal(text))
     if not match:
-        raise ValueError(f"cluster '{text}': write 8xh100-sxm, 2x8xh100-sxm or a name (commtax catalog clusters)")
+        raise ValueError(f"cluster '{text[:60]}': write 8xh100-sxm, 2x8xh100-sxm or a name (commtax catalog clusters)")
     first, second, name = match.groups()
     hosts, gpus = (int(first), int(second)) if second else (1, int(first or 1))
     if hosts < 1 or gpus < 1:
@@ -144,7 +149,15 @@ def _counted(text: str) -> Cluster:
         known = [*keys("chips"), *_aliases("chips"), *keys("clusters"), *_aliases("clusters")]
         raise ValueError(f"cluster '{text}': unknown chip or host '{name}'{suggest(name, known)}") from None
     inside, between = link(kind.intra), link(kind.inter)
+    if inside.kind == "nvlink" and not inside.switched and gpus > 2:  # a bridge joins two cards
+        inside = link("pcie5" if kind.family == "hopper" else "pcie4")
     switched = inside.kind in ("nvlink", "xgmi")
+    usual = f"{inside.name} inside, {between.name} between hosts: the usual system of this chip (--intra, --inter change it)"
+    if gpus > kind.gpus_per_host and not kind.nvlink_domain and kind.vendor != "generic":
+        usual = (
+            f"{gpus} {kind.key} in one host: usual are {kind.gpus_per_host} (two hosts are written 2x{gpus // 2}x{kind.key}); "
+            + usual
+        )
     return Cluster(
         key=f"{hosts}x{gpus}x{kind.key}" if hosts > 1 else f"{gpus}x{kind.key}",
         name=f"{hosts} host{'s' * (hosts > 1)} of {gpus} {kind.name}",
@@ -155,6 +168,6 @@ def _counted(text: str) -> Cluster:
         intra=inside,
         inter=between,
         nics_per_host=gpus if between.nic_per_gpu else 1,
-        note=f"{inside.name} inside, {between.name} between hosts: the usual system of this chip (--intra, --inter change it)",
+        note=usual,
         sources=kind.sources,
     )

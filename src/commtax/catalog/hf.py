@@ -89,8 +89,10 @@ def from_config(config: Mapping[str, Any], key: str) -> Model:
     fields = Fields(config)
     try:
         model = ARCHITECTURES[name](fields)
-    except (TypeError, ZeroDivisionError) as error:
-        raise ValueError(f"model {key}: {name} config has a field of the wrong type ({error})") from None
+        if any(x < 1 for b in model.blocks for x in (b.attention.head_dim, b.attention.v_head_dim, b.attention.num_kv_heads)):
+            fields.bad.append("hidden_size (smaller than the number of heads)")
+    except (TypeError, ZeroDivisionError, AttributeError, KeyError, IndexError) as error:
+        fields.bad.append(f"a field of the wrong type ({error})")
     if fields.bad:
         raise ValueError(f"model {key}: {name} config lacks or has unreadable fields: {', '.join(dict.fromkeys(fields.bad))}")
     quant = config.get("quantization_config")
@@ -110,7 +112,7 @@ def _dtype(fields: Fields, key: str) -> str:
     text = fields.config.get("text_config")
     nested = text if isinstance(text, Mapping) else {}
     name = next((s[k] for s in (fields.config, nested) for k in ("torch_dtype", "dtype") if s.get(k)), "bfloat16")
-    if name not in _DTYPES:
+    if not isinstance(name, str) or name not in _DTYPES:
         raise ValueError(f"model {key}: dtype {name!r} is not one of {', '.join(_DTYPES)}")
     return _DTYPES[name]
 

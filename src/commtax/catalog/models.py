@@ -104,7 +104,7 @@ def _local(path: Path) -> Model:
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         table = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise ValueError(f"{file}: not valid JSON ({error})") from None
     if not isinstance(table, dict):
         raise ValueError(f"{file}: not a JSON object")
@@ -141,8 +141,11 @@ def _header(shard: Path) -> dict[str, Any]:
             raise ValueError(f"{shard}: not a safetensors file, or truncated ({size:,} bytes)")
         try:
             table = json.loads(file.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in table.items() if name != "__metadata__"]
-        except (json.JSONDecodeError, UnicodeDecodeError, TypeError, KeyError, IndexError, AttributeError):
+            spans = [entry["data_offsets"] for name, entry in table.items() if name != "__metadata__"]
+            if not all(isinstance(x, int) and x >= 0 for start, end in spans for x in (start, end, end - start)):
+                raise TypeError("offsets")
+            ends = [end for _, end in spans]
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             raise ValueError(f"{shard}: its safetensors header cannot be read") from None
     if size < 8 + length + max(ends, default=0):
         raise ValueError(f"{shard}: truncated, {8 + length + max(ends):,} bytes expected and {size:,} found")

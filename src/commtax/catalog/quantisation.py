@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,21 @@ def quant_from(config: Mapping[str, Any], key: str) -> Quant:
     """The storage that a config asks for; an unknown method is refused, never guessed."""
     if not isinstance(config, Mapping):
         raise ValueError(f"model {key}: quantization_config is not a table")
+    try:
+        found = _read(config, key)
+        for pattern in (*found.ignored, *found.only):
+            re.compile(pattern[3:] if pattern.startswith("re:") else "")
+    except (TypeError, AttributeError, KeyError, IndexError, re.error) as error:
+        raise ValueError(f"model {key}: quantization_config has a field of the wrong type ({error})") from None
+    except ValueError as error:
+        text = str(error)
+        raise ValueError(
+            text if text.startswith("model ") else f"model {key}: quantization_config has a bad number ({text})"
+        ) from None
+    return found
+
+
+def _read(config: Mapping[str, Any], key: str) -> Quant:
     method = str(config.get("quant_method") or ("modelopt" if config.get("quant_algo") else "")).lower()
     ignored = tuple(
         str(x)

@@ -169,3 +169,13 @@ def default_utilization(chip: Chip, plan: Plan, engine: Engine) -> float:
     if chip.visible_bytes > r["large"]:
         kept = max(kept, r["least_large"])
     return max(0.05, round(1 - kept / chip.visible_bytes, 3))
+
+
+def check_stored(model: Model) -> None:
+    """Refuse a checkpoint whose files hold far more or less than its config describes."""
+    expected = total_bytes(model, Plan())
+    if model.stored_bytes and not 0.5 < model.stored_bytes / expected < 2:
+        raise ValueError(
+            f"model {model.key}: its safetensors files hold {model.stored_bytes:,} bytes and config.json describes "
+            f"{expected:,.0f}: files are missing, or belong to another model"
+        )

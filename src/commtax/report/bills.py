@@ -143,8 +143,7 @@ def show_expectation(console: Console, e: Expectation, measured_s: float | None)
     )
     say(
         console,
-        f"  latency {format_seconds(float(e.latency_s))} + wire {format_seconds(float(e.wire_s))}; "
-        f"{e.fabric.name}, {e.fabric.label}",
+        f"  latency {format_seconds(float(e.latency_s))} + wire {format_seconds(float(e.wire_s))}; {e.fabric.name}, {e.source}",
         "dim",
     )
     if measured_s is not None:
@@ -176,7 +175,7 @@ def expectation_document(e: Expectation, measured_s: float | None) -> Document:
         "schema": "commtax.expect/1",
         "cluster": e.cluster.key,
         "library": e.fabric.name,
-        "source": e.fabric.label,
+        "source": e.source,
     }
     document |= {name: getattr(e, name) for name in names}
     if measured_s is not None:

@@ -26,7 +26,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
         return int(value)
     if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items()}
+        return {k: round(v) if "bytes" in k and isinstance(v, float) else plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     return value
@@ -75,6 +75,7 @@ def traffic_document(found: Traffic) -> Document:
             "ranks": line.item.ranks,
             "count": line.item.count,
             "link": line.link,
+            "crosses_hosts": line.crosses_hosts,
             "sent_bytes_per_rank": line.item.sent_bytes_per_rank,
             "note": line.item.note,
         }
@@ -99,7 +100,7 @@ def fit_document(found: Fit) -> Document:
         "ep": plan.ep,
         "chosen": found.chosen,
         "stage": found.stage,
-        "memory_bytes_per_rank": found.setup.cluster.chip.visible_bytes,
+        "visible_bytes_per_rank": found.setup.cluster.chip.visible_bytes,
         "budget_bytes_per_rank": found.budget_bytes,
         "gpu_memory_utilization": serving.utilization,
         "weights_bytes_per_rank": found.weights_bytes,
@@ -136,6 +137,7 @@ def train_fit_document(found: TrainFit) -> Document:
         "parts_bytes": parts,
         "shortfall_bytes": found.shortfall_bytes,
         "notes": found.setup.notes,
+        "advice": found.advice,
     }
     return dict(plain({**head, **tail}))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +15,7 @@ from commtax.claims import Claim
 from commtax.cost.memory import kv_bytes_per_token_layer, total_bytes
 from commtax.cost.tensors import num_active_params, num_params
 from commtax.spec import Chip, Cluster, Engine, Link, Model, Plan, Source
-from commtax.units import GiB, format_bytes, format_count, format_rate, format_seconds, format_si
+from commtax.units import GiB, format_bytes, format_count, format_rate, format_seconds, format_si, plural
 
 
 def new_table(*columns: str, title: str = "") -> Table:
@@ -61,11 +62,19 @@ def show_traffic(console: Console, found: Traffic) -> None:
         sizes = (format_bytes(float(item.nbytes)), f"{float(item.ranks):g}", format_count(float(item.count)))
         table.add_row(item.axis, item.what, item.op, *sizes, format_bytes(float(item.sent_bytes_per_rank)), link, item.note)
     console.print(table)
-    times = sum(float(line.item.count) for line in found.lines)
-    total = format_bytes(float(found.sent_bytes_per_rank))
-    whose = "One rank of the fullest stage" if found.phase == "train" else "One step"
-    say(console, f"{whose}: {format_count(times)} operations; a rank sends at least {total}.")
+    say(console, _sum_line(found))
     notes(console, found.notes)
+
+
+def _sum_line(found: Traffic) -> str:
+    """What the lines add up to, and for whom: ranks of different stages issue different lines."""
+    times = format_count(sum(float(line.item.count) for line in found.lines))
+    total, stages = format_bytes(float(found.sent_bytes_per_rank)), int(found.setup.plan.pp)
+    if found.phase == "train" and stages > 1:
+        return "Each line is of a rank of the fullest stage that issues it (embedding: the first, head and loss: the last)."
+    if stages > 1:
+        return f"One microbatch through all {stages} stages: {times} operations, {total} sent by the ranks along its path."
+    return f"One step: {times} operations; a rank sends at least {total}."
 
 
 def _workload_line(found: Traffic) -> str:
@@ -73,8 +82,9 @@ def _workload_line(found: Traffic) -> str:
     if found.phase == "train":
         batch = float(found.batch) * float(plan.dp)
         return (
-            f"train: global batch {format_count(batch)} sequences of {format_count(float(found.context))} tokens, "
-            f"{format_count(float(plan.microbatches))} microbatches a replica, ZeRO {plan.zero}, recompute {plan.recompute}"
+            f"train: global batch of {plural(batch, 'sequence')} of {format_count(float(found.context))} tokens, "
+            f"{format_count(float(plan.microbatches))} microbatch{'' if plan.microbatches == 1 else 'es'} a replica, "
+            f"ZeRO {plan.zero}, recompute {plan.recompute}"
         )
     what = {
         "decode": "cached tokens each",
@@ -91,7 +101,7 @@ def show_fit(console: Console, found: Fit) -> None:
     chip = asked.cluster.chip
     verdict = "fits" if found.fits else "does not fit"
     size = describe_gpus(plan)
-    chosen = "smallest that fits: " if found.chosen and found.fits else "nearest: " if found.chosen else ""
+    chosen = "smallest TP that fits: " if found.chosen and found.fits else "nearest: " if found.chosen else ""
     head = f"{asked.model.key} {verdict} on {where(asked)}: {chosen}{size}"
     say(console, head, style="bold green" if found.fits else "bold red")
     stage = f", stage {found.stage + 1} of {int(plan.pp)} (the tightest)" if plan.pp > 1 else ""
@@ -121,7 +131,24 @@ def show_fit(console: Console, found: Fit) -> None:
         say(console, f"Each rank lacks {lack} for one request of {length} tokens.", style="red")
         for advice in found.advice or ("nothing tried here would: more GPUs or a smaller model are needed",):
             say(console, f"  would fit: {advice}" if found.advice else f"  {advice}")
-    notes(console, (*asked.notes, _limits(found)))
+    notes(console, (*asked.notes, *_warnings(found), _limits(found)))
+
+
+def _warnings(found: Fit) -> list[str]:
+    """What a fit should know about itself."""
+    chip, serving, model = found.setup.cluster.chip, found.serving, found.setup.model
+    remarks = []
+    if found.budget_bytes + found.graph_bytes > chip.visible_bytes:
+        remarks.append(
+            f"CUDA graphs ({format_bytes(found.graph_bytes)}) are taken beside the budget and find no room: lower the utilisation"
+        )
+    if serving.max_model_len > model.max_len:
+        remarks.append(f"{serving.max_model_len:,} tokens are more than the {model.max_len:,} positions of {model.key}")
+    if len({b.attention.window for b in model.blocks}) > 1:
+        remarks.append(
+            "layers with and without a window share the blocks in equal groups: a token costs as if all kept it, a request less"
+        )
+    return remarks
 
 
 def _limits(found: Fit) -> str:
@@ -176,6 +203,8 @@ def show_train_fit(console: Console, found: TrainFit) -> None:
     console.print(table)
     if not found.fits:
         say(console, f"Each rank lacks {format_bytes(found.shortfall_bytes)}.", style="red")
+        for advice in found.advice:
+            say(console, f"  would fit: {advice}")
     notes(console, asked.notes)
 
 
@@ -275,23 +304,49 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
 
 
 def show_thing(console: Console, thing: Chip | Link | Cluster | Engine) -> None:
-    """Every number with where it was read."""
+    """Every number with where it was read: the sources stand once, below."""
     say(console, f"{thing.key}: {thing.name}", style="bold")
-    table = new_table("fact", "value", "source")
-    for name in thing.__slots__:
-        value = getattr(thing, name)
-        if name in ("key", "name", "sources", "note") or value in ("", (), 0):
-            continue
-        if isinstance(value, dict):
-            for inner, number in value.items():
-                table.add_row(f"{name}.{inner}", f"{number:,.6g}", _cite(thing.sources.get(f"{name}.{inner}")))
-            continue
-        shown = value.key if isinstance(value, (Chip, Link)) else ", ".join(map(str, value)) if isinstance(value, tuple) else value
-        text = f"{shown:,.6g}" if isinstance(shown, (int, float)) and not isinstance(shown, bool) else str(shown)
-        table.add_row(name, text, _cite(thing.sources.get(name)))
-    console.print(table)
+    table = new_table("fact", ">value", "source")
+    cited: list[Source] = []
+    for name, value in _facts(thing):
+        source = thing.sources.get(name)
+        if source and source not in cited:
+            cited.append(source)
+        table.add_row(name, _fact(name, value), f"[{cited.index(source) + 1}]" if source else "")
+    console.print(table, markup=False)
+    for number, source in enumerate(cited, start=1):
+        say(console, f"  [{number}] {_cite(source)}", style="dim")
     if thing.note:
         notes(console, [thing.note])
+
+
+def _facts(thing: Chip | Link | Cluster | Engine) -> Iterator[tuple[str, Any]]:
+    for name in thing.__slots__:
+        value = getattr(thing, name)
+        if name in ("key", "name", "sources", "note") or value in ("", (), 0) or value is False:
+            continue
+        if isinstance(value, dict):
+            yield from ((f"{name}.{inner}", number) for inner, number in value.items())
+        else:
+            yield name, value
+
+
+def _fact(name: str, value: Any) -> str:
+    """A value with the unit that its name tells."""
+    if isinstance(value, (Chip, Link)):
+        return value.key
+    if isinstance(value, tuple):
+        text = ", ".join(map(str, value))
+        return text if len(text) < 60 else f"{text[:40]} … {value[-1]}"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if name.endswith("_Bps"):
+        return format_rate(value)
+    if name.startswith("flops_per_s"):
+        return format_si(value, "FLOP/s")
+    if name.endswith("bytes"):
+        return f"{format_si(value, 'B')} ({format_bytes(value)})"
+    return format_seconds(value) if name.endswith("_s") else f"{value:,.6g}"
 
 
 def _cite(source: Source | None) -> str:

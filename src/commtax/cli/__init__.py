@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -12,14 +13,25 @@ from typing import Any
 import click
 
 from commtax import __version__, catalog
-from commtax.api import AUTO_EP, PHASES, Expectation, compare, expect, fit, traffic, train_fit
+from commtax.api import Expectation, compare, expect, fit, traffic, train_fit
 from commtax.api import bill as price_step
 from commtax.catalog.models import published
+from commtax.cli.options import (
+    Bytes,
+    Count,
+    Fraction,
+    axis_options,
+    json_option,
+    step_options,
+    training_options,
+    what_if_options,
+    where_options,
+)
+from commtax.cost.memory import check_stored
 from commtax.spec import Cluster
 from commtax.spelling import normalise
-from commtax.units import parse_bytes, parse_count, parse_fraction, parse_seconds
+from commtax.units import parse_bytes, parse_seconds
 
-Command = Callable[..., None]
 LOADERS: dict[str, Callable[[str], Any]] = {
     "chips": catalog.chip,
     "links": catalog.link,
@@ -28,121 +40,20 @@ LOADERS: dict[str, Callable[[str], Any]] = {
 }
 
 
-class Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A whole number as vLLM reads it (128k, 128K); with ``auto`` the engine's own choice."""
-
-    name = "N"
-
-    def __init__(self, auto: int | None = None) -> None:
-        self.auto = auto
-
-    def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> int:
-        if value == "auto" and self.auto is not None:
-            return self.auto
-        return parse_count(value, _name(param))
-
-
-class Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A size; with ``binary`` a bare K, M or G is a power of two, as nccl-tests reads it."""
-
-    name = "SIZE"
-
-    def __init__(self, binary: bool = False) -> None:
-        self.binary = binary
-
-    def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> float:
-        text = f"{value}iB" if self.binary and isinstance(value, str) and value[-1:] in "KMGT" else value
-        return parse_bytes(text, _name(param))
-
-
-class Fraction(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    name = "F"
-
-    def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> float:
-        return parse_fraction(value, _name(param))
-
-
-def _name(param: click.Parameter | None) -> str:
-    return param.name if param and param.name else "value"
-
-
-def _options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    def add(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
-
-
-_json = click.option("--json", "as_json", is_flag=True, help="Print a JSON document (versioned schema, units in the names).")
-_where = _options(
-    click.option("--cluster", "-c", required=True, help="A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts."),
-    click.option("--intra", default="", metavar="LINK", help="Another link inside a host."),
-    click.option("--inter", default="", metavar="LINK", help="Another fabric between hosts."),
-    click.option("--nics", type=Count(), default=0, help="NICs a host has."),
-    click.option(
-        "--engine",
-        "-e",
-        default="",
-        metavar="NAME",
-        help="vllm (default), sglang, trtllm, torch; megatron, fsdp to train.",
-    ),
-)
-_axes = _options(
-    click.option("--dp", type=Count(), default=1, help="Replicas, or data-parallel ranks (-dp)."),
-    click.option("--ep", type=Count(AUTO_EP), default=1, help="Expert-parallel size (-ep alone: tp x dp, as in vLLM)."),
-    click.option("--cp", type=Count(), default=1, help="Context-parallel size."),
-    click.option("--sequence-parallel", is_flag=True, help="Reduce-scatter and all-gather instead of all-reduce."),
-    click.option("--dtype", default="", metavar="TYPE", help="Weights in another type: bf16, fp8, int4, nvfp4 …"),
-    click.option("--kv-dtype", default="", metavar="TYPE", help="KV cache type: auto, bf16, fp8."),
-)
-_training = _options(
-    click.option("--micro-batch", type=Count(), default=1, help="Training: sequences a microbatch."),
-    click.option("--global-batch", type=Count(), default=None, help="Training: sequences a step over all replicas."),
-    click.option("--zero", type=Count(), default=None, help="Training: ZeRO stage 0-3.  [default: 0, fsdp 3]"),
-    click.option("--recompute", default="none", metavar="KIND", help="Training: none, selective or full."),
-    click.option("--schedule", default="1f1b", metavar="KIND", help="Training: 1f1b, gpipe or interleaved."),
-    click.option("--chunks", type=Count(), default=1, help="Training: chunks a rank, interleaved schedule."),
-)
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="commtax")
 def app() -> None:
     """What every collective of a distributed LLM costs, and what fits: arithmetic you can check."""
 
 
-_step = _options(
-    click.option("--tp", type=Count(), default=1, help="Tensor-parallel size (-tp)."),
-    click.option("--pp", type=Count(), default=1, help="Pipeline stages (-pp)."),
-    _axes,
-    click.option("--phase", default="decode", metavar="PHASE", help="decode (default), prefill, mixed or train."),
-    click.option("--batch", type=Count(), default=None, help="Sequences in the step, a replica.  [default: 1]"),
-    click.option("--context", type=Count(), default=1024, show_default=True, help="Cached tokens, prompt or sequence length."),
-    click.option("--speculative", type=Count(), default=0, help="Drafted tokens a sequence: k + 1 rows are verified."),
-    click.option("--eager", is_flag=True, help="Without CUDA graphs: no padding, every kernel launched."),
-    click.option(
-        "--ep-backend", default="", metavar="NAME", help="allgather_reducescatter, deepep_high_throughput, deepep_low_latency."
-    ),
-)
-_what_if = _options(
-    click.option("--slow-rank", type=float, default=1.0, help="The slowest rank's compute over the others': all wait for it."),
-    click.option("--overlap", type=Fraction(), default=0.0, help="What-if: this share of communication hides behind compute."),
-    click.option(
-        "--library", default="", metavar="NAME", help="Another library's collectives: nccl, vllm, sglang, trtllm, textbook."
-    ),
-)
-
-
 @app.command()
 @click.argument("model")
-@_where
-@_step
-@_what_if
-@_training
+@where_options
+@step_options
+@what_if_options
+@training_options
 @click.option("--exact", is_flag=True, help="Only what is sent, in bytes and counts.")
-@_json
+@json_option
 def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch: int | None, **options: Any) -> None:
     """What one step costs: every kernel and collective, what binds, and what would change it.
 
@@ -156,6 +67,7 @@ def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch
     else:
         _unused(kinds, global_batch, options["phase"])
     size = _replica_batch(batch, global_batch, options["dp"])
+    options["context"] = (4096 if training else 1024) if options["context"] is None else options["context"]
     if exact or training:
         _exact(model, place, size, options, as_json)
         return
@@ -187,9 +99,9 @@ def _exact(model: str, place: Cluster, batch: int, options: dict[str, Any], as_j
 
 @app.command("compare")
 @click.argument("model")
-@_where
-@_step
-@_what_if
+@where_options
+@step_options
+@what_if_options
 @click.option(
     "--over",
     multiple=True,
@@ -199,7 +111,7 @@ def _exact(model: str, place: Cluster, batch: int, options: dict[str, Any], as_j
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @click.option("--plot", default="", metavar="FILE", help="Draw it: .svg, .png or .pdf.")
-@_json
+@json_option
 def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, as_json: bool, **options: Any) -> None:
     """The same step over a range of batches, lengths, degrees or links.
 
@@ -209,6 +121,7 @@ def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, 
 
     place = _cluster(options)
     options["batch"] = 1 if options["batch"] is None else options["batch"]
+    options["context"] = 1024 if options["context"] is None else options["context"]
     found = compare(model, place, list(over), **options)
     if all(row.bill is None for row in found.rows):
         raise ValueError(f"over: nothing on this range is legal; first: {found.rows[0].refused}")
@@ -229,12 +142,12 @@ def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, 
 @click.option("--cluster", "-c", required=True, help="A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts.")
 @click.option("--intra", default="", metavar="LINK", help="Another link inside a host.")
 @click.option("--inter", default="", metavar="LINK", help="Another fabric between hosts.")
-@click.option("--nics", type=Count(), default=0, help="NICs a host has.")
+@click.option("--nics", type=Count(), default=None, help="NICs a host has.")
 @click.option("--ranks", type=Count(), default=0, help="GPUs that take part.  [default: all]")
 @click.option("--size", type=Bytes(binary=True), default="1G", show_default=True, help="Tensor size; 1G is 2^30, as in nccl-tests.")
 @click.option("--library", default="nccl", show_default=True, metavar="NAME", help="nccl, vllm, sglang, trtllm, textbook.")
 @click.option("--measured", default="", metavar="BUSBW|TIME|FILE", help="166GB/s, 25us, or an nccl-tests output: pass or fail.")
-@_json
+@json_option
 def expect_command(op: str, size: float, ranks: int, library: str, measured: str, as_json: bool, **options: Any) -> None:
     """What a collective should take on this hardware; with --measured, exit 0 (as it should) or 1 (slower).
 
@@ -288,10 +201,12 @@ def _expect_file(op: str, place: Cluster, ranks: int, library: str, path: Path, 
 
 @app.command("fit")
 @click.argument("model")
-@_where
-@click.option("--tp", type=Count(), default=None, help="Tensor-parallel size (-tp); left out: the smallest that fits.")
+@where_options
+@click.option(
+    "--tp", type=Count(), default=None, help="Tensor-parallel size (-tp); left out: the smallest that fits (training: 1)."
+)
 @click.option("--pp", type=Count(), default=None, help="Pipeline stages (-pp).")
-@_axes
+@axis_options
 @click.option("--phase", default="serve", metavar="PHASE", help="serve (default) or train.")
 @click.option("--max-model-len", type=Count(), default=None, help="Longest request, 128k or 131072.  [default: the model's]")
 @click.option("--max-num-seqs", type=Count(), default=None, help="Sequences in a step, at most.")
@@ -300,9 +215,9 @@ def _expect_file(op: str, place: Cluster, ranks: int, library: str, path: Path, 
 @click.option("--block-size", type=Count(), default=None, help="Tokens a KV block.")
 @click.option("--kv-cache-memory-bytes", type=Bytes(), default=0.0, help="A fixed KV cache a rank, such as 1GiB.")
 @click.option("--batch", type=Count(), default=None, help="Training: sequences a replica and step.")
-@click.option("--context", type=Count(), default=4096, show_default=True, help="Training: sequence length.")
-@_training
-@_json
+@click.option("--context", type=Count(), default=None, help="Training: sequence length.  [default: 4096]")
+@training_options
+@json_option
 def fit_command(model: str, phase: str, as_json: bool, **options: Any) -> None:
     """Does it fit, and how much KV cache is left? Without -tp: the smallest TP (x PP) that fits.
 
@@ -312,13 +227,15 @@ def fit_command(model: str, phase: str, as_json: bool, **options: Any) -> None:
     if phase == "train":
         _fit_training(model, place, options, as_json)
         return
-    if phase not in ("serve", *PHASES):
+    if phase != "serve":
         raise ValueError(f"phase '{phase}': serve or train")
     kinds = {k: options.pop(k) for k in ("zero", "recompute", "schedule", "chunks", "micro_batch")}
     _unused(kinds, options.pop("global_batch"), phase)
-    if options.pop("batch") is not None:
-        raise ValueError("batch: belongs to --phase train; serving takes --max-num-seqs")
-    options.pop("context")
+    for name, instead in (("batch", "--max-num-seqs"), ("context", "--max-model-len")):
+        if options.pop(name) is not None:
+            raise ValueError(f"{name}: belongs to --phase train; serving takes {instead}")
+    if options.pop("sequence_parallel"):
+        raise ValueError("sequence_parallel: changes nothing that is held while serving")
     found = fit(model, place, **options)
     if as_json:
         from commtax.report.documents import fit_document
@@ -333,14 +250,16 @@ def fit_command(model: str, phase: str, as_json: bool, **options: Any) -> None:
 
 def _fit_training(model: str, place: Cluster, options: dict[str, Any], as_json: bool) -> None:
     serving = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes")
-    given = [name for name in serving if options.pop(name)]
+    given = [name for name in serving if options.pop(name) not in (None, 0.0)]
+    given += [name for name in ("dtype", "kv_dtype") if options[name]]
     if given:
         raise ValueError(f"{given[0]}: belongs to serving, not to --phase train")
     share = options.pop("gpu_memory_utilization")
     if share is not None:
         options["gpu_memory_utilization"] = share
     batch = _replica_batch(options.pop("batch"), options.pop("global_batch"), options["dp"])
-    options["tp"], options["pp"] = options["tp"] or 1, options["pp"] or 1
+    options |= {name: 1 for name in ("tp", "pp") if options[name] is None}
+    options["context"] = 4096 if options["context"] is None else options["context"]
     found = train_fit(model, place, batch=batch, **options)
     if as_json:
         from commtax.report.documents import train_fit_document
@@ -356,7 +275,7 @@ def _fit_training(model: str, place: Cluster, options: dict[str, Any], as_json: 
 @app.command("catalog")
 @click.argument("kind", required=False)
 @click.argument("name", required=False)
-@_json
+@json_option
 def catalog_command(kind: str | None, name: str | None, as_json: bool) -> None:
     """Chips, links, clusters, models and engines, each number with its source.
 
@@ -372,6 +291,7 @@ def catalog_command(kind: str | None, name: str | None, as_json: bool) -> None:
         return
     if kind == "models":
         model = catalog.model(name)
+        check_stored(model)
         counts = published(model.key) if model.key in catalog.model_keys() else []
         if as_json:
             _print_json(documents.model_document(model, counts))
@@ -408,7 +328,7 @@ def _list(kinds: tuple[str, ...], as_json: bool) -> None:
 
 
 @app.command("claims")
-@_json
+@json_option
 def claims_command(as_json: bool) -> None:
     """What well-known texts say about the communication tax, and what the arithmetic says."""
     from commtax.claims import claims
@@ -425,8 +345,6 @@ def claims_command(as_json: bool) -> None:
 
 def _cluster(options: dict[str, Any]) -> Cluster:
     names = {key: options.pop(key) for key in ("intra", "inter", "nics")}
-    if names["nics"] < 0:
-        raise ValueError(f"nics={names['nics']}: a host has at least 1 NIC")
     return catalog.cluster(options.pop("cluster"), **names)
 
 
@@ -452,11 +370,16 @@ def _unused(kinds: dict[str, Any], global_batch: int | None, phase: str) -> None
 
 
 def _console() -> Any:
+    """A console that never folds tables beyond recognition: 160 columns in a pipe, at least 100 on a terminal."""
     from rich.console import Console
 
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 160  # a pipe has no width: do not fold tables
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit with 1, which is an answer of ours
+
+    console = Terminal(highlight=False)
+    piped = not console.is_terminal and "COLUMNS" not in os.environ
+    console.width = 160 if piped else max(100, console.width)
     return console
 
 
@@ -467,11 +390,18 @@ def _print_json(document: dict[str, Any]) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Run a command; every mistake becomes one line on standard error and exit code 2."""
     arguments = normalise(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without these signs still gets the answer
     try:
         app.main(arguments, prog_name="commtax", standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as usage:
         click.echo(usage.ctx.get_help() if usage.ctx else "")
         sys.exit(0)
+    except BrokenPipeError:  # the reader has seen enough; that is no answer of ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(141)
     except (click.ClickException, ValueError, OverflowError, OSError) as error:
         text = error.format_message() if isinstance(error, click.ClickException) else str(error)
         click.echo(f"error: {' '.join(text.split())}", err=True)

@@ -1,0 +1,117 @@
+"""Options that commands share, and the kinds of values they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from commtax.api import AUTO_EP
+from commtax.units import parse_bytes, parse_count, parse_fraction
+
+Command = Callable[..., None]
+
+
+class Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A whole number as vLLM reads it (128k, 128K); with ``auto`` the engine's own choice."""
+
+    name = "N"
+
+    def __init__(self, auto: int | None = None) -> None:
+        self.auto = auto
+
+    def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> int:
+        if value == "auto" and self.auto is not None:
+            return self.auto
+        found = parse_count(value, _name(param))
+        if self.auto is not None and found < 1:
+            raise ValueError(f"{_name(param)}={found}: a whole number of at least 1 is needed, or auto")
+        return found
+
+
+class Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A size; with ``binary`` a bare K, M or G is a power of two, as nccl-tests reads it."""
+
+    name = "SIZE"
+
+    def __init__(self, binary: bool = False) -> None:
+        self.binary = binary
+
+    def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> float:
+        text = f"{value}iB" if self.binary and isinstance(value, str) and value[-1:] in "KMGT" else value
+        return parse_bytes(text, _name(param))
+
+
+class Fraction(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    name = "F"
+
+    def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> float:
+        return parse_fraction(value, _name(param))
+
+
+def _name(param: click.Parameter | None) -> str:
+    return param.name if param and param.name else "value"
+
+
+def together(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print a JSON document (versioned schema, units in the names).")
+where_options = together(
+    click.option("--cluster", "-c", required=True, help="A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts."),
+    click.option("--intra", default="", metavar="LINK", help="Another link inside a host."),
+    click.option("--inter", default="", metavar="LINK", help="Another fabric between hosts."),
+    click.option("--nics", type=Count(), default=None, help="NICs a host has."),
+    click.option(
+        "--engine",
+        "-e",
+        default="",
+        metavar="NAME",
+        help="vllm (default), sglang, trtllm, torch; megatron, fsdp to train.",
+    ),
+)
+axis_options = together(
+    click.option("--dp", type=Count(), default=1, help="Replicas, or data-parallel ranks (-dp)."),
+    click.option("--ep", type=Count(AUTO_EP), default=1, help="Expert-parallel size (-ep alone: tp x dp, as in vLLM)."),
+    click.option("--cp", type=Count(), default=1, help="Context-parallel size."),
+    click.option("--sequence-parallel", is_flag=True, help="Reduce-scatter and all-gather instead of all-reduce."),
+    click.option("--dtype", default="", metavar="TYPE", help="Weights in another type: bf16, fp8, int4, nvfp4 …"),
+    click.option("--kv-dtype", default="", metavar="TYPE", help="KV cache type: auto, bf16, fp8."),
+)
+training_options = together(
+    click.option("--micro-batch", type=Count(), default=1, help="Training: sequences a microbatch."),
+    click.option("--global-batch", type=Count(), default=None, help="Training: sequences a step over all replicas."),
+    click.option("--zero", type=Count(), default=None, help="Training: ZeRO stage 0-3.  [default: 0, fsdp 3]"),
+    click.option("--recompute", default="none", metavar="KIND", help="Training: none, selective or full."),
+    click.option("--schedule", default="1f1b", metavar="KIND", help="Training: 1f1b, gpipe or interleaved."),
+    click.option("--chunks", type=Count(), default=1, help="Training: chunks a rank, interleaved schedule."),
+)
+step_options = together(
+    click.option("--tp", type=Count(), default=1, help="Tensor-parallel size (-tp)."),
+    click.option("--pp", type=Count(), default=1, help="Pipeline stages (-pp)."),
+    axis_options,
+    click.option("--phase", default="decode", metavar="PHASE", help="decode (default), prefill, mixed or train."),
+    click.option("--batch", type=Count(), default=None, help="Sequences in the step, a replica.  [default: 1]"),
+    click.option(
+        "--context", type=Count(), default=None, help="Cached tokens, prompt or sequence length.  [default: 1024, training 4096]"
+    ),
+    click.option("--speculative", type=Count(), default=0, help="Drafted tokens a sequence: k + 1 rows are verified."),
+    click.option("--eager", is_flag=True, help="Without CUDA graphs: no padding, every kernel launched."),
+    click.option(
+        "--ep-backend", default="", metavar="NAME", help="allgather_reducescatter, deepep_high_throughput, deepep_low_latency."
+    ),
+)
+what_if_options = together(
+    click.option("--slow-rank", type=float, default=1.0, help="The slowest rank's compute over the others': all wait for it."),
+    click.option("--overlap", type=Fraction(), default=0.0, help="What-if: this share of communication hides behind compute."),
+    click.option(
+        "--library", default="", metavar="NAME", help="Another library's collectives: nccl, vllm, sglang, trtllm, textbook."
+    ),
+)
