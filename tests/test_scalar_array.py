@@ -101,7 +101,7 @@ SCALAR = {
         "legal_values",
         "notes",
     ),
-    *("comm_line", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
+    *("comm_line", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }
 
 

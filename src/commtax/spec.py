@@ -327,7 +327,8 @@ class Fabric:
     name: str
     label: str  # calibrated | assumed | by definition
     paths: Mapping[str, tuple[Path, ...]]
-    flat_paths: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)  # across hosts as one flat ring (textbook)
+    network_paths: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)  # the inside part of a group across hosts
+    flat: bool = False  # … or the whole of it, as one flat ring over the slow link (textbook)
     network_efficiency: float = 0.9
     network_norm: float = 8.0
     network_hops: float = 3.0  # link latencies that one level across hosts costs: post, wire, flush

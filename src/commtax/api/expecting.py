@@ -80,8 +80,8 @@ def expect(
         inside = 1  # the first GPU of one host to the first of the next
     where = Span(size, inside, int(np.ceil(size / inside)))
     chosen = price(op, nbytes, size, where, place, fabric)
-    path = fabric.paths[op][int(np.asarray(chosen.path).ravel()[0])]
     crosses = where.domains > 1
+    path = (fabric.network_paths if crosses else fabric.paths)[op][int(np.asarray(chosen.path).ravel()[0])]
     latency = np.maximum(chosen.latency_s, fabric.eager_floor_s - chosen.wire_s) if eager else chosen.latency_s
     return Expectation(
         op=op,
@@ -93,7 +93,7 @@ def expect(
         spread=fabric.spread_across if crosses else fabric.spread,
         latency_s=latency,
         wire_s=chosen.wire_s,
-        algorithm=f"{'hierarchical ' if crosses else ''}{path.name or path.algorithm}",
+        algorithm=f"{'hierarchical ' if crosses and not fabric.flat else ''}{path.name or path.algorithm}",
         link=(place.inter if crosses else place.intra).key,
-        source="formula and datasheet" if crosses and not fabric.flat_paths else fabric.label,
+        source="formula and datasheet" if crosses and not fabric.flat else fabric.label,
     )

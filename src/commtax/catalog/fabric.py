@@ -70,7 +70,9 @@ def _make(name: str, cluster: Cluster) -> Fabric:
         turn += max((p.turn for p in more), default=-1) + 1
     missing = [op for op in OPS if not any(p.op == op for p in own)]
     calibrated = "all-reduce" not in missing and _measured(chain, cluster)
-    own += tuple(_generic(op, cluster.intra, chain) for op in missing)
+    made = tuple(_generic(op, cluster.intra, chain) for op in missing)
+    own += made
+    last = _paths(chain, cluster) + made  # an engine's own kernels do not leave a host
     network = chain.get("network", {})
     floors = table.get("eager_floor_s", {})
     floor = floors.get(cluster.chip.family, max(floors.values(), default=0.0))
@@ -80,6 +82,7 @@ def _make(name: str, cluster: Cluster) -> Fabric:
         if calibrated
         else f"assumed: {table['key']} was never measured on {cluster.chip.key} with {cluster.intra.key}",
         paths={op: tuple(p for p in own if p.op == op) for op in OPS},
+        network_paths={op: tuple(p for p in last if p.op == op) for op in OPS},
         network_efficiency=network.get("efficiency", 0.9),
         network_norm=network.get("norm", 8.0),
         network_hops=network.get("hops", 3.0),
@@ -150,7 +153,8 @@ def _textbook(cluster: Cluster) -> Fabric:
             found[op] = (Path(op, "ring", link.bandwidth_Bps, hop_s=hops * link.latency_s, source="by definition"),)
         return found
 
-    return Fabric("textbook", "by definition", paths(cluster.intra), flat_paths=paths(cluster.inter), spread=0.0, spread_across=0.0)
+    own, slow = paths(cluster.intra), paths(cluster.inter)
+    return Fabric("textbook", "by definition", own, network_paths=slow, flat=True, spread=0.0, spread_across=0.0)
 
 
 def kernel_constants(engine: Engine, chip: Chip) -> KernelConstants:

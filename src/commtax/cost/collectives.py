@@ -13,6 +13,7 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.spec import Number, Path
+from commtax.units import format_bytes
 
 Parts = tuple[Number, Number]
 
@@ -155,6 +156,27 @@ def choose(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
             latency, wire = pick(better, fixed, latency), pick(better, moving, wire)
             taken, done = pick(better, index, taken), done | better
     return Choice(latency[()], wire[()], taken[()])
+
+
+def reason(path: Path, nbytes: float, ranks: int, crosses: bool = False) -> str:
+    """Why a library takes this path, in words; ``ranks`` are those inside one host.
+
+    >>> reason(Path("all-reduce", "one-shot", 1e9, name="custom one-shot", max_bytes=((8, 262143.0),)), 16384, 8)
+    'custom one-shot: 16 KiB <= 256 KiB on 8 ranks'
+    """
+    name, size = path.name or path.algorithm, format_bytes(nbytes)
+    if crosses:
+        return (
+            f"{name} inside, NICs between hosts: {size}, {ranks} ranks a host"
+            if ranks > 1
+            else f"NICs only: {size}, one rank a host"
+        )
+    for world, most in path.max_bytes:
+        if ranks <= world:
+            return f"{name}: {size} <= {format_bytes(most + most % 2)} on {ranks} ranks"
+    if path.turn and path.op == "all-reduce":
+        return f"{name}: {size} on {ranks} ranks is beyond the engine's own kernels"
+    return f"{name}: the cheapest for {size} on {ranks} ranks"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.collectives import Choice, Network, across, choose
+from commtax.cost.collectives import Choice, Network, across, choose, reason
 from commtax.cost.compute import Kernel, step_kernels
 from commtax.cost.kernels import seconds
 from commtax.cost.placement import Span, span
@@ -87,50 +87,46 @@ def comm_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
     if not item.is_sent:
         return Line("comm", item, 0.0, 0.0, source=fabric.label)
     where, chosen = pricer.span(item.axis), pricer.price(item)
-    paths = fabric.paths[item.op]
-    names = (
-        *(p.name or p.algorithm for p in paths),
-        *(f"hierarchical {p.algorithm}" for p in paths),
-        cluster.intra.key,
-        cluster.inter.key,
-    )
-    crosses = np.asarray(where.crosses)
+    paths, beyond = fabric.paths[item.op], fabric.network_paths[item.op]
+    prefix = "" if fabric.flat else "hierarchical "
+    labels = [p.name or p.algorithm for p in paths] + [f"{prefix}{p.name or p.algorithm}" for p in beyond]
+    names = (*labels, cluster.intra.key, cluster.inter.key)
+    crosses, why = np.asarray(where.crosses), ""
     algorithm = pick(crosses, chosen.path + len(paths), chosen.path)
     link = pick(crosses, len(names) - 1, len(names) - 2)
     if np.ndim(algorithm) == 0 and np.ndim(link) == 0:
+        path = (*paths, *beyond)[int(algorithm)]
+        why = reason(path, float(item.nbytes), int(np.minimum(where.ranks_per_domain, item.ranks)), bool(crosses))
         algorithm, link = names[int(algorithm)], names[int(link)]
     latency, wire = chosen.latency_s * settings.latency_scale, chosen.wire_s / settings.bandwidth_scale
     if settings.eager:
         latency = np.maximum(latency, fabric.eager_floor_s - wire) * (np.asarray(item.ranks) > 1)
     hidden = settings.overlap * item.count * (latency + wire)
-    source = "formula and datasheet" if np.any(crosses) and not fabric.flat_paths else fabric.label
-    return Line("comm", item, latency, wire, hidden, link, algorithm, names, source=source)
+    source = "formula and datasheet" if np.any(crosses) and not fabric.flat else fabric.label
+    return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source)
 
 
 def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric) -> Choice:
     """A collective inside a fast domain, or over several of them through the hosts' NICs."""
-    paths = fabric.paths[op]
-    inside_ranks = np.minimum(where.ranks_per_domain, ranks)
     if not np.any(np.asarray(where.crosses)):
-        return choose(paths, nbytes, ranks)
-    if fabric.flat_paths:
-        flat, alone = choose(fabric.flat_paths[op], nbytes, ranks), choose(paths, nbytes, ranks)
-        away = np.asarray(where.crosses)
-        parts = ((flat.latency_s, alone.latency_s), (flat.wire_s, alone.wire_s), (flat.path, alone.path))
-        return Choice(*(pick(away, a, b) for a, b in parts))
-    inside = choose(paths, nbytes, pick(where.crosses, inside_ranks, ranks))
+        return choose(fabric.paths[op], nbytes, ranks)
+    here = choose(fabric.paths[op], nbytes, ranks)
+    inside_ranks = np.minimum(where.ranks_per_domain, ranks)
+    if fabric.flat:
+        return _where(where.crosses, choose(fabric.network_paths[op], nbytes, ranks), here)
+    inside = choose(fabric.network_paths[op], nbytes, inside_ranks)
     hosts_per_domain = max(1, cluster.domain // cluster.gpus_per_host)
     total = cluster.nics_per_host * hosts_per_domain * cluster.inter.bandwidth_Bps
     share = np.minimum(1.0, inside_ranks / cluster.domain)  # groups side by side share the NICs
     hop = fabric.network_hops * cluster.inter.latency_s
     network = Network(total * share, hop, fabric.network_efficiency, fabric.network_norm)
     over = across(op, nbytes, inside, np.maximum(1, where.domains), network)
-    crosses = np.asarray(where.crosses)
-    return Choice(
-        pick(crosses, over.latency_s, inside.latency_s),
-        pick(crosses, over.wire_s, inside.wire_s),
-        inside.path,
-    )
+    return _where(where.crosses, over, here)
+
+
+def _where(condition: Number, yes: Choice, no: Choice) -> Choice:
+    parts = ((yes.latency_s, no.latency_s), (yes.wire_s, no.wire_s), (yes.path, no.path))
+    return Choice(*(pick(condition, a, b) for a, b in parts))
 
 
 def _host_line(lines: list[Line], comm: list[Line], plan: Plan, engine: Engine, settings: Settings) -> Line:

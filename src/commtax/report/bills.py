@@ -39,7 +39,8 @@ def show_bill(console: Console, b: StepBill) -> None:
     for c in counterfactuals(b):
         table.add_row(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note)
     console.print(table)
-    notes(console, (*b.notes, f"weakest source: {weakest(b)}"))
+    chosen = dict.fromkeys(f"{x.item.op}: {x.why}" for x in b.items if x.why)
+    notes(console, (*chosen, *b.notes, f"weakest source: {weakest(b)}"))
 
 
 def _modes(b: StepBill) -> str:
@@ -99,6 +100,7 @@ def bill_document(b: StepBill) -> Document:
             "count": x.item.count,
             "link": x.link,
             "algorithm": x.algorithm,
+            "why": x.why,
             "each_s": x.each_s,
             "fixed_s": x.fixed_s,
             "moving_s": x.moving_s,

@@ -48,9 +48,14 @@ def plot_comparison(found: Comparison, title: str, path: Path) -> None:
     bottom.set_ylabel("step (ms)")
     bottom.set_yscale("log")
     bottom.set_xlabel(LABELS[x_axis])
+    plain = mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}")
+    bottom.yaxis.set_major_formatter(plain)
+    bottom.yaxis.set_minor_formatter(plain)
     if x_axis != "link":
         bottom.set_xscale("log", base=2)
-        bottom.xaxis.set_major_formatter(mpl.ticker.ScalarFormatter())
+        bottom.set_xticks(found.values(x_axis))
+        bottom.xaxis.set_major_formatter(plain)
+        bottom.xaxis.set_minor_locator(mpl.ticker.NullLocator())
     for axes in (top, bottom):
         axes.grid(True, which="major", alpha=0.3)
     if series or x_axis == "tp":
