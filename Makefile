@@ -1,30 +1,24 @@
 # Two commands: `make demo` shows the main job, `make test` runs everything that must hold.
-# Each makes the virtual environment it needs; afterwards .venv/bin/commtax serves by hand.
+# Each makes the virtual environment it needs; afterwards .venv/bin/commtax and .venv/bin/pytest serve by hand.
 PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: demo test lint clean
 
 demo: .venv/.installed
-	$(BIN)/commtax fit llama-3.1-70b --cluster 8xh100-sxm --max-model-len 128k
 	$(BIN)/commtax bill llama-3.1-8b --cluster 8xh100-sxm -tp 8
+	$(BIN)/commtax fit llama-3.1-70b --cluster 8xh100-sxm --max-model-len 128k
 
-test: .venv/.tested lint
+test: .venv/.installed lint
 	$(BIN)/python -m pytest
 
-lint: .venv/.tested
+lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-.venv/bin/python:
+.venv/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv
-
-.venv/.installed: .venv/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
-	touch $@
-
-.venv/.tested: .venv/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
 	touch $@
 

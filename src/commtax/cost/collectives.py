@@ -165,12 +165,10 @@ def reason(path: Path, nbytes: float, ranks: int, crosses: bool = False) -> str:
     'custom one-shot: 16 KiB <= 256 KiB on 8 ranks'
     """
     name, size = path.name or path.algorithm, format_bytes(nbytes)
+    if crosses and ranks == 1:
+        return f"NICs only: {size}, one rank a host"
     if crosses:
-        return (
-            f"{name} inside, NICs between hosts: {size}, {ranks} ranks a host"
-            if ranks > 1
-            else f"NICs only: {size}, one rank a host"
-        )
+        return f"{name} inside, NICs between hosts: {size}, {ranks} ranks a host"
     for world, most in path.max_bytes:
         if ranks <= world:
             return f"{name}: {size} <= {format_bytes(most + most % 2)} on {ranks} ranks"
