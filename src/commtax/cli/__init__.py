@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from commtax.cli.options import (
     what_if_options,
     where_options,
 )
+from commtax.cli.output import print_json, terminal
 from commtax.cost.memory import check_stored
 from commtax.spec import Cluster
 from commtax.spelling import normalise
@@ -75,9 +75,9 @@ def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch
     from commtax.report import bills
 
     if as_json:
-        _print_json(bills.bill_document(priced))
+        print_json(bills.bill_document(priced))
     else:
-        bills.show_bill(_console(), priced)
+        bills.show_bill(terminal(), priced)
 
 
 def _exact(model: str, place: Cluster, batch: int, options: dict[str, Any], as_json: bool) -> None:
@@ -90,11 +90,11 @@ def _exact(model: str, place: Cluster, batch: int, options: dict[str, Any], as_j
     if as_json:
         from commtax.report.documents import traffic_document
 
-        _print_json(traffic_document(found))
+        print_json(traffic_document(found))
     else:
         from commtax.report.tables import show_traffic
 
-        show_traffic(_console(), found)
+        show_traffic(terminal(), found)
 
 
 @app.command("compare")
@@ -131,11 +131,11 @@ def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, 
         fixed = ", ".join(f"{axis} {options[axis]}" for axis in ("tp", "pp", "dp", "batch", "context") if axis not in found.axes)
         plot_comparison(found, f"{model} on {place.key}, {options['phase']}, {fixed}", Path(plot))
     if as_json:
-        _print_json({"schema": "commtax.compare/1", "axes": list(found.axes), "rows": bills.comparison_rows(found)})
+        print_json({"schema": "commtax.compare/1", "axes": list(found.axes), "rows": bills.comparison_rows(found)})
     elif as_csv:
         click.echo(bills.comparison_csv(found), nl=False)
     else:
-        bills.show_comparison(_console(), found)
+        bills.show_comparison(terminal(), found)
 
 
 @app.command("expect")
@@ -163,9 +163,9 @@ def expect_command(op: str, size: float, ranks: int, library: str, measured: str
     found = expect(op, place, nbytes=size, ranks=ranks, library=library)
     seconds = _measured_seconds(measured, found) if measured else None
     if as_json:
-        _print_json(bills.expectation_document(found, seconds))
+        print_json(bills.expectation_document(found, seconds))
     else:
-        bills.show_expectation(_console(), found, seconds)
+        bills.show_expectation(terminal(), found, seconds)
     sys.exit(0 if seconds is None or found.passes(seconds) else 1)
 
 
@@ -192,9 +192,9 @@ def _expect_file(op: str, place: Cluster, ranks: int, library: str, path: Path, 
     pairs = [(expect(op, place, nbytes=r.nbytes, ranks=ranks or run.ranks, library=library), r.seconds) for r in run.rows]
     if as_json:
         rows = [bills.expectation_document(e, s) for e, s in pairs]
-        _print_json({"schema": "commtax.expect-file/1", "pass": all(e.passes(s) for e, s in pairs), "rows": rows})
+        print_json({"schema": "commtax.expect-file/1", "pass": all(e.passes(s) for e, s in pairs), "rows": rows})
     else:
-        console = _console()
+        console = terminal()
         for e, seconds in pairs:
             bills.show_expectation(console, e, seconds)
     sys.exit(0 if all(e.passes(s) for e, s in pairs) else 1)
@@ -241,11 +241,11 @@ def fit_command(model: str, phase: str, as_json: bool, **options: Any) -> None:
     if as_json:
         from commtax.report.documents import fit_document
 
-        _print_json(fit_document(found))
+        print_json(fit_document(found))
     else:
         from commtax.report.tables import show_fit
 
-        show_fit(_console(), found)
+        show_fit(terminal(), found)
     sys.exit(0 if found.fits else 1)
 
 
@@ -265,11 +265,11 @@ def _fit_training(model: str, place: Cluster, options: dict[str, Any], as_json: 
     if as_json:
         from commtax.report.documents import train_fit_document
 
-        _print_json(train_fit_document(found))
+        print_json(train_fit_document(found))
     else:
         from commtax.report.tables import show_train_fit
 
-        show_train_fit(_console(), found)
+        show_train_fit(terminal(), found)
     sys.exit(0 if found.fits else 1)
 
 
@@ -295,15 +295,15 @@ def catalog_command(kind: str | None, name: str | None, as_json: bool) -> None:
         check_stored(model)
         counts = published(model.key) if model.key in catalog.model_keys() else []
         if as_json:
-            _print_json(documents.model_document(model, counts))
+            print_json(documents.model_document(model, counts))
         else:
-            tables.show_model(_console(), model, counts)
+            tables.show_model(terminal(), model, counts)
         return
     thing = LOADERS[kind or ""](name)
     if as_json:
-        _print_json(documents.thing_document(thing))
+        print_json(documents.thing_document(thing))
     else:
-        tables.show_thing(_console(), thing)
+        tables.show_thing(terminal(), thing)
 
 
 def _list(kinds: tuple[str, ...], as_json: bool) -> None:
@@ -311,9 +311,9 @@ def _list(kinds: tuple[str, ...], as_json: bool) -> None:
 
     if as_json:
         found = {k: catalog.model_keys() if k == "models" else catalog.keys(k) for k in kinds}
-        _print_json({"schema": "commtax.catalog/1", **found})
+        print_json({"schema": "commtax.catalog/1", **found})
         return
-    console = _console()
+    console = terminal()
     for kind in kinds:
         if kind == "models":
             tables.show_models(console, [catalog.model(k) for k in catalog.model_keys()])
@@ -337,11 +337,11 @@ def claims_command(as_json: bool) -> None:
     if as_json:
         from commtax.report.documents import claims_document
 
-        _print_json(claims_document(claims()))
+        print_json(claims_document(claims()))
     else:
         from commtax.report.tables import show_claims
 
-        show_claims(_console(), claims())
+        show_claims(terminal(), claims())
 
 
 def _cluster(options: dict[str, Any]) -> Cluster:
@@ -370,22 +370,12 @@ def _unused(kinds: dict[str, Any], global_batch: int | None, phase: str) -> None
         raise ValueError(f"{given[0]}: belongs to --phase train, not to {phase}")
 
 
-def _console() -> Any:
-    """A console that never folds tables beyond recognition: 160 columns in a pipe, at least 100 on a terminal."""
-    from rich.console import Console
+def _commands() -> click.Group:
+    """All commands; those with heavier imports are joined when the command line starts."""
+    from commtax.cli.pipelines import pipeline_command
 
-    class Terminal(Console):
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # rich would exit with 1, which is an answer of ours
-
-    console = Terminal(highlight=False)
-    piped = not console.is_terminal and "COLUMNS" not in os.environ
-    console.width = 160 if piped else max(100, console.width)
-    return console
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+    app.add_command(pipeline_command)
+    return app
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -395,7 +385,7 @@ def main(argv: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without these signs still gets the answer
     try:
-        app.main(arguments, prog_name="commtax", standalone_mode=False)
+        _commands().main(arguments, prog_name="commtax", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as usage:
         click.echo(usage.ctx.get_help() if usage.ctx else "")
@@ -410,7 +400,3 @@ def main(argv: list[str] | None = None) -> None:
     except (KeyboardInterrupt, click.exceptions.Abort):
         click.echo("interrupted", err=True)
         sys.exit(130)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,1 @@
+"""Things that happen in time, simulated into timelines."""

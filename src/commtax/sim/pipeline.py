@@ -1,0 +1,169 @@
+"""Run a pipeline schedule: every rank takes its operations in order, each as soon as its input has arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from commtax.sim.schedules import Kind, Order, Pair
+from commtax.timeline import Column, Timeline
+
+CODES = {"F": 0, "B": 1, "W": 2}
+KINDS = ("F", "B", "W", "BW", "F&B")
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Times of one chunk's operations: forward, input gradient, weight gradient; a backward that is not split takes both.
+
+    ``stage_factors`` multiply by position in the model, ``microbatch_factors`` by microbatch, ``rank_factors`` by rank
+    (a straggler). ``transfer`` passes between an output and its use on another rank. ``overlapped`` is a forward and a
+    backward that run together (DualPipe); 0: as long as both after each other.
+    """
+
+    forward: float = 1.0
+    backward: float = 1.0
+    weight: float = 1.0
+    overlapped: float = 0.0
+    transfer: float = 0.0
+    stage_factors: Sequence[float] = ()
+    microbatch_factors: Sequence[float] = ()
+    rank_factors: dict[int, float] = field(default_factory=dict)
+
+
+def run(kind: Kind, p: int, m: int, times: Durations | None = None, chunks: int = 1) -> Timeline:
+    """Simulate ``p`` ranks and ``m`` microbatches under a schedule; a shape outside its domain is refused by rule."""
+    return simulate(kind.order(p, m, chunks), times or Durations())
+
+
+@dataclass(slots=True)
+class _Table:
+    """All operations of all ranks, one after the other, as columns."""
+
+    code: Column
+    microbatch: Column
+    chunk: Column
+    rank: Column
+    leads: Column  # False: the second half of an overlapped pair
+    ends: list[int]  # where each rank's operations end
+
+
+def simulate(order: Order, times: Durations) -> Timeline:
+    """Start and end of every operation, in time that grows with their number; a deadlock is an error."""
+    t = _table(order)
+    position = np.full((3, order.m, order.p, order.v), -1)
+    position[t.code, t.microbatch, t.rank, t.chunk] = np.arange(len(t.code))
+    needs, lag = _inputs(order, t, position, times.transfer)
+    full = (t.code == 1) & (position[2, t.microbatch, t.rank, t.chunk] < 0)
+    seconds = _seconds(order, t, times, full)
+    second = np.flatnonzero(~t.leads)
+    ratio = times.overlapped / (times.forward + times.backward + times.weight) if times.overlapped else 1.0
+    seconds[second - 1] = (seconds[second - 1] + seconds[second]) * ratio
+    seconds[second] = 0.0
+    also, also_lag = np.full(len(needs), -1), np.zeros(len(needs))  # a pair waits for the inputs of both
+    also[second - 1], also_lag[second - 1] = needs[second], lag[second]
+    start, end = _progress(t, needs.tolist(), lag.tolist(), also.tolist(), also_lag.tolist(), seconds.tolist())
+    keep = t.leads
+    kind = np.where(full, 3, t.code)
+    kind[second - 1] = 4
+    names = _names(order, t, second)
+    return Timeline(
+        lane=t.rank[keep],
+        start_s=np.asarray(start)[keep],
+        end_s=np.asarray(end)[keep],
+        kind=kind[keep],
+        name=tuple(name for name, kept in zip(names, keep.tolist(), strict=True) if kept),
+        lanes=tuple(f"rank {i}" for i in range(order.p)),
+        kinds=KINDS,
+    )
+
+
+def _table(order: Order) -> _Table:
+    flat, leads, ends = [], [], []
+    for ops in order.ranks:
+        for op in ops:
+            both = [op.forward, op.backward] if isinstance(op, Pair) else [op]
+            flat += both
+            leads += [True, False][: len(both)]
+        ends.append(len(flat))
+    kinds, microbatches, chunks = zip(*flat, strict=True)
+    sizes = np.diff([0, *ends])
+    code = np.fromiter((CODES[k] for k in kinds), np.int64, len(kinds))
+    return _Table(code, np.array(microbatches), np.array(chunks), np.repeat(np.arange(order.p), sizes), np.array(leads), ends)
+
+
+def _inputs(order: Order, t: _Table, position: Column, transfer: float) -> tuple[Column, Column]:
+    """The operation on another (or the same) rank that each one waits for, and how long its output travels."""
+    near = np.full((2, order.p, order.v), -1)
+    for path in order.paths:
+        for (rank, chunk), (after, next_chunk) in pairwise(path):
+            near[0, after, next_chunk] = rank * order.v + chunk
+            near[1, rank, chunk] = after * order.v + next_chunk
+    source = np.where(t.code < 2, near[np.minimum(t.code, 1), t.rank, t.chunk], -1)
+    flat = position.reshape(3, order.m, order.p * order.v)
+    needs = np.where(source >= 0, flat[t.code, t.microbatch, source], -1)
+    return needs, np.where(source // order.v != t.rank, transfer, 0.0)
+
+
+def _seconds(order: Order, t: _Table, times: Durations, full: Column) -> Column:
+    seconds = np.where(full, times.backward + times.weight, np.array([times.forward, times.backward, times.weight])[t.code])
+    if len(times.stage_factors):
+        stage = np.zeros((order.p, order.v), dtype=int)
+        for path in order.paths:
+            for index, (rank, chunk) in enumerate(path):
+                stage[rank, chunk] = index
+        seconds = seconds * np.asarray(times.stage_factors, float)[stage[t.rank, t.chunk]]
+    if len(times.microbatch_factors):
+        seconds = seconds * np.asarray(times.microbatch_factors, float)[t.microbatch]
+    for rank, factor in times.rank_factors.items():
+        seconds = np.where(t.rank == rank, seconds * factor, seconds)
+    return seconds
+
+
+def _names(order: Order, t: _Table, second: Column) -> list[str]:
+    letters = "FBW"
+    suffix = [f".{c}" if order.v > 1 else "" for c in range(order.v)]
+    columns = zip(t.code.tolist(), t.microbatch.tolist(), t.chunk.tolist(), strict=True)
+    names = [f"{letters[k]}{j}{suffix[c]}" for k, j, c in columns]
+    for i in second.tolist():
+        names[i - 1] = f"{names[i - 1]}&{names[i]}"
+    return names
+
+
+def _progress(
+    t: _Table, needs: list[int], lag: list[float], also: list[int], also_lag: list[float], seconds: list[float]
+) -> tuple[list[float], list[float]]:
+    """Advance a rank until an input is missing; whoever makes that input wakes it."""
+    count, ranks = len(needs), len(t.ends)
+    start, end, waiting = [0.0] * count, [-1.0] * count, [-1] * count
+    leads, stops = t.leads.tolist(), t.ends
+    at, now, work = [0, *stops[:-1]], [0.0] * ranks, list(range(ranks))
+    while work:
+        rank = work.pop()
+        clock, i = now[rank], at[rank]
+        while i < stops[rank]:
+            if leads[i]:
+                missing = -1
+                for source, late in ((needs[i], lag[i]), (also[i], also_lag[i])):
+                    if source >= 0:
+                        if end[source] < 0:
+                            missing = source
+                            break
+                        clock = max(clock, end[source] + late)
+                if missing >= 0:
+                    waiting[missing] = rank
+                    break
+                start[i] = clock
+                clock += seconds[i]
+            end[i] = clock
+            if waiting[i] >= 0:
+                work.append(waiting[i])
+            i += 1
+        now[rank], at[rank] = clock, i
+    stuck = [r for r in range(ranks) if at[r] < stops[r]]
+    if stuck:
+        raise ValueError(f"the schedule deadlocks: rank {stuck[0]} waits for an input that nobody makes")
+    return start, end

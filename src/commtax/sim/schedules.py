@@ -1,0 +1,277 @@
+"""Who does what when: pipeline schedules as orders of operations, with their domains and closed forms.
+
+An operation is (kind, microbatch, chunk): F forward, B input gradient, W weight gradient. A backward whose W does not
+appear on its rank is not split and takes B + W. A schedule is one function and one entry in ``SCHEDULES``; the tests run
+on every entry without being told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+Op = tuple[str, int, int]
+Path = list[tuple[int, int]]
+
+
+class Pair(NamedTuple):
+    """A forward and a backward of two microbatches that run together (DualPipe)."""
+
+    forward: Op
+    backward: Op
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """``ranks[i]``: what rank i does, in order. ``paths``: the (rank, chunk) that a microbatch visits going forward."""
+
+    p: int
+    m: int
+    v: int  # chunks of the model that a rank holds
+    ranks: list[list[Op | Pair]]
+    paths: list[Path]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A schedule: how to order it, and what algebra says of it for equal stages.
+
+    ``idle(p, m, v, F, B, W)`` is the idle time of a rank within the whole run; ``peak(p, m, v, i)`` the most microbatch
+    chunks whose forward rank i has run and whose input gradient it has not. F, B, W are the times of one chunk.
+    """
+
+    name: str
+    make: Callable[[int, int, int], Order]
+    idle: Callable[[int, int, int, float, float, float], float]
+    peak: Callable[[int, int, int, int], int]
+    domain: str
+    legal: Callable[[int, int, int], bool]
+    chunks: int = 1  # chunks a rank holds; 0: as many as are asked for
+    backward: bool = True
+    shared: bool = False  # each chunk sees half of the microbatches (DualPipe)
+    any_times: bool = True  # the closed form holds for any F, B, W; else for F = B = W
+
+    def order(self, p: int, m: int, v: int = 1) -> Order:
+        """The order for p ranks and m microbatches, or ``ValueError`` with the rule that the shape breaks."""
+        if min(p, m, v) < 1:
+            raise ValueError(f"{self.name}: stages, microbatches and chunks are whole numbers of at least 1 (got {p}, {m}, {v})")
+        if self.chunks and v not in (1, self.chunks):
+            raise ValueError(f"{self.name}: a rank holds {self.chunks} chunk{'s' * (self.chunks > 1)}, not {v}")
+        if not self.legal(p, m, v):
+            raise ValueError(f"{self.name}: {self.domain} (got p={p}, m={m}, chunks={v})")
+        return self.make(p, m, v)
+
+    def work(self, m: int, v: int, f: float, b: float, w: float) -> float:
+        """Busy time of a rank."""
+        chunks = 1 if self.shared else self.chunks or v
+        return m * chunks * (f + (b + w if self.backward else 0.0))
+
+    def total(self, p: int, m: int, v: int = 1, f: float = 1.0, b: float = 1.0, w: float = 1.0) -> float:
+        """Time of the whole run: work and idleness of any rank."""
+        return self.work(m, v, f, b, w) + self.idle(p, m, v, f, b, w)
+
+
+def _line(p: int, v: int = 1) -> list[Path]:
+    """Chunk 0 of every rank, then chunk 1 of every rank, and so on."""
+    return [[(rank, chunk) for chunk in range(v) for rank in range(p)]]
+
+
+def _alternate(m: int, warm: int, hold: int | None) -> list[Op | Pair]:
+    """``warm`` forwards, then one backward and one forward in turn; W is held back by ``hold`` microbatches if split."""
+    ops: list[Op | Pair] = [("F", j, 0) for j in range(min(m, warm))]
+    for j in range(m):
+        ops.append(("B", j, 0))
+        if hold is not None and j >= hold:
+            ops.append(("W", j - hold, 0))
+        if j + warm < m:
+            ops.append(("F", j + warm, 0))
+    if hold is not None:
+        ops += [("W", j, 0) for j in range(max(0, m - hold), m)]
+    return ops
+
+
+def fill_drain(p: int, m: int, v: int) -> Order:
+    """Forward only, as in inference: every rank takes the microbatches in turn."""
+    return Order(p, m, v, [[("F", j, 0) for j in range(m)] for _ in range(p)], _line(p))
+
+
+def gpipe(p: int, m: int, v: int) -> Order:
+    """All forwards, then all backwards, the last microbatch first."""
+    ops: list[Op | Pair] = [("F", j, 0) for j in range(m)]
+    ops += [("B", j, 0) for j in reversed(range(m))]
+    return Order(p, m, v, [list(ops) for _ in range(p)], _line(p))
+
+
+def one_f_one_b(p: int, m: int, v: int) -> Order:
+    """PipeDream-flush: rank i runs p - i forwards ahead, then one backward and one forward in turn."""
+    return Order(p, m, v, [_alternate(m, p - i, None) for i in range(p)], _line(p))
+
+
+def interleaved(p: int, m: int, v: int) -> Order:
+    """Megatron's interleaved 1F1B: microbatches go in groups of p through chunk 0, then chunk 1, and so on.
+
+    Rank i runs 2 (p - i - 1) + (v - 1) p forwards ahead.
+    """
+    n = m * v
+    forward: list[Op] = [("F", k // (p * v) * p + k % p, k // p % v) for k in range(n)]
+    backward: list[Op] = [("B", j, v - 1 - chunk) for _, j, chunk in forward]
+    ranks = []
+    for i in range(p):
+        ahead = min(n, 2 * (p - i - 1) + (v - 1) * p)
+        ops: list[Op | Pair] = list(forward[:ahead])
+        for k in range(n):
+            ops += [*forward[ahead + k : ahead + k + 1], backward[k]]
+        ranks.append(ops)
+    return Order(p, m, v, ranks, _line(p, v))
+
+
+def zb_h1(p: int, m: int, v: int) -> Order:
+    """1F1B with the backward split: rank i holds W back by i microbatches, and the W held back fill the drain."""
+    return Order(p, m, v, [_alternate(m, p - i, i) for i in range(p)], _line(p))
+
+
+def zb_h2(p: int, m: int, v: int) -> Order:
+    """Twice as many forwards ahead: with equal times no rank idles between its first and its last operation."""
+    return Order(p, m, v, [_alternate(m, 2 * (p - i) - 1, 2 * i) for i in range(p)], _line(p))
+
+
+def zb_v(p: int, m: int, v: int) -> Order:
+    """Rank i holds stages i and 2p - 1 - i, so a microbatch ends where it began: down the V, up again, then in turn."""
+    ranks = []
+    for i in range(p):
+        ops: list[Op | Pair] = []
+        done: dict[str, int] = {}
+
+        def do(*codes: str, ops: list[Op | Pair] = ops, done: dict[str, int] = done) -> None:
+            for code in codes:
+                j = done.get(code, 0)
+                if j < m:
+                    done[code] = j + 1
+                    ops.append((code[0], j, int(code[1])))
+
+        do(*["F0"] * (2 * (p - i) - 1), *["F1", "F0"] * i, *["F1", "B1", "W1"] * (p - i))
+        while done.get("F1", 0) < m or done.get("F0", 0) < m:
+            do("F0", "B0", "W0", "F1", "B1", "W1")
+        do(*["B0", "B1"] * i, *["B0", "W0"] * (p - i), *["W1"] * m, *["W0"] * m)
+        ranks.append(ops)
+    return Order(p, m, 2, ranks, [[(r, 0) for r in range(p)] + [(r, 1) for r in reversed(range(p))]])
+
+
+def dualpipe(p: int, m: int, v: int) -> Order:
+    """DualPipe: half of the microbatches enter at each end; forwards of one half overlap backwards of the other.
+
+    Rank i holds stage i of the one direction and stage p - 1 - i of the other. With h the distance to the nearer end, it
+    warms up, overlaps pairs, and puts off weight gradients to fill the drain.
+    """
+    ranks = [_dualpipe_rank(i, p, m) for i in range(p)]
+    return Order(p, m, 2, ranks, [[(r, 0) for r in range(p)], [(r, 1) for r in reversed(range(p))]])
+
+
+def _dualpipe_rank(i: int, p: int, m: int) -> list[Op | Pair]:
+    half, near = m // 2, int(i >= p // 2)
+    h = min(i, p - 1 - i)
+    inner = p // 2 - h - 1
+    ops: list[Op | Pair] = []
+    held: list[Op] = []  # weight gradients put off
+    count: dict[tuple[str, int], int] = {}
+
+    def op(kind: str, side: int) -> Op:  # side 0: the direction that enters nearer this rank
+        j = count[kind, side] = count.get((kind, side), -1) + 1
+        return (kind, j + half * (side ^ near), side ^ near)
+
+    def back(side: int, split: bool) -> None:
+        backward = op("B", side)
+        ops.append(backward)
+        if split:
+            held.append(("W", *backward[1:]))
+
+    ops += [op("F", 0) for _ in range(2 * inner)]
+    for _ in range(h + 1):
+        ops += [op("F", 0), op("F", 1)]
+    for _ in range(inner):
+        back(1, True)
+        ops += [held.pop(0), op("F", 1)]
+    for k in range(half - p + h + 1):
+        first = Pair(op("F", 0), op("B", 1))
+        ops += list(first) if k == 0 and inner == 0 else [first]  # the middle ranks' first pair does not overlap
+        ops.append(Pair(op("F", 1), op("B", 0)))
+    for _ in range(inner):
+        back(1, False)
+        ops.append(Pair(op("F", 1), op("B", 0)))
+    for k in range(2 * (h + 1)):  # the second half of these put W off
+        back(1 - k % 2, k >= h + 1)
+    for _ in range(inner):
+        ops.append(held.pop(0))
+        back(0, True)
+    return ops + held
+
+
+def _whole(p: int, m: int, v: int, f: float, b: float, w: float) -> float:
+    """(p - 1)(F + B + W): the pipeline fills and drains once."""
+    return (p - 1) * (f + b + w)
+
+
+SCHEDULES: dict[str, Kind] = {
+    "fill-drain": Kind(
+        "fill-drain",
+        fill_drain,
+        lambda p, m, v, f, b, w: (p - 1) * f,
+        lambda p, m, v, i: m,
+        "any shape",
+        lambda p, m, v: True,
+        backward=False,
+    ),
+    "gpipe": Kind("gpipe", gpipe, _whole, lambda p, m, v, i: m, "any shape", lambda p, m, v: True),
+    "1f1b": Kind("1f1b", one_f_one_b, _whole, lambda p, m, v, i: min(m, p - i), "any shape", lambda p, m, v: True),
+    "interleaved": Kind(
+        "interleaved",
+        interleaved,
+        _whole,
+        lambda p, m, v, i: min(m * v, 2 * (p - i - 1) + (v - 1) * p + 1),
+        "the number of stages must divide the number of microbatches",
+        lambda p, m, v: m % p == 0,
+        chunks=0,
+    ),
+    "zb-h1": Kind(
+        "zb-h1",
+        zb_h1,
+        lambda p, m, v, f, b, w: (p - 1) * (f + b - w),
+        lambda p, m, v, i: p - i,
+        "at least as many microbatches as stages are needed",
+        lambda p, m, v: m >= p,
+        any_times=False,
+    ),
+    "zb-h2": Kind(
+        "zb-h2",
+        zb_h2,
+        lambda p, m, v, f, b, w: (p - 1) * f,
+        lambda p, m, v, i: 2 * (p - i) - 1,
+        "at least 2p - 1 microbatches are needed",
+        lambda p, m, v: m >= 2 * p - 1,
+        any_times=False,
+    ),
+    "zb-v": Kind(
+        "zb-v",
+        zb_v,
+        lambda p, m, v, f, b, w: (p - 1) * f,
+        lambda p, m, v, i: 2 * p,
+        "at least 2p - 1 microbatches are needed",
+        lambda p, m, v: m >= 2 * p - 1,
+        chunks=2,
+        any_times=False,
+    ),
+    "dualpipe": Kind(
+        "dualpipe",
+        dualpipe,
+        # (p/2 - 1)(F&B + full backward - 3W), with F&B as long as both after each other (DeepSeek-V3, Table 2)
+        lambda p, m, v, f, b, w: (p / 2 - 1) * ((f + b + w) + (b + w) - 3 * w),
+        lambda p, m, v, i: p + 1,
+        "an even number of stages and an even number of at least 2p microbatches are needed",
+        lambda p, m, v: p % 2 == 0 and m % 2 == 0 and m >= 2 * p,
+        chunks=2,
+        shared=True,
+        any_times=False,
+    ),
+}
+"""All schedules by name. Idle times are counted within the whole run, from the first start to the last end on any rank."""

@@ -1,0 +1,105 @@
+"""What happens in time, as columns: simulated, measured and parsed runs alike.
+
+A lane is a rank, a stream or a stage; intervals on one lane do not overlap. Everything asked of a timeline (busy, idle,
+overlap, exposed) is a sum over intervals.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Column = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Intervals: lane and kind are codes into ``lanes`` and ``kinds``; ``name`` labels each interval."""
+
+    lane: Column
+    start_s: Column
+    end_s: Column
+    kind: Column
+    name: tuple[str, ...]
+    lanes: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+    @property
+    def begin_s(self) -> float:
+        return float(self.start_s.min()) if len(self.start_s) else 0.0
+
+    @property
+    def finish_s(self) -> float:
+        return float(self.end_s.max()) if len(self.end_s) else 0.0
+
+    @property
+    def span_s(self) -> float:
+        """From the first start to the last end."""
+        return self.finish_s - self.begin_s
+
+    def busy_s(self, kinds: Sequence[str] = ()) -> Column:
+        """Busy seconds of each lane, of all kinds or of some."""
+        wanted = [self.kinds.index(k) for k in kinds]
+        mask = np.isin(self.kind, wanted) if wanted else np.ones(len(self.lane), dtype=bool)
+        return np.bincount(self.lane[mask], weights=(self.end_s - self.start_s)[mask], minlength=len(self.lanes))
+
+    def idle_s(self) -> Column:
+        """Seconds of the whole span in which a lane does nothing."""
+        return self.span_s - self.busy_s()
+
+    def overlap_s(self, first: str, second: str) -> float:
+        """Seconds in which some interval of one kind and some of the other run at once, on any lanes."""
+        return _measure(_cross(self._union(first), self._union(second)))
+
+    def exposed_s(self, kind: str, behind: str) -> float:
+        """Seconds of one kind that nothing of the other covers."""
+        return _measure(self._union(kind)) - self.overlap_s(kind, behind)
+
+    def clashes(self) -> int:
+        """Pairs of neighbours on one lane that overlap: 0 in a sound timeline."""
+        order = np.lexsort((self.start_s, self.lane))
+        lane, start, end = self.lane[order], self.start_s[order], self.end_s[order]
+        return int(np.sum((lane[1:] == lane[:-1]) & (start[1:] < end[:-1] - 1e-12)))
+
+    def _union(self, kind: str) -> list[tuple[float, float]]:
+        mask = self.kind == self.kinds.index(kind)
+        spans = sorted(zip(self.start_s[mask].tolist(), self.end_s[mask].tolist(), strict=True))
+        merged: list[tuple[float, float]] = []
+        for start, end in spans:
+            if merged and start <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            else:
+                merged.append((start, end))
+        return merged
+
+    def to_chrome(self) -> str:
+        """The trace-event JSON that Perfetto and chrome://tracing open; microseconds."""
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "pid": 0, "tid": i, "name": "thread_name", "args": {"name": name}} for i, name in enumerate(self.lanes)
+        ]
+        columns = zip(self.lane.tolist(), self.start_s.tolist(), self.end_s.tolist(), self.kind.tolist(), self.name, strict=True)
+        for lane, start, end, kind, name in columns:
+            times = {"ts": start * 1e6, "dur": (end - start) * 1e6}
+            events.append({"ph": "X", "pid": 0, "tid": lane, "name": name, "cat": self.kinds[kind], **times})
+        return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def _cross(a: list[tuple[float, float]], b: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    found, i, j = [], 0, 0
+    while i < len(a) and j < len(b):
+        start, end = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
+        if start < end:
+            found.append((start, end))
+        if a[i][1] < b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def _measure(spans: list[tuple[float, float]]) -> float:
+    return float(sum(end - start for start, end in spans))
