@@ -13,6 +13,8 @@ import time
 import numpy as np
 
 import commtax
+from commtax.sim.pipeline import run
+from commtax.sim.schedules import SCHEDULES
 
 
 def million_steps() -> None:
@@ -36,6 +38,13 @@ def one_step() -> None:
     print(f"one scalar step: {(time.process_time() - start) / repeats * 1e3:.2f} ms of CPU")
 
 
+def pipelines() -> None:
+    for name in ("1f1b", "zb-v"):
+        start = time.process_time()
+        run(SCHEDULES[name], 64, 1024)
+        print(f"{name}, 64 stages x 1,024 microbatches: {time.process_time() - start:.2f} s of CPU")
+
+
 def commands() -> None:
     for words in (
         "bill llama-3.1-8b --cluster 8xh100-sxm -tp 8",
@@ -52,4 +61,5 @@ def commands() -> None:
 if __name__ == "__main__":
     million_steps()
     one_step()
+    pipelines()
     commands()

@@ -370,11 +370,12 @@ def _unused(kinds: dict[str, Any], global_batch: int | None, phase: str) -> None
         raise ValueError(f"{given[0]}: belongs to --phase train, not to {phase}")
 
 
-def _commands() -> click.Group:
-    """All commands; those with heavier imports are joined when the command line starts."""
-    from commtax.cli.pipelines import pipeline_command
+def _commands(arguments: list[str]) -> click.Group:
+    """All commands; ``pipeline`` brings the simulator and joins only where it may be wanted."""
+    if not arguments or arguments[0] not in app.commands:
+        from commtax.cli.pipelines import pipeline_command
 
-    app.add_command(pipeline_command)
+        app.add_command(pipeline_command)
     return app
 
 
@@ -385,7 +386,7 @@ def main(argv: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without these signs still gets the answer
     try:
-        _commands().main(arguments, prog_name="commtax", standalone_mode=False)
+        _commands(arguments).main(arguments, prog_name="commtax", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as usage:
         click.echo(usage.ctx.get_help() if usage.ctx else "")

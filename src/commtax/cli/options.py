@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import click
 
 from commtax.api import AUTO_EP
-from commtax.sim.pipeline import Durations
 from commtax.units import parse_bytes, parse_count, parse_fraction
 
 Command = Callable[..., None]
@@ -117,22 +115,3 @@ what_if_options = together(
         "--library", default="", metavar="NAME", help="Another library's collectives: nccl, vllm, sglang, trtllm, textbook."
     ),
 )
-
-
-def parse_durations(times: str, transfer: float, straggler: str, stages: int) -> Durations:
-    """``F:B:W``, a transfer time and ``RANK:FACTOR`` as durations of a pipeline."""
-    try:
-        forward, backward, weight = (float(x) for x in times.split(":"))
-    except ValueError:
-        raise ValueError(f"times '{times}': write three numbers F:B:W, such as 1:1:1") from None
-    if not all(0 < x < 1e6 for x in (forward, backward, weight)) or not 0 <= transfer < 1e6:
-        raise ValueError(f"times '{times}', transfer {transfer}: times are above 0, a transfer at least 0, both below 1e6")
-    slow: dict[int, float] = {}
-    if straggler:
-        match = re.fullmatch(r"(\d{1,9}):(\d+(?:\.\d+)?)", straggler)
-        if not match or int(match[1]) >= stages or float(match[2]) <= 0:
-            raise ValueError(
-                f"straggler '{straggler}': write RANK:FACTOR with a rank from 0 to {stages - 1}, such as {stages - 1}:1.5"
-            )
-        slow[int(match[1])] = float(match[2])
-    return Durations(forward, backward, weight, transfer=transfer, rank_factors=slow)

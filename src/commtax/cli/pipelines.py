@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import click
 
 from commtax import napkin
-from commtax.cli.options import Count, Fraction, json_option, parse_durations
+from commtax.cli.options import Count, Fraction, json_option
 from commtax.cli.output import print_json, terminal
 from commtax.report import pipelines
-from commtax.sim.pipeline import run
+from commtax.sim.pipeline import Durations, run
 from commtax.sim.schedules import SCHEDULES
 
 MAX_CELLS = 2_000_000
@@ -73,3 +74,22 @@ def _pipeline(
         print_json(pipelines.pipeline_document(found))
     else:
         pipelines.show_pipeline(terminal(), found)
+
+
+def parse_durations(times: str, transfer: float, straggler: str, stages: int) -> Durations:
+    """``F:B:W``, a transfer time and ``RANK:FACTOR`` as durations of a pipeline."""
+    try:
+        forward, backward, weight = (float(x) for x in times.split(":"))
+    except ValueError:
+        raise ValueError(f"times '{times}': write three numbers F:B:W, such as 1:1:1") from None
+    if not all(0 < x < 1e6 for x in (forward, backward, weight)) or not 0 <= transfer < 1e6:
+        raise ValueError(f"times '{times}', transfer {transfer}: times are above 0, a transfer at least 0, both below 1e6")
+    slow: dict[int, float] = {}
+    if straggler:
+        match = re.fullmatch(r"(\d{1,9}):(\d+(?:\.\d+)?)", straggler)
+        if not match or int(match[1]) >= stages or float(match[2]) <= 0:
+            raise ValueError(
+                f"straggler '{straggler}': write RANK:FACTOR with a rank from 0 to {stages - 1}, such as {stages - 1}:1.5"
+            )
+        slow[int(match[1])] = float(match[2])
+    return Durations(forward, backward, weight, transfer=transfer, rank_factors=slow)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import compress, pairwise
 
 import numpy as np
 
-from commtax.sim.schedules import Kind, Order, Pair
+from commtax.sim.schedules import Kind, Op, Order, Pair
 from commtax.timeline import Column, Timeline
 
 CODES = {"F": 0, "B": 1, "W": 2}
@@ -75,23 +75,28 @@ def simulate(order: Order, times: Durations) -> Timeline:
         start_s=np.asarray(start)[keep],
         end_s=np.asarray(end)[keep],
         kind=kind[keep],
-        name=tuple(name for name, kept in zip(names, keep.tolist(), strict=True) if kept),
+        name=tuple(compress(names, keep.tolist())) if second.size else tuple(names),
         lanes=tuple(f"rank {i}" for i in range(order.p)),
         kinds=KINDS,
     )
 
 
 def _table(order: Order) -> _Table:
-    flat, leads, ends = [], [], []
+    flat: list[Op] = []
+    leads: list[bool] = []
+    ends = []
     for ops in order.ranks:
         for op in ops:
-            both = [op.forward, op.backward] if isinstance(op, Pair) else [op]
-            flat += both
-            leads += [True, False][: len(both)]
+            if isinstance(op, Pair):
+                flat += op
+                leads += (True, False)
+            else:
+                flat.append(op)
+                leads.append(True)
         ends.append(len(flat))
     kinds, microbatches, chunks = zip(*flat, strict=True)
     sizes = np.diff([0, *ends])
-    code = np.fromiter((CODES[k] for k in kinds), np.int64, len(kinds))
+    code = np.fromiter(map(CODES.__getitem__, kinds), np.int64, len(kinds))
     return _Table(code, np.array(microbatches), np.array(chunks), np.repeat(np.arange(order.p), sizes), np.array(leads), ends)
 
 
@@ -124,10 +129,10 @@ def _seconds(order: Order, t: _Table, times: Durations, full: Column) -> Column:
 
 
 def _names(order: Order, t: _Table, second: Column) -> list[str]:
-    letters = "FBW"
-    suffix = [f".{c}" if order.v > 1 else "" for c in range(order.v)]
+    digits = [str(j) for j in range(order.m)]
+    ends = [f".{c}" if order.v > 1 else "" for c in range(order.v)]
     columns = zip(t.code.tolist(), t.microbatch.tolist(), t.chunk.tolist(), strict=True)
-    names = [f"{letters[k]}{j}{suffix[c]}" for k, j, c in columns]
+    names = ["FBW"[k] + digits[j] + ends[c] for k, j, c in columns]
     for i in second.tolist():
         names[i - 1] = f"{names[i - 1]}&{names[i]}"
     return names
@@ -143,19 +148,20 @@ def _progress(
     at, now, work = [0, *stops[:-1]], [0.0] * ranks, list(range(ranks))
     while work:
         rank = work.pop()
-        clock, i = now[rank], at[rank]
-        while i < stops[rank]:
+        clock, i, stop = now[rank], at[rank], stops[rank]
+        while i < stop:
             if leads[i]:
-                missing = -1
-                for source, late in ((needs[i], lag[i]), (also[i], also_lag[i])):
-                    if source >= 0:
-                        if end[source] < 0:
-                            missing = source
-                            break
-                        clock = max(clock, end[source] + late)
-                if missing >= 0:
-                    waiting[missing] = rank
+                source, other = needs[i], also[i]
+                if source >= 0 and end[source] < 0:
+                    waiting[source] = rank
                     break
+                if other >= 0 and end[other] < 0:
+                    waiting[other] = rank
+                    break
+                if source >= 0 and end[source] + lag[i] > clock:
+                    clock = end[source] + lag[i]
+                if other >= 0 and end[other] + also_lag[i] > clock:
+                    clock = end[other] + also_lag[i]
                 start[i] = clock
                 clock += seconds[i]
             end[i] = clock

@@ -138,24 +138,18 @@ def zb_h2(p: int, m: int, v: int) -> Order:
 
 def zb_v(p: int, m: int, v: int) -> Order:
     """Rank i holds stages i and 2p - 1 - i, so a microbatch ends where it began: down the V, up again, then in turn."""
-    ranks = []
-    for i in range(p):
-        ops: list[Op | Pair] = []
-        done: dict[str, int] = {}
-
-        def do(*codes: str, ops: list[Op | Pair] = ops, done: dict[str, int] = done) -> None:
-            for code in codes:
-                j = done.get(code, 0)
-                if j < m:
-                    done[code] = j + 1
-                    ops.append((code[0], j, int(code[1])))
-
-        do(*["F0"] * (2 * (p - i) - 1), *["F1", "F0"] * i, *["F1", "B1", "W1"] * (p - i))
-        while done.get("F1", 0) < m or done.get("F0", 0) < m:
-            do("F0", "B0", "W0", "F1", "B1", "W1")
-        do(*["B0", "B1"] * i, *["B0", "W0"] * (p - i), *["W1"] * m, *["W0"] * m)
-        ranks.append(ops)
+    ranks = [_zb_v_rank(i, p, m) for i in range(p)]
     return Order(p, m, 2, ranks, [[(r, 0) for r in range(p)] + [(r, 1) for r in reversed(range(p))]])
+
+
+def _zb_v_rank(i: int, p: int, m: int) -> list[Op | Pair]:
+    left = p - i
+    codes = ["F0"] * (2 * left - 1) + ["F1", "F0"] * i + ["F1", "B1", "W1"] * left
+    codes += ["F0", "B0", "W0", "F1", "B1", "W1"] * max(0, m - 2 * left + 1 - i, m - i - left)
+    codes += ["B0", "B1"] * i + ["B0", "W0"] * left + ["W1"] * m + ["W0"] * m
+    turns = {code: iter([(code[0], j, int(code[1])) for j in range(m)]) for code in set(codes)}
+    drawn = (next(turns[code], None) for code in codes)  # whatever is complete is left out
+    return [op for op in drawn if op is not None]
 
 
 def dualpipe(p: int, m: int, v: int) -> Order:
@@ -233,6 +227,7 @@ SCHEDULES: dict[str, Kind] = {
         lambda p, m, v: m % p == 0,
         chunks=0,
     ),
+    # The zero-bubble forms hold for F = B = W; within its own window a rank of H2 and of V then never idles.
     "zb-h1": Kind(
         "zb-h1",
         zb_h1,
