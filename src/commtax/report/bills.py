@@ -82,9 +82,17 @@ def _totals(console: Console, b: StepBill) -> None:
         console,
         f"step {format_seconds(float(b.step_s))} = compute and host {format_seconds(float(b.compute_s))} + exposed communication "
         f"{format_seconds(float(b.exposed_comm_s))} ({float(b.comm_fraction):.1%}); "
-        f"{float(b.tokens_per_s):,.1f} output tokens/s; {kv}",
+        f"{float(b.tokens_per_s):,.1f} output tokens/s{_prompt_rate(b)}; {kv}",
         "bold",
     )
+
+
+def _prompt_rate(b: StepBill) -> str:
+    """Prompt tokens of all replicas a second, where the step has a prompt."""
+    prompts = {"prefill": float(b.batch), "mixed": 1.0}.get(b.phase)
+    if prompts is None:
+        return ""
+    return f", {prompts * float(b.context) * float(b.setup.plan.dp) / float(b.step_s):,.0f} prompt tokens/s"
 
 
 def bill_document(b: StepBill) -> Document:
