@@ -129,10 +129,10 @@ def _seconds(order: Order, t: _Table, times: Durations, full: Column) -> Column:
 
 
 def _names(order: Order, t: _Table, second: Column) -> list[str]:
-    digits = [str(j) for j in range(order.m)]
     ends = [f".{c}" if order.v > 1 else "" for c in range(order.v)]
-    columns = zip(t.code.tolist(), t.microbatch.tolist(), t.chunk.tolist(), strict=True)
-    names = ["FBW"[k] + digits[j] + ends[c] for k, j, c in columns]
+    labels = [f"{kind}{j}{end}" for kind in "FBW" for end in ends for j in range(order.m)]
+    which = (t.code * order.v + t.chunk) * order.m + t.microbatch
+    names = [labels[i] for i in which.tolist()]
     for i in second.tolist():
         names[i - 1] = f"{names[i - 1]}&{names[i]}"
     return names
