@@ -12,6 +12,7 @@ import pytest
 def load(folder: Path, choice: str) -> ModuleType:
     """The implementation of one lab: ``starter``, ``solution``, or any Python file."""
     path = folder / f"{choice}.py" if choice in ("starter", "solution") else Path(choice)
+    path = path if path.is_file() else folder / choice
     if not path.is_file():
         pytest.fail(f"LAB_IMPL={choice}: no such file ({path}); use starter, solution or a file's path")
     name = f"{folder.name}_{path.stem}".replace("-", "_")

@@ -155,13 +155,16 @@ def test_decode_is_latency_bound_and_prefill_bandwidth_bound():
 @pytest.mark.parametrize(
     ("question", "words"),
     [
-        (("llama-3.1-8b", "8xh100-sxm", {"tp": 8}), ["latency-bound", "a faster link will not help, fewer ranks"]),
-        (("llama-3.1-70b", "2x1xh200-sxm", {"tp": 2, "inter": "10gbe"}), ["over 10gbe", "inside a host"]),
+        (
+            ("llama-3.1-8b", "8xh100-sxm", {"tp": 8}),
+            ["latency-bound", "a faster link will not help, lower latency will: half of it saves"],
+        ),
+        (("llama-3.1-70b", "2x1xh200-sxm", {"tp": 2, "inter": "10gbe"}), ["over 10gbe", "inside a host and a pipeline across"]),
         (("llama-3.1-8b", "h100-sxm", {}), ["nothing is communicated", "memory binds"]),
         (("llama-3.1-8b", "h100-sxm", {"phase": "prefill", "context": 8192}), ["arithmetic binds"]),
         (
             ("llama-3.1-70b", "8xl40s", {"tp": 8, "phase": "prefill", "context": 4096}),
-            ["bandwidth-bound", "pcie4", "a faster link"],
+            ["bandwidth-bound", "pcie4", "a faster link will help"],
         ),
         (("deepseek-v3", "8x8xh200-sxm", {"tp": 8, "dp": 8, "ep": 64, "batch": 128}), ["expert", "ib-ndr"]),
     ],
@@ -173,6 +176,24 @@ def test_the_sentence(question, words):
     assert text.endswith(".")
     for word in words:
         assert word in text, text
+
+
+def test_the_sentence_never_contradicts_its_table():
+    """Where it says that another degree would be faster, the table says so too, and the other way round."""
+    for tp, batch in ((2, 16), (8, 1), (4, 64)):
+        b = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=tp, batch=batch)
+        text, found = verdict(b), {c.what: c.delta_s / float(b.step_s) for c in counterfactuals(b)}
+        for n in (tp // 2, 2 * tp):
+            if f"tp {n}" in found and "would be" in text and f"tp {n} would be" in text:
+                assert found[f"tp {n}"] < 0
+    assert "tp 4 would be" in verdict(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=2, batch=16))
+
+
+def test_pipelines_split_prompts_too():
+    one = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, batch=64, phase="prefill")
+    two = commtax.bill("llama-3.1-70b", "2x8xh100-sxm", tp=8, pp=2, batch=64, phase="prefill")
+    assert float(two.tokens_per_s) > 1.7 * float(one.tokens_per_s)
+    assert "chunks of 8,192" in " ".join(one.notes)
 
 
 def test_counterfactuals_are_recomputed():

@@ -1,5 +1,7 @@
 """Collectives: laws of every algorithm, the choice a library makes, and published times as anchors."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -72,14 +74,14 @@ def test_nothing_beats_the_wire(cluster, library):
 
 @given(sizes, st.integers(2, 512), st.sampled_from(["nvlink4", "pcie4", "10gbe", "ib-ndr"]))
 def test_textbook_all_reduce_is_reduce_scatter_and_all_gather(nbytes, ranks, link):
-    place = catalog.cluster("512xh100-sxm", intra=link)
+    wire = catalog.link(link)
+    place = replace(catalog.cluster("512xh100-sxm"), intra=wire)
     made = fabric("textbook", place)
     whole, halves = (
         choose(made.paths["all-reduce"], nbytes, ranks).seconds,
         sum(choose(made.paths[op], nbytes, ranks).seconds for op in ("reduce-scatter", "all-gather")),
     )
     assert whole == pytest.approx(halves, rel=1e-12)
-    wire = catalog.link(link)
     assert whole == pytest.approx(napkin.allreduce_time_s(nbytes, ranks, wire.bandwidth_Bps, wire.latency_s), rel=1e-12)
 
 
@@ -137,6 +139,24 @@ ANCHORS = [  # what, measured seconds, tolerance, source
 def test_anchor(question, seconds, tolerance, source):
     op, cluster, nbytes, library = question
     assert commtax.expect(op, cluster, nbytes=nbytes, library=library).seconds == pytest.approx(seconds, rel=tolerance), source
+
+
+@pytest.mark.parametrize(("hosts", "nics", "inter"), [(2, 8, "ib-ndr"), (4, 8, "ib-ndr"), (2, 1, "100gbe")])
+def test_all_to_all_pays_for_every_ranks_own_bytes(hosts, nics, inter):
+    """Each of 8 ranks sends (M-1)/M of its buffer out of the host, through the host's NICs together."""
+    place = catalog.cluster(f"{hosts}x8xh100-sxm", inter=inter, nics=nics)
+    least = 8 * (2 << 29) * (hosts - 1) / hosts / (nics * place.inter.bandwidth_Bps)
+    assert float(commtax.expect("all-to-all", place, nbytes=2 << 29).seconds) >= least
+
+
+def test_own_kernels_stay_in_a_host_and_large_domains_are_assumed():
+    rack = commtax.bill("llama-3.1-405b", "18xgb200-nvl72", tp=8)
+    assert all("custom" not in str(x.algorithm) for x in rack.items)
+    assert commtax.expect("all-reduce", "18xgb200-nvl72", nbytes=2**30).source.startswith("assumed")
+    assert commtax.expect("send-recv", "18xgb200-nvl72", nbytes=2**30).link == "nvlink5"
+    for bad in ({"intra": "10gbe"}, {"inter": "nvlink4"}):
+        with pytest.raises(ValueError, match="runs"):
+            catalog.cluster("8xh100-sxm", **bad)
 
 
 def test_a_flat_ring_at_one_nic_would_be_many_times_slower():

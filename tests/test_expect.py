@@ -72,6 +72,11 @@ def test_a_whole_output(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     file.write_text(HEADER + NEW.replace("25.41", "95.41"))
     assert run("all-reduce", "--cluster", "8xh100-sxm", "--ranks", "8", "--measured", str(file)).returncode == 1
+    assert run("all-gather", "--cluster", "8xh100-sxm", "--ranks", "8", "--measured", str(file)).returncode == 2, (
+        "another collective's"
+    )
+    file.write_text(HEADER + NEW.replace("25.41", "0.0"))
+    assert run("all-reduce", "--cluster", "8xh100-sxm", "--measured", str(file)).returncode == 2
     file.write_text("no rows")
     assert run("all-reduce", "--cluster", "8xh100-sxm", "--measured", str(file)).returncode == 2
 
@@ -84,6 +89,7 @@ def test_a_whole_output(tmp_path):
         (("all-reduce", "--cluster", "8xh100-sxm", "--ranks", "16"), "has 8 GPUs"),
         (("all-reduce", "--cluster", "8xh100-sxm", "--measured", "fast"), "bus bandwidth"),
         (("all-reduce", "--cluster", "h100-sxm"), "ranks=1"),
+        (("all-reduce", "--cluster", "8xh100-sxm", "--measured=-3us"), "above 0"),
     ],
 )
 def test_mistakes(words, says):

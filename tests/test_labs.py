@@ -174,6 +174,12 @@ def test_a_filled_in_starter_turns_green(tmp_path):
     filled = tmp_path / "mine.py"
     filled.write_text((LABS / "lab-03-tp-comm-cost" / "solution.py").read_text())
     assert run("labs/lab-03-tp-comm-cost", "-q", LAB_IMPL=str(filled)).returncode == 0
+    beside = LABS / "lab-03-tp-comm-cost" / "mine_for_test.py"
+    try:
+        beside.write_text(filled.read_text())
+        assert run("labs/lab-03-tp-comm-cost", "-q", LAB_IMPL=beside.name).returncode == 0, "a file beside the starter is found"
+    finally:
+        beside.unlink()
     filled.write_text("this is not python")
     broken = run("labs/lab-03-tp-comm-cost", "-q", LAB_IMPL=str(filled))
     assert broken.returncode == 1, "a broken file fails tests, not collection"

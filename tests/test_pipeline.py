@@ -201,6 +201,7 @@ def test_command(name, tmp_path):
 def test_command_answers_the_budget_question():
     done = command("-p", "8", "--budget", "10%")
     assert "63 microbatches" in done.stdout
+    assert "21 microbatches" in command("-p", "8", "--budget", "10%", "--schedule", "zb-h1").stdout
     text = command("-p", "8", "-m", "64", "--straggler", "3:1.5", "--times", "1:2:1", "--transfer", "0.1").stdout
     assert "straggler" in text
 
@@ -215,6 +216,8 @@ def test_command_answers_the_budget_question():
         (("-p", "4", "-m", "8", "--straggler", "9:2"), "straggler"),
         (("-p", "4", "-m", "8", "--times", "1:2"), "times"),
         (("-p", "100000", "-m", "100000"), "more than"),
+        (("-p", "8", "--budget", "10%", "--straggler", "2:3"), "straggler"),
+        (("-p", "8", "--budget", "0"), "budget"),
     ],
 )
 def test_mistakes(words, says):

@@ -313,6 +313,7 @@ class Path:
     sqrt_s: float = 0.0  # seconds per root of a byte
     turn: int = 0
     min_ranks: int = 1
+    max_ranks: int = 2**31
     worlds: tuple[int, ...] = ()
     max_bytes: tuple[tuple[int, float], ...] = ()
     contention: tuple[tuple[int, float], ...] = ()  # by group size: how much slower bytes move when all ranks send (PCIe)

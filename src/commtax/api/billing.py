@@ -11,6 +11,7 @@ from commtax import catalog
 from commtax.api.fitting import fit
 from commtax.api.sending import check_backend, check_workload, context_notes, flight_notes, in_flight, workload
 from commtax.api.setup import Setup, positive, setup
+from commtax.cost import memory
 from commtax.cost.inference import Settings, inference_bill
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Bill
@@ -69,7 +70,7 @@ def bill(
     settings = Settings(eager, ep_backend, overlap, slow_rank, latency_scale, bandwidth_scale)
     together = in_flight(phase, batch, asked.plan.pp)
     work = workload(phase, together, context, speculative)
-    tokens = batch * asked.plan.dp if phase == "decode" else (work.decode_seqs + work.prefill_seqs) * asked.plan.dp
+    tokens = (batch if phase in ("decode", "prefill") else work.decode_seqs + work.prefill_seqs) * asked.plan.dp
     plain = inference_bill(asked.model, asked.plan, work, asked.cluster, asked.engine, fabric, constants, settings, tokens)
     rows = padded_rows(work.rows, work, asked.engine, eager)
     sources = tuple(dict.fromkeys(f"{x.kind}: {x.source}" for x in plain.lines if x.source))
@@ -78,6 +79,7 @@ def bill(
         *flight_notes(phase, batch, asked.plan.pp),
         *_padding(asked, work.rows, rows),
         *context_notes(context, asked),
+        *_step_notes(asked, phase, work.rows, speculative),
         *((fabric.note,) if fabric.note else ()),
     )
     return StepBill(plain.lines, plain.tokens, asked, phase, batch, context, together, rows, speculative, settings, sources, notes)
@@ -93,6 +95,19 @@ def _check(phase: str, batch: Number, context: Number, overlap: float, slow_rank
     if not 1 <= slow_rank < 1e6:
         raise ValueError(f"slow_rank={slow_rank}: the slowest rank takes at least 1 times as long as the others")
     return batch, context
+
+
+def _step_notes(asked: Setup, phase: str, rows: Number, speculative: int) -> list[str]:
+    """What one priced step leaves out: chunks of a long prompt, drafts that are accepted."""
+    found = []
+    large = memory.is_large(asked.cluster.chip, asked.engine) and asked.engine.max_batched_tokens_large
+    most = asked.engine.max_batched_tokens_large if large else asked.engine.max_batched_tokens
+    if phase in ("prefill", "mixed") and np.ndim(rows) == 0 and rows > most and asked.engine.graph_sizes:
+        chunks = int(np.ceil(rows / most))
+        found.append(f"{asked.engine.key} would run these {rows:,.0f} tokens in {chunks} chunks of {most:,}; one step is priced")
+    if speculative:
+        found.append(f"tokens/s count one token a sequence: up to {speculative + 1} times as many if every draft is accepted")
+    return found
 
 
 def _padding(asked: Setup, rows: Number, padded: Number) -> list[str]:

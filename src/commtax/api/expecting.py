@@ -9,7 +9,7 @@ import numpy as np
 from commtax import catalog
 from commtax.api.setup import positive
 from commtax.cost.collectives import ring_factor
-from commtax.cost.inference import price
+from commtax.cost.inference import MEASURED_RANKS, price
 from commtax.cost.placement import Span
 from commtax.spec import Cluster, Fabric, Number
 
@@ -76,7 +76,7 @@ def expect(
         raise ValueError(f"size={nbytes}: a size above 0 is needed")
     fabric = catalog.fabric(library, place)
     inside = min(size, place.domain)
-    if op == "send-recv" and place.num_hosts > 1:
+    if op == "send-recv" and place.num_gpus > place.domain:
         inside = 1  # the first GPU of one host to the first of the next
     where = Span(size, inside, int(np.ceil(size / inside)))
     chosen = price(op, nbytes, size, where, place, fabric)
@@ -95,5 +95,13 @@ def expect(
         wire_s=chosen.wire_s,
         algorithm=f"{'hierarchical ' if crosses and not fabric.flat else ''}{path.name or path.algorithm}",
         link=(place.inter if crosses else place.intra).key,
-        source="formula and datasheet" if crosses and not fabric.flat else fabric.label,
+        source=_source(fabric, crosses, size),
     )
+
+
+def _source(fabric: Fabric, crosses: bool, ranks: int) -> str:
+    if crosses and not fabric.flat:
+        return "formula and datasheet"
+    if fabric.label == "calibrated" and ranks > MEASURED_RANKS:
+        return f"assumed: measured on up to {MEASURED_RANKS} ranks"
+    return fabric.label

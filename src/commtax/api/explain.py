@@ -31,21 +31,33 @@ def verdict(b: StepBill) -> str:
     top = max(lines, key=lambda x: float(x.exposed_s))
     whole = f"{head}: {share:.0%} of the step is communication"
     kind = "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
+    kind = "launch" if top.why == "the launch floor without graphs" else kind
     biggest = f"{top.item.what} {top.item.op}, {kind}-bound: {int(top.item.count):,} x {format_seconds(float(top.each_s))}"
-    return f"{whole} ({biggest}, {format_bytes(float(top.item.nbytes))} over {top.link}); {_remedy(b, top, kind, share)}."
+    return f"{whole} ({biggest}, {format_bytes(float(top.item.nbytes))} over {top.link}); {_remedy(b, top, share)}."
 
 
-def _remedy(b: StepBill, top: Line, kind: str, share: float) -> str:
+def _remedy(b: StepBill, top: Line, share: float) -> str:
+    """What would help, from what-ifs that are computed, not from a rule of thumb."""
     if share < 0.05:
         return _compute_words(b)
-    crosses = str(top.link) == b.setup.cluster.inter.key
-    if crosses and kind == "latency":
-        return "a faster link will not help, keeping the group inside a host (or a pipeline across hosts) will"
-    if crosses:
-        return "the network's bytes bind: more NIC bandwidth, or a pipeline across hosts instead, will help"
-    if kind == "latency":
-        return "a faster link will not help, fewer ranks or a fused all-reduce will"
-    return "a faster link, fewer ranks or smaller chunks will help"
+    found = {c.what: -c.delta_s / float(b.step_s) for c in counterfactuals(b)}
+    latency, bandwidth = found["collective latency / 2"], found["collective bandwidth x 2"]
+    fused = " (a fused all-reduce would do that)" if top.item.op == "all-reduce" else ""
+    if max(latency, bandwidth) < 0.01:
+        words = "neither half the latency nor twice the bandwidth would save 1 %"
+    elif bandwidth > latency:
+        words = f"a faster link will help: twice the bandwidth saves {bandwidth:.0%}, half the latency {latency:.0%}"
+    elif bandwidth < 0.02:
+        words = f"a faster link will not help, lower latency will: half of it saves {latency:.0%}{fused}"
+    else:
+        words = f"half the latency saves {latency:.0%}{fused}, twice the bandwidth {bandwidth:.0%}"
+    tp = int(b.setup.plan.tp)
+    better = max(((found.get(f"tp {n}", -1.0), n) for n in (tp // 2, 2 * tp)), default=(0.0, tp))
+    if better[0] > 0.02:
+        words += f"; tp {better[1]} would be {better[0]:.0%} faster"
+    if str(top.link) == b.setup.cluster.inter.key and top.item.axis == "tp":
+        words += "; tensor parallelism inside a host and a pipeline across would avoid it"
+    return words
 
 
 def _compute_words(b: StepBill) -> str:
@@ -82,7 +94,7 @@ def counterfactuals(b: StepBill) -> list[Counterfactual]:
     if tp > 1:
         add(f"tp {tp // 2}", "fewer ranks", tp=tp // 2, ep=_scaled_ep(b, tp // 2))
     add(f"tp {2 * tp}", "more ranks", tp=2 * tp, ep=_scaled_ep(b, 2 * tp))
-    if b.setup.engine.library not in ("nccl", "textbook") and tp > 1:
+    if any(not str(x.algorithm).startswith(("NCCL", "hierarchical", "ring")) for x in b.items if x.kind == "comm"):
         add("NCCL only", "custom all-reduce disabled", library="nccl")
     if not b.settings.eager and b.setup.engine.graph_sizes:
         add("eager", "no CUDA graphs", eager=True)

@@ -137,8 +137,8 @@ def _serving(
 
 def _candidates(model: Model, cluster: Cluster, dp: int, plan: dict[str, Any], pp: int | None = None) -> Iterator[Setup]:
     """Legal plans in the order in which people try them: tp inside a fast domain, then the widest tp with a pipeline."""
-    base = setup(model, cluster, dp=dp, pp=pp or 1, **{**plan, "ep": 1})
-    degrees = [t for t in legality.legal_values("tp", model, cluster, base.plan, base.engine) if t <= cluster.domain]
+    heads = model.attention.num_heads
+    degrees = [t for t in range(1, min(cluster.domain, heads) + 1) if heads % t == 0]
     stages = range(2, min(model.num_layers, cluster.num_gpus // dp) + 1)
     pairs = [(t, p) for t in reversed(degrees) for p in stages if t * p * dp <= cluster.num_gpus]
     for t, p in [(t, pp) for t in degrees] if pp else [(t, 1) for t in degrees] + pairs:

@@ -128,13 +128,13 @@ def context_notes(context: Number, asked: Setup) -> list[str]:
 
 
 def in_flight(phase: str, batch: Number, pp: Number) -> Number:
-    """Sequences that pass the stages together: decode batches are split into one microbatch a stage."""
-    return np.ceil(batch / pp) if phase == "decode" else batch
+    """Sequences that pass the stages together: batches are split into one microbatch a stage (mixed steps are one)."""
+    return np.ceil(batch / pp) if phase in ("decode", "prefill") else batch
 
 
 def flight_notes(phase: str, batch: Number, pp: Number) -> list[str]:
     """What a scalar pipeline should know: how its batch is split, and whether it starves."""
-    if phase != "decode" or np.ndim(pp) or np.ndim(batch) or pp <= 1:
+    if phase not in ("decode", "prefill") or np.ndim(pp) or np.ndim(batch) or pp <= 1:
         return []
     together, flight = in_flight(phase, batch, pp), min(int(pp), int(batch))
     idle = 1 - flight / int(pp)

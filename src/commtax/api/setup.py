@@ -162,5 +162,8 @@ def describe_gpus(plan: Plan) -> str:
     """The GPUs of a plan in words: ``16 GPUs = 2 stages x TP 8``."""
     parts = [f"{int(n)} {name}{'s' * (n > 1)}" for n, name in ((plan.dp, "replica"), (plan.pp, "stage")) if n > 1]
     parts += [f"{name} {int(n)}" for n, name in ((plan.cp, "CP"), (plan.tp, "TP")) if n > 1 or name == "TP"]
+    if plan.ep > 1:
+        parts.append(f"experts over {int(plan.ep)}")
     total = math.prod(int(n) for n in (plan.tp, plan.cp, plan.pp, plan.dp))
-    return f"{total} GPU{'s' * (total > 1)} = {' x '.join(parts)}"
+    text = " x ".join(parts).replace(" x experts", ", experts")
+    return f"{total} GPU{'s' * (total > 1)} = {text}"

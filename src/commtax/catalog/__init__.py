@@ -98,10 +98,15 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = N
         raise ValueError(f"cluster '{text}': {found.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that are modelled")
     if intra:
         inside = link(intra)
+        if inside.scope != "intra":
+            instead = f"8x1x{found.chip.key} --inter {inside.key}"
+            raise ValueError(f"intra '{intra}': runs between hosts; write one GPU a host, such as {instead}")
         domain = found.gpus_per_host if inside.kind in ("nvlink", "xgmi") else 1
         found = replace(found, intra=inside, nvlink_domain=domain)
     if inter:
         between = link(inter)
+        if between.scope != "inter":
+            raise ValueError(f"inter '{inter}': runs inside a host; a fabric such as ib-ndr or 10gbe is needed between hosts")
         found = replace(found, inter=between, nics_per_host=found.gpus_per_host if between.nic_per_gpu else 1)
     if nics is not None:
         if not 1 <= nics <= 1024:

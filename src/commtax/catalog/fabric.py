@@ -51,7 +51,7 @@ _MADE: dict[tuple[object, ...], Fabric] = {}
 def fabric(name: str, cluster: Cluster) -> Fabric:
     """The paths that a library has on a cluster's chips and inside link; what was never calibrated is assumed, aloud."""
     links = tuple((x.key, x.bandwidth_Bps, x.latency_s) for x in (cluster.intra, cluster.inter))
-    key = (name, cluster.chip.key, cluster.intra_is_usual, *links)
+    key = (name, cluster.chip.key, cluster.intra_is_usual, cluster.gpus_per_host, *links)
     if key not in _MADE:
         _MADE[key] = _make(name, cluster)
     return _MADE[key]
@@ -62,6 +62,8 @@ def _make(name: str, cluster: Cluster) -> Fabric:
     if table["key"] == "textbook":
         return _textbook(cluster)
     own, chain = _paths(table, cluster), table
+    if table.get("fallback"):  # an engine's own kernels serve the GPUs of one host
+        own = tuple(replace(p, max_ranks=cluster.gpus_per_host) for p in own)
     turn = max((p.turn for p in own), default=-1) + 1
     while chain.get("fallback"):
         chain = _library(chain["fallback"])
@@ -74,7 +76,7 @@ def _make(name: str, cluster: Cluster) -> Fabric:
     own += made
     last = _paths(chain, cluster) + made  # an engine's own kernels do not leave a host
     network = chain.get("network", {})
-    floors = table.get("eager_floor_s", {})
+    floors = table.get("eager_floor_s") or chain.get("eager_floor_s", {})
     floor = floors.get(cluster.chip.family, max(floors.values(), default=0.0))
     return Fabric(
         name=f"{table['key']}@{table['version']}",
@@ -162,7 +164,7 @@ def kernel_constants(engine: Engine, chip: Chip) -> KernelConstants:
     if engine.key == "textbook":
         return KernelConstants("roofline", "by definition", _tables(toml("kernels", "roofline")))
     family = chip.family if chip.family in stems("kernels", ".toml") else "generic"
-    label = "calibrated" if family != "generic" else f"assumed: no kernels were measured on {chip.family} chips"
+    label = "calibrated" if family not in ("generic", "cpu") else f"assumed: no kernels were measured on {chip.family} chips"
     return KernelConstants(family, label, _tables(toml("kernels", family)))
 
 

@@ -172,7 +172,10 @@ def expect_command(op: str, size: float, ranks: int, library: str, measured: str
 def _measured_seconds(text: str, found: Expectation) -> float:
     """A bus bandwidth or a time."""
     if text.endswith("s") and not text.endswith("/s"):
-        return parse_seconds(text, "measured")
+        seconds = parse_seconds(text, "measured")
+        if seconds <= 0:
+            raise ValueError(f"measured '{text}': a time above 0 is needed")
+        return seconds
     if not text.endswith("/s"):
         raise ValueError(f"measured '{text}': write a bus bandwidth (166GB/s), a time (25us), or a file's name")
     rate = parse_bytes(text.removesuffix("/s"), "measured")
@@ -189,6 +192,10 @@ def _expect_file(op: str, place: Cluster, ranks: int, library: str, path: Path, 
     run = parse(path.read_text(errors="replace"))
     if not run.rows:
         raise ValueError(f"measured '{path}': no nccl-tests rows found")
+    if run.op and run.op != op.replace("_", "-").replace("sendrecv", "send-recv"):
+        raise ValueError(f"measured '{path}': an output of {run.op}, not of {op}")
+    if not all(0 < r.seconds < 1e6 for r in run.rows):
+        raise ValueError(f"measured '{path}': a row has no time above 0")
     pairs = [(expect(op, place, nbytes=r.nbytes, ranks=ranks or run.ranks, library=library), r.seconds) for r in run.rows]
     if as_json:
         rows = [bills.expectation_document(e, s) for e, s in pairs]

@@ -74,7 +74,7 @@ where_options = together(
         "-e",
         default="",
         metavar="NAME",
-        help="vllm (default), sglang, trtllm, torch; megatron, fsdp to train.",
+        help="vllm (default), sglang, trtllm, torch, textbook; megatron, fsdp to train.",
     ),
 )
 axis_options = together(
@@ -112,6 +112,6 @@ what_if_options = together(
     click.option("--slow-rank", type=float, default=1.0, help="The slowest rank's compute over the others': all wait for it."),
     click.option("--overlap", type=Fraction(), default=0.0, help="What-if: this share of communication hides behind compute."),
     click.option(
-        "--library", default="", metavar="NAME", help="Another library's collectives: nccl, vllm, sglang, trtllm, textbook."
+        "--library", default="", metavar="NAME", help="Another library's collectives: nccl, vllm, sglang, trtllm, gloo, textbook."
     ),
 )

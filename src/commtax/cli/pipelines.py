@@ -8,12 +8,11 @@ from typing import Any
 
 import click
 
-from commtax import napkin
 from commtax.cli.options import Count, Fraction, json_option
 from commtax.cli.output import print_json, terminal
 from commtax.report import pipelines
 from commtax.sim.pipeline import Durations, run
-from commtax.sim.schedules import SCHEDULES
+from commtax.sim.schedules import SCHEDULES, Kind
 
 MAX_CELLS = 2_000_000
 
@@ -22,7 +21,7 @@ MAX_CELLS = 2_000_000
 @click.option("--stages", "-p", "stages", type=Count(), required=True, help="Pipeline stages.")
 @click.option("--microbatches", "-m", "microbatches", type=Count(), default=None, help="Microbatches in one run.")
 @click.option("--schedule", default="1f1b", show_default=True, metavar="KIND", help=f"One of {', '.join(SCHEDULES)}.")
-@click.option("--chunks", type=Count(), default=1, help="Chunks a rank holds (interleaved).")
+@click.option("--chunks", type=Count(), default=None, help="Chunks a rank holds (interleaved).  [default: 2]")
 @click.option("--times", default="1:1:1", show_default=True, metavar="F:B:W", help="Forward, input gradient, weight gradient.")
 @click.option("--transfer", type=float, default=0.0, help="Time from one stage to the next.")
 @click.option("--straggler", default="", metavar="RANK:FACTOR", help="One slow rank, such as 3:1.5.")
@@ -35,37 +34,56 @@ def pipeline_command(stages: int, microbatches: int | None, budget: float | None
 
     commtax pipeline -p 8 -m 32 --schedule zb-h1
     """
+    kind = SCHEDULES.get(options["schedule"])
+    if kind is None:
+        raise ValueError(f"schedule '{options['schedule']}': one of {', '.join(SCHEDULES)}")
+    options["chunks"] = (1 if kind.chunks else 2) if options["chunks"] is None else options["chunks"]
     if budget is not None:
-        _budget(stages, microbatches, budget, as_json)
+        _budget(kind, stages, microbatches, budget, as_json, options)
         return
     if microbatches is None:
         raise ValueError("microbatches: give -m, or --budget to be told how many are needed")
-    _pipeline(stages, microbatches, as_json, **options)
+    _pipeline(kind, stages, microbatches, as_json, **options)
 
 
-def _budget(stages: int, microbatches: int | None, budget: float, as_json: bool) -> None:
+def _budget(kind: Kind, p: int, microbatches: int | None, budget: float, as_json: bool, options: dict[str, Any]) -> None:
+    """The fewest microbatches whose bubble is within the budget, by the schedule's closed form."""
     if microbatches is not None:
         raise ValueError("budget: give it or -m, not both")
-    needed = napkin.min_microbatches_for_bubble(stages, budget)
-    bubble = napkin.bubble_fraction(stages, needed)
+    given = [name for name in ("transfer", "straggler", "svg", "chrome_trace") if options[name]]
+    if given:
+        raise ValueError(f"{given[0]}: a budget is answered by algebra, for equal stages")
+    if not 1e-4 <= budget <= 1 or not 1 <= p <= 4096:
+        raise ValueError(f"budget={budget:g}, stages={p}: a share from 0.0001 to 1, and 1 to 4,096 stages")
+    times = parse_durations(p, options["times"], 0.0, "")
+    f, b, w = times.forward, times.backward, times.weight
+    if not kind.any_times and not f == b == w:
+        raise ValueError(f"times '{options['times']}': the closed form of {kind.name} holds for equal times only")
+    needed, v = 1, options["chunks"]
+    while not kind.legal(p, needed, v) or kind.idle(p, needed, v, f, b, w) > budget * kind.total(p, needed, v, f, b, w) * (
+        1 + 1e-12
+    ):
+        needed += 1
+    bubble = kind.idle(p, needed, v, f, b, w) / kind.total(p, needed, v, f, b, w)
     if as_json:
-        answer = {"stages": stages, "budget": budget, "microbatches": needed, "bubble": bubble}
+        answer = {"schedule": kind.name, "stages": p, "budget": budget, "microbatches": needed, "bubble": bubble}
         print_json({"schema": "commtax.pipeline-budget/1", **answer})
     else:
-        click.echo(f"{stages} stages within a bubble of {budget:.1%} of the total need {needed} microbatches ({bubble:.2%})")
+        click.echo(
+            f"{kind.name}: {p} stages within a bubble of {budget:.1%} of the total need {needed} microbatches ({bubble:.2%})"
+        )
 
 
 def _pipeline(
-    stages: int, microbatches: int, as_json: bool, schedule: str, chunks: int, svg: str, chrome_trace: str, **times: Any
+    kind: Kind, stages: int, microbatches: int, as_json: bool, schedule: str, chunks: int, svg: str, chrome_trace: str, **times: Any
 ) -> None:
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule '{schedule}': one of {', '.join(SCHEDULES)}")
+    assert schedule == kind.name
     cells = stages * microbatches * chunks
     if cells > MAX_CELLS:
         raise ValueError(f"microbatches={microbatches}: {cells:,} cells are more than the {MAX_CELLS:,} that are simulated")
     durations = parse_durations(stages=stages, **times)
-    timeline = run(SCHEDULES[schedule], stages, microbatches, durations, chunks)
-    found = pipelines.Pipeline(SCHEDULES[schedule], stages, microbatches, chunks, durations, timeline)
+    timeline = run(kind, stages, microbatches, durations, chunks)
+    found = pipelines.Pipeline(kind, stages, microbatches, chunks, durations, timeline)
     if svg:
         Path(svg).write_text(pipelines.to_svg(timeline), encoding="utf-8")
     if chrome_trace:
@@ -76,7 +94,7 @@ def _pipeline(
         pipelines.show_pipeline(terminal(), found)
 
 
-def parse_durations(times: str, transfer: float, straggler: str, stages: int) -> Durations:
+def parse_durations(stages: int, times: str, transfer: float, straggler: str) -> Durations:
     """``F:B:W``, a transfer time and ``RANK:FACTOR`` as durations of a pipeline."""
     try:
         forward, backward, weight = (float(x) for x in times.split(":"))

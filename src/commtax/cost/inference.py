@@ -15,6 +15,8 @@ from commtax.cost.traffic import inference, padded_rows
 from commtax.ledger import Bill, Item, Line
 from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Workload
 
+MEASURED_RANKS = 8  # the largest group inside one domain that the libraries were measured on
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -100,9 +102,13 @@ def comm_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
         algorithm, link = names[int(algorithm)], names[int(link)]
     latency, wire = chosen.latency_s * settings.latency_scale, chosen.wire_s / settings.bandwidth_scale
     if settings.eager:
-        latency = np.maximum(latency, fabric.eager_floor_s - wire) * (np.asarray(item.ranks) > 1)
+        floor = (fabric.eager_floor_s - wire) * (np.asarray(item.ranks) > 1)
+        why = "the launch floor without graphs" if np.all(floor > latency) else why
+        latency = np.maximum(latency, floor)
     hidden = settings.overlap * item.count * (latency + wire)
     source = "formula and datasheet" if np.any(crosses) and not fabric.flat else fabric.label
+    if source == "calibrated" and np.max(item.ranks) > MEASURED_RANKS:
+        source = f"assumed: measured on up to {MEASURED_RANKS} ranks"
     return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source)
 
 
@@ -120,7 +126,9 @@ def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster,
     share = np.minimum(1.0, inside_ranks / cluster.domain)  # groups side by side share the NICs
     hop = fabric.network_hops * cluster.inter.latency_s
     network = Network(total * share, hop, fabric.network_efficiency, fabric.network_norm)
-    over = across(op, nbytes, inside, np.maximum(1, where.domains), network)
+    # In an all-to-all every rank of a host sends its own buffer; other collectives carry one tensor for the host.
+    carried = nbytes * inside_ranks if op == "all-to-all" else nbytes
+    over = across(op, carried, inside, np.maximum(1, where.domains), network)
     return _where(where.crosses, over, here)
 
 

@@ -32,7 +32,8 @@ def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
     """
     memory = k.nbytes / (c["eb"] * bandwidth_Bps)
     serial = c["kl"] * np.log1p(k.k / c["kc"]) * (1 + np.minimum(k.m, FULL_TILE) / c["mk"])
-    padded = TILE_M * np.ceil(k.m / TILE_M) * TILE_N * np.ceil(k.n / TILE_N)
+    tile_m, tile_n = c.get("tile_m", TILE_M), c.get("tile_n", TILE_N)
+    padded = tile_m * np.ceil(k.m / tile_m) * tile_n * np.ceil(k.n / tile_n)
     compute = 2 * padded * (k.k + c["k0"]) / (c["ep"] * flops_per_s)
     feed = memory * np.sqrt(memory) + serial * np.sqrt(serial)
     p = c["p"]

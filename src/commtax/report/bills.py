@@ -159,6 +159,8 @@ def show_expectation(console: Console, e: Expectation, measured_s: float | None)
     if measured_s is not None:
         verdict = "PASS" if e.passes(measured_s) else "FAIL"
         ratio = measured_s / float(e.seconds)
+        if measured_s < float(e.low_s):
+            notes(console, ["faster than the range: is the size, the group or the definition of bandwidth another one?"])
         say(
             console,
             f"{verdict}: measured {format_seconds(measured_s)}, {ratio:.2f} x the expected time",
@@ -205,7 +207,8 @@ def comparison_rows(found: Comparison) -> list[Document]:
             record |= dict.fromkeys((*COLUMNS, "tp_comm_s", "ep_comm_s")) | {"refused": row.refused}
         else:
             record |= {name: float(getattr(row.bill, name)) for name in COLUMNS}
-            record |= {"tp_comm_s": row.seconds_on("tp"), "ep_comm_s": row.seconds_on("ep"), "refused": ""}
+            apart = {"tp_comm_s": row.seconds_on("tp"), "ep_comm_s": row.seconds_on("ep")}
+            record |= {**apart, "fits": fits(row.bill), "refused": ""}
         rows.append(record)
     return rows
 
@@ -220,13 +223,21 @@ def comparison_csv(found: Comparison) -> str:
 
 
 def show_comparison(console: Console, found: Comparison) -> None:
-    table = new_table(*found.axes, ">step", ">compute", ">exposed comm", ">share", ">tp comm", ">ep comm", ">tokens/s", "")
+    table = new_table(*found.axes, ">step", ">compute", ">exposed comm", ">share", ">tp comm", ">ep comm", ">tokens/s", "fits", "")
     for record in comparison_rows(found):
         cells = [str(record[a]) for a in found.axes]
         if record["refused"]:
-            table.add_row(*cells, *[""] * 7, Text(record["refused"], style="red"))
+            table.add_row(*cells, *[""] * 8, Text(record["refused"], style="red"))
             continue
         times = [format_seconds(record[n]) for n in ("step_s", "compute_s", "exposed_comm_s")]
         apart = [format_seconds(record[n]) if record[n] else "" for n in ("tp_comm_s", "ep_comm_s")]
-        table.add_row(*cells, *times, f"{record['comm_fraction']:.1%}", *apart, f"{record['tokens_per_s']:,.0f}", "")
+        table.add_row(
+            *cells,
+            *times,
+            f"{record['comm_fraction']:.1%}",
+            *apart,
+            f"{record['tokens_per_s']:,.0f}",
+            "yes" if record["fits"] else "no",
+            "",
+        )
     console.print(table)

@@ -13,6 +13,7 @@ from commtax.report.tables import new_table, notes, say
 from commtax.sim.pipeline import Durations
 from commtax.sim.schedules import Kind
 from commtax.timeline import Timeline
+from commtax.units import plural
 
 STYLES = {"F": "blue", "B": "green", "W": "yellow", "BW": "green", "F&B": "magenta"}
 FILLS = {"F": "#56B4E9", "B": "#009E73", "W": "#E69F00", "BW": "#009E73", "F&B": "#CC79A7"}
@@ -63,7 +64,8 @@ class Pipeline:
 def show_pipeline(console: Console, found: Pipeline) -> None:
     """The grid, then the bubble twice, then what each rank keeps."""
     kind, t = found.kind, found.timeline
-    say(console, f"{kind.name}: {found.p} stages, {found.m} microbatches, {t.span_s:g} time units", "bold")
+    batches = "1 microbatch" if found.m == 1 else f"{found.m} microbatches"
+    say(console, f"{kind.name}: {plural(found.p, 'stage')}, {batches}, {t.span_s:g} time units", "bold")
     _grid(console, t)
     closed = found.idle_closed_form_s
     table = new_table("bubble", ">idle a rank", ">over total", ">over ideal")
@@ -79,13 +81,15 @@ def show_pipeline(console: Console, found: Pipeline) -> None:
     remarks = [] if closed is not None else ["no closed form for these times: counted only"]
     if found.times.rank_factors:
         rank, factor = next(iter(found.times.rank_factors.items()))
-        remarks.append(f"straggler: rank {rank} takes {factor:g} times as long, and all wait for it")
+        remarks.append(f"straggler: rank {rank} takes {factor:g} times as long" + (", and all wait for it" if factor > 1 else ""))
     notes(console, remarks)
 
 
 def _grid(console: Console, t: Timeline) -> None:
-    """One character a time unit: the last digit of the microbatch, or a dot where the rank idles."""
+    """One character a time unit: forwards as the microbatch's last digit, backwards as a letter, a dot where a rank idles."""
     unit = float(np.min(t.end_s - t.start_s))
+    if np.any(np.abs(t.start_s / unit - np.round(t.start_s / unit)) > 1e-6):
+        unit /= 4  # starts between the units: finer columns, so that nothing is drawn over
     columns = max(1, round(t.span_s / unit)) if unit > 0 else 1
     room = console.width - 12
     shown = min(columns, room)
@@ -93,9 +97,11 @@ def _grid(console: Console, t: Timeline) -> None:
         cells: list[tuple[str, str]] = [("·", "dim")] * shown
         for i in np.flatnonzero(t.lane == rank).tolist():
             first, last = round(float(t.start_s[i]) / unit), round(float(t.end_s[i]) / unit)
-            digits = t.name[i].split("&")[0].split(".")[0][1:]
-            for column in range(first, min(last, shown)):
-                cells[column] = (digits[-1], STYLES[t.kinds[int(t.kind[i])]])
+            kind = t.kinds[int(t.kind[i])]
+            digit = int(t.name[i].split("&")[0].split(".")[0][-1])
+            sign = {"F": str(digit), "W": "w", "F&B": "ABCDEFGHIJ"[digit]}.get(kind, "abcdefghij"[digit])
+            for column in range(first, min(max(last, first + 1), shown)):
+                cells[column] = (sign, STYLES[kind])
         row = Text(f"{name:<9}", style="dim")
         for character, style in cells:
             row.append(character, style=style)
@@ -103,10 +109,16 @@ def _grid(console: Console, t: Timeline) -> None:
             row.append("…", style="dim")
         console.print(row, soft_wrap=True)
     used = [k for k in t.kinds if t.kinds.index(k) in set(t.kind.tolist())]
-    words = {"F": "forward", "B": "input gradient", "W": "weight gradient", "BW": "backward", "F&B": "both overlapped"}
-    legend = Text("last digit of the microbatch; ", style="dim")
+    words = {
+        "F": "0-9 forward",
+        "B": "a-j input gradient",
+        "W": "w weight gradient",
+        "BW": "a-j backward",
+        "F&B": "A-J forward and backward overlapped",
+    }
+    legend = Text("by the last digit of the microbatch: ", style="dim")
     for k in used:
-        legend.append(f"{words[k]} ", style=STYLES[k])
+        legend.append(f"{words[k]}, ", style=STYLES[k])
     console.print(legend.append("· idle", style="dim"), soft_wrap=True)
 
 
@@ -119,6 +131,9 @@ def pipeline_document(found: Pipeline) -> Document:
         "stages": found.p,
         "microbatches": found.m,
         "chunks": found.kind.chunks or found.v,
+        "times": [found.times.forward, found.times.backward, found.times.weight],
+        "transfer": found.times.transfer,
+        "straggler": {str(rank): factor for rank, factor in found.times.rank_factors.items()},
         "total_s": found.timeline.span_s,
         "idle_counted_s": found.idle_counted_s,
         "idle_closed_form_s": closed,
