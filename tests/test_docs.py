@@ -37,7 +37,9 @@ def test_commands_run(page, line):
 
 @pytest.mark.parametrize(("page", "block"), blocks("python"))
 def test_python_examples_run(page, block):
-    exec(compile(block, page, "exec"), {})
+    names: dict[str, object] = {}
+    exec(compile(block, page, "exec"), names)
+    assert "commtax" in names
 
 
 def shown():

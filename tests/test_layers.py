@@ -80,7 +80,7 @@ def test_importing_commtax_needs_numpy_and_the_standard_library_only():
         "bad = [m for m in ('click', 'rich', 'torch', 'fastapi', 'pydantic', 'huggingface_hub') if m in sys.modules];"
         "assert not bad, bad"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_files_stay_small():

@@ -20,8 +20,8 @@ class Counterfactual:
     note: str = ""
 
 
-def verdict(b: StepBill) -> str:
-    """One sentence: how much of the step is communication, why, and what helps."""
+def verdict(b: StepBill, what_ifs: list[Counterfactual] | None = None) -> str:
+    """One sentence: how much of the step is communication, why, and what helps (from ``counterfactuals(b)``)."""
     phase = {"decode": "Decode", "prefill": "Prefill", "mixed": "A mixed step"}[b.phase]
     head = f"{phase} at batch {int(b.batch):,}"
     lines = [x for x in b.items if x.kind == "comm"]
@@ -33,14 +33,14 @@ def verdict(b: StepBill) -> str:
     kind = "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
     kind = "launch" if top.why == "the launch floor without graphs" else kind
     biggest = f"{top.item.what} {top.item.op}, {kind}-bound: {int(top.item.count):,} x {format_seconds(float(top.each_s))}"
-    return f"{whole} ({biggest}, {format_bytes(float(top.item.nbytes))} over {top.link}); {_remedy(b, top, share)}."
+    return f"{whole} ({biggest}, {format_bytes(float(top.item.nbytes))} over {top.link}); {_remedy(b, top, share, what_ifs)}."
 
 
-def _remedy(b: StepBill, top: Line, share: float) -> str:
+def _remedy(b: StepBill, top: Line, share: float, what_ifs: list[Counterfactual] | None) -> str:
     """What would help, from what-ifs that are computed, not from a rule of thumb."""
     if share < 0.05:
         return _compute_words(b)
-    found = {c.what: -c.delta_s / float(b.step_s) for c in counterfactuals(b)}
+    found = {c.what: -c.delta_s / float(b.step_s) for c in (counterfactuals(b) if what_ifs is None else what_ifs)}
     latency, bandwidth = found["collective latency / 2"], found["collective bandwidth x 2"]
     fused = " (a fused all-reduce would do that)" if top.item.op == "all-reduce" else ""
     if max(latency, bandwidth) < 0.01:

@@ -30,13 +30,14 @@ def show_bill(console: Console, b: StepBill) -> None:
     )
     what = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mixed": "cached tokens each, and one prompt as long"}
     say(console, f"{b.phase}: batch {int(b.batch):,} a replica, {int(b.context):,} {what[b.phase]}{_modes(b)}", "dim")
-    say(console, verdict(b), "bold yellow")
+    what_ifs = counterfactuals(b)
+    say(console, verdict(b, what_ifs), "bold yellow")
     for line in draw_layer(b):
         console.print(line, soft_wrap=True)
     _lines(console, b)
     _totals(console, b)
     table = new_table("what if", ">step", ">change", "")
-    for c in counterfactuals(b):
+    for c in what_ifs:
         table.add_row(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note)
     console.print(table)
     chosen = dict.fromkeys(f"{x.item.op}: {x.why}" for x in b.items if x.why)
@@ -120,7 +121,8 @@ def bill_document(b: StepBill) -> Document:
         for x in b.items
     ]
     figures = ("step_s", "compute_s", "comm_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
-    what_if = [{"what": c.what, "step_s": c.step_s, "delta_s": c.delta_s, "note": c.note} for c in counterfactuals(b)]
+    found = counterfactuals(b)
+    what_if = [{"what": c.what, "step_s": c.step_s, "delta_s": c.delta_s, "note": c.note} for c in found]
     head: dict[str, Any] = {
         "schema": "commtax.bill/1",
         **question(b.setup),
@@ -132,7 +134,7 @@ def bill_document(b: StepBill) -> Document:
         **{name: getattr(b, name) for name in figures},
         "fits": fits(b),
         "items": items,
-        "verdict": verdict(b),
+        "verdict": verdict(b, found),
         "counterfactuals": what_if,
         "sources": b.sources,
         "weakest_source": weakest(b),
