@@ -203,6 +203,9 @@ def test_counterfactuals_are_recomputed():
     assert found["NCCL only"].delta_s > 0
     assert found["eager"].delta_s > 0
     assert float(again(b).step_s) == float(b.step_s)
+    other = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=4, library="nccl")
+    assert float(again(other).step_s) == float(other.step_s) > float(b.step_s), "a what-if keeps the library that was asked for"
+    assert "NCCL only" not in {c.what for c in counterfactuals(other)}
 
 
 def test_links():

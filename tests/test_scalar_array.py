@@ -72,6 +72,7 @@ SAMPLES = {
 SPECIAL = {  # arguments whose type does not tell their meaning
     ("share", "split"): "kv",
     ("span", "axis"): "tp",
+    ("tp_item", "op"): "all-reduce",
     ("kv_bytes_per_token_layer", "kv_dtype"): "bf16",
     ("held", "stage"): 0,
     ("held", "pp"): 1,
@@ -93,7 +94,6 @@ SCALAR = {
     *(
         "total_bytes",
         "kv_pool",
-        "is_large",
         "default_utilization",
         "check_stored",
         "min_microbatches",

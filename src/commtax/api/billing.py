@@ -56,7 +56,7 @@ def bill(
     bandwidth_scale: float = 1.0,
     **plan: Any,
 ) -> StepBill:
-    """Price one prefill, decode or mixed step. Any number may be an array, and then every figure is one.
+    """Price one prefill, decode or mixed step. Sizes, batch and context may be arrays, and then every figure is one.
 
     With ``pp`` stages the batch is split into ``pp`` microbatches that are in flight together: ``step_s`` is one
     microbatch through all stages, and tokens of all of them come out in that time.
@@ -67,7 +67,7 @@ def bill(
     check_backend(ep_backend, asked)
     fabric = catalog.fabric(library or asked.engine.library, asked.cluster)
     constants = catalog.kernel_constants(asked.engine, asked.cluster.chip)
-    settings = Settings(eager, ep_backend, overlap, slow_rank, latency_scale, bandwidth_scale)
+    settings = Settings(eager, ep_backend, overlap, slow_rank, latency_scale, bandwidth_scale, library)
     together = in_flight(phase, batch, asked.plan.pp)
     work = workload(phase, together, context, speculative)
     tokens = (batch if phase in ("decode", "prefill") else work.decode_seqs + work.prefill_seqs) * asked.plan.dp
@@ -100,8 +100,7 @@ def _check(phase: str, batch: Number, context: Number, overlap: float, slow_rank
 def _step_notes(asked: Setup, phase: str, rows: Number, speculative: int) -> list[str]:
     """What one priced step leaves out: chunks of a long prompt, drafts that are accepted."""
     found = []
-    large = memory.is_large(asked.cluster.chip, asked.engine) and asked.engine.max_batched_tokens_large
-    most = asked.engine.max_batched_tokens_large if large else asked.engine.max_batched_tokens
+    most, _ = memory.default_limits(asked.cluster.chip, asked.engine)
     if phase in ("prefill", "mixed") and np.ndim(rows) == 0 and rows > most and asked.engine.graph_sizes:
         chunks = int(np.ceil(rows / most))
         found.append(f"{asked.engine.key} would run these {rows:,.0f} tokens in {chunks} chunks of {most:,}; one step is priced")

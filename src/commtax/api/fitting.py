@@ -116,15 +116,14 @@ def _serving(
     block: int | None,
     kv_bytes: float,
 ) -> Serving:
-    engine, large = asked.engine, memory.is_large(asked.cluster.chip, asked.engine)
+    engine = asked.engine
     share = memory.default_utilization(asked.cluster.chip, asked.plan, engine) if utilization is None else utilization
     if not 0 < share <= 1:
         raise ValueError(f"gpu_memory_utilization={share}: a fraction above 0 and at most 1 is needed")
     if kv_bytes < 0:
         raise ValueError(f"kv_cache_memory_bytes={kv_bytes}: a size of at least 0 is needed")
     longest = asked.model.max_len if length is None else int(positive(length, "max_model_len"))
-    default_tokens = engine.max_batched_tokens_large if large and engine.max_batched_tokens_large else engine.max_batched_tokens
-    default_seqs = engine.max_seqs_large if large and engine.max_seqs_large else engine.max_seqs
+    default_tokens, default_seqs = memory.default_limits(asked.cluster.chip, engine)
     return Serving(
         max_model_len=longest,
         max_seqs=default_seqs if seqs is None else int(positive(seqs, "max_num_seqs")),

@@ -28,6 +28,7 @@ class Settings:
     slow_rank: float = 1.0  # the slowest rank's compute time over the others': all wait for it
     latency_scale: float = 1.0  # of every collective
     bandwidth_scale: float = 1.0
+    library: str = ""  # whose collectives run; "": the engine's own
 
 
 def inference_bill(

@@ -153,9 +153,11 @@ def other_bytes(plan: Plan, engine: Engine) -> Number:
     return engine.non_torch_bytes + engine.non_torch_bytes_per_doubling * np.log2(plan.tp * 1.0)
 
 
-def is_large(chip: Chip, engine: Engine) -> bool:
-    """Whether the engine applies its defaults for chips with much memory."""
-    return chip.visible_bytes >= engine.large_bytes and chip.family not in engine.large_not
+def default_limits(chip: Chip, engine: Engine) -> tuple[int, int]:
+    """Tokens and sequences of a step, at most, when nobody says: more on chips that the engine counts as large."""
+    large = chip.visible_bytes >= engine.large_bytes and chip.family not in engine.large_not
+    tokens, seqs = (engine.max_batched_tokens_large, engine.max_seqs_large) if large else (0, 0)
+    return tokens or engine.max_batched_tokens, seqs or engine.max_seqs
 
 
 def default_utilization(chip: Chip, plan: Plan, engine: Engine) -> float:

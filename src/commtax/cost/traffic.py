@@ -46,11 +46,11 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
     if engine.logits_padded:
         samples = pick(np.asarray(work.prefill_tokens) > 0, samples, rows)
     logits = samples * padded_vocab(model, plan, engine) * act
-    items = [_tp("embedding", "all-reduce", payload, 1, plan)]
-    items.append(_tp("query/key norm", "all-reduce", rows * 2 * 4, full_norms, plan, "sums of squares over all heads, fp32"))
+    items = [tp_item("embedding", "all-reduce", payload, 1, plan)]
+    items.append(tp_item("query/key norm", "all-reduce", rows * 2 * 4, full_norms, plan, "sums of squares over all heads, fp32"))
     items += _reduced("attention output", payload, model.num_layers, plan)
     items += _reduced("feed-forward output", payload, reduced, plan)
-    items.append(_tp("logits", "all-gather", logits, 1, plan))
+    items.append(tp_item("logits", "all-gather", logits, 1, plan))
     items += _stages(payload, plan, engine, model)
     items += _experts(model, plan, rows, engine, ep_backend or (engine.ep_backends or (AG_RS,))[0], num_moe)
     return items
@@ -62,15 +62,16 @@ def _replaces_all_reduce(model: Model, plan: Plan, engine: Engine, backend: str)
     return wide & (tokens_split(model, plan, engine) | (not gathers) | (np.asarray(plan.tp) == 1) | (not engine.ep_is_tp_dp))
 
 
-def _tp(what: str, op: str, nbytes: Number, count: Number, plan: Plan, note: str = "") -> Item:
+def tp_item(what: str, op: str, nbytes: Number, count: Number, plan: Plan, note: str = "") -> Item:
+    """A collective among the tensor-parallel ranks; one rank issues none."""
     return Item(what, "tp", op, nbytes, plan.tp, pick(np.asarray(plan.tp) > 1, count, 0), note)
 
 
 def _reduced(what: str, payload: Number, count: Number, plan: Plan) -> list[Item]:
     """A row-parallel output: one all-reduce, or reduce-scatter and all-gather with sequence parallelism."""
     if not plan.sequence_parallel:
-        return [_tp(what, "all-reduce", payload, count, plan)]
-    return [_tp(what, "reduce-scatter", payload, count, plan), _tp(what, "all-gather", payload, count, plan)]
+        return [tp_item(what, "all-reduce", payload, count, plan)]
+    return [tp_item(what, "reduce-scatter", payload, count, plan), tp_item(what, "all-gather", payload, count, plan)]
 
 
 def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[Item]:
@@ -80,7 +81,7 @@ def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[I
     sent = payload / pick(scattered, plan.tp, 1)
     return [
         Item("stage hand-off", "pp", "send-recv", sent, plan.pp * 0 + 2, cuts),
-        _tp("stage hand-off", "all-gather", payload, pick(scattered, cuts, 0), plan),
+        tp_item("stage hand-off", "all-gather", payload, pick(scattered, cuts, 0), plan),
     ]
 
 
@@ -100,7 +101,7 @@ def _experts(model: Model, plan: Plan, rows: Number, engine: Engine, backend: st
     mine = pick(split, np.ceil(rows / plan.tp), rows)
     out = model.hidden * dispatched_bytes(plan, quantisation(model, plan))
     back = model.hidden * DTYPE_BYTES[plan.activations_dtype]
-    regather = _tp(
+    regather = tp_item(
         "expert output", "all-gather", mine * plan.tp * back, pick(split, count, 0), plan, "tokens back to every tp rank"
     )
     if backend == AG_RS:

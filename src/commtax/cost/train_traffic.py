@@ -14,6 +14,7 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.cost.experts import expert_tp
 from commtax.cost.tensors import FIRST, inventory, share, stage_layers
+from commtax.cost.traffic import tp_item
 from commtax.ledger import Item
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, TrainStep
 
@@ -51,10 +52,6 @@ def _passes(plan: Plan) -> int:
     return 2 if plan.recompute == "full" else 1
 
 
-def _tp(what: str, op: str, nbytes: Number, count: Number, plan: Plan, note: str = "") -> Item:
-    return Item(what, "tp", op, nbytes, plan.tp, pick(np.asarray(plan.tp) > 1, count, 0), note)
-
-
 def _tensor_parallel(model: Model, plan: Plan, payload: Number, layers: Number) -> list[Item]:
     """Two sites a layer (attention, feed-forward), each reduced once forward and once backward, again if recomputed.
 
@@ -68,33 +65,33 @@ def _tensor_parallel(model: Model, plan: Plan, payload: Number, layers: Number) 
     if plan.sequence_parallel:
         routed = payload * pick(np.asarray(plan.ep) > 1, moe.top_k, 1)
         return [
-            _tp("layers forward", "all-gather", payload, sites * forward, plan),
-            _tp("layers forward", "reduce-scatter", payload, sites * forward, plan),
-            _tp("layers backward", "all-gather", payload, 2 * sites, plan, "output gradients, and inputs again"),
-            _tp("layers backward", "reduce-scatter", payload, sites, plan),
-            _tp("expert tokens", "all-gather", routed, each * (forward + 1), plan, "forward, and gradients backward"),
-            _tp("expert tokens", "reduce-scatter", routed, each * (forward + 1), plan),
+            tp_item("layers forward", "all-gather", payload, sites * forward, plan),
+            tp_item("layers forward", "reduce-scatter", payload, sites * forward, plan),
+            tp_item("layers backward", "all-gather", payload, 2 * sites, plan, "output gradients, and inputs again"),
+            tp_item("layers backward", "reduce-scatter", payload, sites, plan),
+            tp_item("expert tokens", "all-gather", routed, each * (forward + 1), plan, "forward, and gradients backward"),
+            tp_item("expert tokens", "reduce-scatter", routed, each * (forward + 1), plan),
         ]
     return [
-        _tp("layers forward", "all-reduce", payload, (sites + each) * forward, plan),
-        _tp("layers backward", "all-reduce", payload, sites + each, plan),
+        tp_item("layers forward", "all-reduce", payload, (sites + each) * forward, plan),
+        tp_item("layers backward", "all-reduce", payload, sites + each, plan),
     ]
 
 
 def _embedding_and_head(plan: Plan, payload: Number, rows: Number) -> list[Item]:
     m = plan.microbatches
-    loss = _tp("loss", "all-reduce", rows * 4, 3 * m, plan, "vocab-parallel cross-entropy: max, target, sum")
+    loss = tp_item("loss", "all-reduce", rows * 4, 3 * m, plan, "vocab-parallel cross-entropy: max, target, sum")
     if plan.sequence_parallel:
         return [
-            _tp("embedding", "reduce-scatter", payload, m, plan),
-            _tp("embedding backward", "all-gather", payload, m, plan),
-            _tp("head", "all-gather", payload, 2 * m, plan, "forward, and again for the weight gradient"),
-            _tp("head backward", "reduce-scatter", payload, m, plan),
+            tp_item("embedding", "reduce-scatter", payload, m, plan),
+            tp_item("embedding backward", "all-gather", payload, m, plan),
+            tp_item("head", "all-gather", payload, 2 * m, plan, "forward, and again for the weight gradient"),
+            tp_item("head backward", "reduce-scatter", payload, m, plan),
             loss,
         ]
     return [
-        _tp("embedding", "all-reduce", payload, m, plan),
-        _tp("head backward", "all-reduce", payload, m, plan),
+        tp_item("embedding", "all-reduce", payload, m, plan),
+        tp_item("head backward", "all-reduce", payload, m, plan),
         loss,
     ]
 
@@ -141,7 +138,7 @@ def _tied_and_norms(model: Model, plan: Plan, engine: Engine, layers: Number) ->
     per_stage = norms * layers / model.num_layers * grads
     return [
         Item("tied embedding gradients", "pp", "all-reduce", table, plan.pp * 0 + 2, twice, "first and last stage"),
-        _tp("norm gradients", "all-reduce", per_stage, 1 if plan.sequence_parallel else 0, plan),
+        tp_item("norm gradients", "all-reduce", per_stage, 1 if plan.sequence_parallel else 0, plan),
     ]
 
 
