@@ -54,7 +54,7 @@ class Line:
     ``link`` are names, or for arrays codes into ``names``.
     """
 
-    kind: str  # compute | comm | host
+    kind: str  # compute | comm | host | bubble
     item: Item
     fixed_s: Number
     moving_s: Number
@@ -65,6 +65,7 @@ class Line:
     why: str = ""
     source: str = ""
     flops: Number = 0.0
+    window_s: Number = 0.0  # compute that the collective may run beside, in total
 
     @property
     def each_s(self) -> Number:
@@ -131,7 +132,7 @@ def _at(value: Any, index: int) -> Any:
 def _line_at(line: Line, index: int) -> Line:
     i = line.item
     item = replace(i, nbytes=_at(i.nbytes, index), ranks=_at(i.ranks, index), count=_at(i.count, index))
-    numbers: dict[str, Any] = {name: _at(getattr(line, name), index) for name in ("fixed_s", "moving_s", "hidden_s", "flops")}
+    numbers: dict[str, Any] = {name: _at(getattr(line, name), index) for name in ("fixed_s", "moving_s", "hidden_s", "flops", "window_s")}
     names: dict[str, Any] = {name: _name(_at(getattr(line, name), index), line.names) for name in ("link", "algorithm")}
     return replace(line, item=item, **numbers, **names)
 

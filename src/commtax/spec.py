@@ -252,6 +252,7 @@ class Plan:
     cp: Number = 1
     sequence_parallel: bool = False
     zero: int = 0
+    shard: Number = 0  # ranks that ZeRO 3 shards over (HSDP: groups of them are replicas); 0: all data-parallel ranks
     microbatches: Number = 1
     schedule: str = "1f1b"
     chunks: int = 1  # virtual stages a rank (interleaved schedules)
@@ -265,6 +266,11 @@ class Plan:
     @property
     def num_gpus(self) -> Number:
         return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def num_shards(self) -> Number:
+        """Data-parallel ranks that hold one whole copy together under ZeRO 3."""
+        return self.shard + (self.shard == 0) * self.dp
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +399,15 @@ class Engine:
     grads_dtype: str = "bf16"
     zero: int = 0  # ZeRO stage unless the plan says otherwise
     master_is_parameter: bool = False  # the sharded parameter is the fp32 master copy itself
+    async_axes: tuple[str, ...] = ()  # training: axes whose collectives are launched beside compute
+    overlap_efficiency: float = 0.0  # share of an overlapped collective that really hides: it takes SMs and bandwidth
+    bucket_bytes: float = 0.0  # gradients are reduced in pieces of this size
+    attention: str = "fused"  # training: the chip's best kernel; or "flash2", "triton"; "unfused" writes the score matrix
+    selective: str = "attention"  # what selective recomputation repeats: the attention core, or "matmuls": every other one
+    sequence_parallel: bool = False  # training: tensor parallelism comes with sequence parallelism
+    fp8_gathers: bool = False  # … and gathers in fp8 what fp8 products take
+    elementwise_passes: float = 1.0  # bytes that its norms, activations and residuals move over those of fused kernels …
+    eager_passes: float = 1.0  # … and without a compiler
     aliases: tuple[str, ...] = ()
     note: str = ""
     sources: Mapping[str, Source] = field(default_factory=dict)

@@ -10,12 +10,12 @@ import numpy as np
 
 from commtax import catalog
 from commtax.cost import legality
+from commtax.cost.bubble import SCHEDULES
 from commtax.cost.memory import check_stored
 from commtax.cost.train_memory import RECOMPUTE
 from commtax.spec import DTYPE_BYTES, Cluster, Engine, Model, Number, Plan
 
 PHASES = ("decode", "prefill", "mixed", "train")
-SCHEDULES = ("1f1b", "gpipe", "interleaved")
 AUTO_EP = -1
 """``ep=AUTO_EP`` asks for the engine's own size, tp x dp."""
 
@@ -71,7 +71,7 @@ def setup(
         activations_dtype=activations,
         kv_dtype=_kv_dtype(kv_dtype) or activations,
         grads_dtype=engine.grads_dtype,
-        **{"zero": engine.zero, **{k: v for k, v in kinds.items() if v is not None}},
+        **{"zero": engine.zero, "sequence_parallel": engine.sequence_parallel, **{k: v for k, v in kinds.items() if v is not None}},
     )
     _check_kinds(plan, engine)
     if all(np.ndim(x) == 0 for x in (tp, pp, dp, ep, cp, plan.microbatches)):
@@ -134,6 +134,24 @@ def _check_kinds(plan: Plan, engine: Engine) -> None:
         raise ValueError(f"chunks={plan.chunks}: a rank has at least 1 chunk")
     if plan.chunks > 1 and plan.schedule != "interleaved":
         raise ValueError(f"chunks={plan.chunks}: only the interleaved schedule has several chunks a rank")
+    if plan.schedule == "interleaved" and piped and plan.chunks < 2:
+        raise ValueError("chunks=1: the interleaved schedule needs at least 2 chunks a rank")
+    least = SCHEDULES[plan.schedule].least(np.asarray(plan.pp))
+    if np.any((np.asarray(plan.pp) > 1) & (np.asarray(plan.microbatches) < least)):
+        raise ValueError(f"microbatches={plan.microbatches}: schedule {plan.schedule} needs at least {np.max(least)} with pp={plan.pp}")
+    _check_shards(plan)
+
+
+def _check_shards(plan: Plan) -> None:
+    """HSDP groups divide the data-parallel ranks, and only ZeRO 3 has them."""
+    if not np.any(np.asarray(plan.shard) != 0):
+        return
+    if plan.zero != 3:
+        raise ValueError(f"hsdp={plan.shard}: sharding over groups belongs to ZeRO 3 (fsdp, torchtitan), not to zero={plan.zero}")
+    shard, dp = np.asarray(plan.shard), np.asarray(plan.dp)
+    if np.any(shard < 1) or np.any(dp % np.maximum(1, shard) != 0):
+        near = [n for n in range(1, int(np.max(dp)) + 1) if np.all(dp % n == 0)]
+        raise ValueError(f"hsdp={plan.shard}: groups must divide dp={plan.dp} (one of {', '.join(map(str, near[:12]))})")
 
 
 def numeric(value: Any, name: str) -> Number:

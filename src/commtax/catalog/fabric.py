@@ -12,6 +12,7 @@ from commtax.catalog.loader import normal, stems, suggest, toml
 from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Link, Path
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
+FORMS = ("gemm", "decode", "prefill", "small", "elementwise", "train")
 _LIBRARY_KEYS = {
     "key",
     "name",
@@ -169,4 +170,4 @@ def kernel_constants(engine: Engine, chip: Chip) -> KernelConstants:
 
 
 def _tables(table: Mapping[str, Any]) -> Mapping[str, Mapping[str, float]]:
-    return {f"{form}.{dtype}": c for form in ("gemm", "decode", "prefill", "small") for dtype, c in table[form].items()}
+    return {f"{form}.{dtype}": c for form in FORMS for dtype, c in table[form].items()}

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.experts import expert_tp, over_replicas, tokens_split
+from commtax.cost.experts import expert_tp, experts_reach, tokens_split
 from commtax.cost.memory import kv_bytes_per_token_layer
 from commtax.cost.tensors import Tensor as Matrix
 from commtax.cost.tensors import padded_vocab, quantisation, quantised_fraction
@@ -43,19 +43,29 @@ class Kernel:
     head_dim: int = 128
     length: Number = 0  # keys a query sees (decode), new tokens a sequence (prefill)
     past: Number = 0
+    static_scales: bool = False  # activations are quantised with known scales, inside the kernel before
+    rate: float = 1.0  # arithmetic rate over that of the form's constants (sustained clocks, other kernels)
 
 
 def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> list[Kernel]:
     """Every kernel of one step, all pipeline stages in sequence."""
-    kernels: list[Kernel] = []
-    for part, thing, count in _parts(model):
-        kernels += _part(part, thing, count, model, plan, work, rows, engine)
-    kernels.append(
-        _gemm("head", 1, work.samples, padded_vocab(model, plan, engine) / plan.tp, model.hidden, model, plan, "lm_head")
-    )
+    kernels = [*layer_kernels(model, plan, work, rows, engine), head_kernel(model, plan, work.samples, engine)]
     if engine.key != "torch":
         kernels.append(_small("embedding and final norm", 2, rows * model.hidden * 4, plan))
     return kernels
+
+
+def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> list[Kernel]:
+    """The kernels of all layers."""
+    kernels: list[Kernel] = []
+    for part, thing, count in _parts(model):
+        kernels += _part(part, thing, count, model, plan, work, rows, engine)
+    return kernels
+
+
+def head_kernel(model: Model, plan: Plan, rows: Number, engine: Engine) -> Kernel:
+    """Logits of ``rows`` rows over this rank's part of the vocabulary."""
+    return _gemm("head", 1, rows, padded_vocab(model, plan, engine) / plan.tp, model.hidden, model, plan, "lm_head")
 
 
 @lru_cache(maxsize=256)
@@ -217,7 +227,7 @@ def _routed(f: Experts, count: int, model: Model, plan: Plan, rows: Number, engi
 
     Under expert parallelism across replicas a rank works on the tokens of the whole group that chose its experts.
     """
-    tokens = pick(over_replicas(plan, engine), rows * plan.dp, rows)
+    tokens = rows * experts_reach(plan, engine)
     mine = f.num_experts / plan.ep
     chosen = mine * (1 - (1 - f.top_k / f.num_experts) ** tokens)
     copies = tokens * f.top_k / plan.ep

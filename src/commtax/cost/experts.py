@@ -27,6 +27,13 @@ def expert_tp(plan: Plan, engine: Engine) -> Number:
     return np.maximum(1, world // np.maximum(1, plan.ep))
 
 
+def experts_reach(plan: Plan, engine: Engine) -> Number:
+    """Ranks' worth of tokens that one group of experts works on: of the ep ranks in training, of all replicas in serving."""
+    if engine.experts_keep_tp:
+        return plan.ep
+    return pick(over_replicas(plan, engine), plan.dp, 1)
+
+
 def tokens_split(model: Model, plan: Plan, engine: Engine) -> Number:
     """Whether MoE layers work on tokens split over tp (vLLM's sequence-parallel MoE): shared experts are then whole."""
     wide = (np.asarray(plan.ep) > plan.tp) & (np.asarray(plan.tp) > 1)

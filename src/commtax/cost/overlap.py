@@ -38,3 +38,14 @@ def tp_tax(flops_per_s: Number, bandwidth_Bps: Number, hidden: Number, tp: Numbe
 def breakeven_overlap(slow_s: Number, fast_s: Number) -> Number:
     """The share of a slow link's time that must hide for it to look like the fast one; 0 where it is already faster."""
     return pick(slow_s > fast_s, 1 - fast_s / pick(np.asarray(slow_s) > 0, slow_s, 1), 0.0)
+
+
+def hidden_s(comm_s: Number, window_s: Number, efficiency: float) -> Number:
+    """Seconds of a collective that cost nothing: what its window covers, times an efficiency below 1.
+
+    A collective beside compute takes SMs and memory bandwidth from it, so of what runs beside it a part is paid anyway.
+
+    >>> hidden_s(2.0, 5.0, 0.9), hidden_s(2.0, 1.0, 0.9)
+    (np.float64(1.8), np.float64(0.9))
+    """
+    return efficiency * np.minimum(comm_s, window_s)

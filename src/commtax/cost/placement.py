@@ -48,7 +48,8 @@ def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
     """The (size, stride) runs of a group.
 
     ``dp`` is the gradient group and so joins cp. ``ep``: Megatron numbers experts' ranks tp, ep, edp; serving engines
-    fill tp first and then go on over dp. ``edp``: the ranks that hold the same experts.
+    fill tp first and then go on over dp. ``edp``: the ranks that hold the same experts. ``shard`` and ``replica``: the
+    ranks that share one copy under ZeRO 3, and those that hold the same part of different copies (HSDP).
     """
     inner = expert_tp(plan, engine)
     if axis == "ep":
@@ -58,6 +59,10 @@ def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
         return [(within, 1), (plan.ep / within, _stride("dp", plan))]
     if axis == "edp":
         return [(np.maximum(1, plan.dp * plan.cp * plan.tp / (plan.ep * inner)), inner * plan.ep)]
+    if axis == "shard":
+        return [(plan.cp, _stride("cp", plan)), (plan.num_shards, _stride("dp", plan))]
+    if axis == "replica":
+        return [(plan.dp / plan.num_shards, _stride("dp", plan) * plan.num_shards)]
     if axis == "dp":
         return [(plan.cp, _stride("cp", plan)), (plan.dp, _stride("dp", plan))]
     return [(getattr(plan, axis), _stride(axis, plan))]

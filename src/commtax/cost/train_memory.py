@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from commtax.arrays import pick
+from commtax.cost.bubble import SCHEDULES
 from commtax.cost.experts import expert_tp
 from commtax.cost.tensors import padded_vocab
 from commtax.cost.train_traffic import fullest_layers, stage_params
@@ -34,8 +35,8 @@ class TrainMemory:
 def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> TrainMemory:
     """ZeRO 1 divides the optimiser state over the data-parallel ranks, 2 the gradients too, 3 the parameters too."""
     params = stage_params(model, plan, engine)
-    ranks = plan.dp * plan.cp
-    same_experts = np.maximum(1, ranks * plan.tp / (plan.ep * expert_tp(plan, engine)))
+    ranks = (plan.num_shards if plan.zero == 3 else plan.dp) * plan.cp
+    same_experts = np.maximum(1, plan.dp * plan.cp * plan.tp / (plan.ep * expert_tp(plan, engine)))
     dense, experts = params["layers"] + params["ends"], params["experts"]
 
     def divided(nbytes: float, stage: int) -> Number:
@@ -60,13 +61,11 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
 
 
 def in_flight(plan: Plan) -> Number:
-    """Microbatches whose activations the first stage keeps: all under gpipe, at most pp under 1f1b.
+    """Microbatches whose activations the first stage keeps: all under gpipe, at most pp under 1f1b, 2 pp - 1 under zb-h2.
 
     Interleaving v chunks keeps (p - 1)/(p v) more, as Narayanan et al. 2021 count it.
     """
-    if plan.schedule in ("gpipe", "fill-drain"):
-        return plan.microbatches
-    kept = np.minimum(plan.microbatches, plan.pp)
+    kept = SCHEDULES[plan.schedule].kept(plan.pp, plan.microbatches)
     if plan.chunks > 1:
         return kept * (1 + (plan.pp - 1) / (plan.pp * plan.chunks))
     return kept

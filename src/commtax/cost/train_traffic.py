@@ -24,9 +24,9 @@ def training(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> list[
     rows = step.micro_batch * step.seq / plan.cp
     payload = rows * model.hidden * DTYPE_BYTES[plan.activations_dtype]
     layers = fullest_layers(model, plan)
-    items = _tensor_parallel(model, plan, payload, layers)
+    items = _tensor_parallel(model, plan, payload, layers, engine)
     items += _embedding_and_head(plan, payload, rows)
-    items += _pipeline(plan, payload)
+    items += _pipeline(plan, payload, engine)
     items += _context(model, plan, rows, layers, engine)
     items += _experts(model, plan, rows)
     items += _data_parallel(model, plan, layers, engine)
@@ -36,10 +36,10 @@ def training(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> list[
 
 def fullest_layers(model: Model, plan: Plan) -> Number:
     """Layers of the stage that has most."""
-    return _by_pp(plan.pp, lambda pp: max(len(r) for r in stage_layers(model, pp)))
+    return by_pp(plan.pp, lambda pp: max(len(r) for r in stage_layers(model, pp)))
 
 
-def _by_pp(pp: Number, one: Callable[[int], int]) -> Number:
+def by_pp(pp: Number, one: Callable[[int], int]) -> Number:
     """Apply a scalar function of pp to an array of them."""
     values, back = np.unique(np.asarray(pp), return_inverse=True)
     results = np.array([one(int(v)) for v in values], dtype=float)
@@ -52,7 +52,7 @@ def _passes(plan: Plan) -> int:
     return 2 if plan.recompute == "full" else 1
 
 
-def _tensor_parallel(model: Model, plan: Plan, payload: Number, layers: Number) -> list[Item]:
+def _tensor_parallel(model: Model, plan: Plan, payload: Number, layers: Number, engine: Engine) -> list[Item]:
     """Two sites a layer (attention, feed-forward), each reduced once forward and once backward, again if recomputed.
 
     With sequence parallelism a site is all-gather + reduce-scatter, and backward gathers twice: the gradient of the
@@ -64,10 +64,11 @@ def _tensor_parallel(model: Model, plan: Plan, payload: Number, layers: Number) 
     each, forward = mixed * plan.microbatches, _passes(plan)
     if plan.sequence_parallel:
         routed = payload * pick(np.asarray(plan.ep) > 1, moe.top_k, 1)
+        small = 0.5 if engine.fp8_gathers and plan.weights_dtype == "fp8" else 1.0
         return [
-            tp_item("layers forward", "all-gather", payload, sites * forward, plan),
+            tp_item("layers forward", "all-gather", payload * small, sites * forward, plan),
             tp_item("layers forward", "reduce-scatter", payload, sites * forward, plan),
-            tp_item("layers backward", "all-gather", payload, 2 * sites, plan, "output gradients, and inputs again"),
+            tp_item("layers backward", "all-gather", payload * small, 2 * sites, plan, "output gradients, and inputs again"),
             tp_item("layers backward", "reduce-scatter", payload, sites, plan),
             tp_item("expert tokens", "all-gather", routed, each * (forward + 1), plan, "forward, and gradients backward"),
             tp_item("expert tokens", "reduce-scatter", routed, each * (forward + 1), plan),
@@ -96,13 +97,14 @@ def _embedding_and_head(plan: Plan, payload: Number, rows: Number) -> list[Item]
     ]
 
 
-def _pipeline(plan: Plan, payload: Number) -> list[Item]:
+def _pipeline(plan: Plan, payload: Number, engine: Engine) -> list[Item]:
     """A middle stage sends each microbatch's activation on and its gradient back, once for each of its chunks."""
-    sent = payload / (plan.tp if plan.sequence_parallel else 1)
+    sent = payload / (plan.tp if plan.sequence_parallel or engine.pp_scatter else 1)
     count = pick(np.asarray(plan.pp) > 1, plan.microbatches * plan.chunks, 0)
     return [
         Item("activations on", "pp", "send-recv", sent, plan.pp * 0 + 2, count),
         Item("gradients back", "pp", "send-recv", sent, plan.pp * 0 + 2, count),
+        tp_item("stage inputs", "all-gather", payload, 2 * count if engine.pp_scatter and not plan.sequence_parallel else 0, plan),
     ]
 
 
@@ -156,7 +158,7 @@ def _experts(model: Model, plan: Plan, rows: Number) -> list[Item]:
 
 def num_moe_layers(model: Model, plan: Plan) -> Number:
     """Layers with experts on the stage that has most of them."""
-    return _by_pp(plan.pp, lambda pp: max(sum(_is_moe(model, i) for i in r) for r in stage_layers(model, pp)))
+    return by_pp(plan.pp, lambda pp: max(sum(_is_moe(model, i) for i in r) for r in stage_layers(model, pp)))
 
 
 def _is_moe(model: Model, layer: int) -> bool:
@@ -170,7 +172,7 @@ def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
         mine = share(t.split, model, plan, engine) * t.size
         if t.where >= 0:
             group = "experts" if t.part == "experts" else "layers"
-            total[group] = total[group] + mine * _by_pp(plan.pp, partial(_fullest, model, where=t.where))
+            total[group] = total[group] + mine * by_pp(plan.pp, partial(_fullest, model, where=t.where))
         elif t.where == FIRST:
             total["ends"] = total["ends"] + mine
         else:  # head and final norm lie on the last stage: beside the embedding only without a pipeline
@@ -187,8 +189,8 @@ def _fullest(model: Model, pp: int, where: int) -> int:
 def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> list[Item]:
     """Gradients (and, sharded, parameters). Experts under ep are reduced among the ranks that hold the same ones."""
     params = stage_params(model, plan, engine)
-    ranks = plan.dp * plan.cp
-    same_experts = ranks * plan.tp / (plan.ep * expert_tp(plan, engine))
+    ranks = plan.num_shards * plan.cp if plan.zero == 3 else plan.dp * plan.cp
+    same_experts = plan.dp * plan.cp * plan.tp / (plan.ep * expert_tp(plan, engine))
     mixed = num_moe_layers(model, plan)
     if plan.zero < 3:
         dense = params["layers"] + params["ends"]
@@ -202,7 +204,15 @@ def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> 
         *_sharded(plan, params["experts"] / np.maximum(1, mixed), same_experts, mixed, "expert ", gathers),
         *_sharded(plan, params["ends"] - last, ranks, 1, "embedding ", gathers),
         *_sharded(plan, last, ranks, 1, "head ", 1),
+        _copies(plan, params["layers"] + params["ends"], ranks),
     ]
+
+
+def _copies(plan: Plan, params: Number, ranks: Number) -> Item:
+    """HSDP: groups of ranks hold a whole copy each, and their gradient shards are summed over the groups."""
+    groups = plan.dp / plan.num_shards
+    nbytes = params * DTYPE_BYTES[plan.grads_dtype] / ranks
+    return Item("gradient shards", "replica", "all-reduce", nbytes, groups, pick(np.asarray(groups) > 1, 1, 0), "once a step")
 
 
 def _replicated(plan: Plan, params: Number, ranks: Number, whose: str) -> list[Item]:
@@ -226,7 +236,7 @@ def _sharded(plan: Plan, params: Number, ranks: Number, units: Number, whose: st
     The last unit (head and final norm) stays gathered in between.
     """
     on = (np.asarray(ranks) > 1) & (np.asarray(params) > 0)
-    axis = "edp" if whose == "expert " else "dp"
+    axis = "edp" if whose == "expert " else "shard"
     count = pick(on, units * plan.microbatches, 0)
     values, grads = params * DTYPE_BYTES[plan.activations_dtype], params * DTYPE_BYTES[plan.grads_dtype]
     return [

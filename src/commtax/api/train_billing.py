@@ -1,0 +1,201 @@
+"""The priced training step, by name: ``commtax.train_bill("llama-3.1-70b", "8x8xh100-sxm", tp=8, dp=8, batch=16)``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from commtax import catalog
+from commtax.api.sending import check_lengths, microbatches
+from commtax.api.setup import Setup, positive, setup
+from commtax.arrays import pick
+from commtax.cost.train_kernels import forward_flops, recomputed_flops
+from commtax.cost.train_memory import TrainMemory, training_memory
+from commtax.cost.training import AXIS_OF, TAXES, TrainSettings, training_bill
+from commtax.ledger import Bill
+from commtax.spec import Cluster, Model, Number, TrainStep
+
+CONVENTIONS = ("full", "causal")
+USABLE = 0.95
+"""Share of the chip's memory that a run can use."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBill(Bill):
+    """A training step with the question it answers."""
+
+    setup: Setup
+    step: TrainStep
+    batch: Number  # sequences a replica and step
+    settings: TrainSettings
+    convention: str
+    memory: TrainMemory
+    sources: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def legal(self) -> Any:
+        """For arrays: which elements are legal plans (``setup.codes`` names the rule that the others break)."""
+        return self.setup.codes == 0
+
+    @property
+    def bubble_s(self) -> Number:
+        return self._sum(lambda line: line.exposed_s, "bubble")
+
+    @property
+    def bubble_fraction(self) -> Number:
+        """Idle share of the step."""
+        return self.bubble_s / self.step_s
+
+    def exposed_on(self, axis: str) -> Number:
+        """Exposed communication of one parallel axis."""
+        mine = [x for x in self.lines if x.kind == "comm" and AXIS_OF.get(x.item.axis, x.item.axis) == axis]
+        return sum((x.exposed_s for x in mine), start=0.0 * self.step_s)
+
+    @property
+    def taxes(self) -> dict[str, Number]:
+        """Seconds that each axis adds to the step; the pipeline's are its hand-offs and its bubble."""
+        return {axis: self.exposed_on(axis) + (self.bubble_s if axis == "pp" else 0.0) for axis in TAXES}
+
+    @property
+    def binding(self) -> Any:
+        """The axis with the largest tax; ``compute`` where none takes 1 % of the step. An array of names for arrays."""
+        names = np.array([*TAXES, "compute"])
+        stack = np.stack([np.asarray(t / self.step_s, dtype=float) for t in self.taxes.values()])
+        worst = np.where(stack.max(axis=0) < 0.01, len(TAXES), stack.argmax(axis=0))
+        return str(names[worst]) if np.ndim(worst) == 0 else names[worst]
+
+    @property
+    def num_gpus(self) -> Number:
+        return self.setup.plan.num_gpus
+
+    @property
+    def peak_flops_per_s(self) -> float:
+        """Dense peak of one GPU in the arithmetic of the products."""
+        peaks, wanted = self.setup.cluster.chip.flops_per_s, self.setup.plan.weights_dtype or self.setup.plan.activations_dtype
+        return float(peaks.get(wanted) or peaks.get("bf16") or peaks["fp16"])
+
+    def model_flops(self, convention: str = "") -> Number:
+        """FLOPs that the model needs in one step: three forward passes' worth, nothing recomputed, padded or masked."""
+        layers, head = forward_flops(self.setup.model, self.step.seq, (convention or self.convention) == "causal")
+        return 3 * (layers + head) * self.tokens
+
+    def _utilization(self, flops: Number) -> Number:
+        return flops / (self.step_s * self.num_gpus * self.peak_flops_per_s)
+
+    @property
+    def mfu(self) -> Number:
+        """Model FLOPs over what the GPUs could do in the step's time; see ``mfu_definition``."""
+        counted = self._utilization(self.model_flops())
+        if self.convention == "causal":
+            return counted
+        return pick(np.asarray(counted) > 1, self._utilization(self.model_flops("causal")), counted)
+
+    @property
+    def hfu(self) -> Number:
+        """As ``mfu`` with recomputed FLOPs counted too."""
+        causal = (np.asarray(self._utilization(self.model_flops())) > 1) | (self.convention == "causal")
+        layers = [recomputed_flops(self.setup.model, self.setup.plan, self.step, self.setup.engine, c) for c in (False, True)]
+        return self.mfu + self._utilization(pick(causal, layers[1], layers[0]) * self.tokens)
+
+    @property
+    def mfu_definition(self) -> str:
+        """What a scalar bill's MFU counts."""
+        dtype = self.setup.plan.weights_dtype or self.setup.plan.activations_dtype
+        peak = f"over {self.peak_flops_per_s / 1e12:,.0f} TFLOP/s dense {dtype} a GPU"
+        if self.convention == "causal":
+            return f"causal pairs only, nothing recomputed, {peak}"
+        if float(self._utilization(self.model_flops())) > 1:
+            return f"causal pairs only, because all pairs would be above 100 % of what the chip can do, {peak}"
+        return f"all query-key pairs (as PaLM and Megatron count), nothing recomputed, {peak}"
+
+    @property
+    def memory_bytes_per_rank(self) -> Number:
+        return self.memory.total
+
+    @property
+    def fits(self) -> Any:
+        """Whether one rank's memory holds it."""
+        return self.memory.total <= USABLE * self.setup.cluster.chip.visible_bytes
+
+    def days(self, tokens: float) -> Number:
+        """Days that ``tokens`` tokens take."""
+        return tokens / self.tokens_per_s / 86400
+
+
+def train_bill(
+    model: str | Model,
+    cluster: str | Cluster,
+    *,
+    batch: Number = 1,
+    micro_batch: Number = 1,
+    context: Number = 4096,
+    hsdp: Number = 0,
+    async_axes: tuple[str, ...] | None = None,
+    eager: bool = False,
+    imbalance: float = 1.0,
+    slow_rank: float = 1.0,
+    library: str = "",
+    latency_scale: float = 1.0,
+    bandwidth_scale: float = 1.0,
+    flops: str = "full",
+    **plan: Any,
+) -> TrainBill:
+    """Price one optimiser step. ``batch`` sequences a replica in microbatches of ``micro_batch``, ``context`` tokens each.
+
+    Sizes may be arrays, and then every figure is one. ``hsdp`` shards over groups of that many ranks; ``async_axes`` are
+    the axes whose collectives run beside compute (the engine's own unless given); ``flops`` says what MFU counts.
+    """
+    for value, name in ((batch, "batch"), (micro_batch, "micro_batch"), (context, "context")):
+        positive(value, name)
+    if flops not in CONVENTIONS:
+        raise ValueError(f"flops '{flops}': full (all query-key pairs) or causal")
+    for factor, name in ((imbalance, "imbalance"), (slow_rank, "slow_rank")):
+        if not 1 <= factor < 1e6:
+            raise ValueError(f"{name}={factor}: a factor of at least 1 is needed")
+    plan.setdefault("microbatches", microbatches(batch, micro_batch))
+    asked = setup(model, cluster, phase="train", shard=hsdp, **plan)
+    check_lengths(context, asked)
+    axes = asked.engine.async_axes if async_axes is None else _axes(async_axes, asked)
+    settings = TrainSettings(eager, axes, imbalance, slow_rank, latency_scale, bandwidth_scale, library)
+    step = TrainStep(micro_batch, context)
+    fabric = catalog.fabric(library or asked.engine.library, asked.cluster)
+    constants = catalog.kernel_constants(asked.engine, asked.cluster.chip)
+    tokens = batch * asked.plan.dp * context
+    plain = training_bill(asked.model, asked.plan, step, asked.cluster, asked.engine, fabric, constants, settings, tokens)
+    memory = training_memory(asked.model, asked.plan, step, asked.engine)
+    sources = tuple(dict.fromkeys(f"{x.kind}: {x.source}" for x in plain.lines if x.source))
+    notes = (*asked.notes, *((fabric.note,) if fabric.note else ()))
+    made = TrainBill(plain.lines, plain.tokens, asked, step, batch, settings, flops, memory, sources, notes)
+    return made
+
+
+def _axes(given: tuple[str, ...], asked: Setup) -> tuple[str, ...]:
+    """Axes to overlap, each one that can be."""
+    for axis in given:
+        if axis not in TAXES:
+            raise ValueError(f"async '{axis}': axes are {', '.join(TAXES)}, or none")
+    if "tp" in given and not asked.plan.sequence_parallel:
+        raise ValueError("async 'tp': only all-gather and reduce-scatter can be cut into pieces; add sequence_parallel")
+    return tuple(given)
+
+
+def train_again(priced: TrainBill, **changes: Any) -> TrainBill:
+    """The same step with something changed: a what-if."""
+    asked, plan, s = priced.setup, priced.setup.plan, priced.settings
+    words: dict[str, Any] = {
+        "batch": priced.batch,
+        "micro_batch": priced.step.micro_batch,
+        "context": priced.step.seq,
+        "engine": asked.engine,
+        "flops": priced.convention,
+        "hsdp": plan.shard,
+        "dtype": plan.weights_dtype,
+        **{name: getattr(plan, name) for name in ("tp", "pp", "dp", "ep", "cp", "zero", "schedule", "chunks", "recompute")},
+        "sequence_parallel": plan.sequence_parallel,
+        **{f.name: getattr(s, f.name) for f in fields(s)},
+    }
+    place = changes.pop("cluster", asked.cluster)
+    return train_bill(asked.model, place, **{**words, **changes})

@@ -1,0 +1,166 @@
+"""The kernels of one training microbatch on one rank: forward, what backward makes of it, what is recomputed, the update.
+
+Backward of a product is two products of the same FLOPs (input and weight gradients); of fused attention 2.5 times its
+forward, because the scores are computed again; of an element-wise kernel about 1.5 times its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from commtax.arrays import pick
+from commtax.cost.compute import Kernel, head_kernel, layer_kernels
+from commtax.cost.tensors import padded_vocab
+from commtax.spec import DTYPE_BYTES, Engine, Model, Number, Plan, TrainStep, Workload
+
+BACKWARD_ATTENTION_FLOPS = 2.5  # five products of the score matrix's size against two
+BACKWARD_ELEMENT_BYTES = 1.5
+LOSS_BYTES = 16  # fp32 logits written and read twice beside the bf16 ones, a row and word of the vocabulary
+SCORE_BYTES = 9  # unfused attention: softmax reads and writes a score, dropout reads, writes and keeps a mask
+CAST_BYTES = 5  # to fp8: read for the largest value, read again, written
+UPDATE_BYTES = 38  # Adam: gradient read (twice, once to clip) and cleared, three fp32 states read and written, parameter written
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Kernels of one microbatch on the fullest stage, counts as often as one microbatch runs them."""
+
+    layers: list[Kernel]
+    head: list[Kernel]
+
+
+def forward(
+    model: Model, plan: Plan, step: TrainStep, engine: Engine, layers: Number, passes: float, imbalance: float = 1.0
+) -> Pass:
+    """Forward kernels of ``layers`` layers, and of the head over every token.
+
+    Context parallelism shares queries so that each rank sees the same number of pairs: as many as its own chunk would
+    with (seq - seq/cp)/2 earlier keys.
+    """
+    local = step.seq / plan.cp
+    rows = step.micro_batch * local
+    past = step.micro_batch * (step.seq - local) / 2
+    work = Workload(prefill_seqs=step.micro_batch, prefill_tokens=rows, past_tokens=past)
+    share = layers / model.num_layers
+    found = []
+    for kernel in layer_kernels(model, plan, work, rows, engine):
+        if kernel.form == "decode" or _never(kernel.count):
+            continue
+        busier = imbalance if kernel.what.startswith(("experts", "routing")) else 1.0
+        found += _trained(replace(kernel, count=kernel.count * share), plan, step, engine, passes, busier)
+    logits = rows * padded_vocab(model, plan, engine) / plan.tp
+    loss = Kernel("loss", "elementwise", 1, 0.0, logits * LOSS_BYTES)
+    return Pass(found, [head_kernel(model, plan, rows, engine), loss])
+
+
+def _never(count: Number) -> bool:
+    return bool(np.ndim(count) == 0 and count == 0)
+
+
+def _trained(kernel: Kernel, plan: Plan, step: TrainStep, engine: Engine, passes: float, busier: float) -> Iterator[Kernel]:
+    """A serving kernel as training runs it: tensors stream through element-wise kernels, attention may be unfused.
+
+    Element-wise kernels between row-parallel and column-parallel products work on 1/tp of the rows under sequence
+    parallelism.
+    """
+    if kernel.form == "small":
+        split = plan.tp if plan.sequence_parallel and kernel.what == "norms" else 1
+        yield replace(kernel, form="elementwise", nbytes=kernel.nbytes / split * passes * busier)
+    elif kernel.form == "prefill" and engine.attention == "unfused":
+        yield from _unfused(kernel, plan, step)
+    elif kernel.form == "prefill":
+        yield replace(kernel, what="attention")
+    else:
+        yield from _product(replace(kernel, m=kernel.m * busier, flops=kernel.flops * busier))
+
+
+def _product(k: Kernel) -> Iterator[Kernel]:
+    """A product, and in fp8 the cast of its input, which is a kernel of its own."""
+    yield replace(k, static_scales=k.dtype == "fp8")
+    if k.dtype == "fp8":
+        yield Kernel(f"{k.what} cast", "elementwise", k.count, 0.0, CAST_BYTES * k.m * k.k, n=k.n, k=k.k)
+
+
+def _unfused(kernel: Kernel, plan: Plan, step: TrainStep) -> Iterator[Kernel]:
+    """Scores as a whole matrix: two batched products over all pairs (masked ones too) and the element-wise part between."""
+    e = DTYPE_BYTES[plan.activations_dtype]
+    m, keys, d = step.micro_batch * kernel.heads * kernel.length, step.seq, kernel.head_dim
+    product = Kernel("attention scores", "gemm", kernel.count, 2 * m * keys * d, e * (2 * m * d + m * keys), m, keys, d)
+    yield product
+    yield Kernel("attention softmax", "elementwise", kernel.count, 0.0, SCORE_BYTES * m * keys)
+    yield replace(product, what="attention values", n=d, k=keys)
+
+
+def backward(kernels: list[Kernel]) -> list[Kernel]:
+    """Gradients of every forward kernel."""
+    return [made for kernel in kernels for made in _gradients(kernel)]
+
+
+def _gradients(k: Kernel) -> Iterator[Kernel]:
+    if k.form == "gemm":
+        yield replace(k, what=f"{k.what} input gradient", n=k.k, k=k.n)
+        moved = k.nbytes - k.n * k.k * k.weight_bytes + 4 * k.n * k.k  # the weight gradient is written in fp32
+        yield replace(k, what=f"{k.what} weight gradient", m=k.n, n=k.k, k=k.m, nbytes=np.maximum(moved, 0))
+    elif k.form == "prefill":
+        yield replace(k, what=f"{k.what} backward", flops=BACKWARD_ATTENTION_FLOPS * k.flops, nbytes=2 * k.nbytes)
+    elif k.k:  # the cast of an input in forward is that of an output's gradient in backward
+        yield replace(k, what=f"{k.what} backward", nbytes=k.nbytes * k.n / k.k)
+    else:
+        yield replace(k, what=f"{k.what} backward", nbytes=BACKWARD_ELEMENT_BYTES * k.nbytes)
+
+
+def recomputed(kernels: list[Kernel], plan: Plan, engine: Engine) -> list[Kernel]:
+    """What backward runs again: all layers, or what the engine calls selective."""
+    if plan.recompute == "none":
+        return []
+    if plan.recompute == "full":
+        return list(kernels)
+    if engine.selective == "matmuls":  # every other product is kept, attention is kept, everything small is run again
+        halves = [replace(k, count=k.count / 2) for k in kernels if k.form == "gemm"]
+        return halves + [k for k in kernels if k.form == "elementwise"]
+    return [k for k in kernels if k.what.startswith("attention ")]  # with fused attention there is nothing to repeat
+
+
+def update(params: Number) -> Kernel:
+    """The optimiser's step over this rank's share of the parameters."""
+    return Kernel("optimiser update", "elementwise", pick(np.asarray(params) > 0, 1, 0), 0.0, UPDATE_BYTES * params)
+
+
+def forward_flops(model: Model, seq: Number, causal: bool, attention: bool = True) -> tuple[Number, Number]:
+    """FLOPs of one token's forward pass, (all layers, head): 2 a weight it meets, and attention over the sequence.
+
+    ``causal`` counts the pairs that a query may see (half of them); otherwise all of them, as PaLM and Megatron do.
+    Lookups, norms and activations are not counted.
+    """
+    plain = Engine("", "", "", (), (), experts_keep_tp=True)
+    work = Workload(prefill_seqs=1, prefill_tokens=seq)
+    plan = Plan()
+    total: Number = 0.0
+    for k in layer_kernels(model, plan, work, seq, plain):
+        if k.form == "gemm":
+            total = total + k.count * k.flops
+        elif k.form == "prefill" and attention:
+            pairs = k.flops / (2 * k.heads * _dims(model))
+            whole = np.isclose(pairs, seq * (seq + 1) / 2)  # a window is no convention: its pairs are all there are
+            total = total + k.count * k.flops * pick(whole & (not causal), 2 * seq / (seq + 1), 1)
+    return total / seq, 2.0 * model.hidden * model.vocab
+
+
+def _dims(model: Model) -> int:
+    return model.attention.head_dim + model.attention.v_head_dim
+
+
+def recomputed_flops(model: Model, plan: Plan, step: TrainStep, engine: Engine, causal: bool) -> Number:
+    """FLOPs a token that backward runs again, by the same convention as ``forward_flops``."""
+    layers, _ = forward_flops(model, step.seq, causal)
+    products, _ = forward_flops(model, step.seq, causal, attention=False)
+    if plan.recompute == "none":
+        return 0.0 * layers
+    if plan.recompute == "full":
+        return layers
+    if engine.selective == "matmuls":
+        return products / 2
+    return layers - products if engine.attention == "unfused" else 0.0 * layers

@@ -1,0 +1,244 @@
+"""The bill of one training step: compute, recomputation, the bubble, and every collective with what its window hides.
+
+step = m (forward + backward + recomputation + exposed communication of a microbatch) + bubble + what is exposed once a
+step (gradients, parameters) + the update.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from commtax.arrays import pick
+from commtax.cost import train_kernels
+from commtax.cost.bubble import idle_s
+from commtax.cost.compute import Kernel
+from commtax.cost.inference import Pricer, Settings, comm_line
+from commtax.cost.kernels import seconds
+from commtax.cost.overlap import hidden_s
+from commtax.cost.tensors import stage_layers
+from commtax.cost.train_traffic import by_pp, fullest_layers, stage_params, training
+from commtax.ledger import Bill, Item, Line
+from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, TrainStep
+
+TAXES = ("dp", "tp", "pp", "ep", "cp")
+AXIS_OF = {"edp": "dp", "shard": "dp", "replica": "dp"}
+"""Groups that data parallelism is made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """How a step is run beside its plan, and what-ifs."""
+
+    eager: bool = False  # element-wise kernels are not fused, every kernel is launched
+    async_axes: tuple[str, ...] = ()  # axes whose collectives run beside compute
+    imbalance: float = 1.0  # tokens of the busiest expert rank over the mean
+    slow_rank: float = 1.0
+    latency_scale: float = 1.0
+    bandwidth_scale: float = 1.0
+    library: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of one microbatch on the fullest stage."""
+
+    forward: Number
+    inputs: Number  # backward without weight gradients, recomputation included
+    weights: Number
+    attention: Number
+    experts: Number
+    products: Number
+
+    @property
+    def backward(self) -> Number:
+        return self.inputs + self.weights
+
+
+def power_clock(chip: Chip, constants: KernelConstants) -> float:
+    """The clock of a part with another power limit than the one its family's constants were measured on, at most 1.
+
+    Power grows with the cube of the clock where voltage follows it, so the clock follows the cube root of the limit.
+    """
+    usual = constants.tables["train.bf16"]["tdp_w"]
+    return float(min(1.0, (chip.tdp_w / usual) ** (1 / 3))) if chip.tdp_w and usual else 1.0
+
+
+def training_bill(
+    model: Model,
+    plan: Plan,
+    step: TrainStep,
+    cluster: Cluster,
+    engine: Engine,
+    fabric: Fabric,
+    constants: KernelConstants,
+    settings: TrainSettings,
+    tokens: Number,
+) -> Bill:
+    """Price one optimiser step of one rank of the stage that sets the pace."""
+    compute, times = _compute(model, plan, step, cluster, engine, constants, settings)
+    pricer = Pricer(plan, cluster, engine, fabric)
+    scales = Settings(latency_scale=settings.latency_scale, bandwidth_scale=settings.bandwidth_scale)
+    items = [_as_launched(i, engine, settings) for i in training(model, plan, step, engine)]
+    comm = _overlapped([comm_line(i, pricer, scales) for i in items], times, plan, engine, settings)
+    bubble = _bubble(comm, times, plan)
+    return Bill((*compute, bubble, *comm), tokens)
+
+
+def _compute(
+    model: Model,
+    plan: Plan,
+    step: TrainStep,
+    cluster: Cluster,
+    engine: Engine,
+    constants: KernelConstants,
+    settings: TrainSettings,
+) -> tuple[list[Line], Times]:
+    layers = fullest_layers(model, plan)
+    passes = engine.eager_passes if settings.eager else engine.elementwise_passes
+    one = train_kernels.forward(model, plan, step, engine, layers, passes, settings.imbalance)
+    priced = _Priced(cluster.chip, constants, engine, settings)
+    ahead = priced.lines(one.layers, plan.microbatches, "forward")
+    again = priced.lines(train_kernels.recomputed(one.layers, plan, engine), plan.microbatches, "recompute")
+    back = priced.lines(train_kernels.backward(one.layers), plan.microbatches, "backward")
+    ends = priced.lines(one.head, plan.microbatches, "forward")
+    ends_back = priced.lines(train_kernels.backward(one.head), plan.microbatches, "backward")
+    share = _head_share(model, plan, _total(ahead, again, back) / layers, _total(ends, ends_back))
+    ends, ends_back = ([_scaled(x, share) for x in some] for some in (ends, ends_back))
+    params = stage_params(model, plan, engine)
+    held = sum(params.values()) / pick(np.asarray(plan.zero) > 0, (plan.num_shards if plan.zero == 3 else plan.dp) * plan.cp, 1)
+    last = priced.lines([train_kernels.update(held)], 1, "update")
+    m = plan.microbatches
+    grads = [x for x in (*back, *ends_back) if x.item.what.endswith("weight gradient")]
+    layer = [*ahead, *again, *back]
+    times = Times(
+        forward=_total(ahead, ends) / m,
+        inputs=(_total(back, ends_back, again) - _total(grads)) / m,
+        weights=_total(grads) / m,
+        attention=_total([x for x in layer if x.item.what.startswith("attention")]) / m,
+        experts=_total([x for x in layer if x.item.what.startswith(("experts", "shared expert"))]) / m,
+        products=_total([x for x in layer if x.item.op.startswith("gemm")]) / m,
+    )
+    return [*ahead, *again, *back, *ends, *ends_back, *last], times
+
+
+class _Priced:
+    """Kernels to lines; a kernel that runs forward and again in backward is priced once."""
+
+    def __init__(self, chip: Chip, constants: KernelConstants, engine: Engine, settings: TrainSettings) -> None:
+        self.chip, self.constants = chip, constants
+        power = power_clock(chip, constants)
+        self.clock = power * constants.tables["train.bf16"]["clock"]  # hours of dense products draw the clock down
+        self.scale, self.least = settings.slow_rank, engine.launch_s if settings.eager else 0.0
+        table = constants.tables["train.bf16"]
+        rate = power * table.get(engine.attention, 1.0)
+        self.rates = {"attention": rate, "attention backward": rate * table["attention_backward"]}
+        self._known: dict[str, tuple[Number, Number]] = {}
+
+    def lines(self, kernels: list[Kernel], times: Number, part: str) -> list[Line]:
+        return [self._line(k, times, part) for k in kernels]
+
+    def _line(self, kernel: Kernel, times: Number, part: str) -> Line:
+        if kernel.what not in self._known:
+            kernel = replace(kernel, rate=self.rates.get(kernel.what, self.clock))
+            fixed, moving = seconds(kernel, self.chip, self.constants)
+            fixed = np.maximum(fixed, self.least - moving)  # without graphs a kernel takes at least its launch
+            self._known[kernel.what] = fixed * self.scale, moving * self.scale
+        fixed, moving = self._known[kernel.what]
+        item = Item(kernel.what, "", f"{kernel.form}, {part}", kernel.nbytes, 1, kernel.count * times)
+        return Line("compute", item, fixed, moving, source=self.constants.label, flops=kernel.flops)
+
+
+def _total(*groups: list[Line]) -> Number:
+    return sum((line.total_s for lines in groups for line in lines), start=0.0)
+
+
+def _scaled(line: Line, share: Number) -> Line:
+    return replace(line, item=replace(line.item, count=line.item.count * share))
+
+
+def _head_share(model: Model, plan: Plan, layer_s: Number, head_s: Number) -> Number:
+    """How much of the head the pace-setting stage pays: all of it, less what the last stage saves by having fewer layers."""
+    last = by_pp(plan.pp, lambda pp: len(stage_layers(model, pp)[-1]))
+    return np.clip(1 - (fullest_layers(model, plan) - last) * layer_s / np.maximum(head_s, 1e-30), 0, 1)
+
+
+def _as_launched(item: Item, engine: Engine, settings: TrainSettings) -> Item:
+    """Gradients go in buckets; the busiest expert rank sends more than the mean."""
+    if item.axis == "ep":
+        return replace(item, nbytes=item.nbytes * settings.imbalance)
+    if item.axis in ("dp", "edp") and engine.bucket_bytes:
+        pieces = np.maximum(1, np.ceil(item.nbytes / engine.bucket_bytes))
+        return replace(item, nbytes=item.nbytes / pieces, count=item.count * pieces)
+    return item
+
+
+def _overlapped(lines: list[Line], times: Times, plan: Plan, engine: Engine, settings: TrainSettings) -> list[Line]:
+    """Give every collective its window and what of it hides there. Collectives of one axis share their windows."""
+    free = _Windows(times, plan)
+    return [_hide(line, free, engine, settings) for line in lines]
+
+
+def _hide(line: Line, free: _Windows, engine: Engine, settings: TrainSettings) -> Line:
+    axis = AXIS_OF.get(line.item.axis, line.item.axis)
+    if not line.item.is_sent:
+        return line
+    window, coverable = free.window(line)
+    if axis not in settings.async_axes:
+        return replace(line, window_s=window)
+    found = hidden_s(coverable, window, engine.overlap_efficiency)
+    free.take(line, coverable)
+    return replace(line, window_s=window, hidden_s=found)
+
+
+class _Windows:
+    """What each kind of collective may run beside, less what others of its axis took already.
+
+    ``window`` also returns the part of the collective that can be covered at all: the first gather and the last bucket
+    have nothing to run beside.
+    """
+
+    def __init__(self, times: Times, plan: Plan) -> None:
+        m = plan.microbatches
+        self.m = m
+        self.forward, self.backward = m * times.forward, m * times.backward  # for sharded data parallelism
+        self.last_backward, self.first_forward = times.backward, times.forward
+        self.tp, self.cp, self.ep, self.pp = m * times.products, m * times.attention, m * times.experts, m * times.forward
+
+    def window(self, line: Line) -> tuple[Number, Number]:
+        item = line.item
+        name, total = item.what, line.total_s
+        pieces = np.maximum(1, item.count)
+        if item.axis in ("shard", "edp", "dp", "replica"):
+            if name.endswith("gradients"):
+                every = item.count >= self.m  # reduced after every microbatch
+                return pick(every, self.backward, self.last_backward), total * (1 - pick(every, 1 / pieces, 1 / pieces))
+            if item.note == "after the update":
+                return self.first_forward, total * (1 - 1 / pieces)
+            if name == "gradient shards":
+                return self.last_backward * 0.0, total
+            return self.forward + self.backward, total * (1 - 1 / pieces)
+        if item.axis == "tp" and item.op in ("all-gather", "reduce-scatter") and name != "stage inputs":
+            return self.tp, total
+        return {"cp": self.cp, "ep": self.ep, "pp": self.pp}.get(item.axis, 0.0 * total), total
+
+    def take(self, line: Line, used: Number) -> None:
+        item = line.item
+        if item.axis in ("shard", "edp", "dp"):
+            if item.what.endswith("gradients"):
+                self.backward, self.last_backward = (np.maximum(0, x - used) for x in (self.backward, self.last_backward))
+            else:
+                self.forward = np.maximum(0, self.forward - used / 2)
+                self.backward = np.maximum(0, self.backward - used / 2)
+        elif item.axis in ("tp", "cp", "ep", "pp"):
+            setattr(self, item.axis, np.maximum(0, getattr(self, item.axis) - used))
+
+
+def _bubble(comm: list[Line], times: Times, plan: Plan) -> Line:
+    """Idle time of the schedule: stages take as long as their compute and what tp, cp and ep expose in a microbatch."""
+    inside = [x for x in comm if x.item.axis in ("tp", "cp", "ep") and x.item.what != "norm gradients"]
+    exposed = sum((x.exposed_s for x in inside), start=0.0) / plan.microbatches
+    idle = idle_s(plan.schedule, plan.pp, plan.chunks, times.forward + exposed / 2, times.inputs + exposed / 2, times.weights)
+    item = Item("pipeline bubble", "pp", plan.schedule, 0.0, plan.pp, pick(np.asarray(plan.pp) > 1, 1, 0))
+    return Line("bubble", item, 0.0, idle, source="by definition")

@@ -1,0 +1,1 @@
+"""Measuring on real devices: a leaf that needs torch, which nothing below imports."""

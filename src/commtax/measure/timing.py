@@ -1,0 +1,167 @@
+"""Device time of a repeated operation: CUDA graphs, events, cold operands, and the state of the card beside each figure."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+ALIGN = 256  # elements; keeps every view of the pool on a 512-byte boundary
+COLD_BYTES = 192e6  # three times the largest L2 here (60 MB): what is read again after this much is cold
+GRAPH_S = 400e-6  # a graph this long hides the microseconds that events add
+
+
+@dataclass(slots=True)
+class Pool:
+    """One allocation of random values that all weights and caches are views of, so that nothing is filled twice."""
+
+    data: Any
+    at: int = 0
+
+    @classmethod
+    def make(cls, num_elements: int, device: str, scale: float) -> Pool:
+        data = torch.empty(num_elements, dtype=torch.bfloat16, device=device)
+        for part in data.split(1 << 30):  # a generator counts in 32 bits
+            part.normal_(0, scale)
+        return cls(data)
+
+    def take(self, *shape: int) -> Any:
+        """The next view; wraps at the end, so a caller that needs distinct values asks ``holds`` first."""
+        size = _product(shape)
+        if self.at + size > self.data.numel():
+            self.at = 0
+        view = self.data[self.at : self.at + size].view(shape)
+        self.at = -(-(self.at + size) // ALIGN) * ALIGN
+        return view
+
+    def holds(self, num_elements: float) -> bool:
+        return num_elements <= self.data.numel()
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    size = 1
+    for side in shape:
+        size *= side
+    return size
+
+
+def copies(nbytes: float, most: int = 1024) -> int:
+    """How many operands of this size to rotate over so that each is cold when its turn comes again."""
+    return max(2, min(most, int(-(-COLD_BYTES // max(1.0, nbytes)))))
+
+
+def rounds(num_calls: int, call_s: float) -> int:
+    """How often to go through all calls so that a graph of them is long enough, with a guess of one call's time."""
+    return max(1, int(-(-GRAPH_S // (num_calls * call_s))))
+
+
+@dataclass(slots=True)
+class Timer:
+    """Seconds of one operation, a list of them captured as one graph and replayed. Without CUDA: the wall clock."""
+
+    device: str
+    num_samples: int = 7
+    card: Card | None = None
+    clock_MHz: list[int] = field(default_factory=list)
+
+    def samples(self, calls: list[Callable[[], object]], call_s: float, warm_s: float = 0.03) -> list[float]:
+        """Each sample: one replay of all calls, divided by their number.
+
+        Calls are first replayed for ``warm_s`` by the guess ``call_s`` of one: clocks settle under the load.
+        """
+        num = self.num_samples
+        if self.device == "cpu":
+            return [_wall(calls) for _ in range(num)]
+        graph = _capture(calls)
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(num + 1)]
+        for _ in range(1 + int(warm_s / (call_s * len(calls)))):
+            graph.replay()  # the queue stays full: the replays that count never wait for the host
+        marks[0].record()
+        for mark in marks[1:]:
+            graph.replay()
+            mark.record()
+        if self.card:
+            self.clock_MHz.append(self.card.sm_MHz())  # while the graphs run
+        marks[-1].synchronize()
+        found = [float(a.elapsed_time(b)) * 1e-3 / len(calls) for a, b in pairwise(marks)]
+        graph.reset()
+        return found
+
+    def take_clock(self) -> int:
+        """The lowest SM clock seen since the last call."""
+        lowest = min(self.clock_MHz, default=0)
+        self.clock_MHz.clear()
+        return lowest
+
+
+def _wall(calls: list[Callable[[], object]]) -> float:
+    start = time.perf_counter()
+    for call in calls:
+        call()
+    return (time.perf_counter() - start) / len(calls)
+
+
+def _capture(calls: list[Callable[[], object]]) -> Any:
+    """One eager call compiles and picks algorithms; then all calls go into a graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        calls[0]()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        for call in calls:
+            call()
+    return graph
+
+
+class Card:
+    """What the driver says of the card (NVML): clocks and power. Zero where the library is missing."""
+
+    SM, MEMORY = 1, 2
+
+    def __init__(self, index: int = 0) -> None:
+        self._device = ctypes.c_void_p()
+        try:
+            self._nvml: Any = ctypes.CDLL("libnvidia-ml.so.1")
+            ok = self._nvml.nvmlInit_v2() == 0
+            ok = ok and self._nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(self._device)) == 0
+        except OSError:
+            ok = False
+        if not ok:
+            self._nvml = None
+
+    def sm_MHz(self) -> int:
+        return self._read("nvmlDeviceGetClockInfo", self.SM)
+
+    def memory_MHz(self) -> int:
+        return self._read("nvmlDeviceGetClockInfo", self.MEMORY)
+
+    def power_W(self) -> float:
+        return self._read("nvmlDeviceGetPowerUsage") / 1000
+
+    def driver(self) -> str:
+        text = ctypes.create_string_buffer(80)
+        if self._nvml is None or self._nvml.nvmlSystemGetDriverVersion(text, 80):
+            return ""
+        return text.value.decode()
+
+    def _read(self, function: str, *what: int) -> int:
+        value = ctypes.c_uint()
+        if self._nvml is None or getattr(self._nvml, function)(self._device, *what, ctypes.byref(value)):
+            return 0
+        return int(value.value)
+
+
+def shares(kinds: list[str], weights: dict[str, float], seconds: float) -> Iterator[tuple[str, float]]:
+    """A deadline for each kind in turn: its share of the time that is left, so what one leaves goes to the next."""
+    end = time.monotonic() + seconds
+    for index, kind in enumerate(kinds):
+        rest = sum(weights[k] for k in kinds[index:])
+        now = time.monotonic()
+        yield kind, now + (end - now) * weights[kind] / rest
