@@ -17,6 +17,7 @@ from commtax.cost.collectives import Choice, Network
 from commtax.cost.compute import Kernel, step_kernels
 from commtax.cost.inference import Settings
 from commtax.cost.placement import Span
+from commtax.cost.training import TrainSettings
 from commtax.ledger import Item, Line
 from commtax.spec import (
     Attention,
@@ -66,12 +67,16 @@ SAMPLES = {
     Fabric: fabric("vllm", CLUSTER),
     KernelConstants: kernel_constants(ENGINE, CLUSTER.chip),
     Settings: Settings(),
+    TrainSettings: TrainSettings(async_axes=("dp", "cp", "ep")),
+    list[Kernel]: [KERNEL],
     tuple[Path, ...]: fabric("vllm", CLUSTER).paths["all-reduce"],
     Quant | None: None,
 }
 SPECIAL = {  # arguments whose type does not tell their meaning
     ("share", "split"): "kv",
     ("span", "axis"): "tp",
+    ("idle_s", "schedule"): "zb-h1",
+    ("recomputed", "plan"): replace(PLAN, recompute="full"),
     ("tp_item", "op"): "all-reduce",
     ("kv_bytes_per_token_layer", "kv_dtype"): "bf16",
     ("held", "stage"): 0,
@@ -101,6 +106,7 @@ SCALAR = {
         "legal_values",
         "notes",
     ),
+    *("by_pp", "power_clock"),
     *("comm_line", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }
 
@@ -117,6 +123,8 @@ def at(value, i):
     """One element of everything that is an array of N."""
     if isinstance(value, np.ndarray):
         return value[i].item() if value.ndim == 1 and len(value) == N else value
+    if isinstance(value, list):
+        return [at(x, i) for x in value]
     if (
         is_dataclass(value)
         and not isinstance(value, type)

@@ -192,7 +192,7 @@ def test_zero_stages_divide(dp):
         ({"zero": 3, "pp": 2}, "pp > 1"),
         ({"schedule": "blah"}, "schedule 'blah'"),
         ({"tp": 8, "sequence_parallel": True, "context": 4097}, "divisible by tp"),
-        ({"pp": 4, "chunks": 7, "schedule": "interleaved"}, "pp x chunks"),
+        ({"pp": 4, "chunks": 7, "schedule": "interleaved", "batch": 4}, "pp x chunks"),
         ({"recompute": "some"}, "recompute 'some'"),
         ({"batch": 3, "micro_batch": 2}, "does not divide"),
         ({"chunks": 2}, "interleaved"),

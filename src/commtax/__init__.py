@@ -12,12 +12,14 @@ from commtax.api import (
     Fit,
     StepBill,
     Traffic,
+    TrainBill,
     TrainFit,
     bill,
     compare,
     expect,
     fit,
     traffic,
+    train_bill,
     train_fit,
 )
 
@@ -28,6 +30,7 @@ __all__ = [
     "Fit",
     "StepBill",
     "Traffic",
+    "TrainBill",
     "TrainFit",
     "bill",
     "compare",
@@ -35,5 +38,6 @@ __all__ = [
     "fit",
     "napkin",
     "traffic",
+    "train_bill",
     "train_fit",
 ]

@@ -14,6 +14,9 @@ import numpy as np
 
 from commtax.spec import Number
 
+AXIS_OF = {"edp": "dp", "shard": "dp", "replica": "dp"}
+"""Groups that data parallelism is made of."""
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -33,7 +36,7 @@ class Item:
 
     @property
     def is_sent(self) -> bool:
-        return bool(np.any(np.asarray(self.count) > 0))
+        return bool(np.any(np.asarray(self.count) > 0)) if isinstance(self.count, np.ndarray) else bool(self.count > 0)
 
     @property
     def sent_bytes_per_rank(self) -> Number:
@@ -112,6 +115,11 @@ class Bill:
     def exposed_comm_s(self) -> Number:
         return self._sum(lambda line: line.exposed_s, "comm")
 
+    def exposed_on(self, axis: str) -> Number:
+        """Exposed communication of one parallel axis."""
+        mine = (x for x in self.lines if x.kind == "comm" and AXIS_OF.get(x.item.axis, x.item.axis) == axis)
+        return sum((x.exposed_s for x in mine), start=0.0)
+
     @property
     def comm_fraction(self) -> Number:
         return self.exposed_comm_s / self.step_s
@@ -132,7 +140,9 @@ def _at(value: Any, index: int) -> Any:
 def _line_at(line: Line, index: int) -> Line:
     i = line.item
     item = replace(i, nbytes=_at(i.nbytes, index), ranks=_at(i.ranks, index), count=_at(i.count, index))
-    numbers: dict[str, Any] = {name: _at(getattr(line, name), index) for name in ("fixed_s", "moving_s", "hidden_s", "flops", "window_s")}
+    numbers: dict[str, Any] = {
+        name: _at(getattr(line, name), index) for name in ("fixed_s", "moving_s", "hidden_s", "flops", "window_s")
+    }
     names: dict[str, Any] = {name: _name(_at(getattr(line, name), index), line.names) for name in ("link", "algorithm")}
     return replace(line, item=item, **numbers, **names)
 

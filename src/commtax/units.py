@@ -31,6 +31,19 @@ def parse_count(text: str | int | float, name: str) -> int:
     return int(value)
 
 
+def parse_tokens(text: str, name: str) -> float:
+    """Many tokens: ``15T``, ``300B``, ``1.4e12``.
+
+    >>> parse_tokens("15T", "tokens"), parse_tokens("1.4e12", "tokens")
+    (15000000000000.0, 1400000000000.0)
+    """
+    match = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([kMBGT]?)", text.strip()) if len(text) <= 40 else None
+    if not match:
+        raise ValueError(f"{name}: '{text[:40]}' is not a number of tokens (write 300B, 15T or 1.4e12)")
+    factor = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}[match[2]]
+    return _finite(float(match[1].replace(",", "").replace("_", "")) * factor, text, name)
+
+
 def parse_bytes(text: str | int | float, name: str = "size") -> float:
     """Bytes from ``16KiB``, ``80 GB``, ``1G`` (1e9) or a plain number.
 

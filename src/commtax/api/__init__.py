@@ -6,6 +6,7 @@ from commtax.api.expecting import Expectation, expect
 from commtax.api.fitting import Fit, TrainFit, fit, train_fit
 from commtax.api.sending import Traffic, traffic
 from commtax.api.setup import AUTO_EP, PHASES, Setup, describe_gpus, setup
+from commtax.api.train_billing import TrainBill, train_bill
 
 __all__ = [
     "AUTO_EP",
@@ -16,6 +17,7 @@ __all__ = [
     "Setup",
     "StepBill",
     "Traffic",
+    "TrainBill",
     "TrainFit",
     "bill",
     "compare",
@@ -24,5 +26,6 @@ __all__ = [
     "fit",
     "setup",
     "traffic",
+    "train_bill",
     "train_fit",
 ]

@@ -89,7 +89,7 @@ def _check(phase: str, batch: Number, context: Number, overlap: float, slow_rank
     batch = positive(batch, "batch")
     context = positive(context, "context", least=0 if phase == "decode" else 1)
     if phase == "train":
-        raise ValueError("phase 'train': bill --exact shows what a training step sends; seconds are for decode, prefill and mixed")
+        raise ValueError("phase 'train': train_bill prices training steps; bill is for decode, prefill and mixed")
     if not 0 <= overlap <= 1:
         raise ValueError(f"overlap={overlap}: a fraction from 0 to 1 is needed")
     if not 1 <= slow_rank < 1e6:

@@ -8,10 +8,12 @@ from typing import Any
 from commtax import catalog
 from commtax.api.billing import StepBill, bill, with_link
 from commtax.api.setup import AUTO_EP
+from commtax.api.train_billing import TrainBill, train_bill
 from commtax.spec import Cluster, Model
 from commtax.units import parse_count
 
 AXES = ("batch", "context", "tp", "pp", "dp", "ep", "link")
+TRAIN_AXES = (*AXES, "cp", "micro_batch", "local_tokens")
 MAX_CELLS = 4096
 
 
@@ -20,13 +22,8 @@ class Row:
     """One cell: where it lies on the axes, and its bill, or why it has none."""
 
     at: tuple[Any, ...]
-    bill: StepBill | None
+    bill: StepBill | TrainBill | None
     refused: str = ""
-
-    def seconds_on(self, axis: str) -> float:
-        """Exposed communication of one parallel axis."""
-        assert self.bill is not None
-        return sum(float(x.exposed_s) for x in self.bill.items if x.kind == "comm" and x.item.axis == axis)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +32,23 @@ class Comparison:
 
     axes: tuple[str, ...]
     rows: tuple[Row, ...]
+    training: bool = False
 
     def values(self, axis: str) -> list[Any]:
         index = self.axes.index(axis)
         return list(dict.fromkeys(row.at[index] for row in self.rows))
 
 
-def parse_over(text: str) -> tuple[str, list[Any]]:
+def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, list[Any]]:
     """``batch=1:256`` doubles from 1 to 256; ``tp=1,2,4`` lists.
 
     >>> parse_over("batch=1:8"), parse_over("link=nvlink4,10gbe")
     (('batch', [1, 2, 4, 8]), ('link', ['nvlink4', '10gbe']))
     """
     axis, equals, values = text.partition("=")
-    if axis not in AXES or not equals or not values:
-        raise ValueError(f"over '{text}': write AXIS=1:256 or AXIS=1,2,4 with one of {', '.join(AXES)}")
+    axis = axis.replace("-", "_")
+    if axis not in axes or not equals or not values:
+        raise ValueError(f"over '{text}': write AXIS=1:256 or AXIS=1,2,4 with one of {', '.join(axes)}")
     if axis == "link":
         return axis, [catalog.link(name).key for name in values.split(",")]
     if ":" in values:
@@ -64,8 +63,12 @@ def parse_over(text: str) -> tuple[str, list[Any]]:
 
 
 def compare(model: str | Model, cluster: str | Cluster, over: list[str], **question: Any) -> Comparison:
-    """Price every combination; a combination that is not legal keeps its rule."""
-    axes = [parse_over(text) for text in over]
+    """Price every combination; a combination that is not legal keeps its rule. ``phase="train"`` prices training steps.
+
+    Over ``local_tokens`` a GPU's tokens a step change: sequences of ``context`` tokens, or shorter ones where they are fewer.
+    """
+    training = question.get("phase") == "train"
+    axes = [parse_over(text, TRAIN_AXES if training else AXES) for text in over]
     if not 1 <= len(axes) <= 2 or len({name for name, _ in axes}) != len(axes):
         raise ValueError("over: one or two different axes are needed")
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
@@ -76,7 +79,7 @@ def compare(model: str | Model, cluster: str | Cluster, over: list[str], **quest
     if len(cells) > MAX_CELLS:
         raise ValueError(f"over: {len(cells):,} combinations, more than the {MAX_CELLS:,} that are shown")
     names = tuple(name for name, _ in axes)
-    return Comparison(names, tuple(_cell(known, place, names, cell, question) for cell in cells))
+    return Comparison(names, tuple(_cell(known, place, names, cell, question) for cell in cells), training)
 
 
 def _cell(model: Model, cluster: Cluster, names: tuple[str, ...], cell: tuple[Any, ...], question: dict[str, Any]) -> Row:
@@ -84,7 +87,22 @@ def _cell(model: Model, cluster: Cluster, names: tuple[str, ...], cell: tuple[An
     link = words.pop("link", "")
     if words.get("ep") == AUTO_EP and model.experts is None:
         words["ep"] = 1
+    place = with_link(cluster, link) if link else cluster
     try:
-        return Row(cell, bill(model, with_link(cluster, link) if link else cluster, **words))
+        if words.get("phase") == "train":
+            return Row(cell, train_bill(model, place, **_train_words(words)))
+        return Row(cell, bill(model, place, **words))
     except ValueError as error:
         return Row(cell, None, str(error))
+
+
+def _train_words(words: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a training step; ``local_tokens`` becomes sequences, one a microbatch."""
+    words = {k: v for k, v in words.items() if k != "phase"}
+    tokens = words.pop("local_tokens", None)
+    if tokens is None:
+        return words
+    length = min(int(words.get("context", 4096)), int(tokens))
+    if tokens % length:
+        raise ValueError(f"local_tokens={tokens}: not a whole number of sequences of {length} tokens")
+    return {**words, "context": length, "batch": tokens // length, "micro_batch": 1}

@@ -115,9 +115,16 @@ def check_workload(phase: str, speculative: int, eager: bool, dtype: str = "", k
     if speculative and phase in ("prefill", "train"):
         raise ValueError(f"speculative={speculative}: drafted tokens are checked in decode, not in {phase}")
     if phase == "train":
-        for name, given in (("eager", eager), ("dtype", dtype), ("kv_dtype", kv_dtype)):
+        for name, given in (("eager", eager), ("kv_dtype", kv_dtype)):
             if given:
                 raise ValueError(f"{name}: belongs to serving, not to phase train")
+        check_train_dtype(dtype)
+
+
+def check_train_dtype(dtype: str) -> None:
+    """Products train in bf16, fp16 or fp8."""
+    if dtype not in ("", "auto", "bf16", "fp16", "fp8"):
+        raise ValueError(f"dtype '{dtype}': training multiplies in bf16, fp16 or fp8")
 
 
 def context_notes(context: Number, asked: Setup) -> list[str]:

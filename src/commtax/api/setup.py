@@ -138,7 +138,9 @@ def _check_kinds(plan: Plan, engine: Engine) -> None:
         raise ValueError("chunks=1: the interleaved schedule needs at least 2 chunks a rank")
     least = SCHEDULES[plan.schedule].least(np.asarray(plan.pp))
     if np.any((np.asarray(plan.pp) > 1) & (np.asarray(plan.microbatches) < least)):
-        raise ValueError(f"microbatches={plan.microbatches}: schedule {plan.schedule} needs at least {np.max(least)} with pp={plan.pp}")
+        raise ValueError(
+            f"microbatches={plan.microbatches}: schedule {plan.schedule} needs at least {np.max(least)} with pp={plan.pp}"
+        )
     _check_shards(plan)
 
 

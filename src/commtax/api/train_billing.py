@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from commtax import catalog
-from commtax.api.sending import check_lengths, microbatches
+from commtax.api.sending import check_lengths, check_train_dtype, microbatches
 from commtax.api.setup import Setup, positive, setup
 from commtax.arrays import pick
 from commtax.cost.train_kernels import forward_flops, recomputed_flops
 from commtax.cost.train_memory import TrainMemory, training_memory
-from commtax.cost.training import AXIS_OF, TAXES, TrainSettings, training_bill
+from commtax.cost.training import TAXES, TrainSettings, training_bill
 from commtax.ledger import Bill
 from commtax.spec import Cluster, Model, Number, TrainStep
 
@@ -49,15 +49,10 @@ class TrainBill(Bill):
         """Idle share of the step."""
         return self.bubble_s / self.step_s
 
-    def exposed_on(self, axis: str) -> Number:
-        """Exposed communication of one parallel axis."""
-        mine = [x for x in self.lines if x.kind == "comm" and AXIS_OF.get(x.item.axis, x.item.axis) == axis]
-        return sum((x.exposed_s for x in mine), start=0.0 * self.step_s)
-
     @property
     def taxes(self) -> dict[str, Number]:
         """Seconds that each axis adds to the step; the pipeline's are its hand-offs and its bubble."""
-        return {axis: self.exposed_on(axis) + (self.bubble_s if axis == "pp" else 0.0) for axis in TAXES}
+        return {axis: self.exposed_on(axis) + (self.bubble_s if axis == "pp" else 0.0 * self.step_s) for axis in TAXES}
 
     @property
     def binding(self) -> Any:
@@ -155,6 +150,7 @@ def train_bill(
     for factor, name in ((imbalance, "imbalance"), (slow_rank, "slow_rank")):
         if not 1 <= factor < 1e6:
             raise ValueError(f"{name}={factor}: a factor of at least 1 is needed")
+    check_train_dtype(plan.get("dtype", ""))
     plan.setdefault("microbatches", microbatches(batch, micro_batch))
     asked = setup(model, cluster, phase="train", shard=hsdp, **plan)
     check_lengths(context, asked)
@@ -168,8 +164,7 @@ def train_bill(
     memory = training_memory(asked.model, asked.plan, step, asked.engine)
     sources = tuple(dict.fromkeys(f"{x.kind}: {x.source}" for x in plain.lines if x.source))
     notes = (*asked.notes, *((fabric.note,) if fabric.note else ()))
-    made = TrainBill(plain.lines, plain.tokens, asked, step, batch, settings, flops, memory, sources, notes)
-    return made
+    return TrainBill(plain.lines, plain.tokens, asked, step, batch, settings, flops, memory, sources, notes)
 
 
 def _axes(given: tuple[str, ...], asked: Setup) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from commtax.cli.options import (
     axis_options,
     json_option,
     step_options,
+    train_step_options,
     training_options,
     what_if_options,
     where_options,
@@ -32,6 +33,20 @@ from commtax.spec import Cluster
 from commtax.spelling import normalise
 from commtax.units import parse_bytes, parse_seconds
 
+TRAINING: dict[str, Any] = {
+    "zero": None,
+    "hsdp": 0,
+    "recompute": "none",
+    "schedule": "1f1b",
+    "chunks": 1,
+    "micro_batch": 1,
+    "async_axes": None,
+    "imbalance": 1.0,
+    "flops": "full",
+    "tokens": "",
+    "measured_mfu": None,
+}
+"""Options of training alone, and what they are when nobody gives them."""
 LOADERS: dict[str, Callable[[str], Any]] = {
     "chips": catalog.chip,
     "links": catalog.link,
@@ -52,6 +67,7 @@ def app() -> None:
 @step_options
 @what_if_options
 @training_options
+@train_step_options
 @click.option("--exact", is_flag=True, help="Only what is sent, in bytes and counts.")
 @json_option
 def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch: int | None, **options: Any) -> None:
@@ -61,14 +77,16 @@ def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch
     """
     place = _cluster(options)
     training = options["phase"] == "train"
-    kinds = {k: options.pop(k) for k in ("zero", "recompute", "schedule", "chunks", "micro_batch")}
-    if training:
-        options.update(kinds)
-    else:
-        _unused(kinds, global_batch, options["phase"])
+    kinds = {k: options.pop(k) for k in TRAINING}
     size = _replica_batch(batch, global_batch, options["dp"])
     options["context"] = (4096 if training else 1024) if options["context"] is None else options["context"]
-    if exact or training:
+    if training:
+        from commtax.cli.training import bill_training
+
+        bill_training(model, place, size, options, kinds, exact=exact, as_json=as_json)
+        return
+    _unused(kinds, global_batch, options["phase"])
+    if exact:
         _exact(model, place, size, options, as_json)
         return
     priced = price_step(model, place, batch=size, **options)
@@ -81,7 +99,7 @@ def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch
 
 
 def _exact(model: str, place: Cluster, batch: int, options: dict[str, Any], as_json: bool) -> None:
-    """What is sent, without seconds (training steps have no other view yet)."""
+    """What is sent, without seconds."""
     plain = {"slow_rank": 1.0, "overlap": 0.0, "library": ""}
     given = [name for name, default in plain.items() if options.pop(name) != default]
     if given:
@@ -102,6 +120,8 @@ def _exact(model: str, place: Cluster, batch: int, options: dict[str, Any], as_j
 @where_options
 @step_options
 @what_if_options
+@training_options
+@train_step_options
 @click.option(
     "--over",
     multiple=True,
@@ -120,9 +140,21 @@ def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, 
     from commtax.report import bills
 
     place = _cluster(options)
-    options["batch"] = 1 if options["batch"] is None else options["batch"]
-    options["context"] = 1024 if options["context"] is None else options["context"]
-    found = compare(model, place, list(over), **options)
+    training = options["phase"] == "train"
+    kinds, global_batch = {k: options.pop(k) for k in TRAINING}, options.pop("global_batch")
+    options["batch"] = _replica_batch(options["batch"], global_batch, options["dp"])
+    options["context"] = (4096 if training else 1024) if options["context"] is None else options["context"]
+    if training:
+        from commtax.cli.training import training_words
+
+        words = {"phase": "train", **training_words(options, kinds)}
+        for name in ("tokens", "measured_mfu"):
+            if words.pop(name) != TRAINING[name]:
+                raise ValueError(f"{name}: belongs to bill, not to compare")
+    else:
+        _unused(kinds, global_batch, options["phase"])
+        words = options
+    found = compare(model, place, list(over), **words)
     if all(row.bill is None for row in found.rows):
         raise ValueError(f"over: nothing on this range is legal; first: {found.rows[0].refused}")
     if plot:
@@ -237,7 +269,7 @@ def fit_command(model: str, phase: str, as_json: bool, **options: Any) -> None:
         return
     if phase != "serve":
         raise ValueError(f"phase '{phase}': serve or train")
-    kinds = {k: options.pop(k) for k in ("zero", "recompute", "schedule", "chunks", "micro_batch")}
+    kinds = {k: options.pop(k) for k in TRAINING if k in options}
     _unused(kinds, options.pop("global_batch"), phase)
     for name, instead in (("batch", "--max-num-seqs"), ("context", "--max-model-len")):
         if options.pop(name) is not None:
@@ -259,7 +291,7 @@ def fit_command(model: str, phase: str, as_json: bool, **options: Any) -> None:
 def _fit_training(model: str, place: Cluster, options: dict[str, Any], as_json: bool) -> None:
     serving = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes")
     given = [name for name in serving if options.pop(name) not in (None, 0.0)]
-    given += [name for name in ("dtype", "kv_dtype") if options[name]]
+    given += ["kv_dtype"] if options["kv_dtype"] else []
     if given:
         raise ValueError(f"{given[0]}: belongs to serving, not to --phase train")
     share = options.pop("gpu_memory_utilization")
@@ -268,6 +300,7 @@ def _fit_training(model: str, place: Cluster, options: dict[str, Any], as_json: 
     batch = _replica_batch(options.pop("batch"), options.pop("global_batch"), options["dp"])
     options |= {name: 1 for name in ("tp", "pp") if options[name] is None}
     options["context"] = 4096 if options["context"] is None else options["context"]
+    options |= {"shard": options.pop("hsdp"), "sequence_parallel": options["sequence_parallel"] or None}
     found = train_fit(model, place, batch=batch, **options)
     if as_json:
         from commtax.report.documents import train_fit_document
@@ -369,8 +402,7 @@ def _replica_batch(batch: int | None, global_batch: int | None, dp: int) -> int:
 
 def _unused(kinds: dict[str, Any], global_batch: int | None, phase: str) -> None:
     """Options are honoured or refused, never ignored."""
-    defaults = {"zero": None, "recompute": "none", "schedule": "1f1b", "chunks": 1, "micro_batch": 1}
-    given = [name for name, value in kinds.items() if value != defaults[name]]
+    given = [name for name, value in kinds.items() if value != TRAINING[name]]
     if global_batch is not None:
         given.append("global_batch")
     if given:

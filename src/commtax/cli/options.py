@@ -74,7 +74,7 @@ where_options = together(
         "-e",
         default="",
         metavar="NAME",
-        help="vllm (default), sglang, trtllm, torch, textbook; megatron, fsdp to train.",
+        help="vllm (default), sglang, trtllm, torch, textbook; to train megatron (default), fsdp, torchtitan, deepspeed.",
     ),
 )
 axis_options = together(
@@ -88,10 +88,28 @@ axis_options = together(
 training_options = together(
     click.option("--micro-batch", type=Count(), default=1, help="Training: sequences a microbatch."),
     click.option("--global-batch", type=Count(), default=None, help="Training: sequences a step over all replicas."),
-    click.option("--zero", type=Count(), default=None, help="Training: ZeRO stage 0-3.  [default: 0, fsdp 3]"),
+    click.option(
+        "--zero", type=Count(), default=None, help="Training: ZeRO stage 0-3.  [default: 0; fsdp, torchtitan, deepspeed 3]"
+    ),
+    click.option(
+        "--hsdp", type=Count(), default=0, help="Training: ZeRO 3 shards over groups of this many ranks, replicas of each other."
+    ),
     click.option("--recompute", default="none", metavar="KIND", help="Training: none, selective or full."),
-    click.option("--schedule", default="1f1b", metavar="KIND", help="Training: 1f1b, gpipe or interleaved."),
+    click.option("--schedule", default="1f1b", metavar="KIND", help="Training: 1f1b, gpipe, interleaved, zb-h1, zb-h2 or zb-v."),
     click.option("--chunks", type=Count(), default=1, help="Training: chunks a rank, interleaved schedule."),
+)
+train_step_options = together(
+    click.option(
+        "--async",
+        "async_axes",
+        default=None,
+        metavar="AXES",
+        help="Training: axes whose collectives run beside compute, dp,cp,tp,ep,pp or none.  [default: the engine's]",
+    ),
+    click.option("--imbalance", type=float, default=1.0, help="Training: tokens of the busiest expert rank over the mean."),
+    click.option("--flops", default="full", metavar="KIND", help="Training: what MFU counts, full (all pairs) or causal."),
+    click.option("--tokens", default="", metavar="N", help="Training: days for this many tokens, such as 15T."),
+    click.option("--measured-mfu", type=Fraction(), default=None, help="Training: what would explain this MFU."),
 )
 step_options = together(
     click.option("--tp", type=Count(), default=1, help="Tensor-parallel size (-tp)."),

@@ -43,7 +43,7 @@ SCHEDULES: dict[str, Schedule] = {
     "zb-h2": Schedule(
         lambda p, f, b, w: (p - 1) * (f + np.maximum(0, b - 2 * w)), lambda p, m: np.minimum(2 * p - 1, m), lambda p: 2 * p - 1
     ),
-    "zb-v": Schedule(lambda p, f, b, w: (p - 1) * np.maximum(b, 2 * (b - w)), np.minimum, lambda p: 2 * p - 1, chunks=2),
+    "zb-v": Schedule(lambda p, _f, b, w: (p - 1) * np.maximum(b, 2 * (b - w)), np.minimum, lambda p: 2 * p - 1, chunks=2),
 }
 """Schedules that a training step is priced with; ``interleaved`` with v chunks idles 1/v as long, ``zb-v`` half as long."""
 

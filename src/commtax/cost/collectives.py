@@ -144,8 +144,9 @@ def choose(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
     """The first path that applies; paths of one ``rank`` compete on price, as NCCL lets its algorithms compete."""
     latency: Number = np.inf
     wire: Number = np.inf
-    taken: Number = np.full(np.broadcast(nbytes, ranks).shape, -1)
-    done: Number = np.zeros(np.broadcast(nbytes, ranks).shape, dtype=bool)
+    shape = np.broadcast(nbytes, ranks).shape
+    taken: Number = np.full(shape, -1)[()]
+    done: Number = np.zeros(shape, dtype=bool)[()]
     for turn in sorted({p.turn for p in paths}):
         settled = done
         for index, path in enumerate(paths):
@@ -155,7 +156,7 @@ def choose(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
             better = applies(path, nbytes, ranks) & ~settled & (~done | (fixed + moving < latency + wire))
             latency, wire = pick(better, fixed, latency), pick(better, moving, wire)
             taken, done = pick(better, index, taken), done | better
-    return Choice(latency[()], wire[()], taken[()])
+    return Choice(latency, wire, taken)
 
 
 def reason(path: Path, nbytes: float, ranks: int, crosses: bool = False) -> str:

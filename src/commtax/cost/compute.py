@@ -44,7 +44,6 @@ class Kernel:
     length: Number = 0  # keys a query sees (decode), new tokens a sequence (prefill)
     past: Number = 0
     static_scales: bool = False  # activations are quantised with known scales, inside the kernel before
-    rate: float = 1.0  # arithmetic rate over that of the form's constants (sustained clocks, other kernels)
 
 
 def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> list[Kernel]:

@@ -70,11 +70,21 @@ class Pricer:
         self.plan, self.cluster, self.engine, self.fabric = plan, cluster, engine, fabric
         self._spans: dict[str, Span] = {}
         self._prices: dict[tuple[str, str, int, int], tuple[Item, Choice]] = {}
+        self._names: dict[str, tuple[str, ...]] = {}
 
     def span(self, axis: str) -> Span:
         if axis not in self._spans:
             self._spans[axis] = span(axis, self.plan, self.cluster, self.engine)
         return self._spans[axis]
+
+    def names(self, op: str) -> tuple[str, ...]:
+        """Names of all paths of a collective, inside and across, and of both links."""
+        if op not in self._names:
+            prefix = "" if self.fabric.flat else "hierarchical "
+            inside = [p.name or p.algorithm for p in self.fabric.paths[op]]
+            across = [f"{prefix}{p.name or p.algorithm}" for p in self.fabric.network_paths[op]]
+            self._names[op] = (*inside, *across, self.cluster.intra.key, self.cluster.inter.key)
+        return self._names[op]
 
     def price(self, item: Item) -> Choice:
         key = (item.op, item.axis, id(item.nbytes), id(item.ranks))
@@ -86,19 +96,16 @@ class Pricer:
 
 def comm_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
     """One collective, priced on the links its group spans; what this plan does not send costs nothing."""
-    cluster, fabric = pricer.cluster, pricer.fabric
+    fabric = pricer.fabric
     if not item.is_sent:
         return Line("comm", item, 0.0, 0.0, source=fabric.label)
     where, chosen = pricer.span(item.axis), pricer.price(item)
-    paths, beyond = fabric.paths[item.op], fabric.network_paths[item.op]
-    prefix = "" if fabric.flat else "hierarchical "
-    labels = [p.name or p.algorithm for p in paths] + [f"{prefix}{p.name or p.algorithm}" for p in beyond]
-    names = (*labels, cluster.intra.key, cluster.inter.key)
-    crosses, why = np.asarray(where.crosses), ""
-    algorithm = pick(crosses, chosen.path + len(paths), chosen.path)
+    names, inside = pricer.names(item.op), len(fabric.paths[item.op])
+    crosses, why = where.crosses, ""
+    algorithm = pick(crosses, chosen.path + inside, chosen.path)
     link = pick(crosses, len(names) - 1, len(names) - 2)
     if np.ndim(algorithm) == 0 and np.ndim(link) == 0:
-        path = (*paths, *beyond)[int(algorithm)]
+        path = (*fabric.paths[item.op], *fabric.network_paths[item.op])[int(algorithm)]
         why = reason(path, float(item.nbytes), int(np.minimum(where.ranks_per_domain, item.ranks)), bool(crosses))
         algorithm, link = names[int(algorithm)], names[int(link)]
     latency, wire = chosen.latency_s * settings.latency_scale, chosen.wire_s / settings.bandwidth_scale

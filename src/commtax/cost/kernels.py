@@ -77,15 +77,18 @@ FORMS: dict[str, Callable[[Kernel, Table, float, float], Parts]] = {
 }
 
 
-def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Parts:
-    """Time of one launch on this chip, with the constants of its family and arithmetic."""
+def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float = 1.0) -> Parts:
+    """Time of one launch on this chip, with the constants of its family and arithmetic.
+
+    ``rate``: arithmetic over that of the constants (sustained clocks, other kernels).
+    """
     kind = kernel.dtype if kernel.form == "gemm" else "fp8" if kernel.weight_bytes == 1 and kernel.form == "decode" else "bf16"
     table = constants.tables.get(f"{kernel.form}.{kind}") or constants.tables[f"{kernel.form}.bf16"]
     if kernel.static_scales:
         table = _static(table, constants.tables["gemm.bf16"])
     peaks = chip.flops_per_s
     peak = peaks.get(kernel.dtype) or peaks.get("bf16") or peaks["fp16"]
-    fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak * kernel.rate)
+    fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak * rate)
     return fixed, moving
 
 

@@ -186,7 +186,7 @@ def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
     case = Case(model, cluster, whole, engine)
     result = pick(good, 0, 1)
     for code, rule in enumerate(RULES[1:], start=2):
-        broken = np.broadcast_to(np.asarray(rule.broken(case)), result.shape)
+        broken = np.broadcast_to(np.asarray(rule.broken(case)), good.shape)
         result = pick((result == 0) & broken, code, result)
     return np.asarray(result)
 

@@ -45,12 +45,12 @@ def forward(
     past = step.micro_batch * (step.seq - local) / 2
     work = Workload(prefill_seqs=step.micro_batch, prefill_tokens=rows, past_tokens=past)
     share = layers / model.num_layers
-    found = []
+    found: list[Kernel] = []
     for kernel in layer_kernels(model, plan, work, rows, engine):
         if kernel.form == "decode" or _never(kernel.count):
             continue
         busier = imbalance if kernel.what.startswith(("experts", "routing")) else 1.0
-        found += _trained(replace(kernel, count=kernel.count * share), plan, step, engine, passes, busier)
+        found += _trained(kernel, kernel.count * share, plan, step, engine, passes, busier)
     logits = rows * padded_vocab(model, plan, engine) / plan.tp
     loss = Kernel("loss", "elementwise", 1, 0.0, logits * LOSS_BYTES)
     return Pass(found, [head_kernel(model, plan, rows, engine), loss])
@@ -60,7 +60,9 @@ def _never(count: Number) -> bool:
     return bool(np.ndim(count) == 0 and count == 0)
 
 
-def _trained(kernel: Kernel, plan: Plan, step: TrainStep, engine: Engine, passes: float, busier: float) -> Iterator[Kernel]:
+def _trained(
+    kernel: Kernel, count: Number, plan: Plan, step: TrainStep, engine: Engine, passes: float, busier: float
+) -> Iterator[Kernel]:
     """A serving kernel as training runs it: tensors stream through element-wise kernels, attention may be unfused.
 
     Element-wise kernels between row-parallel and column-parallel products work on 1/tp of the rows under sequence
@@ -68,29 +70,29 @@ def _trained(kernel: Kernel, plan: Plan, step: TrainStep, engine: Engine, passes
     """
     if kernel.form == "small":
         split = plan.tp if plan.sequence_parallel and kernel.what == "norms" else 1
-        yield replace(kernel, form="elementwise", nbytes=kernel.nbytes / split * passes * busier)
+        yield replace(kernel, form="elementwise", count=count, nbytes=kernel.nbytes / split * passes * busier)
     elif kernel.form == "prefill" and engine.attention == "unfused":
-        yield from _unfused(kernel, plan, step)
+        yield from _unfused(kernel, count, plan, step)
     elif kernel.form == "prefill":
-        yield replace(kernel, what="attention")
+        yield replace(kernel, what="attention", count=count)
     else:
-        yield from _product(replace(kernel, m=kernel.m * busier, flops=kernel.flops * busier))
+        yield from _product(kernel, count, busier)
 
 
-def _product(k: Kernel) -> Iterator[Kernel]:
+def _product(k: Kernel, count: Number, busier: float) -> Iterator[Kernel]:
     """A product, and in fp8 the cast of its input, which is a kernel of its own."""
-    yield replace(k, static_scales=k.dtype == "fp8")
+    yield replace(k, count=count, m=k.m * busier, flops=k.flops * busier, static_scales=k.dtype == "fp8")
     if k.dtype == "fp8":
-        yield Kernel(f"{k.what} cast", "elementwise", k.count, 0.0, CAST_BYTES * k.m * k.k, n=k.n, k=k.k)
+        yield Kernel(f"{k.what} cast", "elementwise", count, 0.0, CAST_BYTES * k.m * busier * k.k, n=k.n, k=k.k)
 
 
-def _unfused(kernel: Kernel, plan: Plan, step: TrainStep) -> Iterator[Kernel]:
+def _unfused(kernel: Kernel, count: Number, plan: Plan, step: TrainStep) -> Iterator[Kernel]:
     """Scores as a whole matrix: two batched products over all pairs (masked ones too) and the element-wise part between."""
     e = DTYPE_BYTES[plan.activations_dtype]
     m, keys, d = step.micro_batch * kernel.heads * kernel.length, step.seq, kernel.head_dim
-    product = Kernel("attention scores", "gemm", kernel.count, 2 * m * keys * d, e * (2 * m * d + m * keys), m, keys, d)
+    product = Kernel("attention scores", "gemm", count, 2 * m * keys * d, e * (2 * m * d + m * keys), m, keys, d)
     yield product
-    yield Kernel("attention softmax", "elementwise", kernel.count, 0.0, SCORE_BYTES * m * keys)
+    yield Kernel("attention softmax", "elementwise", count, 0.0, SCORE_BYTES * m * keys)
     yield replace(product, what="attention values", n=d, k=keys)
 
 
@@ -101,15 +103,22 @@ def backward(kernels: list[Kernel]) -> list[Kernel]:
 
 def _gradients(k: Kernel) -> Iterator[Kernel]:
     if k.form == "gemm":
-        yield replace(k, what=f"{k.what} input gradient", n=k.k, k=k.n)
-        moved = k.nbytes - k.n * k.k * k.weight_bytes + 4 * k.n * k.k  # the weight gradient is written in fp32
-        yield replace(k, what=f"{k.what} weight gradient", m=k.n, n=k.k, k=k.m, nbytes=np.maximum(moved, 0))
+        yield _gemm(k, "input gradient", k.nbytes, k.m, k.k, k.n)
+        moved = k.nbytes + (4 - k.weight_bytes) * k.n * k.k  # the weight gradient is written in fp32
+        yield _gemm(k, "weight gradient", moved, k.n, k.k, k.m)
     elif k.form == "prefill":
         yield replace(k, what=f"{k.what} backward", flops=BACKWARD_ATTENTION_FLOPS * k.flops, nbytes=2 * k.nbytes)
     elif k.k:  # the cast of an input in forward is that of an output's gradient in backward
         yield replace(k, what=f"{k.what} backward", nbytes=k.nbytes * k.n / k.k)
     else:
         yield replace(k, what=f"{k.what} backward", nbytes=BACKWARD_ELEMENT_BYTES * k.nbytes)
+
+
+def _gemm(k: Kernel, what: str, nbytes: Number, m: Number, n: Number, inner: Number) -> Kernel:
+    """A product of the same FLOPs in another shape."""
+    return Kernel(
+        f"{k.what} {what}", "gemm", k.count, k.flops, nbytes, m, n, inner, k.dtype, k.weight_bytes, static_scales=k.static_scales
+    )
 
 
 def recomputed(kernels: list[Kernel], plan: Plan, engine: Engine) -> list[Kernel]:

@@ -7,7 +7,7 @@ head). Scalars (loss, gradient norm) and token counts of the router are left out
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -36,15 +36,16 @@ def training(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> list[
 
 def fullest_layers(model: Model, plan: Plan) -> Number:
     """Layers of the stage that has most."""
-    return by_pp(plan.pp, lambda pp: max(len(r) for r in stage_layers(model, pp)))
+    return by_pp(plan.pp, lambda pp: sum(_fullest(model, pp)))
 
 
 def by_pp(pp: Number, one: Callable[[int], int]) -> Number:
     """Apply a scalar function of pp to an array of them."""
+    if np.ndim(pp) == 0:
+        return float(one(int(pp)))
     values, back = np.unique(np.asarray(pp), return_inverse=True)
     results = np.array([one(int(v)) for v in values], dtype=float)
-    found = results[back].reshape(np.shape(pp))
-    return found if np.ndim(pp) else found[()]
+    return results[back].reshape(np.shape(pp))
 
 
 def _passes(plan: Plan) -> int:
@@ -158,32 +159,49 @@ def _experts(model: Model, plan: Plan, rows: Number) -> list[Item]:
 
 def num_moe_layers(model: Model, plan: Plan) -> Number:
     """Layers with experts on the stage that has most of them."""
-    return by_pp(plan.pp, lambda pp: max(sum(_is_moe(model, i) for i in r) for r in stage_layers(model, pp)))
+    return by_pp(plan.pp, partial(_most_moe, model)) if model.experts else 0.0 * plan.pp
 
 
-def _is_moe(model: Model, layer: int) -> bool:
-    return isinstance(model.blocks[model.layers[layer]].ffn, Experts)
+@lru_cache(maxsize=1024)
+def _most_moe(model: Model, pp: int) -> int:
+    return max(sum(isinstance(model.blocks[model.layers[i]].ffn, Experts) for i in r) for r in stage_layers(model, pp))
 
 
 def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
     """Parameters one rank of the fullest stage holds: of its layers, of their experts, and of embedding and head."""
     total: dict[str, Number] = {"layers": 0.0, "experts": 0.0, "ends": 0.0}
-    for t in inventory(model):
-        mine = share(t.split, model, plan, engine) * t.size
-        if t.where >= 0:
-            group = "experts" if t.part == "experts" else "layers"
-            total[group] = total[group] + mine * by_pp(plan.pp, partial(_fullest, model, where=t.where))
-        elif t.where == FIRST:
-            total["ends"] = total["ends"] + mine
-        else:  # head and final norm lie on the last stage: beside the embedding only without a pipeline
-            total["ends"] = total["ends"] + pick(np.asarray(plan.pp) == 1, mine, 0)
+    alone = np.asarray(plan.pp) == 1
+    times = [by_pp(plan.pp, partial(_of_kind, model, where)) for where in range(len(model.blocks))]
+    for (split, group, where), size in _sizes(model).items():
+        mine = share(split, model, plan, engine) * size
+        if where >= 0:
+            mine = mine * times[where]
+        elif where != FIRST:  # head and final norm lie on the last stage: beside the embedding only without a pipeline
+            mine = pick(alone, mine, 0)
+        total[group] = total[group] + mine
     return total
 
 
-def _fullest(model: Model, pp: int, where: int) -> int:
-    """Layers of one kind on the first of the stages with the most layers."""
+@lru_cache(maxsize=256)
+def _sizes(model: Model) -> dict[tuple[str, str, int], int]:
+    """Elements of all tensors that are split alike and lie alike: (split, whose, where)."""
+    found: dict[tuple[str, str, int], int] = {}
+    for t in inventory(model):
+        group = "ends" if t.where < 0 else "experts" if t.part == "experts" else "layers"
+        key = (t.split, group, t.where)
+        found[key] = found.get(key, 0) + t.size
+    return found
+
+
+def _of_kind(model: Model, where: int, pp: int) -> int:
+    return _fullest(model, pp)[where]
+
+
+@lru_cache(maxsize=1024)
+def _fullest(model: Model, pp: int) -> tuple[int, ...]:
+    """Layers of each kind on the first of the stages with the most layers."""
     stage = max(stage_layers(model, pp), key=len)
-    return sum(model.layers[i] == where for i in stage)
+    return tuple(sum(model.layers[i] == where for i in stage) for where in range(len(model.blocks)))
 
 
 def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> list[Item]:

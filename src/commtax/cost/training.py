@@ -7,6 +7,7 @@ step (gradients, parameters) + the update.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -19,12 +20,10 @@ from commtax.cost.kernels import seconds
 from commtax.cost.overlap import hidden_s
 from commtax.cost.tensors import stage_layers
 from commtax.cost.train_traffic import by_pp, fullest_layers, stage_params, training
-from commtax.ledger import Bill, Item, Line
+from commtax.ledger import AXIS_OF, Bill, Item, Line
 from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, TrainStep
 
 TAXES = ("dp", "tp", "pp", "ep", "cp")
-AXIS_OF = {"edp": "dp", "shard": "dp", "replica": "dp"}
-"""Groups that data parallelism is made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +140,9 @@ class _Priced:
 
     def _line(self, kernel: Kernel, times: Number, part: str) -> Line:
         if kernel.what not in self._known:
-            kernel = replace(kernel, rate=self.rates.get(kernel.what, self.clock))
-            fixed, moving = seconds(kernel, self.chip, self.constants)
-            fixed = np.maximum(fixed, self.least - moving)  # without graphs a kernel takes at least its launch
+            fixed, moving = seconds(kernel, self.chip, self.constants, self.rates.get(kernel.what, self.clock))
+            if self.least:  # without graphs a kernel takes at least its launch
+                fixed = np.maximum(fixed, self.least - moving)
             self._known[kernel.what] = fixed * self.scale, moving * self.scale
         fixed, moving = self._known[kernel.what]
         item = Item(kernel.what, "", f"{kernel.form}, {part}", kernel.nbytes, 1, kernel.count * times)
@@ -160,8 +159,13 @@ def _scaled(line: Line, share: Number) -> Line:
 
 def _head_share(model: Model, plan: Plan, layer_s: Number, head_s: Number) -> Number:
     """How much of the head the pace-setting stage pays: all of it, less what the last stage saves by having fewer layers."""
-    last = by_pp(plan.pp, lambda pp: len(stage_layers(model, pp)[-1]))
+    last = by_pp(plan.pp, lambda pp: _last_layers(model, pp))
     return np.clip(1 - (fullest_layers(model, plan) - last) * layer_s / np.maximum(head_s, 1e-30), 0, 1)
+
+
+@lru_cache(maxsize=1024)
+def _last_layers(model: Model, pp: int) -> int:
+    return len(stage_layers(model, pp)[-1])
 
 
 def _as_launched(item: Item, engine: Engine, settings: TrainSettings) -> Item:

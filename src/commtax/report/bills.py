@@ -14,6 +14,7 @@ from commtax.api.comparing import Comparison
 from commtax.api.expecting import Expectation
 from commtax.api.explain import counterfactuals, verdict
 from commtax.api.setup import describe_gpus
+from commtax.api.train_billing import TrainBill
 from commtax.report.documents import Document, plain, question
 from commtax.report.picture import draw_layer
 from commtax.report.tables import new_table, notes, say, where
@@ -55,7 +56,7 @@ def _modes(b: StepBill) -> str:
     return "".join(f", {word}" for word, on in words if on)
 
 
-def weakest(b: StepBill) -> str:
+def weakest(b: StepBill | TrainBill) -> str:
     """The least certain kind of source among the lines, and which lines rest on it."""
     for word in ("assumed", "formula", "calibrated", "measured", "by definition"):
         found = [text for text in b.sources if text.split(": ", 1)[1].startswith(word)]
@@ -198,21 +199,27 @@ def expectation_document(e: Expectation, measured_s: float | None) -> Document:
 
 
 COLUMNS = ("step_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
+APART = ("tp_comm_s", "ep_comm_s")
+TRAINED = ("mfu", "dp_tax_s", "tp_tax_s", "pp_tax_s", "ep_tax_s", "cp_tax_s", "binding")
 
 
 def comparison_rows(found: Comparison) -> list[Document]:
-    """One flat record a cell; expert- and tensor-parallel communication apart."""
+    """One flat record a cell: communication by axis, in training all five taxes."""
+    extra = TRAINED if found.training else APART
     rows = []
     for row in found.rows:
-        record: Document = dict(zip(found.axes, row.at, strict=True))
-        if row.bill is None:
-            record |= dict.fromkeys((*COLUMNS, "tp_comm_s", "ep_comm_s")) | {"refused": row.refused}
-        else:
-            record |= {name: float(getattr(row.bill, name)) for name in COLUMNS}
-            apart = {"tp_comm_s": row.seconds_on("tp"), "ep_comm_s": row.seconds_on("ep")}
-            record |= {**apart, "fits": fits(row.bill), "refused": ""}
-        rows.append(record)
+        record: Document = dict(zip(found.axes, row.at, strict=True)) | dict.fromkeys((*COLUMNS, *extra, "fits"))
+        if row.bill is not None:
+            record |= {name: float(getattr(row.bill, name)) for name in COLUMNS} | _apart(row.bill)
+        rows.append(record | {"refused": row.refused})
     return rows
+
+
+def _apart(b: StepBill | TrainBill) -> Document:
+    if isinstance(b, TrainBill):
+        taxes = {f"{axis}_tax_s": float(tax) for axis, tax in b.taxes.items()}
+        return {"mfu": float(b.mfu), **taxes, "binding": b.binding, "fits": bool(b.fits)}
+    return {f"{axis}_comm_s": float(b.exposed_on(axis)) for axis in ("tp", "ep")} | {"fits": fits(b)}
 
 
 def comparison_csv(found: Comparison) -> str:
@@ -225,20 +232,26 @@ def comparison_csv(found: Comparison) -> str:
 
 
 def show_comparison(console: Console, found: Comparison) -> None:
-    table = new_table(*found.axes, ">step", ">compute", ">exposed comm", ">share", ">tp comm", ">ep comm", ">tokens/s", "fits", "")
+    names = ("dp", "tp", "pp", "ep", "cp") if found.training else ("tp comm", "ep comm")
+    last = (">MFU", "binding") if found.training else ()
+    table = new_table(
+        *found.axes, ">step", ">compute", ">exposed comm", ">share", *(f">{n}" for n in names), ">tokens/s", *last, "fits", ""
+    )
     for record in comparison_rows(found):
         cells = [str(record[a]) for a in found.axes]
         if record["refused"]:
-            table.add_row(*cells, *[""] * 8, Text(record["refused"], style="red"))
+            table.add_row(*cells, *[""] * (6 + len(names) + len(last)), Text(record["refused"], style="red"))
             continue
         times = [format_seconds(record[n]) for n in ("step_s", "compute_s", "exposed_comm_s")]
-        apart = [format_seconds(record[n]) if record[n] else "" for n in ("tp_comm_s", "ep_comm_s")]
+        apart = [format_seconds(v) if v else "" for k, v in record.items() if k.endswith(("_tax_s", "p_comm_s"))]
+        trained = [f"{record['mfu']:.1%}", record["binding"]] if found.training else []
         table.add_row(
             *cells,
             *times,
             f"{record['comm_fraction']:.1%}",
             *apart,
             f"{record['tokens_per_s']:,.0f}",
+            *trained,
             "yes" if record["fits"] else "no",
             "",
         )

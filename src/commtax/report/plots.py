@@ -19,6 +19,9 @@ LABELS = {
     "dp": "replicas",
     "ep": "expert-parallel size",
     "link": "link",
+    "cp": "context-parallel size",
+    "micro_batch": "sequences a microbatch",
+    "local_tokens": "tokens a GPU and step",
 }
 SUFFIXES = (".svg", ".png", ".pdf")
 

@@ -1,0 +1,71 @@
+"""``bill --phase train``: options to a priced training step."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from commtax.api import traffic, train_bill
+from commtax.cli.output import print_json, terminal
+from commtax.spec import Cluster
+from commtax.units import parse_tokens
+
+SERVING = {"kv_dtype": "", "speculative": 0, "ep_backend": "", "overlap": 0.0}
+"""Options of serving alone, and what they are when nobody gives them."""
+
+
+def bill_training(
+    model: str, place: Cluster, batch: int, options: dict[str, Any], kinds: dict[str, Any], *, exact: bool, as_json: bool
+) -> None:
+    """Price the step, or with ``exact`` only list what it sends."""
+    words = training_words(options, kinds)
+    num_tokens = parse_tokens(words.pop("tokens"), "tokens") if words["tokens"] else words.pop("tokens") or 0.0
+    measured = words.pop("measured_mfu")
+    if exact:
+        _exact(model, place, batch, words, as_json)
+        return
+    priced = train_bill(model, place, batch=batch, **words)
+    from commtax.report import training
+
+    if as_json:
+        print_json(training.training_document(priced, num_tokens, measured))
+    else:
+        training.show_training(terminal(), priced, num_tokens, measured)
+    sys.exit(0 if priced.fits else 1)
+
+
+def training_words(options: dict[str, Any], kinds: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of ``train_bill``; what belongs to serving is refused."""
+    options = dict(options)
+    options.pop("phase")
+    for name, default in SERVING.items():
+        if options.pop(name) != default:
+            raise ValueError(f"{name}: belongs to serving, not to phase train")
+    axes = kinds.get("async_axes")
+    if axes is not None:
+        kinds = {**kinds, "async_axes": () if axes == "none" else tuple(axes.split(","))}
+    options["sequence_parallel"] = options["sequence_parallel"] or None
+    return {**options, **kinds}
+
+
+def _exact(model: str, place: Cluster, batch: int, words: dict[str, Any], as_json: bool) -> None:
+    plain = {
+        "slow_rank": 1.0,
+        "library": "",
+        "eager": False,
+        "async_axes": None,
+        "imbalance": 1.0,
+        "flops": "full",
+    }
+    given = [name for name, default in plain.items() if words.pop(name) != default]
+    if given:
+        raise ValueError(f"{given[0]}: changes seconds, and --exact has none")
+    found = traffic(model, place, phase="train", batch=batch, shard=words.pop("hsdp"), **words)
+    if as_json:
+        from commtax.report.documents import traffic_document
+
+        print_json(traffic_document(found))
+    else:
+        from commtax.report.tables import show_traffic
+
+        show_traffic(terminal(), found)
