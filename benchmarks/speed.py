@@ -38,6 +38,26 @@ def one_step() -> None:
     print(f"one scalar step: {(time.process_time() - start) / repeats * 1e3:.2f} ms of CPU")
 
 
+def training() -> None:
+    """200,000 plans of a 405B model for 16,384 GPUs by one call, and one plan alone."""
+    rng = np.random.default_rng(0)
+    n = 200_000
+    tp, pp, micro = 2 ** rng.integers(0, 4, n), 2 ** rng.integers(0, 5, n), 2 ** rng.integers(0, 3, n)
+    words = {"context": 8192, "zero": 1, "recompute": "full", "sequence_parallel": True}
+    batch = micro * np.maximum(pp, 2 ** rng.integers(0, 6, n))
+    start = time.process_time()
+    priced = commtax.train_bill(
+        "llama-3.1-405b", "2048x8xh100-sxm", tp=tp, pp=pp, dp=16384 // (tp * pp), batch=batch, micro_batch=micro, **words
+    )
+    best = float(np.max(priced.mfu * priced.fits))
+    print(f"200,000 training plans: {time.process_time() - start:.2f} s of CPU (best MFU that fits {best:.1%})")
+    repeats = 200
+    start = time.process_time()
+    for _ in range(repeats):
+        commtax.train_bill("llama-3.1-70b", "8x8xh100-sxm", tp=8, dp=8, batch=16, **words)
+    print(f"one training step: {(time.process_time() - start) / repeats * 1e3:.2f} ms of CPU")
+
+
 def pipelines() -> None:
     for name in ("1f1b", "zb-v"):
         start = time.process_time()
@@ -61,5 +81,6 @@ def commands() -> None:
 if __name__ == "__main__":
     million_steps()
     one_step()
+    training()
     pipelines()
     commands()

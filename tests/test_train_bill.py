@@ -160,7 +160,13 @@ def test_arrays_equal_scalars():
     words = {"zero": 1, "recompute": "full", "sequence_parallel": True, "context": 4096, "pp": np.array([1, 2, 2, 4])}
     many = commtax.train_bill("llama-3.1-70b", "8x8xh100-sxm", tp=tp, dp=dp, batch=batch, micro_batch=micro, **words)
     for i in range(4):
-        sizes = {"tp": int(tp[i]), "dp": int(dp[i]), "batch": int(batch[i]), "micro_batch": int(micro[i]), "pp": int(words["pp"][i])}
+        sizes = {
+            "tp": int(tp[i]),
+            "dp": int(dp[i]),
+            "batch": int(batch[i]),
+            "micro_batch": int(micro[i]),
+            "pp": int(words["pp"][i]),
+        }
         one = commtax.train_bill("llama-3.1-70b", "8x8xh100-sxm", **{**words, **sizes})
         for name in ("step_s", "mfu", "hfu", "exposed_comm_s", "bubble_s", "memory_bytes_per_rank"):
             assert float(getattr(many, name)[i]) == pytest.approx(float(getattr(one, name)), rel=1e-12), name
@@ -196,7 +202,9 @@ def test_options_are_honoured_or_refused(change, says):
 
 def test_the_lessons_two_flips():
     """Below the local-token threshold gradients bind; past the NVLink domain's edge tensor parallelism does."""
-    tokens = commtax.compare("llama-3.1-8b", "8x8xh100-sxm", ["local_tokens=1024:65536"], phase="train", dp=64, engine="fsdp", zero=0)
+    tokens = commtax.compare(
+        "llama-3.1-8b", "8x8xh100-sxm", ["local_tokens=1024:65536"], phase="train", dp=64, engine="fsdp", zero=0
+    )
     shares = [float(r.bill.comm_fraction) for r in tokens.rows]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] > 0.5 > 0.05 > shares[-1]
@@ -244,7 +252,19 @@ def test_the_sentence_names_the_binding_tax():
 def test_json_has_the_promised_keys(tmp_path):
     command = "bill llama-3.1-8b --phase train --cluster 2x8xh100-sxm -dp 16 --global-batch 32 --seq 8192 --engine torchtitan"
     done = subprocess.run(
-        [sys.executable, "-m", "commtax", *command.split(), "--recompute", "full", "--tokens", "1T", "--measured-mfu", "20%", "--json"],
+        [
+            sys.executable,
+            "-m",
+            "commtax",
+            *command.split(),
+            "--recompute",
+            "full",
+            "--tokens",
+            "1T",
+            "--measured-mfu",
+            "20%",
+            "--json",
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -270,9 +290,7 @@ def _published():
             errors["skipped"].append(row)
             continue
         group = next((g for g in ("Narayanan", "Korthikanti", "llm-foundry") if g in source), "torchtitan")
-        if group == "torchtitan" and (
-            "eager" in note or "async" in note or int(row["pp"]) > 1 or "rowwise" in row["precision"]
-        ):
+        if group == "torchtitan" and ("eager" in note or "async" in note or int(row["pp"]) > 1 or "rowwise" in row["precision"]):
             group = "torchtitan, other"
         errors[group].append(abs(predicted / float(row["step_time_s"]) - 1))
     return errors

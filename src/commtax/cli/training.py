@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from commtax.api import traffic, train_bill
@@ -31,7 +30,6 @@ def bill_training(
         print_json(training.training_document(priced, num_tokens, measured))
     else:
         training.show_training(terminal(), priced, num_tokens, measured)
-    sys.exit(0 if priced.fits else 1)
 
 
 def training_words(options: dict[str, Any], kinds: dict[str, Any]) -> dict[str, Any]:

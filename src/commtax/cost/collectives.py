@@ -131,7 +131,7 @@ class Choice:
 
 def applies(path: Path, nbytes: Number, ranks: Number) -> Number:
     """Whether a library takes this path for a group of this size and a tensor of this size."""
-    ok = (np.asarray(ranks) >= path.min_ranks) & (np.asarray(ranks) <= path.max_ranks)
+    ok = np.logical_and(ranks >= path.min_ranks, ranks <= path.max_ranks)
     if path.worlds:
         ok = ok & np.logical_or.reduce([np.asarray(ranks) == world for world in path.worlds])
     if path.max_bytes:  # a group between two listed sizes has the limit of the larger

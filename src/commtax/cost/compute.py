@@ -168,9 +168,19 @@ def _attention(a: Attention, count: int, plan: Plan, work: Workload) -> Iterator
     length = _seen(work.cached_tokens / np.maximum(1, seqs) + work.rows_per_seq, a)
     flops = 2 * seqs * work.rows_per_seq * heads * length * (k_dim + v_dim)
     some = pick(np.asarray(seqs) > 0, count, 0)
-    shape = Kernel("decode attention", "decode", some, flops, seqs * length * per_token, head_dim=k_dim, length=length)
-    cache = DTYPE_BYTES[plan.kv_dtype]
-    yield replace(shape, batch=seqs, heads=heads * work.rows_per_seq, kv_heads=kv_heads, weight_bytes=cache)
+    yield Kernel(
+        "decode attention",
+        "decode",
+        some,
+        flops,
+        seqs * length * per_token,
+        weight_bytes=DTYPE_BYTES[plan.kv_dtype],
+        batch=seqs,
+        heads=heads * work.rows_per_seq,
+        kv_heads=kv_heads,
+        head_dim=k_dim,
+        length=length,
+    )
     new = work.prefill_tokens / np.maximum(1, work.prefill_seqs)
     past = work.past_tokens / np.maximum(1, work.prefill_seqs)
     pairs = _pairs(new, past, a)
@@ -178,8 +188,19 @@ def _attention(a: Attention, count: int, plan: Plan, work: Workload) -> Iterator
     moved = work.prefill_tokens * (heads * (a.head_dim + a.v_head_dim)) * DTYPE_BYTES[plan.activations_dtype]
     moved = moved + work.prefill_seqs * (new + past) * per_token
     prompts = pick(np.asarray(work.prefill_tokens) > 0, count, 0)
-    shape = Kernel("prefill attention", "prefill", prompts, flops, moved, head_dim=a.head_dim, length=new, past=past)
-    yield replace(shape, batch=work.prefill_seqs, heads=heads, kv_heads=kv_heads)
+    yield Kernel(
+        "prefill attention",
+        "prefill",
+        prompts,
+        flops,
+        moved,
+        batch=work.prefill_seqs,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=a.head_dim,
+        length=new,
+        past=past,
+    )
 
 
 def _seen(length: Number, a: Attention) -> Number:

@@ -104,9 +104,10 @@ def comm_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
     crosses, why = where.crosses, ""
     algorithm = pick(crosses, chosen.path + inside, chosen.path)
     link = pick(crosses, len(names) - 1, len(names) - 2)
-    if np.ndim(algorithm) == 0 and np.ndim(link) == 0:
+    alone = not isinstance(algorithm, np.ndarray) and not isinstance(link, np.ndarray)
+    if alone:
         path = (*fabric.paths[item.op], *fabric.network_paths[item.op])[int(algorithm)]
-        why = reason(path, float(item.nbytes), int(np.minimum(where.ranks_per_domain, item.ranks)), bool(crosses))
+        why = reason(path, float(item.nbytes), int(min(where.ranks_per_domain, item.ranks)), bool(crosses))
         algorithm, link = names[int(algorithm)], names[int(link)]
     latency, wire = chosen.latency_s * settings.latency_scale, chosen.wire_s / settings.bandwidth_scale
     if settings.eager:
@@ -114,15 +115,15 @@ def comm_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
         why = "the launch floor without graphs" if np.all(floor > latency) else why
         latency = np.maximum(latency, floor)
     hidden = settings.overlap * item.count * (latency + wire)
-    source = "formula and datasheet" if np.any(crosses) and not fabric.flat else fabric.label
-    if source == "calibrated" and np.max(item.ranks) > MEASURED_RANKS:
+    source = "formula and datasheet" if not fabric.flat and np.any(crosses) else fabric.label
+    if source == "calibrated" and (item.ranks if alone else np.max(item.ranks)) > MEASURED_RANKS:
         source = f"assumed: measured on up to {MEASURED_RANKS} ranks"
     return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source)
 
 
 def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric) -> Choice:
     """A collective inside a fast domain, or over several of them through the hosts' NICs."""
-    if not np.any(np.asarray(where.crosses)):
+    if not np.any(where.crosses):
         return choose(fabric.paths[op], nbytes, ranks)
     here = choose(fabric.paths[op], nbytes, ranks)
     inside_ranks = np.minimum(where.ranks_per_domain, ranks)

@@ -70,7 +70,7 @@ def _trained(
     """
     if kernel.form == "small":
         split = plan.tp if plan.sequence_parallel and kernel.what == "norms" else 1
-        yield replace(kernel, form="elementwise", count=count, nbytes=kernel.nbytes / split * passes * busier)
+        yield Kernel(kernel.what, "elementwise", count, 0.0, kernel.nbytes / split * passes * busier)
     elif kernel.form == "prefill" and engine.attention == "unfused":
         yield from _unfused(kernel, count, plan, step)
     elif kernel.form == "prefill":
@@ -81,7 +81,8 @@ def _trained(
 
 def _product(k: Kernel, count: Number, busier: float) -> Iterator[Kernel]:
     """A product, and in fp8 the cast of its input, which is a kernel of its own."""
-    yield replace(k, count=count, m=k.m * busier, flops=k.flops * busier, static_scales=k.dtype == "fp8")
+    shape = (k.m * busier, k.n, k.k, k.dtype, k.weight_bytes)
+    yield Kernel(k.what, "gemm", count, k.flops * busier, k.nbytes, *shape, static_scales=k.dtype == "fp8")
     if k.dtype == "fp8":
         yield Kernel(f"{k.what} cast", "elementwise", count, 0.0, CAST_BYTES * k.m * busier * k.k, n=k.n, k=k.k)
 
@@ -109,9 +110,9 @@ def _gradients(k: Kernel) -> Iterator[Kernel]:
     elif k.form == "prefill":
         yield replace(k, what=f"{k.what} backward", flops=BACKWARD_ATTENTION_FLOPS * k.flops, nbytes=2 * k.nbytes)
     elif k.k:  # the cast of an input in forward is that of an output's gradient in backward
-        yield replace(k, what=f"{k.what} backward", nbytes=k.nbytes * k.n / k.k)
+        yield Kernel(f"{k.what} backward", "elementwise", k.count, 0.0, k.nbytes * k.n / k.k)
     else:
-        yield replace(k, what=f"{k.what} backward", nbytes=BACKWARD_ELEMENT_BYTES * k.nbytes)
+        yield Kernel(f"{k.what} backward", "elementwise", k.count, 0.0, BACKWARD_ELEMENT_BYTES * k.nbytes)
 
 
 def _gemm(k: Kernel, what: str, nbytes: Number, m: Number, n: Number, inner: Number) -> Kernel:

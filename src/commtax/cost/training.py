@@ -101,10 +101,9 @@ def _compute(
     ahead = priced.lines(one.layers, plan.microbatches, "forward")
     again = priced.lines(train_kernels.recomputed(one.layers, plan, engine), plan.microbatches, "recompute")
     back = priced.lines(train_kernels.backward(one.layers), plan.microbatches, "backward")
-    ends = priced.lines(one.head, plan.microbatches, "forward")
-    ends_back = priced.lines(train_kernels.backward(one.head), plan.microbatches, "backward")
-    share = _head_share(model, plan, _total(ahead, again, back) / layers, _total(ends, ends_back))
-    ends, ends_back = ([_scaled(x, share) for x in some] for some in (ends, ends_back))
+    share = _head_share(model, plan, _total(ahead, again, back) / layers, plan.microbatches * priced.seconds(one.head))
+    ends = priced.lines(one.head, plan.microbatches * share, "forward")
+    ends_back = priced.lines(train_kernels.backward(one.head), plan.microbatches * share, "backward")
     params = stage_params(model, plan, engine)
     held = sum(params.values()) / pick(np.asarray(plan.zero) > 0, (plan.num_shards if plan.zero == 3 else plan.dp) * plan.cp, 1)
     last = priced.lines([train_kernels.update(held)], 1, "update")
@@ -135,26 +134,30 @@ class _Priced:
         self.rates = {"attention": rate, "attention backward": rate * table["attention_backward"]}
         self._known: dict[str, tuple[Number, Number]] = {}
 
+    def seconds(self, forward: list[Kernel]) -> Number:
+        """Seconds of these kernels and their backward."""
+        both = [*forward, *train_kernels.backward(forward)]
+        return sum((k.count * sum(self._parts(k)) for k in both), start=0.0)
+
     def lines(self, kernels: list[Kernel], times: Number, part: str) -> list[Line]:
         return [self._line(k, times, part) for k in kernels]
 
-    def _line(self, kernel: Kernel, times: Number, part: str) -> Line:
+    def _parts(self, kernel: Kernel) -> tuple[Number, Number]:
         if kernel.what not in self._known:
             fixed, moving = seconds(kernel, self.chip, self.constants, self.rates.get(kernel.what, self.clock))
             if self.least:  # without graphs a kernel takes at least its launch
                 fixed = np.maximum(fixed, self.least - moving)
             self._known[kernel.what] = fixed * self.scale, moving * self.scale
-        fixed, moving = self._known[kernel.what]
+        return self._known[kernel.what]
+
+    def _line(self, kernel: Kernel, times: Number, part: str) -> Line:
+        fixed, moving = self._parts(kernel)
         item = Item(kernel.what, "", f"{kernel.form}, {part}", kernel.nbytes, 1, kernel.count * times)
         return Line("compute", item, fixed, moving, source=self.constants.label, flops=kernel.flops)
 
 
 def _total(*groups: list[Line]) -> Number:
     return sum((line.total_s for lines in groups for line in lines), start=0.0)
-
-
-def _scaled(line: Line, share: Number) -> Line:
-    return replace(line, item=replace(line.item, count=line.item.count * share))
 
 
 def _head_share(model: Model, plan: Plan, layer_s: Number, head_s: Number) -> Number:

@@ -17,7 +17,8 @@ Before the layers: embedding rows; after them: add and RMSNorm, and the product 
 need logits (all rows of a decode step, the last row of each prompt). No communication and no sampling. The cache is one
 array [sequences, length, kv heads, head size] a layer, keys and values apart; every layer has weights and cache of its own.
 """
-# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
+# Triton reads the types of a kernel's arguments itself: they are not annotated.
 
 from __future__ import annotations
 
@@ -39,6 +40,7 @@ try:
 except ImportError:  # the plain functions below serve without it
     triton = None
 
+TRITON_VERSION = "" if triton is None else str(triton.__version__)
 INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))  # Triton's own switch: its kernels run on a CPU, slowly
 EPS = 1e-5
 BLOCK_TOKENS = 64  # keys that a block of decode attention takes at once
@@ -380,7 +382,7 @@ class Layer:
     bias: Any = None
 
 
-def step(s: Shard, phase: str, batch: int, length: int, weights: Pool, cache: Pool, num_sms: int) -> Callable[[], object]:
+def step(s: Shard, phase: str, batch: int, length: int, weights: Pool, cache: Pool, num_sms: int) -> Callable[[], Any]:
     """One step as a function to call or to capture: ``decode`` of a batch over ``length`` cached tokens each (the new one
     beside them), or ``prefill`` of a batch of prompts of ``length`` tokens."""
     device = weights.data.device
@@ -393,9 +395,9 @@ def step(s: Shard, phase: str, batch: int, length: int, weights: Pool, cache: Po
 
 
 def _layer(s: Shard, batch: int, max_len: int, weights: Pool, cache: Pool) -> Layer:
-    matrices = (weights.take(*side) for name, side in s.products().items() if name != "head")
+    matrices = {name: weights.take(*side) for name, side in s.products().items() if name != "head"}
     keys, values = (cache.take(batch, max_len, s.kv_heads, s.head_dim) for _ in range(2))
-    return Layer(*matrices, keys, values, weights.take(s.qkv) if s.qkv_bias else None)
+    return Layer(**matrices, keys=keys, values=values, bias=weights.take(s.qkv) if s.qkv_bias else None)
 
 
 class _Run:

@@ -1,5 +1,7 @@
 """Device time of a repeated operation: CUDA graphs, events, cold operands, and the state of the card beside each figure."""
 
+# mypy: disallow-untyped-calls=False
+
 from __future__ import annotations
 
 import ctypes
@@ -40,7 +42,7 @@ class Pool:
         return view
 
     def holds(self, num_elements: float) -> bool:
-        return num_elements <= self.data.numel()
+        return bool(num_elements <= self.data.numel())
 
 
 def _product(shape: tuple[int, ...]) -> int:
