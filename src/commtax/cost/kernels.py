@@ -28,13 +28,16 @@ def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
     """C = A B with cold weights: memory and the serial loop over k feed the tensor cores; both compete with arithmetic.
 
     t = t0 + q m max(k, 2048) + [ (memory^1.5 + serial^1.5)^(p/1.5) + compute^p ]^(1/p), with serial = kl ln(1 + k/kc)
-    (1 + min(m, 256)/mk) and compute on padded tiles with a prologue of k0. ``q`` is dynamic quantisation (fp8).
+    (1 + min(m, 256)/mk) and compute on padded tiles with a prologue of k0. ``q`` is dynamic quantisation (fp8). Where it
+    was measured, long kernels droop: power draws the clock down by up to ``droop`` over ``tau`` seconds.
     """
     memory = k.nbytes / (c["eb"] * bandwidth_Bps)
     serial = c["kl"] * np.log1p(k.k / c["kc"]) * (1 + np.minimum(k.m, FULL_TILE) / c["mk"])
     tile_m, tile_n = c.get("tile_m", TILE_M), c.get("tile_n", TILE_N)
     padded = tile_m * np.ceil(k.m / tile_m) * tile_n * np.ceil(k.n / tile_n)
     compute = 2 * padded * (k.k + c["k0"]) / (c["ep"] * flops_per_s)
+    if "droop" in c:
+        compute = compute * (1 + c["droop"] * compute / (compute + c["tau"]))
     feed = memory * np.sqrt(memory) + serial * np.sqrt(serial)
     p = c["p"]
     moving = (feed ** (p / 1.5) + compute**p) ** (1 / p)
