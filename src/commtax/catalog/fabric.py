@@ -164,10 +164,15 @@ def kernel_constants(engine: Engine, chip: Chip) -> KernelConstants:
     """Kernel constants of the chip's family, or the generic ones; ``textbook`` runs every kernel at the datasheet's rate."""
     if engine.key == "textbook":
         return KernelConstants("roofline", "by definition", _tables(toml("kernels", "roofline")))
-    family = chip.family if chip.family in stems("kernels", ".toml") else "generic"
+    known = stems("kernels", ".toml")
+    family = chip.family if chip.family in known else "generic"
     label = "calibrated" if family not in ("generic", "cpu") else f"assumed: no kernels were measured on {chip.family} chips"
-    return KernelConstants(family, label, _tables(toml("kernels", family)))
+    layers = [toml("kernels", family)] + ([toml("kernels", chip.key)] if chip.key in known else [])
+    tables: dict[str, Mapping[str, float]] = {}
+    for layer in layers:  # a chip of its own corrects its family, an engine's own kernels either
+        tables |= _tables(layer) | _tables(layer.get("engine", {}).get(engine.key, {}))
+    return KernelConstants(family, label, tables)
 
 
 def _tables(table: Mapping[str, Any]) -> Mapping[str, Mapping[str, float]]:
-    return {f"{form}.{dtype}": c for form in FORMS for dtype, c in table[form].items()}
+    return {f"{form}.{dtype}": c for form in FORMS for dtype, c in table.get(form, {}).items()}

@@ -88,7 +88,7 @@ def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float 
     kind = kernel.dtype if kernel.form == "gemm" else "fp8" if kernel.weight_bytes == 1 and kernel.form == "decode" else "bf16"
     table = constants.tables.get(f"{kernel.form}.{kind}") or constants.tables[f"{kernel.form}.bf16"]
     if kernel.static_scales:
-        table = _static(table, constants.tables["gemm.bf16"])
+        table = constants.tables.get("gemm.fp8-static") or _static(table, constants.tables["gemm.bf16"])
     peaks = chip.flops_per_s
     peak = peaks.get(kernel.dtype) or peaks.get("bf16") or peaks["fp16"]
     fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak * rate)
