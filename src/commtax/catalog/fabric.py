@@ -174,5 +174,5 @@ def kernel_constants(engine: Engine, chip: Chip) -> KernelConstants:
     return KernelConstants(family, label, tables)
 
 
-def _tables(table: Mapping[str, Any]) -> Mapping[str, Mapping[str, float]]:
+def _tables(table: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
     return {f"{form}.{dtype}": c for form in FORMS for dtype, c in table.get(form, {}).items()}
