@@ -43,6 +43,7 @@ class Kernel:
     head_dim: int = 128
     length: Number = 0  # keys a query sees (decode), new tokens a sequence (prefill)
     past: Number = 0
+    static_scales: bool = False  # activations are quantised with known scales, inside the kernel before
 
 
 def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> list[Kernel]:
@@ -93,15 +94,16 @@ def _part(
 def _gemm(what: str, count: Number, m: Number, n: Number, k: Number, model: Model, plan: Plan, name: str = "") -> Kernel:
     """A matrix product with the weight as it is stored; quantised activations where the arithmetic is fp8."""
     quant = quantisation(model, plan)
-    stored, dtype = DTYPE_BYTES[plan.activations_dtype], plan.activations_dtype
+    stored, dtype, static = DTYPE_BYTES[plan.activations_dtype], plan.activations_dtype, False
     if quant and name != "lm_head":
         probe = Matrix(f"model.layers.N.{name}.weight", (1, 1), "full", 0, "", True)
         if quantised_fraction(model, probe, quant) > 0:
             stored = DTYPE_BYTES[quant.dtype] + _scale_bytes(quant.block, quant.scale_bytes)
             dtype = "fp8" if quant.dtype == "fp8" else dtype
+            static = dtype == "fp8" and quant.block == (0, 0)  # one scale a tensor is known ahead, tiles and rows need theirs
     act = DTYPE_BYTES[dtype]
     nbytes = m * k * act + n * k * stored + m * n * DTYPE_BYTES[plan.activations_dtype]
-    return Kernel(what, "gemm", count, 2 * m * n * k, nbytes, m, n, k, dtype, stored)
+    return Kernel(what, "gemm", count, 2 * m * n * k, nbytes, m, n, k, dtype, stored, static_scales=static)
 
 
 def _scale_bytes(block: tuple[int, int], scale: float) -> float:

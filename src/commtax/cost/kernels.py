@@ -80,10 +80,22 @@ def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Parts:
     """Time of one launch on this chip, with the constants of its family and arithmetic."""
     kind = kernel.dtype if kernel.form == "gemm" else "fp8" if kernel.weight_bytes == 1 and kernel.form == "decode" else "bf16"
     table = constants.tables.get(f"{kernel.form}.{kind}") or constants.tables[f"{kernel.form}.bf16"]
+    if kernel.static_scales:
+        table = _static(table, constants.tables["gemm.bf16"])
     peaks = chip.flops_per_s
     peak = peaks.get(kernel.dtype) or peaks.get("bf16") or peaks["fp16"]
     fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak)
     return fixed, moving
+
+
+def _static(fp8: Table, bf16: Table) -> Table:
+    """fp8 products whose activations come quantised: bf16's launch and attained bandwidth, fp8's arithmetic, nothing beside.
+
+    The measured fp8 tables quantise each activation inside the timed region; a static scale is applied by the norm or
+    the activation before.
+    """
+    same = {name: bf16[name] for name in ("t0", "eb", "kl", "kc", "mk")}
+    return {**fp8, **same, "q": 0.0}
 
 
 def _by_head_dim(head_dim: int, c: Table, name: str) -> float:
