@@ -372,6 +372,10 @@ class Engine:
     host_s: float = 0.0  # the GPU waits this long for the host in every step …
     host_s_per_doubling: float = 0.0  # … and this much more for each doubling of tp …
     host_s_per_seq: float = 0.0  # … and for each sequence of the step
+    prompt_launch_s: float = 0.0  # launching one kernel of a step with prompts, where those run without graphs
+    small_kernels: float = 1.0  # of the small kernels that a plain engine launches, this share is left after fusing
+    fp8_cache_slowdown: float = 1.0  # decode attention over an fp8 cache against the measured kernels
+    popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular
     request_s: float = 0.0  # a request's way through the server, to its first step and back with its first token
     prefill_first: bool = False  # prompts run in steps of their own, before decoding goes on; else both share steps
     chunked: bool = True  # prompts are cut to the step's token budget

@@ -13,7 +13,7 @@ from commtax.api.setup import Setup, numeric, positive, setup
 from commtax.arrays import pick
 from commtax.cost import memory
 from commtax.cost.inference import Settings, inference_bill
-from commtax.cost.serving import Load, Served, Steps, closed_loop, num_chunks, prompts_ahead, running
+from commtax.cost.serving import Load, Served, Steps, closed_loop, num_chunks, prompts_ahead, prompts_together, running
 from commtax.cost.traffic import padded_rows
 from commtax.spec import Cluster, Model, Number, Workload
 
@@ -139,9 +139,9 @@ def _together(asked: Setup, load: Load, seqs: Number, budget: int) -> tuple[Step
     engine, pp = asked.engine, asked.plan.pp
     chunks = num_chunks(load, seqs, budget, engine)
     beside = pick(engine.prefill_first, 0.0, (seqs - 1) / pp)
-    steps = Steps(
-        step_s(asked, _decoding(np.ceil(seqs / pp), load)), step_s(asked, _prompt(beside, load, chunks)), chunks, pp
-    )
+    together = prompts_together(load, seqs, budget)
+    decode = step_s(asked, _decoding(np.ceil(seqs / pp), load))
+    steps = Steps(decode, step_s(asked, _prompt(beside, load, chunks, together)), chunks, together, pp)
     return steps, closed_loop(load, steps, seqs, prompts_ahead(load, seqs, budget, engine), engine)
 
 
@@ -155,7 +155,7 @@ def _apart(
     alone = replace(asked, plan=replace(asked.plan, tp=asked.plan.tp if tp is None else tp, dp=1))
     chunks = num_chunks(load, seqs * 0 + 1, budget, asked.engine)
     decode = step_s(asked, _decoding(np.ceil(seqs / asked.plan.pp), load))
-    steps = Steps(decode, step_s(alone, _prompt(0.0, load, chunks)), chunks, asked.plan.pp)
+    steps = Steps(decode, step_s(alone, _prompt(0.0, load, chunks)), chunks, 1, asked.plan.pp)
     quiet = closed_loop(load, replace(steps, prompt_s=0.0), seqs, seqs * 0, asked.engine)
     own = steps.prompt_s * chunks
     share = np.minimum(1.0, seqs / load.num_prompts)
@@ -176,11 +176,11 @@ def _decoding(seqs: Number, load: Load) -> Workload:
     return Workload(decode_seqs=seqs, cached_tokens=seqs * context(load))
 
 
-def _prompt(beside: Number, load: Load, chunks: Number) -> Workload:
-    """The step of a prompt's middle chunk: half of the prompt's other chunks are cached."""
+def _prompt(beside: Number, load: Load, chunks: Number, together: Number = 1.0) -> Workload:
+    """The step of the middle chunk of prompts: half of their other chunks are cached."""
     chunk = load.input_len / chunks
     past = (load.input_len - chunk) / 2
-    return Workload(beside, beside * context(load), prefill_seqs=1, prefill_tokens=chunk, past_tokens=past)
+    return Workload(beside, beside * context(load), together, together * chunk, together * past)
 
 
 def context(load: Load) -> Number:

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.experts import expert_tp, over_replicas, tokens_split
+from commtax.cost.experts import chosen_experts, expert_tp, over_replicas, tokens_split
 from commtax.cost.memory import kv_bytes_per_token_layer
 from commtax.cost.tensors import Tensor as Matrix
 from commtax.cost.tensors import padded_vocab, quantisation, quantised_fraction
@@ -43,6 +43,7 @@ class Kernel:
     head_dim: int = 128
     length: Number = 0  # keys a query sees (decode), new tokens a sequence (prefill)
     past: Number = 0
+    slowdown: float = 1.0  # of what moves, against the measured kernel
     static_scales: bool = False  # activations are quantised with known scales, inside the kernel before
 
 
@@ -56,7 +57,16 @@ def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine:
     )
     if engine.key != "torch":
         kernels.append(_small("embedding and final norm", 2, rows * model.hidden * 4, plan))
-    return kernels
+    return [_as_run(k, engine, plan) for k in kernels]
+
+
+def _as_run(kernel: Kernel, engine: Engine, plan: Plan) -> Kernel:
+    """What an engine does to a kernel: small ones are fused with their neighbours, attention over fp8 may be slower."""
+    if kernel.form == "small" and engine.small_kernels != 1:
+        return replace(kernel, count=kernel.count * engine.small_kernels)
+    if kernel.form == "decode" and plan.kv_dtype == "fp8" and engine.fp8_cache_slowdown != 1:
+        return replace(kernel, slowdown=engine.fp8_cache_slowdown)
+    return kernel
 
 
 @lru_cache(maxsize=256)
@@ -215,13 +225,12 @@ def _mlp(what: str, width: Number, gated: bool, count: int, rows: Number, model:
 
 
 def _routed(f: Experts, count: int, model: Model, plan: Plan, rows: Number, engine: Engine) -> Iterator[Kernel]:
-    """Grouped products: as one product whose matrix is the experts that some token chose (uniform routing).
+    """Grouped products: as one product whose matrix is the experts that some token chose.
 
     Under expert parallelism across replicas a rank works on the tokens of the whole group that chose its experts.
     """
     tokens = pick(over_replicas(plan, engine), rows * plan.dp, rows)
-    mine = f.num_experts / plan.ep
-    chosen = mine * (1 - (1 - f.top_k / f.num_experts) ** tokens)
+    chosen = chosen_experts(f, tokens, engine.popularity) / plan.ep
     copies = tokens * f.top_k / plan.ep
     inner = f.intermediate / expert_tp(plan, engine)
     each = copies / np.maximum(1e-9, chosen)

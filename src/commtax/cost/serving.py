@@ -37,8 +37,9 @@ class Steps:
     """Priced steps of one replica."""
 
     decode_s: Number  # all running requests decode
-    prompt_s: Number  # the step of one chunk of a prompt, with the decodes that share it
+    prompt_s: Number  # the step of one chunk of each of ``together`` prompts, with the decodes that share it
     chunks: Number = 1
+    together: Number = 1
     stages: Number = 1  # pipeline stages that work on different steps at once
 
 
@@ -80,21 +81,34 @@ def num_chunks(load: Load, seqs: Number, budget: Number, engine: Engine) -> Numb
     return np.ceil(load.input_len / np.maximum(1, budget - np.minimum(beside, budget - 1)))
 
 
-def prompts_ahead(load: Load, seqs: Number, budget: Number, engine: Engine) -> Number:
-    """Mean number of other requests' prompts that are computed before a request's first token.
+def arrivals_per_step(load: Load, seqs: Number) -> Number:
+    """Other requests that arrive in the step in which one arrives.
 
-    Requests of equal length that started together end together, step after step: then one prompt is in the step in
-    progress and one shares the own step (all others' first halves, where prompts run before decoding). Varying lengths
-    thin this out over a window of ``2 spread O`` steps. The first R requests of a benchmark arrive at once and are
-    computed in turn, as many a step as fit.
+    Independent requests arrive one in O steps each. Requests of equal length that started together end one a step;
+    lengths that vary thin this out over a window of ``2 spread O`` steps.
     """
     others = seqs - 1
     window = np.maximum(np.maximum(others, 2 * load.spread * load.output_len), 1)
-    dense = np.maximum(others / window, others / np.maximum(1, load.output_len))
-    steady = np.minimum(others, others / 2 * (others / window) if engine.prefill_first else 2 * dense)
-    steady = np.maximum(steady, np.minimum(others, 2 * others / np.maximum(1, load.output_len)))
-    together = np.clip(budget // np.maximum(1, load.input_len), 1, seqs)
-    burst = np.minimum(others, (others + together - 1) / 2)
+    return np.maximum(others / window, others / load.output_len)
+
+
+def prompts_together(load: Load, seqs: Number, budget: Number) -> Number:
+    """Prompts that share a step: one, and those that arrived with it, as far as they fit into the budget."""
+    return np.clip(1 + arrivals_per_step(load, seqs), 1, np.maximum(1, budget // load.input_len))
+
+
+def prompts_ahead(load: Load, seqs: Number, budget: Number, engine: Engine) -> Number:
+    """Mean number of other requests' prompts that are computed before a request's first token.
+
+    Those in the step in progress and those that share the own step; half of all others where prompts run before
+    decoding and all ended together. The first R requests of a benchmark arrive at once and are computed in turn, as many
+    a step as fit.
+    """
+    others = seqs - 1
+    dense = arrivals_per_step(load, seqs)
+    steady = np.minimum(others, np.maximum(2.0, others / 2) * dense if engine.prefill_first else 2 * dense)
+    most = np.clip(budget // load.input_len, 1, seqs)
+    burst = np.minimum(others, (others + most - 1) / 2)
     share = np.minimum(1.0, seqs / load.num_prompts)
     return steady + share * np.maximum(0.0, burst - steady)
 
@@ -104,11 +118,12 @@ def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: E
     others = seqs - 1
     tokens = np.maximum(1, load.output_len - 1)
     beside = 0.0 if engine.prefill_first else steps.decode_s
-    extra = np.maximum(0.0, steps.prompt_s - beside) * steps.chunks / steps.stages
+    extra = np.maximum(0.0, steps.prompt_s - beside) * steps.chunks / steps.together / steps.stages
+    before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
     stretch = np.maximum(0.0, others - ahead) * extra / tokens
     tpot = steps.decode_s + stretch
     boundary = steps.decode_s * (others > 0)
-    first = engine.request_s + boundary + steps.prompt_s * steps.chunks + ahead * extra
+    first = engine.request_s + boundary + steps.prompt_s * steps.chunks + before
     life = first + tokens * tpot
     # The first R never wait for a slot, and those sent with them wait half as long as later ones.
     waiting = load.concurrency - seqs
@@ -117,5 +132,5 @@ def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: E
     least = load.concurrency * np.maximum(engine.frontend_request_s, engine.frontend_token_s * load.output_len)
     frontend = np.maximum(0.0, least - life - slot)
     return Served(
-        tpot, engine.request_s + seqs * 0, boundary, steps.prompt_s * steps.chunks, ahead * extra, slot, frontend, ahead, stretch
+        tpot, engine.request_s + seqs * 0, boundary, steps.prompt_s * steps.chunks, before, slot, frontend, ahead, stretch
     )
