@@ -110,6 +110,8 @@ def simulate(
     kv = _kv_tokens(asked, budget, most, gpu_memory_utilization)
     seqs = np.floor(running(load, asked.engine, kv, most))
     if disaggregated:
+        load = replace(load, concurrency=load.concurrency / _decode_workers(load, seqs, decode_workers))
+        seqs = np.floor(running(load, asked.engine, kv, most))
         priced = _apart(asked, load, seqs, budget, prefill_workers, prefill_tp)
     else:
         priced = _together(asked, load, seqs, budget)
@@ -143,6 +145,11 @@ def _together(asked: Setup, load: Load, seqs: Number, budget: int) -> tuple[Step
     decode = step_s(asked, _decoding(np.ceil(seqs / pp), load))
     steps = Steps(decode, step_s(asked, _prompt(beside, load, chunks, together)), chunks, together, pp)
     return steps, closed_loop(load, steps, seqs, prompts_ahead(load, seqs, budget, engine), engine)
+
+
+def _decode_workers(load: Load, seqs: Number, count: int | None) -> Number:
+    """Workers that decode: as many as were given, else as many as hold all requests."""
+    return np.ceil(load.concurrency / seqs) if count is None else int(positive(count, "decode_workers"))
 
 
 def _apart(

@@ -43,6 +43,8 @@ class Kernel:
     head_dim: int = 128
     length: Number = 0  # keys a query sees (decode), new tokens a sequence (prefill)
     past: Number = 0
+    fusable: bool = True  # a small kernel that an engine may run inside a neighbour
+    fused: float = 0.0  # share of the launches that run inside a neighbour: their bytes move, their fixed time is gone
     slowdown: float = 1.0  # of what moves, against the measured kernel
     static_scales: bool = False  # activations are quantised with known scales, inside the kernel before
 
@@ -62,8 +64,8 @@ def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine:
 
 def _as_run(kernel: Kernel, engine: Engine, plan: Plan) -> Kernel:
     """What an engine does to a kernel: small ones are fused with their neighbours, attention over fp8 may be slower."""
-    if kernel.form == "small" and engine.small_kernels != 1:
-        return replace(kernel, count=kernel.count * engine.small_kernels)
+    if kernel.form == "small" and kernel.fusable and engine.small_kernels != 1:
+        return replace(kernel, fused=1 - engine.small_kernels)
     if kernel.form == "decode" and plan.kv_dtype == "fp8" and engine.fp8_cache_slowdown != 1:
         return replace(kernel, slowdown=engine.fp8_cache_slowdown)
     return kernel
@@ -236,6 +238,8 @@ def _routed(f: Experts, count: int, model: Model, plan: Plan, rows: Number, engi
     each = copies / np.maximum(1e-9, chosen)
     both = (2 if f.gated else 1) * inner
     yield _gemm("experts gate and up", count, each, both * chosen, model.hidden, model, plan, "mlp.experts.gate_proj")
-    yield _small("routing, permutation and activation", 4 * count, copies * (model.hidden + both + inner), plan)
+    launches = engine.routing_kernels * count
+    routing = _small("routing, permutation and activation", launches, copies * (model.hidden + both + inner), plan)
+    yield replace(routing, fusable=False)
     down = _gemm("experts down", count, each, model.hidden * chosen, inner, model, plan, "mlp.experts.down_proj")
     yield replace(down, nbytes=copies * inner * DTYPE_BYTES[down.dtype] + chosen * model.hidden * inner * down.weight_bytes)

@@ -143,12 +143,10 @@ def _host_line(
 ) -> Line:
     """Time that the GPU waits for the host: scheduling each step, and without graphs launching every kernel."""
     waiting: Number = engine.host_s + engine.host_s_per_doubling * np.log2(plan.tp * 1.0) + engine.host_s_per_seq * work.samples
-    launches = sum((line.item.count for line in (*lines, *comm)), start=0.0)
-    busy = sum((line.total_s for line in (*lines, *comm)), start=0.0)
     if settings.eager:
+        launches = sum((line.item.count for line in (*lines, *comm)), start=0.0)
+        busy = sum((line.total_s for line in (*lines, *comm)), start=0.0)
         waiting = waiting + np.maximum(0, launches * engine.launch_s - busy)
-    elif engine.prompt_launch_s and not engine.graph_pads_prefill:
-        waiting = waiting + np.maximum(0, launches * engine.prompt_launch_s - busy) * (np.asarray(work.prefill_tokens) > 0)
-    source = "calibrated" if engine.sigma_tpot else "assumed" if engine.host_s else "by definition"
+    source = "calibrated" if engine.calibrated else "assumed" if engine.host_s else "by definition"
     item = Item("scheduling and launches", "", "host", 0.0, 1, waiting * 0 + 1)
     return Line("host", item, waiting, 0.0, source=source)

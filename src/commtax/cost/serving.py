@@ -130,7 +130,16 @@ def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: E
     late = np.maximum(0.0, 1 - (seqs + waiting / 2) / np.maximum(load.num_prompts, load.concurrency))
     slot = waiting / seqs * life * late
     least = load.concurrency * np.maximum(engine.frontend_request_s, engine.frontend_token_s * load.output_len)
-    frontend = np.maximum(0.0, least - life - slot)
+    # A request passes the front end on its way in and with every token on its way out: half of the wait is before the first.
+    frontend = np.maximum(0.0, least - life - slot) / 2
     return Served(
-        tpot, engine.request_s + seqs * 0, boundary, steps.prompt_s * steps.chunks, before, slot, frontend, ahead, stretch
+        tpot_s=tpot + frontend / tokens,
+        request_s=engine.request_s + seqs * 0,
+        boundary_s=boundary,
+        prefill_s=steps.prompt_s * steps.chunks,
+        ahead_s=before,
+        slot_s=slot,
+        frontend_s=frontend,
+        ahead=ahead,
+        stretch_s=stretch,
     )

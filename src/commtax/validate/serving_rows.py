@@ -20,6 +20,8 @@ Row = Mapping[str, str]
 
 PROMPTS_PER_CLIENT = 10  # requests of a benchmark for each of its clients, as such runs are made
 SHORTEST = 0.8  # InferenceMAX draws lengths uniformly from this share of the stated length up to all of it
+FITTED_MODELS = ("gpt-oss-120b", "llama-3.1-70b", "llama-3.1-8b", "qwen3-235b-a22b", "qwen3-32b")
+FITTED_PROMPT, FITTED_CLIENTS = 1024, (32, 128)
 FP8_TILES = Quant("fp8", "fp8", (128, 128), ignored=("lm_head", "mlp.gate"))
 SYSTEMS = {"b200": "b200-sxm", "b300": "b300-sxm", "gb200": "gb200", "h100": "h100-sxm", "h200": "h200-sxm"}
 
@@ -81,9 +83,12 @@ def _engine(row: Row) -> str:
     name, version = row.get("backend") or "", row.get("backend_version") or ""
     if name not in catalog.keys("engines"):
         raise Unpriced(f"engine '{name}' is not known")
-    # A runtime of another project is versioned apart from the engine inside it.
-    if "ai-dynamo/" in (row.get("silicon_data_source") or "") and name not in (row.get("silicon_data_source") or ""):
-        version = ""
+    source = row.get("silicon_data_source") or ""
+    runtime = re.search(r"image=\S*-runtime:(\S+)", source)
+    if runtime and version and runtime[1] == version:
+        version = ""  # the version of the runtime around the engine, not of the engine
+    if not version and (day := re.search(r"measured=(\d{4}-\d\d)", source)):
+        version = catalog.version_at(name, day[1])
     return f"{name}@{version}" if re.fullmatch(r"v?\d+(\.\w+)*", version) else name
 
 
@@ -152,5 +157,14 @@ def predict(row: Row) -> dict[str, float]:
 
 
 def is_fitted(row: Row) -> bool:
-    """Whether a row was used to fit constants: concurrency up to 8, and an even number in the last digit group of ``tp + isl``."""
-    return False
+    """Whether a row is of those that the engines' constants were fitted on.
+
+    Aggregated runs of five models with prompts of at most 1,024 tokens and 1 to 8, 32 or 128 clients. All longer prompts,
+    16 and 64 clients, other models, and disaggregated runs test the fit.
+    """
+    try:
+        asked = question(row)
+    except Unpriced:
+        return False
+    short = _whole(row, "isl") <= FITTED_PROMPT and (asked["concurrency"] <= 8 or asked["concurrency"] in FITTED_CLIENTS)
+    return short and asked["model"].key in FITTED_MODELS and not asked.get("disaggregated")
