@@ -47,7 +47,6 @@ CONSTANTS = [
     *host("vllm", "0.18"),
     *host("trtllm", "1.0"),
     *host("trtllm", "1.1"),
-    Constant("fp8_cache_slowdown", "vllm", "", 1.5, 1.0, 4.0),
     Constant("small_kernels", "trtllm", "", 0.4, 0.2, 1.0),
     Constant("routing_kernels", "trtllm", "", 6.0, 4.0, 20.0),
     Constant("frontend_request_s", "trtllm", "1.0", 0.025, 0.0, 0.1),
@@ -92,9 +91,12 @@ def _group(members: list[tuple[dict[str, Any], dict[str, float], bool]]) -> Grou
 
 
 def engine_of(group: Group, x: Any) -> Engine:
-    mine = [(c.name, v) for c, v in zip(CONSTANTS, x, strict=True) if c.engine in ("", group.engine.key)]
-    chosen = {n: float(v) for (n, v), c in zip(mine, [c for c in CONSTANTS if c.engine in ("", group.engine.key)], strict=True) if c.version in ("", group.version)}
-    return replace(group.engine, **chosen)
+    mine = [
+        (c, v)
+        for c, v in zip(CONSTANTS, x, strict=True)
+        if c.engine in ("", group.engine.key) and c.version in ("", group.version)
+    ]
+    return replace(group.engine, **{c.name: float(v) for c, v in mine})
 
 
 def logs(group: Group, x: Any) -> tuple[Any, Any]:
@@ -124,7 +126,7 @@ def solve(used: list[Group]) -> Any:
     r = residuals(used, x)
     for _ in range(40):
         step = 0.01 * scale
-        jacobian = np.stack([(residuals(used, np.minimum(x + step[i] * e, high)) - r) / step[i] for i, e in enumerate(np.eye(len(x)))])
+        jacobian = np.stack([(residuals(used, x + step[i] * e) - r) / step[i] for i, e in enumerate(np.eye(len(x)))])
         weights = 1 / np.sqrt(1 + (r / SCALE) ** 2)
         a = (jacobian * weights) @ jacobian.T * np.outer(scale, scale)
         b = -(jacobian * weights) @ r * scale
@@ -139,6 +141,17 @@ def solve(used: list[Group]) -> Any:
         if before - loss(r) < 1e-4 * before:
             break
     return x
+
+
+def borrowed(used: list[Group], x: Any) -> Any:
+    """Constants of a version that no row was left for are those of another version of the engine."""
+    seen = {(g.engine.key, g.version) for g in used}
+    out = x.copy()
+    for i, c in enumerate(CONSTANTS):
+        others = [j for j, o in enumerate(CONSTANTS) if (o.name, o.engine) == (c.name, c.engine) and (o.engine, o.version) in seen]
+        if c.version and (c.engine, c.version) not in seen and others:
+            out[i] = x[others[0]]
+    return out
 
 
 def report(used: list[Group], x: Any, only: str = "") -> None:
@@ -158,7 +171,7 @@ def main(arguments: list[str]) -> None:
     left = arguments[arguments.index("--leave-out") + 1] if "--leave-out" in arguments else ""
     everything = groups(read(Path(arguments[0])))
     used = [g for g in everything if g.fitted.any() and g.model != left]
-    x = solve(used)
+    x = borrowed(used, solve(used))
     for constant, value in zip(CONSTANTS, x, strict=True):
         print(f"{constant.engine or 'all':7s} {constant.version:5s} {constant.name} = {value:.4g}")
     print(f"loss {loss(residuals(used, x)):.4f}; median and bias on rows {'of ' + left if left else 'that were not fitted'}:")

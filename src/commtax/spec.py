@@ -374,7 +374,6 @@ class Engine:
     host_s_per_seq: float = 0.0  # … and for each sequence of the step
     small_kernels: float = 1.0  # of the small kernels that a plain engine launches, this share is left after fusing them into neighbours
     routing_kernels: float = 4.0  # launches around the experts of a layer: choose, sort, permute, activate, combine
-    fp8_cache_slowdown: float = 1.0  # decode attention over an fp8 cache against the measured kernels
     popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular
     request_s: float = 0.0  # a request's way through the server, to its first step and back with its first token
     prefill_first: bool = False  # prompts run in steps of their own, before decoding goes on; else both share steps

@@ -45,7 +45,6 @@ class Kernel:
     past: Number = 0
     fusable: bool = True  # a small kernel that an engine may run inside a neighbour
     fused: float = 0.0  # share of the launches that run inside a neighbour: their bytes move, their fixed time is gone
-    slowdown: float = 1.0  # of what moves, against the measured kernel
     static_scales: bool = False  # activations are quantised with known scales, inside the kernel before
 
 
@@ -59,15 +58,13 @@ def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine:
     )
     if engine.key != "torch":
         kernels.append(_small("embedding and final norm", 2, rows * model.hidden * 4, plan))
-    return [_as_run(k, engine, plan) for k in kernels]
+    return [_as_run(k, engine) for k in kernels]
 
 
-def _as_run(kernel: Kernel, engine: Engine, plan: Plan) -> Kernel:
-    """What an engine does to a kernel: small ones are fused with their neighbours, attention over fp8 may be slower."""
+def _as_run(kernel: Kernel, engine: Engine) -> Kernel:
+    """Engines fuse small kernels with their neighbours."""
     if kernel.form == "small" and kernel.fusable and engine.small_kernels != 1:
         return replace(kernel, fused=1 - engine.small_kernels)
-    if kernel.form == "decode" and plan.kv_dtype == "fp8" and engine.fp8_cache_slowdown != 1:
-        return replace(kernel, slowdown=engine.fp8_cache_slowdown)
     return kernel
 
 

@@ -85,7 +85,7 @@ def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Parts:
     peaks = chip.flops_per_s
     peak = peaks.get(kernel.dtype) or peaks.get("bf16") or peaks["fp16"]
     fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak)
-    return fixed * (1 - kernel.fused), moving * kernel.slowdown
+    return fixed * (1 - kernel.fused), moving
 
 
 def _static(fp8: Table, bf16: Table) -> Table:
