@@ -92,9 +92,7 @@ def _group(members: list[tuple[dict[str, Any], dict[str, float], bool]]) -> Grou
 
 def engine_of(group: Group, x: Any) -> Engine:
     mine = [
-        (c, v)
-        for c, v in zip(CONSTANTS, x, strict=True)
-        if c.engine in ("", group.engine.key) and c.version in ("", group.version)
+        (c, v) for c, v in zip(CONSTANTS, x, strict=True) if c.engine in ("", group.engine.key) and c.version in ("", group.version)
     ]
     return replace(group.engine, **{c.name: float(v) for c, v in mine})
 

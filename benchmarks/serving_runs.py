@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from commtax.validate.serving_rows import Unpriced, is_fitted, measured, predict, question
+from commtax.validate.serving_rows import UnpricedError, is_fitted, measured, predict, question
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -29,7 +29,7 @@ def errors(rows: list[dict[str, str]]) -> tuple[list[dict[str, object]], Counter
         try:
             asked = question(row)
             answer = predict(row)
-        except (Unpriced, ValueError) as error:
+        except (UnpricedError, ValueError) as error:
             skipped[str(error)] += 1
             continue
         was = measured(row)

@@ -372,7 +372,9 @@ class Engine:
     host_s: float = 0.0  # the GPU waits this long for the host in every step …
     host_s_per_doubling: float = 0.0  # … and this much more for each doubling of tp …
     host_s_per_seq: float = 0.0  # … and for each sequence of the step
-    small_kernels: float = 1.0  # of the small kernels that a plain engine launches, this share is left after fusing them into neighbours
+    small_kernels: float = (
+        1.0  # of the small kernels that a plain engine launches, this share is left after fusing them into neighbours
+    )
     routing_kernels: float = 4.0  # launches around the experts of a layer: choose, sort, permute, activate, combine
     popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular
     request_s: float = 0.0  # a request's way through the server, to its first step and back with its first token
@@ -384,6 +386,8 @@ class Engine:
     frontend_token_s: float = 0.0  # … and for a token it streams: both limit throughput
     sigma_tpot: float = 0.0  # standard deviation of log errors on runs that were not fitted
     sigma_ttft: float = 0.0
+    sigma_tpot_moe: float = 0.0  # … of mixtures of experts
+    sigma_ttft_moe: float = 0.0
     calibrated: bool = False  # host times were fitted on measured runs of this engine
     versions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # constants of other versions, where fitted
     launch_s: float = 0.0  # one kernel launch without graphs

@@ -5,6 +5,7 @@ from commtax.api.comparing import Comparison, compare
 from commtax.api.expecting import Expectation, expect
 from commtax.api.fitting import Fit, TrainFit, fit, train_fit
 from commtax.api.sending import Traffic, traffic
+from commtax.api.serving import Simulation, simulate
 from commtax.api.setup import AUTO_EP, PHASES, Setup, describe_gpus, setup
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Expectation",
     "Fit",
     "Setup",
+    "Simulation",
     "StepBill",
     "Traffic",
     "TrainFit",
@@ -23,6 +25,7 @@ __all__ = [
     "expect",
     "fit",
     "setup",
+    "simulate",
     "traffic",
     "train_fit",
 ]

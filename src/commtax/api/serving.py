@@ -73,8 +73,8 @@ class Simulation:
 
     def range_of(self, name: str) -> tuple[Number, Number]:
         """The 80 % range of ``tpot_s`` or ``ttft_s``, from the errors on runs that were not fitted."""
-        engine = self.setup.engine
-        sigma = {"tpot_s": engine.sigma_tpot, "ttft_s": engine.sigma_ttft}[name]
+        kind = "_moe" if self.setup.model.experts else ""
+        sigma = getattr(self.setup.engine, f"sigma_{name.removesuffix('_s')}{kind}")
         factor = np.exp(RANGE * sigma)
         return getattr(self, name) / factor, getattr(self, name) * factor
 
@@ -105,7 +105,7 @@ def simulate(
     concurrency, input_len = positive(concurrency, "concurrency"), positive(input_len, "input_len")
     output_len = positive(output_len, "output_len")
     asked = setup(model, cluster, **plan)
-    budget, most = _limits(asked, max_num_batched_tokens, max_num_seqs)
+    budget, most = _limits(asked, max_num_batched_tokens, max_num_seqs, gpu_memory_utilization)
     load = _load(asked, concurrency, input_len, output_len, num_prompts, spread)
     kv = _kv_tokens(asked, budget, most, gpu_memory_utilization)
     seqs = np.floor(running(load, asked.engine, kv, most))
@@ -152,9 +152,7 @@ def _decode_workers(load: Load, seqs: Number, count: int | None) -> Number:
     return np.ceil(load.concurrency / seqs) if count is None else int(positive(count, "decode_workers"))
 
 
-def _apart(
-    asked: Setup, load: Load, seqs: Number, budget: int, workers: int | None, tp: int | None
-) -> tuple[Steps, Served]:
+def _apart(asked: Setup, load: Load, seqs: Number, budget: int, workers: int | None, tp: int | None) -> tuple[Steps, Served]:
     """Prompts on workers of their own: decoding is never stretched, and prompts queue only for each other.
 
     Without a number of workers there are enough of them: a prompt waits for the step in progress at most.
@@ -195,7 +193,9 @@ def context(load: Load) -> Number:
     return load.input_len + np.maximum(0.0, load.output_len / 2 - 1)
 
 
-def _limits(asked: Setup, tokens: int | None, seqs: int | None) -> tuple[int, int]:
+def _limits(asked: Setup, tokens: int | None, seqs: int | None, utilization: float | None) -> tuple[int, int]:
+    if utilization is not None and not 0 < utilization <= 1:
+        raise ValueError(f"gpu_memory_utilization={utilization}: a fraction above 0 and at most 1 is needed")
     default_tokens, default_seqs = memory.default_limits(asked.cluster.chip, asked.engine)
     budget = default_tokens if tokens is None else int(positive(tokens, "max_num_batched_tokens"))
     return budget, default_seqs if seqs is None else int(positive(seqs, "max_num_seqs"))

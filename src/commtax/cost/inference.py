@@ -138,9 +138,7 @@ def _where(condition: Number, yes: Choice, no: Choice) -> Choice:
     return Choice(*(pick(condition, a, b) for a, b in parts))
 
 
-def _host_line(
-    lines: list[Line], comm: list[Line], plan: Plan, work: Workload, engine: Engine, settings: Settings
-) -> Line:
+def _host_line(lines: list[Line], comm: list[Line], plan: Plan, work: Workload, engine: Engine, settings: Settings) -> Line:
     """Time that the GPU waits for the host: scheduling each step, and without graphs launching every kernel."""
     waiting: Number = engine.host_s + engine.host_s_per_doubling * np.log2(plan.tp * 1.0) + engine.host_s_per_seq * work.samples
     if settings.eager:

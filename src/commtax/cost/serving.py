@@ -106,7 +106,9 @@ def prompts_ahead(load: Load, seqs: Number, budget: Number, engine: Engine) -> N
     """
     others = seqs - 1
     dense = arrivals_per_step(load, seqs)
-    steady = np.minimum(others, np.maximum(2.0, others / 2) * dense if engine.prefill_first else 2 * dense)
+    steady = np.minimum(others, 2 * dense)
+    if engine.prefill_first:
+        steady = others / 2 * np.minimum(1.0, dense)
     most = np.clip(budget // load.input_len, 1, seqs)
     burst = np.minimum(others, (others + most - 1) / 2)
     share = np.minimum(1.0, seqs / load.num_prompts)
@@ -119,6 +121,8 @@ def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: E
     tokens = np.maximum(1, load.output_len - 1)
     beside = 0.0 if engine.prefill_first else steps.decode_s
     extra = np.maximum(0.0, steps.prompt_s - beside) * steps.chunks / steps.together / steps.stages
+    if not engine.prefill_first:  # every step decodes: those O - 1 steps hold only so many prompts, the others come first
+        ahead = np.maximum(ahead, others - tokens * steps.together / steps.chunks)
     before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
     stretch = np.maximum(0.0, others - ahead) * extra / tokens
     tpot = steps.decode_s + stretch

@@ -26,12 +26,12 @@ FP8_TILES = Quant("fp8", "fp8", (128, 128), ignored=("lm_head", "mlp.gate"))
 SYSTEMS = {"b200": "b200-sxm", "b300": "b300-sxm", "gb200": "gb200", "h100": "h100-sxm", "h200": "h200-sxm"}
 
 
-class Unpriced(ValueError):
+class UnpricedError(ValueError):
     """A row that no question can be made of, with the reason."""
 
 
 def question(row: Row) -> dict[str, Any]:
-    """Arguments of ``commtax.simulate`` for one row; raises ``Unpriced`` with the reason where there are none."""
+    """Arguments of ``commtax.simulate`` for one row; raises ``UnpricedError`` with the reason where there are none."""
     apart = row.get("mode") == "disagg"
     model = _model(row)
     sizes = _sizes(row, apart)
@@ -52,6 +52,14 @@ def question(row: Row) -> dict[str, Any]:
     }
 
 
+def ask(row: Row) -> tuple[dict[str, Any], str]:
+    """The arguments of a row, and the reason why there are none: one of both is empty."""
+    try:
+        return question(row), ""
+    except UnpricedError as error:
+        return {}, str(error)
+
+
 def measured(row: Row) -> dict[str, float]:
     """The measured means in seconds, where the row has them."""
     found = {"ttft_s": row.get("silicon_ttft_ms"), "tpot_s": row.get("silicon_tpot_ms")}
@@ -65,7 +73,7 @@ def _whole(row: Row, name: str, default: int | None = None) -> int:
     try:
         return int(float(text))
     except ValueError:
-        raise Unpriced(f"column {name} is {'empty' if not text else f'{text!r}, not a number'}") from None
+        raise UnpricedError(f"column {name} is {'empty' if not text else f'{text!r}, not a number'}") from None
 
 
 def _model(row: Row) -> Model:
@@ -73,7 +81,7 @@ def _model(row: Row) -> Model:
     name = row.get("model_path") or ""
     found = bundled(name) or bundled(re.sub(r"-(FP8|NVFP4|FP4)(-dynamic)?$", "", name, flags=re.I))
     if found is None:
-        raise Unpriced(f"model '{name}' is not in the catalogue")
+        raise UnpricedError(f"model '{name}' is not in the catalogue")
     if row.get("gemm_quant_mode") == "fp8_block" and not found.quant:
         return replace(found, quant=FP8_TILES)
     return found
@@ -82,7 +90,7 @@ def _model(row: Row) -> Model:
 def _engine(row: Row) -> str:
     name, version = row.get("backend") or "", row.get("backend_version") or ""
     if name not in catalog.keys("engines"):
-        raise Unpriced(f"engine '{name}' is not known")
+        raise UnpricedError(f"engine '{name}' is not known")
     source = row.get("silicon_data_source") or ""
     runtime = re.search(r"image=\S*-runtime:(\S+)", source)
     if runtime and version and runtime[1] == version:
@@ -142,7 +150,7 @@ def _cluster(row: Row, sizes: Mapping[str, int]) -> Cluster:
     try:
         chip = catalog.chip(SYSTEMS.get(name, name))
     except ValueError as error:
-        raise Unpriced(str(error)) from None
+        raise UnpricedError(str(error)) from None
     gpus = sizes["tp"] * sizes["pp"] * sizes["dp"]
     hosts = -(-gpus // chip.gpus_per_host)
     return catalog.cluster(f"{hosts}x{chip.gpus_per_host}x{chip.key}" if hosts > 1 else f"{chip.gpus_per_host}x{chip.key}")
@@ -160,7 +168,7 @@ def _dtypes(row: Row, model: Model) -> dict[str, str]:
         return {"dtype": "", "kv_dtype": kv}
     kind = {"fp8": "fp8", "fp8_static": "fp8", "nvfp4": "nvfp4", "int8_wo": "int8", "int4_wo": "int4"}.get(mode)
     if kind is None:
-        raise Unpriced(f"quantisation '{mode}' is not known")
+        raise UnpricedError(f"quantisation '{mode}' is not known")
     return {"dtype": kind, "kv_dtype": kv}
 
 
@@ -176,9 +184,8 @@ def is_fitted(row: Row) -> bool:
     Aggregated runs of five models with prompts of at most 1,024 tokens and 1 to 8, 32 or 128 clients. All longer prompts,
     16 and 64 clients, other models, and disaggregated runs test the fit.
     """
-    try:
-        asked = question(row)
-    except Unpriced:
+    asked, skipped = ask(row)
+    if skipped:
         return False
     short = _whole(row, "isl") <= FITTED_PROMPT and (asked["concurrency"] <= 8 or asked["concurrency"] in FITTED_CLIENTS)
     return short and asked["model"].key in FITTED_MODELS and not asked.get("disaggregated")
