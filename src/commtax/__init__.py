@@ -1,7 +1,8 @@
 """commtax: what every collective of a distributed LLM costs, what fits, and which plan to run.
 
 ``commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)``, ``commtax.fit("llama-3.1-70b", "8xh100-sxm")``,
-``commtax.expect("all-reduce", "8xh100-sxm", nbytes=2**30)`` and ``commtax.compare(...)`` are the verbs;
+``commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32)``, ``commtax.expect("all-reduce", "8xh100-sxm",
+nbytes=2**30)`` and ``commtax.compare(...)`` are the verbs;
 ``commtax.traffic`` says what is sent, ``commtax.napkin`` holds the closed forms.
 """
 
@@ -10,6 +11,7 @@ from commtax.api import (
     Comparison,
     Expectation,
     Fit,
+    Simulation,
     StepBill,
     Traffic,
     TrainBill,
@@ -18,6 +20,7 @@ from commtax.api import (
     compare,
     expect,
     fit,
+    simulate,
     traffic,
     train_bill,
     train_fit,
@@ -28,6 +31,7 @@ __all__ = [
     "Comparison",
     "Expectation",
     "Fit",
+    "Simulation",
     "StepBill",
     "Traffic",
     "TrainBill",
@@ -37,6 +41,7 @@ __all__ = [
     "expect",
     "fit",
     "napkin",
+    "simulate",
     "traffic",
     "train_bill",
     "train_fit",

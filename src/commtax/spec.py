@@ -376,7 +376,26 @@ class Engine:
     block_size: int = 16
     library: str = "nccl"  # whose all-reduce it calls
     host_s: float = 0.0  # the GPU waits this long for the host in every step …
-    host_s_per_doubling: float = 0.0  # … and this much more for each doubling of tp
+    host_s_per_doubling: float = 0.0  # … and this much more for each doubling of tp …
+    host_s_per_seq: float = 0.0  # … and for each sequence of the step
+    small_kernels: float = (
+        1.0  # of the small kernels that a plain engine launches, this share is left after fusing them into neighbours
+    )
+    routing_kernels: float = 4.0  # launches around the experts of a layer: choose, sort, permute, activate, combine
+    popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular
+    request_s: float = 0.0  # a request's way through the server, to its first step and back with its first token
+    prefill_first: bool = False  # prompts run in steps of their own, before decoding goes on; else both share steps
+    chunked: bool = True  # prompts are cut to the step's token budget
+    kv_reserved: bool = False  # a request is admitted when the cache holds its whole output; else on demand
+    lost_slots: float = 0.0  # requests of a full closed loop that wait although there is room
+    frontend_request_s: float = 0.0  # the server's front end takes this long for a request …
+    frontend_token_s: float = 0.0  # … and for a token it streams: both limit throughput
+    sigma_tpot: float = 0.0  # standard deviation of log errors on runs that were not fitted
+    sigma_ttft: float = 0.0
+    sigma_tpot_moe: float = 0.0  # … of mixtures of experts
+    sigma_ttft_moe: float = 0.0
+    calibrated: bool = False  # host times were fitted on measured runs of this engine
+    versions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # constants of other versions, where fitted
     launch_s: float = 0.0  # one kernel launch without graphs
     gpu_memory_utilization: float = 0.9
     utilization_of: str = "total"  # "free": of what weights and activations leave; "static": weights and KV only

@@ -5,6 +5,7 @@ from commtax.api.comparing import Comparison, compare
 from commtax.api.expecting import Expectation, expect
 from commtax.api.fitting import Fit, TrainFit, fit, train_fit
 from commtax.api.sending import Traffic, traffic
+from commtax.api.serving import Simulation, simulate
 from commtax.api.setup import AUTO_EP, PHASES, Setup, describe_gpus, setup
 from commtax.api.train_billing import TrainBill, train_bill
 
@@ -15,6 +16,7 @@ __all__ = [
     "Expectation",
     "Fit",
     "Setup",
+    "Simulation",
     "StepBill",
     "Traffic",
     "TrainBill",
@@ -25,6 +27,7 @@ __all__ = [
     "expect",
     "fit",
     "setup",
+    "simulate",
     "traffic",
     "train_bill",
     "train_fit",

@@ -54,16 +54,38 @@ def link(name: str) -> Link:
 
 @lru_cache(maxsize=64)
 def engine(name: str) -> Engine:
-    """An engine by key or alias, ``vllm`` or ``vllm@0.24``; another version than the file's is served by its constants, aloud."""
+    """An engine by key or alias, ``vllm`` or ``vllm@0.12``; a version without constants of its own has its neighbour's, aloud."""
     base, _, version = name.partition("@")
     stem = _find("engines", base)
     found = record(Engine, toml("engines", stem), f"engines/{stem}")
     if version and not re.fullmatch(r"v?\d+(\.\w+)*", version):
         raise ValueError(f"engine '{name}': '{version}' is not a version (write {stem}@{found.version})")
-    if version and version != found.version:
-        note = f"constants of {stem} {found.version} are used for {version}: no other version is calibrated"
-        return replace(found, version=version, note=note)
-    return replace(found, note="")
+    if not version or version == found.version:
+        return replace(found, note="")
+    near = _nearest(version, [*found.versions, found.version])
+    constants = {name: value for name, value in found.versions.get(near, {}).items() if name != "since"}
+    same = _parts(version)[: len(_parts(near))] == _parts(near)
+    note = "" if same else f"constants of {stem} {near} are used for {version}: that version is not calibrated"
+    return replace(found, version=version, note=note, **constants)
+
+
+def version_at(name: str, date: str) -> str:
+    """The version of an engine that was new at a date (``2025-10``); "" where its file does not say."""
+    found = engine(name).versions
+    since = {str(table.get("since", "9999")): version for version, table in found.items()}
+    return max(((day, version) for day, version in since.items() if day <= date[: len(day)]), default=("", ""))[1]
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    """The numbers of a version: ``1.0.0rc3`` is 1, 0, 0."""
+    return tuple(int(found[0]) for part in version.removeprefix("v").split(".") if (found := re.match(r"\d+", part)))
+
+
+def _nearest(version: str, known: list[str]) -> str:
+    """The newest known version that is not newer, else the oldest."""
+    wanted = _parts(version)
+    older = [v for v in known if _parts(v) <= wanted]
+    return max(older, key=_parts) if older else min(known, key=_parts)
 
 
 @dataclass(frozen=True, slots=True)

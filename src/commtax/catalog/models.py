@@ -58,6 +58,13 @@ def _aliases() -> dict[str, str]:
     return {normal(alias): key for key in model_keys() for alias in _file(key)["aliases"]}
 
 
+def bundled(name: str) -> Model | None:
+    """A bundled model by key or alias; never a look at the disk or the network."""
+    wanted = normal(name)
+    key = wanted if wanted in model_keys() else _aliases().get(wanted)
+    return _bundled(key) if key else None
+
+
 def model(name: str) -> Model:
     """A model by key, alias or Hub id; or a folder (or file) with its ``config.json``.
 
@@ -66,10 +73,9 @@ def model(name: str) -> Model:
     """
     if not name.strip():
         raise ValueError("model: the name is empty (see commtax catalog models)")
-    wanted = normal(name)
-    key = wanted if wanted in model_keys() else _aliases().get(wanted)
-    if key:
-        return _bundled(key)
+    found = bundled(name)
+    if found:
+        return found
     path = Path(name).expanduser()
     if path.exists():
         return _local(path)

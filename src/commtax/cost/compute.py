@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.experts import expert_tp, experts_reach, tokens_split
+from commtax.cost.experts import chosen_experts, expert_tp, experts_reach, tokens_split
 from commtax.cost.memory import kv_bytes_per_token_layer
 from commtax.cost.tensors import Tensor as Matrix
 from commtax.cost.tensors import padded_vocab, quantisation, quantised_fraction
@@ -43,6 +43,8 @@ class Kernel:
     head_dim: int = 128
     length: Number = 0  # keys a query sees (decode), new tokens a sequence (prefill)
     past: Number = 0
+    fusable: bool = True  # a small kernel that an engine may run inside a neighbour
+    fused: float = 0.0  # share of the launches that run inside a neighbour: their bytes move, their fixed time is gone
     static_scales: bool = False  # activations are quantised with known scales, inside the kernel before
 
 
@@ -51,7 +53,14 @@ def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine:
     kernels = [*layer_kernels(model, plan, work, rows, engine), head_kernel(model, plan, work.samples, engine)]
     if engine.key != "torch":
         kernels.append(_small("embedding and final norm", 2, rows * model.hidden * 4, plan))
-    return kernels
+    return [_as_run(k, engine) for k in kernels]
+
+
+def _as_run(kernel: Kernel, engine: Engine) -> Kernel:
+    """Engines fuse small kernels with their neighbours."""
+    if kernel.form == "small" and kernel.fusable and engine.small_kernels != 1:
+        return replace(kernel, fused=1 - engine.small_kernels)
+    return kernel
 
 
 def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> list[Kernel]:
@@ -102,15 +111,16 @@ def _part(
 def _gemm(what: str, count: Number, m: Number, n: Number, k: Number, model: Model, plan: Plan, name: str = "") -> Kernel:
     """A matrix product with the weight as it is stored; quantised activations where the arithmetic is fp8."""
     quant = quantisation(model, plan)
-    stored, dtype = DTYPE_BYTES[plan.activations_dtype], plan.activations_dtype
+    stored, dtype, static = DTYPE_BYTES[plan.activations_dtype], plan.activations_dtype, False
     if quant and name != "lm_head":
         probe = Matrix(f"model.layers.N.{name}.weight", (1, 1), "full", 0, "", True)
         if quantised_fraction(model, probe, quant) > 0:
             stored = DTYPE_BYTES[quant.dtype] + _scale_bytes(quant.block, quant.scale_bytes)
             dtype = "fp8" if quant.dtype == "fp8" else dtype
+            static = dtype == "fp8" and quant.block == (0, 0)  # one scale a tensor is known ahead, tiles and rows need theirs
     act = DTYPE_BYTES[dtype]
     nbytes = m * k * act + n * k * stored + m * n * DTYPE_BYTES[plan.activations_dtype]
-    return Kernel(what, "gemm", count, 2 * m * n * k, nbytes, m, n, k, dtype, stored)
+    return Kernel(what, "gemm", count, 2 * m * n * k, nbytes, m, n, k, dtype, stored, static_scales=static)
 
 
 def _scale_bytes(block: tuple[int, int], scale: float) -> float:
@@ -243,18 +253,19 @@ def _mlp(what: str, width: Number, gated: bool, count: int, rows: Number, model:
 
 
 def _routed(f: Experts, count: int, model: Model, plan: Plan, rows: Number, engine: Engine) -> Iterator[Kernel]:
-    """Grouped products: as one product whose matrix is the experts that some token chose (uniform routing).
+    """Grouped products: as one product whose matrix is the experts that some token chose.
 
     Under expert parallelism across replicas a rank works on the tokens of the whole group that chose its experts.
     """
     tokens = rows * experts_reach(plan, engine)
-    mine = f.num_experts / plan.ep
-    chosen = mine * (1 - (1 - f.top_k / f.num_experts) ** tokens)
+    chosen = chosen_experts(f, tokens, engine.popularity) / plan.ep
     copies = tokens * f.top_k / plan.ep
     inner = f.intermediate / expert_tp(plan, engine)
     each = copies / np.maximum(1e-9, chosen)
     both = (2 if f.gated else 1) * inner
     yield _gemm("experts gate and up", count, each, both * chosen, model.hidden, model, plan, "mlp.experts.gate_proj")
-    yield _small("routing, permutation and activation", 4 * count, copies * (model.hidden + both + inner), plan)
+    launches = engine.routing_kernels * count
+    routing = _small("routing, permutation and activation", launches, copies * (model.hidden + both + inner), plan)
+    yield replace(routing, fusable=False)
     down = _gemm("experts down", count, each, model.hidden * chosen, inner, model, plan, "mlp.experts.down_proj")
     yield replace(down, nbytes=copies * inner * DTYPE_BYTES[down.dtype] + chosen * model.hidden * inner * down.weight_bytes)

@@ -49,6 +49,22 @@ def dispatched_bytes(plan: Plan, quant: Quant | None) -> float:
     return DTYPE_BYTES[plan.activations_dtype]
 
 
+def chosen_experts(moe: Experts, tokens: Number, popularity: float) -> Number:
+    """Mean number of different experts that ``tokens`` tokens choose.
+
+    The first token chooses ``top_k``; each of the others leaves an expert out with 1 - k/E if all are equally popular:
+    E - (E - k) (1 - k/E)^(n - 1). With popularities spread as a gamma distribution of shape a, the power becomes
+    (1 + (n - 1) k / (E a))^(-a): few experts are popular and many stay cold.
+
+    >>> round(float(chosen_experts(Experts(128, 8, 1), 1, 0.7)), 1), round(float(chosen_experts(Experts(128, 8, 1), 16, np.inf)), 1)
+    (8.0, 82.4)
+    """
+    further = np.maximum(0.0, tokens - 1)
+    share = moe.top_k / moe.num_experts
+    cold = (1 + further * share / popularity) ** -popularity if np.isfinite(popularity) else (1 - share) ** further
+    return moe.num_experts - (moe.num_experts - moe.top_k) * cold
+
+
 def expected_destinations(moe: Experts, ep: Number) -> Number:
     """Mean number of different ranks that a token's ``top_k`` experts lie on, routing uniform: ep (1 - C(E-E/ep, k)/C(E, k)).
 

@@ -51,7 +51,7 @@ def inference_bill(
     items = inference(model, plan, work, engine, ep_backend=settings.ep_backend, eager=settings.eager)
     pricer = Pricer(plan, cluster, engine, fabric)
     comm = [comm_line(i, pricer, settings) for i in items]
-    lines += [_host_line(lines, comm, plan, engine, settings), *comm]
+    lines += [_host_line(lines, comm, plan, work, engine, settings), *comm]
     return Bill(tuple(lines), tokens)
 
 
@@ -146,12 +146,13 @@ def _where(condition: Number, yes: Choice, no: Choice) -> Choice:
     return Choice(*(pick(condition, a, b) for a, b in parts))
 
 
-def _host_line(lines: list[Line], comm: list[Line], plan: Plan, engine: Engine, settings: Settings) -> Line:
+def _host_line(lines: list[Line], comm: list[Line], plan: Plan, work: Workload, engine: Engine, settings: Settings) -> Line:
     """Time that the GPU waits for the host: scheduling each step, and without graphs launching every kernel."""
-    waiting: Number = engine.host_s + engine.host_s_per_doubling * np.log2(plan.tp * 1.0)
+    waiting: Number = engine.host_s + engine.host_s_per_doubling * np.log2(plan.tp * 1.0) + engine.host_s_per_seq * work.samples
     if settings.eager:
         launches = sum((line.item.count for line in (*lines, *comm)), start=0.0)
         busy = sum((line.total_s for line in (*lines, *comm)), start=0.0)
         waiting = waiting + np.maximum(0, launches * engine.launch_s - busy)
+    source = "calibrated" if engine.calibrated else "assumed" if engine.host_s else "by definition"
     item = Item("scheduling and launches", "", "host", 0.0, 1, waiting * 0 + 1)
-    return Line("host", item, waiting, 0.0, source="assumed" if engine.host_s else "by definition")
+    return Line("host", item, waiting, 0.0, source=source)

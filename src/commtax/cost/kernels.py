@@ -92,7 +92,7 @@ def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float 
     peaks = chip.flops_per_s
     peak = peaks.get(kernel.dtype) or peaks.get("bf16") or peaks["fp16"]
     fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak * rate)
-    return fixed, moving
+    return fixed * (1 - kernel.fused), moving
 
 
 def _static(fp8: Table, bf16: Table) -> Table:

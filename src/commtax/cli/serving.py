@@ -1,0 +1,70 @@
+"""``commtax simulate``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import numpy as np
+
+from commtax import catalog
+from commtax.api.serving import simulate
+from commtax.cli.options import Count, Fraction, axis_options, json_option, where_options
+from commtax.cli.output import print_json, terminal
+from commtax.report import serving
+from commtax.units import parse_count
+
+LENGTHS = ("--input-len", "--context", "--random-input-len"), ("--output-len", "--osl", "--random-output-len")
+
+
+class Counts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A whole number, or several: ``1,8,64``."""
+
+    name = "N[,N…]"
+
+    def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> Any:
+        name = param.name if param and param.name else "value"
+        found = [parse_count(part, name) for part in str(value).split(",")]
+        return found[0] if len(found) == 1 else np.array(found)
+
+
+@click.command("simulate")
+@click.argument("model")
+@where_options
+@click.option("--tp", type=Count(), default=1, help="Tensor-parallel size (-tp).")
+@click.option("--pp", type=Count(), default=1, help="Pipeline stages (-pp).")
+@axis_options
+@click.option("--concurrency", "--max-concurrency", "concurrency", type=Counts(), default=1, help="Clients: 32, or 1,8,64.")
+@click.option(*LENGTHS[0], "input_len", type=Count(), default=1024, show_default=True, help="Mean prompt length.")
+@click.option(*LENGTHS[1], "output_len", type=Count(), default=128, show_default=True, help="Mean output length.")
+@click.option("--num-prompts", type=Count(), default=None, help="Requests of the whole benchmark.  [default: the steady state]")
+@click.option("--prompts-per-client", type=Count(), default=None, help="The same for each client (10 is usual).")
+@click.option("--spread", type=Fraction(), default=0.0, help="Lengths vary by this share of the mean to either side.")
+@click.option("--max-num-batched-tokens", type=Count(), default=None, help="Tokens a step.  [default: the engine's]")
+@click.option("--max-num-seqs", type=Count(), default=None, help="Requests that run at once.  [default: the engine's]")
+@click.option("--gpu-memory-utilization", type=Fraction(), default=None, help="Share of memory.  [default: the engine's]")
+@click.option("--disaggregated", is_flag=True, help="Prompts run on workers of their own.")
+@click.option("--prefill-workers", type=Count(), default=None, help="Disaggregated: how many.  [default: enough]")
+@click.option("--prefill-tp", type=Count(), default=None, help="Disaggregated: their tensor-parallel size.  [default: --tp]")
+@click.option("--decode-workers", type=Count(), default=None, help="Disaggregated: workers that decode.  [default: enough]")
+@json_option
+def simulate_command(
+    model: str, as_json: bool, concurrency: Any, num_prompts: int | None, prompts_per_client: int | None, **options: Any
+) -> None:
+    """TPOT and TTFT of a closed loop: clients that each send a request when the last one is answered.
+
+    commtax simulate llama-3.1-8b --cluster 8xh100-sxm -tp 1 --concurrency 32 --input-len 1024 --output-len 256
+    """
+    if num_prompts is not None and prompts_per_client is not None:
+        raise ValueError("prompts_per_client: give it or num_prompts, not both")
+    if prompts_per_client is not None:
+        num_prompts = prompts_per_client * concurrency
+    names = {key: options.pop(key) for key in ("intra", "inter", "nics")}
+    place = catalog.cluster(options.pop("cluster"), **names)
+    found = simulate(model, place, concurrency=concurrency, num_prompts=num_prompts, **options)
+    if as_json:
+        print_json(serving.simulation_document(found))
+    elif np.ndim(concurrency):
+        serving.show_simulations(terminal(), found)
+    else:
+        serving.show_simulation(terminal(), found)

@@ -1,0 +1,149 @@
+"""Closed-loop serving in closed form: ``c`` clients, each sending its next request when the last one is answered.
+
+The unit is an engine step. A request of I prompt and O output tokens is computed in n chunks and then decodes O - 1
+steps. While it lives, each of the other requests is computed once: some of those prompts delay its first token, the
+rest stretch its decoding. With D a decode step of all running requests, X what a prompt adds to the steps it shares and
+k the prompts of others that pass before the first token,
+
+    TPOT = D + (R - 1 - k) X / (O - 1)        TTFT = server + D + own steps + k X + waiting for a slot
+
+k is the only thing that scheduling decides (``prompts_ahead``). R requests run; the cache, the engine's limit or a
+lost slot may keep the others of c waiting, for (c - R) / R of a request's life. Nothing here knows a model or a chip.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from commtax.arrays import pick
+from commtax.spec import Engine, Number
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one replica is asked: a closed loop of requests with mean lengths."""
+
+    concurrency: Number
+    input_len: Number
+    output_len: Number
+    num_prompts: Number = np.inf  # requests of the whole benchmark; inf: the steady state
+    spread: Number = 0.0  # lengths vary by this share of their mean to either side
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Priced steps of one replica."""
+
+    decode_s: Number  # all running requests decode
+    prompt_s: Number  # the step of one chunk of each of ``together`` prompts, with the decodes that share it
+    chunks: Number = 1
+    together: Number = 1
+    stages: Number = 1  # pipeline stages that work on different steps at once
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Means over the requests of a closed loop. ``ttft_s`` is the sum of its parts (``*_s`` from ``request_s`` on)."""
+
+    tpot_s: Number
+    request_s: Number  # the way through the server
+    boundary_s: Number  # the step in progress when the request arrives
+    prefill_s: Number  # its own prompt's steps
+    ahead_s: Number  # prompts of others that are computed first or together
+    slot_s: Number  # waiting for a place among the running
+    frontend_s: Number  # waiting for the server's front end
+    ahead: Number  # prompts of others before the first token
+    stretch_s: Number  # of tpot_s: prompts of others during decoding
+
+    @property
+    def ttft_s(self) -> Number:
+        return self.request_s + self.boundary_s + self.prefill_s + self.ahead_s + self.slot_s + self.frontend_s
+
+
+def running(load: Load, engine: Engine, kv_tokens: Number, max_seqs: Number) -> Number:
+    """Requests that run at once: what clients send, unless the engine's limit, the cache or a lost slot allows fewer.
+
+    A cache that reserves holds I + O tokens a request; one that grows on demand holds I + O/2 on average.
+    """
+    kept = load.input_len + load.output_len * (1.0 if engine.kv_reserved else 0.5)
+    room = np.minimum(max_seqs, kv_tokens // kept)
+    lost = pick(np.asarray(load.spread) > 0, 0.0, engine.lost_slots)
+    return np.maximum(1.0, np.minimum(load.concurrency - np.minimum(lost, load.concurrency - 1), room))
+
+
+def num_chunks(load: Load, seqs: Number, budget: Number, engine: Engine) -> Number:
+    """Steps that one prompt takes: the token budget less a token for each decode beside it."""
+    if not engine.chunked:
+        return load.input_len * 0 + 1.0
+    beside = 0 if engine.prefill_first else seqs - 1
+    return np.ceil(load.input_len / np.maximum(1, budget - np.minimum(beside, budget - 1)))
+
+
+def arrivals_per_step(load: Load, seqs: Number) -> Number:
+    """Other requests that arrive in the step in which one arrives.
+
+    Independent requests arrive one in O steps each. Requests of equal length that started together end one a step;
+    lengths that vary thin this out over a window of ``2 spread O`` steps.
+    """
+    others = seqs - 1
+    window = np.maximum(np.maximum(others, 2 * load.spread * load.output_len), 1)
+    return np.maximum(others / window, others / load.output_len)
+
+
+def prompts_together(load: Load, seqs: Number, budget: Number) -> Number:
+    """Prompts that share a step: one, and those that arrived with it, as far as they fit into the budget."""
+    return np.clip(1 + arrivals_per_step(load, seqs), 1, np.maximum(1, budget // load.input_len))
+
+
+def prompts_ahead(load: Load, seqs: Number, budget: Number, engine: Engine) -> Number:
+    """Mean number of other requests' prompts that are computed before a request's first token.
+
+    Those in the step in progress and those that share the own step; half of all others where prompts run before
+    decoding and all ended together. The first R requests of a benchmark arrive at once and are computed in turn, as many
+    a step as fit.
+    """
+    others = seqs - 1
+    dense = arrivals_per_step(load, seqs)
+    steady = np.minimum(others, 2 * dense)
+    if engine.prefill_first:
+        steady = others / 2 * np.minimum(1.0, dense)
+    most = np.clip(budget // load.input_len, 1, seqs)
+    burst = np.minimum(others, (others + most - 1) / 2)
+    share = np.minimum(1.0, seqs / load.num_prompts)
+    return steady + share * np.maximum(0.0, burst - steady)
+
+
+def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: Engine) -> Served:
+    """Mean TPOT and TTFT from priced steps; ``seqs`` requests run, ``ahead`` prompts of others come first."""
+    others = seqs - 1
+    tokens = np.maximum(1, load.output_len - 1)
+    beside = 0.0 if engine.prefill_first else steps.decode_s
+    extra = np.maximum(0.0, steps.prompt_s - beside) * steps.chunks / steps.together / steps.stages
+    if not engine.prefill_first:  # every step decodes: those O - 1 steps hold only so many prompts, the others come first
+        ahead = np.maximum(ahead, others - tokens * steps.together / steps.chunks)
+    before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
+    stretch = np.maximum(0.0, others - ahead) * extra / tokens
+    tpot = steps.decode_s + stretch
+    boundary = steps.decode_s * (others > 0)
+    first = engine.request_s + boundary + steps.prompt_s * steps.chunks + before
+    life = first + tokens * tpot
+    # The first R never wait for a slot, and those sent with them wait half as long as later ones.
+    waiting = load.concurrency - seqs
+    late = np.maximum(0.0, 1 - (seqs + waiting / 2) / np.maximum(load.num_prompts, load.concurrency))
+    slot = waiting / seqs * life * late
+    least = load.concurrency * np.maximum(engine.frontend_request_s, engine.frontend_token_s * load.output_len)
+    # A request passes the front end on its way in and with every token on its way out: half of the wait is before the first.
+    frontend = np.maximum(0.0, least - life - slot) / 2
+    return Served(
+        tpot_s=tpot + frontend / tokens,
+        request_s=engine.request_s + seqs * 0,
+        boundary_s=boundary,
+        prefill_s=steps.prompt_s * steps.chunks,
+        ahead_s=before,
+        slot_s=slot,
+        frontend_s=frontend,
+        ahead=ahead,
+        stretch_s=stretch,
+    )

@@ -1,0 +1,149 @@
+"""Closed-loop serving for a terminal and as a document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from commtax.api.serving import Simulation
+from commtax.api.setup import describe_gpus
+from commtax.report.documents import Document, plain, question
+from commtax.report.tables import new_table, notes, say, where
+from commtax.units import format_seconds
+
+PARTS = (
+    ("request_s", "way through the server"),
+    ("boundary_s", "the step in progress"),
+    ("prefill_s", "the step of its prompt"),
+    ("ahead_s", "prompts of others before that"),
+    ("slot_s", "waiting for a slot"),
+    ("frontend_s", "waiting for the front end"),
+)
+
+
+def show_simulation(console: Console, s: Simulation) -> None:
+    """The two latencies with their ranges, what they are made of, and the throughput."""
+    _head(console, s)
+    low, high = (format_seconds(float(x)) for x in s.range_of("tpot_s"))
+    first = [format_seconds(float(x)) for x in s.range_of("ttft_s")]
+    say(
+        console,
+        f"TPOT {format_seconds(float(s.tpot_s))} ({low} to {high}), TTFT {format_seconds(float(s.ttft_s))} "
+        f"({first[0]} to {first[1]}), E2E {format_seconds(float(s.e2e_s))}; "
+        f"{float(s.tokens_per_s):,.0f} output tokens/s, {float(s.requests_per_s):,.2f} requests/s",
+        "bold yellow",
+    )
+    table = new_table("of TTFT", ">time", ">share")
+    for name, words in PARTS:
+        part = float(getattr(s.served, name))
+        if part:
+            table.add_row(words, format_seconds(part), f"{part / float(s.ttft_s):.0%}")
+    console.print(table)
+    table = new_table("of TPOT", ">time", ">share")
+    decode = float(s.decode_s)
+    rest = float(s.tpot_s) - decode - float(s.served.stretch_s)
+    rows = (("decode step", decode), ("prompts of others", float(s.served.stretch_s)), ("waiting for the front end", rest))
+    for words, part in rows:
+        if part > 1e-12:
+            table.add_row(words, format_seconds(part), f"{part / float(s.tpot_s):.0%}")
+    console.print(table)
+    notes(console, (_mixture(s), *s.notes, _source(s)))
+
+
+def show_simulations(console: Console, s: Simulation) -> None:
+    """One line a concurrency."""
+    _head(console, s)
+    table = new_table(
+        ">clients",
+        ">running",
+        ">TPOT",
+        ">80 % range",
+        ">TTFT",
+        ">80 % range",
+        ">E2E",
+        ">tokens/s",
+        ">requests/s",
+        ">of TPOT prompts",
+    )
+    for row in simulation_rows(s):
+        tpot, ttft = (f"{format_seconds(row[f'{n}_low_s'])}-{format_seconds(row[f'{n}_high_s'])}" for n in ("tpot", "ttft"))
+        times = (format_seconds(row["tpot_s"]), tpot, format_seconds(row["ttft_s"]), ttft, format_seconds(row["e2e_s"]))
+        rates = (f"{row['tokens_per_s']:,.0f}", f"{row['requests_per_s']:,.2f}", f"{row['mixed_share']:.0%}")
+        table.add_row(f"{row['concurrency']:,}", f"{row['running']:,.0f}", *times, *rates)
+    console.print(table)
+    notes(console, (*s.notes, _source(s)))
+
+
+def _head(console: Console, s: Simulation) -> None:
+    asked = s.setup
+    gpus = describe_gpus(asked.plan)
+    say(console, f"{asked.model.key} on {where(asked)}: {gpus}, {asked.engine.key}@{asked.engine.version}", "bold")
+    clients = f"{int(s.concurrency):,} clients" if np.ndim(s.concurrency) == 0 else "clients in a closed loop"
+    finite = f", {int(np.max(s.num_prompts)):,} prompts" if np.all(np.isfinite(s.num_prompts)) else ", steady state"
+    spread = f" (lengths ± {s.spread:.0%})" if s.spread else ""
+    say(console, f"{clients}, {int(s.input_len):,} tokens in and {int(s.output_len):,} out{spread}{finite}", "dim")
+
+
+def _mixture(s: Simulation) -> str:
+    """What the engine's steps are, in words."""
+    engine = s.setup.engine
+    chunks = int(s.chunks)
+    cut = f"in {chunks} chunks of at most {s.max_batched_tokens:,} tokens" if chunks > 1 else "in one step"
+    how = "alone, before decoding goes on" if engine.prefill_first else "beside the decodes"
+    return (
+        f"{s.running:,.0f} requests run at once a replica, {s.rows:,.0f} rows a decode step; a prompt is computed {cut}, {how}; "
+        f"{float(s.served.ahead):,.1f} prompts of others come before a first token"
+    )
+
+
+def _source(s: Simulation) -> str:
+    known = "fitted on published runs; ranges held 80 % of those not fitted" if s.setup.engine.calibrated else "and ranges assumed"
+    return f"host times of {s.setup.engine.key} {known}"
+
+
+def simulation_rows(s: Simulation) -> list[Document]:
+    """One flat record a concurrency."""
+    low, high = s.range_of("tpot_s")
+    first_low, first_high = s.range_of("ttft_s")
+    columns: dict[str, Any] = {
+        "concurrency": s.concurrency,
+        "running": s.running,
+        "rows": s.rows,
+        "chunks": s.chunks,
+        "tpot_s": s.tpot_s,
+        "tpot_low_s": low,
+        "tpot_high_s": high,
+        "ttft_s": s.ttft_s,
+        "ttft_low_s": first_low,
+        "ttft_high_s": first_high,
+        "e2e_s": s.e2e_s,
+        "tokens_per_s": s.tokens_per_s,
+        "requests_per_s": s.requests_per_s,
+        "decode_step_s": s.decode_s,
+        "prompt_step_s": s.prompt_s,
+        "mixed_share": s.mixed_share,
+        "prompts_ahead": s.served.ahead,
+        **{f"ttft_{name}": getattr(s.served, name) for name, _ in PARTS},
+    }
+    size = np.size(s.concurrency)
+    wide = {name: np.broadcast_to(value, (size,)) for name, value in columns.items()}
+    return [dict(plain({name: value[i] for name, value in wide.items()})) for i in range(size)]
+
+
+def simulation_document(s: Simulation) -> Document:
+    """``simulate --json``: one record in ``runs`` for each concurrency."""
+    finite = bool(np.all(np.isfinite(s.num_prompts)))
+    head: dict[str, Any] = {
+        "schema": "commtax.simulate/1",
+        **question(s.setup),
+        "input_len": s.input_len,
+        "output_len": s.output_len,
+        "num_prompts": s.num_prompts if finite else None,
+        "spread": s.spread,
+        "max_batched_tokens": s.max_batched_tokens,
+        "kv_tokens": s.kv_tokens,
+        "calibrated": s.setup.engine.calibrated,
+    }
+    return dict(plain({**head, "runs": simulation_rows(s), "notes": s.notes}))

@@ -1,0 +1,281 @@
+"""Closed-loop serving: laws, limits, the rows of published runs as questions, and figures that were published."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import commtax
+from commtax import catalog
+from commtax.cost.experts import chosen_experts
+from commtax.cost.serving import Load, Steps, closed_loop, prompts_ahead, running
+from commtax.spec import Experts
+from commtax.validate.serving_rows import ask, is_fitted, measured, predict
+
+SHARED = Path(__file__).parents[2] / "shared" / "data" / "serving_runs.csv"
+ENGINES = ("vllm", "sglang", "trtllm", "trtllm@1.0")
+PLACE = "8xh100-sxm"
+
+
+def simulate(**words):
+    return commtax.simulate("llama-3.1-8b", PLACE, **{"tp": 1, "input_len": 1024, "output_len": 256, **words})
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_one_client_pays_plain_steps(engine):
+    s = simulate(engine=engine, concurrency=1, output_len=200)
+    decode = commtax.bill("llama-3.1-8b", PLACE, tp=1, engine=engine, batch=1, context=1024 + 99)
+    prefill = commtax.bill("llama-3.1-8b", PLACE, tp=1, engine=engine, phase="prefill", batch=1, context=1024)
+    if engine != "trtllm@1.0":  # whose front end is slower than one short request
+        assert s.tpot_s == pytest.approx(float(decode.step_s), rel=1e-9)
+        assert s.ttft_s == pytest.approx(float(prefill.step_s), rel=1e-9)
+    assert s.tpot_s >= decode.step_s
+    assert s.ttft_s >= prefill.step_s * (1 - 1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    engine=st.sampled_from(ENGINES),
+    tp=st.sampled_from([1, 2, 4, 8]),
+    tokens_in=st.integers(1, 16384),
+    tokens_out=st.integers(2, 4096),
+    spread=st.sampled_from([0.0, 0.1, 0.5]),
+    finite=st.booleans(),
+)
+def test_more_clients_never_speed_up_a_token(engine, tp, tokens_in, tokens_out, spread, finite):
+    clients = np.array([1, 2, 3, 4, 7, 8, 9, 16, 31, 64, 100, 128, 200, 256, 500, 1000, 3000])
+    prompts = 5000 if finite else None
+    words = {"engine": engine, "tp": tp, "input_len": tokens_in, "output_len": tokens_out, "spread": spread}
+    s = simulate(concurrency=clients, num_prompts=prompts, **words)
+    floor = commtax.bill("llama-3.1-8b", PLACE, tp=tp, engine="textbook", batch=1, context=tokens_in).step_s
+    assert np.all(np.diff(s.tpot_s) >= -1e-9 * s.tpot_s[1:])
+    assert np.all(s.tpot_s >= floor)
+    assert np.all(s.ttft_s >= s.served.prefill_s)
+    assert np.allclose(s.tokens_per_s, clients * tokens_out / s.e2e_s)
+    assert np.allclose(s.e2e_s, s.ttft_s + (tokens_out - 1) * s.tpot_s)
+    assert np.all(s.served.ahead <= s.running - 1 + 1e-9)
+
+
+def test_a_long_benchmark_tends_to_the_steady_state():
+    steady = simulate(concurrency=64)
+    short, longer, longest = (simulate(concurrency=64, num_prompts=n) for n in (64, 640, 10**9))
+    assert short.ttft_s > longer.ttft_s > steady.ttft_s
+    assert longest.ttft_s == pytest.approx(float(steady.ttft_s), rel=1e-5)
+    assert longest.tpot_s == pytest.approx(float(steady.tpot_s), rel=1e-5)
+
+
+def test_an_array_is_its_elements():
+    tp, clients = np.array([1, 2, 4, 8]), np.array([3, 17, 64, 600])
+    lengths_in, lengths_out = np.array([100, 1024, 4096, 9000]), np.array([16, 128, 1024, 300])
+    words = {"engine": "vllm", "spread": 0.1}
+    wide = simulate(tp=tp, concurrency=clients, input_len=lengths_in, output_len=lengths_out, num_prompts=6000, **words)
+    for i in range(4):
+        each = {"tp": int(tp[i]), "concurrency": int(clients[i]), "num_prompts": 6000}
+        one = simulate(**each, input_len=int(lengths_in[i]), output_len=int(lengths_out[i]), **words)
+        for name in ("tpot_s", "ttft_s", "e2e_s", "tokens_per_s", "running", "chunks", "kv_tokens"):
+            assert np.asarray(getattr(wide, name))[i] == pytest.approx(float(getattr(one, name)), rel=1e-12), name
+
+
+def test_an_illegal_element_is_masked():
+    s = simulate(tp=np.array([1, 3]), concurrency=4)
+    assert s.legal.tolist() == [True, False]
+
+
+def test_the_cache_limits_what_runs():
+    s = commtax.simulate("llama-3.1-70b", PLACE, tp=4, concurrency=400, input_len=8000, output_len=1000)
+    assert s.running == s.kv_tokens // 8500
+    assert s.served.slot_s > 0
+    assert any("run at once" in note for note in s.notes)
+
+
+def test_waiting_by_hand():
+    """4 clients, 2 slots: each request lives 10 + 2 + 9 x 1 s and waits as long again (Little's law)."""
+    engine = catalog.engine("torch")
+    load, steps = Load(4, 100, 10), Steps(decode_s=1.0, prompt_s=3.0)
+    served = closed_loop(load, steps, 2, 1.0, engine)
+    assert served.tpot_s == 1.0  # the other prompt came before the first token
+    assert served.boundary_s + served.prefill_s + served.ahead_s == 1 + 3 + 2
+    assert served.slot_s == 6 + 9 * 1.0
+    assert running(load, engine, 10**6, 3) == 3
+    assert running(load, engine, 215, 99) == 2  # 100 + 10/2 tokens each
+
+
+def test_prompts_ahead_by_hand():
+    """Equal lengths: one in the step in progress and one in the own; the first 64 of 640 wait for half of all others."""
+    vllm, sglang = catalog.engine("vllm"), catalog.engine("sglang")
+    steady = Load(64, 8192, 1024)
+    assert prompts_ahead(steady, 64, 8192, vllm) == 2
+    assert prompts_ahead(steady, 64, 8192, sglang) == 63 / 2
+    burst = Load(64, 8192, 1024, num_prompts=640)
+    assert prompts_ahead(burst, 64, 8192, vllm) == pytest.approx(2 + 0.1 * (31.5 - 2))
+    independent = Load(64, 8192, 1024, spread=0.5)
+    assert prompts_ahead(independent, 64, 8192, vllm) == pytest.approx(2 * 63 / 1024)
+
+
+def test_popular_experts():
+    moe = Experts(128, 8, 1536)
+    tokens = np.arange(1, 2000)
+    equal, skewed = (chosen_experts(moe, tokens, a) for a in (np.inf, 0.3))
+    assert np.allclose(equal, 128 * (1 - (1 - 8 / 128) ** tokens))
+    assert skewed[0] == pytest.approx(8)
+    assert np.all(skewed <= equal + 1e-9)
+    assert np.all(np.diff(skewed) > 0)
+    assert np.allclose(chosen_experts(moe, tokens, 1e6), equal, rtol=3e-2)
+
+
+def test_static_scales_cost_less_than_dynamic_ones():
+    """One scale a tensor is applied by the kernel before; tiles are quantised on the way."""
+    static = commtax.bill("llama-3.1-70b", PLACE, tp=8, dtype="fp8", batch=64)
+    plain = commtax.bill("llama-3.1-70b", PLACE, tp=8, batch=64)
+    assert static.step_s < plain.step_s
+
+
+def test_versions_have_their_own_constants():
+    assert catalog.engine("vllm@0.12.0").host_s != catalog.engine("vllm").host_s
+    assert catalog.engine("vllm@0.12.0").note == ""
+    assert "0.12" in catalog.engine("vllm@0.13").note
+    assert catalog.engine("vllm@0.5").host_s == catalog.engine("vllm@0.11").host_s
+    assert catalog.engine("trtllm@1.0.0rc3").lost_slots == 1
+    assert catalog.version_at("vllm", "2025-11") == "0.11"
+    assert catalog.version_at("sglang", "2025-11") == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ({"concurrency": 0}, "concurrency"),
+        ({"concurrency": 8, "num_prompts": 4}, "num_prompts"),
+        ({"spread": 2.0}, "spread"),
+        ({"output_len": 0}, "output_len"),
+        ({"max_num_batched_tokens": 0}, "max_num_batched_tokens"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
+        ({"tp": 3}, "tp"),
+    ],
+)
+def test_bad_input_is_named(words, text):
+    with pytest.raises(ValueError, match=text):
+        simulate(**words)
+
+
+def test_disaggregated_decoding_is_not_stretched():
+    together = simulate(concurrency=64, input_len=4096)
+    apart = simulate(concurrency=64, input_len=4096, disaggregated=True, prefill_workers=2, decode_workers=1, num_prompts=640)
+    assert apart.tpot_s == pytest.approx(float(apart.decode_s))
+    assert apart.tpot_s < together.tpot_s
+    assert apart.served.ahead == pytest.approx(0.1 * (64 / 2 - 1) / 2)
+
+
+def row(**columns):
+    plain = {
+        "backend": "vllm",
+        "backend_version": "0.12.0",
+        "model_path": "Qwen/Qwen3-32B",
+        "system": "h100_sxm",
+        "mode": "agg",
+        "isl": "1024",
+        "osl": "1024",
+        "batch_size": "8",
+        "tp_size": "8",
+        "silicon_ttft_ms": "91.8",
+        "silicon_tpot_ms": "7.96",
+    }
+    return plain | columns
+
+
+def test_a_row_is_a_question():
+    asked, reason = ask(row())
+    assert reason == ""
+    assert (asked["model"].key, asked["cluster"].key, asked["engine"]) == ("qwen3-32b", PLACE, "vllm@0.12.0")
+    assert (asked["tp"], asked["concurrency"], asked["num_prompts"], asked["spread"]) == (8, 8, 80, 0.0)
+    assert measured(row()) == {"ttft_s": pytest.approx(0.0918), "tpot_s": pytest.approx(0.00796)}
+
+
+def test_rows_with_habits_of_their_own():
+    drawn, _ = ask(
+        row(silicon_data_source="source_file=2026-04-06.csv; silicon_concurrency=64; measured=2025-10-29", batch_size="")
+    )
+    assert (drawn["concurrency"], drawn["input_len"], round(drawn["spread"], 3)) == (64, 922, 0.111)
+    shared, _ = ask(row(model_path="deepseek-ai/DeepSeek-R1", tp_size="1", attention_dp_size="8", moe_ep_size="8", batch_size="4"))
+    assert (shared["tp"], shared["dp"], shared["ep"], shared["concurrency"]) == (1, 8, 8, 32)
+    named = {"id": "x_tp8_ep8_1", "tp_size": "64", "moe_ep_size": "8", "attention_dp_size": "1"}
+    multiplied, _ = ask(row(model_path="deepseek-ai/DeepSeek-R1", **named))
+    assert (multiplied["tp"], multiplied["ep"], multiplied["cluster"].key) == (8, 8, PLACE)
+    tiles, _ = ask(row(model_path="Qwen/Qwen3-235B-A22B-FP8", gemm_quant_mode="fp8_block"))
+    assert tiles["model"].quant.block == (128, 128)
+    static, _ = ask(row(backend="trtllm", model_path="meta-llama/Llama-3.1-70B", gemm_quant_mode="fp8"))
+    assert (static["dtype"], static["kv_dtype"]) == ("fp8", "fp8")
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"model_path": "nobody/nothing-7b"}, "catalogue"),
+        ({"backend": "llama.cpp"}, "engine"),
+        ({"isl": ""}, "isl"),
+        ({"system": "x9"}, "x9"),
+    ],
+)
+def test_a_row_that_cannot_be_priced_says_why(columns, reason):
+    asked, why = ask(row(**columns))
+    assert asked == {}
+    assert reason in why
+
+
+def test_published_runs():
+    """Means of published closed-loop runs that were not fitted, in ms (InferenceMAX and ai-dynamo/aiconfigurator)."""
+    long = {"isl": "4096", "osl": "512"}
+    figures = [
+        (row(**long, batch_size="16", silicon_ttft_ms="394", silicon_tpot_ms="11.08"), 0.05, 0.3),
+        (row(**long, batch_size="64", silicon_ttft_ms="583.2", silicon_tpot_ms="23.53"), 0.05, 0.3),
+        (row(**long, tp_size="4", batch_size="64", silicon_ttft_ms="905.1", silicon_tpot_ms="34.9"), 0.05, 0.3),
+    ]
+    for run, tpot, ttft in figures:
+        found, was = predict(run), measured(run)
+        assert found["tpot_s"] == pytest.approx(was["tpot_s"], rel=tpot)
+        assert found["ttft_s"] == pytest.approx(was["ttft_s"], rel=ttft)
+
+
+def test_rows_not_fitted_are_within_the_bars():
+    if not SHARED.exists():
+        pytest.skip("the table of runs is not here")
+    with SHARED.open() as file:
+        runs = list(csv.DictReader(file))
+    asked = [ask(run) for run in runs]
+    assert sum(reason == "" for _, reason in asked) >= 0.95 * len(runs)
+    chosen = [
+        run for (words, _), run in zip(asked, runs, strict=True) if words and not words["model"].experts and not is_fitted(run)
+    ]
+    chosen = [run for run in chosen if run["mode"] == "agg"][::4]
+    logs = [[np.log(predict(run)[name] / measured(run)[name]) for name in ("tpot_s", "ttft_s")] for run in chosen]
+    tpot, ttft = np.median(np.abs(np.expm1(logs)), axis=0)
+    assert tpot <= 0.09
+    assert ttft <= 0.30
+
+
+def command(*words):
+    return subprocess.run([sys.executable, "-m", "commtax", "simulate", *words], capture_output=True, text=True, check=False)
+
+
+def test_the_command_prints_a_document():
+    done = command("llama-3.1-8b", "--cluster", PLACE, "-tp", "1", "--concurrency", "1,8", "--input-len", "512", "--json")
+    document = json.loads(done.stdout)
+    assert document["schema"] == "commtax.simulate/1"
+    assert document["input_len"] == 512
+    assert [run["concurrency"] for run in document["runs"]] == [1, 8]
+    for run in document["runs"]:
+        assert run["tpot_low_s"] < run["tpot_s"] < run["tpot_high_s"]
+        parts = sum(run[f"ttft_{name}_s"] for name in ("request", "boundary", "prefill", "ahead", "slot", "frontend"))
+        assert parts == pytest.approx(run["ttft_s"])
+
+
+def test_the_command_refuses_in_one_line():
+    done = command("llama-3.1-8b", "--cluster", PLACE, "--concurrency", "8", "--num-prompts", "4")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "num_prompts" in done.stderr
