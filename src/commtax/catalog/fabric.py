@@ -12,7 +12,7 @@ from commtax.catalog.loader import normal, stems, suggest, toml
 from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Link, Path
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
-FORMS = ("gemm", "decode", "prefill", "small", "elementwise", "train")
+FORMS = ("gemm", "decode", "prefill", "small", "elementwise", "step", "train")
 _LIBRARY_KEYS = {
     "key",
     "name",
