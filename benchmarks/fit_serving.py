@@ -51,6 +51,8 @@ CONSTANTS = [
     Constant("routing_kernels", "trtllm", "", 6.0, 4.0, 20.0),
     Constant("frontend_request_s", "trtllm", "1.0", 0.025, 0.0, 0.1),
     Constant("frontend_token_s", "trtllm", "1.0", 1e-4, 0.0, 5e-4),
+    Constant("request_s", "vllm", "0.18", 0.01, 0.0, 0.1),
+    Constant("grouped_efficiency", "", "", 0.5, 0.1, 1.0),
     Constant("popularity", "", "", 0.6, 0.2, 20.0),
 ]
 
@@ -107,7 +109,7 @@ def residuals(used: list[Group], x: Any) -> Any:
     for group in used:
         tpot, ttft = logs(group, x)
         out.append(tpot[group.fitted])
-        if group.model == "llama-3.1-8b":  # where the front end's limits show
+        if group.model in ("llama-3.1-8b", "gpt-oss-120b"):  # where the front end's limits and experts' prompts show
             out.append(TTFT_WEIGHT * ttft[group.fitted])
     return np.concatenate(out)
 

@@ -382,6 +382,7 @@ class Engine:
         1.0  # of the small kernels that a plain engine launches, this share is left after fusing them into neighbours
     )
     routing_kernels: float = 4.0  # launches around the experts of a layer: choose, sort, permute, activate, combine
+    grouped_efficiency: float = 1.0  # arithmetic of the experts' grouped products against plain ones
     popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular
     request_s: float = 0.0  # a request's way through the server, to its first step and back with its first token
     prefill_first: bool = False  # prompts run in steps of their own, before decoding goes on; else both share steps

@@ -43,6 +43,7 @@ class Kernel:
     head_dim: int = 128
     length: Number = 0  # keys a query sees (decode), new tokens a sequence (prefill)
     past: Number = 0
+    grouped: float = 0.0  # a grouped product over experts: the share of a plain product's arithmetic rate that it attains
     fusable: bool = True  # a small kernel that an engine may run inside a neighbour
     fused: float = 0.0  # share of the launches that run inside a neighbour: their bytes move, their fixed time is gone
     static_scales: bool = False  # activations are quantised with known scales, inside the kernel before
@@ -263,9 +264,11 @@ def _routed(f: Experts, count: int, model: Model, plan: Plan, rows: Number, engi
     inner = f.intermediate / expert_tp(plan, engine)
     each = copies / np.maximum(1e-9, chosen)
     both = (2 if f.gated else 1) * inner
-    yield _gemm("experts gate and up", count, each, both * chosen, model.hidden, model, plan, "mlp.experts.gate_proj")
+    up = _gemm("experts gate and up", count, each, both * chosen, model.hidden, model, plan, "mlp.experts.gate_proj")
+    yield replace(up, grouped=engine.grouped_efficiency)
     launches = engine.routing_kernels * count
     routing = _small("routing, permutation and activation", launches, copies * (model.hidden + both + inner), plan)
     yield replace(routing, fusable=False)
     down = _gemm("experts down", count, each, model.hidden * chosen, inner, model, plan, "mlp.experts.down_proj")
-    yield replace(down, nbytes=copies * inner * DTYPE_BYTES[down.dtype] + chosen * model.hidden * inner * down.weight_bytes)
+    moved = copies * inner * DTYPE_BYTES[down.dtype] + chosen * model.hidden * inner * down.weight_bytes
+    yield replace(down, nbytes=moved, grouped=engine.grouped_efficiency)
