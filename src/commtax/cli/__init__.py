@@ -378,11 +378,13 @@ def _unused(kinds: dict[str, Any], global_batch: int | None, phase: str) -> None
 
 
 def _commands(arguments: list[str]) -> click.Group:
-    """All commands; ``pipeline`` brings the simulator and joins only where it may be wanted."""
+    """All commands; ``pipeline`` and ``audit`` bring simulator and readers and join only where they may be wanted."""
     if not arguments or arguments[0] not in app.commands:
+        from commtax.cli.auditing import audit_command
         from commtax.cli.pipelines import pipeline_command
 
         app.add_command(pipeline_command)
+        app.add_command(audit_command)
     return app
 
 

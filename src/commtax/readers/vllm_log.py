@@ -1,7 +1,7 @@
 """vLLM start-up logs: what the engine says it loaded, how much KV cache it kept, and how it laid out its ranks.
 
-The wording changed over the versions; all of these are read, whatever prefixes, colours and interleaved ranks surround them. What is
-called GB in old lines was always counted in GiB.
+The wording changed over the versions; all of these are read, whatever prefixes, colours and interleaved ranks surround them.
+What is called GB in old lines was always counted in GiB.
 """
 
 from __future__ import annotations
@@ -50,8 +50,18 @@ _NUMERIC = {
     "block_size": "block_size",
     "gpu_memory_utilization": "gpu_memory_utilization",
 }
-_TEXT = {"model": "model", "quantization": "quantization", "kv_cache_dtype": "kv_cache_dtype", "dtype": "dtype", "device_config": "device"}
-_FLAGS = ("enforce_eager", "enable_expert_parallel")
+_TEXT = {
+    "model": "model",
+    "quantization": "quantization",
+    "kv_cache_dtype": "kv_cache_dtype",
+    "dtype": "dtype",
+    "device_config": "device",
+}
+_FLAGS = {
+    "enforce_eager": "enforce_eager",
+    "enable_expert_parallel": "expert_parallel",
+    "disable_custom_all_reduce": "switched_off",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +150,8 @@ def parse(text: str) -> StartupLog:
     length, concurrency = min(heard.concurrency, key=lambda c: c[1], default=(0, None))
     if length:
         facts["max_model_len"] = length
+    if facts.pop("switched_off", False) and facts.get("device") != "cpu":  # CPUs never have it, and their config says so
+        facts.setdefault("custom_allreduce_disabled", "disable_custom_all_reduce=True")
     return StartupLog(
         ranks=tuple(heard.ranks[r] for r in sorted(heard.ranks)),
         weights_bytes=tuple(sorted(heard.weights.items())),
@@ -163,7 +175,8 @@ def _lines(text: str) -> Iterator[tuple[str, str, str]]:
 
 def _last_start(text: str) -> Iterable[tuple[str, str]]:
     """Lines since the last start: the same process name with another pid introduces itself again."""
-    rows, begun = [], {}
+    rows: list[tuple[str, str]] = []
+    begun: dict[str, str] = {}
     for who, pid, line in _lines(text):
         if _START.search(line):
             if who in begun and begun[who] != pid:
@@ -232,9 +245,9 @@ def _settings(heard: _Heard, line: str) -> None:
             number = float(value)
             heard.facts.setdefault(_NUMERIC[key], int(number) if number.is_integer() and "utilization" not in key else number)
         elif key in _TEXT and value not in ("None", "auto"):
-            heard.facts.setdefault(_TEXT[key], value)
+            heard.facts.setdefault(_TEXT[key], value.removeprefix("torch."))
         elif key in _FLAGS and value == "True":
-            heard.facts["expert_parallel" if "expert" in key else key] = True
+            heard.facts[_FLAGS[key]] = True
 
 
 def _float(text: str) -> float:
