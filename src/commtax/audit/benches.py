@@ -86,8 +86,9 @@ def _suspicious(result: Bench, asked: Question, baseline: Bench | None) -> Itera
 
 def floor_s(asked: Question) -> float:
     """No decode step is faster than one read of the weights that a token needs, on every stage."""
-    lines = [x for x in asked.bill(batch=1, context=1).items if x.item.op == "gemm"]
-    return float(sum(x.item.nbytes * x.item.count for x in lines)) / asked.cluster.chip.memory_Bps
+    priced = asked.bill(batch=1, context=1)
+    nbytes = sum(x.item.nbytes * x.item.count for x in priced.items if x.item.op == "gemm")
+    return float(nbytes) / priced.setup.cluster.chip.memory_Bps
 
 
 def token_seconds(result: Bench, asked: Question) -> float | None:

@@ -70,7 +70,7 @@ class Question:
     context: int | None = None
     output_len: int | None = None
     eager: bool = False
-    library: str = ""
+    pricing: Mapping[str, Any] = field(default_factory=dict)  # what changes seconds only: library …
     tolerance: float = SECONDS_TOLERANCE
 
     @property
@@ -87,7 +87,7 @@ class Question:
 
     def bill(self, phase: str = "decode", batch: int = 1, context: int = 1024, **changes: Any) -> StepBill:
         """The priced step of this plan."""
-        settings = {"eager": self.eager, "library": self.library, **self.plan, **changes}
+        settings = {"eager": self.eager, **self.pricing, **self.plan, **changes}
         return bill(self.model, self.cluster, phase=phase, batch=batch, context=context, **settings)
 
     @cached_property

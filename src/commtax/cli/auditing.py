@@ -62,7 +62,8 @@ def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: 
         raise ValueError(f"tolerance={options['tolerance']}: a fraction above 0 is needed")
     plan = {name: options.pop(name) for name in _PLAN}
     limits = {name: options.pop(name) for name in _LIMITS}
-    found = audit(files, Question(catalog.model(model), place, plan, limits, **options), baseline)
+    pricing = {"library": options.pop("library")}
+    found = audit(files, Question(catalog.model(model), place, plan, limits, pricing=pricing, **options), baseline)
     if as_json:
         print_json(auditing.audit_document(found))
     else:

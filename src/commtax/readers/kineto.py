@@ -402,13 +402,14 @@ def _nbytes(event: Event, op: str, ranks: int) -> float | None:
         count = args["Out msg nelems" if op == "all-gather" else "In msg nelems"]
         size = _size(str(args["dtype"]))
         return None if size is None else float(count) * size
-    name, dims, types = str(event["name"]), args.get("Input Dims"), args.get("Input type")
+    name = str(event["name"])
     output_first = name.startswith("c10d::_allgather_base")
-    if (name.startswith(("c10d::", "record_param")) and not output_first) or not dims or not types or dims[0] == []:
+    if name.startswith(("c10d::", "record_param")) and not output_first:
         return None  # torch's calls have several tensors, or lists without a type: the record inside has the one that counts
-    size = _size(str(types[0]))
+    inputs = zip(args.get("Input Dims") or (), args.get("Input type") or (), strict=False)
+    found = next((_elements(dims) * size for dims, kind in inputs if dims and (size := _size(str(kind)))), None)
     shares = ranks if op == "all-gather" and not output_first else 1
-    return float(_elements(dims[0]) * size * shares) if size is not None and shares else None
+    return float(found * shares) if found is not None and shares else None
 
 
 def _size(dtype: str) -> int | None:

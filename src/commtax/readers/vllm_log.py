@@ -237,7 +237,7 @@ def _settings(heard: _Heard, line: str) -> None:
     """Version and configuration: ``with config: …``, ``non-default args: {…}``, ``args: Namespace(…)``."""
     if found := _VERSION.search(line):
         heard.facts["version"] = found[1] or found[2]
-    if "with config" not in line and "non-default args" not in line and "Namespace(" not in line:
+    if not any(words in line for words in ("with config", "non-default args", "Namespace(", "Chunked prefill is enabled with")):
         return
     for key, raw in _SETTING.findall(line):
         value = raw.strip("'\"")
