@@ -15,7 +15,19 @@ from commtax.audit.logs import audit_log
 from commtax.audit.traces import audit_traces
 from commtax.readers import bench, kineto, vllm_log
 
-__all__ = ["AGREE", "DISAGREE", "SECONDS_TOLERANCE", "UNKNOWN", "Audit", "Finding", "Question", "Section", "audit", "kind_of"]
+__all__ = [
+    "AGREE",
+    "DISAGREE",
+    "SECONDS_TOLERANCE",
+    "UNKNOWN",
+    "Audit",
+    "Finding",
+    "Question",
+    "Section",
+    "audit",
+    "content",
+    "kind_of",
+]
 
 
 def audit(files: Sequence[Path], question: Question, baseline: Path | None = None) -> Audit:

@@ -42,7 +42,7 @@ def _limits(log: StartupLog, asked: Question) -> dict[str, Any]:
 
 
 def _layout(log: StartupLog, asked: Question) -> Iterator[Finding]:
-    found = {axis: getattr(log, axis) or 1 + max((getattr(r, axis) for r in log.ranks), default=-1) for axis in ("tp", "pp", "dp")}
+    found = {axis: getattr(log, axis) or _seen(log, axis) for axis in ("tp", "pp", "dp")}
     names = {"tp": "tensor-parallel size", "pp": "pipeline stages", "dp": "replicas"}
     for axis, measured in found.items():
         wanted = getattr(asked, axis)
@@ -53,6 +53,13 @@ def _layout(log: StartupLog, asked: Question) -> Iterator[Finding]:
         worlds = (asked.tp * asked.pp, asked.tp * asked.pp * asked.dp)
         wanted = log.world_size if log.world_size in worlds else worlds[0]
         yield compare("ranks in a world", wanted, log.world_size, reason="more or fewer processes than the plan has")
+
+
+def _seen(log: StartupLog, axis: str) -> int:
+    """A size from the highest rank that introduced itself or that a worker is named after; one rank alone tells nothing."""
+    named = [int(n) for worker, _ in log.weights_bytes for n in re.findall(rf"{axis.upper()}(\d+)", worker)]
+    highest = max([*named, *(getattr(r, axis) for r in log.ranks)], default=-1)
+    return highest + 1 if highest > 0 or log.world_size == 1 else 0
 
 
 def _weights(log: StartupLog, asked: Question, settled: Setup) -> Iterator[Finding]:
@@ -103,6 +110,8 @@ def _memory(log: StartupLog, judged: Fit, asked: Question, plan: dict[str, Any])
     if not log.kv_fixed:
         why = "memory of other processes, or another share of it (older versions take 0.90: --gpu-memory-utilization)"
         yield compare("KV memory left", judged.kv_bytes, log.available_kv_bytes, "bytes", BUDGET_TOLERANCE, why)
+    if log.available_kv_bytes <= 0:
+        return  # it did not fit: there is nothing to count
     holds = fit(asked.model, asked.cluster, **{**_limits(log, asked), "kv_cache_memory_bytes": log.available_kv_bytes}, **plan)
     rounding = 0.006 * GiB / log.available_kv_bytes + (128 / tokens if tokens else 0)  # GiB with two digits, and one block
     why = "KV heads, their type or their split over ranks are not as said"

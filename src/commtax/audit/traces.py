@@ -9,6 +9,7 @@ from statistics import median
 
 from commtax.api import StepBill, traffic
 from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Finding, Question, Section, compare, undecided
+from commtax.readers.collective_names import UNNAMED
 from commtax.readers.kineto import Collective, Trace
 from commtax.readers.ranks import Meetings, meet
 from commtax.readers.trace_steps import Step
@@ -79,20 +80,18 @@ def _sent(traces: Sequence[Trace], chosen: Sequence[list[Step]], work: _Workload
     )
     lines = [i for i in expected.items if i.is_sent]
     measured = {c.op for t in traces for c in t.collectives if c.step >= 0} - set(NOT_SENT)
-    for op in sorted({i.op for i in lines} | measured):
-        count = float(sum(i.count for i in lines if i.op == op))
-        nbytes = float(sum(i.count * i.nbytes for i in lines if i.op == op))
-        per_step = [_in_step(t, s, op) for t, steps in zip(traces, chosen, strict=True) for s in steps]
-        yield _count(op, count, [len(found) for found in per_step], work.phase, traces[0])
-        if any(per_step) and count:
-            yield _bytes(op, nbytes, per_step)
+    steps = [(t, s) for t, found in zip(traces, chosen, strict=True) for s in found]
+    kinds = [("", measured)] if UNNAMED in measured else [(op, {op}) for op in sorted({i.op for i in lines} | measured)]
+    for op, taken in kinds:
+        mine = [i for i in lines if not op or i.op == op]
+        per_step = [[c for c in t.collectives if c.step == s.index and c.op in taken] for t, s in steps]
+        found = [_count(op or "collectives", float(sum(i.count for i in mine)), [len(p) for p in per_step], work.phase, traces[0])]
+        if op and any(per_step) and mine:
+            found.append(_bytes(op, float(sum(i.count * i.nbytes for i in mine)), per_step))
+        yield from (undecided(f, "a rank of a pipeline holds its own stage's only") if asked.pp > 1 else f for f in found)
     groups = {c.ranks for t in traces for c in t.collectives if c.ranks and c.op == "all-reduce"}
     if len(groups) == 1:
         yield compare("ranks of an all-reduce", asked.tp, groups.pop(), reason="another group than tensor parallelism's")
-
-
-def _in_step(trace: Trace, step: Step, op: str) -> list[Collective]:
-    return [c for c in trace.collectives if c.step == step.index and c.op == op]
 
 
 def _count(op: str, predicted: float, counts: list[int], phase: str, trace: Trace) -> Finding:

@@ -90,14 +90,14 @@ def _documents(text: str, name: str) -> list[Mapping[str, Any]]:
 
 
 def _one(d: Mapping[str, Any]) -> Bench | None:
+    if "duration" in d and ("completed" in d or "total_output_tokens" in d):  # newer versions add latencies: look here first
+        return _serve(d)
     if "latencies" in d or "avg_latency" in d:
         return _latency(d)
     if "elapsed_time" in d and "tokens_per_second" in d:
         return _throughput(d)
     if any(isinstance(d.get(k), dict) and "avg" in d[k] for k in _AIPERF):
         return _aiperf(d)
-    if "duration" in d and ("completed" in d or "total_output_tokens" in d):
-        return _serve(d)
     return None
 
 
@@ -126,7 +126,7 @@ def _throughput(d: Mapping[str, Any]) -> Bench:
 
 
 def _serve(d: Mapping[str, Any]) -> Bench:
-    """``*_ms`` statistics, and with details ``ttfts`` and ``itls`` in seconds."""
+    """``*_ms`` statistics; ``ttfts``, ``itls`` and ``latencies`` of single requests, where they are kept, in seconds."""
     stats: dict[str, dict[str, float]] = {}
     for key, value in d.items():
         if key.endswith("_ms") and isinstance(value, (int, float)):
@@ -161,7 +161,7 @@ def _serve(d: Mapping[str, Any]) -> Bench:
 def _details(d: Mapping[str, Any]) -> dict[str, list[float]]:
     ttfts, itls = d.get("ttfts") or (), d.get("itls") or ()
     gaps = [float(x) for row in itls for x in (row if isinstance(row, list) else [row])]
-    return {"ttft": [float(x) for x in ttfts if x], "itl": gaps}
+    return {"ttft": [float(x) for x in ttfts if x], "itl": gaps, "e2el": [float(x) for x in d.get("latencies") or ()]}
 
 
 def _aiperf(d: Mapping[str, Any]) -> Bench:

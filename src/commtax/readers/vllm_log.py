@@ -15,7 +15,7 @@ from commtax.units import GiB
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _WORKER = re.compile(r"\(((?:\w*Worker\w*|EngineCore\w*|APIServer\w*|MainProcess|RayWorkerWrapper)[^)]*)\)")
 _PID = re.compile(r"\bpid=(\d+)")
-_NUMBER = r"([\d,]+(?:\.\d+)?)"
+_NUMBER = r"(-?[\d,]+(?:\.\d+)?)"
 _WEIGHTS = (
     re.compile(rf"Loading model weights took {_NUMBER} Gi?B"),
     re.compile(rf"Model loading took {_NUMBER} Gi?B"),
@@ -240,7 +240,7 @@ def _settings(heard: _Heard, line: str) -> None:
     if not any(words in line for words in ("with config", "non-default args", "Namespace(", "Chunked prefill is enabled with")):
         return
     for key, raw in _SETTING.findall(line):
-        value = raw.strip("'\"")
+        value = raw.strip("'\"").rstrip(".")
         if key in _NUMERIC and re.fullmatch(r"\d+(?:\.\d+)?", value):
             number = float(value)
             heard.facts.setdefault(_NUMERIC[key], int(number) if number.is_integer() and "utilization" not in key else number)
