@@ -213,6 +213,16 @@ def test_latency_is_prefill_and_decode_steps():
     assert {f.verdict for f in audit_bench(latency(whole), question(tp=2), "x").findings} == {"unknown"}
 
 
+def test_serving_of_a_real_run_keeps_its_books():
+    files = [FIXTURES / "vllm-cpu-tp1.serve.json", FIXTURES / "vllm-cpu-tp1.throughput.json"]
+    found = audit(files, question(TINY, "2xcpu", tp=1, eager=True))
+    verdicts = {f.item: f.verdict for f in found.findings}
+    assert verdicts["E2E = TTFT + (n - 1) TPOT"] == "agree"
+    assert verdicts["output tokens = rate x duration"] == "agree"
+    assert verdicts["tensor-parallel size in the result"] == "agree"
+    assert found.count("disagree") == 0
+
+
 def test_faster_than_physics():
     """Llama-3.1-8B at TP 1 on H100 reads 15 GB at 3.35 TB/s: no token below 4.4 ms."""
     asked = question(tp=1, context=512, output_len=128)
@@ -233,6 +243,20 @@ def test_ttft_that_is_a_whole_request():
     found = [f for f in audit_bench(results, question(tp=1), "x").findings if f.item == "TTFT"]
     assert [f.verdict for f in found] == ["disagree"]
     assert "128 x ITL" in found[0].reason
+
+
+def test_definitions_are_checked_inside_a_result():
+    """TPOT as whole time / tokens (some dashboards) does not add up; a rate a GPU neither."""
+    sound = {"mean_ttft_ms": 40.0, "mean_tpot_ms": 7.0, "mean_e2el_ms": 40 + 127 * 7.0, "output_throughput": 128.0}
+
+    def verdicts(**changes):
+        section = audit_bench(served(**{**sound, **changes}), question(), "x")
+        return {item: f.verdict for item, f in by_item(section).items()}
+
+    assert verdicts()["E2E = TTFT + (n - 1) TPOT"] == "agree"
+    assert verdicts()["output tokens = rate x duration"] == "agree"
+    assert verdicts(mean_ttft_ms=400.0, mean_tpot_ms=1289 / 128, mean_e2el_ms=1289.0)["E2E = TTFT + (n - 1) TPOT"] == "disagree"
+    assert verdicts(output_throughput=64.0)["output tokens = rate x duration"] == "disagree"
 
 
 def test_two_gpus_as_fast_as_one():
@@ -332,6 +356,8 @@ def test_other_bad_input(tmp_path):
     assert run(tmp_path / "no.log", "--model", TINY, "--cluster", "2xcpu").returncode == 2
     assert run(FIXTURES / "vllm-cpu-tp2.log", "--model", TINY, "--cluster", "2xcpu", "-tp", 3).returncode == 2
     assert run(FIXTURES / "vllm-cpu-tp2.log", "--model", TINY, "--cluster", "2xcpu", "--tolerance", 0).returncode == 2
+    with pytest.raises(ValueError, match="output_len"):
+        question(output_len=0)
 
 
 def test_kinds_by_content():

@@ -111,7 +111,22 @@ def test_aiperf_blocks_in_any_unit(unit, factor):
     assert found.output_len == 128
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}', "hello", "1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"a": 1}',
+        "hello",
+        "1",
+        '{"latencies": []}',
+        '{"latencies": 5}',
+        '{"avg_latency": NaN}',
+        '{"avg_latency": -1}',
+        '{"duration": 1, "completed": 1, "itls": 3}',
+        '{"avg_latency": 1, "percentiles": [1]}',
+    ],
+)
 def test_what_is_no_result(text):
     with pytest.raises(ValueError, match="benchmark"):
         bench.parse(text)

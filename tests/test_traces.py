@@ -247,6 +247,35 @@ def test_what_is_no_trace(tmp_path, content, words):
         kineto.read(path)
 
 
+JUNK = st.one_of(st.none(), st.text(max_size=4), st.integers(-5, 5), st.floats(), st.lists(st.integers(), max_size=2), st.just({}))
+
+
+@given(st.data())
+def test_damaged_traces_are_refused_in_one_way(data):
+    """Any value replaced by anything: the trace is read, or refused with a ValueError."""
+    made = json.loads(json.dumps(document(decode_graphs(2, 1, steps=2)["traceEvents"])))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(
+            st.sampled_from(
+                [
+                    made["distributedInfo"],
+                    *made["traceEvents"],
+                    *(e["args"] for e in made["traceEvents"] if isinstance(e.get("args"), dict)),
+                ]
+            )
+        )
+        key = data.draw(
+            st.sampled_from([*place, "Group size", "In msg nelems", "dtype", "Collective name", "Input Dims", "Input type"])
+        )
+        place[key] = data.draw(JUNK)
+    try:
+        trace = kineto.parse(kineto.load(json.dumps(made).encode()))
+    except ValueError as error:
+        assert str(error).startswith("trace 'trace'")  # noqa: PT017
+    else:
+        assert trace.comm_fraction >= 0
+
+
 def test_bare_lists_and_gzip(tmp_path):
     made = decode_graphs(3, 0)
     plain = write(tmp_path / "a.json", made["traceEvents"])

@@ -11,6 +11,7 @@ SAME = 0.03  # two degrees whose times differ by less did the same work
 WHOLE = 0.05  # TTFT this near to a multiple of ITL is the time of a whole request
 LEAST_OUTPUT = 8  # tokens below which such a multiple may be chance
 FLOOR_SLACK = 0.98
+SAME_BOOKS = 0.05  # means of products are not products of means where lengths vary
 
 
 def audit_bench(results: Sequence[Bench], asked: Question, name: str, baseline: Bench | None = None) -> Section:
@@ -78,10 +79,23 @@ def _suspicious(result: Bench, asked: Question, baseline: Bench | None) -> Itera
         yield compare("failed requests", 0, result.failed, reason="what failed is not in the statistics")
     if result.tp:
         yield compare("tensor-parallel size in the result", asked.tp, result.tp, reason="another run than was said")
+    yield from _identities(result)
     yield from _floor(result, asked)
     yield from _whole_request(result, asked)
     if baseline is not None and asked.tp > 1:
         yield from _not_applied(result, baseline, asked)
+
+
+def _identities(result: Bench) -> Iterator[Finding]:
+    """What must hold inside one result, on any machine: E2E = TTFT + (n - 1) TPOT, and rates times the duration."""
+    ttft, tpot, whole, output = (*(result.seconds(m, "mean") for m in ("ttft", "tpot", "e2el")), result.output_len)
+    if ttft and tpot and whole and output:
+        why = "TPOT is not (E2E - TTFT) / (output - 1) here: a definition of its own, or several tokens a chunk"
+        yield compare("E2E = TTFT + (n - 1) TPOT", ttft + (output - 1) * tpot, whole, "s", SAME_BOOKS, why)
+    if result.output_tokens and result.duration_s and result.output_tokens_per_s:
+        said = result.output_tokens_per_s * result.duration_s
+        why = "the rate is not of the whole cluster and run (a rate a GPU or a user?)"
+        yield compare("output tokens = rate x duration", said, result.output_tokens, "tokens", SAME_BOOKS, why)
 
 
 def floor_s(asked: Question) -> float:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from commtax.api import StepBill, bill
+from commtax.api.setup import positive
 from commtax.spec import Cluster, Model
 
 AGREE, DISAGREE, UNKNOWN = "agree", "disagree", "unknown"
@@ -72,6 +73,11 @@ class Question:
     eager: bool = False
     pricing: Mapping[str, Any] = field(default_factory=dict)  # what changes seconds only: library …
     tolerance: float = SECONDS_TOLERANCE
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "context", "output_len"):
+            if getattr(self, name) is not None:
+                positive(getattr(self, name), name)
 
     @property
     def tp(self) -> int:

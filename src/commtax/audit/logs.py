@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from commtax.api import Fit, Setup, fit
 from commtax.api.setup import setup
-from commtax.audit.finding import DISAGREE, Finding, Question, Section, compare, undecided
+from commtax.audit.finding import Finding, Question, Section, compare, undecided
 from commtax.cost.memory import weights
 from commtax.readers.vllm_log import StartupLog
 from commtax.units import GiB, format_seconds, plural
@@ -20,7 +21,7 @@ DISPATCH_TOLERANCE = 0.02  # of a decode step, before another all-reduce counts 
 
 def audit_log(log: StartupLog, asked: Question, name: str = "log") -> Section:
     """Layout, weights, KV memory, tokens and concurrency; a disabled custom all-reduce is priced."""
-    plan = {k: v for k, v in asked.plan.items() if k != "cp"}
+    plan = dict(asked.plan)
     settled = setup(asked.model, asked.cluster, **asked.plan)
     if log.kv_cache_dtype.startswith("fp8") and not plan.get("kv_dtype"):
         plan["kv_dtype"] = "fp8"
@@ -134,12 +135,7 @@ def _allreduce(log: StartupLog, asked: Question) -> Iterator[Finding]:
     found = compare(item, float(with_custom.step_s), float(fallback.step_s), "s", DISPATCH_TOLERANCE)
     share = cost / float(with_custom.step_s)
     reason = f"NCCL instead costs {format_seconds(cost)} a step ({share:+.1%}) at batch {batch}; both figures are priced"
-    if asked.distrust:
-        yield undecided(found, f"{reason}; {asked.distrust}")
-        return
-    yield Finding(
-        item, found.predicted, found.measured, "s", DISPATCH_TOLERANCE, found.verdict, reason if found.verdict == DISAGREE else ""
-    )
+    yield undecided(found, f"{reason}; {asked.distrust}") if asked.distrust else replace(found, reason=reason)
 
 
 def _notes(log: StartupLog, settled: Setup) -> Iterator[str]:

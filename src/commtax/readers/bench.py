@@ -64,17 +64,16 @@ class Bench:
 
 def parse(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
     """All results of a file: one JSON object, a list of them, or one a line."""
-    found = [_one(d) for d in _documents(text, name)]
+    try:
+        found = [_one(d) for d in _documents(text, name)]
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"benchmark '{name}': a field has the wrong form ({error})") from None
     results = tuple(b for b in found if b is not None)
     if not results:
         raise ValueError(f"benchmark '{name}': none of the keys of vllm bench, sglang.bench_serving or AIPerf found")
+    if not all(math.isfinite(x) and x >= 0 for b in results for stats in b.stats.values() for x in stats.values()):
+        raise ValueError(f"benchmark '{name}': a time is negative or not a number")
     return results
-
-
-def looks_like(document: Any) -> bool:
-    """Whether a JSON value holds a benchmark result."""
-    rows = document if isinstance(document, list) else [document]
-    return any(isinstance(d, dict) and _one(d) is not None for d in rows)
 
 
 def _documents(text: str, name: str) -> list[Mapping[str, Any]]:
@@ -104,6 +103,8 @@ def _one(d: Mapping[str, Any]) -> Bench | None:
 def _latency(d: Mapping[str, Any]) -> Bench:
     """``avg_latency``, ``latencies`` and ``percentiles`` of whole batches, in seconds."""
     each = tuple(float(x) for x in d.get("latencies", ()))
+    if not each and "avg_latency" not in d:
+        raise ValueError("benchmark: latencies is empty")
     stats: dict[str, float] = {"mean": float(d["avg_latency"]) if "avg_latency" in d else fmean(each)}
     stats |= {f"p{key}": float(value) for key, value in (d.get("percentiles") or {}).items()}
     if each or "p50" in stats:

@@ -1,6 +1,6 @@
 """Traces of the PyTorch profiler (Kineto): a timeline, the collectives in it, and the steps they belong to.
 
-On a device a collective is a kernel. Its name may be a lie (older NCCL runs an all-reduce under the name of SendRecv), so what is
+On a device a collective is a kernel. Its name may be a lie (old traces call every NCCL kernel SendRecv, all-reduces too). What is
 believed, in this order: the metadata on the kernel, the host call that launched it, its name. A kernel replayed from a CUDA graph
 has its name only, and then its size is unknown. Without a device the host's own collectives are taken.
 """
@@ -11,7 +11,6 @@ import gc
 import gzip
 import json
 import math
-import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from commtax.readers.collective_names import UNNAMED, call_op, is_call, kernel_op, shared_memory_op
+from commtax.readers.messages import told_bytes, told_op, told_ranks
 from commtax.readers.trace_steps import Step, graph_steps, named_steps
 from commtax.timeline import Timeline
 
@@ -29,12 +29,6 @@ KINDS = ("compute", "comm", "copy")
 Event = dict[str, Any]
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver")
 _DEVICE = {"kernel": "compute", "gpu_memcpy": "copy", "gpu_memset": "copy"}
-_SIZES = {
-    **dict.fromkeys(("double", "long", "longint", "int64", "float64"), 8),
-    **dict.fromkeys(("float", "int", "int32", "float32", "unsignedint", "uint32"), 4),
-    **dict.fromkeys(("half", "bfloat16", "short", "float16", "int16", "shortint", "uint16"), 2),
-    **dict.fromkeys(("byte", "char", "bool", "unsignedchar", "signedchar", "uint8", "int8"), 1),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +105,20 @@ def load(raw: bytes, name: str = "trace") -> Any:
 
 def parse(document: Any, name: str = "trace") -> Trace:
     """A trace from its JSON: an object with ``traceEvents``, or the bare list of events."""
-    listed = document.get("traceEvents") if isinstance(document, dict) else document
+    head = document if isinstance(document, dict) else {}
+    listed = head.get("traceEvents") if head else document
     if not isinstance(listed, list):
         raise ValueError(f"trace '{name}': no traceEvents found")
-    events = [e for e in listed if isinstance(e, dict) and e.get("ph") == "X" and "ts" in e]
+    events = [e for e in listed if isinstance(e, dict) and e.get("ph") == "X" and "ts" in e and "name" in e]
     if not events:
         raise ValueError(f"trace '{name}': no complete events (ph X) found")
-    head = document if isinstance(document, dict) else {}
+    try:
+        return _trace(head, events)
+    except (TypeError, AttributeError, KeyError, ValueError, OverflowError) as error:
+        raise ValueError(f"trace '{name}': an event has the wrong form ({error})") from None
+
+
+def _trace(head: Mapping[str, Any], events: list[Event]) -> Trace:
     job = head.get("distributedInfo") or {}
     origin = min(_ns(e["ts"]) for e in events)
     found = _Parts(events, origin, _group_size(job))
@@ -258,8 +259,8 @@ class _Parts:
         args = event.get("args") or {}
         called = next((op for e in issuers if (op := call_op(str(e["name"])))), "")
         op = told or called or named
-        ranks = next((n for e in (event, *issuers) if (n := _ranks(e))), self.world)
-        nbytes = next((size for e in (event, *issuers) if (size := _nbytes(e, op, ranks)) is not None), None)
+        ranks = next((n for e in (event, *issuers) if (n := told_ranks(e))), self.world)
+        nbytes = next((size for e in (event, *issuers) if (size := told_bytes(e, op, ranks)) is not None), None)
         start, end = self.span(event)
         launched = self.launched_s(event)
         step = steps.holding(start) if launched is None else steps.launching(launched, start)
@@ -268,13 +269,13 @@ class _Parts:
 
     def host_collectives(self, steps: _Windows) -> list[Collective]:
         """Without a device: what the process groups recorded and shared-memory calls; else torch's calls around them."""
-        events = [*self.calls, *self.shared] or self.torch_calls or [e for e in self.records if _told(e)]
+        events = [*self.calls, *self.shared] or self.torch_calls or [e for e in self.records if told_op(e)]
         found = []
         for event in events:
             name, (start, end) = str(event["name"]), self.span(event)
-            op = _told(event) or shared_memory_op(name) or call_op(name) or UNNAMED
-            ranks = _ranks(event) or self.world
-            found.append(Collective(op, _nbytes(event, op, ranks), ranks, start, end, name, steps.holding(start)))
+            op = told_op(event) or shared_memory_op(name) or call_op(name) or UNNAMED
+            ranks = told_ranks(event) or self.world
+            found.append(Collective(op, told_bytes(event, op, ranks), ranks, start, end, name, steps.holding(start)))
         return sorted(found, key=lambda c: c.start_s)
 
     def device_timeline(self, label: str, collectives: Sequence[Collective]) -> Timeline:
@@ -385,43 +386,6 @@ def _ns(value: Any) -> int:
     if not point or "e" in fraction or "E" in fraction:
         return round(float(text) * 1000)
     return int(whole) * 1000 + (-1 if whole.startswith("-") else 1) * int((fraction + "000")[:3])
-
-
-def _told(event: Event) -> str:
-    return call_op(str((event.get("args") or {}).get("Collective name", "")))
-
-
-def _ranks(event: Event) -> int:
-    return int((event.get("args") or {}).get("Group size", 0) or 0)
-
-
-def _nbytes(event: Event, op: str, ranks: int) -> float | None:
-    """The full tensor: from the message metadata, else from the shapes of a call's input (a shard, in an all-gather)."""
-    args = event.get("args") or {}
-    if "In msg nelems" in args and "dtype" in args:
-        count = args["Out msg nelems" if op == "all-gather" else "In msg nelems"]
-        size = _size(str(args["dtype"]))
-        return None if size is None else float(count) * size
-    name = str(event["name"])
-    output_first = name.startswith("c10d::_allgather_base")
-    if name.startswith(("c10d::", "record_param")) and not output_first:
-        return None  # torch's calls have several tensors, or lists without a type: the record inside has the one that counts
-    inputs = zip(args.get("Input Dims") or (), args.get("Input type") or (), strict=False)
-    found = next((_elements(dims) * size for dims, kind in inputs if dims and (size := _size(str(kind)))), None)
-    shares = ranks if op == "all-gather" and not output_first else 1
-    return float(found * shares) if found is not None and shares else None
-
-
-def _size(dtype: str) -> int | None:
-    name = re.sub(r"[^a-z0-9]", "", dtype.lower().removeprefix("c10::").removeprefix("torch."))
-    return 1 if name.startswith("float8") else _SIZES.get(name)
-
-
-def _elements(dims: Any) -> int:
-    """Elements of a tensor by its shape, or of a list of tensors."""
-    if dims and isinstance(dims[0], list):
-        return sum(_elements(d) for d in dims)
-    return math.prod(int(d) for d in dims)
 
 
 def _group_size(job: Mapping[str, Any]) -> int:
