@@ -283,6 +283,11 @@ def test_bare_lists_and_gzip(tmp_path):
     assert [c.start_s for c in kineto.read(plain).collectives] == [c.start_s for c in kineto.read(packed).collectives]
 
 
+def test_the_rank_may_be_in_the_name():
+    events = decode_graphs(1, 0)["traceEvents"]
+    assert [kineto.parse(events, name).rank for name in ("rank3.17.pt.trace.json", "t_rank-1.json", "x.json")] == [3, 1, 0]
+
+
 def test_gloo_on_cpus():
     """A host trace: gloo's own records on their threads; the main thread's compute covers part of one."""
     call = {"Input Dims": [[64, 512]], "Input type": ["float"]}

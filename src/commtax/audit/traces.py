@@ -31,6 +31,7 @@ class _Workload:
 
 def audit_traces(traces: Sequence[Trace], asked: Question, names: Sequence[str]) -> Section:
     """All ranks of one job (or one of them)."""
+    traces = sorted(traces, key=lambda t: t.rank)
     work = _workload(traces[0], asked)
     chosen = [[s for s in t.steps if _is(s, work)] for t in traces]
     notes = [n for t in traces[:1] for n in t.notes]
@@ -45,7 +46,7 @@ def audit_traces(traces: Sequence[Trace], asked: Question, names: Sequence[str])
     findings = [
         *_sent(traces, chosen, work, asked),
         *_taken(traces, chosen, priced, asked, meetings),
-        *_waiting(traces, meetings),
+        *_waiting(traces, chosen[0], meetings),
     ]
     return Section("trace", tuple(names), tuple(findings), tuple(notes))
 
@@ -140,7 +141,7 @@ def _taken(
     predicted_step = float(priced.step_s)
     why = "profiling itself, host time, or other hardware than was said"
     yield _judged(asked.seconds(f"{priced.phase} step", predicted_step, step, why), traces[0])
-    share = median(t.comm_fraction for t in traces)
+    share = min(t.fraction_of(steps) for t, steps in zip(traces, chosen, strict=True))  # of the rank that waits least
     found = compare("exposed communication / step", float(priced.comm_fraction), share, "share", asked.tolerance, why)
     yield _judged(undecided(found, asked.distrust) if asked.distrust else found, traces[0])
 
@@ -152,18 +153,19 @@ def _judged(found: Finding, trace: Trace) -> Finding:
     return undecided(found, "the trace has no device: times are the host's, profiler included")
 
 
-def _waiting(traces: Sequence[Trace], meetings: Meetings | None) -> Iterator[Finding]:
+def _waiting(traces: Sequence[Trace], steps: Sequence[Step], meetings: Meetings | None) -> Iterator[Finding]:
     """Waiting is not transfer: who comes last, and what the others lose."""
     if meetings is None:
         return
     if not meetings.matched:
         yield Finding("waiting for the slowest rank", 0.0, None, "share", reason="no collective could be matched over the ranks")
         return
-    total = sum(s.seconds for t in traces for s in t.steps) / len(traces)
-    worst = max(meetings.skew_s) / total if total else 0.0
-    words = f"rank {meetings.latest_rank} comes last; waited in all: " + ", ".join(
-        f"rank {r} {format_seconds(s)}" for r, s in zip(meetings.ranks, meetings.skew_s, strict=True)
-    )
+    indices = {s.index for s in steps}
+    waited = [sum(m.skew_s[i] for m in meetings.matched if m.step in indices) for i in range(len(traces))]
+    worst = max(waited) / sum(s.seconds for s in steps)
+    last = meetings.ranks[waited.index(min(waited))]
+    each = ", ".join(f"rank {r} {format_seconds(s / len(steps))}" for r, s in zip(meetings.ranks, waited, strict=True))
+    words = f"rank {last} comes last; waited a step: {each}"
     verdict = AGREE if worst <= WAITING_SHARE else DISAGREE if traces[0].on_device else UNKNOWN
     matched = f"{plural(len(meetings.matched), 'collective')} matched by {'clock' if meetings.by_clock else 'order'}"
     lost = f", {meetings.unmatched} not" if meetings.unmatched else ""

@@ -11,6 +11,7 @@ import gc
 import gzip
 import json
 import math
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -69,7 +70,11 @@ class Trace:
     @property
     def comm_fraction(self) -> float:
         """Communication that no compute covers, over the steps (over the whole trace where it has none)."""
-        windows = [(s.start_s, s.end_s) for s in self.steps] or [(self.timeline.begin_s, self.timeline.finish_s)]
+        return self.fraction_of(self.steps)
+
+    def fraction_of(self, steps: Sequence[Step]) -> float:
+        """The same, over some of the steps."""
+        windows = [(s.start_s, s.end_s) for s in steps] or [(self.timeline.begin_s, self.timeline.finish_s)]
         total = sum(end - start for start, end in windows)
         return exposed_s(self.timeline, windows) / total if total > 0 else 0.0
 
@@ -113,23 +118,24 @@ def parse(document: Any, name: str = "trace") -> Trace:
     if not events:
         raise ValueError(f"trace '{name}': no complete events (ph X) found")
     try:
-        return _trace(head, events)
+        return _trace(head, events, name)
     except (TypeError, AttributeError, KeyError, ValueError, OverflowError) as error:
         raise ValueError(f"trace '{name}': an event has the wrong form ({error})") from None
 
 
-def _trace(head: Mapping[str, Any], events: list[Event]) -> Trace:
+def _trace(head: Mapping[str, Any], events: list[Event], name: str) -> Trace:
     job = head.get("distributedInfo") or {}
+    rank = int(job["rank"] if "rank" in job else _rank_in(name))
     origin = min(_ns(e["ts"]) for e in events)
     found = _Parts(events, origin, _group_size(job))
     on_device = bool(found.device)
     steps = found.steps()
     windows = _Windows(steps)
     collectives = found.device_collectives(windows) if on_device else found.host_collectives(windows)
-    label = f"rank {int(job.get('rank', 0))}"
+    label = f"rank {rank}"
     timeline = found.device_timeline(label, collectives) if on_device else found.host_timeline(label, collectives)
     return Trace(
-        rank=int(job.get("rank", 0)),
+        rank=rank,
         world=int(job.get("world_size", 0)),
         backend=str(job.get("backend", "")),
         origin_ns=origin + int(head.get("baseTimeNanoseconds", 0)),
@@ -386,6 +392,12 @@ def _ns(value: Any) -> int:
     if not point or "e" in fraction or "E" in fraction:
         return round(float(text) * 1000)
     return int(whole) * 1000 + (-1 if whole.startswith("-") else 1) * int((fraction + "000")[:3])
+
+
+def _rank_in(name: str) -> int:
+    """The rank in a file's name (``rank1.….pt.trace.json``, ``trace_rank-0.json``), where the trace does not say it."""
+    found = re.search(r"rank[-_]?(\d+)", name)
+    return int(found[1]) if found else 0
 
 
 def _group_size(job: Mapping[str, Any]) -> int:
