@@ -264,6 +264,10 @@ def test_two_gpus_as_fast_as_one():
     found = by_item(audit_bench(latency(0.92), asked, "x", latency(0.93)[0]))["speed-up of TP 2 over TP 1"]
     assert found.verdict == "disagree"
     assert "probably not applied" in found.reason
+    on_cpus = question(TINY, "2xcpu", tp=2, context=128, output_len=32, eager=True)
+    found = by_item(audit_bench(latency(0.40), on_cpus, "x", latency(0.40)[0]))["speed-up of TP 2 over TP 1"]
+    assert found.verdict == "unknown", "vLLM on CPUs spends its step in the host: equal times prove nothing there"
+    assert "host's time hides it" in found.reason
 
 
 def test_concurrency_is_left_open():
