@@ -59,6 +59,12 @@ class Timeline:
         """Seconds of one kind that nothing of the other covers."""
         return _measure(self._union(kind)) - self.overlap_s(kind, behind)
 
+    def uncovered(self, kind: str, behind: str) -> list[tuple[float, float]]:
+        """When one kind runs and nothing of the other does, in order."""
+        covered = self._union(behind)
+        edges = [-np.inf, *(x for span in covered for x in span), np.inf]
+        return _cross(self._union(kind), list(zip(edges[::2], edges[1::2], strict=True)))
+
     def clashes(self) -> int:
         """Pairs of neighbours on one lane that overlap: 0 in a sound timeline."""
         order = np.lexsort((self.start_s, self.lane))

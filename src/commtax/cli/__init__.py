@@ -412,12 +412,14 @@ def _unused(kinds: dict[str, Any], global_batch: int | None, phase: str) -> None
 def _commands(arguments: list[str]) -> click.Group:
     """All commands; those that bring much of their own join only where they may be wanted."""
     if not arguments or arguments[0] not in app.commands:
+        from commtax.cli.auditing import audit_command
         from commtax.cli.pipelines import pipeline_command
 
         app.add_command(pipeline_command)
         from commtax.cli.serving import simulate_command
 
         app.add_command(simulate_command)
+        app.add_command(audit_command)
     return app
 
 

@@ -1,0 +1,156 @@
+"""Benchmark results against the bill, and against what no run can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from commtax.audit.finding import AGREE, DISAGREE, Finding, Question, Section, compare, undecided
+from commtax.readers.bench import Bench
+
+SAME = 0.03  # two degrees whose times differ by less did the same work
+WHOLE = 0.05  # TTFT this near to a multiple of ITL is the time of a whole request
+LEAST_OUTPUT = 8  # tokens below which such a multiple may be chance
+FLOOR_SLACK = 0.98
+SAME_BOOKS = 0.05  # means of products are not products of means where lengths vary
+
+
+def audit_bench(results: Sequence[Bench], asked: Question, name: str, baseline: Bench | None = None) -> Section:
+    """Every result of one file; ``baseline`` is the same benchmark at TP 1."""
+    findings: list[Finding] = []
+    for number, result in enumerate(results, 1):
+        label = f"run {number}: " if len(results) > 1 else ""
+        found = [*_latency(result, asked), *_serving(result, asked), *_suspicious(result, asked, baseline)]
+        findings += [replace(f, item=label + f.item) for f in found]
+    kinds = ", ".join(dict.fromkeys(f"{r.tool} {r.kind}" for r in results))
+    return Section("bench", (name,), tuple(findings), (f"{kinds}: {len(results)} result(s)",))
+
+
+def request_seconds(asked: Question, batch: int, context: int, output: int) -> tuple[float, float]:
+    """A whole request: one prefill, then output - 1 decode steps at the mean length; and one such step."""
+    prefill = float(asked.bill("prefill", batch, context).step_s)
+    decode = float(asked.bill("decode", batch, context + output // 2).step_s)
+    return prefill + (output - 1) * decode, decode
+
+
+def _lengths(result: Bench, asked: Question) -> tuple[int | None, int | None]:
+    """Prompt and output tokens of a request: as was said, else as the result has them."""
+    return (
+        asked.context or (round(result.input_len) if result.input_len else None),
+        asked.output_len or (round(result.output_len) if result.output_len else None),
+    )
+
+
+def _latency(result: Bench, asked: Question) -> Iterator[Finding]:
+    if result.kind != "latency":
+        return
+    measured, (context, output) = result.seconds("e2el"), _lengths(result, asked)
+    if context is None or output is None:
+        yield Finding("request latency", None, measured, "s", reason="say --input-len, --output-len and --batch: the file has none")
+        return
+    batch = asked.batch or 1
+    predicted, _ = request_seconds(asked, batch, context, output)
+    item = f"latency of batch {batch}, {context} in, {output} out"
+    yield asked.seconds(item, predicted, measured, "other hardware, version or options (eager, batch, lengths) than was said")
+
+
+def _serving(result: Bench, asked: Question) -> Iterator[Finding]:
+    if result.kind == "throughput":
+        rate = result.total_tokens_per_s
+        yield Finding("total tokens/s", None, rate, reason="a queue of requests at once is not one step: not compared yet")
+    if result.kind != "serve":
+        return
+    context, output = _lengths(result, asked)
+    tpot, ttft = result.seconds("tpot"), result.seconds("ttft")
+    if result.concurrency != 1 or context is None or output is None:
+        held = "no limit" if result.concurrency is None else f"{result.concurrency:g}"
+        why = f"concurrency {held}: batches vary and TTFT holds queueing; only runs at concurrency 1 are compared"
+        yield Finding("TPOT", None, tpot, "s", reason=why)
+        yield Finding("TTFT", None, ttft, "s", reason=why)
+        return
+    whole, decode = request_seconds(asked, 1, context, output)
+    yield asked.seconds("TPOT at concurrency 1", decode, tpot, "other hardware, version or options than was said")
+    prefill = whole - (output - 1) * decode
+    yield asked.seconds("TTFT at concurrency 1", prefill, ttft, "HTTP, tokenising and scheduling are in it, or a cached prefix")
+
+
+def _suspicious(result: Bench, asked: Question, baseline: Bench | None) -> Iterator[Finding]:
+    """What a sound run cannot show."""
+    if result.failed:
+        yield compare("failed requests", 0, result.failed, reason="what failed is not in the statistics")
+    if result.tp:
+        yield compare("tensor-parallel size in the result", asked.tp, result.tp, reason="another run than was said")
+    yield from _identities(result)
+    yield from _floor(result, asked)
+    yield from _whole_request(result, asked)
+    if baseline is not None and asked.tp > 1:
+        yield from _not_applied(result, baseline, asked)
+
+
+def _identities(result: Bench) -> Iterator[Finding]:
+    """What must hold inside one result, on any machine: E2E = TTFT + (n - 1) TPOT, and rates times the duration."""
+    ttft, tpot, whole, output = (*(result.seconds(m, "mean") for m in ("ttft", "tpot", "e2el")), result.output_len)
+    if ttft and tpot and whole and output:
+        why = "TPOT is not (E2E - TTFT) / (output - 1) here: a definition of its own, or several tokens a chunk"
+        yield compare("E2E = TTFT + (n - 1) TPOT", ttft + (output - 1) * tpot, whole, "s", SAME_BOOKS, why)
+    if result.output_tokens and result.duration_s and result.output_tokens_per_s:
+        said = result.output_tokens_per_s * result.duration_s
+        why = "the rate is not of the whole cluster and run (a rate a GPU or a user?)"
+        yield compare("output tokens = rate x duration", said, result.output_tokens, "tokens", SAME_BOOKS, why)
+
+
+def floor_s(asked: Question) -> float:
+    """No decode step is faster than one read of the weights that a token needs, on every stage."""
+    priced = asked.bill(batch=1, context=1)
+    nbytes = sum(x.item.nbytes * x.item.count for x in priced.items if x.item.op == "gemm")
+    return float(nbytes) / priced.setup.cluster.chip.memory_Bps
+
+
+def token_seconds(result: Bench, asked: Question) -> float | None:
+    """Seconds a decode step cannot have been longer than."""
+    if result.kind == "latency":
+        whole, output = result.seconds("e2el"), asked.output_len
+        return whole / output if whole is not None and output else None
+    tpot = result.seconds("tpot")
+    return None if tpot is None else tpot * result.accepted
+
+
+def _floor(result: Bench, asked: Question) -> Iterator[Finding]:
+    measured, least = token_seconds(result, asked), floor_s(asked)
+    if measured is None:
+        return
+    possible = measured >= least * FLOOR_SLACK
+    reason = "" if possible else "faster than the weights can be read: other hardware, weights, or several tokens a step"
+    verdict = AGREE if possible else DISAGREE
+    yield Finding("seconds a token, at least the weight-read floor", least, measured, "s", float("inf"), verdict, reason)
+
+
+def _whole_request(result: Bench, asked: Question) -> Iterator[Finding]:
+    ttft, gap = result.seconds("ttft", "mean"), result.seconds("itl", "mean") or result.seconds("tpot", "mean")
+    output = _lengths(result, asked)[1]
+    if not ttft or not gap or not output or output < LEAST_OUTPUT:
+        return
+    if abs(ttft / (output * gap) - 1) <= WHOLE:
+        reason = f"it is {ttft / gap:.0f} x ITL for {output} tokens: the time of a whole request, not of the first token"
+        yield Finding("TTFT", None, ttft, "s", WHOLE, DISAGREE, reason)
+
+
+def _not_applied(result: Bench, baseline: Bench, asked: Question) -> Iterator[Finding]:
+    """The same time at TP 1 and TP n, where the arithmetic says otherwise."""
+    metric = "e2el" if result.kind == "latency" else "tpot"
+    here, alone = result.seconds(metric), baseline.seconds(metric)
+    if here is None or alone is None:
+        yield Finding(f"speed-up of TP {asked.tp}", None, None, reason=f"no {metric} in one of the results")
+        return
+    context, output = _lengths(result, asked)
+    batch, length = asked.batch or 1, (context or 1024) + (output or 0) // 2
+    ours = float(asked.bill("decode", batch, length).step_s)
+    single = float(asked.bill("decode", batch, length, tp=1).step_s)
+    predicted, measured = single / ours, alone / here
+    item = f"speed-up of TP {asked.tp} over TP 1"
+    found = compare(item, predicted, measured, "", asked.tolerance, "other links, batch or library than was said")
+    if abs(measured - 1) <= SAME and abs(predicted - 1) > 2 * SAME:
+        found = replace(found, verdict=DISAGREE, reason=f"equal within {SAME:.0%}: TP was probably not applied")
+    # A host that takes longer than the kernels hides any degree, and only measured constants tell that from TP left out.
+    words = f"{found.reason}, or the host's time hides it: {asked.distrust}" if found.reason else asked.distrust
+    yield undecided(found, words) if asked.distrust else found

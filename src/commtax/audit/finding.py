@@ -1,0 +1,137 @@
+"""One line of an audit: what was predicted, what a run left behind, and whether they agree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from commtax.api import StepBill, bill
+from commtax.api.setup import positive
+from commtax.spec import Cluster, Model
+
+AGREE, DISAGREE, UNKNOWN = "agree", "disagree", "unknown"
+SECONDS_TOLERANCE = 0.25
+"""Relative, for seconds: the project's own bar for a calibrated machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``difference`` is relative to the prediction; ``unit`` is s, bytes, tokens, share or "" for a count."""
+
+    item: str
+    predicted: float | None
+    measured: float | None
+    unit: str = ""
+    tolerance: float = 0.0
+    verdict: str = UNKNOWN
+    reason: str = ""
+
+    @property
+    def difference(self) -> float | None:
+        if self.predicted is None or self.measured is None:
+            return None
+        if self.predicted == 0:
+            return 0.0 if self.measured == 0 else math.inf
+        return self.measured / self.predicted - 1
+
+
+def compare(
+    item: str, predicted: float | None, measured: float | None, unit: str = "", tolerance: float = 0.0, reason: str = ""
+) -> Finding:
+    """Agree within the tolerance, else disagree for ``reason``; unknown where one side is missing.
+
+    >>> compare("weights", 7.5, 15.0, "bytes", 0.02, "as if not split").verdict
+    'disagree'
+    """
+    found = Finding(item, predicted, measured, unit, tolerance, UNKNOWN, reason)
+    if found.difference is None:
+        return found
+    near = abs(found.difference) <= tolerance * (1 + 1e-9)
+    return replace(found, verdict=AGREE if near else DISAGREE, reason="" if near else reason)
+
+
+def undecided(found: Finding, why: str) -> Finding:
+    """The same figures without a verdict."""
+    return replace(found, verdict=UNKNOWN, reason=why)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the user says ran: names, plan, and the workload where the file does not tell it."""
+
+    model: Model
+    cluster: Cluster
+    plan: Mapping[str, Any] = field(default_factory=dict)  # tp, pp, engine, dtype … as ``commtax.bill`` takes them
+    limits: Mapping[str, Any] = field(default_factory=dict)  # max_model_len … as ``commtax.fit`` takes them
+    phase: str = "decode"
+    batch: int | None = None
+    context: int | None = None
+    output_len: int | None = None
+    eager: bool = False
+    pricing: Mapping[str, Any] = field(default_factory=dict)  # what changes seconds only: library …
+    tolerance: float = SECONDS_TOLERANCE
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "context", "output_len"):
+            if getattr(self, name) is not None:
+                positive(getattr(self, name), name)
+
+    @property
+    def tp(self) -> int:
+        return int(self.plan.get("tp", 1))
+
+    @property
+    def pp(self) -> int:
+        return int(self.plan.get("pp", 1))
+
+    @property
+    def dp(self) -> int:
+        return int(self.plan.get("dp", 1))
+
+    def bill(self, phase: str = "decode", batch: int = 1, context: int = 1024, **changes: Any) -> StepBill:
+        """The priced step of this plan."""
+        settings = {"eager": self.eager, **self.pricing, **self.plan, **changes}
+        return bill(self.model, self.cluster, phase=phase, batch=batch, context=context, **settings)
+
+    @cached_property
+    def distrust(self) -> str:
+        """Why seconds of this cluster are no yardstick; "" where they are calibrated."""
+        sources = [s.split(": ", 1) for s in self.bill().sources]
+        weak = [why.removeprefix("assumed: ") for kind, why in sources if kind in ("compute", "comm") and why.startswith("assumed")]
+        return f"seconds of {self.cluster.chip.key} are assumed ({'; '.join(weak)}): calibrate first" if weak else ""
+
+    def seconds(self, item: str, predicted: float | None, measured: float | None, reason: str = "") -> Finding:
+        """A comparison of times, decided only where the prediction rests on measurements."""
+        found = compare(item, predicted, measured, "s", self.tolerance, reason)
+        return undecided(found, self.distrust) if self.distrust else found
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What one file (or the ranks of one job) says."""
+
+    kind: str  # log | trace | bench
+    files: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    question: Question
+    sections: tuple[Section, ...]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(f for s in self.sections for f in s.findings)
+
+    def count(self, verdict: str) -> int:
+        return sum(f.verdict == verdict for f in self.findings)
+
+    @property
+    def verdict(self) -> str:
+        """Disagree if anything does; agree if something does; else unknown."""
+        return next((v for v in (DISAGREE, AGREE) if self.count(v)), UNKNOWN)

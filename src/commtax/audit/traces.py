@@ -1,0 +1,174 @@
+"""Profiler traces against what is sent (counts and bytes, exactly) and what it should take (seconds)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from commtax.api import StepBill, traffic
+from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Finding, Question, Section, compare, undecided
+from commtax.readers.collective_names import UNNAMED
+from commtax.readers.kineto import Collective, Trace
+from commtax.readers.ranks import Meetings, meet
+from commtax.readers.trace_steps import Step
+from commtax.units import format_seconds, plural
+
+NOT_SENT = ("barrier",)  # control, which the lists of what is sent leave out
+WAITING_SHARE = 0.10  # of a step: more than this spent waiting for one rank is a straggler
+
+
+@dataclass(frozen=True, slots=True)
+class _Workload:
+    """The steps that are compared and what ran in them."""
+
+    phase: str
+    batch: int
+    context: int
+    told: bool  # by the trace, not by the user
+
+
+def audit_traces(traces: Sequence[Trace], asked: Question, names: Sequence[str]) -> Section:
+    """All ranks of one job (or one of them)."""
+    traces = sorted(traces, key=lambda t: t.rank)
+    work = _workload(traces[0], asked)
+    chosen = [[s for s in t.steps if _is(s, work)] for t in traces]
+    notes = [n for t in traces[:1] for n in t.notes]
+    if not chosen[0]:
+        missing = Finding("steps", None, None, reason=f"no {work.phase} steps of {plural(work.batch, 'sequence')} in the trace")
+        return Section("trace", tuple(names), (missing,), tuple(notes))
+    tokens = f"{work.context} {'cached' if work.phase == 'decode' else 'prompt'} tokens"
+    source = "as its steps are named" if work.told else "as was said"
+    notes.append(f"{plural(len(chosen[0]), work.phase + ' step')} of batch {work.batch} ({source}), {tokens}")
+    meetings = meet(traces) if len(traces) > 1 else None
+    priced = asked.bill(work.phase, work.batch, work.context)
+    findings = [
+        *_sent(traces, chosen, work, asked),
+        *_taken(traces, chosen, priced, asked, meetings),
+        *_waiting(traces, chosen[0], meetings),
+    ]
+    return Section("trace", tuple(names), tuple(findings), tuple(notes))
+
+
+def _workload(trace: Trace, asked: Question) -> _Workload:
+    """The user's words, else the commonest decode step (or the commonest step at all) of the trace."""
+    described = [s for s in trace.steps if s.phase]
+    context = asked.context or 1024
+    if not described:
+        return _Workload(asked.phase, asked.batch or 1, context, False)
+    pool = [s for s in described if s.phase == asked.phase] or described
+    phase = pool[0].phase
+    if phase != "decode":
+        common = Counter((s.prefill_seqs, s.prefill_tokens) for s in pool if s.phase == phase).most_common(1)[0][0]
+        length = asked.context or (common[1] // common[0] if common[0] and common[1] else context)
+        return _Workload(phase, asked.batch or max(1, common[0]), length, True)
+    batch = asked.batch or Counter(s.decode_seqs for s in pool).most_common(1)[0][0]
+    return _Workload(phase, batch, context, True)
+
+
+def _is(step: Step, work: _Workload) -> bool:
+    if not step.phase:
+        return True
+    size = step.decode_seqs if step.phase == "decode" else step.prefill_seqs
+    return step.phase == work.phase and (step.phase == "mixed" or size == work.batch)
+
+
+def _sent(traces: Sequence[Trace], chosen: Sequence[list[Step]], work: _Workload, asked: Question) -> Iterator[Finding]:
+    """How many collectives a step has, and how many bytes they hold."""
+    expected = traffic(
+        asked.model, asked.cluster, phase=work.phase, batch=work.batch, context=work.context, eager=asked.eager, **asked.plan
+    )
+    lines = [i for i in expected.items if i.is_sent]
+    measured = {c.op for t in traces for c in t.collectives if c.step >= 0} - set(NOT_SENT)
+    steps = [(t, s) for t, found in zip(traces, chosen, strict=True) for s in found]
+    kinds = [("", measured)] if UNNAMED in measured else [(op, {op}) for op in sorted({i.op for i in lines} | measured)]
+    for op, taken in kinds:
+        mine = [i for i in lines if not op or i.op == op]
+        per_step = [[c for c in t.collectives if c.step == s.index and c.op in taken] for t, s in steps]
+        found = [_count(op or "collectives", float(sum(i.count for i in mine)), [len(p) for p in per_step], work.phase, traces[0])]
+        if op and any(per_step) and mine:
+            found.append(_bytes(op, float(sum(i.count * i.nbytes for i in mine)), per_step))
+        yield from (undecided(f, "a rank of a pipeline holds its own stage's only") if asked.pp > 1 else f for f in found)
+    groups = {c.ranks for t in traces for c in t.collectives if c.ranks and c.op == "all-reduce"}
+    if len(groups) == 1:
+        yield compare("ranks of an all-reduce", asked.tp, groups.pop(), reason="another group than tensor parallelism's")
+
+
+def _count(op: str, predicted: float, counts: list[int], phase: str, trace: Trace) -> Finding:
+    least, most = min(counts), max(counts)
+    reason = f"steps differ: {least} to {most}" if least != most else "other collectives than this plan issues"
+    if most == 0 and trace.issued.get(op):
+        reason = "the host called some, and none ran on the device"
+    elif most == 0:
+        reason = "none in the trace: TP was not applied, or kernels under a name that is not known"
+    found = compare(f"{op} a {phase} step", predicted, median(counts), reason=reason)
+    return found if least == most else Finding(found.item, predicted, median(counts), "", 0.0, DISAGREE, reason)
+
+
+def _bytes(op: str, predicted: float, steps: list[list[Collective]]) -> Finding:
+    sizes = [[c.nbytes for c in step] for step in steps]
+    item = f"{op} bytes a step"
+    if any(n is None for step in sizes for n in step):
+        graph = any(c.graph for step in steps for c in step)
+        why = "kernels replayed from a CUDA graph carry no size" if graph else "the trace has no message sizes (record_shapes)"
+        return Finding(item, predicted, None, "bytes", reason=why)
+    sums = [sum(n for n in step if n is not None) for step in sizes]
+    return compare(item, predicted, median(sums), "bytes", reason="other rows (padding, batch) or another type than was said")
+
+
+def _taken(
+    traces: Sequence[Trace], chosen: Sequence[list[Step]], priced: StepBill, asked: Question, meetings: Meetings | None
+) -> Iterator[Finding]:
+    """Seconds: each kind of collective, the communication share, the step."""
+    indices = {s.index for s in chosen[0]}
+    for op in sorted({x.item.op for x in priced.items if x.kind == "comm"}):
+        lines = [x for x in priced.items if x.kind == "comm" and x.item.op == op]
+        predicted = float(sum(x.total_s for x in lines)) / float(sum(x.item.count for x in lines))
+        if meetings:
+            times, what = [m.wire_s for m in meetings.matched if m.op == op and m.step in indices], "least over ranks"
+        else:
+            times, what = (
+                [c.seconds for c in traces[0].collectives if c.op == op and c.step in indices],
+                "one rank, waiting included",
+            )
+        measured = median(times) if times else None
+        why = (
+            "one rank's trace holds its waiting too: give all ranks" if not meetings else "another path, link or size than was said"
+        )
+        yield _judged(asked.seconds(f"one {op} ({what})", predicted, measured, why), traces[0])
+    step = median(s.seconds for s in chosen[0])
+    predicted_step = float(priced.step_s)
+    why = "profiling itself, host time, or other hardware than was said"
+    yield _judged(asked.seconds(f"{priced.phase} step", predicted_step, step, why), traces[0])
+    share = min(t.fraction_of(steps) for t, steps in zip(traces, chosen, strict=True))  # of the rank that waits least
+    found = compare("exposed communication / step", float(priced.comm_fraction), share, "share", asked.tolerance, why)
+    yield _judged(undecided(found, asked.distrust) if asked.distrust else found, traces[0])
+
+
+def _judged(found: Finding, trace: Trace) -> Finding:
+    """Host times are no device times."""
+    if trace.on_device or found.reason.startswith("seconds of"):
+        return found
+    return undecided(found, "the trace has no device: times are the host's, profiler included")
+
+
+def _waiting(traces: Sequence[Trace], steps: Sequence[Step], meetings: Meetings | None) -> Iterator[Finding]:
+    """Waiting is not transfer: who comes last, and what the others lose."""
+    if meetings is None:
+        return
+    if not meetings.matched:
+        yield Finding("waiting for the slowest rank", 0.0, None, "share", reason="no collective could be matched over the ranks")
+        return
+    indices = {s.index for s in steps}
+    waited = [sum(m.skew_s[i] for m in meetings.matched if m.step in indices) for i in range(len(traces))]
+    worst = max(waited) / sum(s.seconds for s in steps)
+    last = meetings.ranks[waited.index(min(waited))]
+    each = ", ".join(f"rank {r} {format_seconds(s / len(steps))}" for r, s in zip(meetings.ranks, waited, strict=True))
+    words = f"rank {last} comes last; waited a step: {each}"
+    verdict = AGREE if worst <= WAITING_SHARE else DISAGREE if traces[0].on_device else UNKNOWN
+    matched = f"{plural(len(meetings.matched), 'collective')} matched by {'clock' if meetings.by_clock else 'order'}"
+    lost = f", {meetings.unmatched} not" if meetings.unmatched else ""
+    yield Finding(
+        "waiting for the slowest rank, of the step", 0.0, worst, "share", WAITING_SHARE, verdict, f"{words}; {matched}{lost}"
+    )

@@ -1,0 +1,71 @@
+"""``commtax audit``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from commtax import catalog
+from commtax.audit import SECONDS_TOLERANCE, Question, audit
+from commtax.cli.options import Bytes, Count, Fraction, axis_options, json_option, where_options
+from commtax.cli.output import print_json, terminal
+from commtax.report import auditing
+
+_PLAN = ("tp", "pp", "dp", "ep", "cp", "sequence_parallel", "dtype", "kv_dtype", "engine")
+_LIMITS = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "block_size",
+    "kv_cache_memory_bytes",
+)
+
+
+@click.command("audit")
+@click.argument("files", nargs=-1, required=True, metavar="LOG|TRACE|BENCH...", type=click.Path(path_type=Path))
+@click.option("--model", "-m", "model", required=True, help="What ran: a name, or a folder with config.json.")
+@where_options
+@click.option("--tp", type=Count(), default=1, help="Tensor-parallel size (-tp).")
+@click.option("--pp", type=Count(), default=1, help="Pipeline stages (-pp).")
+@axis_options
+@click.option("--phase", default="decode", metavar="PHASE", help="Traces: which steps are compared.  [default: decode]")
+@click.option("--batch", type=Count(), default=None, help="Sequences in a step.  [default: as the trace names them, else 1]")
+@click.option(
+    "--context", type=Count(), default=None, help="Cached tokens of a step, or prompt length of a benchmark (--input-len)."
+)
+@click.option("--output-len", type=Count(), default=None, help="Benchmarks: tokens that a request asked for.")
+@click.option("--eager", is_flag=True, help="It ran without CUDA graphs (--enforce-eager).")
+@click.option("--library", default="", metavar="NAME", help="Whose collectives ran.  [default: the engine's]")
+@click.option("--max-model-len", type=Count(), default=None, help="Limits that are not in the log, as for commtax fit.")
+@click.option("--max-num-seqs", type=Count(), default=None)
+@click.option("--max-num-batched-tokens", type=Count(), default=None)
+@click.option("--gpu-memory-utilization", type=Fraction(), default=None)
+@click.option("--block-size", type=Count(), default=None)
+@click.option("--kv-cache-memory-bytes", type=Bytes(), default=0.0)
+@click.option("--baseline", default=None, metavar="FILE", type=click.Path(path_type=Path), help="The same benchmark at TP 1.")
+@click.option("--tolerance", type=Fraction(), default=SECONDS_TOLERANCE, show_default=True, help="Relative, for seconds.")
+@json_option
+def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: Path | None, **options: Any) -> None:
+    """Does a real run agree? Logs, profiler traces (all ranks of a job) and benchmark results, line by line.
+
+    Exit 0: nothing disagrees; 1: something does; 2: bad input.
+
+    commtax audit vllm.log --model llama-3.1-8b --cluster 2xh100-sxm -tp 2
+    """
+    names = {key: options.pop(key) for key in ("intra", "inter", "nics")}
+    place = catalog.cluster(options.pop("cluster"), **names)
+    if not options["tolerance"] > 0:
+        raise ValueError(f"tolerance={options['tolerance']}: a fraction above 0 is needed")
+    plan = {name: options.pop(name) for name in _PLAN}
+    limits = {name: options.pop(name) for name in _LIMITS}
+    pricing = {"library": options.pop("library")}
+    found = audit(files, Question(catalog.model(model), place, plan, limits, pricing=pricing, **options), baseline)
+    if as_json:
+        print_json(auditing.audit_document(found))
+    else:
+        auditing.show_audit(terminal(), found)
+    sys.exit(1 if found.verdict == "disagree" else 0)

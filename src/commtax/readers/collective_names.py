@@ -1,0 +1,106 @@
+"""Which collective a kernel, a call or a piece of metadata stands for, whoever named it.
+
+NCCL and RCCL, the engines' own one- and two-shot kernels, multimem and symmetric memory, fused all-reduce and norm, shared memory
+and gloo on CPUs: the name of an operation is all that many of them leave in a trace.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+UNNAMED = "collective"
+"""A communication kernel whose name does not tell what it does (RCCL's generic kernel)."""
+
+# Substrings of a name with everything but letters and digits removed; the first that occurs decides.
+_WORDS = (
+    ("reducescattercrossdevice", "all-reduce"),  # first half of a fused two-stage all-reduce and norm
+    ("crossdevicereduce", "all-reduce"),
+    ("allreducebarrier", "barrier"),
+    ("allreduce", "all-reduce"),
+    ("reducescatter", "reduce-scatter"),
+    ("allgather", "all-gather"),
+    ("alltoall", "all-to-all"),
+    ("all2all", "all-to-all"),
+    ("sendrecv", "send-recv"),
+    ("broadcast", "broadcast"),
+    ("barrier", "barrier"),
+)
+_CALLS = (*_WORDS, ("send", "send-recv"), ("recv", "send-recv"), ("reduce", "reduce"), ("gather", "gather"), ("scatter", "scatter"))
+_NCCL = re.compile(r"^(?:r|n)ccl(?:Sym[a-z]*)?(?:Dev)?Kernel|^mscclKernel", re.I)
+_OWN = re.compile(  # engines' and libraries' kernels that move data between ranks
+    r"cross_device_(?:reduce|store)|multimem|symm_?mem|all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|userbuffers"
+    r"|(?:one|two)_?shot.*reduce|^(?:deep_ep|pplx|mori|nvshmem|rocshmem)\b",
+    re.I,
+)
+_NOT = re.compile(  # names of kernels beside a collective, or of reductions inside one GPU
+    r"^triton_(?:poi|red|per|tem|for)_|(?:warp|block|group|quad)_?(?:wide_?)?all_?reduce|^at::native|^cub::|splitk|cudnn|cutlass|index_?reduce",
+    re.I,
+)
+_CALL = re.compile(r"^(?:nccl|gloo|mpi|ucc|xccl|hccl):\s*(\w+)")
+
+
+@lru_cache(maxsize=65536)
+def kernel_op(name: str) -> str:
+    """The collective that a device kernel performs, or "" for any other kernel.
+
+    >>> kernel_op("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*, vllm::RankSignals)")
+    'all-reduce'
+    >>> kernel_op("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"), kernel_op("ncclDevKernel_Generic_4(x)")
+    ('all-gather', 'collective')
+    >>> kernel_op("void at::native::reduce_kernel<512, 1>(float)"), kernel_op("triton_red_fused_all_reduce_0")
+    ('', '')
+    """
+    base = _function(name)
+    if _NCCL.match(base):
+        return _find(base, _WORDS) or ("reduce" if "_Reduce_" in base else UNNAMED)
+    if _NOT.search(base) or not _OWN.search(base):
+        return ""
+    found = _find(base, _WORDS)
+    if found:
+        return found
+    if re.search(r"reduce|sum", base, re.I):
+        return "all-reduce"  # one-shot, two-shot, multimem and user-buffer kernels
+    if re.search(r"dispatch|combine", base):
+        return "all-to-all"
+    return UNNAMED
+
+
+def call_op(name: str) -> str:
+    """The collective of a host call (``nccl:all_reduce``, ``gloo:all_gather``, ``c10d::allreduce_``) or of a metadata word.
+
+    >>> call_op("nccl:_all_gather_base"), call_op("_reduce_scatter_base"), call_op("c10d::alltoall_base_"), call_op("wait")
+    ('all-gather', 'reduce-scatter', 'all-to-all', '')
+    """
+    found = _CALL.match(name)
+    return _find(found[1] if found else name.rsplit("::", 1)[-1], _CALLS)
+
+
+def is_call(name: str) -> bool:
+    """Whether a host event is a process group's own record of a collective: ``nccl:…``, ``gloo:…``."""
+    return bool(_CALL.match(name))
+
+
+def shared_memory_op(name: str) -> str:
+    """The collective of a shared-memory operation on CPUs (``_C::shm_allreduce``), or "".
+
+    >>> shared_memory_op("_C::shm_allreduce"), shared_memory_op("sgl_kernel::shm_allgather"), shared_memory_op("aten::mm")
+    ('all-reduce', 'all-gather', '')
+    """
+    last = name.rsplit("::", 1)[-1]
+    return _find(last, _CALLS) if last.startswith("shm_") else ""
+
+
+def _find(text: str, words: tuple[tuple[str, str], ...]) -> str:
+    letters = re.sub(r"[^a-z0-9]", "", text.lower())
+    return next((op for word, op in words if word in letters), "")
+
+
+def _function(name: str) -> str:
+    """A kernel's own name: without return type, template arguments and parameters.
+
+    >>> _function("void (anonymous namespace)::two_shot_all_reduce_kernel<c10::BFloat16, 16>(float)")
+    'two_shot_all_reduce_kernel'
+    """
+    text = name.replace("(anonymous namespace)::", "").removeprefix("void ").strip()
+    return re.split(r"[<(]", text, maxsplit=1)[0].strip()

@@ -1,0 +1,108 @@
+"""Steps of a trace: what somebody named (the profiler, vLLM, SGLang), or what repeats (CUDA graph launches)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+_PROFILER = re.compile(r"^ProfilerStep#\d+")
+_VLLM = re.compile(r"^execute_(?:\d+_)?context_(\d+)\((\w+)\)_generation_(\d+)\((\w+)\)")
+_VLLM_OLD = re.compile(r"^execute_new_(\d+)_cached_(\d+)")
+_SGLANG = re.compile(r"^step\[(\w+) bs=(\d+)(?: toks=(\d+))?\]")
+_SGLANG_PHASES = {"EXTEND": "prefill", "DECODE": "decode", "MIXED": "mixed", "TARGET_VERIFY": "decode"}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: its window (the device's, where there is one), the host's window, and what ran, where the name tells it."""
+
+    index: int
+    name: str
+    start_s: float
+    end_s: float
+    host_start_s: float = 0.0
+    host_end_s: float = 0.0
+    phase: str = ""  # decode | prefill | mixed | "": not told
+    decode_seqs: int = 0
+    prefill_seqs: int = 0
+    prefill_tokens: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+def named_steps(annotations: Sequence[tuple[str, float, float]]) -> list[Step]:
+    """Steps from annotations: the profiler's own if there are any, else the engine's (vLLM's before SGLang's).
+
+    >>> step = named_steps([("execute_context_0(0)_generation_4(4)", 0.0, 1.0)])[0]
+    >>> step.phase, step.decode_seqs
+    ('decode', 4)
+    """
+    for pattern in (_PROFILER, _VLLM, _VLLM_OLD, _SGLANG):
+        found = sorted((a for a in annotations if pattern.match(a[0])), key=lambda a: a[1])
+        steps = [_described(Step(0, name, start, end, start, end)) for name, start, end in found]
+        if steps:
+            return _numbered(steps)
+    return []
+
+
+def _numbered(steps: list[Step]) -> list[Step]:
+    """A step lasts until the next starts (sampling and scheduling are part of it), unless the gap is longer than the step."""
+    found = []
+    for step, following in zip(steps, [*steps[1:], None], strict=True):
+        gap = following.start_s - step.end_s if following else float("inf")
+        end = following.start_s if following and gap <= step.seconds else step.end_s
+        found.append(replace(step, end_s=end))
+    real = [s for s in found if s.phase != "empty"]
+    return [replace(s, index=i) for i, s in enumerate(real)]
+
+
+def _described(step: Step) -> Step:
+    if match := _VLLM.match(step.name):
+        prefills, tokens, decodes = int(match[1]), _tokens(match[2]), int(match[3])
+        return replace(step, phase=_phase(prefills, decodes), decode_seqs=decodes, prefill_seqs=prefills, prefill_tokens=tokens)
+    if match := _VLLM_OLD.match(step.name):
+        prefills, decodes = int(match[1]), int(match[2])
+        return replace(step, phase=_phase(prefills, decodes), decode_seqs=decodes, prefill_seqs=prefills)
+    if match := _SGLANG.match(step.name):
+        phase, size = _SGLANG_PHASES.get(match[1], ""), int(match[2])
+        if phase == "decode":
+            return replace(step, phase=phase, decode_seqs=size)
+        return replace(step, phase=phase, prefill_seqs=size, prefill_tokens=int(match[3] or 0))
+    return step
+
+
+def _phase(prefills: int, decodes: int) -> str:
+    if prefills and decodes:
+        return "mixed"
+    return "prefill" if prefills else "decode" if decodes else "empty"
+
+
+def _tokens(word: str) -> int:
+    """New tokens: ``128``, or the first figure of ``sq8155sk8430…``."""
+    found = re.match(r"(?:sq)?(\d+)", word)
+    return int(found[1]) if found else 0
+
+
+def graph_steps(launches: Iterable[tuple[float, tuple[str, ...], float, float]]) -> list[Step]:
+    """Steps from replayed graphs: (launch, kernels, start, end) of each; the shortest period that repeats is one step.
+
+    A whole step in one graph has period 1; a graph for each piece of the model has as many as the model has pieces.
+    """
+    replays = sorted(launches, key=lambda r: r[0])
+    period = _period([names for _, names, _, _ in replays])
+    if not period:
+        return []
+    groups = [replays[i : i + period] for i in range(0, len(replays) - period + 1, period)]
+    steps = [Step(i, "graph replay", g[0][2], max(r[3] for r in g)) for i, g in enumerate(groups)]
+    return [replace(s, index=i) for i, s in enumerate(_numbered(steps))]
+
+
+def _period(signs: Sequence[tuple[str, ...]]) -> int:
+    """The smallest period with which a sequence repeats at least once in full; 0 if there is none."""
+    for period in range(1, len(signs) // 2 + 1):
+        if all(a == b for a, b in zip(signs, signs[period:], strict=False)):
+            return period
+    return 0

@@ -1,0 +1,254 @@
+"""vLLM start-up logs: what the engine says it loaded, how much KV cache it kept, and how it laid out its ranks.
+
+The wording changed over the versions; all of these are read, whatever prefixes, colours and interleaved ranks surround them.
+What is called GB in old lines was always counted in GiB.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from commtax.units import GiB
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_WORKER = re.compile(r"\(((?:\w*Worker\w*|EngineCore\w*|APIServer\w*|MainProcess|RayWorkerWrapper)[^)]*)\)")
+_PID = re.compile(r"\bpid=(\d+)")
+_NUMBER = r"(-?[\d,]+(?:\.\d+)?)"
+_WEIGHTS = (
+    re.compile(rf"Loading model weights took {_NUMBER} Gi?B"),
+    re.compile(rf"Model loading took {_NUMBER} Gi?B"),
+    re.compile(rf"model weights take {_NUMBER} ?Gi?B", re.I),
+)
+_AVAILABLE = (
+    re.compile(rf"Available KV cache memory: {_NUMBER} GiB"),
+    re.compile(rf"memory reserved for KV Cache is {_NUMBER} ?GiB", re.I),
+    re.compile(rf"Explicitly set \({_NUMBER}/[\d.]+\) GiB for KV cache"),
+)
+_TOKENS = re.compile(rf"[CG]PU KV cache size: {_NUMBER} tokens")
+_BLOCKS = re.compile(rf"# (?:GPU|CUDA|cuda|cpu|CPU|rocm) blocks: {_NUMBER}")
+_CONCURRENCY = re.compile(rf"Maximum concurrency for {_NUMBER} tokens per request: {_NUMBER}x")
+_RANK = re.compile(r"rank (\d+) in world size (\d+) is assigned as (DP rank .*)")
+_AXIS = re.compile(r"\b(DP|PP|TP|EP) rank (\d+)")
+_WORLD = re.compile(r"world_size=(\d+) rank=(\d+) .*?backend=(\w+)")
+_NCCL = re.compile(r"vLLM is using nccl==([\w.]+)")
+_BACKENDS = re.compile(r"Using \[([^\]]*)\] all-reduce backends .*? for group '(\w+):")
+_DISABLED = re.compile(r"Custom allreduce is disabled (?:because (?:of )?|due to )(.*)", re.I)
+_GRAPHS = re.compile(rf"Graph capturing finished in {_NUMBER} secs?, took {_NUMBER} GiB")
+_VERSION = re.compile(r"vLLM API server version ([\w.+]+)|LLM engine \(v([\w.+]+)\)")
+_START = re.compile(r"Initializing an? (?:V1 )?LLM engine|vLLM API server version")
+_SETTING = re.compile(r"['\"]?\b([a-z][a-z_]+)['\"]?\s*[=:]\s*('[^']*'|\"[^\"]*\"|[\w./+-]+)")
+_NUMERIC = {
+    "tensor_parallel_size": "tp",
+    "pipeline_parallel_size": "pp",
+    "data_parallel_size": "dp",
+    "max_seq_len": "max_model_len",
+    "max_model_len": "max_model_len",
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "block_size": "block_size",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+}
+_TEXT = {
+    "model": "model",
+    "quantization": "quantization",
+    "kv_cache_dtype": "kv_cache_dtype",
+    "dtype": "dtype",
+    "device_config": "device",
+}
+_FLAGS = {
+    "enforce_eager": "enforce_eager",
+    "enable_expert_parallel": "expert_parallel",
+    "disable_custom_all_reduce": "switched_off",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One worker as it introduced itself; -1 where an axis is not named."""
+
+    rank: int
+    dp: int = -1
+    pp: int = -1
+    tp: int = -1
+    ep: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StartupLog:
+    """What one start says; None or "" or 0 where it does not. Memory and tokens are of the tightest rank."""
+
+    version: str = ""
+    model: str = ""
+    dtype: str = ""
+    quantization: str = ""
+    kv_cache_dtype: str = ""
+    device: str = ""
+    tp: int = 0
+    pp: int = 0
+    dp: int = 0
+    expert_parallel: bool = False
+    enforce_eager: bool = False
+    world_size: int = 0
+    ranks: tuple[Rank, ...] = ()
+    weights_bytes: tuple[tuple[str, float], ...] = ()  # worker and what it loaded
+    available_kv_bytes: float | None = None
+    kv_fixed: bool = False  # the KV memory was asked for, not what was left
+    kv_tokens: int | None = None
+    kv_blocks: int | None = None
+    block_size: int = 0
+    max_concurrency: float | None = None
+    max_model_len: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    gpu_memory_utilization: float = 0.0
+    graph_bytes: float | None = None
+    backend: str = ""
+    nccl_version: str = ""
+    allreduce_backends: tuple[str, ...] = ()
+    custom_allreduce_disabled: str = ""  # the reason given
+
+    @property
+    def says_anything(self) -> bool:
+        """Whether there is something to compare."""
+        return bool(self.weights_bytes or self.kv_tokens or self.kv_blocks or self.tp or self.ranks)
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What was read so far."""
+
+    weights: dict[str, float] = field(default_factory=dict)
+    available: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    concurrency: list[tuple[int, float]] = field(default_factory=list)
+    ranks: dict[int, Rank] = field(default_factory=dict)
+    facts: dict[str, object] = field(default_factory=dict)
+
+
+def looks_like(text: str) -> bool:
+    """Whether a text holds lines of a vLLM start-up."""
+    known = (*_WEIGHTS, *_AVAILABLE, _TOKENS, _BLOCKS, _CONCURRENCY, _RANK, _START, _NCCL)
+    return any(p.search(text) for p in known)
+
+
+def parse(text: str) -> StartupLog:
+    """Read a log; of several starts in one file the last counts.
+
+    >>> log = parse("(Worker_TP1 pid=7) INFO 11-15 04:59:15 [x.py:1] Model loading took 7.51 GiB memory and 2.1 seconds")
+    >>> log.weights_bytes[0][0], round(log.weights_bytes[0][1] / 2**30, 2)
+    ('TP1', 7.51)
+    """
+    heard = _Heard()
+    for worker, line in _last_start(text):
+        _figures(heard, worker, line)
+        _layout(heard, line)
+        _settings(heard, line)
+    facts = heard.facts
+    length, concurrency = min(heard.concurrency, key=lambda c: c[1], default=(0, None))
+    if length:
+        facts["max_model_len"] = length
+    if facts.pop("switched_off", False) and facts.get("device") != "cpu":  # CPUs never have it, and their config says so
+        facts.setdefault("custom_allreduce_disabled", "disable_custom_all_reduce=True")
+    return StartupLog(
+        ranks=tuple(heard.ranks[r] for r in sorted(heard.ranks)),
+        weights_bytes=tuple(sorted(heard.weights.items())),
+        available_kv_bytes=min(heard.available, default=None),
+        kv_tokens=min(heard.tokens, default=None),
+        kv_blocks=min(heard.blocks, default=None),
+        max_concurrency=concurrency,
+        **facts,  # type: ignore[arg-type]
+    )
+
+
+def _lines(text: str) -> Iterator[tuple[str, str, str]]:
+    """Worker, its process, and the line without colours."""
+    for raw in text.splitlines():
+        line = _COLOUR.sub("", raw)
+        found = _WORKER.search(line)
+        who = found[1] if found else ""
+        pid = _PID.search(who)
+        yield who.split(" pid=")[0].split(",")[0], pid[1] if pid else "", line
+
+
+def _last_start(text: str) -> Iterable[tuple[str, str]]:
+    """Lines since the last start: the same process name with another pid introduces itself again."""
+    rows: list[tuple[str, str]] = []
+    begun: dict[str, str] = {}
+    for who, pid, line in _lines(text):
+        if _START.search(line):
+            if who in begun and begun[who] != pid:
+                rows.clear()
+                begun.clear()
+            begun[who] = pid
+        rows.append((_label(who, pid), line))
+    return rows
+
+
+def _label(who: str, pid: str) -> str:
+    """``TP1``, ``DP0_TP1``, ``rank 0`` from a worker's name; its pid where it has no number (old versions)."""
+    if found := re.search(r"(?:DP\d+|PP\d+|TP\d+|EP\d+)(?:_(?:DP|PP|TP|EP)\d+)*", who):
+        return found[0]
+    if found := re.search(r"rank=(\d+)", who):
+        return f"rank {found[1]}"
+    return f"pid {pid}" if pid and "Worker" in who else "rank 0"
+
+
+def _figures(heard: _Heard, worker: str, line: str) -> None:
+    """Memory, tokens, blocks and concurrency."""
+    for pattern in _WEIGHTS:
+        if found := pattern.search(line):
+            heard.weights[worker] = _float(found[1]) * GiB
+    for pattern in _AVAILABLE:
+        if found := pattern.search(line):
+            heard.available.append(_float(found[1]) * GiB)
+            heard.facts["kv_fixed"] = "Explicitly" in line
+    if found := _TOKENS.search(line):
+        heard.tokens.append(int(_float(found[1])))
+    if found := _BLOCKS.search(line):
+        heard.blocks.append(int(_float(found[1])))
+    if found := _CONCURRENCY.search(line):
+        heard.concurrency.append((int(_float(found[1])), _float(found[2])))
+    if found := _GRAPHS.search(line):
+        heard.facts["graph_bytes"] = _float(found[2]) * GiB
+
+
+def _layout(heard: _Heard, line: str) -> None:
+    """Ranks, groups, backends, and whether the custom all-reduce is off."""
+    facts = heard.facts
+    if found := _RANK.search(line):
+        axes = {axis.lower(): int(n) for axis, n in _AXIS.findall(found[3])}
+        heard.ranks[int(found[1])] = Rank(int(found[1]), **axes)
+        facts["world_size"] = int(found[2])
+    if found := _WORLD.search(line):
+        heard.ranks.setdefault(int(found[2]), Rank(int(found[2])))
+        facts |= {"world_size": int(found[1]), "backend": found[3]}
+    if found := _NCCL.search(line):
+        facts["nccl_version"] = found[1]
+    if (found := _BACKENDS.search(line)) and found[2] == "tp":
+        facts["allreduce_backends"] = tuple(re.findall(r"[\w.]+", found[1]))
+    if found := _DISABLED.search(line):
+        facts["custom_allreduce_disabled"] = found[1].split(". To silence")[0].strip().rstrip(".")
+
+
+def _settings(heard: _Heard, line: str) -> None:
+    """Version and configuration: ``with config: …``, ``non-default args: {…}``, ``args: Namespace(…)``."""
+    if found := _VERSION.search(line):
+        heard.facts["version"] = found[1] or found[2]
+    if not any(words in line for words in ("with config", "non-default args", "Namespace(", "Chunked prefill is enabled with")):
+        return
+    for key, raw in _SETTING.findall(line):
+        value = raw.strip("'\"").rstrip(".")
+        if key in _NUMERIC and re.fullmatch(r"\d+(?:\.\d+)?", value):
+            number = float(value)
+            heard.facts.setdefault(_NUMERIC[key], int(number) if number.is_integer() and "utilization" not in key else number)
+        elif key in _TEXT and value not in ("None", "auto"):
+            heard.facts.setdefault(_TEXT[key], value.removeprefix("torch."))
+        elif key in _FLAGS and value == "True":
+            heard.facts[_FLAGS[key]] = True
+
+
+def _float(text: str) -> float:
+    return float(text.replace(",", ""))

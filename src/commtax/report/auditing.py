@@ -1,0 +1,83 @@
+"""An audit for a terminal, line by line, and as a document."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Console
+from rich.text import Text
+
+from commtax.audit import AGREE, DISAGREE, UNKNOWN, Audit, Finding
+from commtax.report.documents import Document, plain
+from commtax.report.tables import new_table, notes, say
+from commtax.units import format_bytes, format_seconds
+
+_STYLES = {AGREE: "green", DISAGREE: "bold red", UNKNOWN: "yellow"}
+
+
+def show_audit(console: Console, found: Audit) -> None:
+    """The verdict first, then a table for each file."""
+    asked = found.question
+    counts = ", ".join(f"{found.count(v)} {v}" for v in (AGREE, DISAGREE, UNKNOWN))
+    words = {AGREE: "the run agrees", DISAGREE: "the run disagrees", UNKNOWN: "nothing could be decided"}
+    say(console, f"{asked.model.key} on {asked.cluster.key}, TP {asked.tp}: {words[found.verdict]} ({counts})", "bold")
+    for section in found.sections:
+        say(console, f"{section.kind}: {', '.join(section.files)}", "dim")
+        table = new_table("item", ">predicted", ">measured", ">difference", ">tolerance", "verdict", "why")
+        for f in section.findings:
+            cells = (_value(f.predicted, f.unit), _value(f.measured, f.unit), _share(f.difference, "+"), _share(f.tolerance))
+            table.add_row(f.item, *cells, Text(f.verdict, style=_STYLES[f.verdict]), f.reason)
+        console.print(table)
+        notes(console, section.notes)
+
+
+def _value(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    if unit == "s":
+        return format_seconds(value)
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "share":
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+
+
+def _share(value: float | None, sign: str = "") -> str:
+    if value is None or not math.isfinite(value):
+        return ""
+    return "exact" if value == 0 and not sign else f"{value:{sign}.1%}"
+
+
+def audit_document(found: Audit) -> Document:
+    """``audit --json``."""
+    asked = found.question
+    return {
+        "schema": "commtax.audit/1",
+        "model": asked.model.key,
+        "cluster": asked.cluster.key,
+        "tp": asked.tp,
+        "verdict": found.verdict,
+        "counts": {v: found.count(v) for v in (AGREE, DISAGREE, UNKNOWN)},
+        "sections": [
+            {"kind": s.kind, "files": list(s.files), "findings": [_finding(f) for f in s.findings], "notes": list(s.notes)}
+            for s in found.sections
+        ],
+    }
+
+
+def _finding(f: Finding) -> Document:
+    return {
+        "item": f.item,
+        "unit": f.unit,
+        "predicted": plain(f.predicted),
+        "measured": plain(f.measured),
+        "difference": _finite(f.difference),
+        "tolerance": _finite(f.tolerance),
+        "verdict": f.verdict,
+        "reason": f.reason,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
