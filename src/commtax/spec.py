@@ -421,9 +421,15 @@ class Engine:
     master_is_parameter: bool = False  # the sharded parameter is the fp32 master copy itself
     async_axes: tuple[str, ...] = ()  # training: axes whose collectives are launched beside compute
     overlap_efficiency: float = 0.0  # share of an overlapped collective that really hides: it takes SMs and bandwidth
-    bucket_bytes: float = 0.0  # gradients are reduced in pieces of this size
+    bucket_bytes: float = 0.0  # gradients are reduced in pieces of this size …
+    bucket_bytes_per_rank: float = 0.0  # … or, if larger, of this size for each data-parallel rank
+    gathers_ahead: bool = False  # updated parameters are gathered beside the next forward, not inside the update
+    regathers_inputs: bool = False  # sequence parallel: backward gathers the products' inputs again instead of keeping them
+    context_parallel: str = ""  # "ring": keys go round; "gather": they are gathered; "": the engine has none
     attention: str = "fused"  # training: the chip's best kernel; or "flash2", "triton"; "unfused" writes the score matrix
-    selective: str = "attention"  # what selective recomputation repeats: the attention core, or "matmuls": every other one
+    selective: str = (
+        ""  # what selective recomputation repeats: the "attention" core, every other of the "matmuls"; "": no such mode
+    )
     sequence_parallel: bool = False  # training: tensor parallelism comes with sequence parallelism
     fp8_gathers: bool = False  # … and gathers in fp8 what fp8 products take
     elementwise_passes: float = 1.0  # bytes that its norms, activations and residuals move over those of fused kernels …

@@ -142,12 +142,14 @@ def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, 
     place = _cluster(options)
     training = options["phase"] == "train"
     kinds, global_batch = {k: options.pop(k) for k in TRAINING}, options.pop("global_batch")
-    options["batch"] = _replica_batch(options["batch"], global_batch, options["dp"])
+    if global_batch is not None and options["batch"] is not None:
+        raise ValueError("global_batch: give it or batch, not both")
+    options["batch"] = 1 if options["batch"] is None else options["batch"]
     options["context"] = (4096 if training else 1024) if options["context"] is None else options["context"]
     if training:
         from commtax.cli.training import training_words
 
-        words = {"phase": "train", **training_words(options, kinds)}
+        words = {"phase": "train", **training_words(options, kinds)} | ({"global_batch": global_batch} if global_batch else {})
         for name in ("tokens", "measured_mfu"):
             if words.pop(name) != TRAINING[name]:
                 raise ValueError(f"{name}: belongs to bill, not to compare")

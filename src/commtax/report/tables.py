@@ -193,7 +193,7 @@ def show_train_fit(console: Console, found: TrainFit) -> None:
         "parameters": "bf16",
         "gradients": plan.grads_dtype,
         "optimizer": "Adam: fp32 master, two moments",
-        "activations": "of the microbatches in flight; fused attention",
+        "activations": f"of the microbatches in flight; {found.setup.engine.attention} attention",
         "logits": "bf16 and fp32",
     }
     for name, note in remarks.items():

@@ -14,7 +14,7 @@ from commtax.ledger import AXIS_OF, Line
 from commtax.report.bills import weakest
 from commtax.report.documents import Document, plain, question
 from commtax.report.tables import new_table, notes, say, where
-from commtax.units import format_bytes, format_count, format_seconds
+from commtax.units import format_bytes, format_count, format_seconds, plural
 
 PARTS = ("forward", "recompute", "backward", "update")
 
@@ -41,7 +41,7 @@ def _workload(b: TrainBill) -> str:
     plan, s = b.setup.plan, b.settings
     words = [
         f"{format_count(float(b.batch * plan.dp))} sequences of {format_count(float(b.step.seq))} tokens a step",
-        f"{int(plan.microbatches)} microbatches of {int(b.step.micro_batch)} a replica",
+        f"{plural(int(plan.microbatches), 'microbatch')} of {int(b.step.micro_batch)} a replica",
         f"ZeRO {plan.zero}" + (f" over groups of {int(plan.shard)}" if plan.shard else ""),
         f"recompute {plan.recompute}",
     ]
@@ -136,10 +136,11 @@ def _inequalities(b: TrainBill) -> list[str]:
     t = thresholds(b)
     found = []
     if t.dp_tokens:
+        what = "gathers and gradients" if b.setup.plan.zero == 3 else "gradients"
         side = "above" if t.local_tokens >= t.dp_tokens else "below"
         found.append(
-            f"gradients hide from about {t.dp_tokens:,.0f} tokens a GPU and step (rate / bandwidth); this step has "
-            f"{t.local_tokens:,.0f}: {side}"
+            f"{what} fit in their window from about {t.dp_tokens:,.0f} tokens a GPU and microbatch (rate / bandwidth); "
+            f"this one has {t.local_tokens:,.0f}: {side}"
         )
     if t.tp_tax:
         found.append(f"tensor-parallel tax by (T-1)/3 x rate/(bandwidth x hidden): {t.tp_tax:.0%} of the forward pass")
@@ -152,7 +153,8 @@ def show_causes(console: Console, b: TrainBill, measured_mfu: float) -> None:
     predicted = float(b.mfu)
     step = format_seconds(float(b.step_s) * predicted / measured_mfu)
     if not found:
-        say(console, f"measured MFU {measured_mfu:.1%} is not below the predicted {predicted:.1%}: nothing to explain", "green")
+        near = "above" if measured_mfu > predicted else "within 2 % of"
+        say(console, f"measured MFU {measured_mfu:.1%} is {near} the predicted {predicted:.1%}: nothing to explain", "green")
         return
     say(
         console,
