@@ -353,6 +353,11 @@ class KernelConstants:
     label: str
     tables: Mapping[str, Mapping[str, float]]
 
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the logarithm of a whole step's kernels against measured steps."""
+        return self.tables["step.bf16"]["sigma"]
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -391,6 +396,7 @@ class Engine:
     lost_slots: float = 0.0  # requests of a full closed loop that wait although there is room
     frontend_request_s: float = 0.0  # the server's front end takes this long for a request …
     frontend_token_s: float = 0.0  # … and for a token it streams: both limit throughput
+    sigma_host: float = 0.3  # standard deviation of the logarithm of the host's time
     sigma_tpot: float = 0.0  # standard deviation of log errors on runs that were not fitted
     sigma_ttft: float = 0.0
     sigma_tpot_moe: float = 0.0  # … of mixtures of experts
@@ -412,6 +418,7 @@ class Engine:
     non_torch_bytes_per_doubling: float = 0.0  # … and for each doubling of tp
     sampler_bytes_per_logit: float = 0.0
     graph_bytes: float = 0.0  # taken beside the budget, after KV blocks are counted
+    kv_spread_bytes: float = 1e9  # four of five start-ups leave a KV cache within this of the prediction
     latent_absorbed: bool = False  # keeps a second, bf16 copy of latent attention's up-projection
     rotary_table: bool = False  # keeps cosines and sines of every position
     mxfp4_multiple: int = 1  # kernels for mxfp4 experts pad the hidden side to this …

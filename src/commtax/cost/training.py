@@ -149,6 +149,7 @@ class _Priced:
         self.clock = power * constants.tables["train.bf16"]["clock"]  # hours of dense products draw the clock down
         self.scale, self.least = settings.slow_rank, engine.launch_s if settings.eager else 0.0
         table = constants.tables["train.bf16"]
+        self.sigma = table["sigma"]
         rate = power * table.get(engine.attention, 1.0)
         self.rates = {"attention": rate, "attention backward": rate * table["attention_backward"]}
         self._known: dict[tuple[str, int, int], tuple[Kernel, Number, Number]] = {}
@@ -173,7 +174,7 @@ class _Priced:
     def _line(self, kernel: Kernel, times: Number, part: str) -> Line:
         fixed, moving = self._parts(kernel)
         item = Item(kernel.what, "", f"{kernel.form}, {part}", kernel.nbytes, 1, kernel.count * times)
-        return Line("compute", item, fixed, moving, source=self.constants.label, flops=kernel.flops)
+        return Line("compute", item, fixed, moving, source=self.constants.label, flops=kernel.flops, sigma=self.sigma)
 
 
 def _total(*groups: list[Line]) -> Number:

@@ -111,6 +111,8 @@ def fit_document(found: Fit) -> Document:
         "kv_cache_bytes_per_rank": found.kv_bytes,
         "kv_bytes_per_token_per_rank": found.kv_bytes_per_token,
         "kv_tokens": found.kv_tokens,
+        "kv_tokens_low": found.kv_tokens_range[0],
+        "kv_tokens_high": found.kv_tokens_range[1],
         "kv_blocks_per_rank": found.kv_blocks,
         "block_size": serving.block_size,
         "max_model_len": serving.max_model_len,

@@ -121,7 +121,7 @@ def show_fit(console: Console, found: Fit) -> None:
     length = format_count(serving.max_model_len)
     say(
         console,
-        f"GPU KV cache size: {format_count(found.kv_tokens)} tokens, "
+        f"GPU KV cache size: {format_count(found.kv_tokens)} tokens{_between(*found.kv_tokens_range)}, "
         f"Maximum concurrency for {length} tokens per request: {found.max_concurrency:.2f}x",
     )
     per_token = format_bytes(found.kv_bytes_per_token)
@@ -132,6 +132,10 @@ def show_fit(console: Console, found: Fit) -> None:
         for advice in found.advice or ("nothing tried here would: more GPUs or a smaller model are needed",):
             say(console, f"  would fit: {advice}" if found.advice else f"  {advice}")
     notes(console, (*asked.notes, *_warnings(found), _limits(found)))
+
+
+def _between(low: int, high: int) -> str:
+    return f" ({format_count(low)} to {format_count(high)})" if low < high else ""
 
 
 def _warnings(found: Fit) -> list[str]:
