@@ -29,8 +29,8 @@ def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
     """C = A B with cold weights: memory and the serial loop over k feed the tensor cores; both compete with arithmetic.
 
     t = t0 + q m max(k, 2048) + [ (memory^1.5 + serial^1.5)^(p/1.5) + compute^p ]^(1/p), with serial = kl ln(1 + k/kc)
-    (1 + min(m, 256)/mk) and compute on padded tiles with a prologue of k0. ``q`` is dynamic quantisation (fp8). Grouped products over experts
-    have smaller tiles and attain a share of the arithmetic rate.
+    (1 + min(m, 256)/mk) and compute on padded tiles with a prologue of k0. ``q`` is dynamic quantisation (fp8).
+    Grouped products over experts have smaller tiles and attain a share of the arithmetic rate.
     """
     memory = k.nbytes / (c["eb"] * bandwidth_Bps)
     serial = c["kl"] * np.log1p(k.k / c["kc"]) * (1 + np.minimum(k.m, FULL_TILE) / c["mk"])
