@@ -323,7 +323,7 @@ def show_thing(console: Console, thing: Chip | Link | Cluster | Engine) -> None:
 def _facts(thing: Chip | Link | Cluster | Engine) -> Iterator[tuple[str, Any]]:
     for name in thing.__slots__:
         value = getattr(thing, name)
-        if name in ("key", "name", "sources", "note") or value in ("", (), 0) or value is False:
+        if name in ("key", "name", "sources", "note") or value in ("", (), 0, float("inf")) or value is False:
             continue
         yield from _flat(name, value)
 
