@@ -327,12 +327,17 @@ def show_thing(console: Console, thing: Chip | Link | Cluster | Engine) -> None:
 def _facts(thing: Chip | Link | Cluster | Engine) -> Iterator[tuple[str, Any]]:
     for name in thing.__slots__:
         value = getattr(thing, name)
-        if name in ("key", "name", "sources", "note") or value in ("", (), 0) or value is False:
+        if name in ("key", "name", "sources", "note") or value in ("", (), 0, float("inf")) or value is False:
             continue
-        if isinstance(value, dict):
-            yield from ((f"{name}.{inner}", number) for inner, number in value.items())
-        else:
-            yield name, value
+        yield from _flat(name, value)
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for inner, part in value.items():
+            yield from _flat(f"{name}.{inner}", part)
+    else:
+        yield name, value
 
 
 def _fact(name: str, value: Any) -> str:
