@@ -16,6 +16,7 @@ from commtax.spec import DTYPE_BYTES, Cluster, Engine, Model, Number, Plan
 
 PHASES = ("decode", "prefill", "mixed", "train")
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
+ACTIVATIONS = ("bf16", "fp16", "fp32")
 AUTO_EP = -1
 """``ep=AUTO_EP`` asks for the engine's own size, tp x dp."""
 
@@ -59,7 +60,9 @@ def setup(
         able = [key for key in catalog.keys("engines") if phase in catalog.engine(key).phases]
         raise ValueError(f"engine '{engine.key}' has no {phase} phase; one of {', '.join(able)} has")
     check_stored(known)
-    activations = known.dtype if known.dtype in ("bf16", "fp16") else "bf16"
+    weights = _dtype(dtype, "dtype")
+    # Engines compute in the type they are told (--dtype float32), else in the checkpoint's 16 bits.
+    activations = weights if weights in ACTIVATIONS else known.dtype if known.dtype in ("bf16", "fp16") else "bf16"
     plan = Plan(
         tp=tp,
         pp=pp,
@@ -67,7 +70,7 @@ def setup(
         ep=tp * dp if np.all(np.asarray(ep) == AUTO_EP) else ep,
         cp=cp,
         order=engine.order,
-        weights_dtype=_dtype(dtype, "dtype"),
+        weights_dtype=weights,
         activations_dtype=activations,
         kv_dtype=_kv_dtype(kv_dtype) or activations,
         grads_dtype=engine.grads_dtype,
