@@ -378,10 +378,12 @@ def _unused(kinds: dict[str, Any], global_batch: int | None, phase: str) -> None
 
 
 def _commands(arguments: list[str]) -> click.Group:
-    """All commands; ``pipeline`` brings the simulator and joins only where it may be wanted."""
+    """All commands; ``pipeline`` and ``measure`` bring more with them and join only where they may be wanted."""
     if not arguments or arguments[0] not in app.commands:
+        from commtax.cli.measuring import measure_group
         from commtax.cli.pipelines import pipeline_command
 
+        app.add_command(measure_group)
         app.add_command(pipeline_command)
     return app
 

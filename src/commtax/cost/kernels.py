@@ -30,7 +30,8 @@ def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
     t = t0 + q m max(k, 2048) + [ (memory^1.5 + serial^1.5)^(p/1.5) + compute^p ]^(1/p), with serial = kl ln(1 + k/kc)
     (1 + min(m, 256)/mk) and compute on padded tiles with a prologue of k0. ``q`` is dynamic quantisation (fp8).
     """
-    memory = k.nbytes / (c["eb"] * bandwidth_Bps)
+    packed = 1 + c.get("pack", 0.0) * (np.asarray(k.m) > 1)  # CPU libraries lay the matrix out anew for several rows
+    memory = k.nbytes * packed / (c["eb"] * bandwidth_Bps)
     serial = c["kl"] * np.log1p(k.k / c["kc"]) * (1 + np.minimum(k.m, FULL_TILE) / c["mk"])
     tile_m, tile_n = c.get("tile_m", TILE_M), c.get("tile_n", TILE_N)
     padded = tile_m * np.ceil(k.m / tile_m) * tile_n * np.ceil(k.n / tile_n)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -103,7 +104,7 @@ def _generate_cuda(engine: Engine, tokens: Any, outputs: int, forced: list[Any] 
         run.decode_sent.append(book.counts())
         run.order = [sent.what for sent in book.sent]
     torch.cuda.synchronize()
-    spans = [a.elapsed_time(b) * 1e-3 for a, b in zip(events, events[1:], strict=False)]
+    spans = [a.elapsed_time(b) * 1e-3 for a, b in pairwise(events)]
     run.prefill_s, run.decode_s = spans[0], spans[1:]
     book.clear()
     return run

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,9 @@ POLL_S = 0.02
 GRACE_S = 1.0
 KEPT_LINES = 12
 TARGET, PAYLOAD, FOLDER, PARENT = "COMMTAX_TARGET", "COMMTAX_PAYLOAD", "COMMTAX_FOLDER", "COMMTAX_PARENT"
+
+
+_NOISE = re.compile(r"\[[WIE]\d+ |.*Warning: ")  # torch's log lines are not part of a traceback
 
 
 class RankError(RuntimeError):
@@ -90,9 +94,7 @@ def _start(target: str, rank: int, ranks: int, folder: Path, path: str) -> subpr
     with (folder / f"rank-{rank}.log").open("wb") as log:
         command = [sys.executable, "-m", "commtax.measure.worker"]
         # A session of its own: an interrupt reaches the launcher alone, which then ends the ranks in order.
-        return subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, deadline: float, progress: Any) -> None:
@@ -123,7 +125,9 @@ def _first_failure(processes: list[subprocess.Popen[bytes]], folder: Path) -> Ra
         return (code > 0, written[rank].stat().st_mtime if code > 0 else 0.0)
 
     rank, code = min(failed, key=order)
-    lines = written[rank].read_text(encoding="utf-8", errors="replace").splitlines()
+    text = written[rank].read_text(encoding="utf-8", errors="replace")
+    lines = [re.sub(r"^\[rank\d+\]:\s?", "", line) for line in text.splitlines()]  # torch's own prefix
+    lines = [line for line in lines if line.strip() and not _NOISE.match(line)]
     return RankError(rank, code, "\n".join(lines[-KEPT_LINES:]))
 
 

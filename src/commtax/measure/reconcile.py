@@ -81,9 +81,17 @@ def _weights(asked: Setup, raw: Row) -> Row:
             copies[part] = copies.get(part, 0) + nbytes
     total = sum(rank["weights_bytes"] for rank in raw["ranks"])
     once = total - sum(copies.values())
-    whole = raw["tp1_bytes"] or round(sum(float(h.ideal_bytes) * asked.plan.tp for h in held(asked.model, asked.plan, asked.engine, 0, 1)))
+    whole = raw["tp1_bytes"] or round(
+        sum(float(h.ideal_bytes) * asked.plan.tp for h in held(asked.model, asked.plan, asked.engine, 0, 1))
+    )
     as_predicted = all(rank["weights_bytes"] == _held(asked) for rank in raw["ranks"])
-    return {"sum_bytes": total, "copies": copies, "sum_once_bytes": once, "tp1_bytes": whole, "equal": once == whole and as_predicted}
+    return {
+        "sum_bytes": total,
+        "copies": copies,
+        "sum_once_bytes": once,
+        "tp1_bytes": whole,
+        "equal": once == whole and as_predicted,
+    }
 
 
 def _collectives(job: Job, asked: Setup, ranks: list[Row]) -> Row:
@@ -104,7 +112,14 @@ def _collectives(job: Job, asked: Setup, ranks: list[Row]) -> Row:
 def _predicted(job: Job, asked: Setup, phase: str) -> list[Row]:
     plan = asked.plan
     found = traffic(
-        asked.model, asked.cluster, phase=phase, batch=job.batch, context=job.input_len, tp=plan.tp, engine=asked.engine, dtype=job.dtype
+        asked.model,
+        asked.cluster,
+        phase=phase,
+        batch=job.batch,
+        context=job.input_len,
+        tp=plan.tp,
+        engine=asked.engine,
+        dtype=job.dtype,
     )
     return [
         {"phase": phase, "what": line.item.what, "op": line.item.op, "nbytes": int(line.item.nbytes), "count": int(line.item.count)}
@@ -200,13 +215,29 @@ def _bill(job: Job, asked: Setup, found: Row, runs: list[list[Row]]) -> Row:
 
 
 def _measured_lines(runs: list[list[Row]], steps: int) -> dict[str, float]:
-    """Each line's seconds a step: the median over turns. Compute of the slowest rank; of collectives the wire alone is a price."""
+    """Each line's seconds a step, median over turns: of computing the slowest rank's, of collectives the wire alone."""
     lines: dict[str, list[float]] = {}
     for turn in zip(*runs, strict=True):
         for name in turn[0]["decode_lines"]:
-            values = [run["decode_lines"].get(name, 0.0) / steps for run in turn]
-            lines.setdefault(name, []).append(min(values) if name.startswith("tp ") else max(values))
-    return {name: median(values) for name, values in lines.items()}
+            if not name.startswith("tp "):
+                lines.setdefault(name, []).append(max(run["decode_lines"].get(name, 0.0) / steps for run in turn))
+        wires: dict[str, float] = {}
+        for step in zip(*(run["comm_s"] for run in turn), strict=True):
+            for what, times in zip(turn[0]["order"], zip(*step, strict=True), strict=True):
+                wires[f"tp {what}"] = wires.get(f"tp {what}", 0.0) + min(times) / steps
+        for name, seconds in wires.items():
+            lines.setdefault(name, []).append(seconds)
+    found = {name: median(values) for name, values in lines.items()}
+    waits = [median(_skew(turn)) for turn in zip(*runs, strict=True) if turn[0]["order"]]
+    return {**found, "waiting for the slowest rank": median(waits)} if waits and found else found
+
+
+def _skew(turn: tuple[Row, ...]) -> list[float]:
+    """Seconds of each step that the least delayed rank spends waiting inside collectives, beyond the wire."""
+    found = []
+    for step in zip(*(run["comm_s"] for run in turn), strict=True):
+        found.append(min(sum(rank) for rank in step) - sum(min(times) for times in zip(*step, strict=True)))
+    return found
 
 
 def price(job: Job, asked: Setup, tp: int) -> StepBill:

@@ -25,7 +25,7 @@ from commtax.measure.engine import Engine
 from commtax.measure.generate import Run, generate, prompts
 from commtax.measure.job import DTYPES, TOLERANCE, Job
 from commtax.measure.weights import Checkpoint, Random, Source, load
-from commtax.measure.worker import Place, gather, join, pin, place, report
+from commtax.measure.worker import Place, gather, join, place, report
 
 TARGET = "commtax.measure.tp:measure"
 
@@ -47,7 +47,6 @@ def run_here(job: Job, progress: Callable[[Mapping[str, Any]], None] | None = No
 def measure(where: Place, payload: dict[str, Any]) -> dict[str, Any]:
     """One rank's whole run; rank 0 returns what all of them saw."""
     job = Job.of(payload)
-    cores = pin(where)
     device = where.cuda if job.device == "cuda" else torch.device("cpu")
     if job.device == "cuda":
         torch.cuda.set_device(device)
@@ -57,7 +56,7 @@ def measure(where: Place, payload: dict[str, Any]) -> dict[str, Any]:
     mine = {
         "rank": where.rank,
         "host": os.uname().nodename,
-        "cores": cores,
+        "cores": list(where.cores),
         "weights_bytes": part.weights.nbytes,
         "replicated": part.weights.replicated,
         "kv_bytes": part.cache.nbytes,

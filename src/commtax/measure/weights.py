@@ -211,7 +211,11 @@ def _layer(cut: Cutter, name: str) -> Layer:
 
 def _qkv(cut: Cutter, name: str, kind: str) -> Iterator[Any]:
     m, att = cut.arch.model, cut.arch.model.attention
-    for letter, heads, ranks in (("q", att.num_heads, 0), ("k", att.num_kv_heads, cut.kv_ranks), ("v", att.num_kv_heads, cut.kv_ranks)):
+    for letter, heads, ranks in (
+        ("q", att.num_heads, 0),
+        ("k", att.num_kv_heads, cut.kv_ranks),
+        ("v", att.num_kv_heads, cut.kv_ranks),
+    ):
         shape = (heads * att.head_dim, m.hidden) if kind == "weight" else (heads * att.head_dim,)
         yield cut.rows(f"{name}.{letter}_proj.{kind}", shape, "keys and values" if ranks else "attention", ranks)
 

@@ -32,6 +32,7 @@ class Place:
     size: int
     local_rank: int
     local_size: int
+    cores: tuple[int, ...] = ()
 
     @property
     def cuda(self) -> Any:
@@ -39,9 +40,10 @@ class Place:
 
 
 def place() -> Place:
-    """From torchrun's variables, or alone."""
+    """From torchrun's variables, or alone; takes this rank's share of the cores at once, before any thread is started."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    return Place(rank, size, int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", str(size))))
+    local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
+    return Place(rank, size, local_rank, local_size, tuple(pin(local_rank, local_size)))
 
 
 def join(where: Place, device: str = "cpu") -> None:
@@ -56,12 +58,11 @@ def join(where: Place, device: str = "cpu") -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=wait)
 
 
-def pin(where: Place, threads: int = 0) -> list[int]:
+def pin(local_rank: int, local_size: int) -> list[int]:
     """Give each rank of this host its own equal share of the cores; with more ranks than cores they share all."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    share = len(cores) // where.local_size
-    mine = cores[where.local_rank * share : (where.local_rank + 1) * share] if share else cores
-    mine = mine[:threads] if threads else mine
+    share = len(cores) // local_size
+    mine = cores[local_rank * share : (local_rank + 1) * share] if share else cores
     if share and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, mine)
     torch.set_num_threads(len(mine) if share else 1)
