@@ -66,7 +66,9 @@ def _path(row: Mapping[str, Any], path: str) -> Path:
     _known(row, {f.name for f in fields(Path)}, f"{path}: path")
     if row["op"] not in OPS or not row["bandwidth_Bps"] > 0:
         raise ValueError(f"profile '{path}': a path needs an op of {', '.join(OPS)} and a bandwidth above 0")
-    pairs = {k: tuple(tuple(x) if isinstance(x, list) else x for x in v) if isinstance(v, list) else v for k, v in row.items()}
+    pairs: dict[str, Any] = {
+        k: tuple(tuple(x) if isinstance(x, list) else x for x in v) if isinstance(v, list) else v for k, v in row.items()
+    }
     return Path(**pairs)
 
 

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,8 @@ Progress = Callable[[Mapping[str, Any]], None]
 @click.group("measure")
 def measure_group() -> None:
     """Run it for real on this machine: tensor parallelism, collectives, and this box's own constants."""
-    try:
-        import torch  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
-    except ImportError:
-        raise ValueError("measure: live runs need torch (pip install 'commtax[live]')") from None
+    if find_spec("torch") is None:
+        raise ValueError("measure: live runs need torch (pip install 'commtax[live]')")
 
 
 @measure_group.command("tp")

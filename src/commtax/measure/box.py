@@ -77,31 +77,36 @@ def calibrate(
         raise ValueError(f"dtype '{dtype}': fp32 or bf16")
     if ranks not in (2, 4):
         raise ValueError(f"ranks={ranks}: 2 or 4 (what the calibration models divide by)")
-    raw = launch.run(TARGET, {"dtype": dtype, "device": "cpu"}, ranks, progress=progress)
+    raw = launch.run(TARGET, plan(dtype), ranks, progress=progress)
     return profile(raw, dtype, name or platform.node() or "this-box", ranks)
+
+
+def plan(dtype: str) -> dict[str, Any]:
+    """What the ranks are to run."""
+    return {"dtype": dtype, "device": "cpu", "shapes": SHAPES, "steps": STEPS, "stream_bytes": STREAM_BYTES}
 
 
 def measure_box(where: Place, payload: dict[str, Any]) -> dict[str, Any]:
     """One rank's part; everything is done by all ranks at once, because that is how they will run."""
     dtype = DTYPES[payload["dtype"]]
-    stream = [_stream(dtype) for _ in range(3)]
+    stream = [_stream(dtype, payload["stream_bytes"]) for _ in range(3)]
     report(stage="memory")
     rates = {"fp32": _gemm_rate(torch.float32), "bf16": _gemm_rate(torch.bfloat16)}
     report(stage="matrix products")
     wires = {impl: wire(impl, where.rank, where.size) for impl in IMPLS}
     runs = []
-    for shape in SHAPES:
-        for batch, length in STEPS:
+    for shape in payload["shapes"]:
+        for batch, length in payload["steps"]:
             runs.append(_model(shape, batch, length, dtype, where, wires))
             report(stage=f"hidden {shape['hidden_size']}, batch {batch}")
     mine = {"stream": stream, "rates": rates, "runs": runs}
     return {"ranks": gather(mine), "load": list(os.getloadavg()), "threads": torch.get_num_threads()}
 
 
-def _stream(dtype: Any) -> float:
+def _stream(dtype: Any, nbytes: int) -> float:
     """Bytes a second of a matrix that no cache holds, read by a product with one row (as decode does)."""
     inner = 4096
-    rows = STREAM_BYTES // (inner * dtype.itemsize)
+    rows = nbytes // (inner * dtype.itemsize)
     matrix, row = torch.ones(rows, inner, dtype=dtype), torch.ones(1, inner, dtype=dtype)
     F.linear(row, matrix)
     dist.barrier()

@@ -66,19 +66,19 @@ class Engine:
         """Charge the time of each line to ``clock`` from now on, or stop."""
         self._lap = clock.lap if clock else _no_lap
 
-    @torch.inference_mode()
     def prefill(self, tokens: Any) -> Any:
         """Compute whole prompts, (batch, length) token ids; returns logits of the last position, (batch, vocabulary)."""
         positions = self._positions[: tokens.shape[1]].expand(self.batch, -1)
-        return self._forward(tokens, positions, tokens.shape[1], None)
+        with torch.inference_mode():
+            return self._forward(tokens, positions, tokens.shape[1], None)
 
-    @torch.inference_mode()
     def decode(self, tokens: Any, position: int) -> Any:
         """One new token a sequence, (batch,) ids at ``position``; returns logits, (batch, vocabulary)."""
-        if self._graph is not None:
-            return self._replay(tokens, position)
         positions = self._positions[position : position + 1].expand(self.batch, 1)
-        return self._forward(tokens.view(-1, 1), positions, position + 1, None)
+        with torch.inference_mode():
+            if self._graph is not None:
+                return self._replay(tokens, position)
+            return self._forward(tokens.view(-1, 1), positions, position + 1, None)
 
     def _forward(self, tokens: Any, positions: Any, length: int, mask: Any) -> Any:
         """Rows of all sequences through all layers. ``mask`` is for graphs, whose shapes cannot follow the length."""
@@ -205,11 +205,14 @@ class Engine:
         lap("routing, permutation and activation")
         return out
 
-    @torch.inference_mode()
     def capture(self) -> None:
         """Record the decode step as a CUDA graph: static tensors, all cached positions read and masked to the length."""
         if self.arch.moe:
             return  # which experts run is decided on the host: such a step cannot be captured
+        with torch.inference_mode():
+            self._capture()
+
+    def _capture(self) -> None:
         self._tokens = torch.zeros(self.batch, 1, dtype=torch.long, device=self.device)
         self._at = torch.zeros(self.batch, 1, dtype=torch.long, device=self.device)
         stream = torch.cuda.Stream()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from commtax import catalog
 from commtax.api.setup import Setup, setup
 from commtax.measure.arch import Arch, arch
 from commtax.measure.comm import IMPLEMENTATIONS
+from commtax.measure.weights import Checkpoint
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
@@ -77,6 +79,8 @@ class Job:
         if self.break_rank >= self.tp:
             raise ValueError(f"break_rank={self.break_rank}: ranks are 0 to {self.tp - 1}")
         self.plan(self.arch())
+        if not self.random:
+            Checkpoint(Path(self.model).expanduser(), None, None)  # headers only: a truncated or missing file is seen here
 
     @property
     def slow(self) -> tuple[int, float]:

@@ -8,7 +8,10 @@ from typing import Any
 
 from commtax.api import bill, traffic
 from commtax.api.billing import StepBill, with_link
+from commtax.api.sending import workload
 from commtax.api.setup import Setup
+from commtax.catalog import profile as overlay
+from commtax.cost.compute import step_kernels
 from commtax.cost.memory import kv_bytes_per_token_layer
 from commtax.cost.tensors import held
 from commtax.measure.job import Job
@@ -50,6 +53,15 @@ def document(job: Job, raw: dict[str, Any]) -> dict[str, Any]:
         found["tp1"] = found["tp"]
     found |= _bill(job, asked, found, runs)
     return found
+
+
+def _weight_read(job: Job, asked: Setup, step_ms: float) -> Row:
+    """What physics charges a decode step at the least: every matrix of this rank read once (of experts those that a token takes)."""
+    kernels = step_kernels(asked.model, asked.plan, workload("decode", job.batch, job.input_len), job.batch, asked.engine)
+    nbytes = sum(float(k.count) * float(k.n) * float(k.k) * k.weight_bytes for k in kernels if k.form == "gemm")
+    chip = overlay.on_cluster(overlay.load(job.profile), asked.cluster).chip if job.profile else asked.cluster.chip
+    bound = nbytes / chip.memory_Bps * 1e3
+    return {"bytes": round(nbytes), "memory_Bps": chip.memory_Bps, "bound_ms": bound, "attained": bound / step_ms}
 
 
 def passed(found: dict[str, Any]) -> bool:
@@ -208,7 +220,11 @@ def _bill(job: Job, asked: Setup, found: Row, runs: list[list[Row]]) -> Row:
             continue
         rows.append({"item": name, "kind": line.kind, "predicted_s": float(line.total_s), "measured_s": measured.pop(name, None)})
     rows += [{"item": name, "kind": "unpriced", "predicted_s": None, "measured_s": s} for name, s in measured.items()]
-    answer: Row = {"bill": rows, "predicted": {"source": "; ".join(priced.sources), "tp_ms": float(priced.step_s) * 1e3}}
+    answer: Row = {
+        "weight_read": _weight_read(job, asked, found["tp"]["ms_per_token"]),
+        "bill": rows,
+        "predicted": {"source": "; ".join(priced.sources), "tp_ms": float(priced.step_s) * 1e3},
+    }
     if "tp1" in found:
         answer["predicted"]["tp1_ms"] = float(price(job, asked, 1).step_s) * 1e3
     return answer
@@ -228,7 +244,7 @@ def _measured_lines(runs: list[list[Row]], steps: int) -> dict[str, float]:
         for name, seconds in wires.items():
             lines.setdefault(name, []).append(seconds)
     found = {name: median(values) for name, values in lines.items()}
-    waits = [median(_skew(turn)) for turn in zip(*runs, strict=True) if turn[0]["order"]]
+    waits = [median(_skew(turn)) for turn in zip(*runs, strict=True) if any(turn[0]["comm_s"])]
     return {**found, "waiting for the slowest rank": median(waits)} if waits and found else found
 
 

@@ -55,9 +55,9 @@ class Checkpoint:
         self.folder, self.dtype, self.device = folder, dtype, device
         self._files: dict[str, tuple[mmap.mmap, int]] = {}
         self._entries: dict[str, tuple[str, dict[str, Any]]] = {}
-        shards = sorted(folder.glob("*.safetensors"))
+        shards = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
         if not shards:
-            raise ValueError(f"model '{folder}': the folder has no safetensors files (random weights: --random)")
+            raise ValueError(f"model '{folder}': no folder with safetensors files (for random weights: --random)")
         for shard in shards:
             self._open(shard)
         self._check_index()

@@ -91,6 +91,9 @@ def _times(console: Console, d: Found) -> None:
         say(console, f"on the wire (least over ranks): {each}; together {t['wire_ms_per_token']:.3g} ms a token")
         waits = ", ".join(f"rank {i} {w:.3g} ms" for i, w in enumerate(t["waited_ms_per_token"]))
         say(console, f"waiting for others: {waits} a token; rank {t['slowest_rank']} is the slowest and sets the pace")
+    w = d["weight_read"]
+    bound = f"reading {format_bytes(w['bytes'])} of weights at {w['memory_Bps'] / 1e9:,.1f} GB/s takes {w['bound_ms']:.3g} ms"
+    say(console, f"{bound}: TP={d['tp_size']} runs at {w['attained']:.0%} of that bound")
     if "replicas" in d:
         say(console, _which(d), "bold yellow")
 
