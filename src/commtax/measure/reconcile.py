@@ -56,7 +56,7 @@ def document(job: Job, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _weight_read(job: Job, asked: Setup, step_ms: float) -> Row:
-    """What physics charges a decode step at the least: every matrix of this rank read once (of experts those that a token takes)."""
+    """What physics charges a decode step at the least: each matrix of this rank read once (of experts, those chosen)."""
     kernels = step_kernels(asked.model, asked.plan, workload("decode", job.batch, job.input_len), job.batch, asked.engine)
     nbytes = sum(float(k.count) * float(k.n) * float(k.k) * k.weight_bytes for k in kernels if k.form == "gemm")
     chip = overlay.on_cluster(overlay.load(job.profile), asked.cluster).chip if job.profile else asked.cluster.chip

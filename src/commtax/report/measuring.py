@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,13 @@ def show_tp(console: Console, d: Found) -> None:
     _logits(console, d)
     _times(console, d)
     _bill(console, d)
-    notes(console, [f"predicted from: {d['predicted']['source']}"])
+    source = d["predicted"]["source"]
+    hint = (
+        ["no constants of this machine yet: commtax measure calibrate writes a profile for --profile"]
+        if "assumed" in source
+        else []
+    )
+    notes(console, [f"predicted from: {source}", *hint])
 
 
 def _verdict(console: Console, good: bool | None, text: str) -> None:
@@ -192,7 +197,4 @@ def show_profile(console: Console, profile: Found, path: str) -> None:
             cost = f"{format_seconds(p['launch_s'] + p.get('hop_s', 0.0))} + {p['bandwidth_Bps'] / 1e9:.2f} GB/s"
             table.add_row(f"{library['name']} {p['op']}, 2 ranks", cost, p["source"])
     console.print(table)
-    notes(console, [*profile["sources"].get("notes", "").split("; ")] if profile["sources"].get("notes") else [])
-
-
-Progress = Callable[[Found], None]
+    notes(console, [f"commtax bill MODEL --profile {path} -tp 2 predicts this machine"])
