@@ -6,13 +6,7 @@ import torch
 import torch.distributed as dist
 
 from commtax.measure.comm import wire
-from commtax.measure.tp import measure
 from commtax.measure.worker import gather, report
-
-
-def several(where, payload):
-    """One job after the other in the same processes."""
-    return [measure(where, job) for job in payload["jobs"]]
 
 
 def add(where, payload):

@@ -19,7 +19,8 @@ from commtax.measure.comm import Group
 from commtax.measure.engine import Engine
 from commtax.measure.generate import generate, prompts
 from commtax.measure.job import Job
-from commtax.measure.reconcile import document, passed
+from commtax.measure.reconcile import passed
+from commtax.measure.tp import run_all
 from commtax.measure.weights import Checkpoint, Random, load
 from commtax.readers.nccl_tests import parse
 
@@ -69,11 +70,6 @@ def jobs(checkpoints, ranks, **changes):
     return [Job(model=str(checkpoints[f][0]), **{**base, **changes}).settled() for f in PROVEN]
 
 
-def run_all(wanted, ranks):
-    raw = launch.run("live_targets:several", {"jobs": [j.payload() for j in wanted]}, ranks, path=str(HERE), timeout_s=120)
-    return [document(job, r) for job, r in zip(wanted, raw, strict=True)]
-
-
 @pytest.fixture(scope="module")
 def two(checkpoints):
     """Two ranks: three architectures over shared memory, one over gloo, one damaged, one with a slow rank."""
@@ -81,13 +77,13 @@ def two(checkpoints):
     gloo = jobs(checkpoints, 2, impl="gloo", batch=1)[:1]
     broken = jobs(checkpoints, 2, break_rank=1)[:1]
     slow = jobs(checkpoints, 2, slow_rank="1:30")[:1]
-    return run_all([*good, *gloo, *broken, *slow], 2)
+    return run_all([*good, *gloo, *broken, *slow], timeout_s=120)
 
 
 @pytest.fixture(scope="module")
 def four(checkpoints):
     """Four ranks and two KV heads: keys and values are held twice."""
-    return run_all(jobs(checkpoints, 4), 4)
+    return run_all(jobs(checkpoints, 4), timeout_s=120)
 
 
 @pytest.mark.parametrize("index", range(4))
@@ -339,3 +335,18 @@ def test_calibration_gives_a_profile_that_bill_takes(tmp_path):
     bill = json.loads(done.stdout)
     assert bill["engine"].startswith("builtin")
     assert any("calibrated: here" in item["source"] for item in bill["items"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graphs", [True, False])
+def test_one_gpu_says_what_the_cpu_says(checkpoints, graphs):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    folder, logits, chosen = checkpoints["llama"]
+    a, device = arch(str(folder)), torch.device("cuda", 0)
+    engine = Engine(a, load(Checkpoint(folder, torch.float32, device), a, 0, 1, torch.float32, device), Group(0, 1), 2, 40)
+    if graphs:
+        engine.capture()
+    found = generate(engine, prompts(a.model.vocab, 2, 12, 0, device), 6, forced=[t.to(device) for t in chosen], keep=True)
+    assert worst(logits, [x.cpu() for x in found.logits]) < 1e-2, "TF32 may be on"
+    assert len(found.decode_s) == 5

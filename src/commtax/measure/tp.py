@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -27,21 +27,36 @@ from commtax.measure.job import DTYPES, TOLERANCE, Job
 from commtax.measure.weights import Checkpoint, Random, Source, load
 from commtax.measure.worker import Place, gather, join, place, report
 
-TARGET = "commtax.measure.tp:measure"
+TARGET = "commtax.measure.tp:measure_all"
 
 
 def run_here(job: Job, progress: Callable[[Mapping[str, Any]], None] | None = None, **launching: Any) -> dict[str, Any]:
-    """Start ``job.tp`` ranks on this machine and return the document; a bad checkpoint is bad input, not a crash."""
+    """Start ``job.tp`` ranks on this machine and return the document."""
+    return run_all([job], progress, **launching)[0]
+
+
+def run_all(
+    jobs: Sequence[Job], progress: Callable[[Mapping[str, Any]], None] | None = None, **launching: Any
+) -> list[dict[str, Any]]:
+    """Several jobs of one degree, one after the other in the same ranks. A bad checkpoint is bad input, not a crash."""
     from commtax.measure.reconcile import document
 
-    job = job.settled()
+    settled = [job.settled() for job in jobs]
+    if len({(job.tp, job.device) for job in settled}) != 1:
+        raise ValueError("tp: jobs that run together have one degree and one device")
+    payload = {"jobs": [job.payload() for job in settled], "device": settled[0].device}
     try:
-        raw = launch.run(TARGET, job.payload(), job.tp, progress=progress, **launching)
+        raw = launch.run(TARGET, payload, settled[0].tp, progress=progress, **launching)
     except launch.RankError as error:
         if error.reason.startswith("ValueError: "):
             raise ValueError(error.reason.removeprefix("ValueError: ")) from None
         raise
-    return document(job, raw)
+    return [document(job, found) for job, found in zip(settled, raw, strict=True)]
+
+
+def measure_all(where: Place, payload: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every job of a payload, in turn."""
+    return [measure(where, job) for job in payload["jobs"]]
 
 
 def measure(where: Place, payload: dict[str, Any]) -> dict[str, Any]:
