@@ -213,9 +213,10 @@ def main(argv: list[str] | None = None) -> int:
     from commtax.measure.reconcile import document, passed
 
     job, output = _arguments(argv)
-    if "TORCHELASTIC_RUN_ID" in os.environ or "MASTER_ADDR" in os.environ:
+    if {"RANK", "MASTER_ADDR"} <= os.environ.keys():
         where = place()
-        job = Job(**{**job.payload(), "tp": where.size}).settled()
+        carrier = job.impl or ("gloo" if where.local_size < where.size and not torch.cuda.is_available() else "")
+        job = Job(**{**job.payload(), "tp": where.size, "impl": carrier}).settled()
         join(where, job.device)
         raw = measure(where, job.payload())
         dist.destroy_process_group()

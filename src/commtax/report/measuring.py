@@ -29,12 +29,8 @@ def show_tp(console: Console, d: Found) -> None:
     _times(console, d)
     _bill(console, d)
     source = d["predicted"]["source"]
-    hint = (
-        ["no constants of this machine yet: commtax measure calibrate writes a profile for --profile"]
-        if "assumed" in source
-        else []
-    )
-    notes(console, [f"predicted from: {source}", *hint])
+    hint = "constants of no machine in particular: commtax measure calibrate writes this one's for --profile"
+    notes(console, [f"predicted from: {source}", *([hint] if "assumed" in source else [])])
 
 
 def _verdict(console: Console, good: bool | None, text: str) -> None:
