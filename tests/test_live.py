@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import live_models
+from commtax.cli import main
 from commtax.measure import box, launch
 from commtax.measure.arch import arch, described
 from commtax.measure.collectives import Sizes
@@ -194,8 +196,12 @@ def test_no_rank_outlives_the_launcher(sign):
     assert not any(alive(pid) for pid in pids)
 
 
-def command(*words):
-    return subprocess.run([sys.executable, "-m", "commtax", "measure", *words], capture_output=True, text=True, check=False)
+def command(capsys, *words):
+    """``commtax measure …`` in this process; its ranks are processes of their own."""
+    with pytest.raises(SystemExit) as ended:
+        main(["measure", *words])
+    shown = capsys.readouterr()
+    return SimpleNamespace(returncode=ended.value.code, stdout=shown.out, stderr=shown.err)
 
 
 def test_under_torchrun(checkpoints):
@@ -210,9 +216,20 @@ def test_under_torchrun(checkpoints):
     prove(json.loads(done.stdout[done.stdout.index("{") :]))
 
 
-def test_the_command_proves_and_shows(checkpoints):
+def test_the_command_proves_and_shows(checkpoints, capsys):
     done = command(
-        "tp", "--model", str(checkpoints["qwen3"][0]), "-tp", "2", "--input-len", "8", "--output-len", "3", "--device", "cpu"
+        capsys,
+        "tp",
+        "--model",
+        str(checkpoints["qwen3"][0]),
+        "-tp",
+        "2",
+        "--input-len",
+        "8",
+        "--output-len",
+        "3",
+        "--device",
+        "cpu",
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("equal: ") == 3
@@ -245,14 +262,14 @@ def test_bad_checkpoints_are_refused_in_one_line(checkpoints, tmp_path, change, 
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_shard_is_named(checkpoints, tmp_path):
+def test_a_missing_shard_is_named(checkpoints, tmp_path, capsys):
     source = checkpoints["llama"][0]
     for file in source.iterdir():
         if "00002" not in file.name:
             (tmp_path / file.name).write_bytes(file.read_bytes())
     with pytest.raises(ValueError, match=r"model-00002-of-.* is missing"):
         whole(tmp_path)
-    done = command("tp", "--model", str(tmp_path), "-tp", "2", "--device", "cpu")
+    done = command(capsys, "tp", "--model", str(tmp_path), "-tp", "2", "--device", "cpu")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "is missing" in done.stderr
@@ -299,9 +316,9 @@ def test_random_weights_do_not_depend_on_the_degree():
     assert torch.equal(torch.cat([p.layers[1].down for p in parts], dim=1), one.layers[1].down)
 
 
-def test_a_sweep_reads_like_nccl_tests(tmp_path):
+def test_a_sweep_reads_like_nccl_tests(tmp_path, capsys):
     files = [f"--{kind}={tmp_path}/{name}" for kind, name in (("output", "rows.jsonl"), ("plot", "times.svg"))]
-    done = command("collectives", "--impl", "gloo,shm", "--min", "4K", "--max", "8K", "--emulate-link", "10gbe", *files)
+    done = command(capsys, "collectives", "--impl", "gloo,shm", "--min", "4K", "--max", "8K", "--emulate-link", "10gbe", *files)
     assert done.returncode == 0, done.stderr
     run = parse(done.stdout)
     assert run.op == "all-reduce"
@@ -319,20 +336,14 @@ def test_sizes_double():
         Sizes(64, 8).all()
 
 
-def test_calibration_gives_a_profile_that_bill_takes(tmp_path):
+def test_calibration_gives_a_profile_that_bill_takes(tmp_path, capsys):
     shapes = [{**box.SHAPES[1], "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 512}]
     plan = {**box.plan("fp32"), "shapes": shapes, "steps": [[1, 8], [4, 32]], "stream_bytes": 2**22}
     raw = launch.run(box.TARGET, plan, 2, timeout_s=120)
     file = tmp_path / "here.json"
     file.write_text(json.dumps(box.profile(raw, "fp32", "here", 2)))
-    done = subprocess.run(
-        [sys.executable, "-m", "commtax", "bill", "llama-3.2-1b", "-tp", "2", "--profile", str(file), "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    bill = json.loads(done.stdout)
+    main(["bill", "llama-3.2-1b", "-tp", "2", "--profile", str(file), "--json"])
+    bill = json.loads(capsys.readouterr().out)
     assert bill["engine"].startswith("builtin")
     assert any("calibrated: here" in item["source"] for item in bill["items"])
 

@@ -162,7 +162,7 @@ def _summary(run: Run, engine: Engine, batch: int, length: int) -> dict[str, Any
         "decode_s": median(run.decode_s),
         "prefill_s": run.prefill_s,
         "prefill_lines": run.prefill_lines,
-        "decode_lines": {line: s / (OUTPUTS - 1) for line, s in run.decode_lines.items()},
+        "decode_lines": run.line_medians(),
         "comm_s": [[median(times) for times in zip(*run.comm_s, strict=True)]] if any(run.comm_s) else [],
         "order": run.order,
         "payload": batch * hidden * item,
@@ -210,7 +210,7 @@ def profile(raw: dict[str, Any], dtype: str, name: str, ranks: int) -> dict[str,
 
 
 def _points(seen: list[dict[str, Any]], dtype: str) -> Iterable[Point]:
-    """Every line of every TP=1 run as a kernel with its seconds: the median over ranks and rounds."""
+    """Every line of every TP=1 run as a kernel with its seconds: a quiet moment's, over ranks and rounds."""
     engine = catalog.engine("builtin")
     plan = Plan(activations_dtype=dtype, kv_dtype=dtype)
     for index in range(len(seen[0]["runs"])):
@@ -222,7 +222,12 @@ def _points(seen: list[dict[str, Any]], dtype: str) -> Iterable[Point]:
                 turns = [turn[f"{phase}_lines"] for rank in seen for turn in rank["runs"][index]["runs"][""]]
                 times = [lines[kernel.what] for lines in turns if kernel.what in lines]
                 if times and np.all(np.asarray(kernel.count) > 0):
-                    yield Point(kernel, median(times) / float(kernel.count))
+                    yield Point(kernel, quiet(times) / float(kernel.count))
+
+
+def quiet(times: list[float]) -> float:
+    """The lower quartile: what the machine takes when others leave it alone, without trusting one lucky run."""
+    return sorted(times)[len(times) // 4]
 
 
 def _fit_gemm(points: list[Point], memory_Bps: float, peak: float) -> dict[str, float]:

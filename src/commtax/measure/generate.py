@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import torch
@@ -27,12 +28,12 @@ class Run:
     comm_s: list[list[float]] = field(default_factory=list)  # of each decode step: seconds inside each collective, in order
     order: list[str] = field(default_factory=list)  # … and what these were
     prefill_lines: dict[str, float] = field(default_factory=dict)
-    decode_lines: dict[str, float] = field(default_factory=dict)  # sums over the decode steps
+    decode_lines: list[dict[str, float]] = field(default_factory=list)  # of each decode step
 
-    @property
-    def median_s(self) -> float:
-        """Of a decode step."""
-        return sorted(self.decode_s)[len(self.decode_s) // 2] if self.decode_s else 0.0
+    def line_medians(self) -> dict[str, float]:
+        """Each line's seconds in the median decode step."""
+        names = self.decode_lines[0] if self.decode_lines else ()
+        return {name: median(lines.get(name, 0.0) for lines in self.decode_lines) for name in names}
 
 
 def prompts(vocab: int, batch: int, length: int, seed: int, device: Any) -> Any:
@@ -59,7 +60,8 @@ def generate(engine: Engine, tokens: Any, outputs: int, forced: list[Any] | None
         following = forced[step] if forced else run.tokens[-1]
         position = tokens.shape[1] + step
         book.clear()
-        logits, seconds = _step(engine, run.decode_lines, lambda t=following, p=position: engine.decode(t, p))
+        run.decode_lines.append({})
+        logits, seconds = _step(engine, run.decode_lines[-1], lambda t=following, p=position: engine.decode(t, p))
         run.decode_s.append(seconds)
         run.decode_sent.append(book.counts())
         run.comm_s.append([left - entered for entered, left in zip(book.entered_s, book.left_s, strict=True)])

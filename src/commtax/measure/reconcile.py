@@ -236,13 +236,13 @@ def _measured_lines(runs: list[list[Row]], steps: int) -> dict[str, float]:
     for turn in zip(*runs, strict=True):
         for name in turn[0]["decode_lines"]:
             if not name.startswith("tp "):
-                lines.setdefault(name, []).append(max(run["decode_lines"].get(name, 0.0) / steps for run in turn))
-        wires: dict[str, float] = {}
+                lines.setdefault(name, []).append(max(run["decode_lines"].get(name, 0.0) for run in turn))
+        wires: dict[str, list[float]] = {}
         for step in zip(*(run["comm_s"] for run in turn), strict=True):
             for what, times in zip(turn[0]["order"], zip(*step, strict=True), strict=True):
-                wires[f"tp {what}"] = wires.get(f"tp {what}", 0.0) + min(times) / steps
+                wires.setdefault(f"tp {what}", []).append(min(times))
         for name, seconds in wires.items():
-            lines.setdefault(name, []).append(seconds)
+            lines.setdefault(name, []).append(median(seconds) * len(seconds) / steps)
     found = {name: median(values) for name, values in lines.items()}
     waits = [median(_skew(turn)) for turn in zip(*runs, strict=True) if any(turn[0]["comm_s"])]
     return {**found, "waiting for the slowest rank": median(waits)} if waits and found else found

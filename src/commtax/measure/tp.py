@@ -186,7 +186,7 @@ def _told(run: Run) -> dict[str, Any]:
         "comm_s": run.comm_s,
         "order": run.order,
         "prefill_lines": run.prefill_lines,
-        "decode_lines": run.decode_lines,
+        "decode_lines": run.line_medians(),
     }
 
 
