@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from hypothesis import given
-from strategies import questions
 
 import commtax
 from commtax import catalog
+from strategies import questions
 
 
 @given(questions(engines=("vllm", "sglang", "trtllm", "torch", "textbook")))

@@ -360,6 +360,19 @@ class KernelConstants:
 
 
 @dataclass(frozen=True, slots=True)
+class Profile:
+    """What was measured on one machine, to be laid over the catalogue; what it does not hold stays as it was."""
+
+    name: str
+    chip: Mapping[str, Any] = field(default_factory=dict)  # fields of Chip; "key" says which chip it describes
+    tables: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # kernel constants, as in KernelConstants
+    libraries: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)  # measured paths by library, the usual one first
+    host_s: float | None = None
+    engine: str = ""  # the engine that was measured
+    dtype: str = ""  # … and the type it ran in
+
+
+@dataclass(frozen=True, slots=True)
 class Engine:
     """What a serving engine or training framework really sends and reserves, as data."""
 

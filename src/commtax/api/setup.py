@@ -16,6 +16,7 @@ from commtax.cost.train_memory import RECOMPUTE
 from commtax.spec import DTYPE_BYTES, Chip, Cluster, Engine, Model, Number, Plan
 
 PHASES = ("decode", "prefill", "mixed", "train")
+ACTIVATIONS = ("bf16", "fp16", "fp32")
 AUTO_EP = -1
 """``ep=AUTO_EP`` asks for the engine's own size, tp x dp."""
 
@@ -61,7 +62,9 @@ def setup(
     check_stored(known)
     if phase == "train":  # whatever a checkpoint is stored in, it is trained in bf16, or in fp8 where that is asked for
         known = replace(known, quant=None)
-    activations = known.dtype if known.dtype in ("bf16", "fp16") else "bf16"
+    weights = _dtype(dtype, "dtype")
+    # Engines compute in the type they are told (--dtype float32), else in the checkpoint's 16 bits.
+    activations = weights if weights in ACTIVATIONS else known.dtype if known.dtype in ("bf16", "fp16") else "bf16"
     plan = Plan(
         tp=tp,
         pp=pp,
@@ -69,7 +72,7 @@ def setup(
         ep=tp * dp if np.all(np.asarray(ep) == AUTO_EP) else ep,
         cp=cp,
         order=engine.order,
-        weights_dtype=_dtype(dtype, "dtype"),
+        weights_dtype=weights,
         activations_dtype=activations,
         kv_dtype=_kv_dtype(kv_dtype) or activations,
         grads_dtype=engine.grads_dtype,

@@ -15,6 +15,7 @@ from commtax import __version__, catalog
 from commtax.api import Expectation, compare, expect, fit, traffic, train_fit
 from commtax.api import bill as price_step
 from commtax.catalog.models import published
+from commtax.catalog.profile import load as load_profile
 from commtax.cli.options import (
     Bytes,
     Count,
@@ -29,7 +30,7 @@ from commtax.cli.options import (
 )
 from commtax.cli.output import print_json, terminal
 from commtax.cost.memory import check_stored
-from commtax.spec import Cluster
+from commtax.spec import Cluster, Profile
 from commtax.spelling import normalise
 from commtax.units import parse_bytes, parse_seconds
 
@@ -69,12 +70,14 @@ def app() -> None:
 @training_options
 @train_step_options
 @click.option("--exact", is_flag=True, help="Only what is sent, in bytes and counts.")
+@click.option("--profile", default="", metavar="FILE", help="A machine's own constants (commtax measure calibrate).")
 @json_option
 def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch: int | None, **options: Any) -> None:
     """What one step costs: every kernel and collective, what binds, and what would change it.
 
     commtax bill llama-3.1-8b --cluster 8xh100-sxm -tp 8
     """
+    own = _profile(options, exact)
     place = _cluster(options)
     training = options["phase"] == "train"
     kinds = {k: options.pop(k) for k in TRAINING}
@@ -89,7 +92,7 @@ def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch
     if exact:
         _exact(model, place, size, options, as_json)
         return
-    priced = price_step(model, place, batch=size, **options)
+    priced = price_step(model, place, batch=size, profile=own, **options)
     from commtax.report import bills
 
     if as_json:
@@ -386,7 +389,21 @@ def claims_command(as_json: bool) -> None:
         show_claims(terminal(), claims())
 
 
+def _profile(options: dict[str, Any], exact: bool) -> Profile | None:
+    """A profile; it also says which chip, where no cluster is named."""
+    name = options.pop("profile")
+    if not name:
+        return None
+    if exact or options["phase"] == "train":
+        raise ValueError("profile: holds seconds, and these lines have none")
+    found = load_profile(name)
+    options["cluster"] = options["cluster"] or f"{max(2, options['tp'])}x{found.chip.get('key', 'cpu')}"
+    return found
+
+
 def _cluster(options: dict[str, Any]) -> Cluster:
+    if not options["cluster"]:
+        raise ValueError("cluster: name one with --cluster, such as 8xh100-sxm (commtax catalog clusters)")
     names = {key: options.pop(key) for key in ("intra", "inter", "nics")}
     return catalog.cluster(options.pop("cluster"), **names)
 
@@ -415,8 +432,10 @@ def _commands(arguments: list[str]) -> click.Group:
     """All commands; those that bring much of their own join only where they may be wanted."""
     if not arguments or arguments[0] not in app.commands:
         from commtax.cli.auditing import audit_command
+        from commtax.cli.measuring import measure_group
         from commtax.cli.pipelines import pipeline_command
 
+        app.add_command(measure_group)
         app.add_command(pipeline_command)
         from commtax.cli.serving import simulate_command
 

@@ -14,7 +14,7 @@ from commtax.cost.kernels import seconds
 from commtax.cost.placement import Span, span
 from commtax.cost.traffic import inference, padded_rows
 from commtax.ledger import Z80, Bill, Item, Line
-from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Workload
+from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Profile, Workload
 
 MEASURED_RANKS = 8  # the largest group inside one domain that the libraries were measured on
 
@@ -30,6 +30,7 @@ class Settings:
     latency_scale: float = 1.0  # of every collective
     bandwidth_scale: float = 1.0
     library: str = ""  # whose collectives run; "": the engine's own
+    profile: Profile | None = None  # a machine's own constants
 
 
 def inference_bill(
