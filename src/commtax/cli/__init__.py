@@ -165,7 +165,8 @@ def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, 
     if plot:
         from commtax.report.plots import plot_comparison
 
-        fixed = ", ".join(f"{axis} {options[axis]}" for axis in ("tp", "pp", "dp", "batch", "context") if axis not in found.axes)
+        swept = {*found.axes, *(("batch", "context") if "local_tokens" in found.axes else ())}
+        fixed = ", ".join(f"{axis} {options[axis]}" for axis in ("tp", "pp", "dp", "batch", "context") if axis not in swept)
         plot_comparison(found, f"{model} on {place.key}, {options['phase']}, {fixed}", Path(plot))
     if as_json:
         print_json({"schema": "commtax.compare/1", "axes": list(found.axes), "rows": bills.comparison_rows(found)})

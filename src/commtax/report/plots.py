@@ -71,6 +71,7 @@ def plot_comparison(found: Comparison, title: str, path: Path) -> None:
     bottom.set_xlabel(LABELS[x_axis])
     plain = mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}")
     bottom.yaxis.set_major_formatter(plain)
+    bottom.yaxis.set_minor_locator(mpl.ticker.LogLocator(subs=(2, 5)))
     bottom.yaxis.set_minor_formatter(plain)
     if x_axis != "link":
         bottom.set_xscale("log", base=2)
