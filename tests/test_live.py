@@ -67,6 +67,16 @@ def test_the_engine_says_what_transformers_says(checkpoints, family):
     assert worst(found.logits, scattered.logits) < 1e-6, "blocks may lie anywhere in the pool"
 
 
+def test_the_step_that_graphs_capture_is_the_plain_step(checkpoints):
+    """Static shapes and a mask instead of the length: the same arithmetic, checked without a GPU."""
+    engine = whole(checkpoints["llama"][0])
+    tokens = prompts(engine.arch.model.vocab, 2, 12, 0, CPU)
+    following = engine.prefill(tokens).argmax(-1)
+    plain = engine.decode(following, 12)
+    engine.place(following, 12)
+    assert worst([plain], [engine.static_step()]) < 1e-5
+
+
 def jobs(checkpoints, ranks, **changes):
     base = {"tp": ranks, "batch": 2, "input_len": 12, "output_len": 4, "device": "cpu"}
     return [Job(model=str(checkpoints[f][0]), **{**base, **changes}).settled() for f in PROVEN]

@@ -59,6 +59,8 @@ class Engine:
         self._vocab_start = group.rank * weights.embed.shape[0]
         self._positions = torch.arange(self.cache.capacity, device=self.device)
         self._lap: Callable[[str], None] = _no_lap
+        self._tokens = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
+        self._at = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
         self._graph: Any = None
         self._graph_sends: list[Sent] = []
 
@@ -213,27 +215,30 @@ class Engine:
             self._capture()
 
     def _capture(self) -> None:
-        self._tokens = torch.zeros(self.batch, 1, dtype=torch.long, device=self.device)
-        self._at = torch.zeros(self.batch, 1, dtype=torch.long, device=self.device)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with self.group.replayed(), torch.cuda.stream(stream):
             for _ in range(3):
-                self._step()
+                self.static_step()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with self.group.replayed() as sends, torch.cuda.graph(graph):
-            self._logits = self._step()
+            self._logits = self.static_step()
         self._graph, self._graph_sends = graph, sends
 
-    def _step(self) -> Any:
+    def static_step(self) -> Any:
+        """A decode step whose shapes do not depend on the length: tokens and position are read from static tensors."""
         hidden = self._positions.unsqueeze(0) > self._at[:1]
         mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, float("-inf"))
         return self._forward(self._tokens, self._at, self.cache.capacity, mask.unsqueeze(0))
 
-    def _replay(self, tokens: Any, position: int) -> Any:
+    def place(self, tokens: Any, position: int) -> None:
+        """What the next static step reads."""
         self._tokens.copy_(tokens.view(-1, 1))
         self._at.fill_(position)
+
+    def _replay(self, tokens: Any, position: int) -> Any:
+        self.place(tokens, position)
         self._graph.replay()
         self.group.ledger.sent.extend(self._graph_sends)
         return self._logits
