@@ -246,7 +246,8 @@ def _ranked(answer: ServingPlans, every: Columns) -> ServingPlans:
     near = _best(every, -over)[:5] if len(every) and not len(plans) else np.array([], dtype=int)
     front = every.take(_front(every, good))
     slow = [] if not len(every) else list(_too_slow(answer, every, good))
-    return replace(answer, plans=plans, near=every.take(near), front=front, rejected=(*answer.rejected, *slow))
+    found = replace(answer, plans=plans, near=every.take(near), front=front, rejected=(*answer.rejected, *slow))
+    return replace(found, rejected=(*found.rejected, *_behind(found))) if len(plans) else found
 
 
 def _score(answer: ServingPlans, c: Columns) -> Array:
@@ -342,6 +343,31 @@ def _too_slow(answer: ServingPlans, every: Columns, good: Array) -> Iterator[Rej
         words = [f"TPOT {tpot * 1e3:.1f} ms at best"] if tpot > goal.tpot_s else []
         words += [f"TTFT {ttft * 1e3:,.0f} ms at best"] if ttft > goal.ttft_s else []
         yield Rejected(label(**sizes), f"breaks the limit: {', '.join(words) or 'TTFT and TPOT never hold together'}")
+
+
+def _behind(answer: ServingPlans) -> Iterator[Rejected]:
+    """Degrees whose best plan meets the limits and still loses by a tenth or more: by how much, and to what."""
+    from commtax.planner.explain import step_of
+
+    rows = answer.plans
+    score = rows.tokens_per_s if answer.goal.objective == "throughput" else rows.tokens_per_s_per_gpu
+    for axis, name in (("tp", "TP"), ("pp", "PP"), ("ep", "EP")):
+        for size in np.unique(getattr(rows, axis)).tolist():
+            mine = np.flatnonzero((getattr(rows, axis) == size) & (rows.mode == 0) & ((rows.pp == 1) | (axis != "tp")))
+            if not len(mine) or (axis != "tp" and size == 1):
+                continue
+            i = int(mine[0])
+            lost = 1 - float(score[i] / score[0])
+            if lost < 0.1:
+                continue
+            step = step_of(answer, rows, i)
+            links = sorted({str(x.link) for x in step.items if x.kind == "comm"})
+            across = "crosses hosts, " if answer.cluster.inter.key in links else ""
+            words = f"{across}{float(step.comm_fraction):.0%} of its decode step is exposed communication over {', '.join(links)}"
+            if axis == "pp":
+                each = int(rows.concurrency[i] / rows.replicas[i])
+                words = f"wants {int(size)} microbatches in flight, and the limits allow {each:,} requests a copy; {words}"
+            yield Rejected(f"{name} {int(size)}", f"{lost:.0%} behind: {words if links else 'holds fewer requests'}")
 
 
 def _words(answer: ServingPlans, rows: Columns, i: int) -> Iterator[str]:
