@@ -1,6 +1,6 @@
 """Decode steps of single shards of the built-in engine on one GPU: what a rank computes at TP N, without its collectives.
 
-PYTHONPATH=src python benchmarks/h200/shards.py OUT.jsonl        (torch and NumPy only)
+PYTHONPATH=src python benchmarks/h200/shards.py OUT.jsonl [MODEL,MODEL…] [LENGTH]        (torch and NumPy only)
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from commtax.cost.tensors import num_params
 from commtax.measure.arch import Arch
 from commtax.measure.comm import Group
 from commtax.measure.engine import Engine
@@ -19,7 +20,8 @@ from commtax.measure.job import Job
 from commtax.measure.weights import Random, load
 
 MODELS = ("llama-3.1-8b", "llama-3.2-3b", "qwen3-8b", "llama-2-7b", "llama-3.2-1b")
-DEGREES, BATCHES, LENGTH = (1, 2, 4, 8), (1, 8, 32), 512
+DEGREES, BATCHES = (1, 2, 4, 8), (1, 8, 32, 128)
+ROOM = 120e9  # bytes of weights that one GPU holds beside a cache
 
 
 class Silent:
@@ -30,19 +32,19 @@ class Silent:
     def all_gather(self, whole: Any, part: Any) -> None: ...
 
 
-def step_s(arch: Arch, tp: int, batch: int, device: Any) -> list[float]:
-    """Seconds of replayed decode steps over about ``LENGTH`` cached tokens."""
+def step_s(arch: Arch, tp: int, batch: int, length: int, device: Any) -> list[float]:
+    """Seconds of replayed decode steps over about ``length`` cached tokens."""
     source = Random(0, torch.bfloat16, device)
-    engine = Engine(arch, load(source, arch, 0, tp, torch.bfloat16, device), Group(0, tp, Silent()), batch, LENGTH + 64)
-    engine.prefill(torch.zeros((batch, LENGTH), dtype=torch.long, device=device))
+    engine = Engine(arch, load(source, arch, 0, tp, torch.bfloat16, device), Group(0, tp, Silent()), batch, length + 64)
+    engine.prefill(torch.zeros((batch, length), dtype=torch.long, device=device))
     engine.capture()
     token, found = torch.zeros(batch, dtype=torch.long, device=device), []
-    for position in range(LENGTH, LENGTH + 16):
+    for position in range(length, length + 16):
         engine.decode(token, position)
     for _ in range(7):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
-        for position in range(LENGTH + 16, LENGTH + 36):
+        for position in range(length + 16, length + 36):
             engine.decode(token, position)
         last.record()
         torch.cuda.synchronize()
@@ -53,22 +55,24 @@ def step_s(arch: Arch, tp: int, batch: int, device: Any) -> list[float]:
     return found
 
 
-def main(path: str) -> None:
+def main(path: str, models: tuple[str, ...] = MODELS, length: int = 512) -> None:
     device = torch.device("cuda")
     with open(path, "w", encoding="utf-8") as file:
         name = torch.cuda.get_device_name()
         file.write(json.dumps({"kind": "header", "device": name, "torch": torch.__version__, "engine": "builtin"}) + "\n")
-        for model in MODELS:
+        for model in models:
             for tp in DEGREES:
                 for batch in BATCHES:
                     arch = Job(model, tp=tp, random=True).arch()
-                    samples = sorted(step_s(arch, tp, batch, device))
-                    row = {"kind": "shard", "model": model, "tp": tp, "batch": batch, "length": LENGTH + 26}
-                    row |= {"capacity": LENGTH + 64, "median_s": samples[3], "samples_s": [float(f"{s:.4g}") for s in samples]}
+                    if 2 * num_params(arch.model) / tp > ROOM:
+                        continue
+                    samples = sorted(step_s(arch, tp, batch, length, device))
+                    row = {"kind": "shard", "model": model, "tp": tp, "batch": batch, "length": length + 26}
+                    row |= {"capacity": length + 64, "median_s": samples[3], "samples_s": [float(f"{s:.4g}") for s in samples]}
                     file.write(json.dumps(row) + "\n")
                     file.flush()
                     print(row["model"], tp, batch, f"{samples[3] * 1e3:.3f} ms", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], *([tuple(sys.argv[2].split(","))] if len(sys.argv) > 2 else []), *(int(x) for x in sys.argv[3:]))

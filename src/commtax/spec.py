@@ -399,6 +399,7 @@ class Engine:
     small_kernels: float = (
         1.0  # of the small kernels that a plain engine launches, this share is left after fusing them into neighbours
     )
+    head_norm_kernels: int = 0  # launches for norms of queries and keys a layer; 0: inside the rotary kernel
     routing_kernels: float = 4.0  # launches around the experts of a layer: choose, sort, permute, activate, combine
     grouped_efficiency: float = 1.0  # arithmetic of the experts' grouped products against plain ones
     popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular

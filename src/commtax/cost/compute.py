@@ -104,7 +104,7 @@ def _part(
         yield from _ffn(thing, count, model, plan, rows, engine)
     elif isinstance(thing, Attention):
         if part == "projections":
-            yield from _projections(thing, count, model, plan, work, rows)
+            yield from _projections(thing, count, model, plan, work, rows, engine)
         else:
             yield from _attention(thing, count, plan, work)
 
@@ -133,7 +133,9 @@ def _small(what: str, count: Number, elements: Number, plan: Plan) -> Kernel:
     return Kernel(what, "small", count, 0.0, elements * DTYPE_BYTES[plan.activations_dtype])
 
 
-def _projections(a: Attention, count: int, model: Model, plan: Plan, work: Workload, rows: Number) -> Iterator[Kernel]:
+def _projections(
+    a: Attention, count: int, model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine
+) -> Iterator[Kernel]:
     h, tp = model.hidden, plan.tp
     if a.latent:
         yield from _latent_projections(a, a.latent, count, model, plan, work, rows)
@@ -142,6 +144,8 @@ def _projections(a: Attention, count: int, model: Model, plan: Plan, work: Workl
         width = a.num_heads * a.head_dim / tp + kv * (a.head_dim + a.v_head_dim)
         yield _gemm("QKV projection", count, rows, width, h, model, plan, "self_attn.q_proj")
         yield _small("rotary and KV write", 2 * count, rows * width, plan)
+        if a.qk_norm and engine.head_norm_kernels:
+            yield _small("query and key norms", engine.head_norm_kernels * count, rows * width, plan)
     yield _gemm("output projection", count, rows, h, a.num_heads * a.v_head_dim / tp, model, plan, "self_attn.o_proj")
 
 

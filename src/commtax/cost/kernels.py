@@ -57,6 +57,8 @@ def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: flo
     memory = moved / (_by_head_dim(k.head_dim, c, "eb") * bandwidth_Bps)
     blocks = c["tc"] * k.batch * k.kv_heads * ((k.head_dim + HEAD_OFFSET) / (HEAD_DIM + HEAD_OFFSET))
     serial = c["kl"] * np.log1p(k.length / c["kc"])
+    if "tb" in c:  # batched products of one query each: the more of them, the slower a launch
+        serial = serial + c["tb"] * np.log(np.maximum(1, k.batch))
     compute = k.flops / flops_per_s
     p = c["p"]
     return c["t0"], (memory**p + blocks**p + serial**p + compute**p + TINY) ** (1 / p)

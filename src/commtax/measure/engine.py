@@ -7,10 +7,11 @@ as a graph.
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -41,6 +42,29 @@ def _no_lap(_line: str) -> None:
     """When nobody looks, nothing is timed."""
 
 
+def rotated(both: Any, cos: Any, sin: Any) -> Any:
+    """Rotary positions of queries and keys at once: halves swapped, the sign is in the sines."""
+    return torch.addcmul(both * cos, both.roll(both.shape[-1] // 2, -1), sin)
+
+
+def gated(both: Any) -> Any:
+    gate, up = both.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def added_and_normed(x: Any, more: Any, weight: Any, eps: float) -> tuple[Any, Any]:
+    """The residual stream with a layer's result added, and its norm."""
+    total = x + more
+    return total, F.rms_norm(total, (total.shape[-1],), weight, eps)
+
+
+def _fused(function: Callable[..., Any], device: Any) -> Callable[..., Any]:
+    """On CUDA torch's compiler makes one kernel of it; on CPUs, or without a compiler, it runs as it stands."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return function
+    return cast("Callable[..., Any]", torch.compile(function))
+
+
 class Engine:
     """One rank of a tensor-parallel decoder with room for ``batch`` sequences of ``length`` tokens."""
 
@@ -59,6 +83,7 @@ class Engine:
         self._vocab_start = group.rank * weights.embed.shape[0]
         self._positions = torch.arange(self.cache.capacity, device=self.device)
         self._lap: Callable[[str], None] = _no_lap
+        self._rotate, self._gate, self._add_and_norm = (_fused(f, self.device) for f in (rotated, gated, added_and_normed))
         self._tokens = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
         self._at = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
         self._graph: Any = None
@@ -91,11 +116,16 @@ class Engine:
         angles = self._cos[flat].unsqueeze(1), self._sin[flat].unsqueeze(1)
         slots = self.cache.slots(positions)
         lap("embedding and final norm")
-        for index, layer in enumerate(w.layers):
-            x = x + self._attention(index, layer, x, angles, slots, tokens.shape[1], length, mask)
-            x = x + self._ffn(layer, x)
-        last = x.view(self.batch, -1, x.shape[-1])[:, -1]
-        last = self._norm(last, w.norm)
+        normed = self._norm(x, w.layers[0].norm_in)
+        lap("norms")
+        following = [layer.norm_in for layer in w.layers[1:]] + [w.norm]
+        for index, (layer, after) in enumerate(zip(w.layers, following, strict=True)):
+            mixed = self._attention(index, layer, normed, angles, slots, tokens.shape[1], length, mask)
+            x, normed = self._add_and_norm(x, mixed, layer.norm_post, self.arch.eps)
+            lap("norms")
+            x, normed = self._add_and_norm(x, self._ffn(layer, normed), after, self.arch.eps)
+            lap("norms")
+        last = normed.view(self.batch, -1, x.shape[-1])[:, -1]
         lap("embedding and final norm")
         logits = F.linear(last, w.head)
         lap("head")
@@ -120,19 +150,16 @@ class Engine:
         return F.rms_norm(x, (x.shape[-1],), weight, self.arch.eps)
 
     def _attention(
-        self, index: int, w: Layer, x: Any, angles: tuple[Any, Any], slots: Any, tokens: int, length: int, mask: Any
+        self, index: int, w: Layer, normed: Any, angles: tuple[Any, Any], slots: Any, tokens: int, length: int, mask: Any
     ) -> Any:
-        lap, rows = self._lap, x.shape[0]
-        normed = self._norm(x, w.norm_in)
-        lap("norms")
+        lap, rows = self._lap, normed.shape[0]
         qkv = F.linear(normed, w.qkv, w.qkv_bias).view(rows, self.heads + 2 * self.kv_heads, -1)
         lap("QKV projection")
         both, value = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if w.q_norm is not None:
             q, k = both.split((self.heads, self.kv_heads), dim=1)
             both = torch.cat((self._norm(q, w.q_norm), self._norm(k, w.k_norm)), dim=1)
-        half = both.shape[-1] // 2
-        both = torch.addcmul(both * angles[0], both.roll(half, -1), angles[1])
+        both = self._rotate(both, *angles)
         query, key = both.split((self.heads, self.kv_heads), dim=1)
         self.cache.write(index, slots, key, value)
         lap("rotary and KV write")
@@ -166,16 +193,14 @@ class Engine:
         mixed = torch.bmm(torch.softmax(scores, dim=-1), values)
         return mixed.view(self.kv_heads, rows, -1).transpose(0, 1).reshape(rows, -1)
 
-    def _ffn(self, w: Layer, x: Any) -> Any:
+    def _ffn(self, w: Layer, normed: Any) -> Any:
         lap = self._lap
-        normed = self._norm(x, w.norm_post)
-        lap("norms")
         if w.router is not None:
             out = self._mixture(w, normed)
         else:
-            gate, up = F.linear(normed, w.up).chunk(2, dim=-1)
+            both = F.linear(normed, w.up)
             lap("feed-forward gate and up")
-            inner = F.silu(gate).mul_(up)
+            inner = self._gate(both)
             lap("feed-forward activation")
             out = F.linear(inner, w.down)
             lap("feed-forward down")
