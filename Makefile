@@ -6,8 +6,8 @@ BIN := .venv/bin
 .PHONY: demo test lint clean
 
 demo: .venv/.installed
+	$(BIN)/commtax plan llama-3.1-70b --cluster 2x8xh100-sxm --ttft 500ms --tpot 30ms
 	$(BIN)/commtax bill llama-3.1-8b --cluster 8xh100-sxm -tp 8
-	$(BIN)/commtax fit llama-3.1-70b --cluster 8xh100-sxm --max-model-len 128k
 
 test: .venv/.installed lint
 	$(BIN)/python -m pytest

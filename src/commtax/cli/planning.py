@@ -80,8 +80,15 @@ def _serve(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
     if as_json:
         print_json(planning.plans_document(found, top))
     else:
-        planning.show_plans(terminal(), found, top, spent)
+        _speed(found.candidates, spent)
+        planning.show_plans(terminal(), found, top)
     sys.exit(0 if len(found.plans) else 1)
+
+
+def _speed(candidates: int, seconds: float) -> None:
+    """How long it took, beside the answer: it differs from run to run."""
+    rate = candidates / max(seconds, 1e-9)
+    click.echo(f"{candidates:,} plans considered in {seconds:.2f} s of CPU, {rate:,.0f} a second", err=True)
 
 
 def _train(model: str, place: Cluster, options: dict[str, Any], top: int, plot: str, as_json: bool) -> None:
@@ -106,5 +113,6 @@ def _train(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
     if as_json:
         print_json(planning.train_plans_document(found, top))
     else:
-        planning.show_train_plans(terminal(), found, top, spent)
+        _speed(found.candidates, spent)
+        planning.show_train_plans(terminal(), found, top)
     sys.exit(0 if len(found.plans) else 1)

@@ -22,11 +22,9 @@ WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost":
 WIDTH, HEIGHT = 60, 10
 
 
-def show_plans(console: Console, a: ServingPlans, top: int, seconds: float) -> None:
+def show_plans(console: Console, a: ServingPlans, top: int) -> None:
     """The sentence first: what to run, and why."""
     say(console, f"{a.model.key} on {a.cluster.key}, {a.engine.key}@{a.engine.version}: {_asked(a)}", "bold")
-    rate = a.candidates / max(seconds, 1e-9)
-    say(console, f"{a.candidates:,} plans considered in {format_seconds(seconds)} of CPU ({rate:,.0f} a second)", "dim")
     if not len(a.plans):
         _nothing(console, a)
         return
@@ -224,14 +222,12 @@ def plot_front(a: ServingPlans, path: Path) -> None:
     save(figure, path)
 
 
-def show_train_plans(console: Console, a: TrainPlans, top: int, seconds: float) -> None:
+def show_train_plans(console: Console, a: TrainPlans, top: int) -> None:
     say(
         console,
         f"{a.model.key} on {a.cluster.key}, {a.engine.key}: {a.global_batch:,} sequences of {a.seq:,} tokens a step",
         "bold",
     )
-    rate = a.candidates / max(seconds, 1e-9)
-    say(console, f"{a.candidates:,} plans priced in {format_seconds(seconds)} of CPU ({rate:,.0f} a second)", "dim")
     if not len(a.plans):
         say(console, "No plan fits in memory; the nearest:" if len(a.near) else "No plan is legal.", "red")
         if len(a.near):
