@@ -356,6 +356,7 @@ class Fabric:
     network_hops: float = 3.0  # link latencies that one level across hosts costs: post, wire, flush
     network_pipelining: float = 0.0  # share of the loss that the best number of chunks still has
     network_label: str = "formula and datasheet"
+    network_ranks: tuple[int, ...] = ()  # least and most ranks that it was measured on; (): it was not
     eager_floor_s: float = 0.0
     spread: float = 0.15  # half-width of the 80 % range inside a domain, as a factor …
     spread_across: float = 0.35  # … and across hosts
@@ -379,8 +380,7 @@ class KernelConstants:
     family: str
     label: str
     tables: Mapping[str, Mapping[str, float]]
-    own_label: str = ""  # of the tables that a profile brought …
-    own: frozenset[str] = frozenset()  # … and which they are
+    own: Mapping[str, str] = field(default_factory=dict)  # labels of the tables that a profile brought
 
     @property
     def sigma(self) -> float:
@@ -389,7 +389,7 @@ class KernelConstants:
 
     def label_of(self, table: str) -> str:
         """Where one table comes from: the profile, or the family."""
-        return self.own_label if table in self.own else self.label
+        return self.own.get(table, self.label)
 
 
 @dataclass(frozen=True, slots=True)

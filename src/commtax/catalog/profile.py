@@ -1,7 +1,7 @@
 """A profile: what was measured on one machine, as a JSON file that is laid over the catalogue.
 
 ``{"commtax_profile": 1, "name", "chip": {"key", "memory_Bps", "flops_per_s", "memory_bytes"}, "kernels": {"tables": {"gemm.fp32":
-{…}}}, "libraries": [{"name": "gloo", "paths": [{…}]}], "network": {"efficiency", "hops", "pipelining", "norm", "spread"}, "links":
+{…}}}, "libraries": [{"name": "gloo", "paths": [{…}]}], "network": {"efficiency", "hops", "pipelining", "spread", …}, "links":
 {"intra", "inter"}, "host_s", "host_s_per_doubling", "host_s_per_seq", "request_s", "sigma_host", "sigma_tpot", "sigma_ttft",
 "engine", "dtype", "sources"}``: every part may be left out.
 """
@@ -21,7 +21,7 @@ from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Path, P
 
 VERSION = 1
 HOST = ("host_s", "host_s_per_doubling", "host_s_per_seq", "request_s", "sigma_host", "sigma_tpot", "sigma_ttft")
-NETWORK = ("efficiency", "hops", "pipelining", "norm", "spread")
+NETWORK = ("efficiency", "hops", "pipelining", "norm", "spread", "least_ranks", "most_ranks")
 ALGORITHMS = ("ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch")
 _PARTS = {"name", "chip", "kernels", "library", "libraries", "network", "links", "engine", "dtype", "sources"}
 _KEYS = {"commtax_profile", *_PARTS, *HOST}
@@ -150,7 +150,7 @@ def constants(found: Profile, engine: Engine, chip: Chip) -> KernelConstants:
     """The family's kernel constants with the measured ones in their place."""
     usual = kernel_constants(engine, chip)
     tables = {**usual.tables, **found.tables}
-    return replace(usual, tables=tables, own_label=found.label, own=frozenset(found.tables))
+    return replace(usual, tables=tables, own=dict.fromkeys(found.tables, found.label))
 
 
 def same_link(found: Profile, which: str, cluster: Cluster) -> bool:
@@ -171,7 +171,10 @@ def paths(found: Profile, library: str, cluster: Cluster) -> Fabric:
     made = fabric(library, cluster, {name: tuple(_owned(p, found) for p in mine) for name, mine in here.items()})
     if not found.network or not same_link(found, "inter", cluster) or made.flat:
         return made
-    numbers: dict[str, Any] = {f"network_{key}": value for key, value in found.network.items() if key != "spread"}
+    own = found.network
+    numbers: dict[str, Any] = {f"network_{key}": own[key] for key in ("efficiency", "hops", "pipelining", "norm") if key in own}
+    if "least_ranks" in own and "most_ranks" in own:
+        numbers["network_ranks"] = (int(own["least_ranks"]), int(own["most_ranks"]))
     return replace(
         made,
         **numbers,

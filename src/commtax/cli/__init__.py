@@ -443,6 +443,7 @@ def _commands(arguments: list[str]) -> click.Group:
     """All commands; those that bring much of their own join only where they may be wanted."""
     if not arguments or arguments[0] not in app.commands:
         from commtax.cli.auditing import audit_command
+        from commtax.cli.calibrating import calibrate_command
         from commtax.cli.measuring import measure_group
         from commtax.cli.pipelines import pipeline_command
 
@@ -452,6 +453,7 @@ def _commands(arguments: list[str]) -> click.Group:
 
         app.add_command(simulate_command)
         app.add_command(audit_command)
+        app.add_command(calibrate_command)
     return app
 
 

@@ -132,11 +132,13 @@ def comm_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
 
 def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool) -> str:
     """What the price of a collective rests on; groups beyond the measured ones are assumed."""
-    if crosses and not fabric.flat:
+    outside = crosses and not fabric.flat
+    taken = (fabric.network_paths if outside else fabric.paths)[op][path]
+    seen = fabric.network_ranks if outside else taken.ranks
+    if seen and not seen[0] <= ranks <= seen[-1]:
+        return f"assumed: measured on {' to '.join(map(str, dict.fromkeys(seen)))} ranks"
+    if outside:
         return fabric.network_label
-    taken = fabric.paths[op][path]
-    if taken.ranks and not taken.ranks[0] <= ranks <= taken.ranks[-1]:
-        return f"assumed: measured on {' to '.join(map(str, dict.fromkeys(taken.ranks)))} ranks"
     if taken.source.startswith("calibrated: "):
         return taken.source
     if fabric.label == "calibrated" and ranks > MEASURED_RANKS:
@@ -154,7 +156,8 @@ def spread_of(
     known = fabric.label == "calibrated" and bool(np.max(ranks) <= MEASURED_RANKS)
     found = fabric.spread_of(op, nbytes, where, known)
     if crosses:
-        return found
+        seen = fabric.network_ranks or (0, np.inf)
+        return pick(np.logical_and(ranks >= seen[0], ranks <= seen[-1]), found, np.maximum(found, UNMEASURED))
     for index, path in enumerate(fabric.paths[op]):
         if path.spread:  # a machine's own fit
             inside = np.logical_and(ranks >= path.ranks[0], ranks <= path.ranks[-1]) if path.ranks else True
