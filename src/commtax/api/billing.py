@@ -83,6 +83,7 @@ def bill(
         *context_notes(context, asked),
         *_step_notes(asked, phase, work.rows, speculative),
         *((fabric.note,) if fabric.note else ()),
+        *_untaken(plain, asked),
     )
     return StepBill(plain.lines, plain.tokens, asked, phase, batch, context, together, rows, speculative, settings, sources, notes)
 
@@ -109,6 +110,14 @@ def _step_notes(asked: Setup, phase: str, rows: Number, speculative: int) -> lis
     if speculative:
         found.append(f"tokens/s count one token a sequence: up to {speculative + 1} times as many if every draft is accepted")
     return found
+
+
+def _untaken(plain: Bill, asked: Setup) -> list[str]:
+    """A profile whose collectives are not the ones that run: said, not left to be guessed."""
+    own, comm = asked.profile, [x for x in plain.items if x.kind == "comm"]
+    if not own or not own.libraries or not comm or any(x.source == own.label for x in comm):
+        return []
+    return [f"none of these collectives takes a path of profile {own.name}: --library {next(iter(own.libraries))} prices with it"]
 
 
 def _padding(asked: Setup, rows: Number, padded: Number) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path as File
 from typing import Any
 
 from commtax import catalog
+from commtax.api import expect
 from commtax.calibrate.collectives import document, fit_op
 from commtax.calibrate.engines import fit_engine
 from commtax.calibrate.kernels import fit_tables
@@ -98,8 +99,17 @@ def _inside(rows: Files, place: Place, own: Profile) -> Fitted:
             continue
         libraries[library] = (*libraries.get(library, ()), *paths)
         parts.append(part)
+    for library, paths in libraries.items():
+        if all(p.op != "all-reduce" for p in paths):
+            parts[-1] = replace(parts[-1], wishes=(*parts[-1].wishes, _unmeasured(library, place)))
     links = {"intra": place.cluster.intra.key} if libraries else {}
     return replace(own, libraries=libraries, links=links), parts, refused
+
+
+def _unmeasured(library: str, place: Place) -> Wish:
+    """Tensor parallelism is made of all-reduces: without a measured one, the catalogue's range stays."""
+    spread = float(expect("all-reduce", place.cluster, nbytes=65536.0, ranks=min(2, place.cluster.domain), library=library).spread)
+    return Wish(f"{library} all-reduce, 1 KiB to 1 GiB: not measured, and the catalogue's range is ±{spread:.0%}", spread)
 
 
 def _kernels(rows: Files, place: Place, own: Profile) -> Fitted:

@@ -17,7 +17,7 @@ from commtax.calibrate import robust
 from commtax.calibrate.records import Change, Errors, Part, Place, Served, TooFewError, Wish, named
 from commtax.calibrate.robust import Array
 from commtax.spec import Engine, Profile
-from commtax.units import format_seconds
+from commtax.units import format_seconds, plural
 
 STEP_S = 1e-3  # of the differences
 FLOOR_SLACK = 0.98
@@ -86,7 +86,7 @@ def _fit_host(runs: list[Served], place: Place, own: Profile) -> tuple[dict[str,
         notes=tuple(_notes(runs, names, found, times, base)),
         wishes=tuple(_wishes(runs, names, fitted, place, own)),
     )
-    return {**found, "sigma_tpot": sigma}, part
+    return {**found, **_sigmas("tpot", sigma, runs)}, part
 
 
 def _latencies(runs: list[Served], place: Place, own: Profile, engine: Engine) -> Array:
@@ -130,7 +130,13 @@ def _fit_request(runs: list[Served], place: Place, own: Profile, engine: Engine)
         spread=float(np.expm1(robust.Z80 * sigma)),
         outliers=named([r.label for r in runs], after, robust.outliers(after)),
     )
-    return {"request_s": value, "sigma_ttft": sigma}, part
+    return {"request_s": value, **_sigmas("ttft", sigma, runs)}, part
+
+
+def _sigmas(name: str, sigma: float, runs: list[Served]) -> dict[str, float]:
+    """The scatter of runs, for the kind of model that ran: dense, a mixture, or both."""
+    kinds = {"_moe" if catalog.model(r.model).experts else "" for r in runs}
+    return {f"sigma_{name}{kind}": sigma for kind in sorted(kinds)}
 
 
 def _notes(runs: list[Served], names: list[str], found: dict[str, float], times: Array, base: Array) -> Iterator[str]:
@@ -159,4 +165,6 @@ def _wishes(runs: list[Served], names: list[str], fitted: robust.Fitted, place: 
         sigma = float(np.sqrt(slope @ covariance @ slope + fitted.sigma**2))
         width = float(np.expm1(min(3.0, robust.Z80 * sigma)))
         model = catalog.model(run.model).key
-        yield Wish(f"a serve run of {model} at tp {run.tp} with {clients} clients: the range there is ±{width:.0%}", width)
+        yield Wish(
+            f"a serve run of {model} at tp {run.tp} with {plural(clients, 'client')}: the range there is ±{width:.0%}", width
+        )

@@ -130,9 +130,13 @@ def _fitted(values: Array, residuals: Array, slope: Array) -> Fitted:
 
 
 def half_width(residuals: Array, constants: int) -> float:
-    """Half-width of the 80 % range as a factor: the 80th percentile of all rows' residuals, widened for what was fitted."""
-    spare = max(1, len(residuals) - constants)
-    widened = float(np.quantile(np.abs(residuals), 0.8)) * float(np.sqrt(len(residuals) / spare))
+    """Half-width of the 80 % range as a factor: that percentile of all rows' residuals, widened for what was fitted.
+
+    Of n rows the ceil(0.8 (n + 1))-th holds the next one with 80 % (as conformal prediction has it): few rows, a wide range.
+    """
+    count = len(residuals)
+    share = min(1.0, float(np.ceil(0.8 * (count + 1))) / count)
+    widened = float(np.quantile(np.abs(residuals), share)) * float(np.sqrt(count / max(1, count - constants)))
     return max(0.02, float(np.expm1(widened)))
 
 

@@ -20,7 +20,8 @@ from commtax.catalog.loader import suggest
 from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Path, Profile
 
 VERSION = 1
-HOST = ("host_s", "host_s_per_doubling", "host_s_per_seq", "request_s", "sigma_host", "sigma_tpot", "sigma_ttft")
+_SIGMAS = ("sigma_host", "sigma_tpot", "sigma_ttft", "sigma_tpot_moe", "sigma_ttft_moe")
+HOST = ("host_s", "host_s_per_doubling", "host_s_per_seq", "request_s", *_SIGMAS)
 NETWORK = ("efficiency", "hops", "pipelining", "norm", "spread", "least_ranks", "most_ranks")
 ALGORITHMS = ("ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch")
 _PARTS = {"name", "chip", "kernels", "library", "libraries", "network", "links", "engine", "dtype", "sources"}
