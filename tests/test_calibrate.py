@@ -167,6 +167,19 @@ def test_across_hosts(tmp_path):
     assert with_it.spread < commtax.expect("all-reduce", "4x8xh100-sxm", nbytes=2**26, ranks=32).spread
 
 
+def test_large_tensors_alone_tell_no_latency_across_hosts(tmp_path):
+    truth = overlay.Profile("true", network={"efficiency": 0.7, "hops": 5.0, "pipelining": 0.8})
+    sizes = np.array([2.0**x for x in range(29, 34)])
+    times = commtax.expect("all-reduce", "4x8xh100-sxm", nbytes=sizes, ranks=32, profile=truth).seconds
+    rows = [(int(s), 1e6 * t, 1e6 * t, 0) for s, t in zip(sizes, times, strict=True)]
+    found = calibrate([written(tmp_path, "32.txt", output("all_reduce", 32, rows))], "4x8xh100-sxm")
+    usual = commtax.expect("all-reduce", "4x8xh100-sxm", nbytes=1024, ranks=32)
+    assert found.profile.network["hops"] == usual.fabric.network_hops
+    assert "hops" in found.parts[0].notes[1]
+    small, large = (commtax.expect("all-reduce", "4x8xh100-sxm", nbytes=s, ranks=32, profile=found.profile) for s in (1024, 2**31))
+    assert float(small.spread) >= 0.6 > 5 * float(large.spread)
+
+
 def bench(model, clients, tpot, ttft, tp=1, lengths=(512, 256), **more):
     n = 10 * clients
     totals = {"completed": n, "duration": 60, "total_input_tokens": n * lengths[0], "total_output_tokens": n * lengths[1]}

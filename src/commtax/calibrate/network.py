@@ -19,6 +19,8 @@ CONSTANTS = ("efficiency", "hops", "pipelining")
 LEAST_SIZES, LEAST_SPAN = 4, 16
 MOST = (3.0, 1e4, 1e2)  # an efficiency above 1 is kept for the report: it says that the NICs are others than was said
 TOO_FAST = 1.1
+TRIED, NOTHING = 0.3, 1e-9  # where the catalogue has no loss of a pipeline: what to try, and what is none to a logarithm
+UNSURE = 0.45  # relative standard deviation of a constant that rows do not tell
 ASKED = tuple(float(2**x) for x in range(10, 34, 2))
 
 
@@ -32,29 +34,56 @@ def fit_network(rows: Sequence[Timed], place: Place, own: Profile) -> tuple[dict
         )
     times = np.array([r.seconds for r in rows])
     usual = expect(rows[0].op, place.cluster, nbytes=1.0, ranks=rows[0].ranks, library=rows[0].library).fabric
-    start = np.array([usual.network_efficiency, usual.network_hops, usual.network_pipelining or 0.3])
-
-    def predict(values: Array) -> Array:
-        return _expected(rows, place, _with(own, values))
-
-    fitted = robust.curve(predict, start, times, np.array(MOST))
+    before = (usual.network_efficiency, usual.network_hops, usual.network_pipelining)
+    fitted, told = _fit(rows, place, own, np.array(before), times)
     spread = robust.half_width(fitted.residuals, len(CONSTANTS))
-    found = {**dict(zip(CONSTANTS, (float(v) for v in fitted.values), strict=True)), "spread": spread}
+    kept = zip(CONSTANTS, (float(v) for v in fitted.values), before, told, strict=True)
+    found = {**{n: value if yes else b for n, value, b, yes in kept}, "spread": spread}
     ranks = {r.ranks for r in rows}
     found |= {"least_ranks": min(ranks), "most_ranks": max(ranks)}
-    before = (usual.network_efficiency, usual.network_hops, usual.network_pipelining)
+    if not told[CONSTANTS.index("hops")]:
+        found["least_bytes"] = min(sizes)  # below, latency decides, and nobody measured it
     part = Part(
         name=f"{rows[0].library} across hosts",
         rows=len(rows),
-        changes=tuple(Change(f"network {n}", b, found[n]) for n, b in zip(CONSTANTS, before, strict=True)),
+        changes=tuple(Change(f"network {n}", b, found[n]) for n, b, t in zip(CONSTANTS, before, told, strict=True) if t),
         before=Errors.of(np.log(times / _expected(rows, place, None))),
         after=Errors.of(fitted.residuals),
         spread=spread,
         outliers=named([r.label for r in rows], fitted.residuals, robust.outliers(fitted.residuals)),
-        notes=tuple(_notes(rows, found, place)),
+        notes=tuple(_notes(rows, found, place, told)),
         wishes=tuple(_wishes(rows, place, own, fitted)),
     )
     return found, part
+
+
+def _fit(rows: Sequence[Timed], place: Place, own: Profile, start: Array, times: Array) -> tuple[Fitted, Array]:
+    """The constants that the rows tell to a factor of 1.5 or so; the others stay where they were."""
+    told = np.ones(len(start), bool)
+    while told.any():
+        fitted = _fit_some(rows, place, own, np.where(told, np.maximum(start, TRIED), np.maximum(start, NOTHING)), told, times)
+        sure = np.sqrt(np.diag(robust.covariance(fitted.information, fitted.values))) / fitted.values < UNSURE
+        if np.all(sure[told]):
+            return fitted, told
+        told = told & sure
+    raise TooFewError("across hosts: these sizes tell neither latency nor bandwidth; measure from 1 KiB to 1 GiB")
+
+
+def _fit_some(rows: Sequence[Timed], place: Place, own: Profile, start: Array, told: Array, times: Array) -> Fitted:
+    """Some constants fitted, the others held; what the rows tell is reckoned for all."""
+
+    def every(values: Array) -> Array:
+        found = np.array(start, float)
+        found[told] = values
+        return found
+
+    def predict(values: Array) -> Array:
+        return _expected(rows, place, _with(own, values))
+
+    some = robust.curve(lambda values: predict(every(values)), start[told], times, np.array(MOST)[told])
+    values = every(some.values)
+    slope = robust.slopes(predict, values)
+    return replace(some, values=values, information=slope.T @ (slope * some.weights[:, None]) / some.sigma**2)
 
 
 def _with(own: Profile, values: Array) -> Profile:
@@ -72,10 +101,13 @@ def _expected(rows: Sequence[Timed], place: Place, profile: Profile | None) -> A
     return found
 
 
-def _notes(rows: Sequence[Timed], found: dict[str, float], place: Place) -> Iterator[str]:
+def _notes(rows: Sequence[Timed], found: dict[str, float], place: Place, told: Array) -> Iterator[str]:
     cluster = place.cluster
     hosts = sorted({-(-r.ranks // cluster.domain) for r in rows})
     yield f"measured over {', '.join(map(str, hosts))} hosts: latency grows with the logarithm of hosts"
+    untold = [n for n, yes in zip(CONSTANTS, told, strict=True) if not yes]
+    if untold:
+        yield f"{', '.join(untold)}: these sizes do not tell {'it' if len(untold) == 1 else 'them'}, the catalogue's stays"
     if found["efficiency"] > TOO_FAST:
         nics = f"{found['efficiency']:.0%} of {cluster.nics_per_host} x {cluster.inter.key} a host"
         yield f"{nics}: more than they carry; say --inter and --nics, or the switches add (SHARP)"
@@ -83,7 +115,7 @@ def _notes(rows: Sequence[Timed], found: dict[str, float], place: Place) -> Iter
 
 def _wishes(rows: Sequence[Timed], place: Place, own: Profile, fitted: Fitted) -> Iterator[Wish]:
     """The range left at other sizes and numbers of hosts."""
-    spread = robust.covariance(fitted.information, fitted.values)
+    spread = robust.covariance(fitted.information, np.maximum(fitted.values, TRIED))
     op, domain = rows[0].op, place.cluster.domain
     groups = sorted({r.ranks for r in rows} | {domain * 2**k for k in range(1, 6) if domain * 2**k <= place.cluster.num_gpus})
     seen = {r.ranks for r in rows}

@@ -17,12 +17,12 @@ from typing import Any
 
 from commtax.catalog.fabric import FORMS, OPS, fabric, kernel_constants, library_chain
 from commtax.catalog.loader import suggest
-from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Path, Profile
+from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Path, Profile, Spread
 
 VERSION = 1
 _SIGMAS = ("sigma_host", "sigma_tpot", "sigma_ttft", "sigma_tpot_moe", "sigma_ttft_moe")
 HOST = ("host_s", "host_s_per_doubling", "host_s_per_seq", "request_s", *_SIGMAS)
-NETWORK = ("efficiency", "hops", "pipelining", "norm", "spread", "least_ranks", "most_ranks")
+NETWORK = ("efficiency", "hops", "pipelining", "norm", "spread", "least_ranks", "most_ranks", "least_bytes")
 ALGORITHMS = ("ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch")
 _PARTS = {"name", "chip", "kernels", "library", "libraries", "network", "links", "engine", "dtype", "sources"}
 _KEYS = {"commtax_profile", *_PARTS, *HOST}
@@ -33,6 +33,7 @@ _NEEDED = {
     "prefill": ("t0", "eb", "ep64", "ep128", "ep256", "c0", "tl", "p"),
     "small": ("t0", "eb"),
 }
+_UNMEASURED = 0.6  # … around sizes that nobody measured
 _SPREAD = 0.25  # half-width of the range around a machine's own fit that does not say its own
 
 
@@ -173,6 +174,7 @@ def paths(found: Profile, library: str, cluster: Cluster) -> Fabric:
     if not found.network or not same_link(found, "inter", cluster) or made.flat:
         return made
     own = found.network
+    small = [Spread("across", (), own["least_bytes"], _UNMEASURED)] if "least_bytes" in own else []
     numbers: dict[str, Any] = {f"network_{key}": own[key] for key in ("efficiency", "hops", "pipelining", "norm") if key in own}
     if "least_ranks" in own and "most_ranks" in own:
         numbers["network_ranks"] = (int(own["least_ranks"]), int(own["most_ranks"]))
@@ -181,7 +183,7 @@ def paths(found: Profile, library: str, cluster: Cluster) -> Fabric:
         **numbers,
         network_label=found.label,
         spread_across=found.network.get("spread", _SPREAD),
-        spreads=tuple(s for s in made.spreads if s.where != "across"),
+        spreads=(*small, *(s for s in made.spreads if s.where != "across")),
     )
 
 

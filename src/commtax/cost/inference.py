@@ -133,14 +133,13 @@ def comm_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
 def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool) -> str:
     """What the price of a collective rests on; groups beyond the measured ones are assumed."""
     outside = crosses and not fabric.flat
-    taken = (fabric.network_paths if outside else fabric.paths)[op][path]
-    seen = fabric.network_ranks if outside else taken.ranks
+    seen = fabric.network_ranks if outside else fabric.paths[op][path].ranks
     if seen and not seen[0] <= ranks <= seen[-1]:
         return f"assumed: measured on {' to '.join(map(str, dict.fromkeys(seen)))} ranks"
     if outside:
         return fabric.network_label
-    if taken.source.startswith("calibrated: "):
-        return taken.source
+    if fabric.paths[op][path].source.startswith("calibrated: "):
+        return fabric.paths[op][path].source
     if fabric.label == "calibrated" and ranks > MEASURED_RANKS:
         return f"assumed: measured on up to {MEASURED_RANKS} ranks"
     return fabric.label
