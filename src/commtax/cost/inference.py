@@ -153,7 +153,8 @@ def spread_of(
         return 0.0
     where = "across" if crosses else "eager" if eager else cluster.intra.kind
     known = fabric.label == "calibrated" and bool(np.max(ranks) <= MEASURED_RANKS)
-    found = fabric.spread_of(op, nbytes, where, known)
+    usual = fabric.spread_across if crosses else fabric.spread
+    found = fabric.spread_of(op, nbytes, where, known) if fabric.spreads else usual
     if crosses:
         seen = fabric.network_ranks or (0, np.inf)
         return pick(np.logical_and(ranks >= seen[0], ranks <= seen[-1]), found, np.maximum(found, UNMEASURED))
