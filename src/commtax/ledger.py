@@ -70,7 +70,7 @@ class Line:
     source: str = ""
     flops: Number = 0.0
     window_s: Number = 0.0  # compute that the collective may run beside, in total
-    sigma: float = 0.0  # standard deviation of the logarithm of its time, from the residuals of its source
+    sigma: Number = 0.0  # standard deviation of the logarithm of its time, from the residuals of its source
 
     @property
     def each_s(self) -> Number:
@@ -161,7 +161,7 @@ def _line_at(line: Line, index: int) -> Line:
     i = line.item
     item = replace(i, nbytes=_at(i.nbytes, index), ranks=_at(i.ranks, index), count=_at(i.count, index))
     numbers: dict[str, Any] = {
-        name: _at(getattr(line, name), index) for name in ("fixed_s", "moving_s", "hidden_s", "flops", "window_s")
+        name: _at(getattr(line, name), index) for name in ("fixed_s", "moving_s", "hidden_s", "flops", "window_s", "sigma")
     }
     names: dict[str, Any] = {name: _name(_at(getattr(line, name), index), line.names) for name in ("link", "algorithm")}
     return replace(line, item=item, **numbers, **names)

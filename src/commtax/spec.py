@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 Number = Any
 """int, float or a NumPy array: the same formula serves all three, which no type checker can follow."""
 
@@ -325,6 +327,19 @@ class Path:
     contention: tuple[tuple[int, float], ...] = ()  # by group size: how much slower bytes move when all ranks send (PCIe)
     name: str = ""
     source: str = ""
+    spread: float = 0.0  # half-width of the 80 % range around it, as a factor; 0: the fabric's
+    ranks: tuple[int, ...] = ()  # least and most ranks that it was measured on; (): the library's
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How far measured times of one kind of collective lie from predicted ones: 4 in 5 within a factor of 1 + ``factor``."""
+
+    where: str  # a kind of link inside a host, "across" hosts, or "eager"
+    ops: tuple[str, ...]  # (): all
+    max_bytes: float
+    factor: float
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,10 +354,23 @@ class Fabric:
     network_efficiency: float = 0.9
     network_norm: float = 8.0
     network_hops: float = 3.0  # link latencies that one level across hosts costs: post, wire, flush
+    network_pipelining: float = 0.0  # share of the loss that the best number of chunks still has
+    network_label: str = "formula and datasheet"
+    network_ranks: tuple[int, ...] = ()  # least and most ranks that it was measured on; (): it was not
     eager_floor_s: float = 0.0
     spread: float = 0.15  # half-width of the 80 % range inside a domain, as a factor …
     spread_across: float = 0.35  # … and across hosts
+    spreads: tuple[Spread, ...] = ()  # … by place, collective and size, where residuals were measured: the first that applies
     note: str = ""
+
+    def spread_of(self, op: str, nbytes: Number, where: str, measured: bool = True) -> Number:
+        """Half-width of the 80 % range as a factor; what was not measured (an uncalibrated fabric, more ranks) is "assumed"."""
+        place = where if measured or where == "across" else "assumed"
+        usual = self.spread_across if place == "across" else self.spread
+        found = np.full(np.shape(nbytes), usual, dtype=float)
+        for s in reversed([s for s in self.spreads if s.where == place and (not s.ops or op in s.ops)]):
+            found = np.where(np.asarray(nbytes) <= s.max_bytes, s.factor, found)
+        return found[()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,11 +380,16 @@ class KernelConstants:
     family: str
     label: str
     tables: Mapping[str, Mapping[str, float]]
+    own: Mapping[str, str] = field(default_factory=dict)  # labels of the tables that a profile brought
 
     @property
     def sigma(self) -> float:
         """Standard deviation of the logarithm of a whole step's kernels against measured steps."""
         return self.tables["step.bf16"]["sigma"]
+
+    def label_of(self, table: str) -> str:
+        """Where one table comes from: the profile, or the family."""
+        return self.own.get(table, self.label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,9 +400,16 @@ class Profile:
     chip: Mapping[str, Any] = field(default_factory=dict)  # fields of Chip; "key" says which chip it describes
     tables: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # kernel constants, as in KernelConstants
     libraries: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)  # measured paths by library, the usual one first
-    host_s: float | None = None
+    network: Mapping[str, float] = field(default_factory=dict)  # across hosts: efficiency, hops, pipelining, norm, spread
+    host: Mapping[str, float] = field(default_factory=dict)  # fields of Engine: host and request times and their sigmas
+    links: Mapping[str, str] = field(default_factory=dict)  # "intra" and "inter" that the collectives were measured on
     engine: str = ""  # the engine that was measured
     dtype: str = ""  # … and the type it ran in
+    sources: Mapping[str, str] = field(default_factory=dict)  # what each part was fitted on
+
+    @property
+    def label(self) -> str:
+        return f"calibrated: {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +456,7 @@ class Engine:
     sigma_tpot_moe: float = 0.0  # … of mixtures of experts
     sigma_ttft_moe: float = 0.0
     calibrated: bool = False  # host times were fitted on measured runs of this engine
+    host_label: str = ""  # where they come from, if not from the catalogue
     versions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # constants of other versions, where fitted
     launch_s: float = 0.0  # one kernel launch without graphs
     gpu_memory_utilization: float = 0.9

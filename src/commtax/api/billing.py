@@ -10,8 +10,7 @@ import numpy as np
 from commtax import catalog
 from commtax.api.fitting import fit
 from commtax.api.sending import check_backend, check_workload, context_notes, flight_notes, in_flight, workload
-from commtax.api.setup import Setup, positive, setup
-from commtax.catalog import profile as overlay
+from commtax.api.setup import Setup, constants_of, fabric_of, library_of, positive, setup
 from commtax.cost import memory
 from commtax.cost.inference import Settings, inference_bill
 from commtax.cost.traffic import padded_rows
@@ -62,22 +61,15 @@ def bill(
 
     With ``pp`` stages the batch is split into ``pp`` microbatches that are in flight together: ``step_s`` is one
     microbatch through all stages, and tokens of all of them come out in that time. ``profile`` is a machine's own
-    constants (a file of ``commtax measure calibrate``): its engine and type are used unless others are given.
+    constants (a file of ``commtax calibrate``): its engine and type are used unless others are given.
     """
     batch, context = _check(phase, batch, context, overlap, slow_rank)
     check_workload(phase, speculative, eager)
-    own = overlay.load(profile) if isinstance(profile, str) else profile
-    if own:
-        plan = {**plan, "engine": plan.get("engine") or own.engine, "dtype": plan.get("dtype") or own.dtype}
-    asked = setup(model, cluster, phase=phase, **plan)
+    asked = setup(model, cluster, phase=phase, profile=profile, **plan)
     check_backend(ep_backend, asked)
-    usual = library or next(iter(own.libraries), "") if own else library
-    if own:
-        asked = replace(asked, cluster=overlay.on_cluster(own, asked.cluster), engine=overlay.on_engine(own, asked.engine))
-    name, chip = usual or asked.engine.library, asked.cluster.chip
-    fabric = overlay.paths(own, name, asked.cluster) if own else catalog.fabric(name, asked.cluster)
-    constants = overlay.constants(own, asked.engine, chip) if own else catalog.kernel_constants(asked.engine, chip)
-    settings = Settings(eager, ep_backend, overlap, slow_rank, latency_scale, bandwidth_scale, usual, own)
+    fabric, constants = fabric_of(asked, library), constants_of(asked)
+    usual = library_of(asked, library) if asked.profile else library
+    settings = Settings(eager, ep_backend, overlap, slow_rank, latency_scale, bandwidth_scale, usual, asked.profile)
     together = in_flight(phase, batch, asked.plan.pp)
     work = workload(phase, together, context, speculative)
     tokens = (batch if phase in ("decode", "prefill") else work.decode_seqs + work.prefill_seqs) * asked.plan.dp
@@ -91,6 +83,7 @@ def bill(
         *context_notes(context, asked),
         *_step_notes(asked, phase, work.rows, speculative),
         *((fabric.note,) if fabric.note else ()),
+        *_untaken(plain, asked),
     )
     return StepBill(plain.lines, plain.tokens, asked, phase, batch, context, together, rows, speculative, settings, sources, notes)
 
@@ -117,6 +110,14 @@ def _step_notes(asked: Setup, phase: str, rows: Number, speculative: int) -> lis
     if speculative:
         found.append(f"tokens/s count one token a sequence: up to {speculative + 1} times as many if every draft is accepted")
     return found
+
+
+def _untaken(plain: Bill, asked: Setup) -> list[str]:
+    """A profile whose collectives are not the ones that run: said, not left to be guessed."""
+    own, comm = asked.profile, [x for x in plain.items if x.kind == "comm"]
+    if not own or not own.libraries or not comm or any(x.source == own.label for x in comm):
+        return []
+    return [f"none of these collectives takes a path of profile {own.name}: --library {next(iter(own.libraries))} prices with it"]
 
 
 def _padding(asked: Setup, rows: Number, padded: Number) -> list[str]:

@@ -8,10 +8,11 @@ import numpy as np
 
 from commtax import catalog
 from commtax.api.setup import positive
+from commtax.catalog import profile as overlay
 from commtax.cost.collectives import ring_factor
-from commtax.cost.inference import MEASURED_RANKS, price
+from commtax.cost.inference import price, source_of, spread_of
 from commtax.cost.placement import Span
-from commtax.spec import Cluster, Fabric, Number
+from commtax.spec import Cluster, Fabric, Number, Profile
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
 
@@ -26,12 +27,13 @@ class Expectation:
     ranks: int
     nbytes: Number
     seconds: Number
-    spread: float  # the range is seconds / (1 + spread) … seconds x (1 + spread)
+    spread: Number  # the range is seconds / (1 + spread) … seconds x (1 + spread)
     latency_s: Number
     wire_s: Number
     algorithm: str
     link: str
     source: str
+    profile: str = ""  # whose constants were laid over the catalogue's
 
     @property
     def low_s(self) -> Number:
@@ -60,28 +62,42 @@ class Expectation:
 
 
 def expect(
-    op: str, cluster: str | Cluster, *, nbytes: Number, ranks: int = 0, library: str = "nccl", eager: bool = False
+    op: str,
+    cluster: str | Cluster,
+    *,
+    nbytes: Number,
+    ranks: int = 0,
+    library: str = "",
+    eager: bool = False,
+    profile: str | Profile | None = None,
 ) -> Expectation:
-    """Price one collective over the first ``ranks`` GPUs (all by default) in host order."""
+    """Price one collective over the first ``ranks`` GPUs (all by default) in host order, by default with NCCL's paths.
+
+    ``profile`` is a machine's own constants: its first library is used unless another is named.
+    """
     op = {"sendrecv": "send-recv", "allreduce": "all-reduce", "alltoall": "all-to-all"}.get(
         op.replace("_", "-"), op.replace("_", "-")
     )
     if op not in OPS:
         raise ValueError(f"collective '{op}': one of {', '.join(OPS)}")
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+    own = overlay.load(profile) if isinstance(profile, str) else profile
+    place = overlay.on_cluster(own, place) if own else place
     size = int(positive(ranks or (2 if op == "send-recv" else place.num_gpus), "ranks", least=2))
     if size > place.num_gpus:
         raise ValueError(f"ranks={size}: {place.key} has {place.num_gpus} GPUs")
     if not np.all(np.asarray(nbytes) > 0) or not np.all(np.isfinite(nbytes)):
         raise ValueError(f"size={nbytes}: a size above 0 is needed")
-    fabric = catalog.fabric(library, place)
+    library = library or (next(iter(own.libraries), "") if own else "") or "nccl"
+    fabric = overlay.paths(own, library, place) if own else catalog.fabric(library, place)
     inside = min(size, place.domain)
     if op == "send-recv" and place.num_gpus > place.domain:
         inside = 1  # the first GPU of one host to the first of the next
     where = Span(size, inside, int(np.ceil(size / inside)))
     chosen = price(op, nbytes, size, where, place, fabric)
     crosses = where.domains > 1
-    path = (fabric.network_paths if crosses else fabric.paths)[op][int(np.asarray(chosen.path).ravel()[0])]
+    index = int(np.asarray(chosen.path).ravel()[0])
+    path = (fabric.network_paths if crosses else fabric.paths)[op][index]
     latency = np.maximum(chosen.latency_s, fabric.eager_floor_s - chosen.wire_s) if eager else chosen.latency_s
     return Expectation(
         op=op,
@@ -90,18 +106,11 @@ def expect(
         ranks=size,
         nbytes=nbytes,
         seconds=latency + chosen.wire_s,
-        spread=fabric.spread_across if crosses else fabric.spread,
+        spread=spread_of(fabric, op, nbytes, size, chosen, place, crosses, eager=eager),
         latency_s=latency,
         wire_s=chosen.wire_s,
         algorithm=f"{'hierarchical ' if crosses and not fabric.flat else ''}{path.name or path.algorithm}",
         link=(place.inter if crosses else place.intra).key,
-        source=_source(fabric, crosses, size),
+        source=source_of(fabric, op, index, size, crosses),
+        profile=own.name if own else "",
     )
-
-
-def _source(fabric: Fabric, crosses: bool, ranks: int) -> str:
-    if crosses and not fabric.flat:
-        return "formula and datasheet"
-    if fabric.label == "calibrated" and ranks > MEASURED_RANKS:
-        return f"assumed: measured on up to {MEASURED_RANKS} ranks"
-    return fabric.label

@@ -94,6 +94,7 @@ def fit(
     known = catalog.model(model) if isinstance(model, str) else model
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     asked = setup(known, place, tp=1 if tp is None else tp, pp=1 if pp is None else pp, dp=dp, **plan)
+    _check_memory(asked)
     if any(np.ndim(x) for x in (asked.plan.tp, asked.plan.pp, asked.plan.dp, asked.plan.ep)):
         raise ValueError("tp: fit judges one plan at a time, not arrays of them")
     serving = _serving(
@@ -112,6 +113,12 @@ def fit(
     if nearest is None:  # no tp is legal with the rest of the plan: say which rule forbids tp 1
         nearest = judge(asked, serving)
     return replace(nearest, chosen=True, advice=tuple(_advice(nearest)))
+
+
+def _check_memory(asked: Setup) -> None:
+    """A profile without memory changes nothing here, and is refused rather than ignored."""
+    if asked.profile and not {"memory_bytes", "visible_bytes"} & set(asked.profile.chip):
+        raise ValueError(f"profile '{asked.profile.name}': says nothing of memory (chip.memory_bytes), and fit needs no seconds")
 
 
 def _serving(
@@ -341,6 +348,7 @@ def train_fit(
         raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization}: a fraction above 0 and at most 1 is needed")
     plan.setdefault("microbatches", microbatches(batch, micro_batch))
     asked = setup(model, cluster, phase="train", **plan)
+    _check_memory(asked)
     check_lengths(context, asked)
     step = TrainStep(micro_batch, context)
     judged = _train_judge(asked, step, asked.cluster.chip.visible_bytes * gpu_memory_utilization)

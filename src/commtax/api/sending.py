@@ -84,6 +84,8 @@ def traffic(
     check_workload(phase, speculative, eager, **plan)
     if phase == "train":
         plan.setdefault("microbatches", microbatches(batch, micro_batch))
+    if plan.get("profile"):
+        raise ValueError("profile: holds seconds, and what is sent has none")
     asked = setup(model, cluster, phase=phase, **plan)
     check_backend(ep_backend, asked)
     if phase == "train":

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from commtax import catalog
 from commtax.api.fitting import cache_tokens
-from commtax.api.setup import Setup, numeric, positive, setup
+from commtax.api.setup import Setup, constants_of, fabric_of, numeric, positive, setup
 from commtax.arrays import pick
 from commtax.cost import memory
 from commtax.cost.inference import Settings, inference_bill
@@ -172,8 +171,7 @@ def _apart(asked: Setup, load: Load, seqs: Number, budget: int, workers: int | N
 
 def step_s(asked: Setup, work: Workload) -> Number:
     """Seconds of one step of one replica."""
-    fabric = catalog.fabric(asked.engine.library, asked.cluster)
-    constants = catalog.kernel_constants(asked.engine, asked.cluster.chip)
+    fabric, constants = fabric_of(asked), constants_of(asked)
     priced = inference_bill(asked.model, asked.plan, work, asked.cluster, asked.engine, fabric, constants, Settings(), 1)
     return priced.step_s
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from commtax import catalog
+from commtax.catalog import profile as overlay
 from commtax.cost import legality
 from commtax.cost.bubble import SCHEDULES
 from commtax.cost.memory import check_stored
 from commtax.cost.train_memory import RECOMPUTE
-from commtax.spec import DTYPE_BYTES, Chip, Cluster, Engine, Model, Number, Plan
+from commtax.spec import DTYPE_BYTES, Chip, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Profile
 
 PHASES = ("decode", "prefill", "mixed", "train")
 ACTIVATIONS = ("bf16", "fp16", "fp32")
@@ -30,6 +31,7 @@ class Setup:
     plan: Plan
     engine: Engine
     notes: tuple[str, ...] = ()
+    profile: Profile | None = None  # a machine's own constants, already laid over cluster and engine
     codes: Any = 0  # for arrays: 0 where legal, else 1 + the index in ``legality.RULES`` of the rule that is broken
 
 
@@ -46,11 +48,19 @@ def setup(
     phase: str = "decode",
     dtype: str = "",
     kv_dtype: str = "",
+    profile: str | Profile | None = None,
     **kinds: Any,
 ) -> Setup:
-    """Resolve names, build the plan, and refuse an illegal one with the rule and the nearest legal values."""
+    """Resolve names, build the plan, and refuse an illegal one with the rule and the nearest legal values.
+
+    A ``profile``'s chip and host times are laid over the cluster's and the engine's; its engine and type are used unless
+    others are given.
+    """
     if phase not in PHASES:
         raise ValueError(f"phase '{phase}': one of {', '.join(PHASES)}")
+    own = overlay.load(profile) if isinstance(profile, str) else profile
+    if own:
+        engine, dtype = engine or _engine_of(own, phase), dtype or own.dtype
     tp, pp, dp, ep, cp = (numeric(x, name) for x, name in ((tp, "tp"), (pp, "pp"), (dp, "dp"), (ep, "ep"), (cp, "cp")))
     known = catalog.model(model) if isinstance(model, str) else model
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
@@ -59,6 +69,8 @@ def setup(
     if phase not in engine.phases:
         able = [key for key in catalog.keys("engines") if phase in catalog.engine(key).phases]
         raise ValueError(f"engine '{engine.key}' has no {phase} phase; one of {', '.join(able)} has")
+    if own:
+        place, engine = overlay.on_cluster(own, place), overlay.on_engine(own, engine)
     check_stored(known)
     if phase == "train":  # whatever a checkpoint is stored in, it is trained in bf16, or in fp8 where that is asked for
         known = replace(known, quant=None)
@@ -82,8 +94,32 @@ def setup(
     if all(np.ndim(x) == 0 for x in (tp, pp, dp, ep, cp, plan.microbatches)):
         legality.check(known, place, plan, engine)
         remarks = (*legality.notes(known, place, plan, engine), *_remarks(known, place, plan, engine))
-        return Setup(known, place, plan, engine, remarks)
-    return Setup(known, place, plan, engine, codes=legality.codes(known, place, plan, engine))
+        remarks += tuple(overlay.remarks(own, place, engine)) if own else ()
+        return Setup(known, place, plan, engine, remarks, own)
+    return Setup(known, place, plan, engine, profile=own, codes=legality.codes(known, place, plan, engine))
+
+
+def _engine_of(own: Profile, phase: str) -> str:
+    """The engine that a profile was measured with, where it has this phase."""
+    return own.engine if own.engine and phase in catalog.engine(own.engine).phases else ""
+
+
+def library_of(asked: Setup, library: str = "") -> str:
+    """Whose collectives run: as was said, else the engine's own, or those that the profile tells of."""
+    return library or (overlay.usual_library(asked.profile, asked.engine) if asked.profile else asked.engine.library)
+
+
+def fabric_of(asked: Setup, library: str = "") -> Fabric:
+    """The paths of that library on this cluster, a machine's own where it has some."""
+    name = library_of(asked, library)
+    return overlay.paths(asked.profile, name, asked.cluster) if asked.profile else catalog.fabric(name, asked.cluster)
+
+
+def constants_of(asked: Setup) -> KernelConstants:
+    """The kernel constants of this engine on this chip, a machine's own where it has some."""
+    if asked.profile:
+        return overlay.constants(asked.profile, asked.engine, asked.cluster.chip)
+    return catalog.kernel_constants(asked.engine, asked.cluster.chip)
 
 
 def _remarks(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[str]:

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from commtax import catalog
 from commtax.api.sending import check_lengths, check_train_dtype, context_notes, microbatches
-from commtax.api.setup import Setup, numeric, positive, setup
+from commtax.api.setup import Setup, constants_of, fabric_of, numeric, positive, setup
 from commtax.arrays import pick
 from commtax.cost.train_kernels import forward_flops, recomputed_flops
 from commtax.cost.train_memory import TrainMemory, training_memory
@@ -159,8 +158,7 @@ def train_bill(
     axes = asked.engine.async_axes if async_axes is None else _axes(async_axes, asked)
     settings = TrainSettings(eager, axes, imbalance, slow_rank, latency_scale, bandwidth_scale, slow_axis, slow_links, library)
     step = TrainStep(micro_batch, context)
-    fabric = catalog.fabric(library or asked.engine.library, asked.cluster)
-    constants = catalog.kernel_constants(asked.engine, asked.cluster.chip)
+    fabric, constants = fabric_of(asked, library), constants_of(asked)
     tokens = batch * asked.plan.dp * context
     plain = training_bill(asked.model, asked.plan, step, asked.cluster, asked.engine, fabric, constants, settings, tokens)
     memory = training_memory(asked.model, asked.plan, step, asked.engine)
@@ -210,6 +208,7 @@ def train_again(priced: TrainBill, **changes: Any) -> TrainBill:
         "dtype": plan.weights_dtype,
         **{name: getattr(plan, name) for name in ("tp", "pp", "dp", "ep", "cp", "zero", "schedule", "chunks", "recompute")},
         "sequence_parallel": plan.sequence_parallel,
+        "profile": asked.profile,
         **{f.name: getattr(s, f.name) for f in fields(s)},
     }
     place = changes.pop("cluster", asked.cluster)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -9,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from commtax.catalog.loader import normal, stems, suggest, toml
-from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Link, Path
+from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Link, Path, Spread
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
 FORMS = ("gemm", "decode", "prefill", "small", "elementwise", "step", "train")
@@ -26,6 +27,8 @@ _LIBRARY_KEYS = {
     "sources",
     "launch_s",
     "efficiency",
+    "spread",
+    "fitted",
 }
 
 
@@ -46,11 +49,23 @@ def _library(name: str) -> Mapping[str, Any]:
     return MappingProxyType(table)
 
 
+Measured = Mapping[str, tuple[Path, ...]]
 _MADE: dict[tuple[object, ...], Fabric] = {}
 
 
-def fabric(name: str, cluster: Cluster) -> Fabric:
-    """The paths that a library has on a cluster's chips and inside link; what was never calibrated is assumed, aloud."""
+def library_chain(name: str) -> list[str]:
+    """A library and those that it falls back on, by key."""
+    table = _library(name)
+    return [table["key"], *(library_chain(table["fallback"]) if table.get("fallback") else ())]
+
+
+def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) -> Fabric:
+    """The paths that a library has on a cluster's chips and inside link; what was never calibrated is assumed, aloud.
+
+    ``own`` are a profile's paths by library: for the collectives that they tell of, they stand in for the library's.
+    """
+    if own:
+        return _make(name, cluster, own)
     links = tuple((x.key, x.bandwidth_Bps, x.latency_s) for x in (cluster.intra, cluster.inter))
     key = (name, cluster.chip.key, cluster.intra_is_usual, cluster.gpus_per_host, *links)
     if key not in _MADE:
@@ -58,27 +73,29 @@ def fabric(name: str, cluster: Cluster) -> Fabric:
     return _MADE[key]
 
 
-def _make(name: str, cluster: Cluster) -> Fabric:
+def _make(name: str, cluster: Cluster, measured: Measured = MappingProxyType({})) -> Fabric:
     table = _library(name)
     if table["key"] == "textbook":
         return _textbook(cluster)
-    own, chain = _paths(table, cluster), table
+    own, chain = _paths(table, cluster, measured), table
     if table.get("fallback"):  # an engine's own kernels serve the GPUs of one host
         own = tuple(replace(p, max_ranks=cluster.gpus_per_host) for p in own)
     turn = max((p.turn for p in own), default=-1) + 1
     while chain.get("fallback"):
         chain = _library(chain["fallback"])
-        more = _paths(chain, cluster)
+        more = _paths(chain, cluster, measured)
         own += tuple(replace(p, turn=p.turn + turn) for p in more)
         turn += max((p.turn for p in more), default=-1) + 1
     missing = [op for op in OPS if not any(p.op == op for p in own)]
     calibrated = "all-reduce" not in missing and _measured(chain, cluster)
     made = tuple(_generic(op, cluster.intra, chain) for op in missing)
     own += made
-    last = _paths(chain, cluster) + made  # an engine's own kernels do not leave a host
+    last = _paths(chain, cluster, measured) + made  # an engine's own kernels do not leave a host
     network = chain.get("network", {})
     floors = table.get("eager_floor_s") or chain.get("eager_floor_s", {})
     floor = floors.get(cluster.chip.family, max(floors.values(), default=0.0))
+    spreads = _spreads((table, chain), cluster.chip.family)
+    here = cluster.intra.kind if calibrated else "assumed"
     return Fabric(
         name=f"{table['key']}@{table['version']}",
         label="calibrated"
@@ -89,13 +106,35 @@ def _make(name: str, cluster: Cluster) -> Fabric:
         network_efficiency=network.get("efficiency", 0.9),
         network_norm=network.get("norm", 8.0),
         network_hops=network.get("hops", 3.0),
+        network_pipelining=network.get("pipelining", 0.0),
         eager_floor_s=floor,
-        spread=0.15 if calibrated else 0.6,
-        spread_across=0.35,
+        spread=_widest(spreads, here, 0.15 if calibrated else 0.6),
+        spread_across=_widest(spreads, "across", 0.35),
+        spreads=spreads,
         note=""
-        if calibrated
+        if calibrated or any(p.op == "all-reduce" for key in library_chain(name) for p in measured.get(key, ()))
         else f"collectives on {cluster.intra.key} with {cluster.chip.key} are assumed: calibrate before you trust them",
     )
+
+
+def _spreads(tables: tuple[Mapping[str, Any], ...], family: str) -> tuple[Spread, ...]:
+    """Residuals of the library itself, then of the one it falls back on."""
+    rows = [r for table in tables for r in table.get("spread", ()) if not r.get("families") or family in r["families"]]
+    return tuple(Spread(r["where"], tuple(r.get("ops", ())), r.get("max_bytes", math.inf), r["factor"], r["source"]) for r in rows)
+
+
+def _widest(spreads: tuple[Spread, ...], where: str, default: float) -> float:
+    """The all-reduce's spread over all sizes, for those who do not ask by size."""
+    return max((s.factor for s in spreads if s.where == where and (not s.ops or "all-reduce" in s.ops)), default=default)
+
+
+def fitted_tables(name: str) -> tuple[Mapping[str, Any], ...]:
+    """The published tables that a library's constants were fitted on, half of their sizes: system, versions, collectives."""
+    try:
+        table = _library(name)
+    except ValueError:
+        return ()
+    return tuple(table.get("fitted", ()))
 
 
 def _measured(table: Mapping[str, Any], cluster: Cluster) -> bool:
@@ -105,7 +144,13 @@ def _measured(table: Mapping[str, Any], cluster: Cluster) -> bool:
     return cluster.intra_is_usual and any(chip.key in r.get("measured_on", [chip.key]) for r in rows)
 
 
-def _paths(table: Mapping[str, Any], cluster: Cluster) -> tuple[Path, ...]:
+def _paths(table: Mapping[str, Any], cluster: Cluster, measured: Measured) -> tuple[Path, ...]:
+    """The paths of one library on this cluster: as measured there, else as calibrated for its family and link."""
+    mine = measured.get(table["key"], ())
+    return (*mine, *(p for p in _usual_paths(table, cluster) if p.op not in {own.op for own in mine}))
+
+
+def _usual_paths(table: Mapping[str, Any], cluster: Cluster) -> tuple[Path, ...]:
     """The calibrated paths of one library for this family of chips on this kind of link."""
     found = []
     for row in table.get("path", ()):

@@ -22,6 +22,7 @@ from commtax.cli.options import (
     Fraction,
     axis_options,
     json_option,
+    profile_option,
     step_options,
     train_step_options,
     training_options,
@@ -70,14 +71,16 @@ def app() -> None:
 @training_options
 @train_step_options
 @click.option("--exact", is_flag=True, help="Only what is sent, in bytes and counts.")
-@click.option("--profile", default="", metavar="FILE", help="A machine's own constants (commtax measure calibrate).")
+@profile_option
 @json_option
 def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch: int | None, **options: Any) -> None:
     """What one step costs: every kernel and collective, what binds, and what would change it.
 
     commtax bill llama-3.1-8b --cluster 8xh100-sxm -tp 8
     """
-    own = _profile(options, exact)
+    own = _profile(options)
+    if own and exact:
+        raise ValueError("profile: holds seconds, and --exact has none")
     place = _cluster(options)
     training = options["phase"] == "train"
     kinds = {k: options.pop(k) for k in TRAINING}
@@ -86,7 +89,7 @@ def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch
     if training:
         from commtax.cli.training import bill_training
 
-        bill_training(model, place, size, options, kinds, exact=exact, as_json=as_json)
+        bill_training(model, place, size, options, kinds, exact=exact, as_json=as_json, profile=own)
         return
     _unused(kinds, global_batch, options["phase"])
     if exact:
@@ -134,6 +137,7 @@ def _exact(model: str, place: Cluster, batch: int, options: dict[str, Any], as_j
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @click.option("--plot", default="", metavar="FILE", help="Draw it: .svg, .png or .pdf.")
+@profile_option
 @json_option
 def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, as_json: bool, **options: Any) -> None:
     """The same step over a range of batches, lengths, degrees or links.
@@ -142,6 +146,7 @@ def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, 
     """
     from commtax.report import bills
 
+    own = _profile(options)
     place = _cluster(options)
     training = options["phase"] == "train"
     kinds, global_batch = {k: options.pop(k) for k in TRAINING}, options.pop("global_batch")
@@ -159,7 +164,7 @@ def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, 
     else:
         _unused(kinds, global_batch, options["phase"])
         words = options
-    found = compare(model, place, list(over), **words)
+    found = compare(model, place, list(over), profile=own, **words)
     if all(row.bill is None for row in found.rows):
         raise ValueError(f"over: nothing on this range is legal; first: {found.rows[0].refused}")
     if plot:
@@ -178,14 +183,15 @@ def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, 
 
 @app.command("expect")
 @click.argument("op", metavar="COLLECTIVE")
-@click.option("--cluster", "-c", required=True, help="A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts.")
+@click.option("--cluster", "-c", default="", help="A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts.")
 @click.option("--intra", default="", metavar="LINK", help="Another link inside a host.")
 @click.option("--inter", default="", metavar="LINK", help="Another fabric between hosts.")
 @click.option("--nics", type=Count(), default=None, help="NICs a host has.")
 @click.option("--ranks", type=Count(), default=0, help="GPUs that take part.  [default: all]")
 @click.option("--size", type=Bytes(binary=True), default="1G", show_default=True, help="Tensor size; 1G is 2^30, as in nccl-tests.")
-@click.option("--library", default="nccl", show_default=True, metavar="NAME", help="nccl, vllm, sglang, trtllm, textbook.")
+@click.option("--library", default="", metavar="NAME", help="nccl (default), vllm, sglang, trtllm, textbook.")
 @click.option("--measured", default="", metavar="BUSBW|TIME|FILE", help="166GB/s, 25us, or an nccl-tests output: pass or fail.")
+@profile_option
 @json_option
 def expect_command(op: str, size: float, ranks: int, library: str, measured: str, as_json: bool, **options: Any) -> None:
     """What a collective should take on this hardware; with --measured, exit 0 (as it should) or 1 (slower).
@@ -194,11 +200,13 @@ def expect_command(op: str, size: float, ranks: int, library: str, measured: str
     """
     from commtax.report import bills
 
+    own = _profile(options)
     place = _cluster(options)
+    words: dict[str, Any] = {"library": library, "profile": own}
     if measured and Path(measured).is_file():
-        _expect_file(op, place, ranks, library, Path(measured), as_json)
+        _expect_file(op, place, ranks, words, Path(measured), as_json)
         return
-    found = expect(op, place, nbytes=size, ranks=ranks, library=library)
+    found = expect(op, place, nbytes=size, ranks=ranks, **words)
     seconds = _measured_seconds(measured, found) if measured else None
     if as_json:
         print_json(bills.expectation_document(found, seconds))
@@ -222,7 +230,7 @@ def _measured_seconds(text: str, found: Expectation) -> float:
     return found.seconds_of_busbw(rate)
 
 
-def _expect_file(op: str, place: Cluster, ranks: int, library: str, path: Path, as_json: bool) -> None:
+def _expect_file(op: str, place: Cluster, ranks: int, words: dict[str, Any], path: Path, as_json: bool) -> None:
     """Every row of an nccl-tests output against its expectation."""
     from commtax.readers.nccl_tests import parse
     from commtax.report import bills
@@ -234,7 +242,7 @@ def _expect_file(op: str, place: Cluster, ranks: int, library: str, path: Path, 
         raise ValueError(f"measured '{path}': an output of {run.op}, not of {op}")
     if not all(0 < r.seconds < 1e6 for r in run.rows):
         raise ValueError(f"measured '{path}': a row has no time above 0")
-    pairs = [(expect(op, place, nbytes=r.nbytes, ranks=ranks or run.ranks, library=library), r.seconds) for r in run.rows]
+    pairs = [(expect(op, place, nbytes=r.nbytes, ranks=ranks or run.ranks, **words), r.seconds) for r in run.rows]
     if as_json:
         rows = [bills.expectation_document(e, s) for e, s in pairs]
         print_json({"schema": "commtax.expect-file/1", "pass": all(e.passes(s) for e, s in pairs), "rows": rows})
@@ -263,13 +271,16 @@ def _expect_file(op: str, place: Cluster, ranks: int, library: str, path: Path, 
 @click.option("--batch", type=Count(), default=None, help="Training: sequences a replica and step.")
 @click.option("--context", type=Count(), default=None, help="Training: sequence length.  [default: 4096]")
 @training_options
+@profile_option
 @json_option
 def fit_command(model: str, phase: str, as_json: bool, **options: Any) -> None:
     """Does it fit, and how much KV cache is left? Without -tp: the smallest TP (x PP) that fits.
 
     commtax fit llama-3.1-70b --cluster 8xh100-sxm --max-model-len 128k
     """
+    own = _profile(options)
     place = _cluster(options)
+    options["profile"] = own
     if phase == "train":
         _fit_training(model, place, options, as_json)
         return
@@ -390,15 +401,14 @@ def claims_command(as_json: bool) -> None:
         show_claims(terminal(), claims())
 
 
-def _profile(options: dict[str, Any], exact: bool) -> Profile | None:
+def _profile(options: dict[str, Any]) -> Profile | None:
     """A profile; it also says which chip, where no cluster is named."""
     name = options.pop("profile")
     if not name:
         return None
-    if exact or options["phase"] == "train":
-        raise ValueError("profile: holds seconds, and these lines have none")
     found = load_profile(name)
-    options["cluster"] = options["cluster"] or f"{max(2, options['tp'])}x{found.chip.get('key', 'cpu')}"
+    if not options["cluster"] and "key" in found.chip:
+        options["cluster"] = f"{max(2, options.get('tp') or 1)}x{found.chip['key']}"
     return found
 
 
@@ -433,6 +443,7 @@ def _commands(arguments: list[str]) -> click.Group:
     """All commands; those that bring much of their own join only where they may be wanted."""
     if not arguments or arguments[0] not in app.commands:
         from commtax.cli.auditing import audit_command
+        from commtax.cli.calibrating import calibrate_command
         from commtax.cli.measuring import measure_group
         from commtax.cli.pipelines import pipeline_command
 
@@ -445,6 +456,7 @@ def _commands(arguments: list[str]) -> click.Group:
 
         app.add_command(simulate_command)
         app.add_command(audit_command)
+        app.add_command(calibrate_command)
     return app
 
 

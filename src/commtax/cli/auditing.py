@@ -10,7 +10,9 @@ import click
 
 from commtax import catalog
 from commtax.audit import SECONDS_TOLERANCE, Question, audit
-from commtax.cli.options import Bytes, Count, Fraction, axis_options, json_option, where_options
+from commtax.catalog.profile import load as load_profile
+from commtax.catalog.profile import on_cluster
+from commtax.cli.options import Bytes, Count, Fraction, axis_options, json_option, profile_option, where_options
 from commtax.cli.output import print_json, terminal
 from commtax.report import auditing
 
@@ -48,6 +50,7 @@ _LIMITS = (
 @click.option("--kv-cache-memory-bytes", type=Bytes(), default=0.0)
 @click.option("--baseline", default=None, metavar="FILE", type=click.Path(path_type=Path), help="The same benchmark at TP 1.")
 @click.option("--tolerance", type=Fraction(), default=SECONDS_TOLERANCE, show_default=True, help="Relative, for seconds.")
+@profile_option
 @json_option
 def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: Path | None, **options: Any) -> None:
     """Does a real run agree? Logs, profiler traces (all ranks of a job) and benchmark results, line by line.
@@ -62,7 +65,10 @@ def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: 
         raise ValueError(f"tolerance={options['tolerance']}: a fraction above 0 is needed")
     plan = {name: options.pop(name) for name in _PLAN}
     limits = {name: options.pop(name) for name in _LIMITS}
-    pricing = {"library": options.pop("library")}
+    own = load_profile(options["profile"]) if options["profile"] else None
+    options.pop("profile")
+    place = on_cluster(own, place) if own else place
+    pricing = {"library": options.pop("library"), "profile": own}
     found = audit(files, Question(catalog.model(model), place, plan, limits, pricing=pricing, **options), baseline)
     if as_json:
         print_json(auditing.audit_document(found))

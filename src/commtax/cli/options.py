@@ -64,6 +64,9 @@ def together(*options: Callable[[Command], Command]) -> Callable[[Command], Comm
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print a JSON document (versioned schema, units in the names).")
+profile_option = click.option(
+    "--profile", default="", metavar="FILE", help="A machine's own constants (commtax calibrate, commtax measure calibrate)."
+)
 where_options = together(
     click.option("--cluster", "-c", default="", help="A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts."),
     click.option("--intra", default="", metavar="LINK", help="Another link inside a host."),

@@ -9,7 +9,8 @@ import numpy as np
 
 from commtax import catalog
 from commtax.api.serving import simulate
-from commtax.cli.options import Count, Fraction, axis_options, json_option, where_options
+from commtax.catalog.profile import load as load_profile
+from commtax.cli.options import Count, Fraction, axis_options, json_option, profile_option, where_options
 from commtax.cli.output import print_json, terminal
 from commtax.report import serving
 from commtax.units import parse_count
@@ -47,6 +48,7 @@ class Counts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 @click.option("--prefill-workers", type=Count(), default=None, help="Disaggregated: how many.  [default: enough]")
 @click.option("--prefill-tp", type=Count(), default=None, help="Disaggregated: their tensor-parallel size.  [default: --tp]")
 @click.option("--decode-workers", type=Count(), default=None, help="Disaggregated: workers that decode.  [default: enough]")
+@profile_option
 @json_option
 def simulate_command(
     model: str, as_json: bool, concurrency: Any, num_prompts: int | None, prompts_per_client: int | None, **options: Any
@@ -60,6 +62,7 @@ def simulate_command(
     if prompts_per_client is not None:
         num_prompts = prompts_per_client * concurrency
     names = {key: options.pop(key) for key in ("intra", "inter", "nics")}
+    options["profile"] = load_profile(options["profile"]) if options["profile"] else None
     place = catalog.cluster(options.pop("cluster"), **names)
     found = simulate(model, place, concurrency=concurrency, num_prompts=num_prompts, **options)
     if as_json:

@@ -6,7 +6,7 @@ from typing import Any
 
 from commtax.api import traffic, train_bill
 from commtax.cli.output import print_json, terminal
-from commtax.spec import Cluster
+from commtax.spec import Cluster, Profile
 from commtax.units import parse_tokens
 
 SERVING = {"kv_dtype": "", "speculative": 0, "ep_backend": "", "overlap": 0.0}
@@ -14,7 +14,15 @@ SERVING = {"kv_dtype": "", "speculative": 0, "ep_backend": "", "overlap": 0.0}
 
 
 def bill_training(
-    model: str, place: Cluster, batch: int, options: dict[str, Any], kinds: dict[str, Any], *, exact: bool, as_json: bool
+    model: str,
+    place: Cluster,
+    batch: int,
+    options: dict[str, Any],
+    kinds: dict[str, Any],
+    *,
+    exact: bool,
+    as_json: bool,
+    profile: Profile | None,
 ) -> None:
     """Price the step, or with ``exact`` only list what it sends."""
     words = training_words(options, kinds)
@@ -27,7 +35,7 @@ def bill_training(
             raise ValueError(f"{'tokens' if num_tokens else 'measured_mfu'}: needs seconds, and --exact has none")
         _exact(model, place, batch, words, as_json)
         return
-    priced = train_bill(model, place, batch=batch, **words)
+    priced = train_bill(model, place, batch=batch, profile=profile, **words)
     from commtax.report import training
 
     if as_json:

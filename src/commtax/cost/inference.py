@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,12 +9,13 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.cost.collectives import Choice, Network, across, choose, reason
 from commtax.cost.compute import Kernel, step_kernels
-from commtax.cost.kernels import seconds
+from commtax.cost.kernels import seconds, table_of
 from commtax.cost.placement import Span, span
 from commtax.cost.traffic import inference, padded_rows
 from commtax.ledger import Z80, Bill, Item, Line
 from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Profile, Workload
 
+UNMEASURED = 0.6  # half-width of the range of a group that nobody measured
 MEASURED_RANKS = 8  # the largest group inside one domain that the libraries were measured on
 
 
@@ -62,10 +62,12 @@ def _kernel_line(kernel: Kernel, cluster: Cluster, constants: KernelConstants, s
     # In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
     clock = constants.tables["step.bf16"]["clock"]
     fixed, moving = (0.0, 0.0) if idle else seconds(kernel, cluster.chip, constants, clock)
+    name = table_of(kernel, constants)
+    sigma = max(constants.sigma, constants.tables[name].get("sigma", 0.0))
     item = Item(kernel.what, "", kernel.form, kernel.nbytes, 1, kernel.count)
     scale = settings.slow_rank
     times = (fixed * scale, moving * scale)
-    return Line("compute", item, *times, source=constants.label, flops=kernel.flops, sigma=constants.sigma)
+    return Line("compute", item, *times, source=constants.label_of(name), flops=kernel.flops, sigma=sigma)
 
 
 class Pricer:
@@ -120,12 +122,47 @@ def comm_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
         why = "the launch floor without graphs" if np.all(floor > latency) else why
         latency = np.maximum(latency, floor)
     hidden = settings.overlap * item.count * (latency + wire)
-    source = "formula and datasheet" if not fabric.flat and np.any(crosses) else fabric.label
-    if source == "calibrated" and (item.ranks if alone else np.max(item.ranks)) > MEASURED_RANKS:
-        source = f"assumed: measured on up to {MEASURED_RANKS} ranks"
-    spread = fabric.spread_across if source == "formula and datasheet" else fabric.spread
-    sigma = math.log1p(spread) / Z80
+    outside = bool(not fabric.flat and np.any(crosses))
+    most = int(item.ranks if alone else np.max(item.ranks))
+    source = source_of(fabric, item.op, int(np.max(chosen.path)), most, outside)
+    spread = spread_of(fabric, item.op, item.nbytes, item.ranks, chosen, pricer.cluster, outside, eager=settings.eager)
+    sigma = np.log1p(spread) / Z80
     return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source, sigma=sigma)
+
+
+def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool) -> str:
+    """What the price of a collective rests on; groups beyond the measured ones are assumed."""
+    outside = crosses and not fabric.flat
+    seen = fabric.network_ranks if outside else fabric.paths[op][path].ranks
+    if seen and not seen[0] <= ranks <= seen[-1]:
+        return f"assumed: measured on {' to '.join(map(str, dict.fromkeys(seen)))} ranks"
+    if outside:
+        return fabric.network_label
+    if fabric.paths[op][path].source.startswith("calibrated: "):
+        return fabric.paths[op][path].source
+    if fabric.label == "calibrated" and ranks > MEASURED_RANKS:
+        return f"assumed: measured on up to {MEASURED_RANKS} ranks"
+    return fabric.label
+
+
+def spread_of(
+    fabric: Fabric, op: str, nbytes: Number, ranks: Number, chosen: Choice, cluster: Cluster, crosses: bool, *, eager: bool = False
+) -> Number:
+    """Half-width of the 80 % range of a collective as a factor, from the residuals of what it is priced with."""
+    if fabric.flat:
+        return 0.0
+    where = "across" if crosses else "eager" if eager else cluster.intra.kind
+    known = fabric.label == "calibrated" and bool(np.max(ranks) <= MEASURED_RANKS)
+    usual = fabric.spread_across if crosses else fabric.spread
+    found = fabric.spread_of(op, nbytes, where, known) if fabric.spreads else usual
+    if crosses:
+        seen = fabric.network_ranks or (0, np.inf)
+        return pick(np.logical_and(ranks >= seen[0], ranks <= seen[-1]), found, np.maximum(found, UNMEASURED))
+    for index, path in enumerate(fabric.paths[op]):
+        if path.spread:  # a machine's own fit
+            inside = np.logical_and(ranks >= path.ranks[0], ranks <= path.ranks[-1]) if path.ranks else True
+            found = pick(chosen.path == index, pick(inside, path.spread, max(path.spread, UNMEASURED)), found)
+    return found
 
 
 def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric) -> Choice:
@@ -141,7 +178,7 @@ def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster,
     total = cluster.nics_per_host * hosts_per_domain * cluster.inter.bandwidth_Bps
     share = np.minimum(1.0, inside_ranks / cluster.domain)  # groups side by side share the NICs
     hop = fabric.network_hops * cluster.inter.latency_s
-    network = Network(total * share, hop, fabric.network_efficiency, fabric.network_norm)
+    network = Network(total * share, hop, fabric.network_efficiency, fabric.network_norm, fabric.network_pipelining)
     # In an all-to-all every rank of a host sends its own buffer; other collectives carry one tensor for the host.
     carried = nbytes * inside_ranks if op == "all-to-all" else nbytes
     over = across(op, carried, inside, np.maximum(1, where.domains), network)
@@ -160,6 +197,6 @@ def _host_line(lines: list[Line], comm: list[Line], plan: Plan, work: Workload, 
         launches = sum((line.item.count for line in (*lines, *comm)), start=0.0)
         busy = sum((line.total_s for line in (*lines, *comm)), start=0.0)
         waiting = waiting + np.maximum(0, launches * engine.launch_s - busy)
-    source = "calibrated" if engine.calibrated else "assumed" if engine.host_s else "by definition"
+    source = engine.host_label or "calibrated" if engine.calibrated else "assumed" if engine.host_s else "by definition"
     item = Item("scheduling and launches", "", "host", 0.0, 1, waiting * 0 + 1)
     return Line("host", item, waiting, 0.0, source=source, sigma=engine.sigma_host)

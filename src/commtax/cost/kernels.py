@@ -92,14 +92,22 @@ def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float 
 
     ``rate``: arithmetic over that of the constants (sustained clocks, other kernels).
     """
-    kind = kernel.dtype if kernel.form == "gemm" else "fp8" if kernel.weight_bytes == 1 and kernel.form == "decode" else "bf16"
-    table = constants.tables.get(f"{kernel.form}.{kind}") or constants.tables[f"{kernel.form}.bf16"]
-    if kernel.static_scales:
-        table = constants.tables.get("gemm.fp8-static") or _static(table, constants.tables["gemm.bf16"])
+    table = constants.tables[table_of(kernel, constants)]
+    if kernel.static_scales and "gemm.fp8-static" not in constants.tables:
+        table = _static(table, constants.tables["gemm.bf16"])
     peaks = chip.flops_per_s
     peak = peaks.get(kernel.dtype) or peaks.get("bf16") or peaks["fp16"]
     fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak * rate)
     return fixed * (1 - kernel.fused), moving
+
+
+def table_of(kernel: Kernel, constants: KernelConstants) -> str:
+    """The table that prices a kernel: of its form and arithmetic, bf16's where that was not measured."""
+    if kernel.static_scales and "gemm.fp8-static" in constants.tables:
+        return "gemm.fp8-static"
+    kind = kernel.dtype if kernel.form == "gemm" else "fp8" if kernel.weight_bytes == 1 and kernel.form == "decode" else "bf16"
+    name = f"{kernel.form}.{kind}"
+    return name if name in constants.tables else f"{kernel.form}.bf16"
 
 
 def _static(fp8: Table, bf16: Table) -> Table:

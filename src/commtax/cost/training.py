@@ -16,7 +16,7 @@ from commtax.cost import train_kernels
 from commtax.cost.bubble import idle_s
 from commtax.cost.compute import Kernel
 from commtax.cost.inference import Pricer, Settings, comm_line
-from commtax.cost.kernels import seconds
+from commtax.cost.kernels import seconds, table_of
 from commtax.cost.overlap import hidden_s
 from commtax.cost.tensors import stage_layers
 from commtax.cost.train_traffic import by_pp, fullest_layers, holders, stage_params, training
@@ -174,7 +174,15 @@ class _Priced:
     def _line(self, kernel: Kernel, times: Number, part: str) -> Line:
         fixed, moving = self._parts(kernel)
         item = Item(kernel.what, "", f"{kernel.form}, {part}", kernel.nbytes, 1, kernel.count * times)
-        return Line("compute", item, fixed, moving, source=self.constants.label, flops=kernel.flops, sigma=self.sigma)
+        return Line(
+            "compute",
+            item,
+            fixed,
+            moving,
+            source=self.constants.label_of(table_of(kernel, self.constants)),
+            flops=kernel.flops,
+            sigma=self.sigma,
+        )
 
 
 def _total(*groups: list[Line]) -> Number:

@@ -20,7 +20,9 @@ def show_audit(console: Console, found: Audit) -> None:
     asked = found.question
     counts = ", ".join(f"{found.count(v)} {v}" for v in (AGREE, DISAGREE, UNKNOWN))
     words = {AGREE: "the run agrees", DISAGREE: "the run disagrees", UNKNOWN: "nothing could be decided"}
-    say(console, f"{asked.model.key} on {asked.cluster.key}, TP {asked.tp}: {words[found.verdict]} ({counts})", "bold")
+    own = asked.pricing.get("profile")
+    place = f"{asked.cluster.key}, profile {own.name}" if own else asked.cluster.key
+    say(console, f"{asked.model.key} on {place}, TP {asked.tp}: {words[found.verdict]} ({counts})", "bold")
     for section in found.sections:
         say(console, f"{section.kind}: {', '.join(section.files)}", "dim")
         table = new_table("item", ">predicted", ">measured", ">difference", ">tolerance", "verdict", "why")
@@ -56,6 +58,7 @@ def audit_document(found: Audit) -> Document:
         "schema": "commtax.audit/1",
         "model": asked.model.key,
         "cluster": asked.cluster.key,
+        "profile": own.name if (own := asked.pricing.get("profile")) else None,
         "tp": asked.tp,
         "verdict": found.verdict,
         "counts": {v: found.count(v) for v in (AGREE, DISAGREE, UNKNOWN)},

@@ -153,6 +153,7 @@ def bill_document(b: StepBill) -> Document:
 def show_expectation(console: Console, e: Expectation, measured_s: float | None) -> None:
     """One line that a job's prolog can log."""
     busbw = format_rate(float(e.busbw_Bps))
+    own = f"; profile {e.profile}" if e.profile else ""
     low, high = (format_seconds(float(x)) for x in (e.low_s, e.high_s))
     say(
         console,
@@ -162,7 +163,8 @@ def show_expectation(console: Console, e: Expectation, measured_s: float | None)
     )
     say(
         console,
-        f"  latency {format_seconds(float(e.latency_s))} + wire {format_seconds(float(e.wire_s))}; {e.fabric.name}, {e.source}",
+        f"  latency {format_seconds(float(e.latency_s))} + wire {format_seconds(float(e.wire_s))}; "
+        f"{e.fabric.name}, {e.source}{own}",
         "dim",
     )
     if measured_s is not None:
@@ -197,6 +199,7 @@ def expectation_document(e: Expectation, measured_s: float | None) -> Document:
         "cluster": e.cluster.key,
         "library": e.fabric.name,
         "source": e.source,
+        "profile": e.profile or None,
     }
     document |= {name: getattr(e, name) for name in names}
     if measured_s is not None:

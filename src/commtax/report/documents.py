@@ -41,6 +41,7 @@ def question(asked: Setup) -> Document:
         "model": asked.model.key,
         "cluster": asked.cluster.key,
         "engine": f"{asked.engine.key}@{asked.engine.version}",
+        "profile": asked.profile.name if asked.profile else None,
         "plan": _plan(plan),
         "gpus": plan.num_gpus,
         "idle_gpus": asked.cluster.num_gpus - plan.num_gpus,

@@ -99,6 +99,8 @@ def _mixture(s: Simulation) -> str:
 
 
 def _source(s: Simulation) -> str:
+    if s.setup.engine.host_label:
+        return f"host times of {s.setup.engine.key} {s.setup.engine.host_label}"
     known = "fitted on published runs; ranges held 80 % of those not fitted" if s.setup.engine.calibrated else "and ranges assumed"
     return f"host times of {s.setup.engine.key} {known}"
 

@@ -42,7 +42,8 @@ def where(asked: Setup) -> str:
     """The cluster and its links, in words."""
     c = asked.cluster
     hosts = f", {c.nics_per_host} x {c.inter.key} a host" if c.num_hosts > 1 else ""
-    return f"{c.key} ({c.intra.key} inside{hosts})"
+    own = f", profile {asked.profile.name}" if asked.profile else ""
+    return f"{c.key} ({c.intra.key} inside{hosts}){own}"
 
 
 def show_traffic(console: Console, found: Traffic) -> None:

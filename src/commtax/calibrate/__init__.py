@@ -1,0 +1,161 @@
+"""A user's own measurements into a profile that every command takes: ``commtax calibrate nccl.txt bench.json``.
+
+Files are recognised by what is inside. Inside parts come first (collectives in a host, kernels), then what rests on them
+(collectives across hosts, the engine's host times), so that each residual is blamed on its own constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path as File
+from typing import Any
+
+from commtax import catalog
+from commtax.api import expect
+from commtax.calibrate.collectives import document, fit_op
+from commtax.calibrate.engines import fit_engine
+from commtax.calibrate.kernels import fit_tables
+from commtax.calibrate.network import fit_network
+from commtax.calibrate.reading import read
+from commtax.calibrate.records import Calibration, Change, Errors, Files, Outlier, Part, Place, Timed, TooFewError, Wish
+from commtax.catalog.fabric import library_chain
+from commtax.catalog.profile import VERSION
+from commtax.spec import Cluster, Path, Profile
+
+__all__ = ["Calibration", "Change", "Errors", "Outlier", "Part", "Wish", "calibrate"]
+
+
+def calibrate(
+    files: Sequence[str | File],
+    cluster: str | Cluster,
+    *,
+    model: str = "",
+    tp: int = 0,
+    engine: str = "",
+    library: str = "nccl",
+    name: str = "my-box",
+    **words: Any,
+) -> Calibration:
+    """Fit what the files tell, over the catalogue's constants for ``cluster``.
+
+    ``words`` are ``batch``, ``input_len`` and ``output_len`` of benchmarks that do not say them.
+    """
+    if not files:
+        raise ValueError("file: at least one file of measurements is needed")
+    where = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+    place = Place(where, catalog.engine(engine or "vllm"), model, tp, library_chain(library)[0], name, words)
+    rows = Files()
+    for file in files:
+        rows += read(File(file), place)
+    _check_unused(rows, place)
+    return _fit(rows, place, [File(f).name for f in files])
+
+
+def _check_unused(rows: Files, place: Place) -> None:
+    """Options are honoured or refused."""
+    if rows.runs:
+        return
+    given = [name for name, value in (("model", place.model), ("tp", place.tp), *place.words.items()) if value]
+    if given:
+        raise ValueError(f"{given[0]}: belongs to benchmarks of an engine, and no file holds one")
+
+
+def _fit(rows: Files, place: Place, names: list[str]) -> Calibration:
+    profile = Profile(place.name, chip={"key": place.cluster.chip.key})
+    parts: list[Part] = []
+    refused = list(rows.refused)
+    for fitting in (_inside, _kernels, _across, _engine):
+        profile, more, why = fitting(rows, place, profile)
+        parts += more
+        refused += why
+    if not parts:
+        raise ValueError(refused[0] if refused else "the files hold no row that a constant can be fitted on")
+    sources = {
+        p.name: f"{p.rows} rows of {', '.join(names)}; median error {p.after.median:.1%}, 80 % range ±{p.spread:.0%}" for p in parts
+    }
+    profile = replace(profile, sources=sources)
+    return Calibration(place, profile, _document(profile), tuple(parts), tuple(refused))
+
+
+Fitted = tuple[Profile, list[Part], list[str]]
+
+
+def _inside(rows: Files, place: Place, own: Profile) -> Fitted:
+    """Collectives of groups that stay in one fast domain, library by library and operation by operation."""
+    groups: dict[tuple[str, str], list[Timed]] = {}
+    for row in rows.collectives:
+        if row.ranks > place.cluster.num_gpus:
+            raise ValueError(f"'{row.label}': {place.cluster.key} has {place.cluster.num_gpus} GPUs")
+        if row.ranks <= place.cluster.domain:
+            groups.setdefault((row.library, row.op), []).append(row)
+    libraries: dict[str, tuple[Path, ...]] = {}
+    parts, refused = [], []
+    for (library, _), mine in groups.items():
+        try:
+            paths, part = fit_op(mine, place)
+        except TooFewError as why:
+            refused.append(str(why))
+            continue
+        libraries[library] = (*libraries.get(library, ()), *paths)
+        parts.append(part)
+    for library, paths in libraries.items():
+        if all(p.op != "all-reduce" for p in paths):
+            parts[-1] = replace(parts[-1], wishes=(*parts[-1].wishes, _unmeasured(library, place)))
+    links = {"intra": place.cluster.intra.key} if libraries else {}
+    return replace(own, libraries=libraries, links=links), parts, refused
+
+
+def _unmeasured(library: str, place: Place) -> Wish:
+    """Tensor parallelism is made of all-reduces: without a measured one, the catalogue's range stays."""
+    spread = float(expect("all-reduce", place.cluster, nbytes=65536.0, ranks=min(2, place.cluster.domain), library=library).spread)
+    return Wish(f"{library} all-reduce, 1 KiB to 1 GiB: not measured, and the catalogue's range is ±{spread:.0%}", spread)
+
+
+def _kernels(rows: Files, place: Place, own: Profile) -> Fitted:
+    tables, parts, refused = {}, [], []
+    for found in fit_tables(rows.kernels, place):
+        if isinstance(found, TooFewError):
+            refused.append(str(found))
+        else:
+            name, table, part = found
+            tables[name] = table
+            parts.append(part)
+    return replace(own, tables=tables), parts, refused
+
+
+def _across(rows: Files, place: Place, own: Profile) -> Fitted:
+    mine = [r for r in rows.collectives if r.ranks > place.cluster.domain]
+    if not mine:
+        return own, [], []
+    try:
+        network, part = fit_network(mine, place, own)
+    except TooFewError as why:
+        return own, [], [str(why)]
+    return replace(own, network=network, links={**own.links, "inter": place.cluster.inter.key}), [part], []
+
+
+def _engine(rows: Files, place: Place, own: Profile) -> Fitted:
+    if not rows.runs:
+        return own, [], []
+    try:
+        host, parts, refused = fit_engine(rows.runs, place, own)
+    except TooFewError as why:
+        return own, [], [str(why)]
+    return replace(own, host=host, engine=place.engine.key), parts, refused
+
+
+def _document(profile: Profile) -> dict[str, Any]:
+    """The profile as it is written, without its empty parts."""
+    libraries = [{"name": name, "paths": document(paths)} for name, paths in profile.libraries.items()]
+    parts: dict[str, Any] = {
+        "chip": dict(profile.chip),
+        "engine": profile.engine,
+        "kernels": {"tables": {k: dict(v) for k, v in profile.tables.items()}} if profile.tables else {},
+        "libraries": libraries,
+        "network": dict(profile.network),
+        "links": dict(profile.links),
+        **profile.host,
+        "sources": dict(profile.sources),
+    }
+    return {"commtax_profile": VERSION, "name": profile.name, **{k: v for k, v in parts.items() if v not in ({}, [], "")}}

@@ -1,0 +1,275 @@
+"""Paths of a library from timed collectives: latency, bandwidth, and the size where another algorithm takes over.
+
+Every form is linear in its constants (launch, hop, seconds a byte, seconds a root of a byte), so a fit is a few least squares.
+More constants are taken only where they earn it (Schwarz' criterion).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, product
+
+import numpy as np
+
+from commtax.api import expect
+from commtax.calibrate import robust
+from commtax.calibrate.records import Change, Errors, Part, Place, Timed, TooFewError, Wish, named
+from commtax.calibrate.robust import Array, Fitted
+from commtax.cost.collectives import ALGORITHMS, ring_factor
+from commtax.spec import Path, Profile
+from commtax.units import format_bytes
+
+LEAST_SIZES, LEAST_SPAN = 4, 16
+ROOT_SIZES = 8  # sizes from which a third constant of the size can be told from two
+LEAST_SWITCH = 4096  # no library changes its algorithm for tensors smaller than this
+CLEARLY = 10.0  # a criterion lower by this is strong evidence
+BETTER = 0.8  # … and the median residual must shrink to this
+PRIOR = 1.0  # what nobody measured is known to a factor of e, one standard deviation
+ASKED = tuple(float(2**x) for x in range(10, 31, 2))  # sizes that a further measurement may have
+NO_HOPS = ("send-recv", "broadcast")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One linear form: its algorithm, and the constants its columns stand for."""
+
+    algorithm: str
+    constants: tuple[str, ...]  # launch_s, hop_s, byte_s, sqrt_s; byte_s@N: of groups of N
+
+    def columns(self, op: str, nbytes: Array, ranks: Array) -> Array:
+        sent = ring_factor(op, ranks) * nbytes
+        if self.algorithm == "in-switch" and op == "all-reduce":
+            sent = nbytes * (1 + 1 / ranks)
+        known = {"launch_s": np.ones(len(nbytes)), "hop_s": ranks - 1.0, "byte_s": sent, "sqrt_s": np.sqrt(sent)}
+        worlds = {c: sent * (ranks == int(c.partition("@")[2])) for c in self.constants if "@" in c}
+        return np.stack([(known | worlds)[c] for c in self.constants], axis=1)
+
+    def path(self, op: str, values: Array, name: str) -> Path:
+        """The record that prices what was fitted."""
+        found = dict(zip(self.constants, (float(v) for v in values), strict=True))
+        slow = {int(c.partition("@")[2]): v for c, v in found.items() if "@" in c}
+        first = slow[min(slow)] if slow else found["byte_s"]
+        contention = tuple((world, max(v / first, 1e-6)) for world, v in sorted(slow.items())) if first else ()
+        launch_s, hop_s, sqrt_s = (found.get(c, 0.0) for c in ("launch_s", "hop_s", "sqrt_s"))
+        plain = Path(op, self.algorithm, 1 / max(first, 1e-15), launch_s, hop_s, sqrt_s=sqrt_s, name=name)
+        return replace(plain, contention=contention)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One or two forms (below and above ``limits`` of each group size) with their constants."""
+
+    forms: tuple[Form, ...]
+    fits: tuple[Fitted, ...]
+    limits: tuple[tuple[int, float], ...] = ()
+    residuals: Array = ()
+
+    @property
+    def constants(self) -> int:
+        return sum(len(form.constants) for form in self.forms) + bool(self.limits)
+
+    def score(self, rows: int) -> float:
+        capped = np.minimum(np.abs(self.residuals), 0.5)
+        return float(rows * np.log(np.mean(capped**2) + 1e-6) + self.constants * np.log(rows))
+
+
+def fit_op(rows: Sequence[Timed], place: Place) -> tuple[tuple[Path, ...], Part]:
+    """The paths of one collective of one library inside a host."""
+    op, name = rows[0].op, f"{rows[0].library} {rows[0].op}"
+    nbytes, ranks, times = _arrays(rows)
+    worlds = sorted({int(n) for n in ranks})
+    _enough(name, nbytes, worlds)
+    best = _best(op, nbytes, ranks, times)
+    paths = _paths(best, op, rows[0].library)
+    paths = tuple(
+        replace(p, ranks=(worlds[0], worlds[-1]), spread=robust.half_width(best.residuals, best.constants)) for p in paths
+    )
+    _both_sides(name, paths, nbytes, worlds)
+    before = np.log(times / _expected(rows, place, None))
+    profile = Profile(place.name, libraries={rows[0].library: paths})
+    after = np.log(times / _expected(rows, place, profile))
+    far = robust.outliers(after)
+    part = Part(
+        name=name,
+        rows=len(rows),
+        changes=tuple(_changes(paths, op, rows[0].library, place)),
+        before=Errors.of(before),
+        after=Errors.of(after),
+        spread=paths[0].spread,
+        outliers=named([r.label for r in rows], after, far),
+        notes=tuple(_notes(best, paths, worlds, place)),
+        wishes=tuple(_wishes(best, op, rows[0].library, worlds, place)),
+    )
+    return paths, part
+
+
+def _arrays(rows: Sequence[Timed]) -> tuple[Array, Array, Array]:
+    return tuple(np.array([getattr(r, key) for r in rows], float) for key in ("nbytes", "ranks", "seconds"))  # type: ignore[return-value]
+
+
+def _enough(name: str, nbytes: Array, worlds: list[int]) -> None:
+    sizes = np.unique(nbytes)
+    span = sizes[-1] / sizes[0]
+    if len(sizes) < LEAST_SIZES or span < LEAST_SPAN:
+        over = " and ".join(map(str, worlds))
+        raise TooFewError(
+            f"{name} over {over} ranks: {len(sizes)} size{'s' * (len(sizes) > 1)} spanning {span:,.0f}x; at least {LEAST_SIZES} "
+            f"spanning {LEAST_SPAN}x are needed, below and above the size where bytes take as long as latency"
+        )
+
+
+def _both_sides(name: str, paths: tuple[Path, ...], nbytes: Array, worlds: list[int]) -> None:
+    """Latency is told by sizes that are mostly latency, bandwidth by those that are mostly bytes."""
+    small, large = ALGORITHMS[paths[0].algorithm], ALGORITHMS[paths[-1].algorithm]
+    latency, wire = small(float(nbytes.min()), worlds[-1], paths[0])
+    late, moved = large(float(nbytes.max()), worlds[-1], paths[-1])
+    crossing = float(latency) * paths[-1].bandwidth_Bps / float(ring_factor(paths[0].op, worlds[-1]))
+    if latency < wire:
+        raise TooFewError(f"{name}: no size is mostly latency; measure below {format_bytes(max(8.0, nbytes.min() / 16))} as well")
+    if moved < late:
+        wanted = format_bytes(2.0 ** np.ceil(np.log2(4 * max(crossing, nbytes.max()))))
+        raise TooFewError(f"{name}: no size is mostly bytes; measure up to {wanted} as well")
+
+
+def _best(op: str, nbytes: Array, ranks: Array, times: Array) -> Fit:
+    """The cheapest form that the rows support."""
+    rows = len(set(zip(nbytes.tolist(), ranks.tolist(), strict=True)))
+    single = _cheapest(op, nbytes, ranks, times)
+    doubles = list(_doubles(op, nbytes, ranks, times))
+    if not doubles:
+        return single
+    double = min(doubles, key=lambda f: f.score(rows))
+    clear = double.score(rows) < single.score(rows) - CLEARLY
+    closer = np.median(np.abs(double.residuals)) < BETTER * np.median(np.abs(single.residuals))
+    return double if clear and closer else single
+
+
+def _cheapest(op: str, nbytes: Array, ranks: Array, times: Array) -> Fit:
+    """The one form that describes these rows with the fewest constants."""
+    fits = [_single(form, op, nbytes, ranks, times) for form in _forms(op, nbytes, ranks)]
+    return min(fits, key=lambda f: f.score(len(times)))
+
+
+def _forms(op: str, nbytes: Array, ranks: Array) -> Iterator[Form]:
+    """Forms that these sizes and groups can tell apart."""
+    worlds = sorted({int(n) for n in ranks})
+    hop = ("hop_s",) if len(worlds) > 1 and op not in NO_HOPS else ()
+    yield Form("ring", ("launch_s", *hop, "byte_s"))
+    if len(np.unique(nbytes)) >= ROOT_SIZES:
+        yield Form("ring", ("launch_s", *hop, "byte_s", "sqrt_s"))
+    if len(worlds) > 1 and op == "all-reduce":
+        yield Form("in-switch", ("launch_s", "byte_s"))
+    if len(worlds) > 1 and all(len(np.unique(nbytes[ranks == n])) >= LEAST_SIZES for n in worlds):
+        yield Form("ring", ("launch_s", *hop, *(f"byte_s@{n}" for n in worlds)))
+
+
+def _single(form: Form, op: str, nbytes: Array, ranks: Array, times: Array) -> Fit:
+    fitted = robust.linear(form.columns(op, nbytes, ranks), times)
+    return Fit((form,), (fitted,), residuals=fitted.residuals)
+
+
+def _doubles(op: str, nbytes: Array, ranks: Array, times: Array) -> Iterator[Fit]:
+    """One form up to a size and another above: the size the same for all groups, or growing with them."""
+    sizes, worlds = np.unique(nbytes), sorted({int(n) for n in ranks})
+    grows: tuple[float, ...] = (0.0, 1.0) if len(worlds) > 1 else (0.0,)
+    for limit, grow in product(sizes[(LEAST_SIZES - 1) : -LEAST_SIZES], grows):
+        if limit < LEAST_SWITCH:
+            continue
+        most = limit * (ranks / worlds[0]) ** grow
+        low = nbytes <= most
+        if min(len(np.unique(nbytes[part])) for part in (low, ~low)) < LEAST_SIZES:
+            continue
+        chosen = [_cheapest(op, nbytes[part], ranks[part], times[part]) for part in (low, ~low)]
+        residuals = np.empty(len(times))
+        residuals[low], residuals[~low] = chosen[0].residuals, chosen[1].residuals
+        limits = tuple((n, float(limit * (n / worlds[0]) ** grow)) for n in worlds)
+        yield Fit(tuple(c.forms[0] for c in chosen), tuple(c.fits[0] for c in chosen), limits, residuals)
+
+
+def _paths(fit: Fit, op: str, library: str) -> tuple[Path, ...]:
+    found = [form.path(op, fitted.values, f"{library} {form.algorithm}") for form, fitted in zip(fit.forms, fit.fits, strict=True)]
+    if fit.limits:
+        found = [replace(found[0], max_bytes=fit.limits), replace(found[1], turn=1)]
+    return tuple(found)
+
+
+def _expected(rows: Sequence[Timed], place: Place, profile: Profile | None) -> Array:
+    """What every row should take, by the catalogue or with a profile, as ``commtax expect`` says it."""
+    found = np.empty(len(rows))
+    groups = np.array([r.ranks for r in rows])
+    sizes = np.array([r.nbytes for r in rows])
+    for n in np.unique(groups):
+        mine = groups == n
+        priced = expect(rows[0].op, place.cluster, nbytes=sizes[mine], ranks=int(n), library=rows[0].library, profile=profile)
+        found[mine] = priced.seconds
+    return found
+
+
+def _changes(paths: tuple[Path, ...], op: str, library: str, place: Place) -> Iterator[Change]:
+    """Each constant beside the catalogue's: of a path of the same algorithm, where it has one."""
+    usual = expect(op, place.cluster, nbytes=1.0, ranks=2, library=library).fabric.paths[op]
+    for index, path in enumerate(paths):
+        old = next((p for p in usual if p.algorithm == path.algorithm), None)
+        where = "" if len(paths) == 1 else f", up to {format_bytes(path.max_bytes[0][1])}" if index == 0 else ", above"
+        for key, unit in (("launch_s", "s"), ("hop_s", "s"), ("bandwidth_Bps", "B/s"), ("sqrt_s", "s/√B")):
+            value, was = getattr(path, key), getattr(old, key) if old else None
+            if value or was:
+                yield Change(f"{path.algorithm} {key}{where}", was, value, unit)
+        for world, slower in path.contention[1:]:
+            yield Change(f"{path.algorithm} contention of {world} ranks{where}", None, slower)
+
+
+def _notes(fit: Fit, paths: tuple[Path, ...], worlds: list[int], place: Place) -> Iterator[str]:
+    if len(worlds) == 1 and paths[0].op not in NO_HOPS:
+        yield f"one group size, {worlds[0]} ranks: all latency is in launch_s, and other groups are assumed"
+    if fit.limits:
+        yield f"another algorithm takes over above {', '.join(f'{format_bytes(b)} ({n} ranks)' for n, b in fit.limits)}"
+    if max(p.bandwidth_Bps for p in paths) > 1.3 * place.cluster.intra.bandwidth_Bps:
+        yield f"faster than {place.cluster.intra.key}: is the cluster, --intra or the collective another one?"
+
+
+def _wishes(fit: Fit, op: str, library: str, worlds: list[int], place: Place) -> Iterator[Wish]:
+    """The range that the rows leave at sizes and groups that could be measured: from the constants' covariance."""
+    groups = sorted({*worlds, *(n for n in (2, 4, 8, 16, 32, 64) if n <= place.cluster.domain)})
+    for index, (form, fitted) in enumerate(zip(fit.forms, fit.fits, strict=True)):
+        columns, values, information = _with_hop(form, fitted, op, worlds)
+        spread = robust.covariance(information, PRIOR * _typical(form, fitted, columns, worlds))
+        for size, n in product(ASKED, groups):
+            if fit.limits and (size <= _limit(fit, n)) != (index == 0):
+                continue
+            row = columns.columns(op, np.array([size]), np.array([float(n)]))[0]
+            slope = row / max(float(row @ values), 1e-30)
+            sigma = float(np.sqrt(slope @ spread @ slope + fitted.sigma**2))
+            width = float(np.expm1(min(3.0, robust.Z80 * sigma)))
+            yield Wish(f"{library} {op} of {format_bytes(size)} over {n} ranks: the range there is ±{width:.0%}", width)
+
+
+def _limit(fit: Fit, ranks: int) -> float:
+    """The largest tensor of the first form."""
+    return float(np.interp(ranks, [n for n, _ in fit.limits], [b for _, b in fit.limits]))
+
+
+def _with_hop(form: Form, fitted: Fitted, op: str, worlds: list[int]) -> tuple[Form, Array, Array]:
+    """The form with a hop where the rows had one group size only: nobody knows it, and latency is shared between both."""
+    if "hop_s" in form.constants or op in NO_HOPS or form.algorithm != "ring" or "launch_s" not in form.constants:
+        return form, fitted.values, fitted.information
+    wide = Form(form.algorithm, (*form.constants, "hop_s"))
+    size = len(form.constants)
+    mix = np.vstack([np.eye(size), (worlds[0] - 1.0) * np.eye(size)[form.constants.index("launch_s")]])
+    return wide, np.append(fitted.values, 0.0), mix @ fitted.information @ mix.T
+
+
+def _typical(form: Form, fitted: Fitted, wide: Form, worlds: list[int]) -> Array:
+    """How large a constant may be: itself, or where it is 0 a share of the latency (hops) or of the bytes (roots)."""
+    found = dict(zip(form.constants, fitted.values, strict=True))
+    latency = max(found.get("launch_s", 0.0) + found.get("hop_s", 0.0) * (worlds[-1] - 1), 1e-7)
+    byte = max(chain((v for c, v in found.items() if c.startswith("byte_s")), (1e-15,)))
+    usual = {"launch_s": latency, "hop_s": latency / worlds[-1], "sqrt_s": np.sqrt(latency * byte)}
+    return np.array([max(found.get(c, 0.0), usual.get(c, byte) * 0.5) for c in wide.constants])
+
+
+def document(paths: tuple[Path, ...]) -> list[dict[str, object]]:
+    """Paths as they are written: only what differs from a plain path."""
+    plain = asdict(Path("", "", 1.0))
+    return [{k: v for k, v in asdict(p).items() if k in ("op", "algorithm", "bandwidth_Bps") or v != plain[k]} for p in paths]

@@ -1,0 +1,170 @@
+"""Host times of an engine, from its benchmarks: what is left of a step beside its kernels and collectives.
+
+Every predicted latency is linear in the host's times, so its derivative by each of them is a difference of two predictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from commtax import catalog
+from commtax.api import bill, simulate
+from commtax.calibrate import robust
+from commtax.calibrate.records import Change, Errors, Part, Place, Served, TooFewError, Wish, named
+from commtax.calibrate.robust import Array
+from commtax.spec import Engine, Profile
+from commtax.units import format_seconds, plural
+
+STEP_S = 1e-3  # of the differences
+FLOOR_SLACK = 0.98
+SIGMA_RUNS = 4  # fewer runs than this do not tell how far runs scatter
+HOST = ("host_s", "host_s_per_doubling", "host_s_per_seq")
+CLIENTS = (1, 8, 32, 128, 256)
+
+
+def fit_engine(runs: Sequence[Served], place: Place, own: Profile) -> tuple[dict[str, float], list[Part], list[str]]:
+    """The host's times that these runs tell, and the runs that no machine can have had."""
+    possible = [(r, why) for r in runs for why in [_impossible(r, place, own)]]
+    refused = [why for _, why in possible if why]
+    kept = [r for r, why in possible if not why]
+    if not kept:
+        raise TooFewError(refused[0] if refused else "no run of the engine can be used")
+    found, part = _fit_host(kept, place, own)
+    parts = [part]
+    waiting = [r for r in kept if r.kind == "serve" and r.ttft_s]
+    if waiting:
+        more, other = _fit_request(waiting, place, own, replace(place.engine, **_numbers(found)))
+        found |= more
+        parts.append(other)
+    return found, parts, refused
+
+
+def _numbers(found: dict[str, float]) -> dict[str, Any]:
+    return dict(found)
+
+
+def _impossible(run: Served, place: Place, own: Profile) -> str:
+    """No decode step is faster than one read of the weights that a token needs."""
+    priced = bill(run.model, place.cluster, tp=run.tp, engine=place.engine, batch=1, context=1, profile=own)
+    nbytes = sum(x.item.nbytes * x.item.count for x in priced.items if x.item.op == "gemm")
+    least = float(nbytes) / priced.setup.cluster.chip.memory_Bps
+    each = run.tpot_s if run.kind == "serve" else (run.e2e_s or 0.0) / run.output_len
+    if each is None or each >= least * FLOOR_SLACK:
+        return ""
+    said = f"{run.label}: {format_seconds(each)} a token is faster than reading the weights: {format_seconds(least)}"
+    return f"{said} on {place.cluster.chip.key} at tp {run.tp}; other hardware, weights or degree than was said"
+
+
+def _fit_host(runs: list[Served], place: Place, own: Profile) -> tuple[dict[str, float], Part]:
+    times = np.array([r.tpot_s if r.kind == "serve" else r.e2e_s for r in runs], float)
+    names = ["host_s"]
+    names += ["host_s_per_doubling"] if len({r.tp for r in runs}) > 1 else []
+    names += ["host_s_per_seq"] if len({r.clients for r in runs}) > 1 else []
+    bare = replace(place.engine, **_numbers(dict.fromkeys(names, 0.0)))
+    base = _latencies(runs, place, own, bare)
+    columns = [(_latencies(runs, place, own, replace(bare, **_numbers({n: STEP_S}))) - base) / STEP_S for n in names]
+    fitted = robust.linear(np.stack(columns, axis=1), times, base)
+    found = dict(zip(names, (float(v) for v in fitted.values), strict=True))
+    after = np.log(times / _latencies(runs, place, own, replace(place.engine, **_numbers(found))))
+    spread = robust.half_width(after, len(names))
+    sigma = float(np.log1p(spread) / robust.Z80)
+    if len(runs) < SIGMA_RUNS:
+        sigma = max(sigma, place.engine.sigma_tpot)
+        spread = float(np.expm1(robust.Z80 * sigma))
+    part = Part(
+        name=f"{place.engine.key} host times",
+        rows=len(runs),
+        changes=tuple(Change(n, getattr(place.engine, n), found[n], "s") for n in names),
+        before=Errors.of(np.log(times / _latencies(runs, place, own, place.engine))),
+        after=Errors.of(after),
+        spread=spread,
+        outliers=named([r.label for r in runs], after, robust.outliers(after)),
+        notes=tuple(_notes(runs, names, found, times, base)),
+        wishes=tuple(_wishes(runs, names, fitted, place, own)),
+    )
+    return {**found, **_sigmas("tpot", sigma, runs)}, part
+
+
+def _latencies(runs: list[Served], place: Place, own: Profile, engine: Engine) -> Array:
+    """TPOT of closed loops, whole latency of batches."""
+    return np.array([_latency(r, place, own, engine) for r in runs], float)
+
+
+def _latency(run: Served, place: Place, own: Profile, engine: Engine) -> float:
+    words: dict[str, Any] = {"tp": run.tp, "engine": engine, "profile": own}
+    if run.kind == "serve":
+        return float(_simulated(run, place, own, engine).tpot_s)
+    first = bill(run.model, place.cluster, phase="prefill", batch=run.clients, context=run.input_len, **words)
+    then = bill(run.model, place.cluster, batch=run.clients, context=run.input_len + run.output_len // 2, **words)
+    return float(first.step_s) + (run.output_len - 1) * float(then.step_s)
+
+
+def _simulated(run: Served, place: Place, own: Profile, engine: Engine) -> Any:
+    words: dict[str, Any] = {"tp": run.tp, "engine": engine, "profile": own, "concurrency": run.clients}
+    words |= {"input_len": run.input_len, "output_len": run.output_len, "num_prompts": run.num_prompts}
+    return simulate(run.model, place.cluster, **words)
+
+
+def _fit_request(runs: list[Served], place: Place, own: Profile, engine: Engine) -> tuple[dict[str, float], Part]:
+    """A request's way through the server: what TTFT has beside its steps and its waiting."""
+    times = np.array([r.ttft_s for r in runs], float)
+    bare = replace(engine, request_s=0.0)
+    base = np.array([float(_simulated(r, place, own, bare).ttft_s) for r in runs])
+    fitted = robust.linear(np.ones((len(runs), 1)), times, base)
+    value = float(fitted.values[0])
+    after = np.log(times / (base + value))
+    spread = robust.half_width(after, 1)
+    sigma = float(np.log1p(spread) / robust.Z80)
+    sigma = max(sigma, place.engine.sigma_ttft) if len(runs) < SIGMA_RUNS else sigma
+    before = np.array([float(_simulated(r, place, own, place.engine).ttft_s) for r in runs])
+    part = Part(
+        name=f"{place.engine.key} time to the first token",
+        rows=len(runs),
+        changes=(Change("request_s", place.engine.request_s, value, "s"),),
+        before=Errors.of(np.log(times / before)),
+        after=Errors.of(after),
+        spread=float(np.expm1(robust.Z80 * sigma)),
+        outliers=named([r.label for r in runs], after, robust.outliers(after)),
+    )
+    return {"request_s": value, **_sigmas("ttft", sigma, runs)}, part
+
+
+def _sigmas(name: str, sigma: float, runs: list[Served]) -> dict[str, float]:
+    """The scatter of runs, for the kind of model that ran: dense, a mixture, or both."""
+    kinds = {"_moe" if catalog.model(r.model).experts else "" for r in runs}
+    return {f"sigma_{name}{kind}": sigma for kind in sorted(kinds)}
+
+
+def _notes(runs: list[Served], names: list[str], found: dict[str, float], times: Array, base: Array) -> Iterator[str]:
+    if "host_s_per_seq" not in names:
+        yield f"one concurrency, {runs[0].clients}: host_s_per_seq stays the catalogue's"
+    if len(runs) < SIGMA_RUNS:
+        yield f"{len(runs)} run{'s' * (len(runs) > 1)}: the range stays at least the catalogue's; {SIGMA_RUNS} would tell it"
+    if not any(found.values()) and np.all(times < base):
+        yield "faster than its kernels without any host time: calibrate kernels too, or say another --engine version"
+
+
+def _wishes(runs: list[Served], names: list[str], fitted: robust.Fitted, place: Place, own: Profile) -> Iterator[Wish]:
+    """The range that is left at other numbers of clients: from the covariance of the host's times."""
+    usual = {"host_s": 1e-3, "host_s_per_doubling": 2e-4, "host_s_per_seq": 3e-5}
+    wide = [*names, *(n for n in ("host_s_per_seq",) if n not in names)]
+    scale = np.array([usual[n] for n in wide])
+    information = np.zeros((len(wide), len(wide)))
+    information[: len(names), : len(names)] = fitted.information
+    covariance = robust.covariance(information, scale)
+    engine = replace(place.engine, **_numbers(dict(zip(names, fitted.values, strict=True))))
+    for clients in CLIENTS:
+        run = replace(runs[0], kind="serve", clients=clients, num_prompts=10 * clients)
+        usual_s = _latency(run, place, own, engine)
+        steps = [_latency(run, place, own, replace(engine, **_numbers({n: getattr(engine, n) + STEP_S}))) for n in wide]
+        slope = (np.array(steps) - usual_s) / STEP_S / usual_s
+        sigma = float(np.sqrt(slope @ covariance @ slope + fitted.sigma**2))
+        width = float(np.expm1(min(3.0, robust.Z80 * sigma)))
+        model = catalog.model(run.model).key
+        yield Wish(
+            f"a serve run of {model} at tp {run.tp} with {plural(clients, 'client')}: the range there is ±{width:.0%}", width
+        )

@@ -1,0 +1,161 @@
+"""Attained fractions and fixed costs of kernels, from a sweep of them: the family's tables with their scalars moved.
+
+Only scalars are fitted (t0, and factors on eb and ep); the shapes of the curves stay the family's, which many more rows made.
+Small kernels, copies and whole steps are left: what a small kernel takes alone is not what it takes inside a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from commtax import catalog
+from commtax.calibrate import robust
+from commtax.calibrate.records import Change, Errors, Part, Place, Ran, TooFewError, Wish, named
+from commtax.calibrate.robust import Array
+from commtax.cost.compute import Kernel
+from commtax.cost.kernels import FORMS
+from commtax.spec import DTYPE_BYTES
+
+LEAST_ROWS = 8
+MATTERS = 0.1  # a constant that moves no time by a tenth of its own change cannot be told
+Table = Mapping[str, float]
+SCALARS = {"gemm": ("t0", "eb", "ep"), "decode": ("t0", "eb"), "prefill": ("t0", "ep")}
+SHAPE = ("flops", "nbytes", "m", "n", "k", "batch", "heads", "kv_heads", "length", "past")
+
+
+def table_name(row: Mapping[str, Any]) -> str:
+    """The table that a row belongs to."""
+    kind, dtype = row["kind"], row.get("dtype", "bf16")
+    if kind == "gemm" and dtype == "fp8" and row.get("mode") == "static":
+        return "gemm.fp8-static"
+    return f"{kind}.{dtype}"
+
+
+def fit_tables(rows: Sequence[Ran], place: Place) -> Iterator[tuple[str, dict[str, float], Part] | TooFewError]:
+    """Each table that the rows tell of, or why it cannot be told."""
+    groups: dict[str, list[Ran]] = {}
+    slower = _slower_backends(rows)
+    yield from (TooFewError(f"prefill by {name}: slower than another backend, not fitted") for name in slower)
+    for row in rows:
+        if row.row["kind"] == "prefill" and row.row.get("backend", "") in slower:
+            continue
+        groups.setdefault(table_name(row.row), []).append(row)
+    known = catalog.kernel_constants(place.engine, place.cluster.chip).tables
+    for name, mine in groups.items():
+        start = known.get(name) or known.get(f"{name.partition('.')[0]}.bf16")
+        if len(mine) < LEAST_ROWS or start is None:
+            yield TooFewError(f"kernels {name}: {len(mine)} rows; at least {LEAST_ROWS} are needed, small and large shapes")
+            continue
+        found = _fit_table(name, mine, start, place)
+        part = found[2]
+        closer = part.after.median < part.before.median or part.after.p90 < part.before.p90
+        yield (
+            found if closer else TooFewError(f"kernels {name}: the catalogue's constants fit these {len(mine)} rows as well; kept")
+        )
+
+
+def _slower_backends(rows: Sequence[Ran]) -> list[str]:
+    """All but the fastest of the backends that ran prefill attention: an engine would take that one."""
+    rates: dict[str, list[float]] = {}
+    for row in rows:
+        if row.row["kind"] == "prefill":
+            rates.setdefault(str(row.row.get("backend", "")), []).append(_kernel(row, "prefill").flops / row.seconds)
+    ranked = sorted(rates, key=lambda name: -float(np.median(rates[name])))
+    return ranked[1:]
+
+
+def _fit_table(name: str, rows: list[Ran], start: Table, place: Place) -> tuple[str, dict[str, float], Part]:
+    form = name.partition(".")[0]
+    times = np.array([r.seconds for r in rows])
+    scalars = [s for s in SCALARS[form] if start["t0"] > 0 or s != "t0"]
+    kernels = [_kernel(r, form) for r in rows]
+    ones = np.ones(len(scalars))
+
+    def predict(factors: Array) -> Array:
+        return _seconds(kernels, _moved(start, dict(zip(scalars, factors, strict=True))), form, place)
+
+    told = np.sqrt(np.mean(robust.slopes(predict, ones) ** 2, axis=0)) > MATTERS
+    scalars = [s for s, yes in zip(scalars, told, strict=True) if yes]
+    most = np.array([np.inf if s == "t0" else 1 / max(v for k, v in start.items() if _is(k, s)) for s in scalars])
+    fitted = robust.curve(predict, np.minimum(np.ones(len(scalars)), most), times, most)
+    table = _moved(start, dict(zip(scalars, fitted.values, strict=True)))
+    spread = robust.half_width(fitted.residuals, len(scalars))
+    table["sigma"] = float(np.log1p(spread) / robust.Z80)
+    part = Part(
+        name=f"kernels {name}",
+        rows=len(rows),
+        changes=tuple(
+            Change(f"{name} {k}", start[k], table[k], "s" if k == "t0" else "") for k in table if table[k] != start.get(k, table[k])
+        ),
+        before=Errors.of(np.log(times / _seconds(kernels, start, form, place))),
+        after=Errors.of(fitted.residuals),
+        spread=spread,
+        outliers=named([r.label for r in rows], fitted.residuals, robust.outliers(fitted.residuals)),
+        notes=tuple(f"{s}: these shapes do not tell it" for s, yes in zip(SCALARS[form], told, strict=False) if not yes),
+        wishes=(Wish(f"kernels {name}, more shapes: the range is ±{spread:.0%}", spread),),
+    )
+    return name, table, part
+
+
+def _is(key: str, scalar: str) -> bool:
+    """Whether a constant is the scalar, or the scalar of one head size (eb64, ep128)."""
+    return key == scalar or (key.startswith(scalar) and key[len(scalar) :].isdigit())
+
+
+def _moved(start: Table, factors: Mapping[str, float]) -> dict[str, float]:
+    found = dict(start)
+    for scalar, factor in factors.items():
+        found |= {k: float(v * factor) for k, v in start.items() if _is(k, scalar)}
+    return found
+
+
+def _kernel(r: Ran, form: str) -> Kernel:
+    """A row as the cost model's kernel."""
+    try:
+        return _KERNELS[form](r.row)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"'{r.label}': a shape is missing or no number ({error})") from None
+
+
+def _gemm(row: Mapping[str, Any]) -> Kernel:
+    m, n, k = (float(row[x]) for x in ("m", "n", "k"))
+    size = DTYPE_BYTES[row.get("dtype", "bf16")]
+    return Kernel("gemm", "gemm", 1, 2 * m * n * k, (m * k + n * k) * size + 2 * m * n, m, n, k, row.get("dtype", "bf16"), size)
+
+
+def _decode(row: Mapping[str, Any]) -> Kernel:
+    batch, length, heads, kv, dim = (float(row[x]) for x in ("batch", "length", "heads", "kv_heads", "head_dim"))
+    size = DTYPE_BYTES[row.get("dtype", "bf16")]
+    flops, nbytes = 4 * batch * heads * length * dim, 2 * batch * length * kv * dim * size
+    plain = Kernel("decode", "decode", 1, flops, nbytes, weight_bytes=size, batch=batch, heads=heads, kv_heads=kv)
+    return replace(plain, head_dim=int(dim), length=length)
+
+
+def _prefill(row: Mapping[str, Any]) -> Kernel:
+    batch, length, heads, kv, dim = (float(row[x]) for x in ("batch", "length", "heads", "kv_heads", "head_dim"))
+    flops = 4 * batch * heads * (length * (length + 1) / 2) * dim
+    nbytes = batch * length * dim * (4 * heads + 4 * kv)
+    return Kernel("prefill", "prefill", 1, flops, nbytes, batch=batch, heads=heads, kv_heads=kv, head_dim=int(dim), length=length)
+
+
+_KERNELS = {"gemm": _gemm, "decode": _decode, "prefill": _prefill}
+
+
+def _seconds(kernels: list[Kernel], table: Table, form: str, place: Place) -> Array:
+    """Kernels of one head size and arithmetic are priced together."""
+    chip = place.cluster.chip
+    peaks = chip.flops_per_s
+    found = np.empty(len(kernels))
+    keys = [(k.head_dim, k.dtype) for k in kernels]
+    for key in dict.fromkeys(keys):
+        mine = [i for i, other in enumerate(keys) if other == key]
+        shapes: dict[str, Any] = {n: np.array([getattr(kernels[i], n) for i in mine], float) for n in SHAPE}
+        many = replace(kernels[mine[0]], **shapes)
+        peak = peaks.get(many.dtype) or peaks.get("bf16") or peaks["fp16"]
+        fixed, moving = FORMS[form](many, table, chip.memory_Bps, peak)
+        found[mine] = fixed + moving
+    return found

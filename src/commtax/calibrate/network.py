@@ -1,0 +1,134 @@
+"""What lies between hosts, from collectives whose groups cross them: latency, attained bandwidth, the pipeline's loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from commtax.api import expect
+from commtax.calibrate import robust
+from commtax.calibrate.records import Change, Errors, Part, Place, Timed, TooFewError, Wish, named
+from commtax.calibrate.robust import Array, Fitted
+from commtax.spec import Profile
+from commtax.units import format_bytes
+
+CONSTANTS = ("efficiency", "hops", "pipelining")
+LEAST_SIZES, LEAST_SPAN = 4, 16
+MOST = (3.0, 1e4, 1e2)  # an efficiency above 1 is kept for the report: it says that the NICs are others than was said
+TOO_FAST = 1.1
+TRIED, NOTHING = 0.3, 1e-9  # where the catalogue has no loss of a pipeline: what to try, and what is none to a logarithm
+UNSURE = 0.45  # relative standard deviation of a constant that rows do not tell
+ASKED = tuple(float(2**x) for x in range(10, 34, 2))
+
+
+def fit_network(rows: Sequence[Timed], place: Place, own: Profile) -> tuple[dict[str, float], Part]:
+    """Constants across hosts; ``own`` holds what was fitted inside them."""
+    sizes = {r.nbytes for r in rows}
+    if len(sizes) < LEAST_SIZES or max(sizes) / min(sizes) < LEAST_SPAN:
+        span = max(sizes) / min(sizes)
+        raise TooFewError(
+            f"across hosts: {len(sizes)} sizes spanning {span:,.0f}x; at least {LEAST_SIZES} spanning {LEAST_SPAN}x are needed"
+        )
+    times = np.array([r.seconds for r in rows])
+    usual = expect(rows[0].op, place.cluster, nbytes=1.0, ranks=rows[0].ranks, library=rows[0].library).fabric
+    before = (usual.network_efficiency, usual.network_hops, usual.network_pipelining)
+    fitted, told = _fit(rows, place, own, np.array(before), times)
+    spread = robust.half_width(fitted.residuals, len(CONSTANTS))
+    kept = zip(CONSTANTS, (float(v) for v in fitted.values), before, told, strict=True)
+    found = {**{n: value if yes else b for n, value, b, yes in kept}, "spread": spread}
+    ranks = {r.ranks for r in rows}
+    found |= {"least_ranks": min(ranks), "most_ranks": max(ranks)}
+    if not told[CONSTANTS.index("hops")]:
+        found["least_bytes"] = min(sizes)  # below, latency decides, and nobody measured it
+    part = Part(
+        name=f"{rows[0].library} across hosts",
+        rows=len(rows),
+        changes=tuple(Change(f"network {n}", b, found[n]) for n, b, t in zip(CONSTANTS, before, told, strict=True) if t),
+        before=Errors.of(np.log(times / _expected(rows, place, None))),
+        after=Errors.of(fitted.residuals),
+        spread=spread,
+        outliers=named([r.label for r in rows], fitted.residuals, robust.outliers(fitted.residuals)),
+        notes=tuple(_notes(rows, found, place, told)),
+        wishes=tuple(_wishes(rows, place, own, fitted)),
+    )
+    return found, part
+
+
+def _fit(rows: Sequence[Timed], place: Place, own: Profile, start: Array, times: Array) -> tuple[Fitted, Array]:
+    """The constants that the rows tell to a factor of 1.5 or so; the others stay where they were."""
+    told = np.ones(len(start), bool)
+    while told.any():
+        fitted = _fit_some(rows, place, own, np.where(told, np.maximum(start, TRIED), np.maximum(start, NOTHING)), told, times)
+        sure = np.sqrt(np.diag(robust.covariance(fitted.information, fitted.values))) / fitted.values < UNSURE
+        if np.all(sure[told]):
+            return fitted, told
+        told = told & sure
+    raise TooFewError("across hosts: these sizes tell neither latency nor bandwidth; measure from 1 KiB to 1 GiB")
+
+
+def _fit_some(rows: Sequence[Timed], place: Place, own: Profile, start: Array, told: Array, times: Array) -> Fitted:
+    """Some constants fitted, the others held; what the rows tell is reckoned for all."""
+
+    def every(values: Array) -> Array:
+        found = np.array(start, float)
+        found[told] = values
+        return found
+
+    def predict(values: Array) -> Array:
+        return _expected(rows, place, _with(own, values))
+
+    some = robust.curve(lambda values: predict(every(values)), start[told], times, np.array(MOST)[told])
+    values = every(some.values)
+    slope = robust.slopes(predict, values)
+    return replace(some, values=values, information=slope.T @ (slope * some.weights[:, None]) / some.sigma**2)
+
+
+def _with(own: Profile, values: Array) -> Profile:
+    return replace(own, network=dict(zip(CONSTANTS, (float(v) for v in values), strict=True)))
+
+
+def _expected(rows: Sequence[Timed], place: Place, profile: Profile | None) -> Array:
+    found = np.empty(len(rows))
+    keys = [(r.op, r.ranks) for r in rows]
+    sizes = np.array([r.nbytes for r in rows])
+    for op, ranks in dict.fromkeys(keys):
+        mine = np.array([key == (op, ranks) for key in keys])
+        words: dict[str, Any] = {"nbytes": sizes[mine], "ranks": ranks, "library": rows[0].library, "profile": profile}
+        found[mine] = expect(op, place.cluster, **words).seconds
+    return found
+
+
+def _notes(rows: Sequence[Timed], found: dict[str, float], place: Place, told: Array) -> Iterator[str]:
+    cluster = place.cluster
+    hosts = sorted({-(-r.ranks // cluster.domain) for r in rows})
+    yield f"measured over {', '.join(map(str, hosts))} hosts: latency grows with the logarithm of hosts"
+    untold = [n for n, yes in zip(CONSTANTS, told, strict=True) if not yes]
+    if untold:
+        yield f"{', '.join(untold)}: these sizes do not tell {'it' if len(untold) == 1 else 'them'}, the catalogue's stays"
+    if found["efficiency"] > TOO_FAST:
+        nics = f"{found['efficiency']:.0%} of {cluster.nics_per_host} x {cluster.inter.key} a host"
+        yield f"{nics}: more than they carry; say --inter and --nics, or the switches add (SHARP)"
+
+
+def _wishes(rows: Sequence[Timed], place: Place, own: Profile, fitted: Fitted) -> Iterator[Wish]:
+    """The range left at other sizes and numbers of hosts."""
+    spread = robust.covariance(fitted.information, np.maximum(fitted.values, TRIED))
+    op, domain = rows[0].op, place.cluster.domain
+    groups = sorted({r.ranks for r in rows} | {domain * 2**k for k in range(1, 6) if domain * 2**k <= place.cluster.num_gpus})
+    seen = {r.ranks for r in rows}
+    for ranks in groups:
+        asked = [Timed(rows[0].library, op, ranks, size, 1.0, "") for size in ASKED]
+
+        def predict(values: Array, asked: list[Timed] = asked) -> Array:
+            return _expected(asked, place, _with(own, values))
+
+        slope = robust.slopes(predict, fitted.values)
+        apart = 0.0 if ranks in seen else 0.35 * abs(np.log2(ranks / min(seen, key=lambda s: abs(np.log(s / ranks)))))
+        sigma = np.sqrt(np.einsum("ij,jk,ik->i", slope, spread, slope) + fitted.sigma**2 + apart**2)
+        for row, one in zip(asked, sigma, strict=True):
+            width = float(np.expm1(min(3.0, robust.Z80 * one)))
+            where = f"{row.library} {op} of {format_bytes(row.nbytes)} over {ranks} ranks"
+            yield Wish(f"{where}: the range there is ±{width:.0%}", width)

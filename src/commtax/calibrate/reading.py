@@ -1,0 +1,167 @@
+"""Files into rows: each is recognised by what is inside it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from commtax.calibrate.records import Files, Place, Ran, Served, Timed
+from commtax.catalog.fabric import OPS, library_chain
+from commtax.readers import bench, nccl_tests
+from commtax.readers.bench import Bench
+from commtax.units import format_bytes
+
+KINDS = ("gemm", "decode", "prefill")
+UNUSED = ("header", "small", "copy", "step")  # rows of a sweep that no constant is fitted on
+
+
+def read(path: Path, place: Place) -> Files:
+    """All measurements of one file."""
+    text = path.read_bytes().decode("utf-8", errors="replace")
+    if text.lstrip()[:1] in ("{", "["):
+        return _json(text, path.name, place)
+    runs = nccl_tests.parse_all(text)
+    if not runs:
+        raise ValueError(
+            f"'{path}' is not recognised: looked for nccl-tests or rccl-tests output, rows of commtax measure (collectives, "
+            "kernels) and results of vllm bench or sglang.bench_serving"
+        )
+    found = Files()
+    for run in runs:
+        found += _nccl_tests(run, path.name, place)
+    return found
+
+
+def _nccl_tests(run: nccl_tests.Run, name: str, place: Place) -> Files:
+    """Out of place and in place are two timings of one size; rows with wrong values are no measurements."""
+    if not run.op or run.op not in OPS:
+        raise ValueError(f"'{name}': the text does not say which collective ran (a line with all_reduce_perf or its like)")
+    if run.ranks < 2:
+        raise ValueError(f"'{name}': the text does not say how many ranks took part (lines '#  Rank  0 …')")
+    rows: list[Timed] = []
+    refused: list[str] = []
+    for row in run.rows:
+        label = f"{name}: {run.op} of {format_bytes(row.nbytes)} over {run.ranks} ranks"
+        if row.wrong:
+            refused.append(f"{label}: {row.wrong:,} wrong values, no measurement")
+            continue
+        for seconds, how in ((row.seconds, ""), (row.in_place_s, " in place")):
+            if seconds is not None and not math.isnan(seconds):
+                rows.append(Timed(place.library, run.op, run.ranks, row.nbytes, _time(seconds, label), label + how))
+    return Files(collectives=tuple(rows), refused=tuple(refused))
+
+
+def _json(text: str, name: str, place: Place) -> Files:
+    """A document, a list of them, or one a line; lines of several kinds may be mixed."""
+    rows = list(_objects(text, name))
+    ours = Files()
+    others = []
+    for number, row in enumerate(rows, 1):
+        if isinstance(row.get("rows"), list):  # measure collectives --json
+            ours += _json("\n".join(json.dumps(r) for r in row["rows"]), name, place)
+        elif "time_us" in row and "size_bytes" in row:
+            ours += _collective(row, f"{name}: row {number}")
+        elif row.get("kind") in (*KINDS, *UNUSED):
+            ours += _kernel(row, f"{name}: row {number}")
+        else:
+            others.append(row)
+    if others:
+        results = bench.parse(json.dumps(others), name)
+        served = [_served(b, f"{name}: run {i}" if len(results) > 1 else name, place) for i, b in enumerate(results, 1)]
+        ours += Files(
+            runs=tuple(s for s in served if isinstance(s, Served)), refused=tuple(s for s in served if isinstance(s, str))
+        )
+    return ours
+
+
+def _objects(text: str, name: str) -> Iterator[Mapping[str, Any]]:
+    try:
+        whole = json.loads(text)
+        rows = whole if isinstance(whole, list) else [whole]
+    except (json.JSONDecodeError, RecursionError):
+        try:
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"'{name}': not JSON, or cut off ({error})") from None
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"'{name}': JSON without measurements")
+    yield from rows
+
+
+def _collective(row: Mapping[str, Any], label: str) -> Files:
+    """A line of ``measure collectives --output``."""
+    op, ranks, nbytes = str(row.get("op")), _count(row, "ranks", label), _count(row, "size_bytes", label)
+    if op not in OPS:
+        raise ValueError(f"'{label}': collective {op!r} is none of {', '.join(OPS)}")
+    label = f"{label}, {op} of {format_bytes(nbytes)} over {ranks} ranks"
+    if row.get("wrong"):
+        return Files(refused=(f"{label}: {row['wrong']} wrong values, no measurement",))
+    library = library_chain(str(row.get("impl", "nccl")))[0]
+    return Files((Timed(library, op, ranks, nbytes, _time(row["time_us"], label, 1e-6), label),))
+
+
+def _kernel(row: Mapping[str, Any], label: str) -> Files:
+    """A line of ``python -m commtax.measure.kernels``."""
+    kind = row["kind"]
+    if kind in UNUSED:
+        return Files()
+    shape = " x ".join(str(row[k]) for k in ("m", "n", "k", "batch", "length", "heads", "rows", "width") if k in row)
+    label = f"{label}, {kind} {row.get('op', row.get('dtype', ''))} {shape}"
+    return Files(kernels=(Ran(row, _time(row.get("median_s"), label), label),))
+
+
+def _served(result: Bench, label: str, place: Place) -> Served | str:
+    """A benchmark with its question, or why it cannot be used."""
+    words = place.words
+    model, tp = place.model or result.model, place.tp or result.tp or 1
+    if place.tp and result.tp and place.tp != result.tp:
+        raise ValueError(f"'{label}': ran at tp {result.tp}, and -tp {place.tp} was said")
+    if not model:
+        raise ValueError(f"'{label}': does not say which model ran; say --model")
+    if result.kind == "throughput":
+        return f"{label}: throughput of a queue is not fitted; latency and serve are"
+    given = {"input_len": result.input_len, "output_len": result.output_len}
+    lengths = {key: words.get(key) or (round(value) if value else 0) for key, value in given.items()}
+    missing = [key for key, value in lengths.items() if not value]
+    clients = words.get("batch") if result.kind == "latency" else result.concurrency
+    if missing or (result.kind == "latency" and not clients):
+        wanted = [*missing, *(["batch"] if result.kind == "latency" and not clients else [])]
+        raise ValueError(f"'{label}': does not say {', '.join(wanted)}; add {' '.join(f'--{w}'.replace('_', '-') for w in wanted)}")
+    if not clients:
+        return f"{label}: no limit of concurrency: only closed loops (--max-concurrency) are fitted"
+    if result.failed:
+        return f"{label}: {result.failed} requests failed, and what failed is not in the means"
+    if result.accepted > 1:
+        return f"{label}: {result.accepted:g} tokens a step under speculative decoding, which hides the time of a step"
+    times = {m: result.seconds(m, "mean") for m in ("tpot", "ttft", "e2el")}
+    if not (times["e2el"] if result.kind == "latency" else times["tpot"]):
+        return f"{label}: no mean time a token"
+    prompts = max(result.requests or 0, int(clients))
+    return Served(
+        kind=result.kind,
+        model=model,
+        tp=tp,
+        clients=int(clients),
+        **lengths,
+        num_prompts=prompts,
+        tpot_s=times["tpot"],
+        ttft_s=times["ttft"],
+        e2e_s=times["e2el"],
+        label=label,
+    )
+
+
+def _count(row: Mapping[str, Any], key: str, label: str) -> int:
+    value = row.get(key)
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"'{label}': {key}={value!r}, a whole number of at least 1 is needed")
+    return value
+
+
+def _time(value: Any, label: str, unit: float = 1.0) -> float:
+    if not isinstance(value, (int, float)) or not math.isfinite(value) or not 0 < value * unit < 1e6:
+        raise ValueError(f"'{label}': a time of {value!r} is no measurement")
+    return float(value) * unit

@@ -1,0 +1,160 @@
+"""What a calibration takes in and gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from commtax.spec import Cluster, Engine, Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One collective: ``label`` names its row for people."""
+
+    library: str
+    op: str
+    ranks: int
+    nbytes: float
+    seconds: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One kernel of the sweep: its row as it was written."""
+
+    row: Mapping[str, Any]
+    seconds: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One benchmark of an engine. Latency: a batch of requests at once; serve: a closed loop."""
+
+    kind: str  # latency | serve
+    model: str
+    tp: int
+    clients: int
+    input_len: int
+    output_len: int
+    num_prompts: int
+    tpot_s: float | None
+    ttft_s: float | None
+    e2e_s: float | None
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Everything that the files hold, and the rows that are no measurements."""
+
+    collectives: tuple[Timed, ...] = ()
+    kernels: tuple[Ran, ...] = ()
+    runs: tuple[Served, ...] = ()
+    refused: tuple[str, ...] = ()
+
+    def __add__(self, other: Files) -> Files:
+        return Files(
+            self.collectives + other.collectives,
+            self.kernels + other.kernels,
+            self.runs + other.runs,
+            self.refused + other.refused,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The machine that was measured, and what ran on it."""
+
+    cluster: Cluster
+    engine: Engine
+    model: str = ""
+    tp: int = 0
+    library: str = "nccl"
+    name: str = "my-box"
+    words: Mapping[str, Any] = field(default_factory=dict)  # batch, input_len, output_len of runs that do not say them
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One constant: what the catalogue says (None: nothing), and what was measured. ``unit``: s, B/s or ""."""
+
+    name: str
+    before: float | None
+    after: float
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Residuals of rows: median and 90th percentile of |measured / predicted - 1|, as factors less 1; ``bias`` by the median."""
+
+    median: float
+    p90: float
+    bias: float
+
+    @classmethod
+    def of(cls, residuals: Any) -> Errors:
+        """From ln(measured / predicted)."""
+        size = np.expm1(np.abs(residuals))
+        return cls(float(np.median(size)), float(np.quantile(size, 0.9)), float(np.expm1(np.median(residuals))))
+
+
+@dataclass(frozen=True, slots=True)
+class Outlier:
+    label: str
+    factor: float  # measured / predicted
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A measurement that would help: where, and how wide the range is there now (a factor less 1)."""
+
+    what: str
+    spread: float
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One fitted piece of the profile."""
+
+    name: str
+    rows: int
+    changes: tuple[Change, ...]
+    before: Errors
+    after: Errors
+    spread: float
+    outliers: tuple[Outlier, ...] = ()
+    notes: tuple[str, ...] = ()
+    wishes: tuple[Wish, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was learnt: the profile as a record and as the document that is written, and how it came about."""
+
+    place: Place
+    profile: Profile
+    document: Mapping[str, Any]
+    parts: tuple[Part, ...]
+    refused: tuple[str, ...] = ()  # rows that are no measurements, and groups with too few of them
+
+    @property
+    def wish(self) -> Wish | None:
+        """The one further measurement that would help most."""
+        return max((w for part in self.parts for w in part.wishes), key=lambda w: w.spread, default=None)
+
+
+class TooFewError(ValueError):
+    """A group of rows that cannot tell its constants; says how many would."""
+
+
+def named(labels: Sequence[str], residuals: Any, far: Any) -> tuple[Outlier, ...]:
+    """Outliers, the farthest first."""
+    found = [Outlier(labels[i], float(np.exp(residuals[i]))) for i in np.flatnonzero(far).tolist()]
+    return tuple(sorted(found, key=lambda o: -abs(np.log(o.factor))))

@@ -1,0 +1,50 @@
+"""``commtax calibrate``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from commtax import catalog
+from commtax.calibrate import calibrate
+from commtax.cli.options import Count, json_option
+from commtax.cli.output import print_json, terminal
+from commtax.report import calibrating
+
+
+@click.command("calibrate")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.option("--cluster", "-c", default="", help="Where they were measured: a host by name, 8xh100-sxm, or 2x8xh100-sxm.")
+@click.option("--intra", default="", metavar="LINK", help="Another link inside a host.")
+@click.option("--inter", default="", metavar="LINK", help="Another fabric between hosts.")
+@click.option("--nics", type=Count(), default=None, help="NICs a host has.")
+@click.option("--model", "-m", default="", help="Benchmarks: what ran, where the result does not say it.")
+@click.option("--tp", type=Count(), default=0, help="Benchmarks: tensor-parallel size (-tp), where the result does not say it.")
+@click.option("--engine", "-e", default="", metavar="NAME", help="Whose host times and kernels: vllm (default), sglang, trtllm …")
+@click.option("--library", default="nccl", show_default=True, metavar="NAME", help="Whose collectives nccl-tests ran.")
+@click.option("--batch", type=Count(), default=0, help="vllm bench latency: its --batch-size.")
+@click.option("--context", "input_len", type=Count(), default=0, help="vllm bench latency: its --input-len.")
+@click.option("--output-len", type=Count(), default=0, help="vllm bench latency: its --output-len.")
+@click.option("--out", "-o", default="my-box.json", show_default=True, metavar="FILE", help="Where to write the profile.")
+@click.option("--name", default="", help="Its name.  [default: the file's]")
+@json_option
+def calibrate_command(files: tuple[Path, ...], cluster: str, out: str, name: str, as_json: bool, **options: Any) -> None:
+    """Your own measurements as a profile: nccl-tests output, vllm bench results, rows of commtax measure.
+
+    Says what changed, how well it fits, which rows are odd, and which further measurement would help most.
+
+    commtax calibrate allreduce-*.txt serve-*.json --cluster 8xh100-sxm -tp 8 --out my-box.json
+    """
+    if not cluster:
+        raise ValueError("cluster: say where this was measured with --cluster, such as 8xh100-sxm (commtax catalog clusters)")
+    links = {key: options.pop(key) for key in ("intra", "inter", "nics")}
+    place = catalog.cluster(cluster, **links)
+    found = calibrate(files, place, name=name or Path(out).stem, **options)
+    Path(out).write_text(json.dumps(found.document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(calibrating.calibration_document(found, out))
+    else:
+        calibrating.show_calibration(terminal(), found, out)

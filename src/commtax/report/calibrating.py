@@ -1,0 +1,78 @@
+"""A calibration for a terminal: what changed, how well it fits, what is odd, what to measure next; and as a document."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from commtax.calibrate import Calibration, Change, Part
+from commtax.report.documents import Document, plain
+from commtax.report.tables import new_table, notes, say
+from commtax.units import format_rate, format_seconds
+
+SHOWN = 8  # outliers of a part that are named on a terminal
+
+
+def show_calibration(console: Console, found: Calibration, path: str) -> None:
+    """The file first, then each part."""
+    say(console, f"profile {found.profile.name} for {found.place.cluster.key}: written to {path}", "bold")
+    table = new_table("fitted", ">rows", ">median error before", ">after", ">p90 before", ">after", ">80 % range")
+    for p in found.parts:
+        errors = (f"{p.before.median:.1%}", f"{p.after.median:.1%}", f"{p.before.p90:.1%}", f"{p.after.p90:.1%}")
+        table.add_row(p.name, f"{p.rows:,}", *errors, f"±{p.spread:.0%}")
+    console.print(table)
+    table = new_table("constant", "of", ">catalogue", ">measured", ">change")
+    for p in found.parts:
+        for c in p.changes:
+            table.add_row(c.name, p.name, _value(c, c.before), _value(c, c.after), _change(c))
+    console.print(table)
+    for p in found.parts:
+        _oddities(console, p)
+    notes(console, found.refused)
+    if found.wish:
+        say(console, f"measure next: {found.wish.what}", "bold yellow")
+    notes(console, [f"commtax bill MODEL --profile {path} (also compare, expect, simulate, audit) uses it"])
+
+
+def _oddities(console: Console, p: Part) -> None:
+    rows = [f"outlier: {o.label}, {o.factor:.2f} x the fit" for o in p.outliers[:SHOWN]]
+    more = [f"{len(p.outliers) - SHOWN} more outliers of {p.name}"] if len(p.outliers) > SHOWN else []
+    notes(console, [*rows, *more, *(f"{p.name}: {note}" for note in p.notes)])
+
+
+def _value(c: Change, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if c.unit == "s":
+        return format_seconds(value)
+    if c.unit == "B/s":
+        return format_rate(value)
+    return f"{value:.3g} {c.unit}".strip()
+
+
+def _change(c: Change) -> str:
+    return f"{c.after / c.before - 1:+.0%}" if c.before else ""
+
+
+def calibration_document(found: Calibration, path: str) -> Document:
+    """``calibrate --json``."""
+    parts = [
+        {
+            "name": p.name,
+            "rows": p.rows,
+            "median_error_before": p.before.median,
+            "median_error_after": p.after.median,
+            "p90_error_before": p.before.p90,
+            "p90_error_after": p.after.p90,
+            "bias_before": p.before.bias,
+            "bias_after": p.after.bias,
+            "spread": p.spread,
+            "constants": [{"name": c.name, "before": c.before, "after": c.after, "unit": c.unit} for c in p.changes],
+            "outliers": [{"row": o.label, "factor": o.factor} for o in p.outliers],
+            "notes": p.notes,
+        }
+        for p in found.parts
+    ]
+    wish = found.wish
+    head = {"schema": "commtax.calibrate/1", "cluster": found.place.cluster.key, "written_to": path, "profile": found.document}
+    tail = {"parts": parts, "refused": found.refused}
+    return dict(plain({**head, **tail, "measure_next": {"what": wish.what, "spread": wish.spread} if wish else None}))
