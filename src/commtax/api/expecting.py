@@ -26,7 +26,7 @@ class Expectation:
     ranks: int
     nbytes: Number
     seconds: Number
-    spread: float  # the range is seconds / (1 + spread) … seconds x (1 + spread)
+    spread: Number  # the range is seconds / (1 + spread) … seconds x (1 + spread)
     latency_s: Number
     wire_s: Number
     algorithm: str
@@ -90,13 +90,23 @@ def expect(
         ranks=size,
         nbytes=nbytes,
         seconds=latency + chosen.wire_s,
-        spread=fabric.spread_across if crosses else fabric.spread,
+        spread=spread_of(fabric, op, nbytes, size, place, crosses, eager=eager),
         latency_s=latency,
         wire_s=chosen.wire_s,
         algorithm=f"{'hierarchical ' if crosses and not fabric.flat else ''}{path.name or path.algorithm}",
         link=(place.inter if crosses else place.intra).key,
         source=_source(fabric, crosses, size),
     )
+
+
+def spread_of(
+    fabric: Fabric, op: str, nbytes: Number, ranks: int, place: Cluster, crosses: bool, *, eager: bool = False
+) -> Number:
+    """Half-width of the 80 % range of one collective, from the residuals of what it is priced with."""
+    if fabric.flat:
+        return 0.0
+    where = "across" if crosses else "eager" if eager else place.intra.kind
+    return fabric.spread_of(op, nbytes, where, fabric.label == "calibrated" and ranks <= MEASURED_RANKS)
 
 
 def _source(fabric: Fabric, crosses: bool, ranks: int) -> str:

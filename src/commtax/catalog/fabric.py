@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -9,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from commtax.catalog.loader import normal, stems, suggest, toml
-from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Link, Path
+from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Link, Path, Spread
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
 FORMS = ("gemm", "decode", "prefill", "small", "elementwise", "step", "train")
@@ -26,6 +27,8 @@ _LIBRARY_KEYS = {
     "sources",
     "launch_s",
     "efficiency",
+    "spread",
+    "fitted",
 }
 
 
@@ -79,6 +82,8 @@ def _make(name: str, cluster: Cluster) -> Fabric:
     network = chain.get("network", {})
     floors = table.get("eager_floor_s") or chain.get("eager_floor_s", {})
     floor = floors.get(cluster.chip.family, max(floors.values(), default=0.0))
+    spreads = _spreads((table, chain), cluster.chip.family)
+    here = cluster.intra.kind if calibrated else "assumed"
     return Fabric(
         name=f"{table['key']}@{table['version']}",
         label="calibrated"
@@ -89,13 +94,35 @@ def _make(name: str, cluster: Cluster) -> Fabric:
         network_efficiency=network.get("efficiency", 0.9),
         network_norm=network.get("norm", 8.0),
         network_hops=network.get("hops", 3.0),
+        network_pipelining=network.get("pipelining", 0.0),
         eager_floor_s=floor,
-        spread=0.15 if calibrated else 0.6,
-        spread_across=0.35,
+        spread=_widest(spreads, here, 0.15 if calibrated else 0.6),
+        spread_across=_widest(spreads, "across", 0.35),
+        spreads=spreads,
         note=""
         if calibrated
         else f"collectives on {cluster.intra.key} with {cluster.chip.key} are assumed: calibrate before you trust them",
     )
+
+
+def _spreads(tables: tuple[Mapping[str, Any], ...], family: str) -> tuple[Spread, ...]:
+    """Residuals of the library itself, then of the one it falls back on."""
+    rows = [r for table in tables for r in table.get("spread", ()) if not r.get("families") or family in r["families"]]
+    return tuple(Spread(r["where"], tuple(r.get("ops", ())), r.get("max_bytes", math.inf), r["factor"], r["source"]) for r in rows)
+
+
+def _widest(spreads: tuple[Spread, ...], where: str, default: float) -> float:
+    """The all-reduce's spread over all sizes, for those who do not ask by size."""
+    return max((s.factor for s in spreads if s.where == where and (not s.ops or "all-reduce" in s.ops)), default=default)
+
+
+def fitted_tables(name: str) -> tuple[Mapping[str, Any], ...]:
+    """The published tables that a library's constants were fitted on, half of their sizes: system, versions, collectives."""
+    try:
+        table = _library(name)
+    except ValueError:
+        return ()
+    return tuple(table.get("fitted", ()))
 
 
 def _measured(table: Mapping[str, Any], cluster: Cluster) -> bool:

@@ -186,6 +186,7 @@ class Network:
     hop_s: Number
     efficiency: float = 0.9
     norm: float = 8.0
+    pipelining: float = 0.0
 
 
 def across(op: str, nbytes: Number, inside: Choice, domains: Number, network: Network) -> Choice:
@@ -193,10 +194,13 @@ def across(op: str, nbytes: Number, inside: Choice, domains: Number, network: Ne
 
     Inside, each domain reduces (or gathers) among its own ranks; across, every rank speaks for its share of the tensor, so
     the network carries ``ring_factor(op, M) nbytes`` through all NICs of a domain together. Latency: log2 M network
-    hops each way (a tree).
+    hops each way (a tree). A pipeline cut into the best number of chunks loses 2 sqrt(L wire) beside both, L a hop each way
+    (levels work on different chunks at a time): most of the time of tensors of a few megabytes.
     """
     levels = np.ceil(np.log2(domains))
     passes = 2 if op == "all-reduce" else 1
     wire = ring_factor(op, domains) * nbytes / (network.bandwidth_Bps * network.efficiency)
     both = (inside.wire_s**network.norm + wire**network.norm) ** (1 / network.norm)
-    return Choice(inside.latency_s + passes * levels * network.hop_s, both, inside.path)
+    hops = passes * network.hop_s
+    both = both + 2 * network.pipelining * np.sqrt(hops * wire)
+    return Choice(inside.latency_s + levels * hops, both, inside.path)

@@ -136,7 +136,7 @@ def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster,
     total = cluster.nics_per_host * hosts_per_domain * cluster.inter.bandwidth_Bps
     share = np.minimum(1.0, inside_ranks / cluster.domain)  # groups side by side share the NICs
     hop = fabric.network_hops * cluster.inter.latency_s
-    network = Network(total * share, hop, fabric.network_efficiency, fabric.network_norm)
+    network = Network(total * share, hop, fabric.network_efficiency, fabric.network_norm, fabric.network_pipelining)
     # In an all-to-all every rank of a host sends its own buffer; other collectives carry one tensor for the host.
     carried = nbytes * inside_ranks if op == "all-to-all" else nbytes
     over = across(op, carried, inside, np.maximum(1, where.domains), network)
