@@ -55,3 +55,11 @@ def training_is_fitted(row: Mapping[str, str]) -> bool:
     """llm-foundry's bf16 rows on at most 64 GPUs."""
     small = float(row.get("gpus") or 0) <= TRAINING_GPUS
     return small and "llm-foundry" in (row.get("source") or "").lower() and (row.get("precision") or "").endswith("bf16")
+
+
+def inference_is_fitted(row: Mapping[str, str]) -> bool:
+    """gpt-fast: Llama-2-7B and Llama-3.1-70B in bf16. vLLM of 2023: times per token of Llama-2-70B at batch 1."""
+    source, model = (row.get("source_id") or row.get("source") or "").lower(), (row.get("model") or "").lower()
+    if "gpt-fast" in source:
+        return (row.get("precision") or "") == "bf16" and model in ("llama-2-7b", "llama-3.1-70b")
+    return "splitwise" in source and model == "llama2-70b" and row.get("batch") == "1" and row.get("metric") == "tpot"
