@@ -70,6 +70,8 @@ FABRICS = (  # what a row says of its network: link, and NICs a host where it sa
     (r"infiniband|\bib\b|ndr|cx7", "ib-ndr", None),
     (r"1gbe|1 gbe", "1gbe", 1),
 )
+BROKEN = "a broken network, as its source says"
+NETWORK_UNKNOWN = "the network between hosts is not said"
 SIZE_UNKNOWN = "the number of GPUs is not published"
 
 
@@ -109,7 +111,7 @@ def _hint(row: Row, words: str) -> str:
     found = []
     notes = (row.get("notes") or "").lower()
     if "misconfigured" in words or "broken" in notes:
-        found.append("a broken network, as its source says")
+        found.append(BROKEN)
     if "blip" in notes or "outlier" in notes:
         found.append("its source names a blip")
     if "rank rows" in (row.get("method") or ""):
@@ -118,6 +120,8 @@ def _hint(row: Row, words: str) -> str:
         found.append("which GPU is not said")
     if not (row.get("library_version") or "").strip():
         found.append("version unknown")
+    if whole(row, "nodes", 1) > 1 and not any(re.search(pattern, words) for pattern, _, _ in FABRICS):
+        found.append(NETWORK_UNKNOWN)
     return ", ".join(found)
 
 
