@@ -165,10 +165,17 @@ def _cluster(words: str, hosts: int, per_host: int) -> Cluster:
     gpus = max(per_host, known.gpus_per_host) if hosts > 1 and per_host > 1 else max(per_host, 2 if hosts == 1 else 1)
     text = f"{hosts}x{gpus}x{chip}" if hosts > 1 else f"{gpus}x{chip}"
     inter, nics = next(((key, n) for pattern, key, n in FABRICS if re.search(pattern, words)), ("", None))
-    inside = "pcie3" if "2080 ti" in words else ""
+    inside = "pcie3" if "2080 ti" in words else _bridge(words, chip) if hosts == 1 and per_host == 2 else ""
     if "p4de" in words and hosts > 1:
         return catalog.cluster(f"{hosts}xp4de")
     return catalog.cluster(text, intra=inside, inter=inter if hosts > 1 else "", nics=nics if hosts > 1 else None)
+
+
+def _bridge(words: str, chip: str) -> str:
+    """Cards in pairs: two of them speak over their bridge."""
+    if "pairwise" not in words:
+        return ""
+    return "nvlink-bridge-3090" if chip == "a40" else "nvlink-bridge"
 
 
 def _only(fabric: Fabric, algorithm: str) -> tuple[Path, ...]:

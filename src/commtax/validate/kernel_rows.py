@@ -73,7 +73,7 @@ def _priced(form: str, chip: Chip, text: Columns, words: Mapping[str, str], coun
             skipped[mask] = f"number format '{arithmetic}' is not known"
             continue
         predicted[mask], floor[mask] = _seconds(form, kinds, here, chip, constants)
-        factor[mask] = spread(_kind(form), chip.family, kinds[0])
+        factor[mask] = spread(_kind(form), chip.family, kept if form == "decode" else arithmetic)
     keys = zip(*(text[c] for c in (plain, *NEEDED[form])), strict=True)
     return of_columns(
         count,
