@@ -17,9 +17,9 @@ lint: .venv/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-.venv/.installed: pyproject.toml
+.venv/.installed: pyproject.toml constraints-cpu.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-cpu.txt -e '.[test]'
 	touch $@
 
 clean:

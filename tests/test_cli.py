@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from commtax import catalog
 from commtax.spelling import normalise
 
 
@@ -237,3 +238,10 @@ def test_plain_ascii_terminals_get_the_answer():
 
 def test_no_arguments_shows_help():
     assert "Usage" in run().stdout
+
+
+@pytest.mark.parametrize("engine", catalog.keys("engines"))
+def test_every_engine_is_shown(engine):
+    """An engine without a limit has infinity in its record, which no document can hold."""
+    assert document("catalog", "engines", engine)["key"] == engine
+    assert engine in run("catalog", "engines", engine).stdout

@@ -212,7 +212,7 @@ def test_sequence_parallel_splits_the_all_reduce():
         ({"tp": 16}, "nearest legal tp: 8"),
         ({"tp": 0}, "at least 1"),
         ({"ep": 8}, "dense"),
-        ({"cp": 2}, "training engines"),
+        ({"cp": 2}, "no context parallelism"),
         ({"ep_backend": "deepep_low_latency"}, "dense"),
         ({"phase": "prefill", "speculative": 3}, "speculative=3"),
         ({"tp": "8"}, "tp='8'"),

@@ -14,6 +14,7 @@ import numpy as np
 
 from commtax.spec import Number
 
+Z80 = 1.2816  # standard deviations to either side that hold 80 % of a normal distribution
 AXIS_OF = {"edp": "dp", "shard": "dp", "replica": "dp"}
 """Groups that data parallelism is made of."""
 
@@ -69,6 +70,7 @@ class Line:
     source: str = ""
     flops: Number = 0.0
     window_s: Number = 0.0  # compute that the collective may run beside, in total
+    sigma: float = 0.0  # standard deviation of the logarithm of its time, from the residuals of its source
 
     @property
     def each_s(self) -> Number:
@@ -101,6 +103,24 @@ class Bill:
     @property
     def step_s(self) -> Number:
         return self._sum(lambda line: line.exposed_s)
+
+    @property
+    def sigma(self) -> Number:
+        """Standard deviation of the logarithm of the step: lines of one source err together, sources independently."""
+        parts: dict[tuple[str, str], Number] = {}
+        for x in self.lines:
+            key = (x.kind, x.source)
+            parts[key] = parts.get(key, 0.0) + x.exposed_s * x.sigma
+        return np.sqrt(sum((p * p for p in parts.values()), start=0.0)) / self.step_s
+
+    @property
+    def low_s(self) -> Number:
+        """Four of five steps like this one take between ``low_s`` and ``high_s``."""
+        return self.step_s * np.exp(-Z80 * self.sigma)
+
+    @property
+    def high_s(self) -> Number:
+        return self.step_s * np.exp(Z80 * self.sigma)
 
     @property
     def compute_s(self) -> Number:

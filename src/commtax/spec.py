@@ -377,6 +377,24 @@ class KernelConstants:
     label: str
     tables: Mapping[str, Mapping[str, float]]
 
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the logarithm of a whole step's kernels against measured steps."""
+        return self.tables["step.bf16"]["sigma"]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What was measured on one machine, to be laid over the catalogue; what it does not hold stays as it was."""
+
+    name: str
+    chip: Mapping[str, Any] = field(default_factory=dict)  # fields of Chip; "key" says which chip it describes
+    tables: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # kernel constants, as in KernelConstants
+    libraries: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)  # measured paths by library, the usual one first
+    host_s: float | None = None
+    engine: str = ""  # the engine that was measured
+    dtype: str = ""  # … and the type it ran in
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -415,6 +433,7 @@ class Engine:
     lost_slots: float = 0.0  # requests of a full closed loop that wait although there is room
     frontend_request_s: float = 0.0  # the server's front end takes this long for a request …
     frontend_token_s: float = 0.0  # … and for a token it streams: both limit throughput
+    sigma_host: float = 0.3  # standard deviation of the logarithm of the host's time
     sigma_tpot: float = 0.0  # standard deviation of log errors on runs that were not fitted
     sigma_ttft: float = 0.0
     sigma_tpot_moe: float = 0.0  # … of mixtures of experts
@@ -436,6 +455,7 @@ class Engine:
     non_torch_bytes_per_doubling: float = 0.0  # … and for each doubling of tp
     sampler_bytes_per_logit: float = 0.0
     graph_bytes: float = 0.0  # taken beside the budget, after KV blocks are counted
+    kv_spread_bytes: float = 1e9  # four of five start-ups leave a KV cache within this of the prediction
     latent_absorbed: bool = False  # keeps a second, bf16 copy of latent attention's up-projection
     rotary_table: bool = False  # keeps cosines and sines of every position
     mxfp4_multiple: int = 1  # kernels for mxfp4 experts pad the hidden side to this …
@@ -445,9 +465,15 @@ class Engine:
     master_is_parameter: bool = False  # the sharded parameter is the fp32 master copy itself
     async_axes: tuple[str, ...] = ()  # training: axes whose collectives are launched beside compute
     overlap_efficiency: float = 0.0  # share of an overlapped collective that really hides: it takes SMs and bandwidth
-    bucket_bytes: float = 0.0  # gradients are reduced in pieces of this size
+    bucket_bytes: float = 0.0  # gradients are reduced in pieces of this size …
+    bucket_bytes_per_rank: float = 0.0  # … or, if larger, of this size for each data-parallel rank
+    gathers_ahead: bool = False  # updated parameters are gathered beside the next forward, not inside the update
+    regathers_inputs: bool = False  # sequence parallel: backward gathers the products' inputs again instead of keeping them
+    context_parallel: str = ""  # "ring": keys go round; "gather": they are gathered; "": the engine has none
     attention: str = "fused"  # training: the chip's best kernel; or "flash2", "triton"; "unfused" writes the score matrix
-    selective: str = "attention"  # what selective recomputation repeats: the attention core, or "matmuls": every other one
+    selective: str = (
+        ""  # what selective recomputation repeats: the "attention" core, every other of the "matmuls"; "": no such mode
+    )
     sequence_parallel: bool = False  # training: tensor parallelism comes with sequence parallelism
     fp8_gathers: bool = False  # … and gathers in fp8 what fp8 products take
     elementwise_passes: float = 1.0  # bytes that its norms, activations and residuals move over those of fused kernels …

@@ -153,4 +153,5 @@ def plural(count: float, noun: str) -> str:
     >>> plural(1, "GPU"), plural(16, "GPU")
     ('1 GPU', '16 GPUs')
     """
-    return f"{count:,.0f} {noun}{'' if count == 1 else 's'}"
+    ending = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count:,.0f} {noun}{ending}"

@@ -11,11 +11,12 @@ from commtax import catalog
 from commtax.api.fitting import fit
 from commtax.api.sending import check_backend, check_workload, context_notes, flight_notes, in_flight, workload
 from commtax.api.setup import Setup, positive, setup
+from commtax.catalog import profile as overlay
 from commtax.cost import memory
 from commtax.cost.inference import Settings, inference_bill
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Bill
-from commtax.spec import Cluster, Model, Number
+from commtax.spec import Cluster, Model, Number, Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +55,29 @@ def bill(
     library: str = "",
     latency_scale: float = 1.0,
     bandwidth_scale: float = 1.0,
+    profile: str | Profile | None = None,
     **plan: Any,
 ) -> StepBill:
     """Price one prefill, decode or mixed step. Sizes, batch and context may be arrays, and then every figure is one.
 
     With ``pp`` stages the batch is split into ``pp`` microbatches that are in flight together: ``step_s`` is one
-    microbatch through all stages, and tokens of all of them come out in that time.
+    microbatch through all stages, and tokens of all of them come out in that time. ``profile`` is a machine's own
+    constants (a file of ``commtax measure calibrate``): its engine and type are used unless others are given.
     """
     batch, context = _check(phase, batch, context, overlap, slow_rank)
     check_workload(phase, speculative, eager)
+    own = overlay.load(profile) if isinstance(profile, str) else profile
+    if own:
+        plan = {**plan, "engine": plan.get("engine") or own.engine, "dtype": plan.get("dtype") or own.dtype}
     asked = setup(model, cluster, phase=phase, **plan)
     check_backend(ep_backend, asked)
-    fabric = catalog.fabric(library or asked.engine.library, asked.cluster)
-    constants = catalog.kernel_constants(asked.engine, asked.cluster.chip)
-    settings = Settings(eager, ep_backend, overlap, slow_rank, latency_scale, bandwidth_scale, library)
+    usual = library or next(iter(own.libraries), "") if own else library
+    if own:
+        asked = replace(asked, cluster=overlay.on_cluster(own, asked.cluster), engine=overlay.on_engine(own, asked.engine))
+    name, chip = usual or asked.engine.library, asked.cluster.chip
+    fabric = overlay.paths(own, name, asked.cluster) if own else catalog.fabric(name, asked.cluster)
+    constants = overlay.constants(own, asked.engine, chip) if own else catalog.kernel_constants(asked.engine, chip)
+    settings = Settings(eager, ep_backend, overlap, slow_rank, latency_scale, bandwidth_scale, usual, own)
     together = in_flight(phase, batch, asked.plan.pp)
     work = workload(phase, together, context, speculative)
     tokens = (batch if phase in ("decode", "prefill") else work.decode_seqs + work.prefill_seqs) * asked.plan.dp

@@ -99,6 +99,11 @@ def _cell(model: Model, cluster: Cluster, names: tuple[str, ...], cell: tuple[An
 def _train_words(words: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a training step; ``local_tokens`` becomes sequences, one a microbatch."""
     words = {k: v for k, v in words.items() if k != "phase"}
+    total = words.pop("global_batch", None)
+    if total is not None:
+        if total % words.get("dp", 1):
+            raise ValueError(f"global_batch={total} does not divide by dp={words.get('dp', 1)}")
+        words["batch"] = total // words.get("dp", 1)
     tokens = words.pop("local_tokens", None)
     if tokens is None:
         return words

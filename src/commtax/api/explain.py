@@ -94,7 +94,8 @@ def counterfactuals(b: StepBill) -> list[Counterfactual]:
     if tp > 1:
         add(f"tp {tp // 2}", "fewer ranks", tp=tp // 2, ep=_scaled_ep(b, tp // 2))
     add(f"tp {2 * tp}", "more ranks", tp=2 * tp, ep=_scaled_ep(b, 2 * tp))
-    if any(not str(x.algorithm).startswith(("NCCL", "hierarchical", "ring")) for x in b.items if x.kind == "comm"):
+    own = any(not str(x.algorithm).startswith(("NCCL", "hierarchical", "ring")) for x in b.items if x.kind == "comm")
+    if own and b.setup.cluster.chip.family != "cpu":
         add("NCCL only", "custom all-reduce disabled", library="nccl")
     if not b.settings.eager and b.setup.engine.graph_sizes:
         add("eager", "no CUDA graphs", eager=True)

@@ -57,6 +57,13 @@ class Fit:
         return float(sum(w.nbytes for w in self.weights))
 
     @property
+    def kv_tokens_range(self) -> tuple[int, int]:
+        """Four of five start-ups show KV tokens between these two; a fixed cache is exact."""
+        spread = 0.0 if self.serving.kv_cache_bytes else self.setup.engine.kv_spread_bytes
+        each = self.kv_tokens / self.kv_bytes if self.kv_bytes > 0 else 0.0
+        return max(0, int(self.kv_tokens - spread * each)), int(self.kv_tokens + spread * each)
+
+    @property
     def fits(self) -> bool:
         return self.max_concurrency >= 1
 

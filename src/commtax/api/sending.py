@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from commtax.api.setup import Setup, positive, setup
+from commtax.cost.bubble import chunks_of
 from commtax.cost.experts import over_replicas
 from commtax.cost.placement import span
 from commtax.cost.traffic import inference, padded_rows
@@ -152,13 +153,14 @@ def flight_notes(phase: str, batch: Number, pp: Number) -> list[str]:
 def check_lengths(context: Number, asked: Setup) -> None:
     """Sequences divide over the ranks that split them: 2 x cp chunks, and tp with sequence parallelism."""
     plan = asked.plan
-    chunks = 2 * np.asarray(plan.cp)
-    if np.any((np.asarray(plan.cp) > 1) & (np.asarray(context) % chunks != 0)):
-        raise ValueError(f"context={context}: context parallelism needs a sequence length divisible by 2 x cp = {chunks}")
+    halves = 2 * np.asarray(plan.cp)
+    if np.any((np.asarray(plan.cp) > 1) & (np.asarray(context) % halves != 0)):
+        raise ValueError(f"context={context}: context parallelism needs a sequence length divisible by 2 x cp = {halves}")
     if plan.sequence_parallel and np.any(np.asarray(context) % (np.asarray(plan.tp) * plan.cp) != 0):
         raise ValueError(f"context={context}: sequence parallelism needs a sequence length divisible by tp x cp")
-    if plan.chunks > 1 and np.any(asked.model.num_layers % (np.asarray(plan.pp) * plan.chunks) != 0):
-        raise ValueError(f"chunks={plan.chunks}: {asked.model.num_layers} layers do not divide by pp x chunks")
+    chunks = chunks_of(plan)
+    if chunks > 1 and np.any((np.asarray(plan.pp) > 1) & (asked.model.num_layers % (np.asarray(plan.pp) * chunks) != 0)):
+        raise ValueError(f"chunks={chunks}: {asked.model.num_layers} layers do not divide by pp x chunks")
 
 
 def microbatches(batch: Number, micro_batch: Number) -> Number:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,10 @@ from commtax.cost import legality
 from commtax.cost.bubble import SCHEDULES
 from commtax.cost.memory import check_stored
 from commtax.cost.train_memory import RECOMPUTE
-from commtax.spec import DTYPE_BYTES, Cluster, Engine, Model, Number, Plan
+from commtax.spec import DTYPE_BYTES, Chip, Cluster, Engine, Model, Number, Plan
 
 PHASES = ("decode", "prefill", "mixed", "train")
+ACTIVATIONS = ("bf16", "fp16", "fp32")
 AUTO_EP = -1
 """``ep=AUTO_EP`` asks for the engine's own size, tp x dp."""
 
@@ -59,7 +60,11 @@ def setup(
         able = [key for key in catalog.keys("engines") if phase in catalog.engine(key).phases]
         raise ValueError(f"engine '{engine.key}' has no {phase} phase; one of {', '.join(able)} has")
     check_stored(known)
-    activations = known.dtype if known.dtype in ("bf16", "fp16") else "bf16"
+    if phase == "train":  # whatever a checkpoint is stored in, it is trained in bf16, or in fp8 where that is asked for
+        known = replace(known, quant=None)
+    weights = _dtype(dtype, "dtype")
+    # Engines compute in the type they are told (--dtype float32), else in the checkpoint's 16 bits.
+    activations = weights if weights in ACTIVATIONS else known.dtype if known.dtype in ("bf16", "fp16") else "bf16"
     plan = Plan(
         tp=tp,
         pp=pp,
@@ -67,13 +72,13 @@ def setup(
         ep=tp * dp if np.all(np.asarray(ep) == AUTO_EP) else ep,
         cp=cp,
         order=engine.order,
-        weights_dtype=_dtype(dtype, "dtype"),
+        weights_dtype=weights,
         activations_dtype=activations,
         kv_dtype=_kv_dtype(kv_dtype) or activations,
         grads_dtype=engine.grads_dtype,
         **{"zero": engine.zero, "sequence_parallel": engine.sequence_parallel, **{k: v for k, v in kinds.items() if v is not None}},
     )
-    _check_kinds(plan, engine)
+    _check_kinds(plan, engine, place.chip)
     if all(np.ndim(x) == 0 for x in (tp, pp, dp, ep, cp, plan.microbatches)):
         legality.check(known, place, plan, engine)
         remarks = (*legality.notes(known, place, plan, engine), *_remarks(known, place, plan, engine))
@@ -117,7 +122,10 @@ def _kv_dtype(name: str) -> str:
     return found
 
 
-def _check_kinds(plan: Plan, engine: Engine) -> None:
+def _check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
+    for name in ("zero", "schedule", "recompute", "chunks"):
+        if isinstance(getattr(plan, name), np.ndarray):
+            raise ValueError(f"{name}: one kind for all plans, not an array of them")
     if plan.zero not in (0, 1, 2, 3):
         raise ValueError(f"zero={plan.zero}: ZeRO stages are 0, 1, 2 and 3")
     piped = bool(np.any(np.asarray(plan.pp) > 1))
@@ -136,24 +144,12 @@ def _check_kinds(plan: Plan, engine: Engine) -> None:
         raise ValueError(f"chunks={plan.chunks}: only the interleaved schedule has several chunks a rank")
     if plan.schedule == "interleaved" and piped and plan.chunks < 2:
         raise ValueError("chunks=1: the interleaved schedule needs at least 2 chunks a rank")
-    least = SCHEDULES[plan.schedule].least(np.asarray(plan.pp))
-    if np.any((np.asarray(plan.pp) > 1) & (np.asarray(plan.microbatches) < least)):
-        raise ValueError(
-            f"microbatches={plan.microbatches}: schedule {plan.schedule} needs at least {np.max(least)} with pp={plan.pp}"
-        )
-    _check_shards(plan)
-
-
-def _check_shards(plan: Plan) -> None:
-    """HSDP groups divide the data-parallel ranks, and only ZeRO 3 has them."""
-    if not np.any(np.asarray(plan.shard) != 0):
-        return
-    if plan.zero != 3:
+    if np.any(np.asarray(plan.shard) != 0) and plan.zero != 3:
         raise ValueError(f"hsdp={plan.shard}: sharding over groups belongs to ZeRO 3 (fsdp, torchtitan), not to zero={plan.zero}")
-    shard, dp = np.asarray(plan.shard), np.asarray(plan.dp)
-    if np.any(shard < 1) or np.any(dp % np.maximum(1, shard) != 0):
-        near = [n for n in range(1, int(np.max(dp)) + 1) if np.all(dp % n == 0)]
-        raise ValueError(f"hsdp={plan.shard}: groups must divide dp={plan.dp} (one of {', '.join(map(str, near[:12]))})")
+    if "train" in engine.phases and plan.weights_dtype == "fp8" and "fp8" not in chip.flops_per_s:
+        raise ValueError(f"dtype 'fp8': {chip.key} has no fp8 arithmetic")
+    if plan.recompute == "selective" and not engine.selective:
+        raise ValueError(f"recompute 'selective': {engine.key} has no such mode; none or full")
 
 
 def numeric(value: Any, name: str) -> Number:

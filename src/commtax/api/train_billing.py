@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from commtax import catalog
-from commtax.api.sending import check_lengths, check_train_dtype, microbatches
-from commtax.api.setup import Setup, positive, setup
+from commtax.api.sending import check_lengths, check_train_dtype, context_notes, microbatches
+from commtax.api.setup import Setup, numeric, positive, setup
 from commtax.arrays import pick
 from commtax.cost.train_kernels import forward_flops, recomputed_flops
 from commtax.cost.train_memory import TrainMemory, training_memory
@@ -70,7 +70,7 @@ class TrainBill(Bill):
     def peak_flops_per_s(self) -> float:
         """Dense peak of one GPU in the arithmetic of the products."""
         peaks, wanted = self.setup.cluster.chip.flops_per_s, self.setup.plan.weights_dtype or self.setup.plan.activations_dtype
-        return float(peaks.get(wanted) or peaks.get("bf16") or peaks["fp16"])
+        return float(peaks.get(wanted) or peaks.get("bf16") or peaks.get("fp16") or max(peaks.values()))
 
     def model_flops(self, convention: str = "") -> Number:
         """FLOPs that the model needs in one step: three forward passes' worth, nothing recomputed, padded or masked."""
@@ -135,6 +135,8 @@ def train_bill(
     library: str = "",
     latency_scale: float = 1.0,
     bandwidth_scale: float = 1.0,
+    slow_axis: str = "",
+    slow_links: float = 1.0,
     flops: str = "full",
     **plan: Any,
 ) -> TrainBill:
@@ -147,15 +149,15 @@ def train_bill(
         positive(value, name)
     if flops not in CONVENTIONS:
         raise ValueError(f"flops '{flops}': full (all query-key pairs) or causal")
-    for factor, name in ((imbalance, "imbalance"), (slow_rank, "slow_rank")):
-        if not 1 <= factor < 1e6:
-            raise ValueError(f"{name}={factor}: a factor of at least 1 is needed")
+    if "microbatches" in plan:
+        raise ValueError("microbatches: follow from batch and micro_batch")
+    _check_factors(imbalance, slow_rank, latency_scale, bandwidth_scale, slow_links)
     check_train_dtype(plan.get("dtype", ""))
-    plan.setdefault("microbatches", microbatches(batch, micro_batch))
-    asked = setup(model, cluster, phase="train", shard=hsdp, **plan)
+    asked = setup(model, cluster, phase="train", shard=hsdp, microbatches=microbatches(batch, micro_batch), **plan)
     check_lengths(context, asked)
+    _check_experts(imbalance, asked)
     axes = asked.engine.async_axes if async_axes is None else _axes(async_axes, asked)
-    settings = TrainSettings(eager, axes, imbalance, slow_rank, latency_scale, bandwidth_scale, library)
+    settings = TrainSettings(eager, axes, imbalance, slow_rank, latency_scale, bandwidth_scale, slow_axis, slow_links, library)
     step = TrainStep(micro_batch, context)
     fabric = catalog.fabric(library or asked.engine.library, asked.cluster)
     constants = catalog.kernel_constants(asked.engine, asked.cluster.chip)
@@ -163,8 +165,26 @@ def train_bill(
     plain = training_bill(asked.model, asked.plan, step, asked.cluster, asked.engine, fabric, constants, settings, tokens)
     memory = training_memory(asked.model, asked.plan, step, asked.engine)
     sources = tuple(dict.fromkeys(f"{x.kind}: {x.source}" for x in plain.lines if x.source))
-    notes = (*asked.notes, *((fabric.note,) if fabric.note else ()))
+    notes = (*asked.notes, *context_notes(context, asked), *((fabric.note,) if fabric.note else ()))
     return TrainBill(plain.lines, plain.tokens, asked, step, batch, settings, flops, memory, sources, notes)
+
+
+def _check_factors(imbalance: float, slow_rank: float, *scales: float) -> None:
+    for factor, name in ((imbalance, "imbalance"), (slow_rank, "slow_rank")):
+        if not 1 <= numeric(factor, name) < 1e6:
+            raise ValueError(f"{name}={factor}: a factor of at least 1 is needed")
+    for factor, name in zip(scales, ("latency_scale", "bandwidth_scale", "slow_links"), strict=True):
+        if not 0 < numeric(factor, name) < 1e9:
+            raise ValueError(f"{name}={factor}: a factor above 0 is needed")
+
+
+def _check_experts(imbalance: float, asked: Setup) -> None:
+    """Only ranks that share experts out can be out of balance, and at most by all tokens going to one of them."""
+    widest = np.max(asked.plan.ep)
+    if imbalance > 1 and (asked.model.experts is None or widest == 1):
+        raise ValueError(f"imbalance={imbalance:g}: needs a mixture of experts with ep > 1")
+    if imbalance > widest:
+        raise ValueError(f"imbalance={imbalance:g}: the busiest of {widest} ranks has at most {widest} times the mean")
 
 
 def _axes(given: tuple[str, ...], asked: Setup) -> tuple[str, ...]:

@@ -8,9 +8,10 @@ from typing import Any
 from commtax.api.explain import Counterfactual
 from commtax.api.train_billing import TrainBill, train_again
 from commtax.cost.overlap import dp_token_threshold, tp_tax
+from commtax.cost.tensors import num_active_params, num_params
 from commtax.cost.training import TAXES
 from commtax.ledger import AXIS_OF, Line
-from commtax.spec import Cluster
+from commtax.spec import DTYPE_BYTES, Cluster
 from commtax.units import format_seconds
 
 
@@ -62,8 +63,8 @@ def _why(b: TrainBill, line: Line) -> str:
 class Thresholds:
     """The lesson's two inequalities with this step's numbers."""
 
-    local_tokens: float  # of one GPU's gradients: tokens between two reductions
-    dp_tokens: float  # from this many on the gradient all-reduce hides behind backward; 0: no data parallelism
+    local_tokens: float  # of the microbatch that the window is made of
+    dp_tokens: float  # from this many on data parallelism's traffic fits in its window; 0: no data parallelism
     tp_tax: float  # (T - 1)/3 x FLOP/s / (bandwidth x hidden); 0: no tensor parallelism
 
 
@@ -73,11 +74,22 @@ def thresholds(b: TrainBill) -> Thresholds:
     rate = float(sum(x.flops * x.item.count for x in b.items if x.kind == "compute")) / float(b.compute_s)
     links = {axis: next((str(x.link) for x in _comm(b, axis)), "") for axis in ("dp", "tp")}
     speed = {axis: _speed(cluster, link) for axis, link in links.items()}
-    local = float(b.step.micro_batch * b.step.seq / plan.cp * plan.microbatches)
-    # Each rank reduces 1/(tp pp) of the model in gradients and computes as little of it, so the model cancels.
-    dp = float(dp_token_threshold(rate, speed["dp"])) if links["dp"] else 0.0
+    local = float(b.step.micro_batch * b.step.seq / plan.cp)
+    # Each rank sends 1/(tp pp) of the model and computes as little of it, so its size cancels, but not its sparsity.
+    idle = num_params(b.setup.model) / num_active_params(b.setup.model)
+    dp = float(dp_token_threshold(rate, speed["dp"])) * _wire_over_work(b) * idle if links["dp"] else 0.0
     tp = float(tp_tax(rate, speed["tp"], b.setup.model.hidden, plan.tp)) if links["tp"] else 0.0
     return Thresholds(local, dp, tp)
+
+
+def _wire_over_work(b: TrainBill) -> float:
+    """Bytes on the wire over FLOPs of the window, a parameter and token, against the lesson's 4 bytes over 4 FLOPs.
+
+    ZeRO 0 all-reduces gradients (twice their bytes) behind backward's 4 FLOPs, ZeRO 1 and 2 scatter them once; ZeRO 3
+    also gathers bf16 parameters twice, and has both passes, 6 FLOPs, to hide in.
+    """
+    grads = DTYPE_BYTES[b.setup.plan.grads_dtype]
+    return {0: 2 * grads / 4, 3: (grads + 4) / 6}.get(b.setup.plan.zero, grads / 4)
 
 
 def _speed(cluster: Cluster, link: str) -> float:
@@ -169,8 +181,8 @@ def _scenarios(b: TrainBill, gap: float) -> list[Cause]:
                 async_axes=tuple(a for a in b.settings.async_axes if a != axis),
             )
     if plan.tp > 1 and cluster.num_hosts > 1 and str(_comm(b, "tp")[0].link) == cluster.intra.key:
-        apart = replace(cluster, num_hosts=cluster.num_gpus, gpus_per_host=1, nvlink_domain=1, nics_per_host=1)
-        add(f"tp groups lie across hosts, on {cluster.inter.key}", "check the rank order", cluster=apart)
+        last = replace(b.setup.engine, order=("cp", "dp", "pp", "tp"))
+        add(f"tp groups lie across hosts, on {cluster.inter.key}", "check the rank order", engine=last)
     if not b.settings.eager:
         add("element-wise kernels are not fused", "no torch.compile, no fused kernels", eager=True)
     if plan.recompute != "full":
@@ -189,10 +201,9 @@ def _sized(b: TrainBill, gap: float) -> list[Cause]:
         Cause("one rank is slow, or waits for data", now + gap, 1.0, f"{format_seconds(gap)} a step, {1 / rate:.2f} x its compute"),
     ]
     for axis in TAXES:
-        moving = sum(float(x.moving_s * x.item.count) for x in _comm(b, axis))
-        if moving > 0.01 * gap:
-            slow = moving / (moving + gap)
-            found.append(Cause(f"{axis} links are slow", now + gap, 1.0, f"at {slow:.0%} of the modelled bandwidth"))
+        if _comm(b, axis):
+            slow = _slow_enough(b, axis, now + gap)
+            found.append(Cause(f"{axis} links are slow", now + gap, 1.0, f"at {slow:.1%} of the modelled bandwidth"))
     bubble = float(b.bubble_s)
     if bubble > 0:
         found.append(
@@ -204,3 +215,13 @@ def _sized(b: TrainBill, gap: float) -> list[Cause]:
             )
         )
     return found
+
+
+def _slow_enough(b: TrainBill, axis: str, step_s: float) -> float:
+    """The share of one axis' bandwidth at which the step takes ``step_s``: bisection, because less hides as it slows."""
+    low, high = 1e-6, 1.0
+    for _ in range(30):
+        middle = (low * high) ** 0.5
+        slower = float(train_again(b, slow_axis=axis, slow_links=middle).step_s) > step_s
+        low, high = (middle, high) if slower else (low, middle)
+    return low

@@ -12,6 +12,7 @@ from functools import lru_cache
 from commtax.catalog.fabric import fabric as fabric
 from commtax.catalog.fabric import kernel_constants as kernel_constants
 from commtax.catalog.loader import normal, record, stems, suggest, toml
+from commtax.catalog.models import config as config
 from commtax.catalog.models import model as model
 from commtax.catalog.models import model_keys as model_keys
 from commtax.spec import Chip, Cluster, Engine, Link, Source

@@ -121,7 +121,7 @@ def _stored_bytes(found: Model, shards: list[Path]) -> int:
     """Bytes of the decoder's tensors in the files; heads for multi-token prediction and beyond-last layers left out."""
     total = 0
     for shard in shards:
-        for name, entry in _header(shard).items():
+        for name, entry in safetensors_header(shard)[0].items():
             if name == "__metadata__" or _beyond(name, found.num_layers):
                 continue
             start, end = entry["data_offsets"]
@@ -137,8 +137,21 @@ def _beyond(name: str, num_layers: int) -> bool:
     return any(int(n) >= num_layers for n in numbers) and "vision" not in name
 
 
-def _header(shard: Path) -> dict[str, Any]:
-    """The JSON header of a safetensors file: eight bytes of length, then that many of JSON."""
+def config(name: str) -> dict[str, Any]:
+    """The raw ``config.json`` of a bundled model or a local folder."""
+    wanted = normal(name)
+    key = wanted if wanted in model_keys() else _aliases().get(wanted)
+    if key:
+        return dict(_file(key)["config"])
+    path = Path(name).expanduser()
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"model '{name}': no such folder, and not in the catalogue{suggest(name, [*model_keys(), *_aliases()])}")
+    return _read_json(file)
+
+
+def safetensors_header(shard: Path) -> tuple[dict[str, Any], int]:
+    """The JSON header of a safetensors file, and where its data begins: eight bytes of length, then that many of JSON."""
     size = shard.stat().st_size
     with shard.open("rb") as file:
         prefix = file.read(8)
@@ -156,7 +169,7 @@ def _header(shard: Path) -> dict[str, Any]:
     if size < 8 + length + max(ends, default=0):
         raise ValueError(f"{shard}: truncated, {8 + length + max(ends):,} bytes expected and {size:,} found")
     assert isinstance(table, dict)
-    return table
+    return table, 8 + length
 
 
 def _from_hub(name: str) -> Model:

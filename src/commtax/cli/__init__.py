@@ -15,6 +15,7 @@ from commtax import __version__, catalog
 from commtax.api import Expectation, compare, expect, fit, traffic, train_fit
 from commtax.api import bill as price_step
 from commtax.catalog.models import published
+from commtax.catalog.profile import load as load_profile
 from commtax.cli.options import (
     Bytes,
     Count,
@@ -29,7 +30,7 @@ from commtax.cli.options import (
 )
 from commtax.cli.output import print_json, terminal
 from commtax.cost.memory import check_stored
-from commtax.spec import Cluster
+from commtax.spec import Cluster, Profile
 from commtax.spelling import normalise
 from commtax.units import parse_bytes, parse_seconds
 
@@ -69,12 +70,14 @@ def app() -> None:
 @training_options
 @train_step_options
 @click.option("--exact", is_flag=True, help="Only what is sent, in bytes and counts.")
+@click.option("--profile", default="", metavar="FILE", help="A machine's own constants (commtax measure calibrate).")
 @json_option
 def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch: int | None, **options: Any) -> None:
     """What one step costs: every kernel and collective, what binds, and what would change it.
 
     commtax bill llama-3.1-8b --cluster 8xh100-sxm -tp 8
     """
+    own = _profile(options, exact)
     place = _cluster(options)
     training = options["phase"] == "train"
     kinds = {k: options.pop(k) for k in TRAINING}
@@ -89,7 +92,7 @@ def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch
     if exact:
         _exact(model, place, size, options, as_json)
         return
-    priced = price_step(model, place, batch=size, **options)
+    priced = price_step(model, place, batch=size, profile=own, **options)
     from commtax.report import bills
 
     if as_json:
@@ -142,12 +145,14 @@ def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, 
     place = _cluster(options)
     training = options["phase"] == "train"
     kinds, global_batch = {k: options.pop(k) for k in TRAINING}, options.pop("global_batch")
-    options["batch"] = _replica_batch(options["batch"], global_batch, options["dp"])
+    if global_batch is not None and options["batch"] is not None:
+        raise ValueError("global_batch: give it or batch, not both")
+    options["batch"] = 1 if options["batch"] is None else options["batch"]
     options["context"] = (4096 if training else 1024) if options["context"] is None else options["context"]
     if training:
         from commtax.cli.training import training_words
 
-        words = {"phase": "train", **training_words(options, kinds)}
+        words = {"phase": "train", **training_words(options, kinds)} | ({"global_batch": global_batch} if global_batch else {})
         for name in ("tokens", "measured_mfu"):
             if words.pop(name) != TRAINING[name]:
                 raise ValueError(f"{name}: belongs to bill, not to compare")
@@ -160,7 +165,8 @@ def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, 
     if plot:
         from commtax.report.plots import plot_comparison
 
-        fixed = ", ".join(f"{axis} {options[axis]}" for axis in ("tp", "pp", "dp", "batch", "context") if axis not in found.axes)
+        swept = {*found.axes, *(("batch", "context") if "local_tokens" in found.axes else ())}
+        fixed = ", ".join(f"{axis} {options[axis]}" for axis in ("tp", "pp", "dp", "batch", "context") if axis not in swept)
         plot_comparison(found, f"{model} on {place.key}, {options['phase']}, {fixed}", Path(plot))
     if as_json:
         print_json({"schema": "commtax.compare/1", "axes": list(found.axes), "rows": bills.comparison_rows(found)})
@@ -384,7 +390,21 @@ def claims_command(as_json: bool) -> None:
         show_claims(terminal(), claims())
 
 
+def _profile(options: dict[str, Any], exact: bool) -> Profile | None:
+    """A profile; it also says which chip, where no cluster is named."""
+    name = options.pop("profile")
+    if not name:
+        return None
+    if exact or options["phase"] == "train":
+        raise ValueError("profile: holds seconds, and these lines have none")
+    found = load_profile(name)
+    options["cluster"] = options["cluster"] or f"{max(2, options['tp'])}x{found.chip.get('key', 'cpu')}"
+    return found
+
+
 def _cluster(options: dict[str, Any]) -> Cluster:
+    if not options["cluster"]:
+        raise ValueError("cluster: name one with --cluster, such as 8xh100-sxm (commtax catalog clusters)")
     names = {key: options.pop(key) for key in ("intra", "inter", "nics")}
     return catalog.cluster(options.pop("cluster"), **names)
 
@@ -413,8 +433,10 @@ def _commands(arguments: list[str]) -> click.Group:
     """All commands; those that bring much of their own join only where they may be wanted."""
     if not arguments or arguments[0] not in app.commands:
         from commtax.cli.auditing import audit_command
+        from commtax.cli.measuring import measure_group
         from commtax.cli.pipelines import pipeline_command
 
+        app.add_command(measure_group)
         app.add_command(pipeline_command)
         from commtax.cli.serving import simulate_command
 

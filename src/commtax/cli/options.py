@@ -65,7 +65,7 @@ def together(*options: Callable[[Command], Command]) -> Callable[[Command], Comm
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print a JSON document (versioned schema, units in the names).")
 where_options = together(
-    click.option("--cluster", "-c", required=True, help="A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts."),
+    click.option("--cluster", "-c", default="", help="A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts."),
     click.option("--intra", default="", metavar="LINK", help="Another link inside a host."),
     click.option("--inter", default="", metavar="LINK", help="Another fabric between hosts."),
     click.option("--nics", type=Count(), default=None, help="NICs a host has."),
@@ -74,7 +74,7 @@ where_options = together(
         "-e",
         default="",
         metavar="NAME",
-        help="vllm (default), sglang, trtllm, torch, textbook; to train megatron (default), fsdp, torchtitan, deepspeed.",
+        help="vllm (default), sglang, trtllm, torch, builtin, textbook; to train megatron (default), fsdp, torchtitan, deepspeed.",
     ),
 )
 axis_options = together(

@@ -20,7 +20,11 @@ def bill_training(
     words = training_words(options, kinds)
     num_tokens = parse_tokens(words.pop("tokens"), "tokens") if words["tokens"] else words.pop("tokens") or 0.0
     measured = words.pop("measured_mfu")
+    if measured is not None and not 0 < measured <= 1:
+        raise ValueError(f"measured_mfu={measured:g}: above 0 and at most 1 (write 40% or 0.4)")
     if exact:
+        if num_tokens or measured is not None:
+            raise ValueError(f"{'tokens' if num_tokens else 'measured_mfu'}: needs seconds, and --exact has none")
         _exact(model, place, batch, words, as_json)
         return
     priced = train_bill(model, place, batch=batch, **words)

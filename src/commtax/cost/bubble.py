@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from commtax.spec import Number
+from commtax.spec import Number, Plan
 
 
 def bubble_fraction(num_stages: Number, num_microbatches: Number) -> Number:
@@ -46,6 +46,11 @@ SCHEDULES: dict[str, Schedule] = {
     "zb-v": Schedule(lambda p, _f, b, w: (p - 1) * np.maximum(b, 2 * (b - w)), np.minimum, lambda p: 2 * p - 1, chunks=2),
 }
 """Schedules that a training step is priced with; ``interleaved`` with v chunks idles 1/v as long, ``zb-v`` half as long."""
+
+
+def chunks_of(plan: Plan) -> int:
+    """Chunks a rank: the schedule's own, or the plan's."""
+    return SCHEDULES[plan.schedule].chunks or plan.chunks
 
 
 def idle_s(schedule: str, num_stages: Number, chunks: int, forward_s: Number, input_s: Number, weight_s: Number) -> Number:

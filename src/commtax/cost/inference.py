@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +13,8 @@ from commtax.cost.compute import Kernel, step_kernels
 from commtax.cost.kernels import seconds
 from commtax.cost.placement import Span, span
 from commtax.cost.traffic import inference, padded_rows
-from commtax.ledger import Bill, Item, Line
-from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Workload
+from commtax.ledger import Z80, Bill, Item, Line
+from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Profile, Workload
 
 MEASURED_RANKS = 8  # the largest group inside one domain that the libraries were measured on
 
@@ -29,6 +30,7 @@ class Settings:
     latency_scale: float = 1.0  # of every collective
     bandwidth_scale: float = 1.0
     library: str = ""  # whose collectives run; "": the engine's own
+    profile: Profile | None = None  # a machine's own constants
 
 
 def inference_bill(
@@ -62,7 +64,8 @@ def _kernel_line(kernel: Kernel, cluster: Cluster, constants: KernelConstants, s
     fixed, moving = (0.0, 0.0) if idle else seconds(kernel, cluster.chip, constants, clock)
     item = Item(kernel.what, "", kernel.form, kernel.nbytes, 1, kernel.count)
     scale = settings.slow_rank
-    return Line("compute", item, fixed * scale, moving * scale, source=constants.label, flops=kernel.flops)
+    times = (fixed * scale, moving * scale)
+    return Line("compute", item, *times, source=constants.label, flops=kernel.flops, sigma=constants.sigma)
 
 
 class Pricer:
@@ -120,7 +123,9 @@ def comm_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
     source = "formula and datasheet" if not fabric.flat and np.any(crosses) else fabric.label
     if source == "calibrated" and (item.ranks if alone else np.max(item.ranks)) > MEASURED_RANKS:
         source = f"assumed: measured on up to {MEASURED_RANKS} ranks"
-    return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source)
+    spread = fabric.spread_across if source == "formula and datasheet" else fabric.spread
+    sigma = math.log1p(spread) / Z80
+    return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source, sigma=sigma)
 
 
 def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric) -> Choice:
@@ -157,4 +162,4 @@ def _host_line(lines: list[Line], comm: list[Line], plan: Plan, work: Workload, 
         waiting = waiting + np.maximum(0, launches * engine.launch_s - busy)
     source = "calibrated" if engine.calibrated else "assumed" if engine.host_s else "by definition"
     item = Item("scheduling and launches", "", "host", 0.0, 1, waiting * 0 + 1)
-    return Line("host", item, waiting, 0.0, source=source)
+    return Line("host", item, waiting, 0.0, source=source, sigma=engine.sigma_host)

@@ -33,7 +33,8 @@ def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
     was measured, long kernels droop: power draws the clock down by up to ``droop`` over ``tau`` seconds. Grouped products over
     experts have smaller tiles and attain a share of the arithmetic rate.
     """
-    memory = k.nbytes / (c["eb"] * bandwidth_Bps)
+    packed = 1 + c.get("pack", 0.0) * (np.asarray(k.m) > 1)  # CPU libraries lay the matrix out anew for several rows
+    memory = k.nbytes * packed / (c["eb"] * bandwidth_Bps)
     serial = c["kl"] * np.log1p(k.k / c["kc"]) * (1 + np.minimum(k.m, FULL_TILE) / c["mk"])
     tile_m, tile_n = c.get("tile_m", TILE_M), c.get("tile_n", TILE_N)
     if k.grouped:

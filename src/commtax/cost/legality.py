@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from commtax.arrays import pick
+from commtax.cost.bubble import SCHEDULES
 from commtax.cost.experts import expert_tp
 from commtax.cost.tensors import quantisation, stage_layers
 from commtax.spec import AXES, Cluster, Engine, Experts, Mlp, Model, Number, Plan
@@ -88,6 +89,18 @@ def _ep_group_says(q: Case) -> str:
     return f"ep={p.ep} does not divide the {q.ep_ranks} ranks that experts may be spread over"
 
 
+def _schedule_broken(q: Case) -> Number:
+    p, kind = q.plan, SCHEDULES[q.plan.schedule]
+    odd = (p.microbatches % p.pp != 0) if q.plan.schedule == "interleaved" else (p.pp < 0)
+    return (p.pp > 1) & ((p.microbatches < kind.least(p.pp)) | odd)
+
+
+def _groups_broken(q: Case) -> Number:
+    p = q.plan
+    within = p.num_shards * p.cp * p.tp % (p.ep * expert_tp(p, q.engine)) != 0
+    return (p.shard != 0) & ((p.shard < 1) | (p.dp % np.maximum(1, p.shard) != 0) | within)
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "sizes-positive",
@@ -159,10 +172,45 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "cp-engine",
         "cp",
-        lambda q: (q.plan.cp > 1) & ("train" not in q.engine.phases),
-        lambda q: f"cp={q.plan.cp}: context parallelism is modelled for training engines (megatron, fsdp), not for {q.engine.key}",
+        lambda q: (q.plan.cp > 1) & (q.engine.context_parallel == ""),
+        lambda q: (
+            f"cp={q.plan.cp}: {q.engine.key} has no context parallelism that is modelled (megatron, fsdp and torchtitan have)"
+        ),
+    ),
+    Rule(
+        "ep-engine",
+        "ep",
+        lambda q: (q.plan.ep > 1) & (("train" in q.engine.phases) and not q.engine.ep_backends),
+        lambda q: f"ep={q.plan.ep}: {q.engine.key} has no expert parallelism",
+    ),
+    Rule(
+        "schedule-microbatches",
+        "",
+        _schedule_broken,
+        lambda q: (
+            f"schedule {q.plan.schedule} on {q.plan.pp} stages needs "
+            + (
+                "a multiple of pp"
+                if q.plan.schedule == "interleaved"
+                else f"at least {SCHEDULES[q.plan.schedule].least(q.plan.pp)}"
+            )
+            + f" microbatches, not {q.plan.microbatches}"
+        ),
+    ),
+    Rule(
+        "hsdp-groups",
+        "",
+        _groups_broken,
+        lambda q: (
+            f"hsdp={q.plan.shard}: groups must divide dp={q.plan.dp} (one of {_divisors(q.plan.dp)}), "
+            "and hold whole sets of experts"
+        ),
     ),
 )
+
+
+def _divisors(n: Number) -> str:
+    return ", ".join(str(d) for d in range(1, int(n) + 1) if n % d == 0)
 
 
 def _whole(value: Number) -> Mask:

@@ -58,7 +58,8 @@ def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
         within = np.minimum(plan.ep, plan.tp)
         return [(within, 1), (plan.ep / within, _stride("dp", plan))]
     if axis == "edp":
-        return [(np.maximum(1, plan.dp * plan.cp * plan.tp / (plan.ep * inner)), inner * plan.ep)]
+        holders = (plan.num_shards if plan.zero == 3 else plan.dp) * plan.cp
+        return [(np.maximum(1, holders * plan.tp / (plan.ep * inner)), inner * plan.ep)]
     if axis == "shard":
         return [(plan.cp, _stride("cp", plan)), (plan.num_shards, _stride("dp", plan))]
     if axis == "replica":

@@ -49,7 +49,7 @@ def forward(
     for kernel in layer_kernels(model, plan, work, rows, engine):
         if kernel.form == "decode" or _never(kernel.count):
             continue
-        busier = imbalance if kernel.what.startswith(("experts", "routing")) else 1.0
+        busier = pick(np.asarray(plan.ep) > 1, imbalance, 1.0) if kernel.what.startswith(("experts", "routing")) else 1.0
         found += _trained(kernel, kernel.count * share, plan, step, engine, passes, busier)
     logits = rows * padded_vocab(model, plan, engine) / plan.tp
     loss = Kernel("loss", "elementwise", 1, 0.0, logits * LOSS_BYTES)
@@ -61,7 +61,7 @@ def _never(count: Number) -> bool:
 
 
 def _trained(
-    kernel: Kernel, count: Number, plan: Plan, step: TrainStep, engine: Engine, passes: float, busier: float
+    kernel: Kernel, count: Number, plan: Plan, step: TrainStep, engine: Engine, passes: float, busier: Number
 ) -> Iterator[Kernel]:
     """A serving kernel as training runs it: tensors stream through element-wise kernels, attention may be unfused.
 
@@ -79,7 +79,7 @@ def _trained(
         yield from _product(kernel, count, busier)
 
 
-def _product(k: Kernel, count: Number, busier: float) -> Iterator[Kernel]:
+def _product(k: Kernel, count: Number, busier: Number) -> Iterator[Kernel]:
     """A product, and in fp8 the cast of its input, which is a kernel of its own."""
     shape = (k.m * busier, k.n, k.k, k.dtype, k.weight_bytes)
     yield Kernel(k.what, "gemm", count, k.flops * busier, k.nbytes, *shape, static_scales=k.dtype == "fp8")
@@ -109,7 +109,7 @@ def _gradients(k: Kernel) -> Iterator[Kernel]:
         yield _gemm(k, "weight gradient", moved, k.n, k.k, k.m)
     elif k.form == "prefill":
         yield replace(k, what=f"{k.what} backward", flops=BACKWARD_ATTENTION_FLOPS * k.flops, nbytes=2 * k.nbytes)
-    elif k.k:  # the cast of an input in forward is that of an output's gradient in backward
+    elif k.what.endswith(" cast"):  # the cast of an input in forward is that of an output's gradient in backward
         yield Kernel(f"{k.what} backward", "elementwise", k.count, 0.0, k.nbytes * k.n / k.k)
     else:
         yield Kernel(f"{k.what} backward", "elementwise", k.count, 0.0, BACKWARD_ELEMENT_BYTES * k.nbytes)
@@ -131,7 +131,7 @@ def recomputed(kernels: list[Kernel], plan: Plan, engine: Engine) -> list[Kernel
     if engine.selective == "matmuls":  # every other product is kept, attention is kept, everything small is run again
         halves = [replace(k, count=k.count / 2) for k in kernels if k.form == "gemm"]
         return halves + [k for k in kernels if k.form == "elementwise"]
-    return [k for k in kernels if k.what.startswith("attention ")]  # with fused attention there is nothing to repeat
+    return [k for k in kernels if k.what.startswith("attention")]
 
 
 def update(params: Number) -> Kernel:
@@ -173,4 +173,4 @@ def recomputed_flops(model: Model, plan: Plan, step: TrainStep, engine: Engine, 
         return layers
     if engine.selective == "matmuls":
         return products / 2
-    return layers - products if engine.attention == "unfused" else 0.0 * layers
+    return layers - products

@@ -8,9 +8,8 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.bubble import SCHEDULES
-from commtax.cost.experts import expert_tp
 from commtax.cost.tensors import padded_vocab
-from commtax.cost.train_traffic import fullest_layers, stage_params
+from commtax.cost.train_traffic import fullest_layers, holders, stage_params
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Mlp, Model, Number, Plan, TrainStep
 
 OPTIMIZER_BYTES = 12  # Adam: fp32 master copy, first and second moment
@@ -35,8 +34,7 @@ class TrainMemory:
 def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> TrainMemory:
     """ZeRO 1 divides the optimiser state over the data-parallel ranks, 2 the gradients too, 3 the parameters too."""
     params = stage_params(model, plan, engine)
-    ranks = (plan.num_shards if plan.zero == 3 else plan.dp) * plan.cp
-    same_experts = np.maximum(1, plan.dp * plan.cp * plan.tp / (plan.ep * expert_tp(plan, engine)))
+    ranks, same_experts = holders(plan, engine)
     dense, experts = params["layers"] + params["ends"], params["experts"]
 
     def divided(nbytes: float, stage: int) -> Number:
@@ -45,17 +43,20 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
         return dense * nbytes / ranks + experts * nbytes / same_experts
 
     # Where the sharded parameter is the fp32 master copy, no other master is kept.
+    whole = DTYPE_BYTES[plan.activations_dtype]
     mastered = engine.master_is_parameter and plan.zero == 3
     weights = divided(4 if mastered else DTYPE_BYTES[plan.activations_dtype], 3)
-    if plan.zero == 3:  # one layer is whole while it is used, the next is on its way
-        layers = fullest_layers(model, plan)
-        weights = weights + 2 * (params["layers"] + experts) / layers * DTYPE_BYTES[plan.activations_dtype]
+    gradients = divided(DTYPE_BYTES[plan.grads_dtype], 2)
+    if plan.zero == 3:  # one layer is whole while it is used, the next is on its way; with a pipeline all of the stage is
+        layers, piped = fullest_layers(model, plan), np.asarray(plan.pp) > 1
+        weights = weights + pick(piped, dense + experts, 2 * (params["layers"] + experts) / layers) * whole
+        gradients = gradients + pick(piped, (dense + experts) * DTYPE_BYTES[plan.grads_dtype], 0)
     rows = step.micro_batch * step.seq / plan.cp
     return TrainMemory(
         parameters=weights,
-        gradients=divided(DTYPE_BYTES[plan.grads_dtype], 2),
+        gradients=gradients,
         optimizer=divided(OPTIMIZER_BYTES - (4 if mastered else 0), 1),
-        activations=activations(model, plan, step) * in_flight(plan) + _working_set(model, plan, step),
+        activations=activations(model, plan, step, engine) * in_flight(plan) + _working_set(model, plan, step, engine),
         logits=pick(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * 6, 0),
     )
 
@@ -71,12 +72,13 @@ def in_flight(plan: Plan) -> Number:
     return kept
 
 
-def activations(model: Model, plan: Plan, step: TrainStep) -> Number:
+def activations(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Number:
     """Activations that one stage keeps for one microbatch: s b h (8 + 24/t) bytes a layer of the GPT shape.
 
-    That is Korthikanti et al. 2022, eq. 2 (s b h (10 + 24/t + 5 a s/(h t))) without dropout masks (2 of the 34) and
-    with fused attention, which keeps no score matrix; ``selective`` recomputation therefore changes nothing. Sequence
-    parallelism divides the 8 by t as well (eq. 4). Full recomputation keeps a layer's input only.
+    That is Korthikanti et al. 2022, eq. 2 (s b h (10 + 24/t + 5 a s/(h t))) without dropout masks (2 of the 34); fused
+    attention keeps no score matrix, and where it is not fused, selective recomputation drops it. An engine that keeps
+    every other product drops about half. Sequence parallelism divides the 8 by t as well (eq. 4), less the inputs of
+    the products where they are kept gathered. Full recomputation keeps a layer's input only.
     """
     rows = step.micro_batch * step.seq / plan.cp
     kept: Number = 0.0
@@ -85,9 +87,23 @@ def activations(model: Model, plan: Plan, step: TrainStep) -> Number:
         if plan.recompute == "full":
             each = 2.0 * model.hidden / (plan.tp if plan.sequence_parallel else 1)
         else:
-            each = split / plan.tp + whole / (plan.tp if plan.sequence_parallel else 1)
+            each = _kept(whole, split + _scores(model, index, plan, step, engine), model, plan, engine)
         kept = kept + each * rows * model.layers.count(index) / plan.pp
     return kept
+
+
+def _kept(whole: float, split: Number, model: Model, plan: Plan, engine: Engine) -> Number:
+    """Bytes a row keeps in one layer on one rank."""
+    gathered = 0 if engine.regathers_inputs or not plan.sequence_parallel else 4 * model.hidden
+    every = split / plan.tp + gathered + (whole - gathered) / (plan.tp if plan.sequence_parallel else 1)
+    half = plan.recompute == "selective" and engine.selective == "matmuls"
+    return every / 2 if half else every
+
+
+def _scores(model: Model, index: int, plan: Plan, step: TrainStep, engine: Engine) -> Number:
+    """Bytes of the score matrix a row: softmax output, dropout mask and dropout output (2 + 1 + 2 a head and key)."""
+    dropped = engine.attention != "unfused" or plan.recompute == "selective"
+    return 0.0 if dropped else 5.0 * model.blocks[index].attention.num_heads * step.seq
 
 
 def _layer_bytes(model: Model, index: int) -> tuple[float, float]:
@@ -109,10 +125,11 @@ def _expert_bytes(f: Experts, hidden: int) -> float:
     return f.top_k * each + 2 * f.shared_intermediate * 3
 
 
-def _working_set(model: Model, plan: Plan, step: TrainStep) -> Number:
+def _working_set(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Number:
     """Full recomputation rebuilds one layer at a time: its activations exist once beside the kept inputs."""
     if plan.recompute != "full":
         return 0.0
     rows = step.micro_batch * step.seq / plan.cp
-    whole, split = max((_layer_bytes(model, i) for i in range(len(model.blocks))), key=sum)
-    return rows * (split / plan.tp + whole / (plan.tp if plan.sequence_parallel else 1))
+    index = max(range(len(model.blocks)), key=lambda i: sum(_layer_bytes(model, i)))
+    whole, split = _layer_bytes(model, index)
+    return rows * _kept(whole, split + _scores(model, index, plan, step, engine), model, plan, engine)

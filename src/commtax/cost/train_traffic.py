@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from commtax.arrays import pick
+from commtax.cost.bubble import chunks_of
 from commtax.cost.experts import expert_tp
 from commtax.cost.tensors import FIRST, inventory, share, stage_layers
 from commtax.cost.traffic import tp_item
@@ -56,20 +57,21 @@ def _passes(plan: Plan) -> int:
 def _tensor_parallel(model: Model, plan: Plan, payload: Number, layers: Number, engine: Engine) -> list[Item]:
     """Two sites a layer (attention, feed-forward), each reduced once forward and once backward, again if recomputed.
 
-    With sequence parallelism a site is all-gather + reduce-scatter, and backward gathers twice: the gradient of the
-    row-parallel output and, for the weight gradient, the column-parallel input again. Experts work on tokens that are
-    gathered after the dispatch: each of top_k copies, and nothing is gathered again.
+    With sequence parallelism a site is all-gather + reduce-scatter. Backward gathers the gradient of the row-parallel
+    output, and Megatron, which keeps only its share of it, the column-parallel input again for the weight gradient.
+    Experts work on tokens that are gathered after the dispatch: each of top_k copies, and nothing is gathered again.
     """
     moe, mixed = model.experts or Experts(1, 1, 1), num_moe_layers(model, plan)
     sites = (2 * layers - mixed + (mixed if moe.shared_intermediate else 0)) * plan.microbatches
     each, forward = mixed * plan.microbatches, _passes(plan)
     if plan.sequence_parallel:
         routed = payload * pick(np.asarray(plan.ep) > 1, moe.top_k, 1)
+        again, words = (2, "output gradients, and inputs again") if engine.regathers_inputs else (1, "output gradients")
         small = 0.5 if engine.fp8_gathers and plan.weights_dtype == "fp8" else 1.0
         return [
             tp_item("layers forward", "all-gather", payload * small, sites * forward, plan),
             tp_item("layers forward", "reduce-scatter", payload, sites * forward, plan),
-            tp_item("layers backward", "all-gather", payload * small, 2 * sites, plan, "output gradients, and inputs again"),
+            tp_item("layers backward", "all-gather", payload * small, again * sites, plan, words),
             tp_item("layers backward", "reduce-scatter", payload, sites, plan),
             tp_item("expert tokens", "all-gather", routed, each * (forward + 1), plan, "forward, and gradients backward"),
             tp_item("expert tokens", "reduce-scatter", routed, each * (forward + 1), plan),
@@ -101,7 +103,7 @@ def _embedding_and_head(plan: Plan, payload: Number, rows: Number) -> list[Item]
 def _pipeline(plan: Plan, payload: Number, engine: Engine) -> list[Item]:
     """A middle stage sends each microbatch's activation on and its gradient back, once for each of its chunks."""
     sent = payload / (plan.tp if plan.sequence_parallel or engine.pp_scatter else 1)
-    count = pick(np.asarray(plan.pp) > 1, plan.microbatches * plan.chunks, 0)
+    count = pick(np.asarray(plan.pp) > 1, plan.microbatches * chunks_of(plan), 0)
     return [
         Item("activations on", "pp", "send-recv", sent, plan.pp * 0 + 2, count),
         Item("gradients back", "pp", "send-recv", sent, plan.pp * 0 + 2, count),
@@ -121,7 +123,7 @@ def _context(model: Model, plan: Plan, rows: Number, layers: Number, engine: Eng
     chunk = rows * width / heads * DTYPE_BYTES[plan.activations_dtype]
     each = pick(np.asarray(plan.cp) > 1, layers * plan.microbatches, 0)
     hops, passes = plan.cp - 1, _passes(plan) + 1
-    if engine.key == "megatron":
+    if engine.context_parallel == "ring":
         return [
             Item("keys and values", "cp", "send-recv", chunk, plan.cp * 0 + 2, each * hops * passes),
             Item("their gradients", "cp", "send-recv", chunk, plan.cp * 0 + 2, each * hops),
@@ -207,13 +209,12 @@ def _fullest(model: Model, pp: int) -> tuple[int, ...]:
 def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> list[Item]:
     """Gradients (and, sharded, parameters). Experts under ep are reduced among the ranks that hold the same ones."""
     params = stage_params(model, plan, engine)
-    ranks = plan.num_shards * plan.cp if plan.zero == 3 else plan.dp * plan.cp
-    same_experts = plan.dp * plan.cp * plan.tp / (plan.ep * expert_tp(plan, engine))
+    ranks, same_experts = holders(plan, engine)
     mixed = num_moe_layers(model, plan)
     if plan.zero < 3:
-        dense = params["layers"] + params["ends"]
-        return [*_replicated(plan, dense, ranks, ""), *_replicated(plan, params["experts"], same_experts, "expert ")]
-    # With a pipeline parameters stay gathered between forward and backward.
+        dense = _replicated(plan, params["layers"] + params["ends"], ranks, "", engine)
+        return [*dense, *_replicated(plan, params["experts"], same_experts, "expert ", engine)]
+    # With a pipeline parameters stay gathered from the first forward to the last backward, and gradients are summed once.
     gathers = pick(np.asarray(plan.pp) > 1, 1, 2)
     head = 0 if model.tied else share("vocab", model, plan, engine) * model.vocab * model.hidden
     last = pick(np.asarray(plan.pp) == 1, head + model.hidden * model.final_norm, 0)
@@ -222,19 +223,33 @@ def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> 
         *_sharded(plan, params["experts"] / np.maximum(1, mixed), same_experts, mixed, "expert ", gathers),
         *_sharded(plan, params["ends"] - last, ranks, 1, "embedding ", gathers),
         *_sharded(plan, last, ranks, 1, "head ", 1),
-        _copies(plan, params["layers"] + params["ends"], ranks),
+        _copies(plan, (params["layers"] + params["ends"]) / ranks + params["experts"] / same_experts, layers),
     ]
 
 
-def _copies(plan: Plan, params: Number, ranks: Number) -> Item:
-    """HSDP: groups of ranks hold a whole copy each, and their gradient shards are summed over the groups."""
+def holders(plan: Plan, engine: Engine) -> tuple[Number, Number]:
+    """Data-parallel ranks that share one copy's state, (of dense parameters, of one expert's): all, or an HSDP group."""
+    ranks = (plan.num_shards if plan.zero == 3 else plan.dp) * plan.cp
+    return ranks, np.maximum(1, ranks * plan.tp / (plan.ep * expert_tp(plan, engine)))
+
+
+def _rounds(plan: Plan) -> Number:
+    """How often a step shards and sums under ZeRO 3: every microbatch, with a pipeline once."""
+    return pick(np.asarray(plan.pp) > 1, 1, plan.microbatches)
+
+
+def _copies(plan: Plan, shard: Number, units: Number) -> Item:
+    """HSDP: groups of ranks hold a whole copy each; after each scatter the shards are summed over the groups, unit by unit."""
     groups = plan.dp / plan.num_shards
-    nbytes = params * DTYPE_BYTES[plan.grads_dtype] / ranks
-    return Item("gradient shards", "replica", "all-reduce", nbytes, groups, pick(np.asarray(groups) > 1, 1, 0), "once a step")
+    nbytes = shard * DTYPE_BYTES[plan.grads_dtype] / units
+    return Item("gradient shards", "replica", "all-reduce", nbytes, groups, pick(np.asarray(groups) > 1, units * _rounds(plan), 0))
 
 
-def _replicated(plan: Plan, params: Number, ranks: Number, whose: str) -> list[Item]:
-    """ZeRO 0: one all-reduce. ZeRO 1 and 2: reduce-scatter, then the updated parameters are gathered."""
+def _replicated(plan: Plan, params: Number, ranks: Number, whose: str, engine: Engine) -> list[Item]:
+    """ZeRO 0: one all-reduce. ZeRO 1 and 2: reduce-scatter, then the updated parameters are gathered.
+
+    FSDP without resharding after forward, its ZeRO 2, gathers before every microbatch.
+    """
     on = (np.asarray(ranks) > 1) & (np.asarray(params) > 0)
     axis = "edp" if whose == "expert " else "dp"
     grads = params * DTYPE_BYTES[plan.grads_dtype]
@@ -242,9 +257,11 @@ def _replicated(plan: Plan, params: Number, ranks: Number, whose: str) -> list[I
         return [Item(f"{whose}gradients", axis, "all-reduce", grads, ranks, pick(on, 1, 0), "once a step")]
     times = plan.microbatches if plan.zero == 2 else 1
     values = params * DTYPE_BYTES[plan.activations_dtype]
+    each = plan.zero == 2 and engine.master_is_parameter
+    gathers, when = (plan.microbatches, "before forward") if each else (1, "after the update")
     return [
         Item(f"{whose}gradients", axis, "reduce-scatter", grads, ranks, pick(on, times, 0)),
-        Item(f"{whose}parameters", axis, "all-gather", values, ranks, pick(on, 1, 0), "after the update"),
+        Item(f"{whose}parameters", axis, "all-gather", values, ranks, pick(on, gathers, 0), when),
     ]
 
 
@@ -255,7 +272,7 @@ def _sharded(plan: Plan, params: Number, ranks: Number, units: Number, whose: st
     """
     on = (np.asarray(ranks) > 1) & (np.asarray(params) > 0)
     axis = "edp" if whose == "expert " else "shard"
-    count = pick(on, units * plan.microbatches, 0)
+    count = pick(on, units * _rounds(plan), 0)
     values, grads = params * DTYPE_BYTES[plan.activations_dtype], params * DTYPE_BYTES[plan.grads_dtype]
     return [
         Item(f"{whose}parameters", axis, "all-gather", values, ranks, count * gathers),

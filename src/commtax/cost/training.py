@@ -19,11 +19,13 @@ from commtax.cost.inference import Pricer, Settings, comm_line
 from commtax.cost.kernels import seconds
 from commtax.cost.overlap import hidden_s
 from commtax.cost.tensors import stage_layers
-from commtax.cost.train_traffic import by_pp, fullest_layers, stage_params, training
+from commtax.cost.train_traffic import by_pp, fullest_layers, holders, stage_params, training
 from commtax.ledger import AXIS_OF, Bill, Item, Line
 from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, TrainStep
 
 TAXES = ("dp", "tp", "pp", "ep", "cp")
+IN_LAYERS = ("layers", "expert")
+"""Tensor-parallel collectives that every stage has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +38,21 @@ class TrainSettings:
     slow_rank: float = 1.0
     latency_scale: float = 1.0
     bandwidth_scale: float = 1.0
+    slow_axis: str = ""  # the axis whose links alone …
+    slow_links: float = 1.0  # … have this share of their bandwidth
     library: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of one microbatch on the fullest stage."""
+    """Seconds of one microbatch on the fullest stage: of its layers, and of the head as far as this stage pays for it."""
 
     forward: Number
     inputs: Number  # backward without weight gradients, recomputation included
     weights: Number
+    head_forward: Number
+    head_backward: Number
+    head_share: Number
     attention: Number
     experts: Number
     products: Number
@@ -78,11 +85,16 @@ def training_bill(
     """Price one optimiser step of one rank of the stage that sets the pace."""
     compute, times = _compute(model, plan, step, cluster, engine, constants, settings)
     pricer = Pricer(plan, cluster, engine, fabric)
-    scales = Settings(latency_scale=settings.latency_scale, bandwidth_scale=settings.bandwidth_scale)
-    items = [_as_launched(i, engine, settings) for i in training(model, plan, step, engine)]
-    comm = _overlapped([comm_line(i, pricer, scales) for i in items], times, plan, engine, settings)
+    items = [_as_launched(i, plan, engine, settings, times.head_share) for i in training(model, plan, step, engine)]
+    comm = _overlapped([comm_line(i, pricer, _scales(i, settings)) for i in items], times, plan, engine, settings)
     bubble = _bubble(comm, times, plan)
     return Bill((*compute, bubble, *comm), tokens)
+
+
+def _scales(item: Item, settings: TrainSettings) -> Settings:
+    """What-ifs of one collective: all links scaled, or one axis' alone."""
+    slow = settings.slow_links if AXIS_OF.get(item.axis, item.axis) == settings.slow_axis else 1.0
+    return Settings(latency_scale=settings.latency_scale, bandwidth_scale=settings.bandwidth_scale * slow)
 
 
 def _compute(
@@ -104,21 +116,28 @@ def _compute(
     share = _head_share(model, plan, _total(ahead, again, back) / layers, plan.microbatches * priced.seconds(one.head))
     ends = priced.lines(one.head, plan.microbatches * share, "forward")
     ends_back = priced.lines(train_kernels.backward(one.head), plan.microbatches * share, "backward")
-    params = stage_params(model, plan, engine)
-    held = sum(params.values()) / pick(np.asarray(plan.zero) > 0, (plan.num_shards if plan.zero == 3 else plan.dp) * plan.cp, 1)
-    last = priced.lines([train_kernels.update(held)], 1, "update")
-    m = plan.microbatches
-    grads = [x for x in (*back, *ends_back) if x.item.what.endswith("weight gradient")]
-    layer = [*ahead, *again, *back]
+    last = priced.lines([train_kernels.update(_updated(model, plan, engine))], 1, "update")
+    m, layer = plan.microbatches, [*ahead, *again, *back]
+    grads = [x for x in back if x.item.what.endswith("weight gradient")]
     times = Times(
-        forward=_total(ahead, ends) / m,
-        inputs=(_total(back, ends_back, again) - _total(grads)) / m,
+        forward=_total(ahead) / m,
+        inputs=(_total(back, again) - _total(grads)) / m,
         weights=_total(grads) / m,
+        head_forward=_total(ends) / m,
+        head_backward=_total(ends_back) / m,
+        head_share=share,
         attention=_total([x for x in layer if x.item.what.startswith("attention")]) / m,
         experts=_total([x for x in layer if x.item.what.startswith(("experts", "shared expert"))]) / m,
         products=_total([x for x in layer if x.item.op.startswith("gemm")]) / m,
     )
-    return [*ahead, *again, *back, *ends, *ends_back, *last], times
+    return [*layer, *ends, *ends_back, *last], times
+
+
+def _updated(model: Model, plan: Plan, engine: Engine) -> Number:
+    """Parameters whose state one rank updates: its share where the optimiser is sharded."""
+    params = stage_params(model, plan, engine)
+    ranks, same_experts = holders(plan, engine) if plan.zero else (1, 1)
+    return (params["layers"] + params["ends"]) / ranks + params["experts"] / same_experts
 
 
 class _Priced:
@@ -130,9 +149,10 @@ class _Priced:
         self.clock = power * constants.tables["train.bf16"]["clock"]  # hours of dense products draw the clock down
         self.scale, self.least = settings.slow_rank, engine.launch_s if settings.eager else 0.0
         table = constants.tables["train.bf16"]
+        self.sigma = table["sigma"]
         rate = power * table.get(engine.attention, 1.0)
         self.rates = {"attention": rate, "attention backward": rate * table["attention_backward"]}
-        self._known: dict[str, tuple[Number, Number]] = {}
+        self._known: dict[tuple[str, int, int], tuple[Kernel, Number, Number]] = {}
 
     def seconds(self, forward: list[Kernel]) -> Number:
         """Seconds of these kernels and their backward."""
@@ -143,17 +163,18 @@ class _Priced:
         return [self._line(k, times, part) for k in kernels]
 
     def _parts(self, kernel: Kernel) -> tuple[Number, Number]:
-        if kernel.what not in self._known:
+        key = (kernel.what, id(kernel.flops), id(kernel.nbytes))  # layers of one kind share shapes, windows differ
+        if key not in self._known:  # the kernel is kept so that its numbers, whose identity is the key, live on
             fixed, moving = seconds(kernel, self.chip, self.constants, self.rates.get(kernel.what, self.clock))
             if self.least:  # without graphs a kernel takes at least its launch
                 fixed = np.maximum(fixed, self.least - moving)
-            self._known[kernel.what] = fixed * self.scale, moving * self.scale
-        return self._known[kernel.what]
+            self._known[key] = kernel, fixed * self.scale, moving * self.scale
+        return self._known[key][1:]
 
     def _line(self, kernel: Kernel, times: Number, part: str) -> Line:
         fixed, moving = self._parts(kernel)
         item = Item(kernel.what, "", f"{kernel.form}, {part}", kernel.nbytes, 1, kernel.count * times)
-        return Line("compute", item, fixed, moving, source=self.constants.label, flops=kernel.flops)
+        return Line("compute", item, fixed, moving, source=self.constants.label, flops=kernel.flops, sigma=self.sigma)
 
 
 def _total(*groups: list[Line]) -> Number:
@@ -171,19 +192,23 @@ def _last_layers(model: Model, pp: int) -> int:
     return len(stage_layers(model, pp)[-1])
 
 
-def _as_launched(item: Item, engine: Engine, settings: TrainSettings) -> Item:
-    """Gradients go in buckets; the busiest expert rank sends more than the mean."""
+def _as_launched(item: Item, plan: Plan, engine: Engine, settings: TrainSettings, head_share: Number) -> Item:
+    """Gradients go in buckets; the busiest expert rank sends more; a stage between the ends has neither embedding nor head."""
     if item.axis == "ep":
         return replace(item, nbytes=item.nbytes * settings.imbalance)
-    if item.axis in ("dp", "edp") and engine.bucket_bytes:
-        pieces = np.maximum(1, np.ceil(item.nbytes / engine.bucket_bytes))
+    if item.axis in ("dp", "edp") and plan.zero < 3 and engine.bucket_bytes:
+        bucket = np.maximum(engine.bucket_bytes, engine.bucket_bytes_per_rank * plan.dp)
+        pieces = np.maximum(1, np.ceil(item.nbytes / bucket))
         return replace(item, nbytes=item.nbytes / pieces, count=item.count * pieces)
+    if item.axis == "tp" and item.what.startswith(("embedding", "head", "loss")):
+        mine = 0.0 if item.what.startswith("embedding") else head_share
+        return replace(item, count=item.count * pick(np.asarray(plan.pp) > 1, mine, 1))
     return item
 
 
 def _overlapped(lines: list[Line], times: Times, plan: Plan, engine: Engine, settings: TrainSettings) -> list[Line]:
     """Give every collective its window and what of it hides there. Collectives of one axis share their windows."""
-    free = _Windows(times, plan)
+    free = _Windows(times, plan, engine)
     return [_hide(line, free, engine, settings) for line in lines]
 
 
@@ -191,60 +216,61 @@ def _hide(line: Line, free: _Windows, engine: Engine, settings: TrainSettings) -
     axis = AXIS_OF.get(line.item.axis, line.item.axis)
     if not line.item.is_sent:
         return line
-    window, coverable = free.window(line)
+    window = free.window(line)
     if axis not in settings.async_axes:
         return replace(line, window_s=window)
+    coverable = line.total_s * (1 - free.uncovered(line))
     found = hidden_s(coverable, window, engine.overlap_efficiency)
     free.take(line, coverable)
     return replace(line, window_s=window, hidden_s=found)
 
 
 class _Windows:
-    """What each kind of collective may run beside, less what others of its axis took already.
+    """What each kind of collective may run beside, less what others of its axis took already."""
 
-    ``window`` also returns the part of the collective that can be covered at all: the first gather and the last bucket
-    have nothing to run beside.
-    """
-
-    def __init__(self, times: Times, plan: Plan) -> None:
+    def __init__(self, times: Times, plan: Plan, engine: Engine) -> None:
         m = plan.microbatches
-        self.m = m
-        self.forward, self.backward = m * times.forward, m * times.backward  # for sharded data parallelism
-        self.last_backward, self.first_forward = times.backward, times.forward
-        self.tp, self.cp, self.ep, self.pp = m * times.products, m * times.attention, m * times.experts, m * times.forward
+        forward, backward = times.forward + times.head_forward, times.backward + times.head_backward
+        # Gradients are reduced once, beside the last backward, or after every microbatch; gathers run beside both passes.
+        self.every = pick((np.asarray(plan.pp) > 1) & (plan.zero == 3), False, plan.zero >= 2)
+        self.forward = pick(self.every, m * forward, forward)
+        self.backward = pick(self.every, m * backward, backward)
+        self.ahead = forward if engine.gathers_ahead else 0.0 * forward
+        self.tp, self.cp, self.ep, self.pp = m * times.products, m * times.attention, m * times.experts, m * forward
 
-    def window(self, line: Line) -> tuple[Number, Number]:
+    def window(self, line: Line) -> Number:
         item = line.item
-        name, total = item.what, line.total_s
-        pieces = np.maximum(1, item.count)
         if item.axis in ("shard", "edp", "dp", "replica"):
-            if name.endswith("gradients"):
-                every = item.count >= self.m  # reduced after every microbatch
-                return pick(every, self.backward, self.last_backward), total * (1 - pick(every, 1 / pieces, 1 / pieces))
-            if item.note == "after the update":
-                return self.first_forward, total * (1 - 1 / pieces)
-            if name == "gradient shards":
-                return self.last_backward * 0.0, total
-            return self.forward + self.backward, total * (1 - 1 / pieces)
-        if item.axis == "tp" and item.op in ("all-gather", "reduce-scatter") and name != "stage inputs":
-            return self.tp, total
-        return {"cp": self.cp, "ep": self.ep, "pp": self.pp}.get(item.axis, 0.0 * total), total
+            if "gradient" in item.what:
+                return self.backward
+            return {"after the update": self.ahead, "before forward": self.forward}.get(item.note, self.forward + self.backward)
+        if item.axis == "tp" and (item.op not in ("all-gather", "reduce-scatter") or item.what == "stage inputs"):
+            return 0.0 * self.tp
+        return getattr(self, item.axis)
+
+    def uncovered(self, line: Line) -> Number:
+        """The share that has nothing to run beside: the last bucket, the first gather."""
+        return 1 / np.maximum(1, line.item.count) if AXIS_OF.get(line.item.axis, line.item.axis) == "dp" else 0.0
 
     def take(self, line: Line, used: Number) -> None:
         item = line.item
-        if item.axis in ("shard", "edp", "dp"):
-            if item.what.endswith("gradients"):
-                self.backward, self.last_backward = (np.maximum(0, x - used) for x in (self.backward, self.last_backward))
+        if item.axis in ("shard", "edp", "dp", "replica"):
+            if "gradient" in item.what:
+                self.backward = np.maximum(0, self.backward - used)
+            elif item.note == "after the update":
+                self.ahead = np.maximum(0, self.ahead - used)
+            elif item.note == "before forward":
+                self.forward = np.maximum(0, self.forward - used)
             else:
                 self.forward = np.maximum(0, self.forward - used / 2)
                 self.backward = np.maximum(0, self.backward - used / 2)
-        elif item.axis in ("tp", "cp", "ep", "pp"):
+        else:
             setattr(self, item.axis, np.maximum(0, getattr(self, item.axis) - used))
 
 
 def _bubble(comm: list[Line], times: Times, plan: Plan) -> Line:
-    """Idle time of the schedule: stages take as long as their compute and what tp, cp and ep expose in a microbatch."""
-    inside = [x for x in comm if x.item.axis in ("tp", "cp", "ep") and x.item.what != "norm gradients"]
+    """Idle time of the schedule: a stage takes as long as its layers and what tp, cp and ep expose in them."""
+    inside = [x for x in comm if x.item.axis in ("cp", "ep") or (x.item.axis == "tp" and x.item.what.startswith(IN_LAYERS))]
     exposed = sum((x.exposed_s for x in inside), start=0.0) / plan.microbatches
     idle = idle_s(plan.schedule, plan.pp, plan.chunks, times.forward + exposed / 2, times.inputs + exposed / 2, times.weights)
     item = Item("pipeline bubble", "pp", plan.schedule, 0.0, plan.pp, pick(np.asarray(plan.pp) > 1, 1, 0))

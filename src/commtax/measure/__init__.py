@@ -1,1 +1,1 @@
-"""Measuring on real devices: a leaf that needs torch, which nothing below imports."""
+"""Live runs: a small tensor-parallel engine, its collectives, and what they take on this machine (extra ``live``)."""

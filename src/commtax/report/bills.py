@@ -82,11 +82,17 @@ def _totals(console: Console, b: StepBill) -> None:
     kv = "fits" if fits(b) else "does not fit in memory with this batch and context (see commtax fit)"
     say(
         console,
-        f"step {format_seconds(float(b.step_s))} = compute and host {format_seconds(float(b.compute_s))} + exposed communication "
-        f"{format_seconds(float(b.exposed_comm_s))} ({float(b.comm_fraction):.1%}); "
+        f"step {format_seconds(float(b.step_s))}{in_range(b)} = compute and host {format_seconds(float(b.compute_s))} "
+        f"+ exposed communication {format_seconds(float(b.exposed_comm_s))} ({float(b.comm_fraction):.1%}); "
         f"{float(b.tokens_per_s):,.1f} output tokens/s{_prompt_rate(b)}; {kv}",
         "bold",
     )
+
+
+def in_range(b: StepBill | TrainBill) -> str:
+    """The 80 % range, where there is one."""
+    low, high = format_seconds(float(b.low_s)), format_seconds(float(b.high_s))
+    return f" ({low} to {high})" if low != high else ""
 
 
 def _prompt_rate(b: StepBill) -> str:
@@ -121,7 +127,7 @@ def bill_document(b: StepBill) -> Document:
         }
         for x in b.items
     ]
-    figures = ("step_s", "compute_s", "comm_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
+    figures = ("step_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
     found = counterfactuals(b)
     what_if = [{"what": c.what, "step_s": c.step_s, "delta_s": c.delta_s, "note": c.note} for c in found]
     head: dict[str, Any] = {

@@ -18,15 +18,17 @@ Document = dict[str, Any]
 
 
 def plain(value: Any) -> Any:
-    """NumPy numbers and arrays as Python's own; whole floats as ints."""
+    """NumPy numbers and arrays as Python's own; whole floats as ints, no limit (infinity) as null."""
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, float) and np.isinf(value):
+        return None
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
         return int(value)
     if isinstance(value, dict):
-        return {k: round(v) if "bytes" in k and isinstance(v, float) else plain(v) for k, v in value.items()}
+        return {k: round(v) if "bytes" in k and isinstance(v, float) and np.isfinite(v) else plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     return value
@@ -111,6 +113,8 @@ def fit_document(found: Fit) -> Document:
         "kv_cache_bytes_per_rank": found.kv_bytes,
         "kv_bytes_per_token_per_rank": found.kv_bytes_per_token,
         "kv_tokens": found.kv_tokens,
+        "kv_tokens_low": found.kv_tokens_range[0],
+        "kv_tokens_high": found.kv_tokens_range[1],
         "kv_blocks_per_rank": found.kv_blocks,
         "block_size": serving.block_size,
         "max_model_len": serving.max_model_len,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ LABELS = {
 SUFFIXES = (".svg", ".png", ".pdf")
 
 
-def plot_comparison(found: Comparison, title: str, path: Path) -> None:
-    """Communication's share of the step above, time of the step below; over tp the ideal line is drawn too."""
+def _matplotlib(path: Path) -> Any:
+    """matplotlib without a screen; a name that it cannot write and its absence are told in one line."""
     if path.suffix not in SUFFIXES:
         raise ValueError(f"plot '{path}': the name must end in one of {', '.join(SUFFIXES)}")
     try:
@@ -35,6 +36,23 @@ def plot_comparison(found: Comparison, title: str, path: Path) -> None:
     except ImportError:
         raise ValueError("plot: pictures need matplotlib (pip install 'commtax[plot]')") from None
     mpl.use("agg")
+    return mpl
+
+
+def picture(path: Path, draw: Callable[[Any], None], size: tuple[float, float] = (8, 5)) -> None:
+    """A figure that ``draw`` fills, written to a file."""
+    _matplotlib(path)
+    import matplotlib.pyplot as plt
+
+    figure = plt.figure(figsize=size, constrained_layout=True)
+    draw(figure)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def plot_comparison(found: Comparison, title: str, path: Path) -> None:
+    """Communication's share of the step above, time of the step below; over tp the ideal line is drawn too."""
+    mpl = _matplotlib(path)
     import matplotlib.pyplot as plt
 
     x_axis = next((a for a in found.axes if a != "link"), found.axes[0])
@@ -53,6 +71,7 @@ def plot_comparison(found: Comparison, title: str, path: Path) -> None:
     bottom.set_xlabel(LABELS[x_axis])
     plain = mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}")
     bottom.yaxis.set_major_formatter(plain)
+    bottom.yaxis.set_minor_locator(mpl.ticker.LogLocator(subs=(2, 5)))
     bottom.yaxis.set_minor_formatter(plain)
     if x_axis != "link":
         bottom.set_xscale("log", base=2)

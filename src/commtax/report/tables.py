@@ -121,7 +121,7 @@ def show_fit(console: Console, found: Fit) -> None:
     length = format_count(serving.max_model_len)
     say(
         console,
-        f"GPU KV cache size: {format_count(found.kv_tokens)} tokens, "
+        f"GPU KV cache size: {format_count(found.kv_tokens)} tokens{_between(*found.kv_tokens_range)}, "
         f"Maximum concurrency for {length} tokens per request: {found.max_concurrency:.2f}x",
     )
     per_token = format_bytes(found.kv_bytes_per_token)
@@ -132,6 +132,10 @@ def show_fit(console: Console, found: Fit) -> None:
         for advice in found.advice or ("nothing tried here would: more GPUs or a smaller model are needed",):
             say(console, f"  would fit: {advice}" if found.advice else f"  {advice}")
     notes(console, (*asked.notes, *_warnings(found), _limits(found)))
+
+
+def _between(low: int, high: int) -> str:
+    return f" ({format_count(low)} to {format_count(high)})" if low < high else ""
 
 
 def _warnings(found: Fit) -> list[str]:
@@ -193,7 +197,7 @@ def show_train_fit(console: Console, found: TrainFit) -> None:
         "parameters": "bf16",
         "gradients": plan.grads_dtype,
         "optimizer": "Adam: fp32 master, two moments",
-        "activations": "of the microbatches in flight; fused attention",
+        "activations": f"of the microbatches in flight; {found.setup.engine.attention} attention",
         "logits": "bf16 and fp32",
     }
     for name, note in remarks.items():
@@ -323,12 +327,17 @@ def show_thing(console: Console, thing: Chip | Link | Cluster | Engine) -> None:
 def _facts(thing: Chip | Link | Cluster | Engine) -> Iterator[tuple[str, Any]]:
     for name in thing.__slots__:
         value = getattr(thing, name)
-        if name in ("key", "name", "sources", "note") or value in ("", (), 0) or value is False:
+        if name in ("key", "name", "sources", "note") or value in ("", (), 0, float("inf")) or value is False:
             continue
-        if isinstance(value, dict):
-            yield from ((f"{name}.{inner}", number) for inner, number in value.items())
-        else:
-            yield name, value
+        yield from _flat(name, value)
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for inner, part in value.items():
+            yield from _flat(f"{name}.{inner}", part)
+    else:
+        yield name, value
 
 
 def _fact(name: str, value: Any) -> str:

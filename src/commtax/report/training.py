@@ -11,11 +11,12 @@ from commtax.api.setup import describe_gpus
 from commtax.api.train_billing import TrainBill
 from commtax.api.train_explain import Cause, causes, thresholds, train_counterfactuals, train_verdict
 from commtax.ledger import AXIS_OF, Line
-from commtax.report.bills import weakest
+from commtax.report.bills import in_range, weakest
 from commtax.report.documents import Document, plain, question
 from commtax.report.tables import new_table, notes, say, where
-from commtax.units import format_bytes, format_count, format_seconds
+from commtax.units import format_bytes, format_count, format_seconds, plural
 
+FIGURES = ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "mfu", "hfu", "mfu_definition", "binding")
 PARTS = ("forward", "recompute", "backward", "update")
 
 
@@ -41,7 +42,7 @@ def _workload(b: TrainBill) -> str:
     plan, s = b.setup.plan, b.settings
     words = [
         f"{format_count(float(b.batch * plan.dp))} sequences of {format_count(float(b.step.seq))} tokens a step",
-        f"{int(plan.microbatches)} microbatches of {int(b.step.micro_batch)} a replica",
+        f"{plural(int(plan.microbatches), 'microbatch')} of {int(b.step.micro_batch)} a replica",
         f"ZeRO {plan.zero}" + (f" over groups of {int(plan.shard)}" if plan.shard else ""),
         f"recompute {plan.recompute}",
     ]
@@ -113,8 +114,9 @@ def _totals(console: Console, b: TrainBill, num_tokens: float) -> None:
     days = f"; {num_tokens:.3g} tokens take {float(b.days(num_tokens)):,.1f} days" if num_tokens else ""
     say(
         console,
-        f"step {format_seconds(float(b.step_s))} = compute {format_seconds(float(b.compute_s))} + exposed communication "
-        f"{format_seconds(float(b.exposed_comm_s))} ({float(b.comm_fraction):.1%}) + bubble {format_seconds(float(b.bubble_s))} "
+        f"step {format_seconds(float(b.step_s))}{in_range(b)} = compute {format_seconds(float(b.compute_s))} "
+        f"+ exposed communication {format_seconds(float(b.exposed_comm_s))} ({float(b.comm_fraction):.1%}) "
+        f"+ bubble {format_seconds(float(b.bubble_s))} "
         f"({float(b.bubble_fraction):.1%}); MFU {float(b.mfu):.1%}, HFU {float(b.hfu):.1%}; {float(b.tokens_per_s):,.0f} tokens/s "
         f"({float(b.tokens_per_s / b.num_gpus):,.0f} a GPU){days}",
         "bold",
@@ -136,10 +138,11 @@ def _inequalities(b: TrainBill) -> list[str]:
     t = thresholds(b)
     found = []
     if t.dp_tokens:
+        what = "gathers and gradients" if b.setup.plan.zero == 3 else "gradients"
         side = "above" if t.local_tokens >= t.dp_tokens else "below"
         found.append(
-            f"gradients hide from about {t.dp_tokens:,.0f} tokens a GPU and step (rate / bandwidth); this step has "
-            f"{t.local_tokens:,.0f}: {side}"
+            f"{what} fit in their window from about {t.dp_tokens:,.0f} tokens a GPU and microbatch (rate / bandwidth); "
+            f"this one has {t.local_tokens:,.0f}: {side}"
         )
     if t.tp_tax:
         found.append(f"tensor-parallel tax by (T-1)/3 x rate/(bandwidth x hidden): {t.tp_tax:.0%} of the forward pass")
@@ -152,7 +155,8 @@ def show_causes(console: Console, b: TrainBill, measured_mfu: float) -> None:
     predicted = float(b.mfu)
     step = format_seconds(float(b.step_s) * predicted / measured_mfu)
     if not found:
-        say(console, f"measured MFU {measured_mfu:.1%} is not below the predicted {predicted:.1%}: nothing to explain", "green")
+        near = "above" if measured_mfu > predicted else "within 2 % of"
+        say(console, f"measured MFU {measured_mfu:.1%} is {near} the predicted {predicted:.1%}: nothing to explain", "green")
         return
     say(
         console,
@@ -201,7 +205,10 @@ def training_document(b: TrainBill, num_tokens: float = 0.0, measured_mfu: float
         "recompute": plan.recompute,
         "schedule": plan.schedule,
         "async": b.settings.async_axes,
-        **{n: getattr(b, n) for n in ("step_s", "compute_s", "exposed_comm_s", "mfu", "hfu", "mfu_definition", "binding")},
+        **{
+            n: getattr(b, n)
+            for n in ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "mfu", "hfu", "mfu_definition", "binding")
+        },
         "bubble_s": b.bubble_s,
         "bubble_fraction": b.bubble_fraction,
         "taxes_s": b.taxes,

@@ -1,0 +1,45 @@
+"""The live part: a small random model on two real processes, run once and kept. ``show()`` prints it with remarks."""
+
+import functools
+import json
+import tempfile
+from pathlib import Path
+
+from commtax.measure.job import Job
+from commtax.measure.tp import run_here
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+}
+PROMPT, OUTPUT, BATCH, BLOCK = 20, 8, 2, 16
+
+
+@functools.cache
+def live(device="cpu", **changes):
+    """TP=1, two TP=1 replicas and TP=2 of the same random model; what every rank held, sent and waited for."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(MODEL))
+        question = {"tp": 2, "random": True, "batch": BATCH, "input_len": PROMPT, "output_len": OUTPUT, "device": device}
+        if device == "cpu":
+            question["dtype"] = "fp32"
+        return run_here(Job(model=folder, **{**question, **changes}), timeout_s=300)
+
+
+def show():
+    """The capture as ``commtax measure tp`` prints it (python capture.py)."""
+    from rich.console import Console
+
+    from commtax.report.measuring import show_tp
+
+    show_tp(Console(width=140), live())
+
+
+if __name__ == "__main__":
+    show()

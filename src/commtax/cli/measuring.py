@@ -1,0 +1,153 @@
+"""``commtax measure``: live runs on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from commtax.cli.options import Bytes, Count, json_option
+from commtax.cli.output import print_json, terminal
+from commtax.report import measuring
+
+Progress = Callable[[Mapping[str, Any]], None]
+
+
+@click.group("measure")
+def measure_group() -> None:
+    """Run it for real on this machine: tensor parallelism, collectives, and this box's own constants."""
+    if find_spec("torch") is None:
+        raise ValueError("measure: live runs need torch (pip install 'commtax[live]')")
+
+
+@measure_group.command("tp")
+@click.option("--model", "-m", default="", help="A folder with config.json and safetensors; with --random a catalogue name.")
+@click.option("--random", "random_model", default="", metavar="MODEL", help="Random weights in the shape of a catalogue model.")
+@click.option("--layers", type=Count(), default=0, help="Only the first layers of it.")
+@click.option("--tp", type=Count(), default=2, show_default=True, help="Ranks (-tp).")
+@click.option("--batch", type=Count(), default=1, show_default=True, help="Sequences in a step.")
+@click.option("--context", "input_len", type=Count(), default=128, show_default=True, help="Prompt tokens (--input-len).")
+@click.option("--output-len", type=Count(), default=32, show_default=True, help="Tokens to answer with.")
+@click.option("--dtype", default="", metavar="TYPE", help="fp32, bf16 or fp16.  [default: fp32 on CPU, bf16 on CUDA]")
+@click.option("--device", default="", metavar="DEVICE", help="cpu or cuda.  [default: cuda where there is one]")
+@click.option("--impl", default="", metavar="NAME", help="All-reduce: gloo, shm or nccl.  [default: shm on CPU, nccl on CUDA]")
+@click.option("--emulate-link", default="", metavar="LINK", help="Add the time of another link: 10gbe, ib-ndr …")
+@click.option("--slow-rank", default="", metavar="RANK:FACTOR", help="Make one rank compute slower, such as 1:2.0.")
+@click.option("--break-rank", type=int, default=-1, metavar="RANK", help="Damage one rank's shard: the check must catch it.")
+@click.option("--repeats", type=Count(), default=1, show_default=True, help="Rounds of TP=1, replicas and TP=N, interleaved.")
+@click.option("--reference/--no-reference", default=True, help="Run TP=1 and replicas of it beside.")
+@click.option("--graphs/--no-graphs", default=True, help="Capture the decode step (CUDA).")
+@click.option("--cluster", "-c", default="", help="Predict for this instead of this machine's chips.")
+@click.option("--profile", default="", metavar="FILE", help="Predict with a profile of commtax measure calibrate.")
+@json_option
+def tp_command(model: str, random_model: str, as_json: bool, **options: Any) -> None:
+    """Run TP=1 and TP=N, prove them equal, count every collective, and put the bill beside the clock.
+
+    commtax measure tp --random llama-3.2-1b --layers 2 -tp 2
+    """
+    from commtax.measure.job import Job
+    from commtax.measure.reconcile import passed
+    from commtax.measure.tp import run_here
+
+    if bool(model) == bool(random_model):
+        raise ValueError("model: give --model FOLDER, or --random NAME for random weights")
+    job = Job(model=model or random_model, random=bool(random_model), **options)
+    with ranks_named(), bar("rounds", job.repeats, as_json) as advance:
+        found = run_here(job, progress=advance)
+    if as_json:
+        print_json(found)
+    else:
+        measuring.show_tp(terminal(), found)
+    sys.exit(0 if passed(found) else 1)
+
+
+@measure_group.command("collectives")
+@click.option("--impl", default="gloo,shm", show_default=True, metavar="NAMES", help="gloo, shm, nccl.")
+@click.option("--ranks", default="2", show_default=True, metavar="N,N", help="Group sizes.")
+@click.option("--op", default="all-reduce", show_default=True, metavar="NAME", help="all-reduce or all-gather.")
+@click.option("--min", "least", type=Bytes(binary=True), default="8", show_default=True, help="Smallest tensor.")
+@click.option(
+    "--max", "most", type=Bytes(binary=True), default="64M", show_default=True, help="Largest; M is 2^20, as in nccl-tests."
+)
+@click.option("--emulate-link", default="", metavar="LINK", help="Add the time of another link: 10gbe, ib-ndr …")
+@click.option("--output", default="", metavar="FILE", help="Write JSON lines, one row a size.")
+@click.option("--plot", default="", metavar="FILE", help="Draw it: .svg, .png or .pdf.")
+@json_option
+def collectives_command(
+    impl: str, ranks: str, op: str, least: float, most: float, emulate_link: str, output: str, plot: str, as_json: bool
+) -> None:
+    """Time collectives over sizes, as nccl-tests does, and fit latency and bandwidth.
+
+    commtax measure collectives --impl gloo,shm --ranks 2 --max 1M
+    """
+    from commtax.measure.collectives import Sizes, measure
+    from commtax.units import parse_count
+
+    groups = [parse_count(n, "ranks") for n in ranks.split(",")]
+    sizes = Sizes(int(least), int(most))
+    total = len(sizes.all()) * len(groups)
+    with ranks_named(), bar("sizes", total, as_json) as advance:
+        found = measure(impl.split(","), groups, sizes, op, emulate_link, advance)
+    if output:
+        Path(output).write_text("".join(json.dumps(row) + "\n" for row in found["rows"]), encoding="utf-8")
+    if plot:
+        measuring.plot_collectives(found, Path(plot))
+    if as_json:
+        print_json(found)
+    else:
+        measuring.show_collectives(terminal(), found)
+    sys.exit(0 if not any(row["wrong"] for row in found["rows"]) else 1)
+
+
+@measure_group.command("calibrate")
+@click.option("--output", "-o", default="this-box.json", show_default=True, metavar="FILE", help="Where the profile goes.")
+@click.option("--ranks", type=Count(), default=2, show_default=True, help="Ranks that will run side by side.")
+@click.option("--dtype", default="fp32", show_default=True, metavar="TYPE", help="fp32 or bf16.")
+@click.option("--name", default="", help="The profile's name.  [default: this host's]")
+@json_option
+def calibrate_command(output: str, ranks: int, dtype: str, name: str, as_json: bool) -> None:
+    """Measure this box (memory, matrix products, fixed costs, collectives) and write a profile for --profile.
+
+    commtax measure calibrate -o this-box.json
+    """
+    from commtax.measure.box import STAGES, calibrate
+
+    with ranks_named(), bar("stages", STAGES, as_json) as advance:
+        found = calibrate(ranks, dtype, name, advance)
+    Path(output).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(found)
+    else:
+        measuring.show_profile(terminal(), found, output)
+
+
+@contextmanager
+def ranks_named() -> Iterator[None]:
+    """A rank that died: its number, how, and the end of its traceback; exit code 3."""
+    from commtax.measure.launch import RankError
+
+    try:
+        yield
+    except RankError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(3)
+
+
+@contextmanager
+def bar(what: str, total: int, quiet: bool) -> Iterator[Progress]:
+    """A progress bar on standard error, where somebody looks at it."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _news: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(what, total=total)
+        yield lambda _news: shown.advance(task)

@@ -1,0 +1,101 @@
+"""What the engine must know of an architecture beyond its sizes: rotary angles, norms, how experts are chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from commtax import catalog
+from commtax.catalog.hf import from_config
+from commtax.spec import Experts, Model
+
+FAMILIES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "MixtralForCausalLM",
+    "Qwen3MoeForCausalLM",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """A model with the facts that its arithmetic needs."""
+
+    model: Model
+    rope: Mapping[str, Any]
+    eps: float
+    normed_top_k: bool = True
+
+    @property
+    def moe(self) -> Experts | None:
+        return self.model.experts
+
+
+def arch(name: str, layers: int = 0) -> Arch:
+    """An architecture by catalogue name or folder, cut to its first ``layers`` if given; unknown ones are refused by name."""
+    config = dict(catalog.config(name))
+    if layers:
+        if layers < 1 or layers > int(config["num_hidden_layers"]):
+            raise ValueError(f"layers={layers}: {name} has {config['num_hidden_layers']}")
+        config["num_hidden_layers"] = layers
+        if isinstance(config.get("layer_types"), list):
+            config["layer_types"] = config["layer_types"][:layers]
+    key = catalog.model(name).key + (f"-{layers}-layers" if layers else "")
+    return described(config, key)
+
+
+def described(config: Mapping[str, Any], key: str) -> Arch:
+    """An architecture from its ``config.json``."""
+    model = from_config(config, key)
+    if model.architecture not in FAMILIES:
+        raise ValueError(f"model {key}: the engine runs {', '.join(FAMILIES)}, not {model.architecture}")
+    if model.quant:
+        raise ValueError(f"model {key}: the engine runs plain weights, not {model.quant.method}")
+    if config.get("hidden_act", "silu") != "silu":
+        raise ValueError(f"model {key}: the engine knows the activation silu, not {config['hidden_act']}")
+    block = model.blocks[0]
+    if any(replace(b.attention, window=0) != replace(block.attention, window=0) or b.ffn != block.ffn for b in model.blocks):
+        raise ValueError(f"model {key}: the engine needs equal layers")
+    rope = dict(config.get("rope_parameters") or {**(config.get("rope_scaling") or {})})
+    rope.setdefault("rope_theta", config.get("rope_theta", 10_000.0))
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "linear", "llama3"):
+        raise ValueError(f"model {key}: rotary scaling '{kind}' is not one of default, linear, llama3")
+    if float(rope.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise ValueError(f"model {key}: partial rotary embeddings are not supported")
+    # Qwen3's mixture divides the chosen weights by their sum only if told to; Mixtral always does.
+    normed = bool(config.get("norm_topk_prob", model.architecture != "Qwen3MoeForCausalLM"))
+    return Arch(model, {**rope, "kind": kind}, float(config.get("rms_norm_eps", 1e-6)), normed)
+
+
+def rotary(a: Arch, length: int, device: Any) -> tuple[Any, Any]:
+    """Cosines and signed sines of every position: (length, head size), fp32.
+
+    y = x cos + swapped(x) sin, where ``swapped`` exchanges the halves and the first half's sine is negative.
+    """
+    dim = a.model.attention.head_dim
+    inverse = float(a.rope["rope_theta"]) ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    inverse = _scaled(inverse, a.rope)
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), inverse)
+    cos, sin = angles.cos(), angles.sin()
+    both = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    return both[0].float().to(device), both[1].float().to(device)
+
+
+def _scaled(inverse: Any, rope: Mapping[str, Any]) -> Any:
+    """Frequencies for longer contexts: all divided (linear), or only the slow ones with a smooth passage (Llama 3.1)."""
+    if rope["kind"] == "default":
+        return inverse
+    factor = float(rope["factor"])
+    if rope["kind"] == "linear":
+        return inverse / factor
+    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    turns = float(rope["original_max_position_embeddings"]) * inverse / (2 * math.pi)
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    return inverse / factor * (1 - share) + inverse * share

@@ -1,0 +1,193 @@
+"""A sweep over sizes, with nccl-tests' columns and definitions, for every implementation and group that this machine has.
+
+Time is the mean of a batch of calls on the slowest rank, and the median over batches (a shared machine is noisy); algbw =
+size / time; busbw = algbw x 2(n-1)/n for all-reduce and (n-1)/n for all-gather. ``size`` is the full tensor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from commtax import catalog
+from commtax.cost.collectives import ring_factor
+from commtax.measure import launch
+from commtax.measure.comm import CUDA_OK, IMPLEMENTATIONS, Wire, wire
+from commtax.measure.worker import Place, gather, report
+
+TARGET = "commtax.measure.collectives:sweep"
+OPS = ("all-reduce", "all-gather")
+BATCHES = 5
+BATCH_S = 0.03  # as many calls in a batch as take about this long …
+MAX_CALLS = 1000  # … within reason
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Doubling sizes from ``least`` to ``most`` bytes."""
+
+    least: int = 8
+    most: int = 64 * 2**20
+
+    def all(self) -> list[int]:
+        if not 4 <= self.least <= self.most:
+            raise ValueError(f"min={self.least}, max={self.most}: sizes rise from at least 4 bytes")
+        found = [self.least]
+        while found[-1] * 2 <= self.most:
+            found.append(found[-1] * 2)
+        return found
+
+
+def measure(
+    impls: list[str],
+    ranks: list[int],
+    sizes: Sizes,
+    op: str = "all-reduce",
+    emulate_link: str = "",
+    progress: Callable[[Mapping[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """``measure collectives --json``: rows of every implementation and group, and a fit for each."""
+    _check(impls, ranks, op, emulate_link)
+    rows: list[dict[str, Any]] = []
+    for size in ranks:
+        device = "cuda" if any(impl in CUDA_OK for impl in impls) else "cpu"
+        payload = {"impls": impls, "sizes": sizes.all(), "op": op, "emulate_link": emulate_link, "device": device}
+        rows += launch.run(TARGET, payload, size, progress=progress)
+    keys = dict.fromkeys((row["impl"], row["ranks"]) for row in rows)
+    fits = [fit(impl, size, op, [r for r in rows if (r["impl"], r["ranks"]) == (impl, size)]) for impl, size in keys]
+    return {"schema": "commtax.measure-collectives/1", "op": op, "emulated_link": emulate_link, "rows": rows, "fits": fits}
+
+
+def _check(impls: list[str], ranks: list[int], op: str, emulate_link: str) -> None:
+    unknown = [impl for impl in impls if impl not in IMPLEMENTATIONS]
+    if unknown or not impls:
+        raise ValueError(f"impl '{(unknown or [''])[0]}': one of {', '.join(IMPLEMENTATIONS)}")
+    if "nccl" in impls and (len(impls) > 1 or torch.cuda.device_count() < max(ranks)):
+        raise ValueError(f"impl 'nccl': by itself, and it needs a GPU a rank ({torch.cuda.device_count()} here)")
+    if op not in OPS:
+        raise ValueError(f"collective '{op}': one of {', '.join(OPS)}")
+    bad = [n for n in ranks if not 2 <= n <= 64]
+    if bad or not ranks:
+        raise ValueError(f"ranks={(bad or [0])[0]}: groups of 2 to 64 ranks are measured")
+    if emulate_link:
+        catalog.link(emulate_link)
+
+
+def sweep(where: Place, payload: dict[str, Any]) -> list[dict[str, Any]]:
+    """One rank's part of a sweep; implementations take turns at every size, so that they see the same machine."""
+    device = where.cuda if payload["device"] == "cuda" else torch.device("cpu")
+    wires = {impl: wire(impl, where.rank, where.size, device.type, payload["emulate_link"]) for impl in payload["impls"]}
+    rows = []
+    for nbytes in payload["sizes"]:
+        rows += [
+            {"impl": impl, "ranks": where.size, "op": payload["op"], "type": "float", **row}
+            for impl, row in _one_size(wires, payload["op"], nbytes, where.size, device).items()
+        ]
+        report(size=nbytes, ranks=where.size)
+    return rows
+
+
+def _one_size(wires: dict[str, Wire], op: str, nbytes: int, ranks: int, device: Any) -> dict[str, dict[str, Any]]:
+    """All implementations at one size: checked once, then timed in batches that take turns."""
+    count = max(1, nbytes // 4)
+    if op == "all-gather":
+        count = max(1, count // ranks) * ranks
+    calls: dict[str, Callable[[], None]] = {}
+    wrong, repeats = {}, {}
+    for impl, carrier in wires.items():
+        calls[impl], wrong[impl] = _prepared(carrier, op, count, ranks, device)
+        repeats[impl] = _repeats(calls[impl], device)
+    times: dict[str, list[float]] = {impl: [] for impl in wires}
+    for _ in range(BATCHES):
+        for impl, call in calls.items():
+            times[impl].append(_batch(call, repeats[impl], device))
+    found = {}
+    for impl, mine in times.items():
+        slowest = [max(batch) for batch in zip(*gather(mine), strict=True)]
+        found[impl] = _row(op, count * 4, ranks, median(slowest), slowest, sum(gather(wrong[impl])))
+    return found
+
+
+def _prepared(carrier: Wire, op: str, count: int, ranks: int, device: Any) -> tuple[Callable[[], None], int]:
+    """A call to time, and how many values of its result are wrong."""
+    rank = dist.get_rank()
+    if op == "all-reduce":
+        tensor = torch.full((count,), float(rank + 1), device=device)
+        carrier.all_reduce(tensor)
+        wrong = int((tensor != ranks * (ranks + 1) / 2).sum())
+        tensor.zero_()  # sums of zeros stay finite however often they are repeated
+        return (lambda: carrier.all_reduce(tensor)), wrong
+    part, whole = torch.full((count // ranks,), float(rank + 1), device=device), torch.zeros(count, device=device)
+    carrier.all_gather(whole, part)
+    wanted = torch.arange(1, ranks + 1, device=device, dtype=torch.float32).repeat_interleave(count // ranks)
+    return (lambda: carrier.all_gather(whole, part)), int((whole != wanted).sum())
+
+
+def _repeats(call: Callable[[], None], device: Any) -> int:
+    """Calls in a batch: agreed on by all ranks."""
+    each = _batch(call, 3, device)
+    slowest = max(gather(_batch(call, 5 if each < 0.05 else 1, device)))
+    return max(2, min(MAX_CALLS, int(BATCH_S / slowest)))
+
+
+def _batch(call: Callable[[], None], repeats: int, device: Any) -> float:
+    dist.all_reduce(torch.zeros(1))
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / repeats
+
+
+def _row(op: str, nbytes: int, ranks: int, seconds: float, batches: list[float], wrong: int) -> dict[str, Any]:
+    algbw = nbytes / seconds
+    return {
+        "size_bytes": nbytes,
+        "count": nbytes // 4,
+        "time_us": seconds * 1e6,
+        "algbw_GBps": algbw / 1e9,
+        "busbw_GBps": algbw * float(ring_factor(op, ranks)) / 1e9,
+        "wrong": wrong,
+        "min_us": min(batches) * 1e6,
+        "max_us": max(batches) * 1e6,
+    }
+
+
+def fit(impl: str, ranks: int, op: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """time = alpha + size x beta with the least relative error; residuals are relative too."""
+    sizes, times = np.array([r["size_bytes"] for r in rows], float), np.array([r["time_us"] * 1e-6 for r in rows])
+    alpha, beta = alpha_beta(sizes, times)
+    residuals = (alpha + beta * sizes) / times - 1
+    return {
+        "impl": impl,
+        "ranks": ranks,
+        "op": op,
+        "alpha_us": alpha * 1e6,
+        "bandwidth_GBps": 1 / beta / 1e9 if beta else None,
+        "median_residual": float(np.median(np.abs(residuals))),
+        "max_residual": float(np.max(np.abs(residuals))),
+    }
+
+
+def alpha_beta(sizes: Any, times: Any) -> tuple[float, float]:
+    """Least squares of (alpha + beta n) / t - 1 with both at least 0.
+
+    >>> alpha, beta = alpha_beta(np.array([8.0, 1e6]), np.array([1e-5, 1e-3]))
+    >>> round(alpha * 1e6, 2), round(1e-9 / beta, 2)
+    (9.99, 1.01)
+    """
+    rows = np.stack((1 / times, sizes / times), axis=1)
+    (alpha, beta), *_ = np.linalg.lstsq(rows, np.ones(len(times)), rcond=None)
+    if beta < 0 or len(times) < 2:
+        return float(1 / np.mean(1 / times)), 0.0
+    if alpha < 0:
+        return 0.0, float(1 / np.mean(sizes / times))
+    return float(alpha), float(beta)

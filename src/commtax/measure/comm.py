@@ -1,0 +1,167 @@
+"""The tensor-parallel group: a wire that carries, and a ledger that counts and weighs what it was given.
+
+Wires are interchangeable: gloo and NCCL (torch.distributed), shared memory (``shm``), or any of them with the modelled
+time of another link added. Sizes are read off the tensors themselves, so the ledger holds what was really sent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from commtax import catalog
+from commtax.cost.collectives import ring_factor
+from commtax.measure.shm import SharedMemory
+from commtax.spec import Link
+
+IMPLEMENTATIONS = ("gloo", "nccl", "shm")
+CUDA_OK = ("nccl",)
+
+
+class Wire(Protocol):
+    """What carries a tensor among ranks."""
+
+    def all_reduce(self, tensor: Any) -> None: ...
+
+    def all_gather(self, whole: Any, part: Any) -> None: ...
+
+
+class Torch:
+    """torch.distributed's own: gloo for CPU tensors, NCCL for CUDA's."""
+
+    def all_reduce(self, tensor: Any) -> None:
+        dist.all_reduce(tensor)
+
+    def all_gather(self, whole: Any, part: Any) -> None:
+        dist.all_gather_into_tensor(whole, part)
+
+
+class Emulated:
+    """Another wire, and then the time that a ring over ``link`` would take: 2(n-1) latencies and the ring's bytes."""
+
+    def __init__(self, wire: Wire, link: Link, ranks: int) -> None:
+        self.wire, self.link, self.ranks = wire, link, ranks
+
+    def seconds(self, op: str, nbytes: int) -> float:
+        hops = (2 if op == "all-reduce" else 1) * (self.ranks - 1)
+        return float(hops * self.link.latency_s + ring_factor(op, self.ranks) * nbytes / self.link.bandwidth_Bps)
+
+    def all_reduce(self, tensor: Any) -> None:
+        self.wire.all_reduce(tensor)
+        spin(self.seconds("all-reduce", tensor.nbytes))
+
+    def all_gather(self, whole: Any, part: Any) -> None:
+        self.wire.all_gather(whole, part)
+        spin(self.seconds("all-gather", whole.nbytes))
+
+
+def spin(seconds: float) -> None:
+    """Wait precisely; long waits sleep first."""
+    until = time.perf_counter() + seconds
+    if seconds > 2e-3:
+        time.sleep(seconds - 1e-3)
+    while time.perf_counter() < until:
+        pass
+
+
+def wire(impl: str, rank: int, ranks: int, device: str = "cpu", emulate: str = "") -> Wire:
+    """A wire by name, checked against where the tensors are."""
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl '{impl}': one of {', '.join(IMPLEMENTATIONS)}")
+    if (device == "cuda") != (impl in CUDA_OK):
+        raise ValueError(f"impl '{impl}': {'nccl carries CUDA tensors' if device == 'cuda' else 'gloo or shm carry CPU tensors'}")
+    found: Wire = SharedMemory(rank, ranks) if impl == "shm" else Torch()
+    if emulate and device == "cuda":
+        raise ValueError("emulate_link: the added time is the host's; it needs CPU ranks")
+    return Emulated(found, catalog.link(emulate), ranks) if emulate else found
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One collective as it was issued: what it was for, the operation, the full tensor's bytes."""
+
+    what: str
+    op: str
+    nbytes: int
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Everything issued since the last ``clear``, with entry and exit times (CPU ranks: the host's clock, shared by all)."""
+
+    sent: list[Sent] = field(default_factory=list)
+    entered_s: list[float] = field(default_factory=list)
+    left_s: list[float] = field(default_factory=list)
+
+    def counts(self) -> Counter[Sent]:
+        return Counter(self.sent)
+
+    def clear(self) -> None:
+        self.sent, self.entered_s, self.left_s = [], [], []
+
+
+class Group:
+    """The ranks of one tensor-parallel engine. Alone (size 1) it sends nothing and counts nothing.
+
+    ``slow`` stretches this rank's computing between collectives by a factor: a straggler on purpose.
+    """
+
+    def __init__(self, rank: int, size: int, carrier: Wire | None = None, slow: float = 1.0) -> None:
+        self.rank, self.size, self.slow = rank, size, slow
+        self._wire: Wire = carrier or Torch()
+        self.ledger = Ledger()
+        self._resumed_s = time.perf_counter()
+
+    def all_reduce(self, tensor: Any, what: str) -> Any:
+        """Sum over ranks, in place."""
+        if self.size > 1:
+            self._timed(Sent(what, "all-reduce", tensor.nbytes), lambda: self._wire.all_reduce(tensor))
+        else:
+            self._drag()
+        return tensor
+
+    def all_gather(self, part: Any, what: str) -> Any:
+        """Parts of the last dimension from every rank, joined in rank order."""
+        if self.size == 1:
+            self._drag()
+            return part
+        rows, width = part.shape
+        whole = torch.empty(self.size * rows, width, dtype=part.dtype, device=part.device)
+        self._timed(Sent(what, "all-gather", whole.nbytes), lambda: self._wire.all_gather(whole, part.contiguous()))
+        return whole.view(self.size, rows, width).transpose(0, 1).reshape(rows, self.size * width)
+
+    def resume(self) -> None:
+        """Computing starts anew here: a straggler is not charged for waiting between steps."""
+        self._resumed_s = time.perf_counter()
+
+    @contextmanager
+    def replayed(self) -> Iterator[list[Sent]]:
+        """What a captured graph sends: recorded once here, to be counted again at each replay."""
+        before, self.ledger = self.ledger, Ledger()
+        sent: list[Sent] = []
+        try:
+            yield sent
+            sent += self.ledger.sent
+        finally:
+            self.ledger = before
+
+    def _timed(self, sent: Sent, move: Callable[[], None]) -> None:
+        self._drag()
+        book = self.ledger
+        book.entered_s.append(time.perf_counter())
+        move()
+        self._resumed_s = time.perf_counter()
+        book.left_s.append(self._resumed_s)
+        book.sent.append(sent)
+
+    def _drag(self) -> None:
+        if self.slow > 1:
+            spin((self.slow - 1) * (time.perf_counter() - self._resumed_s))
+            self._resumed_s = time.perf_counter()

@@ -1,0 +1,244 @@
+"""A small tensor-parallel decoder: prefill and greedy decode of Llama-like models, one rank's part.
+
+Megatron's cut and nothing else: queries, keys, values, gates and ups by output rows, outputs and downs by input columns, so
+that a layer sends two all-reduces; the embedding one more, and the logits one gather. On CUDA the decode step is captured
+as a graph.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from commtax.measure.arch import Arch, rotary
+from commtax.measure.cache import Blocks
+from commtax.measure.comm import Group, Sent
+from commtax.measure.weights import Layer, Weights
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds by line of the bill: ``lap`` charges the time since the last one. On CPU ranks only."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    last_s: float = 0.0
+
+    def start(self) -> None:
+        self.last_s = time.perf_counter()
+
+    def lap(self, line: str) -> None:
+        now = time.perf_counter()
+        self.seconds[line] = self.seconds.get(line, 0.0) + now - self.last_s
+        self.last_s = now
+
+
+def _no_lap(_line: str) -> None:
+    """When nobody looks, nothing is timed."""
+
+
+class Engine:
+    """One rank of a tensor-parallel decoder with room for ``batch`` sequences of ``length`` tokens."""
+
+    def __init__(self, a: Arch, weights: Weights, group: Group, batch: int, length: int, block_size: int = 16) -> None:
+        m, att = a.model, a.model.attention
+        window = max(b.attention.window for b in m.blocks)
+        if window and length > window:
+            raise ValueError(f"length={length}: beyond the attention window of {window}, which the engine does not cut to")
+        self.arch, self.weights, self.group, self.batch = a, weights, group, batch
+        self.device, self.dtype = weights.embed.device, weights.embed.dtype
+        self.heads = att.num_heads // group.size
+        self.kv_heads = att.num_kv_heads // min(group.size, att.num_kv_heads)
+        self.cache = Blocks(m.num_layers, self.kv_heads, att.head_dim, batch, length, self.dtype, self.device, block_size)
+        cos, sin = rotary(a, self.cache.capacity, self.device)
+        self._cos, self._sin = cos.to(self.dtype), sin.to(self.dtype)
+        self._vocab_start = group.rank * weights.embed.shape[0]
+        self._positions = torch.arange(self.cache.capacity, device=self.device)
+        self._lap: Callable[[str], None] = _no_lap
+        self._tokens = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
+        self._at = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
+        self._graph: Any = None
+        self._graph_sends: list[Sent] = []
+
+    def watch(self, clock: Clock | None) -> None:
+        """Charge the time of each line to ``clock`` from now on, or stop."""
+        self._lap = clock.lap if clock else _no_lap
+
+    def prefill(self, tokens: Any) -> Any:
+        """Compute whole prompts, (batch, length) token ids; returns logits of the last position, (batch, vocabulary)."""
+        positions = self._positions[: tokens.shape[1]].expand(self.batch, -1)
+        with torch.inference_mode():
+            return self._forward(tokens, positions, tokens.shape[1], None)
+
+    def decode(self, tokens: Any, position: int) -> Any:
+        """One new token a sequence, (batch,) ids at ``position``; returns logits, (batch, vocabulary)."""
+        positions = self._positions[position : position + 1].expand(self.batch, 1)
+        with torch.inference_mode():
+            if self._graph is not None:
+                return self._replay(tokens, position)
+            return self._forward(tokens.view(-1, 1), positions, position + 1, None)
+
+    def _forward(self, tokens: Any, positions: Any, length: int, mask: Any) -> Any:
+        """Rows of all sequences through all layers. ``mask`` is for graphs, whose shapes cannot follow the length."""
+        self.group.resume()
+        lap, w = self._lap, self.weights
+        x = self._embed(tokens.reshape(-1))
+        flat = positions.reshape(-1)
+        angles = self._cos[flat].unsqueeze(1), self._sin[flat].unsqueeze(1)
+        slots = self.cache.slots(positions)
+        lap("embedding and final norm")
+        for index, layer in enumerate(w.layers):
+            x = x + self._attention(index, layer, x, angles, slots, tokens.shape[1], length, mask)
+            x = x + self._ffn(layer, x)
+        last = x.view(self.batch, -1, x.shape[-1])[:, -1]
+        last = self._norm(last, w.norm)
+        lap("embedding and final norm")
+        logits = F.linear(last, w.head)
+        lap("head")
+        logits = self.group.all_gather(logits, "logits")
+        lap("tp logits")
+        return logits
+
+    def _embed(self, tokens: Any) -> Any:
+        """Rows of the table that this rank holds, zero for the others'; their sum is the embedding."""
+        table = self.weights.embed
+        if self.group.size == 1:
+            return F.embedding(tokens, table)
+        local = tokens - self._vocab_start
+        held = (local >= 0) & (local < table.shape[0])
+        x = F.embedding(local.clamp(0, table.shape[0] - 1), table) * held.unsqueeze(-1)
+        self._lap("embedding and final norm")
+        x = self.group.all_reduce(x, "embedding")
+        self._lap("tp embedding")
+        return x
+
+    def _norm(self, x: Any, weight: Any) -> Any:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.arch.eps)
+
+    def _attention(
+        self, index: int, w: Layer, x: Any, angles: tuple[Any, Any], slots: Any, tokens: int, length: int, mask: Any
+    ) -> Any:
+        lap, rows = self._lap, x.shape[0]
+        normed = self._norm(x, w.norm_in)
+        lap("norms")
+        qkv = F.linear(normed, w.qkv, w.qkv_bias).view(rows, self.heads + 2 * self.kv_heads, -1)
+        lap("QKV projection")
+        both, value = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        if w.q_norm is not None:
+            q, k = both.split((self.heads, self.kv_heads), dim=1)
+            both = torch.cat((self._norm(q, w.q_norm), self._norm(k, w.k_norm)), dim=1)
+        half = both.shape[-1] // 2
+        both = torch.addcmul(both * angles[0], both.roll(half, -1), angles[1])
+        query, key = both.split((self.heads, self.kv_heads), dim=1)
+        self.cache.write(index, slots, key, value)
+        lap("rotary and KV write")
+        if tokens > 1:
+            mixed = self._prefill_attention(query, key, value)
+            lap("prefill attention")
+        else:
+            mixed = self._decode_attention(query, *self.cache.read(index, length), mask)
+            lap("decode attention")
+        out = F.linear(mixed, w.out)
+        lap("output projection")
+        out = self.group.all_reduce(out, "attention output")
+        lap("tp attention output")
+        return out if w.out_bias is None else out + w.out_bias
+
+    def _prefill_attention(self, query: Any, key: Any, value: Any) -> Any:
+        """Causal attention of each prompt over itself."""
+        q, k, v = (t.reshape(self.batch, -1, t.shape[1], t.shape[2]).transpose(1, 2) for t in (query, key, value))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
+        return mixed.transpose(1, 2).reshape(query.shape[0], -1)
+
+    def _decode_attention(self, query: Any, keys: Any, values: Any, mask: Any) -> Any:
+        """One query a sequence over its cached keys: all heads and sequences that share a KV head in one batched product."""
+        rows, dim = query.shape[0], query.shape[-1]
+        grouped = query.reshape(rows, self.kv_heads, -1, dim).transpose(0, 1).reshape(self.kv_heads * rows, -1, dim)
+        scale = dim**-0.5
+        if mask is None:
+            scores = torch.bmm(grouped * scale, keys.transpose(1, 2))
+        else:
+            scores = torch.baddbmm(mask, grouped, keys.transpose(1, 2), alpha=scale)
+        mixed = torch.bmm(torch.softmax(scores, dim=-1), values)
+        return mixed.view(self.kv_heads, rows, -1).transpose(0, 1).reshape(rows, -1)
+
+    def _ffn(self, w: Layer, x: Any) -> Any:
+        lap = self._lap
+        normed = self._norm(x, w.norm_post)
+        lap("norms")
+        if w.router is not None:
+            out = self._mixture(w, normed)
+        else:
+            gate, up = F.linear(normed, w.up).chunk(2, dim=-1)
+            lap("feed-forward gate and up")
+            inner = F.silu(gate).mul_(up)
+            lap("feed-forward activation")
+            out = F.linear(inner, w.down)
+            lap("feed-forward down")
+        out = self.group.all_reduce(out, "feed-forward output")
+        lap("tp feed-forward output")
+        return out
+
+    def _mixture(self, w: Layer, x: Any) -> Any:
+        """Each token through its chosen experts; every expert is cut over the ranks, so their sum is partial too."""
+        lap, moe = self._lap, self.arch.moe
+        assert moe is not None
+        shares = torch.softmax(F.linear(x, w.router).float(), dim=-1)
+        lap("router")
+        chosen, experts = shares.topk(moe.top_k, dim=-1)
+        if self.arch.normed_top_k:
+            chosen = chosen / chosen.sum(-1, keepdim=True)
+        chosen, out = chosen.to(x.dtype), torch.zeros_like(x)
+        for expert in experts.unique().tolist():
+            rows, which = torch.where(experts == expert)
+            picked = x[rows]
+            lap("routing, permutation and activation")
+            gate, up = F.linear(picked, w.up[expert]).chunk(2, dim=-1)
+            lap("experts gate and up")
+            inner = F.silu(gate).mul_(up)
+            lap("routing, permutation and activation")
+            made = F.linear(inner, w.down[expert])
+            lap("experts down")
+            out.index_add_(0, rows, made * chosen[rows, which].unsqueeze(-1))
+        lap("routing, permutation and activation")
+        return out
+
+    def capture(self) -> None:
+        """Record the decode step as a CUDA graph: static tensors, all cached positions read and masked to the length."""
+        if self.arch.moe:
+            return  # which experts run is decided on the host: such a step cannot be captured
+        with torch.inference_mode():
+            self._capture()
+
+    def _capture(self) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with self.group.replayed(), torch.cuda.stream(stream):
+            for _ in range(3):
+                self.static_step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with self.group.replayed() as sends, torch.cuda.graph(graph):
+            self._logits = self.static_step()
+        self._graph, self._graph_sends = graph, sends
+
+    def static_step(self) -> Any:
+        """A decode step whose shapes do not depend on the length: tokens and position are read from static tensors."""
+        hidden = self._positions.unsqueeze(0) > self._at[:1]
+        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, float("-inf"))
+        return self._forward(self._tokens, self._at, self.cache.capacity, mask.unsqueeze(0))
+
+    def place(self, tokens: Any, position: int) -> None:
+        """What the next static step reads."""
+        self._tokens.copy_(tokens.view(-1, 1))
+        self._at.fill_(position)
+
+    def _replay(self, tokens: Any, position: int) -> Any:
+        self.place(tokens, position)
+        self._graph.replay()
+        self.group.ledger.sent.extend(self._graph_sends)
+        return self._logits

@@ -1,0 +1,122 @@
+"""What is to be run: one record, from the command line, from torchrun, or from a test."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from commtax import catalog
+from commtax.api.setup import Setup, setup
+from commtax.measure.arch import Arch, arch
+from commtax.measure.comm import IMPLEMENTATIONS
+from commtax.measure.weights import Checkpoint
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
+"""Largest difference of a logit from TP=1's, in standard deviations of the logits: rounding in another order of sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One question to the live engine."""
+
+    model: str
+    tp: int = 2
+    random: bool = False
+    layers: int = 0  # 0: all
+    batch: int = 1
+    input_len: int = 128
+    output_len: int = 32
+    dtype: str = ""  # "": fp32 on CPU ranks, bf16 on CUDA
+    device: str = ""  # "": cuda where there is one
+    impl: str = ""  # "": shm on CPU ranks, nccl on CUDA
+    emulate_link: str = ""
+    slow_rank: str = ""  # RANK:FACTOR
+    break_rank: int = -1  # damage this rank's shard on purpose
+    repeats: int = 1
+    reference: bool = True  # run TP=1 and replicas of it too
+    graphs: bool = True
+    seed: int = 0
+    cluster: str = ""  # for the prediction; "": as many of this machine's chips
+    profile: str = ""  # for the prediction
+
+    def settled(self) -> Job:
+        """With defaults that depend on the machine filled in, and every mistake that can be seen beforehand refused."""
+        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if device not in ("cpu", "cuda"):
+            raise ValueError(f"device '{device}': cpu or cuda")
+        if device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device 'cuda': torch sees no CUDA device here; use --device cpu")
+        full = {
+            "device": device,
+            "dtype": self.dtype or ("bf16" if device == "cuda" else "fp32"),
+            "impl": self.impl or ("nccl" if device == "cuda" else "shm"),
+        }
+        found = Job(**{**asdict(self), **full})
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype '{self.dtype}': one of {', '.join(DTYPES)}")
+        if self.impl not in IMPLEMENTATIONS:
+            raise ValueError(f"impl '{self.impl}': one of {', '.join(IMPLEMENTATIONS)}")
+        for name in ("tp", "batch", "input_len", "output_len", "repeats"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: a whole number of at least 1 is needed")
+        if self.output_len < 2:
+            raise ValueError("output_len=1: the first token is the prefill's; at least 2 are needed to time a decode step")
+        if self.emulate_link:
+            catalog.link(self.emulate_link)
+        rank, factor = self.slow
+        if not (0 <= rank < self.tp or not self.slow_rank) or not 1 <= factor < 1000:
+            raise ValueError(f"slow_rank '{self.slow_rank}': write RANK:FACTOR with a rank below {self.tp} and a factor from 1")
+        if self.slow_rank and self.device == "cuda":
+            raise ValueError("slow_rank: the delay is the host's; it needs --device cpu")
+        if self.break_rank >= self.tp:
+            raise ValueError(f"break_rank={self.break_rank}: ranks are 0 to {self.tp - 1}")
+        self.plan(self.arch())
+        if not self.random:
+            Checkpoint(Path(self.model).expanduser(), None, None)  # headers only: a truncated or missing file is seen here
+
+    @property
+    def slow(self) -> tuple[int, float]:
+        if not self.slow_rank:
+            return -1, 1.0
+        rank, _, factor = self.slow_rank.partition(":")
+        try:
+            return int(rank), float(factor)
+        except ValueError:
+            raise ValueError(f"slow_rank '{self.slow_rank}': write RANK:FACTOR, such as 1:2.0") from None
+
+    def arch(self) -> Arch:
+        return arch(self.model, self.layers)
+
+    def plan(self, a: Arch, tp: int = 0) -> Setup:
+        """The question as the cost functions ask it; a degree that does not divide the model is refused here."""
+        place = self.cluster or f"{max(2, self.tp)}x{chip_here(self.device)}"
+        return setup(a.model, place, tp=tp or self.tp, engine="builtin", dtype=self.dtype)
+
+    def payload(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def of(payload: dict[str, Any]) -> Job:
+        return Job(**{f.name: payload[f.name] for f in fields(Job)})
+
+
+def chip_here(device: str) -> str:
+    """This machine's chip in the catalogue: by the GPU's name and memory, or the generic CPU."""
+    if device != "cuda":
+        return "cpu"
+    words = torch.cuda.get_device_name(0).lower().replace("-", " ").split()
+    memory = torch.cuda.get_device_properties(0).total_memory
+    known = [catalog.chip(k) for k in catalog.keys("chips")]
+    scored = [(sum(part in words for part in c.key.split("-")), c) for c in known]
+    near = [(score, c) for score, c in scored if score]
+    if not near:
+        raise ValueError(f"cluster: {' '.join(words)} is not in the catalogue; name what it is like with --cluster")
+    return min(near, key=lambda found: (-found[0], abs(found[1].visible_bytes - memory)))[1].key

@@ -1,0 +1,243 @@
+"""The weights that one rank holds: read from safetensors files or made at random, cut as tensor parallelism cuts them.
+
+Cuts follow ``cost/tensors.py``: queries, gates and the vocabulary by output rows, the projections back to the hidden width
+by input columns, keys and values by heads until there is one a rank, norms and routers whole on every rank.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from commtax.catalog.models import safetensors_header
+from commtax.measure.arch import Arch
+
+STORED = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+
+
+class Source(Protocol):
+    """Gives whole tensors by their checkpoint name; ``shape`` is what the architecture says it must be."""
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Any: ...
+
+
+class Random:
+    """The same numbers on every rank and at every degree: each tensor's generator is seeded by its name."""
+
+    def __init__(self, seed: int, dtype: Any, device: Any) -> None:
+        self.seed, self.dtype, self.device = seed, dtype, device
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Any:
+        generator = torch.Generator(device=self.device).manual_seed(self.seed * 2**32 + zlib.crc32(name.encode()))
+        made = torch.empty(shape, dtype=self.dtype, device=self.device)
+        if len(shape) == 1:
+            return made.uniform_(-0.1, 0.1, generator=generator).add_(0.0 if name.endswith("bias") else 1.0)
+        spread = (3.0 / shape[-1]) ** 0.5  # a standard deviation of 1/sqrt(inputs): activations keep their size
+        return made.uniform_(-spread, spread, generator=generator)
+
+
+class Checkpoint:
+    """Tensors of a folder's safetensors files, mapped and not read until they are cut."""
+
+    def __init__(self, folder: Path, dtype: Any, device: Any) -> None:
+        self.folder, self.dtype, self.device = folder, dtype, device
+        self._files: dict[str, tuple[mmap.mmap, int]] = {}
+        self._entries: dict[str, tuple[str, dict[str, Any]]] = {}
+        shards = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+        if not shards:
+            raise ValueError(f"model '{folder}': no folder with safetensors files (for random weights: --random)")
+        for shard in shards:
+            self._open(shard)
+        self._check_index()
+
+    def _open(self, shard: Path) -> None:
+        header, start = safetensors_header(shard)
+        with shard.open("rb") as file:
+            self._files[shard.name] = (mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), start)
+        for name, entry in header.items():
+            if name != "__metadata__":
+                self._entries[name] = (shard.name, entry)
+
+    def _check_index(self) -> None:
+        """A sharded checkpoint names its files: one that is not there is missed before any tensor is."""
+        index = self.folder / "model.safetensors.index.json"
+        if not index.is_file():
+            return
+        try:
+            wanted = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(f"{index}: not a safetensors index") from None
+        missing = sorted(wanted - self._files.keys())
+        if missing:
+            raise ValueError(f"model '{self.folder}': {missing[0]} is missing ({len(missing)} of {len(wanted)} files)")
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Any:
+        if name not in self._entries:
+            raise ValueError(f"model '{self.folder}': tensor {name} is missing")
+        file, entry = self._entries[name]
+        found, kind = tuple(entry.get("shape", ())), STORED.get(entry.get("dtype", ""))
+        if kind is None:
+            raise ValueError(f"{file}: tensor {name} is {entry.get('dtype')}, not one of {', '.join(STORED)}")
+        if found != shape:
+            raise ValueError(f"{file}: tensor {name} has shape {list(found)}, the config says {list(shape)}")
+        mapped, start = self._files[file]
+        first, last = entry["data_offsets"]
+        count = (last - first) // kind.itemsize
+        if count != torch.Size(shape).numel():
+            raise ValueError(f"{file}: tensor {name} has {last - first} bytes, not those of its shape {list(found)}")
+        return _from_buffer(mapped, kind, count, start + first).view(shape)
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._entries)
+
+
+def _from_buffer(mapped: mmap.mmap, kind: Any, count: int, offset: int) -> Any:
+    """A tensor over mapped bytes; torch warns that they cannot be written, and nobody writes them."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.frombuffer(mapped, dtype=kind, count=count, offset=offset)
+
+
+@dataclass(slots=True)
+class Layer:
+    """One decoder layer's part on this rank. A mixture has ``router`` and stacked experts."""
+
+    norm_in: Any
+    qkv: Any
+    out: Any
+    norm_post: Any
+    up: Any  # gate rows, then up rows; experts first in a mixture
+    down: Any
+    qkv_bias: Any = None
+    out_bias: Any = None
+    q_norm: Any = None
+    k_norm: Any = None
+    router: Any = None
+
+
+@dataclass(slots=True)
+class Weights:
+    """All that one rank holds, and how much of it other ranks hold as well."""
+
+    embed: Any
+    layers: list[Layer]
+    norm: Any
+    head: Any
+    nbytes: int = 0
+    replicated: dict[str, int] = field(default_factory=dict)  # by part: bytes beyond an equal share
+
+
+class Cutter:
+    """Cuts whole tensors for one rank of ``size`` and keeps the books."""
+
+    def __init__(self, source: Source, a: Arch, rank: int, size: int, dtype: Any, device: Any) -> None:
+        self.source, self.arch, self.rank, self.size = source, a, rank, size
+        self.dtype, self.device = dtype, device
+        self.nbytes, self.replicated = 0, {}  # type: ignore[var-annotated]
+        att = a.model.attention
+        self.kv_ranks = min(size, att.num_kv_heads)  # ranks that hold different keys and values
+
+    def _book(self, part: str, whole: Any, mine: Any) -> Any:
+        """Own memory in the engine's type; what exceeds an equal share is a copy that other ranks hold too."""
+        kept = mine.to(self.device, self.dtype, copy=True).contiguous()
+        item = kept.element_size()
+        self.nbytes += kept.nbytes
+        extra = kept.nbytes - whole.numel() * item // self.size
+        if extra:
+            self.replicated[part] = self.replicated.get(part, 0) + extra
+        return kept
+
+    def full(self, name: str, shape: tuple[int, ...], part: str = "norm") -> Any:
+        whole = self.source.tensor(name, shape)
+        return self._book(part, whole, whole)
+
+    def rows(self, name: str, shape: tuple[int, ...], part: str, ranks: int = 0) -> Any:
+        """An equal share of the first dimension; with fewer parts than ranks neighbours hold the same one."""
+        whole = self.source.tensor(name, shape)
+        parts = ranks or self.size
+        share, index = shape[0] // parts, self.rank * parts // self.size
+        return self._book(part, whole, whole[index * share : (index + 1) * share])
+
+    def columns(self, name: str, shape: tuple[int, ...], part: str) -> Any:
+        whole = self.source.tensor(name, shape)
+        share = shape[1] // self.size
+        return self._book(part, whole, whole[:, self.rank * share : (self.rank + 1) * share])
+
+
+def load(source: Source, a: Arch, rank: int, size: int, dtype: Any, device: Any) -> Weights:
+    """This rank's part of the whole model."""
+    cut, m = Cutter(source, a, rank, size, dtype, device), a.model
+    if m.vocab % size:
+        raise ValueError(f"tp={size}: the vocabulary of {m.vocab:,} does not divide by it")
+    embed = cut.rows("model.embed_tokens.weight", (m.vocab, m.hidden), "embedding")
+    layers = [_layer(cut, f"model.layers.{i}") for i in range(m.num_layers)]
+    norm = cut.full("model.norm.weight", (m.hidden,))
+    head = embed if m.tied else cut.rows("lm_head.weight", (m.vocab, m.hidden), "head")
+    return Weights(embed, layers, norm, head, cut.nbytes, cut.replicated)
+
+
+def _layer(cut: Cutter, name: str) -> Layer:
+    m, att = cut.arch.model, cut.arch.model.attention
+    made: dict[str, Any] = {
+        "norm_in": cut.full(f"{name}.input_layernorm.weight", (m.hidden,)),
+        "norm_post": cut.full(f"{name}.post_attention_layernorm.weight", (m.hidden,)),
+        "out": cut.columns(f"{name}.self_attn.o_proj.weight", (m.hidden, att.num_heads * att.head_dim), "attention"),
+    }
+    made["qkv"] = torch.cat(list(_qkv(cut, f"{name}.self_attn", "weight")))
+    if att.qkv_bias:
+        made["qkv_bias"] = torch.cat(list(_qkv(cut, f"{name}.self_attn", "bias")))
+    if att.out_bias:
+        made["out_bias"] = cut.full(f"{name}.self_attn.o_proj.bias", (m.hidden,), "attention")
+    if att.qk_norm:
+        made["q_norm"] = cut.full(f"{name}.self_attn.q_norm.weight", (att.head_dim,))
+        made["k_norm"] = cut.full(f"{name}.self_attn.k_norm.weight", (att.head_dim,))
+    return Layer(**made, **(_experts(cut, name) if cut.arch.moe else _mlp(cut, f"{name}.mlp")))
+
+
+def _qkv(cut: Cutter, name: str, kind: str) -> Iterator[Any]:
+    m, att = cut.arch.model, cut.arch.model.attention
+    for letter, heads, ranks in (
+        ("q", att.num_heads, 0),
+        ("k", att.num_kv_heads, cut.kv_ranks),
+        ("v", att.num_kv_heads, cut.kv_ranks),
+    ):
+        shape = (heads * att.head_dim, m.hidden) if kind == "weight" else (heads * att.head_dim,)
+        yield cut.rows(f"{name}.{letter}_proj.{kind}", shape, "keys and values" if ranks else "attention", ranks)
+
+
+def _mlp(cut: Cutter, name: str) -> dict[str, Any]:
+    m = cut.arch.model
+    width = m.blocks[0].ffn.intermediate
+    both = [cut.rows(f"{name}.{kind}_proj.weight", (width, m.hidden), "mlp") for kind in ("gate", "up")]
+    return {"up": torch.cat(both), "down": cut.columns(f"{name}.down_proj.weight", (m.hidden, width), "mlp")}
+
+
+def _experts(cut: Cutter, name: str) -> dict[str, Any]:
+    """Every expert is cut over all ranks; the router is whole. Mixtral has names of its own."""
+    m, moe = cut.arch.model, cut.arch.moe
+    assert moe is not None
+    mixtral = m.architecture == "MixtralForCausalLM"
+    home = f"{name}.block_sparse_moe" if mixtral else f"{name}.mlp"
+    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    ups, downs = [], []
+    for e in range(moe.num_experts):
+        at = f"{home}.experts.{e}"
+        ups.append(torch.cat([cut.rows(f"{at}.{n}.weight", (moe.intermediate, m.hidden), "experts") for n in (gate, up)]))
+        downs.append(cut.columns(f"{at}.{down}.weight", (m.hidden, moe.intermediate), "experts"))
+    router = cut.full(f"{home}.gate.weight", (moe.num_experts, m.hidden), "router")
+    return {"router": router, "up": torch.stack(ups), "down": torch.stack(downs)}

@@ -1,0 +1,112 @@
+"""One rank: joins the others, takes its share of the cores, and runs what it was started for.
+
+The same code serves our launcher and torchrun or Slurm; both set ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commtax.measure.launch import FOLDER, PARENT, PAYLOAD, TARGET
+
+LOST_S = 120.0  # a collective that waits longer than this has lost a rank
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process stands among the ranks of the run."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cores: tuple[int, ...] = ()
+
+    @property
+    def cuda(self) -> Any:
+        return torch.device("cuda", self.local_rank)
+
+
+def place() -> Place:
+    """From torchrun's variables, or alone; takes this rank's share of the cores at once, before any thread is started."""
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank, local_size = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
+    return Place(rank, size, local_rank, local_size, tuple(pin(local_rank, local_size)))
+
+
+def join(where: Place, device: str = "cpu") -> None:
+    """Meet the other ranks: through a file when our launcher started them, else as torchrun says."""
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    folder = os.environ.get(FOLDER, "")
+    method = f"file://{folder}/rendezvous" if folder else "env://" if "MASTER_ADDR" in os.environ else ""
+    wait = timedelta(seconds=LOST_S)
+    if method:
+        dist.init_process_group(backend, init_method=method, rank=where.rank, world_size=where.size, timeout=wait)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=wait)
+
+
+def pin(local_rank: int, local_size: int) -> list[int]:
+    """Give each rank of this host its own equal share of the cores; with more ranks than cores they share all."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    share = len(cores) // local_size
+    mine = cores[local_rank * share : (local_rank + 1) * share] if share else cores
+    if share and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, mine)
+    torch.set_num_threads(len(mine) if share else 1)
+    return mine
+
+
+def gather(value: Any) -> list[Any]:
+    """Every rank's value, on every rank."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def report(**news: Any) -> None:
+    """Tell the launcher how far the run is (rank 0 only; silent under torchrun)."""
+    folder = os.environ.get(FOLDER, "")
+    if folder and os.environ.get("RANK") == "0":
+        with (Path(folder) / "progress.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(news) + "\n")
+
+
+def follow_parent(parent: int) -> None:
+    """End when the launcher is gone, however it went."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main() -> None:
+    follow_parent(int(os.environ[PARENT]))
+    module, _, name = os.environ[TARGET].partition(":")
+    payload = json.loads(Path(os.environ[PAYLOAD]).read_text(encoding="utf-8"))
+    function: Callable[[Place, Any], Any] = getattr(importlib.import_module(module), name)
+    where = place()
+    join(where, payload.get("device", "cpu"))
+    result = function(where, payload)
+    if where.rank == 0:
+        (Path(os.environ[FOLDER]) / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Live runs for a terminal: what was measured beside what was predicted, and sweeps in nccl-tests' columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from commtax.report.plots import COLOURS, DASHES, MARKERS, picture
+from commtax.report.tables import new_table, notes, say
+from commtax.units import format_bytes, format_seconds
+
+Found = dict[str, Any]
+
+
+def show_tp(console: Console, d: Found) -> None:
+    """The proof first (weights, collectives, logits), then times, then the bill line by line."""
+    where = f"{d['tp_size']} ranks, {d['impl']}" + (f" with {d['emulated_link']} emulated" if d["emulated_link"] else "")
+    say(console, f"{d['model']} ({d['weights_source']} weights, {d['dtype']}) on {d['device']}: TP {d['tp_size']}, {where}", "bold")
+    say(
+        console,
+        f"batch {d['batch']}, {d['input_len']} prompt tokens, {d['output_len']} output tokens; load {d['load'][0]:.1f}",
+        "dim",
+    )
+    _ranks(console, d)
+    _collectives(console, d)
+    _logits(console, d)
+    _times(console, d)
+    _bill(console, d)
+    source = d["predicted"]["source"]
+    hint = "constants of no machine in particular: commtax measure calibrate writes this one's for --profile"
+    notes(console, [f"predicted from: {source}", *([hint] if "assumed" in source else [])])
+
+
+def _verdict(console: Console, good: bool | None, text: str) -> None:
+    word, style = {True: ("equal", "green"), False: ("NOT EQUAL", "bold red"), None: ("not compared", "dim")}[good]
+    say(console, f"{word}: {text}", style)
+
+
+def _ranks(console: Console, d: Found) -> None:
+    table = new_table("rank", ">weights", ">predicted", "copies beyond an equal share", ">KV", ">blocks", "cores")
+    for r in d["ranks"]:
+        copies = ", ".join(f"{part} {format_bytes(n)}" for part, n in r["replicated"].items())
+        sizes = (format_bytes(r["weights_bytes"]), format_bytes(r["predicted_weights_bytes"]), copies, format_bytes(r["kv_bytes"]))
+        table.add_row(str(r["rank"]), *sizes, f"{r['kv_blocks']} x {r['block_size']}", ",".join(map(str, r["cores"])))
+    console.print(table)
+    w = d["weights"]
+    _verdict(
+        console, w["equal"], f"all ranks' weights, copies counted once, {w['sum_once_bytes']:,} bytes; TP=1 {w['tp1_bytes']:,}"
+    )
+
+
+def _collectives(console: Console, d: Found) -> None:
+    c = d["collectives"]
+    table = new_table("step", "what", "collective", ">tensor", ">counted", ">predicted")
+    predicted = {(r["phase"], r["what"], r["op"], r["nbytes"]): r["count"] for r in c["predicted"]}
+    for r in c["measured"]:
+        key = (r["phase"], r["what"], r["op"], r["nbytes"])
+        table.add_row(r["phase"], r["what"], r["op"], format_bytes(r["nbytes"]), str(r["count"]), str(predicted.pop(key, "none")))
+    for (phase, what, op, nbytes), count in predicted.items():
+        table.add_row(phase, what, op, format_bytes(nbytes), "none", str(count))
+    if c["measured"] or c["predicted"]:
+        console.print(table)
+    _verdict(console, c["equal"], "every collective of every step on every rank, in bytes and count, with commtax traffic")
+
+
+def _logits(console: Console, d: Found) -> None:
+    if d["max_logit_diff"] is None:
+        _verdict(console, None, "logits (no TP=1 run beside it)")
+        return
+    text = f"logits differ from TP=1's by {d['max_logit_diff']:.2e} at most (tolerance {d['logit_tolerance']:.2e})"
+    _verdict(console, d["logits_equal"], f"{text}; {d['same_tokens']} of {d['steps']} tokens the same")
+
+
+def _times(console: Console, d: Found) -> None:
+    table = new_table("run", ">ms a token", ">least - most", ">prefill ms", ">tokens/s", ">predicted ms", ">error")
+    for key, name in (("tp1", "TP=1, one rank"), ("tp", f"TP={d['tp_size']}")):
+        if key in d and not (key == "tp1" and d["tp_size"] == 1):
+            t, guess = d[key], d["predicted"].get(f"{key}_ms")
+            spread = "{:.3g} - {:.3g}".format(*t["spread_ms"])
+            rate = f"{d['batch'] / t['ms_per_token'] * 1e3:,.1f}"
+            error = (f"{guess:.3g}", f"{guess / t['ms_per_token'] - 1:+.0%}") if guess else ("", "")
+            table.add_row(name, f"{t['ms_per_token']:.3g}", spread, f"{t['prefill_ms']:.3g}", rate, *error)
+    if "replicas" in d:
+        r = d["replicas"]
+        table.add_row(f"{r['replicas']} x TP=1 at once", f"{r['ms_per_token']:.3g}", "", "", f"{r['tokens_per_s']:,.1f}", "", "")
+    console.print(table)
+    t = d["tp"]
+    if "slowest_rank" in t:
+        each = ", ".join(f"{c['what']} {c['wire_us']:.0f} µs" for c in t["collectives"])
+        say(console, f"on the wire (least over ranks): {each}; together {t['wire_ms_per_token']:.3g} ms a token")
+        waits = ", ".join(f"rank {i} {w:.3g} ms" for i, w in enumerate(t["waited_ms_per_token"]))
+        say(console, f"waiting for others: {waits} a token; rank {t['slowest_rank']} is the slowest and sets the pace")
+    w = d["weight_read"]
+    bound = f"reading {format_bytes(w['bytes'])} of weights at {w['memory_Bps'] / 1e9:,.1f} GB/s takes {w['bound_ms']:.3g} ms"
+    say(console, f"{bound}: TP={d['tp_size']} runs at {w['attained']:.0%} of that bound")
+    if "replicas" in d:
+        say(console, _which(d), "bold yellow")
+
+
+def _which(d: Found) -> str:
+    """Latency or throughput: who wins at this batch."""
+    one, many, r = d["tp1"]["ms_per_token"], d["tp"]["ms_per_token"], d["replicas"]
+    rate = d["batch"] / many * 1e3
+    sooner = f"TP={d['tp_size']} gives a token {one / many:.2f}x as fast as TP=1"
+    more = f"{r['replicas']} replicas give {r['tokens_per_s'] / rate:.2f}x the tokens/s of TP={d['tp_size']}"
+    return f"{sooner}; {more} (each replica with a batch of its own, and the whole weights)"
+
+
+def _bill(console: Console, d: Found) -> None:
+    table = new_table("line of a decode step", "kind", ">predicted", ">measured", ">error")
+    for row in sorted(d["bill"], key=lambda r: -(r["measured_s"] or r["predicted_s"] or 0.0)):
+        p, m = row["predicted_s"], row["measured_s"]
+        error = f"{p / m - 1:+.0%}" if p is not None and m else ""
+        shown = ("" if p is None else format_seconds(p), "" if m is None else format_seconds(m))
+        table.add_row(row["item"], row["kind"], *shown, error)
+    console.print(table)
+
+
+def show_collectives(console: Console, d: Found) -> None:
+    """nccl-tests' own layout, so that what reads its output reads this; then a fit for each group."""
+    name = d["op"].replace("-", "_")
+    for f in d["fits"]:
+        rows = [r for r in d["rows"] if (r["impl"], r["ranks"]) == (f["impl"], f["ranks"])]
+        link = f", {d['emulated_link']} emulated on top" if d["emulated_link"] else ""
+        say(console, f"# {name}_perf: {f['impl']}, {f['ranks']} ranks on this machine{link}", "bold")
+        for rank in range(f["ranks"]):
+            say(console, f"#  Rank {rank:2d} Group  0")
+        say(
+            console,
+            f"# {'size':>11} {'count':>12} {'type':>8} {'redop':>7} {'root':>5} {'time':>10} {'algbw':>8} {'busbw':>8} {'#wrong'}",
+        )
+        say(console, f"# {'(B)':>11} {'(elements)':>12} {'':>8} {'':>7} {'':>5} {'(us)':>10} {'(GB/s)':>8} {'(GB/s)':>8}")
+        for r in rows:
+            redop, root = ("sum", "-1") if d["op"] == "all-reduce" else ("none", "-1")
+            words = f"{r['size_bytes']:>13} {r['count']:>12} {r['type']:>8} {redop:>7} {root:>5}"
+            say(console, f"{words} {r['time_us']:>10.2f} {r['algbw_GBps']:>8.2f} {r['busbw_GBps']:>8.2f} {r['wrong']:>7}")
+        rate = f"{f['bandwidth_GBps']:.2f} GB/s" if f["bandwidth_GBps"] else "no bandwidth to be seen"
+        off = f"off by {f['median_residual']:.0%} at the median, {f['max_residual']:.0%} at most"
+        say(console, f"# fit: {f['alpha_us']:.1f} us + size / {rate}; {off}", "yellow")
+    _races(console, d)
+
+
+def _races(console: Console, d: Found) -> None:
+    """Implementations beside each other, where several were run on one group."""
+    for ranks in dict.fromkeys(r["ranks"] for r in d["rows"]):
+        mine = [r for r in d["rows"] if r["ranks"] == ranks]
+        if {"gloo", "shm"} <= {r["impl"] for r in mine}:
+            times: dict[str, dict[int, float]] = {}
+            for r in mine:
+                times.setdefault(r["impl"], {})[r["size_bytes"]] = r["time_us"]
+            ratios = [f"{format_bytes(n)} {times['gloo'][n] / t:.1f}x" for n, t in times["shm"].items()]
+            say(console, f"# shm against gloo on {ranks} ranks: {', '.join(ratios)}")
+
+
+def plot_collectives(d: Found, path: Path) -> None:
+    """Time over size on logarithmic axes, a line for each implementation and group, fits dashed."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.add_subplot()
+        for index, f in enumerate(d["fits"]):
+            rows = [r for r in d["rows"] if (r["impl"], r["ranks"]) == (f["impl"], f["ranks"])]
+            colour = COLOURS[index % len(COLOURS)]
+            sizes = [r["size_bytes"] for r in rows]
+            label = f"{f['impl']}, {f['ranks']} ranks"
+            axes.plot(
+                sizes, [r["time_us"] for r in rows], color=colour, marker=MARKERS[index % len(MARKERS)], linestyle="", label=label
+            )
+            slope = 1e-3 / f["bandwidth_GBps"] if f["bandwidth_GBps"] else 0.0
+            axes.plot(sizes, [f["alpha_us"] + slope * n for n in sizes], color=colour, linestyle=DASHES[index % len(DASHES)])
+        axes.set(xscale="log", yscale="log", xlabel="tensor (bytes)", ylabel="time (µs)")
+        axes.set_title(f"{d['op']} on this machine; lines: alpha + size x beta", loc="left", fontsize=11)
+        axes.grid(True, which="major", alpha=0.3)
+        axes.legend(fontsize=9)
+
+    picture(path, draw)
+
+
+def show_profile(console: Console, profile: Found, path: str) -> None:
+    """What calibration found, in one table."""
+    chip = profile["chip"]
+    say(console, f"{profile['name']}: written to {path}", "bold")
+    table = new_table("what", ">measured", "how")
+    table.add_row("memory, a rank reading", f"{chip['memory_Bps'] / 1e9:.1f} GB/s", profile["sources"]["memory_Bps"])
+    for dtype, rate in chip["flops_per_s"].items():
+        table.add_row(f"matrix product, {dtype}", f"{rate / 1e9:,.0f} GFLOP/s", profile["sources"]["flops_per_s"])
+    for form, constants in profile["kernels"]["tables"].items():
+        if "t0" in constants:
+            table.add_row(f"fixed cost, {form}", format_seconds(constants["t0"]), profile["sources"]["kernels"])
+    for library in profile["libraries"]:
+        for p in library["paths"]:
+            cost = f"{format_seconds(p['launch_s'] + p.get('hop_s', 0.0))} + {p['bandwidth_Bps'] / 1e9:.2f} GB/s"
+            table.add_row(f"{library['name']} {p['op']}, 2 ranks", cost, p["source"])
+    console.print(table)
+    notes(console, [f"commtax bill MODEL --profile {path} -tp 2 predicts this machine"])

@@ -1,0 +1,50 @@
+"""What the ranks of live tests run: real processes, started by the launcher."""
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from commtax.measure.comm import wire
+from commtax.measure.worker import gather, report
+
+
+def add(where, payload):
+    """Both wires add and gather the same, in every type and size; every rank must hold the same bits."""
+    found = []
+    carriers = {impl: wire(impl, where.rank, where.size) for impl in ("gloo", "shm")}
+    for dtype in ("float32", "bfloat16"):
+        for count in (1, 1000, 70_000):
+            generator = torch.Generator().manual_seed(where.rank)
+            mine = torch.randn(count, generator=generator).to(getattr(torch, dtype))
+            sums, gathered = {}, {}
+            for impl, carrier in carriers.items():
+                sums[impl] = mine.clone()
+                carrier.all_reduce(sums[impl])
+                gathered[impl] = torch.empty(where.size * count, dtype=mine.dtype)
+                carrier.all_gather(gathered[impl], mine)
+            bits = gather(sums["shm"].float().tolist()[:50])
+            found.append(
+                {
+                    "off": float((sums["shm"].float() - sums["gloo"].float()).abs().max()),
+                    "gathered": bool(torch.equal(gathered["shm"], gathered["gloo"])),
+                    "same": all(row == bits[0] for row in bits),
+                }
+            )
+    return found
+
+
+def forever(where, payload):
+    """Collectives without end; rank 0 waits for the others, as a real run would."""
+    while True:
+        dist.all_reduce(torch.zeros(8))
+        report(step=1)
+        time.sleep(0.05)
+
+
+def fails(where, payload):
+    """One rank raises in the middle of a run."""
+    for step in range(100):
+        if step == 5 and where.rank == payload["rank"]:
+            raise RuntimeError("seeded failure")
+        dist.all_reduce(torch.zeros(8))
