@@ -61,13 +61,13 @@ def collectives(folder: Path) -> None:
     few = [r for r in rows if not r["source_id"].startswith("aic-") and "MISCONFIGURED" not in r["interconnect"]]
     small = lambda r: float(r["bytes"]) <= 2**20  # noqa: E731
     graph = [r for r in tables if "eager" not in r["method"]]
-    chosen = spread_out((r for r in graph if r["op"] == "all_reduce"), lambda r: (r["source_id"], r["gpus"], small(r)), 3)
+    chosen = spread_out((r for r in graph if r["op"] == "all_reduce"), lambda r: (r["source_id"], r["gpus"], small(r)), 2)
     chosen += spread_out((r for r in graph if r["op"] != "all_reduce"), lambda r: (r["source_id"], r["op"]), 2)
     chosen += spread_out((r for r in tables if "eager" in r["method"]), lambda r: r["source_id"], 3)
     across = [r for r in few if r["nodes"] not in ("", "1") and "vidur" not in r["source_id"] and float(r["bytes"]) >= 2**20]
     chosen += across
     rest = [r for r in few if r not in across]
-    chosen += spread_out(rest, lambda r: (r["source_id"], r["op"], r["library"], r["gpus"] == "2"), 3)
+    chosen += spread_out(rest, lambda r: (r["source_id"], r["op"], r["library"], r["gpus"] == "2"), 2)
     columns = ["source", "system", "gpu", "hosts", "gpus", "links", "library", "version", "collective", "dtype", "bytes", "us", "how", "note"]
     out = [
         {
@@ -88,7 +88,9 @@ def collectives(folder: Path) -> None:
 
 def serving(folder: Path) -> None:
     rows = [r for r in dicts(*read(folder / "serving_runs.csv")) if r["mode"] == "agg"]
-    chosen = [r for r in rows if hashlib.sha256(r["id"].encode()).digest()[0] % 4 == 0]
+    dense = ("Llama", "Qwen3-32B")
+    share = lambda r: 2 if any(name in r["model_path"] for name in dense) else 5  # noqa: E731
+    chosen = [r for r in rows if hashlib.sha256(r["id"].encode()).digest()[1] % share(r) == 0]
     out = []
     for r in chosen:
         asked, skipped = ask(r)

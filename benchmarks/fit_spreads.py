@@ -58,9 +58,13 @@ def spread_blocks(r: Records, library: str) -> str:
     add("eager", (r.mode == "eager") & ~assumed & (r.size <= MIB), "", MIB)
     add("eager", (r.mode == "eager") & ~assumed & (r.size > MIB))
     if library == "nccl":
+        for where in ("nvlink", "xgmi", "pcie"):
+            add(f"assumed {where}", assumed & (r.where == where))
         add("assumed", assumed)
-        add("across", (r.where == "across") & sound & (r.size <= MIB), "", MIB)
-        add("across", (r.where == "across") & sound & (r.size > MIB))
+        between = (r.where == "across") & sound
+        add("across", between & (r.size < MIB), "", MIB - 1)
+        add("across", between & (r.size >= MIB) & (r.size <= 1024 * MIB), "", 1024 * MIB)
+        add("across", between & (r.size > 1024 * MIB))
     return "\n\n".join(out)
 
 
@@ -78,7 +82,6 @@ def write_library(r: Records, library: str) -> None:
 
 def tables(r: Records) -> str:
     """spreads.toml: [kind.family] with one factor a number format."""
-    cpu = np.array([x == "cpu" for x in r.where], dtype=bool)
     own = r.system == "h200-sxm"
     found: dict[tuple[str, str], dict[str, tuple[float, int]]] = {}
     for kind in ("gemm", "prefill-attention", "decode-attention"):
@@ -86,22 +89,9 @@ def tables(r: Records) -> str:
             here = (r.kind == kind) & (r.where == family) & ~own
             found[kind, family] = {str(d): width(r, here & (r.dtype == d)) for d in sorted(set(r.dtype[here]))}
             found[kind, family]["else"] = width(r, here)
-    for kind in ("gemm", "prefill-attention", "decode-attention", "decode-step", "prefill-step"):
+    for kind in ("gemm", "prefill-attention", "decode-attention"):
         here = (r.kind == kind) & own
         found[kind, "fused"] = {str(d): width(r, here & (r.dtype == d)) for d in sorted(set(r.dtype[here]))}
-    fast = np.array(["gpt-fast" in s for s in r.source.astype(str)], dtype=bool)
-    old = np.array(["splitwise" in s or "pr2192" in s for s in r.source.astype(str)], dtype=bool)
-    found["decode-step", "gpt-fast"] = {"else": width(r, fast)}
-    for kind in ("decode-step", "prefill-step", "e2e"):
-        found[kind, "vllm-2023"] = {"else": width(r, old & (r.kind == kind))}
-    steps = cpu & np.isin(r.kind.astype(str), ("decode-ms-per-token", "decode-compute-ms-per-token"))
-    found["decode-step", "cpu"] = {"else": width(r, steps)}
-    found["network", "cpu"] = {"else": width(r, cpu & ~steps)}
-    trained = r.kind == "training-step"
-    for engine, word in (("megatron-2021", "arxiv"), ("torchtitan", "torchtitan"), ("llm-foundry", "llm-foundry")):
-        here = trained & np.array([word in s.lower() for s in r.source.astype(str)], dtype=bool)
-        modes = {str(m): width(r, here & (r.mode == m)) for m in sorted(set(r.mode[here]))}
-        found["training-step", engine] = {**modes, "else": width(r, here)}
     lines = [
         "# 4 in 5 measured times lie within a factor of 1 + these of the predicted ones: the 82nd percentile of",
         "# |ln(predicted / measured)| on rows that were not fitted, by benchmarks/fit_spreads.py (rows behind each).",

@@ -360,8 +360,10 @@ class Fabric:
     note: str = ""
 
     def spread_of(self, op: str, nbytes: Number, where: str, measured: bool = True) -> Number:
-        """Half-width of the 80 % range as a factor; what was not measured (an uncalibrated fabric, more ranks) is "assumed"."""
-        place = where if measured or where == "across" else "assumed"
+        """Half-width of the 80 % range as a factor. What was not measured (another chip, more ranks) is "assumed", by link."""
+        place = where if measured or where == "across" else f"assumed {where}"
+        if place not in {s.where for s in self.spreads}:
+            place = "across" if where == "across" else "" if measured else "assumed"
         usual = self.spread_across if place == "across" else self.spread
         found = np.full(np.shape(nbytes), usual, dtype=float)
         for s in reversed([s for s in self.spreads if s.where == place and (not s.ops or op in s.ops)]):

@@ -9,7 +9,7 @@ import numpy as np
 from commtax import catalog
 from commtax.api.setup import positive
 from commtax.cost.collectives import ring_factor
-from commtax.cost.inference import MEASURED_RANKS, price
+from commtax.cost.inference import MEASURED_RANKS, price, spread
 from commtax.cost.placement import Span
 from commtax.spec import Cluster, Fabric, Number
 
@@ -90,23 +90,13 @@ def expect(
         ranks=size,
         nbytes=nbytes,
         seconds=latency + chosen.wire_s,
-        spread=spread_of(fabric, op, nbytes, size, place, crosses, eager=eager),
+        spread=spread(op, nbytes, size, crosses, place, fabric, eager=eager),
         latency_s=latency,
         wire_s=chosen.wire_s,
         algorithm=f"{'hierarchical ' if crosses and not fabric.flat else ''}{path.name or path.algorithm}",
         link=(place.inter if crosses else place.intra).key,
         source=_source(fabric, crosses, size),
     )
-
-
-def spread_of(
-    fabric: Fabric, op: str, nbytes: Number, ranks: int, place: Cluster, crosses: bool, *, eager: bool = False
-) -> Number:
-    """Half-width of the 80 % range of one collective, from the residuals of what it is priced with."""
-    if fabric.flat:
-        return 0.0
-    where = "across" if crosses else "eager" if eager else place.intra.kind
-    return fabric.spread_of(op, nbytes, where, fabric.label == "calibrated" and ranks <= MEASURED_RANKS)
 
 
 def _source(fabric: Fabric, crosses: bool, ranks: int) -> str:

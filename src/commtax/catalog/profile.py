@@ -117,5 +117,6 @@ def paths(found: Profile, library: str, cluster: Cluster) -> Fabric:
         paths={**usual.paths, **measured},
         network_paths={**usual.network_paths, **measured},
         spread=_SPREAD,
+        spreads=tuple(s for s in usual.spreads if s.where == "across"),
         note="",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,9 +122,20 @@ def comm_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
     source = "formula and datasheet" if not fabric.flat and np.any(crosses) else fabric.label
     if source == "calibrated" and (item.ranks if alone else np.max(item.ranks)) > MEASURED_RANKS:
         source = f"assumed: measured on up to {MEASURED_RANKS} ranks"
-    spread = fabric.spread_across if source == "formula and datasheet" else fabric.spread
-    sigma = math.log1p(spread) / Z80
+    width = spread(item.op, item.nbytes, item.ranks, crosses, pricer.cluster, fabric, eager=settings.eager)
+    sigma = np.log1p(width) / Z80
     return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source, sigma=sigma)
+
+
+def spread(
+    op: str, nbytes: Number, ranks: Number, crosses: Number, cluster: Cluster, fabric: Fabric, *, eager: bool = False
+) -> Number:
+    """Half-width of the 80 % range of one collective as a factor, from the residuals of what it is priced with."""
+    if fabric.flat:
+        return 0.0
+    known = fabric.label.startswith("calibrated") and bool(np.all(np.asarray(ranks) <= MEASURED_RANKS))
+    inside = fabric.spread_of(op, nbytes, "eager" if eager and known else cluster.intra.kind, known)
+    return pick(crosses, fabric.spread_of(op, nbytes, "across"), inside) if np.any(crosses) else inside
 
 
 def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric) -> Choice:

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from commtax import catalog
-from commtax.api.expecting import spread_of
 from commtax.cost.collectives import choose, ring_factor
-from commtax.cost.inference import price
+from commtax.cost.inference import price, spread
 from commtax.cost.placement import Span
 from commtax.spec import Cluster, Fabric, Path
 from commtax.validate.records import Answer, Records, Row, UnpricedError, number, of_answers, whole
@@ -172,10 +171,8 @@ def _cluster(words: str, hosts: int, per_host: int) -> Cluster:
 
 
 def _bridge(words: str, chip: str) -> str:
-    """Cards in pairs: two of them speak over their bridge."""
-    if "pairwise" not in words:
-        return ""
-    return "nvlink-bridge-3090" if chip == "a40" else "nvlink-bridge"
+    """Cards in pairs: two of them speak over their bridge (A40 rows run at a host's rate and had none)."""
+    return "nvlink-bridge" if "pairwise" in words and chip != "a40" else ""
 
 
 def _only(fabric: Fabric, algorithm: str) -> tuple[Path, ...]:
@@ -199,8 +196,8 @@ def seconds(asked: Asked, nbytes: Any) -> tuple[Any, Any, Any]:
     found = chosen.seconds
     if asked.eager:
         found = np.maximum(found, fabric.eager_floor_s)
-    spread = spread_of(fabric, asked.op, nbytes, asked.ranks, place, crosses, eager=asked.eager)
-    return found, spread, _floor(asked, nbytes)
+    width = spread(asked.op, nbytes, asked.ranks, crosses, place, fabric, eager=asked.eager)
+    return found, width, _floor(asked, nbytes)
 
 
 def _floor(asked: Asked, nbytes: Any) -> Any:
@@ -234,15 +231,15 @@ def answers(rows: Sequence[Row]) -> Records:
 def _curve(asked: Asked, members: list[tuple[int, float, float]], rows: Sequence[Row]) -> list[Answer]:
     sizes = np.array([m[1] for m in members])
     try:
-        predicted, spread, floor = seconds(asked, sizes)
+        predicted, width, floor = seconds(asked, sizes)
     except ValueError as error:
         return [replace(_plain(rows[i]), row=i, skipped=str(error)) for i, _, _ in members]
-    spread = np.broadcast_to(spread, sizes.shape)
+    width = np.broadcast_to(width, sizes.shape)
     crosses = asked.ranks > asked.inside
     label = catalog.fabric(asked.library, asked.cluster).label
     hint = ", ".join(filter(None, (asked.hint, "" if label == "calibrated" or crosses else "link assumed")))
     out = []
-    for (index, size, measured), p, s, f in zip(members, predicted, spread, floor, strict=True):
+    for (index, size, measured), p, s, f in zip(members, predicted, width, floor, strict=True):
         plain = _plain(rows[index])
         out.append(
             replace(

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from commtax import catalog
-from commtax.api.billing import StepBill, bill
+from commtax.api.billing import bill
 from commtax.api.serving import RANGE, simulate
 from commtax.catalog.hf import from_config
+from commtax.ledger import Bill
 from commtax.spec import Cluster, Model, Quant
-from commtax.validate.own_rows import compute_s
+from commtax.validate.own_rows import least_s
 from commtax.validate.records import Answer, Records, Row, UnpricedError, number, of_answers, whole
 from commtax.validate.splits import inference_is_fitted
-from commtax.validate.spreads import spread
 
 MODELS = {
     "llama2-70b": "llama-2-70b",
@@ -181,13 +181,8 @@ def _place(row: Row) -> Cluster:
     return _cluster(row.get("gpu") or "", whole(row, "tp", 1))
 
 
-def _ranged(seconds: float, family: str, kind: str, floor: float, hint: str) -> Predicted:
-    width = 1 + spread(kind, family, "else")
-    return Predicted(seconds, seconds / width, seconds * width, floor, hint)
-
-
-def _step_floor(priced: StepBill) -> float:
-    return compute_s(priced)[1]
+def _ranged(priced: Bill, floor: float, hint: str) -> Predicted:
+    return Predicted(float(priced.step_s), float(priced.low_s), float(priced.high_s), floor, hint)
 
 
 def _batch_one(row: Row) -> Predicted:
@@ -197,7 +192,7 @@ def _batch_one(row: Row) -> Predicted:
     context = whole(row, "isl", 5) + whole(row, "osl", 200) // 2
     words = {"tp": whole(row, "tp", 1), "batch": whole(row, "batch", 1), "dtype": _dtype(row), "engine": "gpt-fast"}
     priced = bill(_stored(row), _place(row), phase="decode", context=context, **words)
-    found = _ranged(float(priced.step_s), "gpt-fast", "decode-step", _step_floor(priced), _power_hint(row))
+    found = _ranged(priced, least_s(priced), _power_hint(row))
     return Predicted(words["batch"] / found.value, words["batch"] / found.high, words["batch"] / found.low, found.floor, found.hint)
 
 
@@ -219,9 +214,9 @@ def _static(row: Row) -> Predicted:
     if metric not in parts:
         raise UnpricedError(f"metric '{metric}' is not known")
     prompts, steps = parts[metric]
-    seconds = prompts * float(prompt.step_s) + steps * float(step.step_s)
-    floor = prompts * _step_floor(prompt) + steps * _step_floor(step)
-    return _ranged(seconds, "vllm-2023", _kind(row), floor, "launch-bound: an engine of 2023 without graphs")
+    value, low, high = (prompts * float(getattr(prompt, n)) + steps * float(getattr(step, n)) for n in ("step_s", "low_s", "high_s"))
+    floor = prompts * least_s(prompt) + steps * least_s(step)
+    return Predicted(value, low, high, floor, "launch-bound: an engine of 2023 without graphs")
 
 
 def _closed_loop(row: Row) -> Predicted:
@@ -258,14 +253,16 @@ def _cpu(row: Row) -> Predicted:
     priced = bill(_stored(row), place, phase="decode", **words)
     metric = row.get("metric") or ""
     hint = "a CPU host from its datasheet, network assumed"
-    if metric == "decode_ms_per_token":
-        return _ranged(float(priced.step_s), "cpu", "decode-step", _step_floor(priced), hint)
-    if metric == "decode_compute_ms_per_token":
-        return _ranged(float(priced.compute_s), "cpu", "decode-step", _step_floor(priced), hint)
-    if metric == "decode_network_transfer_ms_per_token":
-        if words["tp"] == 1:
-            raise UnpricedError("one host has no network: what is measured is the host's own copying")
-        return _ranged(float(priced.comm_s), "cpu", "network", 0.0, hint)
+    kinds = {
+        "decode_ms_per_token": ("compute", "host", "comm"),
+        "decode_compute_ms_per_token": ("compute", "host"),
+        "decode_network_transfer_ms_per_token": ("comm",),
+    }.get(metric)
+    if kinds == ("comm",) and words["tp"] == 1:
+        raise UnpricedError("one host has no network: what is measured is the host's own copying")
+    if kinds:
+        part = Bill(tuple(x for x in priced.lines if x.kind in kinds), priced.tokens)
+        return _ranged(part, least_s(priced) if "compute" in kinds else 0.0, hint)
     raise UnpricedError(f"metric '{metric}' is not known")
 
 

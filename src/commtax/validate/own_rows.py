@@ -14,6 +14,7 @@ from commtax import catalog
 from commtax.api.billing import StepBill, bill
 from commtax.cost.compute import Kernel
 from commtax.cost.kernels import seconds
+from commtax.ledger import Bill
 from commtax.spec import DTYPE_BYTES, Chip
 from commtax.validate.records import Answer, Records, UnpricedError, of_answers
 from commtax.validate.splits import own_is_fitted
@@ -53,10 +54,9 @@ def _answer(index: int, row: Own, chip: str) -> Answer:
         fitted=own_is_fitted(row),
     )
     try:
-        predicted, floor = _step(row, chip) if kind == "step" else _kernel(row, catalog.chip(chip))
+        predicted, width, floor = _step(row, chip) if kind == "step" else _kernel(row, plain.kind, catalog.chip(chip))
     except ValueError as error:
         return replace(plain, skipped=str(error))
-    width = 1 + spread(plain.kind, RANGES, plain.dtype)
     limits = {"low": predicted / width, "high": predicted * width}
     return replace(plain, measured=float(row["median_s"]), predicted=predicted, floor=floor, hint=_hint(row), **limits)
 
@@ -77,28 +77,30 @@ def _hint(row: Own) -> str:
     return "launch-bound" if float(row["median_s"]) < 1e-5 else ""
 
 
-def compute_s(priced: StepBill) -> tuple[float, float]:
-    """Seconds of the kernels of one rank, and the least that physics allows them."""
+def least_s(priced: StepBill) -> float:
+    """The least that bytes over bandwidth and FLOPs over peak allow the kernels of one rank."""
     chip = priced.setup.cluster.chip
     fp8 = priced.setup.plan.weights_dtype == "fp8" or bool(priced.setup.model.quant)
     peaks = chip.flops_per_s
     peak = max(peaks.get("bf16", 0.0), peaks.get("fp16", 0.0), peaks.get("fp8", 0.0) if fp8 else 0.0)
     lines = [x for x in priced.lines if x.kind == "compute"]
-    least = sum(float(x.item.count) * max(float(x.item.nbytes) / chip.memory_Bps, float(x.flops) / peak) for x in lines)
-    return float(sum(x.total_s for x in lines)), least
+    return sum(float(x.item.count) * max(float(x.item.nbytes) / chip.memory_Bps, float(x.flops) / peak) for x in lines)
 
 
-def _step(row: Own, chip: str) -> tuple[float, float]:
+def _step(row: Own, chip: str) -> tuple[float, float, float]:
+    """One rank's kernels of a whole step: no collectives, no host."""
     words = {name: row[name] for name in ("phase", "tp", "batch")} | {"context": row["length"], "engine": ENGINE}
-    return compute_s(bill(row["model"], f"8x{chip}", dtype="" if row["dtype"] == "bf16" else row["dtype"], **words))
+    priced = bill(row["model"], f"8x{chip}", dtype="" if row["dtype"] == "bf16" else row["dtype"], **words)
+    mine = Bill(tuple(x for x in priced.lines if x.kind == "compute"), priced.tokens)
+    return float(mine.step_s), float(mine.high_s / mine.step_s), least_s(priced)
 
 
-def _kernel(row: Own, chip: Chip) -> tuple[float, float]:
+def _kernel(row: Own, kind: str, chip: Chip) -> tuple[float, float, float]:
     kernel = {"gemm": _gemm, "decode": _decode, "prefill": _prefill}[row["kind"]](row)
     constants = catalog.kernel_constants(catalog.engine(ENGINE), chip)
     fixed, moving = seconds(kernel, chip, constants)
     least = max(kernel.nbytes / chip.memory_Bps, kernel.flops / chip.flops_per_s[kernel.dtype])
-    return float(fixed + moving), float(least)
+    return float(fixed + moving), 1 + spread(kind, RANGES, row["dtype"]), float(least)
 
 
 def _gemm(row: Own) -> Kernel:

@@ -1,4 +1,4 @@
-"""Widths of 80 % ranges where no bill says them: of single kernels, by family of chips and number format."""
+"""Widths of 80 % ranges of single kernels, which no bill says, by family of chips and number format."""
 
 from __future__ import annotations
 

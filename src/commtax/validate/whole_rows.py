@@ -10,10 +10,9 @@ from commtax.api.billing import bill
 from commtax.api.serving import Simulation, simulate
 from commtax.api.train_billing import train_bill
 from commtax.validate import serving_rows, training_rows
-from commtax.validate.own_rows import compute_s
+from commtax.validate.own_rows import least_s
 from commtax.validate.records import Answer, Records, Row, UnpricedError, number, of_answers
 from commtax.validate.splits import training_is_fitted
-from commtax.validate.spreads import spread
 
 PLAN = ("tp", "pp", "dp", "ep", "dtype", "kv_dtype", "engine")
 
@@ -93,7 +92,7 @@ def _floor(name: str, found: Simulation, asked: dict[str, Any]) -> float:
         priced = bill(asked["model"], asked["cluster"], context=asked["input_len"], **phase, **words)
     except ValueError:
         return 0.0
-    return compute_s(priced)[1]
+    return least_s(priced)
 
 
 def training(rows: Sequence[Row]) -> Records:
@@ -120,14 +119,13 @@ def _trained(index: int, row: Row) -> Answer:
     except ValueError as error:
         return replace(plain, skipped=str(error))
     seconds = float(found.step_s)
-    width = 1 + spread("training-step", asked["engine"], plain.mode)
-    floor = seconds * float(found.model_flops("causal")) / (found.num_gpus * found.peak_flops_per_s * seconds)
+    floor = float(found.model_flops("causal")) / (found.num_gpus * found.peak_flops_per_s)
     return replace(
         plain,
         measured=measured,
         predicted=seconds,
-        low=seconds / width,
-        high=seconds * width,
+        low=float(found.low_s),
+        high=float(found.high_s),
         floor=floor,
         tp=asked["tp"],
         size=asked["context"],
