@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from commtax.validate import kernel_rows
+from commtax.validate.collective_rows import mode
 from commtax.validate.own_rows import read as read_own
 from commtax.validate.records import dicts, read
 from commtax.validate.serving_rows import ask
@@ -68,7 +69,22 @@ def collectives(folder: Path) -> None:
     chosen += across
     rest = [r for r in few if r not in across]
     chosen += spread_out(rest, lambda r: (r["source_id"], r["op"], r["library"], r["gpus"] == "2"), 2)
-    columns = ["source", "system", "gpu", "hosts", "gpus", "links", "library", "version", "collective", "dtype", "bytes", "us", "how", "note"]
+    columns = [
+        "source",
+        "system",
+        "gpu",
+        "hosts",
+        "gpus",
+        "links",
+        "library",
+        "version",
+        "collective",
+        "dtype",
+        "bytes",
+        "us",
+        "how",
+        "note",
+    ]
     out = [
         {
             **r,
@@ -78,7 +94,7 @@ def collectives(folder: Path) -> None:
             "version": r["library_version"],
             "collective": r["op"],
             "us": rounded(r["time_us"]),
-            "how": r["method"].split(";")[-1].strip(),
+            "how": mode(r) + (" (rank rows)" if "rank rows" in r["method"] else ""),
             "note": r["notes"][:40] if "blip" in r["notes"] else "",
         }
         for r in chosen
@@ -126,7 +142,23 @@ def inference(folder: Path) -> None:
     others = [r for r in rows if r["source_id"] != "gpt-fast" and "A30" not in r["gpu"]]
     others = [r for r in others if not (r["metric"] == "decode_network_transfer_ms_per_token" and r["tp"] == "1")]
     chosen += spread_out(others, lambda r: (r["source_id"], r["model"], r["gpu"], r["metric"]), 1)
-    columns = ["source", "engine", "version", "model", "gpu", "tp", "weights", "input", "output", "batch", "how", "metric", "value", "unit", "note"]
+    columns = [
+        "source",
+        "engine",
+        "version",
+        "model",
+        "gpu",
+        "tp",
+        "weights",
+        "input",
+        "output",
+        "batch",
+        "how",
+        "metric",
+        "value",
+        "unit",
+        "note",
+    ]
     out = [
         {
             **r,
@@ -149,9 +181,27 @@ def inference(folder: Path) -> None:
 def training(folder: Path) -> None:
     rows = dicts(*read(folder / "training_runs.csv"))
     keep = [r for r in rows if "llm-foundry" not in r["source"]]
-    keep += spread_out((r for r in rows if "llm-foundry" in r["source"]), lambda r: (r["gpu_type"], r["precision"], int(r["gpus"]) > 64), 8)
+    keep += spread_out(
+        (r for r in rows if "llm-foundry" in r["source"]), lambda r: (r["gpu_type"], r["precision"], int(r["gpus"]) > 64), 8
+    )
     words = ("eager", "interleaved", "async tp", "asynctp", "shard_grad_op")
-    columns = ["source", "model", "layers", "hidden", "heads", "seq", "vocab", "gpus", "gpu", "tp", "pp", "dp", "ep", "cp", "chunks"]
+    columns = [
+        "source",
+        "model",
+        "layers",
+        "hidden",
+        "heads",
+        "seq",
+        "vocab",
+        "gpus",
+        "gpu",
+        "tp",
+        "pp",
+        "dp",
+        "ep",
+        "cp",
+        "chunks",
+    ]
     columns += ["micro_batch", "global_batch", "recompute", "precision", "step_s", "note"]
     out = [
         {
@@ -167,13 +217,18 @@ def training(folder: Path) -> None:
     write("training_runs", columns, out)
 
 
+def _magnitude(row: Row) -> tuple[str, int]:
+    """Number format, and digits of rows, prompt or cached tokens."""
+    size = row.get("m") or (row["step"] if row["isl"] == "1" else row["isl"])
+    return row.get("gemm_dtype") or row["kv_cache_dtype"], len(size) // 2
+
+
 def kernels(folder: Path) -> None:
     out = []
     for path in sorted((folder / "kernels").glob("*.csv.gz")):
         form = next(tail for tail in kernel_rows.FORMS if tail in path.name)
         rows = [r for r in dicts(*read(path)) if r.get("window_size") in (None, "", "0") and r.get("gemm_dtype") != "fp8_block"]
-        size = lambda r: len(r.get("m") or r["isl" if form.startswith("c") else "step"]) // 2  # noqa: B023, E731
-        for r in spread_out(rows, lambda r: (r.get("gemm_dtype") or r["kv_cache_dtype"], size(r)), 1):
+        for r in spread_out(rows, _magnitude, 1):
             out.append(
                 {
                     "source": "ai-dynamo/aiconfigurator",
@@ -203,8 +258,9 @@ def h200() -> None:
     chosen = []
     for kind, count in each.items():
         mine = [r for r in rows if r["kind"] == kind]
-        big = lambda r: r.get("m", 0) > 256  # noqa: E731
-        chosen += spread_out(mine, lambda r: (r.get("phase"), r.get("mode"), r.get("dtype"), r.get("tp"), big(r)), count)
+        chosen += spread_out(
+            mine, lambda r: (r.get("phase"), r.get("mode"), r.get("dtype"), r.get("tp"), r.get("m", 0) > 256), count
+        )
     columns = list(dict.fromkeys(key for row in chosen for key in row))
     write("h200", columns, [{k: str(v) for k, v in r.items()} for r in chosen])
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 import commtax
-from commtax import catalog
 from commtax.validate.collective_rows import question, seconds
 from commtax.validate.records import dicts, read
 
@@ -96,7 +95,7 @@ def fit(group: Group, path: Path) -> tuple[float, float, float, float]:
     mine = [b for b in blocks(text) if family(text[b[0] : b[1]]) == group.kind and group.op in ops(text[b[0] : b[1]])]
     slots = [(i, n, v) for i, b in enumerate(mine) for n, v in constants(text[b[0] : b[1]]).items()]
     values = sorted({v for _, _, v in slots})
-    link = catalog.cluster(f"8x{dict(ampere='a100-80-sxm', hopper='h100-sxm', blackwell='b200-sxm', ada='l40s')[group.kind]}").intra
+    link = group.curves[0][0].cluster.intra
 
     def at(x: np.ndarray) -> None:
         moved = dict(zip(values, x, strict=True))
@@ -150,7 +149,10 @@ def main(arguments: list[str]) -> None:
                 if mine:
                     group = Group(library, kind, {"alltoall": "all-to-all"}.get(op, op.replace("_", "-")), mine)
                     b0, b1, a0, a1 = fit(group, FOLDER / f"{library}.toml")
-                    print(f"{library:7s} {kind:10s} {group.op:15s} fitted {b0:6.1%} -> {a0:6.1%}   tested {b1:6.1%} -> {a1:6.1%}", flush=True)
+                    print(
+                        f"{library:7s} {kind:10s} {group.op:15s} fitted {b0:6.1%} -> {a0:6.1%}   tested {b1:6.1%} -> {a1:6.1%}",
+                        flush=True,
+                    )
     for path, text in kept.items():
         path.write_text(rounded(path.read_text()) if "--write" in arguments else text)
 

@@ -1,8 +1,8 @@
 """Widths of 80 % ranges from residuals: ``python benchmarks/fit_spreads.py DATA_DIR``.
 
 Takes rows that were not fitted, by library and place (or by kind of kernel, chip family and number format), and writes the
-82nd percentile of |ln(predicted / measured)| as a factor into ``catalog/libraries`` and ``validate/spreads.toml``. A little more than
-80 % because rows of other hosts than these will lie further off.
+82nd percentile of |ln(predicted / measured)| as a factor into ``catalog/libraries`` and ``validate/spreads.toml``. A little
+more than 80 % because rows of other hosts than these will lie further off.
 """
 
 from __future__ import annotations
@@ -46,7 +46,12 @@ def spread_blocks(r: Records, library: str) -> str:
     def add(where: str, mask: Any, ops: str = "", limit: float = 0.0) -> None:
         factor, n = width(r, mine & mask)
         if n >= LEAST:
-            lines = ["[[spread]]", f'where = "{where}"', *([f"ops = {ops}"] if ops else []), *([f"max_bytes = {limit:.0f}"] if limit else [])]
+            lines = [
+                "[[spread]]",
+                f'where = "{where}"',
+                *([f"ops = {ops}"] if ops else []),
+                *([f"max_bytes = {limit:.0f}"] if limit else []),
+            ]
             out.append("\n".join([*lines, f"factor = {factor:.3f}", f'source = "residuals"  # {n} rows']))
 
     for where in ("nvlink", "pcie"):

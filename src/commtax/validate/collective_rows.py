@@ -92,7 +92,9 @@ def question(row: Row) -> Asked:
     """The collective of one row; ``UnpricedError`` with the reason where there is none."""
     op = OPS.get((row.get("op") or "").lower().replace("-", "_"))
     if op is None:
-        raise UnpricedError(f"collective '{row.get('op', '')}' has no model of its own: kernels of expert parallelism name no tensor")
+        raise UnpricedError(
+            f"collective '{row.get('op', '')}' has no model of its own: kernels of expert parallelism name no tensor"
+        )
     if "placeholder" in (row.get("notes") or ""):
         raise UnpricedError("the size of the tensor is not published")
     if not (row.get("gpus") or "").strip():
@@ -103,7 +105,7 @@ def question(row: Row) -> Asked:
     library, algorithm = _library(row)
     words = f"{row.get('gpu', '')} {row.get('system', '')} {row.get('interconnect', '')}".lower()
     place = _cluster(words, hosts, -(-ranks // hosts))
-    return Asked(op, ranks, -(-ranks // hosts), library, place, algorithm, "eager" in _mode(row), _hint(row, words))
+    return Asked(op, ranks, -(-ranks // hosts), library, place, algorithm, "eager" in mode(row), _hint(row, words))
 
 
 def _hint(row: Row, words: str) -> str:
@@ -124,7 +126,7 @@ def _hint(row: Row, words: str) -> str:
     return ", ".join(found)
 
 
-def _mode(row: Row) -> str:
+def mode(row: Row) -> str:
     """graph, eager, or as nccl-tests launches (many in a row, so that launches hide)."""
     method = (row.get("method") or row.get("mode") or "").lower()
     if "eager" in method or "torch timing" in method or "all_reduce_bench" in method:
@@ -270,7 +272,7 @@ def _plain(row: Row) -> Answer:
         system=row.get("system") or row.get("gpu") or "",
         library=row.get("library") or "",
         version=row.get("library_version") or "",
-        mode=_mode(row),
+        mode=mode(row),
         dtype=row.get("dtype") or "",
         tp=float(text) if text.replace(".", "", 1).isdigit() else 0,
         what=f"{name} of {row.get('bytes', '')} B over {text or '?'} GPUs, {row.get('system') or row.get('gpu') or ''}",

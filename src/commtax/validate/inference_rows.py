@@ -190,7 +190,7 @@ def _batch_one(row: Row) -> Predicted:
     if row.get("metric") != "decode_tokens_per_s":
         raise UnpricedError(f"metric '{row.get('metric', '')}' is not known")
     context = whole(row, "isl", 5) + whole(row, "osl", 200) // 2
-    words = {"tp": whole(row, "tp", 1), "batch": whole(row, "batch", 1), "dtype": _dtype(row), "engine": "gpt-fast"}
+    words: dict[str, Any] = {"tp": whole(row, "tp", 1), "batch": whole(row, "batch", 1), "dtype": _dtype(row), "engine": "gpt-fast"}
     priced = bill(_stored(row), _place(row), phase="decode", context=context, **words)
     found = _ranged(priced, least_s(priced), _power_hint(row))
     return Predicted(words["batch"] / found.value, words["batch"] / found.high, words["batch"] / found.low, found.floor, found.hint)
@@ -214,7 +214,9 @@ def _static(row: Row) -> Predicted:
     if metric not in parts:
         raise UnpricedError(f"metric '{metric}' is not known")
     prompts, steps = parts[metric]
-    value, low, high = (prompts * float(getattr(prompt, n)) + steps * float(getattr(step, n)) for n in ("step_s", "low_s", "high_s"))
+    value, low, high = (
+        prompts * float(getattr(prompt, n)) + steps * float(getattr(step, n)) for n in ("step_s", "low_s", "high_s")
+    )
     floor = prompts * least_s(prompt) + steps * least_s(step)
     return Predicted(value, low, high, floor, "launch-bound: an engine of 2023 without graphs")
 
@@ -242,14 +244,14 @@ def _cpu_cluster(gpu: str, hosts: int) -> Cluster:
         raise UnpricedError(f"CPU '{gpu}' is not known")
     memory, flops, link = known
     place = catalog.cluster(f"{hosts}x1xcpu" if hosts > 1 else "1xcpu", inter=link)
-    peaks = {name: flops for name in place.chip.flops_per_s}
+    peaks = dict.fromkeys(place.chip.flops_per_s, flops)
     return replace(place, chip=replace(place.chip, memory_Bps=memory, flops_per_s=peaks))
 
 
 def _cpu(row: Row) -> Predicted:
     """distributed-llama: tensor parallelism over CPU hosts, one rank each, 4-bit weights."""
     place = _cpu_cluster(row.get("gpu") or "", whole(row, "tp", 1))
-    words = {"tp": whole(row, "tp", 1), "batch": 1, "engine": "torch", "context": 64}
+    words: dict[str, Any] = {"tp": whole(row, "tp", 1), "batch": 1, "engine": "torch", "context": 64}
     priced = bill(_stored(row), place, phase="decode", **words)
     metric = row.get("metric") or ""
     hint = "a CPU host from its datasheet, network assumed"
@@ -264,5 +266,3 @@ def _cpu(row: Row) -> Predicted:
         part = Bill(tuple(x for x in priced.lines if x.kind in kinds), priced.tokens)
         return _ranged(part, least_s(priced) if "compute" in kinds else 0.0, hint)
     raise UnpricedError(f"metric '{metric}' is not known")
-
-

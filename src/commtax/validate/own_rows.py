@@ -57,8 +57,8 @@ def _answer(index: int, row: Own, chip: str) -> Answer:
         predicted, width, floor = _step(row, chip) if kind == "step" else _kernel(row, plain.kind, catalog.chip(chip))
     except ValueError as error:
         return replace(plain, skipped=str(error))
-    limits = {"low": predicted / width, "high": predicted * width}
-    return replace(plain, measured=float(row["median_s"]), predicted=predicted, floor=floor, hint=_hint(row), **limits)
+    found = replace(plain, measured=float(row["median_s"]), predicted=predicted, floor=floor, hint=_hint(row))
+    return replace(found, low=predicted / width, high=predicted * width)
 
 
 def _size(row: Own) -> float:
@@ -114,7 +114,16 @@ def _gemm(row: Own) -> Kernel:
 def _decode(row: Own) -> Kernel:
     b, h, kv, d, s = (row[c] for c in ("batch", "heads", "kv_heads", "head_dim", "length"))
     return Kernel(
-        "decode attention", "decode", 1, 4.0 * b * h * s * d, 4.0 * b * s * kv * d, batch=b, heads=h, kv_heads=kv, head_dim=d, length=s
+        "decode attention",
+        "decode",
+        1,
+        4.0 * b * h * s * d,
+        4.0 * b * s * kv * d,
+        batch=b,
+        heads=h,
+        kv_heads=kv,
+        head_dim=d,
+        length=s,
     )
 
 
@@ -124,4 +133,6 @@ def _prefill(row: Own) -> Kernel:
     b, h, kv, d, s = (row[c] for c in ("batch", "heads", "kv_heads", "head_dim", "length"))
     moved = 4.0 * b * s * d * (h + kv)
     flops = 2.0 * b * h * s * (s + 1) * d
-    return Kernel("prefill attention", "prefill", 1, flops, moved, batch=b, heads=h, kv_heads=kv, head_dim=d, length=s, past=np.float64(0))
+    return Kernel(
+        "prefill attention", "prefill", 1, flops, moved, batch=b, heads=h, kv_heads=kv, head_dim=d, length=s, past=np.float64(0)
+    )

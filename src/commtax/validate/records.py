@@ -7,6 +7,7 @@ import gzip
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ class Records:
 
 def of_answers(answers: Iterable[Answer]) -> Records:
     found = list(answers)
-    kinds: dict[str, Any] = {name: object for name in WORDS} | {name: float for name in NUMBERS} | {"fitted": bool, "row": int}
+    kinds: dict[str, Any] = dict.fromkeys(WORDS, object) | dict.fromkeys(NUMBERS, float) | {"fitted": bool, "row": int}
     return Records({name: np.array([getattr(a, name) for a in found], dtype=kinds[name]) for name in FIELDS})
 
 
@@ -113,12 +114,12 @@ def joined(parts: Sequence[Records]) -> Records:
     return Records({name: np.concatenate([p.columns[name] for p in some]) for name in FIELDS})
 
 
-def read(path: Path) -> tuple[list[str], list[list[str]]]:
+def read(path: Path, most: int | None = None) -> tuple[list[str], list[list[str]]]:
     """Header and rows of a CSV file, plain or gzipped; short rows are filled with empty cells."""
     with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
         lines = csv.reader(file)
         header = next(lines, [])
-        rows = [line + [""] * (len(header) - len(line)) for line in lines if line]
+        rows = [line + [""] * (len(header) - len(line)) for line in islice(lines, most) if line]
     return header, rows
 
 

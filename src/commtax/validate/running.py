@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from commtax.validate import collective_rows, inference_rows, kernel_rows, published, statistics, whole_rows
 from commtax.validate.bounds import Bound, judge
@@ -66,8 +67,7 @@ def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = 
         raise ValueError(f"data '{folder}': no such folder")
     sources = _folder(folder, only) if folder else published.tables(only)
     parts, files = [], {}
-    header = _union(folder, only) if folder else published.header()
-    with Writer(rows_to, header) if rows_to else nullcontext() as writer:
+    with Writer(rows_to, _union(folder, only) if folder else published.header()) if rows_to else nullcontext() as writer:
         for table in sources:
             found = table.answer()
             files[table.name] = (len(table.rows), len(set(found.row[found.priced].tolist())))
@@ -101,16 +101,19 @@ def _union(folder: Path, only: str) -> list[str]:
 
 
 def _header(path: Path) -> list[str]:
-    with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
-        return next(csv.reader(file), [])
+    return _read(path, 0)[0]
+
+
+def _read(path: Path, most: int | None = None) -> tuple[list[str], list[list[str]]]:
+    try:
+        return read(path, most)
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
+        raise ValueError(f"data '{path}': cannot be read as CSV ({error})") from None
 
 
 def _folder(folder: Path, only: str) -> Iterator[Table]:
     for kind, path in _paths(folder, only):
-        try:
-            header, rows = read(path)
-        except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-            raise ValueError(f"data '{path}': cannot be read as CSV ({error})") from None
+        header, rows = _read(path)
         if kind == "kernels":
             yield Table(f"kernels/{path.name}", header, rows, lambda p=path, h=header, r=rows: kernel_rows.answers(p.name, h, r))  # type: ignore[misc]
         else:
@@ -123,7 +126,7 @@ class Writer(AbstractContextManager["Writer"]):
     def __init__(self, path: Path, header: Sequence[str]) -> None:
         self.columns = ["file", *(c for c in header if c not in ("file", *ADDED)), *ADDED]
         self.place = {name: i for i, name in enumerate(self.columns)}
-        self.file = gzip.open(path, "wt", newline="") if path.suffix == ".gz" else path.open("w", newline="")
+        self.file: IO[str] = gzip.open(path, "wt", newline="") if path.suffix == ".gz" else path.open("w", newline="")  # noqa: SIM115
         self.lines = csv.writer(self.file)
         self.lines.writerow(self.columns)
 

@@ -32,8 +32,7 @@ def _served(index: int, row: Row) -> list[Answer]:
         mode=row.get("mode") or "agg",
         dtype=row.get("gemm_quant_mode") or row.get("precision") or "",
         row=index,
-        what=f"{row.get('model_path', '')}, tp {row.get('tp_size') or row.get('decode_tp_size') or '?'}, "
-        f"{row.get('isl', '')} in, {row.get('osl', '')} out, {row.get('clients') or row.get('batch_size') or row.get('decode_batch_size') or '?'} clients",
+        what=_request(row),
     )
     try:
         asked = serving_rows.question(row)
@@ -53,6 +52,12 @@ def _served(index: int, row: Row) -> list[Answer]:
         hint=_serving_hint(row, asked, found),
     )
     return [_figure(shared, name, was[name], found, asked) for name in ("ttft_s", "tpot_s") if name in was]
+
+
+def _request(row: Row) -> str:
+    tp = row.get("tp_size") or row.get("decode_tp_size") or "?"
+    clients = row.get("clients") or row.get("batch_size") or row.get("decode_batch_size") or "?"
+    return f"{row.get('model_path', '')}, tp {tp}, {row.get('isl', '')} in, {row.get('osl', '')} out, {clients} clients"
 
 
 def _origin(row: Row) -> str:
@@ -87,9 +92,9 @@ def _figure(plain: Answer, name: str, measured: float, found: Simulation, asked:
 def _floor(name: str, found: Simulation, asked: dict[str, Any]) -> float:
     """Bytes over bandwidth and FLOPs over peak of the decode step, or of the request's own prompt."""
     words = {key: asked[key] for key in PLAN}
-    phase = {"phase": "decode", "batch": max(1, int(found.running))} if name == "tpot_s" else {"phase": "prefill", "batch": 1}
+    phase, batch = ("decode", max(1, int(found.running))) if name == "tpot_s" else ("prefill", 1)
     try:
-        priced = bill(asked["model"], asked["cluster"], context=asked["input_len"], **phase, **words)
+        priced = bill(asked["model"], asked["cluster"], phase=phase, batch=batch, context=asked["input_len"], **words)
     except ValueError:
         return 0.0
     return least_s(priced)
