@@ -252,17 +252,10 @@ def kernels(folder: Path) -> None:
 
 
 def h200() -> None:
+    """All of our own rows, medians only: samples stay in benchmarks/h200."""
     rows = [{k: v for k, v in r.items() if k not in ("samples_s", "sm_MHz")} for r in read_own(ROOT / "benchmarks" / "h200")]
-    rows = [r for r in rows if r.get("backend") != "flash"]
-    each = {"gemm": 12, "decode": 24, "prefill": 20, "step": 10}
-    chosen = []
-    for kind, count in each.items():
-        mine = [r for r in rows if r["kind"] == kind]
-        chosen += spread_out(
-            mine, lambda r: (r.get("phase"), r.get("mode"), r.get("dtype"), r.get("tp"), r.get("m", 0) > 256), count
-        )
-    columns = list(dict.fromkeys(key for row in chosen for key in row))
-    write("h200", columns, [{k: str(v) for k, v in r.items()} for r in chosen])
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    write("h200", columns, [{k: str(v) for k, v in r.items()} for r in rows])
 
 
 def main(folder: Path) -> None:

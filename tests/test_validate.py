@@ -12,7 +12,7 @@ import pytest
 
 import commtax
 from commtax import catalog
-from commtax.validate import check
+from commtax.validate import check, own_rows, published
 from commtax.validate.collective_rows import question
 from commtax.validate.records import UnpricedError, dicts, read
 from commtax.validate.running import ADDED
@@ -49,6 +49,17 @@ def test_every_published_row_names_its_source_and_some_test():
         assert rows
     records = check(None, only="collectives").records
     assert 0.2 < np.mean(records.fitted) < 0.7
+
+
+def test_our_own_rows_are_those_of_the_sweep():
+    sweep = Path(__file__).parents[1] / "benchmarks" / "h200"
+    if not sweep.is_dir():
+        pytest.skip("the sweep is in the source tree only")
+    header, rows = read(Path(commtax.__file__).parent / "validate" / "published" / "h200.csv")
+    found = own_rows.read(sweep)
+    assert len(rows) == len(found)
+    shipped = published._answer("h200", header, rows)()
+    assert np.array_equal(shipped.fitted, own_rows.answers(found).fitted)
 
 
 def test_fitted_rows_are_told_apart(shipped):

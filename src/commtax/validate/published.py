@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import as_file, files
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import commtax
 from commtax.validate import collective_rows, inference_rows, kernel_rows, own_rows, whole_rows
 from commtax.validate.records import Records, dicts, joined, of_answers, read
 
@@ -64,24 +62,17 @@ COLUMNS: dict[str, dict[str, str]] = {  # our names, and what the larger tables 
     },
     "h200": {},
 }
-CHECKOUT = Path(commtax.__file__).parents[2] / "benchmarks" / "h200"  # our own sweep, whole, where the source tree is at hand
 
 
 def tables(only: str = "") -> Iterator[Table]:
-    """Every file of the shipped table, and our own H200 rows (all of them in a source tree, a part in a wheel)."""
+    """Every file of the shipped table; our own H200 rows are the last."""
     from commtax.validate.running import Table
 
     for name in COLUMNS:
         if only not in ("", name):
             continue
         header, rows = _read(name)
-        if name == "h200" and CHECKOUT.is_dir():
-            own = own_rows.read(CHECKOUT)
-            header = list(dict.fromkeys(key for row in own for key in row if key != "samples_s"))
-            rows = [["" if row.get(key) is None else str(row[key]) for key in header] for row in own]
-            yield Table("benchmarks/h200", header, rows, lambda own=own: own_rows.answers(own))  # type: ignore[misc]
-        else:
-            yield Table(f"published/{name}.csv", header, rows, _answer(name, header, rows))
+        yield Table(f"published/{name}.csv", header, rows, _answer(name, header, rows))
 
 
 def header() -> list[str]:
