@@ -15,7 +15,7 @@ from commtax.validate import Bound, Records, Report
 from commtax.validate.statistics import Figures, figures, groups
 
 SHOWN = ("kind", "system", "library", "mode")
-MOST_POINTS = 400  # of one series in a picture
+MOST_POINTS = 150  # of one panel in a picture
 RATES = ("decode-rate", "throughput")
 
 
@@ -122,7 +122,7 @@ def plot_kinds(found: Report, path: Path, kinds: tuple[str, ...] = ()) -> None:
     import matplotlib as mpl
 
     mpl.use("agg")
-    mpl.rcParams["svg.hashsalt"] = "commtax"
+    mpl.rcParams.update({"svg.hashsalt": "commtax", "svg.fonttype": "none"})
     import matplotlib.pyplot as plt
 
     records = found.records
