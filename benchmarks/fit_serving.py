@@ -52,8 +52,8 @@ CONSTANTS = [
     Constant("frontend_request_s", "trtllm", "1.0", 0.025, 0.0, 0.1),
     Constant("frontend_token_s", "trtllm", "1.0", 1e-4, 0.0, 5e-4),
     Constant("request_s", "vllm", "0.18", 0.01, 0.0, 0.1),
-    Constant("grouped_efficiency", "", "", 0.5, 0.1, 1.0),
-    Constant("popularity", "", "", 0.6, 0.2, 20.0),
+    *(Constant("grouped_efficiency", engine, "", 0.5, 0.1, 1.0) for engine in ("vllm", "trtllm")),
+    *(Constant("popularity", engine, "", 0.6, 0.2, 20.0) for engine in ("vllm", "trtllm")),
 ]
 
 

@@ -14,7 +14,7 @@ from commtax.api.setup import AUTO_EP, Setup, positive, setup
 from commtax.cost import legality, memory
 from commtax.cost.tensors import stage_layers
 from commtax.cost.train_memory import TrainMemory, training_memory
-from commtax.spec import Cluster, Model, TrainStep
+from commtax.spec import Cluster, Model, Number, TrainStep
 from commtax.units import plural
 
 
@@ -156,12 +156,58 @@ def _candidates(model: Model, cluster: Cluster, dp: int, plan: dict[str, Any], p
 
 def judge(asked: Setup, serving: Serving) -> Fit:
     """Memory of the tightest pipeline stage of a legal plan: the one that leaves the fewest KV blocks."""
-    pp, model = int(asked.plan.pp), asked.model
-    alike: dict[tuple[object, ...], int] = {}
+    pp = int(asked.plan.pp)
+    stages = _different_stages(asked, pp)
+    return min((_stage(asked, serving, stage, pp) for stage in stages), key=lambda f: (f.kv_blocks, f.kv_bytes))
+
+
+def _different_stages(asked: Setup, pp: int) -> list[int]:
+    """One of each kind of stage: those that hold the same are judged once."""
+    model, alike = asked.model, dict[tuple[object, ...], int]()
     for stage, layers in enumerate(stage_layers(model, pp, asked.engine.odd_layers)):
         kinds = tuple(sum(model.layers[i] == kind for i in layers) for kind in range(len(model.blocks)))
-        alike.setdefault((kinds, stage == 0, stage == pp - 1), stage)  # stages that hold the same are judged once
-    return min((_stage(asked, serving, stage, pp) for stage in alike.values()), key=lambda f: (f.kv_blocks, f.kv_bytes))
+        alike.setdefault((kinds, stage == 0, stage == pp - 1), stage)
+    return list(alike.values())
+
+
+def cache_tokens(asked: Setup, tokens: int, seqs: int, utilization: float | None = None) -> Number:
+    """KV tokens of one replica for arrays of plans at once: ``judge(...).kv_tokens`` of each; 0 where a plan is illegal."""
+    plan, engine, chip = asked.plan, asked.engine, asked.cluster.chip
+    shape = np.broadcast_shapes(*(np.shape(x) for x in (plan.tp, plan.pp, plan.dp, plan.ep)))
+    axes = [np.broadcast_to(x, shape).ravel() for x in (plan.tp, plan.pp, plan.dp, plan.ep)]
+    legal = np.broadcast_to(np.asarray(asked.codes) == 0, shape).ravel()
+    table, where = np.unique(np.stack([*axes, legal], axis=-1), axis=0, return_inverse=True)
+    found = np.zeros(len(table))
+    groups = table[:, 0] * table[:, 1] if engine.reserve else 0 * table[:, 0]  # a reserve may grow with a copy's ranks
+    for pp, ranks in np.unique(np.stack([table[:, 1], groups], axis=-1)[table[:, 4] == 1], axis=0).astype(int).tolist():
+        mine = (table[:, 1] == pp) & (groups == ranks) & (table[:, 4] == 1)
+        tp, _, dp, ep, _ = table[mine].T
+        part = replace(plan, tp=tp, pp=pp, dp=dp, ep=ep)
+        share = memory.default_utilization(chip, part, engine) if utilization is None else utilization
+        one = replace(asked, plan=part)
+        least = [_stage_tokens(one, tokens, seqs, share, stage, pp) for stage in _different_stages(asked, pp)]
+        found[mine] = np.minimum.reduce(least)
+    spread = found[where.ravel()].reshape(shape)
+    return spread if shape else float(spread)
+
+
+def _stage_tokens(asked: Setup, tokens: int, seqs: int, utilization: float, stage: int, pp: int) -> Number:
+    model, plan, engine = asked.model, asked.plan, asked.engine
+    loaded = sum((w.nbytes for w in memory.weights(model, plan, engine, stage, pp)), start=0.0)
+    peak = memory.activation_bytes(model, plan, engine, tokens, seqs, stage == pp - 1)
+    left = _left(asked, loaded, peak, utilization)
+    pool = memory.kv_pool(model, plan, stage_layers(model, pp, engine.odd_layers)[stage], engine.block_size)
+    blocks = np.maximum(0, left // pool.bytes_per_block)
+    return blocks // pool.num_groups * engine.block_size
+
+
+def _left(asked: Setup, loaded: Number, peak: Number, utilization: float) -> Number:
+    """Bytes that weights and activations leave for the cache, by the engine's own rule."""
+    engine, total = asked.engine, asked.cluster.chip.visible_bytes
+    other = memory.other_bytes(asked.plan, engine)
+    if engine.utilization_of == "free":
+        return (total - loaded - peak - other) * utilization
+    return total * utilization - loaded - (0 if engine.utilization_of == "static" else peak + other)
 
 
 def _stage(asked: Setup, serving: Serving, stage: int, pp: int) -> Fit:
@@ -172,12 +218,8 @@ def _stage(asked: Setup, serving: Serving, stage: int, pp: int) -> Fit:
     tokens, seqs = serving.max_batched_tokens, serving.max_seqs
     peak = float(memory.activation_bytes(model, plan, engine, tokens, seqs, stage == pp - 1))
     other = float(memory.other_bytes(plan, engine))
-    if engine.utilization_of == "free":
-        left = (total - loaded - peak - other) * serving.utilization
-        budget = total
-    else:
-        budget = total * serving.utilization
-        left = budget - loaded - (0 if engine.utilization_of == "static" else peak + other)
+    budget = total if engine.utilization_of == "free" else total * serving.utilization
+    left = float(_left(asked, loaded, peak, serving.utilization))
     available = serving.kv_cache_bytes or left
     pool = memory.kv_pool(model, plan, stage_layers(model, pp, engine.odd_layers)[stage], serving.block_size)
     blocks = max(0, int(available // float(pool.bytes_per_block)))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from commtax import catalog
-from commtax.api.fitting import Serving, judge
+from commtax.api.fitting import cache_tokens
 from commtax.api.setup import Setup, numeric, positive, setup
 from commtax.arrays import pick
 from commtax.cost import memory
@@ -95,19 +95,21 @@ def simulate(
     prefill_workers: int | None = None,
     prefill_tp: int | None = None,
     decode_workers: int | None = None,
+    kv_tokens: Number | None = None,
     **plan: Any,
 ) -> Simulation:
     """Mean TPOT and TTFT of ``concurrency`` clients that each send a request as soon as the last one is answered.
 
     Sizes, concurrency and lengths may be arrays. ``num_prompts`` adds the burst at the start of a finite benchmark;
     lengths vary by ``spread`` of their mean to either side. With ``disaggregated``, prompts run on workers of their own.
+    ``kv_tokens`` is the size of a replica's cache where it is known; else memory is judged.
     """
     concurrency, input_len = positive(concurrency, "concurrency"), positive(input_len, "input_len")
     output_len = positive(output_len, "output_len")
     asked = setup(model, cluster, **plan)
     budget, most = _limits(asked, max_num_batched_tokens, max_num_seqs, gpu_memory_utilization)
     load = _load(asked, concurrency, input_len, output_len, num_prompts, spread)
-    kv = _kv_tokens(asked, budget, most, gpu_memory_utilization)
+    kv = cache_tokens(asked, budget, most, gpu_memory_utilization) if kv_tokens is None else kv_tokens
     seqs = np.floor(running(load, asked.engine, kv, most))
     if disaggregated:
         load = replace(load, concurrency=load.concurrency / _decode_workers(load, seqs, decode_workers))
@@ -212,24 +214,6 @@ def _load(asked: Setup, concurrency: Number, input_len: Number, output_len: Numb
     dp = asked.plan.dp
     each = np.maximum(1.0, concurrency / dp)
     return Load(each, input_len * 1.0, output_len * 1.0, prompts / dp if num else np.inf, spread)
-
-
-def _kv_tokens(asked: Setup, budget: int, most: int, utilization: float | None) -> Number:
-    """Tokens that the cache of one replica holds, judged once for each different plan; 0 where the plan is illegal."""
-    plan, chip = asked.plan, asked.cluster.chip
-    shape = np.broadcast_shapes(*(np.shape(x) for x in (plan.tp, plan.pp, plan.dp, plan.ep)))
-    axes = [np.broadcast_to(x, shape).ravel() for x in (plan.tp, plan.pp, plan.dp, plan.ep)]
-    table, where = np.unique(np.stack(axes, axis=-1), axis=0, return_inverse=True)
-    legal = np.broadcast_to(np.asarray(asked.codes) == 0, shape).ravel()
-    found = np.zeros(len(table))
-    for i, (tp, pp, dp, ep) in enumerate(table.astype(int).tolist()):
-        if legal[where.ravel() == i].any():
-            one = replace(asked, plan=replace(plan, tp=tp, pp=pp, dp=dp, ep=ep))
-            share = memory.default_utilization(chip, one.plan, asked.engine) if utilization is None else utilization
-            limits = Serving(asked.model.max_len, most, budget, asked.engine.block_size, share)
-            found[i] = judge(one, limits).kv_tokens
-    tokens = found[where.ravel()].reshape(shape)
-    return tokens if shape else float(tokens)
 
 
 def _notes(s: Simulation) -> list[str]:

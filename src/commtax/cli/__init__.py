@@ -438,7 +438,10 @@ def _commands(arguments: list[str]) -> click.Group:
 
         app.add_command(measure_group)
         app.add_command(pipeline_command)
+        from commtax.cli.planning import plan_command
         from commtax.cli.serving import simulate_command
+
+        app.add_command(plan_command)
 
         app.add_command(simulate_command)
         app.add_command(audit_command)

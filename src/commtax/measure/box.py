@@ -163,7 +163,7 @@ def _summary(run: Run, engine: Engine, batch: int, length: int) -> dict[str, Any
         "prefill_s": run.prefill_s,
         "prefill_lines": run.prefill_lines,
         "decode_lines": run.line_medians(),
-        "comm_s": [[median(times) for times in zip(*run.comm_s, strict=True)]] if any(run.comm_s) else [],
+        "comm_s": run.comm_s,
         "order": run.order,
         "payload": batch * hidden * item,
         "prefill_payload": batch * length * hidden * item,
@@ -273,31 +273,29 @@ def _share(value: float) -> float:
 
 
 def _paths(seen: list[dict[str, Any]], impl: str, ranks: int) -> list[dict[str, Any]]:
-    """Latency and bandwidth of one wire between computing: inside each collective the least over ranks is the wire."""
-    sizes: dict[str, list[float]] = {"all-reduce": [], "all-gather": []}
-    times: dict[str, list[float]] = {"all-reduce": [], "all-gather": []}
-    for index in range(len(seen[0]["runs"])):
-        for turn in zip(*(rank["runs"][index]["runs"][impl] for rank in seen), strict=True):
-            for position, what in enumerate(turn[0]["order"]):
-                op = "all-gather" if what == "logits" else "all-reduce"
-                sizes[op].append(float(turn[0]["logits" if what == "logits" else "payload"]))
-                times[op].append(min(run["comm_s"][0][position] for run in turn))
-            for line in ("attention output", "feed-forward output"):
-                sizes["all-reduce"].append(float(turn[0]["prefill_payload"]))
-                layers = seen[0]["runs"][index]["shape"]["num_hidden_layers"]
-                times["all-reduce"].append(min(run["prefill_lines"][f"tp {line}"] for run in turn) / layers)
+    """Latency and bandwidth of one wire as it is between computing: a fit to the decode steps' and the prompts' collectives."""
     rows = []
     for op, factor in (("all-reduce", 2 * (ranks - 1) / ranks), ("all-gather", (ranks - 1) / ranks)):
-        fixed, slope = alpha_beta(np.array(sizes[op]), np.array(times[op]))
-        bandwidth = factor / slope if slope else 1e12
-        rows.append(
-            {
-                "op": op,
-                "algorithm": "ring",
-                "launch_s": fixed,
-                "bandwidth_Bps": bandwidth,
-                "name": impl,
-                "source": "between computing",
-            }
-        )
+        points = [point for index in range(len(seen[0]["runs"])) for point in _wires(seen, impl, index, op)]
+        sizes, times = (np.array(column) for column in zip(*points, strict=True))
+        fixed, slope = alpha_beta(sizes, times)
+        constants = {"launch_s": fixed, "bandwidth_Bps": factor / slope if slope else 1e12}
+        rows.append({"op": op, "algorithm": "ring", **constants, "name": impl, "source": "between computing"})
     return rows
+
+
+def _wires(seen: list[dict[str, Any]], impl: str, index: int, op: str) -> Iterable[tuple[float, float]]:
+    """(bytes, seconds) of one case. In each step the least over ranks is the wire; a step pays their mean, tails included."""
+    decode, prefill = [], []
+    case = seen[0]["runs"][index]
+    for turn in zip(*(rank["runs"][index]["runs"][impl] for rank in seen), strict=True):
+        wanted = [i for i, what in enumerate(turn[0]["order"]) if (what == "logits") == (op == "all-gather")]
+        steps = zip(*(run["comm_s"] for run in turn), strict=True)
+        decode.append(float(np.mean([min(rank[i] for rank in step) for step in steps for i in wanted])))
+        lines = ("tp attention output", "tp feed-forward output")
+        layers = case["shape"]["num_hidden_layers"]
+        prefill.append(min(sum(run["prefill_lines"][line] for line in lines) for run in turn) / (2 * layers))
+    sizes = case["runs"][impl][0]
+    yield float(sizes["logits" if op == "all-gather" else "payload"]), quiet(decode)
+    if op == "all-reduce":
+        yield float(sizes["prefill_payload"]), quiet(prefill)

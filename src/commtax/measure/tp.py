@@ -25,7 +25,7 @@ from commtax.measure.engine import Engine
 from commtax.measure.generate import Run, generate, prompts
 from commtax.measure.job import DTYPES, TOLERANCE, Job
 from commtax.measure.weights import Checkpoint, Random, Source, load
-from commtax.measure.worker import Place, gather, join, place, report
+from commtax.measure.worker import Place, gather, join, pin, place, report
 
 TARGET = "commtax.measure.tp:measure_all"
 
@@ -218,7 +218,7 @@ def main(argv: list[str] | None = None) -> int:
         carrier = job.impl or ("gloo" if where.local_size < where.size and not torch.cuda.is_available() else "")
         job = Job(**{**job.payload(), "tp": where.size, "impl": carrier}).settled()
         join(where, job.device)
-        raw = measure(where, job.payload())
+        raw = measure(pin(where), job.payload())
         dist.destroy_process_group()
         if where.rank:
             return 0

@@ -50,6 +50,27 @@ def picture(path: Path, draw: Callable[[Any], None], size: tuple[float, float] =
     plt.close(figure)
 
 
+def new_figure(path: Path) -> tuple[Any, Any]:
+    """One pair of axes for a file of a kind that can be drawn."""
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"plot '{path}': the name must end in one of {', '.join(SUFFIXES)}")
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise ValueError("plot: pictures need matplotlib (pip install 'commtax[plot]')") from None
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=(8, 5), constrained_layout=True)
+
+
+def save(figure: Any, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
 def plot_comparison(found: Comparison, title: str, path: Path) -> None:
     """Communication's share of the step above, time of the step below; over tp the ideal line is drawn too."""
     mpl = _matplotlib(path)

@@ -1,0 +1,110 @@
+"""``commtax plan``."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from commtax import catalog
+from commtax.cli.options import Count, json_option, where_options
+from commtax.cli.output import print_json, terminal
+from commtax.planner import WORKLOADS, plan, plan_training
+from commtax.spec import Cluster
+from commtax.units import parse_seconds
+
+
+@click.command("plan")
+@click.argument("model")
+@where_options
+@click.option("--phase", default="serve", metavar="PHASE", help="serve (default) or train.")
+@click.option("--workload", default="", metavar="NAME", help=f"Lengths of a usual workload: {', '.join(WORKLOADS)}.")
+@click.option("--input-len", "--context", "input_len", type=Count(), default=None, help="Prompt tokens; training: sequence length.")
+@click.option("--output-len", "--osl", "output_len", type=Count(), default=None, help="Output tokens.  [default: 128]")
+@click.option("--ttft", default="", metavar="TIME", help="Mean time to the first token, at most: 500ms.")
+@click.option("--tpot", default="", metavar="TIME", help="Mean time an output token, at most: 30ms.")
+@click.option("--objective", default=None, metavar="WHAT", help="throughput (default), latency, cost or gpus.")
+@click.option("--dtype", default="", metavar="TYPE[,TYPE]", help="Weights: fp8,bf16 compares both.  [default: as stored]")
+@click.option("--max-concurrency", type=Count(), default=None, help="Clients a copy, at most.  [default: 1024]")
+@click.option("--price", type=float, default=None, help="Dollars a GPU-hour.  [default: the catalogue's]")
+@click.option("--global-batch", type=Count(), default=None, help="Training: sequences a step.")
+@click.option("--top", type=Count(), default=10, show_default=True, help="Plans to list.")
+@click.option("--plot", default="", metavar="FILE", help="Draw the Pareto front: .svg, .png or .pdf.")
+@json_option
+def plan_command(model: str, phase: str, top: int, plot: str, as_json: bool, **options: Any) -> None:
+    """The best parallelism plan for a cluster, and why the others lost. Exit code 1: no plan is good.
+
+    commtax plan llama-3.1-70b --cluster 2x8xh100-sxm --ttft 500ms --tpot 30ms
+    """
+    place = catalog.cluster(options.pop("cluster"), **{key: options.pop(key) for key in ("intra", "inter", "nics")})
+    if phase == "train":
+        _train(model, place, options, top, plot, as_json)
+    elif phase == "serve":
+        _serve(model, place, options, top, plot, as_json)
+    else:
+        raise ValueError(f"phase '{phase}': serve or train")
+
+
+def _serve(model: str, place: Cluster, options: dict[str, Any], top: int, plot: str, as_json: bool) -> None:
+    from commtax.report import planning
+
+    if options["global_batch"] is not None:
+        raise ValueError("global_batch: belongs to --phase train")
+    given = options["input_len"], options["output_len"]
+    if options["workload"] and any(x is not None for x in given):
+        raise ValueError("workload: give it or lengths, not both")
+    if options["workload"] and options["workload"] not in WORKLOADS:
+        raise ValueError(f"workload '{options['workload']}': one of {', '.join(WORKLOADS)}")
+    lengths = WORKLOADS[options["workload"]] if options["workload"] else (given[0] or 512, given[1] or 128)
+    start = time.process_time()
+    found = plan(
+        model,
+        place,
+        input_len=lengths[0],
+        output_len=lengths[1],
+        ttft_s=parse_seconds(options["ttft"], "ttft") if options["ttft"] else math.inf,
+        tpot_s=parse_seconds(options["tpot"], "tpot") if options["tpot"] else math.inf,
+        objective=options["objective"] or "throughput",
+        engine=options["engine"] or "vllm",
+        dtypes=tuple(options["dtype"].split(",")),
+        max_concurrency=options["max_concurrency"] or 1024,
+        usd_per_gpu_hour=options["price"],
+    )
+    spent = time.process_time() - start
+    if plot:
+        planning.plot_front(found, Path(plot))
+    if as_json:
+        print_json(planning.plans_document(found, top))
+    else:
+        planning.show_plans(terminal(), found, top, spent)
+    sys.exit(0 if len(found.plans) else 1)
+
+
+def _train(model: str, place: Cluster, options: dict[str, Any], top: int, plot: str, as_json: bool) -> None:
+    from commtax.report import planning
+
+    serving = ("workload", "output_len", "ttft", "tpot", "objective", "max_concurrency", "price")
+    given = [name for name in serving if options[name] not in (None, "")] + (["plot"] if plot else [])
+    if given:
+        raise ValueError(f"{given[0]}: belongs to serving, not to --phase train")
+    if options["global_batch"] is None:
+        raise ValueError("global_batch: training needs the sequences of a step, such as --global-batch 1024")
+    start = time.process_time()
+    found = plan_training(
+        model,
+        place,
+        global_batch=options["global_batch"],
+        seq=options["input_len"] or 4096,
+        engine=options["engine"] or "megatron",
+        dtype=options["dtype"],
+    )
+    spent = time.process_time() - start
+    if as_json:
+        print_json(planning.train_plans_document(found, top))
+    else:
+        planning.show_train_plans(terminal(), found, top, spent)
+    sys.exit(0 if len(found.plans) else 1)

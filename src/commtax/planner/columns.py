@@ -1,0 +1,79 @@
+"""What a plan is asked for, and plans as columns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from commtax.planner.space import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What is asked for. Limits are of means over requests of a closed loop: TTFT from sending to the first token."""
+
+    input_len: int = 512
+    output_len: int = 128
+    ttft_s: float = math.inf
+    tpot_s: float = math.inf
+    objective: str = "throughput"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A family of plans that did not make it, and why."""
+
+    family: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """One row a plan at its best concurrency (or, for ``points``, a plan and concurrency)."""
+
+    mode: Array  # 0: prompts and decoding share workers; 1: workers of their own
+    dtype: Array  # index in ``dtypes``
+    tp: Array
+    pp: Array
+    dp: Array
+    ep: Array
+    replicas: Array
+    gpus: Array
+    concurrency: Array  # clients of the whole cluster
+    running: Array  # requests at once, a copy
+    ttft_s: Array
+    tpot_s: Array
+    tokens_per_s: Array
+    kv_headroom: Array
+    prefill_tp: Array
+    prefill_replicas: Array
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def take(self, where: Array) -> Columns:
+        return Columns(*(np.asarray(getattr(self, f.name)[where]) for f in fields(self)))
+
+    @property
+    def tokens_per_s_per_gpu(self) -> Array:
+        return np.asarray(self.tokens_per_s / self.gpus)
+
+    @property
+    def tokens_per_s_per_user(self) -> Array:
+        return np.asarray(1 / self.tpot_s)
+
+
+def joined(parts: list[Columns]) -> Columns:
+    return Columns(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Columns)))
+
+
+def empty() -> Columns:
+    return Columns(*(np.array([]) for _ in fields(Columns)))
+
+
+def label(tp: int, pp: int, dp: int, ep: int) -> str:
+    """A family's name: ``TP 8 x PP 2``."""
+    parts = [f"TP {tp}"] + [f"{name} {n}" for name, n in (("PP", pp), ("DP", dp), ("EP", ep)) if n > 1]
+    return " x ".join(parts)

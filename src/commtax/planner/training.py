@@ -1,0 +1,255 @@
+"""Training plans: every legal split of a cluster for a global batch, priced in groups of one kind each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from commtax import catalog
+from commtax.api.setup import positive
+from commtax.api.train_billing import TrainBill, train_bill
+from commtax.cost.bubble import SCHEDULES
+from commtax.planner.columns import Rejected
+from commtax.planner.space import Array
+from commtax.spec import Cluster, Engine, Model
+
+MICRO = (1, 2, 4, 8)
+CHUNKS = (2, 4)
+LONG = 8192  # tokens a rank from which sequences are cut over context-parallel ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is one for all plans of a group."""
+
+    zero: int
+    recompute: str
+    schedule: str
+    chunks: int
+
+    def __str__(self) -> str:
+        piped = {"1f1b": "", "interleaved": f", {self.chunks} chunks"}.get(self.schedule, f", {self.schedule}")
+        return f"ZeRO {self.zero}, recompute {self.recompute}{piped}"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainColumns:
+    """One row a plan."""
+
+    kind: Array  # index in ``kinds``
+    tp: Array
+    pp: Array
+    dp: Array
+    ep: Array
+    cp: Array
+    micro_batch: Array
+    step_s: Array
+    mfu: Array
+    memory_bytes: Array
+    bubble_fraction: Array
+    exposed_comm_fraction: Array
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def take(self, where: Array) -> TrainColumns:
+        return TrainColumns(*(np.asarray(getattr(self, f.name)[where]) for f in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainPlans:
+    """Plans that fit, fastest first; where none fits, the nearest."""
+
+    model: Model
+    cluster: Cluster
+    engine: Engine
+    global_batch: int
+    seq: int
+    dtype: str
+    kinds: tuple[Kind, ...]
+    candidates: int
+    plans: TrainColumns
+    near: TrainColumns
+    rejected: tuple[Rejected, ...]
+
+    def words(self, rows: TrainColumns, i: int) -> str:
+        """GPUs reconciled: ``512 GPUs = DP 16 x 4 stages x TP 8``."""
+        sizes = [(int(getattr(rows, axis)[i]), name) for axis, name in (("dp", "DP"), ("cp", "CP"), ("tp", "TP"))]
+        parts = [f"{name} {n}" for n, name in sizes if n > 1 or name == "TP"]
+        if rows.pp[i] > 1:
+            parts.insert(-1, f"{int(rows.pp[i])} stages")
+        experts = f", experts over {int(rows.ep[i])}" if rows.ep[i] > 1 else ""
+        total = int(rows.tp[i] * rows.pp[i] * rows.dp[i] * rows.cp[i])
+        return f"{total} GPUs = {' x '.join(parts)}{experts}"
+
+    def bill(self, rows: TrainColumns, i: int) -> TrainBill:
+        """The priced step of row ``i``, line by line."""
+        kind = self.kinds[int(rows.kind[i])]
+        sizes = {axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep", "cp", "micro_batch")}
+        return _priced(self, kind, batch=self.global_batch // sizes["dp"], **sizes)
+
+    def explain(self, i: int) -> list[str]:
+        from commtax.planner.explain import explain_training
+
+        return explain_training(self, i)
+
+    def to_frame(self) -> Any:
+        try:
+            import pandas as pd
+        except ImportError:
+            raise ValueError("to_frame: needs pandas (pip install pandas)") from None
+        return pd.DataFrame({f.name: getattr(self.plans, f.name) for f in fields(self.plans)})
+
+
+def plan_training(
+    model: str | Model,
+    cluster: str | Cluster,
+    *,
+    global_batch: int,
+    seq: int = 4096,
+    engine: str | Engine = "megatron",
+    dtype: str = "",
+) -> TrainPlans:
+    """Price tp x pp x dp x ep x cp x microbatch for each ZeRO stage, recomputation and schedule, all GPUs in use."""
+    positive(global_batch, "global_batch")
+    positive(seq, "seq")
+    known = catalog.model(model) if isinstance(model, str) else model
+    place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+    runs = catalog.engine(engine) if isinstance(engine, str) else engine
+    kinds = tuple(_kinds(runs))
+    question = TrainPlans(known, place, runs, global_batch, seq, dtype, kinds, 0, _empty(), _empty(), ())
+    grid = _grid(known, place, runs, global_batch, seq)
+    parts, rejected = [], []
+    for index, kind in enumerate(kinds):
+        mine = _fitting(grid, known, kind)
+        if len(mine["tp"]):
+            parts.append(_group(question, kind, index, mine))
+    every = (
+        TrainColumns(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(TrainColumns))) if parts else _empty()
+    )
+    budget = 0.95 * place.chip.visible_bytes
+    order = np.argsort(every.step_s, kind="stable")
+    fits = every.memory_bytes[order] <= budget
+    near = np.argsort(every.memory_bytes, kind="stable")[:5] if not fits.any() else np.array([], dtype=int)
+    if not len(every):
+        rejected.append(Rejected("all", f"no split of {place.num_gpus} GPUs divides a global batch of {global_batch}"))
+    rejected += _lost(every, every.take(order[fits]), budget)
+    values = (
+        known,
+        place,
+        runs,
+        global_batch,
+        seq,
+        dtype,
+        kinds,
+        len(every),
+        every.take(order[fits]),
+        every.take(near),
+        tuple(rejected),
+    )
+    return TrainPlans(*values)
+
+
+def _kinds(engine: Engine) -> Iterator[Kind]:
+    """ZeRO stages, recomputation and schedules that the engine has."""
+    stages = (3,) if engine.zero == 3 else (0, 1)
+    recompute = ["none", "full"] + (["selective"] if engine.selective else [])
+    for zero in stages:
+        for kind in recompute:
+            yield Kind(zero, kind, "1f1b", 1)
+            for chunks in CHUNKS:
+                yield Kind(zero, kind, "interleaved", chunks)
+            yield Kind(zero, kind, "zb-h1", 1)
+
+
+def _grid(model: Model, cluster: Cluster, engine: Engine, global_batch: int, seq: int) -> dict[str, Array]:
+    """All sizes whose product is the cluster and that divide batch and sequence."""
+    gpus, rows = cluster.num_gpus, []
+    degrees = [t for t in (1, 2, 4, 8, 16, 32) if t <= gpus and model.attention.num_heads % t == 0]
+    contexts = [c for c in (1, 2, 4, 8, 16) if c == 1 or (engine.context_parallel and seq / c >= LONG // 2)]
+    for tp in degrees:
+        for cp in contexts:
+            for pp in range(1, min(model.num_layers, gpus // (tp * cp)) + 1):
+                if gpus % (tp * cp * pp) or seq % (2 * cp * tp):
+                    continue
+                dp = gpus // (tp * cp * pp)
+                if global_batch % dp:
+                    continue
+                for micro in MICRO:
+                    if (global_batch // dp) % micro == 0:
+                        rows += [(tp, pp, dp, ep, cp, micro) for ep in _expert_sizes(model, engine, dp * cp)]
+    names = ("tp", "pp", "dp", "ep", "cp", "micro_batch")
+    return dict(zip(names, np.array(rows, dtype=int).reshape(-1, 6).T, strict=True))
+
+
+def _expert_sizes(model: Model, engine: Engine, ranks: int) -> list[int]:
+    if model.experts is None or not engine.ep_backends:
+        return [1]
+    sizes = [2**i for i in range(10)]
+    return [e for e in sizes if ranks % e == 0 and model.experts.num_experts % e == 0]
+
+
+def _fitting(grid: dict[str, Array], model: Model, kind: Kind) -> dict[str, Array]:
+    """Rows that a kind can run: a schedule other than the plain one needs stages, and chunks whole layers."""
+    pp = grid["pp"]
+    keep = np.ones(len(pp), dtype=bool)
+    if kind.schedule != "1f1b":
+        chunks = SCHEDULES[kind.schedule].chunks or kind.chunks
+        keep = (pp > 1) & ((model.num_layers % (pp * chunks) == 0) | (chunks == 1))
+    if kind.zero in (0, 1):
+        keep &= (kind.zero == 0) == (grid["dp"] == 1)  # with replicas the optimiser is sharded, alone there is nothing to shard
+    return {name: column[keep] for name, column in grid.items()}
+
+
+def _priced(question: TrainPlans, kind: Kind, **sizes: Any) -> TrainBill:
+    return train_bill(
+        question.model,
+        question.cluster,
+        engine=question.engine,
+        context=question.seq,
+        dtype=question.dtype,
+        zero=kind.zero,
+        recompute=kind.recompute,
+        schedule=kind.schedule,
+        chunks=kind.chunks,
+        sequence_parallel=True,
+        **sizes,
+    )
+
+
+def _group(question: TrainPlans, kind: Kind, index: int, sizes: dict[str, Array]) -> TrainColumns:
+    b = _priced(question, kind, batch=question.global_batch // sizes["dp"], **sizes)
+    n = np.ones(len(sizes["tp"]))
+    rows = TrainColumns(
+        kind=(index * n).astype(int),
+        **{name: sizes[name] for name in ("tp", "pp", "dp", "ep", "cp", "micro_batch")},
+        step_s=np.asarray(b.step_s) * n,
+        mfu=np.asarray(b.mfu) * n,
+        memory_bytes=np.asarray(b.memory_bytes_per_rank) * n,
+        bubble_fraction=np.asarray(b.bubble_fraction) * n,
+        exposed_comm_fraction=np.asarray(b.comm_fraction) * n,
+    )
+    return rows.take(np.flatnonzero(b.legal * n))
+
+
+def _lost(every: TrainColumns, good: TrainColumns, budget: float) -> list[Rejected]:
+    """One line a tp degree: does it fit, and how far behind is its best plan?"""
+    found = []
+    best = float(good.step_s[0]) if len(good) else np.inf
+    for tp in np.unique(every.tp):
+        mine = good.take(np.flatnonzero(good.tp == tp))
+        if not len(mine):
+            least = float(every.memory_bytes[every.tp == tp].min())
+            found.append(Rejected(f"TP {tp}", f"does not fit: at least {least / 2**30:.1f} GiB a rank of {budget / 2**30:.1f}"))
+        elif float(mine.step_s[0]) > best:
+            slower = float(mine.step_s[0]) / best - 1
+            parts = f"bubble {float(mine.bubble_fraction[0]):.0%}, exposed communication {float(mine.exposed_comm_fraction[0]):.0%}"
+            found.append(Rejected(f"TP {tp}", f"its best plan is {slower:.0%} slower ({parts})"))
+    return found
+
+
+def _empty() -> TrainColumns:
+    return TrainColumns(*(np.array([]) for _ in fields(TrainColumns)))
