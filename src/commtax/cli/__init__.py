@@ -457,6 +457,9 @@ def _commands(arguments: list[str]) -> click.Group:
         app.add_command(simulate_command)
         app.add_command(audit_command)
         app.add_command(calibrate_command)
+        from commtax.cli.validating import validate_command
+
+        app.add_command(validate_command)
     return app
 
 

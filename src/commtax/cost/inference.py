@@ -151,8 +151,8 @@ def spread_of(
     """Half-width of the 80 % range of a collective as a factor, from the residuals of what it is priced with."""
     if fabric.flat:
         return 0.0
-    where = "across" if crosses else "eager" if eager else cluster.intra.kind
-    known = fabric.label == "calibrated" and bool(np.max(ranks) <= MEASURED_RANKS)
+    known = fabric.label.startswith("calibrated") and bool(np.max(ranks) <= MEASURED_RANKS)
+    where = "across" if crosses else "eager" if eager and known else cluster.intra.kind
     usual = fabric.spread_across if crosses else fabric.spread
     found = fabric.spread_of(op, nbytes, where, known) if fabric.spreads else usual
     if crosses:

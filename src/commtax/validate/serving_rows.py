@@ -15,8 +15,7 @@ from commtax import catalog
 from commtax.api.serving import simulate
 from commtax.catalog.models import bundled
 from commtax.spec import Cluster, Model, Quant
-
-Row = Mapping[str, str]
+from commtax.validate.records import Row, UnpricedError
 
 PROMPTS_PER_CLIENT = 10  # requests of a benchmark for each of its clients, as such runs are made
 SHORTEST = 0.8  # InferenceMAX draws lengths uniformly from this share of the stated length up to all of it
@@ -24,10 +23,6 @@ FITTED_MODELS = ("gpt-oss-120b", "llama-3.1-70b", "llama-3.1-8b", "qwen3-235b-a2
 FITTED_PROMPT, FITTED_CLIENTS = 1024, (32, 128)
 FP8_TILES = Quant("fp8", "fp8", (128, 128), ignored=("lm_head", "mlp.gate"))
 SYSTEMS = {"b200": "b200-sxm", "b300": "b300-sxm", "gb200": "gb200", "h100": "h100-sxm", "h200": "h200-sxm"}
-
-
-class UnpricedError(ValueError):
-    """A row that no question can be made of, with the reason."""
 
 
 def question(row: Row) -> dict[str, Any]:

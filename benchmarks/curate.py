@@ -1,0 +1,269 @@
+"""Choose the published figures that ship with commtax: ``python benchmarks/curate.py DATA_DIR``.
+
+Takes a spread of rows of each larger table (by the hash of the row, so that the choice is the same every time), in our own
+columns and rounded to what a figure is worth, and writes ``src/commtax/validate/published/*.csv``.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from commtax.validate import kernel_rows
+from commtax.validate.collective_rows import mode
+from commtax.validate.own_rows import read as read_own
+from commtax.validate.records import dicts, read
+from commtax.validate.serving_rows import ask
+
+ROOT = Path(__file__).parents[1]
+OUT = ROOT / "src" / "commtax" / "validate" / "published"
+Row = dict[str, str]
+
+
+def spread_out(rows: Iterable[Row], by: Callable[[Row], object], each: int) -> list[Row]:
+    """At most ``each`` rows of every group, those with the smallest hashes."""
+    groups = defaultdict(list)
+    for row in rows:
+        groups[by(row)].append(row)
+    chosen = []
+    for members in groups.values():
+        members.sort(key=lambda r: hashlib.sha256(json.dumps(r, sort_keys=True).encode()).digest())
+        chosen += members[:each]
+    return chosen
+
+
+def rounded(text: str, digits: int = 4) -> str:
+    return f"{float(text):.{digits}g}" if text else ""
+
+
+def write(name: str, columns: list[str], rows: list[Row]) -> None:
+    with (OUT / f"{name}.csv").open("w", newline="") as file:
+        lines = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+        lines.writeheader()
+        lines.writerows(rows)
+    print(f"{name}: {len(rows)} rows, {(OUT / f'{name}.csv').stat().st_size:,} bytes")
+
+
+def place(source: str) -> str:
+    """Repository and path without the commit."""
+    return re.sub(r"@[0-9a-f]{40}", "", source)
+
+
+def collectives(folder: Path) -> None:
+    rows = [r for r in dicts(*read(folder / "collectives.csv")) if r["gpus"] and r["op"] not in ("moe_dispatch", "moe_combine")]
+    rows = [r for r in rows if "placeholder" not in r["notes"]]
+    tables = [r for r in rows if r["source_id"].startswith("aic-")]
+    few = [r for r in rows if not r["source_id"].startswith("aic-") and "MISCONFIGURED" not in r["interconnect"]]
+    small = lambda r: float(r["bytes"]) <= 2**20  # noqa: E731
+    graph = [r for r in tables if "eager" not in r["method"]]
+    chosen = spread_out((r for r in graph if r["op"] == "all_reduce"), lambda r: (r["source_id"], r["gpus"], small(r)), 2)
+    chosen += spread_out((r for r in graph if r["op"] != "all_reduce"), lambda r: (r["source_id"], r["op"]), 2)
+    chosen += spread_out((r for r in tables if "eager" in r["method"]), lambda r: r["source_id"], 3)
+    across = [r for r in few if r["nodes"] not in ("", "1") and "vidur" not in r["source_id"] and float(r["bytes"]) >= 2**20]
+    chosen += across
+    rest = [r for r in few if r not in across]
+    chosen += spread_out(rest, lambda r: (r["source_id"], r["op"], r["library"], r["gpus"] == "2"), 2)
+    columns = [
+        "source",
+        "system",
+        "gpu",
+        "hosts",
+        "gpus",
+        "links",
+        "library",
+        "version",
+        "collective",
+        "dtype",
+        "bytes",
+        "us",
+        "how",
+        "note",
+    ]
+    out = [
+        {
+            **r,
+            "source": place(r["source"]),
+            "hosts": r["nodes"],
+            "links": r["interconnect"],
+            "version": r["library_version"],
+            "collective": r["op"],
+            "us": rounded(r["time_us"]),
+            "how": mode(r) + (" (rank rows)" if "rank rows" in r["method"] else ""),
+            "note": r["notes"][:40] if "blip" in r["notes"] else "",
+        }
+        for r in chosen
+    ]
+    write("collectives", columns, out)
+
+
+def serving(folder: Path) -> None:
+    rows = [r for r in dicts(*read(folder / "serving_runs.csv")) if r["mode"] == "agg"]
+    dense = ("Llama", "Qwen3-32B")
+    share = lambda r: 2 if any(name in r["model_path"] for name in dense) else 5  # noqa: E731
+    chosen = [r for r in rows if hashlib.sha256(r["id"].encode()).digest()[1] % share(r) == 0]
+    out = []
+    for r in chosen:
+        asked, skipped = ask(r)
+        if skipped:
+            continue
+        day = re.search(r"source_file=(\d{4}-\d\d-\d\d)\.csv", r["silicon_data_source"])
+        measured = re.search(r"measured=(\d{4}-\d\d-\d\d)", r["silicon_data_source"])
+        version = asked["engine"].partition("@")[2]
+        out.append(
+            {
+                "source": "InferenceMAX, by ai-dynamo/aiconfigurator" if day else "ai-dynamo/aiconfigurator",
+                "day": (measured or day)[1] if day else "",  # type: ignore[index]
+                "engine": r["backend"],
+                "version": version or r["backend_version"],
+                "model": r["model_path"],
+                "system": r["system"],
+                "mode": "agg",
+                "weights": r["gemm_quant_mode"],
+                "input": r["isl"],
+                "output": r["osl"],
+                "clients": str(asked["concurrency"]),
+                **{name: str(asked[key]) for name, key in (("tp", "tp"), ("pp", "pp"), ("attention_dp", "dp"), ("ep", "ep"))},
+                "ttft_ms": rounded(r["silicon_ttft_ms"]),
+                "tpot_ms": rounded(r["silicon_tpot_ms"]),
+            }
+        )
+    write("serving_runs", list(out[0]), out)
+
+
+def inference(folder: Path) -> None:
+    rows = dicts(*read(folder / "inference.csv"))
+    chosen = [r for r in rows if r["source_id"] == "gpt-fast"]
+    others = [r for r in rows if r["source_id"] != "gpt-fast" and "A30" not in r["gpu"]]
+    others = [r for r in others if not (r["metric"] == "decode_network_transfer_ms_per_token" and r["tp"] == "1")]
+    chosen += spread_out(others, lambda r: (r["source_id"], r["model"], r["gpu"], r["metric"]), 1)
+    columns = [
+        "source",
+        "engine",
+        "version",
+        "model",
+        "gpu",
+        "tp",
+        "weights",
+        "input",
+        "output",
+        "batch",
+        "how",
+        "metric",
+        "value",
+        "unit",
+        "note",
+    ]
+    out = [
+        {
+            **r,
+            "source": r["source_id"],
+            "engine": r["framework"],
+            "version": r["framework_version"],
+            "weights": r["precision"],
+            "input": r["isl"],
+            "output": r["osl"],
+            "how": r["batch_kind"],
+            "value": rounded(r["value"]),
+            "unit": r["unit"].split(" ")[0],
+            "note": r["notes"] if "NCCL" in r["notes"] or "oddly" in r["notes"] else "",
+        }
+        for r in chosen
+    ]
+    write("inference", columns, out)
+
+
+def training(folder: Path) -> None:
+    rows = dicts(*read(folder / "training_runs.csv"))
+    keep = [r for r in rows if "llm-foundry" not in r["source"]]
+    keep += spread_out(
+        (r for r in rows if "llm-foundry" in r["source"]), lambda r: (r["gpu_type"], r["precision"], int(r["gpus"]) > 64), 8
+    )
+    words = ("eager", "interleaved", "async tp", "asynctp", "shard_grad_op")
+    columns = [
+        "source",
+        "model",
+        "layers",
+        "hidden",
+        "heads",
+        "seq",
+        "vocab",
+        "gpus",
+        "gpu",
+        "tp",
+        "pp",
+        "dp",
+        "ep",
+        "cp",
+        "chunks",
+    ]
+    columns += ["micro_batch", "global_batch", "recompute", "precision", "step_s", "note"]
+    out = [
+        {
+            **r,
+            "gpu": r["gpu_type"],
+            "chunks": r["interleave"],
+            "micro_batch": r["microbatch"],
+            "step_s": rounded(r["step_time_s"]),
+            "note": " ".join(w for w in words if w in r["note"].lower()),
+        }
+        for r in keep
+    ]
+    write("training_runs", columns, out)
+
+
+def _magnitude(row: Row) -> tuple[str, int]:
+    """Number format, and digits of rows, prompt or cached tokens."""
+    size = row.get("m") or (row["step"] if row["isl"] == "1" else row["isl"])
+    return row.get("gemm_dtype") or row["kv_cache_dtype"], len(size) // 2
+
+
+def kernels(folder: Path) -> None:
+    out = []
+    for path in sorted((folder / "kernels").glob("*.csv.gz")):
+        form = next(tail for tail in kernel_rows.FORMS if tail in path.name)
+        rows = [r for r in dicts(*read(path)) if r.get("window_size") in (None, "", "0") and r.get("gemm_dtype") != "fp8_block"]
+        for r in spread_out(rows, _magnitude, 1):
+            out.append(
+                {
+                    "source": "ai-dynamo/aiconfigurator",
+                    "system": path.name.split(f"_{form}")[0],
+                    "form": form,
+                    "version": r["version"],
+                    "kernel": r["kernel_source"],
+                    "dtype": r.get("gemm_dtype") or r["attn_dtype"],
+                    "kv_dtype": r.get("kv_cache_dtype", ""),
+                    **{name: r.get(name, "") for name in ("m", "n", "k")},
+                    "batch": r.get("batch_size", ""),
+                    "length": r.get("isl", ""),
+                    "heads": r.get("num_heads", ""),
+                    "kv_heads": r.get("num_key_value_heads", ""),
+                    "head_dim": r.get("head_dim", ""),
+                    "past": r.get("step", ""),
+                    "us": rounded(str(float(r["latency_ms"]) * 1e3)),
+                }
+            )
+    write("kernels", list(out[0]), out)
+
+
+def h200() -> None:
+    """All of our own rows, medians only: samples stay in benchmarks/h200."""
+    rows = [{k: v for k, v in r.items() if k not in ("samples_s", "sm_MHz")} for r in read_own(ROOT / "benchmarks" / "h200")]
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    write("h200", columns, [{k: str(v) for k, v in r.items()} for r in rows])
+
+
+def main(folder: Path) -> None:
+    OUT.mkdir(exist_ok=True)
+    for choose in (collectives, serving, inference, training, kernels):
+        choose(folder)
+    h200()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,161 @@
+"""Fit the libraries' constants on published tables: ``python benchmarks/fit_collectives.py DATA_DIR [--write]``.
+
+Fitted are sizes that are an even power of two, tested those between (``commtax.validate.splits``). Algorithms, their order and
+the sizes at which a library changes from one to the next stay as the files say; launch, hop, extra, root and bandwidth of
+each path are moved from where they are (Levenberg-Marquardt on log errors with soft-L1 weights; equal values in one group
+of paths are one constant). With ``--write`` the files under ``catalog/libraries`` are changed in place.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+
+import commtax
+from commtax.validate.collective_rows import question, seconds
+from commtax.validate.records import dicts, read
+
+FOLDER = Path(commtax.__file__).parent / "catalog" / "libraries"
+NAMES = ("launch_s", "hop_s", "extra_s", "sqrt_s", "bandwidth_Bps")
+SCALE = 0.015
+SYSTEMS = {"ampere": "a100_sxm", "hopper": "h100_sxm", "blackwell": "b200_sxm", "ada": "l40s"}
+
+
+def blocks(text: str) -> list[tuple[int, int]]:
+    """Where each [[path]] of a file begins and ends."""
+    starts = [m.start() for m in re.finditer(r"^\[\[path\]\]", text, re.M)]
+    ends = [m.start() for m in re.finditer(r"^\[", text, re.M)]
+    return [(s, min((e for e in ends if e > s + 2), default=len(text))) for s in starts]
+
+
+def family(block: str) -> str:
+    found = re.search(r'families = \["(\w+)"\]', block)
+    return found[1] if found else "ada"
+
+
+def ops(block: str) -> tuple[str, ...]:
+    return tuple(re.findall(r'"([\w-]+)"', re.search(r"ops = \[(.*?)\]", block)[1]))  # type: ignore[index]
+
+
+def constants(block: str) -> dict[str, float]:
+    found = {n: float(m[1]) for n in NAMES if (m := re.search(rf"^{n} = ([\d.e+-]+)", block, re.M))}
+    if m := re.search(r"contention = \{(.*?)\}", block):
+        found |= {f"contention.{w}": float(v) for w, v in re.findall(r"(\d+) = ([\d.]+)", m[1]) if float(v) != 1.0}
+    return {n: v for n, v in found.items() if v > 0}
+
+
+def put(block: str, name: str, value: float) -> str:
+    if name.startswith("contention."):
+        return re.sub(rf"(contention = \{{.*?\b{name.split('.')[1]} = )[\d.]+", rf"\g<1>{value:.6g}", block)
+    return re.sub(rf"^{name} = [\d.e+-]+", f"{name} = {value:.6g}", block, flags=re.M)
+
+
+def rounded(text: str) -> str:
+    """Four digits are all that the rows can tell."""
+    for start, end in reversed(blocks(text)):
+        block = text[start:end]
+        for name, value in constants(block).items():
+            block = put(block, name, float(f"{value:.4g}"))
+        text = text[:start] + block + text[end:]
+    return text
+
+
+class Group:
+    """The paths of one library, family and collective, and the rows that they answer."""
+
+    def __init__(self, library: str, kind: str, op: str, rows: list[dict[str, str]]) -> None:
+        self.library, self.kind, self.op = library, kind, op
+        curves = defaultdict(list)
+        for row in rows:
+            curves[question(row)].append((float(row["bytes"]), float(row["time_us"]) * 1e-6))
+        self.curves = [(q, *(np.array(x) for x in zip(*points, strict=True))) for q, points in curves.items()]
+
+    def logs(self, even: bool) -> np.ndarray:
+        out = []
+        for asked, sizes, times in self.curves:
+            keep = (np.round(np.log2(sizes)) % 2 == 0) == even
+            out.append(np.log(seconds(asked, sizes[keep])[0] / times[keep]))
+        return np.concatenate(out)
+
+
+def reload() -> None:
+    """Forget what was read, so that the files as they are now answer."""
+    fabrics, loader = (sys.modules[f"commtax.catalog.{name}"] for name in ("fabric", "loader"))
+    fabrics._MADE.clear()
+    fabrics._library.cache_clear()
+    loader.toml.cache_clear()
+
+
+def fit(group: Group, path: Path) -> tuple[float, float, float, float]:
+    text = path.read_text()
+    mine = [b for b in blocks(text) if family(text[b[0] : b[1]]) == group.kind and group.op in ops(text[b[0] : b[1]])]
+    slots = [(i, n, v) for i, b in enumerate(mine) for n, v in constants(text[b[0] : b[1]]).items()]
+    values = sorted({v for _, _, v in slots})
+    link = group.curves[0][0].cluster.intra
+
+    def at(x: np.ndarray) -> None:
+        moved = dict(zip(values, x, strict=True))
+        parts, last = [], 0
+        for i, (start, end) in enumerate(mine):
+            block = text[start:end]
+            for j, name, v in slots:
+                if i == j:
+                    capped = min(moved[v], link.bandwidth_Bps * 0.999) if name == "bandwidth_Bps" else moved[v]
+                    block = put(block, name, capped)
+            parts += [text[last:start], block]
+            last = end
+        path.write_text("".join([*parts, text[last:]]))
+        reload()
+
+    def residual(z: np.ndarray) -> np.ndarray:
+        at(np.array(values) * np.exp(z))
+        return group.logs(even=True)
+
+    before = (np.median(np.abs(np.expm1(group.logs(True)))), np.median(np.abs(np.expm1(group.logs(False)))))
+    z, damping = np.zeros(len(values)), 1e-2
+    r = residual(z)
+    for _ in range(25):
+        jac = np.stack([(residual(z + 1e-2 * e) - r) / 1e-2 for e in np.eye(len(z))])
+        w = 1 / np.sqrt(1 + (r / SCALE) ** 2)
+        a, b = (jac * w) @ jac.T, -(jac * w) @ r
+        loss = np.sum(np.sqrt(1 + (r / SCALE) ** 2))
+        done = True
+        for _ in range(7):
+            step = np.linalg.solve(a + damping * np.diag(np.diag(a) + 1e-9), b)
+            tried = np.clip(z + np.clip(step, -0.5, 0.5), -2.5, 2.5)
+            new = residual(tried)
+            if np.sum(np.sqrt(1 + (new / SCALE) ** 2)) < loss * (1 - 1e-5):
+                z, r, damping, done = tried, new, damping / 3, False
+                break
+            damping *= 4
+        if done:
+            break
+    residual(z)
+    return (*before, np.median(np.abs(np.expm1(group.logs(True)))), np.median(np.abs(np.expm1(group.logs(False)))))
+
+
+def main(arguments: list[str]) -> None:
+    header, lines = read(Path(arguments[0]) / "collectives.csv")
+    rows = [r for r in dicts(header, lines) if r["source_id"].startswith("aic-") and "eager" not in r["method"]]
+    kept = {p: p.read_text() for p in FOLDER.glob("*.toml")}
+    for library in ("nccl", "vllm", "sglang", "trtllm"):
+        for kind, system in SYSTEMS.items():
+            for op in ("all_reduce", "all_gather", "reduce_scatter", "alltoall"):
+                mine = [r for r in rows if r["system"] == system and r["library"].lower() == library and r["op"] == op]
+                if mine:
+                    group = Group(library, kind, {"alltoall": "all-to-all"}.get(op, op.replace("_", "-")), mine)
+                    b0, b1, a0, a1 = fit(group, FOLDER / f"{library}.toml")
+                    print(
+                        f"{library:7s} {kind:10s} {group.op:15s} fitted {b0:6.1%} -> {a0:6.1%}   tested {b1:6.1%} -> {a1:6.1%}",
+                        flush=True,
+                    )
+    for path, text in kept.items():
+        path.write_text(rounded(path.read_text()) if "--write" in arguments else text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

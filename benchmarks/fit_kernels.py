@@ -1,0 +1,125 @@
+"""Fit the constants of kernels on published tables: ``python benchmarks/fit_kernels.py DATA_DIR [--write]``.
+
+Fitted are rows whose SHA-256 begins with an even byte, tested the others (``commtax.validate.splits``): products with n and k of
+512 and more, attention without a window and with a bf16 or fp8 cache each at its own constants. Levenberg-Marquardt on log
+errors with soft-L1 weights from where the constants are. With ``--write`` the files under ``catalog/kernels`` are changed in place.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+import commtax
+from commtax import catalog
+from commtax.spec import Chip, KernelConstants
+from commtax.validate import kernel_rows
+from commtax.validate.records import read
+
+FOLDER = Path(commtax.__file__).parent / "catalog" / "kernels"
+CHIPS = {"ampere": "a100-80-sxm", "hopper": "h100-sxm", "blackwell": "b200-sxm", "ada": "l40s"}
+FILES = {"ampere": "a100_sxm", "hopper": "h100_sxm", "blackwell": "b200_sxm", "ada": "l40s"}
+SCALE = 0.015
+MOST = 6000  # rows of one fit
+AT_MOST_1 = re.compile(r"^e[bp]\d*$")
+
+
+class Rows:
+    """Rows of one file and number format that the constants of one table answer."""
+
+    def __init__(self, path: Path, form: str, kind: str, chip: Chip) -> None:
+        header, lines = read(path)
+        text = {c: np.array([line[i] for line in lines], dtype=object) for i, c in enumerate(header)}
+        column = {"gemm": "gemm_dtype", "prefill": "kv_cache_dtype", "decode": "kv_cache_dtype"}[form]
+        keep = text[column] == {"bf16": "bfloat16"}.get(kind, kind)
+        if form == "gemm":
+            keep &= (text["n"].astype(float) >= 512) & (text["k"].astype(float) >= 512)
+        elif "window_size" in text:
+            keep &= text["window_size"] == "0"
+        text = {c: v[keep] for c, v in text.items()}
+        words = {"kind": "", "source": "", "system": FILES[chip.family]}
+        self.records = kernel_rows._priced(form, chip, text, words, int(keep.sum()))
+        self.form, self.chip, self.kind = form, chip, kind
+        names = [*kernel_rows.NEEDED[form], "step", "window_size"]
+        self.numbers = {c: text[c].astype(float) if c in text else np.zeros(int(keep.sum())) for c in names}
+        self.even = self.records.fitted
+
+    def parts(self, even: bool) -> list[tuple[dict[str, np.ndarray], np.ndarray]]:
+        chosen = np.flatnonzero(self.even == even)
+        chosen = chosen[np.linspace(0, len(chosen) - 1, min(MOST, len(chosen))).astype(int)]
+        dims = self.numbers.get("head_dim", np.zeros(len(self.even)))
+        groups = [chosen[dims[chosen] == d] for d in np.unique(dims[chosen])]
+        return [({c: v[g] for c, v in self.numbers.items()}, self.records.measured[g]) for g in groups]
+
+    def logs(self, constants: KernelConstants, parts: list[tuple[dict[str, np.ndarray], np.ndarray]]) -> np.ndarray:
+        kinds = (self.kind, self.kind) if self.form == "gemm" else ("bf16", self.kind)
+        return np.concatenate([np.log(kernel_rows._seconds(self.form, kinds, x, self.chip, constants)[0] / t) for x, t in parts])
+
+
+def solve(rows: Rows, constants: KernelConstants, name: str) -> tuple[dict[str, float], list[float]]:
+    table = dict(constants.tables[name])
+    free = [n for n, v in table.items() if v > 0]
+    start = np.array([table[n] for n in free])
+    high = np.array([np.log(0.999 / table[n]) if AT_MOST_1.match(n) else 3.0 for n in free])
+    low = np.array([np.log(1.0 / table[n]) if n == "p" else -3.0 for n in free])
+    fit, test = rows.parts(True), rows.parts(False)
+
+    def at(z: np.ndarray) -> KernelConstants:
+        moved = dict(zip(free, (start * np.exp(z)).tolist(), strict=True))
+        return replace(constants, tables={**constants.tables, name: {**table, **moved}})
+
+    z, damping = np.clip(np.zeros(len(free)), low, high), 1e-2
+    r = rows.logs(at(z), fit)
+    before = [float(np.median(np.abs(np.expm1(rows.logs(at(z), p))))) for p in (fit, test)]
+    for _ in range(30):
+        jac = np.stack([(rows.logs(at(z + 1e-3 * e), fit) - r) / 1e-3 for e in np.eye(len(z))])
+        w = 1 / np.sqrt(1 + (r / SCALE) ** 2)
+        a, b = (jac * w) @ jac.T, -(jac * w) @ r
+        loss, done = np.sum(np.sqrt(1 + (r / SCALE) ** 2)), True
+        for _ in range(7):
+            tried = np.clip(z + np.clip(np.linalg.solve(a + damping * np.diag(np.diag(a) + 1e-9), b), -0.5, 0.5), low, high)
+            new = rows.logs(at(tried), fit)
+            if np.sum(np.sqrt(1 + (new / SCALE) ** 2)) < loss * (1 - 1e-4):
+                z, r, damping, done = tried, new, damping / 3, False
+                break
+            damping *= 4
+        if done:
+            break
+    after = [float(np.median(np.abs(np.expm1(rows.logs(at(z), p))))) for p in (fit, test)]
+    return dict(zip(free, (start * np.exp(z)).tolist(), strict=True)), before + after
+
+
+def put(path: Path, name: str, values: dict[str, float]) -> None:
+    text = path.read_text()
+    start = text.index(f"[{name}]\n")
+    end = text.index("\n[", start)
+    block = text[start:end]
+    for key, value in values.items():
+        block = re.sub(rf"^{key} = .*$", f"{key} = {value:.4g}", block, flags=re.M)
+    path.write_text(text[:start] + block + text[end:])
+
+
+def main(arguments: list[str]) -> None:
+    for family, key in CHIPS.items():
+        chip = catalog.chip(key)
+        constants = catalog.kernel_constants(catalog.engine(kernel_rows.ENGINE), chip)
+        for tail, form in kernel_rows.FORMS.items():
+            for kind in ("bf16", "fp8"):
+                name = f"{form}.{kind}"
+                if name not in constants.tables or (form == "prefill" and kind == "fp8"):
+                    continue
+                rows = Rows(Path(arguments[0]) / "kernels" / f"{FILES[family]}_{tail}.csv.gz", form, kind, chip)
+                if not len(rows.records):
+                    continue
+                values, (f0, t0, f1, t1) = solve(rows, constants, name)
+                print(f"{family:10s} {name:13s} fitted {f0:6.1%} -> {f1:6.1%}   tested {t0:6.1%} -> {t1:6.1%}", flush=True)
+                if "--write" in arguments:
+                    put(FOLDER / f"{family}.toml", name, values)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,119 @@
+"""Widths of 80 % ranges from residuals: ``python benchmarks/fit_spreads.py DATA_DIR``.
+
+Takes rows that were not fitted, by library and place (or by kind of kernel, chip family and number format), and writes the
+82nd percentile of |ln(predicted / measured)| as a factor into ``catalog/libraries`` and ``validate/spreads.toml``. A little
+more than 80 % because rows of other hosts than these will lie further off.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import commtax
+from commtax.validate import check
+from commtax.validate.bounds import MIB
+from commtax.validate.collective_rows import BROKEN, NETWORK_UNKNOWN
+from commtax.validate.records import Records, joined
+
+HERE = Path(commtax.__file__).parent
+QUANTILE = 0.82
+LIBRARIES = {"nccl": ("nccl", "rccl"), "vllm": ("vllm",), "sglang": ("sglang",), "trtllm": ("trtllm",)}
+LEAST = 6  # rows that a width needs
+
+
+def width(records: Records, mask: Any) -> tuple[float, int]:
+    errors = np.abs(records.log_error[mask & records.priced & ~records.fitted])
+    return (float(np.expm1(np.quantile(errors, QUANTILE))) if len(errors) else 0.0), len(errors)
+
+
+def spread_blocks(r: Records, library: str) -> str:
+    """The [[spread]] records of one library: by place, collective and size."""
+    names = LIBRARIES[library]
+    mine = np.array([any(n in str(x).lower() for n in names) for x in r.library], dtype=bool)
+    if library == "vllm":
+        mine &= np.array(["custom" not in str(x).lower() for x in r.library], dtype=bool)
+    known = np.array([bool(v) for v in r.version], dtype=bool)
+    assumed = np.array(["link assumed" in h for h in r.hint], dtype=bool)
+    sound = np.array([BROKEN not in h and NETWORK_UNKNOWN not in h for h in r.hint], dtype=bool)
+    quick = np.isin(r.mode.astype(str), ("graph", "nccl-tests"))
+    reduce, out = r.kind == "all-reduce", []
+
+    def add(where: str, mask: Any, ops: str = "", limit: float = 0.0) -> None:
+        factor, n = width(r, mine & mask)
+        if n >= LEAST:
+            lines = [
+                "[[spread]]",
+                f'where = "{where}"',
+                *([f"ops = {ops}"] if ops else []),
+                *([f"max_bytes = {limit:.0f}"] if limit else []),
+            ]
+            out.append("\n".join([*lines, f"factor = {factor:.3f}", f'source = "residuals"  # {n} rows']))
+
+    for where in ("nvlink", "pcie"):
+        here = (r.where == where) & known & ~assumed
+        add(where, here & quick & reduce & (r.size <= MIB), '["all-reduce"]', MIB)
+        add(where, here & quick & reduce & (r.size > MIB), '["all-reduce"]')
+        add(where, here & quick & ~reduce & (r.size <= MIB), "", MIB)
+        add(where, here & quick & ~reduce & (r.size > MIB))
+    add("eager", (r.mode == "eager") & ~assumed & (r.size <= MIB), "", MIB)
+    add("eager", (r.mode == "eager") & ~assumed & (r.size > MIB))
+    if library == "nccl":
+        for where in ("nvlink", "xgmi", "pcie"):
+            add(f"assumed {where}", assumed & (r.where == where))
+        add("assumed", assumed)
+        between = (r.where == "across") & sound
+        add("across", between & (r.size < MIB), "", MIB - 1)
+        add("across", between & (r.size >= MIB) & (r.size <= 1024 * MIB), "", 1024 * MIB)
+        add("across", between & (r.size > 1024 * MIB))
+    return "\n\n".join(out)
+
+
+def write_library(r: Records, library: str) -> None:
+    path = HERE / "catalog" / "libraries" / f"{library}.toml"
+    text = re.sub(r"\[\[spread\]\]\n(?:\w+ = .*\n)+\n?", "", path.read_text())
+    text = re.sub(r"\[sources\.residuals\]\n(?:\w+ = .*\n)+\n?", "", text)
+    at = text.index("[sources.")
+    source = (
+        '[sources.residuals]\ntitle = "82nd percentile of |ln(predicted / measured)| on rows that were not fitted '
+        '(benchmarks/fit_spreads.py)"\nurl = ""\ndate = "2026-11"\n\n'
+    )
+    path.write_text(text[:at] + spread_blocks(r, library) + "\n\n" + source + text[at:])
+
+
+def tables(r: Records) -> str:
+    """spreads.toml: [kind.family] with one factor a number format."""
+    own = r.system == "h200-sxm"
+    found: dict[tuple[str, str], dict[str, tuple[float, int]]] = {}
+    for kind in ("gemm", "prefill-attention", "decode-attention"):
+        for family in ("ampere", "hopper", "blackwell", "ada"):
+            here = (r.kind == kind) & (r.where == family) & ~own
+            found[kind, family] = {str(d): width(r, here & (r.dtype == d)) for d in sorted(set(r.dtype[here]))}
+            found[kind, family]["else"] = width(r, here)
+    for kind in ("gemm", "prefill-attention", "decode-attention"):
+        here = (r.kind == kind) & own
+        found[kind, "fused"] = {str(d): width(r, here & (r.dtype == d)) for d in sorted(set(r.dtype[here]))}
+    lines = [
+        "# 4 in 5 measured times lie within a factor of 1 + these of the predicted ones: the 82nd percentile of",
+        "# |ln(predicted / measured)| on rows that were not fitted, by benchmarks/fit_spreads.py (rows behind each).",
+    ]
+    for (kind, family), factors in found.items():
+        kept = {d: x for d, x in factors.items() if x[1] >= 3}
+        if kept:
+            lines += ["", f'["{kind}"."{family}"]', *(f'"{d}" = {f:.3f}  # {n}' for d, (f, n) in kept.items())]
+    return "\n".join(lines) + "\n"
+
+
+def main(folder: Path) -> None:
+    everything = joined([check(folder).records, check(None, only="h200").records])
+    for library in LIBRARIES:
+        write_library(everything, library)
+    (HERE / "validate" / "spreads.toml").write_text(tables(everything))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,40 @@
+"""``commtax validate``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from commtax.cli.options import json_option
+from commtax.cli.output import print_json, terminal
+from commtax.report import validation
+from commtax.validate import KINDS, check
+
+
+@click.command("validate")
+@click.option("--data", default=None, metavar="DIR", type=click.Path(path_type=Path), help="A folder of tables instead of ours.")
+@click.option("--only", default="", metavar="KIND", help=f"One kind of table: {', '.join(KINDS)}.")
+@click.option(
+    "--rows", default=None, metavar="CSV", type=click.Path(path_type=Path), help="Write every input row with its prediction."
+)
+@click.option(
+    "--plot", default=None, metavar="FILE", type=click.Path(path_type=Path), help="Predicted against measured: .svg, .png, .pdf."
+)
+@json_option
+def validate_command(data: Path | None, only: str, rows: Path | None, plot: Path | None, as_json: bool) -> None:
+    """Predicted against published figures, on rows that nothing was fitted on; exit 1 when a stated bound is exceeded.
+
+    commtax validate --data DIR --rows all.csv
+    """
+    if plot:
+        validation.check_plot(plot)
+    found = check(data, only=only, rows_to=rows)
+    if plot:
+        validation.plot_kinds(found, plot)
+    if as_json:
+        print_json(validation.validation_document(found))
+    else:
+        validation.show_validation(terminal(), found)
+    sys.exit(0 if found.ok else 1)

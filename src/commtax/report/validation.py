@@ -1,0 +1,170 @@
+"""How good the predictions are: bounds, errors by source, the worst rows; tables, JSON and log-log pictures."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from commtax.report.plots import COLOURS, MARKERS, SUFFIXES
+from commtax.units import format_seconds
+from commtax.validate import Bound, Records, Report
+from commtax.validate.statistics import Figures, figures, groups
+
+SHOWN = ("kind", "system", "library", "mode")
+MOST_POINTS = 130  # of one panel in a picture
+RATES = ("decode-rate", "throughput")
+
+
+def validation_document(found: Report) -> dict[str, Any]:
+    return {
+        "schema": "commtax.validate/1",
+        "ok": found.ok,
+        "files": [{"name": name, "rows": rows, "priced": priced} for name, (rows, priced) in found.files.items()],
+        "bounds": [bound_document(b) for b in found.bounds],
+        "groups": [{**_plain(key), **asdict(value)} for key, value in found.groups],
+        "skipped": [{"reason": reason, "n": n} for reason, n in found.skipped],
+        "worst": [asdict(miss) for miss in found.worst],
+    }
+
+
+def bound_document(bound: Bound) -> dict[str, Any]:
+    limit = list(bound.limit) if isinstance(bound.limit, tuple) else bound.limit
+    return {"name": bound.name, "limit": limit, "value": bound.value, "n": bound.n, "ok": bound.ok}
+
+
+def _plain(key: dict[str, Any]) -> dict[str, Any]:
+    """Names as text, degrees as whole numbers."""
+    return {name: int(value) if name == "tp" else bool(value) if name == "fitted" else str(value) for name, value in key.items()}
+
+
+def show_validation(console: Any, found: Report) -> None:
+    console.print(bounds_table(found))
+    console.print(groups_table(found.records))
+    console.print(worst_table(found))
+    rows, priced = (sum(x) for x in zip(*found.files.values(), strict=True))
+    fitted = int(np.sum(found.records.fitted))
+    console.print(f"{priced:,} of {rows:,} rows priced; constants were fitted on {fitted:,} of the figures")
+    for reason, n in found.skipped:
+        console.print(f"  {n:,} not priced: {reason}", markup=False)
+    console.print("[bold]every stated bound holds[/bold]" if found.ok else "[bold red]a stated bound is exceeded[/bold red]")
+
+
+def bounds_table(found: Report) -> Table:
+    table = Table(title="Stated bounds, on rows that nothing was fitted on", title_justify="left")
+    for name in ("bound", "limit", "value", "rows", "holds"):
+        table.add_column(name, justify="left" if name == "bound" else "right")
+    for b in found.bounds:
+        verdict = {True: "yes", False: "[red]NO[/red]", None: "no rows"}[b.ok]
+        table.add_row(b.name, limit_text(b), value_text(b), f"{b.n:,}", verdict)
+    return table
+
+
+def limit_text(bound: Bound) -> str:
+    if isinstance(bound.limit, tuple):
+        return f"{bound.limit[0]:.0%} - {bound.limit[1]:.0%}"
+    return f"{bound.limit:.0f}" if "floor" in bound.name else f"{bound.limit:.0%}"
+
+
+def value_text(bound: Bound) -> str:
+    if bound.value is None:
+        return "-"
+    return f"{bound.value:.0f}" if "floor" in bound.name else f"{bound.value:.1%}"
+
+
+def groups_table(records: Records) -> Table:
+    """Errors by kind, system and library, on rows that were not fitted."""
+    table = Table(title="Errors", title_justify="left", caption="bias: geometric mean of predicted over measured; range: 80 %")
+    for name in (*SHOWN, "rows", "median", "p90", "bias", "in range", "half-width"):
+        table.add_column(name, justify="left" if name in SHOWN else "right", overflow="fold")
+    for key, value in groups(records.where_true(~records.fitted), SHOWN):
+        table.add_row(*(_short(str(key[name])) for name in SHOWN), *figure_cells(value))
+    return table
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 34 else f"{text[:33]}…"
+
+
+def figure_cells(f: Figures) -> tuple[str, ...]:
+    return (f"{f.n:,}", f"{f.median_ape:.1%}", f"{f.p90_ape:.1%}", f"{f.bias:+.1%}", f"{f.covered:.0%}", f"{f.width:.1%}")
+
+
+def worst_table(found: Report) -> Table:
+    table = Table(title="The worst rows (one a source, system and library)", title_justify="left")
+    for name in ("kind", "row", "measured", "predicted", "likely reason"):
+        table.add_column(name, justify="right" if name in ("measured", "predicted") else "left", overflow="fold")
+    for miss in found.worst:
+        table.add_row(miss.kind, miss.what, quantity(miss.kind, miss.measured), quantity(miss.kind, miss.predicted), miss.reason)
+    return table
+
+
+def quantity(kind: str, value: float) -> str:
+    return f"{value:,.3g} tok/s" if kind in RATES else format_seconds(value)
+
+
+def check_plot(path: Path) -> None:
+    """Before hours of rows: can this picture be drawn at all?"""
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"plot '{path}': the name must end in one of {', '.join(SUFFIXES)}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ValueError("plot: pictures need matplotlib (pip install 'commtax[plot]')") from None
+
+
+def plot_kinds(found: Report, path: Path, kinds: tuple[str, ...] = ()) -> None:
+    """Predicted over measured, log-log, one panel a kind: circles were not fitted, crosses were."""
+    check_plot(path)
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    mpl.rcParams.update({"svg.hashsalt": "commtax", "svg.fonttype": "none"})
+    import matplotlib.pyplot as plt
+
+    records = found.records
+    shown = kinds or tuple(k for k in dict.fromkeys(records.kind.tolist()) if figures(records.where_true(records.kind == k)))
+    if not shown:
+        raise ValueError("plot: no row was priced")
+    columns = min(3, len(shown))
+    lines = -(-len(shown) // columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(4.2 * columns, 4.0 * lines), squeeze=False, constrained_layout=True)
+    for panel, kind in zip(axes.ravel(), shown, strict=False):
+        _panel(panel, records.where_true((records.kind == kind) & records.priced), kind)
+    for panel in axes.ravel()[len(shown) :]:
+        panel.set_axis_off()
+    figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)
+
+
+def _panel(panel: Any, records: Records, kind: str) -> None:
+    factor = 1.0 if kind in RATES else 1e3
+    ends = np.array([records.measured.min(), records.measured.max()]) * factor
+    panel.plot(ends, ends, color="grey", linewidth=0.8)
+    for band in (0.8, 1.25):
+        panel.plot(ends, ends * band, color="grey", linewidth=0.5, linestyle=":")
+    systems = list(dict.fromkeys(records.where_true(~records.fitted).system.tolist()))[: len(COLOURS)]
+    for index, system in enumerate(systems):
+        mine = _few(records.where_true((records.system == system) & ~records.fitted), MOST_POINTS // len(systems))
+        style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "s": 7, "linewidths": 0}
+        panel.scatter(mine.measured * factor, mine.predicted * factor, alpha=0.6, label=_short(str(system))[:24], **style)
+    fitted = _few(records.where_true(records.fitted), MOST_POINTS // 4)
+    if len(fitted):
+        panel.scatter(
+            fitted.measured * factor, fitted.predicted * factor, color="black", marker="x", s=5, linewidths=0.4, label="fitted"
+        )
+    panel.set(xscale="log", yscale="log", title=kind)
+    unit = "tokens/s" if kind in RATES else "ms"
+    panel.set_xlabel(f"measured ({unit})")
+    panel.set_ylabel(f"predicted ({unit})")
+    panel.legend(fontsize=6, loc="upper left")
+
+
+def _few(records: Records, most: int) -> Records:
+    """An even choice of rows, so that a picture stays small."""
+    if len(records) <= most:
+        return records
+    return records.where_true(np.linspace(0, len(records) - 1, most).astype(int))

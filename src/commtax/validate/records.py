@@ -1,0 +1,145 @@
+"""Predictions beside measurements, as columns: 700,000 rows are a handful of arrays."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Row = Mapping[str, str]
+Array = Any
+
+WORDS = ("kind", "source", "system", "library", "version", "mode", "dtype", "where", "what", "hint", "skipped")
+NUMBERS = ("tp", "size", "measured", "predicted", "low", "high", "floor", "row")
+FIELDS = (*WORDS, *NUMBERS, "fitted")
+
+
+class UnpricedError(ValueError):
+    """A row that no question can be made of, with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One prediction of one input row. Seconds, or tokens/s where that is what was published."""
+
+    kind: str
+    source: str = ""
+    system: str = ""
+    library: str = ""
+    version: str = ""
+    mode: str = ""
+    dtype: str = ""
+    where: str = ""  # nvlink, pcie, xgmi …, or "across" hosts
+    what: str = ""  # the row in words
+    hint: str = ""  # what may explain an error
+    skipped: str = ""  # why there is no prediction
+    tp: float = 0
+    size: float = 0.0  # bytes of a tensor, rows of a product, tokens of a prompt: what bounds are cut by
+    measured: float = np.nan
+    predicted: float = np.nan
+    low: float = np.nan
+    high: float = np.nan
+    floor: float = 0.0  # what physics allows at the least (at the most for rates, and then as 1 / rate)
+    row: int = 0
+    fitted: bool = False
+
+
+@dataclass(frozen=True)
+class Records:
+    """Columns of ``Answer``s."""
+
+    columns: Mapping[str, Array] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Array:
+        try:
+            return self.columns[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __len__(self) -> int:
+        return len(self.columns["row"]) if self.columns else 0
+
+    @cached_property
+    def priced(self) -> Array:
+        return (self.skipped == "") & np.isfinite(self.measured) & np.isfinite(self.predicted)
+
+    @cached_property
+    def log_error(self) -> Array:
+        """ln(predicted / measured); NaN where a row is not priced."""
+        with np.errstate(all="ignore"):
+            return np.where(self.priced, np.log(self.predicted / self.measured), np.nan)
+
+    @cached_property
+    def covered(self) -> Array:
+        return (self.low <= self.measured) & (self.measured <= self.high)
+
+    @cached_property
+    def half_width(self) -> Array:
+        with np.errstate(all="ignore"):
+            return (self.high - self.low) / (2 * self.predicted)
+
+    def where_true(self, mask: Array) -> Records:
+        return Records({name: column[mask] for name, column in self.columns.items()})
+
+
+def of_answers(answers: Iterable[Answer]) -> Records:
+    found = list(answers)
+    kinds: dict[str, Any] = dict.fromkeys(WORDS, object) | dict.fromkeys(NUMBERS, float) | {"fitted": bool, "row": int}
+    return Records({name: np.array([getattr(a, name) for a in found], dtype=kinds[name]) for name in FIELDS})
+
+
+def of_columns(count: int, **given: Any) -> Records:
+    """Columns from arrays and single values; what is not given is as in an empty ``Answer``."""
+    empty = Answer("")
+    columns = {}
+    for name in FIELDS:
+        kind = object if name in WORDS else bool if name == "fitted" else float
+        value = given.get(name, getattr(empty, name))
+        columns[name] = np.broadcast_to(np.asarray(value, dtype=kind), (count,))
+    columns["row"] = np.arange(count)
+    return Records(columns)
+
+
+def joined(parts: Sequence[Records]) -> Records:
+    some = [p for p in parts if len(p)]
+    if not some:
+        return of_answers([])
+    return Records({name: np.concatenate([p.columns[name] for p in some]) for name in FIELDS})
+
+
+def read(path: Path, most: int | None = None) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of a CSV file, plain or gzipped; short rows are filled with empty cells."""
+    with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
+        lines = csv.reader(file)
+        header = next(lines, [])
+        rows = [line + [""] * (len(header) - len(line)) for line in islice(lines, most) if line]
+    return header, rows
+
+
+def dicts(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[dict[str, str]]:
+    return [dict(zip(header, row, strict=False)) for row in rows]
+
+
+def number(row: Row, name: str) -> float:
+    """A figure of a row, above 0."""
+    text = (row.get(name) or "").strip()
+    try:
+        value = float(text)
+    except ValueError:
+        raise UnpricedError(f"column {name} is {'empty' if not text else f'{text!r}, not a number'}") from None
+    if not (np.isfinite(value) and value > 0):
+        raise UnpricedError(f"column {name} is {text}: a figure above 0 is needed")
+    return value
+
+
+def whole(row: Row, name: str, default: int | None = None) -> int:
+    if default is not None and not (row.get(name) or "").strip():
+        return default
+    return int(number(row, name))

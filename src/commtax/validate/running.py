@@ -1,0 +1,155 @@
+"""``check``: every row of a folder of tables (or of the table that ships here) priced, judged, and written if asked."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from commtax.validate import collective_rows, inference_rows, kernel_rows, published, statistics, whole_rows
+from commtax.validate.bounds import Bound, judge
+from commtax.validate.records import Records, dicts, joined, read
+
+ADDED = ("kind", "measured", "predicted", "low", "high", "fitted", "skipped")
+Rows = Sequence[Sequence[str]]
+TABLES: dict[str, Callable[[Sequence[Mapping[str, str]]], Records]] = {
+    "collectives": collective_rows.answers,
+    "serving_runs": whole_rows.serving,
+    "inference": inference_rows.answers,
+    "training_runs": whole_rows.training,
+}
+KINDS = (*TABLES, "kernels", "h200")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One file of rows, and who answers them."""
+
+    name: str
+    header: list[str]
+    rows: Rows
+    answer: Callable[[], Records]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    records: Records
+    files: Mapping[str, tuple[int, int]]  # rows, and how many of them were priced
+    bounds: tuple[Bound, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(bound.ok is not False for bound in self.bounds)
+
+    @property
+    def groups(self) -> list[tuple[dict[str, Any], statistics.Figures]]:
+        return statistics.groups(self.records)
+
+    @property
+    def skipped(self) -> list[tuple[str, int]]:
+        return statistics.skipped(self.records)
+
+    @property
+    def worst(self) -> list[statistics.Miss]:
+        return statistics.worst(self.records)
+
+
+def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = None) -> Report:
+    """Price all rows; ``only`` one kind of table; ``rows_to`` a CSV of every input row with what was added."""
+    if only and only not in KINDS:
+        raise ValueError(f"only '{only}': one of {', '.join(KINDS)}")
+    if folder is not None and not folder.is_dir():
+        raise ValueError(f"data '{folder}': no such folder")
+    sources = _folder(folder, only) if folder else published.tables(only)
+    parts, files = [], {}
+    with Writer(rows_to, _union(folder, only) if folder else published.header()) if rows_to else nullcontext() as writer:
+        for table in sources:
+            found = table.answer()
+            files[table.name] = (len(table.rows), len(set(found.row[found.priced].tolist())))
+            if writer:
+                writer.write(table, found)
+            parts.append(found)
+    if not parts:
+        raise ValueError(f"data '{folder}': none of {', '.join(f'{name}.csv[.gz]' for name in TABLES)} or kernels/*.csv.gz is here")
+    records = joined(parts)
+    return Report(records, files, tuple(judge(records, files)))
+
+
+def _paths(folder: Path, only: str) -> Iterator[tuple[str, Path]]:
+    """The tables of a folder, each once: a plain file before a gzipped one."""
+    for name in TABLES:
+        found = next((p for p in (folder / f"{name}.csv", folder / f"{name}.csv.gz") if p.is_file()), None)
+        if found and only in ("", name):
+            yield name, found
+    if only in ("", "kernels"):
+        for path in sorted((folder / "kernels").glob("*.csv*")):
+            if kernel_rows.form_of(path.name) and path.name.endswith((".csv", ".csv.gz")):
+                yield "kernels", path
+
+
+def _union(folder: Path, only: str) -> list[str]:
+    """All columns of all files, in their order."""
+    seen: dict[str, None] = {}
+    for _, path in _paths(folder, only):
+        seen |= dict.fromkeys(_header(path))
+    return list(seen)
+
+
+def _header(path: Path) -> list[str]:
+    return _read(path, 0)[0]
+
+
+def _read(path: Path, most: int | None = None) -> tuple[list[str], list[list[str]]]:
+    try:
+        return read(path, most)
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
+        raise ValueError(f"data '{path}': cannot be read as CSV ({error})") from None
+
+
+def _folder(folder: Path, only: str) -> Iterator[Table]:
+    for kind, path in _paths(folder, only):
+        header, rows = _read(path)
+        if kind == "kernels":
+            yield Table(f"kernels/{path.name}", header, rows, lambda p=path, h=header, r=rows: kernel_rows.answers(p.name, h, r))  # type: ignore[misc]
+        else:
+            yield Table(path.name, header, rows, lambda k=kind, h=header, r=rows: TABLES[k](dicts(h, r)))  # type: ignore[misc]
+
+
+class Writer(AbstractContextManager["Writer"]):
+    """Every input row with its prediction; a serving row twice, once for each of its figures."""
+
+    def __init__(self, path: Path, header: Sequence[str]) -> None:
+        self.columns = ["file", *(c for c in header if c not in ("file", *ADDED)), *ADDED]
+        self.place = {name: i for i, name in enumerate(self.columns)}
+        self.file: IO[str] = gzip.open(path, "wt", newline="") if path.suffix == ".gz" else path.open("w", newline="")  # noqa: SIM115
+        self.lines = csv.writer(self.file)
+        self.lines.writerow(self.columns)
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def write(self, table: Table, found: Records) -> None:
+        slots = [self.place.get(name, -1) for name in table.header]
+        added = [self.place[name] for name in ADDED]
+        for values in zip(found.row.tolist(), *(found.columns[name].tolist() for name in ADDED), strict=True):
+            line = [""] * len(self.columns)
+            line[0] = table.name
+            for slot, cell in zip(slots, table.rows[values[0]], strict=False):
+                if slot >= 0:
+                    line[slot] = cell
+            for slot, value in zip(added, values[1:], strict=True):
+                line[slot] = _cell(value)
+            self.lines.writerow(line)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6g}" if value == value else ""
+    return str(value)

@@ -1,0 +1,242 @@
+"""``commtax validate``: the shipped table holds its bounds, a wrong constant breaks them, odd files give reasons."""
+
+import csv
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import commtax
+from commtax import catalog
+from commtax.validate import check, own_rows, published
+from commtax.validate.collective_rows import question
+from commtax.validate.records import UnpricedError, dicts, read
+from commtax.validate.running import ADDED
+from commtax.validate.splits import even_power, own_is_fitted, training_is_fitted
+from commtax.validate.statistics import figures
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+GROUP = {
+    *("kind", "source", "system", "library", "version", "mode", "dtype", "tp"),
+    *("n", "median_ape", "p90_ape", "bias", "covered", "width"),
+}
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, "-m", "commtax", "validate", *map(str, arguments)], capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return check()
+
+
+def test_the_shipped_table_holds_every_bound(shipped):
+    missed = [(b.name, b.value, b.limit) for b in shipped.bounds if b.ok is not True]
+    assert not missed
+    assert shipped.ok
+
+
+def test_every_published_row_names_its_source_and_some_test():
+    for path in sorted((Path(commtax.__file__).parent / "validate" / "published").glob("*.csv")):
+        header, rows = read(path)
+        if path.stem != "h200":  # these are ours
+            assert all(row[header.index("source")] for row in rows)
+        assert rows
+    records = check(None, only="collectives").records
+    assert 0.2 < np.mean(records.fitted) < 0.7
+
+
+def test_our_own_rows_are_those_of_the_sweep():
+    sweep = Path(__file__).parents[1] / "benchmarks" / "h200"
+    if not sweep.is_dir():
+        pytest.skip("the sweep is in the source tree only")
+    header, rows = read(Path(commtax.__file__).parent / "validate" / "published" / "h200.csv")
+    found = own_rows.read(sweep)
+    assert len(rows) == len(found)
+    shipped = published._answer("h200", header, rows)()
+    assert np.array_equal(shipped.fitted, own_rows.answers(found).fitted)
+
+
+def test_fitted_rows_are_told_apart(shipped):
+    r = shipped.records
+    mine = (r.kind == "all-reduce") & (r.system == "h100_sxm") & (r.library == "vllm")
+    assert {bool(f) for f in r.fitted[mine]} == {True, False}
+    assert all(even_power(size) == fitted for size, fitted in zip(r.size[mine], r.fitted[mine], strict=True))
+    assert not np.any(r.fitted[r.system == "AWS p4de.24xlarge x2"])
+
+
+def test_splits_by_hand():
+    assert even_power(2**20)
+    assert not even_power(2**19)
+    assert own_is_fitted({"kind": "step", "model": "llama-3.1-8b"})
+    assert not own_is_fitted({"kind": "step", "model": "phi-4"})
+    assert training_is_fitted({"source": "mosaicml/llm-foundry", "gpus": "64", "precision": "amp_bf16"})
+    assert not training_is_fitted({"source": "mosaicml/llm-foundry", "gpus": "128", "precision": "amp_bf16"})
+    assert not training_is_fitted({"source": "mosaicml/llm-foundry", "gpus": "8", "precision": "amp_fp8"})
+
+
+def test_json_from_the_command():
+    ran = run("--json", "--only", "inference")
+    assert ran.returncode == 0, ran.stderr
+    document = json.loads(ran.stdout)
+    assert document["ok"] is True
+    assert all(set(g) >= GROUP for g in document["groups"])
+    assert all(set(b) == {"name", "limit", "value", "n", "ok"} for b in document["bounds"])
+    assert all(set(s) == {"reason", "n"} for s in document["skipped"])
+    fast = next(b for b in document["bounds"] if b["name"].startswith("gpt-fast"))
+    assert fast["n"] == 10
+    assert fast["value"] < 0.12
+
+
+def test_a_wrong_constant_is_caught(monkeypatch):
+    """Twice the latency of every all-reduce: the bound on small tensors must break, and the command would exit 1."""
+    fabrics = sys.modules["commtax.catalog.fabric"]
+    real = fabrics._paths
+
+    def slow(table, cluster):
+        from dataclasses import replace
+
+        return tuple(replace(p, launch_s=2 * p.launch_s, hop_s=2 * p.hop_s) for p in real(table, cluster))
+
+    monkeypatch.setattr(fabrics, "_paths", slow)
+    monkeypatch.setattr(fabrics, "_MADE", {})
+    found = check(None, only="collectives")
+    assert not found.ok
+    assert next(b for b in found.bounds if "up to 1 MiB" in b.name).ok is False
+
+
+def test_the_command_exits_1_when_a_bound_is_exceeded(tmp_path):
+    header = "source,system,gpu,nodes,gpus,interconnect,library,library_version,op,bytes,time_us,method"
+    rows = [f"me,mine,H100 SXM,1,8,NVLink4,NCCL,2.29,all_reduce,{2**i},1000,nccl-tests" for i in range(10, 20)]
+    (tmp_path / "collectives.csv").write_text("\n".join([header, *rows]) + "\n")
+    ran = run("--data", tmp_path)
+    assert ran.returncode == 1
+    assert "a stated bound is exceeded" in ran.stdout
+
+
+def write_odd_folder(folder):
+    (folder / "collectives.csv").write_text(
+        "gpu,gpus,library,op,bytes,time_us\n"
+        "H100 SXM,8,NCCL,all_reduce,1048576,40\n"
+        "H100 SXM,8,mystery,all_reduce,1048576,40\n"
+        "Quantum 9000,8,NCCL,all_reduce,1048576,40\n"
+        "H100 SXM,,NCCL,all_reduce,1048576,40\n"
+        "H100 SXM,8,NCCL,all_reduce,many,40\n"
+        "H100 SXM,8,NCCL,teleport,1048576,40\n"
+        "H100 SXM,8\n"
+        "H100 SXM,8,NCCL,all_reduce,1048576,-1\n"
+    )
+    with gzip.open(folder / "serving_runs.csv.gz", "wt") as file:
+        file.write("model_path,system,backend,isl,osl,batch_size,tp_size,silicon_tpot_ms\n")
+        file.write("meta-llama/Llama-3.1-8B-Instruct,h100_sxm,vllm,1024,128,8,1,8.0\n")
+        file.write("nobody/knows,h100_sxm,vllm,1024,128,8,1,8.0\n")
+        file.write("meta-llama/Llama-3.1-8B-Instruct,h100_sxm,vllm,1024,128,8,1,\n")
+    (folder / "inference.csv").write_text("framework,model,metric,value\nsomething,llama,tpot,3\n")
+    (folder / "training_runs.csv").write_text("")
+    (folder / "kernels").mkdir()
+    (folder / "kernels" / "h100_sxm_gemm.csv").write_text(
+        "m,n,k,gemm_dtype,latency_ms\n1,4096,4096,bfloat16,0.02\nx,1,1,bfloat16,1\n8,512,512,base7,1\n"
+    )
+    (folder / "kernels" / "abacus_gemm.csv").write_text("m,n,k,latency_ms\n1,2,3,4\n")
+    (folder / "kernels" / "h100_sxm_context_attention.csv").write_text("batch_size,isl\n1,2\n")
+    (folder / "notes.txt").write_text("ignored")
+
+
+def test_odd_files_give_reasons_and_keep_every_row(tmp_path):
+    write_odd_folder(tmp_path)
+    out = tmp_path / "rows.csv"
+    ran = run("--data", tmp_path, "--rows", out)
+    assert ran.returncode in (0, 1), ran.stderr
+    assert "Traceback" not in ran.stderr
+    with out.open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert len(found) == 8 + 3 + 1 + 0 + 3 + 1 + 1
+    assert set(found[0]) >= {*ADDED, "file", "gpu", "model_path", "m", "framework"}
+    for row in found:
+        assert bool(row["skipped"]) != bool(row["predicted"]), row
+        assert row["fitted"] in ("true", "false")
+        if row["predicted"]:
+            assert float(row["low"]) < float(row["predicted"]) < float(row["high"])
+    assert sum(bool(r["predicted"]) for r in found) == 3
+    reasons = " | ".join(r["skipped"] for r in found)
+    for word in ("mystery", "quantum", "number of GPUs", "many", "teleport", "nobody/knows", "base7", "abacus", "missing", "-1"):
+        assert word in reasons
+
+
+def test_bad_arguments_are_one_line(tmp_path):
+    for arguments in (("--data", tmp_path / "none"), ("--data", tmp_path), ("--only", "dice"), ("--plot", "x.gif")):
+        ran = run(*arguments)
+        assert ran.returncode == 2
+        assert ran.stderr.startswith("error:")
+        assert ran.stderr.count("\n") == 1
+    (tmp_path / "collectives.csv.gz").write_bytes(b"no gzip at all")
+    ran = run("--data", tmp_path)
+    assert ran.returncode == 2
+    assert "cannot be read" in ran.stderr
+
+
+def test_a_picture(tmp_path):
+    ran = run("--only", "inference", "--plot", tmp_path / "a.svg")
+    assert ran.returncode == 0, ran.stderr
+    assert 1_000 < (tmp_path / "a.svg").stat().st_size < 400_000
+
+
+def test_figures_by_hand(shipped):
+    r = shipped.records
+    some = r.where_true(np.flatnonzero(r.priced)[:50])
+    f = figures(some)
+    off = np.abs(some.predicted / some.measured - 1)
+    assert f.n == 50
+    assert f.median_ape == pytest.approx(float(np.median(off)))
+    assert f.bias == pytest.approx(float(np.exp(np.mean(np.log(some.predicted / some.measured))) - 1))
+    assert f.covered == pytest.approx(float(np.mean((some.low <= some.measured) & (some.measured <= some.high))))
+
+
+def test_questions_of_collectives():
+    row = {
+        "gpu": "A100 80GB SXM",
+        "system": "AWS p4de.24xlarge x2",
+        "nodes": "2",
+        "gpus": "16",
+        "library": "NCCL",
+        "op": "all_reduce",
+    }
+    asked = question(row)
+    assert (asked.cluster.inter.key, asked.cluster.nics_per_host, asked.inside, asked.ranks) == ("efa-100", 4, 8, 16)
+    assert question({**row, "library": "vLLM custom AR 1-stage", "nodes": "1", "gpus": "8"}).algorithm == "one-shot"
+    with pytest.raises(UnpricedError, match="two ranks"):
+        question({**row, "gpus": "1", "nodes": "1"})
+
+
+def test_ranges_of_collectives_come_from_residuals():
+    known = commtax.expect("all-reduce", "8xh100-sxm", nbytes=2**16, library="vllm")
+    guessed = commtax.expect("all-reduce", "8xmi300x", nbytes=2**16)
+    across = commtax.expect("all-reduce", "2x8xh100-sxm", nbytes=2**24)
+    assert 0.02 < known.spread < 0.1 < across.spread < 0.4 < guessed.spread
+    spreads = catalog.fabric("nccl", catalog.cluster("8xh100-sxm")).spreads
+    assert all(s.source == "residuals" for s in spreads)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the larger tables are not here")
+def test_a_sample_of_the_larger_tables(tmp_path):
+    for name in ("collectives", "serving_runs", "inference", "training_runs"):
+        header, rows = read(SHARED / f"{name}.csv")
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([header, *rows[:: max(1, len(rows) // 40)]])
+    found = check(tmp_path)
+    r = found.records
+    assert sum(p for _, p in found.files.values()) > 0.93 * sum(n for n, _ in found.files.values())
+    assert not np.any(r.priced & (r.predicted < r.floor * (1 - 1e-9)) & (r.kind != "decode-rate") & (r.kind != "throughput"))
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the larger tables are not here")
+def test_shipped_rows_are_priced_like_those_they_came_from():
+    header, rows = read(SHARED / "serving_runs.csv")
+    large = {(r["model_path"], r["isl"], r["osl"], f"{float(r['silicon_tpot_ms']):.4g}") for r in dicts(header, rows)}
+    header, rows = read(Path(commtax.__file__).parent / "validate" / "published" / "serving_runs.csv")
+    assert all((r["model"], r["input"], r["output"], r["tpot_ms"]) in large for r in dicts(header, rows))
