@@ -343,17 +343,6 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """How far measured times of one kind of collective lie from predicted ones: 4 in 5 within a factor of 1 + ``factor``."""
-
-    where: str  # a kind of link inside a host, "across" hosts, or "eager"
-    ops: tuple[str, ...]  # (): all
-    max_bytes: float
-    factor: float
-    source: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Fabric:
     """The paths that a library has for each collective on one chip and link, and how it crosses hosts."""
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.cost.collectives import choose, ring_factor
-from commtax.cost.inference import price, spread
+from commtax.cost.inference import price, spread_of
 from commtax.cost.placement import Span
 from commtax.spec import Cluster, Fabric, Path
 from commtax.validate.records import Answer, Records, Row, UnpricedError, number, of_answers, whole
@@ -198,7 +198,7 @@ def seconds(asked: Asked, nbytes: Any) -> tuple[Any, Any, Any]:
     found = chosen.seconds
     if asked.eager:
         found = np.maximum(found, fabric.eager_floor_s)
-    width = spread(asked.op, nbytes, asked.ranks, crosses, place, fabric, eager=asked.eager)
+    width = spread_of(fabric, asked.op, nbytes, asked.ranks, chosen, place, bool(crosses), eager=asked.eager)
     return found, width, _floor(asked, nbytes)
 
 
