@@ -67,8 +67,13 @@ def main(path: str, models: tuple[str, ...] = MODELS, length: int = 512) -> None
                     if 2 * num_params(arch.model) / tp > ROOM:
                         continue
                     samples = sorted(step_s(arch, tp, batch, length, device))
-                    row = {"kind": "shard", "model": model, "tp": tp, "batch": batch, "length": length + 26}
-                    row |= {"capacity": length + 64, "median_s": samples[3], "samples_s": [float(f"{s:.4g}") for s in samples]}
+                    row = {"kind": "step", "phase": "decode", "engine": "torch", "batch": batch, "model": model, "tp": tp}
+                    row |= {
+                        "dtype": "bf16",
+                        "length": length + 64,  # a captured step reads all positions
+                        "median_s": samples[3],
+                        "samples_s": [float(f"{s:.4g}") for s in samples],
+                    }
                     file.write(json.dumps(row) + "\n")
                     file.flush()
                     print(row["model"], tp, batch, f"{samples[3] * 1e3:.3f} ms", flush=True)

@@ -20,7 +20,7 @@ from commtax.validate.records import Answer, Records, UnpricedError, of_answers
 from commtax.validate.splits import own_is_fitted
 from commtax.validate.spreads import spread
 
-ENGINE = "fused"  # the engine of the sweep: what it launches is in commtax.measure.steps
+ENGINE = "fused"  # the engine of the sweep, where a row names none: what it launches is in commtax.measure.steps
 SOURCE = "benchmarks/h200"
 RANGES = "fused"  # whose residuals the ranges are
 Own = Mapping[str, Any]
@@ -42,7 +42,7 @@ def _answer(index: int, row: Own, chip: str) -> Answer:
         kind=f"{row.get('phase')}-step" if kind == "step" else "gemm" if kind == "gemm" else f"{kind}-attention",
         source=SOURCE,
         system=chip,
-        library=str(row.get("backend") or ENGINE),
+        library=str(row.get("backend") or row.get("engine") or ENGINE),
         version=str(row.get("version") or ""),
         mode=str(row.get("mode") or "graph"),
         dtype=str(row.get("dtype") or ""),
@@ -89,7 +89,8 @@ def least_s(priced: StepBill) -> float:
 
 def _step(row: Own, chip: str) -> tuple[float, float, float]:
     """One rank's kernels of a whole step: no collectives, no host."""
-    words = {name: row[name] for name in ("phase", "tp", "batch")} | {"context": row["length"], "engine": ENGINE}
+    words = {name: row[name] for name in ("phase", "tp", "batch")} | {"context": row["length"]}
+    words["engine"] = row.get("engine") or ENGINE
     priced = bill(row["model"], f"8x{chip}", dtype="" if row["dtype"] == "bf16" else row["dtype"], **words)
     mine = Bill(tuple(x for x in priced.lines if x.kind == "compute"), priced.tokens)
     return float(mine.step_s), float(mine.high_s / mine.step_s), least_s(priced)

@@ -17,6 +17,7 @@ import numpy as np
 from commtax.catalog.fabric import fitted_tables
 
 STEP_MODELS = ("llama-3.1-8b", "llama-3.2-1b", "qwen2.5-7b", "llama-2-13b", "qwen2.5-32b")
+SHARD_MODELS = ("llama-3.1-8b", "llama-3.2-1b", "llama-2-13b")
 NOT_IN_KEY = ("median_s", "samples_s", "sm_MHz")
 TRAINING_GPUS = 64
 
@@ -46,7 +47,7 @@ def collective_is_fitted(source: str, system: str, library: str, version: str, o
 def own_is_fitted(row: Mapping[str, Any]) -> bool:
     """A row of benchmarks/h200."""
     if row["kind"] == "step":
-        return row["model"] in STEP_MODELS
+        return row["model"] in (SHARD_MODELS if row.get("engine") == "torch" else STEP_MODELS)
     kept = {name: value for name, value in row.items() if name not in NOT_IN_KEY}
     return even_hash(json.dumps(kept, sort_keys=True))
 
