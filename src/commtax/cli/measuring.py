@@ -181,8 +181,12 @@ def experiment_command(
             _need_torch()
         sizes = tuple(parse_count(n, "tp") for n in degrees.split(","))
         asked = Asked(folder, model=model or random_model, random=bool(random_model), degrees=sizes, **options)
-        with ranks_named():
-            found = [experiment(asked, _tell)]
+        try:
+            with ranks_named():
+                found = [experiment(asked, _tell)]
+        except KeyboardInterrupt:
+            click.echo(f"finished runs are kept in {folder}: the same command goes on with the others", err=True)
+            raise
     charts = reporting.charts(found, folder)
     (folder / "report.md").write_text(reporting.markdown(found, charts), encoding="utf-8")
     if as_json:

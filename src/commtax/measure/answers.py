@@ -7,6 +7,7 @@ from typing import Any
 from commtax.units import format_bytes, format_rate, format_seconds
 
 Row = dict[str, Any]
+NEAR = 0.97  # of the ideal gain, or of no gain: nearer than this is the same
 
 
 def answers(d: Row) -> list[dict[str, str]]:
@@ -32,10 +33,9 @@ def _divides(one: Row | None, many: Row) -> str:
     if not one or not one["decode_ms"]:
         return f"TP={tp} takes {many['decode_ms']:.3g} ms a token; there is no TP=1 to compare with."
     gain = one["decode_ms"] / many["decode_ms"]
-    word = "Yes" if gain >= 0.97 * tp else "No" if gain > 1.03 else "No: it does not get faster at all"
-    text = f"{word}. TP=1 takes {one['decode_ms']:.3g} ms a token, TP={tp} {many['decode_ms']:.3g} ms: {gain:.2f}x, not {tp}x."
-    if word == "Yes":
-        text = f"Yes. TP=1 takes {one['decode_ms']:.3g} ms a token, TP={tp} {many['decode_ms']:.3g} ms: {gain:.2f}x."
+    word = "Yes" if gain >= NEAR * tp else "No" if gain > 1 / NEAR else "No: it is no faster at all"
+    whole = "" if word == "Yes" else f", not {tp}x"
+    text = f"{word}. TP=1 takes {one['decode_ms']:.3g} ms a token, TP={tp} {many['decode_ms']:.3g} ms: {gain:.2f}x{whole}."
     guesses = one["decode_predicted_ms"], many["decode_predicted_ms"]
     if all(guesses):
         text += f" Predicted: {guesses[0]:.3g} and {guesses[1]:.3g} ms, {guesses[0] / guesses[1]:.2f}x."
@@ -44,7 +44,7 @@ def _divides(one: Row | None, many: Row) -> str:
         comm = p["comm_fraction"] * many["decode_ms"]
         rest = one["decode_ms"] / tp
         fixed = many["decode_ms"] - comm - rest
-        text += f" A {tp}th of TP=1's time is {rest:.3g} ms; collectives add {comm:.3g} ms by the profile's share"
+        text += f" 1/{tp} of TP=1's time is {rest:.3g} ms; collectives, waiting included, take {comm:.3g} ms by the profile's share"
         text += f", and {fixed:.3g} ms did not divide (fixed costs of kernels and host)." if fixed > 0 else "."
     return text
 
@@ -55,7 +55,9 @@ def _share(row: Row) -> str:
         return f"TP={row['tp']}: no profile."
     text = f"TP={row['tp']}: {p['comm_fraction']:.1%} of the decode step"
     if p.get("wire_fraction") is not None:
-        text += f" ({p['wire_fraction']:.1%} on the wire, the rest waiting for the other rank and other collectives)"
+        text += (
+            f" ({p['wire_fraction']:.1%} all-reduces on the wire; the rest is waiting for the other ranks, and other collectives)"
+        )
     each = f", {format_seconds(p['allreduce_s'])} each" if p.get("allreduce_s") else ""
     text += f": {p['allreduces']:g} all-reduces a step{each}"
     if "predicted_allreduces" in p:
@@ -64,18 +66,20 @@ def _share(row: Row) -> str:
 
 
 def _beats(cross: Row) -> str:
-    listed = ", ".join(f"{r['ratio']:.2f}x at {r['batch']}" for r in cross["ratios"])
-    if not listed:
+    rows, tp = cross["ratios"], cross["tp"]
+    if not rows:
         return ""
-    if cross["batch"]:
-        head = f"TP={cross['tp']} gives more tokens a second than TP=1 from batch {cross['batch']}"
-    else:
-        head = f"TP={cross['tp']} at none of these batches"
+    listed = ", ".join(f"{r['ratio']:.2f}x at {r['batch']}" for r in rows)
+    wins = [str(r["batch"]) for r in rows if r["ratio"] > 1 + r["noise"]]
+    head = (
+        f"TP={tp} gives more tokens a second than TP=1, beyond the noise, at batch {', '.join(wins)}"
+        if wins
+        else f"TP={tp}: at none"
+    )
     guess = f"from batch {cross['predicted_batch']}" if cross["predicted_batch"] else "at none"
-    predicted = f" Predicted: {guess}." if any(r["predicted"] for r in cross["ratios"]) else ""
-    best = max(r["ratio"] for r in cross["ratios"])
-    fair = f" The fair rival of {cross['tp']} devices is {cross['tp']} TP=1 replicas, {cross['tp']:g}x the tokens of one"
-    return f"{head} ({listed}).{predicted}{fair}: TP={cross['tp']} reaches {best:.2f}x at most."
+    predicted = f" Predicted: {guess}." if any(r["predicted"] for r in rows) else ""
+    fair = f" The fair rival of {tp} devices is {tp} TP=1 replicas, up to {tp}x the tokens of one"
+    return f"{head} ({listed}).{predicted}{fair}: TP={tp} reaches {max(r['ratio'] for r in rows):.2f}x at most."
 
 
 def _link(row: Row) -> str:

@@ -119,7 +119,7 @@ class Builtin:
         }
         if run.kind == "profile":
             traces = sorted(self.raw.glob(f"{run.name}-rank*.json"))
-            record["profile"] = allreduces([kineto.read(path) for path in traces]) if traces else _counted(found)
+            record["profile"] = allreduces([kineto.read(path) for path in traces]) if traces else _counted(found, turns)
             record["profile"]["equal"] = found["collectives"]["equal"]
         return record
 
@@ -136,25 +136,31 @@ def _parts(found: Record) -> str:
     return f"weights of each rank: {each} of {found['weights']['tp1_bytes'] / 1e6:,.1f} MB; {counted}"
 
 
-def _counted(found: Record) -> Record:
+def _counted(found: Record, turns: Sequence[tuple[Record, ...]]) -> Record:
     """All-reduces of a decode step by the engine's own ledger (CPU ranks); the least over ranks is the wire."""
-    sent = [r for r in found["collectives"]["measured"] if r["phase"] == "decode"]
-    reduced = [r for r in sent if r["op"] == "all-reduce"]
-    names = {r["what"] for r in reduced}
-    count = sum(r["count"] for r in reduced)
-    timed = [c for c in found["tp"]["collectives"] if c["what"] in names]
-    weight = {r["what"]: r["count"] for r in reduced}
+    sent = [r for r in found["collectives"]["measured"] if r["phase"] == "decode" and r["op"] == "all-reduce"]
+    count = {r["what"]: r["count"] for r in sent}
+    total = sum(count.values())
+    each = {c["what"]: c["wire_us"] * 1e-6 for c in found["tp"]["collectives"]}
     step_s = found["tp"]["ms_per_token"] * 1e-3
-    all_s = (found["tp"]["wire_ms_per_token"] + found["tp"]["skew_ms_per_token"]) * 1e-3
     return {
         "how": "the engine's ledger",
-        "allreduces": count,
-        "allreduce_bytes": sum(r["nbytes"] * r["count"] for r in reduced) / count,
-        "allreduce_s": sum(c["wire_us"] * weight[c["what"]] for c in timed) / count * 1e-6,
-        "comm_fraction": min(1.0, all_s / step_s),
-        "wire_fraction": min(1.0, found["tp"]["wire_ms_per_token"] * 1e-3 / step_s),
+        "allreduces": total,
+        "allreduce_bytes": sum(r["nbytes"] * r["count"] for r in sent) / total,
+        "allreduce_s": sum(each[what] * n for what, n in count.items()) / total,
+        "comm_fraction": _inside(turns),
+        "wire_fraction": sum(each[what] * n for what, n in count.items()) / step_s,
         "step_s": step_s,
     }
+
+
+def _inside(turns: Sequence[tuple[Record, ...]]) -> float:
+    """The median step's share that the rank which waits least spends inside collectives."""
+    shares = []
+    for turn in turns:
+        steps = zip(*(zip(run["decode_s"], run["comm_s"], strict=True) for run in turn), strict=True)
+        shares += [min(sum(inside) for _, inside in ranks) / max(whole for whole, _ in ranks) for ranks in steps]
+    return float(median(shares))
 
 
 def measure_runs(where: Place, payload: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from typing import Any
 
 from commtax import catalog
 from commtax.measure import study
+from commtax.measure.launch import _terminated_as_interrupt
 from commtax.measure.outcomes import allreduces, served
 from commtax.readers import bench, kineto, vllm_log
 
@@ -84,12 +85,13 @@ class Vllm:
 
     def run(self, todo: Sequence[study.Run], done: Callable[[study.Run, Record], None]) -> None:
         """Every run in its own processes; one that fails is told as such, and the others go on."""
-        for run in todo:
-            try:
-                record = self._one(run)
-            except FailedRunError as error:
-                record = {"error": str(error)}
-            done(run, record)
+        with _terminated_as_interrupt():  # the engine's processes are ended too, whichever way this one is
+            for run in todo:
+                try:
+                    record = self._one(run)
+                except (FailedRunError, ValueError, OSError) as error:
+                    record = {"error": str(error)}
+                done(run, record)
 
     def _one(self, run: study.Run) -> Record:
         if run.kind == "serve":
@@ -107,7 +109,8 @@ class Vllm:
 
     def _model_args(self, run: study.Run) -> list[str]:
         dtype = ["--dtype", {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(self.dtype, self.dtype)]
-        room = min(self.model.max_len, self.recipe.longest)
+        needed = max(self.recipe.longest, 2 * study.LONGEST if self.dataset else 0)
+        room = min(self.model.max_len, needed)
         return ["--tensor-parallel-size", str(run.tp), "--max-model-len", str(room), *dtype, *self.args]
 
     def _latency(self, run: study.Run, file: Path | None) -> list[str]:
