@@ -13,7 +13,7 @@ import torch
 import live_models
 from commtax import catalog
 from commtax.cli import main
-from commtax.measure import links, study
+from commtax.measure import experiment_builtin, links, study
 from commtax.measure.answers import answers
 from commtax.measure.arch import arch
 from commtax.measure.comm import Group
@@ -23,6 +23,7 @@ from commtax.measure.generate import generate, prompts
 from commtax.measure.serving import Server, requests, serve
 from commtax.measure.study import Run
 from commtax.measure.weights import Checkpoint, load
+from commtax.readers import kineto
 from commtax.report.experiment import markdown
 
 HERE = Path(__file__).parent
@@ -173,6 +174,15 @@ def test_requests_served_together_say_what_they_say_alone(checkpoint, slots):
         wanted = generate(alone, prompts(a.model.vocab, 1, length, index, CPU), outputs)
         assert chosen[index] == [int(t) for t in wanted.tokens]
         assert len(queue[index].times_s) == outputs
+
+
+def test_traced_steps_are_named_for_the_reader(checkpoint, tmp_path):
+    a = arch(str(checkpoint))
+    weights = load(Checkpoint(checkpoint, torch.float32, CPU), a, 0, 1, torch.float32, CPU)
+    engine = experiment_builtin.Named(a, weights, Group(0, 1), 2, 32)
+    file = tmp_path / "x-rank0.json"
+    experiment_builtin._trace(engine, prompts(a.model.vocab, 2, 12, 0, CPU), Run("profile", 1, 2, 12, 5, 2), file)
+    assert [s.phase for s in kineto.read(file).steps] == 2 * ["prefill", *4 * ["decode"]]
 
 
 def test_lengths_and_arrivals():

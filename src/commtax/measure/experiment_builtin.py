@@ -257,7 +257,9 @@ def _timed(run: study.Run, job: Job, where: Place, a: Arch, weights: Weights, gr
 
 
 def _trace(engine: Engine, tokens: Any, run: study.Run, file: Path) -> list[Answered]:
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True) as seen:
+    """A profiler's trace of the turns, steps named; the readers take it from there."""
+    watched = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if engine.device.type == "cuda" else [])]
+    with profile(activities=watched, record_shapes=True) as seen:
         found = [generate(engine, tokens, run.output_len) for _ in range(run.iters)]
     seen.export_chrome_trace(str(file))
     return found
