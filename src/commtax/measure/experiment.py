@@ -151,8 +151,7 @@ def _driver(asked: Asked, recipe: study.Recipe) -> Driver:
     if asked.engine == "vllm":
         from commtax.measure.experiment_vllm import Vllm
 
-        dtype = asked.dtype or "bf16"
-        return Vllm(asked.model, asked.degrees, recipe, asked.dataset, raw, asked.vllm, asked.vllm_args, dtype)
+        return Vllm(asked.model, asked.degrees, recipe, asked.dataset, raw, asked.vllm, asked.vllm_args, asked.dtype)
     from commtax.measure.experiment_builtin import Builtin
     from commtax.measure.job import Job
 
@@ -209,14 +208,17 @@ def _kept(file: Path, failed: bool = False) -> Record | None:
 def _run_missing(planned: Sequence[study.Run], folder: Path, driver: Driver, progress: Progress | None) -> None:
     todo = [run for run in planned if _kept(folder / f"{run.name}.json") is None]
     state: dict[str, Any] = {"counters": links.snapshot(), "at": time.monotonic()}
+    ended = len(planned) - len(todo)
 
     def done(run: study.Run, record: Record) -> None:
+        nonlocal ended
+        ended += 1
         now, counters = time.monotonic(), links.snapshot()
         record["link"] = {"seconds": now - state["at"], "bytes": links.moved(state["counters"], counters)}
         state.update(counters=counters, at=now)
         write(folder / f"{run.name}.json", {"run": run.payload(), **record})
         if progress:
-            progress({"run": run.name, "step": planned.index(run) + 1, "of": len(planned), "error": record.get("error", "")})
+            progress({"run": run.name, "step": ended, "of": len(planned), "error": record.get("error", "")})
 
     if todo:
         driver.run(todo, done)

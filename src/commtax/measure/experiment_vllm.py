@@ -32,6 +32,7 @@ START_S = 1200.0  # a large model takes minutes to load
 RUN_S = 7200.0
 GRACE_S = 20.0
 KEPT_LINES = 6
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 Record = dict[str, Any]
 
 
@@ -55,7 +56,7 @@ class Vllm:
         self.on_cpu = "cpu" in self.version
         self.args = [*shlex.split(args), *(["--enforce-eager"] if self.on_cpu and "--enforce-eager" not in args else [])]
         self.eager = "--enforce-eager" in self.args
-        self.dtype = dtype
+        self.dtype = dtype or ("" if self.model.quant else "bf16")  # quantised weights keep their own type
         self.gpus = [] if self.on_cpu else _gpus()
 
     @property
@@ -108,7 +109,7 @@ class Vllm:
         return {**record, "latency_s": list(found.latencies_s) or [found.seconds("e2el")], "prefill_s": [], "decode_s": []}
 
     def _model_args(self, run: study.Run) -> list[str]:
-        dtype = ["--dtype", {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}.get(self.dtype, self.dtype)]
+        dtype = ["--dtype", DTYPES.get(self.dtype, self.dtype)] if self.dtype else []
         needed = max(self.recipe.longest, 2 * study.LONGEST if self.dataset else 0)
         room = min(self.model.max_len, needed)
         return ["--tensor-parallel-size", str(run.tp), "--max-model-len", str(room), *dtype, *self.args]

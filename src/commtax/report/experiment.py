@@ -37,6 +37,16 @@ def metrics(d: Found) -> Iterator[Line]:
         yield "crossover batch", f"TP={cross['tp']}", _batch(cross["batch"]), _batch(cross["predicted_batch"])
 
 
+def side_by_side(d: Found) -> tuple[list[str], list[list[str]]]:
+    """The metrics with a pair of columns for each degree: head and lines."""
+    lines = list(metrics(d))
+    known = {(metric, tp): [measured, predicted] for metric, tp, measured, predicted in lines}
+    degrees = list(dict.fromkeys(tp for _, tp, _, _ in lines))
+    head = ["metric", *(word for tp in degrees for word in (tp, "predicted"))]
+    names = dict.fromkeys(metric for metric, _, _, _ in lines)
+    return head, [[m, *(cell for tp in degrees for cell in known.get((m, tp), ["", ""]))] for m in names]
+
+
 def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:,.3g} ms"
 
@@ -111,8 +121,9 @@ def show(console: Console, found: Sequence[Found], folder: Path) -> None:
         for c in d["checks"]:
             word = {True: "ok", False: "NO", None: "--"}[c["ok"]]
             say(console, f"{word}  {c['check']}: {c['found']}", {True: "green", False: "bold red", None: "dim"}[c["ok"]])
-        table = new_table("metric", "degree", ">measured", ">predicted")
-        for line in metrics(d):
+        columns, lines = side_by_side(d)
+        table = new_table(columns[0], *(f">{c}" for c in columns[1:]))
+        for line in lines:
             table.add_row(*line)
         console.print(table)
         if any(row["batches"] for row in d["degrees"]):
@@ -126,7 +137,7 @@ def show(console: Console, found: Sequence[Found], folder: Path) -> None:
             say(console, a["answer"])
         for f in d["flags"]:
             say(console, f"suspicious: {f['what']}: {f['why']}", "bold yellow")
-        notes(console, [f"predicted from: {'; '.join(d['predicted_from']) or 'nothing: name the --cluster'}"])
+        notes(console, [_source(d)])
     notes(console, [f"report, charts and raw results: {folder}"])
 
 
@@ -134,7 +145,7 @@ def markdown(found: Sequence[Found], charts: Sequence[str]) -> str:
     """The report as a Markdown page."""
     parts = [f"# Tensor-parallel study: {', '.join(dict.fromkeys(d['model'] for d in found))}", ""]
     if len(found) > 1:
-        parts += [*_side_by_side(found), ""]
+        parts += [*_machines(found), ""]
     for chart in charts:
         parts += [f"![{Path(chart).stem.replace('-', ' ')}]({chart})", ""]
     for d in found:
@@ -151,7 +162,7 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _side_by_side(found: Sequence[Found]) -> list[str]:
+def _machines(found: Sequence[Found]) -> list[str]:
     """Several machines: the same metrics in columns."""
     keys = list(dict.fromkeys((line[0], line[1]) for d in found for line in metrics(d)))
     known = [{(m, tp): measured for m, tp, measured, _ in metrics(d)} for d in found]
@@ -163,8 +174,8 @@ def _box(d: Found) -> list[str]:
     kind = "quick: small counts, short lengths" if d["quick"] else "in full"
     parts = [f"## {title(d)}", "", f"Recipe `{d['recipe']}`, {kind}. Serving requests: {d['serving_lengths']} lengths.", ""]
     parts += ["### Set-up", "", *_table(["check", "", "found"], [[c["check"], _word(c["ok"]), c["found"]] for c in _checks(d)]), ""]
-    parts += ["### Metrics", "", *_table(["metric", "degree", "measured", "predicted"], list(metrics(d))), ""]
-    parts += [f"Predicted from: {'; '.join(d['predicted_from']) or 'no cluster was named'}" + _profile_note(d) + ".", ""]
+    parts += ["### Metrics", "", *_table(*side_by_side(d)), ""]
+    parts += [_source(d), ""]
     if any(row["batches"] for row in d["degrees"]):
         parts += ["### Batch scaling", "", *_table(_batch_head(d), _batch_lines(d)), ""]
     parts += ["### The four questions", ""]
@@ -187,8 +198,13 @@ def _word(ok: bool | None) -> str:
     return {True: "ok", False: "**no**", None: ""}[ok]
 
 
-def _profile_note(d: Found) -> str:
-    return f" (profile {d['profile']})" if d["profile"] else ""
+def _source(d: Found) -> str:
+    """Where the predictions come from, and how to get better ones."""
+    if not d["predicted_from"]:
+        return "Nothing is predicted: name the --cluster."
+    text = f"Predicted from: {'; '.join(d['predicted_from'])}" + (f" (profile {d['profile']})." if d["profile"] else ".")
+    hint = " Run it again with --profile of `commtax measure calibrate` to predict this machine; no run is repeated."
+    return text + (hint if any("assumed" in source for source in d["predicted_from"]) else "")
 
 
 def charts(found: Sequence[Found], folder: Path) -> list[str]:
