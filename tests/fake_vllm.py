@@ -69,6 +69,8 @@ def main():
         found = json.loads((FIXTURES / "vllm-cpu-tp1.serve.json").read_text())
         (Path(option("--result-dir")) / option("--result-filename")).write_text(json.dumps(found))
     elif words.startswith("bench throughput"):
+        if "FAKE_VLLM_OLD" in os.environ and "--random-input-len" in words:
+            sys.exit("vllm: error: unrecognized arguments: --random-input-len")
         say_log(tp)
         shutil.copy(FIXTURES / "vllm-cpu-tp1.throughput.json", option("--output-json"))
     else:

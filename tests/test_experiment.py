@@ -405,11 +405,12 @@ def test_miscounted_all_reduces_and_growing_queues_and_noise_are_flagged():
     run, x = served(2, 100.0, 7.0)
     noisy = (Run("batch", 2, 4, 512, 64, 3), {"latency_s": [1.0, 1.0, 2.0], "prefill_s": [], "decode_s": []})
     profiled = (Run("profile", 2, 1, 256, 32, 3), {"profile": counted})
-    late = (run, {**x, "requests_per_s": 2.0, "failed": 3})
-    found = analyse(FACTS, [noisy, profiled, late], PRICES)
+    late = (run, {**x, "failed": 3})
+    alone = (Run("latency", 2, 1, 512, 64, 3), {"latency_s": [1.0], "prefill_s": [0.01], "decode_s": [7e-3]})
+    found = analyse(FACTS, [noisy, profiled, late, alone], PRICES)
     text = words_of(found)
     assert "64 in the profile, 65 by arithmetic" in text  # vLLM reduces the embedding too
-    assert "behind the rate" in text
+    assert "TTFT holds waiting in a queue" in text
     assert "3 requests failed" in text
     assert "noisy" in text
     link = found["degrees"][0]["profile"]["link"]

@@ -84,7 +84,7 @@ def experiment(asked: Asked, progress: Progress | None = None) -> Record:
     prices = Prices(driver.model, where, asked.engine, driver.dtype, driver.eager, asked.profile, driver.library) if where else None
     folder = _folder(asked, driver)
     planned = study.runs(recipe, asked.degrees, driver.kinds)
-    checks = [*driver.checks(), *_machine()]
+    checks = _checks(asked.out / "checks.json", driver, all(_kept(folder / f"{run.name}.json") for run in planned))
     _run_missing(planned, folder, driver, progress)
     done = [(run, x) for run in planned if (x := _kept(folder / f"{run.name}.json", failed=True)) is not None]
     facts = {
@@ -224,12 +224,22 @@ def _run_missing(planned: Sequence[study.Run], folder: Path, driver: Driver, pro
         driver.run(todo, done)
 
 
+def _checks(file: Path, driver: Driver, finished: bool) -> list[Record]:
+    """The checks of now, before runs start; those of then where nothing is left to run."""
+    before = _kept(file)
+    if finished and before is not None:
+        return list(before["checks"])
+    found = [*driver.checks(), *_machine()]
+    write(file, {"checks": found})
+    return found
+
+
 def _machine() -> list[Record]:
     """Whether the machine is fit for timing, and which links it can tell about."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     counters = sorted({name.rsplit(" ", 1)[0] for name in links.snapshot()})
     return [
-        {"check": "machine idle", "ok": load < 0.5 * cores, "found": f"load {load:.1f} on {cores} cores before the first run"},
+        {"check": "machine idle", "ok": load < 0.5 * cores, "found": f"load {load:.1f} on {cores} cores before it began"},
         {"check": "link counters", "ok": None, "found": ", ".join(counters) or "none"},
     ]
 

@@ -101,7 +101,10 @@ class Vllm:
             return self._profile(run)
         file, log = self.raw / f"{run.name}.json", self.raw / f"{run.name}.log"
         file.unlink(missing_ok=True)
-        self._call(self._throughput(run, file) if run.kind == "throughput" else self._latency(run, file), run, log)
+        if run.kind == "throughput":
+            self._either(self._throughput(run, file, "--random-"), self._throughput(run, file, "--"), run, log)
+        else:
+            self._call(self._latency(run, file), run, log)
         found = bench.parse(file.read_text(encoding="utf-8"), run.name)[0]
         record: Record = {"applied": self._applied(run, log)}
         if run.kind == "throughput":
@@ -120,9 +123,20 @@ class Vllm:
         kept = ["--output-json", str(file)] if file else []
         return ["bench", "latency", "--model", self.name, *sizes, *turns, *self._model_args(run), *kept]
 
-    def _throughput(self, run: study.Run, file: Path) -> list[str]:
-        sizes = ["--input-len", str(run.input_len), "--output-len", str(run.output_len), "--num-prompts", str(run.iters)]
-        return ["bench", "throughput", "--model", self.name, *sizes, *self._model_args(run), "--output-json", str(file)]
+    def _throughput(self, run: study.Run, file: Path, prefix: str) -> list[str]:
+        """Newer versions have lengths of their own for random prompts, and let these win over the plain ones."""
+        sizes = [f"{prefix}input-len", str(run.input_len), f"{prefix}output-len", str(run.output_len)]
+        sent = [*sizes, "--num-prompts", str(run.iters)]
+        return ["bench", "throughput", "--model", self.name, *sent, *self._model_args(run), "--output-json", str(file)]
+
+    def _either(self, new: list[str], old: list[str], run: study.Run, log: Path, extra: dict[str, str] | None = None) -> None:
+        """The newer spelling of a command; where the version does not know it, the older one."""
+        try:
+            self._call(new, run, log)
+        except FailedRunError as error:
+            if "unrecognized" not in str(error):
+                raise
+            self._call(old, run, log, extra)
 
     def _profile(self, run: study.Run) -> Record:
         """A traced batch. Newer versions take the profiler as an option, older ones from the environment."""
@@ -133,12 +147,7 @@ class Vllm:
         facts = {"profiler": "torch", "torch_profiler_dir": str(folder), "torch_profiler_record_shapes": True}
         option = ["--profiler-config", json.dumps({**facts, "torch_profiler_with_stack": False})]
         old = {"VLLM_TORCH_PROFILER_DIR": str(folder), "VLLM_TORCH_PROFILER_RECORD_SHAPES": "1"}
-        try:
-            self._call([*command, *option], run, log)
-        except FailedRunError as error:
-            if "profiler-config" not in str(error) and "unrecognized" not in str(error):
-                raise
-            self._call(command, run, log, old)
+        self._either([*command, *option], command, run, log, old)
         files = sorted(folder.rglob("*.trace.json*"))
         if not files:
             raise FailedRunError(f"{run.name}: the profiler left no trace")

@@ -16,7 +16,7 @@ from commtax.measure.study import Run
 from commtax.spec import Model
 
 NOISY = 0.15  # half the spread of repeated runs over their median, above which a difference is hard to tell
-BEHIND = 0.85  # answered requests a second over the rate they came at: below this a queue grows
+QUEUED = 3.0  # times a prompt alone and a step: a first token that takes longer waited for other requests
 Record = dict[str, Any]
 Row = dict[str, Any]
 
@@ -331,7 +331,7 @@ def _impossible(row: Row, prices: Prices | None) -> Iterator[tuple[str, str]]:
     """A first token that takes a whole request, steps below the weight-read floor, miscounted all-reduces, a growing queue."""
     s = row.get("serve")
     if s:
-        yield from _served_flags(row["tp"], s)
+        yield from _served_flags(row["tp"], s, row["prefill"])
     if prices and row["decode_ms"]:
         asked = prices.question(row["tp"])
         least = floor_s(asked)
@@ -347,15 +347,15 @@ def _impossible(row: Row, prices: Prices | None) -> Iterator[tuple[str, str]]:
         yield f"TP={row['tp']}: all-reduces a decode step", f"{why}: kernels under another name, or another degree"
 
 
-def _served_flags(tp: int, s: Row) -> Iterator[tuple[str, str]]:
+def _served_flags(tp: int, s: Row, alone: Sequence[Row]) -> Iterator[tuple[str, str]]:
     if s["failed"]:
         yield f"TP={tp}: {s['failed']} requests failed", "what failed is not in the statistics"
-    if s["requests_per_s"] and s["requests_per_s"] < BEHIND * s["asked_per_s"] and s["concurrency"] > 1:
-        why = f"{s['requests_per_s']:.2g} of {s['asked_per_s']:g} requests a second are answered: TTFT holds waiting in a queue"
-        yield f"TP={tp}: serving is behind the rate", why
     ttft, gap, outputs = s["ttft_p50_ms"], s["itl_p50_ms"], s["output_len"]
     if ttft and gap and outputs and outputs >= LEAST_OUTPUT and abs(ttft / (outputs * gap) - 1) <= WHOLE:
         yield (
             f"TP={tp}: TTFT is {ttft / gap:.0f} x ITL",
             f"for {outputs:.0f} output tokens: the time of a whole request, not of its first token",
         )
+    if ttft and alone and ttft > QUEUED * (alone[0]["ms"] + (s["tpot_p50_ms"] or 0.0)):
+        why = f"p50 is {ttft:.3g} ms, and a prompt alone takes {alone[0]['ms']:.3g} ms: requests wait for each other at this rate"
+        yield f"TP={tp}: TTFT holds waiting in a queue", why
