@@ -20,8 +20,14 @@ Progress = Callable[[Mapping[str, Any]], None]
 
 
 @click.group("measure")
-def measure_group() -> None:
-    """Run it for real on this machine: tensor parallelism, collectives, and this box's own constants."""
+@click.pass_context
+def measure_group(context: click.Context) -> None:
+    """Run it for real on this machine: tensor parallelism, collectives, this box's own constants, and a whole study."""
+    if context.invoked_subcommand != "experiment":  # which can also drive another engine, and merge what others measured
+        _need_torch()
+
+
+def _need_torch() -> None:
     if find_spec("torch") is None:
         raise ValueError("measure: live runs need torch (pip install 'commtax[live]')")
 
@@ -125,6 +131,74 @@ def calibrate_command(output: str, ranks: int, dtype: str, name: str, as_json: b
         print_json(found)
     else:
         measuring.show_profile(terminal(), found, output)
+
+
+@measure_group.command("experiment")
+@click.option("--recipe", default="tp-study", show_default=True, metavar="NAME", help="Which study.")
+@click.option(
+    "--engine", default="builtin", show_default=True, metavar="NAME", help="builtin, or vllm (an installed one is driven)."
+)
+@click.option("--model", "-m", default="", help="A folder with config.json and safetensors; with vLLM any name it knows.")
+@click.option("--random", "random_model", default="", metavar="MODEL", help="Built-in engine: random weights of a catalogue model.")
+@click.option("--layers", type=Count(), default=0, help="Built-in engine: only the first layers of it.")
+@click.option("--tp", "degrees", default="1,2", show_default=True, metavar="N,N", help="Tensor-parallel degrees.")
+@click.option("--quick", is_flag=True, help="Small counts and short lengths: minutes on a laptop.")
+@click.option(
+    "--out", default="experiment", show_default=True, metavar="DIR", help="Raw results, report and charts; goes on where it ended."
+)
+@click.option("--merge", "merged", multiple=True, metavar="DIR", help="No runs: one report of several --out folders (repeat it).")
+@click.option("--dtype", default="", metavar="TYPE", help="fp32, bf16 or fp16.  [default: fp32 on CPU, else bf16]")
+@click.option("--device", default="", metavar="DEVICE", help="Built-in engine: cpu or cuda.  [default: cuda where there is one]")
+@click.option("--impl", default="", metavar="NAME", help="Built-in engine: all-reduce by gloo, shm or nccl.")
+@click.option("--cluster", "-c", default="", help="Predict for this instead of this machine's chips.")
+@click.option("--profile", default="", metavar="FILE", help="Predict with a profile of commtax measure calibrate.")
+@click.option(
+    "--dataset", default="", metavar="FILE", help="Serve requests as long as a ShareGPT-shaped file's.  [default: synthetic]"
+)
+@click.option("--vllm", default="", metavar="PATH", help="The vllm program.  [default: on PATH]")
+@click.option("--vllm-args", default="", metavar="WORDS", help="More options for every vllm command, such as '--enforce-eager'.")
+@click.option("--name", default="", help="This machine's name in the report.  [default: its device]")
+@json_option
+def experiment_command(
+    model: str, random_model: str, degrees: str, out: str, merged: tuple[str, ...], as_json: bool, **options: Any
+) -> None:
+    """The whole TP study as one command: latency, serving, batch scaling, a profile; a report with the questions answered.
+
+    commtax measure experiment --random llama-3.2-1b --layers 4 --quick --out study
+    """
+    from commtax.measure.experiment import Asked, experiment, merge
+    from commtax.report import experiment as reporting
+    from commtax.units import parse_count
+
+    folder = Path(out)
+    if merged:
+        found = merge([Path(m) for m in merged])
+        folder.mkdir(parents=True, exist_ok=True)
+    else:
+        if bool(model) == bool(random_model):
+            raise ValueError("model: give --model FOLDER, or --random NAME for random weights")
+        if options["engine"] == "builtin":
+            _need_torch()
+        sizes = tuple(parse_count(n, "tp") for n in degrees.split(","))
+        asked = Asked(folder, model=model or random_model, random=bool(random_model), degrees=sizes, **options)
+        try:
+            with ranks_named():
+                found = [experiment(asked, _tell)]
+        except KeyboardInterrupt:
+            click.echo(f"finished runs are kept in {folder}: the same command goes on with the others", err=True)
+            raise
+    charts = reporting.charts(found, folder)
+    (folder / "report.md").write_text(reporting.markdown(found, charts), encoding="utf-8")
+    if as_json:
+        print_json(found[0] if not merged else {"schema": "commtax.experiments/1", "boxes": found})
+    else:
+        reporting.show(terminal(), found, folder)
+    sys.exit(1 if any(box["failed"] for box in found) else 0)
+
+
+def _tell(news: Mapping[str, Any]) -> None:
+    """One line a finished run: a study takes minutes to hours, and each run is kept from here on."""
+    click.echo(f"[{news['step']}/{news['of']}] {news['run']}" + (f" FAILED: {news['error']}" if news["error"] else ""), err=True)
 
 
 @contextmanager

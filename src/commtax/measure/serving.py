@@ -1,0 +1,188 @@
+"""Serving with the small engine: requests come at their times, join the batch when there is a slot, and leave when answered.
+
+One step is either one whole prompt or one token of every running request, the oldest waiting prompt first. Which requests have come
+is rank 0's clock to say; everything else follows from it on every rank alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median, pstdev
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commtax.measure.arch import Arch
+from commtax.measure.cache import Blocks
+from commtax.measure.comm import Group
+from commtax.measure.engine import Engine
+from commtax.measure.generate import prompts
+from commtax.measure.weights import Weights
+
+
+class Slots(Blocks):
+    """A pool whose rows ``first`` to ``first + rows`` are worked on."""
+
+    first, rows = 0, 1
+
+    def slots(self, positions: Any) -> Any:
+        return self._slots[self.first :].gather(1, positions).reshape(-1)
+
+    def _read(self, pool: Any, length: int) -> Any:
+        each = pool.view(self.kv_heads, self.batch, self.capacity, self.head_dim)
+        return each[:, self.first : self.first + self.rows, :length].reshape(-1, length, self.head_dim)
+
+    def move(self, source: int, to: int) -> None:
+        """Give a row's blocks to another sequence's row."""
+        for pool in (*self.keys, *self.values):
+            each = pool.view(self.kv_heads, self.batch, self.capacity, self.head_dim)
+            each[:, to] = each[:, source]
+
+
+class Server(Engine):
+    """An engine whose sequences have positions of their own; running ones lie in the first rows."""
+
+    def __init__(self, a: Arch, weights: Weights, group: Group, slots: int, length: int) -> None:
+        super().__init__(a, weights, group, 1, length)
+        self.limit = slots
+        head_dim = a.model.attention.head_dim
+        self.cache = Slots(a.model.num_layers, self.kv_heads, head_dim, slots, length, self.dtype, self.device)
+
+    def start(self, row: int, tokens: Any) -> int:
+        """Compute a prompt, (1, length) token ids, into a row; returns its first token."""
+        self._window(row, 1)
+        return int(self.prefill(tokens).argmax(dim=-1).item())
+
+    def step(self, tokens: list[int], positions: list[int]) -> list[int]:
+        """One token more for each of the first rows."""
+        rows, length = len(tokens), max(positions) + 1
+        self._window(0, rows)
+        at = torch.tensor(positions, device=self.device).view(rows, 1)
+        with torch.inference_mode():
+            logits = self._forward(torch.tensor(tokens, device=self.device).view(rows, 1), at, length, self._mask(at, length))
+        found: list[int] = logits.argmax(dim=-1).tolist()
+        return found
+
+    def _window(self, first: int, rows: int) -> None:
+        self.batch = rows
+        self.cache.first, self.cache.rows = first, rows  # type: ignore[attr-defined]
+
+    def _mask(self, at: Any, length: int) -> Any:
+        """Hide what lies behind each sequence's own end; None where all are equally long."""
+        hidden = self._positions[:length] > at
+        if not bool(hidden.any()):
+            return None
+        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, float("-inf"))
+        return mask.repeat(self.kv_heads, 1).unsqueeze(1)
+
+
+@dataclass(slots=True)
+class Request:
+    """One request: what it asks for, when it came, and when each of its tokens was there."""
+
+    arrived_s: float
+    prompt: Any
+    outputs: int
+    times_s: list[float] = field(default_factory=list)
+    last: int = 0
+
+    @property
+    def position(self) -> int:
+        """Where the newest token goes."""
+        return int(self.prompt.shape[1]) + len(self.times_s) - 1
+
+
+def requests(server: Server, sizes: Sequence[tuple[int, int]], arrivals: Sequence[float], seed: int = 0) -> list[Request]:
+    """Random prompts of the sizes asked for, the same on every rank."""
+    vocab = server.arch.model.vocab
+    pairs = enumerate(zip(sizes, arrivals, strict=True))
+    return [Request(at, prompts(vocab, 1, n, seed + i, server.device), outputs) for i, ((n, outputs), at) in pairs]
+
+
+def serve(server: Server, queue: list[Request]) -> float:
+    """Answer all requests; returns the seconds from the first arrival to the last token."""
+    running: list[Request] = []
+    begin, come = time.perf_counter(), 0
+    done = 0
+    while done < len(queue):
+        due = _arrived(server.group, queue, come, bool(running), begin)
+        if come < due and len(running) < server.limit:
+            request = queue[come]
+            come += 1
+            request.last = server.start(len(running), request.prompt)
+            running.append(request)
+            request.times_s.append(time.perf_counter() - begin)
+        elif running:
+            chosen = server.step([r.last for r in running], [r.position for r in running])
+            now = time.perf_counter() - begin
+            for request, token in zip(running, chosen, strict=True):
+                request.last = token
+                request.times_s.append(now)
+        done += _leave(server, running)
+    return time.perf_counter() - begin
+
+
+def _arrived(group: Group, queue: list[Request], come: int, busy: bool, begin: float) -> int:
+    """How many requests have come by now, as rank 0 sees it; with nothing to do it waits for the next."""
+    count = torch.zeros(1, dtype=torch.int64)
+    if group.rank == 0:
+        if not busy and come < len(queue):
+            time.sleep(max(0.0, queue[come].arrived_s - (time.perf_counter() - begin)))
+        now = time.perf_counter() - begin
+        count[0] = sum(request.arrived_s <= now for request in queue)
+    if group.size > 1:
+        dist.broadcast(count, src=0)
+    return int(count[0])
+
+
+def _leave(server: Server, running: list[Request]) -> int:
+    """Answered requests leave, the last row takes a free one's place; returns how many left."""
+    left = 0
+    for row in reversed(range(len(running))):
+        if len(running[row].times_s) >= running[row].outputs:
+            last = len(running) - 1
+            if row != last:
+                server.cache.move(last, row)  # type: ignore[attr-defined]
+                running[row] = running[last]
+            running.pop()
+            left += 1
+    return left
+
+
+def result(queue: list[Request], duration_s: float, tp: int, rate_per_s: float) -> dict[str, Any]:
+    """The run with the keys of ``vllm bench serve``, so that one reader reads both."""
+    gaps = [[b - a for a, b in zip(r.times_s, r.times_s[1:], strict=False)] for r in queue]
+    whole = [r.times_s[-1] - r.arrived_s for r in queue]
+    first = [r.times_s[0] - r.arrived_s for r in queue]
+    tpot = [fmean(g) for g in gaps if g]
+    inputs, outputs = sum(int(r.prompt.shape[1]) for r in queue), sum(len(r.times_s) for r in queue)
+    found: dict[str, Any] = {
+        "backend": "commtax",
+        "tensor_parallel_size": tp,
+        "num_prompts": len(queue),
+        "request_rate": rate_per_s,
+        "duration": duration_s,
+        "completed": len(queue),
+        "failed": 0,
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "request_throughput": len(queue) / duration_s,
+        "output_throughput": outputs / duration_s,
+        "total_token_throughput": (inputs + outputs) / duration_s,
+    }
+    for name, values in (("ttft", first), ("tpot", tpot), ("itl", [x for g in gaps for x in g]), ("e2el", whole)):
+        found |= _statistics(name, values)
+    return found
+
+
+def _statistics(name: str, values: list[float]) -> dict[str, float]:
+    """Mean, median, deviation and 99th percentile in milliseconds."""
+    ordered = sorted(values)
+    at = (len(ordered) - 1) * 0.99
+    low = int(at)
+    p99 = ordered[low] + (at - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
+    kinds = {"mean": fmean(values), "median": median(values), "std": pstdev(values), "p99": p99}
+    return {f"{kind}_{name}_ms": value * 1e3 for kind, value in kinds.items()}

@@ -1,0 +1,160 @@
+"""The tensor-parallel study as a list of runs: what is run, at which degrees, how often, and what its files are called.
+
+The recipe is that of a published teaching study (latency at batch 1, serving at a request rate, batch scaling, a profile), with its
+commands put right: batches are timed by a latency benchmark, because a throughput benchmark has no batch size, and a run with one
+output token tells the prompt's time from the tokens'.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+Shape = tuple[int, int, int]  # prompt tokens, output tokens, iterations
+CHARACTERS_A_TOKEN = 4.0  # English text; used where a dataset has text and no tokenizer counted it
+LONGEST = 1024  # prompt and output tokens of a dataset's request, as serving benchmarks cut them
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What the study runs at every degree."""
+
+    latency: tuple[Shape, ...]
+    batches: tuple[int, ...]
+    batch_shape: Shape
+    profile: Shape
+    num_prompts: int
+    rate_per_s: float
+    serve_shape: tuple[int, int]  # mean prompt and output tokens of synthetic requests
+    throughput_prompts: int
+    slots: int = 64  # requests that the built-in engine serves at once
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a sequence may have."""
+        shapes = [(i, o) for i, o, _ in (*self.latency, self.batch_shape, self.profile)]
+        served = math.ceil(sum(self.serve_shape) * (1 + SPREAD)) + 1
+        return max(served, *(i + o for i, o in shapes))
+
+
+SPREAD = 0.5  # synthetic lengths lie within this share of their mean to either side
+RECIPES = {
+    "tp-study": Recipe(
+        latency=((512, 128, 20), (2048, 32, 10)),
+        batches=(1, 4, 8, 16, 32, 64),
+        batch_shape=(512, 128, 5),
+        profile=(256, 32, 3),
+        num_prompts=200,
+        rate_per_s=4.0,
+        serve_shape=(256, 128),
+        throughput_prompts=200,
+    )
+}
+QUICK = {
+    "tp-study": Recipe(
+        latency=((128, 32, 5), (512, 8, 3)),
+        batches=(1, 4, 16),
+        batch_shape=(128, 32, 3),
+        profile=(128, 16, 3),
+        num_prompts=16,
+        rate_per_s=4.0,
+        serve_shape=(128, 32),
+        throughput_prompts=16,
+        slots=16,
+    )
+}
+
+
+def recipe(name: str, quick: bool) -> Recipe:
+    """A recipe by name; ``quick`` is the same study with small counts and short lengths."""
+    if name not in RECIPES:
+        raise ValueError(f"recipe '{name}': one of {', '.join(RECIPES)}")
+    return (QUICK if quick else RECIPES)[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of the study: everything that it depends on, and a name for its files."""
+
+    kind: str  # latency | first | batch | profile | serve | throughput
+    tp: int
+    batch: int
+    input_len: int
+    output_len: int
+    iters: int  # repetitions; requests where it serves
+    rate_per_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"tp{self.tp}-{self.kind}-b{self.batch}-{self.input_len}x{self.output_len}"
+
+    def payload(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def runs(r: Recipe, degrees: Sequence[int], kinds: Sequence[str]) -> list[Run]:
+    """All runs of the kinds that an engine can do, degrees in turn within each, so that they see the same machine.
+
+    >>> [run.name for run in runs(QUICK["tp-study"], (1, 2), ("first",))]
+    ['tp1-first-b1-128x1', 'tp2-first-b1-128x1']
+    """
+    found: list[Run] = []
+    for shape in r.latency:
+        found += [Run("latency", tp, 1, *shape) for tp in degrees]
+    short, _, iters = r.latency[0]
+    found += [Run("first", tp, 1, short, 1, iters) for tp in degrees]
+    for batch in r.batches:
+        if (batch, *r.batch_shape[:2]) != (1, *r.latency[0][:2]):  # batch 1 of that shape is the first latency run
+            found += [Run("batch", tp, batch, *r.batch_shape) for tp in degrees]
+    found += [Run("profile", tp, 1, *r.profile) for tp in degrees if tp > 1]
+    found += [Run("serve", tp, 0, *r.serve_shape, r.num_prompts, r.rate_per_s) for tp in degrees]
+    found += [Run("throughput", tp, 0, *r.batch_shape[:2], r.throughput_prompts) for tp in degrees]
+    return [run for run in found if run.kind in kinds]
+
+
+def lengths(run: Run, dataset: str, seed: int = 0) -> list[tuple[int, int]]:
+    """Prompt and output tokens of each request to serve: a ShareGPT-shaped file's, or synthetic ones around the means."""
+    chance = random.Random(seed)
+    if dataset:
+        known = dataset_lengths(Path(dataset))
+        return [chance.choice(known) for _ in range(run.iters)]
+
+    def around(mean: int) -> int:
+        return max(2, round(mean * chance.uniform(1 - SPREAD, 1 + SPREAD)))
+
+    return [(around(run.input_len), around(run.output_len)) for _ in range(run.iters)]
+
+
+def dataset_lengths(path: Path) -> list[tuple[int, int]]:
+    """First question and first answer of each conversation of a ShareGPT-shaped JSON file, in tokens by their characters."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        turns = [row["conversations"][:2] for row in rows if len(row.get("conversations", ())) >= 2]
+        texts = [(str(first["value"]), str(second["value"])) for first, second in turns]
+    except (json.JSONDecodeError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(
+            f"dataset '{path}': a list of objects with conversations of at least two values is needed ({error})"
+        ) from None
+    counted = [(_tokens(question), _tokens(answer)) for question, answer in texts]
+    kept = [(i, o) for i, o in counted if 4 <= i <= LONGEST and o >= 4 and i + o <= 2 * LONGEST]
+    if not kept:
+        raise ValueError(f"dataset '{path}': no conversation of 4 to {LONGEST} prompt tokens and an answer found")
+    return kept
+
+
+def _tokens(text: str) -> int:
+    return math.ceil(len(text) / CHARACTERS_A_TOKEN)
+
+
+def arrivals(run: Run, seed: int = 0) -> list[float]:
+    """Seconds at which requests come: exponential gaps at the rate (a Poisson process, as serving benchmarks send)."""
+    chance, now, found = random.Random(seed + 1), 0.0, []
+    for _ in range(run.iters):
+        found.append(now)
+        now += chance.expovariate(run.rate_per_s)
+    return found

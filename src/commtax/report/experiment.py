@@ -1,0 +1,265 @@
+"""The tensor-parallel study as a report: metrics with predictions beside, charts, flags and answers; one machine or several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from commtax.report.plots import COLOURS, DASHES, MARKERS, picture
+from commtax.report.tables import new_table, notes, say
+from commtax.units import format_bytes, format_seconds
+
+Found = dict[str, Any]
+Line = tuple[str, str, str, str]  # metric, degree, measured, predicted
+
+
+def metrics(d: Found) -> Iterator[Line]:
+    """The study's table of metrics, a line for each degree."""
+    for row in d["degrees"]:
+        tp = f"TP={row['tp']}"
+        if row["decode_ms"] is not None:
+            yield f"decode latency, batch 1, {row['decode_len']} cached", tp, _ms(row["decode_ms"]), _ms(row["decode_predicted_ms"])
+        for p in row["prefill"]:
+            yield f"prefill latency, {p['input_len']} tokens", tp, _ms(p["ms"]), _ms(p["predicted_ms"])
+        for x in row["latency"]:
+            what = f"whole request, {x['input_len']} in, {x['output_len']} out"
+            yield what, tp, f"{_ms(x['ms'])} ± {x['spread']:.0%}", _ms(x["predicted_ms"])
+        yield from _profile(row, tp)
+        yield from _serving(row, tp)
+        if "offline" in row:
+            o = row["offline"]
+            yield "offline throughput", tp, f"{o['requests_per_s']:.3g} req/s, {o['total_tokens_per_s']:,.0f} tok/s in and out", ""
+    for cross in d["crossover"]:
+        yield "crossover batch", f"TP={cross['tp']}", _batch(cross["batch"]), _batch(cross["predicted_batch"])
+
+
+def side_by_side(d: Found) -> tuple[list[str], list[list[str]]]:
+    """The metrics with a pair of columns for each degree: head and lines."""
+    lines = list(metrics(d))
+    known = {(metric, tp): [measured, predicted] for metric, tp, measured, predicted in lines}
+    degrees = list(dict.fromkeys(tp for _, tp, _, _ in lines))
+    head = ["metric", *(word for tp in degrees for word in (tp, "predicted"))]
+    names = dict.fromkeys(metric for metric, _, _, _ in lines)
+    return head, [[m, *(cell for tp in degrees for cell in known.get((m, tp), ["", ""]))] for m in names]
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:,.3g} ms"
+
+
+def _batch(value: int | None) -> str:
+    return "none" if value is None else str(value)
+
+
+def _profile(row: Found, tp: str) -> Iterator[Line]:
+    p = row.get("profile")
+    if not p:
+        return
+    known = "predicted_allreduces" in p
+    yield "all-reduces a decode step", tp, f"{p['allreduces']:g}", f"{p['predicted_allreduces']:g}" if known else ""
+    if p["allreduce_bytes"]:
+        guess = format_bytes(p["predicted_bytes"]) if p.get("predicted_bytes") else ""
+        yield "all-reduce size", tp, format_bytes(p["allreduce_bytes"]), guess
+    if p["allreduce_s"]:
+        guess = format_seconds(p["predicted_s"]) if p.get("predicted_s") else ""
+        yield "all-reduce duration (wire)", tp, format_seconds(p["allreduce_s"]), guess
+    yield "communication fraction", tp, f"{p['comm_fraction']:.1%}", f"{p['predicted_comm_fraction']:.1%}" if known else ""
+
+
+def _serving(row: Found, tp: str) -> Iterator[Line]:
+    s = row.get("serve")
+    if not s:
+        return
+    guess = (_ms(s.get("predicted_ttft_ms")), _ms(s.get("predicted_tpot_ms")))
+    yield f"TTFT p50, {s['asked_per_s']:g} req/s", tp, _ms(s["ttft_p50_ms"]), guess[0]
+    yield "TTFT p99", tp, _ms(s["ttft_p99_ms"]), ""
+    yield "TPOT p50, serving", tp, _ms(s["tpot_p50_ms"]), guess[1]
+    rates = f"{s['output_tokens_per_s']:,.1f} tok/s out, {s['requests_per_s']:.2f} req/s, {s['concurrency']:.1f} at once"
+    yield "serving throughput", tp, rates, ""
+
+
+def _batch_lines(d: Found) -> list[list[str]]:
+    """Batch scaling: tokens a second at every degree, and the gain over TP=1."""
+    batches = sorted({b["batch"] for row in d["degrees"] for b in row["batches"]})
+    ratios = {(c["tp"], r["batch"]): r for c in d["crossover"] for r in c["ratios"]}
+    lines = []
+    for batch in batches:
+        line = [str(batch)]
+        for row in d["degrees"]:
+            b = next((b for b in row["batches"] if b["batch"] == batch), None)
+            guess = f" ({b['predicted_tokens_per_s']:,.0f})" if b and b["predicted_tokens_per_s"] else ""
+            line += [f"{b['latency_ms']:,.4g} ± {b['spread']:.0%}", f"{b['tokens_per_s']:,.1f}{guess}"] if b else ["", ""]
+            if row["tp"] > 1 and d["crossover"]:
+                r = ratios.get((row["tp"], batch))
+                line.append(f"{r['ratio']:.2f}x" if r else "")
+        lines.append(line)
+    return lines
+
+
+def _batch_head(d: Found) -> list[str]:
+    head = ["batch"]
+    for row in d["degrees"]:
+        head += [f"TP={row['tp']} latency, ms", f"TP={row['tp']} tok/s (predicted)"]
+        if row["tp"] > 1 and d["crossover"]:
+            head.append("over TP=1")
+    return head
+
+
+def title(d: Found) -> str:
+    engine = d["version"] if d["engine"] == "builtin" else f"vLLM {d['version']}"
+    return f"{d['model']} ({d['dtype']}), {d['engine']} engine ({engine}), {d['box']}"
+
+
+def show(console: Console, found: Sequence[Found], folder: Path) -> None:
+    """The same for a terminal: checks, metrics, batches, flags, answers."""
+    for d in found:
+        say(console, f"TP study{' (quick)' if d['quick'] else ''}: {title(d)}", "bold")
+        for c in d["checks"]:
+            word = {True: "ok", False: "NO", None: "--"}[c["ok"]]
+            say(console, f"{word}  {c['check']}: {c['found']}", {True: "green", False: "bold red", None: "dim"}[c["ok"]])
+        columns, lines = side_by_side(d)
+        table = new_table(columns[0], *(f">{c}" for c in columns[1:]))
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
+        if any(row["batches"] for row in d["degrees"]):
+            head = _batch_head(d)
+            batches = new_table(*(f">{h}" for h in head))
+            for cells in _batch_lines(d):
+                batches.add_row(*cells)
+            console.print(batches)
+        for a in d["answers"]:
+            say(console, a["question"], "bold")
+            say(console, a["answer"])
+        for f in d["flags"]:
+            say(console, f"suspicious: {f['what']}: {f['why']}", "bold yellow")
+        notes(console, [_source(d)])
+    notes(console, [f"report, charts and raw results: {folder}"])
+
+
+def markdown(found: Sequence[Found], charts: Sequence[str]) -> str:
+    """The report as a Markdown page."""
+    parts = [f"# Tensor-parallel study: {', '.join(dict.fromkeys(d['model'] for d in found))}", ""]
+    if len(found) > 1:
+        parts += [*_machines(found), ""]
+    for chart in charts:
+        parts += [f"![{Path(chart).stem.replace('-', ' ')}]({chart})", ""]
+    for d in found:
+        parts += _box(d)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    rule = "|".join(["---", *("---:" for _ in head[1:])])
+    return [
+        "| " + " | ".join(head) + " |",
+        f"|{rule}|",
+        *("| " + " | ".join(x.replace("|", "\\|") for x in line) + " |" for line in lines),
+    ]
+
+
+def _machines(found: Sequence[Found]) -> list[str]:
+    """Several machines: the same metrics in columns."""
+    keys = list(dict.fromkeys((line[0], line[1]) for d in found for line in metrics(d)))
+    known = [{(m, tp): measured for m, tp, measured, _ in metrics(d)} for d in found]
+    lines = [[m, tp, *(k.get((m, tp), "") for k in known)] for m, tp in keys]
+    return ["## All machines", "", *_table(["metric", "degree", *(d["box"] for d in found)], lines)]
+
+
+def _box(d: Found) -> list[str]:
+    kind = "quick: small counts, short lengths" if d["quick"] else "in full"
+    parts = [f"## {title(d)}", "", f"Recipe `{d['recipe']}`, {kind}. Serving requests: {d['serving_lengths']} lengths.", ""]
+    parts += ["### Set-up", "", *_table(["check", "", "found"], [[c["check"], _word(c["ok"]), c["found"]] for c in _checks(d)]), ""]
+    parts += ["### Metrics", "", *_table(*side_by_side(d)), ""]
+    parts += [_source(d), ""]
+    if any(row["batches"] for row in d["degrees"]):
+        parts += ["### Batch scaling", "", *_table(_batch_head(d), _batch_lines(d)), ""]
+    parts += ["### The four questions", ""]
+    for number, a in enumerate(d["answers"], 1):
+        parts += [f"**{number}. {a['question']}** {a['answer']}", ""]
+    parts += ["### Suspicious results", ""]
+    parts += [f"* **{f['what']}**: {f['why']}" for f in d["flags"]] or ["None."]
+    if d["missing"]:
+        parts += ["", f"Not run yet: {', '.join(d['missing'])}."]
+    return [*parts, ""]
+
+
+def _checks(d: Found) -> Iterator[Found]:
+    yield from d["checks"]
+    for row in d["degrees"]:
+        yield {"check": f"TP={row['tp']} applied", **row["applied"]}
+
+
+def _word(ok: bool | None) -> str:
+    return {True: "ok", False: "**no**", None: ""}[ok]
+
+
+def _source(d: Found) -> str:
+    """Where the predictions come from, and how to get better ones."""
+    if not d["predicted_from"]:
+        return "Nothing is predicted: name the --cluster."
+    text = f"Predicted from: {'; '.join(d['predicted_from'])}" + (f" (profile {d['profile']})." if d["profile"] else ".")
+    hint = " Run it again with --profile of `commtax measure calibrate` to predict this machine; no run is repeated."
+    return text + (hint if any("assumed" in source for source in d["predicted_from"]) else "")
+
+
+def charts(found: Sequence[Found], folder: Path) -> list[str]:
+    """Pictures beside the report, where matplotlib is installed: batch scaling, and latency by degree."""
+    if find_spec("matplotlib") is None:
+        return []
+    names = []
+    if any(row["batches"] for d in found for row in d["degrees"]):
+        picture(folder / "batch-scaling.svg", lambda figure: _draw_batches(figure, found), (10, 4.2))
+        names.append("batch-scaling.svg")
+    if any(row["decode_ms"] for d in found for row in d["degrees"]):
+        picture(folder / "latency-by-degree.svg", lambda figure: _draw_latency(figure, found), (10, 4.2))
+        names.append("latency-by-degree.svg")
+    return names
+
+
+def _draw_batches(figure: Any, found: Sequence[Found]) -> None:
+    """Tokens a second and latency over the batch; predictions thin and dotted."""
+    left, right = figure.subplots(1, 2)
+    series = [(d, row) for d in found for row in d["degrees"] if row["batches"]]
+    for index, (d, row) in enumerate(series):
+        style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+        label = f"TP={row['tp']}" + (f", {d['box']}" if len(found) > 1 else "")
+        xs = [b["batch"] for b in row["batches"]]
+        for axes, key in ((left, "tokens_per_s"), (right, "latency_ms")):
+            axes.plot(xs, [b[key] for b in row["batches"]], linestyle=DASHES[index % len(DASHES)], label=label, **style)
+            if all(b[f"predicted_{key}"] for b in row["batches"]):
+                guess = [b[f"predicted_{key}"] for b in row["batches"]]
+                axes.plot(xs, guess, linestyle=":", linewidth=1, color=style["color"], label=f"{label} predicted")
+    for axes, name in ((left, "output tokens a second"), (right, "latency of the batch (ms)")):
+        axes.set(xlabel="batch (sequences)", ylabel=name, xscale="log", yscale="log")
+        axes.set_xticks(sorted({b["batch"] for _, row in series for b in row["batches"]}), minor=False)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.minorticks_off()
+        axes.grid(True, alpha=0.3)
+    left.legend(fontsize=8)
+
+
+def _draw_latency(figure: Any, found: Sequence[Found]) -> None:
+    """Bars by degree: a token, a prompt, and the first token under load; black marks are predictions."""
+    panels = figure.subplots(1, 3)
+    bars = [(d, row) for d in found for row in d["degrees"]]
+    labels = [f"TP={row['tp']}" + (f"\n{d['box']}" if len(found) > 1 else "") for d, row in bars]
+    kinds: tuple[tuple[str, Any], ...] = (
+        ("decode, ms a token", lambda r: (r["decode_ms"], r["decode_predicted_ms"])),
+        ("prefill, ms", lambda r: (r["prefill"][0]["ms"], r["prefill"][0]["predicted_ms"]) if r["prefill"] else (None, None)),
+        ("TTFT p50 under load, ms", lambda r: (r["serve"]["ttft_p50_ms"], None) if "serve" in r else (None, None)),
+    )
+    for axes, (name, pick) in zip(panels, kinds, strict=True):
+        values = [pick(row) for _, row in bars]
+        axes.bar(
+            range(len(bars)), [v or 0 for v, _ in values], color=[COLOURS[row["tp"].bit_length() % len(COLOURS)] for _, row in bars]
+        )
+        marks = [(i, g) for i, (_, g) in enumerate(values) if g]
+        axes.plot([i for i, _ in marks], [g for _, g in marks], linestyle="", marker="_", markersize=24, color="black")
+        axes.set_xticks(range(len(bars)), labels, fontsize=8)
+        axes.set_title(name, fontsize=10, loc="left")
+        axes.grid(True, axis="y", alpha=0.3)

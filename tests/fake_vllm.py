@@ -1,0 +1,81 @@
+"""A stand-in for the ``vllm`` program where the real one cannot run: it answers with results, logs and traces of a real run.
+
+Recorded with vLLM 0.32 on CPU (tests/fixtures). It keeps to what the real program does with the driver's options; what it cannot
+show is time. FAKE_VLLM_FAIL makes commands that contain a word fail, FAKE_VLLM_OLD refuses the newer profiler option.
+"""
+
+import http.server
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+FIXTURES = Path(os.environ["FAKE_VLLM_FIXTURES"])
+
+
+def option(name, default=""):
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else default
+
+
+def say_log(tp):
+    applied = os.environ.get("FAKE_VLLM_APPLIED", tp)
+    sys.stdout.write((FIXTURES / f"vllm-cpu-tp{applied}.log").read_text())
+
+
+def latency(tp):
+    found = json.loads((FIXTURES / f"vllm-cpu-tp{tp}.latency.json").read_text())
+    share = float(option("--batch-size")) ** 0.5 * (1 if int(option("--output-len")) > 1 else 0.1)
+    found["latencies"] = [x * share for x in found["latencies"]]
+    found["avg_latency"] *= share
+    Path(option("--output-json")).write_text(json.dumps(found))
+
+
+def profile():
+    if "--profiler-config" in sys.argv:
+        if "FAKE_VLLM_OLD" in os.environ:
+            sys.exit("vllm: error: unrecognized arguments: --profiler-config")
+        folder = json.loads(option("--profiler-config"))["torch_profiler_dir"]
+    else:
+        folder = os.environ["VLLM_TORCH_PROFILER_DIR"]
+    for rank in (0, 1):
+        shutil.copy(FIXTURES / f"vllm-cpu-tp2-rank{rank}.trace.json.gz", Path(folder) / f"rank{rank}.1.pt.trace.json.gz")
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+
+def main():
+    with open(os.environ["FAKE_VLLM_CALLS"], "a") as file:
+        file.write(json.dumps({"words": sys.argv[1:], "bind": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "")}) + "\n")
+    words = " ".join(sys.argv[1:])
+    if os.environ.get("FAKE_VLLM_FAIL") and os.environ["FAKE_VLLM_FAIL"] in words:
+        sys.exit("ValueError: not enough devices")
+    tp = option("--tensor-parallel-size", "1")
+    if words == "--version":
+        sys.stdout.write("0.32.0+cpu\n")
+    elif words.startswith("serve"):
+        say_log(tp)
+        sys.stdout.flush()
+        http.server.HTTPServer((option("--host"), int(option("--port"))), Answer).serve_forever()
+    elif words.startswith("bench serve"):
+        found = json.loads((FIXTURES / "vllm-cpu-tp1.serve.json").read_text())
+        (Path(option("--result-dir")) / option("--result-filename")).write_text(json.dumps(found))
+    elif words.startswith("bench throughput"):
+        if "FAKE_VLLM_OLD" in os.environ and "--random-input-len" in words:
+            sys.exit("vllm: error: unrecognized arguments: --random-input-len")
+        say_log(tp)
+        shutil.copy(FIXTURES / "vllm-cpu-tp1.throughput.json", option("--output-json"))
+    else:
+        say_log(tp)
+        profile() if "--profile" in sys.argv else latency(tp)
+
+
+main()
