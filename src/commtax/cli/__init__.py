@@ -16,6 +16,8 @@ from commtax.api import Expectation, compare, expect, fit, traffic, train_fit
 from commtax.api import bill as price_step
 from commtax.catalog.models import published
 from commtax.catalog.profile import load as load_profile
+from commtax.cli.comparing import plan_options, show_plan_comparison
+from commtax.cli.emitting import emitted, show_emitted
 from commtax.cli.options import (
     Bytes,
     Count,
@@ -29,6 +31,7 @@ from commtax.cli.options import (
     where_options,
 )
 from commtax.cli.output import print_json, terminal
+from commtax.cli.pasting import paste_options, pasting
 from commtax.cost.memory import check_stored
 from commtax.spec import Cluster, Profile
 from commtax.spelling import normalise
@@ -63,16 +66,19 @@ def app() -> None:
 
 
 @app.command()
-@click.argument("model")
+@click.argument("model", required=False)
 @where_options
+@paste_options
 @step_options
 @what_if_options
 @training_options
 @train_step_options
 @click.option("--exact", is_flag=True, help="Only what is sent, in bytes and counts.")
 @click.option("--profile", default="", metavar="FILE", help="A machine's own constants (commtax measure calibrate).")
+@click.option("--emit", default="", metavar="ENGINE", help="Also the launch command: vllm, sglang, trtllm, megatron, torchrun.")
 @json_option
-def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch: int | None, **options: Any) -> None:
+@pasting
+def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch: int | None, emit: str, **options: Any) -> None:
     """What one step costs: every kernel and collective, what binds, and what would change it.
 
     commtax bill llama-3.1-8b --cluster 8xh100-sxm -tp 8
@@ -86,19 +92,23 @@ def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch
     if training:
         from commtax.cli.training import bill_training
 
-        bill_training(model, place, size, options, kinds, exact=exact, as_json=as_json)
+        bill_training(model, place, size, options, kinds, exact=exact, as_json=as_json, emit=emit)
         return
     _unused(kinds, global_batch, options["phase"])
     if exact:
+        if emit:
+            raise ValueError("emit: comes with a priced step; leave --exact out")
         _exact(model, place, size, options, as_json)
         return
     priced = price_step(model, place, batch=size, profile=own, **options)
     from commtax.report import bills
 
+    commands = emitted(priced, emit)
     if as_json:
-        print_json(bills.bill_document(priced))
+        print_json({**bills.bill_document(priced), **({"emit": commands} if emit else {})})
     else:
         bills.show_bill(terminal(), priced)
+        show_emitted(commands)
 
 
 def _exact(model: str, place: Cluster, batch: int, options: dict[str, Any], as_json: bool) -> None:
@@ -119,8 +129,9 @@ def _exact(model: str, place: Cluster, batch: int, options: dict[str, Any], as_j
 
 
 @app.command("compare")
-@click.argument("model")
+@click.argument("model", required=False)
 @where_options
+@paste_options
 @step_options
 @what_if_options
 @training_options
@@ -128,22 +139,28 @@ def _exact(model: str, place: Cluster, batch: int, options: dict[str, Any], as_j
 @click.option(
     "--over",
     multiple=True,
-    required=True,
     metavar="AXIS=VALUES",
     help="batch=1:256, tp=1,2,4,8, link=nvlink4,10gbe … (twice for a grid).",
 )
+@plan_options
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @click.option("--plot", default="", metavar="FILE", help="Draw it: .svg, .png or .pdf.")
 @json_option
+@pasting
 def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, as_json: bool, **options: Any) -> None:
-    """The same step over a range of batches, lengths, degrees or links.
+    """The same step over a range of batches, lengths, degrees or links; or plans side by side, and where their order flips.
 
     commtax compare llama-3.1-8b --cluster 8xh100-sxm -tp 2 --over batch=1:256 --over link=nvlink4,pcie5,10gbe
+
+    commtax compare llama-3.1-8b --cluster 8xh100-sxm --plans tp1,tp2,tp4dp2,dp8 --batches 1,8,64
     """
     from commtax.report import bills
 
     place = _cluster(options)
     training = options["phase"] == "train"
+    given = {name: options.pop(name, "") for name in ("plans", "links", "batches", "topo")}
+    if bool(given["plans"]) == bool(over):
+        raise ValueError("over: give --over AXIS=VALUES or --plans tp1,tp2 …, one of them")
     kinds, global_batch = {k: options.pop(k) for k in TRAINING}, options.pop("global_batch")
     if global_batch is not None and options["batch"] is not None:
         raise ValueError("global_batch: give it or batch, not both")
@@ -159,6 +176,9 @@ def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, 
     else:
         _unused(kinds, global_batch, options["phase"])
         words = options
+    if given["plans"]:
+        show_plan_comparison(model, place, words, given, as_csv=as_csv, as_json=as_json, plot=plot)
+        return
     found = compare(model, place, list(over), **words)
     if all(row.bill is None for row in found.rows):
         raise ValueError(f"over: nothing on this range is legal; first: {found.rows[0].refused}")
@@ -246,8 +266,9 @@ def _expect_file(op: str, place: Cluster, ranks: int, library: str, path: Path, 
 
 
 @app.command("fit")
-@click.argument("model")
+@click.argument("model", required=False)
 @where_options
+@paste_options
 @click.option(
     "--tp", type=Count(), default=None, help="Tensor-parallel size (-tp); left out: the smallest that fits (training: 1)."
 )
@@ -264,6 +285,7 @@ def _expect_file(op: str, place: Cluster, ranks: int, library: str, path: Path, 
 @click.option("--context", type=Count(), default=None, help="Training: sequence length.  [default: 4096]")
 @training_options
 @json_option
+@pasting
 def fit_command(model: str, phase: str, as_json: bool, **options: Any) -> None:
     """Does it fit, and how much KV cache is left? Without -tp: the smallest TP (x PP) that fits.
 
