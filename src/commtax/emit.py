@@ -4,7 +4,7 @@ Flags are those of November 2026, read in: vLLM docs/serving/parallelism_scaling
 ``--node-rank``, ``--master-addr``, ``--headless``, ``--data-parallel-size-local``, Ray's span strategy), SGLang's
 advanced_features/server_arguments (``--tp``, ``--dp``, ``--ep``, ``--enable-dp-attention``, ``--dist-init-addr``),
 TensorRT-LLM's commands/serve.py (``--tp_size``, ``--ep_size``, ``--config``), Megatron-LM megatron/training/arguments.py, and
-torchtitan's run_train.sh and training configuration (tokens, not sequences, since 0.5). ``readers.launch.parse`` reads all of it back.
+torchtitan's run_train.sh and training configuration (tokens, not sequences, since 0.5). ``readers.launch.parse`` reads it all back.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class BreakEven:
     then: str
     at: float
     earliest: float
-    link: str
+    link: str  # "": each plan on its own
     batch: int  # at which context and bandwidth were varied; 0 for batch itself
 
 
@@ -66,7 +66,12 @@ class PlanTable:
     break_evens: tuple[BreakEven, ...]
     phase: str
     context: int
+    links: tuple[str, ...] = ()  # those that were asked for; none: each plan on its own
     notes: tuple[str, ...] = ()
+
+    def beside(self, row: PlanRow) -> list[PlanRow]:
+        """The rows that a row competes with: the same batch, and the same link where links were asked for."""
+        return [r for r in self.rows if r.batch == row.batch and (r.link == row.link or not self.links)]
 
     def values(self, axis: str) -> list[Any]:
         return list(dict.fromkeys(getattr(row, axis) for row in self.rows))
@@ -121,7 +126,8 @@ def compare_plans(
     training = question.get("phase") == "train"
     legal = [a for a in asks if any(r.bill is not None and (r.plan, r.link) == (a.name, a.shown) for r in rows)]
     flips = [] if training else [f for key in keys for f in _flips([a for a in legal if a.link == key], int(batches[0]))]
-    return PlanTable(tuple(rows), tuple(flips), str(question.get("phase", "decode")), int(question.get("context", 1024)))
+    kind, length = str(question.get("phase", "decode")), int(question.get("context", 1024))
+    return PlanTable(tuple(rows), tuple(flips), kind, length, tuple(keys) if links else ())
 
 
 def _place(cluster: Cluster, where: Where | None, axes: Axes, link: str) -> Cluster:
@@ -194,7 +200,7 @@ def _flips(asks: list[Ask], batch: int) -> list[BreakEven]:
                 scale = _rate(a, b) if axis == "bandwidth" else 1.0
                 first, then = (a, b) if ahead else (b, a)
                 known = 0 if axis == "batch" else batch
-                found.append(BreakEven(axis, first.name, then.name, at * scale, earliest * scale, a.shown, known))
+                found.append(BreakEven(axis, first.name, then.name, at * scale, earliest * scale, a.link, known))
     return found
 
 

@@ -86,7 +86,7 @@ def distance(kind: str) -> float:
 
 def parse(text: str) -> Topology:
     """Read the matrix out of the command's output, or out of a report that contains it."""
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in text.splitlines()]
+    lines = [re.sub(r"\x1b?\[[0-9;]*m", "", line) for line in text.splitlines()]
     rows: dict[str, list[str]] = {}
     columns: list[str] = []
     for line in lines:

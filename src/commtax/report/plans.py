@@ -57,9 +57,6 @@ def show_plans(console: Console, found: PlanTable) -> None:
     table = new_table(
         "plan", "link", ">batch", ">GPUs", ">step", ">compute", ">exposed comm", ">share", ">tokens/s", ">a GPU", "fits", ""
     )
-    best = {
-        (r.link, r.batch): max(x.tokens_per_s for x in found.rows if (x.link, x.batch) == (r.link, r.batch)) for r in found.rows
-    }
     for row in found.rows:
         head = (row.plan, row.link, f"{row.batch:,}", str(row.gpus))
         b = row.bill
@@ -69,7 +66,8 @@ def show_plans(console: Console, found: PlanTable) -> None:
             continue
         times = [format_seconds(float(getattr(b, n))) for n in ("step_s", "compute_s", "exposed_comm_s")]
         rates = (f"{row.tokens_per_s:,.0f}", f"{row.tokens_per_s / row.gpus:,.0f}")
-        first = "fastest" if row.tokens_per_s == best[row.link, row.batch] and len(found.values("plan")) > 1 else ""
+        beside = found.beside(row)
+        first = "fastest" if len(beside) > 1 and row.tokens_per_s == max(r.tokens_per_s for r in beside) else ""
         table.add_row(
             *head, *times, f"{float(b.comm_fraction):.0%}", *rates, "yes" if row.fits else "no", Text(first, style="green")
         )
@@ -88,7 +86,7 @@ def _refused_before(found: PlanTable, row: PlanRow) -> bool:
 def _say_flips(console: Console, found: PlanTable) -> None:
     if found.phase == "train":
         return
-    lines = [flip_words(f, found) for f in found.break_evens]
+    lines = [flip_words(f) for f in found.break_evens]
     if not lines:
         say(console, "break-even: no batch up to 1,024, length or bandwidth (1/256 to 256 times) changes the order of these plans")
     for line in lines[:MOST_LINES]:
@@ -97,24 +95,24 @@ def _say_flips(console: Console, found: PlanTable) -> None:
         say(console, f"… and {len(lines) - MOST_LINES} more (--json has all)", "dim")
 
 
-def flip_words(f: BreakEven, found: PlanTable) -> str:
+def flip_words(f: BreakEven) -> str:
     """One swap in words."""
-    where = f" on {f.link}" if len(found.values("link")) > 1 else ""
+    where = f", on {f.link}" if f.link else ""
     if f.axis == "bandwidth":
         return f"bandwidth of collectives: {f.first} is faster below {format_rate(f.at)}, {f.then} above (batch {f.batch}{where})"
-    unit, fixed = {"batch": ("batch", ""), "context": ("context", f" at batch {f.batch}")}[f.axis]
+    fixed = f" at batch {f.batch}" if f.batch else ""
     unclear = f"; in turn from {f.earliest:,.0f}" if f.earliest < f.at else ""
-    return f"{unit}: {f.first} is faster below {f.at:,.0f}, {f.then} from there on{fixed}{where}{unclear}"
+    return f"{f.axis}: {f.first} is faster below {f.at:,.0f}, {f.then} from there on{fixed}{where}{unclear}"
 
 
 def _grids(found: PlanTable) -> list[tuple[str, str, list[Any], dict[str, Any]]]:
     """(column axis, title, columns, what is fixed) of each map worth drawing."""
-    links, batches = found.values("link"), found.values("batch")
-    asked = len({(r.link, r.batch) for r in found.rows if r.plan == found.rows[0].plan}) == len(links) * len(batches)
+    links, batches = list(found.links), found.values("batch")
     grids: list[tuple[str, str, list[Any], dict[str, Any]]] = []
     if len(batches) > 1:
-        grids.append(("batch", "plan x batch", batches, {}))
-    if len(links) > 1 and asked:
+        fixed = {"link": links[0]} if links else {}
+        grids.append(("batch", f"plan x batch{', ' + links[0] if links else ''}", batches, fixed))
+    if len(links) > 1:
         grids.append(("link", f"plan x link, batch {batches[0]}", links, {"batch": batches[0]}))
     return grids
 
