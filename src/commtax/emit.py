@@ -21,6 +21,8 @@ from commtax.units import format_bytes
 
 ENGINES = ("vllm", "sglang", "trtllm", "megatron", "torchrun")
 SERVING = ("vllm", "sglang", "trtllm")
+Written = tuple[list[str], str, list[str]]
+"""Lines before a command, the command, lines after it."""
 PERF = {
     "all-reduce": "all_reduce_perf",
     "all-gather": "all_gather_perf",
@@ -93,11 +95,10 @@ def launch_command(model: Model, plan: Plan, engine: str, cluster: Cluster, limi
         return {"megatron": _megatron, "torchrun": _torchtitan}[engine](Job(model, plan, cluster, limits, int(plan.dp), 1))
     inner = _together(model, plan, engine, cluster)
     job = Job(model, plan, cluster, limits, inner, int(plan.dp) // inner)
-    one = WRITERS[engine](job)
-    if job.servers == 1:
-        devices = f"CUDA_VISIBLE_DEVICES={limits.devices} " if limits.devices else ""
-        return devices + one
-    return _replicas(job, one, 30000 if engine == "sglang" else 8000)
+    before, one, after = WRITERS[engine](job)
+    devices = f"CUDA_VISIBLE_DEVICES={limits.devices} " if limits.devices else ""
+    lines = [devices + one] if job.servers == 1 else _replicas(job, one, 30000 if engine == "sglang" else 8000)
+    return "\n".join([*before, *lines, *after])
 
 
 def _together(model: Model, plan: Plan, engine: str, cluster: Cluster) -> int:
@@ -115,20 +116,21 @@ def _together(model: Model, plan: Plan, engine: str, cluster: Cluster) -> int:
     return dp if tp * pp * dp <= cluster.gpus_per_host else 1
 
 
-def _replicas(job: Job, command: str, port: int) -> str:
-    """One line a server: its GPUs, its port."""
+def _replicas(job: Job, command: str, port: int) -> list[str]:
+    """One line a server: its GPUs and port, or its own first host."""
     lines, each = [], job.gpus
     order = job.limits.devices.split(",") if job.limits.devices else [str(i) for i in range(job.cluster.gpus_per_host)]
     per_host = max(1, len(order) // each)
     for i in range(job.servers):
         start = i % per_host * each
         show = f"CUDA_VISIBLE_DEVICES={','.join(order[start : start + each])} " if job.hosts == 1 else ""
-        host = f"  # host {i // per_host}" if job.servers > per_host else ""
-        lines.append(f"{show}{command} --port {port + i % per_host} &{host}")
-    return "\n".join([*lines, f"# {job.servers} servers: put a router or load balancer in front"])
+        own = command.replace("$MASTER_ADDR", f"$MASTER_ADDR_{i}")
+        host = f"  # host {i // per_host}" if job.hosts == 1 and job.servers > per_host else ""
+        lines.append(f"{show}{own} --port {port + i % per_host} &{host}")
+    return [*lines, f"# {job.servers} servers: put a router or load balancer in front"]
 
 
-def _vllm(job: Job) -> str:
+def _vllm(job: Job) -> Written:
     plan, limits, ranks = job.plan, job.limits, job.gpus // job.dp
     words = [
         "vllm serve",
@@ -143,19 +145,19 @@ def _vllm(job: Job) -> str:
     )
     words += ["--enforce-eager"] * limits.eager + ["--disable-custom-all-reduce"] * (limits.library == "nccl")
     if job.hosts == 1:
-        return " ".join(words)
-    tail = "\n# run it on every host, NODE_RANK 0, 1, …; hosts above 0 add --headless"
+        return [], " ".join(words), []
+    tail = ["# run it on every host, NODE_RANK 0, 1, …; hosts above 0 add --headless"]
     if job.dp == 1:
-        return " ".join([*words, f"--nnodes {job.hosts} --node-rank $NODE_RANK --master-addr $MASTER_ADDR"]) + tail
+        return [], " ".join([*words, f"--nnodes {job.hosts} --node-rank $NODE_RANK --master-addr $MASTER_ADDR"]), tail
     if ranks > job.cluster.gpus_per_host:  # replicas wider than a host: Ray spans them
         ray = "--distributed-executor-backend ray --data-parallel-backend ray"
-        return " ".join(["VLLM_RAY_DP_PACK_STRATEGY=span", *words, ray]) + "\n# once, on the head of a Ray cluster of all hosts"
+        return [], " ".join(["VLLM_RAY_DP_PACK_STRATEGY=span", *words, ray]), ["# once, on the head of a Ray cluster of all hosts"]
     local = job.cluster.gpus_per_host // ranks
     words += [f"--data-parallel-size-local {local} --data-parallel-start-rank $((NODE_RANK*{local}))"]
-    return " ".join([*words, "--data-parallel-address $MASTER_ADDR --data-parallel-rpc-port 13345"]) + tail
+    return [], " ".join([*words, "--data-parallel-address $MASTER_ADDR --data-parallel-rpc-port 13345"]), tail
 
 
-def _sglang(job: Job) -> str:
+def _sglang(job: Job) -> Written:
     plan, limits = job.plan, job.limits
     shared = plan.ep > plan.tp
     words = ["python -m sglang.launch_server --model-path", model_id(job.model)]
@@ -170,10 +172,10 @@ def _sglang(job: Job) -> str:
     words += ["--disable-cuda-graph"] * limits.eager + ["--disable-custom-all-reduce"] * (limits.library == "nccl")
     if job.hosts > 1:
         words.append(f"--nnodes {job.hosts} --node-rank $NODE_RANK --dist-init-addr $MASTER_ADDR:5000")
-    return " ".join(words)
+    return [], " ".join(words), ["# run it on every host, NODE_RANK 0, 1, …"] * (job.hosts > 1)
 
 
-def _trtllm(job: Job) -> str:
+def _trtllm(job: Job) -> Written:
     plan, limits = job.plan, job.limits
     words = ["trtllm-serve", model_id(job.model), *_sized("--tp_size", plan.tp * job.dp), *_sized("--pp_size", plan.pp)]
     words += _sized("--ep_size", plan.ep)
@@ -181,12 +183,12 @@ def _trtllm(job: Job) -> str:
     settings = ["enable_attention_dp: true"] * (job.dp > 1) + ["cuda_graph_config: null"] * limits.eager
     settings += ["kv_cache_config:\n  dtype: fp8"] * (plan.kv_dtype == "fp8")
     if job.hosts > 1:
-        per = job.cluster.gpus_per_host
-        words = [f"srun -N {job.hosts} --ntasks-per-node {per} --mpi=pmix trtllm-llmapi-launch", *words, f"--gpus_per_node {per}"]
+        tasks = f"--ntasks-per-node {job.gpus // job.hosts}" if job.gpus % job.hosts == 0 else f"-n {job.gpus}"
+        head = f"srun -N {job.hosts} {tasks} --mpi=pmix trtllm-llmapi-launch"
+        words = [head, *words, f"--gpus_per_node {job.cluster.gpus_per_host}"]
     if not settings:
-        return " ".join(words)
-    file = "cat > llm.yaml <<EOF\n" + "\n".join(settings) + "\nEOF\n"
-    return file + " ".join([*words, "--config llm.yaml"])
+        return [], " ".join(words), []
+    return ["cat > llm.yaml <<EOF", *settings, "EOF"], " ".join([*words, "--config llm.yaml"]), []
 
 
 def _sized(flag: str, size: float) -> list[str]:
@@ -279,7 +281,7 @@ def _torchtitan(job: Job) -> str:
     return " ".join([_torchrun(job), "-m torchtitan.train", named, *words])
 
 
-WRITERS: Mapping[str, Callable[[Job], str]] = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
+WRITERS: Mapping[str, Callable[[Job], Written]] = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
 
 
 def benchmark_command(

@@ -66,6 +66,7 @@ class Launch:
     async_axes: str = ""
     shape: tuple[tuple[str, int], ...] = ()  # of a model that is told by its sizes (Megatron)
     devices: tuple[str, ...] = ()
+    address: str = ""  # where the hosts of one job meet
     notes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
 
@@ -258,7 +259,7 @@ def _take(words: list[str], flags: Flags, given: dict[str, Any], unread: list[st
         if not field and off in flags and flags[off][1] == "on":
             given.pop(flags[off][0], None)
         elif not field:
-            if UNMODELLED.get(name) != value:
+            if name not in UNMODELLED or UNMODELLED[name] != value:
                 unread.append(written)
         elif not _set(given, field, kind, value):
             unread.append(written)
@@ -324,10 +325,12 @@ def _joined(found: list[Launch]) -> Launch:
     if bench is not None and bench is not first:
         lengths = {name: getattr(bench, name) for name in ("concurrency", "input_len", "output_len")}
         first, found = replace(first, **lengths), [x for x in found if x is not bench]
-    alike = [x for x in found if replace(x, devices=(), concurrency=None, input_len=None, output_len=None) == _bare(first)]
-    one_job = first.nnodes is not None and first.nnodes > 1
-    return first if one_job or len(alike) < 2 else replace(first, servers=len(alike), devices=())
+    alike = [x for x in found if _bare(x) == _bare(first)]
+    parts = first.nnodes is not None and first.nnodes > 1 and bool(first.address)  # commands of one job meet at one address
+    count = len({x.address for x in alike}) if parts else len(alike)
+    return first if count < 2 else replace(first, servers=count, devices=())
 
 
 def _bare(launch: Launch) -> Launch:
-    return replace(launch, devices=(), concurrency=None, input_len=None, output_len=None)
+    """What replicas have in common."""
+    return replace(launch, devices=(), address="", concurrency=None, input_len=None, output_len=None)

@@ -28,6 +28,7 @@ VLLM = _flags(
         "draft": "speculative-config sc",
         "executor": "distributed-executor-backend",
         "dp_executor": "data-parallel-backend",
+        "address": "master-addr data-parallel-address dpa",
     },
     int={
         "tp": "tensor-parallel-size tp",
@@ -63,6 +64,7 @@ SGLANG = _flags(
         "kv_dtype": "kv-cache-dtype",
         "a2a": "moe-a2a-backend",
         "deepep_mode": "deepep-mode",
+        "address": "dist-init-addr nccl-init-addr",
     },
     int={
         "tp": "tp-size tp tensor-parallel-size",
@@ -201,8 +203,8 @@ _SWITCHES = (
 )
 _WORDS = (
     "host port served-model-name api-key tokenizer tokenizer-path tokenizer-mode download-dir load-format seed log-level "
-    "chat-template tool-call-parser reasoning-parser node-rank r master-addr master-port data-parallel-address dpa "
-    "data-parallel-rpc-port dpp data-parallel-start-rank dpr data-parallel-rank api-server-count dist-init-addr nccl-init-addr "
+    "chat-template tool-call-parser reasoning-parser node-rank r master-port "
+    "data-parallel-rpc-port dpp data-parallel-start-rank dpr data-parallel-rank api-server-count "
     "backend "
     "tokenizer-type tokenizer-model vocab-file merge-file data-path split save load save-interval eval-interval eval-iters "
     "log-interval train-iters train-samples lr min-lr lr-decay-style lr-decay-iters lr-warmup-iters lr-warmup-fraction "

@@ -22,7 +22,7 @@ Given = dict[str, Any]
 
 def _serving(given: Given, notes: list[str], unread: list[str]) -> Given:
     """What all serving engines have in common."""
-    told: Given = {k: given[k] for k in ("model", "tp", "pp", "dp", "ep", "devices", "nnodes", *SERVED) if k in given}
+    told: Given = {k: given[k] for k in ("model", "tp", "pp", "dp", "ep", "devices", "nnodes", "address", *SERVED) if k in given}
     told |= {k: given[k] for k in ("speculative", "concurrency", "input_len", "output_len", "gpus_per_node") if k in given}
     if told.get("max_num_batched_tokens", 1) < 1:  # chunking switched off
         told.pop("max_num_batched_tokens")

@@ -61,8 +61,7 @@ def show_plans(console: Console, found: PlanTable) -> None:
         head = (row.plan, row.link, f"{row.batch:,}", str(row.gpus))
         b = row.bill
         if b is None:
-            if row.batch == found.rows[0].batch or not _refused_before(found, row):
-                table.add_row(*head, *[""] * 7, Text(row.refused, style="red"))
+            table.add_row(*head, *[""] * 7, Text("not legal", style="red"))
             continue
         times = [format_seconds(float(getattr(b, n))) for n in ("step_s", "compute_s", "exposed_comm_s")]
         rates = (f"{row.tokens_per_s:,.0f}", f"{row.tokens_per_s / row.gpus:,.0f}")
@@ -74,13 +73,12 @@ def show_plans(console: Console, found: PlanTable) -> None:
     console.print(table)
     _heat_maps(console, found)
     _say_flips(console, found)
-    notes(console, found.notes)
+    notes(console, (*_refusals(found), *found.notes))
 
 
-def _refused_before(found: PlanTable, row: PlanRow) -> bool:
-    """Whether an earlier line of the same plan says the same."""
-    earlier = found.rows[: found.rows.index(row)]
-    return any((r.plan, r.refused) == (row.plan, row.refused) for r in earlier)
+def _refusals(found: PlanTable) -> list[str]:
+    """Why plans are not legal, each reason once."""
+    return list(dict.fromkeys(f"{row.plan}: {row.refused}" for row in found.rows if row.refused))
 
 
 def _say_flips(console: Console, found: PlanTable) -> None:
