@@ -242,7 +242,7 @@ def test_emit_and_mistakes():
     assert "vllm bench serve" in done.stdout
     assert "all_reduce_perf -b 8192" in done.stdout
     for words, says in (
-        (("bill", "--cluster", "8xh100-sxm"), "model: name one"),
+        (("bill", "--cluster", "8xh100-sxm"), "MODEL: name one"),
         (("bill", "--from", "ls", "--cluster", "8xh100-sxm"), "no launch command"),
         (("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "--emit", "tgi"), "one of vllm"),
         (("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "--emit", "vllm", "--exact"), "leave --exact out"),

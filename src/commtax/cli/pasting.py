@@ -40,7 +40,7 @@ def pasting(body: Callable[..., None]) -> Command:
         if text:
             name = _paste(name, text, options, notes)
         if not name:
-            raise ValueError("model: name one, or paste a launch command with --from")
+            raise ValueError("MODEL: name one, or paste a launch command with --from")
         if not options.get("plans"):
             _lay_out(options, notes)
         try:
