@@ -122,6 +122,42 @@ def test_what_is_no_launch_command(text):
         parse(text)
 
 
+FLAGS = [
+    "-tp",
+    "--dp",
+    "--ep",
+    "--enable-dp-attention",
+    "--tp_size",
+    "--nnodes",
+    "--max-model-len",
+    "-q",
+    "--config",
+    "x",
+    "0",
+    "-1",
+]
+WORDS = st.lists(st.one_of(st.sampled_from([*FLAGS, "8", "$X", "{", "&", "#", "\n"]), st.text(max_size=6)), max_size=12)
+HEADS = [
+    "vllm serve m",
+    "python -m sglang.launch_server",
+    "trtllm-serve m",
+    "torchrun --nproc-per-node 8 pretrain_gpt.py",
+    "LLM(",
+    "",
+]
+
+
+@given(st.sampled_from([*HEADS, "torchrun -m torchtitan.train"]), WORDS)
+@settings(max_examples=300, deadline=None)
+def test_anything_is_read_or_refused_in_words(head, words):
+    try:
+        gpus, says = parse(" ".join([head, *words])).num_gpus, "from"
+    except ValueError as error:
+        gpus, says = 1, str(error)
+    assert gpus >= 1
+    assert says.startswith("from")
+
+
 SERVED = st.builds(
     Limits,
     max_model_len=st.sampled_from([0, 8192]),
@@ -241,6 +277,8 @@ def test_emit_and_mistakes():
     assert "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2\n" in done.stdout
     assert "vllm bench serve" in done.stdout
     assert "all_reduce_perf -b 8192" in done.stdout
+    again = run("bill", "--from", f"{VLLM} -tp 8 --max-model-len 32k", "--cluster", "8xh100-sxm", "--emit", "sglang")
+    assert "--tp 8 --context-length 32000" in again.stdout
     for words, says in (
         (("bill", "--cluster", "8xh100-sxm"), "MODEL: name one"),
         (("bill", "--from", "ls", "--cluster", "8xh100-sxm"), "no launch command"),

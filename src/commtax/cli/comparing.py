@@ -11,8 +11,6 @@ import click
 from commtax.api.plans import Axes, compare_plans
 from commtax.cli.options import together
 from commtax.cli.output import print_json, terminal
-from commtax.readers import topology
-from commtax.readers.placement import place
 from commtax.spec import Cluster
 from commtax.units import parse_count
 
@@ -50,6 +48,9 @@ def show_plan_comparison(
 
 def _where(file: str, cluster: Cluster, notes: list[str]) -> Any:
     """The cluster that a plan meets on the GPUs that suit it best."""
+    from commtax.readers import topology
+    from commtax.readers.placement import place
+
     found = topology.parse(Path(file).read_text(errors="replace"))
 
     def where(axes: Axes) -> Cluster:

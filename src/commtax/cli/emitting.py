@@ -6,13 +6,15 @@ import click
 
 from commtax.api.billing import StepBill
 from commtax.api.train_billing import TrainBill
-from commtax.emit import Limits, benchmark_command, launch_command, nccl_command
+from commtax.cli.output import carried
 
 
 def emitted(priced: StepBill | TrainBill, engine: str) -> dict[str, str]:
     """Commands by what they are for; none where no engine is asked for."""
     if not engine:
         return {}
+    from commtax.emit import Limits, benchmark_command, launch_command, nccl_command
+
     asked = priced.setup
     if isinstance(priced, TrainBill):
         limits = Limits(
@@ -20,7 +22,7 @@ def emitted(priced: StepBill | TrainBill, engine: str) -> dict[str, str]:
         )
         return {"launch": launch_command(asked.model, asked.plan, engine, asked.cluster, limits)}
     s = priced.settings
-    limits = Limits(eager=s.eager, library=s.library, ep_backend=s.ep_backend)
+    limits = Limits(eager=s.eager, library=s.library, ep_backend=s.ep_backend, **carried())
     launch = launch_command(asked.model, asked.plan, engine, asked.cluster, limits)
     batch = int(priced.batch) * int(asked.plan.dp)
     bench = benchmark_command(asked.model, engine, input_len=max(1, int(priced.context)), concurrency=batch)

@@ -30,6 +30,13 @@ def remarks() -> list[str]:
     return found
 
 
+def carried() -> dict[str, Any]:
+    """Limits and devices of what was pasted, for a command that is written again (``--emit``)."""
+    context = click.get_current_context(silent=True)
+    found: dict[str, Any] = context.meta.setdefault("commtax.carried", {}) if context else {}
+    return found
+
+
 def print_json(document: dict[str, Any]) -> None:
     if remarks():
         document = {**document, "notes": [*document.get("notes", []), *remarks()]}

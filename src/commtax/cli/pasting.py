@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -15,11 +15,11 @@ from commtax.api import AUTO_EP
 from commtax.catalog.loader import normal
 from commtax.catalog.models import bundled
 from commtax.cli.options import Command, together
-from commtax.cli.output import remarks, terminal
-from commtax.readers import launch, topology
-from commtax.readers.launch import Launch
-from commtax.readers.placement import place
+from commtax.cli.output import carried, remarks, terminal
 from commtax.spec import Model
+
+if TYPE_CHECKING:
+    from commtax.readers.launch import Launch
 
 STORED = {"-fp8": "fp8", "-fp8-dynamic": "fp8", "-awq": "int4", "-gptq-int4": "int4", "-nvfp4": "nvfp4", "-fp4": "nvfp4"}
 """Endings of checkpoints' names that tell how their weights are stored."""
@@ -66,14 +66,18 @@ def _say(options: dict[str, Any], notes: list[str]) -> None:
 
 def read(text: str) -> Launch:
     """A command, or the file that holds it."""
+    from commtax.readers.launch import parse
+
     file = Path(text) if len(text) < 256 and "\n" not in text else None
-    return launch.parse(file.read_text(errors="replace") if file and file.is_file() else text)
+    return parse(file.read_text(errors="replace") if file and file.is_file() else text)
 
 
 def _paste(model: str, text: str, options: dict[str, Any], notes: list[str]) -> str:
     """Fill options that nobody gave; returns the model's name."""
     found = read(text)
     words = _words(found)
+    limits = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
+    carried().update({name: value for name in limits if (value := getattr(found, name))})
     if not model:
         model = _model(found, words, notes)
     if found.engine == "vllm" and (found.dp or 1) > 1 and not found.ep and _experts(model):
@@ -186,10 +190,14 @@ def _lay_out(options: dict[str, Any], notes: list[str]) -> None:
         raise ValueError("intra: give it or --topo, not both")
     if not options["cluster"]:
         raise ValueError("topo: says how GPUs are joined, not which they are; add --cluster, such as 4xrtx-3090")
+    from commtax.readers import topology
+    from commtax.readers.placement import place
+
     found = topology.parse(Path(file).read_text(errors="replace"))
     here = catalog.cluster(options["cluster"])
     replicas = (options.get("dp") or 1) * (options.get("pp") or 1)
     laid = place(found, here, options.get("tp") or 1, replicas)
     if (options.get("tp") or 1) > 1:
         options["intra"] = laid.cluster.intra.key
+        carried()["devices"] = laid.devices
     notes.extend(laid.notes)

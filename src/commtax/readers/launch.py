@@ -272,11 +272,14 @@ def _set(given: dict[str, Any], field: str, kind: str, value: str | None) -> boo
         if str(value).lower() not in ("false", "0", "no"):
             given[field] = True
         return True
-    readers = {"int": parse_count, "count": parse_count, "share": parse_fraction}
+    readers: dict[str, Any] = {"int": parse_count, "count": parse_count, "share": parse_fraction}
     try:
-        given[field] = readers[kind](str(value), field) if kind in readers else str(value)
+        found: Any = readers[kind](str(value), field) if kind in readers else str(value)
     except ValueError:
         return value == "auto"
+    if kind == "int" and found < 1:
+        return found == -1 and field == "shards"  # torchtitan: whatever is left
+    given[field] = found
     return value is not None
 
 
