@@ -15,7 +15,7 @@ ROWS = [
     {"cli", "web"},
     {"measure"},
     {"report"},
-    {"planner", "audit", "calibrate", "validate"},
+    {"planner", "audit", "calibrate", "validate", "emit"},
     {"sim", "readers"},
     {"claims"},
     {"api", "napkin"},

@@ -270,8 +270,7 @@ class Plan:
         return self.tp * self.cp * self.pp * self.dp
 
     @property
-    def num_shards(self) -> Number:
-        """Data-parallel ranks that hold one whole copy together under ZeRO 3."""
+    def num_shards(self) -> Number:  # data-parallel ranks that hold one whole copy together under ZeRO 3
         return self.shard + (self.shard == 0) * self.dp
 
 
@@ -436,11 +435,9 @@ class Engine:
     block_size: int = 16
     library: str = "nccl"  # whose all-reduce it calls
     host_s: float = 0.0  # the GPU waits this long for the host in every step …
-    host_s_per_doubling: float = 0.0  # … and this much more for each doubling of tp …
+    host_s_per_doubling: float = 0.0  # … this much more for each doubling of tp …
     host_s_per_seq: float = 0.0  # … and for each sequence of the step
-    small_kernels: float = (
-        1.0  # of the small kernels that a plain engine launches, this share is left after fusing them into neighbours
-    )
+    small_kernels: float = 1.0  # share of a plain engine's small kernels that is left after fusing them into neighbours
     head_norm_kernels: int = 0  # launches for norms of queries and keys a layer; 0: inside the rotary kernel
     routing_kernels: float = 4.0  # launches around the experts of a layer: choose, sort, permute, activate, combine
     grouped_efficiency: float = 1.0  # arithmetic of the experts' grouped products against plain ones
@@ -453,9 +450,9 @@ class Engine:
     frontend_request_s: float = 0.0  # the server's front end takes this long for a request …
     frontend_token_s: float = 0.0  # … and for a token it streams: both limit throughput
     sigma_host: float = 0.3  # standard deviation of the logarithm of the host's time
-    sigma_tpot: float = 0.0  # standard deviation of log errors on runs that were not fitted
+    sigma_tpot: float = 0.0  # standard deviation of log errors on runs that were not fitted, of dense models …
     sigma_ttft: float = 0.0
-    sigma_tpot_moe: float = 0.0  # … of mixtures of experts
+    sigma_tpot_moe: float = 0.0  # … and of mixtures of experts
     sigma_ttft_moe: float = 0.0
     calibrated: bool = False  # host times were fitted on measured runs of this engine
     host_label: str = ""  # where they come from, if not from the catalogue
@@ -478,8 +475,8 @@ class Engine:
     kv_spread_bytes: float = 1e9  # four of five start-ups leave a KV cache within this of the prediction
     latent_absorbed: bool = False  # keeps a second, bf16 copy of latent attention's up-projection
     rotary_table: bool = False  # keeps cosines and sines of every position
-    mxfp4_multiple: int = 1  # kernels for mxfp4 experts pad the hidden side to this …
-    mxfp4_width_multiple: int = 1  # … and a rank's width to this
+    mxfp4_multiple: int = 1  # kernels for mxfp4 experts pad the hidden side to this, and a rank's width to …
+    mxfp4_width_multiple: int = 1
     grads_dtype: str = "bf16"
     zero: int = 0  # ZeRO stage unless the plan says otherwise
     master_is_parameter: bool = False  # the sharded parameter is the fp32 master copy itself

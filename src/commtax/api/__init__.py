@@ -4,6 +4,7 @@ from commtax.api.billing import StepBill, bill
 from commtax.api.comparing import Comparison, compare
 from commtax.api.expecting import Expectation, expect
 from commtax.api.fitting import Fit, TrainFit, fit, train_fit
+from commtax.api.plans import PlanTable, compare_plans
 from commtax.api.sending import Traffic, traffic
 from commtax.api.serving import Simulation, simulate
 from commtax.api.setup import AUTO_EP, PHASES, Setup, describe_gpus, setup
@@ -15,6 +16,7 @@ __all__ = [
     "Comparison",
     "Expectation",
     "Fit",
+    "PlanTable",
     "Setup",
     "Simulation",
     "StepBill",
@@ -23,6 +25,7 @@ __all__ = [
     "TrainFit",
     "bill",
     "compare",
+    "compare_plans",
     "describe_gpus",
     "expect",
     "fit",

@@ -16,6 +16,9 @@ from commtax.api import Expectation, compare, expect, fit, traffic, train_fit
 from commtax.api import bill as price_step
 from commtax.catalog.models import published
 from commtax.catalog.profile import load as load_profile
+from commtax.cli.comparing import plan_options, show_plan_comparison
+from commtax.cli.emitting import emitted, show_emitted
+from commtax.cli.facts import catalog_command, claims_command
 from commtax.cli.options import (
     Bytes,
     Count,
@@ -30,6 +33,7 @@ from commtax.cli.options import (
     where_options,
 )
 from commtax.cli.output import print_json, terminal
+from commtax.cli.pasting import paste_options, pasting
 from commtax.cost.memory import check_stored
 from commtax.spec import Cluster, Profile
 from commtax.spelling import normalise
@@ -49,12 +53,6 @@ TRAINING: dict[str, Any] = {
     "measured_mfu": None,
 }
 """Options of training alone, and what they are when nobody gives them."""
-LOADERS: dict[str, Callable[[str], Any]] = {
-    "chips": catalog.chip,
-    "links": catalog.link,
-    "clusters": catalog.cluster,
-    "engines": catalog.engine,
-}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -64,16 +62,19 @@ def app() -> None:
 
 
 @app.command()
-@click.argument("model")
+@click.argument("model", required=False)
 @where_options
+@paste_options
 @step_options
 @what_if_options
 @training_options
 @train_step_options
 @click.option("--exact", is_flag=True, help="Only what is sent, in bytes and counts.")
 @profile_option
+@click.option("--emit", default="", metavar="ENGINE", help="Also the launch command: vllm, sglang, trtllm, megatron, torchrun.")
 @json_option
-def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch: int | None, **options: Any) -> None:
+@pasting
+def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch: int | None, emit: str, **options: Any) -> None:
     """What one step costs: every kernel and collective, what binds, and what would change it.
 
     commtax bill llama-3.1-8b --cluster 8xh100-sxm -tp 8
@@ -89,19 +90,23 @@ def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch
     if training:
         from commtax.cli.training import bill_training
 
-        bill_training(model, place, size, options, kinds, exact=exact, as_json=as_json, profile=own)
+        bill_training(model, place, size, options, kinds, exact=exact, as_json=as_json, profile=own, emit=emit)
         return
     _unused(kinds, global_batch, options["phase"])
     if exact:
+        if emit:
+            raise ValueError("emit: comes with a priced step; leave --exact out")
         _exact(model, place, size, options, as_json)
         return
     priced = price_step(model, place, batch=size, profile=own, **options)
     from commtax.report import bills
 
+    commands = emitted(priced, emit)
     if as_json:
-        print_json(bills.bill_document(priced))
+        print_json({**bills.bill_document(priced), **({"emit": commands} if emit else {})})
     else:
         bills.show_bill(terminal(), priced)
+        show_emitted(commands)
 
 
 def _exact(model: str, place: Cluster, batch: int, options: dict[str, Any], as_json: bool) -> None:
@@ -122,8 +127,9 @@ def _exact(model: str, place: Cluster, batch: int, options: dict[str, Any], as_j
 
 
 @app.command("compare")
-@click.argument("model")
+@click.argument("model", required=False)
 @where_options
+@paste_options
 @step_options
 @what_if_options
 @training_options
@@ -131,24 +137,30 @@ def _exact(model: str, place: Cluster, batch: int, options: dict[str, Any], as_j
 @click.option(
     "--over",
     multiple=True,
-    required=True,
     metavar="AXIS=VALUES",
     help="batch=1:256, tp=1,2,4,8, link=nvlink4,10gbe … (twice for a grid).",
 )
+@plan_options
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @click.option("--plot", default="", metavar="FILE", help="Draw it: .svg, .png or .pdf.")
 @profile_option
 @json_option
+@pasting
 def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, as_json: bool, **options: Any) -> None:
-    """The same step over a range of batches, lengths, degrees or links.
+    """The same step over a range of batches, lengths, degrees or links; or plans side by side, and where their order flips.
 
     commtax compare llama-3.1-8b --cluster 8xh100-sxm -tp 2 --over batch=1:256 --over link=nvlink4,pcie5,10gbe
+
+    commtax compare llama-3.1-8b --cluster 8xh100-sxm --plans tp1,tp2,tp4dp2,dp8 --batches 1,8,64
     """
     from commtax.report import bills
 
     own = _profile(options)
     place = _cluster(options)
     training = options["phase"] == "train"
+    given = {name: options.pop(name, "") for name in ("plans", "links", "batches", "topo")}
+    if bool(given["plans"]) == bool(over):
+        raise ValueError("over: give --over AXIS=VALUES or --plans tp1,tp2 …, one of them")
     kinds, global_batch = {k: options.pop(k) for k in TRAINING}, options.pop("global_batch")
     if global_batch is not None and options["batch"] is not None:
         raise ValueError("global_batch: give it or batch, not both")
@@ -164,6 +176,10 @@ def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, 
     else:
         _unused(kinds, global_batch, options["phase"])
         words = options
+    if given["plans"]:
+        words |= {"profile": own} if own else {}
+        show_plan_comparison(model, place, words, given, as_csv=as_csv, as_json=as_json, plot=plot)
+        return
     found = compare(model, place, list(over), profile=own, **words)
     if all(row.bill is None for row in found.rows):
         raise ValueError(f"over: nothing on this range is legal; first: {found.rows[0].refused}")
@@ -254,8 +270,9 @@ def _expect_file(op: str, place: Cluster, ranks: int, words: dict[str, Any], pat
 
 
 @app.command("fit")
-@click.argument("model")
+@click.argument("model", required=False)
 @where_options
+@paste_options
 @click.option(
     "--tp", type=Count(), default=None, help="Tensor-parallel size (-tp); left out: the smallest that fits (training: 1)."
 )
@@ -273,6 +290,7 @@ def _expect_file(op: str, place: Cluster, ranks: int, words: dict[str, Any], pat
 @training_options
 @profile_option
 @json_option
+@pasting
 def fit_command(model: str, phase: str, as_json: bool, **options: Any) -> None:
     """Does it fit, and how much KV cache is left? Without -tp: the smallest TP (x PP) that fits.
 
@@ -330,77 +348,6 @@ def _fit_training(model: str, place: Cluster, options: dict[str, Any], as_json: 
     sys.exit(0 if found.fits else 1)
 
 
-@app.command("catalog")
-@click.argument("kind", required=False)
-@click.argument("name", required=False)
-@json_option
-def catalog_command(kind: str | None, name: str | None, as_json: bool) -> None:
-    """Chips, links, clusters, models and engines, each number with its source.
-
-    commtax catalog models llama-3.1-8b
-    """
-    from commtax.report import documents, tables
-
-    kinds = ("chips", "links", "clusters", "models", "engines")
-    if kind is not None and kind not in kinds:
-        raise ValueError(f"catalog '{kind}': one of {', '.join(kinds)}")
-    if name is None:
-        _list(kinds if kind is None else (kind,), as_json)
-        return
-    if kind == "models":
-        model = catalog.model(name)
-        check_stored(model)
-        counts = published(model.key) if model.key in catalog.model_keys() else []
-        if as_json:
-            print_json(documents.model_document(model, counts))
-        else:
-            tables.show_model(terminal(), model, counts)
-        return
-    thing = LOADERS[kind or ""](name)
-    if as_json:
-        print_json(documents.thing_document(thing))
-    else:
-        tables.show_thing(terminal(), thing)
-
-
-def _list(kinds: tuple[str, ...], as_json: bool) -> None:
-    from commtax.report import tables
-
-    if as_json:
-        found = {k: catalog.model_keys() if k == "models" else catalog.keys(k) for k in kinds}
-        print_json({"schema": "commtax.catalog/1", **found})
-        return
-    console = terminal()
-    for kind in kinds:
-        if kind == "models":
-            tables.show_models(console, [catalog.model(k) for k in catalog.model_keys()])
-        else:
-            tables.show_things(
-                console,
-                [catalog.chip(k) for k in catalog.keys("chips")] if kind == "chips" else [],
-                [catalog.link(k) for k in catalog.keys("links")] if kind == "links" else [],
-                [catalog.cluster(k) for k in catalog.keys("clusters")] if kind == "clusters" else [],
-                [catalog.engine(k) for k in catalog.keys("engines")] if kind == "engines" else [],
-            )
-        console.print()
-
-
-@app.command("claims")
-@json_option
-def claims_command(as_json: bool) -> None:
-    """What well-known texts say about the communication tax, and what the arithmetic says."""
-    from commtax.claims import claims
-
-    if as_json:
-        from commtax.report.documents import claims_document
-
-        print_json(claims_document(claims()))
-    else:
-        from commtax.report.tables import show_claims
-
-        show_claims(terminal(), claims())
-
-
 def _profile(options: dict[str, Any]) -> Profile | None:
     """A profile; it also says which chip, where no cluster is named."""
     name = options.pop("profile")
@@ -437,6 +384,10 @@ def _unused(kinds: dict[str, Any], global_batch: int | None, phase: str) -> None
         given.append("global_batch")
     if given:
         raise ValueError(f"{given[0]}: belongs to --phase train, not to {phase}")
+
+
+app.add_command(catalog_command)
+app.add_command(claims_command)
 
 
 def _commands(arguments: list[str]) -> click.Group:

@@ -23,5 +23,21 @@ def terminal() -> Any:
     return console
 
 
+def remarks() -> list[str]:
+    """Remarks of the running command on what was pasted; they join the answer's own."""
+    context = click.get_current_context(silent=True)
+    found: list[str] = context.meta.setdefault("commtax.remarks", []) if context else []
+    return found
+
+
+def carried() -> dict[str, Any]:
+    """Limits and devices of what was pasted, for a command that is written again (``--emit``)."""
+    context = click.get_current_context(silent=True)
+    found: dict[str, Any] = context.meta.setdefault("commtax.carried", {}) if context else {}
+    return found
+
+
 def print_json(document: dict[str, Any]) -> None:
+    if remarks():
+        document = {**document, "notes": [*document.get("notes", []), *remarks()]}
     click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))

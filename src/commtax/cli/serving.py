@@ -12,6 +12,7 @@ from commtax.api.serving import simulate
 from commtax.catalog.profile import load as load_profile
 from commtax.cli.options import Count, Fraction, axis_options, json_option, profile_option, where_options
 from commtax.cli.output import print_json, terminal
+from commtax.cli.pasting import paste_options, pasting
 from commtax.report import serving
 from commtax.units import parse_count
 
@@ -30,8 +31,9 @@ class Counts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 
 @click.command("simulate")
-@click.argument("model")
+@click.argument("model", required=False)
 @where_options
+@paste_options
 @click.option("--tp", type=Count(), default=1, help="Tensor-parallel size (-tp).")
 @click.option("--pp", type=Count(), default=1, help="Pipeline stages (-pp).")
 @axis_options
@@ -50,6 +52,7 @@ class Counts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 @click.option("--decode-workers", type=Count(), default=None, help="Disaggregated: workers that decode.  [default: enough]")
 @profile_option
 @json_option
+@pasting
 def simulate_command(
     model: str, as_json: bool, concurrency: Any, num_prompts: int | None, prompts_per_client: int | None, **options: Any
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from commtax.api import traffic, train_bill
+from commtax.cli.emitting import emitted, show_emitted
 from commtax.cli.output import print_json, terminal
 from commtax.spec import Cluster, Profile
 from commtax.units import parse_tokens
@@ -23,6 +24,7 @@ def bill_training(
     exact: bool,
     as_json: bool,
     profile: Profile | None,
+    emit: str = "",
 ) -> None:
     """Price the step, or with ``exact`` only list what it sends."""
     words = training_words(options, kinds)
@@ -31,6 +33,8 @@ def bill_training(
     if measured is not None and not 0 < measured <= 1:
         raise ValueError(f"measured_mfu={measured:g}: above 0 and at most 1 (write 40% or 0.4)")
     if exact:
+        if emit:
+            raise ValueError("emit: comes with a priced step; leave --exact out")
         if num_tokens or measured is not None:
             raise ValueError(f"{'tokens' if num_tokens else 'measured_mfu'}: needs seconds, and --exact has none")
         _exact(model, place, batch, words, as_json)
@@ -38,10 +42,12 @@ def bill_training(
     priced = train_bill(model, place, batch=batch, profile=profile, **words)
     from commtax.report import training
 
+    commands = emitted(priced, emit)
     if as_json:
-        print_json(training.training_document(priced, num_tokens, measured))
+        print_json({**training.training_document(priced, num_tokens, measured), **({"emit": commands} if emit else {})})
     else:
         training.show_training(terminal(), priced, num_tokens, measured)
+        show_emitted(commands)
 
 
 def training_words(options: dict[str, Any], kinds: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,220 @@
+"""Plans side by side: ``commtax compare … --plans tp8,tp4dp2 --batches 1,32``, and where their order flips."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from commtax import catalog
+from commtax.api.billing import StepBill, bill, fits, with_link
+from commtax.api.comparing import MAX_CELLS
+from commtax.api.setup import AUTO_EP
+from commtax.api.train_billing import TrainBill, train_bill
+from commtax.spec import Cluster, Model
+
+SIZES = ("tp", "pp", "dp", "ep", "cp")
+MOST_BATCH = 1024
+Axes = Mapping[str, int]
+Where = Callable[[Axes], Cluster]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One plan at one link and batch; ``batch`` counts sequences over all replicas."""
+
+    plan: str
+    link: str
+    batch: int
+    gpus: int
+    bill: StepBill | TrainBill | None
+    refused: str = ""
+    fits: bool = False
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of the whole batch over the step; with fewer sequences than replicas some of them idle."""
+        if self.bill is None:
+            return 0.0
+        if isinstance(self.bill, TrainBill):
+            return float(self.bill.tokens_per_s)
+        return self.batch / float(self.bill.step_s)
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """``first`` is faster below ``at``, ``then`` from it on; between ``earliest`` and ``at`` graph padding decides."""
+
+    axis: str  # batch | context | bandwidth
+    first: str
+    then: str
+    at: float
+    earliest: float
+    link: str  # "": each plan on its own
+    batch: int  # at which context and bandwidth were varied; 0 for batch itself
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTable:
+    """Rows of a comparison of plans, and where their order flips."""
+
+    rows: tuple[PlanRow, ...]
+    break_evens: tuple[BreakEven, ...]
+    phase: str
+    context: int
+    links: tuple[str, ...] = ()  # those that were asked for; none: each plan on its own
+    notes: tuple[str, ...] = ()
+
+    def beside(self, row: PlanRow) -> list[PlanRow]:
+        """The rows that a row competes with: the same batch, and the same link where links were asked for."""
+        return [r for r in self.rows if r.batch == row.batch and (r.link == row.link or not self.links)]
+
+    def values(self, axis: str) -> list[Any]:
+        return list(dict.fromkeys(getattr(row, axis) for row in self.rows))
+
+    def at(self, plan: str, link: str, batch: int) -> PlanRow:
+        return next(r for r in self.rows if (r.plan, r.link, r.batch) == (plan, link, batch))
+
+
+def parse_plan(text: str) -> dict[str, int]:
+    """Sizes in any order; ``ep`` without a number is tp x dp.
+
+    >>> parse_plan("tp8pp2"), parse_plan("dp2tp4")
+    ({'tp': 8, 'pp': 2, 'dp': 1, 'ep': 1, 'cp': 1}, {'tp': 4, 'pp': 1, 'dp': 2, 'ep': 1, 'cp': 1})
+    """
+    found = re.findall(r"(tp|pp|dp|ep|cp)(\d*)", text.lower().replace("-", ""))
+    whole = "".join(name + size for name, size in found)
+    names = [name for name, _ in found]
+    bare = [name for name, size in found if not size and name != "ep"]
+    if not found or whole != text.lower().replace("-", "") or len(set(names)) != len(names) or bare:
+        raise ValueError(f"plans '{text}': write sizes such as tp8, tp8pp2, tp4dp2 or tp8ep8 (tp, pp, dp, ep, cp in any order)")
+    sizes = dict.fromkeys(SIZES, 1) | {name: int(size) if size else AUTO_EP for name, size in found}
+    if 0 in sizes.values():
+        raise ValueError(f"plans '{text}': sizes are at least 1")
+    return sizes
+
+
+def compare_plans(
+    model: str | Model,
+    cluster: str | Cluster,
+    plans: Sequence[str],
+    *,
+    links: Sequence[str] = (),
+    batches: Sequence[int] = (1,),
+    where: Where | None = None,
+    **question: Any,
+) -> PlanTable:
+    """Price every plan on every link at every batch, and find the batch, length and bandwidth at which two of them swap.
+
+    ``batches`` count sequences over all replicas, so that plans are asked for the same work. ``where`` gives the cluster
+    that a plan meets (its GPUs chosen from a topology); ``links`` replace the link of all of them.
+    """
+    known = catalog.model(model) if isinstance(model, str) else model
+    place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+    sizes = {name: parse_plan(name) for name in dict.fromkeys(plans)}
+    if any(b < 1 for b in batches):
+        raise ValueError("batches: whole numbers of at least 1 are needed")
+    keys = [catalog.link(name).key for name in links] or [""]
+    if len(sizes) * len(keys) * len(batches) > MAX_CELLS:
+        raise ValueError(f"plans: more than the {MAX_CELLS:,} combinations that are shown")
+    asks = [Ask(known, name, axes, key, _place(place, where, axes, key), question) for key in keys for name, axes in sizes.items()]
+    rows = [ask.row(int(b)) for ask in asks for b in batches]
+    training = question.get("phase") == "train"
+    legal = [a for a in asks if any(r.bill is not None and (r.plan, r.link) == (a.name, a.shown) for r in rows)]
+    flips = [] if training else [f for key in keys for f in _flips([a for a in legal if a.link == key], int(batches[0]))]
+    kind, length = str(question.get("phase", "decode")), int(question.get("context", 1024))
+    return PlanTable(tuple(rows), tuple(flips), kind, length, tuple(keys) if links else ())
+
+
+def _place(cluster: Cluster, where: Where | None, axes: Axes, link: str) -> Cluster:
+    found = where(axes) if where else cluster
+    return with_link(found, link) if link else found
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One plan on one link: what it costs at any batch."""
+
+    model: Model
+    name: str
+    axes: Axes
+    link: str
+    place: Cluster
+    question: Mapping[str, Any]
+
+    @property
+    def shown(self) -> str:
+        """The link a reader should see: the one asked for, else the host's own."""
+        return self.link or self.place.intra.key
+
+    @property
+    def ep(self) -> int:
+        return 1 if self.axes["ep"] == AUTO_EP and self.model.experts is None else self.axes["ep"]
+
+    @property
+    def gpus(self) -> int:
+        return self.axes["tp"] * self.axes["pp"] * self.axes["dp"] * self.axes["cp"]
+
+    def bill(self, batch: Any, **changes: Any) -> StepBill:
+        """The step of a replica that has its share of ``batch`` sequences."""
+        words = {**self.question, **self.axes, "ep": self.ep, **changes}
+        share = -(-np.asarray(batch) // self.axes["dp"])
+        return bill(self.model, self.place, **{**words, "batch": int(share) if np.ndim(batch) == 0 else share})
+
+    def row(self, batch: int) -> PlanRow:
+        try:
+            if self.question.get("phase") == "train":
+                words = {k: v for k, v in self.question.items() if k not in ("phase", "batch")}
+                if batch % self.axes["dp"]:
+                    raise ValueError(f"global_batch={batch} does not divide by dp={self.axes['dp']}")
+                trained = train_bill(
+                    self.model, self.place, **{**words, **self.axes, "ep": self.ep, "batch": batch // self.axes["dp"]}
+                )
+                return PlanRow(self.name, self.shown, batch, self.gpus, trained, fits=bool(trained.fits))
+            priced = self.bill(batch)
+            return PlanRow(self.name, self.shown, batch, self.gpus, priced, fits=fits(priced))
+        except ValueError as error:
+            return PlanRow(self.name, self.shown, batch, self.gpus, None, str(error))
+
+
+def _flips(asks: list[Ask], batch: int) -> list[BreakEven]:
+    """Where two plans swap: over batches one by one, over lengths and bandwidths between the points of a grid."""
+    longest = min((a.model.max_len for a in asks), default=1)
+    lengths = np.unique(np.geomspace(1, max(2, longest), 400).astype(int))
+    grids: dict[str, tuple[Any, Callable[[Ask, Any], StepBill]]] = {
+        "batch": (np.arange(1, MOST_BATCH + 1), lambda a, x: a.bill(x)),
+        "context": (lengths, lambda a, x: a.bill(batch, context=x)),
+        "bandwidth": (np.geomspace(2.0**-8, 2.0**8, 400), lambda a, x: a.bill(batch, bandwidth_scale=x)),
+    }
+    found = []
+    for axis, (grid, priced) in grids.items():
+        steps = {a.name: priced(a, grid).step_s + 0.0 * grid for a in asks}  # a plan that sends nothing has one step for all
+        for a, b in combinations(asks, 2):
+            flip = _flip(grid, steps[a.name] - steps[b.name])
+            if flip is not None:
+                earliest, at, ahead = flip
+                scale = _rate(a, b) if axis == "bandwidth" else 1.0
+                first, then = (a, b) if ahead else (b, a)
+                known = 0 if axis == "batch" else batch
+                found.append(BreakEven(axis, first.name, then.name, at * scale, earliest * scale, a.link, known))
+    return found
+
+
+def _flip(grid: Any, difference: Any) -> tuple[float, float, bool] | None:
+    """(the first point of another sign, the point from which it stays, whether the first plan leads at the start)."""
+    sign = np.sign(np.where(np.abs(difference) < 1e-12, 0.0, difference))
+    if sign[0] == 0 or sign[-1] == 0 or sign[0] == sign[-1]:
+        return None
+    stays = len(sign) - int(np.argmax(sign[::-1] != sign[-1]))
+    return float(grid[int(np.argmax(sign != sign[0]))]), float(grid[stays]), bool(sign[0] < 0)
+
+
+def _rate(a: Ask, b: Ask) -> float:
+    """Bandwidth that stands for factor 1: of the link that the wider tensor-parallel group runs over."""
+    wide = a if a.axes["tp"] >= b.axes["tp"] else b
+    link = wide.place.intra if wide.axes["tp"] <= wide.place.domain else wide.place.inter
+    return link.bandwidth_Bps

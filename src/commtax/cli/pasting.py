@@ -1,0 +1,203 @@
+"""``--from`` and ``--topo``: what people have already, turned into options before a command runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from commtax import catalog
+from commtax.api import AUTO_EP
+from commtax.catalog.loader import normal
+from commtax.catalog.models import bundled
+from commtax.cli.options import Command, together
+from commtax.cli.output import carried, remarks, terminal
+from commtax.spec import Model
+
+if TYPE_CHECKING:
+    from commtax.readers.launch import Launch
+
+STORED = {"-fp8": "fp8", "-fp8-dynamic": "fp8", "-awq": "int4", "-gptq-int4": "int4", "-nvfp4": "nvfp4", "-fp4": "nvfp4"}
+"""Endings of checkpoints' names that tell how their weights are stored."""
+paste_options = together(
+    click.option("--from", "pasted", default="", metavar="COMMAND|FILE", help="A launch command: vllm serve … -tp 8, torchrun …"),
+    click.option("--topo", default="", metavar="FILE", help="nvidia-smi topo -m: which GPUs to take, and the link they have."),
+)
+
+
+def pasting(body: Callable[..., None]) -> Command:
+    """Run a command with what was pasted filled in; options that were given win. Remarks come below the answer."""
+
+    @functools.wraps(body)
+    def run(model: str | None = None, **options: Any) -> None:
+        notes = remarks()
+        name = model or ""
+        text = options.pop("pasted")
+        if text:
+            name = _paste(name, text, options, notes)
+        if not name:
+            raise ValueError("MODEL: name one, or paste a launch command with --from")
+        if not options.get("plans"):
+            _lay_out(options, notes)
+        try:
+            body(model=name, **options)
+        except SystemExit:  # an answer with an exit code
+            _say(options, notes)
+            raise
+        _say(options, notes)
+
+    return run
+
+
+def _say(options: dict[str, Any], notes: list[str]) -> None:
+    """Below a table; beside a CSV on standard error; a JSON document has them already."""
+    if options.get("as_csv"):
+        for note in notes:
+            click.echo(note, err=True)
+    elif notes and not options.get("as_json"):
+        from commtax.report.tables import notes as show
+
+        show(terminal(), notes)
+
+
+def read(text: str) -> Launch:
+    """A command, or the file that holds it."""
+    from commtax.readers.launch import parse
+
+    file = Path(text) if len(text) < 256 and "\n" not in text else None
+    return parse(file.read_text(errors="replace") if file and file.is_file() else text)
+
+
+def _paste(model: str, text: str, options: dict[str, Any], notes: list[str]) -> str:
+    """Fill options that nobody gave; returns the model's name."""
+    found = read(text)
+    words = _words(found)
+    limits = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
+    carried().update({name: value for name in limits if (value := getattr(found, name))})
+    if not model:
+        model = _model(found, words, notes)
+    if found.engine == "vllm" and (found.dp or 1) > 1 and not found.ep and _experts(model):
+        words["ep"] = AUTO_EP
+        notes.append(
+            "vLLM splits a mixture's experts over tp x dp: priced as experts spread over them (the same bytes and weights)"
+        )
+    context, unused = click.get_current_context(), []
+    for name, value in words.items():
+        target = name if name in options else {"concurrency": "batch", "input_len": "context"}.get(name, "")
+        if target not in options:
+            unused.append(f"{name.replace('_', '-')} {value}")
+        elif context.get_parameter_source(target) in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP):
+            options[target] = value
+    _hosts(found, options, notes)
+    notes.append(f"from: {_told(found)}")
+    notes.extend(found.notes)
+    if unused:
+        notes.append(f"read, but of no effect on this answer: {', '.join(unused)}")
+    if found.unread:
+        notes.append(f"not understood, and not in the answer: {', '.join(found.unread)}")
+    return model
+
+
+def _told(found: Launch) -> str:
+    sizes = ", ".join(f"{name} {size}" for name, size in found.axes.items() if size > 1)
+    return f"{found.engine}{'@' + found.version if found.version else ''}, {sizes or 'one GPU'}"
+
+
+def _words(found: Launch) -> dict[str, Any]:
+    """Options by name, those that the command says something about."""
+    names = (
+        *("tp", "pp", "ep", "cp", "dtype", "kv_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
+        *("gpu_memory_utilization", "block_size", "kv_cache_memory_bytes", "eager", "library", "ep_backend", "speculative"),
+        *("concurrency", "input_len", "output_len", "micro_batch", "global_batch", "context", "recompute", "sequence_parallel"),
+        *("schedule", "chunks", "zero", "hsdp", "async_axes"),
+    )
+    words = {name: value for name in names if (value := getattr(found, name)) not in (None, "", False)}
+    if found.axes["dp"] > 1:
+        words["dp"] = found.axes["dp"]
+    if found.phase == "train":
+        words["phase"] = "train"
+    return {**words, "engine": f"{found.engine}@{found.version}" if found.version else found.engine}
+
+
+def _experts(name: str) -> bool:
+    known = bundled(name)
+    return known is not None and known.experts is not None
+
+
+def _model(found: Launch, words: dict[str, Any], notes: list[str]) -> str:
+    """The command's model: by its name, by the last part of its path, or by its sizes."""
+    if found.model:
+        return _named(found.model, words, notes)
+    if not found.shape:
+        return ""
+    sizes = dict(found.shape)
+    for key in catalog.model_keys():
+        if all(value == sizes.get(name, value) for name, value in _sizes(catalog.model(key)).items()):
+            notes.append(f"the command's sizes are those of {key}")
+            return key
+    told = ", ".join(f"{name} {size}" for name, size in found.shape)
+    raise ValueError(f"from: no model of the catalogue has {told}; name one (a folder with config.json will do)")
+
+
+def _sizes(model: Model) -> dict[str, int]:
+    attention, ffn, experts = model.attention, model.blocks[model.layers[-1]].ffn, model.experts
+    sizes = {"layers": model.num_layers, "hidden": model.hidden, "heads": attention.num_heads, "kv_heads": attention.num_kv_heads}
+    return {**sizes, "width": ffn.intermediate, "experts": experts.num_experts if experts else 0, "vocab": model.vocab}
+
+
+def _named(name: str, words: dict[str, Any], notes: list[str]) -> str:
+    """A name that the catalogue, a folder or the Hub may know; a path's last part may be a model's usual name."""
+    if bundled(name) or Path(name).expanduser().exists():
+        return name
+    last = normal(name.rstrip("/").rsplit("/", 1)[-1])
+    ending = next((end for end in sorted(STORED, key=len, reverse=True) if last.endswith(end)), "")
+    for key in catalog.model_keys():
+        usual = {key, *(normal(a).rsplit("/", 1)[-1] for a in catalog.model(key).aliases)}
+        if last in usual or (ending and last.removesuffix(ending) in usual):
+            if last not in usual:
+                words.setdefault("dtype", STORED[ending])
+            notes.append(f"{name} is taken for {key}" + (f" in {words['dtype']}" if last not in usual else ""))
+            return key
+    return name
+
+
+def _hosts(found: Launch, options: dict[str, Any], notes: list[str]) -> None:
+    """A chip's name alone becomes as many hosts of it as the command needs."""
+    text = str(options["cluster"])
+    if not text or found.num_gpus == 1:
+        return
+    try:
+        chip = catalog.chip(text)
+    except ValueError:
+        return
+    hosts = found.nnodes or -(-found.num_gpus // chip.gpus_per_host)
+    each = found.gpus_per_node or -(-found.num_gpus // hosts)
+    options["cluster"] = f"{hosts}x{each}x{chip.key}" if hosts > 1 else f"{each}x{chip.key}"
+    notes.append(f"cluster: {options['cluster']}, as the command needs it")
+
+
+def _lay_out(options: dict[str, Any], notes: list[str]) -> None:
+    """Choose GPUs from a topology: the inside link becomes the one that the tensor-parallel groups have."""
+    file = options.pop("topo", "")
+    options.pop("plans", None)
+    if not file:
+        return
+    if options["intra"]:
+        raise ValueError("intra: give it or --topo, not both")
+    if not options["cluster"]:
+        raise ValueError("topo: says how GPUs are joined, not which they are; add --cluster, such as 4xrtx-3090")
+    from commtax.readers import topology
+    from commtax.readers.placement import place
+
+    found = topology.parse(Path(file).read_text(errors="replace"))
+    here = catalog.cluster(options["cluster"])
+    replicas = (options.get("dp") or 1) * (options.get("pp") or 1)
+    laid = place(found, here, options.get("tp") or 1, replicas)
+    if (options.get("tp") or 1) > 1:
+        options["intra"] = laid.cluster.intra.key
+        carried()["devices"] = laid.devices
+    notes.extend(laid.notes)

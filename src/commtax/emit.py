@@ -1,0 +1,328 @@
+"""A plan -> the command that launches it, and the commands that would check it.
+
+Flags are those of November 2026, read in: vLLM docs/serving/parallelism_scaling.md and data_parallel_deployment.md (``--nnodes``,
+``--node-rank``, ``--master-addr``, ``--headless``, ``--data-parallel-size-local``, Ray's span strategy), SGLang's
+advanced_features/server_arguments (``--tp``, ``--dp``, ``--ep``, ``--enable-dp-attention``, ``--dist-init-addr``),
+TensorRT-LLM's commands/serve.py (``--tp_size``, ``--ep_size``, ``--config``), Megatron-LM megatron/training/arguments.py, and
+torchtitan's run_train.sh and training configuration (tokens, not sequences, since 0.5). ``readers.launch.parse`` reads it all back.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from commtax.api.billing import StepBill
+from commtax.readers.launch_flags import FLAVOURS
+from commtax.spec import Cluster, Experts, Mlp, Model, Plan
+from commtax.units import format_bytes
+
+ENGINES = ("vllm", "sglang", "trtllm", "megatron", "torchrun")
+SERVING = ("vllm", "sglang", "trtllm")
+Written = tuple[list[str], str, list[str]]
+"""Lines before a command, the command, lines after it."""
+PERF = {
+    "all-reduce": "all_reduce_perf",
+    "all-gather": "all_gather_perf",
+    "reduce-scatter": "reduce_scatter_perf",
+    "all-to-all": "alltoall_perf",
+    "send-recv": "sendrecv_perf",
+    "broadcast": "broadcast_perf",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What else a launch says; 0 or "" leaves it to the engine."""
+
+    max_model_len: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    gpu_memory_utilization: float = 0.0
+    eager: bool = False
+    library: str = ""  # nccl switches the engine's own all-reduce off
+    ep_backend: str = ""
+    micro_batch: int = 1
+    seq: int = 4096
+    async_axes: tuple[str, ...] = ("dp", "cp")
+    devices: str = ""  # CUDA_VISIBLE_DEVICES
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A plan cut into equal servers: ``dp`` groups inside each, ``servers`` of them beside each other."""
+
+    model: Model
+    plan: Plan
+    cluster: Cluster
+    limits: Limits
+    dp: int
+    servers: int
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one server."""
+        return int(self.plan.tp) * int(self.plan.pp) * int(self.plan.cp) * self.dp
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of one server."""
+        return math.ceil(self.gpus / self.cluster.gpus_per_host)
+
+
+def model_id(model: Model) -> str:
+    """The name that the Hub knows, else our own."""
+    return next((a for a in model.aliases if "/" in a), model.key)
+
+
+def launch_command(model: Model, plan: Plan, engine: str, cluster: Cluster, limits: Limits | None = None) -> str:
+    """The command (or commands, one a line, where replicas are separate servers) that starts a plan.
+
+    >>> from commtax import catalog
+    >>> print(launch_command(catalog.model("llama-3.1-8b"), Plan(tp=2), "vllm", catalog.cluster("8xh100-sxm")))
+    vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"emit '{engine}': one of {', '.join(ENGINES)}")
+    if plan.cp > 1 and engine in SERVING:
+        raise ValueError(f"emit '{engine}': context parallelism is trained with, not served")
+    if plan.num_gpus > cluster.num_gpus:
+        raise ValueError(f"emit: the plan has {plan.num_gpus} GPUs, and {cluster.key} has {cluster.num_gpus}")
+    limits = limits or Limits()
+    if engine in ("megatron", "torchrun"):
+        return {"megatron": _megatron, "torchrun": _torchtitan}[engine](Job(model, plan, cluster, limits, int(plan.dp), 1))
+    inner = _together(model, plan, engine, cluster)
+    job = Job(model, plan, cluster, limits, inner, int(plan.dp) // inner)
+    before, one, after = WRITERS[engine](job)
+    devices = f"CUDA_VISIBLE_DEVICES={limits.devices} " if limits.devices else ""
+    lines = [devices + one] if job.servers == 1 else _replicas(job, one, 30000 if engine == "sglang" else 8000)
+    return "\n".join([*before, *lines, *after])
+
+
+def _together(model: Model, plan: Plan, engine: str, cluster: Cluster) -> int:
+    """Data-parallel groups that one server holds: those that share experts, or all where the engine starts replicas itself."""
+    tp, dp, ep, pp = int(plan.tp), int(plan.dp), int(plan.ep), int(plan.pp)
+    sharing = ep // tp if ep > tp else 1
+    if dp % sharing or (ep > tp and ep % tp):
+        raise ValueError(f"emit '{engine}': experts over {ep} ranks do not make whole groups of tp={tp} and dp={dp}")
+    if engine == "trtllm" and sharing > 1 and tp > 1:
+        raise ValueError(f"emit 'trtllm': its attention data parallelism keeps attention whole on a GPU: tp 1, not {tp}")
+    if sharing > 1 or ep > 1 or engine == "trtllm":
+        return sharing
+    if engine == "vllm":  # vLLM would split a mixture's experts over the replicas
+        return 1 if model.experts else dp
+    return dp if tp * pp * dp <= cluster.gpus_per_host else 1
+
+
+def _replicas(job: Job, command: str, port: int) -> list[str]:
+    """One line a server: its GPUs and port, or its own first host."""
+    lines, each = [], job.gpus
+    order = job.limits.devices.split(",") if job.limits.devices else [str(i) for i in range(job.cluster.gpus_per_host)]
+    per_host = max(1, len(order) // each)
+    for i in range(job.servers):
+        start = i % per_host * each
+        show = f"CUDA_VISIBLE_DEVICES={','.join(order[start : start + each])} " if job.hosts == 1 else ""
+        own = command.replace("$MASTER_ADDR", f"$MASTER_ADDR_{i}")
+        host = f"  # host {i // per_host}" if job.hosts == 1 and job.servers > per_host else ""
+        lines.append(f"{show}{own} --port {port + i % per_host} &{host}")
+    return [*lines, f"# {job.servers} servers: put a router or load balancer in front"]
+
+
+def _vllm(job: Job) -> Written:
+    plan, limits, ranks = job.plan, job.limits, job.gpus // job.dp
+    words = [
+        "vllm serve",
+        model_id(job.model),
+        *_sized("--tensor-parallel-size", plan.tp),
+        *_sized("--pipeline-parallel-size", plan.pp),
+    ]
+    words += _sized("--data-parallel-size", job.dp) + (["--enable-expert-parallel"] if plan.ep > 1 else [])
+    words += [f"--all2all-backend {limits.ep_backend}"] if limits.ep_backend else []
+    words += _types(job) + _limits(
+        limits, "--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--gpu-memory-utilization"
+    )
+    words += ["--enforce-eager"] * limits.eager + ["--disable-custom-all-reduce"] * (limits.library == "nccl")
+    if job.hosts == 1:
+        return [], " ".join(words), []
+    tail = ["# run it on every host, NODE_RANK 0, 1, …; hosts above 0 add --headless"]
+    if job.dp == 1:
+        return [], " ".join([*words, f"--nnodes {job.hosts} --node-rank $NODE_RANK --master-addr $MASTER_ADDR"]), tail
+    if ranks > job.cluster.gpus_per_host:  # replicas wider than a host: Ray spans them
+        ray = "--distributed-executor-backend ray --data-parallel-backend ray"
+        return [], " ".join(["VLLM_RAY_DP_PACK_STRATEGY=span", *words, ray]), ["# once, on the head of a Ray cluster of all hosts"]
+    local = job.cluster.gpus_per_host // ranks
+    words += [f"--data-parallel-size-local {local} --data-parallel-start-rank $((NODE_RANK*{local}))"]
+    return [], " ".join([*words, "--data-parallel-address $MASTER_ADDR --data-parallel-rpc-port 13345"]), tail
+
+
+def _sglang(job: Job) -> Written:
+    plan, limits = job.plan, job.limits
+    shared = plan.ep > plan.tp
+    words = ["python -m sglang.launch_server --model-path", model_id(job.model)]
+    words += _sized("--tp", plan.tp * (job.dp if shared else 1)) + _sized("--pp", plan.pp) + _sized("--dp", job.dp)
+    words += ["--enable-dp-attention"] * bool(shared) + _sized("--ep", plan.ep)
+    if limits.ep_backend.startswith("deepep"):
+        mode = "low_latency" if limits.ep_backend == "deepep_low_latency" else "normal"
+        words.append(f"--moe-a2a-backend deepep --deepep-mode {mode}")
+    words += _types(job) + _limits(
+        limits, "--context-length", "--max-running-requests", "--chunked-prefill-size", "--mem-fraction-static"
+    )
+    words += ["--disable-cuda-graph"] * limits.eager + ["--disable-custom-all-reduce"] * (limits.library == "nccl")
+    if job.hosts > 1:
+        words.append(f"--nnodes {job.hosts} --node-rank $NODE_RANK --dist-init-addr $MASTER_ADDR:5000")
+    return [], " ".join(words), ["# run it on every host, NODE_RANK 0, 1, …"] * (job.hosts > 1)
+
+
+def _trtllm(job: Job) -> Written:
+    plan, limits = job.plan, job.limits
+    words = ["trtllm-serve", model_id(job.model), *_sized("--tp_size", plan.tp * job.dp), *_sized("--pp_size", plan.pp)]
+    words += _sized("--ep_size", plan.ep)
+    words += _limits(limits, "--max_seq_len", "--max_batch_size", "--max_num_tokens", "--kv_cache_free_gpu_memory_fraction")
+    settings = ["enable_attention_dp: true"] * (job.dp > 1) + ["cuda_graph_config: null"] * limits.eager
+    settings += ["kv_cache_config:\n  dtype: fp8"] * (plan.kv_dtype == "fp8")
+    if job.hosts > 1:
+        tasks = f"--ntasks-per-node {job.gpus // job.hosts}" if job.gpus % job.hosts == 0 else f"-n {job.gpus}"
+        head = f"srun -N {job.hosts} {tasks} --mpi=pmix trtllm-llmapi-launch"
+        words = [head, *words, f"--gpus_per_node {job.cluster.gpus_per_host}"]
+    if not settings:
+        return [], " ".join(words), []
+    return ["cat > llm.yaml <<EOF", *settings, "EOF"], " ".join([*words, "--config llm.yaml"]), []
+
+
+def _sized(flag: str, size: float) -> list[str]:
+    return [f"{flag} {int(size)}"] if size > 1 else []
+
+
+def _limits(limits: Limits, length: str, seqs: str, tokens: str, share: str) -> list[str]:
+    pairs = ((length, limits.max_model_len), (seqs, limits.max_num_seqs), (tokens, limits.max_num_batched_tokens))
+    found = [f"{flag} {value}" for flag, value in pairs if value]
+    return found + ([f"{share} {limits.gpu_memory_utilization:g}"] if limits.gpu_memory_utilization else [])
+
+
+def _types(job: Job) -> list[str]:
+    """Weights that the engine quantises itself, and the KV cache's type; other types need a checkpoint that has them."""
+    wanted, quant = job.plan.weights_dtype, job.model.quant
+    words = {"fp8": ["--quantization fp8"], "fp32": ["--dtype float32"]}.get(wanted, [])
+    return ([] if quant else words) + (["--kv-cache-dtype fp8"] if job.plan.kv_dtype == "fp8" else [])
+
+
+def _torchrun(job: Job) -> str:
+    per = min(job.gpus, job.cluster.gpus_per_host)
+    if job.gpus % per:
+        raise ValueError(f"emit: {job.gpus} GPUs do not fill hosts of {per}; torchrun starts as many ranks on each")
+    hosts = f" --nnodes {job.hosts} --node-rank $NODE_RANK --master-addr $MASTER_ADDR --master-port 29500" if job.hosts > 1 else ""
+    return f"torchrun --nproc-per-node {per}{hosts}"
+
+
+def _megatron(job: Job) -> str:
+    """Megatron-LM: sizes of the plan, then the model's; the data and the learning rate are yours."""
+    plan, limits = job.plan, job.limits
+    if plan.zero > 1:
+        raise ValueError(f"emit 'megatron': its optimiser is ZeRO 0 or 1, not {plan.zero}")
+    words = [f"--tensor-model-parallel-size {int(plan.tp)} --pipeline-model-parallel-size {int(plan.pp)}"]
+    words += _sized("--context-parallel-size", plan.cp) + _sized("--expert-model-parallel-size", plan.ep)
+    words += ["--sequence-parallel"] * plan.sequence_parallel + ["--use-distributed-optimizer"] * (plan.zero == 1)
+    if plan.schedule == "interleaved" and plan.chunks > 1:
+        words.append(f"--num-virtual-stages-per-pipeline-rank {plan.chunks}")
+    words += {
+        "full": ["--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"],
+        "selective": ["--recompute-granularity selective"],
+    }.get(plan.recompute, [])
+    words += [f"--micro-batch-size {limits.micro_batch} --global-batch-size {_global_batch(job)} --seq-length {limits.seq}"]
+    words += ["--bf16"] + ["--fp8-format hybrid"] * (plan.weights_dtype == "fp8")
+    words += ["--overlap-grad-reduce"] * ("dp" in limits.async_axes)
+    words += ["--overlap-param-gather"] * ("dp" in limits.async_axes and plan.zero == 1)
+    words += ["--tp-comm-overlap"] * ("tp" in limits.async_axes)
+    return " ".join([_torchrun(job), "pretrain_gpt.py", *words, *_shape(job.model)])
+
+
+def _global_batch(job: Job) -> int:
+    return int(job.plan.microbatches) * job.limits.micro_batch * int(job.plan.dp)
+
+
+def _shape(model: Model) -> list[str]:
+    """The model as Megatron is told it: its sizes."""
+    attention, ffn = model.attention, model.blocks[model.layers[-1]].ffn
+    words = [f"--num-layers {model.num_layers} --hidden-size {model.hidden} --num-attention-heads {attention.num_heads}"]
+    if attention.num_kv_heads != attention.num_heads:
+        words.append(f"--group-query-attention --num-query-groups {attention.num_kv_heads}")
+    words.append(f"--ffn-hidden-size {ffn.intermediate}")
+    if isinstance(ffn, Experts):
+        words.append(f"--num-experts {ffn.num_experts} --moe-router-topk {ffn.top_k}")
+    gated = ffn.gated if isinstance(ffn, (Mlp, Experts)) else False
+    words += ["--swiglu"] * gated + ["--untie-embeddings-and-output-weights"] * (not model.tied)
+    return [*words, f"--vocab-size {model.vocab} --max-position-embeddings {model.max_len}"]
+
+
+def _torchtitan(job: Job) -> str:
+    """torchtitan under torchrun: degrees of the plan, and the step in tokens."""
+    plan, limits = job.plan, job.limits
+    if plan.schedule not in ("1f1b", "gpipe", "interleaved", "zb-v"):
+        raise ValueError(f"emit 'torchrun': torchtitan has no schedule {plan.schedule}")
+    if plan.zero != 3:
+        raise ValueError(f"emit 'torchrun': torchtitan shards with FSDP (zero 3), not {plan.zero}")
+    config = next((name for name, key in FLAVOURS.items() if key == job.model.key), "")
+    named = f"--module {config.rsplit('_', 1)[0]} --config {config}" if config else "--module $MODULE --config $CONFIG"
+    flag = "--parallelism."
+    words = _sized(f"{flag}tensor_parallel_degree", plan.tp) + _sized(f"{flag}pipeline_parallel_degree", plan.pp)
+    words += _sized(f"{flag}context_parallel_degree", plan.cp) + _sized(f"{flag}expert_parallel_degree", plan.ep)
+    shards = int(plan.num_shards)
+    words.append(f"{flag}data_parallel_shard_degree {shards}")
+    words += _sized(f"{flag}data_parallel_replicate_degree", int(plan.dp) // shards)
+    if plan.pp > 1:
+        kind = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}[plan.schedule]
+        words.append(f"{flag}pipeline_parallel_schedule {kind}")
+    words.append(f"--training.max_context_length {limits.seq}")
+    words.append(f"--training.num_tokens_per_microbatch_per_dp_rank {limits.micro_batch * limits.seq}")
+    words.append(f"--training.num_tokens_per_train_step {_global_batch(job) * limits.seq}")
+    words += [f"--activation_checkpoint.mode {plan.recompute}"]
+    return " ".join([_torchrun(job), "-m torchtitan.train", named, *words])
+
+
+WRITERS: Mapping[str, Callable[[Job], Written]] = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
+
+
+def benchmark_command(
+    model: Model,
+    engine: str,
+    *,
+    input_len: int = 1024,
+    output_len: int = 128,
+    concurrency: int = 1,
+    num_prompts: int = 0,
+) -> str:
+    """The closed-loop benchmark of the engine's own tool that ``commtax simulate`` predicts and ``commtax audit`` reads."""
+    name, prompts = shlex.quote(model_id(model)), num_prompts or max(10 * concurrency, 10)
+    lengths = f"--random-input-len {input_len} --random-output-len {output_len}"
+    load = f"--max-concurrency {concurrency} --num-prompts {prompts}"
+    if engine == "vllm":
+        return f"vllm bench serve --model {name} --dataset-name random {lengths} --ignore-eos {load} --save-result"
+    if engine == "sglang":
+        return (
+            f"python -m sglang.bench_serving --backend sglang --model {name} --dataset-name random {lengths} "
+            f"--random-range-ratio 1.0 {load} --output-file bench.jsonl"
+        )
+    if engine == "trtllm":
+        return (
+            f"python -m tensorrt_llm.serve.scripts.benchmark_serving --backend openai --model {name} --dataset-name random "
+            f"{lengths} --random-ids --ignore-eos {load} --save-result"
+        )
+    raise ValueError(f"emit '{engine}': {', '.join(SERVING)} have a serving benchmark; training is checked with its own log")
+
+
+def nccl_command(priced: StepBill) -> str:
+    """nccl-tests on the collective that costs most of a bill; "" where nothing is sent."""
+    lines = [x for x in priced.items if x.kind == "comm" and float(x.exposed_s) > 0]
+    if not lines:
+        return ""
+    top = max(lines, key=lambda x: float(x.exposed_s))
+    ranks, size = int(top.item.ranks), max(4, int(top.item.nbytes))
+    cluster, crosses = priced.setup.cluster, str(top.link) == priced.setup.cluster.inter.key
+    tool, sizes = PERF[top.item.op], f"-b {size} -e {size} -n 100 -w 20"
+    words = f"# {top.item.what}: {top.item.op} of {format_bytes(float(top.item.nbytes))} over {ranks} ranks"
+    if not crosses:
+        return f"{tool} {sizes} -g {ranks}  {words}"
+    per = max(1, min(cluster.gpus_per_host, ranks // max(1, math.ceil(ranks / cluster.gpus_per_host))))
+    return f"mpirun -np {ranks} -N {per} {tool} {sizes} -g 1  {words}"

@@ -1,0 +1,339 @@
+"""A pasted launch command -> the plan, the limits and the engine in it.
+
+``vllm serve``, ``python -m sglang.launch_server``, ``trtllm-serve``, ``trtllm-bench``, ``torchrun … pretrain_gpt.py`` and
+``torchrun … -m torchtitan.train``, with shell quoting, variables, environment in front, docker around it, several lines. What is
+not understood is listed in ``unread``, never dropped.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from commtax.readers.launch_flags import ENGINES, NOTHING, TORCHRUN, UNMODELLED, Flags
+from commtax.readers.launch_meaning import AUTO_EP, MEANINGS
+from commtax.units import parse_count, parse_fraction
+
+PROGRAMS = "vllm serve, sglang.launch_server, trtllm-serve, trtllm-bench, torchrun … pretrain_gpt.py or torchtitan.train"
+IMAGES = {"vllm/vllm-openai": "vllm", "lmsysorg/sglang": "sglang", "tensorrt-llm/release": "trtllm"}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a command says; None or "" is what it leaves to the engine."""
+
+    engine: str
+    version: str = ""
+    phase: str = "serve"  # or train
+    model: str = ""
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    ep: int | None = None  # AUTO_EP: over tp x dp
+    cp: int | None = None
+    servers: int = 1  # equal servers beside each other
+    dtype: str = ""
+    kv_dtype: str = ""
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float | None = None
+    block_size: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    eager: bool = False
+    library: str = ""  # nccl where the engine's own all-reduce is switched off
+    ep_backend: str = ""
+    speculative: int | None = None
+    concurrency: int | None = None
+    input_len: int | None = None
+    output_len: int | None = None
+    nnodes: int | None = None
+    gpus_per_node: int | None = None
+    micro_batch: int | None = None
+    global_batch: int | None = None
+    context: int | None = None
+    recompute: str = ""
+    sequence_parallel: bool = False
+    schedule: str = ""
+    chunks: int | None = None
+    zero: int | None = None
+    hsdp: int | None = None
+    async_axes: str = ""
+    shape: tuple[tuple[str, int], ...] = ()  # of a model that is told by its sizes (Megatron)
+    devices: tuple[str, ...] = ()
+    address: str = ""  # where the hosts of one job meet
+    notes: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Sizes of the plan, servers counted as replicas and experts over tp x dp counted out."""
+        sizes = {name: getattr(self, name) or 1 for name in ("tp", "pp", "dp", "ep", "cp")}
+        if sizes["ep"] == AUTO_EP:
+            sizes["ep"] = sizes["tp"] * sizes["dp"]
+        return {**sizes, "dp": sizes["dp"] * self.servers}
+
+    @property
+    def num_gpus(self) -> int:
+        sizes = self.axes
+        return sizes["tp"] * sizes["pp"] * sizes["dp"] * sizes["cp"]
+
+
+def parse(text: str) -> Launch:
+    """Read a command, or a script that contains one.
+
+    >>> found = parse("CUDA_VISIBLE_DEVICES=0,1 vllm serve meta-llama/Llama-3.1-8B -tp 2 --max-model-len 128k --foo 3")
+    >>> found.engine, found.model, found.tp, found.max_model_len, found.unread
+    ('vllm', 'meta-llama/Llama-3.1-8B', 2, 128000, ('--foo 3',))
+    """
+    if "LLM(" in text:
+        return _read("vllm", _python(text), {}, [], "")
+    plain, files = _without_files(text)
+    found = [launch for words in _commands(plain) if (launch := _command(words, files))]
+    if not found:
+        raise ValueError(f"from '{' '.join(text.split())[:60]}': no launch command found ({PROGRAMS})")
+    return _joined(found)
+
+
+def _python(text: str) -> list[str]:
+    """Keywords of a call ``LLM(model=…, tensor_parallel_size=2)`` as flags."""
+    try:
+        calls = [n for n in ast.walk(ast.parse(text.strip())) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "LLM"]
+    except SyntaxError:
+        raise ValueError("from: this LLM(…) is not Python that can be read") from None
+    words: list[str] = []
+    for keyword in calls[0].keywords if calls else ():
+        value = keyword.value.value if isinstance(keyword.value, ast.Constant) else ast.unparse(keyword.value)
+        words += [f"--{keyword.arg}"] if value is True else [] if value is False else [f"--{keyword.arg}", str(value)]
+    return words + [str(a.value) for a in (calls[0].args if calls else ()) if isinstance(a, ast.Constant)]
+
+
+def _without_files(text: str) -> tuple[str, dict[str, str]]:
+    """The script without its here-documents, and those by the name of the file they are written to."""
+    files: dict[str, str] = {}
+
+    def take(match: re.Match[str]) -> str:
+        files[match["name"]] = match["body"]
+        return ""
+
+    here = r"cat\s*>\s*(?P<name>\S+)\s*<<-?\s*['\"]?(?P<end>\w+)['\"]?\n(?P<body>.*?)\n\s*(?P=end)\b"
+    turned = r"cat\s*<<-?\s*['\"]?(?P<end>\w+)['\"]?\s*>\s*(?P<name>\S+)\n(?P<body>.*?)\n\s*(?P=end)\b"
+    text = re.sub(here, take, text, flags=re.S)
+    return re.sub(turned, take, text, flags=re.S), files
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    """Words of each command, with comments, continuations and the script's own variables resolved."""
+    lines = [re.sub(r"(^|\s)#.*$", "", line) for line in text.replace("\\\n", " ").replace("\r", "").splitlines()]
+    text = "\n".join(lines)
+    values = {m[1]: m[2] for m in re.finditer(r"(?<![\w$])([A-Za-z_]\w*)=\((.*?)\)", text, re.S)}
+    text = re.sub(r"(?<![\w$])([A-Za-z_]\w*)=\(.*?\)", "", text, flags=re.S)
+    for m in re.finditer(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;]*)\s*;?\s*$", text, re.M):
+        values.setdefault(m[1], m[2].strip("\"'"))
+    for _ in range(3):  # variables may hold variables
+        text = re.sub(r"\"?\$\{?([A-Za-z_]\w*)(?:\[@\])?\}?\"?", lambda m: values.get(m[1], m[0]).replace("\n", " "), text)
+    reader = shlex.shlex(text.replace("\n", " ; "), posix=True, punctuation_chars=";&|")
+    reader.whitespace_split, reader.commenters = True, ""
+    try:
+        words = list(reader)
+    except ValueError as error:
+        raise ValueError(f"from: the command's quotes do not match ({error})") from None
+    command: list[str] = []
+    for word in [*words, ";"]:
+        if not set(word) <= set(";&|"):
+            command.append(word)
+        elif command:
+            yield command
+            command = []
+
+
+def _command(words: list[str], files: dict[str, str]) -> Launch | None:
+    """One command's launch, or None where it is something else."""
+    image = next((w for w in words if any(i in w for i in IMAGES) and not w.startswith("-")), "")
+    for at, word in enumerate(words):
+        engine, skip = _program(words, at)
+        if not engine and word == image and not any(_program(words, later)[0] for later in range(at + 1, len(words))):
+            engine, skip = next(e for i, e in IMAGES.items() if i in image), 1  # the image's entry point is the server
+        if engine:
+            version = re.search(r":v?(\d+(?:\.\d+)+\w*)$", image)
+            return _read(engine, words[at + skip :], _environment(words[:at]), words[:at], version[1] if version else "", files)
+    return None
+
+
+def _program(words: list[str], at: int) -> tuple[str, int]:
+    """The engine that starts at a word ("": none), and how many words name it."""
+    word, following = words[at].rsplit("/", 1)[-1], words[at + 1] if at + 1 < len(words) else ""
+    if word == "vllm" and following in ("serve", "bench"):
+        return "vllm", 3 if following == "bench" else 2
+    if word == "sglang" and following == "serve":
+        return "sglang", 2
+    if word == "trtllm-serve":
+        return "trtllm", 2 if following == "serve" else 1
+    if word == "trtllm-bench":
+        return "trtllm", 1
+    if word == "-m" and following.startswith(("vllm.entrypoints", "sglang", "tensorrt_llm.serve")):
+        return {"v": "vllm", "s": "sglang", "t": "trtllm"}[following[0]], 2
+    if word == "torchrun" or (word == "-m" and following.startswith("torch.distributed.")):
+        return "torchrun", 1 if word == "torchrun" else 2
+    return ("torchtitan", 1) if word == "run_train.sh" else ("", 0)
+
+
+def _environment(words: list[str]) -> dict[str, str]:
+    pairs = [w.split("=", 1) for w in words if re.match(r"[A-Za-z_]\w*=", w)]
+    return dict(pairs)
+
+
+def _pairs(words: list[str], flags: Flags) -> Iterator[tuple[str, str | None, str]]:
+    """(flag, value, both as written) in order; the flag is "" for a word that belongs to none."""
+    at = 0
+    while at < len(words):
+        word, at = words[at], at + 1
+        if not word.startswith("-") or _is_number(word):
+            yield "", word, word
+            continue
+        name, equals, value = word.partition("=")
+        name = name.lstrip("-").replace("_", "-")
+        kind = (flags.get(name) or NOTHING.get(name) or ("", ""))[1]
+        follows = at < len(words) and (not words[at].startswith("-") or _is_number(words[at]))
+        if equals:
+            yield name, value, word
+        elif kind != "on" and follows:
+            yield name, words[at], f"{word} {words[at]}"
+            at += 1
+        else:
+            yield name, None, word
+
+
+def _is_number(word: str) -> bool:
+    return re.fullmatch(r"-?\d+(\.\d+)?", word) is not None
+
+
+def _read(
+    engine: str, words: list[str], env: dict[str, str], before: list[str], version: str, files: dict[str, str] | None = None
+) -> Launch:
+    """The flags of one program in the engine's own meaning."""
+    given: dict[str, Any] = {}
+    unread = [f"{k}={v}" for k, v in env.items() if k.startswith(("NCCL_", "VLLM_", "SGLANG_", "TRTLLM_"))]
+    if engine == "torchrun":
+        engine, words = _split_torchrun(words, given)
+    flags = ENGINES[engine]
+    positional = _take(words, flags, given, unread)
+    if engine in ("vllm", "trtllm", "sglang") and "model" not in given:
+        given["model"] = next((w for w in positional if w not in ("throughput", "latency")), "")
+    if "file" in given:
+        _read_file(str(given.pop("file")), files or {}, flags, given, unread)
+    if env.get("CUDA_VISIBLE_DEVICES"):
+        given["devices"] = tuple(env["CUDA_VISIBLE_DEVICES"].split(","))
+    given |= {"nnodes": n} if (n := _srun(before)) and "nnodes" not in given else {}
+    notes: list[str] = []
+    if engine == "torchtitan":
+        given.setdefault("gpus_per_node", env.get("NGPU", "8") if "gpus_per_node" not in given else given["gpus_per_node"])
+        for name, variable in (("flavour", "CONFIG"), ("family", "MODULE")):
+            given.setdefault(name, env.get(variable, ""))
+    told = MEANINGS[engine](given, notes, unread)
+    return Launch(engine=engine, version=version, notes=tuple(notes), unread=tuple(unread), **told)
+
+
+def _srun(before: list[str]) -> int:
+    """Hosts that a job launcher in front names."""
+    text = " ".join(before)
+    found = re.search(r"\b(?:srun|salloc)\b.*?(?:-N|--nodes)[= ](\d+)", text)
+    return int(found[1]) if found else 0
+
+
+def _take(words: list[str], flags: Flags, given: dict[str, Any], unread: list[str]) -> list[str]:
+    """Fill ``given``; what has no meaning goes to ``unread``. Returns the words that belong to no flag."""
+    loose = []
+    for name, value, written in _pairs(words, flags):
+        if not name:
+            loose.append(written)
+        if not name or (name in NOTHING and name not in flags):
+            continue
+        field, kind = flags.get(name, ("", ""))
+        off = name.removeprefix("no-")
+        if not field and off in flags and flags[off][1] == "on":
+            given.pop(flags[off][0], None)
+        elif not field:
+            if name not in UNMODELLED or UNMODELLED[name] != value:
+                unread.append(written)
+        elif not _set(given, field, kind, value):
+            unread.append(written)
+    return loose
+
+
+def _set(given: dict[str, Any], field: str, kind: str, value: str | None) -> bool:
+    """Keep a value; False where it is not what the flag takes."""
+    if kind == "on":
+        if str(value).lower() not in ("false", "0", "no"):
+            given[field] = True
+        return True
+    readers: dict[str, Any] = {"int": parse_count, "count": parse_count, "share": parse_fraction}
+    try:
+        found: Any = readers[kind](str(value), field) if kind in readers else str(value)
+    except ValueError:
+        return value == "auto"
+    if kind == "int" and found < 1:
+        return found == -1 and field == "shards"  # torchtitan: whatever is left
+    given[field] = found
+    return value is not None
+
+
+def _read_file(name: str, files: dict[str, str], flags: Flags, given: dict[str, Any], unread: list[str]) -> None:
+    """Settings of a YAML file beside the command: ``a:`` / ``  b: 1`` is the flag ``a.b``."""
+    text = files.get(name)
+    if text is None and Path(name).is_file():
+        text = Path(name).read_text(errors="replace")
+    if text is None:
+        unread.append(f"--config {name} (no such file here)")
+        return
+    above, words = "", []
+    for line in text.splitlines():
+        match = re.match(r"(\s*)([\w-]+)\s*:\s*(.*?)\s*(?:#.*)?$", line)
+        if not match:
+            continue
+        above = match[2] if not match[1] else above
+        path = match[2] if not match[1] else f"{above}.{match[2]}"
+        words += [f"--{path}={match[3]}"] if match[3] else []
+    _take(words, {**flags, "print-iter-log": ("", "text")}, given, unread)
+
+
+def _split_torchrun(words: list[str], given: dict[str, Any]) -> tuple[str, list[str]]:
+    """torchrun's own flags, then the program and its words."""
+    switches = {"standalone", "no-python", "m", "module"}
+    at = 0
+    while at < len(words):
+        word, name = words[at], words[at].partition("=")[0].lstrip("-").replace("_", "-")
+        if not word.startswith("-"):
+            break
+        if name in TORCHRUN:
+            given[TORCHRUN[name][0]] = word.partition("=")[2] or (words[at + 1] if at + 1 < len(words) else "")
+        at += 1 if "=" in word or name in switches else 2
+    program = words[at] if at < len(words) else ""
+    if "torchtitan" in program or program.endswith("torchtitan/train.py"):
+        return "torchtitan", words[at + 1 :]
+    if re.search(r"(pretrain|megatron)\w*", program) or any("tensor-model-parallel" in w.replace("_", "-") for w in words):
+        return "megatron", words[at + 1 :]
+    raise ValueError(f"from: torchrun starts '{program}', which is neither Megatron's pretrain_*.py nor torchtitan.train")
+
+
+def _joined(found: list[Launch]) -> Launch:
+    """Equal servers are replicas; a benchmark beside a server adds its lengths; parts of one job are one job."""
+    first = next((x for x in found if x.concurrency is None), found[0])
+    bench = next((x for x in found if x.concurrency is not None), None)
+    if bench is not None and bench is not first:
+        lengths = {name: getattr(bench, name) for name in ("concurrency", "input_len", "output_len")}
+        first, found = replace(first, **lengths), [x for x in found if x is not bench]
+    alike = [x for x in found if _bare(x) == _bare(first)]
+    parts = first.nnodes is not None and first.nnodes > 1 and bool(first.address)  # commands of one job meet at one address
+    count = len({x.address for x in alike}) if parts else len(alike)
+    return first if count < 2 else replace(first, servers=count, devices=())
+
+
+def _bare(launch: Launch) -> Launch:
+    """What replicas have in common."""
+    return replace(launch, devices=(), address="", concurrency=None, input_len=None, output_len=None)

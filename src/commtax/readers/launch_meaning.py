@@ -1,0 +1,178 @@
+"""What a command's flags mean in each engine: (flag values) -> fields of ``Launch``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from commtax.readers.launch_flags import BACKENDS, COMPUTED, FLAVOURS, KV, QUANTISED, SCHEDULES
+
+AUTO_EP = -1  # as in api.setup: tp x dp
+SERVED = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "gpu_memory_utilization",
+    "block_size",
+    "kv_cache_memory_bytes",
+)
+Given = dict[str, Any]
+
+
+def _serving(given: Given, notes: list[str], unread: list[str]) -> Given:
+    """What all serving engines have in common."""
+    told: Given = {k: given[k] for k in ("model", "tp", "pp", "dp", "ep", "devices", "nnodes", "address", *SERVED) if k in given}
+    told |= {k: given[k] for k in ("speculative", "concurrency", "input_len", "output_len", "gpus_per_node") if k in given}
+    if told.get("max_num_batched_tokens", 1) < 1:  # chunking switched off
+        told.pop("max_num_batched_tokens")
+        notes.append("prompts are not cut into chunks here; the price cuts them at the engine's usual size")
+    method = str(given.get("quantization", "none")).lower()
+    if method not in QUANTISED:
+        unread.append(f"--quantization {method}")
+    told["dtype"] = QUANTISED.get(method, "") or COMPUTED.get(str(given.get("compute", "")).lower(), "")
+    cache = str(given.get("kv_dtype", "auto")).lower()
+    if cache not in KV:
+        unread.append(f"--kv-cache-dtype {cache}")
+    told["kv_dtype"] = KV.get(cache, "")
+    told |= {"eager": bool(given.get("eager")), "library": "nccl" if given.get("plain_nccl") else ""}
+    return told
+
+
+def _vllm(given: Given, notes: list[str], unread: list[str]) -> Given:
+    """Experts go over tp x dp; replicas on several hosts are told by how many of them are local."""
+    told = _serving(given, notes, unread)
+    if given.get("expert_parallel"):
+        told["ep"] = AUTO_EP
+    backend = given.get("ep_backend", "")
+    if backend and backend not in BACKENDS:
+        unread.append(f"--all2all-backend {backend}")
+    told["ep_backend"] = backend if backend in BACKENDS else ""
+    if given.get("local_dp") and given.get("dp", 1) > given["local_dp"]:
+        told.setdefault("nnodes", -(-given["dp"] // given["local_dp"]))
+    if "draft" in given:
+        told["speculative"] = _drafted(str(given["draft"]), unread)
+    return told
+
+
+def _drafted(text: str, unread: list[str]) -> int | None:
+    try:
+        return int(json.loads(text)["num_speculative_tokens"])
+    except (ValueError, KeyError, TypeError):
+        unread.append(f"--speculative-config {text}")
+        return None
+
+
+def _sglang(given: Given, notes: list[str], unread: list[str]) -> Given:
+    """``--tp`` counts all GPUs of a server where attention is data-parallel: dp of them groups of tp / dp."""
+    told = _serving(given, notes, unread)
+    deep = given.get("a2a") == "deepep" or given.get("deepep")
+    if deep:
+        mode = {"low_latency": "deepep_low_latency"}.get(given.get("deepep_mode", ""), "deepep_high_throughput")
+        told |= {"ep_backend": mode, "ep": told.get("tp", 1)}
+    elif given.get("a2a", "none") != "none":
+        unread.append(f"--moe-a2a-backend {given['a2a']}")
+    if given.get("expert_parallel"):
+        told.setdefault("ep", told.get("tp", 1))
+    return _attention_dp(told, notes) if given.get("dp_attention") else told
+
+
+def _attention_dp(told: Given, notes: list[str]) -> Given:
+    """A server whose attention runs in ``dp`` groups: our tp is what is left of it inside a group."""
+    total, groups = told.get("tp", 1), told.get("dp", 1)
+    if total % groups:
+        raise ValueError(f"from: attention in {groups} groups does not divide the server's {total} GPUs")
+    if "ep" not in told and groups > 1:
+        notes.append(f"experts split over all {total} GPUs are priced as experts spread over them: the same bytes and weights")
+    return {**told, "tp": total // groups, "dp": groups, **({"ep": told.get("ep", total)} if groups > 1 else {})}
+
+
+def _trtllm(given: Given, notes: list[str], unread: list[str]) -> Given:
+    """Attention data parallelism keeps attention whole on each GPU."""
+    told = _serving(given, notes, unread)
+    told["eager"] = str(given.get("graphs", "")).lower() in ("null", "none", "~")
+    if not given.get("dp_attention"):
+        return told
+    return _attention_dp({**told, "dp": told.get("tp", 1)}, notes)
+
+
+def _world(given: Given, unread: list[str]) -> int:
+    """GPUs of a torchrun job; elastic jobs (1:4) count their most hosts."""
+    sizes = []
+    for name in ("nnodes", "gpus_per_node"):
+        text = str(given.get(name, "1")).split(":")[-1]
+        if not text.isdigit():
+            unread.append(f"--{name.replace('_', '-')} {text}")
+        sizes.append(int(text) if text.isdigit() else 1)
+    given["nnodes"], given["gpus_per_node"] = sizes
+    return sizes[0] * sizes[1]
+
+
+def _training(given: Given, unread: list[str], names: Iterable[str]) -> Given:
+    world = _world(given, unread)
+    told = {k: given[k] for k in ("nnodes", "gpus_per_node", *names) if k in given}
+    inner = told.get("tp", 1) * told.get("pp", 1) * told.get("cp", 1)
+    if world % inner:
+        raise ValueError(f"from: tp x pp x cp = {inner} does not divide the {world} GPUs of --nnodes x --nproc-per-node")
+    return {"phase": "train", **told, "dp": world // inner}
+
+
+def _megatron(given: Given, _notes: list[str], unread: list[str]) -> Given:
+    """Sizes, schedule and optimiser of a Megatron-LM job; the model is told by its sizes."""
+    told = _training(given, unread, ("tp", "pp", "cp", "ep", "micro_batch", "global_batch", "context"))
+    told["recompute"] = given.get("recompute") or ("selective" if given.get("selective") else "")
+    told |= {"sequence_parallel": bool(given.get("sequence_parallel")), "zero": 1 if given.get("zero") else 0}
+    chunks = given.get("chunks")
+    if given.get("layers_a_chunk") and given.get("layers"):
+        chunks = given["layers"] // told.get("pp", 1) // given["layers_a_chunk"]
+    if chunks and chunks > 1:
+        told |= {"schedule": "interleaved", "chunks": chunks}
+    if given.get("expert_tp", told.get("tp", 1)) != told.get("tp", 1):
+        unread.append(f"--expert-tensor-parallel-size {given['expert_tp']}")
+    told["dtype"] = "fp8" if given.get("fp8") else ""
+    axes = ["dp"] * bool(given.get("overlap_dp")) + ["cp"] + ["tp"] * bool(given.get("overlap_tp"))
+    told["async_axes"] = ",".join(axes)
+    names = ("layers", "hidden", "heads", "kv_heads", "width", "experts", "vocab", "top_k")
+    told["shape"] = tuple((name, given[name]) for name in names if name in given)
+    return told
+
+
+def _torchtitan(given: Given, _notes: list[str], unread: list[str]) -> Given:
+    """Sizes of a torchtitan job, in tokens (from 0.5) or in sequences (before)."""
+    told = _training(given, unread, ("tp", "pp", "cp", "ep", "context", "global_batch"))
+    told["zero"] = 3
+    copies = given.get("copies", 1)
+    if copies > 1:
+        told["hsdp"] = told["dp"] // copies
+    length = told.get("context", 0)
+    if length and given.get("micro_tokens"):
+        told["micro_batch"] = given["micro_tokens"] // length
+    elif given.get("local_batch"):
+        told["micro_batch"] = given.get("micro_batch", 1) if told.get("pp", 1) > 1 else given["local_batch"]
+        told.setdefault("global_batch", given["local_batch"] * told["dp"])
+    if length and given.get("step_tokens", -1) > 0:
+        told["global_batch"] = given["step_tokens"] // length
+    elif told.get("micro_batch") and given.get("micro_tokens"):
+        told["global_batch"] = told["micro_batch"] * given.get("flight", 1) * told["dp"]
+    told["recompute"] = given.get("recompute", "")
+    kind = str(given.get("pp_schedule", "1F1B")).lower()
+    if kind not in SCHEDULES:
+        unread.append(f"--parallelism.pipeline_parallel_schedule {given['pp_schedule']}")
+    told["schedule"] = SCHEDULES.get(kind, "") if "pp_schedule" in given else ""
+    if told["schedule"] == "interleaved":
+        told["chunks"] = 2
+    flavour = str(given.get("flavour", ""))
+    name = flavour.lower() if "_" in flavour else f"{given.get('family', '')}_{flavour}".lower()
+    told["model"] = FLAVOURS.get(name, "")
+    if flavour and not told["model"]:
+        unread.append(f"--config {flavour}")
+    return told
+
+
+MEANINGS: Mapping[str, Callable[[Given, list[str], list[str]], Given]] = {
+    "vllm": _vllm,
+    "sglang": _sglang,
+    "trtllm": _trtllm,
+    "megatron": _megatron,
+    "torchtitan": _torchtitan,
+}

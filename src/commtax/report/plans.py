@@ -1,0 +1,168 @@
+"""Plans side by side: table, heat maps in the terminal and in a file, break-evens in words, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from commtax.api.plans import BreakEven, PlanRow, PlanTable
+from commtax.report.documents import Document, plain
+from commtax.report.plots import picture
+from commtax.report.tables import new_table, notes, say
+from commtax.units import format_rate, format_seconds
+
+BLOCKS = " ░▒▓█"
+MOST_LINES = 12
+
+
+def plan_rows(found: PlanTable) -> list[Document]:
+    """One flat record a cell."""
+    return [_record(row) for row in found.rows]
+
+
+def _record(row: PlanRow) -> Document:
+    names = ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_fraction")
+    b = row.bill
+    figures = {name: None if b is None else float(getattr(b, name)) for name in names}
+    rate = row.tokens_per_s if b is not None else None
+    tail = {"tokens_per_s": rate, "tokens_per_s_per_gpu": None if rate is None else rate / row.gpus}
+    head = {"plan": row.plan, "link": row.link, "batch": row.batch, "gpus": row.gpus}
+    return {**head, **figures, **tail, "fits": row.fits if b is not None else None, "refused": row.refused}
+
+
+def plans_document(found: PlanTable) -> Document:
+    flips = [
+        {"axis": f.axis, "below": f.first, "from": f.then, "at": f.at, "earliest": f.earliest, "link": f.link, "batch": f.batch}
+        for f in found.break_evens
+    ]
+    head = {"schema": "commtax.compare-plans/1", "phase": found.phase, "context": found.context}
+    return dict(plain({**head, "rows": plan_rows(found), "break_even": flips, "notes": found.notes}))
+
+
+def plans_csv(found: PlanTable) -> str:
+    text = io.StringIO()
+    rows = plan_rows(found)
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def show_plans(console: Console, found: PlanTable) -> None:
+    table = new_table(
+        "plan", "link", ">batch", ">GPUs", ">step", ">compute", ">exposed comm", ">share", ">tokens/s", ">a GPU", "fits", ""
+    )
+    for row in found.rows:
+        head = (row.plan, row.link, f"{row.batch:,}", str(row.gpus))
+        b = row.bill
+        if b is None:
+            table.add_row(*head, *[""] * 7, Text("not legal", style="red"))
+            continue
+        times = [format_seconds(float(getattr(b, n))) for n in ("step_s", "compute_s", "exposed_comm_s")]
+        rates = (f"{row.tokens_per_s:,.0f}", f"{row.tokens_per_s / row.gpus:,.0f}")
+        beside = found.beside(row)
+        first = "fastest" if len(beside) > 1 and row.tokens_per_s == max(r.tokens_per_s for r in beside) else ""
+        table.add_row(
+            *head, *times, f"{float(b.comm_fraction):.0%}", *rates, "yes" if row.fits else "no", Text(first, style="green")
+        )
+    console.print(table)
+    _heat_maps(console, found)
+    _say_flips(console, found)
+    notes(console, (*_refusals(found), *found.notes))
+
+
+def _refusals(found: PlanTable) -> list[str]:
+    """Why plans are not legal, each reason once."""
+    return list(dict.fromkeys(f"{row.plan}: {row.refused}" for row in found.rows if row.refused))
+
+
+def _say_flips(console: Console, found: PlanTable) -> None:
+    if found.phase == "train":
+        return
+    lines = [flip_words(f) for f in found.break_evens]
+    if not lines:
+        say(console, "break-even: no batch up to 1,024, length or bandwidth (1/256 to 256 times) changes the order of these plans")
+    for line in lines[:MOST_LINES]:
+        say(console, f"break-even: {line}")
+    if len(lines) > MOST_LINES:
+        say(console, f"… and {len(lines) - MOST_LINES} more (--json has all)", "dim")
+
+
+def flip_words(f: BreakEven) -> str:
+    """One swap in words."""
+    where = f", on {f.link}" if f.link else ""
+    if f.axis == "bandwidth":
+        return f"bandwidth of collectives: {f.first} is faster below {format_rate(f.at)}, {f.then} above (batch {f.batch}{where})"
+    fixed = f" at batch {f.batch}" if f.batch else ""
+    unclear = f"; in turn from {f.earliest:,.0f}" if f.earliest < f.at else ""
+    return f"{f.axis}: {f.first} is faster below {f.at:,.0f}, {f.then} from there on{fixed}{where}{unclear}"
+
+
+def _grids(found: PlanTable) -> list[tuple[str, str, list[Any], dict[str, Any]]]:
+    """(column axis, title, columns, what is fixed) of each map worth drawing."""
+    links, batches = list(found.links), found.values("batch")
+    grids: list[tuple[str, str, list[Any], dict[str, Any]]] = []
+    if len(batches) > 1:
+        fixed = {"link": links[0]} if links else {}
+        grids.append(("batch", f"plan x batch{', ' + links[0] if links else ''}", batches, fixed))
+    if len(links) > 1:
+        grids.append(("link", f"plan x link, batch {batches[0]}", links, {"batch": batches[0]}))
+    return grids
+
+
+def _cells(found: PlanTable, axis: str, column: Any, fixed: dict[str, Any]) -> dict[str, PlanRow]:
+    """The rows of a column by plan; where links are the plans' own, whatever each has."""
+    rows = [r for r in found.rows if getattr(r, axis) == column and all(getattr(r, k) == v for k, v in fixed.items())]
+    return {r.plan: r for r in reversed(rows)}
+
+
+def _heat_maps(console: Console, found: PlanTable) -> None:
+    """Tokens a second against the best of each column: the fuller the block, the nearer."""
+    for axis, title, columns, fixed in _grids(found):
+        cells = {c: _cells(found, axis, c, fixed) for c in columns}
+        best = {c: max((r.tokens_per_s for r in cells[c].values()), default=0.0) for c in columns}
+        table = new_table(title, *(f">{c}" for c in columns))
+        for name in found.values("plan"):
+            table.add_row(name, *(_heat(cells[c].get(name), best[c]) for c in columns))
+        console.print(table)
+    if _grids(found):
+        say(console, "tokens/s; ████ within 5 % of the column's best, ▓▓▓ 80 %, ▒▒ half, ░ less, · not legal", "dim")
+
+
+def _heat(row: PlanRow | None, best: float) -> Text:
+    if row is None or row.bill is None or best <= 0:
+        return Text("·", style="dim")
+    share = row.tokens_per_s / best
+    level = 4 if share >= 0.95 else 3 if share >= 0.8 else 2 if share >= 0.5 else 1
+    style = ("", "blue", "cyan", "yellow", "bold green")[level]
+    return Text(f"{row.tokens_per_s:,.0f} {BLOCKS[level] * level:<4}", style=style)
+
+
+def plot_plans(found: PlanTable, title: str, path: Path) -> None:
+    """The heat maps as a picture: colour, and the figure in every cell."""
+    grids = _grids(found) or [("batch", "plan x batch", found.values("batch"), {})]
+
+    def draw(figure: Any) -> None:
+        import numpy as np
+
+        panels = figure.subplots(1, len(grids), squeeze=False)[0]
+        names = found.values("plan")
+        for panel, (axis, name, columns, fixed) in zip(panels, grids, strict=True):
+            cells = [[_cells(found, axis, c, fixed).get(p) for c in columns] for p in names]
+            rates = np.array([[r.tokens_per_s if r and r.bill is not None else np.nan for r in row] for row in cells])
+            panel.imshow(rates / np.nanmax(rates, axis=0), cmap="cividis", vmin=0, vmax=1, aspect="auto")
+            for (i, j), value in np.ndenumerate(rates):
+                dark = np.isnan(value) or value / np.nanmax(rates[:, j]) < 0.6
+                text = "not legal" if np.isnan(value) else f"{value:,.0f}"
+                panel.text(j, i, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
+            panel.set_xticks(range(len(columns)), [str(c) for c in columns])
+            panel.set_yticks(range(len(names)), names)
+            panel.set_title(f"{name}: tokens/s, shade = share of the column's best", fontsize=9)
+        figure.suptitle(title, fontsize=11)
+
+    picture(path, draw, (6.5 * len(grids), 1.5 + 0.6 * len(found.values("plan"))))

@@ -1,0 +1,290 @@
+"""Launch commands: read in every spelling, nothing dropped; written commands read back as the plan they came from."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from commtax import catalog
+from commtax.emit import Limits, benchmark_command, launch_command
+from commtax.readers.launch import parse
+from commtax.spec import Plan
+from strategies import questions
+
+VLLM = "vllm serve meta-llama/Llama-3.1-70B-Instruct"
+
+
+def run(*words):
+    return subprocess.run([sys.executable, "-m", "commtax", *words], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{VLLM} --tensor-parallel-size 8 --pipeline-parallel-size 2",
+        f"{VLLM} --tensor_parallel_size=8 --pipeline_parallel_size=2",
+        f"{VLLM} -tp 8 -pp=2",
+        f"CUDA_VISIBLE_DEVICES=0,1 HF_TOKEN=x {VLLM} \\\n  -tp 8 \\\n  -pp 2  # two hosts",
+        "MODEL=meta-llama/Llama-3.1-70B-Instruct\nTP=8\nvllm serve $MODEL -tp ${TP} -pp 2 --port 8000",
+        "python3 -m vllm.entrypoints.openai.api_server --model meta-llama/Llama-3.1-70B-Instruct -tp 8 -pp 2",
+        "docker run --gpus all --ipc=host -e X=1 vllm/vllm-openai:latest --model meta-llama/Llama-3.1-70B-Instruct -tp 8 -pp 2",
+        'docker run img bash -c x; srun -N 2 vllm serve "meta-llama/Llama-3.1-70B-Instruct" -tp 8 -pp 2',
+        'LLM(model="meta-llama/Llama-3.1-70B-Instruct", tensor_parallel_size=8, pipeline_parallel_size=2, trust_remote_code=True)',
+    ],
+)
+def test_one_command_in_many_spellings(text):
+    found = parse(text)
+    assert (found.engine, found.model, found.tp, found.pp) == ("vllm", "meta-llama/Llama-3.1-70B-Instruct", 8, 2)
+    assert not found.unread
+
+
+def test_what_a_vllm_command_says():
+    found = parse(
+        f"NCCL_P2P_DISABLE=1 {VLLM} -tp 8 -ep --max-model-len 128k --max-num-seqs 64 --enforce-eager --disable-custom-all-reduce "
+        "--kv-cache-dtype fp8_e5m2 -q fp8 --gpu-memory-utilization .95 --foo-bar 3 -O3 --all2all-backend pplx "
+        """--speculative-config '{"method": "eagle3", "num_speculative_tokens": 3}'"""
+    )
+    assert (found.ep, found.axes["ep"], found.max_model_len, found.max_num_seqs) == (-1, 8, 128000, 64)
+    assert (found.eager, found.library, found.kv_dtype, found.dtype, found.speculative) == (True, "nccl", "fp8", "fp8", 3)
+    assert found.gpu_memory_utilization == 0.95
+    assert set(found.unread) == {"NCCL_P2P_DISABLE=1", "--foo-bar 3", "-O3", "--all2all-backend pplx"}
+
+
+def test_the_image_tells_the_version():
+    found = parse("docker run --gpus all vllm/vllm-openai:v0.11.0 --model mistralai/Mistral-7B-v0.1 --tensor-parallel-size 2")
+    assert (found.engine, found.version, found.tp) == ("vllm", "0.11.0", 2)
+
+
+def test_sglang_counts_all_gpus_as_tp_where_attention_is_data_parallel():
+    words = (
+        "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 16 --nnodes 2 --node-rank 0 --trust-remote-code"
+    )
+    plain = parse(f"{words} --disable-cuda-graph")
+    assert (plain.axes["tp"], plain.nnodes, plain.eager) == (16, 2, True)
+    spread = parse(f"{words} --dp 8 --enable-dp-attention --moe-a2a-backend deepep --deepep-mode low_latency")
+    assert (spread.axes["tp"], spread.axes["dp"], spread.axes["ep"], spread.num_gpus) == (2, 8, 16, 16)
+    assert spread.ep_backend == "deepep_low_latency"
+
+
+def test_trtllm_settings_beside_the_command():
+    settings = "enable_attention_dp: true\nkv_cache_config:\n  dtype: fp8\n  free_gpu_memory_fraction: 0.8"
+    command = "trtllm-serve nvidia/DeepSeek-R1-FP4 --tp_size 8 --ep_size 8 --max_batch_size 1024 --config a.yml"
+    found = parse(f"cat > a.yml <<EOF\n{settings}\nEOF\n{command}")
+    assert (found.axes["tp"], found.axes["dp"], found.axes["ep"]) == (1, 8, 8)
+    assert (found.kv_dtype, found.gpu_memory_utilization, found.max_num_seqs, found.unread) == ("fp8", 0.8, 1024, ())
+    absent = parse("trtllm-serve x/y --tp_size 8 --extra_llm_api_options nowhere.yml")
+    assert absent.unread == ("--config nowhere.yml (no such file here)",)
+
+
+def test_megatron_script():
+    found = parse(
+        "GPUS=8\nMODEL_ARGS=(\n  --num-layers 32\n  --hidden-size 4096 # w\n  --num-attention-heads 32\n  --num-query-groups 8)\n"
+        "torchrun --nproc_per_node $GPUS --nnodes 4 --node_rank $RANK pretrain_gpt.py ${MODEL_ARGS[@]} "
+        "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 4 "
+        "--sequence-parallel --use-distributed-optimizer --micro-batch-size 1 --global-batch-size 128 --seq-length 4096 --bf16"
+    )
+    assert (found.engine, found.axes) == ("megatron", {"tp": 4, "pp": 2, "dp": 4, "ep": 1, "cp": 1})
+    assert (found.zero, found.schedule, found.chunks, found.global_batch, found.context) == (1, "interleaved", 4, 128, 4096)
+    assert dict(found.shape)["kv_heads"] == 8
+    assert found.sequence_parallel
+    assert not found.unread
+
+
+def test_torchtitan_in_tokens_and_in_sequences():
+    head = "torchrun --nproc_per_node=8 --rdzv_backend c10d -m torchtitan.train --module llama3 --config llama3_8b"
+    old = parse(f"{head} --parallelism.tensor_parallel_degree 2 --training.local_batch_size 2 --training.seq_len 8192")
+    new = parse(
+        f"{head} --parallelism.tensor_parallel_degree 2 --training.max-context-length 8192 "
+        "--training.num-tokens-per-microbatch-per-dp-rank 16384 --training.num-tokens-per-train-step 65536"
+    )
+    for found in (old, new):
+        assert (found.model, found.axes["tp"], found.axes["dp"], found.micro_batch) == ("llama-3.1-8b", 2, 4, 2)
+        assert (found.global_batch, found.context, found.zero) == (8, 8192, 3)
+
+
+def test_servers_beside_each_other_are_replicas_and_parts_of_one_job_are_not():
+    two = "\n".join(
+        f"CUDA_VISIBLE_DEVICES={d} vllm serve Qwen/QwQ-32B -tp 2 --port {p} &" for d, p in (("0,1", 8000), ("2,3", 8001))
+    )
+    assert parse(two).axes["dp"] == 2
+    job = "\n".join(f"{VLLM} -tp 8 -pp 2 --nnodes 2 --node-rank {r} --master-addr h" for r in (0, 1))
+    assert parse(job).axes["dp"] == 1
+    bench = parse(f"{VLLM} -tp 8 &\nvllm bench serve --model x --random-input-len 512 --random-output-len 64 --max-concurrency 16")
+    assert (bench.axes["dp"], bench.tp, bench.concurrency, bench.input_len, bench.output_len) == (1, 8, 16, 512, 64)
+
+
+@pytest.mark.parametrize("text", ["ls -l", "", "torchrun train.py --lr 1", 'vllm serve "x', "LLM(model="])
+def test_what_is_no_launch_command(text):
+    with pytest.raises(ValueError, match="from"):
+        parse(text)
+
+
+FLAGS = [
+    "-tp",
+    "--dp",
+    "--ep",
+    "--enable-dp-attention",
+    "--tp_size",
+    "--nnodes",
+    "--max-model-len",
+    "-q",
+    "--config",
+    "x",
+    "0",
+    "-1",
+]
+WORDS = st.lists(st.one_of(st.sampled_from([*FLAGS, "8", "$X", "{", "&", "#", "\n"]), st.text(max_size=6)), max_size=12)
+HEADS = [
+    "vllm serve m",
+    "python -m sglang.launch_server",
+    "trtllm-serve m",
+    "torchrun --nproc-per-node 8 pretrain_gpt.py",
+    "LLM(",
+    "",
+]
+
+
+@given(st.sampled_from([*HEADS, "torchrun -m torchtitan.train"]), WORDS)
+@settings(max_examples=300, deadline=None)
+def test_anything_is_read_or_refused_in_words(head, words):
+    try:
+        gpus, says = parse(" ".join([head, *words])).num_gpus, "from"
+    except ValueError as error:
+        gpus, says = 1, str(error)
+    assert gpus >= 1
+    assert says.startswith("from")
+
+
+SERVED = st.builds(
+    Limits,
+    max_model_len=st.sampled_from([0, 8192]),
+    max_num_seqs=st.sampled_from([0, 64]),
+    max_num_batched_tokens=st.sampled_from([0, 4096]),
+    gpu_memory_utilization=st.sampled_from([0.0, 0.85]),
+    eager=st.booleans(),
+)
+
+
+@given(questions(engines=("vllm", "sglang", "trtllm")), SERVED, st.sampled_from(["bf16", "fp8"]))
+@settings(max_examples=150, deadline=None)
+def test_a_written_command_reads_back_as_its_plan(question, limits, kv):
+    model, cluster, plan, engine = question
+    plan = Plan(tp=plan.tp, pp=plan.pp, dp=plan.dp, ep=plan.ep, order=plan.order, kv_dtype=kv)
+    assume(engine.key != "trtllm" or plan.ep <= plan.tp or plan.tp == 1)
+    assume(plan.ep <= plan.tp or (plan.ep % plan.tp == 0 and plan.dp % (plan.ep // plan.tp) == 0))
+    found = parse(launch_command(model, plan, engine.key, cluster, limits))
+    assert found.axes == {axis: int(getattr(plan, axis)) for axis in ("tp", "pp", "dp", "ep", "cp")}
+    assert found.engine == engine.key
+    assert catalog.model(found.model) == model
+    assert (found.kv_dtype or "bf16") == kv
+    assert found.eager == limits.eager
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"):
+        assert (getattr(found, name) or 0) == getattr(limits, name)
+    assert all(word.startswith("VLLM_RAY") for word in found.unread)
+
+
+@given(
+    st.sampled_from(["llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b", "gpt-3-175b"]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1, 2]),
+    st.sampled_from([1, 2, 8]),
+    st.sampled_from(["none", "selective", "full"]),
+    st.booleans(),
+    st.sampled_from([1, 4]),
+)
+@settings(max_examples=80, deadline=None)
+def test_training_reads_back_too(key, tp, pp, cp, dp, recompute, split, chunks):
+    model, cluster = catalog.model(key), catalog.cluster("64x8xh100-sxm")
+    interleaved = pp > 1 and chunks > 1
+    kinds = {"schedule": "interleaved", "chunks": chunks} if interleaved else {}
+    plan = Plan(tp=tp, pp=pp, cp=cp, dp=dp, recompute=recompute, sequence_parallel=split, zero=1, microbatches=2 * pp, **kinds)
+    assume(int(plan.num_gpus) <= 8 or int(plan.num_gpus) % 8 == 0)
+    found = parse(launch_command(model, plan, "megatron", cluster, Limits(micro_batch=2, seq=2048)))
+    assert found.axes == {"tp": tp, "pp": pp, "dp": dp, "ep": 1, "cp": cp}
+    assert (found.zero, found.recompute or "none", found.sequence_parallel) == (1, recompute, split)
+    assert (found.micro_batch, found.global_batch, found.context) == (2, 2 * 2 * pp * dp, 2048)
+    assert (found.chunks or 1, found.async_axes) == (chunks if interleaved else 1, "dp,cp")
+    sharded = Plan(tp=tp, pp=pp, cp=cp, dp=dp, recompute=recompute, zero=3, microbatches=2 * pp)
+    titan = parse(launch_command(model, sharded, "torchrun", cluster, Limits(micro_batch=2, seq=2048)))
+    assert titan.axes == found.axes
+    assert (titan.micro_batch, titan.global_batch, titan.context, titan.recompute) == (2, 2 * 2 * pp * dp, 2048, recompute)
+
+
+def test_commands_that_cannot_be_written():
+    model, cluster = catalog.model("deepseek-v3"), catalog.cluster("8xh200-sxm")
+    for plan, engine, says in (
+        (Plan(tp=8), "tgi", "one of vllm"),
+        (Plan(tp=16), "vllm", "has 8"),
+        (Plan(tp=2, dp=4, ep=8), "trtllm", "whole on a GPU"),
+        (Plan(dp=8, zero=3), "megatron", "ZeRO 0 or 1"),
+        (Plan(dp=8), "torchrun", "FSDP"),
+        (Plan(cp=2), "vllm", "context parallelism"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            launch_command(model, plan, engine, cluster)
+    with pytest.raises(ValueError, match="serving benchmark"):
+        benchmark_command(model, "megatron")
+
+
+def test_hosts_are_told_as_each_engine_wants_it():
+    model, cluster = catalog.model("llama-3.1-70b"), catalog.cluster("2x8xh100-sxm")
+    wide = Plan(tp=8, pp=2)
+    assert "--nnodes 2 --node-rank $NODE_RANK --master-addr" in launch_command(model, wide, "vllm", cluster)
+    assert "--nnodes 2 --node-rank $NODE_RANK --dist-init-addr" in launch_command(model, wide, "sglang", cluster)
+    assert launch_command(model, wide, "trtllm", cluster).startswith(
+        "srun -N 2 --ntasks-per-node 8 --mpi=pmix trtllm-llmapi-launch"
+    )
+    assert "--data-parallel-size-local 2" in launch_command(model, Plan(tp=4, dp=4), "vllm", cluster)
+
+
+def test_from_fills_what_is_not_given():
+    words = ("bill", "--from", f"{VLLM} -tp 8 --max-model-len 32k --foo 1", "--cluster", "h100-sxm", "--json")
+    found = json.loads(run(*words).stdout)
+    assert (found["model"], found["cluster"]["key"] if isinstance(found["cluster"], dict) else found["cluster"]) == (
+        "llama-3.1-70b",
+        "8xh100-sxm",
+    )
+    assert any("not understood" in note and "--foo 1" in note for note in found["notes"])
+    assert any("no effect" in note and "max-model-len" in note for note in found["notes"])
+    mine = json.loads(run(*words, "-tp", "4").stdout)
+    assert mine["step_s"] > found["step_s"], "an option that is given wins"
+
+
+def test_from_on_the_other_commands():
+    fits = run("fit", "--from", f"{VLLM} -tp 8 --max-model-len 32k", "--cluster", "8xh100-sxm")
+    assert fits.returncode == 0
+    assert "32,000" in fits.stdout
+    loop = "python -m sglang.bench_serving --random-input-len 512 --random-output-len 64 --max-concurrency 16"
+    served = run("simulate", "--from", f"{VLLM} -tp 8\n{loop}", "--cluster", "8xh100-sxm", "--json")
+    assert served.returncode == 0, served.stderr
+    assert json.loads(served.stdout)["runs"][0]["concurrency"] == 16
+    swept = run("compare", "--from", f"{VLLM} -tp 8", "--cluster", "8xh100-sxm", "--over", "batch=1,8", "--csv")
+    assert swept.returncode == 0
+    assert "from: vllm" in swept.stderr
+    shape = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --num-query-groups 8 --ffn-hidden-size 14336"
+    script = f"torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 2 {shape} --global-batch-size 8"
+    trained = run("bill", "--from", script, "--cluster", "h100-sxm")
+    assert trained.returncode == 0, trained.stderr
+    assert "those of llama-3.1-8b" in trained.stdout
+
+
+def test_emit_and_mistakes():
+    done = run("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "2", "--emit", "vllm")
+    assert "vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2\n" in done.stdout
+    assert "vllm bench serve" in done.stdout
+    assert "all_reduce_perf -b 8192" in done.stdout
+    again = run("bill", "--from", f"{VLLM} -tp 8 --max-model-len 32k", "--cluster", "8xh100-sxm", "--emit", "sglang")
+    assert "--tp 8 --context-length 32000" in again.stdout
+    for words, says in (
+        (("bill", "--cluster", "8xh100-sxm"), "MODEL: name one"),
+        (("bill", "--from", "ls", "--cluster", "8xh100-sxm"), "no launch command"),
+        (("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "--emit", "tgi"), "one of vllm"),
+        (("bill", "llama-3.1-8b", "--cluster", "8xh100-sxm", "--emit", "vllm", "--exact"), "leave --exact out"),
+    ):
+        failed = run(*words)
+        assert (failed.returncode, failed.stderr.count("\n")) == (2, 1), failed.stderr
+        assert says in failed.stderr

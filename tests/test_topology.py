@@ -1,0 +1,91 @@
+"""nvidia-smi topo -m: groups, the best GPUs for a plan, the link they have."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commtax import catalog
+from commtax.readers.placement import nvlink_of, pcie_of, place
+from commtax.readers.topology import describe, parse
+
+FILE = Path(__file__).parent / "fixtures" / "topo-4x3090.txt"
+PAIRS = parse(FILE.read_text())
+# Headers and cells that touch, as threads have them (vllm issue 8691).
+GLUED = """GPU Topology:
+GPU0    GPU1    NIC0    NIC1NIC2    CPU Affinity    NUMA Affinity   GPU NUMA ID
+GPU0     X      NV18    PIX     SYSSYS      0-47,96-143     0               N/A
+GPU1    NV18     X      SYS     PIX     NODE    0-47,96-143     0               N/A
+NIC0    PIX     SYS      X      SYS     SYS
+"""
+
+
+def made(rows):
+    head = "\t".join(f"GPU{i}" for i in range(len(rows)))
+    return parse("\n".join(["\t" + head, *(f"GPU{i}\t" + "\t".join(row) for i, row in enumerate(rows))]))
+
+
+def test_pairs_are_found_under_the_terminal_codes():
+    assert PAIRS.nvlink_groups() == [(0, 2), (1, 3)]
+    assert describe(PAIRS) == "4 GPUs: NVLink joins 0+2, 1+3; the rest over SYS"
+    assert PAIRS.best(2) == (0, 2)
+    assert PAIRS.groups(2, 2) == [(0, 2), (1, 3)]
+    assert PAIRS.worst((0, 1, 2, 3)) == "SYS"
+
+
+def test_cells_that_touch():
+    found = parse(GLUED)
+    assert found.links == (("X", "NV18"), ("NV18", "X"))
+    assert found.nics[0] == ("NIC0", ("PIX", "SYS"))
+
+
+def test_nearer_pcie_wins_where_there_is_no_nvlink():
+    found = made([["X", "SYS", "PHB"], ["SYS", "X", "SYS"], ["PHB", "SYS", "X"]])
+    assert found.best(2) == (0, 2)
+    assert place(found, catalog.cluster("3xrtx-4090"), 2).cluster.intra.key == "pcie4"
+
+
+def test_links_of_chips():
+    names = {"rtx-3090": "nvlink-bridge-3090", "a40": "nvlink-bridge-3090", "h100-sxm": "nvlink4", "a100-80-sxm": "nvlink3"}
+    assert {key: nvlink_of(catalog.chip(key)).key for key in names} == names
+    assert pcie_of(catalog.chip("rtx-3090")).key == "pcie4"
+    with pytest.raises(ValueError, match="rtx-4090 has none"):
+        nvlink_of(catalog.chip("rtx-4090"))
+
+
+def test_a_plan_gets_the_link_of_its_farthest_pair():
+    box = catalog.cluster("4xrtx-3090")
+    pair, all_four, replicas = (place(PAIRS, box, tp, n) for tp, n in ((2, 1), (4, 1), (2, 2)))
+    assert (pair.cluster.intra.key, pair.devices) == ("nvlink-bridge-3090", "0,2")
+    assert (all_four.cluster.intra.key, all_four.devices) == ("pcie4", "0,1,2,3")
+    assert (replicas.cluster.intra.key, replicas.devices) == ("nvlink-bridge-3090", "0,2,1,3")
+    assert any("2 replicas of TP 2" in note for note in all_four.notes)
+
+
+@pytest.mark.parametrize("text", ["", "GPU0 GPU1\n", "GPU0\tGPU1\nGPU0\tX\tNV4\nGPU1\tSYS\tX\n"])
+def test_what_is_no_matrix(text):
+    with pytest.raises(ValueError, match="topo"):
+        parse(text)
+
+
+def test_on_the_command_line():
+    words = ("--cluster", "4xrtx-3090", "--topo", str(FILE))
+    done = subprocess.run(
+        [sys.executable, "-m", "commtax", "bill", "qwen2.5-7b", *words, "-tp", "2"], capture_output=True, text=True, check=False
+    )
+    assert "CUDA_VISIBLE_DEVICES=0,2" in done.stdout
+    assert "nvlink-bridge-3090 inside" in done.stdout
+    for more, says in (
+        (("--intra", "pcie4"), "not both"),
+        (("--cluster", "8xrtx-3090"), "has 4 GPUs"),
+        (("--cluster", ""), "--cluster"),
+    ):
+        bad = subprocess.run(
+            [sys.executable, "-m", "commtax", "bill", "qwen2.5-7b", *words, "-tp", "2", *more],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert bad.returncode == 2
+        assert says in bad.stderr
