@@ -15,7 +15,7 @@ from commtax.validate import Bound, Records, Report
 from commtax.validate.statistics import Figures, figures, groups
 
 SHOWN = ("kind", "system", "library", "mode")
-MOST_POINTS = 130  # of one panel in a picture
+MOST_POINTS = 120  # of one panel in a picture
 RATES = ("decode-rate", "throughput")
 
 

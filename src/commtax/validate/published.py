@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import as_file, files
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from commtax.validate import collective_rows, inference_rows, kernel_rows, own_rows, whole_rows
-from commtax.validate.records import Records, dicts, joined, of_answers, read
-
-if TYPE_CHECKING:
-    from commtax.validate.running import Table
+from commtax.validate.records import Records, Table, dicts, joined, of_answers, read
 
 COLUMNS: dict[str, dict[str, str]] = {  # our names, and what the larger tables call the same
     "collectives": {
@@ -66,8 +65,6 @@ COLUMNS: dict[str, dict[str, str]] = {  # our names, and what the larger tables 
 
 def tables(only: str = "") -> Iterator[Table]:
     """Every file of the shipped table; our own H200 rows are the last."""
-    from commtax.validate.running import Table
-
     for name in COLUMNS:
         if only not in ("", name):
             continue
@@ -128,11 +125,5 @@ def _kernels(rows: Sequence[Mapping[str, str]]) -> Records:
         head = [name for name in mine[0] if any(row[name] for row in mine)]
         found = kernel_rows.answers(f"{system}_{form}", head, [[row[name] for name in head] for row in mine])
         source = [row["source"] for row in mine]
-        parts.append(Records({**found.columns, "row": _array(index, int), "source": _array(source, object)}))
+        parts.append(Records({**found.columns, "row": np.array(index), "source": np.array(source, dtype=object)}))
     return joined(parts) if parts else of_answers([])
-
-
-def _array(values: Sequence[Any], kind: type) -> Any:
-    import numpy as np
-
-    return np.array(values, dtype=kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -87,6 +87,16 @@ class Records:
 
     def where_true(self, mask: Array) -> Records:
         return Records({name: column[mask] for name, column in self.columns.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One file of rows, and who answers them."""
+
+    name: str
+    header: list[str]
+    rows: Sequence[Sequence[str]]
+    answer: Callable[[], Records]
 
 
 def of_answers(answers: Iterable[Answer]) -> Records:

@@ -13,10 +13,9 @@ from typing import IO, Any
 
 from commtax.validate import collective_rows, inference_rows, kernel_rows, published, statistics, whole_rows
 from commtax.validate.bounds import Bound, judge
-from commtax.validate.records import Records, dicts, joined, read
+from commtax.validate.records import Records, Table, dicts, joined, read
 
 ADDED = ("kind", "measured", "predicted", "low", "high", "fitted", "skipped")
-Rows = Sequence[Sequence[str]]
 TABLES: dict[str, Callable[[Sequence[Mapping[str, str]]], Records]] = {
     "collectives": collective_rows.answers,
     "serving_runs": whole_rows.serving,
@@ -24,16 +23,6 @@ TABLES: dict[str, Callable[[Sequence[Mapping[str, str]]], Records]] = {
     "training_runs": whole_rows.training,
 }
 KINDS = (*TABLES, "kernels", "h200")
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One file of rows, and who answers them."""
-
-    name: str
-    header: list[str]
-    rows: Rows
-    answer: Callable[[], Records]
 
 
 @dataclass(frozen=True, slots=True)
