@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import click
 from commtax import __version__, catalog
 from commtax.api import Expectation, compare, expect, fit, traffic, train_fit
 from commtax.api import bill as price_step
-from commtax.catalog.models import published
 from commtax.catalog.profile import load as load_profile
 from commtax.cli.comparing import plan_options, show_plan_comparison
 from commtax.cli.emitting import emitted, show_emitted
@@ -34,7 +32,6 @@ from commtax.cli.options import (
 )
 from commtax.cli.output import print_json, terminal
 from commtax.cli.pasting import paste_options, pasting
-from commtax.cost.memory import check_stored
 from commtax.spec import Cluster, Profile
 from commtax.spelling import normalise
 from commtax.units import parse_bytes, parse_seconds
