@@ -10,7 +10,7 @@ demo: .venv/.installed
 	$(BIN)/commtax bill llama-3.1-8b --cluster 8xh100-sxm -tp 8
 
 test: .venv/.installed lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

@@ -111,7 +111,7 @@ SCALAR = {
         "legal_values",
         "notes",
     ),
-    *("by_pp", "power_clock"),
+    *("by_pp", "power_clock", "source_of", "table_of"),
     *("comm_line", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }
 

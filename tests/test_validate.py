@@ -98,10 +98,10 @@ def test_a_wrong_constant_is_caught(monkeypatch):
     fabrics = sys.modules["commtax.catalog.fabric"]
     real = fabrics._paths
 
-    def slow(table, cluster):
+    def slow(*arguments):
         from dataclasses import replace
 
-        return tuple(replace(p, launch_s=2 * p.launch_s, hop_s=2 * p.hop_s) for p in real(table, cluster))
+        return tuple(replace(p, launch_s=2 * p.launch_s, hop_s=2 * p.hop_s) for p in real(*arguments))
 
     monkeypatch.setattr(fabrics, "_paths", slow)
     monkeypatch.setattr(fabrics, "_MADE", {})
