@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from commtax import catalog
+from commtax.cli.emitting import emitted, show_emitted
 from commtax.cli.options import Count, json_option, where_options
 from commtax.cli.output import print_json, terminal
-from commtax.planner import WORKLOADS, plan, plan_training
+from commtax.planner import WORKLOADS, ServingPlans, plan, plan_training
 from commtax.spec import Cluster
 from commtax.units import parse_seconds
 
@@ -33,6 +36,9 @@ from commtax.units import parse_seconds
 @click.option("--price", type=float, default=None, help="Dollars a GPU-hour.  [default: the catalogue's]")
 @click.option("--global-batch", type=Count(), default=None, help="Training: sequences a step.")
 @click.option("--top", type=Count(), default=10, show_default=True, help="Plans to list.")
+@click.option(
+    "--emit", default="", metavar="ENGINE", help="Also the winner's launch command: vllm, sglang, trtllm, megatron, torchrun."
+)
 @click.option("--plot", default="", metavar="FILE", help="Draw the Pareto front: .svg, .png or .pdf.")
 @json_option
 def plan_command(model: str, phase: str, top: int, plot: str, as_json: bool, **options: Any) -> None:
@@ -82,7 +88,32 @@ def _serve(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
     else:
         _speed(found.candidates, spent)
         planning.show_plans(terminal(), found, top)
+    if options["emit"] and len(found.plans) and not as_json:
+        show_emitted(_commands(found, options["emit"]))
     sys.exit(0 if len(found.plans) else 1)
+
+
+def _commands(found: ServingPlans, engine: str) -> dict[str, str]:
+    """The launch of the best plan whose workers do both, all of its copies, and the benchmark that would check it."""
+    from commtax.emit import Limits, benchmark_command, launch_command
+
+    rows = found.plans
+    shared = np.flatnonzero(rows.mode == 0)
+    if not len(shared):
+        raise ValueError("emit: only plans with workers of their own for prompts are good here, and those are not written")
+    i = int(shared[0])
+    one = found.setup(rows, i).plan
+    copies = int(rows.replicas[i])
+    whole = replace(one, dp=int(one.dp) * copies) if found.model.experts is None else one
+    goal = found.goal
+    limits = Limits(max_model_len=goal.input_len + goal.output_len, max_num_seqs=max(1, int(rows.running[i])))
+    launch = launch_command(found.model, whole, engine, found.cluster, limits)
+    if found.model.experts is not None and copies > 1:
+        launch = f"# {copies} of these, each on its own GPUs\n{launch}"
+    bench = benchmark_command(
+        found.model, engine, input_len=goal.input_len, output_len=goal.output_len, concurrency=int(rows.concurrency[i])
+    )
+    return {"launch": launch, "benchmark": bench}
 
 
 def _speed(candidates: int, seconds: float) -> None:
@@ -115,4 +146,6 @@ def _train(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
     else:
         _speed(found.candidates, spent)
         planning.show_train_plans(terminal(), found, top)
+    if options["emit"] and len(found.plans) and not as_json:
+        show_emitted(emitted(found.bill(found.plans, 0), options["emit"]))
     sys.exit(0 if len(found.plans) else 1)

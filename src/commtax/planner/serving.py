@@ -354,7 +354,7 @@ def _behind(answer: ServingPlans) -> Iterator[Rejected]:
     for axis, name in (("tp", "TP"), ("pp", "PP"), ("ep", "EP")):
         for size in np.unique(getattr(rows, axis)).tolist():
             mine = np.flatnonzero((getattr(rows, axis) == size) & (rows.mode == 0) & ((rows.pp == 1) | (axis != "tp")))
-            if not len(mine) or (axis != "tp" and size == 1):
+            if not len(mine) or (axis != "tp" and size == 1) or int(size) & (int(size) - 1):
                 continue
             i = int(mine[0])
             lost = 1 - float(score[i] / score[0])

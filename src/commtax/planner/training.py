@@ -31,7 +31,7 @@ class Kind:
     chunks: int
 
     def __str__(self) -> str:
-        piped = {"1f1b": "", "interleaved": f", {self.chunks} chunks"}.get(self.schedule, f", {self.schedule}")
+        piped = f", interleaved in {self.chunks}" if self.chunks > 1 else ""
         return f"ZeRO {self.zero}, recompute {self.recompute}{piped}"
 
 
@@ -162,7 +162,6 @@ def _kinds(engine: Engine) -> Iterator[Kind]:
             yield Kind(zero, kind, "1f1b", 1)
             for chunks in CHUNKS:
                 yield Kind(zero, kind, "interleaved", chunks)
-            yield Kind(zero, kind, "zb-h1", 1)
 
 
 def _grid(model: Model, cluster: Cluster, engine: Engine, global_batch: int, seq: int) -> dict[str, Array]:
@@ -244,7 +243,7 @@ def _lost(every: TrainColumns, good: TrainColumns, budget: float) -> list[Reject
         if not len(mine):
             least = float(every.memory_bytes[every.tp == tp].min())
             found.append(Rejected(f"TP {tp}", f"does not fit: at least {least / 2**30:.1f} GiB a rank of {budget / 2**30:.1f}"))
-        elif float(mine.step_s[0]) > best:
+        elif float(mine.step_s[0]) > 1.05 * best:
             slower = float(mine.step_s[0]) / best - 1
             parts = f"bubble {float(mine.bubble_fraction[0]):.0%}, exposed communication {float(mine.exposed_comm_fraction[0]):.0%}"
             found.append(Rejected(f"TP {tp}", f"its best plan is {slower:.0%} slower ({parts})"))
