@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.experts import chosen_experts, expert_tp, experts_reach, tokens_split
+from commtax.cost.experts import busiest_rank, chosen_experts, expert_tp, experts_reach, tokens_split
 from commtax.cost.memory import kv_bytes_per_token_layer
 from commtax.cost.tensors import Tensor as Matrix
 from commtax.cost.tensors import padded_vocab, quantisation, quantised_fraction
@@ -264,7 +264,7 @@ def _routed(f: Experts, count: int, model: Model, plan: Plan, rows: Number, engi
     """
     tokens = rows * experts_reach(plan, engine)
     chosen = chosen_experts(f, tokens, engine.popularity) / plan.ep
-    copies = tokens * f.top_k / plan.ep
+    copies = tokens * f.top_k / plan.ep * busiest_rank(f, plan.ep, engine.popularity)
     inner = f.intermediate / expert_tp(plan, engine)
     each = copies / np.maximum(1e-9, chosen)
     both = (2 if f.gated else 1) * inner

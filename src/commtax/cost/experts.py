@@ -9,6 +9,8 @@ from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Quan
 
 FP8_SCALE_GROUP = 128  # one fp32 scale travels with each 128 fp8 values
 NVFP4_SCALE_GROUP = 16
+LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
+"""Mean of the largest of 1, 2, 4 … 256 standard normal values (Harter 1961)."""
 
 
 def over_replicas(plan: Plan, engine: Engine) -> Number:
@@ -63,6 +65,20 @@ def chosen_experts(moe: Experts, tokens: Number, popularity: float) -> Number:
     share = moe.top_k / moe.num_experts
     cold = (1 + further * share / popularity) ** -popularity if np.isfinite(popularity) else (1 - share) ** further
     return moe.num_experts - (moe.num_experts - moe.top_k) * cold
+
+
+def busiest_rank(moe: Experts, ep: Number, popularity: float) -> Number:
+    """Tokens of the busiest of ``ep`` ranks over the mean, when experts lie whole on ranks: all wait for it.
+
+    A rank's load is the sum of E/ep popularities of a gamma distribution of shape a, so its relative spread is sqrt(ep / (E a)), less
+    what the fixed total takes, sqrt(1 - 1/ep); the largest of n normal values lies ``LARGEST`` spreads above the mean.
+
+    >>> round(float(busiest_rank(Experts(128, 8, 1), 8, 0.3)), 2), float(busiest_rank(Experts(128, 8, 1), 8, np.inf))
+    (1.61, 1.0)
+    """
+    spread = np.sqrt(ep / (moe.num_experts * popularity)) * np.sqrt(1 - 1 / ep)
+    above = np.interp(np.log2(ep * 1.0), np.arange(len(LARGEST)), LARGEST)
+    return np.minimum(ep, 1 + above * spread)
 
 
 def expected_destinations(moe: Experts, ep: Number) -> Number:
