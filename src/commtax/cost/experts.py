@@ -70,8 +70,9 @@ def chosen_experts(moe: Experts, tokens: Number, popularity: float) -> Number:
 def busiest_rank(moe: Experts, ep: Number, popularity: float) -> Number:
     """Tokens of the busiest of ``ep`` ranks over the mean, when experts lie whole on ranks: all wait for it.
 
-    A rank's load is the sum of E/ep popularities of a gamma distribution of shape a, so its relative spread is sqrt(ep / (E a)), less
-    what the fixed total takes, sqrt(1 - 1/ep); the largest of n normal values lies ``LARGEST`` spreads above the mean.
+    A rank's load is the sum of E/ep popularities of a gamma distribution of shape a, so its relative spread is
+    sqrt(ep / (E a)), less what the fixed total takes, sqrt(1 - 1/ep); the largest of n normal values lies ``LARGEST``
+    spreads above the mean.
 
     >>> round(float(busiest_rank(Experts(128, 8, 1), 8, 0.3)), 2), float(busiest_rank(Experts(128, 8, 1), 8, np.inf))
     (1.61, 1.0)
