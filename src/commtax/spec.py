@@ -368,10 +368,10 @@ class Fabric:
         if place not in {s.where for s in self.spreads}:
             place = "across" if where == "across" else "" if measured else "assumed"
         usual = self.spread_across if place == "across" else self.spread
-        found = np.full(np.shape(nbytes), usual, dtype=float)
-        for s in reversed([s for s in self.spreads if s.where == place and (not s.ops or op in s.ops)]):
-            found = np.where(np.asarray(nbytes) <= s.max_bytes, s.factor, found)
-        return found[()]
+        mine = [s for s in self.spreads if s.where == place and (not s.ops or op in s.ops)]
+        if not isinstance(nbytes, np.ndarray):
+            return next((s.factor for s in mine if nbytes <= s.max_bytes), usual)
+        return np.select([nbytes <= s.max_bytes for s in mine], [s.factor for s in mine], usual) if mine else usual + 0.0 * nbytes
 
 
 @dataclass(frozen=True, slots=True)

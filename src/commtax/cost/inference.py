@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,7 +127,7 @@ def comm_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
     most = int(item.ranks if alone else np.max(item.ranks))
     source = source_of(fabric, item.op, int(np.max(chosen.path)), most, outside)
     spread = spread_of(fabric, item.op, item.nbytes, item.ranks, chosen, pricer.cluster, outside, eager=settings.eager)
-    sigma = np.log1p(spread) / Z80
+    sigma = (np.log1p(spread) if isinstance(spread, np.ndarray) else math.log1p(spread)) / Z80
     return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source, sigma=sigma)
 
 
@@ -151,12 +152,14 @@ def spread_of(
     """Half-width of the 80 % range of a collective as a factor, from the residuals of what it is priced with."""
     if fabric.flat:
         return 0.0
-    known = fabric.label.startswith("calibrated") and bool(np.max(ranks) <= MEASURED_RANKS)
+    known = fabric.label.startswith("calibrated") and bool(np.all(ranks <= MEASURED_RANKS))
     where = "across" if crosses else "eager" if eager and known else cluster.intra.kind
     usual = fabric.spread_across if crosses else fabric.spread
     found = fabric.spread_of(op, nbytes, where, known) if fabric.spreads else usual
+    if crosses and not fabric.network_ranks:
+        return found
     if crosses:
-        seen = fabric.network_ranks or (0, np.inf)
+        seen = fabric.network_ranks
         return pick(np.logical_and(ranks >= seen[0], ranks <= seen[-1]), found, np.maximum(found, UNMEASURED))
     for index, path in enumerate(fabric.paths[op]):
         if path.spread:  # a machine's own fit

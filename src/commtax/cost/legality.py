@@ -232,6 +232,9 @@ def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
     tp, pp, dp, ep, cp, microbatches = safe
     whole = replace(plan, tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=microbatches)
     case = Case(model, cluster, whole, engine)
+    if not good.shape:  # one plan: the first rule it breaks
+        found = (code for code, rule in enumerate(RULES[1:], start=2) if bool(np.all(rule.broken(case))))
+        return np.asarray(next(found, 0) if good else 1)
     result = pick(good, 0, 1)
     for code, rule in enumerate(RULES[1:], start=2):
         broken = np.broadcast_to(np.asarray(rule.broken(case)), good.shape)
