@@ -18,7 +18,7 @@ from commtax.calibrate.records import Change, Errors, Part, Place, Timed, TooFew
 from commtax.calibrate.robust import Array, Fitted
 from commtax.cost.collectives import ALGORITHMS, ring_factor
 from commtax.spec import Path, Profile
-from commtax.units import format_bytes
+from commtax.units import format_bytes, format_rate
 
 LEAST_SIZES, LEAST_SPAN = 4, 16
 ROOT_SIZES = 8  # sizes from which a third constant of the size can be told from two
@@ -225,7 +225,11 @@ def _notes(fit: Fit, paths: tuple[Path, ...], worlds: list[int], place: Place) -
         yield f"one group size, {worlds[0]} ranks: all latency is in launch_s, and other groups are assumed"
     if fit.limits:
         yield f"another algorithm takes over above {', '.join(f'{format_bytes(b)} ({n} ranks)' for n, b in fit.limits)}"
-    if max(p.bandwidth_Bps for p in paths) > 1.3 * place.cluster.intra.bandwidth_Bps:
+    most, link = max(p.bandwidth_Bps for p in paths), place.cluster.intra
+    if most > 4 * link.bandwidth_Bps:  # in-switch reduction and duplex counting stay well below
+        times = f"{most / link.bandwidth_Bps:.0f} times what {link.key} can carry"
+        raise ValueError(f"{paths[0].op}: {format_rate(most)} fitted, {times}: these times are not of it")
+    if most > 1.3 * link.bandwidth_Bps:
         yield f"faster than {place.cluster.intra.key}: is the cluster, --intra or the collective another one?"
 
 

@@ -19,6 +19,16 @@ from commtax.report import measuring
 Progress = Callable[[Mapping[str, Any]], None]
 
 
+class Layers(Count):
+    """How many of a model's layers; nobody asks for none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = super().convert(value, param, ctx)
+        if value != 0 and found < 1:
+            raise ValueError(f"layers={found}: a whole number of at least 1 is needed")
+        return found
+
+
 @click.group("measure")
 @click.pass_context
 def measure_group(context: click.Context) -> None:
@@ -35,7 +45,7 @@ def _need_torch() -> None:
 @measure_group.command("tp")
 @click.option("--model", "-m", default="", help="A folder with config.json and safetensors; with --random a catalogue name.")
 @click.option("--random", "random_model", default="", metavar="MODEL", help="Random weights in the shape of a catalogue model.")
-@click.option("--layers", type=Count(), default=0, help="Only the first layers of it.")
+@click.option("--layers", type=Layers(), default=0, help="Only the first layers of it.")
 @click.option("--tp", type=Count(), default=2, show_default=True, help="Ranks (-tp).")
 @click.option("--batch", type=Count(), default=1, show_default=True, help="Sequences in a step.")
 @click.option("--context", "input_len", type=Count(), default=128, show_default=True, help="Prompt tokens (--input-len).")
@@ -140,7 +150,7 @@ def calibrate_command(output: str, ranks: int, dtype: str, name: str, as_json: b
 )
 @click.option("--model", "-m", default="", help="A folder with config.json and safetensors; with vLLM any name it knows.")
 @click.option("--random", "random_model", default="", metavar="MODEL", help="Built-in engine: random weights of a catalogue model.")
-@click.option("--layers", type=Count(), default=0, help="Built-in engine: only the first layers of it.")
+@click.option("--layers", type=Layers(), default=0, help="Built-in engine: only the first layers of it.")
 @click.option("--tp", "degrees", default="1,2", show_default=True, metavar="N,N", help="Tensor-parallel degrees.")
 @click.option("--quick", is_flag=True, help="Small counts and short lengths: minutes on a laptop.")
 @click.option(

@@ -13,12 +13,16 @@ import click
 import numpy as np
 
 from commtax import catalog
+from commtax.api.setup import positive
 from commtax.cli.emitting import emitted, show_emitted
 from commtax.cli.options import Count, json_option, where_options
 from commtax.cli.output import print_json, terminal
 from commtax.planner import WORKLOADS, ServingPlans, plan, plan_training
 from commtax.spec import Cluster
 from commtax.units import parse_seconds
+
+SERVING, TRAINING = ("vllm", "sglang", "trtllm"), ("megatron", "torchrun")
+"""What --emit writes for each phase."""
 
 
 @click.command("plan")
@@ -46,6 +50,7 @@ def plan_command(model: str, phase: str, top: int, plot: str, as_json: bool, **o
 
     commtax plan llama-3.1-70b --cluster 2x8xh100-sxm --ttft 500ms --tpot 30ms
     """
+    positive(top, "top")
     place = catalog.cluster(options.pop("cluster"), **{key: options.pop(key) for key in ("intra", "inter", "nics")})
     if phase == "train":
         _train(model, place, options, top, plot, as_json)
@@ -65,7 +70,8 @@ def _serve(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
         raise ValueError("workload: give it or lengths, not both")
     if options["workload"] and options["workload"] not in WORKLOADS:
         raise ValueError(f"workload '{options['workload']}': one of {', '.join(WORKLOADS)}")
-    lengths = WORKLOADS[options["workload"]] if options["workload"] else (given[0] or 512, given[1] or 128)
+    lengths = WORKLOADS[options["workload"]] if options["workload"] else (_or(given[0], 512), _or(given[1], 128))
+    _check_emit(options["emit"], SERVING)
     start = time.process_time()
     found = plan(
         model,
@@ -77,7 +83,7 @@ def _serve(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
         objective=options["objective"] or "throughput",
         engine=options["engine"] or "vllm",
         dtypes=tuple(options["dtype"].split(",")),
-        max_concurrency=options["max_concurrency"] or 1024,
+        max_concurrency=_or(options["max_concurrency"], 1024),
         usd_per_gpu_hour=options["price"],
     )
     spent = time.process_time() - start
@@ -116,6 +122,15 @@ def _commands(found: ServingPlans, engine: str) -> dict[str, str]:
     return {"launch": launch, "benchmark": bench}
 
 
+def _or(given: int | None, usual: int) -> int:
+    return usual if given is None else given
+
+
+def _check_emit(engine: str, able: tuple[str, ...]) -> None:
+    if engine and engine not in able:
+        raise ValueError(f"emit '{engine}': one of {', '.join(able)} here")
+
+
 def _speed(candidates: int, seconds: float) -> None:
     """How long it took, beside the answer: it differs from run to run."""
     rate = candidates / max(seconds, 1e-9)
@@ -131,12 +146,13 @@ def _train(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
         raise ValueError(f"{given[0]}: belongs to serving, not to --phase train")
     if options["global_batch"] is None:
         raise ValueError("global_batch: training needs the sequences of a step, such as --global-batch 1024")
+    _check_emit(options["emit"], TRAINING)
     start = time.process_time()
     found = plan_training(
         model,
         place,
         global_batch=options["global_batch"],
-        seq=options["input_len"] or 4096,
+        seq=_or(options["input_len"], 4096),
         engine=options["engine"] or "megatron",
         dtype=options["dtype"],
     )

@@ -31,6 +31,10 @@ def validate_command(data: Path | None, only: str, rows: Path | None, plot: Path
     if plot:
         validation.check_plot(plot)
     found = check(data, only=only, rows_to=rows)
+    priced = sum(1 for reason in found.records.skipped if not reason)
+    if not priced:
+        why = next((reason for reason in found.records.skipped if reason), "the files have no rows")
+        raise ValueError(f"data '{data}': nothing could be priced; first reason: {why}")
     if plot:
         validation.plot_kinds(found, plot)
     if as_json:

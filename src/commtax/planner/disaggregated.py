@@ -73,7 +73,7 @@ def _splits(
             ttft_s=ttft,
             tpot_s=decode_s,
             tokens_per_s=copies * load * goal.output_len / (ttft + (goal.output_len - 1) * decode_s),
-            kv_headroom=1 - load * (goal.input_len + goal.output_len) / kv,
+            kv_headroom=1 - load * (goal.input_len + goal.output_len * (1.0 if base.engine.kv_reserved else 0.5)) / kv,
             prefill_tp=ahead * n,
             prefill_replicas=workers * n,
         )

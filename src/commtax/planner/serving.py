@@ -101,7 +101,13 @@ def plan(
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     runs = catalog.engine(engine) if isinstance(engine, str) else engine
     price = place.chip.usd_per_gpu_hour if usd_per_gpu_hour is None else usd_per_gpu_hour
+    if not 0 <= price < 1e6:
+        raise ValueError(f"price={price}: dollars a GPU-hour, at least 0")
+    if goal.input_len + goal.output_len > known.max_len:
+        longest = f"the {known.max_len:,} positions of {known.key}"
+        raise ValueError(f"input_len + output_len = {goal.input_len + goal.output_len:,}: more than {longest}")
     points, rejected, candidates = [], [], 0
+    dtypes = tuple(dict.fromkeys(dtypes))
     for index, dtype in enumerate(dtypes):
         found, lost, count = _points(known, place, runs, dtype, goal, max_concurrency, index)
         points.append(found)
@@ -141,7 +147,9 @@ def _points(
     roomy, kv = legal.only(fits), kv[fits]
     if not len(roomy):
         return empty(), lost, len(whole) * most
-    room = np.clip(np.ceil(kv / (goal.input_len + goal.output_len / 2)), 1, most).astype(int)
+    if goal.objective == "gpus":  # copies add throughput, not an answer
+        roomy = replace(roomy, replicas=np.ones(len(roomy), dtype=int))
+    room = np.clip(kv // _kept(goal, engine), 1, most).astype(int)
     found = _search(base, roomy, kv, room, goal, index)
     return found, lost, len(whole) * most
 
@@ -214,7 +222,7 @@ def _simulated(base: Setup, s: Space, concurrency: Array, kv: Array, goal: Goal)
 def _columns(grid: Space, load: Array, priced: Simulation, goal: Goal, index: int) -> Columns:
     n = np.ones(len(grid), dtype=int)
     running = np.asarray(priced.running) * n
-    held = running * (goal.input_len + goal.output_len)
+    held = running * _kept(goal, priced.setup.engine)
     return Columns(
         mode=0 * n,
         dtype=index * n,
@@ -233,6 +241,11 @@ def _columns(grid: Space, load: Array, priced: Simulation, goal: Goal, index: in
         prefill_tp=0 * n,
         prefill_replicas=0 * n,
     )
+
+
+def _kept(goal: Goal, engine: Engine) -> float:
+    """Cached tokens of a request on average: all it may need where the engine reserves them, else half of its output."""
+    return goal.input_len + goal.output_len * (1.0 if engine.kv_reserved else 0.5)
 
 
 def _ranked(answer: ServingPlans, every: Columns) -> ServingPlans:
@@ -260,7 +273,7 @@ def _score(answer: ServingPlans, c: Columns) -> Array:
         return np.asarray(-(c.ttft_s + (goal.output_len - 1) * c.tpot_s) * (1 + tie))
     if goal.objective == "cost":
         return np.asarray(c.tokens_per_s_per_gpu * (1 - tie))
-    return np.asarray(-c.gpus / c.replicas * 1.0 + 1e-9 * c.tokens_per_s_per_gpu)
+    return np.asarray(-c.gpus * 1.0 + 1e-9 * c.tokens_per_s_per_gpu)
 
 
 def _family(c: Columns) -> Array:
