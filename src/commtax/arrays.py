@@ -9,6 +9,15 @@ import numpy as np
 PLAIN = (int, float, np.generic)
 
 
+def some(condition: Any) -> bool:
+    """Whether a condition holds anywhere; quick for one.
+
+    >>> some(np.bool_(True)), some(np.array([False, True])), some(False)
+    (True, True, False)
+    """
+    return bool(condition.any()) if isinstance(condition, np.ndarray) else bool(condition)
+
+
 def pick(condition: Any, yes: Any, no: Any) -> Any:
     """``yes`` where the condition holds, else ``no``; a plain number where all three are.
 

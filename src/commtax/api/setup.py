@@ -72,7 +72,9 @@ def setup(
     if own:
         place, engine = overlay.on_cluster(own, place), overlay.on_engine(own, engine)
     check_stored(known)
-    if phase == "train":  # whatever a checkpoint is stored in, it is trained in bf16, or in fp8 where that is asked for
+    if (
+        phase == "train" and known.quant
+    ):  # whatever a checkpoint is stored in, it is trained in bf16, or in fp8 where that is asked for
         known = replace(known, quant=None)
     weights = _dtype(dtype, "dtype")
     # Engines compute in the type they are told (--dtype float32), else in the checkpoint's 16 bits.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commtax.arrays import pick
+from commtax.arrays import pick, some
 from commtax.cost.collectives import Choice, Network, across, choose, reason
 from commtax.cost.compute import Kernel, step_kernels
 from commtax.cost.kernels import seconds, table_of
@@ -123,9 +123,9 @@ def comm_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
         why = "the launch floor without graphs" if np.all(floor > latency) else why
         latency = np.maximum(latency, floor)
     hidden = settings.overlap * item.count * (latency + wire)
-    outside = bool(not fabric.flat and np.any(crosses))
+    outside = not fabric.flat and some(crosses)
     most = int(item.ranks if alone else np.max(item.ranks))
-    source = source_of(fabric, item.op, int(np.max(chosen.path)), most, outside)
+    source = source_of(fabric, item.op, int(chosen.path if alone else np.max(chosen.path)), most, outside)
     spread = spread_of(fabric, item.op, item.nbytes, item.ranks, chosen, pricer.cluster, outside, eager=settings.eager)
     sigma = (np.log1p(spread) if isinstance(spread, np.ndarray) else math.log1p(spread)) / Z80
     return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source, sigma=sigma)
@@ -152,7 +152,7 @@ def spread_of(
     """Half-width of the 80 % range of a collective as a factor, from the residuals of what it is priced with."""
     if fabric.flat:
         return 0.0
-    known = fabric.label.startswith("calibrated") and bool(np.all(ranks <= MEASURED_RANKS))
+    known = fabric.label.startswith("calibrated") and not some(ranks > MEASURED_RANKS)
     where = "across" if crosses else "eager" if eager and known else cluster.intra.kind
     usual = fabric.spread_across if crosses else fabric.spread
     found = fabric.spread_of(op, nbytes, where, known) if fabric.spreads else usual
@@ -170,7 +170,7 @@ def spread_of(
 
 def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric) -> Choice:
     """A collective inside a fast domain, or over several of them through the hosts' NICs."""
-    if not np.any(where.crosses):
+    if not some(where.crosses):
         return choose(fabric.paths[op], nbytes, ranks)
     here = choose(fabric.paths[op], nbytes, ranks)
     inside_ranks = np.minimum(where.ranks_per_domain, ranks)

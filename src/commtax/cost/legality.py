@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from commtax.arrays import pick
+from commtax.arrays import pick, some
 from commtax.cost.bubble import SCHEDULES
 from commtax.cost.experts import expert_tp
 from commtax.cost.tensors import quantisation, stage_layers
@@ -233,7 +233,7 @@ def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
     whole = replace(plan, tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=microbatches)
     case = Case(model, cluster, whole, engine)
     if not good.shape:  # one plan: the first rule it breaks
-        found = (code for code, rule in enumerate(RULES[1:], start=2) if bool(np.all(rule.broken(case))))
+        found = (code for code, rule in enumerate(RULES[1:], start=2) if some(rule.broken(case)))
         return np.asarray(next(found, 0) if good else 1)
     result = pick(good, 0, 1)
     for code, rule in enumerate(RULES[1:], start=2):
