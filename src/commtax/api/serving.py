@@ -106,12 +106,7 @@ def simulate(
     concurrency, input_len = positive(concurrency, "concurrency"), positive(input_len, "input_len")
     output_len = positive(output_len, "output_len")
     asked = setup(model, cluster, **plan)
-    given = {"prefill_workers": prefill_workers, "prefill_tp": prefill_tp, "decode_workers": decode_workers}
-    for name, value in given.items():
-        if value is not None and not disaggregated:
-            raise ValueError(f"{name}={value}: belongs to disaggregated serving")
-    if prefill_tp is not None:
-        setup(asked.model, asked.cluster, engine=asked.engine, tp=prefill_tp)  # raises where its workers are illegal
+    _check_workers(asked, disaggregated, prefill_workers=prefill_workers, prefill_tp=prefill_tp, decode_workers=decode_workers)
     budget, most = _limits(asked, max_num_batched_tokens, max_num_seqs, gpu_memory_utilization)
     load = _load(asked, concurrency, input_len, output_len, num_prompts, spread)
     kv = cache_tokens(asked, budget, most, gpu_memory_utilization) if kv_tokens is None else kv_tokens
@@ -141,6 +136,15 @@ def simulate(
         served=served,
     )
     return replace(found, notes=(*asked.notes, *_notes(found)))
+
+
+def _check_workers(asked: Setup, disaggregated: bool, **given: int | None) -> None:
+    """Workers of their own belong to disaggregated serving, and those for prompts must be a legal plan."""
+    for name, value in given.items():
+        if value is not None and not disaggregated:
+            raise ValueError(f"{name}={value}: belongs to disaggregated serving")
+    if given["prefill_tp"] is not None:
+        setup(asked.model, asked.cluster, engine=asked.engine, tp=given["prefill_tp"])
 
 
 def _together(asked: Setup, load: Load, seqs: Number, budget: int) -> tuple[Steps, Served]:

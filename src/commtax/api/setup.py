@@ -64,17 +64,11 @@ def setup(
     tp, pp, dp, ep, cp = (numeric(x, name) for x, name in ((tp, "tp"), (pp, "pp"), (dp, "dp"), (ep, "ep"), (cp, "cp")))
     known = catalog.model(model) if isinstance(model, str) else model
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    if isinstance(engine, str):
-        engine = catalog.engine(engine or ("megatron" if phase == "train" else "vllm"))
-    if phase not in engine.phases:
-        able = [key for key in catalog.keys("engines") if phase in catalog.engine(key).phases]
-        raise ValueError(f"engine '{engine.key}' has no {phase} phase; one of {', '.join(able)} has")
+    engine = _engine(engine, phase)
     if own:
         place, engine = overlay.on_cluster(own, place), overlay.on_engine(own, engine)
     check_stored(known)
-    if (
-        phase == "train" and known.quant
-    ):  # whatever a checkpoint is stored in, it is trained in bf16, or in fp8 where that is asked for
+    if phase == "train" and known.quant:  # however it is stored, it is trained in bf16, or in fp8 where that is asked for
         known = replace(known, quant=None)
     weights = _dtype(dtype, "dtype")
     # Engines compute in the type they are told (--dtype float32), else in the checkpoint's 16 bits.
@@ -99,6 +93,16 @@ def setup(
         remarks += tuple(overlay.remarks(own, place, engine)) if own else ()
         return Setup(known, place, plan, engine, remarks, own)
     return Setup(known, place, plan, engine, profile=own, codes=legality.codes(known, place, plan, engine))
+
+
+def _engine(engine: str | Engine, phase: str) -> Engine:
+    """An engine that has the phase; the usual one where none is named."""
+    if isinstance(engine, str):
+        engine = catalog.engine(engine or ("megatron" if phase == "train" else "vllm"))
+    if phase not in engine.phases:
+        able = [key for key in catalog.keys("engines") if phase in catalog.engine(key).phases]
+        raise ValueError(f"engine '{engine.key}' has no {phase} phase; one of {', '.join(able)} has")
+    return engine
 
 
 def _engine_of(own: Profile, phase: str) -> str:

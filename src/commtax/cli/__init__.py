@@ -158,6 +158,8 @@ def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, 
     given = {name: options.pop(name, "") for name in ("plans", "links", "batches", "topo")}
     if bool(given["plans"]) == bool(over):
         raise ValueError("over: give --over AXIS=VALUES or --plans tp1,tp2 …, one of them")
+    if over and (given["links"] or given["batches"]):
+        raise ValueError(f"{'links' if given['links'] else 'batches'}: belongs to --plans; with --over write it as an axis")
     kinds, global_batch = {k: options.pop(k) for k in TRAINING}, options.pop("global_batch")
     if global_batch is not None and options["batch"] is not None:
         raise ValueError("global_batch: give it or batch, not both")

@@ -27,6 +27,12 @@ def show_plan_comparison(
     """``given``: plans, links, batches and topo as they were written."""
     from commtax.report import plans as report
 
+    for axis in ("tp", "pp", "dp", "ep", "cp"):
+        if words.get(axis, 1) != 1:
+            raise ValueError(f"{axis}: the plans say it; leave it out beside --plans")
+    if words.get("global_batch") and given["batches"]:
+        raise ValueError("batches: give them or global_batch, not both")
+    words["batch"] = words.get("global_batch") or words["batch"]
     sizes = [parse_count(b, "batches") for b in given["batches"].split(",")] if given["batches"] else [int(words["batch"] or 1)]
     words = {k: v for k, v in words.items() if k not in ("tp", "pp", "dp", "ep", "cp", "batch", "global_batch")}
     notes: list[str] = []

@@ -15,7 +15,7 @@ from commtax.api.expecting import Expectation
 from commtax.api.explain import counterfactuals, verdict
 from commtax.api.setup import describe_gpus
 from commtax.api.train_billing import TrainBill
-from commtax.report.documents import Document, plain, question
+from commtax.report.documents import Document, line_records, plain, question
 from commtax.report.picture import draw_layer
 from commtax.report.tables import new_table, notes, say, where
 from commtax.units import format_bytes, format_count, format_rate, format_seconds
@@ -105,28 +105,6 @@ def _prompt_rate(b: StepBill) -> str:
 
 def bill_document(b: StepBill) -> Document:
     """``bill --json``."""
-    items = [
-        {
-            "kind": x.kind,
-            "axis": x.item.axis,
-            "what": x.item.what,
-            "op": x.item.op,
-            "nbytes": x.item.nbytes,
-            "ranks": x.item.ranks,
-            "count": x.item.count,
-            "link": x.link,
-            "algorithm": x.algorithm,
-            "why": x.why,
-            "each_s": x.each_s,
-            "fixed_s": x.fixed_s,
-            "moving_s": x.moving_s,
-            "total_s": x.total_s,
-            "hidden_s": x.hidden_s,
-            "exposed_s": x.exposed_s,
-            "source": x.source,
-        }
-        for x in b.items
-    ]
     figures = ("step_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
     found = counterfactuals(b)
     what_if = [{"what": c.what, "step_s": c.step_s, "delta_s": c.delta_s, "note": c.note} for c in found]
@@ -140,7 +118,7 @@ def bill_document(b: StepBill) -> Document:
     tail = {
         **{name: getattr(b, name) for name in figures},
         "fits": fits(b),
-        "items": items,
+        "items": line_records(b.items),
         "verdict": verdict(b, found),
         "counterfactuals": what_if,
         "sources": b.sources,

@@ -12,6 +12,7 @@ from commtax.catalog.models import Published
 from commtax.claims import Claim
 from commtax.cost.memory import kv_bytes_per_token_layer, total_bytes
 from commtax.cost.tensors import inventory, num_active_params, num_params
+from commtax.ledger import AXIS_OF, Line
 from commtax.spec import Chip, Cluster, Engine, Link, Model, Plan, Source
 
 Document = dict[str, Any]
@@ -211,3 +212,16 @@ def model_document(model: Model, counts: Iterable[Published]) -> Document:
         ],
     }
     return dict(plain(document))
+
+
+LINE = ("link", "algorithm", "why", "each_s", "fixed_s", "moving_s", "total_s", "window_s", "hidden_s", "exposed_s", "source")
+
+
+def line_records(lines: Iterable[Line]) -> list[Document]:
+    """The lines of a bill, each with what is sent and what it costs."""
+    found = []
+    for x in lines:
+        sent = {name: getattr(x.item, name) for name in ("what", "op", "nbytes", "ranks", "count")}
+        axis = AXIS_OF.get(x.item.axis, x.item.axis)
+        found.append({"kind": x.kind, "axis": axis, **sent, **{name: getattr(x, name) for name in LINE}})
+    return found

@@ -65,8 +65,8 @@ def show_plans(console: Console, found: PlanTable) -> None:
             continue
         times = [format_seconds(float(getattr(b, n))) for n in ("step_s", "compute_s", "exposed_comm_s")]
         rates = (f"{row.tokens_per_s:,.0f}", f"{row.tokens_per_s / row.gpus:,.0f}")
-        beside = found.beside(row)
-        first = "fastest" if len(beside) > 1 and row.tokens_per_s == max(r.tokens_per_s for r in beside) else ""
+        beside = [r for r in found.beside(row) if r.fits]  # what does not fit wins nothing
+        first = "fastest" if row.fits and len(beside) > 1 and row.tokens_per_s == max(r.tokens_per_s for r in beside) else ""
         table.add_row(
             *head, *times, f"{float(b.comm_fraction):.0%}", *rates, "yes" if row.fits else "no", Text(first, style="green")
         )

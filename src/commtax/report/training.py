@@ -12,7 +12,7 @@ from commtax.api.train_billing import TrainBill
 from commtax.api.train_explain import Cause, causes, thresholds, train_counterfactuals, train_verdict
 from commtax.ledger import AXIS_OF, Line
 from commtax.report.bills import in_range, weakest
-from commtax.report.documents import Document, plain, question
+from commtax.report.documents import Document, line_records, plain, question
 from commtax.report.tables import new_table, notes, say, where
 from commtax.units import format_bytes, format_count, format_seconds, plural
 
@@ -172,26 +172,6 @@ def show_causes(console: Console, b: TrainBill, measured_mfu: float) -> None:
 
 def training_document(b: TrainBill, num_tokens: float = 0.0, measured_mfu: float | None = None) -> Document:
     """``bill --phase train --json``."""
-    items = [
-        {
-            "kind": x.kind,
-            "axis": AXIS_OF.get(x.item.axis, x.item.axis),
-            "what": x.item.what,
-            "op": x.item.op,
-            "nbytes": x.item.nbytes,
-            "ranks": x.item.ranks,
-            "count": x.item.count,
-            "link": x.link,
-            "algorithm": x.algorithm,
-            "each_s": x.each_s,
-            "total_s": x.total_s,
-            "window_s": x.window_s,
-            "hidden_s": x.hidden_s,
-            "exposed_s": x.exposed_s,
-            "source": x.source,
-        }
-        for x in b.items
-    ]
     t, plan = thresholds(b), b.setup.plan
     document: dict[str, Any] = {
         "schema": "commtax.train-bill/1",
@@ -219,7 +199,7 @@ def training_document(b: TrainBill, num_tokens: float = 0.0, measured_mfu: float
         "local_tokens": t.local_tokens,
         "dp_threshold_tokens": t.dp_tokens,
         "tp_tax": t.tp_tax,
-        "items": items,
+        "items": line_records(b.items),
         "verdict": train_verdict(b),
         "counterfactuals": [
             {"what": c.what, "step_s": c.step_s, "delta_s": c.delta_s, "note": c.note} for c in train_counterfactuals(b)
