@@ -158,8 +158,7 @@ def _search(base: Setup, roomy: Space, kv: Array, room: Array, goal: Goal, index
     """Every concurrency that can matter: a coarse grid of all plans, then all of the intervals that may hold a good plan's best.
 
     A request takes no less time when others join, so between two grid points tokens/s is at most the next point's clients
-    over this point's time, and a plan that breaks a limit goes on breaking it. Intervals whose bound lies below the best
-    plans' are left out; nothing that could be listed is.
+    over this point's time. Intervals whose bound lies below the best plans', or that break a limit at both ends, are left out.
     """
     rows, load, last = _coarse(room)
     priced = _simulated(base, roomy.only(rows), load, kv[rows], goal)
@@ -167,9 +166,9 @@ def _search(base: Setup, roomy: Space, kv: Array, room: Array, goal: Goal, index
     ahead = np.where(last, load, np.append(load[1:], 1))
     rate = coarse.tokens_per_s if goal.objective == "throughput" else coarse.tokens_per_s_per_gpu
     good = (coarse.ttft_s <= goal.ttft_s) & (coarse.tpot_s <= goal.tpot_s)
-    reach = np.where(good, rate * ahead / load, -np.inf)
+    near = good | (~last & np.append(good[1:], False))  # good at either end: TPOT may dip a little inside
     bar = _listed(rows, np.where(good, rate, -np.inf))
-    open_ = np.flatnonzero(good & (ahead - load > 1) & (reach >= bar))
+    open_ = np.flatnonzero(near & (ahead - load > 1) & (rate * ahead / load >= bar))
     gaps = (ahead - load - 1)[open_]
     inner = np.repeat(open_, gaps)
     step = np.arange(len(inner)) - np.repeat(np.cumsum(gaps) - gaps, gaps) + 1
