@@ -47,11 +47,13 @@ CONSTANTS = [
     *host("vllm", "0.18"),
     *host("trtllm", "1.0"),
     *host("trtllm", "1.1"),
-    Constant("small_kernels", "trtllm", "", 0.4, 0.2, 1.0),
+    Constant("small_kernels", "trtllm", "", 0.4, 0.1, 1.0),
     Constant("routing_kernels", "trtllm", "", 6.0, 4.0, 20.0),
+    Constant("routing_passes", "trtllm", "", 2.0, 0.0, 10.0),
     Constant("frontend_request_s", "trtllm", "1.0", 0.025, 0.0, 0.1),
     Constant("frontend_token_s", "trtllm", "1.0", 1e-4, 0.0, 5e-4),
     Constant("request_s", "vllm", "0.18", 0.01, 0.0, 0.1),
+    Constant("request_s", "trtllm", "1.0", 0.03, 0.0, 0.2),
     *(Constant("grouped_efficiency", engine, "", 0.5, 0.1, 1.0) for engine in ("vllm", "trtllm")),
     *(Constant("popularity", engine, "", 0.6, 0.2, 20.0) for engine in ("vllm", "trtllm")),
 ]
@@ -109,13 +111,13 @@ def residuals(used: list[Group], x: Any) -> Any:
     for group in used:
         tpot, ttft = logs(group, x)
         out.append(tpot[group.fitted])
-        if group.model in ("llama-3.1-8b", "gpt-oss-120b"):  # where the front end's limits and experts' prompts show
+        if group.model in ("llama-3.1-8b", "gpt-oss-120b", "qwen3-235b-a22b"):  # where the way in and experts' prompts show
             out.append(TTFT_WEIGHT * ttft[group.fitted])
     return np.concatenate(out)
 
 
 def loss(r: Any) -> float:
-    return float(np.sum(2 * (np.sqrt(1 + (r / SCALE) ** 2) - 1)))
+    return float(np.sum(np.log1p((r / SCALE) ** 2)))
 
 
 def solve(used: list[Group]) -> Any:
@@ -124,10 +126,10 @@ def solve(used: list[Group]) -> Any:
     x, damping = np.array([c.start for c in CONSTANTS]), 1e-2
     scale = np.maximum(np.abs(x), 1e-3 * (high - low))
     r = residuals(used, x)
-    for _ in range(40):
+    for _ in range(80):
         step = 0.01 * scale
         jacobian = np.stack([(residuals(used, x + step[i] * e) - r) / step[i] for i, e in enumerate(np.eye(len(x)))])
-        weights = 1 / np.sqrt(1 + (r / SCALE) ** 2)
+        weights = 1 / (1 + (r / SCALE) ** 2)
         a = (jacobian * weights) @ jacobian.T * np.outer(scale, scale)
         b = -(jacobian * weights) @ r * scale
         before = loss(r)
@@ -138,7 +140,7 @@ def solve(used: list[Group]) -> Any:
                 x, r, damping = tried, new, damping / 3
                 break
             damping *= 4
-        if before - loss(r) < 1e-4 * before:
+        if before - loss(r) < 1e-6 * before:
             break
     return x
 

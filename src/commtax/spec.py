@@ -440,13 +440,13 @@ class Engine:
     small_kernels: float = 1.0  # share of a plain engine's small kernels that is left after fusing them into neighbours
     head_norm_kernels: int = 0  # launches for norms of queries and keys a layer; 0: inside the rotary kernel
     routing_kernels: float = 4.0  # launches around the experts of a layer: choose, sort, permute, activate, combine
+    routing_passes: float = 0.0  # times that a rank also moves the copies for experts of other ranks
     grouped_efficiency: float = 1.0  # arithmetic of the experts' grouped products against plain ones
     popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular
     request_s: float = 0.0  # a request's way through the server, to its first step and back with its first token
     prefill_first: bool = False  # prompts run in steps of their own, before decoding goes on; else both share steps
     chunked: bool = True  # prompts are cut to the step's token budget
     kv_reserved: bool = False  # a request is admitted when the cache holds its whole output; else on demand
-    lost_slots: float = 0.0  # requests of a full closed loop that wait although there is room
     frontend_request_s: float = 0.0  # the server's front end takes this long for a request …
     frontend_token_s: float = 0.0  # … and for a token it streams: both limit throughput
     sigma_host: float = 0.3  # standard deviation of the logarithm of the host's time

@@ -12,7 +12,18 @@ from commtax.api.setup import Setup, constants_of, fabric_of, numeric, positive,
 from commtax.arrays import pick
 from commtax.cost import memory
 from commtax.cost.inference import Settings, inference_bill
-from commtax.cost.serving import Load, Served, Steps, closed_loop, num_chunks, prompts_ahead, prompts_together, running
+from commtax.cost.serving import (
+    Load,
+    Pressure,
+    Served,
+    Steps,
+    closed_loop,
+    num_chunks,
+    pressure,
+    prompts_ahead,
+    prompts_together,
+    running,
+)
 from commtax.cost.traffic import padded_rows
 from commtax.spec import Cluster, Model, Number, Workload
 
@@ -116,7 +127,7 @@ def simulate(
         seqs = np.floor(running(load, asked.engine, kv, most))
         priced = _apart(asked, load, seqs, budget, prefill_workers, prefill_tp)
     else:
-        priced = _together(asked, load, seqs, budget)
+        priced = _together(asked, load, seqs, budget, pressure(load, asked.engine, kv, seqs))
     steps, served = priced
     work = _decoding(seqs / asked.plan.pp, load)
     found = Simulation(
@@ -147,7 +158,7 @@ def _check_workers(asked: Setup, disaggregated: bool, **given: int | None) -> No
         setup(asked.model, asked.cluster, engine=asked.engine, tp=given["prefill_tp"])
 
 
-def _together(asked: Setup, load: Load, seqs: Number, budget: int) -> tuple[Steps, Served]:
+def _together(asked: Setup, load: Load, seqs: Number, budget: int, full: Pressure) -> tuple[Steps, Served]:
     """One pool of workers computes prompts and decodes, in shared steps or in turn."""
     engine, pp = asked.engine, asked.plan.pp
     chunks = num_chunks(load, seqs, budget, engine)
@@ -155,7 +166,7 @@ def _together(asked: Setup, load: Load, seqs: Number, budget: int) -> tuple[Step
     together = prompts_together(load, seqs, budget)
     decode = step_s(asked, _decoding(np.ceil(seqs / pp), load))
     steps = Steps(decode, step_s(asked, _prompt(beside, load, chunks, together)), chunks, together, pp)
-    return steps, closed_loop(load, steps, seqs, prompts_ahead(load, seqs, budget, engine), engine)
+    return steps, closed_loop(load, steps, seqs, prompts_ahead(load, seqs, budget, engine), engine, full)
 
 
 def _decode_workers(load: Load, seqs: Number, count: int | None) -> Number:
@@ -232,6 +243,6 @@ def _notes(s: Simulation) -> list[str]:
     each = s.concurrency / s.setup.plan.dp
     if s.kv_tokens <= s.input_len + s.output_len:
         found.append("one request does not fit into the KV cache (see commtax fit); priced as if one ran")
-    elif s.running < each - s.setup.engine.lost_slots:
+    elif s.running < each:
         found.append(f"{s.running:,.0f} of {each:,.0f} requests run at once: the KV cache holds {s.kv_tokens:,.0f} tokens")
     return found

@@ -270,8 +270,11 @@ def _routed(f: Experts, count: int, model: Model, plan: Plan, rows: Number, engi
     both = (2 if f.gated else 1) * inner
     up = _gemm("experts gate and up", count, each, both * chosen, model.hidden, model, plan, "mlp.experts.gate_proj")
     yield replace(up, grouped=engine.grouped_efficiency)
-    launches = engine.routing_kernels * count
-    routing = _small("routing, permutation and activation", launches, copies * (model.hidden + both + inner), plan)
+    # Tokens are read and written once; a copy is written, read by the activation, written and read back.
+    moved = 2 * tokens * model.hidden + copies * (2 * model.hidden + both + inner)
+    moved = moved + engine.routing_passes * tokens * f.top_k * model.hidden
+    launches = engine.routing_kernels
+    routing = _small("routing, permutation and activation", launches * count, moved / launches, plan)
     yield replace(routing, fusable=False)
     down = _gemm("experts down", count, each, model.hidden * chosen, inner, model, plan, "mlp.experts.down_proj")
     moved = copies * inner * DTYPE_BYTES[down.dtype] + chosen * model.hidden * inner * down.weight_bytes

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commtax.arrays import pick
 from commtax.spec import Engine, Number
+
+KNEE = 5  # how sharply a front end begins to limit: queues form before it is fully busy
+RECOMPUTED = 3.0  # requests thrown out of a full cache for each of the O/I that outgrow it: read off published runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +65,38 @@ class Served:
 
 
 def running(load: Load, engine: Engine, kv_tokens: Number, max_seqs: Number) -> Number:
-    """Requests that run at once: what clients send, unless the engine's limit, the cache or a lost slot allows fewer.
+    """Requests that run at once: what clients send, unless the engine's limit or the cache allows fewer.
 
     A cache that reserves holds I + O tokens a request; one that grows on demand holds I + O/2 on average.
     """
     kept = load.input_len + load.output_len * (1.0 if engine.kv_reserved else 0.5)
-    room = np.minimum(max_seqs, kv_tokens // kept)
-    lost = pick(np.asarray(load.spread) > 0, 0.0, engine.lost_slots)
-    return np.maximum(1.0, np.minimum(load.concurrency - np.minimum(lost, load.concurrency - 1), room))
+    return np.maximum(1.0, np.minimum(load.concurrency, np.minimum(max_seqs, kv_tokens // kept)))
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """What a cache that is too small for all clients does to those inside."""
+
+    recomputed: Number = 0.0  # prompts computed again, for each request
+    inside: Number = 0.0  # share of the waiting that falls after the first token
+
+
+def pressure(load: Load, engine: Engine, kv_tokens: Number, seqs: Number) -> Pressure:
+    """A cache on demand admits whoever's prompt fits, and throws the youngest out when the others outgrow it.
+
+    Up to KV/I requests come in and KV/(I + O) can end inside. A request thrown out computes its tokens again, and waits
+    after its first token instead of before it.
+    """
+    if engine.kv_reserved:
+        return Pressure()
+    ending, fitting = (np.maximum(1.0, kv_tokens / n) for n in (load.input_len + load.output_len, load.input_len))
+    full = np.clip((load.concurrency - ending) / np.maximum(fitting - ending, 1e-9), 0, 1)
+    admitted = (seqs + np.minimum(load.concurrency, np.maximum(seqs, fitting))) / 2
+    inside = (admitted - seqs) / np.maximum(load.concurrency - seqs, 1e-9)
+    return Pressure(full * np.minimum(1.0, RECOMPUTED * load.output_len / load.input_len), np.clip(inside, 0, 1))
+
+
+ROOM = Pressure()
 
 
 def num_chunks(load: Load, seqs: Number, budget: Number, engine: Engine) -> Number:
@@ -115,7 +141,7 @@ def prompts_ahead(load: Load, seqs: Number, budget: Number, engine: Engine) -> N
     return steady + share * np.maximum(0.0, burst - steady)
 
 
-def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: Engine) -> Served:
+def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: Engine, full: Pressure = ROOM) -> Served:
     """Mean TPOT and TTFT from priced steps; ``seqs`` requests run, ``ahead`` prompts of others come first."""
     others = seqs - 1
     tokens = np.maximum(1, load.output_len - 1)
@@ -124,7 +150,7 @@ def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: E
     if not engine.prefill_first:  # every step decodes: those O - 1 steps hold only so many prompts, the others come first
         ahead = np.maximum(ahead, others - tokens * steps.together / steps.chunks)
     before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
-    stretch = np.maximum(0.0, others - ahead) * extra / tokens
+    stretch = (np.maximum(0.0, others - ahead) + others * full.recomputed) * extra / tokens
     tpot = steps.decode_s + stretch
     boundary = steps.decode_s * (others > 0)
     first = engine.request_s + boundary + steps.prompt_s * steps.chunks + before
@@ -135,14 +161,15 @@ def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: E
     slot = waiting / seqs * life * late
     least = load.concurrency * np.maximum(engine.frontend_request_s, engine.frontend_token_s * load.output_len)
     # A request passes the front end on its way in and with every token on its way out: half of the wait is before the first.
-    frontend = np.maximum(0.0, least - life - slot) / 2
+    alone = life + slot
+    frontend = alone * ((1 + (least / alone) ** KNEE) ** (1 / KNEE) - 1) / 2
     return Served(
-        tpot_s=tpot + frontend / tokens,
+        tpot_s=tpot + (frontend + full.inside * slot) / tokens,
         request_s=engine.request_s + seqs * 0,
         boundary_s=boundary,
         prefill_s=steps.prompt_s * steps.chunks,
         ahead_s=before,
-        slot_s=slot,
+        slot_s=(1 - full.inside) * slot,
         frontend_s=frontend,
         ahead=ahead,
         stretch_s=stretch,
