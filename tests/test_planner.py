@@ -1,6 +1,5 @@
 """The planner: what it lists is legal, fits and meets the limits; its winner is brute force's."""
 
-import itertools
 import json
 import math
 import subprocess
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import brute
 import commtax
 from commtax import catalog
 from commtax.api.fitting import cache_tokens
@@ -56,37 +56,6 @@ def test_what_is_listed_is_good(question):
         assert len(a.near) or all("fit" in r.reason or "divide" in r.reason or "heads" in r.reason for r in a.rejected)
 
 
-def brute(question, most):
-    """The best shared plan by trying all of them, one at a time."""
-    model, cluster = catalog.model(question["model"]), catalog.cluster(question["cluster"])
-    best, gpus = None, cluster.num_gpus
-    sizes = [1] if model.experts is None else [2**i for i in range(gpus.bit_length()) if 2**i <= gpus]
-    for tp, pp, dp in itertools.product(range(1, gpus + 1), range(1, gpus + 1), sizes):
-        group = tp * pp * dp
-        if group > gpus or (gpus % tp and tp > 8) or pp > model.num_layers:
-            continue
-        domains = gpus // cluster.domain
-        copies = cluster.domain // group * domains if group <= cluster.domain else domains // -(-group // cluster.domain)
-        for ep in {1} if model.experts is None else ({1, tp} if dp == 1 else {tp * dp}):
-            words = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "engine": question["engine"]}
-            lengths = {"input_len": question["input_len"], "output_len": question["output_len"]}
-            for clients in range(1, most + 1):
-                try:
-                    s = commtax.simulate(model, cluster, concurrency=clients * dp, **words, **lengths)
-                except ValueError:
-                    break
-                room = question["input_len"] + question["output_len"]
-                reserved = catalog.engine(question["engine"]).kv_reserved
-                kept = room - question["output_len"] * (0.0 if reserved else 0.5)
-                if s.kv_tokens < room or clients > max(1, s.kv_tokens // kept):
-                    break
-                if s.ttft_s <= question["ttft_s"] and s.tpot_s <= question["tpot_s"]:
-                    rate = float(s.tokens_per_s) * copies
-                    if copies and (best is None or rate > best[0] * (1 + 1e-9)):
-                        best = rate, tp, pp, dp, ep, clients
-    return best
-
-
 @pytest.mark.parametrize(
     ("model", "cluster", "ttft_s", "tpot_s", "engine"),
     [
@@ -99,12 +68,12 @@ def brute(question, most):
 def test_the_winner_is_brute_forces(model, cluster, ttft_s, tpot_s, engine):
     question = {"model": model, "cluster": cluster, "ttft_s": ttft_s, "tpot_s": tpot_s, "engine": engine}
     question |= {"input_len": 512, "output_len": 64}
-    best = brute(question, 24)
-    a = plan(**question, max_concurrency=24)
-    shared = a.plans.take(np.flatnonzero(a.plans.mode == 0))
-    assert (best is None) == (not len(shared))
-    if best is not None:
-        assert float(shared.tokens_per_s.max()) == pytest.approx(best[0], rel=1e-9)
+    for objective in ("throughput", "latency", "cost", "gpus"):  # all of them choose among the same points
+        asked = {**question, "objective": objective}
+        winner, rows = brute.best(asked, 24), plan(**asked, max_concurrency=24).plans
+        assert (winner is None) == (not len(rows))
+        if winner is not None:
+            assert brute.score(rows.take(np.array(0)), asked) == pytest.approx(brute.score(winner, asked), rel=1e-9)
 
 
 @given(questions())
@@ -177,24 +146,10 @@ def test_training_plans():
     assert not len(plan_training("llama-3.1-405b", "8xh100-sxm", global_batch=8).plans)
 
 
-def test_the_fastest_training_plan_is_brute_forces():
-    a = plan_training("llama-3.2-3b", "8xh100-sxm", global_batch=16, seq=2048)
-    best = math.inf
-    for kind in a.kinds:
-        for tp, pp, micro in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8)):
-            dp = 8 // (tp * pp) if 8 % (tp * pp) == 0 else 0
-            if not dp or 16 % (dp * micro) or (kind.schedule != "1f1b" and pp == 1) or (kind.zero == 0) != (dp == 1):
-                continue
-            try:
-                b = commtax.train_bill(
-                    "llama-3.2-3b", "8xh100-sxm", tp=tp, pp=pp, dp=dp, batch=16 // dp, micro_batch=micro, context=2048,
-                    zero=kind.zero, recompute=kind.recompute, schedule=kind.schedule, chunks=kind.chunks, sequence_parallel=True,
-                )  # fmt: skip
-            except ValueError:
-                continue
-            if b.fits:
-                best = min(best, float(b.step_s))
-    assert float(a.plans.step_s[0]) == pytest.approx(best)
+@pytest.mark.parametrize(("model", "seq"), [("llama-3.2-3b", 2048), ("qwen3-30b-a3b", 1024)])
+def test_the_fastest_training_plan_is_brute_forces(model, seq):
+    a = plan_training(model, "8xh200-sxm", global_batch=16, seq=seq)
+    assert float(a.plans.step_s[0]) == pytest.approx(brute.fastest_training(model, "8xh200-sxm", 16, seq, a.kinds))
 
 
 def command(*words):
