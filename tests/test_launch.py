@@ -288,3 +288,38 @@ def test_emit_and_mistakes():
         failed = run(*words)
         assert (failed.returncode, failed.stderr.count("\n")) == (2, 1), failed.stderr
         assert says in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (f"{VLLM} -tp banana", "'-tp banana': a whole number of at least 1"),
+        (f"{VLLM} -tp 0", "'-tp 0': a whole number of at least 1"),
+        (f"{VLLM} --pipeline-parallel-size x", "'--pipeline-parallel-size x': a whole number"),
+        (f"{VLLM} -tp $NOBODY_SET_IT", "variable is not set"),
+        (f"{VLLM} --max-model-len 8 -tp", "'-tp': the flag needs a value"),
+        (f"{VLLM} --gpu-memory-utilization 1.5", "a fraction above 0"),
+        (f"{VLLM} --max-num-seqs many", "'--max-num-seqs many': a whole number"),
+        ("torchrun --nproc-per-node gpu pretrain_gpt.py --num-layers 32", "'--nproc-per-node gpu'"),
+    ],
+)
+def test_values_that_cannot_be_read_are_refused_by_flag_and_rule(text, says):
+    with pytest.raises(ValueError, match="from") as refused:
+        parse(text)
+    assert says in str(refused.value)
+
+
+def test_values_that_are_left_to_the_engine():
+    found = parse(f"{VLLM} --max-model-len auto --max-num-seqs None -tp 2")
+    assert (found.max_model_len, found.max_num_seqs, found.tp) == (None, None, 2)
+
+
+def test_a_model_and_a_command_of_another():
+    failed = run("bill", "llama-3.1-8b", "--from", f"{VLLM} -tp 8", "--cluster", "8xh100-sxm")
+    assert (failed.returncode, failed.stderr.count("\n")) == (2, 1)
+    assert "'llama-3.1-8b' is not the pasted command's 'meta-llama/Llama-3.1-70B-Instruct'" in failed.stderr
+    same = run("bill", "Llama-3.1-70B", "--from", f"{VLLM} -tp 8", "--cluster", "8xh100-sxm")
+    assert same.returncode == 0, same.stderr
+    script = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --global-batch-size 8"
+    sizes = run("bill", "llama-3.1-70b", "--from", script, "--cluster", "8xh100-sxm")
+    assert (sizes.returncode, "has 80 layers, and the pasted command 32" in sizes.stderr) == (2, True)

@@ -78,8 +78,7 @@ def _paste(model: str, text: str, options: dict[str, Any], notes: list[str]) -> 
     words = _words(found)
     limits = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
     carried().update({name: value for name in limits if (value := getattr(found, name))})
-    if not model:
-        model = _model(found, words, notes)
+    model = _agreed(model, found, words, notes) if model else _model(found, words, notes)
     if found.engine == "vllm" and (found.dp or 1) > 1 and not found.ep and _experts(model):
         words["ep"] = AUTO_EP
         notes.append(
@@ -141,6 +140,25 @@ def _model(found: Launch, words: dict[str, Any], notes: list[str]) -> str:
             return key
     told = ", ".join(f"{name} {size}" for name, size in found.shape)
     raise ValueError(f"from: no model of the catalogue has {told}; name one (a folder with config.json will do)")
+
+
+def _agreed(model: str, found: Launch, words: dict[str, Any], notes: list[str]) -> str:
+    """The model that was named, where it can be the command's; a folder stands for whatever the command names."""
+    mine = bundled(model)
+    if mine is None and Path(model).expanduser().exists():
+        return model
+    if found.model:
+        name = _named(found.model, words, notes)
+        theirs = bundled(name)
+        same = mine == theirs if mine and theirs else normal(model) == normal(name)
+        if not same:
+            raise ValueError(f"MODEL '{model}' is not the pasted command's '{found.model}': leave one of them out")
+    elif found.shape and mine:
+        sizes = _sizes(mine)
+        odd = [(name, size) for name, size in found.shape if sizes.get(name, size) != size]
+        if odd:
+            raise ValueError(f"MODEL '{model}' has {sizes[odd[0][0]]} {odd[0][0]}, and the pasted command {odd[0][1]}")
+    return model
 
 
 def _sizes(model: Model) -> dict[str, int]:

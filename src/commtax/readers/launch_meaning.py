@@ -96,20 +96,20 @@ def _trtllm(given: Given, notes: list[str], unread: list[str]) -> Given:
     return _attention_dp({**told, "dp": told.get("tp", 1)}, notes)
 
 
-def _world(given: Given, unread: list[str]) -> int:
+def _world(given: Given) -> int:
     """GPUs of a torchrun job; elastic jobs (1:4) count their most hosts."""
     sizes = []
-    for name in ("nnodes", "gpus_per_node"):
+    for name, flag in (("nnodes", "--nnodes"), ("gpus_per_node", "--nproc-per-node")):
         text = str(given.get(name, "1")).split(":")[-1]
-        if not text.isdigit():
-            unread.append(f"--{name.replace('_', '-')} {text}")
-        sizes.append(int(text) if text.isdigit() else 1)
+        if not text.isdigit() or int(text) < 1:
+            raise ValueError(f"from: '{flag} {text}': a whole number of at least 1 is needed")
+        sizes.append(int(text))
     given["nnodes"], given["gpus_per_node"] = sizes
     return sizes[0] * sizes[1]
 
 
-def _training(given: Given, unread: list[str], names: Iterable[str]) -> Given:
-    world = _world(given, unread)
+def _training(given: Given, names: Iterable[str]) -> Given:
+    world = _world(given)
     told = {k: given[k] for k in ("nnodes", "gpus_per_node", *names) if k in given}
     inner = told.get("tp", 1) * told.get("pp", 1) * told.get("cp", 1)
     if world % inner:
@@ -119,7 +119,7 @@ def _training(given: Given, unread: list[str], names: Iterable[str]) -> Given:
 
 def _megatron(given: Given, _notes: list[str], unread: list[str]) -> Given:
     """Sizes, schedule and optimiser of a Megatron-LM job; the model is told by its sizes."""
-    told = _training(given, unread, ("tp", "pp", "cp", "ep", "micro_batch", "global_batch", "context"))
+    told = _training(given, ("tp", "pp", "cp", "ep", "micro_batch", "global_batch", "context"))
     told["recompute"] = given.get("recompute") or ("selective" if given.get("selective") else "")
     told |= {"sequence_parallel": bool(given.get("sequence_parallel")), "zero": 1 if given.get("zero") else 0}
     chunks = given.get("chunks")
@@ -139,7 +139,7 @@ def _megatron(given: Given, _notes: list[str], unread: list[str]) -> Given:
 
 def _torchtitan(given: Given, _notes: list[str], unread: list[str]) -> Given:
     """Sizes of a torchtitan job, in tokens (from 0.5) or in sequences (before)."""
-    told = _training(given, unread, ("tp", "pp", "cp", "ep", "context", "global_batch"))
+    told = _training(given, ("tp", "pp", "cp", "ep", "context", "global_batch"))
     told["zero"] = 3
     copies = given.get("copies", 1)
     if copies > 1:
