@@ -23,22 +23,38 @@ if TYPE_CHECKING:
 
 STORED = {"-fp8": "fp8", "-fp8-dynamic": "fp8", "-awq": "int4", "-gptq-int4": "int4", "-nvfp4": "nvfp4", "-fp4": "nvfp4"}
 """Endings of checkpoints' names that tell how their weights are stored."""
+from_option = click.option(
+    "--from", "pasted", default="", metavar="COMMAND|FILE", help="A launch command: vllm serve … -tp 8, torchrun …"
+)
 paste_options = together(
-    click.option("--from", "pasted", default="", metavar="COMMAND|FILE", help="A launch command: vllm serve … -tp 8, torchrun …"),
+    from_option,
     click.option("--topo", default="", metavar="FILE", help="nvidia-smi topo -m: which GPUs to take, and the link they have."),
 )
 
 
 def pasting(body: Callable[..., None]) -> Command:
     """Run a command with what was pasted filled in; options that were given win. Remarks come below the answer."""
+    return _pasting(body, whole=False)
 
+
+def pasting_whole(body: Callable[..., None]) -> Command:
+    """The same for a command that has a use for the pasted plan itself: it gets what was read as ``launch``."""
+    return _pasting(body, whole=True)
+
+
+def _pasting(body: Callable[..., None], *, whole: bool) -> Command:
     @functools.wraps(body)
     def run(model: str | None = None, **options: Any) -> None:
         notes = remarks()
         name = model or ""
         text = options.pop("pasted")
-        if text:
-            name = _paste(name, text, options, notes)
+        found = read(text) if text else None
+        if found:
+            name, unused = _paste(name, found, options, notes)
+            if unused and not whole:
+                notes.append(f"read, but of no effect on this answer: {', '.join(unused)}")
+        if whole:
+            options["launch"] = found
         if not name:
             raise ValueError("MODEL: name one, or paste a launch command with --from")
         if not options.get("plans"):
@@ -72,9 +88,8 @@ def read(text: str) -> Launch:
     return parse(file.read_text(errors="replace") if file and file.is_file() else text)
 
 
-def _paste(model: str, text: str, options: dict[str, Any], notes: list[str]) -> str:
-    """Fill options that nobody gave; returns the model's name."""
-    found = read(text)
+def _paste(model: str, found: Launch, options: dict[str, Any], notes: list[str]) -> tuple[str, list[str]]:
+    """Fill options that nobody gave; returns the model's name, and what no option takes."""
     words = _words(found)
     limits = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
     carried().update({name: value for name in limits if (value := getattr(found, name))})
@@ -86,7 +101,7 @@ def _paste(model: str, text: str, options: dict[str, Any], notes: list[str]) -> 
         )
     context, unused = click.get_current_context(), []
     for name, value in words.items():
-        target = name if name in options else {"concurrency": "batch", "input_len": "context"}.get(name, "")
+        target = name if name in options else {"concurrency": "batch", "input_len": "context", "context": "input_len"}.get(name, "")
         if target not in options:
             unused.append(f"{name.replace('_', '-')} {value}")
         elif context.get_parameter_source(target) in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP):
@@ -94,11 +109,9 @@ def _paste(model: str, text: str, options: dict[str, Any], notes: list[str]) -> 
     _hosts(found, options, notes)
     notes.append(f"from: {_told(found)}")
     notes.extend(found.notes)
-    if unused:
-        notes.append(f"read, but of no effect on this answer: {', '.join(unused)}")
     if found.unread:
         notes.append(f"not understood, and not in the answer: {', '.join(found.unread)}")
-    return model
+    return model, unused
 
 
 def _told(found: Launch) -> str:

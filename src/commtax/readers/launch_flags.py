@@ -190,8 +190,10 @@ UNMODELLED = {
     "cp-size": "1",
     "context-parallel-size": "1",
     "attn-cp-size": "1",
+    "recompute-method": "uniform",
+    "recompute-num-layers": "1",
 }
-"""Sizes of serving that no engine's price has: listed unless they say what is priced anyway."""
+"""What no engine's price has: listed unless it says what is priced anyway."""
 
 _SWITCHES = (
     "trust-remote-code disable-log-requests disable-log-stats enable-log-requests enable-auto-tool-choice skip-tokenizer-init "
