@@ -231,6 +231,9 @@ def _read(
     positional = _take(words, flags, given, unread)
     if engine in ("vllm", "trtllm", "sglang") and "model" not in given:
         given["model"] = next((w for w in positional if w not in ("throughput", "latency")), "")
+    for word in positional if engine == "torchtitan" else ():
+        name, _, kind = word.replace("_", "-").partition(":")
+        given |= {"recompute": kind} if name == "activation-checkpoint" else {}
     if "file" in given:
         _read_file(str(given.pop("file")), files or {}, flags, given, unread)
     if env.get("CUDA_VISIBLE_DEVICES"):

@@ -74,6 +74,7 @@ def _sglang(given: Given, notes: list[str], unread: list[str]) -> Given:
         unread.append(f"--moe-a2a-backend {given['a2a']}")
     if given.get("expert_parallel"):
         told.setdefault("ep", told.get("tp", 1))
+    told["eager"] = told["eager"] or str(given.get("graphs", "")).lower() == "disabled"
     return _attention_dp(told, notes) if given.get("dp_attention") else told
 
 
@@ -132,6 +133,8 @@ def _megatron(given: Given, _notes: list[str], unread: list[str]) -> Given:
     told["dtype"] = "fp8" if given.get("fp8") else ""
     axes = ["dp"] * bool(given.get("overlap_dp")) + ["cp"] + ["tp"] * bool(given.get("overlap_tp"))
     told["async_axes"] = ",".join(axes)
+    if "expert_width" in given:  # beside dense layers, which have a width of their own
+        given["width"] = given["expert_width"]
     names = ("layers", "hidden", "heads", "kv_heads", "width", "experts", "vocab", "top_k")
     told["shape"] = tuple((name, given[name]) for name in names if name in given)
     return told
