@@ -318,6 +318,8 @@ def test_a_model_and_a_command_of_another():
     failed = run("bill", "llama-3.1-8b", "--from", f"{VLLM} -tp 8", "--cluster", "8xh100-sxm")
     assert (failed.returncode, failed.stderr.count("\n")) == (2, 1)
     assert "'llama-3.1-8b' is not the pasted command's 'meta-llama/Llama-3.1-70B-Instruct'" in failed.stderr
+    folder = run("bill", "llama-3.1-8b", "--from", "vllm serve /models/ours -tp 8", "--cluster", "8xh100-sxm")
+    assert "/models/ours is taken for llama-3.1-8b" in folder.stdout
     same = run("bill", "Llama-3.1-70B", "--from", f"{VLLM} -tp 8", "--cluster", "8xh100-sxm")
     assert same.returncode == 0, same.stderr
     script = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --global-batch-size 8"

@@ -156,13 +156,16 @@ def _model(found: Launch, words: dict[str, Any], notes: list[str]) -> str:
 
 
 def _agreed(model: str, found: Launch, words: dict[str, Any], notes: list[str]) -> str:
-    """The model that was named, where it can be the command's; a folder stands for whatever the command names."""
+    """The model that was named, where it can be the command's; one of the two may be a folder that only its owner knows."""
     mine = bundled(model)
     if mine is None and Path(model).expanduser().exists():
         return model
     if found.model:
         name = _named(found.model, words, notes)
         theirs = bundled(name)
+        if not theirs and name.startswith(("/", ".", "~", "$")):
+            notes.append(f"{found.model} is taken for {model}")
+            return model
         same = mine == theirs if mine and theirs else normal(model) == normal(name)
         if not same:
             raise ValueError(f"MODEL '{model}' is not the pasted command's '{found.model}': leave one of them out")
