@@ -360,6 +360,8 @@ def test_other_bad_input(tmp_path):
     assert run(tmp_path / "no.log", "--model", TINY, "--cluster", "2xcpu").returncode == 2
     assert run(FIXTURES / "vllm-cpu-tp2.log", "--model", TINY, "--cluster", "2xcpu", "-tp", 3).returncode == 2
     assert run(FIXTURES / "vllm-cpu-tp2.log", "--model", TINY, "--cluster", "2xcpu", "--tolerance", 0).returncode == 2
+    phase = run(FIXTURES / "vllm-cpu-tp2.log", "--model", TINY, "--cluster", "2xcpu", "--phase", "bogus")
+    assert (phase.returncode, "one of decode, prefill, mixed" in phase.stderr) == (2, True)
     with pytest.raises(ValueError, match="output_len"):
         question(output_len=0)
 

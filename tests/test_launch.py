@@ -288,3 +288,76 @@ def test_emit_and_mistakes():
         failed = run(*words)
         assert (failed.returncode, failed.stderr.count("\n")) == (2, 1), failed.stderr
         assert says in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (f"{VLLM} -tp banana", "'-tp banana': a whole number of at least 1"),
+        (f"{VLLM} -tp 0", "'-tp 0': a whole number of at least 1"),
+        (f"{VLLM} --pipeline-parallel-size x", "'--pipeline-parallel-size x': a whole number"),
+        (f"{VLLM} -tp $NOBODY_SET_IT", "variable is not set"),
+        (f"{VLLM} --max-model-len 8 -tp", "'-tp': the flag needs a value"),
+        (f"{VLLM} --gpu-memory-utilization 1.5", "a fraction above 0"),
+        (f"{VLLM} --max-num-seqs many", "'--max-num-seqs many': a whole number"),
+        ("torchrun --nproc-per-node gpu pretrain_gpt.py --num-layers 32", "'--nproc-per-node gpu'"),
+    ],
+)
+def test_values_that_cannot_be_read_are_refused_by_flag_and_rule(text, says):
+    with pytest.raises(ValueError, match="from") as refused:
+        parse(text)
+    assert says in str(refused.value)
+
+
+def test_values_that_are_left_to_the_engine():
+    found = parse(f"{VLLM} --max-model-len auto --max-num-seqs None -tp 2")
+    assert (found.max_model_len, found.max_num_seqs, found.tp) == (None, None, 2)
+
+
+def test_a_model_and_a_command_of_another():
+    failed = run("bill", "llama-3.1-8b", "--from", f"{VLLM} -tp 8", "--cluster", "8xh100-sxm")
+    assert (failed.returncode, failed.stderr.count("\n")) == (2, 1)
+    assert "'llama-3.1-8b' is not the pasted command's 'meta-llama/Llama-3.1-70B-Instruct'" in failed.stderr
+    folder = run("bill", "llama-3.1-8b", "--from", "vllm serve /models/ours -tp 8", "--cluster", "8xh100-sxm")
+    assert "/models/ours is taken for llama-3.1-8b" in folder.stdout
+    same = run("bill", "Llama-3.1-70B", "--from", f"{VLLM} -tp 8", "--cluster", "8xh100-sxm")
+    assert same.returncode == 0, same.stderr
+    script = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --global-batch-size 8"
+    sizes = run("bill", "llama-3.1-70b", "--from", script, "--cluster", "8xh100-sxm")
+    assert (sizes.returncode, "has 80 layers, and the pasted command 32" in sizes.stderr) == (2, True)
+
+
+def test_flags_that_engines_changed():
+    model, cluster = catalog.model("llama-3.1-70b"), catalog.cluster("8x8xh100-sxm")
+    eager = launch_command(model, Plan(tp=8), "sglang", cluster, Limits(eager=True))
+    assert "--cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled" in eager
+    for old in ("--disable-cuda-graph", "--disable-decode-cuda-graph --disable-prefill-cuda-graph"):
+        found = parse(f"python -m sglang.launch_server --model-path m --tp 8 {old}")
+        assert (found.eager, found.unread) == (True, ())
+    piped = launch_command(model, Plan(tp=8, pp=2, zero=3, recompute="full", microbatches=8), "torchrun", cluster)
+    assert "--parallelism.num_pp_microbatches 8" in piped, "torchtitan's own is 1: all bubble"
+    assert piped.endswith(" activation-checkpoint:full")
+    head = "torchrun --nproc-per-node 8 -m torchtitan.train --module llama3 --config llama3_8b"
+    assert parse(f"{head} activation-checkpoint:selective").recompute == "selective"
+    assert parse(f"{head} --activation_checkpoint.mode full").recompute == "full"
+
+
+@pytest.mark.parametrize(
+    ("key", "flags"),
+    [
+        ("qwen3-30b-a3b", ("--kv-channels 128", "--qk-layernorm", "--num-query-groups 4", "--disable-bias-linear")),
+        ("deepseek-v3", ("--multi-latent-attention", "--kv-lora-rank 512", "--ffn-hidden-size 18432", "'([0]*3+[1]*58)'")),
+        ("qwen2.5-7b", ("--add-qkv-bias", "--disable-bias-linear", "--position-embedding-type rope")),
+    ],
+)
+def test_megatron_is_told_what_layers_are_made_of(key, flags):
+    model = catalog.model(key)
+    text = launch_command(model, Plan(dp=8, zero=1), "megatron", catalog.cluster("8xh100-sxm"))
+    assert all(flag in text for flag in flags)
+    found = parse(text)
+    assert not found.unread
+    told = run("bill", "--from", text, "--cluster", "h100-sxm")
+    assert f"those of {key.removesuffix('v3')}" in told.stdout, told.stderr
+    learned = launch_command(catalog.model("opt-1.3b"), Plan(), "megatron", catalog.cluster("8xh100-sxm"))
+    assert "rope" not in learned
+    assert "--disable-bias-linear" not in learned

@@ -1,6 +1,5 @@
 """The planner: what it lists is legal, fits and meets the limits; its winner is brute force's."""
 
-import itertools
 import json
 import math
 import subprocess
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import brute
 import commtax
 from commtax import catalog
 from commtax.api.fitting import cache_tokens
@@ -56,37 +56,6 @@ def test_what_is_listed_is_good(question):
         assert len(a.near) or all("fit" in r.reason or "divide" in r.reason or "heads" in r.reason for r in a.rejected)
 
 
-def brute(question, most):
-    """The best shared plan by trying all of them, one at a time."""
-    model, cluster = catalog.model(question["model"]), catalog.cluster(question["cluster"])
-    best, gpus = None, cluster.num_gpus
-    sizes = [1] if model.experts is None else [2**i for i in range(gpus.bit_length()) if 2**i <= gpus]
-    for tp, pp, dp in itertools.product(range(1, gpus + 1), range(1, gpus + 1), sizes):
-        group = tp * pp * dp
-        if group > gpus or (gpus % tp and tp > 8) or pp > model.num_layers:
-            continue
-        domains = gpus // cluster.domain
-        copies = cluster.domain // group * domains if group <= cluster.domain else domains // -(-group // cluster.domain)
-        for ep in {1} if model.experts is None else ({1, tp} if dp == 1 else {tp * dp}):
-            words = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "engine": question["engine"]}
-            lengths = {"input_len": question["input_len"], "output_len": question["output_len"]}
-            for clients in range(1, most + 1):
-                try:
-                    s = commtax.simulate(model, cluster, concurrency=clients * dp, **words, **lengths)
-                except ValueError:
-                    break
-                room = question["input_len"] + question["output_len"]
-                reserved = catalog.engine(question["engine"]).kv_reserved
-                kept = room - question["output_len"] * (0.0 if reserved else 0.5)
-                if s.kv_tokens < room or clients > max(1, s.kv_tokens // kept):
-                    break
-                if s.ttft_s <= question["ttft_s"] and s.tpot_s <= question["tpot_s"]:
-                    rate = float(s.tokens_per_s) * copies
-                    if copies and (best is None or rate > best[0] * (1 + 1e-9)):
-                        best = rate, tp, pp, dp, ep, clients
-    return best
-
-
 @pytest.mark.parametrize(
     ("model", "cluster", "ttft_s", "tpot_s", "engine"),
     [
@@ -99,12 +68,12 @@ def brute(question, most):
 def test_the_winner_is_brute_forces(model, cluster, ttft_s, tpot_s, engine):
     question = {"model": model, "cluster": cluster, "ttft_s": ttft_s, "tpot_s": tpot_s, "engine": engine}
     question |= {"input_len": 512, "output_len": 64}
-    best = brute(question, 24)
-    a = plan(**question, max_concurrency=24)
-    shared = a.plans.take(np.flatnonzero(a.plans.mode == 0))
-    assert (best is None) == (not len(shared))
-    if best is not None:
-        assert float(shared.tokens_per_s.max()) == pytest.approx(best[0], rel=1e-9)
+    for objective in ("throughput", "latency", "cost", "gpus"):  # all of them choose among the same points
+        asked = {**question, "objective": objective}
+        winner, rows = brute.best(asked, 24), plan(**asked, max_concurrency=24).plans
+        assert (winner is None) == (not len(rows))
+        if winner is not None:
+            assert brute.score(rows.take(np.array(0)), asked) == pytest.approx(brute.score(winner, asked), rel=1e-9)
 
 
 @given(questions())
@@ -177,24 +146,10 @@ def test_training_plans():
     assert not len(plan_training("llama-3.1-405b", "8xh100-sxm", global_batch=8).plans)
 
 
-def test_the_fastest_training_plan_is_brute_forces():
-    a = plan_training("llama-3.2-3b", "8xh100-sxm", global_batch=16, seq=2048)
-    best = math.inf
-    for kind in a.kinds:
-        for tp, pp, micro in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8)):
-            dp = 8 // (tp * pp) if 8 % (tp * pp) == 0 else 0
-            if not dp or 16 % (dp * micro) or (kind.schedule != "1f1b" and pp == 1) or (kind.zero == 0) != (dp == 1):
-                continue
-            try:
-                b = commtax.train_bill(
-                    "llama-3.2-3b", "8xh100-sxm", tp=tp, pp=pp, dp=dp, batch=16 // dp, micro_batch=micro, context=2048,
-                    zero=kind.zero, recompute=kind.recompute, schedule=kind.schedule, chunks=kind.chunks, sequence_parallel=True,
-                )  # fmt: skip
-            except ValueError:
-                continue
-            if b.fits:
-                best = min(best, float(b.step_s))
-    assert float(a.plans.step_s[0]) == pytest.approx(best)
+@pytest.mark.parametrize(("model", "seq"), [("llama-3.2-3b", 2048), ("qwen3-30b-a3b", 1024)])
+def test_the_fastest_training_plan_is_brute_forces(model, seq):
+    a = plan_training(model, "8xh200-sxm", global_batch=16, seq=seq)
+    assert float(a.plans.step_s[0]) == pytest.approx(brute.fastest_training(model, "8xh200-sxm", 16, seq, a.kinds))
 
 
 def command(*words):
@@ -254,3 +209,166 @@ def test_a_frame_needs_pandas(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)  # as where it is not installed
     with pytest.raises(ValueError, match="pandas"):
         found.to_frame()
+
+
+def profile(folder, **parts):
+    file = folder / "box.json"
+    file.write_text(json.dumps({"commtax_profile": 1, "name": "box", **parts}))
+    return str(file)
+
+
+def test_a_profile_changes_the_plans(tmp_path):
+    half = profile(tmp_path, chip={"key": "h100-sxm", "memory_Bps": 1.6e12, "memory_bytes": 60e9}, host_s=0.004)
+    words = {"model": "llama-3.1-8b", "cluster": "4xh100-sxm", "tpot_s": 0.03, "max_concurrency": 64}
+    usual, own = plan(**words), plan(**words, profile=half)
+    assert own.run.profile.name == "box"
+    assert float(own.plans.tokens_per_s[0]) < 0.8 * float(usual.plans.tokens_per_s[0])
+    i = int(np.flatnonzero(own.plans.mode == 0)[0])
+    asked = own.setup(own.plans, i)
+    alone = commtax.simulate(
+        "llama-3.1-8b", "4xh100-sxm", tp=int(asked.plan.tp), pp=int(asked.plan.pp), profile=half, input_len=512, output_len=128,
+        concurrency=int(own.plans.concurrency[i] / own.plans.replicas[i]),
+    )  # fmt: skip
+    assert float(own.plans.tpot_s[i]) == pytest.approx(float(alone.tpot_s))
+    train = {"model": "llama-3.2-1b", "cluster": "4xh100-sxm", "global_batch": 32}
+    assert float(plan_training(**train, profile=half).plans.step_s[0]) > float(plan_training(**train).plans.step_s[0])
+    code, out, _ = command("llama-3.1-8b", "--cluster", "4xh100-sxm", "--profile", half, "--json")
+    assert (code, json.loads(out)["profile"]) == (0, "box")
+    code, _, error = command("llama-3.1-8b", "--cluster", "4xa100-80-sxm", "--profile", half)
+    assert (code, "measured on h100-sxm" in error) == (2, True)
+
+
+def test_limits_of_a_launch_are_searched_with():
+    few = plan("llama-3.1-8b", "2xh100-sxm", max_num_seqs=4)
+    assert np.all(few.plans.running <= 4)
+    small = plan("llama-3.1-8b", "2xh100-sxm", gpu_memory_utilization=0.5, tpot_s=0.02)
+    usual = plan("llama-3.1-8b", "2xh100-sxm", tpot_s=0.02)
+    rows = [a.plans.take(np.flatnonzero((a.plans.mode == 0) & (a.plans.tp == 1) & (a.plans.pp == 1))) for a in (small, usual)]
+    assert rows[0].kv_headroom[0] < rows[1].kv_headroom[0]
+
+
+PASTED = "vllm serve meta-llama/Llama-3.1-70B-Instruct"
+
+
+def pasted(text, *words):
+    code, out, error = command("--cluster", "2x8xh100-sxm", "--from", text, "--json", *words)
+    assert code in (0, 1), error
+    return json.loads(out)
+
+
+def test_where_a_pasted_plan_stands():
+    limits = ("--ttft", "500ms", "--tpot", "30ms")
+    found = pasted(f"{PASTED} -tp 8 --data-parallel-size 2", *limits)
+    same = next(p for p in found["plans"] if (p["tp"], p["replicas"], p["mode"]) == (8, 2, "together"))
+    assert (found["model"], found["engine"].split("@")[0]) == ("llama-3.1-70b", "vllm")
+    assert found["plans"].index(same) + 1 == found["pasted"]["rank"]
+    for name in ("tokens_per_s_per_gpu", "ttft_s", "tpot_s", "concurrency"):
+        assert found["pasted"][name] == pytest.approx(same[name])
+    half = pasted(f"{PASTED} -tp 8", *limits)["pasted"]
+    assert (half["gpus"], half["rank"] > found["pasted"]["rank"]) == (8, True)
+    assert half["tokens_per_s_per_gpu"] == pytest.approx(found["pasted"]["tokens_per_s_per_gpu"])
+    bench = "vllm bench serve --random-input-len 512 --random-output-len 128 --max-concurrency 16"
+    assert pasted(f"{PASTED} -tp 8\n{bench}", *limits)["pasted"]["concurrency"] == 16
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("-tp 3", "64 attention heads"),
+        ("-tp 1", "does not fit"),
+        ("-tp 2 -pp 8 -dp 2", "needs 32 GPUs, and 2x8xh100-sxm has 16"),
+        ("-tp 2", "breaks the limit: TPOT 28"),
+    ],
+)
+def test_why_a_pasted_plan_is_refused(flags, says):
+    found = pasted(f"{PASTED} {flags}", "--tpot", "20ms")
+    assert found["pasted"]["rank"] is None
+    assert says in found["pasted"]["reason"]
+    assert found["plans"], "the search goes on without it"
+
+
+def test_a_pasted_mixture_shares_its_experts():
+    code, out, _ = command("--cluster", "8xh200-sxm", "--from", "vllm serve deepseek-ai/DeepSeek-V3 -dp 8 -ep", "--json")
+    found = json.loads(out)
+    assert (code, [found["pasted"][axis] for axis in ("tp", "dp", "ep", "replicas")]) == (0, [1, 8, 8, 1])
+    assert found["pasted"]["rank"] >= 1
+
+
+SCRIPT = (
+    "torchrun --nproc-per-node 8 --nnodes 4 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 "
+    "--num-query-groups 8 --ffn-hidden-size 14336 --sequence-parallel --use-distributed-optimizer --micro-batch-size 1 "
+    "--global-batch-size 256 --seq-length 4096 --bf16 --tensor-model-parallel-size {tp}"
+)
+
+
+def test_where_a_pasted_training_job_stands():
+    code, out, error = command("--cluster", "h100-sxm", "--from", SCRIPT.format(tp=8), "--json")
+    assert code == 0, error
+    found = json.loads(out)
+    assert (found["cluster"], found["model"], found["global_batch"]) == ("4x8xh100-sxm", "llama-3.1-8b", 256)
+    assert (found["pasted"]["tp"], found["pasted"]["dp"]) == (8, 4)
+    assert found["pasted"]["rank"] > 1
+    assert found["pasted"]["step_s"] > found["plans"][0]["step_s"]
+    code, out, _ = command("--cluster", "h100-sxm", "--from", SCRIPT.format(tp=8))
+    assert "Pasted: 32 GPUs = 4 replicas x TP 8" in out
+    code, out, _ = command("--cluster", "h100-sxm", "--from", SCRIPT.format(tp=2), "--global-batch", "6", "--json")
+    assert "do not divide 6 sequences" in json.loads(out)["pasted"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--from", f"{PASTED} -tp 8 --enforce-eager"), "the command sets eager"),
+        (("--from", f"{PASTED} -tp 8 --max-model-len 100"), "fewer than input_len + output_len = 640"),
+        (("--from", f"{PASTED} -tp 8", "--phase", "train", "--global-batch", "8"), "one to serve"),
+        (("--from", SCRIPT.format(tp=8), "--phase", "serve"), "one to train"),
+        (("llama-3.1-8b", "--from", f"{PASTED} -tp 8"), "is not the pasted command's"),
+        (("llama-3.1-8b", "--output-len", "1", "--tpot", "9ms"), "one output token"),
+        (("llama-3.1-8b", "--max-num-seqs", "0"), "max_num_seqs=0"),
+        (("llama-3.1-8b", "--kv-dtype", "int3"), "kv_dtype 'int3'"),
+    ],
+)
+def test_what_plan_cannot_honour_is_refused(words, says):
+    code, _, error = command("--cluster", "8xh100-sxm", *words)
+    assert (code, error.count("\n")) == (2, 1), error
+    assert says in error
+
+
+def test_the_objective_is_told_in_its_own_measure():
+    words = {"model": "llama-3.1-70b", "cluster": "8xh100-sxm", "tpot_s": 0.04}
+    told = {name: " ".join(plan(**words, objective=name).explain(0)) for name in ("throughput", "latency", "cost", "gpus")}
+    assert "tokens/s against" in told["throughput"]
+    assert "less time than with TP 4" in told["latency"]
+    assert "tokens/s" not in told["latency"]
+    assert "tokens/s a GPU against" in told["cost"]
+    assert "needs 4 GPUs" in told["gpus"]
+    reasons = {r.family: r.reason for r in plan(**words, objective="latency").rejected}
+    assert "requests take" in reasons["TP 4"]
+
+
+def test_types_are_told_apart_and_rules_are_told_once():
+    code, out, _ = command("llama-3.1-70b", "--cluster", "8xh100-sxm", "--dtype", "fp8,bf16", "--tpot", "40ms")
+    assert code == 0
+    assert " in fp8; " in out
+    assert out.count("do not divide by 3, 5, 6 or 7") == 1
+
+
+def test_what_would_have_to_change():
+    assert plan("llama-3.1-405b", "4xh100-sxm").changes() == ["2x8xh100-sxm (TP 8 x PP 2 fits)", "weights in int4 (--dtype int4)"]
+    slow = plan("llama-3.1-70b", "8xh100-sxm", tpot_s=0.009).changes()
+    assert slow[0].startswith("limits of TPOT 10")
+    assert "--dtype fp8: meets them" in slow[1]
+
+
+def test_one_output_token_has_no_tpot():
+    code, out, _ = command("llama-3.1-8b", "--cluster", "2xh100-sxm", "--output-len", "1", "--json")
+    first = json.loads(out)["plans"][0]
+    assert (code, first["tpot_s"], first["tokens_per_s_per_user"]) == (0, None, None)
+    code, out, _ = command("llama-3.1-8b", "--cluster", "2xh100-sxm", "--output-len", "1")
+    assert "–" in out
+    assert "Pareto" not in out
+
+
+def test_clients_that_only_wait_are_not_asked_for():
+    rows = plan("llama-3.1-8b", "8xl40s", input_len=1024, output_len=1024).plans
+    assert np.all(rows.ttft_s[rows.mode == 0] < 5)

@@ -280,3 +280,36 @@ def test_the_command_refuses_in_one_line():
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "num_prompts" in done.stderr
+
+
+def test_one_output_token_has_no_time_between_tokens():
+    words = ("llama-3.1-8b", "--cluster", PLACE, "--output-len", "1", "--concurrency")
+    for clients in ("4", "1,8"):
+        run = json.loads(command(*words, clients, "--json").stdout)["runs"][0]
+        assert [run[name] for name in ("tpot_s", "tpot_low_s", "tpot_high_s", "mixed_share")] == [None] * 4
+        assert run["e2e_s"] == pytest.approx(run["ttft_s"])
+    assert "TPOT –" in command(*words, "4").stdout
+    assert "of TPOT" not in command(*words, "4").stdout
+
+
+def test_what_does_not_fit_is_said_first():
+    for clients in ("4", "1,8"):
+        done = command("llama-3.1-70b", "--cluster", "1xh100-sxm", "--concurrency", clients)
+        assert (done.returncode, done.stdout.startswith("It does not fit: the KV cache of a copy holds 0 tokens")) == (1, True)
+    assert not json.loads(command("llama-3.1-70b", "--cluster", "1xh100-sxm", "--json").stdout)["fits"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--prefill-workers", "80"), "80 x 1 GPUs for prompts + 1 x 1 to decode = 81, and 8xh100-sxm has 8"),
+        (("-tp", "4", "--prefill-workers", "1", "--decode-workers", "2", "--concurrency", "8"), "1 x 4 GPUs for prompts"),
+        (("--decode-workers", "4", "--concurrency", "2"), "more than there are clients"),
+    ],
+)
+def test_workers_that_are_not_there(words, says):
+    done = command("llama-3.1-8b", "--cluster", "8xh100-sxm", "--disaggregated", *words)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert says in done.stderr
+    enough = command("llama-3.1-8b", "--cluster", "8xh100-sxm", "--disaggregated", "--concurrency", "8", "--prefill-workers", "7")
+    assert enough.returncode == 0, enough.stderr

@@ -1,14 +1,23 @@
 """A plan -> the command that launches it, and the commands that would check it.
 
-Flags are those of November 2026, read in: vLLM docs/serving/parallelism_scaling.md and data_parallel_deployment.md (``--nnodes``,
-``--node-rank``, ``--master-addr``, ``--headless``, ``--data-parallel-size-local``, Ray's span strategy), SGLang's
-advanced_features/server_arguments (``--tp``, ``--dp``, ``--ep``, ``--enable-dp-attention``, ``--dist-init-addr``),
-TensorRT-LLM's commands/serve.py (``--tp_size``, ``--ep_size``, ``--config``), Megatron-LM megatron/training/arguments.py, and
-torchtitan's run_train.sh and training configuration (tokens, not sequences, since 0.5). ``readers.launch.parse`` reads it all back.
+Flags are those of November 2026, read in the engines' own parsers and documents:
+
+* vLLM docs/serving/parallelism_scaling.md and data_parallel_deployment.md: ``--nnodes``, ``--node-rank``, ``--master-addr``,
+  ``--headless``, ``--data-parallel-size-local``, Ray's span strategy.
+* SGLang docs/advanced_features/server_arguments.md: ``--tp``, ``--dp``, ``--ep``, ``--enable-dp-attention``, ``--dist-init-addr``;
+  ``--cuda-graph-backend-decode disabled`` and its twin for prefill took the place of ``--disable-cuda-graph``.
+* TensorRT-LLM tensorrt_llm/commands/serve.py: ``--tp_size``, ``--ep_size``, ``--config`` (once ``--extra_llm_api_options``).
+* Megatron-LM megatron/training/arguments.py: also what makes a model more than its sizes (norms, rotary positions, biases,
+  ``--kv-channels``, latent attention, shared experts).
+* torchtitan torchtitan/config: tokens, not sequences, since 0.5; ``--parallelism.num_pp_microbatches`` (1 unless it is said);
+  recomputation is a word at the end, ``activation-checkpoint:full``, since pull request 3674 (June 2026).
+
+``readers.launch.parse`` reads it all back.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import shlex
 from collections.abc import Callable, Mapping
@@ -169,7 +178,8 @@ def _sglang(job: Job) -> Written:
     words += _types(job) + _limits(
         limits, "--context-length", "--max-running-requests", "--chunked-prefill-size", "--mem-fraction-static"
     )
-    words += ["--disable-cuda-graph"] * limits.eager + ["--disable-custom-all-reduce"] * (limits.library == "nccl")
+    words += ["--cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled"] * limits.eager
+    words += ["--disable-custom-all-reduce"] * (limits.library == "nccl")
     if job.hosts > 1:
         words.append(f"--nnodes {job.hosts} --node-rank $NODE_RANK --dist-init-addr $MASTER_ADDR:5000")
     return [], " ".join(words), ["# run it on every host, NODE_RANK 0, 1, …"] * (job.hosts > 1)
@@ -243,17 +253,43 @@ def _global_batch(job: Job) -> int:
 
 
 def _shape(model: Model) -> list[str]:
-    """The model as Megatron is told it: its sizes."""
-    attention, ffn = model.attention, model.blocks[model.layers[-1]].ffn
-    words = [f"--num-layers {model.num_layers} --hidden-size {model.hidden} --num-attention-heads {attention.num_heads}"]
-    if attention.num_kv_heads != attention.num_heads:
-        words.append(f"--group-query-attention --num-query-groups {attention.num_kv_heads}")
-    words.append(f"--ffn-hidden-size {ffn.intermediate}")
-    if isinstance(ffn, Experts):
-        words.append(f"--num-experts {ffn.num_experts} --moe-router-topk {ffn.top_k}")
-    gated = ffn.gated if isinstance(ffn, (Mlp, Experts)) else False
-    words += ["--swiglu"] * gated + ["--untie-embeddings-and-output-weights"] * (not model.tied)
+    """The model as Megatron is told it: its sizes, and what its layers are made of. The base of rotary positions is yours."""
+    words = [f"--num-layers {model.num_layers} --hidden-size {model.hidden}", *_attention(model), *_feed_forward(model)]
+    words += ["--position-embedding-type rope"] * (not model.positions) + ["--normalization RMSNorm"] * (not model.norm_bias)
+    words += ["--untie-embeddings-and-output-weights"] * (not model.tied)
     return [*words, f"--vocab-size {model.vocab} --max-position-embeddings {model.max_len}"]
+
+
+def _attention(model: Model) -> list[str]:
+    attention = model.attention
+    words = [f"--num-attention-heads {attention.num_heads}"]
+    if latent := attention.latent:
+        words += ["--multi-latent-attention", *_sized("--q-lora-rank", latent.q_rank)]
+        words.append(f"--kv-lora-rank {latent.kv_rank} --qk-head-dim {latent.nope_dim} --qk-pos-emb-head-dim {latent.rope_dim}")
+        words.append(f"--v-head-dim {attention.v_head_dim}")
+    elif attention.num_kv_heads != attention.num_heads:
+        words.append(f"--group-query-attention --num-query-groups {attention.num_kv_heads}")
+    if not latent and attention.head_dim * attention.num_heads != model.hidden:
+        words.append(f"--kv-channels {attention.head_dim}")
+    words += ["--qk-layernorm"] * bool(attention.qk_norm or latent)
+    return words + ["--add-qkv-bias"] * (attention.qkv_bias and not attention.out_bias)
+
+
+def _feed_forward(model: Model) -> list[str]:
+    """Widths of dense layers and of experts, and which layers have which."""
+    kinds = [model.blocks[i].ffn for i in model.layers]
+    dense = next((f for f in kinds if isinstance(f, Mlp)), None)
+    last, experts = kinds[-1], model.experts
+    words = [f"--ffn-hidden-size {(dense or last).intermediate}"]
+    if experts:
+        words.append(f"--num-experts {experts.num_experts} --moe-router-topk {experts.top_k}")
+        words += _sized("--moe-shared-expert-intermediate-size", experts.shared_intermediate)
+    if experts and dense:
+        runs = itertools.groupby(isinstance(f, Experts) for f in kinds)
+        freq = "+".join(f"[{int(routed)}]*{len(list(run))}" for routed, run in runs)
+        words.append(f"--moe-ffn-hidden-size {experts.intermediate} --moe-layer-freq '({freq})'")
+    bias = last.bias or model.attention.out_bias
+    return words + ["--swiglu"] * last.gated + ["--disable-bias-linear"] * (not bias)
 
 
 def _torchtitan(job: Job) -> str:
@@ -273,12 +309,11 @@ def _torchtitan(job: Job) -> str:
     words += _sized(f"{flag}data_parallel_replicate_degree", int(plan.dp) // shards)
     if plan.pp > 1:
         kind = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}[plan.schedule]
-        words.append(f"{flag}pipeline_parallel_schedule {kind}")
+        words.append(f"{flag}pipeline_parallel_schedule {kind} {flag}num_pp_microbatches {int(plan.microbatches)}")
     words.append(f"--training.max_context_length {limits.seq}")
     words.append(f"--training.num_tokens_per_microbatch_per_dp_rank {limits.micro_batch * limits.seq}")
     words.append(f"--training.num_tokens_per_train_step {_global_batch(job) * limits.seq}")
-    words += [f"--activation_checkpoint.mode {plan.recompute}"]
-    return " ".join([_torchrun(job), "-m torchtitan.train", named, *words])
+    return " ".join([_torchrun(job), "-m torchtitan.train", named, *words, f"activation-checkpoint:{plan.recompute}"])
 
 
 WRITERS: Mapping[str, Callable[[Job], Written]] = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}

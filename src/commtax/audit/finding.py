@@ -58,6 +58,10 @@ def undecided(found: Finding, why: str) -> Finding:
     return replace(found, verdict=UNKNOWN, reason=why)
 
 
+PHASES = ("decode", "prefill", "mixed")
+"""Steps of a trace that can be compared."""
+
+
 @dataclass(frozen=True)
 class Question:
     """What the user says ran: names, plan, and the workload where the file does not tell it."""
@@ -75,6 +79,8 @@ class Question:
     tolerance: float = SECONDS_TOLERANCE
 
     def __post_init__(self) -> None:
+        if self.phase not in PHASES:
+            raise ValueError(f"phase '{self.phase}': one of {', '.join(PHASES)}")
         for name in ("batch", "context", "output_len"):
             if getattr(self, name) is not None:
                 positive(getattr(self, name), name)

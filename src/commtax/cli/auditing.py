@@ -34,7 +34,9 @@ _LIMITS = (
 @click.option("--tp", type=Count(), default=1, help="Tensor-parallel size (-tp).")
 @click.option("--pp", type=Count(), default=1, help="Pipeline stages (-pp).")
 @axis_options
-@click.option("--phase", default="decode", metavar="PHASE", help="Traces: which steps are compared.  [default: decode]")
+@click.option(
+    "--phase", default="decode", metavar="PHASE", help="Traces: which steps are compared, decode (default), prefill or mixed."
+)
 @click.option("--batch", type=Count(), default=None, help="Sequences in a step.  [default: as the trace names them, else 1]")
 @click.option(
     "--context", type=Count(), default=None, help="Cached tokens of a step, or prompt length of a benchmark (--input-len)."

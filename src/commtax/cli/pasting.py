@@ -23,22 +23,38 @@ if TYPE_CHECKING:
 
 STORED = {"-fp8": "fp8", "-fp8-dynamic": "fp8", "-awq": "int4", "-gptq-int4": "int4", "-nvfp4": "nvfp4", "-fp4": "nvfp4"}
 """Endings of checkpoints' names that tell how their weights are stored."""
+from_option = click.option(
+    "--from", "pasted", default="", metavar="COMMAND|FILE", help="A launch command: vllm serve … -tp 8, torchrun …"
+)
 paste_options = together(
-    click.option("--from", "pasted", default="", metavar="COMMAND|FILE", help="A launch command: vllm serve … -tp 8, torchrun …"),
+    from_option,
     click.option("--topo", default="", metavar="FILE", help="nvidia-smi topo -m: which GPUs to take, and the link they have."),
 )
 
 
 def pasting(body: Callable[..., None]) -> Command:
     """Run a command with what was pasted filled in; options that were given win. Remarks come below the answer."""
+    return _pasting(body, whole=False)
 
+
+def pasting_whole(body: Callable[..., None]) -> Command:
+    """The same for a command that has a use for the pasted plan itself: it gets what was read as ``launch``."""
+    return _pasting(body, whole=True)
+
+
+def _pasting(body: Callable[..., None], *, whole: bool) -> Command:
     @functools.wraps(body)
     def run(model: str | None = None, **options: Any) -> None:
         notes = remarks()
         name = model or ""
         text = options.pop("pasted")
-        if text:
-            name = _paste(name, text, options, notes)
+        found = read(text) if text else None
+        if found:
+            name, unused = _paste(name, found, options, notes)
+            if unused and not whole:
+                notes.append(f"read, but of no effect on this answer: {', '.join(unused)}")
+        if whole:
+            options["launch"] = found
         if not name:
             raise ValueError("MODEL: name one, or paste a launch command with --from")
         if not options.get("plans"):
@@ -72,14 +88,12 @@ def read(text: str) -> Launch:
     return parse(file.read_text(errors="replace") if file and file.is_file() else text)
 
 
-def _paste(model: str, text: str, options: dict[str, Any], notes: list[str]) -> str:
-    """Fill options that nobody gave; returns the model's name."""
-    found = read(text)
+def _paste(model: str, found: Launch, options: dict[str, Any], notes: list[str]) -> tuple[str, list[str]]:
+    """Fill options that nobody gave; returns the model's name, and what no option takes."""
     words = _words(found)
     limits = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
     carried().update({name: value for name in limits if (value := getattr(found, name))})
-    if not model:
-        model = _model(found, words, notes)
+    model = _agreed(model, found, words, notes) if model else _model(found, words, notes)
     if found.engine == "vllm" and (found.dp or 1) > 1 and not found.ep and _experts(model):
         words["ep"] = AUTO_EP
         notes.append(
@@ -87,7 +101,7 @@ def _paste(model: str, text: str, options: dict[str, Any], notes: list[str]) -> 
         )
     context, unused = click.get_current_context(), []
     for name, value in words.items():
-        target = name if name in options else {"concurrency": "batch", "input_len": "context"}.get(name, "")
+        target = name if name in options else {"concurrency": "batch", "input_len": "context", "context": "input_len"}.get(name, "")
         if target not in options:
             unused.append(f"{name.replace('_', '-')} {value}")
         elif context.get_parameter_source(target) in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP):
@@ -95,11 +109,9 @@ def _paste(model: str, text: str, options: dict[str, Any], notes: list[str]) -> 
     _hosts(found, options, notes)
     notes.append(f"from: {_told(found)}")
     notes.extend(found.notes)
-    if unused:
-        notes.append(f"read, but of no effect on this answer: {', '.join(unused)}")
     if found.unread:
         notes.append(f"not understood, and not in the answer: {', '.join(found.unread)}")
-    return model
+    return model, unused
 
 
 def _told(found: Launch) -> str:
@@ -141,6 +153,28 @@ def _model(found: Launch, words: dict[str, Any], notes: list[str]) -> str:
             return key
     told = ", ".join(f"{name} {size}" for name, size in found.shape)
     raise ValueError(f"from: no model of the catalogue has {told}; name one (a folder with config.json will do)")
+
+
+def _agreed(model: str, found: Launch, words: dict[str, Any], notes: list[str]) -> str:
+    """The model that was named, where it can be the command's; one of the two may be a folder that only its owner knows."""
+    mine = bundled(model)
+    if mine is None and Path(model).expanduser().exists():
+        return model
+    if found.model:
+        name = _named(found.model, words, notes)
+        theirs = bundled(name)
+        if not theirs and name.startswith(("/", ".", "~", "$")):
+            notes.append(f"{found.model} is taken for {model}")
+            return model
+        same = mine == theirs if mine and theirs else normal(model) == normal(name)
+        if not same:
+            raise ValueError(f"MODEL '{model}' is not the pasted command's '{found.model}': leave one of them out")
+    elif found.shape and mine:
+        sizes = _sizes(mine)
+        odd = [(name, size) for name, size in found.shape if sizes.get(name, size) != size]
+        if odd:
+            raise ValueError(f"MODEL '{model}' has {sizes[odd[0][0]]} {odd[0][0]}, and the pasted command {odd[0][1]}")
+    return model
 
 
 def _sizes(model: Model) -> dict[str, int]:

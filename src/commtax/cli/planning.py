@@ -7,27 +7,38 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
 from commtax import catalog
 from commtax.api.setup import positive
+from commtax.catalog.profile import load as load_profile
 from commtax.cli.emitting import emitted, show_emitted
-from commtax.cli.options import Count, json_option, where_options
-from commtax.cli.output import print_json, terminal
-from commtax.planner import WORKLOADS, ServingPlans, plan, plan_training
+from commtax.cli.options import Count, Fraction, json_option, profile_option, where_options
+from commtax.cli.output import carried, print_json, terminal
+from commtax.cli.pasting import from_option, pasting_whole
+from commtax.planner import WORKLOADS, ServingPlans, Standing, TrainPlans, plan, plan_training, standing, training_standing
+from commtax.planner.training import Kind
 from commtax.spec import Cluster
 from commtax.units import parse_seconds
 
+if TYPE_CHECKING:
+    from commtax.readers.launch import Launch
+
+RUN = ("kv_dtype", "max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization")
+"""What a launch command says for every plan."""
+UNSEARCHED = ("eager", "library", "ep_backend", "speculative", "block_size", "kv_cache_memory_bytes")
+"""What it may say and the search does not know: refused."""
 SERVING, TRAINING = ("vllm", "sglang", "trtllm"), ("megatron", "torchrun")
 """What --emit writes for each phase."""
 
 
 @click.command("plan")
-@click.argument("model")
+@click.argument("model", required=False)
 @where_options
+@from_option
 @click.option("--phase", default="serve", metavar="PHASE", help="serve (default) or train.")
 @click.option("--workload", default="", metavar="NAME", help=f"Lengths of a usual workload: {', '.join(WORKLOADS)}.")
 @click.option("--input-len", "--context", "input_len", type=Count(), default=None, help="Prompt tokens; training: sequence length.")
@@ -36,6 +47,10 @@ SERVING, TRAINING = ("vllm", "sglang", "trtllm"), ("megatron", "torchrun")
 @click.option("--tpot", default="", metavar="TIME", help="Mean time an output token, at most: 30ms.")
 @click.option("--objective", default=None, metavar="WHAT", help="throughput (default), latency, cost or gpus.")
 @click.option("--dtype", default="", metavar="TYPE[,TYPE]", help="Weights: fp8,bf16 compares both.  [default: as stored]")
+@click.option("--kv-dtype", default="", metavar="TYPE", help="KV cache type: auto, bf16, fp8.")
+@click.option("--max-num-batched-tokens", type=Count(), default=None, help="Tokens a step.  [default: the engine's]")
+@click.option("--max-num-seqs", type=Count(), default=None, help="Requests that run at once.  [default: the engine's]")
+@click.option("--gpu-memory-utilization", type=Fraction(), default=None, help="Share of memory.  [default: the engine's]")
 @click.option("--max-concurrency", type=Count(), default=None, help="Clients a copy, at most.  [default: 1024]")
 @click.option("--price", type=float, default=None, help="Dollars a GPU-hour.  [default: the catalogue's]")
 @click.option("--global-batch", type=Count(), default=None, help="Training: sequences a step.")
@@ -44,14 +59,22 @@ SERVING, TRAINING = ("vllm", "sglang", "trtllm"), ("megatron", "torchrun")
     "--emit", default="", metavar="ENGINE", help="Also the winner's launch command: vllm, sglang, trtllm, megatron, torchrun."
 )
 @click.option("--plot", default="", metavar="FILE", help="Draw the Pareto front: .svg, .png or .pdf.")
+@profile_option
 @json_option
+@pasting_whole
 def plan_command(model: str, phase: str, top: int, plot: str, as_json: bool, **options: Any) -> None:
     """The best parallelism plan for a cluster, and why the others lost. Exit code 1: no plan is good.
 
     commtax plan llama-3.1-70b --cluster 2x8xh100-sxm --ttft 500ms --tpot 30ms
+
+    commtax plan --cluster 8xh100-sxm --from "vllm serve meta-llama/Llama-3.1-70B -tp 8" --tpot 30ms
     """
     positive(top, "top")
     place = catalog.cluster(options.pop("cluster"), **{key: options.pop(key) for key in ("intra", "inter", "nics")})
+    launch = options["launch"]
+    if launch and launch.phase != phase:
+        raise ValueError(f"phase '{phase}': the pasted command is one to {launch.phase}")
+    options["profile"] = load_profile(options["profile"]) if options["profile"] else None
     if phase == "train":
         _train(model, place, options, top, plot, as_json)
     elif phase == "serve":
@@ -72,6 +95,8 @@ def _serve(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
         raise ValueError(f"workload '{options['workload']}': one of {', '.join(WORKLOADS)}")
     lengths = WORKLOADS[options["workload"]] if options["workload"] else (_or(given[0], 512), _or(given[1], 128))
     _check_emit(options["emit"], SERVING)
+    if options["launch"]:
+        _check_launch(options["launch"], sum(lengths))
     start = time.process_time()
     found = plan(
         model,
@@ -81,22 +106,48 @@ def _serve(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
         ttft_s=parse_seconds(options["ttft"], "ttft") if options["ttft"] else math.inf,
         tpot_s=parse_seconds(options["tpot"], "tpot") if options["tpot"] else math.inf,
         objective=options["objective"] or "throughput",
-        engine=options["engine"] or "vllm",
+        engine=options["engine"],
         dtypes=tuple(options["dtype"].split(",")),
         max_concurrency=_or(options["max_concurrency"], 1024),
         usd_per_gpu_hour=options["price"],
+        profile=options["profile"],
+        **{name: options[name] for name in RUN},
     )
     spent = time.process_time() - start
+    pasted = _stands(found, options["launch"]) if options["launch"] else None
     if plot:
         planning.plot_front(found, Path(plot))
     if as_json:
-        print_json(planning.plans_document(found, top))
+        print_json(planning.plans_document(found, top, pasted))
     else:
         _speed(found.candidates, spent)
-        planning.show_plans(terminal(), found, top)
+        planning.show_plans(terminal(), found, top, pasted)
     if options["emit"] and len(found.plans) and not as_json:
         show_emitted(_commands(found, options["emit"]))
     sys.exit(0 if len(found.plans) else 1)
+
+
+def _check_launch(launch: Launch, length: int) -> None:
+    """What a pasted command says is searched with, or refused: nothing that changes the answer is dropped."""
+    said = {name: getattr(launch, name) for name in UNSEARCHED if getattr(launch, name)}
+    if said:
+        name, value = next(iter(said.items()))
+        raise ValueError(f"from: the command sets {name} ({value}), and plans are searched without it; leave it out")
+    if launch.max_model_len and length > launch.max_model_len:
+        raise ValueError(
+            f"from: the command's {launch.max_model_len:,} tokens a request are fewer than input_len + output_len = {length:,}"
+        )
+
+
+def _stands(found: ServingPlans, launch: Launch) -> Standing:
+    """The pasted plan: groups that share experts are one copy, all others are replicas."""
+    sizes, inner = {**launch.axes, "dp": launch.dp or 1}, launch.dp or 1
+    if launch.engine == "vllm" and inner > 1 and found.model.experts and not launch.ep:
+        sizes["ep"] = sizes["tp"] * inner  # vLLM splits experts over all of them
+    shared = found.model.experts is not None and sizes["ep"] > sizes["tp"]
+    plan_ = {"tp": sizes["tp"], "pp": sizes["pp"], "dp": inner if shared else 1, "ep": sizes["ep"]}
+    replicas = launch.servers * (1 if shared else inner)
+    return standing(found, plan_, replicas, launch.dtype, launch.concurrency or 0)
 
 
 def _commands(found: ServingPlans, engine: str) -> dict[str, str]:
@@ -111,11 +162,18 @@ def _commands(found: ServingPlans, engine: str) -> dict[str, str]:
     one = found.setup(rows, i).plan
     copies = int(rows.replicas[i])
     whole = replace(one, dp=int(one.dp) * copies) if found.model.experts is None else one
-    goal = found.goal
-    limits = Limits(max_model_len=goal.input_len + goal.output_len, max_num_seqs=max(1, int(rows.running[i])))
+    goal, run = found.goal, found.run
+    limits = Limits(
+        max_model_len=carried().get("max_model_len", goal.input_len + goal.output_len),
+        max_num_seqs=max(1, int(rows.running[i])),
+        max_num_batched_tokens=run.max_num_batched_tokens or 0,
+        gpu_memory_utilization=run.gpu_memory_utilization or 0.0,
+    )
     launch = launch_command(found.model, whole, engine, found.cluster, limits)
     if found.model.experts is not None and copies > 1:
         launch = f"# {copies} of these, each on its own GPUs\n{launch}"
+    if i:
+        launch = f"# plan {i + 1}, {found.words(rows, i)}: those before it have workers of their own for prompts\n{launch}"
     bench = benchmark_command(
         found.model, engine, input_len=goal.input_len, output_len=goal.output_len, concurrency=int(rows.concurrency[i])
     )
@@ -140,7 +198,7 @@ def _speed(candidates: int, seconds: float) -> None:
 def _train(model: str, place: Cluster, options: dict[str, Any], top: int, plot: str, as_json: bool) -> None:
     from commtax.report import planning
 
-    serving = ("workload", "output_len", "ttft", "tpot", "objective", "max_concurrency", "price")
+    serving = ("workload", "output_len", "ttft", "tpot", "objective", "max_concurrency", "price", *RUN)
     given = [name for name in serving if options[name] not in (None, "")] + (["plot"] if plot else [])
     if given:
         raise ValueError(f"{given[0]}: belongs to serving, not to --phase train")
@@ -153,15 +211,28 @@ def _train(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
         place,
         global_batch=options["global_batch"],
         seq=_or(options["input_len"], 4096),
-        engine=options["engine"] or "megatron",
+        engine=options["engine"],
         dtype=options["dtype"],
+        profile=options["profile"],
     )
     spent = time.process_time() - start
+    pasted = _trains(found, options["launch"]) if options["launch"] else None
     if as_json:
-        print_json(planning.train_plans_document(found, top))
+        print_json(planning.train_plans_document(found, top, pasted))
     else:
         _speed(found.candidates, spent)
-        planning.show_train_plans(terminal(), found, top)
+        planning.show_train_plans(terminal(), found, top, pasted)
     if options["emit"] and len(found.plans) and not as_json:
         show_emitted(emitted(found.bill(found.plans, 0), options["emit"]))
     sys.exit(0 if len(found.plans) else 1)
+
+
+def _trains(found: TrainPlans, launch: Launch) -> Standing:
+    """The pasted job, with its own overlap."""
+    sizes = {**launch.axes, "micro_batch": launch.micro_batch or 1}
+    zero = found.engine.zero if launch.zero is None else launch.zero
+    kind = Kind(zero, launch.recompute or "none", launch.schedule or "1f1b", launch.chunks or 1)
+    words: dict[str, Any] = {"sequence_parallel": launch.sequence_parallel or None, "hsdp": launch.hsdp or 0}
+    if launch.async_axes:
+        words["async_axes"] = tuple(launch.async_axes.split(","))
+    return training_standing(found, sizes, kind, **words)

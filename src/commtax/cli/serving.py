@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
 import numpy as np
 
 from commtax import catalog
-from commtax.api.serving import simulate
+from commtax.api.serving import Simulation, simulate
 from commtax.catalog.profile import load as load_profile
 from commtax.cli.options import Count, Fraction, axis_options, json_option, profile_option, where_options
 from commtax.cli.output import print_json, terminal
@@ -56,7 +57,7 @@ class Counts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 def simulate_command(
     model: str, as_json: bool, concurrency: Any, num_prompts: int | None, prompts_per_client: int | None, **options: Any
 ) -> None:
-    """TPOT and TTFT of a closed loop: clients that each send a request when the last one is answered.
+    """TPOT and TTFT of a closed loop: clients that each send a request when the last one is answered. Exit code 1: it does not fit.
 
     commtax simulate llama-3.1-8b --cluster 8xh100-sxm -tp 1 --concurrency 32 --input-len 1024 --output-len 256
     """
@@ -68,9 +69,30 @@ def simulate_command(
     options["profile"] = load_profile(options["profile"]) if options["profile"] else None
     place = catalog.cluster(options.pop("cluster"), **names)
     found = simulate(model, place, concurrency=concurrency, num_prompts=num_prompts, **options)
+    if options["disaggregated"]:
+        _check_gpus(found, options)
     if as_json:
         print_json(serving.simulation_document(found))
     elif np.ndim(concurrency):
         serving.show_simulations(terminal(), found)
     else:
         serving.show_simulation(terminal(), found)
+    sys.exit(0 if serving.holds_one(found) else 1)
+
+
+def _check_gpus(found: Simulation, options: dict[str, Any]) -> None:
+    """Workers that were asked for, and at least one of each kind, must be there; "enough" of both is a what-if."""
+    plan, cluster = found.setup.plan, found.setup.cluster
+    given = options["prefill_workers"], options["decode_workers"]
+    if given == (None, None):
+        return
+    clients = int(np.min(found.concurrency))
+    if given[1] and given[1] * plan.dp > clients:
+        raise ValueError(f"decode_workers={given[1]}: more than there are clients, {clients}, for each of their replicas")
+    each = options["prefill_tp"] or int(plan.tp), int(plan.num_gpus)
+    count = given[0] or 1, given[1] or 1
+    total = count[0] * each[0] + count[1] * each[1]
+    if total > cluster.num_gpus:
+        name = "prefill_workers" if given[0] else "decode_workers"
+        words = f"{count[0]} x {each[0]} GPUs for prompts + {count[1]} x {each[1]} to decode = {total}"
+        raise ValueError(f"{name}={given[0] or given[1]}: {words}, and {cluster.key} has {cluster.num_gpus}")

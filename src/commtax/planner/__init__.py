@@ -2,6 +2,19 @@
 
 from commtax.planner.columns import Columns, Goal, Rejected
 from commtax.planner.serving import WORKLOADS, ServingPlans, plan
+from commtax.planner.standing import Standing, standing, training_standing
 from commtax.planner.training import TrainPlans, plan_training
 
-__all__ = ["WORKLOADS", "Columns", "Goal", "Rejected", "ServingPlans", "TrainPlans", "plan", "plan_training"]
+__all__ = [
+    "WORKLOADS",
+    "Columns",
+    "Goal",
+    "Rejected",
+    "ServingPlans",
+    "Standing",
+    "TrainPlans",
+    "plan",
+    "plan_training",
+    "standing",
+    "training_standing",
+]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from commtax.planner.space import Array
+from commtax.spec import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,17 @@ class Goal:
     ttft_s: float = math.inf
     tpot_s: float = math.inf
     objective: str = "throughput"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How every plan is run: what a launch command says beside its sizes. None or "" leaves it to the engine."""
+
+    kv_dtype: str = ""
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    gpu_memory_utilization: float | None = None
+    profile: Profile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +75,29 @@ class Columns:
     @property
     def tokens_per_s_per_user(self) -> Array:
         return np.asarray(1 / self.tpot_s)
+
+
+def request_s(goal: Goal, c: Columns) -> Array:
+    """Seconds of a whole request."""
+    return np.asarray(c.ttft_s + (goal.output_len - 1) * c.tpot_s)
+
+
+def worth(goal: Goal, c: Columns) -> Array:
+    """What the objective counts, larger is better: tokens/s, requests a second of one client, tokens/s a GPU, or 1 / GPUs."""
+    if goal.objective == "latency":
+        return np.asarray(1 / request_s(goal, c))
+    if goal.objective == "cost":
+        return c.tokens_per_s_per_gpu
+    return np.asarray(1 / c.gpus) if goal.objective == "gpus" else c.tokens_per_s
+
+
+def family(c: Columns) -> Array:
+    """A number a family: everything but the concurrency."""
+    key = np.zeros(len(c))
+    for name in ("mode", "dtype", "tp", "pp", "dp", "ep", "replicas", "prefill_tp", "prefill_replicas"):
+        key = key * 4099 + getattr(c, name)
+        key = np.unique(key, return_inverse=True)[1].astype(float)
+    return key
 
 
 def joined(parts: list[Columns]) -> Columns:

@@ -58,7 +58,7 @@ def _splits(
         if not ok.any():
             continue
         wait = np.where(ok, busy / (2 * np.maximum(1e-9, 1 - busy)), 0.0) * prompt_s
-        ttft = base.engine.request_s + wait + prompt_s + _moved_s(base, tp, ahead, goal)
+        ttft = base.engine.request_s + wait + prompt_s + moved_s(base, tp, ahead, goal)
         rows = Columns(
             mode=n,
             dtype=index * n,
@@ -81,7 +81,7 @@ def _splits(
     return found
 
 
-def _moved_s(base: Setup, tp: int, ahead: int, goal: Goal) -> float:
+def moved_s(base: Setup, tp: int, ahead: int, goal: Goal) -> float:
     """Seconds to move one prompt's cache: every rank sends its part over its own share of the link."""
     model, cluster = base.model, base.cluster
     each = sum(

@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
 
-from commtax.api.billing import StepBill, bill
+from commtax.api.fitting import fit
 from commtax.api.train_explain import train_verdict
-from commtax.planner.columns import Columns, label
-from commtax.planner.serving import ServingPlans
+from commtax.planner.columns import Columns, label, worth
+from commtax.planner.reasons import in_type, lost, sizes_of, step_of, why
+from commtax.planner.serving import ServingPlans, plan
 from commtax.planner.training import TrainPlans
+from commtax.spec import DTYPE_BYTES, Cluster
+from commtax.units import format_seconds, plural
 
-
-def step_of(answer: ServingPlans, rows: Columns, i: int) -> StepBill:
-    """The decode step that row ``i`` runs in the middle of its requests' lives."""
-    sizes: dict[str, Any] = {axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}
-    return bill(
-        answer.model,
-        answer.cluster,
-        engine=answer.engine,
-        dtype=answer.dtypes[int(rows.dtype[i])],
-        batch=max(1, int(rows.running[i])),
-        context=answer.goal.input_len + answer.goal.output_len // 2,
-        **sizes,
-    )
+SMALLER = ("fp8", "int4")
+MOST_HOSTS = 64
 
 
 def explain(answer: ServingPlans, i: int) -> list[str]:
     """What plan ``i`` costs and why, and how it compares with the winner."""
     rows, goal = answer.plans, answer.goal
-    step = step_of(answer, rows, i)
-    words = [answer.words(rows, i)]
-    links = sorted({str(x.link) for x in step.items if x.kind == "comm"})
-    across = f" over {', '.join(links)}" if links else ""
-    share = f"{float(step.comm_fraction):.0%} of it exposed communication{across}"
-    words.append(f"a decode step takes {float(step.step_s) * 1e3:.1f} ms, {share}")
-    words.append(f"{int(rows.running[i]):,} requests at once leave {float(rows.kv_headroom[i]):.0%} of the KV cache free")
+    words = [answer.words(rows, i) + in_type(answer, int(rows.dtype[i])), _token(answer, rows, i)]
+    where = "an attention group" if rows.dp[i] > 1 else "a copy"
+    held = f"{plural(int(rows.running[i]), 'request')} at once on {where}"
+    words.append(f"{held} leave{'s' if rows.running[i] == 1 else ''} {float(rows.kv_headroom[i]):.0%} of its KV cache free")
     if i:
-        behind = 1 - float(rows.tokens_per_s[i]) / float(rows.tokens_per_s[0])
-        verb = "behind" if behind > 0 else "ahead of"
-        words.append(f"{abs(behind):.0%} {verb} the first in tokens/s{_close(answer, i)}")
+        words.append(f"{lost(answer, i)} than the first: {why(answer, i)}{_close(answer, i)}")
     elif len(rows) > 1:
         words.append(_won(answer))
-    limits = [f"{n} {v * 1e3:,.0f} of {m * 1e3:,.0f} ms" for n, v, m in _limits(rows, i, goal.ttft_s, goal.tpot_s)]
+    limits = [f"{n} {format_seconds(v)} of {format_seconds(m)}" for n, v, m in _limits(rows, i, goal.ttft_s, goal.tpot_s)]
     return words + ([f"uses {' and '.join(limits)}"] if limits else [])
+
+
+def _token(answer: ServingPlans, rows: Columns, i: int) -> str:
+    """What a decode step takes, and what other requests' prompts add to it."""
+    step = step_of(answer, rows, i)
+    links = sorted({str(x.link) for x in step.items if x.kind == "comm" and float(x.exposed_s) > 0})
+    share = f"{float(step.comm_fraction):.0%} of it exposed communication over {', '.join(links)}" if links else "nothing is sent"
+    words = f"a decode step takes {format_seconds(float(step.step_s))}, {share}"
+    more = float(rows.tpot_s[i] - step.step_s)
+    stretched = answer.goal.output_len > 1 and more > 0.02 * float(rows.tpot_s[i])
+    return words + (f"; other requests' prompts add {format_seconds(more)} a token" if stretched else "")
 
 
 def _limits(rows: Columns, i: int, ttft_s: float, tpot_s: float) -> list[tuple[str, float, float]]:
@@ -52,27 +51,80 @@ def _limits(rows: Columns, i: int, ttft_s: float, tpot_s: float) -> list[tuple[s
 
 def _close(answer: ServingPlans, i: int) -> str:
     """Whether plan ``i`` lies within the winner's range: then the order is not certain."""
-    low, _ = answer.range_of(answer.plans, 0, "tokens_per_s")
-    _, high = answer.range_of(answer.plans, i, "tokens_per_s")
-    return "; within each other's range, so measure both" if high >= low else ""
+    value, factor = worth(answer.goal, answer.plans), answer.spread()
+    near = answer.goal.objective != "gpus" and value[i] * factor >= value[0] / factor
+    return "; within each other's range, so measure both" if near else ""
 
 
 def _won(answer: ServingPlans) -> str:
-    """Against the best plan of another degree: more requests at once, a shorter step, or fewer idle GPUs."""
-    rows = answer.plans
+    """Against the best plan of another degree, or else the next: by how much, and what that one suffers from."""
+    rows, goal = answer.plans, answer.goal
     other = next((i for i in range(1, len(rows)) if (rows.tp[i], rows.pp[i]) != (rows.tp[0], rows.pp[0])), 1)
-    name = label(*(int(getattr(rows, axis)[other]) for axis in ("tp", "pp", "dp", "ep")))
-    more = float(rows.tokens_per_s[0] / rows.tokens_per_s[other]) - 1
-    mine, theirs = step_of(answer, rows, 0), step_of(answer, rows, other)
-    reasons = []
-    if mine.comm_fraction < theirs.comm_fraction - 0.01:
-        reasons.append(f"{float(mine.comm_fraction):.0%} of its step is communication, not {float(theirs.comm_fraction):.0%}")
-    if rows.concurrency[0] > rows.concurrency[other]:
-        reasons.append(f"it holds {int(rows.concurrency[0]):,} requests, not {int(rows.concurrency[other]):,}")
-    if rows.gpus[0] > rows.gpus[other]:
-        reasons.append(f"it uses {int(rows.gpus[0])} GPUs, not {int(rows.gpus[other])}")
-    why = "; ".join(reasons) or "its steps are cheaper for each request"
-    return f"{more:+.0%} tokens/s against {name}: {why}{_close(answer, other)}"
+    name = label(**sizes_of(rows, other)) + in_type(answer, int(rows.dtype[other]))
+    value = worth(goal, rows)
+    if goal.objective == "gpus":
+        return f"the next, {name}, needs {plural(int(rows.gpus[other]), 'GPU')}"
+    if goal.objective == "latency":
+        gain = f"requests take {1 - float(value[other] / value[0]):.0%} less time than with {name}"
+    else:
+        unit = "tokens/s a GPU" if goal.objective == "cost" else "tokens/s"
+        gain = f"{float(value[0] / value[other]) - 1:+.0%} {unit} against {name}"
+    return f"{gain} (there: {why(answer, other)}){_close(answer, other)}"
+
+
+def changes(answer: ServingPlans) -> list[str]:
+    """Where no plan is good: what would have to change, each tried before it is said."""
+    return list(_to_meet(answer)) if len(answer.near) else list(_to_fit(answer))
+
+
+def _to_fit(answer: ServingPlans) -> Iterator[str]:
+    """The least GPUs that would hold the model, and the types in which these would."""
+    length = answer.goal.input_len + answer.goal.output_len
+    for place in _larger(answer.cluster):
+        found = fit(answer.model, place, engine=answer.engine, dtype=answer.dtypes[0], max_model_len=length)
+        if found.fits:
+            yield f"{place.key} (TP {int(found.setup.plan.tp)} x PP {int(found.setup.plan.pp)} fits)"
+            break
+    for dtype in _smaller(answer):
+        if fit(answer.model, answer.cluster, engine=answer.engine, dtype=dtype, max_model_len=length).fits:
+            yield f"weights in {dtype} (--dtype {dtype})"
+            break
+
+
+def _larger(here: Cluster) -> Iterator[Cluster]:
+    """The same chips, more of them: a whole host, then hosts by doubling."""
+    hosts, each = here.num_hosts, max(here.gpus_per_host, here.chip.gpus_per_host)
+    hosts = hosts * 2 if each == here.gpus_per_host else hosts
+    while hosts <= MOST_HOSTS:
+        key = f"{hosts}x{each}x{here.chip.key}" if hosts > 1 else f"{each}x{here.chip.key}"
+        yield replace(here, key=key, num_hosts=hosts, gpus_per_host=each)
+        hosts *= 2
+
+
+def _smaller(answer: ServingPlans) -> list[str]:
+    """Types with fewer bytes a weight than any that was tried."""
+    stored = answer.model.quant.dtype if answer.model.quant else answer.model.dtype
+    least = min(DTYPE_BYTES.get(name or stored, 2.0) for name in answer.dtypes)
+    return [name for name in SMALLER if DTYPE_BYTES[name] < least]
+
+
+def _to_meet(answer: ServingPlans) -> Iterator[str]:
+    goal, near = answer.goal, answer.near
+    ttft, tpot = float(near.ttft_s[0]), float(near.tpot_s[0])
+    limits = [f"TPOT {format_seconds(tpot)}"] if tpot > goal.tpot_s else []
+    limits += [f"TTFT {format_seconds(ttft)}"] if ttft > goal.ttft_s else []
+    yield f"limits of {' and '.join(limits)}"
+    for dtype in _smaller(answer):
+        lengths = {"input_len": goal.input_len, "output_len": goal.output_len, "ttft_s": goal.ttft_s, "tpot_s": goal.tpot_s}
+        other = plan(answer.model, answer.cluster, engine=answer.engine, dtypes=(dtype,), profile=answer.run.profile, **lengths)  # type: ignore[arg-type]
+        best = other.plans if len(other.plans) else other.near
+        if len(best):
+            times = f"TPOT {format_seconds(float(best.tpot_s[0]))}, TTFT {format_seconds(float(best.ttft_s[0]))}"
+            yield f"weights in {dtype} (--dtype {dtype}: {'meets them' if len(other.plans) else 'at best ' + times})"
+            break
+    if ttft > goal.ttft_s:
+        yield f"prompts {ttft / goal.ttft_s:.1f} x as short"
+    yield "faster GPUs, or more of them" if tpot > goal.tpot_s else "more GPUs"
 
 
 def explain_training(answer: TrainPlans, i: int) -> list[str]:

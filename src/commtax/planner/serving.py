@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
-from commtax import catalog
-from commtax.api.fitting import cache_tokens, fit
-from commtax.api.serving import Simulation, simulate
+from commtax.api.fitting import cache_tokens
+from commtax.api.serving import RANGE, Simulation, simulate
 from commtax.api.setup import Setup, positive, setup
 from commtax.cost import memory
-from commtax.cost.legality import RULES, Case
-from commtax.planner import disaggregated
-from commtax.planner.columns import Columns, Goal, Rejected, empty, joined, label
+from commtax.planner import disaggregated, reasons
+from commtax.planner.columns import Columns, Goal, Rejected, Run, empty, family, joined, worth
 from commtax.planner.space import Array, Space, space
-from commtax.spec import Cluster, Engine, Model
+from commtax.spec import Cluster, Engine, Model, Profile
 
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
 WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batch": (1024, 1024)}
@@ -43,6 +41,7 @@ class ServingPlans:
     near: Columns
     front: Columns
     rejected: tuple[Rejected, ...]
+    run: Run = field(default_factory=Run)
 
     def usd_per_million_tokens(self, rows: Columns) -> Array:
         return np.asarray(self.usd_per_gpu_hour * rows.gpus / 3600 / rows.tokens_per_s * 1e6)
@@ -50,18 +49,22 @@ class ServingPlans:
     def setup(self, rows: Columns, i: int) -> Setup:
         """Row ``i`` as a plan of one copy."""
         sizes: dict[str, Any] = {axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}
-        return setup(self.model, self.cluster, engine=self.engine, dtype=self.dtypes[int(rows.dtype[i])], **sizes)
+        sizes |= {"dtype": self.dtypes[int(rows.dtype[i])], "kv_dtype": self.run.kv_dtype, "profile": self.run.profile}
+        return setup(self.model, self.cluster, engine=self.engine, **sizes)
 
     def words(self, rows: Columns, i: int) -> str:
         """GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``."""
         return " ".join(_words(self, rows, i))
 
-    def range_of(self, rows: Columns, i: int, name: str = "tpot_s") -> tuple[float, float]:
-        """The 80 % range of a figure of row ``i``, from the errors on published runs that were not fitted."""
+    def spread(self, name: str = "tpot_s") -> float:
+        """The factor to either end of a figure's 80 % range, from the errors on published runs that were not fitted."""
         kind = "_moe" if self.model.experts else ""
         base = "ttft" if name == "ttft_s" else "tpot"
-        factor = math.exp(1.2816 * getattr(self.engine, f"sigma_{base}{kind}"))
-        value = float(getattr(rows, name)[i])
+        return math.exp(RANGE * float(getattr(self.engine, f"sigma_{base}{kind}")))
+
+    def range_of(self, rows: Columns, i: int, name: str = "tpot_s") -> tuple[float, float]:
+        """The 80 % range of a figure of row ``i``."""
+        value, factor = float(getattr(rows, name)[i]), self.spread(name)
         return value / factor, value * factor
 
     def explain(self, i: int) -> list[str]:
@@ -69,6 +72,12 @@ class ServingPlans:
         from commtax.planner.explain import explain
 
         return explain(self, i)
+
+    def changes(self) -> list[str]:
+        """Where no plan is good: what would have to change."""
+        from commtax.planner.explain import changes
+
+        return changes(self)
 
     def to_frame(self) -> Any:
         """The good plans as a pandas table, where pandas is there."""
@@ -89,33 +98,38 @@ def plan(
     ttft_s: float = math.inf,
     tpot_s: float = math.inf,
     objective: str = "throughput",
-    engine: str | Engine = "vllm",
+    engine: str | Engine = "",
     dtypes: tuple[str, ...] = ("",),
     max_concurrency: int = MAX_CONCURRENCY,
     usd_per_gpu_hour: float | None = None,
+    profile: str | Profile | None = None,
+    **run: Any,
 ) -> ServingPlans:
-    """Price all legal plans at every concurrency up to ``max_concurrency`` a copy and rank those that fit and meet the limits."""
+    """Price all legal plans at every concurrency up to ``max_concurrency`` a copy and rank those that fit and meet the limits.
+
+    ``run`` is what a launch command says for all of them: kv_dtype, max_num_batched_tokens, max_num_seqs,
+    gpu_memory_utilization. A ``profile``'s constants are laid over the catalogue's.
+    """
     goal = _goal(input_len, output_len, ttft_s, tpot_s, objective)
     positive(max_concurrency, "max_concurrency")
-    known = catalog.model(model) if isinstance(model, str) else model
-    place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    runs = catalog.engine(engine) if isinstance(engine, str) else engine
+    dtypes = tuple(dict.fromkeys(dtypes))
+    base = setup(model, cluster, engine=engine, dtype=dtypes[0], kv_dtype=run.get("kv_dtype", ""), profile=profile)
+    known, place, runs = base.model, base.cluster, base.engine
     price = place.chip.usd_per_gpu_hour if usd_per_gpu_hour is None else usd_per_gpu_hour
     if not 0 <= price < 1e6:
         raise ValueError(f"price={price}: dollars a GPU-hour, at least 0")
     if goal.input_len + goal.output_len > known.max_len:
         longest = f"the {known.max_len:,} positions of {known.key}"
         raise ValueError(f"input_len + output_len = {goal.input_len + goal.output_len:,}: more than {longest}")
+    none = empty()
+    question = ServingPlans(known, place, runs, goal, dtypes, price, 0, none, none, none, (), Run(profile=base.profile, **run))
     points, rejected, candidates = [], [], 0
-    dtypes = tuple(dict.fromkeys(dtypes))
-    for index, dtype in enumerate(dtypes):
-        found, lost, count = _points(known, place, runs, dtype, goal, max_concurrency, index)
+    for index in range(len(dtypes)):
+        found, lost, count = _points(question, index, max_concurrency)
         points.append(found)
         rejected += lost
         candidates += count
-    every = joined(points)
-    answer = ServingPlans(known, place, runs, goal, dtypes, price, candidates, every, every, every, tuple(rejected))
-    return _ranked(answer, every)
+    return _ranked(replace(question, candidates=candidates, rejected=tuple(dict.fromkeys(rejected))), joined(points))
 
 
 def _goal(input_len: int, output_len: int, ttft_s: float, tpot_s: float, objective: str) -> Goal:
@@ -124,45 +138,58 @@ def _goal(input_len: int, output_len: int, ttft_s: float, tpot_s: float, objecti
     for limit, name in ((ttft_s, "ttft_s"), (tpot_s, "tpot_s")):
         if not limit > 0:
             raise ValueError(f"{name}={limit}: a time above 0 is needed")
+    if output_len == 1 and tpot_s < math.inf:
+        raise ValueError("tpot_s: with one output token there is no time between tokens; limit ttft_s")
     if objective not in OBJECTIVES:
         raise ValueError(f"objective '{objective}': one of {', '.join(OBJECTIVES)}")
     return Goal(int(input_len), int(output_len), float(ttft_s), float(tpot_s), objective)
 
 
-def _points(
-    model: Model, cluster: Cluster, engine: Engine, dtype: str, goal: Goal, most: int, index: int
-) -> tuple[Columns, list[Rejected], int]:
+def start(question: ServingPlans, index: int) -> tuple[Setup, int, int]:
+    """The plan of one GPU in a type, and the engine's limits: tokens and requests of a step."""
+    run = question.run
+    words: dict[str, Any] = {"dtype": question.dtypes[index], "kv_dtype": run.kv_dtype, "profile": run.profile}
+    tokens, seqs = memory.default_limits(question.cluster.chip, question.engine)
+    tokens = tokens if run.max_num_batched_tokens is None else run.max_num_batched_tokens
+    seqs = seqs if run.max_num_seqs is None else run.max_num_seqs
+    for value, name in ((tokens, "max_num_batched_tokens"), (seqs, "max_num_seqs")):
+        positive(value, name)
+    return setup(question.model, question.cluster, engine=question.engine, **words), tokens, seqs
+
+
+def _points(question: ServingPlans, index: int, most: int) -> tuple[Columns, list[Rejected], int]:
     """Every (plan, concurrency) that fits, priced; families that are illegal or do not fit."""
-    base = setup(model, cluster, engine=engine, dtype=dtype)
-    whole = space(model, cluster, base.plan, engine)
-    lost = list(_illegal(base, whole))
+    base, tokens, seqs = start(question, index)
+    goal = question.goal
+    whole = space(base.model, base.cluster, base.plan, base.engine)
+    lost = list(reasons.illegal(base, whole))
     legal = whole.only((whole.codes == 0) & (whole.replicas > 0))
     if not len(legal):
         return empty(), lost, len(whole)
-    tokens, seqs = memory.default_limits(cluster.chip, engine)
     sizes: dict[str, Any] = {"tp": legal.tp, "pp": legal.pp, "dp": legal.dp, "ep": legal.ep}
-    kv = np.asarray(cache_tokens(replace(base, plan=replace(base.plan, **sizes)), tokens, seqs))
+    asked = replace(base, plan=replace(base.plan, **sizes))
+    kv = np.asarray(cache_tokens(asked, tokens, seqs, question.run.gpu_memory_utilization))
     fits = kv >= goal.input_len + goal.output_len
-    lost += _too_large(base, legal, fits, goal, dtype)
+    lost += reasons.too_large(question, legal, fits, index)
     roomy, kv = legal.only(fits), kv[fits]
     if not len(roomy):
         return empty(), lost, len(whole) * most
     if goal.objective == "gpus":  # copies add throughput, not an answer
         roomy = replace(roomy, replicas=np.ones(len(roomy), dtype=int))
-    room = np.clip(kv // _kept(goal, engine), 1, most).astype(int)
-    found = _search(base, roomy, kv, room, goal, index)
-    return found, lost, len(whole) * most
+    return search(question, base, roomy, kv, index, most), lost, len(whole) * most
 
 
-def _search(base: Setup, roomy: Space, kv: Array, room: Array, goal: Goal, index: int) -> Columns:
+def search(question: ServingPlans, base: Setup, roomy: Space, kv: Array, index: int, most: int) -> Columns:
     """Every concurrency that can matter: a coarse grid of all plans, then all of the intervals that may hold a good plan's best.
 
     A request takes no less time when others join, so between two grid points tokens/s is at most the next point's clients
     over this point's time. Intervals whose bound lies below the best plans', or that break a limit at both ends, are left out.
     """
+    goal = question.goal
+    room = np.clip(kv // _kept(goal, base.engine), 1, most).astype(int)
     rows, load, last = _coarse(room)
-    priced = _simulated(base, roomy.only(rows), load, kv[rows], goal)
-    coarse = _columns(roomy.only(rows), load, priced, goal, index)
+    priced = simulated(question, base, roomy.only(rows), load, kv[rows])
+    coarse = columns(roomy.only(rows), load, priced, goal, index)
     ahead = np.where(last, load, np.append(load[1:], 1))
     rate = coarse.tokens_per_s if goal.objective == "throughput" else coarse.tokens_per_s_per_gpu
     good = (coarse.ttft_s <= goal.ttft_s) & (coarse.tpot_s <= goal.tpot_s)
@@ -173,11 +200,11 @@ def _search(base: Setup, roomy: Space, kv: Array, room: Array, goal: Goal, index
     inner = np.repeat(open_, gaps)
     step = np.arange(len(inner)) - np.repeat(np.cumsum(gaps) - gaps, gaps) + 1
     fine_rows, fine_load = rows[inner], load[inner] + step
-    more = _simulated(base, roomy.only(fine_rows), fine_load, kv[fine_rows], goal)
-    fine = _columns(roomy.only(fine_rows), fine_load, more, goal, index)
+    more = simulated(question, base, roomy.only(fine_rows), fine_load, kv[fine_rows])
+    fine = columns(roomy.only(fine_rows), fine_load, more, goal, index)
     first = load == 1
     prompt_s = np.asarray(priced.prompt_s * priced.chunks)[first]
-    apart = disaggregated.columns(base, roomy, prompt_s, kv, room, goal, index)
+    apart = disaggregated.columns(base, roomy, prompt_s, kv, np.minimum(room, start(question, index)[2]), goal, index)
     return joined([coarse, fine, apart])
 
 
@@ -201,24 +228,29 @@ def _listed(rows: Array, score: Array) -> float:
     return float(kept[min(LISTED, len(kept)) - 1]) if len(kept) else np.inf
 
 
-def _simulated(base: Setup, s: Space, concurrency: Array, kv: Array, goal: Goal) -> Simulation:
+def simulated(question: ServingPlans, base: Setup, s: Space, concurrency: Array, kv: Array) -> Simulation:
+    run = question.run
     return simulate(
         base.model,
         base.cluster,
         engine=base.engine,
         dtype=base.plan.weights_dtype,
+        kv_dtype=run.kv_dtype,
+        profile=run.profile,
+        max_num_batched_tokens=run.max_num_batched_tokens,
+        max_num_seqs=run.max_num_seqs,
         tp=s.tp,
         pp=s.pp,
         dp=s.dp,
         ep=s.ep,
         concurrency=concurrency * s.dp,
-        input_len=goal.input_len,
-        output_len=goal.output_len,
+        input_len=question.goal.input_len,
+        output_len=question.goal.output_len,
         kv_tokens=kv,
     )
 
 
-def _columns(grid: Space, load: Array, priced: Simulation, goal: Goal, index: int) -> Columns:
+def columns(grid: Space, load: Array, priced: Simulation, goal: Goal, index: int) -> Columns:
     n = np.ones(len(grid), dtype=int)
     running = np.asarray(priced.running) * n
     held = running * _kept(goal, priced.setup.engine)
@@ -251,46 +283,31 @@ def _ranked(answer: ServingPlans, every: Columns) -> ServingPlans:
     """The best point of each family that meets the limits, in the objective's order; without any, the nearest ones."""
     goal = answer.goal
     good = (every.ttft_s <= goal.ttft_s) & (every.tpot_s <= goal.tpot_s)
-    score = _score(answer, every)
-    best = _best(every, np.where(good, score, -np.inf))
-    plans = every.take(best[np.isfinite(np.where(good, score, -np.inf)[best])])
+    rank = np.where(good, score(goal, every), -np.inf)
+    best = _best(every, rank)
+    plans = every.take(best[np.isfinite(rank[best])])
     over = np.maximum(every.ttft_s / goal.ttft_s, every.tpot_s / goal.tpot_s) if len(every) else np.array([])
     near = _best(every, -over)[:5] if len(every) and not len(plans) else np.array([], dtype=int)
     front = every.take(_front(every, good))
-    slow = [] if not len(every) else list(_too_slow(answer, every, good))
+    slow = [] if not len(every) else list(reasons.too_slow(answer, every, good))
     found = replace(answer, plans=plans, near=every.take(near), front=front, rejected=(*answer.rejected, *slow))
-    return replace(found, rejected=(*found.rejected, *_behind(found))) if len(plans) else found
+    return replace(found, rejected=(*found.rejected, *reasons.behind(found))) if len(plans) else found
 
 
-def _score(answer: ServingPlans, c: Columns) -> Array:
-    """Larger is better. Ties go to fewer GPUs, then to the lower TPOT."""
-    goal = answer.goal
-    tie = 1e-9 * c.gpus + 1e-12 * c.tpot_s
-    if goal.objective == "throughput":
-        return np.asarray(c.tokens_per_s * (1 - tie))
-    if goal.objective == "latency":
-        return np.asarray(-(c.ttft_s + (goal.output_len - 1) * c.tpot_s) * (1 + tie))
-    if goal.objective == "cost":
-        return np.asarray(c.tokens_per_s_per_gpu * (1 - tie))
-    return np.asarray(-c.gpus * 1.0 + 1e-9 * c.tokens_per_s_per_gpu)
-
-
-def _family(c: Columns) -> Array:
-    """A number a family: everything but the concurrency."""
-    key = np.zeros(len(c))
-    for name in ("mode", "dtype", "tp", "pp", "dp", "ep", "replicas", "prefill_tp", "prefill_replicas"):
-        key = key * 4099 + getattr(c, name)
-        key = np.unique(key, return_inverse=True)[1].astype(float)
-    return key
+def score(goal: Goal, c: Columns) -> Array:
+    """Larger is better. Ties go to fewer GPUs, then to shorter waits; the fewest GPUs, to more tokens/s a GPU."""
+    if goal.objective == "gpus":
+        return np.asarray(-c.gpus * 1.0 + 1e-9 * c.tokens_per_s_per_gpu)
+    return np.asarray(worth(goal, c) * (1 - 1e-9 * c.gpus - 1e-10 * c.ttft_s - 1e-12 * c.tpot_s))
 
 
 def _best(c: Columns, score: Array) -> Array:
     """Index of the best row of each family, best family first."""
     if not len(c):
         return np.array([], dtype=int)
-    order = np.lexsort((-score, _family(c)))
+    order = np.lexsort((-score, family(c)))
     first = np.ones(len(order), dtype=bool)
-    keys = _family(c)[order]
+    keys = family(c)[order]
     first[1:] = keys[1:] != keys[:-1]
     heads = order[first]
     return np.asarray(heads[np.argsort(-score[heads], kind="stable")])
@@ -309,79 +326,6 @@ def _front(c: Columns, good: Array) -> Array:
     return np.asarray(where[order[keep]])
 
 
-def _illegal(base: Setup, whole: Space) -> Iterator[Rejected]:
-    """One line for each rule and tp degree that it forbids."""
-    seen: set[tuple[int, int]] = set()
-    for i in np.flatnonzero(whole.codes):
-        key = (int(whole.tp[i]), int(whole.codes[i]))
-        if key in seen:
-            continue
-        seen.add(key)
-        sizes = {"tp": int(whole.tp[i]), "pp": int(whole.pp[i]), "dp": int(whole.dp[i]), "ep": int(whole.ep[i])}
-        rule = RULES[int(whole.codes[i]) - 1]
-        case = Case(base.model, base.cluster, replace(base.plan, **sizes), base.engine)  # type: ignore[arg-type]
-        yield Rejected(label(**sizes), rule.says(case))
-
-
-def _too_large(base: Setup, legal: Space, fits: Array, goal: Goal, dtype: str) -> Iterator[Rejected]:
-    """Plans without room for one request: the largest of each tp degree stands for its smaller ones."""
-    seen: dict[int, int] = {}
-    for where in np.flatnonzero(~fits).tolist():
-        tp = int(legal.tp[where])
-        if tp not in seen or legal.group[where] > legal.group[seen[tp]]:
-            seen[tp] = where
-    for i in seen.values():
-        sizes = {axis: int(getattr(legal, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}
-        length = min(base.model.max_len, goal.input_len + goal.output_len)
-        judged = fit(base.model, base.cluster, engine=base.engine, dtype=dtype, max_model_len=length, **sizes)
-        lack = max(judged.shortfall_bytes, 0.0) / 2**30
-        yield Rejected(
-            label(**sizes) + (f" {dtype}" if dtype else ""), f"does not fit: each rank lacks {lack:.1f} GiB for one request"
-        )
-
-
-def _too_slow(answer: ServingPlans, every: Columns, good: Array) -> Iterator[Rejected]:
-    """Families that fit and break a limit at every concurrency."""
-    goal, family = answer.goal, _family(every)
-    for key in np.unique(family[~good]):
-        mine = family == key
-        if good[mine].any():
-            continue
-        rows = every.take(np.flatnonzero(mine))
-        if int(rows.mode[0]):
-            continue
-        sizes = {axis: int(getattr(rows, axis)[0]) for axis in ("tp", "pp", "dp", "ep")}
-        ttft, tpot = float(rows.ttft_s.min()), float(rows.tpot_s.min())
-        words = [f"TPOT {tpot * 1e3:.1f} ms at best"] if tpot > goal.tpot_s else []
-        words += [f"TTFT {ttft * 1e3:,.0f} ms at best"] if ttft > goal.ttft_s else []
-        yield Rejected(label(**sizes), f"breaks the limit: {', '.join(words) or 'TTFT and TPOT never hold together'}")
-
-
-def _behind(answer: ServingPlans) -> Iterator[Rejected]:
-    """Degrees whose best plan meets the limits and still loses by a tenth or more: by how much, and to what."""
-    from commtax.planner.explain import step_of
-
-    rows = answer.plans
-    score = rows.tokens_per_s if answer.goal.objective == "throughput" else rows.tokens_per_s_per_gpu
-    for axis, name in (("tp", "TP"), ("pp", "PP"), ("ep", "EP")):
-        for size in np.unique(getattr(rows, axis)).tolist():
-            mine = np.flatnonzero((getattr(rows, axis) == size) & (rows.mode == 0) & ((rows.pp == 1) | (axis != "tp")))
-            if not len(mine) or (axis != "tp" and size == 1) or int(size) & (int(size) - 1):
-                continue
-            i = int(mine[0])
-            lost = 1 - float(score[i] / score[0])
-            if lost < 0.1:
-                continue
-            step = step_of(answer, rows, i)
-            links = sorted({str(x.link) for x in step.items if x.kind == "comm"})
-            across = "crosses hosts, " if answer.cluster.inter.key in links else ""
-            words = f"{across}{float(step.comm_fraction):.0%} of its decode step is exposed communication over {', '.join(links)}"
-            if axis == "pp":
-                each = int(rows.concurrency[i] / rows.replicas[i])
-                words = f"wants {int(size)} microbatches in flight, and the limits allow {each:,} requests a copy; {words}"
-            yield Rejected(f"{name} {int(size)}", f"{lost:.0%} behind: {words if links else 'holds fewer requests'}")
-
-
 def _words(answer: ServingPlans, rows: Columns, i: int) -> Iterator[str]:
     copies, gpus = int(rows.replicas[i]), int(rows.gpus[i])
     group = [f"{int(rows.pp[i])} stages"] if rows.pp[i] > 1 else []
@@ -391,9 +335,9 @@ def _words(answer: ServingPlans, rows: Columns, i: int) -> Iterator[str]:
     decode = f"{copies} replica{'s' * (copies > 1)} x {one}" if copies > 1 else one
     if int(rows.mode[i]):
         pre, tp = int(rows.prefill_replicas[i]), int(rows.prefill_tp[i])
-        yield f"{gpus} GPUs = {pre} x TP {tp} for prompts + {decode} to decode"
+        yield f"{gpus:,} GPUs = {pre} x TP {tp} for prompts + {decode} to decode"
     else:
-        yield f"{gpus} GPU{'s' * (gpus > 1)} = {decode}"
+        yield f"{gpus:,} GPU{'s' * (gpus > 1)} = {decode}"
     idle = answer.cluster.num_gpus - gpus
     if idle:
-        yield f"({idle} idle)"
+        yield f"({idle:,} idle)"

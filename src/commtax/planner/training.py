@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from commtax import catalog
-from commtax.api.setup import positive
+from commtax.api.setup import positive, setup
 from commtax.api.train_billing import TrainBill, train_bill
 from commtax.cost.bubble import SCHEDULES
+from commtax.cost.train_memory import RECOMPUTE
 from commtax.planner.columns import Rejected
 from commtax.planner.space import Array
-from commtax.spec import Cluster, Engine, Model
+from commtax.spec import Cluster, Engine, Model, Profile
+from commtax.units import plural
 
 MICRO = (1, 2, 4, 8)
 CHUNKS = (2, 4)
+BUDGET = 0.95  # share of a rank's memory that a step may take
 LONG = 8192  # tokens a rank from which sequences are cut over context-parallel ranks
 
 
@@ -74,6 +76,7 @@ class TrainPlans:
     plans: TrainColumns
     near: TrainColumns
     rejected: tuple[Rejected, ...]
+    profile: Profile | None = None
 
     def words(self, rows: TrainColumns, i: int) -> str:
         """GPUs reconciled: ``512 GPUs = DP 16 x 4 stages x TP 8``."""
@@ -83,13 +86,18 @@ class TrainPlans:
             parts.insert(-1, f"{int(rows.pp[i])} stages")
         experts = f", experts over {int(rows.ep[i])}" if rows.ep[i] > 1 else ""
         total = int(rows.tp[i] * rows.pp[i] * rows.dp[i] * rows.cp[i])
-        return f"{total} GPUs = {' x '.join(parts)}{experts}"
+        return f"{plural(total, 'GPU')} = {' x '.join(parts)}{experts}"
 
     def bill(self, rows: TrainColumns, i: int) -> TrainBill:
         """The priced step of row ``i``, line by line."""
         kind = self.kinds[int(rows.kind[i])]
         sizes = {axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep", "cp", "micro_batch")}
         return _priced(self, kind, batch=self.global_batch // sizes["dp"], **sizes)
+
+    def splits(self) -> Array:
+        """Index of the fastest plan of each split of the GPUs, fastest first."""
+        p = self.plans
+        return np.sort(np.unique(np.stack([p.tp, p.pp, p.dp, p.ep, p.cp]), axis=1, return_index=True)[1])
 
     def explain(self, i: int) -> list[str]:
         from commtax.planner.explain import explain_training
@@ -110,47 +118,34 @@ def plan_training(
     *,
     global_batch: int,
     seq: int = 4096,
-    engine: str | Engine = "megatron",
+    engine: str | Engine = "",
     dtype: str = "",
+    profile: str | Profile | None = None,
 ) -> TrainPlans:
     """Price tp x pp x dp x ep x cp x microbatch for each ZeRO stage, recomputation and schedule, all GPUs in use."""
     positive(global_batch, "global_batch")
     positive(seq, "seq")
-    known = catalog.model(model) if isinstance(model, str) else model
-    place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    runs = catalog.engine(engine) if isinstance(engine, str) else engine
-    kinds = tuple(_kinds(runs))
-    question = TrainPlans(known, place, runs, global_batch, seq, dtype, kinds, 0, _empty(), _empty(), ())
+    base = setup(model, cluster, engine=engine, dtype=dtype, phase="train", profile=profile, sequence_parallel=True)
+    known, place, runs = base.model, base.cluster, base.engine
+    kinds, none = tuple(_kinds(runs)), _empty()
+    question = TrainPlans(known, place, runs, global_batch, seq, base.plan.weights_dtype, kinds, 0, none, none, (), base.profile)
     grid = _grid(known, place, runs, global_batch, seq)
-    parts, rejected = [], []
+    parts = []
     for index, kind in enumerate(kinds):
         mine = _fitting(grid, known, kind)
         if len(mine["tp"]):
             parts.append(_group(question, kind, index, mine))
-    every = (
-        TrainColumns(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(TrainColumns))) if parts else _empty()
-    )
-    budget = 0.95 * place.chip.visible_bytes
+    every = TrainColumns(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(none))) if parts else none
+    budget = BUDGET * place.chip.visible_bytes
     order = np.argsort(every.step_s, kind="stable")
     fits = every.memory_bytes[order] <= budget
     near = np.argsort(every.memory_bytes, kind="stable")[:5] if not fits.any() else np.array([], dtype=int)
-    if not len(every):
-        rejected.append(Rejected("all", f"no split of {place.num_gpus} GPUs divides a global batch of {global_batch}"))
-    rejected += _lost(every, every.take(order[fits]), budget)
-    values = (
-        known,
-        place,
-        runs,
-        global_batch,
-        seq,
-        dtype,
-        kinds,
-        len(every),
-        every.take(order[fits]),
-        every.take(near),
-        tuple(rejected),
-    )
-    return TrainPlans(*values)
+    good = every.take(order[fits])
+    if len(every):
+        rejected = list(_lost(question, every, good, budget))
+    else:
+        rejected = [Rejected("all", f"no split of {place.num_gpus} GPUs divides a global batch of {global_batch}")]
+    return replace(question, candidates=len(every), plans=good, near=every.take(near), rejected=tuple(rejected))
 
 
 def _kinds(engine: Engine) -> Iterator[Kind]:
@@ -210,6 +205,7 @@ def _priced(question: TrainPlans, kind: Kind, **sizes: Any) -> TrainBill:
         engine=question.engine,
         context=question.seq,
         dtype=question.dtype,
+        profile=question.profile,
         zero=kind.zero,
         recompute=kind.recompute,
         schedule=kind.schedule,
@@ -221,8 +217,14 @@ def _priced(question: TrainPlans, kind: Kind, **sizes: Any) -> TrainBill:
 
 def _group(question: TrainPlans, kind: Kind, index: int, sizes: dict[str, Array]) -> TrainColumns:
     b = _priced(question, kind, batch=question.global_batch // sizes["dp"], **sizes)
+    rows = columns(b, index, sizes)
+    return rows.take(np.flatnonzero(b.legal * np.ones(len(rows))))
+
+
+def columns(b: TrainBill, index: int, sizes: dict[str, Array]) -> TrainColumns:
+    """Priced steps as columns."""
     n = np.ones(len(sizes["tp"]))
-    rows = TrainColumns(
+    return TrainColumns(
         kind=(index * n).astype(int),
         **{name: sizes[name] for name in ("tp", "pp", "dp", "ep", "cp", "micro_batch")},
         step_s=np.asarray(b.step_s) * n,
@@ -231,23 +233,38 @@ def _group(question: TrainPlans, kind: Kind, index: int, sizes: dict[str, Array]
         bubble_fraction=np.asarray(b.bubble_fraction) * n,
         exposed_comm_fraction=np.asarray(b.comm_fraction) * n,
     )
-    return rows.take(np.flatnonzero(b.legal * n))
 
 
-def _lost(every: TrainColumns, good: TrainColumns, budget: float) -> list[Rejected]:
-    """One line a tp degree: does it fit, and how far behind is its best plan?"""
-    found = []
-    best = float(good.step_s[0]) if len(good) else np.inf
-    for tp in np.unique(every.tp):
-        mine = good.take(np.flatnonzero(good.tp == tp))
-        if not len(mine):
-            least = float(every.memory_bytes[every.tp == tp].min())
-            found.append(Rejected(f"TP {tp}", f"does not fit: at least {least / 2**30:.1f} GiB a rank of {budget / 2**30:.1f}"))
-        elif float(mine.step_s[0]) > 1.05 * best:
-            slower = float(mine.step_s[0]) / best - 1
-            parts = f"bubble {float(mine.bubble_fraction[0]):.0%}, exposed communication {float(mine.exposed_comm_fraction[0]):.0%}"
-            found.append(Rejected(f"TP {tp}", f"its best plan is {slower:.0%} slower ({parts})"))
-    return found
+def _lost(a: TrainPlans, every: TrainColumns, good: TrainColumns, budget: float) -> Iterator[Rejected]:
+    """One line a degree and a kind: does it fit, and how far behind is its best plan?"""
+    for name, axis in (("TP", "tp"), ("PP", "pp"), ("CP", "cp"), ("EP", "ep"), ("microbatch", "micro_batch")):
+        sizes = np.unique(getattr(every, axis)).tolist()
+        for size in sizes if axis == "tp" or (len(sizes) > 1 and len(good)) else ():
+            if axis in ("tp", "micro_batch") or (size & (size - 1)) == 0:
+                yield from _judged(every, good, f"{name} {size}", getattr(every, axis) == size, getattr(good, axis) == size, budget)
+    for kind in RECOMPUTE if len(good) else ():
+        mine = [i for i, k in enumerate(a.kinds) if k.recompute == kind]
+        yield from _judged(every, good, f"recompute {kind}", np.isin(every.kind, mine), np.isin(good.kind, mine), budget)
+    if not any(a.kinds[int(k)].chunks > 1 for k in np.unique(every.kind)) and np.any(every.pp > 1):
+        yield Rejected(
+            "interleaved", f"{a.model.num_layers} layers do not divide by stages x {' or '.join(map(str, CHUNKS))} chunks"
+        )
+
+
+def _judged(every: TrainColumns, good: TrainColumns, name: str, all_: Array, mine: Array, budget: float) -> Iterator[Rejected]:
+    """A family's line where it does not fit, or is a twentieth slower at best."""
+    if not np.any(all_):
+        return
+    if not np.any(mine):
+        least = float(every.memory_bytes[all_].min())
+        yield Rejected(name, f"does not fit: at least {least / 2**30:.1f} GiB a rank of {budget / 2**30:.1f}")
+        return
+    i = int(np.argmax(mine))  # good plans are in order
+    slower = float(good.step_s[i] / good.step_s[0]) - 1
+    if slower > 0.05:
+        told = f"bubble {float(good.bubble_fraction[i]):.0%}, exposed communication {float(good.exposed_comm_fraction[i]):.0%}"
+        first = f"the first: {float(good.bubble_fraction[0]):.0%}, {float(good.exposed_comm_fraction[0]):.0%}"
+        yield Rejected(name, f"{slower:.0%} slower at best ({told}; {first})")
 
 
 def _empty() -> TrainColumns:

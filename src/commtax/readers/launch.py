@@ -20,6 +20,12 @@ from commtax.readers.launch_meaning import AUTO_EP, MEANINGS
 from commtax.units import parse_count, parse_fraction
 
 PROGRAMS = "vllm serve, sglang.launch_server, trtllm-serve, trtllm-bench, torchrun … pretrain_gpt.py or torchtitan.train"
+RULES = {
+    "int": "a whole number of at least 1 is needed",
+    "count": "a whole number is needed, such as 4096 or 32k",
+    "share": "a fraction above 0 and at most 1 is needed",
+}
+"""What the kinds of values must be."""
 IMAGES = {"vllm/vllm-openai": "vllm", "lmsysorg/sglang": "sglang", "tensorrt-llm/release": "trtllm"}
 
 
@@ -225,6 +231,9 @@ def _read(
     positional = _take(words, flags, given, unread)
     if engine in ("vllm", "trtllm", "sglang") and "model" not in given:
         given["model"] = next((w for w in positional if w not in ("throughput", "latency")), "")
+    for word in positional if engine == "torchtitan" else ():
+        name, _, kind = word.replace("_", "-").partition(":")
+        given |= {"recompute": kind} if name == "activation-checkpoint" else {}
     if "file" in given:
         _read_file(str(given.pop("file")), files or {}, flags, given, unread)
     if env.get("CUDA_VISIBLE_DEVICES"):
@@ -261,26 +270,34 @@ def _take(words: list[str], flags: Flags, given: dict[str, Any], unread: list[st
         elif not field:
             if name not in UNMODELLED or UNMODELLED[name] != value:
                 unread.append(written)
-        elif not _set(given, field, kind, value):
-            unread.append(written)
+        elif rule := _set(given, field, kind, value):
+            raise ValueError(f"from: '{written}': {rule}")
     return loose
 
 
-def _set(given: dict[str, Any], field: str, kind: str, value: str | None) -> bool:
-    """Keep a value; False where it is not what the flag takes."""
+def _set(given: dict[str, Any], field: str, kind: str, value: str | None) -> str:
+    """Keep a value; returns the rule that it breaks, "" where it breaks none. What is left to the engine is not kept."""
     if kind == "on":
         if str(value).lower() not in ("false", "0", "no"):
             given[field] = True
-        return True
+        return ""
+    if value is None:
+        return "the flag needs a value"
+    if value.lower() in ("auto", "null", "none", "~") and kind != "text":
+        return ""
+    if "$" in value and kind != "text":
+        return "the variable is not set in what was pasted"
     readers: dict[str, Any] = {"int": parse_count, "count": parse_count, "share": parse_fraction}
     try:
-        found: Any = readers[kind](str(value), field) if kind in readers else str(value)
+        found: Any = readers[kind](value, field) if kind in readers else value
     except ValueError:
-        return value == "auto"
-    if kind == "int" and found < 1:
-        return found == -1 and field == "shards"  # torchtitan: whatever is left
+        return RULES[kind]
+    if found == -1 and field in ("shards", "max_model_len"):  # whatever is left; as long as fits
+        return ""
+    if (kind == "int" and found < 1) or (kind == "share" and not 0 < found <= 1):
+        return RULES[kind]
     given[field] = found
-    return value is not None
+    return ""
 
 
 def _read_file(name: str, files: dict[str, str], flags: Flags, given: dict[str, Any], unread: list[str]) -> None:

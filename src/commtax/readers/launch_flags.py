@@ -65,6 +65,7 @@ SGLANG = _flags(
         "a2a": "moe-a2a-backend",
         "deepep_mode": "deepep-mode",
         "address": "dist-init-addr nccl-init-addr",
+        "graphs": "cuda-graph-backend-decode",
     },
     int={
         "tp": "tp-size tp tensor-parallel-size",
@@ -88,7 +89,7 @@ SGLANG = _flags(
         "dp_attention": "enable-dp-attention",
         "expert_parallel": "enable-ep-moe",
         "deepep": "enable-deepep-moe",
-        "eager": "disable-cuda-graph",
+        "eager": "disable-cuda-graph disable-decode-cuda-graph",
         "plain_nccl": "disable-custom-all-reduce",
     },
 )
@@ -137,6 +138,7 @@ MEGATRON = _flags(
         "heads": "num-attention-heads",
         "kv_heads": "num-query-groups",
         "width": "ffn-hidden-size",
+        "expert_width": "moe-ffn-hidden-size",
         "experts": "num-experts",
         "vocab": "vocab-size",
         "positions": "max-position-embeddings",
@@ -190,14 +192,17 @@ UNMODELLED = {
     "cp-size": "1",
     "context-parallel-size": "1",
     "attn-cp-size": "1",
+    "recompute-method": "uniform",
+    "recompute-num-layers": "1",
 }
-"""Sizes of serving that no engine's price has: listed unless they say what is priced anyway."""
+"""What no engine's price has: listed unless it says what is priced anyway."""
 
 _SWITCHES = (
     "trust-remote-code disable-log-requests disable-log-stats enable-log-requests enable-auto-tool-choice skip-tokenizer-init "
     "enable-metrics log-requests ignore-eos random-ids save-result swiglu disable-bias-linear untie-embeddings-and-output-weights "
     "group-query-attention use-flash-attn bf16 fp16 use-mcore-models no-position-embedding normalization-rmsnorm standalone "
     "overlap-param-gather use-rotary-position-embeddings use-rope-scaling add-qkv-bias moe-grouped-gemm enable-p2p-check "
+    "multi-latent-attention qk-layernorm disable-prefill-cuda-graph "
     "enable-chunked-prefill no-enable-prefix-caching enable-prefix-caching disable-radix-cache apply-layernorm-1p "
     "accumulate-allreduce-grads-in-fp32 tokenize-on-client streaming mock-data compile.enable"
 )
@@ -213,6 +218,8 @@ _WORDS = (
     "request-rate random-range-ratio backend-url base-url training.steps job.config-file dump-folder metrics.log-freq "
     "distributed-backend position-embedding-type rotary-base rotary-percent normalization moe-token-dispatcher-type "
     "moe-router-load-balancing-type transformer-impl attention-backend make-vocab-size-divisible-by num-workers "
+    "cuda-graph-backend-prefill kv-channels norm-epsilon q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim "
+    "moe-layer-freq moe-shared-expert-intermediate-size attention-dropout hidden-dropout "
     "optimizer.lr job.description model.hf-assets-path hf-assets-path workspace w max-beam-width num-postprocess-workers"
 )
 NOTHING: Flags = {**dict.fromkeys(_SWITCHES.split(), ("", "on")), **dict.fromkeys(_WORDS.split(), ("", "text"))}

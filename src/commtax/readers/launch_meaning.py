@@ -74,6 +74,7 @@ def _sglang(given: Given, notes: list[str], unread: list[str]) -> Given:
         unread.append(f"--moe-a2a-backend {given['a2a']}")
     if given.get("expert_parallel"):
         told.setdefault("ep", told.get("tp", 1))
+    told["eager"] = told["eager"] or str(given.get("graphs", "")).lower() == "disabled"
     return _attention_dp(told, notes) if given.get("dp_attention") else told
 
 
@@ -96,20 +97,20 @@ def _trtllm(given: Given, notes: list[str], unread: list[str]) -> Given:
     return _attention_dp({**told, "dp": told.get("tp", 1)}, notes)
 
 
-def _world(given: Given, unread: list[str]) -> int:
+def _world(given: Given) -> int:
     """GPUs of a torchrun job; elastic jobs (1:4) count their most hosts."""
     sizes = []
-    for name in ("nnodes", "gpus_per_node"):
+    for name, flag in (("nnodes", "--nnodes"), ("gpus_per_node", "--nproc-per-node")):
         text = str(given.get(name, "1")).split(":")[-1]
-        if not text.isdigit():
-            unread.append(f"--{name.replace('_', '-')} {text}")
-        sizes.append(int(text) if text.isdigit() else 1)
+        if not text.isdigit() or int(text) < 1:
+            raise ValueError(f"from: '{flag} {text}': a whole number of at least 1 is needed")
+        sizes.append(int(text))
     given["nnodes"], given["gpus_per_node"] = sizes
     return sizes[0] * sizes[1]
 
 
-def _training(given: Given, unread: list[str], names: Iterable[str]) -> Given:
-    world = _world(given, unread)
+def _training(given: Given, names: Iterable[str]) -> Given:
+    world = _world(given)
     told = {k: given[k] for k in ("nnodes", "gpus_per_node", *names) if k in given}
     inner = told.get("tp", 1) * told.get("pp", 1) * told.get("cp", 1)
     if world % inner:
@@ -119,7 +120,7 @@ def _training(given: Given, unread: list[str], names: Iterable[str]) -> Given:
 
 def _megatron(given: Given, _notes: list[str], unread: list[str]) -> Given:
     """Sizes, schedule and optimiser of a Megatron-LM job; the model is told by its sizes."""
-    told = _training(given, unread, ("tp", "pp", "cp", "ep", "micro_batch", "global_batch", "context"))
+    told = _training(given, ("tp", "pp", "cp", "ep", "micro_batch", "global_batch", "context"))
     told["recompute"] = given.get("recompute") or ("selective" if given.get("selective") else "")
     told |= {"sequence_parallel": bool(given.get("sequence_parallel")), "zero": 1 if given.get("zero") else 0}
     chunks = given.get("chunks")
@@ -132,6 +133,8 @@ def _megatron(given: Given, _notes: list[str], unread: list[str]) -> Given:
     told["dtype"] = "fp8" if given.get("fp8") else ""
     axes = ["dp"] * bool(given.get("overlap_dp")) + ["cp"] + ["tp"] * bool(given.get("overlap_tp"))
     told["async_axes"] = ",".join(axes)
+    if "expert_width" in given:  # beside dense layers, which have a width of their own
+        given["width"] = given["expert_width"]
     names = ("layers", "hidden", "heads", "kv_heads", "width", "experts", "vocab", "top_k")
     told["shape"] = tuple((name, given[name]) for name in names if name in given)
     return told
@@ -139,7 +142,7 @@ def _megatron(given: Given, _notes: list[str], unread: list[str]) -> Given:
 
 def _torchtitan(given: Given, _notes: list[str], unread: list[str]) -> Given:
     """Sizes of a torchtitan job, in tokens (from 0.5) or in sequences (before)."""
-    told = _training(given, unread, ("tp", "pp", "cp", "ep", "context", "global_batch"))
+    told = _training(given, ("tp", "pp", "cp", "ep", "context", "global_batch"))
     told["zero"] = 3
     copies = given.get("copies", 1)
     if copies > 1:

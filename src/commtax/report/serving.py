@@ -11,7 +11,7 @@ from commtax.api.serving import Simulation
 from commtax.api.setup import describe_gpus
 from commtax.report.documents import Document, plain, question
 from commtax.report.tables import new_table, notes, say, where
-from commtax.units import format_seconds
+from commtax.units import format_seconds, plural
 
 PARTS = (
     ("request_s", "way through the server"),
@@ -22,15 +22,23 @@ PARTS = (
     ("frontend_s", "waiting for the front end"),
 )
 
+NO_TPOT = "TPOT – (one output token: there is no time between tokens)"
+
+
+def holds_one(s: Simulation) -> bool:
+    """Whether the cache of a copy has room for one request."""
+    return bool(np.all(np.asarray(s.kv_tokens) >= np.asarray(s.input_len) + np.asarray(s.output_len)))
+
 
 def show_simulation(console: Console, s: Simulation) -> None:
     """The two latencies with their ranges, what they are made of, and the throughput."""
     _head(console, s)
     low, high = (format_seconds(float(x)) for x in s.range_of("tpot_s"))
     first = [format_seconds(float(x)) for x in s.range_of("ttft_s")]
+    token = f"TPOT {format_seconds(float(s.tpot_s))} ({low} to {high})" if s.output_len > 1 else NO_TPOT
     say(
         console,
-        f"TPOT {format_seconds(float(s.tpot_s))} ({low} to {high}), TTFT {format_seconds(float(s.ttft_s))} "
+        f"{token}, TTFT {format_seconds(float(s.ttft_s))} "
         f"({first[0]} to {first[1]}), E2E {format_seconds(float(s.e2e_s))}; "
         f"{float(s.tokens_per_s):,.0f} output tokens/s, {float(s.requests_per_s):,.2f} requests/s",
         "bold yellow",
@@ -41,6 +49,12 @@ def show_simulation(console: Console, s: Simulation) -> None:
         if part:
             table.add_row(words, format_seconds(part), f"{part / float(s.ttft_s):.0%}")
     console.print(table)
+    if s.output_len > 1:
+        _show_token(console, s)
+    notes(console, (_mixture(s), *s.notes, _source(s)))
+
+
+def _show_token(console: Console, s: Simulation) -> None:
     table = new_table("of TPOT", ">time", ">share")
     decode = float(s.decode_s)
     rest = float(s.tpot_s) - decode - float(s.served.stretch_s)
@@ -49,7 +63,6 @@ def show_simulation(console: Console, s: Simulation) -> None:
         if part > 1e-12:
             table.add_row(words, format_seconds(part), f"{part / float(s.tpot_s):.0%}")
     console.print(table)
-    notes(console, (_mixture(s), *s.notes, _source(s)))
 
 
 def show_simulations(console: Console, s: Simulation) -> None:
@@ -68,19 +81,31 @@ def show_simulations(console: Console, s: Simulation) -> None:
         ">of TPOT prompts",
     )
     for row in simulation_rows(s):
-        tpot, ttft = (f"{format_seconds(row[f'{n}_low_s'])}-{format_seconds(row[f'{n}_high_s'])}" for n in ("tpot", "ttft"))
-        times = (format_seconds(row["tpot_s"]), tpot, format_seconds(row["ttft_s"]), ttft, format_seconds(row["e2e_s"]))
-        rates = (f"{row['tokens_per_s']:,.0f}", f"{row['requests_per_s']:,.2f}", f"{row['mixed_share']:.0%}")
+        tpot, ttft = (_range(row[f"{n}_low_s"], row[f"{n}_high_s"]) for n in ("tpot", "ttft"))
+        times = (_seconds(row["tpot_s"]), tpot, _seconds(row["ttft_s"]), ttft, _seconds(row["e2e_s"]))
+        mixed = "–" if row["mixed_share"] is None else f"{row['mixed_share']:.0%}"
+        rates = (f"{row['tokens_per_s']:,.0f}", f"{row['requests_per_s']:,.2f}", mixed)
         table.add_row(f"{row['concurrency']:,}", f"{row['running']:,.0f}", *times, *rates)
     console.print(table)
     notes(console, (*s.notes, _source(s)))
 
 
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else format_seconds(value)
+
+
+def _range(low: float | None, high: float | None) -> str:
+    return "–" if low is None or high is None else f"{format_seconds(low)}-{format_seconds(high)}"
+
+
 def _head(console: Console, s: Simulation) -> None:
     asked = s.setup
+    if not holds_one(s):
+        need = f"a request of {int(s.input_len):,} + {int(s.output_len):,} tokens needs {int(s.input_len + s.output_len):,}"
+        say(console, f"It does not fit: the KV cache of a copy holds {int(s.kv_tokens):,} tokens, and {need}.", "bold red")
     gpus = describe_gpus(asked.plan)
     say(console, f"{asked.model.key} on {where(asked)}: {gpus}, {asked.engine.key}@{asked.engine.version}", "bold")
-    clients = f"{int(s.concurrency):,} clients" if np.ndim(s.concurrency) == 0 else "clients in a closed loop"
+    clients = plural(int(s.concurrency), "client") if np.ndim(s.concurrency) == 0 else "clients in a closed loop"
     finite = f", {int(np.max(s.num_prompts)):,} prompts" if np.all(np.isfinite(s.num_prompts)) else ", steady state"
     spread = f" (lengths ± {s.spread:.0%})" if s.spread else ""
     say(console, f"{clients}, {int(s.input_len):,} tokens in and {int(s.output_len):,} out{spread}{finite}", "dim")
@@ -93,7 +118,8 @@ def _mixture(s: Simulation) -> str:
     cut = f"in {chunks} chunks of at most {s.max_batched_tokens:,} tokens" if chunks > 1 else "in one step"
     how = "alone, before decoding goes on" if engine.prefill_first else "beside the decodes"
     return (
-        f"{s.running:,.0f} requests run at once a replica, {s.rows:,.0f} rows a decode step; a prompt is computed {cut}, {how}; "
+        f"{plural(s.running, 'request')} run{'s' if s.running == 1 else ''} at once a replica, "
+        f"{plural(s.rows, 'row')} a decode step; a prompt is computed {cut}, {how}; "
         f"{float(s.served.ahead):,.1f} prompts of others come before a first token"
     )
 
@@ -106,7 +132,7 @@ def _source(s: Simulation) -> str:
 
 
 def simulation_rows(s: Simulation) -> list[Document]:
-    """One flat record a concurrency."""
+    """One flat record a concurrency; without a second token there is no time between tokens, and its fields are null."""
     low, high = s.range_of("tpot_s")
     first_low, first_high = s.range_of("ttft_s")
     columns: dict[str, Any] = {
@@ -129,6 +155,8 @@ def simulation_rows(s: Simulation) -> list[Document]:
         "prompts_ahead": s.served.ahead,
         **{f"ttft_{name}": getattr(s.served, name) for name, _ in PARTS},
     }
+    if np.all(np.asarray(s.output_len) == 1):
+        columns |= dict.fromkeys(("tpot_s", "tpot_low_s", "tpot_high_s", "mixed_share"))
     size = np.size(s.concurrency)
     wide = {name: np.broadcast_to(value, (size,)) for name, value in columns.items()}
     return [dict(plain({name: value[i] for name, value in wide.items()})) for i in range(size)]
@@ -146,6 +174,7 @@ def simulation_document(s: Simulation) -> Document:
         "spread": s.spread,
         "max_batched_tokens": s.max_batched_tokens,
         "kv_tokens": s.kv_tokens,
+        "fits": holds_one(s),
         "calibrated": s.setup.engine.calibrated,
     }
     return dict(plain({**head, "runs": simulation_rows(s), "notes": s.notes}))

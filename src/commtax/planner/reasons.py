@@ -1,0 +1,172 @@
+"""Why families of plans lost: illegal, too large, too slow, or behind the winner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from commtax.api.billing import StepBill, bill
+from commtax.api.fitting import fit
+from commtax.api.setup import Setup
+from commtax.cost.legality import RULES, Case
+from commtax.planner.columns import Columns, Goal, Rejected, family, label, worth
+from commtax.planner.space import Array, Space
+from commtax.units import format_seconds, plural
+
+if TYPE_CHECKING:
+    from commtax.planner.serving import ServingPlans
+
+AXES = ("tp", "pp", "dp", "ep")
+
+
+def sizes_of(rows: Columns | Space, i: int) -> dict[str, Any]:
+    return {axis: int(getattr(rows, axis)[i]) for axis in AXES}
+
+
+def in_type(answer: ServingPlans, index: int) -> str:
+    """ " in fp8", where several types are compared."""
+    return f" in {answer.dtypes[index] or 'its own type'}" if len(answer.dtypes) > 1 else ""
+
+
+def step_of(answer: ServingPlans, rows: Columns, i: int) -> StepBill:
+    """The decode step that row ``i`` runs in the middle of its requests' lives."""
+    return bill(
+        answer.model,
+        answer.cluster,
+        engine=answer.engine,
+        dtype=answer.dtypes[int(rows.dtype[i])],
+        kv_dtype=answer.run.kv_dtype,
+        profile=answer.run.profile,
+        batch=max(1, int(rows.running[i])),
+        context=answer.goal.input_len + answer.goal.output_len // 2,
+        **sizes_of(rows, i),
+    )
+
+
+def illegal(base: Setup, whole: Space) -> Iterator[Rejected]:
+    """One line for each rule and tp degree that it forbids."""
+    seen: set[tuple[int, int]] = set()
+    for i in np.flatnonzero(whole.codes).tolist():
+        key = (int(whole.tp[i]), int(whole.codes[i]))
+        if key in seen:
+            continue
+        seen.add(key)
+        sizes = sizes_of(whole, i)
+        rule = RULES[int(whole.codes[i]) - 1]
+        yield Rejected(label(**sizes), rule.says(Case(base.model, base.cluster, replace(base.plan, **sizes), base.engine)))
+
+
+def too_large(question: ServingPlans, legal: Space, fits: Array, index: int) -> Iterator[Rejected]:
+    """Plans without room for one request: the largest of each tp degree stands for its smaller ones."""
+    goal, run = question.goal, question.run
+    for tp in np.unique(legal.tp[~fits]).tolist():
+        mine = np.flatnonzero(~fits & (legal.tp == tp))
+        sizes = sizes_of(legal, int(mine[np.argmax(legal.group[mine])]))
+        judged = fit(
+            question.model,
+            question.cluster,
+            engine=question.engine,
+            dtype=question.dtypes[index],
+            kv_dtype=run.kv_dtype,
+            max_model_len=min(question.model.max_len, goal.input_len + goal.output_len),
+            max_num_seqs=run.max_num_seqs,
+            max_num_batched_tokens=run.max_num_batched_tokens,
+            gpu_memory_utilization=run.gpu_memory_utilization,
+            **sizes,
+        )
+        lack = max(judged.shortfall_bytes, 0.0) / 2**30
+        others = f" (nor for {plural(len(mine) - 1, 'other plan')} of TP {int(tp)})" if len(mine) > 1 else ""
+        name = label(**sizes) + in_type(question, index)
+        yield Rejected(name, f"does not fit: each rank lacks {lack:.1f} GiB for one request{others}")
+
+
+def too_slow(answer: ServingPlans, every: Columns, good: Array) -> Iterator[Rejected]:
+    """Families that fit and break a limit at every concurrency, together for each tp degree."""
+    goal = answer.goal
+    key = family(every).astype(int)
+    met = np.bincount(key, weights=good) > 0
+    bad = ~met[key] & (every.mode == 0)
+    for index, tp in np.unique(np.stack([every.dtype[bad], every.tp[bad]]), axis=1).T.astype(int).tolist():
+        rows = every.take(np.flatnonzero(bad & (every.dtype == index) & (every.tp == tp)))
+        several = len(np.unique(np.stack([rows.pp, rows.dp, rows.ep]), axis=1).T)
+        name = f"TP {tp} ({several} plans)" if several > 1 else label(**sizes_of(rows, 0))
+        yield Rejected(name + in_type(answer, index), f"breaks the limit: {best_times(goal, rows)}")
+
+
+def best_times(goal: Goal, rows: Columns) -> str:
+    ttft, tpot = float(rows.ttft_s.min()), float(rows.tpot_s.min())
+    words = [f"TPOT {format_seconds(tpot)} at best"] if tpot > goal.tpot_s else []
+    words += [f"TTFT {format_seconds(ttft)} at best"] if ttft > goal.ttft_s else []
+    return ", ".join(words) or "TTFT and TPOT never hold together"
+
+
+def behind(answer: ServingPlans) -> Iterator[Rejected]:
+    """Degrees whose best plan meets the limits and still loses by a tenth or more: by how much, and why."""
+    rows, goal = answer.plans, answer.goal
+    if goal.objective == "gpus":  # more GPUs are the reason
+        return
+    value, told = worth(goal, rows), set()
+    for axis, name in (("tp", "TP"), ("pp", "PP"), ("ep", "EP")):
+        for size in np.unique(getattr(rows, axis)).tolist():
+            mine = np.flatnonzero((getattr(rows, axis) == size) & (rows.mode == 0) & ((rows.pp == 1) | (axis != "tp")))
+            if not len(mine) or (axis != "tp" and size == 1) or int(size) & (int(size) - 1):
+                continue
+            i = int(mine[0])
+            if value[i] <= 0.9 * value[0] and i not in told:
+                told.add(i)
+                yield Rejected(f"{name} {int(size)}", f"{lost(answer, i)}: {why(answer, i)}")
+
+
+def lost(answer: ServingPlans, i: int) -> str:
+    """How far plan ``i`` is behind the winner, in the objective's own measure."""
+    goal, value = answer.goal, worth(answer.goal, answer.plans)
+    if goal.objective == "latency":
+        return f"requests take {float(value[0] / value[i]) - 1:.0%} longer"
+    if goal.objective == "gpus":
+        return f"needs {plural(int(answer.plans.gpus[i]), 'GPU')}, not {int(answer.plans.gpus[0])}"
+    share, unit = 1 - float(value[i] / value[0]), "tokens/s a GPU" if goal.objective == "cost" else "tokens/s"
+    return f"{abs(share):.0%} {'fewer' if share >= 0 else 'more'} {unit}"
+
+
+def why(answer: ServingPlans, i: int) -> str:
+    """What plan ``i`` suffers from that the winner does not, most telling first."""
+    rows = answer.plans
+    found = [*_sent(answer, i), *_held(answer, i)]
+    if rows.pp[i] > 1:
+        stages, running = int(rows.pp[i]), int(rows.running[i])
+        cut = f"microbatches of {running / stages:.0f}" if running >= stages else f"{stages - running} of them wait"
+        found.insert(0, f"{stages} stages share {plural(running, 'request')}: {cut}")
+    if rows.gpus[i] < rows.gpus[0]:
+        found.append(f"leaves {plural(answer.cluster.num_gpus - int(rows.gpus[i]), 'GPU')} idle")
+    if not found:
+        mine, first = (float(step_of(answer, rows, j).step_s) for j in (i, 0))
+        of = plural(int(rows.running[i]), "request")
+        found.append(f"a decode step of {of} takes {format_seconds(mine)}, the first's {format_seconds(first)}")
+    return "; ".join(found)
+
+
+def _sent(answer: ServingPlans, i: int) -> Iterator[str]:
+    """Communication, where it is a larger share than the winner's."""
+    step, first = step_of(answer, answer.plans, i), step_of(answer, answer.plans, 0)
+    share, usual = float(step.comm_fraction), float(first.comm_fraction)
+    links = sorted({str(x.link) for x in step.items if x.kind == "comm" and float(x.exposed_s) > 0})
+    if share > usual + 0.02:
+        across = "crosses hosts, " if answer.cluster.inter.key in links else ""
+        yield f"{across}{share:.0%} of its decode step is exposed communication over {', '.join(links)}, not {usual:.0%}"
+
+
+def _held(answer: ServingPlans, i: int) -> Iterator[str]:
+    """Fewer requests: the cache is full, or a limit is reached sooner."""
+    rows, goal = answer.plans, answer.goal
+    if goal.objective == "latency" or rows.concurrency[i] >= rows.concurrency[0]:
+        return
+    held = f"{plural(int(rows.concurrency[i]), 'client')}, not {int(rows.concurrency[0]):,}"
+    if rows.kv_headroom[i] < 0.05:
+        yield f"its KV cache holds {held}"
+    elif rows.tpot_s[i] > 0.95 * goal.tpot_s:
+        yield f"reaches the TPOT limit with {held}"
+    elif rows.ttft_s[i] > 0.95 * goal.ttft_s:
+        yield f"reaches the TTFT limit with {held}"

@@ -1,0 +1,108 @@
+"""Where a plan that somebody runs already stands beside the winner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from commtax.api.fitting import cache_tokens
+from commtax.api.setup import describe_gpus, setup
+from commtax.api.train_billing import train_bill
+from commtax.planner.columns import Columns, Goal, empty, label, worth
+from commtax.planner.reasons import best_times
+from commtax.planner.serving import MAX_CONCURRENCY, ServingPlans, score, search, start
+from commtax.planner.space import Space
+from commtax.planner.training import BUDGET, Kind, TrainPlans, columns
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A plan at its best load, and its place among the good plans."""
+
+    words: str
+    rows: Any  # ``Columns`` or ``TrainColumns`` of one row; none where it cannot run
+    rank: int = 0  # 0: it is not good
+    gain: float = 1.0  # the winner's worth over its own
+    reason: str = ""  # why it is not good
+
+
+def standing(answer: ServingPlans, sizes: dict[str, Any], replicas: int, dtype: str = "", clients: int = 0) -> Standing:
+    """``replicas`` copies of a plan (tp, pp, dp, ep) beside the answer's, at ``clients`` of the whole or at their best load."""
+    goal, index = answer.goal, _index(answer, dtype)
+    name = (f"{replicas} replicas x " if replicas > 1 else "") + label(**sizes)
+    run, total = answer.run, replicas * sizes["tp"] * sizes["pp"] * sizes["dp"]
+    if total > answer.cluster.num_gpus:
+        return Standing(name, empty(), reason=f"needs {total} GPUs, and {answer.cluster.key} has {answer.cluster.num_gpus}")
+    base, tokens, seqs = start(answer, index)
+    words: dict[str, Any] = {"dtype": answer.dtypes[index], "kv_dtype": run.kv_dtype, "profile": run.profile}
+    try:
+        asked = setup(answer.model, answer.cluster, engine=answer.engine, **words, **sizes)
+    except ValueError as error:
+        return Standing(name, empty(), reason=str(error))
+    kv = float(np.max(cache_tokens(asked, tokens, seqs, run.gpu_memory_utilization)))
+    if kv < goal.input_len + goal.output_len:
+        return Standing(name, empty(), reason=f"does not fit: a copy's KV cache holds {kv:,.0f} tokens, less than one request")
+    one = Space(*(np.array([n]) for n in (*(sizes[axis] for axis in ("tp", "pp", "dp", "ep")), replicas, 0)))
+    most = max(1, round(clients / (replicas * sizes["dp"]))) if clients else MAX_CONCURRENCY
+    every = search(answer, base, one, np.array([kv]), index, most)
+    every = every.take(np.flatnonzero((every.mode == 0) & (not clients or every.concurrency == every.concurrency.max())))
+    row, good = _best(goal, every)
+    if not good:
+        return Standing(answer.words(row, 0), row, reason=f"breaks the limit: {best_times(goal, every)}")
+    mine = float(score(goal, row)[0])
+    better = score(goal, answer.plans) > mine + 1e-8 * abs(mine)
+    gain = float(worth(goal, answer.plans)[0] / worth(goal, row)[0]) if len(answer.plans) else 1.0
+    return Standing(answer.words(row, 0), row, 1 + int(np.sum(better)), gain)
+
+
+def _index(answer: ServingPlans, dtype: str) -> int:
+    """The type among those that were searched; the first where it is not one of them."""
+    wanted = (dtype,) if dtype else ("", answer.model.dtype)
+    return next((i for i, name in enumerate(answer.dtypes) if name in wanted), 0)
+
+
+def _best(goal: Goal, every: Columns) -> tuple[Columns, bool]:
+    """The best row that meets the limits, else the nearest; and whether it meets them."""
+    good = (every.ttft_s <= goal.ttft_s) & (every.tpot_s <= goal.tpot_s)
+    over = np.maximum(every.ttft_s / goal.ttft_s, every.tpot_s / goal.tpot_s)
+    value = np.where(good, score(goal, every), -np.inf) if good.any() else -over
+    return every.take(np.array([int(np.argmax(value))])), bool(good.any())
+
+
+def training_standing(answer: TrainPlans, sizes: dict[str, Any], kind: Kind, **words: Any) -> Standing:
+    """A training plan (tp, pp, dp, ep, cp, micro_batch) of some kind beside the answer's, for the same global batch."""
+    name = f"tp {sizes['tp']}, pp {sizes['pp']}, dp {sizes['dp']}, cp {sizes['cp']}, ep {sizes['ep']}, {kind}"
+    if answer.global_batch % (sizes["dp"] * sizes["micro_batch"]):
+        cut = f"{sizes['dp']} replicas and microbatches of {sizes['micro_batch']}"
+        return Standing(
+            name, answer.plans.take(np.array([], dtype=int)), reason=f"{cut} do not divide {answer.global_batch} sequences"
+        )
+    try:
+        b = train_bill(
+            answer.model,
+            answer.cluster,
+            engine=answer.engine,
+            context=answer.seq,
+            dtype=answer.dtype,
+            profile=answer.profile,
+            zero=kind.zero,
+            recompute=kind.recompute,
+            schedule=kind.schedule,
+            chunks=kind.chunks,
+            batch=answer.global_batch // sizes["dp"],
+            **sizes,
+            **words,
+        )
+    except ValueError as error:
+        return Standing(name, answer.plans.take(np.array([], dtype=int)), reason=str(error))
+    row = columns(b, 0, {axis: np.array([n]) for axis, n in sizes.items()})
+    told = f"{describe_gpus(b.setup.plan)}, microbatch {sizes['micro_batch']}, {kind}"
+    budget = BUDGET * answer.cluster.chip.visible_bytes
+    if row.memory_bytes[0] > budget:
+        need = f"{float(row.memory_bytes[0]) / 2**30:.1f} GiB a rank of {budget / 2**30:.1f}"
+        return Standing(told, row, reason=f"does not fit: {need}")
+    better = answer.plans.step_s < float(row.step_s[0]) * (1 - 1e-9)
+    gain = float(row.step_s[0] / answer.plans.step_s[0]) if len(answer.plans) else 1.0
+    return Standing(told, row, 1 + int(np.sum(better)), gain)

@@ -1,0 +1,161 @@
+"""Plain searches, one plan and one load at a time, that the vectorised planner must agree with."""
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import commtax
+from commtax import catalog
+from commtax.api.serving import step_s
+from commtax.planner.columns import Goal
+from commtax.planner.disaggregated import BUSY, moved_s
+from commtax.spec import Workload
+
+GRID = ("model", "cluster", "engine", "input_len", "output_len")
+"""What decides which points there are; limits and the objective only choose among them."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A plan at a load, by plain arithmetic."""
+
+    family: tuple
+    copies: int
+    gpus: int
+    ttft_s: float
+    tpot_s: float
+    tokens_per_s: float
+    concurrency: int
+
+
+def best(question, most):
+    """The best point that meets the limits, or None."""
+    found = [p for p in points(*(question[name] for name in GRID), most) if p.ttft_s <= question["ttft_s"]]
+    found = [p for p in found if p.tpot_s <= question["tpot_s"]]
+    if question.get("objective") == "gpus":  # copies add throughput, not an answer
+        found = [_alone(p) for p in found]
+    return max(found, key=lambda p: score(p, question), default=None)
+
+
+def score(p, question):
+    """Larger is better; of a ``Point``, or of a row of columns."""
+    return {
+        "throughput": (p.tokens_per_s,),
+        "latency": (-p.ttft_s - (question["output_len"] - 1) * p.tpot_s,),
+        "cost": (p.tokens_per_s / p.gpus,),
+        "gpus": (-p.gpus, p.tokens_per_s / p.gpus),
+    }[question.get("objective", "throughput")]
+
+
+def _alone(p):
+    """A shared plan without its copies; workers of their own stay as they are."""
+    if p.family[0] == "apart":
+        return p
+    return Point(p.family, 1, p.gpus // p.copies, p.ttft_s, p.tpot_s, p.tokens_per_s / p.copies, p.concurrency // p.copies)
+
+
+@lru_cache(maxsize=4096)
+def points(model, cluster, engine, input_len, output_len, most):
+    """All legal plans that fit at every load up to ``most`` a copy."""
+    model, cluster, engine = catalog.model(model), catalog.cluster(cluster), catalog.engine(engine)
+    found, plain = [], []
+    for tp, pp, dp, ep in plans(model, cluster.num_gpus):
+        priced = list(_loads(model, cluster, engine, (tp, pp, dp, ep), input_len, output_len, most))
+        copies = num_copies(tp * pp * dp, cluster)
+        found += [_shared((tp, pp, dp, ep), copies, s) for s in priced if copies]
+        if priced and copies and (pp, dp, ep) == (1, 1, 1) and tp <= cluster.domain:
+            plain.append(priced)
+    goal = Goal(input_len, output_len)
+    for decode, ahead in itertools.product(plain, plain):
+        found += _apart(decode, ahead[0], goal)
+    return found
+
+
+def plans(model, gpus):
+    """(tp, pp, dp, ep) that are tried, legal or not."""
+    sizes = [1] if model.experts is None else [2**i for i in range(gpus.bit_length())]
+    for tp, pp, dp in itertools.product(range(1, gpus + 1), range(1, gpus + 1), sizes):
+        if tp * pp * dp > gpus or (gpus % tp and tp > 8) or pp > model.num_layers:
+            continue
+        for ep in {1} if model.experts is None else ({1, tp} if dp == 1 else {tp * dp}):
+            yield tp, pp, dp, ep
+
+
+def num_copies(group, cluster):
+    domains = cluster.num_gpus // cluster.domain
+    return cluster.domain // group * domains if group <= cluster.domain else domains // -(-group // cluster.domain)
+
+
+def _loads(model, cluster, engine, sizes, input_len, output_len, most):
+    """One simulation for each load that the cache holds; none where the plan is illegal or does not fit."""
+    words = dict(zip(("tp", "pp", "dp", "ep"), sizes, strict=True))
+    lengths = {"input_len": input_len, "output_len": output_len}
+    kept, kv = input_len + output_len * (1.0 if engine.kv_reserved else 0.5), None
+    for clients in range(1, most + 1):
+        try:
+            s = commtax.simulate(
+                model, cluster, engine=engine, concurrency=clients * words["dp"], kv_tokens=kv, **words, **lengths
+            )  # fmt: skip
+        except ValueError:
+            return
+        kv = s.kv_tokens
+        if kv < input_len + output_len or clients > max(1, kv // kept):
+            return
+        yield s
+
+
+def _shared(sizes, copies, s):
+    gpus = sizes[0] * sizes[1] * sizes[2] * copies
+    rate = float(s.tokens_per_s) * copies
+    return Point(("shared", *sizes), copies, gpus, float(s.ttft_s), float(s.tpot_s), rate, int(s.concurrency) * copies)
+
+
+def _apart(decode, alone, goal):
+    """Workers of their own for prompts: as ``planner.disaggregated`` says it, one split and load at a time."""
+    asked, ahead = decode[0].setup, alone.setup.plan.tp
+    tp, gpus = asked.plan.tp, asked.cluster.num_gpus
+    prompt_s = float(alone.prompt_s * alone.chunks)
+    for s in decode:
+        load = int(s.concurrency)
+        each = step_s(asked, Workload(decode_seqs=load, cached_tokens=load * (goal.input_len + goal.output_len / 2)))
+        for copies in range(1, (gpus - ahead) // tp + 1):
+            workers = (gpus - copies * tp) // ahead
+            busy = copies * load / (prompt_s + goal.output_len * each) * prompt_s / workers
+            if busy > BUSY:
+                continue
+            ttft = asked.engine.request_s + busy / (2 * (1 - busy)) * prompt_s + prompt_s + moved_s(asked, tp, ahead, goal)
+            rate = copies * load * goal.output_len / (ttft + (goal.output_len - 1) * each)
+            family = ("apart", tp, ahead, copies, workers)
+            yield Point(family, copies, copies * tp + workers * ahead, ttft, float(each), float(rate), load * copies)
+
+
+def fastest_training(model, cluster, global_batch, seq, kinds, engine="megatron"):
+    """Seconds of the fastest training plan that fits, by trying all of them; infinite where none does."""
+    known, place = catalog.model(model), catalog.cluster(cluster)
+    gpus, least = place.num_gpus, math.inf
+    sizes = [2**i for i in range(6) if 2**i <= gpus]
+    for kind, tp, pp, micro in itertools.product(kinds, sizes, range(1, known.num_layers + 1), (1, 2, 4, 8)):
+        dp = gpus // (tp * pp) if gpus % (tp * pp) == 0 else 0
+        if not dp or global_batch % (dp * micro) or seq % (2 * tp) or (kind.schedule != "1f1b" and pp == 1):
+            continue
+        if kind.zero in (0, 1) and (kind.zero == 0) != (dp == 1):
+            continue
+        for ep in _experts(known, dp):
+            try:
+                b = commtax.train_bill(
+                    known, place, engine=engine, tp=tp, pp=pp, dp=dp, ep=ep, batch=global_batch // dp, micro_batch=micro,
+                    context=seq, zero=kind.zero, recompute=kind.recompute, schedule=kind.schedule, chunks=kind.chunks,
+                    sequence_parallel=True,
+                )  # fmt: skip
+            except ValueError:
+                continue
+            if b.fits:
+                least = min(least, float(b.step_s))
+    return least
+
+
+def _experts(model, dp):
+    if model.experts is None:
+        return [1]
+    return [e for e in (2**i for i in range(10)) if dp % e == 0 and model.experts.num_experts % e == 0]
