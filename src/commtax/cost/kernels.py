@@ -17,7 +17,7 @@ from commtax.spec import Chip, KernelConstants, Number
 Parts = tuple[Number, Number]
 Table = Mapping[str, float]
 
-GROUPED_TILE_M = 16  # grouped products have few rows an expert, and smaller tiles
+GROUPED_TILE_M = 32  # grouped products have few rows an expert, and smaller tiles
 TILE_M, TILE_N = 64, 128  # tensor-core tiles that m and n are padded to
 FULL_TILE = 256  # the serial loop over k slows with rows up to this many
 QUANTISED_COLUMNS = 2048  # quantising a row takes as long as for this many columns at least

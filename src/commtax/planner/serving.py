@@ -24,6 +24,8 @@ WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batc
 MAX_CONCURRENCY = 1024
 LISTED = 20
 """Plans whose best concurrency is found exactly; those behind them are known to be behind."""
+DIP = 1.05
+"""A request may take up to this much less time when one more joins: steps are not smooth where collectives switch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +184,9 @@ def _points(question: ServingPlans, index: int, most: int) -> tuple[Columns, lis
 def search(question: ServingPlans, base: Setup, roomy: Space, kv: Array, index: int, most: int) -> Columns:
     """Every concurrency that can matter: a coarse grid of all plans, then all of the intervals that may hold a good plan's best.
 
-    A request takes no less time when others join, so between two grid points tokens/s is at most the next point's clients
-    over this point's time. Intervals whose bound lies below the best plans', or that break a limit at both ends, are left out.
+    A request takes no less time when others join, but for a dip where a collective changes its algorithm, so between two
+    grid points tokens/s is at most the next point's clients over this point's time. Intervals whose bound lies below the
+    best plans', or that break a limit at both ends, are left out; ``DIP`` leaves room for the dips.
     """
     goal = question.goal
     room = np.clip(kv // _kept(goal, base.engine), 1, most).astype(int)
@@ -193,9 +196,10 @@ def search(question: ServingPlans, base: Setup, roomy: Space, kv: Array, index: 
     ahead = np.where(last, load, np.append(load[1:], 1))
     rate = coarse.tokens_per_s if goal.objective == "throughput" else coarse.tokens_per_s_per_gpu
     good = (coarse.ttft_s <= goal.ttft_s) & (coarse.tpot_s <= goal.tpot_s)
-    near = good | (~last & np.append(good[1:], False))  # good at either end: TPOT may dip a little inside
+    hopeful = (coarse.ttft_s <= goal.ttft_s * DIP) & (coarse.tpot_s <= goal.tpot_s * DIP)
+    near = hopeful | (~last & np.append(hopeful[1:], False))
     bar = _listed(rows, np.where(good, rate, -np.inf))
-    open_ = np.flatnonzero(near & (ahead - load > 1) & (rate * ahead / load >= bar))
+    open_ = np.flatnonzero(near & (ahead - load > 1) & (rate * ahead / load * DIP >= bar))
     gaps = (ahead - load - 1)[open_]
     inner = np.repeat(open_, gaps)
     step = np.arange(len(inner)) - np.repeat(np.cumsum(gaps) - gaps, gaps) + 1
