@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog
 from commtax.cost.experts import chosen_experts
-from commtax.cost.serving import Load, Steps, closed_loop, prompts_ahead, running
+from commtax.cost.serving import Load, Pressure, Steps, closed_loop, pressure, prompts_ahead, running
 from commtax.spec import Experts
 from commtax.validate.serving_rows import ask, is_fitted, measured, predict
 
@@ -55,7 +56,8 @@ def test_more_clients_do_not_speed_up_a_request(engine, tp, tokens_in, tokens_ou
     s = simulate(concurrency=clients, num_prompts=prompts, **words)
     floor = commtax.bill("llama-3.1-8b", PLACE, tp=tp, engine="textbook", batch=1, context=tokens_in).step_s
     assert np.all(np.diff(s.e2e_s) >= -0.04 * s.e2e_s[1:]), "but for dips where a collective changes its algorithm"
-    assert np.all(np.diff(s.tpot_s) >= -0.04 * s.tpot_s[1:]), "with few outputs some waiting moves before the first token"
+    if not finite:  # more of a short benchmark's requests are among the first, which never wait inside a full cache
+        assert np.all(np.diff(s.tpot_s) >= -0.04 * s.tpot_s[1:]), "with few outputs some waiting moves before the first token"
     assert np.all(s.tpot_s >= floor)
     assert np.all(s.ttft_s >= s.served.prefill_s)
     assert np.allclose(s.tokens_per_s, clients * tokens_out / s.e2e_s)
@@ -105,6 +107,31 @@ def test_waiting_by_hand():
     assert served.slot_s == 6 + 9 * 1.0
     assert running(load, engine, 10**6, 3) == 3
     assert running(load, engine, 215, 99) == 2  # 100 + 10/2 tokens each
+
+
+def test_a_full_cache_by_hand():
+    """10,000 tokens, 900 in and 100 out: 11 prompts come in, 10 requests can end; a third of the output outgrows each prompt."""
+    vllm, load = catalog.engine("vllm"), Load(40, 900, 100)
+    seqs = running(load, vllm, 10_000, 99)
+    full = pressure(load, vllm, 10_000, seqs)
+    assert seqs == 10
+    assert full.recomputed == pytest.approx(3 * 100 / 900)
+    assert full.inside == pytest.approx((10_000 / 900 - 10) / 2 / 30)
+    assert pressure(Load(10, 900, 100), vllm, 10_000, 10).recomputed == 0
+    assert pressure(load, catalog.engine("trtllm"), 10_000, 10) == Pressure()
+    quiet, crowded = (closed_loop(load, Steps(1.0, 3.0), seqs, 1.0, vllm, p) for p in (Pressure(), full))
+    assert crowded.tpot_s > quiet.tpot_s
+    assert crowded.stretch_s - quiet.stretch_s == pytest.approx(9 * full.recomputed * 2 / 99)
+
+
+def test_a_front_end_limits_softly():
+    """8 clients and 2 s a request: 16 s between two answers, unless the engine needs longer; half of it before the first token."""
+    engine = replace(catalog.engine("torch"), frontend_request_s=2.0)
+    served = closed_loop(Load(8, 100, 2), Steps(0.001, 0.001), 8, 0.0, engine)
+    assert served.ttft_s + served.tpot_s == pytest.approx(16.0, rel=1e-3)
+    assert served.frontend_s == pytest.approx(8.0, rel=1e-2)
+    slow = closed_loop(Load(8, 100, 2), Steps(100.0, 100.0), 8, 0.0, engine)
+    assert slow.frontend_s < 1e-2 * slow.ttft_s
 
 
 def test_prompts_ahead_by_hand():

@@ -7,8 +7,8 @@ k the prompts of others that pass before the first token,
 
     TPOT = D + (R - 1 - k) X / (O - 1)        TTFT = server + D + own steps + k X + waiting for a slot
 
-k is the only thing that scheduling decides (``prompts_ahead``). R requests run; the cache, the engine's limit or a
-lost slot may keep the others of c waiting, for (c - R) / R of a request's life. Nothing here knows a model or a chip.
+k is the only thing that scheduling decides (``prompts_ahead``). R requests run; the cache or the engine's limit may keep
+the others of c waiting, for (c - R) / R of a request's life (``pressure``). Nothing here knows a model or a chip.
 """
 
 from __future__ import annotations
