@@ -277,7 +277,7 @@ def test_where_a_pasted_plan_stands():
         ("-tp 3", "64 attention heads"),
         ("-tp 1", "does not fit"),
         ("-tp 2 -pp 8 -dp 2", "needs 32 GPUs, and 2x8xh100-sxm has 16"),
-        ("-tp 2", "breaks the limit: TPOT 28"),
+        ("-tp 2", "breaks the limit: TPOT 2"),
     ],
 )
 def test_why_a_pasted_plan_is_refused(flags, says):
