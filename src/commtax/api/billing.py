@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from commtax import catalog
-from commtax.api.fitting import fit
+from commtax.api.fitting import Fit, fit
 from commtax.api.sending import check_backend, check_workload, context_notes, flight_notes, in_flight, workload
 from commtax.api.setup import Setup, constants_of, fabric_of, library_of, positive, setup
 from commtax.cost import memory
@@ -126,11 +126,11 @@ def _padding(asked: Setup, rows: Number, padded: Number) -> list[str]:
     return []
 
 
-def fits(priced: StepBill) -> bool:
-    """Whether the scalar plan holds its own batch: KV for ``batch`` sequences of ``context`` tokens."""
+def held(priced: StepBill) -> Fit:
+    """What a rank of the scalar plan holds, judged for requests of its own length."""
     asked = priced.setup
     plan = asked.plan
-    judged = fit(
+    return fit(
         asked.model,
         asked.cluster,
         tp=int(plan.tp),
@@ -142,6 +142,11 @@ def fits(priced: StepBill) -> bool:
         kv_dtype=plan.kv_dtype,
         max_model_len=max(1, min(asked.model.max_len, int(priced.context) + 1)),
     )
+
+
+def fits(priced: StepBill) -> bool:
+    """Whether the scalar plan holds its own batch: KV for ``batch`` sequences of ``context`` tokens."""
+    judged = held(priced)
     return judged.fits and judged.kv_tokens >= int(priced.batch) * (int(priced.context) + 1)
 
 

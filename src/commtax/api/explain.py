@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from commtax.api.billing import StepBill, again
@@ -18,6 +19,7 @@ class Counterfactual:
     step_s: float
     delta_s: float
     note: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def verdict(b: StepBill, what_ifs: list[Counterfactual] | None = None) -> str:
@@ -86,7 +88,7 @@ def counterfactuals(b: StepBill) -> list[Counterfactual]:
         except ValueError:
             return
         step = float(other.step_s)
-        found.append(Counterfactual(what, step, step - now, note))
+        found.append(Counterfactual(what, step, step - now, note, changes))
 
     add("collective latency / 2", latency_scale=b.settings.latency_scale / 2)
     add("collective bandwidth x 2", bandwidth_scale=b.settings.bandwidth_scale * 2)

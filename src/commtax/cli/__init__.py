@@ -408,8 +408,10 @@ def _commands(arguments: list[str]) -> click.Group:
         app.add_command(audit_command)
         app.add_command(calibrate_command)
         from commtax.cli.validating import validate_command
+        from commtax.cli.webbing import web_command
 
         app.add_command(validate_command)
+        app.add_command(web_command)
     return app
 
 
