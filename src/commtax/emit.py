@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from commtax.api.billing import StepBill
 from commtax.api.train_billing import TrainBill
+from commtax.cost.placement import span
 from commtax.ledger import Line
 from commtax.readers.launch_flags import FLAVOURS
 from commtax.spec import Cluster, Experts, Mlp, Model, Plan
@@ -326,5 +327,6 @@ def nccl_command(priced: StepBill | TrainBill, line: Line | None = None) -> str:
     words = f"# {top.item.what}: {top.item.op} of {format_bytes(float(top.item.nbytes))} over {ranks} ranks"
     if not crosses:
         return f"{tool} {sizes} -g {ranks}  {words}"
-    per = max(1, min(cluster.gpus_per_host, ranks // max(1, math.ceil(ranks / cluster.gpus_per_host))))
+    lies = span(top.item.axis, priced.setup.plan, cluster, priced.setup.engine)
+    per = max(1, min(cluster.gpus_per_host, ranks, int(lies.ranks_per_domain)))
     return f"mpirun -np {ranks} -N {per} {tool} {sizes} -g 1  {words}"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from commtax import catalog
-from commtax.api.fitting import Fit, fit
+from commtax.api.fitting import Fit, judge_length
 from commtax.api.sending import check_backend, check_workload, context_notes, flight_notes, in_flight, workload
 from commtax.api.setup import Setup, constants_of, fabric_of, library_of, positive, setup
 from commtax.cost import memory
@@ -129,19 +129,9 @@ def _padding(asked: Setup, rows: Number, padded: Number) -> list[str]:
 def held(priced: StepBill) -> Fit:
     """What a rank of the scalar plan holds, judged for requests of its own length."""
     asked = priced.setup
-    plan = asked.plan
-    return fit(
-        asked.model,
-        asked.cluster,
-        tp=int(plan.tp),
-        pp=int(plan.pp),
-        dp=int(plan.dp),
-        ep=int(plan.ep),
-        engine=asked.engine,
-        dtype=plan.weights_dtype,
-        kv_dtype=plan.kv_dtype,
-        max_model_len=max(1, min(asked.model.max_len, int(priced.context) + 1)),
-    )
+    # Activations are judged as the engine runs them: of one replica, whatever else the step was told.
+    plain = replace(asked, plan=replace(asked.plan, cp=1, sequence_parallel=asked.engine.sequence_parallel))
+    return judge_length(plain, max(1, min(asked.model.max_len, int(priced.context) + 1)))
 
 
 def fits(priced: StepBill) -> bool:

@@ -31,6 +31,7 @@ from commtax.cli.options import (
     where_options,
 )
 from commtax.cli.output import print_json, terminal
+from commtax.cli.pages import html_option, write_bill_page
 from commtax.cli.pasting import paste_options, pasting
 from commtax.spec import Cluster, Profile
 from commtax.spelling import normalise
@@ -69,16 +70,19 @@ def app() -> None:
 @click.option("--exact", is_flag=True, help="Only what is sent, in bytes and counts.")
 @profile_option
 @click.option("--emit", default="", metavar="ENGINE", help="Also the launch command: vllm, sglang, trtllm, megatron, torchrun.")
+@html_option
 @json_option
 @pasting
-def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch: int | None, emit: str, **options: Any) -> None:
+def bill(
+    model: str, batch: int | None, as_json: bool, exact: bool, global_batch: int | None, emit: str, html: str, **options: Any
+) -> None:
     """What one step costs: every kernel and collective, what binds, and what would change it.
 
     commtax bill llama-3.1-8b --cluster 8xh100-sxm -tp 8
     """
     own = _profile(options)
-    if own and exact:
-        raise ValueError("profile: holds seconds, and --exact has none")
+    if exact and (own or html):
+        raise ValueError("profile: holds seconds, and --exact has none" if own else "html: draws seconds, and --exact has none")
     place = _cluster(options)
     training = options["phase"] == "train"
     kinds = {k: options.pop(k) for k in TRAINING}
@@ -87,7 +91,7 @@ def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch
     if training:
         from commtax.cli.training import bill_training
 
-        bill_training(model, place, size, options, kinds, exact=exact, as_json=as_json, profile=own, emit=emit)
+        bill_training(model, place, size, options, kinds, exact=exact, as_json=as_json, profile=own, emit=emit, html=html)
         return
     _unused(kinds, global_batch, options["phase"])
     if exact:
@@ -99,6 +103,7 @@ def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch
     from commtax.report import bills
 
     commands = emitted(priced, emit)
+    write_bill_page(html, priced)
     if as_json:
         print_json({**bills.bill_document(priced), **({"emit": commands} if emit else {})})
     else:
@@ -422,7 +427,7 @@ def main(argv: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without these signs still gets the answer
     try:
-        _commands(arguments).main(arguments, prog_name="commtax", standalone_mode=False)
+        _commands(arguments).main(arguments, prog_name="commtax", standalone_mode=False, obj=arguments)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as usage:
         click.echo(usage.ctx.get_help() if usage.ctx else "")

@@ -17,6 +17,7 @@ from commtax.api.setup import positive
 from commtax.cli.emitting import emitted, show_emitted
 from commtax.cli.options import Count, json_option, where_options
 from commtax.cli.output import print_json, terminal
+from commtax.cli.pages import html_option, write_plan_page
 from commtax.planner import WORKLOADS, ServingPlans, plan, plan_training
 from commtax.spec import Cluster
 from commtax.units import parse_seconds
@@ -44,6 +45,7 @@ SERVING, TRAINING = ("vllm", "sglang", "trtllm"), ("megatron", "torchrun")
     "--emit", default="", metavar="ENGINE", help="Also the winner's launch command: vllm, sglang, trtllm, megatron, torchrun."
 )
 @click.option("--plot", default="", metavar="FILE", help="Draw the Pareto front: .svg, .png or .pdf.")
+@html_option
 @json_option
 def plan_command(model: str, phase: str, top: int, plot: str, as_json: bool, **options: Any) -> None:
     """The best parallelism plan for a cluster, and why the others lost. Exit code 1: no plan is good.
@@ -89,6 +91,7 @@ def _serve(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
     spent = time.process_time() - start
     if plot:
         planning.plot_front(found, Path(plot))
+    write_plan_page(options["html"], found)
     if as_json:
         print_json(planning.plans_document(found, top))
     else:
@@ -157,6 +160,7 @@ def _train(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
         dtype=options["dtype"],
     )
     spent = time.process_time() - start
+    write_plan_page(options["html"], found)
     if as_json:
         print_json(planning.train_plans_document(found, top))
     else:

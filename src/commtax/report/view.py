@@ -66,10 +66,14 @@ def priced(state: State) -> Priced:
 
 def view(state: State) -> Document:
     """All that is shown at once; the slower pictures (grids, plans, the pipeline) are asked for on their own."""
-    b = priced(state)
-    library = fabric_of(b.setup, state.library).name
+    return view_of(priced(state), state)
+
+
+def view_of(b: Priced, state: State, command: str = "") -> Document:
+    """The view of a bill; ``command`` is the line that priced it, where it was not the state."""
+    library = fabric_of(b.setup, b.settings.library).name
     found = train_counterfactuals(b) if isinstance(b, TrainBill) else counterfactuals(b)
-    memory = _memory(b)
+    memory, step = _memory(b), float(b.step_s)
     sentence = train_verdict(b) if isinstance(b, TrainBill) else verdict(b, found)
     axis = _binding(b)
     document = {
@@ -83,10 +87,10 @@ def view(state: State) -> Document:
         "totals": _totals(b, memory["fits"]),
         "layer": _layer(b, library),
         "axes": _axes(b, axis, library),
-        "bill": [_line(x, b, library) for x in sorted(b.items, key=lambda x: -float(x.exposed_s))],
-        "changes": [_change(c, b) for c in found],
+        "bill": [_line(x, b, step, library) for x in sorted(b.items, key=lambda x: -float(x.exposed_s))],
+        "changes": [_change(c, b, step) for c in found],
         "memory": memory,
-        "commands": commands(state, b),
+        "commands": commands(state, b, command),
         "lesson": lesson(b),
         "limits": _limits(b, state),
     }
@@ -188,7 +192,7 @@ def _axes(b: Priced, binding: str, library: str) -> list[Document]:
                 "exposed_s": exposed,
                 "bubble_s": bubble,
                 "tax": (exposed + bubble) / float(b.step_s),
-                "hidden": exposed < 0.5 * total,
+                "hidden": overlaps and all(float(x.total_s) <= float(x.window_s) for x in lines),
                 "binding": axis == binding,
                 "formula": formula(top, b.setup.cluster.chip),
                 "source": source(top, library),
@@ -197,7 +201,7 @@ def _axes(b: Priced, binding: str, library: str) -> list[Document]:
     return found
 
 
-def _line(x: Line, b: Priced, library: str) -> Document:
+def _line(x: Line, b: Priced, step: float, library: str) -> Document:
     """One line of the bill."""
     how = f"{x.item.op}, {x.algorithm} over {x.link}, {int(x.item.ranks)} ranks" if x.kind == "comm" else x.item.op
     return {
@@ -211,18 +215,18 @@ def _line(x: Line, b: Priced, library: str) -> Document:
         "each_s": float(x.each_s),
         "latency_s": float(x.fixed_s),
         "total_s": float(x.total_s),
-        "share": float(x.exposed_s) / float(b.step_s),
+        "share": float(x.exposed_s) / step,
         "exposed_s": float(x.exposed_s),
         "formula": formula(x, b.setup.cluster.chip),
         "source": source(x, library) if x.kind == "comm" else x.source,
     }
 
 
-def _change(c: Any, b: Priced) -> Document:
+def _change(c: Any, b: Priced, step: float) -> Document:
     return {
         "label": c.what,
         "step_s": c.step_s,
-        "change": c.delta_s / float(b.step_s),
+        "change": c.delta_s / step,
         "note": c.note,
         "patch": patch_of(c.changes, b),
     }

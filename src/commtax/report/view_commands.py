@@ -49,10 +49,10 @@ def config_text(state: State) -> str:
     return json.dumps(pasted(state.config) if state.config else free_config(state.hidden, state.layers), separators=(",", ":"))
 
 
-def commands(state: State, b: StepBill | TrainBill) -> Document:
+def commands(state: State, b: StepBill | TrainBill, command: str = "") -> Document:
     """All lines, each empty where there is none, with the reason."""
-    line = shlex.join(["commtax", "bill", *arguments(state)])
-    if state.file:
+    line = command or shlex.join(["commtax", "bill", *arguments(state)])
+    if state.file and not command:
         line = f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}"
     launch, engine, why = _launch(b)
     top = assumption(b)

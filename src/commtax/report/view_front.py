@@ -29,10 +29,11 @@ def serving_front(a: ServingPlans, state: State) -> Document:
 
 
 def _same(rows: Columns, plans: Columns) -> int:
-    """Where the winner lies on the front; -1 where it does not."""
-    names = ("mode", "tp", "pp", "dp", "ep", "concurrency")
+    """Where the winner lies on the front, or the point of the same plan nearest to it; -1 where its plan is not there."""
+    names = ("mode", "tp", "pp", "dp", "ep", "dtype")
     same = np.logical_and.reduce([getattr(rows, n) == getattr(plans, n)[0] for n in names])
-    return int(np.argmax(same)) if same.any() else -1
+    away = np.where(same, np.abs(rows.concurrency - plans.concurrency[0]), np.inf)
+    return int(np.argmin(away)) if same.any() else -1
 
 
 def _point(a: ServingPlans, rows: Columns, i: int, best: bool, state: State) -> Document:
@@ -46,11 +47,11 @@ def _point(a: ServingPlans, rows: Columns, i: int, best: bool, state: State) -> 
         "y": float(rows.tokens_per_s_per_gpu[i]),
         "best": best,
         "text": text,
-        "patch": None if apart else _served(a, rows, i, state),
+        "patch": None if apart else served_patch(a, rows, i, state),
     }
 
 
-def _served(a: ServingPlans, rows: Columns, i: int, state: State) -> Document:
+def served_patch(a: ServingPlans, rows: Columns, i: int, state: State) -> Document:
     """The decode step of a plan: its sizes, the requests that run at once, and the mean length."""
     sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "ep")}
     dp, copies = int(rows.dp[i]), int(rows.replicas[i])
@@ -88,5 +89,5 @@ def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Document:
         "y": float(rows.mfu[i]),
         "best": best,
         "text": f"{words}; {kind}; step {step}, MFU {float(rows.mfu[i]):.1%}, {held} a rank",
-        "patch": {**sizes, **kinds, "b": micro, "n": a.global_batch // dp // micro, "s": a.seq},
+        "patch": {**sizes, **kinds, "sp": 1, "b": micro, "n": a.global_batch // dp // micro, "s": a.seq},
     }

@@ -121,8 +121,9 @@ def _chain(chain: list[Segment], beside: list[Segment], stage: str, start: float
     bars, now = [], start
     for s in chain:
         if s.seconds > 0:
-            bars.append(Bar(s, stage, ((now, now + s.seconds),)))
-            now += s.seconds
+            hidden = ((max(start, now - s.hidden_s), now),) if s.hidden_s > 0 else ()
+            bars.append(Bar(s, stage, ((now, now + s.exposed_s),), hidden))
+            now += s.exposed_s
     under, after = max(start, now - sum(s.hidden_s for s in beside)), now
     for s in beside:
         covered, left = min(s.hidden_s, now - under), s.exposed_s
