@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -394,29 +395,26 @@ app.add_command(catalog_command)
 app.add_command(claims_command)
 
 
+LATER = {
+    "audit": ("auditing", "audit_command"),
+    "calibrate": ("calibrating", "calibrate_command"),
+    "measure": ("measuring", "measure_group"),
+    "pipeline": ("pipelines", "pipeline_command"),
+    "plan": ("planning", "plan_command"),
+    "simulate": ("serving", "simulate_command"),
+    "validate": ("validating", "validate_command"),
+    "web": ("webbing", "web_command"),
+}
+"""Commands that bring much of their own: by name, their module and their function."""
+
+
 def _commands(arguments: list[str]) -> click.Group:
-    """All commands; those that bring much of their own join only where they may be wanted."""
-    if not arguments or arguments[0] not in app.commands:
-        from commtax.cli.auditing import audit_command
-        from commtax.cli.calibrating import calibrate_command
-        from commtax.cli.measuring import measure_group
-        from commtax.cli.pipelines import pipeline_command
-
-        app.add_command(measure_group)
-        app.add_command(pipeline_command)
-        from commtax.cli.planning import plan_command
-        from commtax.cli.serving import simulate_command
-
-        app.add_command(plan_command)
-
-        app.add_command(simulate_command)
-        app.add_command(audit_command)
-        app.add_command(calibrate_command)
-        from commtax.cli.validating import validate_command
-        from commtax.cli.webbing import web_command
-
-        app.add_command(validate_command)
-        app.add_command(web_command)
+    """All commands that this line may want: the one it names, or all for the list of them."""
+    first = arguments[0] if arguments else ""
+    if first not in app.commands:
+        for name in [first] if first in LATER else LATER:
+            module, command = LATER[name]
+            app.add_command(getattr(import_module(f"commtax.cli.{module}"), command))
     return app
 
 

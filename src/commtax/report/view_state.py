@@ -59,7 +59,7 @@ class Key:
         if not self.is_number:
             return self._word(text)
         whole = isinstance(self.default, int)
-        if not re.fullmatch(r"-?[0-9]{1,12}" if whole else r"-?[0-9]{1,12}(\.[0-9]{1,12})?", text):
+        if not re.fullmatch(INTEGER if whole else NUMBER, text):
             raise RefusedError(
                 f"{self.name}: {'a whole number' if whole else 'a number'} is needed, not '{_shown(text)}'", self.name
             )
@@ -78,6 +78,10 @@ class Key:
         if self.pattern and text and not re.fullmatch(self.pattern, text):
             raise RefusedError(f"{self.name} '{_shown(text)}': letters, digits, dots and dashes only", self.name)
         return text
+
+
+INTEGER = r"-?[0-9]{1,12}"
+NUMBER = r"-?[0-9]{1,12}(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,3})?"
 
 
 def _shown(text: str) -> str:
@@ -219,7 +223,7 @@ def model_of(state_model: str, hidden: int, layers: int, config: str) -> Model:
         name = State(hidden=hidden, layers=layers, config=config).file.removesuffix(".json")
         found = from_config(table, name)
         if found.num_layers > MAX_LAYERS:
-            raise RefusedError(f"cfg: {found.num_layers:,} layers, more than the {MAX_LAYERS:,} that the page draws", "cfg")
+            raise RefusedError(f"cfg: {found.num_layers:,} layers, more than the {MAX_LAYERS:,} that the page draws", "cfg", malformed=False)
         return found
     known = bundled(state_model)
     if known is None:
@@ -236,9 +240,9 @@ def pasted(text: str) -> dict[str, Any]:
     try:
         table = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise RefusedError(f"cfg: not valid JSON ({_shown(str(error))})", "cfg") from None
+        raise RefusedError(f"cfg: not valid JSON ({_shown(str(error))})", "cfg", malformed=False) from None
     if not isinstance(table, dict):
-        raise RefusedError("cfg: a JSON object is needed, as in config.json", "cfg")
+        raise RefusedError("cfg: a JSON object is needed, as in config.json", "cfg", malformed=False)
     return table
 
 

@@ -48,8 +48,9 @@ TOUR: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ),
     (
         "Enough local tokens",
-        "Data parallelism over 64 GPUs with 16,384 tokens in a microbatch of each. Gradients are reduced while backward still runs: they fit "
-        "in its window, hatched under it. What is left is paid because a collective beside compute takes SMs and bandwidth from it.",
+        "Data parallelism over 64 GPUs with 16,384 tokens in a microbatch of each. Gradients are reduced while backward still "
+        "runs: they fit in its window, hatched under it. What is left is paid because a collective beside compute takes SMs "
+        "and bandwidth from it.",
         {"m": "llama-3.1-8b", "c": "8x8xh100-sxm", "ph": "train", "dp": 64, "b": 2, "s": 8192, "n": 2, "rc": "full", "z": "1"},
         "axes",
     ),

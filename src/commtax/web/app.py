@@ -21,6 +21,15 @@ from commtax.web.assets import page_files
 from commtax.web.guard import App, Guard, problem
 
 Answer = Callable[[Any], dict[str, Any]]
+EXAMPLES = {
+    "m": ("llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3"),
+    "c": ("8xh100-sxm", "2x8xh200-sxm", "4x4090-pcie"),
+    "intra": ("pcie5",),
+    "inter": ("10gbe", "ib-ndr"),
+    "e": ("vllm", "megatron", "fsdp"),
+    "as": ("none", "dp"),
+}
+"""Words that a reader of the schema may try."""
 SLOW = {"compare", "plan", "pipeline"}
 """Answers that take longer than a blink: they run beside the loop, one at a time."""
 
@@ -137,4 +146,5 @@ def _schema(key: Key) -> dict[str, Any]:
     found: dict[str, Any] = {"type": "string", "default": key.default}
     if key.words:
         return {**found, "enum": list(key.words)}
-    return {**found, "maxLength": key.length} | ({"pattern": f"^({key.pattern})?$"} if key.pattern else {})
+    found |= {"maxLength": key.length} | ({"pattern": f"^({key.pattern})?$"} if key.pattern else {})
+    return found | ({"examples": list(EXAMPLES[key.name])} if key.name in EXAMPLES else {})

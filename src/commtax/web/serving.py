@@ -21,6 +21,7 @@ def listen(host: str, port: int) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)
+        bound.listen(128)  # from here on callers wait rather than fail
     except OSError as error:
         bound.close()
         raise ValueError(f"port={port}: cannot listen on {host} ({error.strerror}); another --port, such as {port + 1}?") from None
