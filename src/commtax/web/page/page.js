@@ -32,6 +32,7 @@ function complain(answer) {
 
 function drawView(view) {
   shown.view = view;
+  document.documentElement.classList.remove("empty");
   byId("problem").hidden = true;
   hide();
   document.title = `${view.title} · commtax`;
@@ -155,6 +156,7 @@ function watchWidth() {
 // A file made by `--html`: everything is in it, nothing can be asked.
 function showFile(data) {
   document.documentElement.classList.add("offline");
+  document.documentElement.classList.remove("empty");
   for (const id of ["inputs", "presets-nav", "start-tour", "limits"]) byId(id).hidden = true;
   if (data.view) drawView(data.view);
   else for (const id of ["sentence", "waterfall", "axes", "bill", "changes", "memory", "commands", "lesson"]) byId(id).hidden = true;

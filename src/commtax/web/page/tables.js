@@ -24,7 +24,7 @@ function meter(share, hot) {
 
 export function axesTable(view) {
   if (!view.axes.length) return el("p", { class: "quiet" }, "One GPU holds the whole model: nothing is sent.");
-  const columns = [{ title: "axis" }, { title: "collective" }, ...["buffer", "times"].map((title) => ({ title, number: true })), { title: "link" }, ...["ranks", "takes", "window", "exposed", "tax"].map((title) => ({ title, number: true })), { title: "" }, { title: "source" }];
+  const columns = [{ title: "axis" }, { title: "collective" }, ...["buffer", "times"].map((title) => ({ title, number: true })), { title: "link" }, ...["ranks", "takes", "window", "exposed", "tax"].map((title) => ({ title, number: true })), { title: "verdict" }, { title: "source" }];
   const rows = view.axes.map((axis, i) => ({
     name: axis.binding ? "binding" : null,
     cells: [
@@ -38,7 +38,7 @@ export function axesTable(view) {
       axis.window_s ? seconds(axis.window_s) : "none",
       axis.bubble_s ? `${seconds(axis.exposed_s)} + bubble ${seconds(axis.bubble_s)}` : seconds(axis.exposed_s),
       percent(axis.tax),
-      axis.binding ? el("span", { class: "chip hot-chip" }, "binding") : axis.hidden ? el("span", { class: "chip" }, "hidden") : "",
+      axis.binding ? el("span", { class: "chip hot-chip" }, "binding") : el("span", { class: "chip" }, axis.hidden ? "hidden" : "exposed"),
       sourceChip(`${axis.axis} ${axis.collective}`, axis.formula, axis.source, `axis-${i}`),
     ],
   }));
