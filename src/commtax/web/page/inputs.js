@@ -53,13 +53,12 @@ function showValue(field, value) {
 function syncSlider(field, values, value, train) {
   field.row.hidden = Boolean(field.train && !train) || !values.length;
   if (field.row.hidden) return;
+  if (field.input.matches(":active")) return; // the hand is on it: its place is newer than this answer
   field.nameNode.textContent = (train && field.trainName) || field.name;
   field.hintNode.textContent = (train && field.trainHint) || field.hint;
   field.values = values;
-  const held = document.activeElement === field.input && field.input.matches(":active");
   field.input.max = String(values.length - 1);
   field.input.disabled = values.length < 2;
-  if (held) return; // the hand is on it: its place is newer than this answer
   field.input.value = String(Math.max(0, values.findIndex((other) => Number(other) === Number(value))));
   showValue(field, value);
 }
@@ -110,12 +109,18 @@ export function buildInputs(catalog, complain) {
   for (const key of ["ttft", "tpot", "il", "ol"]) byId(`in-${key}`).addEventListener("change", (event) => choose({ [key]: event.target.value }));
 }
 
+// What is asked for, as far as it can be told without an answer.
+export function syncNames(now) {
+  modelMode(now.cfg ? "pasted" : Number(now.h) ? "free" : "named");
+  fields.m.set(now.m ?? "");
+  fields.c.set(now.c ?? "");
+  for (const radio of document.querySelectorAll("[name=ph]")) radio.checked = radio.value === (now.ph ?? "decode");
+}
+
 export function syncInputs(view) {
   const now = view.state;
   const train = now.ph === "train";
-  modelMode(now.cfg ? "pasted" : now.h ? "free" : "named");
-  fields.m.set(now.m ?? "");
-  fields.c.set(now.c ?? "");
+  syncNames(now);
   if (now.h) byId("in-h").value = now.h;
   if (now.L) byId("in-L").value = now.L;
   if (now.cfg && document.activeElement !== byId("in-cfg")) byId("in-cfg").value = typeof now.cfg === "string" ? now.cfg : JSON.stringify(now.cfg, null, 1);
@@ -125,12 +130,12 @@ export function syncInputs(view) {
   byId("in-rc").value = now.rc ?? "none";
   byId("in-sch").value = now.sch ?? "1f1b";
   byId("in-sp").checked = Number(now.sp) === 1;
-  for (const radio of document.querySelectorAll("[name=ph]")) radio.checked = radio.value === now.ph;
   for (const row of document.querySelectorAll(".train-only")) row.hidden = !train;
   for (const row of document.querySelectorAll(".serve-only")) row.hidden = train;
   for (const spec of SLIDERS) {
     syncSlider(fields[spec.key], view.limits[spec.key] ?? [], spec.key === "local" ? view.local_tokens : now[spec.key], train);
   }
   for (const key of ["ttft", "tpot", "il", "ol"]) if (document.activeElement !== byId(`in-${key}`)) byId(`in-${key}`).value = now[key] || "";
-  byId("cluster-text").textContent = view.cluster?.text ?? "";
+  byId("cluster-text").textContent = view.cluster.text;
+  byId("cluster-text").title = view.cluster.text;
 }

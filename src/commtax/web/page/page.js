@@ -2,8 +2,8 @@
 
 import { byId, el, paint } from "./dom.js";
 import { Refused, get, latest } from "./api.js";
-import { begin, choose, onState, query, replaceAll } from "./state.js";
-import { buildInputs, resetPlan, syncInputs } from "./inputs.js";
+import { begin, choose, onState, query, replaceAll, state } from "./state.js";
+import { buildInputs, resetPlan, syncInputs, syncNames } from "./inputs.js";
 import { drawWaterfall, waterfallLegend } from "./waterfall.js";
 import { axesTable, billTable, lessonCards } from "./tables.js";
 import { changeButtons, commandList, figures, memoryBars } from "./panels.js";
@@ -26,7 +26,8 @@ function complain(answer) {
   for (const value of (answer.argument && answer.nearest) || []) {
     words.push(el("button", { type: "button", onclick: () => choose({ [answer.argument]: value }) }, `Use ${value}`));
   }
-  words.push(el("button", { type: "button", onclick: resetPlan }, "Reset the plan"), el("button", { type: "button", onclick: () => history.back() }, "Undo"));
+  words.push(el("button", { type: "button", onclick: resetPlan }, "Reset the plan"));
+  if (shown.view) words.push(el("button", { type: "button", onclick: () => history.back() }, "Undo"));
   paint(box, words);
 }
 
@@ -108,13 +109,14 @@ const ask = latest(async () => {
   try {
     const view = await get("view", search);
     drawView(view);
-    syncInputs(view);
+    if (search === query()) syncInputs(view); // else a newer move is under way, and its control stands where it should
     syncTour(view);
     document.documentElement.dataset.shown = search;
     drawSoon();
   } catch (problem) {
     if (!(problem instanceof Refused)) throw problem;
     complain(problem.answer);
+    if (!shown.view) syncNames(state());
     document.documentElement.dataset.shown = search;
   }
 });

@@ -1,11 +1,17 @@
 // The smaller regions: the figures under the sentence, buttons that change the answer, memory, commands to copy.
 
 import { byId, el } from "./dom.js";
-import { sourceChip } from "./tip.js";
+import { formulaTip, tip } from "./tip.js";
 import { bytes, change, percent, rate, seconds } from "./format.js";
 
 function figure(title, value, chips, hot) {
   return el("div", { class: hot ? "figure hot-figure" : "figure" }, el("dt", null, title), el("dd", { class: "value" }, value), el("dd", null, chips.filter(Boolean).map((chip) => (typeof chip === "string" ? el("span", { class: "chip" }, chip) : chip))));
+}
+
+function mfuChip(all) {
+  if (!all.mfu_definition) return null;
+  const chip = el("button", { type: "button", class: "chip source", "data-k": "mfu", "aria-label": "how MFU is counted" }, "how counted");
+  return tip(chip, () => formulaTip(`MFU ${percent(all.mfu)}, HFU ${percent(all.hfu)}`, [all.mfu_definition], null, null));
 }
 
 export function figures(view) {
@@ -16,7 +22,7 @@ export function figures(view) {
     figure("step", seconds(all.step_s), [`${seconds(all.low_s)} to ${seconds(all.high_s)}`]),
     figure("exposed communication", percent(all.comm_fraction), [`${seconds(all.exposed_comm_s)} of ${seconds(all.comm_s)}`], true),
     figure("tokens/s", rate(all.tokens_per_s), []),
-    all.mfu ? figure("MFU", percent(all.mfu), [all.mfu_definition ? sourceChip("MFU", all.mfu_definition, "definition", "mfu") : null, all.hfu !== all.mfu ? `HFU ${percent(all.hfu)}` : null, all.bubble_fraction ? `bubble ${percent(all.bubble_fraction)}` : null]) : null,
+    all.mfu ? figure("MFU", percent(all.mfu), [mfuChip(all), all.bubble_fraction ? `bubble ${percent(all.bubble_fraction)}` : null]) : null,
     figure("memory a GPU", all.fits === false ? "does not fit" : all.fits ? "fits" : "–", [used], all.fits === false),
     all.source ? figure("weakest source", "", all.source.split("; ")) : null,
   ];

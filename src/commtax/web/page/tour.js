@@ -52,9 +52,11 @@ export function syncTour(view) {
   byId("tour-count").textContent = `${step + 1} of ${steps.length}`;
   byId("tour-back").disabled = step === 0;
   byId("tour-next").textContent = step + 1 < steps.length ? "Next" : "Done";
-  paint(byId("tour-text"), el("p", null, now.text), view.lesson?.applies && view.lesson.rows.length ? lessonCards(view.lesson) : null);
+  const rows = (view.lesson?.rows ?? []).filter((row) => !now.lesson || row.name.startsWith(now.lesson));
+  paint(byId("tour-text"), el("p", null, now.text), view.lesson?.applies && rows.length ? lessonCards({ rows }) : null);
   if (before === step) return undefined;
   light(now.watch);
+  byId("tour").scrollTop = 0;
   byId("tour-title").focus({ preventScroll: true });
   const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
   byId(now.watch)?.scrollIntoView({ block: "start", behavior: calm ? "auto" : "smooth" });

@@ -50,7 +50,7 @@ function inWords(bar) {
 
 // The name in two lines at most and the time below, where they fit.
 function inside(bar, left, top, width) {
-  const room = Math.floor((width - 10) / LETTER);
+  const room = Math.floor((width - 8) / 7);
   if (room < 4) return [];
   const lines = [""];
   for (const word of bar.name.split(" ")) {
@@ -60,10 +60,10 @@ function inside(bar, left, top, width) {
     else lines.push(word);
   }
   const time = seconds(bar.end_s - bar.start_s);
-  if (time.length <= room + 1) lines.push(time);
+  if (time.length <= room) lines.push(time);
   const first = top + LANE / 2 - (lines.length - 1) * 7.5;
   return lines.map((line, i) => {
-    const text = line.length > room + 1 ? `${line.slice(0, room)}…` : line;
+    const text = line.length > room ? `${line.slice(0, room - 1)}…` : line;
     return svg("text", { x: left + 6, y: first + i * 15, class: line === time ? "bar-time" : "bar-name" }, text);
   });
 }
