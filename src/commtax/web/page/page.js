@@ -59,6 +59,13 @@ function drawGrids(grids, load) {
   paint(byId("grids-body"), heatMap(grids["tp-link"], "TP × link", load), heatMap(grids["tp-batch"], "TP × batch", load));
 }
 
+// Which serving plans are best does not depend on the plan that is shown: moving it asks for no new search.
+function planQuery(search) {
+  const keys = Object.fromEntries(new URLSearchParams(search));
+  if (keys.ph !== "train") for (const key of ["tp", "pp", "dp", "ep", "cp", "b", "s", "n", "z", "rc", "sch", "v", "sp", "eg", "lib", "as"]) delete keys[key];
+  return query(keys);
+}
+
 // The slow pictures. Each is asked for after a pause, when it is near the window, and only for the state that is shown.
 const pictures = [
   {
@@ -70,7 +77,7 @@ const pictures = [
     draw: (grids) => drawGrids(grids, choose),
   },
   { id: "pipeline", fetch: (search, signal) => get("pipeline", search, signal), draw: (grid) => drawPipeline(byId("pipeline-body"), grid) },
-  { id: "plans", fetch: (search, signal) => get("plan", search, signal), draw: (plan) => drawPlans(byId("plans-body"), plan, choose) },
+  { id: "plans", fetch: (search, signal) => get("plan", planQuery(search), signal), draw: (plan) => drawPlans(byId("plans-body"), plan, choose) },
 ];
 let pause = 0;
 let dropped = new AbortController();
@@ -109,6 +116,7 @@ const ask = latest(async () => {
   try {
     const view = await get("view", search);
     drawView(view);
+    markPreset();
     if (search === query()) syncInputs(view); // else a newer move is under way, and its control stands where it should
     syncTour(view);
     document.documentElement.dataset.shown = search;
@@ -165,19 +173,32 @@ function showFile(data) {
   if (data.grids) drawGrids(data.grids, null);
   if (data.pipeline) drawPipeline(byId("pipeline-body"), (shown.pipeline = data.pipeline));
   if (data.plan) drawPlans(byId("plans-body"), (shown.plans = data.plan), null);
+  if (data.kind === "plan") byId("plans").parentNode.prepend(byId("plans"));
   byId("grids").hidden = !data.grids;
   byId("pipeline").hidden = !data.pipeline;
   byId("plans").hidden = !data.plan;
+}
+
+function markPreset() {
+  for (const button of byId("presets").querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.dataset.query === sorted(state())));
+}
+
+function sorted(keys) {
+  return query(Object.fromEntries(Object.entries(keys).sort()));
 }
 
 async function serve() {
   const catalog = await get("catalog", "");
   buildInputs(catalog, complain);
   buildTour(catalog);
-  paint(byId("presets"), catalog.presets.map((preset) => el("li", null, el("button", { type: "button", onclick: () => replaceAll(preset.state) }, preset.name))));
+  paint(byId("presets"), catalog.presets.map((preset) => el("li", null, el("button", { type: "button", "data-query": sorted(preset.state), onclick: () => replaceAll(preset.state) }, preset.name))));
   const seen = new IntersectionObserver((entries) => {
-    for (const entry of entries) pictures.find((picture) => picture.id === entry.target.id).near = entry.isIntersecting;
-    if (shown.view) drawSoon();
+    const came = entries.filter((entry) => {
+      const picture = pictures.find((other) => other.id === entry.target.id);
+      picture.near = entry.isIntersecting;
+      return picture.near && picture.asked !== query();
+    });
+    if (shown.view && came.length) drawSoon();
   }, { rootMargin: "600px" });
   for (const picture of pictures) seen.observe(byId(picture.id));
   onState(() => ask());

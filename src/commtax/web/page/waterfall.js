@@ -51,7 +51,7 @@ function inWords(bar) {
 // The name in two lines at most and the time below, where they fit.
 function inside(bar, left, top, width) {
   const room = Math.floor((width - 8) / 7);
-  if (room < 4) return [];
+  if (room < Math.min(7, bar.name.length)) return []; // a stump of a name says nothing; the tooltip has it whole
   const lines = [""];
   for (const word of bar.name.split(" ")) {
     const last = lines.length - 1;
