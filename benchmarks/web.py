@@ -126,14 +126,16 @@ def main() -> None:
     words = parser.parse_args()
     starts = []
     for _ in range(3):
-        server, port, spent = start()
+        server, port, used = start()
         server.terminate()
         server.wait()
-        starts.append(spent)
+        starts.append(used)
     server, port, _ = start(core=0)
     try:
         measure(port, 1.0, 20)  # warm
+        before = cpu_s(server.pid)
         times = sorted(measure(port, words.seconds, words.rate))
+        spent = cpu_s(server.pid) - before
         rate = most(port, 5.0)
     finally:
         server.terminate()
@@ -142,6 +144,7 @@ def main() -> None:
         "startup_cpu_s": statistics.median(starts),
         "rate_asked": words.rate,
         "requests": len(times),
+        "cpu_ms_per_request": 1e3 * spent / len(times),
         "median_ms": 1e3 * times[len(times) // 2],
         "p95_ms": 1e3 * times[int(0.95 * len(times))],
         "most_requests_per_s": rate,

@@ -9,6 +9,7 @@ import argparse
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from web import start
@@ -22,11 +23,12 @@ def main() -> None:
     words = parser.parse_args()
     server, port, _ = start()
     settings = ["--checks", "all", "--mode", "all", "--max-examples", str(words.examples), "--workers", "2"]
-    config = str(Path(__file__).with_name("schemathesis.toml"))
+    config = str(Path(__file__).resolve().with_name("schemathesis.toml"))
     command = [str(Path(sys.executable).with_name("schemathesis")), "--config-file", config, "run"]
     try:
         address = f"http://127.0.0.1:{port}/openapi.json"
-        ran = subprocess.run([*command, address, *settings], capture_output=True, text=True, check=False)
+        with tempfile.TemporaryDirectory() as folder:  # it keeps its own cache where it runs
+            ran = subprocess.run([*command, address, *settings], capture_output=True, text=True, check=False, cwd=folder)
         alive = server.poll() is None
     finally:
         server.terminate()

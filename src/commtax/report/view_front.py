@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from commtax.planner.columns import Columns
@@ -69,12 +71,18 @@ def served_patch(a: ServingPlans, rows: Columns, i: int, state: State) -> Docume
 
 
 def training_front(a: TrainPlans) -> Document:
-    """``plan --phase train --json`` with the good plans as points: memory a rank against MFU."""
-    rows = a.plans if len(a.plans) else a.near
+    """``plan --phase train --json`` with its front as points: memory a rank against MFU."""
+    rows = a.plans.take(_undominated(a.plans)) if len(a.plans) else a.near
     points = [_trained(a, rows, i, i == 0 and bool(len(a.plans))) for i in range(min(MOST, len(rows)))]
     sentence = f"Run {a.explain(0)[0]}" if len(a.plans) else "no plan fits in memory; the nearest are shown"
     axes = {"x_title": "memory a rank, GB", "y_title": "MFU"}
     return dict(plain({**train_plans_document(a, TOP), "front": points, "sentence": sentence, **axes}))
+
+
+def _undominated(rows: TrainColumns) -> np.ndarray[Any, Any]:
+    """Of plans from the fastest on: those that need less memory than all before them."""
+    least = np.minimum.accumulate(rows.memory_bytes)
+    return np.flatnonzero(np.r_[True, rows.memory_bytes[1:] < least[:-1]])
 
 
 def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Document:

@@ -29,7 +29,7 @@ class Column:
 
 
 def grid(state: State, kind: str) -> Document:
-    """The heat map of one kind around a state. A row pays where it is faster than the row below it."""
+    """The heat map of one kind around a state. A row pays where it gives more tokens/s than the row before it."""
     here = priced(state)
     columns = _links(here.setup.cluster) if kind == "tp-link" else _batches(state)
     degrees = _degrees(state, here)
@@ -64,7 +64,7 @@ def _column_title(kind: str, state: State) -> str:
 
 def _note(state: State) -> str:
     same = "the same GPUs in every row (dp gives way to tp)" if state.training else "dp as it is"
-    return f"above the break-even line another doubling of TP gives fewer tokens/s than the row before; {same}"
+    return f"past the line a row gives fewer tokens/s than the row above it, half its TP: that doubling does not pay; {same}"
 
 
 def _degrees(state: State, here: Priced) -> list[int]:

@@ -9,7 +9,7 @@ from commtax.report.documents import Document, plain
 from commtax.sim.pipeline import Durations, run
 from commtax.sim.schedules import SCHEDULES
 
-MOST_BOXES = 20_000
+MOST_BOXES = 8_000
 
 
 def pipeline_of(b: StepBill | TrainBill) -> Document:

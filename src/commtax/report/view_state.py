@@ -223,7 +223,8 @@ def model_of(state_model: str, hidden: int, layers: int, config: str) -> Model:
         name = State(hidden=hidden, layers=layers, config=config).file.removesuffix(".json")
         found = from_config(table, name)
         if found.num_layers > MAX_LAYERS:
-            raise RefusedError(f"cfg: {found.num_layers:,} layers, more than the {MAX_LAYERS:,} that the page draws", "cfg", malformed=False)
+            rule = f"cfg: {found.num_layers:,} layers, more than the {MAX_LAYERS:,} that the page draws"
+            raise RefusedError(rule, "cfg", malformed=False)
         return found
     known = bundled(state_model)
     if known is None:

@@ -24,13 +24,14 @@ PRESETS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("70B training on 64 H100", TRAINED),
 )
 
-TOUR: tuple[tuple[str, str, dict[str, Any], str], ...] = (
+TOUR: tuple[tuple[str, str, dict[str, Any], str, str], ...] = (
     (
         "Inside the NVLink domain",
         "A dense model 8,192 wide, TP 8 on hosts of eight. Every layer reduces its activations four times a step, on the "
         "critical path: nothing hides them, but NVLink is fast. The lesson says ⅓·peak/(BW·h), about 5 %; look what it leaves out.",
         {**WIDE, "tp": 8, "dp": 8},
         "waterfall",
+        "TP tax",
     ),
     (
         "Flip 1: past the domain's edge",
@@ -38,6 +39,7 @@ TOUR: tuple[tuple[str, str, dict[str, Any], str], ...] = (
         "stays inside a host and pipelines cross.",
         {**WIDE, "tp": 16, "dp": 4},
         "waterfall",
+        "TP tax",
     ),
     (
         "The lesson's number beside ours",
@@ -45,6 +47,7 @@ TOUR: tuple[tuple[str, str, dict[str, Any], str], ...] = (
         "so the flip costs less than 18 times, and the tax inside the host was larger than 5 % to begin with.",
         {**WIDE, "tp": 16, "dp": 4},
         "lesson",
+        "TP tax",
     ),
     (
         "Enough local tokens",
@@ -53,6 +56,7 @@ TOUR: tuple[tuple[str, str, dict[str, Any], str], ...] = (
         "and bandwidth from it.",
         {"m": "llama-3.1-8b", "c": "8x8xh100-sxm", "ph": "train", "dp": 64, "b": 2, "s": 8192, "n": 2, "rc": "full", "z": "1"},
         "axes",
+        "DP threshold",
     ),
     (
         "Flip 2: under the threshold",
@@ -60,6 +64,7 @@ TOUR: tuple[tuple[str, str, dict[str, Any], str], ...] = (
         "not depend on the model's size: peak·MFU/BW in the lesson, this step's own rate and link in ours.",
         {"m": "llama-3.1-8b", "c": "8x8xh100-sxm", "ph": "train", "dp": 64, "b": 1, "s": 1024, "n": 2, "rc": "full", "z": "1"},
         "axes",
+        "DP threshold",
     ),
 )
 
@@ -84,7 +89,7 @@ def catalogue() -> Document:
                 "engines": engines,
                 "schedules": list(SCHEDULES),
                 "presets": [{"name": name, "state": state} for name, state in PRESETS],
-                "tour": [{"title": t, "text": text, "state": state, "watch": watch} for t, text, state, watch in TOUR],
+                "tour": [dict(zip(("title", "text", "state", "watch", "lesson"), step, strict=True)) for step in TOUR],
             }
         )
     )

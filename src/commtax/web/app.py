@@ -30,7 +30,7 @@ EXAMPLES = {
     "as": ("none", "dp"),
 }
 """Words that a reader of the schema may try."""
-SLOW = {"compare", "plan", "pipeline"}
+SLOW = {"compare", "fit", "plan", "pipeline"}
 """Answers that take longer than a blink: they run beside the loop, one at a time."""
 
 

@@ -280,6 +280,7 @@ class Step(Strict):
     text: str
     state: dict[str, Value]
     watch: str
+    lesson: str
 
 
 class Catalog(Strict):
