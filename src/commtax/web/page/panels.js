@@ -8,6 +8,13 @@ function figure(title, value, chips, hot) {
   return el("div", { class: hot ? "figure hot-figure" : "figure" }, el("dt", null, title), el("dd", { class: "value" }, value), el("dd", null, chips.filter(Boolean).map((chip) => (typeof chip === "string" ? el("span", { class: "chip" }, chip) : chip))));
 }
 
+// "compute: calibrated; comm: calibrated" in one word where all agree.
+function weakest(source) {
+  const parts = (source || "").split("; ").filter(Boolean);
+  const kinds = [...new Set(parts.map((part) => part.split(": ")[1] ?? part))];
+  return kinds.length === 1 && parts.length > 1 ? kinds : parts;
+}
+
 function mfuChip(all) {
   if (!all.mfu_definition) return null;
   const chip = el("button", { type: "button", class: "chip source", "data-k": "mfu", "aria-label": "how MFU is counted" }, "how counted");
@@ -19,12 +26,11 @@ export function figures(view) {
   const memory = view.memory;
   const used = memory && memory.used_bytes ? `${bytes(memory.used_bytes)} of ${bytes(memory.capacity_bytes)}` : null;
   return [
-    figure("step", seconds(all.step_s), [`${seconds(all.low_s)} to ${seconds(all.high_s)}`]),
+    figure("step", seconds(all.step_s), [`${seconds(all.low_s)} to ${seconds(all.high_s)}`, ...weakest(all.source)]),
     figure("exposed communication", percent(all.comm_fraction), [`${seconds(all.exposed_comm_s)} of ${seconds(all.comm_s)}`], true),
     figure("tokens/s", rate(all.tokens_per_s), []),
     all.mfu ? figure("MFU", percent(all.mfu), [mfuChip(all), all.bubble_fraction ? `bubble ${percent(all.bubble_fraction)}` : null]) : null,
     figure("memory a GPU", all.fits === false ? "does not fit" : all.fits ? "fits" : "–", [used], all.fits === false),
-    all.source ? figure("weakest source", "", all.source.split("; ")) : null,
   ];
 }
 

@@ -38,7 +38,7 @@ export function axesTable(view) {
       axis.window_s ? seconds(axis.window_s) : "none",
       axis.bubble_s ? `${seconds(axis.exposed_s)} + bubble ${seconds(axis.bubble_s)}` : seconds(axis.exposed_s),
       percent(axis.tax),
-      axis.binding ? el("span", { class: "chip hot-chip" }, "binding") : el("span", { class: "chip" }, axis.hidden ? "hidden" : "exposed"),
+      axis.binding ? el("span", { class: "chip hot-chip" }, "binding") : el("span", { class: "chip" }, !axis.exposed_s ? "hidden" : axis.exposed_s < axis.comm_s ? "partly hidden" : "exposed"),
       sourceChip(`${axis.axis} ${axis.collective}`, axis.formula, axis.source, `axis-${i}`),
     ],
   }));

@@ -51,7 +51,6 @@ function inWords(bar) {
 // The name in two lines at most and the time below, where they fit.
 function inside(bar, left, top, width) {
   const room = Math.floor((width - 8) / 7);
-  if (room < Math.min(7, bar.name.length)) return []; // a stump of a name says nothing; the tooltip has it whole
   const lines = [""];
   for (const word of bar.name.split(" ")) {
     const last = lines.length - 1;
@@ -59,6 +58,7 @@ function inside(bar, left, top, width) {
     else if (`${lines[last]} ${word}`.length <= room || lines.length === 2) lines[last] += ` ${word}`;
     else lines.push(word);
   }
+  if (lines[0].length > room) return []; // a stump of a name says nothing; the tooltip has it whole
   const time = seconds(bar.end_s - bar.start_s);
   if (time.length <= room) lines.push(time);
   const first = top + LANE / 2 - (lines.length - 1) * 7.5;
