@@ -36,7 +36,8 @@ def write_plan_page(path: str, found: ServingPlans | TrainPlans) -> None:
 
 
 def _command() -> str:
-    """The running command as it was typed."""
+    """The running command as it was typed, without the file that it writes."""
     context = click.get_current_context(silent=True)
     words = context.obj if context and isinstance(context.obj, list) else []
-    return shlex.join(["commtax", *words])
+    kept = [w for before, w in zip(["", *words], words, strict=False) if before != "--html" and not w.startswith("--html")]
+    return shlex.join(["commtax", *kept])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 
 import uvicorn
@@ -41,4 +42,5 @@ def serve(host: str, bound: socket.socket) -> None:
         limit_concurrency=256,
         timeout_keep_alive=30,
     )
+    gc.freeze()  # what is loaded stays: collections look at what requests leave, not at every module
     uvicorn.Server(settings).run(sockets=[bound])
