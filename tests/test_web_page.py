@@ -98,6 +98,11 @@ def test_sliders_move_and_repaint(visit: Callable[..., Any]) -> None:
     assert page.evaluate("history.length") == entries, "sliding makes no entries in the history"
     assert all(a != b for a, b in zip(before[:3], picture(page)[:3], strict=True))
     page.focus("#in-b")
+    for _ in range(4):
+        page.keyboard.press("ArrowRight")
+    until(page, "document.querySelector('output[for=in-b]').textContent === '64'")
+    painted(page)
+    assert "b=64" in page.url, "no key press is lost to an older answer"
     page.keyboard.press("End")
     until(page, "document.getElementById('the-sentence').textContent.includes('batch 4') === false")
     painted(page)

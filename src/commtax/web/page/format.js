@@ -47,7 +47,8 @@ export function percent(share, digits = 1) {
 }
 
 export function change(share) {
-  return `${share > 0 ? "+" : share < 0 ? "−" : "±"}${Math.abs(share) < 10 ? Math.abs(100 * share).toFixed(1) : count(100 * Math.abs(share))}%`;
+  if (Math.abs(share) < 5e-4) return "no change";
+  return `${share > 0 ? "+" : "−"}${Math.abs(share) < 10 ? Math.abs(100 * share).toFixed(1) : count(100 * Math.abs(share))}%`;
 }
 
 // Round steps for an axis with about `wanted` marks over `span`.

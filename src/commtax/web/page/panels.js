@@ -41,13 +41,13 @@ export function changeButtons(changes, apply) {
     "ul",
     { class: "changes" },
     changes.map((item) => {
-      const better = item.change < 0;
+      const better = item.change <= -5e-4;
       const bar = el("span", { class: better ? "gain" : "loss" });
       bar.style.width = `${Math.min(1, Math.abs(item.change) / widest) * 100}%`;
       const inside = [
         el("span", { class: "change-name" }, item.label),
         el("span", { class: "change-step" }, seconds(item.step_s)),
-        el("span", { class: better ? "change-by better" : "change-by" }, `${better ? "▼" : "▲"} ${change(item.change)}`),
+        el("span", { class: better ? "change-by better" : "change-by" }, `${better ? "▼ " : item.change >= 5e-4 ? "▲ " : ""}${change(item.change)}`),
         el("span", { class: "change-bar", "aria-hidden": "true" }, bar),
         el("span", { class: "change-note" }, item.patch && apply ? el("b", null, "Apply") : null, item.patch && apply && item.note ? " · " : null, item.note || null),
       ];

@@ -49,8 +49,8 @@ export function drawPlans(host, plan, load) {
     svg("text", { x: 14, y: PAD.top, class: "axis-title", "text-anchor": "end", transform: `rotate(-90 14 ${PAD.top})` }, plan.y_title ?? "tokens/s a GPU"),
   );
   const points = [...front].sort((a, b) => a.x - b.x);
-  const falling = points.every((point, i) => !i || point.y <= points[i - 1].y);
-  if (falling) picture.append(svg("polyline", { points: points.map((point) => `${x(point.x)},${y(point.y)}`).join(" "), class: "front-line" }));
+  const one = (sign) => points.every((point, i) => !i || sign * point.y >= sign * points[i - 1].y);
+  if (one(1) || one(-1)) picture.append(svg("polyline", { points: points.map((point) => `${x(point.x)},${y(point.y)}`).join(" "), class: "front-line" }));
   points.forEach((point, i) => {
     const usable = point.patch && load;
     const mark = point.best
