@@ -22,7 +22,7 @@ def serving_front(a: ServingPlans, state: State) -> Document:
     """``plan --json`` with a front of points: what a user gets against what a GPU gives."""
     rows = a.front
     best = _same(rows, a.plans) if len(a.plans) else -1
-    points = [_point(a, rows, i, i == best, state) for i in range(min(MOST, len(rows)))]
+    points = [_point(a, rows, i, i == best, state) for i in _thinned(rows, best)]
     why = a.explain(0) if len(a.plans) else []
     none = "no plan meets the limits" if len(a.near) else "no plan fits in memory"
     axes = {"x_title": "tokens/s a user", "y_title": "tokens/s a GPU"}
@@ -36,6 +36,14 @@ def _same(rows: Columns, plans: Columns) -> int:
     same = np.logical_and.reduce([getattr(rows, n) == getattr(plans, n)[0] for n in names])
     away = np.where(same, np.abs(rows.concurrency - plans.concurrency[0]), np.inf)
     return int(np.argmin(away)) if same.any() else -1
+
+
+def _thinned(rows: Columns, best: int) -> list[int]:
+    """Points from end to end of a long front, evenly in their order, and the winner's."""
+    along = np.argsort(rows.tokens_per_s_per_user, kind="stable")
+    some = along[np.unique(np.linspace(0, len(along) - 1, MOST).round().astype(int))] if len(along) else along
+    kept = {*some.tolist(), *([best] if best >= 0 else [])}
+    return [i for i in along.tolist() if i in kept]
 
 
 def _point(a: ServingPlans, rows: Columns, i: int, best: bool, state: State) -> Document:
