@@ -14,6 +14,7 @@ import sys
 import pytest
 
 from commtax import catalog
+from commtax.api.billing import again, with_collectives
 from commtax.cli import main
 from commtax.report.view import priced, view
 from commtax.report.view_commands import arguments, config_text
@@ -207,6 +208,14 @@ def test_buttons_do_what_they_say(name):
             assert after["totals"]["step_s"] == pytest.approx(change["step_s"], rel=1e-9), change
             applied += 1
     assert applied
+
+
+@pytest.mark.parametrize("name", [name for name, asked in CASES.items() if asked.get("ph") != "train"])
+@pytest.mark.parametrize("eager", ["0", "1"])
+def test_what_ifs_of_collectives_are_the_whole_step_priced_again(name, eager):
+    b = priced(parse({**CASES[name], "eg": eager}.items() if CASES[name].get("ph") != "prefill" else CASES[name].items()))
+    for changes in ({"latency_scale": 0.5}, {"bandwidth_scale": 2.0}, {"library": "nccl"}):
+        assert with_collectives(b, **changes).step_s == again(b, **changes).step_s
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -12,7 +12,7 @@ from commtax.api.fitting import Fit, judge_length
 from commtax.api.sending import check_backend, check_workload, context_notes, flight_notes, in_flight, workload
 from commtax.api.setup import Setup, constants_of, fabric_of, library_of, positive, setup
 from commtax.cost import memory
-from commtax.cost.inference import Settings, inference_bill
+from commtax.cost.inference import Pricer, Settings, comm_line, inference_bill
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Bill
 from commtax.spec import Cluster, Model, Number, Profile
@@ -157,6 +157,19 @@ def again(priced: StepBill, **changes: Any) -> StepBill:
     }
     place = changes.pop("cluster", asked.cluster)
     return bill(asked.model, place, **{**words, **changes})
+
+
+def with_collectives(priced: StepBill, **changes: Any) -> StepBill:
+    """``again`` for what changes collectives alone (library, latency, bandwidth): kernels and host are as they were.
+
+    Without graphs the host waits for collectives too, and everything is priced again.
+    """
+    asked, settings = priced.setup, replace(priced.settings, **changes)
+    if settings.eager or asked.profile:
+        return again(priced, **changes)
+    pricer = Pricer(asked.plan, asked.cluster, asked.engine, fabric_of(asked, settings.library))
+    lines = tuple(comm_line(x.item, pricer, settings) if x.kind == "comm" else x for x in priced.lines)
+    return replace(priced, lines=lines, settings=settings)
 
 
 def with_link(cluster: Cluster, name: str) -> Cluster:

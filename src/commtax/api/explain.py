@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from commtax.api.billing import StepBill, again
+from commtax.api.billing import StepBill, again, with_collectives
 from commtax.ledger import Line
 from commtax.units import format_bytes, format_seconds
+
+COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))
+"""What-ifs that leave kernels and host as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ def counterfactuals(b: StepBill) -> list[Counterfactual]:
 
     def add(what: str, note: str = "", **changes: Any) -> None:
         try:
-            other = again(b, **changes)
+            other = (with_collectives if COLLECTIVE.issuperset(changes) else again)(b, **changes)
         except ValueError:
             return
         step = float(other.step_s)
