@@ -24,6 +24,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from commtax.api.billing import StepBill
+from commtax.api.train_billing import TrainBill
+from commtax.cost.placement import span
+from commtax.ledger import Line
 from commtax.readers.launch_flags import FLAVOURS
 from commtax.spec import Cluster, Experts, Mlp, Model, Plan
 from commtax.units import format_bytes
@@ -347,17 +350,18 @@ def benchmark_command(
     raise ValueError(f"emit '{engine}': {', '.join(SERVING)} have a serving benchmark; training is checked with its own log")
 
 
-def nccl_command(priced: StepBill) -> str:
-    """nccl-tests on the collective that costs most of a bill; "" where nothing is sent."""
+def nccl_command(priced: StepBill | TrainBill, line: Line | None = None) -> str:
+    """nccl-tests on one collective of a bill, the one that costs most unless told; "" where nothing is sent."""
     lines = [x for x in priced.items if x.kind == "comm" and float(x.exposed_s) > 0]
     if not lines:
         return ""
-    top = max(lines, key=lambda x: float(x.exposed_s))
+    top = line or max(lines, key=lambda x: float(x.exposed_s))
     ranks, size = int(top.item.ranks), max(4, int(top.item.nbytes))
     cluster, crosses = priced.setup.cluster, str(top.link) == priced.setup.cluster.inter.key
     tool, sizes = PERF[top.item.op], f"-b {size} -e {size} -n 100 -w 20"
     words = f"# {top.item.what}: {top.item.op} of {format_bytes(float(top.item.nbytes))} over {ranks} ranks"
     if not crosses:
         return f"{tool} {sizes} -g {ranks}  {words}"
-    per = max(1, min(cluster.gpus_per_host, ranks // max(1, math.ceil(ranks / cluster.gpus_per_host))))
+    lies = span(top.item.axis, priced.setup.plan, cluster, priced.setup.engine)
+    per = max(1, min(cluster.gpus_per_host, ranks, int(lies.ranks_per_domain)))
     return f"mpirun -np {ranks} -N {per} {tool} {sizes} -g 1  {words}"

@@ -98,7 +98,7 @@ class Bill:
     @property
     def items(self) -> tuple[Line, ...]:
         """The lines that cost something."""
-        return tuple(line for line in self.lines if np.any(np.asarray(line.item.count) > 0))
+        return tuple(line for line in self.lines if line.item.is_sent)
 
     @property
     def step_s(self) -> Number:

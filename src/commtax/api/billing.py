@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from commtax import catalog
-from commtax.api.fitting import fit
+from commtax.api.fitting import Fit, judge_length
 from commtax.api.sending import check_backend, check_workload, context_notes, flight_notes, in_flight, workload
 from commtax.api.setup import Setup, constants_of, fabric_of, library_of, positive, setup
 from commtax.cost import memory
-from commtax.cost.inference import Settings, inference_bill
+from commtax.cost.inference import Pricer, Settings, comm_line, inference_bill
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Bill
 from commtax.spec import Cluster, Model, Number, Profile
@@ -126,22 +126,17 @@ def _padding(asked: Setup, rows: Number, padded: Number) -> list[str]:
     return []
 
 
+def held(priced: StepBill) -> Fit:
+    """What a rank of the scalar plan holds, judged for requests of its own length."""
+    asked = priced.setup
+    # Activations are judged as the engine runs them: of one replica, whatever else the step was told.
+    plain = replace(asked, plan=replace(asked.plan, cp=1, sequence_parallel=asked.engine.sequence_parallel))
+    return judge_length(plain, max(1, min(asked.model.max_len, int(priced.context) + 1)))
+
+
 def fits(priced: StepBill) -> bool:
     """Whether the scalar plan holds its own batch: KV for ``batch`` sequences of ``context`` tokens."""
-    asked = priced.setup
-    plan = asked.plan
-    judged = fit(
-        asked.model,
-        asked.cluster,
-        tp=int(plan.tp),
-        pp=int(plan.pp),
-        dp=int(plan.dp),
-        ep=int(plan.ep),
-        engine=asked.engine,
-        dtype=plan.weights_dtype,
-        kv_dtype=plan.kv_dtype,
-        max_model_len=max(1, min(asked.model.max_len, int(priced.context) + 1)),
-    )
+    judged = held(priced)
     return judged.fits and judged.kv_tokens >= int(priced.batch) * (int(priced.context) + 1)
 
 
@@ -162,6 +157,19 @@ def again(priced: StepBill, **changes: Any) -> StepBill:
     }
     place = changes.pop("cluster", asked.cluster)
     return bill(asked.model, place, **{**words, **changes})
+
+
+def with_collectives(priced: StepBill, **changes: Any) -> StepBill:
+    """``again`` for what changes collectives alone (library, latency, bandwidth): kernels and host are as they were.
+
+    Without graphs the host waits for collectives too, and everything is priced again.
+    """
+    asked, settings = priced.setup, replace(priced.settings, **changes)
+    if settings.eager or asked.profile:
+        return again(priced, **changes)
+    pricer = Pricer(asked.plan, asked.cluster, asked.engine, fabric_of(asked, settings.library))
+    lines = tuple(comm_line(x.item, pricer, settings) if x.kind == "comm" else x for x in priced.lines)
+    return replace(priced, lines=lines, settings=settings)
 
 
 def with_link(cluster: Cluster, name: str) -> Cluster:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from commtax.api.billing import StepBill, again
+from commtax.api.billing import StepBill, again, with_collectives
 from commtax.ledger import Line
 from commtax.units import format_bytes, format_seconds
+
+COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))
+"""What-ifs that leave kernels and host as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,7 @@ class Counterfactual:
     step_s: float
     delta_s: float
     note: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def verdict(b: StepBill, what_ifs: list[Counterfactual] | None = None) -> str:
@@ -82,11 +87,11 @@ def counterfactuals(b: StepBill) -> list[Counterfactual]:
 
     def add(what: str, note: str = "", **changes: Any) -> None:
         try:
-            other = again(b, **changes)
+            other = (with_collectives if COLLECTIVE.issuperset(changes) else again)(b, **changes)
         except ValueError:
             return
         step = float(other.step_s)
-        found.append(Counterfactual(what, step, step - now, note))
+        found.append(Counterfactual(what, step, step - now, note, changes))
 
     add("collective latency / 2", latency_scale=b.settings.latency_scale / 2)
     add("collective bandwidth x 2", bandwidth_scale=b.settings.bandwidth_scale * 2)

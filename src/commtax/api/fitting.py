@@ -168,6 +168,11 @@ def judge(asked: Setup, serving: Serving) -> Fit:
     return min((_stage(asked, serving, stage, pp) for stage in stages), key=lambda f: (f.kv_blocks, f.kv_bytes))
 
 
+def judge_length(asked: Setup, length: int) -> Fit:
+    """A legal plan judged for requests of one length, the engine's own limits otherwise; no advice is looked for."""
+    return judge(asked, _serving(asked, length, None, None, None, None, 0.0))
+
+
 def _different_stages(asked: Setup, pp: int) -> list[int]:
     """One of each kind of stage: those that hold the same are judged once."""
     model, alike = asked.model, dict[tuple[object, ...], int]()

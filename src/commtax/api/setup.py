@@ -207,6 +207,8 @@ def numeric(value: Any, name: str) -> Number:
 
 def positive(value: Number, name: str, least: int = 1) -> Number:
     """A whole number of at least ``least``, or an array of them."""
+    if type(value) is int and least <= value <= 2**48:
+        return value
     value = numeric(value, name)
     number = np.asarray(value, dtype=float)
     if not np.all(np.isfinite(number)) or np.any(number < least) or np.any(number != np.floor(number)):

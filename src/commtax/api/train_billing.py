@@ -51,13 +51,15 @@ class TrainBill(Bill):
     @property
     def taxes(self) -> dict[str, Number]:
         """Seconds that each axis adds to the step; the pipeline's are its hand-offs and its bubble."""
-        return {axis: self.exposed_on(axis) + (self.bubble_s if axis == "pp" else 0.0 * self.step_s) for axis in TAXES}
+        nothing = 0.0 * self.step_s
+        return {axis: self.exposed_on(axis) + (self.bubble_s if axis == "pp" else nothing) for axis in TAXES}
 
     @property
     def binding(self) -> Any:
         """The axis with the largest tax; ``compute`` where none takes 1 % of the step. An array of names for arrays."""
         names = np.array([*TAXES, "compute"])
-        stack = np.stack([np.asarray(t / self.step_s, dtype=float) for t in self.taxes.values()])
+        step = self.step_s
+        stack = np.stack([np.asarray(t / step, dtype=float) for t in self.taxes.values()])
         worst = np.where(stack.max(axis=0) < 0.01, len(TAXES), stack.argmax(axis=0))
         return str(names[worst]) if np.ndim(worst) == 0 else names[worst]
 

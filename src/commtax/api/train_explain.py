@@ -110,7 +110,7 @@ def train_counterfactuals(b: TrainBill) -> list[Counterfactual]:
             return
         held = "" if other.fits else "does not fit in memory"
         step = float(other.step_s)
-        found.append(Counterfactual(what, step, step - now, "; ".join(x for x in (note, held) if x)))
+        found.append(Counterfactual(what, step, step - now, "; ".join(x for x in (note, held) if x), changes))
 
     add("network and links x 2", bandwidth_scale=b.settings.bandwidth_scale * 2)
     axes = b.settings.async_axes

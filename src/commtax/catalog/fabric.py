@@ -207,15 +207,20 @@ def _textbook(cluster: Cluster) -> Fabric:
 
 def kernel_constants(engine: Engine, chip: Chip) -> KernelConstants:
     """Kernel constants of the chip's family, or the generic ones; ``textbook`` runs every kernel at the datasheet's rate."""
-    if engine.key == "textbook":
+    return _kernel_constants(engine.key, chip.key, chip.family)
+
+
+@lru_cache(maxsize=256)
+def _kernel_constants(engine: str, chip: str, wanted: str) -> KernelConstants:
+    if engine == "textbook":
         return KernelConstants("roofline", "by definition", _tables(toml("kernels", "roofline")))
     known = stems("kernels", ".toml")
-    family = chip.family if chip.family in known else "generic"
-    label = "calibrated" if family not in ("generic", "cpu") else f"assumed: no kernels were measured on {chip.family} chips"
-    layers = [toml("kernels", family)] + ([toml("kernels", chip.key)] if chip.key in known else [])
+    family = wanted if wanted in known else "generic"
+    label = "calibrated" if family not in ("generic", "cpu") else f"assumed: no kernels were measured on {wanted} chips"
+    layers = [toml("kernels", family)] + ([toml("kernels", chip)] if chip in known else [])
     tables: dict[str, Mapping[str, float]] = {}
     for layer in layers:  # a chip of its own corrects its family, an engine's own kernels either
-        tables |= _tables(layer) | _tables(layer.get("engine", {}).get(engine.key, {}))
+        tables |= _tables(layer) | _tables(layer.get("engine", {}).get(engine, {}))
     return KernelConstants(family, label, tables)
 
 

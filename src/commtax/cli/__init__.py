@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from commtax.cli.options import (
     where_options,
 )
 from commtax.cli.output import print_json, terminal
+from commtax.cli.pages import html_option, write_bill_page
 from commtax.cli.pasting import paste_options, pasting
 from commtax.spec import Cluster, Profile
 from commtax.spelling import normalise
@@ -69,16 +71,19 @@ def app() -> None:
 @click.option("--exact", is_flag=True, help="Only what is sent, in bytes and counts.")
 @profile_option
 @click.option("--emit", default="", metavar="ENGINE", help="Also the launch command: vllm, sglang, trtllm, megatron, torchrun.")
+@html_option
 @json_option
 @pasting
-def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch: int | None, emit: str, **options: Any) -> None:
+def bill(
+    model: str, batch: int | None, as_json: bool, exact: bool, global_batch: int | None, emit: str, html: str, **options: Any
+) -> None:
     """What one step costs: every kernel and collective, what binds, and what would change it.
 
     commtax bill llama-3.1-8b --cluster 8xh100-sxm -tp 8
     """
     own = _profile(options)
-    if own and exact:
-        raise ValueError("profile: holds seconds, and --exact has none")
+    if exact and (own or html):
+        raise ValueError("profile: holds seconds, and --exact has none" if own else "html: draws seconds, and --exact has none")
     place = _cluster(options)
     training = options["phase"] == "train"
     kinds = {k: options.pop(k) for k in TRAINING}
@@ -87,7 +92,7 @@ def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch
     if training:
         from commtax.cli.training import bill_training
 
-        bill_training(model, place, size, options, kinds, exact=exact, as_json=as_json, profile=own, emit=emit)
+        bill_training(model, place, size, options, kinds, exact=exact, as_json=as_json, profile=own, emit=emit, html=html)
         return
     _unused(kinds, global_batch, options["phase"])
     if exact:
@@ -99,6 +104,7 @@ def bill(model: str, batch: int | None, as_json: bool, exact: bool, global_batch
     from commtax.report import bills
 
     commands = emitted(priced, emit)
+    write_bill_page(html, priced)
     if as_json:
         print_json({**bills.bill_document(priced), **({"emit": commands} if emit else {})})
     else:
@@ -389,27 +395,26 @@ app.add_command(catalog_command)
 app.add_command(claims_command)
 
 
+LATER = {
+    "audit": ("auditing", "audit_command"),
+    "calibrate": ("calibrating", "calibrate_command"),
+    "measure": ("measuring", "measure_group"),
+    "pipeline": ("pipelines", "pipeline_command"),
+    "plan": ("planning", "plan_command"),
+    "simulate": ("serving", "simulate_command"),
+    "validate": ("validating", "validate_command"),
+    "web": ("webbing", "web_command"),
+}
+"""Commands that bring much of their own: by name, their module and their function."""
+
+
 def _commands(arguments: list[str]) -> click.Group:
-    """All commands; those that bring much of their own join only where they may be wanted."""
-    if not arguments or arguments[0] not in app.commands:
-        from commtax.cli.auditing import audit_command
-        from commtax.cli.calibrating import calibrate_command
-        from commtax.cli.measuring import measure_group
-        from commtax.cli.pipelines import pipeline_command
-
-        app.add_command(measure_group)
-        app.add_command(pipeline_command)
-        from commtax.cli.planning import plan_command
-        from commtax.cli.serving import simulate_command
-
-        app.add_command(plan_command)
-
-        app.add_command(simulate_command)
-        app.add_command(audit_command)
-        app.add_command(calibrate_command)
-        from commtax.cli.validating import validate_command
-
-        app.add_command(validate_command)
+    """All commands that this line may want: the one it names, or all for the list of them."""
+    first = arguments[0] if arguments else ""
+    if first not in app.commands:
+        for name in [first] if first in LATER else LATER:
+            module, command = LATER[name]
+            app.add_command(getattr(import_module(f"commtax.cli.{module}"), command))
     return app
 
 
@@ -420,7 +425,7 @@ def main(argv: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without these signs still gets the answer
     try:
-        _commands(arguments).main(arguments, prog_name="commtax", standalone_mode=False)
+        _commands(arguments).main(arguments, prog_name="commtax", standalone_mode=False, obj=arguments)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as usage:
         click.echo(usage.ctx.get_help() if usage.ctx else "")

@@ -18,6 +18,7 @@ from commtax.catalog.profile import load as load_profile
 from commtax.cli.emitting import emitted, show_emitted
 from commtax.cli.options import Count, Fraction, json_option, profile_option, where_options
 from commtax.cli.output import carried, print_json, terminal
+from commtax.cli.pages import html_option, write_plan_page
 from commtax.cli.pasting import from_option, pasting_whole
 from commtax.planner import WORKLOADS, ServingPlans, Standing, TrainPlans, plan, plan_training, standing, training_standing
 from commtax.planner.training import Kind
@@ -60,6 +61,7 @@ SERVING, TRAINING = ("vllm", "sglang", "trtllm"), ("megatron", "torchrun")
 )
 @click.option("--plot", default="", metavar="FILE", help="Draw the Pareto front: .svg, .png or .pdf.")
 @profile_option
+@html_option
 @json_option
 @pasting_whole
 def plan_command(model: str, phase: str, top: int, plot: str, as_json: bool, **options: Any) -> None:
@@ -117,6 +119,7 @@ def _serve(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
     pasted = _stands(found, options["launch"]) if options["launch"] else None
     if plot:
         planning.plot_front(found, Path(plot))
+    write_plan_page(options["html"], found)
     if as_json:
         print_json(planning.plans_document(found, top, pasted))
     else:
@@ -217,6 +220,7 @@ def _train(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
     )
     spent = time.process_time() - start
     pasted = _trains(found, options["launch"]) if options["launch"] else None
+    write_plan_page(options["html"], found)
     if as_json:
         print_json(planning.train_plans_document(found, top, pasted))
     else:

@@ -7,6 +7,7 @@ from typing import Any
 from commtax.api import traffic, train_bill
 from commtax.cli.emitting import emitted, show_emitted
 from commtax.cli.output import print_json, terminal
+from commtax.cli.pages import write_bill_page
 from commtax.spec import Cluster, Profile
 from commtax.units import parse_tokens
 
@@ -25,6 +26,7 @@ def bill_training(
     as_json: bool,
     profile: Profile | None,
     emit: str = "",
+    html: str = "",
 ) -> None:
     """Price the step, or with ``exact`` only list what it sends."""
     words = training_words(options, kinds)
@@ -43,6 +45,7 @@ def bill_training(
     from commtax.report import training
 
     commands = emitted(priced, emit)
+    write_bill_page(html, priced)
     if as_json:
         print_json({**training.training_document(priced, num_tokens, measured), **({"emit": commands} if emit else {})})
     else:

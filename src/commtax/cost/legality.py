@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -226,20 +226,30 @@ def _all_whole(plan: Plan) -> Mask:
 
 def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
     """0 where a plan is legal, else 1 + the index in ``RULES`` of the first rule it breaks; shaped as the plan."""
-    sizes = np.broadcast_arrays(plan.tp, plan.pp, plan.dp, plan.ep, plan.cp, plan.microbatches)
+    plain = (plan.tp, plan.pp, plan.dp, plan.ep, plan.cp, plan.microbatches)
+    if all(type(x) is int and 1 <= x <= _BEYOND for x in plain):  # one plan, as most are asked for
+        return np.asarray(_first_broken(Case(model, cluster, _sized(plan, map(float, plain)), engine)))
+    sizes = np.broadcast_arrays(*plain)
     good = _all_whole(plan)
     safe = [np.minimum(pick(good, x, 1).astype(float), _BEYOND) for x in sizes]  # products stay finite and exact enough
-    tp, pp, dp, ep, cp, microbatches = safe
-    whole = replace(plan, tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=microbatches)
-    case = Case(model, cluster, whole, engine)
-    if not good.shape:  # one plan: the first rule it breaks
-        found = (code for code, rule in enumerate(RULES[1:], start=2) if some(rule.broken(case)))
-        return np.asarray(next(found, 0) if good else 1)
+    case = Case(model, cluster, _sized(plan, safe), engine)
+    if not good.shape:
+        return np.asarray(_first_broken(case) if good else 1)
     result = pick(good, 0, 1)
     for code, rule in enumerate(RULES[1:], start=2):
         broken = np.broadcast_to(np.asarray(rule.broken(case)), good.shape)
         result = pick((result == 0) & broken, code, result)
     return np.asarray(result)
+
+
+def _sized(plan: Plan, sizes: Iterable[Number]) -> Plan:
+    tp, pp, dp, ep, cp, microbatches = sizes
+    return replace(plan, tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=microbatches)
+
+
+def _first_broken(case: Case) -> int:
+    """The code of the first rule that one plan breaks; 0: none."""
+    return next((code for code, rule in enumerate(RULES[1:], start=2) if some(rule.broken(case))), 0)
 
 
 def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:

@@ -2,55 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rich.text import Text
 
 from commtax.api.billing import StepBill
+from commtax.report.view_layer import layer_segments
 from commtax.units import format_seconds
 
 WIDTH = 96
 COMPUTE, LATENCY, WIRE = "█", "░", "▓"
-RUNNING_ORDER = (
-    *("down-projection", "QKV", "query", "rotary", "key", "decode attention", "prefill attention", "value"),
-    *("output projection", "attention output", "router", "dispatch", "expert routing", "gate", "up", "routing"),
-    *("activation", "down", "combine", "output"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    lane: str  # compute | comm
-    name: str
-    fixed_s: float
-    moving_s: float
-
-    @property
-    def seconds(self) -> float:
-        return self.fixed_s + self.moving_s
-
-
-def layer_segments(bill: StepBill) -> list[Segment]:
-    """The mean layer in the order in which it runs: all layers together over their number."""
-    layers = bill.setup.model.num_layers
-    before: list[Segment] = []
-    after: list[Segment] = []
-    for line in bill.items:
-        if line.kind == "host" or line.item.what in ("head", "embedding", "logits", "embedding and final norm", "stage hand-off"):
-            continue
-        share = float(line.item.count) / layers
-        lane = "comm" if line.kind == "comm" else "compute"
-        part = Segment(lane, line.item.what, float(line.fixed_s) * share, float(line.moving_s) * share)
-        second = any(w in line.item.what for w in ("feed-forward", "expert", "router", "routing", "shared"))
-        (after if second else before).append(part)
-    norms = [s for s in before if s.name == "norms"]
-    before = sorted((s for s in before if s.name != "norms"), key=_order)
-    half = [Segment(s.lane, "norm", s.fixed_s / 2, s.moving_s / 2) for s in norms]
-    return [*half, *before, *half, *sorted(after, key=_order)]
-
-
-def _order(segment: Segment) -> int:
-    return next((i for i, word in enumerate(RUNNING_ORDER) if word in segment.name), len(RUNNING_ORDER))
 
 
 def draw_layer(bill: StepBill) -> list[Text]:

@@ -1,0 +1,43 @@
+"""``--html``: the page's pictures of an answer in one file that opens anywhere."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from commtax.api.billing import StepBill
+    from commtax.api.train_billing import TrainBill
+    from commtax.planner.serving import ServingPlans
+    from commtax.planner.training import TrainPlans
+
+html_option = click.option(
+    "--html", default="", metavar="FILE", help="Also the page's pictures of it, in one file that needs no server."
+)
+
+
+def write_bill_page(path: str, priced: StepBill | TrainBill) -> None:
+    if path:
+        from commtax.report.view_offline import bill_page
+        from commtax.web.assets import offline
+
+        Path(path).write_text(offline(bill_page(priced, _command())), encoding="utf-8")
+
+
+def write_plan_page(path: str, found: ServingPlans | TrainPlans) -> None:
+    if path:
+        from commtax.report.view_offline import plan_page
+        from commtax.web.assets import offline
+
+        Path(path).write_text(offline(plan_page(found, _command())), encoding="utf-8")
+
+
+def _command() -> str:
+    """The running command as it was typed, without the file that it writes."""
+    context = click.get_current_context(silent=True)
+    words = context.obj if context and isinstance(context.obj, list) else []
+    kept = [w for before, w in zip(["", *words], words, strict=False) if before != "--html" and not w.startswith("--html")]
+    return shlex.join(["commtax", *kept])

@@ -1,0 +1,24 @@
+"""``commtax web``: the page, served from this machine to itself unless told otherwise."""
+
+from __future__ import annotations
+
+import click
+
+from commtax.cli.options import Count
+
+
+@click.command("web")
+@click.option("--port", type=Count(), default=8080, show_default=True, help="Port to listen on; 0: any that is free.")
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
+def web_command(port: int, host: str) -> None:
+    """The communication tax on a page that you can move (needs the extra [web]).
+
+    commtax web --port 8080
+    """
+    try:
+        from commtax.web.serving import listen, serve
+    except ImportError as error:
+        raise ValueError(f"web: {error.name} is missing; pip install 'commtax[web]'") from None
+    bound = listen(host, port)
+    click.echo(f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/  (Ctrl-C ends it)")
+    serve(host, bound)

@@ -1,0 +1,95 @@
+"""Lines to copy: the command that shows this view again, the launch, and the measurement that would settle most."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from commtax.api.billing import StepBill
+from commtax.api.train_billing import TrainBill
+from commtax.emit import SERVING, Limits, launch_command, nccl_command
+from commtax.ledger import Line
+from commtax.report.documents import Document
+from commtax.report.view_state import State, free_config, pasted
+from commtax.units import format_seconds
+
+FLAGS = (
+    *(("intra", "--intra"), ("inter", "--inter"), ("engine", "--engine"), ("dtype", "--dtype"), ("library", "--library")),
+    *(("tp", "-tp"), ("pp", "-pp"), ("dp", "-dp"), ("ep", "-ep"), ("cp", "-cp")),
+)
+"""Fields that both phases take, and their options."""
+PLAIN: dict[str, object] = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "cp": 1}
+
+
+def arguments(state: State) -> list[str]:
+    """The words behind ``commtax bill`` that ask the same question."""
+    words = [state.file or state.model, "--cluster", state.cluster]
+    words += _options([(flag, getattr(state, name)) for name, flag in FLAGS if getattr(state, name) != PLAIN.get(name, "")])
+    words += ["--phase", state.phase] if state.phase != "decode" else []
+    words += ["--sequence-parallel"] * bool(state.sequence_parallel) + ["--eager"] * bool(state.eager)
+    if not state.training:
+        cache = [("--kv-dtype", state.kv_dtype)] if state.kv_dtype else []
+        return words + _options([("--batch", state.batch), ("--context", state.length), *cache])
+    batch = [("--batch", state.batch * state.microbatches), ("--micro-batch", state.batch), ("--context", state.length)]
+    kinds = [("--zero", state.zero), ("--async", state.async_axes)]
+    kinds += [("--recompute", state.recompute)] if state.recompute != "none" else []
+    kinds += [("--schedule", state.schedule)] if state.schedule != "1f1b" else []
+    kinds += [("--chunks", str(state.chunks))] if state.schedule == "interleaved" else []
+    return words + _options([*batch, *((flag, value) for flag, value in kinds if value)])
+
+
+def _options(pairs: list[tuple[str, object]]) -> list[str]:
+    return [word for flag, value in pairs for word in (flag, str(value))]
+
+
+def config_text(state: State) -> str:
+    """The config.json that the command line needs beside it; "" for a model of the catalogue."""
+    if not state.file:
+        return ""
+    return json.dumps(pasted(state.config) if state.config else free_config(state.hidden, state.layers), separators=(",", ":"))
+
+
+def commands(state: State, b: StepBill | TrainBill, command: str = "") -> Document:
+    """All lines, each empty where there is none, with the reason."""
+    line = command or shlex.join(["commtax", "bill", *arguments(state)])
+    if state.file and not command:
+        line = f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}"
+    launch, engine, why = _launch(b)
+    top = assumption(b)
+    return {
+        "commtax": line,
+        "launch": launch,
+        "launch_engine": engine,
+        "launch_why": why,
+        "nccl": nccl_command(b, top).split("  #")[0] if top else "",
+        "nccl_why": _nccl_why(top) if top else "nothing is sent",
+    }
+
+
+def assumption(b: StepBill | TrainBill) -> Line | None:
+    """The collective whose uncertainty moves the answer most: exposed time times the spread of its source."""
+    lines = [x for x in b.items if x.kind == "comm" and float(x.exposed_s) > 0]
+    return max(lines, key=lambda x: (float(x.exposed_s) * float(x.sigma), float(x.exposed_s)), default=None)
+
+
+def _nccl_why(top: Line) -> str:
+    return (
+        f"{top.item.what} {top.item.op} costs {format_seconds(float(top.exposed_s))} of the step and rests on what is "
+        f"{top.source or 'assumed'}: measuring it would narrow the range most"
+    )
+
+
+def _launch(b: StepBill | TrainBill) -> tuple[str, str, str]:
+    """The launch line, its engine, and why there is none."""
+    key = b.setup.engine.key
+    if isinstance(b, TrainBill):
+        engine = "megatron" if key.startswith("megatron") else "torchrun"
+        axes = tuple(b.settings.async_axes)
+        limits = Limits(micro_batch=int(b.step.micro_batch), seq=int(b.step.seq), async_axes=axes)
+    else:
+        engine = next((name for name in SERVING if key.startswith(name)), "vllm")
+        limits = Limits(eager=b.settings.eager, library=b.settings.library)
+    try:
+        return launch_command(b.setup.model, b.setup.plan, engine, b.setup.cluster, limits), engine, ""
+    except ValueError as error:
+        return "", engine, str(error)

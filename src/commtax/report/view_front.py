@@ -1,0 +1,109 @@
+"""Plans as points that can be clicked: each with the state that it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from commtax.planner.columns import Columns
+from commtax.planner.serving import ServingPlans
+from commtax.planner.training import TrainColumns, TrainPlans
+from commtax.report.documents import Document, plain
+from commtax.report.planning import plans_document, train_plans_document
+from commtax.report.view_state import State
+from commtax.units import format_bytes, format_seconds
+
+TOP = 10
+MOST = 60
+
+
+def serving_front(a: ServingPlans, state: State) -> Document:
+    """``plan --json`` with a front of points: what a user gets against what a GPU gives."""
+    rows = a.front
+    best = _same(rows, a.plans) if len(a.plans) else -1
+    points = [_point(a, rows, i, i == best, state) for i in _thinned(rows, best)]
+    why = a.explain(0) if len(a.plans) else []
+    none = "no plan meets the limits" if len(a.near) else "no plan fits in memory"
+    axes = {"x_title": "tokens/s a user", "y_title": "tokens/s a GPU"}
+    sentence = f"Run {why[0]}, {int(a.plans.concurrency[0]):,} clients." if why else none
+    return dict(plain({**plans_document(a, TOP), "front": points, "sentence": sentence, **axes}))
+
+
+def _same(rows: Columns, plans: Columns) -> int:
+    """Where the winner lies on the front, or the point of the same plan nearest to it; -1 where its plan is not there."""
+    names = ("mode", "tp", "pp", "dp", "ep", "dtype")
+    same = np.logical_and.reduce([getattr(rows, n) == getattr(plans, n)[0] for n in names])
+    away = np.where(same, np.abs(rows.concurrency - plans.concurrency[0]), np.inf)
+    return int(np.argmin(away)) if same.any() else -1
+
+
+def _thinned(rows: Columns, best: int) -> list[int]:
+    """Points from end to end of a long front, evenly in their order, and the winner's."""
+    along = np.argsort(rows.tokens_per_s_per_user, kind="stable")
+    some = along[np.unique(np.linspace(0, len(along) - 1, MOST).round().astype(int))] if len(along) else along
+    kept = {*some.tolist(), *([best] if best >= 0 else [])}
+    return [i for i in along.tolist() if i in kept]
+
+
+def _point(a: ServingPlans, rows: Columns, i: int, best: bool, state: State) -> Document:
+    ttft, tpot = (format_seconds(float(getattr(rows, n)[i])) for n in ("ttft_s", "tpot_s"))
+    words, apart = a.words(rows, i), int(rows.mode[i]) == 1
+    text = f"{words}; {int(rows.concurrency[i]):,} clients, TTFT {ttft}, TPOT {tpot}, {float(rows.tokens_per_s[i]):,.0f} tokens/s"
+    text += "; workers of their own for prompts: no single step shows that" if apart else ""
+    return {
+        "name": words,
+        "x": float(rows.tokens_per_s_per_user[i]),
+        "y": float(rows.tokens_per_s_per_gpu[i]),
+        "best": best,
+        "text": text,
+        "patch": None if apart else served_patch(a, rows, i, state),
+    }
+
+
+def served_patch(a: ServingPlans, rows: Columns, i: int, state: State) -> Document:
+    """The decode step of a plan: its sizes, the requests that run at once, and the mean length."""
+    sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "ep")}
+    dp, copies = int(rows.dp[i]), int(rows.replicas[i])
+    dp = dp * copies if a.model.experts is None else dp  # copies of a mixture are servers of their own
+    batch = max(1, int(rows.running[i]) // (int(rows.dp[i]) if a.model.experts else 1))
+    length = a.goal.input_len + a.goal.output_len // 2
+    return {
+        **sizes,
+        "dp": dp,
+        "cp": 1,
+        "b": min(65_536, batch),
+        "s": length,
+        "ph": "prefill" if state.phase == "prefill" else "decode",
+    }
+
+
+def training_front(a: TrainPlans) -> Document:
+    """``plan --phase train --json`` with its front as points: memory a rank against MFU."""
+    rows = a.plans.take(_undominated(a.plans)) if len(a.plans) else a.near
+    points = [_trained(a, rows, i, i == 0 and bool(len(a.plans))) for i in range(min(MOST, len(rows)))]
+    sentence = f"Run {a.explain(0)[0]}" if len(a.plans) else "no plan fits in memory; the nearest are shown"
+    axes = {"x_title": "memory a rank, GB", "y_title": "MFU"}
+    return dict(plain({**train_plans_document(a, TOP), "front": points, "sentence": sentence, **axes}))
+
+
+def _undominated(rows: TrainColumns) -> np.ndarray[Any, Any]:
+    """Of plans from the fastest on: those that need less memory than all before them."""
+    least = np.minimum.accumulate(rows.memory_bytes)
+    return np.flatnonzero(np.r_[True, rows.memory_bytes[1:] < least[:-1]])
+
+
+def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Document:
+    kind, words = a.kinds[int(rows.kind[i])], a.words(rows, i)
+    step, held = format_seconds(float(rows.step_s[i])), format_bytes(float(rows.memory_bytes[i]))
+    micro, dp = int(rows.micro_batch[i]), int(rows.dp[i])
+    sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "dp", "ep", "cp")}
+    kinds = {"z": str(kind.zero), "rc": kind.recompute, "sch": kind.schedule, **({"v": kind.chunks} if kind.chunks > 1 else {})}
+    return {
+        "name": words,
+        "x": float(rows.memory_bytes[i]) / 1e9,
+        "y": float(rows.mfu[i]),
+        "best": best,
+        "text": f"{words}; {kind}; step {step}, MFU {float(rows.mfu[i]):.1%}, {held} a rank",
+        "patch": {**sizes, **kinds, "sp": 1, "b": micro, "n": a.global_batch // dp // micro, "s": a.seq},
+    }

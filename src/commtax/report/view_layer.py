@@ -1,0 +1,191 @@
+"""One layer on a time axis: which kernels and collectives run when, and what of a collective is exposed.
+
+Serving is a chain: every collective waits for the kernel before it. In training some run beside compute; their hidden part
+lies under the pass that hides it and the rest after that pass, so that the length is compute plus what is exposed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from commtax.api.billing import StepBill
+from commtax.api.train_billing import TrainBill
+from commtax.cost.train_traffic import fullest_layers
+from commtax.ledger import AXIS_OF, Line
+
+RUNNING_ORDER = (
+    *("down-projection", "QKV", "query", "rotary", "key", "decode attention", "prefill attention", "value"),
+    *("output projection", "attention output", "router", "dispatch", "expert routing", "gate", "up", "routing"),
+    *("activation", "down", "combine", "output"),
+)
+ENDS = ("head", "embedding", "logits", "loss", "stage hand-off", "optimiser")
+SECOND = ("feed-forward", "expert", "router", "routing", "shared")
+"""Words of what belongs to a layer's second half."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A kernel or collective in one layer, with the line of the bill that it is a share of."""
+
+    lane: str  # compute | comm
+    name: str
+    fixed_s: float
+    moving_s: float
+    line: Line | None = None
+    hidden_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.fixed_s + self.moving_s
+
+    @property
+    def exposed_s(self) -> float:
+        return max(0.0, self.seconds - self.hidden_s)
+
+    def part(self, share: float, name: str = "") -> Segment:
+        parts = (self.fixed_s * share, self.moving_s * share)
+        return Segment(self.lane, name or self.name, *parts, self.line, self.hidden_s * share)
+
+
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A segment in its place; ``exposed`` and ``hidden`` are the intervals that it is drawn as."""
+
+    segment: Segment
+    stage: str  # forward | backward
+    exposed: tuple[Span, ...] = ()
+    hidden: tuple[Span, ...] = field(default=())
+
+    @property
+    def start_s(self) -> float:
+        return min(a for a, _ in (*self.exposed, *self.hidden))
+
+    @property
+    def end_s(self) -> float:
+        return max(b for _, b in (*self.exposed, *self.hidden))
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """All bars of one layer and how long it takes."""
+
+    bars: tuple[Bar, ...]
+    length_s: float
+    note: str
+
+
+def layer_of(b: StepBill | TrainBill) -> Layer:
+    """The mean layer of a priced step."""
+    if isinstance(b, TrainBill):
+        return _trained(b)
+    bars, length = _chain(layer_segments(b), [], "forward", 0.0)
+    return Layer(tuple(bars), length, f"one of {b.setup.model.num_layers} layers, the mean of all, one after the other")
+
+
+def layer_segments(b: StepBill) -> list[Segment]:
+    """The mean layer of a served step in the order in which it runs: all layers together over their number."""
+    layers = b.setup.model.num_layers
+    inside = [x for x in b.items if x.kind != "host" and not x.item.what.startswith(ENDS)]
+    return _in_order([_segment(x, 1 / layers) for x in inside])
+
+
+def _segment(line: Line, share: float) -> Segment:
+    """A line's share of one layer."""
+    lane, times = "comm" if line.kind == "comm" else "compute", float(line.item.count) * share
+    parts = float(line.fixed_s) * times, float(line.moving_s) * times
+    return Segment(lane, line.item.what, *parts, line, float(line.hidden_s) * share)
+
+
+def _in_order(segments: list[Segment]) -> list[Segment]:
+    """Attention, then the feed-forward part; norms before each."""
+    norms = [s.part(0.5, s.name.replace("norms", "norm")) for s in segments if s.name.startswith("norms")]
+    others = [s for s in segments if not s.name.startswith("norms")]
+    first = sorted((s for s in others if not _is_second(s)), key=_order)
+    return [*norms, *first, *norms, *sorted((s for s in others if _is_second(s)), key=_order)]
+
+
+def _is_second(segment: Segment) -> bool:
+    return any(word in segment.name for word in SECOND)
+
+
+def _order(segment: Segment) -> int:
+    name = "prefill attention" if segment.name in ("attention", "attention backward") else segment.name
+    return next((i for i, word in enumerate(RUNNING_ORDER) if word in name), len(RUNNING_ORDER))
+
+
+def _chain(chain: list[Segment], beside: list[Segment], stage: str, start: float) -> tuple[list[Bar], float]:
+    """A pass: its chain, with the hidden parts of other collectives under its end and their exposed parts after it."""
+    bars, now = [], start
+    for s in chain:
+        if s.seconds > 0:
+            hidden = ((max(start, now - s.hidden_s), now),) if s.hidden_s > 0 else ()
+            bars.append(Bar(s, stage, ((now, now + s.exposed_s),), hidden))
+            now += s.exposed_s
+    under, after = max(start, now - sum(s.hidden_s for s in beside)), now
+    for s in beside:
+        covered, left = min(s.hidden_s, now - under), s.exposed_s
+        if s.seconds > 0:
+            hidden = ((under, under + covered),) if covered > 0 else ()
+            exposed = ((after, after + left),) if left > 0 or not hidden else ()
+            bars.append(Bar(s, stage, exposed, hidden))
+        under, after = under + covered, after + left
+    return bars, after
+
+
+def _trained(b: TrainBill) -> Layer:
+    """A layer of the last microbatch, in which gradients are summed: forward, then backward with what it computes again."""
+    plan = b.setup.plan
+    layers, m = float(fullest_layers(b.setup.model, plan)), float(plan.microbatches)
+    passes: dict[str, list[Segment]] = {"forward": [], "recompute": [], "backward": []}
+    beside: dict[str, list[Segment]] = {"forward": [], "backward": []}
+    for x in b.items:
+        if x.kind == "compute" and not x.item.what.startswith(ENDS):
+            passes[x.item.op.rsplit(", ", 1)[1]].append(_segment(x, 1 / (layers * m)))
+    for x in b.items:
+        if x.kind != "comm" or x.item.axis == "pp" or x.item.what.startswith((*ENDS, "stage inputs", "norm gradients")):
+            continue
+        one = _segment(x, 1 / (layers * (m if _each_microbatch(x, b) else 1.0)))
+        waits = AXIS_OF.get(x.item.axis, x.item.axis) not in b.settings.async_axes
+        for stage, share in _stages(x, b).items():
+            (passes if waits else beside)[stage].append(one.part(share))
+    ahead, middle = _chain(_interleaved(_in_order(passes["forward"])), beside["forward"], "forward", 0.0)
+    back = [*_in_order(passes["recompute"]), *_interleaved(_in_order(passes["backward"])[::-1])]
+    behind, end = _chain(back, beside["backward"], "backward", middle)
+    words = f"one of {layers:g} layers of a stage in the last microbatch: forward, then backward"
+    rest = " (buckets of the whole stage shared out over its layers)" if plan.zero < 3 and plan.dp > 1 else ""
+    return Layer((*ahead, *behind), end, words + rest)
+
+
+def _each_microbatch(line: Line, b: TrainBill) -> bool:
+    """Whether a collective runs in every microbatch rather than once a step."""
+    plan = b.setup.plan
+    if AXIS_OF.get(line.item.axis, line.item.axis) != "dp":
+        return True
+    return int(plan.pp) == 1 if plan.zero == 3 else plan.zero == 2 and line.item.note != "after the update"
+
+
+def _stages(line: Line, b: TrainBill) -> dict[str, float]:
+    """In which pass a collective runs, and which share of it."""
+    what, axis = line.item.what, AXIS_OF.get(line.item.axis, line.item.axis)
+    again = 1.0 if b.setup.plan.recompute == "full" else 0.0  # a second forward, inside backward
+    if "backward" in what or "gradient" in what:
+        return {"backward": 1.0}
+    if axis == "dp":
+        twice = b.setup.plan.zero == 3 and int(b.setup.plan.pp) == 1
+        return {"forward": 0.5, "backward": 0.5} if twice else {"forward": 1.0}
+    if what == "layers forward":
+        return {"forward": 1 / (1 + again)} | ({"backward": again / (1 + again)} if again else {})
+    return {"forward": 1 / (2 + again), "backward": (1 + again) / (2 + again)}  # dispatch, keys: in every pass
+
+
+def _interleaved(segments: list[Segment]) -> list[Segment]:
+    """Collectives that are told for a whole layer, half after each of its halves, as they run."""
+    whole = [s for s in segments if s.lane == "comm" and s.name.startswith("layers")]
+    rest = [s for s in segments if s not in whole]
+    kinds = [_is_second(s) for s in rest]
+    cut = next((i for i in range(1, len(rest)) if kinds[i] != kinds[i - 1]), len(rest))
+    half = [s.part(0.5) for s in whole]
+    return [*rest[:cut], *half, *rest[cut:], *half]

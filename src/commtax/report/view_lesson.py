@@ -1,0 +1,96 @@
+"""The lesson's own numbers beside ours, and why they differ. Its formulas are ``commtax.napkin``'s, number for number."""
+
+from __future__ import annotations
+
+from commtax import napkin
+from commtax.api.billing import StepBill
+from commtax.api.train_billing import TrainBill
+from commtax.api.train_explain import thresholds
+from commtax.report.documents import Document
+from commtax.units import format_rate, format_seconds
+
+LESSON_BPS = 900e9
+"""The lesson's NVLink: both directions of an H100 together."""
+
+
+def lesson(b: StepBill | TrainBill) -> Document:
+    """Rows of name, the lesson's figure, ours, and the reason."""
+    rows = _training(b) if isinstance(b, TrainBill) else _serving(b)
+    return {"applies": bool(rows), "rows": rows}
+
+
+def _row(name: str, lesson: str, ours: str, why: str) -> Document:
+    return {"name": name, "lesson": lesson, "ours": ours, "why": why}
+
+
+def _training(b: TrainBill) -> list[Document]:
+    plan, model, t = b.setup.plan, b.setup.model, thresholds(b)
+    said = napkin.overlap_calculator(
+        model.hidden, model.num_layers, int(plan.tp), int(plan.pp), t.local_tokens, num_microbatches=int(plan.microbatches)
+    )
+    rows = []
+    if plan.tp > 1:
+        ours = float(b.exposed_on("tp")) / float(b.compute_s)
+        rows.append(_row("TP tax, of compute", f"{said['tp_tax']:.1%}", f"{ours:.1%}", _tp_why(b, t.tp_tax)))
+    if plan.dp > 1 and t.dp_tokens:
+        side = "hides" if said["dp_hides"] else "does not hide"
+        mine = float(b.exposed_on("dp")) / sum(
+            float(x.total_s) for x in b.items if x.item.axis in ("dp", "shard", "edp", "replica")
+        )
+        rows.append(
+            _row(
+                "DP threshold, tokens a GPU",
+                f"{said['dp_threshold']:,.0f}: {t.local_tokens:,.0f} {side}",
+                f"{t.dp_tokens:,.0f}: {mine:.0%} of it is exposed",
+                _dp_why(b),
+            )
+        )
+    if plan.pp > 1:
+        why = "(pp−1)/(M+pp−1) is of equal stages alone; ours is of the whole step, with its schedule, taxes and the update"
+        rows.append(_row("PP bubble", f"{said['pp_bubble']:.1%}", f"{float(b.bubble_fraction):.1%}", why))
+    why = "the lesson starts from 50 % and takes 30 % off where DP does not hide; ours prices every kernel and collective"
+    return [*rows, _row("MFU", f"{said['mfu']:.1%}", f"{float(b.mfu):.1%}", why)]
+
+
+def _tp_why(b: TrainBill, formula: float) -> str:
+    tp, links = int(b.setup.plan.tp), {str(x.link) for x in b.items if x.item.axis == "tp" and x.kind == "comm"}
+    return (
+        f"⅓·peak/(BW·h) is the tax of TP 2 for every degree; each of {tp} ranks computes 1/{tp} but reduces all: "
+        f"(T−1)/3·rate/(BW·h) is {formula:.1%} of the forward pass. It takes 900 GB/s, both directions together, and one NIC "
+        f"for a whole group; ours goes over {' and '.join(sorted(links))}, one direction, with latency, over the whole step"
+    )
+
+
+def _dp_why(b: TrainBill) -> str:
+    wire = {0: "all-reduced once", 3: "sharded, gathered twice"}.get(b.setup.plan.zero, "scattered, then gathered")
+    return (
+        f"peak·MFU/BW supposes 40 % MFU and 50 GB/s; ours takes this step's own rate and link, gradients in "
+        f"{b.setup.plan.grads_dtype} {wire}, and one bucket that nothing hides"
+    )
+
+
+def _serving(b: StepBill) -> list[Document]:
+    """The lesson trains; what carries over is bytes over bandwidth, and the TP tax of a forward pass."""
+    lines = [x for x in b.items if x.kind == "comm" and x.item.axis == "tp" and x.item.op == "all-reduce"]
+    if not lines:
+        return []
+    top, plan = max(lines, key=lambda x: float(x.exposed_s)), b.setup.plan
+    tax = napkin.overlap_calculator(b.setup.model.hidden, b.setup.model.num_layers, int(plan.tp), int(plan.pp), 1)["tp_tax"]
+    ours = float(b.exposed_on("tp")) / float(b.compute_s)
+    each = 2 * float(top.item.nbytes) / LESSON_BPS
+    degree = f"the lesson counts {format_rate(LESSON_BPS)} (both directions), no latency and the tax of TP 2 at every degree"
+    return [
+        _row(
+            "one all-reduce",
+            f"2S/BW = {format_seconds(each)}",
+            format_seconds(float(top.each_s)),
+            f"bytes over bandwidth alone; {format_seconds(float(top.fixed_s))} of ours is latency, which no bandwidth buys back",
+        ),
+        _row("TP tax, of compute", f"⅓·peak/(BW·h) = {tax:.1%}", f"{ours:.1%}", degree + _memory_bound(b)),
+    ]
+
+
+def _memory_bound(b: StepBill) -> str:
+    return (
+        "; and decoding reads weights rather than multiplies, so its compute is not FLOPs over peak" if b.phase == "decode" else ""
+    )

@@ -1,0 +1,92 @@
+"""The page's pictures of one answer of the command line, as data for a file that needs no server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from commtax.api.billing import StepBill
+from commtax.api.train_billing import TrainBill
+from commtax.planner.serving import ServingPlans
+from commtax.planner.training import TrainPlans
+from commtax.report.documents import Document
+from commtax.report.view import Priced, priced, view_of
+from commtax.report.view_front import served_patch, serving_front, training_front
+from commtax.report.view_grids import GRIDS, grid
+from commtax.report.view_pipeline import pipeline_of
+from commtax.report.view_state import State, patched
+
+
+def bill_page(b: Priced, command: str) -> Document:
+    """A bill with all its pictures; heat maps only where the page's own controls can say the same question."""
+    state = state_of(b)
+    same = _same(b, state)
+    grids = {kind: grid(state, kind) for kind in GRIDS} if same else None
+    pipeline = pipeline_of(b) if isinstance(b, TrainBill) and int(b.setup.plan.pp) > 1 else None
+    return {"kind": "bill", "view": view_of(b, state, command), "grids": grids, "pipeline": pipeline, "plan": None}
+
+
+def plan_page(found: ServingPlans | TrainPlans, command: str) -> Document:
+    """The plans as points, and the winner's bill."""
+    base = State(model=found.model.key, cluster=found.cluster.key, engine=found.engine.key)
+    if isinstance(found, TrainPlans):
+        state, document = patched(base, {"ph": "train", "dt": found.dtype}), training_front(found)
+        best = found.bill(found.plans, 0) if len(found.plans) else None
+        shown = view_of(best, state_of(best), command) if best else None
+    else:
+        state, document = patched(base, {"il": found.goal.input_len, "ol": found.goal.output_len}), serving_front(found, base)
+        shown = _served(found, state, command)
+    return {"kind": "plan", "view": shown, "grids": None, "pipeline": None, "plan": document}
+
+
+def _served(found: ServingPlans, state: State, command: str) -> Document | None:
+    """The decode step of the best plan whose workers do both, where there is one."""
+    shared = np.flatnonzero(found.plans.mode == 0)
+    if not len(shared):
+        return None
+    asked = patched(state, served_patch(found, found.plans, int(shared[0]), state))
+    try:
+        return view_of(priced(asked), asked, command)
+    except ValueError:  # a model that is not of the catalogue, links that are not of the cluster's name
+        return None
+
+
+def state_of(b: Priced) -> State:
+    """The page's controls as a bill would have them."""
+    asked, plan, s = b.setup, b.setup.plan, b.settings
+    words: dict[str, Any] = {
+        "model": asked.model.key,
+        "cluster": asked.cluster.key,
+        "intra": "" if asked.cluster.intra_is_usual else asked.cluster.intra.key,
+        "inter": "" if asked.cluster.inter.key == asked.cluster.chip.inter else asked.cluster.inter.key,
+        "engine": f"{asked.engine.key}@{asked.engine.version}" if asked.engine.note else asked.engine.key,
+        **{axis: int(getattr(plan, axis)) for axis in ("tp", "pp", "dp", "ep", "cp")},
+        "dtype": plan.weights_dtype,
+        "sequence_parallel": int(plan.sequence_parallel),
+        "eager": int(s.eager),
+        "library": s.library.partition("@")[0],
+    }
+    if isinstance(b, StepBill):
+        kv = "" if plan.kv_dtype == plan.activations_dtype else plan.kv_dtype
+        return State(**words, phase=b.phase, batch=int(b.batch), context=int(b.context), kv_dtype=kv)
+    return State(
+        **words,
+        phase="train",
+        batch=int(b.step.micro_batch),
+        microbatches=int(plan.microbatches),
+        context=int(b.step.seq),
+        zero=str(plan.zero),
+        recompute=plan.recompute,
+        schedule=plan.schedule,
+        chunks=max(2, int(plan.chunks)),
+        async_axes=",".join(b.settings.async_axes) or "none",
+    )
+
+
+def _same(b: Priced, state: State) -> bool:
+    """Whether the state prices to this bill: then its neighbours are this bill's too."""
+    try:
+        return bool(abs(float(priced(state).step_s) / float(b.step_s) - 1) < 1e-9) and state.phase in ("decode", "prefill", "train")
+    except ValueError:
+        return False

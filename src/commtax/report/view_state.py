@@ -1,0 +1,296 @@
+"""What the page asks: a state under short keys, as it stands in a link. One table says names, ranges and defaults.
+
+The same table reads a query, writes the normal form back, and describes the parameters to whoever serves them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
+from typing import Any
+
+from commtax import catalog
+from commtax.catalog.fabric import library_keys
+from commtax.catalog.hf import from_config
+from commtax.catalog.loader import suggest
+from commtax.catalog.models import bundled
+from commtax.cost.bubble import SCHEDULES
+from commtax.planner.serving import OBJECTIVES
+from commtax.spec import DTYPE_BYTES, Cluster, Model
+
+MAX_GPUS = 16_384
+MAX_LAYERS = 1_024
+MAX_CONFIG = 32 * 1024
+PHASES = ("decode", "prefill", "train")
+RECOMPUTE = ("none", "selective", "full")
+
+
+class RefusedError(ValueError):
+    """A question that cannot be asked: which key, which rule, and the nearest values that would do."""
+
+    def __init__(self, rule: str, argument: str = "", nearest: Iterable[Any] = (), malformed: bool = True) -> None:
+        super().__init__(rule)
+        self.rule, self.argument, self.nearest, self.malformed = rule, argument, tuple(nearest), malformed
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of the state. Numbers have a range, words a length or a list; ``field`` is its long name."""
+
+    name: str
+    field: str
+    default: int | float | str
+    text: str
+    low: float = 0
+    high: float = 0
+    words: tuple[str, ...] = ()
+    length: int = 64
+    pattern: str = ""
+
+    @property
+    def is_number(self) -> bool:
+        return not isinstance(self.default, str)
+
+    def read(self, text: str) -> int | float | str:
+        """A value from a link; what is not one is refused with the rule."""
+        if not self.is_number:
+            return self._word(text)
+        whole = isinstance(self.default, int)
+        if not re.fullmatch(INTEGER if whole else NUMBER, text):
+            raise RefusedError(
+                f"{self.name}: {'a whole number' if whole else 'a number'} is needed, not '{_shown(text)}'", self.name
+            )
+        value = int(text) if whole else float(text)
+        if not self.low <= value <= self.high:
+            near = min(max(value, self.low), self.high)
+            raise RefusedError(f"{self.name}={value:g}: from {self.low:g} to {self.high:g}", self.name, [near])
+        return value
+
+    def _word(self, text: str) -> str:
+        if self.words and text not in self.words:
+            known = [w for w in self.words if w]
+            raise RefusedError(f"{self.name} '{_shown(text)}': one of {', '.join(known)}{suggest(text[:64], known)}", self.name)
+        if len(text.encode("utf-8", "replace")) > self.length:
+            raise RefusedError(f"{self.name}: longer than {self.length:,} bytes", self.name)
+        if self.pattern and text and not re.fullmatch(self.pattern, text):
+            raise RefusedError(f"{self.name} '{_shown(text)}': letters, digits, dots and dashes only", self.name)
+        return text
+
+
+INTEGER = r"-?[0-9]{1,12}"
+NUMBER = r"-?[0-9]{1,12}(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,3})?"
+
+
+def _shown(text: str) -> str:
+    """A short, printable piece of what was given."""
+    return "".join(c if c.isprintable() else "?" for c in text[:40])
+
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._@/-]*"
+KEYS = (
+    Key("m", "model", "llama-3.1-8b", "Model: a key or alias of the catalogue.", length=96, pattern=NAME),
+    Key("h", "hidden", 0, "Hidden size of a free dense model, as in the lesson; 0: the model m.", 0, 65_536),
+    Key("L", "layers", 32, "Layers of the free model.", 1, MAX_LAYERS),
+    Key("cfg", "config", "", "A pasted Hugging Face config.json, compact; it comes before m and h.", length=MAX_CONFIG),
+    Key("c", "cluster", "8xh100-sxm", "Cluster: a host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts.", pattern=NAME),
+    Key("intra", "intra", "", "Another link inside a host.", pattern=NAME),
+    Key("inter", "inter", "", "Another fabric between hosts.", pattern=NAME),
+    Key("e", "engine", "", "Engine; empty: vllm, to train megatron.", pattern=NAME),
+    Key("ph", "phase", "decode", "Phase.", words=PHASES),
+    Key("tp", "tp", 1, "Tensor-parallel size.", 1, 1024),
+    Key("pp", "pp", 1, "Pipeline stages.", 1, 1024),
+    Key("dp", "dp", 1, "Replicas, or data-parallel ranks.", 1, MAX_GPUS),
+    Key("ep", "ep", 1, "Expert-parallel size.", 1, 4096),
+    Key("cp", "cp", 1, "Context-parallel size.", 1, 1024),
+    Key("b", "batch", 1, "Sequences in the step, a replica; to train, of a microbatch.", 1, 65_536),
+    Key("s", "context", 0, "Cached tokens, prompt or sequence length; 0: 1024, to train 4096.", 0, 2**20),
+    Key("n", "microbatches", 8, "Training: microbatches a replica and step.", 1, 4096),
+    Key("z", "zero", "", "Training: ZeRO stage; empty: the engine's.", words=("", "0", "1", "2", "3")),
+    Key("rc", "recompute", "none", "Training: what backward computes again.", words=RECOMPUTE),
+    Key("sch", "schedule", "1f1b", "Training: pipeline schedule.", words=tuple(SCHEDULES)),
+    Key("v", "chunks", 2, "Training: chunks a rank, where the schedule is interleaved.", 2, 16),
+    Key("dt", "dtype", "", "Weights in another type; empty: as stored.", words=("", *DTYPE_BYTES)),
+    Key("kv", "kv_dtype", "", "Serving: KV cache in another type.", words=("", "bf16", "fp16", "fp8")),
+    Key("sp", "sequence_parallel", 0, "1: sequence parallelism; 0: the engine's own choice.", 0, 1),
+    Key("eg", "eager", 0, "1: without CUDA graphs, every kernel launched.", 0, 1),
+    Key("lib", "library", "", "Another library's collectives.", words=("", *library_keys())),
+    Key("as", "async_axes", "", "Training: axes that overlap, dp,cp,tp,ep,pp or none; empty: the engine's.", pattern=r"[a-z,]+"),
+    Key("ttft", "ttft_ms", 0.0, "Plans: mean time to the first token in ms, at most; 0: any.", 0, 1e7),
+    Key("tpot", "tpot_ms", 0.0, "Plans: mean time an output token in ms, at most; 0: any.", 0, 1e7),
+    Key("il", "input_len", 1024, "Plans: prompt tokens.", 1, 2**20),
+    Key("ol", "output_len", 256, "Plans: output tokens.", 1, 2**20),
+    Key("obj", "objective", "throughput", "Plans: what is best.", words=OBJECTIVES),
+)
+BY_NAME = {key.name: key for key in KEYS}
+SHORT = {key.field: key.name for key in KEYS} | {"micro_batch": "b", "global_batch": "n", "shard": "z", "async": "as"}
+"""Arguments of the library, and the key that a reader knows them by."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The question, with the names of the library. Keys without meaning in a phase keep their place and change nothing."""
+
+    model: str = "llama-3.1-8b"
+    hidden: int = 0
+    layers: int = 32
+    config: str = ""
+    cluster: str = "8xh100-sxm"
+    intra: str = ""
+    inter: str = ""
+    engine: str = ""
+    phase: str = "decode"
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    cp: int = 1
+    batch: int = 1
+    context: int = 0
+    microbatches: int = 8
+    zero: str = ""
+    recompute: str = "none"
+    schedule: str = "1f1b"
+    chunks: int = 2
+    dtype: str = ""
+    kv_dtype: str = ""
+    sequence_parallel: int = 0
+    eager: int = 0
+    library: str = ""
+    async_axes: str = ""
+    ttft_ms: float = 0.0
+    tpot_ms: float = 0.0
+    input_len: int = 1024
+    output_len: int = 256
+    objective: str = "throughput"
+
+    @property
+    def training(self) -> bool:
+        return self.phase == "train"
+
+    @property
+    def length(self) -> int:
+        """Context of the step: as given, else the usual one of the phase."""
+        return self.context or (4096 if self.training else 1024)
+
+    @property
+    def file(self) -> str:
+        """The file that a command line needs for a model that the catalogue does not have; "" for one that it has."""
+        return "pasted.json" if self.config else f"free-h{self.hidden}-l{self.layers}.json" if self.hidden else ""
+
+
+def parse(query: Iterable[tuple[str, str]]) -> State:
+    """A state from the pairs of a query; unknown, repeated and bad keys are refused by name."""
+    found: dict[str, Any] = {}
+    for name, text in query:
+        key = BY_NAME.get(name)
+        if key is None:
+            raise RefusedError(f"unknown key '{_shown(name)}'{suggest(name[:32], list(BY_NAME))}", _shown(name))
+        if key.field in found:
+            raise RefusedError(f"{name}: given twice", name)
+        found[key.field] = key.read(text)
+    return State(**found)
+
+
+def record(state: State) -> dict[str, Any]:
+    """A state under its short keys, all of them."""
+    values = asdict(state)
+    return {key.name: values[key.field] for key in KEYS}
+
+
+def query(state: State) -> dict[str, str]:
+    """The shortest link: only what is not the default."""
+    usual = State()
+    return {
+        SHORT[f.name]: f"{getattr(state, f.name):g}" if isinstance(f.default, float) else str(getattr(state, f.name))
+        for f in fields(state)
+        if getattr(state, f.name) != getattr(usual, f.name)
+    }
+
+
+def patched(state: State, patch: Mapping[str, Any]) -> State:
+    """The state with some short keys set."""
+    return replace(state, **{BY_NAME[name].field: value for name, value in patch.items()})
+
+
+@lru_cache(maxsize=64)
+def model_of(state_model: str, hidden: int, layers: int, config: str) -> Model:
+    """The model: pasted, free, or of the catalogue; never a look at a disk or a network."""
+    if config or hidden:
+        table = pasted(config) if config else free_config(hidden, layers)
+        name = State(hidden=hidden, layers=layers, config=config).file.removesuffix(".json")
+        found = from_config(table, name)
+        if found.num_layers > MAX_LAYERS:
+            rule = f"cfg: {found.num_layers:,} layers, more than the {MAX_LAYERS:,} that the page draws"
+            raise RefusedError(rule, "cfg", malformed=False)
+        return found
+    known = bundled(state_model)
+    if known is None:
+        near = [key for key in catalog.model_keys() if key.startswith(state_model[:4].lower())][:3]
+        hint = suggest(state_model, catalog.model_keys())
+        raise RefusedError(
+            f"m '{_shown(state_model)}': not in the catalogue{hint} (or paste its config.json)", "m", near, malformed=False
+        )
+    return known
+
+
+def pasted(text: str) -> dict[str, Any]:
+    """The config.json that somebody pasted, as an object."""
+    try:
+        table = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(f"cfg: not valid JSON ({_shown(str(error))})", "cfg", malformed=False) from None
+    if not isinstance(table, dict):
+        raise RefusedError("cfg: a JSON object is needed, as in config.json", "cfg", malformed=False)
+    return table
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def free_config(hidden: int, layers: int) -> dict[str, Any]:
+    """The lesson's layer, 12 h^2 parameters: as many key as query heads and two matrices of 4 h, without a gate."""
+    if hidden < 64 or hidden % 64:
+        near = max(64, round(hidden / 64) * 64)
+        raise RefusedError(f"h={hidden}: a multiple of 64, so that heads are whole", "h", [near], malformed=False)
+    return {
+        "architectures": ["MPTForCausalLM"],
+        "d_model": hidden,
+        "n_heads": hidden // (128 if hidden % 128 == 0 else 64),
+        "n_layers": layers,
+        "expansion_ratio": 4,
+        "no_bias": True,
+        "learned_pos_emb": False,
+        "vocab_size": 32_768,
+        "max_seq_len": 2**20,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def cluster_of(state: State) -> Cluster:
+    """The cluster with its links; bounded, because a page draws it."""
+    found = _cluster(state.cluster, state.intra, state.inter)
+    if found.num_gpus > MAX_GPUS:
+        raise RefusedError(f"c: {found.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that the page draws", "c", malformed=False)
+    return found
+
+
+@lru_cache(maxsize=128)
+def _cluster(text: str, intra: str, inter: str) -> Cluster:
+    return catalog.cluster(text, intra=intra, inter=inter)
+
+
+def refusal(error: ValueError) -> RefusedError:
+    """The library's refusal as one of ours: the argument under its short key, and the nearest legal values as numbers."""
+    if isinstance(error, RefusedError):
+        return error
+    rule = " ".join(str(error).split())
+    first = re.match(r"(?:unknown )?([a-z_]+)", rule)
+    argument = SHORT.get(first[1], "") if first else ""
+    near = re.search(r"nearest legal (\w+): ([\d or]+)", rule)
+    if near:
+        argument = SHORT.get(near[1], near[1])
+    return RefusedError(rule, argument, [int(x) for x in re.findall(r"\d+", near[2])] if near else (), malformed=False)

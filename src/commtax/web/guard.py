@@ -1,0 +1,111 @@
+"""What every request passes first: who may be asked by which name, how large a question may be, and what browsers are told."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+Receive = Callable[[], Awaitable[Message]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+MAX_QUERY = 100 * 1024
+"""Bytes of a query: a pasted config.json of 32 KiB with every sign escaped."""
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'self'; img-src 'self' data:; style-src 'self'; script-src 'self'; connect-src 'self'; "
+        "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "x-frame-options": "DENY",
+}
+RAW = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+
+
+def problem(error: str, argument: str = "", rule: str = "", nearest: tuple[Any, ...] = ()) -> bytes:
+    """The one shape of every refusal."""
+    return json.dumps(
+        {"error": error, "argument": argument, "rule": rule or error, "nearest": list(nearest)}, ensure_ascii=False
+    ).encode()
+
+
+class Guard:
+    """Refuses foreign names (a page elsewhere that rebinds its name to this address), bodies, and questions too large."""
+
+    def __init__(self, app: App, host: str = "127.0.0.1") -> None:
+        self.app, self.host = app, host.lower().strip("[]")
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        head = scope["method"] == "HEAD"
+        guarded = _told(send, head)
+        refused = self._refused(scope)
+        if refused:
+            await _answer(guarded, *refused)
+            return
+        if head:
+            scope = {**scope, "method": "GET"}
+        await self.app(scope, receive, guarded)
+
+    def _refused(self, scope: Message) -> tuple[int, bytes, list[tuple[bytes, bytes]]] | None:
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        if not self._is_ours(headers.get(b"host", b"").decode("latin-1")):
+            return (
+                400,
+                problem("host: this page is asked for under another name", "host", "loopback names, or the --host given"),
+                [],
+            )
+        if scope["method"] not in ("GET", "HEAD"):
+            return 405, problem(f"method {scope['method'][:16]}: only GET and HEAD", "method"), [(b"allow", b"GET, HEAD")]
+        if headers.get(b"content-length", b"0").strip() not in (b"0", b"") or b"transfer-encoding" in headers:
+            return 413, problem("body: questions have none", "body", "no body"), [(b"connection", b"close")]
+        if len(scope.get("query_string", b"")) > MAX_QUERY:
+            return 414, problem(f"query: longer than {MAX_QUERY:,} bytes", "query"), []
+        return None
+
+    def _is_ours(self, given: str) -> bool:
+        match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?", given)
+        if not match:
+            return False
+        name = match[1].lower().strip("[]").rstrip(".")
+        if name in (*LOOPBACK, self.host):
+            return True
+        # Bound to all addresses, each of them is ours; a name is not, because anybody can point one here.
+        return self.host in ("0.0.0.0", "::") and _is_address(name)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _told(send: Send, head: bool) -> Send:
+    """Adds what browsers are told; to HEAD the head alone."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", []), *RAW]}
+        elif head and message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await send(message)
+
+    return sending
+
+
+async def _answer(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    plain = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*plain, *headers]})
+    await send({"type": "http.response.body", "body": body})

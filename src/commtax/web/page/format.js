@@ -1,0 +1,59 @@
+// Numbers as the command line prints them (units.py): the same digits, so that both can be compared by eye.
+
+function threeDigits(value) {
+  return Number(value.toPrecision(3)).toLocaleString("en-US", { maximumFractionDigits: 12 });
+}
+
+export function seconds(value) {
+  if (value === null || value === undefined) return "–";
+  for (const [factor, unit] of [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]]) {
+    if (Math.abs(value) >= factor) return `${threeDigits(value / factor)} ${unit}`;
+  }
+  return value ? `${threeDigits(value / 1e-9)} ns` : "0 s";
+}
+
+export function bytes(value) {
+  if (!value) return value === 0 ? "0 B" : "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  let at = 0;
+  while (Math.abs(value) >= 1024 && at < units.length - 1) {
+    value /= 1024;
+    at += 1;
+  }
+  return `${Number.isInteger(value) ? value : value.toFixed(2)} ${units[at]}`;
+}
+
+export function count(value) {
+  if (value === null || value === undefined) return "–";
+  return Math.round(value).toLocaleString("en-US");
+}
+
+// Rates: whole numbers from a hundred up, three digits below.
+export function rate(value) {
+  if (value === null || value === undefined) return "–";
+  return value >= 100 ? count(value) : threeDigits(value);
+}
+
+// Rates where room is short (cells of a map): 12,345 becomes 12.3k.
+export function shortRate(value) {
+  for (const [factor, unit] of [[1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
+    if (value >= factor) return threeDigits(value / (unit === "k" ? 1e3 : factor)) + unit;
+  }
+  return rate(value);
+}
+
+export function percent(share, digits = 1) {
+  return share === null || share === undefined ? "–" : `${(100 * share).toFixed(digits)}%`;
+}
+
+export function change(share) {
+  if (Math.abs(share) < 5e-4) return "no change";
+  return `${share > 0 ? "+" : "−"}${Math.abs(share) < 10 ? Math.abs(100 * share).toFixed(1) : count(100 * Math.abs(share))}%`;
+}
+
+// Round steps for an axis with about `wanted` marks over `span`.
+export function niceStep(span, wanted) {
+  const rough = span / Math.max(1, wanted);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  return power * [1, 2, 5, 10].find((step) => step * power >= rough);
+}

@@ -1,0 +1,90 @@
+// The axes (what each collective costs, what hides it) and the bill, line by line.
+
+import { el } from "./dom.js";
+import { bytes, count, percent, seconds } from "./format.js";
+import { sourceChip } from "./tip.js";
+
+function table(caption, columns, rows) {
+  const head = columns.map((column) => el("th", { scope: "col", class: column.number ? "number" : null }, column.title));
+  const body = rows.map((row) =>
+    el("tr", { class: row.name ?? null }, row.cells.map((cell, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: columns[i].number ? "number" : (columns[i].name ?? null) }, cell))),
+  );
+  return el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    el("table", null, el("caption", { class: "unseen" }, caption), el("thead", null, el("tr", null, head)), el("tbody", null, body)),
+  );
+}
+
+function meter(share, hot) {
+  const bar = el("span", { class: hot ? "meter hot-meter" : "meter" }, el("span", null));
+  bar.firstChild.style.width = `${Math.max(0, Math.min(1, share || 0)) * 100}%`;
+  return bar;
+}
+
+export function axesTable(view) {
+  if (!view.axes.length) return el("p", { class: "quiet" }, "One GPU holds the whole model: nothing is sent.");
+  const columns = [{ title: "axis" }, { title: "collective" }, ...["buffer", "times"].map((title) => ({ title, number: true })), { title: "link" }, ...["ranks", "takes", "window", "exposed", "tax"].map((title) => ({ title, number: true })), { title: "verdict" }, { title: "source" }];
+  const rows = view.axes.map((axis, i) => ({
+    name: axis.binding ? "binding" : null,
+    cells: [
+      el("span", { class: "axis-name" }, axis.axis.toUpperCase()),
+      axis.collective,
+      bytes(axis.nbytes),
+      count(axis.times),
+      axis.link,
+      count(axis.ranks),
+      seconds(axis.comm_s),
+      axis.window_s ? seconds(axis.window_s) : "none",
+      axis.bubble_s ? `${seconds(axis.exposed_s)} + bubble ${seconds(axis.bubble_s)}` : seconds(axis.exposed_s),
+      percent(axis.tax),
+      axis.binding ? el("span", { class: "chip hot-chip" }, "binding") : el("span", { class: "chip" }, !axis.exposed_s ? "hidden" : axis.exposed_s < axis.comm_s ? "partly hidden" : "exposed"),
+      sourceChip(`${axis.axis} ${axis.collective}`, axis.formula, axis.source, `axis-${i}`),
+    ],
+  }));
+  return table("What each axis sends and what hides it", columns, rows);
+}
+
+const FIRST = 12; // lines of a bill shown before all are asked for; what is sent is always shown
+let wholeBill = false;
+
+export function billTable(view) {
+  const columns = [{ title: "line" }, { title: "how", name: "how" }, ...["bytes", "times", "each", "latency", "total"].map((title) => ({ title, number: true })), { title: "share of the step" }, { title: "source" }];
+  const rows = view.bill.map((line, i) => ({
+    name: line.axis || i < FIRST || view.bill.length < FIRST + 4 ? null : "more-lines",
+    cells: [
+      line.axis ? [el("span", { class: "axis-name" }, line.axis.toUpperCase()), " ", line.what] : line.what,
+      line.how,
+      line.nbytes ? bytes(line.nbytes) : "",
+      line.times ? count(line.times) : "",
+      line.each_s === null || line.each_s === undefined ? "" : seconds(line.each_s),
+      line.latency_s === null || line.latency_s === undefined ? "" : seconds(line.latency_s),
+      seconds(line.total_s),
+      el("span", { class: "share" }, meter(line.share, line.axis && line.exposed_s > 0), percent(line.share)),
+      sourceChip(line.what, line.formula, line.source, `bill-${i}`),
+    ],
+  }));
+  const found = table("The bill of one step, line by line", columns, rows);
+  const more = rows.filter((row) => row.name).length;
+  found.classList.toggle("whole", wholeBill);
+  if (!more) return found;
+  const button = el("button", { type: "button", class: "fold", "data-k": "whole-bill", "aria-expanded": String(wholeBill) }, wholeBill ? "Show fewer lines" : `Show ${more} more lines`);
+  button.addEventListener("click", () => {
+    wholeBill = !wholeBill;
+    found.classList.toggle("whole", wholeBill);
+    button.setAttribute("aria-expanded", String(wholeBill));
+    button.textContent = wholeBill ? "Show fewer lines" : `Show ${more} more lines`;
+  });
+  return [found, button];
+}
+
+// The lesson's number and ours side by side, and why they differ.
+export function lessonCards(lesson) {
+  return el(
+    "ul",
+    { class: "lesson-cards" },
+    lesson.rows.map((row) =>
+      el("li", null, el("h3", null, row.name), el("dl", null, el("div", null, el("dt", null, "the lesson"), el("dd", null, row.lesson)), el("div", null, el("dt", null, "here"), el("dd", null, row.ours))), el("p", { class: "quiet" }, row.why)),
+    ),
+  );
+}

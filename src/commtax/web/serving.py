@@ -1,0 +1,46 @@
+"""Run the page: a port that is free, and a server that writes nothing but where it listens."""
+
+from __future__ import annotations
+
+import gc
+import socket
+
+import uvicorn
+
+from commtax.web.app import create_app
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; a port that is taken or not allowed is refused by name."""
+    if not 0 <= port <= 65_535:
+        raise ValueError(f"port={port}: from 0 to 65535 (0: any that is free)")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError):
+        raise ValueError(f"host '{host[:64]}': not an address of this machine") from None
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # said aloud, so that answers leave at once (no delay)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+        bound.listen(128)  # from here on callers wait rather than fail
+    except OSError as error:
+        bound.close()
+        raise ValueError(f"port={port}: cannot listen on {host} ({error.strerror}); another --port, such as {port + 1}?") from None
+    return bound
+
+
+def serve(host: str, bound: socket.socket) -> None:
+    """Answer until interrupted."""
+    settings = uvicorn.Config(
+        create_app(host),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        h11_max_incomplete_event_size=256 * 1024,
+        limit_concurrency=256,
+        timeout_keep_alive=30,
+    )
+    gc.freeze()  # what is loaded stays: collections look at what requests leave, not at every module
+    uvicorn.Server(settings).run(sockets=[bound])

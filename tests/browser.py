@@ -1,0 +1,55 @@
+"""A real browser and a served page: Chromium of the system through Playwright, and ``commtax web`` on a free port."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+QUIET = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+)
+PAINTED = "document.documentElement.dataset.shown === new URLSearchParams(location.search).toString()"
+
+
+def missing() -> str:
+    """Why no browser can be driven here; empty where one can."""
+    try:
+        import playwright.sync_api  # noqa: F401
+    except ImportError:
+        return "playwright is not installed"
+    return "" if executable() else "Chromium is not installed (apt-get install chromium)"
+
+
+def executable() -> str:
+    return next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), "")
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=executable(), args=list(QUIET))
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """The address of a running page."""
+    command = [sys.executable, "-m", "commtax", "web", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        try:
+            assert server.stdout is not None
+            line = server.stdout.readline()
+            found = re.search(r"http://[0-9.]+:\d+", line)
+            assert found, f"commtax web did not say where it listens: {line!r}"
+            yield found[0]
+        finally:
+            server.terminate()
