@@ -16,11 +16,11 @@ import pytest
 from commtax import catalog
 from commtax.api.billing import again, with_collectives
 from commtax.cli import main
+from commtax.report.layer import layer_of
 from commtax.report.view import priced, view
-from commtax.report.view_commands import arguments, config_text
-from commtax.report.view_layer import layer_of
-from commtax.report.view_state import KEYS, State, parse, patched, query, record
-from commtax.report.view_tour import PRESETS, TOUR
+from commtax.report.view.commands import arguments, config_text
+from commtax.report.view.state import KEYS, State, parse, patched, query, record
+from commtax.report.view.tour import PRESETS, TOUR
 from web_client import ask, get, refused
 
 STATES = 200

@@ -15,7 +15,7 @@ import pytest
 
 from commtax import catalog
 from commtax.report.view import priced
-from commtax.report.view_state import KEYS, parse
+from commtax.report.view.state import KEYS, parse
 from commtax.web.app import create_app
 from web_client import ask, refused
 

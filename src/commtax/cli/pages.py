@@ -21,7 +21,7 @@ html_option = click.option(
 
 def write_bill_page(path: str, priced: StepBill | TrainBill) -> None:
     if path:
-        from commtax.report.view_offline import bill_page
+        from commtax.report.view.offline import bill_page
         from commtax.web.assets import offline
 
         Path(path).write_text(offline(bill_page(priced, _command())), encoding="utf-8")
@@ -29,7 +29,7 @@ def write_bill_page(path: str, priced: StepBill | TrainBill) -> None:
 
 def write_plan_page(path: str, found: ServingPlans | TrainPlans) -> None:
     if path:
-        from commtax.report.view_offline import plan_page
+        from commtax.report.view.offline import plan_page
         from commtax.web.assets import offline
 
         Path(path).write_text(offline(plan_page(found, _command())), encoding="utf-8")

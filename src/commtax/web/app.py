@@ -14,8 +14,8 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from commtax import __version__
-from commtax.report import view_answers
-from commtax.report.view_state import KEYS, Key, RefusedError, parse, refusal
+from commtax.report.view import answers
+from commtax.report.view.state import KEYS, Key, RefusedError, parse, refusal
 from commtax.web import schemas
 from commtax.web.assets import page_files
 from commtax.web.guard import App, Guard, problem
@@ -55,7 +55,7 @@ def create_app(host: str = "127.0.0.1") -> App:
 
 def view_endpoints() -> dict[str, tuple[Answer, Any, tuple[Key, ...]]]:
     """Name, what answers, the shape of the answer, and keys beside the state's."""
-    a = view_answers
+    a = answers
     return {
         "view": (a.view_answer, schemas.View, ()),
         "bill": (a.bill_answer, schemas.Bill, ()),

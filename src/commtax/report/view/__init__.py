@@ -1,6 +1,6 @@
 """Everything that the page shows for one state, as one document. Every figure is the library's; nothing is computed twice.
 
-``parse`` a query (``view_state``), ``priced`` it, and ``view`` says it: sentence, totals, one layer, axes, bill, what-ifs, memory.
+``parse`` a query (``state``), ``priced`` it, and ``view`` says it: sentence, totals, one layer, axes, bill, what-ifs, memory.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from commtax.cost.legality import legal_values
 from commtax.ledger import AXIS_OF, Line
 from commtax.report.bills import weakest
 from commtax.report.documents import Document, plain
-from commtax.report.view_commands import commands
-from commtax.report.view_formula import formula, share_formula, source
-from commtax.report.view_layer import Bar, layer_of
-from commtax.report.view_lesson import lesson
-from commtax.report.view_state import KEYS, SHORT, State, cluster_of, model_of, record
+from commtax.report.layer import Bar, layer_of
+from commtax.report.view.commands import commands
+from commtax.report.view.formula import formula, share_formula, source
+from commtax.report.view.lesson import lesson
+from commtax.report.view.state import KEYS, SHORT, State, cluster_of, model_of, record
 from commtax.units import format_seconds
 
 Priced = StepBill | TrainBill

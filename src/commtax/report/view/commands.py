@@ -10,7 +10,7 @@ from commtax.api.train_billing import TrainBill
 from commtax.emit import SERVING, Limits, launch_command, nccl_command
 from commtax.ledger import Line
 from commtax.report.documents import Document
-from commtax.report.view_state import State, free_config, pasted
+from commtax.report.view.state import State, free_config, pasted
 from commtax.units import format_seconds
 
 FLAGS = (

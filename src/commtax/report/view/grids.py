@@ -10,7 +10,7 @@ from commtax.api.train_billing import TrainBill
 from commtax.cost.legality import legal_values
 from commtax.report.documents import Document, plain
 from commtax.report.view import Priced, priced
-from commtax.report.view_state import SHORT, State, refusal
+from commtax.report.view.state import SHORT, State, refusal
 from commtax.spec import Cluster
 
 GRIDS = ("tp-link", "tp-batch")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from commtax.ledger import Line
-from commtax.report.view_layer import Segment
+from commtax.report.layer import Segment
 from commtax.spec import Chip
 from commtax.units import format_bytes, format_count, format_rate, format_seconds, format_si
 

@@ -12,11 +12,11 @@ from commtax.report.bills import bill_document
 from commtax.report.documents import Document, fit_document, train_fit_document
 from commtax.report.training import training_document
 from commtax.report.view import priced, view, words_of
-from commtax.report.view_front import serving_front, training_front
-from commtax.report.view_grids import GRIDS, grid
-from commtax.report.view_pipeline import pipeline_of
-from commtax.report.view_state import Key, RefusedError, State, cluster_of, model_of
-from commtax.report.view_tour import catalogue
+from commtax.report.view.front import serving_front, training_front
+from commtax.report.view.grids import GRIDS, grid
+from commtax.report.view.pipeline import pipeline_of
+from commtax.report.view.state import Key, RefusedError, State, cluster_of, model_of
+from commtax.report.view.tour import catalogue
 
 GRID = Key("grid", "grid", "tp-link", "Which heat map.", words=GRIDS)
 PLAN_GPUS = 512

@@ -11,7 +11,7 @@ from commtax.planner.serving import ServingPlans
 from commtax.planner.training import TrainColumns, TrainPlans
 from commtax.report.documents import Document, plain
 from commtax.report.planning import plans_document, train_plans_document
-from commtax.report.view_state import State
+from commtax.report.view.state import State
 from commtax.units import format_bytes, format_seconds
 
 TOP = 10

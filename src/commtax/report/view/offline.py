@@ -12,10 +12,10 @@ from commtax.planner.serving import ServingPlans
 from commtax.planner.training import TrainPlans
 from commtax.report.documents import Document
 from commtax.report.view import Priced, priced, view_of
-from commtax.report.view_front import served_patch, serving_front, training_front
-from commtax.report.view_grids import GRIDS, grid
-from commtax.report.view_pipeline import pipeline_of
-from commtax.report.view_state import State, patched
+from commtax.report.view.front import served_patch, serving_front, training_front
+from commtax.report.view.grids import GRIDS, grid
+from commtax.report.view.pipeline import pipeline_of
+from commtax.report.view.state import State, patched
 
 
 def bill_page(b: Priced, command: str) -> Document:
