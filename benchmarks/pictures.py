@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import subprocess
@@ -56,7 +57,7 @@ def coloured() -> str:
 
 
 def terminal(browser: Browser) -> None:
-    console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"))
+    console = Console(record=True, width=COLUMNS, file=io.StringIO())
     console.print(Text(f"$ commtax {' '.join(COMMAND)}", style="bold"))
     console.print(Text.from_ansi(coloured()))
     body = f"background: #0c0c0c; color: #d9d9d9; padding: 18px; {FONT}"
