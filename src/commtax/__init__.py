@@ -2,7 +2,7 @@
 
 ``commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)``, ``commtax.fit("llama-3.1-70b", "8xh100-sxm")``,
 ``commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32)``, ``commtax.expect("all-reduce", "8xh100-sxm",
-nbytes=2**30)`` and ``commtax.compare(...)`` are the verbs;
+nbytes=2**30)``, ``commtax.plan("llama-3.1-70b", "2x8xh100-sxm", tpot_s=0.03)`` and ``commtax.compare(...)`` are the verbs;
 ``commtax.traffic`` says what is sent, ``commtax.napkin`` holds the closed forms.
 """
 
@@ -27,6 +27,7 @@ from commtax.api import (
     train_bill,
     train_fit,
 )
+from commtax.planner import ServingPlans, TrainPlans, plan, plan_training
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,17 +35,21 @@ __all__ = [
     "Expectation",
     "Fit",
     "PlanTable",
+    "ServingPlans",
     "Simulation",
     "StepBill",
     "Traffic",
     "TrainBill",
     "TrainFit",
+    "TrainPlans",
     "bill",
     "compare",
     "compare_plans",
     "expect",
     "fit",
     "napkin",
+    "plan",
+    "plan_training",
     "simulate",
     "traffic",
     "train_bill",
