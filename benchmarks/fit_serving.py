@@ -2,7 +2,7 @@
 
 Prints the constants as they stand in ``catalog/engines``, and the errors on rows that were not fitted. Which rows are
 fitted is ``commtax.validate.serving_rows.is_fitted``. Damped Gauss-Newton steps on log errors of TPOT (and, with less
-weight, of TTFT where a constant shows only there), each row weighted down as it strays (soft L1).
+weight, of TTFT where a constant shows only there), each row weighted down as it strays (Cauchy).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from commtax.spec import Engine
 from commtax.validate.serving_rows import is_fitted, measured, question
 
 ARRAYS = ("tp", "dp", "ep", "concurrency", "input_len", "output_len", "num_prompts", "spread")
-SCALE = 0.05  # errors above this count linearly
+SCALE = 0.05  # errors far above this hardly count
 TTFT_WEIGHT = 0.3
 
 
@@ -121,7 +121,7 @@ def loss(r: Any) -> float:
 
 
 def solve(used: list[Group]) -> Any:
-    """Levenberg-Marquardt with soft-L1 weights inside bounds."""
+    """Levenberg-Marquardt with Cauchy weights inside bounds."""
     low, high = (np.array([getattr(c, side) for c in CONSTANTS]) for side in ("low", "high"))
     x, damping = np.array([c.start for c in CONSTANTS]), 1e-2
     scale = np.maximum(np.abs(x), 1e-3 * (high - low))
