@@ -110,6 +110,26 @@ def test_sliders_move_and_repaint(visit: Callable[..., Any]) -> None:
 
 
 @needs_browser
+def test_sizes_that_are_tied_follow_and_it_is_said(visit: Callable[..., Any]) -> None:
+    page = visit("m=deepseek-v3&c=2x8xh200-sxm&tp=8&dp=2&ep=16&b=64")
+    page.focus("#in-tp")
+    page.keyboard.press("ArrowLeft")
+    wait_title(page, "TP 4")
+    painted(page)
+    assert "EP 16 → 8" in page.inner_text("#moved")
+    assert {"tp=4", "dp=2", "ep=8"} <= set(page.url.split("?")[1].split("&"))
+    page.click("#presets button >> text=70B training")
+    wait_title(page, "64 GPUs")
+    painted(page)
+    assert page.inner_text("#moved") == ""
+    page.focus("#in-tp")
+    page.keyboard.press("ArrowRight")
+    wait_title(page, "TP 16")
+    assert "DP 8 → 4" in page.inner_text("#moved")
+    assert "the same global batch" in page.inner_text("#moved")
+
+
+@needs_browser
 def test_a_link_shows_the_same_picture(visit: Callable[..., Any]) -> None:
     page = visit(TRAIN)
     before = picture(page)

@@ -153,6 +153,13 @@ class Place(Strict):
     text: str
 
 
+class Move(Strict):
+    """What one place of a slider sets, and what it says of sizes that follow."""
+
+    patch: dict[str, Value]
+    note: str
+
+
 class View(Strict):
     """Everything for one repaint."""
 
@@ -172,6 +179,7 @@ class View(Strict):
     commands: Commands
     lesson: Lesson
     limits: dict[str, list[int]]
+    moves: dict[str, list[Move]]
 
 
 class Cell(Strict):

@@ -15,7 +15,6 @@ from commtax.api.fitting import Fit
 from commtax.api.setup import describe_gpus, fabric_of
 from commtax.api.train_billing import USABLE, TrainBill, train_bill
 from commtax.api.train_explain import train_counterfactuals, train_verdict
-from commtax.cost.legality import legal_values
 from commtax.ledger import AXIS_OF, Line
 from commtax.report.bills import weakest
 from commtax.report.documents import Document, plain
@@ -23,6 +22,7 @@ from commtax.report.layer import Bar, layer_of
 from commtax.report.view.commands import commands
 from commtax.report.view.formula import formula, share_formula, source
 from commtax.report.view.lesson import lesson
+from commtax.report.view.moves import moves
 from commtax.report.view.state import KEYS, SHORT, State, cluster_of, model_of, record
 from commtax.units import format_seconds
 
@@ -30,8 +30,6 @@ Priced = StepBill | TrainBill
 AXES = ("tp", "pp", "dp", "ep", "cp")
 SMALL = 0.05
 """A share of the step below which serving's communication does not bind, as in the sentence of a bill."""
-MOST_VALUES = 48
-"""Legal values of one axis that a slider lists."""
 
 
 def words_of(state: State) -> dict[str, Any]:
@@ -75,7 +73,7 @@ def view_of(b: Priced, state: State, command: str = "") -> Document:
     found = train_counterfactuals(b) if isinstance(b, TrainBill) else counterfactuals(b)
     memory, step = _memory(b), float(b.step_s)
     sentence = train_verdict(b) if isinstance(b, TrainBill) else verdict(b, found)
-    axis = _binding(b)
+    axis, ways = _binding(b), moves(b.setup, state)
     document = {
         "state": record(normal(state, b)),
         "title": f"{b.setup.model.key} on {b.setup.cluster.key}: {describe_gpus(b.setup.plan)}, {b.setup.engine.name}",
@@ -92,7 +90,8 @@ def view_of(b: Priced, state: State, command: str = "") -> Document:
         "memory": memory,
         "commands": commands(state, b, command),
         "lesson": lesson(b),
-        "limits": _limits(b, state),
+        "limits": _limits(b, state, ways),
+        "moves": {name: [{"patch": way["patch"], "note": way["note"]} for way in found] for name, found in ways.items()},
     }
     return dict(plain(document))
 
@@ -283,22 +282,14 @@ def _held(capacity: float, parts: list[Document], fits: bool, kv_tokens: int | N
     return {"capacity_bytes": capacity, "used_bytes": used, "fits": fits, "parts": parts, "kv_tokens": kv_tokens, "note": note}
 
 
-def _limits(b: Priced, state: State) -> Document:
-    """Values of each axis that are legal with the others as they are; ranges of what is free."""
-    asked = b.setup
-    axes: Document = {}
-    for axis in AXES:
-        values = legal_values(axis, asked.model, asked.cluster, asked.plan, asked.engine)
-        axes[axis] = _few(values, int(getattr(asked.plan, axis)))
-    longest = min(2**20, asked.model.max_len)
-    local = sorted({2**i for i in range(7, 18)} | {state.batch * state.length})
+def _limits(b: Priced, state: State, ways: dict[str, list[Document]]) -> Document:
+    """Values of each slider: of axes and local tokens where they may move, ranges of what is free."""
     return {
-        **axes,
+        **{name: [way["value"] for way in found] for name, found in ways.items()},
         "b": _doubling(1, 1024, state.batch),
-        "s": _doubling(128, longest, state.length),
+        "s": _doubling(128, min(2**20, b.setup.model.max_len), state.length),
         "n": _doubling(1, 1024, state.microbatches),
         "z": [0, 1, 2, 3],
-        "local": local if state.training else [],
     }
 
 
@@ -312,11 +303,4 @@ def _place(b: Priced) -> Document:
     c, used = b.setup.cluster, int(b.setup.plan.num_gpus)
     hosts = f"{c.num_hosts} hosts of {c.gpus_per_host}" if c.num_hosts > 1 else f"one host of {c.gpus_per_host}"
     text = f"{hosts} {c.chip.name}, {c.intra.name} inside" + (f", {c.inter.name} between" if c.num_hosts > 1 else "")
-    return {"gpus": c.num_gpus, "used_gpus": used, "text": f"{text}; {used:,} of {c.num_gpus:,} GPUs in use"}
-
-
-def _few(values: list[int], now: int) -> list[int]:
-    """All of a short list; of a long one those that people use."""
-    if len(values) <= MOST_VALUES:
-        return values
-    return [v for v in values if v <= 16 or v & (v - 1) == 0 or v in (now, values[-1])]
+    return {"gpus": c.num_gpus, "used_gpus": used, "text": f"{used:,} of {c.num_gpus:,} GPUs in use: {text}"}
