@@ -21,6 +21,7 @@ from commtax.report.view import priced, view
 from commtax.report.view.commands import arguments, config_text
 from commtax.report.view.state import KEYS, State, parse, patched, query, record
 from commtax.report.view.tour import PRESETS, TOUR
+from commtax.units import format_seconds
 from web_client import ask, get, refused
 
 STATES = 200
@@ -258,6 +259,15 @@ def test_plans_load():
                 assert after["totals"]["step_s"] > 0
                 if asked.get("ph") == "train":
                     assert after["totals"]["mfu"] == pytest.approx(point["y"], rel=1e-6)
+    for asked in (
+        {"m": "deepseek-v3", "c": "2x8xh200-sxm"},
+        {"m": "llama-3.1-70b", "ph": "prefill"},
+        {"m": "qwen3-30b-a3b", "kv": "fp8"},
+    ):
+        found = get("plan", **asked)
+        best = next(p for p in found["front"] if p["best"])
+        loaded = priced(patched(parse(asked.items()), best["patch"]))
+        assert f"a decode step takes {format_seconds(float(loaded.step_s))}," in found["why"][1], "the step that was told is loaded"
     status, told = refused("plan", {"c": "128x8xh100-sxm"})
     assert (status, told["argument"]) == (422, "c")
 

@@ -66,6 +66,11 @@ function planQuery(search) {
   return query(keys);
 }
 
+// Plans are searched with the engine's usual ways: one that is loaded has them too, or its step would not be the one that was told.
+function loadPlan(patch) {
+  choose({ sp: null, eg: null, lib: null, as: null, ...patch });
+}
+
 // The slow pictures. Each is asked for after a pause, when it is near the window, and only for the state that is shown.
 const pictures = [
   {
@@ -77,7 +82,7 @@ const pictures = [
     draw: (grids) => drawGrids(grids, choose),
   },
   { id: "pipeline", fetch: (search, signal) => get("pipeline", search, signal), draw: (grid) => drawPipeline(byId("pipeline-body"), grid) },
-  { id: "plans", fetch: (search, signal) => get("plan", planQuery(search), signal), draw: (plan) => drawPlans(byId("plans-body"), plan, choose) },
+  { id: "plans", fetch: (search, signal) => get("plan", planQuery(search), signal), draw: (plan) => drawPlans(byId("plans-body"), plan, loadPlan) },
 ];
 let pause = 0;
 let dropped = new AbortController();
@@ -150,7 +155,7 @@ function buildTheme() {
 
 function drawAgain() {
   if (shown.view) drawWaterfall(byId("layer"), shown.view.layer);
-  if (shown.plans) drawPlans(byId("plans-body"), shown.plans, byId("data") ? null : choose);
+  if (shown.plans) drawPlans(byId("plans-body"), shown.plans, byId("data") ? null : loadPlan);
   if (shown.pipeline) drawPipeline(byId("pipeline-body"), shown.pipeline);
 }
 
