@@ -240,7 +240,20 @@ def test_grids_hold_this_state_and_load_their_cells(name, kind):
     state = parse(CASES[name].items())
     for cell in random.Random(1).sample(found["cells"], 4):
         if cell["refused"] is None:
-            assert priced(patched(state, cell["patch"])).step_s == cell["step_s"]
+            there = patched(state, cell["patch"])
+            assert priced(there).step_s == cell["step_s"]
+            assert view(there)["totals"]["fits"] == cell["fits"]
+            if state.training:
+                assert there.batch * there.microbatches * there.dp == state.batch * state.microbatches * state.dp
+
+
+def test_break_even_counts_only_what_fits():
+    found = get("compare", m="llama-3.1-70b", c="8x8xh100-sxm", ph="train", tp=4, pp=4, dp=4, n=16, rc="full", z=1, grid="tp-link")
+    own = [c for c in found["cells"] if c["column"] == 0]
+    assert (own[0]["fits"], own[0]["pays"]) == (False, None), "70B on 4 stages without TP is too large"
+    assert (own[1]["fits"], own[1]["pays"]) == (True, None), "and TP 2 is not compared with it"
+    assert own[2]["pays"], "with the same global batch TP 4 has fewer bubbles than TP 2, as the what-if says"
+    assert not own[3]["pays"]
 
 
 def test_plans_load():

@@ -76,8 +76,10 @@ class Axis(Strict):
     ranks: float
     times: float
     link: str
-    comm_s: float
+    more: int
+    top_s: float
     window_s: float
+    comm_s: float
     exposed_s: float
     bubble_s: float
     tax: float
@@ -189,6 +191,7 @@ class Cell(Strict):
     rate: float | None
     comm_fraction: float | None
     mfu: float | None
+    fits: bool | None
     refused: str | None
     pays: bool | None
     patch: dict[str, Value] | None
