@@ -169,7 +169,7 @@ def _bar(bar: Bar, b: Priced, library: str) -> Document:
 
 
 def _axes(b: Priced, binding: str, library: str) -> list[Document]:
-    """One row an axis that sends anything: its costliest collective, and what all of them cost together."""
+    """One row an axis that sends anything: what all of its collectives cost together, and the costliest one with its window."""
     found = []
     for axis in AXES:
         lines = [x for x in b.items if x.kind == "comm" and _axis(x) == axis]
@@ -186,8 +186,10 @@ def _axes(b: Priced, binding: str, library: str) -> list[Document]:
                 **{name: float(getattr(top.item, name)) for name in ("nbytes", "ranks")},
                 "times": float(top.item.count),
                 "link": str(top.link),
+                "more": len(lines) - 1,
+                "top_s": float(top.total_s),
+                "window_s": float(top.window_s) if overlaps else 0.0,
                 "comm_s": total,
-                "window_s": max(float(x.window_s) for x in lines) if overlaps else 0.0,
                 "exposed_s": exposed,
                 "bubble_s": bubble,
                 "tax": (exposed + bubble) / float(b.step_s),
