@@ -317,12 +317,18 @@ def test_the_tour_has_both_flips():
     assert tax[1]["link"] == "ib-ndr"
     assert tax[1]["tax"] > 1.5 * tax[0]["tax"]
     assert past["binding"]["axis"] == "tp"
+    assert past["totals"]["step_s"] > 1.2 * inside["totals"]["step_s"], "the same batch takes longer past the edge"
+    assert past["layer"]["length_s"] < inside["layer"]["length_s"], "as the tour says"
     hides = [next(x for x in v["axes"] if x["axis"] == "dp") for v in (enough, under)]
     assert hides[0]["hidden"]
     assert not hides[1]["hidden"]
     assert under["binding"]["axis"] == "dp"
     lesson = {row["name"]: row for row in inside["lesson"]["rows"]}
     assert lesson["TP tax, of compute"]["lesson"] == "4.5%"
+    close = next(row for row in past["lesson"]["rows"] if row["name"].startswith("TP tax"))
+    assert float(close["ours"].rstrip("%")) == pytest.approx(float(close["lesson"].rstrip("%")), rel=0.15), (
+        "the tour calls it chance"
+    )
     rows = {row["name"]: row for row in under["lesson"]["rows"]}
     assert rows["DP threshold, tokens a GPU"]["lesson"] == "7,920: 1,024 does not hide"
 
