@@ -6,6 +6,7 @@ import pytest
 
 from commtax.report.view import priced, view
 from commtax.report.view.state import parse, patched
+from web_client import refused
 
 AXES = ("tp", "pp", "dp", "ep", "cp")
 MOE = {"m": "deepseek-v3", "c": "2x8xh200-sxm", "tp": "8", "dp": "2", "ep": "16"}
@@ -93,3 +94,28 @@ def test_a_random_walk_over_the_sliders_is_never_refused():
         for _ in range(25):
             ways = view(state)["moves"]
             state = patched(state, r.choice(ways[r.choice([a for a in AXES if len(ways[a]) > 1])])["patch"])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {**MOE, "c": "8xh200-sxm"},
+        {**MOE, "m": "llama-3.1-70b"},
+        {**MOE, "ph": "train"},
+        {**TRAIN, "c": "8xh100-sxm"},
+        {**TRAIN, "n": "6", "sch": "interleaved"},
+        {"m": "llama-3.1-8b", "c": "2048x8xh100-sxm", "tp": "1024", "pp": "1024", "dp": "16384", "ep": "4096", "cp": "1024"},
+    ],
+)
+def test_a_refused_plan_says_which_would_do(asked):
+    """Another model, cluster or phase under the same plan is one click from a legal one."""
+    status, told = refused("view", asked)
+    assert status == 422
+    assert told["instead"]["text"]
+    view(patched(parse(asked.items()), told["instead"]["patch"]))
+
+
+def test_what_no_size_mends_has_no_other_plan():
+    assert refused("view", {"m": "nope"})[1]["instead"] is None
+    assert refused("view", {"tp": "x"})[1]["instead"] is None
+    assert refused("view", {"e": "megatron"})[1]["instead"] is None

@@ -268,6 +268,22 @@ def test_bad_input_is_shown_and_the_picture_stays(visit: Callable[..., Any]) -> 
 
 
 @needs_browser
+def test_a_refusal_has_a_way_on(visit: Callable[..., Any]) -> None:
+    page = visit("m=deepseek-v3&c=2x8xh200-sxm&tp=8&dp=2&ep=16", refuse=True)
+    page.fill("#in-c", "8xh200-sxm")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Use DP 1, EP 8").click()
+    wait_title(page, "8 GPUs")
+    assert page.is_hidden("#problem")
+    page = visit("b=abc", refuse=True)
+    page.get_by_role("button", name="Leave b out").click()
+    wait_title(page, "llama-3.1-8b")
+    page = visit("m=nope", refuse=True)
+    page.get_by_role("button", name="Start again").click()
+    wait_title(page, "llama-3.1-70b")
+
+
+@needs_browser
 def test_free_sizes_and_a_pasted_config(visit: Callable[..., Any]) -> None:
     page = visit("m=llama-3.1-8b&c=8xh100-sxm&tp=8")
     page.check("#mode-free", force=True)

@@ -16,6 +16,13 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class Instead(Strict):
+    """Sizes that would be legal, and their names."""
+
+    patch: dict[str, Value]
+    text: str
+
+
 class Problem(Strict):
     """Every refusal: what, under which key, by which rule, and the nearest values that would do."""
 
@@ -23,6 +30,7 @@ class Problem(Strict):
     argument: str
     rule: str
     nearest: list[Value]
+    instead: Instead | None
 
 
 class Binding(Strict):

@@ -22,7 +22,7 @@ from commtax.report.layer import Bar, layer_of
 from commtax.report.view.commands import commands
 from commtax.report.view.formula import formula, share_formula, source
 from commtax.report.view.lesson import lesson
-from commtax.report.view.moves import moves
+from commtax.report.view.moves import instead, moves
 from commtax.report.view.state import KEYS, SHORT, State, cluster_of, model_of, record
 from commtax.units import format_seconds
 
@@ -60,6 +60,16 @@ def priced(state: State) -> Priced:
     model = model_of(state.model, state.hidden, state.layers, state.config)
     place = cluster_of(state)
     return train_bill(model, place, **words_of(state)) if state.training else bill(model, place, **words_of(state))
+
+
+def legal_instead(state: State) -> Document | None:
+    """What a refused state could be with other sizes; none where its sizes are not what is wrong."""
+    alone: dict[str, Any] = dict.fromkeys(AXES, 1)
+    try:
+        base = priced(replace(state, **alone)).setup
+    except (ValueError, OverflowError):
+        return None
+    return instead(state, base)
 
 
 def view(state: State) -> Document:

@@ -6,6 +6,8 @@ that is legal is the move. Training keeps a full cluster full, and its global ba
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -22,7 +24,9 @@ AXES = ("tp", "pp", "dp", "ep", "cp")
 GIVES_WAY = {"tp": ("dp", "pp"), "pp": ("dp", "tp"), "cp": ("dp", "tp"), "dp": ("pp", "tp"), "ep": ()}
 """Whose size shrinks where an axis grows past the cluster, first to last."""
 NAMES = {"n": "microbatches", "z": "ZeRO"}
-SMALL, MOST_VALUES = 64, 48
+SMALL, MOST_VALUES, MOST_PARTS = 64, 48, 6
+WEIGHTS = {"tp": 1.0, "pp": 1.0, "cp": 1.0, "dp": 0.9, "ep": 0.1}
+"""How far a halving of each axis is from what was asked for."""
 Sizes = dict[str, int]
 
 
@@ -77,6 +81,27 @@ def _values(axis: str, asked: Setup, now: Sizes) -> list[int]:
     tried = {*range(1, SMALL + 1), *(2**i for i in range(15)), *_divisors(experts), now[axis]}
     tried |= {_room(axis, now, asked.cluster.num_gpus), asked.cluster.num_gpus}
     return sorted(v for v in tried if 1 <= v <= most)
+
+
+def instead(state: State, base: Setup) -> Document | None:
+    """For a plan that is refused: the legal one of whole parts of its sizes that is nearest to it. ``base`` is one GPU's."""
+    wanted = {name: int(getattr(state, name)) for name in AXES}
+    parts = [sorted({1, *_divisors(wanted[name])[-MOST_PARTS:]}) for name in ("tp", "pp", "cp", "dp")]
+    tried = []
+    for tp, pp, cp, dp in itertools.product(*parts):
+        for ep in {wanted["ep"], tp * dp, 1} if wanted["ep"] > 1 else {1}:
+            tried.append({"tp": tp, "pp": pp, "dp": dp, "ep": ep, "cp": cp})
+    tried.sort(key=lambda sizes: sum(WEIGHTS[n] * abs(math.log2(wanted[n] / sizes[n])) for n in AXES))
+    columns: dict[str, Any] = {name: np.array([sizes[name] for sizes in tried]) for name in AXES}
+    plan = replace(base.plan, microbatches=state.microbatches if state.training else 1)
+    legal = np.flatnonzero(codes(base.model, base.cluster, replace(plan, **columns), base.engine) == 0)
+    kinds = {"n": int(plan.microbatches), "z": int(plan.zero), "sp": int(plan.sequence_parallel)}
+    for i in legal[:MOST_PARTS].tolist():
+        if found := _settled(tried[i] | kinds, replace(base, plan=plan), state):
+            keys = [n for n in AXES if found[n] != wanted[n]] + [n for n in ("z", "sp") if found[n] != kinds[n]]
+            words = ["sequence parallelism" if n == "sp" else f"{NAMES.get(n, n.upper())} {found[n]:,}" for n in keys]
+            return {"patch": _patch(found, keys), "text": ", ".join(words)} if keys else None
+    return None
 
 
 def _tries(axis: str, value: int, asked: Setup, now: Sizes, state: State) -> Iterator[Sizes]:

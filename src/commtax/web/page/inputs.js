@@ -5,7 +5,6 @@ import { count } from "./format.js";
 import { combobox } from "./combobox.js";
 import { choose, onState, settle, slide, state } from "./state.js";
 
-const PLAN_KEYS = ["tp", "pp", "dp", "ep", "cp"];
 const SLIDERS = [
   { key: "tp", name: "TP", hint: "tensor parallel" },
   { key: "pp", name: "PP", hint: "pipeline stages" },
@@ -69,10 +68,6 @@ function modelMode(mode) {
     byId(`model-${name}`).hidden = name !== mode;
     byId(`mode-${name}`).checked = name === mode;
   }
-}
-
-export function resetPlan() {
-  choose(Object.fromEntries(PLAN_KEYS.map((key) => [key, null])));
 }
 
 export function buildInputs(catalog, complain) {
