@@ -269,7 +269,8 @@ def _memory(b: Priced) -> Document:
     if isinstance(b, TrainBill):
         names = ("parameters", "gradients", "optimizer", "activations", "logits")
         parts = [{"name": name, "nbytes": float(getattr(b.memory, name))} for name in names]
-        note = f"a run can use {USABLE:.0%} of what the driver reports"
+        where = "a rank of the first stage, which keeps the most activations; " if b.setup.plan.pp > 1 else ""
+        note = f"{where}a run can use {USABLE:.0%} of what the driver reports"
         return _held(chip.visible_bytes, parts, bool(b.fits), None, note)
     found = held(b)
     tokens = int(b.batch) * (int(b.context) + 1)
@@ -290,6 +291,7 @@ def _cache_bytes(found: Fit, tokens: int) -> float:
 
 
 def _held(capacity: float, parts: list[Document], fits: bool, kv_tokens: int | None, note: str) -> Document:
+    parts = [part for part in parts if part["nbytes"]]
     used = sum(part["nbytes"] for part in parts)
     return {"capacity_bytes": capacity, "used_bytes": used, "fits": fits, "parts": parts, "kv_tokens": kv_tokens, "note": note}
 

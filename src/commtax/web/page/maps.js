@@ -32,7 +32,7 @@ export function heatMap(grid, title, load) {
   );
   const table = el("table", { class: "map" }, el("caption", null, title), el("thead", null, el("tr", null, el("td", { class: "corner" }), grid.columns.map((column) => el("th", { scope: "col" }, column)))), el("tbody", null, body));
   table.dataset.wide = grid.columns.length;
-  const each = grid.columns.length > 8 ? 44 : 56; // names of links need more room than batches
+  const each = grid.columns.length > 8 ? 44 : 62; // names of links need more room than batches
   table.style.minWidth = `${grid.columns.length * each + 56}px`;
   roving(table, "td button");
   const legend = el("ul", { class: "legend" }, el("li", null, el("span", { class: "key-heat" }), "exposed share of the step"), el("li", null, el("span", { class: "key-line" }), "break-even"), el("li", null, el("span", { class: "key-own" }), "you"), grid.cells.some((cell) => cell.fits === false) ? el("li", null, el("s", null, "123"), "does not fit") : null);
