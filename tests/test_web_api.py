@@ -21,6 +21,7 @@ from commtax.report.view import priced, view
 from commtax.report.view.commands import arguments, config_text
 from commtax.report.view.state import KEYS, State, parse, patched, query, record
 from commtax.report.view.tour import PRESETS, TOUR
+from commtax.units import format_seconds
 from web_client import ask, get, refused
 
 STATES = 200
@@ -239,7 +240,20 @@ def test_grids_hold_this_state_and_load_their_cells(name, kind):
     state = parse(CASES[name].items())
     for cell in random.Random(1).sample(found["cells"], 4):
         if cell["refused"] is None:
-            assert priced(patched(state, cell["patch"])).step_s == cell["step_s"]
+            there = patched(state, cell["patch"])
+            assert priced(there).step_s == cell["step_s"]
+            assert view(there)["totals"]["fits"] == cell["fits"]
+            if state.training:
+                assert there.batch * there.microbatches * there.dp == state.batch * state.microbatches * state.dp
+
+
+def test_break_even_counts_only_what_fits():
+    found = get("compare", m="llama-3.1-70b", c="8x8xh100-sxm", ph="train", tp=4, pp=4, dp=4, n=16, rc="full", z=1, grid="tp-link")
+    own = [c for c in found["cells"] if c["column"] == 0]
+    assert (own[0]["fits"], own[0]["pays"]) == (False, None), "70B on 4 stages without TP is too large"
+    assert (own[1]["fits"], own[1]["pays"]) == (True, None), "and TP 2 is not compared with it"
+    assert own[2]["pays"], "with the same global batch TP 4 has fewer bubbles than TP 2, as the what-if says"
+    assert not own[3]["pays"]
 
 
 def test_plans_load():
@@ -258,6 +272,15 @@ def test_plans_load():
                 assert after["totals"]["step_s"] > 0
                 if asked.get("ph") == "train":
                     assert after["totals"]["mfu"] == pytest.approx(point["y"], rel=1e-6)
+    for asked in (
+        {"m": "deepseek-v3", "c": "2x8xh200-sxm"},
+        {"m": "llama-3.1-70b", "ph": "prefill"},
+        {"m": "qwen3-30b-a3b", "kv": "fp8"},
+    ):
+        found = get("plan", **asked)
+        best = next(p for p in found["front"] if p["best"])
+        loaded = priced(patched(parse(asked.items()), best["patch"]))
+        assert f"a decode step takes {format_seconds(float(loaded.step_s))}," in found["why"][1], "the step that was told is loaded"
     status, told = refused("plan", {"c": "128x8xh100-sxm"})
     assert (status, told["argument"]) == (422, "c")
 
@@ -294,12 +317,18 @@ def test_the_tour_has_both_flips():
     assert tax[1]["link"] == "ib-ndr"
     assert tax[1]["tax"] > 1.5 * tax[0]["tax"]
     assert past["binding"]["axis"] == "tp"
+    assert past["totals"]["step_s"] > 1.2 * inside["totals"]["step_s"], "the same batch takes longer past the edge"
+    assert past["layer"]["length_s"] < inside["layer"]["length_s"], "as the tour says"
     hides = [next(x for x in v["axes"] if x["axis"] == "dp") for v in (enough, under)]
     assert hides[0]["hidden"]
     assert not hides[1]["hidden"]
     assert under["binding"]["axis"] == "dp"
     lesson = {row["name"]: row for row in inside["lesson"]["rows"]}
     assert lesson["TP tax, of compute"]["lesson"] == "4.5%"
+    close = next(row for row in past["lesson"]["rows"] if row["name"].startswith("TP tax"))
+    assert float(close["ours"].rstrip("%")) == pytest.approx(float(close["lesson"].rstrip("%")), rel=0.15), (
+        "the tour calls it chance"
+    )
     rows = {row["name"]: row for row in under["lesson"]["rows"]}
     assert rows["DP threshold, tokens a GPU"]["lesson"] == "7,920: 1,024 does not hide"
 

@@ -242,7 +242,7 @@ def test_nothing_else_is_served(path):
     status, headers, body = ask(path)
     assert status == 404
     assert headers["content-type"].startswith("application/json")
-    assert set(json.loads(body)) == {"error", "argument", "rule", "nearest"}
+    assert set(json.loads(body)) == {"error", "argument", "rule", "nearest", "instead"}
 
 
 @pytest.mark.parametrize("path", ["/", "/page.js", "/api/catalog", "/api/nothing", "/openapi.json"])

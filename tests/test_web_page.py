@@ -110,6 +110,26 @@ def test_sliders_move_and_repaint(visit: Callable[..., Any]) -> None:
 
 
 @needs_browser
+def test_sizes_that_are_tied_follow_and_it_is_said(visit: Callable[..., Any]) -> None:
+    page = visit("m=deepseek-v3&c=2x8xh200-sxm&tp=8&dp=2&ep=16&b=64")
+    page.focus("#in-tp")
+    page.keyboard.press("ArrowLeft")
+    wait_title(page, "TP 4")
+    painted(page)
+    assert "EP 16 → 8" in page.inner_text("#moved")
+    assert {"tp=4", "dp=2", "ep=8"} <= set(page.url.split("?")[1].split("&"))
+    page.click("#presets button >> text=70B training")
+    wait_title(page, "64 GPUs")
+    painted(page)
+    assert page.inner_text("#moved") == ""
+    page.focus("#in-tp")
+    page.keyboard.press("ArrowRight")
+    wait_title(page, "TP 16")
+    assert "DP 8 → 4" in page.inner_text("#moved")
+    assert "the same global batch" in page.inner_text("#moved")
+
+
+@needs_browser
 def test_a_link_shows_the_same_picture(visit: Callable[..., Any]) -> None:
     page = visit(TRAIN)
     before = picture(page)
@@ -245,6 +265,22 @@ def test_bad_input_is_shown_and_the_picture_stays(visit: Callable[..., Any]) -> 
     wrong.locator("#problem button", has_text="Use").first.click()
     wrong.wait_for_selector("#problem", state="hidden")
     assert "tp=3" not in wrong.url
+
+
+@needs_browser
+def test_a_refusal_has_a_way_on(visit: Callable[..., Any]) -> None:
+    page = visit("m=deepseek-v3&c=2x8xh200-sxm&tp=8&dp=2&ep=16", refuse=True)
+    page.fill("#in-c", "8xh200-sxm")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Use DP 1, EP 8").click()
+    wait_title(page, "8 GPUs")
+    assert page.is_hidden("#problem")
+    page = visit("b=abc", refuse=True)
+    page.get_by_role("button", name="Leave b out").click()
+    wait_title(page, "llama-3.1-8b")
+    page = visit("m=nope", refuse=True)
+    page.get_by_role("button", name="Start again").click()
+    wait_title(page, "llama-3.1-70b")
 
 
 @needs_browser

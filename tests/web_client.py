@@ -47,5 +47,5 @@ def refused(name, query):
     found = json.loads(body)
     assert 400 <= status < 500, (status, query)
     assert headers["content-type"].startswith("application/json")
-    assert set(found) == {"error", "argument", "rule", "nearest"}
+    assert set(found) == {"error", "argument", "rule", "nearest", "instead"}
     return status, found

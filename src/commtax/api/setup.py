@@ -86,7 +86,7 @@ def setup(
         grads_dtype=engine.grads_dtype,
         **{"zero": engine.zero, "sequence_parallel": engine.sequence_parallel, **{k: v for k, v in kinds.items() if v is not None}},
     )
-    _check_kinds(plan, engine, place.chip)
+    check_kinds(plan, engine, place.chip)
     if all(np.ndim(x) == 0 for x in (tp, pp, dp, ep, cp, plan.microbatches)):
         legality.check(known, place, plan, engine)
         remarks = (*legality.notes(known, place, plan, engine), *_remarks(known, place, plan, engine))
@@ -164,7 +164,8 @@ def _kv_dtype(name: str) -> str:
     return found
 
 
-def _check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
+def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
+    """Refuse kinds of training (ZeRO, schedule, recomputation) that do not exist or do not go together."""
     for name in ("zero", "schedule", "recompute", "chunks"):
         if isinstance(getattr(plan, name), np.ndarray):
             raise ValueError(f"{name}: one kind for all plans, not an array of them")

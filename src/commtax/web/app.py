@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from commtax import __version__
-from commtax.report.view import answers
+from commtax.report.view import answers, legal_instead
 from commtax.report.view.state import KEYS, Key, RefusedError, parse, refusal
 from commtax.web import schemas
 from commtax.web.assets import page_files
@@ -75,6 +75,7 @@ def _endpoint(name: str, answer: Answer, extra: tuple[Key, ...], turn: asyncio.L
         return json.dumps(answer(question), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
     async def ask(request: Request) -> Response:
+        question = None
         try:
             question = _question(name, request, extra)
             if name in SLOW:
@@ -84,7 +85,7 @@ def _endpoint(name: str, answer: Answer, extra: tuple[Key, ...], turn: asyncio.L
                 body = written(question)
         except (ValueError, OverflowError) as error:
             found = refusal(error if isinstance(error, ValueError) else ValueError(str(error)))
-            return _refused(found)
+            return _refused(found, legal_instead(question) if name == "view" and question and not found.malformed else None)
         return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
 
     ask.__name__ = name
@@ -107,9 +108,9 @@ def _question(name: str, request: Request, extra: tuple[Key, ...]) -> Any:
     return (state, *(dict(own).get(key.name, key.default) for key in extra))
 
 
-def _refused(found: RefusedError) -> Response:
+def _refused(found: RefusedError, instead: dict[str, Any] | None) -> Response:
     """400 where the question cannot be read, 422 where it breaks a rule of the model, the cluster or the engine."""
-    body = problem(found.rule, found.argument, found.rule, found.nearest)
+    body = problem(found.rule, found.argument, found.rule, found.nearest, instead)
     return Response(body, 400 if found.malformed else 422, media_type="application/json")
 
 

@@ -30,11 +30,10 @@ HEADERS = {
 RAW = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 
-def problem(error: str, argument: str = "", rule: str = "", nearest: tuple[Any, ...] = ()) -> bytes:
+def problem(error: str, argument: str = "", rule: str = "", nearest: tuple[Any, ...] = (), instead: Any = None) -> bytes:
     """The one shape of every refusal."""
-    return json.dumps(
-        {"error": error, "argument": argument, "rule": rule or error, "nearest": list(nearest)}, ensure_ascii=False
-    ).encode()
+    told = {"error": error, "argument": argument, "rule": rule or error, "nearest": list(nearest), "instead": instead}
+    return json.dumps(told, ensure_ascii=False).encode()
 
 
 class Guard:

@@ -16,6 +16,13 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class Instead(Strict):
+    """Sizes that would be legal, and their names."""
+
+    patch: dict[str, Value]
+    text: str
+
+
 class Problem(Strict):
     """Every refusal: what, under which key, by which rule, and the nearest values that would do."""
 
@@ -23,6 +30,7 @@ class Problem(Strict):
     argument: str
     rule: str
     nearest: list[Value]
+    instead: Instead | None
 
 
 class Binding(Strict):
@@ -76,8 +84,10 @@ class Axis(Strict):
     ranks: float
     times: float
     link: str
-    comm_s: float
+    more: int
+    top_s: float
     window_s: float
+    comm_s: float
     exposed_s: float
     bubble_s: float
     tax: float
@@ -153,6 +163,13 @@ class Place(Strict):
     text: str
 
 
+class Move(Strict):
+    """What one place of a slider sets, and what it says of sizes that follow."""
+
+    patch: dict[str, Value]
+    note: str
+
+
 class View(Strict):
     """Everything for one repaint."""
 
@@ -172,6 +189,7 @@ class View(Strict):
     commands: Commands
     lesson: Lesson
     limits: dict[str, list[int]]
+    moves: dict[str, list[Move]]
 
 
 class Cell(Strict):
@@ -181,6 +199,7 @@ class Cell(Strict):
     rate: float | None
     comm_fraction: float | None
     mfu: float | None
+    fits: bool | None
     refused: str | None
     pays: bool | None
     patch: dict[str, Value] | None

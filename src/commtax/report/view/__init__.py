@@ -15,7 +15,6 @@ from commtax.api.fitting import Fit
 from commtax.api.setup import describe_gpus, fabric_of
 from commtax.api.train_billing import USABLE, TrainBill, train_bill
 from commtax.api.train_explain import train_counterfactuals, train_verdict
-from commtax.cost.legality import legal_values
 from commtax.ledger import AXIS_OF, Line
 from commtax.report.bills import weakest
 from commtax.report.documents import Document, plain
@@ -23,6 +22,7 @@ from commtax.report.layer import Bar, layer_of
 from commtax.report.view.commands import commands
 from commtax.report.view.formula import formula, share_formula, source
 from commtax.report.view.lesson import lesson
+from commtax.report.view.moves import instead, moves
 from commtax.report.view.state import KEYS, SHORT, State, cluster_of, model_of, record
 from commtax.units import format_seconds
 
@@ -30,8 +30,6 @@ Priced = StepBill | TrainBill
 AXES = ("tp", "pp", "dp", "ep", "cp")
 SMALL = 0.05
 """A share of the step below which serving's communication does not bind, as in the sentence of a bill."""
-MOST_VALUES = 48
-"""Legal values of one axis that a slider lists."""
 
 
 def words_of(state: State) -> dict[str, Any]:
@@ -64,6 +62,16 @@ def priced(state: State) -> Priced:
     return train_bill(model, place, **words_of(state)) if state.training else bill(model, place, **words_of(state))
 
 
+def legal_instead(state: State) -> Document | None:
+    """What a refused state could be with other sizes; none where its sizes are not what is wrong."""
+    alone: dict[str, Any] = dict.fromkeys(AXES, 1)
+    try:
+        base = priced(replace(state, **alone)).setup
+    except (ValueError, OverflowError):
+        return None
+    return instead(state, base)
+
+
 def view(state: State) -> Document:
     """All that is shown at once; the slower pictures (grids, plans, the pipeline) are asked for on their own."""
     return view_of(priced(state), state)
@@ -75,7 +83,7 @@ def view_of(b: Priced, state: State, command: str = "") -> Document:
     found = train_counterfactuals(b) if isinstance(b, TrainBill) else counterfactuals(b)
     memory, step = _memory(b), float(b.step_s)
     sentence = train_verdict(b) if isinstance(b, TrainBill) else verdict(b, found)
-    axis = _binding(b)
+    axis, ways = _binding(b), moves(b.setup, state)
     document = {
         "state": record(normal(state, b)),
         "title": f"{b.setup.model.key} on {b.setup.cluster.key}: {describe_gpus(b.setup.plan)}, {b.setup.engine.name}",
@@ -92,7 +100,8 @@ def view_of(b: Priced, state: State, command: str = "") -> Document:
         "memory": memory,
         "commands": commands(state, b, command),
         "lesson": lesson(b),
-        "limits": _limits(b, state),
+        "limits": _limits(b, state, ways),
+        "moves": {name: [{"patch": way["patch"], "note": way["note"]} for way in found] for name, found in ways.items()},
     }
     return dict(plain(document))
 
@@ -170,7 +179,7 @@ def _bar(bar: Bar, b: Priced, library: str) -> Document:
 
 
 def _axes(b: Priced, binding: str, library: str) -> list[Document]:
-    """One row an axis that sends anything: its costliest collective, and what all of them cost together."""
+    """One row an axis that sends anything: what all of its collectives cost together, and the costliest one with its window."""
     found = []
     for axis in AXES:
         lines = [x for x in b.items if x.kind == "comm" and _axis(x) == axis]
@@ -187,8 +196,10 @@ def _axes(b: Priced, binding: str, library: str) -> list[Document]:
                 **{name: float(getattr(top.item, name)) for name in ("nbytes", "ranks")},
                 "times": float(top.item.count),
                 "link": str(top.link),
+                "more": len(lines) - 1,
+                "top_s": float(top.total_s),
+                "window_s": float(top.window_s) if overlaps else 0.0,
                 "comm_s": total,
-                "window_s": max(float(x.window_s) for x in lines) if overlaps else 0.0,
                 "exposed_s": exposed,
                 "bubble_s": bubble,
                 "tax": (exposed + bubble) / float(b.step_s),
@@ -258,7 +269,8 @@ def _memory(b: Priced) -> Document:
     if isinstance(b, TrainBill):
         names = ("parameters", "gradients", "optimizer", "activations", "logits")
         parts = [{"name": name, "nbytes": float(getattr(b.memory, name))} for name in names]
-        note = f"a run can use {USABLE:.0%} of what the driver reports"
+        where = "a rank of the first stage, which keeps the most activations; " if b.setup.plan.pp > 1 else ""
+        note = f"{where}a run can use {USABLE:.0%} of what the driver reports"
         return _held(chip.visible_bytes, parts, bool(b.fits), None, note)
     found = held(b)
     tokens = int(b.batch) * (int(b.context) + 1)
@@ -279,26 +291,19 @@ def _cache_bytes(found: Fit, tokens: int) -> float:
 
 
 def _held(capacity: float, parts: list[Document], fits: bool, kv_tokens: int | None, note: str) -> Document:
+    parts = [part for part in parts if part["nbytes"]]
     used = sum(part["nbytes"] for part in parts)
     return {"capacity_bytes": capacity, "used_bytes": used, "fits": fits, "parts": parts, "kv_tokens": kv_tokens, "note": note}
 
 
-def _limits(b: Priced, state: State) -> Document:
-    """Values of each axis that are legal with the others as they are; ranges of what is free."""
-    asked = b.setup
-    axes: Document = {}
-    for axis in AXES:
-        values = legal_values(axis, asked.model, asked.cluster, asked.plan, asked.engine)
-        axes[axis] = _few(values, int(getattr(asked.plan, axis)))
-    longest = min(2**20, asked.model.max_len)
-    local = sorted({2**i for i in range(7, 18)} | {state.batch * state.length})
+def _limits(b: Priced, state: State, ways: dict[str, list[Document]]) -> Document:
+    """Values of each slider: of axes and local tokens where they may move, ranges of what is free."""
     return {
-        **axes,
+        **{name: [way["value"] for way in found] for name, found in ways.items()},
         "b": _doubling(1, 1024, state.batch),
-        "s": _doubling(128, longest, state.length),
+        "s": _doubling(128, min(2**20, b.setup.model.max_len), state.length),
         "n": _doubling(1, 1024, state.microbatches),
         "z": [0, 1, 2, 3],
-        "local": local if state.training else [],
     }
 
 
@@ -312,11 +317,4 @@ def _place(b: Priced) -> Document:
     c, used = b.setup.cluster, int(b.setup.plan.num_gpus)
     hosts = f"{c.num_hosts} hosts of {c.gpus_per_host}" if c.num_hosts > 1 else f"one host of {c.gpus_per_host}"
     text = f"{hosts} {c.chip.name}, {c.intra.name} inside" + (f", {c.inter.name} between" if c.num_hosts > 1 else "")
-    return {"gpus": c.num_gpus, "used_gpus": used, "text": f"{text}; {used:,} of {c.num_gpus:,} GPUs in use"}
-
-
-def _few(values: list[int], now: int) -> list[int]:
-    """All of a short list; of a long one those that people use."""
-    if len(values) <= MOST_VALUES:
-        return values
-    return [v for v in values if v <= 16 or v & (v - 1) == 0 or v in (now, values[-1])]
+    return {"gpus": c.num_gpus, "used_gpus": used, "text": f"{used:,} of {c.num_gpus:,} GPUs in use: {text}"}

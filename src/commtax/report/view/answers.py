@@ -70,7 +70,7 @@ def plan_answer(state: State) -> Document:
     words = {"ttft_s": state.ttft_ms / 1e3 or math.inf, "tpot_s": state.tpot_ms / 1e3 or math.inf}
     words |= {"input_len": state.input_len, "output_len": state.output_len}
     words |= {"objective": state.objective, "engine": state.engine or "vllm", "dtypes": (state.dtype,)}
-    return serving_front(plan(model, place, **words), state)
+    return serving_front(plan(model, place, **words, kv_dtype=state.kv_dtype))
 
 
 def catalog_answer(_: None) -> Document:

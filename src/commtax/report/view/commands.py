@@ -74,8 +74,8 @@ def assumption(b: StepBill | TrainBill) -> Line | None:
 
 def _nccl_why(top: Line) -> str:
     return (
-        f"{top.item.what} {top.item.op} costs {format_seconds(float(top.exposed_s))} of the step and rests on what is "
-        f"{top.source or 'assumed'}: measuring it would narrow the range most"
+        f"{top.item.what} {top.item.op} costs {format_seconds(float(top.exposed_s))} of the step (its source: "
+        f"{top.source or 'assumed'}); measuring it would narrow the range most"
     )
 
 

@@ -11,18 +11,17 @@ from commtax.planner.serving import ServingPlans
 from commtax.planner.training import TrainColumns, TrainPlans
 from commtax.report.documents import Document, plain
 from commtax.report.planning import plans_document, train_plans_document
-from commtax.report.view.state import State
 from commtax.units import format_bytes, format_seconds
 
 TOP = 10
 MOST = 60
 
 
-def serving_front(a: ServingPlans, state: State) -> Document:
+def serving_front(a: ServingPlans) -> Document:
     """``plan --json`` with a front of points: what a user gets against what a GPU gives."""
     rows = a.front
     best = _same(rows, a.plans) if len(a.plans) else -1
-    points = [_point(a, rows, i, i == best, state) for i in _thinned(rows, best)]
+    points = [_point(a, rows, i, i == best) for i in _thinned(rows, best)]
     why = a.explain(0) if len(a.plans) else []
     none = "no plan meets the limits" if len(a.near) else "no plan fits in memory"
     axes = {"x_title": "tokens/s a user", "y_title": "tokens/s a GPU"}
@@ -46,36 +45,30 @@ def _thinned(rows: Columns, best: int) -> list[int]:
     return [i for i in along.tolist() if i in kept]
 
 
-def _point(a: ServingPlans, rows: Columns, i: int, best: bool, state: State) -> Document:
+def _point(a: ServingPlans, rows: Columns, i: int, best: bool) -> Document:
     ttft, tpot = (format_seconds(float(getattr(rows, n)[i])) for n in ("ttft_s", "tpot_s"))
     words, apart = a.words(rows, i), int(rows.mode[i]) == 1
     text = f"{words}; {int(rows.concurrency[i]):,} clients, TTFT {ttft}, TPOT {tpot}, {float(rows.tokens_per_s[i]):,.0f} tokens/s"
-    text += "; workers of their own for prompts: no single step shows that" if apart else ""
+    copies = int(rows.replicas[i]) if a.model.experts else 1
+    one = f"the decode step{f' of one of {copies} servers' if copies > 1 else ''}, without other requests' prompts"
+    text += "; workers of their own for prompts: no single step shows that" if apart else f"; loads {one}"
     return {
         "name": words,
         "x": float(rows.tokens_per_s_per_user[i]),
         "y": float(rows.tokens_per_s_per_gpu[i]),
         "best": best,
         "text": text,
-        "patch": None if apart else served_patch(a, rows, i, state),
+        "patch": None if apart else served_patch(a, rows, i),
     }
 
 
-def served_patch(a: ServingPlans, rows: Columns, i: int, state: State) -> Document:
-    """The decode step of a plan: its sizes, the requests that run at once, and the mean length."""
+def served_patch(a: ServingPlans, rows: Columns, i: int) -> Document:
+    """The decode step of a plan: its sizes, the requests that a replica runs at once, and the mean length."""
     sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "ep")}
     dp, copies = int(rows.dp[i]), int(rows.replicas[i])
     dp = dp * copies if a.model.experts is None else dp  # copies of a mixture are servers of their own
-    batch = max(1, int(rows.running[i]) // (int(rows.dp[i]) if a.model.experts else 1))
     length = a.goal.input_len + a.goal.output_len // 2
-    return {
-        **sizes,
-        "dp": dp,
-        "cp": 1,
-        "b": min(65_536, batch),
-        "s": length,
-        "ph": "prefill" if state.phase == "prefill" else "decode",
-    }
+    return {**sizes, "dp": dp, "cp": 1, "b": min(65_536, max(1, int(rows.running[i]))), "s": length, "ph": "decode"}
 
 
 def training_front(a: TrainPlans) -> Document:

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from commtax import catalog
+from commtax.api.billing import fits
 from commtax.api.train_billing import TrainBill
 from commtax.cost.legality import legal_values
 from commtax.report.documents import Document, plain
 from commtax.report.view import Priced, priced
-from commtax.report.view.state import SHORT, State, refusal
+from commtax.report.view.state import SHORT, RefusedError, State, refusal
 from commtax.spec import Cluster
 
 GRIDS = ("tp-link", "tp-batch")
@@ -29,14 +30,15 @@ class Column:
 
 
 def grid(state: State, kind: str) -> Document:
-    """The heat map of one kind around a state. A row pays where it gives more tokens/s than the row before it."""
+    """The heat map of one kind around a state. A row pays where it gives more than the last row before it that fits."""
     here = priced(state)
     columns = _links(here.setup.cluster) if kind == "tp-link" else _batches(state)
     degrees = _degrees(state, here)
     cells, before = [], [float("nan")] * len(columns)
     for row, tp in enumerate(degrees):
         for column, c in enumerate(columns):
-            cell, rate = _cell(_at(state, tp, c), here, state)
+            cell = _cell(tp, c, here, state)
+            rate = cell["rate"] if cell["fits"] else None  # what fits nowhere is no alternative
             pays = None if rate is None or before[column] != before[column] else rate > before[column]
             before[column] = before[column] if rate is None else rate
             cells.append({"row": row, "column": column, **cell, "pays": pays})
@@ -63,8 +65,9 @@ def _column_title(kind: str, state: State) -> str:
 
 
 def _note(state: State) -> str:
-    same = "the same GPUs in every row (dp gives way to tp)" if state.training else "dp as it is"
-    return f"past the line a row gives fewer tokens/s than the row above it, half its TP: that doubling does not pay; {same}"
+    same = "the same GPUs and global batch in every row (dp gives way to tp)" if state.training else "dp as it is"
+    line = "past the line a row gives fewer tokens/s than the row above it: that much more TP does not pay"
+    return f"{line}; {same}; what is struck through does not fit in memory, and no line counts it"
 
 
 def _degrees(state: State, here: Priced) -> list[int]:
@@ -77,27 +80,37 @@ def _degrees(state: State, here: Priced) -> list[int]:
 
 
 def _at(state: State, tp: int, column: Column) -> State:
-    """The state of a cell: experts follow tp as engines tie them, and in training dp gives way to tp."""
+    """The state of a cell: experts follow tp as engines tie them; in training dp gives way to tp and the global batch stays."""
     total = state.tp * state.dp
     dp = total // tp if state.training and total % tp == 0 else state.dp
     ep = tp * dp if state.ep > 1 and not state.training else state.ep
-    return replace(state, tp=tp, dp=dp, ep=ep, **column.changes)
+    asked = replace(state, tp=tp, dp=dp, ep=ep, **column.changes)
+    if not state.training:
+        return asked
+    batch = state.batch * state.microbatches * state.dp
+    each, rest = divmod(batch, asked.batch * dp)
+    if not each or rest:
+        raise RefusedError(
+            f"b: a global batch of {batch:,} is no whole number of microbatches of {asked.batch} on {dp} replicas", "b"
+        )
+    return replace(asked, microbatches=each)
 
 
-def _cell(asked: State, here: Priced, state: State) -> tuple[Document, float | None]:
-    patch = {SHORT[n]: getattr(asked, n) for n in ("tp", "dp", "ep", "batch", "cluster", "intra", "inter")}
-    changed = {name: value for name, value in patch.items() if value != getattr(state, FIELD[name])}
-    empty: Document = {"step_s": None, "rate": None, "comm_fraction": None, "mfu": None, "refused": None, "patch": changed}
+def _cell(tp: int, column: Column, here: Priced, state: State) -> Document:
+    empty: Document = {"step_s": None, "rate": None, "comm_fraction": None, "mfu": None, "fits": None, "refused": None}
     try:
+        asked = _at(state, tp, column)
         b = here if asked == state else priced(asked)
     except ValueError as error:
-        return {**empty, "refused": refusal(error).rule, "patch": None}, None
-    rate = float(b.tokens_per_s)
-    mfu = float(b.mfu) if isinstance(b, TrainBill) else None
-    return {**empty, "step_s": float(b.step_s), "rate": rate, "comm_fraction": float(b.comm_fraction), "mfu": mfu}, rate
+        return {**empty, "refused": refusal(error).rule, "patch": None}
+    patch = {SHORT[f]: getattr(asked, f) for f in MOVED if getattr(asked, f) != getattr(state, f)}
+    mfu, room = (float(b.mfu), bool(b.fits)) if isinstance(b, TrainBill) else (None, fits(b))
+    found = {"step_s": float(b.step_s), "rate": float(b.tokens_per_s), "comm_fraction": float(b.comm_fraction)}
+    return {**empty, **found, "mfu": mfu, "fits": room, "patch": patch}
 
 
-FIELD = {"tp": "tp", "dp": "dp", "ep": "ep", "b": "batch", "c": "cluster", "intra": "intra", "inter": "inter"}
+MOVED = ("tp", "dp", "ep", "batch", "microbatches", "cluster", "intra", "inter")
+"""Fields in which a cell may differ from the state."""
 
 
 def _batches(state: State) -> list[Column]:
@@ -108,7 +121,7 @@ def _batches(state: State) -> list[Column]:
 def _links(cluster: Cluster) -> list[Column]:
     """The cluster as it is, then other links: inside a host, or one GPU a host and the link between them."""
     own = cluster.intra.key if cluster.num_hosts == 1 or cluster.gpus_per_host > 1 else cluster.inter.key
-    found = [Column(own if cluster.num_hosts == 1 else f"{cluster.key} ({cluster.intra.key}, {cluster.inter.key})", {}, own)]
+    found = [Column(own if cluster.num_hosts == 1 else f"{cluster.intra.key}, {cluster.inter.key}", {}, own)]
     for name in LINKS:
         link = catalog.link(name)
         if link.key == own or (link.scope == "intra" and link.key == cluster.intra.key):

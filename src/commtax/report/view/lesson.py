@@ -11,6 +11,8 @@ from commtax.units import format_rate, format_seconds
 
 LESSON_BPS = 900e9
 """The lesson's NVLink: both directions of an H100 together."""
+LESSON_RANKS = 8
+"""Ranks that it thinks of as one host."""
 
 
 def lesson(b: StepBill | TrainBill) -> Document:
@@ -53,11 +55,18 @@ def _training(b: TrainBill) -> list[Document]:
 
 
 def _tp_why(b: TrainBill, formula: float) -> str:
-    tp, links = int(b.setup.plan.tp), {str(x.link) for x in b.items if x.item.axis == "tp" and x.kind == "comm"}
+    plan, cluster = b.setup.plan, b.setup.cluster
+    tp, lines = int(plan.tp), [x for x in b.items if x.item.axis == "tp" and x.kind == "comm"]
+    links = " and ".join(sorted({str(x.link) for x in lines}))
+    degree = f"⅓·peak/(BW·h) is the tax of TP 2 for every degree; each of {tp} ranks computes 1/{tp} but reduces all"
+    if tp > LESSON_RANKS:
+        share = f"reduces inside a host first, so that {cluster.nics_per_host} NICs a host carry a share each"
+        ours = share if any("hierarchical" in str(x.algorithm) for x in lines) else "prices the collective that the library picks"
+        past = f"past {LESSON_RANKS} ranks it takes one NIC of 50 GB/s for the whole group"
+        return f"{degree}; {past}; ours goes over {links} and {ours}"
     return (
-        f"⅓·peak/(BW·h) is the tax of TP 2 for every degree; each of {tp} ranks computes 1/{tp} but reduces all: "
-        f"(T−1)/3·rate/(BW·h) is {formula:.1%} of the forward pass. It takes 900 GB/s, both directions together, and one NIC "
-        f"for a whole group; ours goes over {' and '.join(sorted(links))}, one direction, with latency, over the whole step"
+        f"{degree}: (T−1)/3·rate/(BW·h) is {formula:.1%} of the forward pass. It takes 900 GB/s, both directions together; "
+        f"ours goes over {links}, one direction, with latency, over the whole step"
     )
 
 
@@ -65,7 +74,7 @@ def _dp_why(b: TrainBill) -> str:
     wire = {0: "all-reduced once", 3: "sharded, gathered twice"}.get(b.setup.plan.zero, "scattered, then gathered")
     return (
         f"peak·MFU/BW supposes 40 % MFU and 50 GB/s; ours takes this step's own rate and link, gradients in "
-        f"{b.setup.plan.grads_dtype} {wire}, and one bucket that nothing hides"
+        f"{b.setup.plan.grads_dtype} {wire}; one bucket hides nowhere, and what hides takes SMs and bandwidth from compute"
     )
 
 

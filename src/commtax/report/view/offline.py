@@ -35,7 +35,7 @@ def plan_page(found: ServingPlans | TrainPlans, command: str) -> Document:
         best = found.bill(found.plans, 0) if len(found.plans) else None
         shown = view_of(best, state_of(best), command) if best else None
     else:
-        state, document = patched(base, {"il": found.goal.input_len, "ol": found.goal.output_len}), serving_front(found, base)
+        state, document = patched(base, {"il": found.goal.input_len, "ol": found.goal.output_len}), serving_front(found)
         shown = _served(found, state, command)
     return {"kind": "plan", "view": shown, "grids": None, "pipeline": None, "plan": document}
 
@@ -45,7 +45,7 @@ def _served(found: ServingPlans, state: State, command: str) -> Document | None:
     shared = np.flatnonzero(found.plans.mode == 0)
     if not len(shared):
         return None
-    asked = patched(state, served_patch(found, found.plans, int(shared[0]), state))
+    asked = patched(state, served_patch(found, found.plans, int(shared[0])))
     try:
         return view_of(priced(asked), asked, command)
     except ValueError:  # a model that is not of the catalogue, links that are not of the cluster's name

@@ -48,7 +48,8 @@ export function percent(share, digits = 1) {
 
 export function change(share) {
   if (Math.abs(share) < 5e-4) return "no change";
-  return `${share > 0 ? "+" : "−"}${Math.abs(share) < 10 ? Math.abs(100 * share).toFixed(1) : count(100 * Math.abs(share))}%`;
+  if (share >= 9) return `× ${threeDigits(1 + share)}`; // +45,296 % says less
+  return `${share > 0 ? "+" : "−"}${Math.abs(100 * share).toFixed(1)}%`;
 }
 
 // Round steps for an axis with about `wanted` marks over `span`.

@@ -3,14 +3,14 @@
 import { byId, el } from "./dom.js";
 import { count } from "./format.js";
 import { combobox } from "./combobox.js";
-import { choose, settle, slide, state } from "./state.js";
+import { choose, onState, settle, slide, state } from "./state.js";
 
-const PLAN_KEYS = ["tp", "pp", "dp", "ep", "cp"];
 const SLIDERS = [
   { key: "tp", name: "TP", hint: "tensor parallel" },
   { key: "pp", name: "PP", hint: "pipeline stages" },
   { key: "dp", name: "DP", hint: "replicas" },
   { key: "ep", name: "EP", hint: "expert parallel" },
+  { key: "cp", name: "CP", hint: "context parallel", train: true },
   { key: "b", name: "Batch", hint: "requests a replica", trainName: "Micro-batch", trainHint: "sequences a pass" },
   { key: "s", name: "Context", hint: "tokens a request", trainName: "Sequence", trainHint: "tokens" },
   { key: "local", name: "Local tokens", hint: "batch × sequence", train: true },
@@ -27,36 +27,32 @@ function slider(spec) {
   const name = el("span", { class: "slider-name" }, spec.name);
   const hint = el("small", null, spec.hint);
   const row = el("div", { class: "slider" }, el("label", { for: id }, name, " ", hint), output, input);
-  const field = { ...spec, input, output, nameNode: name, hintNode: hint, row, values: [] };
+  const field = { ...spec, input, output, nameNode: name, hintNode: hint, row, values: [], moves: [] };
   input.addEventListener("input", () => {
-    const value = field.values[Number(input.value)];
-    showValue(field, value);
-    slide(sliderPatch(field.key, value));
+    const place = Number(input.value);
+    const move = field.moves[place];
+    showValue(field, field.values[place]);
+    slide(move?.patch ?? { [field.key]: field.values[place] });
+    byId("moved").textContent = move?.note ?? "";
   });
   input.addEventListener("change", settle);
   return field;
 }
 
-// Local tokens are micro-batch times sequence: the sequence stays as long as it fits in them.
-function sliderPatch(key, value) {
-  if (key !== "local") return { [key]: value };
-  const length = Number(fields.s.now);
-  return value >= length && value % length === 0 ? { b: value / length, s: length } : { b: 1, s: value };
-}
-
 function showValue(field, value) {
-  field.now = value;
   field.output.textContent = count(Number(value));
   field.input.setAttribute("aria-valuetext", `${field.nameNode.textContent} ${count(Number(value))}`);
 }
 
-function syncSlider(field, values, value, train) {
+// A place on a slider sets what the server says it sets: sizes that are tied to it follow, and the page says which.
+function syncSlider(field, values, moves, value, train) {
   field.row.hidden = Boolean(field.train && !train) || !values.length;
   if (field.row.hidden) return;
   if (field.input.matches(":active")) return; // the hand is on it: its place is newer than this answer
   field.nameNode.textContent = (train && field.trainName) || field.name;
   field.hintNode.textContent = (train && field.trainHint) || field.hint;
   field.values = values;
+  field.moves = moves;
   field.input.max = String(values.length - 1);
   field.input.disabled = values.length < 2;
   field.input.value = String(Math.max(0, values.findIndex((other) => Number(other) === Number(value))));
@@ -74,16 +70,13 @@ function modelMode(mode) {
   }
 }
 
-export function resetPlan() {
-  choose(Object.fromEntries(PLAN_KEYS.map((key) => [key, null])));
-}
-
 export function buildInputs(catalog, complain) {
   const host = byId("sliders");
   for (const spec of SLIDERS) {
     fields[spec.key] = slider(spec);
     host.append(fields[spec.key].row);
   }
+  onState(() => (byId("moved").textContent = "")); // what followed is said of the last move alone
   const models = catalog.models.map((model) => ({ key: model.key, name: `${model.name ?? ""} ${model.family ?? ""}`, note: model.params ? `${(model.params / 1e9).toFixed(model.params < 1e10 ? 1 : 0)}B` : "" }));
   fields.m = combobox(byId("in-m"), () => models, (value) => choose({ m: value, cfg: null, h: null, L: null }));
   fields.c = combobox(byId("in-c"), () => catalog.clusters.map((cluster) => ({ key: cluster.key ?? cluster, name: cluster.name, note: cluster.note ?? "" })), (value) => choose({ c: value }));
@@ -133,7 +126,7 @@ export function syncInputs(view) {
   for (const row of document.querySelectorAll(".train-only")) row.hidden = !train;
   for (const row of document.querySelectorAll(".serve-only")) row.hidden = train;
   for (const spec of SLIDERS) {
-    syncSlider(fields[spec.key], view.limits[spec.key] ?? [], spec.key === "local" ? view.local_tokens : now[spec.key], train);
+    syncSlider(fields[spec.key], view.limits[spec.key] ?? [], view.moves[spec.key] ?? [], spec.key === "local" ? view.local_tokens : now[spec.key], train);
   }
   for (const key of ["ttft", "tpot", "il", "ol"]) if (document.activeElement !== byId(`in-${key}`)) byId(`in-${key}`).value = now[key] || "";
   byId("cluster-text").textContent = view.cluster.text;

@@ -3,7 +3,7 @@
 import { byId, el, paint } from "./dom.js";
 import { Refused, get, latest } from "./api.js";
 import { begin, choose, onState, query, replaceAll, state } from "./state.js";
-import { buildInputs, resetPlan, syncInputs, syncNames } from "./inputs.js";
+import { buildInputs, syncInputs, syncNames } from "./inputs.js";
 import { drawWaterfall, waterfallLegend } from "./waterfall.js";
 import { axesTable, billTable, lessonCards } from "./tables.js";
 import { changeButtons, commandList, figures, memoryBars } from "./panels.js";
@@ -23,11 +23,13 @@ function complain(answer) {
   box.hidden = false;
   const words = [el("strong", null, answer.error)];
   if (answer.rule && !String(answer.error).includes(answer.rule)) words.push(el("p", null, answer.rule));
-  for (const value of (answer.argument && answer.nearest) || []) {
-    words.push(el("button", { type: "button", onclick: () => choose({ [answer.argument]: value }) }, `Use ${value}`));
-  }
-  words.push(el("button", { type: "button", onclick: resetPlan }, "Reset the plan"));
-  if (shown.view) words.push(el("button", { type: "button", onclick: () => history.back() }, "Undo"));
+  const button = (text, work) => words.push(el("button", { type: "button", onclick: work }, text));
+  const key = answer.argument;
+  for (const value of (key && answer.nearest) || []) button(`Use ${/^[tpdec]p$/.test(key) ? key.toUpperCase() : key} ${value}`, () => choose({ [key]: value }));
+  if (answer.instead && !answer.nearest?.length) button(`Use ${answer.instead.text}`, () => choose(answer.instead.patch));
+  if (answer.argument in state() && !answer.nearest?.length && !answer.instead) button(`Leave ${key} out`, () => choose({ [key]: null }));
+  // What was never asked (a text that is no JSON) leaves nothing to undo.
+  if (answer.rule) button(...(shown.view ? ["Undo", () => history.back()] : ["Start again", () => replaceAll(START)]));
   paint(box, words);
 }
 
@@ -66,6 +68,11 @@ function planQuery(search) {
   return query(keys);
 }
 
+// Plans are searched with the engine's usual ways: one that is loaded has them too, or its step would not be the one that was told.
+function loadPlan(patch) {
+  choose({ sp: null, eg: null, lib: null, as: null, ...patch });
+}
+
 // The slow pictures. Each is asked for after a pause, when it is near the window, and only for the state that is shown.
 const pictures = [
   {
@@ -77,7 +84,7 @@ const pictures = [
     draw: (grids) => drawGrids(grids, choose),
   },
   { id: "pipeline", fetch: (search, signal) => get("pipeline", search, signal), draw: (grid) => drawPipeline(byId("pipeline-body"), grid) },
-  { id: "plans", fetch: (search, signal) => get("plan", planQuery(search), signal), draw: (plan) => drawPlans(byId("plans-body"), plan, choose) },
+  { id: "plans", fetch: (search, signal) => get("plan", planQuery(search), signal), draw: (plan) => drawPlans(byId("plans-body"), plan, loadPlan) },
 ];
 let pause = 0;
 let dropped = new AbortController();
@@ -150,7 +157,7 @@ function buildTheme() {
 
 function drawAgain() {
   if (shown.view) drawWaterfall(byId("layer"), shown.view.layer);
-  if (shown.plans) drawPlans(byId("plans-body"), shown.plans, byId("data") ? null : choose);
+  if (shown.plans) drawPlans(byId("plans-body"), shown.plans, byId("data") ? null : loadPlan);
   if (shown.pipeline) drawPipeline(byId("pipeline-body"), shown.pipeline);
 }
 

@@ -72,7 +72,7 @@ function memoryBar(title, parts, used, capacity) {
 }
 
 export function memoryBars(memory) {
-  const rows = memory.ranks?.length ? memory.ranks : [{ name: "each rank", used_bytes: memory.used_bytes, parts: memory.parts }];
+  const rows = memory.ranks?.length ? memory.ranks : [{ name: "a rank", used_bytes: memory.used_bytes, parts: memory.parts }];
   return [
     rows.map((row) => memoryBar(row.name, row.parts, row.used_bytes, memory.capacity_bytes)),
     el("ul", { class: "legend" }, rows[0].parts.map((part, i) => el("li", null, el("span", { class: `swatch tone-${i % 8}` }), `${part.name} `, el("b", null, bytes(part.nbytes))))),

@@ -65,7 +65,7 @@ export function drawPlans(host, plan, load) {
         load(point.patch);
       });
     }
-    picture.append(tip(group, () => formulaTip(point.name, [point.text, usable ? "Click loads this plan." : null], null, null)));
+    picture.append(tip(group, () => formulaTip(point.name, [point.text, usable ? "Click to load." : null], null, null)));
   });
   paint(host, planWords(plan), picture, rejected(plan));
   roving(host, ".plan");

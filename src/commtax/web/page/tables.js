@@ -4,7 +4,7 @@ import { el } from "./dom.js";
 import { bytes, count, percent, seconds } from "./format.js";
 import { sourceChip } from "./tip.js";
 
-function table(caption, columns, rows) {
+function table(caption, columns, rows, groups = []) {
   const head = columns.map((column) => el("th", { scope: "col", class: column.number ? "number" : null }, column.title));
   const body = rows.map((row) =>
     el("tr", { class: row.name ?? null }, row.cells.map((cell, i) => el(i ? "td" : "th", { scope: i ? null : "row", class: columns[i].number ? "number" : (columns[i].name ?? null) }, cell))),
@@ -12,7 +12,7 @@ function table(caption, columns, rows) {
   return el(
     "div",
     { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    el("table", null, el("caption", { class: "unseen" }, caption), el("thead", null, el("tr", null, head)), el("tbody", null, body)),
+    el("table", null, el("caption", { class: "unseen" }, caption), el("thead", null, groups.length ? el("tr", { class: "groups" }, groups.map((group) => el("th", { scope: "colgroup", colspan: group.span }, group.title))) : null, el("tr", null, head)), el("tbody", null, body)),
   );
 }
 
@@ -24,43 +24,47 @@ function meter(share, hot) {
 
 export function axesTable(view) {
   if (!view.axes.length) return el("p", { class: "quiet" }, "One GPU holds the whole model: nothing is sent.");
-  const columns = [{ title: "axis" }, { title: "collective" }, ...["buffer", "times"].map((title) => ({ title, number: true })), { title: "link" }, ...["ranks", "takes", "window", "exposed", "tax"].map((title) => ({ title, number: true })), { title: "verdict" }, { title: "source" }];
+  const number = (title) => ({ title, number: true });
+  const columns = [{ title: "axis" }, ...["takes", "exposed", "tax"].map(number), { title: "verdict" }, { title: "costliest collective" }, ...["takes", "window", "buffer", "times", "ranks"].map(number), { title: "link" }, { title: "source" }];
   const rows = view.axes.map((axis, i) => ({
     name: axis.binding ? "binding" : null,
     cells: [
       el("span", { class: "axis-name" }, axis.axis.toUpperCase()),
-      axis.collective,
-      bytes(axis.nbytes),
-      count(axis.times),
-      axis.link,
-      count(axis.ranks),
       seconds(axis.comm_s),
-      axis.window_s ? seconds(axis.window_s) : "none",
-      axis.bubble_s ? `${seconds(axis.exposed_s)} + bubble ${seconds(axis.bubble_s)}` : seconds(axis.exposed_s),
+      [seconds(axis.exposed_s), axis.bubble_s ? el("small", { class: "below" }, `+ bubble ${seconds(axis.bubble_s)}`) : null],
       percent(axis.tax),
       axis.binding ? el("span", { class: "chip hot-chip" }, "binding") : el("span", { class: "chip" }, !axis.exposed_s ? "hidden" : axis.exposed_s < axis.comm_s ? "partly hidden" : "exposed"),
+      [axis.collective, axis.more ? el("small", null, ` and ${axis.more} more`) : null],
+      seconds(axis.top_s),
+      axis.window_s ? seconds(axis.window_s) : "none",
+      bytes(axis.nbytes),
+      count(axis.times),
+      count(axis.ranks),
+      axis.link,
       sourceChip(`${axis.axis} ${axis.collective}`, axis.formula, axis.source, `axis-${i}`),
     ],
   }));
-  return table("What each axis sends and what hides it", columns, rows);
+  const groups = [{ span: 5, title: "all collectives of the axis, a step" }, { span: 8, title: "the costliest of them" }];
+  const paid = view.axes.some((axis) => axis.window_s && axis.exposed_s);
+  return [table("What each axis sends and what hides it", columns, rows, groups), paid ? el("p", { class: "quiet small" }, "What fits in its window is still paid in part: beside compute a collective takes SMs and bandwidth from it, and the last bucket has nothing to hide under.") : null];
 }
 
 const FIRST = 12; // lines of a bill shown before all are asked for; what is sent is always shown
 let wholeBill = false;
 
 export function billTable(view) {
-  const columns = [{ title: "line" }, { title: "how", name: "how" }, ...["bytes", "times", "each", "latency", "total"].map((title) => ({ title, number: true })), { title: "share of the step" }, { title: "source" }];
+  const columns = [{ title: "line", name: "what" }, { title: "total", number: true }, { title: "share of the step" }, { title: "how", name: "how" }, ...["bytes", "times", "each", "latency"].map((title) => ({ title, number: true })), { title: "source" }];
   const rows = view.bill.map((line, i) => ({
     name: line.axis || i < FIRST || view.bill.length < FIRST + 4 ? null : "more-lines",
     cells: [
       line.axis ? [el("span", { class: "axis-name" }, line.axis.toUpperCase()), " ", line.what] : line.what,
+      seconds(line.total_s),
+      el("span", { class: "share" }, meter(line.share, line.axis && line.exposed_s > 0), percent(line.share)),
       line.how,
       line.nbytes ? bytes(line.nbytes) : "",
       line.times ? count(line.times) : "",
       line.each_s === null || line.each_s === undefined ? "" : seconds(line.each_s),
       line.latency_s === null || line.latency_s === undefined ? "" : seconds(line.latency_s),
-      seconds(line.total_s),
-      el("span", { class: "share" }, meter(line.share, line.axis && line.exposed_s > 0), percent(line.share)),
       sourceChip(line.what, line.formula, line.source, `bill-${i}`),
     ],
   }));

@@ -68,27 +68,30 @@ function inside(bar, left, top, width) {
   });
 }
 
-function fitted(bar, room) {
-  const name = `${bar.name}, ${seconds(bar.end_s - bar.start_s)}`;
-  return name.length <= room ? name : seconds(bar.end_s - bar.start_s);
-}
-
 // A label in the bar where it is wide enough, else to its left, else (the last one) to its right, without touching its neighbours.
 function beside(bar, row, x, top, width) {
   const time = seconds(bar.end_s - bar.start_s);
   const whole = `${bar.name}, ${time}`;
   const from = x(bar.start_s);
   const to = x(bar.end_s);
-  const at = row.indexOf(bar);
+  // Bars that touch share one label, the longest's: a sliver must not name its neighbour.
+  const touch = (a, b) => x(b.start_s) - x(a.end_s) < 6;
+  let first = row.indexOf(bar);
+  let last = first;
+  while (first > 0 && touch(row[first - 1], row[first])) first -= 1;
+  while (last + 1 < row.length && touch(row[last], row[last + 1])) last += 1;
   const fits = (room) => [whole, time].find((text) => text.length * LETTER + 14 <= room);
   const y = top + SENT / 2;
   if (whole.length * LETTER + 20 <= to - from) {
     return [svg("rect", { x: from + 6, y: y - 10, width: whole.length * LETTER + 6, height: 20, rx: 4, class: "label-back" }), svg("text", { x: from + 11, y, class: "bar-name" }, whole)];
   }
-  const left = fits(from - (at ? x(row[at - 1].end_s) : NAMES));
-  if (left) return [svg("text", { x: from - 7, y, class: "bar-name", "text-anchor": "end" }, left)];
-  const right = at + 1 === row.length ? fits(width - to) : null;
-  return right ? [svg("text", { x: to + 7, y, class: "bar-name" }, right)] : [];
+  const group = row.slice(first, last + 1);
+  const longest = Math.max(...group.map((other) => other.end_s - other.start_s));
+  if (bar !== group.find((other) => other.end_s - other.start_s === longest)) return [];
+  const left = fits(x(row[first].start_s) - (first ? x(row[first - 1].end_s) : NAMES));
+  if (left) return [svg("text", { x: x(row[first].start_s) - 7, y, class: "bar-name", "text-anchor": "end" }, left)];
+  const right = last + 1 === row.length ? fits(width - x(row[last].end_s)) : null;
+  return right ? [svg("text", { x: x(row[last].end_s) + 7, y, class: "bar-name" }, right)] : [];
 }
 
 function drawBar(bar, x, top, row, room) {
