@@ -124,6 +124,25 @@ def test_a_full_cache_by_hand():
     assert crowded.stretch_s - quiet.stretch_s == pytest.approx(9 * full.recomputed * 2 / 99)
 
 
+def test_an_engines_limit_throws_nobody_out():
+    """8 may run and the cache is nearly empty: the others wait for their first token, not between tokens."""
+    few, many = (simulate(concurrency=n, max_num_seqs=8) for n in (8, 64))
+    assert many.tpot_s == pytest.approx(float(few.tpot_s))
+    assert many.tokens_per_s == pytest.approx(float(few.tokens_per_s), rel=1e-3)
+    assert any("max_num_seqs 8" in note for note in many.notes)
+    out = command("llama-3.1-8b", "--cluster", "1xh100-sxm", "--input-len", "8000", "--output-len", "1000", "--concurrency", "99")
+    assert "thrown out of it" in out.stdout
+    assert "waiting for the front end" not in out.stdout
+
+
+def test_clients_that_replicas_cannot_share_evenly_do_not_wait():
+    four, five, six = (simulate(dp=2, concurrency=n) for n in (4, 5, 6))
+    assert five.running == 2.5
+    assert five.served.slot_s == 0
+    assert four.ttft_s < five.ttft_s < six.ttft_s
+    assert four.tokens_per_s < five.tokens_per_s < six.tokens_per_s
+
+
 def test_a_front_end_limits_softly():
     """8 clients and 2 s a request: 16 s between two answers, unless the engine needs longer; half of it before the first token."""
     engine = replace(catalog.engine("torch"), frontend_request_s=2.0)

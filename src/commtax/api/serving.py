@@ -26,6 +26,7 @@ from commtax.cost.serving import (
 )
 from commtax.cost.traffic import padded_rows
 from commtax.spec import Cluster, Model, Number, Workload
+from commtax.units import format_mean
 
 RANGE = 1.2816  # standard deviations from the middle to either end of an 80 % range
 
@@ -44,6 +45,7 @@ class Simulation:
     rows: Number  # of a decode step, padding included
     chunks: Number
     max_batched_tokens: int
+    max_seqs: int
     kv_tokens: Number
     decode_s: Number
     prompt_s: Number
@@ -121,15 +123,15 @@ def simulate(
     budget, most = _limits(asked, max_num_batched_tokens, max_num_seqs, gpu_memory_utilization)
     load = _load(asked, concurrency, input_len, output_len, num_prompts, spread)
     kv = cache_tokens(asked, budget, most, gpu_memory_utilization) if kv_tokens is None else kv_tokens
-    seqs = np.floor(running(load, asked.engine, kv, most))
+    seqs = running(load, asked.engine, kv, most)
     if disaggregated:
         load = replace(load, concurrency=load.concurrency / _decode_workers(load, seqs, decode_workers))
-        seqs = np.floor(running(load, asked.engine, kv, most))
+        seqs = running(load, asked.engine, kv, most)
         priced = _apart(asked, load, seqs, budget, prefill_workers, prefill_tp)
     else:
-        priced = _together(asked, load, seqs, budget, pressure(load, asked.engine, kv, seqs))
+        priced = _together(asked, load, seqs, budget, pressure(load, asked.engine, kv, seqs, most))
     steps, served = priced
-    work = _decoding(seqs / asked.plan.pp, load)
+    work = _decoding(np.ceil(seqs / asked.plan.pp), load)
     found = Simulation(
         setup=asked,
         concurrency=concurrency,
@@ -141,6 +143,7 @@ def simulate(
         rows=padded_rows(work.rows, work, asked.engine),
         chunks=steps.chunks,
         max_batched_tokens=budget,
+        max_seqs=most,
         kv_tokens=kv,
         decode_s=steps.decode_s,
         prompt_s=steps.prompt_s,
@@ -241,8 +244,10 @@ def _notes(s: Simulation) -> list[str]:
         return []
     found = []
     each = s.concurrency / s.setup.plan.dp
-    if s.kv_tokens <= s.input_len + s.output_len:
+    if s.kv_tokens < s.input_len + s.output_len:
         found.append("one request does not fit into the KV cache (see commtax fit); priced as if one ran")
     elif s.running < each:
-        found.append(f"{s.running:,.0f} of {each:,.0f} requests run at once: the KV cache holds {s.kv_tokens:,.0f} tokens")
+        limit = f"the engine's limit (max_num_seqs {s.max_seqs:,})" if s.running == s.max_seqs else "the KV cache"
+        held = f"; it holds {s.kv_tokens:,.0f} tokens" if s.running < s.max_seqs else ""
+        found.append(f"{s.running:,.0f} of {format_mean(each)} requests of a replica run at once, for {limit}{held}")
     return found

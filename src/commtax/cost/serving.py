@@ -81,17 +81,18 @@ class Pressure:
     inside: Number = 0.0  # share of the waiting that falls after the first token
 
 
-def pressure(load: Load, engine: Engine, kv_tokens: Number, seqs: Number) -> Pressure:
+def pressure(load: Load, engine: Engine, kv_tokens: Number, seqs: Number, max_seqs: Number = np.inf) -> Pressure:
     """A cache on demand admits whoever's prompt fits, and throws the youngest out when the others outgrow it.
 
-    Up to KV/I requests come in and KV/(I + O) can end inside. A request thrown out computes its tokens again, and waits
-    after its first token instead of before it.
+    Up to KV/I requests come in and KV/(I + O) can end inside, but never more than the engine's limit. A request thrown out
+    computes its tokens again, and waits after its first token instead of before it.
     """
     if engine.kv_reserved:
         return Pressure()
     ending, fitting = (np.maximum(1.0, kv_tokens / n) for n in (load.input_len + load.output_len, load.input_len))
-    full = np.clip((load.concurrency - ending) / np.maximum(fitting - ending, 1e-9), 0, 1)
-    admitted = (seqs + np.minimum(load.concurrency, np.maximum(seqs, fitting))) / 2
+    wanted = np.minimum(load.concurrency, max_seqs)
+    full = np.clip((wanted - ending) / np.maximum(fitting - ending, 1e-9), 0, 1)
+    admitted = (seqs + np.minimum(wanted, np.maximum(seqs, fitting))) / 2
     inside = (admitted - seqs) / np.maximum(load.concurrency - seqs, 1e-9)
     return Pressure(full * np.minimum(1.0, RECOMPUTED * load.output_len / load.input_len), np.clip(inside, 0, 1))
 

@@ -11,7 +11,7 @@ from commtax.api.serving import Simulation
 from commtax.api.setup import describe_gpus
 from commtax.report.documents import Document, plain, question
 from commtax.report.tables import new_table, notes, say, where
-from commtax.units import format_seconds, plural
+from commtax.units import format_mean, format_seconds, plural
 
 PARTS = (
     ("request_s", "way through the server"),
@@ -56,9 +56,13 @@ def show_simulation(console: Console, s: Simulation) -> None:
 
 def _show_token(console: Console, s: Simulation) -> None:
     table = new_table("of TPOT", ">time", ">share")
-    decode = float(s.decode_s)
-    rest = float(s.tpot_s) - decode - float(s.served.stretch_s)
-    rows = (("decode step", decode), ("prompts of others", float(s.served.stretch_s)), ("waiting for the front end", rest))
+    decode, stretch, frontend = float(s.decode_s), float(s.served.stretch_s), float(s.served.frontend_s / (s.output_len - 1))
+    rows = (
+        ("decode step", decode),
+        ("prompts of others", stretch),
+        ("waiting for the front end", frontend),
+        ("waiting for the KV cache, thrown out of it", float(s.tpot_s) - decode - stretch - frontend),
+    )
     for words, part in rows:
         if part > 1e-12:
             table.add_row(words, format_seconds(part), f"{part / float(s.tpot_s):.0%}")
@@ -85,7 +89,7 @@ def show_simulations(console: Console, s: Simulation) -> None:
         times = (_seconds(row["tpot_s"]), tpot, _seconds(row["ttft_s"]), ttft, _seconds(row["e2e_s"]))
         mixed = "–" if row["mixed_share"] is None else f"{row['mixed_share']:.0%}"
         rates = (f"{row['tokens_per_s']:,.0f}", f"{row['requests_per_s']:,.2f}", mixed)
-        table.add_row(f"{row['concurrency']:,}", f"{row['running']:,.0f}", *times, *rates)
+        table.add_row(f"{row['concurrency']:,}", format_mean(row["running"]), *times, *rates)
     console.print(table)
     notes(console, (*s.notes, _source(s)))
 
@@ -118,7 +122,7 @@ def _mixture(s: Simulation) -> str:
     cut = f"in {chunks} chunks of at most {s.max_batched_tokens:,} tokens" if chunks > 1 else "in one step"
     how = "alone, before decoding goes on" if engine.prefill_first else "beside the decodes"
     return (
-        f"{plural(s.running, 'request')} run{'s' if s.running == 1 else ''} at once a replica, "
+        f"{format_mean(float(s.running))} request{'s run' if s.running != 1 else ' runs'} at once a replica, "
         f"{plural(s.rows, 'row')} a decode step; a prompt is computed {cut}, {how}; "
         f"{float(s.served.ahead):,.1f} prompts of others come before a first token"
     )
