@@ -15,6 +15,7 @@ import commtax
 from commtax import catalog
 from commtax.api.fitting import cache_tokens
 from commtax.planner import plan, plan_training
+from commtax.planner.reasons import step_of
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-8b", "qwen3-30b-a3b", "mixtral-8x7b", "llama-3.1-70b")
 CLUSTERS = ("4xh100-sxm", "2x4xa100-80-sxm", "8xl40s", "2x8xh100-sxm")
@@ -54,6 +55,30 @@ def test_what_is_listed_is_good(question):
         assert str(int(rows.gpus[i])) in a.words(rows, i)
     if not len(rows):
         assert len(a.near) or all("fit" in r.reason or "divide" in r.reason or "heads" in r.reason for r in a.rejected)
+
+
+@given(questions())
+@settings(max_examples=15)
+def test_a_plan_is_what_simulate_says(question):
+    """The first plans of both kinds, one copy or one split each: the same TTFT, TPOT, tokens/s and decode step."""
+    a = plan(**question, max_concurrency=128)
+    rows = a.plans
+    for i in {int(j) for mode in (0, 1) for j in np.flatnonzero(rows.mode == mode)[:3]}:
+        apart, copies = bool(rows.mode[i]), int(rows.replicas[i])
+        workers = {
+            "prefill_workers": int(rows.prefill_replicas[i]),
+            "prefill_tp": int(rows.prefill_tp[i]),
+            "decode_workers": copies,
+        }
+        one = commtax.simulate(
+            a.model, a.cluster, engine=a.engine, input_len=question["input_len"], output_len=question["output_len"],
+            concurrency=int(rows.concurrency[i]) // (1 if apart else copies), disaggregated=apart,
+            **{axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}, **(workers if apart else {}),
+        )  # fmt: skip
+        assert float(rows.ttft_s[i]) == pytest.approx(float(one.ttft_s))
+        assert float(rows.tpot_s[i]) == pytest.approx(float(one.tpot_s))
+        assert float(rows.tokens_per_s[i]) == pytest.approx(float(one.tokens_per_s) * (1 if apart else copies))
+        assert float(step_of(a, rows, i).step_s) == pytest.approx(float(one.decode_s))
 
 
 @pytest.mark.parametrize(
@@ -105,6 +130,8 @@ def test_reasons():
     across = plan("llama-3.1-70b", catalog.cluster("2x8xh100-sxm", inter="100gbe"), ttft_s=2.0, tpot_s=0.05)
     lost = {r.family: r.reason for r in across.rejected}
     assert "crosses hosts" in lost["TP 16"]
+    apart = plan("llama-3.1-70b", "2x8xh100-sxm", ttft_s=0.5, tpot_s=0.03)
+    assert "for prompts + TP 8 to decode (there" in " ".join(apart.explain(0)), "not plain TP 8"
     why = " ".join(across.explain(0))
     assert "tokens/s against" in why
     assert "of it exposed communication" in why

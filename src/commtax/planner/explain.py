@@ -60,7 +60,7 @@ def _won(answer: ServingPlans) -> str:
     """Against the best plan of another degree, or else the next: by how much, and what that one suffers from."""
     rows, goal = answer.plans, answer.goal
     other = next((i for i in range(1, len(rows)) if (rows.tp[i], rows.pp[i]) != (rows.tp[0], rows.pp[0])), 1)
-    name = label(**sizes_of(rows, other)) + in_type(answer, int(rows.dtype[other]))
+    name = _name(answer, other)
     value = worth(goal, rows)
     if goal.objective == "gpus":
         return f"the next, {name}, needs {plural(int(rows.gpus[other]), 'GPU')}"
@@ -70,6 +70,13 @@ def _won(answer: ServingPlans) -> str:
         unit = "tokens/s a GPU" if goal.objective == "cost" else "tokens/s"
         gain = f"{float(value[0] / value[other]) - 1:+.0%} {unit} against {name}"
     return f"{gain} (there: {why(answer, other)}){_close(answer, other)}"
+
+
+def _name(answer: ServingPlans, i: int) -> str:
+    """A plan's family in short; all of its workers where there are two kinds."""
+    rows = answer.plans
+    name = answer.words(rows, i).split(" = ")[1] if rows.mode[i] else label(**sizes_of(rows, i))
+    return name + in_type(answer, int(rows.dtype[i]))
 
 
 def changes(answer: ServingPlans) -> list[str]:

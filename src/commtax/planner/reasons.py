@@ -41,7 +41,7 @@ def step_of(answer: ServingPlans, rows: Columns, i: int) -> StepBill:
         kv_dtype=answer.run.kv_dtype,
         profile=answer.run.profile,
         batch=max(1, int(rows.running[i])),
-        context=answer.goal.input_len + answer.goal.output_len // 2,
+        context=answer.goal.input_len + max(0, answer.goal.output_len // 2 - 1),
         **sizes_of(rows, i),
     )
 
