@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +15,11 @@ import brute
 import commtax
 from commtax import catalog
 from commtax.api.fitting import cache_tokens
+from commtax.api.serving import step_s
 from commtax.planner import plan, plan_training
 from commtax.planner.reasons import step_of
+from commtax.planner.space import space
+from commtax.spec import Workload
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-8b", "qwen3-30b-a3b", "mixtral-8x7b", "llama-3.1-70b")
 CLUSTERS = ("4xh100-sxm", "2x4xa100-80-sxm", "8xl40s", "2x8xh100-sxm")
@@ -79,6 +83,21 @@ def test_a_plan_is_what_simulate_says(question):
         assert float(rows.tpot_s[i]) == pytest.approx(float(one.tpot_s))
         assert float(rows.tokens_per_s[i]) == pytest.approx(float(one.tokens_per_s) * (1 if apart else copies))
         assert float(step_of(a, rows, i).step_s) == pytest.approx(float(one.decode_s))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("model", ["glm-5", "mixtral-8x7b", "qwen3-30b-a3b"])
+def test_a_plan_among_others_costs_what_it_costs_alone(model, engine):
+    """All plans of a cluster priced at once; experts are gathered over dp in some of them and over ep in others."""
+    base = commtax.api.setup(model, "4x8xh200-sxm", engine=engine)
+    whole = space(base.model, base.cluster, base.plan, base.engine)
+    legal = whole.only(whole.codes == 0)
+    many = replace(base, plan=replace(base.plan, **{axis: getattr(legal, axis) for axis in ("tp", "pp", "dp", "ep")}))
+    work = Workload(decode_seqs=60, cached_tokens=60 * 1000)
+    together = np.asarray(step_s(many, work))
+    for i in range(0, len(legal), 7):
+        one = {axis: int(getattr(legal, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}
+        assert together[i] == pytest.approx(float(step_s(replace(base, plan=replace(base.plan, **one)), work))), one
 
 
 @pytest.mark.parametrize(
