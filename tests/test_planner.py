@@ -16,7 +16,7 @@ import commtax
 from commtax import catalog
 from commtax.api.fitting import cache_tokens
 from commtax.api.serving import step_s
-from commtax.planner import plan, plan_training
+from commtax.planner import plan, plan_training, standing
 from commtax.planner.reasons import step_of
 from commtax.planner.space import space
 from commtax.spec import Workload
@@ -418,3 +418,60 @@ def test_one_output_token_has_no_tpot():
 def test_clients_that_only_wait_are_not_asked_for():
     rows = plan("llama-3.1-8b", "8xl40s", input_len=1024, output_len=1024).plans
     assert np.all(rows.ttft_s[rows.mode == 0] < 5)
+
+
+def test_a_pasted_plan_at_its_own_load():
+    """Also where disaggregated plans take more clients, and where the cache holds fewer than there are."""
+    bench = "vllm bench serve --random-input-len 8192 --random-output-len 512 --max-concurrency {}"
+    server = "vllm serve openai/gpt-oss-120b --max-model-len 8704"
+    for clients in (16, 2000):
+        words = ("--cluster", "2x8xh200-sxm", "--from", f"{server}\n{bench.format(clients)}", "--objective", "gpus", "--json")
+        code, out, error = command(*words)
+        assert code == 0, error
+        assert json.loads(out)["pasted"]["concurrency"] == clients
+    found = plan("llama-3.1-8b", "2xh100-sxm", max_concurrency=8)
+    assert int(standing(found, {"tp": 1, "pp": 1, "dp": 1, "ep": 1}, 2).rows.concurrency[0]) == 16, "8 a copy, as was asked"
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "words"),
+    [
+        ("mixtral-8x7b", "8xa100-80-sxm", ("--tpot", "60ms", "--dtype", "fp8,bf16")),
+        ("deepseek-v3", "4x8xh200-sxm", ("--engine", "sglang", "--objective", "cost", "--tpot", "40ms", "--dtype", "bf16,fp8")),
+        ("qwen3-30b-a3b", "8xl40s", ("--engine", "trtllm", "--ttft", "2s", "--tpot", "50ms")),
+        (
+            "llama-3.1-70b",
+            "2x8xh100-sxm",
+            (
+                "--tpot",
+                "30ms",
+            ),
+        ),
+    ],
+)
+def test_an_emitted_plan_pastes_back_as_itself(model, cluster, words):
+    engine = words[1] if words[0] == "--engine" else "vllm"
+    code, out, error = command(model, "--cluster", cluster, *words, "--emit", engine, "--json", "--top", "99")
+    assert code == 0, error
+    found = json.loads(out)
+    first = next(p for p in found["plans"] if p["mode"] == "together")
+    kept = [w for i, w in enumerate(words) if w != "--engine" and (not i or words[i - 1] != "--engine")]
+    pasted = "\n".join((found["emit"]["launch"], found["emit"]["benchmark"]))
+    code, out, error = command("--cluster", cluster, "--from", pasted, *kept, "--json")
+    assert code == 0, error
+    again = json.loads(out)["pasted"]
+    for name in ("tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency", "dtype"):
+        assert again[name] == first[name], name
+    assert again["tokens_per_s"] == pytest.approx(first["tokens_per_s"], rel=0.02), "the cache has room that a lower limit leaves"
+
+
+def test_what_would_have_to_change_is_tried_as_it_is_run():
+    whole, half = (plan("llama-3.1-405b", "4xh100-sxm", gpu_memory_utilization=share).changes() for share in (None, 0.5))
+    assert whole[0].startswith("2x8xh100-sxm")
+    assert half[0].startswith("4x8xh100-sxm")
+
+
+def test_tensorrt_keeps_attention_whole():
+    rows = plan("qwen3-30b-a3b", "8xh100-sxm", engine="trtllm").plans
+    assert np.any(rows.dp > 1)
+    assert np.all(rows.tp[rows.dp > 1] == 1)

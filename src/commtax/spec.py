@@ -431,6 +431,7 @@ class Engine:
     pp_scatter: bool = False  # each tp rank sends 1/tp and the receiver gathers
     ep_backends: tuple[str, ...] = ()
     ep_is_tp_dp: bool = False  # the engine knows one expert-parallel size only: tp x dp
+    attention_dp_whole: bool = False  # attention data parallelism keeps attention whole on each GPU
     experts_keep_tp: bool = False  # experts stay split over tp inside an expert-parallel rank
     block_size: int = 16
     library: str = "nccl"  # whose all-reduce it calls

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from commtax.api.fitting import fit
 from commtax.api.train_explain import train_verdict
@@ -87,13 +88,14 @@ def changes(answer: ServingPlans) -> list[str]:
 def _to_fit(answer: ServingPlans) -> Iterator[str]:
     """The least GPUs that would hold the model, and the types in which these would."""
     length = answer.goal.input_len + answer.goal.output_len
+    words: dict[str, Any] = {"engine": answer.engine, "max_model_len": length, **answer.run.words}
     for place in _larger(answer.cluster):
-        found = fit(answer.model, place, engine=answer.engine, dtype=answer.dtypes[0], max_model_len=length)
+        found = fit(answer.model, place, dtype=answer.dtypes[0], **words)
         if found.fits:
             yield f"{place.key} (TP {int(found.setup.plan.tp)} x PP {int(found.setup.plan.pp)} fits)"
             break
     for dtype in _smaller(answer):
-        if fit(answer.model, answer.cluster, engine=answer.engine, dtype=dtype, max_model_len=length).fits:
+        if fit(answer.model, answer.cluster, dtype=dtype, **words).fits:
             yield f"weights in {dtype} (--dtype {dtype})"
             break
 
@@ -122,8 +124,8 @@ def _to_meet(answer: ServingPlans) -> Iterator[str]:
     limits += [f"TTFT {format_seconds(ttft)}"] if ttft > goal.ttft_s else []
     yield f"limits of {' and '.join(limits)}"
     for dtype in _smaller(answer):
-        lengths = {"input_len": goal.input_len, "output_len": goal.output_len, "ttft_s": goal.ttft_s, "tpot_s": goal.tpot_s}
-        other = plan(answer.model, answer.cluster, engine=answer.engine, dtypes=(dtype,), profile=answer.run.profile, **lengths)  # type: ignore[arg-type]
+        words: dict[str, Any] = {**asdict(goal), **answer.run.words, "max_concurrency": answer.max_concurrency}
+        other = plan(answer.model, answer.cluster, engine=answer.engine, dtypes=(dtype,), **words)
         best = other.plans if len(other.plans) else other.near
         if len(best):
             times = f"TPOT {format_seconds(float(best.tpot_s[0]))}, TTFT {format_seconds(float(best.ttft_s[0]))}"
