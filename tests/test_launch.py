@@ -398,3 +398,16 @@ def test_servers_of_a_mixture_share_no_experts():
 def test_a_benchmark_beside_a_server_is_no_training_batch():
     done = run("fit", "--cluster", "8xh100-sxm", "--from", f"{SERVERS}\n{BENCH}", "--json")
     assert (done.returncode, json.loads(done.stdout)["fits"]) == (0, True), done.stderr
+
+
+def test_torchtitans_chunks_are_told_by_the_layers_of_a_stage():
+    model, cluster = catalog.model("llama-3.1-405b"), catalog.cluster("64x8xh100-sxm")
+    plan = Plan(tp=8, pp=6, dp=1, zero=3, schedule="interleaved", chunks=3, microbatches=12)
+    written = launch_command(model, plan, "torchrun", cluster)
+    assert "--parallelism.pipeline_parallel_layers_per_stage 7" in written
+    found = parse(written)
+    assert (found.schedule, found.chunks_of(model.num_layers), found.unread) == ("interleaved", 3, ())
+    done = run("bill", "--cluster", "64x8xh100-sxm", "--phase", "train", "--from", written, "--json")
+    assert json.loads(done.stdout)["plan"]["chunks"] == 3, done.stderr
+    usual = parse(launch_command(model, Plan(pp=2, zero=3, schedule="interleaved", chunks=2, microbatches=4), "torchrun", cluster))
+    assert usual.chunks_of(model.num_layers) == 2

@@ -475,3 +475,12 @@ def test_tensorrt_keeps_attention_whole():
     rows = plan("qwen3-30b-a3b", "8xh100-sxm", engine="trtllm").plans
     assert np.any(rows.dp > 1)
     assert np.all(rows.tp[rows.dp > 1] == 1)
+
+
+def test_deepspeed_has_plans():
+    """ZeRO 3 without stages, stages with ZeRO 0 or 1."""
+    found = plan_training("llama-3.1-8b", "2x8xh100-sxm", global_batch=32, engine="deepspeed")
+    zero = np.array([k.zero for k in found.kinds])[found.plans.kind]
+    assert set(zero.tolist()) == {0, 1, 3}
+    assert np.all(found.plans.pp[zero == 3] == 1)
+    assert np.any(found.plans.pp[zero < 3] > 1)

@@ -326,10 +326,15 @@ def _torchtitan(job: Job) -> str:
     if plan.pp > 1:
         kind = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}[plan.schedule]
         words.append(f"{flag}pipeline_parallel_schedule {kind} {flag}num_pp_microbatches {int(plan.microbatches)}")
+        if plan.chunks > 2:  # two are its own choice
+            each = job.model.num_layers // (int(plan.pp) * plan.chunks)
+            words.append(f"{flag}pipeline_parallel_layers_per_stage {each}")
+            words += [f"{flag}pipeline_parallel_{end}_stage_less_layers 0" for end in ("first", "last")]
     words.append(f"--training.max_context_length {limits.seq}")
     words.append(f"--training.num_tokens_per_microbatch_per_dp_rank {limits.micro_batch * limits.seq}")
     words.append(f"--training.num_tokens_per_train_step {_global_batch(job) * limits.seq}")
-    return " ".join([_torchrun(job), "-m torchtitan.train", named, *words, f"activation-checkpoint:{plan.recompute}"])
+    command = " ".join([_torchrun(job), "-m torchtitan.train", named, *words, f"activation-checkpoint:{plan.recompute}"])
+    return command if plan.weights_dtype != "fp8" else f"# float8 is switched on in the configuration, not here\n{command}"
 
 
 WRITERS: Mapping[str, Callable[[Job], Written]] = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}

@@ -94,6 +94,8 @@ def _paste(model: str, found: Launch, options: dict[str, Any], notes: list[str],
     limits = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
     carried().update({name: value for name in limits if (value := getattr(found, name))})
     model = _agreed(model, found, words, notes) if model else _model(found, words, notes)
+    if found.stage_layers and (known := bundled(model)):
+        words["chunks"] = found.chunks_of(known.num_layers)
     if found.servers > 1 and _experts(model) and not whole:
         words = {**words, **_one_server(found, notes)}
     if found.engine == "vllm" and (found.dp or 1) > 1 and not found.ep and _experts(model):

@@ -232,7 +232,7 @@ def _trains(found: TrainPlans, launch: Launch) -> Standing:
     """The pasted job, with its own overlap."""
     sizes = {**launch.axes, "micro_batch": launch.micro_batch or 1}
     zero = found.engine.zero if launch.zero is None else launch.zero
-    kind = Kind(zero, launch.recompute or "none", launch.schedule or "1f1b", launch.chunks or 1)
+    kind = Kind(zero, launch.recompute or "none", launch.schedule or "1f1b", launch.chunks_of(found.model.num_layers) or 1)
     words: dict[str, Any] = {"sequence_parallel": launch.sequence_parallel or None, "hsdp": launch.hsdp or 0}
     if launch.async_axes:
         words["async_axes"] = tuple(launch.async_axes.split(","))

@@ -149,7 +149,7 @@ def _megatron(given: Given, _notes: list[str], unread: list[str]) -> Given:
 
 def _torchtitan(given: Given, _notes: list[str], unread: list[str]) -> Given:
     """Sizes of a torchtitan job, in tokens (from 0.5) or in sequences (before)."""
-    told = _training(given, ("tp", "pp", "cp", "ep", "context", "global_batch"))
+    told = _training(given, ("tp", "pp", "cp", "ep", "context", "global_batch", "stage_layers"))
     told["zero"] = 3
     copies = given.get("copies", 1)
     if copies > 1:
