@@ -7,10 +7,7 @@ from functools import lru_cache
 
 import commtax
 from commtax import catalog
-from commtax.api.serving import step_s
-from commtax.planner.columns import Goal
-from commtax.planner.disaggregated import BUSY, moved_s
-from commtax.spec import Workload
+from commtax.planner.disaggregated import BUSY
 
 GRID = ("model", "cluster", "engine", "input_len", "output_len")
 """What decides which points there are; limits and the objective only choose among them."""
@@ -66,9 +63,8 @@ def points(model, cluster, engine, input_len, output_len, most):
         found += [_shared((tp, pp, dp, ep), copies, s) for s in priced if copies]
         if priced and copies and (pp, dp, ep) == (1, 1, 1) and tp <= cluster.domain:
             plain.append(priced)
-    goal = Goal(input_len, output_len)
     for decode, ahead in itertools.product(plain, plain):
-        found += _apart(decode, ahead[0], goal)
+        found += _apart(decode, ahead[0].setup.plan.tp)
     return found
 
 
@@ -111,23 +107,23 @@ def _shared(sizes, copies, s):
     return Point(("shared", *sizes), copies, gpus, float(s.ttft_s), float(s.tpot_s), rate, int(s.concurrency) * copies)
 
 
-def _apart(decode, alone, goal):
-    """Workers of their own for prompts: as ``planner.disaggregated`` says it, one split and load at a time."""
-    asked, ahead = decode[0].setup, alone.setup.plan.tp
-    tp, gpus = asked.plan.tp, asked.cluster.num_gpus
-    prompt_s = float(alone.prompt_s * alone.chunks)
+def _apart(decode, ahead):
+    """Workers of their own for prompts: one simulation for each split and load."""
+    asked, tp, gpus = decode[0].setup, decode[0].setup.plan.tp, decode[0].setup.cluster.num_gpus
     for s in decode:
         load = int(s.concurrency)
-        each = step_s(asked, Workload(decode_seqs=load, cached_tokens=load * (goal.input_len + goal.output_len / 2)))
         for copies in range(1, (gpus - ahead) // tp + 1):
             workers = (gpus - copies * tp) // ahead
-            busy = copies * load / (prompt_s + goal.output_len * each) * prompt_s / workers
-            if busy > BUSY:
+            priced = commtax.simulate(
+                asked.model, asked.cluster, engine=asked.engine, tp=tp, concurrency=load * copies, kv_tokens=s.kv_tokens,
+                input_len=s.input_len, output_len=s.output_len, disaggregated=True, prefill_tp=ahead, prefill_workers=workers,
+                decode_workers=copies,
+            )  # fmt: skip
+            if float(priced.requests_per_s * priced.prompt_s * priced.chunks) > BUSY * workers:
                 continue
-            ttft = asked.engine.request_s + busy / (2 * (1 - busy)) * prompt_s + prompt_s + moved_s(asked, tp, ahead, goal)
-            rate = copies * load * goal.output_len / (ttft + (goal.output_len - 1) * each)
-            family = ("apart", tp, ahead, copies, workers)
-            yield Point(family, copies, copies * tp + workers * ahead, ttft, float(each), float(rate), load * copies)
+            family, total = ("apart", tp, ahead, copies, workers), copies * tp + workers * ahead
+            times = (float(x) for x in (priced.ttft_s, priced.tpot_s, priced.tokens_per_s))
+            yield Point(family, copies, total, *times, load * copies)
 
 
 def fastest_training(model, cluster, global_batch, seq, kinds, engine="megatron"):

@@ -361,3 +361,53 @@ def test_megatron_is_told_what_layers_are_made_of(key, flags):
     learned = launch_command(catalog.model("opt-1.3b"), Plan(), "megatron", catalog.cluster("8xh100-sxm"))
     assert "rope" not in learned
     assert "--disable-bias-linear" not in learned
+
+
+def test_sglangs_limits_are_of_the_whole_server():
+    """``--max-running-requests`` is cut over all dp groups, ``--chunked-prefill-size`` over those of attention."""
+    server = "python -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B --max-running-requests 64 --chunked-prefill-size 8192"
+    alone, copies, groups = (parse(f"{server} {words}") for words in ("", "--dp 4", "--tp 4 --dp 4 --enable-dp-attention"))
+    assert [(x.max_num_seqs, x.max_num_batched_tokens) for x in (alone, copies, groups)] == [(64, 8192), (16, 8192), (16, 2048)]
+    model, cluster = catalog.model("qwen3-30b-a3b"), catalog.cluster("8xh100-sxm")
+    limits = Limits(max_num_seqs=16, max_num_batched_tokens=2048)
+    written = launch_command(model, Plan(tp=1, dp=4, ep=4), "sglang", cluster, limits)
+    assert "--max-running-requests 64" in written
+    assert "--chunked-prefill-size 8192" in written
+
+
+def test_weights_that_an_engine_does_not_make_need_a_checkpoint():
+    cluster = catalog.cluster("8xh100-sxm")
+    dense, mixture = catalog.model("llama-3.1-8b"), catalog.model("deepseek-v3")
+    assert "--quantization fp8" in launch_command(dense, Plan(weights_dtype="fp8"), "vllm", cluster)
+    for model, dtype, engine in ((dense, "int4", "vllm"), (dense, "fp8", "trtllm"), (mixture, "bf16", "sglang")):
+        assert launch_command(model, Plan(weights_dtype=dtype), engine, cluster).startswith(f"# needs a checkpoint in {dtype}")
+    assert "checkpoint" not in launch_command(mixture, Plan(weights_dtype="fp8"), "vllm", cluster)
+
+
+SERVERS = "\n".join(f"vllm serve Qwen/Qwen3-30B-A3B -dp 2 -ep --max-num-seqs 9 --port 800{i} &" for i in range(4))
+BENCH = "vllm bench serve --random-input-len 512 --random-output-len 64 --max-concurrency 64"
+
+
+def test_servers_of_a_mixture_share_no_experts():
+    done = run("simulate", "--cluster", "8xh100-sxm", "--from", f"{SERVERS}\n{BENCH}", "--json")
+    found = json.loads(done.stdout)
+    assert (found["plan"]["dp"], found["plan"]["ep"], found["runs"][0]["concurrency"]) == (2, 2, 16)
+    assert any("4 equal servers: one of them is priced" in note for note in found["notes"])
+
+
+def test_a_benchmark_beside_a_server_is_no_training_batch():
+    done = run("fit", "--cluster", "8xh100-sxm", "--from", f"{SERVERS}\n{BENCH}", "--json")
+    assert (done.returncode, json.loads(done.stdout)["fits"]) == (0, True), done.stderr
+
+
+def test_torchtitans_chunks_are_told_by_the_layers_of_a_stage():
+    model, cluster = catalog.model("llama-3.1-405b"), catalog.cluster("64x8xh100-sxm")
+    plan = Plan(tp=8, pp=6, dp=1, zero=3, schedule="interleaved", chunks=3, microbatches=12)
+    written = launch_command(model, plan, "torchrun", cluster)
+    assert "--parallelism.pipeline_parallel_layers_per_stage 7" in written
+    found = parse(written)
+    assert (found.schedule, found.chunks_of(model.num_layers), found.unread) == ("interleaved", 3, ())
+    done = run("bill", "--cluster", "64x8xh100-sxm", "--phase", "train", "--from", written, "--json")
+    assert json.loads(done.stdout)["plan"]["chunks"] == 3, done.stderr
+    usual = parse(launch_command(model, Plan(pp=2, zero=3, schedule="interleaved", chunks=2, microbatches=4), "torchrun", cluster))
+    assert usual.chunks_of(model.num_layers) == 2

@@ -17,7 +17,7 @@ from commtax.cost.collectives import Choice, Network
 from commtax.cost.compute import Kernel, step_kernels
 from commtax.cost.inference import Settings
 from commtax.cost.placement import Span
-from commtax.cost.serving import Load, Steps
+from commtax.cost.serving import Load, Served, Steps
 from commtax.cost.training import TrainSettings
 from commtax.ledger import Item, Line
 from commtax.spec import (
@@ -74,6 +74,7 @@ SAMPLES = {
         np.array([2, 30, 300]), np.array([100, 5000, 900]), np.array([10, 300, 20]), np.array([20, 300, 900]), np.array([0, 0.1, 0])
     ),
     Steps: Steps(np.array([1e-3, 2e-3, 9e-3]), np.array([2e-3, 3e-2, 5e-2]), np.array([1, 2, 1])),
+    Served: Served(*(NUMBERS * 0.1 * (i + 1) for i in range(9))),
     tuple[Path, ...]: fabric("vllm", CLUSTER).paths["all-reduce"],
     Quant | None: None,
 }
@@ -133,7 +134,8 @@ def at(value, i):
     if (
         is_dataclass(value)
         and not isinstance(value, type)
-        and type(value).__name__ in ("Plan", "Workload", "TrainStep", "Kernel", "Span", "Choice", "Network", "Load", "Steps")
+        and type(value).__name__
+        in ("Plan", "Workload", "TrainStep", "Kernel", "Span", "Choice", "Network", "Load", "Steps", "Served")
     ):
         return replace(value, **{f.name: at(getattr(value, f.name), i) for f in fields(value)})
     return value

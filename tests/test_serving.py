@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog
 from commtax.cost.experts import chosen_experts
-from commtax.cost.serving import Load, Pressure, Steps, closed_loop, pressure, prompts_ahead, running
+from commtax.cost.serving import Load, Pressure, Steps, closed_loop, pressure, prompts_ahead, prompts_apart, running
 from commtax.spec import Experts
 from commtax.validate.serving_rows import ask, is_fitted, measured, predict
 
@@ -124,6 +124,25 @@ def test_a_full_cache_by_hand():
     assert crowded.stretch_s - quiet.stretch_s == pytest.approx(9 * full.recomputed * 2 / 99)
 
 
+def test_an_engines_limit_throws_nobody_out():
+    """8 may run and the cache is nearly empty: the others wait for their first token, not between tokens."""
+    few, many = (simulate(concurrency=n, max_num_seqs=8) for n in (8, 64))
+    assert many.tpot_s == pytest.approx(float(few.tpot_s))
+    assert many.tokens_per_s == pytest.approx(float(few.tokens_per_s), rel=1e-3)
+    assert any("max_num_seqs 8" in note for note in many.notes)
+    out = command("llama-3.1-8b", "--cluster", "1xh100-sxm", "--input-len", "8000", "--output-len", "1000", "--concurrency", "99")
+    assert "thrown out of it" in out.stdout
+    assert "waiting for the front end" not in out.stdout
+
+
+def test_clients_that_replicas_cannot_share_evenly_do_not_wait():
+    four, five, six = (simulate(dp=2, concurrency=n) for n in (4, 5, 6))
+    assert five.running == 2.5
+    assert five.served.slot_s == 0
+    assert four.ttft_s < five.ttft_s < six.ttft_s
+    assert four.tokens_per_s < five.tokens_per_s < six.tokens_per_s
+
+
 def test_a_front_end_limits_softly():
     """8 clients and 2 s a request: 16 s between two answers, unless the engine needs longer; half of it before the first token."""
     engine = replace(catalog.engine("torch"), frontend_request_s=2.0)
@@ -196,7 +215,33 @@ def test_disaggregated_decoding_is_not_stretched():
     apart = simulate(concurrency=64, input_len=4096, disaggregated=True, prefill_workers=2, decode_workers=1, num_prompts=640)
     assert apart.tpot_s == pytest.approx(float(apart.decode_s))
     assert apart.tpot_s < together.tpot_s
-    assert apart.served.ahead == pytest.approx(0.1 * (64 / 2 - 1) / 2)
+    assert apart.served.ahead > 0.1 * (64 / 2 - 1) / 2, "the burst of the start, and the queue after it"
+    assert (apart.num_gpus, together.num_gpus) == (3, 1)
+
+
+def test_a_queue_for_prompts_by_hand():
+    """11 clients, a prompt of 1 s, 2 workers: the others' prompts take 5 s of a worker, and all else 2 s before and 10 after."""
+    quiet = closed_loop(Load(11, 100, 11), Steps(1.0, 0.0), 11, 0.0, catalog.engine("torch"))
+    load, rest = Load(11, 100, 11), float(quiet.ttft_s) + 10 * 1.0 + 1.0 + 0.5
+    served = prompts_apart(load, quiet, 1.0, 0.5, 11, 2)
+    life = rest + float(served.ahead_s)
+    assert served.ahead_s == pytest.approx(1.0 * 5 / (2 * (life - 5)))
+    assert served.ttft_s == pytest.approx(float(quiet.ttft_s) + 1.0 + 0.5 + float(served.ahead_s))
+    assert prompts_apart(load, quiet, 1.0, 0.5, 11, np.inf).ahead_s == 0
+    assert prompts_apart(Load(1, 100, 11), quiet, 1.0, 0.5, 1, 1).ahead_s == 0
+    assert prompts_apart(load, quiet, 9.0, 0.5, 11, 1).ahead_s > 60, "workers that are too few hold all clients up"
+
+
+def test_workers_are_counted_and_must_fit():
+    words = ("llama-3.1-70b", "--cluster", "2x8xh100-sxm", "--disaggregated", "-tp", "4", "--concurrency", "64")
+    done = command(*words, "--prefill-workers", "4", "--prefill-tp", "2", "--decode-workers", "2")
+    assert "16 GPUs = 4 x TP 2 for prompts + 2 x TP 4 to decode" in done.stdout
+    assert "moving its cache" in done.stdout
+    assert "idle" not in done.stdout
+    found = json.loads(command(*words, "--prefill-workers", "3", "--decode-workers", "1", "--json").stdout)
+    assert (found["gpus"], found["idle_gpus"], found["prompt_workers"]["workers"]) == (16, 0, 3)
+    small = command(*words, "--prefill-tp", "1")
+    assert (small.returncode, "KV cache of a prompt worker holds 0" in small.stdout) == (1, True)
 
 
 def row(**columns):

@@ -21,7 +21,7 @@ import itertools
 import math
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from commtax.api.billing import StepBill
 from commtax.api.train_billing import TrainBill
@@ -110,7 +110,7 @@ def launch_command(model: Model, plan: Plan, engine: str, cluster: Cluster, limi
     before, one, after = WRITERS[engine](job)
     devices = f"CUDA_VISIBLE_DEVICES={limits.devices} " if limits.devices else ""
     lines = [devices + one] if job.servers == 1 else _replicas(job, one, 30000 if engine == "sglang" else 8000)
-    return "\n".join([*before, *lines, *after])
+    return "\n".join([*_checkpoint(job, engine), *before, *lines, *after])
 
 
 def _together(model: Model, plan: Plan, engine: str, cluster: Cluster) -> int:
@@ -119,7 +119,7 @@ def _together(model: Model, plan: Plan, engine: str, cluster: Cluster) -> int:
     sharing = ep // tp if ep > tp else 1
     if dp % sharing or (ep > tp and ep % tp):
         raise ValueError(f"emit '{engine}': experts over {ep} ranks do not make whole groups of tp={tp} and dp={dp}")
-    if engine == "trtllm" and sharing > 1 and tp > 1:
+    if engine == "trtllm" and sharing > 1 and tp > 1:  # a plan of another engine
         raise ValueError(f"emit 'trtllm': its attention data parallelism keeps attention whole on a GPU: tp 1, not {tp}")
     if sharing > 1 or ep > 1 or engine == "trtllm":
         return sharing
@@ -178,8 +178,11 @@ def _sglang(job: Job) -> Written:
     if limits.ep_backend.startswith("deepep"):
         mode = "low_latency" if limits.ep_backend == "deepep_low_latency" else "normal"
         words.append(f"--moe-a2a-backend deepep --deepep-mode {mode}")
+    # These two are of the whole server: every group gets its part.
+    seqs, tokens = limits.max_num_seqs * job.dp, limits.max_num_batched_tokens * (job.dp if shared else 1)
+    whole = replace(limits, max_num_seqs=seqs, max_num_batched_tokens=tokens)
     words += _types(job) + _limits(
-        limits, "--context-length", "--max-running-requests", "--chunked-prefill-size", "--mem-fraction-static"
+        whole, "--context-length", "--max-running-requests", "--chunked-prefill-size", "--mem-fraction-static"
     )
     words += ["--cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled"] * limits.eager
     words += ["--disable-custom-all-reduce"] * (limits.library == "nccl")
@@ -219,6 +222,16 @@ def _types(job: Job) -> list[str]:
     wanted, quant = job.plan.weights_dtype, job.model.quant
     words = {"fp8": ["--quantization fp8"], "fp32": ["--dtype float32"]}.get(wanted, [])
     return ([] if quant else words) + (["--kv-cache-dtype fp8"] if job.plan.kv_dtype == "fp8" else [])
+
+
+def _checkpoint(job: Job, engine: str) -> list[str]:
+    """Said where the plan's weights are of a type that the engine does not make itself."""
+    wanted, quant = job.plan.weights_dtype, job.model.quant
+    stored = quant.dtype if quant else job.model.dtype
+    made = ("bf16", "fp16", "fp32", *(("fp8",) if engine != "trtllm" else ()))
+    if wanted in ("", stored) or (wanted in made and not quant):
+        return []
+    return [f"# needs a checkpoint in {wanted}: put its name for {model_id(job.model)}, which is in {stored}"]
 
 
 def _torchrun(job: Job) -> str:
@@ -313,10 +326,15 @@ def _torchtitan(job: Job) -> str:
     if plan.pp > 1:
         kind = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}[plan.schedule]
         words.append(f"{flag}pipeline_parallel_schedule {kind} {flag}num_pp_microbatches {int(plan.microbatches)}")
+        if plan.chunks > 2:  # two are its own choice
+            each = job.model.num_layers // (int(plan.pp) * plan.chunks)
+            words.append(f"{flag}pipeline_parallel_layers_per_stage {each}")
+            words += [f"{flag}pipeline_parallel_{end}_stage_less_layers 0" for end in ("first", "last")]
     words.append(f"--training.max_context_length {limits.seq}")
     words.append(f"--training.num_tokens_per_microbatch_per_dp_rank {limits.micro_batch * limits.seq}")
     words.append(f"--training.num_tokens_per_train_step {_global_batch(job) * limits.seq}")
-    return " ".join([_torchrun(job), "-m torchtitan.train", named, *words, f"activation-checkpoint:{plan.recompute}"])
+    command = " ".join([_torchrun(job), "-m torchtitan.train", named, *words, f"activation-checkpoint:{plan.recompute}"])
+    return command if plan.weights_dtype != "fp8" else f"# float8 is switched on in the configuration, not here\n{command}"
 
 
 WRITERS: Mapping[str, Callable[[Job], Written]] = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}

@@ -431,6 +431,7 @@ class Engine:
     pp_scatter: bool = False  # each tp rank sends 1/tp and the receiver gathers
     ep_backends: tuple[str, ...] = ()
     ep_is_tp_dp: bool = False  # the engine knows one expert-parallel size only: tp x dp
+    attention_dp_whole: bool = False  # attention data parallelism keeps attention whole on each GPU
     experts_keep_tp: bool = False  # experts stay split over tp inside an expert-parallel rank
     block_size: int = 16
     library: str = "nccl"  # whose all-reduce it calls
@@ -488,9 +489,7 @@ class Engine:
     regathers_inputs: bool = False  # sequence parallel: backward gathers the products' inputs again instead of keeping them
     context_parallel: str = ""  # "ring": keys go round; "gather": they are gathered; "": the engine has none
     attention: str = "fused"  # training: the chip's best kernel; or "flash2", "triton"; "unfused" writes the score matrix
-    selective: str = (
-        ""  # what selective recomputation repeats: the "attention" core, every other of the "matmuls"; "": no such mode
-    )
+    selective: str = ""  # what selective recomputation repeats: the "attention" core, every other of the "matmuls"; "": none
     sequence_parallel: bool = False  # training: tensor parallelism comes with sequence parallelism
     fp8_gathers: bool = False  # … and gathers in fp8 what fp8 products take
     elementwise_passes: float = 1.0  # bytes that its norms, activations and residuals move over those of fused kernels …

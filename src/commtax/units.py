@@ -141,6 +141,15 @@ def format_count(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def format_mean(value: float) -> str:
+    """A mean of counts: one digit behind the point where it is not whole.
+
+    >>> format_mean(2.5), format_mean(12345)
+    ('2.5', '12,345')
+    """
+    return f"{value:,.1f}".removesuffix(".0")
+
+
 def _finite(value: float, text: object, name: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{name}: {text} is not a finite number")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from commtax.api.setup import Setup, constants_of, fabric_of, numeric, positive,
 from commtax.arrays import pick
 from commtax.cost import memory
 from commtax.cost.inference import Settings, inference_bill
+from commtax.cost.memory import kv_bytes_per_token_layer
 from commtax.cost.serving import (
     Load,
     Pressure,
@@ -21,13 +23,26 @@ from commtax.cost.serving import (
     num_chunks,
     pressure,
     prompts_ahead,
+    prompts_apart,
     prompts_together,
     running,
 )
 from commtax.cost.traffic import padded_rows
-from commtax.spec import Cluster, Model, Number, Workload
+from commtax.spec import Cluster, Model, Number, Plan, Workload
+from commtax.units import format_mean
 
+MOVING = 0.8  # share of a link's bandwidth that moves caches
 RANGE = 1.2816  # standard deviations from the middle to either end of an 80 % range
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """Disaggregated serving: what a prompt worker is, and how many there are of each kind."""
+
+    plan: Plan  # of one prompt worker
+    workers: int | None  # None: enough that no prompt waits
+    copies: Number  # workers that decode
+    kv_tokens: Number = np.inf  # that a prompt worker has room for
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +59,25 @@ class Simulation:
     rows: Number  # of a decode step, padding included
     chunks: Number
     max_batched_tokens: int
+    max_seqs: int
     kv_tokens: Number
     decode_s: Number
     prompt_s: Number
     served: Served
+    apart: Apart | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def legal(self) -> Any:
         return self.setup.codes == 0
+
+    @property
+    def num_gpus(self) -> Number | None:
+        """GPUs of all workers; None where there are "enough" for prompts."""
+        mine = self.setup.plan.num_gpus
+        if self.apart is None:
+            return mine
+        return None if self.apart.workers is None else mine * self.apart.copies + self.apart.plan.num_gpus * self.apart.workers
 
     @property
     def tpot_s(self) -> Number:
@@ -117,45 +142,64 @@ def simulate(
     concurrency, input_len = positive(concurrency, "concurrency"), positive(input_len, "input_len")
     output_len = positive(output_len, "output_len")
     asked = setup(model, cluster, **plan)
-    _check_workers(asked, disaggregated, prefill_workers=prefill_workers, prefill_tp=prefill_tp, decode_workers=decode_workers)
     budget, most = _limits(asked, max_num_batched_tokens, max_num_seqs, gpu_memory_utilization)
     load = _load(asked, concurrency, input_len, output_len, num_prompts, spread)
-    kv = cache_tokens(asked, budget, most, gpu_memory_utilization) if kv_tokens is None else kv_tokens
-    seqs = np.floor(running(load, asked.engine, kv, most))
-    if disaggregated:
-        load = replace(load, concurrency=load.concurrency / _decode_workers(load, seqs, decode_workers))
-        seqs = np.floor(running(load, asked.engine, kv, most))
-        priced = _apart(asked, load, seqs, budget, prefill_workers, prefill_tp)
+    room = partial(cache_tokens, tokens=budget, seqs=most, utilization=gpu_memory_utilization)
+    kv = room(asked) if kv_tokens is None else kv_tokens
+    seqs = running(load, asked.engine, kv, most)
+    apart = _split(asked, disaggregated, np.ceil(load.concurrency / seqs), prefill_workers, prefill_tp, decode_workers)
+    if apart:
+        if kv_tokens is None:
+            apart = replace(apart, kv_tokens=room(replace(asked, plan=apart.plan)))
+        load = replace(load, concurrency=load.concurrency / apart.copies, num_prompts=load.num_prompts / apart.copies)
+        seqs = running(load, asked.engine, kv, most)
+        steps, served = _apart(asked, load, seqs, budget, apart, concurrency)
     else:
-        priced = _together(asked, load, seqs, budget, pressure(load, asked.engine, kv, seqs))
-    steps, served = priced
-    work = _decoding(seqs / asked.plan.pp, load)
+        steps, served = _together(asked, load, seqs, budget, pressure(load, asked.engine, kv, seqs, most))
+    work = decoding(np.ceil(seqs / asked.plan.pp), load)
     found = Simulation(
         setup=asked,
         concurrency=concurrency,
         input_len=input_len,
         output_len=output_len,
-        num_prompts=load.num_prompts * asked.plan.dp,
+        num_prompts=np.inf if num_prompts is None else num_prompts,
         spread=spread,
         running=seqs,
         rows=padded_rows(work.rows, work, asked.engine),
         chunks=steps.chunks,
         max_batched_tokens=budget,
+        max_seqs=most,
         kv_tokens=kv,
         decode_s=steps.decode_s,
         prompt_s=steps.prompt_s,
         served=served,
+        apart=apart,
     )
-    return replace(found, notes=(*asked.notes, *_notes(found)))
+    return replace(found, notes=_notes(found))
 
 
-def _check_workers(asked: Setup, disaggregated: bool, **given: int | None) -> None:
-    """Workers of their own belong to disaggregated serving, and those for prompts must be a legal plan."""
-    for name, value in given.items():
-        if value is not None and not disaggregated:
-            raise ValueError(f"{name}={value}: belongs to disaggregated serving")
-    if given["prefill_tp"] is not None:
-        setup(asked.model, asked.cluster, engine=asked.engine, tp=given["prefill_tp"])
+def _split(
+    asked: Setup,
+    disaggregated: bool,
+    enough: Number,
+    prefill_workers: int | None,
+    prefill_tp: int | None,
+    decode_workers: int | None,
+) -> Apart | None:
+    """A prompt worker is the plan with its own tp and one replica, experts spread where they were; ``enough`` workers decode."""
+    if not disaggregated:
+        given = {"prefill_workers": prefill_workers, "prefill_tp": prefill_tp, "decode_workers": decode_workers}
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(f"{name}={value}: belongs to disaggregated serving")
+        return None
+    plan, tp = asked.plan, asked.plan.tp if prefill_tp is None else prefill_tp
+    ep = pick(np.asarray(plan.ep) > 1, tp, 1)
+    if prefill_tp is not None:  # must be legal
+        setup(asked.model, asked.cluster, engine=asked.engine, tp=tp, pp=plan.pp, ep=ep)
+    count = None if prefill_workers is None else int(positive(prefill_workers, "prefill_workers"))
+    copies = enough if decode_workers is None else int(positive(decode_workers, "decode_workers"))
+    return Apart(replace(plan, tp=tp, dp=1, ep=ep), count, copies)
 
 
 def _together(asked: Setup, load: Load, seqs: Number, budget: int, full: Pressure) -> tuple[Steps, Served]:
@@ -164,30 +208,33 @@ def _together(asked: Setup, load: Load, seqs: Number, budget: int, full: Pressur
     chunks = num_chunks(load, seqs, budget, engine)
     beside = pick(engine.prefill_first, 0.0, (seqs - 1) / pp)
     together = prompts_together(load, seqs, budget)
-    decode = step_s(asked, _decoding(np.ceil(seqs / pp), load))
+    decode = step_s(asked, decoding(np.ceil(seqs / pp), load))
     steps = Steps(decode, step_s(asked, _prompt(beside, load, chunks, together)), chunks, together, pp)
     return steps, closed_loop(load, steps, seqs, prompts_ahead(load, seqs, budget, engine), engine, full)
 
 
-def _decode_workers(load: Load, seqs: Number, count: int | None) -> Number:
-    """Workers that decode: as many as were given, else as many as hold all requests."""
-    return np.ceil(load.concurrency / seqs) if count is None else int(positive(count, "decode_workers"))
+def _apart(asked: Setup, load: Load, seqs: Number, budget: int, apart: Apart, clients: Number) -> tuple[Steps, Served]:
+    """Prompts on workers of their own: decoding is never stretched, and prompts queue only for each other."""
+    engine, plan = asked.engine, asked.plan
+    chunks = num_chunks(load, seqs * 0 + 1, budget, engine)
+    decode = step_s(asked, decoding(np.ceil(seqs / plan.pp), load))
+    steps = Steps(decode, step_s(replace(asked, plan=apart.plan), _prompt(0.0, load, chunks)), chunks, 1, plan.pp)
+    quiet = closed_loop(load, replace(steps, prompt_s=0.0), seqs, seqs * 0, engine)
+    moved = moved_s(asked, plan.tp, apart.plan.tp, load.input_len)
+    return steps, prompts_apart(load, quiet, steps.prompt_s * chunks, moved, clients, apart.workers or np.inf)
 
 
-def _apart(asked: Setup, load: Load, seqs: Number, budget: int, workers: int | None, tp: int | None) -> tuple[Steps, Served]:
-    """Prompts on workers of their own: decoding is never stretched, and prompts queue only for each other.
-
-    Without a number of workers there are enough of them: a prompt waits for the step in progress at most.
-    """
-    alone = replace(asked, plan=replace(asked.plan, tp=asked.plan.tp if tp is None else tp, dp=1))
-    chunks = num_chunks(load, seqs * 0 + 1, budget, asked.engine)
-    decode = step_s(asked, _decoding(np.ceil(seqs / asked.plan.pp), load))
-    steps = Steps(decode, step_s(alone, _prompt(0.0, load, chunks)), chunks, 1, asked.plan.pp)
-    quiet = closed_loop(load, replace(steps, prompt_s=0.0), seqs, seqs * 0, asked.engine)
-    own = steps.prompt_s * chunks
-    share = np.minimum(1.0, seqs / load.num_prompts)
-    queue = share * (seqs * asked.plan.dp / workers - 1) / 2 if workers else seqs * 0.0
-    return steps, replace(quiet, prefill_s=own, ahead=np.maximum(0.0, queue), ahead_s=np.maximum(0.0, queue) * own)
+def moved_s(asked: Setup, tp: Number, ahead: Number, tokens: Number) -> Number:
+    """Seconds to move a prompt's cache from ``ahead`` ranks to ``tp``: each pair of ranks over its own share of the link."""
+    model, cluster = asked.model, asked.cluster
+    each = sum(
+        kv_bytes_per_token_layer(model.blocks[kind].attention, tp, asked.plan.kv_dtype) * model.layers.count(kind)
+        for kind in range(len(model.blocks))
+    )
+    crosses = cluster.num_gpus > cluster.domain
+    speed = cluster.inter.bandwidth_Bps * cluster.nics_per_host / cluster.gpus_per_host if crosses else cluster.intra.bandwidth_Bps
+    latency = cluster.inter.latency_s if crosses else cluster.intra.latency_s
+    return latency + each * tp * tokens / (np.minimum(tp, ahead) * speed * MOVING)
 
 
 def step_s(asked: Setup, work: Workload) -> Number:
@@ -197,7 +244,7 @@ def step_s(asked: Setup, work: Workload) -> Number:
     return priced.step_s
 
 
-def _decoding(seqs: Number, load: Load) -> Workload:
+def decoding(seqs: Number, load: Load) -> Workload:
     """A decode step in the middle of its requests' lives: I + O/2 - 1 cached tokens each."""
     return Workload(decode_seqs=seqs, cached_tokens=seqs * context(load))
 
@@ -235,14 +282,18 @@ def _load(asked: Setup, concurrency: Number, input_len: Number, output_len: Numb
     return Load(each, input_len * 1.0, output_len * 1.0, prompts / dp if num else np.inf, spread)
 
 
-def _notes(s: Simulation) -> list[str]:
+def _notes(s: Simulation) -> tuple[str, ...]:
     """What a reader of one scalar answer should know."""
+    told = s.setup.notes
+    if s.apart:  # GPUs are counted over both kinds of workers
+        told = tuple(note for note in told if " GPUs idle (" not in note)
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):
-        return []
-    found = []
-    each = s.concurrency / s.setup.plan.dp
-    if s.kv_tokens <= s.input_len + s.output_len:
-        found.append("one request does not fit into the KV cache (see commtax fit); priced as if one ran")
-    elif s.running < each:
-        found.append(f"{s.running:,.0f} of {each:,.0f} requests run at once: the KV cache holds {s.kv_tokens:,.0f} tokens")
-    return found
+        return told
+    each = s.concurrency / s.setup.plan.dp / (s.apart.copies if s.apart else 1)
+    if s.kv_tokens < s.input_len + s.output_len:
+        return (*told, "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
+    if s.running < each:
+        limit = f"the engine's limit (max_num_seqs {s.max_seqs:,})" if s.running == s.max_seqs else "the KV cache"
+        held = f"; it holds {s.kv_tokens:,.0f} tokens" if s.running < s.max_seqs else ""
+        return (*told, f"{s.running:,.0f} of {format_mean(each)} requests of a replica run at once, for {limit}{held}")
+    return told

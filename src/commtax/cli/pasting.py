@@ -50,7 +50,7 @@ def _pasting(body: Callable[..., None], *, whole: bool) -> Command:
         text = options.pop("pasted")
         found = read(text) if text else None
         if found:
-            name, unused = _paste(name, found, options, notes)
+            name, unused = _paste(name, found, options, notes, whole=whole)
             if unused and not whole:
                 notes.append(f"read, but of no effect on this answer: {', '.join(unused)}")
         if whole:
@@ -88,20 +88,27 @@ def read(text: str) -> Launch:
     return parse(file.read_text(errors="replace") if file and file.is_file() else text)
 
 
-def _paste(model: str, found: Launch, options: dict[str, Any], notes: list[str]) -> tuple[str, list[str]]:
+def _paste(model: str, found: Launch, options: dict[str, Any], notes: list[str], *, whole: bool) -> tuple[str, list[str]]:
     """Fill options that nobody gave; returns the model's name, and what no option takes."""
     words = _words(found)
     limits = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
     carried().update({name: value for name in limits if (value := getattr(found, name))})
     model = _agreed(model, found, words, notes) if model else _model(found, words, notes)
+    if found.stage_layers and (known := bundled(model)):
+        words["chunks"] = found.chunks_of(known.num_layers)
+    if found.servers > 1 and _experts(model) and not whole:
+        words = {**words, **_one_server(found, notes)}
     if found.engine == "vllm" and (found.dp or 1) > 1 and not found.ep and _experts(model):
         words["ep"] = AUTO_EP
         notes.append(
             "vLLM splits a mixture's experts over tp x dp: priced as experts spread over them (the same bytes and weights)"
         )
     context, unused = click.get_current_context(), []
+    other = {"concurrency": "batch", "input_len": "context", "context": "input_len"}
+    if found.phase == "serve" and "max_num_seqs" in options:  # a batch and a length are of training there
+        other = {}
     for name, value in words.items():
-        target = name if name in options else {"concurrency": "batch", "input_len": "context", "context": "input_len"}.get(name, "")
+        target = name if name in options else other.get(name, "")
         if target not in options:
             unused.append(f"{name.replace('_', '-')} {value}")
         elif context.get_parameter_source(target) in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP):
@@ -112,6 +119,14 @@ def _paste(model: str, found: Launch, options: dict[str, Any], notes: list[str])
     if found.unread:
         notes.append(f"not understood, and not in the answer: {', '.join(found.unread)}")
     return model, unused
+
+
+def _one_server(found: Launch, notes: list[str]) -> dict[str, Any]:
+    """Servers of a mixture share no experts: they are not ranks of one plan."""
+    share = "" if found.concurrency is None else ", with its share of the clients"
+    notes.append(f"{found.servers} equal servers: one of them is priced{share}")
+    clients = {} if found.concurrency is None else {"concurrency": max(1, round(found.concurrency / found.servers))}
+    return {"dp": found.dp or 1, **clients}
 
 
 def _told(found: Launch) -> str:

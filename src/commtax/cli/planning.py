@@ -117,16 +117,16 @@ def _serve(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
     )
     spent = time.process_time() - start
     pasted = _stands(found, options["launch"]) if options["launch"] else None
+    commands = _commands(found, options["emit"]) if options["emit"] and len(found.plans) else {}
     if plot:
         planning.plot_front(found, Path(plot))
     write_plan_page(options["html"], found)
     if as_json:
-        print_json(planning.plans_document(found, top, pasted))
+        print_json({**planning.plans_document(found, top, pasted), **({"emit": commands} if options["emit"] else {})})
     else:
         _speed(found.candidates, spent)
         planning.show_plans(terminal(), found, top, pasted)
-    if options["emit"] and len(found.plans) and not as_json:
-        show_emitted(_commands(found, options["emit"]))
+        show_emitted(commands)
     sys.exit(0 if len(found.plans) else 1)
 
 
@@ -163,8 +163,7 @@ def _commands(found: ServingPlans, engine: str) -> dict[str, str]:
         raise ValueError("emit: only plans with workers of their own for prompts are good here, and those are not written")
     i = int(shared[0])
     one = found.setup(rows, i).plan
-    copies = int(rows.replicas[i])
-    whole = replace(one, dp=int(one.dp) * copies) if found.model.experts is None else one
+    whole = replace(one, dp=int(one.dp) * int(rows.replicas[i]))
     goal, run = found.goal, found.run
     limits = Limits(
         max_model_len=carried().get("max_model_len", goal.input_len + goal.output_len),
@@ -173,8 +172,6 @@ def _commands(found: ServingPlans, engine: str) -> dict[str, str]:
         gpu_memory_utilization=run.gpu_memory_utilization or 0.0,
     )
     launch = launch_command(found.model, whole, engine, found.cluster, limits)
-    if found.model.experts is not None and copies > 1:
-        launch = f"# {copies} of these, each on its own GPUs\n{launch}"
     if i:
         launch = f"# plan {i + 1}, {found.words(rows, i)}: those before it have workers of their own for prompts\n{launch}"
     bench = benchmark_command(
@@ -220,14 +217,14 @@ def _train(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
     )
     spent = time.process_time() - start
     pasted = _trains(found, options["launch"]) if options["launch"] else None
+    commands = emitted(found.bill(found.plans, 0), options["emit"]) if len(found.plans) else {}
     write_plan_page(options["html"], found)
     if as_json:
-        print_json(planning.train_plans_document(found, top, pasted))
+        print_json({**planning.train_plans_document(found, top, pasted), **({"emit": commands} if options["emit"] else {})})
     else:
         _speed(found.candidates, spent)
         planning.show_train_plans(terminal(), found, top, pasted)
-    if options["emit"] and len(found.plans) and not as_json:
-        show_emitted(emitted(found.bill(found.plans, 0), options["emit"]))
+        show_emitted(commands)
     sys.exit(0 if len(found.plans) else 1)
 
 
@@ -235,7 +232,7 @@ def _trains(found: TrainPlans, launch: Launch) -> Standing:
     """The pasted job, with its own overlap."""
     sizes = {**launch.axes, "micro_batch": launch.micro_batch or 1}
     zero = found.engine.zero if launch.zero is None else launch.zero
-    kind = Kind(zero, launch.recompute or "none", launch.schedule or "1f1b", launch.chunks or 1)
+    kind = Kind(zero, launch.recompute or "none", launch.schedule or "1f1b", launch.chunks_of(found.model.num_layers) or 1)
     words: dict[str, Any] = {"sequence_parallel": launch.sequence_parallel or None, "hsdp": launch.hsdp or 0}
     if launch.async_axes:
         words["async_axes"] = tuple(launch.async_axes.split(","))

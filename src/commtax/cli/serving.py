@@ -82,14 +82,14 @@ def simulate_command(
 
 def _check_gpus(found: Simulation, options: dict[str, Any]) -> None:
     """Workers that were asked for, and at least one of each kind, must be there; "enough" of both is a what-if."""
-    plan, cluster = found.setup.plan, found.setup.cluster
+    plan, cluster, apart = found.setup.plan, found.setup.cluster, found.apart
     given = options["prefill_workers"], options["decode_workers"]
-    if given == (None, None):
+    if apart is None or given == (None, None):
         return
     clients = int(np.min(found.concurrency))
     if given[1] and given[1] * plan.dp > clients:
         raise ValueError(f"decode_workers={given[1]}: more than there are clients, {clients}, for each of their replicas")
-    each = options["prefill_tp"] or int(plan.tp), int(plan.num_gpus)
+    each = int(apart.plan.num_gpus), int(plan.num_gpus)
     count = given[0] or 1, given[1] or 1
     total = count[0] * each[0] + count[1] * each[1]
     if total > cluster.num_gpus:

@@ -170,6 +170,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("ep-group", "ep", _ep_group_broken, _ep_group_says),
     Rule(
+        "attention-dp-whole",
+        "",
+        lambda q: (q.plan.ep > q.plan.tp) & (q.plan.dp > 1) & (q.plan.tp > 1) & q.engine.attention_dp_whole,
+        lambda q: f"tp={q.plan.tp} with dp={q.plan.dp}: {q.engine.key}'s attention data parallelism keeps attention whole on a GPU",
+    ),
+    Rule(
         "cp-engine",
         "cp",
         lambda q: (q.plan.cp > 1) & (q.engine.context_parallel == ""),

@@ -13,7 +13,7 @@ the others of c waiting, for (c - R) / R of a request's life (``pressure``). Not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -58,10 +58,11 @@ class Served:
     frontend_s: Number  # waiting for the server's front end
     ahead: Number  # prompts of others before the first token
     stretch_s: Number  # of tpot_s: prompts of others during decoding
+    moved_s: Number = 0.0  # its cache goes from the worker of its prompt to the one that decodes
 
     @property
     def ttft_s(self) -> Number:
-        return self.request_s + self.boundary_s + self.prefill_s + self.ahead_s + self.slot_s + self.frontend_s
+        return self.request_s + self.boundary_s + self.prefill_s + self.ahead_s + self.slot_s + self.frontend_s + self.moved_s
 
 
 def running(load: Load, engine: Engine, kv_tokens: Number, max_seqs: Number) -> Number:
@@ -81,17 +82,18 @@ class Pressure:
     inside: Number = 0.0  # share of the waiting that falls after the first token
 
 
-def pressure(load: Load, engine: Engine, kv_tokens: Number, seqs: Number) -> Pressure:
+def pressure(load: Load, engine: Engine, kv_tokens: Number, seqs: Number, max_seqs: Number = np.inf) -> Pressure:
     """A cache on demand admits whoever's prompt fits, and throws the youngest out when the others outgrow it.
 
-    Up to KV/I requests come in and KV/(I + O) can end inside. A request thrown out computes its tokens again, and waits
-    after its first token instead of before it.
+    Up to KV/I requests come in and KV/(I + O) can end inside, but never more than the engine's limit. A request thrown out
+    computes its tokens again, and waits after its first token instead of before it.
     """
     if engine.kv_reserved:
         return Pressure()
     ending, fitting = (np.maximum(1.0, kv_tokens / n) for n in (load.input_len + load.output_len, load.input_len))
-    full = np.clip((load.concurrency - ending) / np.maximum(fitting - ending, 1e-9), 0, 1)
-    admitted = (seqs + np.minimum(load.concurrency, np.maximum(seqs, fitting))) / 2
+    wanted = np.minimum(load.concurrency, max_seqs)
+    full = np.clip((wanted - ending) / np.maximum(fitting - ending, 1e-9), 0, 1)
+    admitted = (seqs + np.minimum(wanted, np.maximum(seqs, fitting))) / 2
     inside = (admitted - seqs) / np.maximum(load.concurrency - seqs, 1e-9)
     return Pressure(full * np.minimum(1.0, RECOMPUTED * load.output_len / load.input_len), np.clip(inside, 0, 1))
 
@@ -174,3 +176,22 @@ def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: E
         ahead=ahead,
         stretch_s=stretch,
     )
+
+
+def prompts_apart(load: Load, quiet: Served, prompt_s: Number, moved_s: Number, clients: Number, workers: Number) -> Served:
+    """``quiet`` decoding with prompts on ``workers`` of their own: those of ``clients`` in all queue for each other.
+
+    Prompts reach a worker at the rate at which requests end, a queue M/D/1. With s a prompt's seconds, a those of all
+    others' prompts on a worker and E the whole request's, a prompt waits s a / 2 (E - a). E is that and L, all else, so
+
+        E = (L + a + sqrt((L - a)^2 + 2 s a)) / 2
+
+    The first prompts of a benchmark arrive at once.
+    """
+    rest = quiet.ttft_s + np.maximum(0, load.output_len - 1) * quiet.tpot_s + prompt_s + moved_s
+    others = (clients - 1) * prompt_s / workers
+    steady = (others - rest + np.sqrt((rest - others) ** 2 + 2 * prompt_s * others)) / 2
+    burst = np.maximum(0.0, clients / workers - 1) / 2 * prompt_s
+    share = np.minimum(1.0, load.concurrency / load.num_prompts)
+    wait = steady + share * np.maximum(0.0, burst - steady)
+    return replace(quiet, prefill_s=prompt_s, ahead=wait / prompt_s, ahead_s=wait, moved_s=moved_s)

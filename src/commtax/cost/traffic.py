@@ -85,6 +85,15 @@ def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[I
     ]
 
 
+def _gathered(axis: str, group: Number, count: Number, token: Number, routing: Number, back: Number) -> list[Item]:
+    """Every token to every rank of the group, and its parts back; bytes are of one rank's tokens."""
+    return [
+        Item("expert dispatch", axis, "all-gather", token * group, group, count, "every token to every rank"),
+        Item("expert routing", axis, "all-gather", routing * group, group, count, "ids int32, weights fp32"),
+        Item("expert combine", axis, "reduce-scatter", back * group, group, count),
+    ]
+
+
 def _experts(model: Model, plan: Plan, rows: Number, engine: Engine, backend: str, num_moe: int) -> list[Item]:
     """Experts shared among replicas. Within one replica the tp all-reduce stays and nothing is added.
 
@@ -106,14 +115,10 @@ def _experts(model: Model, plan: Plan, rows: Number, engine: Engine, backend: st
     )
     if backend == AG_RS:
         group = pick(split | (np.asarray(plan.tp) == 1), np.maximum(plan.ep, plan.dp), plan.dp)
-        axis = "ep" if np.all(np.asarray(group) == plan.ep) else "dp"
-        total = mine * group
-        return [
-            Item("expert dispatch", axis, "all-gather", total * out, group, count, "every token to every rank"),
-            Item("expert routing", axis, "all-gather", total * moe.top_k * 8, group, count, "ids int32, weights fp32"),
-            Item("expert combine", axis, "reduce-scatter", total * back, group, count),
-            regather,
-        ]
+        on_ep = np.asarray(group) == plan.ep
+        sets = (("ep", pick(on_ep, count, 0)), ("dp", pick(on_ep, 0, count)))  # an array may hold plans of both kinds
+        sizes = mine * out, mine * moe.top_k * 8, mine * back
+        return [x for axis, n in sets if np.any(n) for x in _gathered(axis, group, n, *sizes)] + [regather]
     copies = moe.top_k if backend == DEEPEP_LL else expected_destinations(moe, plan.ep)
     note = "one copy an expert" if backend == DEEPEP_LL else "one copy a destination rank, uniform routing"
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,11 @@ class Run:
     max_num_seqs: int | None = None
     gpu_memory_utilization: float | None = None
     profile: Profile | None = None
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """As ``fit`` and ``plan`` take them."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from commtax.api.fitting import fit
 from commtax.api.train_explain import train_verdict
@@ -60,7 +61,7 @@ def _won(answer: ServingPlans) -> str:
     """Against the best plan of another degree, or else the next: by how much, and what that one suffers from."""
     rows, goal = answer.plans, answer.goal
     other = next((i for i in range(1, len(rows)) if (rows.tp[i], rows.pp[i]) != (rows.tp[0], rows.pp[0])), 1)
-    name = label(**sizes_of(rows, other)) + in_type(answer, int(rows.dtype[other]))
+    name = _name(answer, other)
     value = worth(goal, rows)
     if goal.objective == "gpus":
         return f"the next, {name}, needs {plural(int(rows.gpus[other]), 'GPU')}"
@@ -72,6 +73,13 @@ def _won(answer: ServingPlans) -> str:
     return f"{gain} (there: {why(answer, other)}){_close(answer, other)}"
 
 
+def _name(answer: ServingPlans, i: int) -> str:
+    """A plan's family in short; all of its workers where there are two kinds."""
+    rows = answer.plans
+    name = answer.words(rows, i).split(" = ")[1] if rows.mode[i] else label(**sizes_of(rows, i))
+    return name + in_type(answer, int(rows.dtype[i]))
+
+
 def changes(answer: ServingPlans) -> list[str]:
     """Where no plan is good: what would have to change, each tried before it is said."""
     return list(_to_meet(answer)) if len(answer.near) else list(_to_fit(answer))
@@ -80,13 +88,14 @@ def changes(answer: ServingPlans) -> list[str]:
 def _to_fit(answer: ServingPlans) -> Iterator[str]:
     """The least GPUs that would hold the model, and the types in which these would."""
     length = answer.goal.input_len + answer.goal.output_len
+    words: dict[str, Any] = {"engine": answer.engine, "max_model_len": length, **answer.run.words}
     for place in _larger(answer.cluster):
-        found = fit(answer.model, place, engine=answer.engine, dtype=answer.dtypes[0], max_model_len=length)
+        found = fit(answer.model, place, dtype=answer.dtypes[0], **words)
         if found.fits:
             yield f"{place.key} (TP {int(found.setup.plan.tp)} x PP {int(found.setup.plan.pp)} fits)"
             break
     for dtype in _smaller(answer):
-        if fit(answer.model, answer.cluster, engine=answer.engine, dtype=dtype, max_model_len=length).fits:
+        if fit(answer.model, answer.cluster, dtype=dtype, **words).fits:
             yield f"weights in {dtype} (--dtype {dtype})"
             break
 
@@ -115,8 +124,8 @@ def _to_meet(answer: ServingPlans) -> Iterator[str]:
     limits += [f"TTFT {format_seconds(ttft)}"] if ttft > goal.ttft_s else []
     yield f"limits of {' and '.join(limits)}"
     for dtype in _smaller(answer):
-        lengths = {"input_len": goal.input_len, "output_len": goal.output_len, "ttft_s": goal.ttft_s, "tpot_s": goal.tpot_s}
-        other = plan(answer.model, answer.cluster, engine=answer.engine, dtypes=(dtype,), profile=answer.run.profile, **lengths)  # type: ignore[arg-type]
+        words: dict[str, Any] = {**asdict(goal), **answer.run.words, "max_concurrency": answer.max_concurrency}
+        other = plan(answer.model, answer.cluster, engine=answer.engine, dtypes=(dtype,), **words)
         best = other.plans if len(other.plans) else other.near
         if len(best):
             times = f"TPOT {format_seconds(float(best.tpot_s[0]))}, TTFT {format_seconds(float(best.ttft_s[0]))}"

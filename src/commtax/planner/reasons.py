@@ -41,7 +41,7 @@ def step_of(answer: ServingPlans, rows: Columns, i: int) -> StepBill:
         kv_dtype=answer.run.kv_dtype,
         profile=answer.run.profile,
         batch=max(1, int(rows.running[i])),
-        context=answer.goal.input_len + answer.goal.output_len // 2,
+        context=answer.goal.input_len + max(0, answer.goal.output_len // 2 - 1),
         **sizes_of(rows, i),
     )
 
@@ -61,7 +61,7 @@ def illegal(base: Setup, whole: Space) -> Iterator[Rejected]:
 
 def too_large(question: ServingPlans, legal: Space, fits: Array, index: int) -> Iterator[Rejected]:
     """Plans without room for one request: the largest of each tp degree stands for its smaller ones."""
-    goal, run = question.goal, question.run
+    goal = question.goal
     for tp in np.unique(legal.tp[~fits]).tolist():
         mine = np.flatnonzero(~fits & (legal.tp == tp))
         sizes = sizes_of(legal, int(mine[np.argmax(legal.group[mine])]))
@@ -70,11 +70,8 @@ def too_large(question: ServingPlans, legal: Space, fits: Array, index: int) -> 
             question.cluster,
             engine=question.engine,
             dtype=question.dtypes[index],
-            kv_dtype=run.kv_dtype,
             max_model_len=min(question.model.max_len, goal.input_len + goal.output_len),
-            max_num_seqs=run.max_num_seqs,
-            max_num_batched_tokens=run.max_num_batched_tokens,
-            gpu_memory_utilization=run.gpu_memory_utilization,
+            **question.run.words,
             **sizes,
         )
         lack = max(judged.shortfall_bytes, 0.0) / 2**30

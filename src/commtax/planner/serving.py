@@ -44,6 +44,7 @@ class ServingPlans:
     front: Columns
     rejected: tuple[Rejected, ...]
     run: Run = field(default_factory=Run)
+    max_concurrency: int = MAX_CONCURRENCY  # clients a copy
 
     def usd_per_million_tokens(self, rows: Columns) -> Array:
         return np.asarray(self.usd_per_gpu_hour * rows.gpus / 3600 / rows.tokens_per_s * 1e6)
@@ -124,10 +125,11 @@ def plan(
         longest = f"the {known.max_len:,} positions of {known.key}"
         raise ValueError(f"input_len + output_len = {goal.input_len + goal.output_len:,}: more than {longest}")
     none = empty()
-    question = ServingPlans(known, place, runs, goal, dtypes, price, 0, none, none, none, (), Run(profile=base.profile, **run))
+    how = Run(profile=base.profile, **run)
+    question = ServingPlans(known, place, runs, goal, dtypes, price, 0, none, none, none, (), how, int(max_concurrency))
     points, rejected, candidates = [], [], 0
     for index in range(len(dtypes)):
-        found, lost, count = _points(question, index, max_concurrency)
+        found, lost, count = _points(question, index)
         points.append(found)
         rejected += lost
         candidates += count
@@ -159,10 +161,10 @@ def start(question: ServingPlans, index: int) -> tuple[Setup, int, int]:
     return setup(question.model, question.cluster, engine=question.engine, **words), tokens, seqs
 
 
-def _points(question: ServingPlans, index: int, most: int) -> tuple[Columns, list[Rejected], int]:
+def _points(question: ServingPlans, index: int) -> tuple[Columns, list[Rejected], int]:
     """Every (plan, concurrency) that fits, priced; families that are illegal or do not fit."""
     base, tokens, seqs = start(question, index)
-    goal = question.goal
+    goal, most = question.goal, question.max_concurrency
     whole = space(base.model, base.cluster, base.plan, base.engine)
     lost = list(reasons.illegal(base, whole))
     legal = whole.only((whole.codes == 0) & (whole.replicas > 0))
@@ -178,10 +180,10 @@ def _points(question: ServingPlans, index: int, most: int) -> tuple[Columns, lis
         return empty(), lost, len(whole) * most
     if goal.objective == "gpus":  # copies add throughput, not an answer
         roomy = replace(roomy, replicas=np.ones(len(roomy), dtype=int))
-    return search(question, base, roomy, kv, index, most), lost, len(whole) * most
+    return search(question, base, roomy, kv, index), lost, len(whole) * most
 
 
-def search(question: ServingPlans, base: Setup, roomy: Space, kv: Array, index: int, most: int) -> Columns:
+def search(question: ServingPlans, base: Setup, roomy: Space, kv: Array, index: int) -> Columns:
     """Every concurrency that can matter: a coarse grid of all plans, then all of the intervals that may hold a good plan's best.
 
     A request takes no less time when others join, but for a dip where a collective changes its algorithm, so between two
@@ -189,7 +191,7 @@ def search(question: ServingPlans, base: Setup, roomy: Space, kv: Array, index: 
     best plans', or that break a limit at both ends, are left out; ``DIP`` leaves room for the dips.
     """
     goal = question.goal
-    room = np.clip(kv // _kept(goal, base.engine), 1, most).astype(int)
+    room = np.clip(kv // _kept(goal, base.engine), 1, question.max_concurrency).astype(int)
     rows, load, last = _coarse(room)
     priced = simulated(question, base, roomy.only(rows), load, kv[rows])
     coarse = columns(roomy.only(rows), load, priced, goal, index)

@@ -12,7 +12,8 @@ from commtax.api.setup import describe_gpus, setup
 from commtax.api.train_billing import train_bill
 from commtax.planner.columns import Columns, Goal, empty, label, worth
 from commtax.planner.reasons import best_times
-from commtax.planner.serving import MAX_CONCURRENCY, ServingPlans, score, search, start
+from commtax.planner.serving import ServingPlans, score, search, simulated, start
+from commtax.planner.serving import columns as priced
 from commtax.planner.space import Space
 from commtax.planner.training import BUDGET, Kind, TrainPlans, columns
 
@@ -45,9 +46,12 @@ def standing(answer: ServingPlans, sizes: dict[str, Any], replicas: int, dtype: 
     if kv < goal.input_len + goal.output_len:
         return Standing(name, empty(), reason=f"does not fit: a copy's KV cache holds {kv:,.0f} tokens, less than one request")
     one = Space(*(np.array([n]) for n in (*(sizes[axis] for axis in ("tp", "pp", "dp", "ep")), replicas, 0)))
-    most = max(1, round(clients / (replicas * sizes["dp"]))) if clients else MAX_CONCURRENCY
-    every = search(answer, base, one, np.array([kv]), index, most)
-    every = every.take(np.flatnonzero((every.mode == 0) & (not clients or every.concurrency == every.concurrency.max())))
+    if clients:  # at that load, whatever the cache holds
+        load = np.array([max(1, round(clients / (replicas * sizes["dp"])))])
+        every = priced(one, load, simulated(answer, base, one, load, np.array([kv])), goal, index)
+    else:
+        every = search(answer, base, one, np.array([kv]), index)
+        every = every.take(np.flatnonzero(every.mode == 0))
     row, good = _best(goal, every)
     if not good:
         return Standing(answer.words(row, 0), row, reason=f"breaks the limit: {best_times(goal, every)}")
@@ -58,8 +62,9 @@ def standing(answer: ServingPlans, sizes: dict[str, Any], replicas: int, dtype: 
 
 
 def _index(answer: ServingPlans, dtype: str) -> int:
-    """The type among those that were searched; the first where it is not one of them."""
-    wanted = (dtype,) if dtype else ("", answer.model.dtype)
+    """The type among those that were searched, the checkpoint's own where the command says none; else the first."""
+    stored = answer.model.quant.dtype if answer.model.quant else answer.model.dtype
+    wanted = (dtype,) if dtype else ("", stored)
     return next((i for i, name in enumerate(answer.dtypes) if name in wanted), 0)
 
 

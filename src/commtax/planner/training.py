@@ -132,7 +132,7 @@ def plan_training(
     grid = _grid(known, place, runs, global_batch, seq)
     parts = []
     for index, kind in enumerate(kinds):
-        mine = _fitting(grid, known, kind)
+        mine = _fitting(grid, known, kind, runs)
         if len(mine["tp"]):
             parts.append(_group(question, kind, index, mine))
     every = TrainColumns(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(none))) if parts else none
@@ -150,7 +150,7 @@ def plan_training(
 
 def _kinds(engine: Engine) -> Iterator[Kind]:
     """ZeRO stages, recomputation and schedules that the engine has."""
-    stages = (3,) if engine.zero == 3 else (0, 1)
+    stages = (3,) if engine.zero == 3 and engine.master_is_parameter else (0, 1, 3) if engine.zero == 3 else (0, 1)
     recompute = ["none", "full"] + (["selective"] if engine.selective else [])
     for zero in stages:
         for kind in recompute:
@@ -186,8 +186,11 @@ def _expert_sizes(model: Model, engine: Engine, ranks: int) -> list[int]:
     return [e for e in sizes if ranks % e == 0 and model.experts.num_experts % e == 0]
 
 
-def _fitting(grid: dict[str, Array], model: Model, kind: Kind) -> dict[str, Array]:
-    """Rows that a kind can run: a schedule other than the plain one needs stages, and chunks whole layers."""
+def _fitting(grid: dict[str, Array], model: Model, kind: Kind, engine: Engine) -> dict[str, Array]:
+    """Rows that a kind can run: a schedule other than the plain one needs stages, and chunks whole layers.
+
+    Where gradients of all microbatches are kept, ZeRO 3 has no stages.
+    """
     pp = grid["pp"]
     keep = np.ones(len(pp), dtype=bool)
     if kind.schedule != "1f1b":
@@ -195,6 +198,8 @@ def _fitting(grid: dict[str, Array], model: Model, kind: Kind) -> dict[str, Arra
         keep = (pp > 1) & ((model.num_layers % (pp * chunks) == 0) | (chunks == 1))
     if kind.zero in (0, 1):
         keep &= (kind.zero == 0) == (grid["dp"] == 1)  # with replicas the optimiser is sharded, alone there is nothing to shard
+    if kind.zero == 3 and not engine.master_is_parameter:
+        keep &= pp == 1
     return {name: column[keep] for name, column in grid.items()}
 
 

@@ -67,6 +67,7 @@ class Launch:
     sequence_parallel: bool = False
     schedule: str = ""
     chunks: int | None = None
+    stage_layers: int | None = None  # of a chunk, where that is told instead
     zero: int | None = None
     hsdp: int | None = None
     async_axes: str = ""
@@ -83,6 +84,10 @@ class Launch:
         if sizes["ep"] == AUTO_EP:
             sizes["ep"] = sizes["tp"] * sizes["dp"]
         return {**sizes, "dp": sizes["dp"] * self.servers}
+
+    def chunks_of(self, layers: int) -> int | None:
+        """Chunks a rank of a model with so many layers."""
+        return max(1, layers // ((self.pp or 1) * self.stage_layers)) if self.stage_layers and self.schedule else self.chunks
 
     @property
     def num_gpus(self) -> int:

@@ -173,6 +173,7 @@ TORCHTITAN = _flags(
         "step_tokens": "training.num-tokens-per-train-step",
         "micro_tokens": "training.num-tokens-per-microbatch-per-dp-rank",
         "flight": "parallelism.num-pp-microbatches",
+        "stage_layers": "parallelism.pipeline-parallel-layers-per-stage",
     },
 )
 TORCHRUN = _flags(text={"nnodes": "nnodes", "gpus_per_node": "nproc-per-node"})
@@ -194,6 +195,8 @@ UNMODELLED = {
     "attn-cp-size": "1",
     "recompute-method": "uniform",
     "recompute-num-layers": "1",
+    "parallelism.pipeline-parallel-first-stage-less-layers": "0",
+    "parallelism.pipeline-parallel-last-stage-less-layers": "0",
 }
 """What no engine's price has: listed unless it says what is priced anyway."""
 

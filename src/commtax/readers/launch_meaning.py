@@ -75,7 +75,14 @@ def _sglang(given: Given, notes: list[str], unread: list[str]) -> Given:
     if given.get("expert_parallel"):
         told.setdefault("ep", told.get("tp", 1))
     told["eager"] = told["eager"] or str(given.get("graphs", "")).lower() == "disabled"
+    for name, groups in (("max_num_seqs", told.get("dp", 1)), ("max_num_batched_tokens", _groups(given))):
+        if name in told:  # of the whole server: every group gets its part
+            told[name] = max(1, told[name] // max(1, groups))
     return _attention_dp(told, notes) if given.get("dp_attention") else told
+
+
+def _groups(given: Given) -> int:
+    return int(given.get("dp", 1)) if given.get("dp_attention") else 1
 
 
 def _attention_dp(told: Given, notes: list[str]) -> Given:
@@ -142,7 +149,7 @@ def _megatron(given: Given, _notes: list[str], unread: list[str]) -> Given:
 
 def _torchtitan(given: Given, _notes: list[str], unread: list[str]) -> Given:
     """Sizes of a torchtitan job, in tokens (from 0.5) or in sequences (before)."""
-    told = _training(given, ("tp", "pp", "cp", "ep", "context", "global_batch"))
+    told = _training(given, ("tp", "pp", "cp", "ep", "context", "global_batch", "stage_layers"))
     told["zero"] = 3
     copies = given.get("copies", 1)
     if copies > 1:

@@ -11,13 +11,14 @@ from commtax.api.serving import Simulation
 from commtax.api.setup import describe_gpus
 from commtax.report.documents import Document, plain, question
 from commtax.report.tables import new_table, notes, say, where
-from commtax.units import format_seconds, plural
+from commtax.units import format_mean, format_seconds, plural
 
 PARTS = (
     ("request_s", "way through the server"),
     ("boundary_s", "the step in progress"),
     ("prefill_s", "the step of its prompt"),
     ("ahead_s", "prompts of others before that"),
+    ("moved_s", "moving its cache to the worker that decodes"),
     ("slot_s", "waiting for a slot"),
     ("frontend_s", "waiting for the front end"),
 )
@@ -26,8 +27,9 @@ NO_TPOT = "TPOT – (one output token: there is no time between tokens)"
 
 
 def holds_one(s: Simulation) -> bool:
-    """Whether the cache of a copy has room for one request."""
-    return bool(np.all(np.asarray(s.kv_tokens) >= np.asarray(s.input_len) + np.asarray(s.output_len)))
+    """Whether the cache of a copy has room for one request, and a prompt worker for its prompt."""
+    whole = np.all(np.asarray(s.kv_tokens) >= np.asarray(s.input_len) + np.asarray(s.output_len))
+    return bool(whole and (s.apart is None or np.all(np.asarray(s.apart.kv_tokens) >= np.asarray(s.input_len))))
 
 
 def show_simulation(console: Console, s: Simulation) -> None:
@@ -56,9 +58,13 @@ def show_simulation(console: Console, s: Simulation) -> None:
 
 def _show_token(console: Console, s: Simulation) -> None:
     table = new_table("of TPOT", ">time", ">share")
-    decode = float(s.decode_s)
-    rest = float(s.tpot_s) - decode - float(s.served.stretch_s)
-    rows = (("decode step", decode), ("prompts of others", float(s.served.stretch_s)), ("waiting for the front end", rest))
+    decode, stretch, frontend = float(s.decode_s), float(s.served.stretch_s), float(s.served.frontend_s / (s.output_len - 1))
+    rows = (
+        ("decode step", decode),
+        ("prompts of others", stretch),
+        ("waiting for the front end", frontend),
+        ("waiting for the KV cache, thrown out of it", float(s.tpot_s) - decode - stretch - frontend),
+    )
     for words, part in rows:
         if part > 1e-12:
             table.add_row(words, format_seconds(part), f"{part / float(s.tpot_s):.0%}")
@@ -85,7 +91,7 @@ def show_simulations(console: Console, s: Simulation) -> None:
         times = (_seconds(row["tpot_s"]), tpot, _seconds(row["ttft_s"]), ttft, _seconds(row["e2e_s"]))
         mixed = "–" if row["mixed_share"] is None else f"{row['mixed_share']:.0%}"
         rates = (f"{row['tokens_per_s']:,.0f}", f"{row['requests_per_s']:,.2f}", mixed)
-        table.add_row(f"{row['concurrency']:,}", f"{row['running']:,.0f}", *times, *rates)
+        table.add_row(f"{row['concurrency']:,}", format_mean(row["running"]), *times, *rates)
     console.print(table)
     notes(console, (*s.notes, _source(s)))
 
@@ -102,13 +108,27 @@ def _head(console: Console, s: Simulation) -> None:
     asked = s.setup
     if not holds_one(s):
         need = f"a request of {int(s.input_len):,} + {int(s.output_len):,} tokens needs {int(s.input_len + s.output_len):,}"
-        say(console, f"It does not fit: the KV cache of a copy holds {int(s.kv_tokens):,} tokens, and {need}.", "bold red")
-    gpus = describe_gpus(asked.plan)
-    say(console, f"{asked.model.key} on {where(asked)}: {gpus}, {asked.engine.key}@{asked.engine.version}", "bold")
+        held = f"the KV cache of a copy holds {int(s.kv_tokens):,} tokens"
+        if s.apart and s.kv_tokens >= s.input_len + s.output_len:
+            need, held = f"a prompt has {int(s.input_len):,}", f"the KV cache of a prompt worker holds {int(s.apart.kv_tokens):,}"
+        say(console, f"It does not fit: {held}, and {need}.", "bold red")
+    say(console, f"{asked.model.key} on {where(asked)}: {_gpus(s)}, {asked.engine.key}@{asked.engine.version}", "bold")
     clients = plural(int(s.concurrency), "client") if np.ndim(s.concurrency) == 0 else "clients in a closed loop"
     finite = f", {int(np.max(s.num_prompts)):,} prompts" if np.all(np.isfinite(s.num_prompts)) else ", steady state"
     spread = f" (lengths ± {s.spread:.0%})" if s.spread else ""
     say(console, f"{clients}, {int(s.input_len):,} tokens in and {int(s.output_len):,} out{spread}{finite}", "dim")
+
+
+def _gpus(s: Simulation) -> str:
+    """The GPUs in words; of both kinds of workers where there are two."""
+    decode = describe_gpus(s.setup.plan)
+    if s.apart is None:
+        return decode
+    ahead = describe_gpus(s.apart.plan).split(" = ")[1]
+    prompts = f"{s.apart.workers or 'enough'} x {ahead} for prompts"
+    copies = f"{int(s.apart.copies)} x " if np.ndim(s.apart.copies) == 0 else "enough x "
+    total = f"{int(s.num_gpus)} GPUs = " if s.num_gpus is not None and np.ndim(s.num_gpus) == 0 else ""
+    return f"{total}{prompts} + {copies}{decode.split(' = ')[1]} to decode"
 
 
 def _mixture(s: Simulation) -> str:
@@ -117,8 +137,9 @@ def _mixture(s: Simulation) -> str:
     chunks = int(s.chunks)
     cut = f"in {chunks} chunks of at most {s.max_batched_tokens:,} tokens" if chunks > 1 else "in one step"
     how = "alone, before decoding goes on" if engine.prefill_first else "beside the decodes"
+    how = "on a worker of its own" if s.apart else how
     return (
-        f"{plural(s.running, 'request')} run{'s' if s.running == 1 else ''} at once a replica, "
+        f"{format_mean(float(s.running))} request{'s run' if s.running != 1 else ' runs'} at once a replica, "
         f"{plural(s.rows, 'row')} a decode step; a prompt is computed {cut}, {how}; "
         f"{float(s.served.ahead):,.1f} prompts of others come before a first token"
     )
@@ -168,6 +189,7 @@ def simulation_document(s: Simulation) -> Document:
     head: dict[str, Any] = {
         "schema": "commtax.simulate/1",
         **question(s.setup),
+        **_apart(s),
         "input_len": s.input_len,
         "output_len": s.output_len,
         "num_prompts": s.num_prompts if finite else None,
@@ -178,3 +200,15 @@ def simulation_document(s: Simulation) -> Document:
         "calibrated": s.setup.engine.calibrated,
     }
     return dict(plain({**head, "runs": simulation_rows(s), "notes": s.notes}))
+
+
+def _apart(s: Simulation) -> Document:
+    """Both kinds of workers, and the GPUs of all; null where there are "enough"."""
+    if s.apart is None:
+        return {"prompt_workers": None}
+    gpus = s.num_gpus if s.num_gpus is not None and np.ndim(s.num_gpus) == 0 else None
+    idle = None if gpus is None else s.setup.cluster.num_gpus - gpus
+    sizes = {name: getattr(s.apart.plan, name) for name in ("tp", "pp", "ep")}
+    workers = {"workers": s.apart.workers, **sizes, "kv_tokens": s.apart.kv_tokens if np.isfinite(s.apart.kv_tokens) else None}
+    copies = s.apart.copies if np.ndim(s.apart.copies) == 0 else None
+    return {"prompt_workers": workers, "decode_workers": copies, "gpus": gpus, "idle_gpus": idle}
