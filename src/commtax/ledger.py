@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ class Line:
         return self.total_s - self.hidden_s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: sums are asked for often and kept
 class Bill:
     """The lines of one step. Every figure is a sum over them, so they cannot disagree."""
 
@@ -100,11 +101,11 @@ class Bill:
         """The lines that cost something."""
         return tuple(line for line in self.lines if line.item.is_sent)
 
-    @property
+    @cached_property
     def step_s(self) -> Number:
         return self._sum(lambda line: line.exposed_s)
 
-    @property
+    @cached_property
     def sigma(self) -> Number:
         """Standard deviation of the logarithm of the step: lines of one source err together, sources independently."""
         parts: dict[tuple[str, str], Number] = {}
@@ -131,7 +132,7 @@ class Bill:
     def comm_s(self) -> Number:
         return self._sum(lambda line: line.total_s, "comm")
 
-    @property
+    @cached_property
     def exposed_comm_s(self) -> Number:
         return self._sum(lambda line: line.exposed_s, "comm")
 
