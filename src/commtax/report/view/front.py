@@ -67,7 +67,7 @@ def served_patch(a: ServingPlans, rows: Columns, i: int) -> Document:
     sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "ep")}
     dp, copies = int(rows.dp[i]), int(rows.replicas[i])
     dp = dp * copies if a.model.experts is None else dp  # copies of a mixture are servers of their own
-    length = a.goal.input_len + a.goal.output_len // 2
+    length = a.goal.input_len + max(0, a.goal.output_len // 2 - 1)
     return {**sizes, "dp": dp, "cp": 1, "b": min(65_536, max(1, int(rows.running[i]))), "s": length, "ph": "decode"}
 
 
