@@ -133,7 +133,7 @@ def fastest_training(model, cluster, global_batch, seq, kinds, engine="megatron"
     sizes = [2**i for i in range(6) if 2**i <= gpus]
     for kind, tp, pp, micro in itertools.product(kinds, sizes, range(1, known.num_layers + 1), (1, 2, 4, 8)):
         dp = gpus // (tp * pp) if gpus % (tp * pp) == 0 else 0
-        if not dp or global_batch % (dp * micro) or seq % (2 * tp) or (kind.schedule != "1f1b" and pp == 1):
+        if not dp or global_batch % (dp * micro) or seq % tp or (kind.schedule != "1f1b" and pp == 1):
             continue
         if kind.zero in (0, 1) and (kind.zero == 0) != (dp == 1):
             continue

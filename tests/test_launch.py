@@ -395,6 +395,18 @@ def test_servers_of_a_mixture_share_no_experts():
     assert any("4 equal servers: one of them is priced" in note for note in found["notes"])
 
 
+def test_a_commands_own_plan_joins_those_compared():
+    words = ("compare", "--cluster", "2x8xh100-sxm", "--json", "--from", f"{VLLM} -tp 8 -pp 2", "--plans")
+    for plans, shown in (("tp16,tp8dp2", ["tp8pp2", "tp16", "tp8dp2"]), ("tp16,tp8pp2", ["tp16", "tp8pp2"])):
+        done = run(*words, plans)
+        assert done.returncode == 0, done.stderr
+        assert [row["plan"] for row in json.loads(done.stdout)["rows"]] == shown
+    mixture = run("compare", "--cluster", "8xh200-sxm", "--from", "vllm serve deepseek-ai/DeepSeek-V3 -dp 8 -ep", "--plans", "tp8")
+    assert "dp8ep is the command's own plan" in mixture.stdout
+    refused = run("compare", "llama-3.1-8b", "--cluster", "8xh100-sxm", "-tp", "2", "--plans", "tp8")
+    assert (refused.returncode, "leave it out beside --plans" in refused.stderr) == (2, True)
+
+
 def test_a_benchmark_beside_a_server_is_no_training_batch():
     done = run("fit", "--cluster", "8xh100-sxm", "--from", f"{SERVERS}\n{BENCH}", "--json")
     assert (done.returncode, json.loads(done.stdout)["fits"]) == (0, True), done.stderr

@@ -117,3 +117,9 @@ def test_mistakes():
         done = run("llama-3.1-8b", "--cluster", "8xh100-sxm", *words)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert says in done.stderr
+
+
+def test_a_dense_model_has_no_experts_to_spread():
+    """As ``bill`` says it, not as if nothing had been asked for."""
+    spread = compare_plans("llama-3.1-8b", "8xh100-sxm", ["tp4", "tp4ep"], batches=[16]).rows[1]
+    assert (spread.bill, "is dense" in spread.refused) == (None, True)

@@ -232,6 +232,11 @@ def test_a_queue_for_prompts_by_hand():
     assert prompts_apart(load, quiet, 9.0, 0.5, 11, 1).ahead_s > 60, "workers that are too few hold all clients up"
 
 
+def test_requests_longer_than_the_model_are_said():
+    assert any("131,072 positions" in note for note in simulate(input_len=131_000, output_len=128).notes)
+    assert not any("positions" in note for note in simulate().notes)
+
+
 def test_workers_are_counted_and_must_fit():
     words = ("llama-3.1-70b", "--cluster", "2x8xh100-sxm", "--disaggregated", "-tp", "4", "--concurrency", "64")
     done = command(*words, "--prefill-workers", "4", "--prefill-tp", "2", "--decode-workers", "2")

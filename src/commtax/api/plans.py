@@ -152,16 +152,12 @@ class Ask:
         return self.link or self.place.intra.key
 
     @property
-    def ep(self) -> int:
-        return 1 if self.axes["ep"] == AUTO_EP and self.model.experts is None else self.axes["ep"]
-
-    @property
     def gpus(self) -> int:
         return self.axes["tp"] * self.axes["pp"] * self.axes["dp"] * self.axes["cp"]
 
     def bill(self, batch: Any, **changes: Any) -> StepBill:
         """The step of a replica that has its share of ``batch`` sequences."""
-        words = {**self.question, **self.axes, "ep": self.ep, **changes}
+        words = {**self.question, **self.axes, **changes}
         share = -(-np.asarray(batch) // self.axes["dp"])
         return bill(self.model, self.place, **{**words, "batch": int(share) if np.ndim(batch) == 0 else share})
 
@@ -171,9 +167,7 @@ class Ask:
                 words = {k: v for k, v in self.question.items() if k not in ("phase", "batch")}
                 if batch % self.axes["dp"]:
                     raise ValueError(f"global_batch={batch} does not divide by dp={self.axes['dp']}")
-                trained = train_bill(
-                    self.model, self.place, **{**words, **self.axes, "ep": self.ep, "batch": batch // self.axes["dp"]}
-                )
+                trained = train_bill(self.model, self.place, **{**words, **self.axes, "batch": batch // self.axes["dp"]})
                 return PlanRow(self.name, self.shown, batch, self.gpus, trained, fits=bool(trained.fits))
             priced = self.bill(batch)
             return PlanRow(self.name, self.shown, batch, self.gpus, priced, fits=fits(priced))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from commtax.api.fitting import cache_tokens
+from commtax.api.sending import context_notes
 from commtax.api.setup import Setup, constants_of, fabric_of, numeric, positive, setup
 from commtax.arrays import pick
 from commtax.cost import memory
@@ -289,6 +290,7 @@ def _notes(s: Simulation) -> tuple[str, ...]:
         told = tuple(note for note in told if " GPUs idle (" not in note)
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):
         return told
+    told += tuple(context_notes(s.input_len + s.output_len, s.setup))
     each = s.concurrency / s.setup.plan.dp / (s.apart.copies if s.apart else 1)
     if s.kv_tokens < s.input_len + s.output_len:
         return (*told, "one request does not fit into the KV cache (see commtax fit); priced as if one ran")

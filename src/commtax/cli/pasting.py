@@ -103,6 +103,8 @@ def _paste(model: str, found: Launch, options: dict[str, Any], notes: list[str],
         notes.append(
             "vLLM splits a mixture's experts over tp x dp: priced as experts spread over them (the same bytes and weights)"
         )
+    if options.get("plans"):
+        _join_plans(words, options, notes)
     context, unused = click.get_current_context(), []
     other = {"concurrency": "batch", "input_len": "context", "context": "input_len"}
     if found.phase == "serve" and "max_num_seqs" in options:  # a batch and a length are of training there
@@ -119,6 +121,15 @@ def _paste(model: str, found: Launch, options: dict[str, Any], notes: list[str],
     if found.unread:
         notes.append(f"not understood, and not in the answer: {', '.join(found.unread)}")
     return model, unused
+
+
+def _join_plans(words: dict[str, Any], options: dict[str, Any], notes: list[str]) -> None:
+    """The command's own plan stands beside those that are compared."""
+    sizes = {axis: words.pop(axis) for axis in ("tp", "pp", "dp", "ep", "cp") if axis in words}
+    own = "".join(f"{axis}{'' if n == AUTO_EP else n}" for axis, n in sizes.items() if n != 1) or "tp1"
+    if own not in options["plans"].split(","):
+        options["plans"] = f"{own},{options['plans']}"
+        notes.append(f"{own} is the command's own plan")
 
 
 def _one_server(found: Launch, notes: list[str]) -> dict[str, Any]:

@@ -99,6 +99,9 @@ def _serve(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
     _check_emit(options["emit"], SERVING)
     if options["launch"]:
         _check_launch(options["launch"], sum(lengths))
+    dtypes = tuple(options["dtype"].split(","))
+    if len(dtypes) > 1 and "" in dtypes:
+        raise ValueError(f"dtype '{options['dtype']}': a type is missing between the commas")
     start = time.process_time()
     found = plan(
         model,
@@ -109,7 +112,7 @@ def _serve(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
         tpot_s=parse_seconds(options["tpot"], "tpot") if options["tpot"] else math.inf,
         objective=options["objective"] or "throughput",
         engine=options["engine"],
-        dtypes=tuple(options["dtype"].split(",")),
+        dtypes=dtypes,
         max_concurrency=_or(options["max_concurrency"], 1024),
         usd_per_gpu_hour=options["price"],
         profile=options["profile"],
@@ -118,8 +121,10 @@ def _serve(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
     spent = time.process_time() - start
     pasted = _stands(found, options["launch"]) if options["launch"] else None
     commands = _commands(found, options["emit"]) if options["emit"] and len(found.plans) else {}
-    if plot:
+    if plot and len(found.front):
         planning.plot_front(found, Path(plot))
+    elif plot:
+        click.echo(f"plot: no plan is good, {plot} is not written", err=True)
     write_plan_page(options["html"], found)
     if as_json:
         print_json({**planning.plans_document(found, top, pasted), **({"emit": commands} if options["emit"] else {})})

@@ -12,11 +12,12 @@ from commtax.cost.serving import Load, Served, Steps, closed_loop, prompts_apart
 from commtax.planner.columns import Columns, Goal, empty, joined
 from commtax.planner.space import Array, Space
 
+SPLITS = 128  # of a pair of degrees: all of them up to so many, then evenly spread ones
 BUSY = 0.85  # prompt workers are loaded to this share at most: clients beyond only wait
 
 
 def columns(base: Setup, roomy: Space, prompt_s: Array, kv: Array, room: Array, goal: Goal, index: int) -> Columns:
-    """Every split of the cluster into prompt workers and decode copies of one tp degree each, inside a fast domain.
+    """Splits of the cluster into prompt workers and decode copies of one tp degree each, inside a fast domain.
 
     Priced as ``commtax simulate --disaggregated`` prices one of them; steps are priced once for each degree.
     """
@@ -42,7 +43,8 @@ def _splits(
     gpus, found, seqs = base.cluster.num_gpus, [], np.asarray(load.concurrency)
     moved = moved_s(base, tp, ahead, goal.input_len)
     n = np.ones(len(seqs), dtype=int)
-    for copies in range(1, (gpus - ahead) // tp + 1):
+    most = (gpus - ahead) // tp
+    for copies in np.unique(np.linspace(1, most, min(most, SPLITS)).astype(int)).tolist():
         workers = (gpus - copies * tp) // ahead
         served = prompts_apart(load, quiet, prompt_s, moved, seqs * copies, workers)
         requests_per_s = seqs * copies / (served.ttft_s + (goal.output_len - 1) * served.tpot_s)

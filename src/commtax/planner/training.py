@@ -144,7 +144,8 @@ def plan_training(
     if len(every):
         rejected = list(_lost(question, every, good, budget))
     else:
-        rejected = [Rejected("all", f"no split of {place.num_gpus} GPUs divides a global batch of {global_batch}")]
+        cut = f"a global batch of {global_batch:,} and sequences of {seq:,} tokens"
+        rejected = [Rejected("all", f"no split of {plural(place.num_gpus, 'GPU')} divides {cut}")]
     return replace(question, candidates=len(every), plans=good, near=every.take(near), rejected=tuple(rejected))
 
 
@@ -167,7 +168,7 @@ def _grid(model: Model, cluster: Cluster, engine: Engine, global_batch: int, seq
     for tp in degrees:
         for cp in contexts:
             for pp in range(1, min(model.num_layers, gpus // (tp * cp)) + 1):
-                if gpus % (tp * cp * pp) or seq % (2 * cp * tp):
+                if gpus % (tp * cp * pp) or seq % (tp if cp == 1 else 2 * cp * tp):  # two pieces a rank balance causal attention
                     continue
                 dp = gpus // (tp * cp * pp)
                 if global_batch % dp:

@@ -110,7 +110,10 @@ def _head(console: Console, s: Simulation) -> None:
         need = f"a request of {int(s.input_len):,} + {int(s.output_len):,} tokens needs {int(s.input_len + s.output_len):,}"
         held = f"the KV cache of a copy holds {int(s.kv_tokens):,} tokens"
         if s.apart and s.kv_tokens >= s.input_len + s.output_len:
-            need, held = f"a prompt has {int(s.input_len):,}", f"the KV cache of a prompt worker holds {int(s.apart.kv_tokens):,}"
+            need, held = (
+                f"a prompt has {int(s.input_len):,}",
+                f"the KV cache of a prompt worker holds {int(s.apart.kv_tokens):,} tokens",
+            )
         say(console, f"It does not fit: {held}, and {need}.", "bold red")
     say(console, f"{asked.model.key} on {where(asked)}: {_gpus(s)}, {asked.engine.key}@{asked.engine.version}", "bold")
     clients = plural(int(s.concurrency), "client") if np.ndim(s.concurrency) == 0 else "clients in a closed loop"

@@ -1,0 +1,100 @@
+"""Commands agree: a plan is what simulate says of it, alone or among others, and what is emitted pastes back as itself."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import commtax
+from commtax.api.serving import step_s
+from commtax.planner import plan, standing
+from commtax.planner.reasons import step_of
+from commtax.planner.space import space
+from commtax.spec import Workload
+from test_planner import command, questions
+
+
+@given(questions())
+@settings(max_examples=15)
+def test_a_plan_is_what_simulate_says(question):
+    """The first plans of both kinds, one copy or one split each: the same TTFT, TPOT, tokens/s and decode step."""
+    a = plan(**question, max_concurrency=128)
+    rows = a.plans
+    for i in {int(j) for mode in (0, 1) for j in np.flatnonzero(rows.mode == mode)[:3]}:
+        apart, copies = bool(rows.mode[i]), int(rows.replicas[i])
+        workers = {
+            "prefill_workers": int(rows.prefill_replicas[i]),
+            "prefill_tp": int(rows.prefill_tp[i]),
+            "decode_workers": copies,
+        }
+        one = commtax.simulate(
+            a.model, a.cluster, engine=a.engine, input_len=question["input_len"], output_len=question["output_len"],
+            concurrency=int(rows.concurrency[i]) // (1 if apart else copies), disaggregated=apart,
+            **{axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}, **(workers if apart else {}),
+        )  # fmt: skip
+        assert float(rows.ttft_s[i]) == pytest.approx(float(one.ttft_s))
+        assert float(rows.tpot_s[i]) == pytest.approx(float(one.tpot_s))
+        assert float(rows.tokens_per_s[i]) == pytest.approx(float(one.tokens_per_s) * (1 if apart else copies))
+        assert float(step_of(a, rows, i).step_s) == pytest.approx(float(one.decode_s))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("model", ["glm-5", "mixtral-8x7b", "qwen3-30b-a3b"])
+def test_a_plan_among_others_costs_what_it_costs_alone(model, engine):
+    """All plans of a cluster priced at once; experts are gathered over dp in some of them and over ep in others."""
+    base = commtax.api.setup(model, "4x8xh200-sxm", engine=engine)
+    whole = space(base.model, base.cluster, base.plan, base.engine)
+    legal = whole.only(whole.codes == 0)
+    many = replace(base, plan=replace(base.plan, **{axis: getattr(legal, axis) for axis in ("tp", "pp", "dp", "ep")}))
+    work = Workload(decode_seqs=60, cached_tokens=60 * 1000)
+    together = np.asarray(step_s(many, work))
+    for i in range(0, len(legal), 7):
+        one = {axis: int(getattr(legal, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}
+        assert together[i] == pytest.approx(float(step_s(replace(base, plan=replace(base.plan, **one)), work))), one
+
+
+def test_a_pasted_plan_at_its_own_load():
+    """Also where disaggregated plans take more clients, and where the cache holds fewer than there are."""
+    bench = "vllm bench serve --random-input-len 8192 --random-output-len 512 --max-concurrency {}"
+    server = "vllm serve openai/gpt-oss-120b --max-model-len 8704"
+    for clients in (16, 2000):
+        words = ("--cluster", "2x8xh200-sxm", "--from", f"{server}\n{bench.format(clients)}", "--objective", "gpus", "--json")
+        code, out, error = command(*words)
+        assert code == 0, error
+        assert json.loads(out)["pasted"]["concurrency"] == clients
+    found = plan("llama-3.1-8b", "2xh100-sxm", max_concurrency=8)
+    assert int(standing(found, {"tp": 1, "pp": 1, "dp": 1, "ep": 1}, 2).rows.concurrency[0]) == 16, "8 a copy, as was asked"
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "words"),
+    [
+        ("mixtral-8x7b", "8xa100-80-sxm", ("--tpot", "60ms", "--dtype", "fp8,bf16")),
+        ("deepseek-v3", "4x8xh200-sxm", ("--engine", "sglang", "--objective", "cost", "--tpot", "40ms", "--dtype", "bf16,fp8")),
+        ("qwen3-30b-a3b", "8xl40s", ("--engine", "trtllm", "--ttft", "2s", "--tpot", "50ms")),
+        (
+            "llama-3.1-70b",
+            "2x8xh100-sxm",
+            (
+                "--tpot",
+                "30ms",
+            ),
+        ),
+    ],
+)
+def test_an_emitted_plan_pastes_back_as_itself(model, cluster, words):
+    engine = words[1] if words[0] == "--engine" else "vllm"
+    code, out, error = command(model, "--cluster", cluster, *words, "--emit", engine, "--json", "--top", "99")
+    assert code == 0, error
+    found = json.loads(out)
+    first = next(p for p in found["plans"] if p["mode"] == "together")
+    kept = [w for i, w in enumerate(words) if w != "--engine" and (not i or words[i - 1] != "--engine")]
+    pasted = "\n".join((found["emit"]["launch"], found["emit"]["benchmark"]))
+    code, out, error = command("--cluster", cluster, "--from", pasted, *kept, "--json")
+    assert code == 0, error
+    again = json.loads(out)["pasted"]
+    for name in ("tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency", "dtype"):
+        assert again[name] == first[name], name
+    assert again["tokens_per_s"] == pytest.approx(first["tokens_per_s"], rel=0.02), "the cache has room that a lower limit leaves"
