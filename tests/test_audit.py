@@ -1,14 +1,13 @@
 """Runs against their predictions: published logs in each version's wording, made traces and results, real ones on CPUs."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import commtax
+from cli_run import run_here
 from commtax import catalog
 from commtax.audit import Question, audit, content, kind_of
 from commtax.audit.benches import audit_bench, floor_s, request_seconds
@@ -34,7 +33,7 @@ def by_item(section):
 
 
 def run(*words):
-    done = subprocess.run([sys.executable, "-m", "commtax", "audit", *map(str, words)], capture_output=True, text=True, check=False)
+    done = run_here("audit", *words)
     assert "Traceback" not in done.stderr
     return done
 

@@ -3,17 +3,16 @@
 import csv
 import io
 import json
-import subprocess
-import sys
 
 import pytest
 
 import commtax
+from cli_run import run_here
 from commtax.api.comparing import parse_over
 
 
 def run(*words):
-    return subprocess.run([sys.executable, "-m", "commtax", "compare", *words], capture_output=True, text=True, check=False)
+    return run_here("compare", *words)
 
 
 def test_cells_are_bills():

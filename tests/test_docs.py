@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import commtax
+from cli_run import run_here
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -30,7 +31,7 @@ COMMANDS = [(page, line) for page, block in blocks("sh") for line in block.split
 @pytest.mark.parametrize(("page", "line"), COMMANDS)
 def test_commands_run(page, line):
     words = shlex.split(line, comments=True)[1:]
-    done = subprocess.run([sys.executable, "-m", "commtax", *words], capture_output=True, text=True, check=False)
+    done = run_here(*words)
     assert done.returncode in ((0, 1) if "# exit 1" in line else (0,)), done.stderr
     assert done.stdout
 

@@ -1,12 +1,11 @@
 """Expectations against measurements: pass, fail, and the outputs of nccl-tests in its variants."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 import commtax
+from cli_run import run_here
 from commtax.readers.nccl_tests import parse
 
 HEADER = """# nThread 1 nGpus 8 minBytes 8 maxBytes 8589934592 step: 2(factor)
@@ -50,7 +49,7 @@ def test_bandwidths_follow_their_definition():
 
 
 def run(*words):
-    return subprocess.run([sys.executable, "-m", "commtax", "expect", *words], capture_output=True, text=True, check=False)
+    return run_here("expect", *words)
 
 
 def test_pass_and_fail_are_exit_codes():

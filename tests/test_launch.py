@@ -1,13 +1,12 @@
 """Launch commands: read in every spelling, nothing dropped; written commands read back as the plan they came from."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from cli_run import run_here
 from commtax import catalog
 from commtax.emit import Limits, benchmark_command, launch_command
 from commtax.readers.launch import parse
@@ -18,7 +17,7 @@ VLLM = "vllm serve meta-llama/Llama-3.1-70B-Instruct"
 
 
 def run(*words):
-    return subprocess.run([sys.executable, "-m", "commtax", *words], capture_output=True, text=True, check=False)
+    return run_here(*words)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """Schedules: every entry, every legal shape: simulation equals algebra, orders are sound, memory is as counted."""
 
 import json
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -11,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import commtax
+from cli_run import run_here
 from commtax import napkin
 from commtax.sim.pipeline import Durations, run, simulate
 from commtax.sim.schedules import SCHEDULES, Order, Pair
@@ -181,7 +180,7 @@ def test_timeline_sums():
 
 
 def command(*words):
-    return subprocess.run([sys.executable, "-m", "commtax", "pipeline", *words], capture_output=True, text=True, check=False)
+    return run_here("pipeline", *words)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import subprocess
 import sys
 
 import numpy as np
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 import brute
 import commtax
+from cli_run import run_here
 from commtax import catalog
 from commtax.api.fitting import cache_tokens
 from commtax.planner import plan, plan_training
@@ -155,7 +155,7 @@ def test_the_fastest_training_plan_is_brute_forces(model, seq):
 
 
 def command(*words):
-    done = subprocess.run([sys.executable, "-m", "commtax", "plan", *words], capture_output=True, text=True, check=False)
+    done = run_here("plan", *words)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -3,8 +3,6 @@
 import csv
 import io
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import commtax
+from cli_run import run_here
 from commtax.api.plans import compare_plans, parse_plan
 
 WORDS = ("llama-3.1-8b", "--cluster", "8xh100-sxm", "--plans", "tp1,tp8,tp4dp2,tp3", "--batches", "1,64")
 
 
 def run(*words):
-    return subprocess.run([sys.executable, "-m", "commtax", "compare", *words], capture_output=True, text=True, check=False)
+    return run_here("compare", *words)
 
 
 @given(st.permutations(["tp", "pp", "dp", "ep", "cp"]), st.lists(st.integers(1, 64), min_size=5, max_size=5))

@@ -2,8 +2,6 @@
 
 import csv
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import commtax
+from cli_run import run_here
 from commtax import catalog
 from commtax.cost.experts import chosen_experts
 from commtax.cost.serving import Load, Pressure, Steps, closed_loop, pressure, prompts_ahead, prompts_apart, running
@@ -337,7 +336,7 @@ def test_rows_not_fitted_are_within_the_bars():
 
 
 def command(*words):
-    return subprocess.run([sys.executable, "-m", "commtax", "simulate", *words], capture_output=True, text=True, check=False)
+    return run_here("simulate", *words)
 
 
 def test_the_command_prints_a_document():

@@ -3,7 +3,6 @@
 import csv
 import gzip
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 import commtax
+from cli_run import run_here
 from commtax import catalog
 from commtax.validate import check, own_rows, published
 from commtax.validate.collective_rows import question
@@ -27,7 +27,7 @@ GROUP = {
 
 
 def run(*arguments):
-    return subprocess.run([sys.executable, "-m", "commtax", "validate", *map(str, arguments)], capture_output=True, text=True)
+    return run_here("validate", *arguments)
 
 
 @pytest.fixture(scope="module")
