@@ -231,6 +231,13 @@ def test_a_queue_for_prompts_by_hand():
     assert prompts_apart(load, quiet, 9.0, 0.5, 11, 1).ahead_s > 60, "workers that are too few hold all clients up"
 
 
+def test_experts_fill_their_tiles_one_by_one():
+    """No client makes all experts need another tile at once: tokens/s have no cliff."""
+    clients = np.arange(60, 300)
+    found = commtax.simulate("mixtral-8x7b", "8xa100-80-sxm", tp=4, concurrency=clients, input_len=100, output_len=500)
+    assert np.all(np.diff(found.tokens_per_s) > -0.03 * found.tokens_per_s[:-1])
+
+
 def test_requests_longer_than_the_model_are_said():
     assert any("131,072 positions" in note for note in simulate(input_len=131_000, output_len=128).notes)
     assert not any("positions" in note for note in simulate().notes)

@@ -37,9 +37,8 @@ def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
     memory = k.nbytes * packed / (c["eb"] * bandwidth_Bps)
     serial = c["kl"] * np.log1p(k.k / c["kc"]) * (1 + np.minimum(k.m, FULL_TILE) / c["mk"])
     tile_m, tile_n = c.get("tile_m", TILE_M), c.get("tile_n", TILE_N)
-    if k.grouped:
-        tile_m = min(tile_m, GROUPED_TILE_M)
-    padded = tile_m * np.ceil(k.m / tile_m) * tile_n * np.ceil(k.n / tile_n)
+    rows = _grouped_rows(k.m, min(tile_m, GROUPED_TILE_M)) if k.grouped else tile_m * np.ceil(k.m / tile_m)
+    padded = rows * tile_n * np.ceil(k.n / tile_n)
     compute = 2 * padded * (k.k + c["k0"]) / (c["ep"] * (k.grouped or 1.0) * flops_per_s)
     if "droop" in c:
         compute = compute * (1 + c["droop"] * compute / (compute + c["tau"]))
@@ -49,6 +48,11 @@ def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
     if c["q"]:
         moving = moving + c["q"] * k.m * np.maximum(k.k, QUANTISED_COLUMNS)
     return c["t0"], moving
+
+
+def _grouped_rows(mean: Number, tile: float) -> Number:
+    """Rows of an expert with its padding: experts have unequal numbers of them, so the last tile is half full on average."""
+    return np.maximum(tile, mean + tile / 2)
 
 
 def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
