@@ -192,6 +192,7 @@ MISTAKES = {
     "endless number": (("fit", "llama-3.1-8b", "--cluster", "9" * 5000 + "xh100-sxm"), "cluster"),
     "catalogue kind": (("catalog", "gpus"), "one of chips"),
     "negative nics": (("fit", "llama-3.1-8b", *GOOD, "--nics", "-2"), "nics"),
+    "a page nowhere": (("bill", "llama-3.1-8b", *GOOD, "--html", "/nonexistent/x.html"), "html"),
     "ep on a dense model": (("bill", "llama-3.1-8b", *GOOD, "-tp", "8", "--ep", "8"), "dense"),
 }
 

@@ -140,8 +140,8 @@ def simulate(
     lengths vary by ``spread`` of their mean to either side. With ``disaggregated``, prompts run on workers of their own.
     ``kv_tokens`` is the size of a replica's cache where it is known; else memory is judged.
     """
-    concurrency, input_len = positive(concurrency, "concurrency"), positive(input_len, "input_len")
-    output_len = positive(output_len, "output_len")
+    given = {"concurrency": concurrency, "input_len": input_len, "output_len": output_len}
+    concurrency, input_len, output_len = (positive(value, name) for name, value in given.items())
     asked = setup(model, cluster, **plan)
     budget, most = _limits(asked, max_num_batched_tokens, max_num_seqs, gpu_memory_utilization)
     load = _load(asked, concurrency, input_len, output_len, num_prompts, spread)
@@ -157,7 +157,6 @@ def simulate(
         steps, served = _apart(asked, load, seqs, budget, apart, concurrency)
     else:
         steps, served = _together(asked, load, seqs, budget, pressure(load, asked.engine, kv, seqs, most))
-    work = decoding(np.ceil(seqs / asked.plan.pp), load)
     found = Simulation(
         setup=asked,
         concurrency=concurrency,
@@ -166,7 +165,7 @@ def simulate(
         num_prompts=np.inf if num_prompts is None else num_prompts,
         spread=spread,
         running=seqs,
-        rows=padded_rows(work.rows, work, asked.engine),
+        rows=_rows(asked, seqs, load),
         chunks=steps.chunks,
         max_batched_tokens=budget,
         max_seqs=most,
@@ -177,6 +176,12 @@ def simulate(
         apart=apart,
     )
     return replace(found, notes=_notes(found))
+
+
+def _rows(asked: Setup, seqs: Number, load: Load) -> Number:
+    """Rows of a decode step, as the engine pads them."""
+    work = decoding(np.ceil(seqs / asked.plan.pp), load)
+    return padded_rows(work.rows, work, asked.engine)
 
 
 def _split(

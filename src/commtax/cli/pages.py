@@ -24,7 +24,7 @@ def write_bill_page(path: str, priced: StepBill | TrainBill) -> None:
         from commtax.report.view.offline import bill_page
         from commtax.web.assets import offline
 
-        Path(path).write_text(offline(bill_page(priced, _command())), encoding="utf-8")
+        _write(path, offline(bill_page(priced, _command())))
 
 
 def write_plan_page(path: str, found: ServingPlans | TrainPlans) -> None:
@@ -32,7 +32,14 @@ def write_plan_page(path: str, found: ServingPlans | TrainPlans) -> None:
         from commtax.report.view.offline import plan_page
         from commtax.web.assets import offline
 
-        Path(path).write_text(offline(plan_page(found, _command())), encoding="utf-8")
+        _write(path, offline(plan_page(found, _command())))
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"html '{path}': cannot be written ({error.strerror})") from None
 
 
 def _command() -> str:

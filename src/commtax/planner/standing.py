@@ -9,13 +9,13 @@ import numpy as np
 
 from commtax.api.fitting import cache_tokens
 from commtax.api.setup import describe_gpus, setup
-from commtax.api.train_billing import train_bill
 from commtax.planner.columns import Columns, Goal, empty, label, worth
 from commtax.planner.reasons import best_times
 from commtax.planner.serving import ServingPlans, score, search, simulated, start
 from commtax.planner.serving import columns as priced
 from commtax.planner.space import Space
 from commtax.planner.training import BUDGET, Kind, TrainPlans, columns
+from commtax.planner.training import priced as trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +85,7 @@ def training_standing(answer: TrainPlans, sizes: dict[str, Any], kind: Kind, **w
             name, answer.plans.take(np.array([], dtype=int)), reason=f"{cut} do not divide {answer.global_batch} sequences"
         )
     try:
-        b = train_bill(
-            answer.model,
-            answer.cluster,
-            engine=answer.engine,
-            context=answer.seq,
-            dtype=answer.dtype,
-            profile=answer.profile,
-            zero=kind.zero,
-            recompute=kind.recompute,
-            schedule=kind.schedule,
-            chunks=kind.chunks,
-            batch=answer.global_batch // sizes["dp"],
-            **sizes,
-            **words,
-        )
+        b = trained(answer, kind, batch=answer.global_batch // sizes["dp"], **sizes, **words)
     except ValueError as error:
         return Standing(name, answer.plans.take(np.array([], dtype=int)), reason=str(error))
     row = columns(b, 0, {axis: np.array([n]) for axis, n in sizes.items()})

@@ -92,7 +92,7 @@ class TrainPlans:
         """The priced step of row ``i``, line by line."""
         kind = self.kinds[int(rows.kind[i])]
         sizes = {axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep", "cp", "micro_batch")}
-        return _priced(self, kind, batch=self.global_batch // sizes["dp"], **sizes)
+        return priced(self, kind, batch=self.global_batch // sizes["dp"], **sizes)
 
     def splits(self) -> Array:
         """Index of the fastest plan of each split of the GPUs, fastest first."""
@@ -204,7 +204,8 @@ def _fitting(grid: dict[str, Array], model: Model, kind: Kind, engine: Engine) -
     return {name: column[keep] for name, column in grid.items()}
 
 
-def _priced(question: TrainPlans, kind: Kind, **sizes: Any) -> TrainBill:
+def priced(question: TrainPlans, kind: Kind, **words: Any) -> TrainBill:
+    """Plans of one kind, with sequence parallelism unless ``words`` say otherwise."""
     return train_bill(
         question.model,
         question.cluster,
@@ -216,13 +217,12 @@ def _priced(question: TrainPlans, kind: Kind, **sizes: Any) -> TrainBill:
         recompute=kind.recompute,
         schedule=kind.schedule,
         chunks=kind.chunks,
-        sequence_parallel=True,
-        **sizes,
+        **{"sequence_parallel": True, **words},
     )
 
 
 def _group(question: TrainPlans, kind: Kind, index: int, sizes: dict[str, Array]) -> TrainColumns:
-    b = _priced(question, kind, batch=question.global_batch // sizes["dp"], **sizes)
+    b = priced(question, kind, batch=question.global_batch // sizes["dp"], **sizes)
     rows = columns(b, index, sizes)
     return rows.take(np.flatnonzero(b.legal * np.ones(len(rows))))
 

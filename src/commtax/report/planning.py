@@ -49,16 +49,20 @@ def show_plans(console: Console, a: ServingPlans, top: int, pasted: Standing | N
 
 def _pasted(console: Console, a: ServingPlans, found: Standing | None) -> None:
     """Where the plan that was pasted stands, in one sentence."""
-    if found is None:
-        return
-    if not len(found.rows):
-        say(console, f"Pasted: {found.words}: {found.reason}.", "bold red")
+    if found is None or _unpriced(console, found):
         return
     r = found.rows
     tokens = f"{float(r.tokens_per_s[0]):,.0f} tokens/s, {float(r.tokens_per_s_per_gpu[0]):,.0f} a GPU"
     times = f"TTFT {format_seconds(float(r.ttft_s[0]))}" + (f", TPOT {_tpot(a, r, 0)}" if a.goal.output_len > 1 else "")
     what = f"Pasted: {found.words}, {plural(int(r.concurrency[0]), 'client')}: {tokens}, {times}"
     say(console, f"{what}; {_place(found, len(a.plans), GAIN[a.goal.objective])}.", "bold" if found.rank else "bold red")
+
+
+def _unpriced(console: Console, found: Standing) -> bool:
+    """Says why a pasted plan has no figures, where it has none."""
+    if not len(found.rows):
+        say(console, f"Pasted: {found.words}: {found.reason}.", "bold red")
+    return not len(found.rows)
 
 
 def _place(found: Standing, count: int, unit: str) -> str:
@@ -294,10 +298,7 @@ def _too_small(a: TrainPlans) -> str:
 
 
 def _pasted_training(console: Console, a: TrainPlans, found: Standing | None) -> None:
-    if found is None:
-        return
-    if not len(found.rows):
-        say(console, f"Pasted: {found.words}: {found.reason}.", "bold red")
+    if found is None or _unpriced(console, found):
         return
     r = found.rows
     figures = (
