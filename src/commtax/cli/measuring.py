@@ -15,6 +15,7 @@ import click
 from commtax.cli.options import Bytes, Count, json_option
 from commtax.cli.output import print_json, terminal
 from commtax.report import measuring
+from commtax.units import parse_seconds
 
 Progress = Callable[[Mapping[str, Any]], None]
 
@@ -27,6 +28,23 @@ class Layers(Count):
         if value != 0 and found < 1:
             raise ValueError(f"layers={found}: a whole number of at least 1 is needed")
         return found
+
+
+def _seconds(_context: click.Context, parameter: click.Parameter, value: str) -> float:
+    return parse_seconds(value, parameter.name or "")
+
+
+lost_option = click.option(
+    "--lost-after",
+    "lost_s",
+    default="20s",
+    show_default=True,
+    metavar="TIME",
+    callback=_seconds,
+    help="End the run when a rank gives no sign of life for this long.",
+)
+DEMONSTRATION = ("llama-3.2-1b", 4)
+"""What a study runs when nobody names a model: small enough for minutes on two cores."""
 
 
 @click.group("measure")
@@ -52,7 +70,7 @@ def _need_torch() -> None:
 @click.option("--output-len", type=Count(), default=32, show_default=True, help="Tokens to answer with.")
 @click.option("--dtype", default="", metavar="TYPE", help="fp32, bf16 or fp16.  [default: fp32 on CPU, bf16 on CUDA]")
 @click.option("--device", default="", metavar="DEVICE", help="cpu or cuda.  [default: cuda where there is one]")
-@click.option("--impl", default="", metavar="NAME", help="All-reduce: gloo, shm or nccl.  [default: shm on CPU, nccl on CUDA]")
+@click.option("--impl", default="", metavar="NAME", help="All-reduce: gloo, shm or nccl.  [default: nccl on CUDA, else shm]")
 @click.option("--emulate-link", default="", metavar="LINK", help="Add the time of another link: 10gbe, ib-ndr …")
 @click.option("--slow-rank", default="", metavar="RANK:FACTOR", help="Make one rank compute slower, such as 1:2.0.")
 @click.option("--break-rank", type=int, default=-1, metavar="RANK", help="Damage one rank's shard: the check must catch it.")
@@ -61,8 +79,9 @@ def _need_torch() -> None:
 @click.option("--graphs/--no-graphs", default=True, help="Capture the decode step (CUDA).")
 @click.option("--cluster", "-c", default="", help="Predict for this instead of this machine's chips.")
 @click.option("--profile", default="", metavar="FILE", help="Predict with a profile of commtax measure calibrate.")
+@lost_option
 @json_option
-def tp_command(model: str, random_model: str, as_json: bool, **options: Any) -> None:
+def tp_command(model: str, random_model: str, lost_s: float, as_json: bool, **options: Any) -> None:
     """Run TP=1 and TP=N, prove them equal, count every collective, and put the bill beside the clock.
 
     commtax measure tp --random llama-3.2-1b --layers 2 -tp 2
@@ -75,7 +94,7 @@ def tp_command(model: str, random_model: str, as_json: bool, **options: Any) -> 
         raise ValueError("model: give --model FOLDER, or --random NAME for random weights")
     job = Job(model=model or random_model, random=bool(random_model), **options)
     with ranks_named(), bar("rounds", job.repeats, as_json) as advance:
-        found = run_here(job, progress=advance)
+        found = run_here(job, progress=advance, lost_s=lost_s)
     if as_json:
         print_json(found)
     else:
@@ -84,7 +103,7 @@ def tp_command(model: str, random_model: str, as_json: bool, **options: Any) -> 
 
 
 @measure_group.command("collectives")
-@click.option("--impl", default="gloo,shm", show_default=True, metavar="NAMES", help="gloo, shm, nccl.")
+@click.option("--impl", default="", metavar="NAMES", help="gloo, shm or both, or nccl.  [default: all that CPU ranks have here]")
 @click.option("--ranks", default="2", show_default=True, metavar="N,N", help="Group sizes.")
 @click.option("--op", default="all-reduce", show_default=True, metavar="NAME", help="all-reduce or all-gather.")
 @click.option("--min", "least", type=Bytes(binary=True), default="8", show_default=True, help="Smallest tensor.")
@@ -94,9 +113,10 @@ def tp_command(model: str, random_model: str, as_json: bool, **options: Any) -> 
 @click.option("--emulate-link", default="", metavar="LINK", help="Add the time of another link: 10gbe, ib-ndr …")
 @click.option("--output", default="", metavar="FILE", help="Write JSON lines, one row a size.")
 @click.option("--plot", default="", metavar="FILE", help="Draw it: .svg, .png or .pdf.")
+@lost_option
 @json_option
 def collectives_command(
-    impl: str, ranks: str, op: str, least: float, most: float, emulate_link: str, output: str, plot: str, as_json: bool
+    impl: str, ranks: str, least: float, most: float, output: str, plot: str, as_json: bool, **options: Any
 ) -> None:
     """Time collectives over sizes, as nccl-tests does, and fit latency and bandwidth.
 
@@ -109,7 +129,7 @@ def collectives_command(
     sizes = Sizes(int(least), int(most))
     total = len(sizes.all()) * len(groups)
     with ranks_named(), bar("sizes", total, as_json) as advance:
-        found = measure(impl.split(","), groups, sizes, op, emulate_link, advance)
+        found = measure([i for i in impl.split(",") if i], groups, sizes, progress=advance, **options)
     if output:
         Path(output).write_text("".join(json.dumps(row) + "\n" for row in found["rows"]), encoding="utf-8")
     if plot:
@@ -124,10 +144,12 @@ def collectives_command(
 @measure_group.command("calibrate")
 @click.option("--output", "-o", default="this-box.json", show_default=True, metavar="FILE", help="Where the profile goes.")
 @click.option("--ranks", type=Count(), default=2, show_default=True, help="Ranks that will run side by side.")
-@click.option("--dtype", default="fp32", show_default=True, metavar="TYPE", help="fp32 or bf16.")
+@click.option("--dtype", default="", metavar="TYPE", help="fp32 or bf16: the type that will run.  [default: fp32]")
+@click.option("--impl", default="", metavar="NAMES", help="Collectives by gloo, shm or both.  [default: all that are here]")
 @click.option("--name", default="", help="The profile's name.  [default: this host's]")
+@lost_option
 @json_option
-def calibrate_command(output: str, ranks: int, dtype: str, name: str, as_json: bool) -> None:
+def calibrate_command(output: str, ranks: int, dtype: str, impl: str, name: str, lost_s: float, as_json: bool) -> None:
     """Measure this box (memory, matrix products, fixed costs, collectives) and write a profile for --profile.
 
     commtax measure calibrate -o this-box.json
@@ -135,7 +157,7 @@ def calibrate_command(output: str, ranks: int, dtype: str, name: str, as_json: b
     from commtax.measure.box import STAGES, calibrate
 
     with ranks_named(), bar("stages", STAGES, as_json) as advance:
-        found = calibrate(ranks, dtype, name, advance)
+        found = calibrate(ranks, dtype, name, [i for i in impl.split(",") if i], lost_s, advance)
     Path(output).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     if as_json:
         print_json(found)
@@ -149,7 +171,13 @@ def calibrate_command(output: str, ranks: int, dtype: str, name: str, as_json: b
     "--engine", default="builtin", show_default=True, metavar="NAME", help="builtin, or vllm (an installed one is driven)."
 )
 @click.option("--model", "-m", default="", help="A folder with config.json and safetensors; with vLLM any name it knows.")
-@click.option("--random", "random_model", default="", metavar="MODEL", help="Built-in engine: random weights of a catalogue model.")
+@click.option(
+    "--random",
+    "random_model",
+    default="",
+    metavar="MODEL",
+    help="Built-in engine: random weights of a catalogue model.  [default: 4 layers of llama-3.2-1b]",
+)
 @click.option("--layers", type=Layers(), default=0, help="Built-in engine: only the first layers of it.")
 @click.option("--tp", "degrees", default="1,2", show_default=True, metavar="N,N", help="Tensor-parallel degrees.")
 @click.option("--quick", is_flag=True, help="Small counts and short lengths: minutes on a laptop.")
@@ -168,6 +196,7 @@ def calibrate_command(output: str, ranks: int, dtype: str, name: str, as_json: b
 @click.option("--vllm", default="", metavar="PATH", help="The vllm program.  [default: on PATH]")
 @click.option("--vllm-args", default="", metavar="WORDS", help="More options for every vllm command, such as '--enforce-eager'.")
 @click.option("--name", default="", help="This machine's name in the report.  [default: its device]")
+@lost_option
 @json_option
 def experiment_command(
     model: str, random_model: str, degrees: str, out: str, merged: tuple[str, ...], as_json: bool, **options: Any
@@ -185,6 +214,8 @@ def experiment_command(
         found = merge([Path(m) for m in merged])
         folder.mkdir(parents=True, exist_ok=True)
     else:
+        if not model and not random_model and options["engine"] == "builtin":
+            random_model, options["layers"] = DEMONSTRATION[0], options["layers"] or DEMONSTRATION[1]
         if bool(model) == bool(random_model):
             raise ValueError("model: give --model FOLDER, or --random NAME for random weights")
         if options["engine"] == "builtin":
@@ -208,7 +239,8 @@ def experiment_command(
 
 def _tell(news: Mapping[str, Any]) -> None:
     """One line a finished run: a study takes minutes to hours, and each run is kept from here on."""
-    click.echo(f"[{news['step']}/{news['of']}] {news['run']}" + (f" FAILED: {news['error']}" if news["error"] else ""), err=True)
+    place = f"[{news['step']}/{news['of']}] " if news["of"] else ""
+    click.echo(f"{place}{news['run']}" + (f" FAILED: {news['error']}" if news["error"] else ""), err=True)
 
 
 @contextmanager

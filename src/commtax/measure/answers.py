@@ -61,7 +61,8 @@ def _share(row: Row) -> str:
     each = f", {format_seconds(p['allreduce_s'])} each" if p.get("allreduce_s") else ""
     text += f": {p['allreduces']:g} all-reduces a step{each}"
     if "predicted_allreduces" in p:
-        text += f". Predicted: {p['predicted_allreduces']:g} a step, {p['predicted_comm_fraction']:.1%}"
+        guess = p["predicted_comm_fraction"]
+        text += f". Predicted: {p['predicted_allreduces']:g} a step" + (f", {guess:.1%}" if guess is not None else "")
     return f"{text} ({p['how']})."
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -23,7 +23,7 @@ import torch.nn.functional as F  # noqa: N812
 from commtax import catalog
 from commtax.api.sending import workload
 from commtax.cost.compute import Kernel, step_kernels
-from commtax.measure import launch
+from commtax.measure import launch, machine
 from commtax.measure.arch import Arch, described
 from commtax.measure.collectives import alpha_beta
 from commtax.measure.comm import Group, Wire, wire
@@ -35,7 +35,8 @@ from commtax.measure.worker import Place, gather, report
 from commtax.spec import Plan
 
 TARGET = "commtax.measure.box:measure_box"
-IMPLS = ("shm", "gloo")
+DTYPES_HERE = ("fp32", "bf16")
+RANKS = (2, 4)  # what the calibration models divide by
 ROUNDS = 3
 OUTPUTS = 9
 STREAM_BYTES = 512 * 2**20  # far more than a cache holds
@@ -70,20 +71,31 @@ class Point:
 
 
 def calibrate(
-    ranks: int = 2, dtype: str = "fp32", name: str = "", progress: Callable[[Mapping[str, Any]], None] | None = None
+    ranks: int = 2,
+    dtype: str = "",
+    name: str = "",
+    impls: Sequence[str] = (),
+    lost_s: float = launch.LOST_S,
+    progress: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Measure with ``ranks`` processes, each on its share of the cores, and return the profile."""
-    if dtype not in ("fp32", "bf16"):
-        raise ValueError(f"dtype '{dtype}': fp32 or bf16")
-    if ranks not in (2, 4):
-        raise ValueError(f"ranks={ranks}: 2 or 4 (what the calibration models divide by)")
-    raw = launch.run(TARGET, plan(dtype), ranks, progress=progress)
+    """Measure with ``ranks`` processes, each on its share of the cores, in the type that will run, and return the profile."""
+    dtype, impls = dtype or machine.own_dtype("cpu"), tuple(impls) or machine.carriers(machine.facts())
+    if dtype not in DTYPES_HERE:
+        raise ValueError(f"dtype '{dtype}': {' or '.join(DTYPES_HERE)}")
+    if ranks not in RANKS:
+        raise ValueError(f"ranks={ranks}: {' or '.join(map(str, RANKS))} (what the calibration models divide by)")
+    for impl in impls:
+        if impl not in ("gloo", "shm"):
+            raise ValueError(f"impl '{impl}': gloo, shm or both carry CPU tensors")
+        machine.check_carrier(impl)
+    raw = launch.run(TARGET, plan(dtype, impls), ranks, lost_s=lost_s, progress=progress)
     return profile(raw, dtype, name or platform.node() or "this-box", ranks)
 
 
-def plan(dtype: str) -> dict[str, Any]:
+def plan(dtype: str, impls: Sequence[str]) -> dict[str, Any]:
     """What the ranks are to run."""
-    return {"dtype": dtype, "device": "cpu", "shapes": SHAPES, "steps": STEPS, "stream_bytes": STREAM_BYTES}
+    work = {"shapes": SHAPES, "steps": STEPS, "stream_bytes": STREAM_BYTES}
+    return {"dtype": dtype, "device": "cpu", "impls": list(impls), **work}
 
 
 def measure_box(where: Place, payload: dict[str, Any]) -> dict[str, Any]:
@@ -91,16 +103,16 @@ def measure_box(where: Place, payload: dict[str, Any]) -> dict[str, Any]:
     dtype = DTYPES[payload["dtype"]]
     stream = [_stream(dtype, payload["stream_bytes"]) for _ in range(3)]
     report(stage="memory")
-    rates = {"fp32": _gemm_rate(torch.float32), "bf16": _gemm_rate(torch.bfloat16)}
+    rate = _gemm_rate(dtype)
     report(stage="matrix products")
-    wires = {impl: wire(impl, where.rank, where.size) for impl in IMPLS}
+    wires = {impl: wire(impl, where.rank, where.size) for impl in payload["impls"]}
     runs = []
     for shape in payload["shapes"]:
         for batch, length in payload["steps"]:
             runs.append(_model(shape, batch, length, dtype, where, wires))
             report(stage=f"hidden {shape['hidden_size']}, batch {batch}")
-    mine = {"stream": stream, "rates": rates, "runs": runs}
-    return {"ranks": gather(mine), "load": list(os.getloadavg()), "threads": torch.get_num_threads()}
+    ranks = gather({"stream": stream, "rate": rate, "runs": runs})
+    return {"ranks": ranks, "impls": payload["impls"], "load": list(os.getloadavg()), "threads": torch.get_num_threads()}
 
 
 def _stream(dtype: Any, nbytes: int) -> float:
@@ -175,15 +187,14 @@ def profile(raw: dict[str, Any], dtype: str, name: str, ranks: int) -> dict[str,
     """The measurements as a profile: rates at the best that was seen, attained shares and fixed costs fitted to the lines."""
     seen = raw["ranks"]
     memory_Bps = max(rate for rank in seen for rate in rank["stream"])
-    peaks = {kind: max(rank["rates"][kind] for rank in seen) for kind in ("fp32", "bf16")}
+    peak = max(rank["rate"] for rank in seen)
     points = list(_points(seen, dtype))
     kernels = {
-        f"gemm.{dtype}": _fit_gemm([p for p in points if p.kernel.form == "gemm"], memory_Bps, peaks[dtype]),
+        f"gemm.{dtype}": _fit_gemm([p for p in points if p.kernel.form == "gemm"], memory_Bps, peak),
         "decode.bf16": _fit_decode([p for p in points if p.kernel.form == "decode"], memory_Bps),
-        "prefill.bf16": _fit_prefill([p for p in points if p.kernel.form == "prefill"], peaks["bf16"]),
+        "prefill.bf16": _fit_prefill([p for p in points if p.kernel.form == "prefill"], peak),
         "small.bf16": _fit_small([p for p in points if p.kernel.form == "small"], memory_Bps),
     }
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / ranks
     how = f"{ranks} ranks of {raw['threads']} thread(s) at once, load {raw['load'][0]:.1f}"
     return {
@@ -193,17 +204,17 @@ def profile(raw: dict[str, Any], dtype: str, name: str, ranks: int) -> dict[str,
         "dtype": dtype,
         "chip": {
             "key": "cpu",
-            "name": f"1/{ranks} of {cores} cores of {name}",
+            "name": f"1/{ranks} of {len(machine.cores())} cores of {name}",
             "memory_Bps": memory_Bps,
-            "flops_per_s": peaks,
+            "flops_per_s": {dtype: peak},
             "memory_bytes": memory,
         },
         "kernels": {"tables": kernels},
-        "libraries": [{"name": impl, "paths": _paths(seen, impl, ranks)} for impl in IMPLS],
+        "libraries": [{"name": impl, "paths": _paths(seen, impl, ranks)} for impl in raw["impls"]],
         "host_s": 0.0,
         "sources": {
             "memory_Bps": f"a matrix of {STREAM_BYTES >> 20} MiB times one row; {how}",
-            "flops_per_s": f"a product of 1,024 x 1,024 matrices; {how}",
+            "flops_per_s": f"a product of 1,024 x 1,024 matrices in {dtype}; {how}",
             "kernels": f"fitted to the engine's own lines on {len(SHAPES)} models; {how}",
         },
     }

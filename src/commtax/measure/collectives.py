@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from commtax import catalog
 from commtax.cost.collectives import ring_factor
-from commtax.measure import launch
+from commtax.measure import launch, machine
 from commtax.measure.comm import CUDA_OK, IMPLEMENTATIONS, Wire, wire
 from commtax.measure.worker import Place, gather, report
 
@@ -51,24 +51,30 @@ def measure(
     sizes: Sizes,
     op: str = "all-reduce",
     emulate_link: str = "",
+    lost_s: float = launch.LOST_S,
     progress: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """``measure collectives --json``: rows of every implementation and group, and a fit for each."""
+    impls = impls or list(machine.carriers(machine.facts()))
     _check(impls, ranks, op, emulate_link)
     rows: list[dict[str, Any]] = []
     for size in ranks:
         device = "cuda" if any(impl in CUDA_OK for impl in impls) else "cpu"
         payload = {"impls": impls, "sizes": sizes.all(), "op": op, "emulate_link": emulate_link, "device": device}
-        rows += launch.run(TARGET, payload, size, progress=progress)
+        rows += launch.run(TARGET, payload, size, lost_s=lost_s, progress=progress)
     keys = dict.fromkeys((row["impl"], row["ranks"]) for row in rows)
     fits = [fit(impl, size, op, [r for r in rows if (r["impl"], r["ranks"]) == (impl, size)]) for impl, size in keys]
-    return {"schema": "commtax.measure-collectives/1", "op": op, "emulated_link": emulate_link, "rows": rows, "fits": fits}
+    note = machine.carrier_note(machine.facts()) if "nccl" not in impls else ""
+    found = {"schema": "commtax.measure-collectives/1", "op": op, "emulated_link": emulate_link, "rows": rows, "fits": fits}
+    return {**found, "notes": [note] if note else []}
 
 
 def _check(impls: list[str], ranks: list[int], op: str, emulate_link: str) -> None:
     unknown = [impl for impl in impls if impl not in IMPLEMENTATIONS]
-    if unknown or not impls:
-        raise ValueError(f"impl '{(unknown or [''])[0]}': one of {', '.join(IMPLEMENTATIONS)}")
+    if unknown:
+        raise ValueError(f"impl '{unknown[0]}': one of {', '.join(IMPLEMENTATIONS)}")
+    for impl in impls:
+        machine.check_carrier(impl)
     if "nccl" in impls and (len(impls) > 1 or torch.cuda.device_count() < max(ranks)):
         raise ValueError(f"impl 'nccl': by itself, and it needs a GPU a rank ({torch.cuda.device_count()} here)")
     if op not in OPS:

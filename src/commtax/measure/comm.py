@@ -18,7 +18,6 @@ import torch.distributed as dist
 
 from commtax import catalog
 from commtax.cost.collectives import ring_factor
-from commtax.measure.shm import SharedMemory
 from commtax.spec import Link
 
 IMPLEMENTATIONS = ("gloo", "nccl", "shm")
@@ -77,10 +76,17 @@ def wire(impl: str, rank: int, ranks: int, device: str = "cpu", emulate: str = "
         raise ValueError(f"impl '{impl}': one of {', '.join(IMPLEMENTATIONS)}")
     if (device == "cuda") != (impl in CUDA_OK):
         raise ValueError(f"impl '{impl}': {'nccl carries CUDA tensors' if device == 'cuda' else 'gloo or shm carry CPU tensors'}")
-    found: Wire = SharedMemory(rank, ranks) if impl == "shm" else Torch()
+    found: Wire = _shared_memory(rank, ranks) if impl == "shm" else Torch()
     if emulate and device == "cuda":
         raise ValueError("emulate_link: the added time is the host's; it needs CPU ranks")
     return Emulated(found, catalog.link(emulate), ranks) if emulate else found
+
+
+def _shared_memory(rank: int, ranks: int) -> Wire:
+    """Only where it is asked for: its semaphores are not on every system."""
+    from commtax.measure.shm import SharedMemory
+
+    return SharedMemory(rank, ranks)
 
 
 @dataclass(frozen=True, slots=True)

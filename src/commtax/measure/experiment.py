@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from commtax.api.setup import setup
 from commtax.catalog import profile as overlay
-from commtax.measure import links, study
+from commtax.measure import launch, links, study
 from commtax.measure.answers import answers
 from commtax.measure.findings import Prices, analyse
 from commtax.spec import Model
@@ -46,6 +46,7 @@ class Asked:
     vllm: str = ""
     vllm_args: str = ""
     name: str = ""
+    lost_s: float = launch.LOST_S
 
 
 class Driver(Protocol):
@@ -66,6 +67,8 @@ class Driver(Protocol):
     @property
     def eager(self) -> bool: ...
     @property
+    def on_cpu(self) -> bool: ...
+    @property
     def library(self) -> str: ...
 
     def checks(self) -> list[Record]: ...
@@ -81,8 +84,10 @@ def experiment(asked: Asked, progress: Progress | None = None) -> Record:
     where = asked.cluster or driver.where
     for tp in asked.degrees:
         setup(driver.model, where or f"{max(asked.degrees)}xcpu", tp=tp)  # a degree that does not divide the model is refused here
-    prices = Prices(driver.model, where, asked.engine, driver.dtype, driver.eager, asked.profile, driver.library) if where else None
     folder = _folder(asked, driver)
+    profile, unknown = _constants(asked, driver, progress)
+    words = (asked.engine, driver.dtype, driver.eager, profile, driver.library, unknown)
+    prices = Prices(driver.model, where, *words) if where else None
     planned = study.runs(recipe, asked.degrees, driver.kinds)
     checks = _checks(asked.out / "checks.json", driver, all(_kept(folder / f"{run.name}.json") for run in planned))
     _run_missing(planned, folder, driver, progress)
@@ -97,7 +102,7 @@ def experiment(asked: Asked, progress: Progress | None = None) -> Record:
         "box": asked.name or driver.device,
         "device": driver.device,
         "cluster": where,
-        "profile": Path(asked.profile).name,
+        "profile": Path(profile).name,
         "serving_lengths": Path(asked.dataset).name if asked.dataset else "synthetic",
         "checks": checks,
         "link_counters": _counters(done),
@@ -166,7 +171,26 @@ def _driver(asked: Asked, recipe: study.Recipe) -> Driver:
         cluster=asked.cluster,
         profile=asked.profile,
     )
-    return Builtin(job, asked.degrees, recipe, asked.dataset, raw)
+    return Builtin(job, asked.degrees, recipe, asked.dataset, raw, asked.lost_s)
+
+
+def _constants(asked: Asked, driver: Driver, progress: Progress | None) -> tuple[str, str]:
+    """A profile to predict with, and why no time can be predicted. A CPU that nobody measured is calibrated first, once a study."""
+    if asked.profile or asked.cluster or not driver.on_cpu:
+        return asked.profile, ""
+    if asked.engine != "builtin":
+        return "", f"{asked.engine} was not calibrated on this machine (--profile of `commtax measure calibrate` comes nearest)"
+    from commtax.measure import box
+
+    ranks, file = max(asked.degrees), asked.out / "profile.json"
+    if ranks not in box.RANKS or driver.dtype not in box.DTYPES_HERE:
+        return "", f"calibration knows {' or '.join(map(str, box.RANKS))} ranks in {' or '.join(box.DTYPES_HERE)}"
+    kept = _kept(file)
+    if kept is None or kept.get("dtype") != driver.dtype:
+        if progress:
+            progress({"run": f"calibrating this machine, kept in {file}", "step": 0, "of": 0, "error": ""})
+        write(file, box.calibrate(ranks, driver.dtype, asked.name, [driver.library], asked.lost_s))
+    return str(file), ""
 
 
 def _folder(asked: Asked, driver: Driver) -> Path:

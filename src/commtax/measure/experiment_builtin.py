@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from commtax.measure import launch, study
+from commtax.measure import launch, machine, study
 from commtax.measure.arch import Arch
 from commtax.measure.comm import Group, wire
 from commtax.measure.engine import Engine
@@ -38,12 +38,16 @@ class Builtin:
 
     kinds = KINDS
 
-    def __init__(self, job: Job, degrees: Sequence[int], recipe: study.Recipe, dataset: str, raw: Path) -> None:
+    def __init__(
+        self, job: Job, degrees: Sequence[int], recipe: study.Recipe, dataset: str, raw: Path, lost_s: float = launch.LOST_S
+    ) -> None:
+        self.lost_s = lost_s
         self.job, self.degrees, self.recipe, self.dataset, self.raw = job.settled(), tuple(degrees), recipe, dataset, raw
         self.arch = self.job.arch()
         self.model = self.arch.model
         self.dtype, self.eager = self.job.dtype, self.job.device != "cuda"
         self.library = self.job.impl
+        self.on_cpu = self.job.device != "cuda"
 
     @property
     def version(self) -> str:
@@ -53,7 +57,7 @@ class Builtin:
     def device(self) -> str:
         if self.job.device == "cuda":
             return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-        return f"{os.cpu_count()} CPU cores, {_share(max(self.degrees))} a rank"
+        return f"{os.cpu_count()} CPU cores, {machine.share(max(self.degrees))} a rank"
 
     @property
     def where(self) -> str:
@@ -61,12 +65,14 @@ class Builtin:
         return self.job.cluster or self.job.plan(self.arch).cluster.key
 
     def checks(self) -> list[Record]:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if self.job.device == "cuda":
             count = torch.cuda.device_count()
             return [{"check": "GPUs for the largest degree", "ok": count >= max(self.degrees), "found": f"{count} seen"}]
-        share = f"{cores} cores for {max(self.degrees)} ranks, {_share(max(self.degrees))} each at every degree"
-        return [{"check": "a core for each rank", "ok": cores >= max(self.degrees), "found": share}]
+        cores, ranks = len(machine.cores()), max(self.degrees)
+        text = f"{cores} cores for {ranks} ranks, {machine.share(ranks)} each at every degree"
+        note = machine.carrier_note(machine.facts())
+        found = [{"check": "a core for each rank", "ok": cores >= ranks, "found": text}]
+        return [*found, *([{"check": "shared memory", "ok": None, "found": note}] if note else [])]
 
     def run(self, todo: Sequence[study.Run], done: Callable[[study.Run, Record], None]) -> None:
         """Every run, degree by degree; ``done`` receives each record when it is there."""
@@ -81,7 +87,7 @@ class Builtin:
             "job": job.payload(),
             "device": job.device,
             "runs": [run.payload() for run in mine.values()],
-            "share": _share(max(self.degrees)),
+            "share": machine.share(max(self.degrees)),
             "slots": self.recipe.slots,
             "dataset": self.dataset,
             "raw": str(self.raw.resolve()),
@@ -91,12 +97,7 @@ class Builtin:
             run = mine[news["run"]]
             done(run, self.record(run))
 
-        try:
-            launch.run(TARGET, payload, tp, progress=told)
-        except launch.RankError as error:
-            if error.reason.startswith("ValueError: "):
-                raise ValueError(error.reason.removeprefix("ValueError: ")) from None
-            raise
+        launch.run(TARGET, payload, tp, lost_s=self.lost_s, progress=told)
 
     def job_of(self, tp: int, **changes: Any) -> Job:
         return Job(**{**asdict(self.job), "tp": tp, "reference": False, **changes})
@@ -122,12 +123,6 @@ class Builtin:
             record["profile"] = allreduces([kineto.read(path) for path in traces]) if traces else _counted(found, turns)
             record["profile"]["equal"] = found["collectives"]["equal"]
         return record
-
-
-def _share(degree: int) -> int:
-    """Cores of a rank: the same at every degree, so that a rank of TP=1 is what a rank of TP=n is."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // degree)
 
 
 def _parts(found: Record) -> str:

@@ -22,22 +22,29 @@ from pathlib import Path
 from typing import Any
 
 from commtax import catalog
-from commtax.measure import study
-from commtax.measure.launch import _terminated_as_interrupt
+from commtax.measure import machine, study
+from commtax.measure.deaths import Failure, failure
+from commtax.measure.launch import Ended
+from commtax.measure.leash import leashed
 from commtax.measure.outcomes import allreduces, served
 from commtax.readers import bench, kineto, vllm_log
 
 KINDS = ("latency", "first", "batch", "profile", "serve", "throughput")
 START_S = 1200.0  # a large model takes minutes to load
 RUN_S = 7200.0
-GRACE_S = 20.0
-KEPT_LINES = 6
+GRACE_S = {signal.SIGINT: 20.0, signal.SIGTERM: 5.0, signal.SIGKILL: 5.0}
+POLL_S = 0.1
+LIKE_FAILURES = 2  # after as many of one kind the rest would fail alike
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 Record = dict[str, Any]
 
 
 class FailedRunError(RuntimeError):
-    """A command of the engine ended badly: the end of its log says why."""
+    """A command of the engine ended badly: ``failure`` says how."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
 
 
 class Vllm:
@@ -56,7 +63,9 @@ class Vllm:
         self.on_cpu = "cpu" in self.version
         self.args = [*shlex.split(args), *(["--enforce-eager"] if self.on_cpu and "--enforce-eager" not in args else [])]
         self.eager = "--enforce-eager" in self.args
-        self.dtype = dtype or ("" if self.model.quant else "bf16")  # quantised weights keep their own type
+        # quantised weights keep their own type
+        self.dtype = dtype or ("" if self.model.quant else machine.served_dtype(machine.facts(), self.on_cpu))
+        self.ended = Ended()
         self.gpus = [] if self.on_cpu else _gpus()
 
     @property
@@ -79,18 +88,28 @@ class Vllm:
     def checks(self) -> list[Record]:
         found = [{"check": "vLLM found", "ok": True, "found": self.version}]
         if self.on_cpu:
-            cores = len(os.sched_getaffinity(0))
+            cores = len(machine.cores())
             text = f"{cores} cores, {self._share()} a rank at every degree"
+            slow = machine.bf16_note(machine.facts(), self.dtype)
+            found += [{"check": "bf16 instructions", "ok": False, "found": f"{slow}; use --dtype fp32"}] if slow else []
             return [*found, {"check": "a core for each rank", "ok": cores >= max(self.degrees), "found": text}]
         return [*found, {"check": "GPUs for the largest degree", "ok": len(self.gpus) >= max(self.degrees), "found": self.device}]
 
     def run(self, todo: Sequence[study.Run], done: Callable[[study.Run, Record], None]) -> None:
-        """Every run in its own processes; one that fails is told as such, and the others go on."""
-        with _terminated_as_interrupt():  # the engine's processes are ended too, whichever way this one is
+        """Every run in its own processes; one that fails is told as such, and the others go on, until failures are alike."""
+        failures: list[tuple[int, Failure]] = []
+        with self.ended:  # the engine's processes are ended too, whichever way this one is
             for run in todo:
+                alike = _alike(failures, run.tp)
+                if alike:
+                    done(run, {"error": f"not tried, after {LIKE_FAILURES} like failures: {alike.text}"})
+                    continue
                 try:
                     record = self._one(run)
-                except (FailedRunError, ValueError, OSError) as error:
+                except FailedRunError as error:
+                    failures.append((run.tp, error.failure))
+                    record = {"error": str(error)}
+                except (ValueError, OSError) as error:
                     record = {"error": str(error)}
                 done(run, record)
 
@@ -150,10 +169,10 @@ class Vllm:
         self._either([*command, *option], command, run, log, old)
         files = sorted(folder.rglob("*.trace.json*"))
         if not files:
-            raise FailedRunError(f"{run.name}: the profiler left no trace")
+            raise FailedRunError(Failure(f"{run.name}: the profiler left no trace"))
         traces = {t.rank: t for t in map(kineto.read, files) if t.collectives or run.tp == 1}
         if not traces:
-            raise FailedRunError(f"{run.name}: no collective in any of {len(files)} traces")
+            raise FailedRunError(Failure(f"{run.name}: no collective in any of {len(files)} traces"))
         return {"applied": self._applied(run, log), "profile": allreduces(list(traces.values()))}
 
     def _serve(self, run: study.Run) -> Record:
@@ -162,7 +181,7 @@ class Vllm:
         file.unlink(missing_ok=True)
         server = ["serve", self.name, "--host", "127.0.0.1", "--port", str(port), *self._model_args(run)]
         with self._process(server, run, log) as process:
-            _wait_healthy(process, port, log)
+            self._wait_healthy(process, port, log)
             _warm(port, self.name, run)
             self._call(self._client(run, port, file), run, self.raw / f"{run.name}-client.log")
         found = bench.parse(file.read_text(encoding="utf-8"), run.name)[0]
@@ -190,13 +209,13 @@ class Vllm:
         return {"ok": ok, "found": words}
 
     def _share(self) -> int:
-        return max(1, len(os.sched_getaffinity(0)) // max(self.degrees))
+        return machine.share(max(self.degrees))
 
     def environment(self, tp: int) -> dict[str, str]:
         """On CPUs every rank gets as many cores at each degree, so that a rank of TP=1 is what a rank of TP=n is."""
         if not self.on_cpu:
             return dict(os.environ)
-        cores, share = sorted(os.sched_getaffinity(0)), self._share()
+        cores, share = machine.cores(), self._share()
         bound = "|".join(",".join(map(str, cores[r * share : (r + 1) * share])) for r in range(tp))
         return {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_OMP_THREADS_BIND": bound, **os.environ}
 
@@ -205,24 +224,53 @@ class Vllm:
             try:
                 code = process.wait(RUN_S)
             except subprocess.TimeoutExpired:
-                raise FailedRunError(f"{run.name}: longer than {RUN_S:.0f} s") from None
+                raise FailedRunError(Failure(f"{run.name}: longer than {RUN_S:.0f} s")) from None
         if code:
-            raise FailedRunError(
-                f"vllm {words[0]} {words[1] if words[0] == 'bench' else ''} ended with exit code {code}: {_end(log)}"
-            )
+            raise FailedRunError(self._failure(" ".join(words[:2] if words[0] == "bench" else words[:1]), code, log))
+
+    def _failure(self, verb: str, code: int, log: Path) -> Failure:
+        return failure(f"vllm {verb}", code, log.read_text(encoding="utf-8", errors="replace"), self.dtype)
+
+    def _wait_healthy(self, process: Any, port: int, log: Path) -> None:
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            if process.poll() is not None:
+                raise FailedRunError(self._failure("serve", process.returncode, log))
+            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+                if answer.status == 200:
+                    return
+            time.sleep(0.5)
+        raise FailedRunError(Failure(f"vllm serve was not ready after {START_S:.0f} s"))
 
     @contextmanager
     def _process(self, words: list[str], run: study.Run, log: Path, extra: dict[str, str] | None = None) -> Iterator[Any]:
-        """One command with its log in a file; it and its children never outlive this."""
+        """One command with its log in a file; it and its children never outlive this, however this ends."""
         environment = {**self.environment(run.tp), **(extra or {})}
+        command = leashed([self.path, *words])
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [self.path, *words], stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
             )
             try:
                 yield process
             finally:
-                _stop(process)
+                self._stop(process)
+
+    def _stop(self, process: Any) -> None:
+        """Interrupt, then insist, at once when asked a second time; the session's other processes go too."""
+        for sign, patience in GRACE_S.items():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, sign)
+            until = time.monotonic() + patience
+            while process.poll() is None and time.monotonic() < until and not self.ended.urgent:
+                time.sleep(POLL_S)
+        process.wait()
+
+
+def _alike(failures: Sequence[tuple[int, Failure]], tp: int) -> Failure | None:
+    """The failure that has come too often: of a dead engine at any degree, of another kind at this one."""
+    mine = [f for degree, f in failures if f.died or degree == tp]
+    return next((f for f in mine if sum(f.kind == other.kind for other in mine) >= LIKE_FAILURES), None)
 
 
 def _found(path: str) -> str:
@@ -254,18 +302,6 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait_healthy(process: Any, port: int, log: Path) -> None:
-    until = time.monotonic() + START_S
-    while time.monotonic() < until:
-        if process.poll() is not None:
-            raise FailedRunError(f"vllm serve ended with exit code {process.returncode}: {_end(log)}")
-        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-            if answer.status == 200:
-                return
-        time.sleep(0.5)
-    raise FailedRunError(f"vllm serve was not ready after {START_S:.0f} s")
-
-
 def _warm(port: int, model: str, run: study.Run) -> None:
     """Two requests that do not count: libraries' first touches cost seconds at TP > 1."""
     body = {"model": model, "prompt": [5] * run.input_len, "max_tokens": 8, "ignore_eos": True}
@@ -275,23 +311,3 @@ def _warm(port: int, model: str, run: study.Run) -> None:
         )
         with suppress(urllib.error.URLError, TimeoutError), urllib.request.urlopen(asked, timeout=600) as answer:
             answer.read()
-
-
-def _stop(process: Any) -> None:
-    """Interrupt, then insist; the session's other processes go too."""
-    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            break
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, sign)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _end(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    told = [line for line in lines if "rror" in line] or lines
-    return " / ".join(told[-KEPT_LINES:])[-600:]

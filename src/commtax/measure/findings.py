@@ -32,6 +32,13 @@ class Prices:
     eager: bool = False
     profile: str = ""
     library: str = ""
+    unknown: str = ""
+    """Why no time can be predicted (nobody measured this machine); what is sent and how often can be all the same."""
+
+    @property
+    def timed(self) -> Prices | None:
+        """These prices where there are times, else None."""
+        return None if self.unknown else self
 
     def step(self, phase: str, tp: int, batch: int, context: int) -> StepBill:
         words: dict[str, Any] = {"profile": self.profile} if self.profile else {}
@@ -75,27 +82,30 @@ def analyse(facts: Mapping[str, Any], done: Sequence[tuple[Run, Record]], prices
     """The whole document of one machine."""
     good = [(run, record) for run, record in done if "error" not in record]
     degrees = sorted({run.tp for run, _ in good})
+    timed = prices.timed if prices else None
     rows = [degree(tp, [(r, x) for r, x in good if r.tp == tp], prices) for tp in degrees]
     found: Row = {
         "schema": "commtax.experiment/1",
         **facts,
-        "predicted_from": list(prices.sources) if prices else [],
+        "predicted_from": list(timed.sources) if timed else [],
+        "no_prediction": "" if timed else prices.unknown if prices else "name the --cluster",
         "degrees": rows,
         "crossover": [crossover(rows[0], row) for row in rows[1:] if rows[0]["tp"] == 1],
         "failed": [{"run": run.name, "why": record["error"]} for run, record in done if "error" in record],
     }
-    found["flags"] = [{"what": what, "why": why} for what, why in flags(found, good, prices)]
+    found["flags"] = [{"what": what, "why": why} for what, why in flags(found, good, timed)]
     return found
 
 
 def degree(tp: int, mine: Sequence[tuple[Run, Record]], prices: Prices | None) -> Row:
     """Everything at one degree."""
     by_kind = {kind: [(r, x) for r, x in mine if r.kind == kind] for kind in {r.kind for r, _ in mine}}
-    row: Row = {"tp": tp, **_latencies(by_kind, prices), "batches": _batches(by_kind, prices)}
+    timed = prices.timed if prices else None
+    row: Row = {"tp": tp, **_latencies(by_kind, timed), "batches": _batches(by_kind, timed)}
     if "profile" in by_kind:
         row["profile"] = _profile(*by_kind["profile"][0], prices)
     if "serve" in by_kind:
-        row["serve"] = _serving(*by_kind["serve"][0], prices)
+        row["serve"] = _serving(*by_kind["serve"][0], timed)
     if "throughput" in by_kind:
         row["offline"] = {k: by_kind["throughput"][0][1][k] for k in ("requests_per_s", "total_tokens_per_s")}
     row["applied"] = _applied([x for _, x in mine])
@@ -188,15 +198,15 @@ def _profile(run: Run, x: Record, prices: Prices | None) -> Row:
         eager=prices.eager,
     )
     reduced = [i for i in sent.items if i.is_sent and i.op == "all-reduce"]
+    count = float(sum(i.count for i in reduced))
+    nbytes = float(sum(i.count * i.nbytes for i in reduced)) / count if count else None
+    found |= {"predicted_allreduces": count, "predicted_bytes": nbytes, "predicted_s": None, "predicted_comm_fraction": None}
+    if prices.unknown:
+        return found
     priced = prices.step("decode", run.tp, run.batch, context)
     lines = [line for line in priced.items if line.kind == "comm" and line.item.op == "all-reduce"]
-    count = float(sum(i.count for i in reduced))
-    found |= {
-        "predicted_allreduces": count,
-        "predicted_bytes": float(sum(i.count * i.nbytes for i in reduced)) / count if count else None,
-        "predicted_s": float(sum(line.total_s for line in lines)) / count if count else None,
-        "predicted_comm_fraction": float(priced.comm_fraction),
-    }
+    found["predicted_s"] = float(sum(line.total_s for line in lines)) / count if count else None
+    found["predicted_comm_fraction"] = float(priced.comm_fraction)
     return {**found, "link": _link(found, run.tp, priced)}
 
 

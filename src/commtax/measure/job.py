@@ -10,6 +10,7 @@ import torch
 
 from commtax import catalog
 from commtax.api.setup import Setup, setup
+from commtax.measure import machine
 from commtax.measure.arch import Arch, arch
 from commtax.measure.comm import IMPLEMENTATIONS
 from commtax.measure.weights import Checkpoint
@@ -32,7 +33,7 @@ class Job:
     output_len: int = 32
     dtype: str = ""  # "": fp32 on CPU ranks, bf16 on CUDA
     device: str = ""  # "": cuda where there is one
-    impl: str = ""  # "": shm on CPU ranks, nccl on CUDA
+    impl: str = ""  # "": nccl on CUDA; CPU ranks take shm, or gloo where shm is not to be had
     emulate_link: str = ""
     slow_rank: str = ""  # RANK:FACTOR
     break_rank: int = -1  # damage this rank's shard on purpose
@@ -52,8 +53,8 @@ class Job:
             raise ValueError("device 'cuda': torch sees no CUDA device here; use --device cpu")
         full = {
             "device": device,
-            "dtype": self.dtype or ("bf16" if device == "cuda" else "fp32"),
-            "impl": self.impl or ("nccl" if device == "cuda" else "shm"),
+            "dtype": self.dtype or machine.own_dtype(device),
+            "impl": self.impl or ("nccl" if device == "cuda" else machine.carrier(machine.facts())),
         }
         found = Job(**{**asdict(self), **full})
         found._check()
@@ -64,6 +65,7 @@ class Job:
             raise ValueError(f"dtype '{self.dtype}': one of {', '.join(DTYPES)}")
         if self.impl not in IMPLEMENTATIONS:
             raise ValueError(f"impl '{self.impl}': one of {', '.join(IMPLEMENTATIONS)}")
+        machine.check_carrier(self.impl)
         for name in ("tp", "batch", "input_len", "output_len", "repeats"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: a whole number of at least 1 is needed")
@@ -99,6 +101,12 @@ class Job:
         """The question as the cost functions ask it; a degree that does not divide the model is refused here."""
         place = self.cluster or f"{max(2, self.tp)}x{chip_here(self.device)}"
         return setup(a.model, place, tp=tp or self.tp, engine="builtin", dtype=self.dtype)
+
+    @property
+    def priced(self) -> bool:
+        """Whether there are constants to predict with: a GPU's in the catalogue, a profile, or a cluster that was named. A CPU
+        that nobody calibrated has none."""
+        return bool(self.profile or self.cluster or self.device == "cuda")
 
     def payload(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,7 +1,8 @@
 """Start one process a rank on this machine, watch them, and end them all together.
 
-A rank that dies takes the run down within a second; its number and the end of its traceback become the error. Nothing is
-left behind: ranks end with the launcher, whether it returns, fails, is interrupted or is killed.
+A rank that dies takes the run down within a second; its number and the end of its traceback become the error. A rank that
+gives no sign of life (stopped, swapped out, its machine hung) does so after ``lost_s``. Nothing is left behind: ranks and the
+run's folder go with the launcher, whether it returns, fails, is interrupted or is killed.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from commtax.measure.litter import run_folder
+
 POLL_S = 0.02
+BEAT_S = 0.5
+LOST_S = 20.0
 GRACE_S = 1.0
 KEPT_LINES = 12
 TARGET, PAYLOAD, FOLDER, PARENT = "COMMTAX_TARGET", "COMMTAX_PAYLOAD", "COMMTAX_FOLDER", "COMMTAX_PARENT"
@@ -49,6 +53,7 @@ def run(
     ranks: int,
     *,
     timeout_s: float = 3600.0,
+    lost_s: float = LOST_S,
     progress: Callable[[Mapping[str, Any]], None] | None = None,
     watch: Callable[[list[int]], None] | None = None,
     path: str = "",
@@ -56,20 +61,25 @@ def run(
     """Call ``module:function`` with ``payload`` in ``ranks`` processes and return what rank 0 returned.
 
     ``progress`` receives what rank 0 tells with ``report`` while it works; ``watch`` the process ids once they run;
-    ``path`` is put before the ranks' module search path.
+    ``path`` is put before the ranks' module search path. What a rank refuses (ValueError) is refused here.
     """
-    with tempfile.TemporaryDirectory(prefix="commtax-") as name:
-        folder = Path(name)
+    if not lost_s > 4 * BEAT_S:
+        raise ValueError(f"lost_after={lost_s:g}: more than {4 * BEAT_S:g} seconds are needed to tell a lost rank from a busy one")
+    with Ended() as ended, run_folder() as folder:
         (folder / "payload.json").write_text(json.dumps(dict(payload)), encoding="utf-8")
-        with _terminated_as_interrupt():
-            processes: list[subprocess.Popen[bytes]] = []
-            try:
-                processes += [_start(target, rank, ranks, folder, path) for rank in range(ranks)]
-                if watch:
-                    watch([p.pid for p in processes])
-                _wait(processes, folder, time.monotonic() + timeout_s, progress)
-            finally:
-                _end(processes)
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(ranks):
+                processes.append(_start(target, rank, ranks, folder, path))
+            if watch:
+                watch([p.pid for p in processes])
+            _wait(processes, folder, time.monotonic() + timeout_s, lost_s, progress)
+        except RankError as error:
+            if error.reason.startswith("ValueError: "):
+                raise ValueError(error.reason.removeprefix("ValueError: ")) from None
+            raise
+        finally:
+            _end(processes, ended)
         return json.loads((folder / "result.json").read_text(encoding="utf-8"))
 
 
@@ -92,14 +102,14 @@ def _start(target: str, rank: int, ranks: int, folder: Path, path: str) -> subpr
         PARENT: str(os.getpid()),
     }
     with (folder / f"rank-{rank}.log").open("wb") as log:
-        command = [sys.executable, "-m", "commtax.measure.worker"]
+        command = [sys.executable, "-m", "commtax.measure.rank"]
         # A session of its own: an interrupt reaches the launcher alone, which then ends the ranks in order.
         return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, deadline: float, progress: Any) -> None:
+def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, deadline: float, lost_s: float, progress: Any) -> None:
     """Until every rank has ended well; the first that did not is the error."""
-    told = 0
+    told, beats = 0, Beats(folder, len(processes), lost_s)
     while True:
         codes = [p.poll() for p in processes]
         bad = [rank for rank, code in enumerate(codes) if code]
@@ -111,7 +121,38 @@ def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, deadline: floa
             return
         if time.monotonic() > deadline:
             raise RankError(codes.index(None), 124, "the run took longer than it may")
+        silent = beats.silent(codes)
+        if silent is not None:
+            raise RankError(silent, 124, f"no sign of life for {lost_s:g} s: it was stopped, or this machine does not get to it")
         time.sleep(POLL_S)
+
+
+def beat_file(folder: Path, rank: int) -> Path:
+    """What a living rank touches every ``BEAT_S``."""
+    return folder / f"rank-{rank}.alive"
+
+
+class Beats:
+    """When each rank was last seen to live, by this process's clock, which stands still while the machine sleeps."""
+
+    def __init__(self, folder: Path, ranks: int, lost_s: float) -> None:
+        self.files = [beat_file(folder, rank) for rank in range(ranks)]
+        self.lost_s, self.looked_s = lost_s, time.monotonic()
+        self.seen = [(0, self.looked_s)] * ranks
+
+    def silent(self, codes: list[int | None]) -> int | None:
+        """A running rank that has not been seen for too long. After a gap of our own nobody is judged before a new beat is due."""
+        now = time.monotonic()
+        if now - self.looked_s < BEAT_S:
+            return None
+        paused = now - self.looked_s > 4 * BEAT_S
+        self.looked_s = now
+        for rank, file in enumerate(self.files):
+            mark = file.stat().st_mtime_ns if file.exists() else 0
+            if mark != self.seen[rank][0] or paused:
+                self.seen[rank] = (mark, now)
+        late = [rank for rank, code in enumerate(codes) if code is None and now - self.seen[rank][1] > self.lost_s]
+        return late[0] if late else None
 
 
 def _first_failure(processes: list[subprocess.Popen[bytes]], folder: Path) -> RankError:
@@ -141,32 +182,46 @@ def _tell(file: Path, told: int, progress: Callable[[Mapping[str, Any]], None]) 
     return len(whole)
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """No rank outlives the run: ask, wait a second, insist. Each leads its own session, so its children go too."""
+def _end(processes: list[subprocess.Popen[bytes]], ended: Ended) -> None:
+    """No rank outlives the run: ask, wait a second (not when asked twice), insist. Each leads a session, so its children go too."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for p in processes:
             if p.poll() is None:
                 with suppress(ProcessLookupError):
                     os.killpg(p.pid, sign)
         until = time.monotonic() + GRACE_S
-        while time.monotonic() < until and any(p.poll() is None for p in processes):
+        while time.monotonic() < until and any(p.poll() is None for p in processes) and not ended.urgent:
             time.sleep(POLL_S)
     for p in processes:
         p.wait()
 
 
-class _terminated_as_interrupt:  # noqa: N801
-    """While ranks run, SIGTERM to the launcher is an interrupt, so that they are ended and not orphaned."""
+class Ended:
+    """While others run for us, SIGTERM and SIGHUP are an interrupt, so that they are ended and not orphaned.
 
-    def __enter__(self) -> None:
-        self.before: Any = None
+    Only the first one interrupts: whoever cleans up is not interrupted again, but told that it is ``urgent``.
+    """
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.before: dict[int, Any] = {}
+
+    @property
+    def urgent(self) -> bool:
+        return self.times > 1
+
+    def __enter__(self) -> Ended:
         with suppress(ValueError):  # not the main thread: whoever owns it decides
-            self.before = signal.signal(signal.SIGTERM, self._raise)
+            for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(sign) is not signal.SIG_IGN:  # nohup, or a shell's background job
+                    self.before[sign] = signal.signal(sign, self._come)
+        return self
 
     def __exit__(self, *_error: object) -> None:
-        if self.before is not None:
-            signal.signal(signal.SIGTERM, self.before)
+        for sign, handler in self.before.items():
+            signal.signal(sign, handler)
 
-    @staticmethod
-    def _raise(*_ignored: object) -> None:
-        raise KeyboardInterrupt
+    def _come(self, *_ignored: object) -> None:
+        self.times += 1
+        if self.times == 1:
+            raise KeyboardInterrupt

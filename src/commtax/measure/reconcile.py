@@ -14,8 +14,13 @@ from commtax.catalog import profile as overlay
 from commtax.cost.compute import step_kernels
 from commtax.cost.memory import kv_bytes_per_token_layer
 from commtax.cost.tensors import held
+from commtax.measure import machine
 from commtax.measure.job import Job
 
+UNCALIBRATED = (
+    "no prediction: this machine is not calibrated; "
+    "commtax measure calibrate -o this-box.json (about a minute), then --profile this-box.json"
+)
 Row = dict[str, Any]
 
 
@@ -59,6 +64,8 @@ def _weight_read(job: Job, asked: Setup, step_ms: float) -> Row:
     """What physics charges a decode step at the least: each matrix of this rank read once (of experts, those chosen)."""
     kernels = step_kernels(asked.model, asked.plan, workload("decode", job.batch, job.input_len), job.batch, asked.engine)
     nbytes = sum(float(k.count) * float(k.n) * float(k.k) * k.weight_bytes for k in kernels if k.form == "gemm")
+    if not job.priced:
+        return {"bytes": round(nbytes), "memory_Bps": None, "bound_ms": None, "attained": None}
     chip = overlay.on_cluster(overlay.load(job.profile), asked.cluster).chip if job.profile else asked.cluster.chip
     bound = nbytes / chip.memory_Bps * 1e3
     return {"bytes": round(nbytes), "memory_Bps": chip.memory_Bps, "bound_ms": bound, "attained": bound / step_ms}
@@ -209,25 +216,34 @@ def _wire(runs: list[list[Row]]) -> Row:
 
 
 def _bill(job: Job, asked: Setup, found: Row, runs: list[list[Row]]) -> Row:
-    """The predicted decode step beside the measured one, and the totals of TP=1 and TP=N."""
+    """The predicted decode step beside the measured one, and the totals of TP=1 and TP=N; where nothing is known of this
+    machine the measured lines stand alone."""
     priced = price(job, asked, job.tp)
-    steps = len(runs[0][0]["decode_s"])
-    measured = _measured_lines(runs, steps)
+    measured = _measured_lines(runs, len(runs[0][0]["decode_s"]))
     rows = []
     for line in priced.items:
         name = f"{line.item.axis} {line.item.what}" if line.kind == "comm" else line.item.what
         if line.kind == "host" and not float(line.total_s):
             continue
-        rows.append({"item": name, "kind": line.kind, "predicted_s": float(line.total_s), "measured_s": measured.pop(name, None)})
+        guess = float(line.total_s) if job.priced else None
+        rows.append({"item": name, "kind": line.kind, "predicted_s": guess, "measured_s": measured.pop(name, None)})
     rows += [{"item": name, "kind": "unpriced", "predicted_s": None, "measured_s": s} for name, s in measured.items()]
-    answer: Row = {
+    predicted = {"source": "; ".join(priced.sources), "tp_ms": float(priced.step_s) * 1e3}
+    if "tp1" in found:
+        predicted["tp1_ms"] = float(price(job, asked, 1).step_s) * 1e3
+    return {
         "weight_read": _weight_read(job, asked, found["tp"]["ms_per_token"]),
         "bill": rows,
-        "predicted": {"source": "; ".join(priced.sources), "tp_ms": float(priced.step_s) * 1e3},
+        "predicted": predicted if job.priced else None,
+        "notes": _notes(job),
     }
-    if "tp1" in found:
-        answer["predicted"]["tp1_ms"] = float(price(job, asked, 1).step_s) * 1e3
-    return answer
+
+
+def _notes(job: Job) -> list[str]:
+    """What a reader must know of this machine."""
+    here = machine.facts()
+    said = [machine.carrier_note(here), machine.bf16_note(here, job.dtype)] if job.device == "cpu" else []
+    return [*filter(None, said), *([] if job.priced else [UNCALIBRATED])]
 
 
 def _measured_lines(runs: list[list[Row]], steps: int) -> dict[str, float]:

@@ -1,10 +1,12 @@
 """A one-shot all-reduce through shared memory, for ranks of one host.
 
-Every rank writes its tensor into its own slot, raises its flag, waits for the others' flags and adds all slots in rank
-order: one step, and the same bits on every rank. Two slots a rank are used in turn. A rank can write a slot again
-only after every other has raised the flag of the operation in between, that is, after it has read the slot.
+Every rank writes its tensor into its own slot, posts to every other, waits for a post of each and adds all slots in rank order:
+one step, and the same bits on every rank. Two slots a rank are used in turn. A rank can write a slot again only after every
+other has posted for the operation in between, that is, after it has read the slot.
 
-Flags are plain stores and loads: that is sound where stores are seen in order (x86-64), and refused elsewhere.
+Each ordered pair of ranks has a POSIX semaphore. ``sem_post`` and ``sem_wait`` synchronise memory by definition, so what was
+written before a post is seen after the wait on every architecture, where a plain flag is only right where stores are seen in
+order; and a rank that waits long sleeps, which is kind where ranks outnumber cores.
 """
 
 from __future__ import annotations
@@ -12,33 +14,29 @@ from __future__ import annotations
 import mmap
 import os
 import platform
+import secrets
 import tempfile
-import time
+from _multiprocessing import SemLock, sem_unlink
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-LINE = 128  # bytes between flags: no two share a cache line or its neighbour
 SLOT_BYTES = 256 * 1024  # larger tensors go in pieces that stay in a core's cache
-SPINS = 400  # looks at a flag before the core is offered to others
-LOST_S = 60.0
+SPINS = 400  # looks at a semaphore before the core is given to others
+LOST_S = 3600.0  # a launcher notices a lost rank long before; this is for ranks without one
+COUNTING, MOST = 1, SemLock.SEM_VALUE_MAX
 
 
 class SharedMemory:
-    """Slots and flags of all ranks in one mapped file, which has no name once everyone has it open."""
+    """Slots of all ranks in one mapped file, and a semaphore for each ordered pair; names go once everyone has them open."""
 
     def __init__(self, rank: int, size: int, slot_bytes: int = SLOT_BYTES) -> None:
-        if platform.machine().lower() not in ("x86_64", "amd64"):
-            raise ValueError(f"shm: flags need stores to be seen in order (x86-64), not {platform.machine()}; use gloo")
         self.rank, self.size, self.slot_bytes, self.turn = rank, size, slot_bytes, 0
-        total = size * LINE + 2 * size * slot_bytes
-        self._map = _mapped(rank, total)
-        self._flags = memoryview(self._map)[: size * LINE].cast("q")
-        self._own = rank * LINE // 8
-        self._others = [r * LINE // 8 for r in range(size) if r != rank]
-        self._slots = torch.frombuffer(self._map, dtype=torch.uint8, offset=size * LINE).view(2, size, slot_bytes)
+        self._map = _mapped(rank, 2 * size * slot_bytes)
+        self._posts, self._waits = _semaphores(rank, size)
+        self._slots = torch.frombuffer(self._map, dtype=torch.uint8).view(2, size, slot_bytes)
         self._views: dict[tuple[int, Any], list[list[Any]]] = {}
 
     def all_reduce(self, tensor: Any) -> None:
@@ -71,23 +69,12 @@ class SharedMemory:
         self.turn += 1
         slots = self._of(flat.numel(), flat.dtype)[self.turn & 1]
         slots[self.rank].copy_(flat)
-        flags, turn = self._flags, self.turn
-        flags[self._own] = turn
-        for other in self._others:
-            if flags[other] < turn:
-                self._await(other, turn)
+        for post in self._posts:
+            post.release()
+        for other, semaphore in self._waits:
+            if not semaphore.acquire(False):
+                _await(semaphore, other)
         return slots
-
-    def _await(self, other: int, turn: int) -> None:
-        flags = self._flags
-        for _ in range(SPINS):
-            if flags[other] >= turn:
-                return
-        deadline = time.monotonic() + LOST_S
-        while flags[other] < turn:
-            os.sched_yield()
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"shm: rank {other * 8 // LINE} did not come within {LOST_S:.0f} s")
 
     def _of(self, count: int, dtype: Any) -> list[list[Any]]:
         """Views of all slots as tensors of this length and type; made once."""
@@ -100,12 +87,38 @@ class SharedMemory:
         return found
 
 
+def _await(semaphore: SemLock, other: int) -> None:
+    """Look for a while, because a post is microseconds away in a step; then sleep until it comes."""
+    for _ in range(SPINS):
+        if semaphore.acquire(False):
+            return
+    if not semaphore.acquire(True, LOST_S):
+        raise RuntimeError(f"shm: rank {other} did not come within {LOST_S:.0f} s")
+
+
+def _semaphores(rank: int, size: int) -> tuple[list[SemLock], list[tuple[int, SemLock]]]:
+    """What this rank posts to each other, and what it waits on with whose it is. Names go once everyone has them open."""
+    token = secrets.token_hex(4)  # a process of this number may have died before its names went
+    names = [f"/commtax-{os.getpid()}-{token}-{other}" for other in range(size)]
+    posts = [SemLock(COUNTING, 0, MOST, name, False) for other, name in enumerate(names) if other != rank]
+    try:
+        told: list[Any] = [None] * size
+        dist.all_gather_object(told, names)
+        waits = [(other, SemLock._rebuild(0, COUNTING, MOST, told[other][rank])) for other in range(size) if other != rank]
+        dist.barrier()
+    finally:
+        for other, name in enumerate(names):
+            if other != rank:
+                sem_unlink(name)
+    return posts, waits
+
+
 def _mapped(rank: int, nbytes: int) -> mmap.mmap:
     """The same pages in every rank: rank 0 makes the file, all map it, and its name goes before anything can fail."""
     folder = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
     told: list[Any] = [None]
     if rank == 0:
-        handle, name = tempfile.mkstemp(prefix="commtax-", dir=folder)
+        handle, name = tempfile.mkstemp(prefix=f"commtax-{os.getpid()}-", dir=folder)
         os.ftruncate(handle, nbytes)
         told = [(name, platform.node())]
     dist.broadcast_object_list(told, src=0)

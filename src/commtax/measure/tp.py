@@ -45,12 +45,7 @@ def run_all(
     if len({(job.tp, job.device) for job in settled}) != 1:
         raise ValueError("tp: jobs that run together have one degree and one device")
     payload = {"jobs": [job.payload() for job in settled], "device": settled[0].device}
-    try:
-        raw = launch.run(TARGET, payload, settled[0].tp, progress=progress, **launching)
-    except launch.RankError as error:
-        if error.reason.startswith("ValueError: "):
-            raise ValueError(error.reason.removeprefix("ValueError: ")) from None
-        raise
+    raw = launch.run(TARGET, payload, settled[0].tp, progress=progress, **launching)
     return [document(job, found) for job, found in zip(settled, raw, strict=True)]
 
 

@@ -8,10 +8,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import sys
-import threading
-import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -21,9 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from commtax.measure.launch import FOLDER, PARENT, PAYLOAD, TARGET
+from commtax.measure import machine
+from commtax.measure.launch import FOLDER, PAYLOAD, TARGET
 
-LOST_S = 120.0  # a collective that waits longer than this has lost a rank
+LOST_S = 120.0  # a collective that waits longer than this has lost a rank …
+WATCHED_S = 3600.0  # … unless a launcher watches: then a rank may compute alone for long
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ def join(where: Place, device: str = "cpu") -> None:
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     folder = os.environ.get(FOLDER, "")
     method = f"file://{folder}/rendezvous" if folder else "env://" if "MASTER_ADDR" in os.environ else ""
-    wait = timedelta(seconds=LOST_S)
+    wait = timedelta(seconds=WATCHED_S if folder else LOST_S)
     if method:
         dist.init_process_group(backend, init_method=method, rank=where.rank, world_size=where.size, timeout=wait)
     else:
@@ -65,7 +63,7 @@ def pin(where: Place) -> Place:
     Done after joining: threads that gloo started to listen stay free, because on the core of a computing thread they wait
     for their turn (three times the latency on a busy machine).
     """
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    cores = machine.cores()
     share = len(cores) // where.local_size
     mine = cores[where.local_rank * share : (where.local_rank + 1) * share] if share else cores
     if share and hasattr(os, "sched_setaffinity"):
@@ -89,19 +87,8 @@ def report(**news: Any) -> None:
             file.write(json.dumps(news) + "\n")
 
 
-def follow_parent(parent: int) -> None:
-    """End when the launcher is gone, however it went."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def main() -> None:
-    follow_parent(int(os.environ[PARENT]))
+    """Run what this rank was started for; rank 0 writes down what it returned."""
     module, _, name = os.environ[TARGET].partition(":")
     payload = json.loads(Path(os.environ[PAYLOAD]).read_text(encoding="utf-8"))
     function: Callable[[Place, Any], Any] = getattr(importlib.import_module(module), name)
@@ -111,12 +98,3 @@ def main() -> None:
     if where.rank == 0:
         (Path(os.environ[FOLDER]) / "result.json").write_text(json.dumps(result), encoding="utf-8")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)  # at once: taking gloo's threads down in order can hang or abort when a peer is gone

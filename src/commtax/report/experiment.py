@@ -59,7 +59,7 @@ def _profile(row: Found, tp: str) -> Iterator[Line]:
     p = row.get("profile")
     if not p:
         return
-    known = "predicted_allreduces" in p
+    known, share = "predicted_allreduces" in p, p.get("predicted_comm_fraction")
     yield "all-reduces a decode step", tp, f"{p['allreduces']:g}", f"{p['predicted_allreduces']:g}" if known else ""
     if p["allreduce_bytes"]:
         guess = format_bytes(p["predicted_bytes"]) if p.get("predicted_bytes") else ""
@@ -67,7 +67,7 @@ def _profile(row: Found, tp: str) -> Iterator[Line]:
     if p["allreduce_s"]:
         guess = format_seconds(p["predicted_s"]) if p.get("predicted_s") else ""
         yield "all-reduce duration (wire)", tp, format_seconds(p["allreduce_s"]), guess
-    yield "communication fraction", tp, f"{p['comm_fraction']:.1%}", f"{p['predicted_comm_fraction']:.1%}" if known else ""
+    yield "communication fraction", tp, f"{p['comm_fraction']:.1%}", "" if share is None else f"{share:.1%}"
 
 
 def _serving(row: Found, tp: str) -> Iterator[Line]:
@@ -199,12 +199,10 @@ def _word(ok: bool | None) -> str:
 
 
 def _source(d: Found) -> str:
-    """Where the predictions come from, and how to get better ones."""
+    """Where the predictions come from, or why there are none."""
     if not d["predicted_from"]:
-        return "Nothing is predicted: name the --cluster."
-    text = f"Predicted from: {'; '.join(d['predicted_from'])}" + (f" (profile {d['profile']})." if d["profile"] else ".")
-    hint = " Run it again with --profile of `commtax measure calibrate` to predict this machine; no run is repeated."
-    return text + (hint if any("assumed" in source for source in d["predicted_from"]) else "")
+        return f"No time is predicted: {d.get('no_prediction') or 'name the --cluster'}."
+    return f"Predicted from: {'; '.join(d['predicted_from'])}" + (f" (profile {d['profile']})." if d["profile"] else ".")
 
 
 def charts(found: Sequence[Found], folder: Path) -> list[str]:

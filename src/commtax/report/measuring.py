@@ -28,9 +28,8 @@ def show_tp(console: Console, d: Found) -> None:
     _logits(console, d)
     _times(console, d)
     _bill(console, d)
-    source = d["predicted"]["source"]
-    hint = "constants of no machine in particular: commtax measure calibrate writes this one's for --profile"
-    notes(console, [f"predicted from: {source}", *([hint] if "assumed" in source else [])])
+    source = [f"predicted from: {d['predicted']['source']}"] if d["predicted"] else []
+    notes(console, [*source, *d["notes"]])
 
 
 def _verdict(console: Console, good: bool | None, text: str) -> None:
@@ -77,7 +76,7 @@ def _times(console: Console, d: Found) -> None:
     table = new_table("run", ">ms a token", ">least - most", ">prefill ms", ">tokens/s", ">predicted ms", ">error")
     for key, name in (("tp1", "TP=1, one rank"), ("tp", f"TP={d['tp_size']}")):
         if key in d and not (key == "tp1" and d["tp_size"] == 1):
-            t, guess = d[key], d["predicted"].get(f"{key}_ms")
+            t, guess = d[key], (d["predicted"] or {}).get(f"{key}_ms")
             spread = "{:.3g} - {:.3g}".format(*t["spread_ms"])
             rate = f"{d['batch'] / t['ms_per_token'] * 1e3:,.1f}"
             error = (f"{guess:.3g}", f"{guess / t['ms_per_token'] - 1:+.0%}") if guess else ("", "")
@@ -92,11 +91,19 @@ def _times(console: Console, d: Found) -> None:
         say(console, f"on the wire (least over ranks): {each}; together {t['wire_ms_per_token']:.3g} ms a token")
         waits = ", ".join(f"rank {i} {w:.3g} ms" for i, w in enumerate(t["waited_ms_per_token"]))
         say(console, f"waiting for others: {waits} a token; rank {t['slowest_rank']} is the slowest and sets the pace")
-    w = d["weight_read"]
-    bound = f"reading {format_bytes(w['bytes'])} of weights at {w['memory_Bps'] / 1e9:,.1f} GB/s takes {w['bound_ms']:.3g} ms"
-    say(console, f"{bound}: TP={d['tp_size']} runs at {w['attained']:.0%} of that bound")
+    _weight_read(console, d)
     if "replicas" in d:
         say(console, _which(d), "bold yellow")
+
+
+def _weight_read(console: Console, d: Found) -> None:
+    """The physical floor of a token, where this machine's memory was measured."""
+    w = d["weight_read"]
+    if w["bound_ms"] is None:
+        say(console, f"a token reads {format_bytes(w['bytes'])} of weights on each rank")
+        return
+    bound = f"reading {format_bytes(w['bytes'])} of weights at {w['memory_Bps'] / 1e9:,.1f} GB/s takes {w['bound_ms']:.3g} ms"
+    say(console, f"{bound}: TP={d['tp_size']} runs at {w['attained']:.0%} of that bound")
 
 
 def _which(d: Found) -> str:
@@ -152,6 +159,7 @@ def _races(console: Console, d: Found) -> None:
                 times.setdefault(r["impl"], {})[r["size_bytes"]] = r["time_us"]
             ratios = [f"{format_bytes(n)} {times['gloo'][n] / t:.1f}x" for n, t in times["shm"].items()]
             say(console, f"# shm against gloo on {ranks} ranks: {', '.join(ratios)}")
+    notes(console, d["notes"])
 
 
 def plot_collectives(d: Found, path: Path) -> None:
@@ -191,6 +199,6 @@ def show_profile(console: Console, profile: Found, path: str) -> None:
     for library in profile["libraries"]:
         for p in library["paths"]:
             cost = f"{format_seconds(p['launch_s'] + p.get('hop_s', 0.0))} + {p['bandwidth_Bps'] / 1e9:.2f} GB/s"
-            table.add_row(f"{library['name']} {p['op']}, 2 ranks", cost, p["source"])
+            table.add_row(f"{library['name']} {p['op']}", cost, p["source"])
     console.print(table)
     notes(console, [f"commtax bill MODEL --profile {path} -tp 2 predicts this machine"])
