@@ -1,0 +1,250 @@
+"""Files that anyone may hand over: read within limits, as JSON within a depth, and written whole or not at all.
+
+What cannot be read or written is a ``ValueError`` of one line that names the argument, the file and the rule.
+"""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+MiB = 2**20
+CONFIG_BYTES = 16 * MiB  # a config.json, a launch command, a topology, a profile
+LOG_BYTES = 256 * MiB  # an engine's log, an output of a benchmark, a table of rows
+TRACE_BYTES = 1024 * MiB  # a profiler's trace
+JSON_MEMORY_BYTES = 800 * MiB  # what the parsed objects of a file may take
+TRACE_MEMORY_BYTES = 16384 * MiB  # … of a trace, at the most that its signs allow: about ten times its text
+MAX_DEPTH = 64  # lists and objects inside each other
+
+_GZIP = b"\x1f\x8b"
+_GZIP_MOST = 1032  # deflate packs no better than this
+_CHUNK = MiB
+_SIGN_BYTES = {",": 72, "[": 96, "{": 200, ":": 110}  # the most that what follows a sign costs as a Python object, text aside
+_STREAMS = ("/dev/", "/proc/")
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+Named = str | os.PathLike[str]
+
+
+def read_bytes(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> bytes:
+    """A regular file's bytes, unpacked where they are gzip, and never more than ``most``."""
+    with _regular(path, what) as file:
+        head = file.read(2)
+        file.seek(0)
+        size = os.fstat(file.fileno()).st_size
+        if head != _GZIP:
+            raw = b"" if size > most else file.read(most + 1)
+            _within(max(size, len(raw)), most, path, what)
+            return raw
+        try:
+            if size * _GZIP_MOST > most:  # count before anything is kept: a small file may unpack to a very large one
+                total = 0
+                for piece in _unpacked(file):
+                    total += len(piece)
+                    _within(total, most, path, what, " unpacked")
+                file.seek(0)
+            return b"".join(_unpacked(file))
+        except (zlib.error, gzip.BadGzipFile, EOFError) as error:
+            raise ValueError(f"{what} '{path}': the gzip file is damaged or cut off ({error})") from None
+
+
+def read_text(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> str:
+    """A file's text; bytes that are no UTF-8 become replacement signs."""
+    return decoded(read_bytes(path, what, most=most))
+
+
+def read_json(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> Any:
+    """A file's JSON."""
+    return parse_json(read_bytes(path, what, most=most), f"{what} '{path}'")
+
+
+def decoded(raw: bytes) -> str:
+    """Text from bytes, whatever they are: UTF-8, or UTF-16 where its mark says so (PowerShell's ``>`` writes that).
+
+    >>> decoded("tp 8".encode("utf-16")), decoded(b"tp \\xff")
+    ('tp 8', 'tp \N{REPLACEMENT CHARACTER}')
+    """
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return raw.decode("utf-16", errors="replace")
+    return raw.removeprefix(b"\xef\xbb\xbf").decode("utf-8", errors="replace")
+
+
+def parse_json(
+    text: bytes | str,
+    name: str,
+    *,
+    memory: int = JSON_MEMORY_BYTES,
+    depth: int | None = MAX_DEPTH,
+    parse_float: Callable[[str], Any] | None = None,
+    strict: bool = True,
+) -> Any:
+    """JSON within limits. The objects' memory is judged before they are made.
+
+    >>> parse_json('{"tp": 8}', "x")
+    {'tp': 8}
+    >>> parse_json("[" * 100000, "x")
+    Traceback (most recent call last):
+    ValueError: x: not valid JSON, or cut off (nested deeper than 64)
+    """
+    _judge_memory(text, name, memory)
+    collecting = gc.isenabled()
+    gc.disable()  # half the time of reading a large file would go into looking for garbage
+    try:
+        found = json.loads(decoded(text) if isinstance(text, bytes) else text, parse_float=parse_float, strict=strict)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{name}: not valid JSON, or cut off ({error})") from None
+    except RecursionError:
+        raise ValueError(f"{name}: not valid JSON, or cut off (nested deeper than {depth or 'Python reads'})") from None
+    except ValueError:  # Python reads no more digits than this
+        raise ValueError(f"{name}: a whole number has more than 4,300 digits") from None
+    finally:
+        if collecting:
+            gc.enable()
+    if depth is not None:
+        _judge_depth(found, name, depth)
+    return found
+
+
+def memory_of(text: bytes | str) -> int:
+    """The most bytes that a JSON text can take as objects: its signs count lists, objects, keys and values.
+
+    >>> memory_of("[1, 2]")
+    174
+    """
+    if isinstance(text, bytes):
+        return len(text) + sum(cost * text.count(sign.encode()) for sign, cost in _SIGN_BYTES.items())
+    return len(text) + sum(cost * text.count(sign) for sign, cost in _SIGN_BYTES.items())
+
+
+def _judge_memory(text: bytes | str, name: str, memory: int) -> None:
+    if memory_of(text) > memory:
+        raise ValueError(f"{name}: might take more than {_size(memory)} of memory to read; split it")
+
+
+def _judge_depth(found: Any, name: str, depth: int) -> None:
+    level = [found]
+    for _ in range(depth):
+        level = [x for held in level if isinstance(held, dict | list) for x in (held.values() if isinstance(held, dict) else held)]
+        if not level:
+            return
+    if any(isinstance(x, dict | list) for x in level):
+        raise ValueError(f"{name}: not valid JSON, or cut off (nested deeper than {depth})")
+
+
+def write_text(path: Named, text: str, what: str = "out") -> None:
+    """Write a whole text, or leave what was there."""
+    with written(path, what) as part:
+        part.write_bytes(text.encode("utf-8", errors="replace"))
+
+
+@contextmanager
+def written(path: Named, what: str = "out") -> Iterator[Path]:
+    """A place to write to that becomes ``path`` when all went well; until then a file that was there stays as it was.
+
+    Its mode stays in any case. Pipes and devices are written as they are. The place has the same ending: some writers look at it.
+    """
+    with _named_failure(path, what):
+        if _is_stream(path):
+            yield Path(path)
+            return
+        target = Path(os.path.realpath(path))
+        part = _beside(target)
+        try:
+            yield part
+            if target.exists():
+                part.chmod(stat.S_IMODE(target.stat().st_mode))
+            part.replace(target)
+        except BaseException:
+            with suppress(OSError):
+                part.unlink()
+            raise
+
+
+def refuse_overwriting(output: Named, inputs: Iterable[Named], what: str = "out") -> None:
+    """An output that is also an input would be lost before it was read."""
+    for given in inputs:
+        with suppress(OSError, ValueError):
+            if os.path.samefile(output, given):
+                break
+    else:
+        return
+    raise ValueError(f"{what} '{output}': is also an input, and would be lost; name another file")
+
+
+def _is_stream(path: Named) -> bool:
+    """What must be written in place: no regular file, a name for an open one (/dev/stdout), one whose folder takes no other."""
+    if os.path.abspath(path).startswith(_STREAMS):
+        return True
+    with suppress(OSError):
+        return not stat.S_ISREG(os.stat(path).st_mode) or not os.access(os.path.dirname(os.path.realpath(path)), os.W_OK)
+    return False
+
+
+def _beside(target: Path) -> Path:
+    """A new empty file in the same folder, with the mode that a plain new file would have."""
+    ending = target.suffix if len(target.suffix) < 16 else ""
+    part = target.parent / f".commtax-{os.getpid()}-{os.urandom(6).hex()}{ending}"
+    os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    return part
+
+
+@contextmanager
+def _named_failure(path: Named, what: str) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except FileNotFoundError:
+        raise ValueError(f"{what} '{path}': cannot be written (no such folder)") from None
+    except OSError as error:
+        raise ValueError(f"{what} '{path}': cannot be written ({error.strerror or error})") from None
+
+
+@contextmanager
+def _regular(path: Named, what: str) -> Iterator[IO[bytes]]:
+    """An open regular file; nothing waits on opening, so that a pipe without a writer does not hold us."""
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except FileNotFoundError:
+        raise ValueError(f"{what} '{path}': no such file") from None
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise ValueError(f"{what} '{path}': cannot be read ({getattr(error, 'strerror', '') or error})") from None
+    mode = os.fstat(handle).st_mode
+    kind = next((told for test, told in _KINDS if test(mode)), "")
+    if kind:
+        os.close(handle)
+        raise ValueError(f"{what} '{path}': is {kind}; a regular file is needed")
+    with open(handle, "rb") as file:
+        try:
+            yield file
+        except OSError as error:
+            raise ValueError(f"{what} '{path}': cannot be read ({error.strerror or error})") from None
+
+
+def _unpacked(file: IO[bytes]) -> Iterator[bytes]:
+    """Pieces of at most a MiB."""
+    with gzip.GzipFile(fileobj=file) as stream:
+        while piece := stream.read(_CHUNK):
+            yield piece
+
+
+def _within(size: int, most: int, path: Named, what: str, state: str = "") -> None:
+    if size > most:
+        raise ValueError(f"{what} '{path}': larger than {_size(most)}{state}, which is more than is read; split it")
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1024 / MiB:.3g} GiB" if nbytes >= 1024 * MiB else f"{nbytes / MiB:.3g} MiB"

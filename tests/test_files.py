@@ -1,0 +1,169 @@
+"""Files that anyone may hand over: limits, damage, and writing that leaves no half."""
+
+import gzip
+import os
+import stat
+import subprocess
+import sys
+import tracemalloc
+
+import pytest
+
+from commtax import files
+
+
+def test_gzip_is_unpacked_in_members_and_within_a_limit(tmp_path):
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(b"ab") + gzip.compress(b"cd"))
+    assert files.read_text(path) == "abcd"
+    path.write_bytes(gzip.compress(bytes(300_000)))
+    with pytest.raises(ValueError, match=r"trace '.*x.gz': larger than 0.191 MiB unpacked.*split it"):
+        files.read_bytes(path, "trace", most=200_000)
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw[:-9], lambda raw: raw[:20] + b"\xff" + raw[21:], lambda raw: raw[:2] + b"??"])
+def test_damaged_gzip_names_the_file(tmp_path, damage):
+    path = tmp_path / "x.gz"
+    path.write_bytes(damage(gzip.compress(os.urandom(5000))))
+    with pytest.raises(ValueError, match=r"log '.*x.gz': the gzip file is damaged or cut off"):
+        files.read_bytes(path, "log")
+
+
+def test_a_gzip_bomb_costs_little_memory(tmp_path):
+    path = tmp_path / "bomb.gz"
+    piece = gzip.compress(bytes(64 * 2**20))
+    path.write_bytes(piece * 20)  # 1.25 GiB of zeros
+    code = (
+        "import resource, sys; from commtax import files\n"
+        "try: files.read_bytes(sys.argv[1], most=files.TRACE_BYTES)\n"
+        "except ValueError as error: print(error, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert "larger than 1 GiB unpacked" in done.stdout
+    assert int(done.stdout.split()[-1]) < 300_000
+
+
+def test_only_regular_files_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, told in ((tmp_path, "a folder"), (tmp_path / "pipe", "a pipe"), ("/dev/zero", "a device")):
+        with pytest.raises(ValueError, match=f"topo '.*': is {told}; a regular file is needed"):
+            files.read_text(path, "topo")
+    with pytest.raises(ValueError, match="no such file"):
+        files.read_text(tmp_path / "none", "topo")
+    with pytest.raises(ValueError, match="cannot be read"):
+        files.read_text("a\0b", "topo")
+
+
+def test_a_sparse_file_is_refused_by_its_size(tmp_path):
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(2**42)
+    with pytest.raises(ValueError, match="larger than 16 MiB"):
+        files.read_bytes(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[" * 100_000, "nested deeper than"),
+        ("[" * 70 + "]" * 70, "nested deeper than 64"),
+        ('{"a":' * 70 + "1" + "}" * 70, "nested deeper than 64"),
+        ("1" * 5000, "4,300 digits"),
+        ('{"a": ', "not valid JSON"),
+        ("[" + "[]," * 5_000_000, "might take more than 800 MiB"),
+        ("", "not valid JSON"),
+    ],
+    ids=["open", "deep list", "deep object", "long number", "cut off", "many", "empty"],
+)
+def test_json_is_refused_in_one_line(text, told):
+    for form in (text, text.encode()):
+        with pytest.raises(ValueError, match=f"config 'x': .*{told}"):
+            files.parse_json(form, "config 'x'")
+
+
+def test_json_that_is_deep_but_not_too_deep_is_read():
+    assert files.parse_json("[" * 64 + "]" * 64, "x")
+
+
+@pytest.mark.parametrize(
+    "unit", ["[],", "{},", "1.5,", '"é",', '{"a":1},', "[1],", '{"a":[]},', '{"a":1,"b":2,"c":3,"d":4,"e":5,"f":6},']
+)
+def test_objects_never_take_more_than_was_judged(unit):
+    text = "[" + unit * 50_000 + "1]"
+    tracemalloc.start()
+    files.parse_json(text, "x", depth=None)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < files.memory_of(text) + 200_000
+
+
+def test_many_different_keys_are_judged_too():
+    text = "{" + ",".join(f'"{n:x}":{n}' for n in range(50_000)) + "}"
+    tracemalloc.start()
+    files.parse_json(text, "x", depth=None)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < files.memory_of(text) + 2_000_000  # a table of keys grows by doubling
+
+
+def test_writing_replaces_the_whole_file_and_keeps_its_mode(tmp_path):
+    path = tmp_path / "out.json"
+    files.write_text(path, "one")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~_umask()
+    path.chmod(0o640)
+    files.write_text(path, "two")
+    assert path.read_text() == "two"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert os.listdir(tmp_path) == ["out.json"]
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, ValueError, OSError])
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, fault):
+    path = tmp_path / "out.svg"
+    path.write_text("old")
+
+    def fail():
+        with files.written(path) as part:
+            assert part.suffix == ".svg"
+            part.write_text("half")
+            raise fault
+
+    with pytest.raises((KeyboardInterrupt, ValueError)):
+        fail()
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["out.svg"]
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    files.write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+
+
+def test_streams_are_written_in_place():
+    code = "from commtax import files; files.write_text('/dev/stdout', 'answer'); files.write_text('/dev/null', 'x')"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "answer"
+
+
+def test_what_cannot_be_written_is_named(tmp_path):
+    for path, told in ((tmp_path / "no" / "x", "no such folder"), (tmp_path, "folder|directory"), ("/dev/full", "space")):
+        with pytest.raises(ValueError, match=rf"out '.*': cannot be written \(.*({told})"):
+            files.write_text(path, "x")
+
+
+def test_an_output_is_never_an_input(tmp_path):
+    (tmp_path / "a").write_text("x")
+    (tmp_path / "b").symlink_to("a")
+    os.link(tmp_path / "a", tmp_path / "c")
+    for name in "abc":
+        with pytest.raises(ValueError, match="is also an input"):
+            files.refuse_overwriting(tmp_path / name, [tmp_path / "none", tmp_path / "a"])
+    files.refuse_overwriting(tmp_path / "new", [tmp_path / "a"])
+
+
+def _umask():
+    now = os.umask(0)
+    os.umask(now)
+    return now
