@@ -34,6 +34,17 @@ def add(where, payload):
     return found
 
 
+def storm(where, payload):
+    """Small tensors in quick turns, every value checked: how many were wrong on any rank."""
+    carrier, wrong = wire("shm", where.rank, where.size), 0
+    for turn in range(payload["turns"]):
+        mine = torch.full((16,), float(turn * where.size + where.rank))
+        carrier.all_reduce(mine)
+        wanted = sum(turn * where.size + rank for rank in range(where.size))
+        wrong += int((mine != wanted).sum())
+    return gather(wrong)
+
+
 def forever(where, payload):
     """Collectives without end; rank 0 waits for the others, as a real run would."""
     while True:

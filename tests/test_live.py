@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +14,9 @@ import pytest
 import torch
 
 import live_models
+from commtax.api import bill
 from commtax.cli import main
-from commtax.measure import box, launch
+from commtax.measure import box, launch, litter, machine
 from commtax.measure.arch import arch, described
 from commtax.measure.collectives import Sizes
 from commtax.measure.comm import Group
@@ -78,7 +80,7 @@ def test_the_step_that_graphs_capture_is_the_plain_step(checkpoints):
 
 
 def jobs(checkpoints, ranks, **changes):
-    base = {"tp": ranks, "batch": 2, "input_len": 12, "output_len": 4, "device": "cpu"}
+    base = {"tp": ranks, "batch": 2, "input_len": 12, "output_len": 4, "device": "cpu", "cluster": "4xcpu"}
     return [Job(model=str(checkpoints[f][0]), **{**base, **changes}).settled() for f in PROVEN]
 
 
@@ -152,6 +154,13 @@ def test_shared_memory_adds_as_gloo_does():
         assert row["same"], "every rank holds the same bits"
 
 
+def test_more_ranks_than_cores_never_read_a_slot_early():
+    pids = []
+    assert launch.run("live_targets:storm", {"turns": 3000}, 4, path=str(HERE), watch=pids.extend, timeout_s=120) == [0, 0, 0, 0]
+    names = [p.name for p in litter.SHARED.glob("*commtax-*")] if litter.SHARED.is_dir() else []
+    assert not [name for name in names for pid in pids if f"-{pid}-" in name], "memory and semaphores have no names left"
+
+
 def alive(pid):
     try:
         os.kill(pid, 0)
@@ -190,20 +199,57 @@ launch.run("live_targets:forever", {}, 2, path=sys.argv[1], watch=lambda pids: p
 """
 
 
-@pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
-def test_no_rank_outlives_the_launcher(sign):
+@pytest.mark.parametrize("signs", [[signal.SIGTERM] * 2, [signal.SIGHUP], [signal.SIGKILL]])
+def test_neither_ranks_nor_folders_outlive_the_launcher(signs, tmp_path):
     running = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(HERE)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", SCRIPT, str(HERE)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     pids = [int(word) for word in running.stdout.readline().split()]
-    running.send_signal(sign)
+    assert any(tmp_path.iterdir()), "the run has a folder"
+    for sign in signs:
+        running.send_signal(sign)
     running.wait(timeout=15)
     running.stdout.close()
     assert running.returncode != 0
     deadline = time.monotonic() + 15
-    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+    while (any(alive(pid) for pid in pids) or any(tmp_path.iterdir())) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(alive(pid) for pid in pids)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_stopped_rank_is_lost_and_named():
+    pids, stopped = [], []
+
+    def stop(_news):
+        if not stopped:
+            stopped.append(time.monotonic())
+            os.kill(pids[1], signal.SIGSTOP)
+
+    with pytest.raises(launch.RankError, match="no sign of life for 3 s") as caught:
+        launch.run("live_targets:forever", {}, 2, path=str(HERE), watch=pids.extend, progress=stop, lost_s=3.0)
+    assert caught.value.rank == 1
+    assert not any(alive(pid) for pid in pids)
+    assert launch.LOST_S + launch.GRACE_S * 2 < 30, "what nobody chose ends within half a minute"
+    with pytest.raises(ValueError, match="lost_after=1"):
+        launch.run("live_targets:forever", {}, 2, lost_s=1.0)
+
+
+def test_leavings_of_dead_processes_are_swept_and_no_others(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    dead = [tmp_path / f"commtax-{gone.pid}-abc", tmp_path / f"sem.commtax-{gone.pid}-0f-1"]
+    kept = [tmp_path / f"commtax-{os.getpid()}-abc", tmp_path / "commtax-notes", tmp_path / "other-1-abc"]
+    for path in (dead[0], kept[0]):
+        (path / "inside").mkdir(parents=True)
+    for path in (dead[1], *kept[1:]):
+        path.write_text("")
+    litter.sweep(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
 
 
 def command(capsys, *words):
@@ -215,7 +261,19 @@ def command(capsys, *words):
 
 
 def test_under_torchrun(checkpoints):
-    words = ["--standalone", "--nproc-per-node", "2", "-m", "commtax.measure.tp", "--device", "cpu", "--input-len", "12"]
+    words = [
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "commtax.measure.tp",
+        "--device",
+        "cpu",
+        "--input-len",
+        "12",
+        "--cluster",
+        "2xcpu",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *words, "--output-len", "4", "--model", str(checkpoints["llama"][0])],
         capture_output=True,
@@ -244,6 +302,7 @@ def test_the_command_proves_and_shows(checkpoints, capsys):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("equal: ") == 3
     assert "replicas give" in done.stdout
+    assert "no prediction: this machine is not calibrated" in " ".join(done.stdout.split())
 
 
 def edited(folder, tmp_path, change):
@@ -348,7 +407,7 @@ def test_sizes_double():
 
 def test_calibration_gives_a_profile_that_bill_takes(tmp_path, capsys):
     shapes = [{**box.SHAPES[1], "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 512}]
-    plan = {**box.plan("fp32"), "shapes": shapes, "steps": [[1, 8], [4, 32]], "stream_bytes": 2**22}
+    plan = {**box.plan("fp32", ("gloo",)), "shapes": shapes, "steps": [[1, 8], [4, 32]], "stream_bytes": 2**22}
     raw = launch.run(box.TARGET, plan, 2, timeout_s=120)
     file = tmp_path / "here.json"
     file.write_text(json.dumps(box.profile(raw, "fp32", "here", 2)))
@@ -356,6 +415,40 @@ def test_calibration_gives_a_profile_that_bill_takes(tmp_path, capsys):
     bill = json.loads(capsys.readouterr().out)
     assert bill["engine"].startswith("builtin")
     assert any("calibrated: here" in item["source"] for item in bill["items"])
+    found = json.loads(file.read_text())
+    assert list(found["chip"]["flops_per_s"]) == ["fp32"], "the type that runs, and no other"
+    assert [library["name"] for library in found["libraries"]] == ["gloo"]
+
+
+def test_attention_is_priced_at_the_rate_of_its_own_type(tmp_path):
+    """A CPU without bf16 instructions: its bf16 rate says nothing of fp32's attention."""
+
+    def priced(**rates):
+        file = tmp_path / "p.json"
+        chip = {"key": "cpu", "memory_Bps": 1e10, "flops_per_s": rates}
+        file.write_text(json.dumps({"commtax_profile": 1, "engine": "builtin", "dtype": "fp32", "chip": chip}))
+        steps = [
+            bill("llama-3.2-1b", "2xcpu", phase=p, context=512, profile=str(file), dtype="fp32") for p in ("decode", "prefill")
+        ]
+        return [float(s.step_s) for s in steps]
+
+    assert priced(fp32=4e10) == priced(fp32=4e10, bf16=1.5e8)
+
+
+def test_collectives_fall_back_to_gloo_and_say_so(monkeypatch, capsys, checkpoints):
+    without = replace(machine.facts(), no_semaphores="no POSIX semaphores: Function not implemented")
+    monkeypatch.setattr(machine, "facts", lambda: without)
+    done = command(capsys, "collectives", "--min", "8", "--max", "8")
+    assert done.returncode == 0, done.stderr
+    assert "gloo, 2 ranks" in done.stdout
+    assert "shm," not in done.stdout
+    assert "shared memory is not to be had here" in " ".join(done.stdout.split())
+    assert Job(model=str(checkpoints["llama"][0]), device="cpu").settled().impl == "gloo"
+    for verb in (["tp", "--random", "llama-3.2-1b", "--layers", "1", "--device", "cpu"], ["collectives"], ["calibrate", "-o", "x"]):
+        refused = command(capsys, *verb, "--impl", "shm")
+        assert refused.returncode == 2
+        assert refused.stderr.startswith("error: impl 'shm': no POSIX semaphores")
+        assert refused.stderr.count("\n") == 1
 
 
 @pytest.mark.gpu

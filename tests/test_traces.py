@@ -247,7 +247,9 @@ def test_what_is_no_trace(tmp_path, content, words):
         kineto.read(path)
 
 
-JUNK = st.one_of(st.none(), st.text(max_size=4), st.integers(-5, 5), st.floats(), st.lists(st.integers(), max_size=2), st.just({}))
+JUNK = st.one_of(
+    st.none(), st.text(max_size=4), st.integers(-5, 5), st.floats(), st.lists(st.integers(), max_size=2), st.builds(dict)
+)
 
 
 @given(st.data())

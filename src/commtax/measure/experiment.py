@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from commtax import files
 from commtax.api.setup import setup
 from commtax.catalog import profile as overlay
 from commtax.measure import launch, links, study
@@ -121,8 +122,8 @@ def merge(folders: Sequence[Path]) -> list[Record]:
         file = folder / "experiment.json"
         if not file.is_file():
             raise ValueError(f"merge '{folder}': no experiment.json in it; give folders of finished experiments (--out)")
-        document = json.loads(file.read_text(encoding="utf-8"))
-        if document.get("schema") != "commtax.experiment/1":
+        document = files.read_json(file, "merge")
+        if not isinstance(document, dict) or document.get("schema") != "commtax.experiment/1":
             raise ValueError(f"merge '{folder}': experiment.json is not commtax.experiment/1")
         same = sum(d["box"].split(" #")[0] == document["box"] for d in found)
         found.append({**document, "box": f"{document['box']} #{same + 1}" if same else document["box"]})
@@ -131,9 +132,7 @@ def merge(folders: Sequence[Path]) -> list[Record]:
 
 def write(path: Path, document: Record) -> None:
     """A file that is whole or not there."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    files.write_text(path, json.dumps(document, indent=1) + "\n")
 
 
 def _check(asked: Asked) -> None:
@@ -223,8 +222,8 @@ def _folder(asked: Asked, driver: Driver) -> Path:
 def _kept(file: Path, failed: bool = False) -> Record | None:
     """A kept document; a damaged file is run again, and so is a failed run unless failures are asked for."""
     try:
-        found: Record = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
+        found: Record = files.read_json(file)
+    except ValueError:
         return None
     return found if failed or "error" not in found else None
 

@@ -7,13 +7,14 @@ output token tells the prompt's time from the tokens'.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from commtax import files
 
 Shape = tuple[int, int, int]  # prompt tokens, output tokens, iterations
 CHARACTERS_A_TOKEN = 4.0  # English text; used where a dataset has text and no tokenizer counted it
@@ -132,11 +133,11 @@ def lengths(run: Run, dataset: str, seed: int = 0) -> list[tuple[int, int]]:
 
 def dataset_lengths(path: Path) -> list[tuple[int, int]]:
     """First question and first answer of each conversation of a ShareGPT-shaped JSON file, in tokens by their characters."""
+    rows = files.read_json(path, "dataset", most=files.LOG_BYTES)
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
         turns = [row["conversations"][:2] for row in rows if len(row.get("conversations", ())) >= 2]
         texts = [(str(first["value"]), str(second["value"])) for first, second in turns]
-    except (json.JSONDecodeError, TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"dataset '{path}': a list of objects with conversations of at least two values is needed ({error})"
         ) from None

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from commtax import files
 from commtax.measure import launch
 from commtax.measure.arch import Arch
 from commtax.measure.comm import Group, wire
@@ -222,7 +223,7 @@ def main(argv: list[str] | None = None) -> int:
         found = run_here(job)
     text = json.dumps(found, indent=2) + "\n"
     if output:
-        Path(output).write_text(text, encoding="utf-8")
+        files.write_text(output, text, "output")
     sys.stdout.write(text)
     return 0 if passed(found) else 1
 

@@ -6,7 +6,6 @@ by input columns, keys and values by heads until there is one a rank, norms and 
 
 from __future__ import annotations
 
-import json
 import mmap
 import zlib
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from commtax import files
 from commtax.catalog.models import safetensors_header
 from commtax.measure.arch import Arch
 
@@ -76,7 +76,7 @@ class Checkpoint:
         if not index.is_file():
             return
         try:
-            wanted = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            wanted = set(files.read_json(index, "index")["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError(f"{index}: not a safetensors index") from None
         missing = sorted(wanted - self._files.keys())
