@@ -1,14 +1,18 @@
 """A stand-in for the ``vllm`` program where the real one cannot run: it answers with results, logs and traces of a real run.
 
 Recorded with vLLM 0.32 on CPU (tests/fixtures). It keeps to what the real program does with the driver's options; what it cannot
-show is time. FAKE_VLLM_FAIL makes commands that contain a word fail, FAKE_VLLM_OLD refuses the newer profiler option.
+show is time. FAKE_VLLM_FAIL makes commands that contain a word fail, FAKE_VLLM_OLD refuses the newer profiler option,
+FAKE_VLLM_DIES ends every benchmark by SIGILL (in the program itself, or told of a child as vLLM tells it), and
+FAKE_VLLM_STUBBORN does not end when asked.
 """
 
 import http.server
 import json
 import os
 import shutil
+import signal
 import sys
+import time
 from pathlib import Path
 
 FIXTURES = Path(os.environ["FAKE_VLLM_FIXTURES"])
@@ -52,6 +56,12 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.do_GET()
 
 
+def die():
+    if os.environ["FAKE_VLLM_DIES"] == "itself":
+        os.kill(os.getpid(), signal.SIGILL)
+    sys.exit("RuntimeError: Engine core initialization failed. Failed core proc(s): {'EngineCore_DP0': -4}\nasyncio.CancelledError")
+
+
 def main():
     with open(os.environ["FAKE_VLLM_CALLS"], "a") as file:
         file.write(json.dumps({"words": sys.argv[1:], "bind": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "")}) + "\n")
@@ -59,6 +69,12 @@ def main():
     if os.environ.get("FAKE_VLLM_FAIL") and os.environ["FAKE_VLLM_FAIL"] in words:
         sys.exit("ValueError: not enough devices")
     tp = option("--tensor-parallel-size", "1")
+    if words != "--version" and "FAKE_VLLM_DIES" in os.environ:
+        die()
+    if words != "--version" and "FAKE_VLLM_STUBBORN" in os.environ:
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(sign, signal.SIG_IGN)
+        time.sleep(600)
     if words == "--version":
         sys.stdout.write("0.32.0+cpu\n")
     elif words.startswith("serve"):

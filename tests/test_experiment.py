@@ -67,7 +67,7 @@ def checkpoint(tmp_path_factory):
 def study_here(checkpoint, tmp_path_factory):
     """A quick study that is interrupted after its first run and then goes on."""
     out = tmp_path_factory.mktemp("study")
-    words = ["measure", "experiment", "--model", str(checkpoint), "--quick", "--out", str(out)]
+    words = ["measure", "experiment", "--model", str(checkpoint), "--quick", "--out", str(out), "--cluster", "2xcpu"]
     process = subprocess.Popen([sys.executable, "-m", "commtax", *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     until = time.monotonic() + 60
     while not list((out / "runs").glob("*.json")) and time.monotonic() < until:
@@ -274,6 +274,59 @@ def test_vllm_is_driven_and_read(fake, capsys, tmp_path):
     assert again[0][again[0].index("--batch-size") + 1] == "4"
 
 
+def test_a_machine_that_nobody_calibrated_gets_counts_and_no_times(fake, capsys):
+    code, told = run_cli(capsys, *fake[0], "--json")
+    assert code == 0, told.err
+    found = json.loads(told.out)
+    assert found["predicted_from"] == []
+    assert "not calibrated on this machine" in found["no_prediction"]
+    for row in found["degrees"]:
+        assert row["decode_predicted_ms"] is None
+        assert all(b["predicted_latency_ms"] is None for b in row["batches"])
+    p = found["degrees"][1]["profile"]
+    assert p["allreduces"] == p["predicted_allreduces"], "what is sent needs no clock"
+    assert p["predicted_s"] is None
+    assert "No time is predicted" in markdown([found], [])
+
+
+@pytest.mark.parametrize("how", ["itself", "a child"])
+def test_a_dead_engine_is_named_and_not_tried_a_third_time(fake, capsys, monkeypatch, how):
+    words, called = fake
+    monkeypatch.setenv("FAKE_VLLM_DIES", how)
+    code, told = run_cli(capsys, *words, "--json")
+    assert code == 1
+    found = json.loads(told.out)
+    assert len([c for c in called() if c["words"] != ["--version"]]) == 2
+    assert all("died of SIGILL: it ran an instruction that this CPU does not have" in f["why"] for f in found["failed"])
+    assert sum("not tried" in f["why"] for f in found["failed"]) == len(found["failed"]) - 2
+    assert "ancelled" not in told.out
+
+
+def test_two_signals_leave_no_engine(fake, monkeypatch):
+    words, _ = fake
+    monkeypatch.setenv("FAKE_VLLM_STUBBORN", "1")
+    command = [sys.executable, "-m", "commtax", "measure", "experiment", *map(str, words)]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    program = str(words[3])
+    until = time.monotonic() + 60
+    while not engines(program) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert engines(program)
+    for _ in range(2):
+        running.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+    _, told = running.communicate(timeout=20)
+    assert running.returncode == 130
+    assert "goes on with the others" in told
+    assert not engines(program)
+
+
+def engines(program):
+    """Processes of the stand-in that run a benchmark."""
+    listed = subprocess.run(["ps", "-ww", "-eo", "stat,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line for line in listed if program in line and " bench " in line and not line.startswith("Z") and "leash" not in line]
+
+
 def test_older_profilers_and_a_log_that_shows_another_degree(fake, capsys, monkeypatch):
     monkeypatch.setenv("FAKE_VLLM_OLD", "1")  # asked by environment instead of an option
     monkeypatch.setenv("FAKE_VLLM_APPLIED", "1")
@@ -309,6 +362,8 @@ def test_failed_runs_are_told_and_tried_again(fake, capsys, monkeypatch):
     ("words", "told"),
     [
         (["--model", "x", "--random", "y"], "--model FOLDER, or --random"),
+        (["--engine", "vllm"], "--model FOLDER, or --random"),
+        (["--random", "llama-3.2-1b", "--lost-after", "soon"], "lost_s"),
         (["--random", "llama-3.2-1b", "--recipe", "no"], "recipe 'no'"),
         (["--random", "llama-3.2-1b", "--engine", "no"], "builtin, vllm"),
         (["--random", "llama-3.2-1b", "--tp", "1,1"], "distinct"),

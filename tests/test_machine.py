@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -119,3 +120,9 @@ def test_a_leashed_program_does_not_outlive_a_killed_starter():
             return
         time.sleep(0.1)
     pytest.fail("the program lives on")
+
+
+def test_what_torch_says_of_missing_instructions_is_no_error():
+    warnings.warn("mkldnn_linear: bf16 path needs the cpu support avx512bw, avx512vl and avx512dq", UserWarning, stacklevel=1)
+    with pytest.raises(UserWarning):
+        warnings.warn("anything else", UserWarning, stacklevel=1)
