@@ -134,9 +134,14 @@ def test_machines_merge_into_one_report(study_here, tmp_path, capsys):
     text = (tmp_path / "all" / "report.md").read_text()
     assert "## All machines" in text
     assert all(b["box"] in text for b in boxes)
-    code, told = run_cli(capsys, "--merge", tmp_path)
-    assert code == 2
-    assert "experiment.json" in told.err
+    whole = json.loads((out / "experiment.json").read_text())
+    damaged = [{**whole, "degrees": None}, {k: v for k, v in whole.items() if k != "flags"}, {**whole, "box": 3}, [whole], None]
+    for document in damaged:
+        (tmp_path / "experiment.json").write_text(json.dumps(document))
+        code, told = run_cli(capsys, "--merge", tmp_path, "--out", tmp_path / "all")
+        assert code == 2
+        assert "experiment.json" in told.err
+        assert told.err.count("\n") == 1
 
 
 # --- serving with sequences of their own length -------------------------------------------------------------------------

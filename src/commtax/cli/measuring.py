@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from commtax import files
 from commtax.cli.options import Bytes, Count, json_option
 from commtax.cli.output import print_json, terminal
 from commtax.report import measuring
@@ -43,8 +44,8 @@ lost_option = click.option(
     callback=_seconds,
     help="End the run when a rank gives no sign of life for this long.",
 )
-DEMONSTRATION = ("llama-3.2-1b", 4)
-"""What a study runs when nobody names a model: small enough for minutes on two cores."""
+DEMONSTRATION = Path(__file__).parents[1] / "measure" / "demonstration"
+"""What a study runs when nobody names a model: a Llama of 110 million random weights, for minutes on two cores."""
 
 
 @click.group("measure")
@@ -176,7 +177,7 @@ def calibrate_command(output: str, ranks: int, dtype: str, impl: str, name: str,
     "random_model",
     default="",
     metavar="MODEL",
-    help="Built-in engine: random weights of a catalogue model.  [default: 4 layers of llama-3.2-1b]",
+    help="Built-in engine: random weights of a catalogue model.  [default: a Llama of 110 M weights]",
 )
 @click.option("--layers", type=Layers(), default=0, help="Built-in engine: only the first layers of it.")
 @click.option("--tp", "degrees", default="1,2", show_default=True, metavar="N,N", help="Tensor-parallel degrees.")
@@ -215,7 +216,7 @@ def experiment_command(
         folder.mkdir(parents=True, exist_ok=True)
     else:
         if not model and not random_model and options["engine"] == "builtin":
-            random_model, options["layers"] = DEMONSTRATION[0], options["layers"] or DEMONSTRATION[1]
+            random_model = str(DEMONSTRATION)
         if bool(model) == bool(random_model):
             raise ValueError("model: give --model FOLDER, or --random NAME for random weights")
         if options["engine"] == "builtin":
@@ -228,13 +229,27 @@ def experiment_command(
         except KeyboardInterrupt:
             click.echo(f"finished runs are kept in {folder}: the same command goes on with the others", err=True)
             raise
-    charts = reporting.charts(found, folder)
-    (folder / "report.md").write_text(reporting.markdown(found, charts), encoding="utf-8")
-    if as_json:
-        print_json(found[0] if not merged else {"schema": "commtax.experiments/1", "boxes": found})
-    else:
-        reporting.show(terminal(), found, folder)
-    sys.exit(1 if any(box["failed"] for box in found) else 0)
+    with _whole_documents(merged):
+        charts = reporting.charts(found, folder)
+        files.write_text(folder / "report.md", reporting.markdown(found, charts), "out")
+        if as_json:
+            print_json(found[0] if not merged else {"schema": "commtax.experiments/1", "boxes": found})
+        else:
+            reporting.show(terminal(), found, folder)
+        code = 1 if any(box["failed"] for box in found) else 0
+    sys.exit(code)
+
+
+@contextmanager
+def _whole_documents(merged: Sequence[str]) -> Iterator[None]:
+    """Documents that came from files: one with a part missing, or of another kind, is bad input and no fault of the report."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        if not merged:
+            raise
+        text = f"merge {', '.join(repr(m) for m in merged)}: an experiment.json has a part that is missing or of the wrong form"
+        raise ValueError(f"{text} ({type(error).__name__}: {error}); run that experiment again, or leave it out") from None
 
 
 def _tell(news: Mapping[str, Any]) -> None:

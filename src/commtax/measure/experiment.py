@@ -125,6 +125,8 @@ def merge(folders: Sequence[Path]) -> list[Record]:
         document = files.read_json(file, "merge")
         if not isinstance(document, dict) or document.get("schema") != "commtax.experiment/1":
             raise ValueError(f"merge '{folder}': experiment.json is not commtax.experiment/1")
+        if not isinstance(document.get("box"), str):
+            raise ValueError(f"merge '{folder}': experiment.json has no box (the machine's name)")
         same = sum(d["box"].split(" #")[0] == document["box"] for d in found)
         found.append({**document, "box": f"{document['box']} #{same + 1}" if same else document["box"]})
     return found
