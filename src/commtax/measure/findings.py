@@ -73,9 +73,8 @@ class Prices:
         plan = {"tp": tp, "engine": self.engine, "dtype": self.dtype}
         return Question(self.model, catalog.cluster(self.cluster), plan, eager=self.eager, pricing=pricing)
 
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return self.step("decode", 1, 1, 128).sources
+    def sources(self, tp: int) -> tuple[str, ...]:
+        return self.step("decode", tp, 1, 128).sources
 
 
 def analyse(facts: Mapping[str, Any], done: Sequence[tuple[Run, Record]], prices: Prices | None) -> Row:
@@ -87,7 +86,7 @@ def analyse(facts: Mapping[str, Any], done: Sequence[tuple[Run, Record]], prices
     found: Row = {
         "schema": "commtax.experiment/1",
         **facts,
-        "predicted_from": list(timed.sources) if timed else [],
+        "predicted_from": list(timed.sources(max(degrees, default=1))) if timed else [],
         "no_prediction": "" if timed else prices.unknown if prices else "name the --cluster",
         "degrees": rows,
         "crossover": [crossover(rows[0], row) for row in rows[1:] if rows[0]["tp"] == 1],
