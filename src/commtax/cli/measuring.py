@@ -42,7 +42,7 @@ lost_option = click.option(
     show_default=True,
     metavar="TIME",
     callback=_seconds,
-    help="End the run when a rank gives no sign of life for this long.",
+    help="End the run when a rank was stopped for this long.",
 )
 DEMONSTRATION = Path(__file__).parents[1] / "measure" / "demonstration"
 """What a study runs when nobody names a model: a Llama of 110 million random weights, for minutes on two cores."""

@@ -1,8 +1,8 @@
 """Start one process a rank on this machine, watch them, and end them all together.
 
-A rank that dies takes the run down within a second; its number and the end of its traceback become the error. A rank that
-gives no sign of life (stopped, swapped out, its machine hung) does so after ``lost_s``. Nothing is left behind: ranks and the
-run's folder go with the launcher, whether it returns, fails, is interrupted or is killed.
+A rank that dies takes the run down within a second; its number and the end of its traceback become the error. A rank that is
+stopped does so after ``lost_s``. Nothing is left behind: ranks and the run's folder go with the launcher, whether it returns,
+fails, is interrupted or is killed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from commtax.measure.litter import run_folder
 
 POLL_S = 0.02
-BEAT_S = 0.5
+LOOK_S = 0.5
 LOST_S = 20.0
 GRACE_S = 1.0
 KEPT_LINES = 12
@@ -63,8 +63,8 @@ def run(
     ``progress`` receives what rank 0 tells with ``report`` while it works; ``watch`` the process ids once they run;
     ``path`` is put before the ranks' module search path. What a rank refuses (ValueError) is refused here.
     """
-    if not lost_s > 4 * BEAT_S:
-        raise ValueError(f"lost_after={lost_s:g}: more than {4 * BEAT_S:g} seconds are needed to tell a lost rank from a busy one")
+    if not lost_s > 0:
+        raise ValueError(f"lost_after={lost_s:g}: a time above 0 is needed")
     with Ended() as ended, run_folder() as folder:
         (folder / "payload.json").write_text(json.dumps(dict(payload)), encoding="utf-8")
         processes: list[subprocess.Popen[bytes]] = []
@@ -109,7 +109,7 @@ def _start(target: str, rank: int, ranks: int, folder: Path, path: str) -> subpr
 
 def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, deadline: float, lost_s: float, progress: Any) -> None:
     """Until every rank has ended well; the first that did not is the error."""
-    told, beats = 0, Beats(folder, len(processes), lost_s)
+    told, stopped = 0, Stopped([p.pid for p in processes], lost_s)
     while True:
         codes = [p.poll() for p in processes]
         bad = [rank for rank, code in enumerate(codes) if code]
@@ -121,38 +121,38 @@ def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, deadline: floa
             return
         if time.monotonic() > deadline:
             raise RankError(codes.index(None), 124, "the run took longer than it may")
-        silent = beats.silent(codes)
-        if silent is not None:
-            raise RankError(silent, 124, f"no sign of life for {lost_s:g} s: it was stopped, or this machine does not get to it")
+        lost = stopped.lost(codes)
+        if lost is not None:
+            raise RankError(lost, 124, f"stopped for more than {lost_s:g} s (--lost-after): somebody suspended it")
         time.sleep(POLL_S)
 
 
-def beat_file(folder: Path, rank: int) -> Path:
-    """What a living rank touches every ``BEAT_S``."""
-    return folder / f"rank-{rank}.alive"
+class Stopped:
+    """Since when each rank has been stopped: a rank that computes for minutes is not lost, one that was suspended is."""
 
+    def __init__(self, pids: list[int], lost_s: float) -> None:
+        self.since: dict[int, float] = {}
+        self.pids, self.lost_s, self.looked_s = pids, lost_s, 0.0
 
-class Beats:
-    """When each rank was last seen to live, by this process's clock, which stands still while the machine sleeps."""
-
-    def __init__(self, folder: Path, ranks: int, lost_s: float) -> None:
-        self.files = [beat_file(folder, rank) for rank in range(ranks)]
-        self.lost_s, self.looked_s = lost_s, time.monotonic()
-        self.seen = [(0, self.looked_s)] * ranks
-
-    def silent(self, codes: list[int | None]) -> int | None:
-        """A running rank that has not been seen for too long. After a gap of our own nobody is judged before a new beat is due."""
+    def lost(self, codes: list[int | None]) -> int | None:
+        """A rank that has been stopped for too long."""
         now = time.monotonic()
-        if now - self.looked_s < BEAT_S:
+        if now - self.looked_s < LOOK_S:
             return None
-        paused = now - self.looked_s > 4 * BEAT_S
         self.looked_s = now
-        for rank, file in enumerate(self.files):
-            mark = file.stat().st_mtime_ns if file.exists() else 0
-            if mark != self.seen[rank][0] or paused:
-                self.seen[rank] = (mark, now)
-        late = [rank for rank, code in enumerate(codes) if code is None and now - self.seen[rank][1] > self.lost_s]
-        return late[0] if late else None
+        held = [rank for rank, code in enumerate(codes) if code is None and is_stopped(self.pids[rank])]
+        self.since = {rank: self.since.get(rank, now) for rank in held}
+        return next((rank for rank, since in self.since.items() if now - since > self.lost_s), None)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a child is suspended (SIGSTOP, a debugger); asked without collecting it."""
+    if hasattr(os, "waitid"):
+        with suppress(ChildProcessError):
+            return os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        return False
+    shown = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False)  # macOS
+    return shown.stdout.strip().startswith("T")
 
 
 def _first_failure(processes: list[subprocess.Popen[bytes]], folder: Path) -> RankError:

@@ -1,4 +1,4 @@
-"""``python -m commtax.measure.rank``: one rank of a run, which says that it lives before it loads anything heavy."""
+"""``python -m commtax.measure.rank``: one rank of a run, which ends with its launcher from before it loads anything heavy."""
 
 from __future__ import annotations
 
@@ -11,25 +11,20 @@ import time
 import traceback
 from pathlib import Path
 
-from commtax.measure.launch import BEAT_S, FOLDER, PARENT, beat_file
+from commtax.measure.launch import FOLDER, LOOK_S, PARENT
 
 
-def beat(folder: Path, rank: int, parent: int) -> None:
-    """Touch this rank's file while the launcher lives; end, and take the run's folder along, once it is gone, however it went."""
-    file = beat_file(folder, rank)
+def follow(folder: Path, parent: int) -> None:
+    """Once the launcher is gone, however it went, end and take the run's folder along."""
     while os.getppid() == parent:
-        try:
-            file.touch()
-        except OSError:
-            break
-        time.sleep(BEAT_S)
+        time.sleep(LOOK_S)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
 def main() -> None:
-    folder, rank, parent = Path(os.environ[FOLDER]), int(os.environ["RANK"]), int(os.environ[PARENT])
-    threading.Thread(target=beat, args=(folder, rank, parent), daemon=True).start()
+    folder, parent = Path(os.environ[FOLDER]), int(os.environ[PARENT])
+    threading.Thread(target=follow, args=(folder, parent), daemon=True).start()
     importlib.import_module("commtax.measure.worker").main()
 
 
