@@ -10,6 +10,7 @@ from typing import Any
 
 from commtax.calibrate.records import Files, Place, Ran, Served, Timed
 from commtax.catalog.fabric import OPS, library_chain
+from commtax.files import LOG_BYTES, parse_documents, read_text
 from commtax.readers import bench, nccl_tests
 from commtax.readers.bench import Bench
 from commtax.units import format_bytes
@@ -20,8 +21,8 @@ UNUSED = ("header", "small", "copy", "step")  # rows of a sweep that no constant
 
 def read(path: Path, place: Place) -> Files:
     """All measurements of one file."""
-    text = path.read_bytes().decode("utf-8", errors="replace")
-    if text.lstrip()[:1] in ("{", "["):
+    text = read_text(path, "file", most=LOG_BYTES)
+    if text[:99].lstrip()[:1] in ("{", "["):
         return _json(text, path.name, place)
     runs = nccl_tests.parse_all(text)
     if not runs:
@@ -78,14 +79,7 @@ def _json(text: str, name: str, place: Place) -> Files:
 
 
 def _objects(text: str, name: str) -> Iterator[Mapping[str, Any]]:
-    try:
-        whole = json.loads(text)
-        rows = whole if isinstance(whole, list) else [whole]
-    except (json.JSONDecodeError, RecursionError):
-        try:
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"'{name}': not JSON, or cut off ({error})") from None
+    rows = parse_documents(text, f"'{name}'")
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"'{name}': JSON without measurements")
     yield from rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from urllib.request import getproxies
 
 from commtax.catalog.hf import from_config
 from commtax.catalog.loader import normal, stems, suggest
+from commtax.files import local, parse_json, read_json
 from commtax.spec import Model, Source
 
 _KEYS = {"key", "aliases", "config", "source", "published"}
@@ -76,8 +78,8 @@ def model(name: str) -> Model:
     found = bundled(name)
     if found:
         return found
-    path = Path(name).expanduser()
-    if path.exists():
+    path = local(name)
+    if os.path.exists(path):
         return _local(path)
     if name.startswith((".", "/", "~")) or name.endswith(".json"):
         raise ValueError(f"model '{name}': no such folder or file")
@@ -95,7 +97,7 @@ def _local(path: Path) -> Model:
     """A folder's model. Its safetensors headers, where there are any, tell the exact bytes."""
     file = path / "config.json" if path.is_dir() else path
     folder = file.parent
-    if not file.is_file():
+    if not os.path.exists(file):
         raise ValueError(f"model '{path}': the folder has no config.json")
     config = _read_json(file)
     extra = folder / "hf_quant_config.json"
@@ -108,12 +110,9 @@ def _local(path: Path) -> Model:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        table = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise ValueError(f"{file}: not valid JSON ({error})") from None
+    table = read_json(file, "model")
     if not isinstance(table, dict):
-        raise ValueError(f"{file}: not a JSON object")
+        raise ValueError(f"model '{file}': not a JSON object")
     return table
 
 
@@ -143,9 +142,9 @@ def config(name: str) -> dict[str, Any]:
     key = wanted if wanted in model_keys() else _aliases().get(wanted)
     if key:
         return dict(_file(key)["config"])
-    path = Path(name).expanduser()
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
+    path = local(name)
+    file = path / "config.json" if os.path.isdir(path) else path
+    if not os.path.exists(file):
         raise ValueError(f"model '{name}': no such folder, and not in the catalogue{suggest(name, [*model_keys(), *_aliases()])}")
     return _read_json(file)
 
@@ -159,7 +158,7 @@ def safetensors_header(shard: Path) -> tuple[dict[str, Any], int]:
         if length > min(size, MAX_HEADER_BYTES):
             raise ValueError(f"{shard}: not a safetensors file, or truncated ({size:,} bytes)")
         try:
-            table = json.loads(file.read(length))
+            table = parse_json(file.read(length), str(shard))
             spans = [entry["data_offsets"] for name, entry in table.items() if name != "__metadata__"]
             if not all(isinstance(x, int) and x >= 0 for start, end in spans for x in (start, end, end - start)):
                 raise TypeError("offsets")

@@ -34,6 +34,7 @@ from commtax.cli.options import (
 from commtax.cli.output import print_json, terminal
 from commtax.cli.pages import html_option, write_bill_page
 from commtax.cli.pasting import paste_options, pasting
+from commtax.files import LOG_BYTES, read_text
 from commtax.spec import Cluster, Profile
 from commtax.spelling import normalise
 from commtax.units import parse_bytes, parse_seconds
@@ -224,7 +225,7 @@ def expect_command(op: str, size: float, ranks: int, library: str, measured: str
     own = _profile(options)
     place = _cluster(options)
     words: dict[str, Any] = {"library": library, "profile": own}
-    if measured and Path(measured).is_file():
+    if measured and os.path.exists(measured):
         _expect_file(op, place, ranks, words, Path(measured), as_json)
         return
     found = expect(op, place, nbytes=size, ranks=ranks, **words)
@@ -256,7 +257,7 @@ def _expect_file(op: str, place: Cluster, ranks: int, words: dict[str, Any], pat
     from commtax.readers.nccl_tests import parse
     from commtax.report import bills
 
-    run = parse(path.read_text(errors="replace"))
+    run = parse(read_text(path, "measured", most=LOG_BYTES))
     if not run.rows:
         raise ValueError(f"measured '{path}': no nccl-tests rows found")
     if run.op and run.op != op.replace("_", "-").replace("sendrecv", "send-recv"):

@@ -14,6 +14,7 @@ import click
 
 from commtax.cli.options import Bytes, Count, json_option
 from commtax.cli.output import print_json, terminal
+from commtax.files import write_text
 from commtax.report import measuring
 
 Progress = Callable[[Mapping[str, Any]], None]
@@ -111,7 +112,7 @@ def collectives_command(
     with ranks_named(), bar("sizes", total, as_json) as advance:
         found = measure(impl.split(","), groups, sizes, op, emulate_link, advance)
     if output:
-        Path(output).write_text("".join(json.dumps(row) + "\n" for row in found["rows"]), encoding="utf-8")
+        write_text(output, "".join(json.dumps(row) + "\n" for row in found["rows"]), "output")
     if plot:
         measuring.plot_collectives(found, Path(plot))
     if as_json:
@@ -136,7 +137,7 @@ def calibrate_command(output: str, ranks: int, dtype: str, name: str, as_json: b
 
     with ranks_named(), bar("stages", STAGES, as_json) as advance:
         found = calibrate(ranks, dtype, name, advance)
-    Path(output).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    write_text(output, json.dumps(found, indent=2) + "\n", "output")
     if as_json:
         print_json(found)
     else:
@@ -198,7 +199,7 @@ def experiment_command(
             click.echo(f"finished runs are kept in {folder}: the same command goes on with the others", err=True)
             raise
     charts = reporting.charts(found, folder)
-    (folder / "report.md").write_text(reporting.markdown(found, charts), encoding="utf-8")
+    write_text(folder / "report.md", reporting.markdown(found, charts))
     if as_json:
         print_json(found[0] if not merged else {"schema": "commtax.experiments/1", "boxes": found})
     else:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import click
 
 from commtax.cli.options import Count, Fraction, json_option
 from commtax.cli.output import print_json, terminal
+from commtax.files import write_text
 from commtax.report import pipelines
 from commtax.sim.pipeline import Durations, run
 from commtax.sim.schedules import SCHEDULES, Kind
@@ -85,9 +85,9 @@ def _pipeline(
     timeline = run(kind, stages, microbatches, durations, chunks)
     found = pipelines.Pipeline(kind, stages, microbatches, chunks, durations, timeline)
     if svg:
-        Path(svg).write_text(pipelines.to_svg(timeline), encoding="utf-8")
+        write_text(svg, pipelines.to_svg(timeline), "svg")
     if chrome_trace:
-        Path(chrome_trace).write_text(timeline.to_chrome(), encoding="utf-8")
+        write_text(chrome_trace, timeline.to_chrome(), "chrome_trace")
     if as_json:
         print_json(pipelines.pipeline_document(found))
     else:

@@ -6,12 +6,13 @@ them; ITL is the list of gaps between chunks of a stream, which may hold several
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
+
+from commtax.files import parse_documents
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 _NAMES = {"e2e_latency": "e2el", "e2e": "e2el"}  # SGLang's spelling
@@ -77,15 +78,7 @@ def parse(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
 
 
 def _documents(text: str, name: str) -> list[Mapping[str, Any]]:
-    try:
-        whole = json.loads(text)
-        rows = whole if isinstance(whole, list) else [whole]
-    except json.JSONDecodeError:
-        try:
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except json.JSONDecodeError as error:
-            raise ValueError(f"benchmark '{name}': not JSON, or cut off ({error})") from None
-    return [r for r in rows if isinstance(r, dict)]
+    return [r for r in parse_documents(text, f"benchmark '{name}'") if isinstance(r, dict)]
 
 
 def _one(d: Mapping[str, Any]) -> Bench | None:

@@ -8,13 +8,14 @@ not understood is listed in ``unread``, never dropped.
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
+from commtax.files import read_text
 from commtax.readers.launch_flags import ENGINES, NOTHING, TORCHRUN, UNMODELLED, Flags
 from commtax.readers.launch_meaning import AUTO_EP, MEANINGS
 from commtax.units import parse_count, parse_fraction
@@ -308,8 +309,8 @@ def _set(given: dict[str, Any], field: str, kind: str, value: str | None) -> str
 def _read_file(name: str, files: dict[str, str], flags: Flags, given: dict[str, Any], unread: list[str]) -> None:
     """Settings of a YAML file beside the command: ``a:`` / ``  b: 1`` is the flag ``a.b``."""
     text = files.get(name)
-    if text is None and Path(name).is_file():
-        text = Path(name).read_text(errors="replace")
+    if text is None and os.path.exists(name):
+        text = read_text(name, "from: --config")
     if text is None:
         unread.append(f"--config {name} (no such file here)")
         return

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from commtax.files import parse_json
 from commtax.readers.launch_flags import BACKENDS, COMPUTED, FLAVOURS, KV, QUANTISED, SCHEDULES
 
 AUTO_EP = -1  # as in api.setup: tp x dp
@@ -57,7 +57,7 @@ def _vllm(given: Given, notes: list[str], unread: list[str]) -> Given:
 
 def _drafted(text: str, unread: list[str]) -> int | None:
     try:
-        return int(json.loads(text)["num_speculative_tokens"])
+        return int(parse_json(text, "draft")["num_speculative_tokens"])
     except (ValueError, KeyError, TypeError):
         unread.append(f"--speculative-config {text}")
         return None

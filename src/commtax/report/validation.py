@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from commtax.report.plots import COLOURS, MARKERS, SUFFIXES
+from commtax.report.plots import COLOURS, MARKERS, SUFFIXES, save
 from commtax.units import format_seconds
 from commtax.validate import Bound, Records, Report
 from commtax.validate.statistics import Figures, figures, groups
@@ -122,7 +122,7 @@ def plot_kinds(found: Report, path: Path, kinds: tuple[str, ...] = ()) -> None:
     import matplotlib as mpl
 
     mpl.use("agg")
-    mpl.rcParams.update({"svg.hashsalt": "commtax", "svg.fonttype": "none"})
+    mpl.rcParams.update({"svg.fonttype": "none"})
     import matplotlib.pyplot as plt
 
     records = found.records
@@ -136,8 +136,7 @@ def plot_kinds(found: Report, path: Path, kinds: tuple[str, ...] = ()) -> None:
         _panel(panel, records.where_true((records.kind == kind) & records.priced), kind)
     for panel in axes.ravel()[len(shown) :]:
         panel.set_axis_off()
-    figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)
+    save(figure, path, 110)
 
 
 def _panel(panel: Any, records: Records, kind: str) -> None:
