@@ -1,7 +1,7 @@
 """Regular expressions that a file brings along, matched in time that grows with the name's length and no faster.
 
-Python's own matcher tries one way after another, and ``(.+)+!`` has it try for ever. Here all ways are followed side by side (Thompson
-1968), sets of ways are remembered, and what cannot be matched so (looking around, back references) is refused by name.
+Python's own matcher tries one way after another, and ``(.+)+!`` has it try for ever. Here all ways are followed side by side
+(Thompson 1968), sets of ways are remembered, and what cannot be matched so (looking around, back references) is refused by name.
 """
 
 from __future__ import annotations
@@ -73,10 +73,8 @@ def _wild(name: str) -> str:
     """
     known = {"*": ".*", "?": "."}
     pieces = re.split(r"(\*|\?|\[!?[^\]]+\])", name[: MAX_SIGNS + 1])
-    return (
-        "".join(known.get(p) or (p.replace("\\", r"\\").replace("[!", "[^") if p[:1] == "[" else re.escape(p)) for p in pieces)
-        + "$"
-    )
+    signs = [p.replace("\\", r"\\").replace("[!", "[^") if p[:1] == "[" and len(p) > 1 else re.escape(p) for p in pieces]
+    return "".join(known.get(piece, sign) for piece, sign in zip(pieces, signs, strict=True)) + "$"
 
 
 @dataclass
