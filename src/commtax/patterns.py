@@ -101,7 +101,7 @@ class Patterns:
                 break
             places = self._next(places, sign)
         else:
-            return self._found(self._reached(places, end=True))
+            return self._found(self._reached(places, begin=not name, end=True))
         return self._found(places)
 
     def _found(self, places: frozenset[int]) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from rich.table import Table
+from rich.text import Text
 
 from commtax.report.plots import COLOURS, MARKERS, SUFFIXES, save
 from commtax.units import format_seconds
@@ -49,8 +50,8 @@ def show_validation(console: Any, found: Report) -> None:
     fitted = int(np.sum(found.records.fitted))
     console.print(f"{priced:,} of {rows:,} rows priced; constants were fitted on {fitted:,} of the figures")
     for reason, n in found.skipped:
-        console.print(f"  {n:,} not priced: {reason}", markup=False)
-    console.print("[bold]every stated bound holds[/bold]" if found.ok else "[bold red]a stated bound is exceeded[/bold red]")
+        console.print(f"  {n:,} not priced: {reason}")
+    console.print(Text("every stated bound holds", "bold") if found.ok else Text("a stated bound is exceeded", "bold red"))
 
 
 def bounds_table(found: Report) -> Table:
@@ -58,7 +59,7 @@ def bounds_table(found: Report) -> Table:
     for name in ("bound", "limit", "value", "rows", "holds"):
         table.add_column(name, justify="left" if name == "bound" else "right")
     for b in found.bounds:
-        verdict = {True: "yes", False: "[red]NO[/red]", None: "no rows"}[b.ok]
+        verdict = Text("NO", "red") if b.ok is False else "yes" if b.ok else "no rows"
         table.add_row(b.name, limit_text(b), value_text(b), f"{b.n:,}", verdict)
     return table
 
