@@ -100,14 +100,15 @@ def parse_durations(stages: int, times: str, transfer: float, straggler: str) ->
         forward, backward, weight = (float(x) for x in times.split(":"))
     except ValueError:
         raise ValueError(f"times '{times}': write three numbers F:B:W, such as 1:1:1") from None
-    if not all(0 < x < 1e6 for x in (forward, backward, weight)) or not 0 <= transfer < 1e6:
-        raise ValueError(f"times '{times}', transfer {transfer}: times are above 0, a transfer at least 0, both below 1e6")
+    if not all(1e-6 <= x <= 1e6 for x in (forward, backward, weight)) or not 0 <= transfer <= 1e6:
+        raise ValueError(f"times '{times}', transfer {transfer}: times are 1e-6 to 1e6, a transfer 0 to 1e6")
     slow: dict[int, float] = {}
     if straggler:
-        match = re.fullmatch(r"(\d{1,9}):(\d+(?:\.\d+)?)", straggler)
-        if not match or int(match[1]) >= stages or float(match[2]) <= 0:
+        match = re.fullmatch(r"(\d{1,9}):(\d{1,9}(?:\.\d{1,9})?)", straggler)
+        if not match or int(match[1]) >= stages or not 1e-3 <= float(match[2]) <= 1e3:
             raise ValueError(
-                f"straggler '{straggler}': write RANK:FACTOR with a rank from 0 to {stages - 1}, such as {stages - 1}:1.5"
+                f"straggler '{straggler}': write RANK:FACTOR with a rank from 0 to {stages - 1} and a factor from 0.001 to 1000, "
+                f"such as {stages - 1}:1.5"
             )
         slow[int(match[1])] = float(match[2])
     return Durations(forward, backward, weight, transfer=transfer, rank_factors=slow)
