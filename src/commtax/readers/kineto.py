@@ -105,7 +105,7 @@ def parse(document: Any, name: str = "trace") -> Trace:
         raise ValueError(f"trace '{name}': no complete events (ph X) found")
     try:
         return _trace(head, events, name)
-    except (TypeError, AttributeError, KeyError, ValueError, OverflowError) as error:
+    except (TypeError, AttributeError, KeyError, IndexError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"trace '{name}': an event has the wrong form ({error})") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -58,7 +59,7 @@ def _vllm(given: Given, notes: list[str], unread: list[str]) -> Given:
 def _drafted(text: str, unread: list[str]) -> int | None:
     try:
         return int(parse_json(text, "draft")["num_speculative_tokens"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         unread.append(f"--speculative-config {text}")
         return None
 
@@ -109,7 +110,7 @@ def _world(given: Given) -> int:
     sizes = []
     for name, flag in (("nnodes", "--nnodes"), ("gpus_per_node", "--nproc-per-node")):
         text = str(given.get(name, "1")).split(":")[-1]
-        if not text.isdigit() or int(text) < 1:
+        if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
             raise ValueError(f"from: '{flag} {text}': a whole number of at least 1 is needed")
         sizes.append(int(text))
     given["nnodes"], given["gpus_per_node"] = sizes
