@@ -103,8 +103,10 @@ def _local(path: Path) -> Model:
     extra = folder / "hf_quant_config.json"
     if extra.is_file() and "quantization_config" not in config:
         config["quantization_config"] = _read_json(extra).get("quantization")
-    key = folder.resolve().name if path.is_dir() or file.name == "config.json" else file.stem
-    found = replace(from_config(config, key), source=Source(str(file), "", ""))
+    whole = path.is_dir() or file.name == "config.json"
+    key = folder.resolve().name if whole else file.stem
+    where = str((folder if whole else file).resolve())  # what an engine is started with
+    found = replace(from_config(config, key), aliases=(where,), source=Source(str(file), "", ""))
     shards = sorted(folder.glob("*.safetensors"))
     return replace(found, stored_bytes=_stored_bytes(found, shards)) if shards else found
 
@@ -188,7 +190,8 @@ def _from_hub(name: str) -> Model:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"{unknown} (and the Hub did not give it: {reason})") from None
     found = from_config(_read_json(Path(file)), name.split("/")[1].lower())
-    return replace(found, source=Source(f"config.json of {name} on the Hugging Face Hub", f"https://huggingface.co/{name}", ""))
+    source = Source(f"config.json of {name} on the Hugging Face Hub", f"https://huggingface.co/{name}", "")
+    return replace(found, aliases=(name,), source=source)
 
 
 def _download(hub: Any, name: str) -> str:

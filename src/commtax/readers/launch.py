@@ -35,6 +35,7 @@ HERE = (  # cat > FILE << END, and turned round
 )
 ARRAY = re.compile(r"(?<![\w$])([A-Za-z_]\w*)=\(((?:[^()]|\([^()]*+\))*+)\)")
 ASSIGNED = re.compile(r"^[ \t]*+(?:export[ \t]++)?([A-Za-z_]\w*+)=(\"[^\"]*+\"|'[^']*+'|[^\s;]*+)[ \t]*+;?[ \t]*+$", re.M)
+COMMENT = re.compile(r"""('[^']*+'|"(?:[^"\\]|\\.)*+"|\\.|[^\s'"\\#][^\s'"\\]*+)|(?<!\S)#[^\n]*+""", re.S)
 USED = re.compile(r"\"?\$\{?([A-Za-z_]\w*)(?:\[@\])?\}?\"?")
 IMAGES = {"vllm/vllm-openai": "vllm", "lmsysorg/sglang": "sglang", "tensorrt-llm/release": "trtllm"}
 
@@ -159,8 +160,7 @@ def _without_files(text: str) -> tuple[str, dict[str, str]]:
 
 def _commands(text: str) -> Iterator[list[str]]:
     """Words of each command, with comments, continuations and the script's own variables resolved."""
-    lines = [re.sub(r"(^|\s)#.*$", "", line) for line in text.replace("\\\n", " ").replace("\r", "").splitlines()]
-    text = "\n".join(lines)
+    text = _without_comments(text.replace("\\\n", " ").replace("\r", ""))
     values = {m[1]: m[2] for m in ARRAY.finditer(text)}
     text = ARRAY.sub("", text)
     for m in ASSIGNED.finditer(text):
@@ -180,6 +180,15 @@ def _commands(text: str) -> Iterator[list[str]]:
         elif command:
             yield command
             command = []
+
+
+def _without_comments(text: str) -> str:
+    """A script without what follows a # at the start of a word; inside quotes it is a sign like any other.
+
+    >>> _without_comments("a 'b #c' #d")
+    "a 'b #c' "
+    """
+    return COMMENT.sub(lambda found: found[1] or "", text)
 
 
 def _unfolded(text: str, values: dict[str, str]) -> str:
