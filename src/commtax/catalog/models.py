@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import struct
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,9 +11,8 @@ from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
+from commtax.catalog import hub
 from commtax.catalog.hf import from_config
 from commtax.catalog.loader import normal, stems, suggest
 from commtax.files import local, parse_json, read_json
@@ -83,7 +81,13 @@ def model(name: str) -> Model:
         return _local(path)
     if name.startswith((".", "/", "~")) or name.endswith(".json"):
         raise ValueError(f"model '{name}': no such folder or file")
-    return _from_hub(name)
+    unknown = f"unknown model '{name}'{suggest(name, [*model_keys(), *_aliases()])}"
+    if name.count("/") != 1:
+        raise ValueError(f"{unknown} (commtax catalog models lists them; a folder with config.json or a Hub id works too)")
+    try:
+        return _from_hub(name)
+    except LookupError as error:
+        raise ValueError(f"{unknown} ({error})") from None
 
 
 @lru_cache(maxsize=128)
@@ -173,30 +177,9 @@ def safetensors_header(shard: Path) -> tuple[dict[str, Any], int]:
     return table, 8 + length
 
 
+@lru_cache(maxsize=64)
 def _from_hub(name: str) -> Model:
-    """``config.json`` of a Hub id, by way of the Hub's own client and cache (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE)."""
-    unknown = f"unknown model '{name}'{suggest(name, [*model_keys(), *_aliases()])}"
-    if name.count("/") != 1:
-        raise ValueError(f"{unknown} (commtax catalog models lists them; a folder with config.json or a Hub id works too)")
-    try:
-        import huggingface_hub as hub
-        import huggingface_hub.constants
-    except ImportError:
-        raise ValueError(f"{unknown} (to look it up on the Hub: pip install 'commtax[hub]')") from None
-    try:
-        cached = hub.try_to_load_from_cache(name, "config.json")
-        file = cached if isinstance(cached, str) else _download(hub, name)
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"{unknown} (and the Hub did not give it: {reason})") from None
-    found = from_config(_read_json(Path(file)), name.split("/")[1].lower())
+    """The model of a Hub id."""
+    found = from_config(_read_json(Path(hub.config_file(name))), name.split("/")[1].lower())
     source = Source(f"config.json of {name} on the Hugging Face Hub", f"https://huggingface.co/{name}", "")
     return replace(found, aliases=(name,), source=source)
-
-
-def _download(hub: Any, name: str) -> str:
-    """Fetch one small file; the client would retry an unreachable Hub for half a minute, so look first."""
-    endpoint = urlsplit(hub.constants.ENDPOINT)
-    if not hub.constants.HF_HUB_OFFLINE and not getproxies():
-        socket.create_connection((endpoint.hostname, endpoint.port or 443), timeout=5).close()
-    return str(hub.hf_hub_download(name, "config.json"))
