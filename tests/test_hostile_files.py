@@ -1,11 +1,14 @@
 """Readers of files that anyone may hand over: time grows with the text and no faster, and every fault has a name."""
 
 import json
+import os
 import random
 import time
 
 import pytest
 
+from cli_run import run_here
+from commtax.catalog import config
 from commtax.readers import bench, kineto, launch, nccl_tests, topology, trace_steps, vllm_log
 
 SIZE = 60_000
@@ -169,11 +172,11 @@ TRACE = {
 }
 
 
-def changed(thing):
+def changed(thing, values=VALUES):
     """Every document that differs in one place by one odd value."""
     places = list(thing.items() if isinstance(thing, dict) else enumerate(thing))
     for key, value in places:
-        for odd in (*VALUES, *(changed(value) if isinstance(value, dict | list) else ())):
+        for odd in (*values, *(changed(value, values) if isinstance(value, dict | list) else ())):
             copy = dict(thing) if isinstance(thing, dict) else list(thing)
             copy[key] = odd
             yield copy
@@ -192,3 +195,55 @@ def _trace(text):
 def test_a_trace_with_any_odd_field():
     for odd in changed(TRACE):
         assert complaint(_trace, json.dumps(odd)).startswith("trace 'x':"), odd
+
+
+FEW = (None, -1, 1e999, "x", [], {}, 10**400)
+PROFILE = {
+    "commtax_profile": 1,
+    "name": "x",
+    "chip": {"key": "h100-sxm", "memory_Bps": 1e12, "flops_per_s": {"bf16": 1e14}, "memory_bytes": 8e10, "num_sms": 132},
+    "kernels": {"tables": {"small": {"t0": 1e-6, "eb": 0.5}}},
+    "libraries": [{"name": "nccl", "paths": [{"op": "all-reduce", "algorithm": "ring", "bandwidth_Bps": 1e11}]}],
+    "network": {"efficiency": 0.9, "hops": 3},
+    "links": {"intra": "nvlink4", "inter": "ib-ndr"},
+    "host_s": 1e-3,
+    "engine": "vllm",
+    "dtype": "bf16",
+    "sources": {"a": "b"},
+}
+GEMMS = [{"kind": "gemm", "m": 2**i, "n": 4096, "k": 4096, "dtype": "bf16", "median_s": 1e-4 * 2**i} for i in range(8)]
+ATTENTION = {"batch": 1, "heads": 32, "kv_heads": 8, "head_dim": 128, "length": 100, "dtype": "bf16", "median_s": 1e-5}
+MEASURED = [
+    {"kind": "decode", **ATTENTION},
+    {"op": "all-reduce", "ranks": 2, "size_bytes": 1024, "time_us": 10.0, "impl": "nccl", "wrong": 0},
+    GEMMS[0],
+]
+
+
+def civil(*words):
+    done = run_here(*words)
+    assert done.returncode in (0, 1, 2), done.stderr
+    assert done.returncode != 2 or (done.stderr.startswith("error: ") and done.stderr.count("\n") == 1), done.stderr
+
+
+def test_a_profile_with_any_odd_field(tmp_path):
+    path = tmp_path / "profile.json"
+    for odd in changed(PROFILE, FEW):
+        path.write_text(json.dumps(odd))
+        civil("bill", "llama-3.2-1b", "-c", "2x8xh100-sxm", "-tp", "2", "--profile", path)
+
+
+def test_measurements_with_any_odd_field(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    for odd in changed(MEASURED, FEW):
+        path.write_text("\n".join(json.dumps(row) for row in (*odd, *GEMMS)))
+        civil("calibrate", path, "-c", "2xh100-sxm", "-o", tmp_path / "out.json")
+
+
+@pytest.mark.parametrize("model", ["llama-3.2-1b", "gpt-oss-20b"])
+def test_a_checkpoint_with_any_odd_field(tmp_path, model):
+    (tmp_path / "config.json").write_text("{}")
+    os.mkfifo(tmp_path / "model.safetensors")
+    for odd in changed({k: v for k, v in config(model).items() if k != "layer_types"}, FEW):
+        (tmp_path / "config.json").write_text(json.dumps(odd))
+        civil("fit", tmp_path, "-c", "8xh100-sxm", "-tp", "2")

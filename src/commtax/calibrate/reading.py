@@ -13,9 +13,14 @@ from commtax.catalog.fabric import OPS, library_chain
 from commtax.files import LOG_BYTES, parse_documents, read_text
 from commtax.readers import bench, nccl_tests
 from commtax.readers.bench import Bench
-from commtax.units import format_bytes
+from commtax.units import MAX_COUNT, format_bytes
 
-KINDS = ("gemm", "decode", "prefill")
+SHAPES = {
+    "gemm": ("m", "n", "k"),
+    "decode": ("batch", "heads", "kv_heads", "head_dim", "length"),
+    "prefill": ("batch", "heads", "kv_heads", "head_dim", "length"),
+}
+KINDS = tuple(SHAPES)
 UNUSED = ("header", "small", "copy", "step")  # rows of a sweep that no constant is fitted on
 
 
@@ -104,6 +109,8 @@ def _kernel(row: Mapping[str, Any], label: str) -> Files:
         return Files()
     shape = " x ".join(str(row[k]) for k in ("m", "n", "k", "batch", "length", "heads", "rows", "width") if k in row)
     label = f"{label}, {kind} {row.get('op', row.get('dtype', ''))} {shape}"
+    for key in SHAPES[kind]:
+        _count(row, key, label)
     return Files(kernels=(Ran(row, _time(row.get("median_s"), label), label),))
 
 
@@ -150,8 +157,8 @@ def _served(result: Bench, label: str, place: Place) -> Served | str:
 
 def _count(row: Mapping[str, Any], key: str, label: str) -> int:
     value = row.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"'{label}': {key}={value!r}, a whole number of at least 1 is needed")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
+        raise ValueError(f"'{label}': {key}={repr(value)[:40]}, a whole number of at least 1 (and at most 2^48) is needed")
     return value
 
 

@@ -111,7 +111,7 @@ def _local(path: Path) -> Model:
     key = folder.resolve().name if whole else file.stem
     where = str((folder if whole else file).resolve())  # what an engine is started with
     found = replace(from_config(config, key), aliases=(where,), source=Source(str(file), "", ""))
-    shards = sorted(folder.glob("*.safetensors"))
+    shards = sorted(shard for shard in folder.glob("*.safetensors") if shard.is_file())
     return replace(found, stored_bytes=_stored_bytes(found, shards)) if shards else found
 
 

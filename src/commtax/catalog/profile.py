@@ -57,8 +57,12 @@ def _profile(table: Mapping[str, Any], path: str) -> Profile:
     chip, network, links = (dict(table.get(part, {})) for part in ("chip", "network", "links"))
     for part, known in ((chip, _CHIP), (network, set(NETWORK)), (links, {"intra", "inter"})):
         _known(part, known, path)
+    if not all(isinstance(chip.get(part, ""), str) for part in ("key", "name")):
+        raise ValueError(f"profile '{path}': a chip's key and name are text")
     tables = _tables(table.get("kernels", {}).get("tables", {}), path)
     entries = table.get("libraries") or ([table["library"]] if table.get("library") else [])
+    if not all(isinstance(entry.get("name", ""), str) for entry in entries):
+        raise ValueError(f"profile '{path}': a library's name is text")
     libraries = {entry.get("name", "nccl"): tuple(_path(row, path) for row in entry["paths"]) for entry in entries}
     host = {key: table[key] for key in HOST if table.get(key) is not None}
     rates = [chip[key] for key in ("memory_Bps", "memory_bytes", "visible_bytes", "num_sms") if key in chip]
