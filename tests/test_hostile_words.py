@@ -27,7 +27,7 @@ VERBS = {
     "audit": ("audit", "{log}", "-m", *WHERE),
     "calibrate": ("calibrate", "{nccl}", "-c", "2xh100-sxm", "-o", os.devnull),
 }
-HOSTILE = ("0", "-1", "1e400", "nan", "99999999999999999999", "", "1e-300", "9" * 5000, "1e308", "\x1b[31m", "\udcff\udc00")
+HOSTILE = ("0", "-1", "1e400", "nan", "99999999999999999999", "", "1e-300", "1e308", "9" * 5000, "\x1b[31m\udcff")
 WRITTEN = ("plot", "html", "svg", "chrome_trace", "out", "rows", "data")
 SLOW = {"plan": ("1e308", "1e-300")}  # large and small limits are searched for plans that hold them
 
@@ -92,6 +92,12 @@ def test_a_pasted_command_has_the_same_bound():
 )
 def test_times_of_a_pipeline(words):
     assert_civil(run_here("pipeline", "-p", "4", "-m", "8", *words), words[0])
+
+
+def test_lists_have_a_limit():
+    done = run_here("simulate", *WHERE, "--concurrency", ",".join(["1"] * 100_000))
+    assert done.returncode == 2
+    assert "100,000 values, more than the 1,024" in done.stderr
 
 
 WORDS = {

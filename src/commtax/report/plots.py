@@ -8,6 +8,7 @@ from typing import Any
 
 from commtax.api.comparing import Comparison
 from commtax.files import written
+from commtax.spelling import visible
 
 # Okabe and Ito's palette: told apart by colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -72,12 +73,12 @@ def save(figure: Any, path: Path, dpi: int = 130) -> None:
 
 
 def no_formula(text: str) -> str:
-    """User text for a picture: a dollar is no formula there.
+    """User text for a picture: a dollar is no formula there, and a control no sign that a font lacks.
 
     >>> no_formula("a$b")
     'a\\\\$b'
     """
-    return text.replace("$", r"\$")
+    return visible(text).replace("$", r"\$")
 
 
 def plot_comparison(found: Comparison, title: str, path: Path) -> None:
