@@ -19,7 +19,8 @@ from typing import IO, Any
 MiB = 2**20
 CONFIG_BYTES = 16 * MiB  # a config.json, a launch command, a topology, a profile
 TABLE_BYTES = 32 * MiB  # a table of rows: a cell of three signs takes twenty times its text
-LOG_BYTES = 128 * MiB  # an engine's log, an output of a benchmark
+OUTPUT_BYTES = 64 * MiB  # an output of a benchmark
+LOG_BYTES = 128 * MiB  # a log of an engine
 TRACE_BYTES = 1024 * MiB  # a profiler's trace
 JSON_MEMORY_BYTES = 800 * MiB  # what the parsed objects of a file may take
 TRACE_MEMORY_BYTES = 16384 * MiB  # … of a trace, at the most that its signs allow: about ten times its text

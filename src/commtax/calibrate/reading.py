@@ -10,7 +10,7 @@ from typing import Any
 
 from commtax.calibrate.records import Files, Place, Ran, Served, Timed
 from commtax.catalog.fabric import OPS, library_chain
-from commtax.files import LOG_BYTES, parse_documents, read_text
+from commtax.files import OUTPUT_BYTES, parse_documents, read_text
 from commtax.readers import bench, nccl_tests
 from commtax.readers.bench import Bench
 from commtax.units import MAX_COUNT, format_bytes
@@ -26,7 +26,7 @@ UNUSED = ("header", "small", "copy", "step")  # rows of a sweep that no constant
 
 def read(path: Path, place: Place) -> Files:
     """All measurements of one file."""
-    text = read_text(path, "file", most=LOG_BYTES)
+    text = read_text(path, "file", most=OUTPUT_BYTES)
     if text[:99].lstrip()[:1] in ("{", "["):
         return _json(text, path.name, place)
     runs = nccl_tests.parse_all(text)

@@ -35,7 +35,7 @@ from commtax.cli.options import (
 from commtax.cli.output import print_json, terminal
 from commtax.cli.pages import html_option, write_bill_page
 from commtax.cli.pasting import paste_options, pasting
-from commtax.files import LOG_BYTES, read_text
+from commtax.files import OUTPUT_BYTES, read_text
 from commtax.spec import Cluster, Profile
 from commtax.spelling import normalise, visible
 from commtax.units import parse_bytes, parse_seconds
@@ -264,7 +264,7 @@ def _expect_file(op: str, place: Cluster, ranks: int, words: dict[str, Any], pat
     from commtax.readers.nccl_tests import parse
     from commtax.report import bills
 
-    run = parse(read_text(path, "measured", most=LOG_BYTES))
+    run = parse(read_text(path, "measured", most=OUTPUT_BYTES))
     if not run.rows:
         raise ValueError(f"measured '{path}': no nccl-tests rows found")
     if run.op and run.op != op.replace("_", "-").replace("sendrecv", "send-recv"):
