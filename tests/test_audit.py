@@ -343,7 +343,7 @@ def test_command_line():
         ('{"a": 1}', "none of the keys"),
         ('{"traceEvents": [', "cut off"),
         ("", "looked for"),
-        ('{"avg_latency": ', "not JSON"),
+        ('{"avg_latency": ', "not valid JSON"),
     ],
 )
 def test_bad_files(tmp_path, content, words):

@@ -283,7 +283,7 @@ def test_our_own_rows_of_collectives(tmp_path):
     [
         ("", "is not recognised"),
         ("hello\nworld\n", "is not recognised"),
-        ('{"a": ', "not JSON, or cut off"),
+        ('{"a": ', "not valid JSON, or cut off"),
         ("[1, 2]", "JSON without measurements"),
         ('{"foo": 1}', "none of the keys"),
         ('{"kind": "gemm", "m": 1, "n": 2, "k": 3, "median_s": -1}', "a time of -1 is no measurement"),

@@ -5,10 +5,12 @@ import os
 import stat
 import subprocess
 import sys
+import time
 import tracemalloc
 
 import pytest
 
+from cli_run import run_here
 from commtax import files
 
 
@@ -167,3 +169,83 @@ def _umask():
     now = os.umask(0)
     os.umask(now)
     return now
+
+
+HOSTILE = {
+    "deep": b"[" * 100_000,
+    "damaged gzip": b"\x1f\x8b\x08\x00" + b"x" * 500,
+    "cut gzip": gzip.compress(os.urandom(5000))[:-200],
+    "long number": b'{"traceEvents": [' + b"1" * 5000 + b"]}",
+    "binary": bytes(range(256)) * 40,
+    "empty": b"",
+}
+READING = [
+    ("audit", "{}", "-m", "llama-3.2-1b", "-c", "2xh100-sxm"),
+    ("audit", "{0}", "{0}", "--baseline", "{0}", "-m", "llama-3.2-1b", "-c", "2xh100-sxm"),
+    ("calibrate", "{}", "-c", "2xh100-sxm", "-o", "/dev/null"),
+    ("expect", "all-reduce", "-c", "2xh100-sxm", "--measured", "{}"),
+    ("bill", "llama-3.2-1b", "-c", "2xh100-sxm", "--profile", "{}"),
+    ("bill", "llama-3.2-1b", "-c", "2xh100-sxm", "-tp", "2", "--topo", "{}"),
+    ("compare", "llama-3.2-1b", "-c", "2xh100-sxm", "--plans", "tp1,tp2", "--topo", "{}"),
+    ("bill", "-c", "2xh100-sxm", "--from", "{}"),
+    ("bill", "-c", "2xh100-sxm", "--from", "trtllm-serve llama-3.2-1b --extra_llm_api_options {}", "--profile", "{}"),
+    ("fit", "{}", "-c", "2xh100-sxm"),
+    ("catalog", "models", "{}"),
+]
+
+
+@pytest.mark.parametrize("words", READING, ids=lambda w: " ".join(w[:1]) + " " + w[-2])
+def test_no_command_stumbles_over_a_file(tmp_path, words):
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "pipe")
+    for name, content in HOSTILE.items():
+        (tmp_path / name.replace(" ", "-")).write_bytes(content)
+    for path in (
+        *(p for p in tmp_path.iterdir() if p.is_file()),
+        tmp_path / "pipe" / "pipe",
+        "/dev/zero",
+        tmp_path,
+        "no-such-file",
+    ):
+        done = run_here(*(word.format(path) for word in words))
+        assert done.returncode == 2, path
+        assert done.stderr.startswith("error:"), path
+        assert done.stderr.count("\n") == 1, path
+        assert "internal" not in done.stderr, path
+
+
+def test_a_measurement_is_not_overwritten_by_its_profile(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("# all_reduce_perf\n# Rank 0\n# Rank 1\n1048576 262144 float sum -1 25.41 41.26 41.26 0 25.2 41.6 41.6 0\n")
+    done = run_here("calibrate", path, "-c", "2xh100-sxm", "-o", path)
+    assert done.returncode == 2
+    assert "is also an input" in done.stderr
+    assert path.read_text().startswith("# all_reduce_perf")
+
+
+@pytest.mark.parametrize("kind", ["svg", "pdf"])
+def test_pictures_are_the_same_to_the_byte(tmp_path, kind):
+    """The second is drawn a second later: a date inside would differ."""
+    words = ("compare", "llama-3.2-1b", "-c", "2xh100-sxm", "--over", "tp=1,2", "--plot")
+    assert run_here(*words, tmp_path / f"a.{kind}").returncode == 0
+    time.sleep(1.1)
+    assert run_here(*words, tmp_path / f"b.{kind}").returncode == 0
+    assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compare", "llama-3.2-1b", "-c", "2xh100-sxm", "--over", "tp=1,2", "--plot", "no/x.svg"),
+        ("pipeline", "-p", "2", "-m", "2", "--svg", "no/x.svg"),
+        ("pipeline", "-p", "2", "-m", "2", "--chrome-trace", "no/x.json"),
+        ("bill", "llama-3.2-1b", "-c", "2xh100-sxm", "--html", "no/x.html"),
+        ("validate", "--only", "training_runs", "--rows", "no/x.csv"),
+    ],
+    ids=lambda w: w[-2],
+)
+def test_what_cannot_be_written_is_one_line(words):
+    done = run_here(*words)
+    assert done.returncode == 2
+    assert "cannot be written (no such folder)" in done.stderr
+    assert done.stderr.count("\n") == 1

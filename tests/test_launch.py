@@ -1,6 +1,7 @@
 """Launch commands: read in every spelling, nothing dropped; written commands read back as the plan they came from."""
 
 import json
+import subprocess
 
 import pytest
 from hypothesis import assume, given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from cli_run import run_here
 from commtax import catalog
+from commtax.catalog import config
 from commtax.emit import Limits, benchmark_command, launch_command
 from commtax.readers.launch import parse
 from commtax.spec import Plan
@@ -422,3 +424,35 @@ def test_torchtitans_chunks_are_told_by_the_layers_of_a_stage():
     assert json.loads(done.stdout)["plan"]["chunks"] == 3, done.stderr
     usual = parse(launch_command(model, Plan(pp=2, zero=3, schedule="interleaved", chunks=2, microbatches=4), "torchrun", cluster))
     assert usual.chunks_of(model.num_layers) == 2
+
+
+ODD_FOLDERS = ("a b;touch PWN$(id)", "it's", 'a"b', "a #b", "$HOME", "a|b&c", "`id`", "-tp 9", "a\\b", "[x]*", "modèle")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("name", ODD_FOLDERS)
+def test_a_folder_with_an_odd_name_is_quoted_and_pastes_back(tmp_path, name, engine):
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config("llama-3.2-1b")))
+    words = ("-c", "8xh100-sxm", "--json")
+    done = run("bill", folder, "-tp", "4", "-e", engine, "--emit", engine, *words)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for command in (found["emit"]["launch"], found["emit"]["benchmark"]):
+        told = subprocess.run(["sh", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True, check=True, cwd=tmp_path)
+        assert str(folder) in told.stdout.splitlines()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [name]
+    again = run("bill", "--from", found["emit"]["launch"], *words)
+    assert again.returncode == 0, again.stderr
+    pasted = json.loads(again.stdout)
+    assert (pasted["plan"], pasted["step_s"], pasted["model"]) == (found["plan"], found["step_s"], found["model"])
+
+
+def test_a_name_that_no_command_can_hold_is_refused(tmp_path):
+    folder = tmp_path / "a\nb"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config("llama-3.2-1b")))
+    done = run("bill", folder, "-c", "8xh100-sxm", "--emit", "vllm")
+    assert done.returncode == 2
+    assert "rename the folder" in done.stderr

@@ -23,7 +23,7 @@ ROWS = [
     {"cost", "catalog"},
     {"timeline", "ledger"},
     {"spec"},
-    {"units", "spelling", "arrays", "files"},
+    {"units", "spelling", "arrays", "files", "patterns"},
 ]
 LEVEL = {name: level for level, row in enumerate(reversed(ROWS)) for name in row}
 ONLY_IN = {

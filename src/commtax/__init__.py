@@ -6,28 +6,34 @@ nbytes=2**30)``, ``commtax.plan("llama-3.1-70b", "2x8xh100-sxm", tpot_s=0.03)`` 
 ``commtax.traffic`` says what is sent, ``commtax.napkin`` holds the closed forms.
 """
 
-from commtax import napkin
-from commtax.api import (
-    Comparison,
-    Expectation,
-    Fit,
-    PlanTable,
-    Simulation,
-    StepBill,
-    Traffic,
-    TrainBill,
-    TrainFit,
-    bill,
-    compare,
-    compare_plans,
-    expect,
-    fit,
-    simulate,
-    traffic,
-    train_bill,
-    train_fit,
-)
-from commtax.planner import ServingPlans, TrainPlans, plan, plan_training
+from __future__ import annotations
+
+TYPE_CHECKING = False  # as in typing, which takes longer to import than all of this
+if TYPE_CHECKING:
+    from typing import Any
+
+    from commtax import napkin
+    from commtax.api import (
+        Comparison,
+        Expectation,
+        Fit,
+        PlanTable,
+        Simulation,
+        StepBill,
+        Traffic,
+        TrainBill,
+        TrainFit,
+        bill,
+        compare,
+        compare_plans,
+        expect,
+        fit,
+        simulate,
+        traffic,
+        train_bill,
+        train_fit,
+    )
+    from commtax.planner import ServingPlans, TrainPlans, plan, plan_training
 
 __version__ = "0.1.0"
 __all__ = [
@@ -55,3 +61,19 @@ __all__ = [
     "train_bill",
     "train_fit",
 ]
+_PLANNER = ("ServingPlans", "TrainPlans", "plan", "plan_training")
+
+
+def __getattr__(name: str) -> Any:
+    """Names are fetched when they are asked for: importing the package is quick, and an interrupt finds nothing half done."""
+    if name not in __all__:
+        raise AttributeError(f"module 'commtax' has no attribute {name!r}")
+    from importlib import import_module
+
+    if name == "napkin":
+        return import_module("commtax.napkin")
+    return getattr(import_module("commtax.planner" if name in _PLANNER else "commtax.api"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -1,3 +1,42 @@
-from commtax.cli import main
+"""Where the program begins: nothing large is imported yet, so that an interrupt is answered from the first moment."""
 
-main()
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+
+def main() -> None:
+    """Run a command line."""
+    _open_streams()
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a job in the background ignores it
+    if usual:
+        signal.signal(signal.SIGINT, _leave)  # half-imported modules must not meet an exception
+    from commtax.cli import main as run
+
+    try:
+        if usual:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        run()
+    except KeyboardInterrupt:
+        _leave()
+
+
+def _leave(*_: object) -> None:
+    os.write(2, b"interrupted\n")
+    os._exit(130)
+
+
+def _open_streams() -> None:
+    """A closed standard stream leads nowhere: its number must not go to the next file that is opened."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, open(number, mode))  # noqa: SIM115
+
+
+if __name__ == "__main__":
+    main()

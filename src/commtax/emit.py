@@ -85,8 +85,11 @@ class Job:
 
 
 def model_id(model: Model) -> str:
-    """The name that the Hub knows, else our own."""
-    return next((a for a in model.aliases if "/" in a), model.key)
+    """The name that the Hub knows, or a folder's path; else our own. Quoted: a path may hold what a shell would run."""
+    name = next((a for a in model.aliases if "/" in a), model.key)
+    if not name.isprintable():
+        raise ValueError(f"emit: no command can hold the model's name {name!r}; rename the folder")
+    return shlex.quote(name)
 
 
 def launch_command(model: Model, plan: Plan, engine: str, cluster: Cluster, limits: Limits | None = None) -> str:
@@ -350,7 +353,7 @@ def benchmark_command(
     num_prompts: int = 0,
 ) -> str:
     """The closed-loop benchmark of the engine's own tool that ``commtax simulate`` predicts and ``commtax audit`` reads."""
-    name, prompts = shlex.quote(model_id(model)), num_prompts or max(10 * concurrency, 10)
+    name, prompts = model_id(model), num_prompts or max(10 * concurrency, 10)
     lengths = f"--random-input-len {input_len} --random-output-len {output_len}"
     load = f"--max-concurrency {concurrency} --num-prompts {prompts}"
     if engine == "vllm":

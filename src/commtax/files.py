@@ -18,7 +18,9 @@ from typing import IO, Any
 
 MiB = 2**20
 CONFIG_BYTES = 16 * MiB  # a config.json, a launch command, a topology, a profile
-LOG_BYTES = 256 * MiB  # an engine's log, an output of a benchmark, a table of rows
+TABLE_BYTES = 32 * MiB  # a table of rows: a cell of three signs takes twenty times its text
+OUTPUT_BYTES = 64 * MiB  # an output of a benchmark
+LOG_BYTES = 128 * MiB  # a log of an engine
 TRACE_BYTES = 1024 * MiB  # a profiler's trace
 JSON_MEMORY_BYTES = 800 * MiB  # what the parsed objects of a file may take
 TRACE_MEMORY_BYTES = 16384 * MiB  # … of a trace, at the most that its signs allow: about ten times its text
@@ -37,6 +39,15 @@ _KINDS = (
     (stat.S_ISSOCK, "a socket"),
 )
 Named = str | os.PathLike[str]
+
+
+def local(name: Named) -> Path:
+    """A path with ``~`` for a home; a name that no user has stays as it is.
+
+    >>> str(local("~no-such-user/x"))
+    '~no-such-user/x'
+    """
+    return Path(os.path.expanduser(name))
 
 
 def read_bytes(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> bytes:
@@ -116,6 +127,20 @@ def parse_json(
     if depth is not None:
         _judge_depth(found, name, depth)
     return found
+
+
+def parse_documents(text: str, name: str) -> list[Any]:
+    """All documents of a text: one, a list of them, or one a line.
+
+    >>> parse_documents('{"tp": 1}\\n{"tp": 2}', "x"), parse_documents("[1, 2]", "x")
+    ([{'tp': 1}, {'tp': 2}], [1, 2])
+    """
+    try:
+        whole = parse_json(text, name)
+    except ValueError:
+        _judge_memory(text, name, JSON_MEMORY_BYTES)
+        return [parse_json(line, name) for line in text.splitlines() if line.strip()]
+    return whole if isinstance(whole, list) else [whole]
 
 
 def memory_of(text: bytes | str) -> int:

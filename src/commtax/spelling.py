@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+_UNSEEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 ALIASES = {
     "--tensor-parallel-size": "--tp",
     "--tensor-model-parallel-size": "--tp",
@@ -55,6 +58,15 @@ def normalise(argv: list[str]) -> list[str]:
         if name == "--ep" and not equals and (bare or (not follower.isdigit() and follower != "auto")):
             result.append("auto")
     return result
+
+
+def visible(text: str) -> str:
+    """Text whose signs cannot command a terminal: controls, marks that turn the reading direction and broken bytes are written out.
+
+    >>> visible("a\\x1b[31mb\\tc")
+    'a\\\\x1b[31mb\\tc'
+    """
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
 
 
 def _is_number(word: str) -> bool:

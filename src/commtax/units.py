@@ -6,6 +6,7 @@ import math
 import re
 
 GiB = 2**30
+MAX_COUNT = 2**48  # more than anything that is counted here, and exact as a float and as an integer of 64 bits
 
 _SI = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -28,6 +29,8 @@ def parse_count(text: str | int | float, name: str) -> int:
         value = float(text)
     if not math.isfinite(value) or value != int(value):
         raise ValueError(f"{name}: {text} is not a whole number")
+    if abs(value) > MAX_COUNT:
+        raise ValueError(f"{name}={text}: larger than anything that is modelled (2^48); at most {MAX_COUNT:,}")
     return int(value)
 
 

@@ -132,8 +132,7 @@ def _serving(
 ) -> Serving:
     engine = asked.engine
     share = memory.default_utilization(asked.cluster.chip, asked.plan, engine) if utilization is None else utilization
-    if not 0 < share <= 1:
-        raise ValueError(f"gpu_memory_utilization={share}: a fraction above 0 and at most 1 is needed")
+    check_utilization(share)
     if kv_bytes < 0:
         raise ValueError(f"kv_cache_memory_bytes={kv_bytes}: a size of at least 0 is needed")
     longest = asked.model.max_len if length is None else int(positive(length, "max_model_len"))
@@ -182,8 +181,14 @@ def _different_stages(asked: Setup, pp: int) -> list[int]:
     return list(alike.values())
 
 
+def check_utilization(share: float | None) -> None:
+    if share is not None and not 0 < share <= 1:
+        raise ValueError(f"gpu_memory_utilization={share}: a fraction above 0 and at most 1 is needed")
+
+
 def cache_tokens(asked: Setup, tokens: int, seqs: int, utilization: float | None = None) -> Number:
     """KV tokens of one replica for arrays of plans at once: ``judge(...).kv_tokens`` of each; 0 where a plan is illegal."""
+    check_utilization(utilization)
     plan, engine, chip = asked.plan, asked.engine, asked.cluster.chip
     shape = np.broadcast_shapes(*(np.shape(x) for x in (plan.tp, plan.pp, plan.dp, plan.ep)))
     axes = [np.broadcast_to(x, shape).ravel() for x in (plan.tp, plan.pp, plan.dp, plan.ep)]
@@ -349,8 +354,7 @@ def train_fit(
     """Training memory of one rank of the first stage against the share of the chip that a run can use."""
     for value, name in ((batch, "batch"), (micro_batch, "micro_batch"), (context, "context")):
         positive(value, name)
-    if not 0 < gpu_memory_utilization <= 1:
-        raise ValueError(f"gpu_memory_utilization={gpu_memory_utilization}: a fraction above 0 and at most 1 is needed")
+    check_utilization(gpu_memory_utilization)
     plan.setdefault("microbatches", microbatches(batch, micro_batch))
     asked = setup(model, cluster, phase="train", **plan)
     _check_memory(asked)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from commtax.api.fitting import cache_tokens
+from commtax.api.fitting import cache_tokens, check_utilization
 from commtax.api.sending import context_notes
 from commtax.api.setup import Setup, constants_of, fabric_of, numeric, positive, setup
 from commtax.arrays import pick
@@ -268,8 +268,7 @@ def context(load: Load) -> Number:
 
 
 def _limits(asked: Setup, tokens: int | None, seqs: int | None, utilization: float | None) -> tuple[int, int]:
-    if utilization is not None and not 0 < utilization <= 1:
-        raise ValueError(f"gpu_memory_utilization={utilization}: a fraction above 0 and at most 1 is needed")
+    check_utilization(utilization)
     default_tokens, default_seqs = memory.default_limits(asked.cluster.chip, asked.engine)
     budget = default_tokens if tokens is None else int(positive(tokens, "max_num_batched_tokens"))
     return budget, default_seqs if seqs is None else int(positive(seqs, "max_num_seqs"))

@@ -15,6 +15,7 @@ from commtax.cost.bubble import SCHEDULES
 from commtax.cost.memory import check_stored
 from commtax.cost.train_memory import RECOMPUTE
 from commtax.spec import DTYPE_BYTES, Chip, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Profile
+from commtax.units import MAX_COUNT
 
 PHASES = ("decode", "prefill", "mixed", "train")
 ACTIVATIONS = ("bf16", "fp16", "fp32")
@@ -203,18 +204,20 @@ def numeric(value: Any, name: str) -> Number:
         if value.dtype.kind not in "iuf":
             raise ValueError(f"{name}: an array of numbers is needed, not of {value.dtype}")
         return value.astype(float if value.dtype.kind == "f" else np.int64)
+    if isinstance(value, int) and abs(value) > MAX_COUNT:
+        raise ValueError(f"{name}: larger than anything that is modelled (2^48); at most {MAX_COUNT:,}")
     return value.item() if isinstance(value, np.number) else value
 
 
 def positive(value: Number, name: str, least: int = 1) -> Number:
     """A whole number of at least ``least``, or an array of them."""
-    if type(value) is int and least <= value <= 2**48:
+    if type(value) is int and least <= value <= MAX_COUNT:
         return value
     value = numeric(value, name)
     number = np.asarray(value, dtype=float)
     if not np.all(np.isfinite(number)) or np.any(number < least) or np.any(number != np.floor(number)):
         raise ValueError(f"{name}={value}: a whole number of at least {least} is needed")
-    if np.any(number > 2**48):
+    if np.any(number > MAX_COUNT):
         raise ValueError(f"{name}={value}: larger than anything that is modelled (2^48)")
     return value
 

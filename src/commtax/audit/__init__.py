@@ -5,7 +5,6 @@ One function for each kind of file turns it into ``Finding``s; a new kind is one
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from commtax.audit.benches import audit_bench
 from commtax.audit.finding import AGREE, DISAGREE, SECONDS_TOLERANCE, UNKNOWN, Audit, Finding, Question, Section
 from commtax.audit.logs import audit_log
 from commtax.audit.traces import audit_traces
+from commtax.files import LOG_BYTES, TRACE_BYTES, decoded, read_bytes
 from commtax.readers import bench, kineto, vllm_log
 
 __all__ = [
@@ -45,30 +45,31 @@ def audit(files: Sequence[Path], question: Question, baseline: Path | None = Non
 
 
 def _section(path: Path, kind: str, raw: bytes, question: Question, baseline: Path | None) -> Section:
-    text = raw.decode("utf-8", errors="replace")
+    text = decoded(raw)
     if kind == "log":
         return audit_log(vllm_log.parse(text), question, path.name)
-    first = bench.parse(content(baseline).decode("utf-8", errors="replace"), baseline.name)[0] if baseline else None
+    first = bench.parse(decoded(content(baseline)), baseline.name)[0] if baseline else None
     return audit_bench(bench.parse(text, path.name), question, path.name, first)
 
 
 def content(path: Path) -> bytes:
     """A file's bytes, unpacked."""
-    raw = path.read_bytes()
-    if raw[:2] != b"\x1f\x8b":
-        return raw
-    try:
-        return gzip.decompress(raw)
-    except (OSError, EOFError) as error:
-        raise ValueError(f"'{path}': the gzip file is damaged or cut off ({error})") from None
+    raw = read_bytes(path, "file", most=TRACE_BYTES)
+    if not _is_trace(raw) and len(raw) > LOG_BYTES:
+        raise ValueError(f"file '{path}': larger than {LOG_BYTES >> 20} MiB, and no trace; split it")
+    return raw
+
+
+def _is_trace(raw: bytes) -> bool:
+    return b'"traceEvents"' in raw or (raw[:99].lstrip()[:1] == b"[" and b'"ph"' in raw)
 
 
 def kind_of(raw: bytes, path: Path) -> str:
     """log, trace or bench, by what is inside."""
-    if b'"traceEvents"' in raw or (raw.lstrip()[:1] == b"[" and b'"ph"' in raw):
+    if _is_trace(raw):
         return "trace"
-    text = raw.decode("utf-8", errors="replace")
-    if raw.lstrip()[:1] in (b"{", b"["):
+    text = decoded(raw)
+    if text[:99].lstrip()[:1] in ("{", "["):
         bench.parse(text, str(path))
         return "bench"
     if vllm_log.looks_like(text):

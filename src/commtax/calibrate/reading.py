@@ -10,18 +10,24 @@ from typing import Any
 
 from commtax.calibrate.records import Files, Place, Ran, Served, Timed
 from commtax.catalog.fabric import OPS, library_chain
+from commtax.files import OUTPUT_BYTES, parse_documents, read_text
 from commtax.readers import bench, nccl_tests
 from commtax.readers.bench import Bench
-from commtax.units import format_bytes
+from commtax.units import MAX_COUNT, format_bytes
 
-KINDS = ("gemm", "decode", "prefill")
+SHAPES = {
+    "gemm": ("m", "n", "k"),
+    "decode": ("batch", "heads", "kv_heads", "head_dim", "length"),
+    "prefill": ("batch", "heads", "kv_heads", "head_dim", "length"),
+}
+KINDS = tuple(SHAPES)
 UNUSED = ("header", "small", "copy", "step")  # rows of a sweep that no constant is fitted on
 
 
 def read(path: Path, place: Place) -> Files:
     """All measurements of one file."""
-    text = path.read_bytes().decode("utf-8", errors="replace")
-    if text.lstrip()[:1] in ("{", "["):
+    text = read_text(path, "file", most=OUTPUT_BYTES)
+    if text[:99].lstrip()[:1] in ("{", "["):
         return _json(text, path.name, place)
     runs = nccl_tests.parse_all(text)
     if not runs:
@@ -78,14 +84,7 @@ def _json(text: str, name: str, place: Place) -> Files:
 
 
 def _objects(text: str, name: str) -> Iterator[Mapping[str, Any]]:
-    try:
-        whole = json.loads(text)
-        rows = whole if isinstance(whole, list) else [whole]
-    except (json.JSONDecodeError, RecursionError):
-        try:
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"'{name}': not JSON, or cut off ({error})") from None
+    rows = parse_documents(text, f"'{name}'")
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise ValueError(f"'{name}': JSON without measurements")
     yield from rows
@@ -110,6 +109,8 @@ def _kernel(row: Mapping[str, Any], label: str) -> Files:
         return Files()
     shape = " x ".join(str(row[k]) for k in ("m", "n", "k", "batch", "length", "heads", "rows", "width") if k in row)
     label = f"{label}, {kind} {row.get('op', row.get('dtype', ''))} {shape}"
+    for key in SHAPES[kind]:
+        _count(row, key, label)
     return Files(kernels=(Ran(row, _time(row.get("median_s"), label), label),))
 
 
@@ -156,8 +157,8 @@ def _served(result: Bench, label: str, place: Place) -> Served | str:
 
 def _count(row: Mapping[str, Any], key: str, label: str) -> int:
     value = row.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"'{label}': {key}={value!r}, a whole number of at least 1 is needed")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
+        raise ValueError(f"'{label}': {key}={repr(value)[:40]}, a whole number of at least 1 (and at most 2^48) is needed")
     return value
 
 

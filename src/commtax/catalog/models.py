@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
+import os
 import struct
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -11,11 +11,11 @@ from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
+from commtax.catalog import hub
 from commtax.catalog.hf import from_config
 from commtax.catalog.loader import normal, stems, suggest
+from commtax.files import local, parse_json, read_json
 from commtax.spec import Model, Source
 
 _KEYS = {"key", "aliases", "config", "source", "published"}
@@ -76,12 +76,18 @@ def model(name: str) -> Model:
     found = bundled(name)
     if found:
         return found
-    path = Path(name).expanduser()
-    if path.exists():
+    path = local(name)
+    if os.path.exists(path):
         return _local(path)
     if name.startswith((".", "/", "~")) or name.endswith(".json"):
         raise ValueError(f"model '{name}': no such folder or file")
-    return _from_hub(name)
+    unknown = f"unknown model '{name}'{suggest(name, [*model_keys(), *_aliases()])}"
+    if name.count("/") != 1:
+        raise ValueError(f"{unknown} (commtax catalog models lists them; a folder with config.json or a Hub id works too)")
+    try:
+        return _from_hub(name)
+    except LookupError as error:
+        raise ValueError(f"{unknown} ({error})") from None
 
 
 @lru_cache(maxsize=128)
@@ -95,25 +101,24 @@ def _local(path: Path) -> Model:
     """A folder's model. Its safetensors headers, where there are any, tell the exact bytes."""
     file = path / "config.json" if path.is_dir() else path
     folder = file.parent
-    if not file.is_file():
+    if not os.path.exists(file):
         raise ValueError(f"model '{path}': the folder has no config.json")
     config = _read_json(file)
     extra = folder / "hf_quant_config.json"
     if extra.is_file() and "quantization_config" not in config:
         config["quantization_config"] = _read_json(extra).get("quantization")
-    key = folder.resolve().name if path.is_dir() or file.name == "config.json" else file.stem
-    found = replace(from_config(config, key), source=Source(str(file), "", ""))
-    shards = sorted(folder.glob("*.safetensors"))
+    whole = path.is_dir() or file.name == "config.json"
+    key = folder.resolve().name if whole else file.stem
+    where = str((folder if whole else file).resolve())  # what an engine is started with
+    found = replace(from_config(config, key), aliases=(where,), source=Source(str(file), "", ""))
+    shards = sorted(shard for shard in folder.glob("*.safetensors") if shard.is_file())
     return replace(found, stored_bytes=_stored_bytes(found, shards)) if shards else found
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        table = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise ValueError(f"{file}: not valid JSON ({error})") from None
+    table = read_json(file, "model")
     if not isinstance(table, dict):
-        raise ValueError(f"{file}: not a JSON object")
+        raise ValueError(f"model '{file}': not a JSON object")
     return table
 
 
@@ -143,9 +148,9 @@ def config(name: str) -> dict[str, Any]:
     key = wanted if wanted in model_keys() else _aliases().get(wanted)
     if key:
         return dict(_file(key)["config"])
-    path = Path(name).expanduser()
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
+    path = local(name)
+    file = path / "config.json" if os.path.isdir(path) else path
+    if not os.path.exists(file):
         raise ValueError(f"model '{name}': no such folder, and not in the catalogue{suggest(name, [*model_keys(), *_aliases()])}")
     return _read_json(file)
 
@@ -159,7 +164,7 @@ def safetensors_header(shard: Path) -> tuple[dict[str, Any], int]:
         if length > min(size, MAX_HEADER_BYTES):
             raise ValueError(f"{shard}: not a safetensors file, or truncated ({size:,} bytes)")
         try:
-            table = json.loads(file.read(length))
+            table = parse_json(file.read(length), str(shard))
             spans = [entry["data_offsets"] for name, entry in table.items() if name != "__metadata__"]
             if not all(isinstance(x, int) and x >= 0 for start, end in spans for x in (start, end, end - start)):
                 raise TypeError("offsets")
@@ -172,29 +177,9 @@ def safetensors_header(shard: Path) -> tuple[dict[str, Any], int]:
     return table, 8 + length
 
 
+@lru_cache(maxsize=64)
 def _from_hub(name: str) -> Model:
-    """``config.json`` of a Hub id, by way of the Hub's own client and cache (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE)."""
-    unknown = f"unknown model '{name}'{suggest(name, [*model_keys(), *_aliases()])}"
-    if name.count("/") != 1:
-        raise ValueError(f"{unknown} (commtax catalog models lists them; a folder with config.json or a Hub id works too)")
-    try:
-        import huggingface_hub as hub
-        import huggingface_hub.constants
-    except ImportError:
-        raise ValueError(f"{unknown} (to look it up on the Hub: pip install 'commtax[hub]')") from None
-    try:
-        cached = hub.try_to_load_from_cache(name, "config.json")
-        file = cached if isinstance(cached, str) else _download(hub, name)
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"{unknown} (and the Hub did not give it: {reason})") from None
-    found = from_config(_read_json(Path(file)), name.split("/")[1].lower())
-    return replace(found, source=Source(f"config.json of {name} on the Hugging Face Hub", f"https://huggingface.co/{name}", ""))
-
-
-def _download(hub: Any, name: str) -> str:
-    """Fetch one small file; the client would retry an unreachable Hub for half a minute, so look first."""
-    endpoint = urlsplit(hub.constants.ENDPOINT)
-    if not hub.constants.HF_HUB_OFFLINE and not getproxies():
-        socket.create_connection((endpoint.hostname, endpoint.port or 443), timeout=5).close()
-    return str(hub.hf_hub_download(name, "config.json"))
+    """The model of a Hub id."""
+    found = from_config(_read_json(Path(hub.config_file(name))), name.split("/")[1].lower())
+    source = Source(f"config.json of {name} on the Hugging Face Hub", f"https://huggingface.co/{name}", "")
+    return replace(found, aliases=(name,), source=source)

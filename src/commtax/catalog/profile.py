@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path as File
@@ -17,6 +17,7 @@ from typing import Any
 
 from commtax.catalog.fabric import FORMS, OPS, fabric, kernel_constants, library_chain
 from commtax.catalog.loader import suggest
+from commtax.files import local, read_json
 from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Path, Profile, Spread
 
 VERSION = 1
@@ -39,13 +40,10 @@ _SPREAD = 0.25  # half-width of the range around a machine's own fit that does n
 
 def load(path: str | File) -> Profile:
     """Read a profile; what is not one is refused by file, key and rule."""
-    file = File(path).expanduser()
-    try:
-        table = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"profile '{path}': no such file (commtax calibrate and commtax measure calibrate write one)") from None
-    except (ValueError, RecursionError, IsADirectoryError) as error:
-        raise ValueError(f"profile '{path}': not valid JSON ({error})") from None
+    file = local(path)
+    if not os.path.exists(file):
+        raise ValueError(f"profile '{path}': no such file (commtax calibrate and commtax measure calibrate write one)")
+    table = read_json(file, "profile")
     if not isinstance(table, dict) or table.get("commtax_profile") != VERSION:
         raise ValueError(f"profile '{path}': not a commtax profile of version {VERSION}")
     try:
@@ -59,8 +57,12 @@ def _profile(table: Mapping[str, Any], path: str) -> Profile:
     chip, network, links = (dict(table.get(part, {})) for part in ("chip", "network", "links"))
     for part, known in ((chip, _CHIP), (network, set(NETWORK)), (links, {"intra", "inter"})):
         _known(part, known, path)
+    if not all(isinstance(chip.get(part, ""), str) for part in ("key", "name")):
+        raise ValueError(f"profile '{path}': a chip's key and name are text")
     tables = _tables(table.get("kernels", {}).get("tables", {}), path)
     entries = table.get("libraries") or ([table["library"]] if table.get("library") else [])
+    if not all(isinstance(entry.get("name", ""), str) for entry in entries):
+        raise ValueError(f"profile '{path}': a library's name is text")
     libraries = {entry.get("name", "nccl"): tuple(_path(row, path) for row in entry["paths"]) for entry in entries}
     host = {key: table[key] for key in HOST if table.get(key) is not None}
     rates = [chip[key] for key in ("memory_Bps", "memory_bytes", "visible_bytes", "num_sms") if key in chip]

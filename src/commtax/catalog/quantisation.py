@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from commtax.patterns import modules
 from commtax.spec import Quant
 
 
@@ -15,9 +15,9 @@ def quant_from(config: Mapping[str, Any], key: str) -> Quant:
         raise ValueError(f"model {key}: quantization_config is not a table")
     try:
         found = _read(config, key)
-        for pattern in (*found.ignored, *found.only):
-            re.compile(pattern[3:] if pattern.startswith("re:") else "")
-    except (TypeError, AttributeError, KeyError, IndexError, re.error) as error:
+        _check_names(found.ignored, key)
+        _check_names(found.only, key)
+    except (TypeError, AttributeError, KeyError, IndexError) as error:
         raise ValueError(f"model {key}: quantization_config has a field of the wrong type ({error})") from None
     except ValueError as error:
         text = str(error)
@@ -25,6 +25,13 @@ def quant_from(config: Mapping[str, Any], key: str) -> Quant:
             text if text.startswith("model ") else f"model {key}: quantization_config has a bad number ({text})"
         ) from None
     return found
+
+
+def _check_names(names: tuple[str, ...], key: str) -> None:
+    try:
+        modules(names)
+    except ValueError as error:
+        raise ValueError(f"model {key}: quantization_config: {error}") from None
 
 
 def _read(config: Mapping[str, Any], key: str) -> Quant:

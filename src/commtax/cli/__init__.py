@@ -1,10 +1,11 @@
-"""The command line: a thin skin. Exit codes: 0 an answer, 1 the answer is no, 2 bad input."""
+"""The command line: a thin skin. Exit codes: 0 an answer, 1 the answer is no, 2 bad input, 70 a fault of commtax itself."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
+import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,13 @@ from commtax.cli.options import (
 from commtax.cli.output import print_json, terminal
 from commtax.cli.pages import html_option, write_bill_page
 from commtax.cli.pasting import paste_options, pasting
+from commtax.files import OUTPUT_BYTES, read_text
 from commtax.spec import Cluster, Profile
-from commtax.spelling import normalise
+from commtax.spelling import normalise, visible
 from commtax.units import parse_bytes, parse_seconds
 
+BAD_INPUT, FAULT = 2, 70
+LONGEST = 1_000  # signs of an error's line
 TRAINING: dict[str, Any] = {
     "zero": None,
     "hsdp": 0,
@@ -56,8 +60,12 @@ TRAINING: dict[str, Any] = {
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="commtax")
+@click.option("--debug", is_flag=True, expose_value=False, help="Anywhere on the line: show where an error came from.")
 def app() -> None:
-    """What every collective of a distributed LLM costs, and what fits: arithmetic you can check."""
+    """What every collective of a distributed LLM costs, and what fits: arithmetic you can check.
+
+    Exit codes: 0 an answer, 1 the answer is no, 2 bad input, 70 a fault of commtax itself.
+    """
 
 
 @app.command()
@@ -224,7 +232,7 @@ def expect_command(op: str, size: float, ranks: int, library: str, measured: str
     own = _profile(options)
     place = _cluster(options)
     words: dict[str, Any] = {"library": library, "profile": own}
-    if measured and Path(measured).is_file():
+    if measured and os.path.exists(measured):
         _expect_file(op, place, ranks, words, Path(measured), as_json)
         return
     found = expect(op, place, nbytes=size, ranks=ranks, **words)
@@ -256,7 +264,7 @@ def _expect_file(op: str, place: Cluster, ranks: int, words: dict[str, Any], pat
     from commtax.readers.nccl_tests import parse
     from commtax.report import bills
 
-    run = parse(path.read_text(errors="replace"))
+    run = parse(read_text(path, "measured", most=OUTPUT_BYTES))
     if not run.rows:
         raise ValueError(f"measured '{path}': no nccl-tests rows found")
     if run.op and run.op != op.replace("_", "-").replace("sendrecv", "send-recv"):
@@ -419,8 +427,11 @@ def _commands(arguments: list[str]) -> click.Group:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run a command; every mistake becomes one line on standard error and exit code 2."""
-    arguments = normalise(sys.argv[1:] if argv is None else argv)
+    """Run a command; a mistake becomes one line on standard error and exit code 2, a fault of ours one line and 70."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    end = words.index("--") if "--" in words else len(words)
+    debug = "--debug" in words[:end]
+    arguments = normalise([w for i, w in enumerate(words) if w != "--debug" or i > end])
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without these signs still gets the answer
@@ -430,13 +441,39 @@ def main(argv: list[str] | None = None) -> None:
     except click.exceptions.NoArgsIsHelpError as usage:
         click.echo(usage.ctx.get_help() if usage.ctx else "")
         sys.exit(0)
-    except BrokenPipeError:  # the reader has seen enough; that is no answer of ours
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(141)
-    except (click.ClickException, ValueError, OverflowError, OSError) as error:
-        text = error.format_message() if isinstance(error, click.ClickException) else str(error)
-        click.echo(f"error: {' '.join(text.split())}", err=True)
-        sys.exit(2)
     except (KeyboardInterrupt, click.exceptions.Abort):
         click.echo("interrupted", err=True)
         sys.exit(130)
+    except BrokenPipeError:  # the reader has seen enough; that is no answer of ours
+        _forget_output()
+        sys.exit(141)
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        text, code = told(error)
+        click.echo(f"error: {text}", err=True)
+        if isinstance(error, OSError):
+            _forget_output()
+        sys.exit(code)
+
+
+def told(error: Exception) -> tuple[str, int]:
+    """An exception in one line that any terminal bears, and the exit code: 2 for bad input, 70 for a fault of ours."""
+    if isinstance(error, click.ClickException):
+        text, code = error.format_message(), BAD_INPUT
+    elif isinstance(error, OverflowError):
+        text, code = f"a number is too large to compute with ({error})", BAD_INPUT
+    elif isinstance(error, OSError):
+        text, code = f"{error.filename or 'the output'}: {error.strerror or error}", BAD_INPUT
+    elif isinstance(error, ValueError):
+        text, code = str(error), BAD_INPUT
+    else:
+        text, code = f"internal: {type(error).__name__}: {error}; run with --debug to see where, and please report it", FAULT
+    line = visible(" ".join(text.split()))
+    return (line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"), code
+
+
+def _forget_output() -> None:
+    """What could not be written must not be tried again when Python ends."""
+    if sys.stdout is sys.__stdout__:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

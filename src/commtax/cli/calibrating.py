@@ -12,6 +12,7 @@ from commtax import catalog
 from commtax.calibrate import calibrate
 from commtax.cli.options import Count, json_option
 from commtax.cli.output import print_json, terminal
+from commtax.files import refuse_overwriting, write_text
 from commtax.report import calibrating
 
 
@@ -42,8 +43,9 @@ def calibrate_command(files: tuple[Path, ...], cluster: str, out: str, name: str
         raise ValueError("cluster: say where this was measured with --cluster, such as 8xh100-sxm (commtax catalog clusters)")
     links = {key: options.pop(key) for key in ("intra", "inter", "nics")}
     place = catalog.cluster(cluster, **links)
+    refuse_overwriting(out, files)
     found = calibrate(files, place, name=name or Path(out).stem, **options)
-    Path(out).write_text(json.dumps(found.document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(out, json.dumps(found.document, indent=1, ensure_ascii=False) + "\n")
     if as_json:
         print_json(calibrating.calibration_document(found, out))
     else:

@@ -11,6 +11,7 @@ import click
 from commtax.api.plans import Axes, compare_plans
 from commtax.cli.options import together
 from commtax.cli.output import print_json, terminal
+from commtax.files import read_text
 from commtax.spec import Cluster
 from commtax.units import parse_count
 
@@ -57,7 +58,7 @@ def _where(file: str, cluster: Cluster, notes: list[str]) -> Any:
     from commtax.readers import topology
     from commtax.readers.placement import place
 
-    found = topology.parse(Path(file).read_text(errors="replace"))
+    found = topology.parse(read_text(file, "topo"))
 
     def where(axes: Axes) -> Cluster:
         laid = place(found, cluster, axes["tp"], axes["dp"] * axes["pp"])

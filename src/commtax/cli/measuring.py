@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from commtax import files
 from commtax.cli.options import Bytes, Count, json_option
 from commtax.cli.output import print_json, terminal
+from commtax.files import write_text
 from commtax.report import measuring
 from commtax.units import parse_seconds
 
@@ -132,7 +132,7 @@ def collectives_command(
     with ranks_named(), bar("sizes", total, as_json) as advance:
         found = measure([i for i in impl.split(",") if i], groups, sizes, progress=advance, **options)
     if output:
-        Path(output).write_text("".join(json.dumps(row) + "\n" for row in found["rows"]), encoding="utf-8")
+        write_text(output, "".join(json.dumps(row) + "\n" for row in found["rows"]), "output")
     if plot:
         measuring.plot_collectives(found, Path(plot))
     if as_json:
@@ -159,7 +159,7 @@ def calibrate_command(output: str, ranks: int, dtype: str, impl: str, name: str,
 
     with ranks_named(), bar("stages", STAGES, as_json) as advance:
         found = calibrate(ranks, dtype, name, [i for i in impl.split(",") if i], lost_s, advance)
-    Path(output).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    write_text(output, json.dumps(found, indent=2) + "\n", "output")
     if as_json:
         print_json(found)
     else:
@@ -231,7 +231,7 @@ def experiment_command(
             raise
     with _whole_documents(merged):
         charts = reporting.charts(found, folder)
-        files.write_text(folder / "report.md", reporting.markdown(found, charts), "out")
+        write_text(folder / "report.md", reporting.markdown(found, charts), "out")
         if as_json:
             print_json(found[0] if not merged else {"schema": "commtax.experiments/1", "boxes": found})
         else:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import click
+
+from commtax.spelling import visible
 
 
 def terminal() -> Any:
     """A console that never folds tables beyond recognition: 160 columns in a pipe, at least 100 on a terminal."""
     from rich.console import Console
+    from rich.segment import Segment
 
     class Terminal(Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would exit with 1, which is an answer of ours
 
-    console = Terminal(highlight=False)
+        def render(self, *args: Any, **words: Any) -> Iterator[Any]:
+            for piece in super().render(*args, **words):
+                yield piece if piece.control else Segment(visible(piece.text), piece.style)
+
+    console = Terminal(highlight=False, markup=False, emoji=False)  # names and files hold brackets and colons of their own
     piped = not console.is_terminal and "COLUMNS" not in os.environ
     console.width = 160 if piped else max(100, console.width)
     return console
@@ -40,4 +49,5 @@ def carried() -> dict[str, Any]:
 def print_json(document: dict[str, Any]) -> None:
     if remarks():
         document = {**document, "notes": [*document.get("notes", []), *remarks()]}
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    click.echo(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text))

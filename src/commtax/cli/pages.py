@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from commtax.files import write_text
 
 if TYPE_CHECKING:
     from commtax.api.billing import StepBill
@@ -24,7 +25,7 @@ def write_bill_page(path: str, priced: StepBill | TrainBill) -> None:
         from commtax.report.view.offline import bill_page
         from commtax.web.assets import offline
 
-        _write(path, offline(bill_page(priced, _command())))
+        write_text(path, offline(bill_page(priced, _command())), "html")
 
 
 def write_plan_page(path: str, found: ServingPlans | TrainPlans) -> None:
@@ -32,14 +33,7 @@ def write_plan_page(path: str, found: ServingPlans | TrainPlans) -> None:
         from commtax.report.view.offline import plan_page
         from commtax.web.assets import offline
 
-        _write(path, offline(plan_page(found, _command())))
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"html '{path}': cannot be written ({error.strerror})") from None
+        write_text(path, offline(plan_page(found, _command())), "html")
 
 
 def _command() -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +16,7 @@ from commtax.catalog.loader import normal
 from commtax.catalog.models import bundled
 from commtax.cli.options import Command, together
 from commtax.cli.output import carried, remarks, terminal
+from commtax.files import local, read_text
 from commtax.spec import Model
 
 if TYPE_CHECKING:
@@ -84,8 +85,7 @@ def read(text: str) -> Launch:
     """A command, or the file that holds it."""
     from commtax.readers.launch import parse
 
-    file = Path(text) if len(text) < 256 and "\n" not in text else None
-    return parse(file.read_text(errors="replace") if file and file.is_file() else text)
+    return parse(read_text(text, "from") if "\n" not in text and os.path.exists(text) else text)
 
 
 def _paste(model: str, found: Launch, options: dict[str, Any], notes: list[str], *, whole: bool) -> tuple[str, list[str]]:
@@ -184,7 +184,7 @@ def _model(found: Launch, words: dict[str, Any], notes: list[str]) -> str:
 def _agreed(model: str, found: Launch, words: dict[str, Any], notes: list[str]) -> str:
     """The model that was named, where it can be the command's; one of the two may be a folder that only its owner knows."""
     mine = bundled(model)
-    if mine is None and Path(model).expanduser().exists():
+    if mine is None and os.path.exists(local(model)):
         return model
     if found.model:
         name = _named(found.model, words, notes)
@@ -211,7 +211,7 @@ def _sizes(model: Model) -> dict[str, int]:
 
 def _named(name: str, words: dict[str, Any], notes: list[str]) -> str:
     """A name that the catalogue, a folder or the Hub may know; a path's last part may be a model's usual name."""
-    if bundled(name) or Path(name).expanduser().exists():
+    if bundled(name) or os.path.exists(local(name)):
         return name
     last = normal(name.rstrip("/").rsplit("/", 1)[-1])
     ending = next((end for end in sorted(STORED, key=len, reverse=True) if last.endswith(end)), "")
@@ -253,7 +253,7 @@ def _lay_out(options: dict[str, Any], notes: list[str]) -> None:
     from commtax.readers import topology
     from commtax.readers.placement import place
 
-    found = topology.parse(Path(file).read_text(errors="replace"))
+    found = topology.parse(read_text(file, "topo"))
     here = catalog.cluster(options["cluster"])
     replicas = (options.get("dp") or 1) * (options.get("pp") or 1)
     laid = place(found, here, options.get("tp") or 1, replicas)

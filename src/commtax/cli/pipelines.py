@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import click
 
 from commtax.cli.options import Count, Fraction, json_option
 from commtax.cli.output import print_json, terminal
+from commtax.files import write_text
 from commtax.report import pipelines
 from commtax.sim.pipeline import Durations, run
 from commtax.sim.schedules import SCHEDULES, Kind
@@ -85,9 +85,9 @@ def _pipeline(
     timeline = run(kind, stages, microbatches, durations, chunks)
     found = pipelines.Pipeline(kind, stages, microbatches, chunks, durations, timeline)
     if svg:
-        Path(svg).write_text(pipelines.to_svg(timeline), encoding="utf-8")
+        write_text(svg, pipelines.to_svg(timeline), "svg")
     if chrome_trace:
-        Path(chrome_trace).write_text(timeline.to_chrome(), encoding="utf-8")
+        write_text(chrome_trace, timeline.to_chrome(), "chrome_trace")
     if as_json:
         print_json(pipelines.pipeline_document(found))
     else:
@@ -100,14 +100,15 @@ def parse_durations(stages: int, times: str, transfer: float, straggler: str) ->
         forward, backward, weight = (float(x) for x in times.split(":"))
     except ValueError:
         raise ValueError(f"times '{times}': write three numbers F:B:W, such as 1:1:1") from None
-    if not all(0 < x < 1e6 for x in (forward, backward, weight)) or not 0 <= transfer < 1e6:
-        raise ValueError(f"times '{times}', transfer {transfer}: times are above 0, a transfer at least 0, both below 1e6")
+    if not all(1e-6 <= x <= 1e6 for x in (forward, backward, weight)) or not 0 <= transfer <= 1e6:
+        raise ValueError(f"times '{times}', transfer {transfer}: times are 1e-6 to 1e6, a transfer 0 to 1e6")
     slow: dict[int, float] = {}
     if straggler:
-        match = re.fullmatch(r"(\d{1,9}):(\d+(?:\.\d+)?)", straggler)
-        if not match or int(match[1]) >= stages or float(match[2]) <= 0:
+        match = re.fullmatch(r"(\d{1,9}):(\d{1,9}(?:\.\d{1,9})?)", straggler)
+        if not match or int(match[1]) >= stages or not 1e-3 <= float(match[2]) <= 1e3:
             raise ValueError(
-                f"straggler '{straggler}': write RANK:FACTOR with a rank from 0 to {stages - 1}, such as {stages - 1}:1.5"
+                f"straggler '{straggler}': write RANK:FACTOR with a rank from 0 to {stages - 1} and a factor from 0.001 to 1000, "
+                f"such as {stages - 1}:1.5"
             )
         slow[int(match[1])] = float(match[2])
     return Durations(forward, backward, weight, transfer=transfer, rank_factors=slow)

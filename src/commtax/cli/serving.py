@@ -17,6 +17,7 @@ from commtax.cli.pasting import paste_options, pasting
 from commtax.report import serving
 from commtax.units import parse_count
 
+MAX_VALUES = 1_024
 LENGTHS = ("--input-len", "--context", "--random-input-len"), ("--output-len", "--osl", "--random-output-len")
 
 
@@ -27,7 +28,10 @@ class Counts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> Any:
         name = param.name if param and param.name else "value"
-        found = [parse_count(part, name) for part in str(value).split(",")]
+        parts = str(value).split(",")
+        if len(parts) > MAX_VALUES:
+            raise ValueError(f"{name}: {len(parts):,} values, more than the {MAX_VALUES:,} that are shown")
+        found = [parse_count(part, name) for part in parts]
         return found[0] if len(found) == 1 else np.array(found)
 
 

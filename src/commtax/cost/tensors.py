@@ -10,13 +10,13 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import lru_cache
 
 import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.experts import expert_tp, tokens_split
+from commtax.patterns import modules
 from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mlp, Model, Number, Plan, Quant
 
 FIRST, LAST = -1, -2
@@ -250,21 +250,9 @@ def quantised_fraction(model: Model, tensor: Tensor, quant: Quant) -> float:
     names = [tensor.name.replace("layers.N", f"layers.{i}") for i in layers]
     if not any(re.search(r"\d", p) for p in (*quant.ignored, *quant.only)):
         names = names[:1]
-    chosen = [n for n in names if not _matches(n, quant.ignored) and (not quant.only or _matches(n, quant.only))]
+    ignored, only = modules(quant.ignored), modules(quant.only)
+    chosen = [n for n in names if not ignored.hold(n) and (not quant.only or only.hold(n))]
     return len(chosen) / len(names)
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a pattern names this tensor or a module it lies in: ``re:…``, wildcards, a dotted name, or one component."""
-    parts = name.split(".")
-    modules = {".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)}
-    for pattern in patterns:
-        if pattern.startswith("re:"):
-            if re.match(pattern[3:], name):
-                return True
-        elif any(fnmatchcase(module, pattern) for module in modules) if "*" in pattern else pattern in modules:
-            return True
-    return False
 
 
 @dataclass(frozen=True, slots=True)

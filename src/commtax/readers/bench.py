@@ -6,12 +6,13 @@ them; ITL is the list of gaps between chunks of a stream, which may hold several
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
+
+from commtax.files import parse_documents
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 _NAMES = {"e2e_latency": "e2el", "e2e": "e2el"}  # SGLang's spelling
@@ -64,9 +65,10 @@ class Bench:
 
 def parse(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
     """All results of a file: one JSON object, a list of them, or one a line."""
+    documents = [d for d in parse_documents(text, f"benchmark '{name}'") if isinstance(d, dict)]
     try:
-        found = [_one(d) for d in _documents(text, name)]
-    except (TypeError, AttributeError) as error:
+        found = [_one(d) for d in documents]
+    except (TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ValueError(f"benchmark '{name}': a field has the wrong form ({error})") from None
     results = tuple(b for b in found if b is not None)
     if not results:
@@ -74,18 +76,6 @@ def parse(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
     if not all(math.isfinite(x) and x >= 0 for b in results for stats in b.stats.values() for x in stats.values()):
         raise ValueError(f"benchmark '{name}': a time is negative or not a number")
     return results
-
-
-def _documents(text: str, name: str) -> list[Mapping[str, Any]]:
-    try:
-        whole = json.loads(text)
-        rows = whole if isinstance(whole, list) else [whole]
-    except json.JSONDecodeError:
-        try:
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except json.JSONDecodeError as error:
-            raise ValueError(f"benchmark '{name}': not JSON, or cut off ({error})") from None
-    return [r for r in rows if isinstance(r, dict)]
 
 
 def _one(d: Mapping[str, Any]) -> Bench | None:
@@ -104,7 +94,7 @@ def _latency(d: Mapping[str, Any]) -> Bench:
     """``avg_latency``, ``latencies`` and ``percentiles`` of whole batches, in seconds."""
     each = tuple(float(x) for x in d.get("latencies", ()))
     if not each and "avg_latency" not in d:
-        raise ValueError("benchmark: latencies is empty")
+        raise ValueError("latencies is empty")
     stats: dict[str, float] = {"mean": float(d["avg_latency"]) if "avg_latency" in d else fmean(each)}
     stats |= {f"p{key}": float(value) for key, value in (d.get("percentiles") or {}).items()}
     if each or "p50" in stats:
@@ -210,7 +200,7 @@ def _number(value: Any) -> float | None:
     """A finite number, or None; some tools write numbers as text."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+MOST_SIGNS = 2_000  # of a kernel's name: template arguments may run on
 UNNAMED = "collective"
 """A communication kernel whose name does not tell what it does (RCCL's generic kernel)."""
 
@@ -73,7 +74,7 @@ def call_op(name: str) -> str:
     ('all-gather', 'reduce-scatter', 'all-to-all', '')
     """
     found = _CALL.match(name)
-    return _find(found[1] if found else name.rsplit("::", 1)[-1], _CALLS)
+    return _find(found[1] if found else name[-MOST_SIGNS:].rsplit("::", 1)[-1], _CALLS)
 
 
 def is_call(name: str) -> bool:
@@ -102,5 +103,5 @@ def _function(name: str) -> str:
     >>> _function("void (anonymous namespace)::two_shot_all_reduce_kernel<c10::BFloat16, 16>(float)")
     'two_shot_all_reduce_kernel'
     """
-    text = name.replace("(anonymous namespace)::", "").removeprefix("void ").strip()
+    text = name[:MOST_SIGNS].replace("(anonymous namespace)::", "").removeprefix("void ").strip()
     return re.split(r"[<(]", text, maxsplit=1)[0].strip()

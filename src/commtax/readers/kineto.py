@@ -7,9 +7,6 @@ has its name only, and then its size is unknown. Without a device the host's own
 
 from __future__ import annotations
 
-import gc
-import gzip
-import json
 import math
 import re
 from bisect import bisect_right
@@ -21,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from commtax.files import TRACE_BYTES, TRACE_MEMORY_BYTES, parse_json, read_bytes
 from commtax.readers.collective_names import UNNAMED, call_op, is_call, kernel_op, shared_memory_op
 from commtax.readers.messages import told_bytes, told_op, told_ranks
 from commtax.readers.trace_steps import Step, graph_steps, named_steps
@@ -86,26 +84,14 @@ class Trace:
 
 def read(path: Path | str) -> Trace:
     """Read ``.json`` or ``.json.gz``."""
-    raw = Path(path).read_bytes()
-    if raw[:2] == b"\x1f\x8b":
-        try:
-            raw = gzip.decompress(raw)
-        except (OSError, EOFError) as error:
-            raise ValueError(f"trace '{path}': the gzip file is damaged or cut off ({error})") from None
-    return parse(load(raw, str(path)), Path(path).name)
+    return parse(load(read_bytes(path, "trace", most=TRACE_BYTES), str(path)), Path(path).name)
 
 
 def load(raw: bytes, name: str = "trace") -> Any:
     """JSON in which fractions stay text: microseconds since 1970 with nanoseconds behind the point do not fit in a float."""
-    collecting = gc.isenabled()
-    gc.disable()  # half the time of reading a large trace would go into looking for garbage
-    try:
-        return json.loads(raw.decode("utf-8", errors="replace"), parse_float=str, strict=False)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"trace '{name}': not JSON, or cut off ({error})") from None
-    finally:
-        if collecting:
-            gc.enable()
+    if raw[-99:].rstrip()[-1:] not in (b"]", b"}"):  # before gigabytes of objects are made of what has no end
+        raise ValueError(f"trace '{name}': not valid JSON, or cut off (its end is missing)")
+    return parse_json(raw, f"trace '{name}'", memory=TRACE_MEMORY_BYTES, depth=None, parse_float=str, strict=False)
 
 
 def parse(document: Any, name: str = "trace") -> Trace:
@@ -119,7 +105,7 @@ def parse(document: Any, name: str = "trace") -> Trace:
         raise ValueError(f"trace '{name}': no complete events (ph X) found")
     try:
         return _trace(head, events, name)
-    except (TypeError, AttributeError, KeyError, ValueError, OverflowError) as error:
+    except (TypeError, AttributeError, KeyError, IndexError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"trace '{name}': an event has the wrong form ({error})") from None
 
 

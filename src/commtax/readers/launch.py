@@ -8,13 +8,15 @@ not understood is listed in ``unread``, never dropped.
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shlex
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
+from commtax.files import read_text
 from commtax.readers.launch_flags import ENGINES, NOTHING, TORCHRUN, UNMODELLED, Flags
 from commtax.readers.launch_meaning import AUTO_EP, MEANINGS
 from commtax.units import parse_count, parse_fraction
@@ -26,6 +28,15 @@ RULES = {
     "share": "a fraction above 0 and at most 1 is needed",
 }
 """What the kinds of values must be."""
+MAX_SIGNS = 65_536  # of what is pasted, variables put in
+HERE = (  # cat > FILE << END, and turned round
+    re.compile(r"cat\s{0,9}>\s{0,9}(?P<name>\S{1,200}?)\s{0,9}<<-?\s{0,9}['\"]?(?P<end>\w{1,99})['\"]?\r?$"),
+    re.compile(r"cat\s{0,9}<<-?\s{0,9}['\"]?(?P<end>\w{1,99})['\"]?\s{0,9}>\s{0,9}(?P<name>\S{1,200})\r?$"),
+)
+ARRAY = re.compile(r"(?<![\w$])([A-Za-z_]\w*)=\(((?:[^()]|\([^()]*+\))*+)\)")
+ASSIGNED = re.compile(r"^[ \t]*+(?:export[ \t]++)?([A-Za-z_]\w*+)=(\"[^\"]*+\"|'[^']*+'|[^\s;]*+)[ \t]*+;?[ \t]*+$", re.M)
+COMMENT = re.compile(r"""('[^']*+'|"(?:[^"\\]|\\.)*+"|\\.|[^\s'"\\#][^\s'"\\]*+)|(?<!\S)#[^\n]*+""", re.S)
+USED = re.compile(r"\"?\$\{?([A-Za-z_]\w*)(?:\[@\])?\}?\"?")
 IMAGES = {"vllm/vllm-openai": "vllm", "lmsysorg/sglang": "sglang", "tensorrt-llm/release": "trtllm"}
 
 
@@ -102,6 +113,8 @@ def parse(text: str) -> Launch:
     >>> found.engine, found.model, found.tp, found.max_model_len, found.unread
     ('vllm', 'meta-llama/Llama-3.1-8B', 2, 128000, ('--foo 3',))
     """
+    if len(text) > MAX_SIGNS:
+        raise ValueError(f"from: longer than {MAX_SIGNS:,} signs; paste the command that starts the engine alone")
     if "LLM(" in text:
         return _read("vllm", _python(text), {}, [], "")
     plain, files = _without_files(text)
@@ -115,7 +128,7 @@ def _python(text: str) -> list[str]:
     """Keywords of a call ``LLM(model=…, tensor_parallel_size=2)`` as flags."""
     try:
         calls = [n for n in ast.walk(ast.parse(text.strip())) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "LLM"]
-    except SyntaxError:
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # nested too deep for Python's own reader
         raise ValueError("from: this LLM(…) is not Python that can be read") from None
     words: list[str] = []
     for keyword in calls[0].keywords if calls else ():
@@ -126,28 +139,34 @@ def _python(text: str) -> list[str]:
 
 def _without_files(text: str) -> tuple[str, dict[str, str]]:
     """The script without its here-documents, and those by the name of the file they are written to."""
-    files: dict[str, str] = {}
-
-    def take(match: re.Match[str]) -> str:
-        files[match["name"]] = match["body"]
-        return ""
-
-    here = r"cat\s*>\s*(?P<name>\S+)\s*<<-?\s*['\"]?(?P<end>\w+)['\"]?\n(?P<body>.*?)\n\s*(?P=end)\b"
-    turned = r"cat\s*<<-?\s*['\"]?(?P<end>\w+)['\"]?\s*>\s*(?P<name>\S+)\n(?P<body>.*?)\n\s*(?P=end)\b"
-    text = re.sub(here, take, text, flags=re.S)
-    return re.sub(turned, take, text, flags=re.S), files
+    lines, files, kept, at = text.split("\n"), dict[str, str](), list[str](), 0
+    ends: dict[str, list[int]] = {}
+    for number, line in enumerate(lines):
+        if word := re.match(r"\s*+(\w++)", line):
+            ends.setdefault(word[1], []).append(number)
+    while at < len(lines):
+        found = next((m for pattern in HERE if (m := pattern.search(lines[at]))), None)
+        later = ends.get(found["end"], []) if found else []
+        place = bisect_right(later, at)
+        if found and place < len(later):
+            files[found["name"]] = "\n".join(lines[at + 1 : later[place]])
+            kept.append(lines[at][: found.start()])
+            at = later[place]
+        else:
+            kept.append(lines[at])
+        at += 1
+    return "\n".join(kept), files
 
 
 def _commands(text: str) -> Iterator[list[str]]:
     """Words of each command, with comments, continuations and the script's own variables resolved."""
-    lines = [re.sub(r"(^|\s)#.*$", "", line) for line in text.replace("\\\n", " ").replace("\r", "").splitlines()]
-    text = "\n".join(lines)
-    values = {m[1]: m[2] for m in re.finditer(r"(?<![\w$])([A-Za-z_]\w*)=\((.*?)\)", text, re.S)}
-    text = re.sub(r"(?<![\w$])([A-Za-z_]\w*)=\(.*?\)", "", text, flags=re.S)
-    for m in re.finditer(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;]*)\s*;?\s*$", text, re.M):
+    text = _without_comments(text.replace("\\\n", " ").replace("\r", ""))
+    values = {m[1]: m[2] for m in ARRAY.finditer(text)}
+    text = ARRAY.sub("", text)
+    for m in ASSIGNED.finditer(text):
         values.setdefault(m[1], m[2].strip("\"'"))
     for _ in range(3):  # variables may hold variables
-        text = re.sub(r"\"?\$\{?([A-Za-z_]\w*)(?:\[@\])?\}?\"?", lambda m: values.get(m[1], m[0]).replace("\n", " "), text)
+        text = _unfolded(text, values)
     reader = shlex.shlex(text.replace("\n", " ; "), posix=True, punctuation_chars=";&|")
     reader.whitespace_split, reader.commenters = True, ""
     try:
@@ -163,15 +182,36 @@ def _commands(text: str) -> Iterator[list[str]]:
             command = []
 
 
+def _without_comments(text: str) -> str:
+    """A script without what follows a # at the start of a word; inside quotes it is a sign like any other.
+
+    >>> _without_comments("a 'b #c' #d")
+    "a 'b #c' "
+    """
+    return COMMENT.sub(lambda found: found[1] or "", text)
+
+
+def _unfolded(text: str, values: dict[str, str]) -> str:
+    """The text with its variables put in; they may hold each other many times over, so that there is a limit."""
+    pieces, at, size = [], 0, 0
+    for found in USED.finditer(text):
+        pieces += [text[at : found.start()], values.get(found[1], found[0]).replace("\n", " ")]
+        at, size = found.end(), size + len(pieces[-1]) + len(pieces[-2])
+        if size > MAX_SIGNS:
+            raise ValueError(f"from: its variables make more than {MAX_SIGNS:,} signs of it; paste the command alone")
+    return "".join([*pieces, text[at:]])
+
+
 def _command(words: list[str], files: dict[str, str]) -> Launch | None:
     """One command's launch, or None where it is something else."""
     image = next((w for w in words if any(i in w for i in IMAGES) and not w.startswith("-")), "")
+    last = max((at for at in range(len(words)) if _program(words, at)[0]), default=-1)
     for at, word in enumerate(words):
         engine, skip = _program(words, at)
-        if not engine and word == image and not any(_program(words, later)[0] for later in range(at + 1, len(words))):
+        if not engine and word == image and at > last:
             engine, skip = next(e for i, e in IMAGES.items() if i in image), 1  # the image's entry point is the server
         if engine:
-            version = re.search(r":v?(\d+(?:\.\d+)+\w*)$", image)
+            version = re.search(r":v?(\d+(?:\.\d+)+\w*)$", image[-100:])
             return _read(engine, words[at + skip :], _environment(words[:at]), words[:at], version[1] if version else "", files)
     return None
 
@@ -256,7 +296,8 @@ def _read(
 def _srun(before: list[str]) -> int:
     """Hosts that a job launcher in front names."""
     text = " ".join(before)
-    found = re.search(r"\b(?:srun|salloc)\b.*?(?:-N|--nodes)[= ](\d+)", text)
+    called = re.search(r"\b(?:srun|salloc)\b", text)
+    found = re.compile(r"(?:-N|--nodes)[= ](\d{1,9})\b").search(text, called.end()) if called else None
     return int(found[1]) if found else 0
 
 
@@ -308,19 +349,20 @@ def _set(given: dict[str, Any], field: str, kind: str, value: str | None) -> str
 def _read_file(name: str, files: dict[str, str], flags: Flags, given: dict[str, Any], unread: list[str]) -> None:
     """Settings of a YAML file beside the command: ``a:`` / ``  b: 1`` is the flag ``a.b``."""
     text = files.get(name)
-    if text is None and Path(name).is_file():
-        text = Path(name).read_text(errors="replace")
+    if text is None and os.path.exists(name):
+        text = read_text(name, "from: --config")
     if text is None:
         unread.append(f"--config {name} (no such file here)")
         return
     above, words = "", []
     for line in text.splitlines():
-        match = re.match(r"(\s*)([\w-]+)\s*:\s*(.*?)\s*(?:#.*)?$", line)
+        match = re.match(r"(\s*+)([\w-]++)\s*+:(.*)", line)
         if not match:
             continue
         above = match[2] if not match[1] else above
         path = match[2] if not match[1] else f"{above}.{match[2]}"
-        words += [f"--{path}={match[3]}"] if match[3] else []
+        value = match[3].partition("#")[0].strip()
+        words += [f"--{path}={value}"] if value else []
     _take(words, {**flags, "print-iter-log": ("", "text")}, given, unread)
 
 

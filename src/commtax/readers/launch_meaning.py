@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from commtax.files import parse_json
 from commtax.readers.launch_flags import BACKENDS, COMPUTED, FLAVOURS, KV, QUANTISED, SCHEDULES
 
 AUTO_EP = -1  # as in api.setup: tp x dp
@@ -57,8 +58,8 @@ def _vllm(given: Given, notes: list[str], unread: list[str]) -> Given:
 
 def _drafted(text: str, unread: list[str]) -> int | None:
     try:
-        return int(json.loads(text)["num_speculative_tokens"])
-    except (ValueError, KeyError, TypeError):
+        return int(parse_json(text, "draft")["num_speculative_tokens"])
+    except (ValueError, KeyError, TypeError, OverflowError):
         unread.append(f"--speculative-config {text}")
         return None
 
@@ -109,7 +110,7 @@ def _world(given: Given) -> int:
     sizes = []
     for name, flag in (("nnodes", "--nnodes"), ("gpus_per_node", "--nproc-per-node")):
         text = str(given.get(name, "1")).split(":")[-1]
-        if not text.isdigit() or int(text) < 1:
+        if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
             raise ValueError(f"from: '{flag} {text}': a whole number of at least 1 is needed")
         sizes.append(int(text))
     given["nnodes"], given["gpus_per_node"] = sizes

@@ -21,6 +21,7 @@ _OPS = {
 }
 
 
+_NAMED = re.compile(rf"(?<!\w)({'|'.join(_OPS)})_perf\b", re.I)
 _REDUCTIONS = ("sum", "prod", "min", "max", "avg", "mulsum")
 
 
@@ -65,11 +66,11 @@ def parse_all(text: str) -> tuple[Run, ...]:
     op, devices = "", 0
     for raw in text.splitlines():
         line = _PREFIX.sub("", raw).strip()
-        named, header = re.search(r"(\w+)_perf\b", line), re.match(r"#\s*nThread\b", line)
-        if rows and (header or (named and named[1].lower() in _OPS)):
+        named, header = _NAMED.search(line), re.match(r"#\s*nThread\b", line)
+        if rows and (header or named):
             found.append(_run(rows, op, devices))
             rows, devices = [], 0
-        if named and named[1].lower() in _OPS:
+        if named:
             op = _OPS[named[1].lower()]
         devices += bool(re.match(r"#\s+Rank\s+\d+", line))
         row = None if line.startswith("#") else _row(line)
@@ -88,7 +89,7 @@ def _run(rows: list[Row], op: str, devices: int) -> Run:
 
 def _row(line: str) -> Row | None:
     words = line.split()
-    if len(words) < 6 or not words[0].isdigit() or not words[1].isdigit():
+    if not 6 <= len(words) <= 20 or not all(word.isascii() and word.isdigit() for word in words[:2]):
         return None
     numbers: list[float] = []
     for word in words[2:]:

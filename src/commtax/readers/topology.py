@@ -89,11 +89,13 @@ def parse(text: str) -> Topology:
     lines = [re.sub(r"\x1b?\[[0-9;]*m", "", line) for line in text.splitlines()]
     rows: dict[str, list[str]] = {}
     columns: list[str] = []
+    known: set[str] = set()
     for line in lines:
         words = line.split()
         if not columns and words[:2] and re.match(r"\s*GPU0\s+(GPU1|NIC\d|mlx|CPU)", line):
-            columns = re.findall(r"GPU\d+|NIC\d+|mlx\d+_\w+", line)  # headers may touch each other: NIC7NIC8
-        elif columns and words and words[0] in columns:
+            columns = re.findall(r"GPU\d{1,4}|NIC\d{1,4}|mlx\d{1,4}_\w+", line)  # headers may touch each other: NIC7NIC8
+            known = set(columns)
+        elif columns and words and words[0] in known:
             rows[words[0]] = _cells("".join(line.split(words[0], 1)[1:]))
     gpus = [name for name in columns if name.startswith("GPU")]
     if not gpus or any(len(rows.get(name, [])) < len(gpus) for name in gpus):
@@ -108,7 +110,7 @@ def parse(text: str) -> Topology:
 
 def _cells(text: str) -> list[str]:
     """Kinds in a row; cells may touch each other like headers do (SYSSYS)."""
-    return re.findall(r"NV\d+|PIX|PXB|PHB|NODE|SYS|\bX\b", text)
+    return re.findall(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|\bX\b", text)
 
 
 def describe(found: Topology) -> str:

@@ -102,7 +102,11 @@ def graph_steps(launches: Iterable[tuple[float, tuple[str, ...], float, float]])
 
 def _period(signs: Sequence[tuple[str, ...]]) -> int:
     """The smallest period with which a sequence repeats at least once in full; 0 if there is none."""
-    for period in range(1, len(signs) // 2 + 1):
-        if all(a == b for a, b in zip(signs, signs[period:], strict=False)):
-            return period
-    return 0
+    borders = [0] * len(signs)  # how much of the beginning ends here (Knuth, Morris and Pratt)
+    for at in range(1, len(signs)):
+        length = borders[at - 1]
+        while length and signs[at] != signs[length]:
+            length = borders[length - 1]
+        borders[at] = length + (signs[at] == signs[length])
+    period = len(signs) - borders[-1] if signs else 0
+    return period if period <= len(signs) // 2 else 0

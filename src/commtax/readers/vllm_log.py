@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from commtax.units import GiB
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_WORKER = re.compile(r"\(((?:\w*Worker\w*|EngineCore\w*|APIServer\w*|MainProcess|RayWorkerWrapper)[^)]*)\)")
+_BRACKETS = re.compile(r"\(([^()]*+)\)")
+_WORKER = re.compile(r"\w*Worker|EngineCore|APIServer|MainProcess")
 _PID = re.compile(r"\bpid=(\d+)")
-_NUMBER = r"(-?[\d,]+(?:\.\d+)?)"
+_NUMBER = r"(-?\d[\d,]{0,30}(?:\.\d{1,30})?)"
 _WEIGHTS = (
     re.compile(rf"Loading model weights took {_NUMBER} Gi?B"),
     re.compile(rf"Model loading took {_NUMBER} Gi?B"),
@@ -29,11 +30,13 @@ _AVAILABLE = (
 _TOKENS = re.compile(rf"[CG]PU KV cache size: {_NUMBER} tokens")
 _BLOCKS = re.compile(rf"# (?:GPU|CUDA|cuda|cpu|CPU|rocm) blocks: {_NUMBER}")
 _CONCURRENCY = re.compile(rf"Maximum concurrency for {_NUMBER} tokens per request: {_NUMBER}x")
-_RANK = re.compile(r"rank (\d+) in world size (\d+) is assigned as (DP rank .*)")
-_AXIS = re.compile(r"\b(DP|PP|TP|EP) rank (\d+)")
-_WORLD = re.compile(r"world_size=(\d+) rank=(\d+) .*?backend=(\w+)")
+_RANK = re.compile(r"rank (\d{1,9}) in world size (\d{1,9}) is assigned as (DP rank .*)")
+_AXIS = re.compile(r"\b(DP|PP|TP|EP) rank (\d{1,9})")
+_WORLD = re.compile(r"world_size=(\d{1,9}) rank=(\d{1,9}) ")
+_BACKEND = re.compile(r"backend=(\w+)")
 _NCCL = re.compile(r"vLLM is using nccl==([\w.]+)")
-_BACKENDS = re.compile(r"Using \[([^\]]*)\] all-reduce backends .*? for group '(\w+):")
+_BACKENDS = re.compile(r"Using \[([^\[\]]*+)\] all-reduce backends ")
+_GROUP = re.compile(r" for group '(\w+):")
 _DISABLED = re.compile(r"Custom allreduce is disabled (?:because (?:of )?|due to )(.*)", re.I)
 _GRAPHS = re.compile(rf"Graph capturing finished in {_NUMBER} secs?, took {_NUMBER} GiB")
 _VERSION = re.compile(r"vLLM API server version ([\w.+]+)|LLM engine \(v([\w.+]+)\)")
@@ -167,8 +170,7 @@ def _lines(text: str) -> Iterator[tuple[str, str, str]]:
     """Worker, its process, and the line without colours."""
     for raw in text.splitlines():
         line = _COLOUR.sub("", raw)
-        found = _WORKER.search(line)
-        who = found[1] if found else ""
+        who = next((inside for inside in _BRACKETS.findall(line) if _WORKER.match(inside)), "")
         pid = _PID.search(who)
         yield who.split(" pid=")[0].split(",")[0], pid[1] if pid else "", line
 
@@ -222,12 +224,12 @@ def _layout(heard: _Heard, line: str) -> None:
         axes = {axis.lower(): int(n) for axis, n in _AXIS.findall(found[3])}
         heard.ranks[int(found[1])] = Rank(int(found[1]), **axes)
         facts["world_size"] = int(found[2])
-    if found := _WORLD.search(line):
+    if (found := _WORLD.search(line)) and (backend := _BACKEND.search(line, found.end())):
         heard.ranks.setdefault(int(found[2]), Rank(int(found[2])))
-        facts |= {"world_size": int(found[1]), "backend": found[3]}
+        facts |= {"world_size": int(found[1]), "backend": backend[1]}
     if found := _NCCL.search(line):
         facts["nccl_version"] = found[1]
-    if (found := _BACKENDS.search(line)) and found[2] == "tp":
+    if (found := _BACKENDS.search(line)) and (group := _GROUP.search(line, found.end() - 1)) and group[1] == "tp":
         facts["allreduce_backends"] = tuple(re.findall(r"[\w.]+", found[1]))
     if found := _DISABLED.search(line):
         facts["custom_allreduce_disabled"] = found[1].split(". To silence")[0].strip().rstrip(".")
@@ -241,7 +243,7 @@ def _settings(heard: _Heard, line: str) -> None:
         return
     for key, raw in _SETTING.findall(line):
         value = raw.strip("'\"").rstrip(".")
-        if key in _NUMERIC and re.fullmatch(r"\d+(?:\.\d+)?", value):
+        if key in _NUMERIC and re.fullmatch(r"\d{1,15}(?:\.\d{1,15})?", value):
             number = float(value)
             heard.facts.setdefault(_NUMERIC[key], int(number) if number.is_integer() and "utilization" not in key else number)
         elif key in _TEXT and value not in ("None", "auto"):

@@ -87,10 +87,10 @@ def show_pipeline(console: Console, found: Pipeline) -> None:
 
 def _grid(console: Console, t: Timeline) -> None:
     """One character a time unit: forwards as the microbatch's last digit, backwards as a letter, a dot where a rank idles."""
-    unit = float(np.min(t.end_s - t.start_s))
+    unit = max(float(np.min(t.end_s - t.start_s)), t.span_s * 1e-6)  # beside a long one, a short length may round to nothing
     if np.any(np.abs(t.start_s / unit - np.round(t.start_s / unit)) > 1e-6):
         unit /= 4  # starts between the units: finer columns, so that nothing is drawn over
-    columns = max(1, round(t.span_s / unit)) if unit > 0 else 1
+    columns = max(1, round(t.span_s / unit))
     room = console.width - 12
     shown = min(columns, room)
     for rank, name in enumerate(t.lanes[:64]):

@@ -253,7 +253,7 @@ def _records(a: ServingPlans, rows: Columns, top: int) -> list[Document]:
 
 def plot_front(a: ServingPlans, path: Path) -> None:
     """The Pareto front as a picture."""
-    from commtax.report.plots import COLOURS, MARKERS, new_figure, save
+    from commtax.report.plots import COLOURS, MARKERS, new_figure, no_formula, save
 
     figure, axes = new_figure(path)
     for index, tp in enumerate(np.unique(a.front.tp)):
@@ -262,7 +262,7 @@ def plot_front(a: ServingPlans, path: Path) -> None:
         axes.plot(a.front.tokens_per_s_per_user[mine], a.front.tokens_per_s_per_gpu[mine], label=f"TP {int(tp)}", **style)
     axes.set_xlabel("tokens/s a user")
     axes.set_ylabel("tokens/s a GPU")
-    axes.set_title(f"{a.model.key} on {a.cluster.key}, {_asked(a)}", loc="left", fontsize=10)
+    axes.set_title(no_formula(f"{a.model.key} on {a.cluster.key}, {_asked(a)}"), loc="left", fontsize=10)
     axes.grid(True, alpha=0.3)
     axes.legend()
     save(figure, path)

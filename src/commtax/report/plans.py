@@ -12,7 +12,7 @@ from rich.text import Text
 
 from commtax.api.plans import BreakEven, PlanRow, PlanTable
 from commtax.report.documents import Document, plain
-from commtax.report.plots import picture
+from commtax.report.plots import no_formula, picture
 from commtax.report.tables import new_table, notes, say
 from commtax.units import format_rate, format_seconds
 
@@ -163,6 +163,6 @@ def plot_plans(found: PlanTable, title: str, path: Path) -> None:
             panel.set_xticks(range(len(columns)), [str(c) for c in columns])
             panel.set_yticks(range(len(names)), names)
             panel.set_title(f"{name}: tokens/s, shade = share of the column's best", fontsize=9)
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(no_formula(title), fontsize=11)
 
     picture(path, draw, (6.5 * len(grids), 1.5 + 0.6 * len(found.values("plan"))))

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from commtax.api.comparing import Comparison
+from commtax.files import written
+from commtax.spelling import visible
 
 # Okabe and Ito's palette: told apart by colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -25,6 +27,7 @@ LABELS = {
     "local_tokens": "tokens a GPU and step",
 }
 SUFFIXES = (".svg", ".png", ".pdf")
+_UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
 def _matplotlib(path: Path) -> Any:
@@ -46,29 +49,36 @@ def picture(path: Path, draw: Callable[[Any], None], size: tuple[float, float] =
 
     figure = plt.figure(figsize=size, constrained_layout=True)
     draw(figure)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, path)
 
 
 def new_figure(path: Path) -> tuple[Any, Any]:
     """One pair of axes for a file of a kind that can be drawn."""
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"plot '{path}': the name must end in one of {', '.join(SUFFIXES)}")
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise ValueError("plot: pictures need matplotlib (pip install 'commtax[plot]')") from None
-    mpl.use("agg")
+    _matplotlib(path)
     import matplotlib.pyplot as plt
 
     return plt.subplots(figsize=(8, 5), constrained_layout=True)
 
 
-def save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path, dpi: int = 130) -> None:
+    """The same figure is the same file, to the byte: no dates, no random names inside."""
+    import matplotlib as mpl
     import matplotlib.pyplot as plt
 
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    try:
+        with mpl.rc_context({"svg.hashsalt": "commtax"}), written(path, "plot") as part:
+            figure.savefig(part, dpi=dpi, format=path.suffix[1:], metadata=_UNDATED.get(path.suffix))
+    finally:
+        plt.close(figure)
+
+
+def no_formula(text: str) -> str:
+    """User text for a picture: a dollar is no formula there, and a control no sign that a font lacks.
+
+    >>> no_formula("a$b")
+    'a\\\\$b'
+    """
+    return visible(text).replace("$", r"\$")
 
 
 def plot_comparison(found: Comparison, title: str, path: Path) -> None:
@@ -83,7 +93,7 @@ def plot_comparison(found: Comparison, title: str, path: Path) -> None:
         _draw(top, bottom, found, x_axis, series, value, index)
     if x_axis == "tp" and not series:
         _ideal(bottom, found)
-    top.set_title(title, loc="left", fontsize=11)
+    top.set_title(no_formula(title), loc="left", fontsize=11)
     top.set_ylabel("exposed communication (share of the step)")
     top.set_ylim(0, 1)
     top.yaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0))
@@ -103,8 +113,7 @@ def plot_comparison(found: Comparison, title: str, path: Path) -> None:
         axes.grid(True, which="major", alpha=0.3)
     if series or x_axis == "tp":
         bottom.legend(title=LABELS.get(series, ""), fontsize=9)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, path)
 
 
 def _draw(top: Any, bottom: Any, found: Comparison, x_axis: str, series: str, value: Any, index: int) -> None:

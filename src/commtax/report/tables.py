@@ -318,7 +318,7 @@ def show_thing(console: Console, thing: Chip | Link | Cluster | Engine) -> None:
         if source and source not in cited:
             cited.append(source)
         table.add_row(name, _fact(name, value), f"[{cited.index(source) + 1}]" if source else "")
-    console.print(table, markup=False)
+    console.print(table)
     for number, source in enumerate(cited, start=1):
         say(console, f"  [{number}] {_cite(source)}", style="dim")
     if thing.note:

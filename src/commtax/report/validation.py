@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 from rich.table import Table
+from rich.text import Text
 
-from commtax.report.plots import COLOURS, MARKERS, SUFFIXES
+from commtax.report.plots import COLOURS, MARKERS, SUFFIXES, save
 from commtax.units import format_seconds
 from commtax.validate import Bound, Records, Report
 from commtax.validate.statistics import Figures, figures, groups
@@ -49,8 +50,8 @@ def show_validation(console: Any, found: Report) -> None:
     fitted = int(np.sum(found.records.fitted))
     console.print(f"{priced:,} of {rows:,} rows priced; constants were fitted on {fitted:,} of the figures")
     for reason, n in found.skipped:
-        console.print(f"  {n:,} not priced: {reason}", markup=False)
-    console.print("[bold]every stated bound holds[/bold]" if found.ok else "[bold red]a stated bound is exceeded[/bold red]")
+        console.print(f"  {n:,} not priced: {reason}")
+    console.print(Text("every stated bound holds", "bold") if found.ok else Text("a stated bound is exceeded", "bold red"))
 
 
 def bounds_table(found: Report) -> Table:
@@ -58,7 +59,7 @@ def bounds_table(found: Report) -> Table:
     for name in ("bound", "limit", "value", "rows", "holds"):
         table.add_column(name, justify="left" if name == "bound" else "right")
     for b in found.bounds:
-        verdict = {True: "yes", False: "[red]NO[/red]", None: "no rows"}[b.ok]
+        verdict = Text("NO", "red") if b.ok is False else "yes" if b.ok else "no rows"
         table.add_row(b.name, limit_text(b), value_text(b), f"{b.n:,}", verdict)
     return table
 
@@ -122,7 +123,7 @@ def plot_kinds(found: Report, path: Path, kinds: tuple[str, ...] = ()) -> None:
     import matplotlib as mpl
 
     mpl.use("agg")
-    mpl.rcParams.update({"svg.hashsalt": "commtax", "svg.fonttype": "none"})
+    mpl.rcParams.update({"svg.fonttype": "none"})
     import matplotlib.pyplot as plt
 
     records = found.records
@@ -136,8 +137,7 @@ def plot_kinds(found: Report, path: Path, kinds: tuple[str, ...] = ()) -> None:
         _panel(panel, records.where_true((records.kind == kind) & records.priced), kind)
     for panel in axes.ravel()[len(shown) :]:
         panel.set_axis_off()
-    figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
-    plt.close(figure)
+    save(figure, path, 110)
 
 
 def _panel(panel: Any, records: Records, kind: str) -> None:

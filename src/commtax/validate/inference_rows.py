@@ -13,6 +13,7 @@ from commtax import catalog
 from commtax.api.billing import bill
 from commtax.api.serving import RANGE, simulate
 from commtax.catalog.hf import from_config
+from commtax.catalog.models import bundled
 from commtax.ledger import Bill
 from commtax.spec import Cluster, Model, Quant
 from commtax.validate.own_rows import least_s
@@ -148,10 +149,10 @@ def _model(row: Row) -> Model:
     name = (row.get("model") or "").lower()
     if name in SHAPES:
         return from_config(SHAPES[name], name)
-    try:
-        return catalog.model(MODELS.get(name, name.removesuffix("-instruct")))
-    except ValueError:
-        raise UnpricedError(f"model '{row.get('model', '')}' is not in the catalogue") from None
+    found = bundled(MODELS.get(name, name.removesuffix("-instruct")))  # a table's words are no names to look up on disk or network
+    if found is None:
+        raise UnpricedError(f"model '{row.get('model', '')}' is not in the catalogue")
+    return found
 
 
 def _dtype(row: Row) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
-import gzip
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from io import StringIO
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from commtax.files import TABLE_BYTES, read_text
 
 Row = Mapping[str, str]
 Array = Any
@@ -126,11 +128,9 @@ def joined(parts: Sequence[Records]) -> Records:
 
 def read(path: Path, most: int | None = None) -> tuple[list[str], list[list[str]]]:
     """Header and rows of a CSV file, plain or gzipped; short rows are filled with empty cells."""
-    with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
-        lines = csv.reader(file)
-        header = next(lines, [])
-        rows = [line + [""] * (len(header) - len(line)) for line in islice(lines, most) if line]
-    return header, rows
+    lines = csv.reader(StringIO(read_text(path, "data", most=TABLE_BYTES), newline=""))
+    header = next(lines, [])
+    return header, [line + [""] * (len(header) - len(line)) for line in islice(lines, most) if line]
 
 
 def dicts(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[dict[str, str]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import gzip
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from commtax.files import refuse_overwriting, written
 from commtax.validate import collective_rows, inference_rows, kernel_rows, published, statistics, whole_rows
 from commtax.validate.bounds import Bound, judge
 from commtax.validate.records import Records, Table, dicts, joined, read
@@ -54,9 +54,12 @@ def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = 
         raise ValueError(f"only '{only}': one of {', '.join(KINDS)}")
     if folder is not None and not folder.is_dir():
         raise ValueError(f"data '{folder}': no such folder")
+    if folder and rows_to:
+        refuse_overwriting(rows_to, (path for _, path in _paths(folder, only)), "rows")
     sources = _folder(folder, only) if folder else published.tables(only)
     parts, files = [], {}
-    with Writer(rows_to, _union(folder, only) if folder else published.header()) if rows_to else nullcontext() as writer:
+    header = _union(folder, only) if folder and rows_to else published.header()
+    with Writer.to(rows_to, header) if rows_to else nullcontext() as writer:
         for table in sources:
             found = table.answer()
             files[table.name] = (len(table.rows), len(set(found.row[found.priced].tolist())))
@@ -96,7 +99,7 @@ def _header(path: Path) -> list[str]:
 def _read(path: Path, most: int | None = None) -> tuple[list[str], list[list[str]]]:
     try:
         return read(path, most)
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
+    except csv.Error as error:
         raise ValueError(f"data '{path}': cannot be read as CSV ({error})") from None
 
 
@@ -109,18 +112,24 @@ def _folder(folder: Path, only: str) -> Iterator[Table]:
             yield Table(path.name, header, rows, lambda k=kind, h=header, r=rows: TABLES[k](dicts(h, r)))  # type: ignore[misc]
 
 
-class Writer(AbstractContextManager["Writer"]):
+class Writer:
     """Every input row with its prediction; a serving row twice, once for each of its figures."""
 
-    def __init__(self, path: Path, header: Sequence[str]) -> None:
+    @classmethod
+    @contextmanager
+    def to(cls, path: Path, header: Sequence[str]) -> Iterator[Writer]:
+        """A file that is there when all rows are in it."""
+        with (
+            written(path, "rows") as part,
+            gzip.open(part, "wt", newline="") if path.suffix == ".gz" else part.open("w", newline="") as file,
+        ):
+            yield cls(file, header)
+
+    def __init__(self, file: IO[str], header: Sequence[str]) -> None:
         self.columns = ["file", *(c for c in header if c not in ("file", *ADDED)), *ADDED]
         self.place = {name: i for i, name in enumerate(self.columns)}
-        self.file: IO[str] = gzip.open(path, "wt", newline="") if path.suffix == ".gz" else path.open("w", newline="")  # noqa: SIM115
-        self.lines = csv.writer(self.file)
+        self.lines = csv.writer(file)
         self.lines.writerow(self.columns)
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
 
     def write(self, table: Table, found: Records) -> None:
         slots = [self.place.get(name, -1) for name in table.header]

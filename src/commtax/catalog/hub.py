@@ -1,0 +1,87 @@
+"""``config.json`` of a Hub id, by way of the Hub's own client and cache (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE).
+
+One attempt, a bounded wait, and what failed once is not tried again: many names in one run must not wait for each other.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+REACH_SECONDS = 4.0  # to find the Hub at all
+FETCH_SECONDS = 20.0  # … and to get a small file from it
+_failed: dict[str, str] = {}
+_unreachable: list[str] = []
+
+
+def config_file(name: str) -> str:
+    """The file on this machine, fetched if it must be; ``LookupError`` says why there is none."""
+    if name not in _failed:
+        try:
+            return _found(name)
+        except LookupError as error:
+            _failed[name] = str(error)
+    raise LookupError(_failed[name])
+
+
+def _found(name: str) -> str:
+    try:
+        import huggingface_hub as hub
+        import huggingface_hub.constants
+    except ImportError:
+        raise LookupError("to look it up on the Hub: pip install 'commtax[hub]'") from None
+    try:
+        cached = hub.try_to_load_from_cache(name, "config.json")
+        if isinstance(cached, str):
+            return cached
+        if not hub.constants.HF_HUB_OFFLINE:
+            _reach(hub.constants.ENDPOINT)
+        return str(_within(FETCH_SECONDS, lambda: hub.hf_hub_download(name, "config.json")))
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise LookupError(f"and the Hub did not give it: {reason}") from None
+
+
+def _reach(endpoint: str) -> None:
+    """Look first: the client would try an unreachable Hub for half a minute, name after name."""
+    if not _unreachable:
+        try:
+            _within(REACH_SECONDS, lambda: socket.create_connection(_address(endpoint), timeout=REACH_SECONDS).close())
+        except OSError as error:
+            _unreachable.append(str(error) or type(error).__name__)
+    if _unreachable:
+        raise ConnectionError(_unreachable[0])
+
+
+def _address(endpoint: str) -> tuple[str, int]:
+    """Where the first connection goes: to the Hub, or to the proxy before it."""
+    there = urlsplit(endpoint)
+    proxy = getproxies().get(there.scheme, "")
+    if proxy and not proxy_bypass(there.hostname or ""):
+        there = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    return there.hostname or "", there.port or (80 if there.scheme == "http" else 443)
+
+
+def _within(seconds: float, work: Callable[[], Any]) -> Any:
+    """Do it in so many seconds or give it up: names are resolved, and clients try again, without a limit of their own."""
+    answers: list[Any] = []
+    faults: list[Exception] = []
+
+    def run() -> None:
+        try:
+            answers.append(work())
+        except Exception as error:
+            faults.append(error)
+
+    worker = threading.Thread(target=run, daemon=True)
+    worker.start()
+    worker.join(seconds)
+    if faults:
+        raise faults[0]
+    if not answers:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return answers[0]

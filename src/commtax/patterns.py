@@ -1,0 +1,275 @@
+"""Regular expressions that a file brings along, matched in time that grows with the name's length and no faster.
+
+Python's own matcher tries one way after another, and ``(.+)+!`` has it try for ever. Here all ways are followed side by side
+(Thompson 1968), sets of ways are remembered, and what cannot be matched so (looking around, back references) is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+MAX_SIGNS = 1_000  # of one pattern
+MAX_STEPS = 100_000  # of all patterns together, repeats written out
+MAX_DEPTH = 20  # groups inside each other
+MAX_REPEAT = 100
+_KNOWN = r"literals, ., [sets], \d \w \s, groups, |, *, +, ?, {m,n}, ^ and $ are read"
+_SHORT: dict[str, Callable[[str], bool]] = {
+    "d": str.isdecimal,
+    "w": lambda sign: sign.isalnum() or sign == "_",
+    "s": str.isspace,
+}
+_CONTROL = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v"}
+Test = Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a program: a sign to pass, a fork, a jump, or a place to stand at. Targets are relative."""
+
+    kind: str  # sign | fork | begin | end | found
+    test: Test | None = None
+    targets: tuple[int, ...] = (1,)
+
+
+Program = list[Step]
+
+
+@lru_cache(maxsize=256)
+def modules(names: tuple[str, ...]) -> Modules:
+    """The modules that a checkpoint names: ``re:…``, wildcards, a dotted name, or one component of it.
+
+    >>> modules((r"re:model\\.layers\\.\\d+\\.mlp", "lm_head")).hold("model.layers.12.mlp.gate")
+    True
+    """
+    others = [name for name in names if not name.startswith("re:")]
+    return Modules(
+        frozenset(name for name in others if "*" not in name),
+        Patterns([_wild(name) for name in others if "*" in name]),
+        Patterns([name[3:] for name in names if name.startswith("re:")]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    plain: frozenset[str]
+    wild: Patterns
+    expressions: Patterns
+
+    def hold(self, name: str) -> bool:
+        """Whether this tensor is named, or a module that it lies in."""
+        parts = name.split(".")
+        around = {".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)}
+        return not self.plain.isdisjoint(around) or self.expressions.match(name) or any(self.wild.match(m) for m in around)
+
+
+def _wild(name: str) -> str:
+    """A shell's wildcards as an expression.
+
+    >>> _wild("layers.[!0]*")
+    'layers\\\\.[^0].*$'
+    """
+    known = {"*": ".*", "?": "."}
+    pieces = re.split(r"(\*|\?|\[!?[^\]]+\])", name[: MAX_SIGNS + 1])
+    signs = [p.replace("\\", r"\\").replace("[!", "[^") if p[:1] == "[" and len(p) > 1 else re.escape(p) for p in pieces]
+    return "".join(known.get(piece, sign) for piece, sign in zip(pieces, signs, strict=True)) + "$"
+
+
+@dataclass
+class Patterns:
+    """Whether a name begins with any of the patterns, as ``re.match`` has it."""
+
+    texts: Sequence[str]
+    _steps: Program = field(default_factory=list)
+    _starts: list[int] = field(default_factory=list)
+    _after: dict[tuple[frozenset[int], str], frozenset[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for text in self.texts:
+            self._starts.append(len(self._steps))
+            self._steps += [*_Reader(text).read(), Step("found", targets=())]
+            if len(self._steps) > MAX_STEPS:
+                raise ValueError(f"patterns: more than {MAX_STEPS:,} steps in all; write fewer or shorter ones")
+        self._first = self._reached(self._starts, begin=True)
+
+    def match(self, name: str) -> bool:
+        places = self._first
+        for sign in name:
+            if self._found(places) or not places:
+                break
+            places = self._next(places, sign)
+        else:
+            return self._found(self._reached(places, begin=not name, end=True))
+        return self._found(places)
+
+    def _found(self, places: frozenset[int]) -> bool:
+        return any(self._steps[p].kind == "found" for p in places)
+
+    def _next(self, places: frozenset[int], sign: str) -> frozenset[int]:
+        key = (places, sign)
+        if key not in self._after:
+            if len(self._after) > 4096:
+                self._after.clear()
+            passed = [p + 1 for p in places if (test := self._steps[p].test) is not None and test(sign)]
+            self._after[key] = self._reached(passed)
+        return self._after[key]
+
+    def _reached(self, places: Sequence[int] | frozenset[int], *, begin: bool = False, end: bool = False) -> frozenset[int]:
+        """All places that can be reached without passing a sign; one that waits for the end stays."""
+        left, seen = list(places), set()
+        while left:
+            at = left.pop()
+            if at in seen:
+                continue
+            seen.add(at)
+            step = self._steps[at]
+            if step.kind == "fork" or (step.kind == "begin" and begin) or (step.kind == "end" and end):
+                left += [at + target for target in step.targets]
+        return frozenset(p for p in seen if self._steps[p].kind in ("sign", "end", "found"))
+
+
+class _Reader:
+    """A pattern's text into steps."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.at, self.depth = text, 0, 0
+
+    def read(self) -> Program:
+        if len(self.text) > MAX_SIGNS:
+            self.refuse(f"longer than {MAX_SIGNS:,} signs")
+        found = self.choices()
+        if self.at < len(self.text):
+            self.refuse("a closing bracket too many")
+        return found
+
+    def refuse(self, why: str) -> None:
+        shown = self.text if len(self.text) <= 80 else f"{self.text[:80]}…"
+        raise ValueError(f"pattern '{shown}': {why} ({_KNOWN})")
+
+    def peek(self, word: str) -> bool:
+        return self.text.startswith(word, self.at)
+
+    def take(self) -> str:
+        if self.at >= len(self.text):
+            self.refuse("cut off")
+        self.at += 1
+        return self.text[self.at - 1]
+
+    def choices(self) -> Program:
+        found = self.sequence()
+        while self.peek("|"):
+            self.take()
+            other = self.sequence()
+            found = [Step("fork", targets=(1, len(found) + 2)), *found, Step("fork", targets=(len(other) + 1,)), *other]
+        return found
+
+    def sequence(self) -> Program:
+        found: Program = []
+        while self.at < len(self.text) and self.text[self.at] not in "|)":
+            found += self.repeated(self.atom())
+            if len(found) > MAX_STEPS:
+                self.refuse(f"repeats make more than {MAX_STEPS:,} steps of it")
+        return found
+
+    def repeated(self, one: Program) -> Program:
+        if self.at >= len(self.text) or self.text[self.at] not in "*+?{":
+            return one
+        least, most = self.bounds()
+        if self.peek("?"):
+            self.take()  # the shortest way first: the same names
+        if self.at < len(self.text) and self.text[self.at] in "*+?{":
+            self.refuse("a repeat of a repeat")
+        if len(one) * max(least, most or 0, 1) > MAX_STEPS:
+            self.refuse(f"repeats make more than {MAX_STEPS:,} steps of it")
+        size = len(one)
+        if most is None:
+            return one * least + [Step("fork", targets=(1, size + 2)), *one, Step("fork", targets=(-size - 1,))]
+        return one * least + [Step("fork", targets=(1, size + 1)), *one] * (most - least)
+
+    def bounds(self) -> tuple[int, int | None]:
+        sign = self.take()
+        if sign != "{":
+            return {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign]
+        inside = ""
+        while not self.peek("}"):
+            inside += self.take()
+        self.take()
+        first, comma, second = inside.partition(",")
+        if not all(not x or (x.isascii() and x.isdigit() and len(x) <= 3) for x in (first, second)) or not (first or second):
+            self.refuse(f"{{{inside}}} is no repeat")
+        least = int(first or 0)
+        most = (int(second) if second else None) if comma else least
+        if max(least, most or 0) > MAX_REPEAT or (most is not None and most < least):
+            self.refuse(f"{{{inside}}}: repeats up to {MAX_REPEAT}, the smaller first")
+        return least, most
+
+    def atom(self) -> Program:
+        sign = self.take()
+        if sign == "(":
+            return self.group()
+        if sign == "^":
+            return [Step("begin")]
+        if sign == "$":
+            return [Step("end")]
+        if sign in "*+?{":
+            self.refuse(f"nothing before {sign}")
+        test = self.escaped() if sign == "\\" else self.set() if sign == "[" else _any if sign == "." else _same(sign)
+        return [Step("sign", test)]
+
+    def group(self) -> Program:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            self.refuse(f"more than {MAX_DEPTH} groups inside each other")
+        if self.peek("?:"):
+            self.at += 2
+        elif self.peek("?"):
+            self.refuse(f"(?{self.text[self.at + 1 : self.at + 2]}…) is not supported")
+        found = self.choices()
+        if not self.peek(")"):
+            self.refuse("a group is not closed")
+        self.at, self.depth = self.at + 1, self.depth - 1
+        return found
+
+    def escaped(self) -> Test:
+        sign = self.take()
+        if sign.lower() in _SHORT:
+            test = _SHORT[sign.lower()]
+            return test if sign.islower() else lambda other: not test(other)
+        if sign in _CONTROL:
+            return _same(_CONTROL[sign])
+        if sign.isascii() and sign.isalnum():
+            self.refuse(f"\\{sign} is not supported")
+        return _same(sign)
+
+    def set(self) -> Test:
+        refused = self.peek("^")
+        self.at += refused
+        tests: list[Test] = []
+        while not tests or not self.peek("]"):
+            sign = self.take()
+            if sign == "\\":
+                tests.append(self.escaped())
+            elif self.peek("-") and not self.peek("-]"):
+                self.take()
+                last = self.take()
+                if last == "\\" or last < sign:
+                    self.refuse(f"{sign}-{last} is no range")
+                tests.append(_between(sign, last))
+            else:
+                tests.append(_same(sign))
+        self.take()
+        return lambda other: any(test(other) for test in tests) != refused
+
+
+def _any(sign: str) -> bool:
+    return sign != "\n"
+
+
+def _same(wanted: str) -> Test:
+    return lambda sign: sign == wanted
+
+
+def _between(first: str, last: str) -> Test:
+    return lambda sign: first <= sign <= last
