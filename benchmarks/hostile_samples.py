@@ -1,0 +1,130 @@
+"""A folder of real files, one or more of every kind that commtax reads: the material of the hostile benchmarks."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import random
+import shutil
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests"))  # small traces are made as the tests make them
+
+LAUNCHES = {
+    "vllm.sh": "#!/bin/bash\nexport MODEL=meta-llama/Llama-3.1-70B-Instruct\nTP=8\n"
+    "vllm serve $MODEL -tp ${TP} \\\n  --max-model-len 8k --max-num-seqs 64 --gpu-memory-utilization 0.9\n",
+    "sglang.sh": "python -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B --tp 8 --dp 2 --enable-dp-attention\n",
+    "trtllm.sh": "trtllm-serve meta-llama/Llama-3.1-8B --tp_size 2 --max_batch_size 64 --kv_cache_free_gpu_memory_fraction 0.8\n",
+    "megatron.sh": "torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py --tensor-model-parallel-size 8 "
+    "--pipeline-model-parallel-size 2 --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --num-query-groups 8 "
+    "--ffn-hidden-size 14336 --seq-length 4096 --micro-batch-size 1 --global-batch-size 32 --sequence-parallel --bf16\n",
+    "titan.sh": "torchrun --nproc_per_node=8 -m torchtitan.train --module llama3 --config llama3_8b "
+    "--parallelism.tensor_parallel_degree 2 --training.local_batch_size 2\n",
+}
+RENAMED = ("collectives", "serving_runs", "inference", "training_runs")
+
+
+def make(folder: Path) -> Path:
+    """Fill an empty folder; names say what each file is."""
+    fixtures = HERE.parent / "tests" / "fixtures"
+    for file in fixtures.iterdir():
+        if file.is_file():
+            shutil.copy(file, folder / file.name)
+    (folder / "vllm-cpu-tp2-rank0.trace.json").write_bytes(gzip.decompress((fixtures / "vllm-cpu-tp2-rank0.trace.json.gz").read_bytes()))
+    for name, text in LAUNCHES.items():
+        (folder / name).write_text(text)
+    _benches(folder)
+    _traces(folder)
+    _collectives(folder)
+    _models(folder)
+    _tables(folder / "tables")
+    _profiles(folder)
+    _experiment(folder / "study")
+    return folder
+
+
+def _benches(folder: Path) -> None:
+    serve = json.loads((folder / "vllm-cpu-tp1.serve.json").read_text())
+    line = {**serve, "backend": "sglang", "mean_e2e_latency_ms": 800.0, "max_concurrency": 8, "accept_length": 1.0}
+    (folder / "sglang.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps({**line, 'max_concurrency': 4})}\n")
+    blocks = {name: {"unit": "ms", "avg": 40.0, "p50": 38.0, "p99": 90.0} for name in ("time_to_first_token", "inter_token_latency")}
+    (folder / "aiperf.json").write_text(json.dumps({**blocks, "request_latency": {"unit": "ms", "avg": 900.0}}))
+
+
+def _traces(folder: Path) -> None:
+    import made_traces
+
+    for rank in (0, 1):
+        made_traces.write(folder / f"graphs-rank{rank}.json", made_traces.decode_graphs(5, 1, rank=rank, late_us=3.0 * rank))
+
+
+def _collectives(folder: Path) -> None:
+    """nccl-tests' text and rows of ``measure collectives``, from a ring of 180 GB/s."""
+    rng = random.Random(0)
+    rows = []
+    for ranks in (2, 4, 8):
+        lines = ["# nThread 1 nGpus 1 minBytes 1024 maxBytes 1073741824 step: 2(factor)", "# Collective test starting: all_reduce_perf"]
+        lines += [f"#  Rank {i:2d} Group  0 Pid {900 + i} on host device {i} [0x00] GPU" for i in range(ranks)]
+        for size in (2**x for x in range(10, 31, 2)):
+            us = 14 + 2.2 * ranks + size * 2 * (ranks - 1) / ranks / 180e3 * rng.uniform(0.98, 1.02)
+            rate = f"{us:9.3f} {size / us / 1e3:8.3f} {size / us / 1e3 * 2 * (ranks - 1) / ranks:8.3f}"
+            lines.append(f"{size:>12} {size // 4:>12} float sum -1 {rate} 0 {rate} 0")
+            rows.append({"op": "all-reduce", "impl": "nccl", "ranks": ranks, "size_bytes": size, "time_us": us, "wrong": 0})
+        (folder / f"nccl-{ranks}.txt").write_text("\n".join([*lines, "# Out of bounds values : 0 OK", ""]))
+    (folder / "collectives.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for kind in ("gemm", "decode", "prefill"):
+        lines = (HERE / "h200" / f"{kind}.jsonl").read_text().splitlines()
+        (folder / f"{kind}.jsonl").write_text("\n".join(lines[:120]) + "\n")
+
+
+def _models(folder: Path) -> None:
+    """Folders with a config.json, one of them with tensors; a quantised one."""
+    from commtax import catalog
+
+    quantised = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}}}  # fmt: skip
+    tiny = json.loads((HERE.parent / "tests" / "fixtures" / "tiny-llama" / "config.json").read_text())
+    configs = {"tiny": tiny, "mixture": catalog.config("deepseek-v3"), "window": catalog.config("gemma-3-27b")}
+    configs["quantised"] = {**catalog.config("llama-3.1-8b"), "quantization_config": {**quantised, "ignore": ["lm_head", "re:.*gate$"]}}
+    for name, config in configs.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(config))
+    header = json.dumps({"model.embed_tokens.weight": {"dtype": "BF16", "shape": [64, 32], "data_offsets": [0, 4096]}}).encode()
+    (folder / "tiny" / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4096))
+    (folder / "tiny" / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}))
+
+
+def _tables(folder: Path) -> None:
+    """The published tables in small, under the columns that folders of tables have."""
+    from importlib.resources import files
+
+    from commtax.validate.published import COLUMNS
+
+    folder.mkdir()
+    for name in RENAMED:
+        lines = (files("commtax.validate") / "published" / f"{name}.csv").read_text().splitlines()
+        rows = list(csv.reader(lines[:40]))
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([[COLUMNS[name].get(column, column) for column in rows[0]], *rows[1:]])
+
+
+def _profiles(folder: Path) -> None:
+    """What ``commtax calibrate`` makes of the files above."""
+    from commtax import catalog
+    from commtax.calibrate import calibrate
+
+    cluster = catalog.cluster("8xh100-sxm")
+    for name, files in {"profile": [f"nccl-{n}.txt" for n in (2, 4, 8)], "kernels-profile": ["gemm.jsonl", "decode.jsonl"]}.items():
+        found = calibrate([folder / file for file in files], cluster, name=name)
+        (folder / f"{name}.json").write_text(json.dumps(found.document))
+
+
+def _experiment(folder: Path) -> None:
+    """A finished study's document, with the parts that a report of several machines looks at."""
+    found: dict[str, Any] = {"schema": "commtax.experiment/1", "box": "a", "engine": "builtin", "model": "llama-3.2-1b", "failed": []}
+    folder.mkdir()
+    (folder / "experiment.json").write_text(json.dumps(found))
