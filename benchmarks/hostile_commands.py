@@ -129,7 +129,8 @@ def _asked(rng: random.Random, command: click.Command) -> Pieces:
 def _with_files(rng: random.Random, command: click.Command, files: tuple[str, ...], most: int) -> Pieces:
     chosen = [[f"samples/{name}"] for name in rng.sample(files, rng.randint(1, most))]
     model = ["--model", rng.choice(("samples/tiny", "llama-3.1-8b"))]
-    return [*chosen, model, ["--cluster", rng.choice(("8xh100-sxm", "8xh200-sxm", "2xcpu"))]]
+    needed = command.name == "audit" or ["samples/sglang.jsonl"] in chosen
+    return [*chosen, *([model] if needed else []), ["--cluster", rng.choice(("8xh100-sxm", "8xh200-sxm", "2xcpu"))]]
 
 
 BASES: dict[str, Callable[[random.Random, click.Command], Pieces]] = {

@@ -88,14 +88,31 @@ def _models(folder: Path) -> None:
 
     quantised = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}}}  # fmt: skip
     tiny = json.loads((HERE.parent / "tests" / "fixtures" / "tiny-llama" / "config.json").read_text())
-    configs = {"tiny": tiny, "mixture": catalog.config("deepseek-v3"), "window": catalog.config("gemma-3-27b")}
+    configs = {"tiny": tiny, "mixture": catalog.config("deepseek-v3"), "window": catalog.config("gemma-3-27b"), "modelopt": catalog.config("llama-3.1-8b")}
     configs["quantised"] = {**catalog.config("llama-3.1-8b"), "quantization_config": {**quantised, "ignore": ["lm_head", "re:.*gate$"]}}
     for name, config in configs.items():
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config))
-    header = json.dumps({"model.embed_tokens.weight": {"dtype": "BF16", "shape": [64, 32], "data_offsets": [0, 4096]}}).encode()
-    (folder / "tiny" / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4096))
-    (folder / "tiny" / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}))
+    _stored(folder / "stored")
+    (folder / "modelopt" / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}))
+
+
+def _stored(folder: Path) -> None:
+    """A decoder of one small layer with its tensors."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "max_position_embeddings": 128, **sizes}  # fmt: skip
+    layer = {"self_attn.q_proj": (32, 32), "self_attn.k_proj": (16, 32), "self_attn.v_proj": (16, 32), "self_attn.o_proj": (32, 32)}
+    layer |= {"mlp.gate_proj": (64, 32), "mlp.up_proj": (64, 32), "mlp.down_proj": (32, 64)}
+    layer |= {"input_layernorm": (32, 1), "post_attention_layernorm": (32, 1)}
+    shapes = {"embed_tokens": (64, 32), "norm": (32, 1), **{f"layers.0.{name}": shape for name, shape in layer.items()}}
+    header, end = {}, 0
+    for name, (rows, columns) in shapes.items():
+        start, end = end, end + 2 * rows * columns
+        header[f"model.{name}.weight"] = {"dtype": "BF16", "shape": [rows, columns], "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
 
 
 def _tables(folder: Path) -> None:

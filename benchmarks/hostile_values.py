@@ -15,7 +15,7 @@ MODELS = ("llama-3.1-8b", "llama-3.2-1b", "llama-3.1-70b", "qwen3-30b-a3b", "gpt
 CLUSTERS = ("8xh100-sxm", "2x8xh100-sxm", "8xh200-sxm", "4xb200-sxm", "18x4xgb200", "8xmi300x", "4xa100-80-sxm", "2xl40s", "dgx-h100")
 INSIDE, BETWEEN = ("nvlink4", "pcie5", "pcie4"), ("ib-ndr", "10gbe", "roce-400")
 WORDS: dict[str, Sequence[str]] = {
-    "model": (*MODELS, "samples/tiny", "samples/mixture", "samples/quantised/config.json", "meta-llama/Llama-3.1-8B"),
+    "model": (*MODELS, "samples/tiny", "samples/stored", "samples/mixture", "samples/quantised/config.json", "meta-llama/Llama-3.1-8B"),
     "cluster": CLUSTERS,
     "intra": INSIDE,
     "inter": BETWEEN,
