@@ -24,7 +24,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -46,11 +46,10 @@ PYTHONS_OWN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A command line, and the file that has to lie at ``path`` before it runs ("": none)."""
+    """A command line, the files that have to lie in its folder, and what was done to them."""
 
     words: tuple[str, ...]
-    path: str = ""
-    content: bytes = b""
+    files: tuple[tuple[str, bytes], ...] = ()
     note: str = ""
 
 
@@ -114,7 +113,8 @@ def _settle(make: Make, samples: Path, folder: str) -> None:
 
 
 def _outcome(number: int) -> Outcome:
-    return run(number, _make(number), _samples, _folder)[0]
+    found = run(number, _make(number), _samples, _folder)[0]
+    return replace(found, case=replace(found.case, files=()))  # too much to send
 
 
 def run(number: int, case: Case, samples: Path, folder: Path) -> tuple[Outcome, str]:
@@ -122,9 +122,9 @@ def run(number: int, case: Case, samples: Path, folder: Path) -> tuple[Outcome, 
     place = folder / f"case-{number}"
     place.mkdir()
     (place / "samples").symlink_to(samples)
-    if case.path:
-        (place / case.path).parent.mkdir(parents=True, exist_ok=True)
-        (place / case.path).write_bytes(case.content)
+    for name, content in case.files:
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(content)
     try:
         with (folder / f"{number}.out").open("w+b") as out, (folder / f"{number}.err").open("w+b") as err:
             pid = os.fork()
@@ -233,8 +233,9 @@ def _words(words: tuple[str, ...], code: int, printed: str, told: str) -> str:
     lines = told.removesuffix("\n").split("\n")
     if code == 2 and (len(lines) != 1 or not lines[0].startswith("error: ")):
         return f"a refusal of {len(lines)} lines: {_plain(told)}"
-    if code == 2 and (own := PYTHONS_OWN.search(lines[0])):
-        return f"a refusal in Python's own words: {words[0]}: …{_plain(lines[0])[max(0, own.start() - 30) :][:90]}"
+    bare = re.sub(r"\([^()]*\)", "()", lines[0])  # a reason in brackets may be anybody's, after what is wrong has been named
+    if code == 2 and PYTHONS_OWN.search(bare):
+        return f"a refusal in Python's own words: {words[0]}: {_plain(bare)[:90]}"
     if code in (0, 1) and "--json" in words and "-h" not in words and "--help" not in words:
         try:
             json.loads(printed, parse_constant=lambda name: json.loads(f"not {name}"))

@@ -141,7 +141,19 @@ def _profiles(folder: Path) -> None:
 
 
 def _experiment(folder: Path) -> None:
-    """A finished study's document, with the parts that a report of several machines looks at."""
-    found: dict[str, Any] = {"schema": "commtax.experiment/1", "box": "a", "engine": "builtin", "model": "llama-3.2-1b", "failed": []}
+    """The document of a finished study, made from runs that are made up."""
+    from commtax.measure.answers import answers
+    from commtax.measure.findings import analyse
+    from commtax.measure.study import Run
+
+    names = ("recipe", "version", "profile", "cluster")
+    facts: dict[str, Any] = {**dict.fromkeys(names, ""), "quick": True, "engine": "builtin", "model": "llama-3.2-1b", "dtype": "fp32"}
+    facts |= {"box": "a", "device": "cpu", "serving_lengths": "synthetic", "checks": [], "link_counters": [], "missing": []}
+    times = {"latency_s": [0.31, 0.3, 0.32], "decode_s": [0.009, 0.01], "prefill_s": [0.02, 0.021]}
+    served: dict[str, Any] = {"stats_s": {m: {"mean": 0.02, "median": 0.02, "p99": 0.05} for m in ("ttft", "itl", "tpot", "e2el")}}
+    served |= {"requests": 16, "failed": 0, "requests_per_s": 4.0, "output_tokens_per_s": 90.0, "input_len": 128.0, "output_len": 32.0}
+    shapes = (("latency", 1, 128, 32), ("batch", 4, 128, 32), ("batch", 16, 128, 32), ("serve", 0, 128, 32))
+    runs = [Run(kind, tp, batch, length, output, 3) for tp in (1, 2) for kind, batch, length, output in shapes]
+    found = analyse(facts, [(run, served if run.kind == "serve" else times) for run in runs], None)
     folder.mkdir()
-    (folder / "experiment.json").write_text(json.dumps(found))
+    (folder / "experiment.json").write_text(json.dumps({**found, "answers": answers(found)}))
