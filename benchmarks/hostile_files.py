@@ -33,8 +33,16 @@ READ_BY: dict[str, tuple[str, ...]] = {
         "simulate llama-3.1-8b -c 8xh100-sxm --profile",
         "fit llama-3.1-8b --json --profile",
     ),
-    "kernels-profile.json": (f"{BILL} --json --profile", "plan llama-3.2-1b -c 1xh100-sxm --profile", "compare llama-3.1-8b -c 8xh100-sxm --over batch=1:4 --profile"),
-    "nccl-8.txt": ("expect all-reduce -c 8xh100-sxm --measured", "calibrate -c 8xh100-sxm", "calibrate samples/nccl-4.txt --json -c 8xh100-sxm"),
+    "kernels-profile.json": (
+        f"{BILL} --json --profile",
+        "plan llama-3.2-1b -c 1xh100-sxm --profile",
+        "compare llama-3.1-8b -c 8xh100-sxm --over batch=1:4 --profile",
+    ),
+    "nccl-8.txt": (
+        "expect all-reduce -c 8xh100-sxm --measured",
+        "calibrate -c 8xh100-sxm",
+        "calibrate samples/nccl-4.txt --json -c 8xh100-sxm",
+    ),
     "collectives.jsonl": ("calibrate -c 8xh100-sxm",),
     "gemm.jsonl": ("calibrate -c 8xh200-sxm",),
     "decode.jsonl": ("calibrate -c 8xh200-sxm",),
@@ -51,13 +59,25 @@ READ_BY: dict[str, tuple[str, ...]] = {
     "vllm-cpu-tp2.log": ("audit -m samples/tiny -c 2xcpu -tp 2", "audit -m llama-3.1-8b -c 2xh100-sxm --json"),
     "vllm-cpu-tp2-rank0.trace.json": ("audit -m samples/tiny -c 2xcpu -tp 2",),
     "vllm-cpu-tp2-rank1.trace.json.gz": ("audit samples/vllm-cpu-tp2-rank0.trace.json.gz -m samples/tiny -c 2xcpu -tp 2",),
-    "graphs-rank0.json": ("audit -m llama-3.1-8b -c 2xh100-sxm -tp 2", "audit samples/graphs-rank1.json -m llama-3.1-8b -c 2xh100-sxm -tp 2 --json"),
-    "topo-4x3090.txt": ("bill llama-3.2-1b -c 4xrtx-3090 -tp 2 --topo", "compare llama-3.2-1b -c 4xrtx-3090 --plans tp1,tp2,tp2dp2 --topo"),
-    **{name: ("bill -c 2x8xh100-sxm --from", "fit -c 2x8xh100-sxm --from", "plan -c 8xh100-sxm --from") for name in hostile_samples.LAUNCHES},
+    "graphs-rank0.json": (
+        "audit -m llama-3.1-8b -c 2xh100-sxm -tp 2",
+        "audit samples/graphs-rank1.json -m llama-3.1-8b -c 2xh100-sxm -tp 2 --json",
+    ),
+    "topo-4x3090.txt": (
+        "bill llama-3.2-1b -c 4xrtx-3090 -tp 2 --topo",
+        "compare llama-3.2-1b -c 4xrtx-3090 --plans tp1,tp2,tp2dp2 --topo",
+    ),
+    **{
+        name: ("bill -c 2x8xh100-sxm --from", "fit -c 2x8xh100-sxm --from", "plan -c 8xh100-sxm --from")
+        for name in hostile_samples.LAUNCHES
+    },
 }
 """What reads a file: the words before its name."""
 FOLDERS: dict[str, tuple[str, ...]] = {
-    **{f"{name}/config.json": ("fit -c 8xh100-sxm", "bill -c 8xh100-sxm -tp 2", "catalog models") for name in ("tiny", "mixture", "window", "quantised")},
+    **{
+        f"{name}/config.json": ("fit -c 8xh100-sxm", "bill -c 8xh100-sxm -tp 2", "catalog models")
+        for name in ("tiny", "mixture", "window", "quantised")
+    },
     "stored/model.safetensors": ("fit -c 1xh100-sxm", "catalog models"),
     "modelopt/hf_quant_config.json": ("fit -c 8xh100-sxm", "bill -c 8xh100-sxm"),
     **{f"tables/{name}.csv": ("validate --data",) for name in hostile_samples.RENAMED},
@@ -65,7 +85,24 @@ FOLDERS: dict[str, tuple[str, ...]] = {
 }
 """The same for a file that is read as part of its folder."""
 NUMBERS = (0, -1, 1, 1.5, 1e300, -1e300, 10**30, 10**400, 2**63, 1e-320, 7)
-OTHERS = (None, True, False, "", "x", "1", "[red]x[/red]", "\x1b[31m", "é" * 50, "y" * 20_000, [], {}, [[]], [1, "2", None], {"a": {"b": 1}}, *NUMBERS)
+OTHERS = (
+    None,
+    True,
+    False,
+    "",
+    "x",
+    "1",
+    "[red]x[/red]",
+    "\x1b[31m",
+    "é" * 50,
+    "y" * 20_000,
+    [],
+    {},
+    [[]],
+    [1, "2", None],
+    {"a": {"b": 1}},
+    *NUMBERS,
+)
 
 
 @lru_cache(maxsize=1)
@@ -135,7 +172,9 @@ def _moved(rng: random.Random, raw: bytes) -> bytes:
 
 def _inserted(rng: random.Random, raw: bytes) -> bytes:
     at = rng.randrange(len(raw) + 1)
-    what = rng.choice((rng.randbytes(20), b"\0" * 100, b"\xff\xfe", b"\n" * 1000, b" " * 100_000, "\u2028💥é".encode(), b"[/red]", b"\x1b[2J"))
+    what = rng.choice(
+        (rng.randbytes(20), b"\0" * 100, b"\xff\xfe", b"\n" * 1000, b" " * 100_000, "\u2028💥é".encode(), b"[/red]", b"\x1b[2J")
+    )
     return raw[:at] + what + raw[at:]
 
 
@@ -143,7 +182,9 @@ def _numbered(rng: random.Random, raw: bytes) -> bytes:
     """One to twenty numbers are others."""
     found = list(re.finditer(rb"\d+(\.\d+)?", raw[:200_000]))
     for match in sorted(rng.sample(found, min(len(found), rng.choice((1, 3, 20)))), key=lambda m: -m.start()):
-        new = rng.choice(("0", "-1", "1e308", "1e999", "NaN", "9" * 30, "9" * 6000, "0x1", "1e-320", "٣", "", "1.2.3", str(rng.randrange(10**6))))
+        new = rng.choice(
+            ("0", "-1", "1e308", "1e999", "NaN", "9" * 30, "9" * 6000, "0x1", "1e-320", "٣", "", "1.2.3", str(rng.randrange(10**6)))
+        )
         raw = raw[: match.start()] + new.encode() + raw[match.end() :]
     return raw
 
@@ -164,12 +205,14 @@ def _lines(rng: random.Random, raw: bytes) -> bytes:
 
 def _encoded(rng: random.Random, raw: bytes) -> bytes:
     text = raw.decode("utf-8", "replace")
-    return rng.choice((text.encode("utf-16"), text.encode("utf-32"), b"\xef\xbb\xbf" + raw, text.encode("utf-7"), raw + b"\xe9\xe8"))
+    return rng.choice(
+        (text.encode("utf-16"), text.encode("utf-32"), b"\xef\xbb\xbf" + raw, text.encode("utf-7"), raw + b"\xe9\xe8")
+    )
 
 
 def _packed(rng: random.Random, raw: bytes) -> bytes:
     """Packed whole, packed and damaged, or a small file that unpacks to gigabytes."""
-    whole = gzip.compress(raw[:2**20], 1)
+    whole = gzip.compress(raw[: 2**20], 1)
     return rng.choice((whole, gzip.compress(whole), _cut(rng, whole), _flipped(rng, whole), whole + b"x", whole[:10], bomb()))
 
 
@@ -182,7 +225,22 @@ def bomb() -> bytes:
 def _replaced(rng: random.Random, raw: bytes) -> bytes:
     """Something else altogether."""
     size = rng.choice((0, 1, 2**20))
-    return rng.choice((b"", b"\n", b"{}", b"[]", b"null", b"[" * size, b'{"a":' * (size // 4), b"9" * size, b"\0" * size, b"a," * size, rng.randbytes(1000), raw * 20))
+    return rng.choice(
+        (
+            b"",
+            b"\n",
+            b"{}",
+            b"[]",
+            b"null",
+            b"[" * size,
+            b'{"a":' * (size // 4),
+            b"9" * size,
+            b"\0" * size,
+            b"a," * size,
+            rng.randbytes(1000),
+            raw * 20,
+        )
+    )
 
 
 def _deep(rng: random.Random, _: Any) -> Any:

@@ -35,7 +35,9 @@ def make(folder: Path) -> Path:
     for file in fixtures.iterdir():
         if file.is_file():
             shutil.copy(file, folder / file.name)
-    (folder / "vllm-cpu-tp2-rank0.trace.json").write_bytes(gzip.decompress((fixtures / "vllm-cpu-tp2-rank0.trace.json.gz").read_bytes()))
+    (folder / "vllm-cpu-tp2-rank0.trace.json").write_bytes(
+        gzip.decompress((fixtures / "vllm-cpu-tp2-rank0.trace.json.gz").read_bytes())
+    )
     for name, text in LAUNCHES.items():
         (folder / name).write_text(text)
     _benches(folder)
@@ -52,7 +54,9 @@ def _benches(folder: Path) -> None:
     serve = json.loads((folder / "vllm-cpu-tp1.serve.json").read_text())
     line = {**serve, "backend": "sglang", "mean_e2e_latency_ms": 800.0, "max_concurrency": 8, "accept_length": 1.0}
     (folder / "sglang.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps({**line, 'max_concurrency': 4})}\n")
-    blocks = {name: {"unit": "ms", "avg": 40.0, "p50": 38.0, "p99": 90.0} for name in ("time_to_first_token", "inter_token_latency")}
+    blocks = {
+        name: {"unit": "ms", "avg": 40.0, "p50": 38.0, "p99": 90.0} for name in ("time_to_first_token", "inter_token_latency")
+    }
     (folder / "aiperf.json").write_text(json.dumps({**blocks, "request_latency": {"unit": "ms", "avg": 900.0}}))
 
 
@@ -68,7 +72,10 @@ def _collectives(folder: Path) -> None:
     rng = random.Random(0)
     rows = []
     for ranks in (2, 4, 8):
-        lines = ["# nThread 1 nGpus 1 minBytes 1024 maxBytes 1073741824 step: 2(factor)", "# Collective test starting: all_reduce_perf"]
+        lines = [
+            "# nThread 1 nGpus 1 minBytes 1024 maxBytes 1073741824 step: 2(factor)",
+            "# Collective test starting: all_reduce_perf",
+        ]
         lines += [f"#  Rank {i:2d} Group  0 Pid {900 + i} on host device {i} [0x00] GPU" for i in range(ranks)]
         for size in (2**x for x in range(10, 31, 2)):
             us = 14 + 2.2 * ranks + size * 2 * (ranks - 1) / ranks / 180e3 * rng.uniform(0.98, 1.02)
@@ -88,13 +95,23 @@ def _models(folder: Path) -> None:
 
     quantised = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}}}  # fmt: skip
     tiny = json.loads((HERE.parent / "tests" / "fixtures" / "tiny-llama" / "config.json").read_text())
-    configs = {"tiny": tiny, "mixture": catalog.config("deepseek-v3"), "window": catalog.config("gemma-3-27b"), "modelopt": catalog.config("llama-3.1-8b")}
-    configs["quantised"] = {**catalog.config("llama-3.1-8b"), "quantization_config": {**quantised, "ignore": ["lm_head", "re:.*gate$"]}}
+    configs = {
+        "tiny": tiny,
+        "mixture": catalog.config("deepseek-v3"),
+        "window": catalog.config("gemma-3-27b"),
+        "modelopt": catalog.config("llama-3.1-8b"),
+    }
+    configs["quantised"] = {
+        **catalog.config("llama-3.1-8b"),
+        "quantization_config": {**quantised, "ignore": ["lm_head", "re:.*gate$"]},
+    }
     for name, config in configs.items():
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(config))
     _stored(folder / "stored")
-    (folder / "modelopt" / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}))
+    (folder / "modelopt" / "hf_quant_config.json").write_text(
+        json.dumps({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}})
+    )
 
 
 def _stored(folder: Path) -> None:
@@ -147,11 +164,24 @@ def _experiment(folder: Path) -> None:
     from commtax.measure.study import Run
 
     names = ("recipe", "version", "profile", "cluster")
-    facts: dict[str, Any] = {**dict.fromkeys(names, ""), "quick": True, "engine": "builtin", "model": "llama-3.2-1b", "dtype": "fp32"}
+    facts: dict[str, Any] = {
+        **dict.fromkeys(names, ""),
+        "quick": True,
+        "engine": "builtin",
+        "model": "llama-3.2-1b",
+        "dtype": "fp32",
+    }
     facts |= {"box": "a", "device": "cpu", "serving_lengths": "synthetic", "checks": [], "link_counters": [], "missing": []}
     times = {"latency_s": [0.31, 0.3, 0.32], "decode_s": [0.009, 0.01], "prefill_s": [0.02, 0.021]}
     served: dict[str, Any] = {"stats_s": {m: {"mean": 0.02, "median": 0.02, "p99": 0.05} for m in ("ttft", "itl", "tpot", "e2el")}}
-    served |= {"requests": 16, "failed": 0, "requests_per_s": 4.0, "output_tokens_per_s": 90.0, "input_len": 128.0, "output_len": 32.0}
+    served |= {
+        "requests": 16,
+        "failed": 0,
+        "requests_per_s": 4.0,
+        "output_tokens_per_s": 90.0,
+        "input_len": 128.0,
+        "output_len": 32.0,
+    }
     shapes = (("latency", 1, 128, 32), ("batch", 4, 128, 32), ("batch", 16, 128, 32), ("serve", 0, 128, 32))
     runs = [Run(kind, tp, batch, length, output, 3) for tp in (1, 2) for kind, batch, length, output in shapes]
     found = analyse(facts, [(run, served if run.kind == "serve" else times) for run in runs], None)
