@@ -34,7 +34,7 @@ WALL_S = 30
 LARGEST = 4 * 2**30
 """Where a child is ended: seconds on the clock, and bytes of address space."""
 STARTS, NETWORK = 100, 101
-"""Exit codes of a child that was stopped: it was about to start a process (an honest answer of ``measure``), or to use a network."""
+"""Exit codes of a child that was stopped: it was about to start a process (as ``measure`` should), or to use a network."""
 PYTHONS_OWN = re.compile(
     r"out of range|not JSON compliant|invalid literal|could not convert|cannot convert|math domain|not subscriptable|object is not|"
     r"unpack|object has no attribute|can't multiply|unsupported operand|has no len|NoneType|unhashable|codec can't|"
@@ -154,7 +154,8 @@ def _child(words: tuple[str, ...], place: Path, out: BinaryIO, err: BinaryIO) ->
         with open(os.devnull, "rb") as nothing:
             for file, number in ((nothing, 0), (out, 1), (err, 2)):
                 os.dup2(file.fileno(), number)
-        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", errors="backslashreplace")
+        sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
+        sys.stderr = os.fdopen(2, "w", errors="backslashreplace")
         _limit(place)
         from commtax.cli import main
 
@@ -279,7 +280,8 @@ class Book:
         """Where the run stands."""
         answers = sum(n for (_, code), n in self.codes.items() if code in (0, 1)) / max(1, self.total)
         worst = f"{self.slow[0].cpu_s:.1f} s, {self.large[0].peak_bytes / 1e6:.0f} MB" if self.slow else ""
-        return f"{self.total:,} run, {answers:.0%} answered, {sum(self.failures.values()):,} broken in {len(self.failures)} ways; worst {worst}"
+        broken = f"{sum(self.failures.values()):,} broken in {len(self.failures)} ways"
+        return f"{self.total:,} run, {answers:.0%} answered, {broken}; worst {worst}"
 
     def show(self) -> None:
         """Everything, the distinct failures first."""

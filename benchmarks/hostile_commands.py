@@ -16,7 +16,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import click
-
 import hostile
 import hostile_samples
 from hostile import Case
@@ -93,9 +92,9 @@ def sensible(rng: random.Random, path: tuple[str, ...]) -> Pieces:
     for param in rng.sample(command.params, min(rng.choice((0, 1, 1, 2, 3)), len(command.params))):
         text = getattr(param, "help", "") or ""
         fits = train == text.startswith("Training:") if train or text.startswith("Training:") else True
-        if isinstance(param, click.Option) and not given & set(param.opts) and fits and param.name not in ("pasted", "topo"):
-            if not (train and param.name in SERVING) and not (path[0] == "compare" and param.name in ("links", "batches", "plans")):
-                pieces.append(option(rng, param, word))
+        alone = ("pasted", "topo", *(SERVING if train else ()), *(("links", "batches", "plans") if path[0] == "compare" else ()))
+        if isinstance(param, click.Option) and not given & set(param.opts) and fits and param.name not in alone:
+            pieces.append(option(rng, param, word))
     if command.params and any(p.name == "pasted" for p in command.params) and rng.random() < 0.12:
         pieces[:1] = [option(rng, next(p for p in command.params if p.name == "pasted"), word)]
     return pieces

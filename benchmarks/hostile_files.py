@@ -1,6 +1,6 @@
-"""20,000 damaged files of every kind that is read: no traceback, no hang, none over 5 s of CPU or 1 GB. Exit code 1: a bar is broken.
+"""20,000 damaged files of every kind that is read: no traceback, no hang, none over 5 s of CPU or 1 GB.
 
-python benchmarks/hostile_files.py [--count 20000] [--seed 1] [--jobs 2] [--only CASE]
+python benchmarks/hostile_files.py [--count 20000] [--seed 1] [--jobs 2] [--only CASE]. Exit code 1: a bar is broken.
 
 Real files (``hostile_samples.py``) lose, double and swap parts, get values of another type, other encodings, deep nesting and
 long lines, or are packed and damaged; each then goes to the command that reads it.
@@ -26,6 +26,7 @@ from hostile import Case
 LARGEST = 4 * 2**20
 """Bytes of a damaged file, on disk."""
 BILL = "bill llama-3.1-8b -c 8xh100-sxm -tp 8"
+LAUNCHED = ("bill -c 2x8xh100-sxm --from", "fit -c 2x8xh100-sxm --from", "plan -c 8xh100-sxm --from")
 READ_BY: dict[str, tuple[str, ...]] = {
     "profile.json": (
         f"{BILL} --library nccl --profile",
@@ -67,10 +68,9 @@ READ_BY: dict[str, tuple[str, ...]] = {
         "bill llama-3.2-1b -c 4xrtx-3090 -tp 2 --topo",
         "compare llama-3.2-1b -c 4xrtx-3090 --plans tp1,tp2,tp2dp2 --topo",
     ),
-    **{
-        name: ("bill -c 2x8xh100-sxm --from", "fit -c 2x8xh100-sxm --from", "plan -c 8xh100-sxm --from")
-        for name in hostile_samples.LAUNCHES
-    },
+    **dict.fromkeys(
+        hostile_samples.LAUNCHES, ("bill -c 2x8xh100-sxm --from", "fit -c 2x8xh100-sxm --from", "plan -c 8xh100-sxm --from")
+    ),
 }
 """What reads a file: the words before its name."""
 FOLDERS: dict[str, tuple[str, ...]] = {

@@ -2,8 +2,8 @@
 
 python benchmarks/hostile_requests.py [--count 5000] [--seed 1] [--clients 4] [--only CASE]
 
-A real ``commtax web`` on a free port of this machine, and clients that ask what nobody should: every key of the state in and out of its
-range, damaged configs, wrong methods, hosts, headers and encodings, halves of requests, several at once, connections that are dropped.
+A real ``commtax web`` on a free port of this machine, and clients that ask what nobody should: every key of the state in and out
+of its range, damaged configs, wrong methods, hosts, headers and encodings, halves of requests, several at once, lost connections.
 """
 
 from __future__ import annotations
@@ -27,17 +27,23 @@ from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote_from_bytes, urlencode
 
+from hostile_files import JSON_CHANGES
+from hostile_values import CLUSTERS, EXTREME, GARBAGE, MODELS, damaged
+
 from commtax import catalog
 from commtax.report.view.state import KEYS, Key
 from commtax.web.app import EXAMPLES, view_endpoints
-from hostile_files import JSON_CHANGES
-from hostile_values import CLUSTERS, EXTREME, GARBAGE, MODELS, damaged
 
 SLOW_S, LAST_S, END_S, PATIENCE_S = 5.0, 1.0, 3.0, 20.0
 """Bars: an answer, the plain question at the end, the end itself; and how long a client waits before it gives up."""
 GROWTH, SLACK_BYTES, WARM = 1.2, 32e6, 500
 """How much larger the server may be at the end than after its first requests."""
 HOST = "127.0.0.1"
+HEADERS = (
+    *("", "Content-Length: 5\r\n", "Transfer-Encoding: chunked\r\n", "X: " + "y" * 20_000 + "\r\n", "Range: bytes=0-1\r\n"),
+    *("Upgrade: websocket\r\nConnection: Upgrade\r\n", "If-None-Match: *\r\n", "Expect: 100-continue\r\n"),
+)
+PLACES = (*CLUSTERS, "64x8xh100-sxm", "128x4xgb200", "2048x8xh100-sxm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,7 @@ def _value(rng: random.Random, key: Key) -> str:
     if key.name == "m":
         return rng.choice((*MODELS, *catalog.model_keys()))
     if key.name == "c":
-        return rng.choice(CLUSTERS)
+        return rng.choice(PLACES)
     if key.name == "cfg":
         return config(rng)
     if key.words:
@@ -140,7 +146,7 @@ def _guarded(rng: random.Random) -> Request:
     )
     method = rng.choice(("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE", "BREW", "get"))
     host = rng.choice((HOST, "localhost", "evil.example", "", "127.0.0.1:80:80", "[::1]", "a b", "\u0661", "x" * 5000))
-    headers = rng.choice(("", "Content-Length: 5\r\n", "Transfer-Encoding: chunked\r\n", "X: " + "y" * 20_000 + "\r\n", "Range: bytes=0-1\r\n", "Upgrade: websocket\r\nConnection: Upgrade\r\n", "If-None-Match: *\r\n", "Expect: 100-continue\r\n"))  # fmt: skip
+    headers = rng.choice(HEADERS)
     body = "hello" if "Content-Length" in headers else "5\r\nhello\r\n0\r\n\r\n" if "chunked" in headers else ""
     return Request(
         "guarded",
@@ -157,8 +163,8 @@ def _half(rng: random.Random) -> Request:
 
 def _dropped(rng: random.Random) -> Request:
     """A whole question, and nobody who waits for the answer."""
-    slow = f"/api/{rng.choice(('plan', 'compare', 'fit', 'pipeline'))}?{urlencode({'m': rng.choice(MODELS), 'c': rng.choice(CLUSTERS), 'il': rng.randint(1, 9000)})}"
-    return Request("dropped", _get(slow), 0)
+    state = {"m": rng.choice(MODELS), "c": rng.choice(PLACES), "il": rng.randint(1, 9000)}
+    return Request("dropped", _get(f"/api/{rng.choice(('plan', 'compare', 'fit', 'pipeline'))}?{urlencode(state)}"), 0)
 
 
 def _pipelined(rng: random.Random) -> Request:
@@ -195,8 +201,17 @@ def _noise(rng: random.Random) -> Request:
 
 
 KINDS: dict[Callable[[random.Random], Request], int] = {
-    **{_state: 30, _bad_state: 25, _broken_query: 8, _guarded: 12, _half: 5, _dropped: 4, _pipelined: 5, _huge: 5, _noise: 6},
+    _state: 30,
+    _bad_state: 25,
+    _broken_query: 8,
+    _guarded: 12,
+    _half: 5,
+    _dropped: 4,
+    _pipelined: 5,
+    _huge: 5,
+    _noise: 6,
 }
+"""How often each kind is sent."""
 
 
 def ask(port: int, number: int, asked: Request) -> Reply:
@@ -313,7 +328,8 @@ def send_all(server: Server, seed: int, count: int, clients: int) -> Run:
                 run.replies += pool.map(lambda n: ask(server.port, n, request(seed, n)), numbers)
                 run.sizes.append((len(run.replies), server.rss_bytes()))
                 if start % 500 == 400:
-                    told = f"{len(run.replies):,} sent, {sum(map(len, run.failures().values()))} broken, {run.sizes[-1][1] / 1e6:.0f} MB"
+                    broken = sum(map(len, run.failures().values()))
+                    told = f"{len(run.replies):,} sent, {broken} broken, {run.sizes[-1][1] / 1e6:.0f} MB"
                     print(f"{time.monotonic() - begin:6.0f} s: {told}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         print(f"interrupted after {len(run.replies):,} of {count:,}")
@@ -341,9 +357,8 @@ def judge(run: Run, server: Server) -> list[str]:
     )
     last = ask(server.port, -1, Request("plain", _get("/api/bill?tp=2")))
     seconds, left = server.end()
-    print(
-        f"a plain question in the end: {last.seconds:.2f} s, status {last.statuses}; ended in {seconds:.2f} s, {len(left)} processes left"
-    )
+    print(f"a plain question in the end: {last.seconds:.2f} s, status {last.statuses}")
+    print(f"ended in {seconds:.2f} s, {len(left)} processes left")
     noise = [line for line in server.said if "Traceback" in line or "Error" in line]
     broken = {
         f"memory grew to {run.sizes[-1][1] / 1e6:.0f} MB": run.sizes[-1][1] > GROWTH * warm + SLACK_BYTES,

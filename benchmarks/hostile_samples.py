@@ -93,7 +93,8 @@ def _models(folder: Path) -> None:
     """Folders with a config.json, one of them with tensors; a quantised one."""
     from commtax import catalog
 
-    quantised = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}}}  # fmt: skip
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}
+    quantised = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
     tiny = json.loads((HERE.parent / "tests" / "fixtures" / "tiny-llama" / "config.json").read_text())
     configs = {
         "tiny": tiny,
@@ -117,7 +118,8 @@ def _models(folder: Path) -> None:
 def _stored(folder: Path) -> None:
     """A decoder of one small layer with its tensors."""
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
-    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "max_position_embeddings": 128, **sizes}  # fmt: skip
+    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "tie_word_embeddings": True, **sizes}
+    config |= {"torch_dtype": "bfloat16", "max_position_embeddings": 128}
     layer = {"self_attn.q_proj": (32, 32), "self_attn.k_proj": (16, 32), "self_attn.v_proj": (16, 32), "self_attn.o_proj": (32, 32)}
     layer |= {"mlp.gate_proj": (64, 32), "mlp.up_proj": (64, 32), "mlp.down_proj": (32, 64)}
     layer |= {"input_layernorm": (32, 1), "post_attention_layernorm": (32, 1)}
