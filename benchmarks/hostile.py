@@ -93,7 +93,7 @@ def _import_everything() -> None:
     for module in pkgutil.walk_packages(commtax.__path__, "commtax."):
         if not module.name.startswith("commtax.measure") and not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    for name in ("huggingface_hub", "matplotlib.backends.backend_svg", "matplotlib.pyplot", "rich.table", "rich.markup"):
+    for name in ("huggingface_hub.file_download", "matplotlib.backends.backend_svg", "matplotlib.pyplot", "rich.table"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
