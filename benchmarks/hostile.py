@@ -107,6 +107,7 @@ def _settle(make: Make, samples: Path, folder: str) -> None:
     """A worker: an interrupt is the parent's affair, and its memory is shared with the children."""
     global _make, _samples, _folder
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _make, _samples, _folder = make, samples, Path(folder)
     gc.collect()
     gc.freeze()
@@ -234,7 +235,7 @@ def _words(words: tuple[str, ...], code: int, printed: str, told: str) -> str:
     lines = told.removesuffix("\n").split("\n")
     if code == 2 and (len(lines) != 1 or not lines[0].startswith("error: ")):
         return f"a refusal of {len(lines)} lines: {_plain(told)}"
-    bare = re.sub(r"\([^()]*\)", "()", lines[0])  # a reason in brackets may be anybody's, after what is wrong has been named
+    bare = re.sub(r"\(.*\)", "()", lines[0])  # a reason in brackets may be anybody's, after what is wrong has been named
     if code == 2 and PYTHONS_OWN.search(bare):
         return f"a refusal in Python's own words: {words[0]}: {_plain(bare)[:90]}"
     if code in (0, 1) and "--json" in words and "-h" not in words and "--help" not in words:
@@ -263,14 +264,17 @@ class Book:
         self.slow: list[Outcome] = []
         self.large: list[Outcome] = []
 
-    def enter(self, found: Outcome) -> None:
+    def enter(self, found: Outcome) -> bool:
+        """Whether it is broken in a way that is new."""
         self.codes[found.case.words[0] if found.case.words else "", found.code] += 1
         self.slow = sorted([*self.slow, found], key=lambda o: -o.cpu_s)[:5]
         self.large = sorted([*self.large, found], key=lambda o: -o.peak_bytes)[:3]
-        if found.broken:
-            self.failures[found.broken] += 1
-            first = self.first.setdefault(found.broken, found)
-            self.first[found.broken] = min(first, found, key=lambda o: o.number)
+        if not found.broken:
+            return False
+        self.failures[found.broken] += 1
+        first = self.first.setdefault(found.broken, found)
+        self.first[found.broken] = min(first, found, key=lambda o: o.number)
+        return self.failures[found.broken] == 1
 
     @property
     def total(self) -> int:
@@ -310,9 +314,12 @@ def drive(make: Make, samples: Path, count: int, jobs: int, only: int = -1) -> i
     if only >= 0:
         return _one(make, samples, only)
     book, start = Book(), time.monotonic()
+    for number in (signal.SIGINT, signal.SIGTERM):  # both print what there is, also where a shell left an interrupt ignored
+        signal.signal(number, signal.default_int_handler)
     try:
         for found in outcomes(make, count, samples, jobs):
-            book.enter(found)
+            if book.enter(found):
+                print(f"case {found.number}: {found.broken}", file=sys.stderr, flush=True)
             if book.total % 500 == 0:
                 print(f"{time.monotonic() - start:6.0f} s: {book.line()}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
