@@ -200,7 +200,7 @@ def _guard(place: str) -> Callable[[str, tuple[object, ...]], None]:
         if event == "open" and isinstance(words[0], (str, bytes)) and isinstance(words[2], int):
             path = os.path.realpath(os.fsdecode(words[0]))
             if words[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and not path.startswith((place, "/dev/")):
-                raise PermissionError(13, "outside of the folder of this command", os.fsdecode(words[0]))
+                raise PermissionError(13, "Permission denied", os.fsdecode(words[0]))
 
     return watch
 
@@ -237,7 +237,7 @@ def _words(words: tuple[str, ...], code: int, printed: str, told: str) -> str:
         return f"a refusal of {len(lines)} lines: {_plain(told)}"
     bare = re.sub(r"\(.*\)", "()", lines[0])  # a reason in brackets may be anybody's, after what is wrong has been named
     if code == 2 and PYTHONS_OWN.search(bare):
-        return f"a refusal in Python's own words: {words[0]}: {_plain(bare)[:90]}"
+        return f"a refusal in Python's own words: {_plain(bare)[:90]}"
     if code in (0, 1) and "--json" in words and "-h" not in words and "--help" not in words:
         try:
             json.loads(printed, parse_constant=lambda name: json.loads(f"not {name}"))
@@ -250,7 +250,7 @@ def _words(words: tuple[str, ...], code: int, printed: str, told: str) -> str:
 
 def _plain(text: str) -> str:
     """A message without what differs from case to case."""
-    text = re.sub(r"'[^']*'", "'…'", text.strip().replace("\n", " "))
+    text = re.sub(r"'[^']*'|\"[^\"]*\"", "'…'", text.strip().replace("\n", " "))
     return re.sub(r"[-+]?\d[\d.,e+-]*", "#", text)[:160]
 
 

@@ -79,7 +79,8 @@ def case(seed: int, number: int) -> Case:
         spoil(rng, verbs()[path], pieces)
     if rng.random() < 0.3:
         rng.shuffle(pieces)
-    words = [*path, *(w for piece in pieces for w in piece), *REFUSED.get(path[0], [])]
+    named = [damaged(rng, path[0])] if rng.random() < 0.01 and path[0] not in REFUSED else path
+    words = [*named, *(w for piece in pieces for w in piece), *REFUSED.get(path[0], [])]
     return Case(tuple(w.replace("\0", "") for w in words))
 
 

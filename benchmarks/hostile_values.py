@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 
 import click
@@ -17,7 +18,7 @@ MODELS = (
 )
 CLUSTERS = (
     *("8xh100-sxm", "2x8xh100-sxm", "8xh200-sxm", "4xb200-sxm", "18x4xgb200", "8xmi300x", "4xa100-80-sxm", "2xl40s"),
-    "dgx-h100",
+    *("dgx-h100", "16x8xh100-sxm", "64x8xh200-sxm"),
 )
 FOLDERS = ("samples/tiny", "samples/stored", "samples/mixture", "samples/quantised/config.json")
 INSIDE, BETWEEN = ("nvlink4", "pcie5", "pcie4"), ("ib-ndr", "10gbe", "roce-400")
@@ -96,7 +97,7 @@ EXTREME = (
     *("0", "-1", "1", "3", "7", "1e3", "1.5", "128k", "1g", "1G", "1e18", "1e-300", "1e300", "1e308", "1e400", "-1e308"),
     *("nan", "inf", "-inf", "-0", "99999999999999999999", "9" * 39, "9" * 5000, "2147483648", "9223372036854775807"),
     *("9223372036854775808", "0x10", "1_000", "1,000", " 7 ", "٣", "１２", "Ⅷ", "1e", "+8", "0.0", "1e-9", "100%", "50%"),
-    *("1e-5%", "%", "NaN%", "1/3", "4.9e-324", "1000000", "16777217", "65536", "4096", "1023"),
+    *("1e-5%", "%", "NaN%", "1/3", "4.9e-324", "1000000", "16777217", "65536", "4096", "1023", "0.01", "0.0001", "512", "2"),
 )
 GARBAGE = (
     *("", " ", "-", "--", "---", "=", ",", ",,", ":", "::", "/", ".", "..", "*", "?", "#", "@", "%s%n", "{0}", "${x}", "$(x)"),
@@ -134,6 +135,9 @@ def word(rng: random.Random, param: click.Parameter) -> str:
 def hostile(rng: random.Random, param: click.Parameter) -> str:
     """A value that nobody should give: out of range, no value at all, or a good one damaged."""
     kind = rng.random()
+    if kind < 0.2 and (good := word(rng, param)) and (numbers := list(re.finditer(r"\d+(\.\d+)?", good))):
+        one = rng.choice(numbers)
+        return good[: one.start()] + rng.choice(EXTREME) + good[one.end() :]
     if isinstance(param.type, (Count, Bytes, Fraction)) or param.type is click.FLOAT or param.type is click.INT:
         return rng.choice(EXTREME if kind < 0.8 else GARBAGE)
     if kind < 0.4:
