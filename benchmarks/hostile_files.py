@@ -133,7 +133,7 @@ def mutated(rng: random.Random, content: bytes) -> tuple[bytes, str]:
         content = change(rng, content)[:LARGEST]
         notes.append(change.__name__.strip("_"))
     if packed and content[:2] != b"\x1f\x8b" and rng.random() < 0.8:
-        content = gzip.compress(content, 1)
+        content = gzip.compress(content, 1, mtime=0)
         notes.append("packed")
     return content, ", ".join(notes)
 
@@ -213,13 +213,13 @@ def _encoded(rng: random.Random, raw: bytes) -> bytes:
 def _packed(rng: random.Random, raw: bytes) -> bytes:
     """Packed whole, packed and damaged, or a small file that unpacks to gigabytes."""
     whole = gzip.compress(raw[: 2**20], 1)
-    return rng.choice((whole, gzip.compress(whole), _cut(rng, whole), _flipped(rng, whole), whole + b"x", whole[:10], bomb()))
+    return rng.choice((whole, gzip.compress(whole, mtime=0), _cut(rng, whole), _flipped(rng, whole), whole + b"x", whole[:10], bomb()))
 
 
 @lru_cache(maxsize=1)
 def bomb() -> bytes:
     """Two megabytes that unpack to two gigabytes."""
-    return gzip.compress(b"[" * 2**24) * 128
+    return gzip.compress(b"[" * 2**24, mtime=0) * 128
 
 
 def _replaced(rng: random.Random, raw: bytes) -> bytes:
