@@ -324,7 +324,8 @@ def drive(make: Make, samples: Path, count: int, jobs: int, only: int = -1) -> i
                 print(f"{time.monotonic() - start:6.0f} s: {book.line()}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         print(f"interrupted after {book.total:,} of {count:,}")
-    book.show()
+    finally:
+        book.show()
     return 1 if book.failures else 0
 
 

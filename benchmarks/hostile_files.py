@@ -250,12 +250,16 @@ def _deep(rng: random.Random, _: Any) -> Any:
     return found
 
 
-def _places(node: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """All containers with their keys."""
-    for key, inner in node.items() if isinstance(node, dict) else enumerate(node):
-        found.append((node, key))
-        if isinstance(inner, (dict, list)) and len(found) < 20_000:
-            _places(inner, found)
+def _places(document: Any) -> list[tuple[Any, Any]]:
+    """All containers with their keys, however deep."""
+    found: list[tuple[Any, Any]] = []
+    todo = [document]
+    while todo and len(found) < 20_000:
+        node = todo.pop()
+        for key, inner in node.items() if isinstance(node, dict) else enumerate(node):
+            found.append((node, key))
+            if isinstance(inner, (dict, list)):
+                todo.append(inner)
     return found
 
 
@@ -277,7 +281,7 @@ def _json_change(change: Callable[[random.Random, Any, Any, Any], None]) -> Call
         if not isinstance(document, (dict, list)) or not document:
             return raw
         for _ in range(rng.choice((1, 1, 3))):
-            places = _places(document, [])
+            places = _places(document)
             if places:
                 change(rng, *(place := rng.choice(places)), rng.choice(places)[0] if place else None)
         try:
