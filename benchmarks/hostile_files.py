@@ -213,7 +213,8 @@ def _encoded(rng: random.Random, raw: bytes) -> bytes:
 def _packed(rng: random.Random, raw: bytes) -> bytes:
     """Packed whole, packed and damaged, or a small file that unpacks to gigabytes."""
     whole = gzip.compress(raw[: 2**20], 1, mtime=0)
-    return rng.choice((whole, gzip.compress(whole, mtime=0), _cut(rng, whole), _flipped(rng, whole), whole + b"x", whole[:10], bomb()))
+    twice = gzip.compress(whole, mtime=0)
+    return rng.choice((whole, twice, _cut(rng, whole), _flipped(rng, whole), whole + b"x", whole[:10], bomb()))
 
 
 @lru_cache(maxsize=1)
