@@ -37,7 +37,7 @@ STARTS, NETWORK = 100, 101
 """Exit codes of a child that was stopped: it was about to start a process (as ``measure`` should), or to use a network."""
 PYTHONS_OWN = re.compile(
     r"out of range|not JSON compliant|invalid literal|could not convert|cannot convert|math domain|not subscriptable|object is not|"
-    r"values to unpack|cannot unpack|object has no attribute|can't multiply|unsupported operand|has no len|NoneType|unhashable|codec can't|"
+    r"values to unpack|cannot unpack|has no attribute|can't multiply|unsupported operand|no len|NoneType|unhashable|codec can't|"
     r"not supported between|Exceeds the limit|too large to convert|operands could not|zero-size|Maximum allowed|array is too big|"
     r"embedded null|int too big|division by zero|Unable to allocate|cannot reshape|must be real number|Result too large|Errno"
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -103,6 +103,18 @@ def of_answers(answers: Iterable[Answer]) -> Records:
     found = list(answers)
     kinds: dict[str, Any] = dict.fromkeys(WORDS, object) | dict.fromkeys(NUMBERS, float) | {"fitted": bool, "row": int}
     return Records({name: np.array([getattr(a, name) for a in found], dtype=kinds[name]) for name in FIELDS})
+
+
+def row_by_row(rows: Sequence[Row], answer: Callable[[int, Row], Sequence[Answer]]) -> Records:
+    """Rows that share no price with their neighbours, one at a time; equal rows are answered once."""
+    known: dict[tuple[tuple[str, str], ...], Sequence[Answer]] = {}
+    found: list[Answer] = []
+    for index, row in enumerate(rows):
+        key = tuple(row.items())
+        if key not in known:
+            known[key] = answer(index, row)
+        found += [replace(one, row=index) for one in known[key]]
+    return of_answers(found)
 
 
 def of_columns(count: int, **given: Any) -> Records:
