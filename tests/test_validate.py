@@ -183,6 +183,25 @@ def test_equal_rows_are_priced_once(monkeypatch, module, name, asked):
     assert len(set(found.predicted.tolist())) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "column", "text"),
+    [
+        ("training_runs", "gpus", "1e999"),
+        ("training_runs", "pp", "llama"),
+        ("inference", "value", "1e-320"),
+        ("inference", "tp", "1e999"),
+    ],
+)
+def test_a_cell_that_is_no_figure_leaves_its_row_out(name, column, text):
+    """One bad cell is the reason of one row: it ends neither the run nor makes it warn."""
+    header, rows = published._read(name)
+    at = header.index(column)
+    rows = [rows[0], [text if i == at else cell for i, cell in enumerate(rows[0])]]
+    found = published._answer(name, header, rows)()
+    assert not found.skipped[0]
+    assert column in found.skipped[1] or "tp" in found.skipped[1]
+
+
 def test_bad_arguments_are_one_line(tmp_path):
     for arguments in (("--data", tmp_path / "none"), ("--data", tmp_path), ("--only", "dice"), ("--plot", "x.gif")):
         ran = run(*arguments)

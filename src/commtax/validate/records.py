@@ -19,6 +19,8 @@ Array = Any
 WORDS = ("kind", "source", "system", "library", "version", "mode", "dtype", "where", "what", "hint", "skipped")
 NUMBERS = ("tp", "size", "measured", "predicted", "low", "high", "floor", "row")
 FIELDS = (*WORDS, *NUMBERS, "fitted")
+LEAST, MOST = 1e-9, 1e18
+"""Between them lies every time, size and rate that was ever published; beyond them ratios overflow."""
 
 
 class UnpricedError(ValueError):
@@ -156,8 +158,8 @@ def number(row: Row, name: str) -> float:
         value = float(text)
     except ValueError:
         raise UnpricedError(f"column {name} is {'empty' if not text else f'{text!r}, not a number'}") from None
-    if not (np.isfinite(value) and value > 0):
-        raise UnpricedError(f"column {name} is {text}: a figure above 0 is needed")
+    if not LEAST <= value <= MOST:
+        raise UnpricedError(f"column {name} is {text[:40]}: a figure from {LEAST:g} to {MOST:g} is needed")
     return value
 
 

@@ -143,7 +143,7 @@ def _training_mode(row: Row, note: str) -> str:
     """What sets a run apart: eager, asynchronous tensor parallelism, a pipeline, scaling by rows."""
     if "async" in note:
         return "async"
-    if float(row.get("pp") or 1) > 1:
+    if row.get("pp") not in (None, "", "1"):
         return "pipeline"
     if "eager" in note:
         return "eager"
