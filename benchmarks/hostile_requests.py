@@ -19,20 +19,20 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote_from_bytes, urlencode
 
 from hostile_files import JSON_CHANGES
 from hostile_values import CLUSTERS, EXTREME, GARBAGE, MODELS, damaged
 
 from commtax import catalog
-from commtax.report.view.state import KEYS, Key
-from commtax.web.app import EXAMPLES, view_endpoints
 
 SLOW_S, LAST_S, END_S, PATIENCE_S = 5.0, 1.0, 3.0, 20.0
 """Bars: an answer, the plain question at the end, the end itself; and how long a client waits before it gives up."""
@@ -65,8 +65,21 @@ class Reply:
     trouble: str = ""
 
 
-def request(seed: int, number: int) -> Request:
-    rng = random.Random(f"{seed}:{number}")
+Key = dict[str, Any]
+
+
+class Asking(random.Random):
+    """Chance, and what the server says that it can be asked: endpoints with their keys, from its own schema."""
+
+    def __init__(self, seed: str, schema: dict[str, Any]) -> None:
+        super().__init__(seed)
+        self.keys: dict[str, list[Key]] = {p: v["get"].get("parameters", []) for p, v in schema["paths"].items()}
+        self.paths = sorted(self.keys)
+        self.state = max(self.keys.values(), key=len)
+
+
+def request(seed: int, number: int, schema: dict[str, Any]) -> Request:
+    rng = Asking(f"{seed}:{number}", schema)
     kinds = [make for make, weight in KINDS.items() for _ in range(weight)]
     return rng.choice(kinds)(rng)
 
@@ -76,21 +89,22 @@ def _get(target: str, method: str = "GET", host: str = HOST, headers: str = "", 
     return text.encode("utf-8", "surrogateescape")
 
 
-def _value(rng: random.Random, key: Key) -> str:
+def _value(rng: Asking, key: Key) -> str:
     """A value of the key's own range or list."""
-    if key.name == "m":
+    name, shape = key["name"], key["schema"]
+    if name == "m":
         return rng.choice((*MODELS, *catalog.model_keys()))
-    if key.name == "c":
+    if name == "c":
         return rng.choice(PLACES)
-    if key.name == "cfg":
+    if name == "cfg":
         return config(rng)
-    if key.words:
-        return rng.choice(key.words)
-    if key.is_number:
-        top = key.high if rng.random() < 0.15 else min(key.high, rng.choice((1, 2, 4, 8, 64, 1024, 8192)))
-        number = max(key.low, top)
-        return str(int(number)) if isinstance(key.default, int) else f"{number:g}"
-    return rng.choice(EXAMPLES.get(key.name, ("x", "", "1.5")))
+    if "enum" in shape:
+        return rng.choice(shape["enum"])
+    if "maximum" in shape:
+        top = shape["maximum"] if rng.random() < 0.15 else min(shape["maximum"], rng.choice((1, 2, 4, 8, 64, 1024, 8192)))
+        number = max(shape["minimum"], top)
+        return str(int(number)) if shape["type"] == "integer" else f"{number:g}"
+    return rng.choice(shape.get("examples", ("x", "", "1.5")))
 
 
 def config(rng: random.Random) -> str:
@@ -101,27 +115,25 @@ def config(rng: random.Random) -> str:
     return raw.decode("utf-8", "replace")[:40_000]
 
 
-def _question(rng: random.Random, bad: float = 0.0) -> str:
+def _question(rng: Asking, bad: float = 0.0) -> str:
     """An endpoint with some keys."""
-    name = rng.choice(list(view_endpoints()))
-    keys = [key for key in KEYS if key.name != "cfg" or rng.random() < 0.3]
-    pairs = {key.name: _value(rng, key) for key in rng.sample(keys, rng.choice((0, 1, 2, 3, 5)))}
-    for key in rng.sample(KEYS, 1 + rng.randrange(2)) if rng.random() < bad else ():
-        pairs[key.name] = rng.choice((damaged(rng, _value(rng, key)), rng.choice(EXTREME), rng.choice(GARBAGE)))
-    if name == "compare" and rng.random() < 0.5:
-        pairs["grid"] = rng.choice(("tp-link", "tp-batch", "x"))
-    return f"/api/{name}?{urlencode(pairs, errors='surrogateescape')}"
+    path = rng.choice(rng.paths)
+    keys = [key for key in rng.keys[path] or rng.state[:2] if key["name"] != "cfg" or rng.random() < 0.3]
+    pairs = {key["name"]: _value(rng, key) for key in rng.sample(keys, min(len(keys), rng.choice((0, 1, 2, 3, 5))))}
+    for key in rng.sample(rng.state, 1 + rng.randrange(2)) if rng.random() < bad else ():
+        pairs[key["name"]] = rng.choice((damaged(rng, _value(rng, key)), rng.choice(EXTREME), rng.choice(GARBAGE)))
+    return f"{path}?{urlencode(pairs, errors='surrogateescape')}"
 
 
-def _state(rng: random.Random) -> Request:
+def _state(rng: Asking) -> Request:
     return Request("state", _get(_question(rng)))
 
 
-def _bad_state(rng: random.Random) -> Request:
+def _bad_state(rng: Asking) -> Request:
     return Request("bad state", _get(_question(rng, 1.0)))
 
 
-def _broken_query(rng: random.Random) -> Request:
+def _broken_query(rng: Asking) -> Request:
     queries = (
         "%",
         "tp=%ff%fe",
@@ -136,10 +148,10 @@ def _broken_query(rng: random.Random) -> Request:
         "&".join("b=1" for _ in range(9000)),
     )
     query = rng.choice((*queries, quote_from_bytes(rng.randbytes(60)), "=".join(GARBAGE[:20]).replace(" ", "+").replace("\n", "")))
-    return Request("broken query", _get(f"/api/{rng.choice(list(view_endpoints()))}?{query}".replace("\r", "").replace("\n", "")))
+    return Request("broken query", _get(f"{rng.choice(rng.paths)}?{query}".replace("\r", "").replace("\n", "")))
 
 
-def _guarded(rng: random.Random) -> Request:
+def _guarded(rng: Asking) -> Request:
     """Methods, hosts, headers, bodies and paths that are refused before anything looks at them."""
     path = rng.choice(
         ("/", "/api/view", "/../etc/passwd", "/%2e%2e/app.py", "//", "/api", "/api/nothing", "/page.js", "/openapi.json", "/\u00e9")
@@ -156,23 +168,23 @@ def _guarded(rng: random.Random) -> Request:
     )
 
 
-def _half(rng: random.Random) -> Request:
+def _half(rng: Asking) -> Request:
     raw = _get(_question(rng))
     return Request("half", raw[: rng.randrange(len(raw))], 0)
 
 
-def _dropped(rng: random.Random) -> Request:
+def _dropped(rng: Asking) -> Request:
     """A whole question, and nobody who waits for the answer."""
     state = {"m": rng.choice(MODELS), "c": rng.choice(PLACES), "il": rng.randint(1, 9000)}
     return Request("dropped", _get(f"/api/{rng.choice(('plan', 'compare', 'fit', 'pipeline'))}?{urlencode(state)}"), 0)
 
 
-def _pipelined(rng: random.Random) -> Request:
+def _pipelined(rng: Asking) -> Request:
     count = rng.randint(2, 5)
     return Request("pipelined", b"".join(_get(_question(rng)) for _ in range(count)), count)
 
 
-def _huge(rng: random.Random) -> Request:
+def _huge(rng: Asking) -> Request:
     size = rng.choice((90_000, 150_000, 600_000, 2_000_000))
     shape = rng.choice(("query", "header", "path", "many"))
     if shape == "query":
@@ -186,7 +198,7 @@ def _huge(rng: random.Random) -> Request:
     return Request("huge", raw, -1)
 
 
-def _noise(rng: random.Random) -> Request:
+def _noise(rng: Asking) -> Request:
     text = rng.choice(
         (
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
@@ -200,7 +212,7 @@ def _noise(rng: random.Random) -> Request:
     return Request("noise", text + rng.randbytes(rng.randrange(30)), -1)
 
 
-KINDS: dict[Callable[[random.Random], Request], int] = {
+KINDS: dict[Callable[[Asking], Request], int] = {
     _state: 30,
     _bad_state: 25,
     _broken_query: 8,
@@ -262,6 +274,8 @@ class Server:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
         assert self.process.stdout is not None
         self.port = int(re.search(r":(\d+)/", self.process.stdout.readline())[1])  # type: ignore[index]
+        with urllib.request.urlopen(f"http://{HOST}:{self.port}/openapi.json", timeout=PATIENCE_S) as answer:
+            self.schema: dict[str, Any] = json.load(answer)
         self.said: list[str] = []
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -325,7 +339,7 @@ def send_all(server: Server, seed: int, count: int, clients: int) -> Run:
         with ThreadPoolExecutor(clients) as pool:
             for start in range(0, count, 100):
                 numbers = range(start, min(count, start + 100))
-                run.replies += pool.map(lambda n: ask(server.port, n, request(seed, n)), numbers)
+                run.replies += pool.map(lambda n: ask(server.port, n, request(seed, n, server.schema)), numbers)
                 run.sizes.append((len(run.replies), server.rss_bytes()))
                 if start % 500 == 400:
                     broken = sum(map(len, run.failures().values()))
@@ -380,7 +394,7 @@ def main() -> int:
     server = Server()
     try:
         if words.only >= 0:
-            print(ask(server.port, words.only, request(words.seed, words.only)))
+            print(ask(server.port, words.only, request(words.seed, words.only, server.schema)))
             return 0
         run = send_all(server, words.seed, words.count, words.clients)
         show(run)

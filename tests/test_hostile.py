@@ -1,10 +1,13 @@
 """A sample of the hostile benchmarks: random command lines and damaged files get an answer or one line that says what is wrong."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from web_client import ask
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -26,11 +29,11 @@ def test_a_case_depends_on_its_seed_and_number_alone(monkeypatch, tmp_path):
     import hostile_requests
     import hostile_samples
 
-    samples = hostile_samples.make(tmp_path)
+    samples, schema = hostile_samples.make(tmp_path), json.loads(ask("/openapi.json")[2])
     for number in (17, 3, 17):
         assert hostile_commands.case(1, number) == hostile_commands.case(1, number)
         assert hostile_files.case(1, number, samples) == hostile_files.case(1, number, samples)
-        assert hostile_requests.request(1, number) == hostile_requests.request(1, number)
+        assert hostile_requests.request(1, number, schema) == hostile_requests.request(1, number, schema)
     assert len({hostile_commands.case(1, n) for n in range(50)}) > 45
 
 
