@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import commtax
+from cli_run import run_here
 from commtax.calibrate import calibrate, robust
 from commtax.catalog import profile as overlay
 from commtax.cli import main
@@ -417,3 +418,17 @@ def test_choosing_among_measured_paths_is_the_catalogue_s_own_choice():
     paths = (Route("all-reduce", "ring", 1e9, max_bytes=((8, 1024.0),)), Route("all-reduce", "ring", 1e10, launch_s=1.0, turn=1))
     assert int(choose(paths, 1024, 8).path) == 0
     assert int(choose(paths, 1025, 8).path) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("head_dim", 0), ("batch", -3), ("length", 1e300), ("heads", "many"), ("kv_heads", float("nan"))]
+)
+def test_shapes_that_nothing_ran_are_refused_by_row(tmp_path, key, value):
+    """They used to reach the arithmetic: warnings of NumPy above an answer that was fitted on them."""
+    lines = [json.loads(line) for line in (H200 / "decode.jsonl").read_text().splitlines()[:40]]
+    lines[7][key] = value
+    file = written(tmp_path, "decode.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    done = run_here("calibrate", file, "-c", "8xh200-sxm", "--out", tmp_path / "box.json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: 'decode.jsonl: row 8")
+    assert key in done.stderr or "many" in done.stderr

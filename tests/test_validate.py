@@ -12,7 +12,7 @@ import pytest
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.validate import check, own_rows, published
+from commtax.validate import check, inference_rows, own_rows, published, whole_rows
 from commtax.validate.collective_rows import question
 from commtax.validate.records import UnpricedError, dicts, read
 from commtax.validate.running import ADDED
@@ -166,6 +166,40 @@ def test_odd_files_give_reasons_and_keep_every_row(tmp_path):
     reasons = " | ".join(r["skipped"] for r in found)
     for word in ("mystery", "quantum", "number of GPUs", "many", "teleport", "nobody/knows", "base7", "abacus", "missing", "-1"):
         assert word in reasons
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "asked"), [(inference_rows, "inference", "bill"), (whole_rows, "training_runs", "train_bill")]
+)
+def test_equal_rows_are_priced_once(monkeypatch, module, name, asked):
+    """A line that stands 5,000 times in a file costs the time of one, and every row still has its answer."""
+    plain, calls = getattr(module, asked), []
+    monkeypatch.setattr(module, asked, lambda *words, **more: calls.append(1) or plain(*words, **more))
+    header, rows = published._read(name)
+    answer = published._answer(name, header, rows[:1] * 5000)
+    found = answer()
+    assert len(calls) == 1
+    assert found.row.tolist() == list(range(5000))
+    assert len(set(found.predicted.tolist())) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "text"),
+    [
+        ("training_runs", "gpus", "1e999"),
+        ("training_runs", "pp", "llama"),
+        ("inference", "value", "1e-320"),
+        ("inference", "tp", "1e999"),
+    ],
+)
+def test_a_cell_that_is_no_figure_leaves_its_row_out(name, column, text):
+    """One bad cell is the reason of one row: it ends neither the run nor makes it warn."""
+    header, rows = published._read(name)
+    at = header.index(column)
+    rows = [rows[0], [text if i == at else cell for i, cell in enumerate(rows[0])]]
+    found = published._answer(name, header, rows)()
+    assert not found.skipped[0]
+    assert column in found.skipped[1] or "tp" in found.skipped[1]
 
 
 def test_bad_arguments_are_one_line(tmp_path):

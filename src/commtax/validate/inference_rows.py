@@ -17,7 +17,7 @@ from commtax.catalog.models import bundled
 from commtax.ledger import Bill
 from commtax.spec import Cluster, Model, Quant
 from commtax.validate.own_rows import least_s
-from commtax.validate.records import Answer, Records, Row, UnpricedError, number, of_answers, whole
+from commtax.validate.records import Answer, Records, Row, UnpricedError, number, row_by_row, whole
 from commtax.validate.splits import inference_is_fitted
 
 MODELS = {
@@ -74,7 +74,7 @@ class Predicted:
 
 
 def answers(rows: Sequence[Row]) -> Records:
-    return of_answers(_answer(index, row) for index, row in enumerate(rows))
+    return row_by_row(rows, lambda index, row: [_answer(index, row)])
 
 
 def _answer(index: int, row: Row) -> Answer:

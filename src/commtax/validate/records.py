@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import StringIO
 from itertools import islice
@@ -21,6 +21,8 @@ Array = Any
 WORDS = ("kind", "source", "system", "library", "version", "mode", "dtype", "where", "what", "hint", "skipped")
 NUMBERS = ("tp", "size", "measured", "predicted", "low", "high", "floor", "row")
 FIELDS = (*WORDS, *NUMBERS, "fitted")
+LEAST, MOST = 1e-9, 1e18
+"""Between them lies every time, size and rate that was ever published; beyond them ratios overflow."""
 
 
 class UnpricedError(ValueError):
@@ -107,6 +109,18 @@ def of_answers(answers: Iterable[Answer]) -> Records:
     return Records({name: np.array([getattr(a, name) for a in found], dtype=kinds[name]) for name in FIELDS})
 
 
+def row_by_row(rows: Sequence[Row], answer: Callable[[int, Row], Sequence[Answer]]) -> Records:
+    """Rows that share no price with their neighbours, one at a time; equal rows are answered once."""
+    known: dict[tuple[tuple[str, str], ...], Sequence[Answer]] = {}
+    found: list[Answer] = []
+    for index, row in enumerate(rows):
+        key = tuple(row.items())
+        if key not in known:
+            known[key] = answer(index, row)
+        found += [replace(one, row=index) for one in known[key]]
+    return of_answers(found)
+
+
 def of_columns(count: int, **given: Any) -> Records:
     """Columns from arrays and single values; what is not given is as in an empty ``Answer``."""
     empty = Answer("")
@@ -144,8 +158,8 @@ def number(row: Row, name: str) -> float:
         value = float(text)
     except ValueError:
         raise UnpricedError(f"column {name} is {'empty' if not text else f'{text!r}, not a number'}") from None
-    if not (np.isfinite(value) and value > 0):
-        raise UnpricedError(f"column {name} is {text}: a figure above 0 is needed")
+    if not LEAST <= value <= MOST:
+        raise UnpricedError(f"column {name} is {text[:40]}: a figure from {LEAST:g} to {MOST:g} is needed")
     return value
 
 

@@ -67,7 +67,7 @@ def _whole(row: Row, name: str, default: int | None = None) -> int:
         return default
     try:
         return int(float(text))
-    except ValueError:
+    except (ValueError, OverflowError):  # "1e999" is a float, and no whole number
         raise ValueError(f"{name} is not given") from None
 
 

@@ -11,7 +11,7 @@ from commtax.api.serving import Simulation, simulate
 from commtax.api.train_billing import train_bill
 from commtax.validate import serving_rows, training_rows
 from commtax.validate.own_rows import least_s
-from commtax.validate.records import Answer, Records, Row, UnpricedError, number, of_answers
+from commtax.validate.records import Answer, Records, Row, UnpricedError, number, row_by_row
 from commtax.validate.splits import training_is_fitted
 
 PLAN = ("tp", "pp", "dp", "ep", "dtype", "kv_dtype", "engine")
@@ -19,7 +19,7 @@ PLAN = ("tp", "pp", "dp", "ep", "dtype", "kv_dtype", "engine")
 
 def serving(rows: Sequence[Row]) -> Records:
     """Two answers a row: mean time to the first token, and mean time per token after it."""
-    return of_answers(answer for index, row in enumerate(rows) for answer in _served(index, row))
+    return row_by_row(rows, _served)
 
 
 def _served(index: int, row: Row) -> list[Answer]:
@@ -101,7 +101,7 @@ def _floor(name: str, found: Simulation, asked: dict[str, Any]) -> float:
 
 
 def training(rows: Sequence[Row]) -> Records:
-    return of_answers(_trained(index, row) for index, row in enumerate(rows))
+    return row_by_row(rows, lambda index, row: [_trained(index, row)])
 
 
 def _trained(index: int, row: Row) -> Answer:
@@ -143,7 +143,7 @@ def _training_mode(row: Row, note: str) -> str:
     """What sets a run apart: eager, asynchronous tensor parallelism, a pipeline, scaling by rows."""
     if "async" in note:
         return "async"
-    if float(row.get("pp") or 1) > 1:
+    if row.get("pp") not in (None, "", "1"):
         return "pipeline"
     if "eager" in note:
         return "eager"

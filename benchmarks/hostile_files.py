@@ -1,0 +1,336 @@
+"""20,000 damaged files of every kind that is read: no traceback, no hang, none over 5 s of CPU or 1 GB.
+
+python benchmarks/hostile_files.py [--count 20000] [--seed 1] [--jobs 2] [--only CASE]. Exit code 1: a bar is broken.
+
+Real files (``hostile_samples.py``) lose, double and swap parts, get values of another type, other encodings, deep nesting and
+long lines, or are packed and damaged; each then goes to the command that reads it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import hostile
+import hostile_samples
+from hostile import Case
+
+LARGEST = 4 * 2**20
+"""Bytes of a damaged file, on disk."""
+BILL = "bill llama-3.1-8b -c 8xh100-sxm -tp 8"
+LAUNCHED = ("bill -c 2x8xh100-sxm --from", "fit -c 2x8xh100-sxm --from", "plan -c 8xh100-sxm --from")
+READ_BY: dict[str, tuple[str, ...]] = {
+    "profile.json": (
+        f"{BILL} --library nccl --profile",
+        "expect all-reduce -c 8xh100-sxm --profile",
+        "simulate llama-3.1-8b -c 8xh100-sxm --profile",
+        "fit llama-3.1-8b --json --profile",
+    ),
+    "kernels-profile.json": (
+        f"{BILL} --json --profile",
+        "plan llama-3.2-1b -c 1xh100-sxm --profile",
+        "compare llama-3.1-8b -c 8xh100-sxm --over batch=1:4 --profile",
+    ),
+    "nccl-8.txt": (
+        "expect all-reduce -c 8xh100-sxm --measured",
+        "calibrate -c 8xh100-sxm",
+        "calibrate samples/nccl-4.txt --json -c 8xh100-sxm",
+    ),
+    "collectives.jsonl": ("calibrate -c 8xh100-sxm",),
+    "gemm.jsonl": ("calibrate -c 8xh200-sxm",),
+    "decode.jsonl": ("calibrate -c 8xh200-sxm",),
+    "prefill.jsonl": ("calibrate -c 8xh200-sxm",),
+    "sglang.jsonl": ("calibrate -m llama-3.1-8b -c 8xh100-sxm", "audit -m llama-3.1-8b -c 8xh100-sxm"),
+    "aiperf.json": ("audit -m llama-3.1-8b -c 8xh100-sxm --json", "calibrate -m llama-3.1-8b -c 8xh100-sxm"),
+    "vllm-cpu-tp1.serve.json": ("calibrate -m samples/tiny -c 2xcpu", "audit -m samples/tiny -c 2xcpu"),
+    "vllm-cpu-tp2.latency.json": (
+        "audit -m samples/tiny -c 2xcpu -tp 2 --batch 1 --context 128 --output-len 32 --baseline samples/vllm-cpu-tp1.latency.json",
+        "audit samples/vllm-cpu-tp2.latency.json -m samples/tiny -c 2xcpu -tp 2 --baseline",
+        "calibrate -m samples/tiny -c 2xcpu --batch 1 --context 128 --output-len 32",
+    ),
+    "vllm-cpu-tp1.throughput.json": ("audit -m samples/tiny -c 2xcpu",),
+    "vllm-cpu-tp2.log": ("audit -m samples/tiny -c 2xcpu -tp 2", "audit -m llama-3.1-8b -c 2xh100-sxm --json"),
+    "vllm-cpu-tp2-rank0.trace.json": ("audit -m samples/tiny -c 2xcpu -tp 2",),
+    "vllm-cpu-tp2-rank1.trace.json.gz": ("audit samples/vllm-cpu-tp2-rank0.trace.json.gz -m samples/tiny -c 2xcpu -tp 2",),
+    "graphs-rank0.json": (
+        "audit -m llama-3.1-8b -c 2xh100-sxm -tp 2",
+        "audit samples/graphs-rank1.json -m llama-3.1-8b -c 2xh100-sxm -tp 2 --json",
+    ),
+    "topo-4x3090.txt": (
+        "bill llama-3.2-1b -c 4xrtx-3090 -tp 2 --topo",
+        "compare llama-3.2-1b -c 4xrtx-3090 --plans tp1,tp2,tp2dp2 --topo",
+    ),
+    **dict.fromkeys(
+        hostile_samples.LAUNCHES, ("bill -c 2x8xh100-sxm --from", "fit -c 2x8xh100-sxm --from", "plan -c 8xh100-sxm --from")
+    ),
+}
+"""What reads a file: the words before its name."""
+FOLDERS: dict[str, tuple[str, ...]] = {
+    **{
+        f"{name}/config.json": ("fit -c 8xh100-sxm", "bill -c 8xh100-sxm -tp 2", "catalog models")
+        for name in ("tiny", "mixture", "window", "quantised")
+    },
+    "stored/model.safetensors": ("fit -c 1xh100-sxm", "catalog models"),
+    "modelopt/hf_quant_config.json": ("fit -c 8xh100-sxm", "bill -c 8xh100-sxm"),
+    **{f"tables/{name}.csv": ("validate --data",) for name in hostile_samples.RENAMED},
+    "study/experiment.json": ("measure experiment --merge", "measure experiment --json --merge samples/study --merge"),
+}
+"""The same for a file that is read as part of its folder."""
+NUMBERS = (0, -1, 1, 1.5, 1e300, -1e300, 10**30, 10**400, 2**63, 1e-320, 7)
+OTHERS = (
+    None,
+    True,
+    False,
+    "",
+    "x",
+    "1",
+    "[red]x[/red]",
+    "\x1b[31m",
+    "é" * 50,
+    "y" * 20_000,
+    [],
+    {},
+    [[]],
+    [1, "2", None],
+    {"a": {"b": 1}},
+    *NUMBERS,
+)
+
+
+@lru_cache(maxsize=1)
+def readers() -> list[tuple[str, str]]:
+    """Every pair of a sample and a command that reads it."""
+    return [(name, words) for table in (READ_BY, FOLDERS) for name, all_words in table.items() for words in all_words]
+
+
+def case(seed: int, number: int, samples: Path) -> Case:
+    rng = random.Random(f"{seed}:{number}")
+    name, words = rng.choice(readers())
+    content, note = mutated(rng, (samples / name).read_bytes())
+    if name in READ_BY:
+        return Case((*words.split(), f"given/{name}"), ((f"given/{name}", content),), note)
+    folder = name.split("/")[0]
+    beside = [f for f in (samples / folder).iterdir() if f.name != Path(name).name and folder != "tables"]
+    files = ((f"given/{Path(name).name}", content), *((f"given/{f.name}", f.read_bytes()) for f in beside))
+    return Case((*words.split(), "given"), files, note)
+
+
+def mutated(rng: random.Random, content: bytes) -> tuple[bytes, str]:
+    """A file with one to three things wrong, and their names."""
+    packed = content[:2] == b"\x1f\x8b"
+    content = gzip.decompress(content) if packed and rng.random() < 0.8 else content
+    notes = []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        change = rng.choice(JSON_CHANGES if content[:1] in b"{[" and rng.random() < 0.6 else CHANGES)
+        content = change(rng, content)[:LARGEST]
+        notes.append(change.__name__.strip("_"))
+    if packed and content[:2] != b"\x1f\x8b" and rng.random() < 0.8:
+        content = gzip.compress(content, 1, mtime=0)
+        notes.append("packed")
+    return content, ", ".join(notes)
+
+
+def _span(rng: random.Random, size: int) -> tuple[int, int]:
+    start = rng.randrange(size + 1)
+    return start, min(size, start + int(10 ** rng.uniform(0, 4)))
+
+
+def _flipped(rng: random.Random, raw: bytes) -> bytes:
+    out = bytearray(raw)
+    for _ in range(rng.choice((1, 5, 100)) if out else 0):
+        out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
+    return bytes(out)
+
+
+def _cut(rng: random.Random, raw: bytes) -> bytes:
+    return raw[: rng.randrange(len(raw) + 1)]
+
+
+def _lost(rng: random.Random, raw: bytes) -> bytes:
+    start, end = _span(rng, len(raw))
+    return raw[:start] + raw[end:]
+
+
+def _doubled(rng: random.Random, raw: bytes) -> bytes:
+    start, end = _span(rng, len(raw))
+    return raw[:end] + raw[start:end] * rng.choice((1, 2, 1000)) + raw[end:]
+
+
+def _moved(rng: random.Random, raw: bytes) -> bytes:
+    (start, end), at = _span(rng, len(raw)), rng.randrange(len(raw) + 1)
+    rest = raw[:start] + raw[end:]
+    return rest[:at] + raw[start:end] + rest[at:]
+
+
+def _inserted(rng: random.Random, raw: bytes) -> bytes:
+    at = rng.randrange(len(raw) + 1)
+    what = rng.choice(
+        (rng.randbytes(20), b"\0" * 100, b"\xff\xfe", b"\n" * 1000, b" " * 100_000, "\u2028💥é".encode(), b"[/red]", b"\x1b[2J")
+    )
+    return raw[:at] + what + raw[at:]
+
+
+def _numbered(rng: random.Random, raw: bytes) -> bytes:
+    """One to twenty numbers are others."""
+    found = list(re.finditer(rb"\d+(\.\d+)?", raw[:200_000]))
+    for match in sorted(rng.sample(found, min(len(found), rng.choice((1, 3, 20)))), key=lambda m: -m.start()):
+        new = rng.choice(
+            ("0", "-1", "1e308", "1e999", "NaN", "9" * 30, "9" * 6000, "0x1", "1e-320", "٣", "", "1.2.3", str(rng.randrange(10**6)))
+        )
+        raw = raw[: match.start()] + new.encode() + raw[match.end() :]
+    return raw
+
+
+def _lines(rng: random.Random, raw: bytes) -> bytes:
+    """A line many times, lines in another order, or all of it in one line."""
+    lines = raw.splitlines(keepends=True)
+    if not lines:
+        return raw
+    many = max(1, LARGEST // 4 // max(1, len(lines[0])))
+    return rng.choice((
+        lambda: b"".join([*lines, rng.choice(lines) * min(many, 20_000)]),
+        lambda: b"".join(rng.sample(lines, len(lines))),
+        lambda: raw.replace(b"\n", rng.choice((b" ", b"\r\n", b"\r", b""))),
+        lambda: b"".join(line for line in lines if rng.random() < 0.7),
+    ))()  # fmt: skip
+
+
+def _encoded(rng: random.Random, raw: bytes) -> bytes:
+    text = raw.decode("utf-8", "replace")
+    return rng.choice(
+        (text.encode("utf-16"), text.encode("utf-32"), b"\xef\xbb\xbf" + raw, text.encode("utf-7"), raw + b"\xe9\xe8")
+    )
+
+
+def _packed(rng: random.Random, raw: bytes) -> bytes:
+    """Packed whole, packed and damaged, or a small file that unpacks to gigabytes."""
+    whole = gzip.compress(raw[: 2**20], 1, mtime=0)
+    twice = gzip.compress(whole, mtime=0)
+    return rng.choice((whole, twice, _cut(rng, whole), _flipped(rng, whole), whole + b"x", whole[:10], bomb()))
+
+
+@lru_cache(maxsize=1)
+def bomb() -> bytes:
+    """Two megabytes that unpack to two gigabytes."""
+    return gzip.compress(b"[" * 2**24, mtime=0) * 128
+
+
+def _replaced(rng: random.Random, raw: bytes) -> bytes:
+    """Something else altogether."""
+    size = rng.choice((0, 1, 2**20))
+    return rng.choice(
+        (
+            b"",
+            b"\n",
+            b"{}",
+            b"[]",
+            b"null",
+            b"[" * size,
+            b'{"a":' * (size // 4),
+            b"9" * size,
+            b"\0" * size,
+            b"a," * size,
+            rng.randbytes(1000),
+            raw * 20,
+        )
+    )
+
+
+def _deep(rng: random.Random, _: Any) -> Any:
+    found: Any = 1
+    for _depth in range(rng.choice((50, 900, 3000))):
+        found = [found] if rng.random() < 0.5 else {"a": found}
+    return found
+
+
+def _places(document: Any) -> list[tuple[Any, Any]]:
+    """All containers with their keys, however deep."""
+    found: list[tuple[Any, Any]] = []
+    todo = [document]
+    while todo and len(found) < 20_000:
+        node = todo.pop()
+        for key, inner in node.items() if isinstance(node, dict) else enumerate(node):
+            found.append((node, key))
+            if isinstance(inner, (dict, list)):
+                todo.append(inner)
+    return found
+
+
+def _json_change(change: Callable[[random.Random, Any, Any, Any], None]) -> Callable[[random.Random, bytes], bytes]:
+    """A change of one value of a document, or of one line of many; what is no document stays."""
+
+    def changed(rng: random.Random, raw: bytes) -> bytes:
+        lines = [raw]
+        at = 0
+        try:
+            document = json.loads(raw)
+        except (ValueError, RecursionError):
+            lines = raw.splitlines()
+            at = rng.randrange(len(lines)) if lines else 0
+            try:
+                document = json.loads(lines[at]) if lines else None
+            except (ValueError, RecursionError):
+                return raw
+        if not isinstance(document, (dict, list)) or not document:
+            return raw
+        for _ in range(rng.choice((1, 1, 3))):
+            places = _places(document)
+            if places:
+                change(rng, *(place := rng.choice(places)), rng.choice(places)[0] if place else None)
+        try:
+            lines[at] = json.dumps(document, ensure_ascii=rng.random() < 0.5).encode("utf-8", "replace")
+        except (ValueError, RecursionError):
+            return raw
+        return b"\n".join(lines)
+
+    changed.__name__ = change.__name__
+    return changed
+
+
+def _other_value(rng: random.Random, node: Any, key: Any, _: Any) -> None:
+    node[key] = rng.choice((*OTHERS, float("nan"), float("inf"), _deep(rng, None)))
+
+
+def _without(_rng: random.Random, node: Any, key: Any, _: Any) -> None:
+    del node[key]
+
+
+def _scaled(rng: random.Random, node: Any, key: Any, _: Any) -> None:
+    if isinstance(node[key], (int, float)):
+        node[key] *= rng.choice((-1, 0, 2, 1000, 10**12, 0.5))
+    else:
+        node[key] = [node[key]] * rng.choice((1, 3, 300))
+
+
+def _renamed(rng: random.Random, node: Any, key: Any, _: Any) -> None:
+    if isinstance(node, dict):
+        node[rng.choice((f"{key}x", "", str(key).upper(), "💥"))] = node.pop(key)
+
+
+def _swapped(rng: random.Random, node: Any, key: Any, other: Any) -> None:
+    there = rng.choice(list(other) if isinstance(other, dict) else range(len(other))) if other else None
+    if there is not None and not isinstance(node[key], (dict, list)):
+        node[key] = other[there] if not isinstance(other[there], (dict, list)) else None
+
+
+CHANGES = (_flipped, _cut, _lost, _doubled, _moved, _inserted, _numbered, _numbered, _lines, _encoded, _packed, _replaced)
+JSON_CHANGES = tuple(_json_change(change) for change in (_other_value, _other_value, _without, _scaled, _renamed, _swapped))
+
+
+def main() -> int:
+    given = hostile.options(__doc__ or "", 20_000)
+    with tempfile.TemporaryDirectory(prefix="hostile-samples-") as folder:
+        samples = hostile_samples.make(Path(folder))
+        return hostile.drive(lambda number: case(given.seed, number, samples), samples, given.count, given.jobs, given.only)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
