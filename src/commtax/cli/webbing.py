@@ -16,9 +16,10 @@ def web_command(port: int, host: str) -> None:
     commtax web --port 8080
     """
     try:
+        from commtax.web.pool import Pool
         from commtax.web.serving import listen, serve
     except ImportError as error:
         raise ValueError(f"web: {error.name} is missing; pip install 'commtax[web]'") from None
     bound = listen(host, port)
     click.echo(f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/  (Ctrl-C ends it)")
-    serve(host, bound)
+    serve(host, bound, Pool())

@@ -56,15 +56,16 @@ class Line:
 
 
 class Nursery:
-    """The process that forks workers; started again if it is gone."""
+    """The process that forks workers, ``main`` of a module; started again if it is gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str) -> None:
+        self._module = module
         self._start()
 
     def _start(self) -> None:
         self._control, theirs = socket.socketpair()
         # The same places to import from as here: the folder that somebody happens to stand in is none of them.
-        code = f"import sys; sys.path[:] = {sys.path!r}; from commtax.web.nursery import main; main({theirs.fileno()})"
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {self._module} import main; main({theirs.fileno()})"
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
         # One thread for algebra: arrays are small here, and a process with threads must not fork.
         alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -146,11 +147,10 @@ class Lane:
 class Pool:
     """All workers. ``ask`` always returns, in time and with a status; when its caller is cancelled, so is the work."""
 
-    def __init__(self) -> None:
-        workers = max(1, min(2, os.cpu_count() or 1))
-        self._nursery = Nursery()
-        self._quick = Lane(workers, most_waiting=64, niceness=0)
-        self._slow = Lane(workers, most_waiting=8, niceness=5)
+    def __init__(self, nursery: str = "commtax.web.nursery") -> None:
+        self._nursery = Nursery(nursery)
+        self._quick = Lane(workers=2, most_waiting=64, niceness=0)
+        self._slow = Lane(workers=2, most_waiting=8, niceness=5)
         self._closed = False
 
     async def ask(self, name: str, query: bytes) -> Written:

@@ -31,9 +31,8 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
-def serve(host: str, bound: socket.socket) -> None:
-    """Answer until interrupted."""
-    pool = Pool()
+def serve(host: str, bound: socket.socket, pool: Pool) -> None:
+    """Answer until interrupted, and end the workers."""
     settings = uvicorn.Config(
         create_app(host, pool.ask),
         http=Connection,
