@@ -12,7 +12,7 @@ from commtax.cli.options import Count, Fraction, json_option
 from commtax.cli.output import print_json, terminal
 from commtax.report import pipelines
 from commtax.sim.pipeline import Durations, run
-from commtax.sim.schedules import SCHEDULES, Kind
+from commtax.sim.schedules import SCHEDULES, Kind, fewest_microbatches
 
 MAX_CELLS = 2_000_000
 
@@ -59,11 +59,8 @@ def _budget(kind: Kind, p: int, microbatches: int | None, budget: float, as_json
     f, b, w = times.forward, times.backward, times.weight
     if not kind.any_times and not f == b == w:
         raise ValueError(f"times '{options['times']}': the closed form of {kind.name} holds for equal times only")
-    needed, v = 1, options["chunks"]
-    while not kind.legal(p, needed, v) or kind.idle(p, needed, v, f, b, w) > budget * kind.total(p, needed, v, f, b, w) * (
-        1 + 1e-12
-    ):
-        needed += 1
+    v = options["chunks"]
+    needed = fewest_microbatches(kind, p, v, (f, b, w), budget)
     bubble = kind.idle(p, needed, v, f, b, w) / kind.total(p, needed, v, f, b, w)
     if as_json:
         answer = {"schedule": kind.name, "stages": p, "budget": budget, "microbatches": needed, "bubble": bubble}

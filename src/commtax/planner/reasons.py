@@ -71,6 +71,7 @@ def too_large(question: ServingPlans, legal: Space, fits: Array, index: int) -> 
             engine=question.engine,
             dtype=question.dtypes[index],
             max_model_len=min(question.model.max_len, goal.input_len + goal.output_len),
+            advise=False,
             **question.run.words,
             **sizes,
         )
