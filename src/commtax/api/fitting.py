@@ -148,12 +148,14 @@ def _screen(asked: Setup, serving: Serving, auto_ep: bool) -> Callable[[int, int
 
     def may(tp: int, pp: int) -> bool:
         one, loaded, inner, last, page = look(tp)
+        most = page * (math.ceil(model.num_layers / pp) if len(windows) == 1 else 1)
         if fixed:
             free = total - max(loaded / pp + inner, last) - float(memory.other_bytes(one.plan, engine))
-            most = page * (math.ceil(model.num_layers / pp) if len(windows) == 1 else 1)
             return free * (1 + 1e-9) >= fixed and fixed // most >= wanted
-        left = min(_left(one, loaded / pp, inner, serving.utilization), _left(one, 0.0, last, serving.utilization))
-        return bool(left >= page)
+        fullest, end, deepest = (
+            _left(one, held, peak, serving.utilization) for held, peak in ((loaded / pp, inner), (0.0, last), (0.0, inner))
+        )
+        return bool(min(fullest, end) >= wanted * page and deepest >= wanted * most)
 
     return may
 

@@ -14,7 +14,8 @@ from commtax.report import pipelines
 from commtax.sim.pipeline import Durations, run
 from commtax.sim.schedules import SCHEDULES, Kind, fewest_microbatches
 
-MAX_CELLS = 2_000_000
+MAX_CELLS = 300_000
+"""Cells that are simulated: a few seconds and a few hundred megabytes."""
 
 
 @click.command("pipeline")
@@ -75,9 +76,11 @@ def _pipeline(
     kind: Kind, stages: int, microbatches: int, as_json: bool, schedule: str, chunks: int, svg: str, chrome_trace: str, **times: Any
 ) -> None:
     assert schedule == kind.name
-    cells = stages * microbatches * chunks
-    if cells > MAX_CELLS:
-        raise ValueError(f"microbatches={microbatches}: {cells:,} cells are more than the {MAX_CELLS:,} that are simulated")
+    each = stages * max(chunks, kind.chunks)
+    if each * microbatches > MAX_CELLS:
+        most = f"{MAX_CELLS // each:,} microbatches" if each <= MAX_CELLS else f"{MAX_CELLS * stages // each:,} stages"
+        rule = f"{each * microbatches:,} cells, more than the {MAX_CELLS:,} that are simulated; at most {most}"
+        raise ValueError(f"microbatches={microbatches}: {rule} (--budget needs no simulation)")
     durations = parse_durations(stages=stages, **times)
     timeline = run(kind, stages, microbatches, durations, chunks)
     found = pipelines.Pipeline(kind, stages, microbatches, chunks, durations, timeline)
