@@ -188,6 +188,26 @@ WRONG = st.sampled_from([None, True, "x", "", [], {}, [1], {"a": 1}, math.nan, m
 VALUES = st.one_of(WRONG, st.floats(-1e3, 1e3), st.floats(-20, 20).map(lambda x: 10**x), st.integers(-5, 300))
 
 
+def rule_of(way):
+    """The range of a place, where it has one."""
+    last = way[-1]
+    if way[0] == "libraries" and len(way) == 7:
+        return physics.PAIRS[way[4]] if last == 1 else None
+    tables = {"kernels": physics.KERNEL, "network": physics.NETWORK, "chip": physics.CHIP, "libraries": physics.PATH}
+    return tables.get(way[0], physics.HOST).get(last)
+
+
+def within(way):
+    """A place and a value of its range, the ends among them."""
+    rule = rule_of(way)
+    inner = st.floats(-18, math.log10(rule.high)).map(lambda x: max(rule.low, min(rule.high, 10**x)))
+    value = st.one_of(st.sampled_from([rule.low, rule.high]), inner)
+    return st.tuples(st.just(way), value.map(round) if rule.whole else value)
+
+
+RANGED = st.sampled_from([way for way in PLACES if rule_of(way)]).flatmap(within)
+
+
 def mutated(changes):
     table = copy.deepcopy(WHOLE)
     for way, value in changes:
@@ -209,7 +229,7 @@ def parsed(table):
 
 
 @settings(max_examples=120)
-@given(st.lists(st.tuples(st.sampled_from(PLACES), VALUES), min_size=0, max_size=3))
+@given(st.one_of(st.lists(RANGED, max_size=6), st.lists(st.tuples(st.sampled_from(PLACES), VALUES), max_size=3)))
 @example([])
 @example([(("libraries", 0, "paths", 0, "contention", 1, 1), -1e9)])
 @example([(("kernels", "tables", "gemm.bf16", "ep"), 100)])
