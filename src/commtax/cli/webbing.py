@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from commtax.cli.options import Count
@@ -15,6 +17,8 @@ def web_command(port: int, host: str) -> None:
 
     commtax web --port 8080
     """
+    if not hasattr(os, "fork"):
+        raise ValueError("web: needs a system that forks processes, such as Linux or macOS (on Windows: WSL)")
     try:
         from commtax.web.pool import Pool
         from commtax.web.serving import listen, serve

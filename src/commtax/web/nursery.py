@@ -56,9 +56,11 @@ def main(control: int) -> None:
         while True:
             word, lines, _, _ = socket.recv_fds(server, 1, 1)
             if not word:
-                return
+                break
             for line in lines:
                 _fork(server, socket.socket(fileno=line), niceness=word[0])
+    with contextlib.suppress(ChildProcessError):
+        os.wait()  # lines that the server let go end their workers: none is left to others
 
 
 def _fork(server: socket.socket, line: socket.socket, niceness: int) -> None:

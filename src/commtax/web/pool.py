@@ -7,6 +7,7 @@ nothing can end one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -19,6 +20,8 @@ from commtax.web.nursery import ASKED, LIMIT_S, TOLD
 
 SLOW = {"compare", "fit", "plan", "pipeline"}
 """Answers that take longer than a blink: they have workers of their own, so that a slider's view never waits behind a search."""
+LAST_WORD_S = 0.5
+"""Seconds that the nursery has to see its workers off."""
 WAIT_S = 2.0
 """Seconds that a question waits for a free worker."""
 BUSY = (
@@ -52,6 +55,8 @@ class Line:
         return not (self.spent or self.reader.at_eof() or self.writer.is_closing())
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):  # at once, not when the loop comes round: the worker hears it and ends
+            self.writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
         self.writer.transport.abort()
 
 
@@ -86,9 +91,13 @@ class Nursery:
         return Line(*await asyncio.open_connection(sock=ours))
 
     def close(self) -> None:
+        """It goes when its workers are gone; at once if it is still loading."""
         self._control.close()
-        self._process.kill()
-        self._process.wait()
+        try:
+            self._process.wait(LAST_WORD_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 @dataclass
@@ -173,8 +182,10 @@ class Pool:
 
     def close(self) -> None:
         """End all workers, and with them everything that is being computed."""
+        if self._closed:
+            return
         self._closed = True
-        self._nursery.close()
         for lane in (self._quick, self._slow):
             for line in (*lane.idle, *lane.busy):
                 line.close()
+        self._nursery.close()
