@@ -31,7 +31,7 @@ def served():
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             port = int(re.search(r":(\d+)/", process.stdout.readline())[1])
-            ask(port, "/api/view", patience=30)  # the nursery has loaded
+            ask(port, "/api/view")  # the nursery has loaded
             yield process, port
         finally:
             process.kill()
@@ -44,17 +44,14 @@ def port():
         yield number
 
 
-def ask(port, path, patience=10.0):
+def ask(port, path):
     """Status, headers, and the JSON that came."""
-    end = time.monotonic() + patience
-    while True:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=patience)
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        found = answer.status, dict(answer.getheaders()), json.loads(answer.read())
-        connection.close()
-        if patience == 10.0 or found[0] == 200 or time.monotonic() > end:
-            return found
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    found = answer.status, dict(answer.getheaders()), json.loads(answer.read())
+    connection.close()
+    return found
 
 
 def begin(port, path):
@@ -94,14 +91,14 @@ def test_what_nobody_waits_for_is_given_up(port):
     for _ in range(12):
         begin(port, ENDLESS_PLAN).close()
     begun = time.monotonic()
-    assert ask(port, "/api/plan?c=2xh100-sxm", patience=5.0)[0] == 200
-    assert time.monotonic() - begun < 2 * LIMIT_S  # twelve that ran to their ends, two at a time, would take 6 x LIMIT_S
+    assert ask(port, "/api/plan?c=2xh100-sxm")[0] == 200  # behind ten that waited it would be told to come back
+    assert time.monotonic() - begun < 3 * LIMIT_S  # those twelve, two at a time, would take 6 x LIMIT_S
 
 
 def test_too_many_are_told_to_come_back_and_nobody_waits_long(port):
     begun = time.monotonic()
-    with ThreadPoolExecutor(20) as crowd:
-        found = list(crowd.map(lambda i: ask(port, ENDLESS_PLAN), range(20)))
+    with ThreadPoolExecutor(40) as crowd:
+        found = list(crowd.map(lambda i: ask(port, ENDLESS_PLAN), range(40)))
     assert time.monotonic() - begun < LIMIT_S + 3
     statuses = {status for status, _, _ in found}
     assert statuses == {422, 429}

@@ -53,6 +53,7 @@ def main(control: int) -> None:
     gc.collect()
     gc.freeze()  # pages that all workers share stay shared
     with socket.socket(fileno=control) as server:
+        server.sendall(b"!")  # ready
         while True:
             word, lines, _, _ = socket.recv_fds(server, 1, 1)
             if not word:

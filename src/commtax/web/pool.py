@@ -20,6 +20,8 @@ from commtax.web.nursery import ASKED, LIMIT_S, TOLD
 
 SLOW = {"compare", "fit", "plan", "pipeline"}
 """Answers that take longer than a blink: they have workers of their own, so that a slider's view never waits behind a search."""
+LOAD_S = 30.0
+"""Seconds that the first questions wait for the nursery to load, at most."""
 LAST_WORD_S = 0.5
 """Seconds that the nursery has to see its workers off."""
 WAIT_S = 2.0
@@ -77,6 +79,16 @@ class Nursery:
         with theirs:
             self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=(theirs.fileno(),), env=alone, **quiet)  # type: ignore[call-overload]
         self._control.setblocking(False)
+        self._loading: asyncio.Future[bytes] | None = None
+
+    async def loaded(self) -> None:
+        """Until it has said that it is ready, which no question's time shall pay for; not for ever."""
+        if self._loading is None:
+            self._loading = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(self._control, 1))
+        if not self._loading.done():
+            with contextlib.suppress(TimeoutError, OSError):
+                async with asyncio.timeout(LOAD_S):
+                    await asyncio.shield(self._loading)
 
     async def worker(self, niceness: int) -> Line:
         """A new worker. It may still be loading: what is asked of it waits in its line."""
@@ -92,6 +104,8 @@ class Nursery:
 
     def close(self) -> None:
         """It goes when its workers are gone; at once if it is still loading."""
+        if self._loading:
+            self._loading.cancel()
         self._control.close()
         try:
             self._process.wait(LAST_WORD_S)
@@ -159,11 +173,12 @@ class Pool:
     def __init__(self, nursery: str = "commtax.web.nursery") -> None:
         self._nursery = Nursery(nursery)
         self._quick = Lane(workers=2, most_waiting=64, niceness=0)
-        self._slow = Lane(workers=2, most_waiting=8, niceness=5)
+        self._slow = Lane(workers=2, most_waiting=32, niceness=5)
         self._closed = False
 
     async def ask(self, name: str, query: bytes) -> Written:
         lane = self._slow if name in SLOW else self._quick
+        await self._nursery.loaded()
         clock = asyncio.get_running_loop().time
         begun = clock()
         if self._closed:
