@@ -56,7 +56,7 @@ SERVING, TRAINING = ("vllm", "sglang", "trtllm"), ("megatron", "torchrun")
 @click.option("--max-concurrency", type=Count(), default=None, help="Clients a copy, at most.  [default: 1024]")
 @click.option("--price", type=float, default=None, help="Dollars a GPU-hour.  [default: the catalogue's]")
 @click.option("--global-batch", type=Count(), default=None, help="Training: sequences a step.")
-@click.option("--top", type=Count(), default=10, show_default=True, help="Plans to list.")
+@click.option("--top", type=Count(), default=10, show_default=True, help="Plans to list, up to 1,000.")
 @click.option(
     "--emit", default="", metavar="ENGINE", help="Also the winner's launch command: vllm, sglang, trtllm, megatron, torchrun."
 )
