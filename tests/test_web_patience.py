@@ -155,6 +155,19 @@ def test_it_ends_in_the_middle_of_everything_and_leaves_no_process(end):
             wire.close()
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.3, 2.0])
+def test_it_ends_without_a_word_when_nobody_asked(pause_s):
+    """While its workers load, and after."""
+    command = [sys.executable, "-m", "commtax", "web", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        process.stdout.readline()
+        time.sleep(pause_s)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+        assert process.stderr.read().strip() in ("", "interrupted")
+        assert process.wait(timeout=10) == 130
+        assert is_empty(process.pid)
+
+
 @pytest.mark.skipif(not shutil.which("ps"), reason="needs ps to find it")
 def test_a_nursery_that_died_is_replaced():
     with served() as (process, port):

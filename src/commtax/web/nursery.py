@@ -46,13 +46,12 @@ WARM = (
 
 def main(control: int) -> None:
     """Fork a worker for each line that comes; end with the server."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the server says when it is over
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers need no funeral
     for name, query in WARM:
         written(name, query)
     gc.collect()
     gc.freeze()  # pages that all workers share stay shared
-    with socket.socket(fileno=control) as server:
+    with socket.socket(fileno=control) as server, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         server.sendall(b"!")  # ready
         while True:
             word, lines, _, _ = socket.recv_fds(server, 1, 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -73,11 +74,17 @@ class Nursery:
         self._control, theirs = socket.socketpair()
         # The same places to import from as here: the folder that somebody happens to stand in is none of them.
         code = f"import sys; sys.path[:] = {sys.path!r}; from {self._module} import main; main({theirs.fileno()})"
-        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
         # One thread for algebra: arrays are small here, and a process with threads must not fork.
         alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         with theirs:
-            self._process = subprocess.Popen([sys.executable, "-c", code], pass_fds=(theirs.fileno(),), env=alone, **quiet)  # type: ignore[call-overload]
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=alone,
+                preexec_fn=_deaf,
+            )
         self._control.setblocking(False)
         self._loading: asyncio.Future[bytes] | None = None
 
@@ -112,6 +119,11 @@ class Nursery:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _deaf() -> None:
+    """Ctrl-C reaches the whole terminal; when it is over, the server says."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @dataclass
