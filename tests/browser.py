@@ -41,9 +41,9 @@ def chromium() -> Iterator[Any]:
 
 
 @contextmanager
-def served() -> Iterator[str]:
-    """The address of a running page."""
-    command = [sys.executable, "-m", "commtax", "web", "--port", "0"]
+def served(*words: str) -> Iterator[str]:
+    """The address of a running page: of ``commtax web``, or of what ``words`` start."""
+    command = [sys.executable, *(words or ("-m", "commtax", "web", "--port", "0"))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         try:
             assert server.stdout is not None

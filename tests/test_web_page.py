@@ -268,6 +268,28 @@ def test_bad_input_is_shown_and_the_picture_stays(visit: Callable[..., Any]) -> 
 
 
 @needs_browser
+def test_an_answer_that_never_comes_is_told_in_words_and_given_up_when_the_state_moves_on(visit: Callable[..., Any]) -> None:
+    """The plans of 2xa100-80-sxm have no end on this server (``slow_nursery``)."""
+    with served(str(Path(__file__).with_name("slow_server.py"))) as slow:
+        page = visit(f"{slow}/?m=llama-3.2-1b&c=2xa100-80-sxm", refuse=True)
+        page.locator("#plans").scroll_into_view_if_needed()
+        page.get_by_text("plan: not answered within").wait_for()
+        assert "command line" in page.inner_text("#plans-body")
+        left: list[str] = []
+        page.on("requestfailed", lambda request: left.append(request.url))
+        with page.expect_request(re.compile("/api/plan")):
+            move(page, "m=llama-3.2-3b&c=2xa100-80-sxm")
+        move(page, "m=llama-3.2-1b&c=2xh100-sxm")
+        until(page, "() => document.querySelectorAll('#plans-body .plan').length > 0")
+        assert any("/api/plan" in url for url in left), "the search for the state before was dropped"
+
+
+def move(page: Any, state: str) -> None:
+    """Go to another state without loading the page again."""
+    page.evaluate("to => { history.pushState(null, '', to); dispatchEvent(new PopStateEvent('popstate')); }", f"?{state}")
+
+
+@needs_browser
 def test_a_refusal_has_a_way_on(visit: Callable[..., Any]) -> None:
     page = visit("m=deepseek-v3&c=2x8xh200-sxm&tp=8&dp=2&ep=16", refuse=True)
     page.fill("#in-c", "8xh200-sxm")

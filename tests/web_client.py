@@ -22,9 +22,12 @@ def ask(path, query=None, method="GET", host="127.0.0.1:8080", headers=(), raw=N
         "headers": [(b"host", host.encode("latin-1")), *headers],
     }  # fmt: skip
     sent = []
+    asked = [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def receive():
-        return {"type": "http.request", "body": b"", "more_body": False}
+        if not asked:
+            await asyncio.Event().wait()  # a client that stays on the line
+        return asked.pop()
 
     async def send(message):
         sent.append(message)

@@ -81,7 +81,7 @@ def expect(
     if op not in OPS:
         raise ValueError(f"collective '{op}': one of {', '.join(OPS)}")
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    own = overlay.load(profile) if isinstance(profile, str) else profile
+    own = overlay.given(profile)
     place = overlay.on_cluster(own, place) if own else place
     size = int(positive(ranks or (2 if op == "send-recv" else place.num_gpus), "ranks", least=2))
     if size > place.num_gpus:

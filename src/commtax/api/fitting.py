@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -86,9 +88,13 @@ def fit(
     gpu_memory_utilization: float | None = None,
     block_size: int | None = None,
     kv_cache_memory_bytes: float = 0.0,
+    advise: bool = True,
     **plan: Any,
 ) -> Fit:
-    """Judge the given plan, or find the smallest legal TP (x PP) that fits one request of ``max_model_len`` tokens."""
+    """Judge the given plan, or find the smallest legal TP (x PP) that fits one request of ``max_model_len`` tokens.
+
+    Where none fits, ``advise`` looks for the nearest changes that would.
+    """
     if "phase" in plan:
         raise ValueError("phase: fit is about serving; train_fit is about training")
     known = catalog.model(model) if isinstance(model, str) else model
@@ -100,19 +106,58 @@ def fit(
     serving = _serving(
         asked, max_model_len, max_num_seqs, max_num_batched_tokens, gpu_memory_utilization, block_size, kv_cache_memory_bytes
     )
-    if tp is not None:
-        judged = judge(asked, serving)
-        return judged if judged.fits else replace(judged, advice=tuple(_advice(judged)))
-    nearest: Fit | None = None
-    for candidate in _candidates(known, place, dp, plan, pp):
+    found = judge(asked, serving) if tp is not None else _smallest(asked, serving, plan, pp)
+    return replace(found, advice=tuple(_advice(found))) if advise and not found.fits else found
+
+
+def _smallest(asked: Setup, serving: Serving, plan: dict[str, Any], pp: int | None) -> Fit:
+    """The first candidate that fits; else the nearest of those without a pipeline (or with the one that was asked for)."""
+    may, nearest = _screen(asked, serving, plan.get("ep") == AUTO_EP), None
+    words = asked.model, asked.cluster, int(asked.plan.dp), plan, pp
+    for candidate in _candidates(*words, lambda t, p: p == (pp or 1) or may(t, p)):
         judged = judge(candidate, serving)
         if judged.fits:
             return replace(judged, chosen=True)
-        if nearest is None or (candidate.plan.pp == (pp or 1) and judged.shortfall_bytes < nearest.shortfall_bytes):
+        if candidate.plan.pp == (pp or 1) and (nearest is None or judged.shortfall_bytes < nearest.shortfall_bytes):
             nearest = judged
-    if nearest is None:  # no tp is legal with the rest of the plan: say which rule forbids tp 1
-        nearest = judge(asked, serving)
-    return replace(nearest, chosen=True, advice=tuple(_advice(nearest)))
+    if nearest is None:  # no tp is legal without a pipeline, or with the rest of the plan: judging says which rule forbids tp 1
+        nearest = judge(next(_candidates(*words), asked), serving)
+    return replace(nearest, chosen=True)
+
+
+def _screen(asked: Setup, serving: Serving, auto_ep: bool) -> Callable[[int, int], bool]:
+    """Whether (tp, pp) may fit, from one look a tp; false only where judging would find too few blocks.
+
+    The fullest of pp stages holds at least 1 / pp of what a single one would, the last one samples, and a block has the bytes
+    of at least one layer: of all of a stage's, where they share one window.
+    """
+    model, engine = asked.model, asked.engine
+    windows = {block.attention.window for block in model.blocks}
+    pools = (memory.KvPool(0.0, 0.0, 1, (window,)) for window in windows)
+    wanted = min(p.blocks_per_request(serving.max_model_len, serving.block_size, serving.max_batched_tokens) for p in pools)
+    total, fixed = asked.cluster.chip.visible_bytes, serving.kv_cache_bytes
+
+    @cache
+    def look(tp: int) -> tuple[Setup, float, float, float, float]:
+        plan = replace(asked.plan, tp=tp, pp=1, ep=tp * asked.plan.dp if auto_ep else asked.plan.ep)
+        loaded = float(sum(w.nbytes for w in memory.weights(model, plan, engine, 0, 1))) * (1 - 1e-9)
+        limits = serving.max_batched_tokens, serving.max_seqs
+        inner, last = (float(memory.activation_bytes(model, plan, engine, *limits, end)) for end in (False, True))
+        layer = min(float(memory.kv_bytes_per_token_layer(b.attention, tp, plan.kv_dtype)) for b in model.blocks)
+        return replace(asked, plan=plan), loaded, inner, last, layer * serving.block_size
+
+    def may(tp: int, pp: int) -> bool:
+        one, loaded, inner, last, page = look(tp)
+        most = page * (math.ceil(model.num_layers / pp) if len(windows) == 1 else 1)
+        if fixed:
+            free = total - max(loaded / pp + inner, last) - float(memory.other_bytes(one.plan, engine))
+            return free * (1 + 1e-9) >= fixed and fixed // most >= wanted
+        fullest, end, deepest = (
+            _left(one, held, peak, serving.utilization) for held, peak in ((loaded / pp, inner), (0.0, last), (0.0, inner))
+        )
+        return bool(min(fullest, end) >= wanted * page and deepest >= wanted * most)
+
+    return may
 
 
 def _check_memory(asked: Setup) -> None:
@@ -147,13 +192,22 @@ def _serving(
     )
 
 
-def _candidates(model: Model, cluster: Cluster, dp: int, plan: dict[str, Any], pp: int | None = None) -> Iterator[Setup]:
-    """Legal plans in the order in which people try them: tp inside a fast domain, then the widest tp with a pipeline."""
+def _candidates(
+    model: Model,
+    cluster: Cluster,
+    dp: int,
+    plan: dict[str, Any],
+    pp: int | None = None,
+    may: Callable[[int, int], bool] | None = None,
+) -> Iterator[Setup]:
+    """Legal plans that ``may`` fit, in the order in which people try them: tp in a fast domain, then the widest with a pipeline."""
     heads = model.attention.num_heads
     degrees = [t for t in range(1, min(cluster.domain, heads) + 1) if heads % t == 0]
     stages = range(2, min(model.num_layers, cluster.num_gpus // dp) + 1)
     pairs = [(t, p) for t in reversed(degrees) for p in stages if t * p * dp <= cluster.num_gpus]
     for t, p in [(t, pp) for t in degrees] if pp else [(t, 1) for t in degrees] + pairs:
+        if may and not may(t, p):
+            continue
         try:
             yield setup(model, cluster, tp=t, pp=p, dp=dp, **plan)
         except ValueError:  # a rule that joins tp with another axis
@@ -301,12 +355,13 @@ def _more_gpus(failed: Fit) -> list[str]:
     now, dp = int(plan.tp) * int(plan.pp), int(plan.dp)
     wanted = {"engine": asked.engine, "dtype": plan.weights_dtype, "kv_dtype": plan.kv_dtype, "ep": AUTO_EP if plan.ep > 1 else 1}
     full = max(base.gpus_per_host, base.chip.gpus_per_host)
+    screen = _screen(asked, failed.serving, bool(plan.ep > 1))
     for place in [base] + [_hosts(base, n, full) for n in (1, 2, 4, 8, 16, 32, 64)]:
         if place.num_gpus <= now * dp:
             continue
-        for candidate in _candidates(asked.model, place, dp, wanted):
-            size = int(candidate.plan.tp) * int(candidate.plan.pp)
-            if size > now and judge(candidate, failed.serving).fits:
+        for candidate in _candidates(asked.model, place, dp, wanted, may=lambda t, p: t * p > now and screen(t, p)):
+            if judge(candidate, failed.serving).fits:
+                size = int(candidate.plan.tp) * int(candidate.plan.pp)
                 where = "" if place.key == base.key else f" --cluster {place.key}"
                 pipeline = f" -pp {candidate.plan.pp}" if candidate.plan.pp != 1 or plan.pp != 1 else ""
                 return [f"-tp {candidate.plan.tp}{pipeline}{where} ({plural(size * dp, 'GPU')})"]

@@ -59,7 +59,7 @@ def setup(
     """
     if phase not in PHASES:
         raise ValueError(f"phase '{phase}': one of {', '.join(PHASES)}")
-    own = overlay.load(profile) if isinstance(profile, str) else profile
+    own = overlay.given(profile)
     if own:
         engine, dtype = engine or _engine_of(own, phase), dtype or own.dtype
     tp, pp, dp, ep, cp = (numeric(x, name) for x, name in ((tp, "tp"), (pp, "pp"), (dp, "dp"), (ep, "ep"), (cp, "cp")))

@@ -6,6 +6,7 @@ Files are recognised by what is inside. Inside parts come first (collectives in 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path as File
@@ -20,7 +21,7 @@ from commtax.calibrate.network import fit_network
 from commtax.calibrate.reading import read
 from commtax.calibrate.records import Calibration, Change, Errors, Files, Outlier, Part, Place, Timed, TooFewError, Wish
 from commtax.catalog.fabric import library_chain
-from commtax.catalog.profile import VERSION
+from commtax.catalog.profile import VERSION, parse
 from commtax.spec import Cluster, Path, Profile
 
 __all__ = ["Calibration", "Change", "Errors", "Outlier", "Part", "Wish", "calibrate"]
@@ -75,7 +76,9 @@ def _fit(rows: Files, place: Place, names: list[str]) -> Calibration:
         p.name: f"{p.rows} rows of {', '.join(names)}; median error {p.after.median:.1%}, 80 % range ±{p.spread:.0%}" for p in parts
     }
     profile = replace(profile, sources=sources)
-    return Calibration(place, profile, _document(profile), tuple(parts), tuple(refused))
+    written = _document(profile)
+    parse(json.loads(json.dumps(written)))  # what is written can be read: the same rules hold for both
+    return Calibration(place, profile, written, tuple(parts), tuple(refused))
 
 
 Fitted = tuple[Profile, list[Part], list[str]]

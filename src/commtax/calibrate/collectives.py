@@ -16,9 +16,10 @@ from commtax.api import expect
 from commtax.calibrate import robust
 from commtax.calibrate.records import Change, Errors, Part, Place, Timed, TooFewError, Wish, named
 from commtax.calibrate.robust import Array, Fitted
+from commtax.catalog.physics import check_path, fastest_Bps
 from commtax.cost.collectives import ALGORITHMS, ring_factor
-from commtax.spec import Path, Profile
-from commtax.units import format_bytes, format_rate
+from commtax.spec import Link, Path, Profile
+from commtax.units import format_bytes
 
 LEAST_SIZES, LEAST_SPAN = 4, 16
 ROOT_SIZES = 8  # sizes from which a third constant of the size can be told from two
@@ -86,6 +87,7 @@ def fit_op(rows: Sequence[Timed], place: Place) -> tuple[tuple[Path, ...], Part]
         replace(p, ranks=(worlds[0], worlds[-1]), spread=robust.half_width(best.residuals, best.constants)) for p in paths
     )
     _both_sides(name, paths, nbytes, worlds)
+    _possible(paths, place.cluster.intra)
     before = np.log(times / _expected(rows, place, None))
     profile = Profile(place.name, libraries={rows[0].library: paths})
     after = np.log(times / _expected(rows, place, profile))
@@ -130,6 +132,16 @@ def _both_sides(name: str, paths: tuple[Path, ...], nbytes: Array, worlds: list[
     if moved < late:
         wanted = format_bytes(2.0 ** np.ceil(np.log2(4 * max(crossing, nbytes.max()))))
         raise TooFewError(f"{name}: no size is mostly bytes; measure up to {wanted} as well")
+
+
+def _possible(paths: tuple[Path, ...], link: Link) -> None:
+    """What no link carries was not measured on it."""
+    for path in paths:
+        try:
+            check_path(path, link, f"{path.name} {path.op}")
+        except ValueError as error:
+            times = f"{fastest_Bps(path) / link.bandwidth_Bps:,.0f} times what {link.key} can carry"
+            raise ValueError(f"{error}; {times}: these times are not of it") from None
 
 
 def _best(op: str, nbytes: Array, ranks: Array, times: Array) -> Fit:
@@ -225,11 +237,7 @@ def _notes(fit: Fit, paths: tuple[Path, ...], worlds: list[int], place: Place) -
         yield f"one group size, {worlds[0]} ranks: all latency is in launch_s, and other groups are assumed"
     if fit.limits:
         yield f"another algorithm takes over above {', '.join(f'{format_bytes(b)} ({n} ranks)' for n, b in fit.limits)}"
-    most, link = max(p.bandwidth_Bps for p in paths), place.cluster.intra
-    if most > 4 * link.bandwidth_Bps:  # in-switch reduction and duplex counting stay well below
-        times = f"{most / link.bandwidth_Bps:.0f} times what {link.key} can carry"
-        raise ValueError(f"{paths[0].op}: {format_rate(most)} fitted, {times}: these times are not of it")
-    if most > 1.3 * link.bandwidth_Bps:
+    if max(fastest_Bps(p) for p in paths) > 1.3 * place.cluster.intra.bandwidth_Bps:
         yield f"faster than {place.cluster.intra.key}: is the cluster, --intra or the collective another one?"
 
 

@@ -8,31 +8,31 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path as File
 from typing import Any
 
+from commtax.catalog import physics
 from commtax.catalog.fabric import FORMS, OPS, fabric, kernel_constants, library_chain
 from commtax.catalog.loader import suggest
 from commtax.files import local, read_json
-from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Path, Profile, Spread
+from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Link, Path, Profile, Spread
 
 VERSION = 1
-_SIGMAS = ("sigma_host", "sigma_tpot", "sigma_ttft", "sigma_tpot_moe", "sigma_ttft_moe")
-HOST = ("host_s", "host_s_per_doubling", "host_s_per_seq", "request_s", *_SIGMAS)
-NETWORK = ("efficiency", "hops", "pipelining", "norm", "spread", "least_ranks", "most_ranks", "least_bytes")
+NETWORK = tuple(physics.NETWORK)
 ALGORITHMS = ("ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch")
 _PARTS = {"name", "chip", "kernels", "library", "libraries", "network", "links", "engine", "dtype", "sources"}
-_KEYS = {"commtax_profile", *_PARTS, *HOST}
-_CHIP = {"key", "name", "memory_Bps", "flops_per_s", "memory_bytes", "visible_bytes", "num_sms"}
+_KEYS = {"commtax_profile", *_PARTS, *physics.HOST}
 _NEEDED = {
     "gemm": ("t0", "eb", "ep", "kl", "kc", "mk", "k0", "p", "q"),
     "decode": ("t0", "eb64", "eb128", "eb256", "tc", "kl", "kc", "p"),
     "prefill": ("t0", "eb", "ep64", "ep128", "ep256", "c0", "tl", "p"),
     "small": ("t0", "eb"),
+    "elementwise": ("t0", "eb"),
+    "step": ("clock", "sigma"),
+    "train": ("clock", "sigma", "tdp_w", "flash2", "triton", "attention_backward"),
 }
 _UNMEASURED = 0.6  # … around sizes that nobody measured
 _SPREAD = 0.25  # half-width of the range around a machine's own fit that does not say its own
@@ -44,83 +44,163 @@ def load(path: str | File) -> Profile:
     if not os.path.exists(file):
         raise ValueError(f"profile '{path}': no such file (commtax calibrate and commtax measure calibrate write one)")
     table = read_json(file, "profile")
-    if not isinstance(table, dict) or table.get("commtax_profile") != VERSION:
-        raise ValueError(f"profile '{path}': not a commtax profile of version {VERSION}")
     try:
-        return _profile(table, str(path))
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"profile '{path}': a part has the wrong form ({error})") from None
+        return parse(table, File(path).stem)
+    except ValueError as error:
+        raise ValueError(f"profile '{path}': {error}") from None
 
 
-def _profile(table: Mapping[str, Any], path: str) -> Profile:
-    _known(table, _KEYS, path)
-    chip, network, links = (dict(table.get(part, {})) for part in ("chip", "network", "links"))
-    for part, known in ((chip, _CHIP), (network, set(NETWORK)), (links, {"intra", "inter"})):
-        _known(part, known, path)
-    if not all(isinstance(chip.get(part, ""), str) for part in ("key", "name")):
-        raise ValueError(f"profile '{path}': a chip's key and name are text")
-    tables = _tables(table.get("kernels", {}).get("tables", {}), path)
-    entries = table.get("libraries") or ([table["library"]] if table.get("library") else [])
-    if not all(isinstance(entry.get("name", ""), str) for entry in entries):
-        raise ValueError(f"profile '{path}': a library's name is text")
-    libraries = {entry.get("name", "nccl"): tuple(_path(row, path) for row in entry["paths"]) for entry in entries}
-    host = {key: table[key] for key in HOST if table.get(key) is not None}
-    rates = [chip[key] for key in ("memory_Bps", "memory_bytes", "visible_bytes", "num_sms") if key in chip]
-    rates += [*chip.get("flops_per_s", {}).values(), *(network[key] for key in ("efficiency", "norm") if key in network)]
-    _numbers([*rates, *network.values(), *host.values()], path)
-    if not all(x > 0 for x in rates):
-        raise ValueError(f"profile '{path}': rates, sizes, efficiency and norm are above 0")
-    return Profile(
-        name=str(table.get("name", File(path).stem)),
-        chip=chip,
-        tables=tables,
-        libraries=libraries,
-        network={k: float(v) for k, v in network.items()},
-        host={k: float(v) for k, v in host.items()},
-        links={k: str(v) for k, v in links.items()},
-        engine=str(table.get("engine", "")),
-        dtype=str(table.get("dtype", "")),
-        sources={str(k): str(v) for k, v in table.get("sources", {}).items()},
+def given(profile: str | File | Profile | None) -> Profile | None:
+    """A profile as Python callers name it: a file, or one that is read already."""
+    if profile is None or isinstance(profile, Profile):
+        return profile
+    if isinstance(profile, (str, File)):
+        return load(profile)
+    raise ValueError(f"profile={physics.shown(profile)}: the name of a file is needed, or a Profile")
+
+
+def parse(table: Any, name: str = "") -> Profile:
+    """A profile from its document. Every constant has a form and a range (``physics``), and a known chip or link its ceiling."""
+    if not isinstance(table, dict) or table.get("commtax_profile") != VERSION:
+        raise ValueError(f"not a commtax profile of version {VERSION}")
+    _known(table, _KEYS)
+    network = _numbers(_mapping(table, "network"), physics.NETWORK, "network.")
+    if network.get("least_ranks", 1) > network.get("most_ranks", 2**31):
+        raise ValueError(f"network.least_ranks={network['least_ranks']:g}: at most most_ranks, {network['most_ranks']:g}")
+    found = Profile(
+        name=_text(table, "name", name),
+        chip=_chip(_mapping(table, "chip")),
+        tables=dict(_tables(_mapping(_mapping(table, "kernels"), "tables", "kernels."))),
+        libraries=dict(_libraries(table)),
+        network=network,
+        host=_numbers({key: table[key] for key in physics.HOST if key in table}, physics.HOST),
+        links=_texts(_mapping(table, "links"), "links"),
+        engine=_text(table, "engine"),
+        dtype=_text(table, "dtype"),
+        sources=_texts(_mapping(table, "sources"), "sources"),
     )
+    _known(found.links, {"intra", "inter"}, "links.")
+    _check_known(found)
+    return found
 
 
-def _tables(tables: Mapping[str, Mapping[str, Any]], path: str) -> dict[str, dict[str, float]]:
+def _check_known(found: Profile) -> None:
+    """The ceilings of the chip and the link that it names; what names none is held against the cluster that it is used on."""
+    from commtax import catalog
+
+    if found.chip.get("key") in catalog.keys("chips"):
+        physics.check_chip(found.chip, catalog.chip(found.chip["key"]))
+    if found.links.get("intra") in catalog.keys("links"):
+        _check_paths(found, catalog.link(found.links["intra"]))
+
+
+def _check_paths(found: Profile, link: Link) -> None:
+    for library, mine in found.libraries.items():
+        for path in mine:
+            physics.check_path(path, link, f"{library} {path.op}")
+
+
+def _mapping(table: Mapping[str, Any], key: str, within: str = "") -> dict[str, Any]:
+    found = table.get(key, {})
+    if not isinstance(found, dict):
+        raise ValueError(f"{within}{key}={physics.shown(found)}: a table of names and values is needed")
+    return found
+
+
+def _text(table: Mapping[str, Any], key: str, usual: str = "", within: str = "") -> str:
+    found = table.get(key, usual)
+    if not isinstance(found, str):
+        raise ValueError(f"{within}{key}={physics.shown(found)}: a text is needed")
+    return found
+
+
+def _texts(table: Mapping[str, Any], part: str) -> dict[str, str]:
+    return {key: _text(table, key, within=f"{part}.") for key in table}
+
+
+def _numbers(table: Mapping[str, Any], ranges: Mapping[str, physics.Range], within: str = "") -> dict[str, float]:
+    _known(table, set(ranges), within)
+    return {key: ranges[key].read(value, within + key) for key, value in table.items()}
+
+
+def _chip(table: dict[str, Any]) -> dict[str, Any]:
+    _known(table, {"key", "name", "flops_per_s", *physics.CHIP}, "chip.")
+    found: dict[str, Any] = {key: _text(table, key, within="chip.") for key in ("key", "name") if key in table}
+    found |= {key: rule.read(table[key], f"chip.{key}") for key, rule in physics.CHIP.items() if key in table}
+    rates = _mapping(table, "flops_per_s", "chip.")
+    known = {physics.known_type(dtype, f"chip.flops_per_s.{dtype}") for dtype in rates}
+    return found | ({"flops_per_s": _numbers(rates, dict.fromkeys(known, physics.FLOPS), "chip.flops_per_s.")} if rates else {})
+
+
+def _tables(tables: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, float]]]:
     """Kernel constants: of known forms, complete, because each table stands in for a whole one."""
-    for name, constants in tables.items():
-        form = name.partition(".")[0]
+    for name in tables:
+        form, constants = name.partition(".")[0], _mapping(tables, name, "kernels.tables.")
         if form not in FORMS:
-            raise ValueError(f"profile '{path}': unknown kernel table {name!r}{suggest(form, FORMS)}")
-        missing = [key for key in _NEEDED.get(form, ()) if key not in constants]
+            raise ValueError(f"unknown kernel table {name!r}{suggest(form, FORMS)}")
+        missing = [key for key in _NEEDED[form] if key not in constants]
         if missing:
-            raise ValueError(f"profile '{path}': kernel table {name!r} lacks {', '.join(missing)}")
-        _numbers(constants.values(), path)
-        if not all(constants[key] > 0 for key in constants if key.startswith(("eb", "ep")) or key in ("p", "kc", "mk")):
-            raise ValueError(f"profile '{path}': attained fractions and exponents of {name!r} are above 0")
-    return {name: {k: float(v) for k, v in constants.items()} for name, constants in tables.items()}
+            raise ValueError(f"kernel table {name!r} lacks {', '.join(missing)}")
+        yield name, _numbers(constants, physics.KERNEL, f"kernels.tables.{name}.")
 
 
-def _numbers(values: Iterable[Any], path: str) -> None:
-    if not all(isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x) and x >= 0 for x in values):
-        raise ValueError(f"profile '{path}': constants are finite numbers of at least 0")
+def _libraries(table: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Path, ...]]]:
+    one = _mapping(table, "library")
+    entries = _list(table.get("libraries", []), "libraries") or ([one] if one else [])
+    for index, entry in enumerate(entries):
+        where = f"libraries[{index}]"
+        if not isinstance(entry, dict):
+            raise ValueError(f"{where}={physics.shown(entry)}: a table with a name and paths is needed")
+        _known(entry, {"name", "paths"}, f"{where}.")
+        rows = _list(entry.get("paths"), f"{where}.paths")
+        yield _text(entry, "name", "nccl", f"{where}."), tuple(_path(row, f"{where}.paths[{i}]") for i, row in enumerate(rows))
 
 
-def _path(row: Mapping[str, Any], path: str) -> Path:
-    _known(row, {f.name for f in fields(Path)}, f"{path}: path")
-    if row["op"] not in OPS or not row["bandwidth_Bps"] > 0:
-        raise ValueError(f"profile '{path}': a path needs an op of {', '.join(OPS)} and a bandwidth above 0")
-    if row["algorithm"] not in ALGORITHMS:
-        raise ValueError(f"profile '{path}': unknown algorithm {row['algorithm']!r}{suggest(str(row['algorithm']), ALGORITHMS)}")
-    _numbers([v for v in row.values() if isinstance(v, (int, float))], path)
-    pairs: dict[str, Any] = {
-        k: tuple(tuple(x) if isinstance(x, list) else x for x in v) if isinstance(v, list) else v for k, v in row.items()
+def _list(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{name}={physics.shown(value)}: a list is needed")
+    return value
+
+
+def _path(row: Any, where: str) -> Path:
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}={physics.shown(row)}: a table of a path's constants is needed")
+    _known(row, {f.name for f in fields(Path)}, f"{where}.")
+    words: dict[str, Any] = {
+        key: _text(row, key, within=f"{where}.") for key in ("op", "algorithm", "name", "source") if key in row
     }
-    return Path(**pairs)
+    for key, known in (("op", OPS), ("algorithm", ALGORITHMS)):
+        if words.get(key) not in known:
+            raise ValueError(f"{where}.{key}={physics.shown(words.get(key))}: one of {', '.join(known)}")
+    physics.PATH["bandwidth_Bps"].read(row.get("bandwidth_Bps"), f"{where}.bandwidth_Bps")
+    found: dict[str, Any] = {key: rule.read(row[key], f"{where}.{key}") for key, rule in physics.PATH.items() if key in row}
+    found |= {key: int(found[key]) for key in ("turn", "min_ranks", "max_ranks") if key in found}
+    found |= {key: _sizes(row[key], f"{where}.{key}") for key in physics.LISTS if key in row}
+    found |= {key: _by_size(row[key], rule, f"{where}.{key}") for key, rule in physics.PAIRS.items() if key in row}
+    if found.get("min_ranks", 1) > found.get("max_ranks", 2**31):
+        raise ValueError(f"{where}.min_ranks={found['min_ranks']}: at most max_ranks, {found['max_ranks']}")
+    return Path(**words, **found)
 
 
-def _known(table: Mapping[str, Any], known: set[str], where: str) -> None:
+def _sizes(value: Any, name: str) -> tuple[int, ...]:
+    return tuple(int(physics.RANKS.read(size, name)) for size in _list(value, name))
+
+
+def _by_size(value: Any, rule: physics.Range, name: str) -> tuple[tuple[int, float], ...]:
+    """Pairs of a group size and its value, smaller groups first."""
+    pairs = _list(value, name)
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        raise ValueError(f"{name}={physics.shown(value)}: pairs of a group size and its value are needed")
+    sizes = _sizes([size for size, _ in pairs], name)
+    if list(sizes) != sorted(set(sizes)):
+        raise ValueError(f"{name}={physics.shown(value)}: group sizes rise from pair to pair")
+    return tuple(zip(sizes, (rule.read(v, name) for _, v in pairs), strict=True))
+
+
+def _known(table: Mapping[str, Any], known: set[str], within: str = "") -> None:
     unknown = sorted(set(table) - known)
     if unknown:
-        raise ValueError(f"profile '{where}': unknown key {unknown[0]!r}{suggest(unknown[0], known)}")
+        raise ValueError(f"unknown key '{within}{unknown[0]}'{suggest(unknown[0], known)}")
 
 
 def on_cluster(found: Profile, cluster: Cluster) -> Cluster:
@@ -128,6 +208,7 @@ def on_cluster(found: Profile, cluster: Cluster) -> Cluster:
     key = found.chip.get("key", cluster.chip.key)
     if key != cluster.chip.key:
         raise ValueError(f"profile '{found.name}': it was measured on {key}, and the cluster has {cluster.chip.key}")
+    physics.check_chip(found.chip, cluster.chip)
     known = {f.name for f in fields(Chip)} - {"key"}
     changes = {k: v for k, v in found.chip.items() if k in known}
     if "flops_per_s" in changes:
@@ -172,6 +253,8 @@ def usual_library(found: Profile, engine: Engine) -> str:
 def paths(found: Profile, library: str, cluster: Cluster) -> Fabric:
     """The library's paths as measured here; operations and links that were not measured keep the catalogue's."""
     here = found.libraries if same_link(found, "intra", cluster) else {}
+    if here:
+        _check_paths(found, cluster.intra)
     made = fabric(library, cluster, {name: tuple(_owned(p, found) for p in mine) for name, mine in here.items()})
     if not found.network or not same_link(found, "inter", cluster) or made.flat:
         return made

@@ -12,9 +12,10 @@ from commtax.cli.output import print_json, terminal
 from commtax.files import write_text
 from commtax.report import pipelines
 from commtax.sim.pipeline import Durations, run
-from commtax.sim.schedules import SCHEDULES, Kind
+from commtax.sim.schedules import SCHEDULES, Kind, fewest_microbatches
 
-MAX_CELLS = 2_000_000
+MAX_CELLS = 300_000
+"""Cells that are simulated: a few seconds and a few hundred megabytes."""
 
 
 @click.command("pipeline")
@@ -59,11 +60,8 @@ def _budget(kind: Kind, p: int, microbatches: int | None, budget: float, as_json
     f, b, w = times.forward, times.backward, times.weight
     if not kind.any_times and not f == b == w:
         raise ValueError(f"times '{options['times']}': the closed form of {kind.name} holds for equal times only")
-    needed, v = 1, options["chunks"]
-    while not kind.legal(p, needed, v) or kind.idle(p, needed, v, f, b, w) > budget * kind.total(p, needed, v, f, b, w) * (
-        1 + 1e-12
-    ):
-        needed += 1
+    v = options["chunks"]
+    needed = fewest_microbatches(kind, p, v, (f, b, w), budget)
     bubble = kind.idle(p, needed, v, f, b, w) / kind.total(p, needed, v, f, b, w)
     if as_json:
         answer = {"schedule": kind.name, "stages": p, "budget": budget, "microbatches": needed, "bubble": bubble}
@@ -78,9 +76,11 @@ def _pipeline(
     kind: Kind, stages: int, microbatches: int, as_json: bool, schedule: str, chunks: int, svg: str, chrome_trace: str, **times: Any
 ) -> None:
     assert schedule == kind.name
-    cells = stages * microbatches * chunks
-    if cells > MAX_CELLS:
-        raise ValueError(f"microbatches={microbatches}: {cells:,} cells are more than the {MAX_CELLS:,} that are simulated")
+    each = stages * max(chunks, kind.chunks)
+    if each * microbatches > MAX_CELLS:
+        most = f"{MAX_CELLS // each:,} microbatches" if each <= MAX_CELLS else f"{MAX_CELLS * stages // each:,} stages"
+        rule = f"{each * microbatches:,} cells, more than the {MAX_CELLS:,} that are simulated; at most {most}"
+        raise ValueError(f"microbatches={microbatches}: {rule} (--budget needs no simulation)")
     durations = parse_durations(stages=stages, **times)
     timeline = run(kind, stages, microbatches, durations, chunks)
     found = pipelines.Pipeline(kind, stages, microbatches, chunks, durations, timeline)

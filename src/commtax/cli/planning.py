@@ -13,7 +13,6 @@ import click
 import numpy as np
 
 from commtax import catalog
-from commtax.api.setup import positive
 from commtax.catalog.profile import load as load_profile
 from commtax.cli.emitting import emitted, show_emitted
 from commtax.cli.options import Count, Fraction, json_option, profile_option, where_options
@@ -28,6 +27,8 @@ from commtax.units import parse_seconds
 if TYPE_CHECKING:
     from commtax.readers.launch import Launch
 
+MOST_LISTED = 1000
+"""Plans that are listed at most: a table that somebody may still read."""
 RUN = ("kv_dtype", "max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization")
 """What a launch command says for every plan."""
 UNSEARCHED = ("eager", "library", "ep_backend", "speculative", "block_size", "kv_cache_memory_bytes")
@@ -55,7 +56,7 @@ SERVING, TRAINING = ("vllm", "sglang", "trtllm"), ("megatron", "torchrun")
 @click.option("--max-concurrency", type=Count(), default=None, help="Clients a copy, at most.  [default: 1024]")
 @click.option("--price", type=float, default=None, help="Dollars a GPU-hour.  [default: the catalogue's]")
 @click.option("--global-batch", type=Count(), default=None, help="Training: sequences a step.")
-@click.option("--top", type=Count(), default=10, show_default=True, help="Plans to list.")
+@click.option("--top", type=Count(), default=10, show_default=True, help="Plans to list, up to 1,000.")
 @click.option(
     "--emit", default="", metavar="ENGINE", help="Also the winner's launch command: vllm, sglang, trtllm, megatron, torchrun."
 )
@@ -71,7 +72,8 @@ def plan_command(model: str, phase: str, top: int, plot: str, as_json: bool, **o
 
     commtax plan --cluster 8xh100-sxm --from "vllm serve meta-llama/Llama-3.1-70B -tp 8" --tpot 30ms
     """
-    positive(top, "top")
+    if not 1 <= top <= MOST_LISTED:
+        raise ValueError(f"top={top}: from 1 to {MOST_LISTED:,} plans are listed; nearest valid: {1 if top < 1 else MOST_LISTED}")
     place = catalog.cluster(options.pop("cluster"), **{key: options.pop(key) for key in ("intra", "inter", "nics")})
     launch = options["launch"]
     if launch and launch.phase != phase:

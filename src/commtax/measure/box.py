@@ -290,7 +290,7 @@ def _paths(seen: list[dict[str, Any]], impl: str, ranks: int) -> list[dict[str, 
         points = [point for index in range(len(seen[0]["runs"])) for point in _wires(seen, impl, index, op)]
         sizes, times = (np.array(column) for column in zip(*points, strict=True))
         fixed, slope = alpha_beta(sizes, times)
-        constants = {"launch_s": fixed, "bandwidth_Bps": factor / slope if slope else 1e12}
+        constants = {"launch_s": fixed, "bandwidth_Bps": min(1e12, factor / slope) if slope else 1e12}
         rows.append({"op": op, "algorithm": "ring", **constants, "name": impl, "source": "between computing"})
     return rows
 

@@ -99,11 +99,15 @@ def worth(goal: Goal, c: Columns) -> Array:
 
 def family(c: Columns) -> Array:
     """A number a family: everything but the concurrency."""
-    key = np.zeros(len(c))
+    key, sizes = np.zeros(len(c), dtype=np.int64), 1
     for name in ("mode", "dtype", "tp", "pp", "dp", "ep", "replicas", "prefill_tp", "prefill_replicas"):
-        key = key * 4099 + getattr(c, name)
-        key = np.unique(key, return_inverse=True)[1].astype(float)
-    return key
+        column = np.asarray(getattr(c, name), dtype=np.int64)
+        base = int(column.max(initial=0)) + 1
+        if sizes * base > 2**62:  # digits in a mixed base, renumbered only where they would not fit
+            key = np.unique(key, return_inverse=True)[1]
+            sizes = int(key.max(initial=0)) + 1
+        key, sizes = key * base + column, sizes * base
+    return np.asarray(np.unique(key, return_inverse=True)[1])
 
 
 def joined(parts: list[Columns]) -> Columns:

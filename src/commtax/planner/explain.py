@@ -88,7 +88,7 @@ def changes(answer: ServingPlans) -> list[str]:
 def _to_fit(answer: ServingPlans) -> Iterator[str]:
     """The least GPUs that would hold the model, and the types in which these would."""
     length = answer.goal.input_len + answer.goal.output_len
-    words: dict[str, Any] = {"engine": answer.engine, "max_model_len": length, **answer.run.words}
+    words: dict[str, Any] = {"engine": answer.engine, "max_model_len": length, "advise": False, **answer.run.words}
     for place in _larger(answer.cluster):
         found = fit(answer.model, place, dtype=answer.dtypes[0], **words)
         if found.fits:

@@ -71,6 +71,7 @@ def too_large(question: ServingPlans, legal: Space, fits: Array, index: int) -> 
             engine=question.engine,
             dtype=question.dtypes[index],
             max_model_len=min(question.model.max_len, goal.input_len + goal.output_len),
+            advise=False,
             **question.run.words,
             **sizes,
         )
@@ -83,7 +84,7 @@ def too_large(question: ServingPlans, legal: Space, fits: Array, index: int) -> 
 def too_slow(answer: ServingPlans, every: Columns, good: Array) -> Iterator[Rejected]:
     """Families that fit and break a limit at every concurrency, together for each tp degree."""
     goal = answer.goal
-    key = family(every).astype(int)
+    key = family(every)
     met = np.bincount(key, weights=good) > 0
     bad = ~met[key] & (every.mode == 0)
     for index, tp in np.unique(np.stack([every.dtype[bad], every.tp[bad]]), axis=1).T.astype(int).tolist():

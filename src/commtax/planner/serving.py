@@ -311,9 +311,10 @@ def _best(c: Columns, score: Array) -> Array:
     """Index of the best row of each family, best family first."""
     if not len(c):
         return np.array([], dtype=int)
-    order = np.lexsort((-score, family(c)))
+    keys = family(c)
+    order = np.lexsort((-score, keys))
     first = np.ones(len(order), dtype=bool)
-    keys = family(c)[order]
+    keys = keys[order]
     first[1:] = keys[1:] != keys[:-1]
     heads = order[first]
     return np.asarray(heads[np.argsort(-score[heads], kind="stable")])

@@ -87,13 +87,25 @@ def _assumed(a: ServingPlans) -> str:
     return "host time is calibrated" if a.engine.calibrated else f"{a.engine.key}'s host time is assumed"
 
 
+def _sent(a: ServingPlans, rows: Columns, top: int) -> list[float]:
+    """Exposed communication of the first rows' decode steps; each different step is priced once."""
+    seen: dict[tuple[int, ...], float] = {}
+    found = []
+    for i in range(min(top, len(rows))):
+        key = tuple(int(getattr(rows, name)[i]) for name in ("dtype", "tp", "pp", "dp", "ep", "running"))
+        if key not in seen:
+            seen[key] = float(step_of(a, rows, i).comm_fraction)
+        found.append(seen[key])
+    return found
+
+
 def _ranking(a: ServingPlans, rows: Columns, top: int) -> Any:
     slow = a.goal.objective == "latency"
     table = new_table(
         *("", "plan", ">clients", ">TTFT", ">TPOT", *([">request"] if slow else []), ">tokens/s", ">range", ">/GPU", ">/user"),
         *(">$/M", ">comm", ">KV free"),
     )
-    usd, whole = a.usd_per_million_tokens(rows), request_s(a.goal, rows)
+    usd, whole, sent = a.usd_per_million_tokens(rows), request_s(a.goal, rows), _sent(a, rows, top)
     for i in range(min(top, len(rows))):
         low, high = a.range_of(rows, i, "tokens_per_s")
         table.add_row(
@@ -108,7 +120,7 @@ def _ranking(a: ServingPlans, rows: Columns, top: int) -> Any:
             f"{float(rows.tokens_per_s_per_gpu[i]):,.0f}",
             f"{float(rows.tokens_per_s_per_user[i]):,.0f}" if a.goal.output_len > 1 else "–",
             f"{float(usd[i]):.2f}" if a.usd_per_gpu_hour else "",
-            f"{float(step_of(a, rows, i).comm_fraction):.0%}",
+            f"{sent[i]:.0%}",
             f"{float(rows.kv_headroom[i]):.0%}",
         )
     return table
@@ -223,7 +235,7 @@ def _standing(found: Standing, records: list[Document]) -> Document:
 
 
 def _records(a: ServingPlans, rows: Columns, top: int) -> list[Document]:
-    usd = a.usd_per_million_tokens(rows)
+    usd, sent = a.usd_per_million_tokens(rows), _sent(a, rows, top)
     found = []
     for i in range(min(top, len(rows))):
         low, high = a.range_of(rows, i, "tpot_s")
@@ -244,7 +256,7 @@ def _records(a: ServingPlans, rows: Columns, top: int) -> list[Document]:
                 "tokens_per_s_per_user": float(rows.tokens_per_s_per_user[i]),
                 **(dict.fromkeys(("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user")) if one else {}),
                 "usd_per_million_tokens": float(usd[i]) if a.usd_per_gpu_hour else None,
-                "exposed_comm_fraction": float(step_of(a, rows, i).comm_fraction),
+                "exposed_comm_fraction": sent[i],
                 "verdict": a.words(rows, i),
             }
         )

@@ -7,6 +7,7 @@ on every entry without being told.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -271,3 +272,20 @@ SCHEDULES: dict[str, Kind] = {
     ),
 }
 """All schedules by name. Idle times are counted within the whole run, from the first start to the last end on any rank."""
+
+
+def fewest_microbatches(kind: Kind, p: int, v: int, times: tuple[float, float, float], budget: float) -> int:
+    """The least legal number of microbatches within the budget. The bubble shrinks with each one, so it is found by halving."""
+
+    def within(m: int) -> bool:
+        return kind.idle(p, m, v, *times) <= budget * kind.total(p, m, v, *times) * (1 + 1e-12)
+
+    most = 1
+    while not within(most):
+        most *= 2
+    least = bisect_left(range(most), True, lo=1, key=within) if most > 1 else 1
+    # What is legal starts at 2p at the latest and then comes back within p, or not at all.
+    found = next((m for m in range(least, max(least, 2 * p) + p + 1) if kind.legal(p, m, v)), None)
+    if found is None:
+        raise ValueError(f"stages={p}: {kind.name} has no such shape ({kind.domain}); nearest legal stages: {p + 1}")
+    return found

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
-from collections.abc import Awaitable, Callable
-from functools import lru_cache
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -14,13 +13,24 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from commtax import __version__
-from commtax.report.view import answers, legal_instead
-from commtax.report.view.state import KEYS, Key, RefusedError, parse, refusal
+from commtax.report.view.state import KEYS, Key
 from commtax.web import schemas
+from commtax.web.answering import ANSWERS, Written, written
 from commtax.web.assets import page_files
 from commtax.web.guard import App, Guard, problem
 
-Answer = Callable[[Any], dict[str, Any]]
+Asker = Callable[[str, bytes], Coroutine[Any, Any, Written]]
+"""Who answers: the name of a question and its query, as they came."""
+SHAPES: dict[str, Any] = {
+    "view": schemas.View,
+    "bill": schemas.Bill,
+    "fit": schemas.Fit,
+    "compare": schemas.Grid,
+    "pipeline": schemas.Pipeline,
+    "plan": schemas.Plans,
+    "catalog": schemas.Catalog,
+}
+"""The shape of each answer."""
 EXAMPLES = {
     "m": ("llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3"),
     "c": ("8xh100-sxm", "2x8xh200-sxm", "4x4090-pcie"),
@@ -30,22 +40,27 @@ EXAMPLES = {
     "as": ("none", "dp"),
 }
 """Words that a reader of the schema may try."""
-SLOW = {"compare", "fit", "plan", "pipeline"}
-"""Answers that take longer than a blink: they run beside the loop, one at a time."""
+MOST_KEPT = 32 * 2**20
+"""Bytes of answers and their questions that are kept to be given again."""
 
 
-def create_app(host: str = "127.0.0.1") -> App:
+async def here(name: str, query: bytes) -> Written:
+    """Answers computed at once and without any bound: for tests and for those who serve nobody else."""
+    return written(name, query)
+
+
+def create_app(host: str = "127.0.0.1", asker: Asker = here) -> App:
     """The guarded application; ``host`` is the name it is served under, beside loopback's."""
     app = FastAPI(title="commtax", version=__version__, docs_url=None, redoc_url=None, description=__doc__ or "")
-    turn = asyncio.Lock()
-    for name, (answer, model, extra) in view_endpoints().items():
+    kept = Kept(asker)
+    for name, (answer, extra) in ANSWERS.items():
         app.add_api_route(
             f"/api/{name}",
-            _endpoint(name, answer, extra, turn),
+            _endpoint(name, kept),
             methods=["GET"],
             summary=(answer.__doc__ or name).strip().split("\n")[0],
-            responses={200: {"model": model}, **schemas.ERRORS},
-            openapi_extra={"parameters": parameters(extra if name != "catalog" else ())} if name != "catalog" else None,
+            responses={200: {"model": SHAPES[name]}, **schemas.ERRORS},
+            openapi_extra={"parameters": parameters(extra)} if name != "catalog" else None,
         )
     for name in page_files():
         app.add_route("/" if name == "index.html" else f"/{name}", _file(name), methods=["GET"], include_in_schema=False)
@@ -53,65 +68,61 @@ def create_app(host: str = "127.0.0.1") -> App:
     return Guard(app, host)
 
 
-def view_endpoints() -> dict[str, tuple[Answer, Any, tuple[Key, ...]]]:
-    """Name, what answers, the shape of the answer, and keys beside the state's."""
-    a = answers
-    return {
-        "view": (a.view_answer, schemas.View, ()),
-        "bill": (a.bill_answer, schemas.Bill, ()),
-        "fit": (a.fit_answer, schemas.Fit, ()),
-        "compare": (a.compare_answer, schemas.Grid, (a.GRID,)),
-        "pipeline": (a.pipeline_answer, schemas.Pipeline, ()),
-        "plan": (a.plan_answer, schemas.Plans, ()),
-        "catalog": (a.catalog_answer, schemas.Catalog, ()),
-    }
+class Kept:
+    """An asker that gives good answers again, the latest ``MOST_KEPT`` bytes of them."""
+
+    def __init__(self, asker: Asker) -> None:
+        self.asker, self.nbytes = asker, 0
+        self.answers: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
+
+    async def __call__(self, name: str, query: bytes) -> Written:
+        key = name, query
+        if key in self.answers:
+            self.answers.move_to_end(key)
+            return 200, self.answers[key]
+        status, body = await self.asker(name, query)
+        if status == 200:
+            self._keep(key, body)
+        return status, body
+
+    def _keep(self, key: tuple[str, bytes], body: bytes) -> None:
+        self.nbytes += len(key[1]) + len(body) - len(self.answers.pop(key, b""))
+        self.answers[key] = body
+        while self.nbytes > MOST_KEPT:
+            (_, query), old = self.answers.popitem(last=False)
+            self.nbytes -= len(query) + len(old)
 
 
-def _endpoint(name: str, answer: Answer, extra: tuple[Key, ...], turn: asyncio.Lock) -> Callable[[Request], Awaitable[Response]]:
-    """One question: read the state, answer it, or say which rule it breaks."""
-
-    @lru_cache(maxsize=256)
-    def written(question: Any) -> bytes:
-        return json.dumps(answer(question), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+def _endpoint(name: str, asker: Asker) -> Callable[[Request], Awaitable[Response]]:
+    """One question, as long as somebody waits for its answer."""
 
     async def ask(request: Request) -> Response:
-        question = None
-        try:
-            question = _question(name, request, extra)
-            if name in SLOW:
-                async with turn:
-                    body = await asyncio.to_thread(written, question)
-            else:
-                body = written(question)
-        except (ValueError, OverflowError) as error:
-            found = refusal(error if isinstance(error, ValueError) else ValueError(str(error)))
-            return _refused(found, legal_instead(question) if name == "view" and question and not found.malformed else None)
-        return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
+        found = await _while_wanted(request, asker(name, request.scope["query_string"]))
+        if found is None:
+            return Response(status_code=400)  # to nobody: the client is gone
+        status, body = found
+        headers = {"cache-control": "no-store"} | ({"retry-after": "1"} if status == 429 else {})
+        return Response(body, status, media_type="application/json", headers=headers)
 
     ask.__name__ = name
     return ask
 
 
-def _question(name: str, request: Request, extra: tuple[Key, ...]) -> Any:
-    pairs = request.query_params.multi_items()
-    if name == "catalog":
-        if pairs:
-            raise RefusedError(f"unknown key '{pairs[0][0][:40]}': the catalogue takes none", pairs[0][0][:40])
-        return None
-    if not extra:
-        return parse(pairs)
-    more = {key.name: key for key in extra}
-    own = [(n, more[n].read(text)) for n, text in pairs if n in more]
-    if len({n for n, _ in own}) != len(own):
-        raise RefusedError(f"{own[0][0]}: given twice", own[0][0])
-    state = parse((n, text) for n, text in pairs if n not in more)
-    return (state, *(dict(own).get(key.name, key.default) for key in extra))
+async def _while_wanted(request: Request, work: Coroutine[Any, Any, Written]) -> Written | None:
+    """What the work brings; it is given up when the client hangs up."""
+    asked, gone = asyncio.create_task(work), asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait((asked, gone), return_when=asyncio.FIRST_COMPLETED)
+        return await asked if asked.done() else None
+    finally:
+        asked.cancel()
+        gone.cancel()
+        await asyncio.gather(asked, gone, return_exceptions=True)
 
 
-def _refused(found: RefusedError, instead: dict[str, Any] | None) -> Response:
-    """400 where the question cannot be read, 422 where it breaks a rule of the model, the cluster or the engine."""
-    body = problem(found.rule, found.argument, found.rule, found.nearest, instead)
-    return Response(body, 400 if found.malformed else 422, media_type="application/json")
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _file(name: str) -> Callable[[Request], Awaitable[Response]]:

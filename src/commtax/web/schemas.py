@@ -320,5 +320,9 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     405: {"model": Problem, "description": "Only GET and HEAD."},
     413: {"model": Problem, "description": "Questions have no body."},
     414: {"model": Problem, "description": "The query is too long."},
-    422: {"model": Problem, "description": "The question breaks a rule of the model, the cluster or the engine."},
+    422: {
+        "model": Problem,
+        "description": "The question breaks a rule of the model, the cluster or the engine, or takes longer than the page waits.",
+    },
+    429: {"model": Problem, "description": "The server is busy; ask again after the seconds that it says."},
 }

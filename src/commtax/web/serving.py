@@ -8,6 +8,8 @@ import socket
 import uvicorn
 
 from commtax.web.app import create_app
+from commtax.web.connections import IDLE_S, Connection
+from commtax.web.pool import Pool
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -29,18 +31,34 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
-def serve(host: str, bound: socket.socket) -> None:
-    """Answer until interrupted."""
+def serve(host: str, bound: socket.socket, pool: Pool) -> None:
+    """Answer until interrupted, and end the workers."""
     settings = uvicorn.Config(
-        create_app(host),
+        create_app(host, pool.ask),
+        http=Connection,
         log_level="warning",
         access_log=False,
         server_header=False,
         lifespan="off",
         ws="none",
         h11_max_incomplete_event_size=256 * 1024,
-        limit_concurrency=256,
-        timeout_keep_alive=30,
+        timeout_keep_alive=IDLE_S,
+        timeout_graceful_shutdown=1,
     )
     gc.freeze()  # what is loaded stays: collections look at what requests leave, not at every module
-    uvicorn.Server(settings).run(sockets=[bound])
+    try:
+        Server(settings, pool).run(sockets=[bound])
+    finally:
+        pool.close()
+
+
+class Server(uvicorn.Server):
+    """A server that ends its workers before it waits for anybody."""
+
+    def __init__(self, settings: uvicorn.Config, pool: Pool) -> None:
+        super().__init__(settings)
+        self._pool = pool
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._pool.close()
+        await super().shutdown(sockets)

@@ -1,4 +1,5 @@
 // Requests: one view in flight and the latest wins; slow pictures wait for a pause and are dropped when the state moves on.
+// A dropped request hangs up, and the server stops computing its answer.
 
 const kept = new Map();
 

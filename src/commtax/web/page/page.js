@@ -28,8 +28,9 @@ function complain(answer) {
   for (const value of (key && answer.nearest) || []) button(`Use ${/^[tpdec]p$/.test(key) ? key.toUpperCase() : key} ${value}`, () => choose({ [key]: value }));
   if (answer.instead && !answer.nearest?.length) button(`Use ${answer.instead.text}`, () => choose(answer.instead.patch));
   if (answer.argument in state() && !answer.nearest?.length && !answer.instead) button(`Leave ${key} out`, () => choose({ [key]: null }));
+  if (answer.argument === "server") button("Try again", () => ask()); // too many questions at a time: this one is as good as ever
   // What was never asked (a text that is no JSON) leaves nothing to undo.
-  if (answer.rule) button(...(shown.view ? ["Undo", () => history.back()] : ["Start again", () => replaceAll(START)]));
+  else if (answer.rule) button(...(shown.view ? ["Undo", () => history.back()] : ["Start again", () => replaceAll(START)]));
   paint(box, words);
 }
 
@@ -104,7 +105,8 @@ async function drawSlow(picture, search, signal) {
     if (problem.name === "AbortError") return;
     section.removeAttribute("aria-busy");
     if (!(problem instanceof Refused)) throw problem;
-    paint(byId(`${picture.id}-body`), el("p", { class: "quiet" }, problem.message));
+    const again = problem.answer.argument === "server" ? el("button", { type: "button", onclick: drawSoon }, "Try again") : null;
+    paint(byId(`${picture.id}-body`), el("p", { class: "quiet" }, problem.message), again);
   }
 }
 
@@ -131,6 +133,7 @@ const ask = latest(async () => {
   } catch (problem) {
     if (!(problem instanceof Refused)) throw problem;
     complain(problem.answer);
+    for (const picture of pictures) byId(picture.id).removeAttribute("aria-busy"); // they show the last good answer, and no other is coming
     if (!shown.view) syncNames(state());
     document.documentElement.dataset.shown = search;
   }
@@ -208,7 +211,10 @@ async function serve() {
     if (shown.view && came.length) drawSoon();
   }, { rootMargin: "600px" });
   for (const picture of pictures) seen.observe(byId(picture.id));
-  onState(() => ask());
+  onState(() => {
+    dropped.abort(); // pictures of the state before: the server stops computing what it is told nobody waits for
+    ask();
+  });
   if (!query()) begin(START);
   await ask();
 }

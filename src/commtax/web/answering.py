@@ -1,0 +1,61 @@
+"""One question of the API, from its name and its query to the bytes of its answer or of its refusal. No web package is needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qsl
+
+from commtax.report.view import answers, legal_instead
+from commtax.report.view.state import Key, RefusedError, parse, refusal
+from commtax.web.guard import problem
+
+Answer = Callable[[Any], dict[str, Any]]
+Written = tuple[int, bytes]
+"""A status and a body of JSON."""
+ANSWERS: dict[str, tuple[Answer, tuple[Key, ...]]] = {
+    "view": (answers.view_answer, ()),
+    "bill": (answers.bill_answer, ()),
+    "fit": (answers.fit_answer, ()),
+    "compare": (answers.compare_answer, (answers.GRID,)),
+    "pipeline": (answers.pipeline_answer, ()),
+    "plan": (answers.plan_answer, ()),
+    "catalog": (answers.catalog_answer, ()),
+}
+"""What answers each question, and the keys that it takes beside the state's."""
+
+
+def written(name: str, query: bytes) -> Written:
+    """Read the state, answer it, or say which rule it breaks."""
+    answer, extra = ANSWERS[name]
+    question = None
+    try:
+        question = _question(name, query, extra)
+        return 200, json.dumps(answer(question), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (ValueError, OverflowError) as error:
+        found = refusal(error if isinstance(error, ValueError) else ValueError(str(error)))
+        return _refused(found, legal_instead(question) if name == "view" and question and not found.malformed else None)
+    except (MemoryError, RecursionError):
+        return 422, problem(f"{name}: too large for the page; the commtax command line takes it", name)
+
+
+def _question(name: str, query: bytes, extra: tuple[Key, ...]) -> Any:
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    if name == "catalog":
+        if pairs:
+            raise RefusedError(f"unknown key '{pairs[0][0][:40]}': the catalogue takes none", pairs[0][0][:40])
+        return None
+    if not extra:
+        return parse(pairs)
+    more = {key.name: key for key in extra}
+    own = [(n, more[n].read(text)) for n, text in pairs if n in more]
+    if len({n for n, _ in own}) != len(own):
+        raise RefusedError(f"{own[0][0]}: given twice", own[0][0])
+    state = parse((n, text) for n, text in pairs if n not in more)
+    return (state, *(dict(own).get(key.name, key.default) for key in extra))
+
+
+def _refused(found: RefusedError, instead: dict[str, Any] | None) -> Written:
+    """400 where the question cannot be read, 422 where it breaks a rule of the model, the cluster or the engine."""
+    return 400 if found.malformed else 422, problem(found.rule, found.argument, found.rule, found.nearest, instead)

@@ -1,0 +1,218 @@
+"""Answers from workers that can be ended: each has a time, waits a bounded time for its turn, and stops when nobody waits for it.
+
+Workers are forked by ``web.nursery``, which has everything loaded: a new one costs a few milliseconds. Threads would not do:
+nothing can end one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+from commtax.web.answering import Written
+from commtax.web.guard import problem
+from commtax.web.nursery import ASKED, LIMIT_S, TOLD
+
+SLOW = {"compare", "fit", "plan", "pipeline"}
+"""Answers that take longer than a blink: they have workers of their own, so that a slider's view never waits behind a search."""
+LOAD_S = 30.0
+"""Seconds that the first questions wait for the nursery to load, at most."""
+LAST_WORD_S = 0.5
+"""Seconds that the nursery has to see its workers off."""
+WAIT_S = 2.0
+"""Seconds that a question waits for a free worker."""
+BUSY = (
+    429,
+    problem("The server is busy with other questions; ask again in a moment.", "server", "a bounded number of questions at a time"),
+)
+GOING = 429, problem("The server is being stopped; ask again when it runs.", "server", "no answers while it stops")
+
+
+def too_long(name: str) -> Written:
+    """What is said instead of an answer that takes longer than the page waits."""
+    rule = f"{name}: not answered within {LIMIT_S:g} s on this machine"
+    return 422, problem(f"{rule}; ask for a smaller cluster, or on the command line, which takes its time", name, rule)
+
+
+@dataclass
+class Line:
+    """One worker, seen from here: closing its line ends it."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    spent: bool = False
+
+    async def ask(self, name: str, query: bytes) -> Written:
+        self.writer.write(ASKED.pack(len(name), len(query)) + name.encode() + query)
+        status, size, self.spent = TOLD.unpack(await self.reader.readexactly(TOLD.size))
+        return status, await self.reader.readexactly(size)
+
+    @property
+    def usable(self) -> bool:
+        return not (self.spent or self.reader.at_eof() or self.writer.is_closing())
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # at once, not when the loop comes round: the worker hears it and ends
+            self.writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        self.writer.transport.abort()
+
+
+class Nursery:
+    """The process that forks workers, ``main`` of a module; started again if it is gone."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._start()
+
+    def _start(self) -> None:
+        self._control, theirs = socket.socketpair()
+        # The same places to import from as here: the folder that somebody happens to stand in is none of them.
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {self._module} import main; main({theirs.fileno()})"
+        # One thread for algebra: arrays are small here, and a process with threads must not fork.
+        alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                env=alone,
+                preexec_fn=_deaf,
+            )
+        self._control.setblocking(False)
+        self._loading: asyncio.Future[bytes] | None = None
+
+    async def loaded(self) -> None:
+        """Until it has said that it is ready, which no question's time shall pay for; not for ever."""
+        if self._loading is None:
+            self._loading = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(self._control, 1))
+        if not self._loading.done():
+            with contextlib.suppress(TimeoutError, OSError):
+                async with asyncio.timeout(LOAD_S):
+                    await asyncio.shield(self._loading)
+
+    async def worker(self, niceness: int) -> Line:
+        """A new worker. It may still be loading: what is asked of it waits in its line."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._control, [bytes([niceness])], [theirs.fileno()])
+            except (BrokenPipeError, ConnectionResetError):
+                self.close()
+                self._start()
+                socket.send_fds(self._control, [bytes([niceness])], [theirs.fileno()])
+        return Line(*await asyncio.open_connection(sock=ours))
+
+    def close(self) -> None:
+        """It goes when its workers are gone; at once if it is still loading."""
+        if self._loading:
+            self._loading.cancel()
+        self._control.close()
+        try:
+            self._process.wait(LAST_WORD_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _deaf() -> None:
+    """Ctrl-C reaches the whole terminal; when it is over, the server says."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@dataclass
+class Lane:
+    """Workers for one kind of question, and those who wait for them."""
+
+    workers: int
+    most_waiting: int
+    niceness: int
+    waiting: int = 0
+    idle: list[Line] = field(default_factory=list)
+    busy: list[Line] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.turns = asyncio.Semaphore(self.workers)
+
+    async def turn(self) -> bool:
+        """Wait for a worker; false where too many wait, or it takes too long."""
+        if self.waiting >= self.most_waiting:
+            return False
+        self.waiting += 1
+        try:
+            async with asyncio.timeout(WAIT_S):
+                return await self.turns.acquire()
+        except TimeoutError:
+            return False
+        finally:
+            self.waiting -= 1
+
+    async def answer(self, nursery: Nursery, name: str, query: bytes) -> Written:
+        """Ask a worker; one that is left in the middle, by whatever, is ended."""
+        line = self._rested() or await nursery.worker(self.niceness)
+        self.busy.append(line)
+        done = False
+        try:
+            found = await line.ask(name, query)
+            done = True
+            return found
+        finally:
+            self.busy.remove(line)
+            if done and line.usable:
+                self.idle.append(line)
+            else:
+                line.close()
+
+    def _rested(self) -> Line | None:
+        """An idle worker that is still there."""
+        while self.idle:
+            line = self.idle.pop()
+            if line.usable:
+                return line
+            line.close()
+        return None
+
+
+class Pool:
+    """All workers. ``ask`` always returns, in time and with a status; when its caller is cancelled, so is the work."""
+
+    def __init__(self, nursery: str = "commtax.web.nursery") -> None:
+        self._nursery = Nursery(nursery)
+        self._quick = Lane(workers=2, most_waiting=64, niceness=0)
+        self._slow = Lane(workers=2, most_waiting=32, niceness=5)
+        self._closed = False
+
+    async def ask(self, name: str, query: bytes) -> Written:
+        lane = self._slow if name in SLOW else self._quick
+        await self._nursery.loaded()
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        if self._closed:
+            return GOING
+        if not await lane.turn():
+            return BUSY
+        waited = clock() - begun
+        try:
+            async with asyncio.timeout_at(begun + LIMIT_S):
+                return await lane.answer(self._nursery, name, query)
+        except (TimeoutError, asyncio.IncompleteReadError, OSError):
+            # Time was up here or, a little later, in the worker. One that waited first might have been in time.
+            return GOING if self._closed else BUSY if waited > 0.1 * LIMIT_S else too_long(name)
+        finally:
+            lane.turns.release()
+
+    def close(self) -> None:
+        """End all workers, and with them everything that is being computed."""
+        if self._closed:
+            return
+        self._closed = True
+        for lane in (self._quick, self._slow):
+            for line in (*lane.idle, *lane.busy):
+                line.close()
+        self._nursery.close()

@@ -1,0 +1,22 @@
+"""Workers as they are, but a bill of 65,536 sequences and a plan of 2 GPUs never come to an end, inside one call into C."""
+
+import re
+
+from commtax.web import nursery
+from commtax.web.answering import ANSWERS
+
+nursery.SHARE = 5
+
+
+def endless(answer):
+    def wrapped(state):
+        if state.batch == 65_536 or state.cluster == "2xa100-80-sxm":
+            re.match("(a+)+$", "a" * 80 + "b")
+        return answer(state)
+
+    return wrapped
+
+
+for name in ("bill", "plan"):
+    ANSWERS[name] = (endless(ANSWERS[name][0]), ())
+main = nursery.main

@@ -1,0 +1,17 @@
+"""``commtax web`` with workers that get stuck (``slow_nursery``) and with shorter times, so that tests need not wait."""
+
+import contextlib
+import sys
+
+from commtax.web import connections, pool
+from commtax.web.serving import listen, serve
+
+if __name__ == "__main__":
+    connections.HEAD_S = 1.5
+    pool.LIMIT_S = 2.0
+    pool.WAIT_S = 1.0
+    bound = listen("127.0.0.1", 0)
+    sys.stdout.write(f"http://127.0.0.1:{bound.getsockname()[1]}/\n")
+    sys.stdout.flush()
+    with contextlib.suppress(KeyboardInterrupt):
+        serve("127.0.0.1", bound, pool.Pool("slow_nursery"))
