@@ -50,7 +50,7 @@ SPREAD = Range(0.0, 100.0, "the half-width of a range")
 SIGMA = Range(0.0, 5.0, "the deviation of a logarithm")
 
 CHIP = {
-    "memory_Bps": Range(1e6, 1e14, "bytes a second"),
+    "memory_Bps": Range(1e8, 1e14, "bytes a second"),
     "memory_bytes": Range(1e6, 1e15, "bytes"),
     "visible_bytes": Range(1e6, 1e15, "bytes"),
     "num_sms": Range(1, 100_000, "a whole number", whole=True),
