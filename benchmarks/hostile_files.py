@@ -223,25 +223,18 @@ def bomb() -> bytes:
     return gzip.compress(b"[" * 2**24, mtime=0) * 128
 
 
+CRAFTED = (
+    *(b"", b"\n", b"{}", b"[]", b"null", b"[" * 2**20, b'{"a":' * 2**18, b"9" * 2**20, b"\0" * 2**20, b"a," * 2**20),
+    b"".join(f"{a}='{f'${b} ' * 1000}'\n".encode() for a, b in ("XY", "YZ", "ZZ")) + b"vllm serve llama-3.1-8b $X\n",
+    *(b"a=( " * 100_000, b"cat > x <<E\n" * 30_000, b"LLM(model=" + b"-" * 100_000 + b"1)", b"LLM(" * 50_000),
+    *(b"#  Rank  0\n" * 100_000, b"GPU0\tX\n" * 100_000, b'"' * 2**20, b"a\\\n" * 2**18),
+)
+"""Whole files that a reader of some kind of file may choke on."""
+
+
 def _replaced(rng: random.Random, raw: bytes) -> bytes:
     """Something else altogether."""
-    size = rng.choice((0, 1, 2**20))
-    return rng.choice(
-        (
-            b"",
-            b"\n",
-            b"{}",
-            b"[]",
-            b"null",
-            b"[" * size,
-            b'{"a":' * (size // 4),
-            b"9" * size,
-            b"\0" * size,
-            b"a," * size,
-            rng.randbytes(1000),
-            raw * 20,
-        )
-    )
+    return rng.choice((*CRAFTED, rng.randbytes(1000), raw * 20))
 
 
 def _deep(rng: random.Random, _: Any) -> Any:
