@@ -194,9 +194,10 @@ def _lines(rng: random.Random, raw: bytes) -> bytes:
     lines = raw.splitlines(keepends=True)
     if not lines:
         return raw
-    many = max(1, LARGEST // 4 // max(1, len(lines[0])))
+    one = rng.choice(lines)
+    many = min(20_000, LARGEST // 4 // len(one))
     return rng.choice((
-        lambda: b"".join([*lines, rng.choice(lines) * min(many, 20_000)]),
+        lambda: raw + one * many,
         lambda: b"".join(rng.sample(lines, len(lines))),
         lambda: raw.replace(b"\n", rng.choice((b" ", b"\r\n", b"\r", b""))),
         lambda: b"".join(line for line in lines if rng.random() < 0.7),
@@ -300,7 +301,8 @@ def _scaled(rng: random.Random, node: Any, key: Any, _: Any) -> None:
     if isinstance(node[key], (int, float)):
         node[key] *= rng.choice((-1, 0, 2, 1000, 10**12, 0.5))
     else:
-        node[key] = [node[key]] * rng.choice((1, 3, 300))
+        small = len(str(node[key])) < 10_000  # what is large already stays so
+        node[key] = [node[key]] * rng.choice((1, 3, 300 if small else 2))
 
 
 def _renamed(rng: random.Random, node: Any, key: Any, _: Any) -> None:
