@@ -194,9 +194,10 @@ def _lines(rng: random.Random, raw: bytes) -> bytes:
     lines = raw.splitlines(keepends=True)
     if not lines:
         return raw
-    many = max(1, LARGEST // 4 // max(1, len(lines[0])))
+    one = rng.choice(lines)
+    many = min(20_000, LARGEST // 4 // len(one))
     return rng.choice((
-        lambda: b"".join([*lines, rng.choice(lines) * min(many, 20_000)]),
+        lambda: raw + one * many,
         lambda: b"".join(rng.sample(lines, len(lines))),
         lambda: raw.replace(b"\n", rng.choice((b" ", b"\r\n", b"\r", b""))),
         lambda: b"".join(line for line in lines if rng.random() < 0.7),
@@ -223,25 +224,18 @@ def bomb() -> bytes:
     return gzip.compress(b"[" * 2**24, mtime=0) * 128
 
 
+CRAFTED = (
+    *(b"", b"\n", b"{}", b"[]", b"null", b"[" * 2**20, b'{"a":' * 2**18, b"9" * 2**20, b"\0" * 2**20, b"a," * 2**20),
+    b"".join(f"{a}='{f'${b} ' * 1000}'\n".encode() for a, b in ("XY", "YZ", "ZZ")) + b"vllm serve llama-3.1-8b $X\n",
+    *(b"a=( " * 100_000, b"cat > x <<E\n" * 30_000, b"LLM(model=" + b"-" * 100_000 + b"1)", b"LLM(" * 50_000),
+    *(b"#  Rank  0\n" * 100_000, b"GPU0\tX\n" * 100_000, b'"' * 2**20, b"a\\\n" * 2**18),
+)
+"""Whole files that a reader of some kind of file may choke on."""
+
+
 def _replaced(rng: random.Random, raw: bytes) -> bytes:
     """Something else altogether."""
-    size = rng.choice((0, 1, 2**20))
-    return rng.choice(
-        (
-            b"",
-            b"\n",
-            b"{}",
-            b"[]",
-            b"null",
-            b"[" * size,
-            b'{"a":' * (size // 4),
-            b"9" * size,
-            b"\0" * size,
-            b"a," * size,
-            rng.randbytes(1000),
-            raw * 20,
-        )
-    )
+    return rng.choice((*CRAFTED, rng.randbytes(1000), raw * 20))
 
 
 def _deep(rng: random.Random, _: Any) -> Any:
@@ -307,7 +301,8 @@ def _scaled(rng: random.Random, node: Any, key: Any, _: Any) -> None:
     if isinstance(node[key], (int, float)):
         node[key] *= rng.choice((-1, 0, 2, 1000, 10**12, 0.5))
     else:
-        node[key] = [node[key]] * rng.choice((1, 3, 300))
+        small = len(str(node[key])) < 10_000  # what is large already stays so
+        node[key] = [node[key]] * rng.choice((1, 3, 300 if small else 2))
 
 
 def _renamed(rng: random.Random, node: Any, key: Any, _: Any) -> None:

@@ -79,8 +79,8 @@ COUNTS: dict[str, Sequence[int]] = {
     "context": (128, 1024, 4000, 8192, 32768),
     "input_len": (128, 1024, 8192),
     "output_len": (1, 16, 128, 512),
-    "stages": (1, 2, 4, 8, 16),
-    "microbatches": (1, 8, 16, 64),
+    "stages": (1, 2, 4, 8, 16, 1000),
+    "microbatches": (1, 8, 16, 64, 2000),
     "chunks": (1, 2, 4),
     "nics": (1, 4, 8),
     "ranks": (2, 4, 8),
@@ -107,6 +107,7 @@ GARBAGE = (
     *("99999999999x8xh100-sxm", "1000000xh100-sxm", "vllm@", "vllm@x", "batch=", "batch=1:1000000", "batch=1:99999999999"),
     *("tp=1,x", "link=", "context=1:2:3", "pp-1", "1:1", "1:1:1:1", "nan:1:1", "1:0:1", "/dev/null", "/dev/zero", "/dev/full"),
     *("samples", "samples/none", "samples/vllm-cpu-tp2.log", "samples/profile.json", "../..", "no/such.json", "/etc", "COM1"),
+    *(",".join(map(str, range(1, 5000))), "tp1," * 2000, "batch=" + "1," * 5000, "1:" * 5000),
     *("/proc/self/mem", "x.svg", "x.png", "x.pdf", "x.unknown", "a/b", "a/b/c", "http://127.0.0.1:9/x", "hf://x"),
 )
 

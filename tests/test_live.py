@@ -260,7 +260,7 @@ def command(capsys, *words):
     return SimpleNamespace(returncode=ended.value.code, stdout=shown.out, stderr=shown.err)
 
 
-def test_under_torchrun(checkpoints):
+def test_under_torchrun(checkpoints, tmp_path):
     words = [
         "--standalone",
         "--nproc-per-node",
@@ -279,6 +279,7 @@ def test_under_torchrun(checkpoints):
         capture_output=True,
         text=True,
         check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # torchrun leaves its own folders
     )
     assert done.returncode == 0, done.stderr
     prove(json.loads(done.stdout[done.stdout.index("{") :]))
