@@ -10,7 +10,8 @@ import pytest
 
 import commtax
 from cli_run import run_here
-from commtax.calibrate import calibrate, robust
+from commtax import catalog
+from commtax.calibrate import calibrate, engines, robust
 from commtax.catalog import profile as overlay
 from commtax.cli import main
 from commtax.cost.collectives import ALGORITHMS, choose
@@ -441,3 +442,15 @@ def test_shapes_that_nothing_ran_are_refused_by_row(tmp_path, key, value):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: 'decode.jsonl: row 8")
     assert key in done.stderr or "many" in done.stderr or "a time of" in done.stderr
+
+
+def test_benchmarks_that_asked_the_same_are_priced_once(tmp_path, monkeypatch):
+    """A result that stands 2,000 times in a file costs the prices of one."""
+    plain, calls = engines.simulate, []
+    monkeypatch.setattr(engines, "simulate", lambda *words, **more: calls.append(1) or plain(*words, **more))
+    row = {"backend": "vllm", "model_id": "llama-3.1-8b", "num_prompts": 80, "max_concurrency": 8, "completed": 80, "duration": 9.0}
+    row |= {"total_input_tokens": 81_920, "total_output_tokens": 10_240, "mean_ttft_ms": 60.0, "mean_tpot_ms": 9.0}
+    file = written(tmp_path, "serve.json", json.dumps([row] * 2000))
+    found = calibrate([Path(file)], catalog.cluster("8xh100-sxm"), name="x")
+    assert found.profile.host
+    assert len(calls) < 100
