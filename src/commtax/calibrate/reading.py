@@ -15,8 +15,8 @@ from commtax.readers.bench import Bench
 from commtax.units import format_bytes
 
 KINDS = ("gemm", "decode", "prefill")
-SHORTEST_S, LONGEST_S = 1e-9, 1e6  # of anything that somebody timed
 UNUSED = ("header", "small", "copy", "step")  # rows of a sweep that no constant is fitted on
+SHORTEST_S, LONGEST_S = 1e-9, 1e6  # of anything that somebody timed
 
 
 def read(path: Path, place: Place) -> Files:
