@@ -1,6 +1,23 @@
-"""Laws are about values: no deadline, because machines are shared; a failure prints what reproduces it."""
+"""Laws are about values: no deadline, because machines are shared; a failure prints what reproduces it. Nothing is left behind."""
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 
 from hypothesis import settings
 
 settings.register_profile("commtax", deadline=None, print_blob=True)
 settings.load_profile("commtax")
+
+COMPILED = tempfile.TemporaryDirectory(prefix="torchinductor-")  # torch makes one when transformers loads it, and leaves it
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", COMPILED.name)
+
+
+def pytest_unconfigure(config):
+    """The folder of folders of tests, which pytest empties when all is well and leaves."""
+    COMPILED.cleanup()
+    if not hasattr(config, "workerinput"):
+        for folder in Path(tempfile.gettempdir()).glob("pytest-of-*"):
+            with suppress(OSError):
+                folder.rmdir()

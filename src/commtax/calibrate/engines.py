@@ -5,7 +5,7 @@ Every predicted latency is linear in the host's times, so its derivative by each
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -91,7 +91,14 @@ def _fit_host(runs: list[Served], place: Place, own: Profile) -> tuple[dict[str,
 
 def _latencies(runs: list[Served], place: Place, own: Profile, engine: Engine) -> Array:
     """TPOT of closed loops, whole latency of batches."""
-    return np.array([_latency(r, place, own, engine) for r in runs], float)
+    return _each(runs, lambda run: _latency(run, place, own, engine))
+
+
+def _each(runs: list[Served], price: Callable[[Served], float]) -> Array:
+    """A price for each run; runs that asked the same are priced once."""
+    asked = [replace(run, tpot_s=None, ttft_s=None, e2e_s=None, label="") for run in runs]
+    known = {question: price(question) for question in dict.fromkeys(asked)}
+    return np.array([known[question] for question in asked], float)
 
 
 def _latency(run: Served, place: Place, own: Profile, engine: Engine) -> float:
@@ -113,14 +120,14 @@ def _fit_request(runs: list[Served], place: Place, own: Profile, engine: Engine)
     """A request's way through the server: what TTFT has beside its steps and its waiting."""
     times = np.array([r.ttft_s for r in runs], float)
     bare = replace(engine, request_s=0.0)
-    base = np.array([float(_simulated(r, place, own, bare).ttft_s) for r in runs])
+    base = _each(runs, lambda run: float(_simulated(run, place, own, bare).ttft_s))
     fitted = robust.linear(np.ones((len(runs), 1)), times, base)
     value = float(fitted.values[0])
     after = np.log(times / (base + value))
     spread = robust.half_width(after, 1)
     sigma = float(np.log1p(spread) / robust.Z80)
     sigma = max(sigma, place.engine.sigma_ttft) if len(runs) < SIGMA_RUNS else sigma
-    before = np.array([float(_simulated(r, place, own, place.engine).ttft_s) for r in runs])
+    before = _each(runs, lambda run: float(_simulated(run, place, own, place.engine).ttft_s))
     part = Part(
         name=f"{place.engine.key} time to the first token",
         rows=len(runs),

@@ -21,8 +21,8 @@ SHAPES = {
     "prefill": ("batch", "heads", "kv_heads", "head_dim", "length"),
 }
 KINDS = tuple(SHAPES)
-SHORTEST_S, LONGEST_S = 1e-9, 1e6  # of anything that somebody timed
 UNUSED = ("header", "small", "copy", "step")  # rows of a sweep that no constant is fitted on
+SHORTEST_S, LONGEST_S = 1e-9, 1e6  # of anything that somebody timed
 
 
 def read(path: Path, place: Place) -> Files:
