@@ -26,7 +26,7 @@ from commtax.measure.engine import Engine
 from commtax.measure.generate import Run, generate, prompts
 from commtax.measure.job import DTYPES, TOLERANCE, Job
 from commtax.measure.weights import Checkpoint, Random, Source, load
-from commtax.measure.worker import Place, gather, join, pin, place, report
+from commtax.measure.worker import Place, gather, join, leave, pin, place, report
 
 TARGET = "commtax.measure.tp:measure_all"
 
@@ -206,7 +206,7 @@ def _arguments(argv: list[str] | None) -> tuple[Job, str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Under torchrun: this is one of its ranks. Else: start the ranks here. Rank 0 writes the document."""
-    from commtax.measure.reconcile import document, passed
+    from commtax.measure.reconcile import document
 
     job, output = _arguments(argv)
     if {"RANK", "MASTER_ADDR"} <= os.environ.keys():
@@ -215,12 +215,14 @@ def main(argv: list[str] | None = None) -> int:
         job = Job(**{**job.payload(), "tp": where.size, "impl": carrier}).settled()
         join(where, job.device)
         raw = measure(pin(where), job.payload())
-        dist.destroy_process_group()
-        if where.rank:
-            return 0
-        found = document(job, raw)
-    else:
-        found = run_here(job)
+        leave(_written(document(job, raw), output) if where.rank == 0 else 0)
+    return _written(run_here(job), output)
+
+
+def _written(found: dict[str, Any], output: str) -> int:
+    """Show the document, keep it where asked; the exit code says whether all that must be equal is."""
+    from commtax.measure.reconcile import passed
+
     text = json.dumps(found, indent=2) + "\n"
     if output:
         files.write_text(output, text, "output")
