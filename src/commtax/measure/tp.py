@@ -26,7 +26,7 @@ from commtax.measure.engine import Engine
 from commtax.measure.generate import Run, generate, prompts
 from commtax.measure.job import DTYPES, TOLERANCE, Job
 from commtax.measure.weights import Checkpoint, Random, Source, load
-from commtax.measure.worker import Place, gather, join, leave, pin, place, report
+from commtax.measure.worker import Place, gather, join, leave, meet, pin, place, report
 
 TARGET = "commtax.measure.tp:measure_all"
 
@@ -128,20 +128,16 @@ def _rounds(job: Job, where: Place, alone: Engine | None, part: Engine) -> dict[
         if alone:
             if where.rank == 0:
                 found["tp1"].append(generate(alone, tokens, job.output_len, keep=first))
-            _barrier()
+            meet()
             forced = forced or _shared(found["tp1"][0].tokens if where.rank == 0 else None, part.device)
             found["replicas"].append(generate(alone, tokens, job.output_len))
-        _barrier()
+        meet()
         found["tp"].append(generate(part, tokens, job.output_len, forced, keep=first))
-        _barrier()
+        meet()
         report(step=turn + 1, of=job.repeats)
     if alone and where.rank == 0:
         found["logits"] = _compare(found["tp1"][0], found["tp"][0], TOLERANCE[job.dtype])
     return found
-
-
-def _barrier() -> None:
-    dist.all_reduce(torch.zeros(1))
 
 
 def _shared(tokens: list[Any] | None, device: Any) -> list[Any]:

@@ -80,6 +80,11 @@ def gather(value: Any) -> list[Any]:
     return found
 
 
+def meet() -> None:
+    """Wait for all ranks, over gloo whatever carries the tensors."""
+    dist.all_reduce(torch.zeros(1))
+
+
 def report(**news: Any) -> None:
     """Tell the launcher how far the run is (rank 0 only; silent under torchrun)."""
     folder = os.environ.get(FOLDER, "")
@@ -103,7 +108,7 @@ def main() -> None:
 
 def leave(code: int) -> NoReturn:
     """End this rank once all have come here, and at once: taking gloo's threads down in order can hang, and nothing needs it."""
-    dist.barrier()
+    meet()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
