@@ -60,7 +60,7 @@ class SharedMemory:
                 row[start : start + step].copy_(slot)
 
     def _piece(self, flat: Any) -> int:
-        return min(PIECE, self.slot_bytes // flat.element_size())
+        return min(PIECE, self.slot_bytes // int(flat.element_size()))
 
     def _reduce(self, flat: Any) -> None:
         slots = self._exchange(flat)
