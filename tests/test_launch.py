@@ -294,8 +294,8 @@ def test_emit_and_mistakes():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (f"{VLLM} -tp banana", "'-tp banana': a whole number of at least 1"),
-        (f"{VLLM} -tp 0", "'-tp 0': a whole number of at least 1"),
+        (f"{VLLM} -tp banana", "'-tp banana': a whole number from 1"),
+        (f"{VLLM} -tp 0", "'-tp 0': a whole number from 1"),
         (f"{VLLM} --pipeline-parallel-size x", "'--pipeline-parallel-size x': a whole number"),
         (f"{VLLM} -tp $NOBODY_SET_IT", "variable is not set"),
         (f"{VLLM} --max-model-len 8 -tp", "'-tp': the flag needs a value"),

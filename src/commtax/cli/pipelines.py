@@ -67,9 +67,8 @@ def _budget(kind: Kind, p: int, microbatches: int | None, budget: float, as_json
         answer = {"schedule": kind.name, "stages": p, "budget": budget, "microbatches": needed, "bubble": bubble}
         print_json({"schema": "commtax.pipeline-budget/1", **answer})
     else:
-        click.echo(
-            f"{kind.name}: {p} stages within a bubble of {budget:.1%} of the total need {needed} microbatches ({bubble:.2%})"
-        )
+        share = f"{budget * 100:.3g}% of the total"
+        click.echo(f"{kind.name}: {p} stages within a bubble of {share} need {needed:,} microbatches ({bubble:.2%})")
 
 
 def _pipeline(

@@ -23,7 +23,7 @@ from commtax.units import parse_count, parse_fraction
 
 PROGRAMS = "vllm serve, sglang.launch_server, trtllm-serve, trtllm-bench, torchrun … pretrain_gpt.py or torchtitan.train"
 RULES = {
-    "int": "a whole number of at least 1 is needed",
+    "int": "a whole number from 1 to 2^48 is needed",
     "count": "a whole number is needed, such as 4096 or 32k",
     "share": "a fraction above 0 and at most 1 is needed",
 }

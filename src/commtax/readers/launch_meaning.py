@@ -111,7 +111,7 @@ def _world(given: Given) -> int:
     for name, flag in (("nnodes", "--nnodes"), ("gpus_per_node", "--nproc-per-node")):
         text = str(given.get(name, "1")).split(":")[-1]
         if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
-            raise ValueError(f"from: '{flag} {text}': a whole number of at least 1 is needed")
+            raise ValueError(f"from: '{flag} {text}': a whole number from 1 to 2^48 is needed")
         sizes.append(int(text))
     given["nnodes"], given["gpus_per_node"] = sizes
     return sizes[0] * sizes[1]
