@@ -222,6 +222,15 @@ def test_serving_of_a_real_run_keeps_its_books():
     assert found.count("disagree") == 0
 
 
+def test_many_results_of_one_question_are_priced_once():
+    asked = question(tp=2, context=512, output_len=128)
+    audit_bench([latency(1.0)], asked, "x")
+    steps = len(asked._priced)
+    audit_bench([latency(1.0 + i) for i in range(50)], asked, "x")
+    assert len(asked._priced) == steps
+    assert asked.bill("decode", 1, 64) is asked.bill("decode", 1, 64)
+
+
 def test_faster_than_physics():
     """Llama-3.1-8B at TP 1 on H100 reads 15 GB at 3.35 TB/s: no token below 4.4 ms."""
     asked = question(tp=1, context=512, output_len=128)

@@ -98,9 +98,16 @@ class Question:
         return int(self.plan.get("dp", 1))
 
     def bill(self, phase: str = "decode", batch: int = 1, context: int = 1024, **changes: Any) -> StepBill:
-        """The priced step of this plan."""
-        settings = {"eager": self.eager, **self.pricing, **self.plan, **changes}
-        return bill(self.model, self.cluster, phase=phase, batch=batch, context=context, **settings)
+        """The priced step of this plan; each is priced once, however many results are held against it."""
+        key = (phase, batch, context, *sorted(changes.items()))
+        if key not in self._priced:
+            settings = {"eager": self.eager, **self.pricing, **self.plan, **changes}
+            self._priced[key] = bill(self.model, self.cluster, phase=phase, batch=batch, context=context, **settings)
+        return self._priced[key]
+
+    @cached_property
+    def _priced(self) -> dict[tuple[Any, ...], StepBill]:
+        return {}
 
     @cached_property
     def distrust(self) -> str:
