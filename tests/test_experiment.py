@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from commtax.measure.answers import answers
 from commtax.measure.arch import arch
 from commtax.measure.comm import Group
 from commtax.measure.engine import Engine
+from commtax.measure.experiment import Asked, _constants
 from commtax.measure.findings import Prices, analyse, spread
 from commtax.measure.generate import generate, prompts
 from commtax.measure.serving import Server, requests, serve
@@ -116,6 +119,24 @@ def test_the_study_fills_the_table(study_here):
     assert len(found["answers"]) == 4
     assert {"batch-scaling.svg", "latency-by-degree.svg"} <= {p.name for p in out.iterdir()}
     assert str(out) not in report
+
+
+def test_constants_are_measured_once_a_study_or_said_to_be_unknown(tmp_path):
+    """A profile beside the runs is used again, one of other ranks or a damaged one is not."""
+    driver = SimpleNamespace(on_cpu=True, dtype="fp32", library="gloo")
+    asked = Asked(tmp_path, degrees=(1, 2))
+    file = tmp_path / "profile-2-ranks-fp32.json"
+    file.write_text(json.dumps({"commtax_profile": 1, "chip": {"key": "cpu", "memory_Bps": 1e10}}))
+    assert _constants(asked, driver, None) == (str(file), "")
+    assert _constants(replace(asked, degrees=(1, 3)), driver, None)[0] == ""
+    assert "2 or 4 ranks" in _constants(replace(asked, degrees=(1, 3)), driver, None)[1]
+    assert _constants(replace(asked, cluster="2xcpu"), driver, None) == ("", "")
+    assert "not calibrated" in _constants(replace(asked, engine="vllm"), driver, None)[1]
+    told = []
+    file.write_text("[1]")
+    unlike = replace(asked, lost_s=0.0)  # refused before anything starts: a calibration that fails is said, and the study goes on
+    assert "could not be calibrated" in _constants(unlike, driver, told.append)[1]
+    assert "calibrating" in told[0]["run"]
 
 
 def test_another_study_is_not_mixed_in(study_here, checkpoint, capsys):
@@ -219,7 +240,7 @@ def test_a_dataset_in_sharegpts_form(tmp_path):
     [
         (["--model", "x", "--random", "y"], "--model FOLDER, or --random"),
         (["--engine", "vllm"], "--model FOLDER, or --random"),
-        (["--random", "llama-3.2-1b", "--lost-after", "soon"], "lost_s"),
+        (["--random", "llama-3.2-1b", "--lost-after", "soon"], "lost_after: 'soon'"),
         (["--random", "llama-3.2-1b", "--recipe", "no"], "recipe 'no'"),
         (["--random", "llama-3.2-1b", "--engine", "no"], "builtin, vllm"),
         (["--random", "llama-3.2-1b", "--tp", "1,1"], "distinct"),

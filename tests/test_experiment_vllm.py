@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from commtax.cli import main
+from commtax.measure.deaths import Failure
+from commtax.measure.experiment_vllm import _alike
 from commtax.report.experiment import markdown
 
 HERE = Path(__file__).parent
@@ -112,6 +114,15 @@ def test_a_dead_engine_is_named_and_not_tried_a_third_time(fake, capsys, monkeyp
     assert all("died of SIGILL: it ran an instruction that this CPU does not have" in f["why"] for f in found["failed"])
     assert sum("not tried" in f["why"] for f in found["failed"]) == len(found["failed"]) - 2
     assert "ancelled" not in told.out
+
+
+def test_only_failures_of_a_kind_are_alike():
+    first, second = Failure("the profiler left no trace"), Failure("vllm serve was not ready", "not ready")
+    assert _alike([(2, first), (2, first), (2, second)], 2) is None, "what has no kind is like nothing"
+    assert _alike([(2, second), (2, second)], 2) is second
+    assert _alike([(2, second), (2, second)], 1) is None
+    dead = Failure("died", "SIGILL", died=True)
+    assert _alike([(2, dead), (1, dead)], 4) is dead
 
 
 def test_two_signals_leave_no_engine(fake, monkeypatch):

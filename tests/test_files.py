@@ -249,3 +249,34 @@ def test_what_cannot_be_written_is_one_line(words):
     assert done.returncode == 2
     assert "cannot be written (no such folder)" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_protected_file_is_not_replaced(tmp_path, monkeypatch):
+    """Renaming over a file asks the folder alone; its own protection is asked too."""
+    path = tmp_path / "my-box.json"
+    path.write_text("kept")
+    path.chmod(0o444)
+    if os.access(path, os.W_OK):  # root may write anything: asked as somebody else
+        monkeypatch.setattr(os, "access", lambda where, mode: bool(os.stat(where).st_mode & 0o222) or mode != os.W_OK)
+    with pytest.raises(ValueError, match="write-protected"):
+        files.write_text(path, "lost")
+    assert path.read_text() == "kept"
+
+
+def test_what_the_shell_connects_is_read(tmp_path):
+    """``… | commtax audit /dev/stdin``; a named pipe without a writer is refused, as ever."""
+    code = "from commtax import files; print(files.read_text('/dev/stdin', most=1000))"
+    words = {"capture_output": True, "text": True, "check": False}
+    assert subprocess.run([sys.executable, "-c", code], input="tp 8", **words).stdout == "tp 8\n"
+    assert "larger than" in subprocess.run([sys.executable, "-c", code], input="x" * 5000, **words).stderr
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="is a pipe"):
+        files.read_text(tmp_path / "pipe")
+
+
+def test_a_place_is_tried_before_the_work(tmp_path):
+    files.check_writable(tmp_path / "x.json")
+    files.check_writable("/dev/null")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match=r"output '.*': cannot be written"):
+        files.check_writable(tmp_path / "no" / "x.json", "output")

@@ -185,6 +185,29 @@ def test_closed_streams():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_reader_of_errors_that_left_changes_no_exit_code():
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "commtax", "--debug", "bill", "nope", "-c", "8xh100-sxm"], stderr=write, check=False
+    )
+    os.close(write)
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("expect", "all-gather", "--cluster", "4x4xv100-16-sxm", "--size", "1e308"),
+        ("bill", "qwen2.5-7b", "--cluster", "4xa100-80-sxm", f"--engine=vllm@{'9' * 5000}"),
+        ("bill", "qwen2.5-7b", "--cluster", "4xa100-80-sxm", f"--engine=vllm@1.{'9' * 5000}"),
+    ],
+)
+def test_sizes_and_versions_have_bounds(words):
+    assert_civil(run_here(*words), words)
+    assert run_here(*words).returncode == 2
+
+
 def test_a_full_disk_is_one_line():
     with open("/dev/full", "w") as full:
         done = run("expect", "all-reduce", "-c", "8xh100-sxm", stdout=full, stderr=subprocess.PIPE)

@@ -9,6 +9,8 @@ import threading
 
 import pytest
 
+from commtax.catalog import hub
+
 LOOKED_UP = """
 import sys, time
 from commtax.catalog import hub, model
@@ -89,3 +91,39 @@ def test_a_table_of_many_names_asks_nobody(tmp_path, silent):
     assert done.returncode == 2
     assert "first reason: model 'somebody/model-0' is not in the catalogue" in done.stderr
     assert not taken
+
+
+@pytest.mark.parametrize(
+    ("proxies", "address"),
+    [
+        ({}, ("huggingface.co", 443)),
+        ({"HTTPS_PROXY": "http://proxy.example:3128"}, ("proxy.example", 3128)),
+        ({"ALL_PROXY": "proxy.example:3128"}, ("proxy.example", 3128)),
+        ({"ALL_PROXY": "socks5://proxy.example"}, None),
+        ({"ALL_PROXY": "http://proxy.example", "NO_PROXY": "huggingface.co"}, ("huggingface.co", 443)),
+    ],
+)
+def test_the_first_connection_goes_where_the_client_will_go(monkeypatch, proxies, address):
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    for name, value in proxies.items():
+        monkeypatch.setenv(name, value)
+    assert hub._address("https://huggingface.co") == address
+
+
+def test_a_failure_is_forgotten_after_a_while(monkeypatch):
+    found = []
+    monkeypatch.setattr(hub, "_found", lambda name: found.append(name) or "config.json" if found else _fail(found, name))
+    with pytest.raises(LookupError, match="down"):
+        hub.config_file("a/notebook")
+    with pytest.raises(LookupError, match="down"):
+        hub.config_file("a/notebook")
+    monkeypatch.setattr(hub, "FORGET_SECONDS", -1.0)
+    assert hub.config_file("a/notebook") == "config.json"
+    assert len(found) == 2
+
+
+def _fail(found, name):
+    found.append(name)
+    raise LookupError("down")

@@ -14,8 +14,12 @@ import pytest
 import torch
 
 import live_models
+from commtax import catalog
 from commtax.api import bill
+from commtax.api.sending import workload
+from commtax.catalog import physics
 from commtax.cli import main
+from commtax.cost.compute import step_kernels
 from commtax.measure import box, launch, litter, machine
 from commtax.measure.arch import arch, described
 from commtax.measure.collectives import Sizes
@@ -27,6 +31,7 @@ from commtax.measure.reconcile import passed
 from commtax.measure.tp import run_all
 from commtax.measure.weights import Checkpoint, Random, load
 from commtax.readers.nccl_tests import parse
+from commtax.spec import Plan
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")
@@ -155,10 +160,9 @@ def test_shared_memory_adds_as_gloo_does():
 
 
 def test_more_ranks_than_cores_never_read_a_slot_early():
-    pids = []
-    assert launch.run("live_targets:storm", {"turns": 3000}, 4, path=str(HERE), watch=pids.extend, timeout_s=120) == [0, 0, 0, 0]
-    names = [p.name for p in litter.SHARED.glob("*commtax-*")] if litter.SHARED.is_dir() else []
-    assert not [name for name in names for pid in pids if f"-{pid}-" in name], "memory and semaphores have no names left"
+    before = set(litter.SHARED.glob("*commtax-*"))
+    assert launch.run("live_targets:storm", {"turns": 3000}, 4, path=str(HERE), timeout_s=120) == [0, 0, 0, 0]
+    assert set(litter.SHARED.glob("*commtax-*")) <= before, "memory and semaphores have no names left"
 
 
 def alive(pid):
@@ -239,17 +243,41 @@ def test_a_stopped_rank_is_lost_and_named():
         launch.run("live_targets:forever", {}, 2, lost_s=0.0)
 
 
-def test_leavings_of_dead_processes_are_swept_and_no_others(tmp_path):
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    dead = [tmp_path / f"commtax-{gone.pid}-abc", tmp_path / f"sem.commtax-{gone.pid}-0f-1"]
-    kept = [tmp_path / f"commtax-{os.getpid()}-abc", tmp_path / "commtax-notes", tmp_path / "other-1-abc"]
-    for path in (dead[0], kept[0]):
+HOLDER = """
+import sys, time
+from commtax.measure.litter import run_folder
+with run_folder() as folder:
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_leavings_of_dead_runs_are_swept_and_nothing_else(tmp_path):
+    """A lock tells whose run is over; names that somebody chose are nobody's litter."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    holders = [subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True, env=environment) for _ in "ab"]
+    killed, living = (Path(holder.stdout.readline().strip()) for holder in holders)
+    holders[0].kill()
+    holders[0].wait()
+    chosen = [tmp_path / name for name in ("commtax-2024-results", "commtax-run-mine", "commtax-run-abcdefgh")]
+    for path in chosen:
         (path / "inside").mkdir(parents=True)
-    for path in (dead[1], *kept[1:]):
+    shared = tmp_path / "shm"
+    shared.mkdir()
+    old = [shared / "commtax-map-ab12_x9z", shared / "sem.commtax-sem-0a1b2c3d-1"]
+    kept = [shared / "commtax-8-gpus.json", shared / "commtax-map-newnewne", shared / "sem.other-1"]
+    for path in (*old, *kept):
         path.write_text("")
-    litter.sweep(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted(kept)
+    for path in (*old, kept[0], kept[2]):
+        os.utime(path, (1, 1))
+    litter.sweep(tmp_path, shared)
+    assert sorted(tmp_path.iterdir()) == sorted([*chosen, living, shared])
+    assert sorted(shared.iterdir()) == sorted(kept)
+    assert not killed.exists()
+    holders[1].terminate()
+    for holder in holders:
+        holder.wait()
+        holder.stdout.close()
 
 
 def command(capsys, *words):
@@ -398,6 +426,27 @@ def test_a_sweep_reads_like_nccl_tests(tmp_path, capsys):
     assert not any(r["wrong"] for r in rows)
     assert all(r["time_us"] >= 2 * 25 + r["size_bytes"] / 1250 for r in rows), "never less than the emulated ring takes"
     assert (tmp_path / "times.svg").read_text().count("<svg") == 1
+
+
+@pytest.mark.parametrize("verb", [["calibrate", "-o"], ["collectives", "--output"], ["collectives", "--plot"]])
+def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(verb, tmp_path, capsys):
+    done = command(capsys, *verb, str(tmp_path / "no-such-folder" / "x.svg"))
+    assert done.returncode == 2
+    assert "no such folder" in done.stderr
+
+
+def test_times_that_do_not_grow_with_bytes_still_give_a_profile():
+    """A machine too noisy to tell: no division by a slope of 0."""
+    engine = catalog.engine("builtin")
+    model = replace(box._arch(box.SHAPES[1]).model, dtype="fp32")
+    works = [
+        workload(phase, batch, context) for batch, phase, context in ((1, "decode", 32), (4, "decode", 32), (4, "prefill", 96))
+    ]
+    kernels = [k for work in works for k in step_kernels(model, Plan(activations_dtype="fp32"), work, work.rows, engine)]
+    points = [box.Point(k, 1e-3 / (1 + float(k.nbytes))) for k in kernels if k.form == "gemm"]
+    found = box._fit_gemm(points, 1e10, 1e11)
+    for name, value in found.items():
+        physics.KERNEL[name].read(value, name)
 
 
 def test_sizes_double():

@@ -5,11 +5,13 @@ What cannot be read or written is a ``ValueError`` of one line that names the ar
 
 from __future__ import annotations
 
+import errno
 import gc
 import gzip
 import json
 import os
 import stat
+import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +26,8 @@ LOG_BYTES = 128 * MiB  # a log of an engine
 TRACE_BYTES = 1024 * MiB  # a profiler's trace
 JSON_MEMORY_BYTES = 800 * MiB  # what the parsed objects of a file may take
 TRACE_MEMORY_BYTES = 16384 * MiB  # … of a trace, at the most that its signs allow: about ten times its text
+DATASET_BYTES = 2048 * MiB  # conversations: the one that most benchmarks use has 640 MB …
+DATASET_MEMORY_BYTES = 16384 * MiB  # … of text that is full of commas
 MAX_DEPTH = 64  # lists and objects inside each other
 
 _GZIP = b"\x1f\x8b"
@@ -31,6 +35,7 @@ _GZIP_MOST = 1032  # deflate packs no better than this
 _CHUNK = MiB
 _SIGN_BYTES = {",": 72, "[": 96, "{": 200, ":": 110}  # the most that what follows a sign costs as a Python object, text aside
 _STREAMS = ("/dev/", "/proc/")
+_CONNECTED = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a pipe"),
@@ -52,7 +57,7 @@ def local(name: Named) -> Path:
 
 def read_bytes(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> bytes:
     """A regular file's bytes, unpacked where they are gzip, and never more than ``most``."""
-    with _regular(path, what) as file:
+    with _regular(path, what, most) as file:
         head = file.read(2)
         file.seek(0)
         size = os.fstat(file.fileno()).st_size
@@ -77,9 +82,9 @@ def read_text(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> s
     return decoded(read_bytes(path, what, most=most))
 
 
-def read_json(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> Any:
+def read_json(path: Named, what: str = "file", *, most: int = CONFIG_BYTES, memory: int | None = None) -> Any:
     """A file's JSON."""
-    return parse_json(read_bytes(path, what, most=most), f"{what} '{path}'")
+    return parse_json(read_bytes(path, what, most=most), f"{what} '{path}'", memory=memory or JSON_MEMORY_BYTES)
 
 
 def decoded(raw: bytes) -> str:
@@ -185,7 +190,7 @@ def written(path: Named, what: str = "out") -> Iterator[Path]:
         if _is_stream(path):
             yield Path(path)
             return
-        target = Path(os.path.realpath(path))
+        target = _target(path)
         part = _beside(target)
         try:
             yield part
@@ -207,6 +212,21 @@ def refuse_overwriting(output: Named, inputs: Iterable[Named], what: str = "out"
     else:
         return
     raise ValueError(f"{what} '{output}': is also an input, and would be lost; name another file")
+
+
+def check_writable(path: Named, what: str = "out") -> None:
+    """Refuse a place that cannot be written to before the work that is to go there."""
+    with _named_failure(path, what):
+        if not _is_stream(path):
+            _beside(_target(path)).unlink()
+
+
+def _target(path: Named) -> Path:
+    """The file itself, behind links; one that is protected is not replaced."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, "it is write-protected")
+    return target
 
 
 def _is_stream(path: Named) -> bool:
@@ -239,8 +259,11 @@ def _named_failure(path: Named, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def _regular(path: Named, what: str) -> Iterator[IO[bytes]]:
-    """An open regular file; nothing waits on opening, so that a pipe without a writer does not hold us."""
+def _regular(path: Named, what: str, most: int) -> Iterator[IO[bytes]]:
+    """An open regular file; nothing waits on opening, so that a pipe without a writer does not hold us.
+
+    A pipe that the shell connected (``/dev/stdin``, ``<(command)``) has one: its bytes are kept in a file, as many as are read.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
@@ -249,7 +272,9 @@ def _regular(path: Named, what: str) -> Iterator[IO[bytes]]:
         raise ValueError(f"{what} '{path}': cannot be read ({getattr(error, 'strerror', '') or error})") from None
     mode = os.fstat(handle).st_mode
     kind = next((told for test, told in _KINDS if test(mode)), "")
-    if kind:
+    if stat.S_ISFIFO(mode) and os.path.abspath(path).startswith(_CONNECTED):
+        handle = _kept(handle, most)
+    elif kind:
         os.close(handle)
         raise ValueError(f"{what} '{path}': is {kind}; a regular file is needed")
     with open(handle, "rb") as file:
@@ -257,6 +282,16 @@ def _regular(path: Named, what: str) -> Iterator[IO[bytes]]:
             yield file
         except OSError as error:
             raise ValueError(f"{what} '{path}': cannot be read ({error.strerror or error})") from None
+
+
+def _kept(pipe: int, most: int) -> int:
+    """What comes through a pipe, a little more than ``most`` bytes of it, as an open file that has no name."""
+    os.set_blocking(pipe, True)
+    with open(pipe, "rb") as source, tempfile.TemporaryFile() as kept:
+        while kept.tell() <= most and (piece := source.read(_CHUNK)):
+            kept.write(piece)
+        kept.seek(0)
+        return os.dup(kept.fileno())
 
 
 def _unpacked(file: IO[bytes]) -> Iterator[bytes]:

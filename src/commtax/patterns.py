@@ -7,7 +7,7 @@ Python's own matcher tries one way after another, and ``(.+)+!`` has it try for 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -15,7 +15,9 @@ MAX_SIGNS = 1_000  # of one pattern
 MAX_STEPS = 100_000  # of all patterns together, repeats written out
 MAX_DEPTH = 20  # groups inside each other
 MAX_REPEAT = 100
-_KNOWN = r"literals, ., [sets], \d \w \s, groups, |, *, +, ?, {m,n}, ^ and $ are read"
+MAX_LOOKING = 200
+_LOOKS = re.compile(r"\^?\(\?[!=]")
+_KNOWN = r"literals, ., [sets], \d \w \s, groups, |, *, +, ?, {m,n}, ^ and $ are read, and (?!…) at the beginning"
 _SHORT: dict[str, Callable[[str], bool]] = {
     "d": str.isdecimal,
     "w": lambda sign: sign.isalnum() or sign == "_",
@@ -43,12 +45,19 @@ def modules(names: tuple[str, ...]) -> Modules:
 
     >>> modules((r"re:model\\.layers\\.\\d+\\.mlp", "lm_head")).hold("model.layers.12.mlp.gate")
     True
+    >>> modules((r"re:^(?!.*experts).*",)).hold("model.layers.0.mlp.experts.7")
+    False
     """
     others = [name for name in names if not name.startswith("re:")]
+    expressions = [name[3:] for name in names if name.startswith("re:")]
+    looking = [text for text in expressions if _LOOKS.match(text)]
+    if len(looking) > MAX_LOOKING:
+        raise ValueError(f"patterns: more than {MAX_LOOKING} that look ahead; write fewer")
     return Modules(
         frozenset(name for name in others if "*" not in name),
         Patterns([_wild(name) for name in others if "*" in name]),
-        Patterns([name[3:] for name in names if name.startswith("re:")]),
+        Patterns([text for text in expressions if not _LOOKS.match(text)]),
+        tuple(Looking.read(text) for text in looking),
     )
 
 
@@ -57,12 +66,58 @@ class Modules:
     plain: frozenset[str]
     wild: Patterns
     expressions: Patterns
+    looking: tuple[Looking, ...] = ()
 
     def hold(self, name: str) -> bool:
         """Whether this tensor is named, or a module that it lies in."""
         parts = name.split(".")
         around = {".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)}
-        return not self.plain.isdisjoint(around) or self.expressions.match(name) or any(self.wild.match(m) for m in around)
+        if not self.plain.isdisjoint(around) or self.expressions.match(name) or any(self.wild.match(m) for m in around):
+            return True
+        return any(pattern.match(name) for pattern in self.looking)
+
+
+@dataclass(frozen=True, slots=True)
+class Looking:
+    """A pattern that looks ahead from the beginning, ``^(?!this).*that``: conditions on the whole name, and the rest."""
+
+    conditions: tuple[tuple[bool, Patterns], ...]
+    rest: Patterns
+
+    @staticmethod
+    def read(text: str) -> Looking:
+        conditions, at = [], int(text.startswith("^"))
+        while text.startswith(("(?!", "(?="), at):
+            end = next((i for i, sign, depth in _signs(text, at) if sign == ")" and depth == 0), None)
+            if end is None:
+                raise ValueError(f"pattern '{text[:80]}': a group is not closed ({_KNOWN})")
+            conditions.append((text[at + 2] == "=", Patterns([text[at + 3 : end]])))
+            at = end + 1
+        if any(sign == "|" and depth == 0 for _, sign, depth in _signs(text, at)):
+            raise ValueError(f"pattern '{text[:80]}': looks ahead in one of several choices; put them in a group ({_KNOWN})")
+        return Looking(tuple(conditions), Patterns([text[at:]]))
+
+    def match(self, name: str) -> bool:
+        return all(found.match(name) is wanted for wanted, found in self.conditions) and self.rest.match(name)
+
+
+def _signs(text: str, at: int) -> Iterator[tuple[int, str, int]]:
+    """Signs that are neither escaped nor in a set, from ``at`` on: place, sign, and groups that are open after it."""
+    depth, inside = 0, False
+    while at < len(text):
+        sign = text[at]
+        if sign == "\\":
+            at += 1
+        elif inside:
+            inside = sign != "]"
+        elif sign == "[":
+            inside = True
+            at += text[at + 1 : at + 2] == "^"
+            at += text[at + 1 : at + 2] == "]"  # one that comes first is of the set
+        else:
+            depth += (sign == "(") - (sign == ")")
+            yield at, sign, depth
+        at += 1
 
 
 def _wild(name: str) -> str:

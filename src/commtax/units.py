@@ -6,6 +6,7 @@ import math
 import re
 
 GiB = 2**30
+MAX_BYTES = 1e18  # an exabyte
 MAX_COUNT = 2**48  # more than anything that is counted here, and exact as a float and as an integer of 64 bits
 
 _SI = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -59,7 +60,10 @@ def parse_bytes(text: str | int | float, name: str = "size") -> float:
     if not match or match[2] == "i":
         raise ValueError(f"{name}: '{text}' is not a size (write 16KiB, 80GB, 1GiB or bytes)")
     factor = _BINARY[match[2].replace("ki", "Ki")] if match[2].endswith("i") else _SI[match[2]]
-    return _finite(float(match[1].replace(",", "").replace("_", "")) * factor, text, name)
+    value = _finite(float(match[1].replace(",", "").replace("_", "")) * factor, text, name)
+    if value > MAX_BYTES:
+        raise ValueError(f"{name}={text}: larger than anything that is modelled; at most {MAX_BYTES:g} bytes")
+    return value
 
 
 def parse_fraction(text: str | float, name: str) -> float:

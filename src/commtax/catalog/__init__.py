@@ -59,7 +59,7 @@ def engine(name: str) -> Engine:
     base, _, version = name.partition("@")
     stem = _find("engines", base)
     found = record(Engine, toml("engines", stem), f"engines/{stem}")
-    if version and not re.fullmatch(r"v?\d+(\.\w+)*", version):
+    if version and not re.fullmatch(r"v?\d{1,9}(\.\w{1,30}){0,9}", version):
         raise ValueError(f"engine '{name}': '{version}' is not a version (write {stem}@{found.version})")
     if not version or version == found.version:
         return replace(found, note="")
@@ -79,7 +79,7 @@ def version_at(name: str, date: str) -> str:
 
 def _parts(version: str) -> tuple[int, ...]:
     """The numbers of a version: ``1.0.0rc3`` is 1, 0, 0."""
-    return tuple(int(found[0]) for part in version.removeprefix("v").split(".") if (found := re.match(r"\d+", part)))
+    return tuple(int(found[0]) for part in version.removeprefix("v").split(".") if (found := re.match(r"\d{1,9}", part)))
 
 
 def _nearest(version: str, known: list[str]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,18 +15,23 @@ from urllib.request import getproxies, proxy_bypass
 
 REACH_SECONDS = 4.0  # to find the Hub at all
 FETCH_SECONDS = 20.0  # … and to get a small file from it
-_failed: dict[str, str] = {}
-_unreachable: list[str] = []
+FORGET_SECONDS = 60.0  # what failed is tried again after this: a notebook lives longer than a lost network
+_failed: dict[str, tuple[float, str]] = {}
+_unreachable: list[tuple[float, str]] = []
 
 
 def config_file(name: str) -> str:
     """The file on this machine, fetched if it must be; ``LookupError`` says why there is none."""
-    if name not in _failed:
+    if name not in _failed or _is_old(_failed[name][0]):
         try:
             return _found(name)
         except LookupError as error:
-            _failed[name] = str(error)
-    raise LookupError(_failed[name])
+            _failed[name] = (time.monotonic(), str(error))
+    raise LookupError(_failed[name][1])
+
+
+def _is_old(since_s: float) -> bool:
+    return time.monotonic() - since_s > FORGET_SECONDS
 
 
 def _found(name: str) -> str:
@@ -48,21 +54,29 @@ def _found(name: str) -> str:
 
 def _reach(endpoint: str) -> None:
     """Look first: the client would try an unreachable Hub for half a minute, name after name."""
+    address = _address(endpoint)
+    if address is None:
+        return
+    if _unreachable and _is_old(_unreachable[0][0]):
+        _unreachable.clear()
     if not _unreachable:
         try:
-            _within(REACH_SECONDS, lambda: socket.create_connection(_address(endpoint), timeout=REACH_SECONDS).close())
+            _within(REACH_SECONDS, lambda: socket.create_connection(address, timeout=REACH_SECONDS).close())
         except OSError as error:
-            _unreachable.append(str(error) or type(error).__name__)
+            _unreachable.append((time.monotonic(), str(error) or type(error).__name__))
     if _unreachable:
-        raise ConnectionError(_unreachable[0])
+        raise ConnectionError(_unreachable[0][1])
 
 
-def _address(endpoint: str) -> tuple[str, int]:
-    """Where the first connection goes: to the Hub, or to the proxy before it."""
+def _address(endpoint: str) -> tuple[str, int] | None:
+    """Where the first connection goes: to the Hub, or to the proxy before it; None where only the client knows (SOCKS)."""
     there = urlsplit(endpoint)
-    proxy = getproxies().get(there.scheme, "")
+    known = getproxies()
+    proxy = known.get(there.scheme) or known.get("all", "")
     if proxy and not proxy_bypass(there.hostname or ""):
-        there = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+        there = urlsplit(proxy if "//" in proxy else f"http://{proxy}")
+        if there.scheme not in ("http", "https"):
+            return None
     return there.hostname or "", there.port or (80 if there.scheme == "http" else 443)
 
 

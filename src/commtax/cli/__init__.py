@@ -1,4 +1,4 @@
-"""The command line: a thin skin. Exit codes: 0 an answer, 1 the answer is no, 2 bad input, 70 a fault of commtax itself."""
+"""The command line: a thin skin. Exit codes: 0 an answer, 1 no, 2 bad input, 3 a rank died, 70 a fault of commtax itself."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ TRAINING: dict[str, Any] = {
 def app() -> None:
     """What every collective of a distributed LLM costs, and what fits: arithmetic you can check.
 
-    Exit codes: 0 an answer, 1 the answer is no, 2 bad input, 70 a fault of commtax itself.
+    Exit codes: 0 an answer, 1 the answer is no, 2 bad input, 3 a live rank died, 70 a fault of commtax itself.
     """
 
 
@@ -448,10 +449,11 @@ def main(argv: list[str] | None = None) -> None:
         _forget_output()
         sys.exit(141)
     except Exception as error:
-        if debug:
-            traceback.print_exc()
         text, code = told(error)
-        click.echo(f"error: {text}", err=True)
+        with suppress(OSError):  # who closed standard error still gets the exit code
+            if debug:
+                traceback.print_exc()
+            click.echo(f"error: {text}", err=True)
         if isinstance(error, OSError):
             _forget_output()
         sys.exit(code)

@@ -14,7 +14,7 @@ import click
 
 from commtax.cli.options import Bytes, Count, json_option
 from commtax.cli.output import print_json, terminal
-from commtax.files import write_text
+from commtax.files import check_writable, write_text
 from commtax.report import measuring
 from commtax.units import parse_seconds
 
@@ -32,7 +32,7 @@ class Layers(Count):
 
 
 def _seconds(_context: click.Context, parameter: click.Parameter, value: str) -> float:
-    return parse_seconds(value, parameter.name or "")
+    return parse_seconds(value, (parameter.opts[0] if parameter.opts else "").strip("-").replace("-", "_"))
 
 
 lost_option = click.option(
@@ -129,6 +129,9 @@ def collectives_command(
     groups = [parse_count(n, "ranks") for n in ranks.split(",")]
     sizes = Sizes(int(least), int(most))
     total = len(sizes.all()) * len(groups)
+    for place, what in ((output, "output"), (plot, "plot")):
+        if place:
+            check_writable(place, what)
     with ranks_named(), bar("sizes", total, as_json) as advance:
         found = measure([i for i in impl.split(",") if i], groups, sizes, progress=advance, **options)
     if output:
@@ -157,6 +160,7 @@ def calibrate_command(output: str, ranks: int, dtype: str, impl: str, name: str,
     """
     from commtax.measure.box import STAGES, calibrate
 
+    check_writable(output, "output")
     with ranks_named(), bar("stages", STAGES, as_json) as advance:
         found = calibrate(ranks, dtype, name, [i for i in impl.split(",") if i], lost_s, advance)
     write_text(output, json.dumps(found, indent=2) + "\n", "output")

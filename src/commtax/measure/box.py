@@ -22,6 +22,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from commtax import catalog
 from commtax.api.sending import workload
+from commtax.catalog import profile as overlay
 from commtax.cost.compute import Kernel, step_kernels
 from commtax.measure import launch, machine
 from commtax.measure.arch import Arch, described
@@ -59,6 +60,7 @@ SHAPES: tuple[dict[str, int], ...] = (
     },
 )
 STEPS = ((1, 32), (4, 96))  # batch and prompt length
+MOST_PACK = 100.0  # as much as a profile may say
 STAGES = 2 + len(SHAPES) * len(STEPS)
 
 
@@ -89,7 +91,9 @@ def calibrate(
             raise ValueError(f"impl '{impl}': gloo, shm or both carry CPU tensors")
         machine.check_carrier(impl)
     raw = launch.run(TARGET, plan(dtype, impls), ranks, lost_s=lost_s, progress=progress)
-    return profile(raw, dtype, name or platform.node() or "this-box", ranks)
+    found = profile(raw, dtype, name or platform.node() or "this-box", ranks)
+    overlay.parse(found)  # what is written can be read again
+    return found
 
 
 def plan(dtype: str, impls: Sequence[str]) -> dict[str, Any]:
@@ -247,7 +251,8 @@ def _fit_gemm(points: list[Point], memory_Bps: float, peak: float) -> dict[str, 
     few = [p for p in points if 1 < float(p.kernel.m) <= 8]
     many = [p for p in points if float(p.kernel.m) >= 64]
     fixed, slope = alpha_beta(np.array([float(p.kernel.nbytes) for p in one]), np.array([p.seconds for p in one]))
-    pack = median((p.seconds - fixed) / (slope * float(p.kernel.nbytes)) for p in few) - 1
+    slope = slope or 1 / memory_Bps  # times that do not grow with bytes: a machine too noisy to tell, and memory is the bound
+    pack = min(MOST_PACK, median((p.seconds - fixed) / (slope * float(p.kernel.nbytes)) for p in few) - 1)
     shares = [float(p.kernel.flops) / (peak * max(p.seconds - fixed, 1e-9)) for p in many]
     plain = {"kl": 0.0, "kc": 1.0, "mk": 1.0, "k0": 0.0, "p": 4.0, "q": 0.0, "tile_m": 1.0, "tile_n": 1.0}
     attained = {"eb": _share(1 / (slope * memory_Bps)), "ep": _share(median(shares)), "pack": max(0.0, pack)}

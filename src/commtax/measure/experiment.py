@@ -183,14 +183,19 @@ def _constants(asked: Asked, driver: Driver, progress: Progress | None) -> tuple
         return "", f"{asked.engine} was not calibrated on this machine (--profile of `commtax measure calibrate` comes nearest)"
     from commtax.measure import box
 
-    ranks, file = max(asked.degrees), asked.out / "profile.json"
+    ranks = max(asked.degrees)
+    file = asked.out / f"profile-{ranks}-ranks-{driver.dtype}.json"
     if ranks not in box.RANKS or driver.dtype not in box.DTYPES_HERE:
         return "", f"calibration knows {' or '.join(map(str, box.RANKS))} ranks in {' or '.join(box.DTYPES_HERE)}"
-    kept = _kept(file)
-    if kept is None or kept.get("dtype") != driver.dtype:
+    try:
+        overlay.load(file)
+    except ValueError:
         if progress:
             progress({"run": f"calibrating this machine, kept in {file}", "step": 0, "of": 0, "error": ""})
-        write(file, box.calibrate(ranks, driver.dtype, asked.name, [driver.library], asked.lost_s))
+        try:
+            write(file, box.calibrate(ranks, driver.dtype, asked.name, [driver.library], asked.lost_s))
+        except (ValueError, ArithmeticError) as error:
+            return "", f"this machine could not be calibrated ({error})"
     return str(file), ""
 
 

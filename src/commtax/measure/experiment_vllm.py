@@ -224,7 +224,7 @@ class Vllm:
             try:
                 code = process.wait(RUN_S)
             except subprocess.TimeoutExpired:
-                raise FailedRunError(Failure(f"{run.name}: longer than {RUN_S:.0f} s")) from None
+                raise FailedRunError(Failure(f"{run.name}: longer than {RUN_S:.0f} s", "too long")) from None
         if code:
             raise FailedRunError(self._failure(" ".join(words[:2] if words[0] == "bench" else words[:1]), code, log))
 
@@ -240,7 +240,7 @@ class Vllm:
                 if answer.status == 200:
                     return
             time.sleep(0.5)
-        raise FailedRunError(Failure(f"vllm serve was not ready after {START_S:.0f} s"))
+        raise FailedRunError(Failure(f"vllm serve was not ready after {START_S:.0f} s", "not ready"))
 
     @contextmanager
     def _process(self, words: list[str], run: study.Run, log: Path, extra: dict[str, str] | None = None) -> Iterator[Any]:
@@ -270,7 +270,7 @@ class Vllm:
 def _alike(failures: Sequence[tuple[int, Failure]], tp: int) -> Failure | None:
     """The failure that has come too often: of a dead engine at any degree, of another kind at this one."""
     mine = [f for degree, f in failures if f.died or degree == tp]
-    return next((f for f in mine if sum(f.kind == other.kind for other in mine) >= LIKE_FAILURES), None)
+    return next((f for f in mine if f.kind and sum(f.kind == other.kind for other in mine) >= LIKE_FAILURES), None)
 
 
 def _found(path: str) -> str:

@@ -88,7 +88,9 @@ def _start(target: str, rank: int, ranks: int, folder: Path, path: str) -> subpr
     search = os.pathsep.join(p for p in (path, os.environ.get("PYTHONPATH", "")) if p)
     environment = {
         "OMP_NUM_THREADS": "1",  # before torch loads; the worker then takes its share of the cores
-        "GLOO_SOCKET_IFNAME": "lo",  # all ranks are here, and the host's name may not resolve
+        "GLOO_SOCKET_IFNAME": "lo0"
+        if sys.platform == "darwin"
+        else "lo",  # all ranks are here, and the host's name may not resolve
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

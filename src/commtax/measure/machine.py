@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 import shutil
 import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from commtax.measure.litter import SEMAPHORE
 
 CPUINFO = Path("/proc/cpuinfo")
 BF16 = {"avx512_bf16", "amx_bf16", "bf16", "FEAT_BF16"}
@@ -95,7 +98,7 @@ def semaphores_missing() -> str:
     try:
         from _multiprocessing import SemLock, sem_unlink
 
-        name = f"/commtax-{os.getpid()}-probe"
+        name = f"/{SEMAPHORE}{secrets.token_hex(4)}-0"
         SemLock(1, 0, 1, name, False)
         sem_unlink(name)
     except (ImportError, OSError, ValueError) as error:

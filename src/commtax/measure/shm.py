@@ -15,6 +15,7 @@ import mmap
 import os
 import platform
 import secrets
+import sys
 import tempfile
 from _multiprocessing import SemLock, sem_unlink
 from pathlib import Path
@@ -23,10 +24,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from commtax.measure.litter import MAPPED, SEMAPHORE
+
 SLOT_BYTES = 256 * 1024  # larger tensors go in pieces that stay in a core's cache …
 PIECE = 32_768  # … and of no more elements than torch adds in one thread: waking others took 15 ms where this takes 0.1
 SPINS = 400  # looks at a semaphore before the core is given to others
-LOST_S = 3600.0  # a launcher notices a lost rank long before; this is for ranks without one
+# A launcher notices a lost rank long before; this is for ranks without one. macOS would look for a post only now and then.
+LOST_S = None if sys.platform == "darwin" else 3600.0
 COUNTING, MOST = 1, SemLock.SEM_VALUE_MAX
 
 
@@ -97,13 +101,13 @@ def _await(semaphore: SemLock, other: int) -> None:
         if semaphore.acquire(False):
             return
     if not semaphore.acquire(True, LOST_S):
-        raise RuntimeError(f"shm: rank {other} did not come within {LOST_S:.0f} s")
+        raise RuntimeError(f"shm: rank {other} did not come within {LOST_S:g} s")
 
 
 def _semaphores(rank: int, size: int) -> tuple[list[SemLock], list[tuple[int, SemLock]]]:
     """What this rank posts to each other, and what it waits on with whose it is. Names go once everyone has them open."""
-    token = secrets.token_hex(4)  # a process of this number may have died before its names went
-    names = [f"/commtax-{os.getpid()}-{token}-{other}" for other in range(size)]
+    token = secrets.token_hex(4)
+    names = [f"/{SEMAPHORE}{token}-{other}" for other in range(size)]
     posts = [SemLock(COUNTING, 0, MOST, name, False) for other, name in enumerate(names) if other != rank]
     try:
         told: list[Any] = [None] * size
@@ -122,7 +126,7 @@ def _mapped(rank: int, nbytes: int) -> mmap.mmap:
     folder = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
     told: list[Any] = [None]
     if rank == 0:
-        handle, name = tempfile.mkstemp(prefix=f"commtax-{os.getpid()}-", dir=folder)
+        handle, name = tempfile.mkstemp(prefix=MAPPED, dir=folder)
         os.ftruncate(handle, nbytes)
         told = [(name, platform.node())]
     dist.broadcast_object_list(told, src=0)

@@ -133,7 +133,7 @@ def lengths(run: Run, dataset: str, seed: int = 0) -> list[tuple[int, int]]:
 
 def dataset_lengths(path: Path) -> list[tuple[int, int]]:
     """First question and first answer of each conversation of a ShareGPT-shaped JSON file, in tokens by their characters."""
-    rows = files.read_json(path, "dataset", most=files.LOG_BYTES)
+    rows = files.read_json(path, "dataset", most=files.DATASET_BYTES, memory=files.DATASET_MEMORY_BYTES)
     try:
         turns = [row["conversations"][:2] for row in rows if len(row.get("conversations", ())) >= 2]
         texts = [(str(first["value"]), str(second["value"])) for first, second in turns]
