@@ -258,6 +258,9 @@ class Book:
     """Counts, worst ones and distinct failures of a run."""
 
     def __init__(self) -> None:
+        from commtax.cli import LATER, app
+
+        self.verbs = {*app.commands, *LATER}
         self.codes: Counter[tuple[str, int]] = Counter()
         self.failures: Counter[str] = Counter()
         self.first: dict[str, Outcome] = {}
@@ -266,7 +269,8 @@ class Book:
 
     def enter(self, found: Outcome) -> bool:
         """Whether it is broken in a way that is new."""
-        self.codes[found.case.words[0] if found.case.words else "", found.code] += 1
+        verb = found.case.words[0] if found.case.words else ""
+        self.codes[verb if verb in self.verbs else "(no verb)", found.code] += 1
         self.slow = sorted([*self.slow, found], key=lambda o: -o.cpu_s)[:5]
         self.large = sorted([*self.large, found], key=lambda o: -o.peak_bytes)[:3]
         if not found.broken:
@@ -295,7 +299,7 @@ class Book:
         codes = sorted({code for _, code in self.codes})
         print("\n" + "verb".ljust(12) + "".join(f"{_code(code):>10}" for code in codes))
         for verb in sorted({verb for verb, _ in self.codes}):
-            print(f"{verb[:11]!r:12}" + "".join(f"{self.codes[verb, code]:>10,}" for code in codes))
+            print(f"{verb:12}" + "".join(f"{self.codes[verb, code]:>10,}" for code in codes))
         print("\nmost CPU:")
         for found in self.slow:
             print(f"  {found.cpu_s:.2f} s, case {found.number}: {found.command}")

@@ -14,7 +14,7 @@ from commtax.report import pipelines
 from commtax.sim.pipeline import Durations, run
 from commtax.sim.schedules import SCHEDULES, Kind, fewest_microbatches
 
-MAX_CELLS = 300_000
+MAX_CELLS = 150_000
 """Cells that are simulated: a few seconds and a few hundred megabytes."""
 
 
