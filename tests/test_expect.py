@@ -95,3 +95,13 @@ def test_mistakes(words, says):
     done = run(*words)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert says in done.stderr
+
+
+def test_a_file_of_very_many_rows_is_refused(tmp_path):
+    """Each row is three lines of answer: ten thousand took five seconds, and nobody reads them."""
+    row = "    1048576        262144     float     sum      -1    50.00   20.97   36.70      0\n"
+    file = tmp_path / "x.txt"
+    file.write_text("# nThread 1 nGpus 8\n" + "".join(f"#  Rank  {r} Group  0\n" for r in range(8)) + row * 2001)
+    done = run_here("expect", "all-reduce", "-c", "8xh100-sxm", "--measured", file)
+    assert done.returncode == 2
+    assert "2,001 rows, more than the 2,000 that are judged" in done.stderr

@@ -156,7 +156,14 @@ def test_machines_merge_into_one_report(study_here, tmp_path, capsys):
     assert "## All machines" in text
     assert all(b["box"] in text for b in boxes)
     whole = json.loads((out / "experiment.json").read_text())
-    damaged = [{**whole, "degrees": None}, {k: v for k, v in whole.items() if k != "flags"}, {**whole, "box": 3}, [whole], None]
+    damaged = [
+        {**whole, "degrees": None},
+        {k: v for k, v in whole.items() if k != "flags"},
+        {**whole, "box": 3},
+        [whole],
+        None,
+        {**whole, "x": [1e308]},
+    ]
     for document in damaged:
         (tmp_path / "experiment.json").write_text(json.dumps(document))
         code, told = run_cli(capsys, "--merge", tmp_path, "--out", tmp_path / "all")

@@ -187,6 +187,8 @@ def test_equal_rows_are_priced_once(monkeypatch, module, name, asked):
     ("name", "column", "text"),
     [
         ("training_runs", "gpus", "1e999"),
+        ("training_runs", "dp", "0"),
+        ("training_runs", "seq", "-4096"),
         ("training_runs", "pp", "llama"),
         ("inference", "value", "1e-320"),
         ("inference", "tp", "1e999"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from commtax.measure.findings import Prices, analyse
 from commtax.spec import Model
 
 ENGINES = ("builtin", "vllm")
+LARGEST = 1e18  # of any figure of a study: seconds, bytes, tokens
 Record = dict[str, Any]
 Progress = Callable[[dict[str, Any]], None]
 
@@ -127,9 +128,21 @@ def merge(folders: Sequence[Path]) -> list[Record]:
             raise ValueError(f"merge '{folder}': experiment.json is not commtax.experiment/1")
         if not isinstance(document.get("box"), str):
             raise ValueError(f"merge '{folder}': experiment.json has no box (the machine's name)")
+        odd = next((x for x in _figures(document) if not -LARGEST <= x <= LARGEST), None)
+        if odd is not None:
+            raise ValueError(f"merge '{folder}': {odd:g} in experiment.json is nothing that was measured")
         same = sum(d["box"].split(" #")[0] == document["box"] for d in found)
         found.append({**document, "box": f"{document['box']} #{same + 1}" if same else document["box"]})
     return found
+
+
+def _figures(part: Any) -> Iterator[float]:
+    """All numbers of a document."""
+    if isinstance(part, float | int):
+        yield float(part) if abs(part) < 2**1000 else float("inf")
+    elif isinstance(part, dict | list):
+        for inner in part.values() if isinstance(part, dict) else part:
+            yield from _figures(inner)
 
 
 def write(path: Path, document: Record) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from commtax import catalog
 from commtax.catalog.hf import from_config
 from commtax.spec import Model
+from commtax.units import MAX_COUNT
 
 Row = Mapping[str, str]
 CHIPS = {
@@ -66,9 +67,12 @@ def _whole(row: Row, name: str, default: int | None = None) -> int:
     if text == "" and default is not None:
         return default
     try:
-        return int(float(text))
+        found = int(float(text))
     except (ValueError, OverflowError):  # "1e999" is a float, and no whole number
         raise ValueError(f"{name} is not given") from None
+    if not 1 <= found <= MAX_COUNT:
+        raise ValueError(f"{name} is no number of anything")
+    return found
 
 
 def _engine(source: str) -> str:
