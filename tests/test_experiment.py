@@ -156,7 +156,8 @@ def test_machines_merge_into_one_report(study_here, tmp_path, capsys):
     assert "## All machines" in text
     assert all(b["box"] in text for b in boxes)
     whole = json.loads((out / "experiment.json").read_text())
-    damaged = [
+    damaged = [{**whole, "degrees": None}, {k: v for k, v in whole.items() if k != "flags"}, {**whole, "box": 3}, [whole], None]
+    damaged.append({**whole, "x": [1e308]})
         {**whole, "degrees": None},
         {k: v for k, v in whole.items() if k != "flags"},
         {**whole, "box": 3},

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.validate import check, inference_rows, own_rows, published, whole_rows
+from commtax.validate.bounds import judge
 from commtax.validate.collective_rows import question
 from commtax.validate.records import UnpricedError, dicts, read
 from commtax.validate.running import ADDED
@@ -276,3 +278,17 @@ def test_shipped_rows_are_priced_like_those_they_came_from():
     large = {(r["model_path"], r["isl"], r["osl"], f"{float(r['silicon_tpot_ms']):.4g}") for r in dicts(header, rows)}
     header, rows = read(Path(commtax.__file__).parent / "validate" / "published" / "serving_runs.csv")
     assert all((r["model"], r["input"], r["output"], r["tpot_ms"]) in large for r in dicts(header, rows))
+
+
+def test_one_long_cell_costs_its_own_length():
+    """Text stays as it is: as a column of equal widths it would cost the longest cell for every row."""
+    header, rows = published._read("training_runs")
+    at = header.index("source")
+    rows = [list(rows[i % len(rows)]) for i in range(3000)]
+    rows[7][at] += "x" * 200_000
+    records = published._answer("training_runs", header, rows)()
+    tracemalloc.start()
+    judge(records, {"x": (len(rows), len(rows))})
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 100e6

@@ -34,11 +34,11 @@ class Bound:
 
 def _nvlink(r: Records) -> Any:
     known = np.array([bool(v) for v in r.version], dtype=bool)
-    return (r.kind == "all-reduce") & (r.where == "nvlink") & np.isin(r.mode.astype(str), ("graph", "nccl-tests")) & known
+    return (r.kind == "all-reduce") & (r.where == "nvlink") & ((r.mode == "graph") | (r.mode == "nccl-tests")) & known
 
 
 def _across(r: Records) -> Any:
-    said = np.array([NETWORK_UNKNOWN not in h and BROKEN not in h for h in r.hint.astype(str)], dtype=bool)
+    said = np.array([NETWORK_UNKNOWN not in h and BROKEN not in h for h in r.hint], dtype=bool)
     return (r.kind == "all-reduce") & (r.where == "across") & (r.size >= MIB) & (r.size <= 1024 * MIB) & said
 
 
@@ -47,7 +47,7 @@ def _own(kind: str, dtype: str = "") -> Mask:
 
 
 def _gpt_fast(r: Records) -> Any:
-    named = np.array(["gpt-fast" in s for s in r.source.astype(str)], dtype=bool)
+    named = np.array(["gpt-fast" in s for s in r.source], dtype=bool)
     return named & (r.kind == "decode-rate") & (r.dtype == "bf16")
 
 
@@ -57,7 +57,7 @@ def _served(kind: str, where: str, mode: str = "") -> Mask:
 
 def _trained(source: str, plain: bool = False) -> Mask:
     def mask(r: Records) -> Any:
-        named = np.array([source in s.lower() for s in r.source.astype(str)], dtype=bool)
+        named = np.array([source in s.lower() for s in r.source], dtype=bool)
         return named & (r.kind == "training-step") & ((r.mode == "plain") | (not plain))
 
     return mask
