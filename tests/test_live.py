@@ -197,7 +197,8 @@ def test_a_rank_that_raises_is_named_with_its_traceback():
 
 
 SCRIPT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and that is respected
 from commtax.measure import launch
 launch.run("live_targets:forever", {}, 2, path=sys.argv[1], watch=lambda pids: print(*pids, flush=True))
 """
@@ -212,12 +213,16 @@ def test_neither_ranks_nor_folders_outlive_the_launcher(signs, tmp_path):
         text=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
-    pids = [int(word) for word in running.stdout.readline().split()]
-    assert any(tmp_path.iterdir()), "the run has a folder"
-    for sign in signs:
-        running.send_signal(sign)
-    running.wait(timeout=15)
-    running.stdout.close()
+    try:
+        pids = [int(word) for word in running.stdout.readline().split()]
+        assert any(tmp_path.iterdir()), "the run has a folder"
+        for sign in signs:
+            running.send_signal(sign)
+        running.wait(timeout=15)
+    finally:
+        running.kill()
+        running.wait()
+        running.stdout.close()
     assert running.returncode != 0
     deadline = time.monotonic() + 15
     while (any(alive(pid) for pid in pids) or any(tmp_path.iterdir())) and time.monotonic() < deadline:
