@@ -6,6 +6,7 @@ holds, None where its question is refused (an illegal plan, a model that does no
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from random import Random
@@ -219,16 +220,22 @@ def times_in_prompts(rng: Random) -> str | None:
 def tokens_in_clients(rng: Random) -> str | None:
     """Until the cache is full a further client never costs throughput, nor makes a request quicker.
 
-    Where a graph pads the step of more clients, those rows are paid for and not used: such steps are left out.
+    Clients are counted in whole microbatches of all replicas. Steps that a graph pads pay for rows that nobody uses, and
+    those beyond the largest graph are launched kernel by kernel: both are left out.
     """
     asked = _loop(rng)
-    few, many = asked["concurrency"], _more(rng, asked["concurrency"], 1024)
+    whole = asked["pp"] * asked.get("dp", 1)
+    few = asked["concurrency"] = whole * max(1, asked["concurrency"] // whole)
+    many = few + whole * rng.choice((1, 1, 2, max(1, few // whole)))
     try:
         one, two = (commtax.simulate(**{**asked, "concurrency": n}) for n in (few, many))
     except ValueError:
         return None
-    padded = float(two.rows) > math.ceil(float(two.running) / two.setup.plan.pp)
-    if padded or many > two.max_seqs or not _room(two, asked["input_len"], asked["output_len"], many):
+    rows = float(two.running) / two.setup.plan.pp
+    graphs = two.setup.engine.graph_sizes
+    if float(two.rows) > rows or many > two.max_seqs or (graphs and rows > max(graphs) >= few / whole):
+        return None
+    if not _room(two, asked["input_len"], asked["output_len"], many):
         return None
     change = f"concurrency {few} -> {many}"
     rates = _order(asked, "tokens/s", float(one.tokens_per_s), float(two.tokens_per_s), change)
@@ -295,7 +302,7 @@ def zero_saves_memory(rng: Random) -> str | None:
             continue
     if len(used) < 2:
         return None
-    for (a, more), (b, less) in zip(used, used[1:], strict=False):
+    for (a, more), (b, less) in itertools.pairwise(used):
         if wrong := _order(asked, "memory", less, more, f"ZeRO {a} -> {b}"):
             return wrong
     return ""
