@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from commtax.api.fitting import cache_tokens
-from commtax.api.serving import RANGE, Simulation, simulate
+from commtax.api.serving import RANGE, Simulation, check_spread, simulate
 from commtax.api.setup import Setup, positive, setup
 from commtax.cost import memory
+from commtax.cost.serving import SPREAD
 from commtax.planner import disaggregated, reasons
 from commtax.planner.columns import Columns, Goal, Rejected, Run, empty, family, joined, worth
 from commtax.planner.space import Array, Space, space
@@ -101,6 +102,7 @@ def plan(
     ttft_s: float = math.inf,
     tpot_s: float = math.inf,
     objective: str = "throughput",
+    spread: float = SPREAD,
     engine: str | Engine = "",
     dtypes: tuple[str, ...] = ("",),
     max_concurrency: int = MAX_CONCURRENCY,
@@ -113,7 +115,7 @@ def plan(
     ``run`` is what a launch command says for all of them: kv_dtype, max_num_batched_tokens, max_num_seqs,
     gpu_memory_utilization. A ``profile``'s constants are laid over the catalogue's.
     """
-    goal = _goal(input_len, output_len, ttft_s, tpot_s, objective)
+    goal = _goal(input_len, output_len, ttft_s, tpot_s, objective, spread)
     positive(max_concurrency, "max_concurrency")
     dtypes = tuple(dict.fromkeys(dtypes))
     base = setup(model, cluster, engine=engine, dtype=dtypes[0], kv_dtype=run.get("kv_dtype", ""), profile=profile)
@@ -136,7 +138,7 @@ def plan(
     return _ranked(replace(question, candidates=candidates, rejected=tuple(dict.fromkeys(rejected))), joined(points))
 
 
-def _goal(input_len: int, output_len: int, ttft_s: float, tpot_s: float, objective: str) -> Goal:
+def _goal(input_len: int, output_len: int, ttft_s: float, tpot_s: float, objective: str, spread: float) -> Goal:
     for value, name in ((input_len, "input_len"), (output_len, "output_len")):
         positive(value, name)
     for limit, name in ((ttft_s, "ttft_s"), (tpot_s, "tpot_s")):
@@ -146,7 +148,7 @@ def _goal(input_len: int, output_len: int, ttft_s: float, tpot_s: float, objecti
         raise ValueError("tpot_s: with one output token there is no time between tokens; limit ttft_s")
     if objective not in OBJECTIVES:
         raise ValueError(f"objective '{objective}': one of {', '.join(OBJECTIVES)}")
-    return Goal(int(input_len), int(output_len), float(ttft_s), float(tpot_s), objective)
+    return Goal(int(input_len), int(output_len), float(ttft_s), float(tpot_s), objective, float(check_spread(spread)))
 
 
 def start(question: ServingPlans, index: int) -> tuple[Setup, int, int]:
@@ -252,6 +254,7 @@ def simulated(question: ServingPlans, base: Setup, s: Space, concurrency: Array,
         concurrency=concurrency * s.dp,
         input_len=question.goal.input_len,
         output_len=question.goal.output_len,
+        spread=question.goal.spread,
         kv_tokens=kv,
     )
 
