@@ -12,7 +12,6 @@ from commtax.api.fitting import cache_tokens, check_utilization
 from commtax.api.sending import context_notes
 from commtax.api.setup import Setup, constants_of, fabric_of, numeric, positive, setup
 from commtax.arrays import pick
-from commtax.cost import memory
 from commtax.cost.inference import Settings, inference_bill
 from commtax.cost.memory import kv_bytes_per_token_layer
 from commtax.cost.serving import (
@@ -182,7 +181,7 @@ def simulate(
 def _rows(asked: Setup, seqs: Number, load: Load) -> Number:
     """Rows of a decode step, as the engine pads them."""
     work = decoding(np.ceil(seqs / asked.plan.pp), load)
-    return padded_rows(work.rows, work, asked.engine)
+    return padded_rows(work.rows, work, asked.engine, asked.plan.tp)
 
 
 def _split(
@@ -270,9 +269,8 @@ def context(load: Load) -> Number:
 
 def _limits(asked: Setup, tokens: int | None, seqs: int | None, utilization: float | None) -> tuple[int, int]:
     check_utilization(utilization)
-    default_tokens, default_seqs = memory.default_limits(asked.cluster.chip, asked.engine)
-    budget = default_tokens if tokens is None else int(positive(tokens, "max_num_batched_tokens"))
-    return budget, default_seqs if seqs is None else int(positive(seqs, "max_num_seqs"))
+    budget = asked.engine.max_batched_tokens if tokens is None else int(positive(tokens, "max_num_batched_tokens"))
+    return budget, asked.engine.max_seqs if seqs is None else int(positive(seqs, "max_num_seqs"))
 
 
 def _load(asked: Setup, concurrency: Number, input_len: Number, output_len: Number, prompts: Number | None, spread: Number) -> Load:

@@ -12,7 +12,6 @@ import numpy as np
 from commtax.api.fitting import cache_tokens
 from commtax.api.serving import RANGE, Simulation, check_spread, simulate
 from commtax.api.setup import Setup, positive, setup
-from commtax.cost import memory
 from commtax.cost.serving import SPREAD
 from commtax.planner import disaggregated, reasons
 from commtax.planner.columns import Columns, Goal, Rejected, Run, empty, family, joined, worth
@@ -155,9 +154,9 @@ def start(question: ServingPlans, index: int) -> tuple[Setup, int, int]:
     """The plan of one GPU in a type, and the engine's limits: tokens and requests of a step."""
     run = question.run
     words: dict[str, Any] = {"dtype": question.dtypes[index], "kv_dtype": run.kv_dtype, "profile": run.profile}
-    tokens, seqs = memory.default_limits(question.cluster.chip, question.engine)
-    tokens = tokens if run.max_num_batched_tokens is None else run.max_num_batched_tokens
-    seqs = seqs if run.max_num_seqs is None else run.max_num_seqs
+    engine = question.engine
+    tokens = engine.max_batched_tokens if run.max_num_batched_tokens is None else run.max_num_batched_tokens
+    seqs = engine.max_seqs if run.max_num_seqs is None else run.max_num_seqs
     for value, name in ((tokens, "max_num_batched_tokens"), (seqs, "max_num_seqs")):
         positive(value, name)
     return setup(question.model, question.cluster, engine=question.engine, **words), tokens, seqs
