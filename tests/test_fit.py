@@ -15,7 +15,8 @@ from commtax.api.fitting import judge
 from commtax.api.setup import setup
 from commtax.catalog.hf import from_config
 from commtax.catalog.quantisation import quant_from
-from commtax.cost.memory import kv_bytes_per_token_layer, kv_pool, weights
+from commtax.cost.memory import kv_bytes_per_token_layer, kv_pool, on_chip, weights
+from commtax.cost.traffic import largest_graph
 from commtax.spec import Attention, Plan
 from strategies import questions
 
@@ -248,3 +249,40 @@ def test_training_fit():
     assert big.shortfall_bytes == pytest.approx(big.memory.total - big.budget_bytes)
     assert big.advice == ("--zero 2",)
     assert commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8, batch=1, zero=2).fits
+
+
+@pytest.mark.parametrize(
+    ("chip", "tp", "tokens", "rows", "share"),
+    [  # SGLang's ServerArgs by hand: MiB kept = 512 + 1.5 x tokens + 2 x rows + 128 x tp, at least 10 GiB above 60 GiB
+        ("t4", 1, 2048, 8, 1 - (512 + 3072 + 16 + 128) / 14909.5),
+        ("rtx-4090", 1, 2048, 24, 1 - (512 + 3072 + 48 + 128) / 24084.5),
+        ("rtx-4090", 4, 2048, 80, 1 - (512 + 3072 + 160 + 512) / 24084.5),
+        ("l40s", 2, 4096, 32, 1 - (512 + 6144 + 64 + 256) / 45455.3),
+        ("h100-sxm", 1, 8192, 256, 1 - (512 + 12288 + 512 + 128) / 81008.6),
+        ("h100-sxm", 8, 8192, 512, 1 - (512 + 12288 + 1024 + 1024) / 81008.6),
+        ("b200-sxm", 8, 16384, 512, 1 - (512 + 24576 + 1024 + 1024) / 182642.0),
+    ],
+)
+def test_limits_follow_the_chips_memory(chip, tp, tokens, rows, share):
+    found = commtax.fit("llama-3.1-8b", f"8x{chip}", tp=tp, engine="sglang", max_model_len=1024)
+    assert found.serving.max_batched_tokens == tokens
+    assert largest_graph(tp, found.setup.engine) == rows
+    assert found.serving.utilization == pytest.approx(share, abs=1e-3)
+
+
+def test_a_small_chip_serves_what_it_serves():
+    small = commtax.fit("llama-3.1-8b", "1xrtx-4090", tp=1, engine="sglang", max_model_len=4096)
+    assert small.fits
+    wide = commtax.fit("llama-3.1-8b", "1xrtx-4090", tp=1, engine="sglang", max_model_len=4096, max_num_batched_tokens=8192)
+    assert not wide.fits, "chunks of 8,192 reserve 9 GiB more"
+    assert commtax.simulate("llama-3.1-8b", "1xrtx-4090", engine="sglang", input_len=4096).chunks == 2
+
+
+@given(st.sampled_from(sorted(catalog.keys("chips"))), st.sampled_from(["vllm", "sglang", "trtllm"]), st.sampled_from([1, 2, 4, 8]))
+def test_more_memory_never_means_smaller_limits(chip, engine, tp):
+    known = catalog.engine(engine)
+    here, more = (on_chip(known, replace(catalog.chip(chip), visible_bytes=b)) for b in (catalog.chip(chip).visible_bytes, 1e12))
+    assert here.max_batched_tokens <= more.max_batched_tokens
+    assert here.max_seqs <= more.max_seqs
+    assert largest_graph(tp, here) <= largest_graph(tp, more)
+    assert on_chip(more, catalog.chip(chip)) == here, "an engine that was on another chip"

@@ -215,6 +215,25 @@ def test_training_reads_back_too(key, tp, pp, cp, dp, recompute, split, chunks):
     assert (titan.micro_batch, titan.global_batch, titan.context, titan.recompute) == (2, 2 * 2 * pp * dp, 2048, recompute)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("spread", [0.0, 0.25, 0.5])
+def test_a_benchmark_draws_the_lengths_that_were_priced(engine, spread):
+    """SGLang draws from a share of the stated length up to it, the others to either side of it."""
+    model = catalog.model("llama-3.1-8b")
+    found = parse(benchmark_command(model, engine, input_len=1000, output_len=200, concurrency=8, spread=spread))
+    assert (found.input_len, found.output_len, found.concurrency) == (1000, 200, 8)
+    assert found.spread == pytest.approx(spread, abs=1e-3)
+
+
+def test_a_benchmark_that_says_no_ratio():
+    lengths = "--random-input-len 1024 --random-output-len 128 --max-concurrency 8"
+    equal = parse(f"vllm bench serve --model meta-llama/Llama-3.1-8B --dataset-name random {lengths}")
+    assert (equal.input_len, equal.spread) == (1024, 0.0)
+    below = parse(f"python -m sglang.bench_serving --model meta-llama/Llama-3.1-8B --dataset-name random {lengths}")
+    assert (below.input_len, below.output_len, below.spread) == (512, 64, 1.0), "from one token up to the stated length"
+    assert "the mean is 50%" in below.notes[0]
+
+
 def test_commands_that_cannot_be_written():
     model, cluster = catalog.model("deepseek-v3"), catalog.cluster("8xh200-sxm")
     for plan, engine, says in (

@@ -195,6 +195,11 @@ def test_the_command():
             ("llama-3.1-8b", "--cluster", "8xh100-sxm", "--phase", "train", "--global-batch", "8", "--ttft", "1s"),
             "belongs to serving",
         ),
+        (
+            ("llama-3.1-8b", "--cluster", "8xh100-sxm", "--phase", "train", "--global-batch", "8", "--spread", "0"),
+            "belongs to serving",
+        ),
+        (("llama-3.1-8b", "--cluster", "8xh100-sxm", "--spread", "1.5"), "from 0 to 1"),
         (("llama-3.1-8b", "--cluster", "8xh100-sxm", "--global-batch", "8"), "belongs to --phase train"),
         (("llama-3.1-8b", "--cluster", "8xh100-sxm", "--engine", "megatron"), "no decode phase"),
     ],
@@ -238,6 +243,38 @@ def test_a_profile_changes_the_plans(tmp_path):
     assert (code, json.loads(out)["profile"]) == (0, "box")
     code, _, error = command("llama-3.1-8b", "--cluster", "4xa100-80-sxm", "--profile", half)
     assert (code, "measured on h100-sxm" in error) == (2, True)
+
+
+def test_lockstep_decides_only_where_it_is_asked_for():
+    """Lengths vary: the plan that simulate confirms. Of equal lengths two prompts come first, and TP 8 holds 2 clients."""
+    words = (
+        "llama-3.1-70b",
+        "--cluster",
+        "8xh100-sxm",
+        "--input-len",
+        "8000",
+        "--output-len",
+        "500",
+        "--ttft",
+        "1s",
+        "--tpot",
+        "50ms",
+    )
+    code, out, _ = command(*words, "--json")
+    usual = json.loads(out)
+    whole = next(p for p in usual["plans"] if (p["tp"], p["mode"]) == (8, "together"))
+    assert (code, usual["spread"]) == (0, 0.5)
+    alone = {"tp": 8, "input_len": 8000, "output_len": 500}
+    same = commtax.simulate("llama-3.1-70b", "8xh100-sxm", concurrency=whole["concurrency"], **alone)
+    assert whole["tokens_per_s"] == pytest.approx(float(same.tokens_per_s))
+    few = commtax.simulate("llama-3.1-70b", "8xh100-sxm", concurrency=32, **alone)
+    assert whole["tokens_per_s"] >= few.tokens_per_s
+    code, out, _ = command(*words, "--spread", "0", "--json")
+    equal = json.loads(out)
+    assert equal["spread"] == 0
+    assert equal["plans"][0]["tokens_per_s"] < 0.7 * usual["plans"][0]["tokens_per_s"]
+    code, out, _ = command(*words)
+    assert "lengths vary by 50% to either side; --spread 0: equal lengths" in " ".join(out.split())
 
 
 def test_limits_of_a_launch_are_searched_with():

@@ -155,13 +155,23 @@ def test_a_front_end_limits_softly():
 def test_prompts_ahead_by_hand():
     """Equal lengths: one in the step in progress and one in the own; the first 64 of 640 wait for half of all others."""
     vllm, sglang = catalog.engine("vllm"), catalog.engine("sglang")
-    steady = Load(64, 8192, 1024)
+    steady = Load(64, 8192, 1024, spread=0.0)
     assert prompts_ahead(steady, 64, 8192, vllm) == 2
     assert prompts_ahead(steady, 64, 8192, sglang) == 63 / 2
-    burst = Load(64, 8192, 1024, num_prompts=640)
+    burst = Load(64, 8192, 1024, num_prompts=640, spread=0.0)
     assert prompts_ahead(burst, 64, 8192, vllm) == pytest.approx(2 + 0.1 * (31.5 - 2))
     independent = Load(64, 8192, 1024, spread=0.5)
     assert prompts_ahead(independent, 64, 8192, vllm) == pytest.approx(2 * 63 / 1024)
+
+
+def test_lengths_vary_unless_told():
+    """Equal lengths are a choice: nobody's users answer in lockstep."""
+    words = {"concurrency": 32, "input_len": 8000}
+    usual, varied, equal = simulate(**words), simulate(spread=0.5, **words), simulate(spread=0.0, **words)
+    assert (usual.ttft_s, usual.tpot_s, usual.spread) == (varied.ttft_s, varied.tpot_s, 0.5)
+    assert equal.ttft_s > usual.ttft_s, "two prompts of others come first, in every step"
+    assert any("vary by 50% to either side; --spread 0" in note for note in usual.notes)
+    assert any("lockstep; --spread 0.5" in note for note in equal.notes)
 
 
 def test_popular_experts():

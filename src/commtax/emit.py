@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from commtax.api.billing import StepBill
 from commtax.api.train_billing import TrainBill
 from commtax.cost.placement import span
+from commtax.cost.serving import SPREAD
 from commtax.ledger import Line
 from commtax.readers.launch_flags import FLAVOURS
 from commtax.spec import Cluster, Experts, Mlp, Model, Plan
@@ -351,17 +352,24 @@ def benchmark_command(
     output_len: int = 128,
     concurrency: int = 1,
     num_prompts: int = 0,
+    spread: float = SPREAD,
 ) -> str:
-    """The closed-loop benchmark of the engine's own tool that ``commtax simulate`` predicts and ``commtax audit`` reads."""
+    """The closed-loop benchmark of the engine's own tool that ``commtax simulate`` predicts and ``commtax audit`` reads.
+
+    vLLM's and TensorRT-LLM's range ratio is the spread around the stated length, SGLang's the shortest over the longest.
+    """
     name, prompts = model_id(model), num_prompts or max(10 * concurrency, 10)
-    lengths = f"--random-input-len {input_len} --random-output-len {output_len}"
+    top = 1 + spread if engine == "sglang" else 1.0
+    ratio = (1 - spread) / (1 + spread) if engine == "sglang" else spread
+    lengths = f"--random-input-len {round(input_len * top)} --random-output-len {round(output_len * top)}"
+    lengths += f" --random-range-ratio {ratio:.4g}"
     load = f"--max-concurrency {concurrency} --num-prompts {prompts}"
     if engine == "vllm":
         return f"vllm bench serve --model {name} --dataset-name random {lengths} --ignore-eos {load} --save-result"
     if engine == "sglang":
         return (
             f"python -m sglang.bench_serving --backend sglang --model {name} --dataset-name random {lengths} "
-            f"--random-range-ratio 1.0 {load} --output-file bench.jsonl"
+            f"{load} --output-file bench.jsonl"
         )
     if engine == "trtllm":
         return (

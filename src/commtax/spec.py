@@ -424,6 +424,8 @@ class Engine:
     order: tuple[str, ...]
     vocab_multiple: int = 1
     graph_sizes: tuple[int, ...] = ()  # captured batch sizes; a batch is padded up to the next
+    graph_rows: float = float("inf")  # … of at most so many rows on this chip …
+    graph_rows_wide: float = float("inf")  # … and so many from tp 4 on
     graph_pads_prefill: bool = False
     logits_padded: bool = False  # logits are computed inside the graph, for padded rows too
     pp_tensors: int = 1  # tensors handed to the next stage
@@ -465,10 +467,7 @@ class Engine:
     moe_chunk_tokens: int = 2**31  # tokens that a fused MoE kernel takes at once
     max_batched_tokens: int = 2048
     max_seqs: int = 256
-    max_batched_tokens_large: int = 0  # on large chips (0: the same)
-    max_seqs_large: int = 0
-    large_bytes: float = float("inf")  # a chip with this much memory is large …
-    large_not: tuple[str, ...] = ()  # … unless of these families
+    tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # limits by the chip's memory, from ``from_bytes`` on
     non_torch_bytes: float = 0.0  # communicators, library workspaces: on one GPU
     non_torch_bytes_per_doubling: float = 0.0  # … and for each doubling of tp
     sampler_bytes_per_logit: float = 0.0

@@ -11,7 +11,6 @@ from commtax import catalog
 from commtax.api.fitting import Fit, judge_length
 from commtax.api.sending import check_backend, check_workload, context_notes, flight_notes, in_flight, workload
 from commtax.api.setup import Setup, constants_of, fabric_of, library_of, positive, setup
-from commtax.cost import memory
 from commtax.cost.inference import Pricer, Settings, comm_line, inference_bill
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Bill
@@ -74,7 +73,7 @@ def bill(
     work = workload(phase, together, context, speculative)
     tokens = (batch if phase in ("decode", "prefill") else work.decode_seqs + work.prefill_seqs) * asked.plan.dp
     plain = inference_bill(asked.model, asked.plan, work, asked.cluster, asked.engine, fabric, constants, settings, tokens)
-    rows = padded_rows(work.rows, work, asked.engine, eager)
+    rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, eager)
     sources = tuple(dict.fromkeys(f"{x.kind}: {x.source}" for x in plain.lines if x.source))
     notes = (
         *asked.notes,
@@ -103,7 +102,7 @@ def _check(phase: str, batch: Number, context: Number, overlap: float, slow_rank
 def _step_notes(asked: Setup, phase: str, rows: Number, speculative: int) -> list[str]:
     """What one priced step leaves out: chunks of a long prompt, drafts that are accepted."""
     found = []
-    most, _ = memory.default_limits(asked.cluster.chip, asked.engine)
+    most = asked.engine.max_batched_tokens
     if phase in ("prefill", "mixed") and np.ndim(rows) == 0 and rows > most and asked.engine.graph_sizes:
         chunks = int(np.ceil(rows / most))
         found.append(f"{asked.engine.key} would run these {rows:,.0f} tokens in {chunks} chunks of {most:,}; one step is priced")

@@ -176,16 +176,16 @@ def _serving(
     kv_bytes: float,
 ) -> Serving:
     engine = asked.engine
-    share = memory.default_utilization(asked.cluster.chip, asked.plan, engine) if utilization is None else utilization
+    most = engine.max_batched_tokens if tokens is None else int(positive(tokens, "max_num_batched_tokens"))
+    share = memory.default_utilization(asked.cluster.chip, asked.plan, engine, most) if utilization is None else utilization
     check_utilization(share)
     if kv_bytes < 0:
         raise ValueError(f"kv_cache_memory_bytes={kv_bytes}: a size of at least 0 is needed")
     longest = asked.model.max_len if length is None else int(positive(length, "max_model_len"))
-    default_tokens, default_seqs = memory.default_limits(asked.cluster.chip, engine)
     return Serving(
         max_model_len=longest,
-        max_seqs=default_seqs if seqs is None else int(positive(seqs, "max_num_seqs")),
-        max_batched_tokens=default_tokens if tokens is None else int(positive(tokens, "max_num_batched_tokens")),
+        max_seqs=engine.max_seqs if seqs is None else int(positive(seqs, "max_num_seqs")),
+        max_batched_tokens=most,
         block_size=engine.block_size if block is None else int(positive(block, "block_size")),
         utilization=share,
         kv_cache_bytes=kv_bytes,
@@ -254,7 +254,7 @@ def cache_tokens(asked: Setup, tokens: int, seqs: int, utilization: float | None
         mine = (table[:, 1] == pp) & (groups == ranks) & (table[:, 4] == 1)
         tp, _, dp, ep, _ = table[mine].T
         part = replace(plan, tp=tp, pp=pp, dp=dp, ep=ep)
-        share = memory.default_utilization(chip, part, engine) if utilization is None else utilization
+        share = memory.default_utilization(chip, part, engine, tokens) if utilization is None else utilization
         one = replace(asked, plan=part)
         least = [_stage_tokens(one, tokens, seqs, share, stage, pp) for stage in _different_stages(asked, pp)]
         found[mine] = np.minimum.reduce(least)

@@ -94,7 +94,7 @@ def traffic(
         return Traffic(asked, phase, batch, context, micro_batch * context, tuple(items), asked.notes)
     work = workload(phase, in_flight(phase, batch, asked.plan.pp), context, speculative)
     items = inference(asked.model, asked.plan, work, asked.engine, ep_backend=ep_backend, eager=eager)
-    rows = padded_rows(work.rows, work, asked.engine, eager)
+    rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, eager)
     notes = (*asked.notes, *flight_notes(phase, batch, asked.plan.pp), *context_notes(context, asked))
     if np.ndim(rows) == 0 and rows != work.rows:
         notes += (f"{asked.engine.key} runs {work.rows:,.0f} rows in a CUDA graph of {rows:,.0f}: the padding is sent too",)

@@ -12,10 +12,10 @@ from commtax.api.fitting import cache_tokens, check_utilization
 from commtax.api.sending import context_notes
 from commtax.api.setup import Setup, constants_of, fabric_of, numeric, positive, setup
 from commtax.arrays import pick
-from commtax.cost import memory
 from commtax.cost.inference import Settings, inference_bill
 from commtax.cost.memory import kv_bytes_per_token_layer
 from commtax.cost.serving import (
+    SPREAD,
     Load,
     Pressure,
     Served,
@@ -123,7 +123,7 @@ def simulate(
     input_len: Number = 1024,
     output_len: Number = 128,
     num_prompts: Number | None = None,
-    spread: Number = 0.0,
+    spread: Number = SPREAD,
     max_num_batched_tokens: int | None = None,
     max_num_seqs: int | None = None,
     gpu_memory_utilization: float | None = None,
@@ -181,7 +181,7 @@ def simulate(
 def _rows(asked: Setup, seqs: Number, load: Load) -> Number:
     """Rows of a decode step, as the engine pads them."""
     work = decoding(np.ceil(seqs / asked.plan.pp), load)
-    return padded_rows(work.rows, work, asked.engine)
+    return padded_rows(work.rows, work, asked.engine, asked.plan.tp)
 
 
 def _split(
@@ -269,9 +269,8 @@ def context(load: Load) -> Number:
 
 def _limits(asked: Setup, tokens: int | None, seqs: int | None, utilization: float | None) -> tuple[int, int]:
     check_utilization(utilization)
-    default_tokens, default_seqs = memory.default_limits(asked.cluster.chip, asked.engine)
-    budget = default_tokens if tokens is None else int(positive(tokens, "max_num_batched_tokens"))
-    return budget, default_seqs if seqs is None else int(positive(seqs, "max_num_seqs"))
+    budget = asked.engine.max_batched_tokens if tokens is None else int(positive(tokens, "max_num_batched_tokens"))
+    return budget, asked.engine.max_seqs if seqs is None else int(positive(seqs, "max_num_seqs"))
 
 
 def _load(asked: Setup, concurrency: Number, input_len: Number, output_len: Number, prompts: Number | None, spread: Number) -> Load:
@@ -279,12 +278,23 @@ def _load(asked: Setup, concurrency: Number, input_len: Number, output_len: Numb
         prompts = positive(prompts, "num_prompts")
         if np.any(np.asarray(prompts) < concurrency):
             raise ValueError(f"num_prompts={prompts}: at least as many as clients, {concurrency}, are needed")
+    dp = asked.plan.dp
+    each = np.maximum(1.0, concurrency / dp)
+    return Load(each, input_len * 1.0, output_len * 1.0, prompts / dp if num else np.inf, check_spread(spread))
+
+
+def check_spread(spread: Number) -> Number:
     spread = numeric(spread, "spread")
     if np.any(np.asarray(spread) < 0) or np.any(np.asarray(spread) > 1):
         raise ValueError(f"spread={spread}: a share of the mean length from 0 to 1 is needed")
-    dp = asked.plan.dp
-    each = np.maximum(1.0, concurrency / dp)
-    return Load(each, input_len * 1.0, output_len * 1.0, prompts / dp if num else np.inf, spread)
+    return spread
+
+
+def lengths_note(spread: float) -> str:
+    """What the requests' lengths are, and what would change with others."""
+    if spread:
+        return f"lengths vary by {spread:.0%} to either side; --spread 0: equal lengths, whose clients move in lockstep"
+    return f"equal lengths: clients move in lockstep; --spread {SPREAD:g}: lengths that vary by {SPREAD:.0%} to either side"
 
 
 def _notes(s: Simulation) -> tuple[str, ...]:
@@ -292,6 +302,8 @@ def _notes(s: Simulation) -> tuple[str, ...]:
     told = s.setup.notes
     if s.apart:  # GPUs are counted over both kinds of workers
         told = tuple(note for note in told if " GPUs idle (" not in note)
+    if np.ndim(s.spread) == 0:
+        told += (lengths_note(float(s.spread)),)
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):
         return told
     told += tuple(context_notes(s.input_len + s.output_len, s.setup))

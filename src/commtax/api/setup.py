@@ -12,7 +12,7 @@ from commtax import catalog
 from commtax.catalog import profile as overlay
 from commtax.cost import legality
 from commtax.cost.bubble import SCHEDULES
-from commtax.cost.memory import check_stored
+from commtax.cost.memory import check_stored, on_chip
 from commtax.cost.train_memory import RECOMPUTE
 from commtax.spec import DTYPE_BYTES, Chip, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Profile
 from commtax.units import MAX_COUNT
@@ -68,6 +68,7 @@ def setup(
     engine = _engine(engine, phase)
     if own:
         place, engine = overlay.on_cluster(own, place), overlay.on_engine(own, engine)
+    engine = on_chip(engine, place.chip)
     check_stored(known)
     if phase == "train" and known.quant:  # however it is stored, it is trained in bf16, or in fp8 where that is asked for
         known = replace(known, quant=None)

@@ -113,6 +113,7 @@ def _latency(run: Served, place: Place, own: Profile, engine: Engine) -> float:
 def _simulated(run: Served, place: Place, own: Profile, engine: Engine) -> Any:
     words: dict[str, Any] = {"tp": run.tp, "engine": engine, "profile": own, "concurrency": run.clients}
     words |= {"input_len": run.input_len, "output_len": run.output_len, "num_prompts": run.num_prompts}
+    words["spread"] = 0.0  # as the engines' own benchmarks draw lengths unless told
     return simulate(run.model, place.cluster, **words)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from commtax.api import AUTO_EP
+from commtax.cost.serving import SPREAD
 from commtax.units import parse_bytes, parse_count, parse_fraction
 
 Command = Callable[..., None]
@@ -66,6 +67,12 @@ def together(*options: Callable[[Command], Command]) -> Callable[[Command], Comm
 json_option = click.option("--json", "as_json", is_flag=True, help="Print a JSON document (versioned schema, units in the names).")
 profile_option = click.option(
     "--profile", default="", metavar="FILE", help="A machine's own constants (commtax calibrate, commtax measure calibrate)."
+)
+spread_option = click.option(
+    "--spread",
+    type=Fraction(),
+    default=None,
+    help=f"Lengths vary by this share of their mean to either side; 0: clients in lockstep.  [default: {SPREAD:g}]",
 )
 where_options = together(
     click.option("--cluster", "-c", default="", help="A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts."),

@@ -109,6 +109,8 @@ def _paste(model: str, found: Launch, options: dict[str, Any], notes: list[str],
     other = {"concurrency": "batch", "input_len": "context", "context": "input_len"}
     if found.phase == "serve" and "max_num_seqs" in options:  # a batch and a length are of training there
         other = {}
+    if "spread" not in options:  # one step has one length
+        words.pop("spread", None)
     for name, value in words.items():
         target = name if name in options else other.get(name, "")
         if target not in options:
@@ -150,10 +152,10 @@ def _words(found: Launch) -> dict[str, Any]:
     names = (
         *("tp", "pp", "ep", "cp", "dtype", "kv_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
         *("gpu_memory_utilization", "block_size", "kv_cache_memory_bytes", "eager", "library", "ep_backend", "speculative"),
-        *("concurrency", "input_len", "output_len", "micro_batch", "global_batch", "context", "recompute", "sequence_parallel"),
-        *("schedule", "chunks", "zero", "hsdp", "async_axes"),
+        *("concurrency", "input_len", "output_len", "spread", "micro_batch", "global_batch", "context", "recompute"),
+        *("sequence_parallel", "schedule", "chunks", "zero", "hsdp", "async_axes"),
     )
-    words = {name: value for name in names if (value := getattr(found, name)) not in (None, "", False)}
+    words = {name: value for name in names if (value := getattr(found, name)) not in (None, "") and value is not False}
     if found.axes["dp"] > 1:
         words["dp"] = found.axes["dp"]
     if found.phase == "train":

@@ -15,10 +15,11 @@ import numpy as np
 from commtax import catalog
 from commtax.catalog.profile import load as load_profile
 from commtax.cli.emitting import emitted, show_emitted
-from commtax.cli.options import Count, Fraction, json_option, profile_option, where_options
+from commtax.cli.options import Count, Fraction, json_option, profile_option, spread_option, where_options
 from commtax.cli.output import carried, print_json, terminal
 from commtax.cli.pages import html_option, write_plan_page
 from commtax.cli.pasting import from_option, pasting_whole
+from commtax.cost.serving import SPREAD
 from commtax.planner import WORKLOADS, ServingPlans, Standing, TrainPlans, plan, plan_training, standing, training_standing
 from commtax.planner.training import Kind
 from commtax.spec import Cluster
@@ -45,6 +46,7 @@ SERVING, TRAINING = ("vllm", "sglang", "trtllm"), ("megatron", "torchrun")
 @click.option("--workload", default="", metavar="NAME", help=f"Lengths of a usual workload: {', '.join(WORKLOADS)}.")
 @click.option("--input-len", "--context", "input_len", type=Count(), default=None, help="Prompt tokens; training: sequence length.")
 @click.option("--output-len", "--osl", "output_len", type=Count(), default=None, help="Output tokens.  [default: 128]")
+@spread_option
 @click.option("--ttft", default="", metavar="TIME", help="Mean time to the first token, at most: 500ms.")
 @click.option("--tpot", default="", metavar="TIME", help="Mean time an output token, at most: 30ms.")
 @click.option("--objective", default=None, metavar="WHAT", help="throughput (default), latency, cost or gpus.")
@@ -112,6 +114,7 @@ def _serve(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
         output_len=lengths[1],
         ttft_s=parse_seconds(options["ttft"], "ttft") if options["ttft"] else math.inf,
         tpot_s=parse_seconds(options["tpot"], "tpot") if options["tpot"] else math.inf,
+        spread=SPREAD if options["spread"] is None else options["spread"],
         objective=options["objective"] or "throughput",
         engine=options["engine"],
         dtypes=dtypes,
@@ -182,7 +185,12 @@ def _commands(found: ServingPlans, engine: str) -> dict[str, str]:
     if i:
         launch = f"# plan {i + 1}, {found.words(rows, i)}: those before it have workers of their own for prompts\n{launch}"
     bench = benchmark_command(
-        found.model, engine, input_len=goal.input_len, output_len=goal.output_len, concurrency=int(rows.concurrency[i])
+        found.model,
+        engine,
+        input_len=goal.input_len,
+        output_len=goal.output_len,
+        concurrency=int(rows.concurrency[i]),
+        spread=goal.spread,
     )
     return {"launch": launch, "benchmark": bench}
 
@@ -205,7 +213,7 @@ def _speed(candidates: int, seconds: float) -> None:
 def _train(model: str, place: Cluster, options: dict[str, Any], top: int, plot: str, as_json: bool) -> None:
     from commtax.report import planning
 
-    serving = ("workload", "output_len", "ttft", "tpot", "objective", "max_concurrency", "price", *RUN)
+    serving = ("workload", "output_len", "spread", "ttft", "tpot", "objective", "max_concurrency", "price", *RUN)
     given = [name for name in serving if options[name] not in (None, "")] + (["plot"] if plot else [])
     if given:
         raise ValueError(f"{given[0]}: belongs to serving, not to --phase train")

@@ -11,9 +11,10 @@ import numpy as np
 from commtax import catalog
 from commtax.api.serving import Simulation, simulate
 from commtax.catalog.profile import load as load_profile
-from commtax.cli.options import Count, Fraction, axis_options, json_option, profile_option, where_options
+from commtax.cli.options import Count, Fraction, axis_options, json_option, profile_option, spread_option, where_options
 from commtax.cli.output import print_json, terminal
 from commtax.cli.pasting import paste_options, pasting
+from commtax.cost.serving import SPREAD
 from commtax.report import serving
 from commtax.units import parse_count
 
@@ -47,7 +48,7 @@ class Counts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 @click.option(*LENGTHS[1], "output_len", type=Count(), default=128, show_default=True, help="Mean output length.")
 @click.option("--num-prompts", type=Count(), default=None, help="Requests of the whole benchmark.  [default: the steady state]")
 @click.option("--prompts-per-client", type=Count(), default=None, help="The same for each client (10 is usual).")
-@click.option("--spread", type=Fraction(), default=0.0, help="Lengths vary by this share of the mean to either side.")
+@spread_option
 @click.option("--max-num-batched-tokens", type=Count(), default=None, help="Tokens a step.  [default: the engine's]")
 @click.option("--max-num-seqs", type=Count(), default=None, help="Requests that run at once.  [default: the engine's]")
 @click.option("--gpu-memory-utilization", type=Fraction(), default=None, help="Share of memory.  [default: the engine's]")
@@ -71,6 +72,7 @@ def simulate_command(
         num_prompts = prompts_per_client * concurrency
     names = {key: options.pop(key) for key in ("intra", "inter", "nics")}
     options["profile"] = load_profile(options["profile"]) if options["profile"] else None
+    options["spread"] = SPREAD if options["spread"] is None else options["spread"]
     place = catalog.cluster(options.pop("cluster"), **names)
     found = simulate(model, place, concurrency=concurrency, num_prompts=num_prompts, **options)
     if options["disaggregated"]:

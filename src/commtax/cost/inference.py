@@ -49,7 +49,7 @@ def inference_bill(
 
     Decode and prefill collectives sit on the critical path: nothing of them hides unless ``settings.overlap`` says so.
     """
-    rows = padded_rows(work.rows, work, engine, settings.eager)
+    rows = padded_rows(work.rows, work, engine, plan.tp, settings.eager)
     lines = [_kernel_line(k, cluster, constants, settings) for k in step_kernels(model, plan, work, rows, engine)]
     items = inference(model, plan, work, engine, ep_backend=settings.ep_backend, eager=settings.eager)
     pricer = Pricer(plan, cluster, engine, fabric)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.experts import expert_tp, over_replicas
 from commtax.cost.tensors import Held, copies, held, inventory, padded_vocab, quantisation, share, weight_bytes
+from commtax.cost.traffic import largest_graph
 from commtax.spec import DTYPE_BYTES, Attention, Chip, Engine, Experts, Mlp, Model, Number, Plan
 
 INDEXER_SCALE_BYTES = 4  # the selector's key cache: one fp8 value a channel and one fp32 scale
@@ -153,20 +155,27 @@ def other_bytes(plan: Plan, engine: Engine) -> Number:
     return engine.non_torch_bytes + engine.non_torch_bytes_per_doubling * np.log2(plan.tp * 1.0)
 
 
-def default_limits(chip: Chip, engine: Engine) -> tuple[int, int]:
-    """Tokens and sequences of a step, at most, when nobody says: more on chips that the engine counts as large."""
-    large = chip.visible_bytes >= engine.large_bytes and chip.family not in engine.large_not
-    tokens, seqs = (engine.max_batched_tokens_large, engine.max_seqs_large) if large else (0, 0)
-    return tokens or engine.max_batched_tokens, seqs or engine.max_seqs
+def on_chip(engine: Engine, chip: Chip) -> Engine:
+    """An engine with the limits that it has on a chip when nobody says others: those of the highest tier that the chip reaches."""
+    reached = [t for t in engine.tiers.values() if _reaches(chip, t)]
+    if not reached:
+        return engine
+    tier = max(reached, key=lambda t: float(t["from_bytes"]))
+    limits = {name: value for name, value in tier.items() if name not in ("from_bytes", "not_families")}
+    return replace(engine, **limits)
 
 
-def default_utilization(chip: Chip, plan: Plan, engine: Engine) -> float:
+def _reaches(chip: Chip, tier: Mapping[str, Any]) -> bool:
+    return bool(chip.visible_bytes >= tier["from_bytes"]) and chip.family not in tier.get("not_families", ())
+
+
+def default_utilization(chip: Chip, plan: Plan, engine: Engine, tokens: int) -> float:
     """The share of memory that an engine takes when nobody says: fixed, or what a reserve by its own formula leaves."""
     r = engine.reserve
     if not r:
         return engine.gpu_memory_utilization
-    graph_rows = max(engine.graph_sizes, default=0)
-    kept = r["base"] + r["per_token"] * engine.max_batched_tokens + r["per_graph_row"] * graph_rows
+    graph_rows = float(np.max(largest_graph(plan.tp, engine)))
+    kept = r["base"] + r["per_token"] * max(tokens, r["least_tokens"]) + r["per_graph_row"] * graph_rows
     kept += r["per_rank"] * float(np.max(plan.tp * plan.pp))
     if chip.visible_bytes > r["large"]:
         kept = max(kept, r["least_large"])

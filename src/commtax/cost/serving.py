@@ -19,6 +19,7 @@ import numpy as np
 
 from commtax.spec import Engine, Number
 
+SPREAD = 0.5  # requests of real users differ; those of equal length that start together go on in lockstep
 KNEE = 5  # how sharply a front end begins to limit: queues form before it is fully busy
 RECOMPUTED = 3.0  # requests thrown out of a full cache for each of the O/I that outgrow it: read off published runs
 
@@ -31,7 +32,7 @@ class Load:
     input_len: Number
     output_len: Number
     num_prompts: Number = np.inf  # requests of the whole benchmark; inf: the steady state
-    spread: Number = 0.0  # lengths vary by this share of their mean to either side
+    spread: Number = SPREAD  # lengths vary by this share of their mean to either side
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,17 @@ from commtax.cost.tensors import padded_vocab, quantisation
 from commtax.ledger import Item
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Workload
 
+WIDE = 4  # from this tp on an engine may capture larger graphs
 AG_RS, DEEPEP_HT, DEEPEP_LL = "allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency"
 
 
-def padded_rows(rows: Number, work: Workload, engine: Engine, eager: bool = False) -> Number:
+def largest_graph(tp: Number, engine: Engine) -> Number:
+    """Rows of the largest captured graph; 0 where the engine captures none."""
+    most = pick(np.asarray(tp) >= WIDE, engine.graph_rows_wide, engine.graph_rows)
+    return np.minimum(most, max(engine.graph_sizes, default=0))
+
+
+def padded_rows(rows: Number, work: Workload, engine: Engine, tp: Number = 1, eager: bool = False) -> Number:
     """Rows as the engine runs them: a graph is captured for some batch sizes only, and a batch runs in the next one.
 
     Steps with prompt tokens are padded only by engines that capture those too; rows beyond the largest size run as
@@ -27,7 +34,7 @@ def padded_rows(rows: Number, work: Workload, engine: Engine, eager: bool = Fals
     if eager or not sizes.size:
         return rows
     slot = np.searchsorted(sizes, rows)
-    padded = pick(slot < sizes.size, sizes[np.minimum(slot, sizes.size - 1)], rows)
+    padded = pick(np.asarray(rows) <= largest_graph(tp, engine), sizes[np.minimum(slot, sizes.size - 1)], rows)
     if not engine.graph_pads_prefill:
         padded = pick(np.asarray(work.prefill_tokens) > 0, rows, padded)
     return padded if np.ndim(padded) else float(padded)
@@ -36,7 +43,7 @@ def padded_rows(rows: Number, work: Workload, engine: Engine, eager: bool = Fals
 def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_backend: str = "", eager: bool = False) -> list[Item]:
     """All collectives of one step of one replica (and, where replicas share experts, of the group it moves with)."""
     act = DTYPE_BYTES[plan.activations_dtype]
-    rows = padded_rows(work.rows, work, engine, eager)
+    rows = padded_rows(work.rows, work, engine, plan.tp, eager)
     payload = rows * model.hidden * act
     num_moe = sum(isinstance(model.blocks[i].ffn, Experts) for i in model.layers)
     full_norms = sum(model.blocks[i].attention.qk_norm == "full" for i in model.layers)

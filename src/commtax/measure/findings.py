@@ -12,7 +12,7 @@ from commtax.api import StepBill, bill, simulate, traffic
 from commtax.audit.benches import FLOOR_SLACK, LEAST_OUTPUT, SAME, WHOLE, floor_s
 from commtax.audit.finding import Question
 from commtax.cost.collectives import ring_factor
-from commtax.measure.study import Run
+from commtax.measure.study import SPREAD, Run
 from commtax.spec import Model
 
 NOISY = 0.15  # half the spread of repeated runs over their median, above which a difference is hard to tell
@@ -263,7 +263,7 @@ def _served_prediction(run: Run, found: Row, prices: Prices) -> Row:
         return {"predicted_tpot_ms": decode * 1e3, "predicted_ttft_ms": prefill * 1e3, "predicted_how": how}
     where = catalog.cluster(prices.cluster)
     words: dict[str, Any] = {"tp": run.tp, "engine": prices.engine, "dtype": prices.dtype}
-    loop = simulate(prices.model, where, concurrency=clients, input_len=inputs, output_len=outputs, **words)
+    loop = simulate(prices.model, where, concurrency=clients, input_len=inputs, output_len=outputs, spread=SPREAD, **words)
     how = f"simulate with {clients} clients"
     return {"predicted_tpot_ms": float(loop.tpot_s) * 1e3, "predicted_ttft_ms": float(loop.ttft_s) * 1e3, "predicted_how": how}
 

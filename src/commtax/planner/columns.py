@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from commtax.cost.serving import SPREAD
 from commtax.planner.space import Array
 from commtax.spec import Profile
 
@@ -21,6 +22,7 @@ class Goal:
     ttft_s: float = math.inf
     tpot_s: float = math.inf
     objective: str = "throughput"
+    spread: float = SPREAD  # of the lengths, as a share of their mean to either side
 
 
 @dataclass(frozen=True, slots=True)

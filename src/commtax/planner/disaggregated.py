@@ -27,7 +27,7 @@ def columns(base: Setup, roomy: Space, prompt_s: Array, kv: Array, room: Array, 
     found: list[Columns] = []
     for i in plain:
         seqs = np.arange(1, room[i] + 1)
-        load = Load(seqs, goal.input_len, goal.output_len)
+        load = Load(seqs, goal.input_len, goal.output_len, spread=goal.spread)
         one = replace(base, plan=replace(base.plan, tp=int(roomy.tp[i])))
         steps = Steps(step_s(one, decoding(seqs, load)), 0.0)
         quiet = closed_loop(load, steps, seqs, 0.0 * seqs, base.engine)

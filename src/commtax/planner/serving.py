@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from commtax.api.fitting import cache_tokens
-from commtax.api.serving import RANGE, Simulation, simulate
+from commtax.api.serving import RANGE, Simulation, check_spread, simulate
 from commtax.api.setup import Setup, positive, setup
-from commtax.cost import memory
+from commtax.cost.serving import SPREAD
 from commtax.planner import disaggregated, reasons
 from commtax.planner.columns import Columns, Goal, Rejected, Run, empty, family, joined, worth
 from commtax.planner.space import Array, Space, space
@@ -101,6 +101,7 @@ def plan(
     ttft_s: float = math.inf,
     tpot_s: float = math.inf,
     objective: str = "throughput",
+    spread: float = SPREAD,
     engine: str | Engine = "",
     dtypes: tuple[str, ...] = ("",),
     max_concurrency: int = MAX_CONCURRENCY,
@@ -113,7 +114,7 @@ def plan(
     ``run`` is what a launch command says for all of them: kv_dtype, max_num_batched_tokens, max_num_seqs,
     gpu_memory_utilization. A ``profile``'s constants are laid over the catalogue's.
     """
-    goal = _goal(input_len, output_len, ttft_s, tpot_s, objective)
+    goal = _goal(input_len, output_len, ttft_s, tpot_s, objective, spread)
     positive(max_concurrency, "max_concurrency")
     dtypes = tuple(dict.fromkeys(dtypes))
     base = setup(model, cluster, engine=engine, dtype=dtypes[0], kv_dtype=run.get("kv_dtype", ""), profile=profile)
@@ -136,7 +137,7 @@ def plan(
     return _ranked(replace(question, candidates=candidates, rejected=tuple(dict.fromkeys(rejected))), joined(points))
 
 
-def _goal(input_len: int, output_len: int, ttft_s: float, tpot_s: float, objective: str) -> Goal:
+def _goal(input_len: int, output_len: int, ttft_s: float, tpot_s: float, objective: str, spread: float) -> Goal:
     for value, name in ((input_len, "input_len"), (output_len, "output_len")):
         positive(value, name)
     for limit, name in ((ttft_s, "ttft_s"), (tpot_s, "tpot_s")):
@@ -146,16 +147,16 @@ def _goal(input_len: int, output_len: int, ttft_s: float, tpot_s: float, objecti
         raise ValueError("tpot_s: with one output token there is no time between tokens; limit ttft_s")
     if objective not in OBJECTIVES:
         raise ValueError(f"objective '{objective}': one of {', '.join(OBJECTIVES)}")
-    return Goal(int(input_len), int(output_len), float(ttft_s), float(tpot_s), objective)
+    return Goal(int(input_len), int(output_len), float(ttft_s), float(tpot_s), objective, float(check_spread(spread)))
 
 
 def start(question: ServingPlans, index: int) -> tuple[Setup, int, int]:
     """The plan of one GPU in a type, and the engine's limits: tokens and requests of a step."""
     run = question.run
     words: dict[str, Any] = {"dtype": question.dtypes[index], "kv_dtype": run.kv_dtype, "profile": run.profile}
-    tokens, seqs = memory.default_limits(question.cluster.chip, question.engine)
-    tokens = tokens if run.max_num_batched_tokens is None else run.max_num_batched_tokens
-    seqs = seqs if run.max_num_seqs is None else run.max_num_seqs
+    engine = question.engine
+    tokens = engine.max_batched_tokens if run.max_num_batched_tokens is None else run.max_num_batched_tokens
+    seqs = engine.max_seqs if run.max_num_seqs is None else run.max_num_seqs
     for value, name in ((tokens, "max_num_batched_tokens"), (seqs, "max_num_seqs")):
         positive(value, name)
     return setup(question.model, question.cluster, engine=question.engine, **words), tokens, seqs
@@ -252,6 +253,7 @@ def simulated(question: ServingPlans, base: Setup, s: Space, concurrency: Array,
         concurrency=concurrency * s.dp,
         input_len=question.goal.input_len,
         output_len=question.goal.output_len,
+        spread=question.goal.spread,
         kv_tokens=kv,
     )
 

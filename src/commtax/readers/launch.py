@@ -26,6 +26,7 @@ RULES = {
     "int": "a whole number from 1 to 2^48 is needed",
     "count": "a whole number is needed, such as 4096 or 32k",
     "share": "a fraction above 0 and at most 1 is needed",
+    "ratio": "a fraction from 0 to 1 is needed",
 }
 """What the kinds of values must be."""
 MAX_SIGNS = 65_536  # of what is pasted, variables put in
@@ -69,6 +70,7 @@ class Launch:
     concurrency: int | None = None
     input_len: int | None = None
     output_len: int | None = None
+    spread: float | None = None  # of the lengths that a benchmark draws, as a share of their mean to either side
     nnodes: int | None = None
     gpus_per_node: int | None = None
     micro_batch: int | None = None
@@ -333,14 +335,14 @@ def _set(given: dict[str, Any], field: str, kind: str, value: str | None) -> str
         return ""
     if "$" in value and kind != "text":
         return "the variable is not set in what was pasted"
-    readers: dict[str, Any] = {"int": parse_count, "count": parse_count, "share": parse_fraction}
+    readers: dict[str, Any] = {"int": parse_count, "count": parse_count, "share": parse_fraction, "ratio": parse_fraction}
     try:
         found: Any = readers[kind](value, field) if kind in readers else value
     except ValueError:
         return RULES[kind]
     if found == -1 and field in ("shards", "max_model_len"):  # whatever is left; as long as fits
         return ""
-    if (kind == "int" and found < 1) or (kind == "share" and not 0 < found <= 1):
+    if (kind == "int" and found < 1) or (kind == "share" and not 0 < found <= 1) or (kind == "ratio" and not 0 <= found <= 1):
         return RULES[kind]
     given[field] = found
     return ""
@@ -390,7 +392,7 @@ def _joined(found: list[Launch]) -> Launch:
     first = next((x for x in found if x.concurrency is None), found[0])
     bench = next((x for x in found if x.concurrency is not None), None)
     if bench is not None and bench is not first:
-        lengths = {name: getattr(bench, name) for name in ("concurrency", "input_len", "output_len")}
+        lengths = {name: getattr(bench, name) for name in ("concurrency", "input_len", "output_len", "spread")}
         first, found = replace(first, **lengths), [x for x in found if x is not bench]
     alike = [x for x in found if _bare(x) == _bare(first)]
     parts = first.nnodes is not None and first.nnodes > 1 and bool(first.address)  # commands of one job meet at one address
@@ -400,4 +402,4 @@ def _joined(found: list[Launch]) -> Launch:
 
 def _bare(launch: Launch) -> Launch:
     """What replicas have in common."""
-    return replace(launch, devices=(), address="", concurrency=None, input_len=None, output_len=None)
+    return replace(launch, devices=(), address="", concurrency=None, input_len=None, output_len=None, spread=None)

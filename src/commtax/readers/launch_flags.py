@@ -1,9 +1,10 @@
 """What the flags of launch commands mean: one table for each engine, in the spelling that all of them share after
 underscores became dashes.
 
-A value is (field of ``Launch``, kind). Kinds: ``int``, ``count`` (128k), ``share``, ``text``, ``on`` (a switch). ``NOTHING`` are
-flags that change no price: addresses, names, logs. Read in the engines' own argument parsers: vllm/engine/arg_utils.py,
-sglang/srt/server_args.py, tensorrt_llm/commands/serve.py, megatron/training/arguments.py, torchtitan/config (November 2026).
+A value is (field of ``Launch``, kind). Kinds: ``int``, ``count`` (128k), ``share``, ``ratio`` (a share that may be 0), ``text``,
+``on`` (a switch). ``NOTHING`` are flags that change no price: addresses, names, logs. Read in the engines' own argument parsers:
+vllm/engine/arg_utils.py, sglang/srt/server_args.py, tensorrt_llm/commands/serve.py, megatron/training/arguments.py,
+torchtitan/config (November 2026).
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ VLLM = _flags(
         "kv_cache_memory_bytes": "kv-cache-memory-bytes kv-cache-memory",
     },
     share={"gpu_memory_utilization": "gpu-memory-utilization"},
+    ratio={"range_ratio": "random-range-ratio"},
     on={
         "expert_parallel": "enable-expert-parallel ep",
         "eager": "enforce-eager",
@@ -85,6 +87,7 @@ SGLANG = _flags(
         "max_num_batched_tokens": "chunked-prefill-size",
     },
     share={"gpu_memory_utilization": "mem-fraction-static"},
+    ratio={"range_ratio": "random-range-ratio"},
     on={
         "dp_attention": "enable-dp-attention",
         "expert_parallel": "enable-ep-moe",
@@ -118,6 +121,7 @@ TRTLLM = _flags(
             "kv-cache-config.free-gpu-memory-fraction"
         )
     },
+    ratio={"range_ratio": "random-range-ratio"},
     on={"dp_attention": "enable-attention-dp"},
 )
 MEGATRON = _flags(
@@ -218,7 +222,7 @@ _WORDS = (
     "log-interval train-iters train-samples lr min-lr lr-decay-style lr-decay-iters lr-warmup-iters lr-warmup-fraction "
     "weight-decay clip-grad adam-beta1 adam-beta2 init-method-std distributed-timeout-minutes tensorboard-dir "
     "rdzv-backend rdzv-endpoint rdzv-id local-ranks-filter role tee dataset dataset-name dataset-path num-prompts num-requests "
-    "request-rate random-range-ratio backend-url base-url training.steps job.config-file dump-folder metrics.log-freq "
+    "request-rate backend-url base-url training.steps job.config-file dump-folder metrics.log-freq "
     "distributed-backend position-embedding-type rotary-base rotary-percent normalization moe-token-dispatcher-type "
     "moe-router-load-balancing-type transformer-impl attention-backend make-vocab-size-divisible-by num-workers "
     "cuda-graph-backend-prefill kv-channels norm-epsilon q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim "

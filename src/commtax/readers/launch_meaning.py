@@ -28,6 +28,8 @@ def _serving(given: Given, notes: list[str], unread: list[str]) -> Given:
     if told.get("max_num_batched_tokens", 1) < 1:  # chunking switched off
         told.pop("max_num_batched_tokens")
         notes.append("prompts are not cut into chunks here; the price cuts them at the engine's usual size")
+    if "input_len" in told:
+        told["spread"] = given.get("range_ratio", 0.0)  # drawn from (1 - r) to (1 + r) of the stated length
     method = str(given.get("quantization", "none")).lower()
     if method not in QUANTISED:
         unread.append(f"--quantization {method}")
@@ -76,10 +78,21 @@ def _sglang(given: Given, notes: list[str], unread: list[str]) -> Given:
     if given.get("expert_parallel"):
         told.setdefault("ep", told.get("tp", 1))
     told["eager"] = told["eager"] or str(given.get("graphs", "")).lower() == "disabled"
+    if "spread" in told:
+        told |= _drawn_below(told, given.get("range_ratio", 0.0), notes)
     for name, groups in (("max_num_seqs", told.get("dp", 1)), ("max_num_batched_tokens", _groups(given))):
         if name in told:  # of the whole server: every group gets its part
             told[name] = max(1, told[name] // max(1, groups))
     return _attention_dp(told, notes) if given.get("dp_attention") else told
+
+
+def _drawn_below(told: Given, ratio: float, notes: list[str]) -> Given:
+    """Lengths are drawn from ``ratio`` of the stated length up to all of it."""
+    mean = (1 + ratio) / 2
+    if ratio < 1:
+        notes.append(f"lengths are drawn from {ratio:.0%} of the stated ones up to all: the mean is {mean:.0%} of them")
+    lengths: Given = {name: max(1, round(told[name] * mean)) for name in ("input_len", "output_len") if name in told}
+    return {**lengths, "spread": (1 - ratio) / (1 + ratio)}
 
 
 def _groups(given: Given) -> int:

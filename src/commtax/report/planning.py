@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from commtax.api.serving import lengths_note
 from commtax.planner.columns import Columns, Rejected, request_s
 from commtax.planner.reasons import in_type, step_of
 from commtax.planner.serving import ServingPlans
@@ -44,7 +45,8 @@ def show_plans(console: Console, a: ServingPlans, top: int, pasted: Standing | N
         console.print(line, soft_wrap=True)
     _rejected(console, _short(a.rejected))
     usd = f"${a.usd_per_gpu_hour:g} a GPU-hour (--price)" if a.usd_per_gpu_hour else "no price is known for this chip: --price 2.5"
-    notes(console, (_definitions(), usd, f"ranges: 80 % of published runs that were not fitted lie within; {_assumed(a)}"))
+    ranges = f"ranges: 80 % of published runs that were not fitted lie within; {_assumed(a)}"
+    notes(console, (_definitions(), lengths_note(a.goal.spread), usd, ranges))
 
 
 def _pasted(console: Console, a: ServingPlans, found: Standing | None) -> None:
@@ -209,6 +211,7 @@ def plans_document(a: ServingPlans, top: int, pasted: Standing | None = None) ->
                 "objective": a.goal.objective,
                 "input_len": a.goal.input_len,
                 "output_len": a.goal.output_len,
+                "spread": a.goal.spread,
                 "ttft_limit_s": a.goal.ttft_s if np.isfinite(a.goal.ttft_s) else None,
                 "tpot_limit_s": a.goal.tpot_s if np.isfinite(a.goal.tpot_s) else None,
                 "definition": _definitions(),

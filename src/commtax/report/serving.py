@@ -118,7 +118,7 @@ def _head(console: Console, s: Simulation) -> None:
     say(console, f"{asked.model.key} on {where(asked)}: {_gpus(s)}, {asked.engine.key}@{asked.engine.version}", "bold")
     clients = plural(int(s.concurrency), "client") if np.ndim(s.concurrency) == 0 else "clients in a closed loop"
     finite = f", {int(np.max(s.num_prompts)):,} prompts" if np.all(np.isfinite(s.num_prompts)) else ", steady state"
-    spread = f" (lengths ± {s.spread:.0%})" if s.spread else ""
+    spread = f" (lengths ± {s.spread:.0%})" if s.spread else " (all of equal length)"
     say(console, f"{clients}, {int(s.input_len):,} tokens in and {int(s.output_len):,} out{spread}{finite}", "dim")
 
 

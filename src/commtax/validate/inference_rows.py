@@ -226,7 +226,7 @@ def _closed_loop(row: Row) -> Predicted:
     """Means of a closed loop at the row's concurrency."""
     metric, clients = row.get("metric") or "", whole(row, "batch")
     kv = {"dtype": "fp8", "kv_dtype": "fp8"} if _dtype(row) == "fp8" else {}
-    words: dict[str, Any] = {"tp": whole(row, "tp", 1), "engine": "trtllm", "concurrency": clients, **kv}
+    words: dict[str, Any] = {"tp": whole(row, "tp", 1), "engine": "trtllm", "concurrency": clients, "spread": 0.0, **kv}
     found = simulate(_model(row), _place(row), input_len=whole(row, "isl"), output_len=whole(row, "osl"), **words)
     if metric in ("mean_itl", "mean_ttft"):
         name = "tpot_s" if metric == "mean_itl" else "ttft_s"

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from commtax.api.serving import lengths_note
 from commtax.planner.columns import Columns
 from commtax.planner.serving import ServingPlans
 from commtax.planner.training import TrainColumns, TrainPlans
@@ -26,7 +27,8 @@ def serving_front(a: ServingPlans) -> Document:
     none = "no plan meets the limits" if len(a.near) else "no plan fits in memory"
     axes = {"x_title": "tokens/s a user", "y_title": "tokens/s a GPU"}
     sentence = f"Run {why[0]}, {int(a.plans.concurrency[0]):,} clients." if why else none
-    return dict(plain({**plans_document(a, TOP), "front": points, "sentence": sentence, **axes}))
+    told = {"why": [*why, lengths_note(a.goal.spread)] if why else []}
+    return dict(plain({**plans_document(a, TOP), **told, "front": points, "sentence": sentence, **axes}))
 
 
 def _same(rows: Columns, plans: Columns) -> int:
