@@ -9,6 +9,7 @@ import commtax
 from commtax import catalog
 from commtax.api.sending import workload
 from commtax.cost.experts import expected_destinations
+from commtax.cost.placement import span, used_of_domain
 from commtax.cost.traffic import inference, padded_rows
 from commtax.spec import Experts, Plan, Workload
 from strategies import SERVING, questions
@@ -158,6 +159,51 @@ def test_groups_lie_where_rank_order_puts_them():
     wide = lines("deepseek-v3", "4x8xh200-sxm", tp=16, dp=2, ep=32)
     assert wide["expert dispatch", "all-gather"].crosses_hosts
     assert lines("phi-4", "2x8xh100-sxm", tp=5, dp=3)["attention output", "all-reduce"].crosses_hosts
+
+
+@given(
+    st.sampled_from([("gb200", 18, 4), ("h100-sxm", 1, 8)]),
+    st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 32]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([1, 2, 4, 8, 16, 64]),
+    st.integers(2, 40),
+    st.sampled_from(["vllm", "megatron"]),
+)
+def test_groups_that_fit_into_a_domain_do_not_straddle_it_where_there_is_room(kind, tp, cp, ep, domains, engine):
+    """A job takes of each domain a multiple of its widest group; every group that divides that one lies in one domain too."""
+    (chip, hosts, gpus), known = kind, catalog.engine(engine)
+    place = catalog.cluster(f"{domains * hosts}x{gpus}x{chip}")
+    extents = {"tp": tp, "cp": tp * cp, "ep": (tp if known.experts_keep_tp else 1) * ep}
+    widest = max((n for n in extents.values() if n <= place.domain), default=1)
+    each = place.domain // widest * widest // (tp * cp)
+    if not each:
+        return
+    plan = Plan(tp=tp, cp=cp, dp=each * domains, ep=ep if ep <= tp * cp * each * domains else 1, order=known.order)
+    if used_of_domain(plan, place, known) * domains < plan.num_gpus:
+        return
+    for axis in ("tp", "cp"):
+        if extents[axis] <= widest and widest % extents[axis] == 0 and axis in known.order:
+            assert not span(axis, plan, place, known).crosses
+
+
+@pytest.mark.parametrize("ep", [16, 32, 64])
+@pytest.mark.parametrize("gpus", [128, 256, 512, 1024])
+def test_experts_stay_in_their_rack(ep, gpus):
+    """256 GPUs of NVL72 racks are four times 64, not three and a half racks."""
+    words = {"phase": "train", "pp": 2, "dp": gpus // 2, "ep": ep, "batch": 1, "engine": "megatron"}
+    found = commtax.traffic("qwen3-30b-a3b", f"{gpus // 4}x4xgb200", **words)
+    dispatch = [line for line in found.lines if line.item.what == "expert dispatch" and line.item.is_sent]
+    assert dispatch
+    assert not any(line.crosses_hosts for line in dispatch)
+    assert any("laid on 64 of the 72 GPUs of each NVLink domain" in note for note in found.notes)
+
+
+def test_whole_racks_are_filled_where_alignment_leaves_no_room():
+    known = catalog.engine("vllm")
+    full, roomy = (Plan(tp=16, dp=n, order=known.order) for n in (9, 8))
+    racks = catalog.cluster("36x4xgb200")
+    assert span("tp", full, racks, known).crosses
+    assert not span("tp", roomy, racks, known).crosses
 
 
 def test_deepep_sends_fp8_out_and_bf16_back():

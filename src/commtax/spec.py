@@ -81,6 +81,7 @@ class Link:
     bandwidth_Bps: float
     latency_s: float
     nic_per_gpu: bool = False
+    mesh: int = 0  # GPUs joined pair by pair: a group of n has (n - 1) / (mesh - 1) of the rate; 0: all of it
     aliases: tuple[str, ...] = ()
     note: str = ""
     sources: Mapping[str, Source] = field(default_factory=dict)
@@ -105,11 +106,6 @@ class Cluster:
     @property
     def num_gpus(self) -> int:
         return self.num_hosts * self.gpus_per_host
-
-    @property
-    def intra_is_usual(self) -> bool:
-        """Whether the inside link is the one that the chip's measurements were made on."""
-        return self.intra.key == self.chip.intra
 
     @property
     def domain(self) -> int:
@@ -324,6 +320,7 @@ class Path:
     worlds: tuple[int, ...] = ()
     max_bytes: tuple[tuple[int, float], ...] = ()
     contention: tuple[tuple[int, float], ...] = ()  # by group size: how much slower bytes move when all ranks send (PCIe)
+    mesh: int = 0  # GPUs of a mesh of direct links, as in ``Link``
     name: str = ""
     source: str = ""
     spread: float = 0.0  # half-width of the 80 % range around it, as a factor; 0: the fabric's

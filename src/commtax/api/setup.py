@@ -13,6 +13,7 @@ from commtax.catalog import profile as overlay
 from commtax.cost import legality
 from commtax.cost.bubble import SCHEDULES
 from commtax.cost.memory import check_stored, on_chip
+from commtax.cost.placement import used_of_domain
 from commtax.cost.train_memory import RECOMPUTE
 from commtax.spec import DTYPE_BYTES, Chip, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Profile
 from commtax.units import MAX_COUNT
@@ -135,6 +136,10 @@ def _remarks(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list
     found = [engine.note] if engine.note else []
     if " in one host: usual are" in cluster.note:
         found.append(cluster.note.split(";")[0])
+    used = int(used_of_domain(plan, cluster, engine))
+    if plan.num_gpus > cluster.domain > used:
+        where = "host" if cluster.domain == cluster.gpus_per_host else "NVLink domain"
+        found.append(f"ranks are laid on {used} of the {cluster.domain} GPUs of each {where}, so that no group straddles two")
     wanted = plan.weights_dtype or (model.quant.dtype if model.quant else "")
     native = {"mxfp4": "fp4", "nvfp4": "fp4", "int4": "int4"}.get(wanted, wanted)
     if wanted in DTYPE_BYTES and DTYPE_BYTES[wanted] < 2 and native not in cluster.chip.flops_per_s:

@@ -17,7 +17,7 @@ from commtax.calibrate import robust
 from commtax.calibrate.records import Change, Errors, Part, Place, Timed, TooFewError, Wish, named
 from commtax.calibrate.robust import Array, Fitted
 from commtax.catalog.physics import check_path, fastest_Bps
-from commtax.cost.collectives import ALGORITHMS, ring_factor
+from commtax.cost.collectives import path_parts, ring_factor
 from commtax.spec import Link, Path, Profile
 from commtax.units import format_bytes
 
@@ -123,9 +123,8 @@ def _enough(name: str, nbytes: Array, worlds: list[int]) -> None:
 
 def _both_sides(name: str, paths: tuple[Path, ...], nbytes: Array, worlds: list[int]) -> None:
     """Latency is told by sizes that are mostly latency, bandwidth by those that are mostly bytes."""
-    small, large = ALGORITHMS[paths[0].algorithm], ALGORITHMS[paths[-1].algorithm]
-    latency, wire = small(float(nbytes.min()), worlds[-1], paths[0])
-    late, moved = large(float(nbytes.max()), worlds[-1], paths[-1])
+    latency, wire = path_parts(paths[0], float(nbytes.min()), worlds[-1])
+    late, moved = path_parts(paths[-1], float(nbytes.max()), worlds[-1])
     crossing = float(latency) * paths[-1].bandwidth_Bps / float(ring_factor(paths[0].op, worlds[-1]))
     if latency < wire:
         raise TooFewError(f"{name}: no size is mostly latency; measure below {format_bytes(max(8.0, nbytes.min() / 16))} as well")

@@ -20,6 +20,7 @@ _LIBRARY_KEYS = {
     "version",
     "aliases",
     "fallback",
+    "kin",
     "note",
     "path",
     "eager_floor_s",
@@ -67,7 +68,7 @@ def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) ->
     if own:
         return _make(name, cluster, own)
     links = tuple((x.key, x.bandwidth_Bps, x.latency_s) for x in (cluster.intra, cluster.inter))
-    key = (name, cluster.chip.key, cluster.intra_is_usual, cluster.gpus_per_host, *links)
+    key = (name, cluster.chip.key, cluster.gpus_per_host, *links)
     if key not in _MADE:
         _MADE[key] = _make(name, cluster)
     return _MADE[key]
@@ -86,9 +87,8 @@ def _make(name: str, cluster: Cluster, measured: Measured = MappingProxyType({})
         more = _paths(chain, cluster, measured)
         own += tuple(replace(p, turn=p.turn + turn) for p in more)
         turn += max((p.turn for p in more), default=-1) + 1
-    missing = [op for op in OPS if not any(p.op == op for p in own)]
-    calibrated = "all-reduce" not in missing and _measured(chain, cluster)
-    made = tuple(_generic(op, cluster.intra, chain) for op in missing)
+    made = tuple(_missing(op, cluster, chain) for op in OPS if not any(p.op == op for p in own))
+    calibrated = not any(p.op == "all-reduce" for p in made) and _measured(chain, cluster)
     own += made
     last = _paths(chain, cluster, measured) + made  # an engine's own kernels do not leave a host
     network = chain.get("network", {})
@@ -138,10 +138,14 @@ def fitted_tables(name: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def _measured(table: Mapping[str, Any], cluster: Cluster) -> bool:
-    """Whether the constants were measured on this chip, or on its family where the fabric is the same for all."""
-    kind, chip = cluster.intra.kind, cluster.chip
-    rows = [r for r in table.get("path", ()) if kind in r["links"] and (not r["families"] or chip.family in r["families"])]
-    return cluster.intra_is_usual and any(chip.key in r.get("measured_on", [chip.key]) for r in rows)
+    """Whether some of the constants were measured on this chip, or its family, with this link."""
+    return any(_measured_here(row, cluster) for row in table.get("path", ()))
+
+
+def _measured_here(row: Mapping[str, Any], cluster: Cluster) -> bool:
+    chip = cluster.chip
+    mine = chip.family in row["families"] and chip.key in row.get("measured_on", [chip.key])
+    return mine and bool(row["reference"] == cluster.intra.key)
 
 
 def _paths(table: Mapping[str, Any], cluster: Cluster, measured: Measured) -> tuple[Path, ...]:
@@ -151,44 +155,89 @@ def _paths(table: Mapping[str, Any], cluster: Cluster, measured: Measured) -> tu
 
 
 def _usual_paths(table: Mapping[str, Any], cluster: Cluster) -> tuple[Path, ...]:
-    """The calibrated paths of one library for this family of chips on this kind of link."""
-    found = []
-    for row in table.get("path", ()):
-        if cluster.intra.kind not in row["links"]:
-            continue
-        if row["families"] and (cluster.chip.family not in row["families"] or not cluster.intra_is_usual):
-            continue
-        rate = cluster.intra.bandwidth_Bps / row.get("reference_Bps", cluster.intra.bandwidth_Bps)
-        limits = tuple(sorted((int(w), float(b)) for w, b in row.get("max_bytes", {}).items()))
-        slow = tuple(sorted((int(w), float(f)) for w, f in row.get("contention", {}).items()))
-        constants = {k: row[k] for k in ("launch_s", "hop_s", "extra_s", "sqrt_s", "turn", "min_ranks", "name") if k in row}
-        for op in row["ops"]:
-            found.append(
-                Path(
-                    op=op,
-                    algorithm=row["algorithm"],
-                    bandwidth_Bps=row["bandwidth_Bps"] * rate,
-                    worlds=tuple(row.get("worlds", ())),
-                    max_bytes=limits,
-                    contention=slow,
-                    source=row["source"],
-                    **constants,
-                )
-            )
-    return tuple(found)
+    """The paths of one library for this family of chips on this kind of link, scaled to the link's rate.
+
+    A link of another rate than the measured one keeps the latencies, so that a faster link is never slower.
+    """
+    family, kind = cluster.chip.family, cluster.intra.kind
+    rows = [r for r in _rows(table, family, kind) if r["algorithm"] != "in-switch" or cluster.intra.switched]
+    paths = ((_path(row, op, cluster), family in row["families"]) for row in rows for op in row["ops"])
+    return tuple(p if own else _bounded(p, table, cluster) for p, own in paths)
 
 
-def _generic(op: str, link: Link, table: Mapping[str, Any]) -> Path:
-    """A ring on a link that was never measured: the library's launch, the link's latency a hop, most of its bandwidth."""
-    passes = 2 if op == "all-reduce" else 1
+def _rows(table: Mapping[str, Any], family: str, kind: str) -> list[Mapping[str, Any]]:
+    """What was measured on this kind of link: with this generation, else with its kin, else with whoever stands for all."""
+    kin = table.get("kin", {})
+    for who in (family, kin.get(family), kin.get(kind)):
+        if found := [r for r in table.get("path", ()) if who in r["families"] and kind in r["links"]]:
+            return found
+    return []
+
+
+def _path(row: Mapping[str, Any], op: str, cluster: Cluster) -> Path:
+    link, limits = cluster.intra, row.get("max_bytes", {})
+    rate = link.bandwidth_Bps / _reference_Bps(row)
+    here, same_host = _measured_here(row, cluster), cluster.chip.key in row.get("measured_on", [cluster.chip.key])
+    slow = tuple(sorted((int(w), float(f)) for w, f in row.get("contention", {}).items())) if same_host else ()
+    names = ("launch_s", "hop_s", "extra_s", "sqrt_s", "turn", "min_ranks", "name")
     return Path(
         op=op,
-        algorithm="ring",
-        launch_s=table.get("launch_s", 10e-6) + (link.latency_s if op in ("send-recv", "broadcast") else 0.0),
-        hop_s=0.0 if op in ("send-recv", "broadcast", "all-to-all") else passes * link.latency_s,
-        bandwidth_Bps=table.get("efficiency", 0.8) * link.bandwidth_Bps,
-        source="assumed",
+        algorithm=row["algorithm"],
+        bandwidth_Bps=row["bandwidth_Bps"] * rate,
+        worlds=tuple(row.get("worlds", ())),
+        max_bytes=tuple(sorted((int(w), float(b)) for w, b in limits.items())),
+        contention=slow,
+        mesh=link.mesh,
+        ranks=tuple(row.get("ranks", ())) if here else (),
+        spread=row.get("spread", 0.0) if here else 0.0,
+        source=row["source"],
+        **{k: row[k] for k in names if k in row},
     )
+
+
+def _bounded(path: Path, table: Mapping[str, Any], cluster: Cluster) -> Path:
+    """Constants of other chips, held to what this generation has on the link that it was measured on.
+
+    Starting a collective is the chip's work: its latencies are not less on a slower link, nor more on a faster one.
+    """
+    for row in _home_rows(path.op, table, cluster.chip.family):
+        if row["algorithm"] == path.algorithm:
+            bound = max if cluster.intra.bandwidth_Bps < _reference_Bps(row) else min
+            kept = {name: bound(getattr(path, name), row.get(name, 0.0)) for name in ("launch_s", "hop_s", "sqrt_s")}
+            path = replace(path, **kept)
+    return path
+
+
+def _home_rows(op: str, table: Mapping[str, Any], family: str) -> list[Mapping[str, Any]]:
+    """What was measured with this generation, or its kin, by a library and those that it falls back on; else the plain ring."""
+    chain = [_library(key) for key in library_chain(table["key"])]
+    for who in (family, *(t["kin"][family] for t in chain if family in t.get("kin", {}))):
+        rows = [r for t in chain for r in t.get("path", ()) if who in r["families"]]
+        if rows:
+            latency_s = toml("links", rows[0]["reference"])["latency_s"][0]
+            return [r for r in rows if op in r["ops"]] or [{"reference": rows[0]["reference"], **_plain(op, latency_s, chain[-1])}]
+    return []
+
+
+def _reference_Bps(row: Mapping[str, Any]) -> float:
+    """The rate of the link that a row was measured on."""
+    return float(toml("links", row["reference"])["bandwidth_Bps"][0])
+
+
+def _missing(op: str, cluster: Cluster, table: Mapping[str, Any]) -> Path:
+    """A ring for a collective that was never measured here, at most of the link's rate."""
+    link = cluster.intra
+    rate = table.get("efficiency", 0.8) * link.bandwidth_Bps
+    path = Path(op=op, bandwidth_Bps=rate, mesh=link.mesh, source="assumed", **_plain(op, link.latency_s, table))
+    return _bounded(path, table, cluster)
+
+
+def _plain(op: str, latency_s: float, table: Mapping[str, Any]) -> dict[str, Any]:
+    """The latencies of a ring that nobody measured: the library's launch, and the link's latency a hop."""
+    alone = op in ("send-recv", "broadcast")
+    hops = 0.0 if alone or op == "all-to-all" else 2.0 if op == "all-reduce" else 1.0
+    launch_s = table.get("launch_s", 10e-6) + (latency_s if alone else 0.0)
+    return {"algorithm": "ring", "launch_s": launch_s, "hop_s": hops * latency_s}
 
 
 def _textbook(cluster: Cluster) -> Fabric:
@@ -198,7 +247,7 @@ def _textbook(cluster: Cluster) -> Fabric:
         found: dict[str, tuple[Path, ...]] = {}
         for op in OPS:
             hops = {"all-reduce": 2.0, "send-recv": 1.0, "broadcast": 1.0}.get(op, 1.0)
-            found[op] = (Path(op, "ring", link.bandwidth_Bps, hop_s=hops * link.latency_s, source="by definition"),)
+            found[op] = (Path(op, "ring", link.bandwidth_Bps, hop_s=hops * link.latency_s, mesh=link.mesh, source="by definition"),)
         return found
 
     own, slow = paths(cluster.intra), paths(cluster.inter)

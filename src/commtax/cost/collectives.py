@@ -7,7 +7,7 @@ The constants come from ``Path`` records, which are data. The ring's closed form
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -69,9 +69,6 @@ def _ring(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Neighbours pass shares round: one hop a further rank; a pipelining loss that grows as the root of the bytes."""
     sent = ring_factor(p.op, ranks) * nbytes
     wire = sent / p.bandwidth_Bps + p.sqrt_s * np.sqrt(sent)
-    if p.contention:
-        worlds, slower = zip(*p.contention, strict=True)
-        wire = wire * np.interp(ranks, worlds, slower)
     return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), wire
 
 
@@ -116,6 +113,18 @@ ALGORITHMS: dict[str, Callable[[Number, Number, Path], Parts]] = {
 }
 
 
+def path_parts(path: Path, nbytes: Number, ranks: Number) -> Parts:
+    """The price of one path: its algorithm's, with bytes as much slower as a group of this size makes them."""
+    if path.mesh:  # a group of n has the links among its members
+        share = np.clip((ranks - 1) / (path.mesh - 1), 1 / (path.mesh - 1), 1)
+        path = replace(path, bandwidth_Bps=path.bandwidth_Bps * share)
+    fixed, wire = ALGORITHMS[path.algorithm](nbytes, ranks, path)
+    if path.contention:
+        worlds, slower = zip(*path.contention, strict=True)
+        wire = wire * np.interp(ranks, worlds, slower)
+    return fixed, wire
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The price of a collective and the path taken: ``path`` indexes the list it was chosen from."""
@@ -152,7 +161,7 @@ def choose(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
         for index, path in enumerate(paths):
             if path.turn != turn:
                 continue
-            fixed, moving = ALGORITHMS[path.algorithm](nbytes, ranks, path)
+            fixed, moving = path_parts(path, nbytes, ranks)
             better = applies(path, nbytes, ranks) & ~settled & (~done | (fixed + moving < latency + wire))
             latency, wire = pick(better, fixed, latency), pick(better, moving, wire)
             taken, done = pick(better, index, taken), done | better

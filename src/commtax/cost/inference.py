@@ -139,8 +139,11 @@ def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool) -> 
         return f"assumed: measured on {' to '.join(map(str, dict.fromkeys(seen)))} ranks"
     if outside:
         return fabric.network_label
-    if fabric.paths[op][path].source.startswith("calibrated: "):
-        return fabric.paths[op][path].source
+    own = fabric.paths[op][path].source
+    if own.startswith("calibrated: "):
+        return own
+    if own == "assumed" and fabric.label == "calibrated":
+        return f"assumed: {op} was never measured on this link"
     if fabric.label == "calibrated" and ranks > MEASURED_RANKS:
         return f"assumed: measured on up to {MEASURED_RANKS} ranks"
     return fabric.label

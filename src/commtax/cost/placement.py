@@ -28,20 +28,43 @@ def span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
     """The span of one axis' groups when ranks are numbered in ``plan.order``, innermost first.
 
     A group is a product of (size, stride) runs; of a run with a given stride, domain/stride ranks lie in one domain (at
-    least 1, at most all). A group that does not divide the domain straddles its edge somewhere.
+    least 1, at most all). A group that does not divide what the job uses of a domain straddles its edge somewhere.
     """
-    runs = _runs(axis, plan, engine)
+    used = used_of_domain(plan, cluster, engine)
     ranks: Number = 1
     inside: Number = 1
-    extent: Number = 1
-    for size, stride in runs:
-        ranks, extent = ranks * size, np.maximum(extent, size * stride)
-        inside = inside * np.clip(cluster.domain // np.maximum(1, stride), 1, size)
-    straddles = (
-        (cluster.domain % np.maximum(1, extent) != 0) & (extent <= cluster.domain) & (plan.num_gpus > cluster.domain) & (ranks > 1)
-    )
+    for size, stride in _runs(axis, plan, engine):
+        ranks = ranks * size
+        inside = inside * np.clip(used // np.maximum(1, stride), 1, size)
+    extent = _extent(axis, plan, engine)
+    straddles = (used % np.maximum(1, extent) != 0) & (extent <= used) & (plan.num_gpus > cluster.domain) & (ranks > 1)
     inside = pick(straddles, np.ceil(ranks / 2), inside)
     return Span(ranks, inside, np.ceil(ranks / inside))
+
+
+def used_of_domain(plan: Plan, cluster: Cluster, engine: Engine) -> Number:
+    """GPUs that a job takes of each fast domain, so that its groups end where domains end: 64 of 72 for groups of 16.
+
+    It takes the largest multiple of its widest group that fits into a domain, as launchers do who place ranks by rack. A
+    cluster of whole domains may have too few of them for that, and then ranks fill them to the last GPU.
+    """
+    domain = cluster.domain
+    widest: Number = 1
+    for axis in (*plan.order, "ep"):
+        extent = _extent(axis, plan, engine)
+        widest = np.maximum(widest, pick(np.asarray(extent) <= domain, extent, 1))
+    used = domain // widest * widest
+    if cluster.num_gpus % domain:
+        return used
+    return pick(np.ceil(plan.num_gpus / used) <= cluster.num_gpus // domain, used, domain)
+
+
+def _extent(axis: str, plan: Plan, engine: Engine) -> Number:
+    """From the first to behind the last rank of a group."""
+    extent: Number = 1
+    for size, stride in _runs(axis, plan, engine):
+        extent = np.maximum(extent, size * stride)
+    return extent
 
 
 def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
