@@ -125,16 +125,16 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     return name if name in constants.tables else f"{kernel.form}.bf16"
 
 
-def is_unpacked(kernel: Kernel, constants: KernelConstants) -> bool:
-    """Whether a product unpacks 4-bit weights and multiplies in bf16: priced as bf16's with fewer bytes, which nobody measured."""
-    return kernel.form == "gemm" and kernel.weight_bytes < 1 and table_of(kernel, constants) == "gemm.bf16"
-
-
 def label(kernel: Kernel, constants: KernelConstants) -> str:
-    """Where a kernel's price comes from."""
-    if is_unpacked(kernel, constants) and constants.label == "calibrated":
-        return f"assumed: bf16 products on unpacked 4-bit weights were not measured on {constants.family} chips"
-    return constants.label_of(table_of(kernel, constants))
+    """Where a kernel's price comes from; bf16's constants for narrower numbers only count fewer bytes, and that is assumed."""
+    name = table_of(kernel, constants)
+    family = f"were not measured on {constants.family} chips"
+    if constants.label == "calibrated" and name not in constants.own:
+        if name == "gemm.bf16" and kernel.weight_bytes < 1:
+            return f"assumed: bf16 products on unpacked 4-bit weights {family}"
+        if name == "decode.bf16" and kernel.weight_bytes < 2:
+            return f"assumed: this engine's attention over a narrow KV cache {family}"
+    return constants.label_of(name)
 
 
 def sigma(kernel: Kernel, constants: KernelConstants) -> float:

@@ -247,7 +247,7 @@ class _Windows:
         m = plan.microbatches
         forward, backward = times.forward + times.head_forward, times.backward + times.head_backward
         # Gradients are reduced once, beside the last backward, or after every microbatch; gathers run beside both passes.
-        self.every = pick((np.asarray(plan.pp) > 1) & (plan.zero == 3), False, plan.zero >= 2)
+        self.every = pick(np.asarray(plan.pp) > 1, False, plan.zero >= 2)
         self.forward = pick(self.every, m * forward, forward)
         self.backward = pick(self.every, m * backward, backward)
         self.ahead = forward if engine.gathers_ahead else 0.0 * forward
