@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +22,16 @@ from commtax.validate import kernel_rows
 from commtax.validate.records import read
 
 FOLDER = Path(commtax.__file__).parent / "catalog" / "kernels"
-CHIPS = {"ampere": "a100-80-sxm", "hopper": "h100-sxm", "blackwell": "b200-sxm", "ada": "l40s"}
-FILES = {"ampere": "a100_sxm", "hopper": "h100_sxm", "blackwell": "b200_sxm", "ada": "l40s"}
+TABLES = {  # a file of constants: the chip and the tables that it is fitted on
+    "ampere": ("a100-80-sxm", "kernels/a100_sxm"),
+    "hopper": ("h100-sxm", "kernels/h100_sxm"),
+    "blackwell": ("b200-sxm", "kernels/b200_sxm"),
+    "b300-sxm": ("b300-sxm", "kernels_more/b300_sxm"),
+    "ada": ("l40s", "kernels/l40s"),
+}
+FRAMEWORK = "vllm"  # where a table holds several
 SCALE = 0.015
+TAILS = {form: tail for tail, form in kernel_rows.FORMS.items()}
 MOST = 6000  # rows of one fit
 AT_MOST_1 = re.compile(r"^e[bp]\d*$")
 
@@ -33,6 +41,8 @@ class Rows:
 
     def __init__(self, path: Path, form: str, kind: str, chip: Chip) -> None:
         header, lines = read(path)
+        if "framework" in header:
+            lines = [line for line in lines if line[header.index("framework")] == FRAMEWORK]
         text = {c: np.array([line[i] for line in lines], dtype=object) for i, c in enumerate(header)}
         column = {"gemm": "gemm_dtype", "prefill": "kv_cache_dtype", "decode": "kv_cache_dtype"}[form]
         keep = text[column] == {"bf16": "bfloat16"}.get(kind, kind)
@@ -41,7 +51,7 @@ class Rows:
         elif "window_size" in text:
             keep &= text["window_size"] == "0"
         text = {c: v[keep] for c, v in text.items()}
-        words = {"kind": "", "source": "", "system": FILES[chip.family]}
+        words = {"kind": "", "source": "", "system": path.name.removesuffix(f"_{TAILS[form]}.csv.gz")}
         self.records = kernel_rows._priced(form, chip, text, words, int(keep.sum()))
         self.form, self.chip, self.kind = form, chip, kind
         names = [*kernel_rows.NEEDED[form], "step", "window_size"]
@@ -104,21 +114,21 @@ def put(path: Path, name: str, values: dict[str, float]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    for family, key in CHIPS.items():
+    for name, (key, tables) in TABLES.items():
         chip = catalog.chip(key)
         constants = catalog.kernel_constants(catalog.engine(kernel_rows.ENGINE), chip)
-        for tail, form in kernel_rows.FORMS.items():
-            for kind in ("bf16", "fp8"):
-                name = f"{form}.{kind}"
-                if name not in constants.tables or (form == "prefill" and kind == "fp8"):
+        own = tomllib.loads((FOLDER / f"{name}.toml").read_text())
+        for form, tail in TAILS.items():
+            for kind in ("bf16", "fp8", "nvfp4"):
+                if kind not in own.get(form, {}) or (form == "prefill" and kind == "fp8"):
                     continue
-                rows = Rows(Path(arguments[0]) / "kernels" / f"{FILES[family]}_{tail}.csv.gz", form, kind, chip)
+                rows = Rows(Path(arguments[0]) / f"{tables}_{tail}.csv.gz", form, kind, chip)
                 if not len(rows.records):
                     continue
-                values, (f0, t0, f1, t1) = solve(rows, constants, name)
-                print(f"{family:10s} {name:13s} fitted {f0:6.1%} -> {f1:6.1%}   tested {t0:6.1%} -> {t1:6.1%}", flush=True)
+                values, (f0, t0, f1, t1) = solve(rows, constants, f"{form}.{kind}")
+                print(f"{name:10s} {form}.{kind:8s} fitted {f0:6.1%} -> {f1:6.1%}   tested {t0:6.1%} -> {t1:6.1%}", flush=True)
                 if "--write" in arguments:
-                    put(FOLDER / f"{family}.toml", name, values)
+                    put(FOLDER / f"{name}.toml", f"{form}.{kind}", values)
 
 
 if __name__ == "__main__":

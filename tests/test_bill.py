@@ -232,3 +232,14 @@ def test_links():
 def test_bad_questions(change, says):
     with pytest.raises(ValueError, match=says):
         commtax.bill("llama-3.1-8b", "8xh100-sxm", **change)
+
+
+@given(questions(engines=("vllm", "sglang", "trtllm"), max_dp=1), st.integers(1, 400))
+def test_graphs_lose_to_eager_only_by_what_they_pad(question, each):
+    """A step in a graph is never slower than without one at the size that the graph was captured for."""
+    model, cluster, plan, engine = question
+    captured = min((size for size in engine.graph_sizes if size >= each), default=each)
+    words = {"tp": plan.tp, "pp": plan.pp, "engine": engine}
+    graph = commtax.bill(model, cluster, batch=each * plan.pp, **words).step_s
+    eager = commtax.bill(model, cluster, batch=captured * plan.pp, eager=True, **words).step_s
+    assert graph <= eager * (1 + 1e-12)

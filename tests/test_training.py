@@ -1,5 +1,8 @@
 """Training: what is sent and what is held, by hand and by law."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -189,6 +192,30 @@ def test_zero_stages_divide(dp):
     assert held[0].total > held[1].total > held[2].total
     fsdp = training_memory(model, Plan(dp=dp, zero=3, grads_dtype="fp32"), TrainStep(1, 128), catalog.engine("fsdp"))
     assert fsdp.parameters - 4 * layer + fsdp.gradients + fsdp.optimizer == pytest.approx(16 * n / dp), "the shard is the master"
+
+
+@given(
+    questions(engines=("fsdp", "torchtitan", "llm-foundry", "deepspeed", "megatron"), max_dp=64),
+    st.sampled_from([("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 4), ("zb-h1", 1), ("zb-v", 1)]),
+    st.sampled_from(["none", "selective", "full"]),
+)
+def test_a_higher_zero_stage_never_needs_more_memory(question, schedule, recompute):
+    model, _, plan, engine = question
+    kinds = {"schedule": schedule[0], "chunks": schedule[1], "recompute": recompute, "microbatches": 2 * plan.pp}
+    stages = range(4 if plan.pp == 1 or engine.master_is_parameter else 2)  # others refuse higher stages with a pipeline
+    plans = [replace(plan, zero=z, grads_dtype=engine.grads_dtype, **kinds) for z in stages]
+    held = [training_memory(model, p, TrainStep(1, 2048), engine).total for p in plans]
+    assert all(more <= less * (1 + 1e-12) for less, more in pairwise(held))
+
+
+def test_gradients_of_a_pipeline_add_up_whole_and_are_summed_once():
+    """FSDP leaves gradients unreduced until the last microbatch of a stage, and its parameters gathered."""
+    words = {"engine": "fsdp", "dp": 4, "pp": 2, "batch": 8}
+    for zero in (2, 3):
+        found = lines("llama-3.1-8b", "8xh100-sxm", zero=zero, **words)
+        assert {i.count for (what, op), i in found.items() if "gradients" in what and op == "reduce-scatter" and i.count} <= {1, 16}
+    held = [commtax.train_bill("llama-3.1-8b", "8xh100-sxm", zero=z, **words).memory.gradients for z in (1, 2, 3)]
+    assert held[0] == held[1] == held[2]
 
 
 @pytest.mark.parametrize(

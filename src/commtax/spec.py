@@ -190,6 +190,7 @@ class Quant:
     group_index: bool = False  # GPTQ keeps an int32 a row
     ignored: tuple[str, ...] = ()
     only: tuple[str, ...] = ()  # if given, only tensors that match are quantised
+    weight_only: bool = False  # activations stay as they are (W4A16), whatever arithmetic the chip has
 
 
 @dataclass(frozen=True, slots=True)

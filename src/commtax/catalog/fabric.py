@@ -269,8 +269,14 @@ def _kernel_constants(engine: str, chip: str, wanted: str) -> KernelConstants:
     layers = [toml("kernels", family)] + ([toml("kernels", chip)] if chip in known else [])
     tables: dict[str, Mapping[str, float]] = {}
     for layer in layers:  # a chip of its own corrects its family, an engine's own kernels either
-        tables |= _tables(layer) | _tables(layer.get("engine", {}).get(engine, {}))
+        tables = _with_own(tables | _tables(layer), _tables(layer.get("engine", {}).get(engine, {})))
     return KernelConstants(family, label, tables)
+
+
+def _with_own(tables: dict[str, Mapping[str, float]], own: dict[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
+    """Tables with an engine's own in their place; an engine with attention of its own runs no other's for other number formats."""
+    forms = tuple(f"{form}." for form in ("decode", "prefill") if f"{form}.bf16" in own)
+    return {name: table for name, table in tables.items() if not name.startswith(forms)} | own
 
 
 def _tables(table: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:

@@ -113,4 +113,5 @@ def _compressed(config: Mapping[str, Any], key: str, ignored: tuple[str, ...]) -
         raise ValueError(f"model {key}: compressed-tensors strategy {strategy!r} is not supported")
     targets = tuple(t for t in group.get("targets") or () if t != "Linear")
     scale = 1.0 if dtype == "nvfp4" else 2.0 if dtype == "int4" else 4.0 if strategy == "tensor" else 2.0
-    return Quant("compressed-tensors", dtype, block, scale_bytes=scale, ignored=ignored, only=targets)
+    plain = dtype == "nvfp4" and not group.get("input_activations")
+    return Quant("compressed-tensors", dtype, block, scale_bytes=scale, ignored=ignored, only=targets, weight_only=plain)

@@ -19,6 +19,9 @@ from commtax.cost.tensors import Tensor as Matrix
 from commtax.cost.tensors import padded_vocab, quantisation, quantised_fraction
 from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mlp, Model, Number, Plan, Workload
 
+LOW_ARITHMETIC = ("fp8", "nvfp4")
+"""Formats whose products quantise activations too, on chips that have the arithmetic; others only store weights small."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
@@ -110,18 +113,22 @@ def _part(
 
 
 def _gemm(what: str, count: Number, m: Number, n: Number, k: Number, model: Model, plan: Plan, name: str = "") -> Kernel:
-    """A matrix product with the weight as it is stored; quantised activations where the arithmetic is fp8."""
+    """A matrix product with the weight as it is stored; quantised activations where the arithmetic is fp8 or fp4."""
     quant = quantisation(model, plan)
     stored, dtype, static = DTYPE_BYTES[plan.activations_dtype], plan.activations_dtype, False
     if quant and name != "lm_head":
         probe = Matrix(f"model.layers.N.{name}.weight", (1, 1), "full", 0, "", True)
         if quantised_fraction(model, probe, quant) > 0:
             stored = DTYPE_BYTES[quant.dtype] + _scale_bytes(quant.block, quant.scale_bytes)
-            dtype = "fp8" if quant.dtype == "fp8" else dtype
+            dtype = quant.dtype if quant.dtype in LOW_ARITHMETIC and not quant.weight_only else dtype
             static = dtype == "fp8" and quant.block == (0, 0)  # one scale a tensor is known ahead, tiles and rows need theirs
-    act = DTYPE_BYTES[dtype]
-    nbytes = m * k * act + n * k * stored + m * n * DTYPE_BYTES[plan.activations_dtype]
+    nbytes = m * k * _input_bytes(dtype, plan) + n * k * stored + m * n * DTYPE_BYTES[plan.activations_dtype]
     return Kernel(what, "gemm", count, 2 * m * n * k, nbytes, m, n, k, dtype, stored, static_scales=static)
+
+
+def _input_bytes(dtype: str, plan: Plan) -> float:
+    """Bytes of one activation as a product reads it: fp4 products take plain ones and quantise them themselves."""
+    return DTYPE_BYTES["fp8" if dtype == "fp8" else plan.activations_dtype]
 
 
 def _scale_bytes(block: tuple[int, int], scale: float) -> float:
@@ -279,5 +286,5 @@ def _routed(f: Experts, count: int, model: Model, plan: Plan, rows: Number, engi
     routing = _small("routing, permutation and activation", launches * count, moved / launches, plan)
     yield replace(routing, fusable=False)
     down = _gemm("experts down", count, each, model.hidden * chosen, inner, model, plan, "mlp.experts.down_proj")
-    moved = copies * inner * DTYPE_BYTES[down.dtype] + chosen * model.hidden * inner * down.weight_bytes
+    moved = copies * inner * _input_bytes(down.dtype, plan) + chosen * model.hidden * inner * down.weight_bytes
     yield replace(down, nbytes=moved, grouped=engine.grouped_efficiency)

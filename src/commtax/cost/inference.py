@@ -10,7 +10,7 @@ import numpy as np
 from commtax.arrays import pick, some
 from commtax.cost.collectives import Choice, Network, across, choose, reason
 from commtax.cost.compute import Kernel, step_kernels
-from commtax.cost.kernels import seconds, table_of
+from commtax.cost.kernels import label, seconds, sigma
 from commtax.cost.placement import Span, span
 from commtax.cost.traffic import inference, padded_rows
 from commtax.ledger import Z80, Bill, Item, Line
@@ -63,12 +63,10 @@ def _kernel_line(kernel: Kernel, cluster: Cluster, constants: KernelConstants, s
     # In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
     clock = constants.tables["step.bf16"]["clock"]
     fixed, moving = (0.0, 0.0) if idle else seconds(kernel, cluster.chip, constants, clock)
-    name = table_of(kernel, constants)
-    sigma = max(constants.sigma, constants.tables[name].get("sigma", 0.0))
     item = Item(kernel.what, "", kernel.form, kernel.nbytes, 1, kernel.count)
     scale = settings.slow_rank
     times = (fixed * scale, moving * scale)
-    return Line("compute", item, *times, source=constants.label_of(name), flops=kernel.flops, sigma=sigma)
+    return Line("compute", item, *times, source=label(kernel, constants), flops=kernel.flops, sigma=sigma(kernel, constants))
 
 
 class Pricer:

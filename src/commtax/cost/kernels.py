@@ -22,6 +22,7 @@ TILE_M, TILE_N = 64, 128  # tensor-core tiles that m and n are padded to
 FULL_TILE = 256  # the serial loop over k slows with rows up to this many
 QUANTISED_COLUMNS = 2048  # quantising a row takes as long as for this many columns at least
 HEAD_DIM, HEAD_OFFSET = 128.0, 150.0
+UNMEASURED_SIGMA = 0.3  # of kernels that nobody measured on a chip
 TINY = 1e-300  # keeps the root of 0 defined
 
 
@@ -99,10 +100,20 @@ def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float 
     table = constants.tables[table_of(kernel, constants)]
     if kernel.static_scales and "gemm.fp8-static" not in constants.tables:
         table = _static(table, constants.tables["gemm.bf16"])
-    peaks = chip.flops_per_s
-    peak = peaks.get(kernel.dtype) or peaks.get("bf16") or peaks["fp16"]
-    fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak * rate)
+    fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak(kernel, chip, constants) * rate)
     return fixed * (1 - kernel.fused), moving
+
+
+def peak(kernel: Kernel, chip: Chip, constants: KernelConstants) -> float:
+    """The datasheet's rate of the arithmetic that a kernel runs in.
+
+    4-bit products without constants of their own unpack the weights and multiply in bf16, whatever else the chip could do.
+    """
+    peaks = chip.flops_per_s
+    plain = peaks.get("bf16") or peaks["fp16"]
+    if kernel.dtype == "nvfp4":
+        return peaks.get("fp4", plain) if table_of(kernel, constants) == "gemm.nvfp4" else plain
+    return peaks.get(kernel.dtype) or plain
 
 
 def table_of(kernel: Kernel, constants: KernelConstants) -> str:
@@ -112,6 +123,24 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     kind = kernel.dtype if kernel.form == "gemm" else "fp8" if kernel.weight_bytes == 1 and kernel.form == "decode" else "bf16"
     name = f"{kernel.form}.{kind}"
     return name if name in constants.tables else f"{kernel.form}.bf16"
+
+
+def label(kernel: Kernel, constants: KernelConstants) -> str:
+    """Where a kernel's price comes from; bf16's constants for narrower numbers only count fewer bytes, and that is assumed."""
+    name = table_of(kernel, constants)
+    family = f"were not measured on {constants.family} chips"
+    if constants.label == "calibrated" and name not in constants.own:
+        if name == "gemm.bf16" and kernel.weight_bytes < 1:
+            return f"assumed: bf16 products on unpacked 4-bit weights {family}"
+        if name == "decode.bf16" and kernel.weight_bytes < 2:
+            return f"assumed: this engine's attention over a narrow KV cache {family}"
+    return constants.label_of(name)
+
+
+def sigma(kernel: Kernel, constants: KernelConstants) -> float:
+    """Standard deviation of the logarithm of a kernel's time inside a step."""
+    own = max(constants.sigma, constants.tables[table_of(kernel, constants)].get("sigma", 0.0))
+    return max(own, UNMEASURED_SIGMA) if label(kernel, constants).startswith("assumed") and own else own
 
 
 def _static(fp8: Table, bf16: Table) -> Table:

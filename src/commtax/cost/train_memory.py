@@ -32,10 +32,15 @@ class TrainMemory:
 
 
 def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> TrainMemory:
-    """ZeRO 1 divides the optimiser state over the data-parallel ranks, 2 the gradients too, 3 the parameters too."""
+    """ZeRO 1 divides the optimiser state over the data-parallel ranks, 2 the gradients too, 3 the parameters too.
+
+    With a pipeline the parameters of ZeRO 3 stay gathered while microbatches pass, and gradients of ZeRO 2 and 3 add up whole
+    until the last of them: both save no more than ZeRO 1.
+    """
     params = stage_params(model, plan, engine)
     ranks, same_experts = holders(plan, engine)
     dense, experts = params["layers"] + params["ends"], params["experts"]
+    piped = np.asarray(plan.pp) > 1
 
     def divided(nbytes: float, stage: int) -> Number:
         if plan.zero < stage:
@@ -43,22 +48,27 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
         return dense * nbytes / ranks + experts * nbytes / same_experts
 
     # Where the sharded parameter is the fp32 master copy, no other master is kept.
-    whole = DTYPE_BYTES[plan.activations_dtype]
+    whole, grads = DTYPE_BYTES[plan.activations_dtype], DTYPE_BYTES[plan.grads_dtype]
     mastered = engine.master_is_parameter and plan.zero == 3
-    weights = divided(4 if mastered else DTYPE_BYTES[plan.activations_dtype], 3)
-    gradients = divided(DTYPE_BYTES[plan.grads_dtype], 2)
-    if plan.zero == 3:  # one layer is whole while it is used, the next is on its way; with a pipeline all of the stage is
-        layers, piped = fullest_layers(model, plan), np.asarray(plan.pp) > 1
-        weights = weights + pick(piped, dense + experts, 2 * (params["layers"] + experts) / layers) * whole
-        gradients = gradients + pick(piped, (dense + experts) * DTYPE_BYTES[plan.grads_dtype], 0)
+    weights = divided(4 if mastered else whole, 3)
+    if plan.zero == 3:
+        # one layer is whole while it is used, the next is on its way; with a pipeline all of the stage is
+        some = np.minimum(1, pick(piped, 1, 2 / fullest_layers(model, plan)))
+        weights = weights + some * (_gathered(params["layers"], ranks) + _gathered(experts, same_experts)) * whole
+        weights = weights + pick(piped, _gathered(params["ends"], ranks), 0) * whole
     rows = step.micro_batch * step.seq / plan.cp
     return TrainMemory(
         parameters=weights,
-        gradients=gradients,
+        gradients=pick(piped, (dense + experts) * grads, divided(grads, 2)),
         optimizer=divided(OPTIMIZER_BYTES - (4 if mastered else 0), 1),
         activations=activations(model, plan, step, engine) * in_flight(plan) + _working_set(model, plan, step, engine),
         logits=pick(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * 6, 0),
     )
+
+
+def _gathered(params: Number, ranks: Number) -> Number:
+    """Parameters that exist whole beside their shard: none where one rank has all of them."""
+    return pick(np.asarray(ranks) > 1, params, 0)
 
 
 def in_flight(plan: Plan) -> Number:

@@ -234,7 +234,7 @@ def holders(plan: Plan, engine: Engine) -> tuple[Number, Number]:
 
 
 def _rounds(plan: Plan) -> Number:
-    """How often a step shards and sums under ZeRO 3: every microbatch, with a pipeline once."""
+    """How often a step gathers and sums under ZeRO 2 and 3: every microbatch, with a pipeline once."""
     return pick(np.asarray(plan.pp) > 1, 1, plan.microbatches)
 
 
@@ -248,17 +248,17 @@ def _copies(plan: Plan, shard: Number, units: Number) -> Item:
 def _replicated(plan: Plan, params: Number, ranks: Number, whose: str, engine: Engine) -> list[Item]:
     """ZeRO 0: one all-reduce. ZeRO 1 and 2: reduce-scatter, then the updated parameters are gathered.
 
-    FSDP without resharding after forward, its ZeRO 2, gathers before every microbatch.
+    FSDP without resharding after forward, its ZeRO 2, gathers before every microbatch; with a pipeline, as under ZeRO 3, once.
     """
     on = (np.asarray(ranks) > 1) & (np.asarray(params) > 0)
     axis = "edp" if whose == "expert " else "dp"
     grads = params * DTYPE_BYTES[plan.grads_dtype]
     if plan.zero == 0:
         return [Item(f"{whose}gradients", axis, "all-reduce", grads, ranks, pick(on, 1, 0), "once a step")]
-    times = plan.microbatches if plan.zero == 2 else 1
+    times = _rounds(plan) if plan.zero == 2 else 1
     values = params * DTYPE_BYTES[plan.activations_dtype]
     each = plan.zero == 2 and engine.master_is_parameter
-    gathers, when = (plan.microbatches, "before forward") if each else (1, "after the update")
+    gathers, when = (times, "before forward") if each else (1, "after the update")
     return [
         Item(f"{whose}gradients", axis, "reduce-scatter", grads, ranks, pick(on, times, 0)),
         Item(f"{whose}parameters", axis, "all-gather", values, ranks, pick(on, gathers, 0), when),

@@ -16,7 +16,7 @@ from commtax.cost import train_kernels
 from commtax.cost.bubble import idle_s
 from commtax.cost.compute import Kernel
 from commtax.cost.inference import Pricer, Settings, comm_line
-from commtax.cost.kernels import seconds, table_of
+from commtax.cost.kernels import label, seconds
 from commtax.cost.overlap import hidden_s
 from commtax.cost.tensors import stage_layers
 from commtax.cost.train_traffic import by_pp, fullest_layers, holders, stage_params, training
@@ -179,7 +179,7 @@ class _Priced:
             item,
             fixed,
             moving,
-            source=self.constants.label_of(table_of(kernel, self.constants)),
+            source=label(kernel, self.constants),
             flops=kernel.flops,
             sigma=self.sigma,
         )
@@ -247,7 +247,7 @@ class _Windows:
         m = plan.microbatches
         forward, backward = times.forward + times.head_forward, times.backward + times.head_backward
         # Gradients are reduced once, beside the last backward, or after every microbatch; gathers run beside both passes.
-        self.every = pick((np.asarray(plan.pp) > 1) & (plan.zero == 3), False, plan.zero >= 2)
+        self.every = pick(np.asarray(plan.pp) > 1, False, plan.zero >= 2)
         self.forward = pick(self.every, m * forward, forward)
         self.backward = pick(self.every, m * backward, backward)
         self.ahead = forward if engine.gathers_ahead else 0.0 * forward

@@ -10,7 +10,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.cost.compute import Kernel
-from commtax.cost.kernels import seconds
+from commtax.cost.kernels import peak, seconds
 from commtax.spec import DTYPE_BYTES, Chip, KernelConstants
 from commtax.validate.collective_rows import CHIPS
 from commtax.validate.records import Records, of_columns
@@ -121,14 +121,12 @@ def _groups(*columns: Array) -> list[tuple[tuple[Any, ...], Array]]:
 def _seconds(form: str, kinds: tuple[str, ...], x: Columns, chip: Chip, constants: KernelConstants) -> tuple[Array, Array]:
     kernel = {"gemm": _gemm, "prefill": _prefill, "decode": _decode}[form](kinds, x)
     fixed, moving = seconds(kernel, chip, constants)
-    peaks = chip.flops_per_s
-    peak = peaks.get(kernel.dtype) or peaks.get("bf16") or peaks["fp16"]
-    return fixed + moving, np.maximum(kernel.nbytes / chip.memory_Bps, kernel.flops / peak)
+    return fixed + moving, np.maximum(kernel.nbytes / chip.memory_Bps, kernel.flops / peak(kernel, chip, constants))
 
 
 def _gemm(kinds: tuple[str, ...], x: Columns) -> Kernel:
     kind = kinds[0]
-    stored = DTYPE_BYTES[kind]
+    stored = DTYPE_BYTES[kind] + (1 / 16 if kind == "nvfp4" else 0)  # a byte of scale for 16 weights
     act = stored if kind == "fp8" else 2.0
     m, n, k = x["m"], x["n"], x["k"]
     return Kernel("product", "gemm", 1, 2 * m * n * k, act * m * k + stored * n * k + 2 * m * n, m, n, k, kind, stored)

@@ -1,0 +1,104 @@
+"""Narrow numbers: fp4 arithmetic where chips have it and it was measured, unpacked weights elsewhere, fp8 in the KV cache."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import commtax
+from commtax import catalog
+from commtax.catalog.quantisation import quant_from
+from commtax.cost.compute import Kernel
+from commtax.cost.kernels import peak, seconds
+from commtax.validate import kernel_rows
+
+FP4_CHIPS = ("b200-sxm", "gb200", "b300-sxm")
+PLAIN_CHIPS = ("h100-sxm", "h200-sxm", "a100-80-sxm", "l40s")
+
+
+def prefill(dtype, chip="b200-sxm", model="llama-3.3-70b", **more):
+    return commtax.bill(model, f"8x{chip}" if chip != "gb200" else "2x4xgb200", phase="prefill", dtype=dtype, **more)
+
+
+@pytest.mark.parametrize("chip", FP4_CHIPS)
+@pytest.mark.parametrize("model", ["llama-3.3-70b", "qwen3-32b", "qwen3-235b-a22b"])
+def test_prompts_in_nvfp4_are_faster_than_in_fp8_where_chips_have_fp4(chip, model):
+    for tokens in (2048, 8192):
+        bf16, fp8, fp4 = (prefill(d, chip, model, tp=4, context=tokens).step_s for d in ("bf16", "fp8", "nvfp4"))
+        assert fp4 < fp8 < bf16
+
+
+def test_a_prompt_on_b200_pays_fp4_arithmetic_and_says_calibrated():
+    one = prefill("nvfp4", tp=1)
+    assert one.step_s < 0.06  # bf16 arithmetic: 0.116
+    assert all("assumed" not in line.source for line in one.lines if line.kind == "compute")
+
+
+@pytest.mark.parametrize("dtype", ["nvfp4", "int4", "mxfp4"])
+def test_unpacked_weights_are_assumed_and_as_wide_as_what_nobody_measured(dtype):
+    plain, packed = (prefill(d, "h100-sxm", tp=4) for d in ("bf16", dtype))
+    assert packed.step_s == pytest.approx(plain.step_s, rel=0.05)  # bf16 arithmetic
+    assert any("unpacked 4-bit" in line.source for line in packed.lines)
+    assert packed.high_s / packed.step_s > plain.high_s / plain.step_s
+
+
+sizes = st.integers(6, 14).map(lambda n: 2**n)
+
+
+@given(st.sampled_from(FP4_CHIPS + PLAIN_CHIPS), st.integers(1, 16384), sizes, sizes)
+def test_no_product_beats_its_arithmetic_or_its_bytes(chip, m, n, k):
+    chip = catalog.chip(chip)
+    constants = catalog.kernel_constants(catalog.engine("vllm"), chip)
+    made = Kernel("product", "gemm", 1, 2 * m * n * k, 0.5625 * n * k + 2 * m * (n + k), m, n, k, "nvfp4", 0.5625)
+    rate = peak(made, chip, constants)
+    assert rate == chip.flops_per_s["fp4" if "fp4" in chip.flops_per_s else "bf16"]
+    assert sum(seconds(made, chip, constants)) >= max(made.flops / rate, made.nbytes / chip.memory_Bps)
+
+
+PUBLISHED = (  # m, n, k and milliseconds in nvfp4 on a B200, vLLM 0.24 (aiconfigurator's tables), rows that were not fitted
+    (16384, 8192, 4096, 0.273056),
+    (8192, 16384, 8192, 0.578528),
+    (8192, 8192, 4096, 0.131397),
+    (4096, 8192, 8192, 0.129755),
+    (4096, 4096, 4096, 0.047669),
+    (1024, 16384, 8192, 0.076763),
+    (1024, 4096, 4096, 0.016096),
+    (256, 16384, 8192, 0.027525),
+    (256, 8192, 8192, 0.015509),
+    (64, 8192, 8192, 0.01288),
+    (64, 4096, 4096, 0.009051),
+    (16, 8192, 8192, 0.013216),
+    (1, 16384, 8192, 0.017099),
+    (1, 4096, 8192, 0.010992),
+)
+
+
+def test_published_products_in_nvfp4_on_b200():
+    rows = [["nvfp4", *map(str, row)] for row in PUBLISHED]
+    records = kernel_rows.answers("b200_sxm_gemm.csv.gz", ["gemm_dtype", "m", "n", "k", "latency_ms"], rows)
+    assert not any(records.fitted)
+    assert sorted(abs(records.log_error))[len(rows) // 2] < 0.1  # bf16 arithmetic: 0.5
+
+
+@pytest.mark.parametrize(("inputs", "weight_only"), [({"num_bits": 4, "type": "float"}, False), (None, True)])
+def test_a_checkpoint_says_whether_its_activations_are_quantised(inputs, weight_only):
+    weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    quant = quant_from({"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}, "some")
+    assert quant.dtype == "nvfp4"
+    assert quant.weight_only is weight_only
+
+
+@given(
+    st.sampled_from(["fused", "torch", "vllm", "sglang", "trtllm"]),
+    st.sampled_from(["h100-sxm", "h200-sxm", "b200-sxm", "l40s", "a100-80-sxm"]),
+    st.sampled_from(["llama-3.2-1b", "llama-3.1-8b", "qwen3-32b"]),
+    st.sampled_from([1, 2, 8]),
+    st.integers(1, 256),
+    st.integers(1, 8192),
+)
+def test_an_fp8_cache_is_no_slower_than_bf16_but_for_what_kernels_were_measured_to_lose(engine, chip, model, tp, batch, context):
+    """Attention kernels that were measured take up to a tenth longer with fp8 where the cache is short: 3 % of a step."""
+    asked = {"tp": tp, "batch": batch, "context": context, "engine": engine}
+    wide, narrow = (commtax.bill(model, f"8x{chip}", kv_dtype=d, **asked) for d in ("bf16", "fp8"))
+    own = engine in ("fused", "torch") and chip in ("h100-sxm", "h200-sxm")  # where these engines have kernels of their own
+    assert narrow.step_s <= wide.step_s * (1 + 1e-12 if own else 1.03)
