@@ -73,7 +73,8 @@ def test_published_starts_agree(row, wording):
     asked = Question(model, judged.setup.cluster, plan, args)
     found = audit_log(vllm_log.parse(text), asked)
     assert not [f for f in found.findings if f.verdict == "disagree"]
-    assert [f.verdict for f in found.findings].count("agree") >= len(lines)
+    settled = [f for f in found.findings if f.verdict == "agree" or "may count otherwise" in f.reason]
+    assert len(settled) >= len(lines)
 
 
 def test_a_log_that_was_not_split():
@@ -323,7 +324,7 @@ def test_command_line():
     document = json.loads(good.stdout)
     assert document["schema"] == "commtax.audit/1"
     assert document["verdict"] == "agree"
-    assert {"item", "predicted", "measured", "difference", "tolerance", "verdict", "reason", "unit"} == set(
+    assert {"item", "predicted", "measured", "difference", "base", "tolerance", "verdict", "reason", "unit"} == set(
         document["sections"][0]["findings"][0]
     )
     bad = run(FIXTURES / "vllm-cpu-tp2.log", *words, "-tp", 1)

@@ -9,7 +9,7 @@ import pytest
 
 from cli_run import run_here
 from commtax.catalog import config
-from commtax.readers import bench, kineto, launch, nccl_tests, topology, trace_steps, vllm_log
+from commtax.readers import bench, kineto, launch, nccl_tests, prefixes, topology, trace_steps, vllm_log
 
 SIZE = 60_000
 UNITS = (
@@ -58,9 +58,11 @@ UNITS = (
         "with config a",
     ),
     *("model weights took 1,", ",", "LLM(", "torchrun ", "-m torch.distributed.", "a = b, ", "NV1", "1 1 float sum -1 ", "²"),
+    *("[1,0]<stdout>:", "[a,", "[0] ", "a-", "2024-11-04T12:00:00Z ", "[pod/", " 0: ", "[1,0][a"),
 )
 READERS = {
     "nccl-tests": nccl_tests.parse_all,
+    "prefixes": prefixes.plain,
     "log": vllm_log.parse,
     "log or not": vllm_log.looks_like,
     "bench": bench.parse,

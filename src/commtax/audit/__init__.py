@@ -13,7 +13,7 @@ from commtax.audit.finding import AGREE, DISAGREE, SECONDS_TOLERANCE, UNKNOWN, A
 from commtax.audit.logs import audit_log
 from commtax.audit.traces import audit_traces
 from commtax.files import LOG_BYTES, TRACE_BYTES, decoded, read_bytes
-from commtax.readers import bench, kineto, vllm_log
+from commtax.readers import bench, kineto, prefixes, vllm_log
 
 __all__ = [
     "AGREE",
@@ -45,7 +45,7 @@ def audit(files: Sequence[Path], question: Question, baseline: Path | None = Non
 
 
 def _section(path: Path, kind: str, raw: bytes, question: Question, baseline: Path | None) -> Section:
-    text = decoded(raw)
+    text = prefixes.plain(decoded(raw))
     if kind == "log":
         return audit_log(vllm_log.parse(text), question, path.name)
     first = bench.parse(decoded(content(baseline)), baseline.name)[0] if baseline else None
@@ -68,7 +68,7 @@ def kind_of(raw: bytes, path: Path) -> str:
     """log, trace or bench, by what is inside."""
     if _is_trace(raw):
         return "trace"
-    text = decoded(raw)
+    text = prefixes.plain(decoded(raw))
     if text[:99].lstrip()[:1] in ("{", "["):
         bench.parse(text, str(path))
         return "bench"

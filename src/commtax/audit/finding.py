@@ -19,7 +19,10 @@ SECONDS_TOLERANCE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``difference`` is relative to the prediction; ``unit`` is s, bytes, tokens, share or "" for a count."""
+    """``difference`` is relative to the prediction, or to ``base`` where the prediction is what that leaves.
+
+    ``unit`` is s, bytes, tokens, share or "" for a count.
+    """
 
     item: str
     predicted: float | None
@@ -28,25 +31,33 @@ class Finding:
     tolerance: float = 0.0
     verdict: str = UNKNOWN
     reason: str = ""
+    base: float | None = None
 
     @property
     def difference(self) -> float | None:
         if self.predicted is None or self.measured is None:
             return None
-        if self.predicted == 0:
+        base = self.predicted if self.base is None else self.base
+        if base == 0:
             return 0.0 if self.measured == 0 else math.inf
-        return self.measured / self.predicted - 1
+        return (self.measured - self.predicted) / base
 
 
 def compare(
-    item: str, predicted: float | None, measured: float | None, unit: str = "", tolerance: float = 0.0, reason: str = ""
+    item: str,
+    predicted: float | None,
+    measured: float | None,
+    unit: str = "",
+    tolerance: float = 0.0,
+    reason: str = "",
+    base: float | None = None,
 ) -> Finding:
     """Agree within the tolerance, else disagree for ``reason``; unknown where one side is missing.
 
     >>> compare("weights", 7.5, 15.0, "bytes", 0.02, "as if not split").verdict
     'disagree'
     """
-    found = Finding(item, predicted, measured, unit, tolerance, UNKNOWN, reason)
+    found = Finding(item, predicted, measured, unit, tolerance, UNKNOWN, reason, base)
     if found.difference is None:
         return found
     near = abs(found.difference) <= tolerance * (1 + 1e-9)

@@ -11,7 +11,7 @@ from typing import Any
 from commtax.calibrate.records import Files, Place, Ran, Served, Timed
 from commtax.catalog.fabric import OPS, library_chain
 from commtax.files import OUTPUT_BYTES, parse_documents, read_text
-from commtax.readers import bench, nccl_tests
+from commtax.readers import bench, nccl_tests, prefixes
 from commtax.readers.bench import Bench
 from commtax.units import MAX_COUNT, format_bytes
 
@@ -28,9 +28,10 @@ SHORTEST_S, LONGEST_S = 1e-9, 1e6  # of anything that somebody timed
 def read(path: Path, place: Place) -> Files:
     """All measurements of one file."""
     text = read_text(path, "file", most=OUTPUT_BYTES)
-    if text[:99].lstrip()[:1] in ("{", "["):
-        return _json(text, path.name, place)
-    runs = nccl_tests.parse_all(text)
+    printed = prefixes.plain(text)
+    if printed[:99].lstrip()[:1] in ("{", "["):
+        return _json(printed, path.name, place)
+    runs = nccl_tests.parse_all(text, path.name)
     if not runs:
         raise ValueError(
             f"'{path}' is not recognised: looked for nccl-tests or rccl-tests output, rows of commtax measure (collectives, "
@@ -47,7 +48,9 @@ def _nccl_tests(run: nccl_tests.Run, name: str, place: Place) -> Files:
     if not run.op or run.op not in OPS:
         raise ValueError(f"'{name}': the text does not say which collective ran (a line with all_reduce_perf or its like)")
     if run.ranks < 2:
-        raise ValueError(f"'{name}': the text does not say how many ranks took part (lines '#  Rank  0 …')")
+        raise ValueError(
+            f"'{name}': does not say how many ranks took part: neither its list ('#  Rank  0 …') nor its bandwidths do"
+        )
     rows: list[Timed] = []
     refused: list[str] = []
     for row in run.rows:

@@ -266,7 +266,7 @@ def _expect_file(op: str, place: Cluster, ranks: int, words: dict[str, Any], pat
     from commtax.readers.nccl_tests import parse
     from commtax.report import bills
 
-    run = parse(read_text(path, "measured", most=OUTPUT_BYTES))
+    run = parse(read_text(path, "measured", most=OUTPUT_BYTES), str(path))
     if not run.rows:
         raise ValueError(f"measured '{path}': no nccl-tests rows found")
     if run.op and run.op != op.replace("_", "-").replace("sendrecv", "send-recv"):

@@ -1,12 +1,18 @@
-"""Output of nccl-tests and rccl-tests: one row a size, whatever launcher prefixed the lines."""
+"""Output of nccl-tests and rccl-tests: one row a size, whatever launcher prefixed the lines.
+
+Two things tell how many ranks took part: the list of ranks, of which a text may hold a part, and busbw / algbw, which is rounded.
+What agrees with both is taken; what contradicts itself is refused.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
-_PREFIX = re.compile(r"^(?:\[\d+,\d+\]<std\w+>:\s*|\d+:\s+)")  # mpirun --tag-output, srun -l
+from commtax.readers import prefixes
+
 _OPS = {
     "all_reduce": "all-reduce",
     "allreduce": "all-reduce",
@@ -19,10 +25,11 @@ _OPS = {
     "sendrecv": "send-recv",
     "broadcast": "broadcast",
 }
-
-
 _NAMED = re.compile(rf"(?<!\w)({'|'.join(_OPS)})_perf\b", re.I)
+_RANK = re.compile(r"#\s*+Rank\s++(\d{1,9})(?:\s++Group\s++(\d{1,9}))?")
 _REDUCTIONS = ("sum", "prod", "min", "max", "avg", "mulsum")
+MOST_RANKS = 1 << 20
+NO_FACTOR = ("send-recv", "broadcast")  # whose busbw is algbw, over however many ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,7 @@ class Row:
     in_place_s: float | None = None
     wrong: int = 0
     reduction: str = ""
+    digit_Bps: tuple[float, float] = (0.0, 0.0)  # what the last digits of both bandwidths stand for
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,69 +55,96 @@ class Run:
     ranks: int
 
 
-def parse(text: str) -> Run:
+def parse(text: str, name: str = "output") -> Run:
     """Read the data rows (size count type [redop [root]] time algbw busbw wrong …); sizes of 0 are left out.
 
     >>> run = parse("  1048576  262144  float  sum  -1  25.41  41.26  72.21  0  25.2  41.6  72.8  0")
     >>> run.rows[0].nbytes, round(run.rows[0].seconds * 1e6, 2), run.ranks
     (1048576.0, 25.41, 8)
     """
-    runs = parse_all(text)
+    runs = parse_all(text, name)
     rows = tuple(row for run in runs for row in run.rows)
     return Run(rows, runs[-1].op if runs else "", next((run.ranks for run in runs if run.ranks), 0))
 
 
-def parse_all(text: str) -> tuple[Run, ...]:
-    """Every run of a text that holds several outputs one after the other: each has its own op and ranks."""
+@dataclass(slots=True)
+class _Source:
+    """What one process (or a text without prefixes) printed since its last header."""
+
+    name: str
+    op: str = ""
+    rows: list[Row] = field(default_factory=list)
+    listed: dict[int, int] = field(default_factory=dict)  # rank and its group
+
+    def ended(self) -> Run:
+        """One run; a text without its command still tells an all-reduce or a reduce-scatter by its bus bandwidth."""
+        ratio = _ratio(self.rows)
+        if not self.op and ratio and self.rows[0].reduction:
+            self.op = "all-reduce" if ratio >= 1 else "reduce-scatter"
+        run = Run(tuple(self.rows), self.op, _ranks(self.rows, self.op, self.listed, self.name))
+        self.rows, self.listed = [], {}
+        return run
+
+
+def parse_all(text: str, name: str = "output") -> tuple[Run, ...]:
+    """Every run of a text that holds several outputs, one after the other or of several hosts in turn."""
     found: list[Run] = []
-    rows: list[Row] = []
-    op, devices = "", 0
-    for raw in text.splitlines():
-        line = _PREFIX.sub("", raw).strip()
-        named, header = _NAMED.search(line), re.match(r"#\s*nThread\b", line)
-        if rows and (header or named):
-            found.append(_run(rows, op, devices))
-            rows, devices = [], 0
-        if named:
+    sources: dict[str, _Source] = {}
+    op = ""
+    for who, raw in prefixes.lines(text):
+        line = raw.strip()
+        source = sources.setdefault(who, _Source(name, op))
+        named, header = _NAMED.search(line), re.match(r"#\s*+nThread\b", line)
+        if source.rows and (header or named):
+            found.append(source.ended())
+        if named:  # a command is often printed by the launcher, whose lines have no prefix
             op = _OPS[named[1].lower()]
-        devices += bool(re.match(r"#\s+Rank\s+\d+", line))
+        if named or header:
+            source.op = op
+        if rank := _RANK.match(line):
+            source.listed[int(rank[1])] = int(rank[2] or 0)
         row = None if line.startswith("#") else _row(line)
         if row:
-            rows.append(row)
-    return (*found, _run(rows, op, devices)) if rows else tuple(found)
-
-
-def _run(rows: list[Row], op: str, devices: int) -> Run:
-    """One run; a text without its command still tells an all-reduce or a reduce-scatter by its bus bandwidth."""
-    ratio = _ratio(rows)
-    if not op and ratio and rows[0].reduction:
-        op = "all-reduce" if ratio >= 1 else "reduce-scatter"
-    return Run(tuple(rows), op, devices or _ranks(ratio, op))
+            source.op = source.op or op
+            source.rows.append(row)
+    found += [source.ended() for source in sources.values() if source.rows]
+    return tuple(found)
 
 
 def _row(line: str) -> Row | None:
     words = line.split()
     if not 6 <= len(words) <= 20 or not all(word.isascii() and word.isdigit() for word in words[:2]):
         return None
-    numbers: list[float] = []
+    found: list[tuple[float, str]] = []
     for word in words[2:]:
         try:
-            numbers.append(float(word))
+            found.append((float(word), word))
         except ValueError:
-            if numbers and word != "N/A":
+            if found and word != "N/A":
                 return None
-            numbers += [math.nan] if numbers else []
+            found += [(math.nan, word)] if found else []
     if len(words) > 4 and re.fullmatch(r"-?\d+", words[4]) and not words[3].replace(".", "").isdigit():
-        numbers = numbers[1:]  # the root column
-    if len(numbers) < 3 or float(words[0]) == 0:
+        found = found[1:]  # the root column
+    if len(found) < 3 or float(words[0]) == 0:
         return None
+    numbers = [value for value, _ in found]
     time_us, algbw, busbw = numbers[:3]
     half = len(numbers) // 2
     again = numbers[half] * 1e-6 if len(numbers) in (6, 8) else None
     counts = [numbers[3], numbers[7]] if len(numbers) == 8 else numbers[3:4]
     wrong = sum(int(n) for n in counts if math.isfinite(n) and n >= 1)  # older versions print the largest error here, far below 1
     reduction = words[3] if words[3] in _REDUCTIONS else ""
-    return Row(float(words[0]), time_us * 1e-6, algbw * 1e9, busbw * 1e9, again, wrong, reduction)
+    digits = (_last_digit(found[1][1]), _last_digit(found[2][1]))
+    return Row(float(words[0]), time_us * 1e-6, algbw * 1e9, busbw * 1e9, again, wrong, reduction, digits)
+
+
+def _last_digit(word: str) -> float:
+    """What one more in the last digit of GB/s is, in B/s.
+
+    >>> _last_digit("41.26"), _last_digit("1204")
+    (10000000.0, 1000000000.0)
+    """
+    return 1e9 * 10.0 ** -len(word.partition(".")[2])
 
 
 def _ratio(rows: list[Row]) -> float:
@@ -118,8 +153,40 @@ def _ratio(rows: list[Row]) -> float:
     return ratios[len(ratios) // 2] if ratios else 0.0
 
 
-def _ranks(ratio: float, op: str) -> int:
-    """The group's size where nothing says it: busbw / algbw is 2 (n-1)/n in an all-reduce, (n-1)/n to gather or scatter."""
-    if 1 <= ratio < 2 and op in ("", "all-reduce"):
-        return round(2 / (2 - ratio))
-    return round(1 / (1 - ratio)) if 0 < ratio < 1 else 0
+def _ranks(rows: list[Row], op: str, listed: dict[int, int], name: str) -> int:
+    """The group's size, with which the listed ranks (all, or a part) and the bandwidths agree; 0: not told."""
+    groups = Counter(listed.values())
+    if len(groups) > 1:  # NCCL_TESTS_SPLIT: several groups at once, each a communicator of its own
+        return max(groups.values())
+    least, most = _told(rows, op)
+    highest = max(listed, default=-1) + 1
+    if least > most:  # bandwidths by other definitions than nccl-tests'
+        return highest
+    if highest > most:
+        raise ValueError(f"'{name}': lists rank {highest - 1}, and its busbw / algbw tell {most} ranks: not the output of one run")
+    if least <= highest:
+        return highest
+    return least if least == most else 0
+
+
+def _told(rows: list[Row], op: str) -> tuple[int, int]:
+    """The fewest and the most ranks with which every row's busbw / algbw agrees to its last digits.
+
+    The ratio is 2 (n-1)/n in an all-reduce and (n-1)/n to gather or scatter.
+    """
+    ratio = _ratio(rows)
+    if op in NO_FACTOR or (not op and ratio == 1):
+        return 1, MOST_RANKS
+    whole = 2.0 if op == "all-reduce" or (not op and ratio > 1) else 1.0
+    low, high = 1.0, float(MOST_RANKS)
+    for row in rows:
+        alg_digit, bus_digit = row.digit_Bps
+        if row.algbw_Bps > max(alg_digit, 0.0):
+            low = max(low, _size((row.busbw_Bps - bus_digit) / (row.algbw_Bps + alg_digit), whole))
+            high = min(high, _size((row.busbw_Bps + bus_digit) / (row.algbw_Bps - alg_digit), whole))
+    return math.ceil(low - 1e-6), math.floor(high + 1e-6)
+
+
+def _size(ratio: float, whole: float) -> float:
+    """n, where the ratio is whole (n-1)/n."""
+    return whole / (whole - ratio) if ratio < whole * (1 - 1 / MOST_RANKS) else float(MOST_RANKS)

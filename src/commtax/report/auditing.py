@@ -76,6 +76,7 @@ def _finding(f: Finding) -> Document:
         "predicted": plain(f.predicted),
         "measured": plain(f.measured),
         "difference": _finite(f.difference),
+        "base": plain(f.base),
         "tolerance": _finite(f.tolerance),
         "verdict": f.verdict,
         "reason": f.reason,

@@ -1,0 +1,52 @@
+"""What launchers write before each line of a program's output: whose line it is, which stream, and when.
+
+Open MPI 4 and 5 (``--tag-output``, ``--output tag-detailed``, timestamps), MPICH and Intel MPI (``-l``), srun ``-l``, pdsh and
+clush, torchrun, ``kubectl logs --prefix --timestamps``. Several may stand before one line: a pod's log of an mpirun is one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+MOST_PREFIXES = 4
+_WHEN = re.compile(
+    r"(?:\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,9})?+(?:Z|[+-]\d\d:?\d\d)\s"  # kubectl, docker
+    r"|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}(?=\[|<std))"  # mpirun, before its tag
+)
+_WHO = re.compile(
+    r"(?:\[([^][<>\s,]{1,300},\d{1,9})\](?:\[[^][<>\s]{1,300}\])?<std\w{2,9}>: ?"  # Open MPI: [1,0], [prterun-h-7@1,0][h:8]
+    r"|()<std\w{2,9}>: ?"  # Open MPI with a timestamp alone
+    r"|\[((?:rank|default)\d{1,9})\]: ?"  # torchrun
+    r"|\[(pod/[^][\s]{1,600})\] "  # kubectl
+    r"|\[(\d{1,9})\] (?= {0,40}+[^\s,\]}])"  # MPICH and Intel MPI; a list in JSON goes on otherwise
+    r"|[ ]{0,9}([A-Za-z0-9][\w.-]{0,252}+):(?: |$))"  # srun, pdsh, clush
+)
+
+
+def lines(text: str) -> Iterator[tuple[str, str]]:
+    """Each line without what a launcher wrote before it, and whose it is ("": nobody says).
+
+    >>> list(lines("[1,0]<stdout>:# nThread 1\\nnode-3: 0: # nThread 1\\n# nThread 1"))
+    [('1,0', '# nThread 1'), ('node-3 0', '# nThread 1'), ('', '# nThread 1')]
+    """
+    for line in text.splitlines():
+        yield _parted(line)
+
+
+def plain(text: str) -> str:
+    """The text as the program wrote it; other signs that end a line stay, because JSON may hold them."""
+    return "\n".join(_parted(line)[1] for line in text.split("\n"))
+
+
+def _parted(line: str) -> tuple[str, str]:
+    at, who = 0, []
+    for _ in range(MOST_PREFIXES):
+        if found := _WHEN.match(line, at):
+            at = found.end()
+        elif found := _WHO.match(line, at):
+            at = found.end()
+            who += [name for name in found.groups() if name]
+        else:
+            break
+    return " ".join(who), line[at:]
