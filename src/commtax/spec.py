@@ -101,6 +101,7 @@ class Cluster:
     inter: Link
     nics_per_host: int
     note: str = ""
+    remark: str = ""  # how an unusual name was read: every answer says it
     sources: Mapping[str, Source] = field(default_factory=dict)
 
     @property

@@ -144,7 +144,7 @@ def _cluster(words: str, hosts: int, per_host: int) -> Cluster:
     known = catalog.chip(chip)
     # A group of fewer ranks than a host has GPUs still shares that host's network.
     gpus = max(per_host, known.gpus_per_host) if hosts > 1 and per_host > 1 else max(per_host, 2 if hosts == 1 else 1)
-    text = f"{hosts}x{gpus}x{chip}" if hosts > 1 else f"{gpus}x{chip}"
+    text = f"{hosts}x{gpus}x{chip}"
     inter, nics = next(((key, n) for pattern, key, n in FABRICS if re.search(pattern, words)), ("", None))
     inside = "pcie3" if "2080 ti" in words else _bridge(words, chip) if hosts == 1 and per_host == 2 else ""
     if "p4de" in words and hosts > 1:

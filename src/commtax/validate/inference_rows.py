@@ -173,7 +173,7 @@ def _cluster(gpu: str, gpus: int) -> Cluster:
     chip = chip_named(gpu)
     if not chip:
         raise UnpricedError(f"GPU '{gpu}' is not in the catalogue")
-    return catalog.cluster(f"{max(gpus, catalog.chip(chip).gpus_per_host)}x{chip}")
+    return catalog.cluster(f"1x{max(gpus, catalog.chip(chip).gpus_per_host)}x{chip}")
 
 
 def _place(row: Row) -> Cluster:
