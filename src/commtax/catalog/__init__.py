@@ -49,9 +49,18 @@ def chip(name: str) -> Chip:
 
 @lru_cache(maxsize=256)
 def link(name: str) -> Link:
-    """A link by key or alias."""
-    stem = _find("links", name)
-    return record(Link, toml("links", stem), f"links/{stem}")
+    """A link by key or alias; ``nvlink3@8`` has 8 of its 12 NVLinks."""
+    base, counted, count = name.partition("@")
+    stem = _find("links", base)
+    found = record(Link, toml("links", stem), f"links/{stem}")
+    if not counted:
+        return found
+    if not found.num_links or not re.fullmatch(r"\d{1,3}", count) or not 1 <= int(count) <= found.num_links:
+        rule = f"1 to {found.num_links} links are bonded in {stem}" if found.num_links else f"{stem} is not counted in links"
+        near = f"{stem}@{found.num_links}" if found.num_links else stem
+        raise ValueError(f"link '{name}': {rule}; nearest valid: {near}")
+    rate = found.bandwidth_Bps * int(count) / found.num_links
+    return replace(found, key=f"{stem}@{count}", num_links=int(count), bandwidth_Bps=rate, name=f"{found.name}, {count} links")
 
 
 @lru_cache(maxsize=64)

@@ -35,6 +35,10 @@ class Topology:
     def num_gpus(self) -> int:
         return len(self.links)
 
+    @property
+    def shows_nvlink(self) -> bool:
+        return any(kind.startswith("NV") for row in self.links for kind in row)
+
     def nvlink_groups(self) -> list[tuple[int, ...]]:
         """GPUs that reach each other over NVLink, directly or through others; single GPUs are groups of one."""
         left, groups = set(range(self.num_gpus)), []
