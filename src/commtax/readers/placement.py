@@ -64,9 +64,8 @@ def place(found: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Plac
         return Placed(cluster, groups, tuple(notes))
     if own.kind == "nvlink" and own.switched and not found.shows_nvlink:
         told = f"{cluster.chip.key} has {own.key}, and the matrix shows none: topo -mp lists PCIe paths only, so {own.key} is taken"
-        return Placed(
-            cluster, groups, (*notes, f"{told} (if this was topo -m, NVLink is down: --intra {pcie_of(cluster.chip).key})")
-        )
+        down = f"(if this was topo -m, NVLink is down: --intra {pcie_of(cluster.chip).key})"
+        return Placed(cluster, groups, (*notes, f"{told} {down}"))
     fast = worst.startswith("NV")
     link = _bonded(found, groups, nvlink_of(cluster.chip)) if fast else pcie_of(cluster.chip)
     notes += [*_advice(found, groups, worst), *([] if fast else _slow(found, groups, worst, link))]

@@ -121,7 +121,7 @@ def describe(found: Topology) -> str:
     """The GPUs in words: ``4 GPUs: NVLink joins 0+2, 1+3; the rest over SYS``."""
     joined = ["+".join(map(str, g)) for g in found.nvlink_groups() if len(g) > 1]
     rest = sorted({kind for row in found.links for kind in row if kind in KINDS}, key=distance)
-    words = [f"NVLink joins {', '.join(joined)}"] if joined else ["no NVLink"]
+    words = [f"NVLink joins {', '.join(joined)}"] if joined else ["no NVLink in the matrix"]
     words += [f"{'the rest' if joined else 'GPUs'} over {' and '.join(rest)}"] if rest else []
     return f"{found.num_gpus} GPUs: {'; '.join(words)}"
 
