@@ -33,6 +33,7 @@ CPU_S, MEMORY_BYTES = 5.0, 1e9
 WALL_S = 30
 LARGEST = 4 * 2**30
 """Where a child is ended: seconds on the clock, and bytes of address space."""
+UNDECIDED = 3  # expect: the range is only assumed
 STARTS, NETWORK = 100, 101
 """Exit codes of a child that was stopped: it was about to start a process (as ``measure`` should), or to use a network."""
 PYTHONS_OWN = re.compile(
@@ -219,7 +220,7 @@ def complaint(words: tuple[str, ...], code: int, printed: str, told: str, cpu_s:
         return f"unforeseen: {_plain(told)}"
     if code == NETWORK:
         return "reached for a network"
-    if code not in (0, 1, 2, STARTS):
+    if code not in (0, 1, 2, UNDECIDED, STARTS):
         return f"exit code {code}"
     if cpu_s > CPU_S:
         return f"more than {CPU_S:g} s of CPU: {' '.join(words[:1])}, exit code {code}"
@@ -238,12 +239,12 @@ def _words(words: tuple[str, ...], code: int, printed: str, told: str) -> str:
     bare = re.sub(r"\(.*\)", "()", lines[0])  # a reason in brackets may be anybody's, after what is wrong has been named
     if code == 2 and PYTHONS_OWN.search(bare):
         return f"a refusal in Python's own words: {_plain(bare)[:90]}"
-    if code in (0, 1) and "--json" in words and "-h" not in words and "--help" not in words:
+    if code in (0, 1, UNDECIDED) and "--json" in words and "-h" not in words and "--help" not in words:
         try:
             json.loads(printed, parse_constant=lambda name: json.loads(f"not {name}"))
         except ValueError:
             return f"an answer that is no JSON document: {words[0]}"
-    if code in (0, 1) and not printed.strip():
+    if code in (0, 1, UNDECIDED) and not printed.strip():
         return f"an empty answer: {words[0]}"
     return ""
 

@@ -4,6 +4,8 @@ import tomllib
 from importlib.resources import files
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from commtax import catalog
 from commtax.catalog.loader import record
@@ -227,3 +229,52 @@ def test_no_number_in_a_chip_goes_without_a_source():
         chip = catalog.chip(key)
         numbers = [n for n in Chip.__slots__ if isinstance(getattr(chip, n), (int, float)) and getattr(chip, n)]
         assert set(numbers) <= chip.sources.keys(), key
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "domain"),
+    [
+        ("16xh100-sxm", "2x8xh100-sxm", 8),
+        ("12xh100-sxm", "2x6xh100-sxm", 6),
+        ("8xh100-nvl", "8xh100-nvl", 8),
+        ("8xrtx-4090", "8xrtx-4090", 8),
+        ("72xgb200", "72xgb200", 72),
+        ("144xgb200", "36x4xgb200", 72),
+        ("16xcpu", "16xcpu", 16),
+        ("1x16xh100-sxm", "1x16xh100-sxm", 16),
+    ],
+)
+def test_more_gpus_than_a_host_holds_are_several_hosts(text, key, domain):
+    found = catalog.cluster(text)
+    assert (found.key, found.domain) == (key, domain)
+    assert bool(found.remark) == (text not in ("8xh100-nvl", "8xrtx-4090", "72xgb200", "16xcpu"))
+
+
+@given(st.sampled_from(catalog.keys("chips")), st.integers(1, 300))
+def test_counts_keep_their_gpus_and_keys_are_read_back(chip, gpus):
+    try:
+        found = catalog.cluster(f"{gpus}x{chip}")
+    except ValueError as error:
+        assert "nearest valid" in str(error)  # noqa: PT017
+        return
+    assert found.num_gpus == gpus
+    again = catalog.cluster(found.key)
+    assert (again.num_hosts, again.gpus_per_host, again.domain) == (found.num_hosts, found.gpus_per_host, found.domain)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "gbit"),
+    [
+        ("2x8xh100-sxm", 3200),
+        ("2x8xh200-sxm", 3200),
+        ("2x8xb200-sxm", 3200),
+        ("2x8xa100-80-sxm", 400),
+        ("2x8xl40s", 400),
+        ("2x4xh100-sxm", 1600),
+    ],
+)
+@pytest.mark.parametrize("link", ["efa", "efa-100", "efa-200"])
+def test_a_host_on_efa_has_the_cards_of_its_instance(cluster, gbit, link):
+    found = catalog.cluster(cluster, inter=link)
+    assert found.nics_per_host * found.inter.bandwidth_Bps * 8 == pytest.approx(gbit * 1e9)
+    assert catalog.cluster(cluster, inter=link, nics=1).nics_per_host == 1

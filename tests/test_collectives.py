@@ -119,6 +119,7 @@ PUBLISHED = [  # what nobody here measured and no constant was fitted on: GB/s o
     ("8xrtx-pro-6000", 8, 1 << 30, 37.6e9, "the same on two sockets"),
     ("8xrtx-5090", 8, 8 << 30, 28e9, "NVIDIA/nccl issue 1639"),
     ("4xrtx-5090", 4, 8 << 30, 35e9, "NVIDIA/nccl issue 1639"),
+    ("4xrtx-4090", 4, 1 << 30, 25.95e9, "tinygrad/open-gpu-kernel-modules issue 36, peer-to-peer switched on"),
     ("4xa100-80-pcie", 4, 128 << 20, 23.7e9, "vidur, four A100 in bridged pairs"),
     ("4xh100-nvl", 4, 64 << 20, 48.8e9, "vidur, four H100 NVL in bridged pairs"),
     ("8xh100-nvl", 8, 1 << 30, 69e9, "hosts of eight H200 NVL"),
@@ -161,7 +162,7 @@ def test_l40s_keeps_the_contention_that_was_measured_on_it():
 @given(sizes, st.integers(2, 512), st.sampled_from(["nvlink4", "pcie4", "10gbe", "ib-ndr"]))
 def test_textbook_all_reduce_is_reduce_scatter_and_all_gather(nbytes, ranks, link):
     wire = catalog.link(link)
-    place = replace(catalog.cluster("512xh100-sxm"), intra=wire)
+    place = replace(catalog.cluster("1x512xh100-sxm"), intra=wire)
     made = fabric("textbook", place)
     whole, halves = (
         choose(made.paths["all-reduce"], nbytes, ranks).seconds,

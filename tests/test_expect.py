@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import commtax
 from cli_run import run_here
@@ -62,6 +64,25 @@ def test_pass_and_fail_are_exit_codes():
     document = json.loads(run(*good, "--measured", "166 GB/s", "--json").stdout)
     assert document["pass"] is False
     assert document["nbytes"] == 2**30
+
+
+def test_nothing_passes_on_an_assumed_range():
+    """Slower than the range fails; within it nobody can say, however near the expected time."""
+    found = commtax.expect("all-reduce", "8xrtx-pro-6000", nbytes=2**30)
+    assert found.is_assumed
+    for busbw, code, word in ((39e9, 3, "UNDECIDED"), (70e9, 3, "UNDECIDED"), (float(found.busbw_Bps) / 4, 1, "FAIL")):
+        done = run("all-reduce", "--cluster", "8xrtx-pro-6000", "--size", "1G", "--measured", f"{busbw / 1e9}GB/s")
+        assert (done.returncode, word in done.stdout) == (code, True)
+    document = json.loads(run("all-reduce", "--cluster", "8xrtx-pro-6000", "--size", "1G", "--measured", "39GB/s", "--json").stdout)
+    assert (document["verdict"], document["pass"]) == ("undecided", None)
+
+
+@given(st.sampled_from(["8xh100-sxm", "2x8xh100-sxm", "8xrtx-pro-6000", "2xh100-nvl", "16xa100", "8xmi355x"]), st.floats(0.01, 100))
+def test_a_verdict_follows_one_rule(cluster, times):
+    found = commtax.expect("all-reduce", cluster, nbytes=2**24)
+    verdict = found.verdict(float(found.seconds) * times)
+    assert (verdict == "fail") == (times > 1 + found.spread)
+    assert (verdict == "pass") == (times <= 1 + found.spread and not found.source.startswith("assumed"))
 
 
 def test_a_whole_output(tmp_path):

@@ -236,7 +236,8 @@ def test_tp_is_searched_for_a_given_pipeline():
 
 
 def test_a_host_larger_than_usual_is_noted_and_a_bridge_joins_two():
-    assert "usual are 8" in " ".join(commtax.fit("llama-3.1-8b", "16xh100-sxm", tp=16).setup.notes)
+    assert "read as 2 hosts of 8" in " ".join(commtax.fit("llama-3.1-8b", "16xh100-sxm", tp=16).setup.notes)
+    assert "usual are 8" in " ".join(commtax.fit("llama-3.1-8b", "1x16xh100-sxm", tp=16).setup.notes)
     assert catalog.cluster("2xh100-nvl").intra.kind == "nvlink"
     assert catalog.cluster("8xh100-nvl").intra.kind == "pcie"
 

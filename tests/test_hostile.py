@@ -50,7 +50,7 @@ def test_a_breach_is_seen(monkeypatch):
         "traceback": (1, "", 'Traceback (most recent call last):\n  File "x/commtax/a.py", line 3, in f\nKeyError: 1\n', 0.1, 1e8),
         "ended by SIGXCPU": (-24, "", "", 7.0, 1e8),
         "unforeseen": (70, "", "error: unforeseen\n", 0.1, 1e8),
-        "exit code 3": (3, "", "", 0.1, 1e8),
+        "exit code 4": (4, "", "", 0.1, 1e8),
         "more than 5 s": (0, "{}", "", 5.5, 1e8),
         "more than 1 GB": (0, "{}", "", 0.1, 1.1e9),
         "warning": (0, "{}", "x/commtax/a.py:3: RuntimeWarning: overflow\n", 0.1, 1e8),

@@ -48,8 +48,8 @@ def test_3_eight_copies_for_throughput_tp_8_for_latency():
 def test_4_a_slow_link_fails():
     """vllm 4238: how do I show that the interconnect is at fault?"""
     found = commtax.expect("all-reduce", "8xa100-80-sxm", nbytes=2**30)
-    assert not found.passes(found.seconds_of_busbw(45e9))
-    assert found.passes(found.seconds_of_busbw(float(found.busbw_Bps)))
+    assert found.verdict(found.seconds_of_busbw(45e9)) == "fail"
+    assert found.verdict(found.seconds_of_busbw(float(found.busbw_Bps))) == "pass"
 
 
 @pytest.mark.parametrize(("nbytes", "measured_us"), [(4096, 19.4), (8192, 20.3), (16384, 22.3), (32768, 24.2)])
@@ -80,8 +80,9 @@ def test_6_pairs_and_replicas():
     def where(axes):
         return place(topology, box, axes["tp"], axes["dp"] * axes["pp"]).cluster
 
-    step = steps(compare_plans("qwen2.5-7b", box, ["tp2", "tp4", "tp2dp2"], batches=[1, 64], where=where))
-    assert step["tp2dp2", 64] < step["tp2", 64] < step["tp4", 64]
+    step = steps(compare_plans("qwen2.5-7b", box, ["tp2", "tp4", "tp2dp2"], batches=[1, 128], where=where))
+    assert step["tp2dp2", 128] < step["tp4", 128]
+    assert step["tp2dp2", 128] < step["tp2", 128]
     assert step["tp4", 1] < step["tp2", 1], "we disagree with the thread here, and say so"
 
 

@@ -5,7 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import commtax
+from cli_run import run_here
 from commtax import catalog
 from commtax.readers.placement import nvlink_of, pcie_of, place
 from commtax.readers.topology import describe, parse
@@ -89,3 +93,63 @@ def test_on_the_command_line():
         )
         assert bad.returncode == 2
         assert says in bad.stderr
+
+
+def switched(size, links):
+    return made([["X" if i == j else f"NV{links}" for j in range(size)] for i in range(size)])
+
+
+@pytest.mark.parametrize(
+    ("chip", "size", "links", "tp", "key"),
+    [
+        ("a100-80-sxm", 8, 12, 8, "nvlink3"),
+        ("a100-80-sxm", 8, 8, 8, "nvlink3@8"),  # A800: eight links through the switch
+        ("a100-80-sxm", 8, 8, 2, "nvlink3@8"),
+        ("h100-sxm", 8, 18, 4, "nvlink4"),
+        ("h100-sxm", 8, 8, 8, "nvlink4@8"),  # H800
+        ("a100-80-sxm", 4, 4, 4, "nvlink3"),  # a board of four: four direct links to each of three peers
+        ("a100-80-sxm", 4, 4, 2, "nvlink3@4"),
+        ("rtx-3090", 2, 4, 2, "nvlink-bridge-3090"),
+        ("a100-80-pcie", 2, 4, 2, "nvlink-bridge@4"),  # one bridge of three
+    ],
+)
+def test_bonded_links_are_counted(chip, size, links, tp, key):
+    laid = place(switched(size, links), catalog.cluster(f"{size}x{chip}"), tp)
+    assert laid.cluster.intra.key == key
+    usual = nvlink_of(catalog.chip(chip))
+    assert laid.cluster.intra.bandwidth_Bps == pytest.approx(usual.bandwidth_Bps * laid.cluster.intra.num_links / usual.num_links)
+    assert ("@" in key) == any("priced as" in note for note in laid.notes)
+
+
+@pytest.mark.parametrize("tp", [2, 8])
+def test_a_matrix_of_pcie_paths_says_nothing_about_nvlink(tp):
+    rows = [["X" if i == j else "PIX" if i // 2 == j // 2 else "SYS" for j in range(8)] for i in range(8)]
+    laid = place(made(rows), catalog.cluster("8xh100-sxm"), tp)
+    assert laid.cluster.intra.key == "nvlink4"
+    assert any("topo -mp lists PCIe paths only" in note for note in laid.notes)
+    assert place(made(rows), catalog.cluster("8xl40s"), tp).cluster.intra.key == "pcie4"
+
+
+@given(
+    st.sampled_from(["nvlink2", "nvlink3", "nvlink4", "nvlink5"]), st.integers(8, 30), st.sampled_from(["nccl", "vllm", "trtllm"])
+)
+def test_more_links_are_never_slower(name, power, library):
+    links = [f"{name}@{n}" for n in range(1, catalog.link(name).num_links)] + [name]
+    places = [catalog.cluster("8xh100-sxm", intra=key) for key in links]
+    times = [float(commtax.expect("all-reduce", p, nbytes=2**power, library=library).seconds) for p in places]
+    assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["nvlink3@0", "nvlink3@13", "nvlink3@x", "pcie4@2", "nvlink3@"])
+def test_links_that_there_are_not(name):
+    with pytest.raises(ValueError, match="nearest valid"):
+        catalog.link(name)
+
+
+def test_eight_links_on_the_command_line(tmp_path):
+    file = tmp_path / "topo.txt"
+    head = "\t" + "\t".join(f"GPU{i}" for i in range(8))
+    file.write_text("\n".join([head, *(f"GPU{i}\t" + "\t".join(row) for i, row in enumerate(switched(8, 8).links))]))
+    done = run_here("bill", "llama-3.1-8b", "--cluster", "8xa100-80-sxm", "--topo", str(file), "-tp", "8")
+    assert done.returncode == 0, done.stderr
+    assert "nvlink3@8" in done.stdout

@@ -15,6 +15,7 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.validate import check, inference_rows, own_rows, published, whole_rows
 from commtax.validate.bounds import judge
+from commtax.validate.chip_names import chip_named
 from commtax.validate.collective_rows import question
 from commtax.validate.records import UnpricedError, dicts, read
 from commtax.validate.running import ADDED
@@ -292,3 +293,23 @@ def test_one_long_cell_costs_its_own_length():
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 100e6
+
+
+@pytest.mark.parametrize(
+    ("words", "chip"),
+    [
+        ("NVIDIA GB200", "gb200"),
+        ("gb200_nvl72", "gb200"),
+        ("b200_sxm", "b200-sxm"),
+        ("AWS p6-b200 x4", "b200-sxm"),
+        ("GB300", ""),
+        ("NVIDIA GH200 480GB", ""),
+        ("8xH100 SXM", "h100-sxm"),
+        ("NVIDIA H200", "h200-sxm"),
+        ("2x 8 H20", "h20"),
+        ("a100_pairwise_nvlink", "a100-80-pcie"),
+        ("Tesla T4", "t4"),
+    ],
+)
+def test_a_chip_is_named_by_a_word_of_its_own(words, chip):
+    assert chip_named(words) == chip

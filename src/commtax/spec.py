@@ -81,6 +81,7 @@ class Link:
     bandwidth_Bps: float
     latency_s: float
     nic_per_gpu: bool = False
+    num_links: int = 0  # NVLinks that are bonded in it; 0: it is not counted in links
     mesh: int = 0  # GPUs joined pair by pair: a group of n has (n - 1) / (mesh - 1) of the rate; 0: all of it
     aliases: tuple[str, ...] = ()
     note: str = ""
@@ -101,6 +102,7 @@ class Cluster:
     inter: Link
     nics_per_host: int
     note: str = ""
+    remark: str = ""  # how an unusual name was read: every answer says it
     sources: Mapping[str, Source] = field(default_factory=dict)
 
     @property

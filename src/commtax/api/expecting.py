@@ -52,9 +52,16 @@ class Expectation:
         """algbw x 2(n-1)/n for all-reduce, (n-1)/n for the other collectives, 1 for send-recv."""
         return self.algbw_Bps * ring_factor(self.op, self.ranks)
 
-    def passes(self, measured_s: float) -> bool:
-        """Whether a measured time is no slower than the range allows."""
-        return bool(measured_s <= self.high_s)
+    @property
+    def is_assumed(self) -> bool:
+        """Whether nobody measured such a collective here: the range is a guess from other hardware."""
+        return self.source.startswith("assumed")
+
+    def verdict(self, measured_s: float) -> str:
+        """``fail``: slower than the range allows. ``pass``: not slower, and the range was measured; else ``undecided``."""
+        if measured_s > self.high_s:
+            return "fail"
+        return "undecided" if self.is_assumed else "pass"
 
     def seconds_of_busbw(self, busbw_Bps: float) -> float:
         """The time that a measured bus bandwidth means for this size."""

@@ -134,8 +134,7 @@ def constants_of(asked: Setup) -> KernelConstants:
 def _remarks(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[str]:
     """What else a plan should know: an uncalibrated version, an unusual host, weights the chip cannot multiply."""
     found = [engine.note] if engine.note else []
-    if " in one host: usual are" in cluster.note:
-        found.append(cluster.note.split(";")[0])
+    found += [cluster.remark] if cluster.remark else []
     used = int(used_of_domain(plan, cluster, engine))
     if plan.num_gpus > cluster.domain > used:
         where = "host" if cluster.domain == cluster.gpus_per_host else "NVLink domain"

@@ -18,6 +18,7 @@ from commtax.catalog.models import model_keys as model_keys
 from commtax.spec import Chip, Cluster, Engine, Link, Source
 
 MAX_GPUS = 1_000_000
+SLOTS = 8  # GPUs that a usual server holds on PCIe
 
 
 @lru_cache(maxsize=8)
@@ -48,9 +49,18 @@ def chip(name: str) -> Chip:
 
 @lru_cache(maxsize=256)
 def link(name: str) -> Link:
-    """A link by key or alias."""
-    stem = _find("links", name)
-    return record(Link, toml("links", stem), f"links/{stem}")
+    """A link by key or alias; ``nvlink3@8`` has 8 of its 12 NVLinks."""
+    base, counted, count = name.partition("@")
+    stem = _find("links", base)
+    found = record(Link, toml("links", stem), f"links/{stem}")
+    if not counted:
+        return found
+    if not found.num_links or not re.fullmatch(r"\d{1,3}", count) or not 1 <= int(count) <= found.num_links:
+        rule = f"1 to {found.num_links} links are bonded in {stem}" if found.num_links else f"{stem} is not counted in links"
+        near = f"{stem}@{found.num_links}" if found.num_links else stem
+        raise ValueError(f"link '{name}': {rule}; nearest valid: {near}")
+    rate = found.bandwidth_Bps * int(count) / found.num_links
+    return replace(found, key=f"{stem}@{count}", num_links=int(count), bandwidth_Bps=rate, name=f"{found.name}, {count} links")
 
 
 @lru_cache(maxsize=64)
@@ -110,7 +120,8 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = N
     """A cluster from a name (``dgx-h100``, ``4xdgx-h100``) or from counts (``8xh100-sxm``, ``2x8xh100-sxm``).
 
     ``intra`` and ``inter`` replace the usual links. A new ``inter`` brings its usual number of NICs: one for each GPU
-    on InfiniBand and its like, one a host on Ethernet, unless ``nics`` says otherwise.
+    on InfiniBand and its like, one a host on Ethernet, and as many cards of EFA as the chip's instances have for each GPU,
+    unless ``nics`` says otherwise. More GPUs than a host of that chip holds are several hosts.
 
     >>> c = cluster("2x8xh100-sxm")
     >>> c.num_hosts, c.gpus_per_host, c.intra.key, c.inter.key, c.nics_per_host
@@ -130,12 +141,22 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = N
         between = link(inter)
         if between.scope != "inter":
             raise ValueError(f"inter '{inter}': runs inside a host; a fabric such as ib-ndr or 10gbe is needed between hosts")
-        found = replace(found, inter=between, nics_per_host=found.gpus_per_host if between.nic_per_gpu else 1)
+        found = replace(found, inter=between, nics_per_host=_usual_nics(between, found))
     if nics is not None:
         if not 1 <= nics <= 1024:
             raise ValueError(f"nics={nics}: a host has 1 to 1,024 NICs")
         found = replace(found, nics_per_host=nics)
     return found
+
+
+def _usual_nics(between: Link, place: Cluster) -> int:
+    """NICs of a host for a fabric between hosts; EFA's cards by what the instances with this chip offer in sum."""
+    if between.kind == "efa" and not between.nic_per_gpu:
+        hosts = [toml("clusters", key) for key in keys("clusters")]
+        for host in (h for h in hosts if h["chip"] == place.chip.key and link(h["inter"]).kind == "efa"):
+            per_gpu: float = host["nics_per_host"][0] * link(host["inter"]).bandwidth_Bps / host["gpus_per_host"][0]
+            return max(1, round(per_gpu * place.gpus_per_host / between.bandwidth_Bps))
+    return place.gpus_per_host if between.nic_per_gpu else 1
 
 
 def _named(text: str) -> Cluster | None:
@@ -176,18 +197,18 @@ def _counted(text: str) -> Cluster:
     except ValueError:
         known = [*keys("chips"), *_aliases("chips"), *keys("clusters"), *_aliases("clusters")]
         raise ValueError(f"cluster '{text}': unknown chip or host '{name}'{suggest(name, known)}") from None
+    remark = ""
+    if not second:
+        hosts, gpus, remark = _in_hosts(gpus, kind)
+    elif gpus > _largest_host(kind):
+        remark = f"{gpus} {kind.key} in one host: usual are {_largest_host(kind)}"
     inside, between = link(kind.intra), link(kind.inter)
     if inside.kind == "nvlink" and not inside.switched and gpus > 2:  # a bridge joins two cards
         inside = link("pcie5" if kind.family == "hopper" else "pcie4")
     switched = inside.kind in ("nvlink", "xgmi")
     usual = f"{inside.name} inside, {between.name} between hosts: the usual system of this chip (--intra, --inter change it)"
-    if gpus > kind.gpus_per_host and not kind.nvlink_domain and kind.vendor != "generic":
-        usual = (
-            f"{gpus} {kind.key} in one host: usual are {kind.gpus_per_host} (two hosts are written 2x{gpus // 2}x{kind.key}); "
-            + usual
-        )
     return Cluster(
-        key=f"{hosts}x{gpus}x{kind.key}" if hosts > 1 else f"{gpus}x{kind.key}",
+        key=f"{hosts}x{gpus}x{kind.key}" if hosts > 1 or gpus > _largest_host(kind) else f"{gpus}x{kind.key}",
         name=f"{hosts} host{'s' * (hosts > 1)} of {gpus} {kind.name}",
         chip=kind,
         num_hosts=hosts,
@@ -197,5 +218,26 @@ def _counted(text: str) -> Cluster:
         inter=between,
         nics_per_host=gpus if between.nic_per_gpu else 1,
         note=usual,
+        remark=remark,
         sources=kind.sources,
     )
+
+
+def _largest_host(kind: Chip) -> int:
+    """GPUs of such a chip that one host holds at most: a baseboard's, or the slots of a PCIe server."""
+    cards = link(kind.intra).kind == "pcie" or "bridge" in kind.intra
+    return MAX_GPUS if kind.vendor == "generic" else max(kind.gpus_per_host, kind.nvlink_domain, SLOTS if cards else 0)
+
+
+def _in_hosts(gpus: int, kind: Chip) -> tuple[int, int, str]:
+    """A number of GPUs as hosts of equal size, and what to say of it: 16 of a chip whose hosts hold 8 are two hosts."""
+    if gpus <= _largest_host(kind) or gpus > MAX_GPUS:
+        return 1, gpus, ""
+    most = kind.gpus_per_host if kind.nvlink_domain else _largest_host(kind)
+    hosts = -(-gpus // most)
+    if gpus % hosts:
+        near = " or ".join(f"{n}x{kind.key}" for n in (gpus // most * most, hosts * most))
+        told = f"a host holds {most}, and {gpus} are not {hosts} equal hosts"
+        raise ValueError(f"cluster '{gpus}x{kind.key}': {told}; nearest valid: {near}")
+    each, key = gpus // hosts, kind.key
+    return hosts, each, f"{gpus}x{key} is read as {hosts} hosts of {each}, {hosts}x{each}x{key} (one host: 1x{gpus}x{key})"

@@ -1,4 +1,4 @@
-"""The command line: a thin skin. Exit codes: 0 an answer, 1 no, 2 bad input, 3 a rank died, 70 a fault of commtax itself."""
+"""The command line: a thin skin. Exit codes: 0 an answer, 1 no, 2 bad input, 3 no verdict, 70 a fault of commtax itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from commtax.cli.options import (
     what_if_options,
     where_options,
 )
-from commtax.cli.output import print_json, terminal
+from commtax.cli.output import how_read, print_json, show_remarks, terminal
 from commtax.cli.pages import html_option, write_bill_page
 from commtax.cli.pasting import paste_options, pasting
 from commtax.files import OUTPUT_BYTES, read_text
@@ -66,7 +66,8 @@ TRAINING: dict[str, Any] = {
 def app() -> None:
     """What every collective of a distributed LLM costs, and what fits: arithmetic you can check.
 
-    Exit codes: 0 an answer, 1 the answer is no, 2 bad input, 3 a live rank died, 70 a fault of commtax itself.
+    Exit codes: 0 an answer, 1 the answer is no, 2 bad input, 3 no verdict (a live rank died,
+    or expect has only an assumed range), 70 a fault of commtax itself.
     """
 
 
@@ -169,7 +170,7 @@ def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, 
     from commtax.report import bills
 
     own = _profile(options)
-    place = _cluster(options)
+    place = how_read(_cluster(options))
     training = options["phase"] == "train"
     given = {name: options.pop(name, "") for name in ("plans", "links", "batches", "topo")}
     if bool(given["plans"]) == bool(over):
@@ -225,14 +226,16 @@ def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, 
 @profile_option
 @json_option
 def expect_command(op: str, size: float, ranks: int, library: str, measured: str, as_json: bool, **options: Any) -> None:
-    """What a collective should take on this hardware; with --measured, exit 0 (as it should) or 1 (slower).
+    """What a collective should take on this hardware; with --measured pass (exit 0), fail (1) or undecided (3).
+
+    Slower than the range fails. Nothing passes on a range that is only assumed: that is undecided.
 
     commtax expect all-reduce --cluster 8xh100-sxm --size 1G --measured 380GB/s
     """
     from commtax.report import bills
 
     own = _profile(options)
-    place = _cluster(options)
+    place = how_read(_cluster(options))
     words: dict[str, Any] = {"library": library, "profile": own}
     if measured and os.path.exists(measured):
         _expect_file(op, place, ranks, words, Path(measured), as_json)
@@ -243,7 +246,12 @@ def expect_command(op: str, size: float, ranks: int, library: str, measured: str
         print_json(bills.expectation_document(found, seconds))
     else:
         bills.show_expectation(terminal(), found, seconds)
-    sys.exit(0 if seconds is None or found.passes(seconds) else 1)
+        show_remarks()
+    sys.exit(0 if seconds is None else VERDICTS[found.verdict(seconds)])
+
+
+VERDICTS = {"pass": 0, "fail": 1, "undecided": 3}
+"""Exit codes of ``expect``."""
 
 
 def _measured_seconds(text: str, found: Expectation) -> float:
@@ -277,14 +285,17 @@ def _expect_file(op: str, place: Cluster, ranks: int, words: dict[str, Any], pat
         raise ValueError(f"measured '{path}': {len(run.rows):,} rows, more than the {MOST_ROWS:,} that are judged; split it")
     sizes = {r.nbytes: expect(op, place, nbytes=r.nbytes, ranks=ranks or run.ranks, **words) for r in run.rows}
     pairs = [(sizes[r.nbytes], r.seconds) for r in run.rows]
+    verdicts = {e.verdict(s) for e, s in pairs}
+    worst = next(v for v in ("fail", "undecided", "pass") if v in verdicts)
     if as_json:
         rows = [bills.expectation_document(e, s) for e, s in pairs]
-        print_json({"schema": "commtax.expect-file/1", "pass": all(e.passes(s) for e, s in pairs), "rows": rows})
+        print_json({"schema": "commtax.expect-file/1", "verdict": worst, "pass": bills.PASSED[worst], "rows": rows})
     else:
         console = terminal()
         for e, seconds in pairs:
             bills.show_expectation(console, e, seconds)
-    sys.exit(0 if all(e.passes(s) for e, s in pairs) else 1)
+        show_remarks()
+    sys.exit(VERDICTS[worst])
 
 
 @app.command("fit")

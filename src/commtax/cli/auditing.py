@@ -13,7 +13,7 @@ from commtax.audit import SECONDS_TOLERANCE, Question, audit
 from commtax.catalog.profile import load as load_profile
 from commtax.catalog.profile import on_cluster
 from commtax.cli.options import Bytes, Count, Fraction, axis_options, json_option, profile_option, where_options
-from commtax.cli.output import print_json, terminal
+from commtax.cli.output import how_read, print_json, show_remarks, terminal
 from commtax.report import auditing
 
 _PLAN = ("tp", "pp", "dp", "ep", "cp", "sequence_parallel", "dtype", "kv_dtype", "engine")
@@ -62,7 +62,7 @@ def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: 
     commtax audit vllm.log --model llama-3.1-8b --cluster 2xh100-sxm -tp 2
     """
     names = {key: options.pop(key) for key in ("intra", "inter", "nics")}
-    place = catalog.cluster(options.pop("cluster"), **names)
+    place = how_read(catalog.cluster(options.pop("cluster"), **names))
     if not options["tolerance"] > 0:
         raise ValueError(f"tolerance={options['tolerance']}: a fraction above 0 is needed")
     plan = {name: options.pop(name) for name in _PLAN}
@@ -76,4 +76,5 @@ def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: 
         print_json(auditing.audit_document(found))
     else:
         auditing.show_audit(terminal(), found)
+        show_remarks()
     sys.exit(1 if found.verdict == "disagree" else 0)

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from commtax.spec import Cluster
 from commtax.spelling import visible
 
 
@@ -46,8 +47,23 @@ def carried() -> dict[str, Any]:
     return found
 
 
+def how_read(place: Cluster) -> Cluster:
+    """The cluster; how an unusual name of it was read joins the remarks."""
+    if place.remark:
+        remarks().append(place.remark)
+    return place
+
+
+def show_remarks() -> None:
+    """Below an answer that has no notes of its own."""
+    if remarks():
+        from commtax.report.tables import notes
+
+        notes(terminal(), remarks())
+
+
 def print_json(document: dict[str, Any]) -> None:
     if remarks():
-        document = {**document, "notes": [*document.get("notes", []), *remarks()]}
+        document = {**document, "notes": list(dict.fromkeys([*document.get("notes", []), *remarks()]))}
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     click.echo(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text))

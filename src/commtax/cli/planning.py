@@ -16,7 +16,7 @@ from commtax import catalog
 from commtax.catalog.profile import load as load_profile
 from commtax.cli.emitting import emitted, show_emitted
 from commtax.cli.options import Count, Fraction, json_option, profile_option, spread_option, where_options
-from commtax.cli.output import carried, print_json, terminal
+from commtax.cli.output import carried, how_read, print_json, terminal
 from commtax.cli.pages import html_option, write_plan_page
 from commtax.cli.pasting import from_option, pasting_whole
 from commtax.cost.serving import SPREAD
@@ -76,7 +76,7 @@ def plan_command(model: str, phase: str, top: int, plot: str, as_json: bool, **o
     """
     if not 1 <= top <= MOST_LISTED:
         raise ValueError(f"top={top}: from 1 to {MOST_LISTED:,} plans are listed; nearest valid: {1 if top < 1 else MOST_LISTED}")
-    place = catalog.cluster(options.pop("cluster"), **{key: options.pop(key) for key in ("intra", "inter", "nics")})
+    place = how_read(catalog.cluster(options.pop("cluster"), **{key: options.pop(key) for key in ("intra", "inter", "nics")}))
     launch = options["launch"]
     if launch and launch.phase != phase:
         raise ValueError(f"phase '{phase}': the pasted command is one to {launch.phase}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from commtax import catalog
-from commtax.readers.topology import MEANS, Topology, describe, in_order
+from commtax.readers.topology import MEANS, Topology, describe, distance, in_order
 from commtax.spec import Chip, Cluster, Link
 
 _PCIE = {"volta": "pcie3", "turing": "pcie3", "hopper": "pcie5", "blackwell": "pcie5"}  # others: pcie4
@@ -57,15 +57,37 @@ def place(found: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Plac
         )
     size = min(tp, found.num_gpus)
     groups = tuple(found.groups(size, min(replicas, found.num_gpus // size)))
-    worst = max((found.worst(g) for g in groups), key=lambda kind: (not kind.startswith("NV"), bool(kind)))
+    worst = max((found.worst(g) for g in groups), key=distance)
     notes = [f"topology: {describe(found)}"]
+    own = catalog.link(cluster.chip.intra)
     if tp == 1:
         return Placed(cluster, groups, tuple(notes))
+    if own.kind == "nvlink" and own.switched and not found.shows_nvlink:
+        told = f"{cluster.chip.key} has {own.key}, and the matrix shows none: topo -mp lists PCIe paths only, so {own.key} is taken"
+        down = f"(if this was topo -m, NVLink is down: --intra {pcie_of(cluster.chip).key})"
+        return Placed(cluster, groups, (*notes, f"{told} {down}"))
     fast = worst.startswith("NV")
-    link = nvlink_of(cluster.chip) if fast else pcie_of(cluster.chip)
+    link = _bonded(found, groups, nvlink_of(cluster.chip)) if fast else pcie_of(cluster.chip)
     notes += [*_advice(found, groups, worst), *([] if fast else _slow(found, groups, worst, link))]
+    if fast and link.num_links < nvlink_of(cluster.chip).num_links:
+        notes.append(f"{link.num_links} NVLinks a GPU in these groups: priced as {link.key}, assumed")
     domain = size if fast and not link.switched else cluster.gpus_per_host if fast else 1
     return Placed(replace(cluster, intra=link, nvlink_domain=domain), groups, tuple(notes))
+
+
+def _bonded(found: Topology, groups: tuple[tuple[int, ...], ...], link: Link) -> Link:
+    """The link with as many NVLinks as the GPU with the fewest has within its group.
+
+    Direct links to several peers add up, as far as a GPU has links. Through a switch every peer shows all of them: more
+    together than there are.
+    """
+    counts = []
+    for group in groups:
+        for i in group:
+            peers = [int(found.links[i][j][2:] or 1) for j in group if j != i]
+            counts.append(sum(peers) if sum(peers) <= link.num_links else min(link.num_links, max(peers)))
+    least = min(counts)
+    return link if least == link.num_links else catalog.link(f"{link.key}@{least}")
 
 
 def _advice(found: Topology, groups: tuple[tuple[int, ...], ...], worst: str) -> list[str]:

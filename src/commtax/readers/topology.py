@@ -35,6 +35,10 @@ class Topology:
     def num_gpus(self) -> int:
         return len(self.links)
 
+    @property
+    def shows_nvlink(self) -> bool:
+        return any(kind.startswith("NV") for row in self.links for kind in row)
+
     def nvlink_groups(self) -> list[tuple[int, ...]]:
         """GPUs that reach each other over NVLink, directly or through others; single GPUs are groups of one."""
         left, groups = set(range(self.num_gpus)), []
@@ -117,7 +121,7 @@ def describe(found: Topology) -> str:
     """The GPUs in words: ``4 GPUs: NVLink joins 0+2, 1+3; the rest over SYS``."""
     joined = ["+".join(map(str, g)) for g in found.nvlink_groups() if len(g) > 1]
     rest = sorted({kind for row in found.links for kind in row if kind in KINDS}, key=distance)
-    words = [f"NVLink joins {', '.join(joined)}"] if joined else ["no NVLink"]
+    words = [f"NVLink joins {', '.join(joined)}"] if joined else ["no NVLink in the matrix"]
     words += [f"{'the rest' if joined else 'GPUs'} over {' and '.join(rest)}"] if rest else []
     return f"{found.num_gpus} GPUs: {'; '.join(words)}"
 

@@ -146,15 +146,19 @@ def show_expectation(console: Console, e: Expectation, measured_s: float | None)
         "dim",
     )
     if measured_s is not None:
-        verdict = "PASS" if e.passes(measured_s) else "FAIL"
+        verdict = e.verdict(measured_s)
         ratio = measured_s / float(e.seconds)
         if measured_s < float(e.low_s):
             notes(console, ["faster than the range: is the size, the group or the definition of bandwidth another one?"])
+        why = "; the range is assumed: calibrate with a host that is known to be good" if verdict == "undecided" else ""
         say(
             console,
-            f"{verdict}: measured {format_seconds(measured_s)}, {ratio:.2f} x the expected time",
-            "green" if verdict == "PASS" else "red",
+            f"{verdict.upper()}: measured {format_seconds(measured_s)}, {ratio:.2f} x the expected time{why}",
+            {"pass": "green", "fail": "red"}.get(verdict, "yellow"),
         )
+
+
+PASSED = {"pass": True, "fail": False, "undecided": None}
 
 
 def expectation_document(e: Expectation, measured_s: float | None) -> Document:
@@ -181,7 +185,8 @@ def expectation_document(e: Expectation, measured_s: float | None) -> Document:
     }
     document |= {name: getattr(e, name) for name in names}
     if measured_s is not None:
-        document |= {"measured_s": measured_s, "pass": e.passes(measured_s)}
+        verdict = e.verdict(measured_s)
+        document |= {"measured_s": measured_s, "verdict": verdict, "pass": PASSED[verdict]}
     return dict(plain(document))
 
 

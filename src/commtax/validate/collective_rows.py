@@ -16,6 +16,7 @@ from commtax.cost.collectives import choose, ring_factor
 from commtax.cost.inference import price, spread_of
 from commtax.cost.placement import Span
 from commtax.spec import Cluster, Fabric, Path
+from commtax.validate.chip_names import chip_named
 from commtax.validate.records import Answer, Records, Row, UnpricedError, number, of_answers, whole
 from commtax.validate.splits import collective_is_fitted
 
@@ -30,29 +31,6 @@ OPS = {
     "broadcast": "broadcast",
     "reduce": "broadcast",  # the same bytes the other way
 }
-CHIPS = (  # the first pattern that a GPU's name contains
-    (r"a100.*pcie|a100_pairwise", "a100-80-pcie"),
-    (r"a100.*40", "a100-40-sxm"),
-    (r"a100", "a100-80-sxm"),
-    (r"h100[ -]nvl\b|h100_pairwise", "h100-nvl"),
-    (r"h100.*pcie", "h100-pcie"),
-    (r"h100", "h100-sxm"),
-    (r"h200", "h200-sxm"),
-    (r"h20\b", "h20"),
-    (r"b200", "b200-sxm"),
-    (r"b300", "b300-sxm"),
-    (r"l40s", "l40s"),
-    (r"2080 ti|\bt4\b", "t4"),
-    (r"a40", "a40"),
-    (r"\bl4\b", "l4"),
-    (r"3090", "rtx-3090"),
-    (r"4090", "rtx-4090"),
-    (r"5090", "rtx-5090"),
-    (r"v100", "v100-32-sxm"),
-    (r"mi300x", "mi300x"),
-    (r"mi325x", "mi325x"),
-    (r"mi355x", "mi355x"),
-)
 FORCED = (  # libraries that name one algorithm
     (r"1-stage|one.?shot", "one-shot"),
     (r"2-stage|two.?shot", "two-shot"),
@@ -80,7 +58,7 @@ class Asked:
 
     op: str
     ranks: int
-    inside: int  # ranks a host
+    inside: int  # ranks a fast domain: a host, or a rack of NVL72
     library: str
     cluster: Cluster = field(hash=False)
     algorithm: str = ""  # the only one, where the row names it
@@ -104,8 +82,10 @@ def question(row: Row) -> Asked:
         raise UnpricedError(f"{ranks} GPUs on {hosts} hosts: a collective needs two ranks")
     library, algorithm = _library(row)
     words = f"{row.get('gpu', '')} {row.get('system', '')} {row.get('interconnect', '')}".lower()
-    place = _cluster(words, hosts, -(-ranks // hosts))
-    return Asked(op, ranks, -(-ranks // hosts), library, place, algorithm, "eager" in mode(row), _hint(row, words))
+    per_host = -(-ranks // hosts)
+    place = _cluster(words, hosts, per_host)
+    inside = min(ranks, place.domain) if place.domain > place.gpus_per_host else per_host
+    return Asked(op, ranks, inside, library, place, algorithm, "eager" in mode(row), _hint(row, words))
 
 
 def _hint(row: Row, words: str) -> str:
@@ -158,13 +138,13 @@ def _library(row: Row) -> tuple[str, str]:
 
 @lru_cache(maxsize=512)
 def _cluster(words: str, hosts: int, per_host: int) -> Cluster:
-    chip = next((key for pattern, key in CHIPS if re.search(pattern, words)), "")
+    chip = chip_named(words)
     if not chip:
         raise UnpricedError(f"GPU '{words.split(' ')[0]}' is not in the catalogue")
     known = catalog.chip(chip)
     # A group of fewer ranks than a host has GPUs still shares that host's network.
     gpus = max(per_host, known.gpus_per_host) if hosts > 1 and per_host > 1 else max(per_host, 2 if hosts == 1 else 1)
-    text = f"{hosts}x{gpus}x{chip}" if hosts > 1 else f"{gpus}x{chip}"
+    text = f"{hosts}x{gpus}x{chip}"
     inter, nics = next(((key, n) for pattern, key, n in FABRICS if re.search(pattern, words)), ("", None))
     inside = "pcie3" if "2080 ti" in words else _bridge(words, chip) if hosts == 1 and per_host == 2 else ""
     if "p4de" in words and hosts > 1:
@@ -211,8 +191,9 @@ def _floor(asked: Asked, nbytes: Any) -> Any:
         factor = min(factor, 1.0)
     least = factor * nbytes / place.intra.bandwidth_Bps
     if crosses:
-        hosts = -(-asked.ranks // asked.inside)
-        least = np.maximum(least, ring_factor(asked.op, hosts) * nbytes / (place.nics_per_host * place.inter.bandwidth_Bps))
+        domains, hosts = -(-asked.ranks // asked.inside), max(1, place.domain // place.gpus_per_host)
+        rate = place.nics_per_host * hosts * place.inter.bandwidth_Bps
+        least = np.maximum(least, ring_factor(asked.op, domains) * nbytes / rate)
     return least
 
 

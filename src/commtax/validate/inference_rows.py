@@ -16,6 +16,7 @@ from commtax.catalog.hf import from_config
 from commtax.catalog.models import bundled
 from commtax.ledger import Bill
 from commtax.spec import Cluster, Model, Quant
+from commtax.validate.chip_names import chip_named
 from commtax.validate.own_rows import least_s
 from commtax.validate.records import Answer, Records, Row, UnpricedError, number, row_by_row, whole
 from commtax.validate.splits import inference_is_fitted
@@ -167,15 +168,12 @@ def _stored(row: Row) -> Model:
     return replace(model, quant=GROUPS_OF_32) if "int4" in precision or "q40" in precision else model
 
 
-CHIPS = (("a100", "a100-80-sxm"), ("h100", "h100-sxm"), ("h200", "h200-sxm"), ("b200", "b200-sxm"), ("t4", "t4"), ("l40s", "l40s"))
-
-
 @lru_cache(maxsize=128)
 def _cluster(gpu: str, gpus: int) -> Cluster:
-    chip = next((key for word, key in CHIPS if word in gpu.lower()), "")
+    chip = chip_named(gpu)
     if not chip:
         raise UnpricedError(f"GPU '{gpu}' is not in the catalogue")
-    return catalog.cluster(f"{max(gpus, catalog.chip(chip).gpus_per_host)}x{chip}")
+    return catalog.cluster(f"1x{max(gpus, catalog.chip(chip).gpus_per_host)}x{chip}")
 
 
 def _place(row: Row) -> Cluster:

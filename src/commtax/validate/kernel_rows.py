@@ -12,7 +12,7 @@ from commtax import catalog
 from commtax.cost.compute import Kernel
 from commtax.cost.kernels import peak, seconds
 from commtax.spec import DTYPE_BYTES, Chip, KernelConstants
-from commtax.validate.collective_rows import CHIPS
+from commtax.validate.chip_names import chip_named
 from commtax.validate.records import Records, of_columns
 from commtax.validate.splits import even_hashes
 from commtax.validate.spreads import spread
@@ -43,7 +43,7 @@ def answers(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> 
         return of_columns(0, **words)
     text = {column: np.array([row[i] for row in rows], dtype=object) for i, column in enumerate(header)}
     missing = [c for c in (*NEEDED[form], "latency_ms") if c not in text]
-    chip = next((key for pattern, key in CHIPS if re.search(pattern, system.replace("_", " "))), "")
+    chip = chip_named(system)
     if missing or not chip:
         reason = f"column {missing[0]} is missing" if missing else f"chip '{system}' is not in the catalogue"
         return of_columns(len(rows), skipped=reason, **words)
