@@ -24,7 +24,7 @@ from commtax.validate.training_rows import question
 
 RUNS = Path(__file__).parents[2] / "shared" / "data" / "training_runs.csv"
 SMALL = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-30b-a3b", "gpt-oss-20b", "llama-3.1-70b", "deepseek-v3")
-ENGINES = ("megatron", "fsdp", "torchtitan", "deepspeed", "megatron-2021", "llm-foundry")
+ENGINES = ("megatron", "fsdp", "torchtitan", "deepspeed", "megatron-2021", "llm-foundry", "llama3")
 
 
 @st.composite

@@ -172,10 +172,12 @@ def test_activations_of_the_gpt_shape():
 
 
 def test_in_flight_microbatches():
-    assert in_flight(Plan(pp=8, microbatches=64)) == 8
-    assert in_flight(Plan(pp=8, microbatches=4)) == 4
-    assert in_flight(Plan(pp=8, microbatches=64, schedule="gpipe")) == 64
-    assert in_flight(Plan(pp=8, microbatches=64, schedule="interleaved", chunks=2)) == pytest.approx(8 * (1 + 7 / 16))
+    model = catalog.model("llama-3.1-8b")
+    assert in_flight(model, Plan(pp=8, microbatches=64)) == 8
+    assert in_flight(model, Plan(pp=8, microbatches=4)) == 4
+    assert in_flight(model, Plan(pp=8, microbatches=64, schedule="gpipe")) == 64
+    assert in_flight(model, Plan(pp=8, microbatches=64, schedule="interleaved", chunks=2)) == pytest.approx(8 * (1 + 7 / 16))
+    assert in_flight(model, Plan(pp=8, microbatches=8, schedule="interleaved", chunks=2)) == 8, "there are no more"
 
 
 @pytest.mark.parametrize("dp", [2, 8, 64])
@@ -195,7 +197,7 @@ def test_zero_stages_divide(dp):
 
 
 @given(
-    questions(engines=("fsdp", "torchtitan", "llm-foundry", "deepspeed", "megatron"), max_dp=64),
+    questions(engines=("fsdp", "torchtitan", "llm-foundry", "llama3", "deepspeed", "megatron"), max_dp=64),
     st.sampled_from([("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 4), ("zb-h1", 1), ("zb-v", 1)]),
     st.sampled_from(["none", "selective", "full"]),
 )
@@ -225,7 +227,7 @@ def test_gradients_of_a_pipeline_add_up_whole_and_are_summed_once():
         ({"zero": 3, "pp": 2}, "pp > 1"),
         ({"schedule": "blah"}, "schedule 'blah'"),
         ({"tp": 8, "sequence_parallel": True, "context": 4097}, "divisible by tp"),
-        ({"pp": 4, "chunks": 7, "schedule": "interleaved", "batch": 4}, "pp x chunks"),
+        ({"pp": 4, "chunks": 9, "schedule": "interleaved", "batch": 4}, "32 layers on pp=4 make at most 8 chunks a rank"),
         ({"recompute": "some"}, "recompute 'some'"),
         ({"batch": 3, "micro_batch": 2}, "does not divide"),
         ({"chunks": 2}, "interleaved"),

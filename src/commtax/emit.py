@@ -27,8 +27,10 @@ from commtax.api.billing import StepBill
 from commtax.api.train_billing import TrainBill
 from commtax.cost.placement import span
 from commtax.cost.serving import SPREAD
+from commtax.cost.stages import virtual_layers
 from commtax.ledger import Line
 from commtax.readers.launch_flags import FLAVOURS
+from commtax.readers.stage_layout import layout_text
 from commtax.spec import Cluster, Experts, Mlp, Model, Plan
 from commtax.units import format_bytes
 
@@ -254,8 +256,7 @@ def _megatron(job: Job) -> str:
     words = [f"--tensor-model-parallel-size {int(plan.tp)} --pipeline-model-parallel-size {int(plan.pp)}"]
     words += _sized("--context-parallel-size", plan.cp) + _sized("--expert-model-parallel-size", plan.ep)
     words += ["--sequence-parallel"] * plan.sequence_parallel + ["--use-distributed-optimizer"] * (plan.zero == 1)
-    if plan.schedule == "interleaved" and plan.chunks > 1:
-        words.append(f"--num-virtual-stages-per-pipeline-rank {plan.chunks}")
+    words += _stages(job.model, plan)
     words += {
         "full": ["--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"],
         "selective": ["--recompute-granularity selective"],
@@ -266,6 +267,14 @@ def _megatron(job: Job) -> str:
     words += ["--overlap-param-gather"] * ("dp" in limits.async_axes and plan.zero == 1)
     words += ["--tp-comm-overlap"] * ("tp" in limits.async_axes)
     return " ".join([_torchrun(job), "pretrain_gpt.py", *words, *_shape(job.model)])
+
+
+def _stages(model: Model, plan: Plan) -> list[str]:
+    """How layers lie on the stages: told one by one where they do not divide, because Megatron refuses to guess."""
+    pp, chunks = int(plan.pp), plan.chunks if plan.schedule == "interleaved" else 1
+    if pp == 1 or model.num_layers % (pp * chunks) == 0:
+        return [f"--num-virtual-stages-per-pipeline-rank {chunks}"] * (pp > 1 and chunks > 1)
+    return [f"--pipeline-model-parallel-layout '{layout_text(virtual_layers(model.num_layers, pp, chunks))}'"]
 
 
 def _global_batch(job: Job) -> int:
@@ -330,15 +339,25 @@ def _torchtitan(job: Job) -> str:
     if plan.pp > 1:
         kind = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}[plan.schedule]
         words.append(f"{flag}pipeline_parallel_schedule {kind} {flag}num_pp_microbatches {int(plan.microbatches)}")
-        if plan.chunks > 2:  # two are its own choice
-            each = job.model.num_layers // (int(plan.pp) * plan.chunks)
-            words.append(f"{flag}pipeline_parallel_layers_per_stage {each}")
-            words += [f"{flag}pipeline_parallel_{end}_stage_less_layers 0" for end in ("first", "last")]
+        words += _titan_stages(job.model, plan, flag) if plan.chunks > 2 else []  # two are its own choice
     words.append(f"--training.max_context_length {limits.seq}")
     words.append(f"--training.num_tokens_per_microbatch_per_dp_rank {limits.micro_batch * limits.seq}")
     words.append(f"--training.num_tokens_per_train_step {_global_batch(job) * limits.seq}")
     command = " ".join([_torchrun(job), "-m torchtitan.train", named, *words, f"activation-checkpoint:{plan.recompute}"])
     return command if plan.weights_dtype != "fp8" else f"# float8 is switched on in the configuration, not here\n{command}"
+
+
+def _titan_stages(model: Model, plan: Plan, flag: str) -> list[str]:
+    """torchtitan cuts stages of equal depth, with fewer layers on the first and the last."""
+    layout = virtual_layers(model.num_layers, int(plan.pp), plan.chunks)
+    each = max(map(max, layout))
+    less = {"first": each - layout[0][0], "last": each - layout[-1][-1]}
+    if math.ceil((model.num_layers + sum(less.values())) / each) != int(plan.pp) * plan.chunks:
+        raise ValueError(
+            f"emit 'torchrun': torchtitan cuts {model.num_layers} layers on pp={int(plan.pp)} into 2 chunks, not {plan.chunks}"
+        )
+    words = [f"{flag}pipeline_parallel_{end}_stage_less_layers {count}" for end, count in less.items()]
+    return [f"{flag}pipeline_parallel_layers_per_stage {each}", *words]
 
 
 WRITERS: Mapping[str, Callable[[Job], Written]] = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}

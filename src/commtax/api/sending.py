@@ -11,10 +11,11 @@ from commtax.api.setup import Setup, positive, setup
 from commtax.cost.bubble import chunks_of
 from commtax.cost.experts import over_replicas
 from commtax.cost.placement import span
+from commtax.cost.stages import most_chunks
 from commtax.cost.traffic import inference, padded_rows
 from commtax.cost.train_traffic import training
 from commtax.ledger import Item
-from commtax.spec import Cluster, Model, Number, TrainStep, Workload
+from commtax.spec import Cluster, Model, Number, Plan, TrainStep, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +161,22 @@ def check_lengths(context: Number, asked: Setup) -> None:
         raise ValueError(f"context={context}: context parallelism needs a sequence length divisible by 2 x cp = {halves}")
     if plan.sequence_parallel and np.any(np.asarray(context) % (np.asarray(plan.tp) * plan.cp) != 0):
         raise ValueError(f"context={context}: sequence parallelism needs a sequence length divisible by tp x cp")
-    chunks = chunks_of(plan)
-    if chunks > 1 and np.any((np.asarray(plan.pp) > 1) & (asked.model.num_layers % (np.asarray(plan.pp) * chunks) != 0)):
-        raise ValueError(f"chunks={chunks}: {asked.model.num_layers} layers do not divide by pp x chunks")
+    _check_chunks(asked.model.num_layers, plan)
+
+
+def _check_chunks(layers: int, plan: Plan) -> None:
+    """Virtual stages of the interleaved schedule may be unequal but not empty; zb-v's form knows equal ones only."""
+    stages, chunks = int(np.max(plan.pp)), chunks_of(plan)
+    if stages == 1 or chunks == 1:
+        return
+    if plan.schedule == "interleaved" and chunks > (most := most_chunks(layers, stages)):
+        told = f"make at most {most} chunks a rank" if most > 1 else "are too few for chunks"
+        empty = "every virtual stage has a layer, but for the embedding's and the head's"
+        raise ValueError(f"chunks={chunks}: {layers} layers on pp={stages} {told} ({empty})")
+    if plan.schedule != "interleaved" and np.any((np.asarray(plan.pp) > 1) & (layers % (np.asarray(plan.pp) * chunks) != 0)):
+        raise ValueError(
+            f"schedule '{plan.schedule}': {layers} layers do not divide by pp x {chunks} chunks; interleaved takes any"
+        )
 
 
 def microbatches(batch: Number, micro_batch: Number) -> Number:

@@ -11,6 +11,7 @@ import numpy as np
 from commtax.arrays import pick, some
 from commtax.cost.bubble import SCHEDULES
 from commtax.cost.experts import expert_tp
+from commtax.cost.stages import virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
 from commtax.spec import AXES, Cluster, Engine, Experts, Mlp, Model, Number, Plan
 
@@ -296,7 +297,13 @@ def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[st
         found.append(f"KV heads replicated: {kv} heads over tp {tp}, {tp // kv} copies of each")
     if model.attention.latent and tp > 1:
         found.append(f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache")
-    if model.num_layers % pp:
+    if plan.chunks > 1 and pp > 1 and model.num_layers % (pp * plan.chunks):
+        layout = virtual_layers(model.num_layers, pp, plan.chunks)
+        sizes = [sum(chunk[rank] for chunk in layout) for rank in range(pp)]
+        first, last, most = layout[0][0], layout[-1][-1], max(map(max, layout))
+        ends = f"{plan.chunks} chunks each: {first} in the first, {last} in the last, none above {most}"
+        found.append(f"uneven pipeline: {model.num_layers} layers as {'+'.join(map(str, sizes))} in {ends}")
+    elif model.num_layers % pp:
         sizes = [len(r) for r in stage_layers(model, pp, engine.odd_layers)]
         found.append(f"uneven pipeline: {model.num_layers} layers as {'+'.join(map(str, sizes))}")
     idle = cluster.num_gpus - int(plan.num_gpus)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.bubble import SCHEDULES
+from commtax.cost.bubble import SCHEDULES, chunks_of
+from commtax.cost.stages import first_layers, kept_layers
 from commtax.cost.tensors import padded_vocab
-from commtax.cost.train_traffic import fullest_layers, holders, stage_params
+from commtax.cost.train_traffic import by_pp, fullest_layers, holders, stage_params
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Mlp, Model, Number, Plan, TrainStep
 
 OPTIMIZER_BYTES = 12  # Adam: fp32 master copy, first and second moment
@@ -35,11 +37,12 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
     """ZeRO 1 divides the optimiser state over the data-parallel ranks, 2 the gradients too, 3 the parameters too.
 
     With a pipeline the parameters of ZeRO 3 stay gathered while microbatches pass, and gradients of ZeRO 2 and 3 add up whole
-    until the last of them: both save no more than ZeRO 1.
+    until the last of them has passed a chunk.
     """
     params = stage_params(model, plan, engine)
     ranks, same_experts = holders(plan, engine)
-    dense, experts = params["layers"] + params["ends"], params["experts"]
+    ends = _beside(model, plan, params)
+    dense, experts = params["layers"] + ends, params["experts"]
     piped = np.asarray(plan.pp) > 1
 
     def divided(nbytes: float, stage: int) -> Number:
@@ -55,15 +58,33 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
         # one layer is whole while it is used, the next is on its way; with a pipeline all of the stage is
         some = np.minimum(1, pick(piped, 1, 2 / fullest_layers(model, plan)))
         weights = weights + some * (_gathered(params["layers"], ranks) + _gathered(experts, same_experts)) * whole
-        weights = weights + pick(piped, _gathered(params["ends"], ranks), 0) * whole
+        weights = weights + pick(piped, _gathered(ends, ranks), 0) * whole
     rows = step.micro_batch * step.seq / plan.cp
     return TrainMemory(
         parameters=weights,
-        gradients=pick(piped, (dense + experts) * grads, divided(grads, 2)),
+        gradients=np.minimum((dense + experts) * grads, divided(grads, 2) + _unreduced(plan) * (dense + experts) * grads),
         optimizer=divided(OPTIMIZER_BYTES - (4 if mastered else 0), 1),
-        activations=activations(model, plan, step, engine) * in_flight(plan) + _working_set(model, plan, step, engine),
+        activations=activations(model, plan, step, engine) * in_flight(model, plan) + _working_set(model, plan, step, engine),
         logits=pick(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * 6, 0),
     )
+
+
+def _beside(model: Model, plan: Plan, params: Mapping[str, Number]) -> Number:
+    """Parameters of embedding (and head) beyond those of the layers that their stage has less than the fullest one."""
+    fullest = fullest_layers(model, plan)
+    short = fullest - by_pp(plan.pp, lambda pp: first_layers(model.num_layers, pp, plan.chunks))
+    return np.maximum(0, params["ends"] - short * (params["layers"] + params["experts"]) / fullest)
+
+
+def _unreduced(plan: Plan) -> Number:
+    """The share of a stage's gradients that microbatches still add to, under ZeRO 2 and 3.
+
+    With a pipeline all of them; one chunk's where all microbatches pass a chunk before any passes the one before it.
+    """
+    if plan.zero < 2:
+        return 0.0
+    one = 1 / chunks_of(plan) if plan.schedule == "interleaved" else 1.0
+    return pick(np.asarray(plan.pp) > 1, pick(np.asarray(plan.microbatches) <= plan.pp, one, 1.0), 0.0)
 
 
 def _gathered(params: Number, ranks: Number) -> Number:
@@ -71,15 +92,15 @@ def _gathered(params: Number, ranks: Number) -> Number:
     return pick(np.asarray(ranks) > 1, params, 0)
 
 
-def in_flight(plan: Plan) -> Number:
+def in_flight(model: Model, plan: Plan) -> Number:
     """Microbatches whose activations the first stage keeps: all under gpipe, at most pp under 1f1b, 2 pp - 1 under zb-h2.
 
-    Interleaving v chunks keeps (p - 1)/(p v) more, as Narayanan et al. 2021 count it.
+    Interleaving v chunks keeps (p - 1)/(p v) more, as Narayanan et al. 2021 count it, where there are as many; where chunks
+    have unequal layers it is the rank that keeps most, counted in stages of mean depth.
     """
-    kept = SCHEDULES[plan.schedule].kept(plan.pp, plan.microbatches)
     if plan.chunks > 1:
-        return kept * (1 + (plan.pp - 1) / (plan.pp * plan.chunks))
-    return kept
+        return kept_layers(model.num_layers, plan.pp, plan.chunks, plan.microbatches) * plan.pp / model.num_layers
+    return SCHEDULES[plan.schedule].kept(plan.pp, plan.microbatches)
 
 
 def activations(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Number:

@@ -18,6 +18,7 @@ from commtax.cost.compute import Kernel
 from commtax.cost.inference import Pricer, Settings, comm_line
 from commtax.cost.kernels import label, seconds
 from commtax.cost.overlap import hidden_s
+from commtax.cost.stages import fill_factor
 from commtax.cost.tensors import stage_layers
 from commtax.cost.train_traffic import by_pp, fullest_layers, holders, stage_params, training
 from commtax.ledger import AXIS_OF, Bill, Item, Line
@@ -87,7 +88,7 @@ def training_bill(
     pricer = Pricer(plan, cluster, engine, fabric)
     items = [_as_launched(i, plan, engine, settings, times.head_share) for i in training(model, plan, step, engine)]
     comm = _overlapped([comm_line(i, pricer, _scales(i, settings)) for i in items], times, plan, engine, settings)
-    bubble = _bubble(comm, times, plan)
+    bubble = _bubble(comm, times, model, plan)
     return Bill((*compute, bubble, *comm), tokens)
 
 
@@ -283,10 +284,12 @@ class _Windows:
             setattr(self, item.axis, np.maximum(0, getattr(self, item.axis) - used))
 
 
-def _bubble(comm: list[Line], times: Times, plan: Plan) -> Line:
+def _bubble(comm: list[Line], times: Times, model: Model, plan: Plan) -> Line:
     """Idle time of the schedule: a stage takes as long as its layers and what tp, cp and ep expose in them."""
     inside = [x for x in comm if x.item.axis in ("cp", "ep") or (x.item.axis == "tp" and x.item.what.startswith(IN_LAYERS))]
     exposed = sum((x.exposed_s for x in inside), start=0.0) / plan.microbatches
     idle = idle_s(plan.schedule, plan.pp, plan.chunks, times.forward + exposed / 2, times.inputs + exposed / 2, times.weights)
+    if plan.chunks > 1:
+        idle = idle * fill_factor(model.num_layers, plan.pp, plan.chunks)
     item = Item("pipeline bubble", "pp", plan.schedule, 0.0, plan.pp, pick(np.asarray(plan.pp) > 1, 1, 0))
     return Line("bubble", item, 0.0, idle, source="by definition")

@@ -11,6 +11,7 @@ import numpy as np
 from commtax.api.setup import positive, setup
 from commtax.api.train_billing import TrainBill, train_bill
 from commtax.cost.bubble import SCHEDULES
+from commtax.cost.stages import most_chunks
 from commtax.cost.train_memory import RECOMPUTE
 from commtax.planner.columns import Rejected
 from commtax.planner.space import Array
@@ -151,7 +152,7 @@ def plan_training(
 
 def _kinds(engine: Engine) -> Iterator[Kind]:
     """ZeRO stages, recomputation and schedules that the engine has."""
-    stages = (3,) if engine.zero == 3 and engine.master_is_parameter else (0, 1, 3) if engine.zero == 3 else (0, 1)
+    stages = (engine.zero,) if engine.master_is_parameter else (0, 1, 3) if engine.zero == 3 else (0, 1)
     recompute = ["none", "full"] + (["selective"] if engine.selective else [])
     for zero in stages:
         for kind in recompute:
@@ -188,7 +189,7 @@ def _expert_sizes(model: Model, engine: Engine, ranks: int) -> list[int]:
 
 
 def _fitting(grid: dict[str, Array], model: Model, kind: Kind, engine: Engine) -> dict[str, Array]:
-    """Rows that a kind can run: a schedule other than the plain one needs stages, and chunks whole layers.
+    """Rows that a kind can run: a schedule other than the plain one needs stages, and chunks a layer each.
 
     Where gradients of all microbatches are kept, ZeRO 3 has no stages.
     """
@@ -196,7 +197,7 @@ def _fitting(grid: dict[str, Array], model: Model, kind: Kind, engine: Engine) -
     keep = np.ones(len(pp), dtype=bool)
     if kind.schedule != "1f1b":
         chunks = SCHEDULES[kind.schedule].chunks or kind.chunks
-        keep = (pp > 1) & ((model.num_layers % (pp * chunks) == 0) | (chunks == 1))
+        keep = (pp > 1) & ((chunks <= most_chunks(model.num_layers, pp)) | (chunks == 1))
     if kind.zero in (0, 1):
         keep &= (kind.zero == 0) == (grid["dp"] == 1)  # with replicas the optimiser is sharded, alone there is nothing to shard
     if kind.zero == 3 and not engine.master_is_parameter:
@@ -253,7 +254,7 @@ def _lost(a: TrainPlans, every: TrainColumns, good: TrainColumns, budget: float)
         yield from _judged(every, good, f"recompute {kind}", np.isin(every.kind, mine), np.isin(good.kind, mine), budget)
     if not any(a.kinds[int(k)].chunks > 1 for k in np.unique(every.kind)) and np.any(every.pp > 1):
         yield Rejected(
-            "interleaved", f"{a.model.num_layers} layers do not divide by stages x {' or '.join(map(str, CHUNKS))} chunks"
+            "interleaved", f"{a.model.num_layers} layers are too few for stages x {' or '.join(map(str, CHUNKS))} chunks"
         )
 
 

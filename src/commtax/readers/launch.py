@@ -8,6 +8,7 @@ not understood is listed in ``unread``, never dropped.
 from __future__ import annotations
 
 import ast
+import math
 import os
 import re
 import shlex
@@ -100,7 +101,8 @@ class Launch:
 
     def chunks_of(self, layers: int) -> int | None:
         """Chunks a rank of a model with so many layers."""
-        return max(1, layers // ((self.pp or 1) * self.stage_layers)) if self.stage_layers and self.schedule else self.chunks
+        whole = (self.pp or 1) * (self.stage_layers or 0)  # first and last stages may have fewer
+        return max(1, math.ceil(layers / whole)) if whole and self.schedule else self.chunks
 
     @property
     def num_gpus(self) -> int:

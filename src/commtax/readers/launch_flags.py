@@ -125,8 +125,10 @@ TRTLLM = _flags(
     on={"dp_attention": "enable-attention-dp"},
 )
 MEGATRON = _flags(
-    text={"recompute": "recompute-granularity", "fp8": "fp8-format"},
+    text={"recompute": "recompute-granularity", "fp8": "fp8-format", "layout": "pipeline-model-parallel-layout"},
     int={
+        "first_layers": "decoder-first-pipeline-num-layers",
+        "last_layers": "decoder-last-pipeline-num-layers",
         "tp": "tensor-model-parallel-size",
         "pp": "pipeline-model-parallel-size",
         "cp": "context-parallel-size",
@@ -154,6 +156,8 @@ MEGATRON = _flags(
         "selective": "recompute-activations",
         "overlap_dp": "overlap-grad-reduce",
         "overlap_tp": "tp-comm-overlap",
+        "embedding_counts": "account-for-embedding-in-pipeline-split",
+        "loss_counts": "account-for-loss-in-pipeline-split",
     },
 )
 TORCHTITAN = _flags(

@@ -6,10 +6,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from commtax.cost.stages import virtual_layers
 from commtax.files import parse_json
 from commtax.readers.launch_flags import BACKENDS, COMPUTED, FLAVOURS, KV, QUANTISED, SCHEDULES
+from commtax.readers.stage_layout import layout_of, stages
 
 AUTO_EP = -1  # as in api.setup: tp x dp
+UNEVEN = ("first_layers", "last_layers", "embedding_counts", "loss_counts")
 SERVED = (
     "max_model_len",
     "max_num_seqs",
@@ -139,15 +142,33 @@ def _training(given: Given, names: Iterable[str]) -> Given:
     return {"phase": "train", **told, "dp": world // inner}
 
 
-def _megatron(given: Given, _notes: list[str], unread: list[str]) -> Given:
+def _chunks(given: Given, pp: int, notes: list[str]) -> int:
+    """Chunks a rank, told in one of three ways; a split of layers other than the priced one is said."""
+    layers, chunks = given.get("layers", 0), given.get("chunks") or 1
+    if given.get("layers_a_chunk") and layers:
+        chunks = max(1, layers // pp // given["layers_a_chunk"])
+    told = [sum(column) for column in zip(*layout_of(given["layout"], pp), strict=True)] if "layout" in given else []
+    if told:
+        chunks, layers = len(stages(given["layout"])) // pp, layers or sum(told)
+    elif layers and pp > 1 and any(given.get(name) for name in UNEVEN):
+        first = given.get("first_layers") or (-(-layers // pp) - 1 if given.get("embedding_counts") else 0)
+        last = given.get("last_layers") or (-(-layers // pp) - 1 if given.get("loss_counts") else 0)
+        inner = pp - bool(first) - bool(last)
+        told = [first] * bool(first) + [(layers - first - last) // max(1, inner)] * inner + [last] * bool(last)
+    priced = [sum(column) for column in zip(*virtual_layers(layers, pp, chunks), strict=True)] if told else []
+    if sorted(told) != sorted(priced):
+        asked, ours = ("+".join(map(str, sizes)) for sizes in (told, priced))
+        notes.append(f"stages of {asked} layers are asked for; priced as {ours}")
+    return chunks
+
+
+def _megatron(given: Given, notes: list[str], unread: list[str]) -> Given:
     """Sizes, schedule and optimiser of a Megatron-LM job; the model is told by its sizes."""
     told = _training(given, ("tp", "pp", "cp", "ep", "micro_batch", "global_batch", "context"))
     told["recompute"] = given.get("recompute") or ("selective" if given.get("selective") else "")
     told |= {"sequence_parallel": bool(given.get("sequence_parallel")), "zero": 1 if given.get("zero") else 0}
-    chunks = given.get("chunks")
-    if given.get("layers_a_chunk") and given.get("layers"):
-        chunks = given["layers"] // told.get("pp", 1) // given["layers_a_chunk"]
-    if chunks and chunks > 1:
+    chunks = _chunks(given, told.get("pp", 1), notes)
+    if chunks > 1:
         told |= {"schedule": "interleaved", "chunks": chunks}
     if given.get("expert_tp", told.get("tp", 1)) != told.get("tp", 1):
         unread.append(f"--expert-tensor-parallel-size {given['expert_tp']}")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from commtax import napkin
 from commtax.api.billing import StepBill
 from commtax.api.train_billing import TrainBill
+from commtax.cost.stages import virtual_layers
 from commtax.report.documents import Document, plain
 from commtax.sim.pipeline import Durations, run
 from commtax.sim.schedules import SCHEDULES
@@ -69,4 +72,15 @@ def _durations(b: TrainBill, chunks: int) -> Durations:
         lines = [x for x in b.items if x.kind == "compute" and x.item.op.endswith(ending)]
         return sum(float(x.total_s) for x in lines if grads is None or ("weight gradient" in x.item.what) == grads) / m
 
-    return Durations(total("forward"), total("backward", False) + total("recompute"), max(total("backward", True), 1e-12))
+    times = (total("forward"), total("backward", False) + total("recompute"), max(total("backward", True), 1e-12))
+    return Durations(*times, stage_factors=_depths(b, chunks))
+
+
+def _depths(b: TrainBill, chunks: int) -> tuple[float, ...]:
+    """Layers of each virtual stage over the mean of the fullest rank's, where interleaved stages are unequal."""
+    plan, layers = b.setup.plan, b.setup.model.num_layers
+    pp = int(plan.pp)
+    if plan.schedule != "interleaved" or layers % (pp * chunks) == 0:
+        return ()
+    most = math.ceil(layers / pp) / chunks
+    return tuple(size / most for chunk in virtual_layers(layers, pp, chunks) for size in chunk)
