@@ -144,7 +144,8 @@ def test_a_trace_that_agrees():
     [
         ({"reduces": 64}, "all-reduce a decode step"),
         ({"reduces": 0}, "all-reduce a decode step"),
-        ({"each_us": 40.0}, "one all-reduce (one rank, waiting included)"),
+        ({"each_us": 40.0}, "exposed communication, of the step"),
+        ({"each_us": 1.0}, "one all-reduce (one rank, waiting included)"),
         ({"gathers": 3}, "all-gather a decode step"),
     ],
 )

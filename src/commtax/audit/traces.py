@@ -182,18 +182,16 @@ def _taken(
 def _one(
     op: str, predicted: float, steps: set[int], traces: Sequence[Trace], asked: Question, meetings: Meetings | None
 ) -> Finding:
-    """One collective: the least over ranks is the wire, where every rank of its group is here."""
+    """One collective: the least over ranks is the wire, where every rank of its group is here; else the wire is at most that."""
     mine = [c for c in traces[0].collectives if c.op == op and c.step in steps]
-    if not meetings:
-        measured = median(c.seconds for c in mine) if mine else None
-        why = "one rank's trace holds its waiting too: give all ranks"
-        return asked.seconds(f"one {op} (one rank, waiting included)", predicted, measured, why)
-    times = [m.wire_s for m in meetings.matched if m.op == op and m.step in steps]
+    times = [m.wire_s for m in meetings.matched if m.op == op and m.step in steps] if meetings else [c.seconds for c in mine]
     measured = median(times) if times else None
-    found = asked.seconds(f"one {op} (least over ranks)", predicted, measured, "another path, link or size than was said")
+    how = "least over ranks" if meetings else "one rank, waiting included"
+    why = "another path, link or size than was said" if times else "none in these steps"
+    found = asked.seconds(f"one {op} ({how})", predicted, measured, why)
     group = max((c.ranks for c in mine), default=0) or asked.tp
     if found.verdict == DISAGREE and group > len(traces) and (measured or 0.0) > predicted:
-        return undecided(found, f"{len(traces)} of its {group} ranks are here: the least of them may hold waiting for the others")
+        return undecided(found, f"{len(traces)} of its {group} ranks here: the time may hold waiting for the others")
     return found
 
 

@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from commtax.readers.collective_names import UNNAMED, call_op, is_call, kernel_o
 from commtax.readers.devices import Device, described
 from commtax.readers.messages import told_bytes, told_op, told_ranks
 from commtax.readers.trace_steps import Step, graph_steps, named_steps, trained, trains, without_strays
-from commtax.readers.usage import Usage, usage
+from commtax.readers.usage import Usage, usage, within
 from commtax.timeline import Timeline
 from commtax.units import plural
 
@@ -225,9 +226,21 @@ class _Parts:
 
     def _window(self, events: Sequence[Event], host_end_s: float = -math.inf) -> tuple[float, float]:
         """When the device ran what belongs together."""
-        start, end, strays = without_strays([self.span(e) for e in events], host_end_s)
+
+        def host_s(begin: float, end: float) -> float:
+            """Its own time in a pause: before its step ends, and not inside a call that waits for the device."""
+            until = min(end, host_end_s)
+            return until - begin - within(self.in_driver, [(begin, until)]) if until > begin else 0.0
+
+        start, end, strays = without_strays([self.span(e) for e in events], host_s)
         self.strays += strays
         return start, end
+
+    @cached_property
+    def in_driver(self) -> list[tuple[float, float]]:
+        """When the host was inside calls of the driver."""
+        rows = [("host", *self.span(e), "compute", "") for e in self.launches.values()]
+        return _timeline(rows).covered("compute")
 
     def _on_device(self, steps: list[Step]) -> list[Step]:
         """A step begins with the first kernel launched in it and ends where the next begins, unless the device idles between."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 _PROFILER = re.compile(r"^ProfilerStep#\d+")
@@ -13,6 +13,7 @@ _VLLM = re.compile(r"^execute_(?:\d+_)?context_(\d+)\((\w+)\)_generation_(\d+)\(
 _VLLM_OLD = re.compile(r"^execute_new_(\d+)_cached_(\d+)")
 _SGLANG = re.compile(r"^step\[(\w+) bs=(\d+)(?: toks=(\d+))?\]")
 _TRAINING = ("Optimizer.step", "Optimizer.zero_grad", "autograd::engine::evaluate_function")
+STRAY_PAUSE, STRAY_TIMES = 0.5, 10.0  # of a step's kernels together, and of the kernels set apart
 _SGLANG_PHASES = {"EXTEND": "prefill", "DECODE": "decode", "MIXED": "mixed", "TARGET_VERIFY": "decode"}
 
 
@@ -71,23 +72,27 @@ def trained(steps: Sequence[Step], moments: Sequence[float]) -> list[Step]:
     return [replace(s, phase="train") if is_trained(s) else s for s in steps]
 
 
-def without_strays(spans: Sequence[tuple[float, float]], host_end_s: float = -math.inf) -> tuple[float, float, int]:
+def without_strays(
+    spans: Sequence[tuple[float, float]], host_s: Callable[[float, float], float] = lambda *_: 0.0
+) -> tuple[float, float, int]:
     """From the first start to the last end of what belongs together, and how many are set apart from it.
 
-    A stray stands behind a pause longer than all of them together that the host had no part in.
+    Strays stand behind (or, where an engine plans ahead, before) a pause that is long beside the step and far longer than they are.
+    ``host_s`` tells how much of a pause was the host's own time, which is a step's too.
 
     >>> without_strays([(0.0, 4.0), (5.0, 9.0), (500.0, 501.0)])
     (0.0, 9.0, 1)
     """
     ordered = sorted(spans)
-    longest = sum(end - start for start, end in ordered)
+    total = sum(end - start for start, end in ordered)
     groups: list[list[tuple[float, float]]] = [[ordered[0]]]
-    until = ordered[0][1]
+    until, before = ordered[0][1], ordered[0][1] - ordered[0][0]
     for start, end in ordered[1:]:
-        if start - max(until, host_end_s) > longest:
+        least = max(total * STRAY_PAUSE, min(before, total - before) * STRAY_TIMES)
+        if start - until > least and start - until - host_s(until, start) > least:
             groups.append([])
         groups[-1].append((start, end))
-        until = max(until, end)
+        until, before = max(until, end), before + end - start
     kept = max(groups, key=lambda g: sum(end - start for start, end in g))
     return kept[0][0], max(end for _, end in kept), len(ordered) - len(kept)
 
