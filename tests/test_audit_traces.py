@@ -278,6 +278,7 @@ def test_ranks_that_are_not_here_are_said():
     section, found = audited(made[0], asked, made[1])
     assert any("2 of the job's 8 ranks are here (0, 1)" in n for n in section.notes)
     assert found["ranks in the job"].verdict == "agree"
+    assert found["waiting for the slowest rank, of the step"].verdict == "unknown"
     slow = [decode_graphs(**made_steps(asked, each_us=50.0), rank=r) for r in (0, 1)]
     for m in slow:
         m["distributedInfo"] |= {"world_size": 8, "pg_config": [{"pg_name": "0", "pg_size": 8}]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -53,7 +53,7 @@ def audit_traces(traces: Sequence[Trace], asked: Question, names: Sequence[str])
         *place,
         *_sent(traces, chosen, work, asked),
         *_taken(traces, chosen, priced, asked, meetings),
-        *_waiting(traces, chosen[0], meetings),
+        *_waiting(traces, chosen[0], meetings, asked.tp),
     )
     return Section("trace", tuple(names), findings, tuple(notes), _spent(traces, chosen))
 
@@ -79,7 +79,7 @@ def _training(traces: Sequence[Trace], place: tuple[Finding, ...], names: Sequen
         *place,
         Finding("training step", None, median(s.seconds for s in chosen[0]), "s", reason=why),
         Finding("exposed communication a step", None, min(u.exposed_s for u in spent), "s", reason=why),
-        *(undecided(f, f.reason) for f in _waiting(traces, chosen[0], meet(traces) if len(traces) > 1 else None)),
+        *(undecided(f, f.reason) for f in _waiting(traces, chosen[0], meet(traces) if len(traces) > 1 else None, 1)),
     )
     notes.append(plural(len(chosen[0]), "training step"))
     return Section("trace", tuple(names), findings, tuple(notes), _spent(traces, chosen))
@@ -189,7 +189,7 @@ def _one(
     how = "least over ranks" if meetings else "one rank, waiting included"
     why = "another path, link or size than was said" if times else "none in these steps"
     found = asked.seconds(f"one {op} ({how})", predicted, measured, why)
-    group = max((c.ranks for c in mine), default=0) or asked.tp
+    group = _group(mine, asked.tp)
     if found.verdict == DISAGREE and group > len(traces) and (measured or 0.0) > predicted:
         return undecided(found, f"{len(traces)} of its {group} ranks here: the time may hold waiting for the others")
     return found
@@ -202,7 +202,7 @@ def _judged(found: Finding, trace: Trace) -> Finding:
     return undecided(found, "the trace has no device: times are the host's, profiler included")
 
 
-def _waiting(traces: Sequence[Trace], steps: Sequence[Step], meetings: Meetings | None) -> Iterator[Finding]:
+def _waiting(traces: Sequence[Trace], steps: Sequence[Step], meetings: Meetings | None, tp: int) -> Iterator[Finding]:
     """Waiting is not transfer: who comes last, and what the others lose."""
     if meetings is None:
         return
@@ -218,6 +218,13 @@ def _waiting(traces: Sequence[Trace], steps: Sequence[Step], meetings: Meetings 
     verdict = AGREE if worst <= WAITING_SHARE else DISAGREE if traces[0].on_device else UNKNOWN
     matched = f"{plural(len(meetings.matched), 'collective')} matched by {'clock' if meetings.by_clock else 'order'}"
     lost = f", {meetings.unmatched} not" if meetings.unmatched else ""
-    yield Finding(
-        "waiting for the slowest rank, of the step", 0.0, worst, "share", WAITING_SHARE, verdict, f"{words}; {matched}{lost}"
-    )
+    reason = f"{words}; {matched}{lost}"
+    found = Finding("waiting for the slowest rank, of the step", 0.0, worst, "share", WAITING_SHARE, verdict, reason)
+    group = _group(traces[0].collectives, tp)
+    absent = f"{len(traces)} of {group} ranks here: others may come later still; {reason}"
+    yield undecided(found, absent) if verdict == AGREE and group > len(traces) else found
+
+
+def _group(collectives: Iterable[Collective], tp: int) -> int:
+    """Ranks that meet, as the trace tells them or else as was said."""
+    return max((c.ranks for c in collectives), default=0) or tp
