@@ -144,7 +144,8 @@ def test_a_trace_that_agrees():
     [
         ({"reduces": 64}, "all-reduce a decode step"),
         ({"reduces": 0}, "all-reduce a decode step"),
-        ({"each_us": 40.0}, "one all-reduce (one rank, waiting included)"),
+        ({"each_us": 40.0}, "exposed communication, of the step"),
+        ({"each_us": 1.0}, "one all-reduce (one rank, waiting included)"),
         ({"gathers": 3}, "all-gather a decode step"),
     ],
 )
@@ -195,7 +196,7 @@ def test_a_straggler_is_named():
 def test_a_trace_without_the_steps_that_were_asked_for():
     asked = question(tp=2, batch=32)
     section = audit_traces([kineto.parse(decode_graphs(**made_steps(asked)))], asked, ["a"])
-    assert [f.verdict for f in section.findings] == ["unknown"]
+    assert {f.item: f.verdict for f in section.findings} == {"steps": "unknown"}
 
 
 def latency(seconds, **words):
@@ -313,7 +314,7 @@ def test_vllm_on_cpu_sends_what_traffic_lists(phase, rows):
     assert items[f"all-reduce a {phase} step"].measured == 9
     assert items["all-reduce bytes a step"].measured == 9 * rows * 512 * 2
     exact = [f for f in found.findings if f.unit in ("", "bytes")]
-    assert len(exact) == 5
+    assert len(exact) == 6
     assert all(f.verdict == "agree" and f.difference == 0 for f in exact)
 
 

@@ -53,17 +53,17 @@ class Timeline:
 
     def overlap_s(self, first: str, second: str) -> float:
         """Seconds in which some interval of one kind and some of the other run at once, on any lanes."""
-        return _measure(_cross(self._union(first), self._union(second)))
+        return _measure(_cross(self.covered(first), self.covered(second)))
 
     def exposed_s(self, kind: str, behind: str) -> float:
         """Seconds of one kind that nothing of the other covers."""
-        return _measure(self._union(kind)) - self.overlap_s(kind, behind)
+        return _measure(self.covered(kind)) - self.overlap_s(kind, behind)
 
-    def uncovered(self, kind: str, behind: str) -> list[tuple[float, float]]:
-        """When one kind runs and nothing of the other does, in order."""
-        covered = self._union(behind)
+    def uncovered(self, kind: str, *behind: str) -> list[tuple[float, float]]:
+        """When one kind runs and nothing of the others does, in order."""
+        covered = self.covered(*behind)
         edges = [-np.inf, *(x for span in covered for x in span), np.inf]
-        return _cross(self._union(kind), list(zip(edges[::2], edges[1::2], strict=True)))
+        return _cross(self.covered(kind), list(zip(edges[::2], edges[1::2], strict=True)))
 
     def clashes(self) -> int:
         """Pairs of neighbours on one lane that overlap: 0 in a sound timeline."""
@@ -71,8 +71,9 @@ class Timeline:
         lane, start, end = self.lane[order], self.start_s[order], self.end_s[order]
         return int(np.sum((lane[1:] == lane[:-1]) & (start[1:] < end[:-1] - 1e-12)))
 
-    def _union(self, kind: str) -> list[tuple[float, float]]:
-        mask = self.kind == self.kinds.index(kind)
+    def covered(self, *kinds: str) -> list[tuple[float, float]]:
+        """When something of any of these kinds runs, on any lane, in order."""
+        mask = np.isin(self.kind, [self.kinds.index(kind) for kind in kinds])
         spans = sorted(zip(self.start_s[mask].tolist(), self.end_s[mask].tolist(), strict=True))
         merged: list[tuple[float, float]] = []
         for start, end in spans:

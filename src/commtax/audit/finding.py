@@ -10,6 +10,7 @@ from typing import Any
 
 from commtax.api import StepBill, bill
 from commtax.api.setup import positive
+from commtax.readers.usage import Usage
 from commtax.spec import Cluster, Model
 
 AGREE, DISAGREE, UNKNOWN = "agree", "disagree", "unknown"
@@ -127,9 +128,11 @@ class Question:
         weak = [why.removeprefix("assumed: ") for kind, why in sources if kind in ("compute", "comm") and why.startswith("assumed")]
         return f"seconds of {self.cluster.chip.key} are assumed ({'; '.join(weak)}): calibrate first" if weak else ""
 
-    def seconds(self, item: str, predicted: float | None, measured: float | None, reason: str = "") -> Finding:
+    def seconds(
+        self, item: str, predicted: float | None, measured: float | None, reason: str = "", base: float | None = None
+    ) -> Finding:
         """A comparison of times, decided only where the prediction rests on measurements."""
-        found = compare(item, predicted, measured, "s", self.tolerance, reason)
+        found = compare(item, predicted, measured, "s", self.tolerance, reason, base)
         return undecided(found, self.distrust) if self.distrust else found
 
 
@@ -141,6 +144,7 @@ class Section:
     files: tuple[str, ...]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
+    usage: tuple[tuple[int, Usage], ...] = ()  # rank, and how its mean step was spent
 
 
 @dataclass(frozen=True, slots=True)

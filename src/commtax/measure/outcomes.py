@@ -33,7 +33,7 @@ def allreduces(traces: Sequence[Trace]) -> dict[str, Any]:
         "allreduces": median(counts) if counts else 0,
         "allreduce_bytes": sum(sizes) / len(sizes) if sizes else None,
         "allreduce_s": median(wire) if wire else None,
-        "comm_fraction": min(t.fraction_of([s for s in t.steps if s.index in indices]) for t in ordered),
+        "comm_fraction": min(t.usage([s for s in t.steps if s.index in indices]).exposed_share for t in ordered),
         "wire_fraction": sum(wire) / sum(s.seconds for s in steps) if wire and steps else None,
         "step_s": step_s,
     }

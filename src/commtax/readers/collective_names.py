@@ -92,6 +92,30 @@ def shared_memory_op(name: str) -> str:
     return _find(last, _CALLS) if last.startswith("shm_") else ""
 
 
+_MOVED = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all")
+_NOT_OPERATORS = (
+    "aten::",
+    "c10d::",
+    "autograd::",
+)  # torch's own records are read as calls, and the rest moves nothing between ranks
+
+
+@lru_cache(maxsize=65536)
+def operator_op(name: str) -> str:
+    """The collective of an operator that an engine or a library registered with torch, or "".
+
+    >>> operator_op("vllm::all_reduce"), operator_op("symm_mem::two_shot_all_reduce_"), operator_op("_C_custom_ar::all_reduce")
+    ('all-reduce', 'all-reduce', 'all-reduce')
+    >>> operator_op("aten::scatter"), operator_op("vllm::unified_attention"), operator_op("_C::shm_allreduce")
+    ('', '', '')
+    """
+    _, marks, last = name[-MOST_SIGNS:].rpartition("::")
+    if not marks or " " in last or last.startswith("shm_") or name.startswith(_NOT_OPERATORS):
+        return ""
+    found = _find(last, _WORDS)
+    return found if found in _MOVED else ""
+
+
 def _find(text: str, words: tuple[tuple[str, str], ...]) -> str:
     letters = re.sub(r"[^a-z0-9]", "", text.lower())
     return next((op for word, op in words if word in letters), "")

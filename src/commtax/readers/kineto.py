@@ -13,16 +13,20 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from commtax.files import TRACE_BYTES, TRACE_MEMORY_BYTES, parse_json, read_bytes
-from commtax.readers.collective_names import UNNAMED, call_op, is_call, kernel_op, shared_memory_op
+from commtax.readers.collective_names import UNNAMED, call_op, is_call, kernel_op, operator_op, shared_memory_op
+from commtax.readers.devices import Device, described
 from commtax.readers.messages import told_bytes, told_op, told_ranks
-from commtax.readers.trace_steps import Step, graph_steps, named_steps
+from commtax.readers.trace_steps import Step, graph_steps, named_steps, trained, trains, without_strays
+from commtax.readers.usage import Usage, usage, within
 from commtax.timeline import Timeline
+from commtax.units import plural
 
 KINDS = ("compute", "comm", "copy")
 Event = dict[str, Any]
@@ -63,18 +67,18 @@ class Trace:
     steps: tuple[Step, ...]
     issued: Mapping[str, int]
     engine: str = ""
+    device: Device | None = None
+    training: bool = False  # something of training ran, in a step or not
     notes: tuple[str, ...] = ()
 
     @property
     def comm_fraction(self) -> float:
         """Communication that no compute covers, over the steps (over the whole trace where it has none)."""
-        return self.fraction_of(self.steps)
+        return self.usage(self.steps).exposed_share
 
-    def fraction_of(self, steps: Sequence[Step]) -> float:
-        """The same, over some of the steps."""
-        windows = [(s.start_s, s.end_s) for s in steps] or [(self.timeline.begin_s, self.timeline.finish_s)]
-        total = sum(end - start for start, end in windows)
-        return exposed_s(self.timeline, windows) / total if total > 0 else 0.0
+    def usage(self, steps: Sequence[Step]) -> Usage:
+        """How some of the steps (the whole trace where there are none) were spent."""
+        return usage(self.timeline, [(s.start_s, s.end_s) for s in steps] or [(self.timeline.begin_s, self.timeline.finish_s)])
 
     def per_step(self, op: str, phase: str = "") -> list[int]:
         """How many collectives of one kind each step (of one phase) holds."""
@@ -129,21 +133,12 @@ def _trace(head: Mapping[str, Any], events: list[Event], name: str) -> Trace:
         timeline=timeline,
         collectives=tuple(collectives),
         steps=tuple(steps),
-        issued=Counter(call_op(e["name"]) for e in found.calls),
+        issued=Counter(call_op(e["name"]) for e in found.calls or found.operators),
         engine=f"vllm {head['vllm_version']}" if "vllm_version" in head else "",
+        device=described(head, found.device_number) if on_device else None,
+        training=bool(found.trained),
         notes=tuple(_notes(found, collectives, steps)),
     )
-
-
-def exposed_s(timeline: Timeline, windows: Sequence[tuple[float, float]]) -> float:
-    """Seconds of communication inside the windows that no compute covers."""
-    spans = timeline.uncovered("comm", "compute")
-    if not spans:
-        return 0.0
-    edges = np.array(spans).ravel()
-    sums = np.concatenate([[0.0], np.cumsum(np.diff(edges)[::2])])
-    so_far = np.interp(np.array(windows), edges, np.repeat(sums, 2)[1:-1])  # it grows inside a span and rests between
-    return float(np.sum(so_far[:, 1] - so_far[:, 0]))
 
 
 class _Parts:
@@ -156,8 +151,11 @@ class _Parts:
         self.torch_calls: list[Event] = []  # c10d::… around them
         self.records: list[Event] = []  # record_param_comms, with metadata in newer versions
         self.shared: list[Event] = []  # shared-memory collectives on CPUs
+        self.operators: list[Event] = []  # engines' and libraries' own collectives, as torch calls them
         self.annotations: list[Event] = []
         self.ops: list[Event] = []
+        self.trained: list[float] = []  # when something of training began
+        self.strays = 0
         self.launches: dict[Any, Event] = {}
         for event in events:
             self._sort(event)
@@ -170,10 +168,13 @@ class _Parts:
             correlation = (event.get("args") or {}).get("correlation")
             if correlation is not None and ("aunch" in name or correlation not in self.launches):
                 self.launches[correlation] = event
-        elif category == "user_annotation":
-            (self.calls if is_call(name) else self.annotations).append(event)
-        elif category == "cpu_op":
-            self._sort_op(event, name)
+        elif category in ("user_annotation", "cpu_op"):
+            if trains(name):
+                self.trained.append(self.span(event)[0])
+            if category == "cpu_op":
+                self._sort_op(event, name)
+            else:
+                (self.calls if is_call(name) else self.annotations).append(event)
 
     def _sort_op(self, event: Event, name: str) -> None:
         if is_call(name):
@@ -185,7 +186,15 @@ class _Parts:
         else:
             if "shm_" in name and shared_memory_op(name):
                 self.shared.append(event)
+            elif "::" in name and operator_op(name):
+                self.operators.append(event)
             self.ops.append(event)
+
+    @property
+    def device_number(self) -> int:
+        """The GPU that most of the rank's kernels ran on."""
+        numbers = Counter((e.get("args") or {}).get("device") for e in self.device)
+        return next((n for n, _ in numbers.most_common() if isinstance(n, int)), 0)
 
     def span(self, event: Event) -> tuple[float, float]:
         start = _ns(event["ts"]) - self.origin
@@ -202,35 +211,48 @@ class _Parts:
 
     def steps(self) -> list[Step]:
         """Steps that somebody named, else those that repeated graph launches show; on a device moved to when it ran them."""
-        named = named_steps([(str(e["name"]), *self.span(e)) for e in self.annotations])
+        named = trained(named_steps([(str(e["name"]), *self.span(e)) for e in self.annotations]), self.trained)
         if named:
             return self._on_device(named) if self.device else named
-        return graph_steps(
-            (self.span(self.launches[c])[0], names, start, end) for c, (names, start, end) in self._replays().items()
-        )
+        replays = ((self.span(self.launches[c])[0], names, start, end) for c, (names, start, end) in self._replays().items())
+        return trained(graph_steps(replays), self.trained)
 
     def _replays(self) -> dict[Any, tuple[tuple[str, ...], float, float]]:
         found: dict[Any, list[Event]] = {}
         for event in self.device:
             if event.get("cat") == "kernel" and self.is_graph(event):
                 found.setdefault(event["args"]["correlation"], []).append(event)
-        spans = {c: [self.span(e) for e in group] for c, group in found.items()}
-        return {
-            c: (tuple(sorted(e["name"] for e in group)), min(s for s, _ in spans[c]), max(e for _, e in spans[c]))
-            for c, group in found.items()
-        }
+        return {c: (tuple(sorted(e["name"] for e in group)), *self._window(group)) for c, group in found.items()}
+
+    def _window(self, events: Sequence[Event], host_end_s: float = -math.inf) -> tuple[float, float]:
+        """When the device ran what belongs together."""
+
+        def host_s(begin: float, end: float) -> float:
+            """Its own time in a pause: before its step ends, and not inside a call that waits for the device."""
+            until = min(end, host_end_s)
+            return until - begin - within(self.in_driver, [(begin, until)]) if until > begin else 0.0
+
+        start, end, strays = without_strays([self.span(e) for e in events], host_s)
+        self.strays += strays
+        return start, end
+
+    @cached_property
+    def in_driver(self) -> list[tuple[float, float]]:
+        """When the host was inside calls of the driver."""
+        rows = [("host", *self.span(e), "compute", "") for e in self.launches.values()]
+        return _timeline(rows).covered("compute")
 
     def _on_device(self, steps: list[Step]) -> list[Step]:
         """A step begins with the first kernel launched in it and ends where the next begins, unless the device idles between."""
         starts = [s.start_s for s in steps]
-        first, last = [math.inf] * len(steps), [-math.inf] * len(steps)
+        launched_in: list[list[Event]] = [[] for _ in steps]
         for event in self.device:
             launched = self.launched_s(event)
             at = -1 if launched is None else bisect_right(starts, launched) - 1
             if at >= 0 and launched is not None and launched < steps[at].host_end_s:
-                start, end = self.span(event)
-                first[at], last[at] = min(first[at], start), max(last[at], end)
-        moved = [replace(s, start_s=a, end_s=b) for s, a, b in zip(steps, first, last, strict=True) if b > a]
+                launched_in[at].append(event)
+        windows = [self._window(found, s.host_end_s) if found else (0.0, 0.0) for s, found in zip(steps, launched_in, strict=True)]
+        moved = [replace(s, start_s=a, end_s=b) for s, (a, b) in zip(steps, windows, strict=True) if b > a]
         return [replace(s, index=i, end_s=_until(s, moved[i + 1 : i + 2])) for i, s in enumerate(moved)]
 
     def device_collectives(self, steps: _Windows) -> list[Collective]:
@@ -261,7 +283,7 @@ class _Parts:
 
     def host_collectives(self, steps: _Windows) -> list[Collective]:
         """Without a device: what the process groups recorded and shared-memory calls; else torch's calls around them."""
-        events = [*self.calls, *self.shared] or self.torch_calls or [e for e in self.records if told_op(e)]
+        events = [*self.calls, *self.shared] or self.torch_calls or [e for e in self.records if told_op(e)] or self.operators
         found = []
         for event in events:
             name, (start, end) = str(event["name"]), self.span(event)
@@ -285,7 +307,7 @@ class _Parts:
         chosen = {(c.name, c.start_s) for c in collectives}
         rows: list[tuple[str, float, float, str, str]] = []
         busy: dict[Any, list[tuple[float, float]]] = {}
-        for event in (*self.calls, *self.torch_calls, *self.records, *self.shared):
+        for event in (*self.calls, *self.torch_calls, *self.records, *self.shared, *self.operators):
             start, end = self.span(event)
             if (str(event["name"]), start) in chosen:
                 rows.append((f"{label} thread {event.get('tid')}", start, end, "comm", str(event["name"])))
@@ -320,12 +342,12 @@ class _Windows:
 
 
 class _Issuers:
-    """Finds the host calls around a launch: the process group's record, torch's call, and the metadata record."""
+    """Finds the host calls around a launch: the process group's record, torch's call, the metadata record, and the operator."""
 
     def __init__(self, parts: _Parts) -> None:
         self.parts = parts
         self.by_thread: dict[Any, list[tuple[float, float, Event]]] = {}
-        for event in (*parts.torch_calls, *parts.records, *parts.calls):
+        for event in (*parts.operators, *parts.torch_calls, *parts.records, *parts.calls):
             self.by_thread.setdefault(event.get("tid"), []).append((*parts.span(event), event))
         for spans in self.by_thread.values():
             spans.sort(key=lambda s: s[0])
@@ -401,6 +423,10 @@ def _notes(parts: _Parts, collectives: Sequence[Collective], steps: Sequence[Ste
     unsized = sum(c.nbytes is None for c in collectives)
     if unsized:
         found.append(f"{unsized} of {len(collectives)} collectives carry no message size")
+    if parts.strays:
+        found.append(
+            f"{plural(parts.strays, 'device event')} far behind or ahead of the step that launched them: left out of its time"
+        )
     if not steps:
         found.append("no steps found (no ProfilerStep, engine step or repeated graph): fractions are over the whole trace")
     return found

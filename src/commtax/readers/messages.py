@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from commtax.readers.collective_names import call_op
+from commtax.readers.collective_names import call_op, operator_op
 
 Event = dict[str, Any]
 _SIZES = {
@@ -15,6 +15,13 @@ _SIZES = {
     **dict.fromkeys(("half", "bfloat16", "short", "float16", "int16", "shortint", "uint16"), 2),
     **dict.fromkeys(("byte", "char", "bool", "unsignedchar", "signedchar", "uint8", "int8"), 1),
 }
+_GROUP_ARGUMENT = {  # operators that are given the size of their group, and as which argument
+    "vllm::all_gather": 2,
+    "vllm::reduce_scatter": 2,
+    "_c10d_functional::all_gather_into_tensor": 1,
+    "_c10d_functional::reduce_scatter_tensor": 2,
+}
+_PRODUCT = re.compile(r"matmul|gemm|linear|_mm")  # fused with a collective: what is given is not what is sent
 
 
 def told_op(event: Event) -> str:
@@ -24,7 +31,12 @@ def told_op(event: Event) -> str:
 
 def told_ranks(event: Event) -> int:
     """The size of its group, or 0."""
-    return int((event.get("args") or {}).get("Group size", 0) or 0)
+    args = event.get("args") or {}
+    if told := int(args.get("Group size", 0) or 0):
+        return told
+    given, at = args.get("Concrete Inputs") or (), _GROUP_ARGUMENT.get(str(event.get("name")))
+    word = str(given[at]) if at is not None and len(given) > at else ""
+    return int(word) if word.isascii() and word.isdigit() and len(word) < 9 else 0
 
 
 def told_bytes(event: Event, op: str, ranks: int) -> float | None:
@@ -38,9 +50,23 @@ def told_bytes(event: Event, op: str, ranks: int) -> float | None:
     if name.startswith(("c10d::", "record_param")) and not output_first:
         return None  # torch's calls have several tensors, or lists without a type: the record inside has the one that counts
     inputs = zip(args.get("Input Dims") or (), args.get("Input type") or (), strict=False)
-    found = next((_elements(dims) * size for dims, kind in inputs if dims and (size := _size(str(kind)))), None)
+    tensors = [float(_elements(dims) * size) for dims, kind in inputs if dims and (size := _size(str(kind)))]
+    if operator_op(name):
+        return _operator_bytes(name, tensors, op, ranks)
     shares = ranks if op == "all-gather" and not output_first else 1
-    return float(found * shares) if found is not None and shares else None
+    return tensors[0] * shares if tensors and shares else None
+
+
+def _operator_bytes(name: str, tensors: list[float], op: str, ranks: int) -> float | None:
+    """An operator's full tensor: its first where all ranks hold all of it; of input and output the larger; else its shard's sum."""
+    if not tensors or _PRODUCT.search(name[-200:]):
+        return None
+    if op not in ("all-gather", "reduce-scatter"):
+        return tensors[0]
+    if len(tensors) > 1 and tensors[0] != tensors[1]:
+        return max(tensors[:2])
+    shares = ranks if op == "all-gather" else 1
+    return tensors[0] * shares if shares else None
 
 
 def _size(dtype: str) -> int | None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 _PROFILER = re.compile(r"^ProfilerStep#\d+")
 _VLLM = re.compile(r"^execute_(?:\d+_)?context_(\d+)\((\w+)\)_generation_(\d+)\((\w+)\)")
 _VLLM_OLD = re.compile(r"^execute_new_(\d+)_cached_(\d+)")
 _SGLANG = re.compile(r"^step\[(\w+) bs=(\d+)(?: toks=(\d+))?\]")
+_TRAINING = ("Optimizer.step", "Optimizer.zero_grad", "autograd::engine::evaluate_function")
+STRAY_PAUSE, STRAY_TIMES = 0.5, 10.0  # of a step's kernels together, and of the kernels set apart
 _SGLANG_PHASES = {"EXTEND": "prefill", "DECODE": "decode", "MIXED": "mixed", "TARGET_VERIFY": "decode"}
 
 
@@ -23,7 +27,7 @@ class Step:
     end_s: float
     host_start_s: float = 0.0
     host_end_s: float = 0.0
-    phase: str = ""  # decode | prefill | mixed | "": not told
+    phase: str = ""  # decode | prefill | mixed | train | "": not told
     decode_seqs: int = 0
     prefill_seqs: int = 0
     prefill_tokens: int = 0
@@ -46,6 +50,51 @@ def named_steps(annotations: Sequence[tuple[str, float, float]]) -> list[Step]:
         if steps:
             return _numbered(steps)
     return []
+
+
+def trains(name: str) -> bool:
+    """Whether a host event runs in training alone: the backward pass, or the optimizer.
+
+    >>> trains("Optimizer.step#AdamW.step"), trains("autograd::engine::evaluate_function: MmBackward0"), trains("aten::mm")
+    (True, True, False)
+    """
+    return name.startswith(_TRAINING)
+
+
+def trained(steps: Sequence[Step], moments: Sequence[float]) -> list[Step]:
+    """Steps that nobody described and in whose host window something of training ran; replays have none, and any moment counts."""
+    at = sorted(moments)
+
+    def is_trained(step: Step) -> bool:
+        begin, end = (step.host_start_s, step.host_end_s) if step.host_end_s > step.host_start_s else (-math.inf, math.inf)
+        return not step.phase and bisect_left(at, end) > bisect_left(at, begin)
+
+    return [replace(s, phase="train") if is_trained(s) else s for s in steps]
+
+
+def without_strays(
+    spans: Sequence[tuple[float, float]], host_s: Callable[[float, float], float] = lambda *_: 0.0
+) -> tuple[float, float, int]:
+    """From the first start to the last end of what belongs together, and how many are set apart from it.
+
+    Strays stand behind (or, where an engine plans ahead, before) a pause that is long beside the step and far longer than they are.
+    ``host_s`` tells how much of a pause was the host's own time, which is a step's too.
+
+    >>> without_strays([(0.0, 4.0), (5.0, 9.0), (500.0, 501.0)])
+    (0.0, 9.0, 1)
+    """
+    ordered = sorted(spans)
+    total = sum(end - start for start, end in ordered)
+    groups: list[list[tuple[float, float]]] = [[ordered[0]]]
+    until, before = ordered[0][1], ordered[0][1] - ordered[0][0]
+    for start, end in ordered[1:]:
+        least = max(total * STRAY_PAUSE, min(before, total - before) * STRAY_TIMES)
+        if start - until > least and start - until - host_s(until, start) > least:
+            groups.append([])
+        groups[-1].append((start, end))
+        until, before = max(until, end), before + end - start
+    kept = max(groups, key=lambda g: sum(end - start for start, end in g))
+    return kept[0][0], max(end for _, end in kept), len(ordered) - len(kept)
 
 
 def _numbered(steps: list[Step]) -> list[Step]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.text import Text
 
-from commtax.audit import AGREE, DISAGREE, UNKNOWN, Audit, Finding
+from commtax.audit import AGREE, DISAGREE, UNKNOWN, Audit, Finding, Section
 from commtax.report.documents import Document, plain
 from commtax.report.tables import new_table, notes, say
 from commtax.units import format_bytes, format_seconds
 
+MOST_RANKS = 8  # whose times are told one by one
 _STYLES = {AGREE: "green", DISAGREE: "bold red", UNKNOWN: "yellow"}
 
 
@@ -27,10 +30,23 @@ def show_audit(console: Console, found: Audit) -> None:
         say(console, f"{section.kind}: {', '.join(section.files)}", "dim")
         table = new_table("item", ">predicted", ">measured", ">difference", ">tolerance", "verdict", "why")
         for f in section.findings:
-            cells = (_value(f.predicted, f.unit), _value(f.measured, f.unit), _share(f.difference, "+"), _share(f.tolerance))
+            allowed = _share(f.tolerance) if f.predicted is not None else ""
+            cells = (_value(f.predicted, f.unit), _value(f.measured, f.unit), _share(f.difference, "+"), allowed)
             table.add_row(f.item, *cells, Text(f.verdict, style=_STYLES[f.verdict]), f.reason)
         console.print(table)
-        notes(console, section.notes)
+        notes(console, [*section.notes, *_spent(section)])
+
+
+def _spent(section: Section) -> Iterator[str]:
+    """Busy and idle time of a mean step, of the first ranks."""
+    for rank, u in section.usage[:MOST_RANKS]:
+        under = f" (and {format_seconds(u.hidden_s)} under compute)" if u.hidden_s > 0 else ""
+        parts = (f"computes {format_seconds(u.compute_s)}", f"communicates {format_seconds(u.exposed_s)}{under}")
+        rest = (f"copies {format_seconds(u.copy_s)}", f"idles {format_seconds(u.idle_s)} ({u.idle_share:.1%})")
+        yield f"rank {rank}, a step of {format_seconds(u.total_s)}: {', '.join((*parts, *rest))}"
+    if len(section.usage) > MOST_RANKS:
+        shares = [u.idle_share for _, u in section.usage]
+        yield f"{len(section.usage)} ranks idle {min(shares):.1%} to {max(shares):.1%} of a step"
 
 
 def _value(value: float | None, unit: str) -> str:
@@ -63,7 +79,13 @@ def audit_document(found: Audit) -> Document:
         "verdict": found.verdict,
         "counts": {v: found.count(v) for v in (AGREE, DISAGREE, UNKNOWN)},
         "sections": [
-            {"kind": s.kind, "files": list(s.files), "findings": [_finding(f) for f in s.findings], "notes": list(s.notes)}
+            {
+                "kind": s.kind,
+                "files": list(s.files),
+                "findings": [_finding(f) for f in s.findings],
+                "notes": list(s.notes),
+                "usage": [{"rank": rank, **asdict(u), "busy_s": u.busy_s, "idle_s": u.idle_s} for rank, u in s.usage],
+            }
             for s in found.sections
         ],
     }
