@@ -6,10 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import commtax
+from commtax import catalog
 from commtax.api.serving import step_s
-from commtax.planner import plan, standing
+from commtax.planner import plan, plan_training, standing
+from commtax.planner.columns import worth
 from commtax.planner.reasons import step_of
 from commtax.planner.space import space
 from commtax.spec import Workload
@@ -38,6 +41,82 @@ def test_a_plan_is_what_simulate_says(question):
         assert float(rows.tpot_s[i]) == pytest.approx(float(one.tpot_s))
         assert float(rows.tokens_per_s[i]) == pytest.approx(float(one.tokens_per_s) * (1 if apart else copies))
         assert float(step_of(a, rows, i).step_s) == pytest.approx(float(one.decode_s))
+
+
+LARGER = (
+    ("h100-sxm", "3xh100-sxm"),
+    ("3xh100-sxm", "2x3xh100-sxm"),
+    ("2x4xa100-80-sxm", "3x4xa100-80-sxm"),
+    ("8xl40s", "3x8xl40s"),
+    ("2x8xh100-sxm", "3x8xh100-sxm"),
+    ("6xh200-sxm", "8xh200-sxm"),
+    ("18x4xgb200", "20x4xgb200"),
+)
+
+
+def value(found):
+    """What the objective counts; nothing good is worth nothing."""
+    return float(worth(found.goal, found.plans)[0]) if len(found.plans) else 0.0
+
+
+@given(questions(), st.sampled_from(LARGER))
+@settings(max_examples=15)
+def test_more_gpus_never_make_the_best_worse(question, clusters):
+    few, many = (value(plan(**{**question, "cluster": place}, max_concurrency=64)) for place in clusters)
+    assert many >= few * (1 - 1e-9)
+
+
+@given(questions(), st.sampled_from((1.01, 1.3, 4.0)), st.sampled_from(("ttft_s", "tpot_s")))
+@settings(max_examples=15)
+def test_looser_limits_never_make_the_best_worse(question, factor, limit):
+    tight, loose = (value(plan(**{**question, limit: question[limit] * by}, max_concurrency=64)) for by in (1, factor))
+    assert loose >= tight * (1 - 1e-9)
+
+
+@given(questions(), st.sampled_from((("intra", "pcie4", "pcie5"), ("inter", "10gbe", "100gbe"))))
+@settings(max_examples=10)
+def test_a_faster_link_never_makes_the_best_worse(question, links):
+    scope, *keys = links
+    places = [catalog.cluster("2x4xh100-sxm", **{scope: key}) for key in keys]
+    slow, fast = (value(plan(**{**question, "cluster": place}, max_concurrency=64)) for place in places)
+    assert fast >= slow * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("few", "many"), [("8x8xh100-sxm", "9x8xh100-sxm"), ("4xh100-sxm", "5xh100-sxm"), ("2x8xl40s", "3x8xl40s")]
+)
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-30b-a3b"])
+def test_training_gains_from_gpus(model, few, many):
+    """8 hosts 457 ms, 9 hosts 761 ms: nine do not divide the batch, and one may idle."""
+    fewer, more = (plan_training(model, place, global_batch=64) for place in (few, many))
+    if len(fewer.plans):
+        assert float(more.plans.step_s[0]) <= float(fewer.plans.step_s[0]) * (1 + 1e-9)
+
+
+def test_what_idles_is_said():
+    few, many = (plan("llama-3.1-405b", place, tpot_s=0.04) for place in ("2x8xh100-sxm", "3x8xh100-sxm"))
+    assert few.words(few.plans, 0) == "16 GPUs = TP 16"
+    assert many.words(many.plans, 0) == "16 GPUs = TP 16 (8 of 24 GPUs idle)"
+    assert value(many) == pytest.approx(value(few))
+    trained = plan_training("llama-3.1-8b", "9x8xh100-sxm", global_batch=64)
+    assert "(8 of 72 GPUs idle)" in trained.words(trained.plans, 0)
+
+
+@given(st.sampled_from(("llama-3.1-70b", "qwen3-30b-a3b", "gpt-oss-120b")), st.integers(1, 12), st.sampled_from((1, 2, 3, 4, 6, 8)))
+@settings(max_examples=20)
+def test_plans_are_nested(model, hosts, gpus):
+    """What is tried on fewer GPUs is tried on more, with at least as many copies; in a rack of 72 tp 16 is."""
+    small, large = (_tried(model, f"{h}x{g}xh100-sxm") for h, g in ((hosts, gpus), (hosts + 1, gpus)))
+    wide = _tried(model, f"{hosts}x{gpus + 1}xh100-sxm")
+    for sizes, copies in small.items():
+        assert min(large[sizes], wide[sizes]) >= copies, sizes
+    assert _tried("llama-3.1-405b", "18x4xgb200")[16, 1, 1, 1] == 4
+
+
+def _tried(model, cluster):
+    base = commtax.api.setup(model, cluster)
+    s = space(base.model, base.cluster, base.plan, base.engine)
+    return {(int(a), int(b), int(c), int(d)): int(n) for a, b, c, d, n in zip(s.tp, s.pp, s.dp, s.ep, s.replicas, strict=True)}
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])

@@ -136,7 +136,7 @@ def test_memory_of_arrays_is_that_of_scalars():
 def test_training_plans():
     a = plan_training("llama-3.1-8b", "4x8xh100-sxm", global_batch=256, seq=4096)
     rows = a.plans
-    assert np.all(rows.tp * rows.pp * rows.dp * rows.cp == 32)
+    assert np.all(rows.tp * rows.pp * rows.dp * rows.cp <= 32)
     assert np.all(rows.memory_bytes <= 0.95 * a.cluster.chip.visible_bytes)
     assert np.all(np.diff(rows.step_s) >= 0)
     assert np.all(rows.mfu < 1)

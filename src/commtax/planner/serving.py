@@ -14,7 +14,7 @@ from commtax.api.serving import RANGE, Simulation, simulate
 from commtax.api.setup import Setup, positive, setup
 from commtax.cost import memory
 from commtax.planner import disaggregated, reasons
-from commtax.planner.columns import Columns, Goal, Rejected, Run, empty, family, joined, worth
+from commtax.planner.columns import Columns, Goal, Rejected, Run, empty, family, joined, order
 from commtax.planner.space import Array, Space, space
 from commtax.spec import Cluster, Engine, Model, Profile
 
@@ -288,49 +288,35 @@ def _kept(goal: Goal, engine: Engine) -> float:
 def _ranked(answer: ServingPlans, every: Columns) -> ServingPlans:
     """The best point of each family that meets the limits, in the objective's order; without any, the nearest ones."""
     goal = answer.goal
-    good = (every.ttft_s <= goal.ttft_s) & (every.tpot_s <= goal.tpot_s)
-    rank = np.where(good, score(goal, every), -np.inf)
-    best = _best(every, rank)
-    plans = every.take(best[np.isfinite(rank[best])])
-    over = np.maximum(every.ttft_s / goal.ttft_s, every.tpot_s / goal.tpot_s) if len(every) else np.array([])
-    near = _best(every, -over)[:5] if len(every) and not len(plans) else np.array([], dtype=int)
-    front = every.take(_front(every, good))
-    slow = [] if not len(every) else list(reasons.too_slow(answer, every, good))
-    found = replace(answer, plans=plans, near=every.take(near), front=front, rejected=(*answer.rejected, *slow))
+    good = np.flatnonzero((every.ttft_s <= goal.ttft_s) & (every.tpot_s <= goal.tpot_s))
+    plans = _best(every.take(good), order(goal, every.take(good)))
+    near = empty()
+    if len(every) and not len(plans):
+        closest = _best(every, [-np.maximum(every.ttft_s / goal.ttft_s, every.tpot_s / goal.tpot_s)])
+        near = closest.take(np.arange(min(5, len(closest))))
+    front = every.take(good[_front(every.take(good))])
+    slow = [] if not len(every) else list(reasons.too_slow(answer, every, np.isin(np.arange(len(every)), good)))
+    found = replace(answer, plans=plans, near=near, front=front, rejected=(*answer.rejected, *slow))
     return replace(found, rejected=(*found.rejected, *reasons.behind(found))) if len(plans) else found
 
 
-def score(goal: Goal, c: Columns) -> Array:
-    """Larger is better. Ties go to fewer GPUs, then to shorter waits; the fewest GPUs, to more tokens/s a GPU."""
-    if goal.objective == "gpus":
-        return np.asarray(-c.gpus * 1.0 + 1e-9 * c.tokens_per_s_per_gpu)
-    return np.asarray(worth(goal, c) * (1 - 1e-9 * c.gpus - 1e-10 * c.ttft_s - 1e-12 * c.tpot_s))
-
-
-def _best(c: Columns, score: Array) -> Array:
-    """Index of the best row of each family, best family first."""
+def _best(c: Columns, keys: list[Array]) -> Columns:
+    """The best row of each family by ``keys``, best family first."""
     if not len(c):
-        return np.array([], dtype=int)
-    keys = family(c)
-    order = np.lexsort((-score, keys))
-    first = np.ones(len(order), dtype=bool)
-    keys = keys[order]
-    first[1:] = keys[1:] != keys[:-1]
-    heads = order[first]
-    return np.asarray(heads[np.argsort(-score[heads], kind="stable")])
+        return c
+    ranked = np.lexsort([-key for key in reversed(keys)])
+    _, first = np.unique(family(c)[ranked], return_index=True)
+    return c.take(ranked[np.sort(first)])
 
 
-def _front(c: Columns, good: Array) -> Array:
+def _front(c: Columns) -> Array:
     """Points that no other beats in both tokens/s/GPU and tokens/s/user."""
-    where = np.flatnonzero(good)
-    if not len(where):
-        return where
-    user, gpu = c.tokens_per_s_per_user[where], c.tokens_per_s_per_gpu[where]
-    order = np.lexsort((-gpu, -user))
-    best = np.maximum.accumulate(gpu[order])
-    keep = np.ones(len(order), dtype=bool)
-    keep[1:] = gpu[order][1:] > best[:-1]
-    return np.asarray(where[order[keep]])
+    user, gpu = c.tokens_per_s_per_user, c.tokens_per_s_per_gpu
+    ranked = np.lexsort((-gpu, -user))
+    best = np.maximum.accumulate(gpu[ranked])
+    keep = np.ones(len(ranked), dtype=bool)
+    keep[1:] = gpu[ranked][1:] > best[:-1]
+    return np.asarray(ranked[keep])
 
 
 def _words(answer: ServingPlans, rows: Columns, i: int) -> Iterator[str]:
@@ -347,4 +333,4 @@ def _words(answer: ServingPlans, rows: Columns, i: int) -> Iterator[str]:
         yield f"{gpus:,} GPU{'s' * (gpus > 1)} = {decode}"
     idle = answer.cluster.num_gpus - gpus
     if idle:
-        yield f"({idle:,} idle)"
+        yield f"({idle:,} of {answer.cluster.num_gpus:,} GPUs idle)"
