@@ -13,6 +13,7 @@ from commtax import catalog
 from commtax.api.serving import step_s
 from commtax.planner import plan, plan_training, standing
 from commtax.planner.columns import worth
+from commtax.planner.disaggregated import BUSY, SAME
 from commtax.planner.reasons import step_of
 from commtax.planner.space import space
 from commtax.spec import Workload
@@ -117,6 +118,38 @@ def _tried(model, cluster):
     base = commtax.api.setup(model, cluster)
     s = space(base.model, base.cluster, base.plan, base.engine)
     return {(int(a), int(b), int(c), int(d)): int(n) for a, b, c, d, n in zip(s.tp, s.pp, s.dp, s.ep, s.replicas, strict=True)}
+
+
+@given(questions())
+@settings(max_examples=15)
+def test_no_prompt_worker_is_idle_weight(question):
+    """With one fewer, a prompt waits for more than a thousandth of its request, or a limit is broken, or tokens cost more."""
+    a = plan(**question, max_concurrency=64)
+    rows = a.plans
+    for i in np.flatnonzero((rows.mode == 1) & (rows.prefill_replicas > 1))[:5].tolist():
+        one = _split(a, i, int(rows.prefill_replicas[i]) - 1)
+        busy = float(one.requests_per_s * one.prompt_s * one.chunks) > BUSY * int(rows.prefill_replicas[i] - 1)
+        wait = float(one.served.ahead_s)
+        waits = wait > SAME * float(one.e2e_s - wait - one.served.moved_s) * (1 - 1e-9)
+        dearer = a.goal.objective == "cost" and float(one.tokens_per_s) / float(one.num_gpus) <= rows.tokens_per_s_per_gpu[i]
+        late = float(one.ttft_s) > a.goal.ttft_s
+        assert busy or waits or dearer or late
+
+
+def _split(a, i, workers):
+    rows, goal = a.plans, a.goal
+    return commtax.simulate(
+        a.model, a.cluster, engine=a.engine, tp=int(rows.tp[i]), concurrency=int(rows.concurrency[i]), input_len=goal.input_len,
+        output_len=goal.output_len, disaggregated=True, prefill_tp=int(rows.prefill_tp[i]), prefill_workers=workers,
+        decode_workers=int(rows.replicas[i]),
+    )  # fmt: skip
+
+
+def test_one_client_has_one_prompt_worker():
+    a = plan("llama-3.1-70b", "8x8xh100-sxm", objective="latency")
+    alone = a.plans.take(np.flatnonzero((a.plans.mode == 1) & (a.plans.concurrency == 1)))
+    assert len(alone)
+    assert np.all(alone.prefill_replicas == 1)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
