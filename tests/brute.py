@@ -5,9 +5,12 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 import commtax
 from commtax import catalog
 from commtax.planner.disaggregated import BUSY, SAME
+from commtax.planner.serving import PIECES
 
 GRID = ("model", "cluster", "engine", "input_len", "output_len")
 """What decides which points there are; limits and the objective only choose among them."""
@@ -24,12 +27,13 @@ class Point:
     tpot_s: float
     tokens_per_s: float
     concurrency: int
+    beyond: bool  # its plan's knee
 
 
 def best(question, most):
     """The best point that meets the limits, or None."""
     found = [p for p in points(*(question[name] for name in GRID), most) if p.ttft_s <= question["ttft_s"]]
-    found = [p for p in found if p.tpot_s <= question["tpot_s"]]
+    found = [p for p in found if p.tpot_s <= question["tpot_s"] and not (p.beyond and math.isinf(question["tpot_s"]))]
     if question.get("objective") == "gpus":  # copies add throughput, not an answer
         found = [_alone(p) for p in found]
     return max(found, key=lambda p: score(p, question), default=None)
@@ -49,7 +53,8 @@ def _alone(p):
     """A shared plan without its copies; workers of their own stay as they are."""
     if p.family[0] == "apart":
         return p
-    return Point(p.family, 1, p.gpus // p.copies, p.ttft_s, p.tpot_s, p.tokens_per_s / p.copies, p.concurrency // p.copies)
+    one = p.gpus // p.copies, p.ttft_s, p.tpot_s, p.tokens_per_s / p.copies, p.concurrency // p.copies
+    return Point(p.family, 1, *one, p.beyond)
 
 
 @lru_cache(maxsize=4096)
@@ -60,10 +65,11 @@ def points(model, cluster, engine, input_len, output_len, most):
     for tp, pp, dp, ep in plans(model, cluster.num_gpus):
         priced = list(_loads(model, cluster, engine, (tp, pp, dp, ep), input_len, output_len, most))
         copies = num_copies(tp * pp * dp, tp, cluster)
-        found += [_shared((tp, pp, dp, ep), copies, s) for s in priced if copies]
+        last = knee([s.concurrency / s.e2e_s**2 for s in priced]) if priced else 0
+        found += [_shared((tp, pp, dp, ep), copies, s, n > last) for n, s in enumerate(priced, 1) if copies]
         if priced and copies and (pp, dp, ep) == (1, 1, 1) and tp <= cluster.domain:
             plain.append(priced)
-    for decode, ahead in itertools.product(plain, plain):
+    for decode, ahead in itertools.product(plain, plain if output_len > 1 else []):
         found += _apart(decode, ahead[0].setup.plan.tp)
     return found
 
@@ -123,15 +129,25 @@ def _loads(model, cluster, engine, sizes, input_len, output_len, most):
         yield s
 
 
-def _shared(sizes, copies, s):
+def knee(power):
+    """The load (from 1) with most power: on powers of the root of two, then between the neighbours of the best of them."""
+    loads = [n for n in sorted({round(2 ** (i / 2)) for i in range(41)}) if n < len(power)] + [len(power)]
+    top = max(range(len(loads)), key=lambda i: power[loads[i] - 1])
+    low, high = loads[max(0, top - 1)], loads[min(len(loads) - 1, top + 1)]
+    return max(np.linspace(low, high, PIECES + 1).round().astype(int).tolist(), key=lambda n: power[n - 1])
+
+
+def _shared(sizes, copies, s, beyond):
     gpus = sizes[0] * sizes[1] * sizes[2] * copies
     rate = float(s.tokens_per_s) * copies
-    return Point(("shared", *sizes), copies, gpus, float(s.ttft_s), float(s.tpot_s), rate, int(s.concurrency) * copies)
+    return Point(("shared", *sizes), copies, gpus, float(s.ttft_s), float(s.tpot_s), rate, int(s.concurrency) * copies, beyond)
 
 
 def _apart(decode, ahead):
     """Workers of their own for prompts: one simulation for each split and load."""
     asked, tp, cluster = decode[0].setup, decode[0].setup.plan.tp, decode[0].setup.cluster
+    free = [_free(s, ahead) for s in decode]
+    last = 1 + max(range(len(free)), key=lambda i: (i + 1) / free[i] ** 2)
     for copies in range(1, (cluster.num_gpus - ahead) // tp + 1):
         most = most_workers(copies, tp, ahead, cluster)
         for s, workers in itertools.product(decode, range(1, most + 1)):
@@ -148,7 +164,15 @@ def _apart(decode, ahead):
                 continue
             family, total = ("apart", tp, ahead, copies, workers), copies * tp + workers * ahead
             times = (float(x) for x in (priced.ttft_s, priced.tpot_s, priced.tokens_per_s))
-            yield Point(family, copies, total, *times, load * copies)
+            yield Point(family, copies, total, *times, load * copies, load > last)
+
+
+def _free(s, ahead):
+    """Seconds of a request of one decode copy whose prompt never waits and whose cache is there at once."""
+    asked, words = s.setup, {"concurrency": s.concurrency, "input_len": s.input_len, "output_len": s.output_len}
+    words |= {"disaggregated": True, "prefill_tp": ahead, "decode_workers": 1, "kv_tokens": s.kv_tokens}
+    alone = commtax.simulate(asked.model, asked.cluster, engine=asked.engine, tp=asked.plan.tp, **words)
+    return float(alone.e2e_s - alone.served.moved_s)
 
 
 def fastest_training(model, cluster, global_batch, seq, kinds, engine="megatron"):

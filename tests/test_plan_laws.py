@@ -1,6 +1,7 @@
 """Commands agree: a plan is what simulate says of it, alone or among others, and what is emitted pastes back as itself."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -118,6 +119,37 @@ def _tried(model, cluster):
     base = commtax.api.setup(model, cluster)
     s = space(base.model, base.cluster, base.plan, base.engine)
     return {(int(a), int(b), int(c), int(d)): int(n) for a, b, c, d, n in zip(s.tp, s.pp, s.dp, s.ep, s.replicas, strict=True)}
+
+
+@given(questions())
+@settings(max_examples=10)
+def test_without_a_limit_plans_stop_at_their_knee(question):
+    """No load has more tokens/s over a request's time, but for what the padding of a step hides from a grid of loads."""
+    a = plan(**{**question, "tpot_s": math.inf, "ttft_s": math.inf, "objective": "throughput"}, max_concurrency=256)
+    rows = a.plans
+    for i in np.flatnonzero(rows.mode == 0)[:3].tolist():
+        one = {axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}
+        mine = int(rows.concurrency[i]) // int(rows.replicas[i]) // one["dp"]
+        loads = np.unique(np.linspace(1, min(256, 2 * mine), 40).astype(int))
+        s = commtax.simulate(
+            a.model, a.cluster, engine=a.engine, input_len=a.goal.input_len, output_len=a.goal.output_len,
+            concurrency=np.append(loads, mine) * one["dp"], **{axis: np.full(len(loads) + 1, n) for axis, n in one.items()},
+        )  # fmt: skip
+        power = np.append(loads, mine) / s.e2e_s**2
+        inside = loads <= s.kv_tokens[0] // (a.goal.input_len + a.goal.output_len)
+        assert np.all(power[:-1][inside] <= power[-1] * 1.05)
+
+
+def test_the_knee_is_no_limits():
+    """A looser first token never moves it, and a limit on tokens takes its place."""
+    words = {"model": "llama-3.1-70b", "cluster": "2x8xh100-sxm"}
+    free, tight, more = plan(**words), plan(**words, ttft_s=0.2), plan(**words, tpot_s=10.0)
+    assert value(tight) <= value(free) < value(more)
+    assert float(free.plans.tpot_s[0]) < 0.1 < float(more.plans.tpot_s[0])
+    assert "at its knee" in " ".join(free.explain(0))
+    assert "knee" not in " ".join(more.explain(0))
+    for objective in ("throughput", "cost", "gpus"):
+        assert float(plan(**words, objective=objective).plans.tpot_s[0]) < 0.15
 
 
 @given(questions())

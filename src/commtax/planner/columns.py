@@ -22,6 +22,11 @@ class Goal:
     tpot_s: float = math.inf
     objective: str = "throughput"
 
+    @property
+    def limited(self) -> bool:
+        """Whether the time of a token is. Else clients come up to each plan's knee, and not until its cache is full."""
+        return self.tpot_s < math.inf
+
 
 @dataclass(frozen=True, slots=True)
 class Run:

@@ -23,8 +23,11 @@ SMALL = 32  # GPUs of a split that is tried for the price of its tokens: larger 
 def columns(base: Setup, roomy: Space, prompt_s: Array, kv: Array, room: Array, goal: Goal, index: int) -> Columns:
     """Prompt workers and decode copies of one tp degree each, inside a fast domain, with no more workers than help.
 
-    Priced as ``commtax simulate --disaggregated`` prices one of them; steps are priced once for each degree.
+    Priced as ``commtax simulate --disaggregated`` prices one of them; steps are priced once for each degree. A single
+    output token leaves nothing to decode.
     """
+    if goal.output_len == 1:
+        return empty()
     plain = np.flatnonzero((roomy.pp == 1) & (roomy.dp == 1) & (roomy.ep == 1) & (roomy.tp <= base.cluster.domain))
     found: list[Columns] = []
     for i in plain:
@@ -69,9 +72,20 @@ def _enough(copies: Array, prompt_s: float, load: Load, quiet: Served, goal: Goa
 
     ``prompts_apart``'s queue solved for the workers at which a prompt waits that share of all else.
     """
-    rest = quiet.ttft_s + (goal.output_len - 1) * quiet.tpot_s + prompt_s
+    rest = _alone_s(prompt_s, quiet, goal)
     others = 2 * SAME * (1 + SAME) * rest**2 / (prompt_s + 2 * SAME * rest)  # seconds of others' prompts on a worker
     return np.asarray(np.maximum(1, np.ceil((copies * load.concurrency - 1) * prompt_s / others))).astype(int)
+
+
+def _last(prompt_s: float, load: Load, quiet: Served, goal: Goal) -> int:
+    """The load of a decode copy up to which clients come: its knee with prompts that never wait, unless tokens have a limit."""
+    seqs = np.asarray(load.concurrency)
+    return int(seqs[-1] if goal.limited else seqs[np.argmax(seqs / _alone_s(prompt_s, quiet, goal) ** 2)])
+
+
+def _alone_s(prompt_s: float, quiet: Served, goal: Goal) -> Array:
+    """Seconds of a request whose prompt never waits and whose cache is there at once."""
+    return np.asarray(quiet.ttft_s + (goal.output_len - 1) * quiet.tpot_s + prompt_s)
 
 
 def _rows(
@@ -84,7 +98,8 @@ def _rows(
     served = prompts_apart(load, quiet, prompt_s, moved, seqs * copies, workers)
     request_s = served.ttft_s + (goal.output_len - 1) * served.tpot_s
     requests_per_s = seqs * copies / request_s
-    kept = np.nonzero(_kept(goal, served, request_s, requests_per_s, gpus, requests_per_s * prompt_s <= BUSY * workers))
+    open_ = (requests_per_s * prompt_s <= BUSY * workers) & (seqs <= _last(prompt_s, load, quiet, goal))
+    kept = np.nonzero(_kept(goal, served, request_s, requests_per_s, gpus, open_))
     n = np.ones(len(kept[0]), dtype=int)
 
     def flat(column: Array) -> Array:
@@ -110,14 +125,14 @@ def _rows(
     )
 
 
-def _kept(goal: Goal, served: Served, request_s: Array, requests_per_s: Array, gpus: Array, busy: Array) -> Array:
-    """Of the loads (columns) of splits (rows) whose prompt workers keep up: the best of each split that meets the limits, or
+def _kept(goal: Goal, served: Served, request_s: Array, requests_per_s: Array, gpus: Array, open_: Array) -> Array:
+    """Of the loads (columns) of splits (rows) that are open: the best of each split that meets the limits, or
     the nearest to them, and of each load, which alone decides the tokens/s of a user, the split with most for each GPU."""
-    over = np.where(busy, np.maximum(served.ttft_s / goal.ttft_s, served.tpot_s / goal.tpot_s), np.inf)
+    over = np.where(open_, np.maximum(served.ttft_s / goal.ttft_s, served.tpot_s / goal.tpot_s), np.inf)
     good = over <= 1
     value = {"throughput": requests_per_s, "latency": 1 / request_s}.get(goal.objective, requests_per_s / gpus)
     rows, loads = np.arange(len(over)), np.arange(over.shape[1])
     kept = np.zeros(over.shape, dtype=bool)
     kept[rows, np.where(good.any(1), np.where(good, value, -np.inf).argmax(1), over.argmin(1))] = True
     kept[np.where(good, requests_per_s / gpus, -np.inf).argmax(0), loads] = True
-    return np.asarray(kept & busy & (good | ~good.any(1, keepdims=True)))
+    return np.asarray(kept & open_ & (good | ~good.any(1, keepdims=True)))

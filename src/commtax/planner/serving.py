@@ -24,6 +24,8 @@ WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batc
 MAX_CONCURRENCY = 1024
 LISTED = 20
 """Plans whose best concurrency is found exactly; those behind them are known to be behind."""
+PIECES = 16
+"""Of two neighbouring intervals of the coarse grid, in which a knee is looked for."""
 DIP = 1.05
 """A request may take up to this much less time when one more joins: steps are not smooth where collectives switch."""
 
@@ -191,7 +193,8 @@ def search(question: ServingPlans, base: Setup, roomy: Space, kv: Array, index: 
     best plans', or that break a limit at both ends, are left out; ``DIP`` leaves room for the dips.
     """
     goal = question.goal
-    room = np.clip(kv // _kept(goal, base.engine), 1, question.max_concurrency).astype(int)
+    held = np.clip(kv // _kept(goal, base.engine), 1, question.max_concurrency).astype(int)
+    room = held if goal.limited else knees(question, base, roomy, kv, held)
     rows, load, last = _coarse(room)
     priced = simulated(question, base, roomy.only(rows), load, kv[rows])
     coarse = columns(roomy.only(rows), load, priced, goal, index)
@@ -210,8 +213,34 @@ def search(question: ServingPlans, base: Setup, roomy: Space, kv: Array, index: 
     fine = columns(roomy.only(fine_rows), fine_load, more, goal, index)
     first = load == 1
     prompt_s = np.asarray(priced.prompt_s * priced.chunks)[first]
-    apart = disaggregated.columns(base, roomy, prompt_s, kv, np.minimum(room, start(question, index)[2]), goal, index)
+    apart = disaggregated.columns(base, roomy, prompt_s, kv, np.minimum(held, start(question, index)[2]), goal, index)
     return joined([coarse, fine, apart])
+
+
+def knees(question: ServingPlans, base: Setup, roomy: Space, kv: Array, room: Array) -> Array:
+    """The load of each plan at which tokens/s over the time of a request are most (Kleinrock's power): its knee.
+
+    Found on the coarse grid, then on ``PIECES`` of the two intervals around its best point. A plan's own: no limit moves it.
+    """
+    rows, load, last = _coarse(room)
+    before, after = np.where(load == 1, 1, np.append(1, load[:-1])), np.where(last, load, np.append(load[1:], 1))
+    top = _most_powerful(rows, _power(question, base, roomy, kv, rows, load))
+    loads = np.unique(np.linspace(before[top], after[top], PIECES + 1).round().astype(int) + 0 * top, axis=0).T
+    fine_rows = np.repeat(rows[top], loads.shape[1])
+    best = _most_powerful(fine_rows, _power(question, base, roomy, kv, fine_rows, loads.ravel()))
+    return np.asarray(loads.ravel()[best])
+
+
+def _power(question: ServingPlans, base: Setup, roomy: Space, kv: Array, rows: Array, load: Array) -> Array:
+    """Clients over the square of a request's seconds: tokens/s over that time, but for a constant."""
+    priced = simulated(question, base, roomy.only(rows), load, kv[rows])
+    return np.asarray(load / np.asarray(priced.e2e_s) ** 2)
+
+
+def _most_powerful(rows: Array, power: Array) -> Array:
+    """The first index of each plan's largest value; ``rows`` ascend."""
+    ranked = np.lexsort((-power, rows))
+    return np.asarray(ranked[np.unique(rows[ranked], return_index=True)[1]])
 
 
 def _coarse(room: Array) -> tuple[Array, Array, Array]:
