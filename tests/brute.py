@@ -5,9 +5,12 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 import commtax
 from commtax import catalog
-from commtax.planner.disaggregated import BUSY
+from commtax.planner.disaggregated import BUSY, SAME
+from commtax.planner.serving import PIECES
 
 GRID = ("model", "cluster", "engine", "input_len", "output_len")
 """What decides which points there are; limits and the objective only choose among them."""
@@ -24,12 +27,13 @@ class Point:
     tpot_s: float
     tokens_per_s: float
     concurrency: int
+    beyond: bool  # its plan's knee
 
 
 def best(question, most):
     """The best point that meets the limits, or None."""
     found = [p for p in points(*(question[name] for name in GRID), most) if p.ttft_s <= question["ttft_s"]]
-    found = [p for p in found if p.tpot_s <= question["tpot_s"]]
+    found = [p for p in found if p.tpot_s <= question["tpot_s"] and not (p.beyond and math.isinf(question["tpot_s"]))]
     if question.get("objective") == "gpus":  # copies add throughput, not an answer
         found = [_alone(p) for p in found]
     return max(found, key=lambda p: score(p, question), default=None)
@@ -49,7 +53,8 @@ def _alone(p):
     """A shared plan without its copies; workers of their own stay as they are."""
     if p.family[0] == "apart":
         return p
-    return Point(p.family, 1, p.gpus // p.copies, p.ttft_s, p.tpot_s, p.tokens_per_s / p.copies, p.concurrency // p.copies)
+    one = p.gpus // p.copies, p.ttft_s, p.tpot_s, p.tokens_per_s / p.copies, p.concurrency // p.copies
+    return Point(p.family, 1, *one, p.beyond)
 
 
 @lru_cache(maxsize=4096)
@@ -59,11 +64,12 @@ def points(model, cluster, engine, input_len, output_len, most):
     found, plain = [], []
     for tp, pp, dp, ep in plans(model, cluster.num_gpus):
         priced = list(_loads(model, cluster, engine, (tp, pp, dp, ep), input_len, output_len, most))
-        copies = num_copies(tp * pp * dp, cluster)
-        found += [_shared((tp, pp, dp, ep), copies, s) for s in priced if copies]
+        copies = num_copies(tp * pp * dp, tp, cluster)
+        last = knee([s.concurrency / s.e2e_s**2 for s in priced]) if priced else 0
+        found += [_shared((tp, pp, dp, ep), copies, s, n > last) for n, s in enumerate(priced, 1) if copies]
         if priced and copies and (pp, dp, ep) == (1, 1, 1) and tp <= cluster.domain:
             plain.append(priced)
-    for decode, ahead in itertools.product(plain, plain):
+    for decode, ahead in itertools.product(plain, plain if output_len > 1 else []):
         found += _apart(decode, ahead[0].setup.plan.tp)
     return found
 
@@ -72,15 +78,37 @@ def plans(model, gpus):
     """(tp, pp, dp, ep) that are tried, legal or not."""
     sizes = [1] if model.experts is None else [2**i for i in range(gpus.bit_length())]
     for tp, pp, dp in itertools.product(range(1, gpus + 1), range(1, gpus + 1), sizes):
-        if tp * pp * dp > gpus or (gpus % tp and tp > 8) or pp > model.num_layers:
+        if tp * pp * dp > gpus or pp > model.num_layers:
             continue
         for ep in {1} if model.experts is None else ({1, tp} if dp == 1 else {tp * dp}):
             yield tp, pp, dp, ep
 
 
-def num_copies(group, cluster):
-    domains = cluster.num_gpus // cluster.domain
-    return cluster.domain // group * domains if group <= cluster.domain else domains // -(-group // cluster.domain)
+def num_copies(group, tp, cluster):
+    """Copies laid down one after the other: in the first domain with room, or on whole domains of their own."""
+    free, copies = domains(cluster), 0
+    if group <= cluster.domain:
+        return sum(size // group for size in free)
+    used = cluster.domain // tp * tp or cluster.domain
+    while free:
+        rest = group
+        while rest > 0 and free:
+            rest -= min(rest, used, free.pop(0))
+        copies += rest <= 0
+    return copies
+
+
+def domains(cluster):
+    """GPUs of each fast domain."""
+    whole, left = divmod(cluster.num_gpus, cluster.domain)
+    return [cluster.domain] * whole + [left] * (left > 0)
+
+
+def most_workers(copies, tp, ahead, cluster):
+    """Workers of ``ahead`` GPUs beside copies of ``tp``, by trying every way to share the copies out."""
+    places = domains(cluster)
+    shares = (share for share in itertools.product(*(range(size // tp + 1) for size in places)) if sum(share) == copies)
+    return max((sum((d - n * tp) // ahead for d, n in zip(places, share, strict=True)) for share in shares), default=0)
 
 
 def _loads(model, cluster, engine, sizes, input_len, output_len, most):
@@ -101,39 +129,60 @@ def _loads(model, cluster, engine, sizes, input_len, output_len, most):
         yield s
 
 
-def _shared(sizes, copies, s):
+def knee(power):
+    """The load (from 1) with most power: on powers of the root of two, then between the neighbours of the best of them."""
+    loads = [n for n in sorted({round(2 ** (i / 2)) for i in range(41)}) if n < len(power)] + [len(power)]
+    top = max(range(len(loads)), key=lambda i: power[loads[i] - 1])
+    low, high = loads[max(0, top - 1)], loads[min(len(loads) - 1, top + 1)]
+    return max(np.linspace(low, high, PIECES + 1).round().astype(int).tolist(), key=lambda n: power[n - 1])
+
+
+def _shared(sizes, copies, s, beyond):
     gpus = sizes[0] * sizes[1] * sizes[2] * copies
     rate = float(s.tokens_per_s) * copies
-    return Point(("shared", *sizes), copies, gpus, float(s.ttft_s), float(s.tpot_s), rate, int(s.concurrency) * copies)
+    return Point(("shared", *sizes), copies, gpus, float(s.ttft_s), float(s.tpot_s), rate, int(s.concurrency) * copies, beyond)
 
 
 def _apart(decode, ahead):
     """Workers of their own for prompts: one simulation for each split and load."""
-    asked, tp, gpus = decode[0].setup, decode[0].setup.plan.tp, decode[0].setup.cluster.num_gpus
-    for s in decode:
-        load = int(s.concurrency)
-        for copies in range(1, (gpus - ahead) // tp + 1):
-            workers = (gpus - copies * tp) // ahead
-            priced = commtax.simulate(
-                asked.model, asked.cluster, engine=asked.engine, tp=tp, concurrency=load * copies, kv_tokens=s.kv_tokens,
-                input_len=s.input_len, output_len=s.output_len, disaggregated=True, prefill_tp=ahead, prefill_workers=workers,
-                decode_workers=copies,
-            )  # fmt: skip
+    asked, tp, cluster = decode[0].setup, decode[0].setup.plan.tp, decode[0].setup.cluster
+    free = [_free(s, ahead) for s in decode]
+    last = 1 + max(range(len(free)), key=lambda i: (i + 1) / free[i] ** 2)
+    for copies in range(1, (cluster.num_gpus - ahead) // tp + 1):
+        most = most_workers(copies, tp, ahead, cluster)
+        for s, workers in itertools.product(decode, range(1, most + 1)):
+            load = int(s.concurrency)
+            words = {"concurrency": load * copies, "kv_tokens": s.kv_tokens, "input_len": s.input_len, "output_len": s.output_len}
+            words |= {"disaggregated": True, "tp": tp, "prefill_tp": ahead, "decode_workers": copies, "engine": asked.engine}
+            if workers > 1:  # it must shorten what one fewer gives
+                fewer = commtax.simulate(asked.model, cluster, prefill_workers=workers - 1, **words)
+                wait = fewer.served.ahead_s
+                if wait <= SAME * (fewer.e2e_s - wait - fewer.served.moved_s):
+                    continue
+            priced = commtax.simulate(asked.model, cluster, prefill_workers=workers, **words)
             if float(priced.requests_per_s * priced.prompt_s * priced.chunks) > BUSY * workers:
                 continue
             family, total = ("apart", tp, ahead, copies, workers), copies * tp + workers * ahead
             times = (float(x) for x in (priced.ttft_s, priced.tpot_s, priced.tokens_per_s))
-            yield Point(family, copies, total, *times, load * copies)
+            yield Point(family, copies, total, *times, load * copies, load > last)
+
+
+def _free(s, ahead):
+    """Seconds of a request of one decode copy whose prompt never waits and whose cache is there at once."""
+    asked, words = s.setup, {"concurrency": s.concurrency, "input_len": s.input_len, "output_len": s.output_len}
+    words |= {"disaggregated": True, "prefill_tp": ahead, "decode_workers": 1, "kv_tokens": s.kv_tokens}
+    alone = commtax.simulate(asked.model, asked.cluster, engine=asked.engine, tp=asked.plan.tp, **words)
+    return float(alone.e2e_s - alone.served.moved_s)
 
 
 def fastest_training(model, cluster, global_batch, seq, kinds, engine="megatron"):
     """Seconds of the fastest training plan that fits, by trying all of them; infinite where none does."""
     known, place = catalog.model(model), catalog.cluster(cluster)
     gpus, least = place.num_gpus, math.inf
-    sizes = [2**i for i in range(6) if 2**i <= gpus]
-    for kind, tp, pp, micro in itertools.product(kinds, sizes, range(1, known.num_layers + 1), (1, 2, 4, 8)):
-        dp = gpus // (tp * pp) if gpus % (tp * pp) == 0 else 0
-        if not dp or global_batch % (dp * micro) or seq % tp or (kind.schedule != "1f1b" and pp == 1):
+    sizes, replicas = [2**i for i in range(6) if 2**i <= gpus], [d for d in range(1, global_batch + 1) if global_batch % d == 0]
+    stages = range(1, min(gpus, known.num_layers) + 1)
+    for kind, tp, pp, dp, micro in itertools.product(kinds, sizes, stages, replicas, (1, 2, 4, 8)):
+        if tp * pp * dp > gpus or global_batch % (dp * micro) or seq % tp or (kind.schedule != "1f1b" and pp == 1):
             continue
         if kind.zero in (0, 1) and (kind.zero == 0) != (dp == 1):
             continue

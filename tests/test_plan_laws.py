@@ -1,15 +1,20 @@
 """Commands agree: a plan is what simulate says of it, alone or among others, and what is emitted pastes back as itself."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import commtax
+from commtax import catalog
 from commtax.api.serving import step_s
-from commtax.planner import plan, standing
+from commtax.planner import plan, plan_training, standing
+from commtax.planner.columns import worth
+from commtax.planner.disaggregated import BUSY, SAME
 from commtax.planner.reasons import step_of
 from commtax.planner.space import space
 from commtax.spec import Workload
@@ -38,6 +43,145 @@ def test_a_plan_is_what_simulate_says(question):
         assert float(rows.tpot_s[i]) == pytest.approx(float(one.tpot_s))
         assert float(rows.tokens_per_s[i]) == pytest.approx(float(one.tokens_per_s) * (1 if apart else copies))
         assert float(step_of(a, rows, i).step_s) == pytest.approx(float(one.decode_s))
+
+
+LARGER = (
+    ("h100-sxm", "3xh100-sxm"),
+    ("3xh100-sxm", "2x3xh100-sxm"),
+    ("2x4xa100-80-sxm", "3x4xa100-80-sxm"),
+    ("8xl40s", "3x8xl40s"),
+    ("2x8xh100-sxm", "3x8xh100-sxm"),
+    ("6xh200-sxm", "8xh200-sxm"),
+    ("18x4xgb200", "20x4xgb200"),
+)
+
+
+def value(found):
+    """What the objective counts; nothing good is worth nothing."""
+    return float(worth(found.goal, found.plans)[0]) if len(found.plans) else 0.0
+
+
+@given(questions(), st.sampled_from(LARGER))
+@settings(max_examples=15)
+def test_more_gpus_never_make_the_best_worse(question, clusters):
+    few, many = (value(plan(**{**question, "cluster": place}, max_concurrency=64)) for place in clusters)
+    assert many >= few * (1 - 1e-9)
+
+
+@given(questions(), st.sampled_from((1.01, 1.3, 4.0)), st.sampled_from(("ttft_s", "tpot_s")))
+@settings(max_examples=15)
+def test_looser_limits_never_make_the_best_worse(question, factor, limit):
+    tight, loose = (value(plan(**{**question, limit: question[limit] * by}, max_concurrency=64)) for by in (1, factor))
+    assert loose >= tight * (1 - 1e-9)
+
+
+@given(questions(), st.sampled_from((("intra", "pcie4", "pcie5"), ("inter", "10gbe", "100gbe"))))
+@settings(max_examples=10)
+def test_a_faster_link_never_makes_the_best_worse(question, links):
+    scope, *keys = links
+    places = [catalog.cluster("2x4xh100-sxm", **{scope: key}) for key in keys]
+    slow, fast = (value(plan(**{**question, "cluster": place}, max_concurrency=64)) for place in places)
+    assert fast >= slow * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("few", "many"), [("8x8xh100-sxm", "9x8xh100-sxm"), ("4xh100-sxm", "5xh100-sxm"), ("2x8xl40s", "3x8xl40s")]
+)
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "qwen3-30b-a3b"])
+def test_training_gains_from_gpus(model, few, many):
+    """8 hosts 457 ms, 9 hosts 761 ms: nine do not divide the batch, and one may idle."""
+    fewer, more = (plan_training(model, place, global_batch=64) for place in (few, many))
+    if len(fewer.plans):
+        assert float(more.plans.step_s[0]) <= float(fewer.plans.step_s[0]) * (1 + 1e-9)
+
+
+def test_what_idles_is_said():
+    few, many = (plan("llama-3.1-405b", place, tpot_s=0.04) for place in ("2x8xh100-sxm", "3x8xh100-sxm"))
+    assert few.words(few.plans, 0) == "16 GPUs = TP 16"
+    assert many.words(many.plans, 0) == "16 GPUs = TP 16 (8 of 24 GPUs idle)"
+    assert value(many) == pytest.approx(value(few))
+    trained = plan_training("llama-3.1-8b", "9x8xh100-sxm", global_batch=64)
+    assert "(8 of 72 GPUs idle)" in trained.words(trained.plans, 0)
+
+
+@given(st.sampled_from(("llama-3.1-70b", "qwen3-30b-a3b", "gpt-oss-120b")), st.integers(1, 12), st.sampled_from((1, 2, 3, 4, 6, 8)))
+@settings(max_examples=20)
+def test_plans_are_nested(model, hosts, gpus):
+    """What is tried on fewer GPUs is tried on more, with at least as many copies; in a rack of 72 tp 16 is."""
+    small, large = (_tried(model, f"{h}x{g}xh100-sxm") for h, g in ((hosts, gpus), (hosts + 1, gpus)))
+    wide = _tried(model, f"{hosts}x{gpus + 1}xh100-sxm")
+    for sizes, copies in small.items():
+        assert min(large[sizes], wide[sizes]) >= copies, sizes
+    assert _tried("llama-3.1-405b", "18x4xgb200")[16, 1, 1, 1] == 4
+
+
+def _tried(model, cluster):
+    base = commtax.api.setup(model, cluster)
+    s = space(base.model, base.cluster, base.plan, base.engine)
+    return {(int(a), int(b), int(c), int(d)): int(n) for a, b, c, d, n in zip(s.tp, s.pp, s.dp, s.ep, s.replicas, strict=True)}
+
+
+@given(questions())
+@settings(max_examples=10)
+def test_without_a_limit_plans_stop_at_their_knee(question):
+    """No load has more tokens/s over a request's time, but for what the padding of a step hides from a grid of loads."""
+    a = plan(**{**question, "tpot_s": math.inf, "ttft_s": math.inf, "objective": "throughput"}, max_concurrency=256)
+    rows = a.plans
+    for i in np.flatnonzero(rows.mode == 0)[:3].tolist():
+        one = {axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}
+        mine = int(rows.concurrency[i]) // int(rows.replicas[i]) // one["dp"]
+        loads = np.unique(np.linspace(1, min(256, 2 * mine), 40).astype(int))
+        s = commtax.simulate(
+            a.model, a.cluster, engine=a.engine, input_len=a.goal.input_len, output_len=a.goal.output_len,
+            concurrency=np.append(loads, mine) * one["dp"], **{axis: np.full(len(loads) + 1, n) for axis, n in one.items()},
+        )  # fmt: skip
+        power = np.append(loads, mine) / s.e2e_s**2
+        inside = loads <= s.kv_tokens[0] // (a.goal.input_len + a.goal.output_len)
+        assert np.all(power[:-1][inside] <= power[-1] * 1.05)
+
+
+def test_the_knee_is_no_limits():
+    """A looser first token never moves it, and a limit on tokens takes its place."""
+    words = {"model": "llama-3.1-70b", "cluster": "2x8xh100-sxm"}
+    free, tight, more = plan(**words), plan(**words, ttft_s=0.2), plan(**words, tpot_s=10.0)
+    assert value(tight) <= value(free) < value(more)
+    assert float(free.plans.tpot_s[0]) < 0.1 < float(more.plans.tpot_s[0])
+    assert "at its knee" in " ".join(free.explain(0))
+    assert "knee" not in " ".join(more.explain(0))
+    for objective in ("throughput", "cost", "gpus"):
+        assert float(plan(**words, objective=objective).plans.tpot_s[0]) < 0.15
+
+
+@given(questions())
+@settings(max_examples=15)
+def test_no_prompt_worker_is_idle_weight(question):
+    """With one fewer, a prompt waits for more than a thousandth of its request, or a limit is broken, or tokens cost more."""
+    a = plan(**question, max_concurrency=64)
+    rows = a.plans
+    for i in np.flatnonzero((rows.mode == 1) & (rows.prefill_replicas > 1))[:5].tolist():
+        one = _split(a, i, int(rows.prefill_replicas[i]) - 1)
+        busy = float(one.requests_per_s * one.prompt_s * one.chunks) > BUSY * int(rows.prefill_replicas[i] - 1)
+        wait = float(one.served.ahead_s)
+        waits = wait > SAME * float(one.e2e_s - wait - one.served.moved_s) * (1 - 1e-9)
+        dearer = a.goal.objective == "cost" and float(one.tokens_per_s) / float(one.num_gpus) <= rows.tokens_per_s_per_gpu[i]
+        late = float(one.ttft_s) > a.goal.ttft_s
+        assert busy or waits or dearer or late
+
+
+def _split(a, i, workers):
+    rows, goal = a.plans, a.goal
+    return commtax.simulate(
+        a.model, a.cluster, engine=a.engine, tp=int(rows.tp[i]), concurrency=int(rows.concurrency[i]), input_len=goal.input_len,
+        output_len=goal.output_len, disaggregated=True, prefill_tp=int(rows.prefill_tp[i]), prefill_workers=workers,
+        decode_workers=int(rows.replicas[i]),
+    )  # fmt: skip
+
+
+def test_one_client_has_one_prompt_worker():
+    a = plan("llama-3.1-70b", "8x8xh100-sxm", objective="latency")
+    alone = a.plans.take(np.flatnonzero((a.plans.mode == 1) & (a.plans.concurrency == 1)))
+    assert len(alone)
+    assert np.all(alone.prefill_replicas == 1)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])

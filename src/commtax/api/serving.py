@@ -226,20 +226,25 @@ def _apart(asked: Setup, load: Load, seqs: Number, budget: int, apart: Apart, cl
     decode = step_s(asked, decoding(np.ceil(seqs / plan.pp), load))
     steps = Steps(decode, step_s(replace(asked, plan=apart.plan), _prompt(0.0, load, chunks)), chunks, 1, plan.pp)
     quiet = closed_loop(load, replace(steps, prompt_s=0.0), seqs, seqs * 0, engine)
-    moved = moved_s(asked, plan.tp, apart.plan.tp, load.input_len)
+    gpus = asked.cluster.num_gpus if apart.workers is None else plan.num_gpus * apart.copies + apart.plan.num_gpus * apart.workers
+    moved = moved_s(asked, plan.tp, apart.plan.tp, load.input_len, gpus)
     return steps, prompts_apart(load, quiet, steps.prompt_s * chunks, moved, clients, apart.workers or np.inf)
 
 
-def moved_s(asked: Setup, tp: Number, ahead: Number, tokens: Number) -> Number:
-    """Seconds to move a prompt's cache from ``ahead`` ranks to ``tp``: each pair of ranks over its own share of the link."""
+def moved_s(asked: Setup, tp: Number, ahead: Number, tokens: Number, gpus: Number) -> Number:
+    """Seconds to move a prompt's cache from ``ahead`` ranks to ``tp``: each pair of ranks over its own share of the link.
+
+    ``gpus`` of all workers of both kinds decide whether caches leave a fast domain, not those that idle beside them.
+    """
     model, cluster = asked.model, asked.cluster
     each = sum(
         kv_bytes_per_token_layer(model.blocks[kind].attention, tp, asked.plan.kv_dtype) * model.layers.count(kind)
         for kind in range(len(model.blocks))
     )
-    crosses = cluster.num_gpus > cluster.domain
-    speed = cluster.inter.bandwidth_Bps * cluster.nics_per_host / cluster.gpus_per_host if crosses else cluster.intra.bandwidth_Bps
-    latency = cluster.inter.latency_s if crosses else cluster.intra.latency_s
+    crosses = gpus > cluster.domain
+    outside = cluster.inter.bandwidth_Bps * cluster.nics_per_host / cluster.gpus_per_host
+    speed = pick(crosses, outside, cluster.intra.bandwidth_Bps)
+    latency = pick(crosses, cluster.inter.latency_s, cluster.intra.latency_s)
     return latency + each * tp * tokens / (np.minimum(tp, ahead) * speed * MOVING)
 
 

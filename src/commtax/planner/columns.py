@@ -24,6 +24,11 @@ class Goal:
     objective: str = "throughput"
     spread: float = SPREAD  # of the lengths, as a share of their mean to either side
 
+    @property
+    def limited(self) -> bool:
+        """Whether the time of a token is. Else clients come up to each plan's knee, and not until its cache is full."""
+        return self.tpot_s < math.inf
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -99,10 +104,16 @@ def worth(goal: Goal, c: Columns) -> Array:
     return np.asarray(1 / c.gpus) if goal.objective == "gpus" else c.tokens_per_s
 
 
+def order(goal: Goal, c: Columns) -> list[Array]:
+    """What ranks, larger is better, the most telling first: worth to 11 digits, then fewer GPUs, then shorter waits."""
+    second = c.tokens_per_s_per_gpu if goal.objective == "gpus" else -c.gpus
+    return [np.round(np.log(worth(goal, c)), 11), second, -c.ttft_s, -c.tpot_s]
+
+
 def family(c: Columns) -> Array:
-    """A number a family: everything but the concurrency."""
+    """A number a family: everything but the concurrency and the prompt workers that it needs."""
     key, sizes = np.zeros(len(c), dtype=np.int64), 1
-    for name in ("mode", "dtype", "tp", "pp", "dp", "ep", "replicas", "prefill_tp", "prefill_replicas"):
+    for name in ("mode", "dtype", "tp", "pp", "dp", "ep", "replicas", "prefill_tp"):
         column = np.asarray(getattr(c, name), dtype=np.int64)
         base = int(column.max(initial=0)) + 1
         if sizes * base > 2**62:  # digits in a mixed base, renumbered only where they would not fit

@@ -1,4 +1,4 @@
-"""Plans with workers of their own for prompts: every split of a cluster into workers of both kinds."""
+"""Plans with workers of their own for prompts: splits of a cluster into workers of both kinds."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from commtax.api.serving import decoding, moved_s, step_s
 from commtax.api.setup import Setup
 from commtax.cost.serving import Load, Served, Steps, closed_loop, prompts_apart
 from commtax.planner.columns import Columns, Goal, empty, joined
-from commtax.planner.space import Array, Space
+from commtax.planner.space import Array, Space, beside
+from commtax.spec import Cluster
 
-SPLITS = 128  # of a pair of degrees: all of them up to so many, then evenly spread ones
+COPIES = np.r_[1:65, (64 * 2 ** (np.arange(1, 129) / 8)).astype(int)]
+"""Decode workers that are tried: all up to 64, then eight to a doubling. The same on every cluster, so that more GPUs only add."""
 BUSY = 0.85  # prompt workers are loaded to this share at most: clients beyond only wait
+SAME = 1e-3  # prompt workers that shorten requests by less than this are left out
+SMALL = 32  # GPUs of a split that is tried for the price of its tokens: larger ones have the same shares of both kinds
 
 
 def columns(base: Setup, roomy: Space, prompt_s: Array, kv: Array, room: Array, goal: Goal, index: int) -> Columns:
-    """Splits of the cluster into prompt workers and decode copies of one tp degree each, inside a fast domain.
+    """Prompt workers and decode copies of one tp degree each, inside a fast domain, with no more workers than help.
 
-    Priced as ``commtax simulate --disaggregated`` prices one of them; steps are priced once for each degree.
+    Priced as ``commtax simulate --disaggregated`` prices one of them; steps are priced once for each degree. A single
+    output token leaves nothing to decode.
     """
-    plain = np.flatnonzero((roomy.pp == 1) & (roomy.dp == 1) & (roomy.ep == 1) & (roomy.tp <= base.cluster.domain))
-    if base.cluster.num_gpus < 2 or not len(plain):
+    if goal.output_len == 1:
         return empty()
+    plain = np.flatnonzero((roomy.pp == 1) & (roomy.dp == 1) & (roomy.ep == 1) & (roomy.tp <= base.cluster.domain))
     found: list[Columns] = []
     for i in plain:
         seqs = np.arange(1, room[i] + 1)
@@ -33,38 +38,101 @@ def columns(base: Setup, roomy: Space, prompt_s: Array, kv: Array, room: Array, 
         quiet = closed_loop(load, steps, seqs, 0.0 * seqs, base.engine)
         for j in plain:
             sizes = int(roomy.tp[i]), int(roomy.tp[j])
-            found += _splits(base, *sizes, float(prompt_s[j]), load, quiet, float(kv[i]), goal, index)
+            for copies, workers in _splits(base.cluster, *sizes, float(prompt_s[j]), load, quiet, goal):
+                found.append(_rows(base, *sizes, copies, workers, float(prompt_s[j]), load, quiet, float(kv[i]), goal, index))
     return joined(found) if found else empty()
 
 
 def _splits(
-    base: Setup, tp: int, ahead: int, prompt_s: float, load: Load, quiet: Served, kv: float, goal: Goal, index: int
-) -> list[Columns]:
-    gpus, found, seqs = base.cluster.num_gpus, [], np.asarray(load.concurrency)
-    moved = moved_s(base, tp, ahead, goal.input_len)
-    n = np.ones(len(seqs), dtype=int)
-    most = (gpus - ahead) // tp
-    for copies in np.unique(np.linspace(1, most, min(most, SPLITS)).astype(int)).tolist():
-        workers = (gpus - copies * tp) // ahead
-        served = prompts_apart(load, quiet, prompt_s, moved, seqs * copies, workers)
-        requests_per_s = seqs * copies / (served.ttft_s + (goal.output_len - 1) * served.tpot_s)
-        rows = Columns(
-            mode=n,
-            dtype=index * n,
-            tp=tp * n,
-            pp=n,
-            dp=n,
-            ep=n,
-            replicas=copies * n,
-            gpus=(copies * tp + workers * ahead) * n,
-            concurrency=seqs * copies,
-            running=seqs,
-            ttft_s=np.asarray(served.ttft_s),
-            tpot_s=np.asarray(served.tpot_s),
-            tokens_per_s=np.asarray(requests_per_s * goal.output_len),
-            kv_headroom=1 - seqs * (goal.input_len + goal.output_len * (1.0 if base.engine.kv_reserved else 0.5)) / kv,
-            prefill_tp=ahead * n,
-            prefill_replicas=workers * n,
-        )
-        found.append(rows.take(np.flatnonzero(requests_per_s * prompt_s <= BUSY * workers)))
+    cluster: Cluster, tp: int, ahead: int, prompt_s: float, load: Load, quiet: Served, goal: Goal
+) -> list[tuple[Array, Array]]:
+    """(decode copies, prompt workers) of each load, as columns of one row a split.
+
+    For tokens a GPU or for fewest GPUs every small split counts. Else more prompt workers are never worse, as long as they
+    stay in the copies' own domain or have left it anyway: all that fit, and help.
+    """
+    if goal.objective in ("cost", "gpus"):
+        most = min(cluster.num_gpus, max(SMALL, 4 * max(tp, ahead)))
+        pairs = np.mgrid[1 : most // tp + 1, 1 : most // ahead + 1].reshape(2, -1)
+        copies, workers = pairs[:, pairs[0] * tp + pairs[1] * ahead <= most]
+        fits = beside(copies, tp, ahead, cluster) >= workers
+        return [(copies[fits, None], workers[fits, None])] if fits.any() else []
+    found = []
+    one = replace(cluster, num_hosts=max(1, cluster.domain // cluster.gpus_per_host))
+    for place in (cluster, one) if cluster.num_gpus > cluster.domain else (cluster,):
+        fit = beside(COPIES, tp, ahead, place)
+        copies = COPIES[fit > 0, None]
+        if len(copies):
+            found.append((copies, np.minimum(fit[fit > 0, None], _enough(copies, prompt_s, load, quiet, goal))))
     return found
+
+
+def _enough(copies: Array, prompt_s: float, load: Load, quiet: Served, goal: Goal) -> Array:
+    """The fewest prompt workers from which on further ones shorten no request by more than ``SAME`` of it.
+
+    ``prompts_apart``'s queue solved for the workers at which a prompt waits that share of all else.
+    """
+    rest = _alone_s(prompt_s, quiet, goal)
+    others = 2 * SAME * (1 + SAME) * rest**2 / (prompt_s + 2 * SAME * rest)  # seconds of others' prompts on a worker
+    return np.asarray(np.maximum(1, np.ceil((copies * load.concurrency - 1) * prompt_s / others))).astype(int)
+
+
+def _last(prompt_s: float, load: Load, quiet: Served, goal: Goal) -> int:
+    """The load of a decode copy up to which clients come: its knee with prompts that never wait, unless tokens have a limit."""
+    seqs = np.asarray(load.concurrency)
+    return int(seqs[-1] if goal.limited else seqs[np.argmax(seqs / _alone_s(prompt_s, quiet, goal) ** 2)])
+
+
+def _alone_s(prompt_s: float, quiet: Served, goal: Goal) -> Array:
+    """Seconds of a request whose prompt never waits and whose cache is there at once."""
+    return np.asarray(quiet.ttft_s + (goal.output_len - 1) * quiet.tpot_s + prompt_s)
+
+
+def _rows(
+    base: Setup, tp: int, ahead: int, copies: Array, workers: Array, prompt_s: float, load: Load, quiet: Served, kv: float,
+    goal: Goal, index: int,
+) -> Columns:  # fmt: skip
+    """The loads of each split that may be listed, or drawn on the front."""
+    seqs, gpus = np.asarray(load.concurrency), copies * tp + workers * ahead
+    moved = moved_s(base, tp, ahead, goal.input_len, gpus)
+    served = prompts_apart(load, quiet, prompt_s, moved, seqs * copies, workers)
+    request_s = served.ttft_s + (goal.output_len - 1) * served.tpot_s
+    requests_per_s = seqs * copies / request_s
+    open_ = (requests_per_s * prompt_s <= BUSY * workers) & (seqs <= _last(prompt_s, load, quiet, goal))
+    kept = np.nonzero(_kept(goal, served, request_s, requests_per_s, gpus, open_))
+    n = np.ones(len(kept[0]), dtype=int)
+
+    def flat(column: Array) -> Array:
+        return np.asarray(np.broadcast_to(column, requests_per_s.shape)[kept])
+
+    return Columns(
+        mode=n,
+        dtype=index * n,
+        tp=tp * n,
+        pp=n,
+        dp=n,
+        ep=n,
+        replicas=flat(copies),
+        gpus=flat(gpus),
+        concurrency=flat(seqs * copies),
+        running=flat(seqs),
+        ttft_s=flat(np.asarray(served.ttft_s)),
+        tpot_s=flat(np.asarray(served.tpot_s)),
+        tokens_per_s=flat(requests_per_s * goal.output_len),
+        kv_headroom=flat(1 - seqs * (goal.input_len + goal.output_len * (1.0 if base.engine.kv_reserved else 0.5)) / kv),
+        prefill_tp=ahead * n,
+        prefill_replicas=flat(workers),
+    )
+
+
+def _kept(goal: Goal, served: Served, request_s: Array, requests_per_s: Array, gpus: Array, open_: Array) -> Array:
+    """Of the loads (columns) of splits (rows) that are open: the best of each split that meets the limits, or
+    the nearest to them, and of each load, which alone decides the tokens/s of a user, the split with most for each GPU."""
+    over = np.where(open_, np.maximum(served.ttft_s / goal.ttft_s, served.tpot_s / goal.tpot_s), np.inf)
+    good = over <= 1
+    value = {"throughput": requests_per_s, "latency": 1 / request_s}.get(goal.objective, requests_per_s / gpus)
+    rows, loads = np.arange(len(over)), np.arange(over.shape[1])
+    kept = np.zeros(over.shape, dtype=bool)
+    kept[rows, np.where(good.any(1), np.where(good, value, -np.inf).argmax(1), over.argmin(1))] = True
+    kept[np.where(good, requests_per_s / gpus, -np.inf).argmax(0), loads] = True
+    return np.asarray(kept & open_ & (good | ~good.any(1, keepdims=True)))

@@ -15,6 +15,7 @@ from commtax.planner.training import TrainPlans
 from commtax.spec import DTYPE_BYTES, Cluster
 from commtax.units import format_seconds, plural
 
+KNEE = "no TPOT limit (--tpot): each plan stops at its knee, where 1 % more clients add 0.5 % tokens/s"
 SMALLER = ("fp8", "int4")
 MOST_HOSTS = 64
 
@@ -31,7 +32,8 @@ def explain(answer: ServingPlans, i: int) -> list[str]:
     elif len(rows) > 1:
         words.append(_won(answer))
     limits = [f"{n} {format_seconds(v)} of {format_seconds(m)}" for n, v, m in _limits(rows, i, goal.ttft_s, goal.tpot_s)]
-    return words + ([f"uses {' and '.join(limits)}"] if limits else [])
+    words += [f"uses {' and '.join(limits)}"] if limits else []
+    return words + ([KNEE] if not goal.limited and goal.objective != "latency" else [])
 
 
 def _token(answer: ServingPlans, rows: Columns, i: int) -> str:

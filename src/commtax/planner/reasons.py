@@ -168,3 +168,5 @@ def _held(answer: ServingPlans, i: int) -> Iterator[str]:
         yield f"reaches the TPOT limit with {held}"
     elif rows.ttft_s[i] > 0.95 * goal.ttft_s:
         yield f"reaches the TTFT limit with {held}"
+    elif not goal.limited:
+        yield f"its knee lies at {held}"

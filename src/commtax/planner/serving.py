@@ -14,7 +14,7 @@ from commtax.api.serving import RANGE, Simulation, check_spread, simulate
 from commtax.api.setup import Setup, positive, setup
 from commtax.cost.serving import SPREAD
 from commtax.planner import disaggregated, reasons
-from commtax.planner.columns import Columns, Goal, Rejected, Run, empty, family, joined, worth
+from commtax.planner.columns import Columns, Goal, Rejected, Run, empty, family, joined, order
 from commtax.planner.space import Array, Space, space
 from commtax.spec import Cluster, Engine, Model, Profile
 
@@ -24,6 +24,8 @@ WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batc
 MAX_CONCURRENCY = 1024
 LISTED = 20
 """Plans whose best concurrency is found exactly; those behind them are known to be behind."""
+PIECES = 16
+"""Of two neighbouring intervals of the coarse grid, in which a knee is looked for."""
 DIP = 1.05
 """A request may take up to this much less time when one more joins: steps are not smooth where collectives switch."""
 
@@ -192,7 +194,8 @@ def search(question: ServingPlans, base: Setup, roomy: Space, kv: Array, index: 
     best plans', or that break a limit at both ends, are left out; ``DIP`` leaves room for the dips.
     """
     goal = question.goal
-    room = np.clip(kv // _kept(goal, base.engine), 1, question.max_concurrency).astype(int)
+    held = np.clip(kv // _kept(goal, base.engine), 1, question.max_concurrency).astype(int)
+    room = held if goal.limited else knees(question, base, roomy, kv, held)
     rows, load, last = _coarse(room)
     priced = simulated(question, base, roomy.only(rows), load, kv[rows])
     coarse = columns(roomy.only(rows), load, priced, goal, index)
@@ -211,8 +214,34 @@ def search(question: ServingPlans, base: Setup, roomy: Space, kv: Array, index: 
     fine = columns(roomy.only(fine_rows), fine_load, more, goal, index)
     first = load == 1
     prompt_s = np.asarray(priced.prompt_s * priced.chunks)[first]
-    apart = disaggregated.columns(base, roomy, prompt_s, kv, np.minimum(room, start(question, index)[2]), goal, index)
+    apart = disaggregated.columns(base, roomy, prompt_s, kv, np.minimum(held, start(question, index)[2]), goal, index)
     return joined([coarse, fine, apart])
+
+
+def knees(question: ServingPlans, base: Setup, roomy: Space, kv: Array, room: Array) -> Array:
+    """The load of each plan at which tokens/s over the time of a request are most (Kleinrock's power): its knee.
+
+    Found on the coarse grid, then on ``PIECES`` of the two intervals around its best point. A plan's own: no limit moves it.
+    """
+    rows, load, last = _coarse(room)
+    before, after = np.where(load == 1, 1, np.append(1, load[:-1])), np.where(last, load, np.append(load[1:], 1))
+    top = _most_powerful(rows, _power(question, base, roomy, kv, rows, load))
+    loads = np.unique(np.linspace(before[top], after[top], PIECES + 1).round().astype(int) + 0 * top, axis=0).T
+    fine_rows = np.repeat(rows[top], loads.shape[1])
+    best = _most_powerful(fine_rows, _power(question, base, roomy, kv, fine_rows, loads.ravel()))
+    return np.asarray(loads.ravel()[best])
+
+
+def _power(question: ServingPlans, base: Setup, roomy: Space, kv: Array, rows: Array, load: Array) -> Array:
+    """Clients over the square of a request's seconds: tokens/s over that time, but for a constant."""
+    priced = simulated(question, base, roomy.only(rows), load, kv[rows])
+    return np.asarray(load / np.asarray(priced.e2e_s) ** 2)
+
+
+def _most_powerful(rows: Array, power: Array) -> Array:
+    """The first index of each plan's largest value; ``rows`` ascend."""
+    ranked = np.lexsort((-power, rows))
+    return np.asarray(ranked[np.unique(rows[ranked], return_index=True)[1]])
 
 
 def _coarse(room: Array) -> tuple[Array, Array, Array]:
@@ -290,49 +319,35 @@ def _kept(goal: Goal, engine: Engine) -> float:
 def _ranked(answer: ServingPlans, every: Columns) -> ServingPlans:
     """The best point of each family that meets the limits, in the objective's order; without any, the nearest ones."""
     goal = answer.goal
-    good = (every.ttft_s <= goal.ttft_s) & (every.tpot_s <= goal.tpot_s)
-    rank = np.where(good, score(goal, every), -np.inf)
-    best = _best(every, rank)
-    plans = every.take(best[np.isfinite(rank[best])])
-    over = np.maximum(every.ttft_s / goal.ttft_s, every.tpot_s / goal.tpot_s) if len(every) else np.array([])
-    near = _best(every, -over)[:5] if len(every) and not len(plans) else np.array([], dtype=int)
-    front = every.take(_front(every, good))
-    slow = [] if not len(every) else list(reasons.too_slow(answer, every, good))
-    found = replace(answer, plans=plans, near=every.take(near), front=front, rejected=(*answer.rejected, *slow))
+    good = np.flatnonzero((every.ttft_s <= goal.ttft_s) & (every.tpot_s <= goal.tpot_s))
+    plans = _best(every.take(good), order(goal, every.take(good)))
+    near = empty()
+    if len(every) and not len(plans):
+        closest = _best(every, [-np.maximum(every.ttft_s / goal.ttft_s, every.tpot_s / goal.tpot_s)])
+        near = closest.take(np.arange(min(5, len(closest))))
+    front = every.take(good[_front(every.take(good))])
+    slow = [] if not len(every) else list(reasons.too_slow(answer, every, np.isin(np.arange(len(every)), good)))
+    found = replace(answer, plans=plans, near=near, front=front, rejected=(*answer.rejected, *slow))
     return replace(found, rejected=(*found.rejected, *reasons.behind(found))) if len(plans) else found
 
 
-def score(goal: Goal, c: Columns) -> Array:
-    """Larger is better. Ties go to fewer GPUs, then to shorter waits; the fewest GPUs, to more tokens/s a GPU."""
-    if goal.objective == "gpus":
-        return np.asarray(-c.gpus * 1.0 + 1e-9 * c.tokens_per_s_per_gpu)
-    return np.asarray(worth(goal, c) * (1 - 1e-9 * c.gpus - 1e-10 * c.ttft_s - 1e-12 * c.tpot_s))
-
-
-def _best(c: Columns, score: Array) -> Array:
-    """Index of the best row of each family, best family first."""
+def _best(c: Columns, keys: list[Array]) -> Columns:
+    """The best row of each family by ``keys``, best family first."""
     if not len(c):
-        return np.array([], dtype=int)
-    keys = family(c)
-    order = np.lexsort((-score, keys))
-    first = np.ones(len(order), dtype=bool)
-    keys = keys[order]
-    first[1:] = keys[1:] != keys[:-1]
-    heads = order[first]
-    return np.asarray(heads[np.argsort(-score[heads], kind="stable")])
+        return c
+    ranked = np.lexsort([-key for key in reversed(keys)])
+    _, first = np.unique(family(c)[ranked], return_index=True)
+    return c.take(ranked[np.sort(first)])
 
 
-def _front(c: Columns, good: Array) -> Array:
+def _front(c: Columns) -> Array:
     """Points that no other beats in both tokens/s/GPU and tokens/s/user."""
-    where = np.flatnonzero(good)
-    if not len(where):
-        return where
-    user, gpu = c.tokens_per_s_per_user[where], c.tokens_per_s_per_gpu[where]
-    order = np.lexsort((-gpu, -user))
-    best = np.maximum.accumulate(gpu[order])
-    keep = np.ones(len(order), dtype=bool)
-    keep[1:] = gpu[order][1:] > best[:-1]
-    return np.asarray(where[order[keep]])
+    user, gpu = c.tokens_per_s_per_user, c.tokens_per_s_per_gpu
+    ranked = np.lexsort((-gpu, -user))
+    best = np.maximum.accumulate(gpu[ranked])
+    keep = np.ones(len(ranked), dtype=bool)
+    keep[1:] = gpu[ranked][1:] > best[:-1]
+    return np.asarray(ranked[keep])
 
 
 def _words(answer: ServingPlans, rows: Columns, i: int) -> Iterator[str]:
@@ -349,4 +364,4 @@ def _words(answer: ServingPlans, rows: Columns, i: int) -> Iterator[str]:
         yield f"{gpus:,} GPU{'s' * (gpus > 1)} = {decode}"
     idle = answer.cluster.num_gpus - gpus
     if idle:
-        yield f"({idle:,} idle)"
+        yield f"({idle:,} of {answer.cluster.num_gpus:,} GPUs idle)"

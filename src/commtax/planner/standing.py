@@ -9,9 +9,9 @@ import numpy as np
 
 from commtax.api.fitting import cache_tokens
 from commtax.api.setup import describe_gpus, setup
-from commtax.planner.columns import Columns, Goal, empty, label, worth
+from commtax.planner.columns import Columns, Goal, empty, label, order, worth
 from commtax.planner.reasons import best_times
-from commtax.planner.serving import ServingPlans, score, search, simulated, start
+from commtax.planner.serving import ServingPlans, search, simulated, start
 from commtax.planner.serving import columns as priced
 from commtax.planner.space import Space
 from commtax.planner.training import BUDGET, Kind, TrainPlans, columns
@@ -55,8 +55,10 @@ def standing(answer: ServingPlans, sizes: dict[str, Any], replicas: int, dtype: 
     row, good = _best(goal, every)
     if not good:
         return Standing(answer.words(row, 0), row, reason=f"breaks the limit: {best_times(goal, every)}")
-    mine = float(score(goal, row)[0])
-    better = score(goal, answer.plans) > mine + 1e-8 * abs(mine)
+    theirs, mine = (order(goal, rows) for rows in (answer.plans, row))
+    better = theirs[0] > mine[0]
+    if goal.objective == "gpus":  # as many GPUs are no tie
+        better |= (theirs[0] == mine[0]) & (theirs[1] > mine[1] * (1 + 1e-8))
     gain = float(worth(goal, answer.plans)[0] / worth(goal, row)[0]) if len(answer.plans) else 1.0
     return Standing(answer.words(row, 0), row, 1 + int(np.sum(better)), gain)
 
@@ -72,8 +74,10 @@ def _best(goal: Goal, every: Columns) -> tuple[Columns, bool]:
     """The best row that meets the limits, else the nearest; and whether it meets them."""
     good = (every.ttft_s <= goal.ttft_s) & (every.tpot_s <= goal.tpot_s)
     over = np.maximum(every.ttft_s / goal.ttft_s, every.tpot_s / goal.tpot_s)
-    value = np.where(good, score(goal, every), -np.inf) if good.any() else -over
-    return every.take(np.array([int(np.argmax(value))])), bool(good.any())
+    if not good.any():
+        return every.take(np.array([int(np.argmin(over))])), False
+    met = every.take(np.flatnonzero(good))
+    return met.take(np.lexsort([-key for key in reversed(order(goal, met))])[:1]), True
 
 
 def training_standing(answer: TrainPlans, sizes: dict[str, Any], kind: Kind, **words: Any) -> Standing:

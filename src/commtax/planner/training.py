@@ -1,7 +1,9 @@
-"""Training plans: every legal split of a cluster for a global batch, priced in groups of one kind each."""
+"""Training plans: every legal split of a cluster, or of a part of it, for a global batch, priced in groups of one kind each."""
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -80,14 +82,16 @@ class TrainPlans:
     profile: Profile | None = None
 
     def words(self, rows: TrainColumns, i: int) -> str:
-        """GPUs reconciled: ``512 GPUs = DP 16 x 4 stages x TP 8``."""
+        """GPUs reconciled: ``512 GPUs = DP 16 x 4 stages x TP 8``, and those that idle."""
         sizes = [(int(getattr(rows, axis)[i]), name) for axis, name in (("dp", "DP"), ("cp", "CP"), ("tp", "TP"))]
         parts = [f"{name} {n}" for n, name in sizes if n > 1 or name == "TP"]
         if rows.pp[i] > 1:
             parts.insert(-1, f"{int(rows.pp[i])} stages")
         experts = f", experts over {int(rows.ep[i])}" if rows.ep[i] > 1 else ""
         total = int(rows.tp[i] * rows.pp[i] * rows.dp[i] * rows.cp[i])
-        return f"{plural(total, 'GPU')} = {' x '.join(parts)}{experts}"
+        idle = self.cluster.num_gpus - total
+        left = f" ({idle:,} of {self.cluster.num_gpus:,} GPUs idle)" if idle else ""
+        return f"{plural(total, 'GPU')} = {' x '.join(parts)}{experts}{left}"
 
     def bill(self, rows: TrainColumns, i: int) -> TrainBill:
         """The priced step of row ``i``, line by line."""
@@ -123,31 +127,52 @@ def plan_training(
     dtype: str = "",
     profile: str | Profile | None = None,
 ) -> TrainPlans:
-    """Price tp x pp x dp x ep x cp x microbatch for each ZeRO stage, recomputation and schedule, all GPUs in use."""
+    """Price tp x pp x dp x ep x cp x microbatch for each ZeRO stage, recomputation and schedule; GPUs may idle."""
     positive(global_batch, "global_batch")
     positive(seq, "seq")
     base = setup(model, cluster, engine=engine, dtype=dtype, phase="train", profile=profile, sequence_parallel=True)
     known, place, runs = base.model, base.cluster, base.engine
     kinds, none = tuple(_kinds(runs)), _empty()
     question = TrainPlans(known, place, runs, global_batch, seq, base.plan.weights_dtype, kinds, 0, none, none, (), base.profile)
-    grid = _grid(known, place, runs, global_batch, seq)
-    parts = []
-    for index, kind in enumerate(kinds):
-        mine = _fitting(grid, known, kind, runs)
-        if len(mine["tp"]):
-            parts.append(_group(question, kind, index, mine))
-    every = TrainColumns(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(none))) if parts else none
     budget = BUDGET * place.chip.visible_bytes
+    every = _searched(question, _grid(known, place, runs, global_batch, seq), budget)
     order = np.argsort(every.step_s, kind="stable")
     fits = every.memory_bytes[order] <= budget
     near = np.argsort(every.memory_bytes, kind="stable")[:5] if not fits.any() else np.array([], dtype=int)
     good = every.take(order[fits])
-    if len(every):
-        rejected = list(_lost(question, every, good, budget))
-    else:
-        cut = f"a global batch of {global_batch:,} and sequences of {seq:,} tokens"
-        rejected = [Rejected("all", f"no split of {plural(place.num_gpus, 'GPU')} divides {cut}")]
-    return replace(question, candidates=len(every), plans=good, near=every.take(near), rejected=tuple(rejected))
+    rejected = tuple(_lost(question, every, good, budget))
+    return replace(question, candidates=len(every), plans=good, near=every.take(near), rejected=rejected)
+
+
+def _searched(question: TrainPlans, grid: dict[str, Array], budget: float) -> TrainColumns:
+    """The widest data parallelism of each split, then what could still be faster although it leaves GPUs idle.
+
+    No plan takes less time than its GPUs need at their peak, so whatever is left out is slower than the fastest found.
+    """
+    split = np.unique(np.stack([grid[axis] for axis in ("tp", "pp", "cp")]), axis=1, return_inverse=True)[1].ravel()
+    most = np.zeros(int(split.max(initial=0)) + 1, dtype=int)
+    np.maximum.at(most, split, grid["dp"])
+    widest = grid["dp"] == most[split]
+    first = _priced(question, {name: column[widest] for name, column in grid.items()})
+    fastest = float(first.step_s[first.memory_bytes <= budget].min(initial=np.inf))
+    gpus = grid["tp"] * grid["pp"] * grid["cp"] * grid["dp"]
+    hopeful = ~widest & (_least_s(question) <= fastest * gpus)
+    return _joined([first, _priced(question, {name: column[hopeful] for name, column in grid.items()})])
+
+
+def _least_s(question: TrainPlans) -> float:
+    """GPU-seconds of a step at the chip's peak, causal pairs only."""
+    one = priced(question, question.kinds[0], batch=question.global_batch)
+    return float(one.model_flops("causal") / one.peak_flops_per_s)
+
+
+def _priced(question: TrainPlans, grid: dict[str, Array]) -> TrainColumns:
+    parts = []
+    for index, kind in enumerate(question.kinds):
+        mine = _fitting(grid, question.model, kind, question.engine)
+        if len(mine["tp"]):
+            parts.append(_group(question, kind, index, mine))
+    return _joined(parts)
 
 
 def _kinds(engine: Engine) -> Iterator[Kind]:
@@ -162,21 +187,18 @@ def _kinds(engine: Engine) -> Iterator[Kind]:
 
 
 def _grid(model: Model, cluster: Cluster, engine: Engine, global_batch: int, seq: int) -> dict[str, Array]:
-    """All sizes whose product is the cluster and that divide batch and sequence."""
+    """All sizes that fit on the cluster and divide batch and sequence: a larger cluster only adds to them."""
     gpus, rows = cluster.num_gpus, []
     degrees = [t for t in (1, 2, 4, 8, 16, 32) if t <= gpus and model.attention.num_heads % t == 0]
     contexts = [c for c in (1, 2, 4, 8, 16) if c == 1 or (engine.context_parallel and seq / c >= LONG // 2)]
-    for tp in degrees:
-        for cp in contexts:
-            for pp in range(1, min(model.num_layers, gpus // (tp * cp)) + 1):
-                if gpus % (tp * cp * pp) or seq % (tp if cp == 1 else 2 * cp * tp):  # two pieces a rank balance causal attention
-                    continue
-                dp = gpus // (tp * cp * pp)
-                if global_batch % dp:
-                    continue
-                for micro in MICRO:
-                    if (global_batch // dp) % micro == 0:
-                        rows += [(tp, pp, dp, ep, cp, micro) for ep in _expert_sizes(model, engine, dp * cp)]
+    replicas = [d for d in range(1, min(global_batch, gpus) + 1) if global_batch % d == 0]
+    for tp, cp in itertools.product(degrees, contexts):
+        if seq % (tp if cp == 1 else 2 * cp * tp):  # two pieces a rank balance causal attention
+            continue
+        for pp in range(1, min(model.num_layers, gpus // (tp * cp)) + 1):
+            for dp in replicas[: bisect_right(replicas, gpus // (tp * cp * pp))]:
+                micros = [m for m in MICRO if (global_batch // dp) % m == 0]
+                rows += [(tp, pp, dp, ep, cp, m) for m in micros for ep in _expert_sizes(model, engine, dp * cp)]
     names = ("tp", "pp", "dp", "ep", "cp", "micro_batch")
     return dict(zip(names, np.array(rows, dtype=int).reshape(-1, 6).T, strict=True))
 
@@ -272,6 +294,11 @@ def _judged(every: TrainColumns, good: TrainColumns, name: str, all_: Array, min
         told = f"bubble {float(good.bubble_fraction[i]):.0%}, exposed communication {float(good.exposed_comm_fraction[i]):.0%}"
         first = f"the first: {float(good.bubble_fraction[0]):.0%}, {float(good.exposed_comm_fraction[0]):.0%}"
         yield Rejected(name, f"{slower:.0%} slower at best ({told}; {first})")
+
+
+def _joined(parts: list[TrainColumns]) -> TrainColumns:
+    parts = [p for p in parts if len(p)] or [_empty()]
+    return TrainColumns(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(TrainColumns)))
 
 
 def _empty() -> TrainColumns:

@@ -251,6 +251,7 @@ def _records(a: ServingPlans, rows: Columns, top: int) -> list[Document]:
             {
                 "mode": "disaggregated" if apart else "together",
                 **sizes,
+                "idle_gpus": a.cluster.num_gpus - sizes["gpus"],
                 **({"prefill_tp": int(rows.prefill_tp[i]), "prefill_replicas": int(rows.prefill_replicas[i])} if apart else {}),
                 "dtype": a.dtypes[int(rows.dtype[i])] or "as stored",
                 **figures,
@@ -307,7 +308,8 @@ def show_train_plans(console: Console, a: TrainPlans, top: int, pasted: Standing
 def _too_small(a: TrainPlans) -> str:
     """What is missing; a rank's share shrinks with the GPUs, or a little slower."""
     least, budget = float(a.near.memory_bytes[0]), BUDGET * a.cluster.chip.visible_bytes
-    gpus = math.ceil(a.cluster.num_gpus * least / budget)
+    near = a.near.take(np.array([0]))
+    gpus = math.ceil(int((near.tp * near.pp * near.dp * near.cp)[0]) * least / budget)
     short = f"{format_bytes(least)} a rank at least, of {format_bytes(budget)}"
     return f"No plan fits in memory: {short}. It would take some {gpus:,} GPUs."
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from commtax.api.serving import lengths_note
-from commtax.planner.columns import Columns
+from commtax.planner.columns import Columns, joined
 from commtax.planner.serving import ServingPlans
 from commtax.planner.training import TrainColumns, TrainPlans
 from commtax.report.documents import Document, plain
@@ -20,8 +20,7 @@ MOST = 60
 
 def serving_front(a: ServingPlans) -> Document:
     """``plan --json`` with a front of points: what a user gets against what a GPU gives."""
-    rows = a.front
-    best = _same(rows, a.plans) if len(a.plans) else -1
+    rows, best = _with_winner(a)
     points = [_point(a, rows, i, i == best) for i in _thinned(rows, best)]
     why = a.explain(0) if len(a.plans) else []
     none = "no plan meets the limits" if len(a.near) else "no plan fits in memory"
@@ -31,12 +30,16 @@ def serving_front(a: ServingPlans) -> Document:
     return dict(plain({**plans_document(a, TOP), **told, "front": points, "sentence": sentence, **axes}))
 
 
-def _same(rows: Columns, plans: Columns) -> int:
-    """Where the winner lies on the front, or the point of the same plan nearest to it; -1 where its plan is not there."""
+def _with_winner(a: ServingPlans) -> tuple[Columns, int]:
+    """The front and where the winner lies on it: at its plan's nearest point, or beside the front, whose plans beat it by GPU."""
+    rows, plans = a.front, a.plans
+    if not len(plans):
+        return rows, -1
     names = ("mode", "tp", "pp", "dp", "ep", "dtype")
     same = np.logical_and.reduce([getattr(rows, n) == getattr(plans, n)[0] for n in names])
-    away = np.where(same, np.abs(rows.concurrency - plans.concurrency[0]), np.inf)
-    return int(np.argmin(away)) if same.any() else -1
+    if not same.any():
+        return joined([rows, plans.take(np.array([0]))]), len(rows)
+    return rows, int(np.argmin(np.where(same, np.abs(rows.concurrency - plans.concurrency[0]), np.inf)))
 
 
 def _thinned(rows: Columns, best: int) -> list[int]:
