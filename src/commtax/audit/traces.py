@@ -49,17 +49,17 @@ def audit_traces(traces: Sequence[Trace], asked: Question, names: Sequence[str])
     notes.append(f"{plural(len(chosen[0]), work.phase + ' step')} of batch {work.batch} ({source}), {tokens}")
     meetings = meet(traces) if len(traces) > 1 else None
     priced = asked.bill(work.phase, work.batch, work.context)
-    findings = (
-        *place,
+    compared = (
         *_sent(traces, chosen, work, asked),
         *_taken(traces, chosen, priced, asked, meetings),
         *_waiting(traces, chosen[0], meetings, asked.tp),
     )
-    return Section("trace", tuple(names), findings, tuple(notes), _spent(traces, chosen))
+    ran = place if any(f.verdict == AGREE for f in compared) else _contradictions(place)
+    return Section("trace", tuple(names), (*ran, *compared), tuple(notes), _spent(traces, chosen))
 
 
 def _contradictions(place: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Where no step is compared, the right chip alone is no agreement."""
+    """Where nothing of a step agrees, the right chip alone is no agreement of the run."""
     return tuple(f for f in place if f.verdict != AGREE)
 
 
