@@ -142,7 +142,8 @@ def _one_server(found: Launch, notes: list[str]) -> dict[str, Any]:
 
 def _told(found: Launch) -> str:
     sizes = ", ".join(f"{name} {size}" for name, size in found.axes.items() if size > 1)
-    return f"{found.engine}{'@' + found.version if found.version else ''}, {sizes or 'one GPU'}"
+    apart = f" to decode, {found.prefill_workers} x tp {found.prefill_tp} for prompts" if found.prefill_workers else ""
+    return f"{found.engine}{'@' + found.version if found.version else ''}, {sizes or 'one GPU'}{apart}"
 
 
 def _words(found: Launch) -> dict[str, Any]:
@@ -154,7 +155,10 @@ def _words(found: Launch) -> dict[str, Any]:
         *("schedule", "chunks", "zero", "hsdp", "async_axes"),
     )
     words = {name: value for name in names if (value := getattr(found, name)) not in (None, "", False)}
-    if found.axes["dp"] > 1:
+    if found.prefill_workers:
+        words |= {"disaggregated": True, "decode_workers": found.servers, "dp": found.dp or 1}
+        words |= {"prefill_workers": found.prefill_workers, "prefill_tp": found.prefill_tp}
+    elif found.axes["dp"] > 1:
         words["dp"] = found.axes["dp"]
     if found.phase == "train":
         words["phase"] = "train"

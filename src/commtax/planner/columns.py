@@ -21,6 +21,7 @@ class Goal:
     ttft_s: float = math.inf
     tpot_s: float = math.inf
     objective: str = "throughput"
+    disaggregated: bool = True  # whether workers of their own for prompts are tried
 
     @property
     def limited(self) -> bool:

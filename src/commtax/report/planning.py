@@ -207,6 +207,7 @@ def plans_document(a: ServingPlans, top: int, pasted: Standing | None = None) ->
                 "cluster": a.cluster.key,
                 "engine": f"{a.engine.key}@{a.engine.version}",
                 "objective": a.goal.objective,
+                "disaggregated": a.goal.disaggregated,
                 "input_len": a.goal.input_len,
                 "output_len": a.goal.output_len,
                 "ttft_limit_s": a.goal.ttft_s if np.isfinite(a.goal.ttft_s) else None,
