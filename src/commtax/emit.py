@@ -97,8 +97,8 @@ def model_id(model: Model) -> str:
     return shlex.quote(name)
 
 
-def launch_command(model: Model, plan: Plan, engine: str, cluster: Cluster, limits: Limits | None = None, replicas: int = 1) -> str:
-    """The command that starts a plan; several, one a line, where there are ``replicas`` of it, servers of their own.
+def launch_command(model: Model, plan: Plan, engine: str, cluster: Cluster, limits: Limits | None = None) -> str:
+    """The command that starts a plan; several, one a line, where there are replicas of it, servers of their own.
 
     >>> from commtax import catalog
     >>> print(launch_command(catalog.model("llama-3.1-8b"), Plan(tp=2), "vllm", catalog.cluster("8xh100-sxm")))
@@ -108,20 +108,20 @@ def launch_command(model: Model, plan: Plan, engine: str, cluster: Cluster, limi
         raise ValueError(f"emit '{engine}': one of {', '.join(ENGINES)}")
     if plan.cp > 1 and engine in SERVING:
         raise ValueError(f"emit '{engine}': context parallelism is trained with, not served")
-    if plan.num_gpus * replicas > cluster.num_gpus:
-        raise ValueError(f"emit: the plan has {plan.num_gpus * replicas} GPUs, and {cluster.key} has {cluster.num_gpus}")
+    if plan.all_gpus > cluster.num_gpus:
+        raise ValueError(f"emit: the plan has {plan.all_gpus} GPUs, and {cluster.key} has {cluster.num_gpus}")
     limits = limits or Limits()
     if engine in ("megatron", "torchrun"):
         return {"megatron": _megatron, "torchrun": _torchtitan}[engine](Job(model, plan, cluster, limits, int(plan.dp), 1))
-    inner = _together(model, plan, engine, cluster)
-    job = Job(model, plan, cluster, limits, inner, int(plan.dp) // inner * replicas)
+    inner = _together(plan, engine, cluster)
+    job = Job(model, plan, cluster, limits, inner, int(plan.dp) // inner * int(plan.replicas))
     before, one, after = WRITERS[engine](job)
     devices = f"CUDA_VISIBLE_DEVICES={limits.devices} " if limits.devices else ""
     lines = [devices + one] if job.servers == 1 else _replicas(job, one, 30000 if engine == "sglang" else 8000)
     return "\n".join([*_checkpoint(job, engine), *before, *lines, *after])
 
 
-def _together(model: Model, plan: Plan, engine: str, cluster: Cluster) -> int:
+def _together(plan: Plan, engine: str, cluster: Cluster) -> int:
     """Data-parallel groups that one server holds: those that share experts, or all where the engine starts replicas itself."""
     tp, dp, ep, pp = int(plan.tp), int(plan.dp), int(plan.ep), int(plan.pp)
     sharing = ep // tp if ep > tp else 1
@@ -131,8 +131,8 @@ def _together(model: Model, plan: Plan, engine: str, cluster: Cluster) -> int:
         raise ValueError(f"emit 'trtllm': its attention data parallelism keeps attention whole on a GPU: tp 1, not {tp}")
     if sharing > 1 or ep > 1 or engine == "trtllm":
         return sharing
-    if engine == "vllm":  # vLLM would split a mixture's experts over the replicas
-        return 1 if model.experts else dp
+    if engine == "vllm":  # a mixture's experts are then cut over all of them, which is what a bill prices
+        return dp
     return dp if tp * pp * dp <= cluster.gpus_per_host else 1
 
 

@@ -167,7 +167,7 @@ def _stands(found: ServingPlans, launch: Launch) -> Standing:
     if launch.prefill_workers:
         split = (launch.tp or 1, launch.servers), (launch.prefill_tp or 1, launch.prefill_workers)
         return apart_standing(found, *split, launch.dtype, launch.concurrency or 0)
-    sizes, inner = {**launch.axes, "dp": launch.dp or 1}, launch.dp or 1
+    sizes, inner = dict(launch.axes), launch.dp or 1
     if launch.engine == "vllm" and inner > 1 and found.model.experts and not launch.ep:
         sizes["ep"] = sizes["tp"] * inner  # vLLM splits experts over all of them
     shared = found.model.experts is not None and sizes["ep"] > sizes["tp"]
@@ -192,7 +192,7 @@ def _commands(found: ServingPlans, engine: str) -> dict[str, str]:
         workers = replace(one, tp=int(rows.prefill_tp[0])), int(rows.prefill_replicas[0])
         launch = apart_command(found.model, engine, found.cluster, workers, (one, copies), limits)
     else:
-        launch = launch_command(found.model, one, engine, found.cluster, limits, copies)
+        launch = launch_command(found.model, replace(one, replicas=copies), engine, found.cluster, limits)
     bench = benchmark_command(
         found.model, engine, input_len=goal.input_len, output_len=goal.output_len, concurrency=int(rows.concurrency[0])
     )

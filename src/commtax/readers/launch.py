@@ -95,11 +95,11 @@ class Launch:
 
     @property
     def axes(self) -> dict[str, int]:
-        """Sizes of the plan, servers counted as replicas and experts over tp x dp counted out."""
+        """Sizes of one server's plan, experts over tp x dp counted out."""
         sizes = {name: getattr(self, name) or 1 for name in ("tp", "pp", "dp", "ep", "cp")}
         if sizes["ep"] == AUTO_EP:
             sizes["ep"] = sizes["tp"] * sizes["dp"]
-        return {**sizes, "dp": sizes["dp"] * self.servers}
+        return sizes
 
     def chunks_of(self, layers: int) -> int | None:
         """Chunks a rank of a model with so many layers."""
@@ -108,7 +108,8 @@ class Launch:
     @property
     def num_gpus(self) -> int:
         sizes = self.axes
-        return sizes["tp"] * sizes["pp"] * sizes["dp"] * sizes["cp"] + (self.prefill_workers or 0) * (self.prefill_tp or 1)
+        one = sizes["tp"] * sizes["pp"] * sizes["dp"] * sizes["cp"]
+        return one * self.servers + (self.prefill_workers or 0) * (self.prefill_tp or 1)
 
 
 def parse(text: str) -> Launch:
