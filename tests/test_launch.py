@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.catalog import config
@@ -110,9 +111,9 @@ def test_servers_beside_each_other_are_replicas_and_parts_of_one_job_are_not():
     two = "\n".join(
         f"CUDA_VISIBLE_DEVICES={d} vllm serve Qwen/QwQ-32B -tp 2 --port {p} &" for d, p in (("0,1", 8000), ("2,3", 8001))
     )
-    assert parse(two).axes["dp"] == 2
+    assert (parse(two).servers, parse(two).axes["dp"], parse(two).num_gpus) == (2, 1, 4)
     job = "\n".join(f"{VLLM} -tp 8 -pp 2 --nnodes 2 --node-rank {r} --master-addr h" for r in (0, 1))
-    assert parse(job).axes["dp"] == 1
+    assert (parse(job).servers, parse(job).axes["dp"]) == (1, 1)
     bench = parse(f"{VLLM} -tp 8 &\nvllm bench serve --model x --random-input-len 512 --random-output-len 64 --max-concurrency 16")
     assert (bench.axes["dp"], bench.tp, bench.concurrency, bench.input_len, bench.output_len) == (1, 8, 16, 512, 64)
 
@@ -177,7 +178,8 @@ def test_a_written_command_reads_back_as_its_plan(question, limits, kv):
     assume(engine.key != "trtllm" or plan.ep <= plan.tp or plan.tp == 1)
     assume(plan.ep <= plan.tp or (plan.ep % plan.tp == 0 and plan.dp % (plan.ep // plan.tp) == 0))
     found = parse(launch_command(model, plan, engine.key, cluster, limits))
-    assert found.axes == {axis: int(getattr(plan, axis)) for axis in ("tp", "pp", "dp", "ep", "cp")}
+    whole = {**found.axes, "dp": found.axes["dp"] * found.servers}  # what an engine cannot hold in one server is several
+    assert whole == {axis: int(getattr(plan, axis)) for axis in ("tp", "pp", "dp", "ep", "cp")}
     assert found.engine == engine.key
     assert catalog.model(found.model) == model
     assert (found.kv_dtype or "bf16") == kv
@@ -411,8 +413,42 @@ BENCH = "vllm bench serve --random-input-len 512 --random-output-len 64 --max-co
 def test_servers_of_a_mixture_share_no_experts():
     done = run("simulate", "--cluster", "8xh100-sxm", "--from", f"{SERVERS}\n{BENCH}", "--json")
     found = json.loads(done.stdout)
-    assert (found["plan"]["dp"], found["plan"]["ep"], found["runs"][0]["concurrency"]) == (2, 2, 16)
-    assert any("4 equal servers: one of them is priced" in note for note in found["notes"])
+    assert [found["plan"][axis] for axis in ("dp", "ep", "replicas")] == [2, 2, 4]
+    assert found["runs"][0]["concurrency"] == 64
+    one = commtax.simulate("qwen3-30b-a3b", "8xh100-sxm", dp=2, ep=2, concurrency=16, input_len=512, output_len=64, max_num_seqs=9)
+    assert found["runs"][0]["tpot_s"] == pytest.approx(float(one.tpot_s))
+    assert found["runs"][0]["tokens_per_s"] == pytest.approx(4 * float(one.tokens_per_s))
+
+
+def test_replicas_are_servers_and_dp_is_the_engines():
+    """Two names in every verb: what is said, what is priced, what is launched, and what is read back."""
+    place = catalog.cluster("8xh100-sxm")
+    for words in (("bill",), ("simulate",), ("fit", "--max-model-len", "8k")):
+        servers, ranks = (
+            run(*words, "llama-3.1-70b", "--cluster", "8xh100-sxm", "-tp", "4", *more).stdout
+            for more in (("--replicas", "2"), ("-dp", "2"))
+        )
+        assert "8 GPUs = 2 replicas x TP 4" in servers
+        assert "8 GPUs = DP 2 x TP 4" in ranks
+    one, two = (commtax.bill("qwen3-30b-a3b", place, tp=4, batch=16, replicas=n) for n in (1, 2))
+    assert float(two.step_s) == float(one.step_s)
+    assert float(two.tokens_per_s) == pytest.approx(2 * float(one.tokens_per_s))
+    shared = commtax.bill("qwen3-30b-a3b", place, tp=4, batch=16, dp=2)
+    assert float(shared.step_s) != float(one.step_s), "vLLM cuts a mixture's experts over its data-parallel ranks"
+    whole, part = (
+        commtax.simulate("llama-3.1-8b", place, tp=2, replicas=n, concurrency=16 * n, input_len=512, output_len=64) for n in (4, 1)
+    )
+    assert float(whole.ttft_s) == pytest.approx(float(part.ttft_s))
+    assert float(whole.tokens_per_s) == pytest.approx(4 * float(part.tokens_per_s))
+    model = catalog.model("llama-3.1-8b")
+    for plan, servers, dp in ((Plan(tp=2, replicas=2), 2, 1), (Plan(tp=2, dp=2), 1, 2), (Plan(tp=2, dp=2, replicas=2), 2, 2)):
+        read = parse(launch_command(model, plan, "vllm", place))
+        assert (read.servers, read.axes["dp"], read.num_gpus) == (servers, dp, int(plan.all_gpus))
+    for words in ({"replicas": 3}, {"replicas": 0}, {"replicas": 2, "phase": "train"}):
+        with pytest.raises(ValueError, match="replicas"):
+            commtax.api.setup("llama-3.1-8b", place, tp=4, **words)
+    with pytest.raises(ValueError, match="decode_workers"):
+        commtax.simulate("llama-3.1-8b", place, replicas=2, disaggregated=True)
 
 
 def test_a_commands_own_plan_joins_those_compared():

@@ -17,6 +17,7 @@ from commtax.planner.columns import worth
 from commtax.planner.disaggregated import BUSY, SAME
 from commtax.planner.reasons import step_of
 from commtax.planner.space import space
+from commtax.readers.launch import parse
 from commtax.spec import Workload
 from test_planner import command, questions
 
@@ -230,10 +231,10 @@ def test_a_pasted_plan_at_its_own_load():
 )
 def test_an_emitted_plan_pastes_back_as_itself(model, cluster, words):
     engine = words[1] if words[0] == "--engine" else "vllm"
-    code, out, error = command(model, "--cluster", cluster, *words, "--emit", engine, "--json", "--top", "99")
+    code, out, error = command(model, "--cluster", cluster, *words, "--emit", engine, "--json")
     assert code == 0, error
     found = json.loads(out)
-    first = next(p for p in found["plans"] if p["mode"] == "together")
+    first = found["plans"][0]
     kept = [w for i, w in enumerate(words) if w != "--engine" and (not i or words[i - 1] != "--engine")]
     pasted = "\n".join((found["emit"]["launch"], found["emit"]["benchmark"]))
     code, out, error = command("--cluster", cluster, "--from", pasted, *kept, "--json")
@@ -242,3 +243,55 @@ def test_an_emitted_plan_pastes_back_as_itself(model, cluster, words):
     for name in ("tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency", "dtype"):
         assert again[name] == first[name], name
     assert again["tokens_per_s"] == pytest.approx(first["tokens_per_s"], rel=0.02), "the cache has room that a lower limit leaves"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_the_first_plan_is_written_whatever_its_workers(engine):
+    """Servers of their own for prompts are written, read back, and stand where the plan stands."""
+    words = ("--ttft", "500ms", "--tpot", "30ms")
+    code, out, error = command("llama-3.1-70b", "--cluster", "2x8xh100-sxm", "--engine", engine, *words, "--emit", engine, "--json")
+    assert code == 0, error
+    found = json.loads(out)
+    first, text = found["plans"][0], "\n".join((found["emit"]["launch"], found["emit"]["benchmark"]))
+    assert first["mode"] == "disaggregated"
+    read = parse(text)
+    assert (read.tp, read.servers, read.prefill_tp, read.prefill_workers) == (
+        *(first["tp"], first["replicas"], first["prefill_tp"], first["prefill_replicas"]),
+    )
+    assert not read.unread
+    devices = [x for x in text.splitlines() if x.startswith("CUDA_VISIBLE_DEVICES")]
+    assert len(devices) == first["replicas"] + first["prefill_replicas"]
+    code, out, error = command("--cluster", "2x8xh100-sxm", "--from", text, *words, "--json")
+    assert code == 0, error
+    again = json.loads(out)["pasted"]
+    assert again["tokens_per_s"] == pytest.approx(first["tokens_per_s"], rel=0.02)
+    assert again["gpus"] == first["gpus"]
+
+
+def test_plans_without_workers_of_their_own():
+    words = ("llama-3.1-70b", "--cluster", "2x8xh100-sxm", "--ttft", "500ms", "--tpot", "30ms", "--no-disaggregated", "--json")
+    code, out, _ = command(*words, "--emit", "vllm")
+    found = json.loads(out)
+    assert (code, found["disaggregated"]) == (0, False)
+    assert {p["mode"] for p in found["plans"]} == {"together"}
+    assert found["emit"]["launch"].count("vllm serve") == found["plans"][0]["replicas"]
+    assert "--data-parallel-size" not in found["emit"]["launch"], "replicas are servers"
+    assert not np.any(plan("llama-3.1-8b", "4xh100-sxm", disaggregated=False).plans.mode)
+
+
+def test_no_request_is_refused_for_its_length():
+    """The model's own length where the cache holds it, else what varied lengths need: never the mean alone."""
+    roomy = plan("llama-3.1-8b", "h100-sxm", tpot_s=0.03)
+    assert roomy.longest(roomy.plans, 0) == 0
+    tight = plan("llama-3.1-8b", "rtx-4090", input_len=512, output_len=128, tpot_s=0.05)
+    assert 640 < tight.longest(tight.plans, 0) == 1024
+
+
+def test_the_page_details_the_plan_it_heads_with(tmp_path):
+    from commtax.report.view.offline import plan_page
+
+    found = plan("llama-3.1-70b", "2x8xh100-sxm", ttft_s=0.5, tpot_s=0.03)
+    page = plan_page(found, "commtax plan")
+    assert int(found.plans.mode[0]) == 1
+    assert page["view"]["state"]["tp"] == int(found.plans.tp[0])
+    assert page["view"]["totals"]["step_s"] == pytest.approx(float(step_of(found, found.plans, 0).step_s))

@@ -339,7 +339,7 @@ def test_where_a_pasted_training_job_stands():
     assert found["pasted"]["rank"] > 1
     assert found["pasted"]["step_s"] > found["plans"][0]["step_s"]
     code, out, _ = command("--cluster", "h100-sxm", "--from", SCRIPT.format(tp=8))
-    assert "Pasted: 32 GPUs = 4 replicas x TP 8" in out
+    assert "Pasted: 32 GPUs = DP 4 x TP 8" in out
     code, out, _ = command("--cluster", "h100-sxm", "--from", SCRIPT.format(tp=2), "--global-batch", "6", "--json")
     assert "do not divide 6 sequences" in json.loads(out)["pasted"]["reason"]
 

@@ -22,7 +22,8 @@ def run(*words):
 
 @given(st.permutations(["tp", "pp", "dp", "ep", "cp"]), st.lists(st.integers(1, 64), min_size=5, max_size=5))
 def test_sizes_in_any_order(names, sizes):
-    assert parse_plan("".join(f"{n}{s}" for n, s in zip(names, sizes, strict=True))) == dict(zip(names, sizes, strict=True))
+    told = parse_plan("".join(f"{n}{s}" for n, s in zip(names, sizes, strict=True)))
+    assert told == {**dict(zip(names, sizes, strict=True)), "replicas": 1}
 
 
 @pytest.mark.parametrize("text", ["", "tp", "tp0", "8", "tp2tp4", "xp3", "tp2 pp2x"])

@@ -7,6 +7,8 @@ Flags are those of November 2026, read in the engines' own parsers and documents
 * SGLang docs/advanced_features/server_arguments.md: ``--tp``, ``--dp``, ``--ep``, ``--enable-dp-attention``, ``--dist-init-addr``;
   ``--cuda-graph-backend-decode disabled`` and its twin for prefill took the place of ``--disable-cuda-graph``.
 * TensorRT-LLM tensorrt_llm/commands/serve.py: ``--tp_size``, ``--ep_size``, ``--config`` (once ``--extra_llm_api_options``).
+* Workers of their own for prompts: vLLM docs/features/nixl_connector_usage.md, SGLang docs/advanced_features/pd_disaggregation.md,
+  TensorRT-LLM examples/disaggregated/README.md.
 * Megatron-LM megatron/training/arguments.py: also what makes a model more than its sizes (norms, rotary positions, biases,
   ``--kv-channels``, latent attention, shared experts).
 * torchtitan torchtitan/config: tokens, not sequences, since 0.5; ``--parallelism.num_pp_microbatches`` (1 unless it is said);
@@ -38,6 +40,9 @@ ENGINES = ("vllm", "sglang", "trtllm", "megatron", "torchrun")
 SERVING = ("vllm", "sglang", "trtllm")
 Written = tuple[list[str], str, list[str]]
 """Lines before a command, the command, lines after it."""
+PORT, DOOR = 8100, 8998
+"""First ports of servers beside each other, and of those where SGLang's prompt servers are met."""
+KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 PERF = {
     "all-reduce": "all_reduce_perf",
     "all-gather": "all_gather_perf",
@@ -96,7 +101,7 @@ def model_id(model: Model) -> str:
 
 
 def launch_command(model: Model, plan: Plan, engine: str, cluster: Cluster, limits: Limits | None = None) -> str:
-    """The command (or commands, one a line, where replicas are separate servers) that starts a plan.
+    """The command that starts a plan; several, one a line, where there are replicas of it, servers of their own.
 
     >>> from commtax import catalog
     >>> print(launch_command(catalog.model("llama-3.1-8b"), Plan(tp=2), "vllm", catalog.cluster("8xh100-sxm")))
@@ -106,20 +111,20 @@ def launch_command(model: Model, plan: Plan, engine: str, cluster: Cluster, limi
         raise ValueError(f"emit '{engine}': one of {', '.join(ENGINES)}")
     if plan.cp > 1 and engine in SERVING:
         raise ValueError(f"emit '{engine}': context parallelism is trained with, not served")
-    if plan.num_gpus > cluster.num_gpus:
-        raise ValueError(f"emit: the plan has {plan.num_gpus} GPUs, and {cluster.key} has {cluster.num_gpus}")
+    if plan.all_gpus > cluster.num_gpus:
+        raise ValueError(f"emit: the plan has {plan.all_gpus} GPUs, and {cluster.key} has {cluster.num_gpus}")
     limits = limits or Limits()
     if engine in ("megatron", "torchrun"):
         return {"megatron": _megatron, "torchrun": _torchtitan}[engine](Job(model, plan, cluster, limits, int(plan.dp), 1))
-    inner = _together(model, plan, engine, cluster)
-    job = Job(model, plan, cluster, limits, inner, int(plan.dp) // inner)
+    inner = _together(plan, engine, cluster)
+    job = Job(model, plan, cluster, limits, inner, int(plan.dp) // inner * int(plan.replicas))
     before, one, after = WRITERS[engine](job)
     devices = f"CUDA_VISIBLE_DEVICES={limits.devices} " if limits.devices else ""
     lines = [devices + one] if job.servers == 1 else _replicas(job, one, 30000 if engine == "sglang" else 8000)
     return "\n".join([*_checkpoint(job, engine), *before, *lines, *after])
 
 
-def _together(model: Model, plan: Plan, engine: str, cluster: Cluster) -> int:
+def _together(plan: Plan, engine: str, cluster: Cluster) -> int:
     """Data-parallel groups that one server holds: those that share experts, or all where the engine starts replicas itself."""
     tp, dp, ep, pp = int(plan.tp), int(plan.dp), int(plan.ep), int(plan.pp)
     sharing = ep // tp if ep > tp else 1
@@ -129,8 +134,8 @@ def _together(model: Model, plan: Plan, engine: str, cluster: Cluster) -> int:
         raise ValueError(f"emit 'trtllm': its attention data parallelism keeps attention whole on a GPU: tp 1, not {tp}")
     if sharing > 1 or ep > 1 or engine == "trtllm":
         return sharing
-    if engine == "vllm":  # vLLM would split a mixture's experts over the replicas
-        return 1 if model.experts else dp
+    if engine == "vllm":  # a mixture's experts are then cut over all of them, which is what a bill prices
+        return dp
     return dp if tp * pp * dp <= cluster.gpus_per_host else 1
 
 
@@ -146,6 +151,85 @@ def _replicas(job: Job, command: str, port: int) -> list[str]:
         host = f"  # host {i // per_host}" if job.hosts == 1 and job.servers > per_host else ""
         lines.append(f"{show}{own} --port {port + i % per_host} &{host}")
     return [*lines, f"# {job.servers} servers: put a router or load balancer in front"]
+
+
+def apart_command(
+    model: Model, engine: str, cluster: Cluster, workers: tuple[Plan, int], copies: tuple[Plan, int], limits: Limits
+) -> str:
+    """The commands of a plan with servers of their own for prompts: (plan, count) of both kinds, and what joins them.
+
+    One line a server, with its GPUs, its host and its port; large ones are placed first, so that all find room.
+    """
+    prompts = replace(limits, max_num_seqs=0)  # that counts requests that decode
+    jobs = {"prefill": Job(model, workers[0], cluster, prompts, 1, workers[1])}
+    jobs["decode"] = Job(model, copies[0], cluster, limits, 1, copies[1])
+    free = [cluster.gpus_per_host] * cluster.num_hosts
+    before, lines, at = list[str](), list[str](), dict[str, list[tuple[str, int]]]({"prefill": [], "decode": []})
+    for role, job in sorted(jobs.items(), key=lambda pair: -pair[1].gpus):
+        for number in range(len(lines), len(lines) + job.servers):
+            head, one, _ = APART[engine](job, role, number)
+            before += head if head and head != before[-len(head) :] else []
+            host = next((h for h, room in enumerate(free) if room >= job.gpus), None)
+            if host is None:  # a server of several hosts
+                name, devices = f"$MASTER_ADDR_{number}", ""
+                one = one.replace("$MASTER_ADDR", name)
+            else:
+                first = cluster.gpus_per_host - free[host]
+                free[host] -= job.gpus
+                name = f"$HOST_{host}" if cluster.num_hosts > 1 else "localhost"
+                devices = f"CUDA_VISIBLE_DEVICES={','.join(str(first + i) for i in range(job.gpus))} "
+            lines.append(f"{devices}{_reached(one, engine, name)} --port {PORT + number} &  # {role}, on {name}")
+            at[role].append((name, PORT + number))
+    return "\n".join([*_checkpoint(jobs["decode"], engine), *before, *lines, *_router(engine, at["prefill"], at["decode"])])
+
+
+def _reached(command: str, engine: str, name: str) -> str:
+    """A server that others on other hosts can talk to."""
+    if name == "localhost":
+        return command
+    return f"VLLM_NIXL_SIDE_CHANNEL_HOST={name} {command}" if engine == "vllm" else f"{command} --host 0.0.0.0"
+
+
+def _vllm_apart(job: Job, role: str, number: int) -> Written:
+    before, one, after = _vllm(job)
+    config = shlex.quote(f'{{"kv_connector":"NixlConnector","kv_role":"{KV_ROLES[role]}"}}')
+    return before, f"VLLM_NIXL_SIDE_CHANNEL_PORT={5600 + number} {one} --kv-transfer-config {config}", after
+
+
+def _sglang_apart(job: Job, role: str, number: int) -> Written:
+    before, one, after = _sglang(job)
+    door = f" --disaggregation-bootstrap-port {DOOR + number}" if role == "prefill" else ""
+    return before, f"{one} --disaggregation-mode {role} --disaggregation-transfer-backend nixl{door}", after
+
+
+def _trtllm_apart(job: Job, role: str, _number: int) -> Written:
+    """Its settings are a file for each kind; prompts are computed without the overlapping scheduler."""
+    before, one, after = _trtllm(job)
+    settings = [line for line in before if not line.startswith(("cat ", "EOF"))]
+    settings += ["disable_overlap_scheduler: true"] * (role == "prefill") + ["cache_transceiver_config:", "  backend: DEFAULT"]
+    return [f"cat > {role}.yaml <<EOF", *settings, "EOF"], f"{one.removesuffix(' --config llm.yaml')} --config {role}.yaml", after
+
+
+APART: Mapping[str, Callable[[Job, str, int], Written]] = {"vllm": _vllm_apart, "sglang": _sglang_apart, "trtllm": _trtllm_apart}
+
+
+def _router(engine: str, prompts: list[tuple[str, int]], decodes: list[tuple[str, int]]) -> list[str]:
+    """What clients talk to, by the (host, port) of both kinds of servers."""
+    if engine == "vllm":
+        words = [
+            f"--{side}-hosts {' '.join(host for host, _ in at)} --{side}-ports {' '.join(str(port) for _, port in at)}"
+            for side, at in (("prefiller", prompts), ("decoder", decodes))
+        ]
+        proxy = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"
+        return ["# the proxy of vLLM's repository, or a router of yours", f"python {proxy} --port 8000 {' '.join(words)}"]
+    if engine == "sglang":
+        doors = [f"--prefill http://{host}:{port} {DOOR + port - PORT}" for host, port in prompts]
+        doors += [f"--decode http://{host}:{port}" for host, port in decodes]
+        return [f"python -m sglang_router.launch_router --pd-disaggregation {' '.join(doors)} --host 0.0.0.0 --port 8000"]
+    lines = ["cat > disagg.yaml <<EOF", "hostname: 0.0.0.0", "port: 8000"]
+    for side, at in (("context", prompts), ("generation", decodes)):
+        lines += [f"{side}_servers:", f"  num_instances: {len(at)}", "  urls:", *(f'    - "{host}:{port}"' for host, port in at)]
+    return [*lines, "EOF", "trtllm-serve disaggregated -c disagg.yaml"]
 
 
 def _vllm(job: Job) -> Written:

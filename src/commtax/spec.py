@@ -253,6 +253,7 @@ class Plan:
     cp: Number = 1
     sequence_parallel: bool = False
     zero: int = 0
+    replicas: Number = 1  # servers of their own beside each other, each such a plan
     shard: Number = 0  # ranks that ZeRO 3 shards over (HSDP: groups of them are replicas); 0: all data-parallel ranks
     microbatches: Number = 1
     schedule: str = "1f1b"
@@ -266,7 +267,12 @@ class Plan:
 
     @property
     def num_gpus(self) -> Number:
+        """GPUs of one server or training job."""
         return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def all_gpus(self) -> Number:
+        return self.num_gpus * self.replicas
 
     @property
     def num_shards(self) -> Number:  # data-parallel ranks that hold one whole copy together under ZeRO 3

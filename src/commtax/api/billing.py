@@ -72,6 +72,7 @@ def bill(
     together = in_flight(phase, batch, asked.plan.pp)
     work = workload(phase, together, context, speculative)
     tokens = (batch if phase in ("decode", "prefill") else work.decode_seqs + work.prefill_seqs) * asked.plan.dp
+    tokens = tokens * asked.plan.replicas
     plain = inference_bill(asked.model, asked.plan, work, asked.cluster, asked.engine, fabric, constants, settings, tokens)
     rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, eager)
     sources = tuple(dict.fromkeys(f"{x.kind}: {x.source}" for x in plain.lines if x.source))
@@ -151,7 +152,7 @@ def again(priced: StepBill, **changes: Any) -> StepBill:
         "dtype": plan.weights_dtype,
         "kv_dtype": plan.kv_dtype,
         "sequence_parallel": plan.sequence_parallel,
-        **{axis: getattr(plan, axis) for axis in ("tp", "pp", "dp", "ep", "cp")},
+        **{axis: getattr(plan, axis) for axis in ("tp", "pp", "dp", "ep", "cp", "replicas")},
         **{f.name: getattr(s, f.name) for f in fields(s)},
     }
     place = changes.pop("cluster", asked.cluster)

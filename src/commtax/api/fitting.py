@@ -203,8 +203,9 @@ def _candidates(
     """Legal plans that ``may`` fit, in the order in which people try them: tp in a fast domain, then the widest with a pipeline."""
     heads = model.attention.num_heads
     degrees = [t for t in range(1, min(cluster.domain, heads) + 1) if heads % t == 0]
-    stages = range(2, min(model.num_layers, cluster.num_gpus // dp) + 1)
-    pairs = [(t, p) for t in reversed(degrees) for p in stages if t * p * dp <= cluster.num_gpus]
+    groups = dp * int(plan.get("replicas", 1))
+    stages = range(2, min(model.num_layers, cluster.num_gpus // groups) + 1)
+    pairs = [(t, p) for t in reversed(degrees) for p in stages if t * p * groups <= cluster.num_gpus]
     for t, p in [(t, pp) for t in degrees] if pp else [(t, 1) for t in degrees] + pairs:
         if may and not may(t, p):
             continue

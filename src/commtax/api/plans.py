@@ -17,7 +17,8 @@ from commtax.api.setup import AUTO_EP
 from commtax.api.train_billing import TrainBill, train_bill
 from commtax.spec import Cluster, Model
 
-SIZES = ("tp", "pp", "dp", "ep", "cp")
+SIZES = ("tp", "pp", "dp", "ep", "cp", "replicas")
+SPELLED = {"r": "replicas"}
 MOST_BATCH = 1024
 Axes = Mapping[str, int]
 Where = Callable[[Axes], Cluster]
@@ -81,18 +82,20 @@ class PlanTable:
 
 
 def parse_plan(text: str) -> dict[str, int]:
-    """Sizes in any order; ``ep`` without a number is tp x dp.
+    """Sizes in any order; ``ep`` without a number is tp x dp, ``r2`` are two servers.
 
-    >>> parse_plan("tp8pp2"), parse_plan("dp2tp4")
-    ({'tp': 8, 'pp': 2, 'dp': 1, 'ep': 1, 'cp': 1}, {'tp': 4, 'pp': 1, 'dp': 2, 'ep': 1, 'cp': 1})
+    >>> parse_plan("tp8pp2")
+    {'tp': 8, 'pp': 2, 'dp': 1, 'ep': 1, 'cp': 1, 'replicas': 1}
+    >>> parse_plan("tp4r2")["replicas"], parse_plan("dp2tp4")["dp"]
+    (2, 2)
     """
-    found = re.findall(r"(tp|pp|dp|ep|cp)(\d*)", text.lower().replace("-", ""))
+    found = re.findall(r"(tp|pp|dp|ep|cp|r)(\d*)", text.lower().replace("-", ""))
     whole = "".join(name + size for name, size in found)
     names = [name for name, _ in found]
     bare = [name for name, size in found if not size and name != "ep"]
     if not found or whole != text.lower().replace("-", "") or len(set(names)) != len(names) or bare:
-        raise ValueError(f"plans '{text}': write sizes such as tp8, tp8pp2, tp4dp2 or tp8ep8 (tp, pp, dp, ep, cp in any order)")
-    sizes = dict.fromkeys(SIZES, 1) | {name: int(size) if size else AUTO_EP for name, size in found}
+        raise ValueError(f"plans '{text}': write sizes such as tp8, tp8pp2, tp4r2 or tp8ep8 (tp, pp, dp, ep, cp, r for replicas)")
+    sizes = dict.fromkeys(SIZES, 1) | {SPELLED.get(name, name): int(size) if size else AUTO_EP for name, size in found}
     if 0 in sizes.values():
         raise ValueError(f"plans '{text}': sizes are at least 1")
     return sizes
@@ -153,12 +156,12 @@ class Ask:
 
     @property
     def gpus(self) -> int:
-        return self.axes["tp"] * self.axes["pp"] * self.axes["dp"] * self.axes["cp"]
+        return self.axes["tp"] * self.axes["pp"] * self.axes["dp"] * self.axes["cp"] * self.axes["replicas"]
 
     def bill(self, batch: Any, **changes: Any) -> StepBill:
         """The step of a replica that has its share of ``batch`` sequences."""
         words = {**self.question, **self.axes, **changes}
-        share = -(-np.asarray(batch) // self.axes["dp"])
+        share = -(-np.asarray(batch) // (self.axes["dp"] * self.axes["replicas"]))
         return bill(self.model, self.place, **{**words, "batch": int(share) if np.ndim(batch) == 0 else share})
 
     def row(self, batch: int) -> PlanRow:

@@ -101,7 +101,7 @@ def traffic(
         notes += (f"{asked.engine.key} runs {work.rows:,.0f} rows in a CUDA graph of {rows:,.0f}: the padding is sent too",)
     alone = asked.model.experts is None or not np.any(over_replicas(asked.plan, asked.engine))
     if np.ndim(asked.plan.dp) == 0 and asked.plan.dp != 1 and alone:
-        notes += (f"{asked.plan.dp} independent replicas; the lines are one replica's",)
+        notes += (f"DP {asked.plan.dp}: its ranks send each other nothing here; the lines are one rank's",)
     return Traffic(asked, phase, batch, context, rows, tuple(items), notes)
 
 

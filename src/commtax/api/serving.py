@@ -77,7 +77,7 @@ class Simulation:
         """GPUs of all workers; None where there are "enough" for prompts."""
         mine = self.setup.plan.num_gpus
         if self.apart is None:
-            return mine
+            return self.setup.plan.all_gpus
         return None if self.apart.workers is None else mine * self.apart.copies + self.apart.plan.num_gpus * self.apart.workers
 
     @property
@@ -199,6 +199,8 @@ def _split(
             if value is not None:
                 raise ValueError(f"{name}={value}: belongs to disaggregated serving")
         return None
+    if np.any(np.asarray(asked.plan.replicas) > 1):
+        raise ValueError(f"replicas={asked.plan.replicas}: disaggregated serving counts its servers as decode_workers")
     plan, tp = asked.plan, asked.plan.tp if prefill_tp is None else prefill_tp
     ep = pick(np.asarray(plan.ep) > 1, tp, 1)
     if prefill_tp is not None:  # must be legal
@@ -283,7 +285,7 @@ def _load(asked: Setup, concurrency: Number, input_len: Number, output_len: Numb
         prompts = positive(prompts, "num_prompts")
         if np.any(np.asarray(prompts) < concurrency):
             raise ValueError(f"num_prompts={prompts}: at least as many as clients, {concurrency}, are needed")
-    dp = asked.plan.dp
+    dp = asked.plan.dp * asked.plan.replicas
     each = np.maximum(1.0, concurrency / dp)
     return Load(each, input_len * 1.0, output_len * 1.0, prompts / dp if num else np.inf, check_spread(spread))
 
@@ -312,7 +314,7 @@ def _notes(s: Simulation) -> tuple[str, ...]:
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):
         return told
     told += tuple(context_notes(s.input_len + s.output_len, s.setup))
-    each = s.concurrency / s.setup.plan.dp / (s.apart.copies if s.apart else 1)
+    each = s.concurrency / s.setup.plan.dp / s.setup.plan.replicas / (s.apart.copies if s.apart else 1)
     if s.kv_tokens < s.input_len + s.output_len:
         return (*told, "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
     if s.running < each:

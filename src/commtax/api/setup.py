@@ -46,6 +46,7 @@ def setup(
     dp: Number = 1,
     ep: Number = 1,
     cp: Number = 1,
+    replicas: Number = 1,
     engine: str | Engine = "",
     phase: str = "decode",
     dtype: str = "",
@@ -55,8 +56,8 @@ def setup(
 ) -> Setup:
     """Resolve names, build the plan, and refuse an illegal one with the rule and the nearest legal values.
 
-    A ``profile``'s chip and host times are laid over the cluster's and the engine's; its engine and type are used unless
-    others are given.
+    ``replicas`` servers of the plan stand beside each other; ``dp`` is data parallelism inside one engine. A ``profile``'s
+    chip and host times are laid over the cluster's and the engine's; its engine and type are used unless others are given.
     """
     if phase not in PHASES:
         raise ValueError(f"phase '{phase}': one of {', '.join(PHASES)}")
@@ -64,6 +65,8 @@ def setup(
     if own:
         engine, dtype = engine or _engine_of(own, phase), dtype or own.dtype
     tp, pp, dp, ep, cp = (numeric(x, name) for x, name in ((tp, "tp"), (pp, "pp"), (dp, "dp"), (ep, "ep"), (cp, "cp")))
+    if phase == "train" and np.any(np.asarray(positive(replicas, "replicas")) > 1):
+        raise ValueError(f"replicas={replicas}: those are servers; a training job has data-parallel ranks (dp)")
     known = catalog.model(model) if isinstance(model, str) else model
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     engine = _engine(engine, phase)
@@ -82,6 +85,7 @@ def setup(
         dp=dp,
         ep=tp * dp if np.all(np.asarray(ep) == AUTO_EP) else ep,
         cp=cp,
+        replicas=positive(replicas, "replicas"),
         order=engine.order,
         weights_dtype=weights,
         activations_dtype=activations,
@@ -90,7 +94,7 @@ def setup(
         **{"zero": engine.zero, "sequence_parallel": engine.sequence_parallel, **{k: v for k, v in kinds.items() if v is not None}},
     )
     check_kinds(plan, engine, place.chip)
-    if all(np.ndim(x) == 0 for x in (tp, pp, dp, ep, cp, plan.microbatches)):
+    if all(np.ndim(x) == 0 for x in (tp, pp, dp, ep, cp, plan.replicas, plan.microbatches)):
         legality.check(known, place, plan, engine)
         remarks = (*legality.notes(known, place, plan, engine), *_remarks(known, place, plan, engine))
         remarks += tuple(overlay.remarks(own, place, engine)) if own else ()
@@ -228,11 +232,12 @@ def positive(value: Number, name: str, least: int = 1) -> Number:
 
 
 def describe_gpus(plan: Plan) -> str:
-    """The GPUs of a plan in words: ``16 GPUs = 2 stages x TP 8``."""
-    parts = [f"{int(n)} {name}{'s' * (n > 1)}" for n, name in ((plan.dp, "replica"), (plan.pp, "stage")) if n > 1]
+    """The GPUs of a plan in words: ``16 GPUs = 2 stages x TP 8``. Replicas are servers, DP is an engine's own."""
+    told = ((plan.replicas, "{} replicas"), (plan.dp, "DP {}"), (plan.pp, "{} stages"))
+    parts = [words.format(int(n)) for n, words in told if n > 1]
     parts += [f"{name} {int(n)}" for n, name in ((plan.cp, "CP"), (plan.tp, "TP")) if n > 1 or name == "TP"]
     if plan.ep > 1:
         parts.append(f"experts over {int(plan.ep)}")
-    total = math.prod(int(n) for n in (plan.tp, plan.cp, plan.pp, plan.dp))
+    total = math.prod(int(n) for n in (plan.tp, plan.cp, plan.pp, plan.dp, plan.replicas))
     text = " x ".join(parts).replace(" x experts", ", experts")
     return f"{total} GPU{'s' * (total > 1)} = {text}"

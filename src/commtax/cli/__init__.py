@@ -27,6 +27,7 @@ from commtax.cli.options import (
     axis_options,
     json_option,
     profile_option,
+    replicas_option,
     step_options,
     train_step_options,
     training_options,
@@ -307,6 +308,7 @@ def _expect_file(op: str, place: Cluster, ranks: int, words: dict[str, Any], pat
 )
 @click.option("--pp", type=Count(), default=None, help="Pipeline stages (-pp).")
 @axis_options
+@replicas_option
 @click.option("--phase", default="serve", metavar="PHASE", help="serve (default) or train.")
 @click.option("--max-model-len", type=Count(), default=None, help="Longest request, 128k or 131072.  [default: the model's]")
 @click.option("--max-num-seqs", type=Count(), default=None, help="Sequences in a step, at most.")

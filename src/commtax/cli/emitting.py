@@ -24,7 +24,7 @@ def emitted(priced: StepBill | TrainBill, engine: str) -> dict[str, str]:
     s = priced.settings
     limits = Limits(eager=s.eager, library=s.library, ep_backend=s.ep_backend, **carried())
     launch = launch_command(asked.model, asked.plan, engine, asked.cluster, limits)
-    batch = int(priced.batch) * int(asked.plan.dp)
+    batch = int(priced.batch) * int(asked.plan.dp) * int(asked.plan.replicas)
     bench = benchmark_command(asked.model, engine, input_len=max(1, int(priced.context)), concurrency=batch, spread=0.0)
     found = {"launch": launch, "benchmark": bench, "collective": nccl_command(priced)}
     return {name: text for name, text in found.items() if text}

@@ -88,13 +88,14 @@ where_options = together(
     ),
 )
 axis_options = together(
-    click.option("--dp", type=Count(), default=1, help="Replicas, or data-parallel ranks (-dp)."),
+    click.option("--dp", type=Count(), default=1, help="Data parallelism inside one engine (-dp)."),
     click.option("--ep", type=Count(AUTO_EP), default=1, help="Expert-parallel size (-ep alone: tp x dp, as in vLLM)."),
     click.option("--cp", type=Count(), default=1, help="Context-parallel size."),
     click.option("--sequence-parallel", is_flag=True, help="Reduce-scatter and all-gather instead of all-reduce."),
     click.option("--dtype", default="", metavar="TYPE", help="Weights in another type: bf16, fp8, int4, nvfp4 …"),
     click.option("--kv-dtype", default="", metavar="TYPE", help="KV cache type: auto, bf16, fp8."),
 )
+replicas_option = click.option("--replicas", type=Count(), default=1, help="Servers of their own beside each other.")
 training_options = together(
     click.option("--micro-batch", type=Count(), default=1, help="Training: sequences a microbatch."),
     click.option("--global-batch", type=Count(), default=None, help="Training: sequences a step over all replicas."),
@@ -125,6 +126,7 @@ step_options = together(
     click.option("--tp", type=Count(), default=1, help="Tensor-parallel size (-tp)."),
     click.option("--pp", type=Count(), default=1, help="Pipeline stages (-pp)."),
     axis_options,
+    replicas_option,
     click.option("--phase", default="decode", metavar="PHASE", help="decode (default), prefill, mixed or train."),
     click.option("--batch", type=Count(), default=None, help="Sequences in the step, a replica.  [default: 1]"),
     click.option(

@@ -96,8 +96,9 @@ def _paste(model: str, found: Launch, options: dict[str, Any], notes: list[str],
     model = _agreed(model, found, words, notes) if model else _model(found, words, notes)
     if found.stage_layers and (known := bundled(model)):
         words["chunks"] = found.chunks_of(known.num_layers)
-    if found.servers > 1 and _experts(model) and not whole:
-        words = {**words, **_one_server(found, notes)}
+    if found.servers > 1 and found.concurrency is not None and "concurrency" not in options and not whole:
+        words["concurrency"] = max(1, round(found.concurrency / found.servers))
+        notes.append(f"{found.servers} equal servers: the step of one of them, with its share of the clients")
     if found.engine == "vllm" and (found.dp or 1) > 1 and not found.ep and _experts(model):
         words["ep"] = AUTO_EP
         notes.append(
@@ -127,24 +128,18 @@ def _paste(model: str, found: Launch, options: dict[str, Any], notes: list[str],
 
 def _join_plans(words: dict[str, Any], options: dict[str, Any], notes: list[str]) -> None:
     """The command's own plan stands beside those that are compared."""
-    sizes = {axis: words.pop(axis) for axis in ("tp", "pp", "dp", "ep", "cp") if axis in words}
-    own = "".join(f"{axis}{'' if n == AUTO_EP else n}" for axis, n in sizes.items() if n != 1) or "tp1"
+    sizes = {axis: words.pop(axis) for axis in ("tp", "pp", "dp", "ep", "cp", "replicas") if axis in words}
+    spelled = {"replicas": "r"}
+    own = "".join(f"{spelled.get(axis, axis)}{'' if n == AUTO_EP else n}" for axis, n in sizes.items() if n != 1) or "tp1"
     if own not in options["plans"].split(","):
         options["plans"] = f"{own},{options['plans']}"
         notes.append(f"{own} is the command's own plan")
 
 
-def _one_server(found: Launch, notes: list[str]) -> dict[str, Any]:
-    """Servers of a mixture share no experts: they are not ranks of one plan."""
-    share = "" if found.concurrency is None else ", with its share of the clients"
-    notes.append(f"{found.servers} equal servers: one of them is priced{share}")
-    clients = {} if found.concurrency is None else {"concurrency": max(1, round(found.concurrency / found.servers))}
-    return {"dp": found.dp or 1, **clients}
-
-
 def _told(found: Launch) -> str:
-    sizes = ", ".join(f"{name} {size}" for name, size in found.axes.items() if size > 1)
-    return f"{found.engine}{'@' + found.version if found.version else ''}, {sizes or 'one GPU'}"
+    sizes = ", ".join(f"{name} {size}" for name, size in {**found.axes, "replicas": found.servers}.items() if size > 1)
+    apart = f" to decode, {found.prefill_workers} x tp {found.prefill_tp} for prompts" if found.prefill_workers else ""
+    return f"{found.engine}{'@' + found.version if found.version else ''}, {sizes or 'one GPU'}{apart}"
 
 
 def _words(found: Launch) -> dict[str, Any]:
@@ -156,6 +151,11 @@ def _words(found: Launch) -> dict[str, Any]:
         *("sequence_parallel", "schedule", "chunks", "zero", "hsdp", "async_axes"),
     )
     words = {name: value for name in names if (value := getattr(found, name)) not in (None, "") and value is not False}
+    if found.prefill_workers:
+        words |= {"disaggregated": True, "decode_workers": found.servers}
+        words |= {"prefill_workers": found.prefill_workers, "prefill_tp": found.prefill_tp}
+    elif found.servers > 1:
+        words["replicas"] = found.servers
     if found.axes["dp"] > 1:
         words["dp"] = found.axes["dp"]
     if found.phase == "train":

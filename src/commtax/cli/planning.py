@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import numpy as np
 
 from commtax import catalog
 from commtax.catalog.profile import load as load_profile
@@ -20,7 +19,17 @@ from commtax.cli.output import carried, how_read, print_json, terminal
 from commtax.cli.pages import html_option, write_plan_page
 from commtax.cli.pasting import from_option, pasting_whole
 from commtax.cost.serving import SPREAD
-from commtax.planner import WORKLOADS, ServingPlans, Standing, TrainPlans, plan, plan_training, standing, training_standing
+from commtax.planner import (
+    WORKLOADS,
+    ServingPlans,
+    Standing,
+    TrainPlans,
+    apart_standing,
+    plan,
+    plan_training,
+    standing,
+    training_standing,
+)
 from commtax.planner.training import Kind
 from commtax.spec import Cluster
 from commtax.units import parse_seconds
@@ -50,6 +59,9 @@ SERVING, TRAINING = ("vllm", "sglang", "trtllm"), ("megatron", "torchrun")
 @click.option("--ttft", default="", metavar="TIME", help="Mean time to the first token, at most: 500ms.")
 @click.option("--tpot", default="", metavar="TIME", help="Mean time an output token, at most: 30ms.")
 @click.option("--objective", default=None, metavar="WHAT", help="throughput (default), latency, cost or gpus.")
+@click.option(
+    "--disaggregated/--no-disaggregated", default=True, help="Also plans with workers of their own for prompts.  [default: yes]"
+)
 @click.option("--dtype", default="", metavar="TYPE[,TYPE]", help="Weights: fp8,bf16 compares both.  [default: as stored]")
 @click.option("--kv-dtype", default="", metavar="TYPE", help="KV cache type: auto, bf16, fp8.")
 @click.option("--max-num-batched-tokens", type=Count(), default=None, help="Tokens a step.  [default: the engine's]")
@@ -116,6 +128,7 @@ def _serve(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
         tpot_s=parse_seconds(options["tpot"], "tpot") if options["tpot"] else math.inf,
         spread=SPREAD if options["spread"] is None else options["spread"],
         objective=options["objective"] or "throughput",
+        disaggregated=options["disaggregated"],
         engine=options["engine"],
         dtypes=dtypes,
         max_concurrency=_or(options["max_concurrency"], 1024),
@@ -154,7 +167,10 @@ def _check_launch(launch: Launch, length: int) -> None:
 
 def _stands(found: ServingPlans, launch: Launch) -> Standing:
     """The pasted plan: groups that share experts are one copy, all others are replicas."""
-    sizes, inner = {**launch.axes, "dp": launch.dp or 1}, launch.dp or 1
+    if launch.prefill_workers:
+        split = (launch.tp or 1, launch.servers), (launch.prefill_tp or 1, launch.prefill_workers)
+        return apart_standing(found, *split, launch.dtype, launch.concurrency or 0)
+    sizes, inner = dict(launch.axes), launch.dp or 1
     if launch.engine == "vllm" and inner > 1 and found.model.experts and not launch.ep:
         sizes["ep"] = sizes["tp"] * inner  # vLLM splits experts over all of them
     shared = found.model.experts is not None and sizes["ep"] > sizes["tp"]
@@ -164,32 +180,28 @@ def _stands(found: ServingPlans, launch: Launch) -> Standing:
 
 
 def _commands(found: ServingPlans, engine: str) -> dict[str, str]:
-    """The launch of the best plan whose workers do both, all of its copies, and the benchmark that would check it."""
-    from commtax.emit import Limits, benchmark_command, launch_command
+    """The launch of the best plan, all of its servers, and the benchmark that would check it."""
+    from commtax.emit import Limits, apart_command, benchmark_command, launch_command
 
-    rows = found.plans
-    shared = np.flatnonzero(rows.mode == 0)
-    if not len(shared):
-        raise ValueError("emit: only plans with workers of their own for prompts are good here, and those are not written")
-    i = int(shared[0])
-    one = found.setup(rows, i).plan
-    whole = replace(one, dp=int(one.dp) * int(rows.replicas[i]))
-    goal, run = found.goal, found.run
+    rows, goal, run = found.plans, found.goal, found.run
+    one, copies = found.setup(rows, 0).plan, int(rows.replicas[0])
     limits = Limits(
-        max_model_len=carried().get("max_model_len", goal.input_len + goal.output_len),
-        max_num_seqs=max(1, int(rows.running[i])),
+        max_model_len=carried().get("max_model_len", found.longest(rows, 0)),
+        max_num_seqs=max(1, int(rows.running[0])),
         max_num_batched_tokens=run.max_num_batched_tokens or 0,
         gpu_memory_utilization=run.gpu_memory_utilization or 0.0,
     )
-    launch = launch_command(found.model, whole, engine, found.cluster, limits)
-    if i:
-        launch = f"# plan {i + 1}, {found.words(rows, i)}: those before it have workers of their own for prompts\n{launch}"
+    if int(rows.mode[0]):
+        workers = replace(one, tp=int(rows.prefill_tp[0])), int(rows.prefill_replicas[0])
+        launch = apart_command(found.model, engine, found.cluster, workers, (one, copies), limits)
+    else:
+        launch = launch_command(found.model, replace(one, replicas=copies), engine, found.cluster, limits)
     bench = benchmark_command(
         found.model,
         engine,
         input_len=goal.input_len,
         output_len=goal.output_len,
-        concurrency=int(rows.concurrency[i]),
+        concurrency=int(rows.concurrency[0]),
         spread=goal.spread,
     )
     return {"launch": launch, "benchmark": bench}

@@ -11,7 +11,16 @@ import numpy as np
 from commtax import catalog
 from commtax.api.serving import Simulation, simulate
 from commtax.catalog.profile import load as load_profile
-from commtax.cli.options import Count, Fraction, axis_options, json_option, profile_option, spread_option, where_options
+from commtax.cli.options import (
+    Count,
+    Fraction,
+    axis_options,
+    json_option,
+    profile_option,
+    replicas_option,
+    spread_option,
+    where_options,
+)
 from commtax.cli.output import print_json, terminal
 from commtax.cli.pasting import paste_options, pasting
 from commtax.cost.serving import SPREAD
@@ -43,6 +52,7 @@ class Counts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 @click.option("--tp", type=Count(), default=1, help="Tensor-parallel size (-tp).")
 @click.option("--pp", type=Count(), default=1, help="Pipeline stages (-pp).")
 @axis_options
+@replicas_option
 @click.option("--concurrency", "--max-concurrency", "concurrency", type=Counts(), default=1, help="Clients: 32, or 1,8,64.")
 @click.option(*LENGTHS[0], "input_len", type=Count(), default=1024, show_default=True, help="Mean prompt length.")
 @click.option(*LENGTHS[1], "output_len", type=Count(), default=128, show_default=True, help="Mean output length.")

@@ -115,11 +115,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "gpus",
         "",
-        lambda q: q.plan.num_gpus > q.cluster.num_gpus,
-        lambda q: (
-            f"tp {q.plan.tp} x cp {q.plan.cp} x pp {q.plan.pp} x dp {q.plan.dp} = {q.plan.num_gpus} GPUs, "
-            f"and {q.cluster.key} has {q.cluster.num_gpus}"
-        ),
+        lambda q: q.plan.all_gpus > q.cluster.num_gpus,
+        lambda q: f"{_sizes(q.plan)} = {q.plan.all_gpus} GPUs, and {q.cluster.key} has {q.cluster.num_gpus}",
     ),
     Rule(
         "heads-divisible",
@@ -216,6 +213,11 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+def _sizes(plan: Plan) -> str:
+    servers = f"{plan.replicas} replicas x " if plan.replicas > 1 else ""
+    return f"{servers}tp {plan.tp} x cp {plan.cp} x pp {plan.pp} x dp {plan.dp}"
+
+
 def _divisors(n: Number) -> str:
     return ", ".join(str(d) for d in range(1, int(n) + 1) if n % d == 0)
 
@@ -306,7 +308,7 @@ def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[st
     elif model.num_layers % pp:
         sizes = [len(r) for r in stage_layers(model, pp, engine.odd_layers)]
         found.append(f"uneven pipeline: {model.num_layers} layers as {'+'.join(map(str, sizes))}")
-    idle = cluster.num_gpus - int(plan.num_gpus)
+    idle = cluster.num_gpus - int(plan.all_gpus)
     if idle > 0:
-        found.append(f"{idle} of {cluster.num_gpus} GPUs idle (tp {tp} x cp {plan.cp} x pp {pp} x dp {plan.dp} = {plan.num_gpus})")
+        found.append(f"{idle} of {cluster.num_gpus} GPUs idle ({_sizes(plan)} = {plan.all_gpus})")
     return found

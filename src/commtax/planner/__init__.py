@@ -2,7 +2,7 @@
 
 from commtax.planner.columns import Columns, Goal, Rejected
 from commtax.planner.serving import WORKLOADS, ServingPlans, plan
-from commtax.planner.standing import Standing, standing, training_standing
+from commtax.planner.standing import Standing, apart_standing, standing, training_standing
 from commtax.planner.training import TrainPlans, plan_training
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "ServingPlans",
     "Standing",
     "TrainPlans",
+    "apart_standing",
     "plan",
     "plan_training",
     "standing",

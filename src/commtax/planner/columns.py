@@ -23,6 +23,7 @@ class Goal:
     tpot_s: float = math.inf
     objective: str = "throughput"
     spread: float = SPREAD  # of the lengths, as a share of their mean to either side
+    disaggregated: bool = True  # whether workers of their own for prompts are tried
 
     @property
     def limited(self) -> bool:

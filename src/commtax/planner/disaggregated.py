@@ -26,7 +26,7 @@ def columns(base: Setup, roomy: Space, prompt_s: Array, kv: Array, room: Array, 
     Priced as ``commtax simulate --disaggregated`` prices one of them; steps are priced once for each degree. A single
     output token leaves nothing to decode.
     """
-    if goal.output_len == 1:
+    if goal.output_len == 1 or not goal.disaggregated:
         return empty()
     plain = np.flatnonzero((roomy.pp == 1) & (roomy.dp == 1) & (roomy.ep == 1) & (roomy.tp <= base.cluster.domain))
     found: list[Columns] = []

@@ -13,7 +13,8 @@ from commtax.api.fitting import cache_tokens
 from commtax.api.serving import RANGE, Simulation, check_spread, simulate
 from commtax.api.setup import Setup, positive, setup
 from commtax.cost.serving import SPREAD
-from commtax.planner import disaggregated, reasons
+from commtax.planner import disaggregated as apart
+from commtax.planner import reasons
 from commtax.planner.columns import Columns, Goal, Rejected, Run, empty, family, joined, order
 from commtax.planner.space import Array, Space, space
 from commtax.spec import Cluster, Engine, Model, Profile
@@ -21,6 +22,8 @@ from commtax.spec import Cluster, Engine, Model, Profile
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
 WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batch": (1024, 1024)}
 """Input and output tokens of usual workloads."""
+VARIED = 1.5
+"""The longest requests over the mean, where lengths vary by half of it to either side."""
 MAX_CONCURRENCY = 1024
 LISTED = 20
 """Plans whose best concurrency is found exactly; those behind them are known to be behind."""
@@ -56,6 +59,21 @@ class ServingPlans:
         sizes: dict[str, Any] = {axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}
         sizes |= {"dtype": self.dtypes[int(rows.dtype[i])], "kv_dtype": self.run.kv_dtype, "profile": self.run.profile}
         return setup(self.model, self.cluster, engine=self.engine, **sizes)
+
+    def longest(self, rows: Columns, i: int) -> int:
+        """Tokens of the longest request that row ``i`` should take: 0, the model's own length, where a copy's cache holds it.
+
+        Else what requests of varied lengths may need, in whole 256s, as far as the cache holds it.
+        """
+        _, tokens, seqs = start(self, int(rows.dtype[i]))
+        asked = self.setup(rows, i)
+        degrees = {int(asked.plan.tp), int(rows.prefill_tp[i]) or int(asked.plan.tp)}
+        kinds = [replace(asked, plan=replace(asked.plan, tp=tp)) for tp in degrees]
+        kv = int(min(float(cache_tokens(kind, tokens, seqs, self.run.gpu_memory_utilization)) for kind in kinds))
+        if kv >= self.model.max_len:
+            return 0
+        wanted = math.ceil(VARIED * (self.goal.input_len + self.goal.output_len) / 256) * 256
+        return max(self.goal.input_len + self.goal.output_len, min(wanted, kv, self.model.max_len))
 
     def words(self, rows: Columns, i: int) -> str:
         """GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``."""
@@ -104,6 +122,7 @@ def plan(
     tpot_s: float = math.inf,
     objective: str = "throughput",
     spread: float = SPREAD,
+    disaggregated: bool = True,
     engine: str | Engine = "",
     dtypes: tuple[str, ...] = ("",),
     max_concurrency: int = MAX_CONCURRENCY,
@@ -113,10 +132,11 @@ def plan(
 ) -> ServingPlans:
     """Price all legal plans at every concurrency up to ``max_concurrency`` a copy and rank those that fit and meet the limits.
 
+    ``disaggregated=False`` leaves out plans with workers of their own for prompts.
     ``run`` is what a launch command says for all of them: kv_dtype, max_num_batched_tokens, max_num_seqs,
     gpu_memory_utilization. A ``profile``'s constants are laid over the catalogue's.
     """
-    goal = _goal(input_len, output_len, ttft_s, tpot_s, objective, spread)
+    goal = replace(_goal(input_len, output_len, ttft_s, tpot_s, objective, spread), disaggregated=disaggregated)
     positive(max_concurrency, "max_concurrency")
     dtypes = tuple(dict.fromkeys(dtypes))
     base = setup(model, cluster, engine=engine, dtype=dtypes[0], kv_dtype=run.get("kv_dtype", ""), profile=profile)
@@ -214,8 +234,8 @@ def search(question: ServingPlans, base: Setup, roomy: Space, kv: Array, index: 
     fine = columns(roomy.only(fine_rows), fine_load, more, goal, index)
     first = load == 1
     prompt_s = np.asarray(priced.prompt_s * priced.chunks)[first]
-    apart = disaggregated.columns(base, roomy, prompt_s, kv, np.minimum(held, start(question, index)[2]), goal, index)
-    return joined([coarse, fine, apart])
+    split = apart.columns(base, roomy, prompt_s, kv, np.minimum(held, start(question, index)[2]), goal, index)
+    return joined([coarse, fine, split])
 
 
 def knees(question: ServingPlans, base: Setup, roomy: Space, kv: Array, room: Array) -> Array:

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from commtax.api.fitting import cache_tokens
+from commtax.api.serving import simulate
 from commtax.api.setup import describe_gpus, setup
 from commtax.planner.columns import Columns, Goal, empty, label, order, worth
+from commtax.planner.disaggregated import BUSY
 from commtax.planner.reasons import best_times
 from commtax.planner.serving import ServingPlans, search, simulated, start
 from commtax.planner.serving import columns as priced
@@ -52,6 +54,12 @@ def standing(answer: ServingPlans, sizes: dict[str, Any], replicas: int, dtype: 
     else:
         every = search(answer, base, one, np.array([kv]), index)
         every = every.take(np.flatnonzero(every.mode == 0))
+    return _placed(answer, every)
+
+
+def _placed(answer: ServingPlans, every: Columns) -> Standing:
+    """The best of a plan's loads beside the answer's plans."""
+    goal = answer.goal
     row, good = _best(goal, every)
     if not good:
         return Standing(answer.words(row, 0), row, reason=f"breaks the limit: {best_times(goal, every)}")
@@ -61,6 +69,59 @@ def standing(answer: ServingPlans, sizes: dict[str, Any], replicas: int, dtype: 
         better |= (theirs[0] == mine[0]) & (theirs[1] > mine[1] * (1 + 1e-8))
     gain = float(worth(goal, answer.plans)[0] / worth(goal, row)[0]) if len(answer.plans) else 1.0
     return Standing(answer.words(row, 0), row, 1 + int(np.sum(better)), gain)
+
+
+def apart_standing(
+    answer: ServingPlans, decode: tuple[int, int], prompts: tuple[int, int], dtype: str = "", clients: int = 0
+) -> Standing:
+    """Servers of their own for prompts: (tp, count) of both kinds, at ``clients`` of the whole or at their best load."""
+    goal, index, run = answer.goal, _index(answer, dtype), answer.run
+    name = f"{prompts[1]} x TP {prompts[0]} for prompts + {decode[1]} x TP {decode[0]} to decode"
+    total = decode[0] * decode[1] + prompts[0] * prompts[1]
+    if total > answer.cluster.num_gpus:
+        return Standing(name, empty(), reason=f"needs {total} GPUs, and {answer.cluster.key} has {answer.cluster.num_gpus}")
+    loads = np.array([clients]) if clients else np.arange(1, answer.max_concurrency + 1) * decode[1]
+    words = {name: value for name, value in run.words.items() if name not in ("gpu_memory_utilization",)}
+    try:
+        s = simulate(
+            answer.model,
+            answer.cluster,
+            engine=answer.engine,
+            dtype=answer.dtypes[index],
+            gpu_memory_utilization=run.gpu_memory_utilization,
+            tp=decode[0],
+            concurrency=loads,
+            input_len=goal.input_len,
+            output_len=goal.output_len,
+            disaggregated=True,
+            prefill_tp=prompts[0],
+            prefill_workers=prompts[1],
+            decode_workers=decode[1],
+            **words,
+        )
+    except ValueError as error:
+        return Standing(name, empty(), reason=str(error))
+    held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
+    if held < goal.input_len + goal.output_len:
+        return Standing(name, empty(), reason=f"does not fit: a copy's KV cache holds {held:,.0f} tokens, less than one request")
+    n = np.ones(len(loads), dtype=int)
+    sizes = {"mode": 1, "dtype": index, "tp": decode[0], "pp": 1, "dp": 1, "ep": 1, "replicas": decode[1], "gpus": total}
+    sizes |= {"prefill_tp": prompts[0], "prefill_replicas": prompts[1]}
+    kept = goal.input_len + goal.output_len * (1.0 if answer.engine.kv_reserved else 0.5)
+    every = Columns(
+        **{axis: size * n for axis, size in sizes.items()},
+        concurrency=loads,
+        running=np.asarray(s.running) * n,
+        ttft_s=np.asarray(s.ttft_s) * n,
+        tpot_s=np.asarray(s.tpot_s) * n,
+        tokens_per_s=np.asarray(s.tokens_per_s) * n,
+        kv_headroom=1 - np.asarray(s.running) * kept / held,
+    )
+    if not clients:  # up to what prompt servers keep up with, and without a limit to the knee
+        busy = np.asarray(s.requests_per_s * s.prompt_s * s.chunks) <= BUSY * prompts[1]
+        last = len(loads) if goal.limited else 1 + int(np.argmax(loads / np.asarray(s.e2e_s) ** 2))
+        every = every.take(np.flatnonzero((busy & (np.arange(len(loads)) < last)) | (n.cumsum() == 1)))
+    return _placed(answer, every)
 
 
 def _index(answer: ServingPlans, dtype: str) -> int:

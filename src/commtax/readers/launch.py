@@ -39,6 +39,8 @@ ARRAY = re.compile(r"(?<![\w$])([A-Za-z_]\w*)=\(((?:[^()]|\([^()]*+\))*+)\)")
 ASSIGNED = re.compile(r"^[ \t]*+(?:export[ \t]++)?([A-Za-z_]\w*+)=(\"[^\"]*+\"|'[^']*+'|[^\s;]*+)[ \t]*+;?[ \t]*+$", re.M)
 COMMENT = re.compile(r"""('[^']*+'|"(?:[^"\\]|\\.)*+"|\\.|[^\s'"\\#][^\s'"\\]*+)|(?<!\S)#[^\n]*+""", re.S)
 USED = re.compile(r"\"?\$\{?([A-Za-z_]\w*)(?:\[@\])?\}?\"?")
+LOUD, QUIET = ("NCCL_", "VLLM_", "SGLANG_", "TRTLLM_"), ("VLLM_NIXL_",)
+"""Variables that may change what a server does, and those of them that are addresses."""
 IMAGES = {"vllm/vllm-openai": "vllm", "lmsysorg/sglang": "sglang", "tensorrt-llm/release": "trtllm"}
 
 
@@ -56,6 +58,9 @@ class Launch:
     ep: int | None = None  # AUTO_EP: over tp x dp
     cp: int | None = None
     servers: int = 1  # equal servers beside each other
+    role: str = ""  # "prefill" or "decode" where a server does one of them
+    prefill_tp: int | None = None  # of the servers for prompts beside those that decode
+    prefill_workers: int | None = None
     dtype: str = ""
     kv_dtype: str = ""
     max_model_len: int | None = None
@@ -93,11 +98,11 @@ class Launch:
 
     @property
     def axes(self) -> dict[str, int]:
-        """Sizes of the plan, servers counted as replicas and experts over tp x dp counted out."""
+        """Sizes of one server's plan, experts over tp x dp counted out."""
         sizes = {name: getattr(self, name) or 1 for name in ("tp", "pp", "dp", "ep", "cp")}
         if sizes["ep"] == AUTO_EP:
             sizes["ep"] = sizes["tp"] * sizes["dp"]
-        return {**sizes, "dp": sizes["dp"] * self.servers}
+        return sizes
 
     def chunks_of(self, layers: int) -> int | None:
         """Chunks a rank of a model with so many layers."""
@@ -107,7 +112,8 @@ class Launch:
     @property
     def num_gpus(self) -> int:
         sizes = self.axes
-        return sizes["tp"] * sizes["pp"] * sizes["dp"] * sizes["cp"]
+        one = sizes["tp"] * sizes["pp"] * sizes["dp"] * sizes["cp"]
+        return one * self.servers + (self.prefill_workers or 0) * (self.prefill_tp or 1)
 
 
 def parse(text: str) -> Launch:
@@ -227,11 +233,13 @@ def _program(words: list[str], at: int) -> tuple[str, int]:
         return "vllm", 3 if following == "bench" else 2
     if word == "sglang" and following == "serve":
         return "sglang", 2
+    if word == "trtllm-serve" and following == "disaggregated":  # what joins servers is none
+        return "", 0
     if word == "trtllm-serve":
         return "trtllm", 2 if following == "serve" else 1
     if word == "trtllm-bench":
         return "trtllm", 1
-    if word == "-m" and following.startswith(("vllm.entrypoints", "sglang", "tensorrt_llm.serve")):
+    if word == "-m" and following.startswith(("vllm.entrypoints", "sglang.", "tensorrt_llm.serve")):
         return {"v": "vllm", "s": "sglang", "t": "trtllm"}[following[0]], 2
     if word == "torchrun" or (word == "-m" and following.startswith("torch.distributed.")):
         return "torchrun", 1 if word == "torchrun" else 2
@@ -273,7 +281,7 @@ def _read(
 ) -> Launch:
     """The flags of one program in the engine's own meaning."""
     given: dict[str, Any] = {}
-    unread = [f"{k}={v}" for k, v in env.items() if k.startswith(("NCCL_", "VLLM_", "SGLANG_", "TRTLLM_"))]
+    unread = [f"{k}={v}" for k, v in env.items() if k.startswith(LOUD) and not k.startswith(QUIET)]
     if engine == "torchrun":
         engine, words = _split_torchrun(words, given)
     flags = ENGINES[engine]
@@ -390,12 +398,22 @@ def _split_torchrun(words: list[str], given: dict[str, Any]) -> tuple[str, list[
 
 
 def _joined(found: list[Launch]) -> Launch:
-    """Equal servers are replicas; a benchmark beside a server adds its lengths; parts of one job are one job."""
-    first = next((x for x in found if x.concurrency is None), found[0])
+    """Equal servers are counted; a benchmark beside a server adds its lengths; servers for prompts join those that decode."""
     bench = next((x for x in found if x.concurrency is not None), None)
-    if bench is not None and bench is not first:
-        lengths = {name: getattr(bench, name) for name in ("concurrency", "input_len", "output_len", "spread")}
-        first, found = replace(first, **lengths), [x for x in found if x is not bench]
+    servers = [x for x in found if x is not bench] or found
+    ahead = [x for x in servers if x.role == "prefill"]
+    first = _counted([x for x in servers if x.role != "prefill"] or ahead)
+    if ahead and first.role == "decode":
+        prompts = _counted(ahead)
+        first = replace(first, prefill_tp=prompts.tp or 1, prefill_workers=prompts.servers)
+    if bench is not None and bench not in servers:
+        first = replace(first, **{name: getattr(bench, name) for name in ("concurrency", "input_len", "output_len", "spread")})
+    return first
+
+
+def _counted(found: list[Launch]) -> Launch:
+    """The first of several servers, with as many as are its equals; parts of one job are one job."""
+    first = next((x for x in found if x.concurrency is None), found[0])
     alike = [x for x in found if _bare(x) == _bare(first)]
     parts = first.nnodes is not None and first.nnodes > 1 and bool(first.address)  # commands of one job meet at one address
     count = len({x.address for x in alike}) if parts else len(alike)

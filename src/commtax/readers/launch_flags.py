@@ -30,6 +30,7 @@ VLLM = _flags(
         "executor": "distributed-executor-backend",
         "dp_executor": "data-parallel-backend",
         "address": "master-addr data-parallel-address dpa",
+        "kv_transfer": "kv-transfer-config",
     },
     int={
         "tp": "tensor-parallel-size tp",
@@ -68,6 +69,7 @@ SGLANG = _flags(
         "deepep_mode": "deepep-mode",
         "address": "dist-init-addr nccl-init-addr",
         "graphs": "cuda-graph-backend-decode",
+        "role": "disaggregation-mode",
     },
     int={
         "tp": "tp-size tp tensor-parallel-size",
@@ -102,6 +104,7 @@ TRTLLM = _flags(
         "file": "config extra-llm-api-options",
         "kv_dtype": "kv-cache-dtype kv-cache-config.dtype",
         "graphs": "cuda-graph-config",
+        "transceiver": "cache-transceiver-config.backend",
     },
     int={
         "tp": "tp-size tensor-parallel-size tp",
@@ -122,7 +125,7 @@ TRTLLM = _flags(
         )
     },
     ratio={"range_ratio": "random-range-ratio"},
-    on={"dp_attention": "enable-attention-dp"},
+    on={"dp_attention": "enable-attention-dp", "plain_scheduler": "disable-overlap-scheduler"},
 )
 MEGATRON = _flags(
     text={"recompute": "recompute-granularity", "fp8": "fp8-format", "layout": "pipeline-model-parallel-layout"},
@@ -229,10 +232,13 @@ _WORDS = (
     "request-rate backend-url base-url training.steps job.config-file dump-folder metrics.log-freq "
     "distributed-backend position-embedding-type rotary-base rotary-percent normalization moe-token-dispatcher-type "
     "moe-router-load-balancing-type transformer-impl attention-backend make-vocab-size-divisible-by num-workers "
+    "disaggregation-transfer-backend disaggregation-bootstrap-port disaggregation-ib-device "
     "cuda-graph-backend-prefill kv-channels norm-epsilon q-lora-rank kv-lora-rank qk-head-dim qk-pos-emb-head-dim v-head-dim "
     "moe-layer-freq moe-shared-expert-intermediate-size attention-dropout hidden-dropout "
     "optimizer.lr job.description model.hf-assets-path hf-assets-path workspace w max-beam-width num-postprocess-workers"
 )
+ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
+"""What vLLM calls the servers of prompts and of decoding; one that is both is neither."""
 NOTHING: Flags = {**dict.fromkeys(_SWITCHES.split(), ("", "on")), **dict.fromkeys(_WORDS.split(), ("", "text"))}
 
 # Weights as a flag asks for them; "": as the checkpoint has them.

@@ -8,7 +8,7 @@ from typing import Any
 
 from commtax.cost.stages import virtual_layers
 from commtax.files import parse_json
-from commtax.readers.launch_flags import BACKENDS, COMPUTED, FLAVOURS, KV, QUANTISED, SCHEDULES
+from commtax.readers.launch_flags import BACKENDS, COMPUTED, FLAVOURS, KV, QUANTISED, ROLES, SCHEDULES
 from commtax.readers.stage_layout import layout_of, stages
 
 AUTO_EP = -1  # as in api.setup: tp x dp
@@ -56,9 +56,23 @@ def _vllm(given: Given, notes: list[str], unread: list[str]) -> Given:
     told["ep_backend"] = backend if backend in BACKENDS else ""
     if given.get("local_dp") and given.get("dp", 1) > given["local_dp"]:
         told.setdefault("nnodes", -(-given["dp"] // given["local_dp"]))
+    if "kv_transfer" in given:
+        told["role"] = _role(str(given["kv_transfer"]), unread)
     if "draft" in given:
         told["speculative"] = _drafted(str(given["draft"]), unread)
     return told
+
+
+def _role(text: str, unread: list[str]) -> str:
+    """Prompts or decoding, where a server does one of them."""
+    try:
+        told = parse_json(text, "kv_transfer")
+        kind, role = told["kv_connector"], ROLES.get(told["kv_role"], "")
+    except (ValueError, KeyError, TypeError):
+        kind, role = "", ""
+    if kind != "NixlConnector" or not role:
+        unread.append(f"--kv-transfer-config {text}")
+    return role
 
 
 def _drafted(text: str, unread: list[str]) -> int | None:
@@ -72,6 +86,7 @@ def _drafted(text: str, unread: list[str]) -> int | None:
 def _sglang(given: Given, notes: list[str], unread: list[str]) -> Given:
     """``--tp`` counts all GPUs of a server where attention is data-parallel: dp of them groups of tp / dp."""
     told = _serving(given, notes, unread)
+    told["role"] = given["role"] if given.get("role") in ("prefill", "decode") else ""
     deep = given.get("a2a") == "deepep" or given.get("deepep")
     if deep:
         mode = {"low_latency": "deepep_low_latency"}.get(given.get("deepep_mode", ""), "deepep_high_throughput")
@@ -116,6 +131,8 @@ def _trtllm(given: Given, notes: list[str], unread: list[str]) -> Given:
     """Attention data parallelism keeps attention whole on each GPU."""
     told = _serving(given, notes, unread)
     told["eager"] = str(given.get("graphs", "")).lower() in ("null", "none", "~")
+    if given.get("transceiver"):  # prompts are computed without the overlapping scheduler
+        told["role"] = "prefill" if given.get("plain_scheduler") else "decode"
     if not given.get("dp_attention"):
         return told
     return _attention_dp({**told, "dp": told.get("tp", 1)}, notes)

@@ -100,7 +100,7 @@ def _prompt_rate(b: StepBill) -> str:
     prompts = {"prefill": float(b.batch), "mixed": 1.0}.get(b.phase)
     if prompts is None:
         return ""
-    return f", {prompts * float(b.context) * float(b.setup.plan.dp) / float(b.step_s):,.0f} prompt tokens/s"
+    return f", {prompts * float(b.context) * float(b.setup.plan.dp * b.setup.plan.replicas) / float(b.step_s):,.0f} prompt tokens/s"
 
 
 def bill_document(b: StepBill) -> Document:

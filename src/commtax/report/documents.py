@@ -44,8 +44,8 @@ def question(asked: Setup) -> Document:
         "engine": f"{asked.engine.key}@{asked.engine.version}",
         "profile": asked.profile.name if asked.profile else None,
         "plan": _plan(plan),
-        "gpus": plan.num_gpus,
-        "idle_gpus": asked.cluster.num_gpus - plan.num_gpus,
+        "gpus": plan.all_gpus,
+        "idle_gpus": asked.cluster.num_gpus - plan.all_gpus,
     }
 
 
@@ -56,6 +56,7 @@ def _plan(plan: Plan) -> Document:
         "dp",
         "ep",
         "cp",
+        "replicas",
         "sequence_parallel",
         "zero",
         "microbatches",

@@ -209,6 +209,7 @@ def plans_document(a: ServingPlans, top: int, pasted: Standing | None = None) ->
                 "cluster": a.cluster.key,
                 "engine": f"{a.engine.key}@{a.engine.version}",
                 "objective": a.goal.objective,
+                "disaggregated": a.goal.disaggregated,
                 "input_len": a.goal.input_len,
                 "output_len": a.goal.output_len,
                 "spread": a.goal.spread,

@@ -52,28 +52,25 @@ def _thinned(rows: Columns, best: int) -> list[int]:
 
 def _point(a: ServingPlans, rows: Columns, i: int, best: bool) -> Document:
     ttft, tpot = (format_seconds(float(getattr(rows, n)[i])) for n in ("ttft_s", "tpot_s"))
-    words, apart = a.words(rows, i), int(rows.mode[i]) == 1
+    words, apart, copies = a.words(rows, i), int(rows.mode[i]) == 1, int(rows.replicas[i])
     text = f"{words}; {int(rows.concurrency[i]):,} clients, TTFT {ttft}, TPOT {tpot}, {float(rows.tokens_per_s[i]):,.0f} tokens/s"
-    copies = int(rows.replicas[i]) if a.model.experts else 1
-    one = f"the decode step{f' of one of {copies} servers' if copies > 1 else ''}, without other requests' prompts"
-    text += "; workers of their own for prompts: no single step shows that" if apart else f"; loads {one}"
+    one = f" of one of {copies} servers" if copies > 1 else ""
+    text += f"; loads the decode step{one}" + ("" if apart else ", without other requests' prompts")
     return {
         "name": words,
         "x": float(rows.tokens_per_s_per_user[i]),
         "y": float(rows.tokens_per_s_per_gpu[i]),
         "best": best,
         "text": text,
-        "patch": None if apart else served_patch(a, rows, i),
+        "patch": served_patch(a, rows, i),
     }
 
 
 def served_patch(a: ServingPlans, rows: Columns, i: int) -> Document:
-    """The decode step of a plan: its sizes, the requests that a replica runs at once, and the mean length."""
-    sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "ep")}
-    dp, copies = int(rows.dp[i]), int(rows.replicas[i])
-    dp = dp * copies if a.model.experts is None else dp  # copies of a mixture are servers of their own
+    """The decode step of one of a plan's servers: its sizes, the requests that it runs at once, and the mean length."""
+    sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "dp", "ep")}
     length = a.goal.input_len + max(0, a.goal.output_len // 2 - 1)
-    return {**sizes, "dp": dp, "cp": 1, "b": min(65_536, max(1, int(rows.running[i]))), "s": length, "ph": "decode"}
+    return {**sizes, "cp": 1, "b": min(65_536, max(1, int(rows.running[i]))), "s": length, "ph": "decode"}
 
 
 def training_front(a: TrainPlans) -> Document:

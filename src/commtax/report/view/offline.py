@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from commtax.api.billing import StepBill
 from commtax.api.train_billing import TrainBill
 from commtax.planner.serving import ServingPlans
@@ -41,11 +39,10 @@ def plan_page(found: ServingPlans | TrainPlans, command: str) -> Document:
 
 
 def _served(found: ServingPlans, state: State, command: str) -> Document | None:
-    """The decode step of the best plan whose workers do both, where there is one."""
-    shared = np.flatnonzero(found.plans.mode == 0)
-    if not len(shared):
+    """The decode step of one server of the best plan, where there is one."""
+    if not len(found.plans):
         return None
-    asked = patched(state, served_patch(found, found.plans, int(shared[0])))
+    asked = patched(state, served_patch(found, found.plans, 0))
     try:
         return view_of(priced(asked), asked, command)
     except ValueError:  # a model that is not of the catalogue, links that are not of the cluster's name
