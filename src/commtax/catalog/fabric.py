@@ -56,8 +56,11 @@ _MADE: dict[tuple[object, ...], Fabric] = {}
 
 def library_chain(name: str) -> list[str]:
     """A library and those that it falls back on, by key."""
-    table = _library(name)
-    return [table["key"], *(library_chain(table["fallback"]) if table.get("fallback") else ())]
+    return [table["key"] for table in _chain(_library(name))]
+
+
+def _chain(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [table, *(_chain(_library(table["fallback"])) if table.get("fallback") else ())]
 
 
 def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) -> Fabric:
@@ -76,14 +79,14 @@ def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) ->
 
 def exchange(key: str, cluster: Cluster) -> Fabric:
     """The paths of kernels that carry tokens to experts and back: ``dispatch`` and ``combine``."""
-    return _make_of(toml("exchanges", key), key, cluster)
+    return _make_of(toml("exchanges", key), cluster)
 
 
 def _make(name: str, cluster: Cluster, measured: Measured = MappingProxyType({})) -> Fabric:
-    return _make_of(_library(name), name, cluster, measured)
+    return _make_of(_library(name), cluster, measured)
 
 
-def _make_of(table: Mapping[str, Any], name: str, cluster: Cluster, measured: Measured = MappingProxyType({})) -> Fabric:
+def _make_of(table: Mapping[str, Any], cluster: Cluster, measured: Measured = MappingProxyType({})) -> Fabric:
     if table["key"] == "textbook":
         return _textbook(cluster)
     own, chain = _paths(table, cluster, measured), table
@@ -125,7 +128,7 @@ def _make_of(table: Mapping[str, Any], name: str, cluster: Cluster, measured: Me
         spread_across=_widest(spreads, "across", network.get("spread", 0.35)),
         spreads=spreads,
         note=""
-        if calibrated or any(p.op == "all-reduce" for paths in measured.values() for p in paths)
+        if calibrated or any(p.op == "all-reduce" for t in _chain(table) for p in measured.get(t["key"], ()))
         else f"collectives on {cluster.intra.key} with {cluster.chip.key} are assumed: calibrate before you trust them",
     )
 
@@ -223,9 +226,7 @@ def _bounded(path: Path, table: Mapping[str, Any], cluster: Cluster) -> Path:
 
 def _home_rows(op: str, table: Mapping[str, Any], family: str) -> list[Mapping[str, Any]]:
     """What was measured with this generation, or its kin, by a library and those that it falls back on; else the plain ring."""
-    chain = [table]
-    while chain[-1].get("fallback"):
-        chain.append(_library(chain[-1]["fallback"]))
+    chain = _chain(table)
     for who in (family, *(t["kin"][family] for t in chain if family in t.get("kin", {}))):
         rows = [r for t in chain for r in t.get("path", ()) if who in r["families"]]
         if rows:
