@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 import commtax
+from commtax.api import expect
+from commtax.catalog import cluster, fabric
 from commtax.validate import check
 from commtax.validate.bounds import MIB
 from commtax.validate.collective_rows import BROKEN, NETWORK_UNKNOWN
@@ -24,11 +26,28 @@ HERE = Path(commtax.__file__).parent
 QUANTILE = 0.82
 LIBRARIES = {"nccl": ("nccl", "rccl"), "vllm": ("vllm",), "sglang": ("sglang",), "trtllm": ("trtllm",)}
 LEAST = 6  # rows that a width needs
+PUBLISHED = {"8xrtx-pro-6000": (41.1, 39.4, 40.1, 37.6, 22.2), "4xrtx-5090": (35.0,), "8xrtx-5090": (28.0,), "4xrtx-4090": (25.95,)}
+"""All-reduce over PCIe in GB/s: voipmonitor/rtx6kpro (pcie-bandwidth.md), NVIDIA/nccl 1639, tinygrad/open-gpu-kernel-modules 36."""
 
 
 def width(records: Records, mask: Any) -> tuple[float, int]:
     errors = np.abs(records.log_error[mask & records.priced & ~records.fitted])
     return (float(np.expm1(np.quantile(errors, QUANTILE))) if len(errors) else 0.0), len(errors)
+
+
+def pcie_hosts(r: Records, assumed: Any) -> float:
+    """The width over PCIe hosts of equal weight. The L40S host counts with its contention, as strangers to it would meet it."""
+    here = assumed & (r.where == "pcie") & r.priced
+    slow = fabric("nccl", cluster("8xl40s")).paths["all-reduce"][0].contention
+    hosts = [np.abs(r.log_error[here & (r.system == s)]) for s in sorted(set(r.system[here]))]
+    hosts.append(np.log([times for _, times in slow]))
+    for name, busbw in PUBLISHED.items():
+        hosts.append(np.abs(np.log(np.array(busbw) * 1e9 / float(expect("all-reduce", name, nbytes=2**30).busbw_Bps))))
+    errors = np.concatenate(hosts)
+    weights = np.concatenate([np.full(len(x), 1 / len(x)) for x in hosts])
+    order = np.argsort(errors)
+    at = np.searchsorted(np.cumsum(weights[order]), QUANTILE * len(hosts))
+    return float(np.expm1(errors[order][at]))
 
 
 def spread_blocks(r: Records, library: str) -> str:
@@ -63,8 +82,9 @@ def spread_blocks(r: Records, library: str) -> str:
     add("eager", (r.mode == "eager") & ~assumed & (r.size <= MIB), "", MIB)
     add("eager", (r.mode == "eager") & ~assumed & (r.size > MIB))
     if library == "nccl":
-        for where in ("nvlink", "xgmi", "pcie"):
-            add(f"assumed {where}", assumed & (r.where == where))
+        add("assumed nvlink", assumed & (r.where == "nvlink") & ~reduce)  # all-reduces are nearer, on the two chips that there are
+        add("assumed xgmi", assumed & (r.where == "xgmi"))
+        out.append(f'[[spread]]\nwhere = "assumed pcie"\nfactor = {pcie_hosts(r, assumed):.3f}\nsource = "residuals"  # by host')
         add("assumed", assumed)
         between = (r.where == "across") & sound
         add("across", between & (r.size < MIB), "", MIB - 1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from commtax.spec import Number
+from commtax.spec import Experts, Number
 
 Z80 = 1.2816  # standard deviations to either side that hold 80 % of a normal distribution
 AXIS_OF = {"edp": "dp", "shard": "dp", "replica": "dp"}
@@ -35,6 +35,7 @@ class Item:
     ranks: Number
     count: Number
     note: str = ""
+    routed: Experts | None = None  # a token's copies go to the ranks of its experts, and between hosts once a host
 
     @property
     def is_sent(self) -> bool:

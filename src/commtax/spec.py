@@ -360,11 +360,13 @@ class Fabric:
     network_norm: float = 8.0
     network_hops: float = 3.0  # link latencies that one level across hosts costs: post, wire, flush
     network_pipelining: float = 0.0  # share of the loss that the best number of chunks still has
+    network_direct: bool = False  # every rank writes straight to every other: one level, however many hosts
     network_label: str = "formula and datasheet"
     network_ranks: tuple[int, ...] = ()  # least and most ranks that it was measured on; (): it was not
     eager_floor_s: float = 0.0
     spread: float = 0.15  # half-width of the 80 % range inside a domain, as a factor …
     spread_across: float = 0.35  # … and across hosts
+    exchanges: Mapping[str, Fabric] = field(default_factory=dict)  # kernels that move tokens to experts, by backend
     spreads: tuple[Spread, ...] = ()  # … by place, collective and size, where residuals were measured: the first that applies
     note: str = ""
 

@@ -167,7 +167,7 @@ def with_collectives(priced: StepBill, **changes: Any) -> StepBill:
     asked, settings = priced.setup, replace(priced.settings, **changes)
     if settings.eager or asked.profile:
         return again(priced, **changes)
-    pricer = Pricer(asked.plan, asked.cluster, asked.engine, fabric_of(asked, settings.library))
+    pricer = Pricer(asked.plan, asked.cluster, asked.engine, fabric_of(asked, settings.library), settings.ep_backend)
     lines = tuple(comm_line(x.item, pricer, settings) if x.kind == "comm" else x for x in priced.lines)
     return replace(priced, lines=lines, settings=settings)
 

@@ -56,8 +56,11 @@ _MADE: dict[tuple[object, ...], Fabric] = {}
 
 def library_chain(name: str) -> list[str]:
     """A library and those that it falls back on, by key."""
-    table = _library(name)
-    return [table["key"], *(library_chain(table["fallback"]) if table.get("fallback") else ())]
+    return [table["key"] for table in _chain(_library(name))]
+
+
+def _chain(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [table, *(_chain(_library(table["fallback"])) if table.get("fallback") else ())]
 
 
 def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) -> Fabric:
@@ -74,8 +77,16 @@ def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) ->
     return _MADE[key]
 
 
+def exchange(key: str, cluster: Cluster) -> Fabric:
+    """The paths of kernels that carry tokens to experts and back: ``dispatch`` and ``combine``."""
+    return _make_of(toml("exchanges", key), cluster)
+
+
 def _make(name: str, cluster: Cluster, measured: Measured = MappingProxyType({})) -> Fabric:
-    table = _library(name)
+    return _make_of(_library(name), cluster, measured)
+
+
+def _make_of(table: Mapping[str, Any], cluster: Cluster, measured: Measured = MappingProxyType({})) -> Fabric:
     if table["key"] == "textbook":
         return _textbook(cluster)
     own, chain = _paths(table, cluster, measured), table
@@ -87,7 +98,8 @@ def _make(name: str, cluster: Cluster, measured: Measured = MappingProxyType({})
         more = _paths(chain, cluster, measured)
         own += tuple(replace(p, turn=p.turn + turn) for p in more)
         turn += max((p.turn for p in more), default=-1) + 1
-    made = tuple(_missing(op, cluster, chain) for op in OPS if not any(p.op == op for p in own))
+    ops = tuple(table.get("ops", OPS))
+    made = tuple(_missing(op, cluster, chain) for op in ops if not any(p.op == op for p in own))
     calibrated = not any(p.op == "all-reduce" for p in made) and _measured(chain, cluster)
     own += made
     last = _paths(chain, cluster, measured) + made  # an engine's own kernels do not leave a host
@@ -101,18 +113,22 @@ def _make(name: str, cluster: Cluster, measured: Measured = MappingProxyType({})
         label="calibrated"
         if calibrated
         else f"assumed: {table['key']} was never measured on {cluster.chip.key} with {cluster.intra.key}",
-        paths={op: tuple(p for p in own if p.op == op) for op in OPS},
-        network_paths={op: tuple(p for p in last if p.op == op) for op in OPS},
+        paths={op: tuple(p for p in own if p.op == op) for op in ops},
+        network_paths={op: tuple(p for p in last if p.op == op) for op in ops},
         network_efficiency=network.get("efficiency", 0.9),
         network_norm=network.get("norm", 8.0),
         network_hops=network.get("hops", 3.0),
         network_pipelining=network.get("pipelining", 0.0),
+        network_direct=network.get("direct", False),
+        network_label=network.get("label", "formula and datasheet"),
+        network_ranks=tuple(network.get("ranks", ())),
+        exchanges={} if table.get("ops") else {key: exchange(key, cluster) for key in stems("exchanges", ".toml")},
         eager_floor_s=floor,
         spread=_widest(spreads, here, 0.15 if calibrated else 0.6),
-        spread_across=_widest(spreads, "across", 0.35),
+        spread_across=_widest(spreads, "across", network.get("spread", 0.35)),
         spreads=spreads,
         note=""
-        if calibrated or any(p.op == "all-reduce" for key in library_chain(name) for p in measured.get(key, ()))
+        if calibrated or any(p.op == "all-reduce" for t in _chain(table) for p in measured.get(t["key"], ()))
         else f"collectives on {cluster.intra.key} with {cluster.chip.key} are assumed: calibrate before you trust them",
     )
 
@@ -210,7 +226,7 @@ def _bounded(path: Path, table: Mapping[str, Any], cluster: Cluster) -> Path:
 
 def _home_rows(op: str, table: Mapping[str, Any], family: str) -> list[Mapping[str, Any]]:
     """What was measured with this generation, or its kin, by a library and those that it falls back on; else the plain ring."""
-    chain = [_library(key) for key in library_chain(table["key"])]
+    chain = _chain(table)
     for who in (family, *(t["kin"][family] for t in chain if family in t.get("kin", {}))):
         rows = [r for t in chain for r in t.get("path", ()) if who in r["families"]]
         if rows:

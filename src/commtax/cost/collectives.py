@@ -196,6 +196,7 @@ class Network:
     efficiency: float = 0.9
     norm: float = 8.0
     pipelining: float = 0.0
+    direct: bool = False
 
 
 def across(op: str, nbytes: Number, inside: Choice, domains: Number, network: Network) -> Choice:
@@ -206,7 +207,7 @@ def across(op: str, nbytes: Number, inside: Choice, domains: Number, network: Ne
     hops each way (a tree). A pipeline cut into the best number of chunks loses 2 sqrt(L wire) beside both, L a hop each way
     (levels work on different chunks at a time): most of the time of tensors of a few megabytes.
     """
-    levels = np.ceil(np.log2(domains))
+    levels = np.minimum(1, domains - 1) if network.direct else np.ceil(np.log2(domains))
     passes = 2 if op == "all-reduce" else 1
     wire = ring_factor(op, domains) * nbytes / (network.bandwidth_Bps * network.efficiency)
     both = (inside.wire_s**network.norm + wire**network.norm) ** (1 / network.norm)

@@ -10,6 +10,7 @@ import numpy as np
 from commtax.arrays import pick, some
 from commtax.cost.collectives import Choice, Network, across, choose, reason
 from commtax.cost.compute import Kernel, step_kernels
+from commtax.cost.experts import expected_destinations
 from commtax.cost.kernels import label, seconds, sigma
 from commtax.cost.placement import Span, span
 from commtax.cost.traffic import inference, padded_rows
@@ -52,7 +53,7 @@ def inference_bill(
     rows = padded_rows(work.rows, work, engine, plan.tp, settings.eager)
     lines = [_kernel_line(k, cluster, constants, settings) for k in step_kernels(model, plan, work, rows, engine)]
     items = inference(model, plan, work, engine, ep_backend=settings.ep_backend, eager=settings.eager)
-    pricer = Pricer(plan, cluster, engine, fabric)
+    pricer = Pricer(plan, cluster, engine, fabric, settings.ep_backend)
     comm = [comm_line(i, pricer, settings) for i in items]
     lines += [_host_line(lines, comm, plan, work, engine, settings), *comm]
     return Bill(tuple(lines), tokens)
@@ -72,8 +73,9 @@ def _kernel_line(kernel: Kernel, cluster: Cluster, constants: KernelConstants, s
 class Pricer:
     """Prices the collectives of one plan; equal tensors over one axis are priced once."""
 
-    def __init__(self, plan: Plan, cluster: Cluster, engine: Engine, fabric: Fabric) -> None:
+    def __init__(self, plan: Plan, cluster: Cluster, engine: Engine, fabric: Fabric, ep_backend: str = "") -> None:
         self.plan, self.cluster, self.engine, self.fabric = plan, cluster, engine, fabric
+        self.exchange = fabric.exchanges.get(ep_backend.replace("_", "-"))
         self._spans: dict[str, Span] = {}
         self._prices: dict[tuple[str, str, int, int], tuple[Item, Choice]] = {}
         self._names: dict[str, tuple[str, ...]] = {}
@@ -83,36 +85,45 @@ class Pricer:
             self._spans[axis] = span(axis, self.plan, self.cluster, self.engine)
         return self._spans[axis]
 
-    def names(self, op: str) -> tuple[str, ...]:
+    def priced_by(self, item: Item) -> tuple[Fabric, str]:
+        """Whose paths carry an item, and what it is called there: tokens may reach experts by kernels of their own."""
+        if self.exchange and item.axis == "ep" and item.op == "all-to-all":
+            return self.exchange, item.what.removeprefix("expert ")
+        return self.fabric, item.op
+
+    def names(self, item: Item) -> tuple[str, ...]:
         """Names of all paths of a collective, inside and across, and of both links."""
+        fabric, op = self.priced_by(item)
         if op not in self._names:
-            prefix = "" if self.fabric.flat else "hierarchical "
-            inside = [p.name or p.algorithm for p in self.fabric.paths[op]]
-            across = [f"{prefix}{p.name or p.algorithm}" for p in self.fabric.network_paths[op]]
+            prefix = "" if fabric.flat or fabric.network_direct else "hierarchical "
+            inside = [p.name or p.algorithm for p in fabric.paths[op]]
+            across = [f"{prefix}{p.name or p.algorithm}" for p in fabric.network_paths[op]]
             self._names[op] = (*inside, *across, self.cluster.intra.key, self.cluster.inter.key)
         return self._names[op]
 
     def price(self, item: Item) -> Choice:
-        key = (item.op, item.axis, id(item.nbytes), id(item.ranks))
+        fabric, op = self.priced_by(item)
+        key = (op, item.axis, id(item.nbytes), id(item.ranks))
         if key not in self._prices:  # the item is kept so that its arrays, whose identity is the key, live on
-            found = price(item.op, item.nbytes, item.ranks, self.span(item.axis), self.cluster, self.fabric)
+            where = self.span(item.axis)
+            found = price(op, item.nbytes, item.ranks, where, self.cluster, fabric, _once_a_host(item, where))
             self._prices[key] = (item, found)
         return self._prices[key][1]
 
 
 def comm_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
     """One collective, priced on the links its group spans; what this plan does not send costs nothing."""
-    fabric = pricer.fabric
+    fabric, op = pricer.priced_by(item)
     if not item.is_sent:
         return Line("comm", item, 0.0, 0.0, source=fabric.label)
     where, chosen = pricer.span(item.axis), pricer.price(item)
-    names, inside = pricer.names(item.op), len(fabric.paths[item.op])
+    names, inside = pricer.names(item), len(fabric.paths[op])
     crosses, why = where.crosses, ""
     algorithm = pick(crosses, chosen.path + inside, chosen.path)
     link = pick(crosses, len(names) - 1, len(names) - 2)
     alone = not isinstance(algorithm, np.ndarray) and not isinstance(link, np.ndarray)
     if alone:
-        path = (*fabric.paths[item.op], *fabric.network_paths[item.op])[int(algorithm)]
+        path = (*fabric.paths[op], *fabric.network_paths[op])[int(algorithm)]
         why = reason(path, float(item.nbytes), int(min(where.ranks_per_domain, item.ranks)), bool(crosses))
         algorithm, link = names[int(algorithm)], names[int(link)]
     latency, wire = chosen.latency_s * settings.latency_scale, chosen.wire_s / settings.bandwidth_scale
@@ -123,8 +134,8 @@ def comm_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
     hidden = settings.overlap * item.count * (latency + wire)
     outside = not fabric.flat and some(crosses)
     most = int(item.ranks if alone else np.max(item.ranks))
-    source = source_of(fabric, item.op, int(chosen.path if alone else np.max(chosen.path)), most, outside)
-    spread = spread_of(fabric, item.op, item.nbytes, item.ranks, chosen, pricer.cluster, outside, eager=settings.eager)
+    source = source_of(fabric, op, int(chosen.path if alone else np.max(chosen.path)), most, outside)
+    spread = spread_of(fabric, op, item.nbytes, item.ranks, chosen, pricer.cluster, outside, eager=settings.eager)
     sigma = (np.log1p(spread) if isinstance(spread, np.ndarray) else math.log1p(spread)) / Z80
     return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source, sigma=sigma)
 
@@ -169,8 +180,15 @@ def spread_of(
     return found
 
 
-def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric) -> Choice:
-    """A collective inside a fast domain, or over several of them through the hosts' NICs."""
+def _once_a_host(item: Item, where: Span) -> Number:
+    """Share of a routed item's bytes that the NICs carry: one copy a host, forwarded inside to the ranks that want it."""
+    if item.routed is None:
+        return 1.0
+    return expected_destinations(item.routed, where.domains) / expected_destinations(item.routed, where.ranks)
+
+
+def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, outside: Number = 1.0) -> Choice:
+    """A collective inside a fast domain, or over several of them through the hosts' NICs, which carry ``outside`` of its bytes."""
     if not some(where.crosses):
         return choose(fabric.paths[op], nbytes, ranks)
     here = choose(fabric.paths[op], nbytes, ranks)
@@ -182,10 +200,11 @@ def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster,
     total = cluster.nics_per_host * hosts_per_domain * cluster.inter.bandwidth_Bps
     share = np.minimum(1.0, inside_ranks / cluster.domain)  # groups side by side share the NICs
     hop = fabric.network_hops * cluster.inter.latency_s
-    network = Network(total * share, hop, fabric.network_efficiency, fabric.network_norm, fabric.network_pipelining)
+    constants = (fabric.network_efficiency, fabric.network_norm, fabric.network_pipelining, fabric.network_direct)
+    network = Network(total * share, hop, *constants)
     # In an all-to-all every rank of a host sends its own buffer; other collectives carry one tensor for the host.
-    carried = nbytes * inside_ranks if op == "all-to-all" else nbytes
-    over = across(op, carried, inside, np.maximum(1, where.domains), network)
+    carried = nbytes * inside_ranks if op in ("all-to-all", "dispatch", "combine") else nbytes
+    over = across(op, carried * outside, inside, np.maximum(1, where.domains), network)
     return _where(where.crosses, over, here)
 
 

@@ -127,9 +127,10 @@ def _experts(model: Model, plan: Plan, rows: Number, engine: Engine, backend: st
         sizes = mine * out, mine * moe.top_k * 8, mine * back
         return [x for axis, n in sets if np.any(n) for x in _gathered(axis, group, n, *sizes)] + [regather]
     copies = moe.top_k if backend == DEEPEP_LL else expected_destinations(moe, plan.ep)
+    routed = None if backend == DEEPEP_LL else moe
     note = "one copy an expert" if backend == DEEPEP_LL else "one copy a destination rank, uniform routing"
     return [
-        Item("expert dispatch", "ep", "all-to-all", mine * copies * out, plan.ep, count, note),
-        Item("expert combine", "ep", "all-to-all", mine * copies * back, plan.ep, count, "bf16 back"),
+        Item("expert dispatch", "ep", "all-to-all", mine * copies * out, plan.ep, count, note, routed),
+        Item("expert combine", "ep", "all-to-all", mine * copies * back, plan.ep, count, "bf16 back", routed),
         regather,
     ]
