@@ -26,7 +26,7 @@ FITTED = """
 |---|---|---|---|
 | collectives (`catalog/libraries`) | all-reduce, all-gather, reduce-scatter and all-to-all tables of aiconfigurator: sizes of an even power of two; send/recv of vidur likewise | odd powers; every other source | `benchmarks/fit_collectives.py`, `[[fitted]]` in each file |
 | across hosts | no constant is fitted, but the formula (three link latencies a level, 95 % of the NICs, the loss of a one-level pipeline) was chosen seeing all rows | none held out | p4de, 12 x 8 H100, MI325X, 2 x 8 H20; networks that are not named or broken are outside the bound |
-| kernels (`catalog/kernels`) | half of the GEMM and attention tables of aiconfigurator (A100, H100, B200, L40S) | the other half | SHA-256 of the row, first byte even: `benchmarks/fit_kernels.py` |
+| kernels (`catalog/kernels`) | half of the GEMM (bf16, fp8, nvfp4) and attention tables of aiconfigurator (A100, H100, B200, L40S; B300: GEMM) | the other half | SHA-256 of the row, first byte even: `benchmarks/fit_kernels.py` |
 | kernels of the H200 and of engine `fused` | half of our own rows | the other half | the same, over the JSON line |
 | small kernels and clock of whole steps | five models of our own sweep (Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-7B and 32B, Llama-2-13B) | eight other models | by model |
 | `gpt-fast` | 7 of 17 bf16 rates (Llama-2-7B, Llama-3.1-70B) | the other ten, int8 and int4 | by model |
@@ -115,6 +115,10 @@ def page(reports: list[Report]) -> str:
         "over the prediction. Rows launched from Python (`eager`, vidur's timers) wait for the host and for other ranks; tables of fp8 in blocks were timed",
         "without graphs and show the launch, not the kernel; L40S keeps small weights in its cache between repetitions. PCIe hosts other than L40S, NVLink bridges",
         "and xGMI are assumed from formulas, and their ranges say so.",
+        "",
+        "Every figure is on all rows of its kind, or its name says which it leaves out. Other predictors' errors stand beside ours only on the same rows: the serving tables hold",
+        "measurements and no predictions of aiconfigurator. An independent test on 618 runs that are not in these tables found dense TPOT 9.1 % (aiconfigurator 9.7 %),",
+        "TPOT of mixtures 15.9 % (21.7 %) and TTFT 22 % (40 %).",
         "",
     ]
     return "\n".join(parts)

@@ -112,7 +112,7 @@ SCALAR = {
         "legal_values",
         "notes",
     ),
-    *("by_pp", "power_clock", "source_of", "table_of"),
+    *("by_pp", "power_clock", "source_of", "table_of", "label"),
     *("comm_line", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }
 

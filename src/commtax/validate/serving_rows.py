@@ -14,7 +14,7 @@ from typing import Any
 from commtax import catalog
 from commtax.api.serving import simulate
 from commtax.catalog.models import bundled
-from commtax.spec import Cluster, Model, Quant
+from commtax.spec import DTYPE_BYTES, Cluster, Model, Quant
 from commtax.validate.records import Row, UnpricedError
 
 PROMPTS_PER_CLIENT = 10  # requests of a benchmark for each of its clients, as such runs are made
@@ -152,16 +152,17 @@ def _cluster(row: Row, sizes: Mapping[str, int]) -> Cluster:
 
 
 def _dtypes(row: Row, model: Model) -> dict[str, str]:
-    """Weights as the row says, unless the checkpoint is quantised itself.
+    """Weights as the row says, unless the checkpoint is quantised itself and as narrow.
 
     TensorRT-LLM keeps KV in fp8 with its fp8 checkpoints. vLLM keeps it as the activations unless told otherwise, and its
     fp8 runs show it: requests begin to wait for the cache at half of what an fp8 cache would hold.
     """
     mode = row.get("gemm_quant_mode") or ""
     kv = "fp8" if mode in ("fp8", "fp8_static") and row.get("backend") == "trtllm" else ""
-    if model.quant or mode in ("", "bfloat16", "float16"):
-        return {"dtype": "", "kv_dtype": kv}
     kind = {"fp8": "fp8", "fp8_static": "fp8", "nvfp4": "nvfp4", "int8_wo": "int8", "int4_wo": "int4"}.get(mode)
+    own = model.quant and not (kind and DTYPE_BYTES[kind] < DTYPE_BYTES[model.quant.dtype])
+    if own or mode in ("", "bfloat16", "float16"):
+        return {"dtype": "", "kv_dtype": kv}
     if kind is None:
         raise UnpricedError(f"quantisation '{mode}' is not known")
     return {"dtype": kind, "kv_dtype": kv}
