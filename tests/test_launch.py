@@ -415,7 +415,9 @@ def test_servers_of_a_mixture_share_no_experts():
     found = json.loads(done.stdout)
     assert [found["plan"][axis] for axis in ("dp", "ep", "replicas")] == [2, 2, 4]
     assert found["runs"][0]["concurrency"] == 64
-    one = commtax.simulate("qwen3-30b-a3b", "8xh100-sxm", dp=2, ep=2, concurrency=16, input_len=512, output_len=64, max_num_seqs=9)
+    one = commtax.simulate(
+        "qwen3-30b-a3b", "8xh100-sxm", dp=2, ep=2, concurrency=16, input_len=512, output_len=64, max_num_seqs=9, spread=0
+    )
     assert found["runs"][0]["tpot_s"] == pytest.approx(float(one.tpot_s))
     assert found["runs"][0]["tokens_per_s"] == pytest.approx(4 * float(one.tokens_per_s))
 
