@@ -243,7 +243,7 @@ def moved_s(asked: Setup, tp: Number, ahead: Number, tokens: Number, gpus: Numbe
         kv_bytes_per_token_layer(model.blocks[kind].attention, tp, asked.plan.kv_dtype) * model.layers.count(kind)
         for kind in range(len(model.blocks))
     )
-    crosses = gpus > cluster.domain
+    crosses = np.minimum(gpus, cluster.num_gpus) > cluster.domain
     outside = cluster.inter.bandwidth_Bps * cluster.nics_per_host / cluster.gpus_per_host
     speed = pick(crosses, outside, cluster.intra.bandwidth_Bps)
     latency = pick(crosses, cluster.inter.latency_s, cluster.intra.latency_s)
