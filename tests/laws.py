@@ -109,14 +109,14 @@ def graphs_are_no_slower_than_eager(rng: Random) -> str | None:
 
 
 def smaller_cache_types_are_no_slower(rng: Random) -> str | None:
-    """A cache in fp8 is half to read; writing and unpacking it was measured to cost up to 3 % of a step."""
+    """A cache in fp8 is half to read; writing and unpacking it was measured to cost up to 4 % of a step."""
     asked = _served(rng, ENGINES) | {"batch": _number(rng, 1, 512), "context": _number(rng, 1, 65536)}
     asked.pop("kv_dtype")
     try:
         half, full = (float(commtax.bill(**asked, kv_dtype=kind).step_s) for kind in ("fp8", "bf16"))
     except ValueError:
         return None
-    return _order(asked, "step", half, full * 1.03, "fp8 against bf16 cache")
+    return _order(asked, "step", half, full * 1.04, "fp8 against bf16 cache")
 
 
 def _links(rng: Random, scope: str) -> tuple[str, str]:
