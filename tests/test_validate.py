@@ -254,7 +254,7 @@ def test_questions_of_collectives():
 
 def test_ranges_of_collectives_come_from_residuals():
     known = commtax.expect("all-reduce", "8xh100-sxm", nbytes=2**16, library="vllm")
-    guessed = commtax.expect("all-reduce", "8xmi300x", nbytes=2**16)
+    guessed = commtax.expect("all-reduce", "8xmi355x", nbytes=2**16)
     across = commtax.expect("all-reduce", "2x8xh100-sxm", nbytes=2**24)
     assert 0.02 < known.spread < 0.1 < across.spread < 0.4 < guessed.spread
     spreads = catalog.fabric("nccl", catalog.cluster("8xh100-sxm")).spreads
