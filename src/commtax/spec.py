@@ -17,18 +17,7 @@ Number = Any
 """int, float or a NumPy array: the same formula serves all three, which no type checker can follow."""
 
 DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
-    {
-        "fp32": 4,
-        "tf32": 4,
-        "fp16": 2,
-        "bf16": 2,
-        "fp8": 1,
-        "int8": 1,
-        "mxfp4": 0.5,
-        "nvfp4": 0.5,
-        "fp4": 0.5,
-        "int4": 0.5,
-    }
+    {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "mxfp4": 0.5, "nvfp4": 0.5, "fp4": 0.5, "int4": 0.5}
 )
 AXES = ("tp", "cp", "pp", "dp")
 """The axes that multiply to the number of GPUs; ``ep`` re-uses the ranks of tp, cp and dp."""
