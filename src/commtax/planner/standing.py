@@ -75,20 +75,18 @@ def apart_standing(
     answer: ServingPlans, decode: tuple[int, int], prompts: tuple[int, int], dtype: str = "", clients: int = 0
 ) -> Standing:
     """Servers of their own for prompts: (tp, count) of both kinds, at ``clients`` of the whole or at their best load."""
-    goal, index, run = answer.goal, _index(answer, dtype), answer.run
+    goal, index = answer.goal, _index(answer, dtype)
     name = f"{prompts[1]} x TP {prompts[0]} for prompts + {decode[1]} x TP {decode[0]} to decode"
     total = decode[0] * decode[1] + prompts[0] * prompts[1]
     if total > answer.cluster.num_gpus:
         return Standing(name, empty(), reason=f"needs {total} GPUs, and {answer.cluster.key} has {answer.cluster.num_gpus}")
     loads = np.array([clients]) if clients else np.arange(1, answer.max_concurrency + 1) * decode[1]
-    words = {name: value for name, value in run.words.items() if name not in ("gpu_memory_utilization",)}
     try:
         s = simulate(
             answer.model,
             answer.cluster,
             engine=answer.engine,
             dtype=answer.dtypes[index],
-            gpu_memory_utilization=run.gpu_memory_utilization,
             tp=decode[0],
             concurrency=loads,
             input_len=goal.input_len,
@@ -97,7 +95,7 @@ def apart_standing(
             prefill_tp=prompts[0],
             prefill_workers=prompts[1],
             decode_workers=decode[1],
-            **words,
+            **answer.run.words,
         )
     except ValueError as error:
         return Standing(name, empty(), reason=str(error))
