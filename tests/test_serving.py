@@ -161,7 +161,75 @@ def test_prompts_ahead_by_hand():
     burst = Load(64, 8192, 1024, num_prompts=640, spread=0.0)
     assert prompts_ahead(burst, 64, 8192, vllm) == pytest.approx(2 + 0.1 * (31.5 - 2))
     independent = Load(64, 8192, 1024, spread=0.5)
-    assert prompts_ahead(independent, 64, 8192, vllm) == pytest.approx(2 * 63 / 1024)
+    assert prompts_ahead(independent, 64, 8192, vllm) == pytest.approx(2 * 63 / 1025)
+
+
+@pytest.mark.parametrize(
+    ("engine", "pp", "clients", "below", "above"),
+    [("sglang", 1, 2, 4096, 4097), ("vllm", 2, 2, 4096, 4097), ("vllm", 1, 64, 8129, 8130), ("trtllm", 1, 8, 4096, 4097)],
+)
+@pytest.mark.parametrize("spread", [0.0, 0.5])
+def test_one_more_prompt_token_saves_no_time(engine, pp, clients, below, above, spread):
+    """What a prompt leaves of a step's budget goes to the next one: nothing jumps where two prompts just fit into a step."""
+    words = {"engine": engine, "pp": pp, "concurrency": clients, "spread": spread}
+    less, more = (simulate(input_len=n, **words) for n in (below, above))
+    assert less.ttft_s <= more.ttft_s <= 1.02 * less.ttft_s + less.decode_s
+    assert less.e2e_s <= more.e2e_s
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    engine=st.sampled_from(["vllm", "sglang", "trtllm", "vllm@0.12"]),
+    pp=st.sampled_from([1, 1, 2, 4]),
+    spread=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    apart=st.booleans(),
+    clients=st.integers(1, 300),
+    tokens_in=st.integers(1, 40_000),
+    tokens_out=st.sampled_from([1, 2, 3, 17, 128, 1000]),
+)
+def test_times_grow_with_prompts(engine, pp, spread, apart, clients, tokens_in, tokens_out):
+    lengths = np.unique(np.r_[tokens_in, tokens_in + 1, [8192 // k + j for k in (1, 2, 3, 8) for j in (-1, 0, 1)], 16385, 30_000])
+    words = {"disaggregated": True, "prefill_workers": 2, "decode_workers": 2} if apart else {}
+    words |= {"engine": engine, "pp": pp, "spread": spread, "concurrency": clients, "output_len": tokens_out}
+    s = simulate(input_len=lengths, kv_tokens=1e12, **words)
+    if not apart:  # where longer contexts slow decoding down, prompts come to their own workers a little slower
+        assert np.all(np.diff(s.ttft_s) >= -1e-9 * s.ttft_s[1:])
+    assert np.all(np.diff(s.e2e_s) >= -1e-9 * s.e2e_s[1:])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    engine=st.sampled_from(["vllm", "sglang", "trtllm", "vllm@0.12"]),
+    spread=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    tokens_in=st.integers(1, 40_000),
+    tokens_out=st.sampled_from([1, 2, 3, 17, 128, 1000]),
+)
+def test_a_client_more_costs_no_throughput(engine, spread, tokens_in, tokens_out):
+    """At batches that fill their graphs; where a step's rows begin another tile of the products it may cost a few percent."""
+    clients = np.array([1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256])
+    s = simulate(engine=engine, spread=spread, input_len=tokens_in, output_len=tokens_out, concurrency=clients, kv_tokens=1e12)
+    assert np.all(np.diff(s.tokens_per_s) >= -0.06 * s.tokens_per_s[1:])
+    assert np.all(np.diff(s.e2e_s) >= -1e-9 * s.e2e_s[1:])
+    assert np.all(np.diff(s.ttft_s) >= -1e-9 * s.ttft_s[1:])
+
+
+def test_one_output_token_is_all_prompts():
+    """Each other client's prompt is computed once while one waits: four clients get more answers than two, and none decodes."""
+    few, more = (simulate(engine="vllm", concurrency=n, input_len=8000, output_len=1) for n in (2, 4))
+    assert more.requests_per_s >= few.requests_per_s
+    assert more.served.ahead == pytest.approx(3)
+    assert more.served.boundary_s == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+def test_workers_without_a_client_do_nothing(workers):
+    """More decode workers than clients: the same times as with one for each, and none below zero."""
+    words = {"disaggregated": True, "prefill_workers": 1, "concurrency": 2}
+    found = simulate(decode_workers=workers, **words)
+    assert found.served.slot_s == 0
+    assert found.ttft_s > found.served.prefill_s
+    if workers > 2:
+        assert found.ttft_s == pytest.approx(float(simulate(decode_workers=2, **words).ttft_s))
 
 
 def test_lengths_vary_unless_told():

@@ -21,11 +21,11 @@ from commtax.cost.serving import (
     Served,
     Steps,
     closed_loop,
-    num_chunks,
+    decoding_seqs,
     pressure,
+    prompt_tokens,
     prompts_ahead,
     prompts_apart,
-    prompts_together,
     running,
 )
 from commtax.cost.traffic import padded_rows
@@ -33,6 +33,7 @@ from commtax.spec import Cluster, Model, Number, Plan, Workload
 from commtax.units import format_mean
 
 MOVING = 0.8  # share of a link's bandwidth that moves caches
+EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
 RANGE = 1.2816  # standard deviations from the middle to either end of an 80 % range
 
 
@@ -152,7 +153,8 @@ def simulate(
     if apart:
         if kv_tokens is None:
             apart = replace(apart, kv_tokens=room(replace(asked, plan=apart.plan)))
-        load = replace(load, concurrency=load.concurrency / apart.copies, num_prompts=load.num_prompts / apart.copies)
+        busy = np.minimum(apart.copies, load.concurrency)  # a copy without a client does nothing
+        load = replace(load, concurrency=load.concurrency / busy, num_prompts=load.num_prompts / busy)
         seqs = running(load, asked.engine, kv, most)
         steps, served = _apart(asked, load, seqs, budget, apart, concurrency)
     else:
@@ -213,21 +215,24 @@ def _split(
 def _together(asked: Setup, load: Load, seqs: Number, budget: int, full: Pressure) -> tuple[Steps, Served]:
     """One pool of workers computes prompts and decodes, in shared steps or in turn."""
     engine, pp = asked.engine, asked.plan.pp
-    chunks = num_chunks(load, seqs, budget, engine)
-    beside = pick(engine.prefill_first, 0.0, (seqs - 1) / pp)
-    together = prompts_together(load, seqs, budget)
-    decode = step_s(asked, decoding(np.ceil(seqs / pp), load))
-    steps = Steps(decode, step_s(asked, _prompt(beside, load, chunks, together)), chunks, together, pp)
-    return steps, closed_loop(load, steps, seqs, prompts_ahead(load, seqs, budget, engine), engine, full)
+    decodes = decoding_seqs(load, seqs, budget, pp, engine)
+    beside = pick(engine.prefill_first, 0.0, np.floor((decodes - 1) / pp / EXACT) * EXACT)
+    room = np.maximum(1.0, budget - beside)  # for prompt tokens, with a token for each decode beside them
+    tokens = prompt_tokens(load, seqs, room, engine)
+    chunks, together = np.maximum(1.0, load.input_len / tokens), np.maximum(1.0, tokens / load.input_len)
+    decode = step_s(asked, decoding(np.ceil(decodes / pp), load))
+    steps = Steps(decode, step_s(asked, _prompt(beside, load, tokens, together)), chunks, together, pp)
+    return steps, closed_loop(load, steps, seqs, prompts_ahead(load, seqs, room, engine, pp), engine, full)
 
 
 def _apart(asked: Setup, load: Load, seqs: Number, budget: int, apart: Apart, clients: Number) -> tuple[Steps, Served]:
     """Prompts on workers of their own: decoding is never stretched, and prompts queue only for each other."""
     engine, plan = asked.engine, asked.plan
-    chunks = num_chunks(load, seqs * 0 + 1, budget, engine)
+    tokens = np.minimum(load.input_len, budget) if engine.chunked else load.input_len
+    chunks = load.input_len / tokens
     decode = step_s(asked, decoding(np.ceil(seqs / plan.pp), load))
-    steps = Steps(decode, step_s(replace(asked, plan=apart.plan), _prompt(0.0, load, chunks)), chunks, 1, plan.pp)
-    quiet = closed_loop(load, replace(steps, prompt_s=0.0), seqs, seqs * 0, engine)
+    steps = Steps(decode, step_s(replace(asked, plan=apart.plan), _prompt(0.0, load, tokens)), chunks, 1, plan.pp)
+    quiet = closed_loop(load, Steps(decode, 0.0), seqs, seqs * 0, engine)
     gpus = asked.cluster.num_gpus if apart.workers is None else plan.num_gpus * apart.copies + apart.plan.num_gpus * apart.workers
     moved = moved_s(asked, plan.tp, apart.plan.tp, load.input_len, gpus)
     return steps, prompts_apart(load, quiet, steps.prompt_s * chunks, moved, clients, apart.workers or np.inf)
@@ -262,11 +267,10 @@ def decoding(seqs: Number, load: Load) -> Workload:
     return Workload(decode_seqs=seqs, cached_tokens=seqs * context(load))
 
 
-def _prompt(beside: Number, load: Load, chunks: Number, together: Number = 1.0) -> Workload:
-    """The step of the middle chunk of prompts: half of their other chunks are cached."""
-    chunk = load.input_len / chunks
-    past = (load.input_len - chunk) / 2
-    return Workload(beside, beside * context(load), together, together * chunk, together * past)
+def _prompt(beside: Number, load: Load, tokens: Number, together: Number = 1.0) -> Workload:
+    """A step of ``tokens`` of prompts; of a prompt that fills several the middle one, where half of the others are cached."""
+    past = np.maximum(0.0, load.input_len - tokens) / 2
+    return Workload(beside, beside * context(load), together, tokens, past)
 
 
 def context(load: Load) -> Number:

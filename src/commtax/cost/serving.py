@@ -20,6 +20,7 @@ import numpy as np
 from commtax.spec import Engine, Number
 
 SPREAD = 0.5  # requests of real users differ; those of equal length that start together go on in lockstep
+LEAST_S = 1e-9  # of a request that waits for nothing here: its prompt is computed elsewhere, and its first token is the last
 KNEE = 5  # how sharply a front end begins to limit: queues form before it is fully busy
 RECOMPUTED = 3.0  # requests thrown out of a full cache for each of the O/I that outgrow it: read off published runs
 
@@ -41,8 +42,8 @@ class Steps:
 
     decode_s: Number  # all running requests decode
     prompt_s: Number  # the step of one chunk of each of ``together`` prompts, with the decodes that share it
-    chunks: Number = 1
-    together: Number = 1
+    chunks: Number = 1  # such steps that a prompt fills, where it is larger than one …
+    together: Number = 1  # … and prompts that fill one, where they are smaller
     stages: Number = 1  # pipeline stages that work on different steps at once
 
 
@@ -102,31 +103,43 @@ def pressure(load: Load, engine: Engine, kv_tokens: Number, seqs: Number, max_se
 ROOM = Pressure()
 
 
-def num_chunks(load: Load, seqs: Number, budget: Number, engine: Engine) -> Number:
-    """Steps that one prompt takes: the token budget less a token for each decode beside it."""
-    if not engine.chunked:
-        return load.input_len * 0 + 1.0
-    beside = 0 if engine.prefill_first else seqs - 1
-    return np.ceil(load.input_len / np.maximum(1, budget - np.minimum(beside, budget - 1)))
-
-
 def arrivals_per_step(load: Load, seqs: Number) -> Number:
     """Other requests that arrive in the step in which one arrives.
 
-    Independent requests arrive one in O steps each. Requests of equal length that started together end one a step;
-    lengths that vary thin this out over a window of ``2 spread O`` steps.
+    Each of the others arrives once in a life of O + 1 steps. Requests of equal length that started together end one a step;
+    lengths that vary thin this out over a window of ``2 spread`` lives.
     """
-    others = seqs - 1
-    window = np.maximum(np.maximum(others, 2 * load.spread * load.output_len), 1)
-    return np.maximum(others / window, others / load.output_len)
+    others, life = seqs - 1, _life(load)
+    window = np.maximum(np.maximum(others, 2 * load.spread * life), 1)
+    return np.maximum(others / window, others / life)
 
 
-def prompts_together(load: Load, seqs: Number, budget: Number) -> Number:
-    """Prompts that share a step: one, and those that arrived with it, as far as they fit into the budget."""
-    return np.clip(1 + arrivals_per_step(load, seqs), 1, np.maximum(1, budget // load.input_len))
+def prompt_tokens(load: Load, seqs: Number, room: Number, engine: Engine) -> Number:
+    """Prompt tokens of a step: those of one prompt and of others that arrived with it, as far as there is room for them.
+
+    The mean over such steps, so the number of prompts need not be whole: what one prompt leaves of a step goes to the next.
+    """
+    wanted = (1 + arrivals_per_step(load, seqs)) * load.input_len
+    return np.minimum(wanted, room if engine.chunked else np.maximum(load.input_len, room))
 
 
-def prompts_ahead(load: Load, seqs: Number, budget: Number, engine: Engine) -> Number:
+def decoding_seqs(load: Load, seqs: Number, budget: Number, stages: Number, engine: Engine) -> Number:
+    """Running requests that decode: all, or where prompts share steps with them no more than such steps let in during a life.
+
+    The others still wait for their first token. None decodes where that is the last.
+    """
+    if engine.prefill_first:
+        return seqs
+    room = budget / load.input_len if engine.chunked else np.maximum(1.0, budget / load.input_len)
+    return np.where(load.output_len > 1, np.minimum(seqs, 1 + _life(load) * room * stages), 1.0)
+
+
+def _life(load: Load) -> Number:
+    """Steps of a request: one that is in progress when it comes, its prompt's, and those of its other tokens."""
+    return load.output_len + 1
+
+
+def prompts_ahead(load: Load, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
     """Mean number of other requests' prompts that are computed before a request's first token.
 
     Those in the step in progress and those that share the own step; half of all others where prompts run before
@@ -134,11 +147,11 @@ def prompts_ahead(load: Load, seqs: Number, budget: Number, engine: Engine) -> N
     a step as fit.
     """
     others = seqs - 1
-    dense = arrivals_per_step(load, seqs)
-    steady = np.minimum(others, 2 * dense)
+    dense, each = arrivals_per_step(load, seqs), prompt_tokens(load, seqs, room, engine) / load.input_len
+    steady = np.minimum(others, 2 * np.minimum(dense, each * stages))  # no more arrive in a step than steps let in
     if engine.prefill_first:
-        steady = others / 2 * np.minimum(1.0, dense)
-    most = np.clip(budget // load.input_len, 1, seqs)
+        steady = np.maximum(others / 2 * np.minimum(1.0, dense), each - 1)
+    most = np.clip(room / load.input_len, 1, seqs)
     burst = np.minimum(others, (others + most - 1) / 2)
     share = np.minimum(1.0, seqs / load.num_prompts)
     return steady + share * np.maximum(0.0, burst - steady)
@@ -147,33 +160,37 @@ def prompts_ahead(load: Load, seqs: Number, budget: Number, engine: Engine) -> N
 def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: Engine, full: Pressure = ROOM) -> Served:
     """Mean TPOT and TTFT from priced steps; ``seqs`` requests run, ``ahead`` prompts of others come first."""
     others = seqs - 1
-    tokens = np.maximum(1, load.output_len - 1)
+    decodes = np.maximum(0.0, load.output_len - 1)  # steps; none where the first token is the last
     beside = 0.0 if engine.prefill_first else steps.decode_s
     extra = np.maximum(0.0, steps.prompt_s - beside) * steps.chunks / steps.together / steps.stages
-    if not engine.prefill_first:  # every step decodes: those O - 1 steps hold only so many prompts, the others come first
-        ahead = np.maximum(ahead, others - tokens * steps.together / steps.chunks)
+    # Prompts that have room beside one token's way through all stages.
+    held = np.inf if engine.prefill_first else steps.stages * steps.together / steps.chunks
+    ahead = np.maximum(ahead, np.where(decodes > 0, others - np.maximum(1.0, decodes) * held, others))
     before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
-    stretch = (np.maximum(0.0, others - ahead) + others * full.recomputed) * extra / tokens
+    stretch = (others - ahead + others * full.recomputed) * extra / np.maximum(1.0, decodes)
     tpot = steps.decode_s + stretch
-    boundary = steps.decode_s * (others > 0)
-    first = engine.request_s + boundary + steps.prompt_s * steps.chunks + before
-    life = first + tokens * tpot
+    boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0)
+    own = steps.prompt_s * steps.chunks + (np.ceil(steps.chunks) - steps.chunks) * beside
+    first = engine.request_s + boundary + own + before
+    life = first + decodes * tpot
     # The first R never wait for a slot, and those sent with them wait half as long as later ones.
     waiting = load.concurrency - seqs
     late = np.maximum(0.0, 1 - (seqs + waiting / 2) / np.maximum(load.num_prompts, load.concurrency))
     slot = waiting / seqs * life * late
+    inside = np.where(decodes > 0, full.inside, 0.0) * slot
     least = load.concurrency * np.maximum(engine.frontend_request_s, engine.frontend_token_s * load.output_len)
     # A request passes the front end on its way in and with every token on its way out: half of the wait is before the first.
-    alone = life + slot
-    frontend = alone * ((1 + (least / alone) ** KNEE) ** (1 / KNEE) - 1) / 2
+    alone = np.maximum(LEAST_S, life + slot)
+    frontend = alone * ((1 + (least / alone) ** KNEE) ** (1 / KNEE) - 1)
+    after = np.where(decodes > 0, frontend / 2, 0.0)
     return Served(
-        tpot_s=tpot + (frontend + full.inside * slot) / tokens,
+        tpot_s=tpot + (after + inside) / np.maximum(1.0, decodes),
         request_s=engine.request_s + seqs * 0,
         boundary_s=boundary,
-        prefill_s=steps.prompt_s * steps.chunks,
+        prefill_s=own,
         ahead_s=before,
-        slot_s=(1 - full.inside) * slot,
-        frontend_s=frontend,
+        slot_s=slot - inside,
+        frontend_s=frontend - after,
         ahead=ahead,
         stretch_s=stretch,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -137,7 +138,7 @@ def _gpus(s: Simulation) -> str:
 def _mixture(s: Simulation) -> str:
     """What the engine's steps are, in words."""
     engine = s.setup.engine
-    chunks = int(s.chunks)
+    chunks = math.ceil(float(s.chunks))
     cut = f"in {chunks} chunks of at most {s.max_batched_tokens:,} tokens" if chunks > 1 else "in one step"
     how = "alone, before decoding goes on" if engine.prefill_first else "beside the decodes"
     how = "on a worker of its own" if s.apart else how
