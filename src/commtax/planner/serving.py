@@ -22,8 +22,6 @@ from commtax.spec import Cluster, Engine, Model, Profile
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
 WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batch": (1024, 1024)}
 """Input and output tokens of usual workloads."""
-VARIED = 1.5
-"""The longest requests over the mean, where lengths vary by half of it to either side."""
 MAX_CONCURRENCY = 1024
 LISTED = 20
 """Plans whose best concurrency is found exactly; those behind them are known to be behind."""
@@ -72,7 +70,7 @@ class ServingPlans:
         kv = int(min(float(cache_tokens(kind, tokens, seqs, self.run.gpu_memory_utilization)) for kind in kinds))
         if kv >= self.model.max_len:
             return 0
-        wanted = math.ceil(VARIED * (self.goal.input_len + self.goal.output_len) / 256) * 256
+        wanted = math.ceil((1 + self.goal.spread) * (self.goal.input_len + self.goal.output_len) / 256) * 256
         return max(self.goal.input_len + self.goal.output_len, min(wanted, kv, self.model.max_len))
 
     def words(self, rows: Columns, i: int) -> str:

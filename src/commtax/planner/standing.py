@@ -91,6 +91,7 @@ def apart_standing(
             concurrency=loads,
             input_len=goal.input_len,
             output_len=goal.output_len,
+            spread=goal.spread,
             disaggregated=True,
             prefill_tp=prompts[0],
             prefill_workers=prompts[1],
