@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commtax import catalog
+from commtax.api.billing import with_link
 from commtax.catalog.loader import record
 from commtax.spec import Chip, Link
 
@@ -278,3 +279,19 @@ def test_a_host_on_efa_has_the_cards_of_its_instance(cluster, gbit, link):
     found = catalog.cluster(cluster, inter=link)
     assert found.nics_per_host * found.inter.bandwidth_Bps * 8 == pytest.approx(gbit * 1e9)
     assert catalog.cluster(cluster, inter=link, nics=1).nics_per_host == 1
+
+
+def test_links_of_one_maker_join_its_chips_only():
+    """A what-if on another maker's link has no measurement anywhere near it."""
+    with pytest.raises(ValueError, match="xgmi joins AMD chips, and h100-sxm is none; nearest: nvlink4"):
+        catalog.cluster("8xh100-sxm", intra="xgmi-mi300x")
+    with pytest.raises(ValueError, match="nvlink joins NVIDIA chips"):
+        with_link(catalog.cluster("8xmi300x"), "nvlink4")
+    assert catalog.cluster("8xmi300x", intra="pcie5").intra.key == "pcie5"
+    assert catalog.cluster("18x4xgb200", intra="nvlink5").domain == 72, "a rack stays a rack"
+
+
+def test_a_network_brings_its_cards_wherever_it_is_named():
+    """``compare --over link=`` and ``--inter`` are the same hosts."""
+    place = catalog.cluster("2x8xh100-sxm")
+    assert with_link(place, "efa-100").nics_per_host == catalog.cluster("2x8xh100-sxm", inter="efa-100").nics_per_host == 32

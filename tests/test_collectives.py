@@ -261,3 +261,9 @@ def test_what_was_never_measured_says_so():
     assert fabric("nccl", catalog.cluster("8xh100-sxm", intra="pcie5")).label.startswith("assumed")
     with pytest.raises(ValueError, match="did you mean vllm"):
         fabric("vlm", catalog.cluster("8xh100-sxm"))
+
+
+def test_beyond_the_groups_that_were_measured_paths_compete():
+    """A limit that was seen in groups of 8 does not hold a group of 32 on the slower path: more bytes would take less time."""
+    seconds = commtax.expect("all-reduce", "4x8xgb200", nbytes=np.logspace(6, 8, 200), ranks=32, library="trtllm").seconds
+    assert np.all(np.diff(seconds) >= 0)

@@ -176,9 +176,7 @@ def with_link(cluster: Cluster, name: str) -> Cluster:
     """The same hosts on another link: inside where the link is an inside one, else between single-GPU hosts."""
     link = catalog.link(name)
     if link.scope == "intra":
-        return replace(cluster, intra=link, nvlink_domain=cluster.nvlink_domain if link.kind in ("nvlink", "xgmi") else 1)
-    gpus = cluster.num_gpus
-    nics = cluster.gpus_per_host if link.nic_per_gpu else 1
-    if cluster.num_hosts > 1:
-        return replace(cluster, inter=link, nics_per_host=nics)
-    return replace(cluster, inter=link, num_hosts=gpus, gpus_per_host=1, nvlink_domain=1, nics_per_host=1)
+        return catalog.with_inside(cluster, link)
+    if cluster.num_hosts == 1:
+        cluster = replace(cluster, num_hosts=cluster.num_gpus, gpus_per_host=1, nvlink_domain=1)
+    return catalog.with_between(cluster, link)

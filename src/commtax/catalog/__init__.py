@@ -18,6 +18,8 @@ from commtax.catalog.models import model_keys as model_keys
 from commtax.spec import Chip, Cluster, Engine, Link, Source
 
 MAX_GPUS = 1_000_000
+_MAKERS = {"nvlink": "nvidia", "xgmi": "amd"}
+"""Links that only one maker's chips have."""
 SLOTS = 8  # GPUs that a usual server holds on PCIe
 
 
@@ -135,13 +137,12 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = N
         if inside.scope != "intra":
             instead = f"8x1x{found.chip.key} --inter {inside.key}"
             raise ValueError(f"intra '{intra}': runs between hosts; write one GPU a host, such as {instead}")
-        domain = found.gpus_per_host if inside.kind in ("nvlink", "xgmi") else 1
-        found = replace(found, intra=inside, nvlink_domain=domain)
+        found = with_inside(found, inside)
     if inter:
         between = link(inter)
         if between.scope != "inter":
             raise ValueError(f"inter '{inter}': runs inside a host; a fabric such as ib-ndr or 10gbe is needed between hosts")
-        found = replace(found, inter=between, nics_per_host=_usual_nics(between, found))
+        found = with_between(found, between)
     if nics is not None:
         if not 1 <= nics <= 1024:
             raise ValueError(f"nics={nics}: a host has 1 to 1,024 NICs")
@@ -157,6 +158,21 @@ def _usual_nics(between: Link, place: Cluster) -> int:
             per_gpu: float = host["nics_per_host"][0] * link(host["inter"]).bandwidth_Bps / host["gpus_per_host"][0]
             return max(1, round(per_gpu * place.gpus_per_host / between.bandwidth_Bps))
     return place.gpus_per_host if between.nic_per_gpu else 1
+
+
+def with_inside(found: Cluster, inside: Link) -> Cluster:
+    """The same hosts with another link inside, of those that its maker's chips can have."""
+    maker = _MAKERS.get(inside.kind, found.chip.vendor)
+    if found.chip.vendor not in (maker, "generic"):
+        usual = f"; nearest: {found.chip.intra}"
+        raise ValueError(f"intra '{inside.key}': {inside.kind} joins {maker.upper()} chips, and {found.chip.key} is none{usual}")
+    domain = max(found.gpus_per_host, found.nvlink_domain) if inside.kind in _MAKERS else 1
+    return replace(found, intra=inside, nvlink_domain=domain)
+
+
+def with_between(found: Cluster, between: Link) -> Cluster:
+    """The same hosts with another network between them, and its usual number of NICs."""
+    return replace(found, inter=between, nics_per_host=_usual_nics(between, found))
 
 
 def _named(text: str) -> Cluster | None:

@@ -150,14 +150,18 @@ def applies(path: Path, nbytes: Number, ranks: Number) -> Number:
 
 
 def choose(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
-    """The first path that applies; paths of one ``rank`` compete on price, as NCCL lets its algorithms compete."""
+    """The first path that applies; paths of one ``turn`` compete on price, as NCCL lets its algorithms compete.
+
+    In groups larger than a path's limits were seen in, it competes with those after it.
+    """
     latency: Number = np.inf
     wire: Number = np.inf
     shape = np.broadcast(nbytes, ranks).shape
     taken: Number = np.full(shape, -1)[()]
     done: Number = np.zeros(shape, dtype=bool)[()]
+    firm: Number = done
     for turn in sorted({p.turn for p in paths}):
-        settled = done
+        settled = firm
         for index, path in enumerate(paths):
             if path.turn != turn:
                 continue
@@ -165,6 +169,7 @@ def choose(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
             better = applies(path, nbytes, ranks) & ~settled & (~done | (fixed + moving < latency + wire))
             latency, wire = pick(better, fixed, latency), pick(better, moving, wire)
             taken, done = pick(better, index, taken), done | better
+            firm = firm | (better & (not path.max_bytes or np.asarray(ranks) <= path.max_bytes[-1][0]))
     return Choice(latency, wire, taken)
 
 
