@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
+from commtax.planner import plan
 from strategies import questions
 
 
@@ -46,3 +48,47 @@ def test_the_range_of_a_cache():
 def test_training_steps_have_one_too():
     b = commtax.train_bill("llama-3.1-8b", "8xh100-sxm", dp=8, engine="fsdp")
     assert float(b.low_s) < float(b.step_s) < float(b.high_s) < 1.3 * float(b.step_s)
+
+
+def factor(low, high):
+    return float(high) / float(low)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    chip=st.sampled_from(sorted(k for k in catalog.keys("chips") if k != "cpu")),
+    engine=st.sampled_from(["vllm", "sglang", "trtllm", "trtllm@1.0", "torch"]),
+    model=st.sampled_from(["llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b"]),
+    tp=st.sampled_from([1, 2, 4, 8]),
+    pp=st.sampled_from([1, 1, 2]),
+    clients=st.sampled_from([1, 3, 8, 60, 256]),
+    apart=st.booleans(),
+)
+def test_what_is_simulated_is_no_surer_than_its_steps(chip, engine, model, tp, pp, clients, apart):
+    sizes = {"engine": engine, "tp": tp, "pp": pp}
+    workers = {"disaggregated": True, "prefill_workers": 1, "decode_workers": 1} if apart else {}
+    place = f"2x8x{chip}"
+    s = commtax.simulate(model, place, concurrency=clients, input_len=1000, output_len=200, kv_tokens=1e9, **sizes, **workers)
+    step = commtax.bill(model, place, batch=int(s.running), context=1099, **sizes)
+    prompt = commtax.bill(model, place, phase="prefill", batch=1, context=1000, **sizes)
+    least = min(factor(step.low_s, step.high_s), factor(prompt.low_s, prompt.high_s)) - 1e-9
+    assert factor(*s.range_of("tpot_s")) >= factor(step.low_s, step.high_s) - 1e-9
+    assert factor(*s.range_of("ttft_s")) >= factor(prompt.low_s, prompt.high_s) - 1e-9
+    assert factor(*s.range_of("tokens_per_s")) >= least
+    low, high = s.range_of("tpot_s")
+    assert low <= s.tpot_s <= high
+    measured = chip in ("h100-sxm", "h200-sxm") and engine in ("vllm", "trtllm", "trtllm@1.0")
+    assert measured or s.basis != "calibrated"
+
+
+def test_a_chip_without_serving_runs_is_not_called_calibrated():
+    words = {"tp": 1, "concurrency": 8}
+    guessed, known = (commtax.simulate("llama-3.1-8b", f"8x{chip}", **words) for chip in ("mi300x", "h100-sxm"))
+    assert (guessed.basis, known.basis) == ("transferred", "calibrated")
+    assert commtax.simulate("llama-3.1-8b", "8xh100-sxm", engine="sglang", **words).basis == "assumed"
+    step = commtax.bill("llama-3.1-8b", "8xmi300x", tp=1, batch=8, context=1024 + 63)
+    assert factor(*guessed.range_of("tpot_s")) >= factor(step.low_s, step.high_s) > 2
+    found = plan("llama-3.1-8b", "2xmi300x", tpot_s=0.05, max_concurrency=16)
+    assert factor(*found.range_of(found.plans, 0, "tokens_per_s")) > 1.9, "plans are no surer than what simulate says of them"
+    same = found.simulation(found.plans, 0)
+    assert float(same.tpot_s) == pytest.approx(float(found.plans.tpot_s[0]))

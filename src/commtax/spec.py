@@ -454,7 +454,8 @@ class Engine:
     sigma_ttft: float = 0.0
     sigma_tpot_moe: float = 0.0  # … and of mixtures of experts
     sigma_ttft_moe: float = 0.0
-    calibrated: bool = False  # host times were fitted on measured runs of this engine
+    calibrated: bool = False  # host times were fitted on measured runs of this engine …
+    served_on: tuple[str, ...] = ()  # … on these chips
     host_label: str = ""  # where they come from, if not from the catalogue
     versions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # constants of other versions, where fitted
     launch_s: float = 0.0  # one kernel launch without graphs

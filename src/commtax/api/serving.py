@@ -29,6 +29,7 @@ from commtax.cost.serving import (
     running,
 )
 from commtax.cost.traffic import padded_rows
+from commtax.ledger import Bill
 from commtax.spec import Cluster, Model, Number, Plan, Workload
 from commtax.units import format_mean
 
@@ -108,11 +109,47 @@ class Simulation:
         """Share of decoding that goes to other requests' prompts."""
         return self.served.stretch_s / self.tpot_s
 
-    def range_of(self, name: str) -> tuple[Number, Number]:
-        """The 80 % range of ``tpot_s`` or ``ttft_s``, from the errors on runs that were not fitted."""
+    @property
+    def measured_here(self) -> bool:
+        """Whether runs of this engine were measured on this chip: published ones, or a profile's own."""
+        engine, chip = self.setup.engine, self.setup.cluster.chip.key
+        return engine.calibrated and (bool(engine.host_label) or chip in engine.served_on)
+
+    @property
+    def basis(self) -> str:
+        """What the ranges rest on: calibrated where engine, chip and library were measured, else transferred or assumed."""
+        if not self.setup.engine.calibrated:
+            return "assumed"
+        lines = [line for step in self._steps() for line in step.lines]
+        known = not any(line.source.startswith("assumed") and np.any(np.asarray(line.exposed_s) > 0) for line in lines)
+        return "calibrated" if known and self.measured_here else "transferred"
+
+    def sigma_of(self, name: str) -> Number:
+        """Standard deviation of the logarithm of ``tpot_s``, ``ttft_s``, or ``tokens_per_s`` (from both, by their time).
+
+        On a chip that the engine's runs were measured on, their errors hold those of the steps; elsewhere steps err on their
+        own. Nowhere is a time surer than the step that it is made of.
+        """
+        if name == "tokens_per_s":
+            share = self.ttft_s / self.e2e_s
+            return share * self.sigma_of("ttft_s") + (1 - share) * self.sigma_of("tpot_s")
         kind = "_moe" if self.setup.model.experts else ""
-        sigma = getattr(self.setup.engine, f"sigma_{name.removesuffix('_s')}{kind}")
-        factor = np.exp(RANGE * sigma)
+        own = getattr(self.setup.engine, f"sigma_{name.removesuffix('_s')}{kind}")
+        decode, prompt = (step.sigma for step in self._steps())
+        mixed = decode + (prompt - decode) * self.mixed_share
+        part = prompt if name == "ttft_s" else np.maximum(decode, mixed)
+        return np.maximum(own, part) if self.measured_here else np.hypot(own, part)
+
+    def _steps(self) -> tuple[Bill, Bill]:
+        """A decode step of all running requests, and the step of a prompt, line by line."""
+        asked, load = self.setup, Load(self.concurrency, self.input_len * 1.0, self.output_len * 1.0)
+        ahead = replace(asked, plan=self.apart.plan) if self.apart else asked
+        tokens = np.minimum(self.input_len, self.max_batched_tokens) if asked.engine.chunked else self.input_len
+        return step_bill(asked, decoding(np.ceil(self.running / asked.plan.pp), load)), step_bill(ahead, _prompt(0.0, load, tokens))
+
+    def range_of(self, name: str) -> tuple[Number, Number]:
+        """The 80 % range of ``tpot_s``, ``ttft_s`` or ``tokens_per_s``."""
+        factor = np.exp(RANGE * self.sigma_of(name))
         return getattr(self, name) / factor, getattr(self, name) * factor
 
 
@@ -255,11 +292,15 @@ def moved_s(asked: Setup, tp: Number, ahead: Number, tokens: Number, gpus: Numbe
     return latency + each * tp * tokens / (np.minimum(tp, ahead) * speed * MOVING)
 
 
+def step_bill(asked: Setup, work: Workload) -> Bill:
+    """One step of one replica, line by line."""
+    fabric, constants = fabric_of(asked), constants_of(asked)
+    return inference_bill(asked.model, asked.plan, work, asked.cluster, asked.engine, fabric, constants, Settings(), 1)
+
+
 def step_s(asked: Setup, work: Workload) -> Number:
     """Seconds of one step of one replica."""
-    fabric, constants = fabric_of(asked), constants_of(asked)
-    priced = inference_bill(asked.model, asked.plan, work, asked.cluster, asked.engine, fabric, constants, Settings(), 1)
-    return priced.step_s
+    return step_bill(asked, work).step_s
 
 
 def decoding(seqs: Number, load: Load) -> Workload:

@@ -54,8 +54,12 @@ def _limits(rows: Columns, i: int, ttft_s: float, tpot_s: float) -> list[tuple[s
 
 def _close(answer: ServingPlans, i: int) -> str:
     """Whether plan ``i`` lies within the winner's range: then the order is not certain."""
-    value, factor = worth(answer.goal, answer.plans), answer.spread()
-    near = answer.goal.objective != "gpus" and value[i] * factor >= value[0] / factor
+    rows = answer.plans
+    if answer.goal.objective == "gpus":
+        return ""
+    least, most = answer.range_of(rows, 0, "tokens_per_s")[0], answer.range_of(rows, i, "tokens_per_s")[1]
+    value = worth(answer.goal, rows)
+    near = value[i] * most / rows.tokens_per_s[i] >= value[0] * least / rows.tokens_per_s[0]
     return "; within each other's range, so measure both" if near else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from commtax.api.billing import StepBill, bill
 from commtax.api.fitting import fit
 from commtax.api.setup import Setup
 from commtax.cost.legality import RULES, Case
+from commtax.cost.serving import Load, decoding_seqs
 from commtax.planner.columns import Columns, Goal, Rejected, family, label, worth
 from commtax.planner.space import Array, Space
 from commtax.units import format_seconds, plural
@@ -40,10 +42,20 @@ def step_of(answer: ServingPlans, rows: Columns, i: int) -> StepBill:
         dtype=answer.dtypes[int(rows.dtype[i])],
         kv_dtype=answer.run.kv_dtype,
         profile=answer.run.profile,
-        batch=max(1, int(rows.running[i])),
+        batch=_decoding(answer, rows, i),
         context=answer.goal.input_len + max(0, answer.goal.output_len // 2 - 1),
         **sizes_of(rows, i),
     )
+
+
+def _decoding(answer: ServingPlans, rows: Columns, i: int) -> int:
+    """Requests of a decode step: all that run, less those that still wait for their first token."""
+    goal, seqs = answer.goal, float(rows.running[i])
+    if rows.mode[i]:
+        return max(1, int(seqs))
+    load = Load(seqs, goal.input_len, goal.output_len, spread=goal.spread)
+    budget = answer.run.max_num_batched_tokens or answer.engine.max_batched_tokens
+    return max(1, math.ceil(decoding_seqs(load, seqs, budget, int(rows.pp[i]), answer.engine)))
 
 
 def illegal(base: Setup, whole: Space) -> Iterator[Rejected]:

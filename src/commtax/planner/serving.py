@@ -77,15 +77,28 @@ class ServingPlans:
         """GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``."""
         return " ".join(_words(self, rows, i))
 
-    def spread(self, name: str = "tpot_s") -> float:
-        """The factor to either end of a figure's 80 % range, from the errors on published runs that were not fitted."""
-        kind = "_moe" if self.model.experts else ""
-        base = "ttft" if name == "ttft_s" else "tpot"
-        return math.exp(RANGE * float(getattr(self.engine, f"sigma_{base}{kind}")))
+    def simulation(self, rows: Columns, i: int) -> Simulation:
+        """Row ``i`` as ``simulate`` has it: one copy, or all workers of a split."""
+        apart, copies, run = bool(rows.mode[i]), int(rows.replicas[i]), self.run
+        words: dict[str, Any] = {axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}
+        if apart:
+            words |= {"disaggregated": True, "decode_workers": copies, "prefill_tp": int(rows.prefill_tp[i])}
+            words["prefill_workers"] = int(rows.prefill_replicas[i])
+        return simulate(
+            self.model,
+            self.cluster,
+            engine=self.engine,
+            dtype=self.dtypes[int(rows.dtype[i])],
+            concurrency=int(rows.concurrency[i]) // (1 if apart else copies),
+            input_len=self.goal.input_len,
+            output_len=self.goal.output_len,
+            spread=self.goal.spread,
+            **{**run.words, **words},
+        )
 
     def range_of(self, rows: Columns, i: int, name: str = "tpot_s") -> tuple[float, float]:
-        """The 80 % range of a figure of row ``i``."""
-        value, factor = float(getattr(rows, name)[i]), self.spread(name)
+        """The 80 % range of a figure of row ``i``; priced for the rows that are shown alone."""
+        value, factor = float(getattr(rows, name)[i]), math.exp(RANGE * float(self.simulation(rows, i).sigma_of(name)))
         return value / factor, value * factor
 
     def explain(self, i: int) -> list[str]:

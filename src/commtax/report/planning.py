@@ -19,6 +19,7 @@ from commtax.planner.serving import ServingPlans
 from commtax.planner.standing import Standing
 from commtax.planner.training import BUDGET, TrainColumns, TrainPlans
 from commtax.report.documents import Document, plain
+from commtax.report.serving import basis_words
 from commtax.report.tables import new_table, notes, say
 from commtax.units import format_bytes, format_seconds, plural
 
@@ -45,7 +46,7 @@ def show_plans(console: Console, a: ServingPlans, top: int, pasted: Standing | N
         console.print(line, soft_wrap=True)
     _rejected(console, _short(a.rejected))
     usd = f"${a.usd_per_gpu_hour:g} a GPU-hour (--price)" if a.usd_per_gpu_hour else "no price is known for this chip: --price 2.5"
-    ranges = f"ranges: 80 % of published runs that were not fitted lie within; {_assumed(a)}"
+    ranges = f"host times of {a.engine.key} {basis_words(a.simulation(a.plans, 0))}"
     notes(console, (_definitions(), lengths_note(a.goal.spread), usd, ranges))
 
 
@@ -83,10 +84,6 @@ def _asked(a: ServingPlans) -> str:
 
 def _definitions() -> str:
     return "TTFT and TPOT are means over requests of a closed loop (each client sends its next request when the last is answered)"
-
-
-def _assumed(a: ServingPlans) -> str:
-    return "host time is calibrated" if a.engine.calibrated else f"{a.engine.key}'s host time is assumed"
 
 
 def _sent(a: ServingPlans, rows: Columns, top: int) -> list[float]:

@@ -150,10 +150,21 @@ def _mixture(s: Simulation) -> str:
 
 
 def _source(s: Simulation) -> str:
-    if s.setup.engine.host_label:
-        return f"host times of {s.setup.engine.key} {s.setup.engine.host_label}"
-    known = "fitted on published runs; ranges held 80 % of those not fitted" if s.setup.engine.calibrated else "and ranges assumed"
-    return f"host times of {s.setup.engine.key} {known}"
+    engine = s.setup.engine
+    if engine.host_label:
+        return f"host times of {engine.key} {engine.host_label}"
+    return f"host times of {engine.key} {basis_words(s)}"
+
+
+def basis_words(s: Simulation) -> str:
+    """What host times and ranges rest on, in words."""
+    engine, basis = s.setup.engine, s.basis
+    if basis == "calibrated":
+        return "calibrated on published runs; ranges hold 80 % of those not fitted, and are at least those of the steps"
+    if basis == "assumed":
+        return "and ranges assumed"
+    where = " and ".join(engine.served_on)
+    return f"transferred from published runs on {where}; ranges are wider by those of the steps here"
 
 
 def simulation_rows(s: Simulation) -> list[Document]:
@@ -201,7 +212,8 @@ def simulation_document(s: Simulation) -> Document:
         "max_batched_tokens": s.max_batched_tokens,
         "kv_tokens": s.kv_tokens,
         "fits": holds_one(s),
-        "calibrated": s.setup.engine.calibrated,
+        "calibrated": s.basis == "calibrated",
+        "basis": s.basis,
     }
     return dict(plain({**head, "runs": simulation_rows(s), "notes": s.notes}))
 

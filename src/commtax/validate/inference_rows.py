@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from commtax import catalog
 from commtax.api.billing import bill
-from commtax.api.serving import RANGE, simulate
+from commtax.api.serving import simulate
 from commtax.catalog.hf import from_config
 from commtax.catalog.models import bundled
 from commtax.ledger import Bill
@@ -232,8 +230,8 @@ def _closed_loop(row: Row) -> Predicted:
         return Predicted(float(getattr(found, name)), low, high, 0.0, "batching of prompts may wait")
     if metric != "output_throughput":
         raise UnpricedError(f"metric '{metric}' is not known")
-    value, factor = float(found.tokens_per_s), float(np.exp(RANGE * found.setup.engine.sigma_tpot))
-    return Predicted(value, value / factor, value * factor)
+    low, high = (float(x) for x in found.range_of("tokens_per_s"))
+    return Predicted(float(found.tokens_per_s), low, high)
 
 
 @lru_cache(maxsize=64)
