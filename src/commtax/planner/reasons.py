@@ -55,7 +55,7 @@ def _decoding(answer: ServingPlans, rows: Columns, i: int) -> int:
         return max(1, int(seqs))
     load = Load(seqs, goal.input_len, goal.output_len, spread=goal.spread)
     budget = answer.run.max_num_batched_tokens or answer.engine.max_batched_tokens
-    return max(1, math.ceil(decoding_seqs(load, seqs, budget, int(rows.pp[i]), answer.engine)))
+    return max(1, math.ceil(float(decoding_seqs(load, seqs, budget, int(rows.pp[i]), answer.engine))))
 
 
 def illegal(base: Setup, whole: Space) -> Iterator[Rejected]:
