@@ -265,7 +265,8 @@ def ranges_hold_their_parts(rng: Random) -> str | None:
     try:
         found = commtax.simulate(**asked)
         plain = {k: v for k, v in asked.items() if k not in ("input_len", "output_len", "spread", "concurrency")}
-        seqs = math.ceil(float(found.running)) * found.setup.plan.pp
+        stages = found.setup.plan.pp
+        seqs = math.ceil(float(found.running) / stages) * stages
         step = commtax.bill(**plain, batch=max(1, seqs), context=lengths[0] + max(0, lengths[1] // 2 - 1))
     except ValueError:
         return None

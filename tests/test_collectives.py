@@ -267,3 +267,13 @@ def test_beyond_the_groups_that_were_measured_paths_compete():
     """A limit that was seen in groups of 8 does not hold a group of 32 on the slower path: more bytes would take less time."""
     seconds = commtax.expect("all-reduce", "4x8xgb200", nbytes=np.logspace(6, 8, 200), ranks=32, library="trtllm").seconds
     assert np.all(np.diff(seconds) >= 0)
+
+
+@pytest.mark.parametrize("library", [key for key in library_keys() if key != "textbook"])
+def test_no_library_saves_time_by_sending_more(library):
+    """Over every chip and group, also where an algorithm ends at a limit between two measured sizes."""
+    nbytes = np.unique(np.round(np.logspace(3, 9, 600)))
+    for chip in (key for key in catalog.keys("chips") if key != "cpu"):
+        for op, ranks in product(OPS, (2, 4, 8)):
+            seconds = commtax.expect(op, f"8x{chip}", nbytes=nbytes, ranks=ranks, library=library).seconds
+            assert np.all(np.diff(seconds) >= -1e-12), (chip, op, ranks)

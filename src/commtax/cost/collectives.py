@@ -143,13 +143,33 @@ def applies(path: Path, nbytes: Number, ranks: Number) -> Number:
     ok = np.logical_and(ranks >= path.min_ranks, ranks <= path.max_ranks)
     if path.worlds:
         ok = ok & np.logical_or.reduce([np.asarray(ranks) == world for world in path.worlds])
-    if path.max_bytes:  # a group between two listed sizes has the limit of the larger
-        worlds, limits = (np.asarray(x) for x in zip(*path.max_bytes, strict=True))
-        ok = ok & (np.asarray(nbytes) <= limits[np.minimum(np.searchsorted(worlds, ranks), len(worlds) - 1)])
+    if path.max_bytes:
+        ok = ok & (np.asarray(nbytes) <= _limit(path, ranks))
     return ok
 
 
 def choose(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
+    """The path that a library takes, at no more than a larger tensor costs on the path behind a limit.
+
+    Constants were fitted on powers of two: between the last of them and a limit they would tell of a step down in time.
+    """
+    found = _first(paths, nbytes, ranks)
+    for path in paths:
+        if path.max_bytes:
+            limit = _limit(path, ranks)
+            beyond = _first(paths, limit + 1, ranks)
+            less = (nbytes <= limit) & (beyond.seconds < found.seconds)
+            found = Choice(pick(less, beyond.latency_s, found.latency_s), pick(less, beyond.wire_s, found.wire_s), found.path)
+    return found
+
+
+def _limit(path: Path, ranks: Number) -> Number:
+    """The largest tensor of a path with limits; a group between two listed sizes has the limit of the larger."""
+    worlds, limits = (np.asarray(x) for x in zip(*path.max_bytes, strict=True))
+    return limits[np.minimum(np.searchsorted(worlds, ranks), len(worlds) - 1)]
+
+
+def _first(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
     """The first path that applies; paths of one ``turn`` compete on price, as NCCL lets its algorithms compete.
 
     In groups larger than a path's limits were seen in, it competes with those after it.
