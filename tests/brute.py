@@ -160,7 +160,7 @@ def _apart(decode, ahead):
                 if wait <= SAME * (fewer.e2e_s - wait - fewer.served.moved_s):
                     continue
             priced = commtax.simulate(asked.model, cluster, prefill_workers=workers, **words)
-            if float(priced.requests_per_s * priced.prompt_s * priced.chunks) > BUSY * workers:
+            if float(priced.offered) > BUSY * workers * (1 + 1e-9):
                 continue
             family, total = ("apart", tp, ahead, copies, workers), copies * tp + workers * ahead
             times = (float(x) for x in (priced.ttft_s, priced.tpot_s, priced.tokens_per_s))

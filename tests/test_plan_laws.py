@@ -161,7 +161,7 @@ def test_no_prompt_worker_is_idle_weight(question):
     rows = a.plans
     for i in np.flatnonzero((rows.mode == 1) & (rows.prefill_replicas > 1))[:5].tolist():
         one = _split(a, i, int(rows.prefill_replicas[i]) - 1)
-        busy = float(one.requests_per_s * one.prompt_s * one.chunks) > BUSY * int(rows.prefill_replicas[i] - 1)
+        busy = float(one.offered) > BUSY * int(rows.prefill_replicas[i] - 1)
         wait = float(one.served.ahead_s)
         waits = wait > SAME * float(one.e2e_s - wait - one.served.moved_s) * (1 - 1e-9)
         dearer = a.goal.objective == "cost" and float(one.tokens_per_s) / float(one.num_gpus) <= rows.tokens_per_s_per_gpu[i]

@@ -105,6 +105,11 @@ class Simulation:
         return self.requests_per_s * self.output_len
 
     @property
+    def offered(self) -> Number:
+        """Disaggregated: prompts' seconds that come in a second, were there no waiting for a worker and no moving of caches."""
+        return self.concurrency / (self.e2e_s - self.served.ahead_s - self.served.moved_s) * self.prompt_s * self.chunks
+
+    @property
     def mixed_share(self) -> Number:
         """Share of decoding that goes to other requests' prompts."""
         return self.served.stretch_s / self.tpot_s

@@ -15,7 +15,7 @@ from commtax.spec import Cluster
 
 COPIES = np.r_[1:65, (64 * 2 ** (np.arange(1, 129) / 8)).astype(int)]
 """Decode workers that are tried: all up to 64, then eight to a doubling. The same on every cluster, so that more GPUs only add."""
-BUSY = 0.85  # prompt workers are loaded to this share at most: clients beyond only wait
+BUSY = 0.9  # prompts that are offered to a worker, were there no waiting and moving: clients beyond only wait
 SAME = 1e-3  # prompt workers that shorten requests by less than this are left out
 SMALL = 32  # GPUs of a split that is tried for the price of its tokens: larger ones have the same shares of both kinds
 
@@ -98,7 +98,8 @@ def _rows(
     served = prompts_apart(load, quiet, prompt_s, moved, seqs * copies, workers)
     request_s = served.ttft_s + (goal.output_len - 1) * served.tpot_s
     requests_per_s = seqs * copies / request_s
-    open_ = (requests_per_s * prompt_s <= BUSY * workers) & (seqs <= _last(prompt_s, load, quiet, goal))
+    offered = seqs * copies / _alone_s(prompt_s, quiet, goal) * prompt_s
+    open_ = (offered <= BUSY * workers) & (seqs <= _last(prompt_s, load, quiet, goal))
     kept = np.nonzero(_kept(goal, served, request_s, requests_per_s, gpus, open_))
     n = np.ones(len(kept[0]), dtype=int)
 

@@ -117,7 +117,7 @@ def apart_standing(
         kv_headroom=1 - np.asarray(s.running) * kept / held,
     )
     if not clients:  # up to what prompt servers keep up with, and without a limit to the knee
-        busy = np.asarray(s.requests_per_s * s.prompt_s * s.chunks) <= BUSY * prompts[1]
+        busy = np.asarray(s.offered) <= BUSY * prompts[1]
         last = len(loads) if goal.limited else 1 + int(np.argmax(loads / np.asarray(s.e2e_s) ** 2))
         every = every.take(np.flatnonzero((busy & (np.arange(len(loads)) < last)) | (n.cumsum() == 1)))
     return _placed(answer, every)
