@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from commtax.web.answering import Written
@@ -76,15 +77,10 @@ class Nursery:
         code = f"import sys; sys.path[:] = {sys.path!r}; from {self._module} import main; main({theirs.fileno()})"
         # One thread for algebra: arrays are small here, and a process with threads must not fork.
         alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env=alone,
-                preexec_fn=_deaf,
-            )
+        words = [sys.executable, "-c", code]
+        with theirs, _deaf():
+            quiet = subprocess.DEVNULL
+            self._process = subprocess.Popen(words, stdin=quiet, stdout=quiet, pass_fds=(theirs.fileno(),), env=alone)
         self._control.setblocking(False)
         self._loading: asyncio.Future[bytes] | None = None
 
@@ -121,9 +117,17 @@ class Nursery:
             self._process.wait()
 
 
-def _deaf() -> None:
-    """Ctrl-C reaches the whole terminal; when it is over, the server says."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """What is started inside never hears Ctrl-C, which reaches the whole terminal: when it is over, the server says.
+
+    A mask, and no code between fork and exec: an interrupt that came in there would be lost to the server too.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass
