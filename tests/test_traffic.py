@@ -176,7 +176,7 @@ def test_groups_that_fit_into_a_domain_do_not_straddle_it_where_there_is_room(ki
     extents = {"tp": tp, "cp": tp * cp, "ep": (tp if known.experts_keep_tp else 1) * ep}
     widest = max((n for n in extents.values() if n <= place.domain), default=1)
     each = place.domain // widest * widest // (tp * cp)
-    if not each:
+    if not each or (ep % tp and tp % ep):  # experts are spread over whole tensor-parallel groups, or parts of one
         return
     plan = Plan(tp=tp, cp=cp, dp=each * domains, ep=ep if ep <= tp * cp * each * domains else 1, order=known.order)
     if used_of_domain(plan, place, known) * domains < plan.num_gpus:
@@ -271,3 +271,12 @@ def test_sequence_parallel_splits_the_all_reduce():
 def test_bad_questions(change, says):
     with pytest.raises(ValueError, match=says):
         commtax.traffic("llama-3.1-8b", "8xh100-sxm", **change)
+
+
+def test_a_group_over_several_hosts_takes_equal_parts_of_them():
+    """8 ranks on hosts of 5 lie 4 and 4, as on hosts of 4: larger hosts are never worse."""
+    known = catalog.engine("vllm")
+    plan = Plan(tp=8, order=known.order)
+    for gpus in (4, 5, 6, 7):
+        where = span("tp", plan, catalog.cluster(f"2x{gpus}xh100-pcie"), known)
+        assert (where.ranks_per_domain, where.domains) == (4, 2)

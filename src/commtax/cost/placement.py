@@ -45,15 +45,20 @@ def span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
 def used_of_domain(plan: Plan, cluster: Cluster, engine: Engine) -> Number:
     """GPUs that a job takes of each fast domain, so that its groups end where domains end: 64 of 72 for groups of 16.
 
-    It takes the largest multiple of its widest group that fits into a domain, as launchers do who place ranks by rack. A
-    cluster of whole domains may have too few of them for that, and then ranks fill them to the last GPU.
+    It takes the largest multiple of its widest group that fits into a domain, as launchers do who place ranks by rack, and
+    of a group that needs several domains equal parts: 4 of 5 for one of 8. A cluster of whole domains may have too few of
+    them for that, and then ranks fill them to the last GPU.
     """
     domain = cluster.domain
     widest: Number = 1
-    for axis in (*plan.order, "ep"):
+    room: Number = domain
+    for axis in (*reversed(plan.order), "ep"):
         extent = _extent(axis, plan, engine)
-        widest = np.maximum(widest, pick(np.asarray(extent) <= domain, extent, 1))
-    used = domain // widest * widest
+        fits = np.asarray(extent) <= domain
+        widest = np.maximum(widest, pick(fits, extent, 1))
+        if axis != "ep":  # of groups that fit into no domain the innermost decides
+            room = pick(fits, room, np.ceil(extent / np.ceil(extent / domain)))
+    used = np.maximum(room // widest, 1) * widest
     if cluster.num_gpus % domain:
         return used
     return pick(np.ceil(plan.num_gpus / used) <= cluster.num_gpus // domain, used, domain)
