@@ -8,7 +8,7 @@ import { choose, onState, settle, slide, state } from "./state.js";
 const SLIDERS = [
   { key: "tp", name: "TP", hint: "tensor parallel" },
   { key: "pp", name: "PP", hint: "pipeline stages" },
-  { key: "dp", name: "DP", hint: "replicas" },
+  { key: "dp", name: "DP", hint: "data parallel" },
   { key: "ep", name: "EP", hint: "expert parallel" },
   { key: "cp", name: "CP", hint: "context parallel", train: true },
   { key: "b", name: "Batch", hint: "requests a replica", trainName: "Micro-batch", trainHint: "sequences a pass" },
