@@ -129,6 +129,11 @@ def test_groups_that_no_bridge_joins_run_over_pcie(words, links):
     assert {(x.item.axis, x.link) for x in told.lines} == found
 
 
+def test_both_links_are_named_where_plans_are_compared():
+    rows = commtax.compare_plans("llama-3.1-8b", "4xh100-nvl", ["tp2", "tp4"]).rows
+    assert {row.link for row in rows} == {"pcie5, nvlink-bridge"}
+
+
 def test_gradients_of_a_bridged_pair():
     def links(cluster, **words):
         b = commtax.train_bill("llama-3.1-8b", cluster, engine="megatron", **words)

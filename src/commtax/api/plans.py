@@ -151,8 +151,8 @@ class Ask:
 
     @property
     def shown(self) -> str:
-        """The link a reader should see: the one asked for, else the host's own."""
-        return self.link or self.place.intra.key
+        """The link a reader should see: the one asked for, else the host's own, and that of its bridged pairs."""
+        return self.link or ", ".join(x.key for x in (self.place.intra, self.place.bridge) if x)
 
     @property
     def gpus(self) -> int:
