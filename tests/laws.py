@@ -159,10 +159,11 @@ def collectives_keep_to_their_link(rng: Random) -> str | None:
     except ValueError:
         return None
     words = f"{op} of {library} on {cluster} {link}, {found.ranks} ranks"
-    if found.link == place.intra.key:
+    inside = place.as_pairs.intra if found.ranks == 2 else place.intra
+    if found.link == inside.key:
         factor = ring_factor(op, found.ranks)
-        factor = min(factor, 1 + 1 / found.ranks) if place.intra.switched else factor
-        least = factor * nbytes / place.intra.bandwidth_Bps
+        factor = min(factor, 1 + 1 / found.ranks) if inside.switched else factor
+        least = factor * nbytes / inside.bandwidth_Bps
     else:
         hosts = math.ceil(found.ranks / place.domain) if op != "send-recv" else 2
         nics = place.inter.bandwidth_Bps * place.nics_per_host * (place.domain / place.gpus_per_host)

@@ -54,6 +54,8 @@ LARGER = (
     ("2x8xh100-sxm", "3x8xh100-sxm"),
     ("6xh200-sxm", "8xh200-sxm"),
     ("18x4xgb200", "20x4xgb200"),
+    ("2xh100-nvl", "3xh100-nvl"),
+    ("3xh100-nvl", "8xh100-nvl"),
 )
 
 

@@ -7,11 +7,9 @@ fields; every function in ``cost`` then returns arrays of the same shape.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
-
-import numpy as np
 
 Number = Any
 """int, float or a NumPy array: the same formula serves all three, which no type checker can follow."""
@@ -93,6 +91,17 @@ class Cluster:
     note: str = ""
     remark: str = ""  # how an unusual name was read: every answer says it
     sources: Mapping[str, Source] = field(default_factory=dict)
+    bridge: Link | None = None  # joins GPU 0 with 1, 2 with 3 …; all others of a host reach each other over ``intra``
+
+    @property
+    def as_pairs(self) -> Cluster:
+        """The same hosts as two bridged neighbours meet them."""
+        return replace(self, intra=self.bridge or self.intra, bridge=None)
+
+    @property
+    def without_pairs(self) -> Cluster:
+        """… and as all other groups do."""
+        return replace(self, bridge=None)
 
     @property
     def num_gpus(self) -> int:
@@ -358,17 +367,7 @@ class Fabric:
     exchanges: Mapping[str, Fabric] = field(default_factory=dict)  # kernels that move tokens to experts, by backend
     spreads: tuple[Spread, ...] = ()  # … by place, collective and size, where residuals were measured: the first that applies
     note: str = ""
-
-    def spread_of(self, op: str, nbytes: Number, where: str, measured: bool = True) -> Number:
-        """Half-width of the 80 % range as a factor. What was not measured (another chip, more ranks) is "assumed", by link."""
-        place = where if measured or where == "across" else f"assumed {where}"
-        if place not in {s.where for s in self.spreads}:
-            place = "across" if where == "across" else "" if measured else "assumed"
-        usual = self.spread_across if place == "across" else self.spread
-        mine = [s for s in self.spreads if s.where == place and (not s.ops or op in s.ops)]
-        if not isinstance(nbytes, np.ndarray):
-            return next((s.factor for s in mine if nbytes <= s.max_bytes), usual)
-        return np.select([nbytes <= s.max_bytes for s in mine], [s.factor for s in mine], usual) if mine else usual + 0.0 * nbytes
+    pairs: Fabric | None = None  # the same library between two bridged neighbours, where the hosts have such
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,12 +96,13 @@ def expect(
     if not np.all(np.asarray(nbytes) > 0) or not np.all(np.isfinite(nbytes)):
         raise ValueError(f"size={nbytes}: a size above 0 is needed")
     library = library or (next(iter(own.libraries), "") if own else "") or "nccl"
-    fabric = overlay.paths(own, library, place) if own else catalog.fabric(library, place)
     inside = min(size, place.domain)
     if op == "send-recv" and place.num_gpus > place.domain:
         inside = 1  # the first GPU of one host to the first of the next
     where = Span(size, inside, int(np.ceil(size / inside)))
-    chosen = price(op, nbytes, size, where, place, fabric)
+    met = place.as_pairs if inside == 2 else place.without_pairs  # the first two GPUs of a host are a pair
+    fabric = overlay.paths(own, library, met) if own else catalog.fabric(library, met)
+    chosen = price(op, nbytes, size, where, met, fabric)
     crosses = where.domains > 1
     index = int(np.asarray(chosen.path).ravel()[0])
     path = (fabric.network_paths if crosses else fabric.paths)[op][index]
@@ -113,11 +114,11 @@ def expect(
         ranks=size,
         nbytes=nbytes,
         seconds=latency + chosen.wire_s,
-        spread=spread_of(fabric, op, nbytes, size, chosen, place, crosses, eager=eager),
+        spread=spread_of(fabric, op, nbytes, size, chosen, met, crosses, eager=eager),
         latency_s=latency,
         wire_s=chosen.wire_s,
         algorithm=f"{'hierarchical ' if crosses and not fabric.flat else ''}{path.name or path.algorithm}",
-        link=(place.inter if crosses else place.intra).key,
+        link=(met.inter if crosses else met.intra).key,
         source=source_of(fabric, op, index, size, crosses),
         profile=own.name if own else "",
     )

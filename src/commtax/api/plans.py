@@ -151,8 +151,8 @@ class Ask:
 
     @property
     def shown(self) -> str:
-        """The link a reader should see: the one asked for, else the host's own."""
-        return self.link or self.place.intra.key
+        """The link a reader should see: the one asked for, else the host's own, and that of its bridged pairs."""
+        return self.link or ", ".join(x.key for x in (self.place.intra, self.place.bridge) if x)
 
     @property
     def gpus(self) -> int:
@@ -213,5 +213,5 @@ def _flip(grid: Any, difference: Any) -> tuple[float, float, bool] | None:
 def _rate(a: Ask, b: Ask) -> float:
     """Bandwidth that stands for factor 1: of the link that the wider tensor-parallel group runs over."""
     wide = a if a.axes["tp"] >= b.axes["tp"] else b
-    link = wide.place.intra if wide.axes["tp"] <= wide.place.domain else wide.place.inter
-    return link.bandwidth_Bps
+    tp, place = wide.axes["tp"], wide.place.as_pairs if wide.axes["tp"] == 2 else wide.place
+    return (place.intra if tp <= place.domain else place.inter).bandwidth_Bps

@@ -52,8 +52,8 @@ class Traffic:
     def _line(self, item: Item) -> Line:
         cluster = self.setup.cluster
         group = span(item.axis, self.setup.plan, cluster, self.setup.engine)
-        crosses = bool(group.crosses)
-        return Line(item, (cluster.inter if crosses else cluster.intra).key, crosses)
+        crosses, inside = bool(group.crosses), cluster.as_pairs if group.paired else cluster
+        return Line(item, (cluster.inter if crosses else inside.intra).key, crosses)
 
     @property
     def sent_bytes_per_rank(self) -> Number:

@@ -292,8 +292,9 @@ def moved_s(asked: Setup, tp: Number, ahead: Number, tokens: Number, gpus: Numbe
     )
     crosses = np.minimum(gpus, cluster.num_gpus) > cluster.domain
     outside = cluster.inter.bandwidth_Bps * cluster.nics_per_host / cluster.gpus_per_host
-    speed = pick(crosses, outside, cluster.intra.bandwidth_Bps)
-    latency = pick(crosses, cluster.inter.latency_s, cluster.intra.latency_s)
+    two, rest, alone = cluster.as_pairs.intra, cluster.intra, gpus == 2  # one rank each: neighbours
+    speed = pick(crosses, outside, pick(alone, two.bandwidth_Bps, rest.bandwidth_Bps))
+    latency = pick(crosses, cluster.inter.latency_s, pick(alone, two.latency_s, rest.latency_s))
     return latency + each * tp * tokens / (np.minimum(tp, ahead) * speed * MOVING)
 
 

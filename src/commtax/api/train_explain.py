@@ -95,7 +95,7 @@ def _wire_over_work(b: TrainBill) -> float:
 def _speed(cluster: Cluster, link: str) -> float:
     if link == cluster.inter.key:
         return cluster.inter.bandwidth_Bps * cluster.nics_per_host / cluster.gpus_per_host
-    return cluster.intra.bandwidth_Bps
+    return (cluster.bridge if cluster.bridge and link == cluster.bridge.key else cluster.intra).bandwidth_Bps
 
 
 def train_counterfactuals(b: TrainBill) -> list[Counterfactual]:
@@ -180,7 +180,7 @@ def _scenarios(b: TrainBill, gap: float) -> list[Cause]:
                 "all of them exposed",
                 async_axes=tuple(a for a in b.settings.async_axes if a != axis),
             )
-    if plan.tp > 1 and cluster.num_hosts > 1 and str(_comm(b, "tp")[0].link) == cluster.intra.key:
+    if plan.tp > 1 and cluster.num_hosts > 1 and str(_comm(b, "tp")[0].link) != cluster.inter.key:
         last = replace(b.setup.engine, order=("cp", "dp", "pp", "tp"))
         add(f"tp groups lie across hosts, on {cluster.inter.key}", "check the rank order", engine=last)
     if not b.settings.eager:

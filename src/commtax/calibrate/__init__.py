@@ -90,10 +90,10 @@ def _inside(rows: Files, place: Place, own: Profile) -> Fitted:
     for row in rows.collectives:
         if row.ranks > place.cluster.num_gpus:
             raise ValueError(f"'{row.label}': {place.cluster.key} has {place.cluster.num_gpus} GPUs")
-        if row.ranks <= place.cluster.domain:
+        if row.ranks <= place.cluster.domain and not (place.cluster.bridge and row.ranks == 2):
             groups.setdefault((row.library, row.op), []).append(row)
     libraries: dict[str, tuple[Path, ...]] = {}
-    parts, refused = [], []
+    parts, refused = [], _pairs(rows, place.cluster)
     for (library, _), mine in groups.items():
         try:
             paths, part = fit_op(mine, place)
@@ -109,9 +109,19 @@ def _inside(rows: Files, place: Place, own: Profile) -> Fitted:
     return replace(own, libraries=libraries, links=links), parts, refused
 
 
+def _pairs(rows: Files, cluster: Cluster) -> list[str]:
+    """Why rows of two ranks are left out where bridges join pairs: a profile tells of one inside link, and theirs is another."""
+    count = sum(row.ranks == 2 for row in rows.collectives)
+    if not count or not cluster.bridge:
+        return []
+    told = f"{count} rows of 2 ranks ran over {cluster.bridge.key}, and others run over {cluster.intra.key}"
+    return [f"{told}: --cluster 2x{cluster.chip.key} makes a profile of them"]
+
+
 def _unmeasured(library: str, place: Place) -> Wish:
     """Tensor parallelism is made of all-reduces: without a measured one, the catalogue's range stays."""
-    spread = float(expect("all-reduce", place.cluster, nbytes=65536.0, ranks=min(2, place.cluster.domain), library=library).spread)
+    cluster = place.cluster.without_pairs
+    spread = float(expect("all-reduce", cluster, nbytes=65536.0, ranks=min(2, cluster.domain), library=library).spread)
     return Wish(f"{library} all-reduce, 1 KiB to 1 GiB: not measured, and the catalogue's range is ±{spread:.0%}", spread)
 
 

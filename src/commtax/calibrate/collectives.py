@@ -12,6 +12,7 @@ from itertools import chain, product
 
 import numpy as np
 
+from commtax import catalog
 from commtax.api import expect
 from commtax.calibrate import robust
 from commtax.calibrate.records import Change, Errors, Part, Place, Timed, TooFewError, Wish, named
@@ -219,7 +220,7 @@ def _expected(rows: Sequence[Timed], place: Place, profile: Profile | None) -> A
 
 def _changes(paths: tuple[Path, ...], op: str, library: str, place: Place) -> Iterator[Change]:
     """Each constant beside the catalogue's: of a path of the same algorithm, where it has one."""
-    usual = expect(op, place.cluster, nbytes=1.0, ranks=2, library=library).fabric.paths[op]
+    usual = catalog.fabric(library, place.cluster).paths[op]
     for index, path in enumerate(paths):
         old = next((p for p in usual if p.algorithm == path.algorithm), None)
         where = "" if len(paths) == 1 else f", up to {format_bytes(path.max_bytes[0][1])}" if index == 0 else ", above"
@@ -242,7 +243,8 @@ def _notes(fit: Fit, paths: tuple[Path, ...], worlds: list[int], place: Place) -
 
 def _wishes(fit: Fit, op: str, library: str, worlds: list[int], place: Place) -> Iterator[Wish]:
     """The range that the rows leave at sizes and groups that could be measured: from the constants' covariance."""
-    groups = sorted({*worlds, *(n for n in (2, 4, 8, 16, 32, 64) if n <= place.cluster.domain)})
+    least = 4 if place.cluster.bridge else 2  # a bridged pair has a link of its own
+    groups = sorted({*worlds, *(n for n in (2, 4, 8, 16, 32, 64) if least <= n <= place.cluster.domain)})
     for index, (form, fitted) in enumerate(zip(fit.forms, fit.fits, strict=True)):
         columns, values, information = _with_hop(form, fitted, op, worlds)
         spread = robust.covariance(information, PRIOR * _typical(form, fitted, columns, worlds))

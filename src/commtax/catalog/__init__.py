@@ -123,7 +123,8 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = N
 
     ``intra`` and ``inter`` replace the usual links. A new ``inter`` brings its usual number of NICs: one for each GPU
     on InfiniBand and its like, one a host on Ethernet, and as many cards of EFA as the chip's instances have for each GPU,
-    unless ``nics`` says otherwise. More GPUs than a host of that chip holds are several hosts.
+    unless ``nics`` says otherwise. More GPUs than a host of that chip holds are several hosts. Cards that bridges join in pairs
+    are so in larger hosts too, unless ``intra`` gives all GPUs of a host one link.
 
     >>> c = cluster("2x8xh100-sxm")
     >>> c.num_hosts, c.gpus_per_host, c.intra.key, c.inter.key, c.nics_per_host
@@ -161,13 +162,13 @@ def _usual_nics(between: Link, place: Cluster) -> int:
 
 
 def with_inside(found: Cluster, inside: Link) -> Cluster:
-    """The same hosts with another link inside, of those that its maker's chips can have."""
+    """The same hosts with another link between all of their GPUs, of those that its maker's chips can have."""
     maker = _MAKERS.get(inside.kind, found.chip.vendor)
     if found.chip.vendor not in (maker, "generic"):
         usual = f"; nearest: {found.chip.intra}"
         raise ValueError(f"intra '{inside.key}': {inside.kind} joins {maker.upper()} chips, and {found.chip.key} is none{usual}")
     domain = max(found.gpus_per_host, found.nvlink_domain) if inside.kind in _MAKERS else 1
-    return replace(found, intra=inside, nvlink_domain=domain)
+    return replace(found, intra=inside, nvlink_domain=domain, bridge=None)
 
 
 def with_between(found: Cluster, between: Link) -> Cluster:
@@ -218,11 +219,13 @@ def _counted(text: str) -> Cluster:
         hosts, gpus, remark = _in_hosts(gpus, kind)
     elif gpus > _largest_host(kind):
         remark = f"{gpus} {kind.key} in one host: usual are {_largest_host(kind)}"
-    inside, between = link(kind.intra), link(kind.inter)
-    if inside.kind == "nvlink" and not inside.switched and gpus > 2:  # a bridge joins two cards
+    inside, between, bridge = link(kind.intra), link(kind.inter), None
+    if inside.kind == "nvlink" and not inside.switched and gpus > 2:  # such links join two GPUs, a bridge two cards
+        bridge = inside if _bridged(kind) else None
         inside = link("pcie5" if kind.family == "hopper" else "pcie4")
     switched = inside.kind in ("nvlink", "xgmi")
-    usual = f"{inside.name} inside, {between.name} between hosts: the usual system of this chip (--intra, --inter change it)"
+    pairs = f" (pairs over {bridge.name})" if bridge else ""
+    usual = f"{inside.name} inside{pairs}, {between.name} between hosts: the usual system of this chip (--intra, --inter change it)"
     return Cluster(
         key=f"{hosts}x{gpus}x{kind.key}" if hosts > 1 or gpus > _largest_host(kind) else f"{gpus}x{kind.key}",
         name=f"{hosts} host{'s' * (hosts > 1)} of {gpus} {kind.name}",
@@ -236,12 +239,18 @@ def _counted(text: str) -> Cluster:
         note=usual,
         remark=remark,
         sources=kind.sources,
+        bridge=bridge,
     )
+
+
+def _bridged(kind: Chip) -> bool:
+    """Whether such chips are cards that come in bridged pairs."""
+    return "bridge" in kind.intra
 
 
 def _largest_host(kind: Chip) -> int:
     """GPUs of such a chip that one host holds at most: a baseboard's, or the slots of a PCIe server."""
-    cards = link(kind.intra).kind == "pcie" or "bridge" in kind.intra
+    cards = link(kind.intra).kind == "pcie" or _bridged(kind)
     return MAX_GPUS if kind.vendor == "generic" else max(kind.gpus_per_host, kind.nvlink_domain, SLOTS if cards else 0)
 
 

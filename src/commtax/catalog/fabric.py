@@ -66,8 +66,11 @@ def _chain(table: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) -> Fabric:
     """The paths that a library has on a cluster's chips and inside link; what was never calibrated is assumed, aloud.
 
-    ``own`` are a profile's paths by library: for the collectives that they tell of, they stand in for the library's.
+    ``own`` are a profile's paths by library: for the collectives that they tell of, they stand in for the library's. They
+    were measured on the inside link; bridged pairs keep the library's.
     """
+    if cluster.bridge:
+        return with_pairs(fabric(name, cluster.without_pairs, own), fabric(name, cluster.as_pairs))
     if own:
         return _make(name, cluster, own)
     links = tuple((x.key, x.bandwidth_Bps, x.latency_s) for x in (cluster.intra, cluster.inter))
@@ -84,6 +87,11 @@ def exchange(key: str, cluster: Cluster) -> Fabric:
 
 def _make(name: str, cluster: Cluster, measured: Measured = MappingProxyType({})) -> Fabric:
     return _make_of(_library(name), cluster, measured)
+
+
+def with_pairs(host: Fabric, pairs: Fabric) -> Fabric:
+    """A host's paths with those of the bridged pairs in it; what is assumed of either is said."""
+    return replace(host, pairs=pairs, note="; ".join(note for note in (host.note, pairs.note) if note))
 
 
 def _make_of(table: Mapping[str, Any], cluster: Cluster, measured: Measured = MappingProxyType({})) -> Fabric:

@@ -15,7 +15,7 @@ from pathlib import Path as File
 from typing import Any
 
 from commtax.catalog import physics
-from commtax.catalog.fabric import FORMS, OPS, fabric, kernel_constants, library_chain
+from commtax.catalog.fabric import FORMS, OPS, fabric, kernel_constants, library_chain, with_pairs
 from commtax.catalog.loader import suggest
 from commtax.files import local, read_json
 from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Link, Path, Profile, Spread
@@ -252,6 +252,8 @@ def usual_library(found: Profile, engine: Engine) -> str:
 
 def paths(found: Profile, library: str, cluster: Cluster) -> Fabric:
     """The library's paths as measured here; operations and links that were not measured keep the catalogue's."""
+    if cluster.bridge:
+        return with_pairs(paths(found, library, cluster.without_pairs), paths(found, library, cluster.as_pairs))
     here = found.libraries if same_link(found, "intra", cluster) else {}
     if here:
         _check_paths(found, cluster.intra)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -76,6 +76,7 @@ class Pricer:
     def __init__(self, plan: Plan, cluster: Cluster, engine: Engine, fabric: Fabric, ep_backend: str = "") -> None:
         self.plan, self.cluster, self.engine, self.fabric = plan, cluster, engine, fabric
         self.exchange = fabric.exchanges.get(ep_backend.replace("_", "-"))
+        self.pairs = Pricer(plan, cluster.as_pairs, engine, fabric.pairs, ep_backend) if fabric.pairs else None
         self._spans: dict[str, Span] = {}
         self._prices: dict[tuple[str, str, int, int], tuple[Item, Choice]] = {}
         self._names: dict[str, tuple[str, ...]] = {}
@@ -113,9 +114,26 @@ class Pricer:
 
 def comm_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
     """One collective, priced on the links its group spans; what this plan does not send costs nothing."""
-    fabric, op = pricer.priced_by(item)
     if not item.is_sent:
-        return Line("comm", item, 0.0, 0.0, source=fabric.label)
+        return Line("comm", item, 0.0, 0.0, source=pricer.priced_by(item)[0].label)
+    paired = pricer.span(item.axis).paired
+    if pricer.pairs is None or not some(paired):
+        return _sent_line(item, pricer, settings)
+    bridged = _sent_line(item, pricer.pairs, settings)
+    return bridged if np.all(paired) else _either(paired, bridged, _sent_line(item, pricer, settings))
+
+
+def _either(condition: Number, yes: Line, no: Line) -> Line:
+    """The line of some plans where a condition holds, and of the others where not."""
+    behind = len(no.names)
+    codes = {name: pick(condition, getattr(yes, name) + behind, getattr(no, name)) for name in ("link", "algorithm")}
+    parts = ("fixed_s", "moving_s", "hidden_s", "sigma")
+    return replace(no, names=no.names + yes.names, **codes, **{x: pick(condition, getattr(yes, x), getattr(no, x)) for x in parts})
+
+
+def _sent_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
+    """One collective, whatever its group, on the links of one pricer."""
+    fabric, op = pricer.priced_by(item)
     where, chosen = pricer.span(item.axis), pricer.price(item)
     names, inside = pricer.names(item), len(fabric.paths[op])
     crosses, why = where.crosses, ""
@@ -167,7 +185,7 @@ def spread_of(
     known = fabric.label.startswith("calibrated") and not some(ranks > MEASURED_RANKS)
     where = "across" if crosses else "eager" if eager and known else cluster.intra.kind
     usual = fabric.spread_across if crosses else fabric.spread
-    found = fabric.spread_of(op, nbytes, where, known) if fabric.spreads else usual
+    found = _residual(fabric, op, nbytes, where, known) if fabric.spreads else usual
     if crosses and not fabric.network_ranks:
         return found
     if crosses:
@@ -178,6 +196,18 @@ def spread_of(
             inside = np.logical_and(ranks >= path.ranks[0], ranks <= path.ranks[-1]) if path.ranks else True
             found = pick(chosen.path == index, pick(inside, path.spread, max(path.spread, UNMEASURED)), found)
     return found
+
+
+def _residual(fabric: Fabric, op: str, nbytes: Number, where: str, measured: bool) -> Number:
+    """Half-width by place, collective and size. What was not measured (another chip, more ranks) is "assumed", by link."""
+    place = where if measured or where == "across" else f"assumed {where}"
+    if place not in {s.where for s in fabric.spreads}:
+        place = "across" if where == "across" else "" if measured else "assumed"
+    usual = fabric.spread_across if place == "across" else fabric.spread
+    mine = [s for s in fabric.spreads if s.where == place and (not s.ops or op in s.ops)]
+    if not isinstance(nbytes, np.ndarray):
+        return next((s.factor for s in mine if nbytes <= s.max_bytes), usual)
+    return np.select([nbytes <= s.max_bytes for s in mine], [s.factor for s in mine], usual) if mine else usual + 0.0 * nbytes
 
 
 def _once_a_host(item: Item, where: Span) -> Number:

@@ -13,11 +13,12 @@ from commtax.spec import Cluster, Engine, Number, Plan
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A group of ``ranks`` lies on ``domains`` fast domains with ``ranks_per_domain`` each."""
+    """A group of ``ranks`` lies on ``domains`` fast domains with ``ranks_per_domain`` each, maybe those of a bridged pair."""
 
     ranks: Number
     ranks_per_domain: Number
     domains: Number
+    paired: Number = False
 
     @property
     def crosses(self) -> Number:
@@ -29,17 +30,22 @@ def span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
 
     A group is a product of (size, stride) runs; of a run with a given stride, domain/stride ranks lie in one domain (at
     least 1, at most all). A group that does not divide what the job uses of a domain straddles its edge somewhere.
+    Bridges join the first GPU of a host with the second, and so on: two ranks of neighbouring numbers that start a job, or
+    follow on such pairs, are a pair.
     """
     used = used_of_domain(plan, cluster, engine)
     ranks: Number = 1
     inside: Number = 1
+    adjacent: Number = 1
     for size, stride in _runs(axis, plan, engine):
-        ranks = ranks * size
-        inside = inside * np.clip(used // np.maximum(1, stride), 1, size)
+        here = np.clip(used // np.maximum(1, stride), 1, size)
+        ranks, inside = ranks * size, inside * here
+        adjacent = adjacent * pick(stride == 1, here, 1)
     extent = _extent(axis, plan, engine)
     straddles = (used % np.maximum(1, extent) != 0) & (extent <= used) & (plan.num_gpus > cluster.domain) & (ranks > 1)
     inside = pick(straddles, np.ceil(ranks / 2), inside)
-    return Span(ranks, inside, np.ceil(ranks / inside))
+    paired = cluster.bridge is not None and (inside == 2) & (adjacent == 2) & np.logical_not(straddles)
+    return Span(ranks, inside, np.ceil(ranks / inside), paired)
 
 
 def used_of_domain(plan: Plan, cluster: Cluster, engine: Engine) -> Number:

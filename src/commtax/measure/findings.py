@@ -211,7 +211,7 @@ def _profile(run: Run, x: Record, prices: Prices | None) -> Row:
 
 def _link(found: Row, tp: int, priced: StepBill) -> Row | None:
     """What a rank sends, inside an all-reduce and over the whole step, against the link's own rate."""
-    link = priced.setup.cluster.intra
+    link = (priced.setup.cluster.as_pairs if tp == 2 else priced.setup.cluster).intra
     nbytes = found["allreduce_bytes"] or found["predicted_bytes"]
     if not nbytes or not found["allreduce_s"] or link is None:
         return None

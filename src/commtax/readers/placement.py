@@ -72,7 +72,7 @@ def place(found: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Plac
     if fast and link.num_links < nvlink_of(cluster.chip).num_links:
         notes.append(f"{link.num_links} NVLinks a GPU in these groups: priced as {link.key}, assumed")
     domain = size if fast and not link.switched else cluster.gpus_per_host if fast else 1
-    return Placed(replace(cluster, intra=link, nvlink_domain=domain), groups, tuple(notes))
+    return Placed(replace(cluster, intra=link, nvlink_domain=domain, bridge=None), groups, tuple(notes))
 
 
 def _bonded(found: Topology, groups: tuple[tuple[int, ...], ...], link: Link) -> Link:

@@ -43,7 +43,8 @@ def where(asked: Setup) -> str:
     c = asked.cluster
     hosts = f", {c.nics_per_host} x {c.inter.key} a host" if c.num_hosts > 1 else ""
     own = f", profile {asked.profile.name}" if asked.profile else ""
-    return f"{c.key} ({c.intra.key} inside{hosts}){own}"
+    pairs = f", pairs over {c.bridge.key}" if c.bridge else ""
+    return f"{c.key} ({c.intra.key} inside{pairs}{hosts}){own}"
 
 
 def show_traffic(console: Console, found: Traffic) -> None:

@@ -316,5 +316,6 @@ def _place(b: Priced) -> Document:
     """The cluster in a line."""
     c, used = b.setup.cluster, int(b.setup.plan.num_gpus)
     hosts = f"{c.num_hosts} hosts of {c.gpus_per_host}" if c.num_hosts > 1 else f"one host of {c.gpus_per_host}"
-    text = f"{hosts} {c.chip.name}, {c.intra.name} inside" + (f", {c.inter.name} between" if c.num_hosts > 1 else "")
+    pairs = f", pairs over {c.bridge.name}" if c.bridge else ""
+    text = f"{hosts} {c.chip.name}, {c.intra.name} inside{pairs}" + (f", {c.inter.name} between" if c.num_hosts > 1 else "")
     return {"gpus": c.num_gpus, "used_gpus": used, "text": f"{used:,} of {c.num_gpus:,} GPUs in use: {text}"}

@@ -55,7 +55,7 @@ def state_of(b: Priced) -> State:
     words: dict[str, Any] = {
         "model": asked.model.key,
         "cluster": asked.cluster.key,
-        "intra": "" if asked.cluster.intra.key == asked.cluster.chip.intra else asked.cluster.intra.key,
+        "intra": "" if asked.cluster.bridge or asked.cluster.intra.key == asked.cluster.chip.intra else asked.cluster.intra.key,
         "inter": "" if asked.cluster.inter.key == asked.cluster.chip.inter else asked.cluster.inter.key,
         "engine": f"{asked.engine.key}@{asked.engine.version}" if asked.engine.note else asked.engine.key,
         **{axis: int(getattr(plan, axis)) for axis in ("tp", "pp", "dp", "ep", "cp")},
