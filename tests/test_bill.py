@@ -15,6 +15,7 @@ from commtax.api.sending import workload
 from commtax.cost.compute import step_kernels
 from commtax.cost.tensors import inventory, num_active_params
 from commtax.spec import Plan
+from commtax.units import format_seconds
 from strategies import questions
 
 FIGURES = ("step_s", "compute_s", "comm_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
@@ -178,6 +179,17 @@ def test_the_sentence(question, words):
     assert text.endswith(".")
     for word in words:
         assert word in text, text
+
+
+@pytest.mark.parametrize(("dtype", "peak"), [("bf16", 2.25e15), ("fp8", 4.5e15), ("nvfp4", 9e15)])
+def test_the_peak_of_the_sentence_is_that_of_the_arithmetic(dtype, peak):
+    """Products count at the rate of their type, and no step is shorter than what its sentence calls the chip's peak."""
+    b = commtax.bill("llama-3.3-70b", "b200-sxm", phase="prefill", context=4096, dtype=dtype)
+    products = next(x for x in b.items if x.item.what == "feed-forward down")
+    assert products.peak_flops_per_s == peak
+    least = sum(float(x.item.count) * float(x.flops) / x.peak_flops_per_s for x in b.items if x.kind != "comm")
+    assert least < b.step_s
+    assert f"arithmetic binds: {format_seconds(least)} at the chip's peak" in verdict(b)
 
 
 def test_the_sentence_never_contradicts_its_table():

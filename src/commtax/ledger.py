@@ -6,6 +6,7 @@ all lines of a step; its figures are sums over them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -73,6 +74,7 @@ class Line:
     flops: Number = 0.0
     window_s: Number = 0.0  # compute that the collective may run beside, in total
     sigma: Number = 0.0  # standard deviation of the logarithm of its time, from the residuals of its source
+    peak_flops_per_s: float = math.inf  # the datasheet's rate of the arithmetic that a kernel runs in
 
     @property
     def each_s(self) -> Number:

@@ -72,7 +72,7 @@ def _compute_words(b: StepBill) -> str:
     moving = sum(float(x.item.count) * float(x.moving_s) for x in compute)
     chip = b.setup.cluster.chip
     read = sum(float(x.item.count) * float(x.item.nbytes) for x in compute) / chip.memory_Bps
-    math = sum(float(x.item.count) * float(x.flops) for x in compute) / chip.flops_per_s.get("bf16", chip.flops_per_s["fp16"])
+    math = sum(float(x.item.count) * float(x.flops) / x.peak_flops_per_s for x in compute)
     if fixed > moving:
         return f"fixed costs of kernels and host bind ({format_seconds(fixed)} of {format_seconds(fixed + moving)})"
     if read > math:

@@ -11,7 +11,7 @@ from commtax.arrays import pick, some
 from commtax.cost.collectives import Choice, Network, across, choose, reason
 from commtax.cost.compute import Kernel, step_kernels
 from commtax.cost.experts import expected_destinations
-from commtax.cost.kernels import label, seconds, sigma
+from commtax.cost.kernels import label, peak, seconds, sigma
 from commtax.cost.placement import Span, span
 from commtax.cost.traffic import inference, padded_rows
 from commtax.ledger import Z80, Bill, Item, Line
@@ -67,7 +67,15 @@ def _kernel_line(kernel: Kernel, cluster: Cluster, constants: KernelConstants, s
     item = Item(kernel.what, "", kernel.form, kernel.nbytes, 1, kernel.count)
     scale = settings.slow_rank
     times = (fixed * scale, moving * scale)
-    return Line("compute", item, *times, source=label(kernel, constants), flops=kernel.flops, sigma=sigma(kernel, constants))
+    return Line(
+        "compute",
+        item,
+        *times,
+        source=label(kernel, constants),
+        flops=kernel.flops,
+        sigma=sigma(kernel, constants),
+        peak_flops_per_s=peak(kernel, cluster.chip, constants),
+    )
 
 
 class Pricer:

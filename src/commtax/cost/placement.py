@@ -64,7 +64,8 @@ def used_of_domain(plan: Plan, cluster: Cluster, engine: Engine) -> Number:
         widest = np.maximum(widest, pick(fits, extent, 1))
         if axis != "ep":  # of groups that fit into no domain the innermost decides
             room = pick(fits, room, np.ceil(extent / np.ceil(extent / domain)))
-    used = np.maximum(room // widest, 1) * widest
+    least = np.ceil(room / widest) * widest  # equal parts to the next whole group: 6 and 4 for 5 pairs, not 4, 4 and 2
+    used = pick(least <= domain, least, np.maximum(room // widest, 1) * widest)
     if cluster.num_gpus % domain:
         return used
     return pick(np.ceil(plan.num_gpus / used) <= cluster.num_gpus // domain, used, domain)

@@ -16,7 +16,7 @@ from commtax.cost import train_kernels
 from commtax.cost.bubble import idle_s
 from commtax.cost.compute import Kernel
 from commtax.cost.inference import Pricer, Settings, comm_line
-from commtax.cost.kernels import label, seconds
+from commtax.cost.kernels import label, peak, seconds
 from commtax.cost.overlap import hidden_s
 from commtax.cost.stages import fill_factor
 from commtax.cost.tensors import stage_layers
@@ -183,6 +183,7 @@ class _Priced:
             source=label(kernel, self.constants),
             flops=kernel.flops,
             sigma=self.sigma,
+            peak_flops_per_s=peak(kernel, self.chip, self.constants),
         )
 
 

@@ -35,7 +35,7 @@ def _moving(line: Line, chip: Chip, seconds: float) -> str:
         factor = WIRE.get(item.op, "({n}−1)/{n}·").format(n=ranks)
         return f"{factor}{format_bytes(nbytes)} ÷ {format_rate(sent / seconds)}"
     flops = float(line.flops)
-    if flops / max(chip.flops_per_s.values()) > nbytes / chip.memory_Bps:
+    if flops / line.peak_flops_per_s > nbytes / chip.memory_Bps:
         return f"{format_si(flops, 'FLOP')} ÷ {format_si(flops / seconds, 'FLOP/s')}"
     return f"{format_bytes(nbytes)} ÷ {format_rate(nbytes / seconds)}" if nbytes else format_seconds(seconds)
 
