@@ -513,3 +513,15 @@ def test_a_name_that_no_command_can_hold_is_refused(tmp_path):
     done = run("bill", folder, "-c", "8xh100-sxm", "--emit", "vllm")
     assert done.returncode == 2
     assert "rename the folder" in done.stderr
+
+
+@pytest.mark.parametrize(("tp", "code"), [(2, 0), (1, 1)])
+def test_servers_for_prompts_must_fit_too(tp, code):
+    """A launch of both kinds fits where both do; what was looked at is said, and no word of it is called of no effect."""
+    connector = """--kv-transfer-config '{"kv_connector":"NixlConnector","kv_role":"%s"}'"""
+    text = f"{VLLM} -tp 4 {connector % 'kv_consumer'}\n{VLLM} -tp {tp} --max-model-len 1024 {connector % 'kv_producer'}\n"
+    done = run("fit", "--from", text, "--cluster", "8xh100-sxm", "--max-model-len", "1024")
+    assert done.returncode == code, done.stdout + done.stderr
+    assert f"pasted were 1 of these and 1 for prompts (tp {tp})" in done.stdout
+    assert "of no effect" not in done.stdout
+    assert run("simulate", "--from", text, "--cluster", "8xh100-sxm", "--input-len", "512").returncode == code

@@ -36,7 +36,7 @@ from commtax.cli.options import (
 )
 from commtax.cli.output import how_read, print_json, show_remarks, terminal
 from commtax.cli.pages import html_option, write_bill_page
-from commtax.cli.pasting import paste_options, pasting
+from commtax.cli.pasting import paste_options, pasting, with_prompt_servers
 from commtax.files import OUTPUT_BYTES, read_text
 from commtax.spec import Cluster, Profile
 from commtax.spelling import normalise, visible
@@ -342,7 +342,7 @@ def fit_command(model: str, phase: str, as_json: bool, **options: Any) -> None:
             raise ValueError(f"{name}: belongs to --phase train; serving takes {instead}")
     if options.pop("sequence_parallel"):
         raise ValueError("sequence_parallel: changes nothing that is held while serving")
-    found = fit(model, place, **options)
+    found = with_prompt_servers(fit(model, place, **options), model, place, options)
     if as_json:
         from commtax.report.documents import fit_document
 

@@ -11,19 +11,21 @@ import click
 from click.core import ParameterSource
 
 from commtax import catalog
-from commtax.api import AUTO_EP
+from commtax.api import AUTO_EP, Fit, fit
 from commtax.catalog.loader import normal
 from commtax.catalog.models import bundled
 from commtax.cli.options import Command, together
 from commtax.cli.output import carried, remarks, terminal
 from commtax.files import local, read_text
-from commtax.spec import Model
+from commtax.spec import Cluster, Model
 
 if TYPE_CHECKING:
     from commtax.readers.launch import Launch
 
 STORED = {"-fp8": "fp8", "-fp8-dynamic": "fp8", "-awq": "int4", "-gptq-int4": "int4", "-nvfp4": "nvfp4", "-fp4": "nvfp4"}
 """Endings of checkpoints' names that tell how their weights are stored."""
+PROMPT_TP = "commtax.prompt_tp"
+"""Where a command finds the TP degree of servers for prompts that were pasted."""
 from_option = click.option(
     "--from", "pasted", default="", metavar="COMMAND|FILE", help="A launch command: vllm serve … -tp 8, torchrun …"
 )
@@ -110,6 +112,8 @@ def _paste(model: str, found: Launch, options: dict[str, Any], notes: list[str],
     other = {"concurrency": "batch", "input_len": "context", "context": "input_len"}
     if found.phase == "serve" and "max_num_seqs" in options:  # a batch and a length are of training there
         other = {}
+    if found.prefill_workers and "prefill_tp" not in options and not whole:
+        _one_that_decodes(found, words, notes)
     if "spread" not in options:  # one step has one length
         words.pop("spread", None)
     for name, value in words.items():
@@ -124,6 +128,27 @@ def _paste(model: str, found: Launch, options: dict[str, Any], notes: list[str],
     if found.unread:
         notes.append(f"not understood, and not in the answer: {', '.join(found.unread)}")
     return model, unused
+
+
+def _one_that_decodes(found: Launch, words: dict[str, Any], notes: list[str]) -> None:
+    """A command for one server answers for one that decodes; ``with_prompt_servers`` looks at the others."""
+    for name in ("disaggregated", "decode_workers", "prefill_workers", "prefill_tp"):
+        del words[name]
+    click.get_current_context().meta[PROMPT_TP] = found.prefill_tp
+    beside = f"{found.prefill_workers} for prompts (tp {found.prefill_tp})"
+    notes.append(f"looked at: one server that decodes; pasted were {found.servers} of these and {beside}")
+
+
+def with_prompt_servers(found: Fit, model: str, place: Cluster, options: dict[str, Any]) -> Fit:
+    """What was found for servers that decode, or for those of prompts where these were pasted and do not fit."""
+    tp = click.get_current_context().meta.get(PROMPT_TP)
+    if not tp or not found.fits:
+        return found
+    theirs = fit(model, place, **(options | {"tp": tp, "max_num_seqs": None}))
+    remarks().append(
+        f"servers for prompts, tp {tp}: " + ("fit too" if theirs.fits else "these do not fit, and theirs is the answer")
+    )
+    return found if theirs.fits else theirs
 
 
 def _join_plans(words: dict[str, Any], options: dict[str, Any], notes: list[str]) -> None:
