@@ -76,7 +76,8 @@ def _order(question: Question, what: str, small: float, large: float, change: st
     """``small`` must not exceed ``large``."""
     if small <= large * (1 + EXACT):
         return ""
-    return f"{what} {large:.6g} -> {small:.6g} ({small / large - 1:+.2%}) against the order, {change}: {_asked(question)}"
+    more = small / large - 1 if large else math.inf
+    return f"{what} {large:.6g} -> {small:.6g} ({more:+.2%}) against the order, {change}: {_asked(question)}"
 
 
 # One step

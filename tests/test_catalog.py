@@ -295,3 +295,10 @@ def test_a_network_brings_its_cards_wherever_it_is_named():
     """``compare --over link=`` and ``--inter`` are the same hosts."""
     place = catalog.cluster("2x8xh100-sxm")
     assert with_link(place, "efa-100").nics_per_host == catalog.cluster("2x8xh100-sxm", inter="efa-100").nics_per_host == 32
+
+
+def test_only_cards_are_bridged():
+    """Eight V100 of a baseboard have their NVLink mesh, eight H100 NVL cards PCIe and bridged pairs."""
+    assert catalog.cluster("8xv100-32-sxm").intra.key == "nvlink2"
+    cards = catalog.cluster("8xh100-nvl")
+    assert (cards.intra.key, cards.bridge.key) == ("pcie5", "nvlink-bridge")

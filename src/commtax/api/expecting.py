@@ -33,6 +33,7 @@ class Expectation:
     algorithm: str
     link: str
     source: str
+    floor_s: Number = 0.0  # what its bytes alone take on the link
     profile: str = ""  # whose constants were laid over the catalogue's
 
     @property
@@ -58,10 +59,13 @@ class Expectation:
         return self.source.startswith("assumed")
 
     def verdict(self, measured_s: float) -> str:
-        """``fail``: slower than the range allows. ``pass``: not slower, and the range was measured; else ``undecided``."""
+        """``fail``: slower than the range allows. ``pass``: not slower, and the range was measured; else ``undecided``.
+
+        What no link could carry is undecided too: it is a time of something else.
+        """
         if measured_s > self.high_s:
             return "fail"
-        return "undecided" if self.is_assumed else "pass"
+        return "undecided" if self.is_assumed or measured_s < self.floor_s else "pass"
 
     def seconds_of_busbw(self, busbw_Bps: float) -> float:
         """The time that a measured bus bandwidth means for this size."""
@@ -119,6 +123,18 @@ def expect(
         wire_s=chosen.wire_s,
         algorithm=f"{'hierarchical ' if crosses and not fabric.flat else ''}{path.name or path.algorithm}",
         link=(met.inter if crosses else met.intra).key,
-        source=source_of(fabric, op, index, size, crosses),
+        source=source_of(fabric, op, index, size, crosses, float(np.max(chosen.inside))),
+        floor_s=_floor_s(op, nbytes, where, met),
         profile=own.name if own else "",
     )
+
+
+def _floor_s(op: str, nbytes: Number, where: Span, place: Cluster) -> Number:
+    """The least bytes over the link: a switch that reduces takes each once and a share twice, between hosts all NICs carry."""
+    if not where.crosses:
+        least = ring_factor(op, where.ranks)
+        least = min(least, 1 + 1 / where.ranks) if place.intra.switched else least
+        return least * nbytes / place.intra.bandwidth_Bps
+    nics = place.nics_per_host * max(1, place.domain // place.gpus_per_host)
+    each = where.ranks_per_domain if op == "all-to-all" else 1
+    return ring_factor(op, where.domains) * each * nbytes / (nics * place.inter.bandwidth_Bps)

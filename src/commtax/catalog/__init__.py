@@ -220,9 +220,8 @@ def _counted(text: str) -> Cluster:
     elif gpus > _largest_host(kind):
         remark = f"{gpus} {kind.key} in one host: usual are {_largest_host(kind)}"
     inside, between, bridge = link(kind.intra), link(kind.inter), None
-    if inside.kind == "nvlink" and not inside.switched and gpus > 2:  # such links join two GPUs, a bridge two cards
-        bridge = inside if _bridged(kind) else None
-        inside = link("pcie5" if kind.family == "hopper" else "pcie4")
+    if _bridged(kind) and gpus > 2:  # a bridge joins two cards
+        bridge, inside = inside, link("pcie5" if kind.family == "hopper" else "pcie4")
     switched = inside.kind in ("nvlink", "xgmi")
     pairs = f" (pairs over {bridge.name})" if bridge else ""
     usual = f"{inside.name} inside{pairs}, {between.name} between hosts: the usual system of this chip (--intra, --inter change it)"

@@ -132,6 +132,7 @@ class Choice:
     latency_s: Number
     wire_s: Number
     path: Number
+    inside: Number = 1.0  # share of it that its stage inside the domains would take alone
 
     @property
     def seconds(self) -> Number:
@@ -238,4 +239,5 @@ def across(op: str, nbytes: Number, inside: Choice, domains: Number, network: Ne
     both = (inside.wire_s**network.norm + wire**network.norm) ** (1 / network.norm)
     hops = passes * network.hop_s
     both = both + 2 * network.pipelining * np.sqrt(hops * wire)
-    return Choice(inside.latency_s + levels * hops, both, inside.path)
+    latency = inside.latency_s + levels * hops
+    return Choice(latency, both, inside.path, inside.seconds / np.maximum(latency + both, 1e-12))

@@ -160,20 +160,23 @@ def _sent_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
     hidden = settings.overlap * item.count * (latency + wire)
     outside = not fabric.flat and some(crosses)
     most = int(item.ranks if alone else np.max(item.ranks))
-    source = source_of(fabric, op, int(chosen.path if alone else np.max(chosen.path)), most, outside)
+    source = source_of(fabric, op, int(chosen.path if alone else np.max(chosen.path)), most, outside, float(np.max(chosen.inside)))
     spread = spread_of(fabric, op, item.nbytes, item.ranks, chosen, pricer.cluster, outside, eager=settings.eager)
     sigma = (np.log1p(spread) if isinstance(spread, np.ndarray) else math.log1p(spread)) / Z80
     return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source, sigma=sigma)
 
 
-def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool) -> str:
-    """What the price of a collective rests on; groups beyond the measured ones are assumed."""
+def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool, inside: float = 0.0) -> str:
+    """What the price of a collective rests on; groups beyond the measured ones are assumed.
+
+    Across hosts it is the network, unless most of the time (``inside``) goes by inside them, on a link that is assumed.
+    """
     outside = crosses and not fabric.flat
     seen = fabric.network_ranks if outside else fabric.paths[op][path].ranks
     if seen and not seen[0] <= ranks <= seen[-1]:
         return f"assumed: measured on {' to '.join(map(str, dict.fromkeys(seen)))} ranks"
     if outside:
-        return fabric.network_label
+        return fabric.label if inside > 0.5 and fabric.label.startswith("assumed") else fabric.network_label
     own = fabric.paths[op][path].source
     if own.startswith("calibrated: "):
         return own
@@ -194,6 +197,9 @@ def spread_of(
     where = "across" if crosses else "eager" if eager and known else cluster.intra.kind
     usual = fabric.spread_across if crosses else fabric.spread
     found = _residual(fabric, op, nbytes, where, known) if fabric.spreads else usual
+    if crosses and fabric.spreads:  # no surer than the stage inside the hosts, by its share of the time
+        measured = fabric.label.startswith("calibrated") and cluster.domain <= MEASURED_RANKS
+        found = np.maximum(found, chosen.inside * _residual(fabric, op, nbytes, cluster.intra.kind, measured))
     if crosses and not fabric.network_ranks:
         return found
     if crosses:
@@ -247,7 +253,7 @@ def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster,
 
 
 def _where(condition: Number, yes: Choice, no: Choice) -> Choice:
-    parts = ((yes.latency_s, no.latency_s), (yes.wire_s, no.wire_s), (yes.path, no.path))
+    parts = ((yes.latency_s, no.latency_s), (yes.wire_s, no.wire_s), (yes.path, no.path), (yes.inside, no.inside))
     return Choice(*(pick(condition, a, b) for a, b in parts))
 
 

@@ -150,7 +150,8 @@ def show_expectation(console: Console, e: Expectation, measured_s: float | None)
         ratio = measured_s / float(e.seconds)
         if measured_s < float(e.low_s):
             notes(console, ["faster than the range: is the size, the group or the definition of bandwidth another one?"])
-        why = "; the range is assumed: calibrate with a host that is known to be good" if verdict == "undecided" else ""
+        assumed = "; the range is assumed: calibrate with a host that is known to be good" if verdict == "undecided" else ""
+        why = "; no link here carries that" if measured_s < float(e.floor_s) else assumed
         say(
             console,
             f"{verdict.upper()}: measured {format_seconds(measured_s)}, {ratio:.2f} x the expected time{why}",
