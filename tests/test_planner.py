@@ -441,3 +441,10 @@ def test_what_cannot_be_drawn_or_read_is_said(tmp_path):
     assert (code, "no plan is good" in error, "Warning" in error, file.exists()) == (1, True, False, False)
     code, _, error = command("llama-3.1-8b", "--cluster", "2xh100-sxm", "--dtype", "fp8,")
     assert (code, "a type is missing" in error) == (2, True)
+
+
+def test_a_shorter_step_is_no_reason_to_lose():
+    """With SGLang TP 8 decodes faster than the winner and takes fewer clients: that is what is said."""
+    lost = {r.family: r.reason for r in plan("llama-3.1-70b", "2x8xh100-sxm", ttft_s=0.5, tpot_s=0.03, engine="sglang").rejected}
+    assert "does best with" in lost["TP 8"]
+    assert "a decode step of" not in lost["TP 8"]

@@ -154,7 +154,10 @@ def why(answer: ServingPlans, i: int) -> str:
     if not found:
         mine, first = (float(step_of(answer, rows, j).step_s) for j in (i, 0))
         of = plural(int(rows.running[i]), "request")
-        found.append(f"a decode step of {of} takes {format_seconds(mine)}, the first's {format_seconds(first)}")
+        if mine > first or rows.concurrency[i] >= rows.concurrency[0]:
+            found.append(f"a decode step of {of} takes {format_seconds(mine)}, the first's {format_seconds(first)}")
+        else:
+            found.append(f"does best with {plural(int(rows.concurrency[i]), 'client')}, not {int(rows.concurrency[0]):,}")
     return "; ".join(found)
 
 
