@@ -124,7 +124,7 @@ def expect(
         algorithm=f"{'hierarchical ' if crosses and not fabric.flat else ''}{path.name or path.algorithm}",
         link=(met.inter if crosses else met.intra).key,
         source=source_of(fabric, op, index, size, crosses, float(np.max(chosen.inside))),
-        floor_s=_floor_s(op, nbytes, where, met),
+        floor_s=_floor_s(op, nbytes, where, met) / (2 if place.bridge and inside > 2 else 1),  # pairs share their slots
         profile=own.name if own else "",
     )
 
