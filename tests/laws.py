@@ -231,7 +231,7 @@ def tokens_in_clients(rng: Random) -> str | None:
     """Until the cache is full a further client makes no request quicker, and twice as many clients get no fewer tokens.
 
     Rows come in captured sizes and in tiles of 64, so one client more may open a new one; over a doubling that was seen to
-    cost 5 % at most.
+    cost 8 % at most (with a single output token).
     """
     asked = _loop(rng)
     whole = asked["pp"] * asked.get("dp", 1)
@@ -245,7 +245,7 @@ def tokens_in_clients(rng: Random) -> str | None:
     if many > two.max_seqs or not _room(two, asked["input_len"], asked["output_len"], many):
         return None
     change = f"concurrency {few} -> {many}"
-    rates = _order(asked, "tokens/s", float(one.tokens_per_s) * 0.95, float(two.tokens_per_s), change) if twice else ""
+    rates = _order(asked, "tokens/s", float(one.tokens_per_s) * 0.92, float(two.tokens_per_s), change) if twice else ""
     return rates or _order(asked, "E2E", float(one.e2e_s), float(two.e2e_s), change)
 
 

@@ -289,3 +289,9 @@ def test_equal_parts_are_whole_groups_and_no_more_hosts_than_needed():
     lie = [span("pp", plan, catalog.cluster(f"{hosts}x8xb200-sxm"), known) for hosts in (2, 3, 9)]
     assert [(float(x.ranks), float(x.domains)) for x in lie] == [(5, 2)] * 3
     assert used_of_domain(plan, catalog.cluster("3x8xb200-sxm"), known) == 6
+
+
+def test_a_hosts_nic_is_shared_by_those_who_run_there():
+    """The same four ranks on two hosts cost the same, whether or not other GPUs of the hosts idle."""
+    two, three = (commtax.bill("mixtral-8x7b", f"3x{gpus}xl40s", tp=4, engine="trtllm").step_s for gpus in (2, 3))
+    assert float(two) == pytest.approx(float(three))

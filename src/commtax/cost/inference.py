@@ -242,7 +242,9 @@ def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster,
     inside = choose(fabric.network_paths[op], nbytes, inside_ranks)
     hosts_per_domain = max(1, cluster.domain // cluster.gpus_per_host)
     total = cluster.nics_per_host * hosts_per_domain * cluster.inter.bandwidth_Bps
-    share = np.minimum(1.0, inside_ranks / cluster.domain)  # groups side by side share the NICs
+    # Groups side by side share the NICs: a GPU's own, or those of a host among all that run there.
+    users = cluster.domain if cluster.inter.nic_per_gpu else pick(np.asarray(where.used) > 0, where.used, cluster.domain)
+    share = np.minimum(1.0, inside_ranks / users)
     hop = fabric.network_hops * cluster.inter.latency_s
     constants = (fabric.network_efficiency, fabric.network_norm, fabric.network_pipelining, fabric.network_direct)
     network = Network(total * share, hop, *constants)

@@ -13,12 +13,16 @@ from commtax.spec import Cluster, Engine, Number, Plan
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A group of ``ranks`` lies on ``domains`` fast domains with ``ranks_per_domain`` each, maybe those of a bridged pair."""
+    """A group of ``ranks`` lies on ``domains`` fast domains with ``ranks_per_domain`` each, maybe those of a bridged pair.
+
+    Its job takes ``used`` GPUs of each domain; 0: all of them.
+    """
 
     ranks: Number
     ranks_per_domain: Number
     domains: Number
     paired: Number = False
+    used: Number = 0
 
     @property
     def crosses(self) -> Number:
@@ -45,7 +49,7 @@ def span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
     straddles = (used % np.maximum(1, extent) != 0) & (extent <= used) & (plan.num_gpus > cluster.domain) & (ranks > 1)
     inside = pick(straddles, np.ceil(ranks / 2), inside)
     paired = cluster.bridge is not None and (inside == 2) & (adjacent == 2) & np.logical_not(straddles)
-    return Span(ranks, inside, np.ceil(ranks / inside), paired)
+    return Span(ranks, inside, np.ceil(ranks / inside), paired, used)
 
 
 def used_of_domain(plan: Plan, cluster: Cluster, engine: Engine) -> Number:
