@@ -295,3 +295,10 @@ def test_a_hosts_nic_is_shared_by_those_who_run_there():
     """The same four ranks on two hosts cost the same, whether or not other GPUs of the hosts idle."""
     two, three = (commtax.bill("mixtral-8x7b", f"3x{gpus}xl40s", tp=4, engine="trtllm").step_s for gpus in (2, 3))
     assert float(two) == pytest.approx(float(three))
+
+
+def test_unequal_parts_are_no_better_than_equal_ones():
+    """Four ranks on hosts of 3 that have no room for 2 and 2 everywhere are not priced as 3 a host: one host has one NIC in use."""
+    known = catalog.engine("trtllm")
+    plan = Plan(tp=4, pp=2, order=known.order)
+    assert span("tp", plan, catalog.cluster("3x3xmi300x"), known).ranks_per_domain == 2

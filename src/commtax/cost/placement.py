@@ -49,7 +49,8 @@ def span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
     straddles = (used % np.maximum(1, extent) != 0) & (extent <= used) & (plan.num_gpus > cluster.domain) & (ranks > 1)
     inside = pick(straddles, np.ceil(ranks / 2), inside)
     paired = cluster.bridge is not None and (inside == 2) & (adjacent == 2) & np.logical_not(straddles)
-    return Span(ranks, inside, np.ceil(ranks / inside), paired, used)
+    domains = np.ceil(ranks / inside)
+    return Span(ranks, np.ceil(ranks / domains), domains, paired, used)  # of unequal parts the mean: the least has fewer NICs
 
 
 def used_of_domain(plan: Plan, cluster: Cluster, engine: Engine) -> Number:
