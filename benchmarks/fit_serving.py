@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ def engine_of(group: Group, x: Any) -> Engine:
     mine = [
         (c, v) for c, v in zip(CONSTANTS, x, strict=True) if c.engine in ("", group.engine.key) and c.version in ("", group.version)
     ]
-    return replace(group.engine, **{c.name: float(v) for c, v in mine})
+    return group.engine.but(**{c.name: float(v) for c, v in mine})
 
 
 def logs(group: Group, x: Any) -> tuple[Any, Any]:

@@ -115,7 +115,7 @@ def _loads(model, cluster, engine, sizes, input_len, output_len, most):
     """One simulation for each load that the cache holds; none where the plan is illegal or does not fit."""
     words = dict(zip(("tp", "pp", "dp", "ep"), sizes, strict=True))
     lengths = {"input_len": input_len, "output_len": output_len}
-    kept, kv = input_len + output_len * (1.0 if engine.kv_reserved else 0.5), None
+    kept, kv = input_len + output_len * (1.0 if engine.serves.kv_reserved else 0.5), None
     for clients in range(1, most + 1):
         try:
             s = commtax.simulate(

@@ -222,7 +222,7 @@ def times_in_prompts(rng: Random) -> str | None:
     change = f"input_len {less} -> {more}"
     last = _order(asked, "E2E", float(short.e2e_s) * 0.99, float(long.e2e_s), change)
     engine = short.setup.engine
-    if engine.frontend_request_s or engine.frontend_token_s:
+    if engine.host.frontend_request_s or engine.host.frontend_token_s:
         return last
     return last or _order(asked, "TTFT", float(short.ttft_s), float(long.ttft_s), change)
 

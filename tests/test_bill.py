@@ -250,7 +250,7 @@ def test_bad_questions(change, says):
 def test_graphs_lose_to_eager_only_by_what_they_pad(question, each):
     """A step in a graph is never slower than without one at the size that the graph was captured for."""
     model, cluster, plan, engine = question
-    captured = min((size for size in engine.graph_sizes if size >= each), default=each)
+    captured = min((size for size in engine.sends.graph_sizes if size >= each), default=each)
     words = {"tp": plan.tp, "pp": plan.pp, "ep": plan.ep, "engine": engine}
     graph = commtax.bill(model, cluster, batch=each * plan.pp, **words).step_s
     eager = commtax.bill(model, cluster, batch=captured * plan.pp, eager=True, **words).step_s

@@ -163,7 +163,7 @@ def test_parts_add_up_and_nothing_fits_beyond_the_budget(question, length):
     axes = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp, "ep": plan.ep}
     fit = commtax.fit(model, cluster, **axes, engine=engine, max_model_len=min(length, model.max_len))
     used = fit.weights_bytes + fit.activation_bytes + fit.other_bytes
-    held = {"total": used, "static": fit.weights_bytes}.get(engine.utilization_of)
+    held = {"total": used, "static": fit.weights_bytes}.get(engine.memory.utilization_of)
     if held is not None:
         assert held + fit.kv_bytes == pytest.approx(fit.budget_bytes)
     assert fit.kv_tokens * fit.kv_bytes_per_token <= max(0, fit.kv_bytes)

@@ -24,6 +24,7 @@ ROWS = [
     {"timeline", "ledger"},
     {"spec"},
     {"units", "spelling", "arrays", "files", "patterns"},
+    {"statement"},
 ]
 LEVEL = {name: level for level, row in enumerate(reversed(ROWS)) for name in row}
 ONLY_IN = {

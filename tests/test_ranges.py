@@ -40,7 +40,7 @@ def test_the_range_of_a_cache():
     fit = commtax.fit("llama-3.1-8b", "8xh100-sxm", tp=1)
     low, high = fit.kv_tokens_range
     assert low < fit.kv_tokens < high
-    assert (high - low) * fit.kv_bytes_per_token == pytest.approx(2 * catalog.engine("vllm").kv_spread_bytes, rel=0.01)
+    assert (high - low) * fit.kv_bytes_per_token == pytest.approx(2 * catalog.engine("vllm").memory.kv_spread_bytes, rel=0.01)
     fixed = commtax.fit("llama-3.1-8b", "8xh100-sxm", tp=1, kv_cache_memory_bytes=2**30)
     assert fixed.kv_tokens_range == (fixed.kv_tokens, fixed.kv_tokens)
 

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +33,7 @@ def test_one_client_pays_plain_steps(engine):
     prefill = commtax.bill("llama-3.1-8b", PLACE, tp=1, engine=engine, phase="prefill", batch=1, context=1024)
     if engine != "trtllm@1.0":  # whose front end is slower than one short request
         assert s.tpot_s == pytest.approx(float(decode.step_s), rel=1e-9)
-        assert s.ttft_s == pytest.approx(float(prefill.step_s) + catalog.engine(engine).request_s, rel=1e-9)
+        assert s.ttft_s == pytest.approx(float(prefill.step_s) + catalog.engine(engine).host.request_s, rel=1e-9)
     assert s.tpot_s >= decode.step_s
     assert s.ttft_s >= prefill.step_s * (1 - 1e-12)
 
@@ -144,7 +143,7 @@ def test_clients_that_replicas_cannot_share_evenly_do_not_wait():
 
 def test_a_front_end_limits_softly():
     """8 clients and 2 s a request: 16 s between two answers, unless the engine needs longer; half of it before the first token."""
-    engine = replace(catalog.engine("torch"), frontend_request_s=2.0)
+    engine = catalog.engine("torch").but(frontend_request_s=2.0)
     served = closed_loop(Load(8, 100, 2), Steps(0.001, 0.001), 8, 0.0, engine)
     assert served.ttft_s + served.tpot_s == pytest.approx(16.0, rel=1e-3)
     assert served.frontend_s == pytest.approx(8.0, rel=1e-2)
@@ -261,11 +260,11 @@ def test_static_scales_cost_less_than_dynamic_ones():
 
 
 def test_versions_have_their_own_constants():
-    assert catalog.engine("vllm@0.12.0").host_s != catalog.engine("vllm").host_s
+    assert catalog.engine("vllm@0.12.0").host.host_s != catalog.engine("vllm").host.host_s
     assert catalog.engine("vllm@0.12.0").note == ""
     assert "0.12" in catalog.engine("vllm@0.13").note
-    assert catalog.engine("vllm@0.5").host_s == catalog.engine("vllm@0.11").host_s
-    assert catalog.engine("trtllm@1.0.0rc3").frontend_request_s > 0 == catalog.engine("trtllm").frontend_request_s
+    assert catalog.engine("vllm@0.5").host.host_s == catalog.engine("vllm@0.11").host.host_s
+    assert catalog.engine("trtllm@1.0.0rc3").host.frontend_request_s > 0 == catalog.engine("trtllm").host.frontend_request_s
     assert catalog.version_at("vllm", "2025-11") == "0.11"
     assert catalog.version_at("sglang", "2025-11") == ""
 

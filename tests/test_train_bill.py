@@ -173,7 +173,7 @@ def test_a_checkpoints_storage_is_not_its_training_type():
 
 def test_overlap_is_an_inequality_with_an_efficiency_below_one():
     for engine in ENGINES:
-        assert 0 < catalog.engine(engine).overlap_efficiency < 1
+        assert 0 < catalog.engine(engine).trains.overlap_efficiency < 1
     assert hidden_s(2.0, 1.0, 0.5) == 0.5
     assert hidden_s(1.0, 2.0, 0.5) == 0.5
 

@@ -204,8 +204,8 @@ def test_zero_stages_divide(dp):
 def test_a_higher_zero_stage_never_needs_more_memory(question, schedule, recompute):
     model, _, plan, engine = question
     kinds = {"schedule": schedule[0], "chunks": schedule[1], "recompute": recompute, "microbatches": 2 * plan.pp}
-    stages = range(4 if plan.pp == 1 or engine.master_is_parameter else 2)  # others refuse higher stages with a pipeline
-    plans = [replace(plan, zero=z, grads_dtype=engine.grads_dtype, **kinds) for z in stages]
+    stages = range(4 if plan.pp == 1 or engine.trains.master_is_parameter else 2)  # others refuse higher stages with a pipeline
+    plans = [replace(plan, zero=z, grads_dtype=engine.trains.grads_dtype, **kinds) for z in stages]
     held = [training_memory(model, p, TrainStep(1, 2048), engine).total for p in plans]
     assert all(more <= less * (1 + 1e-12) for less, more in pairwise(held))
 

@@ -34,6 +34,7 @@ from commtax.ledger import Line
 from commtax.readers.launch_flags import FLAVOURS
 from commtax.readers.stage_layout import layout_text
 from commtax.spec import Cluster, Experts, Mlp, Model, Plan
+from commtax.statement import Refusal
 from commtax.units import format_bytes
 
 ENGINES = ("vllm", "sglang", "trtllm", "megatron", "torchrun")
@@ -96,7 +97,7 @@ def model_id(model: Model) -> str:
     """The name that the Hub knows, or a folder's path; else our own. Quoted: a path may hold what a shell would run."""
     name = next((a for a in model.aliases if "/" in a), model.key)
     if not name.isprintable():
-        raise ValueError(f"emit: no command can hold the model's name {name!r}; rename the folder")
+        raise Refusal(f"emit: no command can hold the model's name {name!r}; rename the folder", "emit")
     return shlex.quote(name)
 
 
@@ -108,11 +109,11 @@ def launch_command(model: Model, plan: Plan, engine: str, cluster: Cluster, limi
     vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2
     """
     if engine not in ENGINES:
-        raise ValueError(f"emit '{engine}': one of {', '.join(ENGINES)}")
+        raise Refusal(f"emit '{engine}': one of {', '.join(ENGINES)}", "emit")
     if plan.cp > 1 and engine in SERVING:
-        raise ValueError(f"emit '{engine}': context parallelism is trained with, not served")
+        raise Refusal(f"emit '{engine}': context parallelism is trained with, not served", "emit")
     if plan.all_gpus > cluster.num_gpus:
-        raise ValueError(f"emit: the plan has {plan.all_gpus} GPUs, and {cluster.key} has {cluster.num_gpus}")
+        raise Refusal(f"emit: the plan has {plan.all_gpus} GPUs, and {cluster.key} has {cluster.num_gpus}", "emit")
     limits = limits or Limits()
     if engine in ("megatron", "torchrun"):
         return {"megatron": _megatron, "torchrun": _torchtitan}[engine](Job(model, plan, cluster, limits, int(plan.dp), 1))
@@ -129,9 +130,9 @@ def _together(plan: Plan, engine: str, cluster: Cluster) -> int:
     tp, dp, ep, pp = int(plan.tp), int(plan.dp), int(plan.ep), int(plan.pp)
     sharing = ep // tp if ep > tp else 1
     if dp % sharing or (ep > tp and ep % tp):
-        raise ValueError(f"emit '{engine}': experts over {ep} ranks do not make whole groups of tp={tp} and dp={dp}")
+        raise Refusal(f"emit '{engine}': experts over {ep} ranks do not make whole groups of tp={tp} and dp={dp}", "emit")
     if engine == "trtllm" and sharing > 1 and tp > 1:  # a plan of another engine
-        raise ValueError(f"emit 'trtllm': its attention data parallelism keeps attention whole on a GPU: tp 1, not {tp}")
+        raise Refusal(f"emit 'trtllm': its attention data parallelism keeps attention whole on a GPU: tp 1, not {tp}", "emit")
     if sharing > 1 or ep > 1 or engine == "trtllm":
         return sharing
     if engine == "vllm":  # a mixture's experts are then cut over all of them, which is what a bill prices
@@ -327,7 +328,7 @@ def _checkpoint(job: Job, engine: str) -> list[str]:
 def _torchrun(job: Job) -> str:
     per = min(job.gpus, job.cluster.gpus_per_host)
     if job.gpus % per:
-        raise ValueError(f"emit: {job.gpus} GPUs do not fill hosts of {per}; torchrun starts as many ranks on each")
+        raise Refusal(f"emit: {job.gpus} GPUs do not fill hosts of {per}; torchrun starts as many ranks on each", "emit")
     hosts = f" --nnodes {job.hosts} --node-rank $NODE_RANK --master-addr $MASTER_ADDR --master-port 29500" if job.hosts > 1 else ""
     return f"torchrun --nproc-per-node {per}{hosts}"
 
@@ -336,7 +337,7 @@ def _megatron(job: Job) -> str:
     """Megatron-LM: sizes of the plan, then the model's; the data and the learning rate are yours."""
     plan, limits = job.plan, job.limits
     if plan.zero > 1:
-        raise ValueError(f"emit 'megatron': its optimiser is ZeRO 0 or 1, not {plan.zero}")
+        raise Refusal(f"emit 'megatron': its optimiser is ZeRO 0 or 1, not {plan.zero}", "emit")
     words = [f"--tensor-model-parallel-size {int(plan.tp)} --pipeline-model-parallel-size {int(plan.pp)}"]
     words += _sized("--context-parallel-size", plan.cp) + _sized("--expert-model-parallel-size", plan.ep)
     words += ["--sequence-parallel"] * plan.sequence_parallel + ["--use-distributed-optimizer"] * (plan.zero == 1)
@@ -409,9 +410,9 @@ def _torchtitan(job: Job) -> str:
     """torchtitan under torchrun: degrees of the plan, and the step in tokens."""
     plan, limits = job.plan, job.limits
     if plan.schedule not in ("1f1b", "gpipe", "interleaved", "zb-v"):
-        raise ValueError(f"emit 'torchrun': torchtitan has no schedule {plan.schedule}")
+        raise Refusal(f"emit 'torchrun': torchtitan has no schedule {plan.schedule}", "emit")
     if plan.zero != 3:
-        raise ValueError(f"emit 'torchrun': torchtitan shards with FSDP (zero 3), not {plan.zero}")
+        raise Refusal(f"emit 'torchrun': torchtitan shards with FSDP (zero 3), not {plan.zero}", "emit")
     config = next((name for name, key in FLAVOURS.items() if key == job.model.key), "")
     named = f"--module {config.rsplit('_', 1)[0]} --config {config}" if config else "--module $MODULE --config $CONFIG"
     flag = "--parallelism."
@@ -437,8 +438,9 @@ def _titan_stages(model: Model, plan: Plan, flag: str) -> list[str]:
     each = max(map(max, layout))
     less = {"first": each - layout[0][0], "last": each - layout[-1][-1]}
     if math.ceil((model.num_layers + sum(less.values())) / each) != int(plan.pp) * plan.chunks:
-        raise ValueError(
-            f"emit 'torchrun': torchtitan cuts {model.num_layers} layers on pp={int(plan.pp)} into 2 chunks, not {plan.chunks}"
+        raise Refusal(
+            f"emit 'torchrun': torchtitan cuts {model.num_layers} layers on pp={int(plan.pp)} into 2 chunks, not {plan.chunks}",
+            "emit",
         )
     words = [f"{flag}pipeline_parallel_{end}_stage_less_layers {count}" for end, count in less.items()]
     return [f"{flag}pipeline_parallel_layers_per_stage {each}", *words]
@@ -479,7 +481,7 @@ def benchmark_command(
             f"python -m tensorrt_llm.serve.scripts.benchmark_serving --backend openai --model {name} --dataset-name random "
             f"{lengths} --random-ids --ignore-eos {load} --save-result"
         )
-    raise ValueError(f"emit '{engine}': {', '.join(SERVING)} have a serving benchmark; training is checked with its own log")
+    raise Refusal(f"emit '{engine}': {', '.join(SERVING)} have a serving benchmark; training is checked with its own log", "emit")
 
 
 def nccl_command(priced: StepBill | TrainBill, line: Line | None = None) -> str:

@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from commtax.statement import Refusal
+
 MiB = 2**20
 CONFIG_BYTES = 16 * MiB  # a config.json, a launch command, a topology, a profile
 TABLE_BYTES = 32 * MiB  # a table of rows: a cell of three signs takes twenty times its text
@@ -74,7 +76,7 @@ def read_bytes(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> 
                 file.seek(0)
             return b"".join(_unpacked(file))
         except (zlib.error, gzip.BadGzipFile, EOFError) as error:
-            raise ValueError(f"{what} '{path}': the gzip file is damaged or cut off ({error})") from None
+            raise Refusal(f"{what} '{path}': the gzip file is damaged or cut off ({error})") from None
 
 
 def read_text(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> str:
@@ -121,11 +123,11 @@ def parse_json(
     try:
         found = json.loads(decoded(text) if isinstance(text, bytes) else text, parse_float=parse_float, strict=strict)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{name}: not valid JSON, or cut off ({error})") from None
+        raise Refusal(f"{name}: not valid JSON, or cut off ({error})", name) from None
     except RecursionError:
-        raise ValueError(f"{name}: not valid JSON, or cut off (nested deeper than {depth or 'Python reads'})") from None
+        raise Refusal(f"{name}: not valid JSON, or cut off (nested deeper than {depth or 'Python reads'})", name) from None
     except ValueError:  # Python reads no more digits than this
-        raise ValueError(f"{name}: a whole number has more than 4,300 digits") from None
+        raise Refusal(f"{name}: a whole number has more than 4,300 digits", name) from None
     finally:
         if collecting:
             gc.enable()
@@ -161,7 +163,7 @@ def memory_of(text: bytes | str) -> int:
 
 def _judge_memory(text: bytes | str, name: str, memory: int) -> None:
     if memory_of(text) > memory:
-        raise ValueError(f"{name}: might take more than {_size(memory)} of memory to read; split it")
+        raise Refusal(f"{name}: might take more than {_size(memory)} of memory to read; split it", name)
 
 
 def _judge_depth(found: Any, name: str, depth: int) -> None:
@@ -171,7 +173,7 @@ def _judge_depth(found: Any, name: str, depth: int) -> None:
         if not level:
             return
     if any(isinstance(x, dict | list) for x in level):
-        raise ValueError(f"{name}: not valid JSON, or cut off (nested deeper than {depth})")
+        raise Refusal(f"{name}: not valid JSON, or cut off (nested deeper than {depth})", name)
 
 
 def write_text(path: Named, text: str, what: str = "out") -> None:
@@ -211,7 +213,7 @@ def refuse_overwriting(output: Named, inputs: Iterable[Named], what: str = "out"
                 break
     else:
         return
-    raise ValueError(f"{what} '{output}': is also an input, and would be lost; name another file")
+    raise Refusal(f"{what} '{output}': is also an input, and would be lost; name another file")
 
 
 def check_writable(path: Named, what: str = "out") -> None:
@@ -253,9 +255,9 @@ def _named_failure(path: Named, what: str) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except FileNotFoundError:
-        raise ValueError(f"{what} '{path}': cannot be written (no such folder)") from None
+        raise Refusal(f"{what} '{path}': cannot be written (no such folder)") from None
     except OSError as error:
-        raise ValueError(f"{what} '{path}': cannot be written ({error.strerror or error})") from None
+        raise Refusal(f"{what} '{path}': cannot be written ({error.strerror or error})") from None
 
 
 @contextmanager
@@ -267,21 +269,21 @@ def _regular(path: Named, what: str, most: int) -> Iterator[IO[bytes]]:
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
-        raise ValueError(f"{what} '{path}': no such file") from None
+        raise Refusal(f"{what} '{path}': no such file") from None
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-        raise ValueError(f"{what} '{path}': cannot be read ({getattr(error, 'strerror', '') or error})") from None
+        raise Refusal(f"{what} '{path}': cannot be read ({getattr(error, 'strerror', '') or error})") from None
     mode = os.fstat(handle).st_mode
     kind = next((told for test, told in _KINDS if test(mode)), "")
     if stat.S_ISFIFO(mode) and os.path.abspath(path).startswith(_CONNECTED):
         handle = _kept(handle, most)
     elif kind:
         os.close(handle)
-        raise ValueError(f"{what} '{path}': is {kind}; a regular file is needed")
+        raise Refusal(f"{what} '{path}': is {kind}; a regular file is needed")
     with open(handle, "rb") as file:
         try:
             yield file
         except OSError as error:
-            raise ValueError(f"{what} '{path}': cannot be read ({error.strerror or error})") from None
+            raise Refusal(f"{what} '{path}': cannot be read ({error.strerror or error})") from None
 
 
 def _kept(pipe: int, most: int) -> int:
@@ -303,7 +305,7 @@ def _unpacked(file: IO[bytes]) -> Iterator[bytes]:
 
 def _within(size: int, most: int, path: Named, what: str, state: str = "") -> None:
     if size > most:
-        raise ValueError(f"{what} '{path}': larger than {_size(most)}{state}, which is more than is read; split it")
+        raise Refusal(f"{what} '{path}': larger than {_size(most)}{state}, which is more than is read; split it")
 
 
 def _size(nbytes: int) -> str:

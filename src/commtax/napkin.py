@@ -12,29 +12,30 @@ from numbers import Real
 from typing import Any
 
 from commtax.cost import bubble, collectives, overlap
+from commtax.statement import Refusal
 
 HUGE = 1e60  # beyond anything physical; keeps every product finite
 
 
 def _number(value: Any, name: str, *, least: float = 0.0, above: bool = False, most: float = math.inf) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise ValueError(f"{name} must be a number, got {value!r}")
+        raise Refusal(f"{name} must be a number, got {value!r}")
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"{name} must be finite, got {value}")
+        raise Refusal(f"{name} must be finite, got {value}")
     if abs(number) > HUGE:
-        raise ValueError(f"{name} must be at most {HUGE:g}, got {value}")
+        raise Refusal(f"{name} must be at most {HUGE:g}, got {value}")
     if number < least or (above and number == least):
-        raise ValueError(f"{name} must be {'greater than' if above else 'at least'} {least:g}, got {value}")
+        raise Refusal(f"{name} must be {'greater than' if above else 'at least'} {least:g}, got {value}")
     if number > most:
-        raise ValueError(f"{name} must be at most {most:g}, got {value}")
+        raise Refusal(f"{name} must be at most {most:g}, got {value}")
     return number
 
 
 def _count(value: Any, name: str, least: int = 0) -> int:
     number = _number(value, name, least=least)
     if number != int(number):
-        raise ValueError(f"{name} must be a whole number, got {value}")
+        raise Refusal(f"{name} must be a whole number, got {value}")
     return int(value)
 
 
@@ -111,7 +112,7 @@ def breakeven_overlap_fraction(
 
 def _link(link: Mapping[str, float], name: str) -> dict[str, float]:
     if not isinstance(link, Mapping) or set(link) != {"bandwidth_Bps", "latency_s"}:
-        raise ValueError(f"{name} must be a mapping with exactly bandwidth_Bps and latency_s, got {link!r}")
+        raise Refusal(f"{name} must be a mapping with exactly bandwidth_Bps and latency_s, got {link!r}")
     return {
         "bandwidth_Bps": _rate(link["bandwidth_Bps"], f"{name}['bandwidth_Bps']"),
         "latency_s": _number(link["latency_s"], f"{name}['latency_s']"),
@@ -143,7 +144,7 @@ def min_microbatches_for_bubble(num_stages: float, max_bubble: float) -> int:
     stages = _count(num_stages, "num_stages", 1)
     budget = _number(max_bubble, "max_bubble", above=stages > 1, most=1.0)
     if stages > 1 and budget < 1e-9:
-        raise ValueError(f"max_bubble must be at least 1e-9 with more than one stage, got {max_bubble}")
+        raise Refusal(f"max_bubble must be at least 1e-9 with more than one stage, got {max_bubble}")
     return bubble.min_microbatches(stages, budget)
 
 

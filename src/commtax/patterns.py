@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from commtax.statement import Refusal
+
 MAX_SIGNS = 1_000  # of one pattern
 MAX_STEPS = 100_000  # of all patterns together, repeats written out
 MAX_DEPTH = 20  # groups inside each other
@@ -52,7 +54,7 @@ def modules(names: tuple[str, ...]) -> Modules:
     expressions = [name[3:] for name in names if name.startswith("re:")]
     looking = [text for text in expressions if _LOOKS.match(text)]
     if len(looking) > MAX_LOOKING:
-        raise ValueError(f"patterns: more than {MAX_LOOKING} that look ahead; write fewer")
+        raise Refusal(f"patterns: more than {MAX_LOOKING} that look ahead; write fewer")
     return Modules(
         frozenset(name for name in others if "*" not in name),
         Patterns([_wild(name) for name in others if "*" in name]),
@@ -90,11 +92,11 @@ class Looking:
         while text.startswith(("(?!", "(?="), at):
             end = next((i for i, sign, depth in _signs(text, at) if sign == ")" and depth == 0), None)
             if end is None:
-                raise ValueError(f"pattern '{text[:80]}': a group is not closed ({_KNOWN})")
+                raise Refusal(f"pattern '{text[:80]}': a group is not closed ({_KNOWN})")
             conditions.append((text[at + 2] == "=", Patterns([text[at + 3 : end]])))
             at = end + 1
         if any(sign == "|" and depth == 0 for _, sign, depth in _signs(text, at)):
-            raise ValueError(f"pattern '{text[:80]}': looks ahead in one of several choices; put them in a group ({_KNOWN})")
+            raise Refusal(f"pattern '{text[:80]}': looks ahead in one of several choices; put them in a group ({_KNOWN})")
         return Looking(tuple(conditions), Patterns([text[at:]]))
 
     def match(self, name: str) -> bool:
@@ -146,7 +148,7 @@ class Patterns:
             self._starts.append(len(self._steps))
             self._steps += [*_Reader(text).read(), Step("found", targets=())]
             if len(self._steps) > MAX_STEPS:
-                raise ValueError(f"patterns: more than {MAX_STEPS:,} steps in all; write fewer or shorter ones")
+                raise Refusal(f"patterns: more than {MAX_STEPS:,} steps in all; write fewer or shorter ones")
         self._first = self._reached(self._starts, begin=True)
 
     def match(self, name: str) -> bool:
@@ -201,7 +203,7 @@ class _Reader:
 
     def refuse(self, why: str) -> None:
         shown = self.text if len(self.text) <= 80 else f"{self.text[:80]}…"
-        raise ValueError(f"pattern '{shown}': {why} ({_KNOWN})")
+        raise Refusal(f"pattern '{shown}': {why} ({_KNOWN})")
 
     def peek(self, word: str) -> bool:
         return self.text.startswith(word, self.at)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 
+from commtax.statement import Refusal
+
 GiB = 2**30
 MAX_BYTES = 1e18  # an exabyte
 MAX_COUNT = 2**48  # more than anything that is counted here, and exact as a float and as an integer of 64 bits
@@ -23,15 +25,15 @@ def parse_count(text: str | int | float, name: str) -> int:
     if isinstance(text, str):
         match = re.fullmatch(_NUMBER + r"\s*([kKmMgG]?)", text.strip()) if len(text) <= 40 else None
         if not match:
-            raise ValueError(f"{name}: '{text[:40]}' is not a whole number (write 8192, 8k = 8,000 or 8K = 8,192)")
+            raise Refusal(f"{name}: '{text[:40]}' is not a whole number (write 8192, 8k = 8,000 or 8K = 8,192)", name)
         factor = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}[match[2]]
         value = float(match[1].replace(",", "").replace("_", "")) * factor
     else:
         value = float(text)
     if not math.isfinite(value) or value != int(value):
-        raise ValueError(f"{name}: {text} is not a whole number")
+        raise Refusal(f"{name}: {text} is not a whole number", name)
     if abs(value) > MAX_COUNT:
-        raise ValueError(f"{name}={text}: larger than anything that is modelled (2^48); at most {MAX_COUNT:,}")
+        raise Refusal(f"{name}={text}: larger than anything that is modelled (2^48); at most {MAX_COUNT:,}", name)
     return int(value)
 
 
@@ -43,7 +45,7 @@ def parse_tokens(text: str, name: str) -> float:
     """
     match = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([kMBGT]?)", text.strip()) if len(text) <= 40 else None
     if not match:
-        raise ValueError(f"{name}: '{text[:40]}' is not a number of tokens (write 300B, 15T or 1.4e12)")
+        raise Refusal(f"{name}: '{text[:40]}' is not a number of tokens (write 300B, 15T or 1.4e12)", name)
     factor = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}[match[2]]
     return _finite(float(match[1].replace(",", "").replace("_", "")) * factor, text, name)
 
@@ -58,11 +60,11 @@ def parse_bytes(text: str | int | float, name: str = "size") -> float:
         return float(text)
     match = re.fullmatch(_NUMBER + r"\s*([kKMGTP]?i?)(B?)", text.strip())
     if not match or match[2] == "i":
-        raise ValueError(f"{name}: '{text}' is not a size (write 16KiB, 80GB, 1GiB or bytes)")
+        raise Refusal(f"{name}: '{text}' is not a size (write 16KiB, 80GB, 1GiB or bytes)", name)
     factor = _BINARY[match[2].replace("ki", "Ki")] if match[2].endswith("i") else _SI[match[2]]
     value = _finite(float(match[1].replace(",", "").replace("_", "")) * factor, text, name)
     if value > MAX_BYTES:
-        raise ValueError(f"{name}={text}: larger than anything that is modelled; at most {MAX_BYTES:g} bytes")
+        raise Refusal(f"{name}={text}: larger than anything that is modelled; at most {MAX_BYTES:g} bytes", name)
     return value
 
 
@@ -75,7 +77,7 @@ def parse_fraction(text: str | float, name: str) -> float:
     try:
         value = float(text[:-1]) / 100 if isinstance(text, str) and text.endswith("%") else float(text)
     except ValueError:
-        raise ValueError(f"{name}: '{text}' is not a fraction (write 0.92 or 92%)") from None
+        raise Refusal(f"{name}: '{text}' is not a fraction (write 0.92 or 92%)", name) from None
     return _finite(value, text, name)
 
 
@@ -87,7 +89,7 @@ def parse_seconds(text: str, name: str) -> float:
     """
     match = re.fullmatch(_NUMBER + r"\s*(s|ms|us|µs|ns)", text.strip())
     if not match:
-        raise ValueError(f"{name}: '{text}' is not a time (write 25us, 30ms or 1.5s)")
+        raise Refusal(f"{name}: '{text}' is not a time (write 25us, 30ms or 1.5s)", name)
     factor = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}[match[2]]
     return _finite(float(match[1].replace(",", "").replace("_", "")) * factor, text, name)
 
@@ -159,7 +161,7 @@ def format_mean(value: float) -> str:
 
 def _finite(value: float, text: object, name: str) -> float:
     if not math.isfinite(value):
-        raise ValueError(f"{name}: {text} is not a finite number")
+        raise Refusal(f"{name}: {text} is not a finite number", name)
     return value
 
 

@@ -15,6 +15,7 @@ from commtax.cost.inference import Pricer, Settings, comm_line, inference_bill
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Bill
 from commtax.spec import Cluster, Model, Number, Profile
+from commtax.statement import Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +93,19 @@ def _check(phase: str, batch: Number, context: Number, overlap: float, slow_rank
     batch = positive(batch, "batch")
     context = positive(context, "context", least=0 if phase == "decode" else 1)
     if phase == "train":
-        raise ValueError("phase 'train': train_bill prices training steps; bill is for decode, prefill and mixed")
+        raise Refusal("phase 'train': train_bill prices training steps; bill is for decode, prefill and mixed", "phase")
     if not 0 <= overlap <= 1:
-        raise ValueError(f"overlap={overlap}: a fraction from 0 to 1 is needed")
+        raise Refusal(f"overlap={overlap}: a fraction from 0 to 1 is needed", "overlap")
     if not 1 <= slow_rank < 1e6:
-        raise ValueError(f"slow_rank={slow_rank}: the slowest rank takes at least 1 times as long as the others")
+        raise Refusal(f"slow_rank={slow_rank}: the slowest rank takes at least 1 times as long as the others", "slow_rank")
     return batch, context
 
 
 def _step_notes(asked: Setup, phase: str, rows: Number, speculative: int) -> list[str]:
     """What one priced step leaves out: chunks of a long prompt, drafts that are accepted."""
     found = []
-    most = asked.engine.max_batched_tokens
-    if phase in ("prefill", "mixed") and np.ndim(rows) == 0 and rows > most and asked.engine.graph_sizes:
+    most = asked.engine.serves.max_batched_tokens
+    if phase in ("prefill", "mixed") and np.ndim(rows) == 0 and rows > most and asked.engine.sends.graph_sizes:
         chunks = int(np.ceil(rows / most))
         found.append(f"{asked.engine.key} would run these {rows:,.0f} tokens in {chunks} chunks of {most:,}; one step is priced")
     if speculative:
@@ -130,7 +131,7 @@ def held(priced: StepBill) -> Fit:
     """What a rank of the scalar plan holds, judged for requests of its own length."""
     asked = priced.setup
     # Activations are judged as the engine runs them: of one replica, whatever else the step was told.
-    plain = replace(asked, plan=replace(asked.plan, cp=1, sequence_parallel=asked.engine.sequence_parallel))
+    plain = replace(asked, plan=replace(asked.plan, cp=1, sequence_parallel=asked.engine.trains.sequence_parallel))
     return judge_length(plain, max(1, min(asked.model.max_len, int(priced.context) + 1)))
 
 

@@ -10,6 +10,7 @@ from commtax.api.billing import StepBill, bill, with_link
 from commtax.api.setup import AUTO_EP
 from commtax.api.train_billing import TrainBill, train_bill
 from commtax.spec import Cluster, Model
+from commtax.statement import Refusal
 from commtax.units import parse_count
 
 AXES = ("batch", "context", "tp", "pp", "dp", "ep", "link")
@@ -48,13 +49,13 @@ def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, list[Any]]
     axis, equals, values = text.partition("=")
     axis = axis.replace("-", "_")
     if axis not in axes or not equals or not values:
-        raise ValueError(f"over '{text}': write AXIS=1:256 or AXIS=1,2,4 with one of {', '.join(axes)}")
+        raise Refusal(f"over '{text}': write AXIS=1:256 or AXIS=1,2,4 with one of {', '.join(axes)}", "over")
     if axis == "link":
         return axis, [catalog.link(name).key for name in values.split(",")]
     if ":" in values:
         low, high = (parse_count(v, axis) for v in values.split(":", 1))
         if not 1 <= low <= high:
-            raise ValueError(f"over '{text}': the range must rise from at least 1")
+            raise Refusal(f"over '{text}': the range must rise from at least 1", "over")
         found = [low]
         while found[-1] * 2 <= high:
             found.append(found[-1] * 2)
@@ -70,14 +71,14 @@ def compare(model: str | Model, cluster: str | Cluster, over: list[str], **quest
     training = question.get("phase") == "train"
     axes = [parse_over(text, TRAIN_AXES if training else AXES) for text in over]
     if not 1 <= len(axes) <= 2 or len({name for name, _ in axes}) != len(axes):
-        raise ValueError("over: one or two different axes are needed")
+        raise Refusal("over: one or two different axes are needed", "over")
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     known = catalog.model(model) if isinstance(model, str) else model
     cells: list[tuple[Any, ...]] = [()]
     for _, values in axes:
         cells = [(*cell, value) for cell in cells for value in values]
     if len(cells) > MAX_CELLS:
-        raise ValueError(f"over: {len(cells):,} combinations, more than the {MAX_CELLS:,} that are shown")
+        raise Refusal(f"over: {len(cells):,} combinations, more than the {MAX_CELLS:,} that are shown", "over")
     names = tuple(name for name, _ in axes)
     return Comparison(names, tuple(_cell(known, place, names, cell, question) for cell in cells), training)
 
@@ -102,12 +103,12 @@ def _train_words(words: dict[str, Any]) -> dict[str, Any]:
     total = words.pop("global_batch", None)
     if total is not None:
         if total % words.get("dp", 1):
-            raise ValueError(f"global_batch={total} does not divide by dp={words.get('dp', 1)}")
+            raise Refusal(f"global_batch={total} does not divide by dp={words.get('dp', 1)}", "global_batch")
         words["batch"] = total // words.get("dp", 1)
     tokens = words.pop("local_tokens", None)
     if tokens is None:
         return words
     length = min(int(words.get("context", 4096)), int(tokens))
     if tokens % length:
-        raise ValueError(f"local_tokens={tokens}: not a whole number of sequences of {length} tokens")
+        raise Refusal(f"local_tokens={tokens}: not a whole number of sequences of {length} tokens", "local_tokens")
     return {**words, "context": length, "batch": tokens // length, "micro_batch": 1}

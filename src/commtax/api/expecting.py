@@ -13,6 +13,7 @@ from commtax.cost.collectives import ring_factor
 from commtax.cost.inference import price, source_of, spread_of
 from commtax.cost.placement import Span
 from commtax.spec import Cluster, Fabric, Number, Profile
+from commtax.statement import Refusal
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
 
@@ -90,15 +91,15 @@ def expect(
         op.replace("_", "-"), op.replace("_", "-")
     )
     if op not in OPS:
-        raise ValueError(f"collective '{op}': one of {', '.join(OPS)}")
+        raise Refusal(f"collective '{op}': one of {', '.join(OPS)}", "collective")
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     own = overlay.given(profile)
     place = overlay.on_cluster(own, place) if own else place
     size = int(positive(ranks or (2 if op == "send-recv" else place.num_gpus), "ranks", least=2))
     if size > place.num_gpus:
-        raise ValueError(f"ranks={size}: {place.key} has {place.num_gpus} GPUs")
+        raise Refusal(f"ranks={size}: {place.key} has {place.num_gpus} GPUs", "ranks")
     if not np.all(np.asarray(nbytes) > 0) or not np.all(np.isfinite(nbytes)):
-        raise ValueError(f"size={nbytes}: a size above 0 is needed")
+        raise Refusal(f"size={nbytes}: a size above 0 is needed", "size")
     library = library or (next(iter(own.libraries), "") if own else "") or "nccl"
     inside = min(size, place.domain)
     if op == "send-recv" and place.num_gpus > place.domain:

@@ -102,7 +102,7 @@ def counterfactuals(b: StepBill) -> list[Counterfactual]:
     own = any(not str(x.algorithm).startswith(("NCCL", "hierarchical", "ring")) for x in b.items if x.kind == "comm")
     if own and b.setup.cluster.chip.family != "cpu":
         add("NCCL only", "custom all-reduce disabled", library="nccl")
-    if not b.settings.eager and b.setup.engine.graph_sizes:
+    if not b.settings.eager and b.setup.engine.sends.graph_sizes:
         add("eager", "no CUDA graphs", eager=True)
     if b.settings.eager:
         add("CUDA graphs", eager=False)

@@ -17,6 +17,7 @@ from commtax.cost import legality, memory
 from commtax.cost.tensors import stage_layers
 from commtax.cost.train_memory import TrainMemory, training_memory
 from commtax.spec import Cluster, Model, Number, TrainStep
+from commtax.statement import Refusal
 from commtax.units import plural
 
 
@@ -61,7 +62,7 @@ class Fit:
     @property
     def kv_tokens_range(self) -> tuple[int, int]:
         """Four of five start-ups show KV tokens between these two; a fixed cache is exact."""
-        spread = 0.0 if self.serving.kv_cache_bytes else self.setup.engine.kv_spread_bytes
+        spread = 0.0 if self.serving.kv_cache_bytes else self.setup.engine.memory.kv_spread_bytes
         each = self.kv_tokens / self.kv_bytes if self.kv_bytes > 0 else 0.0
         return max(0, int(self.kv_tokens - spread * each)), int(self.kv_tokens + spread * each)
 
@@ -96,13 +97,13 @@ def fit(
     Where none fits, ``advise`` looks for the nearest changes that would.
     """
     if "phase" in plan:
-        raise ValueError("phase: fit is about serving; train_fit is about training")
+        raise Refusal("phase: fit is about serving; train_fit is about training", "phase")
     known = catalog.model(model) if isinstance(model, str) else model
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     asked = setup(known, place, tp=1 if tp is None else tp, pp=1 if pp is None else pp, dp=dp, **plan)
     _check_memory(asked)
     if any(np.ndim(x) for x in (asked.plan.tp, asked.plan.pp, asked.plan.dp, asked.plan.ep)):
-        raise ValueError("tp: fit judges one plan at a time, not arrays of them")
+        raise Refusal("tp: fit judges one plan at a time, not arrays of them", "tp")
     serving = _serving(
         asked, max_model_len, max_num_seqs, max_num_batched_tokens, gpu_memory_utilization, block_size, kv_cache_memory_bytes
     )
@@ -163,7 +164,9 @@ def _screen(asked: Setup, serving: Serving, auto_ep: bool) -> Callable[[int, int
 def _check_memory(asked: Setup) -> None:
     """A profile without memory changes nothing here, and is refused rather than ignored."""
     if asked.profile and not {"memory_bytes", "visible_bytes"} & set(asked.profile.chip):
-        raise ValueError(f"profile '{asked.profile.name}': says nothing of memory (chip.memory_bytes), and fit needs no seconds")
+        raise Refusal(
+            f"profile '{asked.profile.name}': says nothing of memory (chip.memory_bytes), and fit needs no seconds", "profile"
+        )
 
 
 def _serving(
@@ -176,17 +179,17 @@ def _serving(
     kv_bytes: float,
 ) -> Serving:
     engine = asked.engine
-    most = engine.max_batched_tokens if tokens is None else int(positive(tokens, "max_num_batched_tokens"))
+    most = engine.serves.max_batched_tokens if tokens is None else int(positive(tokens, "max_num_batched_tokens"))
     share = memory.default_utilization(asked.cluster.chip, asked.plan, engine, most) if utilization is None else utilization
     check_utilization(share)
     if kv_bytes < 0:
-        raise ValueError(f"kv_cache_memory_bytes={kv_bytes}: a size of at least 0 is needed")
+        raise Refusal(f"kv_cache_memory_bytes={kv_bytes}: a size of at least 0 is needed", "kv_cache_memory_bytes")
     longest = asked.model.max_len if length is None else int(positive(length, "max_model_len"))
     return Serving(
         max_model_len=longest,
-        max_seqs=engine.max_seqs if seqs is None else int(positive(seqs, "max_num_seqs")),
+        max_seqs=engine.serves.max_seqs if seqs is None else int(positive(seqs, "max_num_seqs")),
         max_batched_tokens=most,
-        block_size=engine.block_size if block is None else int(positive(block, "block_size")),
+        block_size=engine.memory.block_size if block is None else int(positive(block, "block_size")),
         utilization=share,
         kv_cache_bytes=kv_bytes,
     )
@@ -230,7 +233,7 @@ def judge_length(asked: Setup, length: int) -> Fit:
 def _different_stages(asked: Setup, pp: int) -> list[int]:
     """One of each kind of stage: those that hold the same are judged once."""
     model, alike = asked.model, dict[tuple[object, ...], int]()
-    for stage, layers in enumerate(stage_layers(model, pp, asked.engine.odd_layers)):
+    for stage, layers in enumerate(stage_layers(model, pp, asked.engine.sends.odd_layers)):
         kinds = tuple(sum(model.layers[i] == kind for i in layers) for kind in range(len(model.blocks)))
         alike.setdefault((kinds, stage == 0, stage == pp - 1), stage)
     return list(alike.values())
@@ -238,7 +241,7 @@ def _different_stages(asked: Setup, pp: int) -> list[int]:
 
 def check_utilization(share: float | None) -> None:
     if share is not None and not 0 < share <= 1:
-        raise ValueError(f"gpu_memory_utilization={share}: a fraction above 0 and at most 1 is needed")
+        raise Refusal(f"gpu_memory_utilization={share}: a fraction above 0 and at most 1 is needed", "gpu_memory_utilization")
 
 
 def cache_tokens(asked: Setup, tokens: int, seqs: int, utilization: float | None = None) -> Number:
@@ -250,7 +253,7 @@ def cache_tokens(asked: Setup, tokens: int, seqs: int, utilization: float | None
     legal = np.broadcast_to(np.asarray(asked.codes) == 0, shape).ravel()
     table, where = np.unique(np.stack([*axes, legal], axis=-1), axis=0, return_inverse=True)
     found = np.zeros(len(table))
-    groups = table[:, 0] * table[:, 1] if engine.reserve else 0 * table[:, 0]  # a reserve may grow with a copy's ranks
+    groups = table[:, 0] * table[:, 1] if engine.memory.reserve else 0 * table[:, 0]  # a reserve may grow with a copy's ranks
     for pp, ranks in np.unique(np.stack([table[:, 1], groups], axis=-1)[table[:, 4] == 1], axis=0).astype(int).tolist():
         mine = (table[:, 1] == pp) & (groups == ranks) & (table[:, 4] == 1)
         tp, _, dp, ep, _ = table[mine].T
@@ -268,18 +271,18 @@ def _stage_tokens(asked: Setup, tokens: int, seqs: int, utilization: float, stag
     loaded = sum((w.nbytes for w in memory.weights(model, plan, engine, stage, pp)), start=0.0)
     peak = memory.activation_bytes(model, plan, engine, tokens, seqs, stage == pp - 1)
     left = _left(asked, loaded, peak, utilization)
-    pool = memory.kv_pool(model, plan, stage_layers(model, pp, engine.odd_layers)[stage], engine.block_size)
+    pool = memory.kv_pool(model, plan, stage_layers(model, pp, engine.sends.odd_layers)[stage], engine.memory.block_size)
     blocks = np.maximum(0, left // pool.bytes_per_block)
-    return blocks // pool.num_groups * engine.block_size
+    return blocks // pool.num_groups * engine.memory.block_size
 
 
 def _left(asked: Setup, loaded: Number, peak: Number, utilization: float) -> Number:
     """Bytes that weights and activations leave for the cache, by the engine's own rule."""
     engine, total = asked.engine, asked.cluster.chip.visible_bytes
     other = memory.other_bytes(asked.plan, engine)
-    if engine.utilization_of == "free":
+    if engine.memory.utilization_of == "free":
         return (total - loaded - peak - other) * utilization
-    return total * utilization - loaded - (0 if engine.utilization_of == "static" else peak + other)
+    return total * utilization - loaded - (0 if engine.memory.utilization_of == "static" else peak + other)
 
 
 def _stage(asked: Setup, serving: Serving, stage: int, pp: int) -> Fit:
@@ -290,10 +293,10 @@ def _stage(asked: Setup, serving: Serving, stage: int, pp: int) -> Fit:
     tokens, seqs = serving.max_batched_tokens, serving.max_seqs
     peak = float(memory.activation_bytes(model, plan, engine, tokens, seqs, stage == pp - 1))
     other = float(memory.other_bytes(plan, engine))
-    budget = total if engine.utilization_of == "free" else total * serving.utilization
+    budget = total if engine.memory.utilization_of == "free" else total * serving.utilization
     left = float(_left(asked, loaded, peak, serving.utilization))
     available = serving.kv_cache_bytes or left
-    pool = memory.kv_pool(model, plan, stage_layers(model, pp, engine.odd_layers)[stage], serving.block_size)
+    pool = memory.kv_pool(model, plan, stage_layers(model, pp, engine.sends.odd_layers)[stage], serving.block_size)
     blocks = max(0, int(available // float(pool.bytes_per_block)))
     wanted = pool.blocks_per_request(serving.max_model_len, serving.block_size, serving.max_batched_tokens)
     over = max(0.0, loaded + peak + other + serving.kv_cache_bytes - total) if serving.kv_cache_bytes else 0.0
@@ -307,7 +310,7 @@ def _stage(asked: Setup, serving: Serving, stage: int, pp: int) -> Fit:
         budget_bytes=budget,
         activation_bytes=peak,
         other_bytes=other,
-        graph_bytes=engine.graph_bytes,
+        graph_bytes=engine.memory.graph_bytes,
         kv_bytes=available,
         kv_bytes_per_token=float(pool.bytes_per_token),
         kv_blocks=blocks,
@@ -427,7 +430,7 @@ def _train_judge(asked: Setup, step: TrainStep, budget: float) -> TrainFit:
 def _train_advice(failed: TrainFit) -> list[str]:
     """The first changes that would make it fit: recomputation, sharding, wider tp, then a pipeline too."""
     asked, plan = failed.setup, failed.setup.plan
-    sharded = 3 if asked.engine.master_is_parameter or plan.pp == 1 else 1
+    sharded = 3 if asked.engine.trains.master_is_parameter or plan.pp == 1 else 1
     tries: list[tuple[str, dict[str, Any]]] = [("--recompute full", {"recompute": "full"})]
     if plan.dp > 1 and plan.zero < sharded:
         tries += [(f"--zero {z}", {"zero": z}) for z in range(plan.zero + 1, sharded + 1)]

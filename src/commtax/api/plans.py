@@ -16,6 +16,7 @@ from commtax.api.comparing import MAX_CELLS
 from commtax.api.setup import AUTO_EP
 from commtax.api.train_billing import TrainBill, train_bill
 from commtax.spec import Cluster, Model
+from commtax.statement import Refusal
 
 SIZES = ("tp", "pp", "dp", "ep", "cp", "replicas")
 SPELLED = {"r": "replicas"}
@@ -94,10 +95,12 @@ def parse_plan(text: str) -> dict[str, int]:
     names = [name for name, _ in found]
     bare = [name for name, size in found if not size and name != "ep"]
     if not found or whole != text.lower().replace("-", "") or len(set(names)) != len(names) or bare:
-        raise ValueError(f"plans '{text}': write sizes such as tp8, tp8pp2, tp4r2 or tp8ep8 (tp, pp, dp, ep, cp, r for replicas)")
+        raise Refusal(
+            f"plans '{text}': write sizes such as tp8, tp8pp2, tp4r2 or tp8ep8 (tp, pp, dp, ep, cp, r for replicas)", "plans"
+        )
     sizes = dict.fromkeys(SIZES, 1) | {SPELLED.get(name, name): int(size) if size else AUTO_EP for name, size in found}
     if 0 in sizes.values():
-        raise ValueError(f"plans '{text}': sizes are at least 1")
+        raise Refusal(f"plans '{text}': sizes are at least 1", "plans")
     return sizes
 
 
@@ -120,10 +123,10 @@ def compare_plans(
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     sizes = {name: parse_plan(name) for name in dict.fromkeys(plans)}
     if any(b < 1 for b in batches):
-        raise ValueError("batches: whole numbers of at least 1 are needed")
+        raise Refusal("batches: whole numbers of at least 1 are needed", "batches")
     keys = [catalog.link(name).key for name in links] or [""]
     if len(sizes) * len(keys) * len(batches) > MAX_CELLS:
-        raise ValueError(f"plans: more than the {MAX_CELLS:,} combinations that are shown")
+        raise Refusal(f"plans: more than the {MAX_CELLS:,} combinations that are shown", "plans")
     asks = [Ask(known, name, axes, key, _place(place, where, axes, key), question) for key in keys for name, axes in sizes.items()]
     rows = [ask.row(int(b)) for ask in asks for b in batches]
     training = question.get("phase") == "train"
@@ -169,7 +172,7 @@ class Ask:
             if self.question.get("phase") == "train":
                 words = {k: v for k, v in self.question.items() if k not in ("phase", "batch")}
                 if batch % self.axes["dp"]:
-                    raise ValueError(f"global_batch={batch} does not divide by dp={self.axes['dp']}")
+                    raise Refusal(f"global_batch={batch} does not divide by dp={self.axes['dp']}", "global_batch")
                 trained = train_bill(self.model, self.place, **{**words, **self.axes, "batch": batch // self.axes["dp"]})
                 return PlanRow(self.name, self.shown, batch, self.gpus, trained, fits=bool(trained.fits))
             priced = self.bill(batch)

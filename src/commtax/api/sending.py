@@ -16,6 +16,7 @@ from commtax.cost.traffic import inference, padded_rows
 from commtax.cost.train_traffic import training
 from commtax.ledger import Item
 from commtax.spec import Cluster, Model, Number, Plan, TrainStep, Workload
+from commtax.statement import Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def traffic(
     if phase == "train":
         plan.setdefault("microbatches", microbatches(batch, micro_batch))
     if plan.get("profile"):
-        raise ValueError("profile: holds seconds, and what is sent has none")
+        raise Refusal("profile: holds seconds, and what is sent has none", "profile")
     asked = setup(model, cluster, phase=phase, **plan)
     check_backend(ep_backend, asked)
     if phase == "train":
@@ -108,27 +109,28 @@ def traffic(
 def check_backend(backend: str, asked: Setup) -> None:
     """An expert backend belongs to a mixture, and to an engine that has it."""
     if backend and asked.model.experts is None:
-        raise ValueError(f"all2all backend '{backend}': {asked.model.key} is dense and has no experts to reach")
-    if backend and backend not in asked.engine.ep_backends:
-        raise ValueError(f"all2all backend '{backend}': {asked.engine.key} has {', '.join(asked.engine.ep_backends) or 'none'}")
+        raise Refusal(f"all2all backend '{backend}': {asked.model.key} is dense and has no experts to reach")
+    able = asked.engine.sends.ep_backends
+    if backend and backend not in able:
+        raise Refusal(f"all2all backend '{backend}': {asked.engine.key} has {', '.join(able) or 'none'}")
 
 
 def check_workload(phase: str, speculative: int, eager: bool, dtype: str = "", kv_dtype: str = "", **_rest: Any) -> None:
     """Options that a phase cannot honour are refused."""
     positive(speculative, "speculative", least=0)
     if speculative and phase in ("prefill", "train"):
-        raise ValueError(f"speculative={speculative}: drafted tokens are checked in decode, not in {phase}")
+        raise Refusal(f"speculative={speculative}: drafted tokens are checked in decode, not in {phase}", "speculative")
     if phase == "train":
         for name, given in (("eager", eager), ("kv_dtype", kv_dtype)):
             if given:
-                raise ValueError(f"{name}: belongs to serving, not to phase train")
+                raise Refusal(f"{name}: belongs to serving, not to phase train", name)
         check_train_dtype(dtype)
 
 
 def check_train_dtype(dtype: str) -> None:
     """Products train in bf16, fp16 or fp8."""
     if dtype not in ("", "auto", "bf16", "fp16", "fp8"):
-        raise ValueError(f"dtype '{dtype}': training multiplies in bf16, fp16 or fp8")
+        raise Refusal(f"dtype '{dtype}': training multiplies in bf16, fp16 or fp8", "dtype")
 
 
 def context_notes(context: Number, asked: Setup) -> list[str]:
@@ -158,9 +160,9 @@ def check_lengths(context: Number, asked: Setup) -> None:
     plan = asked.plan
     halves = 2 * np.asarray(plan.cp)
     if np.any((np.asarray(plan.cp) > 1) & (np.asarray(context) % halves != 0)):
-        raise ValueError(f"context={context}: context parallelism needs a sequence length divisible by 2 x cp = {halves}")
+        raise Refusal(f"context={context}: context parallelism needs a sequence length divisible by 2 x cp = {halves}", "context")
     if plan.sequence_parallel and np.any(np.asarray(context) % (np.asarray(plan.tp) * plan.cp) != 0):
-        raise ValueError(f"context={context}: sequence parallelism needs a sequence length divisible by tp x cp")
+        raise Refusal(f"context={context}: sequence parallelism needs a sequence length divisible by tp x cp", "context")
     _check_chunks(asked.model.num_layers, plan)
 
 
@@ -172,17 +174,17 @@ def _check_chunks(layers: int, plan: Plan) -> None:
     if plan.schedule == "interleaved" and chunks > (most := most_chunks(layers, stages)):
         told = f"make at most {most} chunks a rank" if most > 1 else "are too few for chunks"
         empty = "every virtual stage has a layer, but for the embedding's and the head's"
-        raise ValueError(f"chunks={chunks}: {layers} layers on pp={stages} {told} ({empty})")
+        raise Refusal(f"chunks={chunks}: {layers} layers on pp={stages} {told} ({empty})", "chunks")
     if plan.schedule != "interleaved" and np.any((np.asarray(plan.pp) > 1) & (layers % (np.asarray(plan.pp) * chunks) != 0)):
-        raise ValueError(
-            f"schedule '{plan.schedule}': {layers} layers do not divide by pp x {chunks} chunks; interleaved takes any"
+        raise Refusal(
+            f"schedule '{plan.schedule}': {layers} layers do not divide by pp x {chunks} chunks; interleaved takes any", "schedule"
         )
 
 
 def microbatches(batch: Number, micro_batch: Number) -> Number:
     """Microbatches of one replica's share of the step."""
     if np.any(np.asarray(batch) % np.asarray(micro_batch) != 0):
-        raise ValueError(f"batch={batch} a replica does not divide by micro_batch={micro_batch}")
+        raise Refusal(f"batch={batch} a replica does not divide by micro_batch={micro_batch}", "batch")
     return batch // micro_batch
 
 

@@ -31,6 +31,7 @@ from commtax.cost.serving import (
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Bill
 from commtax.spec import Cluster, Model, Number, Plan, Workload
+from commtax.statement import Refusal
 from commtax.units import format_mean
 
 MOVING = 0.8  # share of a link's bandwidth that moves caches
@@ -118,12 +119,12 @@ class Simulation:
     def measured_here(self) -> bool:
         """Whether runs of this engine were measured on this chip: published ones, or a profile's own."""
         engine, chip = self.setup.engine, self.setup.cluster.chip.key
-        return engine.calibrated and (bool(engine.host_label) or chip in engine.served_on)
+        return engine.host.calibrated and (bool(engine.host.host_label) or chip in engine.host.served_on)
 
     @property
     def basis(self) -> str:
         """What the ranges rest on: calibrated where engine, chip and library were measured, else transferred or assumed."""
-        if not self.setup.engine.calibrated:
+        if not self.setup.engine.host.calibrated:
             return "assumed"
         lines = [line for step in self._steps() for line in step.lines]
         known = not any(line.source.startswith("assumed") and np.any(np.asarray(line.exposed_s) > 0) for line in lines)
@@ -139,7 +140,7 @@ class Simulation:
             share = self.ttft_s / self.e2e_s
             return share * self.sigma_of("ttft_s") + (1 - share) * self.sigma_of("tpot_s")
         kind = "_moe" if self.setup.model.experts else ""
-        own = getattr(self.setup.engine, f"sigma_{name.removesuffix('_s')}{kind}")
+        own = getattr(self.setup.engine.host, f"sigma_{name.removesuffix('_s')}{kind}")
         decode, prompt = (step.sigma for step in self._steps())
         mixed = decode + (prompt - decode) * self.mixed_share
         part = prompt if name == "ttft_s" else np.maximum(decode, mixed)
@@ -149,7 +150,7 @@ class Simulation:
         """A decode step of all running requests, and the step of a prompt, line by line."""
         asked, load = self.setup, Load(self.concurrency, self.input_len * 1.0, self.output_len * 1.0)
         ahead = replace(asked, plan=self.apart.plan) if self.apart else asked
-        tokens = np.minimum(self.input_len, self.max_batched_tokens) if asked.engine.chunked else self.input_len
+        tokens = np.minimum(self.input_len, self.max_batched_tokens) if asked.engine.serves.chunked else self.input_len
         return step_bill(asked, decoding(np.ceil(self.running / asked.plan.pp), load)), step_bill(ahead, _prompt(0.0, load, tokens))
 
     def range_of(self, name: str) -> tuple[Number, Number]:
@@ -241,10 +242,10 @@ def _split(
         given = {"prefill_workers": prefill_workers, "prefill_tp": prefill_tp, "decode_workers": decode_workers}
         for name, value in given.items():
             if value is not None:
-                raise ValueError(f"{name}={value}: belongs to disaggregated serving")
+                raise Refusal(f"{name}={value}: belongs to disaggregated serving", name)
         return None
     if np.any(np.asarray(asked.plan.replicas) > 1):
-        raise ValueError(f"replicas={asked.plan.replicas}: disaggregated serving counts its servers as decode_workers")
+        raise Refusal(f"replicas={asked.plan.replicas}: disaggregated serving counts its servers as decode_workers", "replicas")
     plan, tp = asked.plan, asked.plan.tp if prefill_tp is None else prefill_tp
     ep = pick(np.asarray(plan.ep) > 1, tp, 1)
     if prefill_tp is not None:  # must be legal
@@ -258,7 +259,7 @@ def _together(asked: Setup, load: Load, seqs: Number, budget: int, full: Pressur
     """One pool of workers computes prompts and decodes, in shared steps or in turn."""
     engine, pp = asked.engine, asked.plan.pp
     decodes = decoding_seqs(load, seqs, budget, pp, engine)
-    beside = pick(engine.prefill_first, 0.0, np.floor((decodes - 1) / pp / EXACT) * EXACT)
+    beside = pick(engine.serves.prefill_first, 0.0, np.floor((decodes - 1) / pp / EXACT) * EXACT)
     room = np.maximum(1.0, budget - beside)  # for prompt tokens, with a token for each decode beside them
     tokens = prompt_tokens(load, seqs, room, engine)
     chunks, together = np.maximum(1.0, load.input_len / tokens), np.maximum(1.0, tokens / load.input_len)
@@ -270,7 +271,7 @@ def _together(asked: Setup, load: Load, seqs: Number, budget: int, full: Pressur
 def _apart(asked: Setup, load: Load, seqs: Number, budget: int, apart: Apart, clients: Number) -> tuple[Steps, Served]:
     """Prompts on workers of their own: decoding is never stretched, and prompts queue only for each other."""
     engine, plan = asked.engine, asked.plan
-    tokens = np.minimum(load.input_len, budget) if engine.chunked else load.input_len
+    tokens = np.minimum(load.input_len, budget) if engine.serves.chunked else load.input_len
     chunks = load.input_len / tokens
     decode = step_s(asked, decoding(np.ceil(seqs / plan.pp), load))
     steps = Steps(decode, step_s(replace(asked, plan=apart.plan), _prompt(0.0, load, tokens)), chunks, 1, plan.pp)
@@ -327,15 +328,15 @@ def context(load: Load) -> Number:
 
 def _limits(asked: Setup, tokens: int | None, seqs: int | None, utilization: float | None) -> tuple[int, int]:
     check_utilization(utilization)
-    budget = asked.engine.max_batched_tokens if tokens is None else int(positive(tokens, "max_num_batched_tokens"))
-    return budget, asked.engine.max_seqs if seqs is None else int(positive(seqs, "max_num_seqs"))
+    budget = asked.engine.serves.max_batched_tokens if tokens is None else int(positive(tokens, "max_num_batched_tokens"))
+    return budget, asked.engine.serves.max_seqs if seqs is None else int(positive(seqs, "max_num_seqs"))
 
 
 def _load(asked: Setup, concurrency: Number, input_len: Number, output_len: Number, prompts: Number | None, spread: Number) -> Load:
     if num := prompts is not None:
         prompts = positive(prompts, "num_prompts")
         if np.any(np.asarray(prompts) < concurrency):
-            raise ValueError(f"num_prompts={prompts}: at least as many as clients, {concurrency}, are needed")
+            raise Refusal(f"num_prompts={prompts}: at least as many as clients, {concurrency}, are needed", "num_prompts")
     dp = asked.plan.dp * asked.plan.replicas
     each = np.maximum(1.0, concurrency / dp)
     return Load(each, input_len * 1.0, output_len * 1.0, prompts / dp if num else np.inf, check_spread(spread))
@@ -344,7 +345,7 @@ def _load(asked: Setup, concurrency: Number, input_len: Number, output_len: Numb
 def check_spread(spread: Number) -> Number:
     spread = numeric(spread, "spread")
     if np.any(np.asarray(spread) < 0) or np.any(np.asarray(spread) > 1):
-        raise ValueError(f"spread={spread}: a share of the mean length from 0 to 1 is needed")
+        raise Refusal(f"spread={spread}: a share of the mean length from 0 to 1 is needed", "spread")
     return spread
 
 

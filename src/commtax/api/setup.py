@@ -16,6 +16,7 @@ from commtax.cost.memory import check_stored, on_chip
 from commtax.cost.placement import used_of_domain
 from commtax.cost.train_memory import RECOMPUTE
 from commtax.spec import DTYPE_BYTES, Chip, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Profile
+from commtax.statement import Refusal
 from commtax.units import MAX_COUNT
 
 PHASES = ("decode", "prefill", "mixed", "train")
@@ -60,13 +61,13 @@ def setup(
     chip and host times are laid over the cluster's and the engine's; its engine and type are used unless others are given.
     """
     if phase not in PHASES:
-        raise ValueError(f"phase '{phase}': one of {', '.join(PHASES)}")
+        raise Refusal(f"phase '{phase}': one of {', '.join(PHASES)}", "phase")
     own = overlay.given(profile)
     if own:
         engine, dtype = engine or _engine_of(own, phase), dtype or own.dtype
     tp, pp, dp, ep, cp = (numeric(x, name) for x, name in ((tp, "tp"), (pp, "pp"), (dp, "dp"), (ep, "ep"), (cp, "cp")))
     if phase == "train" and np.any(np.asarray(positive(replicas, "replicas")) > 1):
-        raise ValueError(f"replicas={replicas}: those are servers; a training job has data-parallel ranks (dp)")
+        raise Refusal(f"replicas={replicas}: those are servers; a training job has data-parallel ranks (dp)", "replicas")
     known = catalog.model(model) if isinstance(model, str) else model
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     engine = _engine(engine, phase)
@@ -90,8 +91,12 @@ def setup(
         weights_dtype=weights,
         activations_dtype=activations,
         kv_dtype=_kv_dtype(kv_dtype) or activations,
-        grads_dtype=engine.grads_dtype,
-        **{"zero": engine.zero, "sequence_parallel": engine.sequence_parallel, **{k: v for k, v in kinds.items() if v is not None}},
+        grads_dtype=engine.trains.grads_dtype,
+        **{
+            "zero": engine.trains.zero,
+            "sequence_parallel": engine.trains.sequence_parallel,
+            **{k: v for k, v in kinds.items() if v is not None},
+        },
     )
     check_kinds(plan, engine, place.chip)
     if all(np.ndim(x) == 0 for x in (tp, pp, dp, ep, cp, plan.replicas, plan.microbatches)):
@@ -108,7 +113,7 @@ def _engine(engine: str | Engine, phase: str) -> Engine:
         engine = catalog.engine(engine or ("megatron" if phase == "train" else "vllm"))
     if phase not in engine.phases:
         able = [key for key in catalog.keys("engines") if phase in catalog.engine(key).phases]
-        raise ValueError(f"engine '{engine.key}' has no {phase} phase; one of {', '.join(able)} has")
+        raise Refusal(f"engine '{engine.key}' has no {phase} phase; one of {', '.join(able)} has", "engine")
     return engine
 
 
@@ -163,14 +168,14 @@ def _dtype(name: str, argument: str) -> str:
     }
     name = spelled.get(name, name)
     if name not in DTYPE_BYTES:
-        raise ValueError(f"{argument} '{name}': one of {', '.join(DTYPE_BYTES)}")
+        raise Refusal(f"{argument} '{name}': one of {', '.join(DTYPE_BYTES)}", argument)
     return name
 
 
 def _kv_dtype(name: str) -> str:
     found = _dtype(name, "kv_dtype")
     if found not in ("", "bf16", "fp16", "fp32", "fp8"):
-        raise ValueError(f"kv_dtype '{name}': a KV cache is kept in auto, bf16, fp16, fp32 or fp8")
+        raise Refusal(f"kv_dtype '{name}': a KV cache is kept in auto, bf16, fp16, fp32 or fp8", "kv_dtype")
     return found
 
 
@@ -178,43 +183,45 @@ def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
     """Refuse kinds of training (ZeRO, schedule, recomputation) that do not exist or do not go together."""
     for name in ("zero", "schedule", "recompute", "chunks"):
         if isinstance(getattr(plan, name), np.ndarray):
-            raise ValueError(f"{name}: one kind for all plans, not an array of them")
+            raise Refusal(f"{name}: one kind for all plans, not an array of them", name)
     if plan.zero not in (0, 1, 2, 3):
-        raise ValueError(f"zero={plan.zero}: ZeRO stages are 0, 1, 2 and 3")
+        raise Refusal(f"zero={plan.zero}: ZeRO stages are 0, 1, 2 and 3", "zero")
     piped = bool(np.any(np.asarray(plan.pp) > 1))
-    if plan.zero >= 2 and piped and not engine.master_is_parameter:
-        raise ValueError(f"zero={plan.zero} with pp > 1: {engine.key} keeps gradients of all microbatches, use zero 0 or 1")
+    if plan.zero >= 2 and piped and not engine.trains.master_is_parameter:
+        raise Refusal(f"zero={plan.zero} with pp > 1: {engine.key} keeps gradients of all microbatches, use zero 0 or 1", "zero")
     if plan.schedule not in SCHEDULES:
-        raise ValueError(f"schedule '{plan.schedule}': one of {', '.join(SCHEDULES)}")
+        raise Refusal(f"schedule '{plan.schedule}': one of {', '.join(SCHEDULES)}", "schedule")
     mixed = np.any((np.asarray(plan.ep) > 1) & (np.asarray(plan.tp) > 1))
     if engine.key == "megatron" and mixed and not plan.sequence_parallel:
-        raise ValueError("ep > 1 with tp > 1: megatron needs sequence_parallel for it")
+        raise Refusal("ep > 1 with tp > 1: megatron needs sequence_parallel for it", "ep")
     if plan.recompute not in RECOMPUTE:
-        raise ValueError(f"recompute '{plan.recompute}': one of {', '.join(RECOMPUTE)}")
+        raise Refusal(f"recompute '{plan.recompute}': one of {', '.join(RECOMPUTE)}", "recompute")
     if plan.chunks < 1:
-        raise ValueError(f"chunks={plan.chunks}: a rank has at least 1 chunk")
+        raise Refusal(f"chunks={plan.chunks}: a rank has at least 1 chunk", "chunks")
     if plan.chunks > 1 and plan.schedule != "interleaved":
-        raise ValueError(f"chunks={plan.chunks}: only the interleaved schedule has several chunks a rank")
+        raise Refusal(f"chunks={plan.chunks}: only the interleaved schedule has several chunks a rank", "chunks")
     if plan.schedule == "interleaved" and piped and plan.chunks < 2:
-        raise ValueError("chunks=1: the interleaved schedule needs at least 2 chunks a rank")
+        raise Refusal("chunks=1: the interleaved schedule needs at least 2 chunks a rank", "chunks")
     if np.any(np.asarray(plan.shard) != 0) and plan.zero != 3:
-        raise ValueError(f"hsdp={plan.shard}: sharding over groups belongs to ZeRO 3 (fsdp, torchtitan), not to zero={plan.zero}")
+        raise Refusal(
+            f"hsdp={plan.shard}: sharding over groups belongs to ZeRO 3 (fsdp, torchtitan), not to zero={plan.zero}", "hsdp"
+        )
     if "train" in engine.phases and plan.weights_dtype == "fp8" and "fp8" not in chip.flops_per_s:
-        raise ValueError(f"dtype 'fp8': {chip.key} has no fp8 arithmetic")
-    if plan.recompute == "selective" and not engine.selective:
-        raise ValueError(f"recompute 'selective': {engine.key} has no such mode; none or full")
+        raise Refusal(f"dtype 'fp8': {chip.key} has no fp8 arithmetic", "dtype")
+    if plan.recompute == "selective" and not engine.trains.selective:
+        raise Refusal(f"recompute 'selective': {engine.key} has no such mode; none or full", "recompute")
 
 
 def numeric(value: Any, name: str) -> Number:
     """A number, or an array of them widened so that products cannot overflow; anything else is refused by name."""
     if isinstance(value, (bool, str, bytes)) or not isinstance(value, (int, float, np.number, np.ndarray)):
-        raise ValueError(f"{name}={value!r}: a number or a NumPy array is needed")
+        raise Refusal(f"{name}={value!r}: a number or a NumPy array is needed", name)
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "iuf":
-            raise ValueError(f"{name}: an array of numbers is needed, not of {value.dtype}")
+            raise Refusal(f"{name}: an array of numbers is needed, not of {value.dtype}", name)
         return value.astype(float if value.dtype.kind == "f" else np.int64)
     if isinstance(value, int) and abs(value) > MAX_COUNT:
-        raise ValueError(f"{name}: larger than anything that is modelled (2^48); at most {MAX_COUNT:,}")
+        raise Refusal(f"{name}: larger than anything that is modelled (2^48); at most {MAX_COUNT:,}", name)
     return value.item() if isinstance(value, np.number) else value
 
 
@@ -225,9 +232,9 @@ def positive(value: Number, name: str, least: int = 1) -> Number:
     value = numeric(value, name)
     number = np.asarray(value, dtype=float)
     if not np.all(np.isfinite(number)) or np.any(number < least) or np.any(number != np.floor(number)):
-        raise ValueError(f"{name}={value}: a whole number of at least {least} is needed")
+        raise Refusal(f"{name}={value}: a whole number of at least {least} is needed", name)
     if np.any(number > MAX_COUNT):
-        raise ValueError(f"{name}={value}: larger than anything that is modelled (2^48)")
+        raise Refusal(f"{name}={value}: larger than anything that is modelled (2^48)", name)
     return value
 
 

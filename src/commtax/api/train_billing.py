@@ -15,6 +15,7 @@ from commtax.cost.train_memory import TrainMemory, training_memory
 from commtax.cost.training import TAXES, TrainSettings, training_bill
 from commtax.ledger import Bill
 from commtax.spec import Cluster, Model, Number, TrainStep
+from commtax.statement import Refusal
 
 CONVENTIONS = ("full", "causal")
 USABLE = 0.95
@@ -149,15 +150,15 @@ def train_bill(
     for value, name in ((batch, "batch"), (micro_batch, "micro_batch"), (context, "context")):
         positive(value, name)
     if flops not in CONVENTIONS:
-        raise ValueError(f"flops '{flops}': full (all query-key pairs) or causal")
+        raise Refusal(f"flops '{flops}': full (all query-key pairs) or causal", "flops")
     if "microbatches" in plan:
-        raise ValueError("microbatches: follow from batch and micro_batch")
+        raise Refusal("microbatches: follow from batch and micro_batch", "microbatches")
     _check_factors(imbalance, slow_rank, latency_scale, bandwidth_scale, slow_links)
     check_train_dtype(plan.get("dtype", ""))
     asked = setup(model, cluster, phase="train", shard=hsdp, microbatches=microbatches(batch, micro_batch), **plan)
     check_lengths(context, asked)
     _check_experts(imbalance, asked)
-    axes = asked.engine.async_axes if async_axes is None else _axes(async_axes, asked)
+    axes = asked.engine.trains.async_axes if async_axes is None else _axes(async_axes, asked)
     settings = TrainSettings(eager, axes, imbalance, slow_rank, latency_scale, bandwidth_scale, slow_axis, slow_links, library)
     step = TrainStep(micro_batch, context)
     fabric, constants = fabric_of(asked, library), constants_of(asked)
@@ -172,28 +173,28 @@ def train_bill(
 def _check_factors(imbalance: float, slow_rank: float, *scales: float) -> None:
     for factor, name in ((imbalance, "imbalance"), (slow_rank, "slow_rank")):
         if not 1 <= numeric(factor, name) < 1e6:
-            raise ValueError(f"{name}={factor}: a factor of at least 1 is needed")
+            raise Refusal(f"{name}={factor}: a factor of at least 1 is needed", name)
     for factor, name in zip(scales, ("latency_scale", "bandwidth_scale", "slow_links"), strict=True):
         if not 0 < numeric(factor, name) < 1e9:
-            raise ValueError(f"{name}={factor}: a factor above 0 is needed")
+            raise Refusal(f"{name}={factor}: a factor above 0 is needed", name)
 
 
 def _check_experts(imbalance: float, asked: Setup) -> None:
     """Only ranks that share experts out can be out of balance, and at most by all tokens going to one of them."""
     widest = np.max(asked.plan.ep)
     if imbalance > 1 and (asked.model.experts is None or widest == 1):
-        raise ValueError(f"imbalance={imbalance:g}: needs a mixture of experts with ep > 1")
+        raise Refusal(f"imbalance={imbalance:g}: needs a mixture of experts with ep > 1", "imbalance")
     if imbalance > widest:
-        raise ValueError(f"imbalance={imbalance:g}: the busiest of {widest} ranks has at most {widest} times the mean")
+        raise Refusal(f"imbalance={imbalance:g}: the busiest of {widest} ranks has at most {widest} times the mean", "imbalance")
 
 
 def _axes(given: tuple[str, ...], asked: Setup) -> tuple[str, ...]:
     """Axes to overlap, each one that can be."""
     for axis in given:
         if axis not in TAXES:
-            raise ValueError(f"async '{axis}': axes are {', '.join(TAXES)}, or none")
+            raise Refusal(f"async '{axis}': axes are {', '.join(TAXES)}, or none", "async")
     if "tp" in given and not asked.plan.sequence_parallel:
-        raise ValueError("async 'tp': only all-gather and reduce-scatter can be cut into pieces; add sequence_parallel")
+        raise Refusal("async 'tp': only all-gather and reduce-scatter can be cut into pieces; add sequence_parallel", "async")
     return tuple(given)
 
 

@@ -12,6 +12,7 @@ from commtax.cost.tensors import num_active_params, num_params
 from commtax.cost.training import TAXES
 from commtax.ledger import AXIS_OF, Line
 from commtax.spec import DTYPE_BYTES, Cluster
+from commtax.statement import Refusal
 from commtax.units import format_seconds
 
 
@@ -148,8 +149,9 @@ def _traded(b: TrainBill, tp: int, dp: int) -> dict[str, Any]:
 def causes(b: TrainBill, measured_mfu: float) -> list[Cause]:
     """What would bring the predicted step to the measured one, nearest first; empty where it is not slower."""
     if not 0 < measured_mfu <= 1:
-        raise ValueError(
-            f"measured_mfu={measured_mfu:g}: a fraction above 0 and at most 1 is needed (an MFU above 100 % is impossible)"
+        raise Refusal(
+            f"measured_mfu={measured_mfu:g}: a fraction above 0 and at most 1 is needed (an MFU above 100 % is impossible)",
+            "measured_mfu",
         )
     now = float(b.step_s)
     measured = now * float(b.mfu) / measured_mfu
@@ -187,8 +189,8 @@ def _scenarios(b: TrainBill, gap: float) -> list[Cause]:
         add("element-wise kernels are not fused", "no torch.compile, no fused kernels", eager=True)
     if plan.recompute != "full":
         add("full recomputation is on", recompute="full")
-    if b.setup.engine.attention not in ("unfused",):
-        add("attention is not fused", "the score matrix is written", engine=replace(b.setup.engine, attention="unfused"))
+    if b.setup.engine.trains.attention not in ("unfused",):
+        add("attention is not fused", "the score matrix is written", engine=b.setup.engine.but(attention="unfused"))
     return found
 
 

@@ -14,6 +14,7 @@ from commtax.audit.logs import audit_log
 from commtax.audit.traces import audit_traces
 from commtax.files import LOG_BYTES, TRACE_BYTES, decoded, read_bytes
 from commtax.readers import bench, kineto, prefixes, vllm_log
+from commtax.statement import Refusal
 
 __all__ = [
     "AGREE",
@@ -33,7 +34,7 @@ __all__ = [
 def audit(files: Sequence[Path], question: Question, baseline: Path | None = None) -> Audit:
     """Compare every file with the question; traces of several ranks are read as one job."""
     if not files:
-        raise ValueError("file: at least one log, trace or benchmark result is needed")
+        raise Refusal("file: at least one log, trace or benchmark result is needed")
     raw = {path: content(path) for path in files}
     kinds = {path: kind_of(raw[path], path) for path in files}
     sections = [_section(path, kinds[path], raw[path], question, baseline) for path in files if kinds[path] != "trace"]
@@ -56,7 +57,7 @@ def content(path: Path) -> bytes:
     """A file's bytes, unpacked."""
     raw = read_bytes(path, "file", most=TRACE_BYTES)
     if not _is_trace(raw) and len(raw) > LOG_BYTES:
-        raise ValueError(f"file '{path}': larger than {LOG_BYTES >> 20} MiB, and no trace; split it")
+        raise Refusal(f"file '{path}': larger than {LOG_BYTES >> 20} MiB, and no trace; split it")
     return raw
 
 
@@ -74,7 +75,7 @@ def kind_of(raw: bytes, path: Path) -> str:
         return "bench"
     if vllm_log.looks_like(text):
         return "log"
-    raise ValueError(
+    raise Refusal(
         f"'{path}' is not recognised: looked for a vLLM start-up log (model weights, KV cache size, rank lines), "
         "a PyTorch profiler trace (traceEvents) and a benchmark result (vllm bench, sglang.bench_serving, AIPerf)"
     )

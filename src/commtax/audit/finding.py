@@ -12,6 +12,7 @@ from commtax.api import StepBill, bill
 from commtax.api.setup import positive
 from commtax.readers.usage import Usage
 from commtax.spec import Cluster, Model
+from commtax.statement import Refusal
 
 AGREE, DISAGREE, UNKNOWN = "agree", "disagree", "unknown"
 SECONDS_TOLERANCE = 0.25
@@ -92,7 +93,7 @@ class Question:
 
     def __post_init__(self) -> None:
         if self.phase not in PHASES:
-            raise ValueError(f"phase '{self.phase}': one of {', '.join(PHASES)}")
+            raise Refusal(f"phase '{self.phase}': one of {', '.join(PHASES)}", "phase")
         for name in ("batch", "context", "output_len"):
             if getattr(self, name) is not None:
                 positive(getattr(self, name), name)

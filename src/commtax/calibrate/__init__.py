@@ -23,6 +23,7 @@ from commtax.calibrate.records import Calibration, Change, Errors, Files, Outlie
 from commtax.catalog.fabric import library_chain
 from commtax.catalog.profile import VERSION, parse
 from commtax.spec import Cluster, Path, Profile
+from commtax.statement import Refusal
 
 __all__ = ["Calibration", "Change", "Errors", "Outlier", "Part", "Wish", "calibrate"]
 
@@ -43,7 +44,7 @@ def calibrate(
     ``words`` are ``batch``, ``input_len`` and ``output_len`` of benchmarks that do not say them.
     """
     if not files:
-        raise ValueError("file: at least one file of measurements is needed")
+        raise Refusal("file: at least one file of measurements is needed")
     where = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     place = Place(where, catalog.engine(engine or "vllm"), model, tp, library_chain(library)[0], name, words)
     rows = Files()
@@ -59,7 +60,7 @@ def _check_unused(rows: Files, place: Place) -> None:
         return
     given = [name for name, value in (("model", place.model), ("tp", place.tp), *place.words.items()) if value]
     if given:
-        raise ValueError(f"{given[0]}: belongs to benchmarks of an engine, and no file holds one")
+        raise Refusal(f"{given[0]}: belongs to benchmarks of an engine, and no file holds one")
 
 
 def _fit(rows: Files, place: Place, names: list[str]) -> Calibration:
@@ -71,7 +72,7 @@ def _fit(rows: Files, place: Place, names: list[str]) -> Calibration:
         parts += more
         refused += why
     if not parts:
-        raise ValueError(refused[0] if refused else "the files hold no row that a constant can be fitted on")
+        raise Refusal(refused[0] if refused else "the files hold no row that a constant can be fitted on")
     sources = {
         p.name: f"{p.rows} rows of {', '.join(names)}; median error {p.after.median:.1%}, 80 % range ±{p.spread:.0%}" for p in parts
     }
@@ -89,7 +90,7 @@ def _inside(rows: Files, place: Place, own: Profile) -> Fitted:
     groups: dict[tuple[str, str], list[Timed]] = {}
     for row in rows.collectives:
         if row.ranks > place.cluster.num_gpus:
-            raise ValueError(f"'{row.label}': {place.cluster.key} has {place.cluster.num_gpus} GPUs")
+            raise Refusal(f"'{row.label}': {place.cluster.key} has {place.cluster.num_gpus} GPUs")
         if row.ranks <= place.cluster.domain and not (place.cluster.bridge and row.ranks == 2):
             groups.setdefault((row.library, row.op), []).append(row)
     libraries: dict[str, tuple[Path, ...]] = {}

@@ -20,6 +20,7 @@ from commtax.calibrate.robust import Array, Fitted
 from commtax.catalog.physics import check_path, fastest_Bps
 from commtax.cost.collectives import path_parts, ring_factor
 from commtax.spec import Link, Path, Profile
+from commtax.statement import Refusal
 from commtax.units import format_bytes
 
 LEAST_SIZES, LEAST_SPAN = 4, 16
@@ -141,7 +142,7 @@ def _possible(paths: tuple[Path, ...], link: Link) -> None:
             check_path(path, link, f"{path.name} {path.op}")
         except ValueError as error:
             times = f"{fastest_Bps(path) / link.bandwidth_Bps:,.0f} times what {link.key} can carry"
-            raise ValueError(f"{error}; {times}: these times are not of it") from None
+            raise Refusal(f"{error}; {times}: these times are not of it") from None
 
 
 def _best(op: str, nbytes: Array, ranks: Array, times: Array) -> Fit:

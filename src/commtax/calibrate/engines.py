@@ -37,14 +37,10 @@ def fit_engine(runs: Sequence[Served], place: Place, own: Profile) -> tuple[dict
     parts = [part]
     waiting = [r for r in kept if r.kind == "serve" and r.ttft_s]
     if waiting:
-        more, other = _fit_request(waiting, place, own, replace(place.engine, **_numbers(found)))
+        more, other = _fit_request(waiting, place, own, place.engine.but(**found))
         found |= more
         parts.append(other)
     return found, parts, refused
-
-
-def _numbers(found: dict[str, float]) -> dict[str, Any]:
-    return dict(found)
 
 
 def _impossible(run: Served, place: Place, own: Profile) -> str:
@@ -64,21 +60,21 @@ def _fit_host(runs: list[Served], place: Place, own: Profile) -> tuple[dict[str,
     names = ["host_s"]
     names += ["host_s_per_doubling"] if len({r.tp for r in runs}) > 1 else []
     names += ["host_s_per_seq"] if len({r.clients for r in runs}) > 1 else []
-    bare = replace(place.engine, **_numbers(dict.fromkeys(names, 0.0)))
+    bare = place.engine.but(**dict.fromkeys(names, 0.0))
     base = _latencies(runs, place, own, bare)
-    columns = [(_latencies(runs, place, own, replace(bare, **_numbers({n: STEP_S}))) - base) / STEP_S for n in names]
+    columns = [(_latencies(runs, place, own, bare.but(**{n: STEP_S})) - base) / STEP_S for n in names]
     fitted = robust.linear(np.stack(columns, axis=1), times, base)
     found = dict(zip(names, (float(v) for v in fitted.values), strict=True))
-    after = np.log(times / _latencies(runs, place, own, replace(place.engine, **_numbers(found))))
+    after = np.log(times / _latencies(runs, place, own, place.engine.but(**found)))
     spread = robust.half_width(after, len(names))
     sigma = float(np.log1p(spread) / robust.Z80)
     if len(runs) < SIGMA_RUNS:
-        sigma = max(sigma, place.engine.sigma_tpot)
+        sigma = max(sigma, place.engine.host.sigma_tpot)
         spread = float(np.expm1(robust.Z80 * sigma))
     part = Part(
         name=f"{place.engine.key} host times",
         rows=len(runs),
-        changes=tuple(Change(n, getattr(place.engine, n), found[n], "s") for n in names),
+        changes=tuple(Change(n, getattr(place.engine.host, n), found[n], "s") for n in names),
         before=Errors.of(np.log(times / _latencies(runs, place, own, place.engine))),
         after=Errors.of(after),
         spread=spread,
@@ -120,19 +116,19 @@ def _simulated(run: Served, place: Place, own: Profile, engine: Engine) -> Any:
 def _fit_request(runs: list[Served], place: Place, own: Profile, engine: Engine) -> tuple[dict[str, float], Part]:
     """A request's way through the server: what TTFT has beside its steps and its waiting."""
     times = np.array([r.ttft_s for r in runs], float)
-    bare = replace(engine, request_s=0.0)
+    bare = engine.but(request_s=0.0)
     base = _each(runs, lambda run: float(_simulated(run, place, own, bare).ttft_s))
     fitted = robust.linear(np.ones((len(runs), 1)), times, base)
     value = float(fitted.values[0])
     after = np.log(times / (base + value))
     spread = robust.half_width(after, 1)
     sigma = float(np.log1p(spread) / robust.Z80)
-    sigma = max(sigma, place.engine.sigma_ttft) if len(runs) < SIGMA_RUNS else sigma
+    sigma = max(sigma, place.engine.host.sigma_ttft) if len(runs) < SIGMA_RUNS else sigma
     before = _each(runs, lambda run: float(_simulated(run, place, own, place.engine).ttft_s))
     part = Part(
         name=f"{place.engine.key} time to the first token",
         rows=len(runs),
-        changes=(Change("request_s", place.engine.request_s, value, "s"),),
+        changes=(Change("request_s", place.engine.host.request_s, value, "s"),),
         before=Errors.of(np.log(times / before)),
         after=Errors.of(after),
         spread=float(np.expm1(robust.Z80 * sigma)),
@@ -164,11 +160,11 @@ def _wishes(runs: list[Served], names: list[str], fitted: robust.Fitted, place: 
     information = np.zeros((len(wide), len(wide)))
     information[: len(names), : len(names)] = fitted.information
     covariance = robust.covariance(information, scale)
-    engine = replace(place.engine, **_numbers(dict(zip(names, fitted.values, strict=True))))
+    engine = place.engine.but(**dict(zip(names, fitted.values, strict=True)))
     for clients in CLIENTS:
         run = replace(runs[0], kind="serve", clients=clients, num_prompts=10 * clients)
         usual_s = _latency(run, place, own, engine)
-        steps = [_latency(run, place, own, replace(engine, **_numbers({n: getattr(engine, n) + STEP_S}))) for n in wide]
+        steps = [_latency(run, place, own, engine.but(**{n: getattr(engine.host, n) + STEP_S})) for n in wide]
         slope = (np.array(steps) - usual_s) / STEP_S / usual_s
         sigma = float(np.sqrt(slope @ covariance @ slope + fitted.sigma**2))
         width = float(np.expm1(min(3.0, robust.Z80 * sigma)))

@@ -19,6 +19,7 @@ from commtax.calibrate.robust import Array
 from commtax.cost.compute import Kernel
 from commtax.cost.kernels import FORMS
 from commtax.spec import DTYPE_BYTES
+from commtax.statement import Refusal
 
 LEAST_ROWS = 8
 MATTERS = 0.1  # a constant that moves no time by a tenth of its own change cannot be told
@@ -118,7 +119,7 @@ def _kernel(r: Ran, form: str) -> Kernel:
     try:
         return _KERNELS[form](r.row)
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"'{r.label}': a shape is missing or no number ({error})") from None
+        raise Refusal(f"'{r.label}': a shape is missing or no number ({error})") from None
 
 
 def _gemm(row: Mapping[str, Any]) -> Kernel:

@@ -13,6 +13,7 @@ from commtax.catalog.fabric import OPS, library_chain
 from commtax.files import OUTPUT_BYTES, parse_documents, read_text
 from commtax.readers import bench, nccl_tests, prefixes
 from commtax.readers.bench import Bench
+from commtax.statement import Refusal
 from commtax.units import MAX_COUNT, format_bytes
 
 SHAPES = {
@@ -33,7 +34,7 @@ def read(path: Path, place: Place) -> Files:
         return _json(printed, path.name, place)
     runs = nccl_tests.parse_all(text, path.name)
     if not runs:
-        raise ValueError(
+        raise Refusal(
             f"'{path}' is not recognised: looked for nccl-tests or rccl-tests output, rows of commtax measure (collectives, "
             "kernels) and results of vllm bench or sglang.bench_serving"
         )
@@ -46,11 +47,9 @@ def read(path: Path, place: Place) -> Files:
 def _nccl_tests(run: nccl_tests.Run, name: str, place: Place) -> Files:
     """Out of place and in place are two timings of one size; rows with wrong values are no measurements."""
     if not run.op or run.op not in OPS:
-        raise ValueError(f"'{name}': the text does not say which collective ran (a line with all_reduce_perf or its like)")
+        raise Refusal(f"'{name}': the text does not say which collective ran (a line with all_reduce_perf or its like)")
     if run.ranks < 2:
-        raise ValueError(
-            f"'{name}': does not say how many ranks took part: neither its list ('#  Rank  0 …') nor its bandwidths do"
-        )
+        raise Refusal(f"'{name}': does not say how many ranks took part: neither its list ('#  Rank  0 …') nor its bandwidths do")
     rows: list[Timed] = []
     refused: list[str] = []
     for row in run.rows:
@@ -90,7 +89,7 @@ def _json(text: str, name: str, place: Place) -> Files:
 def _objects(text: str, name: str) -> Iterator[Mapping[str, Any]]:
     rows = parse_documents(text, f"'{name}'")
     if not rows or not all(isinstance(row, dict) for row in rows):
-        raise ValueError(f"'{name}': JSON without measurements")
+        raise Refusal(f"'{name}': JSON without measurements")
     yield from rows
 
 
@@ -98,7 +97,7 @@ def _collective(row: Mapping[str, Any], label: str) -> Files:
     """A line of ``measure collectives --output``."""
     op, ranks, nbytes = str(row.get("op")), _count(row, "ranks", label), _count(row, "size_bytes", label)
     if op not in OPS:
-        raise ValueError(f"'{label}': collective {op!r} is none of {', '.join(OPS)}")
+        raise Refusal(f"'{label}': collective {op!r} is none of {', '.join(OPS)}")
     label = f"{label}, {op} of {format_bytes(nbytes)} over {ranks} ranks"
     if row.get("wrong"):
         return Files(refused=(f"{label}: {row['wrong']} wrong values, no measurement",))
@@ -123,9 +122,9 @@ def _served(result: Bench, label: str, place: Place) -> Served | str:
     words = place.words
     model, tp = place.model or result.model, place.tp or result.tp or 1
     if place.tp and result.tp and place.tp != result.tp:
-        raise ValueError(f"'{label}': ran at tp {result.tp}, and -tp {place.tp} was said")
+        raise Refusal(f"'{label}': ran at tp {result.tp}, and -tp {place.tp} was said")
     if not model:
-        raise ValueError(f"'{label}': does not say which model ran; say --model")
+        raise Refusal(f"'{label}': does not say which model ran; say --model")
     if result.kind == "throughput":
         return f"{label}: throughput of a queue is not fitted; latency and serve are"
     given = {"input_len": result.input_len, "output_len": result.output_len}
@@ -134,7 +133,7 @@ def _served(result: Bench, label: str, place: Place) -> Served | str:
     clients = words.get("batch") if result.kind == "latency" else result.concurrency
     if missing or (result.kind == "latency" and not clients):
         wanted = [*missing, *(["batch"] if result.kind == "latency" and not clients else [])]
-        raise ValueError(f"'{label}': does not say {', '.join(wanted)}; add {' '.join(f'--{w}'.replace('_', '-') for w in wanted)}")
+        raise Refusal(f"'{label}': does not say {', '.join(wanted)}; add {' '.join(f'--{w}'.replace('_', '-') for w in wanted)}")
     if not clients:
         return f"{label}: no limit of concurrency: only closed loops (--max-concurrency) are fitted"
     if result.failed:
@@ -162,11 +161,11 @@ def _served(result: Bench, label: str, place: Place) -> Served | str:
 def _count(row: Mapping[str, Any], key: str, label: str) -> int:
     value = row.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
-        raise ValueError(f"'{label}': {key}={repr(value)[:40]}, a whole number of at least 1 (and at most 2^48) is needed")
+        raise Refusal(f"'{label}': {key}={repr(value)[:40]}, a whole number of at least 1 (and at most 2^48) is needed")
     return value
 
 
 def _time(value: Any, label: str, unit: float = 1.0) -> float:
     if not isinstance(value, (int, float)) or not SHORTEST_S / unit <= value < LONGEST_S / unit:  # any whole number compares
-        raise ValueError(f"'{label}': a time of {repr(value)[:40]} is no measurement")
+        raise Refusal(f"'{label}': a time of {repr(value)[:40]} is no measurement")
     return float(value) * unit

@@ -15,7 +15,8 @@ from commtax.catalog.loader import normal, record, stems, suggest, toml
 from commtax.catalog.models import config as config
 from commtax.catalog.models import model as model
 from commtax.catalog.models import model_keys as model_keys
-from commtax.spec import Chip, Cluster, Engine, Link, Source
+from commtax.spec import ENGINE_PARTS, Chip, Citation, Cluster, Engine, Link
+from commtax.statement import Refusal
 
 MAX_GPUS = 1_000_000
 _MAKERS = {"nvlink": "nvidia", "xgmi": "amd"}
@@ -39,7 +40,7 @@ def _find(kind: str, name: str) -> str:
         return wanted
     if wanted in _aliases(kind):
         return _aliases(kind)[wanted]
-    raise ValueError(f"unknown {kind[:-1]} '{name}'{suggest(name, [*keys(kind), *_aliases(kind)])}")
+    raise Refusal(f"unknown {kind[:-1]} '{name}'{suggest(name, [*keys(kind), *_aliases(kind)])}")
 
 
 @lru_cache(maxsize=256)
@@ -60,7 +61,7 @@ def link(name: str) -> Link:
     if not found.num_links or not re.fullmatch(r"\d{1,3}", count) or not 1 <= int(count) <= found.num_links:
         rule = f"1 to {found.num_links} links are bonded in {stem}" if found.num_links else f"{stem} is not counted in links"
         near = f"{stem}@{found.num_links}" if found.num_links else stem
-        raise ValueError(f"link '{name}': {rule}; nearest valid: {near}")
+        raise Refusal(f"link '{name}': {rule}; nearest valid: {near}", "link")
     rate = found.bandwidth_Bps * int(count) / found.num_links
     return replace(found, key=f"{stem}@{count}", num_links=int(count), bandwidth_Bps=rate, name=f"{found.name}, {count} links")
 
@@ -70,16 +71,16 @@ def engine(name: str) -> Engine:
     """An engine by key or alias, ``vllm`` or ``vllm@0.12``; a version without constants of its own has its neighbour's, aloud."""
     base, _, version = name.partition("@")
     stem = _find("engines", base)
-    found = record(Engine, toml("engines", stem), f"engines/{stem}")
+    found = record(Engine, toml("engines", stem), f"engines/{stem}", ENGINE_PARTS)
     if version and not re.fullmatch(r"v?\d{1,9}(\.\w{1,30}){0,9}", version):
-        raise ValueError(f"engine '{name}': '{version}' is not a version (write {stem}@{found.version})")
+        raise Refusal(f"engine '{name}': '{version}' is not a version (write {stem}@{found.version})", "engine")
     if not version or version == found.version:
         return replace(found, note="")
     near = _nearest(version, [*found.versions, found.version])
     constants = {name: value for name, value in found.versions.get(near, {}).items() if name != "since"}
     same = _parts(version)[: len(_parts(near))] == _parts(near)
     note = "" if same else f"constants of {stem} {near} are used for {version}: that version is not calibrated"
-    return replace(found, version=version, note=note, **constants)
+    return found.but(version=version, note=note, **constants)
 
 
 def version_at(name: str, date: str) -> str:
@@ -115,7 +116,7 @@ class _Host:
     nics_per_host: int
     aliases: tuple[str, ...] = ()
     note: str = ""
-    sources: dict[str, Source] = None  # type: ignore[assignment]
+    sources: dict[str, Citation] = None  # type: ignore[assignment]
 
 
 def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = None) -> Cluster:
@@ -132,21 +133,21 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = N
     """
     found = _named(text) or _counted(text)
     if found.num_gpus > MAX_GPUS:
-        raise ValueError(f"cluster '{text}': {found.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that are modelled")
+        raise Refusal(f"cluster '{text}': {found.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that are modelled", "cluster")
     if intra:
         inside = link(intra)
         if inside.scope != "intra":
             instead = f"8x1x{found.chip.key} --inter {inside.key}"
-            raise ValueError(f"intra '{intra}': runs between hosts; write one GPU a host, such as {instead}")
+            raise Refusal(f"intra '{intra}': runs between hosts; write one GPU a host, such as {instead}", "intra")
         found = with_inside(found, inside)
     if inter:
         between = link(inter)
         if between.scope != "inter":
-            raise ValueError(f"inter '{inter}': runs inside a host; a fabric such as ib-ndr or 10gbe is needed between hosts")
+            raise Refusal(f"inter '{inter}': runs inside a host; a fabric such as ib-ndr or 10gbe is needed between hosts", "inter")
         found = with_between(found, between)
     if nics is not None:
         if not 1 <= nics <= 1024:
-            raise ValueError(f"nics={nics}: a host has 1 to 1,024 NICs")
+            raise Refusal(f"nics={nics}: a host has 1 to 1,024 NICs", "nics")
         found = replace(found, nics_per_host=nics)
     return found
 
@@ -166,7 +167,9 @@ def with_inside(found: Cluster, inside: Link) -> Cluster:
     maker = _MAKERS.get(inside.kind, found.chip.vendor)
     if found.chip.vendor not in (maker, "generic"):
         usual = f"; nearest: {found.chip.intra}"
-        raise ValueError(f"intra '{inside.key}': {inside.kind} joins {maker.upper()} chips, and {found.chip.key} is none{usual}")
+        raise Refusal(
+            f"intra '{inside.key}': {inside.kind} joins {maker.upper()} chips, and {found.chip.key} is none{usual}", "intra"
+        )
     domain = max(found.gpus_per_host, found.nvlink_domain) if inside.kind in _MAKERS else 1
     return replace(found, intra=inside, nvlink_domain=domain, bridge=None)
 
@@ -204,16 +207,16 @@ def _counted(text: str) -> Cluster:
     """``HOSTSxGPUSxCHIP`` or ``GPUSxCHIP``; a chip alone is one GPU."""
     match = re.fullmatch(r"(?:(\d{1,15})x)?(?:(\d{1,15})x)?([a-z].*)", normal(text))
     if not match:
-        raise ValueError(f"cluster '{text[:60]}': write 8xh100-sxm, 2x8xh100-sxm or a name (commtax catalog clusters)")
+        raise Refusal(f"cluster '{text[:60]}': write 8xh100-sxm, 2x8xh100-sxm or a name (commtax catalog clusters)", "cluster")
     first, second, name = match.groups()
     hosts, gpus = (int(first), int(second)) if second else (1, int(first or 1))
     if hosts < 1 or gpus < 1:
-        raise ValueError(f"cluster '{text}': hosts and GPUs are whole numbers of at least 1")
+        raise Refusal(f"cluster '{text}': hosts and GPUs are whole numbers of at least 1", "cluster")
     try:
         kind = chip(name)
     except ValueError:
         known = [*keys("chips"), *_aliases("chips"), *keys("clusters"), *_aliases("clusters")]
-        raise ValueError(f"cluster '{text}': unknown chip or host '{name}'{suggest(name, known)}") from None
+        raise Refusal(f"cluster '{text}': unknown chip or host '{name}'{suggest(name, known)}", "cluster") from None
     remark = ""
     if not second:
         hosts, gpus, remark = _in_hosts(gpus, kind)
@@ -262,6 +265,6 @@ def _in_hosts(gpus: int, kind: Chip) -> tuple[int, int, str]:
     if gpus % hosts:
         near = " or ".join(f"{n}x{kind.key}" for n in (gpus // most * most, hosts * most))
         told = f"a host holds {most}, and {gpus} are not {hosts} equal hosts"
-        raise ValueError(f"cluster '{gpus}x{kind.key}': {told}; nearest valid: {near}")
+        raise Refusal(f"cluster '{gpus}x{kind.key}': {told}; nearest valid: {near}", "cluster")
     each, key = gpus // hosts, kind.key
     return hosts, each, f"{gpus}x{key} is read as {hosts} hosts of {each}, {hosts}x{each}x{key} (one host: 1x{gpus}x{key})"

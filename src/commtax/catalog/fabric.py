@@ -11,6 +11,7 @@ from typing import Any
 
 from commtax.catalog.loader import normal, stems, suggest, toml
 from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Link, Path, Spread
+from commtax.statement import Refusal
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
 FORMS = ("gemm", "decode", "prefill", "small", "elementwise", "step", "train")
@@ -42,11 +43,11 @@ def _library(name: str) -> Mapping[str, Any]:
     base = normal(name).partition("@")[0]
     found = next((k for k in library_keys() if base == k or base in toml("libraries", k).get("aliases", ())), None)
     if found is None:
-        raise ValueError(f"unknown library '{name}'{suggest(name, library_keys())} (one of {', '.join(library_keys())})")
+        raise Refusal(f"unknown library '{name}'{suggest(name, library_keys())} (one of {', '.join(library_keys())})", "library")
     table = toml("libraries", found)
     unknown = set(table) - _LIBRARY_KEYS
     if unknown:
-        raise ValueError(f"libraries/{found}: unknown key {sorted(unknown)[0]!r}")
+        raise Refusal(f"libraries/{found}: unknown key {sorted(unknown)[0]!r}")
     return MappingProxyType(table)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from commtax.catalog.quantisation import quant_from
 from commtax.spec import Attention, Block, Experts, Indexer, Latent, Mlp, Model, Tower
+from commtax.statement import Refusal
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "bf16": "bf16", "float": "fp32"}
 MAX_SIZE = 2**40
@@ -83,8 +84,8 @@ def from_config(config: Mapping[str, Any], key: str) -> Model:
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
     if name not in ARCHITECTURES:
-        raise ValueError(
-            f"model {key}: architecture {name or 'missing'} is not supported (known: {', '.join(sorted(ARCHITECTURES))})"
+        raise Refusal(
+            f"model {key}: architecture {name or 'missing'} is not supported (known: {', '.join(sorted(ARCHITECTURES))})", "model"
         )
     fields = Fields(config)
     try:
@@ -94,7 +95,7 @@ def from_config(config: Mapping[str, Any], key: str) -> Model:
     except (TypeError, ZeroDivisionError, AttributeError, KeyError, IndexError) as error:
         fields.bad.append(f"a field of the wrong type ({error})")
     if fields.bad:
-        raise ValueError(f"model {key}: {name} config lacks or has unreadable fields: {', '.join(dict.fromkeys(fields.bad))}")
+        raise Refusal(f"model {key}: {name} config lacks or has unreadable fields: {', '.join(dict.fromkeys(fields.bad))}", "model")
     quant = config.get("quantization_config")
     dtype = _dtype(fields, key)
     return replace(
@@ -113,7 +114,7 @@ def _dtype(fields: Fields, key: str) -> str:
     nested = text if isinstance(text, Mapping) else {}
     name = next((s[k] for s in (fields.config, nested) for k in ("torch_dtype", "dtype") if s.get(k)), "bfloat16")
     if not isinstance(name, str) or name not in _DTYPES:
-        raise ValueError(f"model {key}: dtype {name!r} is not one of {', '.join(_DTYPES)}")
+        raise Refusal(f"model {key}: dtype {name!r} is not one of {', '.join(_DTYPES)}", "model")
     return _DTYPES[name]
 
 

@@ -10,41 +10,45 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any, TypeVar
 
-from commtax.spec import Source
+from commtax.spec import Citation
+from commtax.statement import Refusal
 
 Table = dict[str, Any]
 T = TypeVar("T")
+NO_PARTS: Mapping[str, type] = {}
 
 
-def record(cls: type[T], table: Mapping[str, Any], where: str) -> T:
-    """Build a record from a table whose numbers are ``[value, source]`` pairs."""
+def record(cls: type[T], table: Mapping[str, Any], where: str, parts: Mapping[str, type] = NO_PARTS) -> T:
+    """Build a record from a table whose numbers are ``[value, source]`` pairs; fields of its ``parts`` stand beside its own."""
     table = dict(table)
-    named = {key: Source(**s) for key, s in table.pop("sources", {}).items()}
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    named = {key: Citation(**s) for key, s in table.pop("sources", {}).items()}
+    known = {f.name: f for kind in (cls, *parts.values()) for f in fields(kind) if f.name not in parts}
     unknown = [key for key in table if key not in known]
     if unknown:
-        raise ValueError(f"{where}: unknown key {unknown[0]!r}{suggest(unknown[0], known)}")
+        raise Refusal(f"{where}: unknown key {unknown[0]!r}{suggest(unknown[0], known)}")
     values: Table = {}
-    sources: dict[str, Source] = {}
+    sources: dict[str, Citation] = {}
     for key, entry in table.items():
         values[key] = _value(entry, key, named, sources, where)
     missing = [n for n, f in known.items() if n not in values and f.default is MISSING and f.default_factory is MISSING]
     if missing:
-        raise ValueError(f"{where}: missing {', '.join(missing)}")
+        raise Refusal(f"{where}: missing {', '.join(missing)}")
     if "sources" in known:
         values["sources"] = sources
+    for part, kind in parts.items():
+        values[part] = kind(**{f.name: values.pop(f.name) for f in fields(kind) if f.name in values})
     return cls(**values)
 
 
-def _value(entry: Any, key: str, named: Mapping[str, Source], sources: dict[str, Source], where: str) -> Any:
+def _value(entry: Any, key: str, named: Mapping[str, Citation], sources: dict[str, Citation], where: str) -> Any:
     if isinstance(entry, dict):
         return {inner: _value(v, f"{key}.{inner}", named, sources, where) for inner, v in entry.items()}
     if isinstance(entry, (int, float)) and not isinstance(entry, bool):
-        raise ValueError(f'{where}: {key} = {entry} has no source; write [{entry}, "source"]')
+        raise Refusal(f'{where}: {key} = {entry} has no source; write [{entry}, "source"]')
     if isinstance(entry, list) and len(entry) == 2 and not isinstance(entry[0], str):
         value, source = entry
         if source not in named:
-            raise ValueError(f"{where}: {key} names the source {source!r}, which is not given")
+            raise Refusal(f"{where}: {key} names the source {source!r}, which is not given")
         sources[key] = named[source]
         return tuple(value) if isinstance(value, list) else value
     return tuple(entry) if isinstance(entry, list) else entry

@@ -16,7 +16,8 @@ from commtax.catalog import hub
 from commtax.catalog.hf import from_config
 from commtax.catalog.loader import normal, stems, suggest
 from commtax.files import local, parse_json, read_json
-from commtax.spec import Model, Source
+from commtax.spec import Citation, Model
+from commtax.statement import Refusal
 
 _KEYS = {"key", "aliases", "config", "source", "published"}
 MAX_HEADER_BYTES = 100 * 2**20
@@ -31,7 +32,7 @@ class Published:
     digits: int  # significant digits; 0: exact
     beyond: int  # parameters it counts that the inventory does not hold: those of ``includes``
     includes: str
-    source: Source
+    source: Citation
 
 
 def model_keys() -> list[str]:
@@ -44,13 +45,13 @@ def _file(key: str) -> dict[str, Any]:
     table: dict[str, Any] = json.loads((files("commtax.catalog") / "models" / f"{key}.json").read_text(encoding="utf-8"))
     unknown = set(table) - _KEYS
     if unknown or table.get("key") != key:
-        raise ValueError(f"models/{key}: unknown keys {sorted(unknown)} or wrong key {table.get('key')!r}")
+        raise Refusal(f"models/{key}: unknown keys {sorted(unknown)} or wrong key {table.get('key')!r}")
     return table
 
 
 def published(key: str) -> list[Published]:
     """The published parameter counts of a bundled model."""
-    return [Published(**{**row, "source": Source(**row["source"])}) for row in _file(key)["published"]]
+    return [Published(**{**row, "source": Citation(**row["source"])}) for row in _file(key)["published"]]
 
 
 @lru_cache(maxsize=1)
@@ -72,7 +73,7 @@ def model(name: str) -> Model:
     'llama-3.1-8b'
     """
     if not name.strip():
-        raise ValueError("model: the name is empty (see commtax catalog models)")
+        raise Refusal("model: the name is empty (see commtax catalog models)", "model")
     found = bundled(name)
     if found:
         return found
@@ -80,21 +81,21 @@ def model(name: str) -> Model:
     if os.path.exists(path):
         return _local(path)
     if name.startswith((".", "/", "~")) or name.endswith(".json"):
-        raise ValueError(f"model '{name}': no such folder or file")
+        raise Refusal(f"model '{name}': no such folder or file", "model")
     unknown = f"unknown model '{name}'{suggest(name, [*model_keys(), *_aliases()])}"
     if name.count("/") != 1:
-        raise ValueError(f"{unknown} (commtax catalog models lists them; a folder with config.json or a Hub id works too)")
+        raise Refusal(f"{unknown} (commtax catalog models lists them; a folder with config.json or a Hub id works too)")
     try:
         return _from_hub(name)
     except LookupError as error:
-        raise ValueError(f"{unknown} ({error})") from None
+        raise Refusal(f"{unknown} ({error})") from None
 
 
 @lru_cache(maxsize=128)
 def _bundled(key: str) -> Model:
     table = _file(key)
     found = from_config(table["config"], key)
-    return replace(found, aliases=tuple(table["aliases"]), source=Source(**table["source"]))
+    return replace(found, aliases=tuple(table["aliases"]), source=Citation(**table["source"]))
 
 
 def _local(path: Path) -> Model:
@@ -102,7 +103,7 @@ def _local(path: Path) -> Model:
     file = path / "config.json" if path.is_dir() else path
     folder = file.parent
     if not os.path.exists(file):
-        raise ValueError(f"model '{path}': the folder has no config.json")
+        raise Refusal(f"model '{path}': the folder has no config.json", "model")
     config = _read_json(file)
     extra = folder / "hf_quant_config.json"
     if extra.is_file() and "quantization_config" not in config:
@@ -110,7 +111,7 @@ def _local(path: Path) -> Model:
     whole = path.is_dir() or file.name == "config.json"
     key = folder.resolve().name if whole else file.stem
     where = str((folder if whole else file).resolve())  # what an engine is started with
-    found = replace(from_config(config, key), aliases=(where,), source=Source(str(file), "", ""))
+    found = replace(from_config(config, key), aliases=(where,), source=Citation(str(file), "", ""))
     shards = sorted(shard for shard in folder.glob("*.safetensors") if shard.is_file())
     return replace(found, stored_bytes=_stored_bytes(found, shards)) if shards else found
 
@@ -118,7 +119,7 @@ def _local(path: Path) -> Model:
 def _read_json(file: Path) -> dict[str, Any]:
     table = read_json(file, "model")
     if not isinstance(table, dict):
-        raise ValueError(f"model '{file}': not a JSON object")
+        raise Refusal(f"model '{file}': not a JSON object", "model")
     return table
 
 
@@ -151,7 +152,9 @@ def config(name: str) -> dict[str, Any]:
     path = local(name)
     file = path / "config.json" if os.path.isdir(path) else path
     if not os.path.exists(file):
-        raise ValueError(f"model '{name}': no such folder, and not in the catalogue{suggest(name, [*model_keys(), *_aliases()])}")
+        raise Refusal(
+            f"model '{name}': no such folder, and not in the catalogue{suggest(name, [*model_keys(), *_aliases()])}", "model"
+        )
     return _read_json(file)
 
 
@@ -162,7 +165,7 @@ def safetensors_header(shard: Path) -> tuple[dict[str, Any], int]:
         prefix = file.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER_BYTES + 1
         if length > min(size, MAX_HEADER_BYTES):
-            raise ValueError(f"{shard}: not a safetensors file, or truncated ({size:,} bytes)")
+            raise Refusal(f"{shard}: not a safetensors file, or truncated ({size:,} bytes)")
         try:
             table = parse_json(file.read(length), str(shard))
             spans = [entry["data_offsets"] for name, entry in table.items() if name != "__metadata__"]
@@ -170,9 +173,9 @@ def safetensors_header(shard: Path) -> tuple[dict[str, Any], int]:
                 raise TypeError("offsets")
             ends = [end for _, end in spans]
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-            raise ValueError(f"{shard}: its safetensors header cannot be read") from None
+            raise Refusal(f"{shard}: its safetensors header cannot be read") from None
     if size < 8 + length + max(ends, default=0):
-        raise ValueError(f"{shard}: truncated, {8 + length + max(ends):,} bytes expected and {size:,} found")
+        raise Refusal(f"{shard}: truncated, {8 + length + max(ends):,} bytes expected and {size:,} found")
     assert isinstance(table, dict)
     return table, 8 + length
 
@@ -181,5 +184,5 @@ def safetensors_header(shard: Path) -> tuple[dict[str, Any], int]:
 def _from_hub(name: str) -> Model:
     """The model of a Hub id."""
     found = from_config(_read_json(Path(hub.config_file(name))), name.split("/")[1].lower())
-    source = Source(f"config.json of {name} on the Hugging Face Hub", f"https://huggingface.co/{name}", "")
+    source = Citation(f"config.json of {name} on the Hugging Face Hub", f"https://huggingface.co/{name}", "")
     return replace(found, aliases=(name,), source=source)

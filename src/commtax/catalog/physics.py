@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from commtax.spec import DTYPE_BYTES, Chip, Link, Path
+from commtax.statement import Refusal
 from commtax.units import format_bytes, format_rate, format_si
 
 
@@ -26,13 +27,13 @@ class Range:
     def read(self, value: Any, name: str) -> float:
         """The value as a number of the range; anything else is refused with the nearest that would do."""
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-            raise ValueError(f"{name}={shown(value)}: {self.kind} from {self.low:g} to {self.high:g} is needed")
+            raise Refusal(f"{name}={shown(value)}: {self.kind} from {self.low:g} to {self.high:g} is needed", name)
         if not self.low <= value <= self.high:
             near = self.low if value < self.low else self.high
             given = f"{value:g}" if abs(value) < 1e300 else str(value)[:12]
-            raise ValueError(f"{name}={given}: {self.kind} from {self.low:g} to {self.high:g}; nearest valid: {near:g}")
+            raise Refusal(f"{name}={given}: {self.kind} from {self.low:g} to {self.high:g}; nearest valid: {near:g}", name)
         if self.whole and value != math.floor(value):
-            raise ValueError(f"{name}={value:g}: {self.kind} from {self.low:g} to {self.high:g}; nearest valid: {round(value)}")
+            raise Refusal(f"{name}={value:g}: {self.kind} from {self.low:g} to {self.high:g}; nearest valid: {round(value)}", name)
         return float(value)
 
 
@@ -129,11 +130,11 @@ def fastest_Bps(path: Path) -> float:
 def _at_most(name: str, value: float, most: float, told: str, of: Chip | Link, key: str) -> None:
     if value > most * (1 + 1e-9):
         source = of.sources[key].title if key in of.sources else f"commtax catalog {of.key}"
-        raise ValueError(f"{name}={value:g}: more than {of.key} can do ({told}: {source}); nearest valid: {most:g}")
+        raise Refusal(f"{name}={value:g}: more than {of.key} can do ({told}: {source}); nearest valid: {most:g}", name)
 
 
 def known_type(dtype: str, name: str) -> str:
     """A type of arithmetic that is modelled."""
     if dtype not in DTYPE_BYTES:
-        raise ValueError(f"{name}: a type of arithmetic is one of {', '.join(DTYPE_BYTES)}")
+        raise Refusal(f"{name}: a type of arithmetic is one of {', '.join(DTYPE_BYTES)}", name)
     return dtype

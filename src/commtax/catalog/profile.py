@@ -19,6 +19,7 @@ from commtax.catalog.fabric import FORMS, OPS, fabric, kernel_constants, library
 from commtax.catalog.loader import suggest
 from commtax.files import local, read_json
 from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Link, Path, Profile, Spread
+from commtax.statement import Refusal
 
 VERSION = 1
 NETWORK = tuple(physics.NETWORK)
@@ -42,12 +43,12 @@ def load(path: str | File) -> Profile:
     """Read a profile; what is not one is refused by file, key and rule."""
     file = local(path)
     if not os.path.exists(file):
-        raise ValueError(f"profile '{path}': no such file (commtax calibrate and commtax measure calibrate write one)")
+        raise Refusal(f"profile '{path}': no such file (commtax calibrate and commtax measure calibrate write one)", "profile")
     table = read_json(file, "profile")
     try:
         return parse(table, File(path).stem)
     except ValueError as error:
-        raise ValueError(f"profile '{path}': {error}") from None
+        raise Refusal(f"profile '{path}': {error}", "profile") from None
 
 
 def given(profile: str | File | Profile | None) -> Profile | None:
@@ -56,17 +57,17 @@ def given(profile: str | File | Profile | None) -> Profile | None:
         return profile
     if isinstance(profile, (str, File)):
         return load(profile)
-    raise ValueError(f"profile={physics.shown(profile)}: the name of a file is needed, or a Profile")
+    raise Refusal(f"profile={physics.shown(profile)}: the name of a file is needed, or a Profile", "profile")
 
 
 def parse(table: Any, name: str = "") -> Profile:
     """A profile from its document. Every constant has a form and a range (``physics``), and a known chip or link its ceiling."""
     if not isinstance(table, dict) or table.get("commtax_profile") != VERSION:
-        raise ValueError(f"not a commtax profile of version {VERSION}")
+        raise Refusal(f"not a commtax profile of version {VERSION}")
     _known(table, _KEYS)
     network = _numbers(_mapping(table, "network"), physics.NETWORK, "network.")
     if network.get("least_ranks", 1) > network.get("most_ranks", 2**31):
-        raise ValueError(f"network.least_ranks={network['least_ranks']:g}: at most most_ranks, {network['most_ranks']:g}")
+        raise Refusal(f"network.least_ranks={network['least_ranks']:g}: at most most_ranks, {network['most_ranks']:g}")
     found = Profile(
         name=_text(table, "name", name),
         chip=_chip(_mapping(table, "chip")),
@@ -103,14 +104,14 @@ def _check_paths(found: Profile, link: Link) -> None:
 def _mapping(table: Mapping[str, Any], key: str, within: str = "") -> dict[str, Any]:
     found = table.get(key, {})
     if not isinstance(found, dict):
-        raise ValueError(f"{within}{key}={physics.shown(found)}: a table of names and values is needed")
+        raise Refusal(f"{within}{key}={physics.shown(found)}: a table of names and values is needed")
     return found
 
 
 def _text(table: Mapping[str, Any], key: str, usual: str = "", within: str = "") -> str:
     found = table.get(key, usual)
     if not isinstance(found, str):
-        raise ValueError(f"{within}{key}={physics.shown(found)}: a text is needed")
+        raise Refusal(f"{within}{key}={physics.shown(found)}: a text is needed")
     return found
 
 
@@ -137,10 +138,10 @@ def _tables(tables: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, float]]]
     for name in tables:
         form, constants = name.partition(".")[0], _mapping(tables, name, "kernels.tables.")
         if form not in FORMS:
-            raise ValueError(f"unknown kernel table {name!r}{suggest(form, FORMS)}")
+            raise Refusal(f"unknown kernel table {name!r}{suggest(form, FORMS)}")
         missing = [key for key in _NEEDED[form] if key not in constants]
         if missing:
-            raise ValueError(f"kernel table {name!r} lacks {', '.join(missing)}")
+            raise Refusal(f"kernel table {name!r} lacks {', '.join(missing)}")
         yield name, _numbers(constants, physics.KERNEL, f"kernels.tables.{name}.")
 
 
@@ -150,7 +151,7 @@ def _libraries(table: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Path, ...]
     for index, entry in enumerate(entries):
         where = f"libraries[{index}]"
         if not isinstance(entry, dict):
-            raise ValueError(f"{where}={physics.shown(entry)}: a table with a name and paths is needed")
+            raise Refusal(f"{where}={physics.shown(entry)}: a table with a name and paths is needed")
         _known(entry, {"name", "paths"}, f"{where}.")
         rows = _list(entry.get("paths"), f"{where}.paths")
         yield _text(entry, "name", "nccl", f"{where}."), tuple(_path(row, f"{where}.paths[{i}]") for i, row in enumerate(rows))
@@ -158,27 +159,27 @@ def _libraries(table: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Path, ...]
 
 def _list(value: Any, name: str) -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"{name}={physics.shown(value)}: a list is needed")
+        raise Refusal(f"{name}={physics.shown(value)}: a list is needed", name)
     return value
 
 
 def _path(row: Any, where: str) -> Path:
     if not isinstance(row, dict):
-        raise ValueError(f"{where}={physics.shown(row)}: a table of a path's constants is needed")
+        raise Refusal(f"{where}={physics.shown(row)}: a table of a path's constants is needed")
     _known(row, {f.name for f in fields(Path)}, f"{where}.")
     words: dict[str, Any] = {
         key: _text(row, key, within=f"{where}.") for key in ("op", "algorithm", "name", "source") if key in row
     }
     for key, known in (("op", OPS), ("algorithm", ALGORITHMS)):
         if words.get(key) not in known:
-            raise ValueError(f"{where}.{key}={physics.shown(words.get(key))}: one of {', '.join(known)}")
+            raise Refusal(f"{where}.{key}={physics.shown(words.get(key))}: one of {', '.join(known)}")
     physics.PATH["bandwidth_Bps"].read(row.get("bandwidth_Bps"), f"{where}.bandwidth_Bps")
     found: dict[str, Any] = {key: rule.read(row[key], f"{where}.{key}") for key, rule in physics.PATH.items() if key in row}
     found |= {key: int(found[key]) for key in ("turn", "min_ranks", "max_ranks") if key in found}
     found |= {key: _sizes(row[key], f"{where}.{key}") for key in physics.LISTS if key in row}
     found |= {key: _by_size(row[key], rule, f"{where}.{key}") for key, rule in physics.PAIRS.items() if key in row}
     if found.get("min_ranks", 1) > found.get("max_ranks", 2**31):
-        raise ValueError(f"{where}.min_ranks={found['min_ranks']}: at most max_ranks, {found['max_ranks']}")
+        raise Refusal(f"{where}.min_ranks={found['min_ranks']}: at most max_ranks, {found['max_ranks']}")
     return Path(**words, **found)
 
 
@@ -190,24 +191,24 @@ def _by_size(value: Any, rule: physics.Range, name: str) -> tuple[tuple[int, flo
     """Pairs of a group size and its value, smaller groups first."""
     pairs = _list(value, name)
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-        raise ValueError(f"{name}={physics.shown(value)}: pairs of a group size and its value are needed")
+        raise Refusal(f"{name}={physics.shown(value)}: pairs of a group size and its value are needed", name)
     sizes = _sizes([size for size, _ in pairs], name)
     if list(sizes) != sorted(set(sizes)):
-        raise ValueError(f"{name}={physics.shown(value)}: group sizes rise from pair to pair")
+        raise Refusal(f"{name}={physics.shown(value)}: group sizes rise from pair to pair", name)
     return tuple(zip(sizes, (rule.read(v, name) for _, v in pairs), strict=True))
 
 
 def _known(table: Mapping[str, Any], known: set[str], within: str = "") -> None:
     unknown = sorted(set(table) - known)
     if unknown:
-        raise ValueError(f"unknown key '{within}{unknown[0]}'{suggest(unknown[0], known)}")
+        raise Refusal(f"unknown key '{within}{unknown[0]}'{suggest(unknown[0], known)}")
 
 
 def on_cluster(found: Profile, cluster: Cluster) -> Cluster:
     """The cluster with its chip as it was measured; a profile of another chip is refused."""
     key = found.chip.get("key", cluster.chip.key)
     if key != cluster.chip.key:
-        raise ValueError(f"profile '{found.name}': it was measured on {key}, and the cluster has {cluster.chip.key}")
+        raise Refusal(f"profile '{found.name}': it was measured on {key}, and the cluster has {cluster.chip.key}", "profile")
     physics.check_chip(found.chip, cluster.chip)
     known = {f.name for f in fields(Chip)} - {"key"}
     changes = {k: v for k, v in found.chip.items() if k in known}
@@ -222,8 +223,7 @@ def on_engine(found: Profile, engine: Engine) -> Engine:
     """The engine with the host's times as measured, where that engine was measured."""
     if not found.host or not tells_of(found, engine):
         return engine
-    times: dict[str, Any] = dict(found.host)
-    return replace(engine, **times, calibrated=True, host_label=found.label)
+    return engine.but(**found.host, calibrated=True, host_label=found.label)
 
 
 def tells_of(found: Profile, engine: Engine) -> bool:

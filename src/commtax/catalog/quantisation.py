@@ -7,21 +7,22 @@ from typing import Any
 
 from commtax.patterns import modules
 from commtax.spec import Quant
+from commtax.statement import Refusal
 
 
 def quant_from(config: Mapping[str, Any], key: str) -> Quant:
     """The storage that a config asks for; an unknown method is refused, never guessed."""
     if not isinstance(config, Mapping):
-        raise ValueError(f"model {key}: quantization_config is not a table")
+        raise Refusal(f"model {key}: quantization_config is not a table", "model")
     try:
         found = _read(config, key)
         _check_names(found.ignored, key)
         _check_names(found.only, key)
     except (TypeError, AttributeError, KeyError, IndexError) as error:
-        raise ValueError(f"model {key}: quantization_config has a field of the wrong type ({error})") from None
+        raise Refusal(f"model {key}: quantization_config has a field of the wrong type ({error})", "model") from None
     except ValueError as error:
         text = str(error)
-        raise ValueError(
+        raise Refusal(
             text if text.startswith("model ") else f"model {key}: quantization_config has a bad number ({text})"
         ) from None
     return found
@@ -31,7 +32,7 @@ def _check_names(names: tuple[str, ...], key: str) -> None:
     try:
         modules(names)
     except ValueError as error:
-        raise ValueError(f"model {key}: quantization_config: {error}") from None
+        raise Refusal(f"model {key}: quantization_config: {error}", "model") from None
 
 
 def _read(config: Mapping[str, Any], key: str) -> Quant:
@@ -60,9 +61,10 @@ def _read(config: Mapping[str, Any], key: str) -> Quant:
             scale = 1 + 4 / 256 if config.get("bnb_4bit_use_double_quant") else 4
             return Quant(method, "int4", (1, 64), scale_bytes=scale, ignored=ignored)
         return Quant(method, "int8", (1, 0), scale_bytes=4, ignored=ignored)
-    raise ValueError(
+    raise Refusal(
         f"model {key}: quant_method {method or 'missing'!r} is not supported "
-        "(known: fp8, fbgemm_fp8, mxfp4, awq, gptq, modelopt, compressed-tensors, bitsandbytes)"
+        "(known: fp8, fbgemm_fp8, mxfp4, awq, gptq, modelopt, compressed-tensors, bitsandbytes)",
+        "model",
     )
 
 
@@ -72,7 +74,7 @@ def _integer(method: str, config: Mapping[str, Any], key: str, ignored: tuple[st
         config.get("group_size") or config.get("q_group_size") or 128,
     )
     if bits not in (4, 8):
-        raise ValueError(f"model {key}: {method} with bits={bits} is not supported (4 or 8)")
+        raise Refusal(f"model {key}: {method} with bits={bits} is not supported (4 or 8)", "model")
     width = max(0, int(group))  # -1: one group a row
     return Quant(
         method,
@@ -91,26 +93,26 @@ def _modelopt(config: Mapping[str, Any], key: str, ignored: tuple[str, ...]) -> 
         return Quant("modelopt", "fp8", (0, 0), ignored=ignored)
     if algo in ("NVFP4", "FP4"):
         return Quant("modelopt", "nvfp4", (1, int(config.get("group_size") or 16)), scale_bytes=1, ignored=ignored)
-    raise ValueError(f"model {key}: modelopt quant_algo {algo or 'missing'!r} is not supported (FP8, NVFP4)")
+    raise Refusal(f"model {key}: modelopt quant_algo {algo or 'missing'!r} is not supported (FP8, NVFP4)", "model")
 
 
 def _compressed(config: Mapping[str, Any], key: str, ignored: tuple[str, ...]) -> Quant:
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or len(groups) != 1:
-        raise ValueError(f"model {key}: compressed-tensors with {len(groups or ())} config_groups is not supported (1)")
+        raise Refusal(f"model {key}: compressed-tensors with {len(groups or ())} config_groups is not supported (1)", "model")
     group = next(iter(groups.values()))
     weights = group.get("weights") or {}
     bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy") or "tensor"
     dtype = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int4", ("float", 4): "nvfp4"}.get((str(kind), int(bits or 0)))
     if dtype is None:
-        raise ValueError(f"model {key}: compressed-tensors weights of type {kind!r} with {bits} bits are not supported")
+        raise Refusal(f"model {key}: compressed-tensors weights of type {kind!r} with {bits} bits are not supported", "model")
     size = int(weights.get("group_size") or 0)
     block = {"tensor": (0, 0), "channel": (1, 0), "group": (1, size), "tensor_group": (1, size)}.get(strategy)
     if strategy == "block":
         tile = weights.get("block_structure") or [128, 128]
         block = (int(tile[0]), int(tile[1]))
     if block is None:
-        raise ValueError(f"model {key}: compressed-tensors strategy {strategy!r} is not supported")
+        raise Refusal(f"model {key}: compressed-tensors strategy {strategy!r} is not supported", "model")
     targets = tuple(t for t in group.get("targets") or () if t != "Linear")
     scale = 1.0 if dtype == "nvfp4" else 2.0 if dtype == "int4" else 4.0 if strategy == "tensor" else 2.0
     plain = dtype == "nvfp4" and not group.get("input_activations")

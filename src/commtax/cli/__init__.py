@@ -40,6 +40,7 @@ from commtax.cli.pasting import paste_options, pasting, with_prompt_servers
 from commtax.files import OUTPUT_BYTES, read_text
 from commtax.spec import Cluster, Profile
 from commtax.spelling import normalise, visible
+from commtax.statement import Refusal
 from commtax.units import parse_bytes, parse_seconds
 
 BAD_INPUT, FAULT = 2, 70
@@ -95,7 +96,7 @@ def bill(
     """
     own = _profile(options)
     if exact and (own or html):
-        raise ValueError("profile: holds seconds, and --exact has none" if own else "html: draws seconds, and --exact has none")
+        raise Refusal("profile: holds seconds, and --exact has none" if own else "html: draws seconds, and --exact has none")
     place = _cluster(options)
     training = options["phase"] == "train"
     kinds = {k: options.pop(k) for k in TRAINING}
@@ -109,7 +110,7 @@ def bill(
     _unused(kinds, global_batch, options["phase"])
     if exact:
         if emit:
-            raise ValueError("emit: comes with a priced step; leave --exact out")
+            raise Refusal("emit: comes with a priced step; leave --exact out", "emit")
         _exact(model, place, size, options, as_json)
         return
     priced = price_step(model, place, batch=size, profile=own, **options)
@@ -129,7 +130,7 @@ def _exact(model: str, place: Cluster, batch: int, options: dict[str, Any], as_j
     plain = {"slow_rank": 1.0, "overlap": 0.0, "library": ""}
     given = [name for name, default in plain.items() if options.pop(name) != default]
     if given:
-        raise ValueError(f"{given[0]}: changes seconds, and --exact has none")
+        raise Refusal(f"{given[0]}: changes seconds, and --exact has none")
     found = traffic(model, place, batch=batch, **options)
     if as_json:
         from commtax.report.documents import traffic_document
@@ -175,12 +176,12 @@ def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, 
     training = options["phase"] == "train"
     given = {name: options.pop(name, "") for name in ("plans", "links", "batches", "topo")}
     if bool(given["plans"]) == bool(over):
-        raise ValueError("over: give --over AXIS=VALUES or --plans tp1,tp2 …, one of them")
+        raise Refusal("over: give --over AXIS=VALUES or --plans tp1,tp2 …, one of them", "over")
     if over and (given["links"] or given["batches"]):
-        raise ValueError(f"{'links' if given['links'] else 'batches'}: belongs to --plans; with --over write it as an axis")
+        raise Refusal(f"{'links' if given['links'] else 'batches'}: belongs to --plans; with --over write it as an axis")
     kinds, global_batch = {k: options.pop(k) for k in TRAINING}, options.pop("global_batch")
     if global_batch is not None and options["batch"] is not None:
-        raise ValueError("global_batch: give it or batch, not both")
+        raise Refusal("global_batch: give it or batch, not both", "global_batch")
     options["batch"] = 1 if options["batch"] is None else options["batch"]
     options["context"] = (4096 if training else 1024) if options["context"] is None else options["context"]
     if training:
@@ -189,7 +190,7 @@ def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, 
         words = {"phase": "train", **training_words(options, kinds)} | ({"global_batch": global_batch} if global_batch else {})
         for name in ("tokens", "measured_mfu"):
             if words.pop(name) != TRAINING[name]:
-                raise ValueError(f"{name}: belongs to bill, not to compare")
+                raise Refusal(f"{name}: belongs to bill, not to compare", name)
     else:
         _unused(kinds, global_batch, options["phase"])
         words = options
@@ -199,7 +200,7 @@ def compare_command(model: str, over: tuple[str, ...], as_csv: bool, plot: str, 
         return
     found = compare(model, place, list(over), profile=own, **words)
     if all(row.bill is None for row in found.rows):
-        raise ValueError(f"over: nothing on this range is legal; first: {found.rows[0].refused}")
+        raise Refusal(f"over: nothing on this range is legal; first: {found.rows[0].refused}", "over")
     if plot:
         from commtax.report.plots import plot_comparison
 
@@ -260,13 +261,13 @@ def _measured_seconds(text: str, found: Expectation) -> float:
     if text.endswith("s") and not text.endswith("/s"):
         seconds = parse_seconds(text, "measured")
         if seconds <= 0:
-            raise ValueError(f"measured '{text}': a time above 0 is needed")
+            raise Refusal(f"measured '{text}': a time above 0 is needed", "measured")
         return seconds
     if not text.endswith("/s"):
-        raise ValueError(f"measured '{text}': write a bus bandwidth (166GB/s), a time (25us), or a file's name")
+        raise Refusal(f"measured '{text}': write a bus bandwidth (166GB/s), a time (25us), or a file's name", "measured")
     rate = parse_bytes(text.removesuffix("/s"), "measured")
     if rate <= 0:
-        raise ValueError(f"measured '{text}': a bandwidth above 0 is needed")
+        raise Refusal(f"measured '{text}': a bandwidth above 0 is needed", "measured")
     return found.seconds_of_busbw(rate)
 
 
@@ -277,13 +278,15 @@ def _expect_file(op: str, place: Cluster, ranks: int, words: dict[str, Any], pat
 
     run = parse(read_text(path, "measured", most=OUTPUT_BYTES), str(path))
     if not run.rows:
-        raise ValueError(f"measured '{path}': no nccl-tests rows found")
+        raise Refusal(f"measured '{path}': no nccl-tests rows found", "measured")
     if run.op and run.op != op.replace("_", "-").replace("sendrecv", "send-recv"):
-        raise ValueError(f"measured '{path}': an output of {run.op}, not of {op}")
+        raise Refusal(f"measured '{path}': an output of {run.op}, not of {op}", "measured")
     if not all(0 < r.seconds < 1e6 for r in run.rows):
-        raise ValueError(f"measured '{path}': a row has no time above 0")
+        raise Refusal(f"measured '{path}': a row has no time above 0", "measured")
     if len(run.rows) > MOST_ROWS:
-        raise ValueError(f"measured '{path}': {len(run.rows):,} rows, more than the {MOST_ROWS:,} that are judged; split it")
+        raise Refusal(
+            f"measured '{path}': {len(run.rows):,} rows, more than the {MOST_ROWS:,} that are judged; split it", "measured"
+        )
     sizes = {r.nbytes: expect(op, place, nbytes=r.nbytes, ranks=ranks or run.ranks, **words) for r in run.rows}
     pairs = [(sizes[r.nbytes], r.seconds) for r in run.rows]
     verdicts = {e.verdict(s) for e, s in pairs}
@@ -334,14 +337,14 @@ def fit_command(model: str, phase: str, as_json: bool, **options: Any) -> None:
         _fit_training(model, place, options, as_json)
         return
     if phase != "serve":
-        raise ValueError(f"phase '{phase}': serve or train")
+        raise Refusal(f"phase '{phase}': serve or train", "phase")
     kinds = {k: options.pop(k) for k in TRAINING if k in options}
     _unused(kinds, options.pop("global_batch"), phase)
     for name, instead in (("batch", "--max-num-seqs"), ("context", "--max-model-len")):
         if options.pop(name) is not None:
-            raise ValueError(f"{name}: belongs to --phase train; serving takes {instead}")
+            raise Refusal(f"{name}: belongs to --phase train; serving takes {instead}", name)
     if options.pop("sequence_parallel"):
-        raise ValueError("sequence_parallel: changes nothing that is held while serving")
+        raise Refusal("sequence_parallel: changes nothing that is held while serving", "sequence_parallel")
     found = with_prompt_servers(fit(model, place, **options), model, place, options)
     if as_json:
         from commtax.report.documents import fit_document
@@ -359,7 +362,7 @@ def _fit_training(model: str, place: Cluster, options: dict[str, Any], as_json: 
     given = [name for name in serving if options.pop(name) not in (None, 0.0)]
     given += ["kv_dtype"] if options["kv_dtype"] else []
     if given:
-        raise ValueError(f"{given[0]}: belongs to serving, not to --phase train")
+        raise Refusal(f"{given[0]}: belongs to serving, not to --phase train")
     share = options.pop("gpu_memory_utilization")
     if share is not None:
         options["gpu_memory_utilization"] = share
@@ -392,7 +395,7 @@ def _profile(options: dict[str, Any]) -> Profile | None:
 
 def _cluster(options: dict[str, Any]) -> Cluster:
     if not options["cluster"]:
-        raise ValueError("cluster: name one with --cluster, such as 8xh100-sxm (commtax catalog clusters)")
+        raise Refusal("cluster: name one with --cluster, such as 8xh100-sxm (commtax catalog clusters)", "cluster")
     names = {key: options.pop(key) for key in ("intra", "inter", "nics")}
     return catalog.cluster(options.pop("cluster"), **names)
 
@@ -402,9 +405,9 @@ def _replica_batch(batch: int | None, global_batch: int | None, dp: int) -> int:
     if global_batch is None:
         return 1 if batch is None else batch
     if batch is not None:
-        raise ValueError("global_batch: give it or batch, not both")
+        raise Refusal("global_batch: give it or batch, not both", "global_batch")
     if dp < 1 or global_batch % dp:
-        raise ValueError(f"global_batch={global_batch} does not divide by dp={dp}")
+        raise Refusal(f"global_batch={global_batch} does not divide by dp={dp}", "global_batch")
     return global_batch // dp
 
 
@@ -414,7 +417,7 @@ def _unused(kinds: dict[str, Any], global_batch: int | None, phase: str) -> None
     if global_batch is not None:
         given.append("global_batch")
     if given:
-        raise ValueError(f"{given[0]}: belongs to --phase train, not to {phase}")
+        raise Refusal(f"{given[0]}: belongs to --phase train, not to {phase}")
 
 
 app.add_command(catalog_command)

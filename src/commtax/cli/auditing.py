@@ -15,6 +15,7 @@ from commtax.catalog.profile import on_cluster
 from commtax.cli.options import Bytes, Count, Fraction, axis_options, json_option, profile_option, where_options
 from commtax.cli.output import how_read, print_json, show_remarks, terminal
 from commtax.report import auditing
+from commtax.statement import Refusal
 
 _PLAN = ("tp", "pp", "dp", "ep", "cp", "sequence_parallel", "dtype", "kv_dtype", "engine")
 _LIMITS = (
@@ -64,7 +65,7 @@ def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: 
     names = {key: options.pop(key) for key in ("intra", "inter", "nics")}
     place = how_read(catalog.cluster(options.pop("cluster"), **names))
     if not options["tolerance"] > 0:
-        raise ValueError(f"tolerance={options['tolerance']}: a fraction above 0 is needed")
+        raise Refusal(f"tolerance={options['tolerance']}: a fraction above 0 is needed")
     plan = {name: options.pop(name) for name in _PLAN}
     limits = {name: options.pop(name) for name in _LIMITS}
     own = load_profile(options["profile"]) if options["profile"] else None

@@ -14,6 +14,7 @@ from commtax.cli.options import Count, json_option
 from commtax.cli.output import how_read, print_json, show_remarks, terminal
 from commtax.files import refuse_overwriting, write_text
 from commtax.report import calibrating
+from commtax.statement import Refusal
 
 
 @click.command("calibrate")
@@ -40,7 +41,9 @@ def calibrate_command(files: tuple[Path, ...], cluster: str, out: str, name: str
     commtax calibrate allreduce-*.txt serve-*.json --cluster 8xh100-sxm -tp 8 --out my-box.json
     """
     if not cluster:
-        raise ValueError("cluster: say where this was measured with --cluster, such as 8xh100-sxm (commtax catalog clusters)")
+        raise Refusal(
+            "cluster: say where this was measured with --cluster, such as 8xh100-sxm (commtax catalog clusters)", "cluster"
+        )
     links = {key: options.pop(key) for key in ("intra", "inter", "nics")}
     place = how_read(catalog.cluster(cluster, **links))
     refuse_overwriting(out, files)

@@ -13,6 +13,7 @@ from commtax.cli.options import together
 from commtax.cli.output import print_json, terminal
 from commtax.files import read_text
 from commtax.spec import Cluster
+from commtax.statement import Refusal
 from commtax.units import parse_count
 
 plan_options = together(
@@ -30,9 +31,9 @@ def show_plan_comparison(
 
     for axis in ("tp", "pp", "dp", "ep", "cp"):
         if words.get(axis, 1) != 1:
-            raise ValueError(f"{axis}: the plans say it; leave it out beside --plans")
+            raise Refusal(f"{axis}: the plans say it; leave it out beside --plans", axis)
     if words.get("global_batch") and given["batches"]:
-        raise ValueError("batches: give them or global_batch, not both")
+        raise Refusal("batches: give them or global_batch, not both", "batches")
     words["batch"] = words.get("global_batch") or words["batch"]
     sizes = [parse_count(b, "batches") for b in given["batches"].split(",")] if given["batches"] else [int(words["batch"] or 1)]
     words = {k: v for k, v in words.items() if k not in ("tp", "pp", "dp", "ep", "cp", "batch", "global_batch")}
@@ -41,7 +42,7 @@ def show_plan_comparison(
     links = [name for name in given["links"].split(",") if name]
     found = compare_plans(model, cluster, given["plans"].split(","), links=links, batches=sizes, where=where, **words)
     if all(row.bill is None for row in found.rows):
-        raise ValueError(f"plans: none of them is legal; first: {found.rows[0].refused}")
+        raise Refusal(f"plans: none of them is legal; first: {found.rows[0].refused}", "plans")
     found = replace(found, notes=(*dict.fromkeys(notes), *_remarks(found.rows)))
     if plot:
         report.plot_plans(found, f"{model} on {cluster.key}, {found.phase}, context {found.context:,}", Path(plot))

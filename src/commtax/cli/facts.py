@@ -12,6 +12,7 @@ from commtax.catalog.models import published
 from commtax.cli.options import json_option
 from commtax.cli.output import print_json, terminal
 from commtax.cost.memory import check_stored
+from commtax.statement import Refusal
 
 LOADERS: dict[str, Callable[[str], Any]] = {
     "chips": catalog.chip,
@@ -34,7 +35,7 @@ def catalog_command(kind: str | None, name: str | None, as_json: bool) -> None:
 
     kinds = ("chips", "links", "clusters", "models", "engines")
     if kind is not None and kind not in kinds:
-        raise ValueError(f"catalog '{kind}': one of {', '.join(kinds)}")
+        raise Refusal(f"catalog '{kind}': one of {', '.join(kinds)}")
     if name is None:
         _list(kinds if kind is None else (kind,), as_json)
         return

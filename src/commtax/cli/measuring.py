@@ -16,6 +16,7 @@ from commtax.cli.options import Bytes, Count, json_option
 from commtax.cli.output import print_json, terminal
 from commtax.files import check_writable, write_text
 from commtax.report import measuring
+from commtax.statement import Refusal
 from commtax.units import parse_seconds
 
 Progress = Callable[[Mapping[str, Any]], None]
@@ -27,7 +28,7 @@ class Layers(Count):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         found = super().convert(value, param, ctx)
         if value != 0 and found < 1:
-            raise ValueError(f"layers={found}: a whole number of at least 1 is needed")
+            raise Refusal(f"layers={found}: a whole number of at least 1 is needed")
         return found
 
 
@@ -58,7 +59,7 @@ def measure_group(context: click.Context) -> None:
 
 def _need_torch() -> None:
     if find_spec("torch") is None:
-        raise ValueError("measure: live runs need torch (pip install 'commtax[live]')")
+        raise Refusal("measure: live runs need torch (pip install 'commtax[live]')")
 
 
 @measure_group.command("tp")
@@ -92,7 +93,7 @@ def tp_command(model: str, random_model: str, lost_s: float, as_json: bool, **op
     from commtax.measure.tp import run_here
 
     if bool(model) == bool(random_model):
-        raise ValueError("model: give --model FOLDER, or --random NAME for random weights")
+        raise Refusal("model: give --model FOLDER, or --random NAME for random weights", "model")
     job = Job(model=model or random_model, random=bool(random_model), **options)
     with ranks_named(), bar("rounds", job.repeats, as_json) as advance:
         found = run_here(job, progress=advance, lost_s=lost_s)
@@ -222,7 +223,7 @@ def experiment_command(
         if not model and not random_model and options["engine"] == "builtin":
             random_model = str(DEMONSTRATION)
         if bool(model) == bool(random_model):
-            raise ValueError("model: give --model FOLDER, or --random NAME for random weights")
+            raise Refusal("model: give --model FOLDER, or --random NAME for random weights", "model")
         if options["engine"] == "builtin":
             _need_torch()
         sizes = tuple(parse_count(n, "tp") for n in degrees.split(","))
@@ -253,7 +254,7 @@ def _whole_documents(merged: Sequence[str]) -> Iterator[None]:
         if not merged:
             raise
         text = f"merge {', '.join(repr(m) for m in merged)}: an experiment.json has a part that is missing or of the wrong form"
-        raise ValueError(f"{text} ({type(error).__name__}: {error}); run that experiment again, or leave it out") from None
+        raise Refusal(f"{text} ({type(error).__name__}: {error}); run that experiment again, or leave it out") from None
 
 
 def _tell(news: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ import click
 
 from commtax.api import AUTO_EP
 from commtax.cost.serving import SPREAD
+from commtax.statement import Refusal
 from commtax.units import parse_bytes, parse_count, parse_fraction
 
 Command = Callable[..., None]
@@ -27,7 +28,7 @@ class Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             return self.auto
         found = parse_count(value, _name(param))
         if self.auto is not None and found < 1:
-            raise ValueError(f"{_name(param)}={found}: a whole number of at least 1 is needed, or auto")
+            raise Refusal(f"{_name(param)}={found}: a whole number of at least 1 is needed, or auto")
         return found
 
 

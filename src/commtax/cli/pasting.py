@@ -18,6 +18,7 @@ from commtax.cli.options import Command, together
 from commtax.cli.output import carried, remarks, terminal
 from commtax.files import local, read_text
 from commtax.spec import Cluster, Model
+from commtax.statement import Refusal
 
 if TYPE_CHECKING:
     from commtax.readers.launch import Launch
@@ -59,7 +60,7 @@ def _pasting(body: Callable[..., None], *, whole: bool) -> Command:
         if whole:
             options["launch"] = found
         if not name:
-            raise ValueError("MODEL: name one, or paste a launch command with --from")
+            raise Refusal("MODEL: name one, or paste a launch command with --from")
         if not options.get("plans"):
             _lay_out(options, notes)
         try:
@@ -205,7 +206,7 @@ def _model(found: Launch, words: dict[str, Any], notes: list[str]) -> str:
             notes.append(f"the command's sizes are those of {key}")
             return key
     told = ", ".join(f"{name} {size}" for name, size in found.shape)
-    raise ValueError(f"from: no model of the catalogue has {told}; name one (a folder with config.json will do)")
+    raise Refusal(f"from: no model of the catalogue has {told}; name one (a folder with config.json will do)", "from")
 
 
 def _agreed(model: str, found: Launch, words: dict[str, Any], notes: list[str]) -> str:
@@ -221,12 +222,12 @@ def _agreed(model: str, found: Launch, words: dict[str, Any], notes: list[str]) 
             return model
         same = mine == theirs if mine and theirs else normal(model) == normal(name)
         if not same:
-            raise ValueError(f"MODEL '{model}' is not the pasted command's '{found.model}': leave one of them out")
+            raise Refusal(f"MODEL '{model}' is not the pasted command's '{found.model}': leave one of them out")
     elif found.shape and mine:
         sizes = _sizes(mine)
         odd = [(name, size) for name, size in found.shape if sizes.get(name, size) != size]
         if odd:
-            raise ValueError(f"MODEL '{model}' has {sizes[odd[0][0]]} {odd[0][0]}, and the pasted command {odd[0][1]}")
+            raise Refusal(f"MODEL '{model}' has {sizes[odd[0][0]]} {odd[0][0]}, and the pasted command {odd[0][1]}")
     return model
 
 
@@ -274,9 +275,9 @@ def _lay_out(options: dict[str, Any], notes: list[str]) -> None:
     if not file:
         return
     if options["intra"]:
-        raise ValueError("intra: give it or --topo, not both")
+        raise Refusal("intra: give it or --topo, not both", "intra")
     if not options["cluster"]:
-        raise ValueError("topo: says how GPUs are joined, not which they are; add --cluster, such as 4xrtx-3090")
+        raise Refusal("topo: says how GPUs are joined, not which they are; add --cluster, such as 4xrtx-3090", "topo")
     from commtax.readers import topology
     from commtax.readers.placement import place
 

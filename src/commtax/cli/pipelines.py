@@ -13,6 +13,7 @@ from commtax.files import write_text
 from commtax.report import pipelines
 from commtax.sim.pipeline import Durations, run
 from commtax.sim.schedules import SCHEDULES, Kind, fewest_microbatches
+from commtax.statement import Refusal
 
 MAX_CELLS = 150_000
 """Cells that are simulated: a few seconds and a few hundred megabytes."""
@@ -37,29 +38,29 @@ def pipeline_command(stages: int, microbatches: int | None, budget: float | None
     """
     kind = SCHEDULES.get(options["schedule"])
     if kind is None:
-        raise ValueError(f"schedule '{options['schedule']}': one of {', '.join(SCHEDULES)}")
+        raise Refusal(f"schedule '{options['schedule']}': one of {', '.join(SCHEDULES)}", "schedule")
     options["chunks"] = (1 if kind.chunks else 2) if options["chunks"] is None else options["chunks"]
     if budget is not None:
         _budget(kind, stages, microbatches, budget, as_json, options)
         return
     if microbatches is None:
-        raise ValueError("microbatches: give -m, or --budget to be told how many are needed")
+        raise Refusal("microbatches: give -m, or --budget to be told how many are needed", "microbatches")
     _pipeline(kind, stages, microbatches, as_json, **options)
 
 
 def _budget(kind: Kind, p: int, microbatches: int | None, budget: float, as_json: bool, options: dict[str, Any]) -> None:
     """The fewest microbatches whose bubble is within the budget, by the schedule's closed form."""
     if microbatches is not None:
-        raise ValueError("budget: give it or -m, not both")
+        raise Refusal("budget: give it or -m, not both")
     given = [name for name in ("transfer", "straggler", "svg", "chrome_trace") if options[name]]
     if given:
-        raise ValueError(f"{given[0]}: a budget is answered by algebra, for equal stages")
+        raise Refusal(f"{given[0]}: a budget is answered by algebra, for equal stages")
     if not 1e-4 <= budget <= 1 or not 1 <= p <= 4096:
-        raise ValueError(f"budget={budget:g}, stages={p}: a share from 0.0001 to 1, and 1 to 4,096 stages")
+        raise Refusal(f"budget={budget:g}, stages={p}: a share from 0.0001 to 1, and 1 to 4,096 stages")
     times = parse_durations(p, options["times"], 0.0, "")
     f, b, w = times.forward, times.backward, times.weight
     if not kind.any_times and not f == b == w:
-        raise ValueError(f"times '{options['times']}': the closed form of {kind.name} holds for equal times only")
+        raise Refusal(f"times '{options['times']}': the closed form of {kind.name} holds for equal times only")
     v = options["chunks"]
     needed = fewest_microbatches(kind, p, v, (f, b, w), budget)
     bubble = kind.idle(p, needed, v, f, b, w) / kind.total(p, needed, v, f, b, w)
@@ -79,7 +80,7 @@ def _pipeline(
     if each * microbatches > MAX_CELLS:
         most = f"{MAX_CELLS // each:,} microbatches" if each <= MAX_CELLS else f"{MAX_CELLS * stages // each:,} stages"
         rule = f"{each * microbatches:,} cells, more than the {MAX_CELLS:,} that are simulated; at most {most}"
-        raise ValueError(f"microbatches={microbatches}: {rule} (--budget needs no simulation)")
+        raise Refusal(f"microbatches={microbatches}: {rule} (--budget needs no simulation)", "microbatches")
     durations = parse_durations(stages=stages, **times)
     timeline = run(kind, stages, microbatches, durations, chunks)
     found = pipelines.Pipeline(kind, stages, microbatches, chunks, durations, timeline)
@@ -98,14 +99,14 @@ def parse_durations(stages: int, times: str, transfer: float, straggler: str) ->
     try:
         forward, backward, weight = (float(x) for x in times.split(":"))
     except ValueError:
-        raise ValueError(f"times '{times}': write three numbers F:B:W, such as 1:1:1") from None
+        raise Refusal(f"times '{times}': write three numbers F:B:W, such as 1:1:1") from None
     if not all(1e-6 <= x <= 1e6 for x in (forward, backward, weight)) or not 0 <= transfer <= 1e6:
-        raise ValueError(f"times '{times}', transfer {transfer}: times are 1e-6 to 1e6, a transfer 0 to 1e6")
+        raise Refusal(f"times '{times}', transfer {transfer}: times are 1e-6 to 1e6, a transfer 0 to 1e6")
     slow: dict[int, float] = {}
     if straggler:
         match = re.fullmatch(r"(\d{1,9}):(\d{1,9}(?:\.\d{1,9})?)", straggler)
         if not match or int(match[1]) >= stages or not 1e-3 <= float(match[2]) <= 1e3:
-            raise ValueError(
+            raise Refusal(
                 f"straggler '{straggler}': write RANK:FACTOR with a rank from 0 to {stages - 1} and a factor from 0.001 to 1000, "
                 f"such as {stages - 1}:1.5"
             )

@@ -32,6 +32,7 @@ from commtax.planner import (
 )
 from commtax.planner.training import Kind
 from commtax.spec import Cluster
+from commtax.statement import Refusal
 from commtax.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -87,37 +88,37 @@ def plan_command(model: str, phase: str, top: int, plot: str, as_json: bool, **o
     commtax plan --cluster 8xh100-sxm --from "vllm serve meta-llama/Llama-3.1-70B -tp 8" --tpot 30ms
     """
     if not 1 <= top <= MOST_LISTED:
-        raise ValueError(f"top={top}: from 1 to {MOST_LISTED:,} plans are listed; nearest valid: {1 if top < 1 else MOST_LISTED}")
+        raise Refusal(f"top={top}: from 1 to {MOST_LISTED:,} plans are listed; nearest valid: {1 if top < 1 else MOST_LISTED}")
     place = how_read(catalog.cluster(options.pop("cluster"), **{key: options.pop(key) for key in ("intra", "inter", "nics")}))
     launch = options["launch"]
     if launch and launch.phase != phase:
-        raise ValueError(f"phase '{phase}': the pasted command is one to {launch.phase}")
+        raise Refusal(f"phase '{phase}': the pasted command is one to {launch.phase}", "phase")
     options["profile"] = load_profile(options["profile"]) if options["profile"] else None
     if phase == "train":
         _train(model, place, options, top, plot, as_json)
     elif phase == "serve":
         _serve(model, place, options, top, plot, as_json)
     else:
-        raise ValueError(f"phase '{phase}': serve or train")
+        raise Refusal(f"phase '{phase}': serve or train", "phase")
 
 
 def _serve(model: str, place: Cluster, options: dict[str, Any], top: int, plot: str, as_json: bool) -> None:
     from commtax.report import planning
 
     if options["global_batch"] is not None:
-        raise ValueError("global_batch: belongs to --phase train")
+        raise Refusal("global_batch: belongs to --phase train", "global_batch")
     given = options["input_len"], options["output_len"]
     if options["workload"] and any(x is not None for x in given):
-        raise ValueError("workload: give it or lengths, not both")
+        raise Refusal("workload: give it or lengths, not both", "workload")
     if options["workload"] and options["workload"] not in WORKLOADS:
-        raise ValueError(f"workload '{options['workload']}': one of {', '.join(WORKLOADS)}")
+        raise Refusal(f"workload '{options['workload']}': one of {', '.join(WORKLOADS)}", "workload")
     lengths = WORKLOADS[options["workload"]] if options["workload"] else (_or(given[0], 512), _or(given[1], 128))
     _check_emit(options["emit"], SERVING)
     if options["launch"]:
         _check_launch(options["launch"], sum(lengths))
     dtypes = tuple(options["dtype"].split(","))
     if len(dtypes) > 1 and "" in dtypes:
-        raise ValueError(f"dtype '{options['dtype']}': a type is missing between the commas")
+        raise Refusal(f"dtype '{options['dtype']}': a type is missing between the commas", "dtype")
     start = time.process_time()
     found = plan(
         model,
@@ -158,10 +159,11 @@ def _check_launch(launch: Launch, length: int) -> None:
     said = {name: getattr(launch, name) for name in UNSEARCHED if getattr(launch, name)}
     if said:
         name, value = next(iter(said.items()))
-        raise ValueError(f"from: the command sets {name} ({value}), and plans are searched without it; leave it out")
+        raise Refusal(f"from: the command sets {name} ({value}), and plans are searched without it; leave it out", "from")
     if launch.max_model_len and length > launch.max_model_len:
-        raise ValueError(
-            f"from: the command's {launch.max_model_len:,} tokens a request are fewer than input_len + output_len = {length:,}"
+        raise Refusal(
+            f"from: the command's {launch.max_model_len:,} tokens a request are fewer than input_len + output_len = {length:,}",
+            "from",
         )
 
 
@@ -213,7 +215,7 @@ def _or(given: int | None, usual: int) -> int:
 
 def _check_emit(engine: str, able: tuple[str, ...]) -> None:
     if engine and engine not in able:
-        raise ValueError(f"emit '{engine}': one of {', '.join(able)} here")
+        raise Refusal(f"emit '{engine}': one of {', '.join(able)} here", "emit")
 
 
 def _speed(candidates: int, seconds: float) -> None:
@@ -228,9 +230,9 @@ def _train(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
     serving = ("workload", "output_len", "spread", "ttft", "tpot", "objective", "max_concurrency", "price", *RUN)
     given = [name for name in serving if options[name] not in (None, "")] + (["plot"] if plot else [])
     if given:
-        raise ValueError(f"{given[0]}: belongs to serving, not to --phase train")
+        raise Refusal(f"{given[0]}: belongs to serving, not to --phase train")
     if options["global_batch"] is None:
-        raise ValueError("global_batch: training needs the sequences of a step, such as --global-batch 1024")
+        raise Refusal("global_batch: training needs the sequences of a step, such as --global-batch 1024", "global_batch")
     _check_emit(options["emit"], TRAINING)
     start = time.process_time()
     found = plan_training(
@@ -258,7 +260,7 @@ def _train(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
 def _trains(found: TrainPlans, launch: Launch) -> Standing:
     """The pasted job, with its own overlap."""
     sizes = {**launch.axes, "micro_batch": launch.micro_batch or 1}
-    zero = found.engine.zero if launch.zero is None else launch.zero
+    zero = found.engine.trains.zero if launch.zero is None else launch.zero
     kind = Kind(zero, launch.recompute or "none", launch.schedule or "1f1b", launch.chunks_of(found.model.num_layers) or 1)
     words: dict[str, Any] = {"sequence_parallel": launch.sequence_parallel or None, "hsdp": launch.hsdp or 0}
     if launch.async_axes:

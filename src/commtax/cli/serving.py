@@ -25,6 +25,7 @@ from commtax.cli.output import print_json, terminal
 from commtax.cli.pasting import paste_options, pasting
 from commtax.cost.serving import SPREAD
 from commtax.report import serving
+from commtax.statement import Refusal
 from commtax.units import parse_count
 
 MAX_VALUES = 1_024
@@ -40,7 +41,7 @@ class Counts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         name = param.name if param and param.name else "value"
         parts = str(value).split(",")
         if len(parts) > MAX_VALUES:
-            raise ValueError(f"{name}: {len(parts):,} values, more than the {MAX_VALUES:,} that are shown")
+            raise Refusal(f"{name}: {len(parts):,} values, more than the {MAX_VALUES:,} that are shown", name)
         found = [parse_count(part, name) for part in parts]
         return found[0] if len(found) == 1 else np.array(found)
 
@@ -77,7 +78,7 @@ def simulate_command(
     commtax simulate llama-3.1-8b --cluster 8xh100-sxm -tp 1 --concurrency 32 --input-len 1024 --output-len 256
     """
     if num_prompts is not None and prompts_per_client is not None:
-        raise ValueError("prompts_per_client: give it or num_prompts, not both")
+        raise Refusal("prompts_per_client: give it or num_prompts, not both", "prompts_per_client")
     if prompts_per_client is not None:
         num_prompts = prompts_per_client * concurrency
     names = {key: options.pop(key) for key in ("intra", "inter", "nics")}
@@ -104,11 +105,13 @@ def _check_gpus(found: Simulation, options: dict[str, Any]) -> None:
         return
     clients = int(np.min(found.concurrency))
     if given[1] and given[1] * plan.dp > clients:
-        raise ValueError(f"decode_workers={given[1]}: more than there are clients, {clients}, for each of their replicas")
+        raise Refusal(
+            f"decode_workers={given[1]}: more than there are clients, {clients}, for each of their replicas", "decode_workers"
+        )
     each = int(apart.plan.num_gpus), int(plan.num_gpus)
     count = given[0] or 1, given[1] or 1
     total = count[0] * each[0] + count[1] * each[1]
     if total > cluster.num_gpus:
         name = "prefill_workers" if given[0] else "decode_workers"
         words = f"{count[0]} x {each[0]} GPUs for prompts + {count[1]} x {each[1]} to decode = {total}"
-        raise ValueError(f"{name}={given[0] or given[1]}: {words}, and {cluster.key} has {cluster.num_gpus}")
+        raise Refusal(f"{name}={given[0] or given[1]}: {words}, and {cluster.key} has {cluster.num_gpus}", name)

@@ -9,6 +9,7 @@ from commtax.cli.emitting import emitted, show_emitted
 from commtax.cli.output import print_json, terminal
 from commtax.cli.pages import write_bill_page
 from commtax.spec import Cluster, Profile
+from commtax.statement import Refusal
 from commtax.units import parse_tokens
 
 SERVING = {"kv_dtype": "", "speculative": 0, "ep_backend": "", "overlap": 0.0}
@@ -33,12 +34,12 @@ def bill_training(
     num_tokens = parse_tokens(words.pop("tokens"), "tokens") if words["tokens"] else words.pop("tokens") or 0.0
     measured = words.pop("measured_mfu")
     if measured is not None and not 0 < measured <= 1:
-        raise ValueError(f"measured_mfu={measured:g}: above 0 and at most 1 (write 40% or 0.4)")
+        raise Refusal(f"measured_mfu={measured:g}: above 0 and at most 1 (write 40% or 0.4)", "measured_mfu")
     if exact:
         if emit:
-            raise ValueError("emit: comes with a priced step; leave --exact out")
+            raise Refusal("emit: comes with a priced step; leave --exact out", "emit")
         if num_tokens or measured is not None:
-            raise ValueError(f"{'tokens' if num_tokens else 'measured_mfu'}: needs seconds, and --exact has none")
+            raise Refusal(f"{'tokens' if num_tokens else 'measured_mfu'}: needs seconds, and --exact has none")
         _exact(model, place, batch, words, as_json)
         return
     priced = train_bill(model, place, batch=batch, profile=profile, **words)
@@ -59,7 +60,7 @@ def training_words(options: dict[str, Any], kinds: dict[str, Any]) -> dict[str, 
     options.pop("phase")
     for name, default in SERVING.items():
         if options.pop(name) != default:
-            raise ValueError(f"{name}: belongs to serving, not to phase train")
+            raise Refusal(f"{name}: belongs to serving, not to phase train", name)
     axes = kinds.get("async_axes")
     if axes is not None:
         kinds = {**kinds, "async_axes": () if axes == "none" else tuple(axes.split(","))}
@@ -78,7 +79,7 @@ def _exact(model: str, place: Cluster, batch: int, words: dict[str, Any], as_jso
     }
     given = [name for name, default in plain.items() if words.pop(name) != default]
     if given:
-        raise ValueError(f"{given[0]}: changes seconds, and --exact has none")
+        raise Refusal(f"{given[0]}: changes seconds, and --exact has none")
     found = traffic(model, place, phase="train", batch=batch, shard=words.pop("hsdp"), **words)
     if as_json:
         from commtax.report.documents import traffic_document

@@ -10,6 +10,7 @@ import click
 from commtax.cli.options import json_option
 from commtax.cli.output import print_json, terminal
 from commtax.report import validation
+from commtax.statement import Refusal
 from commtax.validate import KINDS, check
 
 
@@ -34,7 +35,7 @@ def validate_command(data: Path | None, only: str, rows: Path | None, plot: Path
     priced = sum(1 for reason in found.records.skipped if not reason)
     if not priced:
         why = next((reason for reason in found.records.skipped if reason), "the files have no rows")
-        raise ValueError(f"data '{data}': nothing could be priced; first reason: {why}")
+        raise Refusal(f"data '{data}': nothing could be priced; first reason: {why}", "data")
     if plot:
         validation.plot_kinds(found, plot)
     if as_json:

@@ -7,6 +7,7 @@ import os
 import click
 
 from commtax.cli.options import Count
+from commtax.statement import Refusal
 
 
 @click.command("web")
@@ -18,12 +19,12 @@ def web_command(port: int, host: str) -> None:
     commtax web --port 8080
     """
     if not hasattr(os, "fork"):
-        raise ValueError("web: needs a system that forks processes, such as Linux or macOS (on Windows: WSL)")
+        raise Refusal("web: needs a system that forks processes, such as Linux or macOS (on Windows: WSL)")
     try:
         from commtax.web.pool import Pool
         from commtax.web.serving import listen, serve
     except ImportError as error:
-        raise ValueError(f"web: {error.name} is missing; pip install 'commtax[web]'") from None
+        raise Refusal(f"web: {error.name} is missing; pip install 'commtax[web]'") from None
     bound = listen(host, port)
     click.echo(f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}/  (Ctrl-C ends it)")
     serve(host, bound, Pool())

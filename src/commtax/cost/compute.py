@@ -62,8 +62,8 @@ def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine:
 
 def _as_run(kernel: Kernel, engine: Engine) -> Kernel:
     """Engines fuse small kernels with their neighbours."""
-    if kernel.form == "small" and kernel.fusable and engine.small_kernels != 1:
-        return replace(kernel, fused=1 - engine.small_kernels)
+    if kernel.form == "small" and kernel.fusable and engine.kernels.small_kernels != 1:
+        return replace(kernel, fused=1 - engine.kernels.small_kernels)
     return kernel
 
 
@@ -151,8 +151,8 @@ def _projections(
         width = a.num_heads * a.head_dim / tp + kv * (a.head_dim + a.v_head_dim)
         yield _gemm("QKV projection", count, rows, width, h, model, plan, "self_attn.q_proj")
         yield _small("rotary and KV write", 2 * count, rows * width, plan)
-        if a.qk_norm and engine.head_norm_kernels:
-            yield _small("query and key norms", engine.head_norm_kernels * count, rows * width, plan)
+        if a.qk_norm and engine.kernels.head_norm_kernels:
+            yield _small("query and key norms", engine.kernels.head_norm_kernels * count, rows * width, plan)
     yield _gemm("output projection", count, rows, h, a.num_heads * a.v_head_dim / tp, model, plan, "self_attn.o_proj")
 
 
@@ -272,19 +272,19 @@ def _routed(f: Experts, count: int, model: Model, plan: Plan, rows: Number, engi
     Under expert parallelism across replicas a rank works on the tokens of the whole group that chose its experts.
     """
     tokens = rows * experts_reach(plan, engine)
-    chosen = chosen_experts(f, tokens, engine.popularity) / plan.ep
-    copies = tokens * f.top_k / plan.ep * busiest_rank(f, plan.ep, engine.popularity)
+    chosen = chosen_experts(f, tokens, engine.kernels.popularity) / plan.ep
+    copies = tokens * f.top_k / plan.ep * busiest_rank(f, plan.ep, engine.kernels.popularity)
     inner = f.intermediate / expert_tp(plan, engine)
     each = copies / np.maximum(1e-9, chosen)
     both = (2 if f.gated else 1) * inner
     up = _gemm("experts gate and up", count, each, both * chosen, model.hidden, model, plan, "mlp.experts.gate_proj")
-    yield replace(up, grouped=engine.grouped_efficiency)
+    yield replace(up, grouped=engine.kernels.grouped_efficiency)
     # Tokens are read and written once; a copy is written, read by the activation, written and read back.
     moved = 2 * tokens * model.hidden + copies * (2 * model.hidden + both + inner)
-    moved = moved + engine.routing_passes * tokens * f.top_k * model.hidden
-    launches = engine.routing_kernels
+    moved = moved + engine.kernels.routing_passes * tokens * f.top_k * model.hidden
+    launches = engine.kernels.routing_kernels
     routing = _small("routing, permutation and activation", launches * count, moved / launches, plan)
     yield replace(routing, fusable=False)
     down = _gemm("experts down", count, each, model.hidden * chosen, inner, model, plan, "mlp.experts.down_proj")
     moved = copies * inner * _input_bytes(down.dtype, plan) + chosen * model.hidden * inner * down.weight_bytes
-    yield replace(down, nbytes=moved, grouped=engine.grouped_efficiency)
+    yield replace(down, nbytes=moved, grouped=engine.kernels.grouped_efficiency)

@@ -18,12 +18,12 @@ def over_replicas(plan: Plan, engine: Engine) -> Number:
 
     Without expert parallelism vLLM cuts every expert over tp x dp ranks; other engines then run independent replicas.
     """
-    return (np.asarray(plan.dp) > 1) & ((np.asarray(plan.ep) > plan.tp) | engine.ep_is_tp_dp)
+    return (np.asarray(plan.dp) > 1) & ((np.asarray(plan.ep) > plan.tp) | engine.sends.ep_is_tp_dp)
 
 
 def expert_tp(plan: Plan, engine: Engine) -> Number:
     """Ranks that share one expert. Megatron keeps tp inside an expert; serving engines divide what ep leaves."""
-    if engine.experts_keep_tp:
+    if engine.sends.experts_keep_tp:
         return plan.tp
     world = pick(over_replicas(plan, engine), plan.tp * plan.dp, plan.tp)
     return np.maximum(1, world // np.maximum(1, plan.ep))
@@ -31,7 +31,7 @@ def expert_tp(plan: Plan, engine: Engine) -> Number:
 
 def experts_reach(plan: Plan, engine: Engine) -> Number:
     """Ranks' worth of tokens that one group of experts works on: of the ep ranks in training, of all replicas in serving."""
-    if engine.experts_keep_tp:
+    if engine.sends.experts_keep_tp:
         return plan.ep
     return pick(over_replicas(plan, engine), plan.dp, 1)
 
@@ -39,7 +39,7 @@ def experts_reach(plan: Plan, engine: Engine) -> Number:
 def tokens_split(model: Model, plan: Plan, engine: Engine) -> Number:
     """Whether MoE layers work on tokens split over tp (vLLM's sequence-parallel MoE): shared experts are then whole."""
     wide = (np.asarray(plan.ep) > plan.tp) & (np.asarray(plan.tp) > 1)
-    return wide & model.moe_sequence_parallel & engine.ep_is_tp_dp
+    return wide & model.moe_sequence_parallel & engine.sends.ep_is_tp_dp
 
 
 def dispatched_bytes(plan: Plan, quant: Quant | None) -> float:

@@ -261,11 +261,15 @@ def _where(condition: Number, yes: Choice, no: Choice) -> Choice:
 
 def _host_line(lines: list[Line], comm: list[Line], plan: Plan, work: Workload, engine: Engine, settings: Settings) -> Line:
     """Time that the GPU waits for the host: scheduling each step, and without graphs launching every kernel."""
-    waiting: Number = engine.host_s + engine.host_s_per_doubling * np.log2(plan.tp * 1.0) + engine.host_s_per_seq * work.samples
+    waiting: Number = (
+        engine.host.host_s + engine.host.host_s_per_doubling * np.log2(plan.tp * 1.0) + engine.host.host_s_per_seq * work.samples
+    )
     if settings.eager:
         launches = sum((line.item.count for line in (*lines, *comm)), start=0.0)
         busy = sum((line.total_s for line in (*lines, *comm)), start=0.0)
-        waiting = waiting + np.maximum(0, launches * engine.launch_s - busy)
-    source = engine.host_label or "calibrated" if engine.calibrated else "assumed" if engine.host_s else "by definition"
+        waiting = waiting + np.maximum(0, launches * engine.host.launch_s - busy)
+    source = (
+        engine.host.host_label or "calibrated" if engine.host.calibrated else "assumed" if engine.host.host_s else "by definition"
+    )
     item = Item("scheduling and launches", "", "host", 0.0, 1, waiting * 0 + 1)
-    return Line("host", item, waiting, 0.0, source=source, sigma=engine.sigma_host)
+    return Line("host", item, waiting, 0.0, source=source, sigma=engine.host.sigma_host)

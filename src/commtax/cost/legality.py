@@ -14,6 +14,7 @@ from commtax.cost.experts import expert_tp
 from commtax.cost.stages import virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
 from commtax.spec import AXES, Cluster, Engine, Experts, Mlp, Model, Number, Plan
+from commtax.statement import Refusal
 
 Mask = np.ndarray[Any, Any]
 _BEYOND = 1e15  # far more ranks than any cluster has
@@ -47,7 +48,7 @@ class Case:
     def ep_ranks(self) -> Number:
         """Ranks among which experts may be spread: Megatron keeps tp inside an expert, serving engines use tp x dp."""
         p = self.plan
-        return p.dp * p.cp if self.engine.experts_keep_tp else p.tp * p.dp
+        return p.dp * p.cp if self.engine.sends.experts_keep_tp else p.tp * p.dp
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +79,14 @@ def _quant_block_broken(q: Case) -> Number:
 def _ep_group_broken(q: Case) -> Number:
     p = q.plan
     odd = q.ep_ranks % p.ep != 0
-    if not q.engine.experts_keep_tp:
+    if not q.engine.sends.experts_keep_tp:
         odd = odd | ((p.ep <= p.tp) & (p.tp % p.ep != 0))
-    return (p.ep > 1) & (odd | (p.ep != p.tp * p.dp) if q.engine.ep_is_tp_dp else odd)
+    return (p.ep > 1) & (odd | (p.ep != p.tp * p.dp) if q.engine.sends.ep_is_tp_dp else odd)
 
 
 def _ep_group_says(q: Case) -> str:
     p = q.plan
-    if q.engine.ep_is_tp_dp:
+    if q.engine.sends.ep_is_tp_dp:
         return f"ep={p.ep}, but {q.engine.key} spreads experts over tp x dp = {p.tp * p.dp} ranks"
     return f"ep={p.ep} does not divide the {q.ep_ranks} ranks that experts may be spread over"
 
@@ -170,13 +171,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "attention-dp-whole",
         "",
-        lambda q: (q.plan.ep > q.plan.tp) & (q.plan.dp > 1) & (q.plan.tp > 1) & q.engine.attention_dp_whole,
+        lambda q: (q.plan.ep > q.plan.tp) & (q.plan.dp > 1) & (q.plan.tp > 1) & q.engine.sends.attention_dp_whole,
         lambda q: f"tp={q.plan.tp} with dp={q.plan.dp}: {q.engine.key}'s attention data parallelism keeps attention whole on a GPU",
     ),
     Rule(
         "cp-engine",
         "cp",
-        lambda q: (q.plan.cp > 1) & (q.engine.context_parallel == ""),
+        lambda q: (q.plan.cp > 1) & (q.engine.trains.context_parallel == ""),
         lambda q: (
             f"cp={q.plan.cp}: {q.engine.key} has no context parallelism that is modelled (megatron, fsdp and torchtitan have)"
         ),
@@ -184,7 +185,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "ep-engine",
         "ep",
-        lambda q: (q.plan.ep > 1) & (("train" in q.engine.phases) and not q.engine.ep_backends),
+        lambda q: (q.plan.ep > 1) & (("train" in q.engine.phases) and not q.engine.sends.ep_backends),
         lambda q: f"ep={q.plan.ep}: {q.engine.key} has no expert parallelism",
     ),
     Rule(
@@ -267,7 +268,7 @@ def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:
     if not code:
         return
     rule, case = RULES[code - 1], Case(model, cluster, plan, engine)
-    raise ValueError(f"{rule.name}: {rule.says(case)}{_nearest(rule, case)}")
+    raise Refusal(f"{rule.name}: {rule.says(case)}{_nearest(rule, case)}")
 
 
 def legal_values(axis: str, model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[int]:
@@ -306,7 +307,7 @@ def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[st
         ends = f"{plan.chunks} chunks each: {first} in the first, {last} in the last, none above {most}"
         found.append(f"uneven pipeline: {model.num_layers} layers as {'+'.join(map(str, sizes))} in {ends}")
     elif model.num_layers % pp:
-        sizes = [len(r) for r in stage_layers(model, pp, engine.odd_layers)]
+        sizes = [len(r) for r in stage_layers(model, pp, engine.sends.odd_layers)]
         found.append(f"uneven pipeline: {model.num_layers} layers as {'+'.join(map(str, sizes))}")
     idle = cluster.num_gpus - int(plan.all_gpus)
     if idle > 0:

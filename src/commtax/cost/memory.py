@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from commtax.cost.experts import expert_tp, over_replicas
 from commtax.cost.tensors import Held, copies, held, inventory, padded_vocab, quantisation, share, weight_bytes
 from commtax.cost.traffic import largest_graph
 from commtax.spec import DTYPE_BYTES, Attention, Chip, Engine, Experts, Mlp, Model, Number, Plan
+from commtax.statement import Refusal
 
 INDEXER_SCALE_BYTES = 4  # the selector's key cache: one fp8 value a channel and one fp32 scale
 
@@ -44,16 +45,16 @@ def weights(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> li
 def _beside(model: Model, plan: Plan, engine: Engine, rows: list[Held]) -> Iterator[tuple[str, Number, Number]]:
     """What an engine loads beyond the checkpoint's tensors: (part, bytes, of them replicated)."""
     a = model.attention
-    if engine.latent_absorbed and a.latent:
+    if engine.memory.latent_absorbed and a.latent:
         up = sum((r.tensor.size * r.copies for r in rows if r.tensor.name.endswith("kv_b_proj.weight")), start=0)
         yield "absorbed latent projections", up * DTYPE_BYTES[plan.activations_dtype] / plan.tp, 0.0
     quant = quantisation(model, plan)
-    if engine.mxfp4_multiple > 1 and quant and quant.dtype == "mxfp4":
+    if engine.memory.mxfp4_multiple > 1 and quant and quant.dtype == "mxfp4":
         width = (model.experts.intermediate if model.experts else 1) / expert_tp(plan, engine)
-        grown = _padded(model.hidden, engine.mxfp4_multiple) * _padded(width, engine.mxfp4_width_multiple) - 1
+        grown = _padded(model.hidden, engine.memory.mxfp4_multiple) * _padded(width, engine.memory.mxfp4_width_multiple) - 1
         experts = sum((r.bytes_per_rank for r in rows if r.tensor.part == "experts" and r.tensor.linear), start=0.0)
         yield "padding of mxfp4 experts", experts * grown, 0.0
-    if engine.rotary_table and not model.positions:
+    if engine.memory.rotary_table and not model.positions:
         width = a.latent.rope_dim if a.latent else a.head_dim
         table = model.max_len * width * DTYPE_BYTES[plan.activations_dtype]
         yield "rotary table", plan.tp * 0 + float(table), table * (1 - 1 / plan.tp)
@@ -130,7 +131,7 @@ def activation_bytes(model: Model, plan: Plan, engine: Engine, tokens: Number, s
     layer = (tokens * 3 * model.hidden + widest) * act
     if not last_stage:
         return layer
-    logits = seqs * padded_vocab(model, plan, engine) * engine.sampler_bytes_per_logit
+    logits = seqs * padded_vocab(model, plan, engine) * engine.memory.sampler_bytes_per_logit
     return np.maximum(layer, logits + 2 * tokens * model.hidden * act)
 
 
@@ -139,7 +140,7 @@ def _ffn_elements(f: Mlp | Experts, model: Model, plan: Plan, engine: Engine, to
     if isinstance(f, Mlp):
         return tokens * (3 if f.gated else 2) * f.intermediate / plan.tp
     inner = f.intermediate / expert_tp(plan, engine)
-    seen = np.minimum(tokens * pick(over_replicas(plan, engine), plan.dp, 1), engine.moe_chunk_tokens)
+    seen = np.minimum(tokens * pick(over_replicas(plan, engine), plan.dp, 1), engine.memory.moe_chunk_tokens)
     copies = seen * f.top_k  # the kernel's buffers are for every choice, also those of other ranks
     shared = tokens * 3 * f.shared_intermediate * share("shared", model, plan, engine)
     return seen * model.hidden + copies * (np.maximum(2 * inner, model.hidden) + inner) - tokens * model.hidden + shared
@@ -152,17 +153,17 @@ def _padded(size: Number, multiple: int) -> Number:
 
 def other_bytes(plan: Plan, engine: Engine) -> Number:
     """Communicators and library workspaces, growing with each doubling of tp."""
-    return engine.non_torch_bytes + engine.non_torch_bytes_per_doubling * np.log2(plan.tp * 1.0)
+    return engine.memory.non_torch_bytes + engine.memory.non_torch_bytes_per_doubling * np.log2(plan.tp * 1.0)
 
 
 def on_chip(engine: Engine, chip: Chip) -> Engine:
     """An engine with the limits that it has on a chip when nobody says others: those of the highest tier that the chip reaches."""
-    reached = [t for t in engine.tiers.values() if _reaches(chip, t)]
+    reached = [t for t in engine.serves.tiers.values() if _reaches(chip, t)]
     if not reached:
         return engine
     tier = max(reached, key=lambda t: float(t["from_bytes"]))
     limits = {name: value for name, value in tier.items() if name not in ("from_bytes", "not_families")}
-    return replace(engine, **limits)
+    return engine.but(**limits)
 
 
 def _reaches(chip: Chip, tier: Mapping[str, Any]) -> bool:
@@ -171,9 +172,9 @@ def _reaches(chip: Chip, tier: Mapping[str, Any]) -> bool:
 
 def default_utilization(chip: Chip, plan: Plan, engine: Engine, tokens: int) -> float:
     """The share of memory that an engine takes when nobody says: fixed, or what a reserve by its own formula leaves."""
-    r = engine.reserve
+    r = engine.memory.reserve
     if not r:
-        return engine.gpu_memory_utilization
+        return engine.memory.gpu_memory_utilization
     graph_rows = float(np.max(largest_graph(plan.tp, engine)))
     kept = r["base"] + r["per_token"] * max(tokens, r["least_tokens"]) + r["per_graph_row"] * graph_rows
     kept += r["per_rank"] * float(np.max(plan.tp * plan.pp))
@@ -188,7 +189,8 @@ def check_stored(model: Model) -> None:
         return
     expected = total_bytes(model, Plan())
     if not 0.5 < model.stored_bytes / expected < 2:
-        raise ValueError(
+        raise Refusal(
             f"model {model.key}: its safetensors files hold {model.stored_bytes:,} bytes and config.json describes "
-            f"{expected:,.0f}: files are missing, or belong to another model"
+            f"{expected:,.0f}: files are missing, or belong to another model",
+            "model",
         )

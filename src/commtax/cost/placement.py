@@ -93,7 +93,7 @@ def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
     """
     inner = expert_tp(plan, engine)
     if axis == "ep":
-        if engine.experts_keep_tp:
+        if engine.sends.experts_keep_tp:
             return [(plan.ep, inner)]
         within = np.minimum(plan.ep, plan.tp)
         return [(within, 1), (plan.ep / within, _stride("dp", plan))]

@@ -72,7 +72,7 @@ def running(load: Load, engine: Engine, kv_tokens: Number, max_seqs: Number) -> 
 
     A cache that reserves holds I + O tokens a request; one that grows on demand holds I + O/2 on average.
     """
-    kept = load.input_len + load.output_len * (1.0 if engine.kv_reserved else 0.5)
+    kept = load.input_len + load.output_len * (1.0 if engine.serves.kv_reserved else 0.5)
     return np.maximum(1.0, np.minimum(load.concurrency, np.minimum(max_seqs, kv_tokens // kept)))
 
 
@@ -90,7 +90,7 @@ def pressure(load: Load, engine: Engine, kv_tokens: Number, seqs: Number, max_se
     Up to KV/I requests come in and KV/(I + O) can end inside, but never more than the engine's limit. A request thrown out
     computes its tokens again, and waits after its first token instead of before it.
     """
-    if engine.kv_reserved:
+    if engine.serves.kv_reserved:
         return Pressure()
     ending, fitting = (np.maximum(1.0, kv_tokens / n) for n in (load.input_len + load.output_len, load.input_len))
     wanted = np.minimum(load.concurrency, max_seqs)
@@ -120,7 +120,7 @@ def prompt_tokens(load: Load, seqs: Number, room: Number, engine: Engine) -> Num
     The mean over such steps, so the number of prompts need not be whole: what one prompt leaves of a step goes to the next.
     """
     wanted = (1 + arrivals_per_step(load, seqs)) * load.input_len
-    return np.minimum(wanted, room if engine.chunked else np.maximum(load.input_len, room))
+    return np.minimum(wanted, room if engine.serves.chunked else np.maximum(load.input_len, room))
 
 
 def decoding_seqs(load: Load, seqs: Number, budget: Number, stages: Number, engine: Engine) -> Number:
@@ -128,9 +128,9 @@ def decoding_seqs(load: Load, seqs: Number, budget: Number, stages: Number, engi
 
     The others still wait for their first token. None decodes where that is the last.
     """
-    if engine.prefill_first:
+    if engine.serves.prefill_first:
         return seqs
-    room = budget / load.input_len if engine.chunked else np.maximum(1.0, budget / load.input_len)
+    room = budget / load.input_len if engine.serves.chunked else np.maximum(1.0, budget / load.input_len)
     return np.where(load.output_len > 1, np.minimum(seqs, 1 + _life(load) * room * stages), 1.0)
 
 
@@ -149,7 +149,7 @@ def prompts_ahead(load: Load, seqs: Number, room: Number, engine: Engine, stages
     others = seqs - 1
     dense, each = arrivals_per_step(load, seqs), prompt_tokens(load, seqs, room, engine) / load.input_len
     steady = np.minimum(others, 2 * np.minimum(dense, each * stages))  # no more arrive in a step than steps let in
-    if engine.prefill_first:
+    if engine.serves.prefill_first:
         steady = np.maximum(others / 2 * np.minimum(1.0, dense), each - 1)
     most = np.clip(room / load.input_len, 1, seqs)
     burst = np.minimum(others, (others + most - 1) / 2)
@@ -161,31 +161,31 @@ def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: E
     """Mean TPOT and TTFT from priced steps; ``seqs`` requests run, ``ahead`` prompts of others come first."""
     others = seqs - 1
     decodes = np.maximum(0.0, load.output_len - 1)  # steps; none where the first token is the last
-    beside = 0.0 if engine.prefill_first else steps.decode_s
+    beside = 0.0 if engine.serves.prefill_first else steps.decode_s
     extra = np.maximum(0.0, steps.prompt_s - beside) * steps.chunks / steps.together / steps.stages
     # Prompts that have room beside one token's way through all stages.
-    held = np.inf if engine.prefill_first else steps.stages * steps.together / steps.chunks
+    held = np.inf if engine.serves.prefill_first else steps.stages * steps.together / steps.chunks
     ahead = np.maximum(ahead, np.where(decodes > 0, others - np.maximum(1.0, decodes) * held, others))
     before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
     stretch = (others - ahead + others * full.recomputed) * extra / np.maximum(1.0, decodes)
     tpot = steps.decode_s + stretch
     boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0)
     own = steps.prompt_s * steps.chunks + (np.ceil(steps.chunks) - steps.chunks) * beside
-    first = engine.request_s + boundary + own + before
+    first = engine.host.request_s + boundary + own + before
     life = first + decodes * tpot
     # The first R never wait for a slot, and those sent with them wait half as long as later ones.
     waiting = load.concurrency - seqs
     late = np.maximum(0.0, 1 - (seqs + waiting / 2) / np.maximum(load.num_prompts, load.concurrency))
     slot = waiting / seqs * life * late
     inside = np.where(decodes > 0, full.inside, 0.0) * slot
-    least = load.concurrency * np.maximum(engine.frontend_request_s, engine.frontend_token_s * load.output_len)
+    least = load.concurrency * np.maximum(engine.host.frontend_request_s, engine.host.frontend_token_s * load.output_len)
     # A request passes the front end on its way in and with every token on its way out: half of the wait is before the first.
     alone = np.maximum(LEAST_S, life + slot)
     frontend = alone * ((1 + (least / alone) ** KNEE) ** (1 / KNEE) - 1)
     after = np.where(decodes > 0, frontend / 2, 0.0)
     return Served(
         tpot_s=tpot + (after + inside) / np.maximum(1.0, decodes),
-        request_s=engine.request_s + seqs * 0,
+        request_s=engine.host.request_s + seqs * 0,
         boundary_s=boundary,
         prefill_s=own,
         ahead_s=before,

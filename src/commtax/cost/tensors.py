@@ -199,7 +199,7 @@ def share(split: str, model: Model, plan: Plan, engine: Engine) -> Number:
 
 def padded_vocab(model: Model, plan: Plan, engine: Engine) -> Number:
     """Rows of the embedding table as the engine lays it out (Megatron's multiple grows with tp)."""
-    multiple = engine.vocab_multiple * (plan.tp if engine.experts_keep_tp else 1)
+    multiple = engine.sends.vocab_multiple * (plan.tp if engine.sends.experts_keep_tp else 1)
     return np.ceil(model.vocab / multiple) * multiple
 
 
@@ -285,7 +285,7 @@ def stage_layers(model: Model, pp: int, odd: str = "before-last") -> list[range]
 
 def held(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> list[Held]:
     """What one rank of ``stage`` (of ``pp``) holds. The last stage of a tied model keeps its own copy of the table."""
-    layers = stage_layers(model, pp, engine.odd_layers)[stage]
+    layers = stage_layers(model, pp, engine.sends.odd_layers)[stage]
     rows = []
     for tensor in inventory(model):
         if tensor.where >= 0:

@@ -20,8 +20,8 @@ AG_RS, DEEPEP_HT, DEEPEP_LL = "allgather_reducescatter", "deepep_high_throughput
 
 def largest_graph(tp: Number, engine: Engine) -> Number:
     """Rows of the largest captured graph; 0 where the engine captures none."""
-    most = pick(np.asarray(tp) >= WIDE, engine.graph_rows_wide, engine.graph_rows)
-    return np.minimum(most, max(engine.graph_sizes, default=0))
+    most = pick(np.asarray(tp) >= WIDE, engine.sends.graph_rows_wide, engine.sends.graph_rows)
+    return np.minimum(most, max(engine.sends.graph_sizes, default=0))
 
 
 def padded_rows(rows: Number, work: Workload, engine: Engine, tp: Number = 1, eager: bool = False) -> Number:
@@ -30,12 +30,12 @@ def padded_rows(rows: Number, work: Workload, engine: Engine, tp: Number = 1, ea
     Steps with prompt tokens are padded only by engines that capture those too; rows beyond the largest size run as
     they are.
     """
-    sizes = np.asarray(engine.graph_sizes)
+    sizes = np.asarray(engine.sends.graph_sizes)
     if eager or not sizes.size:
         return rows
     slot = np.searchsorted(sizes, rows)
     padded = pick(np.asarray(rows) <= largest_graph(tp, engine), sizes[np.minimum(slot, sizes.size - 1)], rows)
-    if not engine.graph_pads_prefill:
+    if not engine.sends.graph_pads_prefill:
         padded = pick(np.asarray(work.prefill_tokens) > 0, rows, padded)
     return padded if np.ndim(padded) else float(padded)
 
@@ -50,7 +50,7 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
     # Where tokens are split over tp, or sent to experts, MoE layers leave no partial sums to reduce.
     reduced = model.num_layers - pick(_replaces_all_reduce(model, plan, engine, ep_backend), num_moe, 0)
     samples = work.samples
-    if engine.logits_padded:
+    if engine.sends.logits_padded:
         samples = pick(np.asarray(work.prefill_tokens) > 0, samples, rows)
     logits = samples * padded_vocab(model, plan, engine) * act
     items = [tp_item("embedding", "all-reduce", payload, 1, plan)]
@@ -59,14 +59,14 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
     items += _reduced("feed-forward output", payload, reduced, plan)
     items.append(tp_item("logits", "all-gather", logits, 1, plan))
     items += _stages(payload, plan, engine, model)
-    items += _experts(model, plan, rows, engine, ep_backend or (engine.ep_backends or (AG_RS,))[0], num_moe)
+    items += _experts(model, plan, rows, engine, ep_backend or (engine.sends.ep_backends or (AG_RS,))[0], num_moe)
     return items
 
 
 def _replaces_all_reduce(model: Model, plan: Plan, engine: Engine, backend: str) -> Number:
     wide = np.asarray(plan.ep) > plan.tp
-    gathers = (backend or (engine.ep_backends or (AG_RS,))[0]) == AG_RS
-    return wide & (tokens_split(model, plan, engine) | (not gathers) | (np.asarray(plan.tp) == 1) | (not engine.ep_is_tp_dp))
+    gathers = (backend or (engine.sends.ep_backends or (AG_RS,))[0]) == AG_RS
+    return wide & (tokens_split(model, plan, engine) | (not gathers) | (np.asarray(plan.tp) == 1) | (not engine.sends.ep_is_tp_dp))
 
 
 def tp_item(what: str, op: str, nbytes: Number, count: Number, plan: Plan, note: str = "") -> Item:
@@ -83,8 +83,8 @@ def _reduced(what: str, payload: Number, count: Number, plan: Plan) -> list[Item
 
 def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[Item]:
     """Hand-offs between stages. Where each tp rank sends its 1/tp, the receivers gather the rest among themselves."""
-    cuts = (plan.pp - 1) * (engine.pp_tensors if model.residual_stream else 1)
-    scattered = engine.pp_scatter & (np.asarray(plan.tp) > 1)
+    cuts = (plan.pp - 1) * (engine.sends.pp_tensors if model.residual_stream else 1)
+    scattered = engine.sends.pp_scatter & (np.asarray(plan.tp) > 1)
     sent = payload / pick(scattered, plan.tp, 1)
     return [
         Item("stage hand-off", "pp", "send-recv", sent, plan.pp * 0 + 2, cuts),

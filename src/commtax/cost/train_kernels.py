@@ -14,7 +14,7 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.cost.compute import Kernel, head_kernel, layer_kernels
 from commtax.cost.tensors import padded_vocab
-from commtax.spec import DTYPE_BYTES, Engine, Model, Number, Plan, TrainStep, Workload
+from commtax.spec import DTYPE_BYTES, Engine, Model, Number, Plan, Sending, TrainStep, Workload
 
 BACKWARD_ATTENTION_FLOPS = 2.5  # five products of the score matrix's size against two
 BACKWARD_ELEMENT_BYTES = 1.5
@@ -71,7 +71,7 @@ def _trained(
     if kernel.form == "small":
         split = plan.tp if plan.sequence_parallel and kernel.what == "norms" else 1
         yield Kernel(kernel.what, "elementwise", count, 0.0, kernel.nbytes / split * passes * busier)
-    elif kernel.form == "prefill" and engine.attention == "unfused":
+    elif kernel.form == "prefill" and engine.trains.attention == "unfused":
         yield from _unfused(kernel, count, plan, step)
     elif kernel.form == "prefill":
         yield replace(kernel, what="attention", count=count)
@@ -128,7 +128,7 @@ def recomputed(kernels: list[Kernel], plan: Plan, engine: Engine) -> list[Kernel
         return []
     if plan.recompute == "full":
         return list(kernels)
-    if engine.selective == "matmuls":  # every other product is kept, attention is kept, everything small is run again
+    if engine.trains.selective == "matmuls":  # every other product is kept, attention is kept, everything small is run again
         halves = [replace(k, count=k.count / 2) for k in kernels if k.form == "gemm"]
         return halves + [k for k in kernels if k.form == "elementwise"]
     return [k for k in kernels if k.what.startswith("attention")]
@@ -145,7 +145,7 @@ def forward_flops(model: Model, seq: Number, causal: bool, attention: bool = Tru
     ``causal`` counts the pairs that a query may see (half of them); otherwise all of them, as PaLM and Megatron do.
     Lookups, norms and activations are not counted.
     """
-    plain = Engine("", "", "", (), (), experts_keep_tp=True)
+    plain = Engine("", "", "", (), (), sends=Sending(experts_keep_tp=True))
     work = Workload(prefill_seqs=1, prefill_tokens=seq)
     plan = Plan()
     total: Number = 0.0
@@ -171,6 +171,6 @@ def recomputed_flops(model: Model, plan: Plan, step: TrainStep, engine: Engine, 
         return 0.0 * layers
     if plan.recompute == "full":
         return layers
-    if engine.selective == "matmuls":
+    if engine.trains.selective == "matmuls":
         return products / 2
     return layers - products

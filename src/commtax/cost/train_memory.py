@@ -52,7 +52,7 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
 
     # Where the sharded parameter is the fp32 master copy, no other master is kept.
     whole, grads = DTYPE_BYTES[plan.activations_dtype], DTYPE_BYTES[plan.grads_dtype]
-    mastered = engine.master_is_parameter and plan.zero == 3
+    mastered = engine.trains.master_is_parameter and plan.zero == 3
     weights = divided(4 if mastered else whole, 3)
     if plan.zero == 3:
         # one layer is whole while it is used, the next is on its way; with a pipeline all of the stage is
@@ -125,15 +125,15 @@ def activations(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Nu
 
 def _kept(whole: float, split: Number, model: Model, plan: Plan, engine: Engine) -> Number:
     """Bytes a row keeps in one layer on one rank."""
-    gathered = 0 if engine.regathers_inputs or not plan.sequence_parallel else 4 * model.hidden
+    gathered = 0 if engine.trains.regathers_inputs or not plan.sequence_parallel else 4 * model.hidden
     every = split / plan.tp + gathered + (whole - gathered) / (plan.tp if plan.sequence_parallel else 1)
-    half = plan.recompute == "selective" and engine.selective == "matmuls"
+    half = plan.recompute == "selective" and engine.trains.selective == "matmuls"
     return every / 2 if half else every
 
 
 def _scores(model: Model, index: int, plan: Plan, step: TrainStep, engine: Engine) -> Number:
     """Bytes of the score matrix a row: softmax output, dropout mask and dropout output (2 + 1 + 2 a head and key)."""
-    dropped = engine.attention != "unfused" or plan.recompute == "selective"
+    dropped = engine.trains.attention != "unfused" or plan.recompute == "selective"
     return 0.0 if dropped else 5.0 * model.blocks[index].attention.num_heads * step.seq
 
 

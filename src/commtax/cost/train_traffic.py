@@ -66,8 +66,8 @@ def _tensor_parallel(model: Model, plan: Plan, payload: Number, layers: Number, 
     each, forward = mixed * plan.microbatches, _passes(plan)
     if plan.sequence_parallel:
         routed = payload * pick(np.asarray(plan.ep) > 1, moe.top_k, 1)
-        again, words = (2, "output gradients, and inputs again") if engine.regathers_inputs else (1, "output gradients")
-        small = 0.5 if engine.fp8_gathers and plan.weights_dtype == "fp8" else 1.0
+        again, words = (2, "output gradients, and inputs again") if engine.trains.regathers_inputs else (1, "output gradients")
+        small = 0.5 if engine.trains.fp8_gathers and plan.weights_dtype == "fp8" else 1.0
         return [
             tp_item("layers forward", "all-gather", payload * small, sites * forward, plan),
             tp_item("layers forward", "reduce-scatter", payload, sites * forward, plan),
@@ -102,12 +102,14 @@ def _embedding_and_head(plan: Plan, payload: Number, rows: Number) -> list[Item]
 
 def _pipeline(plan: Plan, payload: Number, engine: Engine) -> list[Item]:
     """A middle stage sends each microbatch's activation on and its gradient back, once for each of its chunks."""
-    sent = payload / (plan.tp if plan.sequence_parallel or engine.pp_scatter else 1)
+    sent = payload / (plan.tp if plan.sequence_parallel or engine.sends.pp_scatter else 1)
     count = pick(np.asarray(plan.pp) > 1, plan.microbatches * chunks_of(plan), 0)
     return [
         Item("activations on", "pp", "send-recv", sent, plan.pp * 0 + 2, count),
         Item("gradients back", "pp", "send-recv", sent, plan.pp * 0 + 2, count),
-        tp_item("stage inputs", "all-gather", payload, 2 * count if engine.pp_scatter and not plan.sequence_parallel else 0, plan),
+        tp_item(
+            "stage inputs", "all-gather", payload, 2 * count if engine.sends.pp_scatter and not plan.sequence_parallel else 0, plan
+        ),
     ]
 
 
@@ -123,7 +125,7 @@ def _context(model: Model, plan: Plan, rows: Number, layers: Number, engine: Eng
     chunk = rows * width / heads * DTYPE_BYTES[plan.activations_dtype]
     each = pick(np.asarray(plan.cp) > 1, layers * plan.microbatches, 0)
     hops, passes = plan.cp - 1, _passes(plan) + 1
-    if engine.context_parallel == "ring":
+    if engine.trains.context_parallel == "ring":
         return [
             Item("keys and values", "cp", "send-recv", chunk, plan.cp * 0 + 2, each * hops * passes),
             Item("their gradients", "cp", "send-recv", chunk, plan.cp * 0 + 2, each * hops),
@@ -257,7 +259,7 @@ def _replicated(plan: Plan, params: Number, ranks: Number, whose: str, engine: E
         return [Item(f"{whose}gradients", axis, "all-reduce", grads, ranks, pick(on, 1, 0), "once a step")]
     times = _rounds(plan) if plan.zero == 2 else 1
     values = params * DTYPE_BYTES[plan.activations_dtype]
-    each = plan.zero == 2 and engine.master_is_parameter
+    each = plan.zero == 2 and engine.trains.master_is_parameter
     gathers, when = (times, "before forward") if each else (1, "after the update")
     return [
         Item(f"{whose}gradients", axis, "reduce-scatter", grads, ranks, pick(on, times, 0)),

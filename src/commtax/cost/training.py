@@ -108,7 +108,7 @@ def _compute(
     settings: TrainSettings,
 ) -> tuple[list[Line], Times]:
     layers = fullest_layers(model, plan)
-    passes = engine.eager_passes if settings.eager else engine.elementwise_passes
+    passes = engine.trains.eager_passes if settings.eager else engine.trains.elementwise_passes
     one = train_kernels.forward(model, plan, step, engine, layers, passes, settings.imbalance)
     priced = _Priced(cluster.chip, constants, engine, settings)
     ahead = priced.lines(one.layers, plan.microbatches, "forward")
@@ -148,10 +148,10 @@ class _Priced:
         self.chip, self.constants = chip, constants
         power = power_clock(chip, constants)
         self.clock = power * constants.tables["train.bf16"]["clock"]  # hours of dense products draw the clock down
-        self.scale, self.least = settings.slow_rank, engine.launch_s if settings.eager else 0.0
+        self.scale, self.least = settings.slow_rank, engine.host.launch_s if settings.eager else 0.0
         table = constants.tables["train.bf16"]
         self.sigma = table["sigma"]
-        rate = power * table.get(engine.attention, 1.0)
+        rate = power * table.get(engine.trains.attention, 1.0)
         self.rates = {"attention": rate, "attention backward": rate * table["attention_backward"]}
         self._known: dict[tuple[str, int, int], tuple[Kernel, Number, Number]] = {}
 
@@ -206,8 +206,8 @@ def _as_launched(item: Item, plan: Plan, engine: Engine, settings: TrainSettings
     """Gradients go in buckets; the busiest expert rank sends more; a stage between the ends has neither embedding nor head."""
     if item.axis == "ep":
         return replace(item, nbytes=item.nbytes * settings.imbalance)
-    if item.axis in ("dp", "edp") and plan.zero < 3 and engine.bucket_bytes:
-        bucket = np.maximum(engine.bucket_bytes, engine.bucket_bytes_per_rank * plan.dp)
+    if item.axis in ("dp", "edp") and plan.zero < 3 and engine.trains.bucket_bytes:
+        bucket = np.maximum(engine.trains.bucket_bytes, engine.trains.bucket_bytes_per_rank * plan.dp)
         pieces = np.maximum(1, np.ceil(item.nbytes / bucket))
         return replace(item, nbytes=item.nbytes / pieces, count=item.count * pieces)
     alone = not isinstance(plan.pp, np.ndarray) and plan.pp == 1
@@ -231,7 +231,7 @@ def _hide(line: Line, free: _Windows, engine: Engine, settings: TrainSettings) -
     if axis not in settings.async_axes:
         return _with(line, window, line.hidden_s)
     coverable = line.total_s * (1 - free.uncovered(line))
-    found = hidden_s(coverable, window, engine.overlap_efficiency)
+    found = hidden_s(coverable, window, engine.trains.overlap_efficiency)
     free.take(line, coverable)
     return _with(line, window, found)
 
@@ -252,7 +252,7 @@ class _Windows:
         self.every = pick(np.asarray(plan.pp) > 1, False, plan.zero >= 2)
         self.forward = pick(self.every, m * forward, forward)
         self.backward = pick(self.every, m * backward, backward)
-        self.ahead = forward if engine.gathers_ahead else 0.0 * forward
+        self.ahead = forward if engine.trains.gathers_ahead else 0.0 * forward
         self.tp, self.cp, self.ep, self.pp = m * times.products, m * times.attention, m * times.experts, m * forward
 
     def window(self, line: Line) -> Number:

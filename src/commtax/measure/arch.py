@@ -12,6 +12,7 @@ import torch
 from commtax import catalog
 from commtax.catalog.hf import from_config
 from commtax.spec import Experts, Model
+from commtax.statement import Refusal
 
 FAMILIES = (
     "LlamaForCausalLM",
@@ -42,7 +43,7 @@ def arch(name: str, layers: int = 0) -> Arch:
     config = dict(catalog.config(name))
     if layers:
         if layers < 1 or layers > int(config["num_hidden_layers"]):
-            raise ValueError(f"layers={layers}: {name} has {config['num_hidden_layers']}")
+            raise Refusal(f"layers={layers}: {name} has {config['num_hidden_layers']}")
         config["num_hidden_layers"] = layers
         if isinstance(config.get("layer_types"), list):
             config["layer_types"] = config["layer_types"][:layers]
@@ -54,21 +55,21 @@ def described(config: Mapping[str, Any], key: str) -> Arch:
     """An architecture from its ``config.json``."""
     model = from_config(config, key)
     if model.architecture not in FAMILIES:
-        raise ValueError(f"model {key}: the engine runs {', '.join(FAMILIES)}, not {model.architecture}")
+        raise Refusal(f"model {key}: the engine runs {', '.join(FAMILIES)}, not {model.architecture}", "model")
     if model.quant:
-        raise ValueError(f"model {key}: the engine runs plain weights, not {model.quant.method}")
+        raise Refusal(f"model {key}: the engine runs plain weights, not {model.quant.method}", "model")
     if config.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"model {key}: the engine knows the activation silu, not {config['hidden_act']}")
+        raise Refusal(f"model {key}: the engine knows the activation silu, not {config['hidden_act']}", "model")
     block = model.blocks[0]
     if any(replace(b.attention, window=0) != replace(block.attention, window=0) or b.ffn != block.ffn for b in model.blocks):
-        raise ValueError(f"model {key}: the engine needs equal layers")
+        raise Refusal(f"model {key}: the engine needs equal layers", "model")
     rope = dict(config.get("rope_parameters") or {**(config.get("rope_scaling") or {})})
     rope.setdefault("rope_theta", config.get("rope_theta", 10_000.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
-        raise ValueError(f"model {key}: rotary scaling '{kind}' is not one of default, linear, llama3")
+        raise Refusal(f"model {key}: rotary scaling '{kind}' is not one of default, linear, llama3", "model")
     if float(rope.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise ValueError(f"model {key}: partial rotary embeddings are not supported")
+        raise Refusal(f"model {key}: partial rotary embeddings are not supported", "model")
     # Qwen3's mixture divides the chosen weights by their sum only if told to; Mixtral always does.
     normed = bool(config.get("norm_topk_prob", model.architecture != "Qwen3MoeForCausalLM"))
     return Arch(model, {**rope, "kind": kind}, float(config.get("rms_norm_eps", 1e-6)), normed)

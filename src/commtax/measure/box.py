@@ -34,6 +34,7 @@ from commtax.measure.job import DTYPES
 from commtax.measure.weights import Random, load
 from commtax.measure.worker import Place, gather, report
 from commtax.spec import Plan
+from commtax.statement import Refusal
 
 TARGET = "commtax.measure.box:measure_box"
 DTYPES_HERE = ("fp32", "bf16")
@@ -83,12 +84,12 @@ def calibrate(
     """Measure with ``ranks`` processes, each on its share of the cores, in the type that will run, and return the profile."""
     dtype, impls = dtype or machine.own_dtype("cpu"), tuple(impls) or machine.carriers(machine.facts())
     if dtype not in DTYPES_HERE:
-        raise ValueError(f"dtype '{dtype}': {' or '.join(DTYPES_HERE)}")
+        raise Refusal(f"dtype '{dtype}': {' or '.join(DTYPES_HERE)}", "dtype")
     if ranks not in RANKS:
-        raise ValueError(f"ranks={ranks}: {' or '.join(map(str, RANKS))} (what the calibration models divide by)")
+        raise Refusal(f"ranks={ranks}: {' or '.join(map(str, RANKS))} (what the calibration models divide by)", "ranks")
     for impl in impls:
         if impl not in ("gloo", "shm"):
-            raise ValueError(f"impl '{impl}': gloo, shm or both carry CPU tensors")
+            raise Refusal(f"impl '{impl}': gloo, shm or both carry CPU tensors")
         machine.check_carrier(impl)
     raw = launch.run(TARGET, plan(dtype, impls), ranks, lost_s=lost_s, progress=progress)
     found = profile(raw, dtype, name or platform.node() or "this-box", ranks)

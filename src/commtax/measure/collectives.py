@@ -21,6 +21,7 @@ from commtax.cost.collectives import ring_factor
 from commtax.measure import launch, machine
 from commtax.measure.comm import CUDA_OK, IMPLEMENTATIONS, Wire, wire
 from commtax.measure.worker import Place, gather, report
+from commtax.statement import Refusal
 
 TARGET = "commtax.measure.collectives:sweep"
 OPS = ("all-reduce", "all-gather")
@@ -38,7 +39,7 @@ class Sizes:
 
     def all(self) -> list[int]:
         if not 4 <= self.least <= self.most:
-            raise ValueError(f"min={self.least}, max={self.most}: sizes rise from at least 4 bytes")
+            raise Refusal(f"min={self.least}, max={self.most}: sizes rise from at least 4 bytes")
         found = [self.least]
         while found[-1] * 2 <= self.most:
             found.append(found[-1] * 2)
@@ -72,16 +73,16 @@ def measure(
 def _check(impls: list[str], ranks: list[int], op: str, emulate_link: str) -> None:
     unknown = [impl for impl in impls if impl not in IMPLEMENTATIONS]
     if unknown:
-        raise ValueError(f"impl '{unknown[0]}': one of {', '.join(IMPLEMENTATIONS)}")
+        raise Refusal(f"impl '{unknown[0]}': one of {', '.join(IMPLEMENTATIONS)}")
     for impl in impls:
         machine.check_carrier(impl)
     if "nccl" in impls and (len(impls) > 1 or torch.cuda.device_count() < max(ranks)):
-        raise ValueError(f"impl 'nccl': by itself, and it needs a GPU a rank ({torch.cuda.device_count()} here)")
+        raise Refusal(f"impl 'nccl': by itself, and it needs a GPU a rank ({torch.cuda.device_count()} here)")
     if op not in OPS:
-        raise ValueError(f"collective '{op}': one of {', '.join(OPS)}")
+        raise Refusal(f"collective '{op}': one of {', '.join(OPS)}", "collective")
     bad = [n for n in ranks if not 2 <= n <= 64]
     if bad or not ranks:
-        raise ValueError(f"ranks={(bad or [0])[0]}: groups of 2 to 64 ranks are measured")
+        raise Refusal(f"ranks={(bad or [0])[0]}: groups of 2 to 64 ranks are measured", "ranks")
     if emulate_link:
         catalog.link(emulate_link)
 

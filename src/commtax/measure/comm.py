@@ -19,6 +19,7 @@ import torch.distributed as dist
 from commtax import catalog
 from commtax.cost.collectives import ring_factor
 from commtax.spec import Link
+from commtax.statement import Refusal
 
 IMPLEMENTATIONS = ("gloo", "nccl", "shm")
 CUDA_OK = ("nccl",)
@@ -73,12 +74,12 @@ def spin(seconds: float) -> None:
 def wire(impl: str, rank: int, ranks: int, device: str = "cpu", emulate: str = "") -> Wire:
     """A wire by name, checked against where the tensors are."""
     if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl '{impl}': one of {', '.join(IMPLEMENTATIONS)}")
+        raise Refusal(f"impl '{impl}': one of {', '.join(IMPLEMENTATIONS)}")
     if (device == "cuda") != (impl in CUDA_OK):
-        raise ValueError(f"impl '{impl}': {'nccl carries CUDA tensors' if device == 'cuda' else 'gloo or shm carry CPU tensors'}")
+        raise Refusal(f"impl '{impl}': {'nccl carries CUDA tensors' if device == 'cuda' else 'gloo or shm carry CPU tensors'}")
     found: Wire = _shared_memory(rank, ranks) if impl == "shm" else Torch()
     if emulate and device == "cuda":
-        raise ValueError("emulate_link: the added time is the host's; it needs CPU ranks")
+        raise Refusal("emulate_link: the added time is the host's; it needs CPU ranks")
     return Emulated(found, catalog.link(emulate), ranks) if emulate else found
 
 

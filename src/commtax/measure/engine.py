@@ -20,6 +20,7 @@ from commtax.measure.arch import Arch, rotary
 from commtax.measure.cache import Blocks
 from commtax.measure.comm import Group, Sent
 from commtax.measure.weights import Layer, Weights
+from commtax.statement import Refusal
 
 
 @dataclass(slots=True)
@@ -72,7 +73,7 @@ class Engine:
         m, att = a.model, a.model.attention
         window = max(b.attention.window for b in m.blocks)
         if window and length > window:
-            raise ValueError(f"length={length}: beyond the attention window of {window}, which the engine does not cut to")
+            raise Refusal(f"length={length}: beyond the attention window of {window}, which the engine does not cut to")
         self.arch, self.weights, self.group, self.batch = a, weights, group, batch
         self.device, self.dtype = weights.embed.device, weights.embed.dtype
         self.heads = att.num_heads // group.size

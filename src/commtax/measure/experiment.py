@@ -20,6 +20,7 @@ from commtax.measure import launch, links, study
 from commtax.measure.answers import answers
 from commtax.measure.findings import Prices, analyse
 from commtax.spec import Model
+from commtax.statement import Refusal
 
 ENGINES = ("builtin", "vllm")
 LARGEST = 1e18  # of any figure of a study: seconds, bytes, tokens
@@ -122,15 +123,15 @@ def merge(folders: Sequence[Path]) -> list[Record]:
     for folder in folders:
         file = folder / "experiment.json"
         if not file.is_file():
-            raise ValueError(f"merge '{folder}': no experiment.json in it; give folders of finished experiments (--out)")
+            raise Refusal(f"merge '{folder}': no experiment.json in it; give folders of finished experiments (--out)")
         document = files.read_json(file, "merge")
         if not isinstance(document, dict) or document.get("schema") != "commtax.experiment/1":
-            raise ValueError(f"merge '{folder}': experiment.json is not commtax.experiment/1")
+            raise Refusal(f"merge '{folder}': experiment.json is not commtax.experiment/1")
         if not isinstance(document.get("box"), str):
-            raise ValueError(f"merge '{folder}': experiment.json has no box (the machine's name)")
+            raise Refusal(f"merge '{folder}': experiment.json has no box (the machine's name)")
         odd = next((x for x in _figures(document) if not -LARGEST <= x <= LARGEST), None)
         if odd is not None:
-            raise ValueError(f"merge '{folder}': {odd:g} in experiment.json is nothing that was measured")
+            raise Refusal(f"merge '{folder}': {odd:g} in experiment.json is nothing that was measured")
         same = sum(d["box"].split(" #")[0] == document["box"] for d in found)
         found.append({**document, "box": f"{document['box']} #{same + 1}" if same else document["box"]})
     return found
@@ -152,13 +153,13 @@ def write(path: Path, document: Record) -> None:
 
 def _check(asked: Asked) -> None:
     if asked.engine not in ENGINES:
-        raise ValueError(f"engine '{asked.engine}': one of {', '.join(ENGINES)}")
+        raise Refusal(f"engine '{asked.engine}': one of {', '.join(ENGINES)}", "engine")
     if not asked.degrees or len(set(asked.degrees)) < len(asked.degrees) or min(asked.degrees) < 1:
-        raise ValueError(f"tp {','.join(map(str, asked.degrees))}: distinct degrees of at least 1 are needed, such as 1,2")
+        raise Refusal(f"tp {','.join(map(str, asked.degrees))}: distinct degrees of at least 1 are needed, such as 1,2", "tp")
     if asked.engine == "vllm" and (asked.random or asked.layers):
-        raise ValueError("random, layers: belong to the built-in engine; vLLM takes --model")
+        raise Refusal("random, layers: belong to the built-in engine; vLLM takes --model")
     if asked.engine != "vllm" and (asked.vllm or asked.vllm_args):
-        raise ValueError("vllm, vllm_args: belong to --engine vllm")
+        raise Refusal("vllm, vllm_args: belong to --engine vllm")
     if asked.dataset:
         study.dataset_lengths(Path(asked.dataset))
     if asked.profile:
@@ -230,7 +231,7 @@ def _folder(asked: Asked, driver: Driver) -> Path:
     before = _kept(file)
     if before is not None and before != settings:
         key = next(k for k in settings if before.get(k) != settings[k])
-        raise ValueError(
+        raise Refusal(
             f"out '{asked.out}': holds a study with {key} '{before.get(key)}', not '{settings[key]}'; name another folder"
         )
     for name in ("raw", "runs"):

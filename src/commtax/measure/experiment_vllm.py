@@ -28,6 +28,7 @@ from commtax.measure.launch import Ended
 from commtax.measure.leash import leashed
 from commtax.measure.outcomes import allreduces, served
 from commtax.readers import bench, kineto, vllm_log
+from commtax.statement import Refusal
 
 KINDS = ("latency", "first", "batch", "profile", "serve", "throughput")
 START_S = 1200.0  # a large model takes minutes to load
@@ -276,7 +277,7 @@ def _alike(failures: Sequence[tuple[int, Failure]], tp: int) -> Failure | None:
 def _found(path: str) -> str:
     found = shutil.which(path or "vllm")
     if not found:
-        raise ValueError(f"vllm '{path or 'vllm'}': no such program; install vLLM, or say where it is with --vllm PATH")
+        raise Refusal(f"vllm '{path or 'vllm'}': no such program; install vLLM, or say where it is with --vllm PATH")
     return found
 
 
@@ -284,7 +285,7 @@ def _version(path: str) -> str:
     done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=300)
     words = done.stdout.split()
     if done.returncode or not words:
-        raise ValueError(f"vllm '{path}': it does not run ({' '.join(done.stderr.split())[-200:]})")
+        raise Refusal(f"vllm '{path}': it does not run ({' '.join(done.stderr.split())[-200:]})")
     return words[-1]
 
 

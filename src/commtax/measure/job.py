@@ -14,6 +14,7 @@ from commtax.measure import machine
 from commtax.measure.arch import Arch, arch
 from commtax.measure.comm import IMPLEMENTATIONS
 from commtax.measure.weights import Checkpoint
+from commtax.statement import Refusal
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}
@@ -48,9 +49,9 @@ class Job:
         """With defaults that depend on the machine filled in, and every mistake that can be seen beforehand refused."""
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         if device not in ("cpu", "cuda"):
-            raise ValueError(f"device '{device}': cpu or cuda")
+            raise Refusal(f"device '{device}': cpu or cuda")
         if device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device 'cuda': torch sees no CUDA device here; use --device cpu")
+            raise Refusal("device 'cuda': torch sees no CUDA device here; use --device cpu")
         full = {
             "device": device,
             "dtype": self.dtype or machine.own_dtype(device),
@@ -62,24 +63,28 @@ class Job:
 
     def _check(self) -> None:
         if self.dtype not in DTYPES:
-            raise ValueError(f"dtype '{self.dtype}': one of {', '.join(DTYPES)}")
+            raise Refusal(f"dtype '{self.dtype}': one of {', '.join(DTYPES)}", "dtype")
         if self.impl not in IMPLEMENTATIONS:
-            raise ValueError(f"impl '{self.impl}': one of {', '.join(IMPLEMENTATIONS)}")
+            raise Refusal(f"impl '{self.impl}': one of {', '.join(IMPLEMENTATIONS)}")
         machine.check_carrier(self.impl)
         for name in ("tp", "batch", "input_len", "output_len", "repeats"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: a whole number of at least 1 is needed")
+                raise Refusal(f"{name}={getattr(self, name)}: a whole number of at least 1 is needed", name)
         if self.output_len < 2:
-            raise ValueError("output_len=1: the first token is the prefill's; at least 2 are needed to time a decode step")
+            raise Refusal(
+                "output_len=1: the first token is the prefill's; at least 2 are needed to time a decode step", "output_len"
+            )
         if self.emulate_link:
             catalog.link(self.emulate_link)
         rank, factor = self.slow
         if not (0 <= rank < self.tp or not self.slow_rank) or not 1 <= factor < 1000:
-            raise ValueError(f"slow_rank '{self.slow_rank}': write RANK:FACTOR with a rank below {self.tp} and a factor from 1")
+            raise Refusal(
+                f"slow_rank '{self.slow_rank}': write RANK:FACTOR with a rank below {self.tp} and a factor from 1", "slow_rank"
+            )
         if self.slow_rank and self.device == "cuda":
-            raise ValueError("slow_rank: the delay is the host's; it needs --device cpu")
+            raise Refusal("slow_rank: the delay is the host's; it needs --device cpu", "slow_rank")
         if self.break_rank >= self.tp:
-            raise ValueError(f"break_rank={self.break_rank}: ranks are 0 to {self.tp - 1}")
+            raise Refusal(f"break_rank={self.break_rank}: ranks are 0 to {self.tp - 1}")
         self.plan(self.arch())
         if not self.random:
             Checkpoint(Path(self.model).expanduser(), None, None)  # headers only: a truncated or missing file is seen here
@@ -92,7 +97,7 @@ class Job:
         try:
             return int(rank), float(factor)
         except ValueError:
-            raise ValueError(f"slow_rank '{self.slow_rank}': write RANK:FACTOR, such as 1:2.0") from None
+            raise Refusal(f"slow_rank '{self.slow_rank}': write RANK:FACTOR, such as 1:2.0", "slow_rank") from None
 
     def arch(self) -> Arch:
         return arch(self.model, self.layers)
@@ -126,5 +131,5 @@ def chip_here(device: str) -> str:
     scored = [(sum(part in words for part in c.key.split("-")), c) for c in known]
     near = [(score, c) for score, c in scored if score]
     if not near:
-        raise ValueError(f"cluster: {' '.join(words)} is not in the catalogue; name what it is like with --cluster")
+        raise Refusal(f"cluster: {' '.join(words)} is not in the catalogue; name what it is like with --cluster", "cluster")
     return min(near, key=lambda found: (-found[0], abs(found[1].visible_bytes - memory)))[1].key

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from commtax.measure.litter import run_folder
+from commtax.statement import Refusal
 
 POLL_S = 0.02
 LOOK_S = 0.5
@@ -64,7 +65,7 @@ def run(
     ``path`` is put before the ranks' module search path. What a rank refuses (ValueError) is refused here.
     """
     if not lost_s > 0:
-        raise ValueError(f"lost_after={lost_s:g}: a time above 0 is needed")
+        raise Refusal(f"lost_after={lost_s:g}: a time above 0 is needed")
     with Ended() as ended, run_folder() as folder:
         (folder / "payload.json").write_text(json.dumps(dict(payload)), encoding="utf-8")
         processes: list[subprocess.Popen[bytes]] = []
@@ -76,7 +77,7 @@ def run(
             _wait(processes, folder, time.monotonic() + timeout_s, lost_s, progress)
         except RankError as error:
             if error.reason.startswith("ValueError: "):
-                raise ValueError(error.reason.removeprefix("ValueError: ")) from None
+                raise Refusal(error.reason.removeprefix("ValueError: ")) from None
             raise
         finally:
             _end(processes, ended)

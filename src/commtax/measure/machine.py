@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from commtax.measure.litter import SEMAPHORE
+from commtax.statement import Refusal
 
 CPUINFO = Path("/proc/cpuinfo")
 BF16 = {"avx512_bf16", "amx_bf16", "bf16", "FEAT_BF16"}
@@ -68,7 +69,7 @@ def check_carrier(impl: str) -> None:
     """Refuse shared memory where it cannot be had."""
     missing = facts().no_semaphores
     if impl == "shm" and missing:
-        raise ValueError(f"impl 'shm': {missing}; use gloo")
+        raise Refusal(f"impl 'shm': {missing}; use gloo")
 
 
 def carrier_note(f: Facts) -> str:

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from commtax.measure.litter import MAPPED, SEMAPHORE
+from commtax.statement import Refusal
 
 SLOT_BYTES = 256 * 1024  # larger tensors go in pieces that stay in a core's cache …
 PIECE = 32_768  # … and of no more elements than torch adds in one thread: waking others took 15 ms where this takes 0.1
@@ -139,7 +140,7 @@ def _mapped(rank: int, nbytes: int) -> mmap.mmap:
     if rank == 0:
         path.unlink()
     if not all(found):
-        raise ValueError("shm: the ranks are not all on one host; use gloo or nccl across hosts")
+        raise Refusal("shm: the ranks are not all on one host; use gloo or nccl across hosts")
     mapped = mmap.mmap(handle, nbytes)
     os.close(handle)
     return mapped

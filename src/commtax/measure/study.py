@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from commtax import files
+from commtax.statement import Refusal
 
 Shape = tuple[int, int, int]  # prompt tokens, output tokens, iterations
 CHARACTERS_A_TOKEN = 4.0  # English text; used where a dataset has text and no tokenizer counted it
@@ -74,7 +75,7 @@ QUICK = {
 def recipe(name: str, quick: bool) -> Recipe:
     """A recipe by name; ``quick`` is the same study with small counts and short lengths."""
     if name not in RECIPES:
-        raise ValueError(f"recipe '{name}': one of {', '.join(RECIPES)}")
+        raise Refusal(f"recipe '{name}': one of {', '.join(RECIPES)}")
     return (QUICK if quick else RECIPES)[name]
 
 
@@ -138,13 +139,13 @@ def dataset_lengths(path: Path) -> list[tuple[int, int]]:
         turns = [row["conversations"][:2] for row in rows if len(row.get("conversations", ())) >= 2]
         texts = [(str(first["value"]), str(second["value"])) for first, second in turns]
     except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(
+        raise Refusal(
             f"dataset '{path}': a list of objects with conversations of at least two values is needed ({error})"
         ) from None
     counted = [(_tokens(question), _tokens(answer)) for question, answer in texts]
     kept = [(i, o) for i, o in counted if 4 <= i <= LONGEST and o >= 4 and i + o <= 2 * LONGEST]
     if not kept:
-        raise ValueError(f"dataset '{path}': no conversation of 4 to {LONGEST} prompt tokens and an answer found")
+        raise Refusal(f"dataset '{path}': no conversation of 4 to {LONGEST} prompt tokens and an answer found")
     return kept
 
 

@@ -27,6 +27,7 @@ from commtax.measure.generate import Run, generate, prompts
 from commtax.measure.job import DTYPES, TOLERANCE, Job
 from commtax.measure.weights import Checkpoint, Random, Source, load
 from commtax.measure.worker import Place, gather, join, leave, meet, pin, place, report
+from commtax.statement import Refusal
 
 TARGET = "commtax.measure.tp:measure_all"
 
@@ -44,7 +45,7 @@ def run_all(
 
     settled = [job.settled() for job in jobs]
     if len({(job.tp, job.device) for job in settled}) != 1:
-        raise ValueError("tp: jobs that run together have one degree and one device")
+        raise Refusal("tp: jobs that run together have one degree and one device", "tp")
     payload = {"jobs": [job.payload() for job in settled], "device": settled[0].device}
     raw = launch.run(TARGET, payload, settled[0].tp, progress=progress, **launching)
     return [document(job, found) for job, found in zip(settled, raw, strict=True)]

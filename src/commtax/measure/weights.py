@@ -18,6 +18,7 @@ import torch
 from commtax import files
 from commtax.catalog.models import safetensors_header
 from commtax.measure.arch import Arch
+from commtax.statement import Refusal
 
 STORED = {
     "F64": torch.float64,
@@ -57,7 +58,7 @@ class Checkpoint:
         self._entries: dict[str, tuple[str, dict[str, Any]]] = {}
         shards = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
         if not shards:
-            raise ValueError(f"model '{folder}': no folder with safetensors files (for random weights: --random)")
+            raise Refusal(f"model '{folder}': no folder with safetensors files (for random weights: --random)", "model")
         for shard in shards:
             self._open(shard)
         self._check_index()
@@ -78,25 +79,25 @@ class Checkpoint:
         try:
             wanted = set(files.read_json(index, "index")["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"{index}: not a safetensors index") from None
+            raise Refusal(f"{index}: not a safetensors index") from None
         missing = sorted(wanted - self._files.keys())
         if missing:
-            raise ValueError(f"model '{self.folder}': {missing[0]} is missing ({len(missing)} of {len(wanted)} files)")
+            raise Refusal(f"model '{self.folder}': {missing[0]} is missing ({len(missing)} of {len(wanted)} files)", "model")
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Any:
         if name not in self._entries:
-            raise ValueError(f"model '{self.folder}': tensor {name} is missing")
+            raise Refusal(f"model '{self.folder}': tensor {name} is missing", "model")
         file, entry = self._entries[name]
         found, kind = tuple(entry.get("shape", ())), STORED.get(entry.get("dtype", ""))
         if kind is None:
-            raise ValueError(f"{file}: tensor {name} is {entry.get('dtype')}, not one of {', '.join(STORED)}")
+            raise Refusal(f"{file}: tensor {name} is {entry.get('dtype')}, not one of {', '.join(STORED)}")
         if found != shape:
-            raise ValueError(f"{file}: tensor {name} has shape {list(found)}, the config says {list(shape)}")
+            raise Refusal(f"{file}: tensor {name} has shape {list(found)}, the config says {list(shape)}")
         mapped, start = self._files[file]
         first, last = entry["data_offsets"]
         count = (last - first) // kind.itemsize
         if count != torch.Size(shape).numel():
-            raise ValueError(f"{file}: tensor {name} has {last - first} bytes, not those of its shape {list(found)}")
+            raise Refusal(f"{file}: tensor {name} has {last - first} bytes, not those of its shape {list(found)}")
         return _from_buffer(mapped, kind, count, start + first).view(shape)
 
     @property
@@ -183,7 +184,7 @@ def load(source: Source, a: Arch, rank: int, size: int, dtype: Any, device: Any)
     """This rank's part of the whole model."""
     cut, m = Cutter(source, a, rank, size, dtype, device), a.model
     if m.vocab % size:
-        raise ValueError(f"tp={size}: the vocabulary of {m.vocab:,} does not divide by it")
+        raise Refusal(f"tp={size}: the vocabulary of {m.vocab:,} does not divide by it", "tp")
     embed = cut.rows("model.embed_tokens.weight", (m.vocab, m.hidden), "embedding")
     layers = [_layer(cut, f"model.layers.{i}") for i in range(m.num_layers)]
     norm = cut.full("model.norm.weight", (m.hidden,))

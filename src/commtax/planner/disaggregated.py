@@ -120,7 +120,7 @@ def _rows(
         ttft_s=flat(np.asarray(served.ttft_s)),
         tpot_s=flat(np.asarray(served.tpot_s)),
         tokens_per_s=flat(requests_per_s * goal.output_len),
-        kv_headroom=flat(1 - seqs * (goal.input_len + goal.output_len * (1.0 if base.engine.kv_reserved else 0.5)) / kv),
+        kv_headroom=flat(1 - seqs * (goal.input_len + goal.output_len * (1.0 if base.engine.serves.kv_reserved else 0.5)) / kv),
         prefill_tp=ahead * n,
         prefill_replicas=flat(workers),
     )

@@ -54,7 +54,7 @@ def _decoding(answer: ServingPlans, rows: Columns, i: int) -> int:
     if rows.mode[i]:
         return max(1, int(seqs))
     load = Load(seqs, goal.input_len, goal.output_len, spread=goal.spread)
-    budget = answer.run.max_num_batched_tokens or answer.engine.max_batched_tokens
+    budget = answer.run.max_num_batched_tokens or answer.engine.serves.max_batched_tokens
     return max(1, math.ceil(float(decoding_seqs(load, seqs, budget, int(rows.pp[i]), answer.engine))))
 
 

@@ -18,6 +18,7 @@ from commtax.planner import reasons
 from commtax.planner.columns import Columns, Goal, Rejected, Run, empty, family, joined, order
 from commtax.planner.space import Array, Space, space
 from commtax.spec import Cluster, Engine, Model, Profile
+from commtax.statement import Refusal
 
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
 WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batch": (1024, 1024)}
@@ -118,7 +119,7 @@ class ServingPlans:
         try:
             import pandas as pd
         except ImportError:
-            raise ValueError("to_frame: needs pandas (pip install pandas)") from None
+            raise Refusal("to_frame: needs pandas (pip install pandas)") from None
         names = [f.name for f in fields(self.plans)] + ["tokens_per_s_per_gpu", "tokens_per_s_per_user"]
         return pd.DataFrame({name: getattr(self.plans, name) for name in names})
 
@@ -154,10 +155,10 @@ def plan(
     known, place, runs = base.model, base.cluster, base.engine
     price = place.chip.usd_per_gpu_hour if usd_per_gpu_hour is None else usd_per_gpu_hour
     if not 0 <= price < 1e6:
-        raise ValueError(f"price={price}: dollars a GPU-hour, at least 0")
+        raise Refusal(f"price={price}: dollars a GPU-hour, at least 0", "price")
     if goal.input_len + goal.output_len > known.max_len:
         longest = f"the {known.max_len:,} positions of {known.key}"
-        raise ValueError(f"input_len + output_len = {goal.input_len + goal.output_len:,}: more than {longest}")
+        raise Refusal(f"input_len + output_len = {goal.input_len + goal.output_len:,}: more than {longest}", "input_len")
     none = empty()
     how = Run(profile=base.profile, **run)
     question = ServingPlans(known, place, runs, goal, dtypes, price, 0, none, none, none, (), how, int(max_concurrency))
@@ -175,11 +176,11 @@ def _goal(input_len: int, output_len: int, ttft_s: float, tpot_s: float, objecti
         positive(value, name)
     for limit, name in ((ttft_s, "ttft_s"), (tpot_s, "tpot_s")):
         if not limit > 0:
-            raise ValueError(f"{name}={limit}: a time above 0 is needed")
+            raise Refusal(f"{name}={limit}: a time above 0 is needed", name)
     if output_len == 1 and tpot_s < math.inf:
-        raise ValueError("tpot_s: with one output token there is no time between tokens; limit ttft_s")
+        raise Refusal("tpot_s: with one output token there is no time between tokens; limit ttft_s", "tpot_s")
     if objective not in OBJECTIVES:
-        raise ValueError(f"objective '{objective}': one of {', '.join(OBJECTIVES)}")
+        raise Refusal(f"objective '{objective}': one of {', '.join(OBJECTIVES)}", "objective")
     return Goal(int(input_len), int(output_len), float(ttft_s), float(tpot_s), objective, float(check_spread(spread)))
 
 
@@ -188,8 +189,8 @@ def start(question: ServingPlans, index: int) -> tuple[Setup, int, int]:
     run = question.run
     words: dict[str, Any] = {"dtype": question.dtypes[index], "kv_dtype": run.kv_dtype, "profile": run.profile}
     engine = question.engine
-    tokens = engine.max_batched_tokens if run.max_num_batched_tokens is None else run.max_num_batched_tokens
-    seqs = engine.max_seqs if run.max_num_seqs is None else run.max_num_seqs
+    tokens = engine.serves.max_batched_tokens if run.max_num_batched_tokens is None else run.max_num_batched_tokens
+    seqs = engine.serves.max_seqs if run.max_num_seqs is None else run.max_num_seqs
     for value, name in ((tokens, "max_num_batched_tokens"), (seqs, "max_num_seqs")):
         positive(value, name)
     return setup(question.model, question.cluster, engine=question.engine, **words), tokens, seqs
@@ -344,7 +345,7 @@ def columns(grid: Space, load: Array, priced: Simulation, goal: Goal, index: int
 
 def _kept(goal: Goal, engine: Engine) -> float:
     """Cached tokens of a request on average: all it may need where the engine reserves them, else half of its output."""
-    return goal.input_len + goal.output_len * (1.0 if engine.kv_reserved else 0.5)
+    return goal.input_len + goal.output_len * (1.0 if engine.serves.kv_reserved else 0.5)
 
 
 def _ranked(answer: ServingPlans, every: Columns) -> ServingPlans:

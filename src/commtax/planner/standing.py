@@ -106,7 +106,7 @@ def apart_standing(
     n = np.ones(len(loads), dtype=int)
     sizes = {"mode": 1, "dtype": index, "tp": decode[0], "pp": 1, "dp": 1, "ep": 1, "replicas": decode[1], "gpus": total}
     sizes |= {"prefill_tp": prompts[0], "prefill_replicas": prompts[1]}
-    kept = goal.input_len + goal.output_len * (1.0 if answer.engine.kv_reserved else 0.5)
+    kept = goal.input_len + goal.output_len * (1.0 if answer.engine.serves.kv_reserved else 0.5)
     every = Columns(
         **{axis: size * n for axis, size in sizes.items()},
         concurrency=loads,

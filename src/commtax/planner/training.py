@@ -18,6 +18,7 @@ from commtax.cost.train_memory import RECOMPUTE
 from commtax.planner.columns import Rejected
 from commtax.planner.space import Array
 from commtax.spec import Cluster, Engine, Model, Profile
+from commtax.statement import Refusal
 from commtax.units import plural
 
 MICRO = (1, 2, 4, 8)
@@ -113,7 +114,7 @@ class TrainPlans:
         try:
             import pandas as pd
         except ImportError:
-            raise ValueError("to_frame: needs pandas (pip install pandas)") from None
+            raise Refusal("to_frame: needs pandas (pip install pandas)") from None
         return pd.DataFrame({f.name: getattr(self.plans, f.name) for f in fields(self.plans)})
 
 
@@ -177,8 +178,8 @@ def _priced(question: TrainPlans, grid: dict[str, Array]) -> TrainColumns:
 
 def _kinds(engine: Engine) -> Iterator[Kind]:
     """ZeRO stages, recomputation and schedules that the engine has."""
-    stages = (engine.zero,) if engine.master_is_parameter else (0, 1, 3) if engine.zero == 3 else (0, 1)
-    recompute = ["none", "full"] + (["selective"] if engine.selective else [])
+    stages = (engine.trains.zero,) if engine.trains.master_is_parameter else (0, 1, 3) if engine.trains.zero == 3 else (0, 1)
+    recompute = ["none", "full"] + (["selective"] if engine.trains.selective else [])
     for zero in stages:
         for kind in recompute:
             yield Kind(zero, kind, "1f1b", 1)
@@ -190,7 +191,7 @@ def _grid(model: Model, cluster: Cluster, engine: Engine, global_batch: int, seq
     """All sizes that fit on the cluster and divide batch and sequence: a larger cluster only adds to them."""
     gpus, rows = cluster.num_gpus, []
     degrees = [t for t in (1, 2, 4, 8, 16, 32) if t <= gpus and model.attention.num_heads % t == 0]
-    contexts = [c for c in (1, 2, 4, 8, 16) if c == 1 or (engine.context_parallel and seq / c >= LONG // 2)]
+    contexts = [c for c in (1, 2, 4, 8, 16) if c == 1 or (engine.trains.context_parallel and seq / c >= LONG // 2)]
     replicas = [d for d in range(1, min(global_batch, gpus) + 1) if global_batch % d == 0]
     for tp, cp in itertools.product(degrees, contexts):
         if seq % (tp if cp == 1 else 2 * cp * tp):  # two pieces a rank balance causal attention
@@ -204,7 +205,7 @@ def _grid(model: Model, cluster: Cluster, engine: Engine, global_batch: int, seq
 
 
 def _expert_sizes(model: Model, engine: Engine, ranks: int) -> list[int]:
-    if model.experts is None or not engine.ep_backends:
+    if model.experts is None or not engine.sends.ep_backends:
         return [1]
     sizes = [2**i for i in range(10)]
     return [e for e in sizes if ranks % e == 0 and model.experts.num_experts % e == 0]
@@ -222,7 +223,7 @@ def _fitting(grid: dict[str, Array], model: Model, kind: Kind, engine: Engine) -
         keep = (pp > 1) & ((chunks <= most_chunks(model.num_layers, pp)) | (chunks == 1))
     if kind.zero in (0, 1):
         keep &= (kind.zero == 0) == (grid["dp"] == 1)  # with replicas the optimiser is sharded, alone there is nothing to shard
-    if kind.zero == 3 and not engine.master_is_parameter:
+    if kind.zero == 3 and not engine.trains.master_is_parameter:
         keep &= pp == 1
     return {name: column[keep] for name, column in grid.items()}
 

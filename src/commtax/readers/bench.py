@@ -13,6 +13,7 @@ from statistics import fmean, median
 from typing import Any
 
 from commtax.files import parse_documents
+from commtax.statement import Refusal
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 _NAMES = {"e2e_latency": "e2el", "e2e": "e2el"}  # SGLang's spelling
@@ -69,12 +70,12 @@ def parse(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
     try:
         found = [_one(d) for d in documents]
     except (TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise ValueError(f"benchmark '{name}': a field has the wrong form ({error})") from None
+        raise Refusal(f"benchmark '{name}': a field has the wrong form ({error})") from None
     results = tuple(b for b in found if b is not None)
     if not results:
-        raise ValueError(f"benchmark '{name}': none of the keys of vllm bench, sglang.bench_serving or AIPerf found")
+        raise Refusal(f"benchmark '{name}': none of the keys of vllm bench, sglang.bench_serving or AIPerf found")
     if not all(math.isfinite(x) and x >= 0 for b in results for stats in b.stats.values() for x in stats.values()):
-        raise ValueError(f"benchmark '{name}': a time is negative or not a number")
+        raise Refusal(f"benchmark '{name}': a time is negative or not a number")
     return results
 
 
@@ -94,7 +95,7 @@ def _latency(d: Mapping[str, Any]) -> Bench:
     """``avg_latency``, ``latencies`` and ``percentiles`` of whole batches, in seconds."""
     each = tuple(float(x) for x in d.get("latencies", ()))
     if not each and "avg_latency" not in d:
-        raise ValueError("latencies is empty")
+        raise Refusal("latencies is empty")
     stats: dict[str, float] = {"mean": float(d["avg_latency"]) if "avg_latency" in d else fmean(each)}
     stats |= {f"p{key}": float(value) for key, value in (d.get("percentiles") or {}).items()}
     if each or "p50" in stats:

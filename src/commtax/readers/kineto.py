@@ -25,6 +25,7 @@ from commtax.readers.devices import Device, described
 from commtax.readers.messages import told_bytes, told_op, told_ranks
 from commtax.readers.trace_steps import Step, graph_steps, named_steps, trained, trains, without_strays
 from commtax.readers.usage import Usage, usage, within
+from commtax.statement import Refusal
 from commtax.timeline import Timeline
 from commtax.units import plural
 
@@ -94,7 +95,7 @@ def read(path: Path | str) -> Trace:
 def load(raw: bytes, name: str = "trace") -> Any:
     """JSON in which fractions stay text: microseconds since 1970 with nanoseconds behind the point do not fit in a float."""
     if raw[-99:].rstrip()[-1:] not in (b"]", b"}"):  # before gigabytes of objects are made of what has no end
-        raise ValueError(f"trace '{name}': not valid JSON, or cut off (its end is missing)")
+        raise Refusal(f"trace '{name}': not valid JSON, or cut off (its end is missing)", "trace")
     return parse_json(raw, f"trace '{name}'", memory=TRACE_MEMORY_BYTES, depth=None, parse_float=str, strict=False)
 
 
@@ -103,14 +104,14 @@ def parse(document: Any, name: str = "trace") -> Trace:
     head = document if isinstance(document, dict) else {}
     listed = head.get("traceEvents") if head else document
     if not isinstance(listed, list):
-        raise ValueError(f"trace '{name}': no traceEvents found")
+        raise Refusal(f"trace '{name}': no traceEvents found", "trace")
     events = [e for e in listed if isinstance(e, dict) and e.get("ph") == "X" and "ts" in e and "name" in e]
     if not events:
-        raise ValueError(f"trace '{name}': no complete events (ph X) found")
+        raise Refusal(f"trace '{name}': no complete events (ph X) found", "trace")
     try:
         return _trace(head, events, name)
     except (TypeError, AttributeError, KeyError, IndexError, ValueError, OverflowError, RecursionError) as error:
-        raise ValueError(f"trace '{name}': an event has the wrong form ({error})") from None
+        raise Refusal(f"trace '{name}': an event has the wrong form ({error})", "trace") from None
 
 
 def _trace(head: Mapping[str, Any], events: list[Event], name: str) -> Trace:

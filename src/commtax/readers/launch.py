@@ -20,6 +20,7 @@ from typing import Any
 from commtax.files import read_text
 from commtax.readers.launch_flags import ENGINES, NOTHING, TORCHRUN, UNMODELLED, Flags
 from commtax.readers.launch_meaning import AUTO_EP, MEANINGS
+from commtax.statement import Refusal
 from commtax.units import parse_count, parse_fraction
 
 PROGRAMS = "vllm serve, sglang.launch_server, trtllm-serve, trtllm-bench, torchrun … pretrain_gpt.py or torchtitan.train"
@@ -124,13 +125,13 @@ def parse(text: str) -> Launch:
     ('vllm', 'meta-llama/Llama-3.1-8B', 2, 128000, ('--foo 3',))
     """
     if len(text) > MAX_SIGNS:
-        raise ValueError(f"from: longer than {MAX_SIGNS:,} signs; paste the command that starts the engine alone")
+        raise Refusal(f"from: longer than {MAX_SIGNS:,} signs; paste the command that starts the engine alone", "from")
     if "LLM(" in text:
         return _read("vllm", _python(text), {}, [], "")
     plain, files = _without_files(text)
     found = [launch for words in _commands(plain) if (launch := _command(words, files))]
     if not found:
-        raise ValueError(f"from '{' '.join(text.split())[:60]}': no launch command found ({PROGRAMS})")
+        raise Refusal(f"from '{' '.join(text.split())[:60]}': no launch command found ({PROGRAMS})", "from")
     return _joined(found)
 
 
@@ -139,7 +140,7 @@ def _python(text: str) -> list[str]:
     try:
         calls = [n for n in ast.walk(ast.parse(text.strip())) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "LLM"]
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # nested too deep for Python's own reader
-        raise ValueError("from: this LLM(…) is not Python that can be read") from None
+        raise Refusal("from: this LLM(…) is not Python that can be read", "from") from None
     words: list[str] = []
     for keyword in calls[0].keywords if calls else ():
         value = keyword.value.value if isinstance(keyword.value, ast.Constant) else ast.unparse(keyword.value)
@@ -182,7 +183,7 @@ def _commands(text: str) -> Iterator[list[str]]:
     try:
         words = list(reader)
     except ValueError as error:
-        raise ValueError(f"from: the command's quotes do not match ({error})") from None
+        raise Refusal(f"from: the command's quotes do not match ({error})", "from") from None
     command: list[str] = []
     for word in [*words, ";"]:
         if not set(word) <= set(";&|"):
@@ -208,7 +209,7 @@ def _unfolded(text: str, values: dict[str, str]) -> str:
         pieces += [text[at : found.start()], values.get(found[1], found[0]).replace("\n", " ")]
         at, size = found.end(), size + len(pieces[-1]) + len(pieces[-2])
         if size > MAX_SIGNS:
-            raise ValueError(f"from: its variables make more than {MAX_SIGNS:,} signs of it; paste the command alone")
+            raise Refusal(f"from: its variables make more than {MAX_SIGNS:,} signs of it; paste the command alone", "from")
     return "".join([*pieces, text[at:]])
 
 
@@ -329,7 +330,7 @@ def _take(words: list[str], flags: Flags, given: dict[str, Any], unread: list[st
             if name not in UNMODELLED or UNMODELLED[name] != value:
                 unread.append(written)
         elif rule := _set(given, field, kind, value):
-            raise ValueError(f"from: '{written}': {rule}")
+            raise Refusal(f"from: '{written}': {rule}", "from")
     return loose
 
 
@@ -394,7 +395,7 @@ def _split_torchrun(words: list[str], given: dict[str, Any]) -> tuple[str, list[
         return "torchtitan", words[at + 1 :]
     if re.search(r"(pretrain|megatron)\w*", program) or any("tensor-model-parallel" in w.replace("_", "-") for w in words):
         return "megatron", words[at + 1 :]
-    raise ValueError(f"from: torchrun starts '{program}', which is neither Megatron's pretrain_*.py nor torchtitan.train")
+    raise Refusal(f"from: torchrun starts '{program}', which is neither Megatron's pretrain_*.py nor torchtitan.train", "from")
 
 
 def _joined(found: list[Launch]) -> Launch:

@@ -10,6 +10,7 @@ from commtax.cost.stages import virtual_layers
 from commtax.files import parse_json
 from commtax.readers.launch_flags import BACKENDS, COMPUTED, FLAVOURS, KV, QUANTISED, ROLES, SCHEDULES
 from commtax.readers.stage_layout import layout_of, stages
+from commtax.statement import Refusal
 
 AUTO_EP = -1  # as in api.setup: tp x dp
 UNEVEN = ("first_layers", "last_layers", "embedding_counts", "loss_counts")
@@ -121,7 +122,7 @@ def _attention_dp(told: Given, notes: list[str]) -> Given:
     """A server whose attention runs in ``dp`` groups: our tp is what is left of it inside a group."""
     total, groups = told.get("tp", 1), told.get("dp", 1)
     if total % groups:
-        raise ValueError(f"from: attention in {groups} groups does not divide the server's {total} GPUs")
+        raise Refusal(f"from: attention in {groups} groups does not divide the server's {total} GPUs", "from")
     if "ep" not in told and groups > 1:
         notes.append(f"experts split over all {total} GPUs are priced as experts spread over them: the same bytes and weights")
     return {**told, "tp": total // groups, "dp": groups, **({"ep": told.get("ep", total)} if groups > 1 else {})}
@@ -144,7 +145,7 @@ def _world(given: Given) -> int:
     for name, flag in (("nnodes", "--nnodes"), ("gpus_per_node", "--nproc-per-node")):
         text = str(given.get(name, "1")).split(":")[-1]
         if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
-            raise ValueError(f"from: '{flag} {text}': a whole number from 1 to 2^48 is needed")
+            raise Refusal(f"from: '{flag} {text}': a whole number from 1 to 2^48 is needed", "from")
         sizes.append(int(text))
     given["nnodes"], given["gpus_per_node"] = sizes
     return sizes[0] * sizes[1]
@@ -155,7 +156,7 @@ def _training(given: Given, names: Iterable[str]) -> Given:
     told = {k: given[k] for k in ("nnodes", "gpus_per_node", *names) if k in given}
     inner = told.get("tp", 1) * told.get("pp", 1) * told.get("cp", 1)
     if world % inner:
-        raise ValueError(f"from: tp x pp x cp = {inner} does not divide the {world} GPUs of --nnodes x --nproc-per-node")
+        raise Refusal(f"from: tp x pp x cp = {inner} does not divide the {world} GPUs of --nnodes x --nproc-per-node", "from")
     return {"phase": "train", **told, "dp": world // inner}
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from commtax.readers import prefixes
+from commtax.statement import Refusal
 
 _OPS = {
     "all_reduce": "all-reduce",
@@ -163,7 +164,7 @@ def _ranks(rows: list[Row], op: str, listed: dict[int, int], name: str) -> int:
     if least > most:  # bandwidths by other definitions than nccl-tests'
         return highest
     if highest > most:
-        raise ValueError(f"'{name}': lists rank {highest - 1}, and its busbw / algbw tell {most} ranks: not the output of one run")
+        raise Refusal(f"'{name}': lists rank {highest - 1}, and its busbw / algbw tell {most} ranks: not the output of one run")
     if least <= highest:
         return highest
     return least if least == most else 0

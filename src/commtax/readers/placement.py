@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from commtax import catalog
 from commtax.readers.topology import MEANS, Topology, describe, distance, in_order
 from commtax.spec import Chip, Cluster, Link
+from commtax.statement import Refusal
 
 _PCIE = {"volta": "pcie3", "turing": "pcie3", "hopper": "pcie5", "blackwell": "pcie5"}  # others: pcie4
 
@@ -35,7 +36,7 @@ def nvlink_of(chip: Chip) -> Link:
             return catalog.link(f"nvlink-bridge-{part}")
         except ValueError:
             continue
-    raise ValueError(f"topo: the matrix shows NVLink, and {chip.key} has none; does --cluster name the right chip?")
+    raise Refusal(f"topo: the matrix shows NVLink, and {chip.key} has none; does --cluster name the right chip?", "topo")
 
 
 def pcie_of(chip: Chip) -> Link:
@@ -51,9 +52,10 @@ def place(found: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Plac
     slowest hop. What the matrix cannot show (x8 slots, P2P switched off) is not in the price.
     """
     if found.num_gpus != cluster.gpus_per_host:
-        raise ValueError(
+        raise Refusal(
             f"topo: the matrix has {found.num_gpus} GPUs, and hosts of {cluster.key} have {cluster.gpus_per_host}; "
-            f"write --cluster {found.num_gpus}x{cluster.chip.key}"
+            f"write --cluster {found.num_gpus}x{cluster.chip.key}",
+            "topo",
         )
     size = min(tp, found.num_gpus)
     groups = tuple(found.groups(size, min(replicas, found.num_gpus // size)))

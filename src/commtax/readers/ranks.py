@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from commtax.readers.kineto import Collective, Trace
+from commtax.statement import Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,9 @@ class Meetings:
 def meet(traces: Sequence[Trace]) -> Meetings:
     """Match the collectives of all ranks, by clock where the ranks share one (they end together), else by order."""
     if len(traces) < 2:
-        raise ValueError("traces: at least two ranks are needed to tell the wire from waiting")
+        raise Refusal("traces: at least two ranks are needed to tell the wire from waiting", "traces")
     if len({t.rank for t in traces}) < len(traces):
-        raise ValueError(f"traces: ranks {', '.join(str(t.rank) for t in traces)}: each rank once")
+        raise Refusal(f"traces: ranks {', '.join(str(t.rank) for t in traces)}: each rank once", "traces")
     ordered = sorted(traces, key=lambda t: t.rank)
     ranks = tuple(t.rank for t in ordered)
     most = max(len(t.collectives) for t in ordered)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from commtax.cost.stages import Layout
+from commtax.statement import Refusal
 
 MOST = 100_000  # letters that a layout may spell out
 _TOKEN = re.compile(r"\*[0-9]{1,9}|.", re.DOTALL)
@@ -33,12 +34,12 @@ def stages(text: str) -> list[str]:
         elif token[0] == "*" and unit and len(token) > 1:
             last, times = letters[len(letters) - unit :], int(token[1:])
             if len(letters) + unit * times > MOST:
-                raise ValueError(f"from: pipeline-model-parallel-layout spells out more than {MOST:,} letters")
+                raise Refusal(f"from: pipeline-model-parallel-layout spells out more than {MOST:,} letters", "from")
             letters[len(letters) - unit :] = last * times
             unit = 0
         elif token not in ", '\"":
-            raise ValueError(
-                f"from: pipeline-model-parallel-layout '{text:.40}': E, t, m, L, |, (…) and *n are known, not '{token}'"
+            raise Refusal(
+                f"from: pipeline-model-parallel-layout '{text:.40}': E, t, m, L, |, (…) and *n are known, not '{token}'", "from"
             )
     return "".join(letters).split("|")
 
@@ -47,7 +48,7 @@ def layout_of(text: str, pp: int) -> Layout:
     """Layers of each virtual stage, by chunk and rank."""
     found = stages(text)
     if len(found) % pp:
-        raise ValueError(f"from: pipeline-model-parallel-layout has {len(found)} stages, which pp={pp} does not divide")
+        raise Refusal(f"from: pipeline-model-parallel-layout has {len(found)} stages, which pp={pp} does not divide", "from")
     sizes = [stage.count("t") for stage in found]
     return tuple(tuple(sizes[i : i + pp]) for i in range(0, len(sizes), pp))
 

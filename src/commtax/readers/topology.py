@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from math import comb
 
+from commtax.statement import Refusal
+
 KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 MEANS = {
     "PIX": "one PCIe switch",
@@ -59,7 +61,7 @@ class Topology:
         """The group whose farthest pair is nearest, then whose pairs are nearest together; the first of equals."""
         here = tuple(range(self.num_gpus) if among is None else sorted(among))
         if not 1 <= size <= len(here):
-            raise ValueError(f"topo: {size} GPUs are wanted, and the matrix has {len(here)}")
+            raise Refusal(f"topo: {size} GPUs are wanted, and the matrix has {len(here)}", "topo")
         if comb(len(here), size) > MAX_CHOICES:
             return here[:size]
         return min(combinations(here, size), key=self._far)
@@ -103,11 +105,11 @@ def parse(text: str) -> Topology:
             rows[words[0]] = _cells("".join(line.split(words[0], 1)[1:]))
     gpus = [name for name in columns if name.startswith("GPU")]
     if not gpus or any(len(rows.get(name, [])) < len(gpus) for name in gpus):
-        raise ValueError("topo: no matrix of GPU0, GPU1 … found (paste the output of nvidia-smi topo -m)")
+        raise Refusal("topo: no matrix of GPU0, GPU1 … found (paste the output of nvidia-smi topo -m)", "topo")
     links = tuple(tuple(rows[name][: len(gpus)]) for name in gpus)
     for i, j in combinations(range(len(gpus)), 2):
         if links[i][j] != links[j][i]:
-            raise ValueError(f"topo: GPU{i} to GPU{j} is {links[i][j]}, and back {links[j][i]}")
+            raise Refusal(f"topo: GPU{i} to GPU{j} is {links[i][j]}, and back {links[j][i]}", "topo")
     nics = tuple((name, tuple(rows[name][: len(gpus)])) for name in columns[len(gpus) :] if name in rows)
     return Topology(links, nics)
 

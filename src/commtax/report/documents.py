@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from commtax.claims import Claim
 from commtax.cost.memory import kv_bytes_per_token_layer, total_bytes
 from commtax.cost.tensors import inventory, num_active_params, num_params
 from commtax.ledger import AXIS_OF, Line
-from commtax.spec import Chip, Cluster, Engine, Link, Model, Plan, Source
+from commtax.spec import ENGINE_PARTS, Chip, Citation, Cluster, Engine, Link, Model, Plan
 
 Document = dict[str, Any]
 
@@ -155,17 +155,24 @@ def claims_document(found: Iterable[Claim]) -> Document:
     return {"schema": "commtax.claims/1", "claims": [{n: plain(getattr(c, n)) for n in names} for c in found]}
 
 
-def _source(source: Source) -> Document:
+def _source(source: Citation) -> Document:
     return {"title": source.title, "url": source.url, "date": source.date}
+
+
+def facts_of(thing: Chip | Link | Cluster | Engine) -> Iterator[tuple[str, object]]:
+    """The facts of one record, those of an engine's parts beside its own."""
+    for name in thing.__slots__:
+        value = getattr(thing, name)
+        if name in ENGINE_PARTS and isinstance(thing, Engine):
+            yield from ((inner, getattr(value, inner)) for inner in value.__slots__)
+        elif name != "sources":
+            yield name, value
 
 
 def thing_document(thing: Chip | Link | Cluster | Engine) -> Document:
     """One chip, link, cluster or engine with the source of each number."""
     kind = type(thing).__name__.lower()
-    values = {name: getattr(thing, name) for name in thing.__slots__ if name != "sources"}
-    for name, value in values.items():
-        if isinstance(value, (Chip, Link)):
-            values[name] = value.key
+    values = {name: value.key if isinstance(value, (Chip, Link)) else value for name, value in facts_of(thing)}
     sources = {name: _source(s) for name, s in thing.sources.items()}
     return dict(plain({"schema": f"commtax.{kind}/1", **values, "sources": sources}))
 

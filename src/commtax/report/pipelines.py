@@ -12,6 +12,7 @@ from commtax.report.documents import Document, plain
 from commtax.report.tables import new_table, notes, say
 from commtax.sim.pipeline import Durations
 from commtax.sim.schedules import Kind
+from commtax.statement import Refusal
 from commtax.timeline import Timeline
 from commtax.units import plural
 
@@ -148,7 +149,7 @@ def pipeline_document(found: Pipeline) -> Document:
 def to_svg(t: Timeline) -> str:
     """The timeline as boxes to scale; kinds differ in hue and in the letter that each box shows."""
     if len(t.lane) > MAX_SVG_BOXES:
-        raise ValueError(f"svg: {len(t.lane):,} boxes are more than the {MAX_SVG_BOXES:,} that are drawn; use --chrome-trace")
+        raise Refusal(f"svg: {len(t.lane):,} boxes are more than the {MAX_SVG_BOXES:,} that are drawn; use --chrome-trace")
     wide, high, left = 1200.0, 26, 70
     scale = wide / t.span_s
     height = len(t.lanes) * high + 40

@@ -9,6 +9,7 @@ from typing import Any
 from commtax.api.comparing import Comparison
 from commtax.files import written
 from commtax.spelling import visible
+from commtax.statement import Refusal
 
 # Okabe and Ito's palette: told apart by colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -33,11 +34,11 @@ _UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 def _matplotlib(path: Path) -> Any:
     """matplotlib without a screen; a name that it cannot write and its absence are told in one line."""
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"plot '{path}': the name must end in one of {', '.join(SUFFIXES)}")
+        raise Refusal(f"plot '{path}': the name must end in one of {', '.join(SUFFIXES)}", "plot")
     try:
         import matplotlib as mpl
     except ImportError:
-        raise ValueError("plot: pictures need matplotlib (pip install 'commtax[plot]')") from None
+        raise Refusal("plot: pictures need matplotlib (pip install 'commtax[plot]')", "plot") from None
     mpl.use("agg")
     return mpl
 

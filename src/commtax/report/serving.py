@@ -140,7 +140,7 @@ def _mixture(s: Simulation) -> str:
     engine = s.setup.engine
     chunks = math.ceil(float(s.chunks))
     cut = f"in {chunks} chunks of at most {s.max_batched_tokens:,} tokens" if chunks > 1 else "in one step"
-    how = "alone, before decoding goes on" if engine.prefill_first else "beside the decodes"
+    how = "alone, before decoding goes on" if engine.serves.prefill_first else "beside the decodes"
     how = "on a worker of its own" if s.apart else how
     return (
         f"{format_mean(float(s.running))} request{'s run' if s.running != 1 else ' runs'} at once a replica, "
@@ -151,8 +151,8 @@ def _mixture(s: Simulation) -> str:
 
 def _source(s: Simulation) -> str:
     engine = s.setup.engine
-    if engine.host_label:
-        return f"host times of {engine.key} {engine.host_label}"
+    if engine.host.host_label:
+        return f"host times of {engine.key} {engine.host.host_label}"
     return f"host times of {engine.key} {basis_words(s)}"
 
 
@@ -163,7 +163,7 @@ def basis_words(s: Simulation) -> str:
         return "calibrated on published runs; ranges hold 80 % of those not fitted, and are at least those of the steps"
     if basis == "assumed":
         return "and ranges assumed"
-    where = " and ".join(engine.served_on)
+    where = " and ".join(engine.host.served_on)
     return f"transferred from published runs on {where}; ranges are wider by those of the steps here"
 
 

@@ -14,7 +14,8 @@ from commtax.catalog.models import Published
 from commtax.claims import Claim
 from commtax.cost.memory import kv_bytes_per_token_layer, total_bytes
 from commtax.cost.tensors import num_active_params, num_params
-from commtax.spec import Chip, Cluster, Engine, Link, Model, Plan, Source
+from commtax.report.documents import facts_of
+from commtax.spec import Chip, Citation, Cluster, Engine, Link, Model, Plan
 from commtax.units import GiB, format_bytes, format_count, format_rate, format_seconds, format_si, plural
 
 
@@ -160,7 +161,7 @@ def _warnings(found: Fit) -> list[str]:
 def _limits(found: Fit) -> str:
     s, engine = found.serving, found.setup.engine
     return (
-        f"{engine.key}@{engine.version}: utilisation {s.utilization:g} of {engine.utilization_of} memory, "
+        f"{engine.key}@{engine.version}: utilisation {s.utilization:g} of {engine.memory.utilization_of} memory, "
         f"max_num_batched_tokens {s.max_batched_tokens}, max_num_seqs {s.max_seqs}; weights and KV exact, the rest calibrated"
     )
 
@@ -199,7 +200,7 @@ def show_train_fit(console: Console, found: TrainFit) -> None:
         "parameters": "bf16",
         "gradients": plan.grads_dtype,
         "optimizer": "Adam: fp32 master, two moments",
-        "activations": f"of the microbatches in flight; {found.setup.engine.attention} attention",
+        "activations": f"of the microbatches in flight; {found.setup.engine.trains.attention} attention",
         "logits": "bf16 and fp32",
     }
     for name, note in remarks.items():
@@ -313,7 +314,7 @@ def show_thing(console: Console, thing: Chip | Link | Cluster | Engine) -> None:
     """Every number with where it was read: the sources stand once, below."""
     say(console, f"{thing.key}: {thing.name}", style="bold")
     table = new_table("fact", ">value", "source")
-    cited: list[Source] = []
+    cited: list[Citation] = []
     for name, value in _facts(thing):
         source = thing.sources.get(name)
         if source and source not in cited:
@@ -327,9 +328,8 @@ def show_thing(console: Console, thing: Chip | Link | Cluster | Engine) -> None:
 
 
 def _facts(thing: Chip | Link | Cluster | Engine) -> Iterator[tuple[str, Any]]:
-    for name in thing.__slots__:
-        value = getattr(thing, name)
-        if name in ("key", "name", "sources", "note") or value in ("", (), 0, float("inf")) or value is False:
+    for name, value in facts_of(thing):
+        if name in ("key", "name", "note") or value in ("", (), 0, float("inf")) or value is False:
             continue
         yield from _flat(name, value)
 
@@ -360,7 +360,7 @@ def _fact(name: str, value: Any) -> str:
     return format_seconds(value) if name.endswith("_s") else f"{value:,.6g}"
 
 
-def _cite(source: Source | None) -> str:
+def _cite(source: Citation | None) -> str:
     if source is None:
         return ""
     return ", ".join(part for part in (source.title, source.url, source.date) if part)

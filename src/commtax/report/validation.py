@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from commtax.report.plots import COLOURS, MARKERS, SUFFIXES, save
+from commtax.statement import Refusal
 from commtax.units import format_seconds
 from commtax.validate import Bound, Records, Report
 from commtax.validate.statistics import Figures, figures, groups
@@ -110,11 +111,11 @@ def quantity(kind: str, value: float) -> str:
 def check_plot(path: Path) -> None:
     """Before hours of rows: can this picture be drawn at all?"""
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"plot '{path}': the name must end in one of {', '.join(SUFFIXES)}")
+        raise Refusal(f"plot '{path}': the name must end in one of {', '.join(SUFFIXES)}", "plot")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ValueError("plot: pictures need matplotlib (pip install 'commtax[plot]')") from None
+        raise Refusal("plot: pictures need matplotlib (pip install 'commtax[plot]')", "plot") from None
 
 
 def plot_kinds(found: Report, path: Path, kinds: tuple[str, ...] = ()) -> None:
@@ -129,7 +130,7 @@ def plot_kinds(found: Report, path: Path, kinds: tuple[str, ...] = ()) -> None:
     records = found.records
     shown = kinds or tuple(k for k in dict.fromkeys(records.kind.tolist()) if figures(records.where_true(records.kind == k)))
     if not shown:
-        raise ValueError("plot: no row was priced")
+        raise Refusal("plot: no row was priced", "plot")
     columns = min(3, len(shown))
     lines = -(-len(shown) // columns)
     figure, axes = plt.subplots(lines, columns, figsize=(4.2 * columns, 4.0 * lines), squeeze=False, constrained_layout=True)

@@ -9,6 +9,7 @@ from itertools import compress, pairwise
 import numpy as np
 
 from commtax.sim.schedules import Kind, Op, Order, Pair
+from commtax.statement import Refusal
 from commtax.timeline import Column, Timeline
 
 CODES = {"F": 0, "B": 1, "W": 2}
@@ -171,5 +172,5 @@ def _progress(
         now[rank], at[rank] = clock, i
     stuck = [r for r in range(ranks) if at[r] < stops[r]]
     if stuck:
-        raise ValueError(f"the schedule deadlocks: rank {stuck[0]} waits for an input that nobody makes")
+        raise Refusal(f"the schedule deadlocks: rank {stuck[0]} waits for an input that nobody makes")
     return start, end

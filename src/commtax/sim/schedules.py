@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from commtax.statement import Refusal
+
 Op = tuple[str, int, int]
 Path = list[tuple[int, int]]
 
@@ -56,11 +58,11 @@ class Kind:
     def order(self, p: int, m: int, v: int = 1) -> Order:
         """The order for p ranks and m microbatches, or ``ValueError`` with the rule that the shape breaks."""
         if min(p, m, v) < 1:
-            raise ValueError(f"{self.name}: stages, microbatches and chunks are whole numbers of at least 1 (got {p}, {m}, {v})")
+            raise Refusal(f"{self.name}: stages, microbatches and chunks are whole numbers of at least 1 (got {p}, {m}, {v})")
         if self.chunks and v not in (1, self.chunks):
-            raise ValueError(f"{self.name}: a rank holds {self.chunks} chunk{'s' * (self.chunks > 1)}, not {v}")
+            raise Refusal(f"{self.name}: a rank holds {self.chunks} chunk{'s' * (self.chunks > 1)}, not {v}")
         if not self.legal(p, m, v):
-            raise ValueError(f"{self.name}: {self.domain} (got p={p}, m={m}, chunks={v})")
+            raise Refusal(f"{self.name}: {self.domain} (got p={p}, m={m}, chunks={v})")
         return self.make(p, m, v)
 
     def work(self, m: int, v: int, f: float, b: float, w: float) -> float:
@@ -287,5 +289,5 @@ def fewest_microbatches(kind: Kind, p: int, v: int, times: tuple[float, float, f
     # What is legal starts at 2p at the latest and then comes back within p, or not at all.
     found = next((m for m in range(least, max(least, 2 * p) + p + 1) if kind.legal(p, m, v)), None)
     if found is None:
-        raise ValueError(f"stages={p}: {kind.name} has no such shape ({kind.domain}); nearest legal stages: {p + 1}")
+        raise Refusal(f"stages={p}: {kind.name} has no such shape ({kind.domain}); nearest legal stages: {p + 1}")
     return found

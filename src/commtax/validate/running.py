@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from commtax.files import refuse_overwriting, written
+from commtax.statement import Refusal
 from commtax.validate import collective_rows, inference_rows, kernel_rows, published, statistics, whole_rows
 from commtax.validate.bounds import Bound, judge
 from commtax.validate.records import Records, Table, dicts, joined, read
@@ -51,9 +52,9 @@ class Report:
 def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = None) -> Report:
     """Price all rows; ``only`` one kind of table; ``rows_to`` a CSV of every input row with what was added."""
     if only and only not in KINDS:
-        raise ValueError(f"only '{only}': one of {', '.join(KINDS)}")
+        raise Refusal(f"only '{only}': one of {', '.join(KINDS)}", "only")
     if folder is not None and not folder.is_dir():
-        raise ValueError(f"data '{folder}': no such folder")
+        raise Refusal(f"data '{folder}': no such folder", "data")
     if folder and rows_to:
         refuse_overwriting(rows_to, (path for _, path in _paths(folder, only)), "rows")
     sources = _folder(folder, only) if folder else published.tables(only)
@@ -67,7 +68,9 @@ def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = 
                 writer.write(table, found)
             parts.append(found)
     if not parts:
-        raise ValueError(f"data '{folder}': none of {', '.join(f'{name}.csv[.gz]' for name in TABLES)} or kernels/*.csv.gz is here")
+        raise Refusal(
+            f"data '{folder}': none of {', '.join(f'{name}.csv[.gz]' for name in TABLES)} or kernels/*.csv.gz is here", "data"
+        )
     records = joined(parts)
     return Report(records, files, tuple(judge(records, files)))
 
@@ -100,7 +103,7 @@ def _read(path: Path, most: int | None = None) -> tuple[list[str], list[list[str
     try:
         return read(path, most)
     except csv.Error as error:
-        raise ValueError(f"data '{path}': cannot be read as CSV ({error})") from None
+        raise Refusal(f"data '{path}': cannot be read as CSV ({error})", "data") from None
 
 
 def _folder(folder: Path, only: str) -> Iterator[Table]:

@@ -9,6 +9,7 @@ from typing import Any
 from commtax import catalog
 from commtax.catalog.hf import from_config
 from commtax.spec import Model
+from commtax.statement import Refusal
 from commtax.units import MAX_COUNT
 
 Row = Mapping[str, str]
@@ -50,7 +51,7 @@ def question(row: Row) -> dict[str, Any]:
     if pp > 1 and chunks > 1:
         words |= {"schedule": "interleaved", "chunks": chunks}
     elif "interleaved" in note:
-        raise ValueError("the number of chunks of the interleaved schedule is not published")
+        raise Refusal("the number of chunks of the interleaved schedule is not published")
     if titan and "eager" in note:
         words["eager"] = True
     if "llm-foundry" in source:
@@ -69,9 +70,9 @@ def _whole(row: Row, name: str, default: int | None = None) -> int:
     try:
         found = int(float(text))
     except (ValueError, OverflowError):  # "1e999" is a float, and no whole number
-        raise ValueError(f"{name} is not given") from None
+        raise Refusal(f"{name} is not given") from None
     if not 1 <= found <= MAX_COUNT:
-        raise ValueError(f"{name} is no number of anything")
+        raise Refusal(f"{name} is no number of anything")
     return found
 
 
@@ -86,7 +87,7 @@ def _engine(source: str) -> str:
 def _cluster(gpu: str, gpus: int, source: str) -> Any:
     name = gpu.lower().replace("_", "-")
     if name not in CHIPS:
-        raise ValueError(f"GPU '{gpu}' is not in the catalogue of training runs")
+        raise Refusal(f"GPU '{gpu}' is not in the catalogue of training runs")
     hosts = max(1, -(-gpus // GPUS_PER_HOST))
     inter = "ib-hdr" if "arxiv:2104" in source or "arxiv:2205" in source else ""  # Selene: eight HDR NICs a host
     return catalog.cluster(f"{hosts}x{min(gpus, GPUS_PER_HOST)}x{CHIPS[name]}", inter=inter)

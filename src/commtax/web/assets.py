@@ -8,6 +8,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+from commtax.statement import Refusal
+
 KINDS = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
 IMPORT = re.compile(r'^import .*? from "\./([a-z-]+\.js)";\n', re.MULTILINE)
 STYLE = '<link rel="stylesheet" href="page.css">'
@@ -28,7 +30,7 @@ def offline(data: dict[str, Any]) -> str:
     text = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     page = _text("index.html")
     if page.count(STYLE) != 1 or page.count(SCRIPT) != 1:
-        raise ValueError("html: the page's own files are not as they should be")
+        raise Refusal("html: the page's own files are not as they should be", "html")
     script = f'<script type="application/json" id="data">{text}</script>\n<script type="module">\n{_joined("page.js")}</script>'
     return page.replace(STYLE, f"<style>\n{_text('page.css')}</style>").replace(SCRIPT, script)
 

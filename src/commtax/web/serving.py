@@ -7,6 +7,7 @@ import socket
 
 import uvicorn
 
+from commtax.statement import Refusal
 from commtax.web.app import create_app
 from commtax.web.connections import IDLE_S, Connection
 from commtax.web.pool import Pool
@@ -15,11 +16,11 @@ from commtax.web.pool import Pool
 def listen(host: str, port: int) -> socket.socket:
     """A bound socket; a port that is taken or not allowed is refused by name."""
     if not 0 <= port <= 65_535:
-        raise ValueError(f"port={port}: from 0 to 65535 (0: any that is free)")
+        raise Refusal(f"port={port}: from 0 to 65535 (0: any that is free)", "port")
     try:
         family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
     except (socket.gaierror, UnicodeError):
-        raise ValueError(f"host '{host[:64]}': not an address of this machine") from None
+        raise Refusal(f"host '{host[:64]}': not an address of this machine", "host") from None
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # said aloud, so that answers leave at once (no delay)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -27,7 +28,9 @@ def listen(host: str, port: int) -> socket.socket:
         bound.listen(128)  # from here on callers wait rather than fail
     except OSError as error:
         bound.close()
-        raise ValueError(f"port={port}: cannot listen on {host} ({error.strerror}); another --port, such as {port + 1}?") from None
+        raise Refusal(
+            f"port={port}: cannot listen on {host} ({error.strerror}); another --port, such as {port + 1}?", "port"
+        ) from None
     return bound
 
 

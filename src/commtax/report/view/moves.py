@@ -134,7 +134,7 @@ def _shapes(axis: str, base: Sizes, asked: Setup, now: Sizes, training: bool) ->
 def _for_experts(base: Sizes, asked: Setup) -> Iterator[Sizes]:
     """Ranks for so many shares of the experts: more or fewer replicas, else another tp."""
     ep = base["ep"]
-    if not asked.engine.experts_keep_tp:
+    if not asked.engine.sends.experts_keep_tp:
         yield {**base, "dp": max(1, ep // base["tp"])}
         yield {**base, "tp": max(1, ep // base["dp"])}
         return
@@ -167,7 +167,7 @@ def _note(axis: str, sizes: Sizes, now: Sizes, asked: Setup, state: State) -> st
         why.append(f"{_gpus(sizes):,} of {asked.cluster.num_gpus:,} GPUs in use")
     if "ep" in changed or axis == "ep":
         tied = f"{asked.engine.key} spreads experts over tp x dp"
-        why.append(tied if asked.engine.ep_is_tp_dp else "experts need whole groups of ranks")
+        why.append(tied if asked.engine.sends.ep_is_tp_dp else "experts need whole groups of ranks")
     before, after = (x["n"] * x["dp"] * state.batch for x in (now, sizes))
     if state.training and "dp" in (axis, *changed):
         why.append("the same global batch" if before == after else f"global batch {before:,} → {after:,}")

@@ -20,6 +20,7 @@ from commtax.catalog.models import bundled
 from commtax.cost.bubble import SCHEDULES
 from commtax.planner.serving import OBJECTIVES
 from commtax.spec import DTYPE_BYTES, Cluster, Model
+from commtax.statement import Refusal
 
 MAX_GPUS = 16_384
 MAX_LAYERS = 1_024
@@ -248,7 +249,7 @@ def pasted(text: str) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise Refusal(f"{name} is not a number of JSON")
 
 
 def free_config(hidden: int, layers: int) -> dict[str, Any]:

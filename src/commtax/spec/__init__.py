@@ -1,0 +1,56 @@
+"""The nouns: small frozen records that every verb shares.
+
+====================  =====================================================================================
+``Model``             layers of ``Block`` kinds: ``Attention`` and an ``Mlp`` or ``Experts``
+``Cluster``           hosts of one ``Chip``, the ``Link`` inside them and the one between
+``Plan``              how the model is laid over GPUs: tp, pp, dp, ep, cp and the kinds of training
+``Workload``          one engine step of serving, any mix; ``TrainStep`` one optimiser step
+``Engine``            what a framework sends, waits for, batches, reserves and overlaps
+``Fabric``            the ``Path`` that a library has for each collective; ``KernelConstants`` those of kernels
+``Profile``           what was measured on one machine, laid over the catalogue
+====================  =====================================================================================
+
+Numbers are SI floats with the unit in the name. ``Plan`` and ``Workload`` may hold NumPy arrays in their numeric
+fields; every function in ``cost`` then returns arrays of the same shape.
+"""
+
+from commtax.spec.constants import Fabric, KernelConstants, Path, Profile, Spread
+from commtax.spec.engine import ENGINE_PARTS, Engine, HostTime, KernelHabits, MemoryHabits, Scheduling, Sending, TrainingHabits
+from commtax.spec.hardware import Chip, Citation, Cluster, Link
+from commtax.spec.model import Attention, Block, Experts, Indexer, Latent, Mlp, Model, Quant, Tower
+from commtax.spec.plan import AXES, DTYPE_BYTES, Number, Plan, TrainStep, Workload
+
+__all__ = [
+    "AXES",
+    "DTYPE_BYTES",
+    "ENGINE_PARTS",
+    "Attention",
+    "Block",
+    "Chip",
+    "Citation",
+    "Cluster",
+    "Engine",
+    "Experts",
+    "Fabric",
+    "HostTime",
+    "Indexer",
+    "KernelConstants",
+    "KernelHabits",
+    "Latent",
+    "Link",
+    "MemoryHabits",
+    "Mlp",
+    "Model",
+    "Number",
+    "Path",
+    "Plan",
+    "Profile",
+    "Quant",
+    "Scheduling",
+    "Sending",
+    "Spread",
+    "Tower",
+    "TrainStep",
+    "TrainingHabits",
+    "Workload",
+]

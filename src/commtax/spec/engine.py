@@ -1,0 +1,155 @@
+"""Serving engines and training frameworks: what each really sends, waits for, batches, reserves and overlaps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from commtax.spec.hardware import Citation
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What an engine sends: how it pads, hands on and spreads."""
+
+    vocab_multiple: int = 1
+    graph_sizes: tuple[int, ...] = ()  # captured batch sizes; a batch is padded up to the next
+    graph_rows: float = float("inf")  # … of at most so many rows on this chip …
+    graph_rows_wide: float = float("inf")  # … and so many from tp 4 on
+    graph_pads_prefill: bool = False
+    logits_padded: bool = False  # logits are computed inside the graph, for padded rows too
+    pp_tensors: int = 1  # tensors handed to the next stage
+    odd_layers: str = "before-last"  # stages that take the odd layers of an uneven split: also "last", "first"
+    pp_scatter: bool = False  # each tp rank sends 1/tp and the receiver gathers
+    ep_backends: tuple[str, ...] = ()
+    ep_is_tp_dp: bool = False  # the engine knows one expert-parallel size only: tp x dp
+    attention_dp_whole: bool = False  # attention data parallelism keeps attention whole on each GPU
+    experts_keep_tp: bool = False  # experts stay split over tp inside an expert-parallel rank
+
+
+@dataclass(frozen=True, slots=True)
+class KernelHabits:
+    """How an engine's kernels differ from plain ones."""
+
+    small_kernels: float = 1.0  # share of a plain engine's small kernels that is left after fusing them into neighbours
+    head_norm_kernels: int = 0  # launches for norms of queries and keys a layer; 0: inside the rotary kernel
+    routing_kernels: float = 4.0  # launches around the experts of a layer: choose, sort, permute, activate, combine
+    routing_passes: float = 0.0  # times that a rank also moves the copies for experts of other ranks
+    grouped_efficiency: float = 1.0  # arithmetic of the experts' grouped products against plain ones
+    popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """Seconds that an engine's host adds, and how sure they are."""
+
+    host_s: float = 0.0  # the GPU waits this long for the host in every step …
+    host_s_per_doubling: float = 0.0  # … this much more for each doubling of tp …
+    host_s_per_seq: float = 0.0  # … and for each sequence of the step
+    request_s: float = 0.0  # a request's way through the server, to its first step and back with its first token
+    frontend_request_s: float = 0.0  # the server's front end takes this long for a request …
+    frontend_token_s: float = 0.0  # … and for a token it streams: both limit throughput
+    launch_s: float = 0.0  # one kernel launch without graphs
+    sigma_host: float = 0.3  # standard deviation of the logarithm of the host's time
+    sigma_tpot: float = 0.0  # standard deviation of log errors on runs that were not fitted, of dense models …
+    sigma_ttft: float = 0.0
+    sigma_tpot_moe: float = 0.0  # … and of mixtures of experts
+    sigma_ttft_moe: float = 0.0
+    calibrated: bool = False  # host times were fitted on measured runs of this engine …
+    served_on: tuple[str, ...] = ()  # … on these chips
+    host_label: str = ""  # where they come from, if not from the catalogue
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """How an engine batches requests."""
+
+    prefill_first: bool = False  # prompts run in steps of their own, before decoding goes on; else both share steps
+    chunked: bool = True  # prompts are cut to the step's token budget
+    kv_reserved: bool = False  # a request is admitted when the cache holds its whole output; else on demand
+    max_batched_tokens: int = 2048
+    max_seqs: int = 256
+    tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # limits by the chip's memory, from ``from_bytes`` on
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryHabits:
+    """What an engine reserves and loads beside weights and cache."""
+
+    block_size: int = 16
+    gpu_memory_utilization: float = 0.9
+    utilization_of: str = "total"  # "free": of what weights and activations leave; "static": weights and KV only
+    reserve: Mapping[str, float] = field(default_factory=dict)  # what "static" leaves free, where no share is given
+    moe_chunk_tokens: int = 2**31  # tokens that a fused MoE kernel takes at once
+    non_torch_bytes: float = 0.0  # communicators, library workspaces: on one GPU
+    non_torch_bytes_per_doubling: float = 0.0  # … and for each doubling of tp
+    sampler_bytes_per_logit: float = 0.0
+    graph_bytes: float = 0.0  # taken beside the budget, after KV blocks are counted
+    kv_spread_bytes: float = 1e9  # four of five start-ups leave a KV cache within this of the prediction
+    latent_absorbed: bool = False  # keeps a second, bf16 copy of latent attention's up-projection
+    rotary_table: bool = False  # keeps cosines and sines of every position
+    mxfp4_multiple: int = 1  # kernels for mxfp4 experts pad the hidden side to this, and a rank's width to …
+    mxfp4_width_multiple: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingHabits:
+    """How a training framework runs a step."""
+
+    grads_dtype: str = "bf16"
+    zero: int = 0  # ZeRO stage unless the plan says otherwise
+    master_is_parameter: bool = False  # the sharded parameter is the fp32 master copy itself
+    async_axes: tuple[str, ...] = ()  # training: axes whose collectives are launched beside compute
+    overlap_efficiency: float = 0.0  # share of an overlapped collective that really hides: it takes SMs and bandwidth
+    bucket_bytes: float = 0.0  # gradients are reduced in pieces of this size …
+    bucket_bytes_per_rank: float = 0.0  # … or, if larger, of this size for each data-parallel rank
+    gathers_ahead: bool = False  # updated parameters are gathered beside the next forward, not inside the update
+    regathers_inputs: bool = False  # sequence parallel: backward gathers the products' inputs again instead of keeping them
+    context_parallel: str = ""  # "ring": keys go round; "gather": they are gathered; "": the engine has none
+    attention: str = "fused"  # training: the chip's best kernel; or "flash2", "triton"; "unfused" writes the score matrix
+    selective: str = ""  # what selective recomputation repeats: the "attention" core, every other of the "matmuls"; "": none
+    sequence_parallel: bool = False  # training: tensor parallelism comes with sequence parallelism
+    fp8_gathers: bool = False  # … and gathers in fp8 what fp8 products take
+    elementwise_passes: float = 1.0  # bytes that its norms, activations and residuals move over those of fused kernels …
+    eager_passes: float = 1.0  # … and without a compiler
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A serving engine or training framework, as data: who it is, and what it really does, part by part."""
+
+    key: str
+    name: str
+    version: str
+    phases: tuple[str, ...]
+    order: tuple[str, ...]
+    library: str = "nccl"  # whose all-reduce it calls
+    sends: Sending = Sending()
+    kernels: KernelHabits = KernelHabits()
+    host: HostTime = HostTime()
+    serves: Scheduling = Scheduling()
+    memory: MemoryHabits = MemoryHabits()
+    trains: TrainingHabits = TrainingHabits()
+    versions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # constants of other versions, where fitted
+    aliases: tuple[str, ...] = ()
+    note: str = ""
+    sources: Mapping[str, Citation] = field(default_factory=dict)
+
+    def but(self, **changes: Any) -> Engine:
+        """The same engine with some of its facts changed, whichever part they belong to."""
+        for part, kind in ENGINE_PARTS.items():
+            own = {f.name: changes.pop(f.name) for f in fields(kind) if f.name in changes}
+            if own:
+                changes[part] = replace(getattr(self, part), **own)
+        return replace(self, **changes)
+
+
+ENGINE_PARTS: Mapping[str, type] = {
+    "sends": Sending,
+    "kernels": KernelHabits,
+    "host": HostTime,
+    "serves": Scheduling,
+    "memory": MemoryHabits,
+    "trains": TrainingHabits,
+}

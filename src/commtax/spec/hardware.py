@@ -1,0 +1,98 @@
+"""Chips, the links between them, and clusters of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """Where a number was read."""
+
+    title: str
+    url: str
+    date: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """One accelerator. Peaks are dense; ``visible_bytes`` is the total that the driver reports to programs."""
+
+    key: str
+    name: str
+    vendor: str
+    family: str
+    compute_capability: str
+    intra: str
+    inter: str
+    gpus_per_host: int
+    memory_bytes: float
+    visible_bytes: float
+    memory_Bps: float
+    flops_per_s: Mapping[str, float]
+    tdp_w: float = 0.0
+    num_sms: int = 0
+    l2_bytes: float = 0.0
+    nvlink_domain: int = 0  # GPUs that one NVLink switch fabric joins, where it is larger than a host
+    usd_per_gpu_hour: float = 0.0
+    aliases: tuple[str, ...] = ()
+    note: str = ""
+    sources: Mapping[str, Citation] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A way between two GPUs (or two hosts): bandwidth of one GPU (or one NIC), in one direction."""
+
+    key: str
+    name: str
+    kind: str
+    scope: str
+    switched: bool
+    bandwidth_Bps: float
+    latency_s: float
+    nic_per_gpu: bool = False
+    num_links: int = 0  # NVLinks that are bonded in it; 0: it is not counted in links
+    mesh: int = 0  # GPUs joined pair by pair: a group of n has (n - 1) / (mesh - 1) of the rate; 0: all of it
+    aliases: tuple[str, ...] = ()
+    note: str = ""
+    sources: Mapping[str, Citation] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """``num_hosts`` equal hosts. ``nvlink_domain`` GPUs share an NVLink fabric: 72 on NVL72, 1 without NVLink."""
+
+    key: str
+    name: str
+    chip: Chip
+    num_hosts: int
+    gpus_per_host: int
+    nvlink_domain: int
+    intra: Link
+    inter: Link
+    nics_per_host: int
+    note: str = ""
+    remark: str = ""  # how an unusual name was read: every answer says it
+    sources: Mapping[str, Citation] = field(default_factory=dict)
+    bridge: Link | None = None  # joins GPU 0 with 1, 2 with 3 …; all others of a host reach each other over ``intra``
+
+    @property
+    def as_pairs(self) -> Cluster:
+        """The same hosts as two bridged neighbours meet them."""
+        return replace(self, intra=self.bridge or self.intra, bridge=None)
+
+    @property
+    def without_pairs(self) -> Cluster:
+        """… and as all other groups do."""
+        return replace(self, bridge=None)
+
+    @property
+    def num_gpus(self) -> int:
+        return self.num_hosts * self.gpus_per_host
+
+    @property
+    def domain(self) -> int:
+        """GPUs that reach each other over ``intra``: a host's, or all that one NVLink fabric joins."""
+        return min(self.num_gpus, max(self.gpus_per_host, self.nvlink_domain))

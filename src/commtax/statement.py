@@ -1,0 +1,47 @@
+"""What is said to people, with what it is about beside it as data: nothing is ever decided by reading a sentence.
+
+``Refusal`` names the argument and the nearest legal values, ``Note`` has a code, ``Source`` a kind. The latter two are text, so
+that whoever shows them shows the sentence; whoever decides looks at ``code`` and ``kind``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+
+class Refusal(ValueError):  # noqa: N818
+    """A question that cannot be answered: which rule it breaks, in which argument, and the nearest values that do not."""
+
+    def __init__(self, rule: str, argument: str = "", nearest: Sequence[int | str] = ()) -> None:
+        super().__init__(rule)
+        self.argument, self.nearest = argument, tuple(nearest)
+
+
+class Note(str):
+    """A remark beside an answer; ``code`` says which one it is."""
+
+    __slots__ = ("code",)
+    code: str
+
+    def __new__(cls, code: str, text: str) -> Self:
+        note = super().__new__(cls, text)
+        note.code = code
+        return note
+
+
+KINDS = ("datasheet", "by definition", "measured", "calibrated", "transferred", "assumed")
+"""Where a number comes from, from the surest on."""
+
+
+class Source(str):
+    """Where a price comes from. Lines of one ``basis`` err together; their sentences may differ."""
+
+    __slots__ = ("basis", "kind")
+    kind: str
+    basis: str
+
+    def __new__(cls, kind: str, text: str = "", basis: str = "") -> Self:
+        source = super().__new__(cls, text or kind)
+        source.kind, source.basis = kind, basis or kind
+        return source
