@@ -21,6 +21,7 @@ ROWS = [
     {"claims"},
     {"api", "napkin"},
     {"cost", "catalog"},
+    {"question"},
     {"timeline", "ledger"},
     {"spec"},
     {"units", "spelling", "arrays", "files", "patterns"},

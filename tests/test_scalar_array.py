@@ -15,11 +15,10 @@ from commtax.arrays import pick
 from commtax.catalog.fabric import fabric, kernel_constants
 from commtax.cost.collectives import Choice, Network
 from commtax.cost.compute import Kernel, step_kernels
-from commtax.cost.inference import Settings
 from commtax.cost.placement import Span
 from commtax.cost.serving import Load, Served, Steps
-from commtax.cost.training import TrainSettings
 from commtax.ledger import Item, Line
+from commtax.question import WhatIf
 from commtax.spec import (
     Attention,
     Chip,
@@ -67,8 +66,7 @@ SAMPLES = {
     Network: Network(NUMBERS * 1e9, 1e-6),
     Fabric: fabric("vllm", CLUSTER),
     KernelConstants: kernel_constants(ENGINE, CLUSTER.chip),
-    Settings: Settings(),
-    TrainSettings: TrainSettings(async_axes=("dp", "cp", "ep")),
+    WhatIf: WhatIf(async_axes=("dp", "cp", "ep")),
     list[Kernel]: [KERNEL],
     Load: Load(
         np.array([2, 30, 300]), np.array([100, 5000, 900]), np.array([10, 300, 20]), np.array([20, 300, 900]), np.array([0, 0.1, 0])

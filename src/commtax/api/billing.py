@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +11,15 @@ from commtax import catalog
 from commtax.api.fitting import Fit, judge_length
 from commtax.api.sending import check_backend, check_workload, context_notes, flight_notes, in_flight, workload
 from commtax.api.setup import Setup, constants_of, fabric_of, library_of, positive, setup
-from commtax.cost.inference import Pricer, Settings, comm_line, inference_bill
+from commtax.cost.inference import Pricer, comm_line, inference_bill
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Bill
+from commtax.question import WhatIf
 from commtax.spec import Cluster, Model, Number, Profile
 from commtax.statement import Refusal
+
+CHANGES = ("eager", "ep_backend", "overlap", "slow_rank", "latency_scale", "bandwidth_scale", "library")
+"""What-ifs of a served step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ class StepBill(Bill):
     microbatch: Number  # sequences that pass the stages together: batch / pp
     rows: Number
     speculative: int
-    settings: Settings
+    settings: WhatIf
     sources: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
@@ -69,7 +73,7 @@ def bill(
     check_backend(ep_backend, asked)
     fabric, constants = fabric_of(asked, library), constants_of(asked)
     usual = library_of(asked, library) if asked.profile else library
-    settings = Settings(eager, ep_backend, overlap, slow_rank, latency_scale, bandwidth_scale, usual, asked.profile)
+    settings = WhatIf(eager, ep_backend, overlap, slow_rank, latency_scale, bandwidth_scale, usual)
     together = in_flight(phase, batch, asked.plan.pp)
     work = workload(phase, together, context, speculative)
     tokens = (batch if phase in ("decode", "prefill") else work.decode_seqs + work.prefill_seqs) * asked.plan.dp
@@ -154,7 +158,8 @@ def again(priced: StepBill, **changes: Any) -> StepBill:
         "kv_dtype": plan.kv_dtype,
         "sequence_parallel": plan.sequence_parallel,
         **{axis: getattr(plan, axis) for axis in ("tp", "pp", "dp", "ep", "cp", "replicas")},
-        **{f.name: getattr(s, f.name) for f in fields(s)},
+        "profile": asked.profile,
+        **{name: getattr(s, name) for name in CHANGES},
     }
     place = changes.pop("cluster", asked.cluster)
     return bill(asked.model, place, **{**words, **changes})

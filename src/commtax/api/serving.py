@@ -12,7 +12,7 @@ from commtax.api.fitting import cache_tokens, check_utilization
 from commtax.api.sending import context_notes
 from commtax.api.setup import Setup, constants_of, fabric_of, numeric, positive, setup
 from commtax.arrays import pick
-from commtax.cost.inference import Settings, inference_bill
+from commtax.cost.inference import inference_bill
 from commtax.cost.memory import kv_bytes_per_token_layer
 from commtax.cost.serving import (
     SPREAD,
@@ -30,6 +30,7 @@ from commtax.cost.serving import (
 )
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Bill
+from commtax.question import WhatIf
 from commtax.spec import Cluster, Model, Number, Plan, Workload
 from commtax.statement import Refusal
 from commtax.units import format_mean
@@ -302,7 +303,7 @@ def moved_s(asked: Setup, tp: Number, ahead: Number, tokens: Number, gpus: Numbe
 def step_bill(asked: Setup, work: Workload) -> Bill:
     """One step of one replica, line by line."""
     fabric, constants = fabric_of(asked), constants_of(asked)
-    return inference_bill(asked.model, asked.plan, work, asked.cluster, asked.engine, fabric, constants, Settings(), 1)
+    return inference_bill(asked.model, asked.plan, work, asked.cluster, asked.engine, fabric, constants, WhatIf(), 1)
 
 
 def step_s(asked: Setup, work: Workload) -> Number:

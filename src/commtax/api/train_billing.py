@@ -12,8 +12,9 @@ from commtax.api.setup import Setup, constants_of, fabric_of, numeric, positive,
 from commtax.arrays import pick
 from commtax.cost.train_kernels import forward_flops, recomputed_flops
 from commtax.cost.train_memory import TrainMemory, training_memory
-from commtax.cost.training import TAXES, TrainSettings, training_bill
+from commtax.cost.training import TAXES, training_bill
 from commtax.ledger import Bill
+from commtax.question import WhatIf
 from commtax.spec import Cluster, Model, Number, TrainStep
 from commtax.statement import Refusal
 
@@ -29,8 +30,7 @@ class TrainBill(Bill):
     setup: Setup
     step: TrainStep
     batch: Number  # sequences a replica and step
-    settings: TrainSettings
-    convention: str
+    settings: WhatIf
     memory: TrainMemory
     sources: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -39,6 +39,11 @@ class TrainBill(Bill):
     def legal(self) -> Any:
         """For arrays: which elements are legal plans (``setup.codes`` names the rule that the others break)."""
         return self.setup.codes == 0
+
+    @property
+    def async_axes(self) -> tuple[str, ...]:
+        """Axes whose collectives run beside compute."""
+        return self.settings.beside(self.setup.engine)
 
     @property
     def bubble_s(self) -> Number:
@@ -76,7 +81,7 @@ class TrainBill(Bill):
 
     def model_flops(self, convention: str = "") -> Number:
         """FLOPs that the model needs in one step: three forward passes' worth, nothing recomputed, padded or masked."""
-        layers, head = forward_flops(self.setup.model, self.step.seq, (convention or self.convention) == "causal")
+        layers, head = forward_flops(self.setup.model, self.step.seq, (convention or self.settings.flops) == "causal")
         return 3 * (layers + head) * self.tokens
 
     def _utilization(self, flops: Number) -> Number:
@@ -86,14 +91,14 @@ class TrainBill(Bill):
     def mfu(self) -> Number:
         """Model FLOPs over what the GPUs could do in the step's time; see ``mfu_definition``."""
         counted = self._utilization(self.model_flops())
-        if self.convention == "causal":
+        if self.settings.flops == "causal":
             return counted
         return pick(np.asarray(counted) > 1, self._utilization(self.model_flops("causal")), counted)
 
     @property
     def hfu(self) -> Number:
         """As ``mfu`` with recomputed FLOPs counted too."""
-        causal = (np.asarray(self._utilization(self.model_flops())) > 1) | (self.convention == "causal")
+        causal = (np.asarray(self._utilization(self.model_flops())) > 1) | (self.settings.flops == "causal")
         layers = [recomputed_flops(self.setup.model, self.setup.plan, self.step, self.setup.engine, c) for c in (False, True)]
         return self.mfu + self._utilization(pick(causal, layers[1], layers[0]) * self.tokens)
 
@@ -102,7 +107,7 @@ class TrainBill(Bill):
         """What a scalar bill's MFU counts."""
         dtype = self.setup.plan.weights_dtype or self.setup.plan.activations_dtype
         peak = f"over {self.peak_flops_per_s / 1e12:,.0f} TFLOP/s dense {dtype} a GPU"
-        if self.convention == "causal":
+        if self.settings.flops == "causal":
             return f"causal pairs only, nothing recomputed, {peak}"
         if float(self._utilization(self.model_flops())) > 1:
             return f"causal pairs only, because all pairs would be above 100 % of what the chip can do, {peak}"
@@ -159,7 +164,18 @@ def train_bill(
     check_lengths(context, asked)
     _check_experts(imbalance, asked)
     axes = asked.engine.trains.async_axes if async_axes is None else _axes(async_axes, asked)
-    settings = TrainSettings(eager, axes, imbalance, slow_rank, latency_scale, bandwidth_scale, slow_axis, slow_links, library)
+    settings = WhatIf(
+        eager,
+        slow_rank=slow_rank,
+        library=library,
+        async_axes=axes,
+        imbalance=imbalance,
+        slow_axis=slow_axis,
+        flops=flops,
+        latency_scale=latency_scale,
+        bandwidth_scale=bandwidth_scale,
+        slow_links=slow_links,
+    )
     step = TrainStep(micro_batch, context)
     fabric, constants = fabric_of(asked, library), constants_of(asked)
     tokens = batch * asked.plan.dp * context
@@ -167,7 +183,7 @@ def train_bill(
     memory = training_memory(asked.model, asked.plan, step, asked.engine)
     sources = tuple(dict.fromkeys(f"{x.kind}: {x.source}" for x in plain.lines if x.source))
     notes = (*asked.notes, *context_notes(context, asked), *((fabric.note,) if fabric.note else ()))
-    return TrainBill(plain.lines, plain.tokens, asked, step, batch, settings, flops, memory, sources, notes)
+    return TrainBill(plain.lines, plain.tokens, asked, step, batch, settings, memory, sources, notes)
 
 
 def _check_factors(imbalance: float, slow_rank: float, *scales: float) -> None:
@@ -206,13 +222,12 @@ def train_again(priced: TrainBill, **changes: Any) -> TrainBill:
         "micro_batch": priced.step.micro_batch,
         "context": priced.step.seq,
         "engine": asked.engine,
-        "flops": priced.convention,
         "hsdp": plan.shard,
         "dtype": plan.weights_dtype,
         **{name: getattr(plan, name) for name in ("tp", "pp", "dp", "ep", "cp", "zero", "schedule", "chunks", "recompute")},
         "sequence_parallel": plan.sequence_parallel,
         "profile": asked.profile,
-        **{f.name: getattr(s, f.name) for f in fields(s)},
+        **{f.name: getattr(s, f.name) for f in fields(s) if f.name not in ("ep_backend", "overlap")},
     }
     place = changes.pop("cluster", asked.cluster)
     return train_bill(asked.model, place, **{**words, **changes})

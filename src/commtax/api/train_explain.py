@@ -52,7 +52,7 @@ def _comm(b: TrainBill, axis: str) -> list[Line]:
 
 def _why(b: TrainBill, line: Line) -> str:
     axis = AXIS_OF.get(line.item.axis, line.item.axis)
-    if axis not in b.settings.async_axes:
+    if axis not in b.async_axes:
         return "on the critical path: nothing runs beside it"
     total, window = float(line.total_s), float(line.window_s)
     if total > window:
@@ -114,7 +114,7 @@ def train_counterfactuals(b: TrainBill) -> list[Counterfactual]:
         found.append(Counterfactual(what, step, step - now, "; ".join(x for x in (note, held) if x), changes))
 
     add("network and links x 2", bandwidth_scale=b.settings.bandwidth_scale * 2)
-    axes = b.settings.async_axes
+    axes = b.async_axes
     if b.exposed_comm_s and "dp" in axes:
         add("nothing overlapped", async_axes=())
     if plan.tp > 1 and plan.sequence_parallel and "tp" not in axes:
@@ -175,12 +175,12 @@ def _scenarios(b: TrainBill, gap: float) -> list[Cause]:
         if step > now * 1.005:
             found.append(Cause(what, step, (step - now) / gap, detail))
 
-    for axis in b.settings.async_axes:
+    for axis in b.async_axes:
         if _comm(b, axis):
             add(
                 f"{axis} collectives do not overlap",
                 "all of them exposed",
-                async_axes=tuple(a for a in b.settings.async_axes if a != axis),
+                async_axes=tuple(a for a in b.async_axes if a != axis),
             )
     if plan.tp > 1 and cluster.num_hosts > 1 and str(_comm(b, "tp")[0].link) != cluster.inter.key:
         last = replace(b.setup.engine, order=("cp", "dp", "pp", "tp"))

@@ -17,9 +17,7 @@ def emitted(priced: StepBill | TrainBill, engine: str) -> dict[str, str]:
 
     asked = priced.setup
     if isinstance(priced, TrainBill):
-        limits = Limits(
-            micro_batch=int(priced.step.micro_batch), seq=int(priced.step.seq), async_axes=tuple(priced.settings.async_axes)
-        )
+        limits = Limits(micro_batch=int(priced.step.micro_batch), seq=int(priced.step.seq), async_axes=tuple(priced.async_axes))
         return {"launch": launch_command(asked.model, asked.plan, engine, asked.cluster, limits)}
     s = priced.settings
     limits = Limits(eager=s.eager, library=s.library, ep_backend=s.ep_backend, **carried())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,24 +15,11 @@ from commtax.cost.kernels import label, peak, seconds, sigma
 from commtax.cost.placement import Span, span
 from commtax.cost.traffic import inference, padded_rows
 from commtax.ledger import Z80, Bill, Item, Line
-from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Profile, Workload
+from commtax.question import WhatIf
+from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Workload
 
 UNMEASURED = 0.6  # half-width of the range of a group that nobody measured
 MEASURED_RANKS = 8  # the largest group inside one domain that the libraries were measured on
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What-ifs of a bill, each a labelled change of the plain answer."""
-
-    eager: bool = False
-    ep_backend: str = ""
-    overlap: float = 0.0  # share of communication that a user supposes hidden
-    slow_rank: float = 1.0  # the slowest rank's compute time over the others': all wait for it
-    latency_scale: float = 1.0  # of every collective
-    bandwidth_scale: float = 1.0
-    library: str = ""  # whose collectives run; "": the engine's own
-    profile: Profile | None = None  # a machine's own constants
 
 
 def inference_bill(
@@ -43,7 +30,7 @@ def inference_bill(
     engine: Engine,
     fabric: Fabric,
     constants: KernelConstants,
-    settings: Settings,
+    settings: WhatIf,
     tokens: Number,
 ) -> Bill:
     """Price one step: what every kernel and every collective of it costs one rank, one after the other.
@@ -59,7 +46,7 @@ def inference_bill(
     return Bill(tuple(lines), tokens)
 
 
-def _kernel_line(kernel: Kernel, cluster: Cluster, constants: KernelConstants, settings: Settings) -> Line:
+def _kernel_line(kernel: Kernel, cluster: Cluster, constants: KernelConstants, settings: WhatIf) -> Line:
     idle = np.ndim(kernel.count) == 0 and kernel.count == 0
     # In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
     clock = constants.tables["step.bf16"]["clock"]
@@ -120,7 +107,7 @@ class Pricer:
         return self._prices[key][1]
 
 
-def comm_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
+def comm_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
     """One collective, priced on the links its group spans; what this plan does not send costs nothing."""
     if not item.is_sent:
         return Line("comm", item, 0.0, 0.0, source=pricer.priced_by(item)[0].label)
@@ -139,7 +126,7 @@ def _either(condition: Number, yes: Line, no: Line) -> Line:
     return replace(no, names=no.names + yes.names, **codes, **{x: pick(condition, getattr(yes, x), getattr(no, x)) for x in parts})
 
 
-def _sent_line(item: Item, pricer: Pricer, settings: Settings) -> Line:
+def _sent_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
     """One collective, whatever its group, on the links of one pricer."""
     fabric, op = pricer.priced_by(item)
     where, chosen = pricer.span(item.axis), pricer.price(item)
@@ -259,7 +246,7 @@ def _where(condition: Number, yes: Choice, no: Choice) -> Choice:
     return Choice(*(pick(condition, a, b) for a, b in parts))
 
 
-def _host_line(lines: list[Line], comm: list[Line], plan: Plan, work: Workload, engine: Engine, settings: Settings) -> Line:
+def _host_line(lines: list[Line], comm: list[Line], plan: Plan, work: Workload, engine: Engine, settings: WhatIf) -> Line:
     """Time that the GPU waits for the host: scheduling each step, and without graphs launching every kernel."""
     waiting: Number = (
         engine.host.host_s + engine.host.host_s_per_doubling * np.log2(plan.tp * 1.0) + engine.host.host_s_per_seq * work.samples

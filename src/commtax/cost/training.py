@@ -15,33 +15,19 @@ from commtax.arrays import pick
 from commtax.cost import train_kernels
 from commtax.cost.bubble import idle_s
 from commtax.cost.compute import Kernel
-from commtax.cost.inference import Pricer, Settings, comm_line
+from commtax.cost.inference import Pricer, comm_line
 from commtax.cost.kernels import label, peak, seconds
 from commtax.cost.overlap import hidden_s
 from commtax.cost.stages import fill_factor
 from commtax.cost.tensors import stage_layers
 from commtax.cost.train_traffic import by_pp, fullest_layers, holders, stage_params, training
 from commtax.ledger import AXIS_OF, Bill, Item, Line
+from commtax.question import WhatIf
 from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, TrainStep
 
 TAXES = ("dp", "tp", "pp", "ep", "cp")
 IN_LAYERS = ("layers", "expert")
 """Tensor-parallel collectives that every stage has."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainSettings:
-    """How a step is run beside its plan, and what-ifs."""
-
-    eager: bool = False  # element-wise kernels are not fused, every kernel is launched
-    async_axes: tuple[str, ...] = ()  # axes whose collectives run beside compute
-    imbalance: float = 1.0  # tokens of the busiest expert rank over the mean
-    slow_rank: float = 1.0
-    latency_scale: float = 1.0
-    bandwidth_scale: float = 1.0
-    slow_axis: str = ""  # the axis whose links alone …
-    slow_links: float = 1.0  # … have this share of their bandwidth
-    library: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +66,7 @@ def training_bill(
     engine: Engine,
     fabric: Fabric,
     constants: KernelConstants,
-    settings: TrainSettings,
+    settings: WhatIf,
     tokens: Number,
 ) -> Bill:
     """Price one optimiser step of one rank of the stage that sets the pace."""
@@ -92,10 +78,10 @@ def training_bill(
     return Bill((*compute, bubble, *comm), tokens)
 
 
-def _scales(item: Item, settings: TrainSettings) -> Settings:
+def _scales(item: Item, settings: WhatIf) -> WhatIf:
     """What-ifs of one collective: all links scaled, or one axis' alone."""
     slow = settings.slow_links if AXIS_OF.get(item.axis, item.axis) == settings.slow_axis else 1.0
-    return Settings(latency_scale=settings.latency_scale, bandwidth_scale=settings.bandwidth_scale * slow)
+    return WhatIf(latency_scale=settings.latency_scale, bandwidth_scale=settings.bandwidth_scale * slow)
 
 
 def _compute(
@@ -105,7 +91,7 @@ def _compute(
     cluster: Cluster,
     engine: Engine,
     constants: KernelConstants,
-    settings: TrainSettings,
+    settings: WhatIf,
 ) -> tuple[list[Line], Times]:
     layers = fullest_layers(model, plan)
     passes = engine.trains.eager_passes if settings.eager else engine.trains.elementwise_passes
@@ -144,7 +130,7 @@ def _updated(model: Model, plan: Plan, engine: Engine) -> Number:
 class _Priced:
     """Kernels to lines; a kernel that runs forward and again in backward is priced once."""
 
-    def __init__(self, chip: Chip, constants: KernelConstants, engine: Engine, settings: TrainSettings) -> None:
+    def __init__(self, chip: Chip, constants: KernelConstants, engine: Engine, settings: WhatIf) -> None:
         self.chip, self.constants = chip, constants
         power = power_clock(chip, constants)
         self.clock = power * constants.tables["train.bf16"]["clock"]  # hours of dense products draw the clock down
@@ -202,7 +188,7 @@ def _last_layers(model: Model, pp: int) -> int:
     return len(stage_layers(model, pp)[-1])
 
 
-def _as_launched(item: Item, plan: Plan, engine: Engine, settings: TrainSettings, head_share: Number) -> Item:
+def _as_launched(item: Item, plan: Plan, engine: Engine, settings: WhatIf, head_share: Number) -> Item:
     """Gradients go in buckets; the busiest expert rank sends more; a stage between the ends has neither embedding nor head."""
     if item.axis == "ep":
         return replace(item, nbytes=item.nbytes * settings.imbalance)
@@ -217,18 +203,18 @@ def _as_launched(item: Item, plan: Plan, engine: Engine, settings: TrainSettings
     return item
 
 
-def _overlapped(lines: list[Line], times: Times, plan: Plan, engine: Engine, settings: TrainSettings) -> list[Line]:
+def _overlapped(lines: list[Line], times: Times, plan: Plan, engine: Engine, settings: WhatIf) -> list[Line]:
     """Give every collective its window and what of it hides there. Collectives of one axis share their windows."""
     free = _Windows(times, plan, engine)
     return [_hide(line, free, engine, settings) for line in lines]
 
 
-def _hide(line: Line, free: _Windows, engine: Engine, settings: TrainSettings) -> Line:
+def _hide(line: Line, free: _Windows, engine: Engine, settings: WhatIf) -> Line:
     axis = AXIS_OF.get(line.item.axis, line.item.axis)
     if not line.item.is_sent:
         return line
     window = free.window(line)
-    if axis not in settings.async_axes:
+    if axis not in settings.beside(engine):
         return _with(line, window, line.hidden_s)
     coverable = line.total_s * (1 - free.uncovered(line))
     found = hidden_s(coverable, window, engine.trains.overlap_efficiency)

@@ -148,7 +148,7 @@ def _trained(b: TrainBill) -> Layer:
         if x.kind != "comm" or x.item.axis == "pp" or x.item.what.startswith((*ENDS, "stage inputs", "norm gradients")):
             continue
         one = _segment(x, 1 / (layers * (m if _each_microbatch(x, b) else 1.0)))
-        waits = AXIS_OF.get(x.item.axis, x.item.axis) not in b.settings.async_axes
+        waits = AXIS_OF.get(x.item.axis, x.item.axis) not in b.async_axes
         for stage, share in _stages(x, b).items():
             (passes if waits else beside)[stage].append(one.part(share))
     ahead, middle = _chain(_interleaved(_in_order(passes["forward"])), beside["forward"], "forward", 0.0)

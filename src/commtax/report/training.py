@@ -59,7 +59,7 @@ def _taxes(console: Console, b: TrainBill) -> None:
     table = new_table("axis", "collective", ">buffer", ">times", "link", ">ranks", ">takes", ">window", ">exposed", "")
     for x in sorted((x for x in b.items if x.kind == "comm"), key=lambda x: -float(x.exposed_s)):
         axis = AXIS_OF.get(x.item.axis, x.item.axis)
-        window = format_seconds(float(x.window_s)) if axis in b.settings.async_axes and float(x.window_s) else "none"
+        window = format_seconds(float(x.window_s)) if axis in b.async_axes and float(x.window_s) else "none"
         table.add_row(
             Text(axis, style="yellow"),
             f"{x.item.what} {x.item.op}",
@@ -184,7 +184,7 @@ def training_document(b: TrainBill, num_tokens: float = 0.0, measured_mfu: float
         "hsdp": plan.shard,
         "recompute": plan.recompute,
         "schedule": plan.schedule,
-        "async": b.settings.async_axes,
+        "async": b.async_axes,
         **{
             n: getattr(b, n)
             for n in ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "mfu", "hfu", "mfu_definition", "binding")

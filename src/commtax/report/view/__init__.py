@@ -188,7 +188,7 @@ def _axes(b: Priced, binding: str, library: str) -> list[Document]:
             continue
         top = max(lines, key=lambda x: (float(x.exposed_s), float(x.total_s)))
         total, exposed = sum(float(x.total_s) for x in lines), float(b.exposed_on(axis))
-        overlaps = isinstance(b, TrainBill) and axis in b.settings.async_axes
+        overlaps = isinstance(b, TrainBill) and axis in b.async_axes
         found.append(
             {
                 "axis": axis,

@@ -84,7 +84,7 @@ def _launch(b: StepBill | TrainBill) -> tuple[str, str, str]:
     key = b.setup.engine.key
     if isinstance(b, TrainBill):
         engine = "megatron" if key.startswith("megatron") else "torchrun"
-        axes = tuple(b.settings.async_axes)
+        axes = tuple(b.async_axes)
         limits = Limits(micro_batch=int(b.step.micro_batch), seq=int(b.step.seq), async_axes=axes)
     else:
         engine = next((name for name in SERVING if key.startswith(name)), "vllm")

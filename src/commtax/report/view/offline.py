@@ -77,7 +77,7 @@ def state_of(b: Priced) -> State:
         recompute=plan.recompute,
         schedule=plan.schedule,
         chunks=max(2, int(plan.chunks)),
-        async_axes=",".join(b.settings.async_axes) or "none",
+        async_axes=",".join(b.async_axes) or "none",
     )
 
 
