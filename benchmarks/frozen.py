@@ -1,0 +1,360 @@
+"""Frozen answers: what the package says today to hundreds of questions, so that a change of its insides can prove that none moved.
+
+python benchmarks/frozen.py write DIR [--jobs 2]
+python benchmarks/frozen.py compare DIR [--only REGEX] [--jobs 2]
+
+``write`` asks the questions of ``frozen_questions`` and keeps each with its answer in a file of its own, and the files that they
+read in DIR/inputs. ``compare`` asks what DIR holds again and prints what differs. Exit code 1: an answer moved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import multiprocessing
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+EXPECTED: tuple[str, ...] = ()
+"""Names of questions that were refused and may be answered now."""
+DIGITS = 10
+"""Significant digits to which numbers are equal."""
+MOST_SHOWN = 8
+FAULT = 70  # the exit code of an answer that should not be
+BUSY = (429, 503, 504)
+READ = (".json", ".csv", ".html", ".txt", ".md", ".jsonl")
+"""Written files whose text is part of the answer; of others only that they were written."""
+CLOCK = re.compile(r"in [\d.]+ s of CPU, [\d,]+ a second")
+"""How long a plan took: the one thing that is told and is no answer."""
+ENVIRONMENT = {"COLUMNS": "150", "NO_COLOR": "1", "TERM": "dumb", "HF_HUB_OFFLINE": "1", "HF_HOME": "no-hub", "MPLBACKEND": "Agg"}
+H100_LOG = """(EngineCore pid=1) INFO x [y.py:1] Model loading took 14.99 GiB memory and 2.1 seconds
+(EngineCore pid=1) INFO x [y.py:1] Available KV cache memory: 53.29 GiB
+(EngineCore pid=1) INFO x [y.py:1] GPU KV cache size: 436,544 tokens, Maximum concurrency for 8,192 tokens per request: 53.29x
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A question and what it got; ``code`` is an exit code or a status."""
+
+    name: str
+    kind: str
+    question: str
+    code: int = 0
+    stdout: str = ""
+    stderr: str = ""
+    files: dict[str, str] = field(default_factory=dict)
+
+
+def answers(asked: list[Answer], inputs: Path, jobs: int) -> Iterator[Answer]:
+    """All questions again, in the order of their names."""
+    os.environ.update(ENVIRONMENT)
+    local = [question for question in asked if question.kind != "web"]
+    got: dict[str, Answer] = {}
+    with tempfile.TemporaryDirectory(prefix="frozen-") as folder:
+        fork = multiprocessing.get_context("fork")
+        with fork.Pool(jobs, initializer=_settle, initargs=(inputs.resolve(), folder)) as pool:
+            got |= {answer.name: answer for answer in pool.imap_unordered(_answer, local, chunksize=1)}
+    remote = [question for question in asked if question.kind == "web"]
+    if remote:
+        got |= {answer.name: answer for answer in _served(remote, jobs)}
+    for question in asked:
+        yield got[question.name]
+
+
+_inputs: Path
+_folder: Path
+
+
+def _settle(inputs: Path, folder: str) -> None:
+    global _inputs, _folder
+    _inputs, _folder = inputs, Path(folder)
+
+
+def _answer(question: Answer) -> Answer:
+    """One question in a fresh copy of the inputs."""
+    place = _folder / question.name
+    shutil.copytree(_inputs, place)
+    before = _texts(place)
+    out, err = io.StringIO(), io.StringIO()
+    os.chdir(place)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            code = _command(question.question) if question.kind == "command" else _python(question.question)
+        written = {name: text for name, text in _texts(place).items() if before.get(name) != text}
+    finally:
+        os.chdir(_folder)
+        shutil.rmtree(place)
+    timeless = CLOCK.sub("in ... s of CPU", err.getvalue())
+    return Answer(question.name, question.kind, question.question, code, out.getvalue(), timeless, written)
+
+
+def _texts(place: Path) -> dict[str, str]:
+    files = sorted(path for path in place.rglob("*") if path.is_file())
+    return {str(path.relative_to(place)): path.read_text() if path.suffix in READ else "written" for path in files}
+
+
+def _command(line: str) -> int:
+    """The package's own entry, as ``python -m commtax`` runs it."""
+    from commtax.__main__ import main
+
+    sys.argv = ["commtax", *shlex.split(line, comments=True)]
+    try:
+        main()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    except Exception:
+        traceback.print_exc(limit=0)
+        return FAULT
+    return 0
+
+
+def _python(expression: str) -> int:
+    """The main figures of what a function returns, as JSON; a refusal's text."""
+    import numpy as np
+
+    import commtax
+
+    try:
+        found = eval(expression, {"commtax": commtax, "np": np})
+        print(json.dumps(figures(found), indent=1))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except Exception:
+        traceback.print_exc(limit=0)
+        return FAULT
+    return 0
+
+
+FIGURES = (
+    *("step_s", "low_s", "high_s", "sigma", "compute_s", "comm_s", "exposed_comm_s", "comm_fraction", "tokens", "tokens_per_s"),
+    *("legal", "phase", "batch", "context", "microbatch", "rows", "bubble_s", "bubble_fraction", "mfu", "hfu"),
+    *("binding", "taxes", "memory_bytes_per_rank", "fits", "num_gpus", "peak_flops_per_s", "sent_bytes_per_rank", "stage"),
+    *("budget_bytes", "activation_bytes", "other_bytes", "graph_bytes", "kv_bytes", "kv_bytes_per_token", "kv_blocks", "kv_tokens"),
+    *("max_concurrency", "needed_kv_bytes", "over_bytes", "chosen", "kv_tokens_range", "shortfall_bytes", "weights_bytes"),
+    *("concurrency", "running", "decode_s", "prompt_s", "tpot_s", "ttft_s", "e2e_s", "requests_per_s", "mixed_share", "offered"),
+    *("basis", "max_batched_tokens", "max_seqs", "op", "ranks", "nbytes", "seconds", "spread", "latency_s", "wire_s", "floor_s"),
+    *("algbw_Bps", "busbw_Bps", "algorithm", "link", "source", "is_assumed", "axes", "at", "plan", "gpus", "refused", "links"),
+    *("candidates", "usd_per_gpu_hour", "global_batch", "seq", "dtypes", "family", "reason", "axis", "first", "then", "earliest"),
+    *("notes", "sources", "advice"),
+)
+"""Attributes that are told where a result has them."""
+LINE = ("kind", "exposed_s", "total_s", "hidden_s", "link", "algorithm", "source")
+ITEM = ("what", "axis", "op", "nbytes", "ranks", "count", "note")
+PARTS = ("rows", "break_evens", "rejected", "bill")
+COLUMNS = ("plans", "near", "front")
+
+
+def figures(found: Any) -> Any:
+    """A result as plain data: its main figures, its lines, and what it is made of."""
+    if _is_plain(found):
+        return _plain(found)
+    told = {name: _plain(getattr(found, name)) for name in FIGURES if _is_plain(getattr(found, name, found))}
+    for name in PARTS:
+        part = getattr(found, name, None)
+        if part is not None and name not in told:
+            told[name] = [figures(one) for one in part] if isinstance(part, tuple) else figures(part)
+    for name in COLUMNS:
+        if is_dataclass(columns := getattr(found, name, None)):
+            told[name] = {f.name: _plain(getattr(columns, f.name)[:20]) for f in fields(columns)}  # the best of them
+    lines = getattr(found, "items", ())
+    if isinstance(lines, tuple):
+        told["lines"] = [_line(line) for line in lines]
+    return told
+
+
+def _line(line: Any) -> dict[str, Any]:
+    item = getattr(line, "item", line)
+    return {**{n: _plain(getattr(item, n)) for n in ITEM}, **{n: _plain(getattr(line, n)) for n in LINE if hasattr(line, n)}}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(one) for one in value)
+    if isinstance(value, dict):
+        return all(_is_plain(one) for one in value.values())
+    return value is None or isinstance(value, (str, bool, int, float)) or hasattr(value, "tolist") or hasattr(value, "text")
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as lists, infinities as words, notes and sources as their text."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, (str, bool, int, float)) else str(value.text)
+
+
+def _served(asked: list[Answer], jobs: int) -> list[Answer]:
+    """The page's API, from a real server on a free port."""
+    command = [sys.executable, "-m", "commtax", "web", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        try:
+            assert server.stdout is not None
+            port = re.search(r":(\d+)/", server.stdout.readline())
+            assert port
+            with ThreadPoolExecutor(jobs) as pool:
+                return list(pool.map(lambda question: _fetched(question, f"http://127.0.0.1:{port[1]}"), asked))
+        finally:
+            server.terminate()
+
+
+def _fetched(question: Answer, server: str, patience: int = 5) -> Answer:
+    try:
+        with urllib.request.urlopen(server + question.question, timeout=60) as got:
+            status, text = got.status, got.read().decode()
+    except urllib.error.HTTPError as error:
+        status, text = error.code, error.read().decode()
+    if status in BUSY and patience:  # the machine is, not the question
+        return _fetched(question, server, patience - 1)
+    return Answer(question.name, question.kind, question.question, status, text)
+
+
+def differences(before: Answer, after: Answer) -> list[str]:
+    """Where two answers differ, one line each."""
+    found = [f"code: {before.code} -> {after.code}"] if before.code != after.code else []
+    for name in ("stdout", "stderr"):
+        found += _texts_differ(name, getattr(before, name), getattr(after, name))
+    for name in sorted({*before.files, *after.files}):
+        if name in before.files and name in after.files:
+            found += _texts_differ(name, before.files[name], after.files[name])
+        else:
+            found.append(f"{name}: {'lost' if name in before.files else 'new'}")
+    return found
+
+
+def _texts_differ(where: str, before: str, after: str) -> Iterator[str]:
+    if before == after:
+        return
+    try:
+        first, then = json.loads(before), json.loads(after)
+    except ValueError:
+        yield from _lines_differ(where, before.split("\n"), after.split("\n"))
+    else:
+        yield from _values_differ(where, first, then)
+
+
+def _lines_differ(where: str, before: list[str], after: list[str]) -> Iterator[str]:
+    for number, (first, then) in enumerate(zip(before, after, strict=False), 1):
+        if first != then:
+            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, then, strict=False)))
+            start = max(0, same - 40)  # some lines are whole documents
+            yield f"{where}:{number}: {_short(first[start:])} -> {_short(then[start:])}"
+    if len(before) != len(after):
+        yield f"{where}: {len(before)} lines -> {len(after)}"
+
+
+def _values_differ(path: str, before: Any, after: Any) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for name in sorted({*before, *after}):
+            if name in before and name in after:
+                yield from _values_differ(f"{path}.{name}", before[name], after[name])
+            else:
+                yield (
+                    f"{path}.{name}: lost, was {_short(before[name])}"
+                    if name in before
+                    else f"{path}.{name}: new, {after[name]!r:.80}"
+                )
+    elif isinstance(before, list) and isinstance(after, list):
+        if len(before) != len(after):
+            yield f"{path}: {len(before)} entries -> {len(after)}"
+        for number, (first, then) in enumerate(zip(before, after, strict=False)):
+            yield from _values_differ(f"{path}[{number}]", first, then)
+    elif not _same(before, after):
+        yield f"{path}: {_short(before)} -> {_short(after)}"
+
+
+def _same(before: Any, after: Any) -> bool:
+    if isinstance(before, bool) or isinstance(after, bool) or not isinstance(before, (int, float)):
+        return type(before) is type(after) and bool(before == after)
+    return isinstance(after, (int, float)) and f"{before:.{DIGITS}g}" == f"{after:.{DIGITS}g}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 160 else f"{text[:155]} ..."
+
+
+def lay(folder: Path) -> None:
+    """The files that questions read."""
+    import hostile_samples
+
+    folder.mkdir(parents=True)
+    hostile_samples.make(folder)
+    (folder / "h100.log").write_text(H100_LOG)
+    shutil.copytree(Path(__file__).parents[1] / "tests" / "fixtures", folder / "tests" / "fixtures")
+
+
+def write(folder: Path, jobs: int) -> int:
+    """Ask everything, into an empty folder."""
+    from frozen_questions import questions
+
+    if folder.exists() and any(folder.iterdir()):
+        raise SystemExit(f"{folder}: is not empty")
+    lay(folder / "inputs")
+    kinds: Counter[str] = Counter()
+    for answer in answers([Answer(*question) for question in questions()], folder / "inputs", jobs):
+        text = json.dumps(asdict(answer), indent=1, ensure_ascii=False)
+        if tempfile.gettempdir() in text:
+            print(f"{answer.name}: tells where it ran: {answer.question}", file=sys.stderr)
+        if answer.code == FAULT:
+            print(f"{answer.name}: a fault: {answer.question}\n  {answer.stderr[-300:]}", file=sys.stderr)
+        (folder / f"{answer.name}.json").write_text(text)
+        kinds[answer.name.split("-")[0]] += 1
+    print(", ".join(f"{kind} {count}" for kind, count in kinds.items()))
+    print(f"{kinds.total()} questions")
+    return 0
+
+
+def compare(folder: Path, only: str, jobs: int) -> int:
+    """Ask what was asked before; 1 when an answer moved that was not expected to."""
+    kept = [Answer(**json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
+    kept = [answer for answer in kept if re.search(only, f"{answer.name} {answer.question}")]
+    moved = 0
+    for before, after in zip(kept, answers(kept, folder / "inputs", jobs), strict=True):
+        found = differences(before, after)
+        if found and before.name in EXPECTED and before.code and not after.code:
+            print(f"{before.name}: answered now, as expected: {before.question}")
+        elif found:
+            moved += 1
+            more = [f"... {len(found) - MOST_SHOWN} more"] if len(found) > MOST_SHOWN else []
+            print(f"{before.name}: {before.question}", *found[:MOST_SHOWN], *more, sep="\n  ")
+    print(f"{len(kept)} questions, {moved} differ")
+    return 1 if moved else 0
+
+
+def main() -> int:
+    given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    given.add_argument("verb", choices=("write", "compare"))
+    given.add_argument("folder", type=Path)
+    given.add_argument("--only", default="", metavar="REGEX", help="Questions whose name or text match.")
+    given.add_argument("--jobs", type=int, default=2)
+    words = given.parse_args()
+    return write(words.folder, words.jobs) if words.verb == "write" else compare(words.folder, words.only, words.jobs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
