@@ -1,10 +1,47 @@
-"""What is asked beside model, cluster and plan."""
+"""The question: what is asked, as one frozen record that every verb takes.
+
+Command line, page, pasted command, planner, audit and what-ifs all build a ``Question``; ``question.but(tp=4)`` is the same one
+with something changed. Sizes, batch and lengths may be NumPy arrays, and then every figure of the answer is one.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
-from commtax.spec import Engine
+import numpy as np
+
+from commtax.spec import Cluster, Engine, Model, Number, Plan, Profile, TrainStep, Workload
+from commtax.statement import Note
+
+SPREAD = 0.5  # requests of real users differ; those of equal length that start together go on in lockstep
+MAX_CONCURRENCY = 1024  # clients of one copy that a search goes up to
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A kind of step, and what it is asked with where nobody says."""
+
+    name: str
+    title: str
+    engine: str
+    length: int  # tokens of a sequence
+    least: int = 1  # … at least
+    trains: bool = False
+    staged: bool = True  # its batch is split into one microbatch a stage
+
+
+PHASES: Mapping[str, Phase] = {
+    phase.name: phase
+    for phase in (
+        Phase("decode", "Decode", "vllm", 1024, least=0),
+        Phase("prefill", "Prefill", "vllm", 1024),
+        Phase("mixed", "A mixed step", "vllm", 1024, staged=False),
+        Phase("train", "A training step", "megatron", 4096, trains=True, staged=False),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +53,7 @@ class WhatIf:
     overlap: float = 0.0  # share of communication that a user supposes hidden
     slow_rank: float = 1.0  # the slowest rank's compute time over the others': all wait for it
     latency_scale: float = 1.0  # of every collective
-    bandwidth_scale: float = 1.0
+    bandwidth_scale: Number = 1.0
     library: str = ""  # whose collectives run; "": the engine's own
     async_axes: tuple[str, ...] | None = None  # axes whose collectives run beside compute; None: the engine's own
     imbalance: float = 1.0  # tokens of the busiest expert rank over the mean
@@ -27,3 +64,134 @@ class WhatIf:
     def beside(self, engine: Engine) -> tuple[str, ...]:
         """Axes whose collectives run beside compute."""
         return engine.trains.async_axes if self.async_axes is None else self.async_axes
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a launch command limits; 0 leaves it to the engine."""
+
+    max_model_len: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    gpu_memory_utilization: float = 0.0
+    block_size: int = 0
+    kv_cache_memory_bytes: float = 0.0  # a fixed KV budget a rank; 0: what is left
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """A closed loop: ``concurrency`` clients that each send a request as soon as the last one is answered."""
+
+    concurrency: Number = 1  # of all replicas
+    input_len: Number = 1024
+    output_len: Number = 128
+    num_prompts: Number = np.inf  # requests of the whole benchmark; inf: the steady state
+    spread: Number = SPREAD  # lengths vary by this share of their mean to either side
+    disaggregated: bool = False  # prompts run on workers of their own; in a search: such plans are tried
+    prefill_workers: int | None = None  # None: enough that no prompt waits
+    prefill_tp: int | None = None
+    decode_workers: int | None = None
+    kv_tokens: Number | None = None  # room of a replica's cache, where it is known; None: judged
+
+    @property
+    def tokens(self) -> Number:
+        """Of a whole request."""
+        return self.input_len + self.output_len
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a search is for. Limits are of means over requests of a closed loop: TTFT from sending to the first token."""
+
+    ttft_s: float = math.inf
+    tpot_s: float = math.inf
+    objective: str = "throughput"
+    dtypes: tuple[str, ...] = ("",)  # types of weights that are tried
+    max_concurrency: int = MAX_CONCURRENCY
+    usd_per_gpu_hour: float = 0.0
+    global_batch: int = 0  # training: sequences of a step over all replicas
+
+    @property
+    def limited(self) -> bool:
+        """Whether the time of a token is. Else clients come up to each plan's knee, and not until its cache is full."""
+        return self.tpot_s < math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, names resolved. ``notes`` and ``codes`` say what the rules think of its plan."""
+
+    model: Model
+    cluster: Cluster
+    engine: Engine
+    plan: Plan = field(default_factory=Plan)
+    phase: str = "decode"
+    batch: Number = 1  # sequences a replica and step
+    context: Number = 1024  # cached tokens a sequence in decode, prompt length in prefill, sequence length in training
+    micro_batch: Number = 1  # training: sequences that pass the stages together
+    speculative: int = 0  # drafted tokens a sequence
+    what_if: WhatIf = WhatIf()
+    limits: Limits = Limits()
+    requests: Requests = Requests()
+    goal: Goal = Goal()
+    profile: Profile | None = None  # a machine's own constants, laid over cluster and engine
+    notes: tuple[Note, ...] = ()
+    codes: Any = 0  # for arrays: 0 where legal, else 1 + the index in ``legality.RULES`` of the rule that is broken
+
+    @property
+    def kind(self) -> Phase:
+        return PHASES[self.phase]
+
+    @property
+    def trains(self) -> bool:
+        return self.kind.trains
+
+    @property
+    def legal(self) -> Any:
+        """For arrays: which elements are legal plans."""
+        return self.codes == 0
+
+    @property
+    def in_flight(self) -> Number:
+        """Sequences that pass the stages together: batches are split into one microbatch a stage, mixed steps are one."""
+        return self.micro_batch if self.trains else np.ceil(self.batch / self.plan.pp) if self.kind.staged else self.batch
+
+    @property
+    def work(self) -> Workload:
+        """The serving step of the sequences in flight."""
+        batch, rows = self.in_flight, 1 + self.speculative
+        if self.phase == "decode":
+            return Workload(decode_seqs=batch, cached_tokens=batch * self.context, rows_per_seq=rows)
+        if self.phase == "prefill":
+            return Workload(prefill_seqs=batch, prefill_tokens=batch * self.context)
+        return Workload(batch, batch * self.context, prefill_seqs=1, prefill_tokens=self.context, rows_per_seq=rows)
+
+    @property
+    def step(self) -> TrainStep:
+        """The training step."""
+        return TrainStep(self.micro_batch, self.context)
+
+    @property
+    def tokens(self) -> Number:
+        """Tokens that come out of a step of all replicas: trained ones, or one a sequence."""
+        if self.trains:
+            return self.batch * self.plan.dp * self.context
+        return (self.batch if self.kind.staged else self.batch + 1) * self.plan.dp * self.plan.replicas
+
+    def but(self, **changes: Any) -> Question:
+        """The same question with something changed, whichever of its parts that belongs to."""
+        for part, names in PARTS.items():
+            own = {name: changes.pop(name) for name in names if name in changes}
+            if own:
+                changes[part] = replace(changes.get(part, getattr(self, part)), **own)
+        return replace(self, **changes)
+
+    def normal(self) -> Question:
+        """The question of its step alone: what else is asked does not change what the step costs."""
+        return replace(self, limits=Limits(), requests=Requests(), goal=Goal(), notes=(), codes=0)
+
+
+PARTS: Mapping[str, tuple[str, ...]] = {
+    part: tuple(f.name for f in fields(kind))
+    for part, kind in (("plan", Plan), ("what_if", WhatIf), ("limits", Limits), ("requests", Requests), ("goal", Goal))
+}

@@ -1,181 +1,247 @@
-"""The priced step, by name: ``commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)``."""
+"""The priced step of any phase: ``commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)``, ``commtax.train_bill(...)``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, Unpack
 
 import numpy as np
 
 from commtax import catalog
-from commtax.api.fitting import Fit, judge_length
-from commtax.api.sending import check_backend, check_workload, context_notes, flight_notes, in_flight, workload
-from commtax.api.setup import Setup, constants_of, fabric_of, library_of, positive, setup
+from commtax.api.asking import constants_of, context_notes, fabric_of, settled, unsettled
+from commtax.api.checking import train_dtype
+from commtax.api.options import StepOptions
+from commtax.arrays import pick
 from commtax.cost.inference import Pricer, comm_line, inference_bill
 from commtax.cost.traffic import padded_rows
+from commtax.cost.train_kernels import forward_flops, recomputed_flops
+from commtax.cost.train_memory import TrainMemory, training_memory
+from commtax.cost.training import TAXES, training_bill
 from commtax.ledger import Bill
-from commtax.question import WhatIf
-from commtax.spec import Cluster, Model, Number, Profile
-from commtax.statement import Refusal
+from commtax.question import Question
+from commtax.spec import Cluster, Model, Number
+from commtax.statement import Note, Refusal
 
-CHANGES = ("eager", "ep_backend", "overlap", "slow_rank", "latency_scale", "bandwidth_scale", "library")
-"""What-ifs of a served step."""
+USABLE = 0.95
+"""Share of the chip's memory that a training run can use."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: sums are asked for often and kept
 class StepBill(Bill):
-    """A bill with the question it answers."""
+    """A priced step with the question it answers."""
 
-    setup: Setup
-    phase: str
-    batch: Number
-    context: Number
-    microbatch: Number  # sequences that pass the stages together: batch / pp
-    rows: Number
-    speculative: int
-    settings: WhatIf
-    sources: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    setup: Question
+    rows: Number  # of the activation matrix, padding included
+    notes: tuple[Note, ...] = ()
 
     @property
     def legal(self) -> Any:
-        """For arrays: which elements are legal plans (``setup.codes`` names the rule that the others break)."""
-        return self.setup.codes == 0
+        return self.setup.legal
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(f"{x.kind}: {x.source}" for x in self.lines if x.source))
+
+    @property
+    def async_axes(self) -> tuple[str, ...]:
+        """Axes whose collectives run beside compute."""
+        return self.setup.what_if.beside(self.setup.engine)
+
+    @property
+    def bubble_s(self) -> Number:
+        return self._sum(lambda line: line.exposed_s, "bubble")
+
+    @property
+    def bubble_fraction(self) -> Number:
+        """Idle share of the step."""
+        return self.bubble_s / self.step_s
+
+    @property
+    def taxes(self) -> dict[str, Number]:
+        """Seconds that each axis adds to the step; the pipeline's are its hand-offs and its bubble."""
+        nothing = 0.0 * self.step_s
+        return {axis: self.exposed_on(axis) + (self.bubble_s if axis == "pp" else nothing) for axis in TAXES}
+
+    @property
+    def binding(self) -> Any:
+        """The axis with the largest tax; ``compute`` where none takes 1 % of the step. An array of names for arrays."""
+        names = np.array([*TAXES, "compute"])
+        step = self.step_s
+        stack = np.stack([np.asarray(t / step, dtype=float) for t in self.taxes.values()])
+        worst = np.where(stack.max(axis=0) < 0.01, len(TAXES), stack.argmax(axis=0))
+        return str(names[worst]) if np.ndim(worst) == 0 else names[worst]
+
+    @property
+    def num_gpus(self) -> Number:
+        return self.setup.plan.num_gpus
+
+    @property
+    def multiplied_in(self) -> str:
+        """The type of the products."""
+        return self.setup.plan.weights_dtype or self.setup.plan.activations_dtype
+
+    @property
+    def peak_flops_per_s(self) -> float:
+        """Dense peak of one GPU in the arithmetic of the products."""
+        peaks = self.setup.cluster.chip.flops_per_s
+        return float(peaks.get(self.multiplied_in) or peaks.get("bf16") or peaks.get("fp16") or max(peaks.values()))
+
+    def model_flops(self, convention: str = "") -> Number:
+        """FLOPs that the model needs in one training step: three forward passes' worth, nothing recomputed, padded or masked."""
+        causal = (convention or self.setup.what_if.flops) == "causal"
+        layers, head = forward_flops(self.setup.model, self.setup.context, causal)
+        return 3 * (layers + head) * self.tokens
+
+    def _utilization(self, flops: Number) -> Number:
+        return flops / (self.step_s * self.num_gpus * self.peak_flops_per_s)
+
+    @property
+    def _causal(self) -> Any:
+        """Whether causal pairs alone are counted: as was asked, and where all pairs would be above what the chip can do."""
+        return np.asarray(self._utilization(self.model_flops())) > 1 if self.setup.what_if.flops == "full" else np.True_
+
+    @property
+    def mfu(self) -> Number:
+        """Model FLOPs of training over what the GPUs could do in the step's time; see ``mfu_definition``."""
+        return pick(self._causal, self._utilization(self.model_flops("causal")), self._utilization(self.model_flops()))
+
+    @property
+    def hfu(self) -> Number:
+        """As ``mfu`` with recomputed FLOPs counted too."""
+        q = self.setup
+        layers = [recomputed_flops(q.model, q.plan, q.step, q.engine, causal) for causal in (False, True)]
+        return self.mfu + self._utilization(pick(self._causal, layers[1], layers[0]) * self.tokens)
+
+    @property
+    def mfu_definition(self) -> str:
+        """What a scalar bill's MFU counts."""
+        peak = f"over {self.peak_flops_per_s / 1e12:,.0f} TFLOP/s dense {self.multiplied_in} a GPU"
+        if self.setup.what_if.flops == "causal":
+            return f"causal pairs only, nothing recomputed, {peak}"
+        if np.any(self._causal):
+            return f"causal pairs only, because all pairs would be above 100 % of what the chip can do, {peak}"
+        return f"all query-key pairs (as PaLM and Megatron count), nothing recomputed, {peak}"
+
+    @cached_property
+    def memory(self) -> TrainMemory:
+        """What a rank of the first stage holds while it trains."""
+        return training_memory(self.setup.model, self.setup.plan, self.setup.step, self.setup.engine)
+
+    @property
+    def memory_bytes_per_rank(self) -> Number:
+        return self.memory.total
+
+    def days(self, tokens: float) -> Number:
+        """Days that ``tokens`` tokens take."""
+        return tokens / self.tokens_per_s / 86400
 
 
-def bill(
-    model: str | Model,
-    cluster: str | Cluster,
-    *,
-    phase: str = "decode",
-    batch: Number = 1,
-    context: Number = 1024,
-    speculative: int = 0,
-    eager: bool = False,
-    ep_backend: str = "",
-    overlap: float = 0.0,
-    slow_rank: float = 1.0,
-    library: str = "",
-    latency_scale: float = 1.0,
-    bandwidth_scale: float = 1.0,
-    profile: str | Profile | None = None,
-    **plan: Any,
-) -> StepBill:
+def bill(model: str | Model, cluster: str | Cluster, **options: Unpack[StepOptions]) -> StepBill:
     """Price one prefill, decode or mixed step. Sizes, batch and context may be arrays, and then every figure is one.
 
     With ``pp`` stages the batch is split into ``pp`` microbatches that are in flight together: ``step_s`` is one
     microbatch through all stages, and tokens of all of them come out in that time. ``profile`` is a machine's own
     constants (a file of ``commtax calibrate``): its engine and type are used unless others are given.
     """
-    batch, context = _check(phase, batch, context, overlap, slow_rank)
-    check_workload(phase, speculative, eager)
-    asked = setup(model, cluster, phase=phase, profile=profile, **plan)
-    check_backend(ep_backend, asked)
-    fabric, constants = fabric_of(asked, library), constants_of(asked)
-    usual = library_of(asked, library) if asked.profile else library
-    settings = WhatIf(eager, ep_backend, overlap, slow_rank, latency_scale, bandwidth_scale, usual)
-    together = in_flight(phase, batch, asked.plan.pp)
-    work = workload(phase, together, context, speculative)
-    tokens = (batch if phase in ("decode", "prefill") else work.decode_seqs + work.prefill_seqs) * asked.plan.dp
-    tokens = tokens * asked.plan.replicas
-    plain = inference_bill(asked.model, asked.plan, work, asked.cluster, asked.engine, fabric, constants, settings, tokens)
-    rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, eager)
-    sources = tuple(dict.fromkeys(f"{x.kind}: {x.source}" for x in plain.lines if x.source))
-    notes = (
-        *asked.notes,
-        *flight_notes(phase, batch, asked.plan.pp),
-        *_padding(asked, work.rows, rows),
-        *context_notes(context, asked),
-        *_step_notes(asked, phase, work.rows, speculative),
-        *((fabric.note,) if fabric.note else ()),
-        *_untaken(plain, asked),
-    )
-    return StepBill(plain.lines, plain.tokens, asked, phase, batch, context, together, rows, speculative, settings, sources, notes)
-
-
-def _check(phase: str, batch: Number, context: Number, overlap: float, slow_rank: float) -> tuple[Number, Number]:
-    batch = positive(batch, "batch")
-    context = positive(context, "context", least=0 if phase == "decode" else 1)
-    if phase == "train":
+    asked = unsettled(model, cluster, options)
+    if asked.trains:
         raise Refusal("phase 'train': train_bill prices training steps; bill is for decode, prefill and mixed", "phase")
-    if not 0 <= overlap <= 1:
-        raise Refusal(f"overlap={overlap}: a fraction from 0 to 1 is needed", "overlap")
-    if not 1 <= slow_rank < 1e6:
-        raise Refusal(f"slow_rank={slow_rank}: the slowest rank takes at least 1 times as long as the others", "slow_rank")
-    return batch, context
+    return price(asked)
 
 
-def _step_notes(asked: Setup, phase: str, rows: Number, speculative: int) -> list[str]:
-    """What one priced step leaves out: chunks of a long prompt, drafts that are accepted."""
-    found = []
-    most = asked.engine.serves.max_batched_tokens
-    if phase in ("prefill", "mixed") and np.ndim(rows) == 0 and rows > most and asked.engine.sends.graph_sizes:
-        chunks = int(np.ceil(rows / most))
-        found.append(f"{asked.engine.key} would run these {rows:,.0f} tokens in {chunks} chunks of {most:,}; one step is priced")
-    if speculative:
-        found.append(f"tokens/s count one token a sequence: up to {speculative + 1} times as many if every draft is accepted")
-    return found
+def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[StepOptions]) -> StepBill:
+    """Price one optimiser step. ``batch`` sequences a replica in microbatches of ``micro_batch``, ``context`` tokens each.
+
+    Sizes may be arrays, and then every figure is one. ``hsdp`` shards over groups of that many ranks; ``async_axes`` are
+    the axes whose collectives run beside compute (the engine's own unless given); ``flops`` says what MFU counts.
+    """
+    if "microbatches" in options:
+        raise Refusal("microbatches: follow from batch and micro_batch", "microbatches")
+    train_dtype(options.get("dtype", ""))
+    return price(unsettled(model, cluster, {**options, "phase": "train"}))
 
 
-def _untaken(plain: Bill, asked: Setup) -> list[str]:
+def price(q: Question) -> StepBill:
+    """The step of a question, settled first. A step that was priced before is not priced again."""
+    step = q.normal()
+    try:
+        hash(step)
+    except TypeError:  # arrays
+        return _priced(step)
+    return _known(step)
+
+
+@lru_cache(maxsize=1024)
+def _known(q: Question) -> StepBill:
+    return _priced(q)
+
+
+def _priced(q: Question) -> StepBill:
+    q = settled(q)
+    fabric, constants = fabric_of(q), constants_of(q)
+    if q.trains:
+        plain = training_bill(q.model, q.plan, q.step, q.cluster, q.engine, fabric, constants, q.what_if, q.tokens)
+        rows = q.micro_batch * q.context
+    else:
+        plain = inference_bill(q.model, q.plan, q.work, q.cluster, q.engine, fabric, constants, q.what_if, q.tokens)
+        rows = padded_rows(q.work.rows, q.work, q.engine, q.plan.tp, q.what_if.eager)
+    own = [Note("fabric", fabric.note)] if fabric.note else []
+    notes = (*q.notes, *_step_notes(q, rows), *own, *_untaken(plain, q))
+    return StepBill(plain.lines, plain.tokens, q, rows, notes)
+
+
+def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
+    """What a reader of one step should know: its microbatches, padding, length, chunks and drafts."""
+    yield from flight_notes(q)
+    if q.trains:
+        yield from context_notes(q, q.context)
+        return
+    most, wanted = q.engine.serves.max_batched_tokens, q.work.rows
+    if np.ndim(rows) == 0 and rows != wanted:
+        graph = f"{q.engine.key} runs {wanted:,.0f} rows in a CUDA graph of {rows:,.0f}"
+        yield Note("padding", f"{graph}: the padding is computed and sent too")
+    yield from context_notes(q, q.context)
+    if q.phase != "decode" and np.ndim(wanted) == 0 and wanted > most and q.engine.sends.graph_sizes:
+        cut = f"{int(np.ceil(wanted / most))} chunks of {most:,}"
+        yield Note("chunks", f"{q.engine.key} would run these {wanted:,.0f} tokens in {cut}; one step is priced")
+    if q.speculative:
+        most_tokens = f"up to {q.speculative + 1} times as many if every draft is accepted"
+        yield Note("drafts", f"tokens/s count one token a sequence: {most_tokens}")
+
+
+def flight_notes(q: Question) -> Iterator[Note]:
+    """What a scalar pipeline should know: how its batch is split, and whether it starves."""
+    if not q.kind.staged or np.ndim(q.plan.pp) or np.ndim(q.batch) or q.plan.pp <= 1:
+        return
+    flight = min(int(q.plan.pp), int(q.batch))
+    idle = 1 - flight / int(q.plan.pp)
+    starved = f"; {idle:.0%} of the stages idle: fewer requests than stages" if idle else ""
+    text = f"{flight} microbatches of {q.in_flight:,.0f} in flight, one a stage{starved}; the lines are one microbatch's"
+    yield Note("in-flight", text)
+
+
+def _untaken(plain: Bill, q: Question) -> list[Note]:
     """A profile whose collectives are not the ones that run: said, not left to be guessed."""
-    own, comm = asked.profile, [x for x in plain.items if x.kind == "comm"]
-    if not own or not own.libraries or not comm or any(x.source == own.label for x in comm):
+    own, comm = q.profile, [x for x in plain.items if x.kind == "comm"]
+    if q.trains or not own or not own.libraries or not comm or any(x.source == own.label for x in comm):
         return []
-    return [f"none of these collectives takes a path of profile {own.name}: --library {next(iter(own.libraries))} prices with it"]
-
-
-def _padding(asked: Setup, rows: Number, padded: Number) -> list[str]:
-    if np.ndim(padded) == 0 and padded != rows:
-        return [f"{asked.engine.key} runs {rows:,.0f} rows in a CUDA graph of {padded:,.0f}: the padding is computed and sent too"]
-    return []
-
-
-def held(priced: StepBill) -> Fit:
-    """What a rank of the scalar plan holds, judged for requests of its own length."""
-    asked = priced.setup
-    # Activations are judged as the engine runs them: of one replica, whatever else the step was told.
-    plain = replace(asked, plan=replace(asked.plan, cp=1, sequence_parallel=asked.engine.trains.sequence_parallel))
-    return judge_length(plain, max(1, min(asked.model.max_len, int(priced.context) + 1)))
-
-
-def fits(priced: StepBill) -> bool:
-    """Whether the scalar plan holds its own batch: KV for ``batch`` sequences of ``context`` tokens."""
-    judged = held(priced)
-    return judged.fits and judged.kv_tokens >= int(priced.batch) * (int(priced.context) + 1)
-
-
-def again(priced: StepBill, **changes: Any) -> StepBill:
-    """The same question with something changed: a what-if."""
-    asked, plan, s = priced.setup, priced.setup.plan, priced.settings
-    words: dict[str, Any] = {
-        "phase": priced.phase,
-        "batch": priced.batch,
-        "context": priced.context,
-        "speculative": priced.speculative,
-        "engine": asked.engine,
-        "dtype": plan.weights_dtype,
-        "kv_dtype": plan.kv_dtype,
-        "sequence_parallel": plan.sequence_parallel,
-        **{axis: getattr(plan, axis) for axis in ("tp", "pp", "dp", "ep", "cp", "replicas")},
-        "profile": asked.profile,
-        **{name: getattr(s, name) for name in CHANGES},
-    }
-    place = changes.pop("cluster", asked.cluster)
-    return bill(asked.model, place, **{**words, **changes})
+    instead = f"--library {next(iter(own.libraries))} prices with it"
+    return [Note("profile", f"none of these collectives takes a path of profile {own.name}: {instead}")]
 
 
 def with_collectives(priced: StepBill, **changes: Any) -> StepBill:
-    """``again`` for what changes collectives alone (library, latency, bandwidth): kernels and host are as they were.
+    """The same step with other collectives (library, latency, bandwidth): kernels and host are as they were.
 
     Without graphs the host waits for collectives too, and everything is priced again.
     """
-    asked, settings = priced.setup, replace(priced.settings, **changes)
-    if settings.eager or asked.profile:
-        return again(priced, **changes)
-    pricer = Pricer(asked.plan, asked.cluster, asked.engine, fabric_of(asked, settings.library), settings.ep_backend)
-    lines = tuple(comm_line(x.item, pricer, settings) if x.kind == "comm" else x for x in priced.lines)
-    return replace(priced, lines=lines, settings=settings)
+    q = priced.setup.but(**changes)
+    if q.what_if.eager or q.profile or q.trains:
+        return price(q)
+    pricer = Pricer(q.plan, q.cluster, q.engine, fabric_of(q), q.what_if.ep_backend)
+    lines = tuple(comm_line(x.item, pricer, q.what_if) if x.kind == "comm" else x for x in priced.lines)
+    return replace(priced, lines=lines, setup=q)
 
 
 def with_link(cluster: Cluster, name: str) -> Cluster:

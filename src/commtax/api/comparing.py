@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from typing import Any, Unpack
 
 from commtax import catalog
-from commtax.api.billing import StepBill, bill, with_link
-from commtax.api.setup import AUTO_EP
-from commtax.api.train_billing import TrainBill, train_bill
+from commtax.api.asking import AUTO_EP, unsettled
+from commtax.api.billing import StepBill, price, with_link
+from commtax.api.checking import train_dtype
+from commtax.api.options import CellOptions
+from commtax.question import Question
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import parse_count
@@ -23,7 +26,7 @@ class Row:
     """One cell: where it lies on the axes, and its bill, or why it has none."""
 
     at: tuple[Any, ...]
-    bill: StepBill | TrainBill | None
+    bill: StepBill | None
     refused: str = ""
 
 
@@ -63,52 +66,51 @@ def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, list[Any]]
     return axis, [parse_count(v, axis) for v in values.split(",")]
 
 
-def compare(model: str | Model, cluster: str | Cluster, over: list[str], **question: Any) -> Comparison:
+def compare(model: str | Model, cluster: str | Cluster, over: list[str], **options: Unpack[CellOptions]) -> Comparison:
     """Price every combination; a combination that is not legal keeps its rule. ``phase="train"`` prices training steps.
 
     Over ``local_tokens`` a GPU's tokens a step change: sequences of ``context`` tokens, or shorter ones where they are fewer.
     """
-    training = question.get("phase") == "train"
-    axes = [parse_over(text, TRAIN_AXES if training else AXES) for text in over]
+    total, local = options.pop("global_batch", None), options.pop("local_tokens", None)
+    put = unsettled(model, cluster, options)
+    if put.trains:
+        train_dtype(options.get("dtype", ""))
+    axes = [parse_over(text, TRAIN_AXES if put.trains else AXES) for text in over]
     if not 1 <= len(axes) <= 2 or len({name for name, _ in axes}) != len(axes):
         raise Refusal("over: one or two different axes are needed", "over")
-    place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    known = catalog.model(model) if isinstance(model, str) else model
-    cells: list[tuple[Any, ...]] = [()]
-    for _, values in axes:
-        cells = [(*cell, value) for cell in cells for value in values]
+    cells = list(product(*(values for _, values in axes)))
     if len(cells) > MAX_CELLS:
         raise Refusal(f"over: {len(cells):,} combinations, more than the {MAX_CELLS:,} that are shown", "over")
-    names = tuple(name for name, _ in axes)
-    return Comparison(names, tuple(_cell(known, place, names, cell, question) for cell in cells), training)
+    names, fixed = tuple(name for name, _ in axes), {"global_batch": total, "local_tokens": local}
+    rows = tuple(_cell(put, cell, fixed | dict(zip(names, cell, strict=True))) for cell in cells)
+    return Comparison(names, rows, put.trains)
 
 
-def _cell(model: Model, cluster: Cluster, names: tuple[str, ...], cell: tuple[Any, ...], question: dict[str, Any]) -> Row:
-    words = {**question, **dict(zip(names, cell, strict=True))}
-    link = words.pop("link", "")
-    if words.get("ep") == AUTO_EP and model.experts is None:
-        words["ep"] = 1
-    place = with_link(cluster, link) if link else cluster
+def _cell(put: Question, cell: tuple[Any, ...], changes: dict[str, Any]) -> Row:
+    """One combination; ``global_batch`` and ``local_tokens`` become sequences, the latter one a microbatch."""
+    total, tokens, link = (changes.pop(name, None) for name in ("global_batch", "local_tokens", "link"))
     try:
-        if words.get("phase") == "train":
-            return Row(cell, train_bill(model, place, **_train_words(words)))
-        return Row(cell, bill(model, place, **words))
+        q = put.but(**changes, cluster=with_link(put.cluster, link) if link else put.cluster)
+        if q.plan.ep == AUTO_EP and q.model.experts is None:
+            q = q.but(ep=1)
+        if total is not None:
+            q = q.but(batch=share_of(total, int(q.plan.dp)))
+        if tokens is not None:
+            q = _local(q, tokens)
+        return Row(cell, price(q))
     except ValueError as error:
         return Row(cell, None, str(error))
 
 
-def _train_words(words: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a training step; ``local_tokens`` becomes sequences, one a microbatch."""
-    words = {k: v for k, v in words.items() if k != "phase"}
-    total = words.pop("global_batch", None)
-    if total is not None:
-        if total % words.get("dp", 1):
-            raise Refusal(f"global_batch={total} does not divide by dp={words.get('dp', 1)}", "global_batch")
-        words["batch"] = total // words.get("dp", 1)
-    tokens = words.pop("local_tokens", None)
-    if tokens is None:
-        return words
-    length = min(int(words.get("context", 4096)), int(tokens))
+def share_of(total: int, dp: int) -> int:
+    """One replica's share of a global batch."""
+    if dp < 1 or total % dp:
+        raise Refusal(f"global_batch={total} does not divide by dp={dp}", "global_batch")
+    return total // dp
+
+
+def _local(q: Question, tokens: int) -> Question:
+    length = min(int(q.context), tokens)
     if tokens % length:
         raise Refusal(f"local_tokens={tokens}: not a whole number of sequences of {length} tokens", "local_tokens")
-    return {**words, "context": length, "batch": tokens // length, "micro_batch": 1}
+    return q.but(context=length, batch=tokens // length, micro_batch=1)

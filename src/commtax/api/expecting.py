@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from commtax import catalog
-from commtax.api.setup import positive
+from commtax.api.checking import positive
 from commtax.catalog import profile as overlay
 from commtax.cost.collectives import ring_factor
 from commtax.cost.inference import price, source_of, spread_of
@@ -15,6 +15,7 @@ from commtax.cost.placement import Span
 from commtax.spec import Cluster, Fabric, Number, Profile
 from commtax.statement import Refusal
 
+SPELLED = {"sendrecv": "send-recv", "allreduce": "all-reduce", "alltoall": "all-to-all"}
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
 
 
@@ -87,29 +88,23 @@ def expect(
 
     ``profile`` is a machine's own constants: its first library is used unless another is named.
     """
-    op = {"sendrecv": "send-recv", "allreduce": "all-reduce", "alltoall": "all-to-all"}.get(
-        op.replace("_", "-"), op.replace("_", "-")
-    )
+    op = SPELLED.get(op.replace("_", "-"), op.replace("_", "-"))
     if op not in OPS:
-        raise Refusal(f"collective '{op}': one of {', '.join(OPS)}", "collective")
+        raise Refusal(f"collective '{op}': one of {', '.join(OPS)}", "collective", OPS)
     place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
     own = overlay.given(profile)
     place = overlay.on_cluster(own, place) if own else place
     size = int(positive(ranks or (2 if op == "send-recv" else place.num_gpus), "ranks", least=2))
     if size > place.num_gpus:
-        raise Refusal(f"ranks={size}: {place.key} has {place.num_gpus} GPUs", "ranks")
+        raise Refusal(f"ranks={size}: {place.key} has {place.num_gpus} GPUs", "ranks", (place.num_gpus,))
     if not np.all(np.asarray(nbytes) > 0) or not np.all(np.isfinite(nbytes)):
         raise Refusal(f"size={nbytes}: a size above 0 is needed", "size")
     library = library or (next(iter(own.libraries), "") if own else "") or "nccl"
-    inside = min(size, place.domain)
-    if op == "send-recv" and place.num_gpus > place.domain:
-        inside = 1  # the first GPU of one host to the first of the next
-    where = Span(size, inside, int(np.ceil(size / inside)))
-    met = place.as_pairs if inside == 2 else place.without_pairs  # the first two GPUs of a host are a pair
+    where = _span(op, size, place)
+    met = place.as_pairs if where.ranks_per_domain == 2 else place.without_pairs  # the first two GPUs of a host are a pair
     fabric = overlay.paths(own, library, met) if own else catalog.fabric(library, met)
     chosen = price(op, nbytes, size, where, met, fabric)
-    crosses = where.domains > 1
-    index = int(np.asarray(chosen.path).ravel()[0])
+    crosses, index = where.domains > 1, int(np.asarray(chosen.path).ravel()[0])
     path = (fabric.network_paths if crosses else fabric.paths)[op][index]
     latency = np.maximum(chosen.latency_s, fabric.eager_floor_s - chosen.wire_s) if eager else chosen.latency_s
     return Expectation(
@@ -125,9 +120,16 @@ def expect(
         algorithm=f"{'hierarchical ' if crosses and not fabric.flat else ''}{path.name or path.algorithm}",
         link=(met.inter if crosses else met.intra).key,
         source=source_of(fabric, op, index, size, crosses, float(np.max(chosen.inside))),
-        floor_s=_floor_s(op, nbytes, where, met) / (2 if place.bridge and inside > 2 else 1),  # pairs share their slots
+        # Bridged pairs share the slots of a host.
+        floor_s=_floor_s(op, nbytes, where, met) / (2 if place.bridge and where.ranks_per_domain > 2 else 1),
         profile=own.name if own else "",
     )
+
+
+def _span(op: str, ranks: int, place: Cluster) -> Span:
+    """The first ranks in host order; send-recv between hosts is from the first GPU of one to the first of the next."""
+    inside = 1 if op == "send-recv" and place.num_gpus > place.domain else min(ranks, place.domain)
+    return Span(ranks, inside, int(np.ceil(ranks / inside)))
 
 
 def _floor_s(op: str, nbytes: Number, where: Span, place: Cluster) -> Number:

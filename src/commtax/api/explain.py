@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from commtax.api.billing import StepBill, again, with_collectives
-from commtax.ledger import Line
+from commtax.api.billing import StepBill, price, with_collectives
+from commtax.api.fitting import fits
+from commtax.cost.overlap import dp_token_threshold, tp_tax
+from commtax.cost.tensors import num_active_params, num_params
+from commtax.ledger import AXIS_OF, Line
+from commtax.question import Question
+from commtax.spec import DTYPE_BYTES, Cluster
 from commtax.units import format_bytes, format_seconds
 
 COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))
 """What-ifs that leave kernels and host as they are."""
+Changes = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """Something that could be otherwise: the fields of the question that it changes. ``code`` names it, ``what`` says it."""
+
+    code: str
+    what: str
+    changes: Changes
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +38,18 @@ class Counterfactual:
     step_s: float
     delta_s: float
     note: str = ""
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Changes = field(default_factory=dict)
+    code: str = ""
 
 
-def verdict(b: StepBill, what_ifs: list[Counterfactual] | None = None) -> str:
-    """One sentence: how much of the step is communication, why, and what helps (from ``counterfactuals(b)``)."""
-    phase = {"decode": "Decode", "prefill": "Prefill", "mixed": "A mixed step"}[b.phase]
-    head = f"{phase} at batch {int(b.batch):,}"
+def verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
+    """One sentence: what binds, why, and what would help (from ``counterfactuals(b)``)."""
+    return _training_verdict(b) if b.setup.trains else _serving_verdict(b, what_ifs)
+
+
+def _serving_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
+    """How much of the step is communication, why, and what helps."""
+    head = f"{b.setup.kind.title} at batch {int(b.setup.batch):,}"
     lines = [x for x in b.items if x.kind == "comm"]
     if not lines:
         return f"{head}: nothing is communicated; {_compute_words(b)}."
@@ -41,12 +62,12 @@ def verdict(b: StepBill, what_ifs: list[Counterfactual] | None = None) -> str:
     return f"{whole} ({biggest}, {format_bytes(float(top.item.nbytes))} over {top.link}); {_remedy(b, top, share, what_ifs)}."
 
 
-def _remedy(b: StepBill, top: Line, share: float, what_ifs: list[Counterfactual] | None) -> str:
+def _remedy(b: StepBill, top: Line, share: float, what_ifs: list[Counterfactual]) -> str:
     """What would help, from what-ifs that are computed, not from a rule of thumb."""
     if share < 0.05:
         return _compute_words(b)
-    found = {c.what: -c.delta_s / float(b.step_s) for c in (counterfactuals(b) if what_ifs is None else what_ifs)}
-    latency, bandwidth = found["collective latency / 2"], found["collective bandwidth x 2"]
+    saved = {c.code: -c.delta_s / float(b.step_s) for c in what_ifs}
+    latency, bandwidth = saved["latency"], saved["bandwidth"]
     fused = " (a fused all-reduce would do that)" if top.item.op == "all-reduce" else ""
     if max(latency, bandwidth) < 0.01:
         words = "neither half the latency nor twice the bandwidth would save 1 %"
@@ -57,7 +78,7 @@ def _remedy(b: StepBill, top: Line, share: float, what_ifs: list[Counterfactual]
     else:
         words = f"half the latency saves {latency:.0%}{fused}, twice the bandwidth {bandwidth:.0%}"
     tp = int(b.setup.plan.tp)
-    better = max(((found.get(f"tp {n}", -1.0), n) for n in (tp // 2, 2 * tp)), default=(0.0, tp))
+    better = max((saved.get(code, -1.0), n) for code, n in (("narrower", tp // 2), ("wider", 2 * tp)))
     if better[0] > 0.02:
         words += f"; tp {better[1]} would be {better[0]:.0%} faster"
     if str(top.link) == b.setup.cluster.inter.key and top.item.axis == "tp":
@@ -80,40 +101,147 @@ def _compute_words(b: StepBill) -> str:
     return f"arithmetic binds: {format_seconds(math)} at the chip's peak"
 
 
+def _training_verdict(b: StepBill) -> str:
+    """The binding tax, why it is paid, and what the step comes to."""
+    step, taxes = float(b.step_s), {axis: float(t) for axis, t in b.taxes.items()}
+    whole = f"Step {format_seconds(step)}, MFU {float(b.mfu):.1%}"
+    axis = str(b.binding)
+    if axis == "compute":
+        return f"{whole}: communication hides or is small; arithmetic binds ({float(b.compute_s) / step:.0%} of the step)."
+    share = taxes[axis] / step
+    if axis == "pp":
+        bubble = float(b.bubble_fraction)
+        words = (
+            f"bubble {bubble:.1%} of the step with {int(b.setup.plan.microbatches)} microbatches on {int(b.setup.plan.pp)} stages"
+        )
+        return f"{whole}: the pipeline binds, {share:.1%} of the step ({words}); more microbatches or chunks would shrink it."
+    top = max(comm_of(b, axis), key=lambda x: float(x.exposed_s))
+    return (
+        f"{whole}: the {axis} tax binds, {share:.1%} of the step ({top.item.what} {top.item.op} over {top.link}; {_why(b, top)})."
+    )
+
+
+def comm_of(b: StepBill, axis: str) -> list[Line]:
+    return [x for x in b.items if x.kind == "comm" and AXIS_OF.get(x.item.axis, x.item.axis) == axis]
+
+
+def _why(b: StepBill, line: Line) -> str:
+    axis = AXIS_OF.get(line.item.axis, line.item.axis)
+    if axis not in b.async_axes:
+        return "on the critical path: nothing runs beside it"
+    total, window = float(line.total_s), float(line.window_s)
+    if total > window:
+        return f"{format_seconds(total)} does not fit in its window of {format_seconds(window)}"
+    return f"{format_seconds(total)} fits in its window of {format_seconds(window)}, but takes SMs and bandwidth from it"
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """The lesson's two inequalities with this step's numbers."""
+
+    local_tokens: float  # of the microbatch that the window is made of
+    dp_tokens: float  # from this many on data parallelism's traffic fits in its window; 0: no data parallelism
+    tp_tax: float  # (T - 1)/3 x FLOP/s / (bandwidth x hidden); 0: no tensor parallelism
+
+
+def thresholds(b: StepBill) -> Thresholds:
+    """At the kernels' own rate and the links that the groups really cross, one direction a GPU."""
+    plan, cluster = b.setup.plan, b.setup.cluster
+    rate = float(sum(x.flops * x.item.count for x in b.items if x.kind == "compute")) / float(b.compute_s)
+    links = {axis: next((str(x.link) for x in comm_of(b, axis)), "") for axis in ("dp", "tp")}
+    speed = {axis: _speed(cluster, link) for axis, link in links.items()}
+    local = float(b.setup.micro_batch * b.setup.context / plan.cp)
+    # Each rank sends 1/(tp pp) of the model and computes as little of it, so its size cancels, but not its sparsity.
+    idle = num_params(b.setup.model) / num_active_params(b.setup.model)
+    dp = float(dp_token_threshold(rate, speed["dp"])) * _wire_over_work(b) * idle if links["dp"] else 0.0
+    tp = float(tp_tax(rate, speed["tp"], b.setup.model.hidden, plan.tp)) if links["tp"] else 0.0
+    return Thresholds(local, dp, tp)
+
+
+def _wire_over_work(b: StepBill) -> float:
+    """Bytes on the wire over FLOPs of the window, a parameter and token, against the lesson's 4 bytes over 4 FLOPs.
+
+    ZeRO 0 all-reduces gradients (twice their bytes) behind backward's 4 FLOPs, ZeRO 1 and 2 scatter them once; ZeRO 3
+    also gathers bf16 parameters twice, and has both passes, 6 FLOPs, to hide in.
+    """
+    grads = DTYPE_BYTES[b.setup.plan.grads_dtype]
+    return {0: 2 * grads / 4, 3: (grads + 4) / 6}.get(b.setup.plan.zero, grads / 4)
+
+
+def _speed(cluster: Cluster, link: str) -> float:
+    if link == cluster.inter.key:
+        return cluster.inter.bandwidth_Bps * cluster.nics_per_host / cluster.gpus_per_host
+    return (cluster.bridge if cluster.bridge and link == cluster.bridge.key else cluster.intra).bandwidth_Bps
+
+
 def counterfactuals(b: StepBill) -> list[Counterfactual]:
-    """What should we buy or change? Latency / 2 and bandwidth x 2 always; then what applies, each recomputed."""
-    now = float(b.step_s)
-    found = []
-
-    def add(what: str, note: str = "", **changes: Any) -> None:
+    """What should we buy or change? Each recomputed; what a rule forbids is left out."""
+    q, now, answers = b.setup, float(b.step_s), []
+    for one in _training_tries(b) if q.trains else _serving_tries(b):
         try:
-            other = (with_collectives if COLLECTIVE.issuperset(changes) else again)(b, **changes)
+            other = with_collectives(b, **one.changes) if COLLECTIVE.issuperset(one.changes) else price(q.but(**one.changes))
         except ValueError:
-            return
-        step = float(other.step_s)
-        found.append(Counterfactual(what, step, step - now, note, changes))
+            continue
+        step, held = float(other.step_s), "does not fit in memory" if q.trains and not fits(other) else ""
+        note = "; ".join(x for x in (one.note, held) if x)
+        answers.append(Counterfactual(one.what, step, step - now, note, one.changes, one.code))
+    return answers
 
-    add("collective latency / 2", latency_scale=b.settings.latency_scale / 2)
-    add("collective bandwidth x 2", bandwidth_scale=b.settings.bandwidth_scale * 2)
-    tp = int(b.setup.plan.tp)
+
+def _serving_tries(b: StepBill) -> Iterator[Try]:
+    """Latency / 2 and bandwidth x 2 always; then what applies."""
+    q, what_if, tp = b.setup, b.setup.what_if, int(b.setup.plan.tp)
+    yield Try("latency", "collective latency / 2", {"latency_scale": what_if.latency_scale / 2})
+    yield Try("bandwidth", "collective bandwidth x 2", {"bandwidth_scale": what_if.bandwidth_scale * 2})
     if tp > 1:
-        add(f"tp {tp // 2}", "fewer ranks", tp=tp // 2, ep=_scaled_ep(b, tp // 2))
-    add(f"tp {2 * tp}", "more ranks", tp=2 * tp, ep=_scaled_ep(b, 2 * tp))
+        yield Try("narrower", f"tp {tp // 2}", {"tp": tp // 2, "ep": _scaled_ep(q, tp // 2)}, "fewer ranks")
+    yield Try("wider", f"tp {2 * tp}", {"tp": 2 * tp, "ep": _scaled_ep(q, 2 * tp)}, "more ranks")
     own = any(not str(x.algorithm).startswith(("NCCL", "hierarchical", "ring")) for x in b.items if x.kind == "comm")
-    if own and b.setup.cluster.chip.family != "cpu":
-        add("NCCL only", "custom all-reduce disabled", library="nccl")
-    if not b.settings.eager and b.setup.engine.sends.graph_sizes:
-        add("eager", "no CUDA graphs", eager=True)
-    if b.settings.eager:
-        add("CUDA graphs", eager=False)
-    if not b.setup.plan.weights_dtype and not b.setup.model.quant:
-        add("fp8 weights", dtype="fp8")
-    other = "prefill" if b.phase == "decode" else "decode"
-    add(f"{other} instead", f"the same batch and length as a {other} step", phase=other, speculative=0)
-    return found
+    if own and q.cluster.chip.family != "cpu":
+        yield Try("nccl", "NCCL only", {"library": "nccl"}, "custom all-reduce disabled")
+    if not what_if.eager and q.engine.sends.graph_sizes:
+        yield Try("eager", "eager", {"eager": True}, "no CUDA graphs")
+    if what_if.eager:
+        yield Try("graphs", "CUDA graphs", {"eager": False})
+    if not q.plan.weights_dtype and not q.model.quant:
+        yield Try("fp8", "fp8 weights", {"weights_dtype": "fp8"})
+    other = "prefill" if q.phase == "decode" else "decode"
+    note = f"the same batch and length as a {other} step"
+    yield Try("phase", f"{other} instead", {"phase": other, "speculative": 0}, note)
 
 
-def _scaled_ep(b: StepBill, tp: int) -> int:
+def _scaled_ep(q: Question, tp: int) -> int:
     """Expert parallelism follows tp where the engine ties it to tp x dp."""
-    plan = b.setup.plan
-    return tp * int(plan.dp) if int(plan.ep) > 1 else 1
+    return tp * int(q.plan.dp) if int(q.plan.ep) > 1 else 1
+
+
+def _training_tries(b: StepBill) -> Iterator[Try]:
+    q, plan, axes = b.setup, b.setup.plan, b.async_axes
+    yield Try("bandwidth", "network and links x 2", {"bandwidth_scale": q.what_if.bandwidth_scale * 2})
+    if b.exposed_comm_s and "dp" in axes:
+        yield Try("exposed", "nothing overlapped", {"async_axes": ()})
+    if plan.tp > 1 and plan.sequence_parallel and "tp" not in axes:
+        yield Try("async-tp", "async tp", {"async_axes": (*axes, "tp")}, "products cut into pieces")
+    if plan.ep > 1 and "ep" not in axes:
+        yield Try("async-ep", "async ep", {"async_axes": (*axes, "ep")}, "dispatch beside the experts of another microbatch")
+    for kind in ("none", "selective", "full"):
+        if kind != plan.recompute:
+            yield Try(f"recompute-{kind}", f"recompute {kind}", {"recompute": kind})
+    if plan.pp > 1 and plan.schedule == "1f1b":
+        yield Try("interleaved", "interleaved, 2 chunks", {"schedule": "interleaved", "chunks": 2})
+        yield Try("zb-h1", "zero-bubble zb-h1", {"schedule": "zb-h1"})
+    tp, dp = int(plan.tp), int(plan.dp)
+    if tp > 1:
+        yield from _traded(q, "narrower", tp // 2, dp * 2)
+    if dp % 2 == 0:
+        yield from _traded(q, "wider", tp * 2, dp // 2)
+    if not plan.weights_dtype:
+        yield Try("fp8", "fp8 products", {"weights_dtype": "fp8"})
+
+
+def _traded(q: Question, code: str, tp: int, dp: int) -> Iterator[Try]:
+    """Another tp on the same GPUs with the same global batch, where that divides."""
+    batch = int(q.batch) * int(q.plan.dp)
+    if batch % dp == 0:
+        sizes = {"tp": tp, "dp": dp, "batch": batch // dp, "micro_batch": min(int(q.micro_batch), batch // dp), "shard": 0}
+        yield Try(code, f"tp {tp}, dp {dp}", sizes, "same GPUs and global batch")

@@ -1,4 +1,4 @@
-"""What fits, by name: ``commtax.fit("llama-3.1-70b", "8xh100-sxm")``."""
+"""What fits: ``commtax.fit("llama-3.1-70b", "8xh100-sxm")``, ``commtax.train_fit(...)``."""
 
 from __future__ import annotations
 
@@ -6,39 +6,32 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from commtax import catalog
-from commtax.api.sending import check_lengths, microbatches
-from commtax.api.setup import AUTO_EP, Setup, positive, setup
+from commtax.api import checking
+from commtax.api.asking import AUTO_EP, settled, unsettled
+from commtax.api.billing import USABLE, StepBill
+from commtax.api.options import LimitOptions, StepOptions
 from commtax.cost import legality, memory
 from commtax.cost.tensors import stage_layers
 from commtax.cost.train_memory import TrainMemory, training_memory
-from commtax.spec import Cluster, Model, Number, TrainStep
+from commtax.question import Limits, Question
+from commtax.spec import Cluster, Model, Number
 from commtax.statement import Refusal
 from commtax.units import plural
 
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """Limits that decide how much memory an engine leaves for KV."""
-
-    max_model_len: int
-    max_seqs: int
-    max_batched_tokens: int
-    block_size: int
-    utilization: float
-    kv_cache_bytes: float = 0.0  # a fixed KV budget a rank; 0: what is left
+Changes = dict[str, Any]
+"""Fields of a question, and what they become."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     """Whether a plan fits, and what each rank of the tightest stage holds."""
 
-    setup: Setup
-    serving: Serving
+    setup: Question  # with all limits said
     stage: int
     weights: tuple[memory.WeightLine, ...]
     budget_bytes: float
@@ -62,7 +55,7 @@ class Fit:
     @property
     def kv_tokens_range(self) -> tuple[int, int]:
         """Four of five start-ups show KV tokens between these two; a fixed cache is exact."""
-        spread = 0.0 if self.serving.kv_cache_bytes else self.setup.engine.memory.kv_spread_bytes
+        spread = 0.0 if self.setup.limits.kv_cache_memory_bytes else self.setup.engine.memory.kv_spread_bytes
         each = self.kv_tokens / self.kv_bytes if self.kv_bytes > 0 else 0.0
         return max(0, int(self.kv_tokens - spread * each)), int(self.kv_tokens + spread * each)
 
@@ -76,76 +69,63 @@ class Fit:
         return 0.0 if self.fits else max(self.over_bytes, self.needed_kv_bytes - self.kv_bytes)
 
 
-def fit(
-    model: str | Model,
-    cluster: str | Cluster,
-    *,
-    tp: int | None = None,
-    pp: int | None = None,
-    dp: int = 1,
-    max_model_len: int | None = None,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int | None = None,
-    gpu_memory_utilization: float | None = None,
-    block_size: int | None = None,
-    kv_cache_memory_bytes: float = 0.0,
-    advise: bool = True,
-    **plan: Any,
-) -> Fit:
+def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **options: Unpack[LimitOptions]) -> Fit:
     """Judge the given plan, or find the smallest legal TP (x PP) that fits one request of ``max_model_len`` tokens.
 
     Where none fits, ``advise`` looks for the nearest changes that would.
     """
-    if "phase" in plan:
+    if "phase" in options:
         raise Refusal("phase: fit is about serving; train_fit is about training", "phase")
-    known = catalog.model(model) if isinstance(model, str) else model
-    place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    asked = setup(known, place, tp=1 if tp is None else tp, pp=1 if pp is None else pp, dp=dp, **plan)
-    _check_memory(asked)
-    if any(np.ndim(x) for x in (asked.plan.tp, asked.plan.pp, asked.plan.dp, asked.plan.ep)):
-        raise Refusal("tp: fit judges one plan at a time, not arrays of them", "tp")
-    serving = _serving(
-        asked, max_model_len, max_num_seqs, max_num_batched_tokens, gpu_memory_utilization, block_size, kv_cache_memory_bytes
-    )
-    found = judge(asked, serving) if tp is not None else _smallest(asked, serving, plan, pp)
+    put = unsettled(model, cluster, options)
+    found = holds(put, chosen=options.get("tp") is not None, stages=put.plan.pp if options.get("pp") else None)
     return replace(found, advice=tuple(_advice(found))) if advise and not found.fits else found
 
 
-def _smallest(asked: Setup, serving: Serving, plan: dict[str, Any], pp: int | None) -> Fit:
+def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> Fit:
+    """The plan of a question judged; where its tp was not ``chosen``, the smallest that fits, with ``stages`` where given."""
+    asked = settled(put)
+    _check_memory(asked)
+    if any(np.ndim(x) for x in (asked.plan.tp, asked.plan.pp, asked.plan.dp, asked.plan.ep)):
+        raise Refusal("tp: fit judges one plan at a time, not arrays of them", "tp")
+    asked = replace(asked, limits=limits_of(asked))
+    put = replace(put, limits=asked.limits)
+    return judge(asked) if chosen else _smallest(put, asked, stages)
+
+
+def _smallest(put: Question, asked: Question, pp: int | None) -> Fit:
     """The first candidate that fits; else the nearest of those without a pipeline (or with the one that was asked for)."""
-    may, nearest = _screen(asked, serving, plan.get("ep") == AUTO_EP), None
-    words = asked.model, asked.cluster, int(asked.plan.dp), plan, pp
-    for candidate in _candidates(*words, lambda t, p: p == (pp or 1) or may(t, p)):
-        judged = judge(candidate, serving)
+    may, nearest = _screen(asked, put.plan.ep == AUTO_EP), None
+    for candidate in _candidates(put, pp, lambda t, p: p == (pp or 1) or may(t, p)):
+        judged = judge(candidate)
         if judged.fits:
             return replace(judged, chosen=True)
         if candidate.plan.pp == (pp or 1) and (nearest is None or judged.shortfall_bytes < nearest.shortfall_bytes):
             nearest = judged
     if nearest is None:  # no tp is legal without a pipeline, or with the rest of the plan: judging says which rule forbids tp 1
-        nearest = judge(next(_candidates(*words), asked), serving)
+        nearest = judge(next(_candidates(put, pp), asked))
     return replace(nearest, chosen=True)
 
 
-def _screen(asked: Setup, serving: Serving, auto_ep: bool) -> Callable[[int, int], bool]:
+def _screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
     """Whether (tp, pp) may fit, from one look a tp; false only where judging would find too few blocks.
 
     The fullest of pp stages holds at least 1 / pp of what a single one would, the last one samples, and a block has the bytes
     of at least one layer: of all of a stage's, where they share one window.
     """
-    model, engine = asked.model, asked.engine
+    model, engine, room = asked.model, asked.engine, asked.limits
     windows = {block.attention.window for block in model.blocks}
     pools = (memory.KvPool(0.0, 0.0, 1, (window,)) for window in windows)
-    wanted = min(p.blocks_per_request(serving.max_model_len, serving.block_size, serving.max_batched_tokens) for p in pools)
-    total, fixed = asked.cluster.chip.visible_bytes, serving.kv_cache_bytes
+    wanted = min(p.blocks_per_request(room.max_model_len, room.block_size, room.max_num_batched_tokens) for p in pools)
+    total, fixed = asked.cluster.chip.visible_bytes, room.kv_cache_memory_bytes
 
     @cache
-    def look(tp: int) -> tuple[Setup, float, float, float, float]:
+    def look(tp: int) -> tuple[Question, float, float, float, float]:
         plan = replace(asked.plan, tp=tp, pp=1, ep=tp * asked.plan.dp if auto_ep else asked.plan.ep)
         loaded = float(sum(w.nbytes for w in memory.weights(model, plan, engine, 0, 1))) * (1 - 1e-9)
-        limits = serving.max_batched_tokens, serving.max_seqs
+        limits = room.max_num_batched_tokens, room.max_num_seqs
         inner, last = (float(memory.activation_bytes(model, plan, engine, *limits, end)) for end in (False, True))
         layer = min(float(memory.kv_bytes_per_token_layer(b.attention, tp, plan.kv_dtype)) for b in model.blocks)
-        return replace(asked, plan=plan), loaded, inner, last, layer * serving.block_size
+        return replace(asked, plan=plan), loaded, inner, last, layer * room.block_size
 
     def may(tp: int, pp: int) -> bool:
         one, loaded, inner, last, page = look(tp)
@@ -154,14 +134,14 @@ def _screen(asked: Setup, serving: Serving, auto_ep: bool) -> Callable[[int, int
             free = total - max(loaded / pp + inner, last) - float(memory.other_bytes(one.plan, engine))
             return free * (1 + 1e-9) >= fixed and fixed // most >= wanted
         fullest, end, deepest = (
-            _left(one, held, peak, serving.utilization) for held, peak in ((loaded / pp, inner), (0.0, last), (0.0, inner))
+            _left(one, held, peak, room.gpu_memory_utilization) for held, peak in ((loaded / pp, inner), (0.0, last), (0.0, inner))
         )
         return bool(min(fullest, end) >= wanted * page and deepest >= wanted * most)
 
     return may
 
 
-def _check_memory(asked: Setup) -> None:
+def _check_memory(asked: Question) -> None:
     """A profile without memory changes nothing here, and is refused rather than ignored."""
     if asked.profile and not {"memory_bytes", "visible_bytes"} & set(asked.profile.chip):
         raise Refusal(
@@ -169,68 +149,51 @@ def _check_memory(asked: Setup) -> None:
         )
 
 
-def _serving(
-    asked: Setup,
-    length: int | None,
-    seqs: int | None,
-    tokens: int | None,
-    utilization: float | None,
-    block: int | None,
-    kv_bytes: float,
-) -> Serving:
-    engine = asked.engine
-    most = engine.serves.max_batched_tokens if tokens is None else int(positive(tokens, "max_num_batched_tokens"))
-    share = memory.default_utilization(asked.cluster.chip, asked.plan, engine, most) if utilization is None else utilization
-    check_utilization(share)
-    if kv_bytes < 0:
-        raise Refusal(f"kv_cache_memory_bytes={kv_bytes}: a size of at least 0 is needed", "kv_cache_memory_bytes")
-    longest = asked.model.max_len if length is None else int(positive(length, "max_model_len"))
-    return Serving(
-        max_model_len=longest,
-        max_seqs=engine.serves.max_seqs if seqs is None else int(positive(seqs, "max_num_seqs")),
-        max_batched_tokens=most,
-        block_size=engine.memory.block_size if block is None else int(positive(block, "block_size")),
-        utilization=share,
-        kv_cache_bytes=kv_bytes,
+def limits_of(asked: Question) -> Limits:
+    """The limits of a question, the engine's own where it says none."""
+    engine, given = asked.engine, asked.limits
+    tokens = given.max_num_batched_tokens or engine.serves.max_batched_tokens
+    usual = memory.default_utilization(asked.cluster.chip, asked.plan, engine, tokens)
+    return Limits(
+        max_model_len=given.max_model_len or asked.model.max_len,
+        max_num_seqs=given.max_num_seqs or engine.serves.max_seqs,
+        max_num_batched_tokens=tokens,
+        gpu_memory_utilization=given.gpu_memory_utilization or usual,
+        block_size=given.block_size or engine.memory.block_size,
+        kv_cache_memory_bytes=given.kv_cache_memory_bytes,
     )
 
 
-def _candidates(
-    model: Model,
-    cluster: Cluster,
-    dp: int,
-    plan: dict[str, Any],
-    pp: int | None = None,
-    may: Callable[[int, int], bool] | None = None,
-) -> Iterator[Setup]:
+def _candidates(put: Question, pp: int | None = None, may: Callable[[int, int], bool] | None = None) -> Iterator[Question]:
     """Legal plans that ``may`` fit, in the order in which people try them: tp in a fast domain, then the widest with a pipeline."""
-    heads = model.attention.num_heads
+    model, cluster = put.model, put.cluster
+    heads, groups = model.attention.num_heads, int(put.plan.dp) * int(put.plan.replicas)
     degrees = [t for t in range(1, min(cluster.domain, heads) + 1) if heads % t == 0]
-    groups = dp * int(plan.get("replicas", 1))
     stages = range(2, min(model.num_layers, cluster.num_gpus // groups) + 1)
     pairs = [(t, p) for t in reversed(degrees) for p in stages if t * p * groups <= cluster.num_gpus]
     for t, p in [(t, pp) for t in degrees] if pp else [(t, 1) for t in degrees] + pairs:
         if may and not may(t, p):
             continue
         try:
-            yield setup(model, cluster, tp=t, pp=p, dp=dp, **plan)
-        except ValueError:  # a rule that joins tp with another axis
+            yield settled(put.but(tp=t, pp=p))
+        except Refusal:  # a rule that joins tp with another axis
             continue
 
 
-def judge(asked: Setup, serving: Serving) -> Fit:
+def judge(asked: Question) -> Fit:
     """Memory of the tightest pipeline stage of a legal plan: the one that leaves the fewest KV blocks."""
     pp = int(asked.plan.pp)
     stages = _different_stages(asked, pp)
-    return min((_stage(asked, serving, stage, pp) for stage in stages), key=lambda f: (f.kv_blocks, f.kv_bytes))
+    return min((_stage(asked, stage, pp) for stage in stages), key=lambda f: (f.kv_blocks, f.kv_bytes))
 
 
-def judge_length(asked: Setup, length: int) -> Fit:
+def judge_length(asked: Question, length: int) -> Fit:
     """A legal plan judged for requests of one length, the engine's own limits otherwise; no advice is looked for."""
-    return judge(asked, _serving(asked, length, None, None, None, None, 0.0))
+    asked = replace(asked, limits=Limits(max_model_len=length))
+    return judge(replace(asked, limits=limits_of(asked)))
 
 
-def _different_stages(asked: Setup, pp: int) -> list[int]:
+def _different_stages(asked: Question, pp: int) -> list[int]:
     """One of each kind of stage: those that hold the same are judged once."""
     model, alike = asked.model, dict[tuple[object, ...], int]()
     for stage, layers in enumerate(stage_layers(model, pp, asked.engine.sends.odd_layers)):
@@ -239,14 +202,10 @@ def _different_stages(asked: Setup, pp: int) -> list[int]:
     return list(alike.values())
 
 
-def check_utilization(share: float | None) -> None:
-    if share is not None and not 0 < share <= 1:
-        raise Refusal(f"gpu_memory_utilization={share}: a fraction above 0 and at most 1 is needed", "gpu_memory_utilization")
-
-
-def cache_tokens(asked: Setup, tokens: int, seqs: int, utilization: float | None = None) -> Number:
+def cache_tokens(asked: Question) -> Number:
     """KV tokens of one replica for arrays of plans at once: ``judge(...).kv_tokens`` of each; 0 where a plan is illegal."""
-    check_utilization(utilization)
+    tokens, seqs = step_limits(asked)
+    utilization = asked.limits.gpu_memory_utilization
     plan, engine, chip = asked.plan, asked.engine, asked.cluster.chip
     shape = np.broadcast_shapes(*(np.shape(x) for x in (plan.tp, plan.pp, plan.dp, plan.ep)))
     axes = [np.broadcast_to(x, shape).ravel() for x in (plan.tp, plan.pp, plan.dp, plan.ep)]
@@ -258,7 +217,7 @@ def cache_tokens(asked: Setup, tokens: int, seqs: int, utilization: float | None
         mine = (table[:, 1] == pp) & (groups == ranks) & (table[:, 4] == 1)
         tp, _, dp, ep, _ = table[mine].T
         part = replace(plan, tp=tp, pp=pp, dp=dp, ep=ep)
-        share = memory.default_utilization(chip, part, engine, tokens) if utilization is None else utilization
+        share = utilization or memory.default_utilization(chip, part, engine, tokens)
         one = replace(asked, plan=part)
         least = [_stage_tokens(one, tokens, seqs, share, stage, pp) for stage in _different_stages(asked, pp)]
         found[mine] = np.minimum.reduce(least)
@@ -266,7 +225,13 @@ def cache_tokens(asked: Setup, tokens: int, seqs: int, utilization: float | None
     return spread if shape else float(spread)
 
 
-def _stage_tokens(asked: Setup, tokens: int, seqs: int, utilization: float, stage: int, pp: int) -> Number:
+def step_limits(asked: Question) -> tuple[int, int]:
+    """Tokens and requests of a step at most, the engine's own where the question says none."""
+    limits, serves = asked.limits, asked.engine.serves
+    return int(limits.max_num_batched_tokens or serves.max_batched_tokens), int(limits.max_num_seqs or serves.max_seqs)
+
+
+def _stage_tokens(asked: Question, tokens: int, seqs: int, utilization: float, stage: int, pp: int) -> Number:
     model, plan, engine = asked.model, asked.plan, asked.engine
     loaded = sum((w.nbytes for w in memory.weights(model, plan, engine, stage, pp)), start=0.0)
     peak = memory.activation_bytes(model, plan, engine, tokens, seqs, stage == pp - 1)
@@ -276,7 +241,7 @@ def _stage_tokens(asked: Setup, tokens: int, seqs: int, utilization: float, stag
     return blocks // pool.num_groups * engine.memory.block_size
 
 
-def _left(asked: Setup, loaded: Number, peak: Number, utilization: float) -> Number:
+def _left(asked: Question, loaded: Number, peak: Number, utilization: float) -> Number:
     """Bytes that weights and activations leave for the cache, by the engine's own rule."""
     engine, total = asked.engine, asked.cluster.chip.visible_bytes
     other = memory.other_bytes(asked.plan, engine)
@@ -285,26 +250,25 @@ def _left(asked: Setup, loaded: Number, peak: Number, utilization: float) -> Num
     return total * utilization - loaded - (0 if engine.memory.utilization_of == "static" else peak + other)
 
 
-def _stage(asked: Setup, serving: Serving, stage: int, pp: int) -> Fit:
-    model, plan, engine = asked.model, asked.plan, asked.engine
+def _stage(asked: Question, stage: int, pp: int) -> Fit:
+    model, plan, engine, room = asked.model, asked.plan, asked.engine, asked.limits
     total = asked.cluster.chip.visible_bytes
     lines = memory.weights(model, plan, engine, stage, pp)
     loaded = float(sum(w.nbytes for w in lines))
-    tokens, seqs = serving.max_batched_tokens, serving.max_seqs
+    tokens, seqs = room.max_num_batched_tokens, room.max_num_seqs
     peak = float(memory.activation_bytes(model, plan, engine, tokens, seqs, stage == pp - 1))
     other = float(memory.other_bytes(plan, engine))
-    budget = total if engine.memory.utilization_of == "free" else total * serving.utilization
-    left = float(_left(asked, loaded, peak, serving.utilization))
-    available = serving.kv_cache_bytes or left
-    pool = memory.kv_pool(model, plan, stage_layers(model, pp, engine.sends.odd_layers)[stage], serving.block_size)
+    budget = total if engine.memory.utilization_of == "free" else total * room.gpu_memory_utilization
+    left = float(_left(asked, loaded, peak, room.gpu_memory_utilization))
+    available = room.kv_cache_memory_bytes or left
+    pool = memory.kv_pool(model, plan, stage_layers(model, pp, engine.sends.odd_layers)[stage], room.block_size)
     blocks = max(0, int(available // float(pool.bytes_per_block)))
-    wanted = pool.blocks_per_request(serving.max_model_len, serving.block_size, serving.max_batched_tokens)
-    over = max(0.0, loaded + peak + other + serving.kv_cache_bytes - total) if serving.kv_cache_bytes else 0.0
+    wanted = pool.blocks_per_request(room.max_model_len, room.block_size, room.max_num_batched_tokens)
+    over = max(0.0, loaded + peak + other + room.kv_cache_memory_bytes - total) if room.kv_cache_memory_bytes else 0.0
     if over:
         blocks = 0  # a fixed KV budget does not create memory
     return Fit(
         setup=asked,
-        serving=serving,
         stage=stage,
         weights=tuple(lines),
         budget_bytes=budget,
@@ -314,7 +278,7 @@ def _stage(asked: Setup, serving: Serving, stage: int, pp: int) -> Fit:
         kv_bytes=available,
         kv_bytes_per_token=float(pool.bytes_per_token),
         kv_blocks=blocks,
-        kv_tokens=blocks // pool.num_groups * serving.block_size,
+        kv_tokens=blocks // pool.num_groups * room.block_size,
         max_concurrency=blocks / wanted,
         needed_kv_bytes=wanted * float(pool.bytes_per_block),
         over_bytes=over,
@@ -323,48 +287,50 @@ def _stage(asked: Setup, serving: Serving, stage: int, pp: int) -> Fit:
 
 def _advice(failed: Fit) -> list[str]:
     """The nearest changes that would make it fit, each tried; written as options to add to the command."""
-    asked, serving = failed.setup, failed.serving
+    asked, room = failed.setup, failed.setup.limits
     if failed.over_bytes:
-        room = serving.kv_cache_bytes - failed.over_bytes
-        return [f"--kv-cache-memory-bytes {room:.0f} (what the chip has left)"] if room > 0 else _more_gpus(failed)
+        left = room.kv_cache_memory_bytes - failed.over_bytes
+        return [f"--kv-cache-memory-bytes {left:.0f} (what the chip has left)"] if left > 0 else _more_gpus(failed)
     found = []
     longest = _longest(failed)
     if longest:
         found.append(f"--max-model-len {longest} (the longest request that fits as it is)")
     if not asked.plan.weights_dtype and not asked.model.quant:
         for dtype in ("fp8", "int4"):
-            if judge(replace(asked, plan=replace(asked.plan, weights_dtype=dtype)), serving).fits:
+            if judge(asked.but(weights_dtype=dtype)).fits:
                 found.append(f"--dtype {dtype} (smaller weights)")
                 break
-    if asked.plan.kv_dtype != "fp8" and judge(replace(asked, plan=replace(asked.plan, kv_dtype="fp8")), serving).fits:
+    if asked.plan.kv_dtype != "fp8" and judge(asked.but(kv_dtype="fp8")).fits:
         found.append("--kv-dtype fp8")
     return found + _more_gpus(failed)
 
 
 def _longest(failed: Fit) -> int:
     """The longest request whose blocks are there; 0 if not even a short one."""
-    low, high = 0, failed.serving.max_model_len
+    low, high = 0, failed.setup.limits.max_model_len
     while low < high:
         middle = (low + high + 1) // 2
-        if judge(failed.setup, replace(failed.serving, max_model_len=middle)).fits:
+        if judge(failed.setup.but(max_model_len=middle)).fits:
             low = middle
         else:
             high = middle - 1
-    return low // failed.serving.block_size * failed.serving.block_size
+    return low // failed.setup.limits.block_size * failed.setup.limits.block_size
 
 
 def _more_gpus(failed: Fit) -> list[str]:
     """The first larger plan that fits: on this cluster, on a full host of this chip, or on more such hosts."""
     asked, base, plan = failed.setup, failed.setup.cluster, failed.setup.plan
-    now, dp = int(plan.tp) * int(plan.pp), int(plan.dp)
-    wanted = {"engine": asked.engine, "dtype": plan.weights_dtype, "kv_dtype": plan.kv_dtype, "ep": AUTO_EP if plan.ep > 1 else 1}
+    now, dp, spread = int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
     full = max(base.gpus_per_host, base.chip.gpus_per_host)
-    screen = _screen(asked, failed.serving, bool(plan.ep > 1))
+    screen = _screen(asked, spread)
+    wanted = asked.but(
+        ep=AUTO_EP if spread else 1, replicas=1, sequence_parallel=asked.engine.trains.sequence_parallel, profile=None
+    )
     for place in [base] + [_hosts(base, n, full) for n in (1, 2, 4, 8, 16, 32, 64)]:
         if place.num_gpus <= now * dp:
             continue
-        for candidate in _candidates(asked.model, place, dp, wanted, may=lambda t, p: t * p > now and screen(t, p)):
-            if judge(candidate, failed.serving).fits:
+        for candidate in _candidates(wanted.but(cluster=place), may=lambda t, p: t * p > now and screen(t, p)):
+            if judge(candidate).fits:
                 size = int(candidate.plan.tp) * int(candidate.plan.pp)
                 where = "" if place.key == base.key else f" --cluster {place.key}"
                 pipeline = f" -pp {candidate.plan.pp}" if candidate.plan.pp != 1 or plan.pp != 1 else ""
@@ -385,8 +351,7 @@ def _hosts(base: Cluster, count: int, gpus: int) -> Cluster:
 class TrainFit:
     """Whether a training plan fits in a rank's memory."""
 
-    setup: Setup
-    step: TrainStep
+    setup: Question
     memory: TrainMemory
     budget_bytes: float
     advice: tuple[str, ...] = ()
@@ -401,50 +366,57 @@ class TrainFit:
 
 
 def train_fit(
-    model: str | Model,
-    cluster: str | Cluster,
-    *,
-    batch: int = 1,
-    micro_batch: int = 1,
-    context: int = 4096,
-    gpu_memory_utilization: float = 0.95,
-    **plan: Any,
+    model: str | Model, cluster: str | Cluster, *, gpu_memory_utilization: float = USABLE, **options: Unpack[StepOptions]
 ) -> TrainFit:
     """Training memory of one rank of the first stage against the share of the chip that a run can use."""
-    for value, name in ((batch, "batch"), (micro_batch, "micro_batch"), (context, "context")):
-        positive(value, name)
-    check_utilization(gpu_memory_utilization)
-    plan.setdefault("microbatches", microbatches(batch, micro_batch))
-    asked = setup(model, cluster, phase="train", **plan)
+    checking.share(gpu_memory_utilization)
+    asked = settled(unsettled(model, cluster, {**options, "phase": "train"}))
     _check_memory(asked)
-    check_lengths(context, asked)
-    step = TrainStep(micro_batch, context)
-    judged = _train_judge(asked, step, asked.cluster.chip.visible_bytes * gpu_memory_utilization)
+    judged = _train_judge(asked, asked.cluster.chip.visible_bytes * gpu_memory_utilization)
     return judged if judged.fits else replace(judged, advice=tuple(_train_advice(judged)))
 
 
-def _train_judge(asked: Setup, step: TrainStep, budget: float) -> TrainFit:
-    return TrainFit(asked, step, training_memory(asked.model, asked.plan, step, asked.engine), budget)
+def _train_judge(asked: Question, budget: float) -> TrainFit:
+    return TrainFit(asked, training_memory(asked.model, asked.plan, asked.step, asked.engine), budget)
 
 
 def _train_advice(failed: TrainFit) -> list[str]:
-    """The first changes that would make it fit: recomputation, sharding, wider tp, then a pipeline too."""
-    asked, plan = failed.setup, failed.setup.plan
-    sharded = 3 if asked.engine.trains.master_is_parameter or plan.pp == 1 else 1
-    tries: list[tuple[str, dict[str, Any]]] = [("--recompute full", {"recompute": "full"})]
-    if plan.dp > 1 and plan.zero < sharded:
-        tries += [(f"--zero {z}", {"zero": z}) for z in range(plan.zero + 1, sharded + 1)]
+    """The first change that would make it fit."""
+    for options, changes in _train_tries(failed.setup):
+        if _train_judge(failed.setup.but(**changes), failed.budget_bytes).fits:
+            return [options]
+    return []
+
+
+def _train_tries(asked: Question) -> Iterator[tuple[str, Changes]]:
+    """Recomputation, sharding, wider tp, then a pipeline too: options to add to the command, and what they change."""
+    plan, sharded = asked.plan, 3 if asked.engine.trains.master_is_parameter or asked.plan.pp == 1 else 1
+    yield "--recompute full", {"recompute": "full"}
+    if plan.dp > 1:
+        yield from ((f"--zero {z}", {"zero": z}) for z in range(plan.zero + 1, sharded + 1))
     degrees = legality.legal_values("tp", asked.model, asked.cluster, plan, asked.engine)
     wide = {"sequence_parallel": True, "recompute": "full"}
-    tries += [(f"-tp {t} --sequence-parallel --recompute full", {"tp": t, **wide}) for t in degrees if t > plan.tp]
+    yield from ((f"-tp {t} --sequence-parallel --recompute full", {"tp": t, **wide}) for t in degrees if t > plan.tp)
     widest = max((t for t in degrees if t <= asked.cluster.domain), default=1)
     room = asked.cluster.num_gpus // (widest * int(plan.dp))
     for stages in range(2, min(room, asked.model.num_layers) + 1):
         if plan.zero <= 1 and asked.model.num_layers % stages == 0:
-            words = f"-tp {widest} -pp {stages} --sequence-parallel --recompute full"
-            tries.append((words, {"tp": widest, "pp": stages, **wide}))
-    for words, change in tries:
-        other = replace(asked, plan=replace(plan, **change))
-        if _train_judge(other, failed.step, failed.budget_bytes).fits:
-            return [words]
-    return []
+            options = f"-tp {widest} -pp {stages} --sequence-parallel --recompute full"
+            yield options, {"tp": widest, "pp": stages, **wide}
+
+
+def held(priced: StepBill) -> Fit:
+    """What a rank of a served plan holds, judged for requests of its own length."""
+    q = priced.setup
+    # Activations are judged as the engine runs them: of one replica, whatever else the step was told.
+    plain = q.but(cp=1, sequence_parallel=q.engine.trains.sequence_parallel)
+    return judge_length(plain, max(1, min(q.model.max_len, int(q.context) + 1)))
+
+
+def fits(priced: StepBill) -> Any:
+    """Whether a rank's memory holds the step: all that training keeps, or KV for ``batch`` sequences of ``context`` tokens."""
+    q = priced.setup
+    if q.trains:
+        return priced.memory.total <= USABLE * q.cluster.chip.visible_bytes
+    judged = held(priced)
+    return judged.fits and judged.kv_tokens >= int(q.batch) * (int(q.context) + 1)

@@ -6,15 +6,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from commtax import catalog
-from commtax.api.billing import StepBill, bill, fits, with_link
-from commtax.api.comparing import MAX_CELLS
-from commtax.api.setup import AUTO_EP
-from commtax.api.train_billing import TrainBill, train_bill
+from commtax.api.asking import AUTO_EP, unsettled
+from commtax.api.billing import StepBill, price, with_link
+from commtax.api.checking import train_dtype
+from commtax.api.comparing import MAX_CELLS, share_of
+from commtax.api.fitting import fits
+from commtax.api.options import StepOptions
+from commtax.question import Question
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 
@@ -33,7 +36,7 @@ class PlanRow:
     link: str
     batch: int
     gpus: int
-    bill: StepBill | TrainBill | None
+    bill: StepBill | None
     refused: str = ""
     fits: bool = False
 
@@ -42,9 +45,7 @@ class PlanRow:
         """Tokens of the whole batch over the step; with fewer sequences than replicas some of them idle."""
         if self.bill is None:
             return 0.0
-        if isinstance(self.bill, TrainBill):
-            return float(self.bill.tokens_per_s)
-        return self.batch / float(self.bill.step_s)
+        return float(self.bill.tokens_per_s if self.bill.setup.trains else self.batch / self.bill.step_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,88 +113,77 @@ def compare_plans(
     links: Sequence[str] = (),
     batches: Sequence[int] = (1,),
     where: Where | None = None,
-    **question: Any,
+    **options: Unpack[StepOptions],
 ) -> PlanTable:
     """Price every plan on every link at every batch, and find the batch, length and bandwidth at which two of them swap.
 
     ``batches`` count sequences over all replicas, so that plans are asked for the same work. ``where`` gives the cluster
     that a plan meets (its GPUs chosen from a topology); ``links`` replace the link of all of them.
     """
-    known = catalog.model(model) if isinstance(model, str) else model
-    place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+    put = unsettled(model, cluster, options)
+    if put.trains:
+        train_dtype(options.get("dtype", ""))
     sizes = {name: parse_plan(name) for name in dict.fromkeys(plans)}
     if any(b < 1 for b in batches):
         raise Refusal("batches: whole numbers of at least 1 are needed", "batches")
     keys = [catalog.link(name).key for name in links] or [""]
     if len(sizes) * len(keys) * len(batches) > MAX_CELLS:
         raise Refusal(f"plans: more than the {MAX_CELLS:,} combinations that are shown", "plans")
-    asks = [Ask(known, name, axes, key, _place(place, where, axes, key), question) for key in keys for name, axes in sizes.items()]
-    rows = [ask.row(int(b)) for ask in asks for b in batches]
-    training = question.get("phase") == "train"
-    legal = [a for a in asks if any(r.bill is not None and (r.plan, r.link) == (a.name, a.shown) for r in rows)]
-    flips = [] if training else [f for key in keys for f in _flips([a for a in legal if a.link == key], int(batches[0]))]
-    kind, length = str(question.get("phase", "decode")), int(question.get("context", 1024))
-    return PlanTable(tuple(rows), tuple(flips), kind, length, tuple(keys) if links else ())
+    laid = [_laid(put, name, axes, key, where) for key in keys for name, axes in sizes.items()]
+    rows = [row for plan in laid for row in (plan.row(int(b)) for b in batches)]
+    legal = [p for p in laid if any(r.bill is not None and (r.plan, r.link) == (p.name, p.shown) for r in rows)]
+    flips = [] if put.trains else [f for key in keys for f in _flips([p for p in legal if p.link == key], int(batches[0]))]
+    length = int(put.context) if "context" in options else 1024
+    return PlanTable(tuple(rows), tuple(flips), put.phase, length, tuple(keys) if links else ())
 
 
-def _place(cluster: Cluster, where: Where | None, axes: Axes, link: str) -> Cluster:
-    found = where(axes) if where else cluster
-    return with_link(found, link) if link else found
+def _laid(put: Question, name: str, axes: Axes, link: str, where: Where | None) -> Laid:
+    place = where(axes) if where else put.cluster
+    return Laid(put.but(**axes, cluster=with_link(place, link) if link else place), name, link)
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Laid:
     """One plan on one link: what it costs at any batch."""
 
-    model: Model
+    question: Question
     name: str
-    axes: Axes
     link: str
-    place: Cluster
-    question: Mapping[str, Any]
 
     @property
     def shown(self) -> str:
         """The link a reader should see: the one asked for, else the host's own, and that of its bridged pairs."""
-        return self.link or ", ".join(x.key for x in (self.place.intra, self.place.bridge) if x)
-
-    @property
-    def gpus(self) -> int:
-        return self.axes["tp"] * self.axes["pp"] * self.axes["dp"] * self.axes["cp"] * self.axes["replicas"]
+        place = self.question.cluster
+        return self.link or ", ".join(x.key for x in (place.intra, place.bridge) if x)
 
     def bill(self, batch: Any, **changes: Any) -> StepBill:
         """The step of a replica that has its share of ``batch`` sequences."""
-        words = {**self.question, **self.axes, **changes}
-        share = -(-np.asarray(batch) // (self.axes["dp"] * self.axes["replicas"]))
-        return bill(self.model, self.place, **{**words, "batch": int(share) if np.ndim(batch) == 0 else share})
+        plan = self.question.plan
+        share = -(-np.asarray(batch) // (plan.dp * plan.replicas))
+        return price(self.question.but(batch=int(share) if np.ndim(batch) == 0 else share, **changes))
 
     def row(self, batch: int) -> PlanRow:
+        q, where = self.question, (self.name, self.shown, batch, int(self.question.plan.all_gpus))
         try:
-            if self.question.get("phase") == "train":
-                words = {k: v for k, v in self.question.items() if k not in ("phase", "batch")}
-                if batch % self.axes["dp"]:
-                    raise Refusal(f"global_batch={batch} does not divide by dp={self.axes['dp']}", "global_batch")
-                trained = train_bill(self.model, self.place, **{**words, **self.axes, "batch": batch // self.axes["dp"]})
-                return PlanRow(self.name, self.shown, batch, self.gpus, trained, fits=bool(trained.fits))
-            priced = self.bill(batch)
-            return PlanRow(self.name, self.shown, batch, self.gpus, priced, fits=fits(priced))
+            priced = price(q.but(batch=share_of(batch, int(q.plan.dp)))) if q.trains else self.bill(batch)
+            return PlanRow(*where, priced, fits=bool(fits(priced)))
         except ValueError as error:
-            return PlanRow(self.name, self.shown, batch, self.gpus, None, str(error))
+            return PlanRow(*where, None, str(error))
 
 
-def _flips(asks: list[Ask], batch: int) -> list[BreakEven]:
+def _flips(plans: list[Laid], batch: int) -> list[BreakEven]:
     """Where two plans swap: over batches one by one, over lengths and bandwidths between the points of a grid."""
-    longest = min((a.model.max_len for a in asks), default=1)
+    longest = min((p.question.model.max_len for p in plans), default=1)
     lengths = np.unique(np.geomspace(1, max(2, longest), 400).astype(int))
-    grids: dict[str, tuple[Any, Callable[[Ask, Any], StepBill]]] = {
+    grids: dict[str, tuple[Any, Callable[[Laid, Any], StepBill]]] = {
         "batch": (np.arange(1, MOST_BATCH + 1), lambda a, x: a.bill(x)),
         "context": (lengths, lambda a, x: a.bill(batch, context=x)),
         "bandwidth": (np.geomspace(2.0**-8, 2.0**8, 400), lambda a, x: a.bill(batch, bandwidth_scale=x)),
     }
     found = []
     for axis, (grid, priced) in grids.items():
-        steps = {a.name: priced(a, grid).step_s + 0.0 * grid for a in asks}  # a plan that sends nothing has one step for all
-        for a, b in combinations(asks, 2):
+        steps = {a.name: priced(a, grid).step_s + 0.0 * grid for a in plans}  # a plan that sends nothing has one step for all
+        for a, b in combinations(plans, 2):
             flip = _flip(grid, steps[a.name] - steps[b.name])
             if flip is not None:
                 earliest, at, ahead = flip
@@ -213,8 +203,8 @@ def _flip(grid: Any, difference: Any) -> tuple[float, float, bool] | None:
     return float(grid[int(np.argmax(sign != sign[0]))]), float(grid[stays]), bool(sign[0] < 0)
 
 
-def _rate(a: Ask, b: Ask) -> float:
+def _rate(a: Laid, b: Laid) -> float:
     """Bandwidth that stands for factor 1: of the link that the wider tensor-parallel group runs over."""
-    wide = a if a.axes["tp"] >= b.axes["tp"] else b
-    tp, place = wide.axes["tp"], wide.place.as_pairs if wide.axes["tp"] == 2 else wide.place
+    wide = max((a.question, b.question), key=lambda q: int(q.plan.tp))
+    tp, place = int(wide.plan.tp), wide.cluster.as_pairs if wide.plan.tp == 2 else wide.cluster
     return (place.intra if tp <= place.domain else place.inter).bandwidth_Bps

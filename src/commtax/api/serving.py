@@ -1,23 +1,23 @@
-"""Closed-loop serving, by name: ``commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32, ...)``."""
+"""Closed-loop serving: ``commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32, ...)``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from commtax.api.fitting import cache_tokens, check_utilization
-from commtax.api.sending import context_notes
-from commtax.api.setup import Setup, constants_of, fabric_of, numeric, positive, setup
+from commtax.api import checking
+from commtax.api.asking import constants_of, context_notes, fabric_of, settled, unsettled
+from commtax.api.checking import positive
+from commtax.api.fitting import cache_tokens, step_limits
+from commtax.api.options import RequestOptions
 from commtax.arrays import pick
 from commtax.cost.inference import inference_bill
 from commtax.cost.memory import kv_bytes_per_token_layer
 from commtax.cost.serving import (
-    SPREAD,
     Load,
-    Pressure,
     Served,
     Steps,
     closed_loop,
@@ -30,9 +30,9 @@ from commtax.cost.serving import (
 )
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Bill
-from commtax.question import WhatIf
+from commtax.question import SPREAD, Question, Requests, WhatIf
 from commtax.spec import Cluster, Model, Number, Plan, Workload
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal
 from commtax.units import format_mean
 
 MOVING = 0.8  # share of a link's bandwidth that moves caches
@@ -54,27 +54,22 @@ class Apart:
 class Simulation:
     """Means of a closed loop at one concurrency. TPOT = (E2E - TTFT) / (O - 1), TTFT from sending to the first token."""
 
-    setup: Setup
-    concurrency: Number  # of all replicas
-    input_len: Number
-    output_len: Number
-    num_prompts: Number
-    spread: Number
+    setup: Question
     running: Number  # requests a replica works on at once
     rows: Number  # of a decode step, padding included
-    chunks: Number
-    max_batched_tokens: int
-    max_seqs: int
+    steps: Steps
     kv_tokens: Number
-    decode_s: Number
-    prompt_s: Number
     served: Served
     apart: Apart | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     @property
     def legal(self) -> Any:
-        return self.setup.codes == 0
+        return self.setup.legal
+
+    @property
+    def requests(self) -> Requests:
+        return self.setup.requests
 
     @property
     def num_gpus(self) -> Number | None:
@@ -94,22 +89,27 @@ class Simulation:
 
     @property
     def e2e_s(self) -> Number:
-        return self.ttft_s + (self.output_len - 1) * self.tpot_s
+        return self.ttft_s + (self.requests.output_len - 1) * self.tpot_s
 
     @property
     def requests_per_s(self) -> Number:
         """Little's law: every client has one request under way."""
-        return self.concurrency / self.e2e_s
+        return self.requests.concurrency / self.e2e_s
 
     @property
     def tokens_per_s(self) -> Number:
         """Output tokens of all replicas."""
-        return self.requests_per_s * self.output_len
+        return self.requests_per_s * self.requests.output_len
 
     @property
     def offered(self) -> Number:
         """Disaggregated: prompts' seconds that come in a second, were there no waiting for a worker and no moving of caches."""
-        return self.concurrency / (self.e2e_s - self.served.ahead_s - self.served.moved_s) * self.prompt_s * self.chunks
+        return (
+            self.requests.concurrency
+            / (self.e2e_s - self.served.ahead_s - self.served.moved_s)
+            * self.steps.prompt_s
+            * self.steps.chunks
+        )
 
     @property
     def mixed_share(self) -> Number:
@@ -149,9 +149,11 @@ class Simulation:
 
     def _steps(self) -> tuple[Bill, Bill]:
         """A decode step of all running requests, and the step of a prompt, line by line."""
-        asked, load = self.setup, Load(self.concurrency, self.input_len * 1.0, self.output_len * 1.0)
+        asked, load = self.setup, Load(self.requests.concurrency, self.requests.input_len * 1.0, self.requests.output_len * 1.0)
         ahead = replace(asked, plan=self.apart.plan) if self.apart else asked
-        tokens = np.minimum(self.input_len, self.max_batched_tokens) if asked.engine.serves.chunked else self.input_len
+        tokens = (
+            np.minimum(self.requests.input_len, step_limits(asked)[0]) if asked.engine.serves.chunked else self.requests.input_len
+        )
         return step_bill(asked, decoding(np.ceil(self.running / asked.plan.pp), load)), step_bill(ahead, _prompt(0.0, load, tokens))
 
     def range_of(self, name: str) -> tuple[Number, Number]:
@@ -160,105 +162,67 @@ class Simulation:
         return getattr(self, name) / factor, getattr(self, name) * factor
 
 
-def simulate(
-    model: str | Model,
-    cluster: str | Cluster,
-    *,
-    concurrency: Number = 1,
-    input_len: Number = 1024,
-    output_len: Number = 128,
-    num_prompts: Number | None = None,
-    spread: Number = SPREAD,
-    max_num_batched_tokens: int | None = None,
-    max_num_seqs: int | None = None,
-    gpu_memory_utilization: float | None = None,
-    disaggregated: bool = False,
-    prefill_workers: int | None = None,
-    prefill_tp: int | None = None,
-    decode_workers: int | None = None,
-    kv_tokens: Number | None = None,
-    **plan: Any,
-) -> Simulation:
+def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[RequestOptions]) -> Simulation:
     """Mean TPOT and TTFT of ``concurrency`` clients that each send a request as soon as the last one is answered.
 
     Sizes, concurrency and lengths may be arrays. ``num_prompts`` adds the burst at the start of a finite benchmark;
     lengths vary by ``spread`` of their mean to either side. With ``disaggregated``, prompts run on workers of their own.
     ``kv_tokens`` is the size of a replica's cache where it is known; else memory is judged.
     """
-    given = {"concurrency": concurrency, "input_len": input_len, "output_len": output_len}
-    concurrency, input_len, output_len = (positive(value, name) for name, value in given.items())
-    asked = setup(model, cluster, **plan)
-    budget, most = _limits(asked, max_num_batched_tokens, max_num_seqs, gpu_memory_utilization)
-    load = _load(asked, concurrency, input_len, output_len, num_prompts, spread)
-    room = partial(cache_tokens, tokens=budget, seqs=most, utilization=gpu_memory_utilization)
-    kv = room(asked) if kv_tokens is None else kv_tokens
-    seqs = running(load, asked.engine, kv, most)
-    apart = _split(asked, disaggregated, np.ceil(load.concurrency / seqs), prefill_workers, prefill_tp, decode_workers)
+    return serve(unsettled(model, cluster, options))
+
+
+def serve(put: Question) -> Simulation:
+    """The closed loop of a question."""
+    for name in ("concurrency", "input_len", "output_len"):
+        positive(getattr(put.requests, name), name)
+    asked = settled(put)
+    load, known = _load(asked), asked.requests.kv_tokens
+    kv = cache_tokens(asked) if known is None else known
+    seqs = running(load, asked.engine, kv, step_limits(asked)[1])
+    apart = _split(asked, np.ceil(load.concurrency / seqs))
     if apart:
-        if kv_tokens is None:
-            apart = replace(apart, kv_tokens=room(replace(asked, plan=apart.plan)))
+        if known is None:
+            apart = replace(apart, kv_tokens=cache_tokens(replace(asked, plan=apart.plan)))
         busy = np.minimum(apart.copies, load.concurrency)  # a copy without a client does nothing
         load = replace(load, concurrency=load.concurrency / busy, num_prompts=load.num_prompts / busy)
-        seqs = running(load, asked.engine, kv, most)
-        steps, served = _apart(asked, load, seqs, budget, apart, concurrency)
+        seqs = running(load, asked.engine, kv, step_limits(asked)[1])
+        steps, served = _apart(asked, load, seqs, apart)
     else:
-        steps, served = _together(asked, load, seqs, budget, pressure(load, asked.engine, kv, seqs, most))
-    found = Simulation(
-        setup=asked,
-        concurrency=concurrency,
-        input_len=input_len,
-        output_len=output_len,
-        num_prompts=np.inf if num_prompts is None else num_prompts,
-        spread=spread,
-        running=seqs,
-        rows=_rows(asked, seqs, load),
-        chunks=steps.chunks,
-        max_batched_tokens=budget,
-        max_seqs=most,
-        kv_tokens=kv,
-        decode_s=steps.decode_s,
-        prompt_s=steps.prompt_s,
-        served=served,
-        apart=apart,
-    )
-    return replace(found, notes=_notes(found))
+        steps, served = _together(asked, load, seqs, kv)
+    found = Simulation(asked, seqs, _rows(asked, seqs, load), steps, kv, served, apart)
+    return replace(found, notes=tuple(_notes(found)))
 
 
-def _rows(asked: Setup, seqs: Number, load: Load) -> Number:
+def _rows(asked: Question, seqs: Number, load: Load) -> Number:
     """Rows of a decode step, as the engine pads them."""
     work = decoding(np.ceil(seqs / asked.plan.pp), load)
     return padded_rows(work.rows, work, asked.engine, asked.plan.tp)
 
 
-def _split(
-    asked: Setup,
-    disaggregated: bool,
-    enough: Number,
-    prefill_workers: int | None,
-    prefill_tp: int | None,
-    decode_workers: int | None,
-) -> Apart | None:
+def _split(asked: Question, enough: Number) -> Apart | None:
     """A prompt worker is the plan with its own tp and one replica, experts spread where they were; ``enough`` workers decode."""
-    if not disaggregated:
-        given = {"prefill_workers": prefill_workers, "prefill_tp": prefill_tp, "decode_workers": decode_workers}
-        for name, value in given.items():
-            if value is not None:
-                raise Refusal(f"{name}={value}: belongs to disaggregated serving", name)
+    wanted, plan = asked.requests, asked.plan
+    if not wanted.disaggregated:
+        for name in ("prefill_workers", "prefill_tp", "decode_workers"):
+            if getattr(wanted, name) is not None:
+                raise Refusal(f"{name}={getattr(wanted, name)}: belongs to disaggregated serving", name)
         return None
-    if np.any(np.asarray(asked.plan.replicas) > 1):
-        raise Refusal(f"replicas={asked.plan.replicas}: disaggregated serving counts its servers as decode_workers", "replicas")
-    plan, tp = asked.plan, asked.plan.tp if prefill_tp is None else prefill_tp
+    if np.any(np.asarray(plan.replicas) > 1):
+        raise Refusal(f"replicas={plan.replicas}: disaggregated serving counts its servers as decode_workers", "replicas")
+    tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
     ep = pick(np.asarray(plan.ep) > 1, tp, 1)
-    if prefill_tp is not None:  # must be legal
-        setup(asked.model, asked.cluster, engine=asked.engine, tp=tp, pp=plan.pp, ep=ep)
-    count = None if prefill_workers is None else int(positive(prefill_workers, "prefill_workers"))
-    copies = enough if decode_workers is None else int(positive(decode_workers, "decode_workers"))
+    if wanted.prefill_tp is not None:  # must be legal
+        settled(asked.but(tp=tp, dp=1, ep=ep, cp=1, weights_dtype="", kv_dtype="", profile=None))
+    count = None if wanted.prefill_workers is None else int(positive(wanted.prefill_workers, "prefill_workers"))
+    copies = enough if wanted.decode_workers is None else int(positive(wanted.decode_workers, "decode_workers"))
     return Apart(replace(plan, tp=tp, dp=1, ep=ep), count, copies)
 
 
-def _together(asked: Setup, load: Load, seqs: Number, budget: int, full: Pressure) -> tuple[Steps, Served]:
+def _together(asked: Question, load: Load, seqs: Number, kv: Number) -> tuple[Steps, Served]:
     """One pool of workers computes prompts and decodes, in shared steps or in turn."""
-    engine, pp = asked.engine, asked.plan.pp
+    engine, pp, (budget, most) = asked.engine, asked.plan.pp, step_limits(asked)
+    full = pressure(load, engine, kv, seqs, most)
     decodes = decoding_seqs(load, seqs, budget, pp, engine)
     beside = pick(engine.serves.prefill_first, 0.0, np.floor((decodes - 1) / pp / EXACT) * EXACT)
     room = np.maximum(1.0, budget - beside)  # for prompt tokens, with a token for each decode beside them
@@ -269,20 +233,20 @@ def _together(asked: Setup, load: Load, seqs: Number, budget: int, full: Pressur
     return steps, closed_loop(load, steps, seqs, prompts_ahead(load, seqs, room, engine, pp), engine, full)
 
 
-def _apart(asked: Setup, load: Load, seqs: Number, budget: int, apart: Apart, clients: Number) -> tuple[Steps, Served]:
+def _apart(asked: Question, load: Load, seqs: Number, apart: Apart) -> tuple[Steps, Served]:
     """Prompts on workers of their own: decoding is never stretched, and prompts queue only for each other."""
     engine, plan = asked.engine, asked.plan
-    tokens = np.minimum(load.input_len, budget) if engine.serves.chunked else load.input_len
+    tokens = np.minimum(load.input_len, step_limits(asked)[0]) if engine.serves.chunked else load.input_len
     chunks = load.input_len / tokens
     decode = step_s(asked, decoding(np.ceil(seqs / plan.pp), load))
     steps = Steps(decode, step_s(replace(asked, plan=apart.plan), _prompt(0.0, load, tokens)), chunks, 1, plan.pp)
     quiet = closed_loop(load, Steps(decode, 0.0), seqs, seqs * 0, engine)
     gpus = asked.cluster.num_gpus if apart.workers is None else plan.num_gpus * apart.copies + apart.plan.num_gpus * apart.workers
     moved = moved_s(asked, plan.tp, apart.plan.tp, load.input_len, gpus)
-    return steps, prompts_apart(load, quiet, steps.prompt_s * chunks, moved, clients, apart.workers or np.inf)
+    return steps, prompts_apart(load, quiet, steps.prompt_s * chunks, moved, asked.requests.concurrency, apart.workers or np.inf)
 
 
-def moved_s(asked: Setup, tp: Number, ahead: Number, tokens: Number, gpus: Number) -> Number:
+def moved_s(asked: Question, tp: Number, ahead: Number, tokens: Number, gpus: Number) -> Number:
     """Seconds to move a prompt's cache from ``ahead`` ranks to ``tp``: each pair of ranks over its own share of the link.
 
     ``gpus`` of all workers of both kinds decide whether caches leave a fast domain, not those that idle beside them.
@@ -300,13 +264,13 @@ def moved_s(asked: Setup, tp: Number, ahead: Number, tokens: Number, gpus: Numbe
     return latency + each * tp * tokens / (np.minimum(tp, ahead) * speed * MOVING)
 
 
-def step_bill(asked: Setup, work: Workload) -> Bill:
+def step_bill(asked: Question, work: Workload) -> Bill:
     """One step of one replica, line by line."""
     fabric, constants = fabric_of(asked), constants_of(asked)
     return inference_bill(asked.model, asked.plan, work, asked.cluster, asked.engine, fabric, constants, WhatIf(), 1)
 
 
-def step_s(asked: Setup, work: Workload) -> Number:
+def step_s(asked: Question, work: Workload) -> Number:
     """Seconds of one step of one replica."""
     return step_bill(asked, work).step_s
 
@@ -327,51 +291,43 @@ def context(load: Load) -> Number:
     return load.input_len + np.maximum(0.0, load.output_len / 2 - 1)
 
 
-def _limits(asked: Setup, tokens: int | None, seqs: int | None, utilization: float | None) -> tuple[int, int]:
-    check_utilization(utilization)
-    budget = asked.engine.serves.max_batched_tokens if tokens is None else int(positive(tokens, "max_num_batched_tokens"))
-    return budget, asked.engine.serves.max_seqs if seqs is None else int(positive(seqs, "max_num_seqs"))
-
-
-def _load(asked: Setup, concurrency: Number, input_len: Number, output_len: Number, prompts: Number | None, spread: Number) -> Load:
-    if num := prompts is not None:
+def _load(asked: Question) -> Load:
+    """What one replica is asked."""
+    wanted, prompts = asked.requests, asked.requests.num_prompts
+    if not np.all(np.isinf(prompts)):
         prompts = positive(prompts, "num_prompts")
-        if np.any(np.asarray(prompts) < concurrency):
-            raise Refusal(f"num_prompts={prompts}: at least as many as clients, {concurrency}, are needed", "num_prompts")
+        if np.any(np.asarray(prompts) < wanted.concurrency):
+            rule = f"at least as many as clients, {wanted.concurrency}, are needed"
+            raise Refusal(f"num_prompts={prompts}: {rule}", "num_prompts")
     dp = asked.plan.dp * asked.plan.replicas
-    each = np.maximum(1.0, concurrency / dp)
-    return Load(each, input_len * 1.0, output_len * 1.0, prompts / dp if num else np.inf, check_spread(spread))
+    each, lengths = np.maximum(1.0, wanted.concurrency / dp), (wanted.input_len * 1.0, wanted.output_len * 1.0)
+    return Load(each, *lengths, prompts / dp, checking.spread(wanted.spread))
 
 
-def check_spread(spread: Number) -> Number:
-    spread = numeric(spread, "spread")
-    if np.any(np.asarray(spread) < 0) or np.any(np.asarray(spread) > 1):
-        raise Refusal(f"spread={spread}: a share of the mean length from 0 to 1 is needed", "spread")
-    return spread
-
-
-def lengths_note(spread: float) -> str:
+def lengths_note(spread: float) -> Note:
     """What the requests' lengths are, and what would change with others."""
     if spread:
-        return f"lengths vary by {spread:.0%} to either side; --spread 0: equal lengths, whose clients move in lockstep"
-    return f"equal lengths: clients move in lockstep; --spread {SPREAD:g}: lengths that vary by {SPREAD:.0%} to either side"
+        text = f"lengths vary by {spread:.0%} to either side; --spread 0: equal lengths, whose clients move in lockstep"
+    else:
+        text = f"equal lengths: clients move in lockstep; --spread {SPREAD:g}: lengths that vary by {SPREAD:.0%} to either side"
+    return Note("spread", text)
 
 
-def _notes(s: Simulation) -> tuple[str, ...]:
+def _notes(s: Simulation) -> Iterator[Note]:
     """What a reader of one scalar answer should know."""
-    told = s.setup.notes
-    if s.apart:  # GPUs are counted over both kinds of workers
-        told = tuple(note for note in told if " GPUs idle (" not in note)
-    if np.ndim(s.spread) == 0:
-        told += (lengths_note(float(s.spread)),)
+    wanted, plan = s.requests, s.setup.plan
+    # Idle GPUs are counted over both kinds of workers, where there are two.
+    yield from (note for note in s.setup.notes if not s.apart or note.code != "idle")
+    if np.ndim(wanted.spread) == 0:
+        yield lengths_note(float(wanted.spread))
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):
-        return told
-    told += tuple(context_notes(s.input_len + s.output_len, s.setup))
-    each = s.concurrency / s.setup.plan.dp / s.setup.plan.replicas / (s.apart.copies if s.apart else 1)
-    if s.kv_tokens < s.input_len + s.output_len:
-        return (*told, "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
-    if s.running < each:
-        limit = f"the engine's limit (max_num_seqs {s.max_seqs:,})" if s.running == s.max_seqs else "the KV cache"
-        held = f"; it holds {s.kv_tokens:,.0f} tokens" if s.running < s.max_seqs else ""
-        return (*told, f"{s.running:,.0f} of {format_mean(each)} requests of a replica run at once, for {limit}{held}")
-    return told
+        return
+    yield from context_notes(s.setup, wanted.tokens)
+    each = wanted.concurrency / plan.dp / plan.replicas / (s.apart.copies if s.apart else 1)
+    most = step_limits(s.setup)[1]
+    if s.kv_tokens < wanted.tokens:
+        yield Note("too-small", "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
+    elif s.running < each:
+        limit = f"the engine's limit (max_num_seqs {most:,})" if s.running == most else "the KV cache"
+        room = f"; it holds {s.kv_tokens:,.0f} tokens" if s.running < most else ""
+        yield Note("waiting", f"{s.running:,.0f} of {format_mean(each)} requests of a replica run at once, for {limit}{room}")

@@ -19,7 +19,7 @@ from commtax.catalog.fabric import FORMS, OPS, fabric, kernel_constants, library
 from commtax.catalog.loader import suggest
 from commtax.files import local, read_json
 from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Link, Path, Profile, Spread
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal
 
 VERSION = 1
 NETWORK = tuple(physics.NETWORK)
@@ -279,7 +279,7 @@ def _owned(path: Path, found: Profile) -> Path:
     return replace(path, source=found.label, spread=path.spread or _SPREAD)
 
 
-def remarks(found: Profile, cluster: Cluster, engine: Engine) -> list[str]:
+def remarks(found: Profile, cluster: Cluster, engine: Engine) -> list[Note]:
     """What a profile does not tell of this cluster and engine, in words."""
     said = [f"profile {found.name}: {', '.join(_parts(found))}"]
     if found.libraries and not same_link(found, "intra", cluster):
@@ -288,7 +288,7 @@ def remarks(found: Profile, cluster: Cluster, engine: Engine) -> list[str]:
         said.append(f"its network was measured on {found.links['inter']}: {cluster.inter.key} keeps the catalogue's")
     if found.host and not tells_of(found, engine):
         said.append(f"its host times are {found.engine}'s: {engine.key} keeps the catalogue's")
-    return said
+    return [Note("profile", text) for text in said]
 
 
 def _parts(found: Profile) -> list[str]:

@@ -1,14 +1,14 @@
 """The best plan for a cluster: every legal one priced, memory and limits checked, and why the others lost."""
 
-from commtax.planner.columns import Columns, Goal, Rejected
-from commtax.planner.serving import WORKLOADS, ServingPlans, plan
-from commtax.planner.standing import Standing, apart_standing, standing, training_standing
-from commtax.planner.training import TrainPlans, plan_training
+from commtax.planner.answers import ServingPlans, Standing, TrainPlans
+from commtax.planner.best import plan, plan_training
+from commtax.planner.columns import Columns, Rejected
+from commtax.planner.serving import WORKLOADS
+from commtax.planner.standing import apart_standing, standing, training_standing
 
 __all__ = [
     "WORKLOADS",
     "Columns",
-    "Goal",
     "Rejected",
     "ServingPlans",
     "Standing",

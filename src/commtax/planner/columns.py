@@ -1,50 +1,13 @@
-"""What a plan is asked for, and plans as columns."""
+"""Plans as columns: one row a plan, or a plan and a load."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 
-from commtax.cost.serving import SPREAD
 from commtax.planner.space import Array
-from commtax.spec import Profile
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """What is asked for. Limits are of means over requests of a closed loop: TTFT from sending to the first token."""
-
-    input_len: int = 512
-    output_len: int = 128
-    ttft_s: float = math.inf
-    tpot_s: float = math.inf
-    objective: str = "throughput"
-    spread: float = SPREAD  # of the lengths, as a share of their mean to either side
-    disaggregated: bool = True  # whether workers of their own for prompts are tried
-
-    @property
-    def limited(self) -> bool:
-        """Whether the time of a token is. Else clients come up to each plan's knee, and not until its cache is full."""
-        return self.tpot_s < math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """How every plan is run: what a launch command says beside its sizes. None or "" leaves it to the engine."""
-
-    kv_dtype: str = ""
-    max_num_batched_tokens: int | None = None
-    max_num_seqs: int | None = None
-    gpu_memory_utilization: float | None = None
-    profile: Profile | None = None
-
-    @property
-    def words(self) -> dict[str, Any]:
-        """As ``fit`` and ``plan`` take them."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+from commtax.question import Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +54,24 @@ class Columns:
         return np.asarray(1 / self.tpot_s)
 
 
-def request_s(goal: Goal, c: Columns) -> Array:
+def request_s(q: Question, c: Columns) -> Array:
     """Seconds of a whole request."""
-    return np.asarray(c.ttft_s + (goal.output_len - 1) * c.tpot_s)
+    return np.asarray(c.ttft_s + (q.requests.output_len - 1) * c.tpot_s)
 
 
-def worth(goal: Goal, c: Columns) -> Array:
+def worth(q: Question, c: Columns) -> Array:
     """What the objective counts, larger is better: tokens/s, requests a second of one client, tokens/s a GPU, or 1 / GPUs."""
-    if goal.objective == "latency":
-        return np.asarray(1 / request_s(goal, c))
-    if goal.objective == "cost":
+    if q.goal.objective == "latency":
+        return np.asarray(1 / request_s(q, c))
+    if q.goal.objective == "cost":
         return c.tokens_per_s_per_gpu
-    return np.asarray(1 / c.gpus) if goal.objective == "gpus" else c.tokens_per_s
+    return np.asarray(1 / c.gpus) if q.goal.objective == "gpus" else c.tokens_per_s
 
 
-def order(goal: Goal, c: Columns) -> list[Array]:
+def order(q: Question, c: Columns) -> list[Array]:
     """What ranks, larger is better, the most telling first: worth to 11 digits, then fewer GPUs, then shorter waits."""
-    second = c.tokens_per_s_per_gpu if goal.objective == "gpus" else -c.gpus
-    return [np.round(np.log(worth(goal, c)), 11), second, -c.ttft_s, -c.tpot_s]
+    second = c.tokens_per_s_per_gpu if q.goal.objective == "gpus" else -c.gpus
+    return [np.round(np.log(worth(q, c)), 11), second, -c.ttft_s, -c.tpot_s]
 
 
 def family(c: Columns) -> Array:
@@ -136,3 +99,8 @@ def label(tp: int, pp: int, dp: int, ep: int) -> str:
     """A family's name: ``TP 8 x PP 2``."""
     parts = [f"TP {tp}"] + [f"{name} {n}" for name, n in (("PP", pp), ("DP", dp), ("EP", ep)) if n > 1]
     return " x ".join(parts)
+
+
+def cached(q: Question) -> float:
+    """Cached tokens of a request on average: all it may need where the engine reserves them, else half of its output."""
+    return float(q.requests.input_len + q.requests.output_len * (1.0 if q.engine.serves.kv_reserved else 0.5))

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.api.serving import decoding, moved_s, step_s
-from commtax.api.setup import Setup
 from commtax.cost.serving import Load, Served, Steps, closed_loop, prompts_apart
-from commtax.planner.columns import Columns, Goal, empty, joined
+from commtax.planner.columns import Columns, cached, empty, joined
 from commtax.planner.space import Array, Space, beside
+from commtax.question import Goal, Question
 from commtax.spec import Cluster
 
 COPIES = np.r_[1:65, (64 * 2 ** (np.arange(1, 129) / 8)).astype(int)]
@@ -20,38 +20,38 @@ SAME = 1e-3  # prompt workers that shorten requests by less than this are left o
 SMALL = 32  # GPUs of a split that is tried for the price of its tokens: larger ones have the same shares of both kinds
 
 
-def columns(base: Setup, roomy: Space, prompt_s: Array, kv: Array, room: Array, goal: Goal, index: int) -> Columns:
+def columns(base: Question, roomy: Space, prompt_s: Array, kv: Array, room: Array, index: int) -> Columns:
     """Prompt workers and decode copies of one tp degree each, inside a fast domain, with no more workers than help.
 
     Priced as ``commtax simulate --disaggregated`` prices one of them; steps are priced once for each degree. A single
     output token leaves nothing to decode.
     """
-    if goal.output_len == 1 or not goal.disaggregated:
+    wanted = base.requests
+    if wanted.output_len == 1 or not wanted.disaggregated:
         return empty()
     plain = np.flatnonzero((roomy.pp == 1) & (roomy.dp == 1) & (roomy.ep == 1) & (roomy.tp <= base.cluster.domain))
     found: list[Columns] = []
     for i in plain:
         seqs = np.arange(1, room[i] + 1)
-        load = Load(seqs, goal.input_len, goal.output_len, spread=goal.spread)
-        one = replace(base, plan=replace(base.plan, tp=int(roomy.tp[i])))
+        load = Load(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread)
+        one = base.but(tp=int(roomy.tp[i]))
         steps = Steps(step_s(one, decoding(seqs, load)), 0.0)
         quiet = closed_loop(load, steps, seqs, 0.0 * seqs, base.engine)
         for j in plain:
             sizes = int(roomy.tp[i]), int(roomy.tp[j])
-            for copies, workers in _splits(base.cluster, *sizes, float(prompt_s[j]), load, quiet, goal):
-                found.append(_rows(base, *sizes, copies, workers, float(prompt_s[j]), load, quiet, float(kv[i]), goal, index))
+            for copies, workers in _splits(base, *sizes, float(prompt_s[j]), load, quiet):
+                found.append(_rows(base, *sizes, copies, workers, float(prompt_s[j]), load, quiet, float(kv[i]), index))
     return joined(found) if found else empty()
 
 
-def _splits(
-    cluster: Cluster, tp: int, ahead: int, prompt_s: float, load: Load, quiet: Served, goal: Goal
-) -> list[tuple[Array, Array]]:
+def _splits(base: Question, tp: int, ahead: int, prompt_s: float, load: Load, quiet: Served) -> list[tuple[Array, Array]]:
     """(decode copies, prompt workers) of each load, as columns of one row a split.
 
     For tokens a GPU or for fewest GPUs every small split counts. Else more prompt workers are never worse, as long as they
     stay in the copies' own domain or have left it anyway: all that fit, and help.
     """
-    if goal.objective in ("cost", "gpus"):
+    cluster: Cluster = base.cluster
+    if base.goal.objective in ("cost", "gpus"):
         most = min(cluster.num_gpus, max(SMALL, 4 * max(tp, ahead)))
         pairs = np.mgrid[1 : most // tp + 1, 1 : most // ahead + 1].reshape(2, -1)
         copies, workers = pairs[:, pairs[0] * tp + pairs[1] * ahead <= most]
@@ -63,43 +63,43 @@ def _splits(
         fit = beside(COPIES, tp, ahead, place)
         copies = COPIES[fit > 0, None]
         if len(copies):
-            found.append((copies, np.minimum(fit[fit > 0, None], _enough(copies, prompt_s, load, quiet, goal))))
+            found.append((copies, np.minimum(fit[fit > 0, None], _enough(copies, prompt_s, load, quiet))))
     return found
 
 
-def _enough(copies: Array, prompt_s: float, load: Load, quiet: Served, goal: Goal) -> Array:
+def _enough(copies: Array, prompt_s: float, load: Load, quiet: Served) -> Array:
     """The fewest prompt workers from which on further ones shorten no request by more than ``SAME`` of it.
 
     ``prompts_apart``'s queue solved for the workers at which a prompt waits that share of all else.
     """
-    rest = _alone_s(prompt_s, quiet, goal)
+    rest = _alone_s(prompt_s, load, quiet)
     others = 2 * SAME * (1 + SAME) * rest**2 / (prompt_s + 2 * SAME * rest)  # seconds of others' prompts on a worker
     return np.asarray(np.maximum(1, np.ceil((copies * load.concurrency - 1) * prompt_s / others))).astype(int)
 
 
-def _last(prompt_s: float, load: Load, quiet: Served, goal: Goal) -> int:
+def _last(prompt_s: float, load: Load, quiet: Served, limited: bool) -> int:
     """The load of a decode copy up to which clients come: its knee with prompts that never wait, unless tokens have a limit."""
     seqs = np.asarray(load.concurrency)
-    return int(seqs[-1] if goal.limited else seqs[np.argmax(seqs / _alone_s(prompt_s, quiet, goal) ** 2)])
+    return int(seqs[-1] if limited else seqs[np.argmax(seqs / _alone_s(prompt_s, load, quiet) ** 2)])
 
 
-def _alone_s(prompt_s: float, quiet: Served, goal: Goal) -> Array:
+def _alone_s(prompt_s: float, load: Load, quiet: Served) -> Array:
     """Seconds of a request whose prompt never waits and whose cache is there at once."""
-    return np.asarray(quiet.ttft_s + (goal.output_len - 1) * quiet.tpot_s + prompt_s)
+    return np.asarray(quiet.ttft_s + (load.output_len - 1) * quiet.tpot_s + prompt_s)
 
 
 def _rows(
-    base: Setup, tp: int, ahead: int, copies: Array, workers: Array, prompt_s: float, load: Load, quiet: Served, kv: float,
-    goal: Goal, index: int,
+    base: Question, tp: int, ahead: int, copies: Array, workers: Array, prompt_s: float, load: Load, quiet: Served, kv: float,
+    index: int,
 ) -> Columns:  # fmt: skip
     """The loads of each split that may be listed, or drawn on the front."""
-    seqs, gpus = np.asarray(load.concurrency), copies * tp + workers * ahead
-    moved = moved_s(base, tp, ahead, goal.input_len, gpus)
+    goal, seqs, gpus = base.goal, np.asarray(load.concurrency), copies * tp + workers * ahead
+    moved = moved_s(base, tp, ahead, load.input_len, gpus)
     served = prompts_apart(load, quiet, prompt_s, moved, seqs * copies, workers)
-    request_s = served.ttft_s + (goal.output_len - 1) * served.tpot_s
+    request_s = served.ttft_s + (load.output_len - 1) * served.tpot_s
     requests_per_s = seqs * copies / request_s
-    offered = seqs * copies / _alone_s(prompt_s, quiet, goal) * prompt_s
-    open_ = (offered <= BUSY * workers) & (seqs <= _last(prompt_s, load, quiet, goal))
+    offered = seqs * copies / _alone_s(prompt_s, load, quiet) * prompt_s
+    open_ = (offered <= BUSY * workers) & (seqs <= _last(prompt_s, load, quiet, goal.limited))
     kept = np.nonzero(_kept(goal, served, request_s, requests_per_s, gpus, open_))
     n = np.ones(len(kept[0]), dtype=int)
 
@@ -119,8 +119,8 @@ def _rows(
         running=flat(seqs),
         ttft_s=flat(np.asarray(served.ttft_s)),
         tpot_s=flat(np.asarray(served.tpot_s)),
-        tokens_per_s=flat(requests_per_s * goal.output_len),
-        kv_headroom=flat(1 - seqs * (goal.input_len + goal.output_len * (1.0 if base.engine.serves.kv_reserved else 0.5)) / kv),
+        tokens_per_s=flat(requests_per_s * load.output_len),
+        kv_headroom=flat(1 - seqs * cached(base) / kv),
         prefill_tp=ahead * n,
         prefill_replicas=flat(workers),
     )

@@ -2,63 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from commtax.api.billing import StepBill, bill
-from commtax.api.fitting import fit
-from commtax.api.setup import Setup
+from commtax.api.fitting import holds
 from commtax.cost.legality import RULES, Case
-from commtax.cost.serving import Load, decoding_seqs
-from commtax.planner.columns import Columns, Goal, Rejected, family, label, worth
+from commtax.planner.answers import ServingPlans
+from commtax.planner.columns import Columns, Rejected, family, label, worth
+from commtax.planner.rows import sizes_of, step_of
 from commtax.planner.space import Array, Space
+from commtax.question import Question
 from commtax.units import format_seconds, plural
 
-if TYPE_CHECKING:
-    from commtax.planner.serving import ServingPlans
 
-AXES = ("tp", "pp", "dp", "ep")
-
-
-def sizes_of(rows: Columns | Space, i: int) -> dict[str, Any]:
-    return {axis: int(getattr(rows, axis)[i]) for axis in AXES}
-
-
-def in_type(answer: ServingPlans, index: int) -> str:
+def in_type(q: Question, index: int) -> str:
     """ " in fp8", where several types are compared."""
-    return f" in {answer.dtypes[index] or 'its own type'}" if len(answer.dtypes) > 1 else ""
+    return f" in {q.goal.dtypes[index] or 'its own type'}" if len(q.goal.dtypes) > 1 else ""
 
 
-def step_of(answer: ServingPlans, rows: Columns, i: int) -> StepBill:
-    """The decode step that row ``i`` runs in the middle of its requests' lives."""
-    return bill(
-        answer.model,
-        answer.cluster,
-        engine=answer.engine,
-        dtype=answer.dtypes[int(rows.dtype[i])],
-        kv_dtype=answer.run.kv_dtype,
-        profile=answer.run.profile,
-        batch=_decoding(answer, rows, i),
-        context=answer.goal.input_len + max(0, answer.goal.output_len // 2 - 1),
-        **sizes_of(rows, i),
-    )
-
-
-def _decoding(answer: ServingPlans, rows: Columns, i: int) -> int:
-    """Requests of a decode step: all that run, less those that still wait for their first token."""
-    goal, seqs = answer.goal, float(rows.running[i])
-    if rows.mode[i]:
-        return max(1, int(seqs))
-    load = Load(seqs, goal.input_len, goal.output_len, spread=goal.spread)
-    budget = answer.run.max_num_batched_tokens or answer.engine.serves.max_batched_tokens
-    return max(1, math.ceil(float(decoding_seqs(load, seqs, budget, int(rows.pp[i]), answer.engine))))
-
-
-def illegal(base: Setup, whole: Space) -> Iterator[Rejected]:
+def illegal(base: Question, whole: Space) -> Iterator[Rejected]:
     """One line for each rule and tp degree that it forbids."""
     seen: set[tuple[int, int]] = set()
     for i in np.flatnonzero(whole.codes).tolist():
@@ -68,34 +31,24 @@ def illegal(base: Setup, whole: Space) -> Iterator[Rejected]:
         seen.add(key)
         sizes = sizes_of(whole, i)
         rule = RULES[int(whole.codes[i]) - 1]
-        yield Rejected(label(**sizes), rule.says(Case(base.model, base.cluster, replace(base.plan, **sizes), base.engine)))
+        yield Rejected(label(**sizes), rule.says(Case(base.model, base.cluster, base.but(**sizes).plan, base.engine)))
 
 
-def too_large(question: ServingPlans, legal: Space, fits: Array, index: int) -> Iterator[Rejected]:
+def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator[Rejected]:
     """Plans without room for one request: the largest of each tp degree stands for its smaller ones."""
-    goal = question.goal
+    length = min(base.model.max_len, int(base.requests.tokens))
     for tp in np.unique(legal.tp[~fits]).tolist():
-        mine = np.flatnonzero(~fits & (legal.tp == tp))
-        sizes = sizes_of(legal, int(mine[np.argmax(legal.group[mine])]))
-        judged = fit(
-            question.model,
-            question.cluster,
-            engine=question.engine,
-            dtype=question.dtypes[index],
-            max_model_len=min(question.model.max_len, goal.input_len + goal.output_len),
-            advise=False,
-            **question.run.words,
-            **sizes,
+        these = np.flatnonzero(~fits & (legal.tp == tp))
+        sizes = sizes_of(legal, int(these[np.argmax(legal.group[these])]))
+        lack = max(holds(base.but(**sizes, max_model_len=length)).shortfall_bytes, 0.0) / 2**30
+        others = f" (nor for {plural(len(these) - 1, 'other plan')} of TP {int(tp)})" if len(these) > 1 else ""
+        yield Rejected(
+            label(**sizes) + in_type(base, index), f"does not fit: each rank lacks {lack:.1f} GiB for one request{others}"
         )
-        lack = max(judged.shortfall_bytes, 0.0) / 2**30
-        others = f" (nor for {plural(len(mine) - 1, 'other plan')} of TP {int(tp)})" if len(mine) > 1 else ""
-        name = label(**sizes) + in_type(question, index)
-        yield Rejected(name, f"does not fit: each rank lacks {lack:.1f} GiB for one request{others}")
 
 
-def too_slow(answer: ServingPlans, every: Columns, good: Array) -> Iterator[Rejected]:
+def too_slow(q: Question, every: Columns, good: Array) -> Iterator[Rejected]:
     """Families that fit and break a limit at every concurrency, together for each tp degree."""
-    goal = answer.goal
     key = family(every)
     met = np.bincount(key, weights=good) > 0
     bad = ~met[key] & (every.mode == 0)
@@ -103,36 +56,36 @@ def too_slow(answer: ServingPlans, every: Columns, good: Array) -> Iterator[Reje
         rows = every.take(np.flatnonzero(bad & (every.dtype == index) & (every.tp == tp)))
         several = len(np.unique(np.stack([rows.pp, rows.dp, rows.ep]), axis=1).T)
         name = f"TP {tp} ({several} plans)" if several > 1 else label(**sizes_of(rows, 0))
-        yield Rejected(name + in_type(answer, index), f"breaks the limit: {best_times(goal, rows)}")
+        yield Rejected(name + in_type(q, index), f"breaks the limit: {best_times(q, rows)}")
 
 
-def best_times(goal: Goal, rows: Columns) -> str:
+def best_times(q: Question, rows: Columns) -> str:
     ttft, tpot = float(rows.ttft_s.min()), float(rows.tpot_s.min())
-    words = [f"TPOT {format_seconds(tpot)} at best"] if tpot > goal.tpot_s else []
-    words += [f"TTFT {format_seconds(ttft)} at best"] if ttft > goal.ttft_s else []
+    words = [f"TPOT {format_seconds(tpot)} at best"] if tpot > q.goal.tpot_s else []
+    words += [f"TTFT {format_seconds(ttft)} at best"] if ttft > q.goal.ttft_s else []
     return ", ".join(words) or "TTFT and TPOT never hold together"
 
 
 def behind(answer: ServingPlans) -> Iterator[Rejected]:
     """Degrees whose best plan meets the limits and still loses by a tenth or more: by how much, and why."""
-    rows, goal = answer.plans, answer.goal
-    if goal.objective == "gpus":  # more GPUs are the reason
+    rows, q = answer.plans, answer.question
+    if q.goal.objective == "gpus":  # more GPUs are the reason
         return
-    value, told = worth(goal, rows), set()
+    value, named = worth(q, rows), set()
     for axis, name in (("tp", "TP"), ("pp", "PP"), ("ep", "EP")):
         for size in np.unique(getattr(rows, axis)).tolist():
             mine = np.flatnonzero((getattr(rows, axis) == size) & (rows.mode == 0) & ((rows.pp == 1) | (axis != "tp")))
             if not len(mine) or (axis != "tp" and size == 1) or int(size) & (int(size) - 1):
                 continue
             i = int(mine[0])
-            if value[i] <= 0.9 * value[0] and i not in told:
-                told.add(i)
+            if value[i] <= 0.9 * value[0] and i not in named:
+                named.add(i)
                 yield Rejected(f"{name} {int(size)}", f"{lost(answer, i)}: {why(answer, i)}")
 
 
 def lost(answer: ServingPlans, i: int) -> str:
     """How far plan ``i`` is behind the winner, in the objective's own measure."""
-    goal, value = answer.goal, worth(answer.goal, answer.plans)
+    goal, value = answer.question.goal, worth(answer.question, answer.plans)
     if goal.objective == "latency":
         return f"requests take {float(value[0] / value[i]) - 1:.0%} longer"
     if goal.objective == "gpus":
@@ -150,7 +103,7 @@ def why(answer: ServingPlans, i: int) -> str:
         cut = f"microbatches of {running / stages:.0f}" if running >= stages else f"{stages - running} of them wait"
         found.insert(0, f"{stages} stages share {plural(running, 'request')}: {cut}")
     if rows.gpus[i] < rows.gpus[0]:
-        found.append(f"leaves {plural(answer.cluster.num_gpus - int(rows.gpus[i]), 'GPU')} idle")
+        found.append(f"leaves {plural(answer.question.cluster.num_gpus - int(rows.gpus[i]), 'GPU')} idle")
     if not found:
         mine, first = (float(step_of(answer, rows, j).step_s) for j in (i, 0))
         of = plural(int(rows.running[i]), "request")
@@ -167,13 +120,13 @@ def _sent(answer: ServingPlans, i: int) -> Iterator[str]:
     share, usual = float(step.comm_fraction), float(first.comm_fraction)
     links = sorted({str(x.link) for x in step.items if x.kind == "comm" and float(x.exposed_s) > 0})
     if share > usual + 0.02:
-        across = "crosses hosts, " if answer.cluster.inter.key in links else ""
+        across = "crosses hosts, " if answer.question.cluster.inter.key in links else ""
         yield f"{across}{share:.0%} of its decode step is exposed communication over {', '.join(links)}, not {usual:.0%}"
 
 
 def _held(answer: ServingPlans, i: int) -> Iterator[str]:
     """Fewer requests: the cache is full, or a limit is reached sooner."""
-    rows, goal = answer.plans, answer.goal
+    rows, goal = answer.plans, answer.question.goal
     if goal.objective == "latency" or rows.concurrency[i] >= rows.concurrency[0]:
         return
     held = f"{plural(int(rows.concurrency[i]), 'client')}, not {int(rows.concurrency[0]):,}"

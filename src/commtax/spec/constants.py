@@ -104,6 +104,9 @@ class Profile:
     dtype: str = ""  # … and the type it ran in
     sources: Mapping[str, str] = field(default_factory=dict)  # what each part was fitted on
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     @property
     def label(self) -> str:
         return f"calibrated: {self.name}"

@@ -136,6 +136,9 @@ class Engine:
     note: str = ""
     sources: Mapping[str, Citation] = field(default_factory=dict)
 
+    def __hash__(self) -> int:
+        return hash((self.key, self.version))
+
     def but(self, **changes: Any) -> Engine:
         """The same engine with some of its facts changed, whichever part they belong to."""
         for part, kind in ENGINE_PARTS.items():

@@ -40,6 +40,9 @@ class Chip:
     note: str = ""
     sources: Mapping[str, Citation] = field(default_factory=dict)
 
+    def __hash__(self) -> int:
+        return hash(self.key)
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -59,6 +62,9 @@ class Link:
     note: str = ""
     sources: Mapping[str, Citation] = field(default_factory=dict)
 
+    def __hash__(self) -> int:
+        return hash(self.key)
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
@@ -77,6 +83,9 @@ class Cluster:
     remark: str = ""  # how an unusual name was read: every answer says it
     sources: Mapping[str, Citation] = field(default_factory=dict)
     bridge: Link | None = None  # joins GPU 0 with 1, 2 with 3 …; all others of a host reach each other over ``intra``
+
+    def __hash__(self) -> int:
+        return hash((self.key, self.intra, self.inter, self.nics_per_host))
 
     @property
     def as_pairs(self) -> Cluster:

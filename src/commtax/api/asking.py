@@ -1,0 +1,182 @@
+"""Names in, a question out: resolved once, rules checked, and what runs it looked up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Unpack, cast
+
+import numpy as np
+
+from commtax import catalog
+from commtax.api import checking
+from commtax.api.checking import numeric, positive
+from commtax.api.options import CellOptions, RequestOptions
+from commtax.catalog import profile as overlay
+from commtax.cost import legality
+from commtax.cost.memory import check_stored, on_chip
+from commtax.cost.placement import used_of_domain
+from commtax.question import PHASES, Question
+from commtax.spec import DTYPE_BYTES, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Profile
+from commtax.statement import Note, Refusal
+
+SIZES = ("tp", "pp", "dp", "ep", "cp")
+ACTIVATIONS = ("bf16", "fp16", "fp32")
+AUTO_EP = -1
+"""``ep=AUTO_EP`` asks for the engine's own size, tp x dp."""
+RENAMED = {"dtype": "weights_dtype", "hsdp": "shard"}
+"""Keywords that a plan holds under other names."""
+MEASURED = ("batch", "context", "micro_batch", "concurrency", "input_len", "output_len")
+"""Numbers that may be arrays, beside the plan's sizes."""
+
+
+class Options(CellOptions, RequestOptions, total=False):
+    """Everything that may be asked."""
+
+
+def ask(model: str | Model, cluster: str | Cluster, **options: Unpack[Options]) -> Question:
+    """The question with its names resolved; an illegal one is refused with the rule and the nearest legal values.
+
+    A ``profile``'s chip and host times are laid over the cluster's and the engine's; its engine and type are used unless
+    others are given. What is None is left to the engine.
+    """
+    return settled(unsettled(model, cluster, options))
+
+
+def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, object]) -> Question:
+    """The question as it was put: names resolved, and nothing checked but that numbers are numbers."""
+    given = {RENAMED.get(name, name): value for name, value in options.items() if value is not None}
+    phase = str(given.pop("phase", "decode"))
+    if phase not in PHASES:
+        raise Refusal(f"phase '{phase}': one of {', '.join(PHASES)}", "phase", tuple(PHASES))
+    own = overlay.given(cast(str | Profile | None, given.pop("profile", None)))
+    named, weights = given.pop("engine", ""), str(given.pop("weights_dtype", ""))
+    if own:
+        named, weights = named or _engine_of(own, phase), weights or own.dtype
+    sizes = {axis: numeric(given.pop(axis, 1), axis) for axis in SIZES}
+    replicas = positive(given.pop("replicas", 1), "replicas")
+    if PHASES[phase].trains and np.any(np.asarray(replicas) > 1):
+        raise Refusal(f"replicas={replicas}: those are servers; a training job has data-parallel ranks (dp)", "replicas")
+    known = catalog.model(model) if isinstance(model, str) else model
+    place = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
+    engine = _engine(cast(str | Engine, named), phase)
+    kinds = {"zero": engine.trains.zero, "sequence_parallel": engine.trains.sequence_parallel}
+    types = checking.dtype(weights), checking.kv_dtype(str(given.pop("kv_dtype", "")))
+    plan = Plan(**sizes, replicas=replicas, weights_dtype=types[0], kv_dtype=types[1], **kinds)  # type: ignore[arg-type]
+    numbers = {name: numeric(given[name], name) for name in MEASURED if name in given}
+    checking.check_limits(given)
+    asked = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
+    return asked.but(**(given | numbers))
+
+
+def settled(q: Question) -> Question:
+    """The question as it is run: the machine's own constants laid over, what the engine decides said, the rules checked."""
+    checking.check_step(q)
+    cluster, engine, own = q.cluster, q.engine, q.profile
+    if own:
+        cluster, engine = overlay.on_cluster(own, cluster), overlay.on_engine(own, engine)
+    engine = on_chip(engine, cluster.chip)
+    check_stored(q.model)
+    # However it is stored, a model is trained in bf16, or in fp8 where that is asked for.
+    model = replace(q.model, quant=None) if q.trains and q.model.quant else q.model
+    q = replace(q, model=model, cluster=cluster, engine=engine, plan=_plan(q, engine))
+    checking.check_kinds(q.plan, engine, cluster.chip)
+    plan = q.plan
+    if any(np.ndim(x) for x in (plan.tp, plan.pp, plan.dp, plan.ep, plan.cp, plan.replicas, plan.microbatches)):
+        checking.check_run(q)
+        return replace(q, notes=(), codes=legality.codes(model, cluster, plan, engine))
+    legality.check(model, cluster, plan, engine)
+    checking.check_run(q)
+    remarks = (*legality.notes(model, cluster, plan, engine), *_remarks(q))
+    return replace(q, notes=(*remarks, *overlay.remarks(own, cluster, engine)) if own else remarks, codes=0)
+
+
+def _plan(q: Question, engine: Engine) -> Plan:
+    """The plan with what follows from the rest: engines compute in the type they are told, else in the checkpoint's 16 bits."""
+    plan, usual = q.plan, q.model.dtype if q.model.dtype in ("bf16", "fp16") else "bf16"
+    activations = plan.weights_dtype if plan.weights_dtype in ACTIVATIONS else usual
+    return replace(
+        plan,
+        ep=plan.tp * plan.dp if np.all(np.asarray(plan.ep) == AUTO_EP) else plan.ep,
+        order=engine.order,
+        activations_dtype=activations,
+        kv_dtype=plan.kv_dtype or activations,
+        microbatches=microbatches(q.batch, q.micro_batch) if q.trains else plan.microbatches,
+        grads_dtype=engine.trains.grads_dtype,
+    )
+
+
+def microbatches(batch: Number, micro_batch: Number) -> Number:
+    """Microbatches of one replica's share of the step."""
+    if np.any(np.asarray(batch) % np.asarray(micro_batch) != 0):
+        raise Refusal(f"batch={batch} a replica does not divide by micro_batch={micro_batch}", "batch")
+    return batch // micro_batch
+
+
+def _engine(engine: str | Engine, phase: str) -> Engine:
+    """An engine that has the phase; the usual one where none is named."""
+    if isinstance(engine, str):
+        engine = catalog.engine(engine or PHASES[phase].engine)
+    if phase not in engine.phases:
+        able = [key for key in catalog.keys("engines") if phase in catalog.engine(key).phases]
+        raise Refusal(f"engine '{engine.key}' has no {phase} phase; one of {', '.join(able)} has", "engine", able)
+    return engine
+
+
+def _engine_of(own: Profile, phase: str) -> str:
+    """The engine that a profile was measured with, where it has this phase."""
+    return own.engine if own.engine and phase in catalog.engine(own.engine).phases else ""
+
+
+def library_of(q: Question) -> str:
+    """Whose collectives run: as was said, else the engine's own, or those that the profile tells of."""
+    return q.what_if.library or (overlay.usual_library(q.profile, q.engine) if q.profile else q.engine.library)
+
+
+def fabric_of(q: Question) -> Fabric:
+    """The paths of that library on this cluster, a machine's own where it has some."""
+    name = library_of(q)
+    return overlay.paths(q.profile, name, q.cluster) if q.profile else catalog.fabric(name, q.cluster)
+
+
+def constants_of(q: Question) -> KernelConstants:
+    """The kernel constants of this engine on this chip, a machine's own where it has some."""
+    if q.profile:
+        return overlay.constants(q.profile, q.engine, q.cluster.chip)
+    return catalog.kernel_constants(q.engine, q.cluster.chip)
+
+
+def _remarks(q: Question) -> Iterator[Note]:
+    """What else a plan should know: an uncalibrated version, an unusual host, weights the chip cannot multiply."""
+    cluster, plan = q.cluster, q.plan
+    if q.engine.note:
+        yield Note("engine", q.engine.note)
+    if cluster.remark:
+        yield Note("cluster", cluster.remark)
+    used = int(used_of_domain(plan, cluster, q.engine))
+    if plan.num_gpus > cluster.domain > used:
+        where = "host" if cluster.domain == cluster.gpus_per_host else "NVLink domain"
+        text = f"ranks are laid on {used} of the {cluster.domain} GPUs of each {where}, so that no group straddles two"
+        yield Note("laid-out", text)
+    wanted = plan.weights_dtype or (q.model.quant.dtype if q.model.quant else "")
+    native = {"mxfp4": "fp4", "nvfp4": "fp4", "int4": "int4"}.get(wanted, wanted)
+    if wanted in DTYPE_BYTES and DTYPE_BYTES[wanted] < 2 and native not in cluster.chip.flops_per_s:
+        yield Note("arithmetic", f"{cluster.chip.key} has no {wanted} arithmetic: such weights save memory and bandwidth only")
+
+
+def context_notes(q: Question, context: Number) -> list[Note]:
+    """A length that the model was not made for."""
+    if np.ndim(context) == 0 and context > q.model.max_len:
+        return [Note("context", f"{context:,} tokens are more than the {q.model.max_len:,} positions of {q.model.key}")]
+    return []
+
+
+def describe_gpus(plan: Plan) -> str:
+    """The GPUs of a plan in words: ``16 GPUs = 2 stages x TP 8``. Replicas are servers, DP is an engine's own."""
+    counted = ((plan.replicas, "{} replicas"), (plan.dp, "DP {}"), (plan.pp, "{} stages"))
+    parts = [words.format(int(n)) for n, words in counted if n > 1]
+    parts += [f"{name} {int(n)}" for n, name in ((plan.cp, "CP"), (plan.tp, "TP")) if n > 1 or name == "TP"]
+    experts = f", experts over {int(plan.ep)}" if plan.ep > 1 else ""
+    total = math.prod(int(n) for n in (plan.tp, plan.cp, plan.pp, plan.dp, plan.replicas))
+    return f"{total} GPU{'s' * (total > 1)} = {' x '.join(parts)}{experts}"

@@ -1,0 +1,232 @@
+"""What a question must keep to: numbers that are numbers, kinds that exist and go together, lengths that divide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from commtax.cost.bubble import SCHEDULES, chunks_of
+from commtax.cost.stages import most_chunks
+from commtax.cost.train_memory import RECOMPUTE
+from commtax.cost.training import TAXES
+from commtax.question import Question
+from commtax.spec import DTYPE_BYTES, Chip, Engine, Number, Plan
+from commtax.statement import Refusal
+from commtax.units import MAX_COUNT, parse_seconds
+
+SPELLED = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
+"""Types as engines' options spell them."""
+KV_TYPES = ("", "bf16", "fp16", "fp32", "fp8")
+CONVENTIONS = ("full", "causal")
+
+
+def numeric(value: object, name: str) -> Number:
+    """A number, or an array of them widened so that products cannot overflow; anything else is refused by name."""
+    if isinstance(value, (list, tuple)):
+        value = np.asarray(value)
+    if isinstance(value, (bool, str, bytes)) or not isinstance(value, (int, float, np.number, np.ndarray)):
+        raise Refusal(f"{name}={value!r}: a number or a NumPy array is needed", name)
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "iuf":
+            raise Refusal(f"{name}: an array of numbers is needed, not of {value.dtype}", name)
+        return value.astype(float if value.dtype.kind == "f" else np.int64)
+    if isinstance(value, int) and abs(value) > MAX_COUNT:
+        raise Refusal(f"{name}: larger than anything that is modelled (2^48); at most {MAX_COUNT:,}", name, (MAX_COUNT,))
+    return value.item() if isinstance(value, np.number) else value
+
+
+def positive(value: object, name: str, least: int = 1) -> Number:
+    """A whole number of at least ``least``, or an array of them."""
+    if type(value) is int and least <= value <= MAX_COUNT:
+        return value
+    value = numeric(value, name)
+    number = np.asarray(value, dtype=float)
+    if not np.all(np.isfinite(number)) or np.any(number < least) or np.any(number != np.floor(number)):
+        raise Refusal(f"{name}={value}: a whole number of at least {least} is needed", name)
+    if np.any(number > MAX_COUNT):
+        raise Refusal(f"{name}={value}: larger than anything that is modelled (2^48)", name, (MAX_COUNT,))
+    return value
+
+
+def seconds(value: object, name: str) -> float:
+    """A time above 0, in seconds or as text: ``0.03`` or ``"30ms"``."""
+    limit = parse_seconds(value, name) if isinstance(value, str) else value
+    if isinstance(limit, bool) or not isinstance(limit, (int, float, np.number)) or not limit > 0:
+        raise Refusal(f"{name}={value}: a time above 0 is needed", name)
+    return float(limit)
+
+
+def check_limits(given: Mapping[str, Any]) -> None:
+    """Limits that were given are limits: 0 would mean the engine's own."""
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+        positive(given.get(name, 1), name)
+    share(given.get("gpu_memory_utilization", 1.0))
+    if (size := given.get("kv_cache_memory_bytes", 0.0)) < 0:
+        raise Refusal(f"kv_cache_memory_bytes={size}: a size of at least 0 is needed", "kv_cache_memory_bytes", (0,))
+
+
+def share(value: float) -> None:
+    """A share of a chip's memory."""
+    if not 0 < value <= 1:
+        rule = f"gpu_memory_utilization={value}: a fraction above 0 and at most 1 is needed"
+        raise Refusal(rule, "gpu_memory_utilization")
+
+
+def spread(value: Number) -> Number:
+    value = numeric(value, "spread")
+    if np.any(np.asarray(value) < 0) or np.any(np.asarray(value) > 1):
+        raise Refusal(f"spread={value}: a share of the mean length from 0 to 1 is needed", "spread")
+    return value
+
+
+def dtype(name: str, argument: str = "dtype") -> str:
+    """A type of weights by its own name; "" is the checkpoint's."""
+    if name in ("", "auto"):
+        return ""
+    name = SPELLED.get(name, name)
+    if name not in DTYPE_BYTES:
+        raise Refusal(f"{argument} '{name}': one of {', '.join(DTYPE_BYTES)}", argument)
+    return name
+
+
+def kv_dtype(name: str) -> str:
+    known = dtype(name, "kv_dtype")
+    if known not in KV_TYPES:
+        raise Refusal(f"kv_dtype '{name}': a KV cache is kept in auto, bf16, fp16, fp32 or fp8", "kv_dtype")
+    return known
+
+
+def train_dtype(name: str) -> None:
+    """Products train in bf16, fp16 or fp8."""
+    if name not in ("", "auto", "bf16", "fp16", "fp8"):
+        raise Refusal(f"dtype '{name}': training multiplies in bf16, fp16 or fp8", "dtype")
+
+
+def check_step(q: Question) -> None:
+    """Numbers of a step, before anything is made of them."""
+    positive(q.batch, "batch")
+    positive(q.context, "context", least=q.kind.least)
+    positive(q.micro_batch, "micro_batch")
+    positive(q.speculative, "speculative", least=0)
+    if q.speculative and q.phase not in ("decode", "mixed"):
+        raise Refusal(f"speculative={q.speculative}: drafted tokens are checked in decode, not in {q.phase}", "speculative")
+    if not 0 <= q.what_if.overlap <= 1:
+        raise Refusal(f"overlap={q.what_if.overlap}: a fraction from 0 to 1 is needed", "overlap")
+    if q.what_if.flops not in CONVENTIONS:
+        raise Refusal(f"flops '{q.what_if.flops}': full (all query-key pairs) or causal", "flops")
+    _check_factors(q)
+
+
+def _check_factors(q: Question) -> None:
+    what_if = q.what_if
+    slowest = "a factor of at least 1 is needed" if q.trains else "the slowest rank takes at least 1 times as long as the others"
+    for name, rule in (("imbalance", "a factor of at least 1 is needed"), ("slow_rank", slowest)):
+        if not 1 <= numeric(getattr(what_if, name), name) < 1e6:
+            raise Refusal(f"{name}={getattr(what_if, name)}: {rule}", name)
+    if what_if.latency_scale < 0:
+        raise Refusal(f"latency_scale={what_if.latency_scale}: a factor of at least 0 is needed", "latency_scale", (0,))
+    for name in ("bandwidth_scale", "slow_links"):
+        factor = np.asarray(numeric(getattr(what_if, name), name))
+        if not np.all((factor > 0) & (factor < 1e9)):
+            raise Refusal(f"{name}={getattr(what_if, name)}: a factor above 0 is needed", name)
+
+
+def check_run(q: Question) -> None:
+    """What a settled question runs with: a backend and axes that its engine has, lengths and experts that divide."""
+    if not q.trains:
+        check_backend(q)
+        return
+    check_lengths(q)
+    _check_experts(q)
+    given = q.what_if.async_axes or ()
+    for axis in given:
+        if axis not in TAXES:
+            raise Refusal(f"async '{axis}': axes are {', '.join(TAXES)}, or none", "async", TAXES)
+    if "tp" in given and not q.plan.sequence_parallel:
+        raise Refusal("async 'tp': only all-gather and reduce-scatter can be cut into pieces; add sequence_parallel", "async")
+
+
+def check_backend(q: Question) -> None:
+    """An expert backend belongs to a mixture, and to an engine that has it."""
+    backend, able = q.what_if.ep_backend, q.engine.sends.ep_backends
+    if backend and q.model.experts is None:
+        raise Refusal(f"all2all backend '{backend}': {q.model.key} is dense and has no experts to reach", "ep_backend")
+    if backend and backend not in able:
+        raise Refusal(f"all2all backend '{backend}': {q.engine.key} has {', '.join(able) or 'none'}", "ep_backend", able)
+
+
+def _check_experts(q: Question) -> None:
+    """Only ranks that share experts out can be out of balance, and at most by all tokens going to one of them."""
+    widest, imbalance = np.max(q.plan.ep), q.what_if.imbalance
+    if imbalance > 1 and (q.model.experts is None or widest == 1):
+        raise Refusal(f"imbalance={imbalance:g}: needs a mixture of experts with ep > 1", "imbalance")
+    if imbalance > widest:
+        raise Refusal(f"imbalance={imbalance:g}: the busiest of {widest} ranks has at most {widest} times the mean", "imbalance")
+
+
+def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
+    """Refuse kinds of training (ZeRO, schedule, recomputation) that do not exist or do not go together."""
+    for name in ("zero", "schedule", "recompute", "chunks"):
+        if isinstance(getattr(plan, name), np.ndarray):
+            raise Refusal(f"{name}: one kind for all plans, not an array of them", name)
+    _check_sharding(plan, engine)
+    mixed = np.any((np.asarray(plan.ep) > 1) & (np.asarray(plan.tp) > 1))
+    if engine.key == "megatron" and mixed and not plan.sequence_parallel:
+        raise Refusal("ep > 1 with tp > 1: megatron needs sequence_parallel for it", "ep")
+    _check_schedule(plan)
+    if plan.recompute not in RECOMPUTE:
+        raise Refusal(f"recompute '{plan.recompute}': one of {', '.join(RECOMPUTE)}", "recompute", RECOMPUTE)
+    if "train" in engine.phases and plan.weights_dtype == "fp8" and "fp8" not in chip.flops_per_s:
+        raise Refusal(f"dtype 'fp8': {chip.key} has no fp8 arithmetic", "dtype")
+    if plan.recompute == "selective" and not engine.trains.selective:
+        raise Refusal(f"recompute 'selective': {engine.key} has no such mode; none or full", "recompute", ("none", "full"))
+
+
+def _check_sharding(plan: Plan, engine: Engine) -> None:
+    if plan.zero not in (0, 1, 2, 3):
+        raise Refusal(f"zero={plan.zero}: ZeRO stages are 0, 1, 2 and 3", "zero", (0, 1, 2, 3))
+    if plan.zero >= 2 and np.any(np.asarray(plan.pp) > 1) and not engine.trains.master_is_parameter:
+        rule = f"{engine.key} keeps gradients of all microbatches, use zero 0 or 1"
+        raise Refusal(f"zero={plan.zero} with pp > 1: {rule}", "zero", (0, 1))
+    if np.any(np.asarray(plan.shard) != 0) and plan.zero != 3:
+        rule = f"sharding over groups belongs to ZeRO 3 (fsdp, torchtitan), not to zero={plan.zero}"
+        raise Refusal(f"hsdp={plan.shard}: {rule}", "hsdp", (0,))
+
+
+def _check_schedule(plan: Plan) -> None:
+    if plan.schedule not in SCHEDULES:
+        raise Refusal(f"schedule '{plan.schedule}': one of {', '.join(SCHEDULES)}", "schedule")
+    if plan.chunks < 1:
+        raise Refusal(f"chunks={plan.chunks}: a rank has at least 1 chunk", "chunks", (1,))
+    if plan.chunks > 1 and plan.schedule != "interleaved":
+        raise Refusal(f"chunks={plan.chunks}: only the interleaved schedule has several chunks a rank", "chunks", (1,))
+    if plan.schedule == "interleaved" and np.any(np.asarray(plan.pp) > 1) and plan.chunks < 2:
+        raise Refusal("chunks=1: the interleaved schedule needs at least 2 chunks a rank", "chunks", (2,))
+
+
+def check_lengths(q: Question) -> None:
+    """Sequences divide over the ranks that split them: 2 x cp chunks, and tp with sequence parallelism."""
+    plan, context = q.plan, q.context
+    halves = 2 * np.asarray(plan.cp)
+    if np.any((np.asarray(plan.cp) > 1) & (np.asarray(context) % halves != 0)):
+        rule = f"context parallelism needs a sequence length divisible by 2 x cp = {halves}"
+        raise Refusal(f"context={context}: {rule}", "context")
+    if plan.sequence_parallel and np.any(np.asarray(context) % (np.asarray(plan.tp) * plan.cp) != 0):
+        raise Refusal(f"context={context}: sequence parallelism needs a sequence length divisible by tp x cp", "context")
+    _check_chunks(q.model.num_layers, plan)
+
+
+def _check_chunks(layers: int, plan: Plan) -> None:
+    """Virtual stages of the interleaved schedule may be unequal but not empty; other forms know equal ones only."""
+    stages, chunks = int(np.max(plan.pp)), chunks_of(plan)
+    if stages == 1 or chunks == 1:
+        return
+    if plan.schedule == "interleaved" and chunks > (most := most_chunks(layers, stages)):
+        limit = f"make at most {most} chunks a rank" if most > 1 else "are too few for chunks"
+        empty = "every virtual stage has a layer, but for the embedding's and the head's"
+        raise Refusal(f"chunks={chunks}: {layers} layers on pp={stages} {limit} ({empty})", "chunks", (most,) if most > 1 else ())
+    if plan.schedule != "interleaved" and np.any((np.asarray(plan.pp) > 1) & (layers % (np.asarray(plan.pp) * chunks) != 0)):
+        rule = f"{layers} layers do not divide by pp x {chunks} chunks; interleaved takes any"
+        raise Refusal(f"schedule '{plan.schedule}': {rule}", "schedule", ("interleaved",))

@@ -1,0 +1,130 @@
+"""One row of an answer: its question, its GPUs in words, its price, and how sure its figures are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from commtax.api.asking import describe_gpus, settled
+from commtax.api.billing import StepBill, price
+from commtax.api.fitting import cache_tokens, step_limits
+from commtax.api.serving import RANGE, Simulation, serve
+from commtax.cost.serving import Load, decoding_seqs
+from commtax.planner.answers import ServingPlans, TrainColumns, TrainPlans
+from commtax.planner.columns import Columns
+from commtax.planner.space import Array, Space
+from commtax.question import Question
+from commtax.spec import Plan
+from commtax.units import plural
+
+AXES = ("tp", "pp", "dp", "ep")
+TRAIN_AXES = (*AXES, "cp", "micro_batch")
+
+
+def sizes_of(rows: Columns | Space, i: int) -> dict[str, int]:
+    return {axis: int(getattr(rows, axis)[i]) for axis in AXES}
+
+
+def put(q: Question, rows: Columns, i: int) -> Question:
+    """Row ``i`` as a question about one copy."""
+    return q.but(**sizes_of(rows, i), weights_dtype=q.goal.dtypes[int(rows.dtype[i])])
+
+
+def longest(a: ServingPlans, rows: Columns, i: int) -> int:
+    """Tokens of the longest request that row ``i`` should take: 0, the model's own length, where a copy's cache holds it.
+
+    Else what requests of varied lengths may need, in whole 256s, as far as the cache holds it.
+    """
+    asked, wanted = settled(put(a.question, rows, i)), a.question.requests
+    degrees = {int(asked.plan.tp), int(rows.prefill_tp[i]) or int(asked.plan.tp)}
+    kv = int(min(float(cache_tokens(asked.but(tp=tp))) for tp in degrees))
+    if kv >= asked.model.max_len:
+        return 0
+    varied = math.ceil((1 + wanted.spread) * wanted.tokens / 256) * 256
+    return int(max(wanted.tokens, min(varied, kv, asked.model.max_len)))
+
+
+def simulation(a: ServingPlans, rows: Columns, i: int) -> Simulation:
+    """Row ``i`` as ``simulate`` has it: one copy, or all workers of a split."""
+    copies, asked = int(rows.replicas[i]), put(a.question, rows, i)
+    clients = int(rows.concurrency[i])
+    if not int(rows.mode[i]):
+        return serve(asked.but(concurrency=clients // copies, disaggregated=False))
+    workers = {"prefill_tp": int(rows.prefill_tp[i]), "prefill_workers": int(rows.prefill_replicas[i])}
+    return serve(asked.but(concurrency=clients, disaggregated=True, decode_workers=copies, **workers))
+
+
+def range_of(a: ServingPlans, rows: Columns, i: int, name: str = "tpot_s") -> tuple[float, float]:
+    """The 80 % range of a figure of row ``i``; priced for the rows that are shown alone."""
+    value, factor = float(getattr(rows, name)[i]), math.exp(RANGE * float(simulation(a, rows, i).sigma_of(name)))
+    return value / factor, value * factor
+
+
+def usd_per_million_tokens(a: ServingPlans, rows: Columns) -> Array:
+    return np.asarray(a.question.goal.usd_per_gpu_hour * rows.gpus / 3600 / rows.tokens_per_s * 1e6)
+
+
+def step_of(a: ServingPlans, rows: Columns, i: int) -> StepBill:
+    """The decode step that row ``i`` runs in the middle of its requests' lives."""
+    wanted = a.question.requests
+    middle = wanted.input_len + max(0, wanted.output_len // 2 - 1)
+    return price(put(a.question, rows, i).but(batch=_decoding(a.question, rows, i), context=middle))
+
+
+def _decoding(q: Question, rows: Columns, i: int) -> int:
+    """Requests of a decode step: all that run, less those that still wait for their first token."""
+    wanted, seqs = q.requests, float(rows.running[i])
+    if rows.mode[i]:
+        return max(1, int(seqs))
+    load = Load(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread)
+    return max(1, math.ceil(float(decoding_seqs(load, seqs, step_limits(q)[0], int(rows.pp[i]), q.engine))))
+
+
+def words(a: ServingPlans, rows: Columns, i: int) -> str:
+    """GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``."""
+    return " ".join(_words(a.question.cluster.num_gpus, rows, i))
+
+
+def _words(there: int, rows: Columns, i: int) -> Iterator[str]:
+    copies, gpus = int(rows.replicas[i]), int(rows.gpus[i])
+    group = [f"{int(rows.pp[i])} stages"] if rows.pp[i] > 1 else []
+    group += [f"attention DP {int(rows.dp[i])}"] if rows.dp[i] > 1 else []
+    group += [f"TP {int(rows.tp[i])}"]
+    one = " x ".join(group) + (f", experts over {int(rows.ep[i])}" if rows.ep[i] > 1 else "")
+    decode = f"{copies} replica{'s' * (copies > 1)} x {one}" if copies > 1 else one
+    if int(rows.mode[i]):
+        pre, tp = int(rows.prefill_replicas[i]), int(rows.prefill_tp[i])
+        yield f"{gpus:,} GPUs = {pre} x TP {tp} for prompts + {decode} to decode"
+    else:
+        yield f"{plural(gpus, 'GPU')} = {decode}"
+    if gpus < there:
+        yield f"({there - gpus:,} of {there:,} GPUs idle)"
+
+
+def train_words(a: TrainPlans, rows: TrainColumns, i: int) -> str:
+    """GPUs reconciled: ``512 GPUs = DP 16 x 4 stages x TP 8``, and those that idle."""
+    sizes = [(int(getattr(rows, axis)[i]), name) for axis, name in (("dp", "DP"), ("cp", "CP"), ("tp", "TP"))]
+    parts = [f"{name} {n}" for n, name in sizes if n > 1 or name == "TP"]
+    if rows.pp[i] > 1:
+        parts.insert(-1, f"{int(rows.pp[i])} stages")
+    experts = f", experts over {int(rows.ep[i])}" if rows.ep[i] > 1 else ""
+    total, there = int(rows.tp[i] * rows.pp[i] * rows.dp[i] * rows.cp[i]), a.question.cluster.num_gpus
+    left = f" ({there - total:,} of {there:,} GPUs idle)" if there > total else ""
+    return f"{plural(total, 'GPU')} = {' x '.join(parts)}{experts}{left}"
+
+
+def train_bill_of(a: TrainPlans, rows: TrainColumns, i: int) -> StepBill:
+    """The priced step of row ``i``, line by line."""
+    sizes = {axis: int(getattr(rows, axis)[i]) for axis in TRAIN_AXES}
+    return price(a.kinds[int(rows.kind[i])].but(batch=a.question.goal.global_batch // sizes["dp"], **sizes))
+
+
+def describe_kind(plan: Plan) -> str:
+    piped = f", interleaved in {plan.chunks}" if plan.chunks > 1 else ""
+    return f"ZeRO {plan.zero}, recompute {plan.recompute}{piped}"
+
+
+def describe_training(q: Question) -> str:
+    return f"{describe_gpus(q.plan)}, microbatch {int(q.micro_batch)}, {describe_kind(q.plan)}"
