@@ -6,7 +6,6 @@ import math
 import shlex
 from dataclasses import dataclass
 
-from commtax.readers.launch.flags import spelled
 from commtax.spec import Cluster, Model, Plan
 from commtax.statement import Refusal
 
@@ -66,14 +65,3 @@ def model_id(model: Model) -> str:
 def above_one(size: float) -> int:
     """A size that is worth a flag, else 0."""
     return int(size) if size > 1 else 0
-
-
-def limit_flags(engine: str, limits: Limits) -> list[str]:
-    """What a server may hold."""
-    return spelled(
-        engine,
-        max_model_len=limits.max_model_len,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        gpu_memory_utilization=float(limits.gpu_memory_utilization),
-    )

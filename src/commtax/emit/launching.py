@@ -111,8 +111,7 @@ def _apart(job: Job, role: str, number: int, name: str) -> Command:
     """A server that does one of both, and that others on other hosts can talk to."""
     command = WRITERS[job.engine](job)
     if job.engine == "vllm":
-        kind = next(theirs for theirs, ours in dialect("vllm").roles.items() if ours == role)
-        config = shlex.quote(f'{{"kv_connector":"NixlConnector","kv_role":"{kind}"}}')
+        config = shlex.quote(f'{{"kv_connector":"NixlConnector","kv_role":"{dialect("vllm").theirs("role", role)}"}}')
         channel = [f"VLLM_NIXL_SIDE_CHANNEL_HOST={name}"] * (name != "localhost") + [f"VLLM_NIXL_SIDE_CHANNEL_PORT={SIDE + number}"]
         words = [*command.words, *spelled("vllm", kv_transfer=config)]
         return replace(command, words=words, variables=(*channel, *command.variables))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from commtax.emit.job import Job, above_one, limit_flags, model_id
-from commtax.readers.launch.flags import spelled
+from commtax.emit.job import Job, above_one, model_id
+from commtax.readers.launch.flags import Value, dialect, spelled
 
 EVERY_HOST = "# run it on every host, NODE_RANK 0, 1, …"
 RANK = "--node-rank $NODE_RANK"
+DEEPEP_MODES = {"deepep_low_latency": "low_latency", "deepep_high_throughput": "normal"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +31,39 @@ class Command:
         return [f"cat > {file}.yaml <<EOF", *self.settings, "EOF"] if self.settings else []
 
 
+def flags(job: Job, **own: Value) -> list[str]:
+    """What a server is told, and an engine's ``own`` way to say some of it; for the rest of it the engine has no flag.
+
+    Weights that the engine quantises itself are told too; other types need a checkpoint that has them.
+    """
+    plan, limits, weights = job.plan, job.limits, "" if job.model.quant else job.plan.weights_dtype
+    facts: dict[str, Value] = {
+        "tp": above_one(plan.tp),
+        "pp": above_one(plan.pp),
+        "dp": above_one(job.dp),
+        "dp_attention": False,
+        "ep": above_one(plan.ep),
+        "expert_parallel": bool(plan.ep > 1),
+        "ep_backend": limits.ep_backend,
+        "a2a": "",
+        "deepep_mode": "",
+        "quantization": "fp8" if weights == "fp8" else "",
+        "compute": "float32" if weights == "fp32" else "",
+        "kv_dtype": "fp8" if plan.kv_dtype == "fp8" else "",
+        "max_model_len": limits.max_model_len,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "gpu_memory_utilization": float(limits.gpu_memory_utilization),
+        "eager": limits.eager,
+        "graphs": "",
+        "plain_nccl": limits.library == "nccl",
+        **own,
+    }
+    return spelled(job.engine, **{name: value for name, value in facts.items() if name in dialect(job.engine).written})
+
+
 def vllm(job: Job) -> Command:
-    plan, limits = job.plan, job.limits
-    words = ["vllm serve", model_id(job.model)]
-    words += spelled(
-        "vllm",
-        tp=above_one(plan.tp),
-        pp=above_one(plan.pp),
-        dp=above_one(job.dp),
-        expert_parallel=bool(plan.ep > 1),
-        ep_backend=limits.ep_backend,
-    )
-    words += [*_types(job), *limit_flags("vllm", limits)]
-    words += spelled("vllm", eager=limits.eager, plain_nccl=limits.library == "nccl")
+    words = ["vllm serve", model_id(job.model), *flags(job)]
     return Command(words) if job.hosts == 1 else _vllm_hosts(job, words)
 
 
@@ -61,25 +82,21 @@ def _vllm_hosts(job: Job, words: list[str]) -> Command:
 
 
 def sglang(job: Job) -> Command:
-    plan, limits = job.plan, job.limits
-    shared, deep = bool(plan.ep > plan.tp), limits.ep_backend.startswith("deepep")
-    inner = job.dp if shared else 1
+    limits, shared = job.limits, bool(job.plan.ep > job.plan.tp)
+    inner, exchange = job.dp if shared else 1, DEEPEP_MODES.get(limits.ep_backend, "")
     words = ["python -m sglang.launch_server", *spelled("sglang", model=model_id(job.model))]
-    words += spelled(
-        "sglang",
-        tp=above_one(plan.tp * inner),
-        pp=above_one(plan.pp),
-        dp=above_one(job.dp),
+    words += flags(
+        job,
+        tp=above_one(job.plan.tp * inner),
         dp_attention=shared,
-        ep=above_one(plan.ep),
-        a2a="deepep" if deep else "",
-        deepep_mode="" if not deep else "low_latency" if limits.ep_backend == "deepep_low_latency" else "normal",
+        expert_parallel=False,
+        a2a="deepep" if exchange else "",
+        deepep_mode=exchange,
+        max_num_seqs=limits.max_num_seqs * job.dp,  # of the whole server: every group gets its part
+        max_num_batched_tokens=limits.max_num_batched_tokens * inner,
+        eager=False,
+        graphs="disabled --cuda-graph-backend-prefill disabled" if limits.eager else "",
     )
-    # These two are of the whole server: every group gets its part.
-    seqs, tokens = limits.max_num_seqs * job.dp, limits.max_num_batched_tokens * inner
-    words += [*_types(job), *limit_flags("sglang", replace(limits, max_num_seqs=seqs, max_num_batched_tokens=tokens))]
-    words += [*spelled("sglang", graphs="disabled"), "--cuda-graph-backend-prefill disabled"] if limits.eager else []
-    words += spelled("sglang", plain_nccl=limits.library == "nccl")
     if job.hosts == 1:
         return Command(words)
     words += [*spelled("sglang", nnodes=job.hosts), RANK, *spelled("sglang", address=f"{job.address}:5000")]
@@ -87,12 +104,9 @@ def sglang(job: Job) -> Command:
 
 
 def trtllm(job: Job) -> Command:
-    plan, limits = job.plan, job.limits
-    words = ["trtllm-serve", model_id(job.model)]
-    words += spelled("trtllm", tp=above_one(plan.tp * job.dp), pp=above_one(plan.pp), ep=above_one(plan.ep))
-    words += limit_flags("trtllm", limits)
-    settings = ["enable_attention_dp: true"] * (job.dp > 1) + ["cuda_graph_config: null"] * limits.eager
-    settings += ["kv_cache_config:\n  dtype: fp8"] * (plan.kv_dtype == "fp8")
+    words = ["trtllm-serve", model_id(job.model), *flags(job, tp=above_one(job.plan.tp * job.dp), kv_dtype="", graphs="")]
+    settings = ["enable_attention_dp: true"] * (job.dp > 1) + ["cuda_graph_config: null"] * job.limits.eager
+    settings += ["kv_cache_config:\n  dtype: fp8"] * (job.plan.kv_dtype == "fp8")
     if job.hosts > 1:
         tasks = f"--ntasks-per-node {job.gpus // job.hosts}" if job.gpus % job.hosts == 0 else f"-n {job.gpus}"
         words.insert(0, f"srun -N {job.hosts} {tasks} --mpi=pmix trtllm-llmapi-launch")
@@ -101,17 +115,6 @@ def trtllm(job: Job) -> Command:
 
 
 WRITERS: Mapping[str, Callable[[Job], Command]] = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
-
-
-def _types(job: Job) -> list[str]:
-    """Weights that the engine quantises itself, and the KV cache's type; other types need a checkpoint that has them."""
-    wanted = "" if job.model.quant else job.plan.weights_dtype
-    return spelled(
-        job.engine,
-        quantization="fp8" if wanted == "fp8" else "",
-        compute="float32" if wanted == "fp32" else "",
-        kv_dtype="fp8" if job.plan.kv_dtype == "fp8" else "",
-    )
 
 
 def checkpoint_remark(job: Job) -> list[str]:

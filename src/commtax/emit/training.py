@@ -39,19 +39,19 @@ def megatron(job: Job) -> str:
 def torchtitan(job: Job) -> str:
     """torchtitan under torchrun: degrees of the plan, and the step in tokens."""
     plan, limits, own = job.plan, job.limits, dialect("torchtitan")
-    kind = next((theirs for theirs, ours in own.schedules.items() if ours == plan.schedule), "")
+    kind = own.theirs("schedule", plan.schedule)
     if not kind:
         raise Refusal(f"emit 'torchrun': torchtitan has no schedule {plan.schedule}", "emit")
     if plan.zero != 3:
         raise Refusal(f"emit 'torchrun': torchtitan shards with FSDP (zero 3), not {plan.zero}", "emit")
-    flavour = next((name for name, key in own.flavours.items() if key == job.model.key), "")
+    flavour = own.theirs("model", job.model.key)
     family = flavour.rsplit("_", 1)[0]
     words = spelled("torchtitan", family=family or "$MODULE", flavour=flavour or "$CONFIG")
     words += spelled("torchtitan", tp=above_one(plan.tp), pp=above_one(plan.pp), cp=above_one(plan.cp), ep=above_one(plan.ep))
     shards = int(plan.num_shards)
     words += spelled("torchtitan", shards=shards, copies=above_one(int(plan.dp) // shards))
     if plan.pp > 1:
-        words += spelled("torchtitan", pp_schedule=kind, flight=int(plan.microbatches))
+        words += spelled("torchtitan", schedule=kind, flight=int(plan.microbatches))
         words += _titan_stages(job.model, plan) if plan.chunks > 2 else []  # two are its own choice
     words += spelled(
         "torchtitan",

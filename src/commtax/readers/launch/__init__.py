@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from commtax.files import read_text
-from commtax.readers.launch.flags import Reading, dialect, images, plain, starts
+from commtax.readers.launch.flags import IMAGES, STARTS, Reading, dialect, plain
 from commtax.readers.launch.meaning import launched
 from commtax.readers.launch.record import AUTO_EP, Launch, Load, Place
 from commtax.readers.launch.shell import MAX_SIGNS, commands, keywords, without_files
@@ -48,12 +48,12 @@ def parse(text: str) -> Launch:
 
 def _command(words: list[str], written: Mapping[str, str]) -> Launch | None:
     """One command's launch, or None where it is something else."""
-    image = next((w for w in words if any(i in w for i in images()) and not w.startswith("-")), "")
+    image = next((w for w in words if any(i in w for i in IMAGES) and not w.startswith("-")), "")
     last = max((at for at in range(len(words)) if _program(words, at)[1]), default=-1)
     for at, word in enumerate(words):
         engine, skip = _program(words, at)
         if not skip and word == image and at > last:
-            engine, skip = next(e for i, e in images().items() if i in image), 1  # the image's entry point is the server
+            engine, skip = next(e for i, e in IMAGES.items() if i in image), 1  # the image's entry point is the server
         if skip:
             version = re.search(r":v?(\d+(?:\.\d+)+\w*)$", image[-100:])
             return _read(engine, words[at + skip :], words[:at], version[1] if version else "", written)
@@ -63,7 +63,7 @@ def _command(words: list[str], written: Mapping[str, str]) -> Launch | None:
 def _program(words: list[str], at: int) -> tuple[str, int]:
     """The program that starts at a word, and how many words name it (0: none)."""
     word, following = words[at].rsplit("/", 1)[-1], words[at + 1] if at + 1 < len(words) else ""
-    for program, first, then, count in starts():
+    for program, first, then, count in STARTS:
         if word == first and (following.startswith(then) if first == "-m" else following == then or not then):
             return program, count
     return "", 0
@@ -76,7 +76,7 @@ def _read(engine: str, words: list[str], before: list[str], version: str, writte
     reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(LOUD) and not k.startswith(QUIET)]
     if engine == "torchrun":
         engine, words = _split_torchrun(words, reading)
-    loose = reading.take(words, dialect(engine).flags)
+    loose = reading.take(words, dialect(engine))
     if "file" in reading.values:
         _read_file(str(reading.values.pop("file")), written, engine, reading)
     if (hosts := _srun(before)) and "nnodes" not in reading.values:
@@ -110,7 +110,7 @@ def _read_file(name: str, written: Mapping[str, str], engine: str, reading: Read
             path = match[2] if not match[1] else f"{above}.{match[2]}"
             value = match[3].partition("#")[0].strip()
             flags += [f"--{path}={value}"] if value else []
-    reading.take(flags, dialect(engine).flags)
+    reading.take(flags, dialect(engine))
 
 
 def _split_torchrun(words: list[str], reading: Reading) -> tuple[str, list[str]]:

@@ -1,7 +1,7 @@
 """The flags of launch commands: one table an engine (``tables/*.toml``), by which they are read and written.
 
 A row is a field, its kind and the flag's spellings, the one that is written first. Kinds: ``int``, ``count`` (128k), ``share``,
-``ratio`` (a share that may be 0), ``text``, ``on`` (a switch).
+``ratio`` (a share that may be 0), ``text``, ``name`` (a word of theirs for one of ours, in ``names``), ``on`` (a switch).
 """
 
 from __future__ import annotations
@@ -12,37 +12,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from typing import TypedDict, cast
 
 from commtax.statement import Note, Refusal
 from commtax.units import parse_count, parse_fraction
 
 ENGINES = ("vllm", "sglang", "trtllm", "megatron", "torchtitan")
-KINDS = ("int", "count", "share", "ratio", "text", "on")
 Value = int | float | str | bool
 Flags = Mapping[str, tuple[str, str]]
 """The field and the kind of a flag, underscores in its name as dashes."""
-WHOLE = "a whole number from 1 to 2^48 is needed"
 RULES = {
-    "int": WHOLE,
+    "int": "a whole number from 1 to 2^48 is needed",
     "count": "a whole number is needed, such as 4096 or 32k",
     "share": "a fraction above 0 and at most 1 is needed",
     "ratio": "a fraction from 0 to 1 is needed",
 }
 """What the kinds of values must be."""
+KINDS = (*RULES, "text", "name", "on")
 PARSERS: Mapping[str, Callable[[str, str], float]] = {k: parse_count if k in ("int", "count") else parse_fraction for k in RULES}
 LEFT_TO_THE_ENGINE = ("auto", "null", "none", "~")
 AS_LONG_AS_FITS = ("shards", "max_model_len")  # which -1 leaves to the engine
-
-
-class Common(TypedDict):
-    """``tables/common.toml``: flags that mean the same to all programs, and values by their usual names."""
-
-    nothing: Mapping[str, str]
-    unmodelled: Mapping[str, str]
-    quantised: Mapping[str, str]
-    computed: Mapping[str, str]
-    cached: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,44 +39,32 @@ class Dialect:
 
     flags: Flags
     written: Mapping[str, str]  # the flag of a field
+    names: Mapping[str, Mapping[str, str]]  # of a field's values: theirs and ours
     starts: tuple[tuple[str, str, int], ...] = ()  # a word, what follows it, and how many words name the program (0: another)
     image: str = ""
-    schedules: Mapping[str, str] = field(default_factory=dict)
-    flavours: Mapping[str, str] = field(default_factory=dict)
-    roles: Mapping[str, str] = field(default_factory=dict)
+    unmodelled: Mapping[str, str] = field(default_factory=dict)  # what no price has, and what is priced anyway
+
+    def theirs(self, name: str, ours: str) -> str:
+        """Their word for a value; "" where they have none."""
+        return next((word for word, value in self.names[name].items() if value == ours), "")
 
 
 @cache
 def dialect(program: str) -> Dialect:
-    """The table of an engine, or of torchrun."""
+    """The table of an engine, of torchrun, or what is common to them."""
     table = tomllib.loads((files(__package__) / "tables" / f"{program}.toml").read_text(encoding="utf-8"))
     rows = [(name, kind, flags.split()) for kind in KINDS for name, flags in table.pop(kind, {}).items()]
-    known = {flag.replace("_", "-"): (name, kind) for name, kind, flags in rows for flag in flags}
+    flags = {flag.replace("_", "-"): (name, kind) for name, kind, spellings in rows for flag in spellings}
     starts = tuple((word, follows, count) for word, follows, count in table.pop("starts", ()))
-    return Dialect(known, {name: flags[0] for name, _, flags in rows}, starts, **table)
+    names = {**(COMMON.names if program != "common" else {}), **table.pop("names", {})}
+    return Dialect(flags, {name: spellings[0] for name, _, spellings in rows}, names, starts, **table)
 
 
-@cache
-def starts() -> tuple[tuple[str, str, str, int], ...]:
-    """How all programs are called: the program, its first word, what follows that, and how many words name it."""
-    return tuple((program, *start) for program in (*ENGINES, "torchrun") for start in dialect(program).starts)
-
-
-@cache
-def images() -> Mapping[str, str]:
-    """Engines by the image that starts them."""
-    return {dialect(engine).image: engine for engine in ENGINES if dialect(engine).image}
-
-
-@cache
-def common() -> Common:
-    return cast(Common, tomllib.loads((files(__package__) / "tables" / "common.toml").read_text(encoding="utf-8")))
-
-
-@cache
-def nothing() -> Flags:
-    """Flags that change no price."""
-    return {flag: ("", kind) for kind, flags in common()["nothing"].items() for flag in flags.split()}
+COMMON = dialect("common")
+STARTS = [(program, *start) for program in (*ENGINES, "torchrun") for start in dialect(program).starts]
+"""How programs are called."""
+IMAGES = {dialect(engine).image: engine for engine in ENGINES if dialect(engine).image}
+"""Engines by the image that starts them."""
 
 
 def spelled(engine: str, **facts: Value) -> list[str]:
@@ -124,31 +100,36 @@ class Reading:
     def note(self, code: str, text: str) -> None:
         self.notes.append(Note(code, text))
 
-    def take(self, words: list[str], flags: Flags) -> list[str]:
+    def take(self, words: list[str], own: Dialect) -> list[str]:
         """Keep what flags say; what has no meaning is unread. Returns the words that belong to no flag."""
         loose = []
-        for name, value, written in _pairs(words, flags):
-            on = flags.get(name.removeprefix("no-"), ("", ""))
+        for name, value, written in _pairs(words, own.flags):
+            switch, kind = own.flags.get(name.removeprefix("no-"), ("", ""))
             if not name:
                 loose.append(written)
-            elif name in flags:
-                self._keep(*flags[name], value, written)
-            elif name in nothing() or (value is not None and common()["unmodelled"].get(name) == value):
+            elif name in own.flags:
+                self._keep(own, name, value, written)
+            elif name in COMMON.flags or (value is not None and COMMON.unmodelled.get(name) == value):
                 continue
-            elif on[1] == "on":
-                self.values.pop(on[0], None)
+            elif kind == "on":
+                self.values.pop(switch, None)
             else:
                 self.unread.append(written)
         return loose
 
-    def _keep(self, name: str, kind: str, value: str | None, written: str) -> None:
+    def _keep(self, own: Dialect, flag: str, value: str | None, written: str) -> None:
         """Keep a value, or refuse it by the rule that it breaks. What is left to the engine is not kept."""
+        name, kind = own.flags[flag]
         try:
-            found = _value(name, kind, value)
+            said = _value(name, kind, value)
         except ValueError as rule:
             raise Refusal(f"from: '{written}': {rule}", "from") from None
-        if found is not None:
-            self.values[name] = found
+        if kind == "name":
+            ours = {theirs.lower(): word for theirs, word in own.names[name].items()}
+            self.unread += [] if str(said).lower() in ours else [written]
+            said = ours.get(str(said).lower(), "")
+        if said is not None:
+            self.values[name] = said
 
 
 def _value(name: str, kind: str, value: str | None) -> Value | None:
@@ -157,7 +138,7 @@ def _value(name: str, kind: str, value: str | None) -> Value | None:
         return True if str(value).lower() not in ("false", "0", "no") else None
     if value is None:
         raise Refusal("the flag needs a value", "from")
-    if kind == "text":
+    if kind in ("text", "name"):
         return value
     if value.lower() in LEFT_TO_THE_ENGINE:
         return None
@@ -184,7 +165,7 @@ def _pairs(words: list[str], flags: Flags) -> Iterator[tuple[str, str | None, st
             continue
         name, equals, value = word.partition("=")
         name = plain(name)
-        kind = (flags.get(name) or nothing().get(name) or ("", ""))[1]
+        kind = (flags.get(name) or COMMON.flags.get(name) or ("", ""))[1]
         if equals:
             yield name, value, word
         elif kind != "on" and at < len(words) and not _is_flag(words[at]):

@@ -9,13 +9,12 @@ from typing import Any, TypeVar, cast
 
 from commtax.cost.stages import virtual_layers
 from commtax.files import parse_json
-from commtax.readers.launch.flags import WHOLE, Reading, Value, common, dialect
+from commtax.readers.launch.flags import RULES, Reading, Value, dialect
 from commtax.readers.launch.record import AUTO_EP, Launch, Limits, Load, Manner, Place, Servers, Split, Training
 from commtax.readers.stage_layout import layout_of, stages
 from commtax.statement import Refusal
 
 UNEVEN = ("first_layers", "last_layers", "embedding_counts", "loss_counts")
-BACKENDS = ("allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency")
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "width", "experts", "vocab", "top_k")
 BENCHMARKS = ("throughput", "latency")
 """Words behind ``trtllm-bench`` that are no model."""
@@ -62,17 +61,8 @@ def _served(reading: Reading) -> None:
         reading.note("chunks", "prompts are not cut into chunks here; the price cuts them at the engine's usual size")
     if "input_len" in values:
         values["spread"] = values.get("range_ratio", 0.0)  # drawn from (1 - r) to (1 + r) of the stated length
-    quantised = _known(reading, reading.text("quantization", "none"), "quantization", common()["quantised"])
-    values["dtype"] = quantised or common()["computed"].get(reading.text("compute").lower(), "")
-    values["kv_dtype"] = _known(reading, reading.text("kv_dtype", "auto"), "kv-cache-dtype", common()["cached"])
+    values["dtype"] = reading.text("quantization") or reading.text("compute")
     values["library"] = "nccl" if reading.on("plain_nccl") else ""
-
-
-def _known(reading: Reading, theirs: str, flag: str, ours: Mapping[str, str]) -> str:
-    """Our name of a type; one that is not known is unread."""
-    if theirs.lower() not in ours:
-        reading.unread.append(f"--{flag} {theirs.lower()}")
-    return ours.get(theirs.lower(), "")
 
 
 def _vllm(reading: Reading) -> None:
@@ -80,10 +70,6 @@ def _vllm(reading: Reading) -> None:
     values = reading.values
     if reading.on("expert_parallel"):
         values["ep"] = AUTO_EP
-    if (backend := values.pop("ep_backend", "")) in BACKENDS:
-        values["ep_backend"] = backend
-    elif backend:
-        reading.unread.append(f"--all2all-backend {backend}")
     local = reading.number("local_dp")
     if local and reading.number("dp", 1) > local:
         values.setdefault("nnodes", -(-reading.number("dp") // local))
@@ -98,7 +84,7 @@ def _role(reading: Reading) -> str:
     text = reading.text("kv_transfer")
     try:
         told = parse_json(text, "kv_transfer")
-        kind, role = told["kv_connector"], dialect("vllm").roles.get(told["kv_role"], "")
+        kind, role = told["kv_connector"], dialect("vllm").names["role"].get(told["kv_role"], "")
     except (ValueError, KeyError, TypeError):
         kind, role = "", ""
     if kind != "NixlConnector" or not role:
@@ -182,7 +168,7 @@ def _job(reading: Reading) -> None:
     for name, flag in (("nnodes", "--nnodes"), ("gpus_per_node", "--nproc-per-node")):
         text = reading.text(name, "1").split(":")[-1]
         if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
-            raise Refusal(f"from: '{flag} {text}': {WHOLE}", "from")
+            raise Refusal(f"from: '{flag} {text}': {RULES['int']}", "from")
         values[name] = int(text)
         world *= int(text)
     inner = reading.number("tp", 1) * reading.number("pp", 1) * reading.number("cp", 1)
@@ -249,17 +235,10 @@ def _torchtitan(reading: Reading, loose: list[str], env: Mapping[str, str]) -> N
     if (copies := reading.number("copies", 1)) > 1:
         values["hsdp"] = reading.number("dp") // copies
     _batches(reading)
-    if "pp_schedule" in values:
-        kind = reading.text("pp_schedule")
-        known = {theirs.lower(): ours for theirs, ours in dialect("torchtitan").schedules.items()}
-        values["schedule"] = known.get(kind.lower(), "")
-        if not values["schedule"]:
-            reading.unread.append(f"--parallelism.pipeline_parallel_schedule {kind}")
-    if reading.text("schedule") == "interleaved":
-        values["chunks"] = 2
+    values |= {"chunks": 2} if reading.text("schedule") == "interleaved" else {}
     flavour = reading.text("flavour")
     name = flavour if "_" in flavour else f"{reading.text('family')}_{flavour}"
-    values["model"] = dialect("torchtitan").flavours.get(name.lower(), "")
+    values["model"] = dialect("torchtitan").names["model"].get(name.lower(), "")
     if flavour and not values["model"]:
         reading.unread.append(f"--config {flavour}")
 
