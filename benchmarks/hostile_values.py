@@ -10,7 +10,7 @@ import click
 
 from commtax import catalog
 from commtax.cli.options import Bytes, Count, Fraction
-from commtax.readers.launch_flags import ENGINES, Flags
+from commtax.readers.launch.flags import ENGINES, Flags, dialect
 
 MODELS = (
     *("llama-3.1-8b", "llama-3.2-1b", "llama-3.1-70b", "qwen3-30b-a3b", "gpt-oss-20b", "gemma-3-27b", "deepseek-v3"),
@@ -177,10 +177,11 @@ def launch(rng: random.Random, bad: float = 0.15) -> str:
     """A launch command of some engine with some of its own flags, or the file that holds one."""
     if rng.random() < 0.1:
         return f"samples/{rng.choice(('vllm', 'sglang', 'trtllm', 'megatron', 'titan'))}.sh"
-    engine = rng.choice(list(ENGINES))
+    engine = rng.choice(ENGINES)
+    flags = dialect(engine).flags
     parts = [STARTS[engine].format(model=rng.choice(HUB))]
-    for flag in rng.sample(sorted(ENGINES[engine]), rng.randint(0, 4)):
-        parts.append(_flag(rng, flag, ENGINES[engine], bad))
+    for flag in rng.sample(sorted(flags), rng.randint(0, 4)):
+        parts.append(_flag(rng, flag, flags, bad))
     text = " ".join(parts)
     return damaged(rng, text) if rng.random() < bad else text
 

@@ -39,7 +39,7 @@ def run(*words):
 )
 def test_one_command_in_many_spellings(text):
     found = parse(text)
-    assert (found.engine, found.model, found.tp, found.pp) == ("vllm", "meta-llama/Llama-3.1-70B-Instruct", 8, 2)
+    assert (found.engine, found.model, found.split.tp, found.split.pp) == ("vllm", "meta-llama/Llama-3.1-70B-Instruct", 8, 2)
     assert not found.unread
 
 
@@ -49,15 +49,21 @@ def test_what_a_vllm_command_says():
         "--kv-cache-dtype fp8_e5m2 -q fp8 --gpu-memory-utilization .95 --foo-bar 3 -O3 --all2all-backend pplx "
         """--speculative-config '{"method": "eagle3", "num_speculative_tokens": 3}'"""
     )
-    assert (found.ep, found.axes["ep"], found.max_model_len, found.max_num_seqs) == (-1, 8, 128000, 64)
-    assert (found.eager, found.library, found.kv_dtype, found.dtype, found.speculative) == (True, "nccl", "fp8", "fp8", 3)
-    assert found.gpu_memory_utilization == 0.95
+    assert (found.split.ep, found.axes["ep"], found.limits.max_model_len, found.limits.max_num_seqs) == (-1, 8, 128000, 64)
+    assert (found.manner.eager, found.manner.library, found.split.kv_dtype, found.split.dtype, found.manner.speculative) == (
+        True,
+        "nccl",
+        "fp8",
+        "fp8",
+        3,
+    )
+    assert found.limits.gpu_memory_utilization == 0.95
     assert set(found.unread) == {"NCCL_P2P_DISABLE=1", "--foo-bar 3", "-O3", "--all2all-backend pplx"}
 
 
 def test_the_image_tells_the_version():
     found = parse("docker run --gpus all vllm/vllm-openai:v0.11.0 --model mistralai/Mistral-7B-v0.1 --tensor-parallel-size 2")
-    assert (found.engine, found.version, found.tp) == ("vllm", "0.11.0", 2)
+    assert (found.engine, found.version, found.split.tp) == ("vllm", "0.11.0", 2)
 
 
 def test_sglang_counts_all_gpus_as_tp_where_attention_is_data_parallel():
@@ -65,10 +71,10 @@ def test_sglang_counts_all_gpus_as_tp_where_attention_is_data_parallel():
         "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 16 --nnodes 2 --node-rank 0 --trust-remote-code"
     )
     plain = parse(f"{words} --disable-cuda-graph")
-    assert (plain.axes["tp"], plain.nnodes, plain.eager) == (16, 2, True)
+    assert (plain.axes["tp"], plain.place.nnodes, plain.manner.eager) == (16, 2, True)
     spread = parse(f"{words} --dp 8 --enable-dp-attention --moe-a2a-backend deepep --deepep-mode low_latency")
     assert (spread.axes["tp"], spread.axes["dp"], spread.axes["ep"], spread.num_gpus) == (2, 8, 16, 16)
-    assert spread.ep_backend == "deepep_low_latency"
+    assert spread.manner.ep_backend == "deepep_low_latency"
 
 
 def test_trtllm_settings_beside_the_command():
@@ -76,7 +82,12 @@ def test_trtllm_settings_beside_the_command():
     command = "trtllm-serve nvidia/DeepSeek-R1-FP4 --tp_size 8 --ep_size 8 --max_batch_size 1024 --config a.yml"
     found = parse(f"cat > a.yml <<EOF\n{settings}\nEOF\n{command}")
     assert (found.axes["tp"], found.axes["dp"], found.axes["ep"]) == (1, 8, 8)
-    assert (found.kv_dtype, found.gpu_memory_utilization, found.max_num_seqs, found.unread) == ("fp8", 0.8, 1024, ())
+    assert (found.split.kv_dtype, found.limits.gpu_memory_utilization, found.limits.max_num_seqs, found.unread) == (
+        "fp8",
+        0.8,
+        1024,
+        (),
+    )
     absent = parse("trtllm-serve x/y --tp_size 8 --extra_llm_api_options nowhere.yml")
     assert absent.unread == ("--config nowhere.yml (no such file here)",)
 
@@ -89,9 +100,15 @@ def test_megatron_script():
         "--sequence-parallel --use-distributed-optimizer --micro-batch-size 1 --global-batch-size 128 --seq-length 4096 --bf16"
     )
     assert (found.engine, found.axes) == ("megatron", {"tp": 4, "pp": 2, "dp": 4, "ep": 1, "cp": 1})
-    assert (found.zero, found.schedule, found.chunks, found.global_batch, found.context) == (1, "interleaved", 4, 128, 4096)
+    assert (
+        found.training.zero,
+        found.training.schedule,
+        found.training.chunks,
+        found.training.global_batch,
+        found.training.context,
+    ) == (1, "interleaved", 4, 128, 4096)
     assert dict(found.shape)["kv_heads"] == 8
-    assert found.sequence_parallel
+    assert found.training.sequence_parallel
     assert not found.unread
 
 
@@ -103,19 +120,25 @@ def test_torchtitan_in_tokens_and_in_sequences():
         "--training.num-tokens-per-microbatch-per-dp-rank 16384 --training.num-tokens-per-train-step 65536"
     )
     for found in (old, new):
-        assert (found.model, found.axes["tp"], found.axes["dp"], found.micro_batch) == ("llama-3.1-8b", 2, 4, 2)
-        assert (found.global_batch, found.context, found.zero) == (8, 8192, 3)
+        assert (found.model, found.axes["tp"], found.axes["dp"], found.training.micro_batch) == ("llama-3.1-8b", 2, 4, 2)
+        assert (found.training.global_batch, found.training.context, found.training.zero) == (8, 8192, 3)
 
 
 def test_servers_beside_each_other_are_replicas_and_parts_of_one_job_are_not():
     two = "\n".join(
         f"CUDA_VISIBLE_DEVICES={d} vllm serve Qwen/QwQ-32B -tp 2 --port {p} &" for d, p in (("0,1", 8000), ("2,3", 8001))
     )
-    assert (parse(two).servers, parse(two).axes["dp"], parse(two).num_gpus) == (2, 1, 4)
+    assert (parse(two).servers.count, parse(two).axes["dp"], parse(two).num_gpus) == (2, 1, 4)
     job = "\n".join(f"{VLLM} -tp 8 -pp 2 --nnodes 2 --node-rank {r} --master-addr h" for r in (0, 1))
-    assert (parse(job).servers, parse(job).axes["dp"]) == (1, 1)
+    assert (parse(job).servers.count, parse(job).axes["dp"]) == (1, 1)
     bench = parse(f"{VLLM} -tp 8 &\nvllm bench serve --model x --random-input-len 512 --random-output-len 64 --max-concurrency 16")
-    assert (bench.axes["dp"], bench.tp, bench.concurrency, bench.input_len, bench.output_len) == (1, 8, 16, 512, 64)
+    assert (bench.axes["dp"], bench.split.tp, bench.load.concurrency, bench.load.input_len, bench.load.output_len) == (
+        1,
+        8,
+        16,
+        512,
+        64,
+    )
 
 
 @pytest.mark.parametrize("text", ["ls -l", "", "torchrun train.py --lr 1", 'vllm serve "x', "LLM(model="])
@@ -178,14 +201,14 @@ def test_a_written_command_reads_back_as_its_plan(question, limits, kv):
     assume(engine.key != "trtllm" or plan.ep <= plan.tp or plan.tp == 1)
     assume(plan.ep <= plan.tp or (plan.ep % plan.tp == 0 and plan.dp % (plan.ep // plan.tp) == 0))
     found = parse(launch_command(model, plan, engine.key, cluster, limits))
-    whole = {**found.axes, "dp": found.axes["dp"] * found.servers}  # what an engine cannot hold in one server is several
+    whole = {**found.axes, "dp": found.axes["dp"] * found.servers.count}  # what an engine cannot hold in one server is several
     assert whole == {axis: int(getattr(plan, axis)) for axis in ("tp", "pp", "dp", "ep", "cp")}
     assert found.engine == engine.key
     assert catalog.model(found.model) == model
-    assert (found.kv_dtype or "bf16") == kv
-    assert found.eager == limits.eager
+    assert (found.split.kv_dtype or "bf16") == kv
+    assert found.manner.eager == limits.eager
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"):
-        assert (getattr(found, name) or 0) == getattr(limits, name)
+        assert (getattr(found.limits, name) or 0) == getattr(limits, name)
     assert all(word.startswith("VLLM_RAY") for word in found.unread)
 
 
@@ -208,13 +231,18 @@ def test_training_reads_back_too(key, tp, pp, cp, dp, recompute, split, chunks):
     assume(int(plan.num_gpus) <= 8 or int(plan.num_gpus) % 8 == 0)
     found = parse(launch_command(model, plan, "megatron", cluster, Limits(micro_batch=2, seq=2048)))
     assert found.axes == {"tp": tp, "pp": pp, "dp": dp, "ep": 1, "cp": cp}
-    assert (found.zero, found.recompute or "none", found.sequence_parallel) == (1, recompute, split)
-    assert (found.micro_batch, found.global_batch, found.context) == (2, 2 * 2 * pp * dp, 2048)
-    assert (found.chunks or 1, found.async_axes) == (chunks if interleaved else 1, "dp,cp")
+    assert (found.training.zero, found.training.recompute or "none", found.training.sequence_parallel) == (1, recompute, split)
+    assert (found.training.micro_batch, found.training.global_batch, found.training.context) == (2, 2 * 2 * pp * dp, 2048)
+    assert (found.training.chunks or 1, found.training.async_axes) == (chunks if interleaved else 1, "dp,cp")
     sharded = Plan(tp=tp, pp=pp, cp=cp, dp=dp, recompute=recompute, zero=3, microbatches=2 * pp)
     titan = parse(launch_command(model, sharded, "torchrun", cluster, Limits(micro_batch=2, seq=2048)))
     assert titan.axes == found.axes
-    assert (titan.micro_batch, titan.global_batch, titan.context, titan.recompute) == (2, 2 * 2 * pp * dp, 2048, recompute)
+    assert (titan.training.micro_batch, titan.training.global_batch, titan.training.context, titan.training.recompute) == (
+        2,
+        2 * 2 * pp * dp,
+        2048,
+        recompute,
+    )
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
@@ -223,16 +251,18 @@ def test_a_benchmark_draws_the_lengths_that_were_priced(engine, spread):
     """SGLang draws from a share of the stated length up to it, the others to either side of it."""
     model = catalog.model("llama-3.1-8b")
     found = parse(benchmark_command(model, engine, input_len=1000, output_len=200, concurrency=8, spread=spread))
-    assert (found.input_len, found.output_len, found.concurrency) == (1000, 200, 8)
-    assert found.spread == pytest.approx(spread, abs=1e-3)
+    assert (found.load.input_len, found.load.output_len, found.load.concurrency) == (1000, 200, 8)
+    assert found.load.spread == pytest.approx(spread, abs=1e-3)
 
 
 def test_a_benchmark_that_says_no_ratio():
     lengths = "--random-input-len 1024 --random-output-len 128 --max-concurrency 8"
     equal = parse(f"vllm bench serve --model meta-llama/Llama-3.1-8B --dataset-name random {lengths}")
-    assert (equal.input_len, equal.spread) == (1024, 0.0)
+    assert (equal.load.input_len, equal.load.spread) == (1024, 0.0)
     below = parse(f"python -m sglang.bench_serving --model meta-llama/Llama-3.1-8B --dataset-name random {lengths}")
-    assert (below.input_len, below.output_len, below.spread) == (512, 64, 1.0), "from one token up to the stated length"
+    assert (below.load.input_len, below.load.output_len, below.load.spread) == (512, 64, 1.0), (
+        "from one token up to the stated length"
+    )
     assert "the mean is 50%" in below.notes[0]
 
 
@@ -333,7 +363,7 @@ def test_values_that_cannot_be_read_are_refused_by_flag_and_rule(text, says):
 
 def test_values_that_are_left_to_the_engine():
     found = parse(f"{VLLM} --max-model-len auto --max-num-seqs None -tp 2")
-    assert (found.max_model_len, found.max_num_seqs, found.tp) == (None, None, 2)
+    assert (found.limits.max_model_len, found.limits.max_num_seqs, found.split.tp) == (None, None, 2)
 
 
 def test_a_model_and_a_command_of_another():
@@ -355,13 +385,13 @@ def test_flags_that_engines_changed():
     assert "--cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled" in eager
     for old in ("--disable-cuda-graph", "--disable-decode-cuda-graph --disable-prefill-cuda-graph"):
         found = parse(f"python -m sglang.launch_server --model-path m --tp 8 {old}")
-        assert (found.eager, found.unread) == (True, ())
+        assert (found.manner.eager, found.unread) == (True, ())
     piped = launch_command(model, Plan(tp=8, pp=2, zero=3, recompute="full", microbatches=8), "torchrun", cluster)
     assert "--parallelism.num_pp_microbatches 8" in piped, "torchtitan's own is 1: all bubble"
     assert piped.endswith(" activation-checkpoint:full")
     head = "torchrun --nproc-per-node 8 -m torchtitan.train --module llama3 --config llama3_8b"
-    assert parse(f"{head} activation-checkpoint:selective").recompute == "selective"
-    assert parse(f"{head} --activation_checkpoint.mode full").recompute == "full"
+    assert parse(f"{head} activation-checkpoint:selective").training.recompute == "selective"
+    assert parse(f"{head} --activation_checkpoint.mode full").training.recompute == "full"
 
 
 @pytest.mark.parametrize(
@@ -389,7 +419,11 @@ def test_sglangs_limits_are_of_the_whole_server():
     """``--max-running-requests`` is cut over all dp groups, ``--chunked-prefill-size`` over those of attention."""
     server = "python -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B --max-running-requests 64 --chunked-prefill-size 8192"
     alone, copies, groups = (parse(f"{server} {words}") for words in ("", "--dp 4", "--tp 4 --dp 4 --enable-dp-attention"))
-    assert [(x.max_num_seqs, x.max_num_batched_tokens) for x in (alone, copies, groups)] == [(64, 8192), (16, 8192), (16, 2048)]
+    assert [(x.limits.max_num_seqs, x.limits.max_num_batched_tokens) for x in (alone, copies, groups)] == [
+        (64, 8192),
+        (16, 8192),
+        (16, 2048),
+    ]
     model, cluster = catalog.model("qwen3-30b-a3b"), catalog.cluster("8xh100-sxm")
     limits = Limits(max_num_seqs=16, max_num_batched_tokens=2048)
     written = launch_command(model, Plan(tp=1, dp=4, ep=4), "sglang", cluster, limits)
@@ -445,7 +479,7 @@ def test_replicas_are_servers_and_dp_is_the_engines():
     model = catalog.model("llama-3.1-8b")
     for plan, servers, dp in ((Plan(tp=2, replicas=2), 2, 1), (Plan(tp=2, dp=2), 1, 2), (Plan(tp=2, dp=2, replicas=2), 2, 2)):
         read = parse(launch_command(model, plan, "vllm", place))
-        assert (read.servers, read.axes["dp"], read.num_gpus) == (servers, dp, int(plan.all_gpus))
+        assert (read.servers.count, read.axes["dp"], read.num_gpus) == (servers, dp, int(plan.all_gpus))
     for words in ({"replicas": 3}, {"replicas": 0}, {"replicas": 2, "phase": "train"}):
         with pytest.raises(ValueError, match="replicas"):
             commtax.api.setup("llama-3.1-8b", place, tp=4, **words)
@@ -476,7 +510,7 @@ def test_torchtitans_chunks_are_told_by_the_layers_of_a_stage():
     written = launch_command(model, plan, "torchrun", cluster)
     assert "--parallelism.pipeline_parallel_layers_per_stage 7" in written
     found = parse(written)
-    assert (found.schedule, found.chunks_of(model.num_layers), found.unread) == ("interleaved", 3, ())
+    assert (found.training.schedule, found.chunks_of(model.num_layers), found.unread) == ("interleaved", 3, ())
     done = run("bill", "--cluster", "64x8xh100-sxm", "--phase", "train", "--from", written, "--json")
     assert json.loads(done.stdout)["plan"]["chunks"] == 3, done.stderr
     usual = parse(launch_command(model, Plan(pp=2, zero=3, schedule="interleaved", chunks=2, microbatches=4), "torchrun", cluster))

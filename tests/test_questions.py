@@ -114,7 +114,13 @@ def test_9_deepseek_over_ethernet():
         "python3 -m sglang.launch_server --model-path /mnt/blob/deepseek/ --tp 16 --dist-init-addr $ip:20000 --nnodes 16 "
         "--enable-torch-compile --quantization fp8 --kv-cache-dtype fp8_e5m2 --disable-cuda-graph --trust-remote-code"
     )
-    assert (launch.engine, launch.tp, launch.nnodes, launch.eager, launch.kv_dtype) == ("sglang", 16, 16, True, "fp8")
+    assert (launch.engine, launch.split.tp, launch.place.nnodes, launch.manner.eager, launch.split.kv_dtype) == (
+        "sglang",
+        16,
+        16,
+        True,
+        "fp8",
+    )
     place = catalog.cluster("16x1xh100-sxm", inter="10gbe")
     priced = commtax.bill("deepseek-v3", place, engine="sglang", tp=16, eager=True, kv_dtype="fp8")
     reduces = [x for x in priced.items if x.item.op == "all-reduce" and "output" in x.item.what]

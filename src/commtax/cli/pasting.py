@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -95,14 +96,14 @@ def _paste(model: str, found: Launch, options: dict[str, Any], notes: list[str],
     """Fill options that nobody gave; returns the model's name, and what no option takes."""
     words = _words(found)
     limits = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
-    carried().update({name: value for name in limits if (value := getattr(found, name))})
+    carried().update({name: value for name in limits if (value := getattr(found.limits, name))})
     model = _agreed(model, found, words, notes) if model else _model(found, words, notes)
-    if found.stage_layers and (known := bundled(model)):
+    if found.training.stage_layers and (known := bundled(model)):
         words["chunks"] = found.chunks_of(known.num_layers)
-    if found.servers > 1 and found.concurrency is not None and "concurrency" not in options and not whole:
-        words["concurrency"] = max(1, round(found.concurrency / found.servers))
-        notes.append(f"{found.servers} equal servers: the step of one of them, with its share of the clients")
-    if found.engine == "vllm" and (found.dp or 1) > 1 and not found.ep and _experts(model):
+    if found.servers.count > 1 and found.load.concurrency is not None and "concurrency" not in options and not whole:
+        words["concurrency"] = max(1, round(found.load.concurrency / found.servers.count))
+        notes.append(f"{found.servers.count} equal servers: the step of one of them, with its share of the clients")
+    if found.engine == "vllm" and (found.split.dp or 1) > 1 and not found.split.ep and _experts(model):
         words["ep"] = AUTO_EP
         notes.append(
             "vLLM splits a mixture's experts over tp x dp: priced as experts spread over them (the same bytes and weights)"
@@ -113,7 +114,7 @@ def _paste(model: str, found: Launch, options: dict[str, Any], notes: list[str],
     other = {"concurrency": "batch", "input_len": "context", "context": "input_len"}
     if found.phase == "serve" and "max_num_seqs" in options:  # a batch and a length are of training there
         other = {}
-    if found.prefill_workers and "prefill_tp" not in options and not whole:
+    if found.servers.prefill_workers and "prefill_tp" not in options and not whole:
         _one_that_decodes(found, words, notes)
     if "spread" not in options:  # one step has one length
         words.pop("spread", None)
@@ -135,9 +136,9 @@ def _one_that_decodes(found: Launch, words: dict[str, Any], notes: list[str]) ->
     """A command for one server answers for one that decodes; ``with_prompt_servers`` looks at the others."""
     for name in ("disaggregated", "decode_workers", "prefill_workers", "prefill_tp"):
         del words[name]
-    click.get_current_context().meta[PROMPT_TP] = found.prefill_tp
-    beside = f"{found.prefill_workers} for prompts (tp {found.prefill_tp})"
-    notes.append(f"looked at: one server that decodes; pasted were {found.servers} of these and {beside}")
+    click.get_current_context().meta[PROMPT_TP] = found.servers.prefill_tp
+    beside = f"{found.servers.prefill_workers} for prompts (tp {found.servers.prefill_tp})"
+    notes.append(f"looked at: one server that decodes; pasted were {found.servers.count} of these and {beside}")
 
 
 def with_prompt_servers(found: Fit, model: str, place: Cluster, options: dict[str, Any]) -> Fit:
@@ -163,25 +164,25 @@ def _join_plans(words: dict[str, Any], options: dict[str, Any], notes: list[str]
 
 
 def _told(found: Launch) -> str:
-    sizes = ", ".join(f"{name} {size}" for name, size in {**found.axes, "replicas": found.servers}.items() if size > 1)
-    apart = f" to decode, {found.prefill_workers} x tp {found.prefill_tp} for prompts" if found.prefill_workers else ""
+    sizes = ", ".join(f"{name} {size}" for name, size in {**found.axes, "replicas": found.servers.count}.items() if size > 1)
+    apart = (
+        f" to decode, {found.servers.prefill_workers} x tp {found.servers.prefill_tp} for prompts"
+        if found.servers.prefill_workers
+        else ""
+    )
     return f"{found.engine}{'@' + found.version if found.version else ''}, {sizes or 'one GPU'}{apart}"
 
 
 def _words(found: Launch) -> dict[str, Any]:
     """Options by name, those that the command says something about."""
-    names = (
-        *("tp", "pp", "ep", "cp", "dtype", "kv_dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
-        *("gpu_memory_utilization", "block_size", "kv_cache_memory_bytes", "eager", "library", "ep_backend", "speculative"),
-        *("concurrency", "input_len", "output_len", "spread", "micro_batch", "global_batch", "context", "recompute"),
-        *("sequence_parallel", "schedule", "chunks", "zero", "hsdp", "async_axes"),
-    )
-    words = {name: value for name in names if (value := getattr(found, name)) not in (None, "") and value is not False}
-    if found.prefill_workers:
-        words |= {"disaggregated": True, "decode_workers": found.servers}
-        words |= {"prefill_workers": found.prefill_workers, "prefill_tp": found.prefill_tp}
-    elif found.servers > 1:
-        words["replicas"] = found.servers
+    parts = (found.split, found.limits, found.manner, found.load, found.training)
+    said = {f.name: getattr(part, f.name) for part in parts for f in fields(part) if f.name not in ("dp", "stage_layers")}
+    words = {name: value for name, value in said.items() if value not in (None, "") and value is not False}
+    if found.servers.prefill_workers:
+        words |= {"disaggregated": True, "decode_workers": found.servers.count}
+        words |= {"prefill_workers": found.servers.prefill_workers, "prefill_tp": found.servers.prefill_tp}
+    elif found.servers.count > 1:
+        words["replicas"] = found.servers.count
     if found.axes["dp"] > 1:
         words["dp"] = found.axes["dp"]
     if found.phase == "train":
@@ -262,8 +263,8 @@ def _hosts(found: Launch, options: dict[str, Any], notes: list[str]) -> None:
         chip = catalog.chip(text)
     except ValueError:
         return
-    hosts = found.nnodes or -(-found.num_gpus // chip.gpus_per_host)
-    each = found.gpus_per_node or -(-found.num_gpus // hosts)
+    hosts = found.place.nnodes or -(-found.num_gpus // chip.gpus_per_host)
+    each = found.place.gpus_per_node or -(-found.num_gpus // hosts)
     options["cluster"] = f"{hosts}x{each}x{chip.key}" if hosts > 1 else f"{each}x{chip.key}"
     notes.append(f"cluster: {options['cluster']}, as the command needs it")
 

@@ -156,29 +156,29 @@ def _serve(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
 
 def _check_launch(launch: Launch, length: int) -> None:
     """What a pasted command says is searched with, or refused: nothing that changes the answer is dropped."""
-    said = {name: getattr(launch, name) for name in UNSEARCHED if getattr(launch, name)}
+    said = {
+        name: value for name in UNSEARCHED if (value := getattr(launch.manner, name, None) or getattr(launch.limits, name, None))
+    }
     if said:
         name, value = next(iter(said.items()))
         raise Refusal(f"from: the command sets {name} ({value}), and plans are searched without it; leave it out", "from")
-    if launch.max_model_len and length > launch.max_model_len:
-        raise Refusal(
-            f"from: the command's {launch.max_model_len:,} tokens a request are fewer than input_len + output_len = {length:,}",
-            "from",
-        )
+    most = launch.limits.max_model_len
+    if most and length > most:
+        raise Refusal(f"from: the command's {most:,} tokens a request are fewer than input_len + output_len = {length:,}", "from")
 
 
 def _stands(found: ServingPlans, launch: Launch) -> Standing:
     """The pasted plan: groups that share experts are one copy, all others are replicas."""
-    if launch.prefill_workers:
-        split = (launch.tp or 1, launch.servers), (launch.prefill_tp or 1, launch.prefill_workers)
-        return apart_standing(found, *split, launch.dtype, launch.concurrency or 0)
-    sizes, inner = dict(launch.axes), launch.dp or 1
-    if launch.engine == "vllm" and inner > 1 and found.model.experts and not launch.ep:
+    if launch.servers.prefill_workers:
+        split = (launch.split.tp or 1, launch.servers.count), (launch.servers.prefill_tp or 1, launch.servers.prefill_workers)
+        return apart_standing(found, *split, launch.split.dtype, launch.load.concurrency or 0)
+    sizes, inner = dict(launch.axes), launch.split.dp or 1
+    if launch.engine == "vllm" and inner > 1 and found.model.experts and not launch.split.ep:
         sizes["ep"] = sizes["tp"] * inner  # vLLM splits experts over all of them
     shared = found.model.experts is not None and sizes["ep"] > sizes["tp"]
     plan_ = {"tp": sizes["tp"], "pp": sizes["pp"], "dp": inner if shared else 1, "ep": sizes["ep"]}
-    replicas = launch.servers * (1 if shared else inner)
-    return standing(found, plan_, replicas, launch.dtype, launch.concurrency or 0)
+    replicas = launch.servers.count * (1 if shared else inner)
+    return standing(found, plan_, replicas, launch.split.dtype, launch.load.concurrency or 0)
 
 
 def _commands(found: ServingPlans, engine: str) -> dict[str, str]:
@@ -259,10 +259,11 @@ def _train(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
 
 def _trains(found: TrainPlans, launch: Launch) -> Standing:
     """The pasted job, with its own overlap."""
-    sizes = {**launch.axes, "micro_batch": launch.micro_batch or 1}
-    zero = found.engine.trains.zero if launch.zero is None else launch.zero
-    kind = Kind(zero, launch.recompute or "none", launch.schedule or "1f1b", launch.chunks_of(found.model.num_layers) or 1)
-    words: dict[str, Any] = {"sequence_parallel": launch.sequence_parallel or None, "hsdp": launch.hsdp or 0}
-    if launch.async_axes:
-        words["async_axes"] = tuple(launch.async_axes.split(","))
+    step = launch.training
+    sizes = {**launch.axes, "micro_batch": step.micro_batch or 1}
+    zero = found.engine.trains.zero if step.zero is None else step.zero
+    kind = Kind(zero, step.recompute or "none", step.schedule or "1f1b", launch.chunks_of(found.model.num_layers) or 1)
+    words: dict[str, Any] = {"sequence_parallel": step.sequence_parallel or None, "hsdp": step.hsdp or 0}
+    if step.async_axes:
+        words["async_axes"] = tuple(step.async_axes.split(","))
     return training_standing(found, sizes, kind, **words)

@@ -1,0 +1,67 @@
+"""What is launched, and the words that all engines' commands share."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass
+
+from commtax.spec import Cluster, Model, Plan
+from commtax.statement import Refusal
+
+SERVING = ("vllm", "sglang", "trtllm")
+MASTER = "$MASTER_ADDR"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What else a launch says; 0 or "" leaves it to the engine."""
+
+    max_model_len: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    gpu_memory_utilization: float = 0.0
+    eager: bool = False
+    library: str = ""  # nccl switches the engine's own all-reduce off
+    ep_backend: str = ""
+    micro_batch: int = 1
+    seq: int = 4096
+    async_axes: tuple[str, ...] = ("dp", "cp")
+    devices: str = ""  # CUDA_VISIBLE_DEVICES
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A plan cut into equal servers: ``dp`` groups inside each, ``servers`` of them beside each other."""
+
+    engine: str
+    model: Model
+    plan: Plan
+    cluster: Cluster
+    limits: Limits
+    dp: int
+    servers: int = 1
+    address: str = MASTER  # where the hosts of one server meet
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one server."""
+        return int(self.plan.tp) * int(self.plan.pp) * int(self.plan.cp) * self.dp
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of one server."""
+        return math.ceil(self.gpus / self.cluster.gpus_per_host)
+
+
+def model_id(model: Model) -> str:
+    """The name that the Hub knows, or a folder's path; else our own. Quoted: a path may hold what a shell would run."""
+    name = next((a for a in model.aliases if "/" in a), model.key)
+    if not name.isprintable():
+        raise Refusal(f"emit: no command can hold the model's name {name!r}; rename the folder", "emit")
+    return shlex.quote(name)
+
+
+def above_one(size: float) -> int:
+    """A size that is worth a flag, else 0."""
+    return int(size) if size > 1 else 0

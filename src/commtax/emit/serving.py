@@ -1,0 +1,127 @@
+"""The command of one server, by engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from commtax.emit.job import Job, above_one, model_id
+from commtax.readers.launch.flags import Value, dialect, spelled
+
+EVERY_HOST = "# run it on every host, NODE_RANK 0, 1, …"
+RANK = "--node-rank $NODE_RANK"
+DEEPEP_MODES = {"deepep_low_latency": "low_latency", "deepep_high_throughput": "normal"}
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Its words, the variables before them, the settings that it reads from a file, and what is said below."""
+
+    words: list[str]
+    variables: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    remark: str = ""
+
+    def line(self, file: str) -> str:
+        """The command itself."""
+        return " ".join([*self.variables, *self.words, *([f"--config {file}.yaml"] if self.settings else [])])
+
+    def written(self, file: str) -> list[str]:
+        """The lines that write its settings."""
+        return [f"cat > {file}.yaml <<EOF", *self.settings, "EOF"] if self.settings else []
+
+
+def flags(job: Job, **own: Value) -> list[str]:
+    """What a server is told, and an engine's ``own`` way to say some of it; for the rest of it the engine has no flag.
+
+    Weights that the engine quantises itself are told too; other types need a checkpoint that has them.
+    """
+    plan, limits, weights = job.plan, job.limits, "" if job.model.quant else job.plan.weights_dtype
+    facts: dict[str, Value] = {
+        "tp": above_one(plan.tp),
+        "pp": above_one(plan.pp),
+        "dp": above_one(job.dp),
+        "dp_attention": False,
+        "ep": above_one(plan.ep),
+        "expert_parallel": bool(plan.ep > 1),
+        "ep_backend": limits.ep_backend,
+        "a2a": "",
+        "deepep_mode": "",
+        "quantization": "fp8" if weights == "fp8" else "",
+        "compute": "float32" if weights == "fp32" else "",
+        "kv_dtype": "fp8" if plan.kv_dtype == "fp8" else "",
+        "max_model_len": limits.max_model_len,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "gpu_memory_utilization": float(limits.gpu_memory_utilization),
+        "eager": limits.eager,
+        "graphs": "",
+        "plain_nccl": limits.library == "nccl",
+        **own,
+    }
+    return spelled(job.engine, **{name: value for name, value in facts.items() if name in dialect(job.engine).written})
+
+
+def vllm(job: Job) -> Command:
+    words = ["vllm serve", model_id(job.model), *flags(job)]
+    return Command(words) if job.hosts == 1 else _vllm_hosts(job, words)
+
+
+def _vllm_hosts(job: Job, words: list[str]) -> Command:
+    """Ranks of one replica, replicas on each host, or (replicas wider than a host) Ray over all hosts."""
+    remark, ranks = f"{EVERY_HOST}; hosts above 0 add --headless", job.gpus // job.dp
+    if job.dp == 1:
+        return Command([*words, *spelled("vllm", nnodes=job.hosts), RANK, *spelled("vllm", address=job.address)], remark=remark)
+    if ranks > job.cluster.gpus_per_host:
+        ray = spelled("vllm", executor="ray", dp_executor="ray")
+        span = ("VLLM_RAY_DP_PACK_STRATEGY=span",)
+        return Command([*words, *ray], span, remark="# once, on the head of a Ray cluster of all hosts")
+    local = job.cluster.gpus_per_host // ranks
+    words += [*spelled("vllm", local_dp=local), f"--data-parallel-start-rank $((NODE_RANK*{local}))"]
+    return Command([*words, f"--data-parallel-address {job.address} --data-parallel-rpc-port 13345"], remark=remark)
+
+
+def sglang(job: Job) -> Command:
+    limits, shared = job.limits, bool(job.plan.ep > job.plan.tp)
+    inner, exchange = job.dp if shared else 1, DEEPEP_MODES.get(limits.ep_backend, "")
+    words = ["python -m sglang.launch_server", *spelled("sglang", model=model_id(job.model))]
+    words += flags(
+        job,
+        tp=above_one(job.plan.tp * inner),
+        dp_attention=shared,
+        expert_parallel=False,
+        a2a="deepep" if exchange else "",
+        deepep_mode=exchange,
+        max_num_seqs=limits.max_num_seqs * job.dp,  # of the whole server: every group gets its part
+        max_num_batched_tokens=limits.max_num_batched_tokens * inner,
+        eager=False,
+        graphs="disabled --cuda-graph-backend-prefill disabled" if limits.eager else "",
+    )
+    if job.hosts == 1:
+        return Command(words)
+    words += [*spelled("sglang", nnodes=job.hosts), RANK, *spelled("sglang", address=f"{job.address}:5000")]
+    return Command(words, remark=EVERY_HOST)
+
+
+def trtllm(job: Job) -> Command:
+    words = ["trtllm-serve", model_id(job.model), *flags(job, tp=above_one(job.plan.tp * job.dp), kv_dtype="", graphs="")]
+    settings = ["enable_attention_dp: true"] * (job.dp > 1) + ["cuda_graph_config: null"] * job.limits.eager
+    settings += ["kv_cache_config:\n  dtype: fp8"] * (job.plan.kv_dtype == "fp8")
+    if job.hosts > 1:
+        tasks = f"--ntasks-per-node {job.gpus // job.hosts}" if job.gpus % job.hosts == 0 else f"-n {job.gpus}"
+        words.insert(0, f"srun -N {job.hosts} {tasks} --mpi=pmix trtllm-llmapi-launch")
+        words += spelled("trtllm", gpus_per_node=job.cluster.gpus_per_host)
+    return Command(words, settings=tuple(settings))
+
+
+WRITERS: Mapping[str, Callable[[Job], Command]] = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
+
+
+def checkpoint_remark(job: Job) -> list[str]:
+    """Said where the plan's weights are of a type that the engine does not make itself."""
+    wanted, quant = job.plan.weights_dtype, job.model.quant
+    stored = quant.dtype if quant else job.model.dtype
+    made = ("bf16", "fp16", "fp32", *(("fp8",) if job.engine != "trtllm" else ()))
+    if wanted in ("", stored) or (wanted in made and not quant):
+        return []
+    return [f"# needs a checkpoint in {wanted}: put its name for {model_id(job.model)}, which is in {stored}"]

@@ -1,0 +1,141 @@
+"""The command of a training job: Megatron-LM, or torchtitan under torchrun.
+
+torchtitan counts tokens, not sequences, since 0.5; it has one microbatch in flight unless ``num_pp_microbatches`` says more;
+recomputation is a word at the end since pull request 3674 (June 2026).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+
+from commtax.cost.stages import virtual_layers
+from commtax.emit.job import Job, above_one
+from commtax.readers.launch.flags import dialect, spelled
+from commtax.readers.stage_layout import layout_text
+from commtax.spec import Experts, Mlp, Model, Plan
+from commtax.statement import Refusal
+
+
+def megatron(job: Job) -> str:
+    """Megatron-LM: sizes of the plan, then the model's; the data and the learning rate are yours."""
+    plan, limits = job.plan, job.limits
+    if plan.zero > 1:
+        raise Refusal(f"emit 'megatron': its optimiser is ZeRO 0 or 1, not {plan.zero}", "emit")
+    words = spelled("megatron", tp=int(plan.tp), pp=int(plan.pp), cp=above_one(plan.cp), ep=above_one(plan.ep))
+    words += spelled("megatron", sequence_parallel=plan.sequence_parallel, zero=plan.zero == 1)
+    words += _stages(job.model, plan)
+    words += spelled("megatron", recompute=plan.recompute) if plan.recompute != "none" else []
+    words += ["--recompute-method uniform --recompute-num-layers 1"] * (plan.recompute == "full")
+    words += spelled("megatron", micro_batch=limits.micro_batch, global_batch=_global_batch(job), context=limits.seq)
+    words += ["--bf16", *spelled("megatron", fp8="hybrid" if plan.weights_dtype == "fp8" else "")]
+    words += spelled("megatron", overlap_dp="dp" in limits.async_axes)
+    words += ["--overlap-param-gather"] * ("dp" in limits.async_axes and plan.zero == 1)
+    words += spelled("megatron", overlap_tp="tp" in limits.async_axes)
+    return " ".join([_torchrun(job), "pretrain_gpt.py", *words, *_shape(job.model)])
+
+
+def torchtitan(job: Job) -> str:
+    """torchtitan under torchrun: degrees of the plan, and the step in tokens."""
+    plan, limits, own = job.plan, job.limits, dialect("torchtitan")
+    kind = own.theirs("schedule", plan.schedule)
+    if not kind:
+        raise Refusal(f"emit 'torchrun': torchtitan has no schedule {plan.schedule}", "emit")
+    if plan.zero != 3:
+        raise Refusal(f"emit 'torchrun': torchtitan shards with FSDP (zero 3), not {plan.zero}", "emit")
+    flavour = own.theirs("model", job.model.key)
+    family = flavour.rsplit("_", 1)[0]
+    words = spelled("torchtitan", family=family or "$MODULE", flavour=flavour or "$CONFIG")
+    words += spelled("torchtitan", tp=above_one(plan.tp), pp=above_one(plan.pp), cp=above_one(plan.cp), ep=above_one(plan.ep))
+    shards = int(plan.num_shards)
+    words += spelled("torchtitan", shards=shards, copies=above_one(int(plan.dp) // shards))
+    if plan.pp > 1:
+        words += spelled("torchtitan", schedule=kind, flight=int(plan.microbatches))
+        words += _titan_stages(job.model, plan) if plan.chunks > 2 else []  # two are its own choice
+    words += spelled(
+        "torchtitan",
+        context=limits.seq,
+        micro_tokens=limits.micro_batch * limits.seq,
+        step_tokens=_global_batch(job) * limits.seq,
+    )
+    command = " ".join([_torchrun(job), "-m torchtitan.train", *words, f"activation-checkpoint:{plan.recompute}"])
+    return command if plan.weights_dtype != "fp8" else f"# float8 is switched on in the configuration, not here\n{command}"
+
+
+TRAINERS: Mapping[str, Callable[[Job], str]] = {"megatron": megatron, "torchrun": torchtitan}
+
+
+def _torchrun(job: Job) -> str:
+    per = min(job.gpus, job.cluster.gpus_per_host)
+    if job.gpus % per:
+        raise Refusal(f"emit: {job.gpus} GPUs do not fill hosts of {per}; torchrun starts as many ranks on each", "emit")
+    words = ["torchrun", *spelled("torchrun", gpus_per_node=per, nnodes=above_one(job.hosts))]
+    return " ".join(words + [f"--node-rank $NODE_RANK --master-addr {job.address} --master-port 29500"] * (job.hosts > 1))
+
+
+def _global_batch(job: Job) -> int:
+    return int(job.plan.microbatches) * job.limits.micro_batch * int(job.plan.dp)
+
+
+def _stages(model: Model, plan: Plan) -> list[str]:
+    """How layers lie on the stages: told one by one where they do not divide, because Megatron refuses to guess."""
+    pp, chunks = int(plan.pp), plan.chunks if plan.schedule == "interleaved" else 1
+    if pp == 1 or model.num_layers % (pp * chunks) == 0:
+        return spelled("megatron", chunks=above_one(chunks)) if pp > 1 else []
+    return spelled("megatron", layout=f"'{layout_text(virtual_layers(model.num_layers, pp, chunks))}'")
+
+
+def _titan_stages(model: Model, plan: Plan) -> list[str]:
+    """torchtitan cuts stages of equal depth, with fewer layers on the first and the last."""
+    layout = virtual_layers(model.num_layers, int(plan.pp), plan.chunks)
+    each = max(map(max, layout))
+    less = {"first": each - layout[0][0], "last": each - layout[-1][-1]}
+    if math.ceil((model.num_layers + sum(less.values())) / each) != int(plan.pp) * plan.chunks:
+        raise Refusal(
+            f"emit 'torchrun': torchtitan cuts {model.num_layers} layers on pp={int(plan.pp)} into 2 chunks, not {plan.chunks}",
+            "emit",
+        )
+    ends = [f"--parallelism.pipeline_parallel_{end}_stage_less_layers {count}" for end, count in less.items()]
+    return [*spelled("torchtitan", stage_layers=each), *ends]
+
+
+def _shape(model: Model) -> list[str]:
+    """The model as Megatron is told it: its sizes, and what its layers are made of. The base of rotary positions is yours."""
+    words = [*spelled("megatron", layers=model.num_layers, hidden=model.hidden), *_attention(model), *_feed_forward(model)]
+    words += ["--position-embedding-type rope"] * (not model.positions) + ["--normalization RMSNorm"] * (not model.norm_bias)
+    words += ["--untie-embeddings-and-output-weights"] * (not model.tied)
+    return [*words, *spelled("megatron", vocab=model.vocab, positions=model.max_len)]
+
+
+def _attention(model: Model) -> list[str]:
+    attention = model.attention
+    words = spelled("megatron", heads=attention.num_heads)
+    if latent := attention.latent:
+        words += ["--multi-latent-attention"] + [f"--q-lora-rank {latent.q_rank}"] * (latent.q_rank > 1)
+        words.append(f"--kv-lora-rank {latent.kv_rank} --qk-head-dim {latent.nope_dim} --qk-pos-emb-head-dim {latent.rope_dim}")
+        words.append(f"--v-head-dim {attention.v_head_dim}")
+    elif attention.num_kv_heads != attention.num_heads:
+        words += ["--group-query-attention", *spelled("megatron", kv_heads=attention.num_kv_heads)]
+    if not latent and attention.head_dim * attention.num_heads != model.hidden:
+        words.append(f"--kv-channels {attention.head_dim}")
+    words += ["--qk-layernorm"] * bool(attention.qk_norm or latent)
+    return words + ["--add-qkv-bias"] * (attention.qkv_bias and not attention.out_bias)
+
+
+def _feed_forward(model: Model) -> list[str]:
+    """Widths of dense layers and of experts, and which layers have which."""
+    kinds = [model.blocks[i].ffn for i in model.layers]
+    dense = next((f for f in kinds if isinstance(f, Mlp)), None)
+    last, experts = kinds[-1], model.experts
+    words = spelled("megatron", width=(dense or last).intermediate)
+    if experts:
+        words += spelled("megatron", experts=experts.num_experts, top_k=experts.top_k)
+        shared = experts.shared_intermediate
+        words += [f"--moe-shared-expert-intermediate-size {shared}"] * (shared > 1)
+    if experts and dense:
+        runs = itertools.groupby(isinstance(f, Experts) for f in kinds)
+        freq = "+".join(f"[{int(routed)}]*{len(list(run))}" for routed, run in runs)
+        words += [*spelled("megatron", expert_width=experts.intermediate), f"--moe-layer-freq '({freq})'"]
+    bias = last.bias or model.attention.out_bias
+    return words + ["--swiglu"] * last.gated + ["--disable-bias-linear"] * (not bias)

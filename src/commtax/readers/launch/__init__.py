@@ -1,0 +1,160 @@
+"""A pasted launch command -> the plan, the limits and the engine in it.
+
+``vllm serve``, ``python -m sglang.launch_server``, ``trtllm-serve``, ``trtllm-bench``, ``torchrun … pretrain_gpt.py`` and
+``torchrun … -m torchtitan.train``, with shell quoting, variables, environment in front, docker around it, several lines. What is
+not understood is listed in ``unread``, never dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from commtax.files import read_text
+from commtax.readers.launch.flags import IMAGES, STARTS, Reading, dialect, plain
+from commtax.readers.launch.meaning import launched
+from commtax.readers.launch.record import AUTO_EP, Launch, Load, Place
+from commtax.readers.launch.shell import MAX_SIGNS, commands, keywords, without_files
+from commtax.statement import Refusal
+
+__all__ = ["AUTO_EP", "Launch", "parse"]
+
+PROGRAMS = "vllm serve, sglang.launch_server, trtllm-serve, trtllm-bench, torchrun … pretrain_gpt.py or torchtitan.train"
+LOUD, QUIET = ("NCCL_", "VLLM_", "SGLANG_", "TRTLLM_"), ("VLLM_NIXL_",)
+"""Variables that may change what a server does, and those of them that are addresses."""
+TORCHRUN_SWITCHES = ("standalone", "no-python", "m", "module")
+NO_FILES: Mapping[str, str] = {}
+
+
+def parse(text: str) -> Launch:
+    """Read a command, or a script that contains one.
+
+    >>> launch = parse("CUDA_VISIBLE_DEVICES=0,1 vllm serve meta-llama/Llama-3.1-8B -tp 2 --max-model-len 128k --foo 3")
+    >>> launch.engine, launch.model, launch.split.tp, launch.limits.max_model_len, launch.unread
+    ('vllm', 'meta-llama/Llama-3.1-8B', 2, 128000, ('--foo 3',))
+    """
+    if len(text) > MAX_SIGNS:
+        raise Refusal(f"from: longer than {MAX_SIGNS:,} signs; paste the command that starts the engine alone", "from")
+    if "LLM(" in text:
+        return _read("vllm", keywords(text), [], "", NO_FILES)
+    script, written = without_files(text)
+    launches = [launch for words in commands(script) if (launch := _command(words, written))]
+    if not launches:
+        raise Refusal(f"from '{' '.join(text.split())[:60]}': no launch command found ({PROGRAMS})", "from")
+    return _joined(launches)
+
+
+def _command(words: list[str], written: Mapping[str, str]) -> Launch | None:
+    """One command's launch, or None where it is something else."""
+    image = next((w for w in words if any(i in w for i in IMAGES) and not w.startswith("-")), "")
+    last = max((at for at in range(len(words)) if _program(words, at)[1]), default=-1)
+    for at, word in enumerate(words):
+        engine, skip = _program(words, at)
+        if not skip and word == image and at > last:
+            engine, skip = next(e for i, e in IMAGES.items() if i in image), 1  # the image's entry point is the server
+        if skip:
+            version = re.search(r":v?(\d+(?:\.\d+)+\w*)$", image[-100:])
+            return _read(engine, words[at + skip :], words[:at], version[1] if version else "", written)
+    return None
+
+
+def _program(words: list[str], at: int) -> tuple[str, int]:
+    """The program that starts at a word, and how many words name it (0: none)."""
+    word, following = words[at].rsplit("/", 1)[-1], words[at + 1] if at + 1 < len(words) else ""
+    for program, first, then, count in STARTS:
+        if word == first and (following.startswith(then) if first == "-m" else following == then or not then):
+            return program, count
+    return "", 0
+
+
+def _read(engine: str, words: list[str], before: list[str], version: str, written: Mapping[str, str]) -> Launch:
+    """The flags of one program in the engine's own meaning; ``before`` it stand its variables and what starts it."""
+    reading = Reading()
+    env = dict(w.split("=", 1) for w in before if re.match(r"[A-Za-z_]\w*=", w))
+    reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(LOUD) and not k.startswith(QUIET)]
+    if engine == "torchrun":
+        engine, words = _split_torchrun(words, reading)
+    loose = reading.take(words, dialect(engine))
+    if "file" in reading.values:
+        _read_file(str(reading.values.pop("file")), written, engine, reading)
+    if (hosts := _srun(before)) and "nnodes" not in reading.values:
+        reading.values["nnodes"] = hosts
+    launch = launched(engine, reading, loose, env)
+    devices = env.get("CUDA_VISIBLE_DEVICES")
+    place = replace(launch.place, devices=tuple(devices.split(",")) if devices and launch.phase == "serve" else ())
+    return replace(launch, version=version, place=place)
+
+
+def _srun(before: list[str]) -> int:
+    """Hosts that a job launcher in front names."""
+    text = " ".join(before)
+    called = re.search(r"\b(?:srun|salloc)\b", text)
+    told = re.compile(r"(?:-N|--nodes)[= ](\d{1,9})\b").search(text, called.end()) if called else None
+    return int(told[1]) if told else 0
+
+
+def _read_file(name: str, written: Mapping[str, str], engine: str, reading: Reading) -> None:
+    """Settings of a YAML file beside the command: ``a:`` / ``  b: 1`` is the flag ``a.b``."""
+    text = written.get(name)
+    if text is None and os.path.exists(name):
+        text = read_text(name, "from: --config")
+    if text is None:
+        reading.unread.append(f"--config {name} (no such file here)")
+        return
+    above, flags = "", []
+    for line in text.splitlines():
+        if match := re.match(r"(\s*+)([\w-]++)\s*+:(.*)", line):
+            above = match[2] if not match[1] else above
+            path = match[2] if not match[1] else f"{above}.{match[2]}"
+            value = match[3].partition("#")[0].strip()
+            flags += [f"--{path}={value}"] if value else []
+    reading.take(flags, dialect(engine))
+
+
+def _split_torchrun(words: list[str], reading: Reading) -> tuple[str, list[str]]:
+    """torchrun's own flags, then the program and its words."""
+    own, at = dialect("torchrun").flags, 0
+    while at < len(words) and words[at].startswith("-"):
+        flag, equals, value = words[at].partition("=")
+        name = plain(flag)
+        if name in own:
+            reading.values[own[name][0]] = value or (words[at + 1] if at + 1 < len(words) else "")
+        at += 1 if equals or name in TORCHRUN_SWITCHES else 2
+    program = words[at] if at < len(words) else ""
+    if "torchtitan" in program:
+        return "torchtitan", words[at + 1 :]
+    if re.search(r"(pretrain|megatron)\w*", program) or any("tensor-model-parallel" in plain(w) for w in words):
+        return "megatron", words[at + 1 :]
+    raise Refusal(f"from: torchrun starts '{program}', which is neither Megatron's pretrain_*.py nor torchtitan.train", "from")
+
+
+def _joined(launches: list[Launch]) -> Launch:
+    """Equal servers are counted; a benchmark beside a server adds its lengths; servers for prompts join those that decode."""
+    bench = next((x for x in launches if x.load.concurrency is not None), None)
+    servers = [x for x in launches if x is not bench] or launches
+    ahead = [x for x in servers if x.servers.role == "prefill"]
+    first = _counted([x for x in servers if x.servers.role != "prefill"] or ahead)
+    if ahead and first.servers.role == "decode":
+        prompts = _counted(ahead)
+        both = replace(first.servers, prefill_tp=prompts.split.tp or 1, prefill_workers=prompts.servers.count)
+        first = replace(first, servers=both)
+    return replace(first, load=bench.load) if bench is not None and bench not in servers else first
+
+
+def _counted(launches: list[Launch]) -> Launch:
+    """The first of several servers, with as many as are its equals; parts of one job are one job."""
+    first = next((x for x in launches if x.load.concurrency is None), launches[0])
+    alike = [x for x in launches if _bare(x) == _bare(first)]
+    parts = (first.place.nnodes or 1) > 1 and bool(first.place.address)  # commands of one job meet at one address
+    count = len({x.place.address for x in alike}) if parts else len(alike)
+    if count < 2:
+        return first
+    return replace(first, servers=replace(first.servers, count=count), place=replace(first.place, devices=()))
+
+
+def _bare(launch: Launch) -> Launch:
+    """What replicas have in common."""
+    place = Place(launch.place.nnodes, launch.place.gpus_per_node)
+    return replace(launch, place=place, load=Load())

@@ -1,0 +1,188 @@
+"""The flags of launch commands: one table an engine (``tables/*.toml``), by which they are read and written.
+
+A row is a field, its kind and the flag's spellings, the one that is written first. Kinds: ``int``, ``count`` (128k), ``share``,
+``ratio`` (a share that may be 0), ``text``, ``name`` (a word of theirs for one of ours, in ``names``), ``on`` (a switch).
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+
+from commtax.statement import Note, Refusal
+from commtax.units import parse_count, parse_fraction
+
+ENGINES = ("vllm", "sglang", "trtllm", "megatron", "torchtitan")
+Value = int | float | str | bool
+Flags = Mapping[str, tuple[str, str]]
+"""The field and the kind of a flag, underscores in its name as dashes."""
+RULES = {
+    "int": "a whole number from 1 to 2^48 is needed",
+    "count": "a whole number is needed, such as 4096 or 32k",
+    "share": "a fraction above 0 and at most 1 is needed",
+    "ratio": "a fraction from 0 to 1 is needed",
+}
+"""What the kinds of values must be."""
+KINDS = (*RULES, "text", "name", "on")
+PARSERS: Mapping[str, Callable[[str, str], float]] = {k: parse_count if k in ("int", "count") else parse_fraction for k in RULES}
+LEFT_TO_THE_ENGINE = ("auto", "null", "none", "~")
+AS_LONG_AS_FITS = ("shards", "max_model_len")  # which -1 leaves to the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How one program is called and told things."""
+
+    flags: Flags
+    written: Mapping[str, str]  # the flag of a field
+    names: Mapping[str, Mapping[str, str]]  # of a field's values: theirs and ours
+    starts: tuple[tuple[str, str, int], ...] = ()  # a word, what follows it, and how many words name the program (0: another)
+    image: str = ""
+    unmodelled: Mapping[str, str] = field(default_factory=dict)  # what no price has, and what is priced anyway
+
+    def theirs(self, name: str, ours: str) -> str:
+        """Their word for a value; "" where they have none."""
+        return next((word for word, value in self.names[name].items() if value == ours), "")
+
+
+@cache
+def dialect(program: str) -> Dialect:
+    """The table of an engine, of torchrun, or what is common to them."""
+    table = tomllib.loads((files(__package__) / "tables" / f"{program}.toml").read_text(encoding="utf-8"))
+    rows = [(name, kind, flags.split()) for kind in KINDS for name, flags in table.pop(kind, {}).items()]
+    flags = {flag.replace("_", "-"): (name, kind) for name, kind, spellings in rows for flag in spellings}
+    starts = tuple((word, follows, count) for word, follows, count in table.pop("starts", ()))
+    names = {**(COMMON.names if program != "common" else {}), **table.pop("names", {})}
+    return Dialect(flags, {name: spellings[0] for name, _, spellings in rows}, names, starts, **table)
+
+
+COMMON = dialect("common")
+STARTS = [(program, *start) for program in (*ENGINES, "torchrun") for start in dialect(program).starts]
+"""How programs are called."""
+IMAGES = {dialect(engine).image: engine for engine in ENGINES if dialect(engine).image}
+"""Engines by the image that starts them."""
+
+
+def spelled(engine: str, **facts: Value) -> list[str]:
+    """The flags that tell an engine these facts, in their order; 0, "" and False are left to it.
+
+    >>> spelled("vllm", tp=2, eager=True, max_num_seqs=0, gpu_memory_utilization=0.9)
+    ['--tensor-parallel-size 2', '--enforce-eager', '--gpu-memory-utilization 0.9']
+    """
+    written = dialect(engine).written
+    words = {
+        name: "" if value is True else f" {value:g}" if isinstance(value, float) else f" {value}" for name, value in facts.items()
+    }
+    return [f"--{written[name]}{words[name]}" for name, value in facts.items() if value]
+
+
+@dataclass(slots=True)
+class Reading:
+    """What a command was read to say: values by field, remarks, and what is not understood."""
+
+    values: dict[str, Value] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+
+    def number(self, name: str, usual: int = 0) -> int:
+        return int(self.values.get(name, usual))
+
+    def text(self, name: str, usual: str = "") -> str:
+        return str(self.values.get(name, usual))
+
+    def on(self, name: str) -> bool:
+        return bool(self.values.get(name))
+
+    def note(self, code: str, text: str) -> None:
+        self.notes.append(Note(code, text))
+
+    def take(self, words: list[str], own: Dialect) -> list[str]:
+        """Keep what flags say; what has no meaning is unread. Returns the words that belong to no flag."""
+        loose = []
+        for name, value, written in _pairs(words, own.flags):
+            switch, kind = own.flags.get(name.removeprefix("no-"), ("", ""))
+            if not name:
+                loose.append(written)
+            elif name in own.flags:
+                self._keep(own, name, value, written)
+            elif name in COMMON.flags or (value is not None and COMMON.unmodelled.get(name) == value):
+                continue
+            elif kind == "on":
+                self.values.pop(switch, None)
+            else:
+                self.unread.append(written)
+        return loose
+
+    def _keep(self, own: Dialect, flag: str, value: str | None, written: str) -> None:
+        """Keep a value, or refuse it by the rule that it breaks. What is left to the engine is not kept."""
+        name, kind = own.flags[flag]
+        try:
+            said = _value(name, kind, value)
+        except ValueError as rule:
+            raise Refusal(f"from: '{written}': {rule}", "from") from None
+        if kind == "name":
+            ours = {theirs.lower(): word for theirs, word in own.names[name].items()}
+            self.unread += [] if str(said).lower() in ours else [written]
+            said = ours.get(str(said).lower(), "")
+        if said is not None:
+            self.values[name] = said
+
+
+def _value(name: str, kind: str, value: str | None) -> Value | None:
+    """What a flag's word says; None leaves it to the engine."""
+    if kind == "on":
+        return True if str(value).lower() not in ("false", "0", "no") else None
+    if value is None:
+        raise Refusal("the flag needs a value", "from")
+    if kind in ("text", "name"):
+        return value
+    if value.lower() in LEFT_TO_THE_ENGINE:
+        return None
+    if "$" in value:
+        raise Refusal("the variable is not set in what was pasted", "from")
+    try:
+        found = PARSERS[kind](value, name)
+    except ValueError:
+        raise Refusal(RULES[kind], "from") from None
+    if found == -1 and name in AS_LONG_AS_FITS:
+        return None
+    if not {"int": found >= 1, "share": 0 < found <= 1, "ratio": 0 <= found <= 1}.get(kind, True):
+        raise Refusal(RULES[kind], "from")
+    return found
+
+
+def _pairs(words: list[str], flags: Flags) -> Iterator[tuple[str, str | None, str]]:
+    """(flag, value, both as written) in order; the flag is "" for a word that belongs to none."""
+    at = 0
+    while at < len(words):
+        word, at = words[at], at + 1
+        if not _is_flag(word):
+            yield "", word, word
+            continue
+        name, equals, value = word.partition("=")
+        name = plain(name)
+        kind = (flags.get(name) or COMMON.flags.get(name) or ("", ""))[1]
+        if equals:
+            yield name, value, word
+        elif kind != "on" and at < len(words) and not _is_flag(words[at]):
+            yield name, words[at], f"{word} {words[at]}"
+            at += 1
+        else:
+            yield name, None, word
+
+
+def plain(flag: str) -> str:
+    """A flag's name as tables have it.
+
+    >>> plain("--tp_size")
+    'tp-size'
+    """
+    return flag.lstrip("-").replace("_", "-")
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and not re.fullmatch(r"-?\d+(\.\d+)?", word)

@@ -1,0 +1,263 @@
+"""What a command's flags mean in each engine: its own words are put into ours, and the records are filled with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar, cast
+
+from commtax.cost.stages import virtual_layers
+from commtax.files import parse_json
+from commtax.readers.launch.flags import RULES, Reading, Value, dialect
+from commtax.readers.launch.record import AUTO_EP, Launch, Limits, Load, Manner, Place, Servers, Split, Training
+from commtax.readers.stage_layout import layout_of, stages
+from commtax.statement import Refusal
+
+UNEVEN = ("first_layers", "last_layers", "embedding_counts", "loss_counts")
+SHAPE = ("layers", "hidden", "heads", "kv_heads", "width", "experts", "vocab", "top_k")
+BENCHMARKS = ("throughput", "latency")
+"""Words behind ``trtllm-bench`` that are no model."""
+Record = TypeVar("Record")
+
+
+def launched(engine: str, reading: Reading, loose: list[str], env: Mapping[str, str]) -> Launch:
+    """The command of an engine, by its flags, the words that belong to none, and its variables."""
+    if engine in SERVING:
+        reading.values.setdefault("model", next((w for w in loose if w not in BENCHMARKS), ""))
+        _served(reading)
+        SERVING[engine](reading)
+    else:
+        TRAINING[engine](reading, loose, env)
+    values = reading.values
+    return Launch(
+        engine=engine,
+        phase="serve" if engine in SERVING else "train",
+        model=reading.text("model"),
+        shape=tuple((name, reading.number(name)) for name in SHAPE if name in values),
+        split=_filled(Split, values),
+        servers=_filled(Servers, values),
+        limits=_filled(Limits, values),
+        manner=_filled(Manner, values),
+        load=_filled(Load, values),
+        training=_filled(Training, values),
+        place=_filled(Place, values),
+        notes=tuple(reading.notes),
+        unread=tuple(reading.unread),
+    )
+
+
+def _filled(record: type[Record], values: Mapping[str, Value]) -> Record:
+    """A record with what there is of its fields."""
+    names = [f.name for f in fields(cast(Any, record))]
+    return record(**{name: values[name] for name in names if name in values})
+
+
+def _served(reading: Reading) -> None:
+    """What all serving engines have in common."""
+    values = reading.values
+    if reading.number("max_num_batched_tokens", 1) < 1:  # chunking switched off
+        del values["max_num_batched_tokens"]
+        reading.note("chunks", "prompts are not cut into chunks here; the price cuts them at the engine's usual size")
+    if "input_len" in values:
+        values["spread"] = values.get("range_ratio", 0.0)  # drawn from (1 - r) to (1 + r) of the stated length
+    values["dtype"] = reading.text("quantization") or reading.text("compute")
+    values["library"] = "nccl" if reading.on("plain_nccl") else ""
+
+
+def _vllm(reading: Reading) -> None:
+    """Experts go over tp x dp; replicas on several hosts are told by how many of them are local."""
+    values = reading.values
+    if reading.on("expert_parallel"):
+        values["ep"] = AUTO_EP
+    local = reading.number("local_dp")
+    if local and reading.number("dp", 1) > local:
+        values.setdefault("nnodes", -(-reading.number("dp") // local))
+    if "kv_transfer" in values:
+        values["role"] = _role(reading)
+    if "draft" in values:
+        _drafted(reading)
+
+
+def _role(reading: Reading) -> str:
+    """Prompts or decoding, where a server does one of them."""
+    text = reading.text("kv_transfer")
+    try:
+        told = parse_json(text, "kv_transfer")
+        kind, role = told["kv_connector"], dialect("vllm").names["role"].get(told["kv_role"], "")
+    except (ValueError, KeyError, TypeError):
+        kind, role = "", ""
+    if kind != "NixlConnector" or not role:
+        reading.unread.append(f"--kv-transfer-config {text}")
+    return role
+
+
+def _drafted(reading: Reading) -> None:
+    text = str(reading.values["draft"])
+    reading.values.pop("speculative", None)
+    try:
+        reading.values["speculative"] = int(parse_json(text, "draft")["num_speculative_tokens"])
+    except (ValueError, KeyError, TypeError, OverflowError):
+        reading.unread.append(f"--speculative-config {text}")
+
+
+def _sglang(reading: Reading) -> None:
+    """``--tp`` counts all GPUs of a server where attention is data-parallel: dp of them groups of tp / dp."""
+    values, tp = reading.values, reading.number("tp", 1)
+    if reading.text("role") not in ("prefill", "decode"):
+        values.pop("role", None)
+    exchange = reading.text("a2a", "none")
+    if exchange == "deepep" or reading.on("deepep"):
+        low = reading.text("deepep_mode") == "low_latency"
+        values |= {"ep_backend": "deepep_low_latency" if low else "deepep_high_throughput", "ep": tp}
+    elif exchange != "none":
+        reading.unread.append(f"--moe-a2a-backend {exchange}")
+    if reading.on("expert_parallel"):
+        values.setdefault("ep", tp)
+    values["eager"] = reading.on("eager") or reading.text("graphs").lower() == "disabled"
+    if "spread" in values:
+        _drawn_below(reading)
+    groups = reading.number("dp", 1)
+    for name, parts in (("max_num_seqs", groups), ("max_num_batched_tokens", groups if reading.on("dp_attention") else 1)):
+        if name in values:  # of the whole server: every group gets its part
+            values[name] = max(1, reading.number(name) // max(1, parts))
+    if reading.on("dp_attention"):
+        _attention_dp(reading, groups)
+
+
+def _drawn_below(reading: Reading) -> None:
+    """Lengths are drawn from a share of the stated length up to all of it."""
+    ratio = float(reading.values["spread"])
+    mean = (1 + ratio) / 2
+    if ratio < 1:
+        reading.note(
+            "mean length", f"lengths are drawn from {ratio:.0%} of the stated ones up to all: the mean is {mean:.0%} of them"
+        )
+    for name in ("input_len", "output_len"):
+        if name in reading.values:
+            reading.values[name] = max(1, round(reading.number(name) * mean))
+    reading.values["spread"] = (1 - ratio) / (1 + ratio)
+
+
+def _attention_dp(reading: Reading, groups: int) -> None:
+    """A server whose attention runs in ``groups``: our tp is what is left of it inside a group."""
+    values, total = reading.values, reading.number("tp", 1)
+    if total % groups:
+        raise Refusal(f"from: attention in {groups} groups does not divide the server's {total} GPUs", "from")
+    if "ep" not in values and groups > 1:
+        values["ep"] = total
+        reading.note(
+            "experts spread",
+            f"experts split over all {total} GPUs are priced as experts spread over them: the same bytes and weights",
+        )
+    values |= {"tp": total // groups, "dp": groups}
+
+
+def _trtllm(reading: Reading) -> None:
+    """Attention data parallelism keeps attention whole on each GPU."""
+    reading.values["eager"] = reading.text("graphs").lower() in ("null", "none", "~")
+    if reading.on("transceiver"):  # prompts are computed without the overlapping scheduler
+        reading.values["role"] = "prefill" if reading.on("plain_scheduler") else "decode"
+    if reading.on("dp_attention"):
+        _attention_dp(reading, reading.number("tp", 1))
+
+
+def _job(reading: Reading) -> None:
+    """Hosts and replicas of a torchrun job; elastic jobs (1:4) count their most hosts."""
+    values, world = reading.values, 1
+    for name, flag in (("nnodes", "--nnodes"), ("gpus_per_node", "--nproc-per-node")):
+        text = reading.text(name, "1").split(":")[-1]
+        if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
+            raise Refusal(f"from: '{flag} {text}': {RULES['int']}", "from")
+        values[name] = int(text)
+        world *= int(text)
+    inner = reading.number("tp", 1) * reading.number("pp", 1) * reading.number("cp", 1)
+    if world % inner:
+        raise Refusal(f"from: tp x pp x cp = {inner} does not divide the {world} GPUs of --nnodes x --nproc-per-node", "from")
+    values["dp"] = world // inner
+
+
+def _megatron(reading: Reading, _loose: list[str], _env: Mapping[str, str]) -> None:
+    """Sizes, schedule and optimiser of a Megatron-LM job; the model is told by its sizes."""
+    _job(reading)
+    values, tp = reading.values, reading.number("tp", 1)
+    values["recompute"] = reading.text("recompute") or ("selective" if reading.on("selective") else "")
+    values |= {"zero": 1 if reading.on("zero") else 0, "dtype": "fp8" if reading.text("fp8") else ""}
+    chunks = _chunks(reading, reading.number("pp", 1))
+    values.pop("chunks", None)
+    if chunks > 1:
+        values |= {"schedule": "interleaved", "chunks": chunks}
+    if reading.number("expert_tp", tp) != tp:
+        reading.unread.append(f"--expert-tensor-parallel-size {values['expert_tp']}")
+    values["async_axes"] = ",".join(["dp"] * reading.on("overlap_dp") + ["cp"] + ["tp"] * reading.on("overlap_tp"))
+    if "expert_width" in values:  # beside dense layers, which have a width of their own
+        values["width"] = values["expert_width"]
+
+
+def _chunks(reading: Reading, pp: int) -> int:
+    """Chunks a rank, told in one of three ways; a split of layers other than the priced one is said."""
+    layers, chunks, each = reading.number("layers"), reading.number("chunks", 1), reading.number("layers_a_chunk")
+    if each and layers:
+        chunks = max(1, layers // pp // each)
+    asked: list[int] = []
+    if "layout" in reading.values:
+        layout = reading.text("layout")
+        asked = [sum(column) for column in zip(*layout_of(layout, pp), strict=True)]
+        chunks, layers = len(stages(layout)) // pp, layers or sum(asked)
+    elif layers and pp > 1 and any(reading.on(name) for name in UNEVEN):
+        asked = _uneven(reading, layers, pp)
+    priced = [sum(column) for column in zip(*virtual_layers(layers, pp, chunks), strict=True)] if asked else []
+    if sorted(asked) != sorted(priced):
+        theirs, ours = ("+".join(map(str, sizes)) for sizes in (asked, priced))
+        reading.note("stages", f"stages of {theirs} layers are asked for; priced as {ours}")
+    return chunks
+
+
+def _uneven(reading: Reading, layers: int, pp: int) -> list[int]:
+    """Layers of each rank where the first or the last stage has a number of its own."""
+    usual = -(-layers // pp) - 1
+    first = reading.number("first_layers") or (usual if reading.on("embedding_counts") else 0)
+    last = reading.number("last_layers") or (usual if reading.on("loss_counts") else 0)
+    inner = pp - bool(first) - bool(last)
+    return [first] * bool(first) + [(layers - first - last) // max(1, inner)] * inner + [last] * bool(last)
+
+
+def _torchtitan(reading: Reading, loose: list[str], env: Mapping[str, str]) -> None:
+    """Sizes of a torchtitan job; its model is a flavour of a family."""
+    values = reading.values
+    for name, variable, usual in (("gpus_per_node", "NGPU", "8"), ("flavour", "CONFIG", ""), ("family", "MODULE", "")):
+        values.setdefault(name, env.get(variable, usual))
+    for word in loose:
+        name, _, kind = word.replace("_", "-").partition(":")
+        values |= {"recompute": kind} if name == "activation-checkpoint" else {}
+    _job(reading)
+    values["zero"] = 3
+    if (copies := reading.number("copies", 1)) > 1:
+        values["hsdp"] = reading.number("dp") // copies
+    _batches(reading)
+    values |= {"chunks": 2} if reading.text("schedule") == "interleaved" else {}
+    flavour = reading.text("flavour")
+    name = flavour if "_" in flavour else f"{reading.text('family')}_{flavour}"
+    values["model"] = dialect("torchtitan").names["model"].get(name.lower(), "")
+    if flavour and not values["model"]:
+        reading.unread.append(f"--config {flavour}")
+
+
+def _batches(reading: Reading) -> None:
+    """Sequences of a microbatch and of a step, told in tokens (from 0.5) or in sequences (before)."""
+    values, length, tokens = reading.values, reading.number("context"), reading.number("micro_tokens")
+    of_a_stage, local, dp = reading.number("micro_batch", 1), reading.number("local_batch"), reading.number("dp")
+    values.pop("micro_batch", None)
+    if length and tokens:
+        values["micro_batch"] = tokens // length
+    elif local:
+        values["micro_batch"] = of_a_stage if reading.number("pp", 1) > 1 else local
+        values.setdefault("global_batch", local * dp)
+    if length and reading.number("step_tokens") > 0:
+        values["global_batch"] = reading.number("step_tokens") // length
+    elif tokens and reading.number("micro_batch"):
+        values["global_batch"] = reading.number("micro_batch") * reading.number("flight", 1) * dp
+
+
+SERVING: Mapping[str, Callable[[Reading], None]] = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm}
+TRAINING: Mapping[str, Callable[[Reading, list[str], Mapping[str, str]], None]] = {"megatron": _megatron, "torchtitan": _torchtitan}
