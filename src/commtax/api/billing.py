@@ -11,7 +11,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.api.asking import constants_of, context_notes, fabric_of, settled, unsettled
-from commtax.api.checking import train_dtype
+from commtax.api.checking import check_arithmetic
 from commtax.api.options import StepOptions
 from commtax.arrays import pick
 from commtax.cost.inference import Pricer, comm_line, inference_bill
@@ -159,7 +159,6 @@ def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[Ste
     """
     if "microbatches" in options:
         raise Refusal("microbatches: follow from batch and micro_batch", "microbatches")
-    train_dtype(options.get("dtype", ""))
     return price(unsettled(model, cluster, {**options, "phase": "train"}))
 
 
@@ -180,6 +179,7 @@ def _known(q: Question) -> StepBill:
 
 def _priced(q: Question) -> StepBill:
     q = settled(q)
+    check_arithmetic(q)
     fabric, constants = fabric_of(q), constants_of(q)
     if q.trains:
         plain = training_bill(q.model, q.plan, q.step, q.cluster, q.engine, fabric, constants, q.what_if, q.tokens)

@@ -19,6 +19,7 @@ from commtax.units import MAX_COUNT, parse_seconds
 SPELLED = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 """Types as engines' options spell them."""
 KV_TYPES = ("", "bf16", "fp16", "fp32", "fp8")
+TRAINED_IN = ("", "bf16", "fp16", "fp8")
 CONVENTIONS = ("full", "causal")
 
 
@@ -98,10 +99,11 @@ def kv_dtype(name: str) -> str:
     return known
 
 
-def train_dtype(name: str) -> None:
+def check_arithmetic(q: Question) -> None:
     """Products train in bf16, fp16 or fp8."""
-    if name not in ("", "auto", "bf16", "fp16", "fp8"):
-        raise Refusal(f"dtype '{name}': training multiplies in bf16, fp16 or fp8", "dtype")
+    name = q.plan.weights_dtype
+    if q.trains and name not in TRAINED_IN:
+        raise Refusal(f"dtype '{name}': training multiplies in bf16, fp16 or fp8", "dtype", TRAINED_IN[1:])
 
 
 def check_step(q: Question) -> None:

@@ -9,7 +9,6 @@ from typing import Any, Unpack
 from commtax import catalog
 from commtax.api.asking import AUTO_EP, unsettled
 from commtax.api.billing import StepBill, price, with_link
-from commtax.api.checking import train_dtype
 from commtax.api.options import CellOptions
 from commtax.question import Question
 from commtax.spec import Cluster, Model
@@ -71,17 +70,20 @@ def compare(model: str | Model, cluster: str | Cluster, over: list[str], **optio
 
     Over ``local_tokens`` a GPU's tokens a step change: sequences of ``context`` tokens, or shorter ones where they are fewer.
     """
-    total, local = options.pop("global_batch", None), options.pop("local_tokens", None)
+    fixed = {"global_batch": options.pop("global_batch", None), "local_tokens": options.pop("local_tokens", None)}
     put = unsettled(model, cluster, options)
-    if put.trains:
-        train_dtype(options.get("dtype", ""))
+    return compared(put, over, **fixed)
+
+
+def compared(put: Question, over: list[str], **fixed: int | None) -> Comparison:
+    """A question over one or two axes; ``fixed`` holds a ``global_batch`` or ``local_tokens`` of all cells."""
     axes = [parse_over(text, TRAIN_AXES if put.trains else AXES) for text in over]
     if not 1 <= len(axes) <= 2 or len({name for name, _ in axes}) != len(axes):
         raise Refusal("over: one or two different axes are needed", "over")
     cells = list(product(*(values for _, values in axes)))
     if len(cells) > MAX_CELLS:
         raise Refusal(f"over: {len(cells):,} combinations, more than the {MAX_CELLS:,} that are shown", "over")
-    names, fixed = tuple(name for name, _ in axes), {"global_batch": total, "local_tokens": local}
+    names = tuple(name for name, _ in axes)
     rows = tuple(_cell(put, cell, fixed | dict(zip(names, cell, strict=True))) for cell in cells)
     return Comparison(names, rows, put.trains)
 

@@ -77,8 +77,13 @@ def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **op
     if "phase" in options:
         raise Refusal("phase: fit is about serving; train_fit is about training", "phase")
     put = unsettled(model, cluster, options)
-    found = holds(put, chosen=options.get("tp") is not None, stages=put.plan.pp if options.get("pp") else None)
-    return replace(found, advice=tuple(_advice(found))) if advise and not found.fits else found
+    judged = holds(put, chosen=options.get("tp") is not None, stages=put.plan.pp if options.get("pp") else None)
+    return advised(judged) if advise else judged
+
+
+def advised(judged: Fit) -> Fit:
+    """What does not fit, with the nearest changes that would."""
+    return judged if judged.fits else replace(judged, advice=tuple(_advice(judged)))
 
 
 def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> Fit:
@@ -370,9 +375,14 @@ def train_fit(
 ) -> TrainFit:
     """Training memory of one rank of the first stage against the share of the chip that a run can use."""
     checking.share(gpu_memory_utilization)
-    asked = settled(unsettled(model, cluster, {**options, "phase": "train"}))
+    return train_holds(unsettled(model, cluster, {**options, "phase": "train"}).but(gpu_memory_utilization=gpu_memory_utilization))
+
+
+def train_holds(put: Question) -> TrainFit:
+    """The training plan of a question judged, with the first change that would make it fit."""
+    asked = settled(put)
     _check_memory(asked)
-    judged = _train_judge(asked, asked.cluster.chip.visible_bytes * gpu_memory_utilization)
+    judged = _train_judge(asked, asked.cluster.chip.visible_bytes * (asked.limits.gpu_memory_utilization or USABLE))
     return judged if judged.fits else replace(judged, advice=tuple(_train_advice(judged)))
 
 

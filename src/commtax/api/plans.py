@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Unpack
 
@@ -13,7 +13,6 @@ import numpy as np
 from commtax import catalog
 from commtax.api.asking import AUTO_EP, unsettled
 from commtax.api.billing import StepBill, price, with_link
-from commtax.api.checking import train_dtype
 from commtax.api.comparing import MAX_CELLS, share_of
 from commtax.api.fitting import fits
 from commtax.api.options import StepOptions
@@ -121,8 +120,14 @@ def compare_plans(
     that a plan meets (its GPUs chosen from a topology); ``links`` replace the link of all of them.
     """
     put = unsettled(model, cluster, options)
-    if put.trains:
-        train_dtype(options.get("dtype", ""))
+    length = int(put.context) if "context" in options else 1024
+    return replace(compared_plans(put, plans, links, batches, where), context=length)
+
+
+def compared_plans(
+    put: Question, plans: Sequence[str], links: Sequence[str] = (), batches: Sequence[int] = (1,), where: Where | None = None
+) -> PlanTable:
+    """The plans of a question side by side."""
     sizes = {name: parse_plan(name) for name in dict.fromkeys(plans)}
     if any(b < 1 for b in batches):
         raise Refusal("batches: whole numbers of at least 1 are needed", "batches")
@@ -133,8 +138,7 @@ def compare_plans(
     rows = [row for plan in laid for row in (plan.row(int(b)) for b in batches)]
     legal = [p for p in laid if any(r.bill is not None and (r.plan, r.link) == (p.name, p.shown) for r in rows)]
     flips = [] if put.trains else [f for key in keys for f in _flips([p for p in legal if p.link == key], int(batches[0]))]
-    length = int(put.context) if "context" in options else 1024
-    return PlanTable(tuple(rows), tuple(flips), put.phase, length, tuple(keys) if links else ())
+    return PlanTable(tuple(rows), tuple(flips), put.phase, int(put.context), tuple(keys) if links else ())
 
 
 def _laid(put: Question, name: str, axes: Axes, link: str, where: Where | None) -> Laid:

@@ -10,7 +10,7 @@ import numpy as np
 
 from commtax.api.asking import context_notes, settled, unsettled
 from commtax.api.billing import flight_notes
-from commtax.api.checking import train_dtype
+from commtax.api.checking import check_arithmetic
 from commtax.api.options import StepOptions
 from commtax.cost.experts import over_replicas
 from commtax.cost.placement import span
@@ -72,7 +72,6 @@ def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[StepOp
         for name, given in (("eager", put.what_if.eager), ("kv_dtype", options.get("kv_dtype"))):
             if given:
                 raise Refusal(f"{name}: belongs to serving, not to phase train", name)
-        train_dtype(options.get("dtype", ""))
     if put.profile:
         raise Refusal("profile: holds seconds, and what is sent has none", "profile")
     return sent(put)
@@ -81,6 +80,7 @@ def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[StepOp
 def sent(put: Question) -> Traffic:
     """The collectives of a question's step."""
     q = settled(put)
+    check_arithmetic(q)
     if q.trains:
         return Traffic(q, q.micro_batch * q.context, tuple(training(q.model, q.plan, q.step, q.engine)), q.notes)
     eager, work = q.what_if.eager, q.work

@@ -5,25 +5,31 @@ from __future__ import annotations
 import click
 
 from commtax.api.billing import StepBill
-from commtax.api.train_billing import TrainBill
-from commtax.cli.output import carried
+from commtax.cli.order import Order
 
 
-def emitted(priced: StepBill | TrainBill, engine: str) -> dict[str, str]:
+def emitted(order: Order, priced: StepBill, engine: str) -> dict[str, str]:
     """Commands by what they are for; none where no engine is asked for."""
     if not engine:
         return {}
     from commtax.emit import Limits, benchmark_command, launch_command, nccl_command
 
-    asked = priced.setup
-    if isinstance(priced, TrainBill):
-        limits = Limits(micro_batch=int(priced.step.micro_batch), seq=int(priced.step.seq), async_axes=tuple(priced.async_axes))
-        return {"launch": launch_command(asked.model, asked.plan, engine, asked.cluster, limits)}
-    s = priced.settings
-    limits = Limits(eager=s.eager, library=s.library, ep_backend=s.ep_backend, **carried())
-    launch = launch_command(asked.model, asked.plan, engine, asked.cluster, limits)
-    batch = int(priced.batch) * int(asked.plan.dp) * int(asked.plan.replicas)
-    bench = benchmark_command(asked.model, engine, input_len=max(1, int(priced.context)), concurrency=batch, spread=0.0)
+    q = priced.setup
+    if q.trains:
+        limits = Limits(micro_batch=int(q.micro_batch), seq=int(q.context), async_axes=priced.async_axes)
+        return {"launch": launch_command(q.model, q.plan, engine, q.cluster, limits)}
+    pasted = order.launch.limits if order.launch else None
+    names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
+    limits = Limits(
+        **{name: value for name in names if (value := getattr(pasted, name, None))},
+        eager=q.what_if.eager,
+        library=q.what_if.library,
+        ep_backend=q.what_if.ep_backend,
+        devices=order.devices,
+    )
+    launch = launch_command(q.model, q.plan, engine, q.cluster, limits)
+    batch = int(q.batch) * int(q.plan.dp) * int(q.plan.replicas)
+    bench = benchmark_command(q.model, engine, input_len=max(1, int(q.context)), concurrency=batch, spread=0.0)
     found = {"launch": launch, "benchmark": bench, "collective": nccl_command(priced)}
     return {name: text for name, text in found.items() if text}
 

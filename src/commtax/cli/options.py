@@ -8,11 +8,13 @@ from typing import Any
 import click
 
 from commtax.api import AUTO_EP
-from commtax.cost.serving import SPREAD
+from commtax.question import SPREAD
 from commtax.statement import Refusal
 from commtax.units import parse_bytes, parse_count, parse_fraction
 
 Command = Callable[..., None]
+Given = dict[str, Any]
+"""Options of a command line by name, as click has read them."""
 
 
 class Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -87,6 +89,13 @@ where_options = together(
         metavar="NAME",
         help="vllm (default), sglang, trtllm, torch, builtin, textbook; to train megatron (default), fsdp, torchtitan, deepspeed.",
     ),
+)
+from_option = click.option(
+    "--from", "pasted", default="", metavar="COMMAND|FILE", help="A launch command: vllm serve … -tp 8, torchrun …"
+)
+paste_options = together(
+    from_option,
+    click.option("--topo", default="", metavar="FILE", help="nvidia-smi topo -m: which GPUs to take, and the link they have."),
 )
 axis_options = together(
     click.option("--dp", type=Count(), default=1, help="Data parallelism inside one engine (-dp)."),

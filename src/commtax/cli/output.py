@@ -1,17 +1,54 @@
-"""Where answers go: a terminal, or a JSON document."""
+"""Where answers go: a terminal, a JSON document, or a CSV."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Iterator
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
 import click
 
 from commtax.spec import Cluster
 from commtax.spelling import visible
+
+
+@dataclass
+class Output:
+    """How an answer is told; ``remarks`` on how things were read join its own notes."""
+
+    as_json: bool = False
+    as_csv: bool = False
+    remarks: list[str] = field(default_factory=list)
+
+    def answer(
+        self, document: Callable[[], object], show: Callable[[Any], None], code: int = 0, csv: Callable[[], str] | None = None
+    ) -> NoReturn:
+        """Tell the answer in the form that was asked for, and end with its exit code."""
+        if self.as_json:
+            print_json(document(), self.remarks)
+        elif self.as_csv and csv:
+            click.echo(csv(), nl=False)
+            for remark in self.remarks:  # beside the table, not in it
+                click.echo(remark, err=True)
+        else:
+            console = terminal()
+            show(console)
+            if self.remarks:
+                from commtax.report.tables import notes
+
+                notes(console, self.remarks)
+        sys.stdout.flush()
+        sys.exit(code)
+
+    def read(self, place: Cluster) -> Cluster:
+        """The cluster; how an unusual name of it was read joins the remarks."""
+        if place.remark:
+            self.remarks.append(place.remark)
+        return place
 
 
 def terminal() -> Any:
@@ -33,37 +70,12 @@ def terminal() -> Any:
     return console
 
 
-def remarks() -> list[str]:
-    """Remarks of the running command on what was pasted; they join the answer's own."""
-    context = click.get_current_context(silent=True)
-    found: list[str] = context.meta.setdefault("commtax.remarks", []) if context else []
-    return found
+def print_json(document: object, remarks: list[str] | None = None) -> None:
+    """A document of plain values, or of records that become such."""
+    from commtax.report.documents import plain
 
-
-def carried() -> dict[str, Any]:
-    """Limits and devices of what was pasted, for a command that is written again (``--emit``)."""
-    context = click.get_current_context(silent=True)
-    found: dict[str, Any] = context.meta.setdefault("commtax.carried", {}) if context else {}
-    return found
-
-
-def how_read(place: Cluster) -> Cluster:
-    """The cluster; how an unusual name of it was read joins the remarks."""
-    if place.remark:
-        remarks().append(place.remark)
-    return place
-
-
-def show_remarks() -> None:
-    """Below an answer that has no notes of its own."""
-    if remarks():
-        from commtax.report.tables import notes
-
-        notes(terminal(), remarks())
-
-
-def print_json(document: dict[str, Any]) -> None:
-    if remarks():
-        document = {**document, "notes": list(dict.fromkeys([*document.get("notes", []), *remarks()]))}
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    answer = plain(document)
+    if remarks:
+        answer["notes"] = list(dict.fromkeys([*answer.get("notes", []), *remarks]))
+    text = json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False)
     click.echo(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text))

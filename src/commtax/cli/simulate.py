@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
 import numpy as np
 
-from commtax import catalog
-from commtax.api.serving import Simulation, simulate
-from commtax.catalog.profile import load as load_profile
+from commtax.api.serving import Simulation, serve
 from commtax.cli.options import (
     Count,
     Fraction,
     axis_options,
     json_option,
+    paste_options,
     profile_option,
     replicas_option,
     spread_option,
     where_options,
 )
-from commtax.cli.output import print_json, terminal
-from commtax.cli.pasting import paste_options, pasting
-from commtax.cost.serving import SPREAD
+from commtax.cli.order import Order, ordered
 from commtax.report import serving
 from commtax.statement import Refusal
 from commtax.units import parse_count
@@ -69,41 +65,35 @@ class Counts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 @click.option("--decode-workers", type=Count(), default=None, help="Disaggregated: workers that decode.  [default: enough]")
 @profile_option
 @json_option
-@pasting
-def simulate_command(
-    model: str, as_json: bool, concurrency: Any, num_prompts: int | None, prompts_per_client: int | None, **options: Any
-) -> None:
+@ordered()
+def simulate_command(order: Order) -> None:
     """TPOT and TTFT of a closed loop: clients that each send a request when the last one is answered. Exit code 1: it does not fit.
 
     commtax simulate llama-3.1-8b --cluster 8xh100-sxm -tp 1 --concurrency 32 --input-len 1024 --output-len 256
     """
-    if num_prompts is not None and prompts_per_client is not None:
+    given, q = order.given, order.question
+    if given["num_prompts"] is not None and given["prompts_per_client"] is not None:
         raise Refusal("prompts_per_client: give it or num_prompts, not both", "prompts_per_client")
-    if prompts_per_client is not None:
-        num_prompts = prompts_per_client * concurrency
-    names = {key: options.pop(key) for key in ("intra", "inter", "nics")}
-    options["profile"] = load_profile(options["profile"]) if options["profile"] else None
-    options["spread"] = SPREAD if options["spread"] is None else options["spread"]
-    place = catalog.cluster(options.pop("cluster"), **names)
-    found = simulate(model, place, concurrency=concurrency, num_prompts=num_prompts, **options)
-    if options["disaggregated"]:
-        _check_gpus(found, options)
-    if as_json:
-        print_json(serving.simulation_document(found))
-    elif np.ndim(concurrency):
-        serving.show_simulations(terminal(), found)
-    else:
-        serving.show_simulation(terminal(), found)
-    sys.exit(0 if serving.holds_one(found) else 1)
+    if given["prompts_per_client"] is not None:
+        q = q.but(num_prompts=given["prompts_per_client"] * given["concurrency"])
+    found = serve(q)
+    if q.requests.disaggregated:
+        _check_gpus(found)
+    several = np.ndim(q.requests.concurrency) > 0
+    order.output.answer(
+        lambda: serving.simulation_document(found),
+        lambda console: (serving.show_simulations if several else serving.show_simulation)(console, found),
+        code=0 if serving.holds_one(found) else 1,
+    )
 
 
-def _check_gpus(found: Simulation, options: dict[str, Any]) -> None:
+def _check_gpus(found: Simulation) -> None:
     """Workers that were asked for, and at least one of each kind, must be there; "enough" of both is a what-if."""
     plan, cluster, apart = found.setup.plan, found.setup.cluster, found.apart
-    given = options["prefill_workers"], options["decode_workers"]
+    given = found.requests.prefill_workers, found.requests.decode_workers
     if apart is None or given == (None, None):
         return
-    clients = int(np.min(found.concurrency))
+    clients = int(np.min(found.requests.concurrency))
     if given[1] and given[1] * plan.dp > clients:
         raise Refusal(
             f"decode_workers={given[1]}: more than there are clients, {clients}, for each of their replicas", "decode_workers"

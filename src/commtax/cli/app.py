@@ -1,0 +1,109 @@
+"""The command line's frame: which verbs there are, and how a mistake becomes one line and an exit code."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import traceback
+from contextlib import suppress
+from importlib import import_module
+
+import click
+
+from commtax import __version__
+from commtax.spelling import normalise, visible
+
+BAD_INPUT, FAULT = 2, 70
+LONGEST = 1_000  # signs of an error's line
+VERBS = {
+    "audit": "audit_command",
+    "bill": "bill_command",
+    "calibrate": "calibrate_command",
+    "catalog": "catalog_command",
+    "claims": "claims_command",
+    "compare": "compare_command",
+    "expect": "expect_command",
+    "fit": "fit_command",
+    "measure": "measure_group",
+    "pipeline": "pipeline_command",
+    "plan": "plan_command",
+    "simulate": "simulate_command",
+    "validate": "validate_command",
+    "web": "web_command",
+}
+"""Each verb is a file of its name; this is its function there."""
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="commtax")
+@click.option("--debug", is_flag=True, expose_value=False, help="Anywhere on the line: show where an error came from.")
+def app() -> None:
+    """What every collective of a distributed LLM costs, and what fits: arithmetic you can check.
+
+    Exit codes: 0 an answer, 1 the answer is no, 2 bad input, 3 no verdict (a live rank died,
+    or expect has only an assumed range), 70 a fault of commtax itself.
+    """
+
+
+def commands(arguments: list[str]) -> click.Group:
+    """All commands that this line may want: the one it names, or all for the list of them."""
+    first = arguments[0] if arguments else ""
+    for name in [first] if first in VERBS else VERBS:
+        if name not in app.commands:
+            app.add_command(getattr(import_module(f"commtax.cli.{name}"), VERBS[name]), name)
+    return app
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run a command; a mistake becomes one line on standard error and exit code 2, a fault of ours one line and 70."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    end = words.index("--") if "--" in words else len(words)
+    debug = "--debug" in words[:end]
+    arguments = normalise([w for i, w in enumerate(words) if w != "--debug" or i > end])
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without these signs still gets the answer
+    try:
+        commands(arguments).main(arguments, prog_name="commtax", standalone_mode=False, obj=arguments)
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as usage:
+        click.echo(usage.ctx.get_help() if usage.ctx else "")
+        sys.exit(0)
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader has seen enough; that is no answer of ours
+        _forget_output()
+        sys.exit(141)
+    except Exception as error:
+        text, code = in_one_line(error)
+        with suppress(OSError):  # who closed standard error still gets the exit code
+            if debug:
+                traceback.print_exc()
+            click.echo(f"error: {text}", err=True)
+        if isinstance(error, OSError):
+            _forget_output()
+        sys.exit(code)
+
+
+def in_one_line(error: Exception) -> tuple[str, int]:
+    """An exception in one line that any terminal bears, and the exit code: 2 for bad input, 70 for a fault of ours."""
+    if isinstance(error, click.ClickException):
+        text, code = error.format_message(), BAD_INPUT
+    elif isinstance(error, OverflowError):
+        text, code = f"a number is too large to compute with ({error})", BAD_INPUT
+    elif isinstance(error, OSError):
+        text, code = f"{error.filename or 'the output'}: {error.strerror or error}", BAD_INPUT
+    elif isinstance(error, ValueError):
+        text, code = str(error), BAD_INPUT
+    else:
+        text, code = f"internal: {type(error).__name__}: {error}; run with --debug to see where, and please report it", FAULT
+    line = visible(" ".join(text.split()))
+    return (line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"), code
+
+
+def _forget_output() -> None:
+    """What could not be written must not be tried again when Python ends."""
+    if sys.stdout is sys.__stdout__:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

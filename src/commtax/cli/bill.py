@@ -1,0 +1,86 @@
+"""``commtax bill``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from commtax.api.billing import price
+from commtax.api.explained import Explained
+from commtax.api.sending import sent
+from commtax.cli.emitting import emitted, show_emitted
+from commtax.cli.options import (
+    json_option,
+    paste_options,
+    profile_option,
+    step_options,
+    train_step_options,
+    training_options,
+    what_if_options,
+    where_options,
+)
+from commtax.cli.order import STEP, Order, changed, ordered
+from commtax.cli.pages import html_option, write_bill_page
+from commtax.statement import Refusal
+from commtax.units import parse_tokens
+
+
+@click.command("bill")
+@click.argument("model", required=False)
+@where_options
+@paste_options
+@step_options
+@what_if_options
+@training_options
+@train_step_options
+@click.option("--exact", is_flag=True, help="Only what is sent, in bytes and counts.")
+@profile_option
+@click.option("--emit", default="", metavar="ENGINE", help="Also the launch command: vllm, sglang, trtllm, megatron, torchrun.")
+@html_option
+@json_option
+@ordered(serving=STEP)
+def bill_command(order: Order) -> None:
+    """What one step costs: every kernel and collective, what binds, and what would change it.
+
+    commtax bill llama-3.1-8b --cluster 8xh100-sxm -tp 8
+    """
+    given, emit = order.given, order.given["emit"]
+    tokens = parse_tokens(given["tokens"], "tokens") if given["tokens"] else 0.0
+    measured = given["measured_mfu"]
+    if measured is not None and not 0 < measured <= 1:
+        raise Refusal(f"measured_mfu={measured:g}: above 0 and at most 1 (write 40% or 0.4)", "measured_mfu")
+    if given["exact"]:
+        _exact(order)
+    explained = Explained(price(order.question))
+    commands = emitted(order, explained.bill, emit)
+    write_bill_page(given["html"], explained)
+    from commtax.report import bills
+
+    def show(console: Any) -> None:
+        bills.show_bill(console, explained, tokens, measured)
+        show_emitted(commands)
+
+    order.output.answer(lambda: {**bills.bill_document(explained, tokens, measured), **({"emit": commands} if emit else {})}, show)
+
+
+def _exact(order: Order) -> None:
+    """What is sent, without seconds."""
+    from commtax.report.documents import traffic_document
+    from commtax.report.tables import show_traffic
+
+    given, q = order.given, order.question
+    if q.profile or given["html"]:
+        raise Refusal("profile: holds seconds, and --exact has none" if q.profile else "html: draws seconds, and --exact has none")
+    if given["emit"]:
+        raise Refusal("emit: comes with a priced step; leave --exact out", "emit")
+    for name in ("tokens", "measured_mfu"):
+        if given[name]:
+            raise Refusal(f"{name}: needs seconds, and --exact has none", name)
+    timed = (
+        ("slow_rank", "library", "eager", "async_axes", "imbalance", "flops") if q.trains else ("slow_rank", "overlap", "library")
+    )
+    for name in changed(given, timed):
+        raise Refusal(f"{name}: changes seconds, and --exact has none", name)
+    found = sent(q)
+    order.output.answer(lambda: traffic_document(found), lambda console: show_traffic(console, found))

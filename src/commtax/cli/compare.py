@@ -1,0 +1,143 @@
+"""``commtax compare``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from commtax.api.comparing import compared
+from commtax.api.plans import Axes, PlanRow, Where, compared_plans
+from commtax.cli.options import (
+    json_option,
+    paste_options,
+    profile_option,
+    step_options,
+    train_step_options,
+    training_options,
+    what_if_options,
+    where_options,
+)
+from commtax.cli.order import STEP, Order, changed, ordered
+from commtax.files import read_text
+from commtax.question import Question
+from commtax.spec import Cluster
+from commtax.statement import Refusal
+from commtax.units import parse_count
+
+
+@click.command("compare")
+@click.argument("model", required=False)
+@where_options
+@paste_options
+@step_options
+@what_if_options
+@training_options
+@train_step_options
+@click.option(
+    "--over",
+    multiple=True,
+    metavar="AXIS=VALUES",
+    help="batch=1:256, tp=1,2,4,8, link=nvlink4,10gbe … (twice for a grid).",
+)
+@click.option("--plans", default="", metavar="PLANS", help="Plans side by side: tp1,tp8,tp8pp2,tp4dp2 (instead of --over).")
+@click.option("--links", default="", metavar="LINKS", help="With --plans: on each of these links, nvlink4,pcie5,10gbe.")
+@click.option("--batches", default="", metavar="N[,N…]", help="With --plans: sequences over all replicas.  [default: --batch]")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@click.option("--plot", default="", metavar="FILE", help="Draw it: .svg, .png or .pdf.")
+@profile_option
+@json_option
+@ordered(serving=STEP)
+def compare_command(order: Order) -> None:
+    """The same step over a range of batches, lengths, degrees or links; or plans side by side, and where their order flips.
+
+    commtax compare llama-3.1-8b --cluster 8xh100-sxm -tp 2 --over batch=1:256 --over link=nvlink4,pcie5,10gbe
+
+    commtax compare llama-3.1-8b --cluster 8xh100-sxm --plans tp1,tp2,tp4dp2,dp8 --batches 1,8,64
+    """
+    given = order.given
+    order.output.read(order.question.cluster)
+    if bool(given["plans"]) == bool(given["over"]):
+        raise Refusal("over: give --over AXIS=VALUES or --plans tp1,tp2 …, one of them", "over")
+    for name in ("links", "batches") if given["over"] else ():
+        if given[name]:
+            raise Refusal(f"{name}: belongs to --plans; with --over write it as an axis", name)
+    if given["global_batch"] is not None and given["batch"] is not None:
+        raise Refusal("global_batch: give it or batch, not both", "global_batch")
+    for name in changed(given, ("tokens", "measured_mfu")):
+        raise Refusal(f"{name}: belongs to bill, not to compare", name)
+    if given["plans"]:
+        _plans(order)
+    _over(order)
+
+
+def _over(order: Order) -> NoReturn:
+    from commtax.report import bills
+    from commtax.report.plots import plot_comparison
+
+    given, q = order.given, order.question
+    found = compared(q, list(given["over"]), global_batch=given["global_batch"])
+    if all(row.bill is None for row in found.rows):
+        raise Refusal(f"over: nothing on this range is legal; first: {found.rows[0].refused}", "over")
+    if given["plot"]:
+        swept = {*found.axes, *(("batch", "context") if "local_tokens" in found.axes else ())}
+        sizes = {"tp": q.plan.tp, "pp": q.plan.pp, "dp": q.plan.dp, "batch": q.batch, "context": q.context}
+        fixed = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if axis not in swept)
+        plot_comparison(found, f"{order.model} on {q.cluster.key}, {q.phase}, {fixed}", Path(given["plot"]))
+    order.output.answer(
+        lambda: {"schema": "commtax.compare/1", "axes": list(found.axes), "rows": bills.comparison_rows(found)},
+        lambda console: bills.show_comparison(console, found),
+        csv=lambda: bills.comparison_csv(found),
+    )
+
+
+def _plans(order: Order) -> NoReturn:
+    from commtax.report import plans as report
+
+    given, q = order.given, order.question
+    for axis in ("tp", "pp", "dp", "ep", "cp"):
+        if given[axis] != 1:
+            raise Refusal(f"{axis}: the plans say it; leave it out beside --plans", axis)
+    if given["global_batch"] and given["batches"]:
+        raise Refusal("batches: give them or global_batch, not both", "batches")
+    usual = [int(given["global_batch"] or given["batch"] or 1)]
+    batches = [parse_count(b, "batches") for b in given["batches"].split(",")] if given["batches"] else usual
+    remarks: list[str] = []
+    where = _where(given["topo"], q, remarks) if given["topo"] else None
+    links = [name for name in given["links"].split(",") if name]
+    found = compared_plans(q, given["plans"].split(","), links, batches, where)
+    if all(row.bill is None for row in found.rows):
+        raise Refusal(f"plans: none of them is legal; first: {found.rows[0].refused}", "plans")
+    found = replace(found, notes=(*dict.fromkeys(remarks), *_remarks(found.rows)))
+    if given["plot"]:
+        title = f"{order.model} on {q.cluster.key}, {found.phase}, context {found.context:,}"
+        report.plot_plans(found, title, Path(given["plot"]))
+    order.output.answer(
+        lambda: report.plans_document(found),
+        lambda console: report.show_plans(console, found),
+        csv=lambda: report.plans_csv(found),
+    )
+
+
+def _where(file: str, q: Question, remarks: list[str]) -> Where:
+    """The cluster that a plan meets on the GPUs that suit it best."""
+    from commtax.readers import topology
+    from commtax.readers.placement import place
+
+    seen = topology.parse(read_text(file, "topo"))
+
+    def where(axes: Axes) -> Cluster:
+        laid = place(seen, q.cluster, axes["tp"], axes["dp"] * axes["pp"])
+        remarks.extend(laid.notes)
+        return laid.cluster
+
+    return where
+
+
+def _remarks(rows: tuple[PlanRow, ...]) -> list[str]:
+    """What the bills say that matters to all: batches are shared out, assumed constants."""
+    shared = "batch counts sequences over all replicas; each gets its share, and tokens/s are those of the whole batch"
+    assumed = [note for row in rows if row.bill is not None for note in row.bill.notes if note.code == "fabric"]
+    return [shared, *dict.fromkeys(assumed)]

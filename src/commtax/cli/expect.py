@@ -1,0 +1,103 @@
+"""``commtax expect``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from commtax.api.expecting import Expectation, expect
+from commtax.cli.options import Bytes, Count, json_option, profile_option
+from commtax.cli.order import cluster_of, profile_of
+from commtax.cli.output import Output
+from commtax.files import OUTPUT_BYTES, read_text
+from commtax.spec import Cluster, Profile
+from commtax.statement import Refusal
+from commtax.units import parse_bytes, parse_seconds
+
+MOST_ROWS = 2_000  # of a file that is judged row by row
+VERDICTS = {"pass": 0, "fail": 1, "undecided": 3}
+"""Exit codes."""
+
+
+@click.command("expect")
+@click.argument("op", metavar="COLLECTIVE")
+@click.option("--cluster", "-c", default="", help="A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts.")
+@click.option("--intra", default="", metavar="LINK", help="Another link inside a host.")
+@click.option("--inter", default="", metavar="LINK", help="Another fabric between hosts.")
+@click.option("--nics", type=Count(), default=None, help="NICs a host has.")
+@click.option("--ranks", type=Count(), default=0, help="GPUs that take part.  [default: all]")
+@click.option("--size", type=Bytes(binary=True), default="1G", show_default=True, help="Tensor size; 1G is 2^30, as in nccl-tests.")
+@click.option("--library", default="", metavar="NAME", help="nccl (default), vllm, sglang, trtllm, textbook.")
+@click.option("--measured", default="", metavar="BUSBW|TIME|FILE", help="166GB/s, 25us, or an nccl-tests output: pass or fail.")
+@profile_option
+@json_option
+def expect_command(op: str, size: float, ranks: int, library: str, measured: str, as_json: bool, **options: Any) -> None:
+    """What a collective should take on this hardware; with --measured pass (exit 0), fail (1) or undecided (3).
+
+    Slower than the range fails. Nothing passes on a range that is only assumed: that is undecided.
+
+    commtax expect all-reduce --cluster 8xh100-sxm --size 1G --measured 380GB/s
+    """
+    from commtax.report import bills
+
+    own, output = profile_of(options), Output(as_json)
+    place = output.read(cluster_of(options))
+    if measured and os.path.exists(measured):
+        _expect_file(op, place, ranks, library, own, Path(measured), output)
+    found = expect(op, place, nbytes=size, ranks=ranks, library=library, profile=own)
+    seconds = _measured_seconds(measured, found) if measured else None
+    output.answer(
+        lambda: bills.expectation_document(found, seconds),
+        lambda console: bills.show_expectation(console, found, seconds),
+        code=0 if seconds is None else VERDICTS[found.verdict(seconds)],
+    )
+
+
+def _measured_seconds(text: str, found: Expectation) -> float:
+    """A bus bandwidth or a time."""
+    if text.endswith("s") and not text.endswith("/s"):
+        seconds = parse_seconds(text, "measured")
+        if seconds <= 0:
+            raise Refusal(f"measured '{text}': a time above 0 is needed", "measured")
+        return seconds
+    if not text.endswith("/s"):
+        raise Refusal(f"measured '{text}': write a bus bandwidth (166GB/s), a time (25us), or a file's name", "measured")
+    rate = parse_bytes(text.removesuffix("/s"), "measured")
+    if rate <= 0:
+        raise Refusal(f"measured '{text}': a bandwidth above 0 is needed", "measured")
+    return found.seconds_of_busbw(rate)
+
+
+def _expect_file(op: str, place: Cluster, ranks: int, library: str, own: Profile | None, path: Path, output: Output) -> None:
+    """Every row of an nccl-tests output against its expectation."""
+    from commtax.readers.nccl_tests import parse
+    from commtax.report import bills
+
+    run = parse(read_text(path, "measured", most=OUTPUT_BYTES), str(path))
+    if not run.rows:
+        raise Refusal(f"measured '{path}': no nccl-tests rows found", "measured")
+    if run.op and run.op != op.replace("_", "-").replace("sendrecv", "send-recv"):
+        raise Refusal(f"measured '{path}': an output of {run.op}, not of {op}", "measured")
+    if not all(0 < r.seconds < 1e6 for r in run.rows):
+        raise Refusal(f"measured '{path}': a row has no time above 0", "measured")
+    if len(run.rows) > MOST_ROWS:
+        raise Refusal(
+            f"measured '{path}': {len(run.rows):,} rows, more than the {MOST_ROWS:,} that are judged; split it", "measured"
+        )
+    of = {r.nbytes: expect(op, place, nbytes=r.nbytes, ranks=ranks or run.ranks, library=library, profile=own) for r in run.rows}
+    pairs = [(of[r.nbytes], r.seconds) for r in run.rows]
+    verdicts = {e.verdict(s) for e, s in pairs}
+    worst = next(v for v in ("fail", "undecided", "pass") if v in verdicts)
+
+    def document() -> object:
+        rows = [bills.expectation_document(e, s) for e, s in pairs]
+        return {"schema": "commtax.expect-file/1", "verdict": worst, "pass": bills.PASSED[worst], "rows": rows}
+
+    def show(console: Any) -> None:
+        for e, seconds in pairs:
+            bills.show_expectation(console, e, seconds)
+
+    output.answer(document, show, code=VERDICTS[worst])

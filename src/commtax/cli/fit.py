@@ -1,0 +1,77 @@
+"""``commtax fit``."""
+
+from __future__ import annotations
+
+import click
+
+from commtax.api.fitting import Fit, TrainFit, advised, holds, train_holds
+from commtax.cli.options import (
+    Bytes,
+    Count,
+    Fraction,
+    axis_options,
+    json_option,
+    paste_options,
+    profile_option,
+    replicas_option,
+    training_options,
+    where_options,
+)
+from commtax.cli.order import Order, ordered
+from commtax.statement import Refusal
+
+LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes", "kv_dtype")
+
+
+@click.command("fit")
+@click.argument("model", required=False)
+@where_options
+@paste_options
+@click.option(
+    "--tp", type=Count(), default=None, help="Tensor-parallel size (-tp); left out: the smallest that fits (training: 1)."
+)
+@click.option("--pp", type=Count(), default=None, help="Pipeline stages (-pp).")
+@axis_options
+@replicas_option
+@click.option("--phase", default="serve", metavar="PHASE", help="serve (default) or train.")
+@click.option("--max-model-len", type=Count(), default=None, help="Longest request, 128k or 131072.  [default: the model's]")
+@click.option("--max-num-seqs", type=Count(), default=None, help="Sequences in a step, at most.")
+@click.option("--max-num-batched-tokens", type=Count(), default=None, help="Tokens in a step, at most.")
+@click.option("--gpu-memory-utilization", type=Fraction(), default=None, help="Share of memory the engine may use.")
+@click.option("--block-size", type=Count(), default=None, help="Tokens a KV block.")
+@click.option("--kv-cache-memory-bytes", type=Bytes(), default=0.0, help="A fixed KV cache a rank, such as 1GiB.")
+@click.option("--batch", type=Count(), default=None, help="Training: sequences a replica and step.")
+@click.option("--context", type=Count(), default=None, help="Training: sequence length.  [default: 4096]")
+@training_options
+@profile_option
+@json_option
+@ordered(serving=LIMITS, of="--phase train")
+def fit_command(order: Order) -> None:
+    """Does it fit, and how much KV cache is left? Without -tp: the smallest TP (x PP) that fits.
+
+    commtax fit llama-3.1-70b --cluster 8xh100-sxm --max-model-len 128k
+    """
+    from commtax.report.documents import fit_document
+    from commtax.report.tables import show_fit
+
+    if order.given["phase"] not in ("serve", "train"):
+        raise Refusal(f"phase '{order.given['phase']}': serve or train", "phase", ("serve", "train"))
+    judged = train_holds(order.question) if order.question.trains else _served(order)
+    order.output.answer(lambda: fit_document(judged), lambda console: show_fit(console, judged), code=0 if judged.fits else 1)
+
+
+def _served(order: Order) -> Fit | TrainFit:
+    given, q = order.given, order.question
+    for name, instead in (("batch", "--max-num-seqs"), ("context", "--max-model-len")):
+        if given[name] is not None:
+            raise Refusal(f"{name}: belongs to --phase train; serving takes {instead}", name)
+    if given["sequence_parallel"]:
+        raise Refusal("sequence_parallel: changes nothing that is held while serving", "sequence_parallel")
+    judged = advised(holds(q, chosen=given["tp"] is not None, stages=given["pp"]))
+    servers = order.launch.servers if order.launch else None
+    if not servers or not servers.prefill_workers or not judged.fits:
+        return judged
+    theirs = advised(holds(q.but(tp=servers.prefill_tp, max_num_seqs=0)))
+    verdict = "fit too" if theirs.fits else "these do not fit, and theirs is the answer"
+    order.output.remarks.append(f"servers for prompts, tp {servers.prefill_tp}: {verdict}")
+    return judged if theirs.fits else theirs

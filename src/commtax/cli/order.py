@@ -1,0 +1,131 @@
+"""An order: the question that a command line asks, what was pasted filled in, and how its answer is to be told."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commtax import catalog
+from commtax.api.asking import Options, unsettled
+from commtax.api.comparing import share_of
+from commtax.catalog.profile import load as load_profile
+from commtax.cli.options import Command, Given
+from commtax.cli.output import Output
+from commtax.question import Question
+from commtax.spec import Cluster, Profile
+from commtax.statement import Refusal
+
+if TYPE_CHECKING:
+    from commtax.readers.launch import Launch
+
+TRAINING = (
+    *("zero", "hsdp", "recompute", "schedule", "chunks", "micro_batch", "async_axes", "imbalance", "flops", "tokens"),
+    *("measured_mfu", "global_batch"),
+)
+"""Options that belong to training alone …"""
+STEP = ("kv_dtype", "speculative", "ep_backend", "overlap")
+"""… and to a step of serving."""
+
+
+@dataclass
+class Order:
+    """What one run of a command is asked, and how it is to answer."""
+
+    model: str  # as it was named
+    question: Question
+    output: Output
+    given: Given  # the whole command line, what was pasted filled in
+    launch: Launch | None = None
+    devices: str = ""  # GPUs that were chosen from a topology
+
+
+def ordered(serving: tuple[str, ...] = (), of: str = "phase train") -> Callable[[Callable[[Order], None]], Command]:
+    """Run a command with its order instead of the options that make one; ``serving`` are those that no training has."""
+
+    def decorate(body: Callable[[Order], None]) -> Command:
+        @functools.wraps(body)
+        def run(model: str | None = None, **options: Any) -> None:
+            body(read(model or "", options, serving, of))
+
+        return run
+
+    return decorate
+
+
+def read(model: str, given: Given, serving: tuple[str, ...], of: str) -> Order:
+    """The order of a command line: what was pasted is filled in first, options that were given win."""
+    from commtax.cli.pasting import filled, laid_out
+
+    output = Output(given.pop("as_json", False), given.pop("as_csv", False))
+    text = given.pop("pasted", "")
+    launch, name = filled(text, model, given, output.remarks) if text else (None, model)
+    if not name:
+        raise Refusal("MODEL: name one, or paste a launch command with --from")
+    devices = "" if given.get("plans") else laid_out(given, output.remarks)
+    own = profile_of(given)
+    place = cluster_of(given)
+    phase = given.get("phase", "decode")
+    if phase == "train":
+        belongs(given, serving, f"serving, not to {of}")
+    else:
+        belongs(given, TRAINING, f"--phase train, not to {phase}")
+    return Order(name, asked(name, place, own, given), output, given, launch, devices)
+
+
+def asked(model: str, place: Cluster, own: Profile | None, given: Given) -> Question:
+    """The question of the options that make one."""
+    options = {name: value for name, value in given.items() if name in Options.__annotations__}
+    options |= {"profile": own, "sequence_parallel": given.get("sequence_parallel") or None}
+    options["phase"] = {"serve": "decode"}.get(given.get("phase", "decode"), given.get("phase", "decode"))
+    if "objective" in given:  # a search may try several types
+        options["dtype"] = given["dtype"].split(",")[0]
+    if isinstance(axes := given.get("async_axes"), str):
+        options["async_axes"] = () if axes == "none" else tuple(axes.split(","))
+    if "exact" in given or "block_size" in given:  # a bill or a fit: the batch may be told over all replicas
+        options["batch"] = replica_batch(given["batch"], given["global_batch"], given["dp"])
+    options.pop("global_batch", None)
+    return unsettled(model, place, options)
+
+
+def profile_of(given: Given) -> Profile | None:
+    """A profile; it also says which chip, where no cluster is named."""
+    name = given.pop("profile", "")
+    if not name:
+        return None
+    own = load_profile(name)
+    if not given["cluster"] and "key" in own.chip:
+        given["cluster"] = f"{max(2, given.get('tp') or 1)}x{own.chip['key']}"
+    return own
+
+
+def cluster_of(given: Given) -> Cluster:
+    """The cluster with the links that were given for it."""
+    name, links = given.pop("cluster"), {key: given.pop(key) for key in ("intra", "inter", "nics")}
+    if not name:
+        raise Refusal("cluster: name one with --cluster, such as 8xh100-sxm (commtax catalog clusters)", "cluster")
+    return catalog.cluster(name, **links)
+
+
+def changed(given: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
+    """Which of these options are not what they are when nobody gives them."""
+    usual = {p.name: p.default for p in click.get_current_context().command.params}
+    return [name for name in names if name in given and given[name] not in (usual.get(name), None, "")]
+
+
+def belongs(given: Mapping[str, Any], names: tuple[str, ...], whose: str) -> None:
+    """Options are honoured or refused, never ignored: those that a phase has no use for must be left out."""
+    for name in changed(given, names):
+        raise Refusal(f"{name}: belongs to {whose}", name)
+
+
+def replica_batch(batch: int | None, global_batch: int | None, dp: int) -> int:
+    """``--batch`` a replica, or ``--global-batch`` over all of them."""
+    if global_batch is None:
+        return 1 if batch is None else batch
+    if batch is not None:
+        raise Refusal("global_batch: give it or batch, not both", "global_batch")
+    return share_of(global_batch, dp)

@@ -1,0 +1,256 @@
+"""``commtax plan``."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from commtax.cli.emitting import emitted, show_emitted
+from commtax.cli.options import Count, Fraction, from_option, json_option, profile_option, spread_option, where_options
+from commtax.cli.order import Order, ordered
+from commtax.cli.pages import html_option, write_plan_page
+from commtax.planner import ServingPlans, Standing, TrainPlans, apart_standing, standing, training_standing
+from commtax.planner.best import best_serving, best_training
+from commtax.planner.rows import longest, put, train_bill_of
+from commtax.planner.serving import WORKLOADS
+from commtax.question import MAX_CONCURRENCY, Question
+from commtax.readers.launch import Launch
+from commtax.statement import Refusal
+from commtax.units import parse_seconds
+
+MOST_LISTED = 1000
+"""Plans that are listed at most: a table that somebody may still read."""
+SERVED = (
+    *("workload", "output_len", "spread", "ttft", "tpot", "objective", "max_concurrency", "price", "kv_dtype"),
+    *("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization", "plot"),
+)
+"""Options of a search for serving plans alone."""
+UNSEARCHED = ("eager", "library", "ep_backend", "speculative", "block_size", "kv_cache_memory_bytes")
+"""What a pasted command may say and the search does not know: refused."""
+EMITTED = {False: ("vllm", "sglang", "trtllm"), True: ("megatron", "torchrun")}
+"""What --emit writes for serving and for training."""
+Answer = TypeVar("Answer", ServingPlans, TrainPlans)
+
+
+@click.command("plan")
+@click.argument("model", required=False)
+@where_options
+@from_option
+@click.option("--phase", default="serve", metavar="PHASE", help="serve (default) or train.")
+@click.option("--workload", default="", metavar="NAME", help=f"Lengths of a usual workload: {', '.join(WORKLOADS)}.")
+@click.option("--input-len", "--context", "input_len", type=Count(), default=None, help="Prompt tokens; training: sequence length.")
+@click.option("--output-len", "--osl", "output_len", type=Count(), default=None, help="Output tokens.  [default: 128]")
+@spread_option
+@click.option("--ttft", default="", metavar="TIME", help="Mean time to the first token, at most: 500ms.")
+@click.option("--tpot", default="", metavar="TIME", help="Mean time an output token, at most: 30ms.")
+@click.option("--objective", default=None, metavar="WHAT", help="throughput (default), latency, cost or gpus.")
+@click.option(
+    "--disaggregated/--no-disaggregated", default=True, help="Also plans with workers of their own for prompts.  [default: yes]"
+)
+@click.option("--dtype", default="", metavar="TYPE[,TYPE]", help="Weights: fp8,bf16 compares both.  [default: as stored]")
+@click.option("--kv-dtype", default="", metavar="TYPE", help="KV cache type: auto, bf16, fp8.")
+@click.option("--max-num-batched-tokens", type=Count(), default=None, help="Tokens a step.  [default: the engine's]")
+@click.option("--max-num-seqs", type=Count(), default=None, help="Requests that run at once.  [default: the engine's]")
+@click.option("--gpu-memory-utilization", type=Fraction(), default=None, help="Share of memory.  [default: the engine's]")
+@click.option("--max-concurrency", type=Count(), default=None, help="Clients a copy, at most.  [default: 1024]")
+@click.option("--price", type=float, default=None, help="Dollars a GPU-hour.  [default: the catalogue's]")
+@click.option("--global-batch", type=Count(), default=None, help="Training: sequences a step.")
+@click.option("--top", type=Count(), default=10, show_default=True, help="Plans to list, up to 1,000.")
+@click.option(
+    "--emit", default="", metavar="ENGINE", help="Also the winner's launch command: vllm, sglang, trtllm, megatron, torchrun."
+)
+@click.option("--plot", default="", metavar="FILE", help="Draw the Pareto front: .svg, .png or .pdf.")
+@profile_option
+@html_option
+@json_option
+@ordered(serving=SERVED, of="--phase train")
+def plan_command(order: Order) -> None:
+    """The best parallelism plan for a cluster, and why the others lost. Exit code 1: no plan is good.
+
+    commtax plan llama-3.1-70b --cluster 2x8xh100-sxm --ttft 500ms --tpot 30ms
+
+    commtax plan --cluster 8xh100-sxm --from "vllm serve meta-llama/Llama-3.1-70B -tp 8" --tpot 30ms
+    """
+    given, launch = order.given, order.launch
+    if not 1 <= given["top"] <= MOST_LISTED:
+        nearest = 1 if given["top"] < 1 else MOST_LISTED
+        rule = f"from 1 to {MOST_LISTED:,} plans are listed; nearest valid: {nearest}"
+        raise Refusal(f"top={given['top']}: {rule}", "top", (nearest,))
+    order.output.read(order.question.cluster)
+    if launch and launch.phase != given["phase"]:
+        raise Refusal(f"phase '{given['phase']}': the pasted command is one to {launch.phase}", "phase")
+    if given["phase"] not in ("serve", "train"):
+        raise Refusal(f"phase '{given['phase']}': serve or train", "phase", ("serve", "train"))
+    able = EMITTED[order.question.trains]
+    if given["emit"] and given["emit"] not in able:
+        raise Refusal(f"emit '{given['emit']}': one of {', '.join(able)} here", "emit", able)
+    if order.question.trains:
+        _train(order)
+    _serve(order)
+
+
+def _serve(order: Order) -> NoReturn:
+    from commtax.report import planning
+
+    given, q = order.given, _goal(order)
+    if order.launch:
+        _check_launch(order.launch, int(q.requests.tokens))
+    found, speed = _timed(lambda: best_serving(q))
+    pasted = _stands(found, order.launch) if order.launch else None
+    commands = _commands(order, found) if given["emit"] and len(found.plans) else {}
+    if given["plot"] and len(found.front):
+        planning.plot_front(found, Path(given["plot"]))
+    elif given["plot"]:
+        click.echo(f"plot: no plan is good, {given['plot']} is not written", err=True)
+    _answer(order, found, pasted, commands, speed)
+
+
+def _goal(order: Order) -> Question:
+    """The question with its lengths, limits and objective."""
+    given, q = order.given, order.question
+    lengths = given["input_len"], given["output_len"]
+    if given["workload"] and any(x is not None for x in lengths):
+        raise Refusal("workload: give it or lengths, not both", "workload")
+    if given["workload"] and given["workload"] not in WORKLOADS:
+        raise Refusal(f"workload '{given['workload']}': one of {', '.join(WORKLOADS)}", "workload", tuple(WORKLOADS))
+    usual = WORKLOADS.get(given["workload"], (512, 128))
+    dtypes = tuple(dict.fromkeys(given["dtype"].split(",")))
+    if len(dtypes) > 1 and "" in given["dtype"].split(","):
+        raise Refusal(f"dtype '{given['dtype']}': a type is missing between the commas", "dtype")
+    price = q.cluster.chip.usd_per_gpu_hour if given["price"] is None else given["price"]
+    return q.but(
+        input_len=usual[0] if lengths[0] is None else lengths[0],
+        output_len=usual[1] if lengths[1] is None else lengths[1],
+        ttft_s=_limit(given["ttft"], "ttft"),
+        tpot_s=_limit(given["tpot"], "tpot"),
+        objective=given["objective"] or "throughput",
+        dtypes=dtypes,
+        max_concurrency=MAX_CONCURRENCY if given["max_concurrency"] is None else given["max_concurrency"],
+        usd_per_gpu_hour=price,
+    )
+
+
+def _limit(text: str, name: str) -> float:
+    seconds = parse_seconds(text, name) if text else math.inf
+    if not seconds > 0:
+        raise Refusal(f"{name}_s={seconds}: a time above 0 is needed", f"{name}_s")
+    return seconds
+
+
+def _check_launch(launch: Launch, length: int) -> None:
+    """What a pasted command says is searched with, or refused: nothing that changes the answer is dropped."""
+    for name in UNSEARCHED:
+        value = getattr(launch.manner, name, None) or getattr(launch.limits, name, None)
+        if value:
+            raise Refusal(f"from: the command sets {name} ({value}), and plans are searched without it; leave it out", "from")
+    most = launch.limits.max_model_len
+    if most and length > most:
+        raise Refusal(f"from: the command's {most:,} tokens a request are fewer than input_len + output_len = {length:,}", "from")
+
+
+def _stands(found: ServingPlans, launch: Launch) -> Standing:
+    """The pasted plan: groups that share experts are one copy, all others are replicas."""
+    servers, split, clients = launch.servers, launch.split, launch.load.concurrency or 0
+    if servers.prefill_workers:
+        kinds = (split.tp or 1, servers.count), (servers.prefill_tp or 1, servers.prefill_workers)
+        return apart_standing(found, *kinds, split.dtype, clients)
+    sizes, inner, experts = dict(launch.axes), split.dp or 1, found.question.model.experts
+    if launch.engine == "vllm" and inner > 1 and experts and not split.ep:
+        sizes["ep"] = sizes["tp"] * inner  # vLLM splits experts over all of them
+    shared = experts is not None and sizes["ep"] > sizes["tp"]
+    plan = {"tp": sizes["tp"], "pp": sizes["pp"], "dp": inner if shared else 1, "ep": sizes["ep"]}
+    return standing(found, plan, servers.count * (1 if shared else inner), split.dtype, clients)
+
+
+def _commands(order: Order, found: ServingPlans) -> dict[str, str]:
+    """The launch of the best plan, all of its servers, and the benchmark that would check it."""
+    from commtax.emit import Limits, apart_command, benchmark_command, launch_command
+
+    rows, q, engine = found.plans, found.question, order.given["emit"]
+    one, copies = put(q, rows, 0).plan, int(rows.replicas[0])
+    limits = Limits(
+        max_model_len=(order.launch.limits.max_model_len if order.launch else None) or longest(found, rows, 0),
+        max_num_seqs=max(1, int(rows.running[0])),
+        max_num_batched_tokens=q.limits.max_num_batched_tokens,
+        gpu_memory_utilization=q.limits.gpu_memory_utilization,
+    )
+    if int(rows.mode[0]):
+        workers = replace(one, tp=int(rows.prefill_tp[0])), int(rows.prefill_replicas[0])
+        launch = apart_command(q.model, engine, q.cluster, workers, (one, copies), limits)
+    else:
+        launch = launch_command(q.model, replace(one, replicas=copies), engine, q.cluster, limits)
+    wanted = q.requests
+    bench = benchmark_command(
+        q.model,
+        engine,
+        input_len=wanted.input_len,
+        output_len=wanted.output_len,
+        concurrency=int(rows.concurrency[0]),
+        spread=wanted.spread,
+    )
+    return {"launch": launch, "benchmark": bench}
+
+
+def _timed(search: Callable[[], Answer]) -> tuple[Answer, str]:
+    """The answer, and how long it took: that is said beside it, because it differs from run to run."""
+    start = time.process_time()
+    found = search()
+    seconds = time.process_time() - start
+    rate = found.candidates / max(seconds, 1e-9)
+    return found, f"{found.candidates:,} plans considered in {seconds:.2f} s of CPU, {rate:,.0f} a second"
+
+
+def _answer(
+    order: Order, found: ServingPlans | TrainPlans, pasted: Standing | None, commands: dict[str, str], speed: str
+) -> NoReturn:
+    from commtax.report import planning
+
+    top, emit = order.given["top"], order.given["emit"]
+    write_plan_page(order.given["html"], found)
+
+    def show(console: Any) -> None:
+        click.echo(speed, err=True)
+        planning.show_plans(console, found, top, pasted)
+        show_emitted(commands)
+
+    order.output.answer(
+        lambda: {**planning.plans_document(found, top, pasted), **({"emit": commands} if emit else {})},
+        show,
+        code=0 if len(found.plans) else 1,
+    )
+
+
+def _train(order: Order) -> NoReturn:
+    given, q = order.given, order.question
+    if given["global_batch"] is None:
+        raise Refusal("global_batch: training needs the sequences of a step, such as --global-batch 1024", "global_batch")
+    length = 4096 if given["input_len"] is None else given["input_len"]
+    q = q.but(global_batch=given["global_batch"], context=length, sequence_parallel=True)
+    found, speed = _timed(lambda: best_training(q))
+    pasted = _trains(found, order.launch) if order.launch else None
+    commands = emitted(order, train_bill_of(found, found.plans, 0), given["emit"]) if len(found.plans) else {}
+    _answer(order, found, pasted, commands, speed)
+
+
+def _trains(found: TrainPlans, launch: Launch) -> Standing:
+    """The pasted job, with its own overlap."""
+    step, q = launch.training, found.question
+    trains = q.engine.trains
+    run = q.but(
+        **launch.axes,
+        micro_batch=step.micro_batch or 1,
+        zero=trains.zero if step.zero is None else step.zero,
+        recompute=step.recompute or "none",
+        schedule=step.schedule or "1f1b",
+        chunks=launch.chunks_of(q.model.num_layers) or 1,
+        sequence_parallel=step.sequence_parallel or trains.sequence_parallel,
+        shard=step.hsdp or 0,
+        async_axes=tuple(step.async_axes.split(",")) if step.async_axes else None,
+    )
+    return training_standing(found, run)
