@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from commtax.audit import SECONDS_TOLERANCE, Question, audit
 from commtax.catalog.profile import load as load_profile
 from commtax.catalog.profile import on_cluster
 from commtax.cli.options import Bytes, Count, Fraction, axis_options, json_option, profile_option, where_options
-from commtax.cli.output import how_read, print_json, show_remarks, terminal
+from commtax.cli.output import Output
 from commtax.report import auditing
 from commtax.statement import Refusal
 
@@ -63,7 +62,8 @@ def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: 
     commtax audit vllm.log --model llama-3.1-8b --cluster 2xh100-sxm -tp 2
     """
     names = {key: options.pop(key) for key in ("intra", "inter", "nics")}
-    place = how_read(catalog.cluster(options.pop("cluster"), **names))
+    output = Output(as_json)
+    place = output.read(catalog.cluster(options.pop("cluster"), **names))
     if not options["tolerance"] > 0:
         raise Refusal(f"tolerance={options['tolerance']}: a fraction above 0 is needed")
     plan = {name: options.pop(name) for name in _PLAN}
@@ -73,9 +73,5 @@ def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: 
     place = on_cluster(own, place) if own else place
     pricing = {"library": options.pop("library"), "profile": own}
     found = audit(files, Question(catalog.model(model), place, plan, limits, pricing=pricing, **options), baseline)
-    if as_json:
-        print_json(auditing.audit_document(found))
-    else:
-        auditing.show_audit(terminal(), found)
-        show_remarks()
-    sys.exit(1 if found.verdict == "disagree" else 0)
+    code = 1 if found.verdict == "disagree" else 0
+    output.answer(lambda: auditing.audit_document(found), lambda console: auditing.show_audit(console, found), code)

@@ -25,6 +25,9 @@ from commtax.cli.pages import html_option, write_bill_page
 from commtax.statement import Refusal
 from commtax.units import parse_tokens
 
+TIMED = {False: ("slow_rank", "overlap", "library"), True: ("slow_rank", "library", "eager", "async_axes", "imbalance", "flops")}
+"""Options that change seconds alone, in serving and in training."""
+
 
 @click.command("bill")
 @click.argument("model", required=False)
@@ -77,10 +80,7 @@ def _exact(order: Order) -> None:
     for name in ("tokens", "measured_mfu"):
         if given[name]:
             raise Refusal(f"{name}: needs seconds, and --exact has none", name)
-    timed = (
-        ("slow_rank", "library", "eager", "async_axes", "imbalance", "flops") if q.trains else ("slow_rank", "overlap", "library")
-    )
-    for name in changed(given, timed):
+    for name in changed(given, TIMED[q.trains]):
         raise Refusal(f"{name}: changes seconds, and --exact has none", name)
     found = sent(q)
     order.output.answer(lambda: traffic_document(found), lambda console: show_traffic(console, found))

@@ -11,7 +11,7 @@ import click
 from commtax import catalog
 from commtax.calibrate import calibrate
 from commtax.cli.options import Count, json_option
-from commtax.cli.output import how_read, print_json, show_remarks, terminal
+from commtax.cli.output import Output
 from commtax.files import refuse_overwriting, write_text
 from commtax.report import calibrating
 from commtax.statement import Refusal
@@ -45,12 +45,11 @@ def calibrate_command(files: tuple[Path, ...], cluster: str, out: str, name: str
             "cluster: say where this was measured with --cluster, such as 8xh100-sxm (commtax catalog clusters)", "cluster"
         )
     links = {key: options.pop(key) for key in ("intra", "inter", "nics")}
-    place = how_read(catalog.cluster(cluster, **links))
+    output = Output(as_json)
+    place = output.read(catalog.cluster(cluster, **links))
     refuse_overwriting(out, files)
     found = calibrate(files, place, name=name or Path(out).stem, **options)
     write_text(out, json.dumps(found.document, indent=1, ensure_ascii=False) + "\n")
-    if as_json:
-        print_json(calibrating.calibration_document(found, out))
-    else:
-        calibrating.show_calibration(terminal(), found, out)
-        show_remarks()
+    output.answer(
+        lambda: calibrating.calibration_document(found, out), lambda console: calibrating.show_calibration(console, found, out)
+    )
