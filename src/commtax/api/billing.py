@@ -12,11 +12,12 @@ from commtax.api.fitting import Fit, judge_length
 from commtax.api.sending import check_backend, check_workload, context_notes, flight_notes, in_flight, workload
 from commtax.api.setup import Setup, constants_of, fabric_of, library_of, positive, setup
 from commtax.cost.inference import Pricer, comm_line, inference_bill
+from commtax.cost.provenance import sourced
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Bill
 from commtax.question import WhatIf
 from commtax.spec import Cluster, Model, Number, Profile
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal
 
 CHANGES = ("eager", "ep_backend", "overlap", "slow_rank", "latency_scale", "bandwidth_scale", "library")
 """What-ifs of a served step."""
@@ -35,7 +36,7 @@ class StepBill(Bill):
     speculative: int
     settings: WhatIf
     sources: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     @property
     def legal(self) -> Any:
@@ -87,7 +88,7 @@ def bill(
         *_padding(asked, work.rows, rows),
         *context_notes(context, asked),
         *_step_notes(asked, phase, work.rows, speculative),
-        *((fabric.note,) if fabric.note else ()),
+        *((Note("assumed-links", fabric.note),) if fabric.note else ()),
         *_untaken(plain, asked),
     )
     return StepBill(plain.lines, plain.tokens, asked, phase, batch, context, together, rows, speculative, settings, sources, notes)
@@ -105,29 +106,33 @@ def _check(phase: str, batch: Number, context: Number, overlap: float, slow_rank
     return batch, context
 
 
-def _step_notes(asked: Setup, phase: str, rows: Number, speculative: int) -> list[str]:
+def _step_notes(asked: Setup, phase: str, rows: Number, speculative: int) -> list[Note]:
     """What one priced step leaves out: chunks of a long prompt, drafts that are accepted."""
     found = []
     most = asked.engine.serves.max_batched_tokens
     if phase in ("prefill", "mixed") and np.ndim(rows) == 0 and rows > most and asked.engine.sends.graph_sizes:
         chunks = int(np.ceil(rows / most))
-        found.append(f"{asked.engine.key} would run these {rows:,.0f} tokens in {chunks} chunks of {most:,}; one step is priced")
+        cut = f"{asked.engine.key} would run these {rows:,.0f} tokens in {chunks} chunks of {most:,}; one step is priced"
+        found.append(Note("chunks", cut))
     if speculative:
-        found.append(f"tokens/s count one token a sequence: up to {speculative + 1} times as many if every draft is accepted")
+        more = f"up to {speculative + 1} times as many if every draft is accepted"
+        found.append(Note("drafts", f"tokens/s count one token a sequence: {more}"))
     return found
 
 
-def _untaken(plain: Bill, asked: Setup) -> list[str]:
+def _untaken(plain: Bill, asked: Setup) -> list[Note]:
     """A profile whose collectives are not the ones that run: said, not left to be guessed."""
     own, comm = asked.profile, [x for x in plain.items if x.kind == "comm"]
-    if not own or not own.libraries or not comm or any(x.source == own.label for x in comm):
+    if not own or not own.libraries or not comm or any(x.source.basis == sourced(own.label).basis for x in comm):
         return []
-    return [f"none of these collectives takes a path of profile {own.name}: --library {next(iter(own.libraries))} prices with it"]
+    with_it = f"--library {next(iter(own.libraries))} prices with it"
+    return [Note("profile-untaken", f"none of these collectives takes a path of profile {own.name}: {with_it}")]
 
 
-def _padding(asked: Setup, rows: Number, padded: Number) -> list[str]:
+def _padding(asked: Setup, rows: Number, padded: Number) -> list[Note]:
     if np.ndim(padded) == 0 and padded != rows:
-        return [f"{asked.engine.key} runs {rows:,.0f} rows in a CUDA graph of {padded:,.0f}: the padding is computed and sent too"]
+        graph = f"{asked.engine.key} runs {rows:,.0f} rows in a CUDA graph of {padded:,.0f}"
+        return [Note("padding", f"{graph}: the padding is computed and sent too")]
     return []
 
 

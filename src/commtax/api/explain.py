@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from commtax.api.billing import StepBill, again, with_collectives
-from commtax.ledger import Line
+from commtax.ledger import LAUNCH_FLOOR, Line
 from commtax.units import format_bytes, format_seconds
 
 COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))
@@ -36,7 +36,7 @@ def verdict(b: StepBill, what_ifs: list[Counterfactual] | None = None) -> str:
     top = max(lines, key=lambda x: float(x.exposed_s))
     whole = f"{head}: {share:.0%} of the step is communication"
     kind = "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
-    kind = "launch" if top.why == "the launch floor without graphs" else kind
+    kind = "launch" if top.why.code == LAUNCH_FLOOR.code else kind
     biggest = f"{top.item.what} {top.item.op}, {kind}-bound: {int(top.item.count):,} x {format_seconds(float(top.each_s))}"
     return f"{whole} ({biggest}, {format_bytes(float(top.item.nbytes))} over {top.link}); {_remedy(b, top, share, what_ifs)}."
 
@@ -45,8 +45,8 @@ def _remedy(b: StepBill, top: Line, share: float, what_ifs: list[Counterfactual]
     """What would help, from what-ifs that are computed, not from a rule of thumb."""
     if share < 0.05:
         return _compute_words(b)
-    found = {c.what: -c.delta_s / float(b.step_s) for c in (counterfactuals(b) if what_ifs is None else what_ifs)}
-    latency, bandwidth = found["collective latency / 2"], found["collective bandwidth x 2"]
+    tried = counterfactuals(b) if what_ifs is None else what_ifs
+    latency, bandwidth = (_saves(b, tried, name) for name in ("latency_scale", "bandwidth_scale"))
     fused = " (a fused all-reduce would do that)" if top.item.op == "all-reduce" else ""
     if max(latency, bandwidth) < 0.01:
         words = "neither half the latency nor twice the bandwidth would save 1 %"
@@ -57,12 +57,18 @@ def _remedy(b: StepBill, top: Line, share: float, what_ifs: list[Counterfactual]
     else:
         words = f"half the latency saves {latency:.0%}{fused}, twice the bandwidth {bandwidth:.0%}"
     tp = int(b.setup.plan.tp)
-    better = max(((found.get(f"tp {n}", -1.0), n) for n in (tp // 2, 2 * tp)), default=(0.0, tp))
+    better = max((_saves(b, tried, "tp", n), n) for n in (tp // 2, 2 * tp))
     if better[0] > 0.02:
         words += f"; tp {better[1]} would be {better[0]:.0%} faster"
     if str(top.link) == b.setup.cluster.inter.key and top.item.axis == "tp":
         words += "; tensor parallelism inside a host and a pipeline across would avoid it"
     return words
+
+
+def _saves(b: StepBill, tried: list[Counterfactual], name: str, value: int | None = None) -> float:
+    """Share of the step that a change of one thing (to ``value``, where given) saves; -1 where nobody tried it."""
+    found = (c for c in tried if name in c.changes and (value is None or c.changes[name] == value))
+    return next((-c.delta_s / float(b.step_s) for c in found), -1.0)
 
 
 def _compute_words(b: StepBill) -> str:
@@ -99,7 +105,7 @@ def counterfactuals(b: StepBill) -> list[Counterfactual]:
     if tp > 1:
         add(f"tp {tp // 2}", "fewer ranks", tp=tp // 2, ep=_scaled_ep(b, tp // 2))
     add(f"tp {2 * tp}", "more ranks", tp=2 * tp, ep=_scaled_ep(b, 2 * tp))
-    own = any(not str(x.algorithm).startswith(("NCCL", "hierarchical", "ring")) for x in b.items if x.kind == "comm")
+    own = any(x.via == "custom" for x in b.items)
     if own and b.setup.cluster.chip.family != "cpu":
         add("NCCL only", "custom all-reduce disabled", library="nccl")
     if not b.settings.eager and b.setup.engine.sends.graph_sizes:

@@ -16,7 +16,7 @@ from commtax.cost.traffic import inference, padded_rows
 from commtax.cost.train_traffic import training
 from commtax.ledger import Item
 from commtax.spec import Cluster, Model, Number, Plan, TrainStep, Workload
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,11 @@ def traffic(
     rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, eager)
     notes = (*asked.notes, *flight_notes(phase, batch, asked.plan.pp), *context_notes(context, asked))
     if np.ndim(rows) == 0 and rows != work.rows:
-        notes += (f"{asked.engine.key} runs {work.rows:,.0f} rows in a CUDA graph of {rows:,.0f}: the padding is sent too",)
+        graph = f"{asked.engine.key} runs {work.rows:,.0f} rows in a CUDA graph of {rows:,.0f}: the padding is sent too"
+        notes += (Note("padding", graph),)
     alone = asked.model.experts is None or not np.any(over_replicas(asked.plan, asked.engine))
     if np.ndim(asked.plan.dp) == 0 and asked.plan.dp != 1 and alone:
-        notes += (f"DP {asked.plan.dp}: its ranks send each other nothing here; the lines are one rank's",)
+        notes += (Note("silent-dp", f"DP {asked.plan.dp}: its ranks send each other nothing here; the lines are one rank's"),)
     return Traffic(asked, phase, batch, context, rows, tuple(items), notes)
 
 
@@ -133,10 +134,11 @@ def check_train_dtype(dtype: str) -> None:
         raise Refusal(f"dtype '{dtype}': training multiplies in bf16, fp16 or fp8", "dtype")
 
 
-def context_notes(context: Number, asked: Setup) -> list[str]:
+def context_notes(context: Number, asked: Setup) -> list[Note]:
     """A length that the model was not made for."""
     if np.ndim(context) == 0 and context > asked.model.max_len:
-        return [f"{context:,} tokens are more than the {asked.model.max_len:,} positions of {asked.model.key}"]
+        long = f"{context:,} tokens are more than the {asked.model.max_len:,} positions of {asked.model.key}"
+        return [Note("context", long)]
     return []
 
 
@@ -145,14 +147,15 @@ def in_flight(phase: str, batch: Number, pp: Number) -> Number:
     return np.ceil(batch / pp) if phase in ("decode", "prefill") else batch
 
 
-def flight_notes(phase: str, batch: Number, pp: Number) -> list[str]:
+def flight_notes(phase: str, batch: Number, pp: Number) -> list[Note]:
     """What a scalar pipeline should know: how its batch is split, and whether it starves."""
     if phase not in ("decode", "prefill") or np.ndim(pp) or np.ndim(batch) or pp <= 1:
         return []
     together, flight = in_flight(phase, batch, pp), min(int(pp), int(batch))
     idle = 1 - flight / int(pp)
     starved = f"; {idle:.0%} of the stages idle: fewer requests than stages" if idle else ""
-    return [f"{flight} microbatches of {together:,.0f} in flight, one a stage{starved}; the lines are one microbatch's"]
+    flying = f"{flight} microbatches of {together:,.0f} in flight, one a stage{starved}"
+    return [Note("flight", f"{flying}; the lines are one microbatch's")]
 
 
 def check_lengths(context: Number, asked: Setup) -> None:

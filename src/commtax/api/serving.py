@@ -32,7 +32,7 @@ from commtax.cost.traffic import padded_rows
 from commtax.ledger import Bill
 from commtax.question import WhatIf
 from commtax.spec import Cluster, Model, Number, Plan, Workload
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal
 from commtax.units import format_mean
 
 MOVING = 0.8  # share of a link's bandwidth that moves caches
@@ -70,7 +70,7 @@ class Simulation:
     prompt_s: Number
     served: Served
     apart: Apart | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     @property
     def legal(self) -> Any:
@@ -128,7 +128,7 @@ class Simulation:
         if not self.setup.engine.host.calibrated:
             return "assumed"
         lines = [line for step in self._steps() for line in step.lines]
-        known = not any(line.source.startswith("assumed") and np.any(np.asarray(line.exposed_s) > 0) for line in lines)
+        known = not any(line.source.kind == "assumed" and np.any(np.asarray(line.exposed_s) > 0) for line in lines)
         return "calibrated" if known and self.measured_here else "transferred"
 
     def sigma_of(self, name: str) -> Number:
@@ -350,18 +350,20 @@ def check_spread(spread: Number) -> Number:
     return spread
 
 
-def lengths_note(spread: float) -> str:
+def lengths_note(spread: float) -> Note:
     """What the requests' lengths are, and what would change with others."""
     if spread:
-        return f"lengths vary by {spread:.0%} to either side; --spread 0: equal lengths, whose clients move in lockstep"
-    return f"equal lengths: clients move in lockstep; --spread {SPREAD:g}: lengths that vary by {SPREAD:.0%} to either side"
+        other = "--spread 0: equal lengths, whose clients move in lockstep"
+        return Note("lengths", f"lengths vary by {spread:.0%} to either side; {other}")
+    other = f"--spread {SPREAD:g}: lengths that vary by {SPREAD:.0%} to either side"
+    return Note("lengths", f"equal lengths: clients move in lockstep; {other}")
 
 
-def _notes(s: Simulation) -> tuple[str, ...]:
+def _notes(s: Simulation) -> tuple[Note, ...]:
     """What a reader of one scalar answer should know."""
     told = s.setup.notes
     if s.apart:  # GPUs are counted over both kinds of workers
-        told = tuple(note for note in told if " GPUs idle (" not in note)
+        told = tuple(note for note in told if note.code != "idle-gpus")
     if np.ndim(s.spread) == 0:
         told += (lengths_note(float(s.spread)),)
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):
@@ -369,9 +371,10 @@ def _notes(s: Simulation) -> tuple[str, ...]:
     told += tuple(context_notes(s.input_len + s.output_len, s.setup))
     each = s.concurrency / s.setup.plan.dp / s.setup.plan.replicas / (s.apart.copies if s.apart else 1)
     if s.kv_tokens < s.input_len + s.output_len:
-        return (*told, "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
+        return (*told, Note("cache", "one request does not fit into the KV cache (see commtax fit); priced as if one ran"))
     if s.running < each:
         limit = f"the engine's limit (max_num_seqs {s.max_seqs:,})" if s.running == s.max_seqs else "the KV cache"
         held = f"; it holds {s.kv_tokens:,.0f} tokens" if s.running < s.max_seqs else ""
-        return (*told, f"{s.running:,.0f} of {format_mean(each)} requests of a replica run at once, for {limit}{held}")
+        some = f"{s.running:,.0f} of {format_mean(each)} requests of a replica run at once, for {limit}{held}"
+        return (*told, Note("queue", some))
     return told

@@ -16,7 +16,7 @@ from commtax.cost.memory import check_stored, on_chip
 from commtax.cost.placement import used_of_domain
 from commtax.cost.train_memory import RECOMPUTE
 from commtax.spec import DTYPE_BYTES, Chip, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Profile
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal
 from commtax.units import MAX_COUNT
 
 PHASES = ("decode", "prefill", "mixed", "train")
@@ -33,7 +33,7 @@ class Setup:
     cluster: Cluster
     plan: Plan
     engine: Engine
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     profile: Profile | None = None  # a machine's own constants, already laid over cluster and engine
     codes: Any = 0  # for arrays: 0 where legal, else 1 + the index in ``legality.RULES`` of the rule that is broken
 
@@ -102,7 +102,7 @@ def setup(
     if all(np.ndim(x) == 0 for x in (tp, pp, dp, ep, cp, plan.replicas, plan.microbatches)):
         legality.check(known, place, plan, engine)
         remarks = (*legality.notes(known, place, plan, engine), *_remarks(known, place, plan, engine))
-        remarks += tuple(overlay.remarks(own, place, engine)) if own else ()
+        remarks += tuple(Note("profile", said) for said in overlay.remarks(own, place, engine)) if own else ()
         return Setup(known, place, plan, engine, remarks, own)
     return Setup(known, place, plan, engine, profile=own, codes=legality.codes(known, place, plan, engine))
 
@@ -140,18 +140,20 @@ def constants_of(asked: Setup) -> KernelConstants:
     return catalog.kernel_constants(asked.engine, asked.cluster.chip)
 
 
-def _remarks(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[str]:
+def _remarks(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[Note]:
     """What else a plan should know: an uncalibrated version, an unusual host, weights the chip cannot multiply."""
-    found = [engine.note] if engine.note else []
-    found += [cluster.remark] if cluster.remark else []
+    found = [Note("version", engine.note)] if engine.note else []
+    found += [Note("cluster", cluster.remark)] if cluster.remark else []
     used = int(used_of_domain(plan, cluster, engine))
     if plan.num_gpus > cluster.domain > used:
         where = "host" if cluster.domain == cluster.gpus_per_host else "NVLink domain"
-        found.append(f"ranks are laid on {used} of the {cluster.domain} GPUs of each {where}, so that no group straddles two")
+        laid = f"ranks are laid on {used} of the {cluster.domain} GPUs of each {where}, so that no group straddles two"
+        found.append(Note("placement", laid))
     wanted = plan.weights_dtype or (model.quant.dtype if model.quant else "")
     native = {"mxfp4": "fp4", "nvfp4": "fp4", "int4": "int4"}.get(wanted, wanted)
     if wanted in DTYPE_BYTES and DTYPE_BYTES[wanted] < 2 and native not in cluster.chip.flops_per_s:
-        found.append(f"{cluster.chip.key} has no {wanted} arithmetic: such weights save memory and bandwidth only")
+        stored = f"{cluster.chip.key} has no {wanted} arithmetic: such weights save memory and bandwidth only"
+        found.append(Note("arithmetic", stored))
     return found
 
 

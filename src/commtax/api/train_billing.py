@@ -16,7 +16,7 @@ from commtax.cost.training import TAXES, training_bill
 from commtax.ledger import Bill
 from commtax.question import WhatIf
 from commtax.spec import Cluster, Model, Number, TrainStep
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal
 
 CONVENTIONS = ("full", "causal")
 USABLE = 0.95
@@ -33,7 +33,7 @@ class TrainBill(Bill):
     settings: WhatIf
     memory: TrainMemory
     sources: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     @property
     def legal(self) -> Any:
@@ -182,7 +182,7 @@ def train_bill(
     plain = training_bill(asked.model, asked.plan, step, asked.cluster, asked.engine, fabric, constants, settings, tokens)
     memory = training_memory(asked.model, asked.plan, step, asked.engine)
     sources = tuple(dict.fromkeys(f"{x.kind}: {x.source}" for x in plain.lines if x.source))
-    notes = (*asked.notes, *context_notes(context, asked), *((fabric.note,) if fabric.note else ()))
+    notes = (*asked.notes, *context_notes(context, asked), *((Note("assumed-links", fabric.note),) if fabric.note else ()))
     return TrainBill(plain.lines, plain.tokens, asked, step, batch, settings, memory, sources, notes)
 
 

@@ -72,5 +72,5 @@ def _where(file: str, cluster: Cluster, notes: list[str]) -> Any:
 def _remarks(rows: Any) -> list[str]:
     """What the bills say that matters to all: batches are shared out, assumed constants."""
     found = ["batch counts sequences over all replicas; each gets its share, and tokens/s are those of the whole batch"]
-    told = [note for row in rows if row.bill is not None for note in row.bill.notes if "assumed" in note]
+    told = [note for row in rows if row.bill is not None for note in row.bill.notes if note.code == "assumed-links"]
     return [*found, *dict.fromkeys(told)]

@@ -14,7 +14,7 @@ from commtax.cost.experts import expert_tp
 from commtax.cost.stages import virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
 from commtax.spec import AXES, Cluster, Engine, Experts, Mlp, Model, Number, Plan
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal
 
 Mask = np.ndarray[Any, Any]
 _BEYOND = 1e15  # far more ranks than any cluster has
@@ -292,24 +292,28 @@ def _nearest(rule: Rule, q: Case) -> str:
     return f"; nearest legal {axis}: {' or '.join(map(str, near))}" if near else ""
 
 
-def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[str]:
+def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[Note]:
     """What a legal scalar plan should know about itself: replication, idle GPUs, uneven stages."""
     found = []
     kv, tp, pp = model.attention.num_kv_heads, int(plan.tp), int(plan.pp)
     if not model.attention.latent and tp > kv:
-        found.append(f"KV heads replicated: {kv} heads over tp {tp}, {tp // kv} copies of each")
+        found.append(Note("kv-replicated", f"KV heads replicated: {kv} heads over tp {tp}, {tp // kv} copies of each"))
     if model.attention.latent and tp > 1:
-        found.append(f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache")
+        found.append(Note("kv-whole", f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache"))
     if plan.chunks > 1 and pp > 1 and model.num_layers % (pp * plan.chunks):
         layout = virtual_layers(model.num_layers, pp, plan.chunks)
         sizes = [sum(chunk[rank] for chunk in layout) for rank in range(pp)]
         first, last, most = layout[0][0], layout[-1][-1], max(map(max, layout))
         ends = f"{plan.chunks} chunks each: {first} in the first, {last} in the last, none above {most}"
-        found.append(f"uneven pipeline: {model.num_layers} layers as {'+'.join(map(str, sizes))} in {ends}")
+        found.append(_uneven(model, sizes, f" in {ends}"))
     elif model.num_layers % pp:
         sizes = [len(r) for r in stage_layers(model, pp, engine.sends.odd_layers)]
-        found.append(f"uneven pipeline: {model.num_layers} layers as {'+'.join(map(str, sizes))}")
+        found.append(_uneven(model, sizes))
     idle = cluster.num_gpus - int(plan.all_gpus)
     if idle > 0:
-        found.append(f"{idle} of {cluster.num_gpus} GPUs idle ({_sizes(plan)} = {plan.all_gpus})")
+        found.append(Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({_sizes(plan)} = {plan.all_gpus})"))
     return found
+
+
+def _uneven(model: Model, sizes: list[int], where: str = "") -> Note:
+    return Note("uneven-stages", f"uneven pipeline: {model.num_layers} layers as {'+'.join(map(str, sizes))}{where}")

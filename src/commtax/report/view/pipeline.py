@@ -68,11 +68,10 @@ def _durations(b: TrainBill, chunks: int) -> Durations:
     """Forward, input and weight gradients of one microbatch on one of a rank's chunks, as the bill has them."""
     m = float(b.setup.plan.microbatches) * chunks
 
-    def total(ending: str, grads: bool | None = None) -> float:
-        lines = [x for x in b.items if x.kind == "compute" and x.item.op.endswith(ending)]
-        return sum(float(x.total_s) for x in lines if grads is None or ("weight gradient" in x.item.what) == grads) / m
+    def total(*stages: str) -> float:
+        return sum(float(x.total_s) for x in b.items if x.kind == "compute" and x.item.stage in stages) / m
 
-    times = (total("forward"), total("backward", False) + total("recompute"), max(total("backward", True), 1e-12))
+    times = (total("forward"), total("backward", "recompute"), max(total("weight-gradient"), 1e-12))
     return Durations(*times, stage_factors=_depths(b, chunks))
 
 
