@@ -60,6 +60,11 @@ class Rule:
     broken: Callable[[Case], Number]
     says: Callable[[Case], str]
 
+    @property
+    def names_tp(self) -> bool:
+        """Whether its sentence has one degree of tensor parallelism in it."""
+        return self.axis == "tp" or self.name == "attention-dp-whole"
+
 
 def _kv_broken(q: Case) -> Number:
     shared = np.minimum(q.plan.tp, q.kv_heads)

@@ -68,7 +68,8 @@ def illegal(base: Setup, whole: Space) -> Iterator[Rejected]:
         seen.add(key)
         sizes = sizes_of(whole, i)
         rule = RULES[int(whole.codes[i]) - 1]
-        yield Rejected(label(**sizes), rule.says(Case(base.model, base.cluster, replace(base.plan, **sizes), base.engine)))
+        case = Case(base.model, base.cluster, replace(base.plan, **sizes), base.engine)
+        yield Rejected(label(**sizes), rule.says(case), sizes["tp"] if rule.names_tp else 0)
 
 
 def too_large(question: ServingPlans, legal: Space, fits: Array, index: int) -> Iterator[Rejected]:
