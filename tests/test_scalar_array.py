@@ -107,6 +107,7 @@ SCALAR = {
         "default_utilization",
         "check_stored",
         "min_microbatches",
+        "fewest_microbatches",
         "check",
         "legal_values",
         "notes",

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from commtax.api.billing import StepBill
 from commtax.api.train_billing import TrainBill
 from commtax.cost.placement import span
+from commtax.cost.schedules import SCHEDULES
 from commtax.cost.serving import SPREAD
 from commtax.cost.stages import virtual_layers
 from commtax.ledger import Line
@@ -409,7 +410,8 @@ def _feed_forward(model: Model) -> list[str]:
 def _torchtitan(job: Job) -> str:
     """torchtitan under torchrun: degrees of the plan, and the step in tokens."""
     plan, limits = job.plan, job.limits
-    if plan.schedule not in ("1f1b", "gpipe", "interleaved", "zb-v"):
+    schedule = SCHEDULES[plan.schedule].torchtitan
+    if not schedule:
         raise Refusal(f"emit 'torchrun': torchtitan has no schedule {plan.schedule}", "emit")
     if plan.zero != 3:
         raise Refusal(f"emit 'torchrun': torchtitan shards with FSDP (zero 3), not {plan.zero}", "emit")
@@ -422,8 +424,7 @@ def _torchtitan(job: Job) -> str:
     words.append(f"{flag}data_parallel_shard_degree {shards}")
     words += _sized(f"{flag}data_parallel_replicate_degree", int(plan.dp) // shards)
     if plan.pp > 1:
-        kind = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}[plan.schedule]
-        words.append(f"{flag}pipeline_parallel_schedule {kind} {flag}num_pp_microbatches {int(plan.microbatches)}")
+        words.append(f"{flag}pipeline_parallel_schedule {schedule} {flag}num_pp_microbatches {int(plan.microbatches)}")
         words += _titan_stages(job.model, plan, flag) if plan.chunks > 2 else []  # two are its own choice
     words.append(f"--training.max_context_length {limits.seq}")
     words.append(f"--training.num_tokens_per_microbatch_per_dp_rank {limits.micro_batch * limits.seq}")

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from commtax.api.setup import Setup, positive, setup
-from commtax.cost.bubble import chunks_of
 from commtax.cost.experts import over_replicas
 from commtax.cost.placement import span
+from commtax.cost.schedules import passes_of
 from commtax.cost.stages import most_chunks
 from commtax.cost.traffic import inference, padded_rows
 from commtax.cost.train_traffic import training
@@ -171,7 +171,7 @@ def check_lengths(context: Number, asked: Setup) -> None:
 
 def _check_chunks(layers: int, plan: Plan) -> None:
     """Virtual stages of the interleaved schedule may be unequal but not empty; zb-v's form knows equal ones only."""
-    stages, chunks = int(np.max(plan.pp)), chunks_of(plan)
+    stages, chunks = int(np.max(plan.pp)), passes_of(plan)
     if stages == 1 or chunks == 1:
         return
     if plan.schedule == "interleaved" and chunks > (most := most_chunks(layers, stages)):

@@ -11,9 +11,9 @@ import numpy as np
 from commtax import catalog
 from commtax.catalog import profile as overlay
 from commtax.cost import legality
-from commtax.cost.bubble import SCHEDULES
 from commtax.cost.memory import check_stored, on_chip
 from commtax.cost.placement import used_of_domain
+from commtax.cost.schedules import TRAINING
 from commtax.cost.train_memory import RECOMPUTE
 from commtax.spec import DTYPE_BYTES, Chip, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Profile
 from commtax.statement import Note, Refusal
@@ -191,8 +191,8 @@ def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
     piped = bool(np.any(np.asarray(plan.pp) > 1))
     if plan.zero >= 2 and piped and not engine.trains.master_is_parameter:
         raise Refusal(f"zero={plan.zero} with pp > 1: {engine.key} keeps gradients of all microbatches, use zero 0 or 1", "zero")
-    if plan.schedule not in SCHEDULES:
-        raise Refusal(f"schedule '{plan.schedule}': one of {', '.join(SCHEDULES)}", "schedule")
+    if plan.schedule not in TRAINING:
+        raise Refusal(f"schedule '{plan.schedule}': one of {', '.join(TRAINING)}", "schedule")
     mixed = np.any((np.asarray(plan.ep) > 1) & (np.asarray(plan.tp) > 1))
     if engine.key == "megatron" and mixed and not plan.sequence_parallel:
         raise Refusal("ep > 1 with tp > 1: megatron needs sequence_parallel for it", "ep")

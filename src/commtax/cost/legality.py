@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from commtax.arrays import pick, some
-from commtax.cost.bubble import SCHEDULES
 from commtax.cost.experts import expert_tp
+from commtax.cost.schedules import SCHEDULES
 from commtax.cost.stages import virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
 from commtax.spec import AXES, Cluster, Engine, Experts, Mlp, Model, Number, Plan
@@ -97,9 +97,8 @@ def _ep_group_says(q: Case) -> str:
 
 
 def _schedule_broken(q: Case) -> Number:
-    p, kind = q.plan, SCHEDULES[q.plan.schedule]
-    odd = (p.microbatches % p.pp != 0) if q.plan.schedule == "interleaved" else (p.pp < 0)
-    return (p.pp > 1) & ((p.microbatches < kind.least(p.pp)) | odd)
+    p = q.plan
+    return (p.pp > 1) & np.logical_not(SCHEDULES[p.schedule].legal(p.pp, p.microbatches, p.chunks))
 
 
 def _groups_broken(q: Case) -> Number:
@@ -198,13 +197,8 @@ RULES: tuple[Rule, ...] = (
         "",
         _schedule_broken,
         lambda q: (
-            f"schedule {q.plan.schedule} on {q.plan.pp} stages needs "
-            + (
-                "a multiple of pp"
-                if q.plan.schedule == "interleaved"
-                else f"at least {SCHEDULES[q.plan.schedule].least(q.plan.pp)}"
-            )
-            + f" microbatches, not {q.plan.microbatches}"
+            f"schedule {q.plan.schedule} on {q.plan.pp} stages needs {SCHEDULES[q.plan.schedule].needs(q.plan.pp)} microbatches, "
+            f"not {q.plan.microbatches}"
         ),
     ),
     Rule(

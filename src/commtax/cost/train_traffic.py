@@ -13,8 +13,8 @@ from functools import lru_cache, partial
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.bubble import chunks_of
 from commtax.cost.experts import expert_tp
+from commtax.cost.schedules import SCHEDULES, passes_of
 from commtax.cost.tensors import FIRST, inventory, share, stage_layers
 from commtax.cost.traffic import tp_item
 from commtax.ledger import Item, Part
@@ -33,6 +33,8 @@ def training(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> list[
     items += _experts(model, plan, rows)
     items += _data_parallel(model, plan, layers, engine)
     items += _tied_and_norms(model, plan, engine, layers)
+    if SCHEDULES[plan.schedule].directions > 1:
+        items.append(_mirrored(model, plan, engine))
     return items
 
 
@@ -41,7 +43,7 @@ def fullest_layers(model: Model, plan: Plan) -> Number:
     return by_pp(plan.pp, lambda pp: sum(_fullest(model, pp)))
 
 
-def by_pp(pp: Number, one: Callable[[int], int]) -> Number:
+def by_pp(pp: Number, one: Callable[[int], float]) -> Number:
     """Apply a scalar function of pp to an array of them."""
     if np.ndim(pp) == 0:
         return float(one(int(pp)))
@@ -105,7 +107,7 @@ def _embedding_and_head(plan: Plan, payload: Number, rows: Number) -> list[Item]
 def _pipeline(plan: Plan, payload: Number, engine: Engine) -> list[Item]:
     """A middle stage sends each microbatch's activation on and its gradient back, once for each of its chunks."""
     sent = payload / (plan.tp if plan.sequence_parallel or engine.sends.pp_scatter else 1)
-    count = pick(np.asarray(plan.pp) > 1, plan.microbatches * chunks_of(plan), 0)
+    count = pick(np.asarray(plan.pp) > 1, plan.microbatches * passes_of(plan), 0)
     regathered = 2 * count if engine.sends.pp_scatter and not plan.sequence_parallel else 0
     on = Item("activations on", "pp", "send-recv", sent, plan.pp * 0 + 2, count, part="stages", overlaps_with="every forward")
     inputs = tp_item("stage inputs", "all-gather", payload, regathered, plan, "stages")
@@ -151,6 +153,21 @@ def _tied_and_norms(model: Model, plan: Plan, engine: Engine, layers: Number) ->
     ]
 
 
+def _mirrored(model: Model, plan: Plan, engine: Engine) -> Item:
+    """Rank i and rank p - 1 - i hold the same two stages: they sum what data parallelism left each of them of the gradients."""
+    nbytes = updated_params(model, plan, engine) * DTYPE_BYTES[plan.grads_dtype]
+    count = pick(np.asarray(plan.pp) > 1, 1, 0)
+    both = Item("mirrored stage gradients", "pp", "all-reduce", nbytes, plan.pp * 0 + 2, count, "the other direction's stages")
+    return replace(both, part="stages", stage="once", overlaps_with="every forward")
+
+
+def updated_params(model: Model, plan: Plan, engine: Engine) -> Number:
+    """Parameters whose state one rank updates: its share where the optimiser is sharded."""
+    params = stage_params(model, plan, engine)
+    ranks, same_experts = holders(plan, engine) if plan.zero else (1, 1)
+    return (params["layers"] + params["ends"]) / ranks + params["experts"] / same_experts
+
+
 def _experts(model: Model, plan: Plan, rows: Number) -> list[Item]:
     """Dispatch and combine, forward and backward: each rank puts in rows x top_k copies (capacity unlimited)."""
     moe = model.experts or Experts(1, 1, 1)
@@ -173,14 +190,18 @@ def _most_moe(model: Model, pp: int) -> int:
 
 
 def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
-    """Parameters one rank of the fullest stage holds: of its layers, of their experts, and of embedding and head."""
+    """Parameters one rank of the fullest stage holds: of its layers, of their experts, and of embedding and head.
+
+    Where microbatches enter at both ends a rank holds two stages: the first one's has the last beside it, head and all.
+    """
     total: dict[str, Number] = {"layers": 0.0, "experts": 0.0, "ends": 0.0}
-    alone = np.asarray(plan.pp) == 1
+    directions = SCHEDULES[plan.schedule].directions
+    alone = (np.asarray(plan.pp) == 1) | (directions > 1)
     times = [by_pp(plan.pp, partial(_of_kind, model, where)) for where in range(len(model.blocks))]
     for (split, group, where), size in _sizes(model).items():
         mine = share(split, model, plan, engine) * size
         if where >= 0:
-            mine = mine * times[where]
+            mine = mine * times[where] * pick(np.asarray(plan.pp) > 1, directions, 1)
         elif where != FIRST:  # head and final norm lie on the last stage: beside the embedding only without a pipeline
             mine = pick(alone, mine, 0)
         total[group] = total[group] + mine

@@ -13,14 +13,14 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost import train_kernels
-from commtax.cost.bubble import idle_s
 from commtax.cost.compute import Kernel
 from commtax.cost.inference import Pricer, comm_line, kernel_line
 from commtax.cost.kernels import seconds
 from commtax.cost.overlap import hidden_s
+from commtax.cost.schedules import SCHEDULES, idle_s
 from commtax.cost.stages import fill_factor
 from commtax.cost.tensors import stage_layers
-from commtax.cost.train_traffic import by_pp, fullest_layers, holders, stage_params, training
+from commtax.cost.train_traffic import by_pp, fullest_layers, training, updated_params
 from commtax.ledger import Bill, Item, Line, Window
 from commtax.question import WhatIf
 from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, TrainStep
@@ -102,7 +102,7 @@ def _compute(
     share = _head_share(model, plan, _total(ahead, again, back) / layers, plan.microbatches * priced.seconds(one.head))
     ends = priced.lines(one.head, plan.microbatches * share)
     ends_back = priced.lines(train_kernels.backward(one.head), plan.microbatches * share)
-    last = priced.lines([train_kernels.update(_updated(model, plan, engine))], 1)
+    last = priced.lines([train_kernels.update(updated_params(model, plan, engine))], 1)
     m, layer = plan.microbatches, [*ahead, *again, *back]
     grads = [x for x in back if x.item.stage == "weight-gradient"]
     times = Times(
@@ -117,13 +117,6 @@ def _compute(
         products=_total([x for x in layer if x.item.form == "gemm"]) / m,
     )
     return [*layer, *ends, *ends_back, *last], times
-
-
-def _updated(model: Model, plan: Plan, engine: Engine) -> Number:
-    """Parameters whose state one rank updates: its share where the optimiser is sharded."""
-    params = stage_params(model, plan, engine)
-    ranks, same_experts = holders(plan, engine) if plan.zero else (1, 1)
-    return (params["layers"] + params["ends"]) / ranks + params["experts"] / same_experts
 
 
 class _Priced:
@@ -172,14 +165,21 @@ def _total(*groups: list[Line]) -> Number:
 
 
 def _head_share(model: Model, plan: Plan, layer_s: Number, head_s: Number) -> Number:
-    """How much of the head the pace-setting stage pays: all of it, less what the last stage saves by having fewer layers."""
-    last = by_pp(plan.pp, lambda pp: _last_layers(model, pp))
-    return np.clip(1 - (fullest_layers(model, plan) - last) * layer_s / np.maximum(head_s, 1e-30), 0, 1)
+    """How much of the head the pace-setting stage pays: all of it, less what the last stage saves by having fewer layers.
+
+    Where microbatches enter at both ends, either of the outer ranks has the head of half of them, and layers of both ends.
+    """
+    directions = SCHEDULES[plan.schedule].directions
+    head = pick(np.asarray(plan.pp) > 1, 1 / directions, 1.0)
+    outer = by_pp(plan.pp, lambda pp: _outer_layers(model, pp, directions))
+    return np.clip(head - (fullest_layers(model, plan) - outer) * layer_s / np.maximum(head_s, 1e-30), 0, 1)
 
 
 @lru_cache(maxsize=1024)
-def _last_layers(model: Model, pp: int) -> int:
-    return len(stage_layers(model, pp)[-1])
+def _outer_layers(model: Model, pp: int, directions: int) -> float:
+    """Layers of the last stage; of the mean of both ends where a rank has a stage of either."""
+    stages = stage_layers(model, pp)
+    return (len(stages[-1]) + len(stages[0])) / 2 if directions > 1 else len(stages[-1])
 
 
 def _as_launched(item: Item, plan: Plan, engine: Engine, settings: WhatIf, head_share: Number) -> Item:

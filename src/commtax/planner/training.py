@@ -12,7 +12,7 @@ import numpy as np
 
 from commtax.api.setup import positive, setup
 from commtax.api.train_billing import TrainBill, train_bill
-from commtax.cost.bubble import SCHEDULES
+from commtax.cost.schedules import SCHEDULES
 from commtax.cost.stages import most_chunks
 from commtax.cost.train_memory import RECOMPUTE
 from commtax.planner.columns import Rejected
@@ -219,7 +219,7 @@ def _fitting(grid: dict[str, Array], model: Model, kind: Kind, engine: Engine) -
     pp = grid["pp"]
     keep = np.ones(len(pp), dtype=bool)
     if kind.schedule != "1f1b":
-        chunks = SCHEDULES[kind.schedule].chunks or kind.chunks
+        chunks = SCHEDULES[kind.schedule].passes(kind.chunks)
         keep = (pp > 1) & ((chunks <= most_chunks(model.num_layers, pp)) | (chunks == 1))
     if kind.zero in (0, 1):
         keep &= (kind.zero == 0) == (grid["dp"] == 1)  # with replicas the optimiser is sharded, alone there is nothing to shard

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from commtax.cost import schedules
+
 Flags = Mapping[str, tuple[str, str]]
 
 
@@ -261,7 +263,7 @@ QUANTISED = {
 COMPUTED = {"float32": "fp32", "float": "fp32", "fp32": "fp32"}  # 16 bits are what is priced anyway
 KV = {"auto": "", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "float16": "fp16", "bf16": "bf16"}
 BACKENDS = ("allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency")
-SCHEDULES = {"1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved", "zbvzerobubble": "zb-v"}
+SCHEDULES = {kind.torchtitan.lower(): kind.name for kind in schedules.SCHEDULES.values() if kind.torchtitan}
 FLAVOURS = {  # torchtitan's registered configurations
     "llama3_8b": "llama-3.1-8b",
     "llama3_70b": "llama-3.1-70b",
