@@ -13,8 +13,8 @@ import time
 import numpy as np
 
 import commtax
+from commtax.cost.schedules import SCHEDULES
 from commtax.sim.pipeline import run
-from commtax.sim.schedules import SCHEDULES
 
 
 def million_steps() -> None:

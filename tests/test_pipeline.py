@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import napkin
+from commtax.cost.orders import Order, Pair
+from commtax.cost.schedules import SCHEDULES
 from commtax.sim.pipeline import Durations, run, simulate
-from commtax.sim.schedules import SCHEDULES, Order, Pair
 from commtax.timeline import Timeline
 
 NAMES = sorted(SCHEDULES)
@@ -38,7 +39,7 @@ def test_simulated_bubble_equals_the_closed_form(name):
     tried = 0
     for p, m, v in shapes(kind):
         timeline = run(kind, p, m, chunks=v)
-        idle = kind.idle(p, m, v, 1.0, 1.0, 1.0)
+        idle = kind.idle(p, 1.0, 1.0, 1.0)
         assert timeline.idle_s() == pytest.approx(np.full(p, idle), abs=1e-9), (p, m, v)
         assert timeline.span_s == pytest.approx(kind.total(p, m, v), abs=1e-9)
         tried += 1
@@ -53,7 +54,7 @@ def test_closed_forms_that_claim_any_times(name, data):
     m = p * data.draw(st.integers(1, 5)) if name == "interleaved" else data.draw(st.integers(1, 30))
     f, b, w = (data.draw(st.floats(0.1, 4)) for _ in range(3))
     timeline = run(kind, p, m, Durations(f, b, w), chunks=v)
-    assert timeline.idle_s() == pytest.approx(np.full(p, kind.idle(p, m, v, f, b, w)), rel=1e-9, abs=1e-9)
+    assert timeline.idle_s() == pytest.approx(np.full(p, kind.idle(p, f, b, w)), rel=1e-9, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -71,7 +72,7 @@ def test_orders_are_sound(name):
                     assert when["F", j, chunk] < when["B", j, chunk]
                 if letter == "W":
                     assert when["B", j, chunk] < when["W", j, chunk]
-            assert sum(op[0] == "F" for op in done) == m * (1 if kind.shared else order.v)
+            assert sum(op[0] == "F" for op in done) == m * order.v // kind.directions
             assert not kind.backward or sum(op[0] == "B" for op in done) == sum(op[0] == "F" for op in done)
             live = np.cumsum([{"F": 1, "B": -1}.get(op[0], 0) for op in done])
             assert int(live.max()) == kind.peak(p, m, v, i), (p, m, v, i)

@@ -82,6 +82,7 @@ SPECIAL = {  # arguments whose type does not tell their meaning
     ("idle_s", "schedule"): "zb-h1",
     ("recomputed", "plan"): replace(PLAN, recompute="full"),
     ("tp_item", "op"): "all-reduce",
+    ("tp_item", "part"): "layers",
     ("kv_bytes_per_token_layer", "kv_dtype"): "bf16",
     ("held", "stage"): 0,
     ("held", "pp"): 1,
@@ -106,11 +107,12 @@ SCALAR = {
         "default_utilization",
         "check_stored",
         "min_microbatches",
+        "fewest_microbatches",
         "check",
         "legal_values",
         "notes",
     ),
-    *("by_pp", "power_clock", "source_of", "table_of", "label"),
+    *("by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line", "sourced"),
     *("comm_line", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }
 

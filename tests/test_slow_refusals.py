@@ -13,8 +13,8 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.api import fitting
 from commtax.api.setup import setup
+from commtax.cost.schedules import SCHEDULES, fewest_microbatches
 from commtax.planner.columns import Columns, family
-from commtax.sim.schedules import SCHEDULES, fewest_microbatches
 
 GENEROUS_S = 6.0  # each takes about one second of CPU; before, they took 9 to 44
 
@@ -78,7 +78,7 @@ def test_the_fewest_microbatches_are_those_that_counting_finds(kind):
         if not any(kind.legal(p, m, v) for m in range(1, 4 * p + 1)):
             continue
         times = (1.0, 1.0, 1.0)
-        within = (m for m in itertools.count(1) if kind.idle(p, m, v, *times) <= budget * kind.total(p, m, v, *times) * (1 + 1e-12))
+        within = (m for m in itertools.count(1) if kind.idle(p, *times) <= budget * kind.total(p, m, v, *times) * (1 + 1e-12))
         assert fewest_microbatches(kind, p, v, times, budget) == next(m for m in within if kind.legal(p, m, v))
 
 

@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.cost.bubble import idle_s
+from commtax.cost.schedules import SCHEDULES, idle_s
 from commtax.cost.stages import fill_factor, kept_layers, most_chunks, virtual_layers
 from commtax.emit import Limits, launch_command
 from commtax.readers.launch import parse
 from commtax.readers.stage_layout import layout_of, layout_text, stages
 from commtax.sim.pipeline import Durations, run
-from commtax.sim.schedules import SCHEDULES
 from commtax.spec import Plan
 
 META = {"tp": 8, "pp": 16, "dp": 128, "batch": 16, "context": 8192, "sequence_parallel": True}

@@ -173,7 +173,7 @@ def test_groups_that_fit_into_a_domain_do_not_straddle_it_where_there_is_room(ki
     """A job takes of each domain a multiple of its widest group; every group that divides that one lies in one domain too."""
     (chip, hosts, gpus), known = kind, catalog.engine(engine)
     place = catalog.cluster(f"{domains * hosts}x{gpus}x{chip}")
-    extents = {"tp": tp, "cp": tp * cp, "ep": (tp if known.experts_keep_tp else 1) * ep}
+    extents = {"tp": tp, "cp": tp * cp, "ep": (tp if known.sends.experts_keep_tp else 1) * ep}
     widest = max((n for n in extents.values() if n <= place.domain), default=1)
     each = place.domain // widest * widest // (tp * cp)
     if not each or (ep % tp and tp % ep):  # experts are spread over whole tensor-parallel groups, or parts of one

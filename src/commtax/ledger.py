@@ -10,20 +10,38 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from commtax.spec import Experts, Number
+from commtax.statement import Note, Source
 
 Z80 = 1.2816  # standard deviations to either side that hold 80 % of a normal distribution
 AXIS_OF = {"edp": "dp", "shard": "dp", "replica": "dp"}
 """Groups that data parallelism is made of."""
 
+_Layers = Literal["attention", "projections", "router", "routing", "experts", "shared expert", "feed-forward", "norms", "layers"]
+Part = _Layers | Literal["", "embedding", "head", "loss", "stages", "update"]
+"""What of a model a kernel or a collective serves; ``layers``: both halves of a layer alike, ``stages``: what lies between them."""
+_First = Literal["down-projection", "qkv", "query", "rotary", "key", "decode", "prefill", "value", "output projection", "reduced"]
+_Second = Literal["router", "dispatch", "routing ids", "gate", "up", "routing", "activation", "down", "combine", "output"]
+Place = _First | _Second | Literal[""]
+PLACES: tuple[Place, ...] = (*get_args(_First), *get_args(_Second))
+"""Where inside a layer it runs, first to last; what has no place runs behind all others."""
+Stage = Literal["", "forward", "recompute", "backward", "weight-gradient", "update", "once"]
+"""Which pass of a training step runs it; "": any step of serving, every pass of training. ``once``: behind all microbatches."""
+Window = Literal["", "backward", "forward", "both passes", "next forward", "every forward", "products", "attention", "experts"]
+"""The compute that a collective of training may run beside."""
+Via = Literal["", "custom", "hierarchical"]
+"""How a collective runs: by the library's own algorithms, by kernels of the engine's own, or inside each host first."""
+NO_NOTE, NO_SOURCE = Note("", ""), Source("")
+LAUNCH_FLOOR = Note("launch-floor", "the launch floor without graphs")
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One kind of collective in a step.
+    """One kind of collective in a step, or a kernel's launches. ``what`` and ``note`` are for people and decide nothing.
 
     ``nbytes`` is the full tensor: what is reduced, the gathered output, the scattered input; for all-to-all what one
     rank puts in; for send-recv what one rank sends. ``count`` is how often one step does it (0: this plan does not).
@@ -37,6 +55,21 @@ class Item:
     count: Number
     note: str = ""
     routed: Experts | None = None  # a token's copies go to the ranks of its experts, and between hosts once a host
+    form: str = ""  # of a kernel; its ``op`` is for people
+    part: Part = ""
+    place: Place = ""
+    stage: Stage = ""
+    overlaps_with: Window = ""
+
+    @property
+    def during(self) -> str:
+        """The pass that it belongs to: weight gradients are a part of backward."""
+        return "backward" if self.stage == "weight-gradient" else self.stage
+
+    @property
+    def whole_axis(self) -> str:
+        """The parallel axis that its group belongs to."""
+        return AXIS_OF.get(self.axis, self.axis)
 
     @property
     def is_sent(self) -> bool:
@@ -69,8 +102,9 @@ class Line:
     link: Number | str = ""
     algorithm: Number | str = ""
     names: tuple[str, ...] = ()
-    why: str = ""
-    source: str = ""
+    why: Note = NO_NOTE
+    source: Source = NO_SOURCE
+    via: Via = ""
     flops: Number = 0.0
     window_s: Number = 0.0  # compute that the collective may run beside, in total
     sigma: Number = 0.0  # standard deviation of the logarithm of its time, from the residuals of its source
@@ -110,10 +144,10 @@ class Bill:
 
     @cached_property
     def sigma(self) -> Number:
-        """Standard deviation of the logarithm of the step: lines of one source err together, sources independently."""
+        """Standard deviation of the logarithm of the step: lines of one basis err together, others independently."""
         parts: dict[tuple[str, str], Number] = {}
         for x in self.lines:
-            key = (x.kind, x.source)
+            key = (x.kind, x.source.basis)
             parts[key] = parts.get(key, 0.0) + x.exposed_s * x.sigma
         return np.sqrt(sum((p * p for p in parts.values()), start=0.0)) / self.step_s
 
@@ -141,8 +175,7 @@ class Bill:
 
     def exposed_on(self, axis: str) -> Number:
         """Exposed communication of one parallel axis."""
-        mine = (x for x in self.lines if x.kind == "comm" and AXIS_OF.get(x.item.axis, x.item.axis) == axis)
-        return sum((x.exposed_s for x in mine), start=0.0)
+        return sum((x.exposed_s for x in self.lines if x.kind == "comm" and x.item.whole_axis == axis), start=0.0)
 
     @property
     def comm_fraction(self) -> Number:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-from commtax.cost import bubble, collectives, overlap
+from commtax.cost import collectives, overlap, schedules
 from commtax.statement import Refusal
 
 HUGE = 1e60  # beyond anything physical; keeps every product finite
@@ -136,7 +136,7 @@ def ep_alltoall_bytes_per_rank(
 
 def bubble_fraction(num_stages: float, num_microbatches: float) -> float:
     """(p-1)/(p+m-1)."""
-    return float(bubble.bubble_fraction(_count(num_stages, "num_stages", 1), _count(num_microbatches, "num_microbatches", 1)))
+    return float(schedules.bubble_fraction(_count(num_stages, "num_stages", 1), _count(num_microbatches, "num_microbatches", 1)))
 
 
 def min_microbatches_for_bubble(num_stages: float, max_bubble: float) -> int:
@@ -145,7 +145,7 @@ def min_microbatches_for_bubble(num_stages: float, max_bubble: float) -> int:
     budget = _number(max_bubble, "max_bubble", above=stages > 1, most=1.0)
     if stages > 1 and budget < 1e-9:
         raise Refusal(f"max_bubble must be at least 1e-9 with more than one stage, got {max_bubble}")
-    return bubble.min_microbatches(stages, budget)
+    return schedules.min_microbatches(stages, budget)
 
 
 def dp_local_token_threshold(peak_flops_per_s: float, mfu: float, bandwidth_Bps: float) -> float:

@@ -45,3 +45,8 @@ class Source(str):
         source = super().__new__(cls, text or kind)
         source.kind, source.basis = kind, basis or kind
         return source
+
+    @property
+    def detail(self) -> str:
+        """The text without the kind that it begins with, for sentences that have said the kind already."""
+        return self.removeprefix(f"{self.kind}: ")

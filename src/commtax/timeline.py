@@ -27,6 +27,7 @@ class Timeline:
     name: tuple[str, ...]
     lanes: tuple[str, ...]
     kinds: tuple[str, ...]
+    number: Column | None = None  # of the microbatch that an interval belongs to, where there are such
 
     @property
     def begin_s(self) -> float:

@@ -15,6 +15,7 @@ from commtax.api.checking import check_arithmetic
 from commtax.api.options import StepOptions
 from commtax.arrays import pick
 from commtax.cost.inference import Pricer, comm_line, inference_bill
+from commtax.cost.provenance import sourced
 from commtax.cost.traffic import padded_rows
 from commtax.cost.train_kernels import forward_flops, recomputed_flops
 from commtax.cost.train_memory import TrainMemory, training_memory
@@ -187,7 +188,7 @@ def _priced(q: Question) -> StepBill:
     else:
         plain = inference_bill(q.model, q.plan, q.work, q.cluster, q.engine, fabric, constants, q.what_if, q.tokens)
         rows = padded_rows(q.work.rows, q.work, q.engine, q.plan.tp, q.what_if.eager)
-    own = [Note("fabric", fabric.note)] if fabric.note else []
+    own = [Note("assumed-links", fabric.note)] if fabric.note else []
     notes = (*q.notes, *_step_notes(q, rows), *own, *_untaken(plain, q))
     return StepBill(plain.lines, plain.tokens, q, rows, notes)
 
@@ -225,7 +226,7 @@ def flight_notes(q: Question) -> Iterator[Note]:
 def _untaken(plain: Bill, q: Question) -> list[Note]:
     """A profile whose collectives are not the ones that run: said, not left to be guessed."""
     own, comm = q.profile, [x for x in plain.items if x.kind == "comm"]
-    if q.trains or not own or not own.libraries or not comm or any(x.source == own.label for x in comm):
+    if q.trains or not own or not own.libraries or not comm or any(x.source.basis == sourced(own.label).basis for x in comm):
         return []
     instead = f"--library {next(iter(own.libraries))} prices with it"
     return [Note("profile", f"none of these collectives takes a path of profile {own.name}: {instead}")]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from commtax.cost.bubble import SCHEDULES, chunks_of
+from commtax.cost.schedules import TRAINING, passes_of
 from commtax.cost.stages import most_chunks
 from commtax.cost.train_memory import RECOMPUTE
 from commtax.cost.training import TAXES
@@ -198,8 +198,8 @@ def _check_sharding(plan: Plan, engine: Engine) -> None:
 
 
 def _check_schedule(plan: Plan) -> None:
-    if plan.schedule not in SCHEDULES:
-        raise Refusal(f"schedule '{plan.schedule}': one of {', '.join(SCHEDULES)}", "schedule")
+    if plan.schedule not in TRAINING:
+        raise Refusal(f"schedule '{plan.schedule}': one of {', '.join(TRAINING)}", "schedule", TRAINING)
     if plan.chunks < 1:
         raise Refusal(f"chunks={plan.chunks}: a rank has at least 1 chunk", "chunks", (1,))
     if plan.chunks > 1 and plan.schedule != "interleaved":
@@ -222,7 +222,7 @@ def check_lengths(q: Question) -> None:
 
 def _check_chunks(layers: int, plan: Plan) -> None:
     """Virtual stages of the interleaved schedule may be unequal but not empty; other forms know equal ones only."""
-    stages, chunks = int(np.max(plan.pp)), chunks_of(plan)
+    stages, chunks = int(np.max(plan.pp)), passes_of(plan)
     if stages == 1 or chunks == 1:
         return
     if plan.schedule == "interleaved" and chunks > (most := most_chunks(layers, stages)):

@@ -13,7 +13,7 @@ from commtax.cost.collectives import ring_factor
 from commtax.cost.inference import price, source_of, spread_of
 from commtax.cost.placement import Span
 from commtax.spec import Cluster, Fabric, Number, Profile
-from commtax.statement import Refusal
+from commtax.statement import Refusal, Source
 
 SPELLED = {"sendrecv": "send-recv", "allreduce": "all-reduce", "alltoall": "all-to-all"}
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
@@ -34,7 +34,7 @@ class Expectation:
     wire_s: Number
     algorithm: str
     link: str
-    source: str
+    source: Source
     floor_s: Number = 0.0  # what its bytes alone take on the link
     profile: str = ""  # whose constants were laid over the catalogue's
 
@@ -58,7 +58,7 @@ class Expectation:
     @property
     def is_assumed(self) -> bool:
         """Whether nobody measured such a collective here: the range is a guess from other hardware."""
-        return self.source.startswith("assumed")
+        return self.source.kind == "assumed"
 
     def verdict(self, measured_s: float) -> str:
         """``fail``: slower than the range allows. ``pass``: not slower, and the range was measured; else ``undecided``.

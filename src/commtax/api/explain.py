@@ -10,7 +10,7 @@ from commtax.api.billing import StepBill, price, with_collectives
 from commtax.api.fitting import fits
 from commtax.cost.overlap import dp_token_threshold, tp_tax
 from commtax.cost.tensors import num_active_params, num_params
-from commtax.ledger import AXIS_OF, Line
+from commtax.ledger import AXIS_OF, LAUNCH_FLOOR, Line
 from commtax.question import Question
 from commtax.spec import DTYPE_BYTES, Cluster
 from commtax.units import format_bytes, format_seconds
@@ -57,7 +57,7 @@ def _serving_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
     top = max(lines, key=lambda x: float(x.exposed_s))
     whole = f"{head}: {share:.0%} of the step is communication"
     kind = "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
-    kind = "launch" if top.why == "the launch floor without graphs" else kind
+    kind = "launch" if top.why.code == LAUNCH_FLOOR.code else kind
     biggest = f"{top.item.what} {top.item.op}, {kind}-bound: {int(top.item.count):,} x {format_seconds(float(top.each_s))}"
     return f"{whole} ({biggest}, {format_bytes(float(top.item.nbytes))} over {top.link}); {_remedy(b, top, share, what_ifs)}."
 
@@ -196,8 +196,7 @@ def _serving_tries(b: StepBill) -> Iterator[Try]:
     if tp > 1:
         yield Try("narrower", f"tp {tp // 2}", {"tp": tp // 2, "ep": _scaled_ep(q, tp // 2)}, "fewer ranks")
     yield Try("wider", f"tp {2 * tp}", {"tp": 2 * tp, "ep": _scaled_ep(q, 2 * tp)}, "more ranks")
-    own = any(not str(x.algorithm).startswith(("NCCL", "hierarchical", "ring")) for x in b.items if x.kind == "comm")
-    if own and q.cluster.chip.family != "cpu":
+    if any(x.via == "custom" for x in b.items) and q.cluster.chip.family != "cpu":
         yield Try("nccl", "NCCL only", {"library": "nccl"}, "custom all-reduce disabled")
     if not what_if.eager and q.engine.sends.graph_sizes:
         yield Try("eager", "eager", {"eager": True}, "no CUDA graphs")

@@ -128,7 +128,7 @@ class Simulation:
         if not self.setup.engine.host.calibrated:
             return "assumed"
         lines = [line for step in self._steps() for line in step.lines]
-        known = not any(line.source.startswith("assumed") and np.any(np.asarray(line.exposed_s) > 0) for line in lines)
+        known = not any(line.source.kind == "assumed" and np.any(np.asarray(line.exposed_s) > 0) for line in lines)
         return "calibrated" if known and self.measured_here else "transferred"
 
     def sigma_of(self, name: str) -> Number:

@@ -102,7 +102,7 @@ def _identities(result: Bench) -> Iterator[Finding]:
 def floor_s(asked: Question) -> float:
     """No decode step is faster than one read of the weights that a token needs, on every stage."""
     priced = asked.bill(batch=1, context=1)
-    nbytes = sum(x.item.nbytes * x.item.count for x in priced.items if x.item.op == "gemm")
+    nbytes = sum(x.item.nbytes * x.item.count for x in priced.items if x.item.form == "gemm")
     return float(nbytes) / priced.setup.cluster.chip.memory_Bps
 
 

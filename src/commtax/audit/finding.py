@@ -125,8 +125,8 @@ class Question:
     @cached_property
     def distrust(self) -> str:
         """Why seconds of this cluster are no yardstick; "" where they are calibrated."""
-        sources = [s.split(": ", 1) for s in self.bill().sources]
-        weak = [why.removeprefix("assumed: ") for kind, why in sources if kind in ("compute", "comm") and why.startswith("assumed")]
+        lines = [x for x in self.bill().lines if x.kind in ("compute", "comm") and x.source.kind == "assumed"]
+        weak = dict.fromkeys(x.source.detail for x in lines)
         return f"seconds of {self.cluster.chip.key} are assumed ({'; '.join(weak)}): calibrate first" if weak else ""
 
     def seconds(

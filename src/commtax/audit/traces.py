@@ -165,18 +165,18 @@ def _taken(
     for op in sorted({x.item.op for x in priced.items if x.kind == "comm"}):
         lines = [x for x in priced.items if x.kind == "comm" and x.item.op == op]
         predicted = float(sum(x.total_s for x in lines)) / float(sum(x.item.count for x in lines))
-        yield _judged(_one(op, predicted, indices, traces, asked, meetings), traces[0])
+        yield _judged(_one(op, predicted, indices, traces, asked, meetings), traces[0], asked)
     pairs = zip(traces, chosen, strict=True)
     spent = [t.usage(steps).of(len(steps)) for t, steps in pairs if steps]
     step, predicted_step = median(s.seconds for s in chosen[0]), float(priced.step_s)
     why = "profiling itself, host time, or other hardware than was said"
     if spent[0].idle_share > IDLE_SHARE and traces[0].on_device:
         why = f"the device idles {spent[0].idle_share:.0%} of it: host time, profiling included"
-    yield _judged(asked.seconds(f"{priced.phase} step", predicted_step, step, why), traces[0])
+    yield _judged(asked.seconds(f"{priced.phase} step", predicted_step, step, why), traces[0], asked)
     exposed = min(u.exposed_s for u in spent)  # of the rank that waits least
     predicted = float(priced.comm_fraction) * predicted_step
     why = "other collectives, links or sizes than was said, or waiting"
-    yield _judged(asked.seconds("exposed communication, of the step", predicted, exposed, why, predicted_step), traces[0])
+    yield _judged(asked.seconds("exposed communication, of the step", predicted, exposed, why, predicted_step), traces[0], asked)
 
 
 def _one(
@@ -195,9 +195,9 @@ def _one(
     return found
 
 
-def _judged(found: Finding, trace: Trace) -> Finding:
-    """Host times are no device times."""
-    if trace.on_device or found.reason.startswith("seconds of"):
+def _judged(found: Finding, trace: Trace, asked: Question) -> Finding:
+    """Host times are no device times; where seconds are no yardstick at all, that is said already."""
+    if trace.on_device or asked.distrust:
         return found
     return undecided(found, "the trace has no device: times are the host's, profiler included")
 

@@ -46,7 +46,7 @@ def fit_engine(runs: Sequence[Served], place: Place, own: Profile) -> tuple[dict
 def _impossible(run: Served, place: Place, own: Profile) -> str:
     """No decode step is faster than one read of the weights that a token needs."""
     priced = bill(run.model, place.cluster, tp=run.tp, engine=place.engine, batch=1, context=1, profile=own)
-    nbytes = sum(x.item.nbytes * x.item.count for x in priced.items if x.item.op == "gemm")
+    nbytes = sum(x.item.nbytes * x.item.count for x in priced.items if x.item.form == "gemm")
     least = float(nbytes) / priced.setup.cluster.chip.memory_Bps
     each = run.tpot_s if run.kind == "serve" else (run.e2e_s or 0.0) / run.output_len
     if each is None or each >= least * FLOOR_SLACK:

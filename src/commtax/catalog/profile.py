@@ -166,7 +166,7 @@ def _list(value: Any, name: str) -> list[Any]:
 def _path(row: Any, where: str) -> Path:
     if not isinstance(row, dict):
         raise Refusal(f"{where}={physics.shown(row)}: a table of a path's constants is needed")
-    _known(row, {f.name for f in fields(Path)}, f"{where}.")
+    _known(row, {f.name for f in fields(Path)} - {"own"}, f"{where}.")
     words: dict[str, Any] = {
         key: _text(row, key, within=f"{where}.") for key in ("op", "algorithm", "name", "source") if key in row
     }
@@ -276,7 +276,7 @@ def paths(found: Profile, library: str, cluster: Cluster) -> Fabric:
 
 def _owned(path: Path, found: Profile) -> Path:
     """A path with the profile's name and a range of its own."""
-    return replace(path, source=found.label, spread=path.spread or _SPREAD)
+    return replace(path, source=found.label, own=True, spread=path.spread or _SPREAD)
 
 
 def remarks(found: Profile, cluster: Cluster, engine: Engine) -> list[Note]:

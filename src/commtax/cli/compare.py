@@ -139,5 +139,5 @@ def _where(file: str, q: Question, remarks: list[str]) -> Where:
 def _remarks(rows: tuple[PlanRow, ...]) -> list[str]:
     """What the bills say that matters to all: batches are shared out, assumed constants."""
     shared = "batch counts sequences over all replicas; each gets its share, and tokens/s are those of the whole batch"
-    assumed = [note for row in rows if row.bill is not None for note in row.bill.notes if note.code == "fabric"]
+    assumed = [note for row in rows if row.bill is not None for note in row.bill.notes if note.code == "assumed-links"]
     return [shared, *dict.fromkeys(assumed)]

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from commtax.api import AUTO_EP
+from commtax.cost.schedules import DEFAULT, TRAINING
 from commtax.question import SPREAD
 from commtax.statement import Refusal
 from commtax.units import parse_bytes, parse_count, parse_fraction
@@ -116,7 +117,7 @@ training_options = together(
         "--hsdp", type=Count(), default=0, help="Training: ZeRO 3 shards over groups of this many ranks, replicas of each other."
     ),
     click.option("--recompute", default="none", metavar="KIND", help="Training: none, selective or full."),
-    click.option("--schedule", default="1f1b", metavar="KIND", help="Training: 1f1b, gpipe, interleaved, zb-h1, zb-h2 or zb-v."),
+    click.option("--schedule", default=DEFAULT, metavar="KIND", help=f"Training: {', '.join(TRAINING[:-1])} or {TRAINING[-1]}."),
     click.option("--chunks", type=Count(), default=1, help="Training: chunks a rank, interleaved schedule."),
 )
 train_step_options = together(

@@ -9,10 +9,10 @@ import click
 
 from commtax.cli.options import Count, Fraction, json_option
 from commtax.cli.output import print_json, terminal
+from commtax.cost.schedules import DEFAULT, SCHEDULES, Schedule, fewest_microbatches
 from commtax.files import write_text
 from commtax.report import pipelines
 from commtax.sim.pipeline import Durations, run
-from commtax.sim.schedules import SCHEDULES, Kind, fewest_microbatches
 from commtax.statement import Refusal
 
 MAX_CELLS = 150_000
@@ -22,7 +22,7 @@ MAX_CELLS = 150_000
 @click.command("pipeline")
 @click.option("--stages", "-p", "stages", type=Count(), required=True, help="Pipeline stages.")
 @click.option("--microbatches", "-m", "microbatches", type=Count(), default=None, help="Microbatches in one run.")
-@click.option("--schedule", default="1f1b", show_default=True, metavar="KIND", help=f"One of {', '.join(SCHEDULES)}.")
+@click.option("--schedule", default=DEFAULT, show_default=True, metavar="KIND", help=f"One of {', '.join(SCHEDULES)}.")
 @click.option("--chunks", type=Count(), default=None, help="Chunks a rank holds (interleaved).  [default: 2]")
 @click.option("--times", default="1:1:1", show_default=True, metavar="F:B:W", help="Forward, input gradient, weight gradient.")
 @click.option("--transfer", type=float, default=0.0, help="Time from one stage to the next.")
@@ -36,9 +36,10 @@ def pipeline_command(stages: int, microbatches: int | None, budget: float | None
 
     commtax pipeline -p 8 -m 32 --schedule zb-h1
     """
-    kind = SCHEDULES.get(options["schedule"])
-    if kind is None:
-        raise Refusal(f"schedule '{options['schedule']}': one of {', '.join(SCHEDULES)}", "schedule")
+    name = options.pop("schedule")
+    if name not in SCHEDULES:
+        raise Refusal(f"schedule '{name}': one of {', '.join(SCHEDULES)}", "schedule")
+    kind = SCHEDULES[name]
     options["chunks"] = (1 if kind.chunks else 2) if options["chunks"] is None else options["chunks"]
     if budget is not None:
         _budget(kind, stages, microbatches, budget, as_json, options)
@@ -48,7 +49,7 @@ def pipeline_command(stages: int, microbatches: int | None, budget: float | None
     _pipeline(kind, stages, microbatches, as_json, **options)
 
 
-def _budget(kind: Kind, p: int, microbatches: int | None, budget: float, as_json: bool, options: dict[str, Any]) -> None:
+def _budget(kind: Schedule, p: int, microbatches: int | None, budget: float, as_json: bool, options: dict[str, Any]) -> None:
     """The fewest microbatches whose bubble is within the budget, by the schedule's closed form."""
     if microbatches is not None:
         raise Refusal("budget: give it or -m, not both")
@@ -63,7 +64,7 @@ def _budget(kind: Kind, p: int, microbatches: int | None, budget: float, as_json
         raise Refusal(f"times '{options['times']}': the closed form of {kind.name} holds for equal times only")
     v = options["chunks"]
     needed = fewest_microbatches(kind, p, v, (f, b, w), budget)
-    bubble = kind.idle(p, needed, v, f, b, w) / kind.total(p, needed, v, f, b, w)
+    bubble = float(kind.idle(p, f, b, w)) / kind.total(p, needed, v, f, b, w)
     if as_json:
         answer = {"schedule": kind.name, "stages": p, "budget": budget, "microbatches": needed, "bubble": bubble}
         print_json({"schema": "commtax.pipeline-budget/1", **answer})
@@ -73,9 +74,8 @@ def _budget(kind: Kind, p: int, microbatches: int | None, budget: float, as_json
 
 
 def _pipeline(
-    kind: Kind, stages: int, microbatches: int, as_json: bool, schedule: str, chunks: int, svg: str, chrome_trace: str, **times: Any
+    kind: Schedule, stages: int, microbatches: int, as_json: bool, chunks: int, svg: str, chrome_trace: str, **times: Any
 ) -> None:
-    assert schedule == kind.name
     each = stages * max(chunks, kind.chunks)
     if each * microbatches > MAX_CELLS:
         most = f"{MAX_CELLS // each:,} microbatches" if each <= MAX_CELLS else f"{MAX_CELLS * stages // each:,} stages"

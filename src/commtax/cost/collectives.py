@@ -13,6 +13,7 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.spec import Number, Path
+from commtax.statement import Note
 from commtax.units import format_bytes
 
 Parts = tuple[Number, Number]
@@ -194,7 +195,7 @@ def _first(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
     return Choice(latency, wire, taken)
 
 
-def reason(path: Path, nbytes: float, ranks: int, crosses: bool = False) -> str:
+def reason(path: Path, nbytes: float, ranks: int, crosses: bool = False) -> Note:
     """Why a library takes this path, in words; ``ranks`` are those inside one host.
 
     >>> reason(Path("all-reduce", "one-shot", 1e9, name="custom one-shot", max_bytes=((8, 262143.0),)), 16384, 8)
@@ -202,15 +203,15 @@ def reason(path: Path, nbytes: float, ranks: int, crosses: bool = False) -> str:
     """
     name, size = path.name or path.algorithm, format_bytes(nbytes)
     if crosses and ranks == 1:
-        return f"NICs only: {size}, one rank a host"
+        return Note("nics", f"NICs only: {size}, one rank a host")
     if crosses:
-        return f"{name} inside, NICs between hosts: {size}, {ranks} ranks a host"
+        return Note("hierarchical", f"{name} inside, NICs between hosts: {size}, {ranks} ranks a host")
     for world, most in path.max_bytes:
         if ranks <= world:
-            return f"{name}: {size} <= {format_bytes(most + most % 2)} on {ranks} ranks"
+            return Note("limit", f"{name}: {size} <= {format_bytes(most + most % 2)} on {ranks} ranks")
     if path.turn and path.op == "all-reduce":
-        return f"{name}: {size} on {ranks} ranks is beyond the engine's own kernels"
-    return f"{name}: the cheapest for {size} on {ranks} ranks"
+        return Note("beyond", f"{name}: {size} on {ranks} ranks is beyond the engine's own kernels")
+    return Note("cheapest", f"{name}: the cheapest for {size} on {ranks} ranks")
 
 
 @dataclass(frozen=True, slots=True)

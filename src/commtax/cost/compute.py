@@ -6,9 +6,10 @@ one kind share their kernels, so the list stays short whatever the depth.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from commtax.cost.experts import busiest_rank, chosen_experts, expert_tp, expert
 from commtax.cost.memory import kv_bytes_per_token_layer
 from commtax.cost.tensors import Tensor as Matrix
 from commtax.cost.tensors import padded_vocab, quantisation, quantised_fraction
-from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mlp, Model, Number, Plan, Workload
+from commtax.ledger import Part, Place, Stage
+from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mlp, Model, Number, Plan, Quant, Workload
 
 LOW_ARITHMETIC = ("fp8", "nvfp4")
 """Formats whose products quantise activations too, on chips that have the arithmetic; others only store weights small."""
@@ -25,9 +27,10 @@ LOW_ARITHMETIC = ("fp8", "nvfp4")
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """``count`` launches of one shape. ``form``: gemm (m, n, k), decode or prefill attention, or small (bytes only).
+    """``count`` launches of one shape. ``form``: gemm (m, n, k), decode or prefill attention, small or elementwise (bytes only).
 
-    ``flops`` and ``nbytes`` are of one launch and are what physics charges at the least.
+    ``flops`` and ``nbytes`` are of one launch and are what physics charges at the least. ``what`` is for people; ``part``,
+    ``place`` and ``stage`` say what it belongs to.
     """
 
     what: str
@@ -50,13 +53,18 @@ class Kernel:
     fusable: bool = True  # a small kernel that an engine may run inside a neighbour
     fused: float = 0.0  # share of the launches that run inside a neighbour: their bytes move, their fixed time is gone
     static_scales: bool = False  # activations are quantised with known scales, inside the kernel before
+    casts: bool = False  # an element-wise kernel that casts the input (n x k: of its matrix) of a product
+    part: Part = ""
+    place: Place = ""
+    stage: Stage = ""
 
 
 def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> list[Kernel]:
     """Every kernel of one step, all pipeline stages in sequence."""
     kernels = [*layer_kernels(model, plan, work, rows, engine), head_kernel(model, plan, work.samples, engine)]
     if engine.key != "torch":
-        kernels.append(_small("embedding and final norm", 2, rows * model.hidden * 4, plan))
+        step = _Step(model, plan, work, rows, engine)
+        kernels.append(step.small("embedding and final norm", "embedding", "", 2, rows * model.hidden * 4))
     return [_as_run(k, engine) for k in kernels]
 
 
@@ -69,61 +77,73 @@ def _as_run(kernel: Kernel, engine: Engine) -> Kernel:
 
 def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> list[Kernel]:
     """The kernels of all layers."""
-    kernels: list[Kernel] = []
-    for part, thing, count in _parts(model):
-        kernels += _part(part, thing, count, model, plan, work, rows, engine)
-    return kernels
+    step = _Step(model, plan, work, rows, engine)
+    return [kernel for make, thing, count in _parts(model) for kernel in make(step, thing, count)]
 
 
 def head_kernel(model: Model, plan: Plan, rows: Number, engine: Engine) -> Kernel:
     """Logits of ``rows`` rows over this rank's part of the vocabulary."""
-    return _gemm("head", 1, rows, padded_vocab(model, plan, engine) / plan.tp, model.hidden, model, plan, "lm_head")
+    step = _Step(model, plan, Workload(), rows, engine)
+    return step.gemm("head", "head", "", 1, rows, padded_vocab(model, plan, engine) / plan.tp, model.hidden)
+
+
+Maker = Callable[["_Step", Any, int], Iterator[Kernel]]
 
 
 @lru_cache(maxsize=256)
-def _parts(model: Model) -> tuple[tuple[str, object, int], ...]:
+def _parts(model: Model) -> tuple[tuple[Maker, object, int], ...]:
     """The different parts of the layers and how many layers have each: layers that differ in one part share the others."""
-    groups: dict[tuple[str, object], int] = {}
+    groups: dict[tuple[Maker, object], int] = {}
     for index, block in enumerate(model.blocks):
-        parts: tuple[tuple[str, object], ...] = (
-            ("projections", replace(block.attention, window=0)),
-            ("attention", block.attention),
-            ("ffn", block.ffn),
-            ("norms", block.num_norms),
+        parts: tuple[tuple[Maker, object], ...] = (
+            (_projections, replace(block.attention, window=0)),
+            (_attention, block.attention),
+            (_mlp if isinstance(block.ffn, Mlp) else _mixture, block.ffn),
+            (_norms, block.num_norms),
         )
         for key in parts:
             groups[key] = groups.get(key, 0) + model.layers.count(index)
-    return tuple((part, thing, count) for (part, thing), count in groups.items())
+    return tuple((make, thing, count) for (make, thing), count in groups.items())
 
 
-def _part(
-    part: str, thing: object, count: int, model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine
-) -> Iterator[Kernel]:
-    if part == "norms":
-        assert isinstance(thing, int)
-        # residual add and norm: reads hidden and residual, writes both
-        yield _small("norms", count * thing, rows * model.hidden * 4, plan)
-    elif isinstance(thing, (Mlp, Experts)):
-        yield from _ffn(thing, count, model, plan, rows, engine)
-    elif isinstance(thing, Attention):
-        if part == "projections":
-            yield from _projections(thing, count, model, plan, work, rows, engine)
-        else:
-            yield from _attention(thing, count, plan, work)
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What the kernels of one step are made from."""
 
+    model: Model
+    plan: Plan
+    work: Workload
+    rows: Number
+    engine: Engine
 
-def _gemm(what: str, count: Number, m: Number, n: Number, k: Number, model: Model, plan: Plan, name: str = "") -> Kernel:
-    """A matrix product with the weight as it is stored; quantised activations where the arithmetic is fp8 or fp4."""
-    quant = quantisation(model, plan)
-    stored, dtype, static = DTYPE_BYTES[plan.activations_dtype], plan.activations_dtype, False
-    if quant and name != "lm_head":
-        probe = Matrix(f"model.layers.N.{name}.weight", (1, 1), "full", 0, "", True)
-        if quantised_fraction(model, probe, quant) > 0:
+    def gemm(self, what: str, part: Part, place: Place, count: Number, m: Number, n: Number, k: Number, name: str = "") -> Kernel:
+        """A matrix product with the weight as it is stored; quantised activations where the arithmetic is fp8 or fp4.
+
+        ``name`` is the weight's in the checkpoint; "": one that stays in 16 bits whatever the model's quantisation.
+        """
+        quant = quantisation(self.model, self.plan)
+        plain = self.plan.activations_dtype
+        stored, dtype, static = DTYPE_BYTES[plain], plain, False
+        if quant and name and self._is_quantised(name, quant):
             stored = DTYPE_BYTES[quant.dtype] + _scale_bytes(quant.block, quant.scale_bytes)
             dtype = quant.dtype if quant.dtype in LOW_ARITHMETIC and not quant.weight_only else dtype
             static = dtype == "fp8" and quant.block == (0, 0)  # one scale a tensor is known ahead, tiles and rows need theirs
-    nbytes = m * k * _input_bytes(dtype, plan) + n * k * stored + m * n * DTYPE_BYTES[plan.activations_dtype]
-    return Kernel(what, "gemm", count, 2 * m * n * k, nbytes, m, n, k, dtype, stored, static_scales=static)
+        nbytes = m * k * _input_bytes(dtype, self.plan) + n * k * stored + m * n * DTYPE_BYTES[plain]
+        shape = (m, n, k, dtype, stored)
+        return Kernel(what, "gemm", count, 2 * m * n * k, nbytes, *shape, static_scales=static, part=part, place=place)
+
+    def _is_quantised(self, name: str, quant: Quant) -> bool:
+        probe = Matrix(f"model.layers.N.{name}.weight", (1, 1), "full", 0, "", True)
+        return quantised_fraction(self.model, probe, quant) > 0
+
+    def small(self, what: str, part: Part, place: Place, count: Number, elements: Number) -> Kernel:
+        nbytes = elements * DTYPE_BYTES[self.plan.activations_dtype]
+        return Kernel(what, "small", count, 0.0, nbytes, part=part, place=place)
+
+
+def _norms(s: _Step, num_norms: int, count: int) -> Iterator[Kernel]:
+    """Residual add and norm: reads hidden and residual, writes both."""
+    yield s.small("norms", "norms", "", count * num_norms, s.rows * s.model.hidden * 4)
 
 
 def _input_bytes(dtype: str, plan: Plan) -> float:
@@ -136,51 +156,44 @@ def _scale_bytes(block: tuple[int, int], scale: float) -> float:
     return scale / (block[0] * block[1]) if block[0] and block[1] else 0.0
 
 
-def _small(what: str, count: Number, elements: Number, plan: Plan) -> Kernel:
-    return Kernel(what, "small", count, 0.0, elements * DTYPE_BYTES[plan.activations_dtype])
-
-
-def _projections(
-    a: Attention, count: int, model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine
-) -> Iterator[Kernel]:
-    h, tp = model.hidden, plan.tp
+def _projections(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
+    h, tp, rows = s.model.hidden, s.plan.tp, s.rows
     if a.latent:
-        yield from _latent_projections(a, a.latent, count, model, plan, work, rows)
+        yield from _latent_projections(s, a, a.latent, count)
     else:
         kv = a.num_kv_heads / np.minimum(tp, a.num_kv_heads)
         width = a.num_heads * a.head_dim / tp + kv * (a.head_dim + a.v_head_dim)
-        yield _gemm("QKV projection", count, rows, width, h, model, plan, "self_attn.q_proj")
-        yield _small("rotary and KV write", 2 * count, rows * width, plan)
-        if a.qk_norm and engine.kernels.head_norm_kernels:
-            yield _small("query and key norms", engine.kernels.head_norm_kernels * count, rows * width, plan)
-    yield _gemm("output projection", count, rows, h, a.num_heads * a.v_head_dim / tp, model, plan, "self_attn.o_proj")
+        yield s.gemm("QKV projection", "projections", "qkv", count, rows, width, h, "self_attn.q_proj")
+        yield s.small("rotary and KV write", "projections", "rotary", 2 * count, rows * width)
+        if a.qk_norm and (launches := s.engine.kernels.head_norm_kernels):
+            yield s.small("query and key norms", "projections", "query", launches * count, rows * width)
+    width = a.num_heads * a.v_head_dim / tp
+    yield s.gemm("output projection", "projections", "output projection", count, rows, h, width, "self_attn.o_proj")
 
 
-def _latent_projections(
-    a: Attention, m: Latent, count: int, model: Model, plan: Plan, work: Workload, rows: Number
-) -> Iterator[Kernel]:
+def _latent_projections(s: _Step, a: Attention, m: Latent, count: int) -> Iterator[Kernel]:
     """Down-projections are whole on every rank. Decode folds the up-projection into query and output (absorbed)."""
-    h, heads = model.hidden, a.num_heads / plan.tp
-    yield _gemm("latent down-projection", count, rows, m.q_rank + m.kv_rank + m.rope_dim, h, model, plan, "self_attn.q_a_proj")
-    yield _gemm(
-        "query up-projection", count, rows, heads * (m.nope_dim + m.rope_dim), m.q_rank or h, model, plan, "self_attn.q_b_proj"
-    )
-    yield _small("rotary, latent norms and KV write", 3 * count, rows * (m.q_rank + m.kv_rank + m.rope_dim), plan)
+    h, heads, rows, work = s.model.hidden, a.num_heads / s.plan.tp, s.rows, s.work
+    low = m.q_rank + m.kv_rank + m.rope_dim
+    yield s.gemm("latent down-projection", "projections", "down-projection", count, rows, low, h, "self_attn.q_a_proj")
+    width = heads * (m.nope_dim + m.rope_dim)
+    yield s.gemm("query up-projection", "projections", "query", count, rows, width, m.q_rank or h, "self_attn.q_b_proj")
+    yield s.small("rotary, latent norms and KV write", "projections", "rotary", 3 * count, rows * low)
     decode = work.decode_seqs * work.rows_per_seq
     some = pick(np.asarray(decode) > 0, count, 0)
-    yield _gemm("absorbed key projection", some, decode, heads * m.kv_rank, m.nope_dim, model, plan, "lm_head")
-    yield _gemm("absorbed value projection", some, decode, heads * a.v_head_dim, m.kv_rank, model, plan, "lm_head")
+    yield s.gemm("absorbed key projection", "projections", "key", some, decode, heads * m.kv_rank, m.nope_dim)
+    yield s.gemm("absorbed value projection", "projections", "value", some, decode, heads * a.v_head_dim, m.kv_rank)
     prompts = pick(np.asarray(work.prefill_tokens) > 0, count, 0)
-    up = heads * (m.nope_dim + a.v_head_dim)
-    yield _gemm("key/value up-projection", prompts, work.prefill_tokens, up, m.kv_rank, model, plan, "self_attn.kv_b_proj")
+    shape = (work.prefill_tokens, heads * (m.nope_dim + a.v_head_dim), m.kv_rank)
+    yield s.gemm("key/value up-projection", "projections", "key", prompts, *shape, "self_attn.kv_b_proj")
     if a.indexer:
         width = a.indexer.num_heads * a.indexer.head_dim + a.indexer.head_dim + a.indexer.num_heads
-        yield _gemm("token selector", count, rows, width, m.q_rank or h, model, plan, "self_attn.indexer.wq_b")
+        yield s.gemm("token selector", "projections", "", count, rows, width, m.q_rank or h, "self_attn.indexer.wq_b")
 
 
-def _attention(a: Attention, count: int, plan: Plan, work: Workload) -> Iterator[Kernel]:
+def _attention(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
     """Decode reads every cached key and value; prefill computes the causal half of new x (past + new)."""
-    tp = plan.tp
+    plan, work, tp = s.plan, s.work, s.plan.tp
     kv_heads = 1.0 if a.latent else a.num_kv_heads / np.minimum(tp, a.num_kv_heads)
     heads = a.num_heads / tp
     per_token = kv_bytes_per_token_layer(replace(a, indexer=None), tp, plan.kv_dtype)
@@ -203,6 +216,8 @@ def _attention(a: Attention, count: int, plan: Plan, work: Workload) -> Iterator
         kv_heads=kv_heads,
         head_dim=k_dim,
         length=length,
+        part="attention",
+        place="decode",
     )
     new = work.prefill_tokens / np.maximum(1, work.prefill_seqs)
     past = work.past_tokens / np.maximum(1, work.prefill_seqs)
@@ -224,6 +239,8 @@ def _attention(a: Attention, count: int, plan: Plan, work: Workload) -> Iterator
         head_dim=a.head_dim,
         length=new,
         past=past,
+        part="attention",
+        place="prefill",
     )
 
 
@@ -244,47 +261,48 @@ def _pairs(new: Number, past: Number, a: Attention) -> Number:
     return head * (head + 1) / 2 + head * past + (new - head) * limit
 
 
-def _ffn(f: Mlp | Experts, count: int, model: Model, plan: Plan, rows: Number, engine: Engine) -> Iterator[Kernel]:
-    h = model.hidden
-    if isinstance(f, Mlp):
-        yield from _mlp("feed-forward", f.intermediate / plan.tp, f.gated, count, rows, model, plan, "mlp")
-        return
-    yield _gemm("router", count, rows, f.num_experts, h, model, plan, "lm_head")
-    yield from _routed(f, count, model, plan, rows, engine)
+def _mlp(s: _Step, f: Mlp, count: int) -> Iterator[Kernel]:
+    yield from _dense(s, "feed-forward", f.intermediate / s.plan.tp, f.gated, count, s.rows, "mlp")
+
+
+def _mixture(s: _Step, f: Experts, count: int) -> Iterator[Kernel]:
+    yield s.gemm("router", "router", "router", count, s.rows, f.num_experts, s.model.hidden)
+    yield from _routed(s, f, count)
     if f.shared_intermediate:
-        split = np.asarray(tokens_split(model, plan, engine))
-        mine = pick(split, np.ceil(rows / plan.tp), rows)
-        width = f.shared_intermediate / pick(split, 1, plan.tp)
-        yield from _mlp("shared expert", width, f.gated, count, mine, model, plan, "mlp.shared_experts")
+        split = np.asarray(tokens_split(s.model, s.plan, s.engine))
+        rows = pick(split, np.ceil(s.rows / s.plan.tp), s.rows)
+        width = f.shared_intermediate / pick(split, 1, s.plan.tp)
+        yield from _dense(s, "shared expert", width, f.gated, count, rows, "mlp.shared_experts")
 
 
-def _mlp(what: str, width: Number, gated: bool, count: int, rows: Number, model: Model, plan: Plan, name: str) -> Iterator[Kernel]:
+def _dense(s: _Step, part: Part, width: Number, gated: bool, count: int, rows: Number, name: str) -> Iterator[Kernel]:
     both = (2 if gated else 1) * width
-    up = f"{what} gate and up" if gated else f"{what} up"
-    yield _gemm(up, count, rows, both, model.hidden, model, plan, f"{name}.gate_proj")
-    yield _small(f"{what} activation", count, rows * (both + width), plan)
-    yield _gemm(f"{what} down", count, rows, model.hidden, width, model, plan, f"{name}.down_proj")
+    up: tuple[str, Place] = ("gate and up", "gate") if gated else ("up", "up")
+    yield s.gemm(f"{part} {up[0]}", part, up[1], count, rows, both, s.model.hidden, f"{name}.gate_proj")
+    yield s.small(f"{part} activation", part, "activation", count, rows * (both + width))
+    yield s.gemm(f"{part} down", part, "down", count, rows, s.model.hidden, width, f"{name}.down_proj")
 
 
-def _routed(f: Experts, count: int, model: Model, plan: Plan, rows: Number, engine: Engine) -> Iterator[Kernel]:
+def _routed(s: _Step, f: Experts, count: int) -> Iterator[Kernel]:
     """Grouped products: as one product whose matrix is the experts that some token chose.
 
     Under expert parallelism across replicas a rank works on the tokens of the whole group that chose its experts.
     """
-    tokens = rows * experts_reach(plan, engine)
-    chosen = chosen_experts(f, tokens, engine.kernels.popularity) / plan.ep
-    copies = tokens * f.top_k / plan.ep * busiest_rank(f, plan.ep, engine.kernels.popularity)
-    inner = f.intermediate / expert_tp(plan, engine)
+    plan, h, runs = s.plan, s.model.hidden, s.engine.kernels
+    tokens = s.rows * experts_reach(plan, s.engine)
+    chosen = chosen_experts(f, tokens, runs.popularity) / plan.ep
+    copies = tokens * f.top_k / plan.ep * busiest_rank(f, plan.ep, runs.popularity)
+    inner = f.intermediate / expert_tp(plan, s.engine)
     each = copies / np.maximum(1e-9, chosen)
     both = (2 if f.gated else 1) * inner
-    up = _gemm("experts gate and up", count, each, both * chosen, model.hidden, model, plan, "mlp.experts.gate_proj")
-    yield replace(up, grouped=engine.kernels.grouped_efficiency)
+    up = s.gemm("experts gate and up", "experts", "gate", count, each, both * chosen, h, "mlp.experts.gate_proj")
+    yield replace(up, grouped=runs.grouped_efficiency)
     # Tokens are read and written once; a copy is written, read by the activation, written and read back.
-    moved = 2 * tokens * model.hidden + copies * (2 * model.hidden + both + inner)
-    moved = moved + engine.kernels.routing_passes * tokens * f.top_k * model.hidden
-    launches = engine.kernels.routing_kernels
-    routing = _small("routing, permutation and activation", launches * count, moved / launches, plan)
+    moved = 2 * tokens * h + copies * (2 * h + both + inner)
+    moved = moved + runs.routing_passes * tokens * f.top_k * h
+    launches = runs.routing_kernels
+    routing = s.small("routing, permutation and activation", "routing", "routing", launches * count, moved / launches)
     yield replace(routing, fusable=False)
-    down = _gemm("experts down", count, each, model.hidden * chosen, inner, model, plan, "mlp.experts.down_proj")
-    moved = copies * inner * _input_bytes(down.dtype, plan) + chosen * model.hidden * inner * down.weight_bytes
-    yield replace(down, nbytes=moved, grouped=engine.kernels.grouped_efficiency)
+    down = s.gemm("experts down", "experts", "down", count, each, h * chosen, inner, "mlp.experts.down_proj")
+    moved = copies * inner * _input_bytes(down.dtype, plan) + chosen * h * inner * down.weight_bytes
+    yield replace(down, nbytes=moved, grouped=runs.grouped_efficiency)

@@ -11,14 +11,17 @@ from commtax.arrays import pick, some
 from commtax.cost.collectives import Choice, Network, across, choose, reason
 from commtax.cost.compute import Kernel, step_kernels
 from commtax.cost.experts import expected_destinations
-from commtax.cost.kernels import label, peak, seconds, sigma
+from commtax.cost.kernels import kernel_source, peak, seconds, sigma
 from commtax.cost.placement import Span, span
+from commtax.cost.provenance import sourced
 from commtax.cost.traffic import inference, padded_rows
-from commtax.ledger import Z80, Bill, Item, Line
+from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Bill, Item, Line, Via
 from commtax.question import WhatIf
-from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Workload
+from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Workload
+from commtax.statement import Source
 
 UNMEASURED = 0.6  # half-width of the range of a group that nobody measured
+NCCL_ALGORITHMS = ("ring", "ring-simple", "tree")  # NCCL's, whoever calls it
 MEASURED_RANKS = 8  # the largest group inside one domain that the libraries were measured on
 
 
@@ -38,7 +41,7 @@ def inference_bill(
     Decode and prefill collectives sit on the critical path: nothing of them hides unless ``settings.overlap`` says so.
     """
     rows = padded_rows(work.rows, work, engine, plan.tp, settings.eager)
-    lines = [_kernel_line(k, cluster, constants, settings) for k in step_kernels(model, plan, work, rows, engine)]
+    lines = [_served_line(k, cluster, constants, settings) for k in step_kernels(model, plan, work, rows, engine)]
     items = inference(model, plan, work, engine, ep_backend=settings.ep_backend, eager=settings.eager)
     pricer = Pricer(plan, cluster, engine, fabric, settings.ep_backend)
     comm = [comm_line(i, pricer, settings) for i in items]
@@ -46,23 +49,25 @@ def inference_bill(
     return Bill(tuple(lines), tokens)
 
 
-def _kernel_line(kernel: Kernel, cluster: Cluster, constants: KernelConstants, settings: WhatIf) -> Line:
+def _served_line(kernel: Kernel, cluster: Cluster, constants: KernelConstants, settings: WhatIf) -> Line:
     idle = np.ndim(kernel.count) == 0 and kernel.count == 0
     # In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
     clock = constants.tables["step.bf16"]["clock"]
     fixed, moving = (0.0, 0.0) if idle else seconds(kernel, cluster.chip, constants, clock)
-    item = Item(kernel.what, "", kernel.form, kernel.nbytes, 1, kernel.count)
-    scale = settings.slow_rank
-    times = (fixed * scale, moving * scale)
-    return Line(
-        "compute",
-        item,
-        *times,
-        source=label(kernel, constants),
-        flops=kernel.flops,
-        sigma=sigma(kernel, constants),
-        peak_flops_per_s=peak(kernel, cluster.chip, constants),
+    times = (fixed * settings.slow_rank, moving * settings.slow_rank)
+    return kernel_line(kernel, kernel.count, times, sigma(kernel, constants), cluster.chip, constants)
+
+
+def kernel_line(
+    kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, chip: Chip, constants: KernelConstants
+) -> Line:
+    """A kernel's line from its fixed and moving seconds."""
+    item = Item(
+        kernel.what, "", kernel.form, kernel.nbytes, 1, count, "", None, kernel.form, kernel.part, kernel.place, kernel.stage
     )
+    item = replace(item, op=f"{item.form}, {item.during}") if item.stage else item
+    rate, source = peak(kernel, chip, constants), kernel_source(kernel, constants)
+    return Line("compute", item, *times, source=source, flops=kernel.flops, sigma=sigma, peak_flops_per_s=rate)
 
 
 class Pricer:
@@ -84,7 +89,7 @@ class Pricer:
     def priced_by(self, item: Item) -> tuple[Fabric, str]:
         """Whose paths carry an item, and what it is called there: tokens may reach experts by kernels of their own."""
         if self.exchange and item.axis == "ep" and item.op == "all-to-all":
-            return self.exchange, item.what.removeprefix("expert ")
+            return self.exchange, item.place
         return self.fabric, item.op
 
     def names(self, item: Item) -> tuple[str, ...]:
@@ -96,6 +101,17 @@ class Pricer:
             across = [f"{prefix}{p.name or p.algorithm}" for p in fabric.network_paths[op]]
             self._names[op] = (*inside, *across, self.cluster.intra.key, self.cluster.inter.key)
         return self._names[op]
+
+    def via(self, item: Item, path: int) -> Via:
+        """How the path of that number runs. An engine's own kernels stand before those of the library that it falls back on."""
+        fabric, op = self.priced_by(item)
+        inside = fabric.paths[op]
+        if path >= len(inside) and not (fabric.flat or fabric.network_direct):
+            return "hierarchical"
+        if fabric is self.exchange:
+            return "custom"
+        first = path < len(inside) - len(fabric.network_paths[op]) and inside[path].algorithm not in NCCL_ALGORITHMS
+        return "custom" if first or (path < len(inside) and inside[path].own) else ""
 
     def price(self, item: Item) -> Choice:
         fabric, op = self.priced_by(item)
@@ -110,7 +126,7 @@ class Pricer:
 def comm_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
     """One collective, priced on the links its group spans; what this plan does not send costs nothing."""
     if not item.is_sent:
-        return Line("comm", item, 0.0, 0.0, source=pricer.priced_by(item)[0].label)
+        return Line("comm", item, 0.0, 0.0, source=sourced(pricer.priced_by(item)[0].label))
     paired = pricer.span(item.axis).paired
     if pricer.pairs is None or not some(paired):
         return _sent_line(item, pricer, settings)
@@ -131,18 +147,20 @@ def _sent_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
     fabric, op = pricer.priced_by(item)
     where, chosen = pricer.span(item.axis), pricer.price(item)
     names, inside = pricer.names(item), len(fabric.paths[op])
-    crosses, why = where.crosses, ""
+    crosses, why = where.crosses, NO_NOTE
+    via: Via = ""
     algorithm = pick(crosses, chosen.path + inside, chosen.path)
     link = pick(crosses, len(names) - 1, len(names) - 2)
     alone = not isinstance(algorithm, np.ndarray) and not isinstance(link, np.ndarray)
     if alone:
         path = (*fabric.paths[op], *fabric.network_paths[op])[int(algorithm)]
         why = reason(path, float(item.nbytes), int(min(where.ranks_per_domain, item.ranks)), bool(crosses))
+        via = pricer.via(item, int(algorithm))
         algorithm, link = names[int(algorithm)], names[int(link)]
     latency, wire = chosen.latency_s * settings.latency_scale, chosen.wire_s / settings.bandwidth_scale
     if settings.eager:
         floor = (fabric.eager_floor_s - wire) * (np.asarray(item.ranks) > 1)
-        why = "the launch floor without graphs" if np.all(floor > latency) else why
+        why = LAUNCH_FLOOR if np.all(floor > latency) else why
         latency = np.maximum(latency, floor)
     hidden = settings.overlap * item.count * (latency + wire)
     outside = not fabric.flat and some(crosses)
@@ -150,28 +168,31 @@ def _sent_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
     source = source_of(fabric, op, int(chosen.path if alone else np.max(chosen.path)), most, outside, float(np.max(chosen.inside)))
     spread = spread_of(fabric, op, item.nbytes, item.ranks, chosen, pricer.cluster, outside, eager=settings.eager)
     sigma = (np.log1p(spread) if isinstance(spread, np.ndarray) else math.log1p(spread)) / Z80
-    return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source, sigma=sigma)
+    return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source, via, sigma=sigma)
 
 
-def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool, inside: float = 0.0) -> str:
+def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool, inside: float = 0.0) -> Source:
     """What the price of a collective rests on; groups beyond the measured ones are assumed.
 
     Across hosts it is the network, unless most of the time (``inside``) goes by inside them, on a link that is assumed.
     """
-    outside = crosses and not fabric.flat
-    seen = fabric.network_ranks if outside else fabric.paths[op][path].ranks
+    outside, label, taken = crosses and not fabric.flat, sourced(fabric.label), fabric.paths[op][path]
+    seen = fabric.network_ranks if outside else taken.ranks
     if seen and not seen[0] <= ranks <= seen[-1]:
-        return f"assumed: measured on {' to '.join(map(str, dict.fromkeys(seen)))} ranks"
+        return _assumed(f"measured on {' to '.join(map(str, dict.fromkeys(seen)))} ranks", f"ranks {seen[0]} {seen[-1]}")
     if outside:
-        return fabric.label if inside > 0.5 and fabric.label.startswith("assumed") else fabric.network_label
-    own = fabric.paths[op][path].source
-    if own.startswith("calibrated: "):
-        return own
-    if own == "assumed" and fabric.label == "calibrated":
-        return f"assumed: {op} was never measured on this link"
-    if fabric.label == "calibrated" and ranks > MEASURED_RANKS:
-        return f"assumed: measured on up to {MEASURED_RANKS} ranks"
-    return fabric.label
+        return label if inside > 0.5 and label.kind == "assumed" else sourced(fabric.network_label)
+    if taken.own:
+        return sourced(taken.source)
+    if label.kind != "calibrated":
+        return label
+    if sourced(taken.source).kind == "assumed":
+        return _assumed(f"{op} was never measured on this link", f"{op} unmeasured")
+    return _assumed(f"measured on up to {MEASURED_RANKS} ranks", "more ranks") if ranks > MEASURED_RANKS else label
+
+
+def _assumed(why: str, basis: str) -> Source:
+    return Source("assumed", f"assumed: {why}", basis)
 
 
 def spread_of(
@@ -180,12 +201,12 @@ def spread_of(
     """Half-width of the 80 % range of a collective as a factor, from the residuals of what it is priced with."""
     if fabric.flat:
         return 0.0
-    known = fabric.label.startswith("calibrated") and not some(ranks > MEASURED_RANKS)
+    known = sourced(fabric.label).kind == "calibrated" and not some(ranks > MEASURED_RANKS)
     where = "across" if crosses else "eager" if eager and known else cluster.intra.kind
     usual = fabric.spread_across if crosses else fabric.spread
     found = _residual(fabric, op, nbytes, where, known) if fabric.spreads else usual
     if crosses and fabric.spreads:  # no surer than the stage inside the hosts, by its share of the time
-        measured = fabric.label.startswith("calibrated") and cluster.domain <= MEASURED_RANKS
+        measured = sourced(fabric.label).kind == "calibrated" and cluster.domain <= MEASURED_RANKS
         found = np.maximum(found, chosen.inside * _residual(fabric, op, nbytes, cluster.intra.kind, measured))
     if crosses and not fabric.network_ranks:
         return found
@@ -255,8 +276,7 @@ def _host_line(lines: list[Line], comm: list[Line], plan: Plan, work: Workload, 
         launches = sum((line.item.count for line in (*lines, *comm)), start=0.0)
         busy = sum((line.total_s for line in (*lines, *comm)), start=0.0)
         waiting = waiting + np.maximum(0, launches * engine.host.launch_s - busy)
-    source = (
-        engine.host.host_label or "calibrated" if engine.host.calibrated else "assumed" if engine.host.host_s else "by definition"
-    )
+    unmeasured = Source("assumed" if engine.host.host_s else "by definition")
+    source = sourced(engine.host.host_label or "calibrated") if engine.host.calibrated else unmeasured
     item = Item("scheduling and launches", "", "host", 0.0, 1, waiting * 0 + 1)
     return Line("host", item, waiting, 0.0, source=source, sigma=engine.host.sigma_host)

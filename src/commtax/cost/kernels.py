@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from commtax.cost.compute import Kernel
+from commtax.cost.provenance import sourced
 from commtax.spec import Chip, KernelConstants, Number
+from commtax.statement import Source
 
 Parts = tuple[Number, Number]
 Table = Mapping[str, float]
@@ -125,22 +127,22 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     return name if name in constants.tables else f"{kernel.form}.bf16"
 
 
-def label(kernel: Kernel, constants: KernelConstants) -> str:
+def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
     """Where a kernel's price comes from; bf16's constants for narrower numbers only count fewer bytes, and that is assumed."""
     name = table_of(kernel, constants)
     family = f"were not measured on {constants.family} chips"
-    if constants.label == "calibrated" and name not in constants.own:
+    if sourced(constants.label).kind == "calibrated" and name not in constants.own:
         if name == "gemm.bf16" and kernel.weight_bytes < 1:
-            return f"assumed: bf16 products on unpacked 4-bit weights {family}"
+            return Source("assumed", f"assumed: bf16 products on unpacked 4-bit weights {family}", "unpacked weights")
         if name == "decode.bf16" and kernel.weight_bytes < 2:
-            return f"assumed: this engine's attention over a narrow KV cache {family}"
-    return constants.label_of(name)
+            return Source("assumed", f"assumed: this engine's attention over a narrow KV cache {family}", "narrow cache")
+    return sourced(constants.label_of(name))
 
 
 def sigma(kernel: Kernel, constants: KernelConstants) -> float:
     """Standard deviation of the logarithm of a kernel's time inside a step."""
     own = max(constants.sigma, constants.tables[table_of(kernel, constants)].get("sigma", 0.0))
-    return max(own, UNMEASURED_SIGMA) if label(kernel, constants).startswith("assumed") and own else own
+    return max(own, UNMEASURED_SIGMA) if kernel_source(kernel, constants).kind == "assumed" and own else own
 
 
 def _static(fp8: Table, bf16: Table) -> Table:

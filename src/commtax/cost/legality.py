@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from commtax.arrays import pick, some
-from commtax.cost.bubble import SCHEDULES
 from commtax.cost.experts import expert_tp
+from commtax.cost.schedules import SCHEDULES
 from commtax.cost.stages import virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
 from commtax.spec import AXES, Cluster, Engine, Experts, Mlp, Model, Number, Plan
@@ -60,6 +60,11 @@ class Rule:
     broken: Callable[[Case], Number]
     says: Callable[[Case], str]
 
+    @property
+    def names_tp(self) -> bool:
+        """Whether its sentence has one degree of tensor parallelism in it."""
+        return self.axis == "tp" or self.name == "attention-dp-whole"
+
 
 def _kv_broken(q: Case) -> Number:
     shared = np.minimum(q.plan.tp, q.kv_heads)
@@ -92,9 +97,8 @@ def _ep_group_says(q: Case) -> str:
 
 
 def _schedule_broken(q: Case) -> Number:
-    p, kind = q.plan, SCHEDULES[q.plan.schedule]
-    odd = (p.microbatches % p.pp != 0) if q.plan.schedule == "interleaved" else (p.pp < 0)
-    return (p.pp > 1) & ((p.microbatches < kind.least(p.pp)) | odd)
+    p = q.plan
+    return (p.pp > 1) & np.logical_not(SCHEDULES[p.schedule].legal(p.pp, p.microbatches, p.chunks))
 
 
 def _groups_broken(q: Case) -> Number:
@@ -193,13 +197,8 @@ RULES: tuple[Rule, ...] = (
         "",
         _schedule_broken,
         lambda q: (
-            f"schedule {q.plan.schedule} on {q.plan.pp} stages needs "
-            + (
-                "a multiple of pp"
-                if q.plan.schedule == "interleaved"
-                else f"at least {SCHEDULES[q.plan.schedule].least(q.plan.pp)}"
-            )
-            + f" microbatches, not {q.plan.microbatches}"
+            f"schedule {q.plan.schedule} on {q.plan.pp} stages needs {SCHEDULES[q.plan.schedule].needs(q.plan.pp)} microbatches, "
+            f"not {q.plan.microbatches}"
         ),
     ),
     Rule(
@@ -294,22 +293,26 @@ def _nearest(rule: Rule, q: Case) -> str:
 
 def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[Note]:
     """What a legal scalar plan should know about itself: replication, idle GPUs, uneven stages."""
-    found: list[Note] = []
+    found = []
     kv, tp, pp = model.attention.num_kv_heads, int(plan.tp), int(plan.pp)
     if not model.attention.latent and tp > kv:
-        found.append(Note("replicated", f"KV heads replicated: {kv} heads over tp {tp}, {tp // kv} copies of each"))
+        found.append(Note("kv-replicated", f"KV heads replicated: {kv} heads over tp {tp}, {tp // kv} copies of each"))
     if model.attention.latent and tp > 1:
-        found.append(Note("latent", f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache"))
+        found.append(Note("kv-whole", f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache"))
     if plan.chunks > 1 and pp > 1 and model.num_layers % (pp * plan.chunks):
         layout = virtual_layers(model.num_layers, pp, plan.chunks)
         sizes = [sum(chunk[rank] for chunk in layout) for rank in range(pp)]
         first, last, most = layout[0][0], layout[-1][-1], max(map(max, layout))
         ends = f"{plan.chunks} chunks each: {first} in the first, {last} in the last, none above {most}"
-        found.append(Note("uneven", f"uneven pipeline: {model.num_layers} layers as {'+'.join(map(str, sizes))} in {ends}"))
+        found.append(_uneven(model, sizes, f" in {ends}"))
     elif model.num_layers % pp:
         sizes = [len(r) for r in stage_layers(model, pp, engine.sends.odd_layers)]
-        found.append(Note("uneven", f"uneven pipeline: {model.num_layers} layers as {'+'.join(map(str, sizes))}"))
+        found.append(_uneven(model, sizes))
     idle = cluster.num_gpus - int(plan.all_gpus)
     if idle > 0:
-        found.append(Note("idle", f"{idle} of {cluster.num_gpus} GPUs idle ({_sizes(plan)} = {plan.all_gpus})"))
+        found.append(Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({_sizes(plan)} = {plan.all_gpus})"))
     return found
+
+
+def _uneven(model: Model, sizes: list[int], where: str = "") -> Note:
+    return Note("uneven-stages", f"uneven pipeline: {model.num_layers} layers as {'+'.join(map(str, sizes))}{where}")

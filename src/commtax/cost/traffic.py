@@ -6,12 +6,16 @@ not issue has count 0. Control messages (scheduler metadata, sampled token ids) 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
 import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.experts import dispatched_bytes, expected_destinations, over_replicas, tokens_split
 from commtax.cost.tensors import padded_vocab, quantisation
-from commtax.ledger import Item
+from commtax.ledger import Item, Part, Place, Stage, Window
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Workload
 
 WIDE = 4  # from this tp on an engine may capture larger graphs
@@ -53,11 +57,12 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
     if engine.sends.logits_padded:
         samples = pick(np.asarray(work.prefill_tokens) > 0, samples, rows)
     logits = samples * padded_vocab(model, plan, engine) * act
-    items = [tp_item("embedding", "all-reduce", payload, 1, plan)]
-    items.append(tp_item("query/key norm", "all-reduce", rows * 2 * 4, full_norms, plan, "sums of squares over all heads, fp32"))
-    items += _reduced("attention output", payload, model.num_layers, plan)
-    items += _reduced("feed-forward output", payload, reduced, plan)
-    items.append(tp_item("logits", "all-gather", logits, 1, plan))
+    squares, note = rows * 2 * 4, "sums of squares over all heads, fp32"
+    items = [tp_item("embedding", "all-reduce", payload, 1, plan, "embedding")]
+    items.append(tp_item("query/key norm", "all-reduce", squares, full_norms, plan, "projections", place="query", note=note))
+    items += _reduced("attention output", payload, model.num_layers, plan, "attention", "reduced")
+    items += _reduced("feed-forward output", payload, reduced, plan, "feed-forward", "output")
+    items.append(tp_item("logits", "all-gather", logits, 1, plan, "head"))
     items += _stages(payload, plan, engine, model)
     items += _experts(model, plan, rows, engine, ep_backend or (engine.sends.ep_backends or (AG_RS,))[0], num_moe)
     return items
@@ -69,16 +74,19 @@ def _replaces_all_reduce(model: Model, plan: Plan, engine: Engine, backend: str)
     return wide & (tokens_split(model, plan, engine) | (not gathers) | (np.asarray(plan.tp) == 1) | (not engine.sends.ep_is_tp_dp))
 
 
-def tp_item(what: str, op: str, nbytes: Number, count: Number, plan: Plan, note: str = "") -> Item:
-    """A collective among the tensor-parallel ranks; one rank issues none."""
-    return Item(what, "tp", op, nbytes, plan.tp, pick(np.asarray(plan.tp) > 1, count, 0), note)
+def tp_item(
+    what: str, op: str, nbytes: Number, count: Number, plan: Plan, part: Part, stage: Stage = "", place: Place = "", note: str = ""
+) -> Item:
+    """A collective among the tensor-parallel ranks; one rank issues none. Products can be cut beside gathers and scatters."""
+    sent = pick(np.asarray(plan.tp) > 1, count, 0)
+    window: Window = "products" if op in ("all-gather", "reduce-scatter") else ""
+    return Item(what, "tp", op, nbytes, plan.tp, sent, note, part=part, place=place, stage=stage, overlaps_with=window)
 
 
-def _reduced(what: str, payload: Number, count: Number, plan: Plan) -> list[Item]:
+def _reduced(what: str, payload: Number, count: Number, plan: Plan, part: Part, place: Place) -> list[Item]:
     """A row-parallel output: one all-reduce, or reduce-scatter and all-gather with sequence parallelism."""
-    if not plan.sequence_parallel:
-        return [tp_item(what, "all-reduce", payload, count, plan)]
-    return [tp_item(what, "reduce-scatter", payload, count, plan), tp_item(what, "all-gather", payload, count, plan)]
+    ops = ("reduce-scatter", "all-gather") if plan.sequence_parallel else ("all-reduce",)
+    return [tp_item(what, op, payload, count, plan, part, place=place) for op in ops]
 
 
 def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[Item]:
@@ -87,18 +95,28 @@ def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[I
     scattered = engine.sends.pp_scatter & (np.asarray(plan.tp) > 1)
     sent = payload / pick(scattered, plan.tp, 1)
     return [
-        Item("stage hand-off", "pp", "send-recv", sent, plan.pp * 0 + 2, cuts),
-        tp_item("stage hand-off", "all-gather", payload, pick(scattered, cuts, 0), plan),
+        Item("stage hand-off", "pp", "send-recv", sent, plan.pp * 0 + 2, cuts, part="stages"),
+        tp_item("stage hand-off", "all-gather", payload, pick(scattered, cuts, 0), plan, "stages"),
     ]
 
 
 def _gathered(axis: str, group: Number, count: Number, token: Number, routing: Number, back: Number) -> list[Item]:
     """Every token to every rank of the group, and its parts back; bytes are of one rank's tokens."""
     return [
-        Item("expert dispatch", axis, "all-gather", token * group, group, count, "every token to every rank"),
-        Item("expert routing", axis, "all-gather", routing * group, group, count, "ids int32, weights fp32"),
-        Item("expert combine", axis, "reduce-scatter", back * group, group, count),
+        _exchanged("dispatch", axis, "all-gather", token * group, group, count, "every token to every rank"),
+        _exchanged("routing ids", axis, "all-gather", routing * group, group, count, "ids int32, weights fp32"),
+        _exchanged("combine", axis, "reduce-scatter", back * group, group, count),
     ]
+
+
+EXCHANGES: Mapping[Place, str] = MappingProxyType(
+    {"dispatch": "expert dispatch", "routing ids": "expert routing", "combine": "expert combine", "output": "expert output"}
+)
+"""What is moved for experts, for people."""
+
+
+def _exchanged(place: Place, axis: str, op: str, nbytes: Number, ranks: Number, count: Number, note: str = "") -> Item:
+    return Item(EXCHANGES[place], axis, op, nbytes, ranks, count, note, part="experts", place=place)
 
 
 def _experts(model: Model, plan: Plan, rows: Number, engine: Engine, backend: str, num_moe: int) -> list[Item]:
@@ -109,17 +127,16 @@ def _experts(model: Model, plan: Plan, rows: Number, engine: Engine, backend: st
     """
     moe = model.experts
     if moe is None or not np.any(over_replicas(plan, engine)):
-        names = (("dispatch", "all-gather"), ("routing", "all-gather"), ("combine", "reduce-scatter"), ("output", "all-gather"))
-        return [Item(f"expert {what}", "ep", op, 0.0, 1, 0) for what, op in names]
+        ops = ("all-gather", "all-gather", "reduce-scatter", "all-gather")
+        return [_exchanged(place, "ep", op, 0.0, 1, 0) for place, op in zip(EXCHANGES, ops, strict=True)]
     shared = over_replicas(plan, engine)
     count = pick(shared, num_moe, 0)
     split = np.asarray(tokens_split(model, plan, engine))
     mine = pick(split, np.ceil(rows / plan.tp), rows)
     out = model.hidden * dispatched_bytes(plan, quantisation(model, plan))
     back = model.hidden * DTYPE_BYTES[plan.activations_dtype]
-    regather = tp_item(
-        "expert output", "all-gather", mine * plan.tp * back, pick(split, count, 0), plan, "tokens back to every tp rank"
-    )
+    again = pick(split & (np.asarray(plan.tp) > 1), count, 0)
+    regather = _exchanged("output", "tp", "all-gather", mine * plan.tp * back, plan.tp, again, "tokens back to every tp rank")
     if backend == AG_RS:
         group = pick(split | (np.asarray(plan.tp) == 1), np.maximum(plan.ep, plan.dp), plan.dp)
         on_ep = np.asarray(group) == plan.ep
@@ -129,8 +146,6 @@ def _experts(model: Model, plan: Plan, rows: Number, engine: Engine, backend: st
     copies = moe.top_k if backend == DEEPEP_LL else expected_destinations(moe, plan.ep)
     routed = None if backend == DEEPEP_LL else moe
     note = "one copy an expert" if backend == DEEPEP_LL else "one copy a destination rank, uniform routing"
-    return [
-        Item("expert dispatch", "ep", "all-to-all", mine * copies * out, plan.ep, count, note, routed),
-        Item("expert combine", "ep", "all-to-all", mine * copies * back, plan.ep, count, "bf16 back", routed),
-        regather,
-    ]
+    there = _exchanged("dispatch", "ep", "all-to-all", mine * copies * out, plan.ep, count, note)
+    home = _exchanged("combine", "ep", "all-to-all", mine * copies * back, plan.ep, count, "bf16 back")
+    return [replace(there, routed=routed), replace(home, routed=routed), regather]

@@ -49,52 +49,51 @@ def forward(
     for kernel in layer_kernels(model, plan, work, rows, engine):
         if kernel.form == "decode" or _never(kernel.count):
             continue
-        busier = pick(np.asarray(plan.ep) > 1, imbalance, 1.0) if kernel.what.startswith(("experts", "routing")) else 1.0
-        found += _trained(kernel, kernel.count * share, plan, step, engine, passes, busier)
+        busier = pick(np.asarray(plan.ep) > 1, imbalance, 1.0) if kernel.part in ("experts", "routing") else 1.0
+        run = replace(kernel, count=kernel.count * share, stage="forward")
+        found += _trained(run, plan, step, engine, passes, busier)
     logits = rows * padded_vocab(model, plan, engine) / plan.tp
-    loss = Kernel("loss", "elementwise", 1, 0.0, logits * LOSS_BYTES)
-    return Pass(found, [head_kernel(model, plan, rows, engine), loss])
+    loss = Kernel("loss", "elementwise", 1, 0.0, logits * LOSS_BYTES, part="loss", stage="forward")
+    return Pass(found, [replace(head_kernel(model, plan, rows, engine), stage="forward"), loss])
 
 
 def _never(count: Number) -> bool:
     return bool(np.ndim(count) == 0 and count == 0)
 
 
-def _trained(
-    kernel: Kernel, count: Number, plan: Plan, step: TrainStep, engine: Engine, passes: float, busier: Number
-) -> Iterator[Kernel]:
+def _trained(k: Kernel, plan: Plan, step: TrainStep, engine: Engine, passes: float, busier: Number) -> Iterator[Kernel]:
     """A serving kernel as training runs it: tensors stream through element-wise kernels, attention may be unfused.
 
     Element-wise kernels between row-parallel and column-parallel products work on 1/tp of the rows under sequence
     parallelism.
     """
-    if kernel.form == "small":
-        split = plan.tp if plan.sequence_parallel and kernel.what == "norms" else 1
-        yield Kernel(kernel.what, "elementwise", count, 0.0, kernel.nbytes / split * passes * busier)
-    elif kernel.form == "prefill" and engine.trains.attention == "unfused":
-        yield from _unfused(kernel, count, plan, step)
-    elif kernel.form == "prefill":
-        yield replace(kernel, what="attention", count=count)
-    else:
-        yield from _product(kernel, count, busier)
+    if k.form == "small":
+        split = plan.tp if plan.sequence_parallel and k.part == "norms" else 1
+        yield _elementwise(k, k.what, k.nbytes / split * passes * busier)
+    elif k.form == "prefill" and engine.trains.attention == "unfused":
+        yield from _unfused(k, plan, step)
+    elif k.form == "prefill":
+        yield replace(k, what="attention")
+    else:  # a product, and in fp8 the cast of its input, which is a kernel of its own
+        yield replace(k, m=k.m * busier, flops=k.flops * busier, grouped=0.0, static_scales=k.dtype == "fp8")
+        if k.dtype == "fp8":
+            cast = _elementwise(k, f"{k.what} cast", CAST_BYTES * k.m * busier * k.k)
+            yield replace(cast, n=k.n, k=k.k, casts=True)
 
 
-def _product(k: Kernel, count: Number, busier: Number) -> Iterator[Kernel]:
-    """A product, and in fp8 the cast of its input, which is a kernel of its own."""
-    shape = (k.m * busier, k.n, k.k, k.dtype, k.weight_bytes)
-    yield Kernel(k.what, "gemm", count, k.flops * busier, k.nbytes, *shape, static_scales=k.dtype == "fp8")
-    if k.dtype == "fp8":
-        yield Kernel(f"{k.what} cast", "elementwise", count, 0.0, CAST_BYTES * k.m * busier * k.k, n=k.n, k=k.k)
+def _elementwise(k: Kernel, what: str, nbytes: Number) -> Kernel:
+    """An element-wise kernel that belongs where another one does."""
+    return Kernel(what, "elementwise", k.count, 0.0, nbytes, part=k.part, place=k.place, stage=k.stage)
 
 
-def _unfused(kernel: Kernel, count: Number, plan: Plan, step: TrainStep) -> Iterator[Kernel]:
+def _unfused(k: Kernel, plan: Plan, step: TrainStep) -> Iterator[Kernel]:
     """Scores as a whole matrix: two batched products over all pairs (masked ones too) and the element-wise part between."""
-    e = DTYPE_BYTES[plan.activations_dtype]
-    m, keys, d = step.micro_batch * kernel.heads * kernel.length, step.seq, kernel.head_dim
-    product = Kernel("attention scores", "gemm", count, 2 * m * keys * d, e * (2 * m * d + m * keys), m, keys, d)
-    yield product
-    yield Kernel("attention softmax", "elementwise", count, 0.0, SCORE_BYTES * m * keys)
-    yield replace(product, what="attention values", n=d, k=keys)
+    e, m, keys, d = DTYPE_BYTES[plan.activations_dtype], step.micro_batch * k.heads * k.length, step.seq, k.head_dim
+    product = Kernel("attention scores", "gemm", k.count, 2 * m * keys * d, e * (2 * m * d + m * keys), m, keys, d)
+    scores = replace(product, part=k.part, place=k.place, stage=k.stage)
+    yield scores
+    yield _elementwise(k, "attention softmax", SCORE_BYTES * m * keys)
+    yield replace(scores, what="attention values", n=d, k=keys)
 
 
 def backward(kernels: list[Kernel]) -> list[Kernel]:
@@ -104,39 +103,36 @@ def backward(kernels: list[Kernel]) -> list[Kernel]:
 
 def _gradients(k: Kernel) -> Iterator[Kernel]:
     if k.form == "gemm":
-        yield _gemm(k, "input gradient", k.nbytes, k.m, k.k, k.n)
+        yield replace(k, what=f"{k.what} input gradient", n=k.k, k=k.n, stage="backward")
         moved = k.nbytes + (4 - k.weight_bytes) * k.n * k.k  # the weight gradient is written in fp32
-        yield _gemm(k, "weight gradient", moved, k.n, k.k, k.m)
-    elif k.form == "prefill":
-        yield replace(k, what=f"{k.what} backward", flops=BACKWARD_ATTENTION_FLOPS * k.flops, nbytes=2 * k.nbytes)
-    elif k.what.endswith(" cast"):  # the cast of an input in forward is that of an output's gradient in backward
-        yield Kernel(f"{k.what} backward", "elementwise", k.count, 0.0, k.nbytes * k.n / k.k)
+        yield replace(k, what=f"{k.what} weight gradient", nbytes=moved, m=k.n, n=k.k, k=k.m, stage="weight-gradient")
+        return
+    back = replace(k, what=f"{k.what} backward", stage="backward")
+    if k.form == "prefill":
+        yield replace(back, flops=BACKWARD_ATTENTION_FLOPS * k.flops, nbytes=2 * k.nbytes)
+    elif k.casts:  # the cast of an input in forward is that of an output's gradient in backward
+        yield replace(back, nbytes=k.nbytes * k.n / k.k)
     else:
-        yield Kernel(f"{k.what} backward", "elementwise", k.count, 0.0, BACKWARD_ELEMENT_BYTES * k.nbytes)
-
-
-def _gemm(k: Kernel, what: str, nbytes: Number, m: Number, n: Number, inner: Number) -> Kernel:
-    """A product of the same FLOPs in another shape."""
-    return Kernel(
-        f"{k.what} {what}", "gemm", k.count, k.flops, nbytes, m, n, inner, k.dtype, k.weight_bytes, static_scales=k.static_scales
-    )
+        yield replace(back, nbytes=BACKWARD_ELEMENT_BYTES * k.nbytes)
 
 
 def recomputed(kernels: list[Kernel], plan: Plan, engine: Engine) -> list[Kernel]:
     """What backward runs again: all layers, or what the engine calls selective."""
     if plan.recompute == "none":
         return []
+    again = [replace(k, stage="recompute") for k in kernels]
     if plan.recompute == "full":
-        return list(kernels)
+        return again
     if engine.trains.selective == "matmuls":  # every other product is kept, attention is kept, everything small is run again
-        halves = [replace(k, count=k.count / 2) for k in kernels if k.form == "gemm"]
-        return halves + [k for k in kernels if k.form == "elementwise"]
-    return [k for k in kernels if k.what.startswith("attention")]
+        halves = [replace(k, count=k.count / 2) for k in again if k.form == "gemm"]
+        return halves + [k for k in again if k.form == "elementwise"]
+    return [k for k in again if k.part == "attention"]
 
 
 def update(params: Number) -> Kernel:
     """The optimiser's step over this rank's share of the parameters."""
-    return Kernel("optimiser update", "elementwise", pick(np.asarray(params) > 0, 1, 0), 0.0, UPDATE_BYTES * params)
+    count = pick(np.asarray(params) > 0, 1, 0)
+    return Kernel("optimiser update", "elementwise", count, 0.0, UPDATE_BYTES * params, part="update", stage="update")
 
 
 def forward_flops(model: Model, seq: Number, causal: bool, attention: bool = True) -> tuple[Number, Number]:

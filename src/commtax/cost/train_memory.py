@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.bubble import SCHEDULES, chunks_of
+from commtax.cost.schedules import SCHEDULES, passes_of
 from commtax.cost.stages import first_layers, kept_layers
 from commtax.cost.tensors import padded_vocab
 from commtax.cost.train_traffic import by_pp, fullest_layers, holders, stage_params
@@ -83,7 +83,7 @@ def _unreduced(plan: Plan) -> Number:
     """
     if plan.zero < 2:
         return 0.0
-    one = 1 / chunks_of(plan) if plan.schedule == "interleaved" else 1.0
+    one = 1 / passes_of(plan) if plan.schedule == "interleaved" else 1.0
     return pick(np.asarray(plan.pp) > 1, pick(np.asarray(plan.microbatches) <= plan.pp, one, 1.0), 0.0)
 
 
@@ -100,7 +100,7 @@ def in_flight(model: Model, plan: Plan) -> Number:
     """
     if plan.chunks > 1:
         return kept_layers(model.num_layers, plan.pp, plan.chunks, plan.microbatches) * plan.pp / model.num_layers
-    return SCHEDULES[plan.schedule].kept(plan.pp, plan.microbatches)
+    return SCHEDULES[plan.schedule].kept(plan.pp, plan.microbatches, plan.chunks)
 
 
 def activations(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Number:

@@ -7,16 +7,17 @@ head). Scalars (loss, gradient norm) and token counts of the router are left out
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.bubble import chunks_of
 from commtax.cost.experts import expert_tp
+from commtax.cost.schedules import SCHEDULES, passes_of
 from commtax.cost.tensors import FIRST, inventory, share, stage_layers
 from commtax.cost.traffic import tp_item
-from commtax.ledger import Item
+from commtax.ledger import Item, Part
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, TrainStep
 
 
@@ -32,6 +33,8 @@ def training(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> list[
     items += _experts(model, plan, rows)
     items += _data_parallel(model, plan, layers, engine)
     items += _tied_and_norms(model, plan, engine, layers)
+    if SCHEDULES[plan.schedule].directions > 1:
+        items.append(_mirrored(model, plan, engine))
     return items
 
 
@@ -40,7 +43,7 @@ def fullest_layers(model: Model, plan: Plan) -> Number:
     return by_pp(plan.pp, lambda pp: sum(_fullest(model, pp)))
 
 
-def by_pp(pp: Number, one: Callable[[int], int]) -> Number:
+def by_pp(pp: Number, one: Callable[[int], float]) -> Number:
     """Apply a scalar function of pp to an array of them."""
     if np.ndim(pp) == 0:
         return float(one(int(pp)))
@@ -65,37 +68,38 @@ def _tensor_parallel(model: Model, plan: Plan, payload: Number, layers: Number, 
     sites = (2 * layers - mixed + (mixed if moe.shared_intermediate else 0)) * plan.microbatches
     each, forward = mixed * plan.microbatches, _passes(plan)
     if plan.sequence_parallel:
-        routed = payload * pick(np.asarray(plan.ep) > 1, moe.top_k, 1)
+        routed, passes = payload * pick(np.asarray(plan.ep) > 1, moe.top_k, 1), each * (forward + 1)
         again, words = (2, "output gradients, and inputs again") if engine.trains.regathers_inputs else (1, "output gradients")
         small = 0.5 if engine.trains.fp8_gathers and plan.weights_dtype == "fp8" else 1.0
         return [
-            tp_item("layers forward", "all-gather", payload * small, sites * forward, plan),
-            tp_item("layers forward", "reduce-scatter", payload, sites * forward, plan),
-            tp_item("layers backward", "all-gather", payload * small, again * sites, plan, words),
-            tp_item("layers backward", "reduce-scatter", payload, sites, plan),
-            tp_item("expert tokens", "all-gather", routed, each * (forward + 1), plan, "forward, and gradients backward"),
-            tp_item("expert tokens", "reduce-scatter", routed, each * (forward + 1), plan),
+            tp_item("layers forward", "all-gather", payload * small, sites * forward, plan, "layers", "forward"),
+            tp_item("layers forward", "reduce-scatter", payload, sites * forward, plan, "layers", "forward"),
+            tp_item("layers backward", "all-gather", payload * small, again * sites, plan, "layers", "backward", note=words),
+            tp_item("layers backward", "reduce-scatter", payload, sites, plan, "layers", "backward"),
+            tp_item("expert tokens", "all-gather", routed, passes, plan, "experts", note="forward, and gradients backward"),
+            tp_item("expert tokens", "reduce-scatter", routed, passes, plan, "experts"),
         ]
     return [
-        tp_item("layers forward", "all-reduce", payload, (sites + each) * forward, plan),
-        tp_item("layers backward", "all-reduce", payload, sites + each, plan),
+        tp_item("layers forward", "all-reduce", payload, (sites + each) * forward, plan, "layers", "forward"),
+        tp_item("layers backward", "all-reduce", payload, sites + each, plan, "layers", "backward"),
     ]
 
 
 def _embedding_and_head(plan: Plan, payload: Number, rows: Number) -> list[Item]:
-    m = plan.microbatches
-    loss = tp_item("loss", "all-reduce", rows * 4, 3 * m, plan, "vocab-parallel cross-entropy: max, target, sum")
+    m, note = plan.microbatches, "vocab-parallel cross-entropy: max, target, sum"
+    loss = tp_item("loss", "all-reduce", rows * 4, 3 * m, plan, "loss", note=note)
     if plan.sequence_parallel:
+        twice = "forward, and again for the weight gradient"
         return [
-            tp_item("embedding", "reduce-scatter", payload, m, plan),
-            tp_item("embedding backward", "all-gather", payload, m, plan),
-            tp_item("head", "all-gather", payload, 2 * m, plan, "forward, and again for the weight gradient"),
-            tp_item("head backward", "reduce-scatter", payload, m, plan),
+            tp_item("embedding", "reduce-scatter", payload, m, plan, "embedding", "forward"),
+            tp_item("embedding backward", "all-gather", payload, m, plan, "embedding", "backward"),
+            tp_item("head", "all-gather", payload, 2 * m, plan, "head", note=twice),
+            tp_item("head backward", "reduce-scatter", payload, m, plan, "head", "backward"),
             loss,
         ]
     return [
-        tp_item("embedding", "all-reduce", payload, m, plan),
-        tp_item("head backward", "all-reduce", payload, m, plan),
+        tp_item("embedding", "all-reduce", payload, m, plan, "embedding", "forward"),
+        tp_item("head backward", "all-reduce", payload, m, plan, "head", "backward"),
         loss,
     ]
 
@@ -103,14 +107,11 @@ def _embedding_and_head(plan: Plan, payload: Number, rows: Number) -> list[Item]
 def _pipeline(plan: Plan, payload: Number, engine: Engine) -> list[Item]:
     """A middle stage sends each microbatch's activation on and its gradient back, once for each of its chunks."""
     sent = payload / (plan.tp if plan.sequence_parallel or engine.sends.pp_scatter else 1)
-    count = pick(np.asarray(plan.pp) > 1, plan.microbatches * chunks_of(plan), 0)
-    return [
-        Item("activations on", "pp", "send-recv", sent, plan.pp * 0 + 2, count),
-        Item("gradients back", "pp", "send-recv", sent, plan.pp * 0 + 2, count),
-        tp_item(
-            "stage inputs", "all-gather", payload, 2 * count if engine.sends.pp_scatter and not plan.sequence_parallel else 0, plan
-        ),
-    ]
+    count = pick(np.asarray(plan.pp) > 1, plan.microbatches * passes_of(plan), 0)
+    regathered = 2 * count if engine.sends.pp_scatter and not plan.sequence_parallel else 0
+    on = Item("activations on", "pp", "send-recv", sent, plan.pp * 0 + 2, count, part="stages", overlaps_with="every forward")
+    inputs = tp_item("stage inputs", "all-gather", payload, regathered, plan, "stages")
+    return [on, replace(on, what="gradients back", stage="backward"), replace(inputs, overlaps_with="")]
 
 
 def _context(model: Model, plan: Plan, rows: Number, layers: Number, engine: Engine) -> list[Item]:
@@ -125,14 +126,16 @@ def _context(model: Model, plan: Plan, rows: Number, layers: Number, engine: Eng
     chunk = rows * width / heads * DTYPE_BYTES[plan.activations_dtype]
     each = pick(np.asarray(plan.cp) > 1, layers * plan.microbatches, 0)
     hops, passes = plan.cp - 1, _passes(plan) + 1
+    two = plan.cp * 0 + 2
     if engine.trains.context_parallel == "ring":
-        return [
-            Item("keys and values", "cp", "send-recv", chunk, plan.cp * 0 + 2, each * hops * passes),
-            Item("their gradients", "cp", "send-recv", chunk, plan.cp * 0 + 2, each * hops),
-        ]
+        values = Item("keys and values", "cp", "send-recv", chunk, two, each * hops * passes)
+        grads = Item("their gradients", "cp", "send-recv", chunk, two, each * hops)
+    else:
+        values = Item("keys and values", "cp", "all-gather", chunk * plan.cp, plan.cp, each * passes)
+        grads = Item("their gradients", "cp", "send-recv", 2 * chunk, two, each * plan.cp, "fp32, round the ring")
     return [
-        Item("keys and values", "cp", "all-gather", chunk * plan.cp, plan.cp, each * passes),
-        Item("their gradients", "cp", "send-recv", 2 * chunk, plan.cp * 0 + 2, each * plan.cp, "fp32, round the ring"),
+        replace(values, part="attention", place="key", overlaps_with="attention"),
+        replace(grads, part="attention", stage="backward", overlaps_with="attention"),
     ]
 
 
@@ -143,10 +146,26 @@ def _tied_and_norms(model: Model, plan: Plan, engine: Engine, layers: Number) ->
     twice = pick((np.asarray(plan.pp) > 1) & model.tied, 1, 0)
     norms = sum(t.size * model.layers.count(t.where) for t in inventory(model) if t.part == "norm" and t.where >= 0)
     per_stage = norms * layers / model.num_layers * grads
+    tied = Item("tied embedding gradients", "pp", "all-reduce", table, plan.pp * 0 + 2, twice, "first and last stage")
     return [
-        Item("tied embedding gradients", "pp", "all-reduce", table, plan.pp * 0 + 2, twice, "first and last stage"),
-        tp_item("norm gradients", "all-reduce", per_stage, 1 if plan.sequence_parallel else 0, plan),
+        replace(tied, part="embedding", stage="once", overlaps_with="every forward"),
+        tp_item("norm gradients", "all-reduce", per_stage, 1 if plan.sequence_parallel else 0, plan, "norms", "once"),
     ]
+
+
+def _mirrored(model: Model, plan: Plan, engine: Engine) -> Item:
+    """Rank i and rank p - 1 - i hold the same two stages: they sum what data parallelism left each of them of the gradients."""
+    nbytes = updated_params(model, plan, engine) * DTYPE_BYTES[plan.grads_dtype]
+    count = pick(np.asarray(plan.pp) > 1, 1, 0)
+    both = Item("mirrored stage gradients", "pp", "all-reduce", nbytes, plan.pp * 0 + 2, count, "the other direction's stages")
+    return replace(both, part="stages", stage="once", overlaps_with="every forward")
+
+
+def updated_params(model: Model, plan: Plan, engine: Engine) -> Number:
+    """Parameters whose state one rank updates: its share where the optimiser is sharded."""
+    params = stage_params(model, plan, engine)
+    ranks, same_experts = holders(plan, engine) if plan.zero else (1, 1)
+    return (params["layers"] + params["ends"]) / ranks + params["experts"] / same_experts
 
 
 def _experts(model: Model, plan: Plan, rows: Number) -> list[Item]:
@@ -155,10 +174,9 @@ def _experts(model: Model, plan: Plan, rows: Number) -> list[Item]:
     each = pick(np.asarray(plan.ep) > 1, num_moe_layers(model, plan) * plan.microbatches, 0)
     local = rows / (plan.tp if plan.sequence_parallel else 1)
     nbytes = local * moe.top_k * model.hidden * DTYPE_BYTES[plan.activations_dtype]
-    return [
-        Item("expert dispatch", "ep", "all-to-all", nbytes, plan.ep, each * (_passes(plan) + 1)),
-        Item("expert combine", "ep", "all-to-all", nbytes, plan.ep, each * (_passes(plan) + 1)),
-    ]
+    there = Item("expert dispatch", "ep", "all-to-all", nbytes, plan.ep, each * (_passes(plan) + 1), part="experts")
+    there = replace(there, place="dispatch", overlaps_with="experts")
+    return [there, replace(there, what="expert combine", place="combine")]
 
 
 def num_moe_layers(model: Model, plan: Plan) -> Number:
@@ -172,14 +190,18 @@ def _most_moe(model: Model, pp: int) -> int:
 
 
 def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
-    """Parameters one rank of the fullest stage holds: of its layers, of their experts, and of embedding and head."""
+    """Parameters one rank of the fullest stage holds: of its layers, of their experts, and of embedding and head.
+
+    Where microbatches enter at both ends a rank holds two stages: the first one's has the last beside it, head and all.
+    """
     total: dict[str, Number] = {"layers": 0.0, "experts": 0.0, "ends": 0.0}
-    alone = np.asarray(plan.pp) == 1
+    directions = SCHEDULES[plan.schedule].directions
+    alone = (np.asarray(plan.pp) == 1) | (directions > 1)
     times = [by_pp(plan.pp, partial(_of_kind, model, where)) for where in range(len(model.blocks))]
     for (split, group, where), size in _sizes(model).items():
         mine = share(split, model, plan, engine) * size
         if where >= 0:
-            mine = mine * times[where]
+            mine = mine * times[where] * pick(np.asarray(plan.pp) > 1, directions, 1)
         elif where != FIRST:  # head and final norm lie on the last stage: beside the embedding only without a pipeline
             mine = pick(alone, mine, 0)
         total[group] = total[group] + mine
@@ -215,16 +237,16 @@ def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> 
     mixed = num_moe_layers(model, plan)
     if plan.zero < 3:
         dense = _replicated(plan, params["layers"] + params["ends"], ranks, "", engine)
-        return [*dense, *_replicated(plan, params["experts"], same_experts, "expert ", engine)]
+        return [*dense, *_replicated(plan, params["experts"], same_experts, "experts", engine)]
     # With a pipeline parameters stay gathered from the first forward to the last backward, and gradients are summed once.
     gathers = pick(np.asarray(plan.pp) > 1, 1, 2)
     head = 0 if model.tied else share("vocab", model, plan, engine) * model.vocab * model.hidden
     last = pick(np.asarray(plan.pp) == 1, head + model.hidden * model.final_norm, 0)
     return [
-        *_sharded(plan, params["layers"] / layers, ranks, layers, "layer ", gathers),
-        *_sharded(plan, params["experts"] / np.maximum(1, mixed), same_experts, mixed, "expert ", gathers),
-        *_sharded(plan, params["ends"] - last, ranks, 1, "embedding ", gathers),
-        *_sharded(plan, last, ranks, 1, "head ", 1),
+        *_sharded(plan, params["layers"] / layers, ranks, layers, "", gathers),
+        *_sharded(plan, params["experts"] / np.maximum(1, mixed), same_experts, mixed, "experts", gathers),
+        *_sharded(plan, params["ends"] - last, ranks, 1, "embedding", gathers),
+        *_sharded(plan, last, ranks, 1, "head", 1),
         _copies(plan, (params["layers"] + params["ends"]) / ranks + params["experts"] / same_experts, layers),
     ]
 
@@ -244,39 +266,46 @@ def _copies(plan: Plan, shard: Number, units: Number) -> Item:
     """HSDP: groups of ranks hold a whole copy each; after each scatter the shards are summed over the groups, unit by unit."""
     groups = plan.dp / plan.num_shards
     nbytes = shard * DTYPE_BYTES[plan.grads_dtype] / units
-    return Item("gradient shards", "replica", "all-reduce", nbytes, groups, pick(np.asarray(groups) > 1, units * _rounds(plan), 0))
+    count = pick(np.asarray(groups) > 1, units * _rounds(plan), 0)
+    return _summed("gradient shards", "replica", "all-reduce", nbytes, groups, count)
 
 
-def _replicated(plan: Plan, params: Number, ranks: Number, whose: str, engine: Engine) -> list[Item]:
+def _summed(what: str, axis: str, op: str, nbytes: Number, ranks: Number, count: Number, part: Part = "", note: str = "") -> Item:
+    """Gradients over ranks that hold the same parameters."""
+    return Item(what, axis, op, nbytes, ranks, count, note, part=part, stage="backward", overlaps_with="backward")
+
+
+def _replicated(plan: Plan, params: Number, ranks: Number, part: Part, engine: Engine) -> list[Item]:
     """ZeRO 0: one all-reduce. ZeRO 1 and 2: reduce-scatter, then the updated parameters are gathered.
 
     FSDP without resharding after forward, its ZeRO 2, gathers before every microbatch; with a pipeline, as under ZeRO 3, once.
     """
     on = (np.asarray(ranks) > 1) & (np.asarray(params) > 0)
-    axis = "edp" if whose == "expert " else "dp"
+    axis, whose = ("edp", "expert ") if part == "experts" else ("dp", "")
     grads = params * DTYPE_BYTES[plan.grads_dtype]
     if plan.zero == 0:
-        return [Item(f"{whose}gradients", axis, "all-reduce", grads, ranks, pick(on, 1, 0), "once a step")]
+        return [_summed(f"{whose}gradients", axis, "all-reduce", grads, ranks, pick(on, 1, 0), part, "once a step")]
     times = _rounds(plan) if plan.zero == 2 else 1
     values = params * DTYPE_BYTES[plan.activations_dtype]
     each = plan.zero == 2 and engine.trains.master_is_parameter
-    gathers, when = (times, "before forward") if each else (1, "after the update")
-    return [
-        Item(f"{whose}gradients", axis, "reduce-scatter", grads, ranks, pick(on, times, 0)),
-        Item(f"{whose}parameters", axis, "all-gather", values, ranks, pick(on, gathers, 0), when),
-    ]
+    gathered = Item(f"{whose}parameters", axis, "all-gather", values, ranks, pick(on, times if each else 1, 0), part=part)
+    if each:
+        gathered = replace(gathered, note="before forward", stage="forward", overlaps_with="forward")
+    else:
+        gathered = replace(gathered, note="after the update", stage="update", overlaps_with="next forward")
+    return [_summed(f"{whose}gradients", axis, "reduce-scatter", grads, ranks, pick(on, times, 0), part), gathered]
 
 
-def _sharded(plan: Plan, params: Number, ranks: Number, units: Number, whose: str, gathers: Number) -> list[Item]:
+def _sharded(plan: Plan, params: Number, ranks: Number, units: Number, part: Part, gathers: Number) -> list[Item]:
     """ZeRO 3 / FSDP: a unit's parameters are gathered for forward and again for backward, its gradients scattered.
 
     The last unit (head and final norm) stays gathered in between.
     """
     on = (np.asarray(ranks) > 1) & (np.asarray(params) > 0)
-    axis = "edp" if whose == "expert " else "shard"
+    axis = "edp" if part == "experts" else "shard"
+    whose = {"": "layer", "experts": "expert"}.get(part, part)
     count = pick(on, units * _rounds(plan), 0)
     values, grads = params * DTYPE_BYTES[plan.activations_dtype], params * DTYPE_BYTES[plan.grads_dtype]
-    return [
-        Item(f"{whose}parameters", axis, "all-gather", values, ranks, count * gathers),
-        Item(f"{whose}gradients", axis, "reduce-scatter", grads, ranks, count),
-    ]
+    gathered = Item(f"{whose} parameters", axis, "all-gather", values, ranks, count * gathers, part=part)
+    scattered = _summed(f"{whose} gradients", axis, "reduce-scatter", grads, ranks, count, part)
+    return [replace(gathered, overlaps_with="both passes"), scattered]

@@ -13,21 +13,20 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost import train_kernels
-from commtax.cost.bubble import idle_s
 from commtax.cost.compute import Kernel
-from commtax.cost.inference import Pricer, comm_line
-from commtax.cost.kernels import label, peak, seconds
+from commtax.cost.inference import Pricer, comm_line, kernel_line
+from commtax.cost.kernels import seconds
 from commtax.cost.overlap import hidden_s
+from commtax.cost.schedules import SCHEDULES, idle_s
 from commtax.cost.stages import fill_factor
 from commtax.cost.tensors import stage_layers
-from commtax.cost.train_traffic import by_pp, fullest_layers, holders, stage_params, training
-from commtax.ledger import AXIS_OF, Bill, Item, Line
+from commtax.cost.train_traffic import by_pp, fullest_layers, training, updated_params
+from commtax.ledger import Bill, Item, Line, Window
 from commtax.question import WhatIf
 from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, TrainStep
+from commtax.statement import Source
 
 TAXES = ("dp", "tp", "pp", "ep", "cp")
-IN_LAYERS = ("layers", "expert")
-"""Tensor-parallel collectives that every stage has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ def training_bill(
 
 def _scales(item: Item, settings: WhatIf) -> WhatIf:
     """What-ifs of one collective: all links scaled, or one axis' alone."""
-    slow = settings.slow_links if AXIS_OF.get(item.axis, item.axis) == settings.slow_axis else 1.0
+    slow = settings.slow_links if item.whole_axis == settings.slow_axis else 1.0
     return WhatIf(latency_scale=settings.latency_scale, bandwidth_scale=settings.bandwidth_scale * slow)
 
 
@@ -97,15 +96,15 @@ def _compute(
     passes = engine.trains.eager_passes if settings.eager else engine.trains.elementwise_passes
     one = train_kernels.forward(model, plan, step, engine, layers, passes, settings.imbalance)
     priced = _Priced(cluster.chip, constants, engine, settings)
-    ahead = priced.lines(one.layers, plan.microbatches, "forward")
-    again = priced.lines(train_kernels.recomputed(one.layers, plan, engine), plan.microbatches, "recompute")
-    back = priced.lines(train_kernels.backward(one.layers), plan.microbatches, "backward")
+    ahead = priced.lines(one.layers, plan.microbatches)
+    again = priced.lines(train_kernels.recomputed(one.layers, plan, engine), plan.microbatches)
+    back = priced.lines(train_kernels.backward(one.layers), plan.microbatches)
     share = _head_share(model, plan, _total(ahead, again, back) / layers, plan.microbatches * priced.seconds(one.head))
-    ends = priced.lines(one.head, plan.microbatches * share, "forward")
-    ends_back = priced.lines(train_kernels.backward(one.head), plan.microbatches * share, "backward")
-    last = priced.lines([train_kernels.update(_updated(model, plan, engine))], 1, "update")
+    ends = priced.lines(one.head, plan.microbatches * share)
+    ends_back = priced.lines(train_kernels.backward(one.head), plan.microbatches * share)
+    last = priced.lines([train_kernels.update(updated_params(model, plan, engine))], 1)
     m, layer = plan.microbatches, [*ahead, *again, *back]
-    grads = [x for x in back if x.item.what.endswith("weight gradient")]
+    grads = [x for x in back if x.item.stage == "weight-gradient"]
     times = Times(
         forward=_total(ahead) / m,
         inputs=(_total(back, again) - _total(grads)) / m,
@@ -113,18 +112,11 @@ def _compute(
         head_forward=_total(ends) / m,
         head_backward=_total(ends_back) / m,
         head_share=share,
-        attention=_total([x for x in layer if x.item.what.startswith("attention")]) / m,
-        experts=_total([x for x in layer if x.item.what.startswith(("experts", "shared expert"))]) / m,
-        products=_total([x for x in layer if x.item.op.startswith("gemm")]) / m,
+        attention=_total([x for x in layer if x.item.part == "attention"]) / m,
+        experts=_total([x for x in layer if x.item.part in ("experts", "shared expert")]) / m,
+        products=_total([x for x in layer if x.item.form == "gemm"]) / m,
     )
     return [*layer, *ends, *ends_back, *last], times
-
-
-def _updated(model: Model, plan: Plan, engine: Engine) -> Number:
-    """Parameters whose state one rank updates: its share where the optimiser is sharded."""
-    params = stage_params(model, plan, engine)
-    ranks, same_experts = holders(plan, engine) if plan.zero else (1, 1)
-    return (params["layers"] + params["ends"]) / ranks + params["experts"] / same_experts
 
 
 class _Priced:
@@ -132,45 +124,40 @@ class _Priced:
 
     def __init__(self, chip: Chip, constants: KernelConstants, engine: Engine, settings: WhatIf) -> None:
         self.chip, self.constants = chip, constants
-        power = power_clock(chip, constants)
-        self.clock = power * constants.tables["train.bf16"]["clock"]  # hours of dense products draw the clock down
+        table, power = constants.tables["train.bf16"], power_clock(chip, constants)
+        self.clock = power * table["clock"]  # hours of dense products draw the clock down
+        self.attention = power * table.get(engine.trains.attention, 1.0)
+        self.attention_backward = self.attention * table["attention_backward"]
         self.scale, self.least = settings.slow_rank, engine.host.launch_s if settings.eager else 0.0
-        table = constants.tables["train.bf16"]
         self.sigma = table["sigma"]
-        rate = power * table.get(engine.trains.attention, 1.0)
-        self.rates = {"attention": rate, "attention backward": rate * table["attention_backward"]}
-        self._known: dict[tuple[str, int, int], tuple[Kernel, Number, Number]] = {}
+        self._known: dict[tuple[object, ...], tuple[Kernel, Number, Number]] = {}
 
     def seconds(self, forward: list[Kernel]) -> Number:
         """Seconds of these kernels and their backward."""
         both = [*forward, *train_kernels.backward(forward)]
         return sum((k.count * sum(self._parts(k)) for k in both), start=0.0)
 
-    def lines(self, kernels: list[Kernel], times: Number, part: str) -> list[Line]:
-        return [self._line(k, times, part) for k in kernels]
+    def lines(self, kernels: list[Kernel], times: Number) -> list[Line]:
+        return [self._line(k, times) for k in kernels]
+
+    def _rate(self, kernel: Kernel) -> float:
+        """Arithmetic over that of the constants: fused attention has kernels of its own for either direction."""
+        if kernel.form != "prefill":
+            return self.clock
+        return self.attention_backward if kernel.stage == "backward" else self.attention
 
     def _parts(self, kernel: Kernel) -> tuple[Number, Number]:
-        key = (kernel.what, id(kernel.flops), id(kernel.nbytes))  # layers of one kind share shapes, windows differ
+        key = (kernel.form, *map(id, (kernel.flops, kernel.nbytes, kernel.m, kernel.n)))
         if key not in self._known:  # the kernel is kept so that its numbers, whose identity is the key, live on
-            fixed, moving = seconds(kernel, self.chip, self.constants, self.rates.get(kernel.what, self.clock))
+            fixed, moving = seconds(kernel, self.chip, self.constants, self._rate(kernel))
             if self.least:  # without graphs a kernel takes at least its launch
                 fixed = np.maximum(fixed, self.least - moving)
             self._known[key] = kernel, fixed * self.scale, moving * self.scale
         return self._known[key][1:]
 
-    def _line(self, kernel: Kernel, times: Number, part: str) -> Line:
+    def _line(self, kernel: Kernel, times: Number) -> Line:
         fixed, moving = self._parts(kernel)
-        item = Item(kernel.what, "", f"{kernel.form}, {part}", kernel.nbytes, 1, kernel.count * times)
-        return Line(
-            "compute",
-            item,
-            fixed,
-            moving,
-            source=label(kernel, self.constants),
-            flops=kernel.flops,
-            sigma=self.sigma,
-            peak_flops_per_s=peak(kernel, self.chip, self.constants),
-        )
+        return kernel_line(kernel, kernel.count * times, (fixed, moving), self.sigma, self.chip, self.constants)
 
 
 def _total(*groups: list[Line]) -> Number:
@@ -178,14 +165,21 @@ def _total(*groups: list[Line]) -> Number:
 
 
 def _head_share(model: Model, plan: Plan, layer_s: Number, head_s: Number) -> Number:
-    """How much of the head the pace-setting stage pays: all of it, less what the last stage saves by having fewer layers."""
-    last = by_pp(plan.pp, lambda pp: _last_layers(model, pp))
-    return np.clip(1 - (fullest_layers(model, plan) - last) * layer_s / np.maximum(head_s, 1e-30), 0, 1)
+    """How much of the head the pace-setting stage pays: all of it, less what the last stage saves by having fewer layers.
+
+    Where microbatches enter at both ends, either of the outer ranks has the head of half of them, and layers of both ends.
+    """
+    directions = SCHEDULES[plan.schedule].directions
+    head = pick(np.asarray(plan.pp) > 1, 1 / directions, 1.0)
+    outer = by_pp(plan.pp, lambda pp: _outer_layers(model, pp, directions))
+    return np.clip(head - (fullest_layers(model, plan) - outer) * layer_s / np.maximum(head_s, 1e-30), 0, 1)
 
 
 @lru_cache(maxsize=1024)
-def _last_layers(model: Model, pp: int) -> int:
-    return len(stage_layers(model, pp)[-1])
+def _outer_layers(model: Model, pp: int, directions: int) -> float:
+    """Layers of the last stage; of the mean of both ends where a rank has a stage of either."""
+    stages = stage_layers(model, pp)
+    return (len(stages[-1]) + len(stages[0])) / 2 if directions > 1 else len(stages[-1])
 
 
 def _as_launched(item: Item, plan: Plan, engine: Engine, settings: WhatIf, head_share: Number) -> Item:
@@ -197,86 +191,69 @@ def _as_launched(item: Item, plan: Plan, engine: Engine, settings: WhatIf, head_
         pieces = np.maximum(1, np.ceil(item.nbytes / bucket))
         return replace(item, nbytes=item.nbytes / pieces, count=item.count * pieces)
     alone = not isinstance(plan.pp, np.ndarray) and plan.pp == 1
-    if item.axis == "tp" and not alone and item.what.startswith(("embedding", "head", "loss")):
-        mine = 0.0 if item.what.startswith("embedding") else head_share
+    if item.axis == "tp" and not alone and item.part in ("embedding", "head", "loss"):
+        mine = 0.0 if item.part == "embedding" else head_share
         return replace(item, count=item.count * pick(np.asarray(plan.pp) > 1, mine, 1))
     return item
 
 
 def _overlapped(lines: list[Line], times: Times, plan: Plan, engine: Engine, settings: WhatIf) -> list[Line]:
-    """Give every collective its window and what of it hides there. Collectives of one axis share their windows."""
+    """Give every collective its window and what of it hides there. Collectives that share a window take of it in turn."""
     free = _Windows(times, plan, engine)
-    return [_hide(line, free, engine, settings) for line in lines]
+    return [_hide(line, free, engine, settings) if line.item.is_sent else line for line in lines]
 
 
 def _hide(line: Line, free: _Windows, engine: Engine, settings: WhatIf) -> Line:
-    axis = AXIS_OF.get(line.item.axis, line.item.axis)
-    if not line.item.is_sent:
-        return line
-    window = free.window(line)
-    if axis not in settings.beside(engine):
+    """Hidden: efficiency x min(comm, window). The last bucket and the first gather have nothing to run beside."""
+    item, window = line.item, free.of(line.item.overlaps_with)
+    if item.whole_axis not in settings.beside(engine):
         return _with(line, window, line.hidden_s)
-    coverable = line.total_s * (1 - free.uncovered(line))
-    found = hidden_s(coverable, window, engine.trains.overlap_efficiency)
-    free.take(line, coverable)
-    return _with(line, window, found)
+    uncovered = 1 / np.maximum(1, item.count) if item.whole_axis == "dp" else 0.0
+    coverable = line.total_s * (1 - uncovered)
+    free.take(item.overlaps_with, coverable)
+    return _with(line, window, hidden_s(coverable, window, engine.trains.overlap_efficiency))
 
 
 def _with(x: Line, window_s: Number, hidden: Number) -> Line:
     """The line with its window and what hides in it (written out: a copy by name takes four times as long)."""
-    told = (x.link, x.algorithm, x.names, x.why, x.source, x.flops)
+    told = (x.link, x.algorithm, x.names, x.why, x.source, x.via, x.flops)
     return Line(x.kind, x.item, x.fixed_s, x.moving_s, hidden, *told, window_s, x.sigma)
 
 
 class _Windows:
-    """What each kind of collective may run beside, less what others of its axis took already."""
+    """Seconds that each kind of collective may run beside, less what others took of them already."""
 
     def __init__(self, times: Times, plan: Plan, engine: Engine) -> None:
         m = plan.microbatches
         forward, backward = times.forward + times.head_forward, times.backward + times.head_backward
         # Gradients are reduced once, beside the last backward, or after every microbatch; gathers run beside both passes.
-        self.every = pick(np.asarray(plan.pp) > 1, False, plan.zero >= 2)
-        self.forward = pick(self.every, m * forward, forward)
-        self.backward = pick(self.every, m * backward, backward)
-        self.ahead = forward if engine.trains.gathers_ahead else 0.0 * forward
-        self.tp, self.cp, self.ep, self.pp = m * times.products, m * times.attention, m * times.experts, m * forward
+        every = pick(np.asarray(plan.pp) > 1, False, plan.zero >= 2)
+        self._free: dict[Window, Number] = {
+            "": 0.0 * m * times.products,
+            "forward": pick(every, m * forward, forward),
+            "backward": pick(every, m * backward, backward),
+            "next forward": forward if engine.trains.gathers_ahead else 0.0 * forward,
+            "every forward": m * forward,
+            "products": m * times.products,
+            "attention": m * times.attention,
+            "experts": m * times.experts,
+        }
 
-    def window(self, line: Line) -> Number:
-        item = line.item
-        if item.axis in ("shard", "edp", "dp", "replica"):
-            if "gradient" in item.what:
-                return self.backward
-            return {"after the update": self.ahead, "before forward": self.forward}.get(item.note, self.forward + self.backward)
-        if item.axis == "tp" and (item.op not in ("all-gather", "reduce-scatter") or item.what == "stage inputs"):
-            return 0.0 * self.tp
-        return getattr(self, item.axis)
+    def of(self, window: Window) -> Number:
+        return self._free["forward"] + self._free["backward"] if window == "both passes" else self._free[window]
 
-    def uncovered(self, line: Line) -> Number:
-        """The share that has nothing to run beside: the last bucket, the first gather."""
-        return 1 / np.maximum(1, line.item.count) if AXIS_OF.get(line.item.axis, line.item.axis) == "dp" else 0.0
-
-    def take(self, line: Line, used: Number) -> None:
-        item = line.item
-        if item.axis in ("shard", "edp", "dp", "replica"):
-            if "gradient" in item.what:
-                self.backward = np.maximum(0, self.backward - used)
-            elif item.note == "after the update":
-                self.ahead = np.maximum(0, self.ahead - used)
-            elif item.note == "before forward":
-                self.forward = np.maximum(0, self.forward - used)
-            else:
-                self.forward = np.maximum(0, self.forward - used / 2)
-                self.backward = np.maximum(0, self.backward - used / 2)
-        else:
-            setattr(self, item.axis, np.maximum(0, getattr(self, item.axis) - used))
+    def take(self, window: Window, used: Number) -> None:
+        names: tuple[Window, ...] = ("forward", "backward") if window == "both passes" else (window,)
+        for name in names:
+            self._free[name] = np.maximum(0, self._free[name] - used / len(names))
 
 
 def _bubble(comm: list[Line], times: Times, model: Model, plan: Plan) -> Line:
     """Idle time of the schedule: a stage takes as long as its layers and what tp, cp and ep expose in them."""
-    inside = [x for x in comm if x.item.axis in ("cp", "ep") or (x.item.axis == "tp" and x.item.what.startswith(IN_LAYERS))]
+    inside = [x for x in comm if x.item.axis in ("cp", "ep") or (x.item.axis == "tp" and x.item.part in ("layers", "experts"))]
     exposed = sum((x.exposed_s for x in inside), start=0.0) / plan.microbatches
     idle = idle_s(plan.schedule, plan.pp, plan.chunks, times.forward + exposed / 2, times.inputs + exposed / 2, times.weights)
     if plan.chunks > 1:
         idle = idle * fill_factor(model.num_layers, plan.pp, plan.chunks)
     item = Item("pipeline bubble", "pp", plan.schedule, 0.0, plan.pp, pick(np.asarray(plan.pp) > 1, 1, 0))
-    return Line("bubble", item, 0.0, idle, source="by definition")
+    return Line("bubble", item, 0.0, idle, source=Source("by definition"))

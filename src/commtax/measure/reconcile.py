@@ -250,8 +250,9 @@ def _measured_lines(runs: list[list[Row]], steps: int) -> dict[str, float]:
     """Each line's seconds a step, median over turns: of computing the slowest rank's, of collectives the wire alone."""
     lines: dict[str, list[float]] = {}
     for turn in zip(*runs, strict=True):
+        sent = {f"tp {what}" for what in turn[0]["order"]}
         for name in turn[0]["decode_lines"]:
-            if not name.startswith("tp "):
+            if name not in sent:
                 lines.setdefault(name, []).append(max(run["decode_lines"].get(name, 0.0) for run in turn))
         wires: dict[str, list[float]] = {}
         for step in zip(*(run["comm_s"] for run in turn), strict=True):

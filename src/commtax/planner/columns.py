@@ -16,6 +16,7 @@ class Rejected:
 
     family: str
     reason: str
+    tp: int = 0  # the degree that a rule forbids, where its sentence names it
 
 
 @dataclass(frozen=True, slots=True)

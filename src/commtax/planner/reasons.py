@@ -31,7 +31,8 @@ def illegal(base: Question, whole: Space) -> Iterator[Rejected]:
         seen.add(key)
         sizes = sizes_of(whole, i)
         rule = RULES[int(whole.codes[i]) - 1]
-        yield Rejected(label(**sizes), rule.says(Case(base.model, base.cluster, base.but(**sizes).plan, base.engine)))
+        case = Case(base.model, base.cluster, base.but(**sizes).plan, base.engine)
+        yield Rejected(label(**sizes), rule.says(case), sizes["tp"] if rule.names_tp else 0)
 
 
 def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator[Rejected]:

@@ -12,7 +12,7 @@ import numpy as np
 from commtax.api.asking import settled
 from commtax.api.billing import StepBill, price
 from commtax.api.checking import positive
-from commtax.cost.bubble import SCHEDULES
+from commtax.cost.schedules import SCHEDULES
 from commtax.cost.stages import most_chunks
 from commtax.cost.train_memory import RECOMPUTE
 from commtax.planner.answers import NO_TRAINING, TrainColumns, TrainPlans
@@ -118,7 +118,7 @@ def _fitting(grid: Grid, kind: Question) -> Grid:
     pp, plan = grid["pp"], kind.plan
     keep = np.ones(len(pp), dtype=bool)
     if plan.schedule != "1f1b":
-        chunks = SCHEDULES[plan.schedule].chunks or plan.chunks
+        chunks = SCHEDULES[plan.schedule].passes(plan.chunks)
         keep = (pp > 1) & ((chunks <= most_chunks(kind.model.num_layers, pp)) | (chunks == 1))
     if plan.zero in (0, 1):
         keep &= (plan.zero == 0) == (grid["dp"] == 1)  # with replicas the optimiser is sharded, alone there is nothing to shard

@@ -20,6 +20,9 @@ from commtax.report.picture import draw_layer
 from commtax.report.tables import new_table, notes, say, where
 from commtax.units import format_bytes, format_count, format_rate, format_seconds
 
+WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured", "by definition")
+"""Kinds of source, a step as a whole being as sure as its weakest line."""
+
 
 def show_bill(console: Console, b: StepBill) -> None:
     """Sentence first, then the picture, the lines that sum to the step, and the what-ifs."""
@@ -58,8 +61,8 @@ def _modes(b: StepBill) -> str:
 
 def weakest(b: StepBill | TrainBill) -> str:
     """The least certain kind of source among the lines, and which lines rest on it."""
-    for word in ("assumed", "formula", "calibrated", "measured", "by definition"):
-        found = [text for text in b.sources if text.split(": ", 1)[1].startswith(word)]
+    for kind in WEAKEST_FIRST:
+        found = dict.fromkeys(f"{x.kind}: {x.source}" for x in b.lines if x.source.kind == kind)
         if found:
             return "; ".join(found)
     return "none"

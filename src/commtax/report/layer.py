@@ -11,16 +11,12 @@ from dataclasses import dataclass, field
 from commtax.api.billing import StepBill
 from commtax.api.train_billing import TrainBill
 from commtax.cost.train_traffic import fullest_layers
-from commtax.ledger import AXIS_OF, Line
+from commtax.ledger import PLACES, Line, Part
 
-RUNNING_ORDER = (
-    *("down-projection", "QKV", "query", "rotary", "key", "decode attention", "prefill attention", "value"),
-    *("output projection", "attention output", "router", "dispatch", "expert routing", "gate", "up", "routing"),
-    *("activation", "down", "combine", "output"),
-)
-ENDS = ("head", "embedding", "logits", "loss", "stage hand-off", "optimiser")
-SECOND = ("feed-forward", "expert", "router", "routing", "shared")
-"""Words of what belongs to a layer's second half."""
+ENDS = ("head", "embedding", "loss", "stages", "update")
+"""Parts that no layer has."""
+SECOND = ("feed-forward", "experts", "shared expert", "router", "routing")
+"""Parts of a layer's second half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +27,7 @@ class Segment:
     name: str
     fixed_s: float
     moving_s: float
-    line: Line | None = None
+    line: Line
     hidden_s: float = 0.0
 
     @property
@@ -42,7 +38,11 @@ class Segment:
     def exposed_s(self) -> float:
         return max(0.0, self.seconds - self.hidden_s)
 
-    def part(self, share: float, name: str = "") -> Segment:
+    @property
+    def part(self) -> Part:
+        return self.line.item.part
+
+    def share_of(self, share: float, name: str = "") -> Segment:
         parts = (self.fixed_s * share, self.moving_s * share)
         return Segment(self.lane, name or self.name, *parts, self.line, self.hidden_s * share)
 
@@ -88,7 +88,7 @@ def layer_of(b: StepBill | TrainBill) -> Layer:
 def layer_segments(b: StepBill) -> list[Segment]:
     """The mean layer of a served step in the order in which it runs: all layers together over their number."""
     layers = b.setup.model.num_layers
-    inside = [x for x in b.items if x.kind != "host" and not x.item.what.startswith(ENDS)]
+    inside = [x for x in b.items if x.kind != "host" and x.item.part not in ENDS]
     return _in_order([_segment(x, 1 / layers) for x in inside])
 
 
@@ -101,19 +101,19 @@ def _segment(line: Line, share: float) -> Segment:
 
 def _in_order(segments: list[Segment]) -> list[Segment]:
     """Attention, then the feed-forward part; norms before each."""
-    norms = [s.part(0.5, s.name.replace("norms", "norm")) for s in segments if s.name.startswith("norms")]
-    others = [s for s in segments if not s.name.startswith("norms")]
+    norms = [s.share_of(0.5, s.name.replace("norms", "norm")) for s in segments if s.part == "norms"]
+    others = [s for s in segments if s.part != "norms"]
     first = sorted((s for s in others if not _is_second(s)), key=_order)
     return [*norms, *first, *norms, *sorted((s for s in others if _is_second(s)), key=_order)]
 
 
 def _is_second(segment: Segment) -> bool:
-    return any(word in segment.name for word in SECOND)
+    return segment.part in SECOND
 
 
 def _order(segment: Segment) -> int:
-    name = "prefill attention" if segment.name in ("attention", "attention backward") else segment.name
-    return next((i for i, word in enumerate(RUNNING_ORDER) if word in name), len(RUNNING_ORDER))
+    place = segment.line.item.place
+    return PLACES.index(place) if place else len(PLACES)
 
 
 def _chain(chain: list[Segment], beside: list[Segment], stage: str, start: float) -> tuple[list[Bar], float]:
@@ -142,15 +142,15 @@ def _trained(b: TrainBill) -> Layer:
     passes: dict[str, list[Segment]] = {"forward": [], "recompute": [], "backward": []}
     beside: dict[str, list[Segment]] = {"forward": [], "backward": []}
     for x in b.items:
-        if x.kind == "compute" and not x.item.what.startswith(ENDS):
-            passes[x.item.op.rsplit(", ", 1)[1]].append(_segment(x, 1 / (layers * m)))
+        if x.kind == "compute" and x.item.part not in ENDS:
+            passes[x.item.during].append(_segment(x, 1 / (layers * m)))
     for x in b.items:
-        if x.kind != "comm" or x.item.axis == "pp" or x.item.what.startswith((*ENDS, "stage inputs", "norm gradients")):
+        if x.kind != "comm" or x.item.axis == "pp" or x.item.part in ENDS or x.item.stage == "once":
             continue
         one = _segment(x, 1 / (layers * (m if _each_microbatch(x, b) else 1.0)))
-        waits = AXIS_OF.get(x.item.axis, x.item.axis) not in b.async_axes
+        waits = x.item.whole_axis not in b.async_axes
         for stage, share in _stages(x, b).items():
-            (passes if waits else beside)[stage].append(one.part(share))
+            (passes if waits else beside)[stage].append(one.share_of(share))
     ahead, middle = _chain(_interleaved(_in_order(passes["forward"])), beside["forward"], "forward", 0.0)
     back = [*_in_order(passes["recompute"]), *_interleaved(_in_order(passes["backward"])[::-1])]
     behind, end = _chain(back, beside["backward"], "backward", middle)
@@ -162,30 +162,29 @@ def _trained(b: TrainBill) -> Layer:
 def _each_microbatch(line: Line, b: TrainBill) -> bool:
     """Whether a collective runs in every microbatch rather than once a step."""
     plan = b.setup.plan
-    if AXIS_OF.get(line.item.axis, line.item.axis) != "dp":
+    if line.item.whole_axis != "dp":
         return True
-    return int(plan.pp) == 1 if plan.zero == 3 else plan.zero == 2 and line.item.note != "after the update"
+    return int(plan.pp) == 1 if plan.zero == 3 else plan.zero == 2 and line.item.stage != "update"
 
 
 def _stages(line: Line, b: TrainBill) -> dict[str, float]:
     """In which pass a collective runs, and which share of it."""
-    what, axis = line.item.what, AXIS_OF.get(line.item.axis, line.item.axis)
     again = 1.0 if b.setup.plan.recompute == "full" else 0.0  # a second forward, inside backward
-    if "backward" in what or "gradient" in what:
+    if line.item.stage == "backward":
         return {"backward": 1.0}
-    if axis == "dp":
+    if line.item.whole_axis == "dp":
         twice = b.setup.plan.zero == 3 and int(b.setup.plan.pp) == 1
         return {"forward": 0.5, "backward": 0.5} if twice else {"forward": 1.0}
-    if what == "layers forward":
+    if line.item.stage == "forward":
         return {"forward": 1 / (1 + again)} | ({"backward": again / (1 + again)} if again else {})
     return {"forward": 1 / (2 + again), "backward": (1 + again) / (2 + again)}  # dispatch, keys: in every pass
 
 
 def _interleaved(segments: list[Segment]) -> list[Segment]:
     """Collectives that are told for a whole layer, half after each of its halves, as they run."""
-    whole = [s for s in segments if s.lane == "comm" and s.name.startswith("layers")]
+    whole = [s for s in segments if s.part == "layers"]
     rest = [s for s in segments if s not in whole]
     kinds = [_is_second(s) for s in rest]
     cut = next((i for i in range(1, len(rest)) if kinds[i] != kinds[i - 1]), len(rest))
-    half = [s.part(0.5) for s in whole]
+    half = [s.share_of(0.5) for s in whole]
     return [*rest[:cut], *half, *rest[cut:], *half]

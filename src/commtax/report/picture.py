@@ -26,7 +26,7 @@ def draw_layer(bill: StepBill) -> list[Text]:
         cells = max(0, round(position) - edge)
         edge += cells
         if s.lane == "compute":
-            compute.append(COMPUTE * cells, style="blue" if "attention" in s.name else "cyan")
+            compute.append(COMPUTE * cells, style="blue" if s.line.item.part == "attention" else "cyan")
             comm.append(" " * cells)
         else:
             latency = round(cells * s.fixed_s / s.seconds) if s.seconds else 0

@@ -8,10 +8,10 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from commtax.cost.schedules import Schedule
 from commtax.report.documents import Document, plain
 from commtax.report.tables import new_table, notes, say
 from commtax.sim.pipeline import Durations
-from commtax.sim.schedules import Kind
 from commtax.statement import Refusal
 from commtax.timeline import Timeline
 from commtax.units import plural
@@ -25,7 +25,7 @@ MAX_SVG_BOXES = 40_000
 class Pipeline:
     """A schedule that was run, with its question."""
 
-    kind: Kind
+    kind: Schedule
     p: int
     m: int
     v: int
@@ -47,7 +47,7 @@ class Pipeline:
     @property
     def idle_closed_form_s(self) -> float | None:
         t = self.times
-        return float(self.kind.idle(self.p, self.m, self.v, t.forward, t.backward, t.weight)) if self.uniform else None
+        return float(self.kind.idle(self.p, t.forward, t.backward, t.weight)) if self.uniform else None
 
     @property
     def over_total(self) -> float:
@@ -59,7 +59,7 @@ class Pipeline:
 
     @property
     def peaks(self) -> list[int]:
-        return [self.kind.peak(self.p, self.m, self.v, i) for i in range(self.p)]
+        return [int(self.kind.peak(self.p, self.m, self.v, i)) for i in range(self.p)]
 
 
 def show_pipeline(console: Console, found: Pipeline) -> None:
@@ -93,13 +93,13 @@ def _grid(console: Console, t: Timeline) -> None:
         unit /= 4  # starts between the units: finer columns, so that nothing is drawn over
     columns = max(1, round(t.span_s / unit))
     room = console.width - 12
-    shown = min(columns, room)
+    shown, numbers = min(columns, room), np.asarray(t.number).tolist()
     for rank, name in enumerate(t.lanes[:64]):
         cells: list[tuple[str, str]] = [("·", "dim")] * shown
         for i in np.flatnonzero(t.lane == rank).tolist():
             first, last = round(float(t.start_s[i]) / unit), round(float(t.end_s[i]) / unit)
             kind = t.kinds[int(t.kind[i])]
-            digit = int(t.name[i].split("&")[0].split(".")[0][-1])
+            digit = numbers[i] % 10
             sign = {"F": str(digit), "W": "w", "F&B": "ABCDEFGHIJ"[digit]}.get(kind, "abcdefghij"[digit])
             for column in range(first, min(max(last, first + 1), shown)):
                 cells[column] = (sign, STYLES[kind])

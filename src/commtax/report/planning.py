@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -147,18 +146,17 @@ def _nothing(console: Console, a: ServingPlans) -> None:
 
 def _short(rejected: Iterable[Rejected]) -> list[Rejected]:
     """Degrees that one rule forbids are one line: TP 3, 5, 6, 7."""
-    groups: dict[str, list[tuple[str, Rejected]]] = {}
+    groups: dict[str, list[Rejected]] = {}
     for r in rejected:
-        size = re.search(r"\btp=(\d+)", r.reason)
-        groups.setdefault(re.sub(r"\btp=\d+", "tp=", r.reason), []).append((size[1] if size else "", r))
+        groups.setdefault(r.reason.replace(f"tp={r.tp}", "tp="), []).append(r)
     found = []
-    for mine in groups.values():
-        sizes, first = [size for size, _ in mine], mine[0][1]
-        if len(mine) == 1 or not all(sizes):
-            found += [r for _, r in mine]
+    for alike in groups.values():
+        sizes, first = [str(r.tp) for r in alike], alike[0]
+        if len(alike) == 1 or not first.tp:
+            found += alike
         else:
-            told = ", ".join(sizes[:-1]) + f" or {sizes[-1]}"
-            found.append(Rejected(f"TP {', '.join(sizes)}", re.sub(r"\btp=\d+", told, first.reason)))
+            degrees = ", ".join(sizes[:-1]) + f" or {sizes[-1]}"
+            found.append(Rejected(f"TP {', '.join(sizes)}", first.reason.replace(f"tp={first.tp}", degrees)))
     return found
 
 

@@ -105,7 +105,7 @@ def _time(console: Console, b: TrainBill) -> None:
 
 
 def _part(b: TrainBill, part: str) -> float:
-    return sum(float(x.exposed_s) for x in b.items if x.kind == "compute" and x.item.op.endswith(part))
+    return sum(float(x.exposed_s) for x in b.items if x.kind == "compute" and x.item.during == part)
 
 
 def _totals(console: Console, b: TrainBill, num_tokens: float) -> None:

@@ -8,7 +8,8 @@ from itertools import compress, pairwise
 
 import numpy as np
 
-from commtax.sim.schedules import Kind, Op, Order, Pair
+from commtax.cost.orders import Op, Order, Pair
+from commtax.cost.schedules import Schedule
 from commtax.statement import Refusal
 from commtax.timeline import Column, Timeline
 
@@ -35,7 +36,7 @@ class Durations:
     rank_factors: dict[int, float] = field(default_factory=dict)
 
 
-def run(kind: Kind, p: int, m: int, times: Durations | None = None, chunks: int = 1) -> Timeline:
+def run(kind: Schedule, p: int, m: int, times: Durations | None = None, chunks: int = 1) -> Timeline:
     """Simulate ``p`` ranks and ``m`` microbatches under a schedule; a shape outside its domain is refused by rule."""
     return simulate(kind.order(p, m, chunks), times or Durations())
 
@@ -79,6 +80,7 @@ def simulate(order: Order, times: Durations) -> Timeline:
         name=tuple(compress(names, keep.tolist())) if second.size else tuple(names),
         lanes=tuple(f"rank {i}" for i in range(order.p)),
         kinds=KINDS,
+        number=t.microbatch[keep],
     )
 
 

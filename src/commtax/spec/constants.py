@@ -32,6 +32,7 @@ class Path:
     source: str = ""
     spread: float = 0.0  # half-width of the 80 % range around it, as a factor; 0: the fabric's
     ranks: tuple[int, ...] = ()  # least and most ranks that it was measured on; (): the library's
+    own: bool = False  # fitted on this machine
 
 
 @dataclass(frozen=True, slots=True)

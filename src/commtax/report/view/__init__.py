@@ -164,9 +164,9 @@ def _bar(bar: Bar, b: Priced, library: str) -> Document:
     line = s.line
     return {
         "lane": s.lane,
-        "axis": _axis(line) if line else "",
+        "axis": _axis(line),
         "stage": bar.stage,
-        "name": f"{s.name} {line.item.op}" if line and s.lane == "comm" else s.name,
+        "name": f"{s.name} {line.item.op}" if s.lane == "comm" else s.name,
         "start_s": bar.start_s,
         "end_s": bar.end_s,
         "latency_s": s.fixed_s,
@@ -174,7 +174,7 @@ def _bar(bar: Bar, b: Priced, library: str) -> Document:
         "exposed": bar.exposed,
         "hidden": bar.hidden,
         "formula": share_formula(s, b.setup.cluster.chip),
-        "source": source(line, library) if line else "",
+        "source": source(line, library),
     }
 
 

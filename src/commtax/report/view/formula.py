@@ -43,8 +43,6 @@ def _moving(line: Line, chip: Chip, seconds: float) -> str:
 def share_formula(segment: Segment, chip: Chip) -> str:
     """A bar of the layer: the line's sum, and this bar's share of it."""
     line = segment.line
-    if line is None:
-        return format_seconds(segment.seconds)
     share, total = segment.seconds, float(line.total_s)
     return f"{_each(line, chip)} each; here {share / float(line.each_s):.3g} × = {format_seconds(share)}" if total else ""
 
@@ -52,5 +50,5 @@ def share_formula(segment: Segment, chip: Chip) -> str:
 def source(line: Line, library: str) -> str:
     """What a number rests on: the kind of source first, then its name."""
     name = f"{library} over {line.link}" if line.kind == "comm" else ""
-    kind = {"formula and datasheet": "datasheet: NIC bandwidth, hierarchical formula"}.get(line.source, line.source)
+    kind = "datasheet: NIC bandwidth, hierarchical formula" if line.source.kind == "datasheet" else line.source
     return f"{kind}: {name}" if name and ":" not in kind else f"{kind}, {name}" if name else kind

@@ -61,7 +61,7 @@ def _tp_why(b: TrainBill, formula: float) -> str:
     degree = f"⅓·peak/(BW·h) is the tax of TP 2 for every degree; each of {tp} ranks computes 1/{tp} but reduces all"
     if tp > LESSON_RANKS:
         share = f"reduces inside a host first, so that {cluster.nics_per_host} NICs a host carry a share each"
-        ours = share if any("hierarchical" in str(x.algorithm) for x in lines) else "prices the collective that the library picks"
+        ours = share if any(x.via == "hierarchical" for x in lines) else "prices the collective that the library picks"
         past = f"past {LESSON_RANKS} ranks it takes one NIC of 50 GB/s for the whole group"
         return f"{degree}; {past}; ours goes over {links} and {ours}"
     return (

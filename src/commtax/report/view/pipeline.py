@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from commtax import napkin
 from commtax.api.billing import StepBill
 from commtax.api.train_billing import TrainBill
+from commtax.cost.schedules import SCHEDULES
 from commtax.cost.stages import virtual_layers
 from commtax.report.documents import Document, plain
 from commtax.sim.pipeline import Durations, run
-from commtax.sim.schedules import SCHEDULES
 
 MOST_BOXES = 8_000
 
@@ -23,19 +25,19 @@ def pipeline_of(b: StepBill | TrainBill) -> Document:
         note = "one stage: no pipeline" if p == 1 else "served batches are in flight on all stages together: no bubble is drawn"
         return _no_pipeline(note)
     kind, chunks = SCHEDULES[plan.schedule], int(plan.chunks)
-    boxes = p * m * max(chunks, kind.chunks) * 3
+    boxes = p * m * kind.passes(chunks) * 3
     if boxes > MOST_BOXES:
         return _no_pipeline(f"{boxes:,} boxes are more than the {MOST_BOXES:,} that are drawn: fewer microbatches or stages")
-    timeline = run(kind, p, m, _durations(b, max(chunks, kind.chunks)), chunks)
+    timeline = run(kind, p, m, _durations(b, kind.passes(chunks)), chunks)
     bars = [
         {
             "stage": int(timeline.lane[i]),
             "start": float(timeline.start_s[i]),
             "end": float(timeline.end_s[i]),
             "kind": timeline.kinds[int(timeline.kind[i])],
-            "microbatch": _microbatch(timeline.name[i]),
+            "microbatch": number,
         }
-        for i in range(len(timeline.lane))
+        for i, number in enumerate(np.asarray(timeline.number).tolist())
     ]
     idle = float(timeline.idle_s().mean()) / timeline.span_s
     words = f"(pp−1)/(M+pp−1) = {p - 1}/({m}+{p}−1) = {napkin.bubble_fraction(p, m):.1%} for 1F1B"
@@ -58,21 +60,14 @@ def _no_pipeline(note: str) -> Document:
     return {"lanes": [], "bars": [], "total": 0, "bubble_fraction": 0, "formula": "", "note": note}
 
 
-def _microbatch(name: str) -> int:
-    """The number in ``F3``, ``B3.1`` or ``F3&B1``: of the first."""
-    digits = name.split("&")[0].split(".")[0].lstrip("FBW")
-    return int(digits) if digits.isdigit() else 0
-
-
 def _durations(b: TrainBill, chunks: int) -> Durations:
     """Forward, input and weight gradients of one microbatch on one of a rank's chunks, as the bill has them."""
     m = float(b.setup.plan.microbatches) * chunks
 
-    def total(ending: str, grads: bool | None = None) -> float:
-        lines = [x for x in b.items if x.kind == "compute" and x.item.op.endswith(ending)]
-        return sum(float(x.total_s) for x in lines if grads is None or ("weight gradient" in x.item.what) == grads) / m
+    def total(*stages: str) -> float:
+        return sum(float(x.total_s) for x in b.items if x.kind == "compute" and x.item.stage in stages) / m
 
-    times = (total("forward"), total("backward", False) + total("recompute"), max(total("backward", True), 1e-12))
+    times = (total("forward"), total("backward", "recompute"), max(total("weight-gradient"), 1e-12))
     return Durations(*times, stage_factors=_depths(b, chunks))
 
 

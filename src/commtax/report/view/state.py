@@ -17,7 +17,7 @@ from commtax.catalog.fabric import library_keys
 from commtax.catalog.hf import from_config
 from commtax.catalog.loader import suggest
 from commtax.catalog.models import bundled
-from commtax.cost.bubble import SCHEDULES
+from commtax.cost.schedules import TRAINING
 from commtax.planner.serving import OBJECTIVES
 from commtax.spec import DTYPE_BYTES, Cluster, Model
 from commtax.statement import Refusal
@@ -111,7 +111,7 @@ KEYS = (
     Key("n", "microbatches", 8, "Training: microbatches a replica and step.", 1, 4096),
     Key("z", "zero", "", "Training: ZeRO stage; empty: the engine's.", words=("", "0", "1", "2", "3")),
     Key("rc", "recompute", "none", "Training: what backward computes again.", words=RECOMPUTE),
-    Key("sch", "schedule", "1f1b", "Training: pipeline schedule.", words=tuple(SCHEDULES)),
+    Key("sch", "schedule", "1f1b", "Training: pipeline schedule.", words=TRAINING),
     Key("v", "chunks", 2, "Training: chunks a rank, where the schedule is interleaved.", 2, 16),
     Key("dt", "dtype", "", "Weights in another type; empty: as stored.", words=("", *DTYPE_BYTES)),
     Key("kv", "kv_dtype", "", "Serving: KV cache in another type.", words=("", "bf16", "fp16", "fp8")),

@@ -7,7 +7,7 @@ from typing import Any
 
 from commtax import catalog
 from commtax.catalog.models import bundled
-from commtax.cost.bubble import SCHEDULES
+from commtax.cost.schedules import TRAINING
 from commtax.cost.tensors import num_params
 from commtax.report.documents import Document, plain
 
@@ -92,7 +92,7 @@ def catalogue() -> Document:
                 "chips": chips,
                 "links": links,
                 "engines": engines,
-                "schedules": list(SCHEDULES),
+                "schedules": list(TRAINING),
                 "presets": [{"name": name, "state": state} for name, state in PRESETS],
                 "tour": [dict(zip(("title", "text", "state", "watch", "lesson"), step, strict=True)) for step in TOUR],
             }

@@ -1,18 +1,13 @@
-"""Who does what when: pipeline schedules as orders of operations, with their domains and closed forms.
+"""Who does what when: pipeline schedules as orders of operations, one function each.
 
 An operation is (kind, microbatch, chunk): F forward, B input gradient, W weight gradient. A backward whose W does not
-appear on its rank is not split and takes B + W. A schedule is one function and one entry in ``SCHEDULES``; the tests run
-on every entry without being told.
+appear on its rank is not split and takes B + W.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
-
-from commtax.statement import Refusal
 
 Op = tuple[str, int, int]
 Path = list[tuple[int, int]]
@@ -34,45 +29,6 @@ class Order:
     v: int  # chunks of the model that a rank holds
     ranks: list[list[Op | Pair]]
     paths: list[Path]
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A schedule: how to order it, and what algebra says of it for equal stages.
-
-    ``idle(p, m, v, F, B, W)`` is the idle time of a rank within the whole run; ``peak(p, m, v, i)`` the most microbatch
-    chunks whose forward rank i has run and whose input gradient it has not. F, B, W are the times of one chunk.
-    """
-
-    name: str
-    make: Callable[[int, int, int], Order]
-    idle: Callable[[int, int, int, float, float, float], float]
-    peak: Callable[[int, int, int, int], int]
-    domain: str
-    legal: Callable[[int, int, int], bool]
-    chunks: int = 1  # chunks a rank holds; 0: as many as are asked for
-    backward: bool = True
-    shared: bool = False  # each chunk sees half of the microbatches (DualPipe)
-    any_times: bool = True  # the closed form holds for any F, B, W; else for F = B = W
-
-    def order(self, p: int, m: int, v: int = 1) -> Order:
-        """The order for p ranks and m microbatches, or ``ValueError`` with the rule that the shape breaks."""
-        if min(p, m, v) < 1:
-            raise Refusal(f"{self.name}: stages, microbatches and chunks are whole numbers of at least 1 (got {p}, {m}, {v})")
-        if self.chunks and v not in (1, self.chunks):
-            raise Refusal(f"{self.name}: a rank holds {self.chunks} chunk{'s' * (self.chunks > 1)}, not {v}")
-        if not self.legal(p, m, v):
-            raise Refusal(f"{self.name}: {self.domain} (got p={p}, m={m}, chunks={v})")
-        return self.make(p, m, v)
-
-    def work(self, m: int, v: int, f: float, b: float, w: float) -> float:
-        """Busy time of a rank."""
-        chunks = 1 if self.shared else self.chunks or v
-        return m * chunks * (f + (b + w if self.backward else 0.0))
-
-    def total(self, p: int, m: int, v: int = 1, f: float = 1.0, b: float = 1.0, w: float = 1.0) -> float:
-        """Time of the whole run: work and idleness of any rank."""
-        return self.work(m, v, f, b, w) + self.idle(p, m, v, f, b, w)
 
 
 def _line(p: int, v: int = 1) -> list[Path]:
@@ -203,91 +159,3 @@ def _dualpipe_rank(i: int, p: int, m: int) -> list[Op | Pair]:
         ops.append(held.pop(0))
         back(0, True)
     return ops + held
-
-
-def _whole(p: int, m: int, v: int, f: float, b: float, w: float) -> float:
-    """(p - 1)(F + B + W): the pipeline fills and drains once."""
-    return (p - 1) * (f + b + w)
-
-
-SCHEDULES: dict[str, Kind] = {
-    "fill-drain": Kind(
-        "fill-drain",
-        fill_drain,
-        lambda p, m, v, f, b, w: (p - 1) * f,
-        lambda p, m, v, i: m,
-        "any shape",
-        lambda p, m, v: True,
-        backward=False,
-    ),
-    "gpipe": Kind("gpipe", gpipe, _whole, lambda p, m, v, i: m, "any shape", lambda p, m, v: True),
-    "1f1b": Kind("1f1b", one_f_one_b, _whole, lambda p, m, v, i: min(m, p - i), "any shape", lambda p, m, v: True),
-    "interleaved": Kind(
-        "interleaved",
-        interleaved,
-        _whole,
-        lambda p, m, v, i: min(m * v, 2 * (p - i - 1) + (v - 1) * p + 1),
-        "the number of stages must divide the number of microbatches",
-        lambda p, m, v: m % p == 0,
-        chunks=0,
-    ),
-    # The zero-bubble forms hold for F = B = W; within its own window a rank of H2 and of V then never idles.
-    "zb-h1": Kind(
-        "zb-h1",
-        zb_h1,
-        lambda p, m, v, f, b, w: (p - 1) * (f + b - w),
-        lambda p, m, v, i: p - i,
-        "at least as many microbatches as stages are needed",
-        lambda p, m, v: m >= p,
-        any_times=False,
-    ),
-    "zb-h2": Kind(
-        "zb-h2",
-        zb_h2,
-        lambda p, m, v, f, b, w: (p - 1) * f,
-        lambda p, m, v, i: 2 * (p - i) - 1,
-        "at least 2p - 1 microbatches are needed",
-        lambda p, m, v: m >= 2 * p - 1,
-        any_times=False,
-    ),
-    "zb-v": Kind(
-        "zb-v",
-        zb_v,
-        lambda p, m, v, f, b, w: (p - 1) * f,
-        lambda p, m, v, i: 2 * p,
-        "at least 2p - 1 microbatches are needed",
-        lambda p, m, v: m >= 2 * p - 1,
-        chunks=2,
-        any_times=False,
-    ),
-    "dualpipe": Kind(
-        "dualpipe",
-        dualpipe,
-        # (p/2 - 1)(F&B + full backward - 3W), with F&B as long as both after each other (DeepSeek-V3, Table 2)
-        lambda p, m, v, f, b, w: (p / 2 - 1) * ((f + b + w) + (b + w) - 3 * w),
-        lambda p, m, v, i: p + 1,
-        "an even number of stages and an even number of at least 2p microbatches are needed",
-        lambda p, m, v: p % 2 == 0 and m % 2 == 0 and m >= 2 * p,
-        chunks=2,
-        shared=True,
-        any_times=False,
-    ),
-}
-"""All schedules by name. Idle times are counted within the whole run, from the first start to the last end on any rank."""
-
-
-def fewest_microbatches(kind: Kind, p: int, v: int, times: tuple[float, float, float], budget: float) -> int:
-    """The least legal number of microbatches within the budget. The bubble shrinks with each one, so it is found by halving."""
-
-    def within(m: int) -> bool:
-        return kind.idle(p, m, v, *times) <= budget * kind.total(p, m, v, *times) * (1 + 1e-12)
-
-    most = 1
-    while not within(most):
-        most *= 2
-    least = bisect_left(range(most), True, lo=1, key=within) if most > 1 else 1
-    # What is legal starts at 2p at the latest and then comes back within p, or not at all.
-    found = next((m for m in range(least, max(least, 2 * p) + p + 1) if kind.legal(p, m, v)), None)
-    if found is None:
-        raise Refusal(f"stages={p}: {kind.name} has no such shape ({kind.domain}); nearest legal stages: {p + 1}")
-    return found

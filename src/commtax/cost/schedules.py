@@ -1,0 +1,209 @@
+"""Pipeline schedules: one table for whoever simulates, prices, judges, reads or writes them.
+
+A schedule is one function that orders each rank's operations (``orders.py``) and one entry here, with what algebra says of
+it for equal stages. F, B and W are the seconds of a chunk's forward, input gradient and weight gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from commtax.cost import orders
+from commtax.cost.orders import Order
+from commtax.spec import Number, Plan
+from commtax.statement import Refusal
+
+
+def bubble_fraction(num_stages: Number, num_microbatches: Number) -> Number:
+    """Idle share of the total time of a fill-drain pipeline with equal stages: (p-1)/(p+m-1) (Huang et al. 2019, GPipe).
+
+    >>> bubble_fraction(4, 12)
+    0.2
+    """
+    return (num_stages - 1) / (num_stages + num_microbatches - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How to order a schedule, and its closed forms.
+
+    ``idle(p, F, B, W)`` is the idle time of a rank within the whole run, from the first start to the last end on any rank, in
+    the unit of the times and proportional to them. ``peak(p, m, v, i)`` is the most microbatch chunks whose forward rank i has
+    run and whose input gradient it has not. ``legal(p, m, v)`` is its domain, ``domain`` the same in words, and ``needs(p)``
+    the microbatches that p stages need.
+    """
+
+    name: str
+    make: Callable[[int, int, int], Order]
+    idle: Callable[[Number, Number, Number, Number], Number]
+    peak: Callable[[Number, Number, Number, Number], Number]
+    domain: str = "any shape"
+    legal: Callable[[Number, Number, Number], Number] = lambda p, _m, _v: p > 0
+    needs: Callable[[int], str] = lambda _p: "at least 1"
+    chunks: int = 1  # chunks a rank holds; 0: as many as are asked for
+    directions: int = 1  # ends at which microbatches enter: a rank holds a stage of either direction
+    backward: bool = True
+    any_times: bool = True  # the closed form is exact for any F, B, W; else for F = B = W, and near by within 3 % of the run
+    torchtitan: str = ""  # what torchtitan calls it; "": it has no such schedule
+
+    def order(self, p: int, m: int, v: int = 1) -> Order:
+        """The order for p ranks and m microbatches, or a refusal with the rule that the shape breaks."""
+        if min(p, m, v) < 1:
+            raise Refusal(f"{self.name}: stages, microbatches and chunks are whole numbers of at least 1 (got {p}, {m}, {v})")
+        if self.chunks and v not in (1, self.chunks):
+            raise Refusal(f"{self.name}: a rank holds {self.chunks} chunk{'s' * (self.chunks > 1)}, not {v}")
+        if not self.legal(p, m, v):
+            raise Refusal(f"{self.name}: {self.domain} (got p={p}, m={m}, chunks={v})")
+        return self.make(p, m, v)
+
+    def passes(self, v: int) -> int:
+        """Chunks of a rank that one microbatch passes."""
+        return (self.chunks or v) // self.directions
+
+    def kept(self, p: Number, m: Number, v: int = 1) -> Number:
+        """Microbatches whose activations of a whole stage the first rank holds."""
+        return self.peak(p, m, v, 0) / self.passes(v)
+
+    def work(self, m: int, v: int, f: float, b: float, w: float) -> float:
+        """Busy time of a rank."""
+        return m * self.passes(v) * (f + (b + w if self.backward else 0.0))
+
+    def total(self, p: int, m: int, v: int = 1, f: float = 1.0, b: float = 1.0, w: float = 1.0) -> float:
+        """Time of the whole run: work and idleness of any rank."""
+        return self.work(m, v, f, b, w) + float(self.idle(p, f, b, w))
+
+
+def _whole(p: Number, f: Number, b: Number, w: Number) -> Number:
+    """(p - 1)(F + B + W): the pipeline fills and drains once (Narayanan et al. 2021, with v chunks F, B and W are 1/v)."""
+    return (p - 1) * (f + b + w)
+
+
+def _dualpipe_idle(p: Number, f: Number, b: Number, w: Number) -> Number:
+    """(p/2 - 1)(F&B + full backward - 3W) with F&B as long as both after each other (DeepSeek-V3, Table 2): F + 2B - W.
+
+    A forward longer than what backward leaves idles instead, 2F; a longer backward covers up to one F of it.
+    """
+    pairs = np.maximum(0, p / 2 - 1)
+    return np.maximum(2 * f * pairs, pairs * (f + 2 * b - w) - np.clip(pairs * (b - f), 0, f))
+
+
+_SCHEDULES = (
+    Schedule("fill-drain", orders.fill_drain, lambda p, f, _b, _w: (p - 1) * f, lambda p, m, _v, _i: m + 0 * p, backward=False),
+    Schedule("gpipe", orders.gpipe, _whole, lambda p, m, _v, _i: m + 0 * p, torchtitan="GPipe"),
+    Schedule("1f1b", orders.one_f_one_b, _whole, lambda p, m, _v, i: np.minimum(m, p - i), torchtitan="1F1B"),
+    Schedule(
+        "interleaved",
+        orders.interleaved,
+        _whole,
+        lambda p, m, v, i: np.minimum(m * v, 2 * (p - i - 1) + (v - 1) * p + 1),
+        "the number of stages must divide the number of microbatches",
+        lambda p, m, _v: m % p == 0,
+        lambda _p: "a multiple of pp",
+        chunks=0,
+        torchtitan="Interleaved1F1B",
+    ),
+    # Qi et al. 2023. With F = B = W a rank of H2 and of V never idles between its own first and last operation.
+    Schedule(
+        "zb-h1",
+        orders.zb_h1,
+        lambda p, f, b, w: (p - 1) * (f + np.maximum(0, b - w)),
+        lambda p, m, _v, i: np.minimum(p - i, m),
+        "at least as many microbatches as stages are needed",
+        lambda p, m, _v: m >= p,
+        lambda p: f"at least {p}",
+        any_times=False,
+    ),
+    Schedule(
+        "zb-h2",
+        orders.zb_h2,
+        lambda p, f, b, w: (p - 1) * (f + np.maximum(0, b - 2 * w)),
+        lambda p, m, _v, i: np.minimum(2 * (p - i) - 1, m),
+        "at least 2p - 1 microbatches are needed",
+        lambda p, m, _v: m >= 2 * p - 1,
+        lambda p: f"at least {2 * p - 1}",
+        any_times=False,
+    ),
+    Schedule(
+        "zb-v",
+        orders.zb_v,
+        lambda p, _f, b, w: (p - 1) * np.maximum(b, 2 * (b - w)),
+        lambda p, m, _v, _i: 2 * np.minimum(p, m),
+        "at least 2p - 1 microbatches are needed",
+        lambda p, m, _v: m >= 2 * p - 1,
+        lambda p: f"at least {2 * p - 1}",
+        chunks=2,
+        any_times=False,
+        torchtitan="ZBVZeroBubble",
+    ),
+    Schedule(
+        "dualpipe",
+        orders.dualpipe,
+        _dualpipe_idle,
+        lambda p, m, _v, _i: np.minimum(p + 1, m),
+        "an even number of stages and an even number of at least 2p microbatches are needed",
+        lambda p, m, _v: (p % 2 == 0) & (m % 2 == 0) & (m >= 2 * p),
+        lambda p: f"an even number of stages, and an even number of at least {2 * p}",
+        chunks=2,
+        directions=2,
+        any_times=False,
+    ),
+)
+SCHEDULES: dict[str, Schedule] = {schedule.name: schedule for schedule in _SCHEDULES}
+DEFAULT = Plan().schedule
+TRAINING = tuple(sorted((s.name for s in _SCHEDULES if s.backward), key=lambda name: name != DEFAULT))
+"""Schedules of a training step, the usual one first."""
+
+
+def passes_of(plan: Plan) -> int:
+    """Chunks of a rank that one microbatch passes."""
+    return SCHEDULES[plan.schedule].passes(plan.chunks)
+
+
+def idle_s(schedule: str, num_stages: Number, chunks: int, forward_s: Number, input_s: Number, weight_s: Number) -> Number:
+    """Seconds that a rank idles in one step, from the times of one microbatch on one rank (all chunks that it passes).
+
+    >>> float(idle_s("interleaved", 4, 2, 1.0, 1.0, 1.0))
+    4.5
+    """
+    kind = SCHEDULES[schedule]
+    return kind.idle(num_stages, forward_s, input_s, weight_s) / kind.passes(chunks)
+
+
+def fewest_microbatches(kind: Schedule, p: int, v: int, times: tuple[float, float, float], budget: float) -> int:
+    """The least legal number of microbatches within the budget. The bubble shrinks with each one, so it is found by halving."""
+
+    def within(m: int) -> bool:
+        return bool(kind.idle(p, *times) <= budget * kind.total(p, m, v, *times) * (1 + 1e-12))
+
+    most = 1
+    while not within(most):
+        most *= 2
+    least = bisect_left(range(most), True, lo=1, key=within) if most > 1 else 1
+    # What is legal starts at 2p at the latest and then comes back within p, or not at all.
+    found = next((m for m in range(least, max(least, 2 * p) + p + 1) if kind.legal(p, m, v)), None)
+    if found is None:
+        raise Refusal(f"stages={p}: {kind.name} has no such shape ({kind.domain}); nearest legal stages: {p + 1}")
+    return found
+
+
+def min_microbatches(num_stages: int, max_bubble: float) -> int:
+    """The smallest m with ``bubble_fraction(p, m) <= max_bubble``, free of rounding: naive ceil gives 13 for (4, 0.2).
+
+    >>> min_microbatches(4, 0.2), min_microbatches(8, 0.1)
+    (12, 63)
+    """
+    if num_stages == 1:
+        return 1
+    budget = Fraction(max_bubble)
+    m = max(1, math.ceil((num_stages - 1) * (1 - budget) / budget))
+    while m > 1 and bubble_fraction(num_stages, m - 1) <= max_bubble:
+        m -= 1
+    while bubble_fraction(num_stages, m) > max_bubble:
+        m += 1
+    return m
