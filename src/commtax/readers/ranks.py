@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from commtax.readers.kineto import Collective, Trace
+from commtax.readers.trace import Collective, Trace
 from commtax.statement import Refusal
 
 
