@@ -183,4 +183,4 @@ def test_vllm_on_cpu_for_real(tp, tokens):
 
 def test_other_texts_are_not_logs():
     assert not vllm_log.looks_like("hello\nworld")
-    assert not vllm_log.parse("hello").says_anything
+    assert vllm_log.parse("hello") == vllm_log.StartupLog("", vllm_log.Settings(), vllm_log.Layout(), vllm_log.Memory())

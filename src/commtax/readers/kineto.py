@@ -73,14 +73,12 @@ def _trace(head: Json, complete: list[Json], name: str) -> Trace:
     return Trace(
         rank=rank,
         world=int(job.get("world_size", 0)),
-        backend=str(job.get("backend", "")),
         origin_ns=origin + int(head.get("baseTimeNanoseconds", 0)),
         on_device=bool(events.device),
         timeline=timeline_of(list(events.rows(f"rank {rank}", {(c.name, c.start_s) for c in collectives}))),
         collectives=tuple(collectives),
         steps=tuple(steps),
         issued=Counter(call_op(e.name) for e in events.calls or events.operators),
-        engine=f"vllm {head['vllm_version']}" if "vllm_version" in head else "",
         device=_device(head, events.device),
         training=bool(events.trained),
         notes=tuple(_notes(events, collectives, steps)),
@@ -245,9 +243,9 @@ class _Events:
         op = event.collective or called or kernel_op(event.name)
         ranks = next((n for e in (event, *issuers) if (n := e.ranks)), self.world)
         nbytes = next((size for e in (event, *issuers) if (size := e.nbytes(op, ranks)) is not None), None)
-        call, group = self.launch(event), str(event.args.get("Process Group Name", ""))
+        call = self.launch(event)
         step = steps.launching(call.start_s) if call and steps.has_host else steps.holding(event.start_s)
-        return Collective(op, nbytes, ranks, *event.span, event.name, step, self.is_graph(event), group)
+        return Collective(op, nbytes, ranks, *event.span, event.name, step, self.is_graph(event))
 
     def rows(self, label: str, sent: set[tuple[str, float]]) -> Iterator[tuple[str, float, float, str, str]]:
         """Intervals of the timeline: what the device ran, or collectives and leaves of operations on the host's threads."""

@@ -36,20 +36,6 @@ class Meetings:
     unmatched: int
     by_clock: bool
 
-    @property
-    def wire_s(self) -> float:
-        return sum(m.wire_s for m in self.matched)
-
-    @property
-    def skew_s(self) -> tuple[float, ...]:
-        """Seconds that each rank waited in all."""
-        return tuple(sum(m.skew_s[i] for m in self.matched) for i in range(len(self.ranks)))
-
-    @property
-    def latest_rank(self) -> int:
-        """The rank that waits least: the others wait for it."""
-        return self.ranks[self.skew_s.index(min(self.skew_s))]
-
 
 def meet(traces: Sequence[Trace]) -> Meetings:
     """Match the collectives of all ranks, by clock where the ranks share one (they end together), else by order."""

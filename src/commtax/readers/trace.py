@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +37,6 @@ class Collective:
     name: str
     step: int = -1  # index into the trace's steps; -1: in none
     graph: bool = False  # replayed from a CUDA graph
-    group: str = ""
 
     @property
     def seconds(self) -> float:
@@ -51,31 +49,19 @@ class Trace:
 
     rank: int
     world: int
-    backend: str
     origin_ns: int
     on_device: bool
     timeline: Timeline
     collectives: tuple[Collective, ...]
     steps: tuple[Step, ...]
     issued: Mapping[str, int]
-    engine: str = ""
     device: Device | None = None
     training: bool = False  # something of training ran, in a step or not
     notes: tuple[Note, ...] = ()
 
-    @property
-    def comm_fraction(self) -> float:
-        """Communication that no compute covers, over the steps (over the whole trace where it has none)."""
-        return self.usage(self.steps).exposed_share
-
     def usage(self, steps: Sequence[Step]) -> Usage:
         """How some of the steps (the whole trace where there are none) were spent."""
         return usage(self.timeline, [(s.start_s, s.end_s) for s in steps] or [(self.timeline.begin_s, self.timeline.finish_s)])
-
-    def per_step(self, op: str, phase: str = "") -> list[int]:
-        """How many collectives of one kind each step (of one phase) holds."""
-        counts = Counter(c.step for c in self.collectives if c.op == op)
-        return [counts[s.index] for s in self.steps if not phase or s.phase == phase]
 
 
 def timeline_of(rows: Sequence[tuple[str, float, float, str, str]]) -> Timeline:

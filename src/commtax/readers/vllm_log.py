@@ -123,12 +123,6 @@ class StartupLog:
     layout: Layout
     memory: Memory
 
-    @property
-    def says_anything(self) -> bool:
-        """Whether there is something to compare."""
-        memory = self.memory
-        return bool(memory.weights_bytes or memory.kv_tokens or memory.kv_blocks or self.settings.tp or self.layout.ranks)
-
 
 @dataclass(slots=True)
 class _Heard:
