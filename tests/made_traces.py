@@ -2,6 +2,9 @@
 
 import gzip
 import json
+from collections import Counter
+
+import numpy as np
 
 
 def event(cat, name, ts, dur, tid=1, **args):
@@ -47,3 +50,21 @@ def decode_graphs(
         if phase:
             events.append(event("user_annotation", "execute_context_0(0)_generation_1(1)", begin, at - begin - 1))
     return document(events, rank, world=2)
+
+
+def exposed(trace):
+    """The share of the steps in which nothing but communication runs."""
+    return trace.usage(trace.steps).exposed_share
+
+
+def per_step(trace, op):
+    """How many collectives of one kind each step holds."""
+    counts = Counter(c.step for c in trace.collectives if c.op == op)
+    return [counts[s.index] for s in trace.steps]
+
+
+def clashes(timeline):
+    """Pairs of neighbours on one lane that overlap: 0 in a sound timeline."""
+    order = np.lexsort((timeline.start_s, timeline.lane))
+    lane, start, end = timeline.lane[order], timeline.start_s[order], timeline.end_s[order]
+    return int(np.sum((lane[1:] == lane[:-1]) & (start[1:] < end[:-1] - 1e-12)))

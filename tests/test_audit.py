@@ -9,11 +9,13 @@ import pytest
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.audit import Question, audit, content, kind_of
+from commtax.audit import Question, audit
 from commtax.audit.benches import audit_bench, floor_s, request_seconds
 from commtax.audit.logs import audit_log
 from commtax.audit.traces import audit_traces
+from commtax.files import read_bytes
 from commtax.readers import bench, kineto, vllm_log
+from commtax.readers.formats import format_of
 from made_traces import decode_graphs
 from test_fit import LOGS, name, of_log
 
@@ -377,5 +379,5 @@ def test_other_bad_input(tmp_path):
 
 
 def test_kinds_by_content():
-    kinds = {p.name: kind_of(content(p), p) for p in FIXTURES.glob("vllm-cpu-tp2*")}
+    kinds = {p.name: format_of(read_bytes(p), p).kind for p in FIXTURES.glob("vllm-cpu-tp2*")}
     assert set(kinds.values()) == {"log", "bench", "trace"}

@@ -13,7 +13,8 @@ from commtax import catalog
 from commtax.audit.traces import audit_traces
 from commtax.catalog.devices import recognise
 from commtax.readers import kineto
-from commtax.readers.messages import told_bytes, told_ranks
+from commtax.readers.kineto_events import event_of
+from commtax.readers.trace import KINDS
 from commtax.readers.trace_steps import without_strays
 from commtax.readers.usage import usage
 from commtax.timeline import Timeline
@@ -87,8 +88,8 @@ def test_operators_carry_sizes(operator, inner):
 def test_the_full_tensor_of_every_operator(name, dims, concrete, op, expected, ranks):
     kinds = ["c10::BFloat16" if d else "" for d in dims]
     made = event("cpu_op", name, 0, 1, **{"Input Dims": dims, "Input type": kinds, "Concrete Inputs": concrete})
-    assert told_ranks(made) == ranks
-    assert told_bytes(made, op, ranks) == expected
+    assert event_of(made, 0).ranks == ranks
+    assert event_of(made, 0).nbytes(op, ranks) == expected
 
 
 # Shares and seconds
@@ -132,7 +133,7 @@ def test_seconds_that_agree_never_leave_a_share_that_disagrees(step, share, ours
 def test_every_second_is_spent_once(rows):
     kinds, starts, lengths = (np.array(x) for x in zip(*rows, strict=True))
     names = ("x",) * len(rows)
-    line = Timeline(np.arange(len(rows)), starts * 1.0, (starts + lengths) * 1.0, kinds, names, names, kineto.KINDS)
+    line = Timeline(np.arange(len(rows)), starts * 1.0, (starts + lengths) * 1.0, kinds, names, names, KINDS)
     windows = [(0.0, 100.0), (150.0, 400.0)]
     spent = usage(line, windows)
     busy = [any(s <= t < s + n for s, n in zip(starts, lengths, strict=True)) for t in range(400) if t < 100 or t >= 150]

@@ -15,6 +15,7 @@ from commtax.cost.orders import Order, Pair
 from commtax.cost.schedules import SCHEDULES
 from commtax.sim.pipeline import Durations, run, simulate
 from commtax.timeline import Timeline
+from made_traces import clashes
 
 NAMES = sorted(SCHEDULES)
 CHUNKS = {"interleaved": (1, 2, 3)}
@@ -76,7 +77,7 @@ def test_orders_are_sound(name):
             assert not kind.backward or sum(op[0] == "B" for op in done) == sum(op[0] == "F" for op in done)
             live = np.cumsum([{"F": 1, "B": -1}.get(op[0], 0) for op in done])
             assert int(live.max()) == kind.peak(p, m, v, i), (p, m, v, i)
-        assert simulate(order, Durations()).clashes() == 0
+        assert clashes(simulate(order, Durations())) == 0
 
 
 @pytest.mark.parametrize(
@@ -175,8 +176,8 @@ def test_timeline_sums():
     )
     assert t.busy_s().tolist() == [3, 2]
     assert t.idle_s().tolist() == [1, 2]
-    assert t.overlap_s("comp", "comm") == 1
-    assert t.exposed_s("comm", "comp") == 1
+    assert t.covered("comm") == [(1, 3)]
+    assert t.uncovered("comm", "comp") == [(1, 2)]
     assert t.busy_s(["comm"]).tolist() == [0, 2]
 
 

@@ -46,6 +46,8 @@ _KINDS = (
     (stat.S_ISSOCK, "a socket"),
 )
 Named = str | os.PathLike[str]
+Json = dict[str, Any]
+"""An object of somebody else's JSON: any key may lack, any value be of another type."""
 
 
 def local(name: Named) -> Path:

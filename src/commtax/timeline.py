@@ -52,25 +52,11 @@ class Timeline:
         """Seconds of the whole span in which a lane does nothing."""
         return self.span_s - self.busy_s()
 
-    def overlap_s(self, first: str, second: str) -> float:
-        """Seconds in which some interval of one kind and some of the other run at once, on any lanes."""
-        return _measure(_cross(self.covered(first), self.covered(second)))
-
-    def exposed_s(self, kind: str, behind: str) -> float:
-        """Seconds of one kind that nothing of the other covers."""
-        return _measure(self.covered(kind)) - self.overlap_s(kind, behind)
-
     def uncovered(self, kind: str, *behind: str) -> list[tuple[float, float]]:
         """When one kind runs and nothing of the others does, in order."""
         covered = self.covered(*behind)
         edges = [-np.inf, *(x for span in covered for x in span), np.inf]
         return _cross(self.covered(kind), list(zip(edges[::2], edges[1::2], strict=True)))
-
-    def clashes(self) -> int:
-        """Pairs of neighbours on one lane that overlap: 0 in a sound timeline."""
-        order = np.lexsort((self.start_s, self.lane))
-        lane, start, end = self.lane[order], self.start_s[order], self.end_s[order]
-        return int(np.sum((lane[1:] == lane[:-1]) & (start[1:] < end[:-1] - 1e-12)))
 
     def covered(self, *kinds: str) -> list[tuple[float, float]]:
         """When something of any of these kinds runs, on any lane, in order."""
@@ -86,9 +72,8 @@ class Timeline:
 
     def to_chrome(self) -> str:
         """The trace-event JSON that Perfetto and chrome://tracing open; microseconds."""
-        events: list[dict[str, Any]] = [
-            {"ph": "M", "pid": 0, "tid": i, "name": "thread_name", "args": {"name": name}} for i, name in enumerate(self.lanes)
-        ]
+        named = [{"ph": "M", "pid": 0, "tid": i, "name": "thread_name", "args": {"name": n}} for i, n in enumerate(self.lanes)]
+        events: list[object] = [*named]
         columns = zip(self.lane.tolist(), self.start_s.tolist(), self.end_s.tolist(), self.kind.tolist(), self.name, strict=True)
         for lane, start, end, kind, name in columns:
             times = {"ts": start * 1e6, "dur": (end - start) * 1e6}
@@ -107,7 +92,3 @@ def _cross(a: list[tuple[float, float]], b: list[tuple[float, float]]) -> list[t
         else:
             j += 1
     return found
-
-
-def _measure(spans: list[tuple[float, float]]) -> float:
-    return float(sum(end - start for start, end in spans))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from commtax.audit.finding import AGREE, DISAGREE, Finding, Question, Section, compare, undecided
 from commtax.readers.bench import Bench
+from commtax.statement import Note
 
 SAME = 0.03  # two degrees whose times differ by less did the same work
 WHOLE = 0.05  # TTFT this near to a multiple of ITL is the time of a whole request
@@ -20,10 +21,10 @@ def audit_bench(results: Sequence[Bench], asked: Question, name: str, baseline: 
     findings: list[Finding] = []
     for number, result in enumerate(results, 1):
         label = f"run {number}: " if len(results) > 1 else ""
-        found = [*_latency(result, asked), *_serving(result, asked), *_suspicious(result, asked, baseline)]
-        findings += [replace(f, item=label + f.item) for f in found]
+        of_run = (*_latency(result, asked), *_serving(result, asked), *_suspicious(result, asked, baseline))
+        findings += [replace(f, item=Note(f.code, label + f.item)) for f in of_run]
     kinds = ", ".join(dict.fromkeys(f"{r.tool} {r.kind}" for r in results))
-    return Section("bench", (name,), tuple(findings), (f"{kinds}: {len(results)} result(s)",))
+    return Section("bench", (name,), tuple(findings), (Note("results", f"{kinds}: {len(results)} result(s)"),))
 
 
 def request_seconds(asked: Question, batch: int, context: int, output: int) -> tuple[float, float]:
@@ -50,7 +51,7 @@ def _latency(result: Bench, asked: Question) -> Iterator[Finding]:
         return
     batch = asked.batch or 1
     predicted, _ = request_seconds(asked, batch, context, output)
-    item = f"latency of batch {batch}, {context} in, {output} out"
+    item = Note("latency", f"latency of batch {batch}, {context} in, {output} out")
     yield asked.seconds(item, predicted, measured, "other hardware, version or options (eager, batch, lengths) than was said")
 
 
@@ -140,17 +141,17 @@ def _not_applied(result: Bench, baseline: Bench, asked: Question) -> Iterator[Fi
     metric = "e2el" if result.kind == "latency" else "tpot"
     here, alone = result.seconds(metric), baseline.seconds(metric)
     if here is None or alone is None:
-        yield Finding(f"speed-up of TP {asked.tp}", None, None, reason=f"no {metric} in one of the results")
+        yield Finding(Note("speed-up", f"speed-up of TP {asked.tp}"), None, None, reason=f"no {metric} in one of the results")
         return
     context, output = _lengths(result, asked)
     batch, length = asked.batch or 1, (context or 1024) + (output or 0) // 2
     ours = float(asked.bill("decode", batch, length).step_s)
     single = float(asked.bill("decode", batch, length, tp=1).step_s)
     predicted, measured = single / ours, alone / here
-    item = f"speed-up of TP {asked.tp} over TP 1"
+    item = Note("speed-up", f"speed-up of TP {asked.tp} over TP 1")
     found = compare(item, predicted, measured, "", asked.tolerance, "other links, batch or library than was said")
     if abs(measured - 1) <= SAME and abs(predicted - 1) > 2 * SAME:
         found = replace(found, verdict=DISAGREE, reason=f"equal within {SAME:.0%}: TP was probably not applied")
     # A host that takes longer than the kernels hides any degree, and only measured constants tell that from TP left out.
-    words = f"{found.reason}, or the host's time hides it: {asked.distrust}" if found.reason else asked.distrust
-    yield undecided(found, words) if asked.distrust else found
+    why = f"{found.reason}, or the host's time hides it: {asked.distrust}" if found.reason else asked.distrust
+    yield undecided(found, why) if asked.distrust else found

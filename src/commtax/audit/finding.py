@@ -12,18 +12,22 @@ from commtax.api import StepBill, bill
 from commtax.api.setup import positive
 from commtax.readers.usage import Usage
 from commtax.spec import Cluster, Model
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal
 
 AGREE, DISAGREE, UNKNOWN = "agree", "disagree", "unknown"
 SECONDS_TOLERANCE = 0.25
 """Relative, for seconds: the project's own bar for a calibrated machine."""
+PHASES = ("decode", "prefill", "mixed")
+"""Steps of a trace that can be compared."""
+Options = Mapping[str, Any]
+"""Keywords of ``commtax.bill`` or ``commtax.fit``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """``difference`` is relative to the prediction, or to ``base`` where the prediction is what that leaves.
 
-    ``unit`` is s, bytes, tokens, share or "" for a count.
+    ``unit`` is s, bytes, tokens, share or "" for a count. ``code`` says what is compared, whatever else the item tells.
     """
 
     item: str
@@ -34,6 +38,10 @@ class Finding:
     verdict: str = UNKNOWN
     reason: str = ""
     base: float | None = None
+
+    @property
+    def code(self) -> str:
+        return self.item.code if isinstance(self.item, Note) else self.item
 
     @property
     def difference(self) -> float | None:
@@ -59,20 +67,16 @@ def compare(
     >>> compare("weights", 7.5, 15.0, "bytes", 0.02, "as if not split").verdict
     'disagree'
     """
-    found = Finding(item, predicted, measured, unit, tolerance, UNKNOWN, reason, base)
-    if found.difference is None:
-        return found
-    near = abs(found.difference) <= tolerance * (1 + 1e-9)
-    return replace(found, verdict=AGREE if near else DISAGREE, reason="" if near else reason)
+    finding = Finding(item, predicted, measured, unit, tolerance, UNKNOWN, reason, base)
+    if finding.difference is None:
+        return finding
+    near = abs(finding.difference) <= tolerance * (1 + 1e-9)
+    return replace(finding, verdict=AGREE if near else DISAGREE, reason="" if near else reason)
 
 
-def undecided(found: Finding, why: str) -> Finding:
+def undecided(finding: Finding, why: str) -> Finding:
     """The same figures without a verdict."""
-    return replace(found, verdict=UNKNOWN, reason=why)
-
-
-PHASES = ("decode", "prefill", "mixed")
-"""Steps of a trace that can be compared."""
+    return replace(finding, verdict=UNKNOWN, reason=why)
 
 
 @dataclass(frozen=True)
@@ -81,14 +85,14 @@ class Question:
 
     model: Model
     cluster: Cluster
-    plan: Mapping[str, Any] = field(default_factory=dict)  # tp, pp, engine, dtype … as ``commtax.bill`` takes them
-    limits: Mapping[str, Any] = field(default_factory=dict)  # max_model_len … as ``commtax.fit`` takes them
+    plan: Options = field(default_factory=dict)  # tp, pp, engine, dtype …
+    limits: Options = field(default_factory=dict)  # max_model_len …
     phase: str = "decode"
     batch: int | None = None
     context: int | None = None
     output_len: int | None = None
     eager: bool = False
-    pricing: Mapping[str, Any] = field(default_factory=dict)  # what changes seconds only: library …
+    pricing: Options = field(default_factory=dict)  # what changes seconds only: library …
     tolerance: float = SECONDS_TOLERANCE
 
     def __post_init__(self) -> None:
@@ -98,19 +102,15 @@ class Question:
             if getattr(self, name) is not None:
                 positive(getattr(self, name), name)
 
+    def size(self, axis: str) -> int:
+        """Of one of the plan's axes."""
+        return int(self.plan.get(axis, 1))
+
     @property
     def tp(self) -> int:
-        return int(self.plan.get("tp", 1))
+        return self.size("tp")
 
-    @property
-    def pp(self) -> int:
-        return int(self.plan.get("pp", 1))
-
-    @property
-    def dp(self) -> int:
-        return int(self.plan.get("dp", 1))
-
-    def bill(self, phase: str = "decode", batch: int = 1, context: int = 1024, **changes: Any) -> StepBill:
+    def bill(self, phase: str = "decode", batch: int = 1, context: int = 1024, **changes: str | int) -> StepBill:
         """The priced step of this plan; each is priced once, however many results are held against it."""
         key = (phase, batch, context, *sorted(changes.items()))
         if key not in self._priced:
@@ -119,7 +119,7 @@ class Question:
         return self._priced[key]
 
     @cached_property
-    def _priced(self) -> dict[tuple[Any, ...], StepBill]:
+    def _priced(self) -> dict[tuple[object, ...], StepBill]:
         return {}
 
     @cached_property
@@ -133,8 +133,8 @@ class Question:
         self, item: str, predicted: float | None, measured: float | None, reason: str = "", base: float | None = None
     ) -> Finding:
         """A comparison of times, decided only where the prediction rests on measurements."""
-        found = compare(item, predicted, measured, "s", self.tolerance, reason, base)
-        return undecided(found, self.distrust) if self.distrust else found
+        finding = compare(item, predicted, measured, "s", self.tolerance, reason, base)
+        return undecided(finding, self.distrust) if self.distrust else finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Section:
     kind: str  # log | trace | bench
     files: tuple[str, ...]
     findings: tuple[Finding, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     usage: tuple[tuple[int, Usage], ...] = ()  # rank, and how its mean step was spent
 
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import median
 
 from commtax.api import StepBill, traffic
-from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Finding, Question, Section, compare, undecided
+from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Finding, Options, Question, Section, compare, undecided
 from commtax.audit.places import place_notes, placed
 from commtax.readers.collective_names import UNNAMED
-from commtax.readers.kineto import Collective, Trace
 from commtax.readers.ranks import Meetings, meet
+from commtax.readers.trace import Collective, Trace
 from commtax.readers.trace_steps import Step
 from commtax.readers.usage import Usage
+from commtax.statement import Note
 from commtax.units import format_seconds, plural
 
 NOT_SENT = ("barrier",)  # control, which the lists of what is sent leave out
 IDLE_SHARE = 0.10  # of a step: more than this idle on the device is worth naming
+TRAINING = "training (a backward pass or an optimizer ran): only serving steps are compared"
+OWN_STAGE = "a rank of a pipeline holds its own stage's only"
 WAITING_SHARE = 0.10  # of a step: more than this spent waiting for one rank is a straggler
 
 
@@ -31,36 +35,63 @@ class _Workload:
     context: int
     told: bool  # by the trace, not by the user
 
+    def __str__(self) -> str:
+        tokens = f"{self.context} {'cached' if self.phase == 'decode' else 'prompt'} tokens"
+        return f"batch {self.batch} ({'as its steps are named' if self.told else 'as was said'}), {tokens}"
+
+
+@dataclass(frozen=True)  # without slots: matching is done once
+class _Job:
+    """The ranks of one job in order, and of each the steps that are compared."""
+
+    traces: Sequence[Trace]
+    chosen: Sequence[list[Step]]
+
+    @property
+    def first(self) -> Trace:
+        return self.traces[0]
+
+    @property
+    def steps(self) -> list[Step]:
+        """Of the first rank."""
+        return self.chosen[0]
+
+    @property
+    def usage(self) -> tuple[tuple[int, Usage], ...]:
+        """How a mean step of each rank was spent."""
+        pairs = zip(self.traces, self.chosen, strict=True)
+        return tuple((t.rank, t.usage(steps).of(len(steps))) for t, steps in pairs if steps)
+
+    @property
+    def exposed_s(self) -> float:
+        """Of the rank that waits least."""
+        return min(u.exposed_s for _, u in self.usage)
+
+    @cached_property
+    def meetings(self) -> Meetings | None:
+        return meet(self.traces) if len(self.traces) > 1 else None
+
 
 def audit_traces(traces: Sequence[Trace], asked: Question, names: Sequence[str]) -> Section:
     """All ranks of one job (or one of them)."""
     traces = sorted(traces, key=lambda t: t.rank)
-    notes = [*traces[0].notes, *place_notes(traces)]
-    place = tuple(placed(traces[0], asked))
-    if _is_training(traces[0]):
-        return _training(traces, _contradictions(place), names, notes)
+    trains = _is_training(traces[0])
     work = _workload(traces[0], asked)
-    chosen = [[s for s in t.steps if _is(s, work)] for t in traces]
-    if not chosen[0]:
-        missing = Finding("steps", None, None, reason=f"no {work.phase} steps of {plural(work.batch, 'sequence')} in the trace")
-        return Section("trace", tuple(names), (*_contradictions(place), missing), tuple(notes))
-    tokens = f"{work.context} {'cached' if work.phase == 'decode' else 'prompt'} tokens"
-    source = "as its steps are named" if work.told else "as was said"
-    notes.append(f"{plural(len(chosen[0]), work.phase + ' step')} of batch {work.batch} ({source}), {tokens}")
-    meetings = meet(traces) if len(traces) > 1 else None
+    job = _Job(traces, [[s for s in t.steps if trains or _is(s, work)] for t in traces])
+    place, notes = tuple(placed(traces[0], asked)), [*traces[0].notes, *place_notes(traces)]
+    wrong = tuple(f for f in place if f.verdict != AGREE)  # where no step agrees, the right chip alone is no agreement of the run
+    if not job.steps:
+        why = TRAINING if trains else f"no {work.phase} steps of {plural(work.batch, 'sequence')} in the trace"
+        return Section("trace", tuple(names), (*wrong, Finding("steps", None, None, reason=why)), tuple(notes))
+    spent = job.usage if traces[0].on_device else ()
+    if trains:
+        notes.append(Note("steps", plural(len(job.steps), "training step")))
+        return Section("trace", tuple(names), (*wrong, *_trained(job)), tuple(notes), spent)
+    notes.append(Note("steps", f"{plural(len(job.steps), work.phase + ' step')} of {work}"))
     priced = asked.bill(work.phase, work.batch, work.context)
-    compared = (
-        *_sent(traces, chosen, work, asked),
-        *_taken(traces, chosen, priced, asked, meetings),
-        *_waiting(traces, chosen[0], meetings, asked.tp),
-    )
-    ran = place if any(f.verdict == AGREE for f in compared) else _contradictions(place)
-    return Section("trace", tuple(names), (*ran, *compared), tuple(notes), _spent(traces, chosen))
-
-
-def _contradictions(place: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Where nothing of a step agrees, the right chip alone is no agreement of the run."""
-    return tuple(f for f in place if f.verdict != AGREE)
+    compared = (*_sent(job, work, asked), *_taken(job, priced, asked), *_waiting(job, asked.tp))
+    ran = place if any(f.verdict == AGREE for f in compared) else wrong
+    return Section("trace", tuple(names), (*ran, *compared), tuple(notes), spent)
 
 
 def _is_training(trace: Trace) -> bool:
@@ -68,27 +99,11 @@ def _is_training(trace: Trace) -> bool:
     return trace.training and not any(s.phase not in ("", "train") for s in trace.steps)
 
 
-def _training(traces: Sequence[Trace], place: tuple[Finding, ...], names: Sequence[str], notes: list[str]) -> Section:
+def _trained(job: _Job) -> Iterator[Finding]:
     """Steps with a backward pass or an optimizer are no serving steps: they are shown, and not compared."""
-    why = "training (a backward pass or an optimizer ran): only serving steps are compared"
-    chosen = [list(t.steps) for t in traces]
-    if not chosen[0]:
-        return Section("trace", tuple(names), (*place, Finding("steps", None, None, reason=why)), tuple(notes))
-    spent = [t.usage(steps).of(len(steps)) for t, steps in zip(traces, chosen, strict=True) if steps]
-    findings = (
-        *place,
-        Finding("training step", None, median(s.seconds for s in chosen[0]), "s", reason=why),
-        Finding("exposed communication a step", None, min(u.exposed_s for u in spent), "s", reason=why),
-        *(undecided(f, f.reason) for f in _waiting(traces, chosen[0], meet(traces) if len(traces) > 1 else None, 1)),
-    )
-    notes.append(plural(len(chosen[0]), "training step"))
-    return Section("trace", tuple(names), findings, tuple(notes), _spent(traces, chosen))
-
-
-def _spent(traces: Sequence[Trace], chosen: Sequence[list[Step]]) -> tuple[tuple[int, Usage], ...]:
-    """How a mean step of each rank was spent, where a device tells it."""
-    found = zip(traces, chosen, strict=True)
-    return tuple((t.rank, t.usage(steps).of(len(steps))) for t, steps in found if steps and t.on_device)
+    yield Finding("training step", None, median(s.seconds for s in job.steps), "s", reason=TRAINING)
+    yield Finding("exposed communication a step", None, job.exposed_s, "s", reason=TRAINING)
+    yield from (undecided(f, f.reason) for f in _waiting(job, 1))
 
 
 def _workload(trace: Trace, asked: Question) -> _Workload:
@@ -114,23 +129,22 @@ def _is(step: Step, work: _Workload) -> bool:
     return step.phase == work.phase and (step.phase == "mixed" or size == work.batch)
 
 
-def _sent(traces: Sequence[Trace], chosen: Sequence[list[Step]], work: _Workload, asked: Question) -> Iterator[Finding]:
+def _sent(job: _Job, work: _Workload, asked: Question) -> Iterator[Finding]:
     """How many collectives a step has, and how many bytes they hold."""
-    expected = traffic(
-        asked.model, asked.cluster, phase=work.phase, batch=work.batch, context=work.context, eager=asked.eager, **asked.plan
-    )
-    lines = [i for i in expected.items if i.is_sent]
-    measured = {c.op for t in traces for c in t.collectives if c.step >= 0} - set(NOT_SENT)
-    steps = [(t, s) for t, found in zip(traces, chosen, strict=True) for s in found]
+    options: Options = {"phase": work.phase, "batch": work.batch, "context": work.context, "eager": asked.eager, **asked.plan}
+    lines = [i for i in traffic(asked.model, asked.cluster, **options).items if i.is_sent]
+    measured = {c.op for t in job.traces for c in t.collectives if c.step >= 0} - set(NOT_SENT)
+    steps = [(t, s) for t, steps in zip(job.traces, job.chosen, strict=True) for s in steps]
     kinds = [("", measured)] if UNNAMED in measured else [(op, {op}) for op in sorted({i.op for i in lines} | measured)]
     for op, taken in kinds:
-        mine = [i for i in lines if not op or i.op == op]
+        issued = [i for i in lines if not op or i.op == op]
         per_step = [[c for c in t.collectives if c.step == s.index and c.op in taken] for t, s in steps]
-        found = [_count(op or "collectives", float(sum(i.count for i in mine)), [len(p) for p in per_step], work.phase, traces[0])]
-        if op and any(per_step) and mine:
-            found.append(_bytes(op, float(sum(i.count * i.nbytes for i in mine)), per_step))
-        yield from (undecided(f, "a rank of a pipeline holds its own stage's only") if asked.pp > 1 else f for f in found)
-    groups = {c.ranks for t in traces for c in t.collectives if c.ranks and c.op == "all-reduce"}
+        count = float(sum(i.count for i in issued))
+        findings = [_count(op or "collectives", count, [len(p) for p in per_step], work.phase, job.first)]
+        if op and any(per_step) and issued:
+            findings.append(_bytes(op, float(sum(i.count * i.nbytes for i in issued)), per_step))
+        yield from (undecided(f, OWN_STAGE) if asked.size("pp") > 1 else f for f in findings)
+    groups = {c.ranks for t in job.traces for c in t.collectives if c.ranks and c.op == "all-reduce"}
     if len(groups) == 1:
         yield compare("ranks of an all-reduce", asked.tp, groups.pop(), reason="another group than tensor parallelism's")
 
@@ -142,13 +156,13 @@ def _count(op: str, predicted: float, counts: list[int], phase: str, trace: Trac
         reason = "the host called some, and none ran on the device"
     elif most == 0:
         reason = "none in the trace: TP was not applied, or kernels under a name that is not known"
-    found = compare(f"{op} a {phase} step", predicted, median(counts), reason=reason)
-    return found if least == most else Finding(found.item, predicted, median(counts), "", 0.0, DISAGREE, reason)
+    finding = compare(Note("count", f"{op} a {phase} step"), predicted, median(counts), reason=reason)
+    return finding if least == most else replace(finding, verdict=DISAGREE, reason=reason)
 
 
 def _bytes(op: str, predicted: float, steps: list[list[Collective]]) -> Finding:
     sizes = [[c.nbytes for c in step] for step in steps]
-    item = f"{op} bytes a step"
+    item = Note("bytes", f"{op} bytes a step")
     if any(n is None for step in sizes for n in step):
         graph = any(c.graph for step in steps for c in step)
         why = "kernels replayed from a CUDA graph carry no size" if graph else "the trace has no message sizes (record_shapes)"
@@ -157,72 +171,63 @@ def _bytes(op: str, predicted: float, steps: list[list[Collective]]) -> Finding:
     return compare(item, predicted, median(sums), "bytes", reason="other rows (padding, batch) or another type than was said")
 
 
-def _taken(
-    traces: Sequence[Trace], chosen: Sequence[list[Step]], priced: StepBill, asked: Question, meetings: Meetings | None
-) -> Iterator[Finding]:
+def _taken(job: _Job, priced: StepBill, asked: Question) -> Iterator[Finding]:
     """Seconds: each kind of collective, the step, and the part of it in which nothing but communication runs."""
-    indices = {s.index for s in chosen[0]}
+    for finding in _seconds(job, priced, asked):
+        host = not job.first.on_device and not asked.distrust  # host times are no device times
+        yield undecided(finding, "the trace has no device: times are the host's, profiler included") if host else finding
+
+
+def _seconds(job: _Job, priced: StepBill, asked: Question) -> Iterator[Finding]:
     for op in sorted({x.item.op for x in priced.items if x.kind == "comm"}):
         lines = [x for x in priced.items if x.kind == "comm" and x.item.op == op]
-        predicted = float(sum(x.total_s for x in lines)) / float(sum(x.item.count for x in lines))
-        yield _judged(_one(op, predicted, indices, traces, asked, meetings), traces[0], asked)
-    pairs = zip(traces, chosen, strict=True)
-    spent = [t.usage(steps).of(len(steps)) for t, steps in pairs if steps]
-    step, predicted_step = median(s.seconds for s in chosen[0]), float(priced.step_s)
+        yield _one(op, float(sum(x.total_s for x in lines)) / float(sum(x.item.count for x in lines)), job, asked)
+    idle, step_s = job.usage[0][1].idle_share, float(priced.step_s)
     why = "profiling itself, host time, or other hardware than was said"
-    if spent[0].idle_share > IDLE_SHARE and traces[0].on_device:
-        why = f"the device idles {spent[0].idle_share:.0%} of it: host time, profiling included"
-    yield _judged(asked.seconds(f"{priced.phase} step", predicted_step, step, why), traces[0], asked)
-    exposed = min(u.exposed_s for u in spent)  # of the rank that waits least
-    predicted = float(priced.comm_fraction) * predicted_step
+    if idle > IDLE_SHARE and job.first.on_device:
+        why = f"the device idles {idle:.0%} of it: host time, profiling included"
+    yield asked.seconds(Note("step", f"{priced.phase} step"), step_s, median(s.seconds for s in job.steps), why)
     why = "other collectives, links or sizes than was said, or waiting"
-    yield _judged(asked.seconds("exposed communication, of the step", predicted, exposed, why, predicted_step), traces[0], asked)
+    predicted = float(priced.comm_fraction) * step_s
+    yield asked.seconds("exposed communication, of the step", predicted, job.exposed_s, why, step_s)
 
 
-def _one(
-    op: str, predicted: float, steps: set[int], traces: Sequence[Trace], asked: Question, meetings: Meetings | None
-) -> Finding:
+def _one(op: str, predicted: float, job: _Job, asked: Question) -> Finding:
     """One collective: the least over ranks is the wire, where every rank of its group is here; else the wire is at most that."""
-    mine = [c for c in traces[0].collectives if c.op == op and c.step in steps]
-    times = [m.wire_s for m in meetings.matched if m.op == op and m.step in steps] if meetings else [c.seconds for c in mine]
+    steps, ranks = {s.index for s in job.steps}, len(job.traces)
+    own = [c for c in job.first.collectives if c.op == op and c.step in steps]
+    met = job.meetings.matched if job.meetings else ()
+    times = [m.wire_s for m in met if m.op == op and m.step in steps] if job.meetings else [c.seconds for c in own]
     measured = median(times) if times else None
-    how = "least over ranks" if meetings else "one rank, waiting included"
+    how = "least over ranks" if job.meetings else "one rank, waiting included"
     why = "another path, link or size than was said" if times else "none in these steps"
-    found = asked.seconds(f"one {op} ({how})", predicted, measured, why)
-    group = _group(mine, asked.tp)
-    if found.verdict == DISAGREE and group > len(traces) and (measured or 0.0) > predicted:
-        return undecided(found, f"{len(traces)} of its {group} ranks here: the time may hold waiting for the others")
-    return found
+    finding = asked.seconds(Note("collective", f"one {op} ({how})"), predicted, measured, why)
+    group = _group(own, asked.tp)
+    if finding.verdict == DISAGREE and group > ranks and (measured or 0.0) > predicted:
+        return undecided(finding, f"{ranks} of its {group} ranks here: the time may hold waiting for the others")
+    return finding
 
 
-def _judged(found: Finding, trace: Trace, asked: Question) -> Finding:
-    """Host times are no device times; where seconds are no yardstick at all, that is said already."""
-    if trace.on_device or asked.distrust:
-        return found
-    return undecided(found, "the trace has no device: times are the host's, profiler included")
-
-
-def _waiting(traces: Sequence[Trace], steps: Sequence[Step], meetings: Meetings | None, tp: int) -> Iterator[Finding]:
+def _waiting(job: _Job, tp: int) -> Iterator[Finding]:
     """Waiting is not transfer: who comes last, and what the others lose."""
-    if meetings is None:
+    met, steps = job.meetings, job.steps
+    if met is None:
         return
-    if not meetings.matched:
+    if not met.matched:
         yield Finding("waiting for the slowest rank", 0.0, None, "share", reason="no collective could be matched over the ranks")
         return
     indices = {s.index for s in steps}
-    waited = [sum(m.skew_s[i] for m in meetings.matched if m.step in indices) for i in range(len(traces))]
+    waited = [sum(m.skew_s[i] for m in met.matched if m.step in indices) for i in range(len(job.traces))]
     worst = max(waited) / sum(s.seconds for s in steps)
-    last = meetings.ranks[waited.index(min(waited))]
-    each = ", ".join(f"rank {r} {format_seconds(s / len(steps))}" for r, s in zip(meetings.ranks, waited, strict=True))
-    words = f"rank {last} comes last; waited a step: {each}"
-    verdict = AGREE if worst <= WAITING_SHARE else DISAGREE if traces[0].on_device else UNKNOWN
-    matched = f"{plural(len(meetings.matched), 'collective')} matched by {'clock' if meetings.by_clock else 'order'}"
-    lost = f", {meetings.unmatched} not" if meetings.unmatched else ""
-    reason = f"{words}; {matched}{lost}"
-    found = Finding("waiting for the slowest rank, of the step", 0.0, worst, "share", WAITING_SHARE, verdict, reason)
-    group = _group(traces[0].collectives, tp)
-    absent = f"{len(traces)} of {group} ranks here: others may come later still; {reason}"
-    yield undecided(found, absent) if verdict == AGREE and group > len(traces) else found
+    each = ", ".join(f"rank {r} {format_seconds(s / len(steps))}" for r, s in zip(met.ranks, waited, strict=True))
+    matched = f"{plural(len(met.matched), 'collective')} matched by {'clock' if met.by_clock else 'order'}"
+    lost = f", {met.unmatched} not" if met.unmatched else ""
+    reason = f"rank {met.ranks[waited.index(min(waited))]} comes last; waited a step: {each}; {matched}{lost}"
+    verdict = AGREE if worst <= WAITING_SHARE else DISAGREE if job.first.on_device else UNKNOWN
+    group = _group(job.first.collectives, tp)
+    if verdict == AGREE and group > len(job.traces):
+        verdict, reason = UNKNOWN, f"{len(job.traces)} of {group} ranks here: others may come later still; {reason}"
+    yield Finding("waiting for the slowest rank, of the step", 0.0, worst, "share", WAITING_SHARE, verdict, reason)
 
 
 def _group(collectives: Iterable[Collective], tp: int) -> int:

@@ -203,10 +203,10 @@ class Vllm:
     def _applied(self, run: study.Run, log: Path) -> Record:
         """What the engine's own log says of the degree: its configuration, and the ranks that introduced themselves."""
         said = vllm_log.parse(log.read_text(encoding="utf-8", errors="replace"))
-        ranks = max(len(said.ranks), said.world_size)
-        loaded = len(said.weights_bytes)
-        ok = None if not said.tp and not ranks else said.tp in (0, run.tp) and ranks in (0, run.tp)
-        words = f"the log says tensor_parallel_size {said.tp or 'nothing'}, {ranks or 'no'} rank(s), {loaded} loading weights"
+        ranks, tp = max(len(said.layout.ranks), said.layout.world_size), said.settings.tp
+        loaded = len(said.memory.weights_bytes)
+        ok = None if not tp and not ranks else tp in (0, run.tp) and ranks in (0, run.tp)
+        words = f"the log says tensor_parallel_size {tp or 'nothing'}, {ranks or 'no'} rank(s), {loaded} loading weights"
         return {"ok": ok, "found": words}
 
     def _share(self) -> int:

@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from commtax.readers.bench import METRICS, Bench
-from commtax.readers.kineto import Trace
 from commtax.readers.ranks import meet
+from commtax.readers.trace import Trace
 
 OP = "all-reduce"
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from commtax.files import parse_documents
+from commtax.files import Json, parse_documents
+from commtax.readers.filling import filled
 from commtax.statement import Refusal
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -22,9 +23,24 @@ _AIPERF = {
     "inter_token_latency": "tpot",  # AIPerf's is (E2E - TTFT) / (output - 1)
     "request_latency": "e2el",
 }
+_STATISTICS = {"avg": "mean", "p50": "median"}
 _SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 Stats = Mapping[str, float]
-_TP_KEYS = ("tensor_parallel_size", "tp", "tp_size")
+NO_STATS: Mapping[str, Stats] = {}
+_KEYS = {  # of a field in the results of all tools; the first that holds a number counts
+    "duration_s": ("duration", "elapsed_time"),
+    "requests": ("completed", "num_prompts", "num_requests", "request_count"),
+    "failed": ("failed",),
+    "input_tokens": ("total_input_tokens", "total_input"),
+    "output_tokens": ("total_output_tokens", "total_output"),
+    "requests_per_s": ("request_throughput", "requests_per_second"),
+    "output_tokens_per_s": ("output_throughput", "output_token_throughput"),
+    "total_tokens_per_s": ("total_token_throughput", "total_throughput", "tokens_per_second"),
+    "concurrency": ("max_concurrency",),
+    "accepted": ("accept_length",),  # 0 where nothing was drafted
+    "tp": ("tensor_parallel_size", "tp", "tp_size"),
+}
+_WHOLE = ("requests", "failed", "tp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +95,29 @@ def parse(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
     return results
 
 
-def _one(d: Mapping[str, Any]) -> Bench | None:
+def _one(d: Json) -> Bench | None:
     if "duration" in d and ("completed" in d or "total_output_tokens" in d):  # newer versions add latencies: look here first
         return _serve(d)
     if "latencies" in d or "avg_latency" in d:
         return _latency(d)
     if "elapsed_time" in d and "tokens_per_second" in d:
-        return _throughput(d)
+        return _run("vllm", "throughput", d)  # prompt and output tokens are counted together
     if any(isinstance(d.get(k), dict) and "avg" in d[k] for k in _AIPERF):
         return _aiperf(d)
     return None
 
 
-def _latency(d: Mapping[str, Any]) -> Bench:
+def _run(tool: str, kind: str, d: Json, stats: Mapping[str, Stats] = NO_STATS, latencies_s: tuple[float, ...] = ()) -> Bench:
+    """A result with what it says under any of the keys of a field; what it does not say is left out."""
+    numbers = {name: next((n for key in keys if (n := _number(d.get(key))) is not None), None) for name, keys in _KEYS.items()}
+    told = {name: int(n) if name in _WHOLE else n for name, n in numbers.items() if n is not None and (n or name != "accepted")}
+    rate = math.inf if str(d.get("request_rate")).lower() in ("inf", "infinity") else _number(d.get("request_rate"))
+    model = str(d.get("model_id") or d.get("model") or "")
+    how = {"tool": tool, "kind": kind, "model": model, "request_rate": rate, "stats": stats, "latencies_s": latencies_s}
+    return filled(Bench, {**how, **told})
+
+
+def _latency(d: Json) -> Bench:
     """``avg_latency``, ``latencies`` and ``percentiles`` of whole batches, in seconds."""
     each = tuple(float(x) for x in d.get("latencies", ()))
     if not each and "avg_latency" not in d:
@@ -100,101 +126,47 @@ def _latency(d: Mapping[str, Any]) -> Bench:
     stats |= {f"p{key}": float(value) for key, value in (d.get("percentiles") or {}).items()}
     if each or "p50" in stats:
         stats["median"] = median(each) if each else stats["p50"]
-    return Bench("vllm", "latency", str(d.get("model_id", "")), latencies_s=each, stats={"e2el": stats}, tp=_tp(d))
+    return _run("vllm", "latency", d, {"e2el": stats}, each)
 
 
-def _throughput(d: Mapping[str, Any]) -> Bench:
-    """``tokens_per_second`` counts prompt and output tokens together."""
-    return Bench(
-        tool="vllm",
-        kind="throughput",
-        model=str(d.get("model_id", "")),
-        duration_s=float(d["elapsed_time"]),
-        requests=_int(d.get("num_requests")),
-        requests_per_s=_number(d.get("requests_per_second")),
-        total_tokens_per_s=_number(d.get("tokens_per_second")),
-        tp=_tp(d),
-    )
-
-
-def _serve(d: Mapping[str, Any]) -> Bench:
+def _serve(d: Json) -> Bench:
     """``*_ms`` statistics; ``ttfts``, ``itls`` and ``latencies`` of single requests, where they are kept, in seconds."""
     stats: dict[str, dict[str, float]] = {}
     for key, value in d.items():
-        if key.endswith("_ms") and isinstance(value, (int, float)):
-            statistic, _, metric = key.removesuffix("_ms").partition("_")
-            metric = _NAMES.get(metric, metric)
-            if metric in METRICS:
-                stats.setdefault(metric, {})[statistic] = float(value) * 1e-3
+        statistic, _, metric = key.removesuffix("_ms").partition("_")
+        metric = _NAMES.get(metric, metric)
+        if key.endswith("_ms") and isinstance(value, (int, float)) and metric in METRICS:
+            stats.setdefault(metric, {})[statistic] = float(value) * 1e-3
     for metric, values in _details(d).items():
         if values and metric not in stats:
             stats[metric] = {"mean": fmean(values), "median": median(values)}
     sglang = "accept_length" in d or "mean_e2e_latency_ms" in d or str(d.get("backend", "")).startswith("sglang")
-    return Bench(
-        tool="sglang" if sglang else "vllm",
-        kind="serve",
-        model=str(d.get("model_id") or d.get("model") or ""),
-        duration_s=_number(d.get("duration")),
-        requests=_int(d.get("completed", d.get("num_prompts"))),
-        failed=_int(d.get("failed")) or 0,
-        input_tokens=_number(d.get("total_input_tokens", d.get("total_input"))),
-        output_tokens=_number(d.get("total_output_tokens", d.get("total_output"))),
-        requests_per_s=_number(d.get("request_throughput")),
-        output_tokens_per_s=_number(d.get("output_throughput")),
-        total_tokens_per_s=_number(d.get("total_token_throughput", d.get("total_throughput"))),
-        concurrency=_number(d.get("max_concurrency")),
-        request_rate=_rate(d.get("request_rate")),
-        stats=stats,
-        tp=_tp(d),
-        accepted=_number(d.get("accept_length")) or 1.0,
-    )
+    return _run("sglang" if sglang else "vllm", "serve", d, stats)
 
 
-def _details(d: Mapping[str, Any]) -> dict[str, list[float]]:
+def _details(d: Json) -> dict[str, list[float]]:
     ttfts, itls = d.get("ttfts") or (), d.get("itls") or ()
     gaps = [float(x) for row in itls for x in (row if isinstance(row, list) else [row])]
     return {"ttft": [float(x) for x in ttfts if x], "itl": gaps, "e2el": [float(x) for x in d.get("latencies") or ()]}
 
 
-def _aiperf(d: Mapping[str, Any]) -> Bench:
+def _aiperf(d: Json) -> Bench:
     """Blocks ``{unit, avg, p50, …}``, one a metric."""
+    blocks = {key: block for key, block in d.items() if isinstance(block, dict)}
     stats: dict[str, dict[str, float]] = {}
     for key, metric in _AIPERF.items():
-        block = d.get(key)
-        if isinstance(block, dict) and "avg" in block:
+        if "avg" in (block := blocks.get(key, {})):
             factor = _SECONDS.get(str(block.get("unit", "ms")), 1e-3)
             numbers = {k: float(v) * factor for k, v in block.items() if isinstance(v, (int, float)) and k != "count"}
-            stats[metric] = {("mean" if k == "avg" else "median" if k == "p50" else k): v for k, v in numbers.items()}
-    requests = _int(_average(d, "request_count"))
-    lengths = {key: _average(d, key) for key in ("input_sequence_length", "output_sequence_length")}
-    totals = [None if n is None or not requests else n * requests for n in lengths.values()]
-    config = d.get("input_config") or {}
-    load = config.get("loadgen", config) if isinstance(config, dict) else {}
-    return Bench(
-        tool="aiperf",
-        kind="serve",
-        requests=requests,
-        input_tokens=totals[0],
-        output_tokens=totals[1],
-        requests_per_s=_average(d, "request_throughput"),
-        output_tokens_per_s=_average(d, "output_token_throughput"),
-        concurrency=_number(load.get("concurrency")) if isinstance(load, dict) else None,
-        stats=stats,
-        tp=_tp(d),
-    )
-
-
-def _average(d: Mapping[str, Any], key: str) -> float | None:
-    block = d.get(key)
-    return _number(block.get("avg")) if isinstance(block, dict) else None
-
-
-def _tp(d: Mapping[str, Any]) -> int:
-    return next((n for key in _TP_KEYS if (n := _int(d.get(key)))), 0)
-
-
-def _rate(value: Any) -> float | None:
-    return math.inf if str(value).lower() in ("inf", "infinity") else _number(value)
+            stats[metric] = {_STATISTICS.get(k, k): v for k, v in numbers.items()}
+    flat = {**d, **{key: block.get("avg") for key, block in blocks.items()}}
+    requests = int(_number(flat.get("request_count")) or 0)
+    for side in ("input", "output") if requests else ():
+        length = _number(flat.get(f"{side}_sequence_length"))
+        flat[f"total_{side}_tokens"] = None if length is None else length * requests
+    config = blocks.get("input_config", {})
+    load = config.get("loadgen", config)
+    return _run("aiperf", "serve", {**flat, "max_concurrency": load.get("concurrency") if isinstance(load, dict) else None}, stats)
 
 
 def _number(value: Any) -> float | None:
@@ -204,8 +176,3 @@ def _number(value: Any) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
-
-
-def _int(value: Any) -> int | None:
-    number = _number(value)
-    return None if number is None else int(number)

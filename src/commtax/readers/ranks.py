@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from commtax.readers.kineto import Collective, Trace
+from commtax.readers.trace import Collective, Trace
 from commtax.statement import Refusal
 
 
@@ -35,20 +35,6 @@ class Meetings:
     matched: tuple[Meeting, ...]
     unmatched: int
     by_clock: bool
-
-    @property
-    def wire_s(self) -> float:
-        return sum(m.wire_s for m in self.matched)
-
-    @property
-    def skew_s(self) -> tuple[float, ...]:
-        """Seconds that each rank waited in all."""
-        return tuple(sum(m.skew_s[i] for m in self.matched) for i in range(len(self.ranks)))
-
-    @property
-    def latest_rank(self) -> int:
-        """The rank that waits least: the others wait for it."""
-        return self.ranks[self.skew_s.index(min(self.skew_s))]
 
 
 def meet(traces: Sequence[Trace]) -> Meetings:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from commtax.readers.filling import filled
 from commtax.units import GiB
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -17,19 +18,18 @@ _BRACKETS = re.compile(r"\(([^()]*+)\)")
 _WORKER = re.compile(r"\w*Worker|EngineCore|APIServer|MainProcess")
 _PID = re.compile(r"\bpid=(\d+)")
 _NUMBER = r"(-?\d[\d,]{0,30}(?:\.\d{1,30})?)"
-_WEIGHTS = (
-    re.compile(rf"Loading model weights took {_NUMBER} Gi?B"),
-    re.compile(rf"Model loading took {_NUMBER} Gi?B"),
-    re.compile(rf"model weights take {_NUMBER} ?Gi?B", re.I),
-)
-_AVAILABLE = (
-    re.compile(rf"Available KV cache memory: {_NUMBER} GiB"),
-    re.compile(rf"memory reserved for KV Cache is {_NUMBER} ?GiB", re.I),
-    re.compile(rf"Explicitly set \({_NUMBER}/[\d.]+\) GiB for KV cache"),
-)
-_TOKENS = re.compile(rf"[CG]PU KV cache size: {_NUMBER} tokens")
-_BLOCKS = re.compile(rf"# (?:GPU|CUDA|cuda|cpu|CPU|rocm) blocks: {_NUMBER}")
 _CONCURRENCY = re.compile(rf"Maximum concurrency for {_NUMBER} tokens per request: {_NUMBER}x")
+_GRAPHS = re.compile(rf"Graph capturing finished in [-\d,.]{{1,62}} secs?, took {_NUMBER} GiB")
+_FIGURES = (  # what a line's number is, and in which unit
+    ("weights", GiB, re.compile(rf"Loading model weights took {_NUMBER} Gi?B")),
+    ("weights", GiB, re.compile(rf"Model loading took {_NUMBER} Gi?B")),
+    ("weights", GiB, re.compile(rf"model weights take {_NUMBER} ?Gi?B", re.I)),
+    ("available", GiB, re.compile(rf"Available KV cache memory: {_NUMBER} GiB")),
+    ("available", GiB, re.compile(rf"memory reserved for KV Cache is {_NUMBER} ?GiB", re.I)),
+    ("fixed", GiB, re.compile(rf"Explicitly set \({_NUMBER}/[\d.]+\) GiB for KV cache")),
+    ("tokens", 1, re.compile(rf"[CG]PU KV cache size: {_NUMBER} tokens")),
+    ("blocks", 1, re.compile(rf"# (?:GPU|CUDA|cuda|cpu|CPU|rocm) blocks: {_NUMBER}")),
+)
 _RANK = re.compile(r"rank (\d{1,9}) in world size (\d{1,9}) is assigned as (DP rank .*)")
 _AXIS = re.compile(r"\b(DP|PP|TP|EP) rank (\d{1,9})")
 _WORLD = re.compile(r"world_size=(\d{1,9}) rank=(\d{1,9}) ")
@@ -38,29 +38,19 @@ _NCCL = re.compile(r"vLLM is using nccl==([\w.]+)")
 _BACKENDS = re.compile(r"Using \[([^\[\]]*+)\] all-reduce backends ")
 _GROUP = re.compile(r" for group '(\w+):")
 _DISABLED = re.compile(r"Custom allreduce is disabled (?:because (?:of )?|due to )(.*)", re.I)
-_GRAPHS = re.compile(rf"Graph capturing finished in {_NUMBER} secs?, took {_NUMBER} GiB")
 _VERSION = re.compile(r"vLLM API server version ([\w.+]+)|LLM engine \(v([\w.+]+)\)")
 _START = re.compile(r"Initializing an? (?:V1 )?LLM engine|vLLM API server version")
+_CONFIGURED = ("with config", "non-default args", "Namespace(", "Chunked prefill is enabled with")
 _SETTING = re.compile(r"['\"]?\b([a-z][a-z_]+)['\"]?\s*[=:]\s*('[^']*'|\"[^\"]*\"|[\w./+-]+)")
-_NUMERIC = {
+_COUNTS = {
     "tensor_parallel_size": "tp",
     "pipeline_parallel_size": "pp",
     "data_parallel_size": "dp",
     "max_seq_len": "max_model_len",
-    "max_model_len": "max_model_len",
-    "max_num_seqs": "max_num_seqs",
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "block_size": "block_size",
-    "gpu_memory_utilization": "gpu_memory_utilization",
+    **{name: name for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "gpu_memory_utilization")},
 }
-_TEXT = {
-    "model": "model",
-    "quantization": "quantization",
-    "kv_cache_dtype": "kv_cache_dtype",
-    "dtype": "dtype",
-    "device_config": "device",
-}
-_FLAGS = {
+_TEXTS = {"device_config": "device", **{name: name for name in ("model", "quantization", "kv_cache_dtype", "dtype")}}
+_SWITCHES = {
     "enforce_eager": "enforce_eager",
     "enable_expert_parallel": "expert_parallel",
     "disable_custom_all_reduce": "switched_off",
@@ -79,10 +69,9 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class StartupLog:
-    """What one start says; None or "" or 0 where it does not. Memory and tokens are of the tightest rank."""
+class Settings:
+    """What the engine was told; "" or 0 where the log does not say."""
 
-    version: str = ""
     model: str = ""
     dtype: str = ""
     quantization: str = ""
@@ -93,55 +82,76 @@ class StartupLog:
     dp: int = 0
     expert_parallel: bool = False
     enforce_eager: bool = False
-    world_size: int = 0
-    ranks: tuple[Rank, ...] = ()
-    weights_bytes: tuple[tuple[str, float], ...] = ()  # worker and what it loaded
-    available_kv_bytes: float | None = None
-    kv_fixed: bool = False  # the KV memory was asked for, not what was left
-    kv_tokens: int | None = None
-    kv_blocks: int | None = None
     block_size: int = 0
-    max_concurrency: float | None = None
     max_model_len: int = 0
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     gpu_memory_utilization: float = 0.0
-    graph_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Ranks, and what their collectives run on."""
+
+    world_size: int = 0
+    ranks: tuple[Rank, ...] = ()
     backend: str = ""
     nccl_version: str = ""
     allreduce_backends: tuple[str, ...] = ()
     custom_allreduce_disabled: str = ""  # the reason given
 
-    @property
-    def says_anything(self) -> bool:
-        """Whether there is something to compare."""
-        return bool(self.weights_bytes or self.kv_tokens or self.kv_blocks or self.tp or self.ranks)
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What was loaded and what was left for the cache, of the tightest rank; None where the log does not say."""
+
+    weights_bytes: tuple[tuple[str, float], ...] = ()  # worker and what it loaded
+    available_kv_bytes: float | None = None
+    kv_fixed: bool = False  # the KV memory was asked for, not what was left
+    kv_tokens: int | None = None
+    kv_blocks: int | None = None
+    max_concurrency: float | None = None
+    graph_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartupLog:
+    """What one start says."""
+
+    version: str
+    settings: Settings
+    layout: Layout
+    memory: Memory
 
 
 @dataclass(slots=True)
 class _Heard:
-    """What was read so far."""
+    """What was read so far: figures by worker, ranks by number, and all else by field."""
 
-    weights: dict[str, float] = field(default_factory=dict)
-    available: list[float] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    blocks: list[int] = field(default_factory=list)
+    figures: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
     concurrency: list[tuple[int, float]] = field(default_factory=list)
     ranks: dict[int, Rank] = field(default_factory=dict)
     facts: dict[str, object] = field(default_factory=dict)
 
+    def least(self, *names: str) -> float | None:
+        return min((value for name in names for _, value in self.figures.get(name, ())), default=None)
+
+    def fewest(self, name: str) -> int | None:
+        least = self.least(name)
+        return None if least is None else int(least)
+
 
 def looks_like(text: str) -> bool:
     """Whether a text holds lines of a vLLM start-up."""
-    known = (*_WEIGHTS, *_AVAILABLE, _TOKENS, _BLOCKS, _CONCURRENCY, _RANK, _START, _NCCL)
-    return any(p.search(text) for p in known)
+    known = (*(pattern for _, _, pattern in _FIGURES), _CONCURRENCY, _RANK, _START, _NCCL)
+    return any(pattern.search(text) for pattern in known)
 
 
 def parse(text: str) -> StartupLog:
     """Read a log; of several starts in one file the last counts.
 
     >>> log = parse("(Worker_TP1 pid=7) INFO 11-15 04:59:15 [x.py:1] Model loading took 7.51 GiB memory and 2.1 seconds")
-    >>> log.weights_bytes[0][0], round(log.weights_bytes[0][1] / 2**30, 2)
+    >>> log.memory.weights_bytes[0][0], round(log.memory.weights_bytes[0][1] / 2**30, 2)
     ('TP1', 7.51)
     """
     heard = _Heard()
@@ -151,19 +161,20 @@ def parse(text: str) -> StartupLog:
         _settings(heard, line)
     facts = heard.facts
     length, concurrency = min(heard.concurrency, key=lambda c: c[1], default=(0, None))
-    if length:
-        facts["max_model_len"] = length
-    if facts.pop("switched_off", False) and facts.get("device") != "cpu":  # CPUs never have it, and their config says so
+    facts |= {"max_model_len": length} if length else {}
+    if facts.get("switched_off") and facts.get("device") != "cpu":  # CPUs never have it, and their config says so
         facts.setdefault("custom_allreduce_disabled", "disable_custom_all_reduce=True")
-    return StartupLog(
-        ranks=tuple(heard.ranks[r] for r in sorted(heard.ranks)),
-        weights_bytes=tuple(sorted(heard.weights.items())),
-        available_kv_bytes=min(heard.available, default=None),
-        kv_tokens=min(heard.tokens, default=None),
-        kv_blocks=min(heard.blocks, default=None),
-        max_concurrency=concurrency,
-        **facts,  # type: ignore[arg-type]
-    )
+    facts |= {
+        "ranks": tuple(heard.ranks[r] for r in sorted(heard.ranks)),
+        "weights_bytes": tuple(sorted(dict(heard.figures.get("weights", ())).items())),
+        "available_kv_bytes": heard.least("available", "fixed"),
+        "kv_fixed": "fixed" in heard.figures,
+        "kv_tokens": heard.fewest("tokens"),
+        "kv_blocks": heard.fewest("blocks"),
+        "max_concurrency": concurrency,
+    }
+    version = str(facts.get("version", ""))
+    return StartupLog(version, filled(Settings, facts), filled(Layout, facts), filled(Memory, facts))
 
 
 def _lines(text: str) -> Iterator[tuple[str, str, str]]:
@@ -200,21 +211,13 @@ def _label(who: str, pid: str) -> str:
 
 def _figures(heard: _Heard, worker: str, line: str) -> None:
     """Memory, tokens, blocks and concurrency."""
-    for pattern in _WEIGHTS:
+    for name, unit, pattern in _FIGURES:
         if found := pattern.search(line):
-            heard.weights[worker] = _float(found[1]) * GiB
-    for pattern in _AVAILABLE:
-        if found := pattern.search(line):
-            heard.available.append(_float(found[1]) * GiB)
-            heard.facts["kv_fixed"] = "Explicitly" in line
-    if found := _TOKENS.search(line):
-        heard.tokens.append(int(_float(found[1])))
-    if found := _BLOCKS.search(line):
-        heard.blocks.append(int(_float(found[1])))
+            heard.figures.setdefault(name, []).append((worker, _float(found[1]) * unit))
     if found := _CONCURRENCY.search(line):
         heard.concurrency.append((int(_float(found[1])), _float(found[2])))
     if found := _GRAPHS.search(line):
-        heard.facts["graph_bytes"] = _float(found[2]) * GiB
+        heard.facts["graph_bytes"] = _float(found[1]) * GiB
 
 
 def _layout(heard: _Heard, line: str) -> None:
@@ -239,17 +242,15 @@ def _settings(heard: _Heard, line: str) -> None:
     """Version and configuration: ``with config: …``, ``non-default args: {…}``, ``args: Namespace(…)``."""
     if found := _VERSION.search(line):
         heard.facts["version"] = found[1] or found[2]
-    if not any(words in line for words in ("with config", "non-default args", "Namespace(", "Chunked prefill is enabled with")):
-        return
-    for key, raw in _SETTING.findall(line):
+    for key, raw in _SETTING.findall(line) if any(words in line for words in _CONFIGURED) else ():
         value = raw.strip("'\"").rstrip(".")
-        if key in _NUMERIC and re.fullmatch(r"\d{1,15}(?:\.\d{1,15})?", value):
+        if key in _COUNTS and re.fullmatch(r"\d{1,15}(?:\.\d{1,15})?", value):
             number = float(value)
-            heard.facts.setdefault(_NUMERIC[key], int(number) if number.is_integer() and "utilization" not in key else number)
-        elif key in _TEXT and value not in ("None", "auto"):
-            heard.facts.setdefault(_TEXT[key], value.removeprefix("torch."))
-        elif key in _FLAGS and value == "True":
-            heard.facts[_FLAGS[key]] = True
+            heard.facts.setdefault(_COUNTS[key], int(number) if number.is_integer() and "utilization" not in key else number)
+        elif key in _TEXTS and value not in ("None", "auto"):
+            heard.facts.setdefault(_TEXTS[key], value.removeprefix("torch."))
+        elif key in _SWITCHES and value == "True":
+            heard.facts[_SWITCHES[key]] = True
 
 
 def _float(text: str) -> float:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields
-from typing import Any, TypeVar, cast
 
 from commtax.cost.stages import virtual_layers
 from commtax.files import parse_json
-from commtax.readers.launch.flags import RULES, Reading, Value, dialect
+from commtax.readers.filling import filled
+from commtax.readers.launch.flags import RULES, Reading, dialect
 from commtax.readers.launch.record import AUTO_EP, Launch, Limits, Load, Manner, Place, Servers, Split, Training
 from commtax.readers.stage_layout import layout_of, stages
 from commtax.statement import Refusal
@@ -18,7 +17,6 @@ UNEVEN = ("first_layers", "last_layers", "embedding_counts", "loss_counts")
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "width", "experts", "vocab", "top_k")
 BENCHMARKS = ("throughput", "latency")
 """Words behind ``trtllm-bench`` that are no model."""
-Record = TypeVar("Record")
 
 
 def launched(engine: str, reading: Reading, loose: list[str], env: Mapping[str, str]) -> Launch:
@@ -35,22 +33,16 @@ def launched(engine: str, reading: Reading, loose: list[str], env: Mapping[str, 
         phase="serve" if engine in SERVING else "train",
         model=reading.text("model"),
         shape=tuple((name, reading.number(name)) for name in SHAPE if name in values),
-        split=_filled(Split, values),
-        servers=_filled(Servers, values),
-        limits=_filled(Limits, values),
-        manner=_filled(Manner, values),
-        load=_filled(Load, values),
-        training=_filled(Training, values),
-        place=_filled(Place, values),
+        split=filled(Split, values),
+        servers=filled(Servers, values),
+        limits=filled(Limits, values),
+        manner=filled(Manner, values),
+        load=filled(Load, values),
+        training=filled(Training, values),
+        place=filled(Place, values),
         notes=tuple(reading.notes),
         unread=tuple(reading.unread),
     )
-
-
-def _filled(record: type[Record], values: Mapping[str, Value]) -> Record:
-    """A record with what there is of its fields."""
-    names = [f.name for f in fields(cast(Any, record))]
-    return record(**{name: values[name] for name in names if name in values})
 
 
 def _served(reading: Reading) -> None:
