@@ -19,7 +19,6 @@ from commtax.api import expect
 from commtax.catalog import cluster, fabric
 from commtax.validate import check
 from commtax.validate.bounds import MIB
-from commtax.validate.collective_rows import BROKEN, NETWORK_UNKNOWN
 from commtax.validate.records import Records, joined
 
 HERE = Path(commtax.__file__).parent
@@ -58,7 +57,7 @@ def spread_blocks(r: Records, library: str) -> str:
         mine &= np.array(["custom" not in str(x).lower() for x in r.library], dtype=bool)
     known = np.array([bool(v) for v in r.version], dtype=bool)
     assumed = np.array(["link assumed" in h for h in r.hint], dtype=bool)
-    sound = np.array([BROKEN not in h and NETWORK_UNKNOWN not in h for h in r.hint], dtype=bool)
+    sound = r.sound
     quick = np.isin(r.mode.astype(str), ("graph", "nccl-tests"))
     reduce, out = r.kind == "all-reduce", []
 

@@ -46,6 +46,8 @@ _KINDS = (
     (stat.S_ISSOCK, "a socket"),
 )
 Named = str | os.PathLike[str]
+Json = Any
+"""A parsed document of others: whoever reads it checks what it finds."""
 
 
 def local(name: Named) -> Path:

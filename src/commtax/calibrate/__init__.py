@@ -20,8 +20,8 @@ from commtax.calibrate.kernels import fit_tables
 from commtax.calibrate.network import fit_network
 from commtax.calibrate.reading import read
 from commtax.calibrate.records import Calibration, Change, Errors, Files, Outlier, Part, Place, Timed, TooFewError, Wish
-from commtax.catalog.fabric import library_chain
-from commtax.catalog.profile import VERSION, parse
+from commtax.catalog.libraries import library_chain
+from commtax.catalog.profile_reading import VERSION, parse
 from commtax.spec import Cluster, Path, Profile
 from commtax.statement import Refusal
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from commtax.calibrate.records import Files, Place, Ran, Served, Timed
-from commtax.catalog.fabric import OPS, library_chain
+from commtax.catalog.libraries import OPS, library_chain
 from commtax.files import OUTPUT_BYTES, parse_documents, read_text
 from commtax.readers import bench, nccl_tests, prefixes
 from commtax.readers.bench import Bench

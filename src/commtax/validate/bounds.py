@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from commtax.validate.collective_rows import BROKEN, NETWORK_UNKNOWN
-from commtax.validate.records import Records
+from commtax.validate.records import Array, Records
 
 MIB = 2.0**20
-Mask = Callable[[Records], Any]
+Mask = Callable[[Records], Array]
+Limit = float | tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +19,10 @@ class Bound:
     """``value`` must not exceed ``limit`` (or lie between two); without rows there is no verdict."""
 
     name: str
-    limit: float | tuple[float, float]
+    limit: Limit
     value: float | None
     n: int
+    is_count: bool = False  # else a share
 
     @property
     def ok(self) -> bool | None:
@@ -32,21 +32,20 @@ class Bound:
         return bool(low <= self.value <= high)
 
 
-def _nvlink(r: Records) -> Any:
+def _nvlink(r: Records) -> Array:
     known = np.array([bool(v) for v in r.version], dtype=bool)
     return (r.kind == "all-reduce") & (r.where == "nvlink") & ((r.mode == "graph") | (r.mode == "nccl-tests")) & known
 
 
-def _across(r: Records) -> Any:
-    said = np.array([NETWORK_UNKNOWN not in h and BROKEN not in h for h in r.hint], dtype=bool)
-    return (r.kind == "all-reduce") & (r.where == "across") & (r.size >= MIB) & (r.size <= 1024 * MIB) & said
+def _across(r: Records) -> Array:
+    return (r.kind == "all-reduce") & (r.where == "across") & (r.size >= MIB) & (r.size <= 1024 * MIB) & r.sound
 
 
 def _own(kind: str, dtype: str = "") -> Mask:
     return lambda r: (r.kind == kind) & (r.system == "h200-sxm") & ((r.dtype == dtype) | (not dtype))
 
 
-def _gpt_fast(r: Records) -> Any:
+def _gpt_fast(r: Records) -> Array:
     named = np.array(["gpt-fast" in s for s in r.source], dtype=bool)
     return named & (r.kind == "decode-rate") & (r.dtype == "bf16")
 
@@ -56,7 +55,7 @@ def _served(kind: str, where: str, mode: str = "") -> Mask:
 
 
 def _trained(source: str, plain: bool = False) -> Mask:
-    def mask(r: Records) -> Any:
+    def mask(r: Records) -> Array:
         named = np.array([source in s.lower() for s in r.source], dtype=bool)
         return named & (r.kind == "training-step") & ((r.mode == "plain") | (not plain))
 
@@ -100,7 +99,7 @@ def _sized(mask: Mask, low: float, high: float) -> Mask:
     return lambda r: mask(r) & (r.size >= low) & (r.size <= high)
 
 
-STATED: tuple[tuple[str, Mask, Callable[[Records], float], float | tuple[float, float]], ...] = (
+STATED: tuple[tuple[str, Mask, Callable[[Records], float], Limit], ...] = (
     ("all-reduce, NVLink, up to 1 MiB: median", _sized(_nvlink, 0, MIB), median, 0.06),
     ("all-reduce, NVLink, above 1 MiB: median", _sized(_nvlink, MIB + 1, np.inf), median, 0.06),
     ("all-reduce across hosts, 1 MiB - 1 GiB: median", _across, median, 0.25),
@@ -134,18 +133,18 @@ STATED: tuple[tuple[str, Mask, Callable[[Records], float], float | tuple[float, 
 def judge(records: Records, files: Mapping[str, tuple[int, int]]) -> list[Bound]:
     """All bounds, on rows that were priced and not fitted; the last two on all rows."""
     tested = records.where_true(records.priced & ~records.fitted)
-    found = [_bound(name, mask, figure, limit, tested) for name, mask, figure, limit in STATED]
+    stated = [_bound(name, mask, figure, limit, tested) for name, mask, figure, limit in STATED]
     shares = [1 - priced / rows for rows, priced in files.values() if rows]
     return [
-        *found,
+        *stated,
         Bound("rows not priced, in the worst file", 0.05, max(shares, default=None), sum(rows for rows, _ in files.values())),
-        Bound("predictions below their physical floor", 0.0, _below(records), int(np.sum(records.priced))),
+        Bound("predictions below their physical floor", 0.0, _below(records), int(np.sum(records.priced)), is_count=True),
     ]
 
 
-def _bound(name: str, mask: Mask, figure: Callable[[Records], float], limit: Any, tested: Records) -> Bound:
-    mine = tested.where_true(np.asarray(mask(tested), dtype=bool)) if len(tested) else tested
-    return Bound(name, limit, figure(mine) if len(mine) else None, len(mine))
+def _bound(name: str, mask: Mask, figure: Callable[[Records], float], limit: Limit, tested: Records) -> Bound:
+    chosen = tested.where_true(np.asarray(mask(tested), dtype=bool)) if len(tested) else tested
+    return Bound(name, limit, figure(chosen) if len(chosen) else None, len(chosen))
 
 
 def _below(records: Records) -> float | None:
