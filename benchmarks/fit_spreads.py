@@ -18,7 +18,7 @@ import commtax
 from commtax.api import expect
 from commtax.catalog import cluster, fabric
 from commtax.validate import check
-from commtax.validate.bounds import MIB
+from commtax.files import MiB as MIB
 from commtax.validate.records import Records, joined
 
 HERE = Path(commtax.__file__).parent
