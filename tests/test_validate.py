@@ -15,8 +15,8 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.readers.published import sweep
-from commtax.readers.published.chip_names import chip_named
 from commtax.readers.published.collectives import question
+from commtax.readers.published.names import chip_named
 from commtax.readers.published.splits import even_power, training_is_fitted
 from commtax.readers.published.tables import dicts, read
 from commtax.readers.published.tables import shipped as shipped_tables

@@ -8,45 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from commtax import catalog
-from commtax.readers.published.chip_names import chip_named
-from commtax.readers.published.rows import Entry, Row, cell, lower, number, whole
+from commtax.readers.published.names import chip_named, matched, names, network_named
+from commtax.readers.published.rows import Entry, Row, cell, described, lower, number, whole
 from commtax.readers.published.splits import collective_is_fitted
 from commtax.spec import Cluster
 from commtax.statement import Refusal
-
-OPS = {
-    "all_reduce": "all-reduce",
-    "all_gather": "all-gather",
-    "reduce_scatter": "reduce-scatter",
-    "alltoall": "all-to-all",
-    "all_to_all": "all-to-all",
-    "send_recv": "send-recv",
-    "sendrecv": "send-recv",
-    "broadcast": "broadcast",
-    "reduce": "broadcast",  # the same bytes the other way
-}
-FORCED = (  # libraries that name one algorithm
-    (r"1-stage|one.?shot", "one-shot"),
-    (r"2-stage|two.?shot", "two-shot"),
-    (r"multimem", "in-switch"),
-)
-FABRICS = (  # what a row says of its network: link, and NICs a host where it says how many
-    (r"efa.*4x100", "efa-100", 4),
-    (r"efav?4?.*8x400|efa.*400", "efa-400", 8),
-    (r"efa", "efa-100", None),
-    (r"roce 200", "roce-200", 1),
-    (r"roce/ib", "", None),
-    (r"roce|bnxt", "roce-400", None),
-    (r"hdr", "ib-hdr", None),
-    (r"infiniband|\bib\b|ndr|cx7", "ib-ndr", None),
-    (r"1gbe|1 gbe", "1gbe", 1),
-)
-MODES = (  # how it was launched, by what the row says of its method; nccl-tests launch many in a row, so that launches hide
-    (r"eager|torch timing|all_reduce_bench", "eager"),
-    (r"graph|framework|communicators", "graph"),
-    (r"timer", "timer"),
-    (r"nccl-tests|rccl-tests", "nccl-tests"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +68,7 @@ def _point(index: int, row: Row) -> Point:
 
 def question(row: Row) -> Curve:
     """The collective of one row; ``Refusal`` with the reason where there is none."""
-    op = OPS.get(_op(row))
+    op = names()["collectives"].get(_op(row))
     if op is None:
         name = row.get("op", "")
         raise Refusal(f"collective '{name}' has no model of its own: kernels of expert parallelism name no tensor", "op")
@@ -133,7 +99,7 @@ def _hints(row: Row) -> tuple[list[str], bool]:
     """What may explain an error, and whether the network is known and whole."""
     notes, place = lower(row, "notes"), _place(row)
     broken = "misconfigured" in place or "broken" in notes
-    unknown = whole(row, "nodes", 1) > 1 and not any(re.search(pattern, place) for pattern, _, _ in FABRICS)
+    unknown = whole(row, "nodes", 1) > 1 and network_named(place) is None
     causes = (
         ("a broken network, as its source says", broken),
         ("its source names a blip", "blip" in notes or "outlier" in notes),
@@ -148,13 +114,13 @@ def _hints(row: Row) -> tuple[list[str], bool]:
 def mode(row: Row) -> str:
     """graph, eager, timer or nccl-tests; the row's own word where it is none of them."""
     method = lower(row, "method", "mode")
-    return next((name for pattern, name in MODES if re.search(pattern, method)), method)
+    return matched("modes", method) or method
 
 
 def _library(row: Row) -> tuple[str, str]:
     """Whose collectives, and the algorithm where only one ran."""
     name = lower(row, "library")
-    algorithm = next((a for pattern, a in FORCED if re.search(pattern, name)), "")
+    algorithm = matched("forced", name)
     if "symmetric memory" in name:
         raise Refusal("NCCL over symmetric memory has no calibrated path", "library")
     if algorithm or "vllm" in name:
@@ -179,11 +145,11 @@ def _cluster(place: str, hosts: int, per_host: int) -> Cluster:
     # A group of fewer ranks than a host has GPUs still shares that host's network.
     full = catalog.chip(chip).gpus_per_host
     gpus = max(per_host, full) if hosts > 1 and per_host > 1 else max(per_host, 2 if hosts == 1 else 1)
-    inter, nics = next(((key, n) for pattern, key, n in FABRICS if re.search(pattern, place)), ("", None))
     inside = "pcie3" if "2080 ti" in place else _bridge(place, chip) if hosts == 1 and per_host == 2 else ""
     if hosts == 1:
         return catalog.cluster(f"1x{gpus}x{chip}", intra=inside)
-    return catalog.cluster(f"{hosts}x{gpus}x{chip}", intra=inside, inter=inter, nics=nics)
+    network = network_named(place) or {}
+    return catalog.cluster(f"{hosts}x{gpus}x{chip}", intra=inside, inter=network.get("link", ""), nics=network.get("nics"))
 
 
 def _bridge(place: str, chip: str) -> str:
@@ -192,17 +158,8 @@ def _bridge(place: str, chip: str) -> str:
 
 
 def _described(row: Row) -> Entry:
-    """What a row says of itself."""
     gpus, system = cell(row, "gpus"), cell(row, "system", "gpu")
-    kind = OPS.get(_op(row), (cell(row, "op") or "collective").replace("_", "-"))
-    return Entry(
-        kind=kind,
-        source=cell(row, "source", "source_id"),
-        system=system,
-        library=cell(row, "library"),
-        version=cell(row, "library_version"),
-        mode=mode(row),
-        dtype=cell(row, "dtype"),
-        tp=float(gpus) if gpus.replace(".", "", 1).isdigit() else 0,
-        what=f"{kind} of {row.get('bytes', '')} B over {gpus or '?'} GPUs, {system}",
-    )
+    kind = names()["collectives"].get(_op(row), (cell(row, "op") or "collective").replace("_", "-"))
+    what = f"{kind} of {row.get('bytes', '')} B over {gpus or '?'} GPUs, {system}"
+    ranks = float(gpus) if gpus.replace(".", "", 1).isdigit() else 0
+    return replace(described(row, "collectives"), kind=kind, mode=mode(row), tp=ranks, what=what)

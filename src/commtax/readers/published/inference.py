@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.resources import files
 from typing import TypedDict
 
 from commtax import catalog
 from commtax.catalog.hf import from_config
 from commtax.catalog.models import bundled
-from commtax.files import Json
-from commtax.readers.published.chip_names import chip_named
-from commtax.readers.published.rows import Asked, Entry, Row, cell, each, lower, number, whole
+from commtax.readers.published.names import chip_named, names
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, number, whole
 from commtax.readers.published.splits import inference_is_fitted
 from commtax.spec import Cluster, Model, Quant
 from commtax.statement import Refusal
 
-MODELS = {
-    "llama2-70b": "llama-2-70b",
-    "llama 70b": "llama-2-70b",
-    "llama 13b": "llama-2-13b",
-    "llama 7b": "llama-2-7b",
-    "llama 2 7b": "llama-2-7b",
-    "llama 2 13b": "llama-2-13b",
-    "llama 2 70b": "llama-2-70b",
-    "llama 3 8b": "llama-3.1-8b",
-    "mixtral-8x7b": "mixtral-8x7b",
-}
 GROUPS_OF_32 = Quant("groups", "int4", (1, 32), scale_bytes=2.0, ignored=("lm_head",))
-KINDS = {
-    "prefill_time": "prefill-step",
-    "tpot": "decode-step",
-    "decode_tokens_per_s": "decode-rate",
-    "mean_itl": "tpot",
-    "mean_ttft": "ttft",
-    "output_throughput": "throughput",
-    "e2e_latency": "e2e",
-}
 SERVED = {"mean_itl": "tpot_s", "mean_ttft": "ttft_s", "output_throughput": "tokens_per_s"}
 """Metrics of a closed loop, and what ``simulate`` calls the same."""
 LINES = {
@@ -94,17 +71,13 @@ def _ask(row: Row, entry: Entry) -> Asked[Run]:
 
 def _described(row: Row) -> Entry:
     metric = cell(row, "metric") or "inference"
-    return Entry(
-        kind=KINDS.get(metric, metric.replace("_", "-")),
-        source=cell(row, "source_id", "source"),
-        system=cell(row, "gpu"),
-        library=cell(row, "framework"),
-        version=cell(row, "framework_version"),
-        mode=cell(row, "batch_kind"),
-        dtype=cell(row, "precision"),
+    where = f"{row.get('model', '')} on {row.get('gpu', '')}, tp {row.get('tp', '')}, batch {row.get('batch', '')}"
+    lengths = f"{row.get('isl') or '?'} in, {row.get('osl') or '?'} out"
+    return replace(
+        described(row, "inference"),
+        kind=names()["metrics"].get(metric, metric.replace("_", "-")),
         tp=_tp(row),
-        what=f"{row.get('model', '')} on {row.get('gpu', '')}, tp {row.get('tp', '')}, batch {row.get('batch', '')}, "
-        f"{row.get('isl') or '?'} in, {row.get('osl') or '?'} out: {row.get('metric', '')}",
+        what=f"{where}, {lengths}: {row.get('metric', '')}",
         where="cpu" if "cpu" in lower(row, "gpu") else "gpu",
     )
 
@@ -187,16 +160,12 @@ FRAMEWORKS: tuple[tuple[tuple[str, ...], Callable[[Row, str], tuple[Run, str]]],
 )
 
 
-@lru_cache(maxsize=1)
-def _shapes() -> dict[str, dict[str, dict[str, Json]]]:
-    return tomllib.loads((files("commtax.readers.published") / "shapes.toml").read_text())
-
-
 def _model(row: Row) -> Model:
     name = lower(row, "model")
-    if shape := _shapes()["models"].get(name):
+    if shape := names()["models"].get(name):
         return from_config(shape, name)
-    found = bundled(MODELS.get(name, name.removesuffix("-instruct")))  # a table's words are no names to look up on disk or network
+    # A table's words are no names to look up on disk or network.
+    found = bundled(names()["model_keys"].get(name, name.removesuffix("-instruct")))
     if found is None:
         raise Refusal(f"model '{row.get('model', '')}' is not in the catalogue", "model")
     return found
@@ -228,9 +197,9 @@ def _cluster(gpu: str, gpus: int) -> Cluster:
 
 @lru_cache(maxsize=64)
 def _cpu_cluster(gpu: str, hosts: int) -> Cluster:
-    known = next((facts for name, facts in _shapes()["cpus"].items() if name in gpu), None)
+    known = next((facts for name, facts in names()["cpus"].items() if name in gpu), None)
     if known is None:
         raise Refusal(f"CPU '{gpu}' is not known", "gpu")
-    place = catalog.cluster(f"{hosts}x1xcpu" if hosts > 1 else "1xcpu", inter=str(known["inter"]))
-    peaks = dict.fromkeys(place.chip.flops_per_s, float(known["flops_per_s"]))
-    return replace(place, chip=replace(place.chip, memory_Bps=float(known["memory_Bps"]), flops_per_s=peaks))
+    place = catalog.cluster(f"{hosts}x1xcpu" if hosts > 1 else "1xcpu", inter=known["inter"])
+    peaks = dict.fromkeys(place.chip.flops_per_s, known["flops_per_s"])
+    return replace(place, chip=replace(place.chip, memory_Bps=known["memory_Bps"], flops_per_s=peaks))

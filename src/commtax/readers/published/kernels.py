@@ -11,8 +11,8 @@ import numpy as np
 
 from commtax import catalog
 from commtax.cost.compute import Kernel
-from commtax.readers.published.chip_names import chip_named
 from commtax.readers.published.kernel_shapes import decode_attention, prefill_over, product
+from commtax.readers.published.names import chip_named
 from commtax.readers.published.rows import Row
 from commtax.readers.published.splits import even_hashes
 from commtax.spec import DTYPE_BYTES, Chip

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from commtax.readers.published.names import names
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT
 
 Row = Mapping[str, str]
 Question = TypeVar("Question")
+DESCRIBED = ("source", "system", "library", "version", "mode", "dtype")
 LEAST, MOST = 1e-9, 1e18
 """Between them lies every time, size and rate that was ever published; beyond them ratios overflow."""
 
@@ -63,6 +65,13 @@ def each(
         asked = known[key]
         found.append(replace(asked, entries=tuple(replace(entry, row=index) for entry in asked.entries)))
     return found
+
+
+def described(row: Row, table: str) -> Entry:
+    """What a row says of itself in the columns of its table."""
+    columns = names()["described"][table]
+    source, system, library, version, mode, dtype = (cell(row, *columns.get(name, ())) for name in DESCRIBED)
+    return Entry("", source, system, library, version, mode, dtype)
 
 
 def cell(row: Row, *names: str) -> str:

@@ -13,7 +13,8 @@ from typing import TypedDict
 
 from commtax import catalog
 from commtax.catalog.models import bundled
-from commtax.readers.published.rows import Asked, Entry, Row, cell, each, lower, whole
+from commtax.readers.published.names import names
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, whole
 from commtax.spec import DTYPE_BYTES, Cluster, Model, Quant
 from commtax.statement import Refusal
 
@@ -22,7 +23,6 @@ SHORTEST = 0.8  # InferenceMAX draws lengths uniformly from this share of the st
 FITTED_MODELS = ("gpt-oss-120b", "llama-3.1-70b", "llama-3.1-8b", "qwen3-235b-a22b", "qwen3-32b")
 FITTED_PROMPT, FITTED_CLIENTS = 1024, (32, 128)
 FP8_TILES = Quant("fp8", "fp8", (128, 128), ignored=("lm_head", "mlp.gate"))
-SYSTEMS = {"b200": "b200-sxm", "b300": "b300-sxm", "gb200": "gb200", "h100": "h100-sxm", "h200": "h200-sxm"}
 
 
 class Sizes(TypedDict):
@@ -105,16 +105,9 @@ def _ask(row: Row, entry: Entry) -> Asked[Run]:
 def _described(row: Row) -> Entry:
     tp, clients = cell(row, "tp_size", "decode_tp_size"), cell(row, "clients", "batch_size", "decode_batch_size")
     lengths = f"{row.get('isl', '')} in, {row.get('osl', '')} out"
-    return Entry(
-        kind="tpot",
-        source=_origin(row),
-        system=cell(row, "system"),
-        library=cell(row, "backend"),
-        version=cell(row, "backend_version"),
-        mode=cell(row, "mode") or "agg",
-        dtype=cell(row, "gemm_quant_mode", "precision"),
-        what=f"{row.get('model_path', '')}, tp {tp or '?'}, {lengths}, {clients or '?'} clients",
-    )
+    what = f"{row.get('model_path', '')}, tp {tp or '?'}, {lengths}, {clients or '?'} clients"
+    entry = described(row, "serving_runs")
+    return replace(entry, kind="tpot", source=_origin(row), mode=entry.mode or "agg", what=what)
 
 
 def _origin(row: Row) -> str:
@@ -218,7 +211,7 @@ def _lengths(row: Row) -> tuple[float, float]:
 
 def _cluster(row: Row, sizes: Sizes) -> Cluster:
     name = lower(row, "system").replace("_", "-")
-    chip = catalog.chip(SYSTEMS.get(name, name))
+    chip = catalog.chip(names()["serving_chips"].get(name, name))
     hosts = -(-sizes["tp"] * sizes["pp"] * sizes["dp"] // chip.gpus_per_host)
     return catalog.cluster(f"{hosts}x{chip.gpus_per_host}x{chip.key}" if hosts > 1 else f"{chip.gpus_per_host}x{chip.key}")
 

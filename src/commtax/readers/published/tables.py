@@ -15,59 +15,13 @@ from pathlib import Path
 
 from commtax.files import TABLE_BYTES, read_text
 from commtax.readers.published.kernels import form_of
+from commtax.readers.published.names import names
 from commtax.readers.published.rows import Row
 from commtax.statement import Refusal
 
 FOLDERED = ("collectives", "serving_runs", "inference", "training_runs")
 """Kinds of tables that a folder holds one file of; ``kernels`` are a folder in it."""
 KINDS = (*FOLDERED, "kernels", "h200")
-COLUMNS: dict[str, dict[str, str]] = {  # our names, and what the larger tables call the same
-    "collectives": {
-        "hosts": "nodes",
-        "links": "interconnect",
-        "version": "library_version",
-        "collective": "op",
-        "us": "time_us",
-        "how": "method",
-        "note": "notes",
-    },
-    "serving_runs": {
-        "engine": "backend",
-        "version": "backend_version",
-        "model": "model_path",
-        "input": "isl",
-        "output": "osl",
-        "weights": "gemm_quant_mode",
-        "tp": "tp_size",
-        "pp": "pp_size",
-        "attention_dp": "attention_dp_size",
-        "ep": "moe_ep_size",
-        "ttft_ms": "silicon_ttft_ms",
-        "tpot_ms": "silicon_tpot_ms",
-    },
-    "inference": {
-        "source": "source_id",
-        "engine": "framework",
-        "version": "framework_version",
-        "weights": "precision",
-        "input": "isl",
-        "output": "osl",
-        "note": "notes",
-        "how": "batch_kind",
-    },
-    "training_runs": {"gpu": "gpu_type", "chunks": "interleave", "micro_batch": "microbatch", "step_s": "step_time_s"},
-    "kernels": {
-        "kernel": "kernel_source",
-        "batch": "batch_size",
-        "length": "isl",
-        "heads": "num_heads",
-        "kv_heads": "num_key_value_heads",
-        "kv_dtype": "kv_cache_dtype",
-        "past": "step",
-        "window": "window_size",
-    },
-    "h200": {},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +38,8 @@ class Table:
         """Rows under the larger tables' names."""
         if not self.ships:
             return dicts(self.header, self.rows)
-        found = dicts([COLUMNS[self.kind].get(column, column) for column in self.header], self.rows)
+        own = names()["columns"].get(self.kind, {})
+        found = dicts([own.get(column, column) for column in self.header], self.rows)
         return [_dated(row) for row in found] if self.kind == "serving_runs" else found
 
 

@@ -8,20 +8,12 @@ from typing import TypedDict
 
 from commtax import catalog
 from commtax.catalog.hf import from_config
-from commtax.readers.published.rows import Asked, Entry, Row, cell, each, lower, number, whole
+from commtax.readers.published.names import names
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, number, whole
 from commtax.readers.published.splits import training_is_fitted
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 
-CHIPS = {
-    "a100-80gb-sxm": "a100-80-sxm",
-    "a100-80gb": "a100-80-sxm",
-    "a100-40gb": "a100-40-sxm",
-    "h100-80gb": "h100-sxm",
-    "h100-96gb-hbm2e-500w": "h100-96-hbm2e",
-    "h200-sxm": "h200-sxm",
-    "b200-sxm": "b200-sxm",
-}
 GPUS_PER_HOST = 8
 
 
@@ -67,17 +59,11 @@ def _ask(row: Row, entry: Entry) -> Asked[Run]:
 
 
 def _described(row: Row) -> Entry:
-    source, gpu = cell(row, "source"), cell(row, "gpu_type")
     plan = ", ".join(f"{axis} {row.get(axis) or 1}" for axis in ("tp", "pp", "dp"))
-    return Entry(
-        kind="training-step",
-        source=source,
-        system=gpu,
-        library=source.split(" ")[0],
-        mode=_mode(row),
-        dtype=cell(row, "precision"),
-        what=f"{row.get('model', '')} on {row.get('gpus', '')} {gpu}, {plan}, seq {row.get('seq', '')}",
-    )
+    where = f"{row.get('model', '')} on {row.get('gpus', '')} {cell(row, 'gpu_type')}"
+    what = f"{where}, {plan}, seq {row.get('seq', '')}"
+    library = cell(row, "source").split(" ")[0]
+    return replace(described(row, "training_runs"), kind="training-step", library=library, mode=_mode(row), what=what)
 
 
 def _mode(row: Row) -> str:
@@ -145,12 +131,12 @@ def _engine(source: str) -> str:
 
 
 def _cluster(gpu: str, gpus: int, source: str) -> Cluster:
-    name = gpu.lower().replace("_", "-")
-    if name not in CHIPS:
+    chip = names()["training_chips"].get(gpu.lower().replace("_", "-"))
+    if chip is None:
         raise Refusal(f"GPU '{gpu}' is not in the catalogue of training runs")
     hosts = max(1, -(-gpus // GPUS_PER_HOST))
     inter = "ib-hdr" if "arxiv:2104" in source or "arxiv:2205" in source else ""  # Selene: eight HDR NICs a host
-    return catalog.cluster(f"{hosts}x{min(gpus, GPUS_PER_HOST)}x{CHIPS[name]}", inter=inter)
+    return catalog.cluster(f"{hosts}x{min(gpus, GPUS_PER_HOST)}x{chip}", inter=inter)
 
 
 def _model(row: Row) -> Model:
