@@ -31,7 +31,7 @@ FITTED = """
 | small kernels and clock of whole steps | five models of our own sweep (Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-7B and 32B, Llama-2-13B) | eight other models | by model |
 | `gpt-fast` | 7 of 17 bf16 rates (Llama-2-7B, Llama-3.1-70B) | the other ten, int8 and int4 | by model |
 | `vllm-2023` | times per token of Llama-2-70B at batch 1 | larger batches, prompts, BLOOM-176B | by row |
-| engines' host times | serving runs with prompts up to 1,024 tokens and 1 to 8, 32 or 128 clients, five models | longer prompts, 16 and 64 clients, other models, disaggregated runs | `serving_rows.is_fitted` |
+| engines' host times | serving runs with prompts up to 1,024 tokens and 1 to 8, 32 or 128 clients, five models | longer prompts, 16 and 64 clients, other models, disaggregated runs | `serving.is_fitted` |
 | training | llm-foundry's bf16 rows up to 64 GPUs | larger ones, fp8, SC'21, Korthikanti, torchtitan | by row |
 | widths of ranges | residuals of rows that test | the same rows | `benchmarks/fit_spreads.py`; coverage is therefore in sample, medians are not |
 """.strip()

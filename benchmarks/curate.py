@@ -1,7 +1,7 @@
 """Choose the published figures that ship with commtax: ``python benchmarks/curate.py DATA_DIR``.
 
 Takes a spread of rows of each larger table (by the hash of the row, so that the choice is the same every time), in our own
-columns and rounded to what a figure is worth, and writes ``src/commtax/validate/published/*.csv``.
+columns and rounded to what a figure is worth, and writes ``src/commtax/readers/published/tables/*.csv``.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from commtax.validate import kernel_rows
-from commtax.validate.collective_rows import mode
-from commtax.validate.own_rows import read as read_own
-from commtax.validate.records import dicts, read
-from commtax.validate.serving_rows import ask, is_fitted
+from commtax.readers.published import kernels as kernel_tables
+from commtax.readers.published.collectives import mode
+from commtax.readers.published.serving import is_fitted, question
+from commtax.readers.published.sweep import load as read_own
+from commtax.readers.published.tables import dicts, read
 
 ROOT = Path(__file__).parents[1]
-OUT = ROOT / "src" / "commtax" / "validate" / "published"
+OUT = ROOT / "src" / "commtax" / "readers" / "published" / "tables"
 Row = dict[str, str]
 
 
@@ -110,8 +110,9 @@ def serving(folder: Path) -> None:
     chosen = tests + [r for r in rows if r not in tests and hashlib.sha256(r["id"].encode()).digest()[1] % 5 == 0]
     out = []
     for r in chosen:
-        asked, skipped = ask(r)
-        if skipped:
+        try:
+            asked = question(r)
+        except ValueError:
             continue
         day = re.search(r"source_file=(\d{4}-\d\d-\d\d)\.csv", r["silicon_data_source"])
         measured = re.search(r"measured=(\d{4}-\d\d-\d\d)", r["silicon_data_source"])
@@ -227,7 +228,7 @@ def _magnitude(row: Row) -> tuple[str, int]:
 def kernels(folder: Path) -> None:
     out = []
     for path in sorted((folder / "kernels").glob("*.csv.gz")):
-        form = next(tail for tail in kernel_rows.FORMS if tail in path.name)
+        form = next(tail for tail in kernel_tables.FORMS if tail in path.name)
         rows = [r for r in dicts(*read(path)) if r.get("window_size") in (None, "", "0") and r.get("gemm_dtype") != "fp8_block"]
         for r in spread_out(rows, _magnitude, 1):
             out.append(

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commtax.validate.serving_rows import ask, measured, predict
+from commtax.api.serving import simulate
+from commtax.readers.published.serving import measured, question
 
 SLACKS = (0.0, 0.01, 0.02, 0.0275, 0.04)
 
@@ -40,13 +41,15 @@ def points(path: str) -> dict[tuple[str, ...], list[Point]]:
     groups: dict[tuple[str, ...], list[Point]] = defaultdict(list)
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
-            words, skipped = ask(row)
-            if skipped:
+            real = measured(row)
+            try:
+                words = question(row)
+            except ValueError:
                 continue
-            real, guess = measured(row), predict(row)
+            guess = simulate(**words)
             if len(real) < 2:
                 continue
-            tpot, ttft, guess_tpot, guess_ttft = (float(x[n]) for x in (real, guess) for n in ("tpot_s", "ttft_s"))
+            tpot, ttft, guess_tpot, guess_ttft = real["tpot_s"], real["ttft_s"], float(guess.tpot_s), float(guess.ttft_s)
             out, clients = int(words["output_len"]), int(words["concurrency"])
             gpus = int(words.get("tp", 1)) * int(words.get("pp", 1)) * int(words.get("dp", 1))
             rates = [clients * out / (first + (out - 1) * each) / gpus for first, each in ((ttft, tpot), (guess_ttft, guess_tpot))]

@@ -1,6 +1,6 @@
 """Fit the libraries' constants on published tables: ``python benchmarks/fit_collectives.py DATA_DIR [--write]``.
 
-Fitted are sizes that are an even power of two, tested those between (``commtax.validate.splits``). Algorithms, their order and
+Fitted are sizes that are an even power of two, tested those between (``readers.published.splits``). Algorithms, their order and
 the sizes at which a library changes from one to the next stay as the files say; launch, hop, extra, root and bandwidth of
 each path are moved from where they are (Levenberg-Marquardt on log errors with soft-L1 weights; equal values in one group
 of paths are one constant). With ``--write`` the files under ``catalog/libraries`` are changed in place.
@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 
 import commtax
-from commtax.validate.collective_rows import question, seconds
-from commtax.validate.records import dicts, read
+from commtax.readers.published.collectives import question
+from commtax.readers.published.tables import dicts, read
+from commtax.validate.collectives import seconds
 
 FOLDER = Path(commtax.__file__).parent / "catalog" / "libraries"
 NAMES = ("launch_s", "hop_s", "extra_s", "sqrt_s", "bandwidth_Bps")
@@ -84,9 +85,9 @@ class Group:
 
 def reload() -> None:
     """Forget what was read, so that the files as they are now answer."""
-    fabrics, loader = (sys.modules[f"commtax.catalog.{name}"] for name in ("fabric", "loader"))
+    fabrics, libraries, loader = (sys.modules[f"commtax.catalog.{name}"] for name in ("fabric", "libraries", "loader"))
     fabrics._MADE.clear()
-    fabrics._library.cache_clear()
+    libraries.library.cache_clear()
     loader.toml.cache_clear()
 
 

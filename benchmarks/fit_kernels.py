@@ -1,6 +1,6 @@
 """Fit the constants of kernels on published tables: ``python benchmarks/fit_kernels.py DATA_DIR [--write]``.
 
-Fitted are rows whose SHA-256 begins with an even byte, tested the others (``commtax.validate.splits``): products with n and k of
+Fitted are rows whose SHA-256 begins with an even byte, tested the others (``readers.published.splits``): products with n and k of
 512 and more, attention without a window and with a bf16 or fp8 cache each at its own constants. Levenberg-Marquardt on log
 errors with soft-L1 weights from where the constants are. With ``--write`` the files under ``catalog/kernels`` are changed in place.
 """
@@ -17,9 +17,10 @@ import numpy as np
 
 import commtax
 from commtax import catalog
+from commtax.readers.published import kernels as kernel_tables
+from commtax.readers.published.tables import read
 from commtax.spec import Chip, KernelConstants
-from commtax.validate import kernel_rows
-from commtax.validate.records import read
+from commtax.validate import kernels
 
 FOLDER = Path(commtax.__file__).parent / "catalog" / "kernels"
 TABLES = {  # a file of constants: the chip and the tables that it is fitted on
@@ -31,7 +32,7 @@ TABLES = {  # a file of constants: the chip and the tables that it is fitted on
 }
 FRAMEWORK = "vllm"  # where a table holds several
 SCALE = 0.015
-TAILS = {form: tail for tail, form in kernel_rows.FORMS.items()}
+TAILS = {form: tail for tail, form in kernel_tables.FORMS.items()}
 MOST = 6000  # rows of one fit
 AT_MOST_1 = re.compile(r"^e[bp]\d*$")
 
@@ -51,11 +52,10 @@ class Rows:
         elif "window_size" in text:
             keep &= text["window_size"] == "0"
         text = {c: v[keep] for c, v in text.items()}
-        words = {"kind": "", "source": "", "system": path.name.removesuffix(f"_{TAILS[form]}.csv.gz")}
-        self.records = kernel_rows._priced(form, chip, text, words, int(keep.sum()))
+        table = kernel_tables.of_text(form, path.name.removesuffix(f"_{TAILS[form]}.csv.gz"), chip, text)
+        self.records = kernels.answers(table, "")
         self.form, self.chip, self.kind = form, chip, kind
-        names = [*kernel_rows.NEEDED[form], "step", "window_size"]
-        self.numbers = {c: text[c].astype(float) if c in text else np.zeros(int(keep.sum())) for c in names}
+        self.numbers = table.sizes
         self.even = self.records.fitted
 
     def parts(self, even: bool) -> list[tuple[dict[str, np.ndarray], np.ndarray]]:
@@ -66,8 +66,9 @@ class Rows:
         return [({c: v[g] for c, v in self.numbers.items()}, self.records.measured[g]) for g in groups]
 
     def logs(self, constants: KernelConstants, parts: list[tuple[dict[str, np.ndarray], np.ndarray]]) -> np.ndarray:
-        kinds = (self.kind, self.kind) if self.form == "gemm" else ("bf16", self.kind)
-        return np.concatenate([np.log(kernel_rows._seconds(self.form, kinds, x, self.chip, constants)[0] / t) for x, t in parts])
+        dtype = self.kind if self.form == "gemm" else "bf16"
+        made = [(kernel_tables.kernel(self.form, dtype, self.kind, x), t) for x, t in parts]
+        return np.concatenate([np.log(kernels.priced(kernel, self.chip, constants)[0] / t) for kernel, t in made])
 
 
 def solve(rows: Rows, constants: KernelConstants, name: str) -> tuple[dict[str, float], list[float]]:
@@ -116,7 +117,7 @@ def put(path: Path, name: str, values: dict[str, float]) -> None:
 def main(arguments: list[str]) -> None:
     for name, (key, tables) in TABLES.items():
         chip = catalog.chip(key)
-        constants = catalog.kernel_constants(catalog.engine(kernel_rows.ENGINE), chip)
+        constants = catalog.kernel_constants(catalog.engine(kernels.ENGINE), chip)
         own = tomllib.loads((FOLDER / f"{name}.toml").read_text())
         for form, tail in TAILS.items():
             for kind in ("bf16", "fp8", "nvfp4"):

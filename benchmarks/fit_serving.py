@@ -1,7 +1,7 @@
 """Fit the engines' constants on published serving runs: ``python benchmarks/fit_serving.py FILE.csv [--leave-out MODEL]``.
 
 Prints the constants as they stand in ``catalog/engines``, and the errors on rows that were not fitted. Which rows are
-fitted is ``commtax.validate.serving_rows.is_fitted``. Damped Gauss-Newton steps on log errors of TPOT (and, with less
+fitted is ``commtax.readers.published.serving.is_fitted``. Damped Gauss-Newton steps on log errors of TPOT (and, with less
 weight, of TTFT where a constant shows only there), each row weighted down as it strays (Cauchy).
 """
 
@@ -18,8 +18,8 @@ from serving_runs import read
 
 from commtax import catalog
 from commtax.api.serving import simulate
+from commtax.readers.published.serving import is_fitted, measured, question
 from commtax.spec import Engine
-from commtax.validate.serving_rows import is_fitted, measured, question
 
 ARRAYS = ("tp", "dp", "ep", "concurrency", "input_len", "output_len", "num_prompts", "spread")
 SCALE = 0.05  # errors far above this hardly count

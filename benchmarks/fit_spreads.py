@@ -17,9 +17,8 @@ import numpy as np
 import commtax
 from commtax.api import expect
 from commtax.catalog import cluster, fabric
+from commtax.files import MiB
 from commtax.validate import check
-from commtax.validate.bounds import MIB
-from commtax.validate.collective_rows import BROKEN, NETWORK_UNKNOWN
 from commtax.validate.records import Records, joined
 
 HERE = Path(commtax.__file__).parent
@@ -58,7 +57,7 @@ def spread_blocks(r: Records, library: str) -> str:
         mine &= np.array(["custom" not in str(x).lower() for x in r.library], dtype=bool)
     known = np.array([bool(v) for v in r.version], dtype=bool)
     assumed = np.array(["link assumed" in h for h in r.hint], dtype=bool)
-    sound = np.array([BROKEN not in h and NETWORK_UNKNOWN not in h for h in r.hint], dtype=bool)
+    sound = r.sound
     quick = np.isin(r.mode.astype(str), ("graph", "nccl-tests"))
     reduce, out = r.kind == "all-reduce", []
 
@@ -75,21 +74,21 @@ def spread_blocks(r: Records, library: str) -> str:
 
     for where in ("nvlink", "pcie"):
         here = (r.where == where) & known & ~assumed
-        add(where, here & quick & reduce & (r.size <= MIB), '["all-reduce"]', MIB)
-        add(where, here & quick & reduce & (r.size > MIB), '["all-reduce"]')
-        add(where, here & quick & ~reduce & (r.size <= MIB), "", MIB)
-        add(where, here & quick & ~reduce & (r.size > MIB))
-    add("eager", (r.mode == "eager") & ~assumed & (r.size <= MIB), "", MIB)
-    add("eager", (r.mode == "eager") & ~assumed & (r.size > MIB))
+        add(where, here & quick & reduce & (r.size <= MiB), '["all-reduce"]', MiB)
+        add(where, here & quick & reduce & (r.size > MiB), '["all-reduce"]')
+        add(where, here & quick & ~reduce & (r.size <= MiB), "", MiB)
+        add(where, here & quick & ~reduce & (r.size > MiB))
+    add("eager", (r.mode == "eager") & ~assumed & (r.size <= MiB), "", MiB)
+    add("eager", (r.mode == "eager") & ~assumed & (r.size > MiB))
     if library == "nccl":
         add("assumed nvlink", assumed & (r.where == "nvlink") & ~reduce)  # all-reduces are nearer, on the two chips that there are
         add("assumed xgmi", assumed & (r.where == "xgmi"))
         out.append(f'[[spread]]\nwhere = "assumed pcie"\nfactor = {pcie_hosts(r, assumed):.3f}\nsource = "residuals"  # by host')
         add("assumed", assumed)
         between = (r.where == "across") & sound
-        add("across", between & (r.size < MIB), "", MIB - 1)
-        add("across", between & (r.size >= MIB) & (r.size <= 1024 * MIB), "", 1024 * MIB)
-        add("across", between & (r.size > 1024 * MIB))
+        add("across", between & (r.size < MiB), "", MiB - 1)
+        add("across", between & (r.size >= MiB) & (r.size <= 1024 * MiB), "", 1024 * MiB)
+        add("across", between & (r.size > 1024 * MiB))
     return "\n\n".join(out)
 
 

@@ -138,14 +138,14 @@ def _tables(folder: Path) -> None:
     """The published tables in small, under the columns that folders of tables have."""
     from importlib.resources import files
 
-    from commtax.validate.published import COLUMNS
+    from commtax.readers.published.names import names
 
     folder.mkdir()
     for name in RENAMED:
-        lines = (files("commtax.validate") / "published" / f"{name}.csv").read_text().splitlines()
+        lines = (files("commtax.readers.published") / "tables" / f"{name}.csv").read_text().splitlines()
         rows = list(csv.reader(lines[:40]))
         with (folder / f"{name}.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([[COLUMNS[name].get(column, column) for column in rows[0]], *rows[1:]])
+            csv.writer(file).writerows([[names()["columns"][name].get(column, column) for column in rows[0]], *rows[1:]])
 
 
 def _profiles(folder: Path) -> None:

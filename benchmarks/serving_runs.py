@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from commtax.validate.serving_rows import UnpricedError, is_fitted, measured, predict, question
+from commtax.api.serving import simulate
+from commtax.readers.published.serving import is_fitted, measured, question
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -28,8 +29,8 @@ def errors(rows: list[dict[str, str]]) -> tuple[list[dict[str, object]], Counter
     for row in rows:
         try:
             asked = question(row)
-            answer = predict(row)
-        except (UnpricedError, ValueError) as error:
+            answer = simulate(**asked)
+        except ValueError as error:
             skipped[str(error)] += 1
             continue
         was = measured(row)
@@ -43,7 +44,7 @@ def errors(rows: list[dict[str, str]]) -> tuple[list[dict[str, object]], Counter
             "c": asked["concurrency"],
             "fitted": is_fitted(row),
             "row": row,
-            **{name: float(np.log(answer[name] / was[name])) for name in was},
+            **{name: float(np.log(getattr(answer, name) / was[name])) for name in was},
         }
         found.append(record)
     return found, skipped

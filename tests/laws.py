@@ -17,7 +17,7 @@ import numpy as np
 import commtax
 from commtax import catalog
 from commtax.api.expecting import OPS
-from commtax.catalog.fabric import library_keys
+from commtax.catalog.libraries import library_keys
 from commtax.cost.collectives import ring_factor
 from commtax.planner import plan, plan_training
 

@@ -14,7 +14,7 @@ from commtax.api.serving import moved_s
 from commtax.api.setup import fabric_of, setup
 from commtax.calibrate import calibrate
 from commtax.catalog import profile as overlay
-from commtax.catalog.fabric import OPS
+from commtax.catalog.libraries import OPS
 from commtax.cost.placement import span
 from commtax.planner import plan
 from commtax.readers.placement import place

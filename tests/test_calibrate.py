@@ -13,6 +13,7 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.calibrate import calibrate, engines, robust
 from commtax.catalog import profile as overlay
+from commtax.catalog import profile_reading
 from commtax.cli import main
 from commtax.cost.collectives import ALGORITHMS, choose, path_parts
 from commtax.readers import nccl_tests
@@ -148,7 +149,7 @@ def test_several_runs_in_one_text_and_a_text_without_its_command():
 
 
 def test_the_catalogue_s_forms_are_the_ones_a_profile_may_name():
-    assert set(overlay.ALGORITHMS) == set(ALGORITHMS)
+    assert set(profile_reading.ALGORITHMS) == set(ALGORITHMS)
 
 
 def test_across_hosts(tmp_path):

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog, napkin
-from commtax.catalog.fabric import OPS, fabric, library_keys
+from commtax.catalog.fabric import fabric
+from commtax.catalog.libraries import OPS, library_keys
 from commtax.cost.collectives import ALGORITHMS, across, applies, choose, ring_factor
 from commtax.cost.collectives import Choice as Price
 from commtax.cost.collectives import Network as Net

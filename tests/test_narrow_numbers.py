@@ -9,7 +9,8 @@ from commtax import catalog
 from commtax.catalog.quantisation import quant_from
 from commtax.cost.compute import Kernel
 from commtax.cost.kernels import peak, seconds
-from commtax.validate import kernel_rows
+from commtax.readers.published import kernels as kernel_tables
+from commtax.validate import kernels
 
 FP4_CHIPS = ("b200-sxm", "gb200", "b300-sxm")
 PLAIN_CHIPS = ("h100-sxm", "h200-sxm", "a100-80-sxm", "l40s")
@@ -74,7 +75,7 @@ PUBLISHED = (  # m, n, k and milliseconds in nvfp4 on a B200, vLLM 0.24 (aiconfi
 
 def test_published_products_in_nvfp4_on_b200():
     rows = [["nvfp4", *map(str, row)] for row in PUBLISHED]
-    records = kernel_rows.answers("b200_sxm_gemm.csv.gz", ["gemm_dtype", "m", "n", "k", "latency_ms"], rows)
+    records = kernels.answers(kernel_tables.read("b200_sxm_gemm.csv.gz", ["gemm_dtype", "m", "n", "k", "latency_ms"], rows), "")
     assert not any(records.fitted)
     assert sorted(abs(records.log_error))[len(rows) // 2] < 0.1  # bf16 arithmetic: 0.5
 

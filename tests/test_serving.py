@@ -14,8 +14,9 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.cost.experts import chosen_experts
 from commtax.cost.serving import Load, Pressure, Steps, closed_loop, pressure, prompts_ahead, prompts_apart, running
+from commtax.readers.published.serving import is_fitted, measured, question
 from commtax.spec import Experts
-from commtax.validate.serving_rows import ask, is_fitted, measured, predict
+from commtax.statement import Refusal
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "serving_runs.csv"
 ENGINES = ("vllm", "sglang", "trtllm", "trtllm@1.0")
@@ -350,26 +351,27 @@ def row(**columns):
 
 
 def test_a_row_is_a_question():
-    asked, reason = ask(row())
-    assert reason == ""
+    asked = question(row())
     assert (asked["model"].key, asked["cluster"].key, asked["engine"]) == ("qwen3-32b", PLACE, "vllm@0.12.0")
     assert (asked["tp"], asked["concurrency"], asked["num_prompts"], asked["spread"]) == (8, 8, 80, 0.0)
     assert measured(row()) == {"ttft_s": pytest.approx(0.0918), "tpot_s": pytest.approx(0.00796)}
 
 
 def test_rows_with_habits_of_their_own():
-    drawn, _ = ask(
+    drawn = question(
         row(silicon_data_source="source_file=2026-04-06.csv; silicon_concurrency=64; measured=2025-10-29", batch_size="")
     )
     assert (drawn["concurrency"], drawn["input_len"], round(drawn["spread"], 3)) == (64, 922, 0.111)
-    shared, _ = ask(row(model_path="deepseek-ai/DeepSeek-R1", tp_size="1", attention_dp_size="8", moe_ep_size="8", batch_size="4"))
+    shared = question(
+        row(model_path="deepseek-ai/DeepSeek-R1", tp_size="1", attention_dp_size="8", moe_ep_size="8", batch_size="4")
+    )
     assert (shared["tp"], shared["dp"], shared["ep"], shared["concurrency"]) == (1, 8, 8, 32)
     named = {"id": "x_tp8_ep8_1", "tp_size": "64", "moe_ep_size": "8", "attention_dp_size": "1"}
-    multiplied, _ = ask(row(model_path="deepseek-ai/DeepSeek-R1", **named))
+    multiplied = question(row(model_path="deepseek-ai/DeepSeek-R1", **named))
     assert (multiplied["tp"], multiplied["ep"], multiplied["cluster"].key) == (8, 8, PLACE)
-    tiles, _ = ask(row(model_path="Qwen/Qwen3-235B-A22B-FP8", gemm_quant_mode="fp8_block"))
+    tiles = question(row(model_path="Qwen/Qwen3-235B-A22B-FP8", gemm_quant_mode="fp8_block"))
     assert tiles["model"].quant.block == (128, 128)
-    static, _ = ask(row(backend="trtllm", model_path="meta-llama/Llama-3.1-70B", gemm_quant_mode="fp8"))
+    static = question(row(backend="trtllm", model_path="meta-llama/Llama-3.1-70B", gemm_quant_mode="fp8"))
     assert (static["dtype"], static["kv_dtype"]) == ("fp8", "fp8")
 
 
@@ -383,9 +385,20 @@ def test_rows_with_habits_of_their_own():
     ],
 )
 def test_a_row_that_cannot_be_priced_says_why(columns, reason):
-    asked, why = ask(row(**columns))
-    assert asked == {}
-    assert reason in why
+    with pytest.raises(Refusal, match=reason):
+        question(row(**columns))
+
+
+def predict(run):
+    found = commtax.simulate(**question(run))
+    return {"ttft_s": float(found.ttft_s), "tpot_s": float(found.tpot_s)}
+
+
+def question_or_none(run):
+    try:
+        return question(run)
+    except Refusal:
+        return None
 
 
 def test_published_runs():
@@ -407,11 +420,9 @@ def test_rows_not_fitted_are_within_the_bars():
         pytest.skip("the table of runs is not here")
     with SHARED.open() as file:
         runs = list(csv.DictReader(file))
-    asked = [ask(run) for run in runs]
-    assert sum(reason == "" for _, reason in asked) >= 0.95 * len(runs)
-    chosen = [
-        run for (words, _), run in zip(asked, runs, strict=True) if words and not words["model"].experts and not is_fitted(run)
-    ]
+    asked = [(run, question_or_none(run)) for run in runs]
+    assert sum(words is not None for _, words in asked) >= 0.95 * len(runs)
+    chosen = [run for run, words in asked if words and not words["model"].experts and not is_fitted(run)]
     chosen = [run for run in chosen if run["mode"] == "agg"][::4]
     logs = [[np.log(predict(run)[name] / measured(run)[name]) for name in ("tpot_s", "ttft_s")] for run in chosen]
     tpot, ttft = np.median(np.abs(np.expm1(logs)), axis=0)

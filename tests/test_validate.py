@@ -5,6 +5,7 @@ import gzip
 import json
 import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,20 +14,30 @@ import pytest
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.validate import check, inference_rows, own_rows, published, whole_rows
+from commtax.readers.published import sweep
+from commtax.readers.published.collectives import question
+from commtax.readers.published.names import chip_named
+from commtax.readers.published.splits import even_power, training_is_fitted
+from commtax.readers.published.tables import dicts, read
+from commtax.readers.published.tables import shipped as shipped_tables
+from commtax.statement import Refusal
+from commtax.validate import check, steps
 from commtax.validate.bounds import judge
-from commtax.validate.chip_names import chip_named
-from commtax.validate.collective_rows import question
-from commtax.validate.records import UnpricedError, dicts, read
-from commtax.validate.running import ADDED
-from commtax.validate.splits import even_power, own_is_fitted, training_is_fitted
+from commtax.validate.running import ADDED, answer
 from commtax.validate.statistics import figures
 
+TABLES = Path(commtax.__file__).parent / "readers" / "published" / "tables"
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 GROUP = {
     *("kind", "source", "system", "library", "version", "mode", "dtype", "tp"),
     *("n", "median_ape", "p90_ape", "bias", "covered", "width"),
 }
+
+
+def table_of(name, rows=None):
+    """A shipped table, with other rows where they are given."""
+    table = next(shipped_tables(name))
+    return table if rows is None else replace(table, rows=rows)
 
 
 def run(*arguments):
@@ -45,7 +56,7 @@ def test_the_shipped_table_holds_every_bound(shipped):
 
 
 def test_every_published_row_names_its_source_and_some_test():
-    for path in sorted((Path(commtax.__file__).parent / "validate" / "published").glob("*.csv")):
+    for path in sorted(TABLES.glob("*.csv")):
         header, rows = read(path)
         if path.stem != "h200":  # these are ours
             assert all(row[header.index("source")] for row in rows)
@@ -55,14 +66,13 @@ def test_every_published_row_names_its_source_and_some_test():
 
 
 def test_our_own_rows_are_those_of_the_sweep():
-    sweep = Path(__file__).parents[1] / "benchmarks" / "h200"
-    if not sweep.is_dir():
+    folder = Path(__file__).parents[1] / "benchmarks" / "h200"
+    if not folder.is_dir():
         pytest.skip("the sweep is in the source tree only")
-    header, rows = read(Path(commtax.__file__).parent / "validate" / "published" / "h200.csv")
-    found = own_rows.read(sweep)
-    assert len(rows) == len(found)
-    shipped = published._answer("h200", header, rows)()
-    assert np.array_equal(shipped.fitted, own_rows.answers(found).fitted)
+    table = table_of("h200")
+    found = sweep.load(folder)
+    assert len(table.rows) == len(found)
+    assert answer(table).fitted.tolist() == [timing.entry.fitted for timing in sweep.read(found, "h200-sxm")]
 
 
 def test_fitted_rows_are_told_apart(shipped):
@@ -76,8 +86,8 @@ def test_fitted_rows_are_told_apart(shipped):
 def test_splits_by_hand():
     assert even_power(2**20)
     assert not even_power(2**19)
-    assert own_is_fitted({"kind": "step", "model": "llama-3.1-8b"})
-    assert not own_is_fitted({"kind": "step", "model": "phi-4"})
+    assert sweep.is_fitted({"kind": "step", "model": "llama-3.1-8b"})
+    assert not sweep.is_fitted({"kind": "step", "model": "phi-4"})
     assert training_is_fitted({"source": "mosaicml/llm-foundry", "gpus": "64", "precision": "amp_bf16"})
     assert not training_is_fitted({"source": "mosaicml/llm-foundry", "gpus": "128", "precision": "amp_bf16"})
     assert not training_is_fitted({"source": "mosaicml/llm-foundry", "gpus": "8", "precision": "amp_fp8"})
@@ -102,8 +112,6 @@ def test_a_wrong_constant_is_caught(monkeypatch):
     real = fabrics._paths
 
     def slow(*arguments):
-        from dataclasses import replace
-
         return tuple(replace(p, launch_s=2 * p.launch_s, hop_s=2 * p.hop_s) for p in real(*arguments))
 
     monkeypatch.setattr(fabrics, "_paths", slow)
@@ -171,16 +179,12 @@ def test_odd_files_give_reasons_and_keep_every_row(tmp_path):
         assert word in reasons
 
 
-@pytest.mark.parametrize(
-    ("module", "name", "asked"), [(inference_rows, "inference", "bill"), (whole_rows, "training_runs", "train_bill")]
-)
-def test_equal_rows_are_priced_once(monkeypatch, module, name, asked):
+@pytest.mark.parametrize(("name", "asked"), [("inference", "bill"), ("training_runs", "train_bill")])
+def test_equal_rows_are_priced_once(monkeypatch, name, asked):
     """A line that stands 5,000 times in a file costs the time of one, and every row still has its answer."""
-    plain, calls = getattr(module, asked), []
-    monkeypatch.setattr(module, asked, lambda *words, **more: calls.append(1) or plain(*words, **more))
-    header, rows = published._read(name)
-    answer = published._answer(name, header, rows[:1] * 5000)
-    found = answer()
+    plain, calls = getattr(steps, asked), []
+    monkeypatch.setattr(steps, asked, lambda *words, **more: calls.append(1) or plain(*words, **more))
+    found = answer(table_of(name, table_of(name).rows[:1] * 5000))
     assert len(calls) == 1
     assert found.row.tolist() == list(range(5000))
     assert len(set(found.predicted.tolist())) == 1
@@ -199,10 +203,10 @@ def test_equal_rows_are_priced_once(monkeypatch, module, name, asked):
 )
 def test_a_cell_that_is_no_figure_leaves_its_row_out(name, column, text):
     """One bad cell is the reason of one row: it ends neither the run nor makes it warn."""
-    header, rows = published._read(name)
-    at = header.index(column)
-    rows = [rows[0], [text if i == at else cell for i, cell in enumerate(rows[0])]]
-    found = published._answer(name, header, rows)()
+    table = table_of(name)
+    at = table.header.index(column)
+    rows = [table.rows[0], [text if i == at else cell for i, cell in enumerate(table.rows[0])]]
+    found = answer(table_of(name, rows))
     assert not found.skipped[0]
     assert column in found.skipped[1] or "tp" in found.skipped[1]
 
@@ -248,7 +252,7 @@ def test_questions_of_collectives():
     asked = question(row)
     assert (asked.cluster.inter.key, asked.cluster.nics_per_host, asked.inside, asked.ranks) == ("efa-100", 4, 8, 16)
     assert question({**row, "library": "vLLM custom AR 1-stage", "nodes": "1", "gpus": "8"}).algorithm == "one-shot"
-    with pytest.raises(UnpricedError, match="two ranks"):
+    with pytest.raises(Refusal, match="two ranks"):
         question({**row, "gpus": "1", "nodes": "1"})
 
 
@@ -277,17 +281,16 @@ def test_a_sample_of_the_larger_tables(tmp_path):
 def test_shipped_rows_are_priced_like_those_they_came_from():
     header, rows = read(SHARED / "serving_runs.csv")
     large = {(r["model_path"], r["isl"], r["osl"], f"{float(r['silicon_tpot_ms']):.4g}") for r in dicts(header, rows)}
-    header, rows = read(Path(commtax.__file__).parent / "validate" / "published" / "serving_runs.csv")
+    header, rows = read(TABLES / "serving_runs.csv")
     assert all((r["model"], r["input"], r["output"], r["tpot_ms"]) in large for r in dicts(header, rows))
 
 
 def test_one_long_cell_costs_its_own_length():
     """Text stays as it is: as a column of equal widths it would cost the longest cell for every row."""
-    header, rows = published._read("training_runs")
-    at = header.index("source")
-    rows = [list(rows[i % len(rows)]) for i in range(3000)]
-    rows[7][at] += "x" * 200_000
-    records = published._answer("training_runs", header, rows)()
+    table = table_of("training_runs")
+    rows = [list(table.rows[i % len(table.rows)]) for i in range(3000)]
+    rows[7][table.header.index("source")] += "x" * 200_000
+    records = answer(table_of("training_runs", rows))
     tracemalloc.start()
     judge(records, {"x": (len(rows), len(rows))})
     _, most = tracemalloc.get_traced_memory()

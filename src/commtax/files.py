@@ -46,8 +46,8 @@ _KINDS = (
     (stat.S_ISSOCK, "a socket"),
 )
 Named = str | os.PathLike[str]
-Json = dict[str, Any]
-"""An object of somebody else's JSON: any key may lack, any value be of another type."""
+Json = Any
+"""A parsed document of others: any key may lack, any value be of another type, and whoever reads it checks what it finds."""
 
 
 def local(name: Named) -> Path:

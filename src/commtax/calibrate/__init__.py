@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path as File
-from typing import Any
 
 from commtax import catalog
 from commtax.api import expect
@@ -19,9 +18,22 @@ from commtax.calibrate.engines import fit_engine
 from commtax.calibrate.kernels import fit_tables
 from commtax.calibrate.network import fit_network
 from commtax.calibrate.reading import read
-from commtax.calibrate.records import Calibration, Change, Errors, Files, Outlier, Part, Place, Timed, TooFewError, Wish
-from commtax.catalog.fabric import library_chain
-from commtax.catalog.profile import VERSION, parse
+from commtax.calibrate.records import (
+    Calibration,
+    Change,
+    Document,
+    Errors,
+    Files,
+    Load,
+    Outlier,
+    Part,
+    Place,
+    Timed,
+    TooFewError,
+    Wish,
+)
+from commtax.catalog.libraries import library_chain
+from commtax.catalog.profile_reading import VERSION, parse
 from commtax.spec import Cluster, Path, Profile
 from commtax.statement import Refusal
 
@@ -37,16 +49,19 @@ def calibrate(
     engine: str = "",
     library: str = "nccl",
     name: str = "my-box",
-    **words: Any,
+    batch: int = 0,
+    input_len: int = 0,
+    output_len: int = 0,
 ) -> Calibration:
     """Fit what the files tell, over the catalogue's constants for ``cluster``.
 
-    ``words`` are ``batch``, ``input_len`` and ``output_len`` of benchmarks that do not say them.
+    ``batch``, ``input_len`` and ``output_len`` are of benchmarks that do not say them.
     """
     if not files:
         raise Refusal("file: at least one file of measurements is needed")
+    load: Load = {"batch": batch, "input_len": input_len, "output_len": output_len}
     where = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    place = Place(where, catalog.engine(engine or "vllm"), model, tp, library_chain(library)[0], name, words)
+    place = Place(where, catalog.engine(engine or "vllm"), model, tp, library_chain(library)[0], name, load)
     rows = Files()
     for file in files:
         rows += read(File(file), place)
@@ -58,7 +73,7 @@ def _check_unused(rows: Files, place: Place) -> None:
     """Options are honoured or refused."""
     if rows.runs:
         return
-    given = [name for name, value in (("model", place.model), ("tp", place.tp), *place.words.items()) if value]
+    given = [name for name, value in (("model", place.model), ("tp", place.tp), *place.load.items()) if value]
     if given:
         raise Refusal(f"{given[0]}: belongs to benchmarks of an engine, and no file holds one")
 
@@ -159,10 +174,10 @@ def _engine(rows: Files, place: Place, own: Profile) -> Fitted:
     return replace(own, host=host, engine=place.engine.key), parts, refused
 
 
-def _document(profile: Profile) -> dict[str, Any]:
+def _document(profile: Profile) -> Document:
     """The profile as it is written, without its empty parts."""
     libraries = [{"name": name, "paths": document(paths)} for name, paths in profile.libraries.items()]
-    parts: dict[str, Any] = {
+    parts: Document = {
         "chip": dict(profile.chip),
         "engine": profile.engine,
         "kernels": {"tables": {k: dict(v) for k, v in profile.tables.items()}} if profile.tables else {},

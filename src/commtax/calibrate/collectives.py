@@ -13,9 +13,8 @@ from itertools import chain, product
 import numpy as np
 
 from commtax import catalog
-from commtax.api import expect
 from commtax.calibrate import robust
-from commtax.calibrate.records import Change, Errors, Part, Place, Timed, TooFewError, Wish, named
+from commtax.calibrate.records import Change, Part, Place, Timed, TooFewError, Wish, expected
 from commtax.calibrate.robust import Array, Fitted
 from commtax.catalog.physics import check_path, fastest_Bps
 from commtax.cost.collectives import path_parts, ring_factor
@@ -90,22 +89,12 @@ def fit_op(rows: Sequence[Timed], place: Place) -> tuple[tuple[Path, ...], Part]
     )
     _both_sides(name, paths, nbytes, worlds)
     _possible(paths, place.cluster.intra)
-    before = np.log(times / _expected(rows, place, None))
-    profile = Profile(place.name, libraries={rows[0].library: paths})
-    after = np.log(times / _expected(rows, place, profile))
-    far = robust.outliers(after)
-    part = Part(
-        name=name,
-        rows=len(rows),
-        changes=tuple(_changes(paths, op, rows[0].library, place)),
-        before=Errors.of(before),
-        after=Errors.of(after),
-        spread=paths[0].spread,
-        outliers=named([r.label for r in rows], after, far),
-        notes=tuple(_notes(best, paths, worlds, place)),
-        wishes=tuple(_wishes(best, op, rows[0].library, worlds, place)),
-    )
-    return paths, part
+    before = np.log(times / expected(rows, place, None))
+    after = np.log(times / expected(rows, place, Profile(place.name, libraries={rows[0].library: paths})))
+    changes = _changes(paths, op, rows[0].library, place)
+    part = Part.of(name, [r.label for r in rows], before, after, paths[0].spread, changes)
+    notes, wishes = _notes(best, paths, worlds, place), _wishes(best, op, rows[0].library, worlds, place)
+    return paths, replace(part, notes=tuple(notes), wishes=tuple(wishes))
 
 
 def _arrays(rows: Sequence[Timed]) -> tuple[Array, Array, Array]:
@@ -207,18 +196,6 @@ def _paths(fit: Fit, op: str, library: str) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def _expected(rows: Sequence[Timed], place: Place, profile: Profile | None) -> Array:
-    """What every row should take, by the catalogue or with a profile, as ``commtax expect`` says it."""
-    found = np.empty(len(rows))
-    groups = np.array([r.ranks for r in rows])
-    sizes = np.array([r.nbytes for r in rows])
-    for n in np.unique(groups):
-        mine = groups == n
-        priced = expect(rows[0].op, place.cluster, nbytes=sizes[mine], ranks=int(n), library=rows[0].library, profile=profile)
-        found[mine] = priced.seconds
-    return found
-
-
 def _changes(paths: tuple[Path, ...], op: str, library: str, place: Place) -> Iterator[Change]:
     """Each constant beside the catalogue's: of a path of the same algorithm, where it has one."""
     usual = catalog.fabric(library, place.cluster).paths[op]
@@ -254,8 +231,7 @@ def _wishes(fit: Fit, op: str, library: str, worlds: list[int], place: Place) ->
                 continue
             row = columns.columns(op, np.array([size]), np.array([float(n)]))[0]
             slope = row / max(float(row @ values), 1e-30)
-            sigma = float(np.sqrt(slope @ spread @ slope + fitted.sigma**2))
-            width = float(np.expm1(min(3.0, robust.Z80 * sigma)))
+            width = robust.width(float(np.sqrt(slope @ spread @ slope + fitted.sigma**2)))
             yield Wish(f"{library} {op} of {format_bytes(size)} over {n} ranks: the range there is ±{width:.0%}", width)
 
 

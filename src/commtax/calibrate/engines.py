@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from commtax import catalog
 from commtax.api import bill, simulate
+from commtax.api.serving import Simulation
 from commtax.calibrate import robust
-from commtax.calibrate.records import Change, Errors, Part, Place, Served, TooFewError, Wish, named
+from commtax.calibrate.records import Change, Part, Place, Served, TooFewError, Wish
 from commtax.calibrate.robust import Array
 from commtax.spec import Engine, Profile
 from commtax.units import format_seconds, plural
@@ -67,22 +67,15 @@ def _fit_host(runs: list[Served], place: Place, own: Profile) -> tuple[dict[str,
     found = dict(zip(names, (float(v) for v in fitted.values), strict=True))
     after = np.log(times / _latencies(runs, place, own, place.engine.but(**found)))
     spread = robust.half_width(after, len(names))
-    sigma = float(np.log1p(spread) / robust.Z80)
+    sigma = robust.sigma_of(spread)
     if len(runs) < SIGMA_RUNS:
         sigma = max(sigma, place.engine.host.sigma_tpot)
         spread = float(np.expm1(robust.Z80 * sigma))
-    part = Part(
-        name=f"{place.engine.key} host times",
-        rows=len(runs),
-        changes=tuple(Change(n, getattr(place.engine.host, n), found[n], "s") for n in names),
-        before=Errors.of(np.log(times / _latencies(runs, place, own, place.engine))),
-        after=Errors.of(after),
-        spread=spread,
-        outliers=named([r.label for r in runs], after, robust.outliers(after)),
-        notes=tuple(_notes(runs, names, found, times, base)),
-        wishes=tuple(_wishes(runs, names, fitted, place, own)),
-    )
-    return {**found, **_sigmas("tpot", sigma, runs)}, part
+    changes = (Change(n, getattr(place.engine.host, n), found[n], "s") for n in names)
+    before = np.log(times / _latencies(runs, place, own, place.engine))
+    part = Part.of(f"{place.engine.key} host times", [r.label for r in runs], before, after, spread, changes)
+    notes, wishes = _notes(runs, names, found, times, base), _wishes(runs, names, fitted, place, own)
+    return {**found, **_sigmas("tpot", sigma, runs)}, replace(part, notes=tuple(notes), wishes=tuple(wishes))
 
 
 def _latencies(runs: list[Served], place: Place, own: Profile, engine: Engine) -> Array:
@@ -98,19 +91,31 @@ def _each(runs: list[Served], price: Callable[[Served], float]) -> Array:
 
 
 def _latency(run: Served, place: Place, own: Profile, engine: Engine) -> float:
-    words: dict[str, Any] = {"tp": run.tp, "engine": engine, "profile": own}
     if run.kind == "serve":
         return float(_simulated(run, place, own, engine).tpot_s)
-    first = bill(run.model, place.cluster, phase="prefill", batch=run.clients, context=run.input_len, **words)
-    then = bill(run.model, place.cluster, batch=run.clients, context=run.input_len + run.output_len // 2, **words)
-    return float(first.step_s) + (run.output_len - 1) * float(then.step_s)
+
+    def step_s(phase: str, context: int) -> float:
+        priced = bill(
+            run.model, place.cluster, phase=phase, batch=run.clients, context=context, tp=run.tp, engine=engine, profile=own
+        )
+        return float(priced.step_s)
+
+    return step_s("prefill", run.input_len) + (run.output_len - 1) * step_s("decode", run.input_len + run.output_len // 2)
 
 
-def _simulated(run: Served, place: Place, own: Profile, engine: Engine) -> Any:
-    words: dict[str, Any] = {"tp": run.tp, "engine": engine, "profile": own, "concurrency": run.clients}
-    words |= {"input_len": run.input_len, "output_len": run.output_len, "num_prompts": run.num_prompts}
-    words["spread"] = 0.0  # as the engines' own benchmarks draw lengths unless told
-    return simulate(run.model, place.cluster, **words)
+def _simulated(run: Served, place: Place, own: Profile, engine: Engine) -> Simulation:
+    return simulate(
+        run.model,
+        place.cluster,
+        concurrency=run.clients,
+        input_len=run.input_len,
+        output_len=run.output_len,
+        num_prompts=run.num_prompts,
+        spread=0.0,  # as the engines' own benchmarks draw lengths unless told
+        tp=run.tp,
+        engine=engine,
+        profile=own,
+    )
 
 
 def _fit_request(runs: list[Served], place: Place, own: Profile, engine: Engine) -> tuple[dict[str, float], Part]:
@@ -121,19 +126,12 @@ def _fit_request(runs: list[Served], place: Place, own: Profile, engine: Engine)
     fitted = robust.linear(np.ones((len(runs), 1)), times, base)
     value = float(fitted.values[0])
     after = np.log(times / (base + value))
-    spread = robust.half_width(after, 1)
-    sigma = float(np.log1p(spread) / robust.Z80)
-    sigma = max(sigma, place.engine.host.sigma_ttft) if len(runs) < SIGMA_RUNS else sigma
-    before = _each(runs, lambda run: float(_simulated(run, place, own, place.engine).ttft_s))
-    part = Part(
-        name=f"{place.engine.key} time to the first token",
-        rows=len(runs),
-        changes=(Change("request_s", place.engine.host.request_s, value, "s"),),
-        before=Errors.of(np.log(times / before)),
-        after=Errors.of(after),
-        spread=float(np.expm1(robust.Z80 * sigma)),
-        outliers=named([r.label for r in runs], after, robust.outliers(after)),
-    )
+    least = place.engine.host.sigma_ttft if len(runs) < SIGMA_RUNS else 0.0
+    sigma = max(robust.sigma_of(robust.half_width(after, 1)), least)
+    before = np.log(times / _each(runs, lambda run: float(_simulated(run, place, own, place.engine).ttft_s)))
+    name, spread = f"{place.engine.key} time to the first token", float(np.expm1(robust.Z80 * sigma))
+    change = Change("request_s", place.engine.host.request_s, value, "s")
+    part = Part.of(name, [r.label for r in runs], before, after, spread, [change])
     return {"request_s": value, **_sigmas("ttft", sigma, runs)}, part
 
 
@@ -166,9 +164,6 @@ def _wishes(runs: list[Served], names: list[str], fitted: robust.Fitted, place: 
         usual_s = _latency(run, place, own, engine)
         steps = [_latency(run, place, own, engine.but(**{n: getattr(engine.host, n) + STEP_S})) for n in wide]
         slope = (np.array(steps) - usual_s) / STEP_S / usual_s
-        sigma = float(np.sqrt(slope @ covariance @ slope + fitted.sigma**2))
-        width = float(np.expm1(min(3.0, robust.Z80 * sigma)))
-        model = catalog.model(run.model).key
-        yield Wish(
-            f"a serve run of {model} at tp {run.tp} with {plural(clients, 'client')}: the range there is ±{width:.0%}", width
-        )
+        width = robust.width(float(np.sqrt(slope @ covariance @ slope + fitted.sigma**2)))
+        where = f"a serve run of {catalog.model(run.model).key} at tp {run.tp} with {plural(clients, 'client')}"
+        yield Wish(f"{where}: the range there is ±{width:.0%}", width)

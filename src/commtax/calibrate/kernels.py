@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from commtax import catalog
 from commtax.calibrate import robust
-from commtax.calibrate.records import Change, Errors, Part, Place, Ran, TooFewError, Wish, named
+from commtax.calibrate.records import Change, Part, Place, Ran, TooFewError, Wish
 from commtax.calibrate.robust import Array
 from commtax.cost.compute import Kernel
 from commtax.cost.kernels import FORMS
-from commtax.spec import DTYPE_BYTES
+from commtax.readers.published.sweep import SweepRow, kernel
 from commtax.statement import Refusal
 
 LEAST_ROWS = 8
@@ -28,7 +27,7 @@ SCALARS = {"gemm": ("t0", "eb", "ep"), "decode": ("t0", "eb"), "prefill": ("t0",
 SHAPE = ("flops", "nbytes", "m", "n", "k", "batch", "heads", "kv_heads", "length", "past")
 
 
-def table_name(row: Mapping[str, Any]) -> str:
+def table_name(row: SweepRow) -> str:
     """The table that a row belongs to."""
     kind, dtype = row["kind"], row.get("dtype", "bf16")
     if kind == "gemm" and dtype == "fp8" and row.get("mode") == "static":
@@ -64,7 +63,7 @@ def _slower_backends(rows: Sequence[Ran]) -> list[str]:
     rates: dict[str, list[float]] = {}
     for row in rows:
         if row.row["kind"] == "prefill":
-            rates.setdefault(str(row.row.get("backend", "")), []).append(_kernel(row, "prefill").flops / row.seconds)
+            rates.setdefault(str(row.row.get("backend", "")), []).append(_kernel(row).flops / row.seconds)
     ranked = sorted(rates, key=lambda name: -float(np.median(rates[name])))
     return ranked[1:]
 
@@ -73,7 +72,7 @@ def _fit_table(name: str, rows: list[Ran], start: Table, place: Place) -> tuple[
     form = name.partition(".")[0]
     times = np.array([r.seconds for r in rows])
     scalars = [s for s in SCALARS[form] if start["t0"] > 0 or s != "t0"]
-    kernels = [_kernel(r, form) for r in rows]
+    kernels = [_kernel(r) for r in rows]
     ones = np.ones(len(scalars))
 
     def predict(factors: Array) -> Array:
@@ -85,21 +84,14 @@ def _fit_table(name: str, rows: list[Ran], start: Table, place: Place) -> tuple[
     fitted = robust.curve(predict, np.minimum(np.ones(len(scalars)), most), times, most)
     table = _moved(start, dict(zip(scalars, fitted.values, strict=True)))
     spread = robust.half_width(fitted.residuals, len(scalars))
-    table["sigma"] = float(np.log1p(spread) / robust.Z80)
-    part = Part(
-        name=f"kernels {name}",
-        rows=len(rows),
-        changes=tuple(
-            Change(f"{name} {k}", start[k], table[k], "s" if k == "t0" else "") for k in table if table[k] != start.get(k, table[k])
-        ),
-        before=Errors.of(np.log(times / _seconds(kernels, start, form, place))),
-        after=Errors.of(fitted.residuals),
-        spread=spread,
-        outliers=named([r.label for r in rows], fitted.residuals, robust.outliers(fitted.residuals)),
-        notes=tuple(f"{s}: these shapes do not tell it" for s, yes in zip(SCALARS[form], told, strict=False) if not yes),
-        wishes=(Wish(f"kernels {name}, more shapes: the range is ±{spread:.0%}", spread),),
-    )
-    return name, table, part
+    table["sigma"] = robust.sigma_of(spread)
+    moved = [k for k in table if table[k] != start.get(k, table[k])]
+    changes = (Change(f"{name} {k}", start[k], table[k], "s" if k == "t0" else "") for k in moved)
+    before = np.log(times / _seconds(kernels, start, form, place))
+    part = Part.of(f"kernels {name}", [r.label for r in rows], before, fitted.residuals, spread, changes)
+    notes = tuple(f"{s}: these shapes do not tell it" for s, yes in zip(SCALARS[form], told, strict=False) if not yes)
+    wish = Wish(f"kernels {name}, more shapes: the range is ±{spread:.0%}", spread)
+    return name, table, replace(part, notes=notes, wishes=(wish,))
 
 
 def _is(key: str, scalar: str) -> bool:
@@ -114,36 +106,12 @@ def _moved(start: Table, factors: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
-def _kernel(r: Ran, form: str) -> Kernel:
+def _kernel(r: Ran) -> Kernel:
     """A row as the cost model's kernel."""
     try:
-        return _KERNELS[form](r.row)
+        return kernel(r.row)
     except (KeyError, TypeError, ValueError) as error:
         raise Refusal(f"'{r.label}': a shape is missing or no number ({error})") from None
-
-
-def _gemm(row: Mapping[str, Any]) -> Kernel:
-    m, n, k = (float(row[x]) for x in ("m", "n", "k"))
-    size = DTYPE_BYTES[row.get("dtype", "bf16")]
-    return Kernel("gemm", "gemm", 1, 2 * m * n * k, (m * k + n * k) * size + 2 * m * n, m, n, k, row.get("dtype", "bf16"), size)
-
-
-def _decode(row: Mapping[str, Any]) -> Kernel:
-    batch, length, heads, kv, dim = (float(row[x]) for x in ("batch", "length", "heads", "kv_heads", "head_dim"))
-    size = DTYPE_BYTES[row.get("dtype", "bf16")]
-    flops, nbytes = 4 * batch * heads * length * dim, 2 * batch * length * kv * dim * size
-    plain = Kernel("decode", "decode", 1, flops, nbytes, weight_bytes=size, batch=batch, heads=heads, kv_heads=kv)
-    return replace(plain, head_dim=int(dim), length=length)
-
-
-def _prefill(row: Mapping[str, Any]) -> Kernel:
-    batch, length, heads, kv, dim = (float(row[x]) for x in ("batch", "length", "heads", "kv_heads", "head_dim"))
-    flops = 4 * batch * heads * (length * (length + 1) / 2) * dim
-    nbytes = batch * length * dim * (4 * heads + 4 * kv)
-    return Kernel("prefill", "prefill", 1, flops, nbytes, batch=batch, heads=heads, kv_heads=kv, head_dim=int(dim), length=length)
-
-
-_KERNELS = {"gemm": _gemm, "decode": _decode, "prefill": _prefill}
 
 
 def _seconds(kernels: list[Kernel], table: Table, form: str, place: Place) -> Array:
@@ -154,7 +122,7 @@ def _seconds(kernels: list[Kernel], table: Table, form: str, place: Place) -> Ar
     keys = [(k.head_dim, k.dtype) for k in kernels]
     for key in dict.fromkeys(keys):
         mine = [i for i, other in enumerate(keys) if other == key]
-        shapes: dict[str, Any] = {n: np.array([getattr(kernels[i], n) for i in mine], float) for n in SHAPE}
+        shapes: dict[str, Array] = {n: np.array([getattr(kernels[i], n) for i in mine], float) for n in SHAPE}
         many = replace(kernels[mine[0]], **shapes)
         peak = peaks.get(many.dtype) or peaks.get("bf16") or peaks["fp16"]
         fixed, moving = FORMS[form](many, table, chip.memory_Bps, peak)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from commtax.api import expect
 from commtax.calibrate import robust
-from commtax.calibrate.records import Change, Errors, Part, Place, Timed, TooFewError, Wish, named
+from commtax.calibrate.records import Change, Part, Place, Timed, TooFewError, Wish, expected
 from commtax.calibrate.robust import Array, Fitted
 from commtax.spec import Profile
 from commtax.units import format_bytes
@@ -43,18 +42,12 @@ def fit_network(rows: Sequence[Timed], place: Place, own: Profile) -> tuple[dict
     found |= {"least_ranks": min(ranks), "most_ranks": max(ranks)}
     if not told[CONSTANTS.index("hops")]:
         found["least_bytes"] = min(sizes)  # below, latency decides, and nobody measured it
-    part = Part(
-        name=f"{rows[0].library} across hosts",
-        rows=len(rows),
-        changes=tuple(Change(f"network {n}", b, found[n]) for n, b, t in zip(CONSTANTS, before, told, strict=True) if t),
-        before=Errors.of(np.log(times / _expected(rows, place, None))),
-        after=Errors.of(fitted.residuals),
-        spread=spread,
-        outliers=named([r.label for r in rows], fitted.residuals, robust.outliers(fitted.residuals)),
-        notes=tuple(_notes(rows, found, place, told)),
-        wishes=tuple(_wishes(rows, place, own, fitted)),
-    )
-    return found, part
+    changes = (Change(f"network {n}", b, found[n]) for n, b, t in zip(CONSTANTS, before, told, strict=True) if t)
+    usual_errors = np.log(times / expected(rows, place, None))
+    name, labels = f"{rows[0].library} across hosts", [r.label for r in rows]
+    part = Part.of(name, labels, usual_errors, fitted.residuals, spread, changes)
+    notes, wishes = _notes(rows, found, place, told), _wishes(rows, place, own, fitted)
+    return found, replace(part, notes=tuple(notes), wishes=tuple(wishes))
 
 
 def _fit(rows: Sequence[Timed], place: Place, own: Profile, start: Array, times: Array) -> tuple[Fitted, Array]:
@@ -78,7 +71,7 @@ def _fit_some(rows: Sequence[Timed], place: Place, own: Profile, start: Array, t
         return found
 
     def predict(values: Array) -> Array:
-        return _expected(rows, place, _with(own, values))
+        return expected(rows, place, _with(own, values))
 
     some = robust.curve(lambda values: predict(every(values)), start[told], times, np.array(MOST)[told])
     values = every(some.values)
@@ -88,17 +81,6 @@ def _fit_some(rows: Sequence[Timed], place: Place, own: Profile, start: Array, t
 
 def _with(own: Profile, values: Array) -> Profile:
     return replace(own, network=dict(zip(CONSTANTS, (float(v) for v in values), strict=True)))
-
-
-def _expected(rows: Sequence[Timed], place: Place, profile: Profile | None) -> Array:
-    found = np.empty(len(rows))
-    keys = [(r.op, r.ranks) for r in rows]
-    sizes = np.array([r.nbytes for r in rows])
-    for op, ranks in dict.fromkeys(keys):
-        mine = np.array([key == (op, ranks) for key in keys])
-        words: dict[str, Any] = {"nbytes": sizes[mine], "ranks": ranks, "library": rows[0].library, "profile": profile}
-        found[mine] = expect(op, place.cluster, **words).seconds
-    return found
 
 
 def _notes(rows: Sequence[Timed], found: dict[str, float], place: Place, told: Array) -> Iterator[str]:
@@ -123,12 +105,12 @@ def _wishes(rows: Sequence[Timed], place: Place, own: Profile, fitted: Fitted) -
         asked = [Timed(rows[0].library, op, ranks, size, 1.0, "") for size in ASKED]
 
         def predict(values: Array, asked: list[Timed] = asked) -> Array:
-            return _expected(asked, place, _with(own, values))
+            return expected(asked, place, _with(own, values))
 
         slope = robust.slopes(predict, fitted.values)
         apart = 0.0 if ranks in seen else 0.35 * abs(np.log2(ranks / min(seen, key=lambda s: abs(np.log(s / ranks)))))
         sigma = np.sqrt(np.einsum("ij,jk,ik->i", slope, spread, slope) + fitted.sigma**2 + apart**2)
         for row, one in zip(asked, sigma, strict=True):
-            width = float(np.expm1(min(3.0, robust.Z80 * one)))
+            width = robust.width(float(one))
             where = f"{row.library} {op} of {format_bytes(row.nbytes)} over {ranks} ranks"
             yield Wish(f"{where}: the range there is ±{width:.0%}", width)

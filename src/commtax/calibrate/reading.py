@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from commtax.calibrate.records import Files, Place, Ran, Served, Timed
-from commtax.catalog.fabric import OPS, library_chain
-from commtax.files import OUTPUT_BYTES, parse_documents, read_text
+from commtax.catalog.libraries import OPS, library_chain
+from commtax.files import OUTPUT_BYTES, Json, parse_documents, read_text
 from commtax.readers import bench, nccl_tests, prefixes
 from commtax.readers.bench import Bench
+from commtax.readers.published.sweep import SHAPES, SweepRow
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT, format_bytes
 
-SHAPES = {
-    "gemm": ("m", "n", "k"),
-    "decode": ("batch", "heads", "kv_heads", "head_dim", "length"),
-    "prefill": ("batch", "heads", "kv_heads", "head_dim", "length"),
-}
-KINDS = tuple(SHAPES)
+Row = dict[str, Json]
 UNUSED = ("header", "small", "copy", "step")  # rows of a sweep that no constant is fitted on
 SHORTEST_S, LONGEST_S = 1e-9, 1e6  # of anything that somebody timed
 
@@ -73,7 +69,7 @@ def _json(text: str, name: str, place: Place) -> Files:
             ours += _json("\n".join(json.dumps(r) for r in row["rows"]), name, place)
         elif "time_us" in row and "size_bytes" in row:
             ours += _collective(row, f"{name}: row {number}")
-        elif row.get("kind") in (*KINDS, *UNUSED):
+        elif row.get("kind") in (*SHAPES, *UNUSED):
             ours += _kernel(row, f"{name}: row {number}")
         else:
             others.append(row)
@@ -86,14 +82,14 @@ def _json(text: str, name: str, place: Place) -> Files:
     return ours
 
 
-def _objects(text: str, name: str) -> Iterator[Mapping[str, Any]]:
+def _objects(text: str, name: str) -> Iterator[Row]:
     rows = parse_documents(text, f"'{name}'")
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise Refusal(f"'{name}': JSON without measurements")
     yield from rows
 
 
-def _collective(row: Mapping[str, Any], label: str) -> Files:
+def _collective(row: Row, label: str) -> Files:
     """A line of ``measure collectives --output``."""
     op, ranks, nbytes = str(row.get("op")), _count(row, "ranks", label), _count(row, "size_bytes", label)
     if op not in OPS:
@@ -105,7 +101,7 @@ def _collective(row: Mapping[str, Any], label: str) -> Files:
     return Files((Timed(library, op, ranks, nbytes, _time(row["time_us"], label, 1e-6), label),))
 
 
-def _kernel(row: Mapping[str, Any], label: str) -> Files:
+def _kernel(row: Row, label: str) -> Files:
     """A line of ``python -m commtax.measure.kernels``."""
     kind = row["kind"]
     if kind in UNUSED:
@@ -114,12 +110,11 @@ def _kernel(row: Mapping[str, Any], label: str) -> Files:
     label = f"{label}, {kind} {row.get('op', row.get('dtype', ''))} {shape}"
     for key in SHAPES[kind]:
         _count(row, key, label)
-    return Files(kernels=(Ran(row, _time(row.get("median_s"), label), label),))
+    return Files(kernels=(Ran(cast(SweepRow, row), _time(row.get("median_s"), label), label),))
 
 
 def _served(result: Bench, label: str, place: Place) -> Served | str:
     """A benchmark with its question, or why it cannot be used."""
-    words = place.words
     model, tp = place.model or result.model, place.tp or result.tp or 1
     if place.tp and result.tp and place.tp != result.tp:
         raise Refusal(f"'{label}': ran at tp {result.tp}, and -tp {place.tp} was said")
@@ -127,10 +122,10 @@ def _served(result: Bench, label: str, place: Place) -> Served | str:
         raise Refusal(f"'{label}': does not say which model ran; say --model")
     if result.kind == "throughput":
         return f"{label}: throughput of a queue is not fitted; latency and serve are"
-    given = {"input_len": result.input_len, "output_len": result.output_len}
-    lengths = {key: words.get(key) or (round(value) if value else 0) for key, value in given.items()}
-    missing = [key for key, value in lengths.items() if not value]
-    clients = words.get("batch") if result.kind == "latency" else result.concurrency
+    input_len = place.load["input_len"] or round(result.input_len or 0)
+    output_len = place.load["output_len"] or round(result.output_len or 0)
+    missing = [key for key, value in (("input_len", input_len), ("output_len", output_len)) if not value]
+    clients = place.load["batch"] if result.kind == "latency" else result.concurrency
     if missing or (result.kind == "latency" and not clients):
         wanted = [*missing, *(["batch"] if result.kind == "latency" and not clients else [])]
         raise Refusal(f"'{label}': does not say {', '.join(wanted)}; add {' '.join(f'--{w}'.replace('_', '-') for w in wanted)}")
@@ -149,7 +144,8 @@ def _served(result: Bench, label: str, place: Place) -> Served | str:
         model=model,
         tp=tp,
         clients=int(clients),
-        **lengths,
+        input_len=input_len,
+        output_len=output_len,
         num_prompts=prompts,
         tpot_s=times["tpot"],
         ttft_s=times["ttft"],
@@ -158,14 +154,14 @@ def _served(result: Bench, label: str, place: Place) -> Served | str:
     )
 
 
-def _count(row: Mapping[str, Any], key: str, label: str) -> int:
+def _count(row: Row, key: str, label: str) -> int:
     value = row.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
         raise Refusal(f"'{label}': {key}={repr(value)[:40]}, a whole number of at least 1 (and at most 2^48) is needed")
     return value
 
 
-def _time(value: Any, label: str, unit: float = 1.0) -> float:
+def _time(value: Json, label: str, unit: float = 1.0) -> float:
     if not isinstance(value, (int, float)) or not SHORTEST_S / unit <= value < LONGEST_S / unit:  # any whole number compares
         raise Refusal(f"'{label}': a time of {repr(value)[:40]} is no measurement")
     return float(value) * unit

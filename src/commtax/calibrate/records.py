@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
 
 import numpy as np
 
+from commtax.api import expect
+from commtax.calibrate import robust
+from commtax.calibrate.robust import Array
+from commtax.readers.published.sweep import SweepRow
 from commtax.spec import Cluster, Engine, Profile
 
 
@@ -27,7 +31,7 @@ class Timed:
 class Ran:
     """One kernel of the sweep: its row as it was written."""
 
-    row: Mapping[str, Any]
+    row: SweepRow
     seconds: float
     label: str
 
@@ -67,17 +71,25 @@ class Files:
         )
 
 
+class Load(TypedDict):
+    """What ran, of benchmarks that do not say it; 0: not said."""
+
+    batch: int
+    input_len: int
+    output_len: int
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """The machine that was measured, and what ran on it."""
 
     cluster: Cluster
     engine: Engine
-    model: str = ""
-    tp: int = 0
-    library: str = "nccl"
-    name: str = "my-box"
-    words: Mapping[str, Any] = field(default_factory=dict)  # batch, input_len, output_len of runs that do not say them
+    model: str
+    tp: int
+    library: str
+    name: str
+    load: Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +111,7 @@ class Errors:
     bias: float
 
     @classmethod
-    def of(cls, residuals: Any) -> Errors:
+    def of(cls, residuals: Array) -> Errors:
         """From ln(measured / predicted)."""
         size = np.expm1(np.abs(residuals))
         return cls(float(np.median(size)), float(np.quantile(size, 0.9)), float(np.expm1(np.median(residuals))))
@@ -133,6 +145,16 @@ class Part:
     notes: tuple[str, ...] = ()
     wishes: tuple[Wish, ...] = ()
 
+    @classmethod
+    def of(cls, name: str, labels: Sequence[str], before: Array, after: Array, spread: float, changes: Iterable[Change]) -> Part:
+        """From ln(measured / predicted) of each row, by the catalogue's constants and by the fitted ones."""
+        outliers = named(labels, after, robust.outliers(after))
+        return cls(name, len(labels), tuple(changes), Errors.of(before), Errors.of(after), spread, outliers)
+
+
+Document = dict[str, Any]
+"""A profile as it is written; ``catalog.profile_reading`` knows its form."""
+
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
@@ -140,7 +162,7 @@ class Calibration:
 
     place: Place
     profile: Profile
-    document: Mapping[str, Any]
+    document: Document
     parts: tuple[Part, ...]
     refused: tuple[str, ...] = ()  # rows that are no measurements, and groups with too few of them
 
@@ -154,7 +176,19 @@ class TooFewError(ValueError):
     """A group of rows that cannot tell its constants; says how many would."""
 
 
-def named(labels: Sequence[str], residuals: Any, far: Any) -> tuple[Outlier, ...]:
+def named(labels: Sequence[str], residuals: Array, far: Array) -> tuple[Outlier, ...]:
     """Outliers, the farthest first."""
     found = [Outlier(labels[i], float(np.exp(residuals[i]))) for i in np.flatnonzero(far).tolist()]
     return tuple(sorted(found, key=lambda o: -abs(np.log(o.factor))))
+
+
+def expected(rows: Sequence[Timed], place: Place, profile: Profile | None) -> Array:
+    """What every row of one library should take, by the catalogue or with a profile, as ``commtax expect`` says it."""
+    found = np.empty(len(rows))
+    keys = [(r.op, r.ranks) for r in rows]
+    sizes = np.array([r.nbytes for r in rows])
+    for op, ranks in dict.fromkeys(keys):
+        same = np.array([key == (op, ranks) for key in keys])
+        priced = expect(op, place.cluster, nbytes=sizes[same], ranks=ranks, library=rows[0].library, profile=profile)
+        found[same] = priced.seconds
+    return found

@@ -29,15 +29,6 @@ class Fitted:
     sigma: float  # standard deviation of the bulk's residuals
     information: Array  # of the values: the inverse of their covariance
 
-    @property
-    def median(self) -> float:
-        return float(np.median(np.abs(self.residuals)))
-
-    def score(self, rows: int) -> float:
-        """Schwarz' criterion with capped residuals: lower is better; each constant has to earn ln(rows)."""
-        capped = np.minimum(np.abs(self.residuals), 0.5)
-        return float(rows * np.log(np.mean(capped**2) + 1e-6) + len(self.values) * np.log(rows))
-
 
 def scale(residuals: Array) -> float:
     """Standard deviation by the median of absolute residuals."""
@@ -138,6 +129,16 @@ def half_width(residuals: Array, constants: int) -> float:
     share = min(1.0, float(np.ceil(0.8 * (count + 1))) / count)
     widened = float(np.quantile(np.abs(residuals), share)) * float(np.sqrt(count / max(1, count - constants)))
     return max(0.02, float(np.expm1(widened)))
+
+
+def width(sigma: float) -> float:
+    """Half-width of the 80 % range as a factor, from the standard deviation of logarithms; beyond e^3 nothing is known."""
+    return float(np.expm1(min(3.0, Z80 * sigma)))
+
+
+def sigma_of(half: float) -> float:
+    """The standard deviation of logarithms whose 80 % range has this half-width."""
+    return float(np.log1p(half) / Z80)
 
 
 def covariance(information: Array, prior: Array) -> Array:

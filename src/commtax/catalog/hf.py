@@ -1,16 +1,17 @@
 """A Hugging Face ``config.json`` read into a ``Model``. What cannot be read is refused by name, never guessed.
 
-Each architecture is one small function in ``ARCHITECTURES``. Fields that the model classes themselves default (for
-example ``num_key_value_heads`` = ``num_attention_heads`` in Llama) follow the same default here.
+Each family is one small function under ``@family`` with its architectures' names. Fields that the model classes themselves
+default (for example ``num_key_value_heads`` = ``num_attention_heads`` in Llama) follow the same default here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypedDict, Unpack
 
 from commtax.catalog.quantisation import quant_from
+from commtax.files import Json
 from commtax.spec import Attention, Block, Experts, Indexer, Latent, Mlp, Model, Tower
 from commtax.statement import Refusal
 
@@ -19,22 +20,50 @@ MAX_SIZE = 2**40
 MAX_LAYERS = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How one architecture's config is read, and what its layers do that no config says."""
+
+    read: Callable[[Fields], Model]
+    plain_residual: bool = False  # layers add the residual themselves, so that one tensor passes between stages
+    sequence_parallel_moe: bool = False  # vLLM splits tokens over tp before experts that are spread over tp x dp
+
+
+ARCHITECTURES: dict[str, Family] = {}
+
+
+def family(
+    *names: str, plain_residual: bool = False, sequence_parallel_moe: bool = False
+) -> Callable[[Callable[[Fields], Model]], Callable[[Fields], Model]]:
+    """The function below reads the configs of these architectures."""
+
+    def enter(read: Callable[[Fields], Model]) -> Callable[[Fields], Model]:
+        ARCHITECTURES.update(dict.fromkeys(names, Family(read, plain_residual, sequence_parallel_moe)))
+        return read
+
+    return enter
+
+
 @dataclass
 class Fields:
     """Reads fields and remembers the ones that were missing or unreadable, to name them all at once."""
 
-    config: Mapping[str, Any]
+    config: Mapping[str, Json]
     bad: list[str] = field(default_factory=list)
+
+    def _whole(self, name: str, least: int, default: int) -> int:
+        """A whole number of at least so much; what is none is remembered."""
+        value = self.config[name]
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value < MAX_SIZE and value == int(value):
+            return int(value)
+        self.bad.append(f"{name}={value!r}")
+        return default
 
     def need(self, *names: str) -> int:
         """A positive whole number under the first of the names that is present."""
-        for name in names:
-            value = self.config.get(name)
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < MAX_SIZE and value == int(value):
-                return int(value)
-            if value is not None:
-                self.bad.append(f"{name}={value!r}")
-                return 1
+        name = next((name for name in names if self.config.get(name) is not None), None)
+        if name is not None:
+            return self._whole(name, 1, 1)
         self.bad.append(names[0])
         return 1
 
@@ -48,13 +77,7 @@ class Fields:
 
     def number(self, name: str, default: int) -> int:
         """A whole number of at least 0, or the architecture's default where it is absent or null."""
-        value = self.config.get(name)
-        if value is None:
-            return default
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < MAX_SIZE and value == int(value):
-            return int(value)
-        self.bad.append(f"{name}={value!r}")
-        return default
+        return default if self.config.get(name) is None else self._whole(name, 0, default)
 
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.config.get(name)
@@ -68,7 +91,7 @@ class Fields:
             return Fields({}, self.bad)
         return Fields(value, self.bad)
 
-    def sequence(self, name: str, length: int) -> list[Any] | None:
+    def sequence(self, name: str, length: int) -> list[Json] | None:
         """A list with one entry a layer, or None where absent."""
         value = self.config.get(name)
         if value is None:
@@ -79,7 +102,7 @@ class Fields:
         return value[:length]
 
 
-def from_config(config: Mapping[str, Any], key: str) -> Model:
+def from_config(config: Mapping[str, Json], key: str) -> Model:
     """The model that a ``config.json`` describes; ``ValueError`` names the architecture or the fields at fault."""
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
@@ -89,7 +112,7 @@ def from_config(config: Mapping[str, Any], key: str) -> Model:
         )
     fields = Fields(config)
     try:
-        model = ARCHITECTURES[name](fields)
+        model = ARCHITECTURES[name].read(fields)
         if any(x < 1 for b in model.blocks for x in (b.attention.head_dim, b.attention.v_head_dim, b.attention.num_kv_heads)):
             fields.bad.append("hidden_size (smaller than the number of heads)")
     except (TypeError, ZeroDivisionError, AttributeError, KeyError, IndexError) as error:
@@ -97,15 +120,14 @@ def from_config(config: Mapping[str, Any], key: str) -> Model:
     if fields.bad:
         raise Refusal(f"model {key}: {name} config lacks or has unreadable fields: {', '.join(dict.fromkeys(fields.bad))}", "model")
     quant = config.get("quantization_config")
-    dtype = _dtype(fields, key)
     return replace(
         model,
         key=key,
         architecture=name,
-        dtype=dtype,
+        dtype=_dtype(fields, key),
         quant=quant_from(quant, key) if quant else None,
-        residual_stream=name not in PLAIN_RESIDUAL,
-        moe_sequence_parallel=name in SEQUENCE_PARALLEL_MOE,
+        residual_stream=not ARCHITECTURES[name].plain_residual,
+        moe_sequence_parallel=ARCHITECTURES[name].sequence_parallel_moe,
     )
 
 
@@ -118,7 +140,20 @@ def _dtype(fields: Fields, key: str) -> str:
     return _DTYPES[name]
 
 
-def _decoder(c: Fields, blocks: list[Block], **facts: Any) -> Model:
+class DecoderFacts(TypedDict, total=False):
+    tied: bool
+    norm_bias: bool
+    positions: int
+
+
+class AttentionFacts(TypedDict, total=False):
+    qkv_bias: bool
+    out_bias: bool
+    qk_norm: str
+    sinks: bool
+
+
+def _decoder(c: Fields, blocks: list[Block], **facts: Unpack[DecoderFacts]) -> Model:
     """A model from one block a layer: equal blocks are kept once."""
     kinds = tuple(dict.fromkeys(blocks))
     return Model(
@@ -129,11 +164,13 @@ def _decoder(c: Fields, blocks: list[Block], **facts: Any) -> Model:
         blocks=kinds,
         layers=tuple(kinds.index(b) for b in blocks),
         max_len=c.need("max_position_embeddings", "n_positions", "max_seq_len"),
-        **{"tied": c.flag("tie_word_embeddings"), **facts},
+        tied=facts.get("tied", c.flag("tie_word_embeddings")),
+        norm_bias=facts.get("norm_bias", False),
+        positions=facts.get("positions", 0),
     )
 
 
-def _attention(c: Fields, **facts: Any) -> Attention:
+def _attention(c: Fields, **facts: Unpack[AttentionFacts]) -> Attention:
     heads = c.need("num_attention_heads")
     head_dim = c.number("head_dim", 0) or c.need("hidden_size") // heads
     return Attention(heads, c.number("num_key_value_heads", heads) or heads, head_dim, head_dim, **facts)
@@ -151,28 +188,36 @@ def _layers(c: Fields, attention: Attention, ffn: Mlp | Experts, norms: int = 2)
     return [Block(replace(attention, window=w), ffn, norms) for w in windows]
 
 
+@family("LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM")
 def _llama(c: Fields) -> Model:
     bias = c.flag("attention_bias")
     ffn = Mlp(c.need("intermediate_size"), bias=c.flag("mlp_bias"))
     return _decoder(c, _layers(c, _attention(c, qkv_bias=bias, out_bias=bias), ffn))
 
 
+@family("Qwen2ForCausalLM")
 def _qwen2(c: Fields) -> Model:
-    sliding = Fields({**c.config, "use_sliding_window": c.flag("use_sliding_window")}, c.bad)
-    return _decoder(c, _layers(sliding, _attention(c, qkv_bias=True), Mlp(c.need("intermediate_size"))))
+    return _decoder(c, _layers(_sliding(c), _attention(c, qkv_bias=True), Mlp(c.need("intermediate_size"))))
 
 
+def _sliding(c: Fields) -> Fields:
+    """Qwen's layers see everything unless their config asks for windows."""
+    return Fields({**c.config, "use_sliding_window": c.flag("use_sliding_window")}, c.bad)
+
+
+@family("Qwen3ForCausalLM")
 def _qwen3(c: Fields) -> Model:
     bias = c.flag("attention_bias")
     attention = _attention(c, qkv_bias=bias, out_bias=bias, qk_norm="head")
-    sliding = Fields({**c.config, "use_sliding_window": c.flag("use_sliding_window")}, c.bad)
-    return _decoder(c, _layers(sliding, attention, Mlp(c.need("intermediate_size"))))
+    return _decoder(c, _layers(_sliding(c), attention, Mlp(c.need("intermediate_size"))))
 
 
+@family("GemmaForCausalLM")
 def _gemma(c: Fields) -> Model:
     return _decoder(c, _layers(c, _attention(c), Mlp(c.need("intermediate_size"))), tied=c.flag("tie_word_embeddings", True))
 
 
+@family("Gemma2ForCausalLM")
 def _gemma2(c: Fields) -> Model:
     """Four norms a layer; every second layer looks back ``sliding_window`` tokens only."""
     window, count = c.number("sliding_window", 4096), c.layers("num_hidden_layers")
@@ -182,6 +227,7 @@ def _gemma2(c: Fields) -> Model:
     return _decoder(c, blocks, tied=c.flag("tie_word_embeddings", True))
 
 
+@family("Gemma3ForCausalLM")
 def _gemma3_text(c: Fields) -> Model:
     window, every = c.number("sliding_window", 4096), c.number("sliding_window_pattern", 6) or 6
     attention, ffn = _attention(c, qk_norm="head"), Mlp(c.need("intermediate_size"))
@@ -193,6 +239,7 @@ def _gemma3_text(c: Fields) -> Model:
     return _decoder(c, blocks, tied=c.flag("tie_word_embeddings", True))
 
 
+@family("Gemma3ForConditionalGeneration")
 def _gemma3(c: Fields) -> Model:
     text, vision = c.inner("text_config"), c.inner("vision_config")
     width, hidden = vision.need("hidden_size"), text.need("hidden_size")
@@ -202,12 +249,7 @@ def _gemma3(c: Fields) -> Model:
 
 def _vit(c: Fields, patch_bias: bool = True, class_token: bool = False) -> tuple[tuple[str, tuple[int, ...], int], ...]:
     """A vision transformer with biases and LayerNorms: patches, positions, layers, last norm."""
-    h, wide, layers, patch = (
-        c.need("hidden_size"),
-        c.need("intermediate_size"),
-        c.layers("num_hidden_layers"),
-        c.need("patch_size"),
-    )
+    h, wide, layers, patch = c.need("hidden_size"), c.need("intermediate_size"), c.layers("num_hidden_layers"), c.need("patch_size")
     positions = (c.need("image_size") // patch) ** 2 + class_token
     rows: list[tuple[str, tuple[int, ...], int]] = [
         ("vision.patch.weight", (h, c.number("num_channels", 3) * patch * patch), 1),
@@ -228,6 +270,7 @@ def _vit(c: Fields, patch_bias: bool = True, class_token: bool = False) -> tuple
     return tuple(rows)
 
 
+@family("MixtralForCausalLM")
 def _mixtral(c: Fields) -> Model:
     moe = Experts(c.need("num_local_experts"), c.need("num_experts_per_tok"), c.need("intermediate_size"))
     return _decoder(c, _layers(c, _attention(c), moe))
@@ -250,28 +293,33 @@ def _qwen_moe(c: Fields, attention: Attention, shared: int) -> Model:
     return _decoder(c, blocks)
 
 
+@family("Qwen2MoeForCausalLM")
 def _qwen2_moe(c: Fields) -> Model:
     return _qwen_moe(c, _attention(c, qkv_bias=True), c.need("shared_expert_intermediate_size"))
 
 
+@family("Qwen3MoeForCausalLM", sequence_parallel_moe=True)
 def _qwen3_moe(c: Fields) -> Model:
     bias = c.flag("attention_bias")
     return _qwen_moe(c, _attention(c, qkv_bias=bias, out_bias=bias, qk_norm="head"), 0)
 
 
-def _deepseek(c: Fields, correction_bias: bool = True) -> Model:
+@family("DeepseekV2ForCausalLM", sequence_parallel_moe=True)
+def _deepseek2(c: Fields) -> Model:
+    return _latent(c, correction_bias=False)
+
+
+@family("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", sequence_parallel_moe=True)
+def _deepseek3(c: Fields) -> Model:
+    return _latent(c, correction_bias=True)
+
+
+def _latent(c: Fields, correction_bias: bool) -> Model:
     """Latent attention; the first layers dense, then experts with shared ones; V3.2 and GLM-5 add a token selector."""
     heads, bias = c.need("num_attention_heads"), c.flag("attention_bias")
     latent = Latent(c.number("q_lora_rank", 0), c.need("kv_lora_rank"), c.need("qk_nope_head_dim"), c.need("qk_rope_head_dim"))
-    attention = Attention(
-        heads,
-        heads,
-        latent.nope_dim + latent.rope_dim,
-        c.need("v_head_dim"),
-        qkv_bias=bias,
-        out_bias=bias,
-        latent=latent,
-    )
+    dims = latent.nope_dim + latent.rope_dim, c.need("v_head_dim")
+    attention = Attention(heads, heads, *dims, qkv_bias=bias, out_bias=bias, latent=latent)
     width = c.need("moe_intermediate_size")
     moe = Experts(
         c.need("n_routed_experts"),
@@ -280,15 +328,11 @@ def _deepseek(c: Fields, correction_bias: bool = True) -> Model:
         shared_intermediate=width * c.number("n_shared_experts", 0),
         correction_bias=correction_bias,
     )
-    dense, first, every = (
-        Mlp(c.need("intermediate_size")),
-        c.number("first_k_dense_replace", 0),
-        c.number("moe_layer_freq", 1) or 1,
-    )
-    blocks = []
-    for i in range(c.layers("num_hidden_layers")):
-        ffn: Mlp | Experts = moe if i >= first and i % every == 0 else dense
-        blocks.append(Block(replace(attention, indexer=_indexer(c, i)), ffn))
+    dense, first, every = Mlp(c.need("intermediate_size")), c.number("first_k_dense_replace", 0), c.number("moe_layer_freq", 1) or 1
+    blocks = [
+        Block(replace(attention, indexer=_indexer(c, i)), moe if i >= first and i % every == 0 else dense)
+        for i in range(c.layers("num_hidden_layers"))
+    ]
     return _decoder(c, blocks)
 
 
@@ -302,6 +346,7 @@ def _indexer(c: Fields, layer: int) -> Indexer | None:
     return Indexer(c.need("index_n_heads"), c.need("index_head_dim"), c.need("index_topk"))
 
 
+@family("GptOssForCausalLM", sequence_parallel_moe=True)
 def _gpt_oss(c: Fields) -> Model:
     attention = _attention(c, qkv_bias=c.flag("attention_bias", True), out_bias=c.flag("attention_bias", True), sinks=True)
     moe = Experts(
@@ -314,6 +359,7 @@ def _gpt_oss(c: Fields) -> Model:
     return _decoder(c, _layers(c, attention, moe))
 
 
+@family("MiniMaxM2ForCausalLM")
 def _minimax_m2(c: Fields) -> Model:
     attention = _attention(c, qk_norm="full" if c.flag("use_qk_norm") else "")
     moe = Experts(
@@ -326,6 +372,7 @@ def _minimax_m2(c: Fields) -> Model:
     return _decoder(c, _layers(c, attention, moe))
 
 
+@family("Llama4ForCausalLM", sequence_parallel_moe=True)
 def _llama4_text(c: Fields) -> Model:
     """Chunked attention except where a layer has no rotary embedding; the query/key norm has no parameters."""
     count, chunk = c.layers("num_hidden_layers"), c.number("attention_chunk_size", 8192)
@@ -340,13 +387,10 @@ def _llama4_text(c: Fields) -> Model:
     return _decoder(c, blocks)
 
 
+@family("Llama4ForConditionalGeneration", sequence_parallel_moe=True)
 def _llama4(c: Fields) -> Model:
     text, vision = c.inner("text_config"), c.inner("vision_config")
-    wide, middle, out = (
-        vision.need("intermediate_size"),
-        vision.need("projector_input_dim"),
-        vision.need("projector_output_dim"),
-    )
+    wide, middle, out = map(vision.need, ("intermediate_size", "projector_input_dim", "projector_output_dim"))
     adapter = (
         ("vision.adapter.fc1.weight", (middle, wide), 1),
         ("vision.adapter.fc2.weight", (out, middle), 1),
@@ -355,6 +399,7 @@ def _llama4(c: Fields) -> Model:
     return replace(_llama4_text(text), tower=Tower((*_vit(vision, patch_bias=False, class_token=True), *adapter)))
 
 
+@family("OPTForCausalLM", plain_residual=True)
 def _opt(c: Fields) -> Model:
     """Biases and LayerNorms everywhere; the position table has two more rows than positions."""
     if c.number("word_embed_proj_dim", c.need("hidden_size")) != c.need("hidden_size"):
@@ -370,6 +415,7 @@ def _opt(c: Fields) -> Model:
     )
 
 
+@family("GPT2LMHeadModel", plain_residual=True)
 def _gpt2(c: Fields) -> Model:
     heads, hidden = c.need("n_head", "num_attention_heads"), c.need("n_embd", "hidden_size")
     attention = Attention(heads, heads, hidden // heads, hidden // heads, qkv_bias=True, out_bias=True)
@@ -383,6 +429,7 @@ def _gpt2(c: Fields) -> Model:
     )
 
 
+@family("MPTForCausalLM", plain_residual=True)
 def _mpt(c: Fields) -> Model:
     """ALiBi models have no position table, whatever ``learned_pos_emb`` says."""
     heads, hidden, bias = c.need("n_heads"), c.need("d_model"), not c.flag("no_bias")
@@ -394,45 +441,3 @@ def _mpt(c: Fields) -> Model:
     positions = 0 if settings.get("alibi") or not c.flag("learned_pos_emb", True) else c.need("max_seq_len")
     tied = c.flag("tie_word_embeddings", True)
     return _decoder(c, [Block(attention, ffn)] * c.layers("n_layers"), tied=tied, norm_bias=bias, positions=positions)
-
-
-ARCHITECTURES: dict[str, Callable[[Fields], Model]] = {
-    "LlamaForCausalLM": _llama,
-    "MistralForCausalLM": _llama,
-    "Phi3ForCausalLM": _llama,
-    "Qwen2ForCausalLM": _qwen2,
-    "Qwen3ForCausalLM": _qwen3,
-    "GemmaForCausalLM": _gemma,
-    "Gemma2ForCausalLM": _gemma2,
-    "Gemma3ForCausalLM": _gemma3_text,
-    "Gemma3ForConditionalGeneration": _gemma3,
-    "MixtralForCausalLM": _mixtral,
-    "Qwen2MoeForCausalLM": _qwen2_moe,
-    "Qwen3MoeForCausalLM": _qwen3_moe,
-    "DeepseekV2ForCausalLM": lambda c: _deepseek(c, correction_bias=False),
-    "DeepseekV3ForCausalLM": _deepseek,
-    "DeepseekV32ForCausalLM": _deepseek,
-    "GlmMoeDsaForCausalLM": _deepseek,
-    "GptOssForCausalLM": _gpt_oss,
-    "MiniMaxM2ForCausalLM": _minimax_m2,
-    "Llama4ForCausalLM": _llama4_text,
-    "Llama4ForConditionalGeneration": _llama4,
-    "OPTForCausalLM": _opt,
-    "GPT2LMHeadModel": _gpt2,
-    "MPTForCausalLM": _mpt,
-}
-
-PLAIN_RESIDUAL = {"OPTForCausalLM", "GPT2LMHeadModel", "MPTForCausalLM"}
-"""Families whose layers add the residual themselves, so that one tensor passes between stages."""
-
-SEQUENCE_PARALLEL_MOE = {
-    "DeepseekV2ForCausalLM",
-    "DeepseekV3ForCausalLM",
-    "DeepseekV32ForCausalLM",
-    "GlmMoeDsaForCausalLM",
-    "GptOssForCausalLM",
-    "Llama4ForCausalLM",
-    "Llama4ForConditionalGeneration",
-    "Qwen3MoeForCausalLM",
-}
-"""Families in which vLLM splits tokens over tp before experts that are spread over tp x dp."""

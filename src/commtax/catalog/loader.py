@@ -5,42 +5,55 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from commtax.files import Json
 from commtax.spec import Citation
 from commtax.statement import Refusal
 
-Table = dict[str, Any]
+Table = dict[str, Json]
 T = TypeVar("T")
 NO_PARTS: Mapping[str, type] = {}
 
 
-def record(cls: type[T], table: Mapping[str, Any], where: str, parts: Mapping[str, type] = NO_PARTS) -> T:
+def record(cls: type[T], table: Mapping[str, Json], where: str, parts: Mapping[str, type] = NO_PARTS) -> T:
     """Build a record from a table whose numbers are ``[value, source]`` pairs; fields of its ``parts`` stand beside its own."""
     table = dict(table)
     named = {key: Citation(**s) for key, s in table.pop("sources", {}).items()}
-    known = {f.name: f for kind in (cls, *parts.values()) for f in fields(kind) if f.name not in parts}
-    unknown = [key for key in table if key not in known]
-    if unknown:
-        raise Refusal(f"{where}: unknown key {unknown[0]!r}{suggest(unknown[0], known)}")
-    values: Table = {}
+    known = {f.name: f for kind in (cls, *parts.values()) for f in _fields(kind) if f.name not in parts}
+    _check_keys(table, known, where)
     sources: dict[str, Citation] = {}
-    for key, entry in table.items():
-        values[key] = _value(entry, key, named, sources, where)
-    missing = [n for n, f in known.items() if n not in values and f.default is MISSING and f.default_factory is MISSING]
-    if missing:
-        raise Refusal(f"{where}: missing {', '.join(missing)}")
+    values = {key: _value(entry, key, named, sources, where) for key, entry in table.items()}
     if "sources" in known:
         values["sources"] = sources
     for part, kind in parts.items():
-        values[part] = kind(**{f.name: values.pop(f.name) for f in fields(kind) if f.name in values})
+        values[part] = kind(**{f.name: values.pop(f.name) for f in _fields(kind) if f.name in values})
     return cls(**values)
 
 
-def _value(entry: Any, key: str, named: Mapping[str, Citation], sources: dict[str, Citation], where: str) -> Any:
+def plain(cls: type[T], table: Mapping[str, Json], where: str) -> T:
+    """Build a record from a table that names one source for all of its numbers, or none."""
+    _check_keys(table, {f.name: f for f in _fields(cls)}, where)
+    return cls(**{key: tuple(entry) if isinstance(entry, list) else entry for key, entry in table.items()})
+
+
+def _fields(kind: type) -> tuple[Field[Json], ...]:
+    return fields(kind)
+
+
+def _check_keys(table: Mapping[str, Json], known: Mapping[str, Field[Json]], where: str) -> None:
+    unknown = [key for key in table if key not in known]
+    if unknown:
+        raise Refusal(f"{where}: unknown key {unknown[0]!r}{suggest(unknown[0], known)}")
+    missing = [n for n, f in known.items() if n not in table and f.default is MISSING and f.default_factory is MISSING]
+    if missing:
+        raise Refusal(f"{where}: missing {', '.join(missing)}")
+
+
+def _value(entry: Json, key: str, named: Mapping[str, Citation], sources: dict[str, Citation], where: str) -> Json:
     if isinstance(entry, dict):
         return {inner: _value(v, f"{key}.{inner}", named, sources, where) for inner, v in entry.items()}
     if isinstance(entry, (int, float)) and not isinstance(entry, bool):
@@ -55,7 +68,7 @@ def _value(entry: Any, key: str, named: Mapping[str, Citation], sources: dict[st
 
 
 @lru_cache(maxsize=8)
-def stems(kind: str, suffix: str) -> tuple[str, ...]:
+def stems(kind: str, suffix: str = ".toml") -> tuple[str, ...]:
     """The keys of one kind: its files' names, sorted."""
     folder = files("commtax.catalog") / kind
     return tuple(sorted(f.name.removesuffix(suffix) for f in folder.iterdir() if f.name.endswith(suffix)))

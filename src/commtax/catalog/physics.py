@@ -6,11 +6,10 @@ Below the ranges are the ceilings of a known chip or link: nothing that is measu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from commtax.spec import DTYPE_BYTES, Chip, Link, Path
+from commtax.files import Json
+from commtax.spec import DTYPE_BYTES, Chip, ChipFacts, Link, Path
 from commtax.statement import Refusal
 from commtax.units import format_bytes, format_rate, format_si
 
@@ -24,7 +23,7 @@ class Range:
     kind: str = "a number"
     whole: bool = False
 
-    def read(self, value: Any, name: str) -> float:
+    def read(self, value: Json, name: str) -> float:
         """The value as a number of the range; anything else is refused with the nearest that would do."""
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
             raise Refusal(f"{name}={shown(value)}: {self.kind} from {self.low:g} to {self.high:g} is needed", name)
@@ -37,7 +36,7 @@ class Range:
         return float(value)
 
 
-def shown(value: Any) -> str:
+def shown(value: Json) -> str:
     """A short piece of what was given."""
     return repr(value)[:40]
 
@@ -99,14 +98,14 @@ MOST_OF_A_LINK = 4.0
 """A path may count both directions, and bytes that a switch adds on their way: together never more than this."""
 
 
-def check_chip(given: Mapping[str, Any], chip: Chip) -> None:
+def check_chip(given: ChipFacts, chip: Chip) -> None:
     """No measurement beats the chip's datasheet. A CPU has none: what was measured is all that is known of it."""
     if chip.family == "cpu":
         return
     holds = max(chip.memory_bytes, chip.visible_bytes)
     _at_most("chip.memory_Bps", given.get("memory_Bps", 0.0), chip.memory_Bps, format_rate(chip.memory_Bps), chip, "memory_Bps")
-    for key in ("memory_bytes", "visible_bytes"):
-        _at_most(f"chip.{key}", given.get(key, 0.0), holds, format_bytes(holds), chip, key)
+    for key, size in (("memory_bytes", given.get("memory_bytes")), ("visible_bytes", given.get("visible_bytes"))):
+        _at_most(f"chip.{key}", size or 0.0, holds, format_bytes(holds), chip, key)
     for dtype, rate in given.get("flops_per_s", {}).items():
         known = dtype if dtype in chip.flops_per_s else max(chip.flops_per_s, key=lambda d: chip.flops_per_s[d])
         most = chip.flops_per_s[known]

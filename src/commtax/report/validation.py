@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from commtax.report.plots import COLOURS, MARKERS, SUFFIXES, save
 from commtax.statement import Refusal
 from commtax.units import format_seconds
 from commtax.validate import Bound, Records, Report
-from commtax.validate.statistics import Figures, figures, groups
+from commtax.validate.statistics import Figures, Key, figures, groups
 
 SHOWN = ("kind", "system", "library", "mode")
 MOST_POINTS = 120  # of one panel in a picture
@@ -38,9 +39,10 @@ def bound_document(bound: Bound) -> dict[str, Any]:
     return {"name": bound.name, "limit": limit, "value": bound.value, "n": bound.n, "ok": bound.ok}
 
 
-def _plain(key: dict[str, Any]) -> dict[str, Any]:
+def _plain(key: Key) -> dict[str, int | bool | str]:
     """Names as text, degrees as whole numbers."""
-    return {name: int(value) if name == "tp" else bool(value) if name == "fitted" else str(value) for name, value in key.items()}
+    kinds: dict[str, Callable[..., int | bool | str]] = {"tp": int, "fitted": bool}
+    return {name: kinds.get(name, str)(value) for name, value in key.items()}
 
 
 def show_validation(console: Any, found: Report) -> None:
@@ -68,13 +70,13 @@ def bounds_table(found: Report) -> Table:
 def limit_text(bound: Bound) -> str:
     if isinstance(bound.limit, tuple):
         return f"{bound.limit[0]:.0%} - {bound.limit[1]:.0%}"
-    return f"{bound.limit:.0f}" if "floor" in bound.name else f"{bound.limit:.0%}"
+    return f"{bound.limit:.0f}" if bound.is_count else f"{bound.limit:.0%}"
 
 
 def value_text(bound: Bound) -> str:
     if bound.value is None:
         return "-"
-    return f"{bound.value:.0f}" if "floor" in bound.name else f"{bound.value:.1%}"
+    return f"{bound.value:.0f}" if bound.is_count else f"{bound.value:.1%}"
 
 
 def groups_table(records: Records) -> Table:

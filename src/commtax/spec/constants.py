@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
+
+from commtax.statement import Source
+
+NO_SOURCE = Source("")
+DATASHEET = Source("datasheet", "formula and datasheet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ class Path:
     contention: tuple[tuple[int, float], ...] = ()  # by group size: how much slower bytes move when all ranks send (PCIe)
     mesh: int = 0  # GPUs of a mesh of direct links, as in ``Link``
     name: str = ""
-    source: str = ""
+    source: Source = NO_SOURCE
     spread: float = 0.0  # half-width of the 80 % range around it, as a factor; 0: the fabric's
     ranks: tuple[int, ...] = ()  # least and most ranks that it was measured on; (): the library's
     own: bool = False  # fitted on this machine
@@ -51,7 +56,7 @@ class Fabric:
     """The paths that a library has for each collective on one chip and link, and how it crosses hosts."""
 
     name: str
-    label: str  # calibrated | assumed | by definition
+    label: Source  # calibrated, assumed or by definition
     paths: Mapping[str, tuple[Path, ...]]
     network_paths: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)  # the inside part of a group across hosts
     flat: bool = False  # … or the whole of it, as one flat ring over the slow link (textbook)
@@ -60,7 +65,7 @@ class Fabric:
     network_hops: float = 3.0  # link latencies that one level across hosts costs: post, wire, flush
     network_pipelining: float = 0.0  # share of the loss that the best number of chunks still has
     network_direct: bool = False  # every rank writes straight to every other: one level, however many hosts
-    network_label: str = "formula and datasheet"
+    network_label: Source = DATASHEET
     network_ranks: tuple[int, ...] = ()  # least and most ranks that it was measured on; (): it was not
     eager_floor_s: float = 0.0
     spread: float = 0.15  # half-width of the 80 % range inside a domain, as a factor …
@@ -76,18 +81,30 @@ class KernelConstants:
     """Constants of the kernel forms on one family of chips: gemm by dtype, decode and prefill attention, small."""
 
     family: str
-    label: str
+    label: Source
     tables: Mapping[str, Mapping[str, float]]
-    own: Mapping[str, str] = field(default_factory=dict)  # labels of the tables that a profile brought
+    own: Mapping[str, Source] = field(default_factory=dict)  # labels of the tables that a profile brought
 
     @property
     def sigma(self) -> float:
         """Standard deviation of the logarithm of a whole step's kernels against measured steps."""
         return self.tables["step.bf16"]["sigma"]
 
-    def label_of(self, table: str) -> str:
+    def label_of(self, table: str) -> Source:
         """Where one table comes from: the profile, or the family."""
         return self.own.get(table, self.label)
+
+
+class ChipFacts(TypedDict, total=False):
+    """Fields of ``Chip`` that were measured; ``key`` says which chip they describe."""
+
+    key: str
+    name: str
+    memory_Bps: float
+    memory_bytes: float
+    visible_bytes: float
+    num_sms: float
+    flops_per_s: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +112,7 @@ class Profile:
     """What was measured on one machine, to be laid over the catalogue; what it does not hold stays as it was."""
 
     name: str
-    chip: Mapping[str, Any] = field(default_factory=dict)  # fields of Chip; "key" says which chip it describes
+    chip: ChipFacts = field(default_factory=ChipFacts)
     tables: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # kernel constants, as in KernelConstants
     libraries: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)  # measured paths by library, the usual one first
     network: Mapping[str, float] = field(default_factory=dict)  # across hosts: efficiency, hops, pipelining, norm, spread
@@ -109,5 +126,5 @@ class Profile:
         return hash(self.name)
 
     @property
-    def label(self) -> str:
-        return f"calibrated: {self.name}"
+    def label(self) -> Source:
+        return Source("calibrated", f"calibrated: {self.name}", f"profile {self.name}")

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from commtax.spec.constants import NO_SOURCE
 from commtax.spec.hardware import Citation
+from commtax.statement import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class HostTime:
     sigma_ttft_moe: float = 0.0
     calibrated: bool = False  # host times were fitted on measured runs of this engine …
     served_on: tuple[str, ...] = ()  # … on these chips
-    host_label: str = ""  # where they come from, if not from the catalogue
+    host_label: Source = NO_SOURCE  # where they come from, if not from the catalogue
 
 
 @dataclass(frozen=True, slots=True)

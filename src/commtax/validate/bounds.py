@@ -1,18 +1,30 @@
-"""The stated bounds: what the tool promises of its accuracy, each with its figure, and whether it holds."""
+"""The stated bounds (``bounds.toml``): what the tool promises of its accuracy, each with its figure, and whether it holds."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from importlib.resources import files
+from typing import TypedDict
 
 import numpy as np
 
-from commtax.validate.collective_rows import BROKEN, NETWORK_UNKNOWN
-from commtax.validate.records import Records
+from commtax.validate.records import Array, Records
 
-MIB = 2.0**20
-Mask = Callable[[Records], Any]
+RATES = ("decode-rate", "throughput")
+"""Kinds of rows in tokens a second; all others are seconds."""
+ROUNDING = 1e-9  # a prediction may fall below its floor by no more than this share
+UNPRICED = 0.05  # rows of a file that may have no price
+Limit = float | tuple[float, float]
+
+
+class Stated(TypedDict, total=False):
+    name: str
+    figure: str
+    by_tp: bool
+    limit: float | list[float]
+    rows: dict[str, bool | str | list[float | str | bool]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +32,10 @@ class Bound:
     """``value`` must not exceed ``limit`` (or lie between two); without rows there is no verdict."""
 
     name: str
-    limit: float | tuple[float, float]
+    limit: Limit
     value: float | None
     n: int
+    is_count: bool = False  # else a share
 
     @property
     def ok(self) -> bool | None:
@@ -32,127 +45,57 @@ class Bound:
         return bool(low <= self.value <= high)
 
 
-def _nvlink(r: Records) -> Any:
-    known = np.array([bool(v) for v in r.version], dtype=bool)
-    return (r.kind == "all-reduce") & (r.where == "nvlink") & ((r.mode == "graph") | (r.mode == "nccl-tests")) & known
+def _off(r: Records) -> Array:
+    return np.abs(np.expm1(r.log_error))
 
 
-def _across(r: Records) -> Any:
-    said = np.array([NETWORK_UNKNOWN not in h and BROKEN not in h for h in r.hint], dtype=bool)
-    return (r.kind == "all-reduce") & (r.where == "across") & (r.size >= MIB) & (r.size <= 1024 * MIB) & said
+FIGURES: dict[str, Callable[[Records], float]] = {
+    "median": lambda r: float(np.median(_off(r))),
+    "mean": lambda r: float(np.mean(_off(r))),
+    "p90": lambda r: float(np.quantile(_off(r), 0.9)),
+    "bias": lambda r: float(abs(np.expm1(np.mean(r.log_error)))),
+    "covered": lambda r: float(np.mean(r.covered)),
+    "uncovered": lambda r: float(1 - np.mean(r.covered)),
+    "width": lambda r: float(np.median(r.half_width)),
+}
+CHOICES: dict[str, Callable[[Records, Array], Array]] = {
+    "size": lambda r, ends: (r.size >= ends[0]) & (r.size <= ends[1]),
+    "source": lambda r, part: np.array([part in source.lower() for source in r.source], dtype=bool),
+    "versioned": lambda r, wanted: np.array([bool(version) is wanted for version in r.version], dtype=bool),
+}
+"""How rows are chosen by keys that are no list of a column's values."""
 
 
-def _own(kind: str, dtype: str = "") -> Mask:
-    return lambda r: (r.kind == kind) & (r.system == "h200-sxm") & ((r.dtype == dtype) | (not dtype))
-
-
-def _gpt_fast(r: Records) -> Any:
-    named = np.array(["gpt-fast" in s for s in r.source], dtype=bool)
-    return named & (r.kind == "decode-rate") & (r.dtype == "bf16")
-
-
-def _served(kind: str, where: str, mode: str = "") -> Mask:
-    return lambda r: (r.kind == kind) & (r.where == where) & ((r.mode == mode) | (not mode))
-
-
-def _trained(source: str, plain: bool = False) -> Mask:
-    def mask(r: Records) -> Any:
-        named = np.array([source in s.lower() for s in r.source], dtype=bool)
-        return named & (r.kind == "training-step") & ((r.mode == "plain") | (not plain))
-
-    return mask
-
-
-def median(r: Records) -> float:
-    return float(np.median(np.abs(np.expm1(r.log_error))))
-
-
-def mean(r: Records) -> float:
-    return float(np.mean(np.abs(np.expm1(r.log_error))))
-
-
-def p90(r: Records) -> float:
-    return float(np.quantile(np.abs(np.expm1(r.log_error)), 0.9))
-
-
-def bias(r: Records) -> float:
-    return float(abs(np.expm1(np.mean(r.log_error))))
-
-
-def by_tp(take: Callable[[Records], float]) -> Callable[[Records], float]:
-    """The worst tensor-parallel degree."""
-    return lambda r: max(take(r.where_true(r.tp == tp)) for tp in np.unique(r.tp))
-
-
-def uncovered(r: Records) -> float:
-    return float(1 - np.mean(r.covered))
-
-
-def covered(r: Records) -> float:
-    return float(np.mean(r.covered))
-
-
-def width(r: Records) -> float:
-    return float(np.median(r.half_width))
-
-
-def _sized(mask: Mask, low: float, high: float) -> Mask:
-    return lambda r: mask(r) & (r.size >= low) & (r.size <= high)
-
-
-STATED: tuple[tuple[str, Mask, Callable[[Records], float], float | tuple[float, float]], ...] = (
-    ("all-reduce, NVLink, up to 1 MiB: median", _sized(_nvlink, 0, MIB), median, 0.06),
-    ("all-reduce, NVLink, above 1 MiB: median", _sized(_nvlink, MIB + 1, np.inf), median, 0.06),
-    ("all-reduce across hosts, 1 MiB - 1 GiB: median", _across, median, 0.25),
-    ("all-reduce across hosts, 1 MiB - 1 GiB: outside the range", _across, uncovered, 0.25),
-    ("GEMM bf16 on H200, m <= 256: median", _sized(_own("gemm", "bf16"), 0, 256), median, 0.05),
-    ("GEMM bf16 on H200, m >= 512: median", _sized(_own("gemm", "bf16"), 512, np.inf), median, 0.05),
-    ("GEMM fp8 on H200: median", _own("gemm", "fp8"), median, 0.09),
-    ("decode attention on H200: median", _own("decode-attention"), median, 0.06),
-    ("prefill attention on H200: median", _own("prefill-attention"), median, 0.06),
-    ("whole decode step on H200: median", _own("decode-step"), median, 0.05),
-    ("whole decode step on H200: p90", _own("decode-step"), p90, 0.10),
-    ("whole decode step on H200: median at the worst TP", _own("decode-step"), by_tp(median), 0.08),
-    ("whole prefill on H200, 2,048 - 8,192 tokens: median", _sized(_own("prefill-step"), 2048, 8192), median, 0.06),
-    ("gpt-fast, batch 1, bf16 on A100: median", _gpt_fast, median, 0.12),
-    ("serving, dense: median of TPOT", _served("tpot", "dense", "agg"), median, 0.09),
-    ("serving, dense: median of TTFT", _served("ttft", "dense", "agg"), median, 0.30),
-    ("serving, dense: bias of TPOT at the worst TP", _served("tpot", "dense", "agg"), by_tp(bias), 0.05),
-    ("serving, mixtures of experts: median of TPOT", _served("tpot", "moe"), median, 0.20),
-    ("training, Narayanan et al. SC'21: mean", _trained("2104.04473"), mean, 0.08),
-    ("training, Korthikanti et al.: mean", _trained("2205.05198"), mean, 0.08),
-    ("training, torchtitan, all rows: mean", _trained("torchtitan"), mean, 0.20),
-    ("training, torchtitan, compiled, no pipeline: mean", _trained("torchtitan", plain=True), mean, 0.12),
-    ("training, llm-foundry: median", _trained("llm-foundry"), median, 0.15),
-    ("80 % range, all-reduce on NVLink: covered", _nvlink, covered, (0.70, 0.90)),
-    ("80 % range, all-reduce on NVLink: half-width", _nvlink, width, 0.15),
-    ("80 % range, whole decode step: covered", _own("decode-step"), covered, (0.70, 0.90)),
-    ("80 % range, whole decode step: half-width", _own("decode-step"), width, 0.15),
-)
-
-
-def judge(records: Records, files: Mapping[str, tuple[int, int]]) -> list[Bound]:
+def judge(records: Records, tables: Mapping[str, tuple[int, int]]) -> list[Bound]:
     """All bounds, on rows that were priced and not fitted; the last two on all rows."""
     tested = records.where_true(records.priced & ~records.fitted)
-    found = [_bound(name, mask, figure, limit, tested) for name, mask, figure, limit in STATED]
-    shares = [1 - priced / rows for rows, priced in files.values() if rows]
+    stated: list[Stated] = tomllib.loads((files("commtax.validate") / "bounds.toml").read_text())["bound"]
+    shares = [1 - priced / rows for rows, priced in tables.values() if rows]
+    every = sum(rows for rows, _ in tables.values())
     return [
-        *found,
-        Bound("rows not priced, in the worst file", 0.05, max(shares, default=None), sum(rows for rows, _ in files.values())),
-        Bound("predictions below their physical floor", 0.0, _below(records), int(np.sum(records.priced))),
+        *(_bound(one, tested) for one in stated),
+        Bound("rows not priced, in the worst file", UNPRICED, max(shares, default=None), every),
+        Bound("predictions below their physical floor", 0.0, _below(records), int(np.sum(records.priced)), is_count=True),
     ]
 
 
-def _bound(name: str, mask: Mask, figure: Callable[[Records], float], limit: Any, tested: Records) -> Bound:
-    mine = tested.where_true(np.asarray(mask(tested), dtype=bool)) if len(tested) else tested
-    return Bound(name, limit, figure(mine) if len(mine) else None, len(mine))
+def _bound(stated: Stated, tested: Records) -> Bound:
+    chosen = tested
+    for key, wanted in stated["rows"].items():
+        if len(chosen):
+            mask = CHOICES[key](chosen, wanted) if key in CHOICES else np.isin(chosen.column(key).astype(object), wanted)
+            chosen = chosen.where_true(mask)
+    figure, limit = FIGURES[stated["figure"]], stated["limit"]
+    parts = [chosen.where_true(chosen.tp == tp) for tp in np.unique(chosen.tp)] if stated.get("by_tp") else [chosen]
+    value = max(figure(part) for part in parts) if len(chosen) else None
+    return Bound(stated["name"], (limit[0], limit[1]) if isinstance(limit, list) else limit, value, len(chosen))
 
 
 def _below(records: Records) -> float | None:
     """How many; a rate's floor is the least time of a token."""
     if not np.any(records.priced):
         return None
-    rates = np.array([k in ("decode-rate", "throughput") for k in records.kind], dtype=bool)
+    rates = np.array([kind in RATES for kind in records.kind], dtype=bool)
     with np.errstate(all="ignore"):
         seconds = np.where(rates, 1 / records.predicted, records.predicted)
-    return float(np.sum(records.priced & (seconds < records.floor * (1 - 1e-9))))
+    return float(np.sum(records.priced & (seconds < records.floor * (1 - ROUNDING))))

@@ -2,73 +2,67 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from io import StringIO
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from commtax.files import TABLE_BYTES, read_text
+from commtax.readers.published.rows import Entry
 
-Row = Mapping[str, str]
 Array = Any
-
-WORDS = ("kind", "source", "system", "library", "version", "mode", "dtype", "where", "what", "hint", "skipped")
-NUMBERS = ("tp", "size", "measured", "predicted", "low", "high", "floor", "row")
-FIELDS = (*WORDS, *NUMBERS, "fitted")
-LEAST, MOST = 1e-9, 1e18
-"""Between them lies every time, size and rate that was ever published; beyond them ratios overflow."""
-
-
-class UnpricedError(ValueError):
-    """A row that no question can be made of, with the reason."""
+NUMBERS = ("tp", "size", "measured", "predicted", "low", "high", "floor")
+KINDS: dict[str, type] = {**dict.fromkeys(NUMBERS, float), "row": int, "fitted": bool, "sound": bool}
+"""Of columns that are not text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One prediction of one input row. Seconds, or tokens/s where that is what was published."""
+class Predicted:
+    """One prediction, its 80 % range, and what physics allows at the least (at the most for rates, and then as 1 / rate)."""
 
-    kind: str
-    source: str = ""
-    system: str = ""
-    library: str = ""
-    version: str = ""
-    mode: str = ""
-    dtype: str = ""
-    where: str = ""  # nvlink, pcie, xgmi …, or "across" hosts
-    what: str = ""  # the row in words
-    hint: str = ""  # what may explain an error
-    skipped: str = ""  # why there is no prediction
-    tp: float = 0
-    size: float = 0.0  # bytes of a tensor, rows of a product, tokens of a prompt: what bounds are cut by
-    measured: float = np.nan
     predicted: float = np.nan
     low: float = np.nan
     high: float = np.nan
-    floor: float = 0.0  # what physics allows at the least (at the most for rates, and then as 1 / rate)
-    row: int = 0
-    fitted: bool = False
+    floor: float = 0.0
+    hint: str = ""  # what may explain an error, where the row itself says nothing
+
+
+Answered = tuple[Entry, Predicted | None]
+NONE = Predicted()
 
 
 @dataclass(frozen=True)
 class Records:
-    """Columns of ``Answer``s."""
+    """Columns of ``Entry`` and ``Predicted``."""
 
-    columns: Mapping[str, Array] = field(default_factory=dict)
-
-    def __getattr__(self, name: str) -> Array:
-        try:
-            return self.columns[name]
-        except KeyError:
-            raise AttributeError(name) from None
+    kind: Array
+    source: Array
+    system: Array
+    library: Array
+    version: Array
+    mode: Array
+    dtype: Array
+    where: Array
+    what: Array
+    hint: Array
+    skipped: Array
+    tp: Array
+    size: Array
+    measured: Array
+    predicted: Array
+    low: Array
+    high: Array
+    floor: Array
+    row: Array
+    fitted: Array
+    sound: Array
 
     def __len__(self) -> int:
-        return len(self.columns["row"]) if self.columns else 0
+        return len(self.row)
+
+    def column(self, name: str) -> Array:
+        return getattr(self, name)
 
     @cached_property
     def priced(self) -> Array:
@@ -90,80 +84,41 @@ class Records:
             return (self.high - self.low) / (2 * self.predicted)
 
     def where_true(self, mask: Array) -> Records:
-        return Records({name: column[mask] for name, column in self.columns.items()})
+        return Records(*(self.column(name)[mask] for name in COLUMNS))
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One file of rows, and who answers them."""
-
-    name: str
-    header: list[str]
-    rows: Sequence[Sequence[str]]
-    answer: Callable[[], Records]
+COLUMNS = tuple(f.name for f in fields(Records))
 
 
-def of_answers(answers: Iterable[Answer]) -> Records:
-    found = list(answers)
-    kinds: dict[str, Any] = dict.fromkeys(WORDS, object) | dict.fromkeys(NUMBERS, float) | {"fitted": bool, "row": int}
-    return Records({name: np.array([getattr(a, name) for a in found], dtype=kinds[name]) for name in FIELDS})
+def unpriced(entry: Entry, error: ValueError) -> Entry:
+    """A row whose question has no answer."""
+    return replace(entry, skipped=str(error), measured=np.nan, fitted=False)
 
 
-def row_by_row(rows: Sequence[Row], answer: Callable[[int, Row], Sequence[Answer]]) -> Records:
-    """Rows that share no price with their neighbours, one at a time; equal rows are answered once."""
-    known: dict[tuple[tuple[str, str], ...], Sequence[Answer]] = {}
-    found: list[Answer] = []
-    for index, row in enumerate(rows):
-        key = tuple(row.items())
-        if key not in known:
-            known[key] = answer(index, row)
-        found += [replace(one, row=index) for one in known[key]]
-    return of_answers(found)
+def of_answers(answers: Iterable[Answered]) -> Records:
+    rows = [(entry, found or NONE) for entry, found in answers]
+
+    def column(name: str) -> Array:
+        if name == "hint":
+            values = [entry.hint or found.hint for entry, found in rows]
+        else:
+            values = [getattr(entry if hasattr(entry, name) else found, name) for entry, found in rows]
+        return np.array(values, dtype=KINDS.get(name, object))
+
+    return Records(*map(column, COLUMNS))
 
 
-def of_columns(count: int, **given: Any) -> Records:
-    """Columns from arrays and single values; what is not given is as in an empty ``Answer``."""
-    empty = Answer("")
-    columns = {}
-    for name in FIELDS:
-        kind = object if name in WORDS else bool if name == "fitted" else float
-        value = given.get(name, getattr(empty, name))
-        columns[name] = np.broadcast_to(np.asarray(value, dtype=kind), (count,))
-    columns["row"] = np.arange(count)
-    return Records(columns)
+def of_columns(count: int, **given: Array) -> Records:
+    """Columns from arrays and single values; what is not given is as in an empty row."""
+    empty = Entry("")
+    usual = {name: getattr(empty if hasattr(empty, name) else NONE, name) for name in COLUMNS} | {"row": np.arange(count)}
+    columns = ((usual | given)[name] for name in COLUMNS)
+    kinds = (KINDS.get(name, object) for name in COLUMNS)
+    return Records(*(np.broadcast_to(np.asarray(x, dtype=kind), (count,)) for x, kind in zip(columns, kinds, strict=True)))
 
 
 def joined(parts: Sequence[Records]) -> Records:
-    some = [p for p in parts if len(p)]
+    some = [part for part in parts if len(part)]
     if not some:
         return of_answers([])
-    return Records({name: np.concatenate([p.columns[name] for p in some]) for name in FIELDS})
-
-
-def read(path: Path, most: int | None = None) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a CSV file, plain or gzipped; short rows are filled with empty cells."""
-    lines = csv.reader(StringIO(read_text(path, "data", most=TABLE_BYTES), newline=""))
-    header = next(lines, [])
-    return header, [line + [""] * (len(header) - len(line)) for line in islice(lines, most) if line]
-
-
-def dicts(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[dict[str, str]]:
-    return [dict(zip(header, row, strict=False)) for row in rows]
-
-
-def number(row: Row, name: str) -> float:
-    """A figure of a row, above 0."""
-    text = (row.get(name) or "").strip()
-    try:
-        value = float(text)
-    except ValueError:
-        raise UnpricedError(f"column {name} is {'empty' if not text else f'{text!r}, not a number'}") from None
-    if not LEAST <= value <= MOST:
-        raise UnpricedError(f"column {name} is {text[:40]}: a figure from {LEAST:g} to {MOST:g} is needed")
-    return value
-
-
-def whole(row: Row, name: str, default: int | None = None) -> int:
-    if default is not None and not (row.get(name) or "").strip():
-        return default
-    return int(number(row, name))
+    return Records(*(np.concatenate([part.column(name) for part in some]) for name in COLUMNS))

@@ -6,24 +6,24 @@ import csv
 import gzip
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
+
+import numpy as np
 
 from commtax.files import refuse_overwriting, written
+from commtax.readers.published import collectives as collective_rows
+from commtax.readers.published import inference, serving, sweep, training
+from commtax.readers.published import kernels as kernel_tables
+from commtax.readers.published.tables import FOLDERED, KINDS, Table, headers, in_folder, paths, shipped
 from commtax.statement import Refusal
-from commtax.validate import collective_rows, inference_rows, kernel_rows, published, statistics, whole_rows
+from commtax.validate import collectives, kernels, statistics, steps
 from commtax.validate.bounds import Bound, judge
-from commtax.validate.records import Records, Table, dicts, joined, read
+from commtax.validate.records import Records, joined
 
 ADDED = ("kind", "measured", "predicted", "low", "high", "fitted", "skipped")
-TABLES: dict[str, Callable[[Sequence[Mapping[str, str]]], Records]] = {
-    "collectives": collective_rows.answers,
-    "serving_runs": whole_rows.serving,
-    "inference": inference_rows.answers,
-    "training_runs": whole_rows.training,
-}
-KINDS = (*TABLES, "kernels", "h200")
+SWEPT_CHIP = "h200-sxm"  # that our own sweep ran on
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Report:
         return all(bound.ok is not False for bound in self.bounds)
 
     @property
-    def groups(self) -> list[tuple[dict[str, Any], statistics.Figures]]:
+    def groups(self) -> list[tuple[statistics.Key, statistics.Figures]]:
         return statistics.groups(self.records)
 
     @property
@@ -52,67 +52,52 @@ class Report:
 def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = None) -> Report:
     """Price all rows; ``only`` one kind of table; ``rows_to`` a CSV of every input row with what was added."""
     if only and only not in KINDS:
-        raise Refusal(f"only '{only}': one of {', '.join(KINDS)}", "only")
+        raise Refusal(f"only '{only}': one of {', '.join(KINDS)}", "only", KINDS)
     if folder is not None and not folder.is_dir():
         raise Refusal(f"data '{folder}': no such folder", "data")
     if folder and rows_to:
-        refuse_overwriting(rows_to, (path for _, path in _paths(folder, only)), "rows")
-    sources = _folder(folder, only) if folder else published.tables(only)
+        refuse_overwriting(rows_to, (path for _, path in paths(folder, only)), "rows")
     parts, files = [], {}
-    header = _union(folder, only) if folder and rows_to else published.header()
-    with Writer.to(rows_to, header) if rows_to else nullcontext() as writer:
-        for table in sources:
-            found = table.answer()
+    with Writer.to(rows_to, headers(folder, only)) if rows_to else nullcontext() as writer:
+        for table in in_folder(folder, only) if folder else shipped(only):
+            found = answer(table)
             files[table.name] = (len(table.rows), len(set(found.row[found.priced].tolist())))
             if writer:
                 writer.write(table, found)
             parts.append(found)
     if not parts:
-        raise Refusal(
-            f"data '{folder}': none of {', '.join(f'{name}.csv[.gz]' for name in TABLES)} or kernels/*.csv.gz is here", "data"
-        )
+        names = ", ".join(f"{name}.csv[.gz]" for name in FOLDERED)
+        raise Refusal(f"data '{folder}': none of {names} or kernels/*.csv.gz is here", "data")
     records = joined(parts)
     return Report(records, files, tuple(judge(records, files)))
 
 
-def _paths(folder: Path, only: str) -> Iterator[tuple[str, Path]]:
-    """The tables of a folder, each once: a plain file before a gzipped one."""
-    for name in TABLES:
-        found = next((p for p in (folder / f"{name}.csv", folder / f"{name}.csv.gz") if p.is_file()), None)
-        if found and only in ("", name):
-            yield name, found
-    if only in ("", "kernels"):
-        for path in sorted((folder / "kernels").glob("*.csv*")):
-            if kernel_rows.form_of(path.name) and path.name.endswith((".csv", ".csv.gz")):
-                yield "kernels", path
+def answer(table: Table) -> Records:
+    """All rows of one table, priced."""
+    return ANSWERS[table.kind](table)
 
 
-def _union(folder: Path, only: str) -> list[str]:
-    """All columns of all files, in their order."""
-    seen: dict[str, None] = {}
-    for _, path in _paths(folder, only):
-        seen |= dict.fromkeys(_header(path))
-    return list(seen)
+def _kernels(table: Table) -> Records:
+    """A folder's file of one kind of kernel on one chip, or the rows of several that ship here."""
+    if not table.ships:
+        name = table.name.rpartition("/")[2]
+        return kernels.answers(kernel_tables.read(name, table.header, table.rows), table.name)
+    rows = table.dicts()
+    parts = []
+    for index, part in kernel_tables.of_several(rows):
+        source = np.array([rows[i]["source"] for i in index], dtype=object)
+        parts.append(replace(kernels.answers(part, source), row=np.array(index)))
+    return joined(parts)
 
 
-def _header(path: Path) -> list[str]:
-    return _read(path, 0)[0]
-
-
-def _read(path: Path, most: int | None = None) -> tuple[list[str], list[list[str]]]:
-    try:
-        return read(path, most)
-    except csv.Error as error:
-        raise Refusal(f"data '{path}': cannot be read as CSV ({error})", "data") from None
-
-
-def _folder(folder: Path, only: str) -> Iterator[Table]:
-    for kind, path in _paths(folder, only):
-        header, rows = _read(path)
-        if kind == "kernels":
-            yield Table(f"kernels/{path.name}", header, rows, lambda p=path, h=header, r=rows: kernel_rows.answers(p.name, h, r))  # type: ignore[misc]
-        else:
-            yield Table(path.name, header, rows, lambda k=kind, h=header, r=rows: TABLES[k](dicts(h, r)))  # type: ignore[misc]
+ANSWERS: dict[str, Callable[[Table], Records]] = {
+    "collectives": lambda table: collectives.answers(collective_rows.read(table.dicts())),
+    "serving_runs": lambda table: steps.answers(serving.read(table.dicts()), steps.served),
+    "inference": lambda table: steps.answers(inference.read(table.dicts()), steps.timed),
+    "training_runs": lambda table: steps.answers(training.read(table.dicts()), steps.trained),
+    "kernels": _kernels,
+    "h200": lambda table: steps.swept_rows(sweep.read([sweep.of_cells(row) for row in table.dicts()], SWEPT_CHIP)),
+}
 
 
 class Writer:
@@ -137,7 +122,7 @@ class Writer:
     def write(self, table: Table, found: Records) -> None:
         slots = [self.place.get(name, -1) for name in table.header]
         added = [self.place[name] for name in ADDED]
-        for values in zip(found.row.tolist(), *(found.columns[name].tolist() for name in ADDED), strict=True):
+        for values in zip(found.row.tolist(), *(found.column(name).tolist() for name in ADDED), strict=True):
             line = [""] * len(self.columns)
             line[0] = table.name
             for slot, cell in zip(slots, table.rows[values[0]], strict=False):
@@ -148,7 +133,7 @@ class Writer:
             self.lines.writerow(line)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: bool | float | str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):

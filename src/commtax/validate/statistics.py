@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,10 @@ from commtax.validate.records import Records
 
 BY = ("kind", "source", "system", "library", "version", "mode", "dtype", "tp", "fitted")
 WORST = 10
+SLOW = 1.5  # measured over predicted from which a launch may be the reason …
+LAUNCH_BOUND_S = 3e-5  # … of times shorter than this
+Key = Mapping[str, object]
+"""What the rows of one group share, by column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,10 @@ def figures(records: Records) -> Figures | None:
     )
 
 
-def parts(records: Records, by: tuple[str, ...] = BY) -> Iterator[tuple[dict[str, Any], Records]]:
+def parts(records: Records, by: tuple[str, ...] = BY) -> Iterator[tuple[Key, Records]]:
     """The records of each combination of values, in their order."""
-    codes: dict[tuple[Any, ...], int] = {}
-    keys = zip(*(records.columns[name] for name in by), strict=True)
+    codes: dict[tuple[object, ...], int] = {}
+    keys = zip(*(records.column(name) for name in by), strict=True)
     index = np.fromiter((codes.setdefault(key, len(codes)) for key in keys), dtype=np.int64, count=len(records))
     order = np.argsort(index, kind="stable")
     edges = np.searchsorted(index[order], np.arange(len(codes) + 1))
@@ -54,8 +57,8 @@ def parts(records: Records, by: tuple[str, ...] = BY) -> Iterator[tuple[dict[str
         yield dict(zip(by, key, strict=True)), records.where_true(order[edges[code] : edges[code + 1]])
 
 
-def groups(records: Records, by: tuple[str, ...] = BY) -> list[tuple[dict[str, Any], Figures]]:
-    return [(key, found) for key, part in parts(records, by) if (found := figures(part))]
+def groups(records: Records, by: tuple[str, ...] = BY) -> list[tuple[Key, Figures]]:
+    return [(key, figured) for key, part in parts(records, by) if (figured := figures(part))]
 
 
 def skipped(records: Records) -> list[tuple[str, int]]:
@@ -82,7 +85,7 @@ def worst(records: Records) -> list[Miss]:
     size = np.abs(tested.log_error)
     heads: dict[tuple[str, ...], int] = {}
     for i in np.argsort(-size):
-        key = tuple(str(tested.columns[name][i]) for name in ("kind", "source", "system", "library"))
+        key = tuple(str(tested.column(name)[i]) for name in ("kind", "source", "system", "library"))
         heads.setdefault(key, int(i))
         if len(heads) == WORST:
             break
@@ -90,21 +93,21 @@ def worst(records: Records) -> list[Miss]:
 
 
 def _miss(records: Records, i: int) -> Miss:
-    what = " ".join(filter(None, (str(records.what[i]), str(records.dtype[i]), str(records.library[i]), str(records.version[i]))))
-    words = (str(records.kind[i]), str(records.source[i]), what)
-    return Miss(*words, float(records.measured[i]), float(records.predicted[i]), reason(records, i))
+    what = " ".join(filter(None, (str(records.column(name)[i]) for name in ("what", "dtype", "library", "version"))))
+    measured, predicted = float(records.measured[i]), float(records.predicted[i])
+    return Miss(str(records.kind[i]), str(records.source[i]), what, measured, predicted, reason(records, i))
 
 
 def reason(records: Records, i: int) -> str:
     """What the row itself says, else what its figures suggest."""
-    found = [str(records.hint[i])] if records.hint[i] else []
+    causes = [str(records.hint[i])] if records.hint[i] else []
     slow = records.measured[i] / records.predicted[i]
     if records.kind[i] == "gemm" and str(records.dtype[i]) in ("fp8_block", "nvfp4") and slow > 2:
-        found.append("launch-bound: timed without a graph, the same time at every small size")
-    elif str(records.mode[i]) in ("eager", "timer") and slow > 1.5:
-        found.append("launched from Python, waits for other ranks")
-    elif slow > 1.5 and records.measured[i] < 3e-5:
-        found.append("launch-bound")
+        causes.append("launch-bound: timed without a graph, the same time at every small size")
+    elif str(records.mode[i]) in ("eager", "timer") and slow > SLOW:
+        causes.append("launched from Python, waits for other ranks")
+    elif slow > SLOW and records.measured[i] < LAUNCH_BOUND_S:
+        causes.append("launch-bound")
     if records.measured[i] < records.floor[i]:
-        found.append("measured faster than the hardware allows: warm caches, or not all was timed")
-    return ", ".join(dict.fromkeys(found)) or "no reason known"
+        causes.append("measured faster than the hardware allows: warm caches, or not all was timed")
+    return ", ".join(dict.fromkeys(causes)) or "no reason known"

@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 from commtax import catalog
-from commtax.catalog.fabric import library_keys
 from commtax.catalog.hf import from_config
+from commtax.catalog.libraries import library_keys
 from commtax.catalog.loader import suggest
 from commtax.catalog.models import bundled
 from commtax.cost.schedules import TRAINING

@@ -7,52 +7,124 @@ sizes of the plan, mean TTFT and TPOT in milliseconds. Absent columns are taken 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypedDict
 
 from commtax import catalog
-from commtax.api.serving import simulate
 from commtax.catalog.models import bundled
+from commtax.readers.published.names import names
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, whole
 from commtax.spec import DTYPE_BYTES, Cluster, Model, Quant
-from commtax.validate.records import Row, UnpricedError
+from commtax.statement import Refusal
 
 PROMPTS_PER_CLIENT = 10  # requests of a benchmark for each of its clients, as such runs are made
 SHORTEST = 0.8  # InferenceMAX draws lengths uniformly from this share of the stated length up to all of it
 FITTED_MODELS = ("gpt-oss-120b", "llama-3.1-70b", "llama-3.1-8b", "qwen3-235b-a22b", "qwen3-32b")
 FITTED_PROMPT, FITTED_CLIENTS = 1024, (32, 128)
 FP8_TILES = Quant("fp8", "fp8", (128, 128), ignored=("lm_head", "mlp.gate"))
-SYSTEMS = {"b200": "b200-sxm", "b300": "b300-sxm", "gb200": "gb200", "h100": "h100-sxm", "h200": "h200-sxm"}
 
 
-def question(row: Row) -> dict[str, Any]:
-    """Arguments of ``commtax.simulate`` for one row; raises ``UnpricedError`` with the reason where there are none."""
-    apart = row.get("mode") == "disagg"
-    model = _model(row)
-    sizes = _sizes(row, apart)
+class Sizes(TypedDict):
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+
+
+class Run(TypedDict, total=False):
+    """Arguments of ``commtax.simulate``."""
+
+    model: Model
+    cluster: Cluster
+    engine: str
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+    dtype: str
+    kv_dtype: str
+    concurrency: int
+    input_len: int
+    output_len: int
+    num_prompts: int
+    spread: float
+    disaggregated: bool
+    prefill_tp: int
+    prefill_workers: int | None
+    decode_workers: int
+
+
+def question(row: Row) -> Run:
+    """The run of one row; raises ``Refusal`` with the reason where there is none."""
+    model, sizes = _model(row), _sizes(row)
     clients = _concurrency(row, sizes)
     low, spread = _lengths(row)
-    return {
+    dtype, kv_dtype = _dtypes(row, model)
+    run: Run = {
         "model": model,
         "cluster": _cluster(row, sizes),
         "engine": _engine(row),
-        **sizes,
-        **_dtypes(row, model),
+        "tp": sizes["tp"],
+        "pp": sizes["pp"],
+        "dp": sizes["dp"],
+        "ep": sizes["ep"],
+        "dtype": dtype,
+        "kv_dtype": kv_dtype,
         "concurrency": clients,
-        "input_len": max(1, round(low * _whole(row, "isl"))),
-        "output_len": max(2, round(low * _whole(row, "osl"))),
+        "input_len": max(1, round(low * whole(row, "isl"))),
+        "output_len": max(2, round(low * whole(row, "osl"))),
         "num_prompts": PROMPTS_PER_CLIENT * clients,
         "spread": spread,
-        **(_workers(row, clients) if apart else {}),
     }
+    if _is_apart(row):
+        run |= _workers(row, clients)
+    return run
 
 
-def ask(row: Row) -> tuple[dict[str, Any], str]:
-    """The arguments of a row, and the reason why there are none: one of both is empty."""
-    try:
-        return question(row), ""
-    except UnpricedError as error:
-        return {}, str(error)
+def read(rows: Sequence[Row]) -> list[Asked[Run]]:
+    """Two figures a row: mean time to the first token, and mean time per token after it."""
+    return each(rows, _described, _ask)
+
+
+def _ask(row: Row, entry: Entry) -> Asked[Run]:
+    run, means = question(row), measured(row)
+    if not means:
+        raise Refusal("neither TTFT nor TPOT is given")
+    entry = replace(
+        entry,
+        where="moe" if run["model"].experts else "dense",
+        tp=run["tp"],
+        size=run["concurrency"],
+        fitted=is_fitted(row),
+        hint=_hint(row),
+    )
+    return Asked(tuple(replace(entry, kind=name.removesuffix("_s"), measured=value) for name, value in means.items()), run)
+
+
+def _described(row: Row) -> Entry:
+    tp, clients = cell(row, "tp_size", "decode_tp_size"), cell(row, "clients", "batch_size", "decode_batch_size")
+    lengths = f"{row.get('isl', '')} in, {row.get('osl', '')} out"
+    what = f"{row.get('model_path', '')}, tp {tp or '?'}, {lengths}, {clients or '?'} clients"
+    entry = described(row, "serving_runs")
+    return replace(entry, kind="tpot", source=_origin(row), mode=entry.mode or "agg", what=what)
+
+
+def _origin(row: Row) -> str:
+    """Who published the run: InferenceMAX names its daily files, the others are aiconfigurator's own."""
+    source = cell(row, "silicon_data_source", "source")
+    return "InferenceMAX" if "measured=" in source else "aiconfigurator" if source else ""
+
+
+def _hint(row: Row) -> str:
+    """What the row itself says that may explain an error."""
+    if _is_apart(row):
+        return "disaggregated: how many workers decode is not said, tokens may be drafted"
+    return "drafted tokens" if "mtp" in lower(row, "id") else ""
+
+
+def _is_apart(row: Row) -> bool:
+    return row.get("mode") == "disagg"
 
 
 def measured(row: Row) -> dict[str, float]:
@@ -61,14 +133,9 @@ def measured(row: Row) -> dict[str, float]:
     return {name: float(text) / 1e3 for name, text in found.items() if text}
 
 
-def _whole(row: Row, name: str, default: int | None = None) -> int:
-    text = (row.get(name) or "").strip()
-    if not text and default is not None:
-        return default
-    try:
-        return int(float(text))
-    except ValueError:
-        raise UnpricedError(f"column {name} is {'empty' if not text else f'{text!r}, not a number'}") from None
+def _size(row: Row, name: str, default: int) -> int:
+    """A size that a table may leave empty or write as 0."""
+    return default if cell(row, name) in ("", "0") else whole(row, name)
 
 
 def _model(row: Row) -> Model:
@@ -76,7 +143,7 @@ def _model(row: Row) -> Model:
     name = row.get("model_path") or ""
     found = bundled(name) or bundled(re.sub(r"-(FP8|NVFP4|FP4)(-dynamic)?$", "", name, flags=re.I))
     if found is None:
-        raise UnpricedError(f"model '{name}' is not in the catalogue")
+        raise Refusal(f"model '{name}' is not in the catalogue")
     if row.get("gemm_quant_mode") == "fp8_block" and not found.quant:
         return replace(found, quant=FP8_TILES)
     return found
@@ -85,7 +152,7 @@ def _model(row: Row) -> Model:
 def _engine(row: Row) -> str:
     name, version = row.get("backend") or "", row.get("backend_version") or ""
     if name not in catalog.keys("engines"):
-        raise UnpricedError(f"engine '{name}' is not known")
+        raise Refusal(f"engine '{name}' is not known")
     source = row.get("silicon_data_source") or ""
     runtime = re.search(r"image=\S*-runtime:(\S+)", source)
     if runtime and version and runtime[1] == version:
@@ -95,23 +162,25 @@ def _engine(row: Row) -> str:
     return f"{name}@{version}" if re.fullmatch(r"v?\d+(\.\w+)*", version) else name
 
 
-def _sizes(row: Row, apart: bool) -> dict[str, int]:
+def _sizes(row: Row) -> Sizes:
     """Tensor, data and expert parallelism. Attention-DP ranks are replicas that share their experts."""
-    prefix = "decode_" if apart else ""
-    tp, dp = _whole(row, f"{prefix}tp_size"), _whole(row, f"{prefix}attention_dp_size", 1)
-    ep = max(1, _whole(row, f"{prefix}moe_ep_size", 1))
+    prefix = "decode_" if _is_apart(row) else ""
+    tp, dp = whole(row, f"{prefix}tp_size"), _size(row, f"{prefix}attention_dp_size", 1)
     named = re.search(r"_tp(\d+)(?:_\d+)?_ep(\d+)", row.get("id") or "")
     if named and max(tp, dp) == int(named[1]) * int(named[2]) > int(named[1]):
         # The table multiplied both sizes, but experts lie on the same GPUs as the attention.
         tp, dp = (int(named[1]), 1) if tp > 1 else (1, int(named[1]))
-    return {"tp": tp, "pp": _whole(row, f"{prefix}pp_size", 1), "dp": dp, "ep": ep}
+    return {"tp": tp, "pp": _size(row, f"{prefix}pp_size", 1), "dp": dp, "ep": _size(row, f"{prefix}moe_ep_size", 1)}
 
 
-def _workers(row: Row, clients: int) -> dict[str, Any]:
+def _workers(row: Row, clients: int) -> Run:
     """Workers for prompts and for decoding, where the table says how many there are."""
-    count = _whole(row, "prefill_num_workers", 0)
-    found: dict[str, Any] = {"disaggregated": True, "prefill_tp": _whole(row, "prefill_tp_size")}
-    return found | {"prefill_workers": count or None, "decode_workers": _whole(row, "decode_num_workers", 0) or odd_factor(clients)}
+    return {
+        "disaggregated": True,
+        "prefill_tp": whole(row, "prefill_tp_size"),
+        "prefill_workers": _size(row, "prefill_num_workers", 0) or None,
+        "decode_workers": _size(row, "decode_num_workers", 0) or odd_factor(clients),
+    }
 
 
 def odd_factor(number: int) -> int:
@@ -123,14 +192,14 @@ def odd_factor(number: int) -> int:
     return number // (number & -number)
 
 
-def _concurrency(row: Row, sizes: Mapping[str, int]) -> int:
+def _concurrency(row: Row, sizes: Sizes) -> int:
     """Clients of the whole run: as the source says, or the batch of each attention-DP rank times their number."""
     said = re.search(r"silicon_concurrency=(\d+)", row.get("silicon_data_source") or "")
     if said:
         return int(said[1])
     if row.get("decode_batch_size"):
-        return _whole(row, "decode_batch_size") * _whole(row, "decode_num_workers", 1)
-    return _whole(row, "batch_size") * sizes["dp"]
+        return whole(row, "decode_batch_size") * _size(row, "decode_num_workers", 1)
+    return whole(row, "batch_size") * sizes["dp"]
 
 
 def _lengths(row: Row) -> tuple[float, float]:
@@ -140,19 +209,15 @@ def _lengths(row: Row) -> tuple[float, float]:
     return 1.0, 0.0
 
 
-def _cluster(row: Row, sizes: Mapping[str, int]) -> Cluster:
-    name = (row.get("system") or "").lower().replace("_", "-")
-    try:
-        chip = catalog.chip(SYSTEMS.get(name, name))
-    except ValueError as error:
-        raise UnpricedError(str(error)) from None
-    gpus = sizes["tp"] * sizes["pp"] * sizes["dp"]
-    hosts = -(-gpus // chip.gpus_per_host)
+def _cluster(row: Row, sizes: Sizes) -> Cluster:
+    name = lower(row, "system").replace("_", "-")
+    chip = catalog.chip(names()["serving_chips"].get(name, name))
+    hosts = -(-sizes["tp"] * sizes["pp"] * sizes["dp"] // chip.gpus_per_host)
     return catalog.cluster(f"{hosts}x{chip.gpus_per_host}x{chip.key}" if hosts > 1 else f"{chip.gpus_per_host}x{chip.key}")
 
 
-def _dtypes(row: Row, model: Model) -> dict[str, str]:
-    """Weights as the row says, unless the checkpoint is quantised itself and as narrow.
+def _dtypes(row: Row, model: Model) -> tuple[str, str]:
+    """Weights as the row says, unless the checkpoint is quantised itself and as narrow; and the cache.
 
     TensorRT-LLM keeps KV in fp8 with its fp8 checkpoints. vLLM keeps it as the activations unless told otherwise, and its
     fp8 runs show it: requests begin to wait for the cache at half of what an fp8 cache would hold.
@@ -162,16 +227,10 @@ def _dtypes(row: Row, model: Model) -> dict[str, str]:
     kind = {"fp8": "fp8", "fp8_static": "fp8", "nvfp4": "nvfp4", "int8_wo": "int8", "int4_wo": "int4"}.get(mode)
     own = model.quant and not (kind and DTYPE_BYTES[kind] < DTYPE_BYTES[model.quant.dtype])
     if own or mode in ("", "bfloat16", "float16"):
-        return {"dtype": "", "kv_dtype": kv}
+        return "", kv
     if kind is None:
-        raise UnpricedError(f"quantisation '{mode}' is not known")
-    return {"dtype": kind, "kv_dtype": kv}
-
-
-def predict(row: Row) -> dict[str, float]:
-    """Predicted means of one row, in seconds."""
-    found = simulate(**question(row))
-    return {"ttft_s": float(found.ttft_s), "tpot_s": float(found.tpot_s)}
+        raise Refusal(f"quantisation '{mode}' is not known", "gemm_quant_mode")
+    return kind, kv
 
 
 def is_fitted(row: Row) -> bool:
@@ -180,8 +239,9 @@ def is_fitted(row: Row) -> bool:
     Aggregated runs of five models with prompts of at most 1,024 tokens and 1 to 8, 32 or 128 clients. All longer prompts,
     16 and 64 clients, other models, and disaggregated runs test the fit.
     """
-    asked, skipped = ask(row)
-    if skipped:
+    try:
+        run = question(row)
+    except ValueError:
         return False
-    short = _whole(row, "isl") <= FITTED_PROMPT and (asked["concurrency"] <= 8 or asked["concurrency"] in FITTED_CLIENTS)
-    return short and asked["model"].key in FITTED_MODELS and not asked.get("disaggregated")
+    short = whole(row, "isl") <= FITTED_PROMPT and (run["concurrency"] <= 8 or run["concurrency"] in FITTED_CLIENTS)
+    return short and run["model"].key in FITTED_MODELS and not _is_apart(row)

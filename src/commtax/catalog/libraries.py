@@ -1,0 +1,168 @@
+"""Collective libraries as their files tell them: what was measured on which chips and links, and what serves the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from commtax.catalog.loader import Table, normal, plain, record, stems, suggest, toml
+from commtax.spec import Cluster, Link
+from commtax.statement import Refusal
+
+OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
+
+
+@dataclass(frozen=True, slots=True)
+class PathRow:
+    """Constants of one algorithm for some collectives, as fitted on ``families`` of chips over the ``reference`` link."""
+
+    families: tuple[str, ...]
+    links: tuple[str, ...]  # kinds of links that they serve
+    reference: str
+    ops: tuple[str, ...]
+    algorithm: str
+    bandwidth_Bps: float
+    source: str
+    name: str = ""
+    turn: int = 0
+    launch_s: float = 0.0
+    hop_s: float = 0.0
+    extra_s: float = 0.0
+    sqrt_s: float = 0.0
+    worlds: tuple[int, ...] = ()
+    max_bytes: Mapping[str, float] = field(default_factory=dict)  # by group size
+    contention: Mapping[str, float] = field(default_factory=dict)  # by group size, on the chips that it was measured on
+    min_ranks: int = 1
+    ranks: tuple[int, ...] = ()
+    spread: float = 0.0
+    measured_on: tuple[str, ...] = ()  # chips; (): all of the families
+
+    @property
+    def link(self) -> Link:
+        """The link that it was measured on."""
+        return _reference(self.reference)
+
+    def of_chip(self, chip: str) -> bool:
+        return not self.measured_on or chip in self.measured_on
+
+    def measured_with(self, cluster: Cluster) -> bool:
+        """Whether it was measured on this chip, or its family, with this link."""
+        chip = cluster.chip
+        return chip.family in self.families and self.of_chip(chip.key) and self.reference == cluster.intra.key
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadRow:
+    """How far measured times lie from predicted ones, by place, collectives and size."""
+
+    where: str
+    factor: float
+    source: str
+    ops: tuple[str, ...] = ()
+    max_bytes: float = math.inf
+    families: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FittedTable:
+    """A published table that the constants were fitted on, half of its sizes."""
+
+    table: str
+    systems: tuple[str, ...]
+    versions: tuple[str, ...]
+    ops: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """How a library crosses hosts."""
+
+    efficiency: float = 0.9
+    norm: float = 8.0
+    hops: float = 3.0
+    pipelining: float = 0.0
+    direct: bool = False
+    kind: str = "datasheet"
+    label: str = "formula and datasheet"
+    ranks: tuple[int, ...] = ()
+    spread: float = 0.35
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A file of ``libraries`` or ``exchanges``."""
+
+    key: str
+    name: str
+    version: str
+    aliases: tuple[str, ...] = ()
+    note: str = ""
+    fallback: str = ""  # the library that does what this one does not
+    kin: Mapping[str, str] = field(default_factory=dict)  # whose constants serve a generation, or a kind of link
+    ops: tuple[str, ...] = OPS
+    launch_s: float = 10e-6  # of a ring that nobody measured …
+    efficiency: float = 0.8  # … and its share of the link's rate
+    network: Network = Network()
+    eager_floor_s: Mapping[str, float] = field(default_factory=dict)
+    path: tuple[PathRow, ...] = ()
+    spread: tuple[SpreadRow, ...] = ()
+    fitted: tuple[FittedTable, ...] = ()
+    sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def chain(self) -> tuple[Library, ...]:
+        """Itself, and those that it falls back on."""
+        return (self, *(library(self.fallback).chain if self.fallback else ()))
+
+    def eager_floor(self, family: str) -> float:
+        """The least time of a collective that is launched from Python; of an unmeasured generation the longest."""
+        return self.eager_floor_s.get(family, max(self.eager_floor_s.values(), default=0.0))
+
+    def rows(self, family: str, kind: str) -> tuple[PathRow, ...]:
+        """What was measured on this kind of link: with this generation, else with its kin, else with whoever stands for all."""
+        for who in (family, self.kin.get(family), self.kin.get(kind)):
+            if own := tuple(r for r in self.path if who in r.families and kind in r.links):
+                return own
+        return ()
+
+
+@lru_cache(maxsize=32)
+def _reference(key: str) -> Link:
+    return record(Link, toml("links", key), f"links/{key}")
+
+
+def library_keys() -> list[str]:
+    return list(stems("libraries"))
+
+
+@lru_cache(maxsize=64)
+def library(name: str) -> Library:
+    """A library by key or alias, whatever version is named behind it."""
+    base = normal(name).partition("@")[0]
+    key = next((k for k in library_keys() if base == k or base in toml("libraries", k).get("aliases", ())), None)
+    if key is None:
+        raise Refusal(f"unknown library '{name}'{suggest(name, library_keys())} (one of {', '.join(library_keys())})", "library")
+    return _read("libraries", key)
+
+
+@lru_cache(maxsize=16)
+def exchange_library(key: str) -> Library:
+    """The kernels of one backend that carry tokens to experts and back: ``dispatch`` and ``combine``."""
+    return _read("exchanges", key)
+
+
+def library_chain(name: str) -> list[str]:
+    """A library and those that it falls back on, by key."""
+    return [one.key for one in library(name).chain]
+
+
+def _read(kind: str, key: str) -> Library:
+    where = f"{kind}/{key}"
+    table: Table = dict(toml(kind, key))
+    for name, cls in (("path", PathRow), ("spread", SpreadRow), ("fitted", FittedTable)):
+        table[name] = [plain(cls, row, f"{where}.{name}") for row in table.get(name, ())]
+    table["network"] = plain(Network, table.get("network", {}), f"{where}.network")
+    return plain(Library, table, where)

@@ -1,0 +1,165 @@
+"""Rows of collectives: bytes to microseconds, as nccl-tests and engines publish them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from commtax import catalog
+from commtax.readers.published.names import chip_named, matched, names, network_named
+from commtax.readers.published.rows import Entry, Row, cell, described, lower, number, whole
+from commtax.readers.published.splits import collective_is_fitted
+from commtax.spec import Cluster
+from commtax.statement import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """What the rows of one curve share."""
+
+    op: str
+    ranks: int
+    inside: int  # ranks a fast domain: a host, or a rack of NVL72
+    library: str
+    cluster: Cluster = field(hash=False)
+    algorithm: str = ""  # the only one, where the row names it
+    eager: bool = False
+
+    @property
+    def crosses(self) -> bool:
+        return self.ranks > self.inside
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One row: its place on a curve, or without one the reason in ``entry.skipped``. ``entry.size`` are its bytes."""
+
+    entry: Entry
+    curve: Curve | None
+
+
+def read(rows: Sequence[Row]) -> list[Point]:
+    return [_point(index, row) for index, row in enumerate(rows)]
+
+
+def _point(index: int, row: Row) -> Point:
+    entry = replace(_described(row), row=index)
+    try:
+        curve, size, seconds = question(row), number(row, "bytes"), number(row, "time_us") * 1e-6
+    except ValueError as error:
+        return Point(replace(entry, skipped=str(error)), None)
+    hints, sound = _hints(row)
+    return Point(
+        replace(
+            entry,
+            kind=curve.op,
+            measured=seconds,
+            size=size,
+            where="across" if curve.crosses else curve.cluster.intra.kind,
+            hint=", ".join(hints),
+            sound=sound,
+            fitted=collective_is_fitted(entry.source, entry.system, curve.library, entry.version, curve.op, size),
+        ),
+        curve,
+    )
+
+
+def question(row: Row) -> Curve:
+    """The collective of one row; ``Refusal`` with the reason where there is none."""
+    op = names()["collectives"].get(_op(row))
+    if op is None:
+        name = row.get("op", "")
+        raise Refusal(f"collective '{name}' has no model of its own: kernels of expert parallelism name no tensor", "op")
+    if "placeholder" in cell(row, "notes"):
+        raise Refusal("the size of the tensor is not published", "bytes")
+    if not cell(row, "gpus"):
+        raise Refusal("the number of GPUs is not published", "gpus")
+    ranks, hosts = whole(row, "gpus"), whole(row, "nodes", 1)
+    if ranks < 2 or ranks < hosts:
+        raise Refusal(f"{ranks} GPUs on {hosts} hosts: a collective needs two ranks", "gpus")
+    library, algorithm = _library(row)
+    per_host = -(-ranks // hosts)
+    place = _cluster(_place(row), hosts, per_host)
+    inside = min(ranks, place.domain) if place.domain > place.gpus_per_host else per_host
+    return Curve(op, ranks, inside, library, place, algorithm, mode(row) == "eager")
+
+
+def _op(row: Row) -> str:
+    return lower(row, "op").replace("-", "_")
+
+
+def _place(row: Row) -> str:
+    """All that a row says of its machine."""
+    return f"{row.get('gpu', '')} {row.get('system', '')} {row.get('interconnect', '')}".lower()
+
+
+def _hints(row: Row) -> tuple[list[str], bool]:
+    """What may explain an error, and whether the network is known and whole."""
+    notes, place = lower(row, "notes"), _place(row)
+    broken = "misconfigured" in place or "broken" in notes
+    unknown = whole(row, "nodes", 1) > 1 and network_named(place) is None
+    causes = (
+        ("a broken network, as its source says", broken),
+        ("its source names a blip", "blip" in notes or "outlier" in notes),
+        ("includes waiting for the other ranks", "rank rows" in cell(row, "method")),
+        ("which GPU is not said", re.search(r" or |class", lower(row, "gpu"))),
+        ("version unknown", not cell(row, "library_version")),
+        ("the network between hosts is not said", unknown),
+    )
+    return [hint for hint, holds in causes if holds], not broken and not unknown
+
+
+def mode(row: Row) -> str:
+    """graph, eager, timer or nccl-tests; the row's own word where it is none of them."""
+    method = lower(row, "method", "mode")
+    return matched("modes", method) or method
+
+
+def _library(row: Row) -> tuple[str, str]:
+    """Whose collectives, and the algorithm where only one ran."""
+    name = lower(row, "library")
+    algorithm = matched("forced", name)
+    if "symmetric memory" in name:
+        raise Refusal("NCCL over symmetric memory has no calibrated path", "library")
+    if algorithm or "vllm" in name:
+        return "vllm", algorithm
+    if "nccl" in name or "rccl" in name:
+        if "direct" in name:
+            raise Refusal(f"library '{row.get('library')}' has no calibrated path", "library")
+        return "nccl", ""
+    known = next((key for key in catalog.keys("libraries") if key in name), "")
+    if not known:
+        raise Refusal(f"library '{row.get('library', '')}' is not known", "library")
+    return known, ""
+
+
+@lru_cache(maxsize=512)
+def _cluster(place: str, hosts: int, per_host: int) -> Cluster:
+    chip = chip_named(place)
+    if not chip:
+        raise Refusal(f"GPU '{place.split(' ')[0]}' is not in the catalogue", "gpu")
+    if "p4de" in place and hosts > 1:
+        return catalog.cluster(f"{hosts}xp4de")
+    # A group of fewer ranks than a host has GPUs still shares that host's network.
+    full = catalog.chip(chip).gpus_per_host
+    gpus = max(per_host, full) if hosts > 1 and per_host > 1 else max(per_host, 2 if hosts == 1 else 1)
+    inside = "pcie3" if "2080 ti" in place else _bridge(place, chip) if hosts == 1 and per_host == 2 else ""
+    if hosts == 1:
+        return catalog.cluster(f"1x{gpus}x{chip}", intra=inside)
+    network = network_named(place) or {}
+    return catalog.cluster(f"{hosts}x{gpus}x{chip}", intra=inside, inter=network.get("link", ""), nics=network.get("nics"))
+
+
+def _bridge(place: str, chip: str) -> str:
+    """Cards in pairs: two of them speak over their bridge (A40 rows run at a host's rate and had none)."""
+    return "nvlink-bridge" if "pairwise" in place and chip != "a40" else ""
+
+
+def _described(row: Row) -> Entry:
+    gpus, system = cell(row, "gpus"), cell(row, "system", "gpu")
+    kind = names()["collectives"].get(_op(row), (cell(row, "op") or "collective").replace("_", "-"))
+    what = f"{kind} of {row.get('bytes', '')} B over {gpus or '?'} GPUs, {system}"
+    ranks = float(gpus) if gpus.replace(".", "", 1).isdigit() else 0
+    return replace(described(row, "collectives"), kind=kind, mode=mode(row), tp=ranks, what=what)

@@ -1,0 +1,205 @@
+"""Rows of published inference runs: static batches, batch-1 decoding, closed loops, CPU hosts over Ethernet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TypedDict
+
+from commtax import catalog
+from commtax.catalog.hf import from_config
+from commtax.catalog.models import bundled
+from commtax.readers.published.names import chip_named, names
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, number, whole
+from commtax.readers.published.splits import inference_is_fitted
+from commtax.spec import Cluster, Model, Quant
+from commtax.statement import Refusal
+
+GROUPS_OF_32 = Quant("groups", "int4", (1, 32), scale_bytes=2.0, ignored=("lm_head",))
+SERVED = {"mean_itl": "tpot_s", "mean_ttft": "ttft_s", "output_throughput": "tokens_per_s"}
+"""Metrics of a closed loop, and what ``simulate`` calls the same."""
+LINES = {
+    "decode_ms_per_token": ("compute", "host", "comm"),
+    "decode_compute_ms_per_token": ("compute", "host"),
+    "decode_network_transfer_ms_per_token": ("comm",),
+}
+"""Metrics of a step's parts, and the kinds of lines that they cover."""
+CPU_CONTEXT = 64  # tokens in the cache, about: distributed-llama's runs are short and do not say
+
+
+class Options(TypedDict, total=False):
+    """How the steps ran, under the names of ``bill`` and ``simulate``."""
+
+    tp: int
+    engine: str
+    dtype: str
+    kv_dtype: str
+    eager: bool
+    library: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What was timed: ``prompts`` prefill steps and ``steps`` decode steps of a batch, or the mean of a closed loop."""
+
+    model: Model
+    cluster: Cluster
+    options: Options
+    batch: int
+    input_len: int
+    output_len: int = 0
+    context: int = 0  # of the decode steps
+    prompts: int = 0
+    steps: int = 0
+    served: str = ""  # a mean of a closed loop of ``batch`` clients
+    lines: tuple[str, ...] = ()  # only these kinds of lines of a step
+    per_second: bool = False  # tokens a second instead of seconds
+
+
+def read(rows: Sequence[Row]) -> list[Asked[Run]]:
+    return each(rows, _described, _ask)
+
+
+def _ask(row: Row, entry: Entry) -> Asked[Run]:
+    value = number(row, "value")
+    run, hint = question(row)
+    rate = "tok" in cell(row, "unit") or "per_s" in cell(row, "metric")
+    told = replace(entry, measured=value if rate else value * 1e-3, hint=hint, fitted=inference_is_fitted(row))
+    return Asked((told,), run)
+
+
+def _described(row: Row) -> Entry:
+    metric = cell(row, "metric") or "inference"
+    where = f"{row.get('model', '')} on {row.get('gpu', '')}, tp {row.get('tp', '')}, batch {row.get('batch', '')}"
+    lengths = f"{row.get('isl') or '?'} in, {row.get('osl') or '?'} out"
+    return replace(
+        described(row, "inference"),
+        kind=names()["metrics"].get(metric, metric.replace("_", "-")),
+        tp=_tp(row),
+        what=f"{where}, {lengths}: {row.get('metric', '')}",
+        where="cpu" if "cpu" in lower(row, "gpu") else "gpu",
+    )
+
+
+def _tp(row: Row) -> float:
+    try:
+        return whole(row, "tp", 1)
+    except ValueError:
+        return 0
+
+
+def question(row: Row) -> tuple[Run, str]:
+    """What was timed in one row, and what may explain an error; ``Refusal`` with the reason where there is none."""
+    name = lower(row, "framework")
+    read_run = next((reader for words, reader in FRAMEWORKS if any(word in name for word in words)), None)
+    if read_run is None:
+        raise Refusal(f"framework '{row.get('framework', '')}' is not known", "framework")
+    return read_run(row, cell(row, "metric"))
+
+
+def _unknown(metric: str) -> Refusal:
+    return Refusal(f"metric '{metric}' is not known", "metric")
+
+
+def _batch_one(row: Row, metric: str) -> tuple[Run, str]:
+    """gpt-fast: one sequence, compiled, tokens/s over a short answer."""
+    if metric != "decode_tokens_per_s":
+        raise _unknown(metric)
+    inputs, outputs = whole(row, "isl", 5), whole(row, "osl", 200)
+    options: Options = {"tp": whole(row, "tp", 1), "dtype": _dtype(row), "engine": "gpt-fast"}
+    odd = "oddly low, as its source says, " if "oddly" in cell(row, "notes") else ""
+    run = Run(_stored(row), _place(row), options, whole(row, "batch", 1), inputs, context=inputs + outputs // 2, steps=1)
+    return replace(run, per_second=True), f"{odd}330 W limit"
+
+
+def _static(row: Row, metric: str) -> tuple[Run, str]:
+    """A batch that starts together: its prompt in one step, then one token a step."""
+    inputs, outputs = whole(row, "isl"), whole(row, "osl", 1)
+    parts = {"prefill_time": (1, 0), "tpot": (0, 1), "e2e_latency": (1, max(0, outputs - 1))}
+    if metric not in parts:
+        raise _unknown(metric)
+    options: Options = {"tp": whole(row, "tp", 1), "engine": "vllm-2023", "eager": True, "dtype": _dtype(row)}
+    if "NCCL" in cell(row, "notes"):
+        options["library"] = "nccl"
+    prompts, steps = parts[metric]
+    batch, context = whole(row, "batch"), inputs + outputs // 2
+    run = Run(_model(row), _place(row), options, batch, inputs, context=context, prompts=prompts, steps=steps)
+    return run, "launch-bound: an engine of 2023 without graphs"
+
+
+def _closed_loop(row: Row, metric: str) -> tuple[Run, str]:
+    """Means of a closed loop at the row's concurrency."""
+    if metric not in SERVED:
+        raise _unknown(metric)
+    options: Options = {"tp": whole(row, "tp", 1), "engine": "trtllm"}
+    if _dtype(row) == "fp8":
+        options |= {"dtype": "fp8", "kv_dtype": "fp8"}
+    run = Run(_model(row), _place(row), options, whole(row, "batch"), whole(row, "isl"), whole(row, "osl"), served=SERVED[metric])
+    return run, "" if metric == "output_throughput" else "batching of prompts may wait"
+
+
+def _cpu(row: Row, metric: str) -> tuple[Run, str]:
+    """distributed-llama: tensor parallelism over CPU hosts, one rank each, 4-bit weights."""
+    hosts = whole(row, "tp", 1)
+    place = _cpu_cluster(lower(row, "gpu"), hosts)
+    if metric not in LINES:
+        raise _unknown(metric)
+    if LINES[metric] == ("comm",) and hosts == 1:
+        raise Refusal("one host has no network: what is measured is the host's own copying", "tp")
+    options: Options = {"tp": hosts, "engine": "torch"}
+    run = Run(_stored(row), place, options, 1, CPU_CONTEXT, context=CPU_CONTEXT, steps=1, lines=LINES[metric])
+    return run, "a CPU host from its datasheet, network assumed"
+
+
+FRAMEWORKS: tuple[tuple[tuple[str, ...], Callable[[Row, str], tuple[Run, str]]], ...] = (
+    (("gpt-fast",), _batch_one),
+    (("distributed-llama",), _cpu),
+    (("nim", "tensorrt"), _closed_loop),
+    (("vllm",), _static),
+)
+
+
+def _model(row: Row) -> Model:
+    name = lower(row, "model")
+    if shape := names()["models"].get(name):
+        return from_config(shape, name)
+    # A table's words are no names to look up on disk or network.
+    found = bundled(names()["model_keys"].get(name, name.removesuffix("-instruct")))
+    if found is None:
+        raise Refusal(f"model '{row.get('model', '')}' is not in the catalogue", "model")
+    return found
+
+
+def _dtype(row: Row) -> str:
+    precision = lower(row, "precision")
+    return next((d for d in ("fp8", "int8") if d in precision), "")
+
+
+def _stored(row: Row) -> Model:
+    """The model with 4-bit weights in groups of 32 where the row says so."""
+    precision = lower(row, "precision")
+    model = _model(row)
+    return replace(model, quant=GROUPS_OF_32) if "int4" in precision or "q40" in precision else model
+
+
+def _place(row: Row) -> Cluster:
+    return _cluster(cell(row, "gpu"), whole(row, "tp", 1))
+
+
+@lru_cache(maxsize=128)
+def _cluster(gpu: str, gpus: int) -> Cluster:
+    chip = chip_named(gpu)
+    if not chip:
+        raise Refusal(f"GPU '{gpu}' is not in the catalogue", "gpu")
+    return catalog.cluster(f"1x{max(gpus, catalog.chip(chip).gpus_per_host)}x{chip}")
+
+
+@lru_cache(maxsize=64)
+def _cpu_cluster(gpu: str, hosts: int) -> Cluster:
+    known = next((facts for name, facts in names()["cpus"].items() if name in gpu), None)
+    if known is None:
+        raise Refusal(f"CPU '{gpu}' is not known", "gpu")
+    place = catalog.cluster(f"{hosts}x1xcpu" if hosts > 1 else "1xcpu", inter=known["inter"])
+    peaks = dict.fromkeys(place.chip.flops_per_s, known["flops_per_s"])
+    return replace(place, chip=replace(place.chip, memory_Bps=known["memory_Bps"], flops_per_s=peaks))

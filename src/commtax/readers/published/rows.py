@@ -1,0 +1,99 @@
+"""Rows of published tables: their cells, what a row says of itself, and what can be asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from commtax.readers.published.names import names
+from commtax.statement import Refusal
+from commtax.units import MAX_COUNT
+
+Row = Mapping[str, str]
+Question = TypeVar("Question")
+DESCRIBED = ("source", "system", "library", "version", "mode", "dtype")
+LEAST, MOST = 1e-9, 1e18
+"""Between them lies every time, size and rate that was ever published; beyond them ratios overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One figure of one input row. Seconds, or tokens/s where that is what was published."""
+
+    kind: str
+    source: str = ""
+    system: str = ""
+    library: str = ""
+    version: str = ""
+    mode: str = ""
+    dtype: str = ""
+    where: str = ""  # nvlink, pcie, xgmi …, or "across" hosts
+    what: str = ""  # the row in words
+    hint: str = ""  # what may explain an error
+    skipped: str = ""  # why nothing can be asked of it
+    tp: float = 0
+    size: float = 0.0  # bytes of a tensor, rows of a product, tokens of a prompt: what bounds are cut by
+    measured: float = float("nan")
+    row: int = 0
+    fitted: bool = False
+    sound: bool = True  # its source says neither that the network was broken nor leaves open which it was
+
+
+@dataclass(frozen=True, slots=True)
+class Asked(Generic[Question]):
+    """The figures of one row, and the question that all of them answer; None where there is none."""
+
+    entries: tuple[Entry, ...]
+    question: Question | None
+
+
+def each(
+    rows: Sequence[Row], describe: Callable[[Row], Entry], ask: Callable[[Row, Entry], Asked[Question]]
+) -> list[Asked[Question]]:
+    """Every row with what may be asked of it, or the reason why nothing can; equal rows are read once."""
+    known: dict[tuple[tuple[str, str], ...], Asked[Question]] = {}
+    found = []
+    for index, row in enumerate(rows):
+        key = tuple(row.items())
+        if key not in known:
+            entry = describe(row)
+            try:
+                known[key] = ask(row, entry)
+            except ValueError as error:
+                known[key] = Asked((replace(entry, skipped=str(error)),), None)
+        asked = known[key]
+        found.append(replace(asked, entries=tuple(replace(entry, row=index) for entry in asked.entries)))
+    return found
+
+
+def described(row: Row, table: str) -> Entry:
+    """What a row says of itself in the columns of its table."""
+    columns = names()["described"][table]
+    source, system, library, version, mode, dtype = (cell(row, *columns.get(name, ())) for name in DESCRIBED)
+    return Entry("", source, system, library, version, mode, dtype)
+
+
+def cell(row: Row, *names: str) -> str:
+    """The first of these columns that is not empty."""
+    return next((text for name in names if (text := (row.get(name) or "").strip())), "")
+
+
+def lower(row: Row, *names: str) -> str:
+    return cell(row, *names).lower()
+
+
+def number(row: Row, name: str, least: float = LEAST, most: float = MOST) -> float:
+    """A figure of a row, above 0."""
+    text = cell(row, name)
+    try:
+        value = float(text)
+    except ValueError:
+        raise Refusal(f"column {name} is {'empty' if not text else f'{text!r}, not a number'}", name) from None
+    if not least <= value <= most:
+        raise Refusal(f"column {name} is {text[:40]}: a figure from {least:g} to {most:g} is needed", name)
+    return value
+
+
+def whole(row: Row, name: str, default: int | None = None) -> int:
+    return default if default is not None and not cell(row, name) else int(number(row, name, 1, MAX_COUNT))

@@ -1,0 +1,133 @@
+"""Rows of ``python -m commtax.measure.kernels``: kernels and whole steps of one tensor-parallel rank, as JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict, cast
+
+from commtax import catalog
+from commtax.cost.compute import Kernel
+from commtax.readers.published.kernel_shapes import decode_attention, prefill_attention, product
+from commtax.readers.published.rows import Entry, Row
+from commtax.readers.published.splits import even_hash
+from commtax.spec import DTYPE_BYTES
+
+ENGINE = "fused"  # the engine of the sweep, where a row names none: what it launches is in commtax.measure.steps
+SOURCE = "benchmarks/h200"
+IN_CACHE_BYTES = 190e3  # a KV cache smaller than this stays in L2 between repetitions
+LAUNCH_BOUND_S = 1e-5  # … and a kernel shorter than this is mostly its launch
+ATTENTION = ("batch", "length", "heads", "kv_heads", "head_dim")
+SHAPES = {"gemm": ("m", "n", "k"), "decode": ATTENTION, "prefill": ATTENTION}
+STEP_MODELS = ("llama-3.1-8b", "llama-3.2-1b", "qwen2.5-7b", "llama-2-13b", "qwen2.5-32b")
+SHARD_MODELS = ("llama-3.1-8b", "llama-3.2-1b", "llama-2-13b")
+NOT_IN_KEY = ("median_s", "samples_s", "sm_MHz")
+WHAT = ("model", "tp", "batch", "length", "heads", "m", "n", "k", "mode")
+
+
+class SweepRow(TypedDict, total=False):
+    """One timing, under the names of its JSON line."""
+
+    kind: str  # gemm | decode | prefill | step
+    batch: int
+    length: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    splits: int
+    m: int
+    n: int
+    k: int
+    mode: str
+    backend: str
+    phase: str
+    model: str
+    tp: int
+    num_layers: int
+    engine: str
+    version: str
+    median_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A row, and what it says of itself."""
+
+    entry: Entry
+    row: SweepRow
+
+
+def load(folder: Path) -> list[SweepRow]:
+    """All rows of a folder's ``*.jsonl``, headers left out."""
+    lines = (line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines() if line.strip())
+    return [row for row in map(json.loads, lines) if row.get("kind") in (*SHAPES, "step")]
+
+
+def of_cells(row: Row) -> SweepRow:
+    """Numbers as numbers, empty cells left out: the row as its JSON line had it."""
+    typed = {n: int(x) if x.isdigit() else float(x) if n.endswith("_s") else x for n, x in row.items() if x != ""}
+    return cast(SweepRow, typed)
+
+
+def kernel(row: SweepRow) -> Kernel:
+    """The cost model's kernel of a row that is one; ``KeyError`` names what is missing of its shape."""
+    dtype = row.get("dtype", "bf16")
+    size = DTYPE_BYTES[dtype]
+    if row["kind"] == "gemm":
+        m, n, k = float(row["m"]), float(row["n"]), float(row["k"])
+        return product(m, n, k, dtype, size, size, static_scales=dtype == "fp8" and "static" in row.get("mode", ""))
+    batch, length, heads, kv_heads = float(row["batch"]), float(row["length"]), float(row["heads"]), float(row["kv_heads"])
+    if row["kind"] == "decode":
+        return decode_attention(batch, length, heads, kv_heads, float(row["head_dim"]), size)
+    return prefill_attention(batch, length, heads, kv_heads, float(row["head_dim"]))
+
+
+def read(rows: Sequence[SweepRow], chip: str) -> list[Timing]:
+    found = []
+    for index, row in enumerate(rows):
+        kind = row["kind"]
+        entry = Entry(
+            kind=f"{row.get('phase')}-step" if kind == "step" else "gemm" if kind == "gemm" else f"{kind}-attention",
+            source=SOURCE,
+            system=chip,
+            library=row.get("backend") or row.get("engine") or ENGINE,
+            version=row.get("version", ""),
+            mode=row.get("mode") or "graph",
+            dtype=row.get("dtype", ""),
+            where=catalog.chip(chip).family,
+            tp=row.get("tp", 0),
+            what=", ".join(f"{name} {value}" for name in WHAT if (value := row.get(name)) is not None),
+            row=index,
+            size=_size(row),
+            fitted=is_fitted(row),
+            measured=float(row["median_s"]),
+            hint=_hint(row),
+        )
+        found.append(Timing(entry, row))
+    return found
+
+
+def is_fitted(row: SweepRow) -> bool:
+    """Whether constants were fitted on it: whole steps by model, kernels by a hash of all but their time."""
+    if row["kind"] == "step":
+        return row["model"] in (SHARD_MODELS if row.get("engine") == "torch" else STEP_MODELS)
+    return even_hash(json.dumps({name: value for name, value in row.items() if name not in NOT_IN_KEY}, sort_keys=True))
+
+
+def _size(row: SweepRow) -> float:
+    if row["kind"] == "gemm":
+        return float(row["m"])
+    if row["kind"] == "decode":
+        return float(kernel(row).nbytes)
+    return float(row["batch"] * row["length"]) if row.get("phase") == "prefill" else float(row["batch"])
+
+
+def _hint(row: SweepRow) -> str:
+    if row["kind"] == "decode" and _size(row) < IN_CACHE_BYTES:
+        return "a cache of under 190 kB stays in L2"
+    if row["kind"] == "prefill" and row.get("backend") != "cudnn":
+        return "another kernel than the engine's"
+    return "launch-bound" if row["median_s"] < LAUNCH_BOUND_S else ""

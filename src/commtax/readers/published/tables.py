@@ -1,0 +1,97 @@
+"""Files of published figures: those that ship here in columns of their own, and folders in the larger tables' columns.
+
+``benchmarks/curate.py`` chose the rows that ship; after their columns are renamed they are read as those of the larger tables.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from io import StringIO
+from itertools import islice
+from pathlib import Path
+
+from commtax.files import TABLE_BYTES, read_text
+from commtax.readers.published.kernels import form_of
+from commtax.readers.published.names import names
+from commtax.readers.published.rows import Row
+from commtax.statement import Refusal
+
+FOLDERED = ("collectives", "serving_runs", "inference", "training_runs")
+"""Kinds of tables that a folder holds one file of; ``kernels`` are a folder in it."""
+KINDS = (*FOLDERED, "kernels", "h200")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One file of rows, of one kind of table."""
+
+    name: str
+    kind: str
+    header: list[str]
+    rows: Sequence[Sequence[str]]
+    ships: bool = False
+
+    def dicts(self) -> list[Row]:
+        """Rows under the larger tables' names."""
+        if not self.ships:
+            return dicts(self.header, self.rows)
+        own = names()["columns"].get(self.kind, {})
+        found = dicts([own.get(column, column) for column in self.header], self.rows)
+        return [_dated(row) for row in found] if self.kind == "serving_runs" else found
+
+
+def shipped(only: str = "") -> Iterator[Table]:
+    """Every file that ships here; our own H200 rows are the last."""
+    for name in KINDS:
+        if only in ("", name):
+            with as_file(files("commtax.readers.published") / "tables" / f"{name}.csv") as path:
+                yield Table(f"published/{name}.csv", name, *read(path), ships=True)
+
+
+def in_folder(folder: Path, only: str = "") -> Iterator[Table]:
+    for kind, path in paths(folder, only):
+        name = f"kernels/{path.name}" if kind == "kernels" else path.name
+        yield Table(name, kind, *read(path))
+
+
+def paths(folder: Path, only: str = "") -> Iterator[tuple[str, Path]]:
+    """The tables of a folder, each once: a plain file before a gzipped one."""
+    for name in FOLDERED:
+        found = next((p for p in (folder / f"{name}.csv", folder / f"{name}.csv.gz") if p.is_file()), None)
+        if found and only in ("", name):
+            yield name, found
+    if only in ("", "kernels"):
+        for path in sorted((folder / "kernels").glob("*.csv*")):
+            if form_of(path.name) and path.name.endswith((".csv", ".csv.gz")):
+                yield "kernels", path
+
+
+def headers(folder: Path | None, only: str = "") -> list[str]:
+    """All columns of all files of a folder, or of all that ship here, in their order."""
+    every = [read(path, 0)[0] for _, path in paths(folder, only)] if folder else [table.header for table in shipped()]
+    return list(dict.fromkeys(column for header in every for column in header))
+
+
+def read(path: Path, most: int | None = None) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of a CSV file, plain or gzipped; short rows are filled with empty cells."""
+    lines = csv.reader(StringIO(read_text(path, "data", most=TABLE_BYTES), newline=""))
+    try:
+        header = next(lines, [])
+        return header, [line + [""] * (len(header) - len(line)) for line in islice(lines, most) if line]
+    except csv.Error as error:
+        raise Refusal(f"data '{path}': cannot be read as CSV ({error})", "data") from None
+
+
+def dicts(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[Row]:
+    return [dict(zip(header, row, strict=False)) for row in rows]
+
+
+def _dated(row: Row) -> Row:
+    """A run's source as the larger table writes it: its day says the version, and that lengths were drawn."""
+    parts = [f"silicon_concurrency={row.get('clients', '')}"]
+    if row.get("day"):
+        parts += [f"source_file={row['day']}.csv", f"measured={row['day']}"]
+    return {**row, "silicon_data_source": "; ".join(parts)}

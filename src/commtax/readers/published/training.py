@@ -1,0 +1,159 @@
+"""A row of published training runs as a question: which model, cluster and plan it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypedDict
+
+from commtax import catalog
+from commtax.catalog.hf import from_config
+from commtax.readers.published.names import names
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, number, whole
+from commtax.readers.published.splits import training_is_fitted
+from commtax.spec import Cluster, Model
+from commtax.statement import Refusal
+
+GPUS_PER_HOST = 8
+
+
+class Run(TypedDict, total=False):
+    """Arguments of ``commtax.train_bill``."""
+
+    model: Model
+    cluster: Cluster
+    tp: int
+    pp: int
+    dp: int
+    ep: int
+    cp: int
+    batch: int
+    micro_batch: int
+    context: int
+    recompute: str
+    engine: str
+    dtype: str
+    sequence_parallel: bool
+    schedule: str
+    chunks: int
+    eager: bool
+    async_axes: tuple[str, ...]
+    zero: int
+
+
+def read(rows: Sequence[Row]) -> list[Asked[Run]]:
+    return each(rows, _described, _ask)
+
+
+def _ask(row: Row, entry: Entry) -> Asked[Run]:
+    run = question(row)
+    told = replace(
+        entry,
+        measured=number(row, "step_time_s"),
+        tp=run["tp"],
+        size=run["context"],
+        fitted=training_is_fitted(row),
+        hint=_hint(row),
+    )
+    return Asked((told,), run)
+
+
+def _described(row: Row) -> Entry:
+    plan = ", ".join(f"{axis} {row.get(axis) or 1}" for axis in ("tp", "pp", "dp"))
+    where = f"{row.get('model', '')} on {row.get('gpus', '')} {cell(row, 'gpu_type')}"
+    what = f"{where}, {plan}, seq {row.get('seq', '')}"
+    library = cell(row, "source").split(" ")[0]
+    return replace(described(row, "training_runs"), kind="training-step", library=library, mode=_mode(row), what=what)
+
+
+def _mode(row: Row) -> str:
+    """What sets a run apart: eager, asynchronous tensor parallelism, a pipeline, scaling by rows."""
+    if "async" in lower(row, "note"):
+        return "async"
+    if cell(row, "pp") not in ("", "1"):
+        return "pipeline"
+    if "eager" in lower(row, "note"):
+        return "eager"
+    return "rowwise" if "rowwise" in cell(row, "precision") else "plain"
+
+
+def _hint(row: Row) -> str:
+    if whole(row, "cp", 1) > 1:
+        return "context parallelism"
+    if "rowwise" in cell(row, "precision"):
+        return "fp8 scaled by rows"
+    return "asynchronous tensor parallelism" if "async" in lower(row, "note") else "software and clocks are not said"
+
+
+def question(row: Row) -> Run:
+    """The step of one row; a row that cannot be priced raises ``Refusal`` with the reason."""
+    source, note = lower(row, "source"), lower(row, "note")
+    gpus, dp, pp = whole(row, "gpus"), whole(row, "dp", 1), whole(row, "pp", 1)
+    per_replica = whole(row, "global_batch") // dp
+    micro = whole(row, "microbatch", 1)
+    if "torchtitan" in source and pp > 1:
+        micro = 1  # what the row calls a microbatch is a replica's batch; its pipeline cuts it into single sequences
+    run: Run = {
+        "model": _model(row),
+        "cluster": _cluster(cell(row, "gpu_type"), gpus, source),
+        "tp": whole(row, "tp", 1),
+        "pp": pp,
+        "dp": dp,
+        "ep": whole(row, "ep", 1),
+        "cp": whole(row, "cp", 1),
+        "batch": per_replica,
+        "micro_batch": min(micro, per_replica),
+        "context": whole(row, "seq"),
+        "recompute": cell(row, "recompute").split("+")[0].split("-")[0] or "none",
+        "engine": _engine(source),
+        "dtype": "fp8" if "fp8" in cell(row, "precision") else "",
+        "eager": ("torchtitan" in source and "eager" in note) or "llm-foundry" in source,
+    }
+    if "+sp" in lower(row, "recompute"):
+        run["sequence_parallel"] = True
+    if pp > 1 and whole(row, "interleave", 1) > 1:
+        run |= {"schedule": "interleaved", "chunks": whole(row, "interleave")}
+    elif "interleaved" in note:
+        raise Refusal("the number of chunks of the interleaved schedule is not published", "interleave")
+    if "async tp" in note or "asynctp" in note:
+        run["async_axes"] = ("dp", "tp")
+    if "shard_grad_op" in note:
+        run["zero"] = 2
+    return run
+
+
+def _engine(source: str) -> str:
+    if "torchtitan" in source:
+        return "torchtitan"
+    if "llm-foundry" in source:
+        return "llm-foundry"
+    return "megatron-2021" if "arxiv:2104" in source or "arxiv:2205" in source else "megatron"
+
+
+def _cluster(gpu: str, gpus: int, source: str) -> Cluster:
+    chip = names()["training_chips"].get(gpu.lower().replace("_", "-"))
+    if chip is None:
+        raise Refusal(f"GPU '{gpu}' is not in the catalogue of training runs")
+    hosts = max(1, -(-gpus // GPUS_PER_HOST))
+    inter = "ib-hdr" if "arxiv:2104" in source or "arxiv:2205" in source else ""  # Selene: eight HDR NICs a host
+    return catalog.cluster(f"{hosts}x{min(gpus, GPUS_PER_HOST)}x{chip}", inter=inter)
+
+
+def _model(row: Row) -> Model:
+    """A bundled model by name, or a GPT of the row's shape."""
+    name = lower(row, "model")
+    if name in catalog.model_keys():
+        return replace(catalog.model(name), max_len=whole(row, "seq"))
+    sizes = {k: whole(row, k) for k in ("layers", "hidden", "heads", "vocab", "seq")}
+    shape = {
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": sizes["hidden"],
+        "n_layer": sizes["layers"],
+        "n_head": sizes["heads"],
+        "n_inner": 4 * sizes["hidden"],
+        "vocab_size": sizes["vocab"],
+        "n_positions": sizes["seq"],
+        "tie_word_embeddings": True,
+        "torch_dtype": "float16" if row.get("precision") == "fp16" else "bfloat16",
+    }
+    return from_config(shape, name)

@@ -1,0 +1,151 @@
+"""Published steps and runs against ``bill``, ``simulate`` and ``train_bill``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from commtax import catalog
+from commtax.api.billing import StepBill, bill
+from commtax.api.serving import Simulation, simulate
+from commtax.api.train_billing import train_bill
+from commtax.ledger import Bill
+from commtax.readers.published import inference, serving, sweep, training
+from commtax.readers.published.rows import Asked, Entry, Question
+from commtax.validate.kernels import swept
+from commtax.validate.records import Answered, Predicted, Records, of_answers, unpriced
+
+TOTALS = ("step_s", "low_s", "high_s")
+
+
+def answers(asked: Sequence[Asked[Question]], predict: Callable[[Question, tuple[Entry, ...]], list[Predicted]]) -> Records:
+    """Every row priced, or with its reason; rows that share a question are priced once."""
+    known: dict[int, list[Predicted] | ValueError] = {}
+    found: list[Answered] = []
+    for one in asked:
+        if one.question is None:
+            found += [(entry, None) for entry in one.entries]
+            continue
+        key = id(one.question)
+        if key not in known:
+            try:
+                known[key] = predict(one.question, one.entries)
+            except ValueError as error:
+                known[key] = error
+        answer = known[key]
+        if isinstance(answer, ValueError):
+            found.append((unpriced(one.entries[-1], answer), None))
+        else:
+            found += zip(one.entries, answer, strict=True)
+    return of_answers(found)
+
+
+def least_s(priced: StepBill) -> float:
+    """The least that bytes over bandwidth and FLOPs over peak allow the kernels of one rank."""
+    chip = priced.setup.cluster.chip
+    fp8 = priced.setup.plan.weights_dtype == "fp8" or bool(priced.setup.model.quant)
+    peaks = chip.flops_per_s
+    peak = max(peaks.get("bf16", 0.0), peaks.get("fp16", 0.0), peaks.get("fp8", 0.0) if fp8 else 0.0)
+    lines = [x for x in priced.lines if x.kind == "compute"]
+    return sum(float(x.item.count) * max(float(x.item.nbytes) / chip.memory_Bps, float(x.flops) / peak) for x in lines)
+
+
+def timed(run: inference.Run, _: tuple[Entry, ...]) -> list[Predicted]:
+    """A row of published inference runs."""
+    return [_mean(run) if run.served else _steps(run)]
+
+
+def _mean(run: inference.Run) -> Predicted:
+    """Of a closed loop in which all requests have the same lengths."""
+    loop = simulate(
+        run.model,
+        run.cluster,
+        concurrency=run.batch,
+        spread=0.0,
+        input_len=run.input_len,
+        output_len=run.output_len,
+        **run.options,
+    )
+    return _served(loop, run.served)
+
+
+def _served(found: Simulation, name: str, floor: float = 0.0) -> Predicted:
+    low, high = found.range_of(name)
+    return Predicted(float(getattr(found, name)), float(low), float(high), floor)
+
+
+def _steps(run: inference.Run) -> Predicted:
+    value = low = high = floor = 0.0
+    for count, phase, context in ((run.prompts, "prefill", run.input_len), (run.steps, "decode", run.context)):
+        if count:
+            priced = bill(run.model, run.cluster, phase=phase, batch=run.batch, context=context, **run.options)
+            lines = tuple(x for x in priced.lines if x.kind in run.lines)
+            part = Bill(lines, priced.tokens) if run.lines else priced
+            value, low, high = (x + count * float(getattr(part, n)) for x, n in zip((value, low, high), TOTALS, strict=True))
+            floor += count * least_s(priced) if not run.lines or "compute" in run.lines else 0.0
+    if run.per_second:
+        return Predicted(run.batch / value, run.batch / high, run.batch / low, floor)
+    return Predicted(value, low, high, floor)
+
+
+def served(run: serving.Run, entries: tuple[Entry, ...]) -> list[Predicted]:
+    """A row of published serving runs: one or both of its means."""
+    found = simulate(**run)
+    waits = found.running * found.setup.plan.dp < run["concurrency"]
+    cause = "requests wait for the cache" if waits else "launch options are not said"
+    hint = "" if entries[0].hint else cause
+    means = (f"{entry.kind}_s" for entry in entries)
+    return [replace(_served(found, name, _serving_floor(name, found, run)), hint=hint) for name in means]
+
+
+def _serving_floor(name: str, found: Simulation, run: serving.Run) -> float:
+    """Bytes over bandwidth and FLOPs over peak of the decode step, or of the request's own prompt."""
+    phase, batch = ("decode", max(1, int(found.running))) if name == "tpot_s" else ("prefill", 1)
+    try:
+        priced = bill(
+            run["model"],
+            run["cluster"],
+            phase=phase,
+            batch=batch,
+            context=run["input_len"],
+            tp=run["tp"],
+            pp=run["pp"],
+            dp=run["dp"],
+            ep=run["ep"],
+            dtype=run["dtype"],
+            kv_dtype=run["kv_dtype"],
+            engine=run["engine"],
+        )
+    except ValueError:
+        return 0.0
+    return least_s(priced)
+
+
+def trained(run: training.Run, _: tuple[Entry, ...]) -> list[Predicted]:
+    """A row of published training runs."""
+    found = train_bill(**run)
+    floor = float(found.model_flops("causal")) / (found.num_gpus * found.peak_flops_per_s)
+    return [Predicted(float(found.step_s), float(found.low_s), float(found.high_s), floor)]
+
+
+def swept_rows(timings: Sequence[sweep.Timing]) -> Records:
+    """Rows of our own sweep: kernels, and one rank's kernels of whole steps."""
+    return of_answers(_swept(timing.entry, timing.row) for timing in timings)
+
+
+def _swept(entry: Entry, row: sweep.SweepRow) -> Answered:
+    try:
+        chip = catalog.chip(entry.system)
+        return entry, _swept_step(row, entry.system) if row["kind"] == "step" else swept(row, entry.kind, chip)
+    except ValueError as error:
+        return replace(entry, skipped=str(error), measured=float("nan")), None
+
+
+def _swept_step(row: sweep.SweepRow, chip: str) -> Predicted:
+    """One rank's kernels of a whole step: no collectives, no host."""
+    dtype, engine = "" if row["dtype"] == "bf16" else row["dtype"], row.get("engine") or sweep.ENGINE
+    model, phase, batch, context = row["model"], row["phase"], row["batch"], row["length"]
+    priced = bill(model, f"8x{chip}", phase=phase, batch=batch, context=context, tp=row["tp"], dtype=dtype, engine=engine)
+    kernels = Bill(tuple(x for x in priced.lines if x.kind == "compute"), priced.tokens)
+    value, high = float(kernels.step_s), float(kernels.high_s)
+    return Predicted(value, value * value / high, high, least_s(priced))
