@@ -161,9 +161,9 @@ def _profiles(folder: Path) -> None:
 
 def _experiment(folder: Path) -> None:
     """The document of a finished study, made from runs that are made up."""
-    from commtax.measure.answers import answers
-    from commtax.measure.findings import analyse
-    from commtax.measure.study import Run
+    from commtax.study.answers import answers
+    from commtax.study.findings import analyse
+    from commtax.study.recipe import Run
 
     names = ("recipe", "version", "profile", "cluster")
     facts: dict[str, Any] = {

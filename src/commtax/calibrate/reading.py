@@ -106,7 +106,7 @@ def _collective(row: Mapping[str, Any], label: str) -> Files:
 
 
 def _kernel(row: Mapping[str, Any], label: str) -> Files:
-    """A line of ``python -m commtax.measure.kernels``."""
+    """A line of ``python -m commtax.study.kernels``."""
     kind = row["kind"]
     if kind in UNUSED:
         return Files()

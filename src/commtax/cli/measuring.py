@@ -45,7 +45,7 @@ lost_option = click.option(
     callback=_seconds,
     help="End the run when a rank was stopped for this long.",
 )
-DEMONSTRATION = Path(__file__).parents[1] / "measure" / "demonstration"
+DEMONSTRATION = Path(__file__).parents[1] / "study" / "demonstration"
 """What a study runs when nobody names a model: a Llama of 110 million random weights, for minutes on two cores."""
 
 
@@ -211,8 +211,8 @@ def experiment_command(
 
     commtax measure experiment --random llama-3.2-1b --layers 4 --quick --out study
     """
-    from commtax.measure.experiment import Asked, experiment, merge
     from commtax.report import experiment as reporting
+    from commtax.study.experiment import Asked, experiment, merge
     from commtax.units import parse_count
 
     folder = Path(out)

@@ -1,4 +1,4 @@
-"""Rows of ``python -m commtax.measure.kernels``: kernels and whole steps of one tensor-parallel rank, as JSON lines."""
+"""Rows of ``python -m commtax.study.kernels``: kernels and whole steps of one tensor-parallel rank, as JSON lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from commtax.validate.records import Answer, Records, UnpricedError, of_answers
 from commtax.validate.splits import own_is_fitted
 from commtax.validate.spreads import spread
 
-ENGINE = "fused"  # the engine of the sweep, where a row names none: what it launches is in commtax.measure.steps
+ENGINE = "fused"  # the engine of the sweep, where a row names none: what it launches is in commtax.study.steps
 SOURCE = "benchmarks/h200"
 RANGES = "fused"  # whose residuals the ranges are
 Own = Mapping[str, Any]

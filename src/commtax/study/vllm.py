@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from commtax import catalog
-from commtax.measure import machine, study
-from commtax.measure.deaths import Failure, failure
+from commtax.measure import machine
 from commtax.measure.launch import Ended
-from commtax.measure.leash import leashed
-from commtax.measure.outcomes import allreduces, served
 from commtax.readers import bench, kineto, vllm_log
 from commtax.statement import Refusal
+from commtax.study import recipe
+from commtax.study.deaths import Failure, failure
+from commtax.study.leash import leashed
+from commtax.study.outcomes import allreduces, served
 
 KINDS = ("latency", "first", "batch", "profile", "serve", "throughput")
 START_S = 1200.0  # a large model takes minutes to load
@@ -55,7 +56,7 @@ class Vllm:
     library = ""
 
     def __init__(
-        self, model: str, degrees: Sequence[int], recipe: study.Recipe, dataset: str, raw: Path, path: str, args: str, dtype: str
+        self, model: str, degrees: Sequence[int], recipe: recipe.Recipe, dataset: str, raw: Path, path: str, args: str, dtype: str
     ) -> None:
         self.path = _found(path)
         self.name, self.degrees, self.recipe, self.dataset, self.raw = model, tuple(degrees), recipe, dataset, raw
@@ -96,7 +97,7 @@ class Vllm:
             return [*found, {"check": "a core for each rank", "ok": cores >= max(self.degrees), "found": text}]
         return [*found, {"check": "GPUs for the largest degree", "ok": len(self.gpus) >= max(self.degrees), "found": self.device}]
 
-    def run(self, todo: Sequence[study.Run], done: Callable[[study.Run, Record], None]) -> None:
+    def run(self, todo: Sequence[recipe.Run], done: Callable[[recipe.Run, Record], None]) -> None:
         """Every run in its own processes; one that fails is told as such, and the others go on, until failures are alike."""
         failures: list[tuple[int, Failure]] = []
         with self.ended:  # the engine's processes are ended too, whichever way this one is
@@ -114,7 +115,7 @@ class Vllm:
                     record = {"error": str(error)}
                 done(run, record)
 
-    def _one(self, run: study.Run) -> Record:
+    def _one(self, run: recipe.Run) -> Record:
         if run.kind == "serve":
             return self._serve(run)
         if run.kind == "profile":
@@ -131,25 +132,25 @@ class Vllm:
             return {**record, "requests_per_s": found.requests_per_s, "total_tokens_per_s": found.total_tokens_per_s}
         return {**record, "latency_s": list(found.latencies_s) or [found.seconds("e2el")], "prefill_s": [], "decode_s": []}
 
-    def _model_args(self, run: study.Run) -> list[str]:
+    def _model_args(self, run: recipe.Run) -> list[str]:
         dtype = ["--dtype", DTYPES.get(self.dtype, self.dtype)] if self.dtype else []
-        needed = max(self.recipe.longest, 2 * study.LONGEST if self.dataset else 0)
+        needed = max(self.recipe.longest, 2 * recipe.LONGEST if self.dataset else 0)
         room = min(self.model.max_len, needed)
         return ["--tensor-parallel-size", str(run.tp), "--max-model-len", str(room), *dtype, *self.args]
 
-    def _latency(self, run: study.Run, file: Path | None) -> list[str]:
+    def _latency(self, run: recipe.Run, file: Path | None) -> list[str]:
         sizes = ["--batch-size", str(run.batch), "--input-len", str(run.input_len), "--output-len", str(run.output_len)]
         turns = ["--num-iters-warmup", str(max(2, run.iters // 2)), "--num-iters", str(run.iters)]
         kept = ["--output-json", str(file)] if file else []
         return ["bench", "latency", "--model", self.name, *sizes, *turns, *self._model_args(run), *kept]
 
-    def _throughput(self, run: study.Run, file: Path, prefix: str) -> list[str]:
+    def _throughput(self, run: recipe.Run, file: Path, prefix: str) -> list[str]:
         """Newer versions have lengths of their own for random prompts, and let these win over the plain ones."""
         sizes = [f"{prefix}input-len", str(run.input_len), f"{prefix}output-len", str(run.output_len)]
         sent = [*sizes, "--num-prompts", str(run.iters)]
         return ["bench", "throughput", "--model", self.name, *sent, *self._model_args(run), "--output-json", str(file)]
 
-    def _either(self, new: list[str], old: list[str], run: study.Run, log: Path, extra: dict[str, str] | None = None) -> None:
+    def _either(self, new: list[str], old: list[str], run: recipe.Run, log: Path, extra: dict[str, str] | None = None) -> None:
         """The newer spelling of a command; where the version does not know it, the older one."""
         try:
             self._call(new, run, log)
@@ -158,7 +159,7 @@ class Vllm:
                 raise
             self._call(old, run, log, extra)
 
-    def _profile(self, run: study.Run) -> Record:
+    def _profile(self, run: recipe.Run) -> Record:
         """A traced batch. Newer versions take the profiler as an option, older ones from the environment."""
         folder, log = self.raw / run.name, self.raw / f"{run.name}.log"
         shutil.rmtree(folder, ignore_errors=True)
@@ -176,7 +177,7 @@ class Vllm:
             raise FailedRunError(Failure(f"{run.name}: no collective in any of {len(files)} traces"))
         return {"applied": self._applied(run, log), "profile": allreduces(list(traces.values()))}
 
-    def _serve(self, run: study.Run) -> Record:
+    def _serve(self, run: recipe.Run) -> Record:
         port = _free_port()
         log, file = self.raw / f"{run.name}.log", self.raw / f"{run.name}.json"
         file.unlink(missing_ok=True)
@@ -188,19 +189,19 @@ class Vllm:
         found = bench.parse(file.read_text(encoding="utf-8"), run.name)[0]
         return {"applied": self._applied(run, log), **served(found)}
 
-    def _client(self, run: study.Run, port: int, file: Path) -> list[str]:
+    def _client(self, run: recipe.Run, port: int, file: Path) -> list[str]:
         sent = ["--num-prompts", str(run.iters), "--request-rate", str(run.rate_per_s), "--ignore-eos"]
         if self.dataset:
             sent += ["--dataset-name", "sharegpt", "--dataset-path", self.dataset]
         else:
             sizes = ["--random-input-len", str(run.input_len), "--random-output-len", str(run.output_len)]
-            sent += ["--dataset-name", "random", *sizes, "--random-range-ratio", str(study.SPREAD)]
+            sent += ["--dataset-name", "random", *sizes, "--random-range-ratio", str(recipe.SPREAD)]
         kept = ["--save-result", "--result-dir", str(file.parent), "--result-filename", file.name]
         told = ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metadata", f"tensor_parallel_size={run.tp}"]
         where = ["--backend", "vllm", "--host", "127.0.0.1", "--port", str(port), "--model", self.name]
         return ["bench", "serve", *where, *sent, *kept, *told]
 
-    def _applied(self, run: study.Run, log: Path) -> Record:
+    def _applied(self, run: recipe.Run, log: Path) -> Record:
         """What the engine's own log says of the degree: its configuration, and the ranks that introduced themselves."""
         said = vllm_log.parse(log.read_text(encoding="utf-8", errors="replace"))
         ranks = max(len(said.ranks), said.world_size)
@@ -220,7 +221,7 @@ class Vllm:
         bound = "|".join(",".join(map(str, cores[r * share : (r + 1) * share])) for r in range(tp))
         return {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_OMP_THREADS_BIND": bound, **os.environ}
 
-    def _call(self, words: list[str], run: study.Run, log: Path, extra: dict[str, str] | None = None) -> None:
+    def _call(self, words: list[str], run: recipe.Run, log: Path, extra: dict[str, str] | None = None) -> None:
         with self._process(words, run, log, extra) as process:
             try:
                 code = process.wait(RUN_S)
@@ -244,7 +245,7 @@ class Vllm:
         raise FailedRunError(Failure(f"vllm serve was not ready after {START_S:.0f} s", "not ready"))
 
     @contextmanager
-    def _process(self, words: list[str], run: study.Run, log: Path, extra: dict[str, str] | None = None) -> Iterator[Any]:
+    def _process(self, words: list[str], run: recipe.Run, log: Path, extra: dict[str, str] | None = None) -> Iterator[Any]:
         """One command with its log in a file; it and its children never outlive this, however this ends."""
         environment = {**self.environment(run.tp), **(extra or {})}
         command = leashed([self.path, *words])
@@ -303,7 +304,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _warm(port: int, model: str, run: study.Run) -> None:
+def _warm(port: int, model: str, run: recipe.Run) -> None:
     """Two requests that do not count: libraries' first touches cost seconds at TP > 1."""
     body = {"model": model, "prompt": [5] * run.input_len, "max_tokens": 8, "ignore_eos": True}
     for _ in range(2):

@@ -13,22 +13,23 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from commtax.measure import launch, machine, study
+from commtax.measure import launch, machine
 from commtax.measure.arch import Arch
 from commtax.measure.comm import Group, wire
 from commtax.measure.engine import Engine
 from commtax.measure.generate import Run as Answered
 from commtax.measure.generate import generate, prompts
 from commtax.measure.job import DTYPES, Job
-from commtax.measure.outcomes import allreduces, served
 from commtax.measure.reconcile import document
-from commtax.measure.serving import Server, requests, result, serve
 from commtax.measure.tp import _source, _told
 from commtax.measure.weights import Weights, load
 from commtax.measure.worker import Place, gather, report
 from commtax.readers import bench, kineto
+from commtax.study import recipe
+from commtax.study.outcomes import allreduces, served
+from commtax.study.serving import Server, requests, result, serve
 
-TARGET = "commtax.measure.experiment_builtin:measure_runs"
+TARGET = "commtax.study.builtin:measure_runs"
 KINDS = ("latency", "batch", "profile", "serve")
 Record = dict[str, Any]
 
@@ -39,7 +40,7 @@ class Builtin:
     kinds = KINDS
 
     def __init__(
-        self, job: Job, degrees: Sequence[int], recipe: study.Recipe, dataset: str, raw: Path, lost_s: float = launch.LOST_S
+        self, job: Job, degrees: Sequence[int], recipe: recipe.Recipe, dataset: str, raw: Path, lost_s: float = launch.LOST_S
     ) -> None:
         self.lost_s = lost_s
         self.job, self.degrees, self.recipe, self.dataset, self.raw = job.settled(), tuple(degrees), recipe, dataset, raw
@@ -74,14 +75,14 @@ class Builtin:
         found = [{"check": "a core for each rank", "ok": cores >= ranks, "found": text}]
         return [*found, *([{"check": "shared memory", "ok": None, "found": note}] if note else [])]
 
-    def run(self, todo: Sequence[study.Run], done: Callable[[study.Run, Record], None]) -> None:
+    def run(self, todo: Sequence[recipe.Run], done: Callable[[recipe.Run, Record], None]) -> None:
         """Every run, degree by degree; ``done`` receives each record when it is there."""
         for tp in self.degrees:
             mine = {run.name: run for run in todo if run.tp == tp}
             if mine:
                 self._degree(tp, mine, done)
 
-    def _degree(self, tp: int, mine: dict[str, study.Run], done: Callable[[study.Run, Record], None]) -> None:
+    def _degree(self, tp: int, mine: dict[str, recipe.Run], done: Callable[[recipe.Run, Record], None]) -> None:
         job = self.job_of(tp)
         payload = {
             "job": job.payload(),
@@ -102,7 +103,7 @@ class Builtin:
     def job_of(self, tp: int, **changes: Any) -> Job:
         return Job(**{**asdict(self.job), "tp": tp, "reference": False, **changes})
 
-    def record(self, run: study.Run) -> Record:
+    def record(self, run: recipe.Run) -> Record:
         """What a run left behind, in the study's own terms."""
         raw = json.loads((self.raw / f"{run.name}.json").read_text(encoding="utf-8"))
         if run.kind == "serve":
@@ -170,7 +171,7 @@ def measure_runs(where: Place, payload: dict[str, Any]) -> dict[str, Any]:
     carrier = wire(job.impl, where.rank, where.size, job.device, job.emulate_link) if where.size > 1 else None
     group = Group(where.rank, where.size, carrier)
     for words in payload["runs"]:
-        run = study.Run(**words)
+        run = recipe.Run(**words)
         file = Path(payload["raw"]) / f"{run.name}.json"
         if run.kind == "serve":
             found = _serve(run, Server(a, weights, group, payload["slots"], _room(run, payload["dataset"])), payload["dataset"])
@@ -190,14 +191,14 @@ def _take_share(where: Place, share: int, device: str) -> None:
         torch.set_num_threads(share)
 
 
-def _room(run: study.Run, dataset: str) -> int:
-    return max(i + o for i, o in study.lengths(run, dataset)) + 1
+def _room(run: recipe.Run, dataset: str) -> int:
+    return max(i + o for i, o in recipe.lengths(run, dataset)) + 1
 
 
-def _serve(run: study.Run, server: Server, dataset: str) -> dict[str, Any]:
-    sizes = study.lengths(run, dataset)
+def _serve(run: recipe.Run, server: Server, dataset: str) -> dict[str, Any]:
+    sizes = recipe.lengths(run, dataset)
     serve(server, requests(server, [(n, 3) for n, _ in sizes[:2]], [0.0, 0.0]))  # first touches
-    queue = requests(server, sizes, study.arrivals(run))
+    queue = requests(server, sizes, recipe.arrivals(run))
     seconds = serve(server, queue)
     server.group.ledger.clear()
     return result(queue, seconds, run.tp, run.rate_per_s)
@@ -215,7 +216,7 @@ class Named(Engine):
             return super().decode(tokens, position)
 
 
-def _timed(run: study.Run, job: Job, where: Place, a: Arch, weights: Weights, group: Group, file: Path) -> dict[str, Any]:
+def _timed(run: recipe.Run, job: Job, where: Place, a: Arch, weights: Weights, group: Group, file: Path) -> dict[str, Any]:
     """Prefill and decode, ``iters`` times; on CUDA a profile is a trace of the steps as they are launched, without graphs."""
     tracing = run.kind == "profile" and job.device == "cuda"
     engine = (Named if tracing else Engine)(a, weights, group, run.batch, run.input_len + run.output_len)
@@ -251,7 +252,7 @@ def _timed(run: study.Run, job: Job, where: Place, a: Arch, weights: Weights, gr
     }
 
 
-def _trace(engine: Engine, tokens: Any, run: study.Run, file: Path) -> list[Answered]:
+def _trace(engine: Engine, tokens: Any, run: recipe.Run, file: Path) -> list[Answered]:
     """A profiler's trace of the turns, steps named; the readers take it from there."""
     watched = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if engine.device.type == "cuda" else [])]
     with profile(activities=watched, record_shapes=True) as seen:

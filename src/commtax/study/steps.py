@@ -31,8 +31,8 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from commtax.measure.timing import Pool
 from commtax.spec import Mlp, Model
+from commtax.study.timing import Pool
 
 try:
     import triton

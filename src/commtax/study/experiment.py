@@ -16,11 +16,12 @@ from typing import Any, Protocol
 from commtax import files
 from commtax.api.setup import setup
 from commtax.catalog import profile as overlay
-from commtax.measure import launch, links, study
-from commtax.measure.answers import answers
-from commtax.measure.findings import Prices, analyse
+from commtax.measure import launch
 from commtax.spec import Model
 from commtax.statement import Refusal
+from commtax.study import links, recipe
+from commtax.study.answers import answers
+from commtax.study.findings import Prices, analyse
 
 ENGINES = ("builtin", "vllm")
 LARGEST = 1e18  # of any figure of a study: seconds, bytes, tokens
@@ -76,14 +77,14 @@ class Driver(Protocol):
 
     def checks(self) -> list[Record]: ...
 
-    def run(self, todo: Sequence[study.Run], done: Callable[[study.Run, Record], None]) -> None: ...
+    def run(self, todo: Sequence[recipe.Run], done: Callable[[recipe.Run, Record], None]) -> None: ...
 
 
 def experiment(asked: Asked, progress: Progress | None = None) -> Record:
     """Run what is missing, then analyse everything; the document is written to ``out`` too."""
     _check(asked)
-    recipe = study.recipe(asked.recipe, asked.quick)
-    driver = _driver(asked, recipe)
+    chosen = recipe.recipe(asked.recipe, asked.quick)
+    driver = _driver(asked, chosen)
     where = asked.cluster or driver.where
     for tp in asked.degrees:
         setup(driver.model, where or f"{max(asked.degrees)}xcpu", tp=tp)  # a degree that does not divide the model is refused here
@@ -91,7 +92,7 @@ def experiment(asked: Asked, progress: Progress | None = None) -> Record:
     profile, unknown = _constants(asked, driver, progress)
     words = (asked.engine, driver.dtype, driver.eager, profile, driver.library, unknown)
     prices = Prices(driver.model, where, *words) if where else None
-    planned = study.runs(recipe, asked.degrees, driver.kinds)
+    planned = recipe.runs(chosen, asked.degrees, driver.kinds)
     checks = _checks(asked.out / "checks.json", driver, all(_kept(folder / f"{run.name}.json") for run in planned))
     _run_missing(planned, folder, driver, progress)
     done = [(run, x) for run in planned if (x := _kept(folder / f"{run.name}.json", failed=True)) is not None]
@@ -161,19 +162,19 @@ def _check(asked: Asked) -> None:
     if asked.engine != "vllm" and (asked.vllm or asked.vllm_args):
         raise Refusal("vllm, vllm_args: belong to --engine vllm")
     if asked.dataset:
-        study.dataset_lengths(Path(asked.dataset))
+        recipe.dataset_lengths(Path(asked.dataset))
     if asked.profile:
         overlay.load(asked.profile)
 
 
-def _driver(asked: Asked, recipe: study.Recipe) -> Driver:
+def _driver(asked: Asked, recipe: recipe.Recipe) -> Driver:
     raw = asked.out / "raw"
     if asked.engine == "vllm":
-        from commtax.measure.experiment_vllm import Vllm
+        from commtax.study.vllm import Vllm
 
         return Vllm(asked.model, asked.degrees, recipe, asked.dataset, raw, asked.vllm, asked.vllm_args, asked.dtype)
-    from commtax.measure.experiment_builtin import Builtin
     from commtax.measure.job import Job
+    from commtax.study.builtin import Builtin
 
     job = Job(
         model=asked.model,
@@ -249,12 +250,12 @@ def _kept(file: Path, failed: bool = False) -> Record | None:
     return found if failed or "error" not in found else None
 
 
-def _run_missing(planned: Sequence[study.Run], folder: Path, driver: Driver, progress: Progress | None) -> None:
+def _run_missing(planned: Sequence[recipe.Run], folder: Path, driver: Driver, progress: Progress | None) -> None:
     todo = [run for run in planned if _kept(folder / f"{run.name}.json") is None]
     state: dict[str, Any] = {"counters": links.snapshot(), "at": time.monotonic()}
     ended = len(planned) - len(todo)
 
-    def done(run: study.Run, record: Record) -> None:
+    def done(run: recipe.Run, record: Record) -> None:
         nonlocal ended
         ended += 1
         now, counters = time.monotonic(), links.snapshot()
@@ -288,7 +289,7 @@ def _machine() -> list[Record]:
     ]
 
 
-def _counters(done: Sequence[tuple[study.Run, Record]]) -> list[Record]:
+def _counters(done: Sequence[tuple[recipe.Run, Record]]) -> list[Record]:
     """What moved over the links during the longest run of the largest degree, start-up included."""
     mine = [(r, x) for r, x in done if x.get("link") and r.kind in ("serve", "latency", "batch")]
     if not mine:

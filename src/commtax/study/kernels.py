@@ -1,4 +1,4 @@
-"""Sweep the kernels that the cost model knows, on the device at hand: ``python -m commtax.measure.kernels --out rows.jsonl``.
+"""Sweep the kernels that the cost model knows, on the device at hand: ``python -m commtax.study.kernels --out rows.jsonl``.
 
 Needs torch (with the Triton that comes with it) and NumPy. One JSON line a point, written as soon as it is measured; the
 first line says device, versions and command. Times are device time under CUDA graphs: ``samples_s`` each one replay of a
@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from commtax import catalog
 
 if TYPE_CHECKING:
-    from commtax.measure.steps import Shard
-    from commtax.measure.timing import Pool, Timer
+    from commtax.study.steps import Shard
+    from commtax.study.timing import Pool, Timer
 
 KINDS = ["copy", "small", "gemm", "decode", "prefill", "step"]
 SHARES = {"copy": 1.0, "small": 3.0, "gemm": 12.0, "decode": 7.0, "prefill": 6.0, "step": 18.0}
@@ -73,7 +73,7 @@ class Bench:
 
     def graph(self, make: Callable[[], Callable[[], object]], nbytes: float, call_s: float) -> list[Callable[[], object]]:
         """Calls on as many operands as keep ``nbytes`` of each cold (0: one will do), repeated until a graph is long enough."""
-        from commtax.measure import timing
+        from commtax.study import timing
 
         count = (timing.copies(nbytes) if nbytes else 1) if not self.tiny else 2
         calls = [make() for _ in range(count)]
@@ -82,7 +82,7 @@ class Bench:
 
 def shards(tiny: bool = False) -> list[Shard]:
     """The shards of the models at every tensor-parallel degree that divides them; ``tiny``: one layer of one."""
-    from commtax.measure.steps import shard
+    from commtax.study.steps import shard
 
     if tiny:
         found = shard(catalog.model("llama-3.2-1b"), 8)
@@ -211,7 +211,7 @@ def _product(b: Bench, x: Any, n: int, k: int) -> Callable[[], Callable[[], obje
 def _fp8_product(b: Bench, x: Any, n: int, k: int, dynamic: bool) -> Callable[[], Callable[[], object]]:
     import torch
 
-    from commtax.measure.steps import quantise
+    from commtax.study.steps import quantise
 
     a, one = x.to(torch.float8_e4m3fn), torch.ones((), device=b.device)
     rows, columns = torch.ones(x.shape[0], 1, device=b.device), torch.ones(1, n, device=b.device)
@@ -231,7 +231,7 @@ def _fp8_product(b: Bench, x: Any, n: int, k: int, dynamic: bool) -> Callable[[]
 def measure_decode(b: Bench, p: Point) -> list[float]:
     import torch
 
-    from commtax.measure import steps
+    from commtax.study import steps
 
     batch, length, heads, kv_heads, dim = (p[x] for x in ("batch", "length", "heads", "kv_heads", "head_dim"))
     nbytes = 4.0 * batch * length * kv_heads * dim
@@ -249,7 +249,7 @@ def measure_decode(b: Bench, p: Point) -> list[float]:
 
 
 def measure_prefill(b: Bench, p: Point) -> list[float]:
-    from commtax.measure import steps
+    from commtax.study import steps
 
     batch, length, dim = p["batch"], p["length"], p["head_dim"]
     q, k, v = (b.cache.take(batch, length, h, dim) for h in (p["heads"], p["kv_heads"], p["kv_heads"]))
@@ -267,7 +267,7 @@ def measure_small(b: Bench, p: Point) -> list[float]:
 def _small_call(b: Bench, p: Point) -> Callable[[], object]:
     import torch
 
-    from commtax.measure import steps
+    from commtax.study import steps
 
     rows, width = p["rows"], p["width"]
     x, y = b.cache.take(rows, width), torch.empty(rows, width, dtype=torch.bfloat16, device=b.device)
@@ -309,7 +309,7 @@ def measure_copy(b: Bench, p: Point) -> list[float]:
 
 
 def measure_step(b: Bench, p: Point) -> list[float]:
-    from commtax.measure import steps
+    from commtax.study import steps
 
     s = p.pop("shard")
     p.update(model=s.model, tp=s.tp, num_layers=s.num_layers, dtype="bf16")
@@ -361,7 +361,7 @@ def bench(device: str) -> Bench:
     """Pools: most of a large card for weights and caches, as little as possible on a CPU."""
     import torch
 
-    from commtax.measure.timing import Card, Pool, Timer
+    from commtax.study.timing import Card, Pool, Timer
 
     if device == "cpu":
         pools = Pool.make(1 << 25, device, 0.02), Pool.make(1 << 22, device, 1.0)
@@ -379,8 +379,8 @@ def agreement(device: str) -> dict[str, float]:
     """Whole steps of a small shard on this device against the plain functions on the CPU: |difference| / |logits|."""
     import torch
 
-    from commtax.measure import steps
-    from commtax.measure.timing import Pool
+    from commtax.study import steps
+    from commtax.study.timing import Pool
 
     shape = steps.Shard("check", 1, 2, 512, 8, 2, 64, 768, 1024, True, True)
     found = {}
@@ -396,11 +396,11 @@ def agreement(device: str) -> dict[str, float]:
 def header(b: Bench, argv: list[str], checked: dict[str, float]) -> Point:
     import torch
 
-    from commtax.measure import steps
+    from commtax.study import steps
 
     card = b.timer.card
     made: Point = {"kind": "header", "date": datetime.now(UTC).isoformat(timespec="seconds"), "torch": torch.__version__}
-    made["command"] = " ".join(["python -m commtax.measure.kernels", *argv])
+    made["command"] = " ".join(["python -m commtax.study.kernels", *argv])
     made["triton"] = steps.TRITON_VERSION
     made["agreement"] = checked
     if card is None:
@@ -413,7 +413,7 @@ def header(b: Bench, argv: list[str], checked: dict[str, float]) -> Point:
 
 def options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m commtax.measure.kernels", description="Sweep kernels and whole steps on this GPU."
+        prog="python -m commtax.study.kernels", description="Sweep kernels and whole steps on this GPU."
     )
     parser.add_argument("--only", default=",".join(KINDS), help="kinds to measure, with commas: " + ", ".join(KINDS))
     parser.add_argument("--out", default="-", help="JSON lines go to this file (default: standard output)")
@@ -431,7 +431,7 @@ def options(argv: list[str]) -> argparse.Namespace:
 
 
 def run(asked: argparse.Namespace, argv: list[str], out: TextIO) -> None:
-    from commtax.measure.timing import shares
+    from commtax.study.timing import shares
 
     def write(row: Point) -> None:
         out.write(json.dumps(row) + "\n")

@@ -12,8 +12,8 @@ from commtax.api import StepBill, bill, simulate, traffic
 from commtax.audit.benches import FLOOR_SLACK, LEAST_OUTPUT, SAME, WHOLE, floor_s
 from commtax.audit.finding import Question
 from commtax.cost.collectives import ring_factor
-from commtax.measure.study import SPREAD, Run
 from commtax.spec import Model
+from commtax.study.recipe import SPREAD, Run
 
 NOISY = 0.15  # half the spread of repeated runs over their median, above which a difference is hard to tell
 QUEUED = 3.0  # times a prompt alone and a step: a first token that takes longer waited for other requests
