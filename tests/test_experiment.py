@@ -24,7 +24,8 @@ from commtax.readers import kineto
 from commtax.report.experiment import markdown
 from commtax.study import builtin, links, recipe
 from commtax.study.answers import answers
-from commtax.study.experiment import Asked, _constants
+from commtax.study.driving import Asked
+from commtax.study.experiment import _constants
 from commtax.study.findings import Prices, analyse, spread
 from commtax.study.recipe import Run
 from commtax.study.serving import Server, requests, serve
@@ -127,16 +128,17 @@ def test_constants_are_measured_once_a_study_or_said_to_be_unknown(tmp_path):
     asked = Asked(tmp_path, degrees=(1, 2))
     file = tmp_path / "profile-2-ranks-fp32.json"
     file.write_text(json.dumps({"commtax_profile": 1, "chip": {"key": "cpu", "memory_Bps": 1e10}}))
-    assert _constants(asked, driver, None) == (str(file), "")
-    assert _constants(replace(asked, degrees=(1, 3)), driver, None)[0] == ""
-    assert "2 or 4 ranks" in _constants(replace(asked, degrees=(1, 3)), driver, None)[1]
-    assert _constants(replace(asked, cluster="2xcpu"), driver, None) == ("", "")
-    assert "not calibrated" in _constants(replace(asked, engine="vllm"), driver, None)[1]
     told = []
+    assert _constants(asked, driver, told.append) == (str(file), "")
+    assert _constants(replace(asked, degrees=(1, 3)), driver, told.append)[0] == ""
+    assert "2 or 4 ranks" in _constants(replace(asked, degrees=(1, 3)), driver, told.append)[1]
+    assert _constants(replace(asked, cluster="2xcpu"), driver, told.append) == ("", "")
+    assert "not calibrated" in _constants(replace(asked, engine="vllm"), driver, told.append)[1]
+    assert not told
     file.write_text("[1]")
     unlike = replace(asked, lost_s=0.0)  # refused before anything starts: a calibration that fails is said, and the study goes on
     assert "could not be calibrated" in _constants(unlike, driver, told.append)[1]
-    assert "calibrating" in told[0]["run"]
+    assert "calibrating" in told[0].what
 
 
 def test_another_study_is_not_mixed_in(study_here, checkpoint, capsys):
@@ -172,7 +174,7 @@ def test_machines_merge_into_one_report(study_here, tmp_path, capsys):
 @pytest.mark.parametrize("slots", [1, 3, 8])
 def test_requests_served_together_say_what_they_say_alone(checkpoint, slots):
     a = arch(str(checkpoint))
-    weights = load(Checkpoint(checkpoint, torch.float32, CPU), a, 0, 1, torch.float32, CPU)
+    weights = load(Checkpoint(checkpoint), a, 0, 1, torch.float32, CPU)
     sizes = [(9, 7), (30, 3), (4, 12), (17, 2), (25, 9)]
     server = Server(a, weights, Group(0, 1), slots, 48)
     chosen: dict[int, list[int]] = {}
@@ -205,10 +207,10 @@ def test_requests_served_together_say_what_they_say_alone(checkpoint, slots):
 
 def test_traced_steps_are_named_for_the_reader(checkpoint, tmp_path):
     a = arch(str(checkpoint))
-    weights = load(Checkpoint(checkpoint, torch.float32, CPU), a, 0, 1, torch.float32, CPU)
+    weights = load(Checkpoint(checkpoint), a, 0, 1, torch.float32, CPU)
     engine = builtin.Named(a, weights, Group(0, 1), 2, 32)
     file = tmp_path / "x-rank0.json"
-    builtin._trace(engine, prompts(a.model.vocab, 2, 12, 0, CPU), Run("profile", 1, 2, 12, 5, 2), file)
+    builtin.trace(engine, prompts(a.model.vocab, 2, 12, 0, CPU), Run("profile", 1, 2, 12, 5, 2), file)
     assert [s.phase for s in kineto.read(file).steps] == 2 * ["prefill", *4 * ["decode"]]
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,7 +19,8 @@ from commtax.report import measuring
 from commtax.statement import Refusal
 from commtax.units import parse_seconds
 
-Progress = Callable[[Mapping[str, Any]], None]
+if TYPE_CHECKING:
+    from commtax.study.experiment import News
 
 
 class Layers(Count):
@@ -212,7 +213,8 @@ def experiment_command(
     commtax measure experiment --random llama-3.2-1b --layers 4 --quick --out study
     """
     from commtax.report import experiment as reporting
-    from commtax.study.experiment import Asked, experiment, merge
+    from commtax.study.driving import Asked
+    from commtax.study.experiment import experiment, merge
     from commtax.units import parse_count
 
     folder = Path(out)
@@ -257,10 +259,10 @@ def _whole_documents(merged: Sequence[str]) -> Iterator[None]:
         raise Refusal(f"{text} ({type(error).__name__}: {error}); run that experiment again, or leave it out") from None
 
 
-def _tell(news: Mapping[str, Any]) -> None:
+def _tell(news: News) -> None:
     """One line a finished run: a study takes minutes to hours, and each run is kept from here on."""
-    place = f"[{news['step']}/{news['of']}] " if news["of"] else ""
-    click.echo(f"{place}{news['run']}" + (f" FAILED: {news['error']}" if news["error"] else ""), err=True)
+    place = f"[{news.step}/{news.of}] " if news.of else ""
+    click.echo(f"{place}{news.what}" + (f" FAILED: {news.error}" if news.error else ""), err=True)
 
 
 @contextmanager
@@ -276,7 +278,7 @@ def ranks_named() -> Iterator[None]:
 
 
 @contextmanager
-def bar(what: str, total: int, quiet: bool) -> Iterator[Progress]:
+def bar(what: str, total: int, quiet: bool) -> Iterator[Callable[[object], None]]:
     """A progress bar on standard error, where somebody looks at it."""
     if quiet or not sys.stderr.isatty():
         yield lambda _news: None

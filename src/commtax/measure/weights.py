@@ -52,8 +52,8 @@ class Random:
 class Checkpoint:
     """Tensors of a folder's safetensors files, mapped and not read until they are cut."""
 
-    def __init__(self, folder: Path, dtype: Any, device: Any) -> None:
-        self.folder, self.dtype, self.device = folder, dtype, device
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._files: dict[str, tuple[mmap.mmap, int]] = {}
         self._entries: dict[str, tuple[str, dict[str, Any]]] = {}
         shards = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []

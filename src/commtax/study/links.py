@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
+
+from commtax.measure.machine import tool
 
 WORD_BYTES = 4  # InfiniBand's port counters count 32-bit words
 SYS_INFINIBAND = Path("/sys/class/infiniband")
@@ -16,7 +16,7 @@ Counters = dict[str, float]
 
 def snapshot() -> Counters:
     """All counters that there are, in bytes since the machine started; none is no error."""
-    return {**nvlink(_nvidia_smi()), **infiniband(SYS_INFINIBAND), **interfaces(PROC_NET)}
+    return {**nvlink(tool("nvidia-smi", "nvlink", "-gt", "d")), **infiniband(SYS_INFINIBAND), **interfaces(PROC_NET)}
 
 
 def moved(before: Counters, after: Counters) -> Counters:
@@ -65,13 +65,3 @@ def interfaces(file: Path) -> Counters:
         if len(columns) >= 9:
             found[f"{name.strip()} received"], found[f"{name.strip()} sent"] = float(columns[0]), float(columns[8])
     return found
-
-
-def _nvidia_smi() -> str:
-    tool = shutil.which("nvidia-smi")
-    if not tool:
-        return ""
-    try:
-        return subprocess.run([tool, "nvlink", "-gt", "d"], capture_output=True, text=True, check=False, timeout=20).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""

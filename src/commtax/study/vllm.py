@@ -16,29 +16,27 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from commtax import catalog
-from commtax.measure import machine
-from commtax.measure.launch import Ended
+from commtax.files import Document
+from commtax.measure import launch, machine
 from commtax.readers import bench, kineto, vllm_log
 from commtax.statement import Refusal
-from commtax.study import recipe
 from commtax.study.deaths import Failure, failure
+from commtax.study.driving import Asked, Done, Driver, check
 from commtax.study.leash import leashed
 from commtax.study.outcomes import allreduces, served
+from commtax.study.recipe import LONGEST, SPREAD, Recipe, Run
 
-KINDS = ("latency", "first", "batch", "profile", "serve", "throughput")
 START_S = 1200.0  # a large model takes minutes to load
 RUN_S = 7200.0
 GRACE_S = {signal.SIGINT: 20.0, signal.SIGTERM: 5.0, signal.SIGKILL: 5.0}
-POLL_S = 0.1
 LIKE_FAILURES = 2  # after as many of one kind the rest would fail alike
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-Record = dict[str, Any]
 
 
 class FailedRunError(RuntimeError):
@@ -49,55 +47,48 @@ class FailedRunError(RuntimeError):
         self.failure = failure
 
 
-class Vllm:
+class Vllm(Driver):
     """Driver of an installed vLLM."""
 
-    kinds = KINDS
-    library = ""
+    kinds = ("latency", "first", "batch", "profile", "serve", "throughput")
 
-    def __init__(
-        self, model: str, degrees: Sequence[int], recipe: recipe.Recipe, dataset: str, raw: Path, path: str, args: str, dtype: str
-    ) -> None:
-        self.path = _found(path)
-        self.name, self.degrees, self.recipe, self.dataset, self.raw = model, tuple(degrees), recipe, dataset, raw
-        self.model = catalog.model(model)
+    def __init__(self, asked: Asked, recipe: Recipe) -> None:
+        self.path = _program(asked.vllm)
+        self.asked, self.recipe, self.raw = asked, recipe, asked.out / "raw"
+        self.model = catalog.model(asked.model)
         self.version = _version(self.path)
         self.on_cpu = "cpu" in self.version
-        self.args = [*shlex.split(args), *(["--enforce-eager"] if self.on_cpu and "--enforce-eager" not in args else [])]
-        self.eager = "--enforce-eager" in self.args
+        eager = "--enforce-eager"
+        self.args = [*shlex.split(asked.vllm_args), *([eager] if self.on_cpu and eager not in asked.vllm_args else [])]
+        self.eager = eager in self.args
         # quantised weights keep their own type
-        self.dtype = dtype or ("" if self.model.quant else machine.served_dtype(machine.facts(), self.on_cpu))
-        self.ended = Ended()
-        self.gpus = [] if self.on_cpu else _gpus()
+        self.dtype = asked.dtype or ("" if self.model.quant else machine.served_dtype(machine.facts(), self.on_cpu))
+        self.ended = launch.Ended()
+        self.share = machine.share(max(asked.degrees))
+        query = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+        self.gpus = [] if self.on_cpu else [gpu.split(", ") for gpu in machine.tool("nvidia-smi", *query).splitlines()]
+        known = f"{len(self.gpus)} x {self.gpus[0][0]}" if self.gpus else "unknown device"
+        self.device = machine.shared_cores(self.share) if self.on_cpu else known
+        self.where = self._cluster(max(2, *asked.degrees))
 
-    @property
-    def device(self) -> str:
-        if self.on_cpu:
-            return f"{os.cpu_count()} CPU cores, {self._share()} a rank"
-        return f"{len(self.gpus)} x {self.gpus[0]}" if self.gpus else "unknown device"
-
-    @property
-    def where(self) -> str:
-        """The cluster that is priced: this machine's chips where the catalogue has them."""
-        size = max(2, *self.degrees)
+    def _cluster(self, size: int) -> str:
+        """This machine's chips where the catalogue has them."""
         if self.on_cpu:
             return f"{size}xcpu"
-        words = self.gpus[0].lower().replace("-", " ").split() if self.gpus else []
-        scored = [(sum(part in words for part in key.split("-")), key) for key in catalog.keys("chips")]
-        score, key = max(scored)
-        return f"{size}x{key}" if score else ""
+        key = machine.chip_like(self.gpus[0][0], float(self.gpus[0][-1]) * 2**20) if self.gpus else ""
+        return f"{size}x{key}" if key else ""
 
-    def checks(self) -> list[Record]:
-        found = [{"check": "vLLM found", "ok": True, "found": self.version}]
-        if self.on_cpu:
-            cores = len(machine.cores())
-            text = f"{cores} cores, {self._share()} a rank at every degree"
-            slow = machine.bf16_note(machine.facts(), self.dtype)
-            found += [{"check": "bf16 instructions", "ok": False, "found": f"{slow}; use --dtype fp32"}] if slow else []
-            return [*found, {"check": "a core for each rank", "ok": cores >= max(self.degrees), "found": text}]
-        return [*found, {"check": "GPUs for the largest degree", "ok": len(self.gpus) >= max(self.degrees), "found": self.device}]
+    def checks(self) -> list[Document]:
+        ranks = max(self.asked.degrees)
+        version = check("vLLM found", True, self.version)
+        if not self.on_cpu:
+            return [version, check("GPUs for the largest degree", len(self.gpus) >= ranks, self.device)]
+        cores, slow = len(machine.cores()), machine.bf16_note(machine.facts(), self.dtype)
+        emulated = [check("bf16 instructions", False, f"{slow}; use --dtype fp32")] if slow else []
+        text = f"{cores} cores, {self.share} a rank at every degree"
+        return [version, *emulated, check("a core for each rank", cores >= ranks, text)]
 
-    def run(self, todo: Sequence[recipe.Run], done: Callable[[recipe.Run, Record], None]) -> None:
+    def run(self, todo: Sequence[Run], done: Done) -> None:
         """Every run in its own processes; one that fails is told as such, and the others go on, until failures are alike."""
         failures: list[tuple[int, Failure]] = []
         with self.ended:  # the engine's processes are ended too, whichever way this one is
@@ -115,56 +106,55 @@ class Vllm:
                     record = {"error": str(error)}
                 done(run, record)
 
-    def _one(self, run: recipe.Run) -> Record:
-        if run.kind == "serve":
-            return self._serve(run)
-        if run.kind == "profile":
-            return self._profile(run)
+    def _one(self, run: Run) -> Document:
         file, log = self.raw / f"{run.name}.json", self.raw / f"{run.name}.log"
         file.unlink(missing_ok=True)
-        if run.kind == "throughput":
-            self._either(self._throughput(run, file, "--random-"), self._throughput(run, file, "--"), run, log)
-        else:
-            self._call(self._latency(run, file), run, log)
-        found = bench.parse(file.read_text(encoding="utf-8"), run.name)[0]
-        record: Record = {"applied": self._applied(run, log)}
-        if run.kind == "throughput":
-            return {**record, "requests_per_s": found.requests_per_s, "total_tokens_per_s": found.total_tokens_per_s}
-        return {**record, "latency_s": list(found.latencies_s) or [found.seconds("e2el")], "prefill_s": [], "decode_s": []}
+        work = {"serve": self._serve, "profile": self._profile, "throughput": self._throughput}.get(run.kind, self._latency)
+        return {**work(run, file, log), "applied": _applied(run, log)}
 
-    def _model_args(self, run: recipe.Run) -> list[str]:
+    def _model_args(self, run: Run) -> list[str]:
         dtype = ["--dtype", DTYPES.get(self.dtype, self.dtype)] if self.dtype else []
-        needed = max(self.recipe.longest, 2 * recipe.LONGEST if self.dataset else 0)
+        needed = max(self.recipe.longest, 2 * LONGEST if self.asked.dataset else 0)
         room = min(self.model.max_len, needed)
         return ["--tensor-parallel-size", str(run.tp), "--max-model-len", str(room), *dtype, *self.args]
 
-    def _latency(self, run: recipe.Run, file: Path | None) -> list[str]:
+    def _latency(self, run: Run, file: Path, log: Path) -> Document:
+        self._call([*self._timed(run), "--output-json", str(file)], run, log)
+        result = _result(run, file)
+        return {"latency_s": list(result.latencies_s) or [result.seconds("e2el")], "prefill_s": [], "decode_s": []}
+
+    def _timed(self, run: Run) -> list[str]:
         sizes = ["--batch-size", str(run.batch), "--input-len", str(run.input_len), "--output-len", str(run.output_len)]
         turns = ["--num-iters-warmup", str(max(2, run.iters // 2)), "--num-iters", str(run.iters)]
-        kept = ["--output-json", str(file)] if file else []
-        return ["bench", "latency", "--model", self.name, *sizes, *turns, *self._model_args(run), *kept]
+        return ["bench", "latency", "--model", self.asked.model, *sizes, *turns, *self._model_args(run)]
 
-    def _throughput(self, run: recipe.Run, file: Path, prefix: str) -> list[str]:
+    def _throughput(self, run: Run, file: Path, log: Path) -> Document:
         """Newer versions have lengths of their own for random prompts, and let these win over the plain ones."""
-        sizes = [f"{prefix}input-len", str(run.input_len), f"{prefix}output-len", str(run.output_len)]
-        sent = [*sizes, "--num-prompts", str(run.iters)]
-        return ["bench", "throughput", "--model", self.name, *sent, *self._model_args(run), "--output-json", str(file)]
 
-    def _either(self, new: list[str], old: list[str], run: recipe.Run, log: Path, extra: dict[str, str] | None = None) -> None:
+        def command(prefix: str) -> list[str]:
+            sizes = [f"{prefix}input-len", str(run.input_len), f"{prefix}output-len", str(run.output_len)]
+            sent = ["--model", self.asked.model, *sizes, "--num-prompts", str(run.iters)]
+            return ["bench", "throughput", *sent, *self._model_args(run), "--output-json", str(file)]
+
+        self._either(command("--random-"), command("--"), run, log)
+        result = _result(run, file)
+        return {"requests_per_s": result.requests_per_s, "total_tokens_per_s": result.total_tokens_per_s}
+
+    def _either(self, new: list[str], old: list[str], run: Run, log: Path, extra: dict[str, str] | None = None) -> None:
         """The newer spelling of a command; where the version does not know it, the older one."""
         try:
             self._call(new, run, log)
         except FailedRunError as error:
-            if "unrecognized" not in str(error):
+            if not error.failure.unknown_option:
                 raise
             self._call(old, run, log, extra)
 
-    def _profile(self, run: recipe.Run) -> Record:
+    def _profile(self, run: Run, _file: Path, log: Path) -> Document:
         """A traced batch. Newer versions take the profiler as an option, older ones from the environment."""
-        folder, log = self.raw / run.name, self.raw / f"{run.name}.log"
+        folder = self.raw / run.name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        command = [*self._latency(run, None), "--profile"]
+        command = [*self._timed(run), "--profile"]
         facts = {"profiler": "torch", "torch_profiler_dir": str(folder), "torch_profiler_record_shapes": True}
         option = ["--profiler-config", json.dumps({**facts, "torch_profiler_with_stack": False})]
         old = {"VLLM_TORCH_PROFILER_DIR": str(folder), "VLLM_TORCH_PROFILER_RECORD_SHAPES": "1"}
@@ -175,53 +165,38 @@ class Vllm:
         traces = {t.rank: t for t in map(kineto.read, files) if t.collectives or run.tp == 1}
         if not traces:
             raise FailedRunError(Failure(f"{run.name}: no collective in any of {len(files)} traces"))
-        return {"applied": self._applied(run, log), "profile": allreduces(list(traces.values()))}
+        return {"profile": allreduces(list(traces.values()))}
 
-    def _serve(self, run: recipe.Run) -> Record:
+    def _serve(self, run: Run, file: Path, log: Path) -> Document:
         port = _free_port()
-        log, file = self.raw / f"{run.name}.log", self.raw / f"{run.name}.json"
-        file.unlink(missing_ok=True)
-        server = ["serve", self.name, "--host", "127.0.0.1", "--port", str(port), *self._model_args(run)]
+        server = ["serve", self.asked.model, "--host", "127.0.0.1", "--port", str(port), *self._model_args(run)]
         with self._process(server, run, log) as process:
             self._wait_healthy(process, port, log)
-            _warm(port, self.name, run)
+            _warm(port, self.asked.model, run)
             self._call(self._client(run, port, file), run, self.raw / f"{run.name}-client.log")
-        found = bench.parse(file.read_text(encoding="utf-8"), run.name)[0]
-        return {"applied": self._applied(run, log), **served(found)}
+        return served(_result(run, file))
 
-    def _client(self, run: recipe.Run, port: int, file: Path) -> list[str]:
+    def _client(self, run: Run, port: int, file: Path) -> list[str]:
         sent = ["--num-prompts", str(run.iters), "--request-rate", str(run.rate_per_s), "--ignore-eos"]
-        if self.dataset:
-            sent += ["--dataset-name", "sharegpt", "--dataset-path", self.dataset]
+        if self.asked.dataset:
+            sent += ["--dataset-name", "sharegpt", "--dataset-path", self.asked.dataset]
         else:
             sizes = ["--random-input-len", str(run.input_len), "--random-output-len", str(run.output_len)]
-            sent += ["--dataset-name", "random", *sizes, "--random-range-ratio", str(recipe.SPREAD)]
+            sent += ["--dataset-name", "random", *sizes, "--random-range-ratio", str(SPREAD)]
         kept = ["--save-result", "--result-dir", str(file.parent), "--result-filename", file.name]
         told = ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metadata", f"tensor_parallel_size={run.tp}"]
-        where = ["--backend", "vllm", "--host", "127.0.0.1", "--port", str(port), "--model", self.name]
+        where = ["--backend", "vllm", "--host", "127.0.0.1", "--port", str(port), "--model", self.asked.model]
         return ["bench", "serve", *where, *sent, *kept, *told]
-
-    def _applied(self, run: recipe.Run, log: Path) -> Record:
-        """What the engine's own log says of the degree: its configuration, and the ranks that introduced themselves."""
-        said = vllm_log.parse(log.read_text(encoding="utf-8", errors="replace"))
-        ranks = max(len(said.ranks), said.world_size)
-        loaded = len(said.weights_bytes)
-        ok = None if not said.tp and not ranks else said.tp in (0, run.tp) and ranks in (0, run.tp)
-        words = f"the log says tensor_parallel_size {said.tp or 'nothing'}, {ranks or 'no'} rank(s), {loaded} loading weights"
-        return {"ok": ok, "found": words}
-
-    def _share(self) -> int:
-        return machine.share(max(self.degrees))
 
     def environment(self, tp: int) -> dict[str, str]:
         """On CPUs every rank gets as many cores at each degree, so that a rank of TP=1 is what a rank of TP=n is."""
         if not self.on_cpu:
             return dict(os.environ)
-        cores, share = machine.cores(), self._share()
+        cores, share = machine.cores(), self.share
         bound = "|".join(",".join(map(str, cores[r * share : (r + 1) * share])) for r in range(tp))
         return {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_OMP_THREADS_BIND": bound, **os.environ}
 
-    def _call(self, words: list[str], run: recipe.Run, log: Path, extra: dict[str, str] | None = None) -> None:
+    def _call(self, words: list[str], run: Run, log: Path, extra: dict[str, str] | None = None) -> None:
         with self._process(words, run, log, extra) as process:
             try:
                 code = process.wait(RUN_S)
@@ -245,7 +220,7 @@ class Vllm:
         raise FailedRunError(Failure(f"vllm serve was not ready after {START_S:.0f} s", "not ready"))
 
     @contextmanager
-    def _process(self, words: list[str], run: recipe.Run, log: Path, extra: dict[str, str] | None = None) -> Iterator[Any]:
+    def _process(self, words: list[str], run: Run, log: Path, extra: dict[str, str] | None = None) -> Iterator[Any]:
         """One command with its log in a file; it and its children never outlive this, however this ends."""
         environment = {**self.environment(run.tp), **(extra or {})}
         command = leashed([self.path, *words])
@@ -256,30 +231,33 @@ class Vllm:
             try:
                 yield process
             finally:
-                self._stop(process)
+                launch.end([process], GRACE_S, self.ended)
 
-    def _stop(self, process: Any) -> None:
-        """Interrupt, then insist, at once when asked a second time; the session's other processes go too."""
-        for sign, patience in GRACE_S.items():
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, sign)
-            until = time.monotonic() + patience
-            while process.poll() is None and time.monotonic() < until and not self.ended.urgent:
-                time.sleep(POLL_S)
-        process.wait()
+
+def _applied(run: Run, log: Path) -> Document:
+    """What the engine's own log says of the degree: its configuration, and the ranks that introduced themselves."""
+    said = vllm_log.parse(log.read_text(encoding="utf-8", errors="replace"))
+    ranks = max(len(said.ranks), said.world_size)
+    ok = None if not said.tp and not ranks else said.tp in (0, run.tp) and ranks in (0, run.tp)
+    shown = f"tensor_parallel_size {said.tp or 'nothing'}, {ranks or 'no'} rank(s), {len(said.weights_bytes)} loading weights"
+    return {"ok": ok, "found": f"the log says {shown}"}
 
 
 def _alike(failures: Sequence[tuple[int, Failure]], tp: int) -> Failure | None:
     """The failure that has come too often: of a dead engine at any degree, of another kind at this one."""
-    mine = [f for degree, f in failures if f.died or degree == tp]
-    return next((f for f in mine if f.kind and sum(f.kind == other.kind for other in mine) >= LIKE_FAILURES), None)
+    here = [f for degree, f in failures if f.died or degree == tp]
+    return next((f for f in here if f.kind and sum(f.kind == other.kind for other in here) >= LIKE_FAILURES), None)
 
 
-def _found(path: str) -> str:
-    found = shutil.which(path or "vllm")
-    if not found:
+def _result(run: Run, file: Path) -> bench.Bench:
+    return bench.parse(file.read_text(encoding="utf-8"), run.name)[0]
+
+
+def _program(path: str) -> str:
+    program = shutil.which(path or "vllm")
+    if not program:
         raise Refusal(f"vllm '{path or 'vllm'}': no such program; install vLLM, or say where it is with --vllm PATH")
-    return found
+    return program
 
 
 def _version(path: str) -> str:
@@ -290,21 +268,13 @@ def _version(path: str) -> str:
     return words[-1]
 
 
-def _gpus() -> list[str]:
-    tool = shutil.which("nvidia-smi")
-    if not tool:
-        return []
-    asked = [tool, "--query-gpu=name", "--format=csv,noheader"]
-    return subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60).stdout.splitlines()
-
-
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _warm(port: int, model: str, run: recipe.Run) -> None:
+def _warm(port: int, model: str, run: Run) -> None:
     """Two requests that do not count: libraries' first touches cost seconds at TP > 1."""
     body = {"model": model, "prompt": [5] * run.input_len, "max_tokens": 8, "ignore_eos": True}
     for _ in range(2):
