@@ -45,24 +45,8 @@ RANKS = (2, 4)  # what the calibration models divide by
 ROUNDS = 3
 OUTPUTS = 9
 STREAM_BYTES = 512 * 2**20  # far more than a cache holds
-SHAPES: tuple[dict[str, int], ...] = (
-    {
-        "hidden_size": 1536,
-        "intermediate_size": 4608,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 16,
-        "head_dim": 128,
-        "vocab_size": 24_000,
-    },
-    {
-        "hidden_size": 640,
-        "intermediate_size": 1920,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 8,
-        "head_dim": 64,
-        "vocab_size": 6_000,
-    },
-)
+SIDES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim", "vocab_size")
+SHAPES = tuple(dict(zip(SIDES, sides, strict=True)) for sides in ((1536, 4608, 4, 16, 128, 24_000), (640, 1920, 6, 8, 64, 6_000)))
 STEPS = ((1, 32), (4, 96))  # batch and prompt length
 ALONE = ""  # the wire of an engine of one rank
 MOST_PACK = 100.0  # as much as a profile may say
@@ -243,17 +227,14 @@ def _points(seen: Sequence[Seen], dtype: str) -> Iterable[Point]:
     """Every line of every TP=1 run as a kernel with its seconds: a quiet moment's, over ranks and rounds."""
     engine, plan = catalog.engine("builtin"), Plan(activations_dtype=dtype, kv_dtype=dtype)
     for cases in zip(*(rank.cases for rank in seen), strict=True):
-        case = cases[0]
-        runs = [run for other in cases for run in other.runs[ALONE]]
+        case, runs = cases[0], [run for other in cases for run in other.runs[ALONE]]
         model = replace(_arch(case.shape).model, dtype=dtype)
-        prompts_took, tokens_took = [run.prefill_lines for run in runs], [run.line_medians() for run in runs]
-        for phase, context, took in (
-            ("prefill", case.length, prompts_took),
-            ("decode", case.length + OUTPUTS // 2, tokens_took),
-        ):
+        contexts = {"prefill": case.length, "decode": case.length + OUTPUTS // 2}
+        took = {"prefill": [run.prefill_lines for run in runs], "decode": [run.line_medians() for run in runs]}
+        for phase, context in contexts.items():
             work = workload(phase, case.batch, context)
             for kernel in step_kernels(model, plan, work, work.rows, engine):
-                times = [lines[kernel.what] for lines in took if kernel.what in lines]
+                times = [lines[kernel.what] for lines in took[phase] if kernel.what in lines]
                 if times and np.all(np.asarray(kernel.count) > 0):
                     yield Point(kernel, quiet(times) / float(kernel.count))
 
@@ -282,16 +263,20 @@ def _line(points: Sequence[Point], name: str) -> tuple[float, float]:
     return alpha_beta(np.array([float(getattr(p.kernel, name)) for p in points]), np.array([p.seconds for p in points]))
 
 
+def _attained(points: Sequence[Point], name: str, rate: float) -> tuple[float, float]:
+    """A fixed time, and the share of ``rate`` at which the rest goes."""
+    fixed, slope = _line(points, name)
+    return fixed, _share(1 / (slope * rate)) if slope else 1.0
+
+
 def _fit_decode(points: list[Point], memory_Bps: float) -> dict[str, float]:
-    fixed, slope = _line(points, "nbytes")
-    share = _share(1 / (slope * memory_Bps)) if slope else 1.0
+    fixed, share = _attained(points, "nbytes", memory_Bps)
     return {"t0": fixed, **{f"eb{d}": share for d in (64, 128, 256)}, "tc": 0.0, "kl": 0.0, "kc": 1.0, "p": 4.0}
 
 
 def _fit_prefill(points: list[Point], peak: float) -> dict[str, float]:
-    """A fixed time and FLOPs at an attained rate (``peak`` is the one that the formula divides by)."""
-    fixed, slope = _line(points, "flops")
-    share = _share(1 / (slope * peak)) if slope else 1.0
+    """``peak`` is the rate that the formula divides by."""
+    fixed, share = _attained(points, "flops", peak)
     return {"t0": fixed, "eb": 1.0, **{f"ep{d}": share for d in (64, 128, 256)}, "c0": 0.0, "tl": 0.0, "p": 4.0}
 
 

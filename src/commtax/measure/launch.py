@@ -54,12 +54,6 @@ class RankError(RuntimeError):
         ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         super().__init__(f"rank {rank} {ended}" + (f":\n{trace}" if trace else ""))
 
-    @property
-    def reason(self) -> str:
-        """The last line of the traceback: the exception itself."""
-        lines = [line for line in self.trace.splitlines() if line.strip()]
-        return lines[-1].strip() if lines else str(self)
-
 
 def run(
     target: str,
@@ -139,8 +133,7 @@ def _wait(
     told, stopped = 0, Stopped([p.pid for p in processes], lost_s)
     while True:
         codes = [p.poll() for p in processes]
-        bad = [rank for rank, code in enumerate(codes) if code]
-        if bad:
+        if any(codes):
             raise _first_failure(processes, folder)
         if progress:
             while (news := folder / NEWS.format(told)).exists():
