@@ -41,10 +41,7 @@ class Sizes:
     def all(self) -> list[int]:
         if not 4 <= self.least <= self.most:
             raise Refusal(f"min={self.least}, max={self.most}: sizes rise from at least 4 bytes")
-        found = [self.least]
-        while found[-1] * 2 <= self.most:
-            found.append(found[-1] * 2)
-        return found
+        return [self.least << i for i in range((self.most // self.least).bit_length())]
 
 
 @dataclass(frozen=True, slots=True)

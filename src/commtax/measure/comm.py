@@ -84,14 +84,14 @@ def wire(impl: str, rank: int, ranks: int, device: str = "cpu", emulate: str = "
     check_impl(impl)
     if (device == "cuda") != (impl in CUDA_OK):
         raise Refusal(f"impl '{impl}': {'nccl carries CUDA tensors' if device == 'cuda' else 'gloo or shm carry CPU tensors'}")
-    found: Wire = Torch()
+    carrier: Wire = Torch()
     if impl == "shm":  # loaded only where it is asked for: its semaphores are not on every system
         from commtax.measure.shm import SharedMemory
 
-        found = SharedMemory(rank, ranks)
+        carrier = SharedMemory(rank, ranks)
     if emulate and device == "cuda":
         raise Refusal("emulate_link: the added time is the host's; it needs CPU ranks")
-    return Emulated(found, catalog.link(emulate), ranks) if emulate else found
+    return Emulated(carrier, catalog.link(emulate), ranks) if emulate else carrier
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,25 +120,28 @@ def _start(rank: int, ranks: int, folder: Path, path: str) -> subprocess.Popen[b
         FOLDER: str(folder),
         PARENT: str(os.getpid()),
     }
-    with (folder / LOG.format(rank)).open("wb") as log:
-        command = [sys.executable, "-m", "commtax.measure.rank"]
-        # A session of its own: an interrupt reaches the launcher alone, which then ends the ranks in order.
-        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    return started([sys.executable, "-m", "commtax.measure.rank"], folder / LOG.format(rank), environment)
+
+
+def started(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A process with all that it writes in a file. It leads a session: an interrupt reaches us alone, and we end it in order."""
+    with log.open("wb") as file:
+        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
 
 
 def _wait(
     processes: list[subprocess.Popen[bytes]], folder: Path, deadline: float, lost_s: float, progress: Progress | None
 ) -> None:
     """Until every rank has ended well; the first that did not is the error."""
-    told, stopped = 0, Stopped([p.pid for p in processes], lost_s)
+    num_news, stopped = 0, Stopped([p.pid for p in processes], lost_s)
     while True:
         codes = [p.poll() for p in processes]
         if any(codes):
             raise _first_failure(processes, folder)
         if progress:
-            while (news := folder / NEWS.format(told)).exists():
+            while (news := folder / NEWS.format(num_news)).exists():
                 progress(take(news))
-                told += 1
+                num_news += 1
         if all(code == 0 for code in codes):
             return
         if time.monotonic() > deadline:
@@ -183,8 +186,8 @@ def _first_failure(processes: list[subprocess.Popen[bytes]], folder: Path) -> Ra
     failed = [(rank, code) for rank, p in enumerate(processes) if (code := p.poll())]
     written = {rank: folder / LOG.format(rank) for rank, _ in failed}
 
-    def order(found: tuple[int, int]) -> tuple[bool, float]:
-        rank, code = found
+    def order(failure: tuple[int, int]) -> tuple[bool, float]:
+        rank, code = failure
         return (code > 0, written[rank].stat().st_mtime if code > 0 else 0.0)
 
     rank, code = min(failed, key=order)

@@ -153,9 +153,9 @@ def linux_features(text: str) -> frozenset[str]:
     ['asimd', 'bf16', 'fp']
     """
     for line in text.splitlines():
-        name, _, words = line.partition(":")
+        name, _, features = line.partition(":")
         if name.strip() in ("flags", "Features"):
-            return frozenset(words.split())
+            return frozenset(features.split())
     return frozenset()
 
 

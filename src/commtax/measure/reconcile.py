@@ -35,7 +35,7 @@ def document(job: Job, seen: Measured) -> Document:
     """``measure tp --json``."""
     asked = job.plan(job.arch())
     all_turns = turns(seen.ranks)
-    found: Document = {
+    answer: Document = {
         "schema": "commtax.measure-tp/1",
         "model": asked.model.key,
         "weights_source": "random" if job.random else job.model,
@@ -54,15 +54,15 @@ def document(job: Job, seen: Measured) -> Document:
         "tp": {**_times(all_turns), **_wire(all_turns)},
     }
     if seen.tp1:
-        found |= {"tp1": _times(seen.tp1), "replicas": _replicas(job, seen.ranks)}
+        answer |= {"tp1": _times(seen.tp1), "replicas": _replicas(job, seen.ranks)}
     elif job.tp == 1:
-        found["tp1"] = found["tp"]
-    return found | _bill(job, asked, found, all_turns)
+        answer["tp1"] = answer["tp"]
+    return answer | _bill(job, asked, answer, all_turns)
 
 
-def passed(found: Document) -> bool:
+def passed(answer: Document) -> bool:
     """Whether what must be equal is equal: counted collectives, weights, and logits where TP=1 was run."""
-    return bool(found["collectives"]["equal"] and found["weights"]["equal"] and found.get("logits_equal") is not False)
+    return bool(answer["collectives"]["equal"] and answer["weights"]["equal"] and answer.get("logits_equal") is not False)
 
 
 def _rank(part: Part, asked: Setup) -> Document:
@@ -124,11 +124,11 @@ def _key(row: Document) -> tuple[str, str, str]:
     return row["phase"], row["what"], row["op"]
 
 
-def _logits(found: Logits | None) -> Document:
-    if found is None:
+def _logits(compared: Logits | None) -> Document:
+    if compared is None:
         return {"max_logit_diff": None, "logits_equal": None}
     names = {"tolerance": "logit_tolerance", "within": "logits_equal"}
-    return {names.get(name, name): value for name, value in asdict(found).items()}
+    return {names.get(name, name): value for name, value in asdict(compared).items()}
 
 
 def _times(runs: Iterable[Run | Turn]) -> Document:
@@ -171,7 +171,7 @@ def by_collective(all_turns: Sequence[Turn]) -> dict[str, list[float]]:
     return wires
 
 
-def _bill(job: Job, asked: Setup, found: Document, all_turns: Sequence[Turn]) -> Document:
+def _bill(job: Job, asked: Setup, answer: Document, all_turns: Sequence[Turn]) -> Document:
     """The predicted decode step beside the measured one, and the totals of TP=1 and TP=N; where nothing is known of this
     machine the measured lines stand alone."""
     priced = price(job, asked, job.tp)
@@ -184,10 +184,10 @@ def _bill(job: Job, asked: Setup, found: Document, all_turns: Sequence[Turn]) ->
         rows.append(_row(line.kind, line.item.what, float(line.total_s) if job.priced else None, seconds))
     rows += [{**_row(*line, None, seconds), "kind": "unpriced"} for line, seconds in measured.items()]
     predicted = {"source": "; ".join(priced.sources), "tp_ms": float(priced.step_s) * 1e3}
-    if "tp1" in found:
+    if "tp1" in answer:
         predicted["tp1_ms"] = float(price(job, asked, 1).step_s) * 1e3
     return {
-        "weight_read": _weight_read(job, asked, found["tp"]["ms_per_token"]),
+        "weight_read": _weight_read(job, asked, answer["tp"]["ms_per_token"]),
         "bill": rows,
         "predicted": predicted if job.priced else None,
         "notes": _notes(job),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -56,22 +56,23 @@ class Measured:
     logits: Logits | None = None
 
 
-def measured(
-    where: Place,
-    engine: Engine,
-    runs: Sequence[Run],
-    replicas: Sequence[Run] = (),
-    tp1: Sequence[Run] = (),
-    tp1_bytes: int = 0,
-    logits: Logits | None = None,
-) -> Measured:
+@dataclass(slots=True)
+class Rounds:
+    """Runs of one rank: TP=N, and where somebody asked TP=1 on rank 0 alone and one TP=1 replica a rank at once."""
+
+    tp: list[Run] = field(default_factory=list)
+    tp1: list[Run] = field(default_factory=list)
+    replicas: list[Run] = field(default_factory=list)
+
+
+def measured(where: Place, engine: Engine, rounds: Rounds, tp1_bytes: int = 0, logits: Logits | None = None) -> Measured:
     """Every rank's part, on every rank."""
     w, cache = engine.weights, engine.cache
     held = (w.nbytes, w.replicated, cache.nbytes, cache.num_blocks, cache.block_size)
-    part = Part(where.rank, os.uname().nodename, where.cores, *held, *([r.figures() for r in x] for x in (runs, replicas)))
+    runs, alone, replicas = ([run.figures() for run in kind] for kind in (rounds.tp, rounds.tp1, rounds.replicas))
+    parts = gather(Part(where.rank, os.uname().nodename, where.cores, *held, runs, replicas))
     device = f"{torch.get_num_threads()} CPU thread(s) a rank" if engine.device.type == "cpu" else torch.cuda.get_device_name()
-    alone = [r.figures() for r in tp1]
-    return Measured(gather(part), os.getloadavg(), torch.__version__, device, alone, tp1_bytes, logits)
+    return Measured(parts, os.getloadavg(), torch.__version__, device, alone, tp1_bytes, logits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from commtax.measure.engine import Engine
 from commtax.measure.generate import Run, generate, prompts
 from commtax.measure.job import TOLERANCE, Job
 from commtax.measure.reconcile import document, passed
-from commtax.measure.records import Logits, Measured, measured
+from commtax.measure.records import Logits, Measured, Rounds, measured
 from commtax.measure.worker import Place, join, leave, meet, pin, place, report
 from commtax.statement import Refusal
 
@@ -56,8 +56,7 @@ def measure(where: Place, job: Job) -> Measured:
     alone, part = _engines(job, where)
     rounds = _rounds(job, where, alone, part)
     logits = _compare(rounds.tp1[0], rounds.tp[0], TOLERANCE[job.dtype]) if rounds.tp1 else None
-    whole = alone.weights.nbytes if alone else 0
-    return measured(where, part, rounds.tp, rounds.replicas, rounds.tp1, whole, logits)
+    return measured(where, part, rounds, alone.weights.nbytes if alone else 0, logits)
 
 
 def _engines(job: Job, where: Place) -> tuple[Engine | None, Engine]:
@@ -73,15 +72,6 @@ def _engines(job: Job, where: Place) -> tuple[Engine | None, Engine]:
         if engine and job.captures:
             engine.capture()
     return alone, part
-
-
-@dataclass(slots=True)
-class Rounds:
-    """Runs of TP=1 on rank 0 alone, of one TP=1 replica a rank at once, and of TP=N."""
-
-    tp1: list[Run] = field(default_factory=list)
-    replicas: list[Run] = field(default_factory=list)
-    tp: list[Run] = field(default_factory=list)
 
 
 def _rounds(job: Job, where: Place, alone: Engine | None, part: Engine) -> Rounds:
@@ -109,9 +99,9 @@ def _rounds(job: Job, where: Place, alone: Engine | None, part: Engine) -> Round
 
 def _shared(tokens: list[Any] | None, device: Any) -> list[Any]:
     """Rank 0's tokens on every rank."""
-    told = [[t.tolist() for t in tokens] if tokens else None]
-    dist.broadcast_object_list(told, src=0)
-    return [torch.tensor(t, device=device) for t in told[0] or []]
+    shared = [[t.tolist() for t in tokens] if tokens else None]
+    dist.broadcast_object_list(shared, src=0)
+    return [torch.tensor(t, device=device) for t in shared[0] or []]
 
 
 def _compare(one: Run, many: Run, tolerance: float) -> Logits:
@@ -154,13 +144,13 @@ def main(argv: list[str] | None = None) -> int:
     return _written(run_here(job), output)
 
 
-def _written(found: Document, output: str) -> int:
+def _written(answer: Document, output: str) -> int:
     """Show the document, keep it where asked; the exit code says whether all that must be equal is."""
-    text = json.dumps(found, indent=2) + "\n"
+    text = json.dumps(answer, indent=2) + "\n"
     if output:
         files.write_text(output, text, "output")
     sys.stdout.write(text)
-    return 0 if passed(found) else 1
+    return 0 if passed(answer) else 1
 
 
 def _ended(error: BaseException) -> int:

@@ -89,16 +89,16 @@ class Checkpoint:
         if name not in self._entries:
             raise Refusal(f"model '{self.folder}': tensor {name} is missing", "model")
         file, entry = self._entries[name]
-        found, kind = tuple(entry.get("shape", ())), STORED.get(entry.get("dtype", ""))
+        stored, kind = tuple(entry.get("shape", ())), STORED.get(entry.get("dtype", ""))
         if kind is None:
             raise Refusal(f"{file}: tensor {name} is {entry.get('dtype')}, not one of {', '.join(STORED)}")
-        if found != shape:
-            raise Refusal(f"{file}: tensor {name} has shape {list(found)}, the config says {list(shape)}")
+        if stored != shape:
+            raise Refusal(f"{file}: tensor {name} has shape {list(stored)}, the config says {list(shape)}")
         mapped, start = self._files[file]
         first, last = entry["data_offsets"]
         count = (last - first) // kind.itemsize
         if count != torch.Size(shape).numel():
-            raise Refusal(f"{file}: tensor {name} has {last - first} bytes, not those of its shape {list(found)}")
+            raise Refusal(f"{file}: tensor {name} has {last - first} bytes, not those of its shape {list(stored)}")
         return _from_buffer(mapped, kind, count, start + first).view(shape)
 
     @property

@@ -78,9 +78,9 @@ def pin(where: Place) -> Place:
 
 def gather(value: Any) -> list[Any]:
     """Every rank's value, on every rank."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def meet() -> None:

@@ -109,9 +109,9 @@ def title(d: Document) -> str:
     return f"{d['model']} ({d['dtype']}), {d['engine']} engine ({engine}), {d['box']}"
 
 
-def show(console: Console, found: Sequence[Document], folder: Path) -> None:
+def show(console: Console, boxes: Sequence[Document], folder: Path) -> None:
     """The same for a terminal: checks, metrics, batches, flags, answers."""
-    for d in found:
+    for d in boxes:
         say(console, f"TP study{' (quick)' if d['quick'] else ''}: {title(d)}", "bold")
         for c in d["checks"]:
             word = {True: "ok", False: "NO", None: "--"}[c["ok"]]
@@ -131,14 +131,14 @@ def show(console: Console, found: Sequence[Document], folder: Path) -> None:
     notes(console, [f"report, charts and raw results: {folder}"])
 
 
-def markdown(found: Sequence[Document], charts: Sequence[str]) -> str:
+def markdown(boxes: Sequence[Document], charts: Sequence[str]) -> str:
     """The report as a Markdown page."""
-    parts = [f"# Tensor-parallel study: {', '.join(dict.fromkeys(d['model'] for d in found))}", ""]
-    if len(found) > 1:
-        parts += [*_machines(found), ""]
+    parts = [f"# Tensor-parallel study: {', '.join(dict.fromkeys(d['model'] for d in boxes))}", ""]
+    if len(boxes) > 1:
+        parts += [*_machines(boxes), ""]
     for chart in charts:
         parts += [f"![{Path(chart).stem.replace('-', ' ')}]({chart})", ""]
-    for d in found:
+    for d in boxes:
         parts += _box(d)
     return "\n".join(parts).rstrip() + "\n"
 
@@ -152,12 +152,12 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _machines(found: Sequence[Document]) -> list[str]:
+def _machines(boxes: Sequence[Document]) -> list[str]:
     """Several machines: the same metrics in columns."""
-    keys = list(dict.fromkeys((line[0], line[1]) for d in found for line in metrics(d)))
-    known = [{(m, tp): measured for m, tp, measured, _ in metrics(d)} for d in found]
+    keys = list(dict.fromkeys((line[0], line[1]) for d in boxes for line in metrics(d)))
+    known = [{(m, tp): measured for m, tp, measured, _ in metrics(d)} for d in boxes]
     lines = [[m, tp, *(k.get((m, tp), "") for k in known)] for m, tp in keys]
-    return ["## All machines", "", *_table(["metric", "degree", *(d["box"] for d in found)], lines)]
+    return ["## All machines", "", *_table(["metric", "degree", *(d["box"] for d in boxes)], lines)]
 
 
 def _box(d: Document) -> list[str]:
@@ -195,26 +195,26 @@ def _source(d: Document) -> str:
     return f"Predicted from: {'; '.join(d['predicted_from'])}" + (f" (profile {d['profile']})." if d["profile"] else ".")
 
 
-def charts(found: Sequence[Document], folder: Path) -> list[str]:
+def charts(boxes: Sequence[Document], folder: Path) -> list[str]:
     """Pictures beside the report, where matplotlib is installed: batch scaling, and latency by degree."""
     if find_spec("matplotlib") is None:
         return []
     names = []
     pictures = (("batches", "batch-scaling.svg", _draw_batches), ("decode_ms", "latency-by-degree.svg", _draw_latency))
     for needed, name, draw in pictures:
-        if any(row[needed] for d in found for row in d["degrees"]):
-            picture(folder / name, partial(draw, found=found), (10, 4.2))
+        if any(row[needed] for d in boxes for row in d["degrees"]):
+            picture(folder / name, partial(draw, boxes=boxes), (10, 4.2))
             names.append(name)
     return names
 
 
-def _draw_batches(figure: Any, found: Sequence[Document]) -> None:
+def _draw_batches(figure: Any, boxes: Sequence[Document]) -> None:
     """Tokens a second and latency over the batch; predictions thin and dotted."""
     left, right = figure.subplots(1, 2)
-    series = [(d, row) for d in found for row in d["degrees"] if row["batches"]]
+    series = [(d, row) for d in boxes for row in d["degrees"] if row["batches"]]
     for index, (d, row) in enumerate(series):
         style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
-        label = f"TP={row['tp']}" + (f", {d['box']}" if len(found) > 1 else "")
+        label = f"TP={row['tp']}" + (f", {d['box']}" if len(boxes) > 1 else "")
         xs = [b["batch"] for b in row["batches"]]
         for axes, key in ((left, "tokens_per_s"), (right, "latency_ms")):
             axes.plot(xs, [b[key] for b in row["batches"]], linestyle=DASHES[index % len(DASHES)], label=label, **style)
@@ -230,11 +230,11 @@ def _draw_batches(figure: Any, found: Sequence[Document]) -> None:
     left.legend(fontsize=8)
 
 
-def _draw_latency(figure: Any, found: Sequence[Document]) -> None:
+def _draw_latency(figure: Any, boxes: Sequence[Document]) -> None:
     """Bars by degree: a token, a prompt, and the first token under load; black marks are predictions."""
     panels = figure.subplots(1, 3)
-    bars = [(d, row) for d in found for row in d["degrees"]]
-    labels = [f"TP={row['tp']}" + (f"\n{d['box']}" if len(found) > 1 else "") for d, row in bars]
+    bars = [(d, row) for d in boxes for row in d["degrees"]]
+    labels = [f"TP={row['tp']}" + (f"\n{d['box']}" if len(boxes) > 1 else "") for d, row in bars]
     kinds: tuple[tuple[str, Any], ...] = (
         ("decode, ms a token", lambda r: (r["decode_ms"], r["decode_predicted_ms"])),
         ("prefill, ms", lambda r: (r["prefill"][0]["ms"], r["prefill"][0]["predicted_ms"]) if r["prefill"] else (None, None)),

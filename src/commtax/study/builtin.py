@@ -19,7 +19,7 @@ from commtax.measure.generate import Run as Answered
 from commtax.measure.generate import generate, prompts
 from commtax.measure.job import Job
 from commtax.measure.reconcile import by_collective, document
-from commtax.measure.records import Measured, Turn, measured, turns
+from commtax.measure.records import Measured, Rounds, Turn, measured, turns
 from commtax.measure.worker import Place, report
 from commtax.readers import kineto
 from commtax.readers.bench import Bench
@@ -81,12 +81,12 @@ class Builtin(Driver):
             runs = [run for run in todo if run.tp == tp]
             work = Work(replace(self.job, tp=tp), runs, self.share, self.recipe.slots, self.asked.dataset, raw)
 
-            def told(news: tuple[Run, Measured | Bench]) -> None:
+            def ended(news: tuple[Run, Measured | Bench]) -> None:
                 run, seen = news
                 done(run, self.record(run, seen))
 
             if runs:
-                launch.run(TARGET, work, tp, device=self.job.device, lost_s=self.asked.lost_s, progress=told)
+                launch.run(TARGET, work, tp, device=self.job.device, lost_s=self.asked.lost_s, progress=ended)
 
     def record(self, run: Run, seen: Measured | Bench) -> Document:
         """What a run left behind, in the study's own terms; the whole of it is kept too."""
@@ -95,26 +95,26 @@ class Builtin(Driver):
             (raw / f"{run.name}.json").write_text(json.dumps(asdict(seen)), encoding="utf-8")
             return served(seen)
         job = replace(self.job, tp=run.tp, batch=run.batch, repeats=run.iters)
-        found = document(replace(job, input_len=run.input_len, output_len=run.output_len), seen)
-        (raw / f"{run.name}.json").write_text(json.dumps(found), encoding="utf-8")
+        answer = document(replace(job, input_len=run.input_len, output_len=run.output_len), seen)
+        (raw / f"{run.name}.json").write_text(json.dumps(answer), encoding="utf-8")
         all_turns = turns(seen.ranks)
         record: Document = {
             "latency_s": [turn.prefill_s + sum(turn.decode_s) for turn in all_turns],
             "prefill_s": [turn.prefill_s for turn in all_turns],
             "decode_s": [median(turn.decode_s) for turn in all_turns],
-            "applied": {"ok": found["weights"]["equal"], "found": _parts(found)},
+            "applied": {"ok": answer["weights"]["equal"], "found": _parts(answer)},
         }
         if run.kind == "profile":
             traces = sorted(raw.glob(f"{run.name}-rank*.json"))
             counted = allreduces([kineto.read(path) for path in traces]) if traces else _counted(all_turns)
-            record["profile"] = {**counted, "equal": found["collectives"]["equal"]}
+            record["profile"] = {**counted, "equal": answer["collectives"]["equal"]}
         return record
 
 
-def _parts(found: Document) -> str:
-    each = ", ".join(f"{r['weights_bytes'] / 1e6:,.1f} MB" for r in found["ranks"])
-    counted = "collectives as predicted" if found["collectives"]["equal"] else "collectives NOT as predicted"
-    return f"weights of each rank: {each} of {found['weights']['tp1_bytes'] / 1e6:,.1f} MB; {counted}"
+def _parts(answer: Document) -> str:
+    each = ", ".join(f"{r['weights_bytes'] / 1e6:,.1f} MB" for r in answer["ranks"])
+    counted = "collectives as predicted" if answer["collectives"]["equal"] else "collectives NOT as predicted"
+    return f"weights of each rank: {each} of {answer['weights']['tp1_bytes'] / 1e6:,.1f} MB; {counted}"
 
 
 def _counted(all_turns: Sequence[Turn]) -> Document:
@@ -158,7 +158,8 @@ def measure_runs(where: Place, work: Work) -> None:
         tokens = prompts(a.model.vocab, run.batch, run.input_len, job.seed, engine.device)
         generate(engine, tokens, 2)
         file = work.raw / f"{run.name}-rank{where.rank}.json"
-        report((run, measured(where, engine, trace(engine, tokens, run, file) if tracing else turned(engine, tokens, run))))
+        answered = trace(engine, tokens, run, file) if tracing else turned(engine, tokens, run)
+        report((run, measured(where, engine, Rounds(answered))))
 
 
 def turned(engine: Engine, tokens: Any, run: Run) -> list[Answered]:

@@ -70,10 +70,10 @@ def experiment(asked: Asked, progress: Progress = lambda _news: None) -> Documen
         "link_counters": _counters(done),
         "missing": [run.name for run in kept if run not in {r for r, _ in done}],
     }
-    found = analyse(facts, done, prices)
-    found["answers"] = answers(found)
-    write(asked.out / "experiment.json", found)
-    return found
+    study = analyse(facts, done, prices)
+    study["answers"] = answers(study)
+    write(asked.out / "experiment.json", study)
+    return study
 
 
 def merge(folders: Sequence[Path]) -> list[Document]:

@@ -239,10 +239,10 @@ def _served_prediction(run: Run, served: Document, prices: Prices) -> Document:
 
 def _applied(records: Sequence[Document]) -> Document:
     """Whether every run that could tell says that the degree was applied."""
-    told = [x["applied"] for x in records if x.get("applied")]
-    bad = [t for t in told if t["ok"] is False]
-    known = [t for t in told if t["ok"] is not None]
-    first = (bad or known or told or [{"found": "nothing tells"}])[0]
+    said = [x["applied"] for x in records if x.get("applied")]
+    bad = [t for t in said if t["ok"] is False]
+    known = [t for t in said if t["ok"] is not None]
+    first = (bad or known or said or [{"found": "nothing tells"}])[0]
     return {"ok": False if bad else True if known else None, "found": first["found"]}
 
 

@@ -34,15 +34,16 @@ class Slots(Blocks):
     def slots(self, positions: Any) -> Any:
         return self._slots[self.first :].gather(1, positions).reshape(-1)
 
+    def _rows(self, pool: Any) -> Any:
+        return pool.view(self.kv_heads, self.batch, self.capacity, self.head_dim)
+
     def _read(self, pool: Any, length: int) -> Any:
-        each = pool.view(self.kv_heads, self.batch, self.capacity, self.head_dim)
-        return each[:, self.first : self.first + self.rows, :length].reshape(-1, length, self.head_dim)
+        return self._rows(pool)[:, self.first : self.first + self.rows, :length].reshape(-1, length, self.head_dim)
 
     def move(self, source: int, to: int) -> None:
         """Give a row's blocks to another sequence's row."""
-        for pool in (*self.keys, *self.values):
-            each = pool.view(self.kv_heads, self.batch, self.capacity, self.head_dim)
-            each[:, to] = each[:, source]
+        for pool in map(self._rows, (*self.keys, *self.values)):
+            pool[:, to] = pool[:, source]
 
 
 class Server(Engine):
@@ -66,8 +67,7 @@ class Server(Engine):
         at = torch.tensor(positions, device=self.device).view(rows, 1)
         with torch.inference_mode():
             logits = self._forward(torch.tensor(tokens, device=self.device).view(rows, 1), at, length, self._mask(at, length))
-        found: list[int] = logits.argmax(dim=-1).tolist()
-        return found
+        return list(logits.argmax(dim=-1).tolist())
 
     def _window(self, first: int, rows: int) -> None:
         self.batch = rows

@@ -154,35 +154,36 @@ def measure_gemm(b: Bench, p: Document) -> list[float]:
     m, n, k = p["m"], p["n"], p["k"]
     size = 1 if p["dtype"] == "fp8" else 2
     guess = 2.0 * m * n * k / GUESS_FLOPS_PER_S + n * k * size / GUESS_BPS + GUESS_S
-    x = b.cache.take(m, k)
-    make = _product(b, x, n, k) if p["dtype"] == "bf16" else _fp8_product(b, x, n, k, p["mode"] == "dynamic")
+    product = {"plain": _plain_product, "static": _static_product, "dynamic": _dynamic_product}[p["mode"]](b, m, n, k)
+    pool = b.weights8 if p["dtype"] == "fp8" else b.weights
+
+    def make() -> Call:
+        w = pool.take(n, k)
+        return lambda: product(w.t())
+
     return b.samples(make, n * k * size, guess)
 
 
-def _product(b: Bench, x: Any, n: int, k: int) -> Make:
-    out = b.empty(x.shape[0], n)
-
-    def make() -> Call:
-        w = b.weights.take(n, k)
-        return lambda: torch.mm(x, w.t(), out=out)
-
-    return make
+def _plain_product(b: Bench, m: int, n: int, k: int) -> Callable[[Any], object]:
+    x, out = b.cache.take(m, k), b.empty(m, n)
+    return lambda w: torch.mm(x, w, out=out)
 
 
-def _fp8_product(b: Bench, x: Any, n: int, k: int, dynamic: bool) -> Make:
-    a, one = x.to(torch.float8_e4m3fn), torch.ones((), device=b.device)
-    rows, columns = torch.ones(x.shape[0], 1, device=b.device), torch.ones(1, n, device=b.device)
+def _static_product(b: Bench, m: int, _n: int, k: int) -> Callable[[Any], object]:
+    a, one = b.cache.take(m, k).to(torch.float8_e4m3fn), torch.ones((), device=b.device)
+    return lambda w: torch._scaled_mm(a, w, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
 
-    def make() -> Call:
-        w = b.weights8.take(n, k)
 
-        def scaled() -> object:
-            fused.quantise(x, a, rows)
-            return torch._scaled_mm(a, w.t(), rows, columns, out_dtype=torch.bfloat16, use_fast_accum=True)
+def _dynamic_product(b: Bench, m: int, n: int, k: int) -> Callable[[Any], object]:
+    x = b.cache.take(m, k)
+    a = x.to(torch.float8_e4m3fn)
+    rows, columns = torch.ones(m, 1, device=b.device), torch.ones(1, n, device=b.device)
 
-        return scaled if dynamic else lambda: torch._scaled_mm(a, w.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+    def scaled(w: Any) -> object:
+        fused.quantise(x, a, rows)
+        return torch._scaled_mm(a, w, rows, columns, out_dtype=torch.bfloat16, use_fast_accum=True)
 
-    return make
+    return scaled
 
 
 def measure_decode(b: Bench, p: Document) -> list[float]:
@@ -314,14 +315,14 @@ def bench(device: str) -> Bench:
 def agreement(device: str) -> dict[str, float]:
     """Whole steps of a small shard on this device against the plain functions on the CPU: |difference| / |logits|."""
     shape = steps.Shard("check", 1, 2, 512, 8, 2, 64, 768, 1024, True, True)
-    found = {}
+    differences = {}
     for phase, batch, length in (("decode", 3, 700), ("decode", 200, 100), ("prefill", 2, 160)):
         torch.manual_seed(0)
         weights, cache = Pool.make(1 << 23, "cpu", 0.02), Pool.make(1 << 24, "cpu", 1.0)
         there = Pool(weights.data.to(device, copy=True)), Pool(cache.data.to(device, copy=True))
         own, other = (steps.step(shape, phase, batch, length, *p, 132)().float().cpu() for p in ((weights, cache), there))
-        found[f"{phase}-{batch}x{length}"] = float((own - other).norm() / own.norm())
-    return found
+        differences[f"{phase}-{batch}x{length}"] = float((own - other).norm() / own.norm())
+    return differences
 
 
 def header(b: Bench, command: str, checked: dict[str, float]) -> Document:

@@ -84,9 +84,9 @@ class Timer:
         if self.card:
             self.clock_MHz.append(self.card.sm_MHz())  # while the graphs run
         marks[-1].synchronize()
-        found = [float(a.elapsed_time(b)) * 1e-3 / len(calls) for a, b in pairwise(marks)]
+        samples = [float(a.elapsed_time(b)) * 1e-3 / len(calls) for a, b in pairwise(marks)]
         graph.reset()
-        return found
+        return samples
 
     def take_clock(self) -> int:
         """The lowest SM clock seen since the last call."""

@@ -184,9 +184,9 @@ class Vllm(Driver):
             sizes = ["--random-input-len", str(run.input_len), "--random-output-len", str(run.output_len)]
             sent += ["--dataset-name", "random", *sizes, "--random-range-ratio", str(SPREAD)]
         kept = ["--save-result", "--result-dir", str(file.parent), "--result-filename", file.name]
-        told = ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metadata", f"tensor_parallel_size={run.tp}"]
+        metrics = ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metadata", f"tensor_parallel_size={run.tp}"]
         where = ["--backend", "vllm", "--host", "127.0.0.1", "--port", str(port), "--model", self.asked.model]
-        return ["bench", "serve", *where, *sent, *kept, *told]
+        return ["bench", "serve", *where, *sent, *kept, *metrics]
 
     def environment(self, tp: int) -> dict[str, str]:
         """On CPUs every rank gets as many cores at each degree, so that a rank of TP=1 is what a rank of TP=n is."""
@@ -196,14 +196,14 @@ class Vllm(Driver):
         bound = "|".join(",".join(map(str, cores[r * share : (r + 1) * share])) for r in range(tp))
         return {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_OMP_THREADS_BIND": bound, **os.environ}
 
-    def _call(self, words: list[str], run: Run, log: Path, extra: dict[str, str] | None = None) -> None:
-        with self._process(words, run, log, extra) as process:
+    def _call(self, command: list[str], run: Run, log: Path, extra: dict[str, str] | None = None) -> None:
+        with self._process(command, run, log, extra) as process:
             try:
                 code = process.wait(RUN_S)
             except subprocess.TimeoutExpired:
                 raise FailedRunError(Failure(f"{run.name}: longer than {RUN_S:.0f} s", "too long")) from None
         if code:
-            raise FailedRunError(self._failure(" ".join(words[:2] if words[0] == "bench" else words[:1]), code, log))
+            raise FailedRunError(self._failure(" ".join(command[:2] if command[0] == "bench" else command[:1]), code, log))
 
     def _failure(self, verb: str, code: int, log: Path) -> Failure:
         return failure(f"vllm {verb}", code, log.read_text(encoding="utf-8", errors="replace"), self.dtype)
@@ -220,18 +220,14 @@ class Vllm(Driver):
         raise FailedRunError(Failure(f"vllm serve was not ready after {START_S:.0f} s", "not ready"))
 
     @contextmanager
-    def _process(self, words: list[str], run: Run, log: Path, extra: dict[str, str] | None = None) -> Iterator[Any]:
+    def _process(self, command: list[str], run: Run, log: Path, extra: dict[str, str] | None = None) -> Iterator[Any]:
         """One command with its log in a file; it and its children never outlive this, however this ends."""
         environment = {**self.environment(run.tp), **(extra or {})}
-        command = leashed([self.path, *words])
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True
-            )
-            try:
-                yield process
-            finally:
-                launch.end([process], GRACE_S, self.ended)
+        process = launch.started(leashed([self.path, *command]), log, environment)
+        try:
+            yield process
+        finally:
+            launch.end([process], GRACE_S, self.ended)
 
 
 def _applied(run: Run, log: Path) -> Document:
@@ -262,10 +258,10 @@ def _program(path: str) -> str:
 
 def _version(path: str) -> str:
     done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=300)
-    words = done.stdout.split()
-    if done.returncode or not words:
+    said = done.stdout.split()
+    if done.returncode or not said:
         raise Refusal(f"vllm '{path}': it does not run ({' '.join(done.stderr.split())[-200:]})")
-    return words[-1]
+    return said[-1]
 
 
 def _free_port() -> int:
