@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -32,11 +32,8 @@ class Clock:
     What passes inside a collective has no line here: the group's ledger holds it.
     """
 
-    seconds: dict[str, float] = field(default_factory=dict)
-    last_s: float = 0.0
-
-    def start(self) -> None:
-        self.last_s = time.perf_counter()
+    last_s: float
+    seconds: dict[str, float]
 
     def lap(self, line: str) -> None:
         now = time.perf_counter()

@@ -49,11 +49,8 @@ class HostWatch:
         self.engine, self.seconds = engine, list[float]()
 
     def step(self, lines: dict[str, float], compute: Callable[[], Any]) -> Any:
-        clock = Clock(lines)
-        self.engine.watch(clock)
-        self.engine.group.resume()
         start = time.perf_counter()
-        clock.start()
+        self.engine.watch(Clock(start, lines))
         logits = compute()
         self.seconds.append(time.perf_counter() - start)
         self.engine.watch(None)

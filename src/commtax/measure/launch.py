@@ -123,10 +123,10 @@ def _start(rank: int, ranks: int, folder: Path, path: str) -> subprocess.Popen[b
     return started([sys.executable, "-m", "commtax.measure.rank"], folder / LOG.format(rank), environment)
 
 
-def started(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def started(command: Sequence[str], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """A process with all that it writes in a file. It leads a session: an interrupt reaches us alone, and we end it in order."""
     with log.open("wb") as file:
-        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+        return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
 
 
 def _wait(
