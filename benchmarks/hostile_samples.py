@@ -161,9 +161,10 @@ def _profiles(folder: Path) -> None:
 
 def _experiment(folder: Path) -> None:
     """The document of a finished study, made from runs that are made up."""
-    from commtax.measure.answers import answers
-    from commtax.measure.findings import analyse
-    from commtax.measure.study import Run
+    from commtax import catalog
+    from commtax.study.answers import answers
+    from commtax.study.findings import Prices, analyse
+    from commtax.study.recipe import Run
 
     names = ("recipe", "version", "profile", "cluster")
     facts: dict[str, Any] = {
@@ -186,6 +187,7 @@ def _experiment(folder: Path) -> None:
     }
     shapes = (("latency", 1, 128, 32), ("batch", 4, 128, 32), ("batch", 16, 128, 32), ("serve", 0, 128, 32))
     runs = [Run(kind, tp, batch, length, output, 3) for tp in (1, 2) for kind, batch, length, output in shapes]
-    found = analyse(facts, [(run, served if run.kind == "serve" else times) for run in runs], None)
+    prices = Prices(catalog.model("llama-3.2-1b"), "", "builtin")
+    found = analyse(facts, [(run, served if run.kind == "serve" else times) for run in runs], prices)
     folder.mkdir()
     (folder / "experiment.json").write_text(json.dumps({**found, "answers": answers(found)}))

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from commtax.measure.comm import wire
 from commtax.measure.worker import gather, report
+from commtax.statement import Refusal
 
 
 def add(where, payload):
@@ -49,7 +50,7 @@ def forever(where, payload):
     """Collectives without end; rank 0 waits for the others, as a real run would."""
     while True:
         dist.all_reduce(torch.zeros(8))
-        report(step=1)
+        report(1)
         time.sleep(0.05)
 
 
@@ -59,3 +60,10 @@ def fails(where, payload):
         if step == 5 and where.rank == payload["rank"]:
             raise RuntimeError("seeded failure")
         dist.all_reduce(torch.zeros(8))
+
+
+def refuses(where, payload):
+    """One rank refuses what it was asked, the others wait for it."""
+    if where.rank == payload["rank"]:
+        raise Refusal("seeded refusal", "tp")
+    dist.all_reduce(torch.zeros(8))

@@ -15,19 +15,20 @@ import torch
 import live_models
 from commtax import catalog
 from commtax.cli import main
-from commtax.measure import experiment_builtin, links, study
-from commtax.measure.answers import answers
 from commtax.measure.arch import arch
 from commtax.measure.comm import Group
 from commtax.measure.engine import Engine
-from commtax.measure.experiment import Asked, _constants
-from commtax.measure.findings import Prices, analyse, spread
 from commtax.measure.generate import generate, prompts
-from commtax.measure.serving import Server, requests, serve
-from commtax.measure.study import Run
 from commtax.measure.weights import Checkpoint, load
 from commtax.readers import kineto
 from commtax.report.experiment import markdown
+from commtax.study import builtin, links, recipe
+from commtax.study.answers import answers
+from commtax.study.driving import Asked
+from commtax.study.experiment import _constants
+from commtax.study.findings import Prices, analyse, spread
+from commtax.study.recipe import Run
+from commtax.study.serving import Server, requests, serve
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")
@@ -91,7 +92,7 @@ def test_an_interrupted_study_goes_on(study_here):
     assert "goes on" in told
     assert kept
     assert all((out / "runs" / name).stat().st_mtime_ns == at for name, at in kept.items())
-    planned = study.runs(study.QUICK["tp-study"], (1, 2), ("latency", "batch", "profile", "serve"))
+    planned = recipe.runs(recipe.QUICK["tp-study"], (1, 2), ("latency", "batch", "profile", "serve"))
     assert {p.stem for p in (out / "runs").glob("*.json")} == {run.name for run in planned}
     assert found["missing"] == found["failed"] == []
 
@@ -127,16 +128,17 @@ def test_constants_are_measured_once_a_study_or_said_to_be_unknown(tmp_path):
     asked = Asked(tmp_path, degrees=(1, 2))
     file = tmp_path / "profile-2-ranks-fp32.json"
     file.write_text(json.dumps({"commtax_profile": 1, "chip": {"key": "cpu", "memory_Bps": 1e10}}))
-    assert _constants(asked, driver, None) == (str(file), "")
-    assert _constants(replace(asked, degrees=(1, 3)), driver, None)[0] == ""
-    assert "2 or 4 ranks" in _constants(replace(asked, degrees=(1, 3)), driver, None)[1]
-    assert _constants(replace(asked, cluster="2xcpu"), driver, None) == ("", "")
-    assert "not calibrated" in _constants(replace(asked, engine="vllm"), driver, None)[1]
     told = []
+    assert _constants(asked, driver, told.append) == (str(file), "")
+    assert _constants(replace(asked, degrees=(1, 3)), driver, told.append)[0] == ""
+    assert "2 or 4 ranks" in _constants(replace(asked, degrees=(1, 3)), driver, told.append)[1]
+    assert _constants(replace(asked, cluster="2xcpu"), driver, told.append) == ("", "")
+    assert "not calibrated" in _constants(replace(asked, engine="vllm"), driver, told.append)[1]
+    assert not told
     file.write_text("[1]")
     unlike = replace(asked, lost_s=0.0)  # refused before anything starts: a calibration that fails is said, and the study goes on
     assert "could not be calibrated" in _constants(unlike, driver, told.append)[1]
-    assert "calibrating" in told[0]["run"]
+    assert "calibrating" in told[0].what
 
 
 def test_another_study_is_not_mixed_in(study_here, checkpoint, capsys):
@@ -172,7 +174,7 @@ def test_machines_merge_into_one_report(study_here, tmp_path, capsys):
 @pytest.mark.parametrize("slots", [1, 3, 8])
 def test_requests_served_together_say_what_they_say_alone(checkpoint, slots):
     a = arch(str(checkpoint))
-    weights = load(Checkpoint(checkpoint, torch.float32, CPU), a, 0, 1, torch.float32, CPU)
+    weights = load(Checkpoint(checkpoint), a, 0, 1, torch.float32, CPU)
     sizes = [(9, 7), (30, 3), (4, 12), (17, 2), (25, 9)]
     server = Server(a, weights, Group(0, 1), slots, 48)
     chosen: dict[int, list[int]] = {}
@@ -205,19 +207,19 @@ def test_requests_served_together_say_what_they_say_alone(checkpoint, slots):
 
 def test_traced_steps_are_named_for_the_reader(checkpoint, tmp_path):
     a = arch(str(checkpoint))
-    weights = load(Checkpoint(checkpoint, torch.float32, CPU), a, 0, 1, torch.float32, CPU)
-    engine = experiment_builtin.Named(a, weights, Group(0, 1), 2, 32)
+    weights = load(Checkpoint(checkpoint), a, 0, 1, torch.float32, CPU)
+    engine = builtin.Named(a, weights, Group(0, 1), 2, 32)
     file = tmp_path / "x-rank0.json"
-    experiment_builtin._trace(engine, prompts(a.model.vocab, 2, 12, 0, CPU), Run("profile", 1, 2, 12, 5, 2), file)
+    builtin.trace(engine, prompts(a.model.vocab, 2, 12, 0, CPU), Run("profile", 1, 2, 12, 5, 2), file)
     assert [s.phase for s in kineto.read(file).steps] == 2 * ["prefill", *4 * ["decode"]]
 
 
 def test_lengths_and_arrivals():
     run = Run("serve", 1, 0, 100, 50, 300, 4.0)
-    found = study.lengths(run, "")
+    found = recipe.lengths(run, "")
     assert all(50 <= i <= 150 and 25 <= o <= 75 for i, o in found)
-    assert found == study.lengths(run, "")
-    times = study.arrivals(run)
+    assert found == recipe.lengths(run, "")
+    times = recipe.arrivals(run)
     assert times == sorted(times)
     assert times[-1] / 299 == pytest.approx(0.25, rel=0.2)
 
@@ -226,11 +228,11 @@ def test_a_dataset_in_sharegpts_form(tmp_path):
     talk = [{"from": "human", "value": "x" * 400}, {"from": "gpt", "value": "y" * 80}]
     file = tmp_path / "talks.json"
     file.write_text(json.dumps([{"id": "1", "conversations": talk}, {"id": "2", "conversations": talk[:1]}]))
-    assert study.dataset_lengths(file) == [(100, 20)]
+    assert recipe.dataset_lengths(file) == [(100, 20)]
     for text in ("{", "[1]", "[]"):
         file.write_text(text)
         with pytest.raises(ValueError, match="dataset"):
-            study.dataset_lengths(file)
+            recipe.dataset_lengths(file)
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------------
@@ -357,10 +359,12 @@ def test_spread_leaves_out_extremes_of_five():
 
 
 def test_runs_are_named_apart():
-    for recipe in (study.RECIPES["tp-study"], study.QUICK["tp-study"]):
-        names = [run.name for run in study.runs(recipe, (1, 2, 4), ("latency", "first", "batch", "profile", "serve", "throughput"))]
+    for chosen in (recipe.RECIPES["tp-study"], recipe.QUICK["tp-study"]):
+        names = [
+            run.name for run in recipe.runs(chosen, (1, 2, 4), ("latency", "first", "batch", "profile", "serve", "throughput"))
+        ]
         assert len(set(names)) == len(names)
-    full = study.RECIPES["tp-study"]
+    full = recipe.RECIPES["tp-study"]
     assert full.latency == ((512, 128, 20), (2048, 32, 10))
     assert (full.num_prompts, full.rate_per_s) == (200, 4.0)
     assert set(full.batches) == {1, 4, 8, 16, 32, 64}

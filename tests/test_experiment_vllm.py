@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from commtax.cli import main
-from commtax.measure.deaths import Failure
-from commtax.measure.experiment_vllm import _alike
 from commtax.report.experiment import markdown
+from commtax.study.deaths import Failure
+from commtax.study.vllm import _alike
 
 HERE = Path(__file__).parent
 

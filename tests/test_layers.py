@@ -15,6 +15,7 @@ ROWS = [
     {"__main__"},
     {"cli"},
     {"web"},
+    {"study"},
     {"measure"},
     {"report"},
     {"planner", "audit", "calibrate", "validate", "emit"},
@@ -30,7 +31,7 @@ ROWS = [
 ]
 LEVEL = {name: level for level, row in enumerate(reversed(ROWS)) for name in row}
 ONLY_IN = {
-    "torch": {"measure"},
+    "torch": {"measure", "study"},
     "fastapi": {"web"},
     "uvicorn": {"web"},
     "starlette": {"web"},

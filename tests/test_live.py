@@ -32,6 +32,7 @@ from commtax.measure.tp import run_all
 from commtax.measure.weights import Checkpoint, Random, load
 from commtax.readers.nccl_tests import parse
 from commtax.spec import Plan
+from commtax.statement import Refusal
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")
@@ -53,7 +54,7 @@ def checkpoints(tmp_path_factory):
 
 def whole(folder, batch=2, length=40):
     a = arch(str(folder))
-    weights = load(Checkpoint(folder, torch.float32, CPU), a, 0, 1, torch.float32, CPU)
+    weights = load(Checkpoint(folder), a, 0, 1, torch.float32, CPU)
     return Engine(a, weights, Group(0, 1), batch, length)
 
 
@@ -192,8 +193,14 @@ def test_a_rank_that_raises_is_named_with_its_traceback():
     with pytest.raises(launch.RankError, match="seeded failure") as caught:
         launch.run("live_targets:fails", {"rank": 1}, 2, path=str(HERE), timeout_s=60)
     assert caught.value.rank == 1
-    assert caught.value.reason == "RuntimeError: seeded failure"
+    assert caught.value.trace.endswith("RuntimeError: seeded failure")
     assert "live_targets.py" in caught.value.trace
+
+
+def test_what_a_rank_refuses_is_refused_here():
+    with pytest.raises(Refusal, match="seeded refusal") as caught:
+        launch.run("live_targets:refuses", {"rank": 1}, 2, path=str(HERE), timeout_s=60)
+    assert caught.value.argument == "tp"
 
 
 SCRIPT = """
@@ -243,7 +250,7 @@ def test_a_stopped_rank_is_lost_and_named():
         launch.run("live_targets:forever", {}, 2, path=str(HERE), watch=pids.extend, progress=stop, lost_s=2.0)
     assert caught.value.rank == 1
     assert not any(alive(pid) for pid in pids)
-    assert launch.LOST_S + launch.GRACE_S * 2 < 30, "what nobody chose ends within half a minute"
+    assert launch.LOST_S + sum(launch.GRACE_S.values()) < 30, "what nobody chose ends within half a minute"
     with pytest.raises(ValueError, match="lost_after=0"):
         launch.run("live_targets:forever", {}, 2, lost_s=0.0)
 
@@ -462,10 +469,10 @@ def test_sizes_double():
 
 def test_calibration_gives_a_profile_that_bill_takes(tmp_path, capsys):
     shapes = [{**box.SHAPES[1], "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 512}]
-    plan = {**box.plan("fp32", ("gloo",)), "shapes": shapes, "steps": [[1, 8], [4, 32]], "stream_bytes": 2**22}
-    raw = launch.run(box.TARGET, plan, 2, timeout_s=120)
+    work = box.Work("fp32", ("gloo",), shapes, ((1, 8), (4, 32)), 2**22)
+    seen = launch.run(box.TARGET, work, 2, timeout_s=120)
     file = tmp_path / "here.json"
-    file.write_text(json.dumps(box.profile(raw, "fp32", "here", 2)))
+    file.write_text(json.dumps(box.profile(seen, "fp32", "here")))
     main(["bill", "llama-3.2-1b", "-tp", "2", "--profile", str(file), "--json"])
     bill = json.loads(capsys.readouterr().out)
     assert bill["engine"].startswith("builtin")
@@ -513,7 +520,7 @@ def test_one_gpu_says_what_the_cpu_says(checkpoints, graphs):
         pytest.skip("no CUDA device")
     folder, logits, chosen = checkpoints["llama"]
     a, device = arch(str(folder)), torch.device("cuda", 0)
-    engine = Engine(a, load(Checkpoint(folder, torch.float32, device), a, 0, 1, torch.float32, device), Group(0, 1), 2, 40)
+    engine = Engine(a, load(Checkpoint(folder), a, 0, 1, torch.float32, device), Group(0, 1), 2, 40)
     if graphs:
         engine.capture()
     found = generate(engine, prompts(a.model.vocab, 2, 12, 0, device), 6, forced=[t.to(device) for t in chosen], keep=True)

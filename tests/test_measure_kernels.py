@@ -19,7 +19,7 @@ FILES = sorted(ROWS.glob("*.jsonl"))
 
 def sweep(*words, **env):
     """The sweep as a user runs it."""
-    command = [sys.executable, "-m", "commtax.measure.kernels", *words]
+    command = [sys.executable, "-m", "commtax.study.kernels", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **env})
 
 
@@ -75,7 +75,7 @@ def test_an_unwritable_file_is_named():
 
 def test_shards_divide_what_they_hold():
     pytest.importorskip("torch")
-    from commtax.measure.steps import shard
+    from commtax.study.steps import shard
 
     whole = shard(catalog.model("llama-3.1-70b"), 1)
     part = shard(catalog.model("llama-3.1-70b"), 8)
@@ -87,7 +87,7 @@ def test_shards_divide_what_they_hold():
 
 def test_splits_cover_the_length_and_fill_the_card():
     pytest.importorskip("torch")
-    from commtax.measure.steps import MAX_SPLITS, Splits, num_splits
+    from commtax.study.fused import MAX_SPLITS, Splits, num_splits
 
     for blocks in (1, 7, 64, 211, 212, 1000):
         for length in (1, 100, 1025, 32768):
@@ -102,8 +102,8 @@ def test_splits_cover_the_length_and_fill_the_card():
 def test_decoding_continues_what_prefill_began():
     """The last logits of a prompt are those of decoding its last token over the cache of the others."""
     torch = pytest.importorskip("torch")
-    from commtax.measure import steps
-    from commtax.measure.timing import Pool
+    from commtax.study import steps
+    from commtax.study.timing import Pool
 
     torch.manual_seed(0)
     shape, length = steps.Shard("check", 1, 2, 128, 4, 2, 32, 192, 256, True, True), 24
@@ -120,27 +120,27 @@ def test_decoding_continues_what_prefill_began():
 
 INTERPRETED = """
 import torch
-from commtax.measure import steps
+from commtax.study import fused
 
 torch.manual_seed(0)
 def tensors(*shapes): return [torch.randn(s).bfloat16() for s in shapes]
 def both(run, *outs):
     found = []
-    for steps.INTERPRETED in (True, False):
+    for fused.INTERPRETED in (True, False):
         run()
         found.append([o.float().clone() for o in outs])
         [o.zero_() for o in outs]
     return max(float((a - b).norm() / b.norm()) for a, b in zip(*found))
 
 x, r, w, s, o = tensors((3, 320), (3, 320), (320,), (3, 320), (3, 320))
-assert both(lambda: steps.add_norm(x, r, w, s, o), s, o) < 0.01
+assert both(lambda: fused.add_norm(x, r, w, s, o), s, o) < 0.01
 g, o = tensors((3, 2600), (3, 1300))
-assert both(lambda: steps.swiglu(g, o), o) < 0.01
+assert both(lambda: fused.swiglu(g, o), o) < 0.01
 for normed in (False, True):
     qkv, q, keys, values, n = tensors((3, 9 * 64), (3, 5, 64), (1, 8, 2, 64), (1, 8, 2, 64), (64,))
-    t = steps.turns(torch.tensor([5, 0, 7]), torch.tensor([5, 1, 7]), 64, 8)
+    t = fused.turns(torch.tensor([5, 0, 7]), torch.tensor([5, 1, 7]), 64, 8)
     [c.zero_() for c in (keys, values)]
-    assert both(lambda: steps.rotary_write(qkv, q, keys, values, t, (n, n) if normed else None), q, keys, values) < 0.01
+    assert both(lambda: fused.rotary_write(qkv, q, keys, values, t, n.repeat(2, 1) if normed else None), q, keys, values) < 0.01
 """
 
 

@@ -102,7 +102,7 @@ def _collective(row: Row, label: str) -> Files:
 
 
 def _kernel(row: Row, label: str) -> Files:
-    """A line of ``python -m commtax.measure.kernels``."""
+    """A line of ``python -m commtax.study.kernels``."""
     kind = row["kind"]
     if kind in UNUSED:
         return Files()

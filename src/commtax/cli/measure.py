@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
 
 from commtax.cli.options import Bytes, Count, json_option
 from commtax.cli.output import print_json, terminal
-from commtax.files import check_writable, write_text
+from commtax.files import Document, check_writable, write_text
 from commtax.report import measuring
 from commtax.statement import Refusal
-from commtax.units import parse_seconds
+from commtax.units import parse_count, parse_seconds
 
-Progress = Callable[[Mapping[str, Any]], None]
+if TYPE_CHECKING:
+    from commtax.study.experiment import News
 
 
 class Layers(Count):
     """How many of a model's layers; nobody asks for none."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        found = super().convert(value, param, ctx)
-        if value != 0 and found < 1:
-            raise Refusal(f"layers={found}: a whole number of at least 1 is needed")
-        return found
+        layers = super().convert(value, param, ctx)
+        if value != 0 and layers < 1:
+            raise Refusal(f"layers={layers}: a whole number of at least 1 is needed")
+        return layers
 
 
 def _seconds(_context: click.Context, parameter: click.Parameter, value: str) -> float:
@@ -45,7 +48,7 @@ lost_option = click.option(
     callback=_seconds,
     help="End the run when a rank was stopped for this long.",
 )
-DEMONSTRATION = Path(__file__).parents[1] / "measure" / "demonstration"
+DEMONSTRATION = Path(__file__).parents[1] / "study" / "demonstration"
 """What a study runs when nobody names a model: a Llama of 110 million random weights, for minutes on two cores."""
 
 
@@ -92,16 +95,11 @@ def tp_command(model: str, random_model: str, lost_s: float, as_json: bool, **op
     from commtax.measure.reconcile import passed
     from commtax.measure.tp import run_here
 
-    if bool(model) == bool(random_model):
-        raise Refusal("model: give --model FOLDER, or --random NAME for random weights", "model")
-    job = Job(model=model or random_model, random=bool(random_model), **options)
+    job = Job(**_weights(model, random_model), **options)
     with ranks_named(), bar("rounds", job.repeats, as_json) as advance:
-        found = run_here(job, progress=advance, lost_s=lost_s)
-    if as_json:
-        print_json(found)
-    else:
-        measuring.show_tp(terminal(), found)
-    sys.exit(0 if passed(found) else 1)
+        document = run_here(job, progress=advance, lost_s=lost_s)
+    _show(document, as_json, measuring.show_tp)
+    sys.exit(0 if passed(document) else 1)
 
 
 @measure_group.command("collectives")
@@ -125,25 +123,20 @@ def collectives_command(
     commtax measure collectives --impl gloo,shm --ranks 2 --max 1M
     """
     from commtax.measure.collectives import Sizes, measure
-    from commtax.units import parse_count
 
-    groups = [parse_count(n, "ranks") for n in ranks.split(",")]
+    groups = _counts(ranks, "ranks")
     sizes = Sizes(int(least), int(most))
-    total = len(sizes.all()) * len(groups)
     for place, what in ((output, "output"), (plot, "plot")):
         if place:
             check_writable(place, what)
-    with ranks_named(), bar("sizes", total, as_json) as advance:
-        found = measure([i for i in impl.split(",") if i], groups, sizes, progress=advance, **options)
+    with ranks_named(), bar("sizes", len(sizes.all()) * len(groups), as_json) as advance:
+        document = measure(_names(impl), groups, sizes, progress=advance, **options)
     if output:
-        write_text(output, "".join(json.dumps(row) + "\n" for row in found["rows"]), "output")
+        write_text(output, "".join(json.dumps(row) + "\n" for row in document["rows"]), "output")
     if plot:
-        measuring.plot_collectives(found, Path(plot))
-    if as_json:
-        print_json(found)
-    else:
-        measuring.show_collectives(terminal(), found)
-    sys.exit(0 if not any(row["wrong"] for row in found["rows"]) else 1)
+        measuring.plot_collectives(document, Path(plot))
+    _show(document, as_json, measuring.show_collectives)
+    sys.exit(1 if any(row["wrong"] for row in document["rows"]) else 0)
 
 
 @measure_group.command("calibrate")
@@ -163,12 +156,9 @@ def calibrate_command(output: str, ranks: int, dtype: str, impl: str, name: str,
 
     check_writable(output, "output")
     with ranks_named(), bar("stages", STAGES, as_json) as advance:
-        found = calibrate(ranks, dtype, name, [i for i in impl.split(",") if i], lost_s, advance)
-    write_text(output, json.dumps(found, indent=2) + "\n", "output")
-    if as_json:
-        print_json(found)
-    else:
-        measuring.show_profile(terminal(), found, output)
+        profile = calibrate(ranks, dtype, name, _names(impl), lost_s, advance)
+    write_text(output, json.dumps(profile, indent=2) + "\n", "output")
+    _show(profile, as_json, partial(measuring.show_profile, path=output))
 
 
 @measure_group.command("experiment")
@@ -211,38 +201,54 @@ def experiment_command(
 
     commtax measure experiment --random llama-3.2-1b --layers 4 --quick --out study
     """
-    from commtax.measure.experiment import Asked, experiment, merge
     from commtax.report import experiment as reporting
-    from commtax.units import parse_count
+    from commtax.study.driving import Asked
+    from commtax.study.experiment import experiment, merge
 
-    folder = Path(out)
+    folder, builtin = Path(out), options["engine"] == "builtin"
     if merged:
-        found = merge([Path(m) for m in merged])
+        boxes = merge([Path(m) for m in merged])
         folder.mkdir(parents=True, exist_ok=True)
     else:
-        if not model and not random_model and options["engine"] == "builtin":
-            random_model = str(DEMONSTRATION)
-        if bool(model) == bool(random_model):
-            raise Refusal("model: give --model FOLDER, or --random NAME for random weights", "model")
-        if options["engine"] == "builtin":
+        weights = _weights(model, random_model or (str(DEMONSTRATION) if builtin and not model else ""))
+        if builtin:
             _need_torch()
-        sizes = tuple(parse_count(n, "tp") for n in degrees.split(","))
-        asked = Asked(folder, model=model or random_model, random=bool(random_model), degrees=sizes, **options)
+        asked = Asked(folder, degrees=tuple(_counts(degrees, "tp")), **weights, **options)
         try:
             with ranks_named():
-                found = [experiment(asked, _tell)]
+                boxes = [experiment(asked, _tell)]
         except KeyboardInterrupt:
             click.echo(f"finished runs are kept in {folder}: the same command goes on with the others", err=True)
             raise
     with _whole_documents(merged):
-        charts = reporting.charts(found, folder)
-        write_text(folder / "report.md", reporting.markdown(found, charts), "out")
-        if as_json:
-            print_json(found[0] if not merged else {"schema": "commtax.experiments/1", "boxes": found})
-        else:
-            reporting.show(terminal(), found, folder)
-        code = 1 if any(box["failed"] for box in found) else 0
+        charts = reporting.charts(boxes, folder)
+        write_text(folder / "report.md", reporting.markdown(boxes, charts), "out")
+        document = {"schema": "commtax.experiments/1", "boxes": boxes} if merged else boxes[0]
+        _show(document, as_json, lambda console, _: reporting.show(console, boxes, folder))
+        code = 1 if any(box["failed"] for box in boxes) else 0
     sys.exit(code)
+
+
+def _weights(model: str, random_model: str) -> Document:
+    """Whose weights run: a checkpoint's, or random ones in the shape of a model."""
+    if bool(model) == bool(random_model):
+        raise Refusal("model: give --model FOLDER, or --random NAME for random weights", "model")
+    return {"model": model or random_model, "random": bool(random_model)}
+
+
+def _names(listed: str) -> list[str]:
+    return [name for name in listed.split(",") if name]
+
+
+def _counts(listed: str, name: str) -> list[int]:
+    return [parse_count(count, name) for count in listed.split(",")]
+
+
+def _show(document: Document, as_json: bool, show: Callable[[Console, Document], None]) -> None:
+    if as_json:
+        print_json(document)
+    else:
+        show(terminal(), document)
 
 
 @contextmanager
@@ -257,10 +263,10 @@ def _whole_documents(merged: Sequence[str]) -> Iterator[None]:
         raise Refusal(f"{text} ({type(error).__name__}: {error}); run that experiment again, or leave it out") from None
 
 
-def _tell(news: Mapping[str, Any]) -> None:
+def _tell(news: News) -> None:
     """One line a finished run: a study takes minutes to hours, and each run is kept from here on."""
-    place = f"[{news['step']}/{news['of']}] " if news["of"] else ""
-    click.echo(f"{place}{news['run']}" + (f" FAILED: {news['error']}" if news["error"] else ""), err=True)
+    place = f"[{news.step}/{news.of}] " if news.of else ""
+    click.echo(f"{place}{news.what}" + (f" FAILED: {news.error}" if news.error else ""), err=True)
 
 
 @contextmanager
@@ -276,12 +282,11 @@ def ranks_named() -> Iterator[None]:
 
 
 @contextmanager
-def bar(what: str, total: int, quiet: bool) -> Iterator[Progress]:
+def bar(what: str, total: int, quiet: bool) -> Iterator[Callable[[object], None]]:
     """A progress bar on standard error, where somebody looks at it."""
     if quiet or not sys.stderr.isatty():
         yield lambda _news: None
         return
-    from rich.console import Console
     from rich.progress import Progress as Bar
 
     with Bar(console=Console(stderr=True), transient=True) as shown:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from commtax import catalog
 from commtax.catalog.hf import from_config
+from commtax.files import Document
 from commtax.spec import Experts, Model
 from commtax.statement import Refusal
 
@@ -29,7 +29,7 @@ class Arch:
     """A model with the facts that its arithmetic needs."""
 
     model: Model
-    rope: Mapping[str, Any]
+    rope: Document
     eps: float
     normed_top_k: bool = True
 
@@ -51,7 +51,7 @@ def arch(name: str, layers: int = 0) -> Arch:
     return described(config, key)
 
 
-def described(config: Mapping[str, Any], key: str) -> Arch:
+def described(config: Document, key: str) -> Arch:
     """An architecture from its ``config.json``."""
     model = from_config(config, key)
     if model.architecture not in FAMILIES:
@@ -89,7 +89,7 @@ def rotary(a: Arch, length: int, device: Any) -> tuple[Any, Any]:
     return both[0].float().to(device), both[1].float().to(device)
 
 
-def _scaled(inverse: Any, rope: Mapping[str, Any]) -> Any:
+def _scaled(inverse: Any, rope: Document) -> Any:
     """Frequencies for longer contexts: all divided (linear), or only the slow ones with a smooth passage (Llama 3.1)."""
     if rope["kind"] == "default":
         return inverse

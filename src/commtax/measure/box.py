@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -23,14 +23,17 @@ import torch.nn.functional as F  # noqa: N812
 from commtax import catalog
 from commtax.api.sending import workload
 from commtax.catalog import profile as overlay
+from commtax.cost.collectives import ring_factor
 from commtax.cost.compute import Kernel, step_kernels
+from commtax.files import Document
 from commtax.measure import launch, machine
 from commtax.measure.arch import Arch, described
-from commtax.measure.collectives import alpha_beta
-from commtax.measure.comm import Group, Wire, wire
+from commtax.measure.collectives import OPS, alpha_beta
+from commtax.measure.comm import Group, Wire, check_impl, wire
 from commtax.measure.engine import Engine
 from commtax.measure.generate import Run, generate, prompts
 from commtax.measure.job import DTYPES
+from commtax.measure.records import Turn
 from commtax.measure.weights import Random, load
 from commtax.measure.worker import Place, gather, report
 from commtax.spec import Plan
@@ -42,27 +45,44 @@ RANKS = (2, 4)  # what the calibration models divide by
 ROUNDS = 3
 OUTPUTS = 9
 STREAM_BYTES = 512 * 2**20  # far more than a cache holds
-SHAPES: tuple[dict[str, int], ...] = (
-    {
-        "hidden_size": 1536,
-        "intermediate_size": 4608,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 16,
-        "head_dim": 128,
-        "vocab_size": 24_000,
-    },
-    {
-        "hidden_size": 640,
-        "intermediate_size": 1920,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 8,
-        "head_dim": 64,
-        "vocab_size": 6_000,
-    },
-)
+SIDES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim", "vocab_size")
+SHAPES = tuple(dict(zip(SIDES, sides, strict=True)) for sides in ((1536, 4608, 4, 16, 128, 24_000), (640, 1920, 6, 8, 64, 6_000)))
 STEPS = ((1, 32), (4, 96))  # batch and prompt length
+ALONE = ""  # the wire of an engine of one rank
 MOST_PACK = 100.0  # as much as a profile may say
 STAGES = 2 + len(SHAPES) * len(STEPS)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the ranks are to run."""
+
+    dtype: str
+    impls: tuple[str, ...]
+    shapes: Sequence[Mapping[str, int]] = SHAPES
+    steps: Sequence[tuple[int, int]] = STEPS
+    stream_bytes: int = STREAM_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One rank's runs of one model at one batch and length: alone, and over each wire."""
+
+    shape: Mapping[str, int]
+    batch: int
+    length: int
+    runs: dict[str, list[Run]]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one rank measured: bytes a second, FLOP a second, and the engine's runs."""
+
+    stream_Bps: list[float]
+    flops_per_s: float
+    cases: list[Case]
+    load: float
+    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +99,8 @@ def calibrate(
     name: str = "",
     impls: Sequence[str] = (),
     lost_s: float = launch.LOST_S,
-    progress: Callable[[Mapping[str, Any]], None] | None = None,
-) -> dict[str, Any]:
+    progress: launch.Progress | None = None,
+) -> Document:
     """Measure with ``ranks`` processes, each on its share of the cores, in the type that will run, and return the profile."""
     dtype, impls = dtype or machine.own_dtype("cpu"), tuple(impls) or machine.carriers(machine.facts())
     if dtype not in DTYPES_HERE:
@@ -88,36 +108,29 @@ def calibrate(
     if ranks not in RANKS:
         raise Refusal(f"ranks={ranks}: {' or '.join(map(str, RANKS))} (what the calibration models divide by)", "ranks")
     for impl in impls:
-        if impl not in ("gloo", "shm"):
+        if impl not in machine.CPU_CARRIERS:
             raise Refusal(f"impl '{impl}': gloo, shm or both carry CPU tensors")
-        machine.check_carrier(impl)
-    raw = launch.run(TARGET, plan(dtype, impls), ranks, lost_s=lost_s, progress=progress)
-    found = profile(raw, dtype, name or platform.node() or "this-box", ranks)
-    overlay.parse(found)  # what is written can be read again
-    return found
+        check_impl(impl)
+    seen = launch.run(TARGET, Work(dtype, impls), ranks, lost_s=lost_s, progress=progress)
+    made = profile(seen, dtype, name or platform.node() or "this-box")
+    overlay.parse(made)  # what is written can be read again
+    return made
 
 
-def plan(dtype: str, impls: Sequence[str]) -> dict[str, Any]:
-    """What the ranks are to run."""
-    work = {"shapes": SHAPES, "steps": STEPS, "stream_bytes": STREAM_BYTES}
-    return {"dtype": dtype, "device": "cpu", "impls": list(impls), **work}
-
-
-def measure_box(where: Place, payload: dict[str, Any]) -> dict[str, Any]:
+def measure_box(where: Place, work: Work) -> list[Seen]:
     """One rank's part; everything is done by all ranks at once, because that is how they will run."""
-    dtype = DTYPES[payload["dtype"]]
-    stream = [_stream(dtype, payload["stream_bytes"]) for _ in range(3)]
-    report(stage="memory")
+    dtype = DTYPES[work.dtype]
+    stream = [_stream(dtype, work.stream_bytes) for _ in range(3)]
+    report("memory")
     rate = _gemm_rate(dtype)
-    report(stage="matrix products")
-    wires = {impl: wire(impl, where.rank, where.size) for impl in payload["impls"]}
-    runs = []
-    for shape in payload["shapes"]:
-        for batch, length in payload["steps"]:
-            runs.append(_model(shape, batch, length, dtype, where, wires))
-            report(stage=f"hidden {shape['hidden_size']}, batch {batch}")
-    ranks = gather({"stream": stream, "rate": rate, "runs": runs})
-    return {"ranks": ranks, "impls": payload["impls"], "load": list(os.getloadavg()), "threads": torch.get_num_threads()}
+    report("matrix products")
+    wires = {impl: wire(impl, where.rank, where.size) for impl in work.impls}
+    cases = []
+    for shape in work.shapes:
+        for batch, length in work.steps:
+            cases.append(_model(shape, batch, length, dtype, where, wires))
+            report(f"hidden {shape['hidden_size']}, batch {batch}")
+    return gather(Seen(stream, rate, cases, os.getloadavg()[0], torch.get_num_threads()))
 
 
 def _stream(dtype: Any, nbytes: int) -> float:
@@ -153,55 +166,40 @@ def _arch(shape: Mapping[str, int]) -> Arch:
     return described(config, f"calibration-{shape['hidden_size']}")
 
 
-def _model(shape: Mapping[str, int], batch: int, length: int, dtype: Any, where: Place, wires: dict[str, Wire]) -> dict[str, Any]:
+def _model(shape: Mapping[str, int], batch: int, length: int, dtype: Any, where: Place, wires: dict[str, Wire]) -> Case:
     """TP=1 on every rank at once, then TP=N over each wire, in turns."""
     a, cpu = _arch(shape), torch.device("cpu")
     source = Random(0, dtype, cpu)
     room = (batch, length + OUTPUTS)
-    alone = Engine(a, load(source, a, 0, 1, dtype, cpu), Group(0, 1), *room)
+    engines = {ALONE: Engine(a, load(source, a, 0, 1, dtype, cpu), Group(0, 1), *room)}
     part = load(source, a, where.rank, where.size, dtype, cpu)
-    many = {impl: Engine(a, part, Group(where.rank, where.size, carrier), *room) for impl, carrier in wires.items()}
+    engines |= {impl: Engine(a, part, Group(where.rank, where.size, carrier), *room) for impl, carrier in wires.items()}
     tokens = prompts(a.model.vocab, batch, length, 0, cpu)
-    engines = {"": alone, **many}
     for engine in engines.values():
         generate(engine, tokens, 2)
-    found: dict[str, list[Any]] = {name: [] for name in engines}
+    case = Case(shape, batch, length, {name: [] for name in engines})
     for _ in range(ROUNDS):
         for name, engine in engines.items():
             dist.barrier()
-            found[name].append(_summary(generate(engine, tokens, OUTPUTS), engine, batch, length))
-    return {"shape": dict(shape), "batch": batch, "length": length, "runs": found}
+            case.runs[name].append(generate(engine, tokens, OUTPUTS).figures())
+    return case
 
 
-def _summary(run: Run, engine: Engine, batch: int, length: int) -> dict[str, Any]:
-    hidden, item = engine.arch.model.hidden, engine.dtype.itemsize
-    return {
-        "decode_s": median(run.decode_s),
-        "prefill_s": run.prefill_s,
-        "prefill_lines": run.prefill_lines,
-        "decode_lines": run.line_medians(),
-        "comm_s": run.comm_s,
-        "order": run.order,
-        "payload": batch * hidden * item,
-        "prefill_payload": batch * length * hidden * item,
-        "logits": batch * engine.arch.model.vocab * item,
-    }
-
-
-def profile(raw: dict[str, Any], dtype: str, name: str, ranks: int) -> dict[str, Any]:
+def profile(seen: Sequence[Seen], dtype: str, name: str) -> Document:
     """The measurements as a profile: rates at the best that was seen, attained shares and fixed costs fitted to the lines."""
-    seen = raw["ranks"]
-    memory_Bps = max(rate for rank in seen for rate in rank["stream"])
-    peak = max(rank["rate"] for rank in seen)
-    points = list(_points(seen, dtype))
+    ranks, impls = len(seen), [impl for impl in seen[0].cases[0].runs if impl != ALONE]
+    memory_Bps = max(rate for rank in seen for rate in rank.stream_Bps)
+    peak = max(rank.flops_per_s for rank in seen)
+    points: dict[str, list[Point]] = {}
+    for point in _points(seen, dtype):
+        points.setdefault(point.kernel.form, []).append(point)
     kernels = {
-        f"gemm.{dtype}": _fit_gemm([p for p in points if p.kernel.form == "gemm"], memory_Bps, peak),
-        "decode.bf16": _fit_decode([p for p in points if p.kernel.form == "decode"], memory_Bps),
-        "prefill.bf16": _fit_prefill([p for p in points if p.kernel.form == "prefill"], peak),
-        "small.bf16": _fit_small([p for p in points if p.kernel.form == "small"], memory_Bps),
+        f"gemm.{dtype}": _fit_gemm(points["gemm"], memory_Bps, peak),
+        "decode.bf16": _fit_decode(points["decode"], memory_Bps),
+        "prefill.bf16": _fit_prefill(points["prefill"], peak),
+        "small.bf16": _fit_small(points["small"], memory_Bps),
     }
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / ranks
-    how = f"{ranks} ranks of {raw['threads']} thread(s) at once, load {raw['load'][0]:.1f}"
+    how = f"{ranks} ranks of {seen[0].threads} thread(s) at once, load {seen[0].load:.1f}"
     return {
         "commtax_profile": 1,
         "name": name,
@@ -212,10 +210,10 @@ def profile(raw: dict[str, Any], dtype: str, name: str, ranks: int) -> dict[str,
             "name": f"1/{ranks} of {len(machine.cores())} cores of {name}",
             "memory_Bps": memory_Bps,
             "flops_per_s": {dtype: peak},
-            "memory_bytes": memory,
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / ranks,
         },
         "kernels": {"tables": kernels},
-        "libraries": [{"name": impl, "paths": _paths(seen, impl, ranks)} for impl in raw["impls"]],
+        "libraries": [{"name": impl, "paths": _paths(seen, impl)} for impl in impls],
         "host_s": 0.0,
         "sources": {
             "memory_Bps": f"a matrix of {STREAM_BYTES >> 20} MiB times one row; {how}",
@@ -225,18 +223,18 @@ def profile(raw: dict[str, Any], dtype: str, name: str, ranks: int) -> dict[str,
     }
 
 
-def _points(seen: list[dict[str, Any]], dtype: str) -> Iterable[Point]:
+def _points(seen: Sequence[Seen], dtype: str) -> Iterable[Point]:
     """Every line of every TP=1 run as a kernel with its seconds: a quiet moment's, over ranks and rounds."""
-    engine = catalog.engine("builtin")
-    plan = Plan(activations_dtype=dtype, kv_dtype=dtype)
-    for index in range(len(seen[0]["runs"])):
-        case = seen[0]["runs"][index]
-        model = replace(_arch(case["shape"]).model, dtype=dtype)
-        for phase, context in (("prefill", case["length"]), ("decode", case["length"] + OUTPUTS // 2)):
-            work = workload(phase, case["batch"], context)
+    engine, plan = catalog.engine("builtin"), Plan(activations_dtype=dtype, kv_dtype=dtype)
+    for cases in zip(*(rank.cases for rank in seen), strict=True):
+        case, runs = cases[0], [run for other in cases for run in other.runs[ALONE]]
+        model = replace(_arch(case.shape).model, dtype=dtype)
+        contexts = {"prefill": case.length, "decode": case.length + OUTPUTS // 2}
+        took = {"prefill": [run.prefill_lines for run in runs], "decode": [run.line_medians() for run in runs]}
+        for phase, context in contexts.items():
+            work = workload(phase, case.batch, context)
             for kernel in step_kernels(model, plan, work, work.rows, engine):
-                turns = [turn[f"{phase}_lines"] for rank in seen for turn in rank["runs"][index]["runs"][""]]
-                times = [lines[kernel.what] for lines in turns if kernel.what in lines]
+                times = [lines[kernel.what] for lines in took[phase] if kernel.what in lines]
                 if times and np.all(np.asarray(kernel.count) > 0):
                     yield Point(kernel, quiet(times) / float(kernel.count))
 
@@ -251,7 +249,7 @@ def _fit_gemm(points: list[Point], memory_Bps: float, peak: float) -> dict[str, 
     one = [p for p in points if float(p.kernel.m) == 1]
     few = [p for p in points if 1 < float(p.kernel.m) <= 8]
     many = [p for p in points if float(p.kernel.m) >= 64]
-    fixed, slope = alpha_beta(np.array([float(p.kernel.nbytes) for p in one]), np.array([p.seconds for p in one]))
+    fixed, slope = _line(one, "nbytes")
     slope = slope or 1 / memory_Bps  # times that do not grow with bytes: a machine too noisy to tell, and memory is the bound
     pack = min(MOST_PACK, median((p.seconds - fixed) / (slope * float(p.kernel.nbytes)) for p in few) - 1)
     shares = [float(p.kernel.flops) / (peak * max(p.seconds - fixed, 1e-9)) for p in many]
@@ -260,16 +258,25 @@ def _fit_gemm(points: list[Point], memory_Bps: float, peak: float) -> dict[str, 
     return {"t0": fixed, **attained, **plain}
 
 
+def _line(points: Sequence[Point], name: str) -> tuple[float, float]:
+    """Seconds as a fixed time and a slope over the kernels' bytes or FLOPs."""
+    return alpha_beta(np.array([float(getattr(p.kernel, name)) for p in points]), np.array([p.seconds for p in points]))
+
+
+def _attained(points: Sequence[Point], name: str, rate: float) -> tuple[float, float]:
+    """A fixed time, and the share of ``rate`` at which the rest goes."""
+    fixed, slope = _line(points, name)
+    return fixed, _share(1 / (slope * rate)) if slope else 1.0
+
+
 def _fit_decode(points: list[Point], memory_Bps: float) -> dict[str, float]:
-    fixed, slope = alpha_beta(np.array([float(p.kernel.nbytes) for p in points]), np.array([p.seconds for p in points]))
-    share = _share(1 / (slope * memory_Bps)) if slope else 1.0
+    fixed, share = _attained(points, "nbytes", memory_Bps)
     return {"t0": fixed, **{f"eb{d}": share for d in (64, 128, 256)}, "tc": 0.0, "kl": 0.0, "kc": 1.0, "p": 4.0}
 
 
 def _fit_prefill(points: list[Point], peak: float) -> dict[str, float]:
-    """A fixed time and FLOPs at an attained rate (``peak`` is the one that the formula divides by)."""
-    fixed, slope = alpha_beta(np.array([float(p.kernel.flops) for p in points]), np.array([p.seconds for p in points]))
-    share = _share(1 / (slope * peak)) if slope else 1.0
+    """``peak`` is the rate that the formula divides by."""
+    fixed, share = _attained(points, "flops", peak)
     return {"t0": fixed, "eb": 1.0, **{f"ep{d}": share for d in (64, 128, 256)}, "c0": 0.0, "tl": 0.0, "p": 4.0}
 
 
@@ -289,30 +296,27 @@ def _share(value: float) -> float:
     return float(min(1.0, max(value, 1e-3)))
 
 
-def _paths(seen: list[dict[str, Any]], impl: str, ranks: int) -> list[dict[str, Any]]:
+def _paths(seen: Sequence[Seen], impl: str) -> list[Document]:
     """Latency and bandwidth of one wire as it is between computing: a fit to the decode steps' and the prompts' collectives."""
     rows = []
-    for op, factor in (("all-reduce", 2 * (ranks - 1) / ranks), ("all-gather", (ranks - 1) / ranks)):
-        points = [point for index in range(len(seen[0]["runs"])) for point in _wires(seen, impl, index, op)]
-        sizes, times = (np.array(column) for column in zip(*points, strict=True))
+    for op in OPS:
+        cases = zip(*(rank.cases for rank in seen), strict=True)
+        sizes, times = (
+            np.array(column) for column in zip(*(point for case in cases for point in _wires(case, impl, op)), strict=True)
+        )
         fixed, slope = alpha_beta(sizes, times)
-        constants = {"launch_s": fixed, "bandwidth_Bps": min(1e12, factor / slope) if slope else 1e12}
+        constants = {"launch_s": fixed, "bandwidth_Bps": min(1e12, float(ring_factor(op, len(seen))) / slope) if slope else 1e12}
         rows.append({"op": op, "algorithm": "ring", **constants, "name": impl, "source": "between computing"})
     return rows
 
 
-def _wires(seen: list[dict[str, Any]], impl: str, index: int, op: str) -> Iterable[tuple[float, float]]:
+def _wires(cases: Sequence[Case], impl: str, op: str) -> Iterable[tuple[float, float]]:
     """(bytes, seconds) of one case. In each step the least over ranks is the wire; a step pays their mean, tails included."""
-    decode, prefill = [], []
-    case = seen[0]["runs"][index]
-    for turn in zip(*(rank["runs"][index]["runs"][impl] for rank in seen), strict=True):
-        wanted = [i for i, what in enumerate(turn[0]["order"]) if (what == "logits") == (op == "all-gather")]
-        steps = zip(*(run["comm_s"] for run in turn), strict=True)
-        decode.append(float(np.mean([min(rank[i] for rank in step) for step in steps for i in wanted])))
-        lines = ("tp attention output", "tp feed-forward output")
-        layers = case["shape"]["num_hidden_layers"]
-        prefill.append(min(sum(run["prefill_lines"][line] for line in lines) for run in turn) / (2 * layers))
-    sizes = case["runs"][impl][0]
-    yield float(sizes["logits" if op == "all-gather" else "payload"]), quiet(decode)
+    turns = [Turn(runs) for runs in zip(*(case.runs[impl] for case in cases), strict=True)]
+    wanted = [i for i, sent in enumerate(turns[0].order) if sent.op == op]
+    yield float(turns[0].order[wanted[0]].nbytes), quiet([float(turn.wire_s[:, wanted].mean()) for turn in turns])
     if op == "all-reduce":
-        yield float(sizes["prefill_payload"]), quiet(prefill)
+        first = turns[0].runs[0].prefill_sent
+        wanted = [i for i, sent in enumerate(first) if sent.op == op]
+        means = [min(np.mean([run.prefill_comm_s[i] for i in wanted]) for run in turn.runs) for turn in turns]
+        yield float(first[wanted[0]].nbytes), quiet([float(mean) for mean in means])

@@ -7,7 +7,7 @@ size / time; busbw = algbw x 2(n-1)/n for all-reduce and (n-1)/n for all-gather.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -18,8 +18,9 @@ import torch.distributed as dist
 
 from commtax import catalog
 from commtax.cost.collectives import ring_factor
+from commtax.files import Document
 from commtax.measure import launch, machine
-from commtax.measure.comm import CUDA_OK, IMPLEMENTATIONS, Wire, wire
+from commtax.measure.comm import CUDA_OK, Wire, check_impl, wire
 from commtax.measure.worker import Place, gather, report
 from commtax.statement import Refusal
 
@@ -40,10 +41,18 @@ class Sizes:
     def all(self) -> list[int]:
         if not 4 <= self.least <= self.most:
             raise Refusal(f"min={self.least}, max={self.most}: sizes rise from at least 4 bytes")
-        found = [self.least]
-        while found[-1] * 2 <= self.most:
-            found.append(found[-1] * 2)
-        return found
+        return [self.least << i for i in range((self.most // self.least).bit_length())]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What the ranks of one group are to time."""
+
+    impls: list[str]
+    sizes: list[int]
+    op: str
+    emulate_link: str
+    device: str
 
 
 def measure(
@@ -53,29 +62,25 @@ def measure(
     op: str = "all-reduce",
     emulate_link: str = "",
     lost_s: float = launch.LOST_S,
-    progress: Callable[[Mapping[str, Any]], None] | None = None,
-) -> dict[str, Any]:
+    progress: launch.Progress | None = None,
+) -> Document:
     """``measure collectives --json``: rows of every implementation and group, and a fit for each."""
     impls = impls or list(machine.carriers(machine.facts()))
     _check(impls, ranks, op, emulate_link)
-    rows: list[dict[str, Any]] = []
+    asked = Sweep(impls, sizes.all(), op, emulate_link, "cuda" if any(impl in CUDA_OK for impl in impls) else "cpu")
+    rows: list[Document] = []
     for size in ranks:
-        device = "cuda" if any(impl in CUDA_OK for impl in impls) else "cpu"
-        payload = {"impls": impls, "sizes": sizes.all(), "op": op, "emulate_link": emulate_link, "device": device}
-        rows += launch.run(TARGET, payload, size, lost_s=lost_s, progress=progress)
+        rows += launch.run(TARGET, asked, size, device=asked.device, lost_s=lost_s, progress=progress)
     keys = dict.fromkeys((row["impl"], row["ranks"]) for row in rows)
     fits = [fit(impl, size, op, [r for r in rows if (r["impl"], r["ranks"]) == (impl, size)]) for impl, size in keys]
     note = machine.carrier_note(machine.facts()) if "nccl" not in impls else ""
-    found = {"schema": "commtax.measure-collectives/1", "op": op, "emulated_link": emulate_link, "rows": rows, "fits": fits}
-    return {**found, "notes": [note] if note else []}
+    head = {"schema": "commtax.measure-collectives/1", "op": op, "emulated_link": emulate_link}
+    return {**head, "rows": rows, "fits": fits, "notes": [note] if note else []}
 
 
 def _check(impls: list[str], ranks: list[int], op: str, emulate_link: str) -> None:
-    unknown = [impl for impl in impls if impl not in IMPLEMENTATIONS]
-    if unknown:
-        raise Refusal(f"impl '{unknown[0]}': one of {', '.join(IMPLEMENTATIONS)}")
     for impl in impls:
-        machine.check_carrier(impl)
+        check_impl(impl)
     if "nccl" in impls and (len(impls) > 1 or torch.cuda.device_count() < max(ranks)):
         raise Refusal(f"impl 'nccl': by itself, and it needs a GPU a rank ({torch.cuda.device_count()} here)")
     if op not in OPS:
@@ -87,21 +92,18 @@ def _check(impls: list[str], ranks: list[int], op: str, emulate_link: str) -> No
         catalog.link(emulate_link)
 
 
-def sweep(where: Place, payload: dict[str, Any]) -> list[dict[str, Any]]:
+def sweep(where: Place, asked: Sweep) -> list[Document]:
     """One rank's part of a sweep; implementations take turns at every size, so that they see the same machine."""
-    device = where.cuda if payload["device"] == "cuda" else torch.device("cpu")
-    wires = {impl: wire(impl, where.rank, where.size, device.type, payload["emulate_link"]) for impl in payload["impls"]}
+    device = where.device(asked.device)
+    wires = {impl: wire(impl, where.rank, where.size, device.type, asked.emulate_link) for impl in asked.impls}
     rows = []
-    for nbytes in payload["sizes"]:
-        rows += [
-            {"impl": impl, "ranks": where.size, "op": payload["op"], "type": "float", **row}
-            for impl, row in _one_size(wires, payload["op"], nbytes, where.size, device).items()
-        ]
-        report(size=nbytes, ranks=where.size)
+    for nbytes in asked.sizes:
+        rows += _one_size(wires, asked.op, nbytes, where.size, device)
+        report(nbytes)
     return rows
 
 
-def _one_size(wires: dict[str, Wire], op: str, nbytes: int, ranks: int, device: Any) -> dict[str, dict[str, Any]]:
+def _one_size(wires: dict[str, Wire], op: str, nbytes: int, ranks: int, device: Any) -> list[Document]:
     """All implementations at one size: checked once, then timed in batches that take turns."""
     count = max(1, nbytes // 4)
     if op == "all-gather":
@@ -115,11 +117,12 @@ def _one_size(wires: dict[str, Wire], op: str, nbytes: int, ranks: int, device: 
     for _ in range(BATCHES):
         for impl, call in calls.items():
             times[impl].append(_batch(call, repeats[impl], device))
-    found = {}
-    for impl, mine in times.items():
-        slowest = [max(batch) for batch in zip(*gather(mine), strict=True)]
-        found[impl] = _row(op, count * 4, ranks, median(slowest), slowest, sum(gather(wrong[impl])))
-    return found
+    rows = []
+    for impl, own in times.items():
+        slowest = [max(batch) for batch in zip(*gather(own), strict=True)]
+        head = {"impl": impl, "ranks": ranks, "op": op, "type": "float", "size_bytes": count * 4, "count": count}
+        rows.append({**head, **_rates(op, count * 4, ranks, slowest), "wrong": sum(gather(wrong[impl]))})
+    return rows
 
 
 def _prepared(carrier: Wire, op: str, count: int, ranks: int, device: Any) -> tuple[Callable[[], None], int]:
@@ -154,21 +157,19 @@ def _batch(call: Callable[[], None], repeats: int, device: Any) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def _row(op: str, nbytes: int, ranks: int, seconds: float, batches: list[float], wrong: int) -> dict[str, Any]:
+def _rates(op: str, nbytes: int, ranks: int, batches: list[float]) -> dict[str, float]:
+    seconds = median(batches)
     algbw = nbytes / seconds
     return {
-        "size_bytes": nbytes,
-        "count": nbytes // 4,
         "time_us": seconds * 1e6,
         "algbw_GBps": algbw / 1e9,
         "busbw_GBps": algbw * float(ring_factor(op, ranks)) / 1e9,
-        "wrong": wrong,
         "min_us": min(batches) * 1e6,
         "max_us": max(batches) * 1e6,
     }
 
 
-def fit(impl: str, ranks: int, op: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def fit(impl: str, ranks: int, op: str, rows: list[Document]) -> Document:
     """time = alpha + size x beta with the least relative error; residuals are relative too."""
     sizes, times = np.array([r["size_bytes"] for r in rows], float), np.array([r["time_us"] * 1e-6 for r in rows])
     alpha, beta = alpha_beta(sizes, times)

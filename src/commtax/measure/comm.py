@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from commtax import catalog
 from commtax.cost.collectives import ring_factor
+from commtax.measure import machine
 from commtax.spec import Link
 from commtax.statement import Refusal
 
@@ -71,23 +72,26 @@ def spin(seconds: float) -> None:
         pass
 
 
-def wire(impl: str, rank: int, ranks: int, device: str = "cpu", emulate: str = "") -> Wire:
-    """A wire by name, checked against where the tensors are."""
+def check_impl(impl: str) -> None:
+    """Refuse a wire that nobody knows, and one that this machine does not have."""
     if impl not in IMPLEMENTATIONS:
         raise Refusal(f"impl '{impl}': one of {', '.join(IMPLEMENTATIONS)}")
+    machine.check_carrier(impl)
+
+
+def wire(impl: str, rank: int, ranks: int, device: str = "cpu", emulate: str = "") -> Wire:
+    """A wire by name, checked against where the tensors are."""
+    check_impl(impl)
     if (device == "cuda") != (impl in CUDA_OK):
         raise Refusal(f"impl '{impl}': {'nccl carries CUDA tensors' if device == 'cuda' else 'gloo or shm carry CPU tensors'}")
-    found: Wire = _shared_memory(rank, ranks) if impl == "shm" else Torch()
+    carrier: Wire = Torch()
+    if impl == "shm":  # loaded only where it is asked for: its semaphores are not on every system
+        from commtax.measure.shm import SharedMemory
+
+        carrier = SharedMemory(rank, ranks)
     if emulate and device == "cuda":
         raise Refusal("emulate_link: the added time is the host's; it needs CPU ranks")
-    return Emulated(found, catalog.link(emulate), ranks) if emulate else found
-
-
-def _shared_memory(rank: int, ranks: int) -> Wire:
-    """Only where it is asked for: its semaphores are not on every system."""
-    from commtax.measure.shm import SharedMemory
-
-    return SharedMemory(rank, ranks)
+    return Emulated(carrier, catalog.link(emulate), ranks) if emulate else carrier
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,10 @@ class Ledger:
 
     def counts(self) -> Counter[Sent]:
         return Counter(self.sent)
+
+    def seconds(self) -> list[float]:
+        """Inside each collective, in order."""
+        return [left - entered for entered, left in zip(self.entered_s, self.left_s, strict=True)]
 
     def clear(self) -> None:
         self.sent, self.entered_s, self.left_s = [], [], []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -22,20 +22,23 @@ from commtax.measure.comm import Group, Sent
 from commtax.measure.weights import Layer, Weights
 from commtax.statement import Refusal
 
+SENDING = ""
+
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds by line of the bill: ``lap`` charges the time since the last one. On CPU ranks only."""
+    """Seconds by line of the bill: ``lap`` charges the time since the last one. On CPU ranks only.
 
-    seconds: dict[str, float] = field(default_factory=dict)
-    last_s: float = 0.0
+    What passes inside a collective has no line here: the group's ledger holds it.
+    """
 
-    def start(self) -> None:
-        self.last_s = time.perf_counter()
+    last_s: float
+    seconds: dict[str, float]
 
     def lap(self, line: str) -> None:
         now = time.perf_counter()
-        self.seconds[line] = self.seconds.get(line, 0.0) + now - self.last_s
+        if line != SENDING:
+            self.seconds[line] = self.seconds.get(line, 0.0) + now - self.last_s
         self.last_s = now
 
 
@@ -131,8 +134,13 @@ class Engine:
         logits = F.linear(last, w.head)
         lap("head")
         logits = self.group.all_gather(logits, "logits")
-        lap("tp logits")
+        lap(SENDING)
         return logits
+
+    def _sum(self, partial: Any, what: str) -> Any:
+        total = self.group.all_reduce(partial, what)
+        self._lap(SENDING)
+        return total
 
     def _embed(self, tokens: Any) -> Any:
         """Rows of the table that this rank holds, zero for the others'; their sum is the embedding."""
@@ -143,9 +151,7 @@ class Engine:
         held = (local >= 0) & (local < table.shape[0])
         x = F.embedding(local.clamp(0, table.shape[0] - 1), table) * held.unsqueeze(-1)
         self._lap("embedding and final norm")
-        x = self.group.all_reduce(x, "embedding")
-        self._lap("tp embedding")
-        return x
+        return self._sum(x, "embedding")
 
     def _norm(self, x: Any, weight: Any) -> Any:
         return F.rms_norm(x, (x.shape[-1],), weight, self.arch.eps)
@@ -172,8 +178,7 @@ class Engine:
             lap("decode attention")
         out = F.linear(mixed, w.out)
         lap("output projection")
-        out = self.group.all_reduce(out, "attention output")
-        lap("tp attention output")
+        out = self._sum(out, "attention output")
         return out if w.out_bias is None else out + w.out_bias
 
     def _prefill_attention(self, query: Any, key: Any, value: Any) -> Any:
@@ -205,9 +210,7 @@ class Engine:
             lap("feed-forward activation")
             out = F.linear(inner, w.down)
             lap("feed-forward down")
-        out = self.group.all_reduce(out, "feed-forward output")
-        lap("tp feed-forward output")
-        return out
+        return self._sum(out, "feed-forward output")
 
     def _mixture(self, w: Layer, x: Any) -> Any:
         """Each token through its chosen experts; every expert is cut over the ranks, so their sum is partial too."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -23,10 +24,11 @@ class Run:
     decode_s: list[float] = field(default_factory=list)
     tokens: list[Any] = field(default_factory=list)
     logits: list[Any] = field(default_factory=list)
-    prefill_sent: Counter[Sent] = field(default_factory=Counter)
+    prefill_sent: list[Sent] = field(default_factory=list)
+    prefill_comm_s: list[float] = field(default_factory=list)  # seconds inside each collective, in order
     decode_sent: list[Counter[Sent]] = field(default_factory=list)
-    comm_s: list[list[float]] = field(default_factory=list)  # of each decode step: seconds inside each collective, in order
-    order: list[str] = field(default_factory=list)  # … and what these were
+    order: list[Sent] = field(default_factory=list)  # what a decode step sends, one after the other …
+    comm_s: list[list[float]] = field(default_factory=list)  # … and of each step the seconds inside each
     prefill_lines: dict[str, float] = field(default_factory=dict)
     decode_lines: list[dict[str, float]] = field(default_factory=list)  # of each decode step
 
@@ -34,6 +36,50 @@ class Run:
         """Each line's seconds in the median decode step."""
         names = self.decode_lines[0] if self.decode_lines else ()
         return {name: median(lines.get(name, 0.0) for lines in self.decode_lines) for name in names}
+
+    def figures(self) -> Run:
+        """Without its tensors: what ranks tell each other."""
+        return replace(self, tokens=[], logits=[])
+
+
+class HostWatch:
+    """Times steps by this host's clock, and the bill's lines inside them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.seconds = engine, list[float]()
+
+    def step(self, lines: dict[str, float], compute: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        self.engine.watch(Clock(start, lines))
+        logits = compute()
+        self.seconds.append(time.perf_counter() - start)
+        self.engine.watch(None)
+        return logits
+
+    def chosen(self) -> None:
+        """The host knows when a step ended."""
+
+    def steps(self) -> list[float]:
+        return self.seconds
+
+
+class DeviceWatch:
+    """Steps are queued without waiting for them, and events on the stream tell when the token of each was chosen."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.chosen()
+
+    def step(self, _lines: dict[str, float], compute: Callable[[], Any]) -> Any:
+        return compute()
+
+    def chosen(self) -> None:
+        self.events.append(torch.cuda.Event(enable_timing=True))
+        self.events[-1].record()
+
+    def steps(self) -> list[float]:
+        torch.cuda.synchronize()
+        return [a.elapsed_time(b) * 1e-3 for a, b in pairwise(self.events)]
 
 
 def prompts(vocab: int, batch: int, length: int, seed: int, device: Any) -> Any:
@@ -48,65 +94,27 @@ def generate(engine: Engine, tokens: Any, outputs: int, forced: list[Any] | None
     ``forced`` are the tokens to go on with instead of the engine's own choice, so that two runs see the same inputs. ``keep``
     keeps every step's logits.
     """
-    if engine.device.type == "cuda":
-        return _generate_cuda(engine, tokens, outputs, forced, keep)
-    run, book = Run(), engine.group.ledger
-    logits, run.prefill_s = _step(engine, run.prefill_lines, lambda: engine.prefill(tokens))
-    run.prefill_sent = book.counts()
-    for step in range(outputs):
-        _note(run, logits, keep)
-        if step == outputs - 1:
-            break
-        following = forced[step] if forced else run.tokens[-1]
-        position = tokens.shape[1] + step
-        book.clear()
-        run.decode_lines.append({})
-        logits, seconds = _step(engine, run.decode_lines[-1], lambda t=following, p=position: engine.decode(t, p))
-        run.decode_s.append(seconds)
-        run.decode_sent.append(book.counts())
-        run.comm_s.append([left - entered for entered, left in zip(book.entered_s, book.left_s, strict=True)])
-        run.order = [sent.what for sent in book.sent]
+    on_host = engine.device.type != "cuda"
+    run, book, watch = Run(), engine.group.ledger, HostWatch(engine) if on_host else DeviceWatch()
     book.clear()
-    return run
-
-
-def _step(engine: Engine, lines: dict[str, float], compute: Any) -> tuple[Any, float]:
-    clock = Clock(lines)
-    engine.watch(clock)
-    engine.group.resume()
-    start = time.perf_counter()
-    clock.start()
-    logits = compute()
-    seconds = time.perf_counter() - start
-    engine.watch(None)
-    return logits, seconds
-
-
-def _note(run: Run, logits: Any, keep: bool) -> None:
-    run.tokens.append(logits.argmax(dim=-1))
-    if keep:
-        run.logits.append(logits.float().clone())
-
-
-def _generate_cuda(engine: Engine, tokens: Any, outputs: int, forced: list[Any] | None, keep: bool) -> Run:
-    """The same on a GPU: steps are queued without waiting for them, and events on the stream tell when each ended."""
-    run, book = Run(), engine.group.ledger
-    book.clear()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(outputs + 1)]
-    events[0].record()
-    logits = engine.prefill(tokens)
-    run.prefill_sent = book.counts()
+    logits = watch.step(run.prefill_lines, lambda: engine.prefill(tokens))
+    run.prefill_sent, run.prefill_comm_s = book.sent, book.seconds()
     for step in range(outputs):
-        _note(run, logits, keep)
-        events[step + 1].record()
+        run.tokens.append(logits.argmax(dim=-1))
+        if keep:
+            run.logits.append(logits.float().clone())
+        watch.chosen()
         if step == outputs - 1:
             break
         book.clear()
-        logits = engine.decode(forced[step] if forced else run.tokens[-1], tokens.shape[1] + step)
+        lines: dict[str, float] = {}
+        following, position = forced[step] if forced else run.tokens[-1], tokens.shape[1] + step
+        logits = watch.step(lines, lambda t=following, p=position: engine.decode(t, p))  # type: ignore[misc]
         run.decode_sent.append(book.counts())
-        run.order = [sent.what for sent in book.sent]
-    torch.cuda.synchronize()
-    spans = [a.elapsed_time(b) * 1e-3 for a, b in pairwise(events)]
-    run.prefill_s, run.decode_s = spans[0], spans[1:]
+        run.order = book.sent
+        if on_host:
+            run.decode_lines.append(lines)
+            run.comm_s.append(book.seconds())
+    run.prefill_s, *run.decode_s = watch.steps()
     book.clear()
     return run

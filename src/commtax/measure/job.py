@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ from commtax import catalog
 from commtax.api.setup import Setup, setup
 from commtax.measure import machine
 from commtax.measure.arch import Arch, arch
-from commtax.measure.comm import IMPLEMENTATIONS
-from commtax.measure.weights import Checkpoint
+from commtax.measure.comm import Group, check_impl, wire
+from commtax.measure.weights import Checkpoint, Random, Source, Weights, load
+from commtax.measure.worker import Place
 from commtax.statement import Refusal
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -52,21 +53,16 @@ class Job:
             raise Refusal(f"device '{device}': cpu or cuda")
         if device == "cuda" and not torch.cuda.is_available():
             raise Refusal("device 'cuda': torch sees no CUDA device here; use --device cpu")
-        full = {
-            "device": device,
-            "dtype": self.dtype or machine.own_dtype(device),
-            "impl": self.impl or ("nccl" if device == "cuda" else machine.carrier(machine.facts())),
-        }
-        found = Job(**{**asdict(self), **full})
-        found._check()
-        return found
+        dtype = self.dtype or machine.own_dtype(device)
+        impl = self.impl or ("nccl" if device == "cuda" else machine.carrier(machine.facts()))
+        settled = replace(self, device=device, dtype=dtype, impl=impl)
+        settled._check()
+        return settled
 
     def _check(self) -> None:
         if self.dtype not in DTYPES:
             raise Refusal(f"dtype '{self.dtype}': one of {', '.join(DTYPES)}", "dtype")
-        if self.impl not in IMPLEMENTATIONS:
-            raise Refusal(f"impl '{self.impl}': one of {', '.join(IMPLEMENTATIONS)}")
-        machine.check_carrier(self.impl)
+        check_impl(self.impl)
         for name in ("tp", "batch", "input_len", "output_len", "repeats"):
             if getattr(self, name) < 1:
                 raise Refusal(f"{name}={getattr(self, name)}: a whole number of at least 1 is needed", name)
@@ -86,8 +82,7 @@ class Job:
         if self.break_rank >= self.tp:
             raise Refusal(f"break_rank={self.break_rank}: ranks are 0 to {self.tp - 1}")
         self.plan(self.arch())
-        if not self.random:
-            Checkpoint(Path(self.model).expanduser(), None, None)  # headers only: a truncated or missing file is seen here
+        self.source(None)  # headers only: a truncated or missing file is seen here
 
     @property
     def slow(self) -> tuple[int, float]:
@@ -113,23 +108,34 @@ class Job:
         that nobody calibrated has none."""
         return bool(self.profile or self.cluster or self.device == "cuda")
 
-    def payload(self) -> dict[str, Any]:
-        return asdict(self)
+    @property
+    def captures(self) -> bool:
+        """Whether decode steps are replayed from a graph."""
+        return self.graphs and self.device == "cuda"
 
-    @staticmethod
-    def of(payload: dict[str, Any]) -> Job:
-        return Job(**{f.name: payload[f.name] for f in fields(Job)})
+    def source(self, device: Any) -> Source:
+        """Where whole tensors come from."""
+        if self.random:
+            return Random(self.seed, DTYPES[self.dtype], device)
+        return Checkpoint(Path(self.model).expanduser())
+
+    def load(self, a: Arch, where: Place, device: Any) -> Weights:
+        """A rank's part of the weights."""
+        return load(self.source(device), a, where.rank, where.size, DTYPES[self.dtype], device)
+
+    def group(self, where: Place) -> Group:
+        """The ranks as this one reaches them; one of them may be slow on purpose."""
+        carrier = wire(self.impl, where.rank, where.size, self.device, self.emulate_link) if where.size > 1 else None
+        slow_rank, factor = self.slow
+        return Group(where.rank, where.size, carrier, factor if slow_rank == where.rank else 1.0)
 
 
 def chip_here(device: str) -> str:
     """This machine's chip in the catalogue: by the GPU's name and memory, or the generic CPU."""
     if device != "cuda":
         return "cpu"
-    words = torch.cuda.get_device_name(0).lower().replace("-", " ").split()
-    memory = torch.cuda.get_device_properties(0).total_memory
-    known = [catalog.chip(k) for k in catalog.keys("chips")]
-    scored = [(sum(part in words for part in c.key.split("-")), c) for c in known]
-    near = [(score, c) for score, c in scored if score]
-    if not near:
-        raise Refusal(f"cluster: {' '.join(words)} is not in the catalogue; name what it is like with --cluster", "cluster")
-    return min(near, key=lambda found: (-found[0], abs(found[1].visible_bytes - memory)))[1].key
+    name, memory = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory
+    key = machine.chip_like(name, memory)
+    if not key:
+        raise Refusal(f"cluster: {name} is not in the catalogue; name what it is like with --cluster", "cluster")
+    return key

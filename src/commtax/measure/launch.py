@@ -7,15 +7,16 @@ fails, is interrupted or is killed.
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,24 @@ from commtax.statement import Refusal
 POLL_S = 0.02
 LOOK_S = 0.5
 LOST_S = 20.0
-GRACE_S = 1.0
+GRACE_S = {signal.SIGTERM: 1.0, signal.SIGKILL: 1.0}
 KEPT_LINES = 12
-TARGET, PAYLOAD, FOLDER, PARENT = "COMMTAX_TARGET", "COMMTAX_PAYLOAD", "COMMTAX_FOLDER", "COMMTAX_PARENT"
-
-
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+OUT_OF_TIME, REFUSED = 124, 2  # exit codes: ended by us, and a rank that refuses what it was asked
+FOLDER, PARENT = "COMMTAX_FOLDER", "COMMTAX_PARENT"
+TASK, RESULT, NEWS, REFUSAL, LOG = "task", "result", "news-{}", "refusal-{}", "rank-{}.log"
+"""Files of a run's folder. All but the logs are pickled: one program talks to itself, in a folder that nobody else may enter."""
+Progress = Callable[[Any], None]
 _NOISE = re.compile(r"\[[WIE]\d+ |.*Warning: ")  # torch's log lines are not part of a traceback
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the ranks are started for: ``module:function``, called with its place and ``payload``."""
+
+    target: str
+    payload: Any
+    device: str = "cpu"  # where its tensors are: which backends the ranks meet with
 
 
 class RankError(RuntimeError):
@@ -41,57 +54,62 @@ class RankError(RuntimeError):
         ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         super().__init__(f"rank {rank} {ended}" + (f":\n{trace}" if trace else ""))
 
-    @property
-    def reason(self) -> str:
-        """The last line of the traceback: the exception itself."""
-        lines = [line for line in self.trace.splitlines() if line.strip()]
-        return lines[-1].strip() if lines else str(self)
-
 
 def run(
     target: str,
-    payload: Mapping[str, Any],
+    payload: Any,
     ranks: int,
     *,
+    device: str = "cpu",
     timeout_s: float = 3600.0,
     lost_s: float = LOST_S,
-    progress: Callable[[Mapping[str, Any]], None] | None = None,
+    progress: Progress | None = None,
     watch: Callable[[list[int]], None] | None = None,
     path: str = "",
 ) -> Any:
     """Call ``module:function`` with ``payload`` in ``ranks`` processes and return what rank 0 returned.
 
     ``progress`` receives what rank 0 tells with ``report`` while it works; ``watch`` the process ids once they run;
-    ``path`` is put before the ranks' module search path. What a rank refuses (ValueError) is refused here.
+    ``path`` is put before the ranks' module search path. What a rank refuses is refused here.
     """
     if not lost_s > 0:
         raise Refusal(f"lost_after={lost_s:g}: a time above 0 is needed")
     with Ended() as ended, run_folder() as folder:
-        (folder / "payload.json").write_text(json.dumps(dict(payload)), encoding="utf-8")
+        put(folder / TASK, Task(target, payload, device))
         processes: list[subprocess.Popen[bytes]] = []
         try:
             for rank in range(ranks):
-                processes.append(_start(target, rank, ranks, folder, path))
+                processes.append(_start(rank, ranks, folder, path))
             if watch:
                 watch([p.pid for p in processes])
             _wait(processes, folder, time.monotonic() + timeout_s, lost_s, progress)
         except RankError as error:
-            if error.reason.startswith("ValueError: "):
-                raise Refusal(error.reason.removeprefix("ValueError: ")) from None
+            if error.code == REFUSED:
+                raise take(folder / REFUSAL.format(error.rank)) from None
             raise
         finally:
-            _end(processes, ended)
-        return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+            end(processes, GRACE_S, ended)
+        return take(folder / RESULT)
 
 
-def _start(target: str, rank: int, ranks: int, folder: Path, path: str) -> subprocess.Popen[bytes]:
+def put(file: Path, value: Any) -> None:
+    """Leave a value for another process, whole or not at all."""
+    part = file.with_suffix(".part")
+    part.write_bytes(pickle.dumps(value))
+    part.replace(file)
+
+
+def take(file: Path) -> Any:
+    """A value that another process of this run left."""
+    return pickle.loads(file.read_bytes())
+
+
+def _start(rank: int, ranks: int, folder: Path, path: str) -> subprocess.Popen[bytes]:
     """One rank, with torchrun's own variables; its standard error is kept for the error message."""
     search = os.pathsep.join(p for p in (path, os.environ.get("PYTHONPATH", "")) if p)
     environment = {
         "OMP_NUM_THREADS": "1",  # before torch loads; the worker then takes its share of the cores
-        "GLOO_SOCKET_IFNAME": "lo0"
-        if sys.platform == "darwin"
-        else "lo",  # all ranks are here, and the host's name may not resolve
+        "GLOO_SOCKET_IFNAME": LOOPBACK,  # all ranks are here, and the host's name may not resolve
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -99,34 +117,38 @@ def _start(target: str, rank: int, ranks: int, folder: Path, path: str) -> subpr
         "LOCAL_WORLD_SIZE": str(ranks),
         "PYTHONPATH": search,
         "PYTHONUNBUFFERED": "1",
-        TARGET: target,
-        PAYLOAD: str(folder / "payload.json"),
         FOLDER: str(folder),
         PARENT: str(os.getpid()),
     }
-    with (folder / f"rank-{rank}.log").open("wb") as log:
-        command = [sys.executable, "-m", "commtax.measure.rank"]
-        # A session of its own: an interrupt reaches the launcher alone, which then ends the ranks in order.
-        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    return started([sys.executable, "-m", "commtax.measure.rank"], folder / LOG.format(rank), environment)
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, deadline: float, lost_s: float, progress: Any) -> None:
+def started(command: Sequence[str], log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A process with all that it writes in a file. It leads a session: an interrupt reaches us alone, and we end it in order."""
+    with log.open("wb") as file:
+        return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+
+
+def _wait(
+    processes: list[subprocess.Popen[bytes]], folder: Path, deadline: float, lost_s: float, progress: Progress | None
+) -> None:
     """Until every rank has ended well; the first that did not is the error."""
-    told, stopped = 0, Stopped([p.pid for p in processes], lost_s)
+    num_news, stopped = 0, Stopped([p.pid for p in processes], lost_s)
     while True:
         codes = [p.poll() for p in processes]
-        bad = [rank for rank, code in enumerate(codes) if code]
-        if bad:
+        if any(codes):
             raise _first_failure(processes, folder)
         if progress:
-            told = _tell(folder / "progress.jsonl", told, progress)
+            while (news := folder / NEWS.format(num_news)).exists():
+                progress(take(news))
+                num_news += 1
         if all(code == 0 for code in codes):
             return
         if time.monotonic() > deadline:
-            raise RankError(codes.index(None), 124, "the run took longer than it may")
+            raise RankError(codes.index(None), OUT_OF_TIME, "the run took longer than it may")
         lost = stopped.lost(codes)
         if lost is not None:
-            raise RankError(lost, 124, f"stopped for more than {lost_s:g} s (--lost-after): somebody suspended it")
+            raise RankError(lost, OUT_OF_TIME, f"stopped for more than {lost_s:g} s (--lost-after): somebody suspended it")
         time.sleep(POLL_S)
 
 
@@ -162,10 +184,10 @@ def _first_failure(processes: list[subprocess.Popen[bytes]], folder: Path) -> Ra
     """The rank that failed by itself: others fail a moment later because their peer is gone."""
     time.sleep(0.1)
     failed = [(rank, code) for rank, p in enumerate(processes) if (code := p.poll())]
-    written = {rank: (folder / f"rank-{rank}.log") for rank, _ in failed}
+    written = {rank: folder / LOG.format(rank) for rank, _ in failed}
 
-    def order(found: tuple[int, int]) -> tuple[bool, float]:
-        rank, code = found
+    def order(failure: tuple[int, int]) -> tuple[bool, float]:
+        rank, code = failure
         return (code > 0, written[rank].stat().st_mtime if code > 0 else 0.0)
 
     rank, code = min(failed, key=order)
@@ -175,24 +197,13 @@ def _first_failure(processes: list[subprocess.Popen[bytes]], folder: Path) -> Ra
     return RankError(rank, code, "\n".join(lines[-KEPT_LINES:]))
 
 
-def _tell(file: Path, told: int, progress: Callable[[Mapping[str, Any]], None]) -> int:
-    if not file.exists():
-        return told
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    whole = [line for line in lines if line.endswith("\n")]
-    for line in whole[told:]:
-        progress(json.loads(line))
-    return len(whole)
-
-
-def _end(processes: list[subprocess.Popen[bytes]], ended: Ended) -> None:
-    """No rank outlives the run: ask, wait a second (not when asked twice), insist. Each leads a session, so its children go too."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
+def end(processes: Sequence[subprocess.Popen[bytes]], grace_s: Mapping[signal.Signals, float], ended: Ended) -> None:
+    """No process outlives the run: ask, wait (not when asked twice), insist. Each leads a session, so its children go too."""
+    for sign, patience in grace_s.items():
         for p in processes:
-            if p.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(p.pid, sign)
-        until = time.monotonic() + GRACE_S
+            with suppress(ProcessLookupError):
+                os.killpg(p.pid, sign)
+        until = time.monotonic() + patience
         while time.monotonic() < until and any(p.poll() is None for p in processes) and not ended.urgent:
             time.sleep(POLL_S)
     for p in processes:

@@ -10,13 +10,16 @@ import platform
 import secrets
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from commtax import catalog
 from commtax.measure.litter import SEMAPHORE
 from commtax.statement import Refusal
 
+CPU_CARRIERS = ("gloo", "shm")
 CPUINFO = Path("/proc/cpuinfo")
 BF16 = {"avx512_bf16", "amx_bf16", "bf16", "FEAT_BF16"}
 """Instructions that multiply bf16: x86-64's two, ARM's on Linux, and Apple's name for it."""
@@ -52,6 +55,36 @@ def share(ranks: int) -> int:
     return max(1, len(cores()) // ranks)
 
 
+def shared_cores(share: int) -> str:
+    """What CPU ranks run on, in words."""
+    return f"{os.cpu_count()} CPU cores, {share} a rank"
+
+
+def keep_to(chosen: Sequence[int]) -> None:
+    """Run this process on these cores only, where the system lets one choose."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, chosen)
+
+
+def tool(*command: str, timeout_s: float = 20.0) -> str:
+    """What a program of this machine says; nothing where it is missing, fails or takes too long."""
+    if not shutil.which(command[0]):
+        return ""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def chip_like(name: str, memory_bytes: float) -> str:
+    """The chip of the catalogue whose words are in a GPU's name, the nearest by memory of several; empty where none is."""
+    words = name.lower().replace("-", " ").split()
+    scored = [(sum(part in words for part in key.split("-")), key) for key in catalog.keys("chips")]
+    best = max(score for score, _ in scored)
+    near = [catalog.chip(key) for score, key in scored if score == best > 0]
+    return min(near, key=lambda c: abs(c.visible_bytes - memory_bytes)).key if near else ""
+
+
 def carrier(f: Facts) -> str:
     """What carries tensors among CPU ranks of one host: shared memory where semaphores order it, else sockets.
 
@@ -62,7 +95,7 @@ def carrier(f: Facts) -> str:
 
 def carriers(f: Facts) -> tuple[str, ...]:
     """All that CPU ranks have here."""
-    return ("gloo",) if f.no_semaphores else ("gloo", "shm")
+    return ("gloo",) if f.no_semaphores else CPU_CARRIERS
 
 
 def check_carrier(impl: str) -> None:
@@ -109,7 +142,7 @@ def semaphores_missing() -> str:
 
 def _features(system: str) -> frozenset[str]:
     if system == "Darwin":
-        return apple_features(_sysctl())
+        return apple_features(tool("sysctl", "hw.optional.arm"))
     return linux_features(CPUINFO.read_text(errors="replace")) if CPUINFO.exists() else frozenset()
 
 
@@ -120,9 +153,9 @@ def linux_features(text: str) -> frozenset[str]:
     ['asimd', 'bf16', 'fp']
     """
     for line in text.splitlines():
-        name, _, words = line.partition(":")
+        name, _, features = line.partition(":")
         if name.strip() in ("flags", "Features"):
-            return frozenset(words.split())
+            return frozenset(features.split())
     return frozenset()
 
 
@@ -134,13 +167,3 @@ def apple_features(text: str) -> frozenset[str]:
     """
     rows = (line.partition(": ") for line in text.splitlines())
     return frozenset(name.rpartition(".")[2] for name, _, value in rows if value.strip() == "1")
-
-
-def _sysctl() -> str:
-    tool = shutil.which("sysctl")
-    if not tool:
-        return ""
-    try:
-        return subprocess.run([tool, "hw.optional.arm"], capture_output=True, text=True, check=False, timeout=10).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""

@@ -11,7 +11,8 @@ import time
 import traceback
 from pathlib import Path
 
-from commtax.measure.launch import FOLDER, LOOK_S, PARENT
+from commtax.measure.launch import FOLDER, LOOK_S, PARENT, REFUSAL, REFUSED, put
+from commtax.statement import Refusal
 
 
 def follow(folder: Path, parent: int) -> None:
@@ -31,6 +32,9 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
+    except Refusal as refusal:
+        put(Path(os.environ[FOLDER]) / REFUSAL.format(os.environ["RANK"]), refusal)
+        os._exit(REFUSED)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()

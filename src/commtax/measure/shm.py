@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from commtax.measure.litter import MAPPED, SEMAPHORE
+from commtax.measure.worker import gather
 from commtax.statement import Refusal
 
 SLOT_BYTES = 256 * 1024  # larger tensors go in pieces that stay in a core's cache …
@@ -88,12 +89,12 @@ class SharedMemory:
     def _of(self, count: int, dtype: Any) -> list[list[Any]]:
         """Views of all slots as tensors of this length and type; made once."""
         key = (count, dtype)
-        found = self._views.get(key)
-        if found is None:
+        views = self._views.get(key)
+        if views is None:
             used = count * dtype.itemsize
-            found = [[slot[:used].view(dtype) for slot in half] for half in self._slots]
-            self._views[key] = found
-        return found
+            views = [[slot[:used].view(dtype) for slot in half] for half in self._slots]
+            self._views[key] = views
+        return views
 
 
 def _await(semaphore: SemLock, other: int) -> None:
@@ -111,9 +112,8 @@ def _semaphores(rank: int, size: int) -> tuple[list[SemLock], list[tuple[int, Se
     names = [f"/{SEMAPHORE}{token}-{other}" for other in range(size)]
     posts = [SemLock(COUNTING, 0, MOST, name, False) for other, name in enumerate(names) if other != rank]
     try:
-        told: list[Any] = [None] * size
-        dist.all_gather_object(told, names)
-        waits = [(other, SemLock._rebuild(0, COUNTING, MOST, told[other][rank])) for other in range(size) if other != rank]
+        named = gather(names)
+        waits = [(other, SemLock._rebuild(0, COUNTING, MOST, named[other][rank])) for other in range(size) if other != rank]
         dist.barrier()
     finally:
         for other, name in enumerate(names):
@@ -125,21 +125,20 @@ def _semaphores(rank: int, size: int) -> tuple[list[SemLock], list[tuple[int, Se
 def _mapped(rank: int, nbytes: int) -> mmap.mmap:
     """The same pages in every rank: rank 0 makes the file, all map it, and its name goes before anything can fail."""
     folder = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
-    told: list[Any] = [None]
+    named: list[Any] = [None]
     if rank == 0:
         handle, name = tempfile.mkstemp(prefix=MAPPED, dir=folder)
         os.ftruncate(handle, nbytes)
-        told = [(name, platform.node())]
-    dist.broadcast_object_list(told, src=0)
-    path, host = Path(told[0][0]), told[0][1]
+        named = [(name, platform.node())]
+    dist.broadcast_object_list(named, src=0)
+    path, host = Path(named[0][0]), named[0][1]
     here = host == platform.node() and path.exists()
     if rank != 0 and here:
         handle = os.open(path, os.O_RDWR)
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, here)
+    everywhere = all(gather(here))
     if rank == 0:
         path.unlink()
-    if not all(found):
+    if not everywhere:
         raise Refusal("shm: the ranks are not all on one host; use gloo or nccl across hosts")
     mapped = mmap.mmap(handle, nbytes)
     os.close(handle)

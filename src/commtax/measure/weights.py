@@ -7,8 +7,9 @@ by input columns, keys and values by heads until there is one a rank, norms and 
 from __future__ import annotations
 
 import mmap
+import warnings
 import zlib
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -52,10 +53,10 @@ class Random:
 class Checkpoint:
     """Tensors of a folder's safetensors files, mapped and not read until they are cut."""
 
-    def __init__(self, folder: Path, dtype: Any, device: Any) -> None:
-        self.folder, self.dtype, self.device = folder, dtype, device
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._files: dict[str, tuple[mmap.mmap, int]] = {}
-        self._entries: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._entries: dict[str, tuple[str, files.Document]] = {}
         shards = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
         if not shards:
             raise Refusal(f"model '{folder}': no folder with safetensors files (for random weights: --random)", "model")
@@ -88,16 +89,16 @@ class Checkpoint:
         if name not in self._entries:
             raise Refusal(f"model '{self.folder}': tensor {name} is missing", "model")
         file, entry = self._entries[name]
-        found, kind = tuple(entry.get("shape", ())), STORED.get(entry.get("dtype", ""))
+        stored, kind = tuple(entry.get("shape", ())), STORED.get(entry.get("dtype", ""))
         if kind is None:
             raise Refusal(f"{file}: tensor {name} is {entry.get('dtype')}, not one of {', '.join(STORED)}")
-        if found != shape:
-            raise Refusal(f"{file}: tensor {name} has shape {list(found)}, the config says {list(shape)}")
+        if stored != shape:
+            raise Refusal(f"{file}: tensor {name} has shape {list(stored)}, the config says {list(shape)}")
         mapped, start = self._files[file]
         first, last = entry["data_offsets"]
         count = (last - first) // kind.itemsize
         if count != torch.Size(shape).numel():
-            raise Refusal(f"{file}: tensor {name} has {last - first} bytes, not those of its shape {list(found)}")
+            raise Refusal(f"{file}: tensor {name} has {last - first} bytes, not those of its shape {list(stored)}")
         return _from_buffer(mapped, kind, count, start + first).view(shape)
 
     @property
@@ -107,8 +108,6 @@ class Checkpoint:
 
 def _from_buffer(mapped: mmap.mmap, kind: Any, count: int, offset: int) -> Any:
     """A tensor over mapped bytes; torch warns that they cannot be written, and nobody writes them."""
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.frombuffer(mapped, dtype=kind, count=count, offset=offset)
@@ -149,35 +148,29 @@ class Cutter:
     def __init__(self, source: Source, a: Arch, rank: int, size: int, dtype: Any, device: Any) -> None:
         self.source, self.arch, self.rank, self.size = source, a, rank, size
         self.dtype, self.device = dtype, device
-        self.nbytes, self.replicated = 0, {}  # type: ignore[var-annotated]
-        att = a.model.attention
-        self.kv_ranks = min(size, att.num_kv_heads)  # ranks that hold different keys and values
-
-    def _book(self, part: str, whole: Any, mine: Any) -> Any:
-        """Own memory in the engine's type; what exceeds an equal share is a copy that other ranks hold too."""
-        kept = mine.to(self.device, self.dtype, copy=True).contiguous()
-        item = kept.element_size()
-        self.nbytes += kept.nbytes
-        extra = kept.nbytes - whole.numel() * item // self.size
-        if extra:
-            self.replicated[part] = self.replicated.get(part, 0) + extra
-        return kept
+        self.nbytes, self.replicated = 0, Counter[str]()
 
     def full(self, name: str, shape: tuple[int, ...], part: str = "norm") -> Any:
-        whole = self.source.tensor(name, shape)
-        return self._book(part, whole, whole)
+        return self.share(name, shape, part, 0, 1)
 
-    def rows(self, name: str, shape: tuple[int, ...], part: str, ranks: int = 0) -> Any:
-        """An equal share of the first dimension; with fewer parts than ranks neighbours hold the same one."""
-        whole = self.source.tensor(name, shape)
-        parts = ranks or self.size
-        share, index = shape[0] // parts, self.rank * parts // self.size
-        return self._book(part, whole, whole[index * share : (index + 1) * share])
+    def rows(self, name: str, shape: tuple[int, ...], part: str) -> Any:
+        return self.share(name, shape, part, 0, self.size)
 
     def columns(self, name: str, shape: tuple[int, ...], part: str) -> Any:
+        return self.share(name, shape, part, 1, self.size)
+
+    def share(self, name: str, shape: tuple[int, ...], part: str, axis: int, parts: int) -> Any:
+        """One of ``parts`` equal parts of a tensor, in own memory and the engine's type. With fewer parts than ranks neighbours
+        hold the same one: what exceeds an equal share of all ranks is a copy that others hold too."""
         whole = self.source.tensor(name, shape)
-        share = shape[1] // self.size
-        return self._book(part, whole, whole[:, self.rank * share : (self.rank + 1) * share])
+        length = shape[axis] // parts
+        own = whole.narrow(axis, self.rank * parts // self.size * length, length)
+        kept = own.to(self.device, self.dtype, copy=True).contiguous()
+        self.nbytes += kept.nbytes
+        extra = kept.nbytes - whole.numel() * kept.element_size() // self.size
+        if extra:
+            self.replicated[part] += extra
+        return kept
 
 
 def load(source: Source, a: Arch, rank: int, size: int, dtype: Any, device: Any) -> Weights:
@@ -189,56 +182,55 @@ def load(source: Source, a: Arch, rank: int, size: int, dtype: Any, device: Any)
     layers = [_layer(cut, f"model.layers.{i}") for i in range(m.num_layers)]
     norm = cut.full("model.norm.weight", (m.hidden,))
     head = embed if m.tied else cut.rows("lm_head.weight", (m.vocab, m.hidden), "head")
-    return Weights(embed, layers, norm, head, cut.nbytes, cut.replicated)
+    return Weights(embed, layers, norm, head, cut.nbytes, dict(cut.replicated))
 
 
 def _layer(cut: Cutter, name: str) -> Layer:
-    m, att = cut.arch.model, cut.arch.model.attention
-    made: dict[str, Any] = {
-        "norm_in": cut.full(f"{name}.input_layernorm.weight", (m.hidden,)),
-        "norm_post": cut.full(f"{name}.post_attention_layernorm.weight", (m.hidden,)),
-        "out": cut.columns(f"{name}.self_attn.o_proj.weight", (m.hidden, att.num_heads * att.head_dim), "attention"),
-    }
-    made["qkv"] = torch.cat(list(_qkv(cut, f"{name}.self_attn", "weight")))
-    if att.qkv_bias:
-        made["qkv_bias"] = torch.cat(list(_qkv(cut, f"{name}.self_attn", "bias")))
-    if att.out_bias:
-        made["out_bias"] = cut.full(f"{name}.self_attn.o_proj.bias", (m.hidden,), "attention")
-    if att.qk_norm:
-        made["q_norm"] = cut.full(f"{name}.self_attn.q_norm.weight", (att.head_dim,))
-        made["k_norm"] = cut.full(f"{name}.self_attn.k_norm.weight", (att.head_dim,))
-    return Layer(**made, **(_experts(cut, name) if cut.arch.moe else _mlp(cut, f"{name}.mlp")))
+    m, att, own = cut.arch.model, cut.arch.model.attention, f"{name}.self_attn"
+    up, down, router = _experts(cut, name) if cut.arch.moe else (*_mlp(cut, f"{name}.mlp", MLP, m.blocks[0].ffn.intermediate), None)
+    return Layer(
+        norm_in=cut.full(f"{name}.input_layernorm.weight", (m.hidden,)),
+        qkv=_qkv(cut, own, "weight", (m.hidden,)),
+        out=cut.columns(f"{own}.o_proj.weight", (m.hidden, att.num_heads * att.head_dim), "attention"),
+        norm_post=cut.full(f"{name}.post_attention_layernorm.weight", (m.hidden,)),
+        up=up,
+        down=down,
+        qkv_bias=_qkv(cut, own, "bias") if att.qkv_bias else None,
+        out_bias=cut.full(f"{own}.o_proj.bias", (m.hidden,), "attention") if att.out_bias else None,
+        q_norm=cut.full(f"{own}.q_norm.weight", (att.head_dim,)) if att.qk_norm else None,
+        k_norm=cut.full(f"{own}.k_norm.weight", (att.head_dim,)) if att.qk_norm else None,
+        router=router,
+    )
 
 
-def _qkv(cut: Cutter, name: str, kind: str) -> Iterator[Any]:
-    m, att = cut.arch.model, cut.arch.model.attention
-    for letter, heads, ranks in (
-        ("q", att.num_heads, 0),
-        ("k", att.num_kv_heads, cut.kv_ranks),
-        ("v", att.num_kv_heads, cut.kv_ranks),
-    ):
-        shape = (heads * att.head_dim, m.hidden) if kind == "weight" else (heads * att.head_dim,)
-        yield cut.rows(f"{name}.{letter}_proj.{kind}", shape, "keys and values" if ranks else "attention", ranks)
+def _qkv(cut: Cutter, name: str, kind: str, inputs: tuple[int, ...] = ()) -> Any:
+    """Queries, keys and values in one; keys and values are cut until a rank has one head."""
+    att = cut.arch.model.attention
+    parts = (
+        ("q", att.num_heads, "attention", cut.size),
+        ("k", att.num_kv_heads, "keys and values", min(cut.size, att.num_kv_heads)),
+        ("v", att.num_kv_heads, "keys and values", min(cut.size, att.num_kv_heads)),
+    )
+    return torch.cat(
+        [cut.share(f"{name}.{x}_proj.{kind}", (heads * att.head_dim, *inputs), part, 0, n) for x, heads, part, n in parts]
+    )
 
 
-def _mlp(cut: Cutter, name: str) -> dict[str, Any]:
-    m = cut.arch.model
-    width = m.blocks[0].ffn.intermediate
-    both = [cut.rows(f"{name}.{kind}_proj.weight", (width, m.hidden), "mlp") for kind in ("gate", "up")]
-    return {"up": torch.cat(both), "down": cut.columns(f"{name}.down_proj.weight", (m.hidden, width), "mlp")}
+MLP, MIXTRAL = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
 
 
-def _experts(cut: Cutter, name: str) -> dict[str, Any]:
+def _mlp(cut: Cutter, name: str, names: tuple[str, str, str], width: int, part: str = "mlp") -> tuple[Any, Any]:
+    """Gate and up in one, and down."""
+    hidden = cut.arch.model.hidden
+    gate_up = torch.cat([cut.rows(f"{name}.{n}.weight", (width, hidden), part) for n in names[:2]])
+    return gate_up, cut.columns(f"{name}.{names[2]}.weight", (hidden, width), part)
+
+
+def _experts(cut: Cutter, name: str) -> tuple[Any, Any, Any]:
     """Every expert is cut over all ranks; the router is whole. Mixtral has names of its own."""
     m, moe = cut.arch.model, cut.arch.moe
     assert moe is not None
-    mixtral = m.architecture == "MixtralForCausalLM"
-    home = f"{name}.block_sparse_moe" if mixtral else f"{name}.mlp"
-    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
-    ups, downs = [], []
-    for e in range(moe.num_experts):
-        at = f"{home}.experts.{e}"
-        ups.append(torch.cat([cut.rows(f"{at}.{n}.weight", (moe.intermediate, m.hidden), "experts") for n in (gate, up)]))
-        downs.append(cut.columns(f"{at}.{down}.weight", (m.hidden, moe.intermediate), "experts"))
-    router = cut.full(f"{home}.gate.weight", (moe.num_experts, m.hidden), "router")
-    return {"router": router, "up": torch.stack(ups), "down": torch.stack(downs)}
+    home, names = (f"{name}.mlp", MLP) if m.architecture != "MixtralForCausalLM" else (f"{name}.block_sparse_moe", MIXTRAL)
+    every = [_mlp(cut, f"{home}.experts.{e}", names, moe.intermediate, "experts") for e in range(moe.num_experts)]
+    ups, downs = (torch.stack(matrices) for matrices in zip(*every, strict=True))
+    return ups, downs, cut.full(f"{home}.gate.weight", (moe.num_experts, m.hidden), "router")

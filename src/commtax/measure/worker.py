@@ -6,10 +6,9 @@ The same code serves our launcher and torchrun or Slurm; both set ``RANK``, ``WO
 from __future__ import annotations
 
 import importlib
-import json
+import itertools
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,10 +18,11 @@ import torch
 import torch.distributed as dist
 
 from commtax.measure import machine
-from commtax.measure.launch import FOLDER, PAYLOAD, TARGET
+from commtax.measure.launch import FOLDER, NEWS, RESULT, TASK, Task, put, take
 
 LOST_S = 120.0  # a collective that waits longer than this has lost a rank …
 WATCHED_S = 3600.0  # … unless a launcher watches: then a rank may compute alone for long
+_news = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,11 @@ class Place:
     local_size: int
     cores: tuple[int, ...] = ()
 
-    @property
-    def cuda(self) -> Any:
+    def device(self, kind: str) -> Any:
+        """This rank's own device of a kind, made current."""
+        if kind == "cpu":
+            return torch.device("cpu")
+        torch.cuda.set_device(self.local_rank)
         return torch.device("cuda", self.local_rank)
 
 
@@ -66,18 +69,18 @@ def pin(where: Place) -> Place:
     """
     cores = machine.cores()
     share = len(cores) // where.local_size
-    mine = cores[where.local_rank * share : (where.local_rank + 1) * share] if share else cores
-    if share and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, mine)
-    torch.set_num_threads(len(mine) if share else 1)
-    return replace(where, cores=tuple(mine))
+    own = cores[where.local_rank * share : (where.local_rank + 1) * share] if share else cores
+    if share:
+        machine.keep_to(own)
+    torch.set_num_threads(len(own) if share else 1)
+    return replace(where, cores=tuple(own))
 
 
 def gather(value: Any) -> list[Any]:
     """Every rank's value, on every rank."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def meet() -> None:
@@ -85,24 +88,23 @@ def meet() -> None:
     dist.all_reduce(torch.zeros(1))
 
 
-def report(**news: Any) -> None:
+def report(news: Any) -> None:
     """Tell the launcher how far the run is (rank 0 only; silent under torchrun)."""
     folder = os.environ.get(FOLDER, "")
     if folder and os.environ.get("RANK") == "0":
-        with (Path(folder) / "progress.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(news) + "\n")
+        put(Path(folder) / NEWS.format(next(_news)), news)
 
 
 def main() -> None:
-    """Run what this rank was started for; rank 0 writes down what it returned."""
-    module, _, name = os.environ[TARGET].partition(":")
-    payload = json.loads(Path(os.environ[PAYLOAD]).read_text(encoding="utf-8"))
-    function: Callable[[Place, Any], Any] = getattr(importlib.import_module(module), name)
-    where = place()
-    join(where, payload.get("device", "cpu"))
-    result = function(pin(where), payload)
+    """Run what this rank was started for; rank 0 leaves what it returned."""
+    folder, where = Path(os.environ[FOLDER]), place()
+    task: Task = take(folder / TASK)
+    module, _, name = task.target.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    join(where, task.device)
+    result = function(pin(where), task.payload)
     if where.rank == 0:
-        (Path(os.environ[FOLDER]) / "result.json").write_text(json.dumps(result), encoding="utf-8")
+        put(folder / RESULT, result)
     leave(0)
 
 

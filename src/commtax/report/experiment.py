@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from commtax.files import Document
 from commtax.report.plots import COLOURS, DASHES, MARKERS, picture
 from commtax.report.tables import new_table, notes, say
 from commtax.units import format_bytes, format_seconds
 
-Found = dict[str, Any]
 Line = tuple[str, str, str, str]  # metric, degree, measured, predicted
 
 
-def metrics(d: Found) -> Iterator[Line]:
+def metrics(d: Document) -> Iterator[Line]:
     """The study's table of metrics, a line for each degree."""
     for row in d["degrees"]:
         tp = f"TP={row['tp']}"
@@ -37,7 +38,7 @@ def metrics(d: Found) -> Iterator[Line]:
         yield "crossover batch", f"TP={cross['tp']}", _batch(cross["batch"]), _batch(cross["predicted_batch"])
 
 
-def side_by_side(d: Found) -> tuple[list[str], list[list[str]]]:
+def side_by_side(d: Document) -> tuple[list[str], list[list[str]]]:
     """The metrics with a pair of columns for each degree: head and lines."""
     lines = list(metrics(d))
     known = {(metric, tp): [measured, predicted] for metric, tp, measured, predicted in lines}
@@ -55,7 +56,7 @@ def _batch(value: int | None) -> str:
     return "none" if value is None else str(value)
 
 
-def _profile(row: Found, tp: str) -> Iterator[Line]:
+def _profile(row: Document, tp: str) -> Iterator[Line]:
     p = row.get("profile")
     if not p:
         return
@@ -70,7 +71,7 @@ def _profile(row: Found, tp: str) -> Iterator[Line]:
     yield "communication fraction", tp, f"{p['comm_fraction']:.1%}", "" if share is None else f"{share:.1%}"
 
 
-def _serving(row: Found, tp: str) -> Iterator[Line]:
+def _serving(row: Document, tp: str) -> Iterator[Line]:
     s = row.get("serve")
     if not s:
         return
@@ -82,56 +83,45 @@ def _serving(row: Found, tp: str) -> Iterator[Line]:
     yield "serving throughput", tp, rates, ""
 
 
-def _batch_lines(d: Found) -> list[list[str]]:
-    """Batch scaling: tokens a second at every degree, and the gain over TP=1."""
+def batch_scaling(d: Document) -> tuple[list[str], list[list[str]]]:
+    """Tokens a second at every degree and batch, and the gain over TP=1: head and lines."""
+    ratios = {(c["tp"], r["batch"]): f"{r['ratio']:.2f}x" for c in d["crossover"] for r in c["ratios"]}
+    head, columns = ["batch"], []
     batches = sorted({b["batch"] for row in d["degrees"] for b in row["batches"]})
-    ratios = {(c["tp"], r["batch"]): r for c in d["crossover"] for r in c["ratios"]}
-    lines = []
-    for batch in batches:
-        line = [str(batch)]
-        for row in d["degrees"]:
-            b = next((b for b in row["batches"] if b["batch"] == batch), None)
-            guess = f" ({b['predicted_tokens_per_s']:,.0f})" if b and b["predicted_tokens_per_s"] else ""
-            line += [f"{b['latency_ms']:,.4g} ± {b['spread']:.0%}", f"{b['tokens_per_s']:,.1f}{guess}"] if b else ["", ""]
-            if row["tp"] > 1 and d["crossover"]:
-                r = ratios.get((row["tp"], batch))
-                line.append(f"{r['ratio']:.2f}x" if r else "")
-        lines.append(line)
-    return lines
-
-
-def _batch_head(d: Found) -> list[str]:
-    head = ["batch"]
     for row in d["degrees"]:
+        known = {b["batch"]: b for b in row["batches"]}
         head += [f"TP={row['tp']} latency, ms", f"TP={row['tp']} tok/s (predicted)"]
+        columns.append([f"{known[n]['latency_ms']:,.4g} ± {known[n]['spread']:.0%}" if n in known else "" for n in batches])
+        columns.append([_rate(known[n]) if n in known else "" for n in batches])
         if row["tp"] > 1 and d["crossover"]:
             head.append("over TP=1")
-    return head
+            columns.append([ratios.get((row["tp"], n), "") for n in batches])
+    return head, [list(line) for line in zip(map(str, batches), *columns, strict=True)]
 
 
-def title(d: Found) -> str:
+def _rate(b: Document) -> str:
+    predicted = b["predicted_tokens_per_s"]
+    return f"{b['tokens_per_s']:,.1f}" + (f" ({predicted:,.0f})" if predicted else "")
+
+
+def title(d: Document) -> str:
     engine = d["version"] if d["engine"] == "builtin" else f"vLLM {d['version']}"
     return f"{d['model']} ({d['dtype']}), {d['engine']} engine ({engine}), {d['box']}"
 
 
-def show(console: Console, found: Sequence[Found], folder: Path) -> None:
+def show(console: Console, boxes: Sequence[Document], folder: Path) -> None:
     """The same for a terminal: checks, metrics, batches, flags, answers."""
-    for d in found:
+    for d in boxes:
         say(console, f"TP study{' (quick)' if d['quick'] else ''}: {title(d)}", "bold")
         for c in d["checks"]:
             word = {True: "ok", False: "NO", None: "--"}[c["ok"]]
             say(console, f"{word}  {c['check']}: {c['found']}", {True: "green", False: "bold red", None: "dim"}[c["ok"]])
-        columns, lines = side_by_side(d)
-        table = new_table(columns[0], *(f">{c}" for c in columns[1:]))
-        for line in lines:
-            table.add_row(*line)
-        console.print(table)
-        if any(row["batches"] for row in d["degrees"]):
-            head = _batch_head(d)
-            batches = new_table(*(f">{h}" for h in head))
-            for cells in _batch_lines(d):
-                batches.add_row(*cells)
-            console.print(batches)
+        for first, (head, lines) in (("", side_by_side(d)), (">", batch_scaling(d))):
+            table = new_table(first + head[0], *(f">{name}" for name in head[1:]))
+            for line in lines:
+                table.add_row(*line)
+            if lines:
+                console.print(table)
         for a in d["answers"]:
             say(console, a["question"], "bold")
             say(console, a["answer"])
@@ -141,14 +131,14 @@ def show(console: Console, found: Sequence[Found], folder: Path) -> None:
     notes(console, [f"report, charts and raw results: {folder}"])
 
 
-def markdown(found: Sequence[Found], charts: Sequence[str]) -> str:
+def markdown(boxes: Sequence[Document], charts: Sequence[str]) -> str:
     """The report as a Markdown page."""
-    parts = [f"# Tensor-parallel study: {', '.join(dict.fromkeys(d['model'] for d in found))}", ""]
-    if len(found) > 1:
-        parts += [*_machines(found), ""]
+    parts = [f"# Tensor-parallel study: {', '.join(dict.fromkeys(d['model'] for d in boxes))}", ""]
+    if len(boxes) > 1:
+        parts += [*_machines(boxes), ""]
     for chart in charts:
         parts += [f"![{Path(chart).stem.replace('-', ' ')}]({chart})", ""]
-    for d in found:
+    for d in boxes:
         parts += _box(d)
     return "\n".join(parts).rstrip() + "\n"
 
@@ -162,22 +152,22 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _machines(found: Sequence[Found]) -> list[str]:
+def _machines(boxes: Sequence[Document]) -> list[str]:
     """Several machines: the same metrics in columns."""
-    keys = list(dict.fromkeys((line[0], line[1]) for d in found for line in metrics(d)))
-    known = [{(m, tp): measured for m, tp, measured, _ in metrics(d)} for d in found]
+    keys = list(dict.fromkeys((line[0], line[1]) for d in boxes for line in metrics(d)))
+    known = [{(m, tp): measured for m, tp, measured, _ in metrics(d)} for d in boxes]
     lines = [[m, tp, *(k.get((m, tp), "") for k in known)] for m, tp in keys]
-    return ["## All machines", "", *_table(["metric", "degree", *(d["box"] for d in found)], lines)]
+    return ["## All machines", "", *_table(["metric", "degree", *(d["box"] for d in boxes)], lines)]
 
 
-def _box(d: Found) -> list[str]:
+def _box(d: Document) -> list[str]:
     kind = "quick: small counts, short lengths" if d["quick"] else "in full"
     parts = [f"## {title(d)}", "", f"Recipe `{d['recipe']}`, {kind}. Serving requests: {d['serving_lengths']} lengths.", ""]
     parts += ["### Set-up", "", *_table(["check", "", "found"], [[c["check"], _word(c["ok"]), c["found"]] for c in _checks(d)]), ""]
     parts += ["### Metrics", "", *_table(*side_by_side(d)), ""]
     parts += [_source(d), ""]
     if any(row["batches"] for row in d["degrees"]):
-        parts += ["### Batch scaling", "", *_table(_batch_head(d), _batch_lines(d)), ""]
+        parts += ["### Batch scaling", "", *_table(*batch_scaling(d)), ""]
     parts += ["### The four questions", ""]
     for number, a in enumerate(d["answers"], 1):
         parts += [f"**{number}. {a['question']}** {a['answer']}", ""]
@@ -188,7 +178,7 @@ def _box(d: Found) -> list[str]:
     return [*parts, ""]
 
 
-def _checks(d: Found) -> Iterator[Found]:
+def _checks(d: Document) -> Iterator[Document]:
     yield from d["checks"]
     for row in d["degrees"]:
         yield {"check": f"TP={row['tp']} applied", **row["applied"]}
@@ -198,34 +188,33 @@ def _word(ok: bool | None) -> str:
     return {True: "ok", False: "**no**", None: ""}[ok]
 
 
-def _source(d: Found) -> str:
+def _source(d: Document) -> str:
     """Where the predictions come from, or why there are none."""
     if not d["predicted_from"]:
         return f"No time is predicted: {d.get('no_prediction') or 'name the --cluster'}."
     return f"Predicted from: {'; '.join(d['predicted_from'])}" + (f" (profile {d['profile']})." if d["profile"] else ".")
 
 
-def charts(found: Sequence[Found], folder: Path) -> list[str]:
+def charts(boxes: Sequence[Document], folder: Path) -> list[str]:
     """Pictures beside the report, where matplotlib is installed: batch scaling, and latency by degree."""
     if find_spec("matplotlib") is None:
         return []
     names = []
-    if any(row["batches"] for d in found for row in d["degrees"]):
-        picture(folder / "batch-scaling.svg", lambda figure: _draw_batches(figure, found), (10, 4.2))
-        names.append("batch-scaling.svg")
-    if any(row["decode_ms"] for d in found for row in d["degrees"]):
-        picture(folder / "latency-by-degree.svg", lambda figure: _draw_latency(figure, found), (10, 4.2))
-        names.append("latency-by-degree.svg")
+    pictures = (("batches", "batch-scaling.svg", _draw_batches), ("decode_ms", "latency-by-degree.svg", _draw_latency))
+    for needed, name, draw in pictures:
+        if any(row[needed] for d in boxes for row in d["degrees"]):
+            picture(folder / name, partial(draw, boxes=boxes), (10, 4.2))
+            names.append(name)
     return names
 
 
-def _draw_batches(figure: Any, found: Sequence[Found]) -> None:
+def _draw_batches(figure: Any, boxes: Sequence[Document]) -> None:
     """Tokens a second and latency over the batch; predictions thin and dotted."""
     left, right = figure.subplots(1, 2)
-    series = [(d, row) for d in found for row in d["degrees"] if row["batches"]]
+    series = [(d, row) for d in boxes for row in d["degrees"] if row["batches"]]
     for index, (d, row) in enumerate(series):
         style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
-        label = f"TP={row['tp']}" + (f", {d['box']}" if len(found) > 1 else "")
+        label = f"TP={row['tp']}" + (f", {d['box']}" if len(boxes) > 1 else "")
         xs = [b["batch"] for b in row["batches"]]
         for axes, key in ((left, "tokens_per_s"), (right, "latency_ms")):
             axes.plot(xs, [b[key] for b in row["batches"]], linestyle=DASHES[index % len(DASHES)], label=label, **style)
@@ -241,21 +230,20 @@ def _draw_batches(figure: Any, found: Sequence[Found]) -> None:
     left.legend(fontsize=8)
 
 
-def _draw_latency(figure: Any, found: Sequence[Found]) -> None:
+def _draw_latency(figure: Any, boxes: Sequence[Document]) -> None:
     """Bars by degree: a token, a prompt, and the first token under load; black marks are predictions."""
     panels = figure.subplots(1, 3)
-    bars = [(d, row) for d in found for row in d["degrees"]]
-    labels = [f"TP={row['tp']}" + (f"\n{d['box']}" if len(found) > 1 else "") for d, row in bars]
+    bars = [(d, row) for d in boxes for row in d["degrees"]]
+    labels = [f"TP={row['tp']}" + (f"\n{d['box']}" if len(boxes) > 1 else "") for d, row in bars]
     kinds: tuple[tuple[str, Any], ...] = (
         ("decode, ms a token", lambda r: (r["decode_ms"], r["decode_predicted_ms"])),
         ("prefill, ms", lambda r: (r["prefill"][0]["ms"], r["prefill"][0]["predicted_ms"]) if r["prefill"] else (None, None)),
         ("TTFT p50 under load, ms", lambda r: (r["serve"]["ttft_p50_ms"], None) if "serve" in r else (None, None)),
     )
+    colours = [COLOURS[row["tp"].bit_length() % len(COLOURS)] for _, row in bars]
     for axes, (name, pick) in zip(panels, kinds, strict=True):
         values = [pick(row) for _, row in bars]
-        axes.bar(
-            range(len(bars)), [v or 0 for v, _ in values], color=[COLOURS[row["tp"].bit_length() % len(COLOURS)] for _, row in bars]
-        )
+        axes.bar(range(len(bars)), [v or 0 for v, _ in values], color=colours)
         marks = [(i, g) for i, (_, g) in enumerate(values) if g]
         axes.plot([i for i, _ in marks], [g for _, g in marks], linestyle="", marker="_", markersize=24, color="black")
         axes.set_xticks(range(len(bars)), labels, fontsize=8)

@@ -7,22 +7,18 @@ from typing import Any
 
 from rich.console import Console
 
+from commtax.files import Document
 from commtax.report.plots import COLOURS, DASHES, MARKERS, picture
 from commtax.report.tables import new_table, notes, say
 from commtax.units import format_bytes, format_seconds
 
-Found = dict[str, Any]
 
-
-def show_tp(console: Console, d: Found) -> None:
+def show_tp(console: Console, d: Document) -> None:
     """The proof first (weights, collectives, logits), then times, then the bill line by line."""
     where = f"{d['tp_size']} ranks, {d['impl']}" + (f" with {d['emulated_link']} emulated" if d["emulated_link"] else "")
     say(console, f"{d['model']} ({d['weights_source']} weights, {d['dtype']}) on {d['device']}: TP {d['tp_size']}, {where}", "bold")
-    say(
-        console,
-        f"batch {d['batch']}, {d['input_len']} prompt tokens, {d['output_len']} output tokens; load {d['load'][0]:.1f}",
-        "dim",
-    )
+    lengths = f"{d['input_len']} prompt tokens, {d['output_len']} output tokens"
+    say(console, f"batch {d['batch']}, {lengths}; load {d['load'][0]:.1f}", "dim")
     _ranks(console, d)
     _collectives(console, d)
     _logits(console, d)
@@ -37,7 +33,7 @@ def _verdict(console: Console, good: bool | None, text: str) -> None:
     say(console, f"{word}: {text}", style)
 
 
-def _ranks(console: Console, d: Found) -> None:
+def _ranks(console: Console, d: Document) -> None:
     table = new_table("rank", ">weights", ">predicted", "copies beyond an equal share", ">KV", ">blocks", "cores")
     for r in d["ranks"]:
         copies = ", ".join(f"{part} {format_bytes(n)}" for part, n in r["replicated"].items())
@@ -45,26 +41,23 @@ def _ranks(console: Console, d: Found) -> None:
         table.add_row(str(r["rank"]), *sizes, f"{r['kv_blocks']} x {r['block_size']}", ",".join(map(str, r["cores"])))
     console.print(table)
     w = d["weights"]
-    _verdict(
-        console, w["equal"], f"all ranks' weights, copies counted once, {w['sum_once_bytes']:,} bytes; TP=1 {w['tp1_bytes']:,}"
-    )
+    text = f"all ranks' weights, copies counted once, {w['sum_once_bytes']:,} bytes; TP=1 {w['tp1_bytes']:,}"
+    _verdict(console, w["equal"], text)
 
 
-def _collectives(console: Console, d: Found) -> None:
+def _collectives(console: Console, d: Document) -> None:
     c = d["collectives"]
     table = new_table("step", "what", "collective", ">tensor", ">counted", ">predicted")
-    predicted = {(r["phase"], r["what"], r["op"], r["nbytes"]): r["count"] for r in c["predicted"]}
-    for r in c["measured"]:
-        key = (r["phase"], r["what"], r["op"], r["nbytes"])
-        table.add_row(r["phase"], r["what"], r["op"], format_bytes(r["nbytes"]), str(r["count"]), str(predicted.pop(key, "none")))
-    for (phase, what, op, nbytes), count in predicted.items():
-        table.add_row(phase, what, op, format_bytes(nbytes), "none", str(count))
+    counts = [{tuple(r[k] for k in ("phase", "what", "op", "nbytes")): r["count"] for r in c[k]} for k in ("measured", "predicted")]
+    for phase, what, op, nbytes in dict.fromkeys((*counts[0], *counts[1])):
+        shown = [str(count.get((phase, what, op, nbytes), "none")) for count in counts]
+        table.add_row(phase, what, op, format_bytes(nbytes), *shown)
     if c["measured"] or c["predicted"]:
         console.print(table)
     _verdict(console, c["equal"], "every collective of every step on every rank, in bytes and count, with commtax traffic")
 
 
-def _logits(console: Console, d: Found) -> None:
+def _logits(console: Console, d: Document) -> None:
     if d["max_logit_diff"] is None:
         _verdict(console, None, "logits (no TP=1 run beside it)")
         return
@@ -72,7 +65,7 @@ def _logits(console: Console, d: Found) -> None:
     _verdict(console, d["logits_equal"], f"{text}; {d['same_tokens']} of {d['steps']} tokens the same")
 
 
-def _times(console: Console, d: Found) -> None:
+def _times(console: Console, d: Document) -> None:
     table = new_table("run", ">ms a token", ">least - most", ">prefill ms", ">tokens/s", ">predicted ms", ">error")
     for key, name in (("tp1", "TP=1, one rank"), ("tp", f"TP={d['tp_size']}")):
         if key in d and not (key == "tp1" and d["tp_size"] == 1):
@@ -96,7 +89,7 @@ def _times(console: Console, d: Found) -> None:
         say(console, _which(d), "bold yellow")
 
 
-def _weight_read(console: Console, d: Found) -> None:
+def _weight_read(console: Console, d: Document) -> None:
     """The physical floor of a token, where this machine's memory was measured."""
     w = d["weight_read"]
     if w["bound_ms"] is None:
@@ -106,7 +99,7 @@ def _weight_read(console: Console, d: Found) -> None:
     say(console, f"{bound}: TP={d['tp_size']} runs at {w['attained']:.0%} of that bound")
 
 
-def _which(d: Found) -> str:
+def _which(d: Document) -> str:
     """Latency or throughput: who wins at this batch."""
     one, many, r = d["tp1"]["ms_per_token"], d["tp"]["ms_per_token"], d["replicas"]
     rate = d["batch"] / many * 1e3
@@ -115,7 +108,7 @@ def _which(d: Found) -> str:
     return f"{sooner}; {more} (each replica with a batch of its own, and the whole weights)"
 
 
-def _bill(console: Console, d: Found) -> None:
+def _bill(console: Console, d: Document) -> None:
     table = new_table("line of a decode step", "kind", ">predicted", ">measured", ">error")
     for row in sorted(d["bill"], key=lambda r: -(r["measured_s"] or r["predicted_s"] or 0.0)):
         p, m = row["predicted_s"], row["measured_s"]
@@ -125,56 +118,56 @@ def _bill(console: Console, d: Found) -> None:
     console.print(table)
 
 
-def show_collectives(console: Console, d: Found) -> None:
+_COLUMNS = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong")
+_UNITS = ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "")
+
+
+def show_collectives(console: Console, d: Document) -> None:
     """nccl-tests' own layout, so that what reads its output reads this; then a fit for each group."""
     name = d["op"].replace("-", "_")
     for f in d["fits"]:
-        rows = [r for r in d["rows"] if (r["impl"], r["ranks"]) == (f["impl"], f["ranks"])]
+        rows = _rows_of(d, f)
         link = f", {d['emulated_link']} emulated on top" if d["emulated_link"] else ""
         say(console, f"# {name}_perf: {f['impl']}, {f['ranks']} ranks on this machine{link}", "bold")
         for rank in range(f["ranks"]):
             say(console, f"#  Rank {rank:2d} Group  0")
-        say(
-            console,
-            f"# {'size':>11} {'count':>12} {'type':>8} {'redop':>7} {'root':>5} {'time':>10} {'algbw':>8} {'busbw':>8} {'#wrong'}",
-        )
-        say(console, f"# {'(B)':>11} {'(elements)':>12} {'':>8} {'':>7} {'':>5} {'(us)':>10} {'(GB/s)':>8} {'(GB/s)':>8}")
+        for names in (_COLUMNS, _UNITS):
+            say(console, "# {:>11} {:>12} {:>8} {:>7} {:>5} {:>10} {:>8} {:>8} {}".format(*names).rstrip())
         for r in rows:
-            redop, root = ("sum", "-1") if d["op"] == "all-reduce" else ("none", "-1")
-            words = f"{r['size_bytes']:>13} {r['count']:>12} {r['type']:>8} {redop:>7} {root:>5}"
-            say(console, f"{words} {r['time_us']:>10.2f} {r['algbw_GBps']:>8.2f} {r['busbw_GBps']:>8.2f} {r['wrong']:>7}")
+            redop = "sum" if d["op"] == "all-reduce" else "none"
+            what = f"{r['size_bytes']:>13} {r['count']:>12} {r['type']:>8} {redop:>7} {'-1':>5}"
+            say(console, f"{what} {r['time_us']:>10.2f} {r['algbw_GBps']:>8.2f} {r['busbw_GBps']:>8.2f} {r['wrong']:>7}")
         rate = f"{f['bandwidth_GBps']:.2f} GB/s" if f["bandwidth_GBps"] else "no bandwidth to be seen"
         off = f"off by {f['median_residual']:.0%} at the median, {f['max_residual']:.0%} at most"
         say(console, f"# fit: {f['alpha_us']:.1f} us + size / {rate}; {off}", "yellow")
     _races(console, d)
 
 
-def _races(console: Console, d: Found) -> None:
+def _rows_of(d: Document, fit: Document) -> list[Document]:
+    return [r for r in d["rows"] if (r["impl"], r["ranks"]) == (fit["impl"], fit["ranks"])]
+
+
+def _races(console: Console, d: Document) -> None:
     """Implementations beside each other, where several were run on one group."""
     for ranks in dict.fromkeys(r["ranks"] for r in d["rows"]):
-        mine = [r for r in d["rows"] if r["ranks"] == ranks]
-        if {"gloo", "shm"} <= {r["impl"] for r in mine}:
-            times: dict[str, dict[int, float]] = {}
-            for r in mine:
-                times.setdefault(r["impl"], {})[r["size_bytes"]] = r["time_us"]
-            ratios = [f"{format_bytes(n)} {times['gloo'][n] / t:.1f}x" for n, t in times["shm"].items()]
+        times = {(r["impl"], r["size_bytes"]): r["time_us"] for r in d["rows"] if r["ranks"] == ranks}
+        both = [n for impl, n in times if impl == "shm" and ("gloo", n) in times]
+        if both:
+            ratios = [f"{format_bytes(n)} {times['gloo', n] / times['shm', n]:.1f}x" for n in both]
             say(console, f"# shm against gloo on {ranks} ranks: {', '.join(ratios)}")
     notes(console, d["notes"])
 
 
-def plot_collectives(d: Found, path: Path) -> None:
+def plot_collectives(d: Document, path: Path) -> None:
     """Time over size on logarithmic axes, a line for each implementation and group, fits dashed."""
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
         for index, f in enumerate(d["fits"]):
-            rows = [r for r in d["rows"] if (r["impl"], r["ranks"]) == (f["impl"], f["ranks"])]
-            colour = COLOURS[index % len(COLOURS)]
-            sizes = [r["size_bytes"] for r in rows]
-            label = f"{f['impl']}, {f['ranks']} ranks"
-            axes.plot(
-                sizes, [r["time_us"] for r in rows], color=colour, marker=MARKERS[index % len(MARKERS)], linestyle="", label=label
-            )
+            rows, label = _rows_of(d, f), f"{f['impl']}, {f['ranks']} ranks"
+            colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+            sizes, times = [r["size_bytes"] for r in rows], [r["time_us"] for r in rows]
+            axes.plot(sizes, times, color=colour, marker=marker, linestyle="", label=label)
             slope = 1e-3 / f["bandwidth_GBps"] if f["bandwidth_GBps"] else 0.0
             axes.plot(sizes, [f["alpha_us"] + slope * n for n in sizes], color=colour, linestyle=DASHES[index % len(DASHES)])
         axes.set(xscale="log", yscale="log", xlabel="tensor (bytes)", ylabel="time (µs)")
@@ -185,7 +178,7 @@ def plot_collectives(d: Found, path: Path) -> None:
     picture(path, draw)
 
 
-def show_profile(console: Console, profile: Found, path: str) -> None:
+def show_profile(console: Console, profile: Document, path: str) -> None:
     """What calibration found, in one table."""
     chip = profile["chip"]
     say(console, f"{profile['name']}: written to {path}", "bold")

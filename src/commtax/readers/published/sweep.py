@@ -1,4 +1,4 @@
-"""Rows of ``python -m commtax.measure.kernels``: kernels and whole steps of one tensor-parallel rank, as JSON lines."""
+"""Rows of ``python -m commtax.study.kernels``: kernels and whole steps of one tensor-parallel rank, as JSON lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from commtax.readers.published.rows import Entry, Row
 from commtax.readers.published.splits import even_hash
 from commtax.spec import DTYPE_BYTES
 
-ENGINE = "fused"  # the engine of the sweep, where a row names none: what it launches is in commtax.measure.steps
+ENGINE = "fused"  # the engine of the sweep, where a row names none: what it launches is in commtax.study.steps
 SOURCE = "benchmarks/h200"
 IN_CACHE_BYTES = 190e3  # a KV cache smaller than this stays in L2 between repetitions
 LAUNCH_BOUND_S = 1e-5  # … and a kernel shorter than this is mostly its launch

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from commtax import files
 from commtax.statement import Refusal
@@ -95,9 +95,6 @@ class Run:
     def name(self) -> str:
         return f"tp{self.tp}-{self.kind}-b{self.batch}-{self.input_len}x{self.output_len}"
 
-    def payload(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def runs(r: Recipe, degrees: Sequence[int], kinds: Sequence[str]) -> list[Run]:
     """All runs of the kinds that an engine can do, degrees in turn within each, so that they see the same machine.
@@ -105,18 +102,18 @@ def runs(r: Recipe, degrees: Sequence[int], kinds: Sequence[str]) -> list[Run]:
     >>> [run.name for run in runs(QUICK["tp-study"], (1, 2), ("first",))]
     ['tp1-first-b1-128x1', 'tp2-first-b1-128x1']
     """
-    found: list[Run] = []
-    for shape in r.latency:
-        found += [Run("latency", tp, 1, *shape) for tp in degrees]
-    short, _, iters = r.latency[0]
-    found += [Run("first", tp, 1, short, 1, iters) for tp in degrees]
-    for batch in r.batches:
-        if (batch, *r.batch_shape[:2]) != (1, *r.latency[0][:2]):  # batch 1 of that shape is the first latency run
-            found += [Run("batch", tp, batch, *r.batch_shape) for tp in degrees]
-    found += [Run("profile", tp, 1, *r.profile) for tp in degrees if tp > 1]
-    found += [Run("serve", tp, 0, *r.serve_shape, r.num_prompts, r.rate_per_s) for tp in degrees]
-    found += [Run("throughput", tp, 0, *r.batch_shape[:2], r.throughput_prompts) for tp in degrees]
-    return [run for run in found if run.kind in kinds]
+    short, output, iters = r.latency[0]
+    batches = [b for b in r.batches if (b, *r.batch_shape[:2]) != (1, short, output)]  # that one is the first latency run
+    at_one_degree = [
+        *(Run("latency", 1, 1, *shape) for shape in r.latency),
+        Run("first", 1, 1, short, 1, iters),
+        *(Run("batch", 1, batch, *r.batch_shape) for batch in batches),
+        Run("profile", 1, 1, *r.profile),
+        Run("serve", 1, 0, *r.serve_shape, r.num_prompts, r.rate_per_s),
+        Run("throughput", 1, 0, *r.batch_shape[:2], r.throughput_prompts),
+    ]
+    every = (replace(run, tp=tp) for run in at_one_degree for tp in degrees if run.kind != "profile" or tp > 1)
+    return [run for run in every if run.kind in kinds]
 
 
 def lengths(run: Run, dataset: str, seed: int = 0) -> list[tuple[int, int]]:
@@ -139,9 +136,8 @@ def dataset_lengths(path: Path) -> list[tuple[int, int]]:
         turns = [row["conversations"][:2] for row in rows if len(row.get("conversations", ())) >= 2]
         texts = [(str(first["value"]), str(second["value"])) for first, second in turns]
     except (TypeError, KeyError, AttributeError) as error:
-        raise Refusal(
-            f"dataset '{path}': a list of objects with conversations of at least two values is needed ({error})"
-        ) from None
+        needed = "a list of objects with conversations of at least two values is needed"
+        raise Refusal(f"dataset '{path}': {needed} ({error})") from None
     counted = [(_tokens(question), _tokens(answer)) for question, answer in texts]
     kept = [(i, o) for i, o in counted if 4 <= i <= LONGEST and o >= 4 and i + o <= 2 * LONGEST]
     if not kept:
@@ -155,8 +151,5 @@ def _tokens(text: str) -> int:
 
 def arrivals(run: Run, seed: int = 0) -> list[float]:
     """Seconds at which requests come: exponential gaps at the rate (a Poisson process, as serving benchmarks send)."""
-    chance, now, found = random.Random(seed + 1), 0.0, []
-    for _ in range(run.iters):
-        found.append(now)
-        now += chance.expovariate(run.rate_per_s)
-    return found
+    chance = random.Random(seed + 1)
+    return list(accumulate((chance.expovariate(run.rate_per_s) for _ in range(run.iters - 1)), initial=0.0))

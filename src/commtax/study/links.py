@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
+
+from commtax.measure.machine import tool
 
 WORD_BYTES = 4  # InfiniBand's port counters count 32-bit words
 SYS_INFINIBAND = Path("/sys/class/infiniband")
@@ -16,7 +16,7 @@ Counters = dict[str, float]
 
 def snapshot() -> Counters:
     """All counters that there are, in bytes since the machine started; none is no error."""
-    return {**nvlink(_nvidia_smi()), **infiniband(SYS_INFINIBAND), **interfaces(PROC_NET)}
+    return {**nvlink(tool("nvidia-smi", "nvlink", "-gt", "d")), **infiniband(SYS_INFINIBAND), **interfaces(PROC_NET)}
 
 
 def moved(before: Counters, after: Counters) -> Counters:
@@ -30,48 +30,38 @@ def nvlink(text: str) -> Counters:
     >>> nvlink("GPU 0: NVIDIA H100\\n\\t Link 0: Data Tx: 2 KiB\\n\\t Link 1: Data Tx: 3 KiB")
     {'NVLink of GPU 0 sent': 5120.0}
     """
-    found: Counters = {}
+    counters: Counters = {}
     gpu = "0"
     for line in text.splitlines():
         if head := re.match(r"GPU (\d+):", line):
             gpu = head[1]
         if row := _NVLINK.search(line):
             name = f"NVLink of GPU {gpu} {'sent' if row[2] == 'Tx' else 'received'}"
-            found[name] = found.get(name, 0.0) + float(row[3]) * 1024
-    return found
+            counters[name] = counters.get(name, 0.0) + float(row[3]) * 1024
+    return counters
 
 
 def infiniband(root: Path) -> Counters:
     """Port counters of every adapter."""
-    found: Counters = {}
+    counters: Counters = {}
     for name, word in (("port_xmit_data", "sent"), ("port_rcv_data", "received")):
         for file in sorted(root.glob(f"*/ports/*/counters/{name}")):
             port = f"{file.parts[-5]} port {file.parts[-3]} {word}"
             try:
-                found[port] = float(file.read_text()) * WORD_BYTES
+                counters[port] = float(file.read_text()) * WORD_BYTES
             except (OSError, ValueError):
                 continue
-    return found
+    return counters
 
 
 def interfaces(file: Path) -> Counters:
     """Bytes of every network interface, loopback included (ranks that use sockets on one host go through it)."""
-    found: Counters = {}
+    counters: Counters = {}
     if not file.exists():
-        return found
+        return counters
     for line in file.read_text().splitlines()[2:]:
         name, _, numbers = line.partition(":")
         columns = numbers.split()
         if len(columns) >= 9:
-            found[f"{name.strip()} received"], found[f"{name.strip()} sent"] = float(columns[0]), float(columns[8])
-    return found
-
-
-def _nvidia_smi() -> str:
-    tool = shutil.which("nvidia-smi")
-    if not tool:
-        return ""
-    try:
-        return subprocess.run([tool, "nvlink", "-gt", "d"], capture_output=True, text=True, check=False, timeout=20).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
+            counters[f"{name.strip()} received"], counters[f"{name.strip()} sent"] = float(columns[0]), float(columns[8])
+    return counters

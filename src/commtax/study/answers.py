@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from commtax.files import Document
 from commtax.units import format_bytes, format_rate, format_seconds
 
-Row = dict[str, Any]
 NEAR = 0.97  # of the ideal gain, or of no gain: nearer than this is the same
 
 
-def answers(d: Row) -> list[dict[str, str]]:
+def answers(d: Document) -> list[dict[str, str]]:
     """Question and answer, four times."""
     one = next((r for r in d["degrees"] if r["tp"] == 1), None)
     others = [r for r in d["degrees"] if r["tp"] > 1]
@@ -21,12 +19,12 @@ def answers(d: Row) -> list[dict[str, str]]:
         ("How much of the link do the all-reduces use?", [*(_link(row) for row in others), *_counters(d)]),
     )
     return [
-        {"question": q, "answer": " ".join(filter(None, found)) or "Not measured: it needs TP=1 and a larger degree."}
-        for q, found in asked
+        {"question": question, "answer": " ".join(filter(None, said)) or "Not measured: it needs TP=1 and a larger degree."}
+        for question, said in asked
     ]
 
 
-def _divides(one: Row | None, many: Row) -> str:
+def _divides(one: Document | None, many: Document) -> str:
     tp = many["tp"]
     if not many["decode_ms"]:
         return f"TP={tp} has no decode latency."
@@ -49,15 +47,14 @@ def _divides(one: Row | None, many: Row) -> str:
     return text
 
 
-def _share(row: Row) -> str:
+def _share(row: Document) -> str:
     p = row.get("profile")
     if not p:
         return f"TP={row['tp']}: no profile."
     text = f"TP={row['tp']}: {p['comm_fraction']:.1%} of the decode step"
     if p.get("wire_fraction") is not None:
-        text += (
-            f" ({p['wire_fraction']:.1%} all-reduces on the wire; the rest is waiting for the other ranks, and other collectives)"
-        )
+        rest = "the rest is waiting for the other ranks, and other collectives"
+        text += f" ({p['wire_fraction']:.1%} all-reduces on the wire; {rest})"
     each = f", {format_seconds(p['allreduce_s'])} each" if p.get("allreduce_s") else ""
     text += f": {p['allreduces']:g} all-reduces a step{each}"
     if "predicted_allreduces" in p:
@@ -66,24 +63,21 @@ def _share(row: Row) -> str:
     return f"{text} ({p['how']})."
 
 
-def _beats(cross: Row) -> str:
+def _beats(cross: Document) -> str:
     rows, tp = cross["ratios"], cross["tp"]
     if not rows:
         return ""
     listed = ", ".join(f"{r['ratio']:.2f}x at {r['batch']}" for r in rows)
     wins = [str(r["batch"]) for r in rows if r["ratio"] > 1 + r["noise"]]
-    head = (
-        f"TP={tp} gives more tokens a second than TP=1, beyond the noise, at batch {', '.join(wins)}"
-        if wins
-        else f"TP={tp}: at none"
-    )
+    gains = f"TP={tp} gives more tokens a second than TP=1, beyond the noise, at batch {', '.join(wins)}"
+    head = gains if wins else f"TP={tp}: at none"
     guess = f"from batch {cross['predicted_batch']}" if cross["predicted_batch"] else "at none"
     predicted = f" Predicted: {guess}." if any(r["predicted"] for r in rows) else ""
     fair = f" The fair rival of {tp} devices is {tp} TP=1 replicas, up to {tp}x the tokens of one"
     return f"{head} ({listed}).{predicted}{fair}: TP={tp} reaches {max(r['ratio'] for r in rows):.2f}x at most."
 
 
-def _link(row: Row) -> str:
+def _link(row: Document) -> str:
     link = (row.get("profile") or {}).get("link")
     if not link:
         return f"TP={row['tp']}: no timed all-reduces."
@@ -94,7 +88,7 @@ def _link(row: Row) -> str:
     return f"TP={row['tp']}: an all-reduce of {size} runs at {inside} {whole}. Small messages cost latency, not bandwidth."
 
 
-def _counters(d: Row) -> list[str]:
+def _counters(d: Document) -> list[str]:
     seen = d.get("link_counters", [])
     if not seen:
         return ["The machine has no link counters that moved."]

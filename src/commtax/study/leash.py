@@ -1,4 +1,4 @@
-"""``python -m commtax.measure.leash PARENT COMMAND…``: a program that never outlives whoever started it.
+"""``python -m commtax.study.leash PARENT COMMAND…``: a program that never outlives whoever started it.
 
 It leads a session with the program in it. When the starter is gone, killed or not, the whole group is ended; else the
 program's end is this one's, exit code or signal.
@@ -22,7 +22,7 @@ MEANT_FOR_THE_PROGRAM = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def leashed(command: Sequence[str]) -> list[str]:
     """The command line that runs ``command`` on this process's leash; start it in a session of its own."""
-    return [sys.executable, "-m", "commtax.measure.leash", str(os.getpid()), *command]
+    return [sys.executable, "-m", "commtax.study.leash", str(os.getpid()), *command]
 
 
 def main(argv: Sequence[str]) -> NoReturn:

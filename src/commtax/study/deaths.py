@@ -16,6 +16,7 @@ _CHILD = (
     re.compile(r"(?:exit ?code|code|signal)[ :=]{1,3}-(\d{1,2})\b", re.IGNORECASE),
     re.compile(r"Failed core proc\(s\): \{[^}]{0,200}: -(\d{1,2})\b"),
 )
+_UNKNOWN_OPTION = "unrecognized"  # as argparse says it
 _SAID = {"Illegal instruction": signal.SIGILL, "Segmentation fault": signal.SIGSEGV, "Bus error": signal.SIGBUS}
 _LIKELY = {
     signal.SIGILL: "it ran an instruction that this CPU does not have",
@@ -33,6 +34,7 @@ class Failure:
     text: str
     kind: str = ""
     died: bool = False
+    unknown_option: bool = False  # the program has no option of a name that it was given
 
 
 def failure(what: str, code: int, log: str, dtype: str = "") -> Failure:
@@ -40,7 +42,8 @@ def failure(what: str, code: int, log: str, dtype: str = "") -> Failure:
     sign = _signal(code, log)
     if sign is None:
         said = _end(log)
-        return Failure(f"{what} ended with exit code {code}: {said}", f"{code} {re.sub(r'[0-9]+', '#', said)}")
+        text, kind = f"{what} ended with exit code {code}: {said}", f"{code} {re.sub(r'[0-9]+', '#', said)}"
+        return Failure(text, kind, unknown_option=_UNKNOWN_OPTION in said)
     reason = _LIKELY.get(sign, "")
     if sign == signal.SIGILL and machine.bf16_note(machine.facts(), dtype):
         reason += f"; {machine.bf16_note(machine.facts(), dtype)}: use --dtype fp32"
@@ -52,16 +55,13 @@ def _signal(code: int, log: str) -> signal.Signals | None:
     if code < 0:
         return signal.Signals(-code)
     tail = log[-LOOKED_AT:]
-    told = [int(number) for pattern in _CHILD for number in pattern.findall(tail)]
-    deadly = {sign.value for sign in _LIKELY}
-    found = next((number for number in (code - SHELL, *told) if number in deadly), None)
-    if found:
-        return signal.Signals(found)
-    return next((sign for words, sign in _SAID.items() if words in tail), None)
+    children = [int(number) for pattern in _CHILD for number in pattern.findall(tail)]
+    deadly = [signal.Signals(number) for number in (code - SHELL, *children) if number in _LIKELY]
+    return next(iter((*deadly, *(sign for words, sign in _SAID.items() if words in tail))), None)
 
 
 def _end(log: str) -> str:
     """The last lines that speak of an error, else the last lines."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    told = [line for line in lines if "rror" in line] or lines
-    return " / ".join(told[-KEPT_LINES:])[-KEPT_CHARACTERS:]
+    errors = [line for line in lines if "rror" in line] or lines
+    return " / ".join(errors[-KEPT_LINES:])[-KEPT_CHARACTERS:]

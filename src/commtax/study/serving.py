@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import fmean, median, pstdev
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -21,6 +23,7 @@ from commtax.measure.comm import Group
 from commtax.measure.engine import Engine
 from commtax.measure.generate import prompts
 from commtax.measure.weights import Weights
+from commtax.readers.bench import Bench
 
 
 class Slots(Blocks):
@@ -31,15 +34,16 @@ class Slots(Blocks):
     def slots(self, positions: Any) -> Any:
         return self._slots[self.first :].gather(1, positions).reshape(-1)
 
+    def _rows(self, pool: Any) -> Any:
+        return pool.view(self.kv_heads, self.batch, self.capacity, self.head_dim)
+
     def _read(self, pool: Any, length: int) -> Any:
-        each = pool.view(self.kv_heads, self.batch, self.capacity, self.head_dim)
-        return each[:, self.first : self.first + self.rows, :length].reshape(-1, length, self.head_dim)
+        return self._rows(pool)[:, self.first : self.first + self.rows, :length].reshape(-1, length, self.head_dim)
 
     def move(self, source: int, to: int) -> None:
         """Give a row's blocks to another sequence's row."""
-        for pool in (*self.keys, *self.values):
-            each = pool.view(self.kv_heads, self.batch, self.capacity, self.head_dim)
-            each[:, to] = each[:, source]
+        for pool in map(self._rows, (*self.keys, *self.values)):
+            pool[:, to] = pool[:, source]
 
 
 class Server(Engine):
@@ -63,8 +67,7 @@ class Server(Engine):
         at = torch.tensor(positions, device=self.device).view(rows, 1)
         with torch.inference_mode():
             logits = self._forward(torch.tensor(tokens, device=self.device).view(rows, 1), at, length, self._mask(at, length))
-        found: list[int] = logits.argmax(dim=-1).tolist()
-        return found
+        return list(logits.argmax(dim=-1).tolist())
 
     def _window(self, first: int, rows: int) -> None:
         self.batch = rows
@@ -152,37 +155,31 @@ def _leave(server: Server, running: list[Request]) -> int:
     return left
 
 
-def result(queue: list[Request], duration_s: float, tp: int, rate_per_s: float) -> dict[str, Any]:
-    """The run with the keys of ``vllm bench serve``, so that one reader reads both."""
-    gaps = [[b - a for a, b in zip(r.times_s, r.times_s[1:], strict=False)] for r in queue]
-    whole = [r.times_s[-1] - r.arrived_s for r in queue]
-    first = [r.times_s[0] - r.arrived_s for r in queue]
-    tpot = [fmean(g) for g in gaps if g]
-    inputs, outputs = sum(int(r.prompt.shape[1]) for r in queue), sum(len(r.times_s) for r in queue)
-    found: dict[str, Any] = {
-        "backend": "commtax",
-        "tensor_parallel_size": tp,
-        "num_prompts": len(queue),
-        "request_rate": rate_per_s,
-        "duration": duration_s,
-        "completed": len(queue),
-        "failed": 0,
-        "total_input_tokens": inputs,
-        "total_output_tokens": outputs,
-        "request_throughput": len(queue) / duration_s,
-        "output_throughput": outputs / duration_s,
-        "total_token_throughput": (inputs + outputs) / duration_s,
+def result(queue: list[Request], duration_s: float, tp: int, rate_per_s: float) -> Bench:
+    """The run as a serving benchmark's result, so that one reader's record holds both."""
+    gaps = [[b - a for a, b in pairwise(r.times_s)] for r in queue]
+    times = {
+        "ttft": [r.times_s[0] - r.arrived_s for r in queue],
+        "tpot": [fmean(g) for g in gaps if g],
+        "itl": [x for g in gaps for x in g],
+        "e2el": [r.times_s[-1] - r.arrived_s for r in queue],
     }
-    for name, values in (("ttft", first), ("tpot", tpot), ("itl", [x for g in gaps for x in g]), ("e2el", whole)):
-        found |= _statistics(name, values)
-    return found
+    inputs, outputs = sum(int(r.prompt.shape[1]) for r in queue), sum(len(r.times_s) for r in queue)
+    return Bench(
+        tool="commtax",
+        kind="serve",
+        duration_s=duration_s,
+        requests=len(queue),
+        input_tokens=inputs,
+        output_tokens=outputs,
+        requests_per_s=len(queue) / duration_s,
+        output_tokens_per_s=outputs / duration_s,
+        total_tokens_per_s=(inputs + outputs) / duration_s,
+        request_rate=rate_per_s,
+        stats={name: _statistics(values) for name, values in times.items()},
+        tp=tp,
+    )
 
 
-def _statistics(name: str, values: list[float]) -> dict[str, float]:
-    """Mean, median, deviation and 99th percentile in milliseconds."""
-    ordered = sorted(values)
-    at = (len(ordered) - 1) * 0.99
-    low = int(at)
-    p99 = ordered[low] + (at - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
-    kinds = {"mean": fmean(values), "median": median(values), "std": pstdev(values), "p99": p99}
-    return {f"{kind}_{name}_ms": value * 1e3 for kind, value in kinds.items()}
+def _statistics(values: list[float]) -> dict[str, float]:
+    return {"mean": fmean(values), "median": median(values), "std": pstdev(values), "p99": float(np.percentile(values, 99))}

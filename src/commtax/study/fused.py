@@ -1,22 +1,4 @@
-"""The operations of one rank's step, as a plain engine runs them, and whole steps built of them.
-
-A layer of a dense decoder, one launch a line (``F``: fused, Triton; the products are cuBLAS, bf16):
-
-1. F  residual add and RMSNorm
-2.    QKV projection, one product (bias where the model has one)
-3. F  rotary embedding, per-head norm of queries and keys where the model has it, write of keys and values to the cache
-4. F  decode: attention over the cache split along its length, grouped queries together;
-      F a second launch joins the splits (not where one split suffices); prefill: causal attention (cuDNN)
-5.    output projection
-6. F  residual add and RMSNorm
-7.    gate and up projections, one product
-8. F  SiLU(gate) * up
-9.    down projection
-
-Before the layers: embedding rows; after them: add and RMSNorm, and the product with the vocabulary's shard for the rows that
-need logits (all rows of a decode step, the last row of each prompt). No communication and no sampling. The cache is one
-array [sequences, length, kv heads, head size] a layer, keys and values apart; every layer has weights and cache of its own.
-"""
+"""The operations of a step that are one launch each: Triton kernels, and plain functions that do the same where there is no GPU."""
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
 # Triton reads the types of a kernel's arguments itself: they are not annotated.
 
@@ -24,15 +6,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from commtax.measure.timing import Pool
-from commtax.spec import Mlp, Model
 
 try:
     import triton
@@ -66,7 +44,7 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["heads", "kv_heads"])
     def _rotary_kernel(
-        qkv, queries, keys, values, cosine, sine, positions, slots, q_weight, k_weight, heads, kv_heads, eps,
+        qkv, queries, keys, values, angles, places, norms, heads, kv_heads, eps,
         HALF: tl.constexpr, TILE: tl.constexpr, NORMED: tl.constexpr
     ):
         row = tl.program_id(0).to(tl.int64)
@@ -78,18 +56,18 @@ if triton is not None:
         source = qkv + (row * total + head) * (2 * HALF) + at
         a = tl.load(source, head < total, other=0.0).to(tl.float32)
         b = tl.load(source + HALF, head < total, other=0.0).to(tl.float32)
-        slot = tl.load(slots + row).to(tl.int64)
+        slot = tl.load(places + 2 * row + 1).to(tl.int64)
         cache = (slot * kv_heads + head - heads) * (2 * HALF) + at
         past_keys = kv_heads * 2 * HALF
         tl.store(values + cache - past_keys, a.to(tl.bfloat16), is_v)
         tl.store(values + cache - past_keys + HALF, b.to(tl.bfloat16), is_v)
         if NORMED:
             scale = 1.0 / tl.sqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / (2 * HALF) + eps)[:, None]
-            wa = tl.where(is_q, tl.load(q_weight + at), tl.load(k_weight + at)).to(tl.float32)
-            wb = tl.where(is_q, tl.load(q_weight + HALF + at), tl.load(k_weight + HALF + at)).to(tl.float32)
+            weight = norms + tl.where(is_q, 0, 2 * HALF) + at  # of queries, then of keys
+            wa, wb = tl.load(weight).to(tl.float32), tl.load(weight + HALF).to(tl.float32)
             a, b = a * scale * wa, b * scale * wb
-        turn = tl.load(positions + row) * HALF + at
-        c, s = tl.load(cosine + turn), tl.load(sine + turn)
+        turn = angles + tl.load(places + 2 * row) * 2 * HALF + at
+        c, s = tl.load(turn), tl.load(turn + HALF)
         ra, rb = (a * c - b * s).to(tl.bfloat16), (b * c + a * s).to(tl.bfloat16)
         target = queries + (row * heads + head) * (2 * HALF) + at
         tl.store(target, ra, is_q)
@@ -115,18 +93,18 @@ if triton is not None:
         tl.store(scales + row, scale)
         tl.store(out + row * width + at, (v / scale).to(tl.float8e4nv), at < width)
 
-    @triton.jit(do_not_specialize=["kv_heads", "group", "max_len", "chunk"])
+    @triton.jit(do_not_specialize=["group", "max_len", "chunk"])
     def _split_kernel(
-        q, keys, values, lengths, out, sums, scale, kv_heads, group, max_len, chunk, ROWS: tl.constexpr, DIM: tl.constexpr,
+        q, keys, values, lengths, out, sums, scale, group, max_len, chunk, ROWS: tl.constexpr, DIM: tl.constexpr,
         BLOCK: tl.constexpr, WHOLE: tl.constexpr
     ):
-        seq, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        seq, head, split, kv_heads = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(1)
         first = split * chunk
         last = tl.minimum(first + chunk, tl.load(lengths + seq))
         rows, dims = tl.arange(0, ROWS), tl.arange(0, DIM)
         row_heads = (seq * kv_heads + head) * group + rows
-        mine = rows < group
-        query = tl.load(q + row_heads[:, None] * DIM + dims[None, :], mine[:, None], other=0.0)
+        own = rows < group
+        query = tl.load(q + row_heads[:, None] * DIM + dims[None, :], own[:, None], other=0.0)
         base = (seq.to(tl.int64) * max_len * kv_heads + head) * DIM
         top = tl.full([ROWS], -1e30, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
@@ -147,12 +125,12 @@ if triton is not None:
             top = higher
         if WHOLE:
             target = out + row_heads[:, None] * DIM + dims[None, :]
-            tl.store(target, (mixed / total[:, None]).to(tl.bfloat16), mine[:, None])
+            tl.store(target, (mixed / total[:, None]).to(tl.bfloat16), own[:, None])
         else:
             part = row_heads * tl.num_programs(2) + split
             safe = tl.maximum(total, 1e-30)
-            tl.store(out + part[:, None] * DIM + dims[None, :], mixed / safe[:, None], mine[:, None])
-            tl.store(sums + part, top + tl.log2(safe), mine)
+            tl.store(out + part[:, None] * DIM + dims[None, :], mixed / safe[:, None], own[:, None])
+            tl.store(sums + part, top + tl.log2(safe), own)
 
     @triton.jit(do_not_specialize=["splits"])
     def _join_kernel(parts, sums, out, splits, DIM: tl.constexpr, SPLITS: tl.constexpr):
@@ -172,13 +150,17 @@ def _plain(x: Any) -> bool:
     return triton is None or (x.device.type == "cpu" and not INTERPRETED)
 
 
+def _normed(x: Any) -> Any:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
+
+
 def add_norm(x: Any, residual: Any, weight: Any, summed: Any, out: Any) -> None:
     """summed = x + residual; out = summed / rms(summed) * weight."""
     width = x.shape[-1]
     if _plain(x):
         h = x.float() + residual.float()
         summed.copy_(h)
-        out.copy_(h * torch.rsqrt(h.square().mean(-1, keepdim=True) + EPS) * weight.float())
+        out.copy_(_normed(h) * weight.float())
         return
     block = triton.next_power_of_2(width)
     _add_norm_kernel[(x.shape[0],)](x, residual, weight, summed, out, width, EPS, BLOCK=block, num_warps=4 if block <= 2048 else 8)
@@ -186,42 +168,42 @@ def add_norm(x: Any, residual: Any, weight: Any, summed: Any, out: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Cosines and sines of every position, and the position and cache slot of each row of the step."""
+    """Cosines and then sines of every position, and position and cache slot of each row of the step."""
 
-    cosine: Any
-    sine: Any
-    positions: Any
-    slots: Any
+    angles: Any
+    places: Any
 
 
 def turns(positions: Any, slots: Any, head_dim: int, max_len: int) -> Turns:
     rate = 10000.0 ** (-torch.arange(0, head_dim, 2, device=positions.device) / head_dim)
     angle = torch.arange(max_len, device=positions.device)[:, None] * rate
-    return Turns(angle.cos().float(), angle.sin().float(), positions.int(), slots.int())
+    return Turns(torch.cat((angle.cos(), angle.sin()), -1).float(), torch.stack((positions, slots), -1).int())
 
 
-def rotary_write(qkv: Any, queries: Any, keys: Any, values: Any, t: Turns, norms: tuple[Any, Any] | None) -> None:
-    """Turn queries and keys by position; keys and values go to the cache, queries to their own array."""
+def rotary_write(qkv: Any, queries: Any, keys: Any, values: Any, t: Turns, norms: Any) -> None:
+    """Turn queries and keys by position; keys and values go to the cache, queries to their own array.
+
+    ``norms``: weights of the per-head norms of queries and of keys, (2, head size), or None.
+    """
     heads, (kv_heads, dim) = queries.shape[-2], keys.shape[-2:]
     if _plain(qkv):
         _plain_rotary(qkv, queries, keys, values, t, norms)
         return
-    q_weight, k_weight = norms or (t.cosine, t.cosine)
     grid = (qkv.shape[0], triton.cdiv(heads + 2 * kv_heads, HEAD_TILE))
-    arrays = (qkv, queries, keys, values, t.cosine, t.sine, t.positions, t.slots, q_weight, k_weight)
+    arrays = (qkv, queries, keys, values, t.angles, t.places, t.angles if norms is None else norms)
     sizes = {"HALF": dim // 2, "TILE": HEAD_TILE, "NORMED": norms is not None}
     _rotary_kernel[grid](*arrays, heads, kv_heads, EPS, **sizes, num_warps=2)
 
 
-def _plain_rotary(qkv: Any, queries: Any, keys: Any, values: Any, t: Turns, norms: tuple[Any, Any] | None) -> None:
+def _plain_rotary(qkv: Any, queries: Any, keys: Any, values: Any, t: Turns, norms: Any) -> None:
     heads, (kv_heads, dim) = queries.shape[-2], keys.shape[-2:]
     q, k, v = qkv.view(qkv.shape[0], -1, dim).float().split((heads, kv_heads, kv_heads), 1)
     if norms is not None:
-        q, k = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * w.float() for x, w in zip((q, k), norms, strict=True))
-    rows, half = t.positions.long(), dim // 2
-    c, s = t.cosine[rows][:, None], t.sine[rows][:, None]
-    q, k = (torch.cat((x[..., :half] * c - x[..., half:] * s, x[..., half:] * c + x[..., :half] * s), -1) for x in (q, k))
-    slots = t.slots.long()
+        q, k = (_normed(x) * w.float() for x, w in zip((q, k), norms, strict=True))
+    positions, slots = t.places.long().unbind(-1)
+    c, s = t.angles[positions][:, None].chunk(2, -1)
+    halves = (x.chunk(2, -1) for x in (q, k))
+    q, k = (torch.cat((a * c - b * s, b * c + a * s), -1) for a, b in halves)
     queries.view(-1, heads, dim).copy_(q)
     keys.view(-1, kv_heads, dim)[slots] = k.to(keys.dtype)
     values.view(-1, kv_heads, dim)[slots] = v.to(values.dtype)
@@ -288,11 +270,10 @@ def decode_attention(q: Any, keys: Any, values: Any, lengths: Any, out: Any, s: 
     sizes = {"ROWS": rows, "DIM": dim, "BLOCK": BLOCK_TOKENS, "WHOLE": s.num == 1}
     arrays = (q, keys, values, lengths, target, s.sums)
     grid = (batch, kv_heads, s.num)
-    _split_kernel[grid](*arrays, scale, kv_heads, heads // kv_heads, max_len, s.chunk, **sizes, num_warps=4, num_stages=3)
+    _split_kernel[grid](*arrays, scale, heads // kv_heads, max_len, s.chunk, **sizes, num_warps=4, num_stages=3)
     if s.num > 1:
-        _join_kernel[(batch * heads,)](
-            s.parts, s.sums, out, s.num, DIM=dim, SPLITS=triton.next_power_of_2(s.num), num_warps=2 if s.num <= 16 else 4
-        )
+        sizes = {"DIM": dim, "SPLITS": triton.next_power_of_2(s.num)}
+        _join_kernel[(batch * heads,)](s.parts, s.sums, out, s.num, **sizes, num_warps=2 if s.num <= 16 else 4)
 
 
 def _plain_attention(q: Any, keys: Any, values: Any, lengths: Any, out: Any) -> None:
@@ -314,143 +295,3 @@ def prefill_attention(q: Any, keys: Any, values: Any, backend: str) -> Any:
     grouped = q.shape[1] != k.shape[1]
     with sdpa_kernel(BACKENDS[backend]):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """What one of ``tp`` ranks holds of a dense decoder."""
-
-    model: str
-    tp: int
-    num_layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    width: int
-    vocab: int
-    qkv_bias: bool
-    qk_norm: bool
-
-    @property
-    def qkv(self) -> int:
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
-
-    def products(self) -> dict[str, tuple[int, int]]:
-        """(n, k) of every product."""
-        return {
-            "qkv": (self.qkv, self.hidden),
-            "output": (self.hidden, self.heads * self.head_dim),
-            "gate_up": (2 * self.width, self.hidden),
-            "down": (self.hidden, self.width),
-            "head": (self.vocab, self.hidden),
-        }
-
-    def num_weights(self) -> int:
-        """Elements of all matrices, the embedding's shard included."""
-        each = {name: n * k for name, (n, k) in self.products().items()}
-        head = each.pop("head")
-        return self.num_layers * sum(each.values()) + 2 * head
-
-    def cache_elements(self, tokens: int) -> int:
-        return 2 * self.num_layers * tokens * self.kv_heads * self.head_dim
-
-
-def shard(model: Model, tp: int) -> Shard | None:
-    """The shard of a dense gated decoder, or None where the model is another kind or does not divide."""
-    a, block = model.attention, model.blocks[0]
-    odd = len(model.blocks) > 1 or block.num_norms != 2 or a.latent or a.sinks or model.positions
-    if odd or not isinstance(block.ffn, Mlp) or not block.ffn.gated:
-        return None
-    kv_heads = max(1, a.num_kv_heads // tp)
-    if any(side % tp for side in (a.num_heads, block.ffn.intermediate, model.vocab)) or (a.num_heads // tp) % kv_heads:
-        return None
-    if a.num_kv_heads % min(tp, a.num_kv_heads):
-        return None
-    sides = (a.num_heads // tp, kv_heads, a.head_dim, block.ffn.intermediate // tp, model.vocab // tp)
-    return Shard(model.key, tp, model.num_layers, model.hidden, *sides, a.qkv_bias, a.qk_norm == "head")
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    qkv: Any
-    output: Any
-    gate_up: Any
-    down: Any
-    keys: Any
-    values: Any
-    bias: Any = None
-
-
-def step(s: Shard, phase: str, batch: int, length: int, weights: Pool, cache: Pool, num_sms: int) -> Callable[[], Any]:
-    """One step as a function to call or to capture: ``decode`` of a batch over ``length`` cached tokens each (the new one
-    beside them), or ``prefill`` of a batch of prompts of ``length`` tokens."""
-    device = weights.data.device
-    rows, max_len = (batch, length + 1) if phase == "decode" else (batch * length, length)
-    weights.at = cache.at = 0
-    layers = [_layer(s, batch, max_len, weights, cache) for _ in range(s.num_layers)]
-    table, head = weights.take(s.vocab, s.hidden), weights.take(s.vocab, s.hidden)
-    run = _Run(s, phase, rows, batch, max_len, device, num_sms)
-    return lambda: run(layers, table, head)
-
-
-def _layer(s: Shard, batch: int, max_len: int, weights: Pool, cache: Pool) -> Layer:
-    matrices = {name: weights.take(*side) for name, side in s.products().items() if name != "head"}
-    keys, values = (cache.take(batch, max_len, s.kv_heads, s.head_dim) for _ in range(2))
-    return Layer(**matrices, keys=keys, values=values, bias=weights.take(s.qkv) if s.qkv_bias else None)
-
-
-class _Run:
-    """Buffers of one step, and the launches in order."""
-
-    def __init__(self, s: Shard, phase: str, rows: int, batch: int, max_len: int, device: Any, num_sms: int) -> None:
-        def make(*shape: int) -> Any:
-            return torch.empty(*shape, dtype=torch.bfloat16, device=device)
-
-        self.s, self.phase, self.batch, self.max_len = s, phase, batch, max_len
-        self.ids = torch.arange(rows, device=device) * 7919 % s.vocab
-        self.x, self.summed, self.normed = make(rows, s.hidden), make(rows, s.hidden), make(rows, s.hidden)
-        self.zeros, self.ones = torch.zeros_like(self.x), torch.ones(max(s.hidden, s.head_dim), dtype=torch.bfloat16, device=device)
-        self.qkv, self.q, self.mixed = make(rows, s.qkv), make(rows, s.heads, s.head_dim), make(rows, s.heads * s.head_dim)
-        self.gate_up, self.wide = make(rows, 2 * s.width), make(rows, s.width)
-        self.logits = make(batch, s.vocab)
-        index = torch.arange(rows, device=device)
-        decode = phase == "decode"
-        positions = torch.full_like(index, max_len - 1) if decode else index % max_len
-        self.turns = turns(positions, index * max_len + max_len - 1 if decode else index, s.head_dim, max_len)
-        self.lengths = torch.full((batch,), max_len, dtype=torch.int32, device=device)
-        self.last = torch.arange(1, batch + 1, device=device) * max_len - 1
-        self.splits = Splits.make(batch, s.heads, s.kv_heads, s.head_dim, max_len, device, num_sms) if decode else None
-
-    def __call__(self, layers: list[Layer], table: Any, head: Any) -> Any:
-        residual = self.zeros
-        torch.index_select(table, 0, self.ids, out=self.x)
-        for layer in layers:
-            self._layer(layer, residual)
-            residual = self.summed
-        add_norm(self.x, residual, self.ones[: self.s.hidden], self.summed, self.normed)
-        rows = self.normed if self.phase == "decode" else self.normed[self.last]
-        return torch.mm(rows, head.t(), out=self.logits)
-
-    def _layer(self, w: Layer, residual: Any) -> None:
-        weight = self.ones[: self.s.hidden]
-        norms = (self.ones[: self.s.head_dim],) * 2 if self.s.qk_norm else None
-        add_norm(self.x, residual, weight, self.summed, self.normed)
-        if w.bias is None:
-            torch.mm(self.normed, w.qkv.t(), out=self.qkv)
-        else:
-            torch.addmm(w.bias, self.normed, w.qkv.t(), out=self.qkv)
-        rotary_write(self.qkv, self.q, w.keys, w.values, self.turns, norms)
-        torch.mm(self._attention(w), w.output.t(), out=self.x)
-        add_norm(self.x, self.summed, weight, self.summed, self.normed)
-        torch.mm(self.normed, w.gate_up.t(), out=self.gate_up)
-        swiglu(self.gate_up, self.wide)
-        torch.mm(self.wide, w.down.t(), out=self.x)
-
-    def _attention(self, w: Layer) -> Any:
-        if self.splits is not None:
-            decode_attention(self.q, w.keys, w.values, self.lengths, self.mixed, self.splits)
-            return self.mixed
-        q = self.q.view(self.batch, self.max_len, self.s.heads, self.s.head_dim)
-        backend = "cudnn" if self.q.device.type == "cuda" else "math"
-        return prefill_attention(q, w.keys, w.values, backend).reshape(self.mixed.shape)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
+from commtax.files import Document
 from commtax.readers.bench import METRICS, Bench
 from commtax.readers.ranks import meet
 from commtax.readers.trace import Trace
 
-OP = "all-reduce"
+ALL_REDUCE = "all-reduce"
 
 
-def allreduces(traces: Sequence[Trace]) -> dict[str, Any]:
+def allreduces(traces: Sequence[Trace]) -> Document:
     """Those of the decode steps: how many a step, how large, how long, and their share of the step.
 
     Counted on the first rank; timed as the least over ranks where there are several (the wire), else one rank's own.
@@ -22,12 +22,12 @@ def allreduces(traces: Sequence[Trace]) -> dict[str, Any]:
     first = ordered[0]
     steps = [s for s in first.steps if s.phase == "decode"] or list(first.steps)
     indices = {s.index for s in steps}
-    mine = [c for c in first.collectives if c.op == OP and c.step in indices]
+    counted = [c for c in first.collectives if c.op == ALL_REDUCE and c.step in indices]
     step_s = median(s.seconds for s in steps) if steps else 0.0
-    met = [m for m in meet(ordered).matched if m.op == OP and m.step in indices] if len(ordered) > 1 else []
-    wire = [m.wire_s for m in met] or [c.seconds for c in mine]
-    counts = [sum(c.step == s.index for c in mine) for s in steps]
-    sizes = [c.nbytes for c in mine if c.nbytes is not None]
+    met = [m for m in meet(ordered).matched if m.op == ALL_REDUCE and m.step in indices] if len(ordered) > 1 else []
+    wire = [m.wire_s for m in met] or [c.seconds for c in counted]
+    counts = [sum(c.step == s.index for c in counted) for s in steps]
+    sizes = [c.nbytes for c in counted if c.nbytes is not None]
     return {
         "how": f"profiler traces of {len(ordered)} rank(s)" + ("" if first.on_device else ", host times with the profiler on"),
         "allreduces": median(counts) if counts else 0,
@@ -39,16 +39,8 @@ def allreduces(traces: Sequence[Trace]) -> dict[str, Any]:
     }
 
 
-def served(b: Bench) -> dict[str, Any]:
+def served(b: Bench) -> Document:
     """A serving benchmark, whichever engine ran it."""
-    keep = {m: {k: v for k, v in b.stats[m].items() if k in ("mean", "median", "p99")} for m in METRICS if m in b.stats}
-    return {
-        "stats_s": keep,
-        "requests": b.requests,
-        "failed": b.failed,
-        "duration_s": b.duration_s,
-        "requests_per_s": b.requests_per_s,
-        "output_tokens_per_s": b.output_tokens_per_s,
-        "input_len": b.input_len,
-        "output_len": b.output_len,
-    }
+    stats = {m: {k: v for k, v in b.stats[m].items() if k in ("mean", "median", "p99")} for m in METRICS if m in b.stats}
+    kept = ("requests", "failed", "duration_s", "requests_per_s", "output_tokens_per_s", "input_len", "output_len")
+    return {"stats_s": stats, **{name: getattr(b, name) for name in kept}}

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ class Pool:
 
     def take(self, *shape: int) -> Any:
         """The next view; wraps at the end, so a caller that needs distinct values asks ``holds`` first."""
-        size = _product(shape)
+        size = math.prod(shape)
         if self.at + size > self.data.numel():
             self.at = 0
         view = self.data[self.at : self.at + size].view(shape)
@@ -45,21 +46,14 @@ class Pool:
         return bool(num_elements <= self.data.numel())
 
 
-def _product(shape: tuple[int, ...]) -> int:
-    size = 1
-    for side in shape:
-        size *= side
-    return size
-
-
 def copies(nbytes: float, most: int = 1024) -> int:
     """How many operands of this size to rotate over so that each is cold when its turn comes again."""
-    return max(2, min(most, int(-(-COLD_BYTES // max(1.0, nbytes)))))
+    return max(2, min(most, math.ceil(COLD_BYTES / max(1.0, nbytes))))
 
 
 def rounds(num_calls: int, call_s: float) -> int:
     """How often to go through all calls so that a graph of them is long enough, with a guess of one call's time."""
-    return max(1, int(-(-GRAPH_S // (num_calls * call_s))))
+    return max(1, math.ceil(GRAPH_S / (num_calls * call_s)))
 
 
 @dataclass(slots=True)
@@ -90,9 +84,9 @@ class Timer:
         if self.card:
             self.clock_MHz.append(self.card.sm_MHz())  # while the graphs run
         marks[-1].synchronize()
-        found = [float(a.elapsed_time(b)) * 1e-3 / len(calls) for a, b in pairwise(marks)]
+        samples = [float(a.elapsed_time(b)) * 1e-3 / len(calls) for a, b in pairwise(marks)]
         graph.reset()
-        return found
+        return samples
 
     def take_clock(self) -> int:
         """The lowest SM clock seen since the last call."""
@@ -160,10 +154,10 @@ class Card:
         return int(value.value)
 
 
-def shares(kinds: list[str], weights: dict[str, float], seconds: float) -> Iterator[tuple[str, float]]:
+def shares(weights: dict[str, float], seconds: float) -> Iterator[tuple[str, float]]:
     """A deadline for each kind in turn: its share of the time that is left, so what one leaves goes to the next."""
-    end = time.monotonic() + seconds
-    for index, kind in enumerate(kinds):
-        rest = sum(weights[k] for k in kinds[index:])
+    end, rest = time.monotonic() + seconds, sum(weights.values())
+    for kind, weight in weights.items():
         now = time.monotonic()
-        yield kind, now + (end - now) * weights[kind] / rest
+        yield kind, now + (end - now) * weight / rest
+        rest -= weight

@@ -1,0 +1,239 @@
+"""The whole study as one command: checks, runs that are kept one by one, metrics, and several machines in one report.
+
+Every finished run is a file under ``out``; started again, the study goes on with what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from commtax import files
+from commtax.api.setup import setup
+from commtax.catalog import profile as overlay
+from commtax.files import Document
+from commtax.statement import Refusal
+from commtax.study import links
+from commtax.study.answers import answers
+from commtax.study.driving import Asked, Driver, check
+from commtax.study.findings import Prices, analyse
+from commtax.study.recipe import Recipe, Run, dataset_lengths, recipe, runs
+
+ENGINES = ("builtin", "vllm")
+LARGEST = 1e18  # of any figure of a study: seconds, bytes, tokens
+SCHEMA = "commtax.experiment/1"
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What is being done now, or a run that ended: number ``step`` of ``of``."""
+
+    what: str
+    step: int = 0
+    of: int = 0
+    error: str = ""
+
+
+Progress = Callable[[News], None]
+
+
+def experiment(asked: Asked, progress: Progress = lambda _news: None) -> Document:
+    """Run what is missing, then analyse everything; the document is written to ``out`` too."""
+    _check(asked)
+    chosen = recipe(asked.recipe, asked.quick)
+    driver = _driver(asked, chosen)
+    where = asked.cluster or driver.where
+    for tp in asked.degrees:
+        setup(driver.model, where or f"{max(asked.degrees)}xcpu", tp=tp)  # a degree that does not divide the model is refused here
+    settings = _settings(asked, driver)
+    profile, unknown = _constants(asked, driver, progress)
+    prices = Prices(driver.model, where, asked.engine, driver.dtype, driver.eager, profile, driver.library, unknown)
+    kept = {run: asked.out / "runs" / f"{run.name}.json" for run in runs(chosen, asked.degrees, driver.kinds)}
+    todo = [run for run, file in kept.items() if not _good(file)]
+    checks = _checks(asked.out / "checks.json", driver, not todo)
+    if todo:
+        _run(todo, kept, driver, progress)
+    done = [(run, record) for run, file in kept.items() if (record := _kept(file)) is not None]
+    facts = {
+        **{key: settings[key] for key in ("recipe", "quick", "engine", "version", "model", "dtype", "device")},
+        "box": asked.name or driver.device,
+        "cluster": where,
+        "profile": Path(profile).name,
+        "serving_lengths": settings["dataset"] or "synthetic",
+        "checks": checks,
+        "link_counters": _counters(done),
+        "missing": [run.name for run in kept if run not in {r for r, _ in done}],
+    }
+    study = analyse(facts, done, prices)
+    study["answers"] = answers(study)
+    write(asked.out / "experiment.json", study)
+    return study
+
+
+def merge(folders: Sequence[Path]) -> list[Document]:
+    """The documents of several machines; of one name twice the second is told apart by a number."""
+    boxes: list[Document] = []
+    seen: Counter[str] = Counter()
+    for folder in folders:
+        file = folder / "experiment.json"
+        if not file.is_file():
+            raise Refusal(f"merge '{folder}': no experiment.json in it; give folders of finished experiments (--out)")
+        document = files.read_json(file, "merge")
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+            raise Refusal(f"merge '{folder}': experiment.json is not {SCHEMA}")
+        name = document.get("box")
+        if not isinstance(name, str):
+            raise Refusal(f"merge '{folder}': experiment.json has no box (the machine's name)")
+        odd = next((x for x in _figures(document) if not -LARGEST <= x <= LARGEST), None)
+        if odd is not None:
+            raise Refusal(f"merge '{folder}': {odd:g} in experiment.json is nothing that was measured")
+        seen[name] += 1
+        boxes.append({**document, "box": f"{name} #{seen[name]}" if seen[name] > 1 else name})
+    return boxes
+
+
+def _figures(part: Any) -> Iterator[float]:
+    """All numbers of a document."""
+    if isinstance(part, float | int):
+        yield float(part) if abs(part) < 2**1000 else float("inf")
+    elif isinstance(part, dict | list):
+        for inner in part.values() if isinstance(part, dict) else part:
+            yield from _figures(inner)
+
+
+def write(path: Path, document: Document) -> None:
+    """A file that is whole or not there."""
+    files.write_text(path, json.dumps(document, indent=1) + "\n")
+
+
+def _check(asked: Asked) -> None:
+    if asked.engine not in ENGINES:
+        raise Refusal(f"engine '{asked.engine}': one of {', '.join(ENGINES)}", "engine")
+    if not asked.degrees or len(set(asked.degrees)) < len(asked.degrees) or min(asked.degrees) < 1:
+        raise Refusal(f"tp {','.join(map(str, asked.degrees))}: distinct degrees of at least 1 are needed, such as 1,2", "tp")
+    if asked.engine == "vllm" and (asked.random or asked.layers):
+        raise Refusal("random, layers: belong to the built-in engine; vLLM takes --model")
+    if asked.engine != "vllm" and (asked.vllm or asked.vllm_args):
+        raise Refusal("vllm, vllm_args: belong to --engine vllm")
+    if asked.dataset:
+        dataset_lengths(Path(asked.dataset))
+    if asked.profile:
+        overlay.load(asked.profile)
+
+
+def _driver(asked: Asked, chosen: Recipe) -> Driver:
+    """Loaded where it is used: one needs torch, the other does not."""
+    if asked.engine == "vllm":
+        from commtax.study.vllm import Vllm
+
+        return Vllm(asked, chosen)
+    from commtax.study.builtin import Builtin
+
+    return Builtin(asked, chosen)
+
+
+def _constants(asked: Asked, driver: Driver, progress: Progress) -> tuple[str, str]:
+    """A profile to predict with, and why no time can be predicted. A CPU that nobody measured is calibrated first, once a study."""
+    if asked.profile or asked.cluster or not driver.on_cpu:
+        return asked.profile, ""
+    if asked.engine != "builtin":
+        return "", f"{asked.engine} was not calibrated on this machine (--profile of `commtax measure calibrate` comes nearest)"
+    from commtax.measure import box
+
+    ranks = max(asked.degrees)
+    file = asked.out / f"profile-{ranks}-ranks-{driver.dtype}.json"
+    if ranks not in box.RANKS or driver.dtype not in box.DTYPES_HERE:
+        return "", f"calibration knows {' or '.join(map(str, box.RANKS))} ranks in {' or '.join(box.DTYPES_HERE)}"
+    try:
+        overlay.load(file)
+    except ValueError:
+        progress(News(f"calibrating this machine, kept in {file}"))
+        try:
+            write(file, box.calibrate(ranks, driver.dtype, asked.name, [driver.library], asked.lost_s))
+        except (ValueError, ArithmeticError) as error:
+            return "", f"this machine could not be calibrated ({error})"
+    return str(file), ""
+
+
+def _settings(asked: Asked, driver: Driver) -> Document:
+    """What makes this study this one, kept beside its runs; a folder that holds another study is refused."""
+    settings = {
+        "recipe": asked.recipe,
+        "quick": asked.quick,
+        "engine": asked.engine,
+        "version": driver.version,
+        "model": driver.model.key,
+        "dtype": driver.dtype,
+        "device": driver.device,  # on CPUs it says a rank's cores, which depend on the largest degree
+        "library": driver.library,
+        "vllm_args": asked.vllm_args,
+        "dataset": Path(asked.dataset).name,
+    }
+    file = asked.out / "settings.json"
+    before = _kept(file) or settings
+    for key, value in settings.items():
+        if before.get(key) != value:
+            held = f"holds a study with {key} '{before.get(key)}', not '{value}'"
+            raise Refusal(f"out '{asked.out}': {held}; name another folder")
+    for name in ("raw", "runs"):
+        (asked.out / name).mkdir(parents=True, exist_ok=True)
+    write(file, settings)
+    return settings
+
+
+def _kept(file: Path) -> Document | None:
+    """A kept document, where it is there and whole."""
+    try:
+        document: Document = files.read_json(file)
+    except ValueError:
+        return None
+    return document
+
+
+def _good(file: Path) -> bool:
+    """Whether a run need not be run again: failed ones are, and so are damaged files."""
+    record = _kept(file)
+    return record is not None and "error" not in record
+
+
+def _run(todo: Sequence[Run], kept: dict[Run, Path], driver: Driver, progress: Progress) -> None:
+    """Run what is missing; each record is kept with what moved over the links since the one before."""
+    before, since, ended = links.snapshot(), time.monotonic(), len(kept) - len(todo)
+
+    def done(run: Run, record: Document) -> None:
+        nonlocal before, since, ended
+        now, counters, ended = time.monotonic(), links.snapshot(), ended + 1
+        moved = {"seconds": now - since, "bytes": links.moved(before, counters)}
+        before, since = counters, now
+        write(kept[run], {"run": asdict(run), **record, "link": moved})
+        progress(News(run.name, ended, len(kept), record.get("error", "")))
+
+    driver.run(todo, done)
+
+
+def _checks(file: Path, driver: Driver, finished: bool) -> list[Document]:
+    """The checks of now, before runs start; those of then where nothing is left to run."""
+    before = _kept(file)
+    if finished and before is not None:
+        return list(before["checks"])
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    counters = sorted({name.rsplit(" ", 1)[0] for name in links.snapshot()})
+    idle = check("machine idle", load < 0.5 * cores, f"load {load:.1f} on {cores} cores before it began")
+    checks = [*driver.checks(), idle, check("link counters", None, ", ".join(counters) or "none")]
+    write(file, {"checks": checks})
+    return checks
+
+
+def _counters(done: Sequence[tuple[Run, Document]]) -> list[Document]:
+    """What moved over the links during the longest run of the largest degree, start-up included."""
+    counted = [(r.tp, x["link"], r.name) for r, x in done if x.get("link") and r.kind in ("serve", "latency", "batch")]
+    if not counted:
+        return []
+    _, link, name = max(counted, key=lambda one: (one[0], one[1]["seconds"]))
+    return [{"counter": c, "run": name, "bytes": n, "bytes_per_s": n / link["seconds"]} for c, n in link["bytes"].items()]

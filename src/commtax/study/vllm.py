@@ -1,0 +1,281 @@
+"""The study on an installed vLLM: drives its ``bench latency``, ``throughput`` and ``serve``, and reads what they leave.
+
+vLLM stays a program of its own, found on PATH or given; nothing of it is imported. Its log says whether the degree
+was really applied.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from commtax import catalog
+from commtax.files import Document
+from commtax.measure import launch, machine
+from commtax.readers import bench, kineto, vllm_log
+from commtax.statement import Refusal
+from commtax.study.deaths import Failure, failure
+from commtax.study.driving import Asked, Done, Driver, check
+from commtax.study.leash import leashed
+from commtax.study.outcomes import allreduces, served
+from commtax.study.recipe import LONGEST, SPREAD, Recipe, Run
+
+START_S = 1200.0  # a large model takes minutes to load
+RUN_S = 7200.0
+GRACE_S = {signal.SIGINT: 20.0, signal.SIGTERM: 5.0, signal.SIGKILL: 5.0}
+LIKE_FAILURES = 2  # after as many of one kind the rest would fail alike
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+class FailedRunError(RuntimeError):
+    """A command of the engine ended badly: ``failure`` says how."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+
+
+class Vllm(Driver):
+    """Driver of an installed vLLM."""
+
+    kinds = ("latency", "first", "batch", "profile", "serve", "throughput")
+
+    def __init__(self, asked: Asked, recipe: Recipe) -> None:
+        self.path = _program(asked.vllm)
+        self.asked, self.recipe, self.raw = asked, recipe, asked.out / "raw"
+        self.model = catalog.model(asked.model)
+        self.version = _version(self.path)
+        self.on_cpu = "cpu" in self.version
+        eager = "--enforce-eager"
+        self.args = [*shlex.split(asked.vllm_args), *([eager] if self.on_cpu and eager not in asked.vllm_args else [])]
+        self.eager = eager in self.args
+        # quantised weights keep their own type
+        self.dtype = asked.dtype or ("" if self.model.quant else machine.served_dtype(machine.facts(), self.on_cpu))
+        self.ended = launch.Ended()
+        self.share = machine.share(max(asked.degrees))
+        query = ("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+        self.gpus = [] if self.on_cpu else [gpu.split(", ") for gpu in machine.tool("nvidia-smi", *query).splitlines()]
+        known = f"{len(self.gpus)} x {self.gpus[0][0]}" if self.gpus else "unknown device"
+        self.device = machine.shared_cores(self.share) if self.on_cpu else known
+        self.where = self._cluster(max(2, *asked.degrees))
+
+    def _cluster(self, size: int) -> str:
+        """This machine's chips where the catalogue has them."""
+        if self.on_cpu:
+            return f"{size}xcpu"
+        key = machine.chip_like(self.gpus[0][0], float(self.gpus[0][-1]) * 2**20) if self.gpus else ""
+        return f"{size}x{key}" if key else ""
+
+    def checks(self) -> list[Document]:
+        ranks = max(self.asked.degrees)
+        version = check("vLLM found", True, self.version)
+        if not self.on_cpu:
+            return [version, check("GPUs for the largest degree", len(self.gpus) >= ranks, self.device)]
+        cores, slow = len(machine.cores()), machine.bf16_note(machine.facts(), self.dtype)
+        emulated = [check("bf16 instructions", False, f"{slow}; use --dtype fp32")] if slow else []
+        text = f"{cores} cores, {self.share} a rank at every degree"
+        return [version, *emulated, check("a core for each rank", cores >= ranks, text)]
+
+    def run(self, todo: Sequence[Run], done: Done) -> None:
+        """Every run in its own processes; one that fails is told as such, and the others go on, until failures are alike."""
+        failures: list[tuple[int, Failure]] = []
+        with self.ended:  # the engine's processes are ended too, whichever way this one is
+            for run in todo:
+                alike = _alike(failures, run.tp)
+                if alike:
+                    done(run, {"error": f"not tried, after {LIKE_FAILURES} like failures: {alike.text}"})
+                    continue
+                try:
+                    record = self._one(run)
+                except FailedRunError as error:
+                    failures.append((run.tp, error.failure))
+                    record = {"error": str(error)}
+                except (ValueError, OSError) as error:
+                    record = {"error": str(error)}
+                done(run, record)
+
+    def _one(self, run: Run) -> Document:
+        file, log = self.raw / f"{run.name}.json", self.raw / f"{run.name}.log"
+        file.unlink(missing_ok=True)
+        work = {"serve": self._serve, "profile": self._profile, "throughput": self._throughput}.get(run.kind, self._latency)
+        return {**work(run, file, log), "applied": _applied(run, log)}
+
+    def _model_args(self, run: Run) -> list[str]:
+        dtype = ["--dtype", DTYPES.get(self.dtype, self.dtype)] if self.dtype else []
+        needed = max(self.recipe.longest, 2 * LONGEST if self.asked.dataset else 0)
+        room = min(self.model.max_len, needed)
+        return ["--tensor-parallel-size", str(run.tp), "--max-model-len", str(room), *dtype, *self.args]
+
+    def _latency(self, run: Run, file: Path, log: Path) -> Document:
+        self._call([*self._timed(run), "--output-json", str(file)], run, log)
+        result = _result(run, file)
+        return {"latency_s": list(result.latencies_s) or [result.seconds("e2el")], "prefill_s": [], "decode_s": []}
+
+    def _timed(self, run: Run) -> list[str]:
+        sizes = ["--batch-size", str(run.batch), "--input-len", str(run.input_len), "--output-len", str(run.output_len)]
+        turns = ["--num-iters-warmup", str(max(2, run.iters // 2)), "--num-iters", str(run.iters)]
+        return ["bench", "latency", "--model", self.asked.model, *sizes, *turns, *self._model_args(run)]
+
+    def _throughput(self, run: Run, file: Path, log: Path) -> Document:
+        """Newer versions have lengths of their own for random prompts, and let these win over the plain ones."""
+
+        def command(prefix: str) -> list[str]:
+            sizes = [f"{prefix}input-len", str(run.input_len), f"{prefix}output-len", str(run.output_len)]
+            sent = ["--model", self.asked.model, *sizes, "--num-prompts", str(run.iters)]
+            return ["bench", "throughput", *sent, *self._model_args(run), "--output-json", str(file)]
+
+        self._either(command("--random-"), command("--"), run, log)
+        result = _result(run, file)
+        return {"requests_per_s": result.requests_per_s, "total_tokens_per_s": result.total_tokens_per_s}
+
+    def _either(self, new: list[str], old: list[str], run: Run, log: Path, extra: dict[str, str] | None = None) -> None:
+        """The newer spelling of a command; where the version does not know it, the older one."""
+        try:
+            self._call(new, run, log)
+        except FailedRunError as error:
+            if not error.failure.unknown_option:
+                raise
+            self._call(old, run, log, extra)
+
+    def _profile(self, run: Run, _file: Path, log: Path) -> Document:
+        """A traced batch. Newer versions take the profiler as an option, older ones from the environment."""
+        folder = self.raw / run.name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        command = [*self._timed(run), "--profile"]
+        facts = {"profiler": "torch", "torch_profiler_dir": str(folder), "torch_profiler_record_shapes": True}
+        option = ["--profiler-config", json.dumps({**facts, "torch_profiler_with_stack": False})]
+        old = {"VLLM_TORCH_PROFILER_DIR": str(folder), "VLLM_TORCH_PROFILER_RECORD_SHAPES": "1"}
+        self._either([*command, *option], command, run, log, old)
+        files = sorted(folder.rglob("*.trace.json*"))
+        if not files:
+            raise FailedRunError(Failure(f"{run.name}: the profiler left no trace"))
+        traces = {t.rank: t for t in map(kineto.read, files) if t.collectives or run.tp == 1}
+        if not traces:
+            raise FailedRunError(Failure(f"{run.name}: no collective in any of {len(files)} traces"))
+        return {"profile": allreduces(list(traces.values()))}
+
+    def _serve(self, run: Run, file: Path, log: Path) -> Document:
+        port = _free_port()
+        server = ["serve", self.asked.model, "--host", "127.0.0.1", "--port", str(port), *self._model_args(run)]
+        with self._process(server, run, log) as process:
+            self._wait_healthy(process, port, log)
+            _warm(port, self.asked.model, run)
+            self._call(self._client(run, port, file), run, self.raw / f"{run.name}-client.log")
+        return served(_result(run, file))
+
+    def _client(self, run: Run, port: int, file: Path) -> list[str]:
+        sent = ["--num-prompts", str(run.iters), "--request-rate", str(run.rate_per_s), "--ignore-eos"]
+        if self.asked.dataset:
+            sent += ["--dataset-name", "sharegpt", "--dataset-path", self.asked.dataset]
+        else:
+            sizes = ["--random-input-len", str(run.input_len), "--random-output-len", str(run.output_len)]
+            sent += ["--dataset-name", "random", *sizes, "--random-range-ratio", str(SPREAD)]
+        kept = ["--save-result", "--result-dir", str(file.parent), "--result-filename", file.name]
+        metrics = ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metadata", f"tensor_parallel_size={run.tp}"]
+        where = ["--backend", "vllm", "--host", "127.0.0.1", "--port", str(port), "--model", self.asked.model]
+        return ["bench", "serve", *where, *sent, *kept, *metrics]
+
+    def environment(self, tp: int) -> dict[str, str]:
+        """On CPUs every rank gets as many cores at each degree, so that a rank of TP=1 is what a rank of TP=n is."""
+        if not self.on_cpu:
+            return dict(os.environ)
+        cores, share = machine.cores(), self.share
+        bound = "|".join(",".join(map(str, cores[r * share : (r + 1) * share])) for r in range(tp))
+        return {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_OMP_THREADS_BIND": bound, **os.environ}
+
+    def _call(self, command: list[str], run: Run, log: Path, extra: dict[str, str] | None = None) -> None:
+        with self._process(command, run, log, extra) as process:
+            try:
+                code = process.wait(RUN_S)
+            except subprocess.TimeoutExpired:
+                raise FailedRunError(Failure(f"{run.name}: longer than {RUN_S:.0f} s", "too long")) from None
+        if code:
+            raise FailedRunError(self._failure(" ".join(command[:2] if command[0] == "bench" else command[:1]), code, log))
+
+    def _failure(self, verb: str, code: int, log: Path) -> Failure:
+        return failure(f"vllm {verb}", code, log.read_text(encoding="utf-8", errors="replace"), self.dtype)
+
+    def _wait_healthy(self, process: Any, port: int, log: Path) -> None:
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            if process.poll() is not None:
+                raise FailedRunError(self._failure("serve", process.returncode, log))
+            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+                if answer.status == 200:
+                    return
+            time.sleep(0.5)
+        raise FailedRunError(Failure(f"vllm serve was not ready after {START_S:.0f} s", "not ready"))
+
+    @contextmanager
+    def _process(self, command: list[str], run: Run, log: Path, extra: dict[str, str] | None = None) -> Iterator[Any]:
+        """One command with its log in a file; it and its children never outlive this, however this ends."""
+        environment = {**self.environment(run.tp), **(extra or {})}
+        process = launch.started(leashed([self.path, *command]), log, environment)
+        try:
+            yield process
+        finally:
+            launch.end([process], GRACE_S, self.ended)
+
+
+def _applied(run: Run, log: Path) -> Document:
+    """What the engine's own log says of the degree: its configuration, and the ranks that introduced themselves."""
+    said = vllm_log.parse(log.read_text(encoding="utf-8", errors="replace"))
+    ranks, tp = max(len(said.layout.ranks), said.layout.world_size), said.settings.tp
+    ok = None if not tp and not ranks else tp in (0, run.tp) and ranks in (0, run.tp)
+    shown = f"tensor_parallel_size {tp or 'nothing'}, {ranks or 'no'} rank(s), {len(said.memory.weights_bytes)} loading weights"
+    return {"ok": ok, "found": f"the log says {shown}"}
+
+
+def _alike(failures: Sequence[tuple[int, Failure]], tp: int) -> Failure | None:
+    """The failure that has come too often: of a dead engine at any degree, of another kind at this one."""
+    here = [f for degree, f in failures if f.died or degree == tp]
+    return next((f for f in here if f.kind and sum(f.kind == other.kind for other in here) >= LIKE_FAILURES), None)
+
+
+def _result(run: Run, file: Path) -> bench.Bench:
+    return bench.parse(file.read_text(encoding="utf-8"), run.name)[0]
+
+
+def _program(path: str) -> str:
+    program = shutil.which(path or "vllm")
+    if not program:
+        raise Refusal(f"vllm '{path or 'vllm'}': no such program; install vLLM, or say where it is with --vllm PATH")
+    return program
+
+
+def _version(path: str) -> str:
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=300)
+    said = done.stdout.split()
+    if done.returncode or not said:
+        raise Refusal(f"vllm '{path}': it does not run ({' '.join(done.stderr.split())[-200:]})")
+    return said[-1]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _warm(port: int, model: str, run: Run) -> None:
+    """Two requests that do not count: libraries' first touches cost seconds at TP > 1."""
+    body = {"model": model, "prompt": [5] * run.input_len, "max_tokens": 8, "ignore_eos": True}
+    for _ in range(2):
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with suppress(urllib.error.URLError, TimeoutError), urllib.request.urlopen(asked, timeout=600) as answer:
+            answer.read()
