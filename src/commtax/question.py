@@ -117,6 +117,16 @@ class Goal:
         return self.tpot_s < math.inf
 
 
+def workload(phase: str, batch: Number, context: Number, speculative: int = 0) -> Workload:
+    """One serving step of ``batch`` sequences."""
+    rows = 1 + speculative
+    if phase == "decode":
+        return Workload(decode_seqs=batch, cached_tokens=batch * context, rows_per_seq=rows)
+    if phase == "prefill":
+        return Workload(prefill_seqs=batch, prefill_tokens=batch * context)
+    return Workload(batch, batch * context, prefill_seqs=1, prefill_tokens=context, rows_per_seq=rows)
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """What is asked, names resolved. ``notes`` and ``codes`` say what the rules think of its plan."""
@@ -159,12 +169,7 @@ class Question:
     @property
     def work(self) -> Workload:
         """The serving step of the sequences in flight."""
-        batch, rows = self.in_flight, 1 + self.speculative
-        if self.phase == "decode":
-            return Workload(decode_seqs=batch, cached_tokens=batch * self.context, rows_per_seq=rows)
-        if self.phase == "prefill":
-            return Workload(prefill_seqs=batch, prefill_tokens=batch * self.context)
-        return Workload(batch, batch * self.context, prefill_seqs=1, prefill_tokens=self.context, rows_per_seq=rows)
+        return workload(self.phase, self.in_flight, self.context, self.speculative)
 
     @property
     def step(self) -> TrainStep:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from commtax.api import StepBill, bill
-from commtax.api.setup import positive
+from commtax.api.checking import positive
 from commtax.readers.usage import Usage
 from commtax.spec import Cluster, Model
 from commtax.statement import Note, Refusal

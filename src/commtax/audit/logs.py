@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from commtax.api import Fit, Setup, fit
-from commtax.api.setup import setup
+from commtax.api import Fit, ask, fit
 from commtax.audit.finding import DISAGREE, Finding, Options, Question, Section, compare, undecided
 from commtax.cost.memory import weights
+from commtax.question import Question as Asked
 from commtax.readers.vllm_log import StartupLog
 from commtax.statement import Note
 from commtax.units import GiB, format_seconds, plural
@@ -30,7 +30,7 @@ OTHER_CACHE = "KV heads, their type or their split over ranks are not as said"
 
 def audit_log(log: StartupLog, asked: Question, name: str = "log") -> Section:
     """Layout, weights, KV memory, tokens and concurrency; a disabled custom all-reduce is priced."""
-    settled = setup(asked.model, asked.cluster, **asked.plan)
+    settled = ask(asked.model, asked.cluster, **asked.plan)
     narrow = log.settings.kv_cache_dtype.startswith("fp8") and not asked.plan.get("kv_dtype")
     told = {n: value for n in LIMITS if (value := getattr(log.settings, n))}  # unless the user says otherwise
     options = {**told, **{k: v for k, v in asked.limits.items() if v}, **asked.plan, **({"kv_dtype": "fp8"} if narrow else {})}
@@ -62,7 +62,7 @@ def _seen(log: StartupLog, axis: str) -> int:
     return highest + 1 if highest > 0 or log.layout.world_size == 1 else 0
 
 
-def _weights(log: StartupLog, asked: Question, settled: Setup) -> Iterator[Finding]:
+def _weights(log: StartupLog, asked: Question, settled: Asked) -> Iterator[Finding]:
     """Loaded weights of each worker against its stage; workers of one stage that loaded the same share a line."""
     if not log.memory.weights_bytes:
         yield Finding("weights a rank", _stage_bytes(settled, 0), None, "bytes", WEIGHTS_TOLERANCE, reason=SILENT)
@@ -77,7 +77,7 @@ def _weights(log: StartupLog, asked: Question, settled: Setup) -> Iterator[Findi
         yield compare(Note("weights", f"weights ({label})"), predicted, nbytes, "bytes", tolerance, _likely(nbytes, asked))
 
 
-def _stage_bytes(settled: Setup, stage: int) -> float:
+def _stage_bytes(settled: Asked, stage: int) -> float:
     lines = weights(settled.model, settled.plan, settled.engine, stage, int(settled.plan.pp))
     return float(sum(w.nbytes for w in lines))
 
@@ -87,7 +87,7 @@ def _likely(measured: float, asked: Question) -> str:
     tries: list[tuple[str, str | int]] = [("tp", t) for t in (1, 2, 4, 8, 16) if t != asked.tp]
     for name, value in [*tries, *(("dtype", d) for d in ("fp8", "int4", "bf16", "fp32"))]:
         try:
-            nbytes = _stage_bytes(setup(asked.model, asked.cluster, **{**asked.plan, name: value}), 0)
+            nbytes = _stage_bytes(ask(asked.model, asked.cluster, **{**asked.plan, name: value}), 0)
         except ValueError:
             continue
         if abs(measured / nbytes - 1) <= WEIGHTS_TOLERANCE:
@@ -102,7 +102,7 @@ def _memory(log: StartupLog, asked: Question, options: Options) -> Iterator[Find
     """
     judged, memory = fit(asked.model, asked.cluster, **options), log.memory
     whole, left = judged.setup.cluster.chip.visible_bytes, memory.available_kv_bytes
-    tokens = memory.kv_tokens or (memory.kv_blocks * judged.serving.block_size if memory.kv_blocks else None)
+    tokens = memory.kv_tokens or (memory.kv_blocks * judged.setup.limits.block_size if memory.kv_blocks else None)
     if left is None:
         why, base = OTHER_LIMITS if tokens else SILENT, whole / judged.kv_bytes_per_token
         yield _left(compare("KV tokens", _tokens(log, judged), tokens, "tokens", LEFT_TOLERANCE, why, base), log, judged)
@@ -130,7 +130,7 @@ def _tokens(log: StartupLog, judged: Fit) -> int:
     logged, length = log.memory.kv_tokens, log.settings.max_model_len
     counted = (log.memory.max_concurrency or 0.0) * length
     if logged and counted and abs(logged - counted) <= PRINTED_TIMES * length + 1:
-        return int(judged.max_concurrency * judged.serving.max_model_len)
+        return int(judged.max_concurrency * judged.setup.limits.max_model_len)
     return judged.kv_tokens
 
 
@@ -156,7 +156,7 @@ def _allreduce(log: StartupLog, asked: Question) -> Iterator[Finding]:
     yield undecided(finding, f"{reason}; {asked.distrust}") if asked.distrust else replace(finding, reason=reason)
 
 
-def _notes(log: StartupLog, settled: Setup) -> Iterator[Note]:
+def _notes(log: StartupLog, settled: Asked) -> Iterator[Note]:
     made_for, layout, quantization = settled.engine.version, log.layout, log.settings.quantization
     if log.version and not log.version.startswith(made_for):
         yield Note("version", f"the log is of vLLM {log.version}; the memory model was made for {made_for}")

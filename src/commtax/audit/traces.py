@@ -186,7 +186,7 @@ def _seconds(job: _Job, priced: StepBill, asked: Question) -> Iterator[Finding]:
     why = "profiling itself, host time, or other hardware than was said"
     if idle > IDLE_SHARE and job.first.on_device:
         why = f"the device idles {idle:.0%} of it: host time, profiling included"
-    yield asked.seconds(Note("step", f"{priced.phase} step"), step_s, median(s.seconds for s in job.steps), why)
+    yield asked.seconds(Note("step", f"{priced.setup.phase} step"), step_s, median(s.seconds for s in job.steps), why)
     why = "other collectives, links or sizes than was said, or waiting"
     predicted = float(priced.comm_fraction) * step_s
     yield asked.seconds("exposed communication, of the step", predicted, job.exposed_s, why, step_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from commtax.api.billing import StepBill
-from commtax.api.train_billing import TrainBill
 from commtax.cost.placement import span
 from commtax.cost.serving import SPREAD
 from commtax.emit.job import SERVING, model_id
@@ -60,7 +59,7 @@ def benchmark_command(
     return " ".join([tool, f"--model {name} --dataset-name random", *lengths, *exact, *load, kept])
 
 
-def nccl_command(priced: StepBill | TrainBill, line: Line | None = None) -> str:
+def nccl_command(priced: StepBill, line: Line | None = None) -> str:
     """nccl-tests on one collective of a bill, the one that costs most unless told; "" where nothing is sent."""
     lines = [x for x in priced.items if x.kind == "comm" and float(x.exposed_s) > 0]
     if not lines:

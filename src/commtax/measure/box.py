@@ -21,7 +21,6 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 
 from commtax import catalog
-from commtax.api.sending import workload
 from commtax.catalog import profile as overlay
 from commtax.cost.collectives import ring_factor
 from commtax.cost.compute import Kernel, step_kernels
@@ -36,6 +35,7 @@ from commtax.measure.job import DTYPES
 from commtax.measure.records import Turn
 from commtax.measure.weights import Random, load
 from commtax.measure.worker import Place, gather, report
+from commtax.question import workload
 from commtax.spec import Plan
 from commtax.statement import Refusal
 

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from commtax import catalog
-from commtax.api.setup import Setup, setup
+from commtax.api import ask
 from commtax.measure import machine
 from commtax.measure.arch import Arch, arch
 from commtax.measure.comm import Group, check_impl, wire
 from commtax.measure.weights import Checkpoint, Random, Source, Weights, load
 from commtax.measure.worker import Place
+from commtax.question import Question
 from commtax.statement import Refusal
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -97,10 +98,10 @@ class Job:
     def arch(self) -> Arch:
         return arch(self.model, self.layers)
 
-    def plan(self, a: Arch, tp: int = 0) -> Setup:
+    def plan(self, a: Arch, tp: int = 0) -> Question:
         """The question as the cost functions ask it; a degree that does not divide the model is refused here."""
         place = self.cluster or f"{max(2, self.tp)}x{chip_here(self.device)}"
-        return setup(a.model, place, tp=tp or self.tp, engine="builtin", dtype=self.dtype)
+        return ask(a.model, place, tp=tp or self.tp, engine="builtin", dtype=self.dtype)
 
     @property
     def priced(self) -> bool:

@@ -9,8 +9,6 @@ from statistics import median
 
 from commtax.api import bill, traffic
 from commtax.api.billing import StepBill, with_link
-from commtax.api.sending import workload
-from commtax.api.setup import Setup
 from commtax.catalog import profile as overlay
 from commtax.cost.compute import step_kernels
 from commtax.cost.memory import kv_bytes_per_token_layer
@@ -21,6 +19,7 @@ from commtax.measure.comm import Sent
 from commtax.measure.generate import Run
 from commtax.measure.job import Job
 from commtax.measure.records import Logits, Measured, Part, Turn, turns
+from commtax.question import Question, workload
 
 UNCALIBRATED = (
     "no prediction: this machine is not calibrated; "
@@ -65,7 +64,7 @@ def passed(answer: Document) -> bool:
     return bool(answer["collectives"]["equal"] and answer["weights"]["equal"] and answer.get("logits_equal") is not False)
 
 
-def _rank(part: Part, asked: Setup) -> Document:
+def _rank(part: Part, asked: Question) -> Document:
     """One rank's memory, and what the inventory says it must be."""
     m, plan = asked.model, asked.plan
     a_token = sum(float(kv_bytes_per_token_layer(m.blocks[i].attention, plan.tp, plan.kv_dtype)) for i in m.layers)
@@ -78,11 +77,11 @@ def _rank(part: Part, asked: Setup) -> Document:
     }
 
 
-def _held(asked: Setup) -> int:
+def _held(asked: Question) -> int:
     return round(sum(float(h.bytes_per_rank) for h in held(asked.model, asked.plan, asked.engine, 0, 1)))
 
 
-def _weights(asked: Setup, seen: Measured) -> Document:
+def _weights(asked: Question, seen: Measured) -> Document:
     """All ranks together hold the model once, and copies that are named."""
     copies: Counter[str] = Counter()
     for part in seen.ranks:
@@ -96,7 +95,7 @@ def _weights(asked: Setup, seen: Measured) -> Document:
     return {**sums, "equal": once == whole and as_predicted}
 
 
-def _collectives(job: Job, asked: Setup, parts: Sequence[Part]) -> Document:
+def _collectives(job: Job, asked: Question, parts: Sequence[Part]) -> Document:
     """Counted and weighed on every rank, in every step, against ``traffic``: equal means equal."""
     predicted = [row for phase in ("prefill", "decode") for row in _rows(phase, _predicted(job, asked, phase))]
     seen: list[list[Document]] = []
@@ -110,7 +109,7 @@ def _collectives(job: Job, asked: Setup, parts: Sequence[Part]) -> Document:
     return {"measured": [row for rows in seen for row in rows], "predicted": predicted, "equal": equal}
 
 
-def _predicted(job: Job, asked: Setup, phase: str) -> Counter[Sent]:
+def _predicted(job: Job, asked: Question, phase: str) -> Counter[Sent]:
     plan = {"tp": asked.plan.tp, "engine": asked.engine, "dtype": job.dtype}
     sent = traffic(asked.model, asked.cluster, phase=phase, batch=job.batch, context=job.input_len, **plan)
     return Counter({Sent(line.item.what, line.item.op, int(line.item.nbytes)): int(line.item.count) for line in sent.lines})
@@ -171,7 +170,7 @@ def by_collective(all_turns: Sequence[Turn]) -> dict[str, list[float]]:
     return wires
 
 
-def _bill(job: Job, asked: Setup, answer: Document, all_turns: Sequence[Turn]) -> Document:
+def _bill(job: Job, asked: Question, answer: Document, all_turns: Sequence[Turn]) -> Document:
     """The predicted decode step beside the measured one, and the totals of TP=1 and TP=N; where nothing is known of this
     machine the measured lines stand alone."""
     priced = price(job, asked, job.tp)
@@ -218,7 +217,7 @@ def _skew(turn: Turn) -> float:
     return float(median(turn.inside_s.sum(axis=2).min(axis=0) - turn.wire_s.sum(axis=1)))
 
 
-def _weight_read(job: Job, asked: Setup, step_ms: float) -> Document:
+def _weight_read(job: Job, asked: Question, step_ms: float) -> Document:
     """What physics charges a decode step at the least: each matrix of this rank read once (of experts, those chosen)."""
     kernels = step_kernels(asked.model, asked.plan, workload("decode", job.batch, job.input_len), job.batch, asked.engine)
     nbytes = sum(float(k.count) * float(k.n) * float(k.k) * k.weight_bytes for k in kernels if k.form == "gemm")
@@ -236,7 +235,7 @@ def _notes(job: Job) -> list[str]:
     return [*filter(None, said), *([] if job.priced else [UNCALIBRATED])]
 
 
-def price(job: Job, asked: Setup, tp: int) -> StepBill:
+def price(job: Job, asked: Question, tp: int) -> StepBill:
     """The decode step as ``bill`` predicts it, half-way through the answer."""
     return bill(
         asked.model,

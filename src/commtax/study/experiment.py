@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from commtax import files
-from commtax.api.setup import setup
+from commtax.api import ask
 from commtax.catalog import profile as overlay
 from commtax.files import Document
 from commtax.statement import Refusal
@@ -50,7 +50,7 @@ def experiment(asked: Asked, progress: Progress = lambda _news: None) -> Documen
     driver = _driver(asked, chosen)
     where = asked.cluster or driver.where
     for tp in asked.degrees:
-        setup(driver.model, where or f"{max(asked.degrees)}xcpu", tp=tp)  # a degree that does not divide the model is refused here
+        ask(driver.model, where or f"{max(asked.degrees)}xcpu", tp=tp)  # a degree that does not divide the model is refused here
     settings = _settings(asked, driver)
     profile, unknown = _constants(asked, driver, progress)
     prices = Prices(driver.model, where, asked.engine, driver.dtype, driver.eager, profile, driver.library, unknown)

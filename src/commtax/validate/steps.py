@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from commtax import catalog
-from commtax.api.billing import StepBill, bill
-from commtax.api.serving import Simulation, simulate
-from commtax.api.train_billing import train_bill
+from commtax.api.asking import unsettled
+from commtax.api.billing import StepBill, bill, train_bill
+from commtax.api.serving import Simulation, serve, simulate
 from commtax.ledger import Bill
 from commtax.readers.published import inference, serving, sweep, training
 from commtax.readers.published.rows import Asked, Entry, Question
@@ -57,15 +57,8 @@ def timed(run: inference.Run, _: tuple[Entry, ...]) -> list[Predicted]:
 
 def _mean(run: inference.Run) -> Predicted:
     """Of a closed loop in which all requests have the same lengths."""
-    loop = simulate(
-        run.model,
-        run.cluster,
-        concurrency=run.batch,
-        spread=0.0,
-        input_len=run.input_len,
-        output_len=run.output_len,
-        **run.options,
-    )
+    requests = {"concurrency": run.batch, "spread": 0.0, "input_len": run.input_len, "output_len": run.output_len}
+    loop = serve(unsettled(run.model, run.cluster, {**requests, **run.options}))
     return _served(loop, run.served)
 
 
