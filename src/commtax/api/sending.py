@@ -109,10 +109,10 @@ def traffic(
 def check_backend(backend: str, asked: Setup) -> None:
     """An expert backend belongs to a mixture, and to an engine that has it."""
     if backend and asked.model.experts is None:
-        raise Refusal(f"all2all backend '{backend}': {asked.model.key} is dense and has no experts to reach")
+        raise Refusal(f"all2all backend '{backend}': {asked.model.key} is dense and has no experts to reach", "ep_backend")
     able = asked.engine.sends.ep_backends
     if backend and backend not in able:
-        raise Refusal(f"all2all backend '{backend}': {asked.engine.key} has {', '.join(able) or 'none'}")
+        raise Refusal(f"all2all backend '{backend}': {asked.engine.key} has {', '.join(able) or 'none'}", "ep_backend")
 
 
 def check_workload(phase: str, speculative: int, eager: bool, dtype: str = "", kv_dtype: str = "", **_rest: Any) -> None:

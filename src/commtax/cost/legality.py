@@ -53,12 +53,16 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule is broken where ``broken`` is true. ``axis`` is the size to change ("": the widest); ``says`` explains."""
+    """A rule is broken where ``broken`` is true. ``axis`` is the size to change ("": the widest); ``says`` explains.
+
+    ``otherwise`` is the argument that is wrong where no other value of that size would do.
+    """
 
     name: str
     axis: str
     broken: Callable[[Case], Number]
     says: Callable[[Case], str]
+    otherwise: str = ""
 
 
 def _kv_broken(q: Case) -> Number:
@@ -201,6 +205,7 @@ RULES: tuple[Rule, ...] = (
             )
             + f" microbatches, not {q.plan.microbatches}"
         ),
+        otherwise="schedule",
     ),
     Rule(
         "hsdp-groups",
@@ -268,7 +273,9 @@ def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:
     if not code:
         return
     rule, case = RULES[code - 1], Case(model, cluster, plan, engine)
-    raise Refusal(f"{rule.name}: {rule.says(case)}{_nearest(rule, case)}")
+    axis, near = _nearest(rule, case)
+    hint = f"; nearest legal {axis}: {' or '.join(map(str, near))}" if near else ""
+    raise Refusal(f"{rule.name}: {rule.says(case)}{hint}", axis if near else rule.otherwise, near)
 
 
 def legal_values(axis: str, model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[int]:
@@ -282,14 +289,14 @@ def legal_values(axis: str, model: Model, cluster: Cluster, plan: Plan, engine: 
     return [int(v) for v in values[ok]]
 
 
-def _nearest(rule: Rule, q: Case) -> str:
-    if rule.name == "sizes-positive":
-        return ""
+def _nearest(rule: Rule, q: Case) -> tuple[str, list[int]]:
+    """The size to change, and its nearest legal values with the rest of the plan as it is."""
+    if rule is RULES[0]:  # no size of its own is wrong, and no neighbour helps
+        return "", []
     axis = rule.axis or max(AXES, key=lambda name: int(getattr(q.plan, name)))
     wanted = int(getattr(q.plan, axis))
     values = legal_values(axis, q.model, q.cluster, q.plan, q.engine)
-    near = [v for v in values if v < wanted][-1:] + [v for v in values if v > wanted][:1]
-    return f"; nearest legal {axis}: {' or '.join(map(str, near))}" if near else ""
+    return axis, [v for v in values if v < wanted][-1:] + [v for v in values if v > wanted][:1]
 
 
 def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[str]:

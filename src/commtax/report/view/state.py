@@ -289,9 +289,5 @@ def refusal(error: ValueError) -> RefusedError:
     if isinstance(error, RefusedError):
         return error
     rule = " ".join(str(error).split())
-    first = re.match(r"(?:unknown )?([a-z_]+)", rule)
-    argument = SHORT.get(first[1], "") if first else ""
-    near = re.search(r"nearest legal (\w+): ([\d or]+)", rule)
-    if near:
-        argument = SHORT.get(near[1], near[1])
-    return RefusedError(rule, argument, [int(x) for x in re.findall(r"\d+", near[2])] if near else (), malformed=False)
+    argument, nearest = (error.argument, error.nearest) if isinstance(error, Refusal) else ("", ())
+    return RefusedError(rule, SHORT.get(argument, ""), nearest, malformed=False)
