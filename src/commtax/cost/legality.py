@@ -55,7 +55,7 @@ class Case:
 class Rule:
     """A rule is broken where ``broken`` is true. ``axis`` is the size to change ("": the widest); ``says`` explains.
 
-    ``otherwise`` is the argument that is wrong where no other value of that size would do.
+    ``otherwise`` is the argument that is wrong where it is none of the sizes.
     """
 
     name: str
@@ -275,7 +275,7 @@ def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:
     rule, case = RULES[code - 1], Case(model, cluster, plan, engine)
     axis, near = _nearest(rule, case)
     hint = f"; nearest legal {axis}: {' or '.join(map(str, near))}" if near else ""
-    raise Refusal(f"{rule.name}: {rule.says(case)}{hint}", axis if near else rule.otherwise, near)
+    raise Refusal(f"{rule.name}: {rule.says(case)}{hint}", axis if near else rule.axis or rule.otherwise, near)
 
 
 def legal_values(axis: str, model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[int]:
