@@ -18,7 +18,7 @@ from commtax.api import Expectation, compare, expect, fit, traffic, train_fit
 from commtax.api import bill as price_step
 from commtax.catalog.profile import load as load_profile
 from commtax.cli.comparing import plan_options, show_plan_comparison
-from commtax.cli.emitting import emitted, show_emitted
+from commtax.cli.emitting import show_priced
 from commtax.cli.facts import catalog_command, claims_command
 from commtax.cli.options import (
     Bytes,
@@ -35,7 +35,7 @@ from commtax.cli.options import (
     where_options,
 )
 from commtax.cli.output import how_read, print_json, show_remarks, terminal
-from commtax.cli.pages import html_option, write_bill_page
+from commtax.cli.pages import html_option
 from commtax.cli.pasting import paste_options, pasting, with_prompt_servers
 from commtax.files import OUTPUT_BYTES, read_text
 from commtax.spec import Cluster, Profile
@@ -114,15 +114,7 @@ def bill(
         _exact(model, place, size, options, as_json)
         return
     priced = price_step(model, place, batch=size, profile=own, **options)
-    from commtax.report import bills
-
-    commands = emitted(priced, emit)
-    write_bill_page(html, priced)
-    if as_json:
-        print_json({**bills.bill_document(priced), **({"emit": commands} if emit else {})})
-    else:
-        bills.show_bill(terminal(), priced)
-        show_emitted(commands)
+    show_priced(priced, emit, html, as_json)
 
 
 def _exact(model: str, place: Cluster, batch: int, options: dict[str, Any], as_json: bool) -> None:
@@ -372,13 +364,13 @@ def _fit_training(model: str, place: Cluster, options: dict[str, Any], as_json: 
     options |= {"shard": options.pop("hsdp"), "sequence_parallel": options["sequence_parallel"] or None}
     found = train_fit(model, place, batch=batch, **options)
     if as_json:
-        from commtax.report.documents import train_fit_document
+        from commtax.report.documents import fit_document
 
-        print_json(train_fit_document(found))
+        print_json(fit_document(found))
     else:
-        from commtax.report.tables import show_train_fit
+        from commtax.report.tables import show_fit
 
-        show_train_fit(terminal(), found)
+        show_fit(terminal(), found)
     sys.exit(0 if found.fits else 1)
 
 

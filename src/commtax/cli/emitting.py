@@ -1,15 +1,31 @@
-"""``--emit``: the launch command of a priced plan, and what would check it."""
+"""A priced step to the terminal, as JSON and as a page; ``--emit``: its launch command, and what would check it."""
 
 from __future__ import annotations
 
 import click
 
-from commtax.api.billing import StepBill
+from commtax.api.explained import Explained, Priced
 from commtax.api.train_billing import TrainBill
-from commtax.cli.output import carried
+from commtax.cli.output import carried, print_json, terminal
+from commtax.cli.pages import write_bill_page
 
 
-def emitted(priced: StepBill | TrainBill, engine: str) -> dict[str, str]:
+def show_priced(
+    priced: Priced, emit: str, html: str, as_json: bool, *, num_tokens: float = 0.0, measured_mfu: float | None = None
+) -> None:
+    """One step with all that was asked for beside it; what follows from it is computed once."""
+    from commtax.report import bills
+
+    told, commands = Explained(priced), emitted(priced, emit)
+    write_bill_page(html, told)
+    if as_json:
+        print_json(bills.bill_document(told, num_tokens, measured_mfu), **({"emit": commands} if emit else {}))
+    else:
+        bills.show_bill(terminal(), told, num_tokens, measured_mfu)
+        show_emitted(commands)
+
+
+def emitted(priced: Priced, engine: str) -> dict[str, str]:
     """Commands by what they are for; none where no engine is asked for."""
     if not engine:
         return {}

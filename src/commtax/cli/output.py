@@ -62,8 +62,12 @@ def show_remarks() -> None:
         notes(terminal(), remarks())
 
 
-def print_json(document: dict[str, Any]) -> None:
+def print_json(document: object, **more: object) -> None:
+    """A document, and what else the command tells in it."""
+    from commtax.report.documents import plain
+
+    told = plain(document) | plain(more)
     if remarks():
-        document = {**document, "notes": list(dict.fromkeys([*document.get("notes", []), *remarks()]))}
-    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+        told["notes"] = list(dict.fromkeys([*told.get("notes", []), *remarks()]))
+    text = json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False)
     click.echo(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text))

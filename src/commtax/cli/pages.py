@@ -10,8 +10,7 @@ import click
 from commtax.files import write_text
 
 if TYPE_CHECKING:
-    from commtax.api.billing import StepBill
-    from commtax.api.train_billing import TrainBill
+    from commtax.api.explained import Explained
     from commtax.planner.serving import ServingPlans
     from commtax.planner.training import TrainPlans
 
@@ -20,12 +19,12 @@ html_option = click.option(
 )
 
 
-def write_bill_page(path: str, priced: StepBill | TrainBill) -> None:
+def write_bill_page(path: str, told: Explained) -> None:
     if path:
         from commtax.report.view.offline import bill_page
         from commtax.web.assets import offline
 
-        write_text(path, offline(bill_page(priced, _command())), "html")
+        write_text(path, offline(bill_page(told, _command())), "html")
 
 
 def write_plan_page(path: str, found: ServingPlans | TrainPlans) -> None:

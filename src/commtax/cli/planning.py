@@ -146,7 +146,7 @@ def _serve(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
         click.echo(f"plot: no plan is good, {plot} is not written", err=True)
     write_plan_page(options["html"], found)
     if as_json:
-        print_json({**planning.plans_document(found, top, pasted), **({"emit": commands} if options["emit"] else {})})
+        print_json(planning.plans_document(found, top, pasted), **({"emit": commands} if options["emit"] else {}))
     else:
         _speed(found.candidates, spent)
         planning.show_plans(terminal(), found, top, pasted)
@@ -249,10 +249,10 @@ def _train(model: str, place: Cluster, options: dict[str, Any], top: int, plot: 
     commands = emitted(found.bill(found.plans, 0), options["emit"]) if len(found.plans) else {}
     write_plan_page(options["html"], found)
     if as_json:
-        print_json({**planning.train_plans_document(found, top, pasted), **({"emit": commands} if options["emit"] else {})})
+        print_json(planning.plans_document(found, top, pasted), **({"emit": commands} if options["emit"] else {}))
     else:
         _speed(found.candidates, spent)
-        planning.show_train_plans(terminal(), found, top, pasted)
+        planning.show_plans(terminal(), found, top, pasted)
         show_emitted(commands)
     sys.exit(0 if len(found.plans) else 1)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from commtax.api import traffic, train_bill
-from commtax.cli.emitting import emitted, show_emitted
+from commtax.cli.emitting import show_priced
 from commtax.cli.output import print_json, terminal
-from commtax.cli.pages import write_bill_page
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
 from commtax.units import parse_tokens
@@ -43,15 +42,7 @@ def bill_training(
         _exact(model, place, batch, words, as_json)
         return
     priced = train_bill(model, place, batch=batch, profile=profile, **words)
-    from commtax.report import training
-
-    commands = emitted(priced, emit)
-    write_bill_page(html, priced)
-    if as_json:
-        print_json({**training.training_document(priced, num_tokens, measured), **({"emit": commands} if emit else {})})
-    else:
-        training.show_training(terminal(), priced, num_tokens, measured)
-        show_emitted(commands)
+    show_priced(priced, emit, html, as_json, num_tokens=num_tokens, measured_mfu=measured)
 
 
 def training_words(options: dict[str, Any], kinds: dict[str, Any]) -> dict[str, Any]:

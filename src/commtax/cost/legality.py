@@ -28,6 +28,11 @@ class Case:
     cluster: Cluster
     plan: Plan
     engine: Engine
+    named: str = ""  # how rules call the tensor-parallel size, where several are meant
+
+    @property
+    def degree(self) -> str:
+        return self.named or f"tp={self.plan.tp}"
 
     @property
     def dense_width(self) -> int:
@@ -127,31 +132,31 @@ RULES: tuple[Rule, ...] = (
         "heads-divisible",
         "tp",
         lambda q: q.model.attention.num_heads % q.plan.tp != 0,
-        lambda q: f"{q.model.attention.num_heads} attention heads of {q.model.key} do not divide by tp={q.plan.tp}",
+        lambda q: f"{q.model.attention.num_heads} attention heads of {q.model.key} do not divide by {q.degree}",
     ),
     Rule(
         "kv-heads-divisible",
         "tp",
         _kv_broken,
-        lambda q: f"{q.kv_heads} KV heads of {q.model.key} neither divide by tp={q.plan.tp} nor divide it",
+        lambda q: f"{q.kv_heads} KV heads of {q.model.key} neither divide by {q.degree} nor divide it",
     ),
     Rule(
         "ffn-divisible",
         "tp",
         lambda q: q.dense_width % q.plan.tp != 0,
-        lambda q: f"feed-forward width {q.dense_width} of {q.model.key} does not divide by tp={q.plan.tp}",
+        lambda q: f"feed-forward width {q.dense_width} of {q.model.key} does not divide by {q.degree}",
     ),
     Rule(
         "expert-width-divisible",
         "tp",
         lambda q: (q.experts.intermediate % expert_tp(q.plan, q.engine) != 0) & (q.model.experts is not None),
-        lambda q: f"expert width {q.experts.intermediate} of {q.model.key} does not divide by tp={q.plan.tp}",
+        lambda q: f"expert width {q.experts.intermediate} of {q.model.key} does not divide by {q.degree}",
     ),
     Rule(
         "quant-block-divisible",
         "tp",
         _quant_block_broken,
-        lambda q: f"the quantised tiles of {q.model.key} do not divide by tp={q.plan.tp} (expert parallelism keeps experts whole)",
+        lambda q: f"the quantised tiles of {q.model.key} do not divide by {q.degree} (expert parallelism keeps experts whole)",
     ),
     Rule(
         "layers",
@@ -176,7 +181,7 @@ RULES: tuple[Rule, ...] = (
         "attention-dp-whole",
         "",
         lambda q: (q.plan.ep > q.plan.tp) & (q.plan.dp > 1) & (q.plan.tp > 1) & q.engine.sends.attention_dp_whole,
-        lambda q: f"tp={q.plan.tp} with dp={q.plan.dp}: {q.engine.key}'s attention data parallelism keeps attention whole on a GPU",
+        lambda q: f"{q.degree} with dp={q.plan.dp}: {q.engine.key}'s attention data parallelism keeps attention whole on a GPU",
     ),
     Rule(
         "cp-engine",

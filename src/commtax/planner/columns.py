@@ -49,10 +49,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A family of plans that did not make it, and why."""
+    """A family of plans that did not make it, and why; ``rule`` is the reason for any degree, ``{tp}`` in its place."""
 
     family: str
     reason: str
+    tp: int = 0
+    rule: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,8 +67,8 @@ def illegal(base: Setup, whole: Space) -> Iterator[Rejected]:
             continue
         seen.add(key)
         sizes = sizes_of(whole, i)
-        rule = RULES[int(whole.codes[i]) - 1]
-        yield Rejected(label(**sizes), rule.says(Case(base.model, base.cluster, replace(base.plan, **sizes), base.engine)))
+        says, case = RULES[int(whole.codes[i]) - 1].says, Case(base.model, base.cluster, replace(base.plan, **sizes), base.engine)
+        yield Rejected(label(**sizes), says(case), sizes["tp"], says(replace(case, named="{tp}")))
 
 
 def too_large(question: ServingPlans, legal: Space, fits: Array, index: int) -> Iterator[Rejected]:

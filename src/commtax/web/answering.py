@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
-from commtax.report.view import answers, legal_instead
+from commtax.report.documents import plain
+from commtax.report.view import Instead, answers, legal_instead
 from commtax.report.view.state import Key, RefusedError, parse, refusal
 from commtax.web.guard import problem
 
-Answer = Callable[[Any], dict[str, Any]]
+Answer = Callable[[Any], object]
 Written = tuple[int, bytes]
 """A status and a body of JSON."""
 ANSWERS: dict[str, tuple[Answer, tuple[Key, ...]]] = {
@@ -32,7 +33,7 @@ def written(name: str, query: bytes) -> Written:
     question = None
     try:
         question = _question(name, query, extra)
-        return 200, json.dumps(answer(question), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        return 200, json.dumps(plain(answer(question)), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (ValueError, OverflowError) as error:
         found = refusal(error if isinstance(error, ValueError) else ValueError(str(error)))
         return _refused(found, legal_instead(question) if name == "view" and question and not found.malformed else None)
@@ -56,6 +57,6 @@ def _question(name: str, query: bytes, extra: tuple[Key, ...]) -> Any:
     return (state, *(dict(own).get(key.name, key.default) for key in extra))
 
 
-def _refused(found: RefusedError, instead: dict[str, Any] | None) -> Written:
+def _refused(found: RefusedError, instead: Instead | None) -> Written:
     """400 where the question cannot be read, 422 where it breaks a rule of the model, the cluster or the engine."""
-    return 400 if found.malformed else 422, problem(found.rule, found.argument, found.rule, found.nearest, instead)
+    return 400 if found.malformed else 422, problem(str(found), found.argument, "", found.nearest, plain(instead))
