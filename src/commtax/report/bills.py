@@ -11,50 +11,41 @@ from rich.text import Text
 from commtax.api.billing import StepBill
 from commtax.api.comparing import Comparison
 from commtax.api.expecting import Expectation
-from commtax.api.explained import Explained, Priced, fits_memory
+from commtax.api.explained import HELD, Explained, Priced, fits_memory
 from commtax.api.train_billing import TrainBill
 from commtax.api.train_explain import Cause, causes
 from commtax.ledger import Line
 from commtax.report import training
-from commtax.report.documents import (
-    LEFT_OUT,
-    Asked,
-    LineDocument,
-    Named,
-    TrainedBytes,
-    filled,
-    line_documents,
-    question,
-)
+from commtax.report.documents import LEFT_OUT, Asked, Named, Record, filled, line_records, question, told
 from commtax.report.picture import draw_layer
 from commtax.report.tables import CONTEXT, between, csv_text, headline, new_table, notes, say
 from commtax.spec import Number
 from commtax.units import format_bytes, format_count, format_rate, format_seconds
 
 
-def show_bill(console: Console, told: Explained, num_tokens: float = 0.0, measured_mfu: float | None = None) -> None:
+def show_bill(console: Console, step: Explained, num_tokens: float = 0.0, measured_mfu: float | None = None) -> None:
     """Sentence first, then the picture, the lines that sum to the step, and the what-ifs."""
-    b = told.bill
+    b = step.bill
     headline(console, b.setup)
     say(console, training.workload(b) if isinstance(b, TrainBill) else _workload(b), "dim")
-    say(console, told.sentence, "bold yellow")
+    say(console, step.sentence, "bold yellow")
     if isinstance(b, TrainBill):
-        remarks = training.show_step(console, told, num_tokens, measured_mfu)
+        remarks = training.show_step(console, step, num_tokens, measured_mfu)
     else:
-        remarks = _show_step(console, told, b)
+        remarks = _show_step(console, step, b)
     table = new_table("what if", ">step", ">change", "")
-    for c in told.what_ifs:
+    for c in step.what_ifs:
         table.add_row(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note)
     console.print(table)
     notes(console, (*remarks, f"weakest source: {weakest(b)}"))
 
 
-def _show_step(console: Console, told: Explained, b: StepBill) -> tuple[str, ...]:
+def _show_step(console: Console, step: Explained, b: StepBill) -> tuple[str, ...]:
     """A served step's picture, lines and totals; what is left to remark."""
     for line in draw_layer(b):
         console.print(line, soft_wrap=True)
     _lines(console, b)
-    _totals(console, b, told.memory.fits)
+    _totals(console, b, step.memory.fits)
     return (*dict.fromkeys(f"{x.item.op}: {x.why}" for x in b.items if x.why), *b.notes)
 
 
@@ -109,20 +100,12 @@ def _totals(console: Console, b: StepBill, fits: bool) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class WhatIf:
-    what: str
-    step_s: float
-    delta_s: float
-    note: str
-
-
 @dataclass(frozen=True)
 class PricedAnswer(Named):
     """As ``commtax bill --json``."""
 
     step_s: float
-    items: list[LineDocument]
+    items: list[Record]
     verdict: str
     fits: bool
 
@@ -137,7 +120,7 @@ class PricedDocument(PricedAnswer, Asked):
     compute_s: Number
     exposed_comm_s: Number
     tokens_per_s: Number
-    counterfactuals: list[WhatIf]
+    counterfactuals: list[Record]
     sources: tuple[str, ...]
     weakest_source: str
     notes: tuple[str, ...]
@@ -169,7 +152,7 @@ class TrainDocument(PricedDocument):
     bubble_fraction: Number
     taxes_s: dict[str, Number]
     memory_bytes_per_rank: Number
-    memory: TrainedBytes
+    memory: Record
     local_tokens: float
     dp_threshold_tokens: float
     tp_tax: float
@@ -177,14 +160,14 @@ class TrainDocument(PricedDocument):
     causes: list[Cause] = LEFT_OUT
 
 
-def bill_document(told: Explained, num_tokens: float = 0.0, measured_mfu: float | None = None) -> StepDocument | TrainDocument:
+def bill_document(step: Explained, num_tokens: float = 0.0, measured_mfu: float | None = None) -> StepDocument | TrainDocument:
     """``bill --json``, of either phase."""
-    b = told.bill
+    b = step.bill
     common: dict[str, object] = {
-        "fits": told.memory.fits,
-        "items": line_documents(b.items),
-        "verdict": told.sentence,
-        "counterfactuals": [filled(WhatIf, c) for c in told.what_ifs],
+        "fits": step.memory.fits,
+        "items": line_records(b.items),
+        "verdict": step.sentence,
+        "counterfactuals": [told(c, "what", "step_s", "delta_s", "note") for c in step.what_ifs],
         "weakest_source": weakest(b),
     }
     if not isinstance(b, TrainBill):
@@ -194,7 +177,7 @@ def bill_document(told: Explained, num_tokens: float = 0.0, measured_mfu: float 
         b,
         b.step,
         b.setup.plan,
-        told.thresholds,
+        step.thresholds,
         **common,
         **question(b.setup, "commtax.train-bill/1"),
         phase="train",
@@ -203,8 +186,8 @@ def bill_document(told: Explained, num_tokens: float = 0.0, measured_mfu: float 
         async_=b.settings.async_axes,
         taxes_s=b.taxes,
         memory_bytes_per_rank=b.memory_bytes_per_rank,
-        memory=filled(TrainedBytes, b.memory),
-        dp_threshold_tokens=told.thresholds.dp_tokens if told.thresholds else 0.0,
+        memory=told(b.memory, *HELD),
+        dp_threshold_tokens=step.thresholds.dp_tokens if step.thresholds else 0.0,
         days=b.days(num_tokens) if num_tokens else LEFT_OUT,
         causes=LEFT_OUT if measured_mfu is None else causes(b, measured_mfu),
     )

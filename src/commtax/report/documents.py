@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from commtax.api import Fit, Setup, Traffic, TrainFit
-from commtax.api.explained import axis_of
+from commtax.api.explained import HELD, axis_of
 from commtax.catalog.models import Published
 from commtax.claims import Claim
 from commtax.cost.memory import kv_bytes_per_token_layer, total_bytes
 from commtax.cost.tensors import inventory, num_active_params, num_params
 from commtax.ledger import Line
-from commtax.spec import ENGINE_PARTS, Chip, Citation, Cluster, Engine, Link, Model, Number, Plan
+from commtax.spec import ENGINE_PARTS, Chip, Cluster, Engine, Link, Model, Number, Plan
 
 Shape = TypeVar("Shape")
 Value = int | float | str | None
@@ -70,25 +70,16 @@ class Named:
     engine: str
 
 
-@dataclass(frozen=True, slots=True)
-class PlanDocument:
-    tp: Number
-    pp: Number
-    dp: Number
-    ep: Number
-    cp: Number
-    replicas: Number
-    sequence_parallel: bool
-    zero: int
-    microbatches: Number
-    schedule: str
-    chunks: int
-    recompute: str
-    order: tuple[str, ...]
-    weights_dtype: str
-    activations_dtype: str
-    kv_dtype: str
-    grads_dtype: str
+PLAN = (
+    *("tp", "pp", "dp", "ep", "cp", "replicas", "sequence_parallel", "zero", "microbatches", "schedule", "chunks", "recompute"),
+    *("order", "weights_dtype", "activations_dtype", "kv_dtype", "grads_dtype"),
+)
+LINE = ("link", "algorithm", "why", "each_s", "fixed_s", "moving_s", "total_s", "window_s", "hidden_s", "exposed_s", "source")
+
+
+def told(thing: object, *names: str) -> Record:
+    """Some facts of a record under their own names."""
+    return {name: getattr(thing, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -96,7 +87,7 @@ class Asked(Named):
     """The part that every answer repeats: model, cluster, engine, plan."""
 
     profile: str | None
-    plan: PlanDocument
+    plan: Record
     gpus: Number
     idle_gpus: Number
 
@@ -112,24 +103,10 @@ def question(asked: Setup, schema: str) -> dict[str, object]:
     return {
         **named(schema, asked.model, asked.cluster, asked.engine),
         "profile": asked.profile.name if asked.profile else None,
-        "plan": filled(PlanDocument, plan, weights_dtype=plan.weights_dtype or "checkpoint"),
+        "plan": told(plan, *PLAN) | {"weights_dtype": plan.weights_dtype or "checkpoint"},
         "gpus": plan.all_gpus,
         "idle_gpus": asked.cluster.num_gpus - plan.all_gpus,
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    what: str
-    axis: str
-    op: str
-    nbytes: Number
-    ranks: Number
-    count: Number
-    link: str
-    crosses_hosts: bool
-    sent_bytes_per_rank: Number
-    note: str
 
 
 @dataclass(frozen=True)
@@ -138,14 +115,15 @@ class TrafficDocument(Asked):
     batch: Number
     context: Number
     rows: Number
-    items: list[Sent]
+    items: list[Record]
     notes: tuple[str, ...]
     sent_bytes_per_rank: Number
 
 
 def traffic_document(sent: Traffic) -> TrafficDocument:
     """``bill --exact --json``."""
-    items = [filled(Sent, line, line.item) for line in sent.lines]
+    item = ("what", "axis", "op", "nbytes", "ranks", "count", "sent_bytes_per_rank", "note")
+    items = [told(line.item, *item) | told(line, "link", "crosses_hosts") for line in sent.lines]
     return filled(TrafficDocument, sent, items=items, **question(sent.setup, "commtax.bill-exact/1"))
 
 
@@ -164,13 +142,6 @@ class Judged(FitAnswer, Asked):
     budget_bytes_per_rank: float
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    part: str
-    bytes: Number
-    replicated_bytes: Number
-
-
 @dataclass(frozen=True)
 class FitDocument(Judged):
     tp: Number
@@ -182,7 +153,7 @@ class FitDocument(Judged):
     visible_bytes_per_rank: float
     gpu_memory_utilization: float
     weights_bytes_per_rank: float
-    weights: list[Weights]
+    weights: list[Record]
     activation_bytes_per_rank: float
     other_bytes_per_rank: float
     graph_bytes_per_rank: float
@@ -199,28 +170,19 @@ class FitDocument(Judged):
     max_concurrency: float
 
 
-@dataclass(frozen=True, slots=True)
-class TrainedBytes:
-    parameters: Number
-    gradients: Number
-    optimizer: Number
-    activations: Number
-    logits: Number
-
-
 @dataclass(frozen=True)
 class TrainFitDocument(Judged):
     micro_batch: Number
     seq: Number
     memory_bytes_per_rank: Number
-    parts_bytes: TrainedBytes
+    parts_bytes: Record
 
 
 def fit_document(judged: Fit | TrainFit) -> FitDocument | TrainFitDocument:
     """``fit --json``, of either phase."""
     asked = judged.setup
     if isinstance(judged, TrainFit):
-        held = {"memory_bytes_per_rank": judged.memory.total, "parts_bytes": filled(TrainedBytes, judged.memory)}
+        held = {"memory_bytes_per_rank": judged.memory.total, "parts_bytes": told(judged.memory, *HELD)}
         return filled(TrainFitDocument, judged, judged.step, asked, **held, **question(asked, "commtax.fit-train/1"))
     low, high = judged.kv_tokens_range
     return filled(
@@ -231,7 +193,7 @@ def fit_document(judged: Fit | TrainFit) -> FitDocument | TrainFitDocument:
         asked.cluster.chip,
         asked,
         gpu_memory_utilization=judged.serving.utilization,
-        weights=[filled(Weights, line, bytes=line.nbytes) for line in judged.weights],
+        weights=[told(line, "part", "replicated_bytes") | {"bytes": line.nbytes} for line in judged.weights],
         kv_cache_bytes_per_rank=judged.kv_bytes,
         kv_tokens_low=low,
         kv_tokens_high=high,
@@ -262,30 +224,13 @@ def thing_document(thing: Chip | Link | Cluster | Engine) -> Record:
     return {"schema": f"commtax.{type(thing).__name__.lower()}/1", **values, "sources": thing.sources}
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedDocument(Citation):
-    params: float
-    kind: str
-    beyond: float
-    includes: str
-
-
-@dataclass(frozen=True, slots=True)
-class TensorDocument:
-    name: str
-    shape: tuple[int, ...]
-    split: str
-    layers: int
-
-
 def model_document(model: Model, counts: Iterable[Published]) -> Record:
     """``catalog models NAME --json``."""
     a, moe = model.attention, model.experts
-    names = ("key", "architecture", "dtype", "hidden", "num_layers", "vocab", "max_len", "aliases")
     return {
         "schema": "commtax.model/1",
-        **{name: getattr(model, name) for name in names},
-        **{name: getattr(a, name) for name in ("num_heads", "num_kv_heads", "head_dim")},
+        **told(model, "key", "architecture", "dtype", "hidden", "num_layers", "vocab", "max_len", "aliases"),
+        **told(a, "num_heads", "num_kv_heads", "head_dim"),
         "params": num_params(model),
         "active_params": num_active_params(model),
         "active_params_without_embedding": num_active_params(model, embedding=False),
@@ -297,8 +242,11 @@ def model_document(model: Model, counts: Iterable[Published]) -> Record:
         "experts_per_token": moe.top_k if moe else 0,
         "tied_embeddings": model.tied,
         "source": model.source,
-        "published": [filled(PublishedDocument, p, p.source) for p in counts],
-        "tensors": [filled(TensorDocument, t, layers=model.layers.count(t.where) if t.where >= 0 else 1) for t in inventory(model)],
+        "published": [told(p, "params", "kind", "beyond", "includes") | plain(p.source) for p in counts],
+        "tensors": [
+            told(t, "name", "shape", "split") | {"layers": model.layers.count(t.where) if t.where >= 0 else 1}
+            for t in inventory(model)
+        ],
     }
 
 
@@ -312,29 +260,7 @@ def kv_bytes_per_token(model: Model) -> float:
     return float(sum(kv_bytes_per_token_layer(model.blocks[i].attention, 1, "bf16") for i in model.layers))
 
 
-@dataclass(frozen=True, slots=True)
-class LineDocument:
-    """One line of a bill: what is sent and what it costs."""
-
-    kind: str
-    axis: str
-    what: str
-    op: str
-    nbytes: Number
-    ranks: Number
-    count: Number
-    link: str
-    algorithm: str
-    why: str
-    each_s: Number
-    fixed_s: Number
-    moving_s: Number
-    total_s: Number
-    window_s: Number
-    hidden_s: Number
-    exposed_s: Number
-    source: str
-
-
-def line_documents(lines: Iterable[Line]) -> list[LineDocument]:
-    return [filled(LineDocument, line, line.item, axis=axis_of(line)) for line in lines]
+def line_records(lines: Iterable[Line]) -> list[Record]:
+    """The lines of a bill, each with what is sent and what it costs."""
+    item = ("what", "op", "nbytes", "ranks", "count")
+    return [{"kind": x.kind, "axis": axis_of(x)} | told(x.item, *item) | told(x, *LINE) for x in lines]

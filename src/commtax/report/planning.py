@@ -18,7 +18,7 @@ from commtax.planner.reasons import in_type, step_of
 from commtax.planner.serving import ServingPlans
 from commtax.planner.standing import Standing
 from commtax.planner.training import BUDGET, TrainColumns, TrainPlans
-from commtax.report.documents import LEFT_OUT, Named, Record, filled, named, plain
+from commtax.report.documents import Named, Record, filled, named
 from commtax.report.serving import basis_words
 from commtax.report.tables import new_table, notes, say
 from commtax.spec import Profile
@@ -232,58 +232,6 @@ def _scatter(a: ServingPlans) -> list[Text]:
     return lines
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServedRow:
-    """One serving plan; without a second token there is no time between tokens."""
-
-    mode: str
-    tp: int
-    pp: int
-    dp: int
-    ep: int
-    replicas: int
-    gpus: int
-    concurrency: int
-    idle_gpus: int
-    prefill_tp: int = LEFT_OUT
-    prefill_replicas: int = LEFT_OUT
-    dtype: str
-    ttft_s: float
-    tpot_s: float | None
-    tokens_per_s: float
-    tokens_per_s_per_gpu: float
-    kv_headroom: float
-    tpot_low_s: float | None
-    tpot_high_s: float | None
-    tokens_per_s_per_user: float | None
-    usd_per_million_tokens: float | None
-    exposed_comm_fraction: float
-    verdict: str
-
-
-@dataclass(frozen=True)
-class TrainedRow:
-    """One training plan; a pasted one tells no kinds."""
-
-    tp: int
-    pp: int
-    dp: int
-    ep: int
-    cp: int
-    micro_batch: int
-    gpus: int
-    step_s: float
-    mfu: float
-    memory_bytes: float
-    bubble_fraction: float
-    exposed_comm_fraction: float
-    zero: int = LEFT_OUT
-    recompute: str = LEFT_OUT
-    schedule: str = LEFT_OUT
-    chunks: int = LEFT_OUT
-    verdict: str = LEFT_OUT
-
-
 @dataclass(frozen=True)
 class ServedPlans(Named):
     objective: str
@@ -295,8 +243,8 @@ class ServedPlans(Named):
     tpot_limit_s: float
     definition: str
     candidates: int
-    plans: list[ServedRow]
-    near: list[ServedRow]
+    plans: list[Record]
+    near: list[Record]
     front: Sequence[object]
     rejected: list[Record]
     why: list[str]
@@ -310,8 +258,8 @@ class TrainedPlans(Named):
     global_batch: int
     seq: int
     candidates: int
-    plans: list[TrainedRow]
-    near: list[TrainedRow]
+    plans: list[Record]
+    near: list[Record]
     rejected: list[Record]
     pasted: Record | None
     profile: str | None
@@ -352,40 +300,43 @@ def _trained_plans(a: TrainPlans, top: int, pasted: Standing | None) -> TrainedP
         a,
         plans=_trained_rows(a, a.plans, top),
         near=_trained_rows(a, a.near, 5),
-        pasted=_standing(pasted, [_trained_row(pasted.rows, i) for i in range(len(pasted.rows))]) if pasted else None,
+        pasted=_standing(pasted, _figures(pasted.rows, 1)) if pasted else None,
         **_common(a, "commtax.plan-train/1", a.profile),
     )
 
 
-def _standing(pasted: Standing, rows: Sequence[ServedRow | TrainedRow]) -> Record:
-    return {**plain(rows[0] if rows else {}), "plan": pasted.words, "rank": pasted.rank or None, "reason": pasted.reason}
+def _standing(pasted: Standing, rows: list[Record]) -> Record:
+    return {**(rows[0] if rows else {}), "plan": pasted.words, "rank": pasted.rank or None, "reason": pasted.reason}
 
 
-def _served_rows(a: ServingPlans, rows: Columns, top: int) -> list[ServedRow]:
+def _at(rows: Columns | TrainColumns, i: int, *names: str) -> Record:
+    return {name: getattr(rows, name)[i] for name in names}
+
+
+def _served_rows(a: ServingPlans, rows: Columns, top: int) -> list[Record]:
     usd, sent = a.usd_per_million_tokens(rows), _sent(a, rows, top)
-    return [_served_row(a, rows, i, float(usd[i]), sent[i]) for i in range(min(top, len(rows)))]
+    return [_served_row(a, rows, i, usd[i], sent[i]) for i in range(min(top, len(rows)))]
 
 
-def _served_row(a: ServingPlans, rows: Columns, i: int, usd: float, sent: float) -> ServedRow:
+def _served_row(a: ServingPlans, rows: Columns, i: int, usd: float, sent: float) -> Record:
+    """One plan; without a second token there is no time between tokens."""
     low, high = a.range_of(rows, i, "tpot_s")
-    sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency")}
-    rates = {n: float(getattr(rows, n)[i]) for n in ("ttft_s", "tokens_per_s", "tokens_per_s_per_gpu", "kv_headroom")}
-    times = {"tpot_s": float(rows.tpot_s[i]), "tpot_low_s": low, "tpot_high_s": high}
-    times["tokens_per_s_per_user"] = float(rows.tokens_per_s_per_user[i])
-    apart = {n: int(getattr(rows, n)[i]) for n in ("prefill_tp", "prefill_replicas")} if rows.mode[i] else {}
-    return filled(
-        ServedRow,
-        **sizes,
-        **rates,
-        **(times if a.goal.output_len > 1 else dict.fromkeys(times)),
-        **apart,
-        mode="disaggregated" if rows.mode[i] else "together",
-        idle_gpus=a.cluster.num_gpus - sizes["gpus"],
-        dtype=a.dtypes[int(rows.dtype[i])] or "as stored",
-        usd_per_million_tokens=usd if a.usd_per_gpu_hour else None,
-        exposed_comm_fraction=sent,
-        verdict=a.words(rows, i),
-    )
+    between = ("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user")
+    return {
+        "mode": "disaggregated" if rows.mode[i] else "together",
+        **_at(rows, i, "tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency"),
+        "idle_gpus": a.cluster.num_gpus - rows.gpus[i],
+        **(_at(rows, i, "prefill_tp", "prefill_replicas") if rows.mode[i] else {}),
+        "dtype": a.dtypes[int(rows.dtype[i])] or "as stored",
+        **_at(rows, i, "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_gpu", "kv_headroom"),
+        "tpot_low_s": low,
+        "tpot_high_s": high,
+        **_at(rows, i, "tokens_per_s_per_user"),
+        **(dict.fromkeys(between) if a.goal.output_len == 1 else {}),
+        "usd_per_million_tokens": usd if a.usd_per_gpu_hour else None,
+        "exposed_comm_fraction": sent,
+        "verdict": a.words(rows, i),
+    }
 
 
 def plot_front(a: ServingPlans, path: Path) -> None:
@@ -422,14 +373,15 @@ def _train_table(a: TrainPlans, rows: TrainColumns, top: int) -> Table:
     return table
 
 
-def _trained_rows(a: TrainPlans, rows: TrainColumns, top: int) -> list[TrainedRow]:
-    return [_trained_row(rows, i, a) for i in range(min(top, len(rows)))]
+def _trained_rows(a: TrainPlans, rows: TrainColumns, top: int) -> list[Record]:
+    kinds = [asdict(a.kinds[int(kind)]) for kind in rows.kind[:top]]
+    every = zip(_figures(rows, top), kinds, strict=True)
+    return [row | kind | {"verdict": a.words(rows, i)} for i, (row, kind) in enumerate(every)]
 
 
-def _trained_row(rows: TrainColumns, i: int, a: TrainPlans | None = None) -> TrainedRow:
-    """Sizes and figures of a row; with its kinds where the plans that it is of are given."""
-    sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "dp", "ep", "cp", "micro_batch")}
-    figures = ("step_s", "mfu", "memory_bytes", "bubble_fraction", "exposed_comm_fraction")
-    gpus = sizes["tp"] * sizes["pp"] * sizes["dp"] * sizes["cp"]
-    kinds = {**asdict(a.kinds[int(rows.kind[i])]), "verdict": a.words(rows, i)} if a else {}
-    return filled(TrainedRow, **sizes, gpus=gpus, **{n: float(getattr(rows, n)[i]) for n in figures}, **kinds)
+def _figures(rows: TrainColumns, top: int) -> list[Record]:
+    """Sizes and figures of the first rows."""
+    names = ("tp", "pp", "dp", "ep", "cp", "micro_batch"), ("step_s", "mfu", "memory_bytes", "bubble_fraction")
+    gpus = rows.tp * rows.pp * rows.dp * rows.cp
+    shown = range(min(top, len(rows)))
+    return [_at(rows, i, *names[0]) | {"gpus": gpus[i]} | _at(rows, i, *names[1], "exposed_comm_fraction") for i in shown]

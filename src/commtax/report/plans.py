@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from commtax.api.plans import BreakEven, PlanRow, PlanTable
-from commtax.report.documents import Record, filled
+from commtax.report.documents import Record, told
 from commtax.report.plots import no_formula, picture
 from commtax.report.tables import csv_text, new_table, notes, say
 from commtax.units import format_rate, format_seconds
@@ -19,35 +19,16 @@ BLOCKS = " ░▒▓█"
 MOST_LINES = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One plan at one link and batch."""
-
-    plan: str
-    link: str
-    batch: int
-    gpus: int
-    step_s: float | None
-    low_s: float | None
-    high_s: float | None
-    compute_s: float | None
-    exposed_comm_s: float | None
-    comm_fraction: float | None
-    tokens_per_s: float | None
-    tokens_per_s_per_gpu: float | None
-    fits: bool | None
-    refused: str
-
-
 PRICED = ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_fraction")
 
 
-def _cell(row: PlanRow) -> Cell:
-    if row.bill is None:
-        none = dict.fromkeys((*PRICED, "tokens_per_s", "tokens_per_s_per_gpu", "fits"))
-        return filled(Cell, row, **none)
-    figures = {name: float(getattr(row.bill, name)) for name in PRICED}
-    return filled(Cell, row, **figures, tokens_per_s_per_gpu=row.tokens_per_s / row.gpus)
+def _record(row: PlanRow) -> Record:
+    """One flat record a cell, its figures null where it has none."""
+    figures: Record = dict.fromkeys((*PRICED, "tokens_per_s", "tokens_per_s_per_gpu", "fits"))
+    if row.bill is not None:
+        figures |= {name: float(getattr(row.bill, name)) for name in PRICED} | told(row, "tokens_per_s", "fits")
+        figures["tokens_per_s_per_gpu"] = row.tokens_per_s / row.gpus
+    return told(row, "plan", "link", "batch", "gpus") | figures | {"refused": row.refused}
 
 
 def plans_document(found: PlanTable) -> Record:
@@ -57,11 +38,11 @@ def plans_document(found: PlanTable) -> Record:
         for f in found.break_evens
     ]
     head = {"schema": "commtax.compare-plans/1", "phase": found.phase, "context": found.context}
-    return {**head, "rows": [_cell(row) for row in found.rows], "break_even": flips, "notes": found.notes}
+    return {**head, "rows": [_record(row) for row in found.rows], "break_even": flips, "notes": found.notes}
 
 
 def plans_csv(found: PlanTable) -> str:
-    return csv_text([asdict(_cell(row)) for row in found.rows])
+    return csv_text([_record(row) for row in found.rows])
 
 
 def show_plans(console: Console, found: PlanTable) -> None:

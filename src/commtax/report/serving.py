@@ -10,7 +10,7 @@ from rich.console import Console
 
 from commtax.api.serving import Simulation
 from commtax.api.setup import describe_gpus
-from commtax.report.documents import LEFT_OUT, Asked, filled, plain, question
+from commtax.report.documents import LEFT_OUT, Asked, Record, filled, plain, question, told
 from commtax.report.tables import new_table, notes, say, where
 from commtax.spec import Number
 from commtax.units import format_mean, format_seconds, plural
@@ -201,20 +201,9 @@ def simulation_runs(s: Simulation) -> list[Run]:
     return [Run(**{name: plain(value[i]) for name, value in wide.items()}) for i in range(size)]
 
 
-@dataclass(frozen=True, slots=True)
-class Workers:
-    """Those that compute prompts alone."""
-
-    workers: Number | None
-    tp: Number
-    pp: Number
-    ep: Number
-    kv_tokens: Number | None
-
-
 @dataclass(frozen=True)
 class SimulationDocument(Asked):
-    prompt_workers: Workers | None
+    prompt_workers: Record | None
     input_len: Number
     output_len: Number
     num_prompts: Number | None
@@ -249,7 +238,7 @@ def _workers(s: Simulation) -> dict[str, object]:
     gpus = s.num_gpus if s.num_gpus is not None and np.ndim(s.num_gpus) == 0 else None
     room = s.apart.kv_tokens if np.isfinite(s.apart.kv_tokens) else None
     return {
-        "prompt_workers": filled(Workers, s.apart, s.apart.plan, kv_tokens=room),
+        "prompt_workers": {"workers": s.apart.workers, **told(s.apart.plan, "tp", "pp", "ep"), "kv_tokens": room},
         "decode_workers": s.apart.copies if np.ndim(s.apart.copies) == 0 else None,
         "gpus": gpus,
         "idle_gpus": None if gpus is None else s.setup.cluster.num_gpus - gpus,

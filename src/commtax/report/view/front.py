@@ -11,8 +11,8 @@ from commtax.api.serving import lengths_note
 from commtax.planner.columns import Columns, joined
 from commtax.planner.serving import ServingPlans
 from commtax.planner.training import TrainColumns, TrainPlans
-from commtax.report.documents import Named, Value
-from commtax.report.planning import ServedPlans, ServedRow, TrainedPlans, TrainedRow, plans_document
+from commtax.report.documents import Named, Record, Value
+from commtax.report.planning import ServedPlans, TrainedPlans, plans_document
 from commtax.units import format_bytes, format_seconds
 
 TOP = 10
@@ -33,7 +33,7 @@ class Point:
 class Front(Named):
     """As ``commtax plan --json``, and the front as points."""
 
-    plans: list[ServedRow] | list[TrainedRow]
+    plans: list[Record]
     front: list[Point]
     sentence: str
     x_title: str
