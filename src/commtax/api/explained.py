@@ -9,8 +9,10 @@ from typing import Literal
 from commtax.api.billing import StepBill, fits, held
 from commtax.api.explain import Counterfactual, counterfactuals, verdict
 from commtax.api.fitting import Fit
+from commtax.api.formula import formula, source
 from commtax.api.layer import Layer, layer_of
 from commtax.api.moves import AXES, Axis
+from commtax.api.setup import fabric_of
 from commtax.api.train_billing import USABLE, TrainBill
 from commtax.api.train_explain import Thresholds, thresholds, train_counterfactuals, train_verdict
 from commtax.ledger import AXIS_OF, Line
@@ -51,11 +53,16 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class AxisTax:
-    """What all collectives of one axis cost together; ``top`` is the costliest of ``lines``, ``window_s`` what it may hide in."""
+    """What all collectives of one axis cost together, and the costliest of them with its window."""
 
-    axis: str
-    top: Line
-    more: int  # other lines
+    axis: Axis
+    collective: str
+    nbytes: float
+    ranks: float
+    times: float
+    link: str
+    more: int  # other collectives
+    top_s: float
     window_s: float
     comm_s: float
     exposed_s: float
@@ -63,6 +70,8 @@ class AxisTax:
     tax: float
     hidden: bool
     binding: bool
+    formula: str
+    source: str
 
 
 @dataclass(frozen=True)  # without slots: parts are asked for by several readers and kept
@@ -78,6 +87,11 @@ class Explained:
     @cached_property
     def sentence(self) -> str:
         return train_verdict(self.bill) if isinstance(self.bill, TrainBill) else verdict(self.bill, self.what_ifs)
+
+    @cached_property
+    def library(self) -> str:
+        """Whose collectives run, by name."""
+        return fabric_of(self.bill.setup, self.bill.settings.library).name
 
     @cached_property
     def layer(self) -> Layer:
@@ -135,23 +149,30 @@ def _binding_text(b: Priced, axis: str) -> str:
     return f"{kind} of {top.item.what} {top.item.op} over {top.link}, {format_seconds(float(top.exposed_s))} exposed"
 
 
-def _tax(of: Explained, axis: str, lines: list[Line]) -> AxisTax:
-    b = of.bill
+def _tax(step: Explained, axis: Axis, lines: list[Line]) -> AxisTax:
+    b = step.bill
     top = max(lines, key=lambda x: (float(x.exposed_s), float(x.total_s)))
     bubble = float(b.bubble_s) if isinstance(b, TrainBill) and axis == "pp" else 0.0
     exposed = float(b.exposed_on(axis))
     overlaps = isinstance(b, TrainBill) and axis in b.settings.async_axes
     return AxisTax(
         axis=axis,
-        top=top,
+        collective=f"{top.item.what} {top.item.op}",
+        nbytes=float(top.item.nbytes),
+        ranks=float(top.item.ranks),
+        times=float(top.item.count),
+        link=str(top.link),
         more=len(lines) - 1,
+        top_s=float(top.total_s),
         window_s=float(top.window_s) if overlaps else 0.0,
         comm_s=sum(float(x.total_s) for x in lines),
         exposed_s=exposed,
         bubble_s=bubble,
         tax=(exposed + bubble) / float(b.step_s),
         hidden=overlaps and all(float(x.total_s) <= float(x.window_s) for x in lines),
-        binding=axis == of.binding.axis,
+        binding=axis == step.binding.axis,
+        formula=formula(top, b.setup.cluster.chip),
+        source=source(top, step.library),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -16,7 +15,7 @@ from commtax.api.train_billing import TrainBill
 from commtax.api.train_explain import Cause, causes
 from commtax.ledger import Line
 from commtax.report import training
-from commtax.report.documents import LEFT_OUT, Asked, Named, Record, filled, line_records, question, told
+from commtax.report.documents import LEFT_OUT, Asked, Named, Record, Row, filled, line_records, question, told
 from commtax.report.picture import draw_layer
 from commtax.report.tables import CONTEXT, between, csv_text, headline, new_table, notes, say
 from commtax.spec import Number
@@ -264,8 +263,6 @@ def expectation_document(e: Expectation, measured_s: float | None) -> Expectatio
 COLUMNS = ("step_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
 APART = ("tp_comm_s", "ep_comm_s")
 TRAINED = ("mfu", "dp_tax_s", "tp_tax_s", "pp_tax_s", "ep_tax_s", "cp_tax_s", "binding")
-Row = dict[str, Any]
-"""A row of a table: the axes that were asked for, and figures."""
 
 
 def comparison_rows(compared: Comparison) -> list[Row]:

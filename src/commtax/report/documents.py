@@ -21,6 +21,8 @@ Shape = TypeVar("Shape")
 Value = int | float | str | None
 Record = dict[str, object]
 """A JSON object whose keys are not known beforehand."""
+Row = dict[str, Any]
+"""A row of a table: its axes and figures by name."""
 LEFT_OUT: Any = object()
 """A field that its document does not have this time."""
 

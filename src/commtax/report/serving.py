@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from rich.console import Console
 
 from commtax.api.serving import Simulation
 from commtax.api.setup import describe_gpus
-from commtax.report.documents import LEFT_OUT, Asked, Record, filled, plain, question, told
-from commtax.report.tables import new_table, notes, say, where
+from commtax.report.documents import LEFT_OUT, Asked, Record, Row, filled, plain, question, told
+from commtax.report.tables import new_table, notes, say, shares, where
 from commtax.spec import Number
 from commtax.units import format_mean, format_seconds, plural
 
@@ -47,30 +47,20 @@ def show_simulation(console: Console, s: Simulation) -> None:
         f"{float(s.tokens_per_s):,.0f} output tokens/s, {float(s.requests_per_s):,.2f} requests/s",
         "bold yellow",
     )
-    table = new_table("of TTFT", ">time", ">share")
-    for name, words in PARTS:
-        part = float(getattr(s.served, name))
-        if part:
-            table.add_row(words, format_seconds(part), f"{part / float(s.ttft_s):.0%}")
-    console.print(table)
+    console.print(shares("of TTFT", [(words, float(getattr(s.served, name))) for name, words in PARTS], float(s.ttft_s)))
     if s.output_len > 1:
-        _show_token(console, s)
+        console.print(shares("of TPOT", _token_parts(s), float(s.tpot_s)))
     notes(console, (_mixture(s), *s.notes, _source(s)))
 
 
-def _show_token(console: Console, s: Simulation) -> None:
-    table = new_table("of TPOT", ">time", ">share")
+def _token_parts(s: Simulation) -> list[tuple[str, float]]:
     decode, stretch, frontend = float(s.decode_s), float(s.served.stretch_s), float(s.served.frontend_s / (s.output_len - 1))
-    rows = (
+    return [
         ("decode step", decode),
         ("prompts of others", stretch),
         ("waiting for the front end", frontend),
         ("waiting for the KV cache, thrown out of it", float(s.tpot_s) - decode - stretch - frontend),
-    )
-    for words, part in rows:
-        if part > 1e-12:
-            table.add_row(words, format_seconds(part), f"{part / float(s.tpot_s):.0%}")
-    console.print(table)
+    ]
 
 
 def show_simulations(console: Console, s: Simulation) -> None:
@@ -79,11 +69,11 @@ def show_simulations(console: Console, s: Simulation) -> None:
     times = (">TPOT", ">80 % range", ">TTFT", ">80 % range", ">E2E")
     table = new_table(">clients", ">running", *times, ">tokens/s", ">requests/s", ">of TPOT prompts")
     for run in simulation_runs(s):
-        tpot, ttft = _range(run.tpot_low_s, run.tpot_high_s), _range(run.ttft_low_s, run.ttft_high_s)
-        cells = (_seconds(run.tpot_s), tpot, _seconds(run.ttft_s), ttft, _seconds(run.e2e_s))
-        mixed = "–" if run.mixed_share is None else f"{run.mixed_share:.0%}"
-        rates = (f"{run.tokens_per_s:,.0f}", f"{run.requests_per_s:,.2f}", mixed)
-        table.add_row(f"{run.concurrency:,}", format_mean(run.running), *cells, *rates)
+        tpot, ttft = (_range(run[f"{n}_low_s"], run[f"{n}_high_s"]) for n in ("tpot", "ttft"))
+        cells = (_seconds(run["tpot_s"]), tpot, _seconds(run["ttft_s"]), ttft, _seconds(run["e2e_s"]))
+        mixed = "–" if run["mixed_share"] is None else f"{run['mixed_share']:.0%}"
+        rates = (f"{run['tokens_per_s']:,.0f}", f"{run['requests_per_s']:,.2f}", mixed)
+        table.add_row(f"{run['concurrency']:,}", format_mean(run["running"]), *cells, *rates)
     console.print(table)
     notes(console, (*s.notes, _source(s)))
 
@@ -158,47 +148,24 @@ def basis_words(s: Simulation) -> str:
     return f"transferred from published runs on {where}; ranges are wider by those of the steps here"
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One concurrency; without a second token there is no time between tokens, and its fields are null."""
-
-    concurrency: int
-    running: float
-    rows: float
-    chunks: float
-    tpot_s: float | None
-    tpot_low_s: float | None
-    tpot_high_s: float | None
-    ttft_s: float
-    ttft_low_s: float
-    ttft_high_s: float
-    e2e_s: float
-    tokens_per_s: float
-    requests_per_s: float
-    decode_step_s: float
-    prompt_step_s: float
-    mixed_share: float | None
-    prompts_ahead: float
-    ttft_request_s: float
-    ttft_boundary_s: float
-    ttft_prefill_s: float
-    ttft_ahead_s: float
-    ttft_moved_s: float
-    ttft_slot_s: float
-    ttft_frontend_s: float
+RUN = (
+    *("concurrency", "running", "rows", "chunks", "tpot_s", "ttft_s", "e2e_s", "tokens_per_s", "requests_per_s"),
+    *("decode_s", "prompt_s", "mixed_share"),
+)
 
 
-def simulation_runs(s: Simulation) -> list[Run]:
-    """One for each concurrency."""
-    ranges = {f"{n}_{end}_s": x for n in ("tpot", "ttft") for end, x in zip(("low", "high"), s.range_of(f"{n}_s"), strict=True)}
-    steps = {"decode_step_s": s.decode_s, "prompt_step_s": s.prompt_s, "prompts_ahead": s.served.ahead}
-    columns = ranges | steps | {f"ttft_{name}": getattr(s.served, name) for name, _ in PARTS}
-    columns |= {f.name: getattr(s, f.name) for f in fields(Run) if f.name not in columns}
+def simulation_runs(s: Simulation) -> list[Row]:
+    """One flat record a concurrency; without a second token there is no time between tokens, and its fields are null."""
+    named = {"decode_s": "decode_step_s", "prompt_s": "prompt_step_s"}
+    columns: Row = {named.get(name, name): getattr(s, name) for name in RUN}
+    for name in ("tpot", "ttft"):
+        columns[f"{name}_low_s"], columns[f"{name}_high_s"] = s.range_of(f"{name}_s")
+    columns |= {"prompts_ahead": s.served.ahead, **{f"ttft_{name}": getattr(s.served, name) for name, _ in PARTS}}
     if np.all(np.asarray(s.output_len) == 1):
         columns |= dict.fromkeys(("tpot_s", "tpot_low_s", "tpot_high_s", "mixed_share"))
     size = np.size(s.concurrency)
     wide = {name: np.broadcast_to(value, (size,)) for name, value in columns.items()}
-    return [Run(**{name: plain(value[i]) for name, value in wide.items()}) for i in range(size)]
+    return [plain({name: value[i] for name, value in wide.items()}) for i in range(size)]
 
 
 @dataclass(frozen=True)
@@ -213,7 +180,7 @@ class SimulationDocument(Asked):
     fits: bool
     calibrated: bool
     basis: str
-    runs: list[Run]
+    runs: list[Row]
     notes: tuple[str, ...]
     decode_workers: Number | None = LEFT_OUT
 

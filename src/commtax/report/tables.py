@@ -19,6 +19,9 @@ from commtax.report.documents import facts_of, kv_bytes_per_token, stored_bytes
 from commtax.spec import Chip, Citation, Cluster, Engine, Link, Model, Number
 from commtax.units import GiB, format_bytes, format_count, format_rate, format_seconds, format_si, plural
 
+NOTHING_S = 1e-12
+"""Less than this is left of a difference by rounding alone."""
+
 
 def new_table(*columns: str, title: str = "") -> Table:
     """Columns that start with '>' are right-aligned."""
@@ -59,6 +62,15 @@ def between(low_s: Number, high_s: Number) -> str:
     """The 80 % range of a time, where there is one."""
     low, high = format_seconds(float(low_s)), format_seconds(float(high_s))
     return f" ({low} to {high})" if low != high else ""
+
+
+def shares(title: str, parts: Iterable[tuple[str, float]], whole: float, digits: int = 0) -> Table:
+    """Times that a whole is made of, those that are not nothing."""
+    table = new_table(title, ">time", ">share")
+    for name, seconds in parts:
+        if seconds > NOTHING_S:
+            table.add_row(name, format_seconds(seconds), f"{seconds / whole:.{digits}%}")
+    return table
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:

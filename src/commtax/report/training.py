@@ -9,7 +9,7 @@ from commtax.api.explained import HELD, Explained, axis_of
 from commtax.api.train_billing import TrainBill
 from commtax.api.train_explain import causes
 from commtax.ledger import Line
-from commtax.report.tables import between, new_table, say
+from commtax.report.tables import between, new_table, say, shares
 from commtax.units import format_bytes, format_count, format_seconds, plural
 
 PARTS = ("forward", "recompute", "backward", "update")
@@ -82,15 +82,9 @@ def _fate(x: Line) -> Text:
 
 def _time(console: Console, b: TrainBill) -> None:
     """Where the step goes: passes, taxes, bubble, update."""
-    step = float(b.step_s)
     rows = [(part, _part(b, part)) for part in PARTS]
     rows += [(f"{axis} communication, exposed", float(b.exposed_on(axis))) for axis in b.taxes]
-    rows += [("pipeline bubble", float(b.bubble_s))]
-    table = new_table("where the step goes", ">time", ">share")
-    for name, seconds in rows:
-        if seconds > 0:
-            table.add_row(name, format_seconds(seconds), f"{seconds / step:.1%}")
-    console.print(table)
+    console.print(shares("where the step goes", [*rows, ("pipeline bubble", float(b.bubble_s))], float(b.step_s), digits=1))
 
 
 def _part(b: TrainBill, part: str) -> float:

@@ -70,12 +70,12 @@ def create_app(host: str = "127.0.0.1", asker: Asker = here) -> App:
     app = FastAPI(title="commtax", version=__version__, docs_url=None, redoc_url=None, description=__doc__ or "")
     kept, parts = Kept(asker), dict[str, Schema]()
     errors: dict[int | str, Any] = {status: _told(Problem, text, parts) for status, text in ERRORS.items()}
-    for name, (answer, extra) in ANSWERS.items():
+    for name, (summary, _, extra) in ANSWERS.items():
         app.add_api_route(
             f"/api/{name}",
             _endpoint(name, kept),
             methods=["GET"],
-            summary=(answer.__doc__ or name).strip().split("\n")[0],
+            summary=summary,
             responses={200: _told(SHAPES[name], "Successful Response", parts), **errors},
             openapi_extra={"parameters": parameters(extra)} if name != "catalog" else None,
         )

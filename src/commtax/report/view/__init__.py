@@ -13,16 +13,16 @@ from typing import Any
 from commtax.api.billing import bill
 from commtax.api.explain import Counterfactual
 from commtax.api.explained import AxisTax, Binding, Explained, Memory, Priced, axis_of
+from commtax.api.formula import formula, share_formula, source
 from commtax.api.layer import Bar, Lane, Span, Stage
 from commtax.api.lesson import Lesson, lesson
 from commtax.api.moves import AXES, Place, instead, moves
-from commtax.api.setup import Setup, describe_gpus, fabric_of
+from commtax.api.setup import Setup, describe_gpus
 from commtax.api.train_billing import TrainBill, train_bill
 from commtax.ledger import Line
 from commtax.report.bills import how_sent, weakest
 from commtax.report.documents import Value, filled
 from commtax.report.view.commands import Commands, commands
-from commtax.report.view.formula import formula, share_formula, source
 from commtax.report.view.state import KEYS, MOST, State, cluster_of, model_of, record, shortened
 
 Patch = dict[str, Value]
@@ -69,29 +69,6 @@ class LayerShape:
     length_s: float
     note: str
     bars: list[BarShape]
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """An axis that sends anything, and the costliest of its collectives."""
-
-    axis: str
-    collective: str
-    nbytes: float
-    ranks: float
-    times: float
-    link: str
-    more: int
-    top_s: float
-    window_s: float
-    comm_s: float
-    exposed_s: float
-    bubble_s: float
-    tax: float
-    hidden: bool
-    binding: bool
-    formula: str
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +134,7 @@ class View:
     local_tokens: float | None
     totals: Totals
     layer: LayerShape
-    axes: list[Axis]
+    axes: list[AxisTax]
     bill: list[BillLine]
     changes: list[Change]
     memory: Memory
@@ -217,7 +194,6 @@ def view(state: State) -> View:
 def view_of(told: Explained, state: State, command: str = "") -> View:
     """The view of a bill; ``command`` is the line that priced it, where it was not the state."""
     b = told.bill
-    library = fabric_of(b.setup, b.settings.library).name
     ways = moves(_where(b.setup, state))
     return View(
         state=record(normal(state, b)),
@@ -228,9 +204,9 @@ def view_of(told: Explained, state: State, command: str = "") -> View:
         cluster=_machine(b),
         local_tokens=told.thresholds.local_tokens if told.thresholds else None,
         totals=filled(Totals, b, told.thresholds, fits=told.memory.fits, source=weakest(b)),
-        layer=filled(LayerShape, told.layer, bars=[_bar(x, b, library) for x in told.layer.bars]),
-        axes=[_axis(x, b, library) for x in told.axes],
-        bill=[_line(x, b, library) for x in sorted(b.items, key=lambda x: -float(x.exposed_s))],
+        layer=filled(LayerShape, told.layer, bars=[_bar(x, told) for x in told.layer.bars]),
+        axes=told.axes,
+        bill=[_line(x, told) for x in sorted(b.items, key=lambda x: -float(x.exposed_s))],
         changes=[_change(c, b) for c in told.what_ifs],
         memory=told.memory,
         commands=commands(state, b, command),
@@ -254,7 +230,7 @@ def normal(state: State, b: Priced) -> State:
     )
 
 
-def _bar(bar: Bar, b: Priced, library: str) -> BarShape:
+def _bar(bar: Bar, told: Explained) -> BarShape:
     s = bar.segment
     return filled(
         BarShape,
@@ -264,27 +240,13 @@ def _bar(bar: Bar, b: Priced, library: str) -> BarShape:
         name=f"{s.name} {s.line.item.op}" if s.lane == "comm" else s.name,
         latency_s=s.fixed_s,
         bandwidth_s=s.moving_s,
-        formula=share_formula(s, b.setup.cluster.chip),
-        source=source(s.line, library),
+        formula=share_formula(s, told.bill.setup.cluster.chip),
+        source=source(s.line, told.library),
     )
 
 
-def _axis(tax: AxisTax, b: Priced, library: str) -> Axis:
-    top = tax.top
-    return filled(
-        Axis,
-        tax,
-        top.item,
-        collective=f"{top.item.what} {top.item.op}",
-        times=top.item.count,
-        link=str(top.link),
-        top_s=top.total_s,
-        formula=formula(top, b.setup.cluster.chip),
-        source=source(top, library),
-    )
-
-
-def _line(x: Line, b: Priced, library: str) -> BillLine:
+def _line(x: Line, told: Explained) -> BillLine:
+    b = told.bill
     return filled(
         BillLine,
         x,
@@ -295,7 +257,7 @@ def _line(x: Line, b: Priced, library: str) -> BillLine:
         latency_s=x.fixed_s,
         share=float(x.exposed_s) / float(b.step_s),
         formula=formula(x, b.setup.cluster.chip),
-        source=source(x, library) if x.kind == "comm" else x.source,
+        source=source(x, told.library) if x.kind == "comm" else x.source,
     )
 
 

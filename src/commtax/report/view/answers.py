@@ -11,20 +11,13 @@ from commtax.api.grids import GRIDS, Cell, Grid, grid
 from commtax.planner import plan, plan_training
 from commtax.report.bills import StepDocument, TrainDocument, bill_document
 from commtax.report.documents import FitDocument, TrainFitDocument, fit_document
-from commtax.report.view import View, priced, view, words_of
+from commtax.report.view import priced, words_of
 from commtax.report.view.front import ServedFront, TrainedFront, serving_front, training_front
-from commtax.report.view.pipeline import Pipeline, pipeline_of
 from commtax.report.view.state import Key, RefusedError, State, cluster_of, model_of, shortened
-from commtax.report.view.tour import Catalog, catalogue
 
 GRID = Key("grid", "grid", "tp-link", "Which heat map.", words=GRIDS)
 PLAN_GPUS = 512
 """GPUs up to which the page searches plans."""
-
-
-def view_answer(state: State) -> View:
-    """Everything for one repaint."""
-    return view(state)
 
 
 def bill_answer(state: State) -> StepDocument | TrainDocument:
@@ -43,11 +36,6 @@ def fit_answer(state: State) -> FitDocument | TrainFitDocument:
     return fit_document(train_fit(model, place, **{name: words[name] for name in (*names, *more)}))
 
 
-def compare_answer(asked: tuple[State, str]) -> Grid:
-    """TP against links or batches around this state."""
-    return grid_of(*asked)
-
-
 def grid_of(state: State, kind: str) -> Grid:
     """A heat map whose cells set the keys in which they differ from the state."""
     drawn = grid(priced(state), kind)
@@ -58,11 +46,6 @@ def _keyed(cell: Cell, state: State) -> Cell:
     if cell.patch is None:
         return cell
     return replace(cell, patch=shortened({n: value for n, value in cell.patch.items() if value != getattr(state, n)}))
-
-
-def pipeline_answer(state: State) -> Pipeline:
-    """The pipeline's grid and its bubble, in the times of this step."""
-    return pipeline_of(priced(state))
 
 
 def plan_answer(state: State) -> ServedFront | TrainedFront:
@@ -89,8 +72,3 @@ def plan_answer(state: State) -> ServedFront | TrainedFront:
             kv_dtype=state.kv_dtype,
         )
     )
-
-
-def catalog_answer(_: None) -> Catalog:
-    """Names for the page's fields, presets and the tour."""
-    return catalogue()

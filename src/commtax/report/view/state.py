@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -205,16 +205,6 @@ def record(state: State) -> dict[str, Value]:
 def shortened(sizes: Mapping[str, Value]) -> dict[str, Value]:
     """What a button sets, under short keys."""
     return {SHORT[name]: str(value) if name == "zero" else value for name, value in sizes.items()}
-
-
-def query(state: State) -> dict[str, str]:
-    """The shortest link: only what is not the default."""
-    usual = State()
-    return {
-        SHORT[f.name]: f"{getattr(state, f.name):g}" if isinstance(f.default, float) else str(getattr(state, f.name))
-        for f in fields(state)
-        if getattr(state, f.name) != getattr(usual, f.name)
-    }
 
 
 def patched(state: State, patch: Mapping[str, Value]) -> State:
