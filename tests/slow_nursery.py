@@ -18,5 +18,5 @@ def endless(answer):
 
 
 for name in ("bill", "plan"):
-    ANSWERS[name] = (endless(ANSWERS[name][0]), ())
+    ANSWERS[name] = (ANSWERS[name][0], endless(ANSWERS[name][1]), ())
 main = nursery.main

@@ -40,7 +40,7 @@ def _find(kind: str, name: str) -> str:
         return wanted
     if wanted in _aliases(kind):
         return _aliases(kind)[wanted]
-    raise Refusal(f"unknown {kind[:-1]} '{name}'{suggest(name, [*keys(kind), *_aliases(kind)])}")
+    raise Refusal(f"unknown {kind[:-1]} '{name}'{suggest(name, [*keys(kind), *_aliases(kind)])}", kind[:-1])
 
 
 @lru_cache(maxsize=256)

@@ -84,11 +84,11 @@ def model(name: str) -> Model:
         raise Refusal(f"model '{name}': no such folder or file", "model")
     unknown = f"unknown model '{name}'{suggest(name, [*model_keys(), *_aliases()])}"
     if name.count("/") != 1:
-        raise Refusal(f"{unknown} (commtax catalog models lists them; a folder with config.json or a Hub id works too)")
+        raise Refusal(f"{unknown} (commtax catalog models lists them; a folder with config.json or a Hub id works too)", "model")
     try:
         return _from_hub(name)
     except LookupError as error:
-        raise Refusal(f"{unknown} ({error})") from None
+        raise Refusal(f"{unknown} ({error})", "model") from None
 
 
 @lru_cache(maxsize=128)

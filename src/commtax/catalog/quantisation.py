@@ -20,11 +20,10 @@ def quant_from(config: Mapping[str, Any], key: str) -> Quant:
         _check_names(found.only, key)
     except (TypeError, AttributeError, KeyError, IndexError) as error:
         raise Refusal(f"model {key}: quantization_config has a field of the wrong type ({error})", "model") from None
+    except Refusal:
+        raise
     except ValueError as error:
-        text = str(error)
-        raise Refusal(
-            text if text.startswith("model ") else f"model {key}: quantization_config has a bad number ({text})"
-        ) from None
+        raise Refusal(f"model {key}: quantization_config has a bad number ({error})", "model") from None
     return found
 
 

@@ -10,30 +10,34 @@ import click
 from commtax.files import write_text
 
 if TYPE_CHECKING:
-    from commtax.api.billing import StepBill
-    from commtax.api.train_billing import TrainBill
+    from commtax.api.explained import Explained
     from commtax.planner.serving import ServingPlans
     from commtax.planner.training import TrainPlans
+    from commtax.report.view.offline import Page
 
 html_option = click.option(
     "--html", default="", metavar="FILE", help="Also the page's pictures of it, in one file that needs no server."
 )
 
 
-def write_bill_page(path: str, priced: StepBill | TrainBill) -> None:
+def write_bill_page(path: str, told: Explained) -> None:
     if path:
         from commtax.report.view.offline import bill_page
-        from commtax.web.assets import offline
 
-        write_text(path, offline(bill_page(priced, _command())), "html")
+        _write(path, bill_page(told, _command()))
 
 
 def write_plan_page(path: str, found: ServingPlans | TrainPlans) -> None:
     if path:
         from commtax.report.view.offline import plan_page
-        from commtax.web.assets import offline
 
-        write_text(path, offline(plan_page(found, _command())), "html")
+        _write(path, plan_page(found, _command()))
+
+
+def _write(path: str, page: Page) -> None:
+    from commtax.web.assets import offline
+
+    write_text(path, offline(page), "html")
 
 
 def _command() -> str:

@@ -28,6 +28,11 @@ class Case:
     cluster: Cluster
     plan: Plan
     engine: Engine
+    named: str = ""  # how rules call the tensor-parallel size, where several are meant
+
+    @property
+    def degree(self) -> str:
+        return self.named or f"tp={self.plan.tp}"
 
     @property
     def dense_width(self) -> int:
@@ -53,17 +58,16 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule is broken where ``broken`` is true. ``axis`` is the size to change ("": the widest); ``says`` explains."""
+    """A rule is broken where ``broken`` is true. ``axis`` is the size to change ("": the widest); ``says`` explains.
+
+    ``otherwise`` is the argument that is wrong where it is none of the sizes.
+    """
 
     name: str
     axis: str
     broken: Callable[[Case], Number]
     says: Callable[[Case], str]
-
-    @property
-    def names_tp(self) -> bool:
-        """Whether its sentence has one degree of tensor parallelism in it."""
-        return self.axis == "tp" or self.name == "attention-dp-whole"
+    otherwise: str = ""
 
 
 def _kv_broken(q: Case) -> Number:
@@ -127,31 +131,31 @@ RULES: tuple[Rule, ...] = (
         "heads-divisible",
         "tp",
         lambda q: q.model.attention.num_heads % q.plan.tp != 0,
-        lambda q: f"{q.model.attention.num_heads} attention heads of {q.model.key} do not divide by tp={q.plan.tp}",
+        lambda q: f"{q.model.attention.num_heads} attention heads of {q.model.key} do not divide by {q.degree}",
     ),
     Rule(
         "kv-heads-divisible",
         "tp",
         _kv_broken,
-        lambda q: f"{q.kv_heads} KV heads of {q.model.key} neither divide by tp={q.plan.tp} nor divide it",
+        lambda q: f"{q.kv_heads} KV heads of {q.model.key} neither divide by {q.degree} nor divide it",
     ),
     Rule(
         "ffn-divisible",
         "tp",
         lambda q: q.dense_width % q.plan.tp != 0,
-        lambda q: f"feed-forward width {q.dense_width} of {q.model.key} does not divide by tp={q.plan.tp}",
+        lambda q: f"feed-forward width {q.dense_width} of {q.model.key} does not divide by {q.degree}",
     ),
     Rule(
         "expert-width-divisible",
         "tp",
         lambda q: (q.experts.intermediate % expert_tp(q.plan, q.engine) != 0) & (q.model.experts is not None),
-        lambda q: f"expert width {q.experts.intermediate} of {q.model.key} does not divide by tp={q.plan.tp}",
+        lambda q: f"expert width {q.experts.intermediate} of {q.model.key} does not divide by {q.degree}",
     ),
     Rule(
         "quant-block-divisible",
         "tp",
         _quant_block_broken,
-        lambda q: f"the quantised tiles of {q.model.key} do not divide by tp={q.plan.tp} (expert parallelism keeps experts whole)",
+        lambda q: f"the quantised tiles of {q.model.key} do not divide by {q.degree} (expert parallelism keeps experts whole)",
     ),
     Rule(
         "layers",
@@ -176,7 +180,7 @@ RULES: tuple[Rule, ...] = (
         "attention-dp-whole",
         "",
         lambda q: (q.plan.ep > q.plan.tp) & (q.plan.dp > 1) & (q.plan.tp > 1) & q.engine.sends.attention_dp_whole,
-        lambda q: f"tp={q.plan.tp} with dp={q.plan.dp}: {q.engine.key}'s attention data parallelism keeps attention whole on a GPU",
+        lambda q: f"{q.degree} with dp={q.plan.dp}: {q.engine.key}'s attention data parallelism keeps attention whole on a GPU",
     ),
     Rule(
         "cp-engine",
@@ -200,6 +204,7 @@ RULES: tuple[Rule, ...] = (
             f"schedule {q.plan.schedule} on {q.plan.pp} stages needs {SCHEDULES[q.plan.schedule].needs(q.plan.pp)} microbatches, "
             f"not {q.plan.microbatches}"
         ),
+        otherwise="schedule",
     ),
     Rule(
         "hsdp-groups",
@@ -267,7 +272,9 @@ def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:
     if not code:
         return
     rule, case = RULES[code - 1], Case(model, cluster, plan, engine)
-    raise Refusal(f"{rule.name}: {rule.says(case)}{_nearest(rule, case)}")
+    axis, near = _nearest(rule, case)
+    hint = f"; nearest legal {axis}: {' or '.join(map(str, near))}" if near else ""
+    raise Refusal(f"{rule.name}: {rule.says(case)}{hint}", axis if near else rule.axis or rule.otherwise, near)
 
 
 def legal_values(axis: str, model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[int]:
@@ -281,14 +288,14 @@ def legal_values(axis: str, model: Model, cluster: Cluster, plan: Plan, engine: 
     return [int(v) for v in values[ok]]
 
 
-def _nearest(rule: Rule, q: Case) -> str:
-    if rule.name == "sizes-positive":
-        return ""
+def _nearest(rule: Rule, q: Case) -> tuple[str, list[int]]:
+    """The size to change, and its nearest legal values with the rest of the plan as it is."""
+    if rule is RULES[0]:  # no size of its own is wrong, and no neighbour helps
+        return "", []
     axis = rule.axis or max(AXES, key=lambda name: int(getattr(q.plan, name)))
     wanted = int(getattr(q.plan, axis))
     values = legal_values(axis, q.model, q.cluster, q.plan, q.engine)
-    near = [v for v in values if v < wanted][-1:] + [v for v in values if v > wanted][:1]
-    return f"; nearest legal {axis}: {' or '.join(map(str, near))}" if near else ""
+    return axis, [v for v in values if v < wanted][-1:] + [v for v in values if v > wanted][:1]
 
 
 def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[Note]:

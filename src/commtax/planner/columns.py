@@ -12,11 +12,12 @@ from commtax.question import Question
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A family of plans that did not make it, and why."""
+    """A family of plans that did not make it, and why; ``rule`` is the reason for any degree, ``{tp}`` in its place."""
 
     family: str
     reason: str
-    tp: int = 0  # the degree that a rule forbids, where its sentence names it
+    tp: int = 0  # the degree that a rule forbids, where it forbids one …
+    rule: str = ""  # … and its sentence with a gap for the degrees
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,9 +31,9 @@ def illegal(base: Question, whole: Space) -> Iterator[Rejected]:
             continue
         seen.add(key)
         sizes = sizes_of(whole, i)
-        rule = RULES[int(whole.codes[i]) - 1]
+        says = RULES[int(whole.codes[i]) - 1].says
         case = Case(base.model, base.cluster, base.but(**sizes).plan, base.engine)
-        yield Rejected(label(**sizes), rule.says(case), sizes["tp"] if rule.names_tp else 0)
+        yield Rejected(label(**sizes), says(case), sizes["tp"], says(replace(case, named="{tp}")))
 
 
 def too_large(base: Question, legal: Space, fits: Array, index: int) -> Iterator[Rejected]:

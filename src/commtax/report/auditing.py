@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from commtax.audit import AGREE, DISAGREE, UNKNOWN, Audit, Finding, Section
-from commtax.report.documents import Document, plain
+from commtax.report.documents import Record, plain
 from commtax.report.tables import new_table, notes, say
 from commtax.units import format_bytes, format_seconds
 
@@ -67,7 +67,7 @@ def _share(value: float | None, sign: str = "") -> str:
     return "exact" if value == 0 and not sign else f"{value:{sign}.1%}"
 
 
-def audit_document(found: Audit) -> Document:
+def audit_document(found: Audit) -> Record:
     """``audit --json``."""
     asked = found.question
     return {
@@ -91,7 +91,7 @@ def audit_document(found: Audit) -> Document:
     }
 
 
-def _finding(f: Finding) -> Document:
+def _finding(f: Finding) -> Record:
     return {
         "item": f.item,
         "unit": f.unit,

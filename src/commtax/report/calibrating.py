@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rich.console import Console
 
 from commtax.calibrate import Calibration, Change, Part
-from commtax.report.documents import Document, plain
+from commtax.report.documents import Record, filled
 from commtax.report.tables import new_table, notes, say
 from commtax.units import format_rate, format_seconds
 
@@ -53,26 +55,37 @@ def _change(c: Change) -> str:
     return f"{c.after / c.before - 1:+.0%}" if c.before else ""
 
 
-def calibration_document(found: Calibration, path: str) -> Document:
+@dataclass(frozen=True, slots=True)
+class PartDocument:
+    name: str
+    rows: int
+    median_error_before: float
+    median_error_after: float
+    p90_error_before: float
+    p90_error_after: float
+    bias_before: float
+    bias_after: float
+    spread: float
+    constants: tuple[Change, ...]
+    outliers: list[dict[str, str | float]]
+    notes: tuple[str, ...]
+
+
+def calibration_document(found: Calibration, path: str) -> Record:
     """``calibrate --json``."""
-    parts = [
-        {
-            "name": p.name,
-            "rows": p.rows,
-            "median_error_before": p.before.median,
-            "median_error_after": p.after.median,
-            "p90_error_before": p.before.p90,
-            "p90_error_after": p.after.p90,
-            "bias_before": p.before.bias,
-            "bias_after": p.after.bias,
-            "spread": p.spread,
-            "constants": [{"name": c.name, "before": c.before, "after": c.after, "unit": c.unit} for c in p.changes],
-            "outliers": [{"row": o.label, "factor": o.factor} for o in p.outliers],
-            "notes": p.notes,
-        }
-        for p in found.parts
-    ]
-    wish = found.wish
-    head = {"schema": "commtax.calibrate/1", "cluster": found.place.cluster.key, "written_to": path, "profile": found.document}
-    tail = {"parts": parts, "refused": found.refused}
-    return dict(plain({**head, **tail, "measure_next": {"what": wish.what, "spread": wish.spread} if wish else None}))
+    return {
+        "schema": "commtax.calibrate/1",
+        "cluster": found.place.cluster.key,
+        "written_to": path,
+        "profile": found.document,
+        "parts": [_part(p) for p in found.parts],
+        "refused": found.refused,
+        "measure_next": {"what": found.wish.what, "spread": found.wish.spread} if found.wish else None,
+    }
+
+
+def _part(p: Part) -> PartDocument:
+    told = {"median_error": "median", "p90_error": "p90", "bias": "bias"}
+    errors = {f"{name}_{when}": getattr(getattr(p, when), n) for name, n in told.items() for when in ("before", "after")}
+    outliers = [{"row": o.label, "factor": o.factor} for o in p.outliers]
+    return filled(PartDocument, p, **errors, constants=p.changes, outliers=outliers)

@@ -1,25 +1,49 @@
-"""Results as JSON documents: a versioned schema, units in the key names."""
+"""Answers as JSON documents: one typed record each, units in the names of its fields."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
 from commtax.api import Fit, Setup, Traffic, TrainFit
+from commtax.api.explained import HELD, axis_of
 from commtax.catalog.models import Published
 from commtax.claims import Claim
 from commtax.cost.memory import kv_bytes_per_token_layer, total_bytes
 from commtax.cost.tensors import inventory, num_active_params, num_params
-from commtax.ledger import AXIS_OF, Line
-from commtax.spec import ENGINE_PARTS, Chip, Citation, Cluster, Engine, Link, Model, Plan
+from commtax.ledger import Line
+from commtax.spec import ENGINE_PARTS, Chip, Cluster, Engine, Link, Model, Number, Plan
 
-Document = dict[str, Any]
+Shape = TypeVar("Shape")
+Value = int | float | str | None
+Record = dict[str, object]
+"""A JSON object whose keys are not known beforehand."""
+Row = dict[str, Any]
+"""A row of a table: its axes and figures by name."""
+LEFT_OUT: Any = object()
+"""A field that its document does not have this time."""
+
+
+def filled(shape: Callable[..., Shape], *things: object, **given: object) -> Shape:
+    """A record of this shape: each field as it is given, else as the first of the things has it, else its default.
+
+    What a document tells ``_per_rank`` the things, which are a rank's, have without these words.
+    """
+    names = [f.name for f in fields(shape) if f.name not in given]  # type: ignore[arg-type]
+    values = {name: _first(name, things) for name in names}
+    return shape(**given, **{name: value for name, value in values.items() if value is not LEFT_OUT})
+
+
+def _first(name: str, things: Iterable[object]) -> object:
+    having = (getattr(thing, word, LEFT_OUT) for word in (name, name.removesuffix("_per_rank")) for thing in things)
+    return next((value for value in having if value is not LEFT_OUT), LEFT_OUT)
 
 
 def plain(value: Any) -> Any:
-    """NumPy numbers and arrays as Python's own; whole floats as ints, no limit (infinity) as null."""
+    """Records as JSON's own: NumPy numbers and arrays too; whole floats as ints, no limit (infinity) as null."""
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
     if isinstance(value, np.generic):
@@ -28,135 +52,162 @@ def plain(value: Any) -> Any:
         return None
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
         return int(value)
+    if is_dataclass(value):  # a name that is Python's own has an underscore behind it
+        value = {f.name.rstrip("_"): getattr(value, f.name) for f in fields(value)}
     if isinstance(value, dict):
-        return {k: round(v) if "bytes" in k and isinstance(v, float) and np.isfinite(v) else plain(v) for k, v in value.items()}
+        kept = {k: v for k, v in value.items() if v is not LEFT_OUT}
+        return {k: round(v) if "bytes" in k and isinstance(v, float) and np.isfinite(v) else plain(v) for k, v in kept.items()}
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     return value
 
 
-def question(asked: Setup) -> Document:
+@dataclass(frozen=True)
+class Named:
+    """A document of the command line: the fields that all of them have."""
+
+    schema: str
+    model: str
+    cluster: str
+    engine: str
+
+
+PLAN = (
+    *("tp", "pp", "dp", "ep", "cp", "replicas", "sequence_parallel", "zero", "microbatches", "schedule", "chunks", "recompute"),
+    *("order", "weights_dtype", "activations_dtype", "kv_dtype", "grads_dtype"),
+)
+LINE = ("link", "algorithm", "why", "each_s", "fixed_s", "moving_s", "total_s", "window_s", "hidden_s", "exposed_s", "source")
+
+
+def told(thing: object, *names: str) -> Record:
+    """Some facts of a record under their own names."""
+    return {name: getattr(thing, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Asked(Named):
     """The part that every answer repeats: model, cluster, engine, plan."""
+
+    profile: str | None
+    plan: Record
+    gpus: Number
+    idle_gpus: Number
+
+
+def named(schema: str, model: Model, cluster: Cluster, engine: Engine) -> dict[str, object]:
+    """The fields of ``Named``."""
+    return {"schema": schema, "model": model.key, "cluster": cluster.key, "engine": f"{engine.key}@{engine.version}"}
+
+
+def question(asked: Setup, schema: str) -> dict[str, object]:
+    """The fields of ``Asked``."""
     plan = asked.plan
     return {
-        "model": asked.model.key,
-        "cluster": asked.cluster.key,
-        "engine": f"{asked.engine.key}@{asked.engine.version}",
+        **named(schema, asked.model, asked.cluster, asked.engine),
         "profile": asked.profile.name if asked.profile else None,
-        "plan": _plan(plan),
+        "plan": told(plan, *PLAN) | {"weights_dtype": plan.weights_dtype or "checkpoint"},
         "gpus": plan.all_gpus,
         "idle_gpus": asked.cluster.num_gpus - plan.all_gpus,
     }
 
 
-def _plan(plan: Plan) -> Document:
-    names = (
-        "tp",
-        "pp",
-        "dp",
-        "ep",
-        "cp",
-        "replicas",
-        "sequence_parallel",
-        "zero",
-        "microbatches",
-        "schedule",
-        "chunks",
-        "recompute",
-    )
-    kinds = ("order", "weights_dtype", "activations_dtype", "kv_dtype", "grads_dtype")
-    found: Document = {name: getattr(plan, name) for name in (*names, *kinds)}
-    return {**found, "weights_dtype": plan.weights_dtype or "checkpoint", "order": list(plan.order)}
+@dataclass(frozen=True)
+class TrafficDocument(Asked):
+    phase: str
+    batch: Number
+    context: Number
+    rows: Number
+    items: list[Record]
+    notes: tuple[str, ...]
+    sent_bytes_per_rank: Number
 
 
-def traffic_document(found: Traffic) -> Document:
+def traffic_document(sent: Traffic) -> TrafficDocument:
     """``bill --exact --json``."""
-    items = [
-        {
-            "what": line.item.what,
-            "axis": line.item.axis,
-            "op": line.item.op,
-            "nbytes": line.item.nbytes,
-            "ranks": line.item.ranks,
-            "count": line.item.count,
-            "link": line.link,
-            "crosses_hosts": line.crosses_hosts,
-            "sent_bytes_per_rank": line.item.sent_bytes_per_rank,
-            "note": line.item.note,
-        }
-        for line in found.lines
-    ]
-    head = {"schema": "commtax.bill-exact/1", **question(found.setup), "phase": found.phase, "batch": found.batch}
-    tail = {"context": found.context, "rows": found.rows, "items": items, "notes": found.notes}
-    return dict(plain({**head, **tail, "sent_bytes_per_rank": found.sent_bytes_per_rank}))
+    item = ("what", "axis", "op", "nbytes", "ranks", "count", "sent_bytes_per_rank", "note")
+    items = [told(line.item, *item) | told(line, "link", "crosses_hosts") for line in sent.lines]
+    return filled(TrafficDocument, sent, items=items, **question(sent.setup, "commtax.bill-exact/1"))
 
 
-def fit_document(found: Fit) -> Document:
-    """``fit --json``."""
-    plan, serving = found.setup.plan, found.serving
-    lines = [{"part": w.part, "bytes": w.nbytes, "replicated_bytes": w.replicated_bytes} for w in found.weights]
-    document = {
-        "schema": "commtax.fit/1",
-        "fits": found.fits,
-        **question(found.setup),
-        "tp": plan.tp,
-        "pp": plan.pp,
-        "dp": plan.dp,
-        "ep": plan.ep,
-        "chosen": found.chosen,
-        "stage": found.stage,
-        "visible_bytes_per_rank": found.setup.cluster.chip.visible_bytes,
-        "budget_bytes_per_rank": found.budget_bytes,
-        "gpu_memory_utilization": serving.utilization,
-        "weights_bytes_per_rank": found.weights_bytes,
-        "weights": lines,
-        "activation_bytes_per_rank": found.activation_bytes,
-        "other_bytes_per_rank": found.other_bytes,
-        "graph_bytes_per_rank": found.graph_bytes,
-        "kv_cache_bytes_per_rank": found.kv_bytes,
-        "kv_bytes_per_token_per_rank": found.kv_bytes_per_token,
-        "kv_tokens": found.kv_tokens,
-        "kv_tokens_low": found.kv_tokens_range[0],
-        "kv_tokens_high": found.kv_tokens_range[1],
-        "kv_blocks_per_rank": found.kv_blocks,
-        "block_size": serving.block_size,
-        "max_model_len": serving.max_model_len,
-        "max_num_seqs": serving.max_seqs,
-        "max_num_batched_tokens": serving.max_batched_tokens,
-        "max_concurrency": found.max_concurrency,
-        "shortfall_bytes": found.shortfall_bytes,
-        "notes": found.setup.notes,
-        "advice": found.advice,
-    }
-    return dict(plain(document))
+@dataclass(frozen=True)
+class FitAnswer(Named):
+    """As ``commtax fit --json``."""
+
+    fits: bool
+    shortfall_bytes: float
 
 
-def train_fit_document(found: TrainFit) -> Document:
-    """``fit --phase train --json``."""
-    held = found.memory
-    parts = {name: getattr(held, name) for name in ("parameters", "gradients", "optimizer", "activations", "logits")}
-    head = {"schema": "commtax.fit-train/1", "fits": found.fits, **question(found.setup)}
-    tail = {
-        "micro_batch": found.step.micro_batch,
-        "seq": found.step.seq,
-        "memory_bytes_per_rank": held.total,
-        "budget_bytes_per_rank": found.budget_bytes,
-        "parts_bytes": parts,
-        "shortfall_bytes": found.shortfall_bytes,
-        "notes": found.setup.notes,
-        "advice": found.advice,
-    }
-    return dict(plain({**head, **tail}))
+@dataclass(frozen=True)
+class Judged(FitAnswer, Asked):
+    notes: tuple[str, ...]
+    advice: tuple[str, ...]
+    budget_bytes_per_rank: float
 
 
-def claims_document(found: Iterable[Claim]) -> Document:
+@dataclass(frozen=True)
+class FitDocument(Judged):
+    tp: Number
+    pp: Number
+    dp: Number
+    ep: Number
+    chosen: bool
+    stage: int
+    visible_bytes_per_rank: float
+    gpu_memory_utilization: float
+    weights_bytes_per_rank: float
+    weights: list[Record]
+    activation_bytes_per_rank: float
+    other_bytes_per_rank: float
+    graph_bytes_per_rank: float
+    kv_cache_bytes_per_rank: float
+    kv_bytes_per_token_per_rank: float
+    kv_tokens: int
+    kv_tokens_low: int
+    kv_tokens_high: int
+    kv_blocks_per_rank: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_concurrency: float
+
+
+@dataclass(frozen=True)
+class TrainFitDocument(Judged):
+    micro_batch: Number
+    seq: Number
+    memory_bytes_per_rank: Number
+    parts_bytes: Record
+
+
+def fit_document(judged: Fit | TrainFit) -> FitDocument | TrainFitDocument:
+    """``fit --json``, of either phase."""
+    asked = judged.setup
+    if isinstance(judged, TrainFit):
+        held = {"memory_bytes_per_rank": judged.memory.total, "parts_bytes": told(judged.memory, *HELD)}
+        return filled(TrainFitDocument, judged, judged.step, asked, **held, **question(asked, "commtax.fit-train/1"))
+    low, high = judged.kv_tokens_range
+    return filled(
+        FitDocument,
+        judged,
+        judged.serving,
+        asked.plan,
+        asked.cluster.chip,
+        asked,
+        gpu_memory_utilization=judged.serving.utilization,
+        weights=[told(line, "part", "replicated_bytes") | {"bytes": line.nbytes} for line in judged.weights],
+        kv_cache_bytes_per_rank=judged.kv_bytes,
+        kv_tokens_low=low,
+        kv_tokens_high=high,
+        max_num_seqs=judged.serving.max_seqs,
+        max_num_batched_tokens=judged.serving.max_batched_tokens,
+        **question(asked, "commtax.fit/1"),
+    )
+
+
+def claims_document(told: Iterable[Claim]) -> Record:
     """``claims --json``."""
-    names = ("key", "document", "says", "arithmetic", "why", "ratio")
-    return {"schema": "commtax.claims/1", "claims": [{n: plain(getattr(c, n)) for n in names} for c in found]}
-
-
-def _source(source: Citation) -> Document:
-    return {"title": source.title, "url": source.url, "date": source.date}
+    return {"schema": "commtax.claims/1", "claims": list(told)}
 
 
 def facts_of(thing: Chip | Link | Cluster | Engine) -> Iterator[tuple[str, object]]:
@@ -169,67 +220,49 @@ def facts_of(thing: Chip | Link | Cluster | Engine) -> Iterator[tuple[str, objec
             yield name, value
 
 
-def thing_document(thing: Chip | Link | Cluster | Engine) -> Document:
+def thing_document(thing: Chip | Link | Cluster | Engine) -> Record:
     """One chip, link, cluster or engine with the source of each number."""
-    kind = type(thing).__name__.lower()
     values = {name: value.key if isinstance(value, (Chip, Link)) else value for name, value in facts_of(thing)}
-    sources = {name: _source(s) for name, s in thing.sources.items()}
-    return dict(plain({"schema": f"commtax.{kind}/1", **values, "sources": sources}))
+    return {"schema": f"commtax.{type(thing).__name__.lower()}/1", **values, "sources": thing.sources}
 
 
-def model_document(model: Model, counts: Iterable[Published]) -> Document:
+def model_document(model: Model, counts: Iterable[Published]) -> Record:
     """``catalog models NAME --json``."""
     a, moe = model.attention, model.experts
-    plan = Plan()
-    kv = sum(kv_bytes_per_token_layer(model.blocks[i].attention, 1, "bf16") for i in model.layers)
-    document = {
+    return {
         "schema": "commtax.model/1",
-        "key": model.key,
-        "architecture": model.architecture,
+        **told(model, "key", "architecture", "dtype", "hidden", "num_layers", "vocab", "max_len", "aliases"),
+        **told(a, "num_heads", "num_kv_heads", "head_dim"),
         "params": num_params(model),
         "active_params": num_active_params(model),
         "active_params_without_embedding": num_active_params(model, embedding=False),
-        "weights_bytes": model.stored_bytes or total_bytes(model, plan),
-        "dtype": model.dtype,
+        "weights_bytes": stored_bytes(model),
         "quantization": model.quant.method if model.quant else None,
-        "hidden": model.hidden,
-        "num_layers": model.num_layers,
-        "num_heads": a.num_heads,
-        "num_kv_heads": a.num_kv_heads,
-        "head_dim": a.head_dim,
         "latent_kv": a.latent is not None,
-        "kv_bytes_per_token_bf16": kv,
+        "kv_bytes_per_token_bf16": kv_bytes_per_token(model),
         "num_experts": moe.num_experts if moe else 0,
         "experts_per_token": moe.top_k if moe else 0,
-        "vocab": model.vocab,
         "tied_embeddings": model.tied,
-        "max_len": model.max_len,
-        "aliases": model.aliases,
-        "source": _source(model.source) if model.source else None,
-        "published": [
-            {"params": p.params, "kind": p.kind, "beyond": p.beyond, "includes": p.includes, **_source(p.source)} for p in counts
-        ],
+        "source": model.source,
+        "published": [told(p, "params", "kind", "beyond", "includes") | plain(p.source) for p in counts],
         "tensors": [
-            {
-                "name": t.name,
-                "shape": t.shape,
-                "split": t.split,
-                "layers": model.layers.count(t.where) if t.where >= 0 else 1,
-            }
+            told(t, "name", "shape", "split") | {"layers": model.layers.count(t.where) if t.where >= 0 else 1}
             for t in inventory(model)
         ],
     }
-    return dict(plain(document))
 
 
-LINE = ("link", "algorithm", "why", "each_s", "fixed_s", "moving_s", "total_s", "window_s", "hidden_s", "exposed_s", "source")
+def stored_bytes(model: Model) -> float:
+    """All weights as they are stored."""
+    return float(model.stored_bytes or total_bytes(model, Plan()))
 
 
-def line_records(lines: Iterable[Line]) -> list[Document]:
+def kv_bytes_per_token(model: Model) -> float:
+    """The cache of a token in bf16 on one rank."""
+    return float(sum(kv_bytes_per_token_layer(model.blocks[i].attention, 1, "bf16") for i in model.layers))
+
+
+def line_records(lines: Iterable[Line]) -> list[Record]:
     """The lines of a bill, each with what is sent and what it costs."""
-    found = []
-    for x in lines:
-        sent = {name: getattr(x.item, name) for name in ("what", "op", "nbytes", "ranks", "count")}
-        axis = AXIS_OF.get(x.item.axis, x.item.axis)
-        found.append({"kind": x.kind, "axis": axis, **sent, **{name: getattr(x, name) for name in LINE}})
-    return found
+    item = ("what", "op", "nbytes", "ranks", "count")
+    return [{"kind": x.kind, "axis": axis_of(x)} | told(x.item, *item) | told(x, *LINE) for x in lines]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 
 from commtax.api.billing import StepBill
-from commtax.report.layer import layer_segments
+from commtax.api.layer import layer_segments
 from commtax.units import format_seconds
 
 WIDTH = 96

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from commtax.cost.schedules import Schedule
-from commtax.report.documents import Document, plain
+from commtax.report.documents import Record, plain
 from commtax.report.tables import new_table, notes, say
 from commtax.sim.pipeline import Durations
 from commtax.statement import Refusal
@@ -123,7 +123,7 @@ def _grid(console: Console, t: Timeline) -> None:
     console.print(legend.append("· idle", style="dim"), soft_wrap=True)
 
 
-def pipeline_document(found: Pipeline) -> Document:
+def pipeline_document(found: Pipeline) -> Record:
     """``pipeline --json``."""
     closed = found.idle_closed_form_s
     document = {

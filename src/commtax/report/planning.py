@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from commtax.api.serving import lengths_note
@@ -17,54 +18,79 @@ from commtax.planner.reasons import in_type, step_of
 from commtax.planner.serving import ServingPlans
 from commtax.planner.standing import Standing
 from commtax.planner.training import BUDGET, TrainColumns, TrainPlans
-from commtax.report.documents import Document, plain
+from commtax.report.documents import Named, Record, filled, named
 from commtax.report.serving import basis_words
 from commtax.report.tables import new_table, notes, say
+from commtax.spec import Profile
 from commtax.units import format_bytes, format_seconds, plural
 
+Plans = ServingPlans | TrainPlans
 WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost": "fewest dollars a token", "gpus": "fewest GPUs"}
 GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s a GPU", "gpus": "its answer for each GPU"}
 WIDTH, HEIGHT = 60, 10
 MOST_REJECTED = 16
 
 
-def show_plans(console: Console, a: ServingPlans, top: int, pasted: Standing | None = None) -> None:
+def show_plans(console: Console, a: Plans, top: int, pasted: Standing | None = None) -> None:
     """The sentence first: what to run, and why."""
-    say(console, f"{a.model.key} on {a.cluster.key}, {a.engine.key}@{a.engine.version}: {_asked(a)}", "bold")
+    trained = isinstance(a, TrainPlans)
+    engine = a.engine.key if isinstance(a, TrainPlans) else f"{a.engine.key}@{a.engine.version}"
+    say(console, f"{a.model.key} on {a.cluster.key}, {engine}: {_asked(a)}", "bold")
     if not len(a.plans):
-        _nothing(console, a)
-        _pasted(console, a, pasted)
+        _nothing_trains(console, a) if isinstance(a, TrainPlans) else _nothing_serves(console, a)
+        _show_pasted(console, a, pasted)
+        _rejected(console, a)
         return
     head, *why = a.explain(0)
-    say(console, f"Run {head}; {plural(int(a.plans.concurrency[0]), 'client')} at once.", "bold yellow")
-    for reason in why:
+    clients = "" if isinstance(a, TrainPlans) else f"; {plural(int(a.plans.concurrency[0]), 'client')} at once"
+    say(console, f"Run {head}{clients}.", "bold yellow")
+    for reason in why[:2] if trained else why:
         say(console, f"  {reason}")
-    _pasted(console, a, pasted)
+    _show_pasted(console, a, pasted)
+    remarks = _show_trained(console, a, top) if isinstance(a, TrainPlans) else _show_served(console, a, top)
+    _rejected(console, a)
+    notes(console, remarks)
+
+
+def _show_served(console: Console, a: ServingPlans, top: int) -> tuple[str, ...]:
+    """The ranking and the front; what is left to remark."""
     console.print(_ranking(a, a.plans, top))
     for line in _scatter(a):
         console.print(line, soft_wrap=True)
-    _rejected(console, _short(a.rejected))
     usd = f"${a.usd_per_gpu_hour:g} a GPU-hour (--price)" if a.usd_per_gpu_hour else "no price is known for this chip: --price 2.5"
     ranges = f"host times of {a.engine.key} {basis_words(a.simulation(a.plans, 0))}"
-    notes(console, (_definitions(), lengths_note(a.goal.spread), usd, ranges))
+    return DEFINITION, lengths_note(a.goal.spread), usd, ranges
 
 
-def _pasted(console: Console, a: ServingPlans, found: Standing | None) -> None:
+def _show_trained(console: Console, a: TrainPlans, top: int) -> tuple[str, ...]:
+    console.print(_train_table(a, a.plans.take(a.splits()), top))
+    return (f"the best microbatch, recomputation and schedule of each split; --json ranks all {len(a.plans):,} that fit",)
+
+
+def _show_pasted(console: Console, a: Plans, pasted: Standing | None) -> None:
     """Where the plan that was pasted stands, in one sentence."""
-    if found is None or _unpriced(console, found):
+    if pasted is None:
         return
-    r = found.rows
+    if not len(pasted.rows):
+        say(console, f"Pasted: {pasted.words}: {pasted.reason}.", "bold red")
+        return
+    if isinstance(a, TrainPlans):
+        figures, gain = f": {_trained_figures(pasted.rows)}", "its speed"
+    else:
+        figures, gain = _served_figures(a, pasted.rows), GAIN[a.goal.objective]
+    style = "bold" if pasted.rank else "bold red"
+    say(console, f"Pasted: {pasted.words}{figures}; {_place(pasted, len(a.plans), gain)}.", style)
+
+
+def _served_figures(a: ServingPlans, r: Columns) -> str:
     tokens = f"{float(r.tokens_per_s[0]):,.0f} tokens/s, {float(r.tokens_per_s_per_gpu[0]):,.0f} a GPU"
     times = f"TTFT {format_seconds(float(r.ttft_s[0]))}" + (f", TPOT {_tpot(a, r, 0)}" if a.goal.output_len > 1 else "")
-    what = f"Pasted: {found.words}, {plural(int(r.concurrency[0]), 'client')}: {tokens}, {times}"
-    say(console, f"{what}; {_place(found, len(a.plans), GAIN[a.goal.objective])}.", "bold" if found.rank else "bold red")
+    return f", {plural(int(r.concurrency[0]), 'client')}: {tokens}, {times}"
 
 
-def _unpriced(console: Console, found: Standing) -> bool:
-    """Says why a pasted plan has no figures, where it has none."""
-    if not len(found.rows):
-        say(console, f"Pasted: {found.words}: {found.reason}.", "bold red")
-    return not len(found.rows)
+def _trained_figures(r: TrainColumns) -> str:
+    held = format_bytes(float(r.memory_bytes[0]))
+    return f"step {format_seconds(float(r.step_s[0]))}, MFU {float(r.mfu[0]):.1%}, {held} a rank"
 
 
 def _place(found: Standing, count: int, unit: str) -> str:
@@ -75,14 +101,15 @@ def _place(found: Standing, count: int, unit: str) -> str:
     return ahead + (f", the first has {found.gain:.2f} x {unit}" if found.gain > 1.005 else "")
 
 
-def _asked(a: ServingPlans) -> str:
+def _asked(a: Plans) -> str:
+    if isinstance(a, TrainPlans):
+        return f"{a.global_batch:,} sequences of {a.seq:,} tokens a step"
     g = a.goal
     limits = [f"{n} <= {format_seconds(v)}" for n, v in (("TTFT", g.ttft_s), ("TPOT", g.tpot_s)) if np.isfinite(v)]
     return ", ".join([f"{g.input_len:,} tokens in, {g.output_len:,} out", *limits, WANTED[g.objective]])
 
 
-def _definitions() -> str:
-    return "TTFT and TPOT are means over requests of a closed loop (each client sends its next request when the last is answered)"
+DEFINITION = "TTFT and TPOT are means over requests of a closed loop (each client sends its next request when the last is answered)"
 
 
 def _sent(a: ServingPlans, rows: Columns, top: int) -> list[float]:
@@ -97,7 +124,7 @@ def _sent(a: ServingPlans, rows: Columns, top: int) -> list[float]:
     return found
 
 
-def _ranking(a: ServingPlans, rows: Columns, top: int) -> Any:
+def _ranking(a: ServingPlans, rows: Columns, top: int) -> Table:
     slow = a.goal.objective == "latency"
     table = new_table(
         *("", "plan", ">clients", ">TTFT", ">TPOT", *([">request"] if slow else []), ">tokens/s", ">range", ">/GPU", ">/user"),
@@ -129,39 +156,50 @@ def _tpot(a: ServingPlans, rows: Columns, i: int) -> str:
     return format_seconds(float(rows.tpot_s[i])) if a.goal.output_len > 1 else "–"
 
 
-def _nothing(console: Console, a: ServingPlans) -> None:
+def _nothing_serves(console: Console, a: ServingPlans) -> None:
     """Nothing is good: the nearest plans, and what would have to change."""
     wanted = ", or ".join(a.changes())
     if not len(a.near):
         say(console, f"No plan fits in memory.{f' It would take {wanted}.' if wanted else ''}", "bold red")
-    else:
-        near, goal = a.near, a.goal
-        limits = ((near.ttft_s, goal.ttft_s, "TTFT"), (near.tpot_s, goal.tpot_s, "TPOT"))
-        missed = [f"{n} {format_seconds(float(v[0]))} of {format_seconds(m)}" for v, m, n in limits if v[0] > m]
-        say(console, f"No plan meets the limits. The nearest, {a.words(near, 0)}, has {' and '.join(missed)}.", "bold red")
-        say(console, f"  It would take {wanted}.")
-        console.print(_ranking(a, near, 5))
-    _rejected(console, _short(a.rejected))
+        return
+    near, goal = a.near, a.goal
+    limits = ((near.ttft_s, goal.ttft_s, "TTFT"), (near.tpot_s, goal.tpot_s, "TPOT"))
+    missed = [f"{n} {format_seconds(float(v[0]))} of {format_seconds(m)}" for v, m, n in limits if v[0] > m]
+    say(console, f"No plan meets the limits. The nearest, {a.words(near, 0)}, has {' and '.join(missed)}.", "bold red")
+    say(console, f"  It would take {wanted}.")
+    console.print(_ranking(a, near, 5))
+
+
+def _nothing_trains(console: Console, a: TrainPlans) -> None:
+    """What is missing; a rank's share shrinks with the GPUs, or a little slower."""
+    if not len(a.near):
+        say(console, "No plan is legal.", "bold red")
+        return
+    least, budget = float(a.near.memory_bytes[0]), BUDGET * a.cluster.chip.visible_bytes
+    gpus = math.ceil(int((a.near.tp * a.near.pp * a.near.dp * a.near.cp)[0]) * least / budget)
+    short = f"{format_bytes(least)} a rank at least, of {format_bytes(budget)}"
+    say(console, f"No plan fits in memory: {short}. It would take some {gpus:,} GPUs.", "bold red")
+    console.print(_train_table(a, a.near, 5))
 
 
 def _short(rejected: Iterable[Rejected]) -> list[Rejected]:
     """Degrees that one rule forbids are one line: TP 3, 5, 6, 7."""
     groups: dict[str, list[Rejected]] = {}
     for r in rejected:
-        groups.setdefault(r.reason.replace(f"tp={r.tp}", "tp="), []).append(r)
+        groups.setdefault(r.rule or r.reason, []).append(r)
     found = []
-    for alike in groups.values():
-        sizes, first = [str(r.tp) for r in alike], alike[0]
-        if len(alike) == 1 or not first.tp:
-            found += alike
+    for rule, group in groups.items():
+        sizes = [str(r.tp) for r in group]
+        if len(group) == 1 or "{tp}" not in rule:
+            found += group
         else:
-            degrees = ", ".join(sizes[:-1]) + f" or {sizes[-1]}"
-            found.append(Rejected(f"TP {', '.join(sizes)}", first.reason.replace(f"tp={first.tp}", degrees)))
+            degrees = f"{', '.join(sizes[:-1])} or {sizes[-1]}"
+            found.append(Rejected(f"TP {', '.join(sizes)}", rule.replace("{tp}", degrees)))
     return found
 
 
-def _rejected(console: Console, rejected: list[Rejected]) -> None:
-    if rejected:
+def _rejected(console: Console, a: Plans) -> None:
+    if rejected := list(a.rejected) if isinstance(a, TrainPlans) else _short(a.rejected):
         table = new_table("rejected", "why")
         for r in rejected[:MOST_REJECTED]:
             table.add_row(r.family, r.reason)
@@ -194,73 +232,111 @@ def _scatter(a: ServingPlans) -> list[Text]:
     return lines
 
 
-def plans_document(a: ServingPlans, top: int, pasted: Standing | None = None) -> Document:
-    """``plan --json``; ``pasted`` is where the pasted plan stands, null without one."""
-    return dict(
-        plain(
-            {
-                "schema": "commtax.plan/1",
-                "model": a.model.key,
-                "cluster": a.cluster.key,
-                "engine": f"{a.engine.key}@{a.engine.version}",
-                "objective": a.goal.objective,
-                "disaggregated": a.goal.disaggregated,
-                "input_len": a.goal.input_len,
-                "output_len": a.goal.output_len,
-                "spread": a.goal.spread,
-                "ttft_limit_s": a.goal.ttft_s if np.isfinite(a.goal.ttft_s) else None,
-                "tpot_limit_s": a.goal.tpot_s if np.isfinite(a.goal.tpot_s) else None,
-                "definition": _definitions(),
-                "candidates": a.candidates,
-                "plans": _records(a, a.plans, top),
-                "near": _records(a, a.near, 5),
-                "front": [
-                    {"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)}
-                    for g, u in zip(a.front.tokens_per_s_per_gpu, a.front.tokens_per_s_per_user, strict=True)
-                ],
-                "rejected": [{"family": r.family, "reason": r.reason} for r in a.rejected],
-                "why": a.explain(0) if len(a.plans) else [],
-                "would_take": [] if len(a.plans) else a.changes(),
-                "pasted": _standing(pasted, _records(a, pasted.rows, 1)) if pasted else None,
-                "profile": a.run.profile.name if a.run.profile else None,
-            }
-        )
+@dataclass(frozen=True)
+class ServedPlans(Named):
+    objective: str
+    disaggregated: bool
+    input_len: int
+    output_len: int
+    spread: float
+    ttft_limit_s: float
+    tpot_limit_s: float
+    definition: str
+    candidates: int
+    plans: list[Record]
+    near: list[Record]
+    front: Sequence[object]
+    rejected: list[Record]
+    why: list[str]
+    would_take: list[str]
+    pasted: Record | None
+    profile: str | None
+
+
+@dataclass(frozen=True)
+class TrainedPlans(Named):
+    global_batch: int
+    seq: int
+    candidates: int
+    plans: list[Record]
+    near: list[Record]
+    rejected: list[Record]
+    pasted: Record | None
+    profile: str | None
+
+
+def plans_document(a: Plans, top: int, pasted: Standing | None = None) -> ServedPlans | TrainedPlans:
+    """``plan --json``, of either phase; ``pasted`` is where the pasted plan stands, null without one."""
+    return _trained_plans(a, top, pasted) if isinstance(a, TrainPlans) else _served_plans(a, top, pasted)
+
+
+def _common(a: Plans, schema: str, profile: Profile | None) -> dict[str, object]:
+    rejected = [{"family": r.family, "reason": r.reason} for r in a.rejected]
+    return {**named(schema, a.model, a.cluster, a.engine), "rejected": rejected, "profile": profile.name if profile else None}
+
+
+def _served_plans(a: ServingPlans, top: int, pasted: Standing | None) -> ServedPlans:
+    front = zip(a.front.tokens_per_s_per_gpu, a.front.tokens_per_s_per_user, strict=True)
+    return filled(
+        ServedPlans,
+        a,
+        a.goal,
+        ttft_limit_s=a.goal.ttft_s,
+        tpot_limit_s=a.goal.tpot_s,
+        definition=DEFINITION,
+        plans=_served_rows(a, a.plans, top),
+        near=_served_rows(a, a.near, 5),
+        front=[{"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)} for g, u in front],
+        why=a.explain(0) if len(a.plans) else [],
+        would_take=[] if len(a.plans) else a.changes(),
+        pasted=_standing(pasted, _served_rows(a, pasted.rows, 1)) if pasted else None,
+        **_common(a, "commtax.plan/1", a.run.profile),
     )
 
 
-def _standing(found: Standing, records: list[Document]) -> Document:
-    told = {"plan": found.words, "rank": found.rank or None, "reason": found.reason}
-    return {**(records[0] if records else {}), **told}
+def _trained_plans(a: TrainPlans, top: int, pasted: Standing | None) -> TrainedPlans:
+    return filled(
+        TrainedPlans,
+        a,
+        plans=_trained_rows(a, a.plans, top),
+        near=_trained_rows(a, a.near, 5),
+        pasted=_standing(pasted, _figures(pasted.rows, 1)) if pasted else None,
+        **_common(a, "commtax.plan-train/1", a.profile),
+    )
 
 
-def _records(a: ServingPlans, rows: Columns, top: int) -> list[Document]:
+def _standing(pasted: Standing, rows: list[Record]) -> Record:
+    return {**(rows[0] if rows else {}), "plan": pasted.words, "rank": pasted.rank or None, "reason": pasted.reason}
+
+
+def _at(rows: Columns | TrainColumns, i: int, *names: str) -> Record:
+    return {name: getattr(rows, name)[i] for name in names}
+
+
+def _served_rows(a: ServingPlans, rows: Columns, top: int) -> list[Record]:
     usd, sent = a.usd_per_million_tokens(rows), _sent(a, rows, top)
-    found = []
-    for i in range(min(top, len(rows))):
-        low, high = a.range_of(rows, i, "tpot_s")
-        sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency")}
-        figures = {
-            n: float(getattr(rows, n)[i]) for n in ("ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_gpu", "kv_headroom")
-        }
-        apart, one = int(rows.mode[i]), a.goal.output_len == 1
-        found.append(
-            {
-                "mode": "disaggregated" if apart else "together",
-                **sizes,
-                "idle_gpus": a.cluster.num_gpus - sizes["gpus"],
-                **({"prefill_tp": int(rows.prefill_tp[i]), "prefill_replicas": int(rows.prefill_replicas[i])} if apart else {}),
-                "dtype": a.dtypes[int(rows.dtype[i])] or "as stored",
-                **figures,
-                "tpot_low_s": low,
-                "tpot_high_s": high,
-                "tokens_per_s_per_user": float(rows.tokens_per_s_per_user[i]),
-                **(dict.fromkeys(("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user")) if one else {}),
-                "usd_per_million_tokens": float(usd[i]) if a.usd_per_gpu_hour else None,
-                "exposed_comm_fraction": sent[i],
-                "verdict": a.words(rows, i),
-            }
-        )
-    return found
+    return [_served_row(a, rows, i, usd[i], sent[i]) for i in range(min(top, len(rows)))]
+
+
+def _served_row(a: ServingPlans, rows: Columns, i: int, usd: float, sent: float) -> Record:
+    """One plan; without a second token there is no time between tokens."""
+    low, high = a.range_of(rows, i, "tpot_s")
+    between = ("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user")
+    return {
+        "mode": "disaggregated" if rows.mode[i] else "together",
+        **_at(rows, i, "tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency"),
+        "idle_gpus": a.cluster.num_gpus - rows.gpus[i],
+        **(_at(rows, i, "prefill_tp", "prefill_replicas") if rows.mode[i] else {}),
+        "dtype": a.dtypes[int(rows.dtype[i])] or "as stored",
+        **_at(rows, i, "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_gpu", "kv_headroom"),
+        "tpot_low_s": low,
+        "tpot_high_s": high,
+        **_at(rows, i, "tokens_per_s_per_user"),
+        **(dict.fromkeys(between) if a.goal.output_len == 1 else {}),
+        "usd_per_million_tokens": usd if a.usd_per_gpu_hour else None,
+        "exposed_comm_fraction": sent,
+        "verdict": a.words(rows, i),
+    }
 
 
 def plot_front(a: ServingPlans, path: Path) -> None:
@@ -280,48 +356,7 @@ def plot_front(a: ServingPlans, path: Path) -> None:
     save(figure, path)
 
 
-def show_train_plans(console: Console, a: TrainPlans, top: int, pasted: Standing | None = None) -> None:
-    say(
-        console,
-        f"{a.model.key} on {a.cluster.key}, {a.engine.key}: {a.global_batch:,} sequences of {a.seq:,} tokens a step",
-        "bold",
-    )
-    if not len(a.plans):
-        say(console, _too_small(a) if len(a.near) else "No plan is legal.", "bold red")
-        if len(a.near):
-            console.print(_train_table(a, a.near, 5))
-        _pasted_training(console, a, pasted)
-        _rejected(console, list(a.rejected))
-        return
-    for style, line in zip(("bold yellow", "", ""), a.explain(0), strict=False):
-        say(console, f"Run {line}." if style else f"  {line}", style)
-    _pasted_training(console, a, pasted)
-    console.print(_train_table(a, a.plans.take(a.splits()), top))
-    _rejected(console, list(a.rejected))
-    notes(console, (f"the best microbatch, recomputation and schedule of each split; --json ranks all {len(a.plans):,} that fit",))
-
-
-def _too_small(a: TrainPlans) -> str:
-    """What is missing; a rank's share shrinks with the GPUs, or a little slower."""
-    least, budget = float(a.near.memory_bytes[0]), BUDGET * a.cluster.chip.visible_bytes
-    near = a.near.take(np.array([0]))
-    gpus = math.ceil(int((near.tp * near.pp * near.dp * near.cp)[0]) * least / budget)
-    short = f"{format_bytes(least)} a rank at least, of {format_bytes(budget)}"
-    return f"No plan fits in memory: {short}. It would take some {gpus:,} GPUs."
-
-
-def _pasted_training(console: Console, a: TrainPlans, found: Standing | None) -> None:
-    if found is None or _unpriced(console, found):
-        return
-    r = found.rows
-    figures = (
-        f"step {format_seconds(float(r.step_s[0]))}, MFU {float(r.mfu[0]):.1%}, {format_bytes(float(r.memory_bytes[0]))} a rank"
-    )
-    place = _place(found, len(a.plans), "its speed")
-    say(console, f"Pasted: {found.words}: {figures}; {place}.", "bold" if found.rank else "bold red")
-
-
-def _train_table(a: TrainPlans, rows: Any, top: int) -> Any:
+def _train_table(a: TrainPlans, rows: TrainColumns, top: int) -> Table:
     table = new_table("", "plan", ">microbatch", "kind", ">step", ">MFU", ">bubble", ">comm", ">memory a rank")
     for i in range(min(top, len(rows))):
         table.add_row(
@@ -338,44 +373,15 @@ def _train_table(a: TrainPlans, rows: Any, top: int) -> Any:
     return table
 
 
-def train_plans_document(a: TrainPlans, top: int, pasted: Standing | None = None) -> Document:
-    """``plan --phase train --json``."""
-    return dict(
-        plain(
-            {
-                "schema": "commtax.plan-train/1",
-                "model": a.model.key,
-                "cluster": a.cluster.key,
-                "engine": f"{a.engine.key}@{a.engine.version}",
-                "global_batch": a.global_batch,
-                "seq": a.seq,
-                "candidates": a.candidates,
-                "plans": _train_records(a, a.plans, top),
-                "near": _train_records(a, a.near, 5),
-                "rejected": [{"family": r.family, "reason": r.reason} for r in a.rejected],
-                "pasted": _standing(pasted, _train_figures(pasted.rows, 1)) if pasted else None,
-                "profile": a.profile.name if a.profile else None,
-            }
-        )
-    )
+def _trained_rows(a: TrainPlans, rows: TrainColumns, top: int) -> list[Record]:
+    kinds = [asdict(a.kinds[int(kind)]) for kind in rows.kind[:top]]
+    every = zip(_figures(rows, top), kinds, strict=True)
+    return [row | kind | {"verdict": a.words(rows, i)} for i, (row, kind) in enumerate(every)]
 
 
-def _train_records(a: TrainPlans, rows: TrainColumns, count: int) -> list[Document]:
-    found = []
-    for i, figures in enumerate(_train_figures(rows, count)):
-        kind = a.kinds[int(rows.kind[i])]
-        kinds = {"zero": kind.zero, "recompute": kind.recompute, "schedule": kind.schedule, "chunks": kind.chunks}
-        found.append({**figures, **kinds, "verdict": a.words(rows, i)})
-    return found
-
-
-def _train_figures(rows: TrainColumns, count: int) -> list[Document]:
+def _figures(rows: TrainColumns, top: int) -> list[Record]:
     """Sizes and figures of the first rows."""
-    names = ("tp", "pp", "dp", "ep", "cp", "micro_batch")
-    figures = ("step_s", "mfu", "memory_bytes", "bubble_fraction", "exposed_comm_fraction")
-    found: list[Document] = []
-    for i in range(min(count, len(rows))):
-        gpus = int(rows.tp[i] * rows.pp[i] * rows.dp[i] * rows.cp[i])
-        sizes = {n: int(getattr(rows, n)[i]) for n in names}
-        found.append({**sizes, "gpus": gpus, **{n: float(getattr(rows, n)[i]) for n in figures}})
-    return found
+    names = ("tp", "pp", "dp", "ep", "cp", "micro_batch"), ("step_s", "mfu", "memory_bytes", "bubble_fraction")
+    gpus = rows.tp * rows.pp * rows.dp * rows.cp
+    shown = range(min(top, len(rows)))
+    return [_at(rows, i, *names[0]) | {"gpus": gpus[i]} | _at(rows, i, *names[1], "exposed_comm_fraction") for i in shown]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,46 +10,39 @@ from rich.console import Console
 from rich.text import Text
 
 from commtax.api.plans import BreakEven, PlanRow, PlanTable
-from commtax.report.documents import Document, plain
+from commtax.report.documents import Record, told
 from commtax.report.plots import no_formula, picture
-from commtax.report.tables import new_table, notes, say
+from commtax.report.tables import csv_text, new_table, notes, say
 from commtax.units import format_rate, format_seconds
 
 BLOCKS = " ░▒▓█"
 MOST_LINES = 12
 
 
-def plan_rows(found: PlanTable) -> list[Document]:
-    """One flat record a cell."""
-    return [_record(row) for row in found.rows]
+PRICED = ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_fraction")
 
 
-def _record(row: PlanRow) -> Document:
-    names = ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "comm_fraction")
-    b = row.bill
-    figures = {name: None if b is None else float(getattr(b, name)) for name in names}
-    rate = row.tokens_per_s if b is not None else None
-    tail = {"tokens_per_s": rate, "tokens_per_s_per_gpu": None if rate is None else rate / row.gpus}
-    head = {"plan": row.plan, "link": row.link, "batch": row.batch, "gpus": row.gpus}
-    return {**head, **figures, **tail, "fits": row.fits if b is not None else None, "refused": row.refused}
+def _record(row: PlanRow) -> Record:
+    """One flat record a cell, its figures null where it has none."""
+    figures: Record = dict.fromkeys((*PRICED, "tokens_per_s", "tokens_per_s_per_gpu", "fits"))
+    if row.bill is not None:
+        figures |= {name: float(getattr(row.bill, name)) for name in PRICED} | told(row, "tokens_per_s", "fits")
+        figures["tokens_per_s_per_gpu"] = row.tokens_per_s / row.gpus
+    return told(row, "plan", "link", "batch", "gpus") | figures | {"refused": row.refused}
 
 
-def plans_document(found: PlanTable) -> Document:
+def plans_document(found: PlanTable) -> Record:
+    """``compare --plans --json``."""
     flips = [
         {"axis": f.axis, "below": f.first, "from": f.then, "at": f.at, "earliest": f.earliest, "link": f.link, "batch": f.batch}
         for f in found.break_evens
     ]
     head = {"schema": "commtax.compare-plans/1", "phase": found.phase, "context": found.context}
-    return dict(plain({**head, "rows": plan_rows(found), "break_even": flips, "notes": found.notes}))
+    return {**head, "rows": [_record(row) for row in found.rows], "break_even": flips, "notes": found.notes}
 
 
 def plans_csv(found: PlanTable) -> str:
-    text = io.StringIO()
-    rows = plan_rows(found)
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text([_record(row) for row in found.rows])
 
 
 def show_plans(console: Console, found: PlanTable) -> None:
@@ -103,34 +95,44 @@ def flip_words(f: BreakEven) -> str:
     return f"{f.axis}: {f.first} is faster below {f.at:,.0f}, {f.then} from there on{fixed}{where}{unclear}"
 
 
-def _grids(found: PlanTable) -> list[tuple[str, str, list[Any], dict[str, Any]]]:
-    """(column axis, title, columns, what is fixed) of each map worth drawing."""
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """Plans against one axis; on the other axis ``fixed`` (name and value), where there is one."""
+
+    title: str
+    axis: str
+    columns: list[Any]
+    fixed: tuple[str, Any] | None = None
+
+    def cells(self, found: PlanTable, column: Any) -> dict[str, PlanRow]:
+        """The rows of a column by plan; where links are the plans' own, whatever each has."""
+        rows = [r for r in found.rows if getattr(r, self.axis) == column]
+        return {r.plan: r for r in reversed(rows) if self.fixed is None or getattr(r, self.fixed[0]) == self.fixed[1]}
+
+
+def _maps(found: PlanTable) -> list[HeatMap]:
+    """Each map worth drawing."""
     links, batches = list(found.links), found.values("batch")
-    grids: list[tuple[str, str, list[Any], dict[str, Any]]] = []
+    maps = []
     if len(batches) > 1:
-        fixed = {"link": links[0]} if links else {}
-        grids.append(("batch", f"plan x batch{', ' + links[0] if links else ''}", batches, fixed))
+        name, fixed = (f", {links[0]}", ("link", links[0])) if links else ("", None)
+        maps.append(HeatMap(f"plan x batch{name}", "batch", batches, fixed))
     if len(links) > 1:
-        grids.append(("link", f"plan x link, batch {batches[0]}", links, {"batch": batches[0]}))
-    return grids
-
-
-def _cells(found: PlanTable, axis: str, column: Any, fixed: dict[str, Any]) -> dict[str, PlanRow]:
-    """The rows of a column by plan; where links are the plans' own, whatever each has."""
-    rows = [r for r in found.rows if getattr(r, axis) == column and all(getattr(r, k) == v for k, v in fixed.items())]
-    return {r.plan: r for r in reversed(rows)}
+        maps.append(HeatMap(f"plan x link, batch {batches[0]}", "link", links, ("batch", batches[0])))
+    return maps
 
 
 def _heat_maps(console: Console, found: PlanTable) -> None:
     """Tokens a second against the best of each column: the fuller the block, the nearer."""
-    for axis, title, columns, fixed in _grids(found):
-        cells = {c: _cells(found, axis, c, fixed) for c in columns}
-        best = {c: max((r.tokens_per_s for r in cells[c].values()), default=0.0) for c in columns}
-        table = new_table(title, *(f">{c}" for c in columns))
+    maps = _maps(found)
+    for drawn in maps:
+        cells = {c: drawn.cells(found, c) for c in drawn.columns}
+        best = {c: max((r.tokens_per_s for r in cells[c].values()), default=0.0) for c in drawn.columns}
+        table = new_table(drawn.title, *(f">{c}" for c in drawn.columns))
         for name in found.values("plan"):
-            table.add_row(name, *(_heat(cells[c].get(name), best[c]) for c in columns))
+            table.add_row(name, *(_heat(cells[c].get(name), best[c]) for c in drawn.columns))
         console.print(table)
-    if _grids(found):
+    if maps:
         say(console, "tokens/s; ████ within 5 % of the column's best, ▓▓▓ 80 %, ▒▒ half, ░ less, · not legal", "dim")
 
 
@@ -145,24 +147,24 @@ def _heat(row: PlanRow | None, best: float) -> Text:
 
 def plot_plans(found: PlanTable, title: str, path: Path) -> None:
     """The heat maps as a picture: colour, and the figure in every cell."""
-    grids = _grids(found) or [("batch", "plan x batch", found.values("batch"), {})]
+    maps = _maps(found) or [HeatMap("plan x batch", "batch", found.values("batch"))]
 
     def draw(figure: Any) -> None:
         import numpy as np
 
-        panels = figure.subplots(1, len(grids), squeeze=False)[0]
+        panels = figure.subplots(1, len(maps), squeeze=False)[0]
         names = found.values("plan")
-        for panel, (axis, name, columns, fixed) in zip(panels, grids, strict=True):
-            cells = [[_cells(found, axis, c, fixed).get(p) for c in columns] for p in names]
+        for panel, drawn in zip(panels, maps, strict=True):
+            cells = [[drawn.cells(found, c).get(p) for c in drawn.columns] for p in names]
             rates = np.array([[r.tokens_per_s if r and r.bill is not None else np.nan for r in row] for row in cells])
             panel.imshow(rates / np.nanmax(rates, axis=0), cmap="cividis", vmin=0, vmax=1, aspect="auto")
             for (i, j), value in np.ndenumerate(rates):
                 dark = np.isnan(value) or value / np.nanmax(rates[:, j]) < 0.6
                 text = "not legal" if np.isnan(value) else f"{value:,.0f}"
                 panel.text(j, i, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
-            panel.set_xticks(range(len(columns)), [str(c) for c in columns])
+            panel.set_xticks(range(len(drawn.columns)), [str(c) for c in drawn.columns])
             panel.set_yticks(range(len(names)), names)
-            panel.set_title(f"{name}: tokens/s, shade = share of the column's best", fontsize=9)
+            panel.set_title(f"{drawn.title}: tokens/s, shade = share of the column's best", fontsize=9)
         figure.suptitle(no_formula(title), fontsize=11)
 
-    picture(path, draw, (6.5 * len(grids), 1.5 + 0.6 * len(found.values("plan"))))
+    picture(path, draw, (6.5 * len(maps), 1.5 + 0.6 * len(found.values("plan"))))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from rich.console import Console
 
 from commtax.api.serving import Simulation
 from commtax.api.setup import describe_gpus
-from commtax.report.documents import Document, plain, question
-from commtax.report.tables import new_table, notes, say, where
+from commtax.report.documents import LEFT_OUT, Asked, Record, Row, filled, plain, question, told
+from commtax.report.tables import new_table, notes, say, shares, where
+from commtax.spec import Number
 from commtax.units import format_mean, format_seconds, plural
 
 PARTS = (
@@ -36,63 +37,43 @@ def holds_one(s: Simulation) -> bool:
 def show_simulation(console: Console, s: Simulation) -> None:
     """The two latencies with their ranges, what they are made of, and the throughput."""
     _head(console, s)
-    low, high = (format_seconds(float(x)) for x in s.range_of("tpot_s"))
-    first = [format_seconds(float(x)) for x in s.range_of("ttft_s")]
-    token = f"TPOT {format_seconds(float(s.tpot_s))} ({low} to {high})" if s.output_len > 1 else NO_TPOT
+    tpot, ttft = (
+        f"{name} {format_seconds(float(mean))} ({' to '.join(format_seconds(float(x)) for x in ends)})"
+        for name, mean, ends in (("TPOT", s.tpot_s, s.range_of("tpot_s")), ("TTFT", s.ttft_s, s.range_of("ttft_s")))
+    )
     say(
         console,
-        f"{token}, TTFT {format_seconds(float(s.ttft_s))} "
-        f"({first[0]} to {first[1]}), E2E {format_seconds(float(s.e2e_s))}; "
+        f"{tpot if s.output_len > 1 else NO_TPOT}, {ttft}, E2E {format_seconds(float(s.e2e_s))}; "
         f"{float(s.tokens_per_s):,.0f} output tokens/s, {float(s.requests_per_s):,.2f} requests/s",
         "bold yellow",
     )
-    table = new_table("of TTFT", ">time", ">share")
-    for name, words in PARTS:
-        part = float(getattr(s.served, name))
-        if part:
-            table.add_row(words, format_seconds(part), f"{part / float(s.ttft_s):.0%}")
-    console.print(table)
+    console.print(shares("of TTFT", [(words, float(getattr(s.served, name))) for name, words in PARTS], float(s.ttft_s)))
     if s.output_len > 1:
-        _show_token(console, s)
+        console.print(shares("of TPOT", _token_parts(s), float(s.tpot_s)))
     notes(console, (_mixture(s), *s.notes, _source(s)))
 
 
-def _show_token(console: Console, s: Simulation) -> None:
-    table = new_table("of TPOT", ">time", ">share")
+def _token_parts(s: Simulation) -> list[tuple[str, float]]:
     decode, stretch, frontend = float(s.decode_s), float(s.served.stretch_s), float(s.served.frontend_s / (s.output_len - 1))
-    rows = (
+    return [
         ("decode step", decode),
         ("prompts of others", stretch),
         ("waiting for the front end", frontend),
         ("waiting for the KV cache, thrown out of it", float(s.tpot_s) - decode - stretch - frontend),
-    )
-    for words, part in rows:
-        if part > 1e-12:
-            table.add_row(words, format_seconds(part), f"{part / float(s.tpot_s):.0%}")
-    console.print(table)
+    ]
 
 
 def show_simulations(console: Console, s: Simulation) -> None:
     """One line a concurrency."""
     _head(console, s)
-    table = new_table(
-        ">clients",
-        ">running",
-        ">TPOT",
-        ">80 % range",
-        ">TTFT",
-        ">80 % range",
-        ">E2E",
-        ">tokens/s",
-        ">requests/s",
-        ">of TPOT prompts",
-    )
-    for row in simulation_rows(s):
-        tpot, ttft = (_range(row[f"{n}_low_s"], row[f"{n}_high_s"]) for n in ("tpot", "ttft"))
-        times = (_seconds(row["tpot_s"]), tpot, _seconds(row["ttft_s"]), ttft, _seconds(row["e2e_s"]))
-        mixed = "–" if row["mixed_share"] is None else f"{row['mixed_share']:.0%}"
-        rates = (f"{row['tokens_per_s']:,.0f}", f"{row['requests_per_s']:,.2f}", mixed)
-        table.add_row(f"{row['concurrency']:,}", format_mean(row["running"]), *times, *rates)
+    times = (">TPOT", ">80 % range", ">TTFT", ">80 % range", ">E2E")
+    table = new_table(">clients", ">running", *times, ">tokens/s", ">requests/s", ">of TPOT prompts")
+    for run in simulation_runs(s):
+        tpot, ttft = (_range(run[f"{n}_low_s"], run[f"{n}_high_s"]) for n in ("tpot", "ttft"))
+        cells = (_seconds(run["tpot_s"]), tpot, _seconds(run["ttft_s"]), ttft, _seconds(run["e2e_s"]))
+        mixed = "–" if run["mixed_share"] is None else f"{run['mixed_share']:.0%}"
+        rates = (f"{run['tokens_per_s']:,.0f}", f"{run['requests_per_s']:,.2f}", mixed)
+        table.add_row(f"{run['concurrency']:,}", format_mean(run["running"]), *cells, *rates)
     console.print(table)
     notes(console, (*s.notes, _source(s)))
 
@@ -167,64 +148,65 @@ def basis_words(s: Simulation) -> str:
     return f"transferred from published runs on {where}; ranges are wider by those of the steps here"
 
 
-def simulation_rows(s: Simulation) -> list[Document]:
+RUN = (
+    *("concurrency", "running", "rows", "chunks", "tpot_s", "ttft_s", "e2e_s", "tokens_per_s", "requests_per_s"),
+    *("decode_s", "prompt_s", "mixed_share"),
+)
+
+
+def simulation_runs(s: Simulation) -> list[Row]:
     """One flat record a concurrency; without a second token there is no time between tokens, and its fields are null."""
-    low, high = s.range_of("tpot_s")
-    first_low, first_high = s.range_of("ttft_s")
-    columns: dict[str, Any] = {
-        "concurrency": s.concurrency,
-        "running": s.running,
-        "rows": s.rows,
-        "chunks": s.chunks,
-        "tpot_s": s.tpot_s,
-        "tpot_low_s": low,
-        "tpot_high_s": high,
-        "ttft_s": s.ttft_s,
-        "ttft_low_s": first_low,
-        "ttft_high_s": first_high,
-        "e2e_s": s.e2e_s,
-        "tokens_per_s": s.tokens_per_s,
-        "requests_per_s": s.requests_per_s,
-        "decode_step_s": s.decode_s,
-        "prompt_step_s": s.prompt_s,
-        "mixed_share": s.mixed_share,
-        "prompts_ahead": s.served.ahead,
-        **{f"ttft_{name}": getattr(s.served, name) for name, _ in PARTS},
-    }
+    named = {"decode_s": "decode_step_s", "prompt_s": "prompt_step_s"}
+    columns: Row = {named.get(name, name): getattr(s, name) for name in RUN}
+    for name in ("tpot", "ttft"):
+        columns[f"{name}_low_s"], columns[f"{name}_high_s"] = s.range_of(f"{name}_s")
+    columns |= {"prompts_ahead": s.served.ahead, **{f"ttft_{name}": getattr(s.served, name) for name, _ in PARTS}}
     if np.all(np.asarray(s.output_len) == 1):
         columns |= dict.fromkeys(("tpot_s", "tpot_low_s", "tpot_high_s", "mixed_share"))
     size = np.size(s.concurrency)
     wide = {name: np.broadcast_to(value, (size,)) for name, value in columns.items()}
-    return [dict(plain({name: value[i] for name, value in wide.items()})) for i in range(size)]
+    return [plain({name: value[i] for name, value in wide.items()}) for i in range(size)]
 
 
-def simulation_document(s: Simulation) -> Document:
+@dataclass(frozen=True)
+class SimulationDocument(Asked):
+    prompt_workers: Record | None
+    input_len: Number
+    output_len: Number
+    num_prompts: Number | None
+    spread: float
+    max_batched_tokens: int
+    kv_tokens: Number
+    fits: bool
+    calibrated: bool
+    basis: str
+    runs: list[Row]
+    notes: tuple[str, ...]
+    decode_workers: Number | None = LEFT_OUT
+
+
+def simulation_document(s: Simulation) -> SimulationDocument:
     """``simulate --json``: one record in ``runs`` for each concurrency."""
-    finite = bool(np.all(np.isfinite(s.num_prompts)))
-    head: dict[str, Any] = {
-        "schema": "commtax.simulate/1",
-        **question(s.setup),
-        **_apart(s),
-        "input_len": s.input_len,
-        "output_len": s.output_len,
-        "num_prompts": s.num_prompts if finite else None,
-        "spread": s.spread,
-        "max_batched_tokens": s.max_batched_tokens,
-        "kv_tokens": s.kv_tokens,
-        "fits": holds_one(s),
-        "calibrated": s.basis == "calibrated",
-        "basis": s.basis,
-    }
-    return dict(plain({**head, "runs": simulation_rows(s), "notes": s.notes}))
+    return filled(
+        SimulationDocument,
+        s,
+        num_prompts=s.num_prompts if np.all(np.isfinite(s.num_prompts)) else None,
+        fits=holds_one(s),
+        calibrated=s.basis == "calibrated",
+        runs=simulation_runs(s),
+        **{**question(s.setup, "commtax.simulate/1"), **_workers(s)},
+    )
 
 
-def _apart(s: Simulation) -> Document:
+def _workers(s: Simulation) -> dict[str, object]:
     """Both kinds of workers, and the GPUs of all; null where there are "enough"."""
     if s.apart is None:
         return {"prompt_workers": None}
     gpus = s.num_gpus if s.num_gpus is not None and np.ndim(s.num_gpus) == 0 else None
-    idle = None if gpus is None else s.setup.cluster.num_gpus - gpus
-    sizes = {name: getattr(s.apart.plan, name) for name in ("tp", "pp", "ep")}
-    workers = {"workers": s.apart.workers, **sizes, "kv_tokens": s.apart.kv_tokens if np.isfinite(s.apart.kv_tokens) else None}
-    copies = s.apart.copies if np.ndim(s.apart.copies) == 0 else None
-    return {"prompt_workers": workers, "decode_workers": copies, "gpus": gpus, "idle_gpus": idle}
+    room = s.apart.kv_tokens if np.isfinite(s.apart.kv_tokens) else None
+    return {
+        "prompt_workers": {"workers": s.apart.workers, **told(s.apart.plan, "tp", "pp", "ep"), "kv_tokens": room},
+        "decode_workers": s.apart.copies if np.ndim(s.apart.copies) == 0 else None,
+        "gpus": gpus,
+        "idle_gpus": None if gpus is None else s.setup.cluster.num_gpus - gpus,
+    }

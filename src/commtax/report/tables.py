@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -12,11 +14,13 @@ from rich.text import Text
 from commtax.api import Fit, Setup, Traffic, TrainFit, describe_gpus
 from commtax.catalog.models import Published
 from commtax.claims import Claim
-from commtax.cost.memory import kv_bytes_per_token_layer, total_bytes
 from commtax.cost.tensors import num_active_params, num_params
-from commtax.report.documents import facts_of
-from commtax.spec import Chip, Citation, Cluster, Engine, Link, Model, Plan
+from commtax.report.documents import facts_of, kv_bytes_per_token, stored_bytes
+from commtax.spec import Chip, Citation, Cluster, Engine, Link, Model, Number
 from commtax.units import GiB, format_bytes, format_count, format_rate, format_seconds, format_si, plural
+
+NOTHING_S = 1e-12
+"""Less than this is left of a difference by rounding alone."""
 
 
 def new_table(*columns: str, title: str = "") -> Table:
@@ -48,11 +52,39 @@ def where(asked: Setup) -> str:
     return f"{c.key} ({c.intra.key} inside{pairs}{hosts}){own}"
 
 
+def headline(console: Console, asked: Setup) -> None:
+    """What is asked about, in one bold line."""
+    engine = f"{asked.engine.key}@{asked.engine.version}"
+    say(console, f"{asked.model.key} on {where(asked)}: {describe_gpus(asked.plan)}, {engine}", "bold")
+
+
+def between(low_s: Number, high_s: Number) -> str:
+    """The 80 % range of a time, where there is one."""
+    low, high = format_seconds(float(low_s)), format_seconds(float(high_s))
+    return f" ({low} to {high})" if low != high else ""
+
+
+def shares(title: str, parts: Iterable[tuple[str, float]], whole: float, digits: int = 0) -> Table:
+    """Times that a whole is made of, those that are not nothing."""
+    table = new_table(title, ">time", ">share")
+    for name, seconds in parts:
+        if seconds > NOTHING_S:
+            table.add_row(name, format_seconds(seconds), f"{seconds / whole:.{digits}%}")
+    return table
+
+
+def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
+    """Flat records under a line of their names."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
 def show_traffic(console: Console, found: Traffic) -> None:
     """Every collective of the step: what, how large, how often, over which link."""
-    asked = found.setup
-    head = f"{asked.model.key} on {where(asked)}: {describe_gpus(asked.plan)}, {asked.engine.key}@{asked.engine.version}"
-    say(console, head, style="bold")
+    headline(console, found.setup)
     say(console, _workload_line(found))
     if not found.lines:
         say(console, "Nothing is sent: one rank has nobody to talk to.")
@@ -80,6 +112,10 @@ def _sum_line(found: Traffic) -> str:
     return f"One step: {times} operations; a rank sends at least {total}."
 
 
+CONTEXT = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mixed": "cached tokens each, and one prompt as long"}
+"""What the context of a served step is."""
+
+
 def _workload_line(found: Traffic) -> str:
     plan = found.setup.plan
     if found.phase == "train":
@@ -89,56 +125,58 @@ def _workload_line(found: Traffic) -> str:
             f"{format_count(float(plan.microbatches))} microbatch{'' if plan.microbatches == 1 else 'es'} a replica, "
             f"ZeRO {plan.zero}, recompute {plan.recompute}"
         )
-    what = {
-        "decode": "cached tokens each",
-        "prefill": "prompt tokens each",
-        "mixed": "cached tokens each, and one prompt as long",
-    }
     sequences, length = format_count(float(found.batch)), format_count(float(found.context))
-    return f"{found.phase}: batch {sequences} a replica, {length} {what[found.phase]}"
+    return f"{found.phase}: batch {sequences} a replica, {length} {CONTEXT[found.phase]}"
 
 
-def show_fit(console: Console, found: Fit) -> None:
-    """The verdict, what a rank holds, and the lines as vLLM logs them."""
-    asked, serving, plan = found.setup, found.serving, found.setup.plan
-    chip = asked.cluster.chip
-    verdict = "fits" if found.fits else "does not fit"
-    size = describe_gpus(plan)
-    chosen = "smallest TP that fits: " if found.chosen and found.fits else "nearest: " if found.chosen else ""
-    head = f"{asked.model.key} {verdict} on {where(asked)}: {chosen}{size}"
-    say(console, head, style="bold green" if found.fits else "bold red")
-    stage = f", stage {found.stage + 1} of {int(plan.pp)} (the tightest)" if plan.pp > 1 else ""
-    table = new_table(
-        "each rank holds",
-        ">bytes",
-        ">share",
-        "note",
-        title=f"{chip.name}: {format_bytes(chip.visible_bytes)} visible{stage}",
-    )
-    total = chip.visible_bytes
-    for name, nbytes, note in _fit_rows(found):
-        table.add_row(name, format_bytes(nbytes), f"{nbytes / total:.1%}", note)
+def show_fit(console: Console, judged: Fit | TrainFit) -> None:
+    """The verdict, what a rank holds, and what else the phase tells."""
+    asked, trained = judged.setup, isinstance(judged, TrainFit)
+    model = f"{asked.model.key}{' training' * trained} {'fits' if judged.fits else 'does not fit'}"
+    chosen = "smallest TP that fits: " if judged.fits else "nearest: "
+    chosen = "" if isinstance(judged, TrainFit) or not judged.chosen else chosen
+    say(console, f"{model} on {where(asked)}: {chosen}{describe_gpus(asked.plan)}", "bold green" if judged.fits else "bold red")
+    _show_training(console, judged) if isinstance(judged, TrainFit) else _show_serving(console, judged)
+    if not judged.fits:
+        _show_lack(console, judged)
+    notes(console, (*asked.notes, *(() if isinstance(judged, TrainFit) else (*_warnings(judged), _limits(judged)))))
+
+
+def _show_lack(console: Console, judged: Fit | TrainFit) -> None:
+    """What is missing, and what would fit."""
+    served = not isinstance(judged, TrainFit)
+    request = "" if isinstance(judged, TrainFit) else f" for one request of {format_count(judged.serving.max_model_len)} tokens"
+    say(console, f"Each rank lacks {format_bytes(judged.shortfall_bytes)}{request}.", style="red")
+    for advice in judged.advice:
+        say(console, f"  would fit: {advice}")
+    if served and not judged.advice:
+        say(console, "  nothing tried here would: more GPUs or a smaller model are needed")
+
+
+def _show_held(console: Console, title: str, judged: Fit | TrainFit, rows: Iterable[tuple[str, float, str]]) -> None:
+    chip = judged.setup.cluster.chip
+    table = new_table("each rank holds", ">bytes", ">share", "note", title=f"{chip.name}: {title}")
+    for name, nbytes, note in rows:
+        table.add_row(name, format_bytes(nbytes), f"{nbytes / chip.visible_bytes:.1%}", note)
     console.print(table)
-    say(console, f"Model loading took {found.weights_bytes / GiB:.4f} GiB")
-    say(console, f"Available KV cache memory: {found.kv_bytes / GiB:.2f} GiB")
-    length = format_count(serving.max_model_len)
+
+
+def _show_serving(console: Console, judged: Fit) -> None:
+    """What a rank holds, and the lines as vLLM logs them."""
+    plan, serving = judged.setup.plan, judged.serving
+    stage = f", stage {judged.stage + 1} of {int(plan.pp)} (the tightest)" if plan.pp > 1 else ""
+    _show_held(console, f"{format_bytes(judged.setup.cluster.chip.visible_bytes)} visible{stage}", judged, _fit_rows(judged))
+    say(console, f"Model loading took {judged.weights_bytes / GiB:.4f} GiB")
+    say(console, f"Available KV cache memory: {judged.kv_bytes / GiB:.2f} GiB")
+    low, high = judged.kv_tokens_range
+    spread = f" ({format_count(low)} to {format_count(high)})" if low < high else ""
     say(
         console,
-        f"GPU KV cache size: {format_count(found.kv_tokens)} tokens{_between(*found.kv_tokens_range)}, "
-        f"Maximum concurrency for {length} tokens per request: {found.max_concurrency:.2f}x",
+        f"GPU KV cache size: {format_count(judged.kv_tokens)} tokens{spread}, "
+        f"Maximum concurrency for {format_count(serving.max_model_len)} tokens per request: {judged.max_concurrency:.2f}x",
     )
-    per_token = format_bytes(found.kv_bytes_per_token)
-    say(console, f"# GPU blocks: {found.kv_blocks} of {serving.block_size} tokens; {per_token} of KV a token and rank")
-    if not found.fits:
-        lack = format_bytes(found.shortfall_bytes)
-        say(console, f"Each rank lacks {lack} for one request of {length} tokens.", style="red")
-        for advice in found.advice or ("nothing tried here would: more GPUs or a smaller model are needed",):
-            say(console, f"  would fit: {advice}" if found.advice else f"  {advice}")
-    notes(console, (*asked.notes, *_warnings(found), _limits(found)))
-
-
-def _between(low: int, high: int) -> str:
-    return f" ({format_count(low)} to {format_count(high)})" if low < high else ""
+    per_token = format_bytes(judged.kv_bytes_per_token)
+    say(console, f"# GPU blocks: {judged.kv_blocks} of {serving.block_size} tokens; {per_token} of KV a token and rank")
 
 
 def _warnings(found: Fit) -> list[str]:
@@ -181,38 +219,24 @@ def _fit_rows(found: Fit) -> Iterator[tuple[str, float, str]]:
         yield "CUDA graphs", found.graph_bytes, "beside the budget"
 
 
-def show_train_fit(console: Console, found: TrainFit) -> None:
-    asked, held = found.setup, found.memory
-    chip = asked.cluster.chip
-    verdict = "fits" if found.fits else "does not fit"
-    head = f"{asked.model.key} training {verdict} on {where(asked)}: {describe_gpus(asked.plan)}"
-    say(console, head, style="bold green" if found.fits else "bold red")
-    plan = asked.plan
+def _show_training(console: Console, judged: TrainFit) -> None:
+    plan, held = judged.setup.plan, judged.memory
     say(
         console,
-        f"microbatch {found.step.micro_batch} x {format_count(float(found.step.seq))} tokens, {plan.microbatches} in a step, "
+        f"microbatch {judged.step.micro_batch} x {format_count(float(judged.step.seq))} tokens, {plan.microbatches} in a step, "
         f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}, "
         f"sequence parallel {'on' if plan.sequence_parallel else 'off'}",
     )
-    title = f"{chip.name}: {format_bytes(found.budget_bytes)} usable, stage 1 of {plan.pp}"
-    table = new_table("each rank holds", ">bytes", ">share", "note", title=title)
     remarks = {
         "parameters": "bf16",
         "gradients": plan.grads_dtype,
         "optimizer": "Adam: fp32 master, two moments",
-        "activations": f"of the microbatches in flight; {found.setup.engine.trains.attention} attention",
+        "activations": f"of the microbatches in flight; {judged.setup.engine.trains.attention} attention",
         "logits": "bf16 and fp32",
+        "total": "",
     }
-    for name, note in remarks.items():
-        nbytes = float(getattr(held, name))
-        table.add_row(name, format_bytes(nbytes), f"{nbytes / chip.visible_bytes:.1%}", note)
-    table.add_row("total", format_bytes(float(held.total)), f"{float(held.total) / chip.visible_bytes:.1%}", "")
-    console.print(table)
-    if not found.fits:
-        say(console, f"Each rank lacks {format_bytes(found.shortfall_bytes)}.", style="red")
-        for advice in found.advice:
-            say(console, f"  would fit: {advice}")
-    notes(console, asked.notes)
+    rows = [(name, float(getattr(held, name)), note) for name, note in remarks.items()]
+    _show_held(console, f"{format_bytes(judged.budget_bytes)} usable, stage 1 of {plan.pp}", judged, rows)
 
 
 def show_claims(console: Console, found: Iterable[Claim]) -> None:
@@ -281,19 +305,12 @@ def show_models(console: Console, models: list[Model]) -> None:
 def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
     say(console, f"{m.key} ({m.architecture})", style="bold")
     active, without = num_active_params(m), num_active_params(m, embedding=False)
-    kv = sum(float(kv_bytes_per_token_layer(m.blocks[i].attention, 1, "bf16")) for i in m.layers)
     rows = [
         ("parameters", format_count(num_params(m))),
         ("active for a token", f"{format_count(active)} ({format_count(without)} without the input embedding)"),
-        (
-            "weights",
-            f"{format_bytes(m.stored_bytes or total_bytes(m, Plan()))} as stored ({m.quant.method if m.quant else m.dtype})",
-        ),
-        ("KV of a token", f"{format_bytes(kv)} in bf16 on one rank"),
-        (
-            "shape",
-            f"{m.num_layers} layers, hidden {m.hidden}, {m.attention.num_heads} heads, vocabulary {format_count(m.vocab)}",
-        ),
+        ("weights", f"{format_bytes(stored_bytes(m))} as stored ({m.quant.method if m.quant else m.dtype})"),
+        ("KV of a token", f"{format_bytes(kv_bytes_per_token(m))} in bf16 on one rank"),
+        ("shape", f"{m.num_layers} layers, hidden {m.hidden}, {m.attention.num_heads} heads, vocabulary {format_count(m.vocab)}"),
         ("longest context", format_count(m.max_len)),
         ("also called", ", ".join(m.aliases) or "-"),
         ("source", _cite(m.source)),

@@ -1,44 +1,33 @@
-"""A training step for a terminal: the lesson's table first, then where the time goes, memory and what-ifs; and as a document."""
+"""What a terminal shows of a training step alone: the lesson's table of taxes, where the time goes, memory, likely causes."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from commtax.api.setup import describe_gpus
+from commtax.api.explained import HELD, Explained, axis_of
 from commtax.api.train_billing import TrainBill
-from commtax.api.train_explain import Cause, causes, thresholds, train_counterfactuals, train_verdict
-from commtax.ledger import AXIS_OF, Line
-from commtax.report.bills import in_range, weakest
-from commtax.report.documents import Document, line_records, plain, question
-from commtax.report.tables import new_table, notes, say, where
+from commtax.api.train_explain import causes
+from commtax.ledger import Line
+from commtax.report.tables import between, new_table, say, shares
 from commtax.units import format_bytes, format_count, format_seconds, plural
 
-FIGURES = ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "mfu", "hfu", "mfu_definition", "binding")
 PARTS = ("forward", "recompute", "backward", "update")
 
 
-def show_training(console: Console, b: TrainBill, num_tokens: float = 0.0, measured_mfu: float | None = None) -> None:
-    asked, plan = b.setup, b.setup.plan
-    head = f"{asked.model.key} on {where(asked)}: {describe_gpus(plan)}, {asked.engine.key}@{asked.engine.version}"
-    say(console, head, "bold")
-    say(console, _workload(b), "dim")
-    say(console, train_verdict(b), "bold yellow")
+def show_step(console: Console, told: Explained, num_tokens: float, measured_mfu: float | None) -> tuple[str, ...]:
+    """Taxes, where the time goes, totals and what would explain a measured MFU; what is left to remark."""
+    b = told.bill
+    assert isinstance(b, TrainBill)
     _taxes(console, b)
     _time(console, b)
-    _totals(console, b, num_tokens)
+    _totals(console, told, b, num_tokens)
     if measured_mfu is not None:
         show_causes(console, b, measured_mfu)
-    table = new_table("what if", ">step", ">change", "")
-    for c in train_counterfactuals(b):
-        table.add_row(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note)
-    console.print(table)
-    notes(console, (*_inequalities(b), *b.notes, f"MFU counts {b.mfu_definition}", f"weakest source: {weakest(b)}"))
+    return (*_inequalities(told, b), *b.notes, f"MFU counts {b.mfu_definition}")
 
 
-def _workload(b: TrainBill) -> str:
+def workload(b: TrainBill) -> str:
     plan, s = b.setup.plan, b.settings
     words = [
         f"{format_count(float(b.batch * plan.dp))} sequences of {format_count(float(b.step.seq))} tokens a step",
@@ -58,7 +47,7 @@ def _taxes(console: Console, b: TrainBill) -> None:
     """The lesson's table: axis, collective, buffer, how often, link, window, hidden or exposed."""
     table = new_table("axis", "collective", ">buffer", ">times", "link", ">ranks", ">takes", ">window", ">exposed", "")
     for x in sorted((x for x in b.items if x.kind == "comm"), key=lambda x: -float(x.exposed_s)):
-        axis = AXIS_OF.get(x.item.axis, x.item.axis)
+        axis = axis_of(x)
         window = format_seconds(float(x.window_s)) if axis in b.async_axes and float(x.window_s) else "none"
         table.add_row(
             Text(axis, style="yellow"),
@@ -93,58 +82,44 @@ def _fate(x: Line) -> Text:
 
 def _time(console: Console, b: TrainBill) -> None:
     """Where the step goes: passes, taxes, bubble, update."""
-    step = float(b.step_s)
     rows = [(part, _part(b, part)) for part in PARTS]
     rows += [(f"{axis} communication, exposed", float(b.exposed_on(axis))) for axis in b.taxes]
-    rows += [("pipeline bubble", float(b.bubble_s))]
-    table = new_table("where the step goes", ">time", ">share")
-    for name, seconds in rows:
-        if seconds > 0:
-            table.add_row(name, format_seconds(seconds), f"{seconds / step:.1%}")
-    console.print(table)
+    console.print(shares("where the step goes", [*rows, ("pipeline bubble", float(b.bubble_s))], float(b.step_s), digits=1))
 
 
 def _part(b: TrainBill, part: str) -> float:
     return sum(float(x.exposed_s) for x in b.items if x.kind == "compute" and x.item.during == part)
 
 
-def _totals(console: Console, b: TrainBill, num_tokens: float) -> None:
-    chip, held = b.setup.cluster.chip, float(b.memory_bytes_per_rank)
-    fits = "fits" if b.fits else "does not fit"
+def _totals(console: Console, told: Explained, b: TrainBill, num_tokens: float) -> None:
     days = f"; {num_tokens:.3g} tokens take {float(b.days(num_tokens)):,.1f} days" if num_tokens else ""
     say(
         console,
-        f"step {format_seconds(float(b.step_s))}{in_range(b)} = compute {format_seconds(float(b.compute_s))} "
+        f"step {format_seconds(float(b.step_s))}{between(b.low_s, b.high_s)} = compute {format_seconds(float(b.compute_s))} "
         f"+ exposed communication {format_seconds(float(b.exposed_comm_s))} ({float(b.comm_fraction):.1%}) "
         f"+ bubble {format_seconds(float(b.bubble_s))} "
         f"({float(b.bubble_fraction):.1%}); MFU {float(b.mfu):.1%}, HFU {float(b.hfu):.1%}; {float(b.tokens_per_s):,.0f} tokens/s "
         f"({float(b.tokens_per_s / b.num_gpus):,.0f} a GPU){days}",
         "bold",
     )
-    m = b.memory
-    parts = ", ".join(
-        f"{name} {format_bytes(float(getattr(m, name)))}"
-        for name in ("parameters", "gradients", "optimizer", "activations", "logits")
-    )
-    say(
-        console,
-        f"memory a rank {format_bytes(held)} of {format_bytes(chip.visible_bytes)} ({fits}): {parts}",
-        "" if b.fits else "red",
-    )
+    parts = ", ".join(f"{name} {format_bytes(float(getattr(b.memory, name)))}" for name in HELD)
+    size, fits = format_bytes(b.setup.cluster.chip.visible_bytes), "fits" if told.memory.fits else "does not fit"
+    held = f"memory a rank {format_bytes(float(b.memory_bytes_per_rank))} of {size} ({fits}): {parts}"
+    say(console, held, "" if told.memory.fits else "red")
 
 
-def _inequalities(b: TrainBill) -> list[str]:
+def _inequalities(told: Explained, b: TrainBill) -> list[str]:
     """The lesson's two thresholds with this step's rate and links."""
-    t = thresholds(b)
+    t = told.thresholds
     found = []
-    if t.dp_tokens:
+    if t and t.dp_tokens:
         what = "gathers and gradients" if b.setup.plan.zero == 3 else "gradients"
         side = "above" if t.local_tokens >= t.dp_tokens else "below"
         found.append(
             f"{what} fit in their window from about {t.dp_tokens:,.0f} tokens a GPU and microbatch (rate / bandwidth); "
             f"this one has {t.local_tokens:,.0f}: {side}"
         )
-    if t.tp_tax:
+    if t and t.tp_tax:
         found.append(f"tensor-parallel tax by (T-1)/3 x rate/(bandwidth x hidden): {t.tp_tax:.0%} of the forward pass")
     return found
 
@@ -168,52 +143,3 @@ def show_causes(console: Console, b: TrainBill, measured_mfu: float) -> None:
     for c in found:
         table.add_row(c.what, format_seconds(c.step_s), f"{c.explains:.0%}", c.detail)
     console.print(table)
-
-
-def training_document(b: TrainBill, num_tokens: float = 0.0, measured_mfu: float | None = None) -> Document:
-    """``bill --phase train --json``."""
-    t, plan = thresholds(b), b.setup.plan
-    document: dict[str, Any] = {
-        "schema": "commtax.train-bill/1",
-        **question(b.setup),
-        "phase": "train",
-        "global_batch": b.batch * plan.dp,
-        "micro_batch": b.step.micro_batch,
-        "seq": b.step.seq,
-        "zero": plan.zero,
-        "hsdp": plan.shard,
-        "recompute": plan.recompute,
-        "schedule": plan.schedule,
-        "async": b.async_axes,
-        **{
-            n: getattr(b, n)
-            for n in ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "mfu", "hfu", "mfu_definition", "binding")
-        },
-        "bubble_s": b.bubble_s,
-        "bubble_fraction": b.bubble_fraction,
-        "taxes_s": b.taxes,
-        "memory_bytes_per_rank": b.memory_bytes_per_rank,
-        "memory": {n: getattr(b.memory, n) for n in ("parameters", "gradients", "optimizer", "activations", "logits")},
-        "fits": b.fits,
-        "tokens_per_s": b.tokens_per_s,
-        "local_tokens": t.local_tokens,
-        "dp_threshold_tokens": t.dp_tokens,
-        "tp_tax": t.tp_tax,
-        "items": line_records(b.items),
-        "verdict": train_verdict(b),
-        "counterfactuals": [
-            {"what": c.what, "step_s": c.step_s, "delta_s": c.delta_s, "note": c.note} for c in train_counterfactuals(b)
-        ],
-        "sources": b.sources,
-        "weakest_source": weakest(b),
-        "notes": b.notes,
-    }
-    if num_tokens:
-        document["days"] = b.days(num_tokens)
-    if measured_mfu is not None:
-        document["causes"] = [_cause(c) for c in causes(b, measured_mfu)]
-    return dict(plain(document))
-
-
-def _cause(c: Cause) -> Document:
-    return {"what": c.what, "step_s": c.step_s, "explains": c.explains, "detail": c.detail}

@@ -13,24 +13,40 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from commtax import __version__
+from commtax.api.grids import Grid
+from commtax.report.bills import PricedAnswer
+from commtax.report.documents import FitAnswer
+from commtax.report.view import View
+from commtax.report.view.front import Front
+from commtax.report.view.pipeline import Pipeline
 from commtax.report.view.state import KEYS, Key
-from commtax.web import schemas
+from commtax.report.view.tour import Catalog
 from commtax.web.answering import ANSWERS, Written, written
 from commtax.web.assets import page_files
 from commtax.web.guard import App, Guard, problem
+from commtax.web.schemas import Problem, Schema, schema_of
 
 Asker = Callable[[str, bytes], Coroutine[Any, Any, Written]]
 """Who answers: the name of a question and its query, as they came."""
-SHAPES: dict[str, Any] = {
-    "view": schemas.View,
-    "bill": schemas.Bill,
-    "fit": schemas.Fit,
-    "compare": schemas.Grid,
-    "pipeline": schemas.Pipeline,
-    "plan": schemas.Plans,
-    "catalog": schemas.Catalog,
+SHAPES: dict[str, type] = {
+    "view": View,
+    "bill": PricedAnswer,
+    "fit": FitAnswer,
+    "compare": Grid,
+    "pipeline": Pipeline,
+    "plan": Front,
+    "catalog": Catalog,
 }
 """The shape of each answer."""
+ERRORS = {
+    400: "The question cannot be read.",
+    405: "Only GET and HEAD.",
+    413: "Questions have no body.",
+    414: "The query is too long.",
+    422: "The question breaks a rule of the model, the cluster or the engine, or takes longer than the page waits.",
+    429: "The server is busy; ask again after the seconds that it says.",
+}
+"""What each status of a refusal means."""
 EXAMPLES = {
     "m": ("llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3"),
     "c": ("8xh100-sxm", "2x8xh200-sxm", "4x4090-pcie"),
@@ -52,20 +68,27 @@ async def here(name: str, query: bytes) -> Written:
 def create_app(host: str = "127.0.0.1", asker: Asker = here) -> App:
     """The guarded application; ``host`` is the name it is served under, beside loopback's."""
     app = FastAPI(title="commtax", version=__version__, docs_url=None, redoc_url=None, description=__doc__ or "")
-    kept = Kept(asker)
-    for name, (answer, extra) in ANSWERS.items():
+    kept, parts = Kept(asker), dict[str, Schema]()
+    errors: dict[int | str, Any] = {status: _told(Problem, text, parts) for status, text in ERRORS.items()}
+    for name, (summary, _, extra) in ANSWERS.items():
         app.add_api_route(
             f"/api/{name}",
             _endpoint(name, kept),
             methods=["GET"],
-            summary=(answer.__doc__ or name).strip().split("\n")[0],
-            responses={200: {"model": SHAPES[name]}, **schemas.ERRORS},
+            summary=summary,
+            responses={200: _told(SHAPES[name], "Successful Response", parts), **errors},
             openapi_extra={"parameters": parameters(extra)} if name != "catalog" else None,
         )
     for name in page_files():
         app.add_route("/" if name == "index.html" else f"/{name}", _file(name), methods=["GET"], include_in_schema=False)
     app.add_exception_handler(HTTPException, _missing)
+    app.openapi()["components"] = {"schemas": parts}
     return Guard(app, host)
+
+
+def _told(shape: type, text: str, parts: dict[str, Schema]) -> Schema:
+    """A response in the schema: what it means, and the shape of its body."""
+    return {"description": text, "content": {"application/json": {"schema": schema_of(shape, parts)}}}
 
 
 class Kept:
@@ -144,19 +167,19 @@ async def _missing(_: Request, error: Exception) -> Response:
     return Response(problem(words.get(status, str(getattr(error, "detail", ""))), "path"), status, media_type="application/json")
 
 
-def parameters(extra: tuple[Key, ...]) -> list[dict[str, Any]]:
+def parameters(extra: tuple[Key, ...]) -> list[Schema]:
     """The keys of the state as the schema tells them: the same table that reads them."""
     return [
         {"name": k.name, "in": "query", "required": False, "description": k.text, "schema": _schema(k)} for k in (*KEYS, *extra)
     ]
 
 
-def _schema(key: Key) -> dict[str, Any]:
+def _schema(key: Key) -> Schema:
     if key.is_number:
         kind = "integer" if isinstance(key.default, int) else "number"
         return {"type": kind, "minimum": key.low, "maximum": key.high, "default": key.default}
-    found: dict[str, Any] = {"type": "string", "default": key.default}
+    text: Schema = {"type": "string", "default": key.default}
     if key.words:
-        return {**found, "enum": list(key.words)}
-    found |= {"maxLength": key.length} | ({"pattern": f"^({key.pattern})?$"} if key.pattern else {})
-    return found | ({"examples": list(EXAMPLES[key.name])} if key.name in EXAMPLES else {})
+        return text | {"enum": list(key.words)}
+    text |= {"maxLength": key.length} | ({"pattern": f"^({key.pattern})?$"} if key.pattern else {})
+    return text | ({"examples": list(EXAMPLES[key.name])} if key.name in EXAMPLES else {})

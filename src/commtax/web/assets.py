@@ -6,8 +6,8 @@ import json
 import re
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
 
+from commtax.report.documents import plain
 from commtax.statement import Refusal
 
 KINDS = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
@@ -24,15 +24,15 @@ def page_files() -> dict[str, tuple[bytes, str]]:
     return {name: ((folder / name).read_bytes(), KINDS[kind]) for name, kind in sorted(kinds.items()) if kind in KINDS}
 
 
-def offline(data: dict[str, Any]) -> str:
+def offline(page: object) -> str:
     """One file that opens anywhere: the page with its styles, its scripts and the answers inside."""
     # A closing tag inside a string would end the element: no "<" is left in the data.
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
-    page = _text("index.html")
-    if page.count(STYLE) != 1 or page.count(SCRIPT) != 1:
+    text = json.dumps(plain(page), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    html = _text("index.html")
+    if html.count(STYLE) != 1 or html.count(SCRIPT) != 1:
         raise Refusal("html: the page's own files are not as they should be", "html")
     script = f'<script type="application/json" id="data">{text}</script>\n<script type="module">\n{_joined("page.js")}</script>'
-    return page.replace(STYLE, f"<style>\n{_text('page.css')}</style>").replace(SCRIPT, script)
+    return html.replace(STYLE, f"<style>\n{_text('page.css')}</style>").replace(SCRIPT, script)
 
 
 def _text(name: str) -> str:

@@ -5,44 +5,154 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from commtax.api.billing import StepBill, bill, held
-from commtax.api.explain import counterfactuals, verdict
-from commtax.api.fitting import Fit
-from commtax.api.setup import describe_gpus, fabric_of
-from commtax.api.train_billing import USABLE, TrainBill, train_bill
-from commtax.api.train_explain import train_counterfactuals, train_verdict
-from commtax.ledger import AXIS_OF, Line
-from commtax.report.bills import weakest
-from commtax.report.documents import Document, plain
-from commtax.report.layer import Bar, layer_of
-from commtax.report.view.commands import commands
-from commtax.report.view.formula import formula, share_formula, source
-from commtax.report.view.lesson import lesson
-from commtax.report.view.moves import instead, moves
-from commtax.report.view.state import KEYS, SHORT, State, cluster_of, model_of, record
-from commtax.units import format_seconds
+from commtax.api.billing import bill
+from commtax.api.explain import Counterfactual
+from commtax.api.explained import AxisTax, Binding, Explained, Memory, Priced, axis_of
+from commtax.api.formula import formula, share_formula, source
+from commtax.api.layer import Bar, Lane, Span, Stage
+from commtax.api.lesson import Lesson, lesson
+from commtax.api.moves import AXES, Place, instead, moves
+from commtax.api.setup import Setup, describe_gpus
+from commtax.api.train_billing import TrainBill, train_bill
+from commtax.ledger import Line
+from commtax.report.bills import how_sent, weakest
+from commtax.report.documents import Value, filled
+from commtax.report.view.commands import Commands, commands
+from commtax.report.view.state import KEYS, MOST, State, cluster_of, model_of, record, shortened
 
-Priced = StepBill | TrainBill
-AXES = ("tp", "pp", "dp", "ep", "cp")
-SMALL = 0.05
-"""A share of the step below which serving's communication does not bind, as in the sentence of a bill."""
+Patch = dict[str, Value]
+"""Keys of the state, and what they are set to."""
 
 
-def words_of(state: State) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    step_s: float
+    low_s: float
+    high_s: float
+    compute_s: float
+    comm_s: float
+    exposed_comm_s: float
+    comm_fraction: float
+    tokens_per_s: float
+    bubble_fraction: float = 0.0
+    mfu: float | None = None
+    hfu: float | None = None
+    mfu_definition: str = ""
+    local_tokens: float | None = None
+    fits: bool
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class BarShape:
+    lane: Lane
+    axis: str
+    stage: Stage
+    name: str
+    start_s: float
+    end_s: float
+    latency_s: float
+    bandwidth_s: float
+    exposed: tuple[Span, ...]
+    hidden: tuple[Span, ...]
+    formula: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    length_s: float
+    note: str
+    bars: list[BarShape]
+
+
+@dataclass(frozen=True, slots=True)
+class BillLine:
+    kind: str
+    axis: str
+    what: str
+    how: str
+    why: str
+    nbytes: float
+    times: float
+    each_s: float
+    latency_s: float
+    total_s: float
+    share: float
+    exposed_s: float
+    formula: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    label: str
+    step_s: float
+    change: float
+    note: str
+    patch: Patch | None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    gpus: int
+    used_gpus: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What one place of a slider sets, and what it says of sizes that follow."""
+
+    patch: Patch
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Instead:
+    """Sizes that would be legal, and their names."""
+
+    patch: Patch
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Everything for one repaint."""
+
+    state: Patch
+    title: str
+    sentence: str
+    binding: Binding
+    notes: tuple[str, ...]
+    cluster: Machine
+    local_tokens: float | None
+    totals: Totals
+    layer: LayerShape
+    axes: list[AxisTax]
+    bill: list[BillLine]
+    changes: list[Change]
+    memory: Memory
+    commands: Commands
+    lesson: Lesson
+    limits: dict[str, list[int]]
+    moves: dict[str, list[Move]]
+
+
+def words_of(state: State) -> Any:
     """Arguments of ``bill`` or ``train_bill``."""
-    sizes = {axis: getattr(state, axis) for axis in AXES}
-    words: dict[str, Any] = {**sizes, "engine": state.engine, "dtype": state.dtype, "context": state.length}
-    words |= {"eager": bool(state.eager), "library": state.library}
+    names = (*AXES, "engine", "dtype", "library")
+    words = {name: getattr(state, name) for name in names} | {"context": state.length, "eager": bool(state.eager)}
     if not state.training:
         sharded = bool(state.sequence_parallel)
-        return {**words, "phase": state.phase, "batch": state.batch, "kv_dtype": state.kv_dtype, "sequence_parallel": sharded}
+        return words | {name: getattr(state, name) for name in ("phase", "batch", "kv_dtype")} | {"sequence_parallel": sharded}
     axes = state.async_axes
-    return {
-        **words,
+    return words | {
         "batch": state.batch * state.microbatches,
         "micro_batch": state.batch,
         "zero": int(state.zero) if state.zero else None,
@@ -57,249 +167,128 @@ def words_of(state: State) -> dict[str, Any]:
 @lru_cache(maxsize=512)
 def priced(state: State) -> Priced:
     """The bill of a state; what the library refuses it refuses here too."""
-    model = model_of(state.model, state.hidden, state.layers, state.config)
-    place = cluster_of(state)
-    return train_bill(model, place, **words_of(state)) if state.training else bill(model, place, **words_of(state))
+    return (train_bill if state.training else bill)(model_of(state), cluster_of(state), **words_of(state))
 
 
-def legal_instead(state: State) -> Document | None:
+def legal_instead(state: State) -> Instead | None:
     """What a refused state could be with other sizes; none where its sizes are not what is wrong."""
-    alone: dict[str, Any] = dict.fromkeys(AXES, 1)
+    wanted: dict[str, int] = {axis: getattr(state, axis) for axis in AXES}
     try:
-        base = priced(replace(state, **alone)).setup
+        asked = priced(replace(state, tp=1, pp=1, dp=1, ep=1, cp=1)).setup
     except (ValueError, OverflowError):
         return None
-    return instead(state, base)
+    asked = replace(asked, plan=replace(asked.plan, microbatches=state.microbatches if state.training else 1))
+    near = instead(_where(asked, state), wanted)
+    return Instead(shortened(near[0]), near[1]) if near else None
 
 
-def view(state: State) -> Document:
+def _where(asked: Setup, state: State) -> Place:
+    return Place(asked, state.training, state.batch, state.length, MOST)
+
+
+def view(state: State) -> View:
     """All that is shown at once; the slower pictures (grids, plans, the pipeline) are asked for on their own."""
-    return view_of(priced(state), state)
+    return view_of(Explained(priced(state)), state)
 
 
-def view_of(b: Priced, state: State, command: str = "") -> Document:
+def view_of(told: Explained, state: State, command: str = "") -> View:
     """The view of a bill; ``command`` is the line that priced it, where it was not the state."""
-    library = fabric_of(b.setup, b.settings.library).name
-    found = train_counterfactuals(b) if isinstance(b, TrainBill) else counterfactuals(b)
-    memory, step = _memory(b), float(b.step_s)
-    sentence = train_verdict(b) if isinstance(b, TrainBill) else verdict(b, found)
-    axis, ways = _binding(b), moves(b.setup, state)
-    document = {
-        "state": record(normal(state, b)),
-        "title": f"{b.setup.model.key} on {b.setup.cluster.key}: {describe_gpus(b.setup.plan)}, {b.setup.engine.name}",
-        "sentence": sentence,
-        "binding": {"axis": axis, "text": _binding_words(b, axis)},
-        "notes": list(b.notes),
-        "cluster": _place(b),
-        "local_tokens": float(b.step.micro_batch * b.step.seq / b.setup.plan.cp) if isinstance(b, TrainBill) else None,
-        "totals": _totals(b, memory["fits"]),
-        "layer": _layer(b, library),
-        "axes": _axes(b, axis, library),
-        "bill": [_line(x, b, step, library) for x in sorted(b.items, key=lambda x: -float(x.exposed_s))],
-        "changes": [_change(c, b, step) for c in found],
-        "memory": memory,
-        "commands": commands(state, b, command),
-        "lesson": lesson(b),
-        "limits": _limits(b, state, ways),
-        "moves": {name: [{"patch": way["patch"], "note": way["note"]} for way in found] for name, found in ways.items()},
-    }
-    return dict(plain(document))
+    b = told.bill
+    ways = moves(_where(b.setup, state))
+    return View(
+        state=record(normal(state, b)),
+        title=f"{b.setup.model.key} on {b.setup.cluster.key}: {describe_gpus(b.setup.plan)}, {b.setup.engine.name}",
+        sentence=told.sentence,
+        binding=told.binding,
+        notes=b.notes,
+        cluster=_machine(b),
+        local_tokens=told.thresholds.local_tokens if told.thresholds else None,
+        totals=filled(Totals, b, told.thresholds, fits=told.memory.fits, source=weakest(b)),
+        layer=filled(LayerShape, told.layer, bars=[_bar(x, told) for x in told.layer.bars]),
+        axes=told.axes,
+        bill=[_line(x, told) for x in sorted(b.items, key=lambda x: -float(x.exposed_s))],
+        changes=[_change(c, b) for c in told.what_ifs],
+        memory=told.memory,
+        commands=commands(state, b, command),
+        lesson=lesson(b),
+        limits={name: [move.value for move in way] for name, way in ways.items()} | _limits(b, state),
+        moves={name: [Move(shortened(move.sizes), move.note) for move in way] for name, way in ways.items()},
+    )
 
 
 def normal(state: State, b: Priced) -> State:
     """The state with what was left to the engine said aloud."""
-    plan, trained = b.setup.plan, isinstance(b, TrainBill)
-    told: dict[str, Any] = {"model": b.setup.model.key} if not state.file else {}
-    told |= {"engine": b.setup.engine.key if "@" not in state.engine else state.engine, "context": state.length}
-    told |= {"zero": str(plan.zero)} if trained else {}
-    return replace(state, cluster=b.setup.cluster.key, sequence_parallel=int(plan.sequence_parallel), **told)
+    plan = b.setup.plan
+    return replace(
+        state,
+        model=state.model if state.file else b.setup.model.key,
+        cluster=b.setup.cluster.key,
+        engine=state.engine if "@" in state.engine else b.setup.engine.key,
+        context=state.length,
+        zero=str(plan.zero) if isinstance(b, TrainBill) else state.zero,
+        sequence_parallel=int(plan.sequence_parallel),
+    )
 
 
-def _binding(b: Priced) -> str:
-    """The axis that costs most; ``compute`` where none costs much."""
-    if isinstance(b, TrainBill):
-        return str(b.binding)
-    if float(b.comm_fraction) < SMALL:
-        return "compute"
-    return max(AXES, key=lambda axis: float(b.exposed_on(axis)))
-
-
-def _binding_words(b: Priced, axis: str) -> str:
-    if axis == "compute":
-        return "compute binds: communication is small or hides"
-    lines = [x for x in b.items if x.kind in ("comm", "bubble") and _axis(x) == axis]
-    top = max(lines, key=lambda x: float(x.exposed_s))
-    if top.kind == "bubble":
-        return f"the pipeline's bubble, {format_seconds(float(top.exposed_s))} a step"
-    kind = "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
-    return f"{kind} of {top.item.what} {top.item.op} over {top.link}, {format_seconds(float(top.exposed_s))} exposed"
-
-
-def _axis(line: Line) -> str:
-    return AXIS_OF.get(line.item.axis, line.item.axis)
-
-
-def _totals(b: Priced, fits: bool) -> Document:
-    names = ("step_s", "low_s", "high_s", "compute_s", "comm_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
-    trained = b if isinstance(b, TrainBill) else None
-    return {
-        **{name: float(getattr(b, name)) for name in names},
-        "bubble_fraction": float(trained.bubble_fraction) if trained else 0.0,
-        "mfu": float(trained.mfu) if trained else None,
-        "hfu": float(trained.hfu) if trained else None,
-        "mfu_definition": trained.mfu_definition if trained else "",
-        "local_tokens": float(trained.step.micro_batch * trained.step.seq / trained.setup.plan.cp) if trained else None,
-        "fits": fits,
-        "source": weakest(b),
-    }
-
-
-def _layer(b: Priced, library: str) -> Document:
-    drawn = layer_of(b)
-    return {"length_s": drawn.length_s, "note": drawn.note, "bars": [_bar(x, b, library) for x in drawn.bars]}
-
-
-def _bar(bar: Bar, b: Priced, library: str) -> Document:
+def _bar(bar: Bar, told: Explained) -> BarShape:
     s = bar.segment
-    line = s.line
-    return {
-        "lane": s.lane,
-        "axis": _axis(line),
-        "stage": bar.stage,
-        "name": f"{s.name} {line.item.op}" if s.lane == "comm" else s.name,
-        "start_s": bar.start_s,
-        "end_s": bar.end_s,
-        "latency_s": s.fixed_s,
-        "bandwidth_s": s.moving_s,
-        "exposed": bar.exposed,
-        "hidden": bar.hidden,
-        "formula": share_formula(s, b.setup.cluster.chip),
-        "source": source(line, library),
-    }
+    return filled(
+        BarShape,
+        bar,
+        s,
+        axis=axis_of(s.line),
+        name=f"{s.name} {s.line.item.op}" if s.lane == "comm" else s.name,
+        latency_s=s.fixed_s,
+        bandwidth_s=s.moving_s,
+        formula=share_formula(s, told.bill.setup.cluster.chip),
+        source=source(s.line, told.library),
+    )
 
 
-def _axes(b: Priced, binding: str, library: str) -> list[Document]:
-    """One row an axis that sends anything: what all of its collectives cost together, and the costliest one with its window."""
-    found = []
-    for axis in AXES:
-        lines = [x for x in b.items if x.kind == "comm" and _axis(x) == axis]
-        bubble = float(b.bubble_s) if isinstance(b, TrainBill) and axis == "pp" else 0.0
-        if not lines:
-            continue
-        top = max(lines, key=lambda x: (float(x.exposed_s), float(x.total_s)))
-        total, exposed = sum(float(x.total_s) for x in lines), float(b.exposed_on(axis))
-        overlaps = isinstance(b, TrainBill) and axis in b.async_axes
-        found.append(
-            {
-                "axis": axis,
-                "collective": f"{top.item.what} {top.item.op}",
-                **{name: float(getattr(top.item, name)) for name in ("nbytes", "ranks")},
-                "times": float(top.item.count),
-                "link": str(top.link),
-                "more": len(lines) - 1,
-                "top_s": float(top.total_s),
-                "window_s": float(top.window_s) if overlaps else 0.0,
-                "comm_s": total,
-                "exposed_s": exposed,
-                "bubble_s": bubble,
-                "tax": (exposed + bubble) / float(b.step_s),
-                "hidden": overlaps and all(float(x.total_s) <= float(x.window_s) for x in lines),
-                "binding": axis == binding,
-                "formula": formula(top, b.setup.cluster.chip),
-                "source": source(top, library),
-            }
-        )
-    return found
+def _line(x: Line, told: Explained) -> BillLine:
+    b = told.bill
+    return filled(
+        BillLine,
+        x,
+        x.item,
+        axis=axis_of(x),
+        how=how_sent(x),
+        times=x.item.count,
+        latency_s=x.fixed_s,
+        share=float(x.exposed_s) / float(b.step_s),
+        formula=formula(x, b.setup.cluster.chip),
+        source=source(x, told.library) if x.kind == "comm" else x.source,
+    )
 
 
-def _line(x: Line, b: Priced, step: float, library: str) -> Document:
-    """One line of the bill."""
-    how = f"{x.item.op}, {x.algorithm} over {x.link}, {int(x.item.ranks)} ranks" if x.kind == "comm" else x.item.op
-    return {
-        "kind": x.kind,
-        "axis": _axis(x),
-        "what": x.item.what,
-        "how": how,
-        "why": x.why,
-        "nbytes": float(x.item.nbytes),
-        "times": float(x.item.count),
-        "each_s": float(x.each_s),
-        "latency_s": float(x.fixed_s),
-        "total_s": float(x.total_s),
-        "share": float(x.exposed_s) / step,
-        "exposed_s": float(x.exposed_s),
-        "formula": formula(x, b.setup.cluster.chip),
-        "source": source(x, library) if x.kind == "comm" else x.source,
-    }
+def _change(c: Counterfactual, b: Priced) -> Change:
+    return Change(c.what, c.step_s, c.delta_s / float(b.step_s), c.note, patch_of(c.changes, b))
 
 
-def _change(c: Any, b: Priced, step: float) -> Document:
-    return {
-        "label": c.what,
-        "step_s": c.step_s,
-        "change": c.delta_s / step,
-        "note": c.note,
-        "patch": patch_of(c.changes, b),
-    }
+UNTOLD = ("speculative", "hsdp")
+"""What a what-if sets back and the page never sets."""
 
 
-def patch_of(changes: Any, b: Priced) -> Document | None:
+def patch_of(changes: Mapping[str, Any], b: Priced) -> Patch | None:
     """The keys that a what-if sets; none where the state has no key for it (a link that nobody sells)."""
-    known = {key.field for key in KEYS}
-    found: Document = {}
+    known, patch = {key.field for key in KEYS}, dict[str, Any]()
     for name, value in changes.items():
-        if name in ("speculative", "hsdp"):
-            continue
         if name == "async_axes":
-            found["as"] = ",".join(value) or "none"
+            patch[name] = ",".join(value) or "none"
         elif name == "micro_batch":
-            found["b"] = value
+            patch["batch"] = value
         elif name == "batch" and isinstance(b, TrainBill):
-            found["n"] = value // int(changes["micro_batch"])
+            patch["microbatches"] = value // int(changes["micro_batch"])
         elif name in known:
-            found[SHORT[name]] = int(value) if isinstance(value, bool) else value
-        else:
+            patch[name] = int(value) if isinstance(value, bool) else value
+        elif name not in UNTOLD:
             return None
-    return found
+    return shortened(patch)
 
 
-def _memory(b: Priced) -> Document:
-    """What one rank holds, part by part."""
-    chip = b.setup.cluster.chip
-    if isinstance(b, TrainBill):
-        names = ("parameters", "gradients", "optimizer", "activations", "logits")
-        parts = [{"name": name, "nbytes": float(getattr(b.memory, name))} for name in names]
-        where = "a rank of the first stage, which keeps the most activations; " if b.setup.plan.pp > 1 else ""
-        note = f"{where}a run can use {USABLE:.0%} of what the driver reports"
-        return _held(chip.visible_bytes, parts, bool(b.fits), None, note)
-    found = held(b)
-    tokens = int(b.batch) * (int(b.context) + 1)
-    parts = [
-        {"name": "weights", "nbytes": found.weights_bytes},
-        {"name": "activations", "nbytes": found.activation_bytes},
-        {"name": "graphs and other", "nbytes": found.other_bytes + found.graph_bytes},
-        {"name": "KV cache of this batch", "nbytes": _cache_bytes(found, tokens)},
-    ]
-    fits = found.fits and found.kv_tokens >= tokens
-    note = f"room for {found.kv_tokens:,} cached tokens a replica; this batch has {tokens:,}"
-    return _held(chip.visible_bytes, parts, fits, found.kv_tokens, note)
-
-
-def _cache_bytes(found: Fit, tokens: int) -> float:
-    """Bytes of a rank's cache for so many tokens, by the engine's own blocks."""
-    return found.kv_bytes * tokens / found.kv_tokens if found.kv_tokens else found.kv_bytes_per_token * tokens
-
-
-def _held(capacity: float, parts: list[Document], fits: bool, kv_tokens: int | None, note: str) -> Document:
-    parts = [part for part in parts if part["nbytes"]]
-    used = sum(part["nbytes"] for part in parts)
-    return {"capacity_bytes": capacity, "used_bytes": used, "fits": fits, "parts": parts, "kv_tokens": kv_tokens, "note": note}
-
-
-def _limits(b: Priced, state: State, ways: dict[str, list[Document]]) -> Document:
-    """Values of each slider: of axes and local tokens where they may move, ranges of what is free."""
+def _limits(b: Priced, state: State) -> dict[str, list[int]]:
+    """Ranges of the sliders that are free."""
     return {
-        **{name: [way["value"] for way in found] for name, found in ways.items()},
         "b": _doubling(1, 1024, state.batch),
         "s": _doubling(128, min(2**20, b.setup.model.max_len), state.length),
         "n": _doubling(1, 1024, state.microbatches),
@@ -312,10 +301,10 @@ def _doubling(low: int, high: int, now: int) -> list[int]:
     return sorted({2**i for i in range(21) if low <= 2**i <= high} | {now})
 
 
-def _place(b: Priced) -> Document:
+def _machine(b: Priced) -> Machine:
     """The cluster in a line."""
     c, used = b.setup.cluster, int(b.setup.plan.num_gpus)
     hosts = f"{c.num_hosts} hosts of {c.gpus_per_host}" if c.num_hosts > 1 else f"one host of {c.gpus_per_host}"
     pairs = f", pairs over {c.bridge.name}" if c.bridge else ""
     text = f"{hosts} {c.chip.name}, {c.intra.name} inside{pairs}" + (f", {c.inter.name} between" if c.num_hosts > 1 else "")
-    return {"gpus": c.num_gpus, "used_gpus": used, "text": f"{used:,} of {c.num_gpus:,} GPUs in use: {text}"}
+    return Machine(c.num_gpus, used, f"{used:,} of {c.num_gpus:,} GPUs in use: {text}")

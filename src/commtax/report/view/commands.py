@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import dataclass
 
-from commtax.api.billing import StepBill
+from commtax.api.explained import Priced
 from commtax.api.train_billing import TrainBill
 from commtax.emit import SERVING, Limits, launch_command, nccl_command
 from commtax.ledger import Line
-from commtax.report.documents import Document
 from commtax.report.view.state import State, free_config, pasted
 from commtax.units import format_seconds
 
@@ -49,24 +49,29 @@ def config_text(state: State) -> str:
     return json.dumps(pasted(state.config) if state.config else free_config(state.hidden, state.layers), separators=(",", ":"))
 
 
-def commands(state: State, b: StepBill | TrainBill, command: str = "") -> Document:
+@dataclass(frozen=True, slots=True)
+class Commands:
     """All lines, each empty where there is none, with the reason."""
+
+    commtax: str
+    launch: str
+    launch_engine: str
+    launch_why: str
+    nccl: str
+    nccl_why: str
+
+
+def commands(state: State, b: Priced, command: str = "") -> Commands:
+    """``command`` is the line that asked, where it was not the state."""
     line = command or shlex.join(["commtax", "bill", *arguments(state)])
     if state.file and not command:
         line = f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}"
-    launch, engine, why = _launch(b)
     top = assumption(b)
-    return {
-        "commtax": line,
-        "launch": launch,
-        "launch_engine": engine,
-        "launch_why": why,
-        "nccl": nccl_command(b, top).split("  #")[0] if top else "",
-        "nccl_why": _nccl_why(top) if top else "nothing is sent",
-    }
+    nccl = (nccl_command(b, top).split("  #")[0], _nccl_why(top)) if top else ("", "nothing is sent")
+    return Commands(line, *_launch(b), *nccl)
 
 
-def assumption(b: StepBill | TrainBill) -> Line | None:
+def assumption(b: Priced) -> Line | None:
     """The collective whose uncertainty moves the answer most: exposed time times the spread of its source."""
     lines = [x for x in b.items if x.kind == "comm" and float(x.exposed_s) > 0]
     return max(lines, key=lambda x: (float(x.exposed_s) * float(x.sigma), float(x.exposed_s)), default=None)
@@ -79,7 +84,7 @@ def _nccl_why(top: Line) -> str:
     )
 
 
-def _launch(b: StepBill | TrainBill) -> tuple[str, str, str]:
+def _launch(b: Priced) -> tuple[str, str, str]:
     """The launch line, its engine, and why there is none."""
     key = b.setup.engine.key
     if isinstance(b, TrainBill):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,24 +11,63 @@ from commtax.api.serving import lengths_note
 from commtax.planner.columns import Columns, joined
 from commtax.planner.serving import ServingPlans
 from commtax.planner.training import TrainColumns, TrainPlans
-from commtax.report.documents import Document, plain
-from commtax.report.planning import plans_document, train_plans_document
+from commtax.report.documents import Named, Record, Value
+from commtax.report.planning import ServedPlans, TrainedPlans, plans_document
 from commtax.units import format_bytes, format_seconds
 
 TOP = 10
 MOST = 60
 
 
-def serving_front(a: ServingPlans) -> Document:
-    """``plan --json`` with a front of points: what a user gets against what a GPU gives."""
+@dataclass(frozen=True, slots=True)
+class Point:
+    name: str
+    x: float
+    y: float
+    best: bool
+    text: str
+    patch: dict[str, Value] | None
+
+
+@dataclass(frozen=True)
+class Front(Named):
+    """As ``commtax plan --json``, and the front as points."""
+
+    plans: list[Record]
+    front: list[Point]
+    sentence: str
+    x_title: str
+    y_title: str
+
+
+@dataclass(frozen=True)
+class ServedFront(ServedPlans):
+    """What a user gets against what a GPU gives: ``front`` are points."""
+
+    sentence: str
+    x_title: str
+    y_title: str
+
+
+@dataclass(frozen=True)
+class TrainedFront(TrainedPlans):
+    """Memory a rank against MFU."""
+
+    front: list[Point]
+    sentence: str
+    x_title: str
+    y_title: str
+
+
+def serving_front(a: ServingPlans) -> ServedFront:
     rows, best = _with_winner(a)
     points = [_point(a, rows, i, i == best) for i in _thinned(rows, best)]
-    why = a.explain(0) if len(a.plans) else []
+    told = vars(plans_document(a, TOP))
+    why = told["why"]
     none = "no plan meets the limits" if len(a.near) else "no plan fits in memory"
-    axes = {"x_title": "tokens/s a user", "y_title": "tokens/s a GPU"}
     sentence = f"Run {why[0]}, {int(a.plans.concurrency[0]):,} clients." if why else none
-    told = {"why": [*why, lengths_note(a.goal.spread)] if why else []}
-    return dict(plain({**plans_document(a, TOP), **told, "front": points, "sentence": sentence, **axes}))
+    told |= {"front": points, "why": [*why, lengths_note(a.goal.spread)] if why else []}
+    return ServedFront(**told, sentence=sentence, x_title="tokens/s a user", y_title="tokens/s a GPU")
 
 
 def _with_winner(a: ServingPlans) -> tuple[Columns, int]:
@@ -50,36 +90,29 @@ def _thinned(rows: Columns, best: int) -> list[int]:
     return [i for i in along.tolist() if i in kept]
 
 
-def _point(a: ServingPlans, rows: Columns, i: int, best: bool) -> Document:
+def _point(a: ServingPlans, rows: Columns, i: int, best: bool) -> Point:
     ttft, tpot = (format_seconds(float(getattr(rows, n)[i])) for n in ("ttft_s", "tpot_s"))
     words, apart, copies = a.words(rows, i), int(rows.mode[i]) == 1, int(rows.replicas[i])
     text = f"{words}; {int(rows.concurrency[i]):,} clients, TTFT {ttft}, TPOT {tpot}, {float(rows.tokens_per_s[i]):,.0f} tokens/s"
     one = f" of one of {copies} servers" if copies > 1 else ""
     text += f"; loads the decode step{one}" + ("" if apart else ", without other requests' prompts")
-    return {
-        "name": words,
-        "x": float(rows.tokens_per_s_per_user[i]),
-        "y": float(rows.tokens_per_s_per_gpu[i]),
-        "best": best,
-        "text": text,
-        "patch": served_patch(a, rows, i),
-    }
+    x, y = float(rows.tokens_per_s_per_user[i]), float(rows.tokens_per_s_per_gpu[i])
+    return Point(words, x, y, best, text, served_patch(a, rows, i))
 
 
-def served_patch(a: ServingPlans, rows: Columns, i: int) -> Document:
+def served_patch(a: ServingPlans, rows: Columns, i: int) -> dict[str, Value]:
     """The decode step of one of a plan's servers: its sizes, the requests that it runs at once, and the mean length."""
     sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "dp", "ep")}
     length = a.goal.input_len + max(0, a.goal.output_len // 2 - 1)
     return {**sizes, "cp": 1, "b": min(65_536, max(1, int(rows.running[i]))), "s": length, "ph": "decode"}
 
 
-def training_front(a: TrainPlans) -> Document:
-    """``plan --phase train --json`` with its front as points: memory a rank against MFU."""
+def training_front(a: TrainPlans) -> TrainedFront:
     rows = a.plans.take(_undominated(a.plans)) if len(a.plans) else a.near
     points = [_trained(a, rows, i, i == 0 and bool(len(a.plans))) for i in range(min(MOST, len(rows)))]
     sentence = f"Run {a.explain(0)[0]}" if len(a.plans) else "no plan fits in memory; the nearest are shown"
-    axes = {"x_title": "memory a rank, GB", "y_title": "MFU"}
-    return dict(plain({**train_plans_document(a, TOP), "front": points, "sentence": sentence, **axes}))
+    told = vars(plans_document(a, TOP))
+    return TrainedFront(**told, front=points, sentence=sentence, x_title="memory a rank, GB", y_title="MFU")
 
 
 def _undominated(rows: TrainColumns) -> np.ndarray[Any, Any]:
@@ -88,17 +121,17 @@ def _undominated(rows: TrainColumns) -> np.ndarray[Any, Any]:
     return np.flatnonzero(np.r_[True, rows.memory_bytes[1:] < least[:-1]])
 
 
-def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Document:
+def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Point:
     kind, words = a.kinds[int(rows.kind[i])], a.words(rows, i)
     step, held = format_seconds(float(rows.step_s[i])), format_bytes(float(rows.memory_bytes[i]))
     micro, dp = int(rows.micro_batch[i]), int(rows.dp[i])
     sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "dp", "ep", "cp")}
-    kinds = {"z": str(kind.zero), "rc": kind.recompute, "sch": kind.schedule, **({"v": kind.chunks} if kind.chunks > 1 else {})}
-    return {
-        "name": words,
-        "x": float(rows.memory_bytes[i]) / 1e9,
-        "y": float(rows.mfu[i]),
-        "best": best,
-        "text": f"{words}; {kind}; step {step}, MFU {float(rows.mfu[i]):.1%}, {held} a rank",
-        "patch": {**sizes, **kinds, "sp": 1, "b": micro, "n": a.global_batch // dp // micro, "s": a.seq},
+    kinds: dict[str, Value] = {
+        "z": str(kind.zero),
+        "rc": kind.recompute,
+        "sch": kind.schedule,
+        **({"v": kind.chunks} if kind.chunks > 1 else {}),
     }
+    text = f"{words}; {kind}; step {step}, MFU {float(rows.mfu[i]):.1%}, {held} a rank"
+    patch: dict[str, Value] = {**sizes, **kinds, "sp": 1, "b": micro, "n": a.global_batch // dp // micro, "s": a.seq}
+    return Point(words, float(rows.memory_bytes[i]) / 1e9, float(rows.mfu[i]), best, text, patch)

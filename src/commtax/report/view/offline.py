@@ -2,49 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from commtax.api.billing import StepBill
+from commtax.api.explained import Explained, Priced
+from commtax.api.grids import GRIDS, Grid
 from commtax.api.train_billing import TrainBill
 from commtax.planner.serving import ServingPlans
 from commtax.planner.training import TrainPlans
-from commtax.report.documents import Document
-from commtax.report.view import Priced, priced, view_of
-from commtax.report.view.front import served_patch, serving_front, training_front
-from commtax.report.view.grids import GRIDS, grid
-from commtax.report.view.pipeline import pipeline_of
+from commtax.report.view import View, priced, view_of
+from commtax.report.view.answers import grid_of
+from commtax.report.view.front import ServedFront, TrainedFront, served_patch, serving_front, training_front
+from commtax.report.view.pipeline import Pipeline, pipeline_of
 from commtax.report.view.state import State, patched
 
 
-def bill_page(b: Priced, command: str) -> Document:
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What the page's scripts find in the file, null where there is none."""
+
+    kind: Literal["bill", "plan"]
+    view: View | None
+    grids: dict[str, Grid] | None = None
+    pipeline: Pipeline | None = None
+    plan: ServedFront | TrainedFront | None = None
+
+
+def bill_page(told: Explained, command: str) -> Page:
     """A bill with all its pictures; heat maps only where the page's own controls can say the same question."""
-    state = state_of(b)
-    same = _same(b, state)
-    grids = {kind: grid(state, kind) for kind in GRIDS} if same else None
+    b, state = told.bill, state_of(told.bill)
+    grids = {kind: grid_of(state, kind) for kind in GRIDS} if _same(b, state) else None
     pipeline = pipeline_of(b) if isinstance(b, TrainBill) and int(b.setup.plan.pp) > 1 else None
-    return {"kind": "bill", "view": view_of(b, state, command), "grids": grids, "pipeline": pipeline, "plan": None}
+    return Page("bill", view_of(told, state, command), grids, pipeline)
 
 
-def plan_page(found: ServingPlans | TrainPlans, command: str) -> Document:
+def plan_page(found: ServingPlans | TrainPlans, command: str) -> Page:
     """The plans as points, and the winner's bill."""
-    base = State(model=found.model.key, cluster=found.cluster.key, engine=found.engine.key)
-    if isinstance(found, TrainPlans):
-        state, document = patched(base, {"ph": "train", "dt": found.dtype}), training_front(found)
-        best = found.bill(found.plans, 0) if len(found.plans) else None
-        shown = view_of(best, state_of(best), command) if best else None
-    else:
-        state, document = patched(base, {"il": found.goal.input_len, "ol": found.goal.output_len}), serving_front(found)
-        shown = _served(found, state, command)
-    return {"kind": "plan", "view": shown, "grids": None, "pipeline": None, "plan": document}
+    if not isinstance(found, TrainPlans):
+        names = State(model=found.model.key, cluster=found.cluster.key, engine=found.engine.key)
+        state = replace(names, input_len=found.goal.input_len, output_len=found.goal.output_len)
+        return Page("plan", _served(found, state, command), plan=serving_front(found))
+    best = Explained(found.bill(found.plans, 0)) if len(found.plans) else None
+    shown = view_of(best, state_of(best.bill), command) if best else None
+    return Page("plan", shown, plan=training_front(found))
 
 
-def _served(found: ServingPlans, state: State, command: str) -> Document | None:
+def _served(found: ServingPlans, state: State, command: str) -> View | None:
     """The decode step of one server of the best plan, where there is one."""
     if not len(found.plans):
         return None
     asked = patched(state, served_patch(found, found.plans, 0))
     try:
-        return view_of(priced(asked), asked, command)
+        return view_of(Explained(priced(asked)), asked, command)
     except ValueError:  # a model that is not of the catalogue, links that are not of the cluster's name
         return None
 
@@ -52,7 +62,7 @@ def _served(found: ServingPlans, state: State, command: str) -> Document | None:
 def state_of(b: Priced) -> State:
     """The page's controls as a bill would have them."""
     asked, plan, s = b.setup, b.setup.plan, b.settings
-    words: dict[str, Any] = {
+    words: Any = {
         "model": asked.model.key,
         "cluster": asked.cluster.key,
         "intra": "" if asked.cluster.bridge or asked.cluster.intra.key == asked.cluster.chip.intra else asked.cluster.intra.key,

@@ -3,61 +3,70 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
 from commtax import napkin
-from commtax.api.billing import StepBill
+from commtax.api.explained import Priced
 from commtax.api.train_billing import TrainBill
 from commtax.cost.schedules import SCHEDULES
 from commtax.cost.stages import virtual_layers
-from commtax.report.documents import Document, plain
 from commtax.sim.pipeline import Durations, run
 
 MOST_BOXES = 8_000
 
 
-def pipeline_of(b: StepBill | TrainBill) -> Document:
+@dataclass(frozen=True, slots=True)
+class Box:
+    stage: int
+    start: float
+    end: float
+    kind: Literal["F", "B", "W", "BW", "F&B"]
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Boxes on the stages' lanes, in seconds."""
+
+    lanes: list[str] = field(default_factory=list)
+    bars: list[Box] = field(default_factory=list)
+    total: float = 0.0
+    bubble_fraction: float = 0.0
+    formula: str = ""
+    note: str
+
+
+def pipeline_of(b: Priced) -> Pipeline:
     """The schedule's boxes by stage; none where there is no pipeline, with the reason."""
     plan = b.setup.plan
     p, m = int(plan.pp), int(plan.microbatches)
     if not isinstance(b, TrainBill) or p == 1:
         note = "one stage: no pipeline" if p == 1 else "served batches are in flight on all stages together: no bubble is drawn"
-        return _no_pipeline(note)
+        return Pipeline(note=note)
     kind, chunks = SCHEDULES[plan.schedule], int(plan.chunks)
     boxes = p * m * kind.passes(chunks) * 3
     if boxes > MOST_BOXES:
-        return _no_pipeline(f"{boxes:,} boxes are more than the {MOST_BOXES:,} that are drawn: fewer microbatches or stages")
+        return Pipeline(note=f"{boxes:,} boxes are more than the {MOST_BOXES:,} that are drawn: fewer microbatches or stages")
     timeline = run(kind, p, m, _durations(b, kind.passes(chunks)), chunks)
-    bars = [
-        {
-            "stage": int(timeline.lane[i]),
-            "start": float(timeline.start_s[i]),
-            "end": float(timeline.end_s[i]),
-            "kind": timeline.kinds[int(timeline.kind[i])],
-            "microbatch": number,
-        }
-        for i, number in enumerate(np.asarray(timeline.number).tolist())
-    ]
+    spans = zip(timeline.lane, timeline.start_s, timeline.end_s, timeline.kind, timeline.number, strict=True)
+    kinds: Any = timeline.kinds
+    bars = [Box(int(lane), float(start), float(end), kinds[int(kind)], int(number)) for lane, start, end, kind, number in spans]
     idle = float(timeline.idle_s().mean()) / timeline.span_s
     words = f"(pp−1)/(M+pp−1) = {p - 1}/({m}+{p}−1) = {napkin.bubble_fraction(p, m):.1%} for 1F1B"
     note = f"{idle:.1%} idle as simulated; {float(b.bubble_fraction):.1%} of the whole step, which has taxes and an update too"
-    return dict(
-        plain(
-            {
-                "lanes": [f"stage {i}" for i in range(p)],
-                "bars": bars,
-                "total": timeline.span_s,
-                "bubble_fraction": idle,
-                "formula": words,
-                "note": note,
-            }
-        )
+    return Pipeline(
+        lanes=[f"stage {i}" for i in range(p)],
+        bars=bars,
+        total=timeline.span_s,
+        bubble_fraction=idle,
+        formula=words,
+        note=note,
     )
 
 
-def _no_pipeline(note: str) -> Document:
-    return {"lanes": [], "bars": [], "total": 0, "bubble_fraction": 0, "formula": "", "note": note}
 
 
 def _durations(b: TrainBill, chunks: int) -> Durations:

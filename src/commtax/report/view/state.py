@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from commtax.catalog.loader import suggest
 from commtax.catalog.models import bundled
 from commtax.cost.schedules import TRAINING
 from commtax.planner.serving import OBJECTIVES
+from commtax.report.documents import Value
 from commtax.spec import DTYPE_BYTES, Cluster, Model
 from commtax.statement import Refusal
 
@@ -29,12 +30,12 @@ PHASES = ("decode", "prefill", "train")
 RECOMPUTE = ("none", "selective", "full")
 
 
-class RefusedError(ValueError):
-    """A question that cannot be asked: which key, which rule, and the nearest values that would do."""
+class RefusedError(Refusal):
+    """A question that cannot be asked, under the page's own key; ``malformed`` where it cannot even be read."""
 
-    def __init__(self, rule: str, argument: str = "", nearest: Iterable[Any] = (), malformed: bool = True) -> None:
-        super().__init__(rule)
-        self.rule, self.argument, self.nearest, self.malformed = rule, argument, tuple(nearest), malformed
+    def __init__(self, rule: str, argument: str = "", nearest: Sequence[int | str] = (), malformed: bool = True) -> None:
+        super().__init__(rule, argument, nearest)
+        self.malformed = malformed
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Key:
             )
         value = int(text) if whole else float(text)
         if not self.low <= value <= self.high:
-            near = min(max(value, self.low), self.high)
+            near: Any = min(max(value, self.low), self.high)
             raise RefusedError(f"{self.name}={value:g}: from {self.low:g} to {self.high:g}", self.name, [near])
         return value
 
@@ -128,6 +129,7 @@ KEYS = (
 BY_NAME = {key.name: key for key in KEYS}
 SHORT = {key.field: key.name for key in KEYS} | {"micro_batch": "b", "global_batch": "n", "shard": "z", "async": "as"}
 """Arguments of the library, and the key that a reader knows them by."""
+MOST = {key.field: int(key.high) for key in KEYS if key.is_number}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,7 @@ class State:
 
 def parse(query: Iterable[tuple[str, str]]) -> State:
     """A state from the pairs of a query; unknown, repeated and bad keys are refused by name."""
-    found: dict[str, Any] = {}
+    found: Any = {}
     for name, text in query:
         key = BY_NAME.get(name)
         if key is None:
@@ -195,30 +197,29 @@ def parse(query: Iterable[tuple[str, str]]) -> State:
     return State(**found)
 
 
-def record(state: State) -> dict[str, Any]:
+def record(state: State) -> dict[str, Value]:
     """A state under its short keys, all of them."""
-    values = asdict(state)
-    return {key.name: values[key.field] for key in KEYS}
+    return {key.name: getattr(state, key.field) for key in KEYS}
 
 
-def query(state: State) -> dict[str, str]:
-    """The shortest link: only what is not the default."""
-    usual = State()
-    return {
-        SHORT[f.name]: f"{getattr(state, f.name):g}" if isinstance(f.default, float) else str(getattr(state, f.name))
-        for f in fields(state)
-        if getattr(state, f.name) != getattr(usual, f.name)
-    }
+def shortened(sizes: Mapping[str, Value]) -> dict[str, Value]:
+    """What a button sets, under short keys."""
+    return {SHORT[name]: str(value) if name == "zero" else value for name, value in sizes.items()}
 
 
-def patched(state: State, patch: Mapping[str, Any]) -> State:
+def patched(state: State, patch: Mapping[str, Value]) -> State:
     """The state with some short keys set."""
-    return replace(state, **{BY_NAME[name].field: value for name, value in patch.items()})
+    values: Any = {BY_NAME[name].field: value for name, value in patch.items()}
+    return replace(state, **values)
+
+
+def model_of(state: State) -> Model:
+    """The model: pasted, free, or of the catalogue; never a look at a disk or a network."""
+    return _model(state.model, state.hidden, state.layers, state.config)
 
 
 @lru_cache(maxsize=64)
-def model_of(state_model: str, hidden: int, layers: int, config: str) -> Model:
-    """The model: pasted, free, or of the catalogue; never a look at a disk or a network."""
+def _model(key: str, hidden: int, layers: int, config: str) -> Model:
     if config or hidden:
         table = pasted(config) if config else free_config(hidden, layers)
         name = State(hidden=hidden, layers=layers, config=config).file.removesuffix(".json")
@@ -227,17 +228,15 @@ def model_of(state_model: str, hidden: int, layers: int, config: str) -> Model:
             rule = f"cfg: {found.num_layers:,} layers, more than the {MAX_LAYERS:,} that the page draws"
             raise RefusedError(rule, "cfg", malformed=False)
         return found
-    known = bundled(state_model)
+    known = bundled(key)
     if known is None:
-        near = [key for key in catalog.model_keys() if key.startswith(state_model[:4].lower())][:3]
-        hint = suggest(state_model, catalog.model_keys())
-        raise RefusedError(
-            f"m '{_shown(state_model)}': not in the catalogue{hint} (or paste its config.json)", "m", near, malformed=False
-        )
+        near = [name for name in catalog.model_keys() if name.startswith(key[:4].lower())][:3]
+        rule = f"m '{_shown(key)}': not in the catalogue{suggest(key, catalog.model_keys())} (or paste its config.json)"
+        raise RefusedError(rule, "m", near, malformed=False)
     return known
 
 
-def pasted(text: str) -> dict[str, Any]:
+def pasted(text: str) -> Mapping[str, object]:
     """The config.json that somebody pasted, as an object."""
     try:
         table = json.loads(text, parse_constant=_no_constant)
@@ -252,7 +251,7 @@ def _no_constant(name: str) -> float:
     raise Refusal(f"{name} is not a number of JSON")
 
 
-def free_config(hidden: int, layers: int) -> dict[str, Any]:
+def free_config(hidden: int, layers: int) -> Mapping[str, object]:
     """The lesson's layer, 12 h^2 parameters: as many key as query heads and two matrices of 4 h, without a gate."""
     if hidden < 64 or hidden % 64:
         near = max(64, round(hidden / 64) * 64)
@@ -289,9 +288,5 @@ def refusal(error: ValueError) -> RefusedError:
     if isinstance(error, RefusedError):
         return error
     rule = " ".join(str(error).split())
-    first = re.match(r"(?:unknown )?([a-z_]+)", rule)
-    argument = SHORT.get(first[1], "") if first else ""
-    near = re.search(r"nearest legal (\w+): ([\d or]+)", rule)
-    if near:
-        argument = SHORT.get(near[1], near[1])
-    return RefusedError(rule, argument, [int(x) for x in re.findall(r"\d+", near[2])] if near else (), malformed=False)
+    argument, nearest = (error.argument, error.nearest) if isinstance(error, Refusal) else ("", ())
+    return RefusedError(rule, SHORT.get(argument, ""), nearest, malformed=False)

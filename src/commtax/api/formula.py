@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from commtax.api.layer import Segment
 from commtax.ledger import Line
-from commtax.report.layer import Segment
 from commtax.spec import Chip
 from commtax.units import format_bytes, format_count, format_rate, format_seconds, format_si
 
@@ -42,9 +42,10 @@ def _moving(line: Line, chip: Chip, seconds: float) -> str:
 
 def share_formula(segment: Segment, chip: Chip) -> str:
     """A bar of the layer: the line's sum, and this bar's share of it."""
-    line = segment.line
-    share, total = segment.seconds, float(line.total_s)
-    return f"{_each(line, chip)} each; here {share / float(line.each_s):.3g} × = {format_seconds(share)}" if total else ""
+    line, share = segment.line, segment.seconds
+    if not float(line.total_s):
+        return ""
+    return f"{_each(line, chip)} each; here {share / float(line.each_s):.3g} × = {format_seconds(share)}"
 
 
 def source(line: Line, library: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from commtax import napkin
 from commtax.api.billing import StepBill
 from commtax.api.train_billing import TrainBill
 from commtax.api.train_explain import thresholds
-from commtax.report.documents import Document
 from commtax.units import format_rate, format_seconds
 
 LESSON_BPS = 900e9
@@ -15,17 +16,28 @@ LESSON_RANKS = 8
 """Ranks that it thinks of as one host."""
 
 
-def lesson(b: StepBill | TrainBill) -> Document:
-    """Rows of name, the lesson's figure, ours, and the reason."""
+@dataclass(frozen=True, slots=True)
+class LessonRow:
+    """The lesson's figure, ours, and the reason why they differ."""
+
+    name: str
+    lesson: str
+    ours: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    applies: bool
+    rows: list[LessonRow]
+
+
+def lesson(b: StepBill | TrainBill) -> Lesson:
     rows = _training(b) if isinstance(b, TrainBill) else _serving(b)
-    return {"applies": bool(rows), "rows": rows}
+    return Lesson(bool(rows), rows)
 
 
-def _row(name: str, lesson: str, ours: str, why: str) -> Document:
-    return {"name": name, "lesson": lesson, "ours": ours, "why": why}
-
-
-def _training(b: TrainBill) -> list[Document]:
+def _training(b: TrainBill) -> list[LessonRow]:
     plan, model, t = b.setup.plan, b.setup.model, thresholds(b)
     said = napkin.overlap_calculator(
         model.hidden, model.num_layers, int(plan.tp), int(plan.pp), t.local_tokens, num_microbatches=int(plan.microbatches)
@@ -33,14 +45,14 @@ def _training(b: TrainBill) -> list[Document]:
     rows = []
     if plan.tp > 1:
         ours = float(b.exposed_on("tp")) / float(b.compute_s)
-        rows.append(_row("TP tax, of compute", f"{said['tp_tax']:.1%}", f"{ours:.1%}", _tp_why(b, t.tp_tax)))
+        rows.append(LessonRow("TP tax, of compute", f"{said['tp_tax']:.1%}", f"{ours:.1%}", _tp_why(b, t.tp_tax)))
     if plan.dp > 1 and t.dp_tokens:
         side = "hides" if said["dp_hides"] else "does not hide"
         mine = float(b.exposed_on("dp")) / sum(
             float(x.total_s) for x in b.items if x.item.axis in ("dp", "shard", "edp", "replica")
         )
         rows.append(
-            _row(
+            LessonRow(
                 "DP threshold, tokens a GPU",
                 f"{said['dp_threshold']:,.0f}: {t.local_tokens:,.0f} {side}",
                 f"{t.dp_tokens:,.0f}: {mine:.0%} of it is exposed",
@@ -49,9 +61,9 @@ def _training(b: TrainBill) -> list[Document]:
         )
     if plan.pp > 1:
         why = "(pp−1)/(M+pp−1) is of equal stages alone; ours is of the whole step, with its schedule, taxes and the update"
-        rows.append(_row("PP bubble", f"{said['pp_bubble']:.1%}", f"{float(b.bubble_fraction):.1%}", why))
+        rows.append(LessonRow("PP bubble", f"{said['pp_bubble']:.1%}", f"{float(b.bubble_fraction):.1%}", why))
     why = "the lesson starts from 50 % and takes 30 % off where DP does not hide; ours prices every kernel and collective"
-    return [*rows, _row("MFU", f"{said['mfu']:.1%}", f"{float(b.mfu):.1%}", why)]
+    return [*rows, LessonRow("MFU", f"{said['mfu']:.1%}", f"{float(b.mfu):.1%}", why)]
 
 
 def _tp_why(b: TrainBill, formula: float) -> str:
@@ -78,7 +90,7 @@ def _dp_why(b: TrainBill) -> str:
     )
 
 
-def _serving(b: StepBill) -> list[Document]:
+def _serving(b: StepBill) -> list[LessonRow]:
     """The lesson trains; what carries over is bytes over bandwidth, and the TP tax of a forward pass."""
     lines = [x for x in b.items if x.kind == "comm" and x.item.axis == "tp" and x.item.op == "all-reduce"]
     if not lines:
@@ -89,13 +101,13 @@ def _serving(b: StepBill) -> list[Document]:
     each = 2 * float(top.item.nbytes) / LESSON_BPS
     degree = f"the lesson counts {format_rate(LESSON_BPS)} (both directions), no latency and the tax of TP 2 at every degree"
     return [
-        _row(
+        LessonRow(
             "one all-reduce",
             f"2S/BW = {format_seconds(each)}",
             format_seconds(float(top.each_s)),
             f"bytes over bandwidth alone; {format_seconds(float(top.fixed_s))} of ours is latency, which no bandwidth buys back",
         ),
-        _row("TP tax, of compute", f"⅓·peak/(BW·h) = {tax:.1%}", f"{ours:.1%}", degree + _memory_bound(b)),
+        LessonRow("TP tax, of compute", f"⅓·peak/(BW·h) = {tax:.1%}", f"{ours:.1%}", degree + _memory_bound(b)),
     ]
 
 

@@ -6,7 +6,8 @@ lies under the pass that hides it and the rest after that pass, so that the leng
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
 from commtax.api.billing import StepBill
 from commtax.api.train_billing import TrainBill
@@ -17,13 +18,16 @@ ENDS = ("head", "embedding", "loss", "stages", "update")
 """Parts that no layer has."""
 SECOND = ("feed-forward", "experts", "shared expert", "router", "routing")
 """Parts of a layer's second half."""
+Lane = Literal["compute", "comm"]
+Stage = Literal["forward", "backward"]
+Span = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A kernel or collective in one layer, with the line of the bill that it is a share of."""
 
-    lane: str  # compute | comm
+    lane: Lane
     name: str
     fixed_s: float
     moving_s: float
@@ -47,17 +51,14 @@ class Segment:
         return Segment(self.lane, name or self.name, *parts, self.line, self.hidden_s * share)
 
 
-Span = tuple[float, float]
-
-
 @dataclass(frozen=True, slots=True)
 class Bar:
     """A segment in its place; ``exposed`` and ``hidden`` are the intervals that it is drawn as."""
 
     segment: Segment
-    stage: str  # forward | backward
+    stage: Stage
     exposed: tuple[Span, ...] = ()
-    hidden: tuple[Span, ...] = field(default=())
+    hidden: tuple[Span, ...] = ()
 
     @property
     def start_s(self) -> float:
@@ -94,7 +95,8 @@ def layer_segments(b: StepBill) -> list[Segment]:
 
 def _segment(line: Line, share: float) -> Segment:
     """A line's share of one layer."""
-    lane, times = "comm" if line.kind == "comm" else "compute", float(line.item.count) * share
+    lane: Lane = "comm" if line.kind == "comm" else "compute"
+    times = float(line.item.count) * share
     parts = float(line.fixed_s) * times, float(line.moving_s) * times
     return Segment(lane, line.item.what, *parts, line, float(line.hidden_s) * share)
 
@@ -116,7 +118,7 @@ def _order(segment: Segment) -> int:
     return PLACES.index(place) if place else len(PLACES)
 
 
-def _chain(chain: list[Segment], beside: list[Segment], stage: str, start: float) -> tuple[list[Bar], float]:
+def _chain(chain: list[Segment], beside: list[Segment], stage: Stage, start: float) -> tuple[list[Bar], float]:
     """A pass: its chain, with the hidden parts of other collectives under its end and their exposed parts after it."""
     bars, now = [], start
     for s in chain:

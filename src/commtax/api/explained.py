@@ -1,0 +1,204 @@
+"""All that is told about a priced step beside its lines: each part is computed once, for whoever shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from commtax.api.billing import StepBill, fits, held
+from commtax.api.explain import Counterfactual, counterfactuals, verdict
+from commtax.api.fitting import Fit
+from commtax.api.formula import formula, source
+from commtax.api.layer import Layer, layer_of
+from commtax.api.moves import AXES, Axis
+from commtax.api.setup import fabric_of
+from commtax.api.train_billing import USABLE, TrainBill
+from commtax.api.train_explain import Thresholds, thresholds, train_counterfactuals, train_verdict
+from commtax.ledger import AXIS_OF, Line
+from commtax.units import format_seconds
+
+Priced = StepBill | TrainBill
+SMALL = 0.05
+"""A share of the step below which serving's communication does not bind, as in the sentence of a bill."""
+HELD = ("parameters", "gradients", "optimizer", "activations", "logits")
+"""What a rank that trains holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The axis that costs most, and why; ``compute`` where none costs much."""
+
+    axis: Axis | Literal["compute"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    name: str
+    nbytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What one rank holds, part by part."""
+
+    capacity_bytes: float
+    used_bytes: float
+    fits: bool
+    parts: list[Part]
+    kv_tokens: int | None
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class AxisTax:
+    """What all collectives of one axis cost together, and the costliest of them with its window."""
+
+    axis: Axis
+    collective: str
+    nbytes: float
+    ranks: float
+    times: float
+    link: str
+    more: int  # other collectives
+    top_s: float
+    window_s: float
+    comm_s: float
+    exposed_s: float
+    bubble_s: float
+    tax: float
+    hidden: bool
+    binding: bool
+    formula: str
+    source: str
+
+
+@dataclass(frozen=True)  # without slots: parts are asked for by several readers and kept
+class Explained:
+    """A priced step with what follows from it."""
+
+    bill: Priced
+
+    @cached_property
+    def what_ifs(self) -> list[Counterfactual]:
+        return train_counterfactuals(self.bill) if isinstance(self.bill, TrainBill) else counterfactuals(self.bill)
+
+    @cached_property
+    def sentence(self) -> str:
+        return train_verdict(self.bill) if isinstance(self.bill, TrainBill) else verdict(self.bill, self.what_ifs)
+
+    @cached_property
+    def library(self) -> str:
+        """Whose collectives run, by name."""
+        return fabric_of(self.bill.setup, self.bill.settings.library).name
+
+    @cached_property
+    def layer(self) -> Layer:
+        return layer_of(self.bill)
+
+    @cached_property
+    def memory(self) -> Memory:
+        return _trained_memory(self.bill) if isinstance(self.bill, TrainBill) else _served_memory(self.bill)
+
+    @cached_property
+    def thresholds(self) -> Thresholds | None:
+        return thresholds(self.bill) if isinstance(self.bill, TrainBill) else None
+
+    @cached_property
+    def binding(self) -> Binding:
+        axis = _binding(self.bill)
+        return Binding(axis, _binding_text(self.bill, axis))
+
+    @cached_property
+    def axes(self) -> list[AxisTax]:
+        """One for each axis that sends anything."""
+        return [_tax(self, axis, lines) for axis in AXES if (lines := _sent(self.bill, axis))]
+
+
+def axis_of(line: Line) -> str:
+    """The parallel axis that a line belongs to."""
+    return AXIS_OF.get(line.item.axis, line.item.axis)
+
+
+def fits_memory(b: Priced) -> bool:
+    return bool(b.fits) if isinstance(b, TrainBill) else fits(b)
+
+
+def _sent(b: Priced, axis: str) -> list[Line]:
+    return [x for x in b.items if x.kind == "comm" and axis_of(x) == axis]
+
+
+def _binding(b: Priced) -> Axis | Literal["compute"]:
+    if isinstance(b, TrainBill):
+        axis: Axis = b.binding
+        return axis
+    if float(b.comm_fraction) < SMALL:
+        return "compute"
+    return max(AXES, key=lambda axis: float(b.exposed_on(axis)))
+
+
+def _binding_text(b: Priced, axis: str) -> str:
+    if axis == "compute":
+        return "compute binds: communication is small or hides"
+    lines = [x for x in b.items if x.kind in ("comm", "bubble") and axis_of(x) == axis]
+    top = max(lines, key=lambda x: float(x.exposed_s))
+    if top.kind == "bubble":
+        return f"the pipeline's bubble, {format_seconds(float(top.exposed_s))} a step"
+    kind = "latency" if float(top.fixed_s) > float(top.moving_s) else "bandwidth"
+    return f"{kind} of {top.item.what} {top.item.op} over {top.link}, {format_seconds(float(top.exposed_s))} exposed"
+
+
+def _tax(step: Explained, axis: Axis, lines: list[Line]) -> AxisTax:
+    b = step.bill
+    top = max(lines, key=lambda x: (float(x.exposed_s), float(x.total_s)))
+    bubble = float(b.bubble_s) if isinstance(b, TrainBill) and axis == "pp" else 0.0
+    exposed = float(b.exposed_on(axis))
+    overlaps = isinstance(b, TrainBill) and axis in b.settings.async_axes
+    return AxisTax(
+        axis=axis,
+        collective=f"{top.item.what} {top.item.op}",
+        nbytes=float(top.item.nbytes),
+        ranks=float(top.item.ranks),
+        times=float(top.item.count),
+        link=str(top.link),
+        more=len(lines) - 1,
+        top_s=float(top.total_s),
+        window_s=float(top.window_s) if overlaps else 0.0,
+        comm_s=sum(float(x.total_s) for x in lines),
+        exposed_s=exposed,
+        bubble_s=bubble,
+        tax=(exposed + bubble) / float(b.step_s),
+        hidden=overlaps and all(float(x.total_s) <= float(x.window_s) for x in lines),
+        binding=axis == step.binding.axis,
+        formula=formula(top, b.setup.cluster.chip),
+        source=source(top, step.library),
+    )
+
+
+def _trained_memory(b: TrainBill) -> Memory:
+    where = "a rank of the first stage, which keeps the most activations; " if b.setup.plan.pp > 1 else ""
+    note = f"{where}a run can use {USABLE:.0%} of what the driver reports"
+    return _memory(b, {name: float(getattr(b.memory, name)) for name in HELD}, bool(b.fits), None, note)
+
+
+def _served_memory(b: StepBill) -> Memory:
+    room, tokens = held(b), int(b.batch) * (int(b.context) + 1)
+    parts = {
+        "weights": room.weights_bytes,
+        "activations": room.activation_bytes,
+        "graphs and other": room.other_bytes + room.graph_bytes,
+        "KV cache of this batch": _cache_bytes(room, tokens),
+    }
+    note = f"room for {room.kv_tokens:,} cached tokens a replica; this batch has {tokens:,}"
+    return _memory(b, parts, room.fits and room.kv_tokens >= tokens, room.kv_tokens, note)
+
+
+def _cache_bytes(room: Fit, tokens: int) -> float:
+    """Bytes of a rank's cache for so many tokens, by the engine's own blocks."""
+    return room.kv_bytes * tokens / room.kv_tokens if room.kv_tokens else room.kv_bytes_per_token * tokens
+
+
+def _memory(b: Priced, parts: dict[str, float], fits: bool, kv_tokens: int | None, note: str) -> Memory:
+    kept = [Part(name, nbytes) for name, nbytes in parts.items() if nbytes]
+    return Memory(b.setup.cluster.chip.visible_bytes, sum(part.nbytes for part in kept), fits, kept, kv_tokens, note)
