@@ -6,19 +6,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from commtax.api.billing import StepBill, fits, held
-from commtax.api.explain import Counterfactual, counterfactuals, verdict
-from commtax.api.fitting import Fit
+from commtax.api.asking import fabric_of
+from commtax.api.billing import USABLE, StepBill
+from commtax.api.explain import Counterfactual, Thresholds, counterfactuals, thresholds, verdict
+from commtax.api.fitting import Fit, fits, held
 from commtax.api.formula import formula, source
 from commtax.api.layer import Layer, layer_of
 from commtax.api.moves import AXES, Axis
-from commtax.api.setup import fabric_of
-from commtax.api.train_billing import USABLE, TrainBill
-from commtax.api.train_explain import Thresholds, thresholds, train_counterfactuals, train_verdict
 from commtax.ledger import AXIS_OF, Line
 from commtax.units import format_seconds
 
-Priced = StepBill | TrainBill
 SMALL = 0.05
 """A share of the step below which serving's communication does not bind, as in the sentence of a bill."""
 HELD = ("parameters", "gradients", "optimizer", "activations", "logits")
@@ -78,20 +75,20 @@ class AxisTax:
 class Explained:
     """A priced step with what follows from it."""
 
-    bill: Priced
+    bill: StepBill
 
     @cached_property
     def what_ifs(self) -> list[Counterfactual]:
-        return train_counterfactuals(self.bill) if isinstance(self.bill, TrainBill) else counterfactuals(self.bill)
+        return counterfactuals(self.bill)
 
     @cached_property
     def sentence(self) -> str:
-        return train_verdict(self.bill) if isinstance(self.bill, TrainBill) else verdict(self.bill, self.what_ifs)
+        return verdict(self.bill, [] if self.bill.setup.trains else self.what_ifs)
 
     @cached_property
     def library(self) -> str:
         """Whose collectives run, by name."""
-        return fabric_of(self.bill.setup, self.bill.settings.library).name
+        return fabric_of(self.bill.setup).name
 
     @cached_property
     def layer(self) -> Layer:
@@ -99,11 +96,11 @@ class Explained:
 
     @cached_property
     def memory(self) -> Memory:
-        return _trained_memory(self.bill) if isinstance(self.bill, TrainBill) else _served_memory(self.bill)
+        return _trained_memory(self.bill) if self.bill.setup.trains else _served_memory(self.bill)
 
     @cached_property
     def thresholds(self) -> Thresholds | None:
-        return thresholds(self.bill) if isinstance(self.bill, TrainBill) else None
+        return thresholds(self.bill) if self.bill.setup.trains else None
 
     @cached_property
     def binding(self) -> Binding:
@@ -121,16 +118,12 @@ def axis_of(line: Line) -> str:
     return AXIS_OF.get(line.item.axis, line.item.axis)
 
 
-def fits_memory(b: Priced) -> bool:
-    return bool(b.fits) if isinstance(b, TrainBill) else fits(b)
-
-
-def _sent(b: Priced, axis: str) -> list[Line]:
+def _sent(b: StepBill, axis: str) -> list[Line]:
     return [x for x in b.items if x.kind == "comm" and axis_of(x) == axis]
 
 
-def _binding(b: Priced) -> Axis | Literal["compute"]:
-    if isinstance(b, TrainBill):
+def _binding(b: StepBill) -> Axis | Literal["compute"]:
+    if b.setup.trains:
         axis: Axis = b.binding
         return axis
     if float(b.comm_fraction) < SMALL:
@@ -138,7 +131,7 @@ def _binding(b: Priced) -> Axis | Literal["compute"]:
     return max(AXES, key=lambda axis: float(b.exposed_on(axis)))
 
 
-def _binding_text(b: Priced, axis: str) -> str:
+def _binding_text(b: StepBill, axis: str) -> str:
     if axis == "compute":
         return "compute binds: communication is small or hides"
     lines = [x for x in b.items if x.kind in ("comm", "bubble") and axis_of(x) == axis]
@@ -152,9 +145,9 @@ def _binding_text(b: Priced, axis: str) -> str:
 def _tax(step: Explained, axis: Axis, lines: list[Line]) -> AxisTax:
     b = step.bill
     top = max(lines, key=lambda x: (float(x.exposed_s), float(x.total_s)))
-    bubble = float(b.bubble_s) if isinstance(b, TrainBill) and axis == "pp" else 0.0
+    bubble = float(b.bubble_s) if b.setup.trains and axis == "pp" else 0.0
     exposed = float(b.exposed_on(axis))
-    overlaps = isinstance(b, TrainBill) and axis in b.settings.async_axes
+    overlaps = b.setup.trains and axis in b.async_axes
     return AxisTax(
         axis=axis,
         collective=f"{top.item.what} {top.item.op}",
@@ -176,14 +169,14 @@ def _tax(step: Explained, axis: Axis, lines: list[Line]) -> AxisTax:
     )
 
 
-def _trained_memory(b: TrainBill) -> Memory:
+def _trained_memory(b: StepBill) -> Memory:
     where = "a rank of the first stage, which keeps the most activations; " if b.setup.plan.pp > 1 else ""
     note = f"{where}a run can use {USABLE:.0%} of what the driver reports"
-    return _memory(b, {name: float(getattr(b.memory, name)) for name in HELD}, bool(b.fits), None, note)
+    return _memory(b, {name: float(getattr(b.memory, name)) for name in HELD}, bool(fits(b)), None, note)
 
 
 def _served_memory(b: StepBill) -> Memory:
-    room, tokens = held(b), int(b.batch) * (int(b.context) + 1)
+    room, tokens = held(b), int(b.setup.batch) * (int(b.setup.context) + 1)
     parts = {
         "weights": room.weights_bytes,
         "activations": room.activation_bytes,
@@ -199,6 +192,6 @@ def _cache_bytes(room: Fit, tokens: int) -> float:
     return room.kv_bytes * tokens / room.kv_tokens if room.kv_tokens else room.kv_bytes_per_token * tokens
 
 
-def _memory(b: Priced, parts: dict[str, float], fits: bool, kv_tokens: int | None, note: str) -> Memory:
+def _memory(b: StepBill, parts: dict[str, float], fits: bool, kv_tokens: int | None, note: str) -> Memory:
     kept = [Part(name, nbytes) for name, nbytes in parts.items() if nbytes]
     return Memory(b.setup.cluster.chip.visible_bytes, sum(part.nbytes for part in kept), fits, kept, kv_tokens, note)

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from commtax import catalog
-from commtax.api.billing import again
-from commtax.api.explained import Priced, fits_memory
-from commtax.api.train_billing import TrainBill, train_again
+from commtax.api.billing import StepBill, price
+from commtax.api.fitting import fits
 from commtax.cost.legality import legal_values
 from commtax.spec import Cluster
 from commtax.statement import Refusal
@@ -61,9 +60,9 @@ class Grid:
     note: str
 
 
-def grid(here: Priced, kind: str) -> Grid:
+def grid(here: StepBill, kind: str) -> Grid:
     """The heat map of one kind around a step. A row pays where it gives more than the last row before it that fits."""
-    training, tp = isinstance(here, TrainBill), int(here.setup.plan.tp)
+    training, tp = here.setup.trains, int(here.setup.plan.tp)
     columns = _links(here) if kind == "tp-link" else _batches(here)
     degrees = _degrees(here)
     cells: list[Cell] = []
@@ -95,21 +94,21 @@ def _note(training: bool) -> str:
     return f"{line}; {same}; what is struck through does not fit in memory, and no line counts it"
 
 
-def _batch(b: Priced) -> int:
+def _batch(b: StepBill) -> int:
     """Sequences of the step; in training, of a microbatch."""
-    return int(b.step.micro_batch if isinstance(b, TrainBill) else b.batch)
+    return int(b.setup.micro_batch if b.setup.trains else b.setup.batch)
 
 
-def _degrees(here: Priced) -> list[int]:
+def _degrees(here: StepBill) -> list[int]:
     """Powers of two that are legal (training: with dp giving way), and the present one."""
-    asked, training = here.setup, isinstance(here, TrainBill)
+    asked, training = here.setup, here.setup.trains
     free = replace(asked.plan, dp=1) if training else asked.plan
     most = min(MOST_TP, int(asked.plan.tp) * int(asked.plan.dp) if training else MOST_TP)
     legal = legal_values("tp", asked.model, asked.cluster, replace(free, ep=1), asked.engine)
     return sorted({tp for tp in legal if tp & (tp - 1) == 0 and tp <= most} | {int(asked.plan.tp)})
 
 
-def _cell(empty: Cell, here: Priced, tp: int, column: Column) -> Cell:
+def _cell(empty: Cell, here: StepBill, tp: int, column: Column) -> Cell:
     now, same = _sizes(here, int(here.setup.plan.tp), _batch(here)), column.cluster is here.setup.cluster
     try:
         sizes = _sizes(here, tp, column.batch)
@@ -121,38 +120,37 @@ def _cell(empty: Cell, here: Priced, tp: int, column: Column) -> Cell:
         step_s=float(b.step_s),
         rate=float(b.tokens_per_s),
         comm_fraction=float(b.comm_fraction),
-        mfu=float(b.mfu) if isinstance(b, TrainBill) else None,
-        fits=fits_memory(b),
+        mfu=float(b.mfu) if b.setup.trains else None,
+        fits=bool(fits(b)),
         patch={name: value for name, value in sizes.items() if value != now[name]} | dict(column.names),
     )
 
 
-def _sizes(here: Priced, tp: int, batch: int) -> dict[str, int]:
+def _sizes(here: StepBill, tp: int, batch: int) -> dict[str, int]:
     """The plan of a cell: experts follow tp as engines tie them; in training dp gives way to tp and the global batch stays."""
     plan, total = here.setup.plan, int(here.setup.plan.tp * here.setup.plan.dp)
-    if not isinstance(here, TrainBill):
+    if not here.setup.trains:
         return {"tp": tp, "dp": int(plan.dp), "ep": tp * int(plan.dp) if plan.ep > 1 else int(plan.ep), "batch": batch}
-    dp, whole = total // tp if total % tp == 0 else int(plan.dp), int(here.batch * plan.dp)
+    dp, whole = total // tp if total % tp == 0 else int(plan.dp), int(here.setup.batch * plan.dp)
     each, rest = divmod(whole, batch * dp)
     if not each or rest:
         raise Refusal(f"b: a global batch of {whole:,} is no whole number of microbatches of {batch} on {dp} replicas", "batch")
     return {"tp": tp, "dp": dp, "ep": int(plan.ep), "batch": batch, "microbatches": each}
 
 
-def _again(here: Priced, sizes: dict[str, int], cluster: Cluster) -> Priced:
+def _again(here: StepBill, sizes: dict[str, int], cluster: Cluster) -> StepBill:
     axes = {name: sizes[name] for name in ("tp", "dp", "ep")}
-    if not isinstance(here, TrainBill):
-        return again(here, cluster=cluster, batch=sizes["batch"], **axes)
-    batch = sizes["batch"] * sizes["microbatches"]
-    return train_again(here, cluster=cluster, batch=batch, micro_batch=sizes["batch"], **axes)
+    batch = sizes["batch"]
+    steps = {"batch": batch * sizes["microbatches"], "micro_batch": batch} if here.setup.trains else {"batch": batch}
+    return price(here.setup.but(cluster=cluster, **axes, **steps))
 
 
-def _batches(here: Priced) -> list[Column]:
-    values = sorted({*(MICRO if isinstance(here, TrainBill) else BATCHES), _batch(here)})
+def _batches(here: StepBill) -> list[Column]:
+    values = sorted({*(MICRO if here.setup.trains else BATCHES), _batch(here)})
     return [Column(str(v), v, here.setup.cluster, {}) for v in values]
 
 
-def _links(here: Priced) -> list[Column]:
+def _links(here: StepBill) -> list[Column]:
     """The cluster as it is, then other links: inside a host, or one GPU a host and the link between them."""
     cluster, batch = here.setup.cluster, _batch(here)
     own = cluster.intra.key if cluster.num_hosts == 1 or cluster.gpus_per_host > 1 else cluster.inter.key

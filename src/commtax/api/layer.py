@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from commtax.api.billing import StepBill
-from commtax.api.train_billing import TrainBill
 from commtax.cost.train_traffic import fullest_layers
 from commtax.ledger import PLACES, Line, Part
 
@@ -78,9 +77,9 @@ class Layer:
     note: str
 
 
-def layer_of(b: StepBill | TrainBill) -> Layer:
+def layer_of(b: StepBill) -> Layer:
     """The mean layer of a priced step."""
-    if isinstance(b, TrainBill):
+    if b.setup.trains:
         return _trained(b)
     bars, length = _chain(layer_segments(b), [], "forward", 0.0)
     return Layer(tuple(bars), length, f"one of {b.setup.model.num_layers} layers, the mean of all, one after the other")
@@ -137,7 +136,7 @@ def _chain(chain: list[Segment], beside: list[Segment], stage: Stage, start: flo
     return bars, after
 
 
-def _trained(b: TrainBill) -> Layer:
+def _trained(b: StepBill) -> Layer:
     """A layer of the last microbatch, in which gradients are summed: forward, then backward with what it computes again."""
     plan = b.setup.plan
     layers, m = float(fullest_layers(b.setup.model, plan)), float(plan.microbatches)
@@ -161,7 +160,7 @@ def _trained(b: TrainBill) -> Layer:
     return Layer((*ahead, *behind), end, words + rest)
 
 
-def _each_microbatch(line: Line, b: TrainBill) -> bool:
+def _each_microbatch(line: Line, b: StepBill) -> bool:
     """Whether a collective runs in every microbatch rather than once a step."""
     plan = b.setup.plan
     if line.item.whole_axis != "dp":
@@ -169,7 +168,7 @@ def _each_microbatch(line: Line, b: TrainBill) -> bool:
     return int(plan.pp) == 1 if plan.zero == 3 else plan.zero == 2 and line.item.stage != "update"
 
 
-def _stages(line: Line, b: TrainBill) -> dict[str, float]:
+def _stages(line: Line, b: StepBill) -> dict[str, float]:
     """In which pass a collective runs, and which share of it."""
     again = 1.0 if b.setup.plan.recompute == "full" else 0.0  # a second forward, inside backward
     if line.item.stage == "backward":

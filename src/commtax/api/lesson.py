@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from commtax import napkin
 from commtax.api.billing import StepBill
-from commtax.api.train_billing import TrainBill
-from commtax.api.train_explain import thresholds
+from commtax.api.explain import thresholds
 from commtax.units import format_rate, format_seconds
 
 LESSON_BPS = 900e9
@@ -32,12 +31,12 @@ class Lesson:
     rows: list[LessonRow]
 
 
-def lesson(b: StepBill | TrainBill) -> Lesson:
-    rows = _training(b) if isinstance(b, TrainBill) else _serving(b)
+def lesson(b: StepBill) -> Lesson:
+    rows = _training(b) if b.setup.trains else _serving(b)
     return Lesson(bool(rows), rows)
 
 
-def _training(b: TrainBill) -> list[LessonRow]:
+def _training(b: StepBill) -> list[LessonRow]:
     plan, model, t = b.setup.plan, b.setup.model, thresholds(b)
     said = napkin.overlap_calculator(
         model.hidden, model.num_layers, int(plan.tp), int(plan.pp), t.local_tokens, num_microbatches=int(plan.microbatches)
@@ -66,7 +65,7 @@ def _training(b: TrainBill) -> list[LessonRow]:
     return [*rows, LessonRow("MFU", f"{said['mfu']:.1%}", f"{float(b.mfu):.1%}", why)]
 
 
-def _tp_why(b: TrainBill, formula: float) -> str:
+def _tp_why(b: StepBill, formula: float) -> str:
     plan, cluster = b.setup.plan, b.setup.cluster
     tp, lines = int(plan.tp), [x for x in b.items if x.item.axis == "tp" and x.kind == "comm"]
     links = " and ".join(sorted({str(x.link) for x in lines}))
@@ -82,7 +81,7 @@ def _tp_why(b: TrainBill, formula: float) -> str:
     )
 
 
-def _dp_why(b: TrainBill) -> str:
+def _dp_why(b: StepBill) -> str:
     wire = {0: "all-reduced once", 3: "sharded, gathered twice"}.get(b.setup.plan.zero, "scattered, then gathered")
     return (
         f"peak·MFU/BW supposes 40 % MFU and 50 GB/s; ours takes this step's own rate and link, gradients in "
@@ -113,5 +112,7 @@ def _serving(b: StepBill) -> list[LessonRow]:
 
 def _memory_bound(b: StepBill) -> str:
     return (
-        "; and decoding reads weights rather than multiplies, so its compute is not FLOPs over peak" if b.phase == "decode" else ""
+        "; and decoding reads weights rather than multiplies, so its compute is not FLOPs over peak"
+        if b.setup.phase == "decode"
+        else ""
     )

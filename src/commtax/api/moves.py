@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from commtax.api.sending import check_lengths
-from commtax.api.setup import Setup, check_kinds
+from commtax.api.checking import check_kinds, check_lengths
 from commtax.cost.legality import codes
+from commtax.question import Question
 from commtax.statement import Refusal
 
 Axis = Literal["tp", "pp", "dp", "ep", "cp"]
@@ -35,7 +35,7 @@ Sizes = dict[str, int]
 class Place:
     """Where sliders stand: a plan, its step, and how far each slider reaches."""
 
-    asked: Setup
+    asked: Question
     training: bool
     batch: int  # sequences of a microbatch
     length: int
@@ -61,7 +61,7 @@ def moves(at: Place) -> dict[str, list[Move]]:
     return {axis: _along(axis, at, now) for axis in AXES} | {"local": _local(at) if at.training else []}
 
 
-def _now(asked: Setup) -> Sizes:
+def _now(asked: Question) -> Sizes:
     return {name: int(getattr(asked.plan, name)) for name in (*AXES, "microbatches", "zero", "sequence_parallel")}
 
 
@@ -77,7 +77,7 @@ def _along(axis: str, at: Place, now: Sizes) -> list[Move]:
     return [Move(v, {key: first[v][key] for key in keys}, _note(axis, first[v], now, at)) for v in few]
 
 
-def _legal(asked: Setup, tried: list[Sizes]) -> np.ndarray[Any, Any]:
+def _legal(asked: Question, tried: list[Sizes]) -> np.ndarray[Any, Any]:
     """Which of these sizes break no rule, all judged at once."""
     names = (*AXES, "microbatches")
     columns: Any = {name: np.array([sizes[name] for sizes in tried]) for name in names}
@@ -93,7 +93,7 @@ def _settled(sizes: Sizes, at: Place) -> Sizes | None:
         try:
             check_kinds(plan, at.asked.engine, at.asked.cluster.chip)
             if at.training:
-                check_lengths(at.length, replace(at.asked, plan=plan))
+                check_lengths(replace(at.asked, plan=plan, context=at.length))
         except Refusal:
             continue
         return dict(settled)
@@ -157,7 +157,7 @@ def _shapes(axis: str, base: Sizes, at: Place, now: Sizes) -> Iterator[Sizes]:
             yield dict(shrunk)
 
 
-def _for_experts(base: Sizes, asked: Setup) -> Iterator[Sizes]:
+def _for_experts(base: Sizes, asked: Question) -> Iterator[Sizes]:
     """Ranks for so many shares of the experts: more or fewer replicas, else another tp."""
     ep = base["ep"]
     if not asked.engine.sends.experts_keep_tp:

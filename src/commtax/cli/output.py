@@ -25,11 +25,16 @@ class Output:
     remarks: list[str] = field(default_factory=list)
 
     def answer(
-        self, document: Callable[[], object], show: Callable[[Any], None], code: int = 0, csv: Callable[[], str] | None = None
+        self,
+        document: Callable[[], object],
+        show: Callable[[Any], None],
+        code: int = 0,
+        csv: Callable[[], str] | None = None,
+        **more: object,
     ) -> NoReturn:
-        """Tell the answer in the form that was asked for, and end with its exit code."""
+        """Tell the answer in the form that was asked for, and end with its exit code; ``more`` joins the document."""
         if self.as_json:
-            print_json(document(), self.remarks)
+            print_json(document(), self.remarks, **more)
         elif self.as_csv and csv:
             click.echo(csv(), nl=False)
             for remark in self.remarks:  # beside the table, not in it
@@ -70,11 +75,11 @@ def terminal() -> Any:
     return console
 
 
-def print_json(document: object, remarks: list[str] | None = None) -> None:
+def print_json(document: object, remarks: list[str] | None = None, **more: object) -> None:
     """A document of plain values, or of records that become such."""
     from commtax.report.documents import plain
 
-    answer = plain(document)
+    answer = plain(document) | plain(more)
     if remarks:
         answer["notes"] = list(dict.fromkeys([*answer.get("notes", []), *remarks]))
     text = json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False)

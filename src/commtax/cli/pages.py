@@ -11,8 +11,7 @@ from commtax.files import write_text
 
 if TYPE_CHECKING:
     from commtax.api.explained import Explained
-    from commtax.planner.serving import ServingPlans
-    from commtax.planner.training import TrainPlans
+    from commtax.planner import ServingPlans, TrainPlans
     from commtax.report.view.offline import Page
 
 html_option = click.option(

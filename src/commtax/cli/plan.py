@@ -220,9 +220,10 @@ def _answer(
         show_emitted(commands)
 
     order.output.answer(
-        lambda: {**planning.plans_document(found, top, pasted), **({"emit": commands} if emit else {})},
+        lambda: planning.plans_document(found, top, pasted),
         show,
         code=0 if len(found.plans) else 1,
+        **({"emit": commands} if emit else {}),
     )
 
 

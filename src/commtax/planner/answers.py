@@ -94,7 +94,7 @@ class Standing:
     """A plan that somebody runs already, at its best load, and its place among the good plans."""
 
     words: str
-    rows: Columns | TrainColumns  # of one row; none where it cannot run
+    rows: Any  # ``Columns`` or ``TrainColumns`` of one row; none where it cannot run
     rank: int = 0  # 0: it is not good
     gain: float = 1.0  # the winner's worth over its own
     reason: str = ""  # why it is not good

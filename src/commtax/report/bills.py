@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.text import Text
 
 from commtax.api.billing import StepBill
+from commtax.api.causes import Cause, causes
 from commtax.api.comparing import Comparison
 from commtax.api.expecting import Expectation
-from commtax.api.explained import HELD, Explained, Priced, fits_memory
-from commtax.api.train_billing import TrainBill
-from commtax.api.train_explain import Cause, causes
+from commtax.api.explained import HELD, Explained
+from commtax.api.fitting import fits
 from commtax.ledger import Line
 from commtax.report import training
 from commtax.report.documents import LEFT_OUT, Asked, Named, Record, Row, filled, line_records, question, told
@@ -29,12 +29,9 @@ def show_bill(console: Console, step: Explained, num_tokens: float = 0.0, measur
     """Sentence first, then the picture, the lines that sum to the step, and the what-ifs."""
     b = step.bill
     headline(console, b.setup)
-    say(console, training.workload(b) if isinstance(b, TrainBill) else _workload(b), "dim")
+    say(console, training.workload(b) if b.setup.trains else _workload(b), "dim")
     say(console, step.sentence, "bold yellow")
-    if isinstance(b, TrainBill):
-        remarks = training.show_step(console, step, num_tokens, measured_mfu)
-    else:
-        remarks = _show_step(console, step, b)
+    remarks = training.show_step(console, step, num_tokens, measured_mfu) if b.setup.trains else _show_step(console, step, b)
     table = new_table("what if", ">step", ">change", "")
     for c in step.what_ifs:
         table.add_row(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note)
@@ -52,18 +49,18 @@ def _show_step(console: Console, step: Explained, b: StepBill) -> tuple[str, ...
 
 
 def _workload(b: StepBill) -> str:
-    s = b.settings
+    s = b.setup.what_if
     modes = (
         ("eager", s.eager),
-        (f"{b.speculative} drafted tokens", b.speculative > 0),
+        (f"{b.setup.speculative} drafted tokens", b.setup.speculative > 0),
         (f"slowest rank {s.slow_rank:g}x", s.slow_rank != 1),
         (f"what-if: {s.overlap:.0%} of communication hidden", s.overlap > 0),
     )
     given = "".join(f", {mode}" for mode, on in modes if on)
-    return f"{b.phase}: batch {int(b.batch):,} a replica, {int(b.context):,} {CONTEXT[b.phase]}{given}"
+    return f"{b.setup.phase}: batch {int(b.setup.batch):,} a replica, {int(b.setup.context):,} {CONTEXT[b.setup.phase]}{given}"
 
 
-def weakest(b: StepBill | TrainBill) -> str:
+def weakest(b: StepBill) -> str:
     """The least certain kind of source among the lines, and which lines rest on it."""
     for kind in WEAKEST_FIRST:
         found = dict.fromkeys(f"{x.kind}: {x.source}" for x in b.lines if x.source.kind == kind)
@@ -91,8 +88,10 @@ def how_sent(x: Line) -> str:
 
 def _totals(console: Console, b: StepBill, fits: bool) -> None:
     kv = "fits" if fits else "does not fit in memory with this batch and context (see commtax fit)"
-    prompts = {"prefill": float(b.batch), "mixed": 1.0}.get(b.phase, 0.0) * float(b.setup.plan.dp * b.setup.plan.replicas)
-    rate = f", {prompts * float(b.context) / float(b.step_s):,.0f} prompt tokens/s" if prompts else ""
+    prompts = {"prefill": float(b.setup.batch), "mixed": 1.0}.get(b.setup.phase, 0.0) * float(
+        b.setup.plan.dp * b.setup.plan.replicas
+    )
+    rate = f", {prompts * float(b.setup.context) / float(b.step_s):,.0f} prompt tokens/s" if prompts else ""
     say(
         console,
         f"step {format_seconds(float(b.step_s))}{between(b.low_s, b.high_s)} = compute and host "
@@ -172,20 +171,20 @@ def bill_document(step: Explained, num_tokens: float = 0.0, measured_mfu: float 
         "counterfactuals": [told(c, "what", "step_s", "delta_s", "note") for c in step.what_ifs],
         "weakest_source": weakest(b),
     }
-    if not isinstance(b, TrainBill):
-        return filled(StepDocument, b, **common, **question(b.setup, "commtax.bill/1"))
+    if not b.setup.trains:
+        return filled(StepDocument, b, b.setup, b.setup.what_if, **common, **question(b.setup, "commtax.bill/1"))
     return filled(
         TrainDocument,
         b,
-        b.step,
+        b.setup.step,
         b.setup.plan,
         step.thresholds,
         **common,
         **question(b.setup, "commtax.train-bill/1"),
         phase="train",
-        global_batch=b.batch * b.setup.plan.dp,
+        global_batch=b.setup.batch * b.setup.plan.dp,
         hsdp=b.setup.plan.shard,
-        async_=b.settings.async_axes,
+        async_=b.async_axes,
         taxes_s=b.taxes,
         memory_bytes_per_rank=b.memory_bytes_per_rank,
         memory=told(b.memory, *HELD),
@@ -280,11 +279,11 @@ def comparison_rows(compared: Comparison) -> list[Row]:
     return rows
 
 
-def _apart(b: Priced) -> Row:
-    if isinstance(b, TrainBill):
+def _apart(b: StepBill) -> Row:
+    if b.setup.trains:
         taxes = {f"{axis}_tax_s": float(tax) for axis, tax in b.taxes.items()}
-        return {"mfu": float(b.mfu), **taxes, "binding": b.binding, "fits": bool(b.fits)}
-    return {f"{axis}_comm_s": float(b.exposed_on(axis)) for axis in ("tp", "ep")} | {"fits": fits_memory(b)}
+        return {"mfu": float(b.mfu), **taxes, "binding": b.binding, "fits": bool(fits(b))}
+    return {f"{axis}_comm_s": float(b.exposed_on(axis)) for axis in ("tp", "ep")} | {"fits": fits(b)}
 
 
 def comparison_csv(compared: Comparison) -> str:

@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from commtax.api import Fit, Setup, Traffic, TrainFit
+from commtax.api import Fit, Traffic, TrainFit
 from commtax.api.explained import HELD, axis_of
 from commtax.catalog.models import Published
 from commtax.claims import Claim
 from commtax.cost.memory import kv_bytes_per_token_layer, total_bytes
 from commtax.cost.tensors import inventory, num_active_params, num_params
 from commtax.ledger import Line
+from commtax.question import Question
 from commtax.spec import ENGINE_PARTS, Chip, Cluster, Engine, Link, Model, Number, Plan
 
 Shape = TypeVar("Shape")
@@ -99,7 +100,7 @@ def named(schema: str, model: Model, cluster: Cluster, engine: Engine) -> dict[s
     return {"schema": schema, "model": model.key, "cluster": cluster.key, "engine": f"{engine.key}@{engine.version}"}
 
 
-def question(asked: Setup, schema: str) -> dict[str, object]:
+def question(asked: Question, schema: str) -> dict[str, object]:
     """The fields of ``Asked``."""
     plan = asked.plan
     return {
@@ -185,22 +186,19 @@ def fit_document(judged: Fit | TrainFit) -> FitDocument | TrainFitDocument:
     asked = judged.setup
     if isinstance(judged, TrainFit):
         held = {"memory_bytes_per_rank": judged.memory.total, "parts_bytes": told(judged.memory, *HELD)}
-        return filled(TrainFitDocument, judged, judged.step, asked, **held, **question(asked, "commtax.fit-train/1"))
+        return filled(TrainFitDocument, judged, asked.step, asked, **held, **question(asked, "commtax.fit-train/1"))
     low, high = judged.kv_tokens_range
     return filled(
         FitDocument,
         judged,
-        judged.serving,
+        asked.limits,
         asked.plan,
         asked.cluster.chip,
         asked,
-        gpu_memory_utilization=judged.serving.utilization,
         weights=[told(line, "part", "replicated_bytes") | {"bytes": line.nbytes} for line in judged.weights],
         kv_cache_bytes_per_rank=judged.kv_bytes,
         kv_tokens_low=low,
         kv_tokens_high=high,
-        max_num_seqs=judged.serving.max_seqs,
-        max_num_batched_tokens=judged.serving.max_batched_tokens,
         **question(asked, "commtax.fit/1"),
     )
 

@@ -39,6 +39,6 @@ def draw_layer(bill: StepBill) -> list[Text]:
         style="dim",
     )
     if exposed:
-        hidden = bill.settings.overlap
+        hidden = bill.setup.what_if.overlap
         legend.append(f"; exposed {format_seconds(exposed * (1 - hidden))} of {format_seconds(exposed)}", style="dim")
     return [compute, comm, legend]

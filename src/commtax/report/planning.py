@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +13,21 @@ from rich.table import Table
 from rich.text import Text
 
 from commtax.api.serving import lengths_note
+from commtax.planner import ServingPlans, Standing, TrainPlans
+from commtax.planner.answers import TrainColumns
 from commtax.planner.columns import Columns, Rejected, request_s
-from commtax.planner.reasons import in_type, step_of
-from commtax.planner.serving import ServingPlans
-from commtax.planner.standing import Standing
-from commtax.planner.training import BUDGET, TrainColumns, TrainPlans
-from commtax.report.documents import Named, Record, filled, named
+from commtax.planner.reasons import in_type
+from commtax.planner.rows import (
+    describe_kind,
+    range_of,
+    simulation,
+    step_of,
+    train_words,
+    usd_per_million_tokens,
+    words,
+)
+from commtax.planner.training import BUDGET
+from commtax.report.documents import Named, Record, filled, named, told
 from commtax.report.serving import basis_words
 from commtax.report.tables import new_table, notes, say
 from commtax.spec import Profile
@@ -29,19 +38,20 @@ WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost":
 GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its tokens/s a GPU", "gpus": "its answer for each GPU"}
 WIDTH, HEIGHT = 60, 10
 MOST_REJECTED = 16
+KINDS = ("zero", "recompute", "schedule", "chunks")
 
 
 def show_plans(console: Console, a: Plans, top: int, pasted: Standing | None = None) -> None:
     """The sentence first: what to run, and why."""
     trained = isinstance(a, TrainPlans)
-    engine = a.engine.key if isinstance(a, TrainPlans) else f"{a.engine.key}@{a.engine.version}"
-    say(console, f"{a.model.key} on {a.cluster.key}, {engine}: {_asked(a)}", "bold")
+    engine = a.question.engine.key if isinstance(a, TrainPlans) else f"{a.question.engine.key}@{a.question.engine.version}"
+    say(console, f"{a.question.model.key} on {a.question.cluster.key}, {engine}: {_asked(a)}", "bold")
     if not len(a.plans):
         _nothing_trains(console, a) if isinstance(a, TrainPlans) else _nothing_serves(console, a)
         _show_pasted(console, a, pasted)
         _rejected(console, a)
         return
-    head, *why = a.explain(0)
+    head, *why = a.why
     clients = "" if isinstance(a, TrainPlans) else f"; {plural(int(a.plans.concurrency[0]), 'client')} at once"
     say(console, f"Run {head}{clients}.", "bold yellow")
     for reason in why[:2] if trained else why:
@@ -57,9 +67,13 @@ def _show_served(console: Console, a: ServingPlans, top: int) -> tuple[str, ...]
     console.print(_ranking(a, a.plans, top))
     for line in _scatter(a):
         console.print(line, soft_wrap=True)
-    usd = f"${a.usd_per_gpu_hour:g} a GPU-hour (--price)" if a.usd_per_gpu_hour else "no price is known for this chip: --price 2.5"
-    ranges = f"host times of {a.engine.key} {basis_words(a.simulation(a.plans, 0))}"
-    return DEFINITION, lengths_note(a.goal.spread), usd, ranges
+    usd = (
+        f"${a.question.goal.usd_per_gpu_hour:g} a GPU-hour (--price)"
+        if a.question.goal.usd_per_gpu_hour
+        else "no price is known for this chip: --price 2.5"
+    )
+    ranges = f"host times of {a.question.engine.key} {basis_words(simulation(a, a.plans, 0))}"
+    return DEFINITION, lengths_note(a.question.requests.spread), usd, ranges
 
 
 def _show_trained(console: Console, a: TrainPlans, top: int) -> tuple[str, ...]:
@@ -77,14 +91,16 @@ def _show_pasted(console: Console, a: Plans, pasted: Standing | None) -> None:
     if isinstance(a, TrainPlans):
         figures, gain = f": {_trained_figures(pasted.rows)}", "its speed"
     else:
-        figures, gain = _served_figures(a, pasted.rows), GAIN[a.goal.objective]
+        figures, gain = _served_figures(a, pasted.rows), GAIN[a.question.goal.objective]
     style = "bold" if pasted.rank else "bold red"
     say(console, f"Pasted: {pasted.words}{figures}; {_place(pasted, len(a.plans), gain)}.", style)
 
 
 def _served_figures(a: ServingPlans, r: Columns) -> str:
     tokens = f"{float(r.tokens_per_s[0]):,.0f} tokens/s, {float(r.tokens_per_s_per_gpu[0]):,.0f} a GPU"
-    times = f"TTFT {format_seconds(float(r.ttft_s[0]))}" + (f", TPOT {_tpot(a, r, 0)}" if a.goal.output_len > 1 else "")
+    times = f"TTFT {format_seconds(float(r.ttft_s[0]))}" + (
+        f", TPOT {_tpot(a, r, 0)}" if a.question.requests.output_len > 1 else ""
+    )
     return f", {plural(int(r.concurrency[0]), 'client')}: {tokens}, {times}"
 
 
@@ -103,10 +119,10 @@ def _place(found: Standing, count: int, unit: str) -> str:
 
 def _asked(a: Plans) -> str:
     if isinstance(a, TrainPlans):
-        return f"{a.global_batch:,} sequences of {a.seq:,} tokens a step"
-    g = a.goal
+        return f"{a.question.goal.global_batch:,} sequences of {a.question.context:,} tokens a step"
+    g, r = a.question.goal, a.question.requests
     limits = [f"{n} <= {format_seconds(v)}" for n, v in (("TTFT", g.ttft_s), ("TPOT", g.tpot_s)) if np.isfinite(v)]
-    return ", ".join([f"{g.input_len:,} tokens in, {g.output_len:,} out", *limits, WANTED[g.objective]])
+    return ", ".join([f"{r.input_len:,} tokens in, {r.output_len:,} out", *limits, WANTED[g.objective]])
 
 
 DEFINITION = "TTFT and TPOT are means over requests of a closed loop (each client sends its next request when the last is answered)"
@@ -125,17 +141,17 @@ def _sent(a: ServingPlans, rows: Columns, top: int) -> list[float]:
 
 
 def _ranking(a: ServingPlans, rows: Columns, top: int) -> Table:
-    slow = a.goal.objective == "latency"
+    slow = a.question.goal.objective == "latency"
     table = new_table(
         *("", "plan", ">clients", ">TTFT", ">TPOT", *([">request"] if slow else []), ">tokens/s", ">range", ">/GPU", ">/user"),
         *(">$/M", ">comm", ">KV free"),
     )
-    usd, whole, sent = a.usd_per_million_tokens(rows), request_s(a.goal, rows), _sent(a, rows, top)
+    usd, whole, sent = usd_per_million_tokens(a, rows), request_s(a.question, rows), _sent(a, rows, top)
     for i in range(min(top, len(rows))):
-        low, high = a.range_of(rows, i, "tokens_per_s")
+        low, high = range_of(a, rows, i, "tokens_per_s")
         table.add_row(
             str(i + 1),
-            a.words(rows, i) + in_type(a, int(rows.dtype[i])),
+            words(a, rows, i) + in_type(a.question, int(rows.dtype[i])),
             f"{int(rows.concurrency[i]):,}",
             format_seconds(float(rows.ttft_s[i])),
             _tpot(a, rows, i),
@@ -143,8 +159,8 @@ def _ranking(a: ServingPlans, rows: Columns, top: int) -> Table:
             f"{float(rows.tokens_per_s[i]):,.0f}",
             f"{low:,.0f}-{high:,.0f}",
             f"{float(rows.tokens_per_s_per_gpu[i]):,.0f}",
-            f"{float(rows.tokens_per_s_per_user[i]):,.0f}" if a.goal.output_len > 1 else "–",
-            f"{float(usd[i]):.2f}" if a.usd_per_gpu_hour else "",
+            f"{float(rows.tokens_per_s_per_user[i]):,.0f}" if a.question.requests.output_len > 1 else "–",
+            f"{float(usd[i]):.2f}" if a.question.goal.usd_per_gpu_hour else "",
             f"{sent[i]:.0%}",
             f"{float(rows.kv_headroom[i]):.0%}",
         )
@@ -153,19 +169,19 @@ def _ranking(a: ServingPlans, rows: Columns, top: int) -> Table:
 
 def _tpot(a: ServingPlans, rows: Columns, i: int) -> str:
     """Without a second token there is no time between tokens."""
-    return format_seconds(float(rows.tpot_s[i])) if a.goal.output_len > 1 else "–"
+    return format_seconds(float(rows.tpot_s[i])) if a.question.requests.output_len > 1 else "–"
 
 
 def _nothing_serves(console: Console, a: ServingPlans) -> None:
     """Nothing is good: the nearest plans, and what would have to change."""
-    wanted = ", or ".join(a.changes())
+    wanted = ", or ".join(a.would_take)
     if not len(a.near):
         say(console, f"No plan fits in memory.{f' It would take {wanted}.' if wanted else ''}", "bold red")
         return
-    near, goal = a.near, a.goal
+    near, goal = a.near, a.question.goal
     limits = ((near.ttft_s, goal.ttft_s, "TTFT"), (near.tpot_s, goal.tpot_s, "TPOT"))
     missed = [f"{n} {format_seconds(float(v[0]))} of {format_seconds(m)}" for v, m, n in limits if v[0] > m]
-    say(console, f"No plan meets the limits. The nearest, {a.words(near, 0)}, has {' and '.join(missed)}.", "bold red")
+    say(console, f"No plan meets the limits. The nearest, {words(a, near, 0)}, has {' and '.join(missed)}.", "bold red")
     say(console, f"  It would take {wanted}.")
     console.print(_ranking(a, near, 5))
 
@@ -175,7 +191,7 @@ def _nothing_trains(console: Console, a: TrainPlans) -> None:
     if not len(a.near):
         say(console, "No plan is legal.", "bold red")
         return
-    least, budget = float(a.near.memory_bytes[0]), BUDGET * a.cluster.chip.visible_bytes
+    least, budget = float(a.near.memory_bytes[0]), BUDGET * a.question.cluster.chip.visible_bytes
     gpus = math.ceil(int((a.near.tp * a.near.pp * a.near.dp * a.near.cp)[0]) * least / budget)
     short = f"{format_bytes(least)} a rank at least, of {format_bytes(budget)}"
     say(console, f"No plan fits in memory: {short}. It would take some {gpus:,} GPUs.", "bold red")
@@ -211,7 +227,7 @@ def _rejected(console: Console, a: Plans) -> None:
 def _scatter(a: ServingPlans) -> list[Text]:
     """The Pareto front: what a user gets (across) against what a GPU gives (up)."""
     front = a.front
-    if len(front) < 3 or a.goal.output_len == 1:
+    if len(front) < 3 or a.question.requests.output_len == 1:
         return []
     x, y = front.tokens_per_s_per_user, front.tokens_per_s_per_gpu
     grid = [[" "] * WIDTH for _ in range(HEIGHT)]
@@ -272,7 +288,11 @@ def plans_document(a: Plans, top: int, pasted: Standing | None = None) -> Served
 
 def _common(a: Plans, schema: str, profile: Profile | None) -> dict[str, object]:
     rejected = [{"family": r.family, "reason": r.reason} for r in a.rejected]
-    return {**named(schema, a.model, a.cluster, a.engine), "rejected": rejected, "profile": profile.name if profile else None}
+    return {
+        **named(schema, a.question.model, a.question.cluster, a.question.engine),
+        "rejected": rejected,
+        "profile": profile.name if profile else None,
+    }
 
 
 def _served_plans(a: ServingPlans, top: int, pasted: Standing | None) -> ServedPlans:
@@ -280,17 +300,18 @@ def _served_plans(a: ServingPlans, top: int, pasted: Standing | None) -> ServedP
     return filled(
         ServedPlans,
         a,
-        a.goal,
-        ttft_limit_s=a.goal.ttft_s,
-        tpot_limit_s=a.goal.tpot_s,
+        a.question.goal,
+        a.question.requests,
+        ttft_limit_s=a.question.goal.ttft_s,
+        tpot_limit_s=a.question.goal.tpot_s,
         definition=DEFINITION,
         plans=_served_rows(a, a.plans, top),
         near=_served_rows(a, a.near, 5),
         front=[{"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)} for g, u in front],
-        why=a.explain(0) if len(a.plans) else [],
-        would_take=[] if len(a.plans) else a.changes(),
+        why=list(a.why),
+        would_take=list(a.would_take),
         pasted=_standing(pasted, _served_rows(a, pasted.rows, 1)) if pasted else None,
-        **_common(a, "commtax.plan/1", a.run.profile),
+        **_common(a, "commtax.plan/1", a.question.profile),
     )
 
 
@@ -298,10 +319,12 @@ def _trained_plans(a: TrainPlans, top: int, pasted: Standing | None) -> TrainedP
     return filled(
         TrainedPlans,
         a,
+        a.question.goal,
+        seq=a.question.context,
         plans=_trained_rows(a, a.plans, top),
         near=_trained_rows(a, a.near, 5),
         pasted=_standing(pasted, _figures(pasted.rows, 1)) if pasted else None,
-        **_common(a, "commtax.plan-train/1", a.profile),
+        **_common(a, "commtax.plan-train/1", a.question.profile),
     )
 
 
@@ -314,28 +337,28 @@ def _at(rows: Columns | TrainColumns, i: int, *names: str) -> Record:
 
 
 def _served_rows(a: ServingPlans, rows: Columns, top: int) -> list[Record]:
-    usd, sent = a.usd_per_million_tokens(rows), _sent(a, rows, top)
+    usd, sent = usd_per_million_tokens(a, rows), _sent(a, rows, top)
     return [_served_row(a, rows, i, usd[i], sent[i]) for i in range(min(top, len(rows)))]
 
 
 def _served_row(a: ServingPlans, rows: Columns, i: int, usd: float, sent: float) -> Record:
     """One plan; without a second token there is no time between tokens."""
-    low, high = a.range_of(rows, i, "tpot_s")
+    low, high = range_of(a, rows, i, "tpot_s")
     between = ("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user")
     return {
         "mode": "disaggregated" if rows.mode[i] else "together",
         **_at(rows, i, "tp", "pp", "dp", "ep", "replicas", "gpus", "concurrency"),
-        "idle_gpus": a.cluster.num_gpus - rows.gpus[i],
+        "idle_gpus": a.question.cluster.num_gpus - rows.gpus[i],
         **(_at(rows, i, "prefill_tp", "prefill_replicas") if rows.mode[i] else {}),
-        "dtype": a.dtypes[int(rows.dtype[i])] or "as stored",
+        "dtype": a.question.goal.dtypes[int(rows.dtype[i])] or "as stored",
         **_at(rows, i, "ttft_s", "tpot_s", "tokens_per_s", "tokens_per_s_per_gpu", "kv_headroom"),
         "tpot_low_s": low,
         "tpot_high_s": high,
         **_at(rows, i, "tokens_per_s_per_user"),
-        **(dict.fromkeys(between) if a.goal.output_len == 1 else {}),
-        "usd_per_million_tokens": usd if a.usd_per_gpu_hour else None,
+        **(dict.fromkeys(between) if a.question.requests.output_len == 1 else {}),
+        "usd_per_million_tokens": usd if a.question.goal.usd_per_gpu_hour else None,
         "exposed_comm_fraction": sent,
-        "verdict": a.words(rows, i),
+        "verdict": words(a, rows, i),
     }
 
 
@@ -350,7 +373,7 @@ def plot_front(a: ServingPlans, path: Path) -> None:
         axes.plot(a.front.tokens_per_s_per_user[mine], a.front.tokens_per_s_per_gpu[mine], label=f"TP {int(tp)}", **style)
     axes.set_xlabel("tokens/s a user")
     axes.set_ylabel("tokens/s a GPU")
-    axes.set_title(no_formula(f"{a.model.key} on {a.cluster.key}, {_asked(a)}"), loc="left", fontsize=10)
+    axes.set_title(no_formula(f"{a.question.model.key} on {a.question.cluster.key}, {_asked(a)}"), loc="left", fontsize=10)
     axes.grid(True, alpha=0.3)
     axes.legend()
     save(figure, path)
@@ -361,9 +384,9 @@ def _train_table(a: TrainPlans, rows: TrainColumns, top: int) -> Table:
     for i in range(min(top, len(rows))):
         table.add_row(
             str(i + 1),
-            a.words(rows, i),
+            train_words(a, rows, i),
             str(int(rows.micro_batch[i])),
-            str(a.kinds[int(rows.kind[i])]),
+            describe_kind(a.kinds[int(rows.kind[i])].plan),
             format_seconds(float(rows.step_s[i])),
             f"{float(rows.mfu[i]):.1%}",
             f"{float(rows.bubble_fraction[i]):.1%}",
@@ -374,9 +397,9 @@ def _train_table(a: TrainPlans, rows: TrainColumns, top: int) -> Table:
 
 
 def _trained_rows(a: TrainPlans, rows: TrainColumns, top: int) -> list[Record]:
-    kinds = [asdict(a.kinds[int(kind)]) for kind in rows.kind[:top]]
+    kinds = [told(a.kinds[int(kind)].plan, *KINDS) for kind in rows.kind[:top]]
     every = zip(_figures(rows, top), kinds, strict=True)
-    return [row | kind | {"verdict": a.words(rows, i)} for i, (row, kind) in enumerate(every)]
+    return [row | kind | {"verdict": train_words(a, rows, i)} for i, (row, kind) in enumerate(every)]
 
 
 def _figures(rows: TrainColumns, top: int) -> list[Record]:

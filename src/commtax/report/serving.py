@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from rich.console import Console
 
+from commtax.api.asking import describe_gpus
+from commtax.api.fitting import step_limits
 from commtax.api.serving import Simulation
-from commtax.api.setup import describe_gpus
 from commtax.report.documents import LEFT_OUT, Asked, Record, Row, filled, plain, question, told
 from commtax.report.tables import new_table, notes, say, shares, where
 from commtax.spec import Number
@@ -30,8 +31,8 @@ NO_TPOT = "TPOT – (one output token: there is no time between tokens)"
 
 def holds_one(s: Simulation) -> bool:
     """Whether the cache of a copy has room for one request, and a prompt worker for its prompt."""
-    whole = np.all(np.asarray(s.kv_tokens) >= np.asarray(s.input_len) + np.asarray(s.output_len))
-    return bool(whole and (s.apart is None or np.all(np.asarray(s.apart.kv_tokens) >= np.asarray(s.input_len))))
+    whole = np.all(np.asarray(s.kv_tokens) >= np.asarray(s.requests.input_len) + np.asarray(s.requests.output_len))
+    return bool(whole and (s.apart is None or np.all(np.asarray(s.apart.kv_tokens) >= np.asarray(s.requests.input_len))))
 
 
 def show_simulation(console: Console, s: Simulation) -> None:
@@ -43,18 +44,22 @@ def show_simulation(console: Console, s: Simulation) -> None:
     )
     say(
         console,
-        f"{tpot if s.output_len > 1 else NO_TPOT}, {ttft}, E2E {format_seconds(float(s.e2e_s))}; "
+        f"{tpot if s.requests.output_len > 1 else NO_TPOT}, {ttft}, E2E {format_seconds(float(s.e2e_s))}; "
         f"{float(s.tokens_per_s):,.0f} output tokens/s, {float(s.requests_per_s):,.2f} requests/s",
         "bold yellow",
     )
     console.print(shares("of TTFT", [(words, float(getattr(s.served, name))) for name, words in PARTS], float(s.ttft_s)))
-    if s.output_len > 1:
+    if s.requests.output_len > 1:
         console.print(shares("of TPOT", _token_parts(s), float(s.tpot_s)))
     notes(console, (_mixture(s), *s.notes, _source(s)))
 
 
 def _token_parts(s: Simulation) -> list[tuple[str, float]]:
-    decode, stretch, frontend = float(s.decode_s), float(s.served.stretch_s), float(s.served.frontend_s / (s.output_len - 1))
+    decode, stretch, frontend = (
+        float(s.steps.decode_s),
+        float(s.served.stretch_s),
+        float(s.served.frontend_s / (s.requests.output_len - 1)),
+    )
     return [
         ("decode step", decode),
         ("prompts of others", stretch),
@@ -89,19 +94,23 @@ def _range(low: float | None, high: float | None) -> str:
 def _head(console: Console, s: Simulation) -> None:
     asked = s.setup
     if not holds_one(s):
-        need = f"a request of {int(s.input_len):,} + {int(s.output_len):,} tokens needs {int(s.input_len + s.output_len):,}"
+        need = f"a request of {int(s.requests.input_len):,} + {int(s.requests.output_len):,} tokens needs {int(s.requests.input_len + s.requests.output_len):,}"
         held = f"the KV cache of a copy holds {int(s.kv_tokens):,} tokens"
-        if s.apart and s.kv_tokens >= s.input_len + s.output_len:
+        if s.apart and s.kv_tokens >= s.requests.input_len + s.requests.output_len:
             need, held = (
-                f"a prompt has {int(s.input_len):,}",
+                f"a prompt has {int(s.requests.input_len):,}",
                 f"the KV cache of a prompt worker holds {int(s.apart.kv_tokens):,} tokens",
             )
         say(console, f"It does not fit: {held}, and {need}.", "bold red")
     say(console, f"{asked.model.key} on {where(asked)}: {_gpus(s)}, {asked.engine.key}@{asked.engine.version}", "bold")
-    clients = plural(int(s.concurrency), "client") if np.ndim(s.concurrency) == 0 else "clients in a closed loop"
-    finite = f", {int(np.max(s.num_prompts)):,} prompts" if np.all(np.isfinite(s.num_prompts)) else ", steady state"
-    spread = f" (lengths ± {s.spread:.0%})" if s.spread else " (all of equal length)"
-    say(console, f"{clients}, {int(s.input_len):,} tokens in and {int(s.output_len):,} out{spread}{finite}", "dim")
+    clients = plural(int(s.requests.concurrency), "client") if np.ndim(s.requests.concurrency) == 0 else "clients in a closed loop"
+    finite = (
+        f", {int(np.max(s.requests.num_prompts)):,} prompts" if np.all(np.isfinite(s.requests.num_prompts)) else ", steady state"
+    )
+    spread = f" (lengths ± {s.requests.spread:.0%})" if s.requests.spread else " (all of equal length)"
+    say(
+        console, f"{clients}, {int(s.requests.input_len):,} tokens in and {int(s.requests.output_len):,} out{spread}{finite}", "dim"
+    )
 
 
 def _gpus(s: Simulation) -> str:
@@ -119,8 +128,8 @@ def _gpus(s: Simulation) -> str:
 def _mixture(s: Simulation) -> str:
     """What the engine's steps are, in words."""
     engine = s.setup.engine
-    chunks = math.ceil(float(s.chunks))
-    cut = f"in {chunks} chunks of at most {s.max_batched_tokens:,} tokens" if chunks > 1 else "in one step"
+    chunks = math.ceil(float(s.steps.chunks))
+    cut = f"in {chunks} chunks of at most {step_limits(s.setup)[0]:,} tokens" if chunks > 1 else "in one step"
     how = "alone, before decoding goes on" if engine.serves.prefill_first else "beside the decodes"
     how = "on a worker of its own" if s.apart else how
     return (
@@ -161,9 +170,9 @@ def simulation_runs(s: Simulation) -> list[Row]:
     for name in ("tpot", "ttft"):
         columns[f"{name}_low_s"], columns[f"{name}_high_s"] = s.range_of(f"{name}_s")
     columns |= {"prompts_ahead": s.served.ahead, **{f"ttft_{name}": getattr(s.served, name) for name, _ in PARTS}}
-    if np.all(np.asarray(s.output_len) == 1):
+    if np.all(np.asarray(s.requests.output_len) == 1):
         columns |= dict.fromkeys(("tpot_s", "tpot_low_s", "tpot_high_s", "mixed_share"))
-    size = np.size(s.concurrency)
+    size = np.size(s.requests.concurrency)
     wide = {name: np.broadcast_to(value, (size,)) for name, value in columns.items()}
     return [plain({name: value[i] for name, value in wide.items()}) for i in range(size)]
 
@@ -190,7 +199,7 @@ def simulation_document(s: Simulation) -> SimulationDocument:
     return filled(
         SimulationDocument,
         s,
-        num_prompts=s.num_prompts if np.all(np.isfinite(s.num_prompts)) else None,
+        num_prompts=s.requests.num_prompts if np.all(np.isfinite(s.requests.num_prompts)) else None,
         fits=holds_one(s),
         calibrated=s.basis == "calibrated",
         runs=simulation_runs(s),

@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from commtax.api import Fit, Setup, Traffic, TrainFit, describe_gpus
+from commtax.api import Fit, Traffic, TrainFit, describe_gpus
 from commtax.catalog.models import Published
 from commtax.claims import Claim
 from commtax.cost.tensors import num_active_params, num_params
+from commtax.question import Question
 from commtax.report.documents import facts_of, kv_bytes_per_token, stored_bytes
 from commtax.spec import Chip, Citation, Cluster, Engine, Link, Model, Number
 from commtax.units import GiB, format_bytes, format_count, format_rate, format_seconds, format_si, plural
@@ -43,7 +44,7 @@ def notes(console: Console, remarks: Iterable[str]) -> None:
         say(console, f"· {note}", style="dim")
 
 
-def where(asked: Setup) -> str:
+def where(asked: Question) -> str:
     """The cluster and its links, in words."""
     c = asked.cluster
     hosts = f", {c.nics_per_host} x {c.inter.key} a host" if c.num_hosts > 1 else ""
@@ -52,7 +53,7 @@ def where(asked: Setup) -> str:
     return f"{c.key} ({c.intra.key} inside{pairs}{hosts}){own}"
 
 
-def headline(console: Console, asked: Setup) -> None:
+def headline(console: Console, asked: Question) -> None:
     """What is asked about, in one bold line."""
     engine = f"{asked.engine.key}@{asked.engine.version}"
     say(console, f"{asked.model.key} on {where(asked)}: {describe_gpus(asked.plan)}, {engine}", "bold")
@@ -105,7 +106,7 @@ def _sum_line(found: Traffic) -> str:
     """What the lines add up to, and for whom: ranks of different stages issue different lines."""
     times = format_count(sum(float(line.item.count) for line in found.lines))
     total, stages = format_bytes(float(found.sent_bytes_per_rank)), int(found.setup.plan.pp)
-    if found.phase == "train" and stages > 1:
+    if found.setup.phase == "train" and stages > 1:
         return "Each line is of a rank of the fullest stage that issues it (embedding: the first, head and loss: the last)."
     if stages > 1:
         return f"One microbatch through all {stages} stages: {times} operations, {total} sent by the ranks along its path."
@@ -118,15 +119,15 @@ CONTEXT = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mix
 
 def _workload_line(found: Traffic) -> str:
     plan = found.setup.plan
-    if found.phase == "train":
-        batch = float(found.batch) * float(plan.dp)
+    if found.setup.phase == "train":
+        batch = float(found.setup.batch) * float(plan.dp)
         return (
-            f"train: global batch of {plural(batch, 'sequence')} of {format_count(float(found.context))} tokens, "
+            f"train: global batch of {plural(batch, 'sequence')} of {format_count(float(found.setup.context))} tokens, "
             f"{format_count(float(plan.microbatches))} microbatch{'' if plan.microbatches == 1 else 'es'} a replica, "
             f"ZeRO {plan.zero}, recompute {plan.recompute}"
         )
-    sequences, length = format_count(float(found.batch)), format_count(float(found.context))
-    return f"{found.phase}: batch {sequences} a replica, {length} {CONTEXT[found.phase]}"
+    sequences, length = format_count(float(found.setup.batch)), format_count(float(found.setup.context))
+    return f"{found.setup.phase}: batch {sequences} a replica, {length} {CONTEXT[found.setup.phase]}"
 
 
 def show_fit(console: Console, judged: Fit | TrainFit) -> None:
@@ -145,7 +146,9 @@ def show_fit(console: Console, judged: Fit | TrainFit) -> None:
 def _show_lack(console: Console, judged: Fit | TrainFit) -> None:
     """What is missing, and what would fit."""
     served = not isinstance(judged, TrainFit)
-    request = "" if isinstance(judged, TrainFit) else f" for one request of {format_count(judged.serving.max_model_len)} tokens"
+    request = (
+        "" if isinstance(judged, TrainFit) else f" for one request of {format_count(judged.setup.limits.max_model_len)} tokens"
+    )
     say(console, f"Each rank lacks {format_bytes(judged.shortfall_bytes)}{request}.", style="red")
     for advice in judged.advice:
         say(console, f"  would fit: {advice}")
@@ -163,7 +166,7 @@ def _show_held(console: Console, title: str, judged: Fit | TrainFit, rows: Itera
 
 def _show_serving(console: Console, judged: Fit) -> None:
     """What a rank holds, and the lines as vLLM logs them."""
-    plan, serving = judged.setup.plan, judged.serving
+    plan, serving = judged.setup.plan, judged.setup.limits
     stage = f", stage {judged.stage + 1} of {int(plan.pp)} (the tightest)" if plan.pp > 1 else ""
     _show_held(console, f"{format_bytes(judged.setup.cluster.chip.visible_bytes)} visible{stage}", judged, _fit_rows(judged))
     say(console, f"Model loading took {judged.weights_bytes / GiB:.4f} GiB")
@@ -181,7 +184,7 @@ def _show_serving(console: Console, judged: Fit) -> None:
 
 def _warnings(found: Fit) -> list[str]:
     """What a fit should know about itself."""
-    chip, serving, model = found.setup.cluster.chip, found.serving, found.setup.model
+    chip, serving, model = found.setup.cluster.chip, found.setup.limits, found.setup.model
     remarks = []
     if found.budget_bytes + found.graph_bytes > chip.visible_bytes:
         remarks.append(
@@ -197,10 +200,10 @@ def _warnings(found: Fit) -> list[str]:
 
 
 def _limits(found: Fit) -> str:
-    s, engine = found.serving, found.setup.engine
+    s, engine = found.setup.limits, found.setup.engine
     return (
-        f"{engine.key}@{engine.version}: utilisation {s.utilization:g} of {engine.memory.utilization_of} memory, "
-        f"max_num_batched_tokens {s.max_batched_tokens}, max_num_seqs {s.max_seqs}; weights and KV exact, the rest calibrated"
+        f"{engine.key}@{engine.version}: utilisation {s.gpu_memory_utilization:g} of {engine.memory.utilization_of} memory, "
+        f"max_num_batched_tokens {s.max_num_batched_tokens}, max_num_seqs {s.max_num_seqs}; weights and KV exact, the rest calibrated"
     )
 
 
@@ -213,7 +216,7 @@ def _fit_rows(found: Fit) -> Iterator[tuple[str, float, str]]:
     yield (
         "KV cache",
         max(0.0, found.kv_bytes),
-        "what the budget leaves" if not found.serving.kv_cache_bytes else "as given",
+        "what the budget leaves" if not found.setup.limits.kv_cache_memory_bytes else "as given",
     )
     if found.graph_bytes:
         yield "CUDA graphs", found.graph_bytes, "beside the budget"
@@ -223,7 +226,7 @@ def _show_training(console: Console, judged: TrainFit) -> None:
     plan, held = judged.setup.plan, judged.memory
     say(
         console,
-        f"microbatch {judged.step.micro_batch} x {format_count(float(judged.step.seq))} tokens, {plan.microbatches} in a step, "
+        f"microbatch {judged.setup.micro_batch} x {format_count(float(judged.setup.context))} tokens, {plan.microbatches} in a step, "
         f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}, "
         f"sequence parallel {'on' if plan.sequence_parallel else 'off'}",
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from commtax.api.billing import StepBill
+from commtax.api.causes import causes
 from commtax.api.explained import HELD, Explained, axis_of
-from commtax.api.train_billing import TrainBill
-from commtax.api.train_explain import causes
 from commtax.ledger import Line
 from commtax.report.tables import between, new_table, say, shares
 from commtax.units import format_bytes, format_count, format_seconds, plural
@@ -18,7 +18,7 @@ PARTS = ("forward", "recompute", "backward", "update")
 def show_step(console: Console, told: Explained, num_tokens: float, measured_mfu: float | None) -> tuple[str, ...]:
     """Taxes, where the time goes, totals and what would explain a measured MFU; what is left to remark."""
     b = told.bill
-    assert isinstance(b, TrainBill)
+    assert b.setup.trains
     _taxes(console, b)
     _time(console, b)
     _totals(console, told, b, num_tokens)
@@ -27,11 +27,11 @@ def show_step(console: Console, told: Explained, num_tokens: float, measured_mfu
     return (*_inequalities(told, b), *b.notes, f"MFU counts {b.mfu_definition}")
 
 
-def workload(b: TrainBill) -> str:
-    plan, s = b.setup.plan, b.settings
+def workload(b: StepBill) -> str:
+    plan, s = b.setup.plan, b.setup.what_if
     words = [
-        f"{format_count(float(b.batch * plan.dp))} sequences of {format_count(float(b.step.seq))} tokens a step",
-        f"{plural(int(plan.microbatches), 'microbatch')} of {int(b.step.micro_batch)} a replica",
+        f"{format_count(float(b.setup.batch * plan.dp))} sequences of {format_count(float(b.setup.context))} tokens a step",
+        f"{plural(int(plan.microbatches), 'microbatch')} of {int(b.setup.micro_batch)} a replica",
         f"ZeRO {plan.zero}" + (f" over groups of {int(plan.shard)}" if plan.shard else ""),
         f"recompute {plan.recompute}",
     ]
@@ -43,7 +43,7 @@ def workload(b: TrainBill) -> str:
     return "train: " + ", ".join(words)
 
 
-def _taxes(console: Console, b: TrainBill) -> None:
+def _taxes(console: Console, b: StepBill) -> None:
     """The lesson's table: axis, collective, buffer, how often, link, window, hidden or exposed."""
     table = new_table("axis", "collective", ">buffer", ">times", "link", ">ranks", ">takes", ">window", ">exposed", "")
     for x in sorted((x for x in b.items if x.kind == "comm"), key=lambda x: -float(x.exposed_s)):
@@ -80,18 +80,18 @@ def _fate(x: Line) -> Text:
     return Text(f"{hidden / total:.0%} hidden", style="green" if hidden > total / 2 else "yellow")
 
 
-def _time(console: Console, b: TrainBill) -> None:
+def _time(console: Console, b: StepBill) -> None:
     """Where the step goes: passes, taxes, bubble, update."""
     rows = [(part, _part(b, part)) for part in PARTS]
     rows += [(f"{axis} communication, exposed", float(b.exposed_on(axis))) for axis in b.taxes]
     console.print(shares("where the step goes", [*rows, ("pipeline bubble", float(b.bubble_s))], float(b.step_s), digits=1))
 
 
-def _part(b: TrainBill, part: str) -> float:
+def _part(b: StepBill, part: str) -> float:
     return sum(float(x.exposed_s) for x in b.items if x.kind == "compute" and x.item.during == part)
 
 
-def _totals(console: Console, told: Explained, b: TrainBill, num_tokens: float) -> None:
+def _totals(console: Console, told: Explained, b: StepBill, num_tokens: float) -> None:
     days = f"; {num_tokens:.3g} tokens take {float(b.days(num_tokens)):,.1f} days" if num_tokens else ""
     say(
         console,
@@ -108,7 +108,7 @@ def _totals(console: Console, told: Explained, b: TrainBill, num_tokens: float) 
     say(console, held, "" if told.memory.fits else "red")
 
 
-def _inequalities(told: Explained, b: TrainBill) -> list[str]:
+def _inequalities(told: Explained, b: StepBill) -> list[str]:
     """The lesson's two thresholds with this step's rate and links."""
     t = told.thresholds
     found = []
@@ -124,7 +124,7 @@ def _inequalities(told: Explained, b: TrainBill) -> list[str]:
     return found
 
 
-def show_causes(console: Console, b: TrainBill, measured_mfu: float) -> None:
+def show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
     """What would explain a measured MFU."""
     found = causes(b, measured_mfu)
     predicted = float(b.mfu)

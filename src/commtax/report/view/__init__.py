@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from commtax.api.billing import bill
+from commtax.api.asking import describe_gpus
+from commtax.api.billing import StepBill, bill, train_bill
 from commtax.api.explain import Counterfactual
-from commtax.api.explained import AxisTax, Binding, Explained, Memory, Priced, axis_of
+from commtax.api.explained import AxisTax, Binding, Explained, Memory, axis_of
 from commtax.api.formula import formula, share_formula, source
 from commtax.api.layer import Bar, Lane, Span, Stage
 from commtax.api.lesson import Lesson, lesson
 from commtax.api.moves import AXES, Place, instead, moves
-from commtax.api.setup import Setup, describe_gpus
-from commtax.api.train_billing import TrainBill, train_bill
 from commtax.ledger import Line
+from commtax.question import Question
 from commtax.report.bills import how_sent, weakest
 from commtax.report.documents import Value, filled
 from commtax.report.view.commands import Commands, commands
@@ -165,7 +165,7 @@ def words_of(state: State) -> Any:
 
 
 @lru_cache(maxsize=512)
-def priced(state: State) -> Priced:
+def priced(state: State) -> StepBill:
     """The bill of a state; what the library refuses it refuses here too."""
     return (train_bill if state.training else bill)(model_of(state), cluster_of(state), **words_of(state))
 
@@ -182,7 +182,7 @@ def legal_instead(state: State) -> Instead | None:
     return Instead(shortened(near[0]), near[1]) if near else None
 
 
-def _where(asked: Setup, state: State) -> Place:
+def _where(asked: Question, state: State) -> Place:
     return Place(asked, state.training, state.batch, state.length, MOST)
 
 
@@ -216,7 +216,7 @@ def view_of(told: Explained, state: State, command: str = "") -> View:
     )
 
 
-def normal(state: State, b: Priced) -> State:
+def normal(state: State, b: StepBill) -> State:
     """The state with what was left to the engine said aloud."""
     plan = b.setup.plan
     return replace(
@@ -225,7 +225,7 @@ def normal(state: State, b: Priced) -> State:
         cluster=b.setup.cluster.key,
         engine=state.engine if "@" in state.engine else b.setup.engine.key,
         context=state.length,
-        zero=str(plan.zero) if isinstance(b, TrainBill) else state.zero,
+        zero=str(plan.zero) if b.setup.trains else state.zero,
         sequence_parallel=int(plan.sequence_parallel),
     )
 
@@ -261,7 +261,7 @@ def _line(x: Line, told: Explained) -> BillLine:
     )
 
 
-def _change(c: Counterfactual, b: Priced) -> Change:
+def _change(c: Counterfactual, b: StepBill) -> Change:
     return Change(c.what, c.step_s, c.delta_s / float(b.step_s), c.note, patch_of(c.changes, b))
 
 
@@ -269,7 +269,7 @@ UNTOLD = ("speculative", "hsdp")
 """What a what-if sets back and the page never sets."""
 
 
-def patch_of(changes: Mapping[str, Any], b: Priced) -> Patch | None:
+def patch_of(changes: Mapping[str, Any], b: StepBill) -> Patch | None:
     """The keys that a what-if sets; none where the state has no key for it (a link that nobody sells)."""
     known, patch = {key.field for key in KEYS}, dict[str, Any]()
     for name, value in changes.items():
@@ -277,7 +277,7 @@ def patch_of(changes: Mapping[str, Any], b: Priced) -> Patch | None:
             patch[name] = ",".join(value) or "none"
         elif name == "micro_batch":
             patch["batch"] = value
-        elif name == "batch" and isinstance(b, TrainBill):
+        elif name == "batch" and b.setup.trains:
             patch["microbatches"] = value // int(changes["micro_batch"])
         elif name in known:
             patch[name] = int(value) if isinstance(value, bool) else value
@@ -286,7 +286,7 @@ def patch_of(changes: Mapping[str, Any], b: Priced) -> Patch | None:
     return shortened(patch)
 
 
-def _limits(b: Priced, state: State) -> dict[str, list[int]]:
+def _limits(b: StepBill, state: State) -> dict[str, list[int]]:
     """Ranges of the sliders that are free."""
     return {
         "b": _doubling(1, 1024, state.batch),
@@ -301,7 +301,7 @@ def _doubling(low: int, high: int, now: int) -> list[int]:
     return sorted({2**i for i in range(21) if low <= 2**i <= high} | {now})
 
 
-def _machine(b: Priced) -> Machine:
+def _machine(b: StepBill) -> Machine:
     """The cluster in a line."""
     c, used = b.setup.cluster, int(b.setup.plan.num_gpus)
     hosts = f"{c.num_hosts} hosts of {c.gpus_per_host}" if c.num_hosts > 1 else f"one host of {c.gpus_per_host}"

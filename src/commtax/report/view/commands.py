@@ -6,8 +6,7 @@ import json
 import shlex
 from dataclasses import dataclass
 
-from commtax.api.explained import Priced
-from commtax.api.train_billing import TrainBill
+from commtax.api.billing import StepBill
 from commtax.emit import SERVING, Limits, launch_command, nccl_command
 from commtax.ledger import Line
 from commtax.report.view.state import State, free_config, pasted
@@ -61,7 +60,7 @@ class Commands:
     nccl_why: str
 
 
-def commands(state: State, b: Priced, command: str = "") -> Commands:
+def commands(state: State, b: StepBill, command: str = "") -> Commands:
     """``command`` is the line that asked, where it was not the state."""
     line = command or shlex.join(["commtax", "bill", *arguments(state)])
     if state.file and not command:
@@ -71,7 +70,7 @@ def commands(state: State, b: Priced, command: str = "") -> Commands:
     return Commands(line, *_launch(b), *nccl)
 
 
-def assumption(b: Priced) -> Line | None:
+def assumption(b: StepBill) -> Line | None:
     """The collective whose uncertainty moves the answer most: exposed time times the spread of its source."""
     lines = [x for x in b.items if x.kind == "comm" and float(x.exposed_s) > 0]
     return max(lines, key=lambda x: (float(x.exposed_s) * float(x.sigma), float(x.exposed_s)), default=None)
@@ -84,16 +83,16 @@ def _nccl_why(top: Line) -> str:
     )
 
 
-def _launch(b: Priced) -> tuple[str, str, str]:
+def _launch(b: StepBill) -> tuple[str, str, str]:
     """The launch line, its engine, and why there is none."""
     key = b.setup.engine.key
-    if isinstance(b, TrainBill):
+    if b.setup.trains:
         engine = "megatron" if key.startswith("megatron") else "torchrun"
         axes = tuple(b.async_axes)
-        limits = Limits(micro_batch=int(b.step.micro_batch), seq=int(b.step.seq), async_axes=axes)
+        limits = Limits(micro_batch=int(b.setup.micro_batch), seq=int(b.setup.context), async_axes=axes)
     else:
         engine = next((name for name in SERVING if key.startswith(name)), "vllm")
-        limits = Limits(eager=b.settings.eager, library=b.settings.library)
+        limits = Limits(eager=b.setup.what_if.eager, library=b.setup.what_if.library)
     try:
         return launch_command(b.setup.model, b.setup.plan, engine, b.setup.cluster, limits), engine, ""
     except ValueError as error:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from commtax.api.serving import lengths_note
+from commtax.planner import ServingPlans, TrainPlans
+from commtax.planner.answers import TrainColumns
 from commtax.planner.columns import Columns, joined
-from commtax.planner.serving import ServingPlans
-from commtax.planner.training import TrainColumns, TrainPlans
+from commtax.planner.rows import describe_kind, train_words, words
 from commtax.report.documents import Named, Record, Value
 from commtax.report.planning import ServedPlans, TrainedPlans, plans_document
 from commtax.units import format_bytes, format_seconds
@@ -66,7 +67,7 @@ def serving_front(a: ServingPlans) -> ServedFront:
     why = told["why"]
     none = "no plan meets the limits" if len(a.near) else "no plan fits in memory"
     sentence = f"Run {why[0]}, {int(a.plans.concurrency[0]):,} clients." if why else none
-    told |= {"front": points, "why": [*why, lengths_note(a.goal.spread)] if why else []}
+    told |= {"front": points, "why": [*why, lengths_note(a.question.requests.spread)] if why else []}
     return ServedFront(**told, sentence=sentence, x_title="tokens/s a user", y_title="tokens/s a GPU")
 
 
@@ -92,25 +93,25 @@ def _thinned(rows: Columns, best: int) -> list[int]:
 
 def _point(a: ServingPlans, rows: Columns, i: int, best: bool) -> Point:
     ttft, tpot = (format_seconds(float(getattr(rows, n)[i])) for n in ("ttft_s", "tpot_s"))
-    words, apart, copies = a.words(rows, i), int(rows.mode[i]) == 1, int(rows.replicas[i])
-    text = f"{words}; {int(rows.concurrency[i]):,} clients, TTFT {ttft}, TPOT {tpot}, {float(rows.tokens_per_s[i]):,.0f} tokens/s"
+    plan, apart, copies = words(a, rows, i), int(rows.mode[i]) == 1, int(rows.replicas[i])
+    text = f"{plan}; {int(rows.concurrency[i]):,} clients, TTFT {ttft}, TPOT {tpot}, {float(rows.tokens_per_s[i]):,.0f} tokens/s"
     one = f" of one of {copies} servers" if copies > 1 else ""
     text += f"; loads the decode step{one}" + ("" if apart else ", without other requests' prompts")
     x, y = float(rows.tokens_per_s_per_user[i]), float(rows.tokens_per_s_per_gpu[i])
-    return Point(words, x, y, best, text, served_patch(a, rows, i))
+    return Point(plan, x, y, best, text, served_patch(a, rows, i))
 
 
 def served_patch(a: ServingPlans, rows: Columns, i: int) -> dict[str, Value]:
     """The decode step of one of a plan's servers: its sizes, the requests that it runs at once, and the mean length."""
     sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "dp", "ep")}
-    length = a.goal.input_len + max(0, a.goal.output_len // 2 - 1)
+    length = a.question.requests.input_len + max(0, a.question.requests.output_len // 2 - 1)
     return {**sizes, "cp": 1, "b": min(65_536, max(1, int(rows.running[i]))), "s": length, "ph": "decode"}
 
 
 def training_front(a: TrainPlans) -> TrainedFront:
     rows = a.plans.take(_undominated(a.plans)) if len(a.plans) else a.near
     points = [_trained(a, rows, i, i == 0 and bool(len(a.plans))) for i in range(min(MOST, len(rows)))]
-    sentence = f"Run {a.explain(0)[0]}" if len(a.plans) else "no plan fits in memory; the nearest are shown"
+    sentence = f"Run {a.why[0]}" if len(a.plans) else "no plan fits in memory; the nearest are shown"
     told = vars(plans_document(a, TOP))
     return TrainedFront(**told, front=points, sentence=sentence, x_title="memory a rank, GB", y_title="MFU")
 
@@ -122,7 +123,7 @@ def _undominated(rows: TrainColumns) -> np.ndarray[Any, Any]:
 
 
 def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Point:
-    kind, words = a.kinds[int(rows.kind[i])], a.words(rows, i)
+    kind, plan = a.kinds[int(rows.kind[i])].plan, train_words(a, rows, i)
     step, held = format_seconds(float(rows.step_s[i])), format_bytes(float(rows.memory_bytes[i]))
     micro, dp = int(rows.micro_batch[i]), int(rows.dp[i])
     sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "dp", "ep", "cp")}
@@ -132,6 +133,13 @@ def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Point:
         "sch": kind.schedule,
         **({"v": kind.chunks} if kind.chunks > 1 else {}),
     }
-    text = f"{words}; {kind}; step {step}, MFU {float(rows.mfu[i]):.1%}, {held} a rank"
-    patch: dict[str, Value] = {**sizes, **kinds, "sp": 1, "b": micro, "n": a.global_batch // dp // micro, "s": a.seq}
-    return Point(words, float(rows.memory_bytes[i]) / 1e9, float(rows.mfu[i]), best, text, patch)
+    text = f"{plan}; {describe_kind(kind)}; step {step}, MFU {float(rows.mfu[i]):.1%}, {held} a rank"
+    patch: dict[str, Value] = {
+        **sizes,
+        **kinds,
+        "sp": 1,
+        "b": micro,
+        "n": a.question.goal.global_batch // dp // micro,
+        "s": int(a.question.context),
+    }
+    return Point(plan, float(rows.memory_bytes[i]) / 1e9, float(rows.mfu[i]), best, text, patch)

@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from commtax.api.billing import StepBill
-from commtax.api.explained import Explained, Priced
+from commtax.api.explained import Explained
 from commtax.api.grids import GRIDS, Grid
-from commtax.api.train_billing import TrainBill
-from commtax.planner.serving import ServingPlans
-from commtax.planner.training import TrainPlans
+from commtax.planner import ServingPlans, TrainPlans
+from commtax.planner.rows import train_bill_of
 from commtax.report.view import View, priced, view_of
 from commtax.report.view.answers import grid_of
 from commtax.report.view.front import ServedFront, TrainedFront, served_patch, serving_front, training_front
@@ -33,17 +32,18 @@ def bill_page(told: Explained, command: str) -> Page:
     """A bill with all its pictures; heat maps only where the page's own controls can say the same question."""
     b, state = told.bill, state_of(told.bill)
     grids = {kind: grid_of(state, kind) for kind in GRIDS} if _same(b, state) else None
-    pipeline = pipeline_of(b) if isinstance(b, TrainBill) and int(b.setup.plan.pp) > 1 else None
+    pipeline = pipeline_of(b) if b.setup.trains and int(b.setup.plan.pp) > 1 else None
     return Page("bill", view_of(told, state, command), grids, pipeline)
 
 
 def plan_page(found: ServingPlans | TrainPlans, command: str) -> Page:
     """The plans as points, and the winner's bill."""
     if not isinstance(found, TrainPlans):
-        names = State(model=found.model.key, cluster=found.cluster.key, engine=found.engine.key)
-        state = replace(names, input_len=found.goal.input_len, output_len=found.goal.output_len)
+        q = found.question
+        names = State(model=q.model.key, cluster=q.cluster.key, engine=q.engine.key)
+        state = replace(names, input_len=int(q.requests.input_len), output_len=int(q.requests.output_len))
         return Page("plan", _served(found, state, command), plan=serving_front(found))
-    best = Explained(found.bill(found.plans, 0)) if len(found.plans) else None
+    best = Explained(train_bill_of(found, found.plans, 0)) if len(found.plans) else None
     shown = view_of(best, state_of(best.bill), command) if best else None
     return Page("plan", shown, plan=training_front(found))
 
@@ -59,9 +59,9 @@ def _served(found: ServingPlans, state: State, command: str) -> View | None:
         return None
 
 
-def state_of(b: Priced) -> State:
+def state_of(b: StepBill) -> State:
     """The page's controls as a bill would have them."""
-    asked, plan, s = b.setup, b.setup.plan, b.settings
+    asked, plan, s = b.setup, b.setup.plan, b.setup.what_if
     words: Any = {
         "model": asked.model.key,
         "cluster": asked.cluster.key,
@@ -74,15 +74,15 @@ def state_of(b: Priced) -> State:
         "eager": int(s.eager),
         "library": s.library.partition("@")[0],
     }
-    if isinstance(b, StepBill):
+    if not b.setup.trains:
         kv = "" if plan.kv_dtype == plan.activations_dtype else plan.kv_dtype
-        return State(**words, phase=b.phase, batch=int(b.batch), context=int(b.context), kv_dtype=kv)
+        return State(**words, phase=b.setup.phase, batch=int(b.setup.batch), context=int(b.setup.context), kv_dtype=kv)
     return State(
         **words,
         phase="train",
-        batch=int(b.step.micro_batch),
+        batch=int(b.setup.micro_batch),
         microbatches=int(plan.microbatches),
-        context=int(b.step.seq),
+        context=int(b.setup.context),
         zero=str(plan.zero),
         recompute=plan.recompute,
         schedule=plan.schedule,
@@ -91,7 +91,7 @@ def state_of(b: Priced) -> State:
     )
 
 
-def _same(b: Priced, state: State) -> bool:
+def _same(b: StepBill, state: State) -> bool:
     """Whether the state prices to this bill: then its neighbours are this bill's too."""
     try:
         return bool(abs(float(priced(state).step_s) / float(b.step_s) - 1) < 1e-9) and state.phase in ("decode", "prefill", "train")

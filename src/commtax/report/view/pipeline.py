@@ -9,8 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from commtax import napkin
-from commtax.api.explained import Priced
-from commtax.api.train_billing import TrainBill
+from commtax.api.billing import StepBill
 from commtax.cost.schedules import SCHEDULES
 from commtax.cost.stages import virtual_layers
 from commtax.sim.pipeline import Durations, run
@@ -39,11 +38,11 @@ class Pipeline:
     note: str
 
 
-def pipeline_of(b: Priced) -> Pipeline:
+def pipeline_of(b: StepBill) -> Pipeline:
     """The schedule's boxes by stage; none where there is no pipeline, with the reason."""
     plan = b.setup.plan
     p, m = int(plan.pp), int(plan.microbatches)
-    if not isinstance(b, TrainBill) or p == 1:
+    if not b.setup.trains or p == 1:
         note = "one stage: no pipeline" if p == 1 else "served batches are in flight on all stages together: no bubble is drawn"
         return Pipeline(note=note)
     kind, chunks = SCHEDULES[plan.schedule], int(plan.chunks)
@@ -51,7 +50,7 @@ def pipeline_of(b: Priced) -> Pipeline:
     if boxes > MOST_BOXES:
         return Pipeline(note=f"{boxes:,} boxes are more than the {MOST_BOXES:,} that are drawn: fewer microbatches or stages")
     timeline = run(kind, p, m, _durations(b, kind.passes(chunks)), chunks)
-    spans = zip(timeline.lane, timeline.start_s, timeline.end_s, timeline.kind, timeline.number, strict=True)
+    spans = zip(timeline.lane, timeline.start_s, timeline.end_s, timeline.kind, np.asarray(timeline.number), strict=True)
     kinds: Any = timeline.kinds
     bars = [Box(int(lane), float(start), float(end), kinds[int(kind)], int(number)) for lane, start, end, kind, number in spans]
     idle = float(timeline.idle_s().mean()) / timeline.span_s
@@ -67,9 +66,7 @@ def pipeline_of(b: Priced) -> Pipeline:
     )
 
 
-
-
-def _durations(b: TrainBill, chunks: int) -> Durations:
+def _durations(b: StepBill, chunks: int) -> Durations:
     """Forward, input and weight gradients of one microbatch on one of a rank's chunks, as the bill has them."""
     m = float(b.setup.plan.microbatches) * chunks
 
@@ -80,7 +77,7 @@ def _durations(b: TrainBill, chunks: int) -> Durations:
     return Durations(*times, stage_factors=_depths(b, chunks))
 
 
-def _depths(b: TrainBill, chunks: int) -> tuple[float, ...]:
+def _depths(b: StepBill, chunks: int) -> tuple[float, ...]:
     """Layers of each virtual stage over the mean of the fullest rank's, where interleaved stages are unequal."""
     plan, layers = b.setup.plan, b.setup.model.num_layers
     pp = int(plan.pp)
