@@ -64,7 +64,8 @@ def bill_command(order: Order) -> None:
         bills.show_bill(console, explained, tokens, measured)
         show_emitted(commands)
 
-    order.output.answer(lambda: {**bills.bill_document(explained, tokens, measured), **({"emit": commands} if emit else {})}, show)
+    more = {"emit": commands} if emit else None
+    order.output.answer(lambda: bills.bill_document(explained, tokens, measured), show, more=more)
 
 
 def _exact(order: Order) -> None:

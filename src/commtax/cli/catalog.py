@@ -1,4 +1,4 @@
-"""``commtax catalog`` and ``commtax claims``: what is known, and what is said."""
+"""``commtax catalog``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import click
 from commtax import catalog
 from commtax.catalog.models import published
 from commtax.cli.options import json_option
-from commtax.cli.output import print_json, terminal
+from commtax.cli.output import Output
 from commtax.cost.memory import check_stored
 from commtax.statement import Refusal
 
-LOADERS: dict[str, Callable[[str], Any]] = {
+KINDS: dict[str, Callable[[str], Any]] = {
     "chips": catalog.chip,
     "links": catalog.link,
     "clusters": catalog.cluster,
+    "models": catalog.model,
     "engines": catalog.engine,
 }
 
@@ -33,61 +34,20 @@ def catalog_command(kind: str | None, name: str | None, as_json: bool) -> None:
     """
     from commtax.report import documents, tables
 
-    kinds = ("chips", "links", "clusters", "models", "engines")
-    if kind is not None and kind not in kinds:
-        raise Refusal(f"catalog '{kind}': one of {', '.join(kinds)}")
-    if name is None:
-        _list(kinds if kind is None else (kind,), as_json)
-        return
-    if kind == "models":
-        model = catalog.model(name)
-        check_stored(model)
-        counts = published(model.key) if model.key in catalog.model_keys() else []
-        if as_json:
-            print_json(documents.model_document(model, counts))
-        else:
-            tables.show_model(terminal(), model, counts)
-        return
-    thing = LOADERS[kind or ""](name)
-    if as_json:
-        print_json(documents.thing_document(thing))
-    else:
-        tables.show_thing(terminal(), thing)
+    output = Output(as_json)
+    if kind is not None and kind not in KINDS:
+        raise Refusal(f"catalog '{kind}': one of {', '.join(KINDS)}", "catalog", tuple(KINDS))
+    if kind is None or name is None:
+        kinds = {key: _keys(key) for key in (KINDS if kind is None else (kind,))}
+        every = {key: [KINDS[key](one) for one in names] for key, names in kinds.items()}
+        output.answer(lambda: {"schema": "commtax.catalog/1", **kinds}, lambda console: tables.show_catalog(console, every))
+    thing = KINDS[kind](name)
+    if kind != "models":
+        output.answer(lambda: documents.thing_document(thing), lambda console: tables.show_thing(console, thing))
+    check_stored(thing)
+    counts = published(thing.key) if thing.key in catalog.model_keys() else []
+    output.answer(lambda: documents.model_document(thing, counts), lambda console: tables.show_model(console, thing, counts))
 
 
-def _list(kinds: tuple[str, ...], as_json: bool) -> None:
-    from commtax.report import tables
-
-    if as_json:
-        found = {k: catalog.model_keys() if k == "models" else catalog.keys(k) for k in kinds}
-        print_json({"schema": "commtax.catalog/1", **found})
-        return
-    console = terminal()
-    for kind in kinds:
-        if kind == "models":
-            tables.show_models(console, [catalog.model(k) for k in catalog.model_keys()])
-        else:
-            tables.show_things(
-                console,
-                [catalog.chip(k) for k in catalog.keys("chips")] if kind == "chips" else [],
-                [catalog.link(k) for k in catalog.keys("links")] if kind == "links" else [],
-                [catalog.cluster(k) for k in catalog.keys("clusters")] if kind == "clusters" else [],
-                [catalog.engine(k) for k in catalog.keys("engines")] if kind == "engines" else [],
-            )
-        console.print()
-
-
-@click.command("claims")
-@json_option
-def claims_command(as_json: bool) -> None:
-    """What well-known texts say about the communication tax, and what the arithmetic says."""
-    from commtax.claims import claims
-
-    if as_json:
-        from commtax.report.documents import claims_document
-
-        print_json(claims_document(claims()))
-    else:
-        from commtax.report.tables import show_claims
-
-        show_claims(terminal(), claims())
+def _keys(kind: str) -> list[str]:
+    return catalog.model_keys() if kind == "models" else catalog.keys(kind)

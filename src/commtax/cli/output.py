@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -14,6 +14,8 @@ import click
 
 from commtax.spec import Cluster
 from commtax.spelling import visible
+
+NOTHING: Mapping[str, object] = {}
 
 
 @dataclass
@@ -30,11 +32,11 @@ class Output:
         show: Callable[[Any], None],
         code: int = 0,
         csv: Callable[[], str] | None = None,
-        **more: object,
+        more: Mapping[str, object] | None = None,
     ) -> NoReturn:
         """Tell the answer in the form that was asked for, and end with its exit code; ``more`` joins the document."""
         if self.as_json:
-            print_json(document(), self.remarks, **more)
+            print_json(document(), self.remarks, more or {})
         elif self.as_csv and csv:
             click.echo(csv(), nl=False)
             for remark in self.remarks:  # beside the table, not in it
@@ -75,11 +77,11 @@ def terminal() -> Any:
     return console
 
 
-def print_json(document: object, remarks: list[str] | None = None, **more: object) -> None:
+def print_json(document: object, remarks: Sequence[str] = (), more: Mapping[str, object] = NOTHING) -> None:
     """A document of plain values, or of records that become such."""
     from commtax.report.documents import plain
 
-    answer = plain(document) | plain(more)
+    answer = plain(document) | plain(dict(more))
     if remarks:
         answer["notes"] = list(dict.fromkeys([*answer.get("notes", []), *remarks]))
     text = json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False)

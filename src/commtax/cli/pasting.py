@@ -195,7 +195,6 @@ def _hosts(launch: Launch, given: Given, remarks: list[str]) -> None:
 def laid_out(given: Given, remarks: list[str]) -> str:
     """GPUs chosen from a topology: the inside link becomes the one that the tensor-parallel groups have. Returns their numbers."""
     file = given.pop("topo", "")
-    given.pop("plans", None)
     if not file:
         return ""
     if given["intra"]:

@@ -223,7 +223,7 @@ def _answer(
         lambda: planning.plans_document(found, top, pasted),
         show,
         code=0 if len(found.plans) else 1,
-        **({"emit": commands} if emit else {}),
+        more={"emit": commands} if emit else None,
     )
 
 

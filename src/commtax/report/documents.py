@@ -34,11 +34,11 @@ def filled(shape: Callable[..., Shape], *things: object, **given: object) -> Sha
     What a document tells ``_per_rank`` the things, which are a rank's, have without these words.
     """
     names = [f.name for f in fields(shape) if f.name not in given]  # type: ignore[arg-type]
-    values = {name: _first(name, things) for name in names}
+    values = {name: first_having(name, things) for name in names}
     return shape(**given, **{name: value for name, value in values.items() if value is not LEFT_OUT})
 
 
-def _first(name: str, things: Iterable[object]) -> object:
+def first_having(name: str, things: Iterable[object]) -> object:
     having = (getattr(thing, word, LEFT_OUT) for word in (name, name.removesuffix("_per_rank")) for thing in things)
     return next((value for value in having if value is not LEFT_OUT), LEFT_OUT)
 
@@ -127,7 +127,7 @@ def traffic_document(sent: Traffic) -> TrafficDocument:
     """``bill --exact --json``."""
     item = ("what", "axis", "op", "nbytes", "ranks", "count", "sent_bytes_per_rank", "note")
     items = [told(line.item, *item) | told(line, "link", "crosses_hosts") for line in sent.lines]
-    return filled(TrafficDocument, sent, items=items, **question(sent.setup, "commtax.bill-exact/1"))
+    return filled(TrafficDocument, sent, sent.setup, items=items, **question(sent.setup, "commtax.bill-exact/1"))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 from commtax.api.asking import describe_gpus
 from commtax.api.fitting import step_limits
 from commtax.api.serving import Simulation
-from commtax.report.documents import LEFT_OUT, Asked, Record, Row, filled, plain, question, told
+from commtax.report.documents import LEFT_OUT, Asked, Record, Row, filled, first_having, plain, question, told
 from commtax.report.tables import new_table, notes, say, shares, where
 from commtax.spec import Number
 from commtax.units import format_mean, format_seconds, plural
@@ -94,9 +94,11 @@ def _range(low: float | None, high: float | None) -> str:
 def _head(console: Console, s: Simulation) -> None:
     asked = s.setup
     if not holds_one(s):
-        need = f"a request of {int(s.requests.input_len):,} + {int(s.requests.output_len):,} tokens needs {int(s.requests.input_len + s.requests.output_len):,}"
+        need = (
+            f"a request of {int(s.requests.input_len):,} + {int(s.requests.output_len):,} tokens needs {int(s.requests.tokens):,}"
+        )
         held = f"the KV cache of a copy holds {int(s.kv_tokens):,} tokens"
-        if s.apart and s.kv_tokens >= s.requests.input_len + s.requests.output_len:
+        if s.apart and s.kv_tokens >= s.requests.tokens:
             need, held = (
                 f"a prompt has {int(s.requests.input_len):,}",
                 f"the KV cache of a prompt worker holds {int(s.apart.kv_tokens):,} tokens",
@@ -166,7 +168,7 @@ RUN = (
 def simulation_runs(s: Simulation) -> list[Row]:
     """One flat record a concurrency; without a second token there is no time between tokens, and its fields are null."""
     named = {"decode_s": "decode_step_s", "prompt_s": "prompt_step_s"}
-    columns: Row = {named.get(name, name): getattr(s, name) for name in RUN}
+    columns: Row = {named.get(name, name): first_having(name, (s, s.requests, s.steps)) for name in RUN}
     for name in ("tpot", "ttft"):
         columns[f"{name}_low_s"], columns[f"{name}_high_s"] = s.range_of(f"{name}_s")
     columns |= {"prompts_ahead": s.served.ahead, **{f"ttft_{name}": getattr(s.served, name) for name, _ in PARTS}}
@@ -199,6 +201,8 @@ def simulation_document(s: Simulation) -> SimulationDocument:
     return filled(
         SimulationDocument,
         s,
+        s.requests,
+        max_batched_tokens=step_limits(s.setup)[0],
         num_prompts=s.requests.num_prompts if np.all(np.isfinite(s.requests.num_prompts)) else None,
         fits=holds_one(s),
         calibrated=s.basis == "calibrated",

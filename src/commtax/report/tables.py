@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -203,7 +203,8 @@ def _limits(found: Fit) -> str:
     s, engine = found.setup.limits, found.setup.engine
     return (
         f"{engine.key}@{engine.version}: utilisation {s.gpu_memory_utilization:g} of {engine.memory.utilization_of} memory, "
-        f"max_num_batched_tokens {s.max_num_batched_tokens}, max_num_seqs {s.max_num_seqs}; weights and KV exact, the rest calibrated"
+        f"max_num_batched_tokens {s.max_num_batched_tokens}, max_num_seqs {s.max_num_seqs}; "
+        "weights and KV exact, the rest calibrated"
     )
 
 
@@ -226,7 +227,8 @@ def _show_training(console: Console, judged: TrainFit) -> None:
     plan, held = judged.setup.plan, judged.memory
     say(
         console,
-        f"microbatch {judged.setup.micro_batch} x {format_count(float(judged.setup.context))} tokens, {plan.microbatches} in a step, "
+        f"microbatch {judged.setup.micro_batch} x {format_count(float(judged.setup.context))} tokens, "
+        f"{plan.microbatches} in a step, "
         f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}, "
         f"sequence parallel {'on' if plan.sequence_parallel else 'off'}",
     )
@@ -263,46 +265,51 @@ def _hanging(label: str, text: str) -> Table:
     return row
 
 
-def show_things(console: Console, chips: list[Chip], links: list[Link], clusters: list[Cluster], engines: list[Engine]) -> None:
-    """One table for whichever kind was asked for."""
-    if chips:
-        table = new_table("chip", "name", ">memory", ">bandwidth", ">bf16 dense", ">fp8 dense", "inside a host")
-        for c in chips:
-            peaks = (format_si(c.flops_per_s[d], "FLOP/s") if d in c.flops_per_s else "-" for d in ("bf16", "fp8"))
-            table.add_row(c.key, c.name, format_si(c.memory_bytes, "B"), format_rate(c.memory_Bps), *peaks, c.intra)
+def show_catalog(console: Console, every: Mapping[str, list[Any]]) -> None:
+    """A table for each kind."""
+    for kind, things in every.items():
+        heads, row = LISTED[kind]
+        table = new_table(*heads)
+        for thing in things:
+            table.add_row(*row(thing))
         console.print(table)
-    if links:
-        table = new_table("link", "name", "kind", ">one way", ">latency")
-        for k in links:
-            table.add_row(k.key, k.name, k.kind, format_rate(k.bandwidth_Bps), format_seconds(k.latency_s))
-        console.print(table)
-    if clusters:
-        table = new_table("cluster", "name", ">GPUs", "chip", "inside", "between hosts")
-        for s in clusters:
-            table.add_row(s.key, s.name, str(s.gpus_per_host), s.chip.key, s.intra.key, f"{s.nics_per_host} x {s.inter.key}")
-        console.print(table)
-    if engines:
-        table = new_table("engine", "name", "version", "phases")
-        for e in engines:
-            table.add_row(e.key, e.name, e.version, ", ".join(e.phases))
-        console.print(table)
+        console.print()
 
 
-def show_models(console: Console, models: list[Model]) -> None:
-    table = new_table("model", ">parameters", ">active", ">layers", ">hidden", ">heads", ">KV heads", "weights", ">longest")
-    for m in models:
-        a = m.attention
-        kv = "latent" if a.latent else str(a.num_kv_heads)
-        stored = m.quant.dtype if m.quant else m.dtype
-        counts = (
-            format_count(num_params(m)),
-            f"{num_active_params(m) / 1e9:.3g} B",
-            str(m.num_layers),
-            str(m.hidden),
-            str(a.num_heads),
-        )
-        table.add_row(m.key, *counts, kv, stored, format_count(m.max_len))
-    console.print(table)
+def _chip_row(c: Chip) -> tuple[str, ...]:
+    peaks = (format_si(c.flops_per_s[d], "FLOP/s") if d in c.flops_per_s else "-" for d in ("bf16", "fp8"))
+    return c.key, c.name, format_si(c.memory_bytes, "B"), format_rate(c.memory_Bps), *peaks, c.intra
+
+
+def _link_row(k: Link) -> tuple[str, ...]:
+    return k.key, k.name, k.kind, format_rate(k.bandwidth_Bps), format_seconds(k.latency_s)
+
+
+def _cluster_row(s: Cluster) -> tuple[str, ...]:
+    return s.key, s.name, str(s.gpus_per_host), s.chip.key, s.intra.key, f"{s.nics_per_host} x {s.inter.key}"
+
+
+def _model_row(m: Model) -> tuple[str, ...]:
+    a, active = m.attention, f"{num_active_params(m) / 1e9:.3g} B"
+    shape = str(m.num_layers), str(m.hidden), str(a.num_heads), "latent" if a.latent else str(a.num_kv_heads)
+    return m.key, format_count(num_params(m)), active, *shape, m.quant.dtype if m.quant else m.dtype, format_count(m.max_len)
+
+
+def _engine_row(e: Engine) -> tuple[str, ...]:
+    return e.key, e.name, e.version, ", ".join(e.phases)
+
+
+LISTED: Mapping[str, tuple[tuple[str, ...], Callable[[Any], tuple[str, ...]]]] = {
+    "chips": (("chip", "name", ">memory", ">bandwidth", ">bf16 dense", ">fp8 dense", "inside a host"), _chip_row),
+    "links": (("link", "name", "kind", ">one way", ">latency"), _link_row),
+    "clusters": (("cluster", "name", ">GPUs", "chip", "inside", "between hosts"), _cluster_row),
+    "models": (
+        ("model", ">parameters", ">active", ">layers", ">hidden", ">heads", ">KV heads", "weights", ">longest"),
+        _model_row,
+    ),
+    "engines": (("engine", "name", "version", "phases"), _engine_row),
+}
+"""Columns and rows of each kind's table."""
 
 
 def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:

@@ -1,0 +1,19 @@
+"""``commtax claims``."""
+
+from __future__ import annotations
+
+import click
+
+from commtax.cli.options import json_option
+from commtax.cli.output import Output
+
+
+@click.command("claims")
+@json_option
+def claims_command(as_json: bool) -> None:
+    """What well-known texts say about the communication tax, and what the arithmetic says."""
+    from commtax.claims import claims
+    from commtax.report.documents import claims_document
+    from commtax.report.tables import show_claims
+
+    Output(as_json).answer(lambda: claims_document(claims()), lambda console: show_claims(console, claims()))
