@@ -168,7 +168,7 @@ def figures(found: Any) -> Any:
     """A result as plain data: its main figures, its lines, and what it is made of."""
     if _is_plain(found):
         return _plain(found)
-    told = {name: _plain(getattr(found, name)) for name in FIGURES if _is_plain(getattr(found, name, found))}
+    told = {name: _plain(value) for name in FIGURES if _is_plain(value := _figure(found, name))}
     for name in PARTS:
         part = getattr(found, name, None)
         if part is not None and name not in told:
@@ -180,6 +180,26 @@ def figures(found: Any) -> Any:
     if isinstance(lines, tuple):
         told["lines"] = [_line(line) for line in lines]
     return told
+
+
+MOVED = {"seq": "context", "microbatch": "in_flight", "max_batched_tokens": "max_num_batched_tokens", "max_seqs": "max_num_seqs"}
+"""Names that a question has for what a result once held."""
+
+
+def _fits(found: Any) -> Any:
+    from commtax.api.fitting import fits
+
+    return fits(found) if found.setup.trains else found
+
+
+def _figure(found: Any, name: str) -> Any:
+    """What a result tells under a name, itself or in its question and steps; the result where nowhere."""
+    asked = getattr(found, "question", getattr(found, "setup", None))
+    if name == "fits" and hasattr(found, "lines"):
+        return _fits(found)
+    name = MOVED.get(name, name) if not hasattr(found, name) else name
+    parts = [found, asked, *(getattr(asked, part, None) for part in ("requests", "goal")), getattr(found, "steps", None)]
+    return next((getattr(part, name) for part in parts if hasattr(part, name)), found)
 
 
 def _line(line: Any) -> dict[str, Any]:
@@ -236,8 +256,10 @@ def _fetched(question: Answer, server: str, patience: int = 5) -> Answer:
 def differences(before: Answer, after: Answer) -> list[str]:
     """Where two answers differ, one line each."""
     found = [f"code: {before.code} -> {after.code}"] if before.code != after.code else []
+    more = before.kind == "python"  # a result may tell more than it did
     for name in ("stdout", "stderr"):
-        found += _texts_differ(name, getattr(before, name), getattr(after, name))
+        told = _texts_differ(name, getattr(before, name), getattr(after, name))
+        found += [line for line in told if not (more and ": new, " in line)]
     for name in sorted({*before.files, *after.files}):
         if name in before.files and name in after.files:
             found += _texts_differ(name, before.files[name], after.files[name])

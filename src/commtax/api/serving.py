@@ -317,7 +317,7 @@ def _notes(s: Simulation) -> Iterator[Note]:
     """What a reader of one scalar answer should know."""
     wanted, plan = s.requests, s.setup.plan
     # Idle GPUs are counted over both kinds of workers, where there are two.
-    yield from (note for note in s.setup.notes if not s.apart or note.code != "idle")
+    yield from (note for note in s.setup.notes if not s.apart or note.code != "idle-gpus")
     if np.ndim(wanted.spread) == 0:
         yield lengths_note(float(wanted.spread))
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):

@@ -72,7 +72,7 @@ def read(model: str, given: Given, serving: tuple[str, ...], of: str) -> Order:
     if phase == "train":
         belongs(given, serving, f"serving, not to {of}")
     else:
-        belongs(given, TRAINING, f"--phase train, not to {phase}")
+        belongs(given, TRAINING, "--phase train" if "objective" in given else f"--phase train, not to {phase}")
     return Order(name, asked(name, place, own, given), output, given, launch, devices)
 
 
@@ -80,7 +80,8 @@ def asked(model: str, place: Cluster, own: Profile | None, given: Given) -> Ques
     """The question of the options that make one."""
     options = {name: value for name, value in given.items() if name in Options.__annotations__}
     options |= {"profile": own, "sequence_parallel": given.get("sequence_parallel") or None}
-    options["phase"] = {"serve": "decode"}.get(given.get("phase", "decode"), given.get("phase", "decode"))
+    whole = "block_size" in given or "objective" in given  # a fit or a search is about serving as a whole
+    options["phase"] = "decode" if whole and given["phase"] != "train" else given.get("phase", "decode")
     if "objective" in given:  # a search may try several types
         options["dtype"] = given["dtype"].split(",")[0]
     if isinstance(axes := given.get("async_axes"), str):
@@ -113,7 +114,7 @@ def cluster_of(given: Given) -> Cluster:
 def changed(given: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
     """Which of these options are not what they are when nobody gives them."""
     usual = {p.name: p.default for p in click.get_current_context().command.params}
-    return [name for name in names if name in given and given[name] not in (usual.get(name), None, "")]
+    return [name for name in names if name in given and given[name] not in (usual.get(name), None, "") and given[name] is not False]
 
 
 def belongs(given: Mapping[str, Any], names: tuple[str, ...], whose: str) -> None:

@@ -201,7 +201,9 @@ def simulation_document(s: Simulation) -> SimulationDocument:
     return filled(
         SimulationDocument,
         s,
-        s.requests,
+        input_len=s.requests.input_len,
+        output_len=s.requests.output_len,
+        spread=s.requests.spread,
         max_batched_tokens=step_limits(s.setup)[0],
         num_prompts=s.requests.num_prompts if np.all(np.isfinite(s.requests.num_prompts)) else None,
         fits=holds_one(s),

@@ -195,6 +195,7 @@ def view_of(told: Explained, state: State, command: str = "") -> View:
     """The view of a bill; ``command`` is the line that priced it, where it was not the state."""
     b = told.bill
     ways = moves(_where(b.setup, state))
+    untrained = {} if b.setup.trains else {"mfu": None, "hfu": None, "mfu_definition": ""}
     return View(
         state=record(normal(state, b)),
         title=f"{b.setup.model.key} on {b.setup.cluster.key}: {describe_gpus(b.setup.plan)}, {b.setup.engine.name}",
@@ -203,7 +204,7 @@ def view_of(told: Explained, state: State, command: str = "") -> View:
         notes=b.notes,
         cluster=_machine(b),
         local_tokens=told.thresholds.local_tokens if told.thresholds else None,
-        totals=filled(Totals, b, told.thresholds, fits=told.memory.fits, source=weakest(b)),
+        totals=filled(Totals, b, told.thresholds, fits=told.memory.fits, source=weakest(b), **untrained),
         layer=filled(LayerShape, told.layer, bars=[_bar(x, told) for x in told.layer.bars]),
         axes=told.axes,
         bill=[_line(x, told) for x in sorted(b.items, key=lambda x: -float(x.exposed_s))],
@@ -265,14 +266,16 @@ def _change(c: Counterfactual, b: StepBill) -> Change:
     return Change(c.what, c.step_s, c.delta_s / float(b.step_s), c.note, patch_of(c.changes, b))
 
 
-UNTOLD = ("speculative", "hsdp")
+RENAMED = {"weights_dtype": "dtype"}
+UNTOLD = ("speculative", "shard")
 """What a what-if sets back and the page never sets."""
 
 
 def patch_of(changes: Mapping[str, Any], b: StepBill) -> Patch | None:
     """The keys that a what-if sets; none where the state has no key for it (a link that nobody sells)."""
     known, patch = {key.field for key in KEYS}, dict[str, Any]()
-    for name, value in changes.items():
+    for field, value in changes.items():
+        name = RENAMED.get(field, field)
         if name == "async_axes":
             patch[name] = ",".join(value) or "none"
         elif name == "micro_batch":
