@@ -195,7 +195,7 @@ def _fits(found: Any) -> Any:
 def _figure(found: Any, name: str) -> Any:
     """What a result tells under a name, itself or in its question and steps; the result where nowhere."""
     asked = getattr(found, "question", getattr(found, "setup", None))
-    if name == "fits" and hasattr(found, "lines"):
+    if name == "fits" and hasattr(found, "tokens_per_s"):
         return _fits(found)
     name = MOVED.get(name, name) if not hasattr(found, name) else name
     parts = [found, asked, *(getattr(asked, part, None) for part in ("requests", "goal")), getattr(found, "steps", None)]

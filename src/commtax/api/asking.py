@@ -120,7 +120,7 @@ def _engine(engine: str | Engine, phase: str) -> Engine:
         engine = catalog.engine(engine or PHASES[phase].engine)
     if phase not in engine.phases:
         able = [key for key in catalog.keys("engines") if phase in catalog.engine(key).phases]
-        raise Refusal(f"engine '{engine.key}' has no {phase} phase; one of {', '.join(able)} has", "engine", able)
+        raise Refusal(f"engine '{engine.key}' has no {phase} phase; one of {', '.join(able)} has", "engine")
     return engine
 
 
