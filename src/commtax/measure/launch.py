@@ -29,7 +29,7 @@ LOST_S = 20.0
 GRACE_S = {signal.SIGTERM: 1.0, signal.SIGKILL: 1.0}
 KEPT_LINES = 12
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-OUT_OF_TIME, REFUSED = 124, 2  # exit codes: ended by us, and a rank that refuses what it was asked
+OUT_OF_TIME, REFUSED = 124, 65  # exit codes: ended by us, and a rank that refuses what it was asked
 FOLDER, PARENT = "COMMTAX_FOLDER", "COMMTAX_PARENT"
 TASK, RESULT, NEWS, REFUSAL, LOG = "task", "result", "news-{}", "refusal-{}", "rank-{}.log"
 """Files of a run's folder. All but the logs are pickled: one program talks to itself, in a folder that nobody else may enter."""

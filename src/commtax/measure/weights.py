@@ -101,10 +101,6 @@ class Checkpoint:
             raise Refusal(f"{file}: tensor {name} has {last - first} bytes, not those of its shape {list(stored)}")
         return _from_buffer(mapped, kind, count, start + first).view(shape)
 
-    @property
-    def names(self) -> set[str]:
-        return set(self._entries)
-
 
 def _from_buffer(mapped: mmap.mmap, kind: Any, count: int, offset: int) -> Any:
     """A tensor over mapped bytes; torch warns that they cannot be written, and nobody writes them."""

@@ -29,6 +29,8 @@ from commtax.study.recipe import Recipe, Run, arrivals, lengths
 from commtax.study.serving import Server, requests, result, serve
 
 TARGET = "commtax.study.builtin:measure_runs"
+SHARED = ("model", "random", "layers", "dtype", "device", "impl", "cluster", "profile")
+"""What a study and a job ask alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,7 @@ class Builtin(Driver):
     kinds = ("latency", "batch", "profile", "serve")
 
     def __init__(self, asked: Asked, recipe: Recipe) -> None:
-        given = {
-            name: getattr(asked, name) for name in ("model", "random", "layers", "dtype", "device", "impl", "cluster", "profile")
-        }
-        self.job = Job(**given, tp=max(asked.degrees), reference=False).settled()
+        self.job = Job(**{name: getattr(asked, name) for name in SHARED}, tp=max(asked.degrees), reference=False).settled()
         self.asked, self.recipe = asked, recipe
         arch = self.job.arch()
         self.model, self.dtype, self.library = arch.model, self.job.dtype, self.job.impl
@@ -60,10 +59,9 @@ class Builtin(Driver):
         self.version = f"torch {torch.__version__}"
         self.where = self.job.cluster or self.job.plan(arch).cluster.key
         self.share = machine.share(max(asked.degrees))
-        self.device = machine.shared_cores(self.share) if self.on_cpu else self._gpus()
-
-    def _gpus(self) -> str:
-        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+        self.device = machine.shared_cores(self.share)
+        if not self.on_cpu:
+            self.device = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
 
     def checks(self) -> list[Document]:
         ranks = max(self.asked.degrees)
