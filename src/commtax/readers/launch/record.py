@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from commtax.statement import Note
@@ -90,6 +91,18 @@ class Place:
     gpus_per_node: int | None = None
     devices: tuple[str, ...] = ()
     address: str = ""  # where the hosts of one job meet
+
+
+PARTS: Mapping[str, type] = {
+    "split": Split,
+    "servers": Servers,
+    "limits": Limits,
+    "manner": Manner,
+    "load": Load,
+    "training": Training,
+    "place": Place,
+}
+"""What a launch is told in."""
 
 
 @dataclass(frozen=True, slots=True)
