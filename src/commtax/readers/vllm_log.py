@@ -193,6 +193,15 @@ def _label(who: str, pid: str) -> str:
     return f"pid {pid}" if pid and "Worker" in who else "rank 0"
 
 
+def axes_of(worker: str) -> dict[str, int]:
+    """The coordinates in a worker's name.
+
+    >>> axes_of("DP0_TP1")
+    {'dp': 0, 'tp': 1}
+    """
+    return {axis.lower(): int(n) for axis, n in re.findall(r"(DP|PP|TP|EP)(\d+)", worker)}
+
+
 def _figures(heard: _Heard, worker: str, line: str) -> None:
     """Memory, tokens, blocks and concurrency."""
     for name, unit, pattern in _FIGURES:

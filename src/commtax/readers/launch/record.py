@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
+from typing import cast
 
 from commtax.statement import Note
 
@@ -93,18 +93,6 @@ class Place:
     address: str = ""  # where the hosts of one job meet
 
 
-PARTS: Mapping[str, type] = {
-    "split": Split,
-    "servers": Servers,
-    "limits": Limits,
-    "manner": Manner,
-    "load": Load,
-    "training": Training,
-    "place": Place,
-}
-"""What a launch is told in."""
-
-
 @dataclass(frozen=True, slots=True)
 class Launch:
     """A command, read. The model is told by its name, or (Megatron) by its ``shape``."""
@@ -139,3 +127,7 @@ class Launch:
         """Chunks a rank of a model with so many layers."""
         whole = (self.split.pp or 1) * (self.training.stage_layers or 0)  # first and last stages may have fewer
         return max(1, math.ceil(layers / whole)) if whole and self.training.schedule else self.training.chunks
+
+
+PARTS = {f.name: cast(type, f.default_factory) for f in fields(Launch) if f.default_factory is not MISSING}
+"""The records that a launch is told in."""
