@@ -122,16 +122,14 @@ def _floor(result: Bench, asked: Question) -> Iterator[Finding]:
         return
     possible = measured >= least * FLOOR_SLACK
     reason = "" if possible else "faster than the weights can be read: other hardware, weights, or several tokens a step"
-    verdict = AGREE if possible else DISAGREE
-    yield Finding("seconds a token, at least the weight-read floor", least, measured, "s", float("inf"), verdict, reason)
+    item, verdict = "seconds a token, at least the weight-read floor", AGREE if possible else DISAGREE
+    yield Finding(item, least, measured, "s", float("inf"), verdict, reason)
 
 
 def _whole_request(result: Bench, asked: Question) -> Iterator[Finding]:
     ttft, gap = result.seconds("ttft", "mean"), result.seconds("itl", "mean") or result.seconds("tpot", "mean")
     output = _lengths(result, asked)[1]
-    if not ttft or not gap or not output or output < LEAST_OUTPUT:
-        return
-    if abs(ttft / (output * gap) - 1) <= WHOLE:
+    if ttft and gap and output and output >= LEAST_OUTPUT and abs(ttft / (output * gap) - 1) <= WHOLE:
         reason = f"it is {ttft / gap:.0f} x ITL for {output} tokens: the time of a whole request, not of the first token"
         yield Finding("TTFT", None, ttft, "s", WHOLE, DISAGREE, reason)
 

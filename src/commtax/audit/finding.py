@@ -10,7 +10,7 @@ from typing import Any
 
 from commtax.api import StepBill, bill
 from commtax.api.checking import positive
-from commtax.readers.usage import Usage
+from commtax.readers.trace import Usage
 from commtax.spec import Cluster, Model
 from commtax.statement import Note, Refusal
 

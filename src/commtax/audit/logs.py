@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ from commtax.api import Fit, ask, fit
 from commtax.audit.finding import DISAGREE, Finding, Options, Question, Section, compare, undecided
 from commtax.cost.memory import weights
 from commtax.question import Question as Asked
-from commtax.readers.vllm_log import StartupLog
+from commtax.readers.vllm_log import StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_seconds, plural
 
@@ -57,7 +56,7 @@ def _layout(log: StartupLog, asked: Question) -> Iterator[Finding]:
 
 def _seen(log: StartupLog, axis: str) -> int:
     """A size from the highest rank that introduced itself or that a worker is named after; one rank alone tells nothing."""
-    named = [int(n) for worker, _ in log.memory.weights_bytes for n in re.findall(rf"{axis.upper()}(\d+)", worker)]
+    named = [axes_of(worker).get(axis, -1) for worker, _ in log.memory.weights_bytes]
     highest = max([*named, *(getattr(r, axis) for r in log.layout.ranks)], default=-1)
     return highest + 1 if highest > 0 or log.layout.world_size == 1 else 0
 
@@ -68,8 +67,7 @@ def _weights(log: StartupLog, asked: Question, settled: Asked) -> Iterator[Findi
         yield Finding("weights a rank", _stage_bytes(settled, 0), None, "bytes", WEIGHTS_TOLERANCE, reason=SILENT)
     stages: dict[tuple[int, float], list[str]] = {}
     for worker, nbytes in log.memory.weights_bytes:
-        told = re.search(r"PP(\d+)", worker)
-        stages.setdefault((int(told[1]) if told else 0, round(nbytes / GiB, 3) * GiB), []).append(worker)
+        stages.setdefault((axes_of(worker).get("pp", 0), round(nbytes / GiB, 3) * GiB), []).append(worker)
     for (stage, nbytes), workers in stages.items():
         predicted = _stage_bytes(settled, min(stage, asked.size("pp") - 1))
         label = workers[0] if len(workers) == 1 else f"{plural(len(workers), 'rank')} alike"

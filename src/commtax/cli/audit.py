@@ -9,6 +9,7 @@ import click
 
 from commtax import catalog
 from commtax.audit import SECONDS_TOLERANCE, Question, audit
+from commtax.audit.logs import LIMITS
 from commtax.catalog.profile import load as load_profile
 from commtax.catalog.profile import on_cluster
 from commtax.cli.options import Bytes, Count, Fraction, axis_options, json_option, profile_option, where_options
@@ -17,14 +18,7 @@ from commtax.report import auditing
 from commtax.statement import Refusal
 
 _PLAN = ("tp", "pp", "dp", "ep", "cp", "sequence_parallel", "dtype", "kv_dtype", "engine")
-_LIMITS = (
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "gpu_memory_utilization",
-    "block_size",
-    "kv_cache_memory_bytes",
-)
+_LIMITS = (*LIMITS, "kv_cache_memory_bytes")
 
 
 @click.command("audit")
@@ -68,8 +62,7 @@ def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: 
         raise Refusal(f"tolerance={options['tolerance']}: a fraction above 0 is needed")
     plan = {name: options.pop(name) for name in _PLAN}
     limits = {name: options.pop(name) for name in _LIMITS}
-    own = load_profile(options["profile"]) if options["profile"] else None
-    options.pop("profile")
+    own = load_profile(file) if (file := options.pop("profile")) else None
     place = on_cluster(own, place) if own else place
     pricing = {"library": options.pop("library"), "profile": own}
     found = audit(files, Question(catalog.model(model), place, plan, limits, pricing=pricing, **options), baseline)

@@ -4,8 +4,147 @@ Flags are those of November 2026, read in the engines' own parsers and documents
 ``readers.launch`` reads them back.
 """
 
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
 from commtax.emit.checks import benchmark_command, nccl_command
-from commtax.emit.job import SERVING, Limits
-from commtax.emit.launching import ENGINES, apart_command, launch_command
+from commtax.emit.job import MASTER, SERVING, Job, Limits
+from commtax.emit.serving import WRITERS, Command, checkpoint_remark
+from commtax.emit.training import TRAINERS
+from commtax.readers.launch.flags import dialect, spelled
+from commtax.spec import Cluster, Model, Plan
+from commtax.statement import Refusal
 
 __all__ = ["ENGINES", "SERVING", "Limits", "apart_command", "benchmark_command", "launch_command", "nccl_command"]
+
+ENGINES = (*SERVING, *TRAINERS)
+PORT, DOOR, SIDE = 8100, 8998, 5600
+"""First ports of servers beside each other, of those where SGLang's prompt servers are met, and of vLLM's side channel."""
+FIRST_PORT = {"sglang": 30000}
+Address = tuple[str, int]
+
+
+def launch_command(model: Model, plan: Plan, engine: str, cluster: Cluster, limits: Limits | None = None) -> str:
+    """The command that starts a plan; several, one a line, where there are replicas of it, servers of their own.
+
+    >>> from commtax import catalog
+    >>> print(launch_command(catalog.model("llama-3.1-8b"), Plan(tp=2), "vllm", catalog.cluster("8xh100-sxm")))
+    vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2
+    """
+    if engine not in ENGINES:
+        raise Refusal(f"emit '{engine}': one of {', '.join(ENGINES)}", "emit")
+    if plan.cp > 1 and engine in SERVING:
+        raise Refusal(f"emit '{engine}': context parallelism is trained with, not served", "emit")
+    if plan.all_gpus > cluster.num_gpus:
+        raise Refusal(f"emit: the plan has {plan.all_gpus} GPUs, and {cluster.key} has {cluster.num_gpus}", "emit")
+    limits = limits or Limits()
+    if engine in TRAINERS:
+        return TRAINERS[engine](Job(engine, model, plan, cluster, limits, int(plan.dp)))
+    inner = _together(plan, engine, cluster)
+    job = Job(engine, model, plan, cluster, limits, inner, int(plan.dp) // inner * int(plan.replicas))
+    command = WRITERS[engine](job)
+    devices = f"CUDA_VISIBLE_DEVICES={limits.devices} " if limits.devices else ""
+    lines = [devices + command.line("llm")] if job.servers == 1 else _replicas(job)
+    remark = [command.remark] if command.remark else []
+    return "\n".join([*checkpoint_remark(job), *command.written("llm"), *lines, *remark])
+
+
+def _together(plan: Plan, engine: str, cluster: Cluster) -> int:
+    """Data-parallel groups that one server holds: those that share experts, or all where the engine starts replicas itself."""
+    tp, dp, ep, pp = int(plan.tp), int(plan.dp), int(plan.ep), int(plan.pp)
+    sharing = ep // tp if ep > tp else 1
+    if dp % sharing or (ep > tp and ep % tp):
+        raise Refusal(f"emit '{engine}': experts over {ep} ranks do not make whole groups of tp={tp} and dp={dp}", "emit")
+    if engine == "trtllm" and sharing > 1 and tp > 1:  # a plan of another engine
+        raise Refusal(f"emit 'trtllm': its attention data parallelism keeps attention whole on a GPU: tp 1, not {tp}", "emit")
+    if sharing > 1 or ep > 1 or engine == "trtllm":
+        return sharing
+    if engine == "vllm":  # a mixture's experts are then cut over all of them, which is what a bill prices
+        return dp
+    return dp if tp * pp * dp <= cluster.gpus_per_host else 1
+
+
+def _replicas(job: Job) -> list[str]:
+    """One line a server: its GPUs and port, or its own first host."""
+    lines, each, port = [], job.gpus, FIRST_PORT.get(job.engine, 8000)
+    order = job.limits.devices.split(",") if job.limits.devices else [str(i) for i in range(job.cluster.gpus_per_host)]
+    per_host = max(1, len(order) // each)
+    for i in range(job.servers):
+        start = i % per_host * each
+        show = f"CUDA_VISIBLE_DEVICES={','.join(order[start : start + each])} " if job.hosts == 1 else ""
+        one = WRITERS[job.engine](replace(job, address=f"{MASTER}_{i}")).line("llm")
+        host = f"  # host {i // per_host}" if job.hosts == 1 and job.servers > per_host else ""
+        lines.append(f"{show}{one} --port {port + i % per_host} &{host}")
+    return [*lines, f"# {job.servers} servers: put a router or load balancer in front"]
+
+
+def apart_command(
+    model: Model, engine: str, cluster: Cluster, workers: tuple[Plan, int], copies: tuple[Plan, int], limits: Limits
+) -> str:
+    """The commands of a plan with servers of their own for prompts: (plan, count) of both kinds, and what joins them.
+
+    One line a server, with its GPUs, its host and its port; large ones are placed first, so that all find room.
+    """
+    prompts = replace(limits, max_num_seqs=0)  # that counts requests that decode
+    jobs = {"prefill": Job(engine, model, workers[0], cluster, prompts, 1, workers[1])}
+    jobs["decode"] = Job(engine, model, copies[0], cluster, limits, 1, copies[1])
+    free = [cluster.gpus_per_host] * cluster.num_hosts
+    files, lines, at = list[str](), list[str](), dict[str, list[Address]]({"prefill": [], "decode": []})
+    for role, job in sorted(jobs.items(), key=lambda pair: -pair[1].gpus):
+        for number in range(len(lines), len(lines) + job.servers):
+            name, devices = _seat(job, free, number)
+            command = _apart(replace(job, address=name), role, number, name)
+            files += command.written(role) if not at[role] else []
+            away = " --host 0.0.0.0" if name != "localhost" and engine != "vllm" else ""
+            lines.append(f"{devices}{command.line(role)}{away} --port {PORT + number} &  # {role}, on {name}")
+            at[role].append((name, PORT + number))
+    return "\n".join([*checkpoint_remark(jobs["decode"]), *files, *lines, *_router(engine, at["prefill"], at["decode"])])
+
+
+def _seat(job: Job, free: list[int], number: int) -> tuple[str, str]:
+    """The host of a server and the GPUs that it sees there, which ``free`` then lacks; one of several hosts has them all."""
+    host = next((h for h, room in enumerate(free) if room >= job.gpus), None)
+    if host is None:
+        return f"{MASTER}_{number}", ""
+    first = job.cluster.gpus_per_host - free[host]
+    free[host] -= job.gpus
+    seen = ",".join(str(first + i) for i in range(job.gpus))
+    return f"$HOST_{host}" if job.cluster.num_hosts > 1 else "localhost", f"CUDA_VISIBLE_DEVICES={seen} "
+
+
+def _apart(job: Job, role: str, number: int, name: str) -> Command:
+    """A server that does one of both, and that others on other hosts can talk to."""
+    command = WRITERS[job.engine](job)
+    if job.engine == "vllm":
+        config = shlex.quote(f'{{"kv_connector":"NixlConnector","kv_role":"{dialect("vllm").theirs("role", role)}"}}')
+        channel = [f"VLLM_NIXL_SIDE_CHANNEL_HOST={name}"] * (name != "localhost") + [f"VLLM_NIXL_SIDE_CHANNEL_PORT={SIDE + number}"]
+        words = [*command.words, *spelled("vllm", kv_transfer=config)]
+        return replace(command, words=words, variables=(*channel, *command.variables))
+    if job.engine == "sglang":
+        door = [f"--disaggregation-bootstrap-port {DOOR + number}"] * (role == "prefill")
+        return replace(
+            command, words=[*command.words, *spelled("sglang", role=role), "--disaggregation-transfer-backend nixl", *door]
+        )
+    alone = ["disable_overlap_scheduler: true"] * (role == "prefill")  # prompts are computed without the overlapping scheduler
+    return replace(command, settings=(*command.settings, *alone, "cache_transceiver_config:", "  backend: DEFAULT"))
+
+
+def _router(engine: str, prompts: list[Address], decodes: list[Address]) -> list[str]:
+    """What clients talk to, by the (host, port) of both kinds of servers."""
+    if engine == "vllm":
+        sides = " ".join(
+            f"--{side}-hosts {' '.join(host for host, _ in at)} --{side}-ports {' '.join(str(port) for _, port in at)}"
+            for side, at in (("prefiller", prompts), ("decoder", decodes))
+        )
+        proxy = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"
+        return ["# the proxy of vLLM's repository, or a router of yours", f"python {proxy} --port 8000 {sides}"]
+    if engine == "sglang":
+        doors = [f"--prefill http://{host}:{port} {DOOR + port - PORT}" for host, port in prompts]
+        doors += [f"--decode http://{host}:{port}" for host, port in decodes]
+        return [f"python -m sglang_router.launch_router --pd-disaggregation {' '.join(doors)} --host 0.0.0.0 --port 8000"]
+    lines = ["cat > disagg.yaml <<EOF", "hostname: 0.0.0.0", "port: 8000"]
+    for side, at in (("context", prompts), ("generation", decodes)):
+        lines += [f"{side}_servers:", f"  num_instances: {len(at)}", "  urls:", *(f'    - "{host}:{port}"' for host, port in at)]
+    return [*lines, "EOF", "trtllm-serve disaggregated -c disagg.yaml"]

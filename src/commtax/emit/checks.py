@@ -8,6 +8,7 @@ from commtax.cost.serving import SPREAD
 from commtax.emit.job import SERVING, model_id
 from commtax.ledger import Line
 from commtax.readers.launch.flags import spelled
+from commtax.readers.nccl_tests import OPS
 from commtax.spec import Model
 from commtax.statement import Refusal
 from commtax.units import format_bytes
@@ -22,14 +23,7 @@ BENCHMARKS = {
     ),
 }
 """Each engine's own tool, what makes its requests as long as they are told to be, and where it keeps the result."""
-PERF = {
-    "all-reduce": "all_reduce_perf",
-    "all-gather": "all_gather_perf",
-    "reduce-scatter": "reduce_scatter_perf",
-    "all-to-all": "alltoall_perf",
-    "send-recv": "sendrecv_perf",
-    "broadcast": "broadcast_perf",
-}
+PERF = {op: f"{program}_perf" for program, op in OPS.items()}
 
 
 def benchmark_command(

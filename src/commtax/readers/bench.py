@@ -112,9 +112,8 @@ def _run(tool: str, kind: str, d: Json, stats: Mapping[str, Stats] = NO_STATS, l
     numbers = {name: next((n for key in keys if (n := _number(d.get(key))) is not None), None) for name, keys in _KEYS.items()}
     told = {name: int(n) if name in _WHOLE else n for name, n in numbers.items() if n is not None and (n or name != "accepted")}
     rate = math.inf if str(d.get("request_rate")).lower() in ("inf", "infinity") else _number(d.get("request_rate"))
-    model = str(d.get("model_id") or d.get("model") or "")
-    how = {"tool": tool, "kind": kind, "model": model, "request_rate": rate, "stats": stats, "latencies_s": latencies_s}
-    return filled(Bench, {**how, **told})
+    said = {"model": str(d.get("model_id") or d.get("model") or ""), "request_rate": rate, **told}
+    return filled(Bench, {"tool": tool, "kind": kind, "stats": stats, "latencies_s": latencies_s, **said})
 
 
 def _latency(d: Json) -> Bench:

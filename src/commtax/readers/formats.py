@@ -13,6 +13,7 @@ from commtax.readers.trace import Trace
 from commtax.readers.vllm_log import StartupLog
 from commtax.statement import Refusal
 
+HEAD_BYTES = 8192  # of a file, in which its first words stand behind whatever a launcher wrote
 Left = Trace | StartupLog | tuple[Bench, ...]
 """What one file says."""
 
@@ -44,7 +45,7 @@ FORMATS = (
     Format(
         "bench",
         "a benchmark result (vllm bench, sglang.bench_serving, AIPerf)",
-        lambda raw: printed(raw)[:99].lstrip()[:1] in ("{", "["),
+        lambda raw: printed(raw[:HEAD_BYTES])[:99].lstrip()[:1] in ("{", "["),
         lambda raw, path: bench.parse(printed(raw), str(path)),
     ),
     Format(

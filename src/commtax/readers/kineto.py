@@ -20,9 +20,8 @@ from typing import Any
 from commtax.files import TRACE_BYTES, TRACE_MEMORY_BYTES, Json, parse_json, read_bytes
 from commtax.readers.collective_names import UNNAMED, call_op, is_call, kernel_op, operator_op, shared_memory_op
 from commtax.readers.kineto_events import Event, event_of, ns
-from commtax.readers.trace import Collective, Device, Trace, timeline_of
-from commtax.readers.trace_steps import Step, graph_steps, named_steps, trained, trains, without_strays
-from commtax.readers.usage import within
+from commtax.readers.trace import Collective, Device, Trace, timeline_of, within
+from commtax.readers.trace_steps import Step, graph_steps, named_steps, numbered, trained, trains, until_the_next, without_strays
 from commtax.statement import Note, Refusal
 from commtax.units import plural
 
@@ -223,7 +222,7 @@ class _Events:
         for at, step in enumerate(steps):
             start, end = self._window(launched_in[at], step.host_end_s) if at in launched_in else (0.0, 0.0)
             moved += [replace(step, start_s=start, end_s=end)] if end > start else []
-        return [replace(s, index=i, end_s=_until(s, moved[i + 1 : i + 2])) for i, s in enumerate(moved)]
+        return numbered(until_the_next(moved))
 
     def collectives(self, steps: _Windows) -> Iterator[Collective]:
         """The device's; without one what the process groups recorded and shared-memory calls, else torch's calls around them."""
@@ -311,9 +310,3 @@ def _leaves(ops: Iterable[Event]) -> list[Event]:
     ordered = sorted(ops, key=lambda e: (str(e.thread), e.start_s, -e.end_s))
     pairs = zip(ordered, [*ordered[1:], None], strict=True)
     return [e for e, after in pairs if after is None or after.thread != e.thread or after.start_s >= e.end_s]
-
-
-def _until(step: Step, following: Sequence[Step]) -> float:
-    """The next step's start, where the gap before it is shorter than the step itself (longer: nobody was asking)."""
-    gap = following[0].start_s - step.end_s if following else math.inf
-    return following[0].start_s if gap <= step.end_s - step.start_s else step.end_s

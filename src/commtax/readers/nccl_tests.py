@@ -14,18 +14,16 @@ from dataclasses import dataclass, field
 from commtax.readers import prefixes
 from commtax.statement import Refusal
 
-_OPS = {
+OPS = {
     "all_reduce": "all-reduce",
-    "allreduce": "all-reduce",
     "all_gather": "all-gather",
-    "allgather": "all-gather",
     "reduce_scatter": "reduce-scatter",
-    "reducescatter": "reduce-scatter",
     "alltoall": "all-to-all",
-    "all_to_all": "all-to-all",
     "sendrecv": "send-recv",
     "broadcast": "broadcast",
 }
+"""What each program measures."""
+_OPS = {**OPS, "allreduce": "all-reduce", "allgather": "all-gather", "reducescatter": "reduce-scatter", "all_to_all": "all-to-all"}
 _NAMED = re.compile(rf"(?<!\w)({'|'.join(_OPS)})_perf\b", re.I)
 _RANK = re.compile(r"#\s*+Rank\s++(\d{1,9})(?:\s++Group\s++(\d{1,9}))?")
 _REDUCTIONS = ("sum", "prod", "min", "max", "avg", "mulsum")

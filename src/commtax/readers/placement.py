@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from commtax import catalog
 from commtax.readers.topology import MEANS, Topology, describe, distance, in_order
 from commtax.spec import Chip, Cluster, Link
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal
 
+Groups = tuple[tuple[int, ...], ...]
 _PCIE = {"volta": "pcie3", "turing": "pcie3", "hopper": "pcie5", "blackwell": "pcie5"}  # others: pcie4
 
 
@@ -17,8 +19,8 @@ class Placed:
     """The cluster as a plan meets it, the groups of GPUs, and why."""
 
     cluster: Cluster
-    groups: tuple[tuple[int, ...], ...]
-    notes: tuple[str, ...]
+    groups: Groups
+    notes: tuple[Note, ...]
 
     @property
     def devices(self) -> str:
@@ -59,59 +61,60 @@ def place(found: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Plac
         )
     size = min(tp, found.num_gpus)
     groups = tuple(found.groups(size, min(replicas, found.num_gpus // size)))
-    worst = max((found.worst(g) for g in groups), key=distance)
-    notes = [f"topology: {describe(found)}"]
-    own = catalog.link(cluster.chip.intra)
+    topology = Note("topology", f"topology: {describe(found)}")
+    own, slow = catalog.link(cluster.chip.intra), pcie_of(cluster.chip)
     if tp == 1:
-        return Placed(cluster, groups, tuple(notes))
+        return Placed(cluster, groups, (topology,))
     if own.kind == "nvlink" and own.switched and not found.shows_nvlink:
         told = f"{cluster.chip.key} has {own.key}, and the matrix shows none: topo -mp lists PCIe paths only, so {own.key} is taken"
-        down = f"(if this was topo -m, NVLink is down: --intra {pcie_of(cluster.chip).key})"
-        return Placed(cluster, groups, (*notes, f"{told} {down}"))
-    fast = worst.startswith("NV")
-    link = _bonded(found, groups, nvlink_of(cluster.chip)) if fast else pcie_of(cluster.chip)
-    notes += [*_advice(found, groups, worst), *([] if fast else _slow(found, groups, worst, link))]
-    if fast and link.num_links < nvlink_of(cluster.chip).num_links:
-        notes.append(f"{link.num_links} NVLinks a GPU in these groups: priced as {link.key}, assumed")
-    domain = size if fast and not link.switched else cluster.gpus_per_host if fast else 1
-    return Placed(replace(cluster, intra=link, nvlink_domain=domain, bridge=None), groups, tuple(notes))
+        down = Note("no NVLink", f"{told} (if this was topo -m, NVLink is down: --intra {slow.key})")
+        return Placed(cluster, groups, (topology, down))
+    worst = max((found.worst(g) for g in groups), key=distance)
+    notes = [topology, _advice(found, groups, worst)]
+    if not worst.startswith("NV"):
+        notes += _slow(found, size, worst, slow)
+        return Placed(replace(cluster, intra=slow, nvlink_domain=1, bridge=None), groups, tuple(notes))
+    link, more = _bonded(found, groups, nvlink_of(cluster.chip))
+    domain = cluster.gpus_per_host if link.switched else size
+    return Placed(replace(cluster, intra=link, nvlink_domain=domain, bridge=None), groups, (*notes, *more))
 
 
-def _bonded(found: Topology, groups: tuple[tuple[int, ...], ...], link: Link) -> Link:
-    """The link with as many NVLinks as the GPU with the fewest has within its group.
+def _bonded(found: Topology, groups: Groups, link: Link) -> tuple[Link, list[Note]]:
+    """The link with as many NVLinks as the GPU with the fewest has within its group; said where it has more elsewhere."""
+    least = min(_num_links(found, group, i, link.num_links) for group in groups for i in group)
+    if least == link.num_links:
+        return link, []
+    part = catalog.link(f"{link.key}@{least}")
+    return part, [Note("bonded", f"{least} NVLinks a GPU in these groups: priced as {part.key}, assumed")]
 
-    Direct links to several peers add up, as far as a GPU has links. Through a switch every peer shows all of them: more
-    together than there are.
+
+def _num_links(found: Topology, group: tuple[int, ...], gpu: int, most: int) -> int:
+    """NVLinks of a GPU to its group. Direct ones to several peers add up, as far as a GPU has links.
+
+    Through a switch every peer shows all of them: more together than there are.
     """
-    counts = []
-    for group in groups:
-        for i in group:
-            peers = [int(found.links[i][j][2:] or 1) for j in group if j != i]
-            counts.append(sum(peers) if sum(peers) <= link.num_links else min(link.num_links, max(peers)))
-    least = min(counts)
-    return link if least == link.num_links else catalog.link(f"{link.key}@{least}")
+    peers = [int(found.links[gpu][other][2:] or 1) for other in group if other != gpu]
+    return sum(peers) if sum(peers) <= most else min(most, max(peers))
 
 
-def _advice(found: Topology, groups: tuple[tuple[int, ...], ...], worst: str) -> list[str]:
+def _advice(found: Topology, groups: Groups, worst: str) -> Note:
     """Which GPUs to show to the engine, and what the plain order would have done."""
+    named, size = ", ".join("+".join(map(str, g)) for g in groups), len(groups[0])
+    if in_order(groups):
+        return Note("order", f"TP {size} on GPUs {named}: the usual order is already the best (farthest hop {worst})")
+    plain = [range(i * size, (i + 1) * size) for i in range(len(groups))]
+    usual = max((found.worst(g) for g in plain), key=distance)
     devices = ",".join(str(i) for g in groups for i in g)
-    named = ", ".join("+".join(map(str, g)) for g in groups)
-    size = len(groups[0])
-    plain = [tuple(range(i * size, (i + 1) * size)) for i in range(len(groups))]
-    usual = max((found.worst(g) for g in plain), key=lambda kind: (not kind.startswith("NV"), MEANS.get(kind, "") != "", kind))
-    if in_order(list(groups)):
-        return [f"TP {size} on GPUs {named}: the usual order is already the best (farthest hop {worst})"]
-    return [f"CUDA_VISIBLE_DEVICES={devices}: TP {size} on GPUs {named} (farthest hop {worst}; in the usual order {usual})"]
+    hops = f"farthest hop {worst}; in the usual order {usual}"
+    return Note("order", f"CUDA_VISIBLE_DEVICES={devices}: TP {size} on GPUs {named} ({hops})")
 
 
-def _slow(found: Topology, groups: tuple[tuple[int, ...], ...], worst: str, link: Link) -> list[str]:
+def _slow(found: Topology, size: int, worst: str, link: Link) -> Iterator[Note]:
     """Why a group is priced on PCIe although some of its pairs may have NVLink."""
-    size = len(groups[0])
-    notes = [f"the farthest hop of TP {size} crosses {MEANS[worst]} ({worst}): priced as {link.key}, assumed"]
+    crossed = f"the farthest hop of TP {size} crosses {MEANS[worst]} ({worst})"
+    yield Note("farthest hop", f"{crossed}: priced as {link.key}, assumed")
     widest = max(len(g) for g in found.nvlink_groups())
     if 1 < widest < size:
-        notes.append(
-            f"NVLink joins {widest} GPUs: {size // widest} replicas of TP {widest} keep their all-reduce on it "
-            f"(commtax compare … --plans tp{size},tp{widest}dp{size // widest} --topo …)"
-        )
-    return notes
+        copies = size // widest
+        keep = f"NVLink joins {widest} GPUs: {copies} replicas of TP {widest} keep their all-reduce on it"
+        yield Note("narrower", f"{keep} (commtax compare … --plans tp{size},tp{widest}dp{copies} --topo …)")

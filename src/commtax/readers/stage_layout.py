@@ -7,6 +7,7 @@ repeats the letter or the group before it, and commas only please the eye.
 from __future__ import annotations
 
 import re
+from itertools import groupby
 
 from commtax.cost.stages import Layout
 from commtax.statement import Refusal
@@ -59,13 +60,6 @@ def layout_text(layout: Layout) -> str:
     >>> layout_text(((3, 4, 4), (4, 4, 3)))
     'Ettt|(tttt|)*4tttL'
     """
-    sizes = [size for chunk in layout for size in chunk]
-    words, index = ["E" + "t" * sizes[0] + "|"], 1
-    while index < len(sizes) - 1:
-        end = index
-        while end < len(sizes) - 1 and sizes[end] == sizes[index]:
-            end += 1
-        stage = "t" * sizes[index] + "|"
-        words.append(f"({stage})*{end - index}" if end - index > 1 else stage)
-        index = end
-    return "".join([*words, "t" * sizes[-1] + "L"])
+    first, *inner, last = ("t" * size for chunk in layout for size in chunk)
+    runs = [(stage, len(list(run))) for stage, run in groupby(inner)]
+    return "".join([f"E{first}|", *(f"({stage}|)*{n}" if n > 1 else f"{stage}|" for stage, n in runs), f"{last}L"])

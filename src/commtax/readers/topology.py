@@ -28,10 +28,9 @@ MAX_CHOICES = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """``links[i][j]`` joins GPU i and j (X on the diagonal); ``nics[name][i]`` a NIC and GPU i."""
+    """``links[i][j]`` joins GPU i and j (X on the diagonal)."""
 
     links: tuple[tuple[str, ...], ...]
-    nics: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def num_gpus(self) -> int:
@@ -110,8 +109,7 @@ def parse(text: str) -> Topology:
     for i, j in combinations(range(len(gpus)), 2):
         if links[i][j] != links[j][i]:
             raise Refusal(f"topo: GPU{i} to GPU{j} is {links[i][j]}, and back {links[j][i]}", "topo")
-    nics = tuple((name, tuple(rows[name][: len(gpus)])) for name in columns[len(gpus) :] if name in rows)
-    return Topology(links, nics)
+    return Topology(links)
 
 
 def _cells(text: str) -> list[str]:
@@ -128,7 +126,7 @@ def describe(found: Topology) -> str:
     return f"{found.num_gpus} GPUs: {'; '.join(words)}"
 
 
-def in_order(groups: list[tuple[int, ...]]) -> bool:
+def in_order(groups: Iterable[tuple[int, ...]]) -> bool:
     """Whether ranks 0, 1, 2 … fall into the groups without being told."""
     flat = [i for g in groups for i in g]
     return all(b == a + 1 for a, b in pairwise([-1, *flat]))

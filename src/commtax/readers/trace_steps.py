@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 _PROFILER = re.compile(r"^ProfilerStep#\d+")
-_VLLM = re.compile(r"^execute_(?:\d+_)?context_(\d+)\((\w+)\)_generation_(\d+)\((\w+)\)")
-_VLLM_OLD = re.compile(r"^execute_new_(\d+)_cached_(\d+)")
+_VLLM = re.compile(r"^execute_(?:\d+_)?context_(?P<prefills>\d+)\((?P<tokens>\w+)\)_generation_(?P<decodes>\d+)\(\w+\)")
+_VLLM_OLD = re.compile(r"^execute_new_(?P<prefills>\d+)_cached_(?P<decodes>\d+)")
 _SGLANG = re.compile(r"^step\[(\w+) bs=(\d+)(?: toks=(\d+))?\]")
 _TRAINING = ("Optimizer.step", "Optimizer.zero_grad", "autograd::engine::evaluate_function")
 STRAY_PAUSE, STRAY_TIMES = 0.5, 10.0  # of a step's kernels together, and of the kernels set apart
@@ -48,7 +48,7 @@ def named_steps(annotations: Sequence[tuple[str, float, float]]) -> list[Step]:
         found = sorted((a for a in annotations if pattern.match(a[0])), key=lambda a: a[1])
         steps = [_described(Step(0, name, start, end, start, end)) for name, start, end in found]
         if steps:
-            return _numbered(steps)
+            return numbered(until_the_next(steps))
     return []
 
 
@@ -97,24 +97,21 @@ def without_strays(
     return kept[0][0], max(end for _, end in kept), len(ordered) - len(kept)
 
 
-def _numbered(steps: list[Step]) -> list[Step]:
+def until_the_next(steps: Sequence[Step]) -> list[Step]:
     """A step lasts until the next starts (sampling and scheduling are part of it), unless the gap is longer than the step."""
-    found = []
-    for step, following in zip(steps, [*steps[1:], None], strict=True):
-        gap = following.start_s - step.end_s if following else float("inf")
-        end = following.start_s if following and gap <= step.seconds else step.end_s
-        found.append(replace(step, end_s=end))
-    real = [s for s in found if s.phase != "empty"]
-    return [replace(s, index=i) for i, s in enumerate(real)]
+    starts = [*(s.start_s for s in steps[1:]), math.inf]
+    return [replace(s, end_s=at if at - s.end_s <= s.seconds else s.end_s) for s, at in zip(steps, starts, strict=True)]
+
+
+def numbered(steps: Iterable[Step]) -> list[Step]:
+    return [replace(s, index=i) for i, s in enumerate(s for s in steps if s.phase != "empty")]
 
 
 def _described(step: Step) -> Step:
-    if match := _VLLM.match(step.name):
-        prefills, tokens, decodes = int(match[1]), _tokens(match[2]), int(match[3])
+    """The step with what its name tells of the batch."""
+    if match := _VLLM.match(step.name) or _VLLM_OLD.match(step.name):
+        prefills, decodes, tokens = int(match["prefills"]), int(match["decodes"]), _tokens(match.groupdict().get("tokens", ""))
         return replace(step, phase=_phase(prefills, decodes), decode_seqs=decodes, prefill_seqs=prefills, prefill_tokens=tokens)
-    if match := _VLLM_OLD.match(step.name):
-        prefills, decodes = int(match[1]), int(match[2])
-        return replace(step, phase=_phase(prefills, decodes), decode_seqs=decodes, prefill_seqs=prefills)
     if match := _SGLANG.match(step.name):
         phase, size = _SGLANG_PHASES.get(match[1], ""), int(match[2])
         if phase == "decode":
@@ -146,7 +143,7 @@ def graph_steps(launches: Iterable[tuple[float, tuple[str, ...], float, float]])
         return []
     groups = [replays[i : i + period] for i in range(0, len(replays) - period + 1, period)]
     steps = [Step(i, "graph replay", g[0][2], max(r[3] for r in g)) for i, g in enumerate(groups)]
-    return [replace(s, index=i) for i, s in enumerate(_numbered(steps))]
+    return numbered(until_the_next(steps))
 
 
 def _period(signs: Sequence[tuple[str, ...]]) -> int:

@@ -1,14 +1,16 @@
 """vLLM start-up logs: what the engine says it loaded, how much KV cache it kept, and how it laid out its ranks.
 
-The wording changed over the versions; all of these are read, whatever prefixes, colours and interleaved ranks surround them.
-What is called GB in old lines was always counted in GiB.
+The wording changed over the versions (``vllm_log.toml``); all of these are read, whatever prefixes, colours and interleaved
+ranks surround them.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib.resources import files
 
 from commtax.readers.filling import filled
 from commtax.units import GiB
@@ -19,42 +21,25 @@ _WORKER = re.compile(r"\w*Worker|EngineCore|APIServer|MainProcess")
 _PID = re.compile(r"\bpid=(\d+)")
 _NUMBER = r"(-?\d[\d,]{0,30}(?:\.\d{1,30})?)"
 _CONCURRENCY = re.compile(rf"Maximum concurrency for {_NUMBER} tokens per request: {_NUMBER}x")
-_GRAPHS = re.compile(rf"Graph capturing finished in [-\d,.]{{1,62}} secs?, took {_NUMBER} GiB")
-_FIGURES = (  # what a line's number is, and in which unit
-    ("weights", GiB, re.compile(rf"Loading model weights took {_NUMBER} Gi?B")),
-    ("weights", GiB, re.compile(rf"Model loading took {_NUMBER} Gi?B")),
-    ("weights", GiB, re.compile(rf"model weights take {_NUMBER} ?Gi?B", re.I)),
-    ("available", GiB, re.compile(rf"Available KV cache memory: {_NUMBER} GiB")),
-    ("available", GiB, re.compile(rf"memory reserved for KV Cache is {_NUMBER} ?GiB", re.I)),
-    ("fixed", GiB, re.compile(rf"Explicitly set \({_NUMBER}/[\d.]+\) GiB for KV cache")),
-    ("tokens", 1, re.compile(rf"[CG]PU KV cache size: {_NUMBER} tokens")),
-    ("blocks", 1, re.compile(rf"# (?:GPU|CUDA|cuda|cpu|CPU|rocm) blocks: {_NUMBER}")),
-)
 _RANK = re.compile(r"rank (\d{1,9}) in world size (\d{1,9}) is assigned as (DP rank .*)")
 _AXIS = re.compile(r"\b(DP|PP|TP|EP) rank (\d{1,9})")
 _WORLD = re.compile(r"world_size=(\d{1,9}) rank=(\d{1,9}) ")
 _BACKEND = re.compile(r"backend=(\w+)")
-_NCCL = re.compile(r"vLLM is using nccl==([\w.]+)")
 _BACKENDS = re.compile(r"Using \[([^\[\]]*+)\] all-reduce backends ")
 _GROUP = re.compile(r" for group '(\w+):")
-_DISABLED = re.compile(r"Custom allreduce is disabled (?:because (?:of )?|due to )(.*)", re.I)
-_VERSION = re.compile(r"vLLM API server version ([\w.+]+)|LLM engine \(v([\w.+]+)\)")
 _START = re.compile(r"Initializing an? (?:V1 )?LLM engine|vLLM API server version")
 _CONFIGURED = ("with config", "non-default args", "Namespace(", "Chunked prefill is enabled with")
 _SETTING = re.compile(r"['\"]?\b([a-z][a-z_]+)['\"]?\s*[=:]\s*('[^']*'|\"[^\"]*\"|[\w./+-]+)")
-_COUNTS = {
-    "tensor_parallel_size": "tp",
-    "pipeline_parallel_size": "pp",
-    "data_parallel_size": "dp",
-    "max_seq_len": "max_model_len",
-    **{name: name for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "gpu_memory_utilization")},
-}
-_TEXTS = {"device_config": "device", **{name: name for name in ("model", "quantization", "kv_cache_dtype", "dtype")}}
-_SWITCHES = {
-    "enforce_eager": "enforce_eager",
-    "enable_expert_parallel": "expert_parallel",
-    "disable_custom_all_reduce": "switched_off",
-}
+_TABLE = tomllib.loads((files("commtax.readers") / "vllm_log.toml").read_text(encoding="utf-8"))
+_FIGURES = [  # what a line's number is, and its unit
+    (name, unit, re.compile(wording.replace("{n}", _NUMBER)))
+    for kind, unit in (("gib", GiB), ("count", 1))
+    for name, wordings in _TABLE[kind].items()
+    for wording in wordings
+]
+_TEXTS = [(name, re.compile(wording)) for name, wordings in _TABLE["text"].items() for wording in wordings]
+_COUNTS = ("tp", "pp", "dp", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "gpu_memory_utilization")
+_SWITCHES = ("enforce_eager", "expert_parallel", "switched_off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +125,24 @@ class _Heard:
         least = self.least(name)
         return None if least is None else int(least)
 
+    def summed(self) -> dict[str, object]:
+        """All of it by field."""
+        facts, weights = self.facts, dict(self.figures.get("weights", ()))
+        length, concurrency = min(self.concurrency, key=lambda c: c[1], default=(0, None))
+        facts |= {"max_model_len": length} if length else {}
+        if facts.get("switched_off") and facts.get("device") != "cpu":  # CPUs never have it, and their config says so
+            facts.setdefault("custom_allreduce_disabled", "disable_custom_all_reduce=True")
+        facts |= {"ranks": tuple(self.ranks[r] for r in sorted(self.ranks)), "weights_bytes": tuple(sorted(weights.items()))}
+        facts |= {"available_kv_bytes": self.least("available", "fixed"), "kv_fixed": "fixed" in self.figures}
+        facts |= {"kv_tokens": self.fewest("tokens"), "kv_blocks": self.fewest("blocks"), "max_concurrency": concurrency}
+        return {**facts, "graph_bytes": self.least("graph")}
+
 
 def looks_like(text: str) -> bool:
     """Whether a text holds lines of a vLLM start-up."""
-    known = (*(pattern for _, _, pattern in _FIGURES), _CONCURRENCY, _RANK, _START, _NCCL)
-    return any(pattern.search(text) for pattern in known)
+    figures = (pattern for name, _, pattern in _FIGURES if name != "graph")
+    told = (pattern for name, pattern in _TEXTS if name == "nccl_version")
+    return any(pattern.search(text) for pattern in (*figures, _CONCURRENCY, _RANK, _START, *told))
 
 
 def parse(text: str) -> StartupLog:
@@ -159,22 +157,8 @@ def parse(text: str) -> StartupLog:
         _figures(heard, worker, line)
         _layout(heard, line)
         _settings(heard, line)
-    facts = heard.facts
-    length, concurrency = min(heard.concurrency, key=lambda c: c[1], default=(0, None))
-    facts |= {"max_model_len": length} if length else {}
-    if facts.get("switched_off") and facts.get("device") != "cpu":  # CPUs never have it, and their config says so
-        facts.setdefault("custom_allreduce_disabled", "disable_custom_all_reduce=True")
-    facts |= {
-        "ranks": tuple(heard.ranks[r] for r in sorted(heard.ranks)),
-        "weights_bytes": tuple(sorted(dict(heard.figures.get("weights", ())).items())),
-        "available_kv_bytes": heard.least("available", "fixed"),
-        "kv_fixed": "fixed" in heard.figures,
-        "kv_tokens": heard.fewest("tokens"),
-        "kv_blocks": heard.fewest("blocks"),
-        "max_concurrency": concurrency,
-    }
-    version = str(facts.get("version", ""))
-    return StartupLog(version, filled(Settings, facts), filled(Layout, facts), filled(Memory, facts))
+    facts = heard.summed()
+    return StartupLog(str(facts.get("version", "")), filled(Settings, facts), filled(Layout, facts), filled(Memory, facts))
 
 
 def _lines(text: str) -> Iterator[tuple[str, str, str]]:
@@ -209,6 +193,15 @@ def _label(who: str, pid: str) -> str:
     return f"pid {pid}" if pid and "Worker" in who else "rank 0"
 
 
+def axes_of(worker: str) -> dict[str, int]:
+    """The coordinates in a worker's name.
+
+    >>> axes_of("DP0_TP1")
+    {'dp': 0, 'tp': 1}
+    """
+    return {axis.lower(): int(n) for axis, n in re.findall(r"(DP|PP|TP|EP)(\d+)", worker)}
+
+
 def _figures(heard: _Heard, worker: str, line: str) -> None:
     """Memory, tokens, blocks and concurrency."""
     for name, unit, pattern in _FIGURES:
@@ -216,8 +209,9 @@ def _figures(heard: _Heard, worker: str, line: str) -> None:
             heard.figures.setdefault(name, []).append((worker, _float(found[1]) * unit))
     if found := _CONCURRENCY.search(line):
         heard.concurrency.append((int(_float(found[1])), _float(found[2])))
-    if found := _GRAPHS.search(line):
-        heard.facts["graph_bytes"] = _float(found[1]) * GiB
+    for name, pattern in _TEXTS:
+        if found := pattern.search(line):
+            heard.facts[name] = found[1].split(". To silence")[0].strip().rstrip(".")
 
 
 def _layout(heard: _Heard, line: str) -> None:
@@ -230,27 +224,21 @@ def _layout(heard: _Heard, line: str) -> None:
     if (found := _WORLD.search(line)) and (backend := _BACKEND.search(line, found.end())):
         heard.ranks.setdefault(int(found[2]), Rank(int(found[2])))
         facts |= {"world_size": int(found[1]), "backend": backend[1]}
-    if found := _NCCL.search(line):
-        facts["nccl_version"] = found[1]
     if (found := _BACKENDS.search(line)) and (group := _GROUP.search(line, found.end() - 1)) and group[1] == "tp":
         facts["allreduce_backends"] = tuple(re.findall(r"[\w.]+", found[1]))
-    if found := _DISABLED.search(line):
-        facts["custom_allreduce_disabled"] = found[1].split(". To silence")[0].strip().rstrip(".")
 
 
 def _settings(heard: _Heard, line: str) -> None:
-    """Version and configuration: ``with config: …``, ``non-default args: {…}``, ``args: Namespace(…)``."""
-    if found := _VERSION.search(line):
-        heard.facts["version"] = found[1] or found[2]
+    """The configuration: ``with config: …``, ``non-default args: {…}``, ``args: Namespace(…)``."""
     for key, raw in _SETTING.findall(line) if any(words in line for words in _CONFIGURED) else ():
-        value = raw.strip("'\"").rstrip(".")
-        if key in _COUNTS and re.fullmatch(r"\d{1,15}(?:\.\d{1,15})?", value):
+        name, value = _TABLE["settings"].get(key, ""), raw.strip("'\"").rstrip(".")
+        if name in _COUNTS and re.fullmatch(r"\d{1,15}(?:\.\d{1,15})?", value):
             number = float(value)
-            heard.facts.setdefault(_COUNTS[key], int(number) if number.is_integer() and "utilization" not in key else number)
-        elif key in _TEXTS and value not in ("None", "auto"):
-            heard.facts.setdefault(_TEXTS[key], value.removeprefix("torch."))
-        elif key in _SWITCHES and value == "True":
-            heard.facts[_SWITCHES[key]] = True
+            heard.facts.setdefault(name, int(number) if number.is_integer() and name != "gpu_memory_utilization" else number)
+        elif name in _SWITCHES and value == "True":
+            heard.facts[name] = True
+        elif name and name not in (*_COUNTS, *_SWITCHES) and value not in ("None", "auto"):
+            heard.facts.setdefault(name, value.removeprefix("torch."))
 
 
 def _float(text: str) -> float:

@@ -15,6 +15,7 @@ from commtax.report.tables import new_table, notes, say
 from commtax.units import format_bytes, format_seconds
 
 MOST_RANKS = 8  # whose times are told one by one
+FINDING = ("item", "unit", "predicted", "measured", "difference", "base", "tolerance", "verdict", "reason")
 _STYLES = {AGREE: "green", DISAGREE: "bold red", UNKNOWN: "yellow"}
 
 
@@ -92,17 +93,8 @@ def audit_document(found: Audit) -> Record:
 
 
 def _finding(f: Finding) -> Record:
-    return {
-        "item": f.item,
-        "unit": f.unit,
-        "predicted": plain(f.predicted),
-        "measured": plain(f.measured),
-        "difference": _finite(f.difference),
-        "base": plain(f.base),
-        "tolerance": _finite(f.tolerance),
-        "verdict": f.verdict,
-        "reason": f.reason,
-    }
+    shares = {"difference": _finite(f.difference), "tolerance": _finite(f.tolerance)}
+    return {name: shares[name] if name in shares else plain(getattr(f, name)) for name in FINDING}
 
 
 def _finite(value: float | None) -> float | None:

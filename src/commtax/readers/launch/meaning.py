@@ -9,7 +9,7 @@ from commtax.cost.stages import virtual_layers
 from commtax.files import parse_json
 from commtax.readers.filling import filled
 from commtax.readers.launch.flags import RULES, Reading, dialect
-from commtax.readers.launch.record import AUTO_EP, Launch, Limits, Load, Manner, Place, Servers, Split, Training
+from commtax.readers.launch.record import AUTO_EP, PARTS, Launch
 from commtax.readers.stage_layout import layout_of, stages
 from commtax.statement import Refusal
 
@@ -28,21 +28,10 @@ def launched(engine: str, reading: Reading, loose: list[str], env: Mapping[str, 
     else:
         TRAINING[engine](reading, loose, env)
     values = reading.values
-    return Launch(
-        engine=engine,
-        phase="serve" if engine in SERVING else "train",
-        model=reading.text("model"),
-        shape=tuple((name, reading.number(name)) for name in SHAPE if name in values),
-        split=filled(Split, values),
-        servers=filled(Servers, values),
-        limits=filled(Limits, values),
-        manner=filled(Manner, values),
-        load=filled(Load, values),
-        training=filled(Training, values),
-        place=filled(Place, values),
-        notes=tuple(reading.notes),
-        unread=tuple(reading.unread),
-    )
+    shape = tuple((name, reading.number(name)) for name in SHAPE if name in values)
+    what = {"engine": engine, "phase": "serve" if engine in SERVING else "train", "model": reading.text("model"), "shape": shape}
+    parts: dict[str, object] = {name: filled(record, values) for name, record in PARTS.items()}
+    return filled(Launch, {**what, **parts, "notes": tuple(reading.notes), "unread": tuple(reading.unread)})
 
 
 def _served(reading: Reading) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
+from typing import cast
 
 from commtax.statement import Note
 
@@ -126,3 +127,7 @@ class Launch:
         """Chunks a rank of a model with so many layers."""
         whole = (self.split.pp or 1) * (self.training.stage_layers or 0)  # first and last stages may have fewer
         return max(1, math.ceil(layers / whole)) if whole and self.training.schedule else self.training.chunks
+
+
+PARTS = {f.name: cast(type, f.default_factory) for f in fields(Launch) if f.default_factory is not MISSING}
+"""The records that a launch is told in."""
