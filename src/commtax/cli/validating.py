@@ -39,7 +39,7 @@ def validate_command(data: Path | None, only: str, rows: Path | None, plot: Path
     if plot:
         validation.plot_kinds(found, plot)
     if as_json:
-        print_json(validation.validation_document(found))
+        print_json({**validation.validation_document(found)})
     else:
         validation.show_validation(terminal(), found)
     sys.exit(0 if found.ok else 1)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from rich.table import Table
@@ -15,14 +15,27 @@ from commtax.report.plots import COLOURS, MARKERS, SUFFIXES, save
 from commtax.statement import Refusal
 from commtax.units import format_seconds
 from commtax.validate import Bound, Records, Report
+from commtax.validate.bounds import RATES
 from commtax.validate.statistics import Figures, Key, figures, groups
 
 SHOWN = ("kind", "system", "library", "mode")
 MOST_POINTS = 120  # of one panel in a picture
-RATES = ("decode-rate", "throughput")
 
 
-def validation_document(found: Report) -> dict[str, Any]:
+Part = Mapping[str, object]
+
+
+class ValidationDocument(TypedDict):
+    schema: str
+    ok: bool
+    files: list[Part]
+    bounds: list[Part]
+    groups: list[Part]
+    skipped: list[Part]
+    worst: list[Part]
+
+
+def validation_document(found: Report) -> ValidationDocument:
     return {
         "schema": "commtax.validate/1",
         "ok": found.ok,
@@ -34,7 +47,7 @@ def validation_document(found: Report) -> dict[str, Any]:
     }
 
 
-def bound_document(bound: Bound) -> dict[str, Any]:
+def bound_document(bound: Bound) -> Part:
     limit = list(bound.limit) if isinstance(bound.limit, tuple) else bound.limit
     return {"name": bound.name, "limit": limit, "value": bound.value, "n": bound.n, "ok": bound.ok}
 
