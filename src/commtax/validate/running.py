@@ -96,7 +96,7 @@ ANSWERS: dict[str, Callable[[Table], Records]] = {
     "inference": lambda table: steps.answers(inference.read(table.dicts()), steps.timed),
     "training_runs": lambda table: steps.answers(training.read(table.dicts()), steps.trained),
     "kernels": _kernels,
-    "h200": lambda table: steps.swept_rows(sweep.read([sweep.of_cells(row) for row in table.dicts()], SWEPT_CHIP)),
+    "h200": lambda table: steps.answers(sweep.read([sweep.of_cells(row) for row in table.dicts()], SWEPT_CHIP), steps.swept),
 }
 
 

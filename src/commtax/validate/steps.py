@@ -12,8 +12,8 @@ from commtax.api.train_billing import train_bill
 from commtax.ledger import Bill
 from commtax.readers.published import inference, serving, sweep, training
 from commtax.readers.published.rows import Asked, Entry, Question
-from commtax.validate.kernels import swept
-from commtax.validate.records import Answered, Predicted, Records, of_answers, unpriced
+from commtax.validate.kernels import swept_kernel
+from commtax.validate.records import Answered, Predicted, Records, around, of_answers, unpriced
 
 TOTALS = ("step_s", "low_s", "high_s")
 
@@ -128,17 +128,11 @@ def trained(run: training.Run, _: tuple[Entry, ...]) -> list[Predicted]:
     return [Predicted(float(found.step_s), float(found.low_s), float(found.high_s), floor)]
 
 
-def swept_rows(timings: Sequence[sweep.Timing]) -> Records:
-    """Rows of our own sweep: kernels, and one rank's kernels of whole steps."""
-    return of_answers(_swept(timing.entry, timing.row) for timing in timings)
-
-
-def _swept(entry: Entry, row: sweep.SweepRow) -> Answered:
-    try:
-        chip = catalog.chip(entry.system)
-        return entry, _swept_step(row, entry.system) if row["kind"] == "step" else swept(row, entry.kind, chip)
-    except ValueError as error:
-        return replace(entry, skipped=str(error), measured=float("nan")), None
+def swept(row: sweep.SweepRow, entries: tuple[Entry, ...]) -> list[Predicted]:
+    """A row of our own sweep: a kernel, or one rank's kernels of a whole step."""
+    entry = entries[0]
+    kernel_of = row["kind"] != "step"
+    return [swept_kernel(row, entry.kind, catalog.chip(entry.system)) if kernel_of else _swept_step(row, entry.system)]
 
 
 def _swept_step(row: sweep.SweepRow, chip: str) -> Predicted:
@@ -147,5 +141,5 @@ def _swept_step(row: sweep.SweepRow, chip: str) -> Predicted:
     model, phase, batch, context = row["model"], row["phase"], row["batch"], row["length"]
     priced = bill(model, f"8x{chip}", phase=phase, batch=batch, context=context, tp=row["tp"], dtype=dtype, engine=engine)
     kernels = Bill(tuple(x for x in priced.lines if x.kind == "compute"), priced.tokens)
-    value, high = float(kernels.step_s), float(kernels.high_s)
-    return Predicted(value, value * value / high, high, least_s(priced))
+    value = float(kernels.step_s)
+    return around(value, float(kernels.high_s) / value, least_s(priced))
