@@ -27,6 +27,8 @@ ROOT_SIZES = 8  # sizes from which a third constant of the size can be told from
 LEAST_SWITCH = 4096  # no library changes its algorithm for tensors smaller than this
 CLEARLY = 10.0  # a criterion lower by this is strong evidence
 BETTER = 0.8  # … and the median residual must shrink to this
+CAP, NOISE = 0.5, 1e-3  # residuals of a single row count up to this, and no form is closer than that
+TOO_FAST = 1.3  # times the link's rate: more than a path that counts its own bytes has
 PRIOR = 1.0  # what nobody measured is known to a factor of e, one standard deviation
 ASKED = tuple(float(2**x) for x in range(10, 31, 2))  # sizes that a further measurement may have
 NO_HOPS = ("send-recv", "broadcast")
@@ -72,8 +74,9 @@ class Fit:
         return sum(len(form.constants) for form in self.forms) + bool(self.limits)
 
     def score(self, rows: int) -> float:
-        capped = np.minimum(np.abs(self.residuals), 0.5)
-        return float(rows * np.log(np.mean(capped**2) + 1e-6) + self.constants * np.log(rows))
+        """Schwarz' criterion with capped residuals: lower is better; each constant has to earn ln(rows)."""
+        capped = np.minimum(np.abs(self.residuals), CAP)
+        return float(rows * np.log(np.mean(capped**2) + NOISE**2) + self.constants * np.log(rows))
 
 
 def fit_op(rows: Sequence[Timed], place: Place) -> tuple[tuple[Path, ...], Part]:
@@ -215,7 +218,7 @@ def _notes(fit: Fit, paths: tuple[Path, ...], worlds: list[int], place: Place) -
         yield f"one group size, {worlds[0]} ranks: all latency is in launch_s, and other groups are assumed"
     if fit.limits:
         yield f"another algorithm takes over above {', '.join(f'{format_bytes(b)} ({n} ranks)' for n, b in fit.limits)}"
-    if max(fastest_Bps(p) for p in paths) > 1.3 * place.cluster.intra.bandwidth_Bps:
+    if max(fastest_Bps(p) for p in paths) > TOO_FAST * place.cluster.intra.bandwidth_Bps:
         yield f"faster than {place.cluster.intra.key}: is the cluster, --intra or the collective another one?"
 
 

@@ -22,7 +22,7 @@ from commtax.units import format_seconds, plural
 STEP_S = 1e-3  # of the differences
 FLOOR_SLACK = 0.98
 SIGMA_RUNS = 4  # fewer runs than this do not tell how far runs scatter
-HOST = ("host_s", "host_s_per_doubling", "host_s_per_seq")
+HOST = {"host_s": 1e-3, "host_s_per_doubling": 2e-4, "host_s_per_seq": 3e-5}  # how large they may be where no run tells them
 CLIENTS = (1, 8, 32, 128, 256)
 
 
@@ -152,9 +152,8 @@ def _notes(runs: list[Served], names: list[str], found: dict[str, float], times:
 
 def _wishes(runs: list[Served], names: list[str], fitted: robust.Fitted, place: Place, own: Profile) -> Iterator[Wish]:
     """The range that is left at other numbers of clients: from the covariance of the host's times."""
-    usual = {"host_s": 1e-3, "host_s_per_doubling": 2e-4, "host_s_per_seq": 3e-5}
     wide = [*names, *(n for n in ("host_s_per_seq",) if n not in names)]
-    scale = np.array([usual[n] for n in wide])
+    scale = np.array([HOST[n] for n in wide])
     information = np.zeros((len(wide), len(wide)))
     information[: len(names), : len(names)] = fitted.information
     covariance = robust.covariance(information, scale)

@@ -19,6 +19,7 @@ LEAST_SIZES, LEAST_SPAN = 4, 16
 MOST = (3.0, 1e4, 1e2)  # an efficiency above 1 is kept for the report: it says that the NICs are others than was said
 TOO_FAST = 1.1
 TRIED, NOTHING = 0.3, 1e-9  # where the catalogue has no loss of a pipeline: what to try, and what is none to a logarithm
+PER_DOUBLING = 0.35  # deviation of the logarithm for each doubling of ranks beyond those that were measured
 UNSURE = 0.45  # relative standard deviation of a constant that rows do not tell
 ASKED = tuple(float(2**x) for x in range(10, 34, 2))
 
@@ -108,7 +109,7 @@ def _wishes(rows: Sequence[Timed], place: Place, own: Profile, fitted: Fitted) -
             return expected(asked, place, _with(own, values))
 
         slope = robust.slopes(predict, fitted.values)
-        apart = 0.0 if ranks in seen else 0.35 * abs(np.log2(ranks / min(seen, key=lambda s: abs(np.log(s / ranks)))))
+        apart = 0.0 if ranks in seen else PER_DOUBLING * abs(np.log2(ranks / min(seen, key=lambda s: abs(np.log(s / ranks)))))
         sigma = np.sqrt(np.einsum("ij,jk,ik->i", slope, spread, slope) + fitted.sigma**2 + apart**2)
         for row, one in zip(asked, sigma, strict=True):
             width = robust.width(float(one))

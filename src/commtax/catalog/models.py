@@ -55,7 +55,10 @@ class ModelFile:
 @lru_cache(maxsize=256)
 def _file(key: str) -> ModelFile:
     table = json.loads((files("commtax.catalog") / "models" / f"{key}.json").read_text(encoding="utf-8"))
-    return plain(ModelFile, table, f"models/{key}")
+    file = plain(ModelFile, table, f"models/{key}")
+    if file.key != key:
+        raise Refusal(f"models/{key}: wrong key {file.key!r}")
+    return file
 
 
 def published(key: str) -> list[Published]:
