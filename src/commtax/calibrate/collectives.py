@@ -51,11 +51,11 @@ class Form:
 
     def path(self, op: str, values: Array, name: str) -> Path:
         """The record that prices what was fitted."""
-        found = dict(zip(self.constants, (float(v) for v in values), strict=True))
-        slow = {int(c.partition("@")[2]): v for c, v in found.items() if "@" in c}
-        first = slow[min(slow)] if slow else found["byte_s"]
+        by_name = dict(zip(self.constants, (float(v) for v in values), strict=True))
+        slow = {int(c.partition("@")[2]): v for c, v in by_name.items() if "@" in c}
+        first = slow[min(slow)] if slow else by_name["byte_s"]
         contention = tuple((world, max(v / first, 1e-6)) for world, v in sorted(slow.items())) if first else ()
-        launch_s, hop_s, sqrt_s = (found.get(c, 0.0) for c in ("launch_s", "hop_s", "sqrt_s"))
+        launch_s, hop_s, sqrt_s = (by_name.get(c, 0.0) for c in ("launch_s", "hop_s", "sqrt_s"))
         plain = Path(op, self.algorithm, 1 / max(first, 1e-15), launch_s, hop_s, sqrt_s=sqrt_s, name=name)
         return replace(plain, contention=contention)
 
@@ -193,10 +193,9 @@ def _doubles(op: str, nbytes: Array, ranks: Array, times: Array) -> Iterator[Fit
 
 
 def _paths(fit: Fit, op: str, library: str) -> tuple[Path, ...]:
-    found = [form.path(op, fitted.values, f"{library} {form.algorithm}") for form, fitted in zip(fit.forms, fit.fits, strict=True)]
-    if fit.limits:
-        found = [replace(found[0], max_bytes=fit.limits), replace(found[1], turn=1)]
-    return tuple(found)
+    fits = zip(fit.forms, fit.fits, strict=True)
+    paths = tuple(form.path(op, fitted.values, f"{library} {form.algorithm}") for form, fitted in fits)
+    return (replace(paths[0], max_bytes=fit.limits), replace(paths[1], turn=1)) if fit.limits else paths
 
 
 def _changes(paths: tuple[Path, ...], op: str, library: str, place: Place) -> Iterator[Change]:
@@ -255,11 +254,11 @@ def _with_hop(form: Form, fitted: Fitted, op: str, worlds: list[int]) -> tuple[F
 
 def _typical(form: Form, fitted: Fitted, wide: Form, worlds: list[int]) -> Array:
     """How large a constant may be: itself, or where it is 0 a share of the latency (hops) or of the bytes (roots)."""
-    found = dict(zip(form.constants, fitted.values, strict=True))
-    latency = max(found.get("launch_s", 0.0) + found.get("hop_s", 0.0) * (worlds[-1] - 1), 1e-7)
-    byte = max(chain((v for c, v in found.items() if c.startswith("byte_s")), (1e-15,)))
+    by_name = dict(zip(form.constants, fitted.values, strict=True))
+    latency = max(by_name.get("launch_s", 0.0) + by_name.get("hop_s", 0.0) * (worlds[-1] - 1), 1e-7)
+    byte = max(chain((v for c, v in by_name.items() if c.startswith("byte_s")), (1e-15,)))
     usual = {"launch_s": latency, "hop_s": latency / worlds[-1], "sqrt_s": np.sqrt(latency * byte)}
-    return np.array([max(found.get(c, 0.0), usual.get(c, byte) * 0.5) for c in wide.constants])
+    return np.array([max(by_name.get(c, 0.0), usual.get(c, byte) * 0.5) for c in wide.constants])
 
 
 def document(paths: tuple[Path, ...]) -> list[dict[str, object]]:

@@ -88,20 +88,20 @@ def nonnegative(rows: Array, target: Array) -> Array:
 
 def curve(predict: Callable[[Array], Array], start: Array, times: Array, most: Array, rounds: int = 30) -> Fitted:
     """Constants of any form by damped Gauss-Newton on logarithms of constants and times; each at most ``most``."""
-    found, most = np.log(np.asarray(start, float)), np.log(np.asarray(most, float))
+    logs, most = np.log(np.asarray(start, float)), np.log(np.asarray(most, float))
     damping = 1e-2
     for turn in range(rounds):
-        residuals = np.log(times / predict(np.exp(found)))
+        residuals = np.log(times / predict(np.exp(logs)))
         weights = weigh(residuals, turn >= rounds // 2)
-        slope = _slope(predict, found)
+        slope = _slope(predict, logs)
         normal = slope.T @ (slope * weights[:, None])
         step = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-9), slope.T @ (weights * residuals))
-        tried = np.minimum(found + np.clip(step, -1, 1), most)
+        tried = np.minimum(logs + np.clip(step, -1, 1), most)
         after = np.log(times / predict(np.exp(tried)))
         better = np.sum(weights * after**2) <= np.sum(weights * residuals**2) * (1 + 1e-12)
-        found, damping = (tried, damping / 3) if better else (found, damping * 4)
-    residuals = np.log(times / predict(np.exp(found)))
-    return _fitted(np.exp(found), residuals, slopes(predict, np.exp(found)))
+        logs, damping = (tried, damping / 3) if better else (logs, damping * 4)
+    residuals = np.log(times / predict(np.exp(logs)))
+    return _fitted(np.exp(logs), residuals, slopes(predict, np.exp(logs)))
 
 
 def _slope(predict: Callable[[Array], Array], logs: Array, step: float = 1e-4) -> Array:

@@ -90,9 +90,9 @@ def model(name: str) -> Model:
     """
     if not name.strip():
         raise Refusal("model: the name is empty (see commtax catalog models)", "model")
-    found = bundled(name)
-    if found:
-        return found
+    decoder = bundled(name)
+    if decoder:
+        return decoder
     path = local(name)
     if os.path.exists(path):
         return _local(path)
@@ -126,9 +126,9 @@ def _local(path: Path) -> Model:
     whole = path.is_dir() or file.name == "config.json"
     key = folder.resolve().name if whole else file.stem
     where = str((folder if whole else file).resolve())  # what an engine is started with
-    found = replace(from_config(config, key), aliases=(where,), source=Citation(str(file), "", ""))
+    decoder = replace(from_config(config, key), aliases=(where,), source=Citation(str(file), "", ""))
     shards = sorted(shard for shard in folder.glob("*.safetensors") if shard.is_file())
-    return replace(found, stored_bytes=_stored_bytes(found, shards)) if shards else found
+    return replace(decoder, stored_bytes=_stored_bytes(decoder, shards)) if shards else decoder
 
 
 def _read_json(file: Path) -> Config:
@@ -138,12 +138,12 @@ def _read_json(file: Path) -> Config:
     return table
 
 
-def _stored_bytes(found: Model, shards: list[Path]) -> int:
+def _stored_bytes(decoder: Model, shards: list[Path]) -> int:
     """Bytes of the decoder's tensors in the files; heads for multi-token prediction and beyond-last layers left out."""
     total = 0
     for shard in shards:
         for name, entry in safetensors_header(shard)[0].items():
-            if name == "__metadata__" or _beyond(name, found.num_layers):
+            if name == "__metadata__" or _beyond(name, decoder.num_layers):
                 continue
             start, end = entry["data_offsets"]
             total += end - start
@@ -196,6 +196,6 @@ def safetensors_header(shard: Path) -> tuple[Config, int]:
 @lru_cache(maxsize=64)
 def _from_hub(name: str) -> Model:
     """The model of a Hub id."""
-    found = from_config(_read_json(Path(hub.config_file(name))), name.split("/")[1].lower())
+    decoder = from_config(_read_json(Path(hub.config_file(name))), name.split("/")[1].lower())
     source = Citation(f"config.json of {name} on the Hugging Face Hub", f"https://huggingface.co/{name}", "")
-    return replace(found, aliases=(name,), source=source)
+    return replace(decoder, aliases=(name,), source=source)

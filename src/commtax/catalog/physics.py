@@ -76,8 +76,8 @@ def check_path(path: Path, link: Link, name: str) -> None:
     if link.kind == "memory":  # as fast as the machine is: what was measured is all that is known
         return
     most = MOST_OF_A_LINK * link.bandwidth_Bps
-    told = f"{format_rate(most)}, {MOST_OF_A_LINK:g} times one direction"
-    _at_most(f"{name}.bandwidth_Bps", fastest_Bps(path), most, told, link, "bandwidth_Bps")
+    ceiling = f"{format_rate(most)}, {MOST_OF_A_LINK:g} times one direction"
+    _at_most(f"{name}.bandwidth_Bps", fastest_Bps(path), most, ceiling, link, "bandwidth_Bps")
 
 
 def fastest_Bps(path: Path) -> float:
@@ -85,10 +85,10 @@ def fastest_Bps(path: Path) -> float:
     return path.bandwidth_Bps / min((slower for _, slower in path.contention), default=1.0)
 
 
-def _at_most(name: str, value: float, most: float, told: str, of: Chip | Link, key: str) -> None:
+def _at_most(name: str, value: float, most: float, ceiling: str, of: Chip | Link, key: str) -> None:
     if value > most * (1 + 1e-9):
         source = of.sources[key].title if key in of.sources else f"commtax catalog {of.key}"
-        raise Refusal(f"{name}={value:g}: more than {of.key} can do ({told}: {source}); nearest valid: {most:g}", name)
+        raise Refusal(f"{name}={value:g}: more than {of.key} can do ({ceiling}: {source}); nearest valid: {most:g}", name)
 
 
 def known_type(dtype: str, name: str) -> str:

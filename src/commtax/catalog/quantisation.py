@@ -18,16 +18,16 @@ def quant_from(config: Json, key: str) -> Quant:
     if not isinstance(config, Mapping):
         raise Refusal(f"model {key}: quantization_config is not a table", "model")
     try:
-        found = _read(config, key)
+        quant = _read(config, key)
     except Refusal:
         raise
     except (TypeError, AttributeError, KeyError, IndexError) as error:
         raise Refusal(f"model {key}: quantization_config has a field of the wrong type ({error})", "model") from None
     except ValueError as error:
         raise Refusal(f"model {key}: quantization_config has a bad number ({error})", "model") from None
-    for names in (found.ignored, found.only):
+    for names in (quant.ignored, quant.only):
         _check_names(names, key)
-    return found
+    return quant
 
 
 def _check_names(names: tuple[str, ...], key: str) -> None:

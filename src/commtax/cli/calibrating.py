@@ -47,10 +47,10 @@ def calibrate_command(files: tuple[Path, ...], cluster: str, out: str, name: str
     links = {key: options.pop(key) for key in ("intra", "inter", "nics")}
     place = how_read(catalog.cluster(cluster, **links))
     refuse_overwriting(out, files)
-    found = calibrate(files, place, name=name or Path(out).stem, **options)
-    write_text(out, json.dumps(found.document, indent=1, ensure_ascii=False) + "\n")
+    calibration = calibrate(files, place, name=name or Path(out).stem, **options)
+    write_text(out, json.dumps(calibration.document, indent=1, ensure_ascii=False) + "\n")
     if as_json:
-        print_json(calibrating.calibration_document(found, out))
+        print_json(calibrating.calibration_document(calibration, out))
     else:
-        calibrating.show_calibration(terminal(), found, out)
+        calibrating.show_calibration(terminal(), calibration, out)
         show_remarks()

@@ -39,7 +39,7 @@ def read(rows: Sequence[Row]) -> list[Asked[Curve]]:
 def _ask(row: Row, entry: Entry) -> Asked[Curve]:
     curve, size = question(row), number(row, "bytes")
     hints, sound = _hints(row)
-    told = replace(
+    figure = replace(
         entry,
         kind=curve.op,
         measured=number(row, "time_us") * 1e-6,
@@ -49,7 +49,7 @@ def _ask(row: Row, entry: Entry) -> Asked[Curve]:
         sound=sound,
         fitted=collective_is_fitted(entry.source, entry.system, curve.library, entry.version, curve.op, size),
     )
-    return Asked((told,), curve)
+    return Asked((figure,), curve)
 
 
 def question(row: Row) -> Curve:

@@ -77,7 +77,7 @@ def kernel(row: SweepRow) -> Kernel:
 
 
 def read(rows: Sequence[SweepRow], chip: str) -> list[Asked[SweepRow]]:
-    found = []
+    asked = []
     for index, row in enumerate(rows):
         kind = row["kind"]
         entry = Entry(
@@ -97,8 +97,8 @@ def read(rows: Sequence[SweepRow], chip: str) -> list[Asked[SweepRow]]:
             measured=float(row["median_s"]),
             hint=_hint(row),
         )
-        found.append(Asked((entry,), row))
-    return found
+        asked.append(Asked((entry,), row))
+    return asked
 
 
 def is_fitted(row: SweepRow) -> bool:
