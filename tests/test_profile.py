@@ -192,7 +192,7 @@ def rule_of(way):
     """The range of a place, where it has one."""
     last = way[-1]
     if way[0] == "libraries" and len(way) == 7:
-        return physics.PAIRS[way[4]] if last == 1 else None
+        return physics.BY_SIZE[way[4]] if last == 1 else None
     tables = {"kernels": physics.KERNEL, "network": physics.NETWORK, "chip": physics.CHIP, "libraries": physics.PATH}
     return tables.get(way[0], physics.HOST).get(last)
 

@@ -72,7 +72,7 @@ def test_our_own_rows_are_those_of_the_sweep():
     table = table_of("h200")
     found = sweep.load(folder)
     assert len(table.rows) == len(found)
-    assert answer(table).fitted.tolist() == [timing.entry.fitted for timing in sweep.read(found, "h200-sxm")]
+    assert answer(table).fitted.tolist() == [asked.entries[0].fitted for asked in sweep.read(found, "h200-sxm")]
 
 
 def test_fitted_rows_are_told_apart(shipped):

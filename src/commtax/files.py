@@ -124,7 +124,7 @@ def parse_json(
     collecting = gc.isenabled()
     gc.disable()  # half the time of reading a large file would go into looking for garbage
     try:
-        found = json.loads(decoded(text) if isinstance(text, bytes) else text, parse_float=parse_float, strict=strict)
+        parsed = json.loads(decoded(text) if isinstance(text, bytes) else text, parse_float=parse_float, strict=strict)
     except json.JSONDecodeError as error:
         raise Refusal(f"{name}: not valid JSON, or cut off ({error})", name) from None
     except RecursionError:
@@ -135,8 +135,8 @@ def parse_json(
         if collecting:
             gc.enable()
     if depth is not None:
-        _judge_depth(found, name, depth)
-    return found
+        _judge_depth(parsed, name, depth)
+    return parsed
 
 
 def parse_documents(text: str, name: str) -> list[Any]:
@@ -169,8 +169,8 @@ def _judge_memory(text: bytes | str, name: str, memory: int) -> None:
         raise Refusal(f"{name}: might take more than {_size(memory)} of memory to read; split it", name)
 
 
-def _judge_depth(found: Any, name: str, depth: int) -> None:
-    level = [found]
+def _judge_depth(parsed: Any, name: str, depth: int) -> None:
+    level = [parsed]
     for _ in range(depth):
         level = [x for held in level if isinstance(held, dict | list) for x in (held.values() if isinstance(held, dict) else held)]
         if not level:
@@ -276,7 +276,7 @@ def _regular(path: Named, what: str, most: int) -> Iterator[IO[bytes]]:
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         raise Refusal(f"{what} '{path}': cannot be read ({getattr(error, 'strerror', '') or error})") from None
     mode = os.fstat(handle).st_mode
-    kind = next((told for test, told in _KINDS if test(mode)), "")
+    kind = next((described for test, described in _KINDS if test(mode)), "")
     if stat.S_ISFIFO(mode) and os.path.abspath(path).startswith(_CONNECTED):
         handle = _kept(handle, most)
     elif kind:

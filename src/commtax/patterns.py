@@ -100,7 +100,7 @@ class Looking:
         return Looking(tuple(conditions), Patterns([text[at:]]))
 
     def match(self, name: str) -> bool:
-        return all(found.match(name) is wanted for wanted, found in self.conditions) and self.rest.match(name)
+        return all(patterns.match(name) is wanted for wanted, patterns in self.conditions) and self.rest.match(name)
 
 
 def _signs(text: str, at: int) -> Iterator[tuple[int, str, int]]:
@@ -196,10 +196,10 @@ class _Reader:
     def read(self) -> Program:
         if len(self.text) > MAX_SIGNS:
             self.refuse(f"longer than {MAX_SIGNS:,} signs")
-        found = self.choices()
+        program = self.choices()
         if self.at < len(self.text):
             self.refuse("a closing bracket too many")
-        return found
+        return program
 
     def refuse(self, why: str) -> None:
         shown = self.text if len(self.text) <= 80 else f"{self.text[:80]}…"
@@ -215,20 +215,20 @@ class _Reader:
         return self.text[self.at - 1]
 
     def choices(self) -> Program:
-        found = self.sequence()
+        program = self.sequence()
         while self.peek("|"):
             self.take()
             other = self.sequence()
-            found = [Step("fork", targets=(1, len(found) + 2)), *found, Step("fork", targets=(len(other) + 1,)), *other]
-        return found
+            program = [Step("fork", targets=(1, len(program) + 2)), *program, Step("fork", targets=(len(other) + 1,)), *other]
+        return program
 
     def sequence(self) -> Program:
-        found: Program = []
+        program: Program = []
         while self.at < len(self.text) and self.text[self.at] not in "|)":
-            found += self.repeated(self.atom())
-            if len(found) > MAX_STEPS:
+            program += self.repeated(self.atom())
+            if len(program) > MAX_STEPS:
                 self.refuse(f"repeats make more than {MAX_STEPS:,} steps of it")
-        return found
+        return program
 
     def repeated(self, one: Program) -> Program:
         if self.at >= len(self.text) or self.text[self.at] not in "*+?{":
@@ -283,11 +283,11 @@ class _Reader:
             self.at += 2
         elif self.peek("?"):
             self.refuse(f"(?{self.text[self.at + 1 : self.at + 2]}…) is not supported")
-        found = self.choices()
+        program = self.choices()
         if not self.peek(")"):
             self.refuse("a group is not closed")
         self.at, self.depth = self.at + 1, self.depth - 1
-        return found
+        return program
 
     def escaped(self) -> Test:
         sign = self.take()

@@ -110,9 +110,9 @@ def _inside(rows: Files, place: Place, own: Profile) -> Fitted:
             groups.setdefault((row.library, row.op), []).append(row)
     libraries: dict[str, tuple[Path, ...]] = {}
     parts, refused = [], _pairs(rows, place.cluster)
-    for (library, _), mine in groups.items():
+    for (library, _), members in groups.items():
         try:
-            paths, part = fit_op(mine, place)
+            paths, part = fit_op(members, place)
         except TooFewError as why:
             refused.append(str(why))
             continue
@@ -130,8 +130,8 @@ def _pairs(rows: Files, cluster: Cluster) -> list[str]:
     count = sum(row.ranks == 2 for row in rows.collectives)
     if not count or not cluster.bridge:
         return []
-    told = f"{count} rows of 2 ranks ran over {cluster.bridge.key}, and others run over {cluster.intra.key}"
-    return [f"{told}: --cluster 2x{cluster.chip.key} makes a profile of them"]
+    reason = f"{count} rows of 2 ranks ran over {cluster.bridge.key}, and others run over {cluster.intra.key}"
+    return [f"{reason}: --cluster 2x{cluster.chip.key} makes a profile of them"]
 
 
 def _unmeasured(library: str, place: Place) -> Wish:
@@ -143,22 +143,22 @@ def _unmeasured(library: str, place: Place) -> Wish:
 
 def _kernels(rows: Files, place: Place, own: Profile) -> Fitted:
     tables, parts, refused = {}, [], []
-    for found in fit_tables(rows.kernels, place):
-        if isinstance(found, TooFewError):
-            refused.append(str(found))
+    for outcome in fit_tables(rows.kernels, place):
+        if isinstance(outcome, TooFewError):
+            refused.append(str(outcome))
         else:
-            name, table, part = found
+            name, table, part = outcome
             tables[name] = table
             parts.append(part)
     return replace(own, tables=tables), parts, refused
 
 
 def _across(rows: Files, place: Place, own: Profile) -> Fitted:
-    mine = [r for r in rows.collectives if r.ranks > place.cluster.domain]
-    if not mine:
+    members = [r for r in rows.collectives if r.ranks > place.cluster.domain]
+    if not members:
         return own, [], []
     try:
-        network, part = fit_network(mine, place, own)
+        network, part = fit_network(members, place, own)
     except TooFewError as why:
         return own, [], [str(why)]
     return replace(own, network=network, links={**own.links, "inter": place.cluster.inter.key}), [part], []

@@ -27,6 +27,8 @@ ROOT_SIZES = 8  # sizes from which a third constant of the size can be told from
 LEAST_SWITCH = 4096  # no library changes its algorithm for tensors smaller than this
 CLEARLY = 10.0  # a criterion lower by this is strong evidence
 BETTER = 0.8  # … and the median residual must shrink to this
+CAP, NOISE = 0.5, 1e-3  # residuals of a single row count up to this, and no form is closer than that
+TOO_FAST = 1.3  # times the link's rate: more than a path that counts its own bytes has
 PRIOR = 1.0  # what nobody measured is known to a factor of e, one standard deviation
 ASKED = tuple(float(2**x) for x in range(10, 31, 2))  # sizes that a further measurement may have
 NO_HOPS = ("send-recv", "broadcast")
@@ -49,11 +51,11 @@ class Form:
 
     def path(self, op: str, values: Array, name: str) -> Path:
         """The record that prices what was fitted."""
-        found = dict(zip(self.constants, (float(v) for v in values), strict=True))
-        slow = {int(c.partition("@")[2]): v for c, v in found.items() if "@" in c}
-        first = slow[min(slow)] if slow else found["byte_s"]
+        by_name = dict(zip(self.constants, (float(v) for v in values), strict=True))
+        slow = {int(c.partition("@")[2]): v for c, v in by_name.items() if "@" in c}
+        first = slow[min(slow)] if slow else by_name["byte_s"]
         contention = tuple((world, max(v / first, 1e-6)) for world, v in sorted(slow.items())) if first else ()
-        launch_s, hop_s, sqrt_s = (found.get(c, 0.0) for c in ("launch_s", "hop_s", "sqrt_s"))
+        launch_s, hop_s, sqrt_s = (by_name.get(c, 0.0) for c in ("launch_s", "hop_s", "sqrt_s"))
         plain = Path(op, self.algorithm, 1 / max(first, 1e-15), launch_s, hop_s, sqrt_s=sqrt_s, name=name)
         return replace(plain, contention=contention)
 
@@ -72,8 +74,9 @@ class Fit:
         return sum(len(form.constants) for form in self.forms) + bool(self.limits)
 
     def score(self, rows: int) -> float:
-        capped = np.minimum(np.abs(self.residuals), 0.5)
-        return float(rows * np.log(np.mean(capped**2) + 1e-6) + self.constants * np.log(rows))
+        """Schwarz' criterion with capped residuals: lower is better; each constant has to earn ln(rows)."""
+        capped = np.minimum(np.abs(self.residuals), CAP)
+        return float(rows * np.log(np.mean(capped**2) + NOISE**2) + self.constants * np.log(rows))
 
 
 def fit_op(rows: Sequence[Timed], place: Place) -> tuple[tuple[Path, ...], Part]:
@@ -190,10 +193,9 @@ def _doubles(op: str, nbytes: Array, ranks: Array, times: Array) -> Iterator[Fit
 
 
 def _paths(fit: Fit, op: str, library: str) -> tuple[Path, ...]:
-    found = [form.path(op, fitted.values, f"{library} {form.algorithm}") for form, fitted in zip(fit.forms, fit.fits, strict=True)]
-    if fit.limits:
-        found = [replace(found[0], max_bytes=fit.limits), replace(found[1], turn=1)]
-    return tuple(found)
+    fits = zip(fit.forms, fit.fits, strict=True)
+    paths = tuple(form.path(op, fitted.values, f"{library} {form.algorithm}") for form, fitted in fits)
+    return (replace(paths[0], max_bytes=fit.limits), replace(paths[1], turn=1)) if fit.limits else paths
 
 
 def _changes(paths: tuple[Path, ...], op: str, library: str, place: Place) -> Iterator[Change]:
@@ -215,7 +217,7 @@ def _notes(fit: Fit, paths: tuple[Path, ...], worlds: list[int], place: Place) -
         yield f"one group size, {worlds[0]} ranks: all latency is in launch_s, and other groups are assumed"
     if fit.limits:
         yield f"another algorithm takes over above {', '.join(f'{format_bytes(b)} ({n} ranks)' for n, b in fit.limits)}"
-    if max(fastest_Bps(p) for p in paths) > 1.3 * place.cluster.intra.bandwidth_Bps:
+    if max(fastest_Bps(p) for p in paths) > TOO_FAST * place.cluster.intra.bandwidth_Bps:
         yield f"faster than {place.cluster.intra.key}: is the cluster, --intra or the collective another one?"
 
 
@@ -252,11 +254,11 @@ def _with_hop(form: Form, fitted: Fitted, op: str, worlds: list[int]) -> tuple[F
 
 def _typical(form: Form, fitted: Fitted, wide: Form, worlds: list[int]) -> Array:
     """How large a constant may be: itself, or where it is 0 a share of the latency (hops) or of the bytes (roots)."""
-    found = dict(zip(form.constants, fitted.values, strict=True))
-    latency = max(found.get("launch_s", 0.0) + found.get("hop_s", 0.0) * (worlds[-1] - 1), 1e-7)
-    byte = max(chain((v for c, v in found.items() if c.startswith("byte_s")), (1e-15,)))
+    by_name = dict(zip(form.constants, fitted.values, strict=True))
+    latency = max(by_name.get("launch_s", 0.0) + by_name.get("hop_s", 0.0) * (worlds[-1] - 1), 1e-7)
+    byte = max(chain((v for c, v in by_name.items() if c.startswith("byte_s")), (1e-15,)))
     usual = {"launch_s": latency, "hop_s": latency / worlds[-1], "sqrt_s": np.sqrt(latency * byte)}
-    return np.array([max(found.get(c, 0.0), usual.get(c, byte) * 0.5) for c in wide.constants])
+    return np.array([max(by_name.get(c, 0.0), usual.get(c, byte) * 0.5) for c in wide.constants])
 
 
 def document(paths: tuple[Path, ...]) -> list[dict[str, object]]:

@@ -22,7 +22,7 @@ from commtax.units import format_seconds, plural
 STEP_S = 1e-3  # of the differences
 FLOOR_SLACK = 0.98
 SIGMA_RUNS = 4  # fewer runs than this do not tell how far runs scatter
-HOST = ("host_s", "host_s_per_doubling", "host_s_per_seq")
+HOST = {"host_s": 1e-3, "host_s_per_doubling": 2e-4, "host_s_per_seq": 3e-5}  # how large they may be where no run tells them
 CLIENTS = (1, 8, 32, 128, 256)
 
 
@@ -33,14 +33,14 @@ def fit_engine(runs: Sequence[Served], place: Place, own: Profile) -> tuple[dict
     kept = [r for r, why in possible if not why]
     if not kept:
         raise TooFewError(refused[0] if refused else "no run of the engine can be used")
-    found, part = _fit_host(kept, place, own)
+    host_times, part = _fit_host(kept, place, own)
     parts = [part]
     waiting = [r for r in kept if r.kind == "serve" and r.ttft_s]
     if waiting:
-        more, other = _fit_request(waiting, place, own, place.engine.but(**found))
-        found |= more
+        more, other = _fit_request(waiting, place, own, place.engine.but(**host_times))
+        host_times |= more
         parts.append(other)
-    return found, parts, refused
+    return host_times, parts, refused
 
 
 def _impossible(run: Served, place: Place, own: Profile) -> str:
@@ -64,18 +64,18 @@ def _fit_host(runs: list[Served], place: Place, own: Profile) -> tuple[dict[str,
     base = _latencies(runs, place, own, bare)
     columns = [(_latencies(runs, place, own, bare.but(**{n: STEP_S})) - base) / STEP_S for n in names]
     fitted = robust.linear(np.stack(columns, axis=1), times, base)
-    found = dict(zip(names, (float(v) for v in fitted.values), strict=True))
-    after = np.log(times / _latencies(runs, place, own, place.engine.but(**found)))
+    host_times = dict(zip(names, (float(v) for v in fitted.values), strict=True))
+    after = np.log(times / _latencies(runs, place, own, place.engine.but(**host_times)))
     spread = robust.half_width(after, len(names))
     sigma = robust.sigma_of(spread)
     if len(runs) < SIGMA_RUNS:
         sigma = max(sigma, place.engine.host.sigma_tpot)
         spread = float(np.expm1(robust.Z80 * sigma))
-    changes = (Change(n, getattr(place.engine.host, n), found[n], "s") for n in names)
+    changes = (Change(n, getattr(place.engine.host, n), host_times[n], "s") for n in names)
     before = np.log(times / _latencies(runs, place, own, place.engine))
     part = Part.of(f"{place.engine.key} host times", [r.label for r in runs], before, after, spread, changes)
-    notes, wishes = _notes(runs, names, found, times, base), _wishes(runs, names, fitted, place, own)
-    return {**found, **_sigmas("tpot", sigma, runs)}, replace(part, notes=tuple(notes), wishes=tuple(wishes))
+    notes, wishes = _notes(runs, names, host_times, times, base), _wishes(runs, names, fitted, place, own)
+    return {**host_times, **_sigmas("tpot", sigma, runs)}, replace(part, notes=tuple(notes), wishes=tuple(wishes))
 
 
 def _latencies(runs: list[Served], place: Place, own: Profile, engine: Engine) -> Array:
@@ -141,20 +141,19 @@ def _sigmas(name: str, sigma: float, runs: list[Served]) -> dict[str, float]:
     return {f"sigma_{name}{kind}": sigma for kind in sorted(kinds)}
 
 
-def _notes(runs: list[Served], names: list[str], found: dict[str, float], times: Array, base: Array) -> Iterator[str]:
+def _notes(runs: list[Served], names: list[str], host_times: dict[str, float], times: Array, base: Array) -> Iterator[str]:
     if "host_s_per_seq" not in names:
         yield f"one concurrency, {runs[0].clients}: host_s_per_seq stays the catalogue's"
     if len(runs) < SIGMA_RUNS:
         yield f"{len(runs)} run{'s' * (len(runs) > 1)}: the range stays at least the catalogue's; {SIGMA_RUNS} would tell it"
-    if not any(found.values()) and np.all(times < base):
+    if not any(host_times.values()) and np.all(times < base):
         yield "faster than its kernels without any host time: calibrate kernels too, or say another --engine version"
 
 
 def _wishes(runs: list[Served], names: list[str], fitted: robust.Fitted, place: Place, own: Profile) -> Iterator[Wish]:
     """The range that is left at other numbers of clients: from the covariance of the host's times."""
-    usual = {"host_s": 1e-3, "host_s_per_doubling": 2e-4, "host_s_per_seq": 3e-5}
     wide = [*names, *(n for n in ("host_s_per_seq",) if n not in names)]
-    scale = np.array([usual[n] for n in wide])
+    scale = np.array([HOST[n] for n in wide])
     information = np.zeros((len(wide), len(wide)))
     information[: len(names), : len(names)] = fitted.information
     covariance = robust.covariance(information, scale)

@@ -45,17 +45,16 @@ def fit_tables(rows: Sequence[Ran], place: Place) -> Iterator[tuple[str, dict[st
             continue
         groups.setdefault(table_name(row.row), []).append(row)
     known = catalog.kernel_constants(place.engine, place.cluster.chip).tables
-    for name, mine in groups.items():
+    for name, members in groups.items():
         start = known.get(name) or known.get(f"{name.partition('.')[0]}.bf16")
-        if len(mine) < LEAST_ROWS or start is None:
-            yield TooFewError(f"kernels {name}: {len(mine)} rows; at least {LEAST_ROWS} are needed, small and large shapes")
+        if len(members) < LEAST_ROWS or start is None:
+            yield TooFewError(f"kernels {name}: {len(members)} rows; at least {LEAST_ROWS} are needed, small and large shapes")
             continue
-        found = _fit_table(name, mine, start, place)
-        part = found[2]
+        outcome = _fit_table(name, members, start, place)
+        part = outcome[2]
         closer = part.after.median < part.before.median or part.after.p90 < part.before.p90
-        yield (
-            found if closer else TooFewError(f"kernels {name}: the catalogue's constants fit these {len(mine)} rows as well; kept")
-        )
+        kept = f"kernels {name}: the catalogue's constants fit these {len(members)} rows as well; kept"
+        yield outcome if closer else TooFewError(kept)
 
 
 def _slower_backends(rows: Sequence[Ran]) -> list[str]:
@@ -78,8 +77,8 @@ def _fit_table(name: str, rows: list[Ran], start: Table, place: Place) -> tuple[
     def predict(factors: Array) -> Array:
         return _seconds(kernels, _moved(start, dict(zip(scalars, factors, strict=True))), form, place)
 
-    told = np.sqrt(np.mean(robust.slopes(predict, ones) ** 2, axis=0)) > MATTERS
-    scalars = [s for s, yes in zip(scalars, told, strict=True) if yes]
+    tells = np.sqrt(np.mean(robust.slopes(predict, ones) ** 2, axis=0)) > MATTERS
+    scalars = [s for s, yes in zip(scalars, tells, strict=True) if yes]
     most = np.array([np.inf if s == "t0" else 1 / max(v for k, v in start.items() if _is(k, s)) for s in scalars])
     fitted = robust.curve(predict, np.minimum(np.ones(len(scalars)), most), times, most)
     table = _moved(start, dict(zip(scalars, fitted.values, strict=True)))
@@ -89,7 +88,7 @@ def _fit_table(name: str, rows: list[Ran], start: Table, place: Place) -> tuple[
     changes = (Change(f"{name} {k}", start[k], table[k], "s" if k == "t0" else "") for k in moved)
     before = np.log(times / _seconds(kernels, start, form, place))
     part = Part.of(f"kernels {name}", [r.label for r in rows], before, fitted.residuals, spread, changes)
-    notes = tuple(f"{s}: these shapes do not tell it" for s, yes in zip(SCALARS[form], told, strict=False) if not yes)
+    notes = tuple(f"{s}: these shapes do not tell it" for s, yes in zip(SCALARS[form], tells, strict=False) if not yes)
     wish = Wish(f"kernels {name}, more shapes: the range is ±{spread:.0%}", spread)
     return name, table, replace(part, notes=notes, wishes=(wish,))
 
@@ -100,10 +99,10 @@ def _is(key: str, scalar: str) -> bool:
 
 
 def _moved(start: Table, factors: Mapping[str, float]) -> dict[str, float]:
-    found = dict(start)
+    outcome = dict(start)
     for scalar, factor in factors.items():
-        found |= {k: float(v * factor) for k, v in start.items() if _is(k, scalar)}
-    return found
+        outcome |= {k: float(v * factor) for k, v in start.items() if _is(k, scalar)}
+    return outcome
 
 
 def _kernel(r: Ran) -> Kernel:
@@ -118,13 +117,13 @@ def _seconds(kernels: list[Kernel], table: Table, form: str, place: Place) -> Ar
     """Kernels of one head size and arithmetic are priced together."""
     chip = place.cluster.chip
     peaks = chip.flops_per_s
-    found = np.empty(len(kernels))
+    outcome = np.empty(len(kernels))
     keys = [(k.head_dim, k.dtype) for k in kernels]
     for key in dict.fromkeys(keys):
-        mine = [i for i, other in enumerate(keys) if other == key]
-        shapes: dict[str, Array] = {n: np.array([getattr(kernels[i], n) for i in mine], float) for n in SHAPE}
-        many = replace(kernels[mine[0]], **shapes)
+        members = [i for i, other in enumerate(keys) if other == key]
+        shapes: dict[str, Array] = {n: np.array([getattr(kernels[i], n) for i in members], float) for n in SHAPE}
+        many = replace(kernels[members[0]], **shapes)
         peak = peaks.get(many.dtype) or peaks.get("bf16") or peaks["fp16"]
         fixed, moving = FORMS[form](many, table, chip.memory_Bps, peak)
-        found[mine] = fixed + moving
-    return found
+        outcome[members] = fixed + moving
+    return outcome

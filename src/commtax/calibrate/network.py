@@ -19,6 +19,7 @@ LEAST_SIZES, LEAST_SPAN = 4, 16
 MOST = (3.0, 1e4, 1e2)  # an efficiency above 1 is kept for the report: it says that the NICs are others than was said
 TOO_FAST = 1.1
 TRIED, NOTHING = 0.3, 1e-9  # where the catalogue has no loss of a pipeline: what to try, and what is none to a logarithm
+PER_DOUBLING = 0.35  # deviation of the logarithm for each doubling of ranks beyond those that were measured
 UNSURE = 0.45  # relative standard deviation of a constant that rows do not tell
 ASKED = tuple(float(2**x) for x in range(10, 34, 2))
 
@@ -34,46 +35,46 @@ def fit_network(rows: Sequence[Timed], place: Place, own: Profile) -> tuple[dict
     times = np.array([r.seconds for r in rows])
     usual = expect(rows[0].op, place.cluster, nbytes=1.0, ranks=rows[0].ranks, library=rows[0].library).fabric
     before = (usual.network_efficiency, usual.network_hops, usual.network_pipelining)
-    fitted, told = _fit(rows, place, own, np.array(before), times)
+    fitted, known = _fit(rows, place, own, np.array(before), times)
     spread = robust.half_width(fitted.residuals, len(CONSTANTS))
-    kept = zip(CONSTANTS, (float(v) for v in fitted.values), before, told, strict=True)
-    found = {**{n: value if yes else b for n, value, b, yes in kept}, "spread": spread}
+    kept = zip(CONSTANTS, (float(v) for v in fitted.values), before, known, strict=True)
+    constants = {**{n: value if yes else b for n, value, b, yes in kept}, "spread": spread}
     ranks = {r.ranks for r in rows}
-    found |= {"least_ranks": min(ranks), "most_ranks": max(ranks)}
-    if not told[CONSTANTS.index("hops")]:
-        found["least_bytes"] = min(sizes)  # below, latency decides, and nobody measured it
-    changes = (Change(f"network {n}", b, found[n]) for n, b, t in zip(CONSTANTS, before, told, strict=True) if t)
+    constants |= {"least_ranks": min(ranks), "most_ranks": max(ranks)}
+    if not known[CONSTANTS.index("hops")]:
+        constants["least_bytes"] = min(sizes)  # below, latency decides, and nobody measured it
+    changes = (Change(f"network {n}", b, constants[n]) for n, b, t in zip(CONSTANTS, before, known, strict=True) if t)
     usual_errors = np.log(times / expected(rows, place, None))
     name, labels = f"{rows[0].library} across hosts", [r.label for r in rows]
     part = Part.of(name, labels, usual_errors, fitted.residuals, spread, changes)
-    notes, wishes = _notes(rows, found, place, told), _wishes(rows, place, own, fitted)
-    return found, replace(part, notes=tuple(notes), wishes=tuple(wishes))
+    notes, wishes = _notes(rows, constants, place, known), _wishes(rows, place, own, fitted)
+    return constants, replace(part, notes=tuple(notes), wishes=tuple(wishes))
 
 
 def _fit(rows: Sequence[Timed], place: Place, own: Profile, start: Array, times: Array) -> tuple[Fitted, Array]:
     """The constants that the rows tell to a factor of 1.5 or so; the others stay where they were."""
-    told = np.ones(len(start), bool)
-    while told.any():
-        fitted = _fit_some(rows, place, own, np.where(told, np.maximum(start, TRIED), np.maximum(start, NOTHING)), told, times)
+    known = np.ones(len(start), bool)
+    while known.any():
+        fitted = _fit_some(rows, place, own, np.where(known, np.maximum(start, TRIED), np.maximum(start, NOTHING)), known, times)
         sure = np.sqrt(np.diag(robust.covariance(fitted.information, fitted.values))) / fitted.values < UNSURE
-        if np.all(sure[told]):
-            return fitted, told
-        told = told & sure
+        if np.all(sure[known]):
+            return fitted, known
+        known = known & sure
     raise TooFewError("across hosts: these sizes tell neither latency nor bandwidth; measure from 1 KiB to 1 GiB")
 
 
-def _fit_some(rows: Sequence[Timed], place: Place, own: Profile, start: Array, told: Array, times: Array) -> Fitted:
+def _fit_some(rows: Sequence[Timed], place: Place, own: Profile, start: Array, known: Array, times: Array) -> Fitted:
     """Some constants fitted, the others held; what the rows tell is reckoned for all."""
 
     def every(values: Array) -> Array:
-        found = np.array(start, float)
-        found[told] = values
-        return found
+        constants = np.array(start, float)
+        constants[known] = values
+        return constants
 
     def predict(values: Array) -> Array:
         return expected(rows, place, _with(own, values))
 
-    some = robust.curve(lambda values: predict(every(values)), start[told], times, np.array(MOST)[told])
+    some = robust.curve(lambda values: predict(every(values)), start[known], times, np.array(MOST)[known])
     values = every(some.values)
     slope = robust.slopes(predict, values)
     return replace(some, values=values, information=slope.T @ (slope * some.weights[:, None]) / some.sigma**2)
@@ -83,15 +84,15 @@ def _with(own: Profile, values: Array) -> Profile:
     return replace(own, network=dict(zip(CONSTANTS, (float(v) for v in values), strict=True)))
 
 
-def _notes(rows: Sequence[Timed], found: dict[str, float], place: Place, told: Array) -> Iterator[str]:
+def _notes(rows: Sequence[Timed], constants: dict[str, float], place: Place, known: Array) -> Iterator[str]:
     cluster = place.cluster
     hosts = sorted({-(-r.ranks // cluster.domain) for r in rows})
     yield f"measured over {', '.join(map(str, hosts))} hosts: latency grows with the logarithm of hosts"
-    untold = [n for n, yes in zip(CONSTANTS, told, strict=True) if not yes]
+    untold = [n for n, yes in zip(CONSTANTS, known, strict=True) if not yes]
     if untold:
         yield f"{', '.join(untold)}: these sizes do not tell {'it' if len(untold) == 1 else 'them'}, the catalogue's stays"
-    if found["efficiency"] > TOO_FAST:
-        nics = f"{found['efficiency']:.0%} of {cluster.nics_per_host} x {cluster.inter.key} a host"
+    if constants["efficiency"] > TOO_FAST:
+        nics = f"{constants['efficiency']:.0%} of {cluster.nics_per_host} x {cluster.inter.key} a host"
         yield f"{nics}: more than they carry; say --inter and --nics, or the switches add (SHARP)"
 
 
@@ -108,7 +109,7 @@ def _wishes(rows: Sequence[Timed], place: Place, own: Profile, fitted: Fitted) -
             return expected(asked, place, _with(own, values))
 
         slope = robust.slopes(predict, fitted.values)
-        apart = 0.0 if ranks in seen else 0.35 * abs(np.log2(ranks / min(seen, key=lambda s: abs(np.log(s / ranks)))))
+        apart = 0.0 if ranks in seen else PER_DOUBLING * abs(np.log2(ranks / min(seen, key=lambda s: abs(np.log(s / ranks)))))
         sigma = np.sqrt(np.einsum("ij,jk,ik->i", slope, spread, slope) + fitted.sigma**2 + apart**2)
         for row, one in zip(asked, sigma, strict=True):
             width = robust.width(float(one))

@@ -178,17 +178,17 @@ class TooFewError(ValueError):
 
 def named(labels: Sequence[str], residuals: Array, far: Array) -> tuple[Outlier, ...]:
     """Outliers, the farthest first."""
-    found = [Outlier(labels[i], float(np.exp(residuals[i]))) for i in np.flatnonzero(far).tolist()]
-    return tuple(sorted(found, key=lambda o: -abs(np.log(o.factor))))
+    collected = [Outlier(labels[i], float(np.exp(residuals[i]))) for i in np.flatnonzero(far).tolist()]
+    return tuple(sorted(collected, key=lambda o: -abs(np.log(o.factor))))
 
 
 def expected(rows: Sequence[Timed], place: Place, profile: Profile | None) -> Array:
     """What every row of one library should take, by the catalogue or with a profile, as ``commtax expect`` says it."""
-    found = np.empty(len(rows))
+    collected = np.empty(len(rows))
     keys = [(r.op, r.ranks) for r in rows]
     sizes = np.array([r.nbytes for r in rows])
     for op, ranks in dict.fromkeys(keys):
         same = np.array([key == (op, ranks) for key in keys])
         priced = expect(op, place.cluster, nbytes=sizes[same], ranks=ranks, library=rows[0].library, profile=profile)
-        found[same] = priced.seconds
-    return found
+        collected[same] = priced.seconds
+    return collected

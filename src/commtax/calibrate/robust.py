@@ -16,7 +16,10 @@ Array = Any  # of floats
 HUBER, TUKEY = 1.345, 4.685  # standard tuning: 95 % efficiency where errors are normal
 LEAST_SCALE = 0.003  # clocks are not better than this
 MOST_LEFT_OUT = 0.2  # more rows than this are not outliers, but a form that does not fit
-Z80 = 1.2816
+LEAST_OUTLIER = 0.1  # rows nearer than this are none
+LEAST_WIDTH = 0.02  # no range is narrower
+NORMAL = 1.4826  # standard deviation over the median of absolute residuals, where they are normal
+Z80 = 1.2816  # standard deviations to either side that hold 80 % of a normal distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Fitted:
 
 def scale(residuals: Array) -> float:
     """Standard deviation by the median of absolute residuals."""
-    return max(LEAST_SCALE, 1.4826 * float(np.median(np.abs(residuals))))
+    return max(LEAST_SCALE, NORMAL * float(np.median(np.abs(residuals))))
 
 
 def weigh(residuals: Array, last: bool) -> Array:
@@ -47,7 +50,7 @@ def weigh(residuals: Array, last: bool) -> Array:
 
 def outliers(residuals: Array) -> Array:
     """Rows that are far outside the bulk, and by more than a tenth."""
-    far = np.abs(residuals) > np.maximum(TUKEY * scale(residuals), np.log(1.1))
+    far = np.abs(residuals) > np.maximum(TUKEY * scale(residuals), np.log(1 + LEAST_OUTLIER))
     return far if np.mean(far) <= MOST_LEFT_OUT else far & False
 
 
@@ -85,20 +88,20 @@ def nonnegative(rows: Array, target: Array) -> Array:
 
 def curve(predict: Callable[[Array], Array], start: Array, times: Array, most: Array, rounds: int = 30) -> Fitted:
     """Constants of any form by damped Gauss-Newton on logarithms of constants and times; each at most ``most``."""
-    found, most = np.log(np.asarray(start, float)), np.log(np.asarray(most, float))
+    logs, most = np.log(np.asarray(start, float)), np.log(np.asarray(most, float))
     damping = 1e-2
     for turn in range(rounds):
-        residuals = np.log(times / predict(np.exp(found)))
+        residuals = np.log(times / predict(np.exp(logs)))
         weights = weigh(residuals, turn >= rounds // 2)
-        slope = _slope(predict, found)
+        slope = _slope(predict, logs)
         normal = slope.T @ (slope * weights[:, None])
         step = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-9), slope.T @ (weights * residuals))
-        tried = np.minimum(found + np.clip(step, -1, 1), most)
+        tried = np.minimum(logs + np.clip(step, -1, 1), most)
         after = np.log(times / predict(np.exp(tried)))
         better = np.sum(weights * after**2) <= np.sum(weights * residuals**2) * (1 + 1e-12)
-        found, damping = (tried, damping / 3) if better else (found, damping * 4)
-    residuals = np.log(times / predict(np.exp(found)))
-    return _fitted(np.exp(found), residuals, slopes(predict, np.exp(found)))
+        logs, damping = (tried, damping / 3) if better else (logs, damping * 4)
+    residuals = np.log(times / predict(np.exp(logs)))
+    return _fitted(np.exp(logs), residuals, slopes(predict, np.exp(logs)))
 
 
 def _slope(predict: Callable[[Array], Array], logs: Array, step: float = 1e-4) -> Array:
@@ -128,7 +131,7 @@ def half_width(residuals: Array, constants: int) -> float:
     count = len(residuals)
     share = min(1.0, float(np.ceil(0.8 * (count + 1))) / count)
     widened = float(np.quantile(np.abs(residuals), share)) * float(np.sqrt(count / max(1, count - constants)))
-    return max(0.02, float(np.expm1(widened)))
+    return max(LEAST_WIDTH, float(np.expm1(widened)))
 
 
 def width(sigma: float) -> float:

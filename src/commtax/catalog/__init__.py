@@ -55,15 +55,15 @@ def link(name: str) -> Link:
     """A link by key or alias; ``nvlink3@8`` has 8 of its 12 NVLinks."""
     base, counted, count = name.partition("@")
     stem = _find("links", base)
-    found = record(Link, toml("links", stem), f"links/{stem}")
+    known = record(Link, toml("links", stem), f"links/{stem}")
     if not counted:
-        return found
-    if not found.num_links or not re.fullmatch(r"\d{1,3}", count) or not 1 <= int(count) <= found.num_links:
-        rule = f"1 to {found.num_links} links are bonded in {stem}" if found.num_links else f"{stem} is not counted in links"
-        near = f"{stem}@{found.num_links}" if found.num_links else stem
+        return known
+    if not known.num_links or not re.fullmatch(r"\d{1,3}", count) or not 1 <= int(count) <= known.num_links:
+        rule = f"1 to {known.num_links} links are bonded in {stem}" if known.num_links else f"{stem} is not counted in links"
+        near = f"{stem}@{known.num_links}" if known.num_links else stem
         raise Refusal(f"link '{name}': {rule}; nearest valid: {near}", "link")
-    rate = found.bandwidth_Bps * int(count) / found.num_links
-    return replace(found, key=f"{stem}@{count}", num_links=int(count), bandwidth_Bps=rate, name=f"{found.name}, {count} links")
+    rate = known.bandwidth_Bps * int(count) / known.num_links
+    return replace(known, key=f"{stem}@{count}", num_links=int(count), bandwidth_Bps=rate, name=f"{known.name}, {count} links")
 
 
 @lru_cache(maxsize=64)
@@ -71,28 +71,28 @@ def engine(name: str) -> Engine:
     """An engine by key or alias, ``vllm`` or ``vllm@0.12``; a version without constants of its own has its neighbour's, aloud."""
     base, _, version = name.partition("@")
     stem = _find("engines", base)
-    found = record(Engine, toml("engines", stem), f"engines/{stem}", ENGINE_PARTS)
+    known = record(Engine, toml("engines", stem), f"engines/{stem}", ENGINE_PARTS)
     if version and not re.fullmatch(r"v?\d{1,9}(\.\w{1,30}){0,9}", version):
-        raise Refusal(f"engine '{name}': '{version}' is not a version (write {stem}@{found.version})", "engine")
-    if not version or version == found.version:
-        return replace(found, note="")
-    near = _nearest(version, [*found.versions, found.version])
-    constants = {name: value for name, value in found.versions.get(near, {}).items() if name != "since"}
+        raise Refusal(f"engine '{name}': '{version}' is not a version (write {stem}@{known.version})", "engine")
+    if not version or version == known.version:
+        return replace(known, note="")
+    near = _nearest(version, [*known.versions, known.version])
+    constants = {name: value for name, value in known.versions.get(near, {}).items() if name != "since"}
     same = _parts(version)[: len(_parts(near))] == _parts(near)
     note = "" if same else f"constants of {stem} {near} are used for {version}: that version is not calibrated"
-    return found.but(version=version, note=note, **constants)
+    return known.but(version=version, note=note, **constants)
 
 
 def version_at(name: str, date: str) -> str:
     """The version of an engine that was new at a date (``2025-10``); "" where its file does not say."""
-    found = engine(name).versions
-    since = {str(table.get("since", "9999")): version for version, table in found.items()}
+    known = engine(name).versions
+    since = {str(table.get("since", "9999")): version for version, table in known.items()}
     return max(((day, version) for day, version in since.items() if day <= date[: len(day)]), default=("", ""))[1]
 
 
 def _parts(version: str) -> tuple[int, ...]:
     """The numbers of a version: ``1.0.0rc3`` is 1, 0, 0."""
-    return tuple(int(found[0]) for part in version.removeprefix("v").split(".") if (found := re.match(r"\d{1,9}", part)))
+    return tuple(int(number[0]) for part in version.removeprefix("v").split(".") if (number := re.match(r"\d{1,9}", part)))
 
 
 def _nearest(version: str, known: list[str]) -> str:
@@ -131,25 +131,25 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = N
     >>> c.num_hosts, c.gpus_per_host, c.intra.key, c.inter.key, c.nics_per_host
     (2, 8, 'nvlink4', 'ib-ndr', 8)
     """
-    found = _named(text) or _counted(text)
-    if found.num_gpus > MAX_GPUS:
-        raise Refusal(f"cluster '{text}': {found.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that are modelled", "cluster")
+    place = _named(text) or _counted(text)
+    if place.num_gpus > MAX_GPUS:
+        raise Refusal(f"cluster '{text}': {place.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that are modelled", "cluster")
     if intra:
         inside = link(intra)
         if inside.scope != "intra":
-            instead = f"8x1x{found.chip.key} --inter {inside.key}"
+            instead = f"8x1x{place.chip.key} --inter {inside.key}"
             raise Refusal(f"intra '{intra}': runs between hosts; write one GPU a host, such as {instead}", "intra")
-        found = with_inside(found, inside)
+        place = with_inside(place, inside)
     if inter:
         between = link(inter)
         if between.scope != "inter":
             raise Refusal(f"inter '{inter}': runs inside a host; a fabric such as ib-ndr or 10gbe is needed between hosts", "inter")
-        found = with_between(found, between)
+        place = with_between(place, between)
     if nics is not None:
         if not 1 <= nics <= 1024:
             raise Refusal(f"nics={nics}: a host has 1 to 1,024 NICs", "nics")
-        found = replace(found, nics_per_host=nics)
-    return found
+        place = replace(place, nics_per_host=nics)
+    return place
 
 
 def _usual_nics(between: Link, place: Cluster) -> int:
@@ -162,21 +162,21 @@ def _usual_nics(between: Link, place: Cluster) -> int:
     return place.gpus_per_host if between.nic_per_gpu else 1
 
 
-def with_inside(found: Cluster, inside: Link) -> Cluster:
+def with_inside(place: Cluster, inside: Link) -> Cluster:
     """The same hosts with another link between all of their GPUs, of those that its maker's chips can have."""
-    maker = _MAKERS.get(inside.kind, found.chip.vendor)
-    if found.chip.vendor not in (maker, "generic"):
-        usual = f"; nearest: {found.chip.intra}"
+    maker = _MAKERS.get(inside.kind, place.chip.vendor)
+    if place.chip.vendor not in (maker, "generic"):
+        usual = f"; nearest: {place.chip.intra}"
         raise Refusal(
-            f"intra '{inside.key}': {inside.kind} joins {maker.upper()} chips, and {found.chip.key} is none{usual}", "intra"
+            f"intra '{inside.key}': {inside.kind} joins {maker.upper()} chips, and {place.chip.key} is none{usual}", "intra"
         )
-    domain = max(found.gpus_per_host, found.nvlink_domain) if inside.kind in _MAKERS else 1
-    return replace(found, intra=inside, nvlink_domain=domain, bridge=None)
+    domain = max(place.gpus_per_host, place.nvlink_domain) if inside.kind in _MAKERS else 1
+    return replace(place, intra=inside, nvlink_domain=domain, bridge=None)
 
 
-def with_between(found: Cluster, between: Link) -> Cluster:
+def with_between(place: Cluster, between: Link) -> Cluster:
     """The same hosts with another network between them, and its usual number of NICs."""
-    return replace(found, inter=between, nics_per_host=_usual_nics(between, found))
+    return replace(place, inter=between, nics_per_host=_usual_nics(between, place))
 
 
 def _named(text: str) -> Cluster | None:
@@ -264,7 +264,7 @@ def _in_hosts(gpus: int, kind: Chip) -> tuple[int, int, str]:
     hosts = -(-gpus // most)
     if gpus % hosts:
         near = " or ".join(f"{n}x{kind.key}" for n in (gpus // most * most, hosts * most))
-        told = f"a host holds {most}, and {gpus} are not {hosts} equal hosts"
-        raise Refusal(f"cluster '{gpus}x{kind.key}': {told}; nearest valid: {near}", "cluster")
+        rule = f"a host holds {most}, and {gpus} are not {hosts} equal hosts"
+        raise Refusal(f"cluster '{gpus}x{kind.key}': {rule}; nearest valid: {near}", "cluster")
     each, key = gpus // hosts, kind.key
     return hosts, each, f"{gpus}x{key} is read as {hosts} hosts of {each}, {hosts}x{each}x{key} (one host: 1x{gpus}x{key})"

@@ -36,6 +36,6 @@ def _is_named(known: Chip, name: str) -> bool:
         return known.vendor != "generic"
     parts = known.key.split("-")
     form = next((f for f in _FORMS if f in parts), "")
-    told = next((f for f in _FORMS if any(w.startswith(f) for w in words)), "")
+    stated = next((f for f in _FORMS if any(w.startswith(f) for w in words)), "")
     model = [p for p in parts if p not in _FORMS and not (p.isdigit() and len(p) < 4) and not p.startswith("hbm")]
-    return all(p in words for p in model) and (not form or not told or form == told)
+    return all(p in words for p in model) and (not form or not stated or form == stated)

@@ -55,8 +55,9 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
         return _textbook(cluster)
     last = asked.chain[-1]
     own = _all_paths(asked, cluster, measured)
-    made = tuple(_missing(op, cluster, last) for op in asked.ops if not any(p.op == op for p in own))
-    calibrated = not any(p.op == "all-reduce" for p in made) and any(row.measured_with(cluster) for row in last.path)
+    missing = [op for op in asked.ops if not any(p.op == op for p in own)]
+    made = tuple(_bounded(_plain_ring(op, cluster.intra, last), last, cluster) for op in missing)
+    calibrated = "all-reduce" not in missing and any(row.measured_with(cluster) for row in last.path)
     inside = _paths(last, cluster, measured) + made  # an engine's own kernels do not leave a host
     network, family = last.network, cluster.chip.family
     spreads = _spreads((asked, last), family)
@@ -131,36 +132,22 @@ def _usual_paths(one: Library, cluster: Cluster) -> tuple[Path, ...]:
     A link of another rate than the measured one keeps the latencies, so that a faster link is never slower.
     """
     family = cluster.chip.family
-    rows = [r for r in one.rows(family, cluster.intra.kind) if r.algorithm != "in-switch" or cluster.intra.switched]
+    rows = [r for r in one.rows(family, cluster.intra.kind) if r.path.algorithm != "in-switch" or cluster.intra.switched]
     paths = ((_path(row, op, cluster), family in row.families) for row in rows for op in row.ops)
     return tuple(path if own else _bounded(path, one, cluster) for path, own in paths)
 
 
 def _path(row: PathRow, op: str, cluster: Cluster) -> Path:
-    here = row.measured_with(cluster)
-    return Path(
+    here, rate = row.measured_with(cluster), cluster.intra.bandwidth_Bps / row.link.bandwidth_Bps
+    return replace(
+        row.path,
         op=op,
-        algorithm=row.algorithm,
-        bandwidth_Bps=row.bandwidth_Bps * (cluster.intra.bandwidth_Bps / row.link.bandwidth_Bps),
-        launch_s=row.launch_s,
-        hop_s=row.hop_s,
-        extra_s=row.extra_s,
-        sqrt_s=row.sqrt_s,
-        turn=row.turn,
-        min_ranks=row.min_ranks,
-        worlds=row.worlds,
-        max_bytes=_by_size(row.max_bytes),
-        contention=_by_size(row.contention) if row.of_chip(cluster.chip.key) else (),
+        bandwidth_Bps=row.path.bandwidth_Bps * rate,
+        contention=row.path.contention if row.of_chip(cluster.chip.key) else (),
         mesh=cluster.intra.mesh,
-        name=row.name,
-        source=Source("measured", row.source, row.source),
-        spread=row.spread if here else 0.0,
-        ranks=row.ranks if here else (),
+        spread=row.path.spread if here else 0.0,
+        ranks=row.path.ranks if here else (),
     )
-
-
-def _by_size(values: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    return tuple(sorted((int(size), float(value)) for size, value in values.items()))
 
 
 def _bounded(path: Path, one: Library, cluster: Cluster) -> Path:
@@ -168,13 +155,13 @@ def _bounded(path: Path, one: Library, cluster: Cluster) -> Path:
 
     Starting a collective is the chip's work: its latencies are not less on a slower link, nor more on a faster one.
     """
-    for latencies, link in _home(path, one, cluster.chip.family):
+    for home, link in _home(path, one, cluster.chip.family):
         bound = max if cluster.intra.bandwidth_Bps < link.bandwidth_Bps else min
-        path = replace(path, **{name: bound(getattr(path, name), latencies.get(name, 0.0)) for name in LATENCIES})
+        path = replace(path, **{name: bound(getattr(path, name), getattr(home, name)) for name in LATENCIES})
     return path
 
 
-def _home(path: Path, one: Library, family: str) -> list[tuple[Mapping[str, float], Link]]:
+def _home(path: Path, one: Library, family: str) -> list[tuple[Path, Link]]:
     """Latencies of the path's algorithm as measured with this generation, or its kin, by a library and those that it falls
     back on, and the link that they were measured on; where its collective was not, the plain ring's.
     """
@@ -182,27 +169,18 @@ def _home(path: Path, one: Library, family: str) -> list[tuple[Mapping[str, floa
         rows = [r for other in one.chain for r in other.path if who in r.families]
         same = [r for r in rows if path.op in r.ops]
         if same:
-            return [({name: getattr(r, name) for name in LATENCIES}, r.link) for r in same if r.algorithm == path.algorithm]
+            return [(r.path, r.link) for r in same if r.path.algorithm == path.algorithm]
         if rows:
-            ring = _plain_ring(path.op, rows[0].link.latency_s, one.chain[-1])
-            return [(ring, rows[0].link)] if path.algorithm == "ring" else []
+            return [(_plain_ring(path.op, rows[0].link, one.chain[-1]), rows[0].link)] if path.algorithm == "ring" else []
     return []
 
 
-def _missing(op: str, cluster: Cluster, last: Library) -> Path:
-    """A ring for a collective that was never measured here, at most of the link's rate."""
-    link = cluster.intra
-    ring = _plain_ring(op, link.latency_s, last)
-    rate = last.efficiency * link.bandwidth_Bps
-    path = Path(op, "ring", rate, ring["launch_s"], ring["hop_s"], mesh=link.mesh, source=Source("assumed"))
-    return _bounded(path, last, cluster)
-
-
-def _plain_ring(op: str, latency_s: float, last: Library) -> Mapping[str, float]:
-    """The latencies of a ring that nobody measured: the library's launch, and the link's latency a hop."""
+def _plain_ring(op: str, link: Link, last: Library) -> Path:
+    """A ring that nobody measured: the library's launch, the link's latency a hop, and most of the link's rate."""
     alone = op in ("send-recv", "broadcast")
     hops = 0.0 if alone or op == "all-to-all" else 2.0 if op == "all-reduce" else 1.0
-    return {"launch_s": last.launch_s + (latency_s if alone else 0.0), "hop_s": hops * latency_s}
+    launch_s, hop_s = last.launch_s + (link.latency_s if alone else 0.0), hops * link.latency_s
+    return Path(op, "ring", last.efficiency * link.bandwidth_Bps, launch_s, hop_s, mesh=link.mesh, source=Source("assumed"))
 
 
 def _textbook(cluster: Cluster) -> Fabric:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
 from commtax.catalog.loader import Table, normal, plain, record, stems, suggest, toml
-from commtax.spec import Cluster, Link
-from commtax.statement import Refusal
+from commtax.spec import Cluster, Link, Path
+from commtax.statement import Refusal, Source
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
 
@@ -18,25 +18,11 @@ OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", 
 class PathRow:
     """Constants of one algorithm for some collectives, as fitted on ``families`` of chips over the ``reference`` link."""
 
+    path: Path
     families: tuple[str, ...]
     links: tuple[str, ...]  # kinds of links that they serve
     reference: str
     ops: tuple[str, ...]
-    algorithm: str
-    bandwidth_Bps: float
-    source: str
-    name: str = ""
-    turn: int = 0
-    launch_s: float = 0.0
-    hop_s: float = 0.0
-    extra_s: float = 0.0
-    sqrt_s: float = 0.0
-    worlds: tuple[int, ...] = ()
-    max_bytes: Mapping[str, float] = field(default_factory=dict)  # by group size
-    contention: Mapping[str, float] = field(default_factory=dict)  # by group size, on the chips that it was measured on
-    min_ranks: int = 1
-    ranks: tuple[int, ...] = ()
-    spread: float = 0.0
     measured_on: tuple[str, ...] = ()  # chips; (): all of the families
 
     @property
@@ -162,7 +148,17 @@ def library_chain(name: str) -> list[str]:
 def _read(kind: str, key: str) -> Library:
     where = f"{kind}/{key}"
     table: Table = dict(toml(kind, key))
-    for name, cls in (("path", PathRow), ("spread", SpreadRow), ("fitted", FittedTable)):
+    table["path"] = [_path_row(row, f"{where}.path") for row in table.get("path", ())]
+    for name, cls in (("spread", SpreadRow), ("fitted", FittedTable)):
         table[name] = [plain(cls, row, f"{where}.{name}") for row in table.get(name, ())]
     table["network"] = plain(Network, table.get("network", {}), f"{where}.network")
     return plain(Library, table, where)
+
+
+def _path_row(row: Table, where: str) -> PathRow:
+    """What a row serves, and its constants as a path of no collective yet; sizes by group are pairs there."""
+    served = {f.name for f in fields(PathRow)}
+    facts: Table = {"op": "", **{key: value for key, value in row.items() if key not in served}}
+    facts |= {key: sorted((int(n), float(x)) for n, x in facts[key].items()) for key in ("max_bytes", "contention") if key in facts}
+    facts["source"] = Source("measured", facts["source"], facts["source"])
+    return plain(PathRow, {"path": plain(Path, facts, where), **{k: row[k] for k in served if k in row}}, where)

@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from commtax.catalog import hub
 from commtax.catalog.hf import from_config
-from commtax.catalog.loader import normal, stems, suggest
-from commtax.files import local, parse_json, read_json
+from commtax.catalog.loader import normal, plain, stems, suggest
+from commtax.files import Json, local, parse_json, read_json
 from commtax.spec import Citation, Model
 from commtax.statement import Refusal
 
-_KEYS = {"key", "aliases", "config", "source", "published"}
 MAX_HEADER_BYTES = 100 * 2**20
+Config = dict[str, Json]
+"""A ``config.json``, as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +41,45 @@ def model_keys() -> list[str]:
     return list(stems("models", ".json"))
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A file of ``models``."""
+
+    key: str
+    aliases: tuple[str, ...]
+    config: Config
+    source: Mapping[str, str]
+    published: tuple[Config, ...]
+
+
 @lru_cache(maxsize=256)
-def _file(key: str) -> dict[str, Any]:
-    table: dict[str, Any] = json.loads((files("commtax.catalog") / "models" / f"{key}.json").read_text(encoding="utf-8"))
-    unknown = set(table) - _KEYS
-    if unknown or table.get("key") != key:
-        raise Refusal(f"models/{key}: unknown keys {sorted(unknown)} or wrong key {table.get('key')!r}")
-    return table
+def _file(key: str) -> ModelFile:
+    table = json.loads((files("commtax.catalog") / "models" / f"{key}.json").read_text(encoding="utf-8"))
+    file = plain(ModelFile, table, f"models/{key}")
+    if file.key != key:
+        raise Refusal(f"models/{key}: wrong key {file.key!r}")
+    return file
 
 
 def published(key: str) -> list[Published]:
     """The published parameter counts of a bundled model."""
-    return [Published(**{**row, "source": Citation(**row["source"])}) for row in _file(key)["published"]]
+    return [Published(**{**row, "source": Citation(**row["source"])}) for row in _file(key).published]
 
 
 @lru_cache(maxsize=1)
 def _aliases() -> dict[str, str]:
-    return {normal(alias): key for key in model_keys() for alias in _file(key)["aliases"]}
+    return {normal(alias): key for key in model_keys() for alias in _file(key).aliases}
+
+
+def _key(name: str) -> str:
+    """The key of a bundled model by key or alias; "" where there is none."""
+    wanted = normal(name)
+    return wanted if wanted in model_keys() else _aliases().get(wanted, "")
 
 
 def bundled(name: str) -> Model | None:
     """A bundled model by key or alias; never a look at the disk or the network."""
-    wanted = normal(name)
-    key = wanted if wanted in model_keys() else _aliases().get(wanted)
-    return _bundled(key) if key else None
+    return _bundled(key) if (key := _key(name)) else None
 
 
 def model(name: str) -> Model:
@@ -74,9 +90,9 @@ def model(name: str) -> Model:
     """
     if not name.strip():
         raise Refusal("model: the name is empty (see commtax catalog models)", "model")
-    found = bundled(name)
-    if found:
-        return found
+    decoder = bundled(name)
+    if decoder:
+        return decoder
     path = local(name)
     if os.path.exists(path):
         return _local(path)
@@ -93,9 +109,8 @@ def model(name: str) -> Model:
 
 @lru_cache(maxsize=128)
 def _bundled(key: str) -> Model:
-    table = _file(key)
-    found = from_config(table["config"], key)
-    return replace(found, aliases=tuple(table["aliases"]), source=Citation(**table["source"]))
+    file = _file(key)
+    return replace(from_config(file.config, key), aliases=file.aliases, source=Citation(**file.source))
 
 
 def _local(path: Path) -> Model:
@@ -111,24 +126,24 @@ def _local(path: Path) -> Model:
     whole = path.is_dir() or file.name == "config.json"
     key = folder.resolve().name if whole else file.stem
     where = str((folder if whole else file).resolve())  # what an engine is started with
-    found = replace(from_config(config, key), aliases=(where,), source=Citation(str(file), "", ""))
+    decoder = replace(from_config(config, key), aliases=(where,), source=Citation(str(file), "", ""))
     shards = sorted(shard for shard in folder.glob("*.safetensors") if shard.is_file())
-    return replace(found, stored_bytes=_stored_bytes(found, shards)) if shards else found
+    return replace(decoder, stored_bytes=_stored_bytes(decoder, shards)) if shards else decoder
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> Config:
     table = read_json(file, "model")
     if not isinstance(table, dict):
         raise Refusal(f"model '{file}': not a JSON object", "model")
     return table
 
 
-def _stored_bytes(found: Model, shards: list[Path]) -> int:
+def _stored_bytes(decoder: Model, shards: list[Path]) -> int:
     """Bytes of the decoder's tensors in the files; heads for multi-token prediction and beyond-last layers left out."""
     total = 0
     for shard in shards:
         for name, entry in safetensors_header(shard)[0].items():
-            if name == "__metadata__" or _beyond(name, found.num_layers):
+            if name == "__metadata__" or _beyond(name, decoder.num_layers):
                 continue
             start, end = entry["data_offsets"]
             total += end - start
@@ -143,12 +158,10 @@ def _beyond(name: str, num_layers: int) -> bool:
     return any(int(n) >= num_layers for n in numbers) and "vision" not in name
 
 
-def config(name: str) -> dict[str, Any]:
+def config(name: str) -> Config:
     """The raw ``config.json`` of a bundled model or a local folder."""
-    wanted = normal(name)
-    key = wanted if wanted in model_keys() else _aliases().get(wanted)
-    if key:
-        return dict(_file(key)["config"])
+    if key := _key(name):
+        return dict(_file(key).config)
     path = local(name)
     file = path / "config.json" if os.path.isdir(path) else path
     if not os.path.exists(file):
@@ -158,7 +171,7 @@ def config(name: str) -> dict[str, Any]:
     return _read_json(file)
 
 
-def safetensors_header(shard: Path) -> tuple[dict[str, Any], int]:
+def safetensors_header(shard: Path) -> tuple[Config, int]:
     """The JSON header of a safetensors file, and where its data begins: eight bytes of length, then that many of JSON."""
     size = shard.stat().st_size
     with shard.open("rb") as file:
@@ -183,6 +196,6 @@ def safetensors_header(shard: Path) -> tuple[dict[str, Any], int]:
 @lru_cache(maxsize=64)
 def _from_hub(name: str) -> Model:
     """The model of a Hub id."""
-    found = from_config(_read_json(Path(hub.config_file(name))), name.split("/")[1].lower())
+    decoder = from_config(_read_json(Path(hub.config_file(name))), name.split("/")[1].lower())
     source = Citation(f"config.json of {name} on the Hugging Face Hub", f"https://huggingface.co/{name}", "")
-    return replace(found, aliases=(name,), source=source)
+    return replace(decoder, aliases=(name,), source=source)

@@ -93,8 +93,8 @@ def same_link(own: Profile, which: str, cluster: Cluster) -> bool:
 
 def usual_library(own: Profile, engine: Engine) -> str:
     """The library that the engine calls; the profile's first where that tells nothing of the engine's."""
-    told = set(own.libraries) & set(library_chain(engine.library))
-    return engine.library if told or not own.libraries else next(iter(own.libraries))
+    shared = set(own.libraries) & set(library_chain(engine.library))
+    return engine.library if shared or not own.libraries else next(iter(own.libraries))
 
 
 def paths(own: Profile, library: str, cluster: Cluster) -> Fabric:

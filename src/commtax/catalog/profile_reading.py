@@ -18,15 +18,6 @@ from commtax.statement import Refusal, Source
 VERSION = 1
 ALGORITHMS = ("ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch")
 PARTS = ("name", "chip", "kernels", "library", "libraries", "network", "links", "engine", "dtype", "sources")
-NEEDED = {
-    "gemm": ("t0", "eb", "ep", "kl", "kc", "mk", "k0", "p", "q"),
-    "decode": ("t0", "eb64", "eb128", "eb256", "tc", "kl", "kc", "p"),
-    "prefill": ("t0", "eb", "ep64", "ep128", "ep256", "c0", "tl", "p"),
-    "small": ("t0", "eb"),
-    "elementwise": ("t0", "eb"),
-    "step": ("clock", "sigma"),
-    "train": ("clock", "sigma", "tdp_w", "flash2", "triton", "attention_backward"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +120,7 @@ def _tables(part: _Part) -> Iterator[tuple[str, dict[str, float]]]:
         form, constants = name.partition(".")[0], part.part(name)
         if form not in FORMS:
             raise Refusal(f"unknown kernel table {name!r}{suggest(form, FORMS)}")
-        missing = [key for key in NEEDED[form] if key not in constants.table]
+        missing = [key for key in physics.NEEDED[form] if key not in constants.table]
         if missing:
             raise Refusal(f"kernel table {name!r} lacks {', '.join(missing)}")
         yield name, constants.numbers(physics.KERNEL)
@@ -163,8 +154,8 @@ def _path(row: Json, where: str) -> Path:
     physics.PATH["bandwidth_Bps"].read(row.get("bandwidth_Bps"), f"{where}.bandwidth_Bps")
     facts |= part.some(physics.PATH)
     facts |= {key: int(facts[key]) for key in ("turn", "min_ranks", "max_ranks") if key in facts}
-    facts |= {key: _sizes(row[key], f"{where}.{key}") for key in physics.LISTS if key in row}
-    facts |= {key: _by_size(row[key], rule, f"{where}.{key}") for key, rule in physics.PAIRS.items() if key in row}
+    facts |= {key: _sizes(row[key], f"{where}.{key}") for key in physics.GROUPS if key in row}
+    facts |= {key: _by_size(row[key], rule, f"{where}.{key}") for key, rule in physics.BY_SIZE.items() if key in row}
     if facts.get("min_ranks", 1) > facts.get("max_ranks", 2**31):
         raise Refusal(f"{where}.min_ranks={facts['min_ranks']}: at most max_ranks, {facts['max_ranks']}")
     return Path(**facts)

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
+from commtax.files import Json
 from commtax.patterns import modules
 from commtax.spec import Quant
 from commtax.statement import Refusal
 
+Config = Mapping[str, Json]
 
-def quant_from(config: Mapping[str, Any], key: str) -> Quant:
+
+def quant_from(config: Json, key: str) -> Quant:
     """The storage that a config asks for; an unknown method is refused, never guessed."""
     if not isinstance(config, Mapping):
         raise Refusal(f"model {key}: quantization_config is not a table", "model")
     try:
-        found = _read(config, key)
-        _check_names(found.ignored, key)
-        _check_names(found.only, key)
-    except (TypeError, AttributeError, KeyError, IndexError) as error:
-        raise Refusal(f"model {key}: quantization_config has a field of the wrong type ({error})", "model") from None
+        quant = _read(config, key)
     except Refusal:
         raise
+    except (TypeError, AttributeError, KeyError, IndexError) as error:
+        raise Refusal(f"model {key}: quantization_config has a field of the wrong type ({error})", "model") from None
     except ValueError as error:
         raise Refusal(f"model {key}: quantization_config has a bad number ({error})", "model") from None
-    return found
+    for names in (quant.ignored, quant.only):
+        _check_names(names, key)
+    return quant
 
 
 def _check_names(names: tuple[str, ...], key: str) -> None:
@@ -32,9 +35,11 @@ def _check_names(names: tuple[str, ...], key: str) -> None:
         modules(names)
     except ValueError as error:
         raise Refusal(f"model {key}: quantization_config: {error}", "model") from None
+    except TypeError as error:
+        raise Refusal(f"model {key}: quantization_config has a field of the wrong type ({error})", "model") from None
 
 
-def _read(config: Mapping[str, Any], key: str) -> Quant:
+def _read(config: Config, key: str) -> Quant:
     method = str(config.get("quant_method") or ("modelopt" if config.get("quant_algo") else "")).lower()
     ignored = tuple(
         str(x)
@@ -67,26 +72,16 @@ def _read(config: Mapping[str, Any], key: str) -> Quant:
     )
 
 
-def _integer(method: str, config: Mapping[str, Any], key: str, ignored: tuple[str, ...]) -> Quant:
-    bits, group = (
-        config.get("bits") or config.get("w_bit"),
-        config.get("group_size") or config.get("q_group_size") or 128,
-    )
+def _integer(method: str, config: Config, key: str, ignored: tuple[str, ...]) -> Quant:
+    bits = config.get("bits") or config.get("w_bit")
     if bits not in (4, 8):
         raise Refusal(f"model {key}: {method} with bits={bits} is not supported (4 or 8)", "model")
-    width = max(0, int(group))  # -1: one group a row
-    return Quant(
-        method,
-        f"int{bits}",
-        (1, width),
-        scale_bytes=2,
-        zero_point_bits=int(bits),
-        group_index=method == "gptq",
-        ignored=ignored,
-    )
+    width = max(0, int(config.get("group_size") or config.get("q_group_size") or 128))  # -1: one group a row
+    plain = Quant(method, f"int{bits}", (1, width), scale_bytes=2, zero_point_bits=int(bits), ignored=ignored)
+    return replace(plain, group_index=method == "gptq")
 
 
-def _modelopt(config: Mapping[str, Any], key: str, ignored: tuple[str, ...]) -> Quant:
+def _modelopt(config: Config, key: str, ignored: tuple[str, ...]) -> Quant:
     algo = str(config.get("quant_algo") or "").upper()
     if algo == "FP8":
         return Quant("modelopt", "fp8", (0, 0), ignored=ignored)
@@ -95,7 +90,7 @@ def _modelopt(config: Mapping[str, Any], key: str, ignored: tuple[str, ...]) -> 
     raise Refusal(f"model {key}: modelopt quant_algo {algo or 'missing'!r} is not supported (FP8, NVFP4)", "model")
 
 
-def _compressed(config: Mapping[str, Any], key: str, ignored: tuple[str, ...]) -> Quant:
+def _compressed(config: Config, key: str, ignored: tuple[str, ...]) -> Quant:
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or len(groups) != 1:
         raise Refusal(f"model {key}: compressed-tensors with {len(groups or ())} config_groups is not supported (1)", "model")

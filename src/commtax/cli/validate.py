@@ -31,15 +31,15 @@ def validate_command(data: Path | None, only: str, rows: Path | None, plot: Path
     """
     if plot:
         validation.check_plot(plot)
-    found = check(data, only=only, rows_to=rows)
-    priced = sum(1 for reason in found.records.skipped if not reason)
+    report = check(data, only=only, rows_to=rows)
+    priced = sum(1 for reason in report.records.skipped if not reason)
     if not priced:
-        why = next((reason for reason in found.records.skipped if reason), "the files have no rows")
+        why = next((reason for reason in report.records.skipped if reason), "the files have no rows")
         raise Refusal(f"data '{data}': nothing could be priced; first reason: {why}", "data")
     if plot:
-        validation.plot_kinds(found, plot)
+        validation.plot_kinds(report, plot)
     if as_json:
-        print_json(validation.validation_document(found))
+        print_json({**validation.validation_document(report)})
     else:
-        validation.show_validation(terminal(), found)
-    sys.exit(0 if found.ok else 1)
+        validation.show_validation(terminal(), report)
+    sys.exit(0 if report.ok else 1)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from rich.table import Table
@@ -15,26 +15,39 @@ from commtax.report.plots import COLOURS, MARKERS, SUFFIXES, save
 from commtax.statement import Refusal
 from commtax.units import format_seconds
 from commtax.validate import Bound, Records, Report
+from commtax.validate.bounds import RATES
 from commtax.validate.statistics import Figures, Key, figures, groups
 
 SHOWN = ("kind", "system", "library", "mode")
 MOST_POINTS = 120  # of one panel in a picture
-RATES = ("decode-rate", "throughput")
 
 
-def validation_document(found: Report) -> dict[str, Any]:
+Part = Mapping[str, object]
+
+
+class ValidationDocument(TypedDict):
+    schema: str
+    ok: bool
+    files: list[Part]
+    bounds: list[Part]
+    groups: list[Part]
+    skipped: list[Part]
+    worst: list[Part]
+
+
+def validation_document(report: Report) -> ValidationDocument:
     return {
         "schema": "commtax.validate/1",
-        "ok": found.ok,
-        "files": [{"name": name, "rows": rows, "priced": priced} for name, (rows, priced) in found.files.items()],
-        "bounds": [bound_document(b) for b in found.bounds],
-        "groups": [{**_plain(key), **asdict(value)} for key, value in found.groups],
-        "skipped": [{"reason": reason, "n": n} for reason, n in found.skipped],
-        "worst": [asdict(miss) for miss in found.worst],
+        "ok": report.ok,
+        "files": [{"name": name, "rows": rows, "priced": priced} for name, (rows, priced) in report.files.items()],
+        "bounds": [bound_document(b) for b in report.bounds],
+        "groups": [{**_plain(key), **asdict(value)} for key, value in report.groups],
+        "skipped": [{"reason": reason, "n": n} for reason, n in report.skipped],
+        "worst": [asdict(miss) for miss in report.worst],
     }
 
 
-def bound_document(bound: Bound) -> dict[str, Any]:
+def bound_document(bound: Bound) -> Part:
     limit = list(bound.limit) if isinstance(bound.limit, tuple) else bound.limit
     return {"name": bound.name, "limit": limit, "value": bound.value, "n": bound.n, "ok": bound.ok}
 
@@ -45,23 +58,23 @@ def _plain(key: Key) -> dict[str, int | bool | str]:
     return {name: kinds.get(name, str)(value) for name, value in key.items()}
 
 
-def show_validation(console: Any, found: Report) -> None:
-    console.print(bounds_table(found))
-    console.print(groups_table(found.records))
-    console.print(worst_table(found))
-    rows, priced = (sum(x) for x in zip(*found.files.values(), strict=True))
-    fitted = int(np.sum(found.records.fitted))
+def show_validation(console: Any, report: Report) -> None:
+    console.print(bounds_table(report))
+    console.print(groups_table(report.records))
+    console.print(worst_table(report))
+    rows, priced = (sum(x) for x in zip(*report.files.values(), strict=True))
+    fitted = int(np.sum(report.records.fitted))
     console.print(f"{priced:,} of {rows:,} rows priced; constants were fitted on {fitted:,} of the figures")
-    for reason, n in found.skipped:
+    for reason, n in report.skipped:
         console.print(f"  {n:,} not priced: {reason}")
-    console.print(Text("every stated bound holds", "bold") if found.ok else Text("a stated bound is exceeded", "bold red"))
+    console.print(Text("every stated bound holds", "bold") if report.ok else Text("a stated bound is exceeded", "bold red"))
 
 
-def bounds_table(found: Report) -> Table:
+def bounds_table(report: Report) -> Table:
     table = Table(title="Stated bounds, on rows that nothing was fitted on", title_justify="left")
     for name in ("bound", "limit", "value", "rows", "holds"):
         table.add_column(name, justify="left" if name == "bound" else "right")
-    for b in found.bounds:
+    for b in report.bounds:
         verdict = Text("NO", "red") if b.ok is False else "yes" if b.ok else "no rows"
         table.add_row(b.name, limit_text(b), value_text(b), f"{b.n:,}", verdict)
     return table
@@ -97,11 +110,11 @@ def figure_cells(f: Figures) -> tuple[str, ...]:
     return (f"{f.n:,}", f"{f.median_ape:.1%}", f"{f.p90_ape:.1%}", f"{f.bias:+.1%}", f"{f.covered:.0%}", f"{f.width:.1%}")
 
 
-def worst_table(found: Report) -> Table:
+def worst_table(report: Report) -> Table:
     table = Table(title="The worst rows (one a source, system and library)", title_justify="left")
     for name in ("kind", "row", "measured", "predicted", "likely reason"):
         table.add_column(name, justify="right" if name in ("measured", "predicted") else "left", overflow="fold")
-    for miss in found.worst:
+    for miss in report.worst:
         table.add_row(miss.kind, miss.what, quantity(miss.kind, miss.measured), quantity(miss.kind, miss.predicted), miss.reason)
     return table
 
@@ -120,7 +133,7 @@ def check_plot(path: Path) -> None:
         raise Refusal("plot: pictures need matplotlib (pip install 'commtax[plot]')", "plot") from None
 
 
-def plot_kinds(found: Report, path: Path, kinds: tuple[str, ...] = ()) -> None:
+def plot_kinds(report: Report, path: Path, kinds: tuple[str, ...] = ()) -> None:
     """Predicted over measured, log-log, one panel a kind: circles were not fitted, crosses were."""
     check_plot(path)
     import matplotlib as mpl
@@ -129,7 +142,7 @@ def plot_kinds(found: Report, path: Path, kinds: tuple[str, ...] = ()) -> None:
     mpl.rcParams.update({"svg.fonttype": "none"})
     import matplotlib.pyplot as plt
 
-    records = found.records
+    records = report.records
     shown = kinds or tuple(k for k in dict.fromkeys(records.kind.tolist()) if figures(records.where_true(records.kind == k)))
     if not shown:
         raise Refusal("plot: no row was priced", "plot")
@@ -151,9 +164,9 @@ def _panel(panel: Any, records: Records, kind: str) -> None:
         panel.plot(ends, ends * band, color="grey", linewidth=0.5, linestyle=":")
     systems = list(dict.fromkeys(records.where_true(~records.fitted).system.tolist()))[: len(COLOURS)]
     for index, system in enumerate(systems):
-        mine = _few(records.where_true((records.system == system) & ~records.fitted), MOST_POINTS // len(systems))
+        drawn = _few(records.where_true((records.system == system) & ~records.fitted), MOST_POINTS // len(systems))
         style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "s": 7, "linewidths": 0}
-        panel.scatter(mine.measured * factor, mine.predicted * factor, alpha=0.6, label=_short(str(system))[:24], **style)
+        panel.scatter(drawn.measured * factor, drawn.predicted * factor, alpha=0.6, label=_short(str(system))[:24], **style)
     fitted = _few(records.where_true(records.fitted), MOST_POINTS // 4)
     if len(fitted):
         panel.scatter(

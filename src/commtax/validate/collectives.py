@@ -11,25 +11,25 @@ from commtax import catalog
 from commtax.cost.collectives import choose, ring_factor
 from commtax.cost.inference import price, spread_of
 from commtax.cost.placement import Span
-from commtax.readers.published.collectives import Curve, Point
-from commtax.readers.published.rows import Entry
+from commtax.readers.published.collectives import Curve
+from commtax.readers.published.rows import Asked, Entry
 from commtax.spec import Fabric, Path
 from commtax.statement import Refusal
-from commtax.validate.records import Array, Predicted, Records, of_answers, unpriced
+from commtax.validate.records import Answered, Array, Records, around, of_answers, unpriced
 
 
-def answers(points: Sequence[Point]) -> Records:
+def answers(asked: Sequence[Asked[Curve]]) -> Records:
     """Every row priced, or with its reason: rows of one curve by one call."""
     curves: dict[Curve, list[Entry]] = {}
-    found = [(point.entry, None) for point in points if point.curve is None]
-    for point in points:
-        if point.curve is not None:
-            curves.setdefault(point.curve, []).append(point.entry)
-    answered = [pair for curve, entries in curves.items() for pair in _curve(curve, entries)]
-    return of_answers(sorted([*found, *answered], key=lambda pair: pair[0].row))
+    for one in asked:
+        if one.question is not None:
+            curves.setdefault(one.question, []).extend(one.entries)
+    unread: list[Answered] = [(entry, None) for one in asked if one.question is None for entry in one.entries]
+    priced = [pair for curve, entries in curves.items() for pair in _curve(curve, entries)]
+    return of_answers(sorted([*unread, *priced], key=lambda pair: pair[0].row))
 
 
-def _curve(curve: Curve, entries: list[Entry]) -> list[tuple[Entry, Predicted | None]]:
+def _curve(curve: Curve, entries: list[Entry]) -> list[Answered]:
     sizes = np.array([entry.size for entry in entries])
     try:
         predicted, width, floor = seconds(curve, sizes)
@@ -39,8 +39,7 @@ def _curve(curve: Curve, entries: list[Entry]) -> list[tuple[Entry, Predicted | 
     if not known:
         entries = [replace(entry, hint=", ".join(filter(None, (entry.hint, "link assumed")))) for entry in entries]
     rows = zip(predicted, np.broadcast_to(width, sizes.shape), floor, strict=True)
-    found = [Predicted(float(p), float(p / (1 + s)), float(p * (1 + s)), float(f)) for p, s, f in rows]
-    return list(zip(entries, found, strict=True))
+    return list(zip(entries, (around(float(p), 1 + float(s), float(f)) for p, s, f in rows), strict=True))
 
 
 def seconds(curve: Curve, nbytes: Array) -> tuple[Array, Array, Array]:

@@ -15,7 +15,7 @@ from commtax.readers.published import sweep
 from commtax.readers.published.kernels import DTYPES, KernelTable, kernel
 from commtax.spec import DTYPE_BYTES, Chip, KernelConstants
 from commtax.statement import Refusal
-from commtax.validate.records import Array, Predicted, Records, of_columns
+from commtax.validate.records import Array, Predicted, Records, around, of_columns
 
 UNMEASURED = 0.5  # half-width of the range where a family or number format has no residuals
 ENGINE = "vllm"  # the tables are of the kernels that serving engines call
@@ -64,15 +64,14 @@ def priced(one: Kernel, chip: Chip, constants: KernelConstants) -> tuple[Array, 
     return fixed + moving, np.maximum(one.nbytes / chip.memory_Bps, one.flops / peak(one, chip, constants))
 
 
-def swept(row: sweep.SweepRow, kind: str, chip: Chip) -> Predicted:
+def swept_kernel(row: sweep.SweepRow, kind: str, chip: Chip) -> Predicted:
     """One kernel of our own sweep, whose ranges are of its own residuals."""
     if row["kind"] == "prefill" and row.get("backend", "cudnn") != "cudnn":
         raise Refusal(f"attention of '{row['backend']}' is measured beside the engine's and has no constants", "backend")
     one = sweep.kernel(row)
     fixed, moving = seconds(one, chip, catalog.kernel_constants(catalog.engine(sweep.ENGINE), chip))
-    value, width = float(fixed + moving), 1 + spread(kind, sweep.ENGINE, row["dtype"])
     least = max(one.nbytes / chip.memory_Bps, one.flops / chip.flops_per_s[one.dtype])
-    return Predicted(value, value / width, value * width, float(least))
+    return around(float(fixed + moving), 1 + spread(kind, sweep.ENGINE, row["dtype"]), float(least))
 
 
 @lru_cache(maxsize=1)

@@ -28,6 +28,11 @@ class Predicted:
     hint: str = ""  # what may explain an error, where the row itself says nothing
 
 
+def around(value: float, factor: float, floor: float) -> Predicted:
+    """A prediction whose range is this factor to either side."""
+    return Predicted(value, value / factor, value * factor, floor)
+
+
 Answered = tuple[Entry, Predicted | None]
 NONE = Predicted()
 
@@ -92,7 +97,7 @@ COLUMNS = tuple(f.name for f in fields(Records))
 
 def unpriced(entry: Entry, error: ValueError) -> Entry:
     """A row whose question has no answer."""
-    return replace(entry, skipped=str(error), measured=np.nan, fitted=False)
+    return replace(entry, skipped=str(error), measured=np.nan)
 
 
 def of_answers(answers: Iterable[Answered]) -> Records:

@@ -60,11 +60,11 @@ def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = 
     parts, files = [], {}
     with Writer.to(rows_to, headers(folder, only)) if rows_to else nullcontext() as writer:
         for table in in_folder(folder, only) if folder else shipped(only):
-            found = answer(table)
-            files[table.name] = (len(table.rows), len(set(found.row[found.priced].tolist())))
+            answers = answer(table)
+            files[table.name] = (len(table.rows), len(set(answers.row[answers.priced].tolist())))
             if writer:
-                writer.write(table, found)
-            parts.append(found)
+                writer.write(table, answers)
+            parts.append(answers)
     if not parts:
         names = ", ".join(f"{name}.csv[.gz]" for name in FOLDERED)
         raise Refusal(f"data '{folder}': none of {names} or kernels/*.csv.gz is here", "data")
@@ -96,7 +96,7 @@ ANSWERS: dict[str, Callable[[Table], Records]] = {
     "inference": lambda table: steps.answers(inference.read(table.dicts()), steps.timed),
     "training_runs": lambda table: steps.answers(training.read(table.dicts()), steps.trained),
     "kernels": _kernels,
-    "h200": lambda table: steps.swept_rows(sweep.read([sweep.of_cells(row) for row in table.dicts()], SWEPT_CHIP)),
+    "h200": lambda table: steps.answers(sweep.read([sweep.of_cells(row) for row in table.dicts()], SWEPT_CHIP), steps.swept),
 }
 
 
@@ -119,10 +119,10 @@ class Writer:
         self.lines = csv.writer(file)
         self.lines.writerow(self.columns)
 
-    def write(self, table: Table, found: Records) -> None:
+    def write(self, table: Table, answers: Records) -> None:
         slots = [self.place.get(name, -1) for name in table.header]
         added = [self.place[name] for name in ADDED]
-        for values in zip(found.row.tolist(), *(found.column(name).tolist() for name in ADDED), strict=True):
+        for values in zip(answers.row.tolist(), *(answers.column(name).tolist() for name in ADDED), strict=True):
             line = [""] * len(self.columns)
             line[0] = table.name
             for slot, cell in zip(slots, table.rows[values[0]], strict=False):

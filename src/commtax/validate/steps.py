@@ -12,8 +12,8 @@ from commtax.api.serving import Simulation, serve, simulate
 from commtax.ledger import Bill
 from commtax.readers.published import inference, serving, sweep, training
 from commtax.readers.published.rows import Asked, Entry, Question
-from commtax.validate.kernels import swept
-from commtax.validate.records import Answered, Predicted, Records, of_answers, unpriced
+from commtax.validate.kernels import swept_kernel
+from commtax.validate.records import Answered, Predicted, Records, around, of_answers, unpriced
 
 TOTALS = ("step_s", "low_s", "high_s")
 
@@ -21,10 +21,10 @@ TOTALS = ("step_s", "low_s", "high_s")
 def answers(asked: Sequence[Asked[Question]], predict: Callable[[Question, tuple[Entry, ...]], list[Predicted]]) -> Records:
     """Every row priced, or with its reason; rows that share a question are priced once."""
     known: dict[int, list[Predicted] | ValueError] = {}
-    found: list[Answered] = []
+    pairs: list[Answered] = []
     for one in asked:
         if one.question is None:
-            found += [(entry, None) for entry in one.entries]
+            pairs += [(entry, None) for entry in one.entries]
             continue
         key = id(one.question)
         if key not in known:
@@ -34,10 +34,10 @@ def answers(asked: Sequence[Asked[Question]], predict: Callable[[Question, tuple
                 known[key] = error
         answer = known[key]
         if isinstance(answer, ValueError):
-            found.append((unpriced(one.entries[-1], answer), None))
+            pairs.append((unpriced(one.entries[-1], answer), None))
         else:
-            found += zip(one.entries, answer, strict=True)
-    return of_answers(found)
+            pairs += zip(one.entries, answer, strict=True)
+    return of_answers(pairs)
 
 
 def least_s(priced: StepBill) -> float:
@@ -62,9 +62,9 @@ def _mean(run: inference.Run) -> Predicted:
     return _served(loop, run.served)
 
 
-def _served(found: Simulation, name: str, floor: float = 0.0) -> Predicted:
-    low, high = found.range_of(name)
-    return Predicted(float(getattr(found, name)), float(low), float(high), floor)
+def _served(simulated: Simulation, name: str, floor: float = 0.0) -> Predicted:
+    low, high = simulated.range_of(name)
+    return Predicted(float(getattr(simulated, name)), float(low), float(high), floor)
 
 
 def _steps(run: inference.Run) -> Predicted:
@@ -83,17 +83,17 @@ def _steps(run: inference.Run) -> Predicted:
 
 def served(run: serving.Run, entries: tuple[Entry, ...]) -> list[Predicted]:
     """A row of published serving runs: one or both of its means."""
-    found = simulate(**run)
-    waits = found.running * found.setup.plan.dp < run["concurrency"]
+    simulated = simulate(**run)
+    waits = simulated.running * simulated.setup.plan.dp < run["concurrency"]
     cause = "requests wait for the cache" if waits else "launch options are not said"
     hint = "" if entries[0].hint else cause
     means = (f"{entry.kind}_s" for entry in entries)
-    return [replace(_served(found, name, _serving_floor(name, found, run)), hint=hint) for name in means]
+    return [replace(_served(simulated, name, _serving_floor(name, simulated, run)), hint=hint) for name in means]
 
 
-def _serving_floor(name: str, found: Simulation, run: serving.Run) -> float:
+def _serving_floor(name: str, simulated: Simulation, run: serving.Run) -> float:
     """Bytes over bandwidth and FLOPs over peak of the decode step, or of the request's own prompt."""
-    phase, batch = ("decode", max(1, int(found.running))) if name == "tpot_s" else ("prefill", 1)
+    phase, batch = ("decode", max(1, int(simulated.running))) if name == "tpot_s" else ("prefill", 1)
     try:
         priced = bill(
             run["model"],
@@ -116,22 +116,16 @@ def _serving_floor(name: str, found: Simulation, run: serving.Run) -> float:
 
 def trained(run: training.Run, _: tuple[Entry, ...]) -> list[Predicted]:
     """A row of published training runs."""
-    found = train_bill(**run)
-    floor = float(found.model_flops("causal")) / (found.num_gpus * found.peak_flops_per_s)
-    return [Predicted(float(found.step_s), float(found.low_s), float(found.high_s), floor)]
+    simulated = train_bill(**run)
+    floor = float(simulated.model_flops("causal")) / (simulated.num_gpus * simulated.peak_flops_per_s)
+    return [Predicted(float(simulated.step_s), float(simulated.low_s), float(simulated.high_s), floor)]
 
 
-def swept_rows(timings: Sequence[sweep.Timing]) -> Records:
-    """Rows of our own sweep: kernels, and one rank's kernels of whole steps."""
-    return of_answers(_swept(timing.entry, timing.row) for timing in timings)
-
-
-def _swept(entry: Entry, row: sweep.SweepRow) -> Answered:
-    try:
-        chip = catalog.chip(entry.system)
-        return entry, _swept_step(row, entry.system) if row["kind"] == "step" else swept(row, entry.kind, chip)
-    except ValueError as error:
-        return replace(entry, skipped=str(error), measured=float("nan")), None
+def swept(row: sweep.SweepRow, entries: tuple[Entry, ...]) -> list[Predicted]:
+    """A row of our own sweep: a kernel, or one rank's kernels of a whole step."""
+    entry = entries[0]
+    kernel_of = row["kind"] != "step"
+    return [swept_kernel(row, entry.kind, catalog.chip(entry.system)) if kernel_of else _swept_step(row, entry.system)]
 
 
 def _swept_step(row: sweep.SweepRow, chip: str) -> Predicted:
@@ -140,5 +134,5 @@ def _swept_step(row: sweep.SweepRow, chip: str) -> Predicted:
     model, phase, batch, context = row["model"], row["phase"], row["batch"], row["length"]
     priced = bill(model, f"8x{chip}", phase=phase, batch=batch, context=context, tp=row["tp"], dtype=dtype, engine=engine)
     kernels = Bill(tuple(x for x in priced.lines if x.kind == "compute"), priced.tokens)
-    value, high = float(kernels.step_s), float(kernels.high_s)
-    return Predicted(value, value * value / high, high, least_s(priced))
+    value = float(kernels.step_s)
+    return around(value, float(kernels.high_s) / value, least_s(priced))

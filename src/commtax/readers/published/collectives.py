@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from commtax import catalog
 from commtax.readers.published.names import chip_named, matched, names, network_named
-from commtax.readers.published.rows import Entry, Row, cell, described, lower, number, whole
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, number, whole
 from commtax.readers.published.splits import collective_is_fitted
 from commtax.spec import Cluster
 from commtax.statement import Refusal
@@ -32,38 +32,24 @@ class Curve:
         return self.ranks > self.inside
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One row: its place on a curve, or without one the reason in ``entry.skipped``. ``entry.size`` are its bytes."""
-
-    entry: Entry
-    curve: Curve | None
+def read(rows: Sequence[Row]) -> list[Asked[Curve]]:
+    return each(rows, _described, _ask)
 
 
-def read(rows: Sequence[Row]) -> list[Point]:
-    return [_point(index, row) for index, row in enumerate(rows)]
-
-
-def _point(index: int, row: Row) -> Point:
-    entry = replace(_described(row), row=index)
-    try:
-        curve, size, seconds = question(row), number(row, "bytes"), number(row, "time_us") * 1e-6
-    except ValueError as error:
-        return Point(replace(entry, skipped=str(error)), None)
+def _ask(row: Row, entry: Entry) -> Asked[Curve]:
+    curve, size = question(row), number(row, "bytes")
     hints, sound = _hints(row)
-    return Point(
-        replace(
-            entry,
-            kind=curve.op,
-            measured=seconds,
-            size=size,
-            where="across" if curve.crosses else curve.cluster.intra.kind,
-            hint=", ".join(hints),
-            sound=sound,
-            fitted=collective_is_fitted(entry.source, entry.system, curve.library, entry.version, curve.op, size),
-        ),
-        curve,
+    figure = replace(
+        entry,
+        kind=curve.op,
+        measured=number(row, "time_us") * 1e-6,
+        size=size,
+        where="across" if curve.crosses else curve.cluster.intra.kind,
+        hint=", ".join(hints),
+        sound=sound,
+        fitted=collective_is_fitted(entry.source, entry.system, curve.library, entry.version, curve.op, size),
     )
+    return Asked((figure,), curve)
 
 
 def question(row: Row) -> Curve:

@@ -65,8 +65,8 @@ def _ask(row: Row, entry: Entry) -> Asked[Run]:
     value = number(row, "value")
     run, hint = question(row)
     rate = "tok" in cell(row, "unit") or "per_s" in cell(row, "metric")
-    told = replace(entry, measured=value if rate else value * 1e-3, hint=hint, fitted=inference_is_fitted(row))
-    return Asked((told,), run)
+    figure = replace(entry, measured=value if rate else value * 1e-3, hint=hint, fitted=inference_is_fitted(row))
+    return Asked((figure,), run)
 
 
 def _described(row: Row) -> Entry:

@@ -53,7 +53,7 @@ def each(
 ) -> list[Asked[Question]]:
     """Every row with what may be asked of it, or the reason why nothing can; equal rows are read once."""
     known: dict[tuple[tuple[str, str], ...], Asked[Question]] = {}
-    found = []
+    asked_rows = []
     for index, row in enumerate(rows):
         key = tuple(row.items())
         if key not in known:
@@ -63,8 +63,8 @@ def each(
             except ValueError as error:
                 known[key] = Asked((replace(entry, skipped=str(error)),), None)
         asked = known[key]
-        found.append(replace(asked, entries=tuple(replace(entry, row=index) for entry in asked.entries)))
-    return found
+        asked_rows.append(replace(asked, entries=tuple(replace(entry, row=index) for entry in asked.entries)))
+    return asked_rows
 
 
 def described(row: Row, table: str) -> Entry:

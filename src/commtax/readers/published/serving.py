@@ -129,8 +129,8 @@ def _is_apart(row: Row) -> bool:
 
 def measured(row: Row) -> dict[str, float]:
     """The measured means in seconds, where the row has them."""
-    found = {"ttft_s": row.get("silicon_ttft_ms"), "tpot_s": row.get("silicon_tpot_ms")}
-    return {name: float(text) / 1e3 for name, text in found.items() if text}
+    known = {"ttft_s": row.get("silicon_ttft_ms"), "tpot_s": row.get("silicon_tpot_ms")}
+    return {name: float(text) / 1e3 for name, text in known.items() if text}
 
 
 def _size(row: Row, name: str, default: int) -> int:
@@ -141,12 +141,12 @@ def _size(row: Row, name: str, default: int) -> int:
 def _model(row: Row) -> Model:
     """The bundled model; a name with the quantisation behind it is the same model, stored so."""
     name = row.get("model_path") or ""
-    found = bundled(name) or bundled(re.sub(r"-(FP8|NVFP4|FP4)(-dynamic)?$", "", name, flags=re.I))
-    if found is None:
+    known = bundled(name) or bundled(re.sub(r"-(FP8|NVFP4|FP4)(-dynamic)?$", "", name, flags=re.I))
+    if known is None:
         raise Refusal(f"model '{name}' is not in the catalogue")
-    if row.get("gemm_quant_mode") == "fp8_block" and not found.quant:
-        return replace(found, quant=FP8_TILES)
-    return found
+    if row.get("gemm_quant_mode") == "fp8_block" and not known.quant:
+        return replace(known, quant=FP8_TILES)
+    return known
 
 
 def _engine(row: Row) -> str:

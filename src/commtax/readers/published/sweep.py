@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, cast
 
 from commtax import catalog
 from commtax.cost.compute import Kernel
 from commtax.readers.published.kernel_shapes import decode_attention, prefill_attention, product
-from commtax.readers.published.rows import Entry, Row
+from commtax.readers.published.rows import Asked, Entry, Row
 from commtax.readers.published.splits import even_hash
 from commtax.spec import DTYPE_BYTES
 
@@ -52,14 +51,6 @@ class SweepRow(TypedDict, total=False):
     median_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """A row, and what it says of itself."""
-
-    entry: Entry
-    row: SweepRow
-
-
 def load(folder: Path) -> list[SweepRow]:
     """All rows of a folder's ``*.jsonl``, headers left out."""
     lines = (line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines() if line.strip())
@@ -85,8 +76,8 @@ def kernel(row: SweepRow) -> Kernel:
     return prefill_attention(batch, length, heads, kv_heads, float(row["head_dim"]))
 
 
-def read(rows: Sequence[SweepRow], chip: str) -> list[Timing]:
-    found = []
+def read(rows: Sequence[SweepRow], chip: str) -> list[Asked[SweepRow]]:
+    asked = []
     for index, row in enumerate(rows):
         kind = row["kind"]
         entry = Entry(
@@ -106,8 +97,8 @@ def read(rows: Sequence[SweepRow], chip: str) -> list[Timing]:
             measured=float(row["median_s"]),
             hint=_hint(row),
         )
-        found.append(Timing(entry, row))
-    return found
+        asked.append(Asked((entry,), row))
+    return asked
 
 
 def is_fitted(row: SweepRow) -> bool:

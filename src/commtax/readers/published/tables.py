@@ -39,8 +39,8 @@ class Table:
         if not self.ships:
             return dicts(self.header, self.rows)
         own = names()["columns"].get(self.kind, {})
-        found = dicts([own.get(column, column) for column in self.header], self.rows)
-        return [_dated(row) for row in found] if self.kind == "serving_runs" else found
+        chosen = dicts([own.get(column, column) for column in self.header], self.rows)
+        return [_dated(row) for row in chosen] if self.kind == "serving_runs" else chosen
 
 
 def shipped(only: str = "") -> Iterator[Table]:
@@ -60,9 +60,9 @@ def in_folder(folder: Path, only: str = "") -> Iterator[Table]:
 def paths(folder: Path, only: str = "") -> Iterator[tuple[str, Path]]:
     """The tables of a folder, each once: a plain file before a gzipped one."""
     for name in FOLDERED:
-        found = next((p for p in (folder / f"{name}.csv", folder / f"{name}.csv.gz") if p.is_file()), None)
-        if found and only in ("", name):
-            yield name, found
+        chosen = next((p for p in (folder / f"{name}.csv", folder / f"{name}.csv.gz") if p.is_file()), None)
+        if chosen and only in ("", name):
+            yield name, chosen
     if only in ("", "kernels"):
         for path in sorted((folder / "kernels").glob("*.csv*")):
             if form_of(path.name) and path.name.endswith((".csv", ".csv.gz")):

@@ -47,7 +47,7 @@ def read(rows: Sequence[Row]) -> list[Asked[Run]]:
 
 def _ask(row: Row, entry: Entry) -> Asked[Run]:
     run = question(row)
-    told = replace(
+    figure = replace(
         entry,
         measured=number(row, "step_time_s"),
         tp=run["tp"],
@@ -55,7 +55,7 @@ def _ask(row: Row, entry: Entry) -> Asked[Run]:
         fitted=training_is_fitted(row),
         hint=_hint(row),
     )
-    return Asked((told,), run)
+    return Asked((figure,), run)
 
 
 def _described(row: Row) -> Entry:
