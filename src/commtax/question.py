@@ -27,3 +27,6 @@ class WhatIf:
     def beside(self, engine: Engine) -> tuple[str, ...]:
         """Axes whose collectives run beside compute."""
         return engine.trains.async_axes if self.async_axes is None else self.async_axes
+
+
+AS_IT_IS = WhatIf()

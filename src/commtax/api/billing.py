@@ -11,7 +11,8 @@ from commtax import catalog
 from commtax.api.fitting import Fit, judge_length
 from commtax.api.sending import check_backend, check_workload, context_notes, flight_notes, in_flight, workload
 from commtax.api.setup import Setup, constants_of, fabric_of, library_of, positive, setup
-from commtax.cost.inference import Pricer, comm_line, inference_bill
+from commtax.cost.inference import inference_bill
+from commtax.cost.pricing import Pricer, Terms, comm_line
 from commtax.cost.provenance import sourced
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Bill
@@ -79,7 +80,8 @@ def bill(
     work = workload(phase, together, context, speculative)
     tokens = (batch if phase in ("decode", "prefill") else work.decode_seqs + work.prefill_seqs) * asked.plan.dp
     tokens = tokens * asked.plan.replicas
-    plain = inference_bill(asked.model, asked.plan, work, asked.cluster, asked.engine, fabric, constants, settings, tokens)
+    terms = Terms(asked.model, asked.plan, asked.cluster, asked.engine, fabric, constants, settings)
+    plain = inference_bill(terms, work, tokens)
     rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp, eager)
     sources = tuple(dict.fromkeys(f"{x.kind}: {x.source}" for x in plain.lines if x.source))
     notes = (
@@ -178,7 +180,8 @@ def with_collectives(priced: StepBill, **changes: Any) -> StepBill:
     asked, settings = priced.setup, replace(priced.settings, **changes)
     if settings.eager or asked.profile:
         return again(priced, **changes)
-    pricer = Pricer(asked.plan, asked.cluster, asked.engine, fabric_of(asked, settings.library), settings.ep_backend)
+    fabric = fabric_of(asked, settings.library)
+    pricer = Pricer(Terms(asked.model, asked.plan, asked.cluster, asked.engine, fabric, constants_of(asked), settings))
     lines = tuple(comm_line(x.item, pricer, settings) if x.kind == "comm" else x for x in priced.lines)
     return replace(priced, lines=lines, settings=settings)
 

@@ -14,6 +14,7 @@ from commtax.api.setup import Setup, constants_of, fabric_of, numeric, positive,
 from commtax.arrays import pick
 from commtax.cost.inference import inference_bill
 from commtax.cost.memory import kv_bytes_per_token_layer
+from commtax.cost.pricing import Terms
 from commtax.cost.serving import (
     SPREAD,
     Load,
@@ -30,7 +31,6 @@ from commtax.cost.serving import (
 )
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Bill
-from commtax.question import WhatIf
 from commtax.spec import Cluster, Model, Number, Plan, Workload
 from commtax.statement import Note, Refusal
 from commtax.units import format_mean
@@ -302,8 +302,8 @@ def moved_s(asked: Setup, tp: Number, ahead: Number, tokens: Number, gpus: Numbe
 
 def step_bill(asked: Setup, work: Workload) -> Bill:
     """One step of one replica, line by line."""
-    fabric, constants = fabric_of(asked), constants_of(asked)
-    return inference_bill(asked.model, asked.plan, work, asked.cluster, asked.engine, fabric, constants, WhatIf(), 1)
+    terms = Terms(asked.model, asked.plan, asked.cluster, asked.engine, fabric_of(asked), constants_of(asked))
+    return inference_bill(terms, work, 1)
 
 
 def step_s(asked: Setup, work: Workload) -> Number:

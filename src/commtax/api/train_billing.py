@@ -10,6 +10,7 @@ import numpy as np
 from commtax.api.sending import check_lengths, check_train_dtype, context_notes, microbatches
 from commtax.api.setup import Setup, constants_of, fabric_of, numeric, positive, setup
 from commtax.arrays import pick
+from commtax.cost.pricing import Terms
 from commtax.cost.train_kernels import forward_flops, recomputed_flops
 from commtax.cost.train_memory import TrainMemory, training_memory
 from commtax.cost.training import TAXES, training_bill
@@ -179,7 +180,8 @@ def train_bill(
     step = TrainStep(micro_batch, context)
     fabric, constants = fabric_of(asked, library), constants_of(asked)
     tokens = batch * asked.plan.dp * context
-    plain = training_bill(asked.model, asked.plan, step, asked.cluster, asked.engine, fabric, constants, settings, tokens)
+    terms = Terms(asked.model, asked.plan, asked.cluster, asked.engine, fabric, constants, settings)
+    plain = training_bill(terms, step, tokens)
     memory = training_memory(asked.model, asked.plan, step, asked.engine)
     sources = tuple(dict.fromkeys(f"{x.kind}: {x.source}" for x in plain.lines if x.source))
     notes = (*asked.notes, *context_notes(context, asked), *((Note("assumed-links", fabric.note),) if fabric.note else ()))

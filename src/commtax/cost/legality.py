@@ -50,20 +50,12 @@ class Case:
         p = self.plan
         return p.dp * p.cp if self.engine.sends.experts_keep_tp else p.tp * p.dp
 
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A rule is broken where ``broken`` is true. ``axis`` is the size to change ("": the widest); ``says`` explains."""
-
-    name: str
-    axis: str
-    broken: Callable[[Case], Number]
-    says: Callable[[Case], str]
-
     @property
-    def names_tp(self) -> bool:
-        """Whether its sentence has one degree of tensor parallelism in it."""
-        return self.axis == "tp" or self.name == "attention-dp-whole"
+    def sizes(self) -> str:
+        """The plan's sizes in words."""
+        p = self.plan
+        servers = f"{p.replicas} replicas x " if p.replicas > 1 else ""
+        return f"{servers}tp {p.tp} x cp {p.cp} x pp {p.pp} x dp {p.dp}"
 
 
 def _kv_broken(q: Case) -> Number:
@@ -89,13 +81,6 @@ def _ep_group_broken(q: Case) -> Number:
     return (p.ep > 1) & (odd | (p.ep != p.tp * p.dp) if q.engine.sends.ep_is_tp_dp else odd)
 
 
-def _ep_group_says(q: Case) -> str:
-    p = q.plan
-    if q.engine.sends.ep_is_tp_dp:
-        return f"ep={p.ep}, but {q.engine.key} spreads experts over tp x dp = {p.tp * p.dp} ranks"
-    return f"ep={p.ep} does not divide the {q.ep_ranks} ranks that experts may be spread over"
-
-
 def _schedule_broken(q: Case) -> Number:
     p = q.plan
     return (p.pp > 1) & np.logical_not(SCHEDULES[p.schedule].legal(p.pp, p.microbatches, p.chunks))
@@ -107,119 +92,79 @@ def _groups_broken(q: Case) -> Number:
     return (p.shard != 0) & ((p.shard < 1) | (p.dp % np.maximum(1, p.shard) != 0) | within)
 
 
+def _dp_broken(q: Case) -> Number:
+    return (q.plan.ep > q.plan.tp) & (q.plan.dp > 1) & (q.plan.tp > 1) & q.engine.sends.attention_dp_whole
+
+
+def _width_broken(q: Case) -> Number:
+    return (q.experts.intermediate % expert_tp(q.plan, q.engine) != 0) & (q.model.experts is not None)
+
+
+def _sentence(rule: str, q: Case) -> str:
+    """What a rule says of a scalar plan that breaks it."""
+    p, model, moe, engine = q.plan, q.model.key, q.experts, q.engine.key
+    whole = ", ".join(str(getattr(p, name)) for name in ("tp", "pp", "dp", "ep", "cp", "microbatches"))
+    over = f"but {engine} spreads experts over tp x dp = {p.tp * p.dp} ranks"
+    odd = f"does not divide the {q.ep_ranks} ranks that experts may be spread over"
+    kept = "expert parallelism keeps experts whole"
+    needs = f"{SCHEDULES[p.schedule].needs(p.pp)} microbatches, not {p.microbatches}"
+    parts = ", ".join(str(d) for d in range(1, int(p.dp) + 1) if p.dp % d == 0) if rule == "hsdp-groups" else ""
+    return {
+        "sizes-positive": f"tp, pp, dp, ep, cp and microbatches are whole numbers of at least 1, got {whole}",
+        "gpus": f"{q.sizes} = {p.all_gpus} GPUs, and {q.cluster.key} has {q.cluster.num_gpus}",
+        "heads-divisible": f"{q.model.attention.num_heads} attention heads of {model} do not divide by tp={p.tp}",
+        "kv-heads-divisible": f"{q.kv_heads} KV heads of {model} neither divide by tp={p.tp} nor divide it",
+        "ffn-divisible": f"feed-forward width {q.dense_width} of {model} does not divide by tp={p.tp}",
+        "expert-width-divisible": f"expert width {moe.intermediate} of {model} does not divide by tp={p.tp}",
+        "quant-block-divisible": f"the quantised tiles of {model} do not divide by tp={p.tp} ({kept})",
+        "layers": f"pp={p.pp} stages, but {model} has {q.model.num_layers} layers",
+        "ep-needs-experts": f"ep={p.ep}, but {model} is dense: it has no experts to spread",
+        "experts-divisible": f"{moe.num_experts} experts of {model} do not divide by ep={p.ep}",
+        "ep-group": f"ep={p.ep}, {over}" if q.engine.sends.ep_is_tp_dp else f"ep={p.ep} {odd}",
+        "attention-dp-whole": f"tp={p.tp} with dp={p.dp}: {engine}'s attention data parallelism keeps attention whole on a GPU",
+        "cp-engine": f"cp={p.cp}: {engine} has no context parallelism that is modelled (megatron, fsdp and torchtitan have)",
+        "ep-engine": f"ep={p.ep}: {engine} has no expert parallelism",
+        "schedule-microbatches": f"schedule {p.schedule} on {p.pp} stages needs {needs}",
+        "hsdp-groups": f"hsdp={p.shard}: groups must divide dp={p.dp} (one of {parts}), and hold whole sets of experts",
+    }[rule]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule is broken where ``broken`` is true. ``axis`` is the size to change ("": the widest)."""
+
+    name: str
+    axis: str
+    broken: Callable[[Case], Number]
+
+    def says(self, q: Case) -> str:
+        return _sentence(self.name, q)
+
+    @property
+    def names_tp(self) -> bool:
+        """Whether its sentence has one degree of tensor parallelism in it."""
+        return self.axis == "tp" or self.name == "attention-dp-whole"
+
+
 RULES: tuple[Rule, ...] = (
-    Rule(
-        "sizes-positive",
-        "tp",
-        lambda q: ~_all_whole(q.plan),
-        lambda q: (
-            "tp, pp, dp, ep, cp and microbatches are whole numbers of at least 1, got "
-            + ", ".join(str(getattr(q.plan, name)) for name in ("tp", "pp", "dp", "ep", "cp", "microbatches"))
-        ),
-    ),
-    Rule(
-        "gpus",
-        "",
-        lambda q: q.plan.all_gpus > q.cluster.num_gpus,
-        lambda q: f"{_sizes(q.plan)} = {q.plan.all_gpus} GPUs, and {q.cluster.key} has {q.cluster.num_gpus}",
-    ),
-    Rule(
-        "heads-divisible",
-        "tp",
-        lambda q: q.model.attention.num_heads % q.plan.tp != 0,
-        lambda q: f"{q.model.attention.num_heads} attention heads of {q.model.key} do not divide by tp={q.plan.tp}",
-    ),
-    Rule(
-        "kv-heads-divisible",
-        "tp",
-        _kv_broken,
-        lambda q: f"{q.kv_heads} KV heads of {q.model.key} neither divide by tp={q.plan.tp} nor divide it",
-    ),
-    Rule(
-        "ffn-divisible",
-        "tp",
-        lambda q: q.dense_width % q.plan.tp != 0,
-        lambda q: f"feed-forward width {q.dense_width} of {q.model.key} does not divide by tp={q.plan.tp}",
-    ),
-    Rule(
-        "expert-width-divisible",
-        "tp",
-        lambda q: (q.experts.intermediate % expert_tp(q.plan, q.engine) != 0) & (q.model.experts is not None),
-        lambda q: f"expert width {q.experts.intermediate} of {q.model.key} does not divide by tp={q.plan.tp}",
-    ),
-    Rule(
-        "quant-block-divisible",
-        "tp",
-        _quant_block_broken,
-        lambda q: f"the quantised tiles of {q.model.key} do not divide by tp={q.plan.tp} (expert parallelism keeps experts whole)",
-    ),
-    Rule(
-        "layers",
-        "pp",
-        lambda q: q.plan.pp > q.model.num_layers,
-        lambda q: f"pp={q.plan.pp} stages, but {q.model.key} has {q.model.num_layers} layers",
-    ),
-    Rule(
-        "ep-needs-experts",
-        "ep",
-        lambda q: (q.plan.ep > 1) & (q.model.experts is None),
-        lambda q: f"ep={q.plan.ep}, but {q.model.key} is dense: it has no experts to spread",
-    ),
-    Rule(
-        "experts-divisible",
-        "ep",
-        lambda q: (q.experts.num_experts % q.plan.ep != 0) & (q.model.experts is not None),
-        lambda q: f"{q.experts.num_experts} experts of {q.model.key} do not divide by ep={q.plan.ep}",
-    ),
-    Rule("ep-group", "ep", _ep_group_broken, _ep_group_says),
-    Rule(
-        "attention-dp-whole",
-        "",
-        lambda q: (q.plan.ep > q.plan.tp) & (q.plan.dp > 1) & (q.plan.tp > 1) & q.engine.sends.attention_dp_whole,
-        lambda q: f"tp={q.plan.tp} with dp={q.plan.dp}: {q.engine.key}'s attention data parallelism keeps attention whole on a GPU",
-    ),
-    Rule(
-        "cp-engine",
-        "cp",
-        lambda q: (q.plan.cp > 1) & (q.engine.trains.context_parallel == ""),
-        lambda q: (
-            f"cp={q.plan.cp}: {q.engine.key} has no context parallelism that is modelled (megatron, fsdp and torchtitan have)"
-        ),
-    ),
-    Rule(
-        "ep-engine",
-        "ep",
-        lambda q: (q.plan.ep > 1) & (("train" in q.engine.phases) and not q.engine.sends.ep_backends),
-        lambda q: f"ep={q.plan.ep}: {q.engine.key} has no expert parallelism",
-    ),
-    Rule(
-        "schedule-microbatches",
-        "",
-        _schedule_broken,
-        lambda q: (
-            f"schedule {q.plan.schedule} on {q.plan.pp} stages needs {SCHEDULES[q.plan.schedule].needs(q.plan.pp)} microbatches, "
-            f"not {q.plan.microbatches}"
-        ),
-    ),
-    Rule(
-        "hsdp-groups",
-        "",
-        _groups_broken,
-        lambda q: (
-            f"hsdp={q.plan.shard}: groups must divide dp={q.plan.dp} (one of {_divisors(q.plan.dp)}), "
-            "and hold whole sets of experts"
-        ),
-    ),
+    Rule("sizes-positive", "tp", lambda q: ~_all_whole(q.plan)),
+    Rule("gpus", "", lambda q: q.plan.all_gpus > q.cluster.num_gpus),
+    Rule("heads-divisible", "tp", lambda q: q.model.attention.num_heads % q.plan.tp != 0),
+    Rule("kv-heads-divisible", "tp", _kv_broken),
+    Rule("ffn-divisible", "tp", lambda q: q.dense_width % q.plan.tp != 0),
+    Rule("expert-width-divisible", "tp", _width_broken),
+    Rule("quant-block-divisible", "tp", _quant_block_broken),
+    Rule("layers", "pp", lambda q: q.plan.pp > q.model.num_layers),
+    Rule("ep-needs-experts", "ep", lambda q: (q.plan.ep > 1) & (q.model.experts is None)),
+    Rule("experts-divisible", "ep", lambda q: (q.experts.num_experts % q.plan.ep != 0) & (q.model.experts is not None)),
+    Rule("ep-group", "ep", _ep_group_broken),
+    Rule("attention-dp-whole", "", _dp_broken),
+    Rule("cp-engine", "cp", lambda q: (q.plan.cp > 1) & (q.engine.trains.context_parallel == "")),
+    Rule("ep-engine", "ep", lambda q: (q.plan.ep > 1) & (("train" in q.engine.phases) and not q.engine.sends.ep_backends)),
+    Rule("schedule-microbatches", "", _schedule_broken),
+    Rule("hsdp-groups", "", _groups_broken),
 )
-
-
-def _sizes(plan: Plan) -> str:
-    servers = f"{plan.replicas} replicas x " if plan.replicas > 1 else ""
-    return f"{servers}tp {plan.tp} x cp {plan.cp} x pp {plan.pp} x dp {plan.dp}"
-
-
-def _divisors(n: Number) -> str:
-    return ", ".join(str(d) for d in range(1, int(n) + 1) if n % d == 0)
+"""In the order in which they are asked: the first that is broken is said."""
 
 
 def _whole(value: Number) -> Mask:
@@ -267,7 +212,10 @@ def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:
     if not code:
         return
     rule, case = RULES[code - 1], Case(model, cluster, plan, engine)
-    raise Refusal(f"{rule.name}: {rule.says(case)}{_nearest(rule, case)}")
+    axis = rule.axis or max(AXES, key=lambda name: int(getattr(plan, name)))
+    values = [] if rule.name == "sizes-positive" else _nearest(axis, case)
+    near = f"; nearest legal {axis}: {' or '.join(map(str, values))}" if values else ""
+    raise Refusal(f"{rule.name}: {rule.says(case)}{near}", axis if values else "", values)
 
 
 def legal_values(axis: str, model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[int]:
@@ -281,14 +229,11 @@ def legal_values(axis: str, model: Model, cluster: Cluster, plan: Plan, engine: 
     return [int(v) for v in values[ok]]
 
 
-def _nearest(rule: Rule, q: Case) -> str:
-    if rule.name == "sizes-positive":
-        return ""
-    axis = rule.axis or max(AXES, key=lambda name: int(getattr(q.plan, name)))
+def _nearest(axis: str, q: Case) -> list[int]:
+    """The legal values of an axis on either side of what the plan has."""
     wanted = int(getattr(q.plan, axis))
     values = legal_values(axis, q.model, q.cluster, q.plan, q.engine)
-    near = [v for v in values if v < wanted][-1:] + [v for v in values if v > wanted][:1]
-    return f"; nearest legal {axis}: {' or '.join(map(str, near))}" if near else ""
+    return [v for v in values if v < wanted][-1:] + [v for v in values if v > wanted][:1]
 
 
 def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[Note]:
@@ -308,9 +253,14 @@ def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[No
     elif model.num_layers % pp:
         sizes = [len(r) for r in stage_layers(model, pp, engine.sends.odd_layers)]
         found.append(_uneven(model, sizes))
-    idle = cluster.num_gpus - int(plan.all_gpus)
+    idle, sizes_of = cluster.num_gpus - int(plan.all_gpus), Case(model, cluster, plan, engine).sizes
     if idle > 0:
-        found.append(Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({_sizes(plan)} = {plan.all_gpus})"))
+        found.append(
+            Note(
+                "idle-gpus",
+                f"{idle} of {cluster.num_gpus} GPUs idle ({sizes_of} = {plan.all_gpus})",
+            )
+        )
     return found
 
 

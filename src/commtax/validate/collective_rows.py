@@ -13,8 +13,8 @@ import numpy as np
 
 from commtax import catalog
 from commtax.cost.collectives import choose, ring_factor
-from commtax.cost.inference import price, spread_of
 from commtax.cost.placement import Span
+from commtax.cost.pricing import price, spread_of
 from commtax.spec import Cluster, Fabric, Path
 from commtax.validate.chip_names import chip_named
 from commtax.validate.records import Answer, Records, Row, UnpricedError, number, of_answers, whole
