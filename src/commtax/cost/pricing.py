@@ -14,7 +14,7 @@ from commtax.cost.experts import expected_destinations
 from commtax.cost.kernels import kernel_source, peak
 from commtax.cost.placement import Span, span
 from commtax.cost.provenance import sourced
-from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Item, Line, Via
+from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Item, Line, Via, pass_of
 from commtax.question import AS_IT_IS, WhatIf
 from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan
 from commtax.statement import Source
@@ -39,10 +39,9 @@ class Terms:
 
 def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, t: Terms) -> Line:
     """A kernel's line from its fixed and moving seconds."""
-    item = Item(
-        kernel.what, "", kernel.form, kernel.nbytes, 1, count, "", None, kernel.form, kernel.part, kernel.place, kernel.stage
-    )
-    item = replace(item, op=f"{item.form}, {item.during}") if item.stage else item
+    form, stage = kernel.form, kernel.stage
+    how = f"{form}, {pass_of(stage)}" if stage else form
+    item = Item(kernel.what, "", how, kernel.nbytes, 1, count, "", None, form, kernel.part, kernel.place, stage)
     rate, source = peak(kernel, t.cluster.chip, t.constants), kernel_source(kernel, t.constants)
     return Line("compute", item, *times, source=source, flops=kernel.flops, sigma=sigma, peak_flops_per_s=rate)
 
