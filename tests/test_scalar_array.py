@@ -16,6 +16,7 @@ from commtax.catalog.fabric import fabric, kernel_constants
 from commtax.cost.collectives import Choice, Network
 from commtax.cost.compute import Kernel, step_kernels
 from commtax.cost.placement import Span
+from commtax.cost.pricing import Terms
 from commtax.cost.serving import Load, Served, Steps
 from commtax.ledger import Item, Line
 from commtax.question import WhatIf
@@ -67,6 +68,7 @@ SAMPLES = {
     Fabric: fabric("vllm", CLUSTER),
     KernelConstants: kernel_constants(ENGINE, CLUSTER.chip),
     WhatIf: WhatIf(async_axes=("dp", "cp", "ep")),
+    Terms: Terms(MODEL, PLAN, CLUSTER, ENGINE, fabric("vllm", CLUSTER), kernel_constants(ENGINE, CLUSTER.chip)),
     list[Kernel]: [KERNEL],
     Load: Load(
         np.array([2, 30, 300]), np.array([100, 5000, 900]), np.array([10, 300, 20]), np.array([20, 300, 900]), np.array([0, 0.1, 0])
@@ -135,7 +137,7 @@ def at(value, i):
         is_dataclass(value)
         and not isinstance(value, type)
         and type(value).__name__
-        in ("Plan", "Workload", "TrainStep", "Kernel", "Span", "Choice", "Network", "Load", "Steps", "Served")
+        in ("Plan", "Workload", "TrainStep", "Kernel", "Span", "Choice", "Network", "Load", "Steps", "Served", "Terms")
     ):
         return replace(value, **{f.name: at(getattr(value, f.name), i) for f in fields(value)})
     return value

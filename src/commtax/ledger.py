@@ -39,6 +39,11 @@ NO_NOTE, NO_SOURCE = Note("", ""), Source("")
 LAUNCH_FLOOR = Note("launch-floor", "the launch floor without graphs")
 
 
+def pass_of(stage: Stage) -> str:
+    """Weight gradients are a part of backward."""
+    return "backward" if stage == "weight-gradient" else stage
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """One kind of collective in a step, or a kernel's launches. ``what`` and ``note`` are for people and decide nothing.
@@ -63,8 +68,8 @@ class Item:
 
     @property
     def during(self) -> str:
-        """The pass that it belongs to: weight gradients are a part of backward."""
-        return "backward" if self.stage == "weight-gradient" else self.stage
+        """The pass that it belongs to."""
+        return pass_of(self.stage)
 
     @property
     def whole_axis(self) -> str:

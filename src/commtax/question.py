@@ -66,6 +66,9 @@ class WhatIf:
         return engine.trains.async_axes if self.async_axes is None else self.async_axes
 
 
+AS_IT_IS = WhatIf()
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a launch command limits; 0 leaves it to the engine."""
@@ -140,7 +143,7 @@ class Question:
     context: Number = 1024  # cached tokens a sequence in decode, prompt length in prefill, sequence length in training
     micro_batch: Number = 1  # training: sequences that pass the stages together
     speculative: int = 0  # drafted tokens a sequence
-    what_if: WhatIf = WhatIf()
+    what_if: WhatIf = AS_IT_IS
     limits: Limits = Limits()
     requests: Requests = Requests()
     goal: Goal = Goal()

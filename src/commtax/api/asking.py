@@ -17,6 +17,7 @@ from commtax.catalog import profile as overlay
 from commtax.cost import legality
 from commtax.cost.memory import check_stored, on_chip
 from commtax.cost.placement import used_of_domain
+from commtax.cost.pricing import Terms
 from commtax.question import PHASES, Question
 from commtax.spec import DTYPE_BYTES, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Profile
 from commtax.statement import Note, Refusal
@@ -145,6 +146,11 @@ def constants_of(q: Question) -> KernelConstants:
     if q.profile:
         return overlay.constants(q.profile, q.engine, q.cluster.chip)
     return catalog.kernel_constants(q.engine, q.cluster.chip)
+
+
+def terms_of(q: Question) -> Terms:
+    """What its steps are priced from."""
+    return Terms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), constants_of(q), q.what_if)
 
 
 def _remarks(q: Question) -> Iterator[Note]:

@@ -10,11 +10,12 @@ from typing import Any, Unpack
 import numpy as np
 
 from commtax import catalog
-from commtax.api.asking import constants_of, context_notes, fabric_of, settled, unsettled
+from commtax.api.asking import context_notes, settled, terms_of, unsettled
 from commtax.api.checking import check_arithmetic
 from commtax.api.options import StepOptions
 from commtax.arrays import pick
-from commtax.cost.inference import Pricer, comm_line, inference_bill
+from commtax.cost.inference import inference_bill
+from commtax.cost.pricing import Pricer, comm_line
 from commtax.cost.provenance import sourced
 from commtax.cost.traffic import padded_rows
 from commtax.cost.train_kernels import forward_flops, recomputed_flops
@@ -181,14 +182,13 @@ def _known(q: Question) -> StepBill:
 def _priced(q: Question) -> StepBill:
     q = settled(q)
     check_arithmetic(q)
-    fabric, constants = fabric_of(q), constants_of(q)
+    terms = terms_of(q)
     if q.trains:
-        plain = training_bill(q.model, q.plan, q.step, q.cluster, q.engine, fabric, constants, q.what_if, q.tokens)
-        rows = q.micro_batch * q.context
+        plain, rows = training_bill(terms, q.step, q.tokens), q.micro_batch * q.context
     else:
-        plain = inference_bill(q.model, q.plan, q.work, q.cluster, q.engine, fabric, constants, q.what_if, q.tokens)
+        plain = inference_bill(terms, q.work, q.tokens)
         rows = padded_rows(q.work.rows, q.work, q.engine, q.plan.tp, q.what_if.eager)
-    own = [Note("assumed-links", fabric.note)] if fabric.note else []
+    own = [Note("assumed-links", terms.fabric.note)] if terms.fabric.note else []
     notes = (*q.notes, *_step_notes(q, rows), *own, *_untaken(plain, q))
     return StepBill(plain.lines, plain.tokens, q, rows, notes)
 
@@ -240,7 +240,7 @@ def with_collectives(priced: StepBill, **changes: Any) -> StepBill:
     q = priced.setup.but(**changes)
     if q.what_if.eager or q.profile or q.trains:
         return price(q)
-    pricer = Pricer(q.plan, q.cluster, q.engine, fabric_of(q), q.what_if.ep_backend)
+    pricer = Pricer(terms_of(q))
     lines = tuple(comm_line(x.item, pricer, q.what_if) if x.kind == "comm" else x for x in priced.lines)
     return replace(priced, lines=lines, setup=q)
 

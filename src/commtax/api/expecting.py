@@ -10,8 +10,8 @@ from commtax import catalog
 from commtax.api.checking import positive
 from commtax.catalog import profile as overlay
 from commtax.cost.collectives import ring_factor
-from commtax.cost.inference import price, source_of, spread_of
 from commtax.cost.placement import Span
+from commtax.cost.pricing import price, source_of, spread_of
 from commtax.spec import Cluster, Fabric, Number, Profile
 from commtax.statement import Refusal, Source
 

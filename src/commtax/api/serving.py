@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from commtax.api import checking
-from commtax.api.asking import constants_of, context_notes, fabric_of, settled, unsettled
+from commtax.api.asking import context_notes, settled, terms_of, unsettled
 from commtax.api.checking import positive
 from commtax.api.fitting import cache_tokens, step_limits
 from commtax.api.options import RequestOptions
@@ -30,7 +30,7 @@ from commtax.cost.serving import (
 )
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Bill
-from commtax.question import SPREAD, Question, Requests, WhatIf
+from commtax.question import AS_IT_IS, SPREAD, Question, Requests
 from commtax.spec import Cluster, Model, Number, Plan, Workload
 from commtax.statement import Note, Refusal
 from commtax.units import format_mean
@@ -266,8 +266,7 @@ def moved_s(asked: Question, tp: Number, ahead: Number, tokens: Number, gpus: Nu
 
 def step_bill(asked: Question, work: Workload) -> Bill:
     """One step of one replica, line by line."""
-    fabric, constants = fabric_of(asked), constants_of(asked)
-    return inference_bill(asked.model, asked.plan, work, asked.cluster, asked.engine, fabric, constants, WhatIf(), 1)
+    return inference_bill(terms_of(asked.but(what_if=AS_IT_IS)), work, 1)
 
 
 def step_s(asked: Question, work: Workload) -> Number:

@@ -192,25 +192,31 @@ def _latent_projections(s: _Step, a: Attention, m: Latent, count: int) -> Iterat
 
 
 def _attention(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
-    """Decode reads every cached key and value; prefill computes the causal half of new x (past + new)."""
-    plan, work, tp = s.plan, s.work, s.plan.tp
-    kv_heads = 1.0 if a.latent else a.num_kv_heads / np.minimum(tp, a.num_kv_heads)
-    heads = a.num_heads / tp
-    per_token = kv_bytes_per_token_layer(replace(a, indexer=None), tp, plan.kv_dtype)
+    yield _decode_attention(s, a, count)
+    yield _prefill_attention(s, a, count)
+
+
+def _cache(s: _Step, a: Attention) -> tuple[Number, Number]:
+    """KV heads of a rank, and the bytes that a token has in its cache (a selector's keys are read beside it)."""
+    kv_heads = 1.0 if a.latent else a.num_kv_heads / np.minimum(s.plan.tp, a.num_kv_heads)
+    return kv_heads, kv_bytes_per_token_layer(replace(a, indexer=None), s.plan.tp, s.plan.kv_dtype)
+
+
+def _decode_attention(s: _Step, a: Attention, count: int) -> Kernel:
+    """Decode reads every cached key and value."""
+    seqs, work, heads = s.work.decode_seqs, s.work, a.num_heads / s.plan.tp
+    kv_heads, per_token = _cache(s, a)
     k_dim = a.latent.kv_rank + a.latent.rope_dim if a.latent else a.head_dim
     v_dim = a.latent.kv_rank if a.latent else a.v_head_dim
-    seqs = work.decode_seqs
     length = _seen(work.cached_tokens / np.maximum(1, seqs) + work.rows_per_seq, a)
-    flops = 2 * seqs * work.rows_per_seq * heads * length * (k_dim + v_dim)
-    some = pick(np.asarray(seqs) > 0, count, 0)
-    yield Kernel(
+    return Kernel(
         "decode attention",
         "decode",
-        some,
-        flops,
-        seqs * length * per_token,
-        dtype=plan.activations_dtype,
-        weight_bytes=DTYPE_BYTES[plan.kv_dtype],
+        pick(np.asarray(seqs) > 0, count, 0),
+        flops=2 * seqs * work.rows_per_seq * heads * length * (k_dim + v_dim),
+        nbytes=seqs * length * per_token,
+        dtype=s.plan.activations_dtype,
+        weight_bytes=DTYPE_BYTES[s.plan.kv_dtype],
         batch=seqs,
         heads=heads * work.rows_per_seq,
         kv_heads=kv_heads,
@@ -219,21 +225,23 @@ def _attention(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
         part="attention",
         place="decode",
     )
-    new = work.prefill_tokens / np.maximum(1, work.prefill_seqs)
-    past = work.past_tokens / np.maximum(1, work.prefill_seqs)
-    pairs = _pairs(new, past, a)
-    flops = 2 * work.prefill_seqs * heads * pairs * (a.head_dim + a.v_head_dim)
-    moved = work.prefill_tokens * (heads * (a.head_dim + a.v_head_dim)) * DTYPE_BYTES[plan.activations_dtype]
-    moved = moved + work.prefill_seqs * (new + past) * per_token
-    prompts = pick(np.asarray(work.prefill_tokens) > 0, count, 0)
-    yield Kernel(
+
+
+def _prefill_attention(s: _Step, a: Attention, count: int) -> Kernel:
+    """Prefill computes the causal half of new x (past + new)."""
+    seqs, tokens, heads = s.work.prefill_seqs, s.work.prefill_tokens, a.num_heads / s.plan.tp
+    kv_heads, per_token = _cache(s, a)
+    new, past = tokens / np.maximum(1, seqs), s.work.past_tokens / np.maximum(1, seqs)
+    width = a.head_dim + a.v_head_dim
+    moved = tokens * (heads * width) * DTYPE_BYTES[s.plan.activations_dtype]
+    return Kernel(
         "prefill attention",
         "prefill",
-        prompts,
-        flops,
-        moved,
-        dtype=plan.activations_dtype,
-        batch=work.prefill_seqs,
+        pick(np.asarray(tokens) > 0, count, 0),
+        flops=2 * seqs * heads * _pairs(new, past, a) * width,
+        nbytes=moved + seqs * (new + past) * per_token,
+        dtype=s.plan.activations_dtype,
+        batch=seqs,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=a.head_dim,

@@ -2,281 +2,49 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 import numpy as np
 
-from commtax.arrays import pick, some
-from commtax.cost.collectives import Choice, Network, across, choose, reason
 from commtax.cost.compute import Kernel, step_kernels
-from commtax.cost.experts import expected_destinations
-from commtax.cost.kernels import kernel_source, peak, seconds, sigma
-from commtax.cost.placement import Span, span
+from commtax.cost.kernels import seconds, sigma
+from commtax.cost.pricing import Pricer, Terms, comm_line, kernel_line
 from commtax.cost.provenance import sourced
 from commtax.cost.traffic import inference, padded_rows
-from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Bill, Item, Line, Via
-from commtax.question import WhatIf
-from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Workload
+from commtax.ledger import Bill, Item, Line
+from commtax.spec import Number, Workload
 from commtax.statement import Source
 
-UNMEASURED = 0.6  # half-width of the range of a group that nobody measured
-NCCL_ALGORITHMS = ("ring", "ring-simple", "tree")  # NCCL's, whoever calls it
-MEASURED_RANKS = 8  # the largest group inside one domain that the libraries were measured on
 
-
-def inference_bill(
-    model: Model,
-    plan: Plan,
-    work: Workload,
-    cluster: Cluster,
-    engine: Engine,
-    fabric: Fabric,
-    constants: KernelConstants,
-    settings: WhatIf,
-    tokens: Number,
-) -> Bill:
+def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
     """Price one step: what every kernel and every collective of it costs one rank, one after the other.
 
     Decode and prefill collectives sit on the critical path: nothing of them hides unless ``settings.overlap`` says so.
     """
-    rows = padded_rows(work.rows, work, engine, plan.tp, settings.eager)
-    lines = [_served_line(k, cluster, constants, settings) for k in step_kernels(model, plan, work, rows, engine)]
-    items = inference(model, plan, work, engine, ep_backend=settings.ep_backend, eager=settings.eager)
-    pricer = Pricer(plan, cluster, engine, fabric, settings.ep_backend)
-    comm = [comm_line(i, pricer, settings) for i in items]
-    lines += [_host_line(lines, comm, plan, work, engine, settings), *comm]
-    return Bill(tuple(lines), tokens)
+    ran = t.settings
+    rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
+    kernels = [_served_line(k, t) for k in step_kernels(t.model, t.plan, work, rows, t.engine)]
+    pricer = Pricer(t)
+    items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
+    comm = [comm_line(i, pricer, ran) for i in items]
+    return Bill((*kernels, _host_line([*kernels, *comm], work, t), *comm), tokens)
 
 
-def _served_line(kernel: Kernel, cluster: Cluster, constants: KernelConstants, settings: WhatIf) -> Line:
+def _served_line(kernel: Kernel, t: Terms) -> Line:
     idle = np.ndim(kernel.count) == 0 and kernel.count == 0
     # In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
-    clock = constants.tables["step.bf16"]["clock"]
-    fixed, moving = (0.0, 0.0) if idle else seconds(kernel, cluster.chip, constants, clock)
-    times = (fixed * settings.slow_rank, moving * settings.slow_rank)
-    return kernel_line(kernel, kernel.count, times, sigma(kernel, constants), cluster.chip, constants)
+    clock, slow = t.constants.tables["step.bf16"]["clock"], t.settings.slow_rank
+    fixed, moving = (0.0, 0.0) if idle else seconds(kernel, t.cluster.chip, t.constants, clock)
+    return kernel_line(kernel, kernel.count, (fixed * slow, moving * slow), sigma(kernel, t.constants), t)
 
 
-def kernel_line(
-    kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, chip: Chip, constants: KernelConstants
-) -> Line:
-    """A kernel's line from its fixed and moving seconds."""
-    item = Item(
-        kernel.what, "", kernel.form, kernel.nbytes, 1, count, "", None, kernel.form, kernel.part, kernel.place, kernel.stage
-    )
-    item = replace(item, op=f"{item.form}, {item.during}") if item.stage else item
-    rate, source = peak(kernel, chip, constants), kernel_source(kernel, constants)
-    return Line("compute", item, *times, source=source, flops=kernel.flops, sigma=sigma, peak_flops_per_s=rate)
-
-
-class Pricer:
-    """Prices the collectives of one plan; equal tensors over one axis are priced once."""
-
-    def __init__(self, plan: Plan, cluster: Cluster, engine: Engine, fabric: Fabric, ep_backend: str = "") -> None:
-        self.plan, self.cluster, self.engine, self.fabric = plan, cluster, engine, fabric
-        self.exchange = fabric.exchanges.get(ep_backend.replace("_", "-"))
-        self.pairs = Pricer(plan, cluster.as_pairs, engine, fabric.pairs, ep_backend) if fabric.pairs else None
-        self._spans: dict[str, Span] = {}
-        self._prices: dict[tuple[str, str, int, int], tuple[Item, Choice]] = {}
-        self._names: dict[str, tuple[str, ...]] = {}
-
-    def span(self, axis: str) -> Span:
-        if axis not in self._spans:
-            self._spans[axis] = span(axis, self.plan, self.cluster, self.engine)
-        return self._spans[axis]
-
-    def priced_by(self, item: Item) -> tuple[Fabric, str]:
-        """Whose paths carry an item, and what it is called there: tokens may reach experts by kernels of their own."""
-        if self.exchange and item.axis == "ep" and item.op == "all-to-all":
-            return self.exchange, item.place
-        return self.fabric, item.op
-
-    def names(self, item: Item) -> tuple[str, ...]:
-        """Names of all paths of a collective, inside and across, and of both links."""
-        fabric, op = self.priced_by(item)
-        if op not in self._names:
-            prefix = "" if fabric.flat or fabric.network_direct else "hierarchical "
-            inside = [p.name or p.algorithm for p in fabric.paths[op]]
-            across = [f"{prefix}{p.name or p.algorithm}" for p in fabric.network_paths[op]]
-            self._names[op] = (*inside, *across, self.cluster.intra.key, self.cluster.inter.key)
-        return self._names[op]
-
-    def via(self, item: Item, path: int) -> Via:
-        """How the path of that number runs. An engine's own kernels stand before those of the library that it falls back on."""
-        fabric, op = self.priced_by(item)
-        inside = fabric.paths[op]
-        if path >= len(inside) and not (fabric.flat or fabric.network_direct):
-            return "hierarchical"
-        if fabric is self.exchange:
-            return "custom"
-        first = path < len(inside) - len(fabric.network_paths[op]) and inside[path].algorithm not in NCCL_ALGORITHMS
-        return "custom" if first or (path < len(inside) and inside[path].own) else ""
-
-    def price(self, item: Item) -> Choice:
-        fabric, op = self.priced_by(item)
-        key = (op, item.axis, id(item.nbytes), id(item.ranks))
-        if key not in self._prices:  # the item is kept so that its arrays, whose identity is the key, live on
-            where = self.span(item.axis)
-            found = price(op, item.nbytes, item.ranks, where, self.cluster, fabric, _once_a_host(item, where))
-            self._prices[key] = (item, found)
-        return self._prices[key][1]
-
-
-def comm_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
-    """One collective, priced on the links its group spans; what this plan does not send costs nothing."""
-    if not item.is_sent:
-        return Line("comm", item, 0.0, 0.0, source=sourced(pricer.priced_by(item)[0].label))
-    paired = pricer.span(item.axis).paired
-    if pricer.pairs is None or not some(paired):
-        return _sent_line(item, pricer, settings)
-    bridged = _sent_line(item, pricer.pairs, settings)
-    return bridged if np.all(paired) else _either(paired, bridged, _sent_line(item, pricer, settings))
-
-
-def _either(condition: Number, yes: Line, no: Line) -> Line:
-    """The line of some plans where a condition holds, and of the others where not."""
-    behind = len(no.names)
-    codes = {name: pick(condition, getattr(yes, name) + behind, getattr(no, name)) for name in ("link", "algorithm")}
-    parts = ("fixed_s", "moving_s", "hidden_s", "sigma")
-    return replace(no, names=no.names + yes.names, **codes, **{x: pick(condition, getattr(yes, x), getattr(no, x)) for x in parts})
-
-
-def _sent_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
-    """One collective, whatever its group, on the links of one pricer."""
-    fabric, op = pricer.priced_by(item)
-    where, chosen = pricer.span(item.axis), pricer.price(item)
-    names, inside = pricer.names(item), len(fabric.paths[op])
-    crosses, why = where.crosses, NO_NOTE
-    via: Via = ""
-    algorithm = pick(crosses, chosen.path + inside, chosen.path)
-    link = pick(crosses, len(names) - 1, len(names) - 2)
-    alone = not isinstance(algorithm, np.ndarray) and not isinstance(link, np.ndarray)
-    if alone:
-        path = (*fabric.paths[op], *fabric.network_paths[op])[int(algorithm)]
-        why = reason(path, float(item.nbytes), int(min(where.ranks_per_domain, item.ranks)), bool(crosses))
-        via = pricer.via(item, int(algorithm))
-        algorithm, link = names[int(algorithm)], names[int(link)]
-    latency, wire = chosen.latency_s * settings.latency_scale, chosen.wire_s / settings.bandwidth_scale
-    if settings.eager:
-        floor = (fabric.eager_floor_s - wire) * (np.asarray(item.ranks) > 1)
-        why = LAUNCH_FLOOR if np.all(floor > latency) else why
-        latency = np.maximum(latency, floor)
-    hidden = settings.overlap * item.count * (latency + wire)
-    outside = not fabric.flat and some(crosses)
-    most = int(item.ranks if alone else np.max(item.ranks))
-    source = source_of(fabric, op, int(chosen.path if alone else np.max(chosen.path)), most, outside, float(np.max(chosen.inside)))
-    spread = spread_of(fabric, op, item.nbytes, item.ranks, chosen, pricer.cluster, outside, eager=settings.eager)
-    sigma = (np.log1p(spread) if isinstance(spread, np.ndarray) else math.log1p(spread)) / Z80
-    return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source, via, sigma=sigma)
-
-
-def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool, inside: float = 0.0) -> Source:
-    """What the price of a collective rests on; groups beyond the measured ones are assumed.
-
-    Across hosts it is the network, unless most of the time (``inside``) goes by inside them, on a link that is assumed.
-    """
-    outside, label, taken = crosses and not fabric.flat, sourced(fabric.label), fabric.paths[op][path]
-    seen = fabric.network_ranks if outside else taken.ranks
-    if seen and not seen[0] <= ranks <= seen[-1]:
-        return _assumed(f"measured on {' to '.join(map(str, dict.fromkeys(seen)))} ranks", f"ranks {seen[0]} {seen[-1]}")
-    if outside:
-        return label if inside > 0.5 and label.kind == "assumed" else sourced(fabric.network_label)
-    if taken.own:
-        return sourced(taken.source)
-    if label.kind != "calibrated":
-        return label
-    if sourced(taken.source).kind == "assumed":
-        return _assumed(f"{op} was never measured on this link", f"{op} unmeasured")
-    return _assumed(f"measured on up to {MEASURED_RANKS} ranks", "more ranks") if ranks > MEASURED_RANKS else label
-
-
-def _assumed(why: str, basis: str) -> Source:
-    return Source("assumed", f"assumed: {why}", basis)
-
-
-def spread_of(
-    fabric: Fabric, op: str, nbytes: Number, ranks: Number, chosen: Choice, cluster: Cluster, crosses: bool, *, eager: bool = False
-) -> Number:
-    """Half-width of the 80 % range of a collective as a factor, from the residuals of what it is priced with."""
-    if fabric.flat:
-        return 0.0
-    known = sourced(fabric.label).kind == "calibrated" and not some(ranks > MEASURED_RANKS)
-    where = "across" if crosses else "eager" if eager and known else cluster.intra.kind
-    usual = fabric.spread_across if crosses else fabric.spread
-    found = _residual(fabric, op, nbytes, where, known) if fabric.spreads else usual
-    if crosses and fabric.spreads:  # no surer than the stage inside the hosts, by its share of the time
-        measured = sourced(fabric.label).kind == "calibrated" and cluster.domain <= MEASURED_RANKS
-        found = np.maximum(found, chosen.inside * _residual(fabric, op, nbytes, cluster.intra.kind, measured))
-    if crosses and not fabric.network_ranks:
-        return found
-    if crosses:
-        seen = fabric.network_ranks
-        return pick(np.logical_and(ranks >= seen[0], ranks <= seen[-1]), found, np.maximum(found, UNMEASURED))
-    for index, path in enumerate(fabric.paths[op]):
-        if path.spread:  # a machine's own fit
-            inside = np.logical_and(ranks >= path.ranks[0], ranks <= path.ranks[-1]) if path.ranks else True
-            found = pick(chosen.path == index, pick(inside, path.spread, max(path.spread, UNMEASURED)), found)
-    return found
-
-
-def _residual(fabric: Fabric, op: str, nbytes: Number, where: str, measured: bool) -> Number:
-    """Half-width by place, collective and size. What was not measured (another chip, more ranks) is "assumed", by link."""
-    place = where if measured or where == "across" else f"assumed {where}"
-    if place not in {s.where for s in fabric.spreads}:
-        place = "across" if where == "across" else "" if measured else "assumed"
-    usual = fabric.spread_across if place == "across" else fabric.spread
-    mine = [s for s in fabric.spreads if s.where == place and (not s.ops or op in s.ops)]
-    if not isinstance(nbytes, np.ndarray):
-        return next((s.factor for s in mine if nbytes <= s.max_bytes), usual)
-    return np.select([nbytes <= s.max_bytes for s in mine], [s.factor for s in mine], usual) if mine else usual + 0.0 * nbytes
-
-
-def _once_a_host(item: Item, where: Span) -> Number:
-    """Share of a routed item's bytes that the NICs carry: one copy a host, forwarded inside to the ranks that want it."""
-    if item.routed is None:
-        return 1.0
-    return expected_destinations(item.routed, where.domains) / expected_destinations(item.routed, where.ranks)
-
-
-def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, outside: Number = 1.0) -> Choice:
-    """A collective inside a fast domain, or over several of them through the hosts' NICs, which carry ``outside`` of its bytes."""
-    if not some(where.crosses):
-        return choose(fabric.paths[op], nbytes, ranks)
-    here = choose(fabric.paths[op], nbytes, ranks)
-    inside_ranks = np.minimum(where.ranks_per_domain, ranks)
-    if fabric.flat:
-        return _where(where.crosses, choose(fabric.network_paths[op], nbytes, ranks), here)
-    inside = choose(fabric.network_paths[op], nbytes, inside_ranks)
-    hosts_per_domain = max(1, cluster.domain // cluster.gpus_per_host)
-    total = cluster.nics_per_host * hosts_per_domain * cluster.inter.bandwidth_Bps
-    # Groups side by side share the NICs: a GPU's own, or those of a host among all that run there.
-    users = cluster.domain if cluster.inter.nic_per_gpu else pick(np.asarray(where.used) > 0, where.used, cluster.domain)
-    share = np.minimum(1.0, inside_ranks / users)
-    hop = fabric.network_hops * cluster.inter.latency_s
-    constants = (fabric.network_efficiency, fabric.network_norm, fabric.network_pipelining, fabric.network_direct)
-    network = Network(total * share, hop, *constants)
-    # In an all-to-all every rank of a host sends its own buffer; other collectives carry one tensor for the host.
-    carried = nbytes * inside_ranks if op in ("all-to-all", "dispatch", "combine") else nbytes
-    over = across(op, carried * outside, inside, np.maximum(1, where.domains), network)
-    return _where(where.crosses, over, here)
-
-
-def _where(condition: Number, yes: Choice, no: Choice) -> Choice:
-    parts = ((yes.latency_s, no.latency_s), (yes.wire_s, no.wire_s), (yes.path, no.path), (yes.inside, no.inside))
-    return Choice(*(pick(condition, a, b) for a, b in parts))
-
-
-def _host_line(lines: list[Line], comm: list[Line], plan: Plan, work: Workload, engine: Engine, settings: WhatIf) -> Line:
+def _host_line(lines: list[Line], work: Workload, t: Terms) -> Line:
     """Time that the GPU waits for the host: scheduling each step, and without graphs launching every kernel."""
-    waiting: Number = (
-        engine.host.host_s + engine.host.host_s_per_doubling * np.log2(plan.tp * 1.0) + engine.host.host_s_per_seq * work.samples
-    )
-    if settings.eager:
-        launches = sum((line.item.count for line in (*lines, *comm)), start=0.0)
-        busy = sum((line.total_s for line in (*lines, *comm)), start=0.0)
-        waiting = waiting + np.maximum(0, launches * engine.host.launch_s - busy)
-    unmeasured = Source("assumed" if engine.host.host_s else "by definition")
-    source = sourced(engine.host.host_label or "calibrated") if engine.host.calibrated else unmeasured
+    host = t.engine.host
+    waiting: Number = host.host_s + host.host_s_per_doubling * np.log2(t.plan.tp * 1.0) + host.host_s_per_seq * work.samples
+    if t.settings.eager:
+        launches = sum((line.item.count for line in lines), start=0.0)
+        busy = sum((line.total_s for line in lines), start=0.0)
+        waiting = waiting + np.maximum(0, launches * host.launch_s - busy)
+    unmeasured = Source("assumed" if host.host_s else "by definition")
+    source = sourced(host.host_label or "calibrated") if host.calibrated else unmeasured
     item = Item("scheduling and launches", "", "host", 0.0, 1, waiting * 0 + 1)
-    return Line("host", item, waiting, 0.0, source=source, sigma=engine.host.sigma_host)
+    return Line("host", item, waiting, 0.0, source=source, sigma=host.sigma_host)

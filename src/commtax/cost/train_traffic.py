@@ -143,7 +143,8 @@ def _tied_and_norms(model: Model, plan: Plan, engine: Engine, layers: Number) ->
     """Gradients that are summed beside data parallelism: a tied table's two copies, norms under sequence parallelism."""
     grads = DTYPE_BYTES[plan.grads_dtype]
     table = model.vocab * model.hidden * share("vocab", model, plan, engine) * grads
-    twice = pick((np.asarray(plan.pp) > 1) & model.tied, 1, 0)
+    apart = SCHEDULES[plan.schedule].directions == 1  # else the first rank has the last stage too
+    twice = pick((np.asarray(plan.pp) > 1) & (model.tied and apart), 1, 0)
     norms = sum(t.size * model.layers.count(t.where) for t in inventory(model) if t.part == "norm" and t.where >= 0)
     per_stage = norms * layers / model.num_layers * grads
     tied = Item("tied embedding gradients", "pp", "all-reduce", table, plan.pp * 0 + 2, twice, "first and last stage")
@@ -158,7 +159,7 @@ def _mirrored(model: Model, plan: Plan, engine: Engine) -> Item:
     nbytes = updated_params(model, plan, engine) * DTYPE_BYTES[plan.grads_dtype]
     count = pick(np.asarray(plan.pp) > 1, 1, 0)
     both = Item("mirrored stage gradients", "pp", "all-reduce", nbytes, plan.pp * 0 + 2, count, "the other direction's stages")
-    return replace(both, part="stages", stage="once", overlaps_with="every forward")
+    return replace(both, part="stages", stage="once")
 
 
 def updated_params(model: Model, plan: Plan, engine: Engine) -> Number:

@@ -14,16 +14,16 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.cost import train_kernels
 from commtax.cost.compute import Kernel
-from commtax.cost.inference import Pricer, comm_line, kernel_line
 from commtax.cost.kernels import seconds
 from commtax.cost.overlap import hidden_s
+from commtax.cost.pricing import Pricer, Terms, comm_line, kernel_line
 from commtax.cost.schedules import SCHEDULES, idle_s
 from commtax.cost.stages import fill_factor
 from commtax.cost.tensors import stage_layers
 from commtax.cost.train_traffic import by_pp, fullest_layers, training, updated_params
-from commtax.ledger import Bill, Item, Line, Window
+from commtax.ledger import Bill, Item, Line, Stage, Window
 from commtax.question import WhatIf
-from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, TrainStep
+from commtax.spec import Chip, Engine, KernelConstants, Model, Number, Plan, TrainStep
 from commtax.statement import Source
 
 TAXES = ("dp", "tp", "pp", "ep", "cp")
@@ -57,24 +57,13 @@ def power_clock(chip: Chip, constants: KernelConstants) -> float:
     return float(min(1.0, (chip.tdp_w / usual) ** (1 / 3))) if chip.tdp_w and usual else 1.0
 
 
-def training_bill(
-    model: Model,
-    plan: Plan,
-    step: TrainStep,
-    cluster: Cluster,
-    engine: Engine,
-    fabric: Fabric,
-    constants: KernelConstants,
-    settings: WhatIf,
-    tokens: Number,
-) -> Bill:
+def training_bill(t: Terms, step: TrainStep, tokens: Number) -> Bill:
     """Price one optimiser step of one rank of the stage that sets the pace."""
-    compute, times = _compute(model, plan, step, cluster, engine, constants, settings)
-    pricer = Pricer(plan, cluster, engine, fabric)
-    items = [_as_launched(i, plan, engine, settings, times.head_share) for i in training(model, plan, step, engine)]
-    comm = _overlapped([comm_line(i, pricer, _scales(i, settings)) for i in items], times, plan, engine, settings)
-    bubble = _bubble(comm, times, model, plan)
-    return Bill((*compute, bubble, *comm), tokens)
+    compute, times = _compute(t, step)
+    pricer = Pricer(t)
+    items = [_as_launched(i, t, times.head_share) for i in training(t.model, t.plan, step, t.engine)]
+    comm = _overlapped([comm_line(i, pricer, _scales(i, t.settings)) for i in items], times, t)
+    return Bill((*compute, _bubble(comm, times, t.model, t.plan), *comm), tokens)
 
 
 def _scales(item: Item, settings: WhatIf) -> WhatIf:
@@ -83,52 +72,45 @@ def _scales(item: Item, settings: WhatIf) -> WhatIf:
     return WhatIf(latency_scale=settings.latency_scale, bandwidth_scale=settings.bandwidth_scale * slow)
 
 
-def _compute(
-    model: Model,
-    plan: Plan,
-    step: TrainStep,
-    cluster: Cluster,
-    engine: Engine,
-    constants: KernelConstants,
-    settings: WhatIf,
-) -> tuple[list[Line], Times]:
+def _compute(t: Terms, step: TrainStep) -> tuple[list[Line], Times]:
+    model, plan, m = t.model, t.plan, t.plan.microbatches
+    passes = t.engine.trains.eager_passes if t.settings.eager else t.engine.trains.elementwise_passes
     layers = fullest_layers(model, plan)
-    passes = engine.trains.eager_passes if settings.eager else engine.trains.elementwise_passes
-    one = train_kernels.forward(model, plan, step, engine, layers, passes, settings.imbalance)
-    priced = _Priced(cluster.chip, constants, engine, settings)
-    ahead = priced.lines(one.layers, plan.microbatches)
-    again = priced.lines(train_kernels.recomputed(one.layers, plan, engine), plan.microbatches)
-    back = priced.lines(train_kernels.backward(one.layers), plan.microbatches)
-    share = _head_share(model, plan, _total(ahead, again, back) / layers, plan.microbatches * priced.seconds(one.head))
-    ends = priced.lines(one.head, plan.microbatches * share)
-    ends_back = priced.lines(train_kernels.backward(one.head), plan.microbatches * share)
-    last = priced.lines([train_kernels.update(updated_params(model, plan, engine))], 1)
-    m, layer = plan.microbatches, [*ahead, *again, *back]
-    grads = [x for x in back if x.item.stage == "weight-gradient"]
+    one = train_kernels.forward(model, plan, step, t.engine, layers, passes, t.settings.imbalance)
+    priced = _Priced(t)
+    repeated = train_kernels.recomputed(one.layers, plan, t.engine)
+    inside = priced.lines([*one.layers, *repeated, *train_kernels.backward(one.layers)], m)
+    share = _head_share(model, plan, _total(inside) / layers, m * priced.seconds(one.head))
+    ends = priced.lines([*one.head, *train_kernels.backward(one.head)], m * share)
+    last = priced.lines([train_kernels.update(updated_params(model, plan, t.engine))], 1)
+
+    def seconds(lines: list[Line], *stages: Stage) -> Number:
+        return _total([x for x in lines if x.item.stage in stages]) / m
+
     times = Times(
-        forward=_total(ahead) / m,
-        inputs=(_total(back, again) - _total(grads)) / m,
-        weights=_total(grads) / m,
-        head_forward=_total(ends) / m,
-        head_backward=_total(ends_back) / m,
+        forward=seconds(inside, "forward"),
+        inputs=seconds(inside, "backward", "recompute"),
+        weights=seconds(inside, "weight-gradient"),
+        head_forward=seconds(ends, "forward"),
+        head_backward=seconds(ends, "backward", "weight-gradient"),
         head_share=share,
-        attention=_total([x for x in layer if x.item.part == "attention"]) / m,
-        experts=_total([x for x in layer if x.item.part in ("experts", "shared expert")]) / m,
-        products=_total([x for x in layer if x.item.form == "gemm"]) / m,
+        attention=_total([x for x in inside if x.item.part == "attention"]) / m,
+        experts=_total([x for x in inside if x.item.part in ("experts", "shared expert")]) / m,
+        products=_total([x for x in inside if x.item.form == "gemm"]) / m,
     )
-    return [*layer, *ends, *ends_back, *last], times
+    return [*inside, *ends, *last], times
 
 
 class _Priced:
     """Kernels to lines; a kernel that runs forward and again in backward is priced once."""
 
-    def __init__(self, chip: Chip, constants: KernelConstants, engine: Engine, settings: WhatIf) -> None:
-        self.chip, self.constants = chip, constants
-        table, power = constants.tables["train.bf16"], power_clock(chip, constants)
+    def __init__(self, t: Terms) -> None:
+        self.terms, self.chip, self.constants = t, t.cluster.chip, t.constants
+        table, power = self.constants.tables["train.bf16"], power_clock(self.chip, self.constants)
         self.clock = power * table["clock"]  # hours of dense products draw the clock down
-        self.attention = power * table.get(engine.trains.attention, 1.0)
+        self.attention = power * table.get(t.engine.trains.attention, 1.0)
         self.attention_backward = self.attention * table["attention_backward"]
-        self.scale, self.least = settings.slow_rank, engine.host.launch_s if settings.eager else 0.0
+        self.scale, self.least = t.settings.slow_rank, t.engine.host.launch_s if t.settings.eager else 0.0
         self.sigma = table["sigma"]
         self._known: dict[tuple[object, ...], tuple[Kernel, Number, Number]] = {}
 
@@ -138,7 +120,7 @@ class _Priced:
         return sum((k.count * sum(self._parts(k)) for k in both), start=0.0)
 
     def lines(self, kernels: list[Kernel], times: Number) -> list[Line]:
-        return [self._line(k, times) for k in kernels]
+        return [kernel_line(k, k.count * times, self._parts(k), self.sigma, self.terms) for k in kernels]
 
     def _rate(self, kernel: Kernel) -> float:
         """Arithmetic over that of the constants: fused attention has kernels of its own for either direction."""
@@ -155,13 +137,9 @@ class _Priced:
             self._known[key] = kernel, fixed * self.scale, moving * self.scale
         return self._known[key][1:]
 
-    def _line(self, kernel: Kernel, times: Number) -> Line:
-        fixed, moving = self._parts(kernel)
-        return kernel_line(kernel, kernel.count * times, (fixed, moving), self.sigma, self.chip, self.constants)
 
-
-def _total(*groups: list[Line]) -> Number:
-    return sum((line.total_s for lines in groups for line in lines), start=0.0)
+def _total(lines: list[Line]) -> Number:
+    return sum((line.total_s for line in lines), start=0.0)
 
 
 def _head_share(model: Model, plan: Plan, layer_s: Number, head_s: Number) -> Number:
@@ -182,12 +160,13 @@ def _outer_layers(model: Model, pp: int, directions: int) -> float:
     return (len(stages[-1]) + len(stages[0])) / 2 if directions > 1 else len(stages[-1])
 
 
-def _as_launched(item: Item, plan: Plan, engine: Engine, settings: WhatIf, head_share: Number) -> Item:
+def _as_launched(item: Item, t: Terms, head_share: Number) -> Item:
     """Gradients go in buckets; the busiest expert rank sends more; a stage between the ends has neither embedding nor head."""
+    plan, trains = t.plan, t.engine.trains
     if item.axis == "ep":
-        return replace(item, nbytes=item.nbytes * settings.imbalance)
-    if item.axis in ("dp", "edp") and plan.zero < 3 and engine.trains.bucket_bytes:
-        bucket = np.maximum(engine.trains.bucket_bytes, engine.trains.bucket_bytes_per_rank * plan.dp)
+        return replace(item, nbytes=item.nbytes * t.settings.imbalance)
+    if item.axis in ("dp", "edp") and plan.zero < 3 and trains.bucket_bytes:
+        bucket = np.maximum(trains.bucket_bytes, trains.bucket_bytes_per_rank * plan.dp)
         pieces = np.maximum(1, np.ceil(item.nbytes / bucket))
         return replace(item, nbytes=item.nbytes / pieces, count=item.count * pieces)
     alone = not isinstance(plan.pp, np.ndarray) and plan.pp == 1
@@ -197,10 +176,10 @@ def _as_launched(item: Item, plan: Plan, engine: Engine, settings: WhatIf, head_
     return item
 
 
-def _overlapped(lines: list[Line], times: Times, plan: Plan, engine: Engine, settings: WhatIf) -> list[Line]:
+def _overlapped(lines: list[Line], times: Times, t: Terms) -> list[Line]:
     """Give every collective its window and what of it hides there. Collectives that share a window take of it in turn."""
-    free = _Windows(times, plan, engine)
-    return [_hide(line, free, engine, settings) if line.item.is_sent else line for line in lines]
+    free = _Windows(times, t.plan, t.engine)
+    return [_hide(line, free, t.engine, t.settings) if line.item.is_sent else line for line in lines]
 
 
 def _hide(line: Line, free: _Windows, engine: Engine, settings: WhatIf) -> Line:
