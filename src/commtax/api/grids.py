@@ -157,18 +157,18 @@ def _links(here: Priced) -> list[Column]:
     cluster, batch = here.setup.cluster, _batch(here)
     own = cluster.intra.key if cluster.num_hosts == 1 or cluster.gpus_per_host > 1 else cluster.inter.key
     title = own if cluster.num_hosts == 1 else f"{cluster.intra.key}, {cluster.inter.key}"
-    found = [Column(title, batch, cluster, {})]
+    columns = [Column(title, batch, cluster, {})]
     for link in map(catalog.link, LINKS):
         if link.key == own or (link.scope == "intra" and link.key == cluster.intra.key):
             continue
         if link.scope == "intra":
             if cluster.gpus_per_host > 1:
-                found.append(Column(link.key, batch, catalog.with_inside(cluster, link), {"intra": link.key}))
+                columns.append(Column(link.key, batch, catalog.with_inside(cluster, link), {"intra": link.key}))
         elif cluster.num_hosts > 1:
             if link.key != cluster.inter.key:
-                found.append(Column(f"{link.key} between", batch, catalog.with_between(cluster, link), {"inter": link.key}))
+                columns.append(Column(f"{link.key} between", batch, catalog.with_between(cluster, link), {"inter": link.key}))
         else:
             names = {"cluster": f"{cluster.num_gpus}x1x{cluster.chip.key}", "intra": "", "inter": link.key}
             apart = catalog.cluster(names["cluster"], inter=link.key)
-            found.append(Column(f"{link.key}, one a host", batch, apart, names))
-    return found
+            columns.append(Column(f"{link.key}, one a host", batch, apart, names))
+    return columns

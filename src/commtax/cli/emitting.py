@@ -16,12 +16,12 @@ def show_priced(
     """One step with all that was asked for beside it; what follows from it is computed once."""
     from commtax.report import bills
 
-    told, commands = Explained(priced), emitted(priced, emit)
-    write_bill_page(html, told)
+    step, commands = Explained(priced), emitted(priced, emit)
+    write_bill_page(html, step)
     if as_json:
-        print_json(bills.bill_document(told, num_tokens, measured_mfu), **({"emit": commands} if emit else {}))
+        print_json(bills.bill_document(step, num_tokens, measured_mfu), **({"emit": commands} if emit else {}))
     else:
-        bills.show_bill(terminal(), told, num_tokens, measured_mfu)
+        bills.show_bill(terminal(), step, num_tokens, measured_mfu)
         show_emitted(commands)
 
 
@@ -42,8 +42,8 @@ def emitted(priced: Priced, engine: str) -> dict[str, str]:
     launch = launch_command(asked.model, asked.plan, engine, asked.cluster, limits)
     batch = int(priced.batch) * int(asked.plan.dp) * int(asked.plan.replicas)
     bench = benchmark_command(asked.model, engine, input_len=max(1, int(priced.context)), concurrency=batch, spread=0.0)
-    found = {"launch": launch, "benchmark": bench, "collective": nccl_command(priced)}
-    return {name: text for name, text in found.items() if text}
+    commands = {"launch": launch, "benchmark": bench, "collective": nccl_command(priced)}
+    return {name: text for name, text in commands.items() if text}
 
 
 def show_emitted(commands: dict[str, str]) -> None:

@@ -67,13 +67,7 @@ def _list(kinds: tuple[str, ...], as_json: bool) -> None:
         if kind == "models":
             tables.show_models(console, [catalog.model(k) for k in catalog.model_keys()])
         else:
-            tables.show_things(
-                console,
-                [catalog.chip(k) for k in catalog.keys("chips")] if kind == "chips" else [],
-                [catalog.link(k) for k in catalog.keys("links")] if kind == "links" else [],
-                [catalog.cluster(k) for k in catalog.keys("clusters")] if kind == "clusters" else [],
-                [catalog.engine(k) for k in catalog.keys("engines")] if kind == "engines" else [],
-            )
+            tables.show_things(console, [LOADERS[kind](k) for k in catalog.keys(kind)])
         console.print()
 
 

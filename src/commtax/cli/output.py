@@ -36,15 +36,15 @@ def terminal() -> Any:
 def remarks() -> list[str]:
     """Remarks of the running command on what was pasted; they join the answer's own."""
     context = click.get_current_context(silent=True)
-    found: list[str] = context.meta.setdefault("commtax.remarks", []) if context else []
-    return found
+    joined: list[str] = context.meta.setdefault("commtax.remarks", []) if context else []
+    return joined
 
 
 def carried() -> dict[str, Any]:
     """Limits and devices of what was pasted, for a command that is written again (``--emit``)."""
     context = click.get_current_context(silent=True)
-    found: dict[str, Any] = context.meta.setdefault("commtax.carried", {}) if context else {}
-    return found
+    limits: dict[str, Any] = context.meta.setdefault("commtax.carried", {}) if context else {}
+    return limits
 
 
 def how_read(place: Cluster) -> Cluster:
@@ -66,8 +66,8 @@ def print_json(document: object, **more: object) -> None:
     """A document, and what else the command tells in it."""
     from commtax.report.documents import plain
 
-    told = plain(document) | plain(more)
+    tree = plain(document) | plain(more)
     if remarks():
-        told["notes"] = list(dict.fromkeys([*told.get("notes", []), *remarks()]))
-    text = json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False)
-    click.echo(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text))
+        tree["notes"] = list(dict.fromkeys([*tree.get("notes", []), *remarks()]))
+    text = json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False)
+    click.echo(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda sign: f"\\u{ord(sign[0]):04x}", text))

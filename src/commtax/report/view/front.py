@@ -62,12 +62,12 @@ class TrainedFront(TrainedPlans):
 def serving_front(a: ServingPlans) -> ServedFront:
     rows, best = _with_winner(a)
     points = [_point(a, rows, i, i == best) for i in _thinned(rows, best)]
-    told = vars(plans_document(a, TOP))
-    why = told["why"]
+    document = vars(plans_document(a, TOP))
+    why = document["why"]
     none = "no plan meets the limits" if len(a.near) else "no plan fits in memory"
     sentence = f"Run {why[0]}, {int(a.plans.concurrency[0]):,} clients." if why else none
-    told |= {"front": points, "why": [*why, lengths_note(a.goal.spread)] if why else []}
-    return ServedFront(**told, sentence=sentence, x_title="tokens/s a user", y_title="tokens/s a GPU")
+    document = {**document, "front": points, "why": [*why, lengths_note(a.goal.spread)] if why else []}
+    return ServedFront(**document, sentence=sentence, x_title="tokens/s a user", y_title="tokens/s a GPU")
 
 
 def _with_winner(a: ServingPlans) -> tuple[Columns, int]:
@@ -92,12 +92,12 @@ def _thinned(rows: Columns, best: int) -> list[int]:
 
 def _point(a: ServingPlans, rows: Columns, i: int, best: bool) -> Point:
     ttft, tpot = (format_seconds(float(getattr(rows, n)[i])) for n in ("ttft_s", "tpot_s"))
-    words, apart, copies = a.words(rows, i), int(rows.mode[i]) == 1, int(rows.replicas[i])
-    text = f"{words}; {int(rows.concurrency[i]):,} clients, TTFT {ttft}, TPOT {tpot}, {float(rows.tokens_per_s[i]):,.0f} tokens/s"
+    name, apart, copies = a.words(rows, i), int(rows.mode[i]) == 1, int(rows.replicas[i])
+    text = f"{name}; {int(rows.concurrency[i]):,} clients, TTFT {ttft}, TPOT {tpot}, {float(rows.tokens_per_s[i]):,.0f} tokens/s"
     one = f" of one of {copies} servers" if copies > 1 else ""
     text += f"; loads the decode step{one}" + ("" if apart else ", without other requests' prompts")
     x, y = float(rows.tokens_per_s_per_user[i]), float(rows.tokens_per_s_per_gpu[i])
-    return Point(words, x, y, best, text, served_patch(a, rows, i))
+    return Point(name, x, y, best, text, served_patch(a, rows, i))
 
 
 def served_patch(a: ServingPlans, rows: Columns, i: int) -> dict[str, Value]:
@@ -111,8 +111,8 @@ def training_front(a: TrainPlans) -> TrainedFront:
     rows = a.plans.take(_undominated(a.plans)) if len(a.plans) else a.near
     points = [_trained(a, rows, i, i == 0 and bool(len(a.plans))) for i in range(min(MOST, len(rows)))]
     sentence = f"Run {a.explain(0)[0]}" if len(a.plans) else "no plan fits in memory; the nearest are shown"
-    told = vars(plans_document(a, TOP))
-    return TrainedFront(**told, front=points, sentence=sentence, x_title="memory a rank, GB", y_title="MFU")
+    document = vars(plans_document(a, TOP))
+    return TrainedFront(**document, front=points, sentence=sentence, x_title="memory a rank, GB", y_title="MFU")
 
 
 def _undominated(rows: TrainColumns) -> np.ndarray[Any, Any]:
@@ -122,7 +122,7 @@ def _undominated(rows: TrainColumns) -> np.ndarray[Any, Any]:
 
 
 def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Point:
-    kind, words = a.kinds[int(rows.kind[i])], a.words(rows, i)
+    kind, name = a.kinds[int(rows.kind[i])], a.words(rows, i)
     step, held = format_seconds(float(rows.step_s[i])), format_bytes(float(rows.memory_bytes[i]))
     micro, dp = int(rows.micro_batch[i]), int(rows.dp[i])
     sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "dp", "ep", "cp")}
@@ -132,6 +132,6 @@ def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Point:
         "sch": kind.schedule,
         **({"v": kind.chunks} if kind.chunks > 1 else {}),
     }
-    text = f"{words}; {kind}; step {step}, MFU {float(rows.mfu[i]):.1%}, {held} a rank"
+    text = f"{name}; {kind}; step {step}, MFU {float(rows.mfu[i]):.1%}, {held} a rank"
     patch: dict[str, Value] = {**sizes, **kinds, "sp": 1, "b": micro, "n": a.global_batch // dp // micro, "s": a.seq}
-    return Point(words, float(rows.memory_bytes[i]) / 1e9, float(rows.mfu[i]), best, text, patch)
+    return Point(name, float(rows.memory_bytes[i]) / 1e9, float(rows.mfu[i]), best, text, patch)
