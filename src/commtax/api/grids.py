@@ -21,6 +21,8 @@ MICRO = (1, 2, 4, 8, 16, 32)
 MOST_TP = 128
 Changes = Mapping[str, int | float | str | None]
 """What a cell, a button or a slider sets, by name."""
+Seen = dict[tuple[object, ...], Priced]
+"""Steps by their sizes and cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,13 @@ class Grid:
     note: str
 
 
-def grid(here: Priced, kind: str) -> Grid:
-    """The heat map of one kind around a step. A row pays where it gives more than the last row before it that fits."""
+def grid(here: Priced, kind: str, seen: Seen | None = None) -> Grid:
+    """The heat map of one kind around a step. A row pays where it gives more than the last row before it that fits.
+
+    Maps around one step share cells: those that are ``seen`` are not priced again.
+    """
+    seen = {} if seen is None else seen
+    seen[_key(_sizes(here, int(here.setup.plan.tp), _batch(here)), here.setup.cluster)] = here
     training, tp = isinstance(here, TrainBill), int(here.setup.plan.tp)
     columns = _links(here) if kind == "tp-link" else _batches(here)
     degrees = _degrees(here)
@@ -70,7 +77,7 @@ def grid(here: Priced, kind: str) -> Grid:
     before: dict[int, float] = {}
     for row, degree in enumerate(degrees):
         for index, column in enumerate(columns):
-            cell = _cell(Cell(row, index), here, degree, column)
+            cell = _cell(Cell(row, index), here, degree, column, seen)
             if cell.fits and cell.rate is not None:  # what fits nowhere is no alternative
                 cell = replace(cell, pays=cell.rate > before[index] if index in before else None)
                 before[index] = cell.rate or 0.0
@@ -109,11 +116,16 @@ def _degrees(here: Priced) -> list[int]:
     return sorted({tp for tp in legal if tp & (tp - 1) == 0 and tp <= most} | {int(asked.plan.tp)})
 
 
-def _cell(empty: Cell, here: Priced, tp: int, column: Column) -> Cell:
-    now, same = _sizes(here, int(here.setup.plan.tp), _batch(here)), column.cluster is here.setup.cluster
+def _key(sizes: Mapping[str, int], cluster: Cluster) -> tuple[object, ...]:
+    return *sizes.values(), cluster.key, cluster.intra.key, cluster.inter.key
+
+
+def _cell(empty: Cell, here: Priced, tp: int, column: Column, seen: Seen) -> Cell:
+    now = _sizes(here, int(here.setup.plan.tp), _batch(here))
     try:
         sizes = _sizes(here, tp, column.batch)
-        b = here if sizes == now and same else _again(here, sizes, column.cluster)
+        key = _key(sizes, column.cluster)
+        b = seen[key] = seen[key] if key in seen else _again(here, sizes, column.cluster)
     except Refusal as error:
         return replace(empty, refused=" ".join(str(error).split()))
     return replace(

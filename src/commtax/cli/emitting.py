@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from commtax.api.explained import Explained, Priced
 from commtax.api.train_billing import TrainBill
 from commtax.cli.output import carried, print_json, terminal
 from commtax.cli.pages import write_bill_page
+
+if TYPE_CHECKING:
+    from commtax.api.explained import Priced
 
 
 def show_priced(
     priced: Priced, emit: str, html: str, as_json: bool, *, num_tokens: float = 0.0, measured_mfu: float | None = None
 ) -> None:
     """One step with all that was asked for beside it; what follows from it is computed once."""
+    from commtax.api.explained import Explained
     from commtax.report import bills
 
     step, commands = Explained(priced), emitted(priced, emit)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from commtax.api.explained import Explained
 from commtax.api.fitting import fit, train_fit
-from commtax.api.grids import GRIDS, Cell, Grid, grid
+from commtax.api.grids import GRIDS, Cell, Grid, Seen, grid
 from commtax.planner import plan, plan_training
 from commtax.report.bills import StepDocument, TrainDocument, bill_document
 from commtax.report.documents import FitDocument, TrainFitDocument, fit_document
@@ -36,9 +36,9 @@ def fit_answer(state: State) -> FitDocument | TrainFitDocument:
     return fit_document(train_fit(model, place, **{name: given[name] for name in (*names, *more)}))
 
 
-def grid_of(state: State, kind: str) -> Grid:
+def grid_of(state: State, kind: str, seen: Seen | None = None) -> Grid:
     """A heat map whose cells set the keys in which they differ from the state."""
-    drawn = grid(priced(state), kind)
+    drawn = grid(priced(state), kind, seen)
     return replace(drawn, cells=[_keyed(cell, state) for cell in drawn.cells])
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from commtax.api.billing import StepBill
 from commtax.api.explained import Explained, Priced
-from commtax.api.grids import GRIDS, Grid
+from commtax.api.grids import GRIDS, Grid, Seen
 from commtax.api.train_billing import TrainBill
 from commtax.planner.serving import ServingPlans
 from commtax.planner.training import TrainPlans
@@ -32,7 +32,8 @@ class Page:
 def bill_page(step: Explained, command: str) -> Page:
     """A bill with all its pictures; heat maps only where the page's own controls can say the same question."""
     b, state = step.bill, state_of(step.bill)
-    grids = {kind: grid_of(state, kind) for kind in GRIDS} if _same(b, state) else None
+    seen: Seen = {}
+    grids = {kind: grid_of(state, kind, seen) for kind in GRIDS} if _same(b, state) else None
     pipeline = pipeline_of(b) if isinstance(b, TrainBill) and int(b.setup.plan.pp) > 1 else None
     return Page("bill", view_of(step, state, command), grids, pipeline)
 
