@@ -18,5 +18,6 @@ def endless(answer):
 
 
 for name in ("bill", "plan"):
-    ANSWERS[name] = (ANSWERS[name][0], endless(ANSWERS[name][1]), ())
+    summary, shape, answer, _ = ANSWERS[name]
+    ANSWERS[name] = (summary, shape, endless(answer), ())
 main = nursery.main

@@ -47,14 +47,14 @@ def _training(b: StepBill) -> list[LessonRow]:
         rows.append(LessonRow("TP tax, of compute", f"{said['tp_tax']:.1%}", f"{ours:.1%}", _tp_why(b, t.tp_tax)))
     if plan.dp > 1 and t.dp_tokens:
         side = "hides" if said["dp_hides"] else "does not hide"
-        mine = float(b.exposed_on("dp")) / sum(
+        exposed = float(b.exposed_on("dp")) / sum(
             float(x.total_s) for x in b.items if x.item.axis in ("dp", "shard", "edp", "replica")
         )
         rows.append(
             LessonRow(
                 "DP threshold, tokens a GPU",
                 f"{said['dp_threshold']:,.0f}: {t.local_tokens:,.0f} {side}",
-                f"{t.dp_tokens:,.0f}: {mine:.0%} of it is exposed",
+                f"{t.dp_tokens:,.0f}: {exposed:.0%} of it is exposed",
                 _dp_why(b),
             )
         )

@@ -19,18 +19,18 @@ html_option = click.option(
 )
 
 
-def write_bill_page(path: str, told: Explained) -> None:
+def write_bill_page(path: str, step: Explained) -> None:
     if path:
         from commtax.report.view.offline import bill_page
 
-        _write(path, bill_page(told, _command()))
+        _write(path, bill_page(step, _command()))
 
 
-def write_plan_page(path: str, found: ServingPlans | TrainPlans) -> None:
+def write_plan_page(path: str, plans: ServingPlans | TrainPlans) -> None:
     if path:
         from commtax.report.view.offline import plan_page
 
-        _write(path, plan_page(found, _command()))
+        _write(path, plan_page(plans, _command()))
 
 
 def _write(path: str, page: Page) -> None:
@@ -42,6 +42,6 @@ def _write(path: str, page: Page) -> None:
 def _command() -> str:
     """The running command as it was typed, without the file that it writes."""
     context = click.get_current_context(silent=True)
-    words = context.obj if context and isinstance(context.obj, list) else []
-    kept = [w for before, w in zip(["", *words], words, strict=False) if before != "--html" and not w.startswith("--html")]
+    typed = context.obj if context and isinstance(context.obj, list) else []
+    kept = [w for before, w in zip(["", *typed], typed, strict=False) if before != "--html" and not w.startswith("--html")]
     return shlex.join(["commtax", *kept])

@@ -15,7 +15,7 @@ from commtax.api.explained import HELD, Explained
 from commtax.api.fitting import fits
 from commtax.ledger import Line
 from commtax.report import training
-from commtax.report.documents import LEFT_OUT, Asked, Named, Record, Row, filled, line_records, question, told
+from commtax.report.documents import LEFT_OUT, Asked, Named, Record, Row, facts, filled, line_records, question
 from commtax.report.picture import draw_layer
 from commtax.report.tables import CONTEXT, between, csv_text, headline, new_table, notes, say
 from commtax.spec import Number
@@ -168,7 +168,7 @@ def bill_document(step: Explained, num_tokens: float = 0.0, measured_mfu: float 
         "fits": step.memory.fits,
         "items": line_records(b.items),
         "verdict": step.sentence,
-        "counterfactuals": [told(c, "what", "step_s", "delta_s", "note") for c in step.what_ifs],
+        "counterfactuals": [facts(c, "what", "step_s", "delta_s", "note") for c in step.what_ifs],
         "weakest_source": weakest(b),
     }
     if not b.setup.trains:
@@ -187,7 +187,7 @@ def bill_document(step: Explained, num_tokens: float = 0.0, measured_mfu: float 
         async_=b.async_axes,
         taxes_s=b.taxes,
         memory_bytes_per_rank=b.memory_bytes_per_rank,
-        memory=told(b.memory, *HELD),
+        memory=facts(b.memory, *HELD),
         dp_threshold_tokens=step.thresholds.dp_tokens if step.thresholds else 0.0,
         days=b.days(num_tokens) if num_tokens else LEFT_OUT,
         causes=LEFT_OUT if measured_mfu is None else causes(b, measured_mfu),

@@ -14,24 +14,24 @@ from commtax.units import format_rate, format_seconds
 SHOWN = 8  # outliers of a part that are named on a terminal
 
 
-def show_calibration(console: Console, found: Calibration, path: str) -> None:
+def show_calibration(console: Console, calibration: Calibration, path: str) -> None:
     """The file first, then each part."""
-    say(console, f"profile {found.profile.name} for {found.place.cluster.key}: written to {path}", "bold")
+    say(console, f"profile {calibration.profile.name} for {calibration.place.cluster.key}: written to {path}", "bold")
     table = new_table("fitted", ">rows", ">median error before", ">after", ">p90 before", ">after", ">80 % range")
-    for p in found.parts:
+    for p in calibration.parts:
         errors = (f"{p.before.median:.1%}", f"{p.after.median:.1%}", f"{p.before.p90:.1%}", f"{p.after.p90:.1%}")
         table.add_row(p.name, f"{p.rows:,}", *errors, f"±{p.spread:.0%}")
     console.print(table)
     table = new_table("constant", "of", ">catalogue", ">measured", ">change")
-    for p in found.parts:
+    for p in calibration.parts:
         for c in p.changes:
             table.add_row(c.name, p.name, _value(c, c.before), _value(c, c.after), _change(c))
     console.print(table)
-    for p in found.parts:
+    for p in calibration.parts:
         _oddities(console, p)
-    notes(console, found.refused)
-    if found.wish:
-        say(console, f"measure next: {found.wish.what}", "bold yellow")
+    notes(console, calibration.refused)
+    if calibration.wish:
+        say(console, f"measure next: {calibration.wish.what}", "bold yellow")
     notes(console, [f"commtax bill MODEL --profile {path} (also compare, expect, simulate, audit) uses it"])
 
 
@@ -71,21 +71,21 @@ class PartDocument:
     notes: tuple[str, ...]
 
 
-def calibration_document(found: Calibration, path: str) -> Record:
+def calibration_document(calibration: Calibration, path: str) -> Record:
     """``calibrate --json``."""
     return {
         "schema": "commtax.calibrate/1",
-        "cluster": found.place.cluster.key,
+        "cluster": calibration.place.cluster.key,
         "written_to": path,
-        "profile": found.document,
-        "parts": [_part(p) for p in found.parts],
-        "refused": found.refused,
-        "measure_next": {"what": found.wish.what, "spread": found.wish.spread} if found.wish else None,
+        "profile": calibration.document,
+        "parts": [_part(p) for p in calibration.parts],
+        "refused": calibration.refused,
+        "measure_next": {"what": calibration.wish.what, "spread": calibration.wish.spread} if calibration.wish else None,
     }
 
 
 def _part(p: Part) -> PartDocument:
-    told = {"median_error": "median", "p90_error": "p90", "bias": "bias"}
-    errors = {f"{name}_{when}": getattr(getattr(p, when), n) for name, n in told.items() for when in ("before", "after")}
+    names = {"median_error": "median", "p90_error": "p90", "bias": "bias"}
+    errors = {f"{name}_{when}": getattr(getattr(p, when), n) for name, n in names.items() for when in ("before", "after")}
     outliers = [{"row": o.label, "factor": o.factor} for o in p.outliers]
     return filled(PartDocument, p, **errors, constants=p.changes, outliers=outliers)

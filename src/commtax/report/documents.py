@@ -80,7 +80,7 @@ PLAN = (
 LINE = ("link", "algorithm", "why", "each_s", "fixed_s", "moving_s", "total_s", "window_s", "hidden_s", "exposed_s", "source")
 
 
-def told(thing: object, *names: str) -> Record:
+def facts(thing: object, *names: str) -> Record:
     """Some facts of a record under their own names."""
     return {name: getattr(thing, name) for name in names}
 
@@ -106,7 +106,7 @@ def question(asked: Question, schema: str) -> dict[str, object]:
     return {
         **named(schema, asked.model, asked.cluster, asked.engine),
         "profile": asked.profile.name if asked.profile else None,
-        "plan": told(plan, *PLAN) | {"weights_dtype": plan.weights_dtype or "checkpoint"},
+        "plan": facts(plan, *PLAN) | {"weights_dtype": plan.weights_dtype or "checkpoint"},
         "gpus": plan.all_gpus,
         "idle_gpus": asked.cluster.num_gpus - plan.all_gpus,
     }
@@ -126,7 +126,7 @@ class TrafficDocument(Asked):
 def traffic_document(sent: Traffic) -> TrafficDocument:
     """``bill --exact --json``."""
     item = ("what", "axis", "op", "nbytes", "ranks", "count", "sent_bytes_per_rank", "note")
-    items = [told(line.item, *item) | told(line, "link", "crosses_hosts") for line in sent.lines]
+    items = [facts(line.item, *item) | facts(line, "link", "crosses_hosts") for line in sent.lines]
     return filled(TrafficDocument, sent, sent.setup, items=items, **question(sent.setup, "commtax.bill-exact/1"))
 
 
@@ -185,7 +185,7 @@ def fit_document(judged: Fit | TrainFit) -> FitDocument | TrainFitDocument:
     """``fit --json``, of either phase."""
     asked = judged.setup
     if isinstance(judged, TrainFit):
-        held = {"memory_bytes_per_rank": judged.memory.total, "parts_bytes": told(judged.memory, *HELD)}
+        held = {"memory_bytes_per_rank": judged.memory.total, "parts_bytes": facts(judged.memory, *HELD)}
         return filled(TrainFitDocument, judged, asked.step, asked, **held, **question(asked, "commtax.fit-train/1"))
     low, high = judged.kv_tokens_range
     return filled(
@@ -195,7 +195,7 @@ def fit_document(judged: Fit | TrainFit) -> FitDocument | TrainFitDocument:
         asked.plan,
         asked.cluster.chip,
         asked,
-        weights=[told(line, "part", "replicated_bytes") | {"bytes": line.nbytes} for line in judged.weights],
+        weights=[facts(line, "part", "replicated_bytes") | {"bytes": line.nbytes} for line in judged.weights],
         kv_cache_bytes_per_rank=judged.kv_bytes,
         kv_tokens_low=low,
         kv_tokens_high=high,
@@ -203,9 +203,9 @@ def fit_document(judged: Fit | TrainFit) -> FitDocument | TrainFitDocument:
     )
 
 
-def claims_document(told: Iterable[Claim]) -> Record:
+def claims_document(claims: Iterable[Claim]) -> Record:
     """``claims --json``."""
-    return {"schema": "commtax.claims/1", "claims": list(told)}
+    return {"schema": "commtax.claims/1", "claims": list(claims)}
 
 
 def facts_of(thing: Chip | Link | Cluster | Engine) -> Iterator[tuple[str, object]]:
@@ -229,8 +229,8 @@ def model_document(model: Model, counts: Iterable[Published]) -> Record:
     a, moe = model.attention, model.experts
     return {
         "schema": "commtax.model/1",
-        **told(model, "key", "architecture", "dtype", "hidden", "num_layers", "vocab", "max_len", "aliases"),
-        **told(a, "num_heads", "num_kv_heads", "head_dim"),
+        **facts(model, "key", "architecture", "dtype", "hidden", "num_layers", "vocab", "max_len", "aliases"),
+        **facts(a, "num_heads", "num_kv_heads", "head_dim"),
         "params": num_params(model),
         "active_params": num_active_params(model),
         "active_params_without_embedding": num_active_params(model, embedding=False),
@@ -242,9 +242,9 @@ def model_document(model: Model, counts: Iterable[Published]) -> Record:
         "experts_per_token": moe.top_k if moe else 0,
         "tied_embeddings": model.tied,
         "source": model.source,
-        "published": [told(p, "params", "kind", "beyond", "includes") | plain(p.source) for p in counts],
+        "published": [facts(p, "params", "kind", "beyond", "includes") | plain(p.source) for p in counts],
         "tensors": [
-            told(t, "name", "shape", "split") | {"layers": model.layers.count(t.where) if t.where >= 0 else 1}
+            facts(t, "name", "shape", "split") | {"layers": model.layers.count(t.where) if t.where >= 0 else 1}
             for t in inventory(model)
         ],
     }
@@ -263,4 +263,4 @@ def kv_bytes_per_token(model: Model) -> float:
 def line_records(lines: Iterable[Line]) -> list[Record]:
     """The lines of a bill, each with what is sent and what it costs."""
     item = ("what", "op", "nbytes", "ranks", "count")
-    return [{"kind": x.kind, "axis": axis_of(x)} | told(x.item, *item) | told(x, *LINE) for x in lines]
+    return [{"kind": x.kind, "axis": axis_of(x)} | facts(x.item, *item) | facts(x, *LINE) for x in lines]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -109,12 +110,12 @@ def _trained_figures(r: TrainColumns) -> str:
     return f"step {format_seconds(float(r.step_s[0]))}, MFU {float(r.mfu[0]):.1%}, {held} a rank"
 
 
-def _place(found: Standing, count: int, unit: str) -> str:
+def _place(pasted: Standing, count: int, unit: str) -> str:
     """Its place among the good plans, or why it has none."""
-    if not found.rank:
-        return found.reason
-    ahead = f"place {found.rank:,} beside {count:,} good plans" if found.rank > 1 else "no plan is better"
-    return ahead + (f", the first has {found.gain:.2f} x {unit}" if found.gain > 1.005 else "")
+    if not pasted.rank:
+        return pasted.reason
+    ahead = f"place {pasted.rank:,} beside {count:,} good plans" if pasted.rank > 1 else "no plan is better"
+    return ahead + (f", the first has {pasted.gain:.2f} x {unit}" if pasted.gain > 1.005 else "")
 
 
 def _asked(a: Plans) -> str:
@@ -131,13 +132,13 @@ DEFINITION = "TTFT and TPOT are means over requests of a closed loop (each clien
 def _sent(a: ServingPlans, rows: Columns, top: int) -> list[float]:
     """Exposed communication of the first rows' decode steps; each different step is priced once."""
     seen: dict[tuple[int, ...], float] = {}
-    found = []
+    shares = []
     for i in range(min(top, len(rows))):
         key = tuple(int(getattr(rows, name)[i]) for name in ("dtype", "tp", "pp", "dp", "ep", "running"))
         if key not in seen:
             seen[key] = float(step_of(a, rows, i).comm_fraction)
-        found.append(seen[key])
-    return found
+        shares.append(seen[key])
+    return shares
 
 
 def _ranking(a: ServingPlans, rows: Columns, top: int) -> Table:
@@ -203,15 +204,15 @@ def _short(rejected: Iterable[Rejected]) -> list[Rejected]:
     groups: dict[str, list[Rejected]] = {}
     for r in rejected:
         groups.setdefault(r.rule or r.reason, []).append(r)
-    found = []
+    lines = []
     for rule, group in groups.items():
         sizes = [str(r.tp) for r in group]
         if len(group) == 1 or "{tp}" not in rule:
-            found += group
+            lines += group
         else:
             degrees = f"{', '.join(sizes[:-1])} or {sizes[-1]}"
-            found.append(Rejected(f"TP {', '.join(sizes)}", rule.replace("{tp}", degrees)))
-    return found
+            lines.append(Rejected(f"TP {', '.join(sizes)}", rule.replace("{tp}", degrees)))
+    return lines
 
 
 def _rejected(console: Console, a: Plans) -> None:
@@ -364,19 +365,20 @@ def _served_row(a: ServingPlans, rows: Columns, i: int, usd: float, sent: float)
 
 def plot_front(a: ServingPlans, path: Path) -> None:
     """The Pareto front as a picture."""
-    from commtax.report.plots import COLOURS, MARKERS, new_figure, no_formula, save
+    from commtax.report.plots import COLOURS, MARKERS, no_formula, picture
 
-    figure, axes = new_figure(path)
-    for index, tp in enumerate(np.unique(a.front.tp)):
-        mine = a.front.tp == tp
-        style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "linestyle": ""}
-        axes.plot(a.front.tokens_per_s_per_user[mine], a.front.tokens_per_s_per_gpu[mine], label=f"TP {int(tp)}", **style)
-    axes.set_xlabel("tokens/s a user")
-    axes.set_ylabel("tokens/s a GPU")
-    axes.set_title(no_formula(f"{a.question.model.key} on {a.question.cluster.key}, {_asked(a)}"), loc="left", fontsize=10)
-    axes.grid(True, alpha=0.3)
-    axes.legend()
-    save(figure, path)
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for index, tp in enumerate(np.unique(a.front.tp)):
+            own = a.front.take(np.flatnonzero(a.front.tp == tp))
+            style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "linestyle": ""}
+            axes.plot(own.tokens_per_s_per_user, own.tokens_per_s_per_gpu, label=f"TP {int(tp)}", **style)
+        axes.set(xlabel="tokens/s a user", ylabel="tokens/s a GPU")
+        axes.set_title(no_formula(f"{a.question.model.key} on {a.question.cluster.key}, {_asked(a)}"), loc="left", fontsize=10)
+        axes.grid(True, alpha=0.3)
+        axes.legend()
+
+    picture(path, draw)
 
 
 def _train_table(a: TrainPlans, rows: TrainColumns, top: int) -> Table:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from commtax.api.plans import BreakEven, PlanRow, PlanTable
-from commtax.report.documents import Record, told
+from commtax.report.documents import Record, facts
 from commtax.report.plots import no_formula, picture
 from commtax.report.tables import csv_text, new_table, notes, say
 from commtax.units import format_rate, format_seconds
@@ -26,30 +26,30 @@ def _record(row: PlanRow) -> Record:
     """One flat record a cell, its figures null where it has none."""
     figures: Record = dict.fromkeys((*PRICED, "tokens_per_s", "tokens_per_s_per_gpu", "fits"))
     if row.bill is not None:
-        figures |= {name: float(getattr(row.bill, name)) for name in PRICED} | told(row, "tokens_per_s", "fits")
+        figures |= {name: float(getattr(row.bill, name)) for name in PRICED} | facts(row, "tokens_per_s", "fits")
         figures["tokens_per_s_per_gpu"] = row.tokens_per_s / row.gpus
-    return told(row, "plan", "link", "batch", "gpus") | figures | {"refused": row.refused}
+    return facts(row, "plan", "link", "batch", "gpus") | figures | {"refused": row.refused}
 
 
-def plans_document(found: PlanTable) -> Record:
+def plans_document(compared: PlanTable) -> Record:
     """``compare --plans --json``."""
     flips = [
         {"axis": f.axis, "below": f.first, "from": f.then, "at": f.at, "earliest": f.earliest, "link": f.link, "batch": f.batch}
-        for f in found.break_evens
+        for f in compared.break_evens
     ]
-    head = {"schema": "commtax.compare-plans/1", "phase": found.phase, "context": found.context}
-    return {**head, "rows": [_record(row) for row in found.rows], "break_even": flips, "notes": found.notes}
+    head = {"schema": "commtax.compare-plans/1", "phase": compared.phase, "context": compared.context}
+    return {**head, "rows": [_record(row) for row in compared.rows], "break_even": flips, "notes": compared.notes}
 
 
-def plans_csv(found: PlanTable) -> str:
-    return csv_text([_record(row) for row in found.rows])
+def plans_csv(compared: PlanTable) -> str:
+    return csv_text([_record(row) for row in compared.rows])
 
 
-def show_plans(console: Console, found: PlanTable) -> None:
+def show_plans(console: Console, compared: PlanTable) -> None:
     table = new_table(
         "plan", "link", ">batch", ">GPUs", ">step", ">compute", ">exposed comm", ">share", ">tokens/s", ">a GPU", "fits", ""
     )
-    for row in found.rows:
+    for row in compared.rows:
         head = (row.plan, row.link, f"{row.batch:,}", str(row.gpus))
         b = row.bill
         if b is None:
@@ -57,26 +57,26 @@ def show_plans(console: Console, found: PlanTable) -> None:
             continue
         times = [format_seconds(float(getattr(b, n))) for n in ("step_s", "compute_s", "exposed_comm_s")]
         rates = (f"{row.tokens_per_s:,.0f}", f"{row.tokens_per_s / row.gpus:,.0f}")
-        beside = [r for r in found.beside(row) if r.fits]  # what does not fit wins nothing
+        beside = [r for r in compared.beside(row) if r.fits]  # what does not fit wins nothing
         first = "fastest" if row.fits and len(beside) > 1 and row.tokens_per_s == max(r.tokens_per_s for r in beside) else ""
         table.add_row(
             *head, *times, f"{float(b.comm_fraction):.0%}", *rates, "yes" if row.fits else "no", Text(first, style="green")
         )
     console.print(table)
-    _heat_maps(console, found)
-    _say_flips(console, found)
-    notes(console, (*_refusals(found), *found.notes))
+    _heat_maps(console, compared)
+    _say_flips(console, compared)
+    notes(console, (*_refusals(compared), *compared.notes))
 
 
-def _refusals(found: PlanTable) -> list[str]:
+def _refusals(compared: PlanTable) -> list[str]:
     """Why plans are not legal, each reason once."""
-    return list(dict.fromkeys(f"{row.plan}: {row.refused}" for row in found.rows if row.refused))
+    return list(dict.fromkeys(f"{row.plan}: {row.refused}" for row in compared.rows if row.refused))
 
 
-def _say_flips(console: Console, found: PlanTable) -> None:
-    if found.phase == "train":
+def _say_flips(console: Console, compared: PlanTable) -> None:
+    if compared.phase == "train":
         return
-    lines = [flip_words(f) for f in found.break_evens]
+    lines = [flip_words(f) for f in compared.break_evens]
     if not lines:
         say(console, "break-even: no batch up to 1,024, length or bandwidth (1/256 to 256 times) changes the order of these plans")
     for line in lines[:MOST_LINES]:
@@ -104,15 +104,15 @@ class HeatMap:
     columns: list[Any]
     fixed: tuple[str, Any] | None = None
 
-    def cells(self, found: PlanTable, column: Any) -> dict[str, PlanRow]:
+    def cells(self, compared: PlanTable, column: Any) -> dict[str, PlanRow]:
         """The rows of a column by plan; where links are the plans' own, whatever each has."""
-        rows = [r for r in found.rows if getattr(r, self.axis) == column]
+        rows = [r for r in compared.rows if getattr(r, self.axis) == column]
         return {r.plan: r for r in reversed(rows) if self.fixed is None or getattr(r, self.fixed[0]) == self.fixed[1]}
 
 
-def _maps(found: PlanTable) -> list[HeatMap]:
+def _maps(compared: PlanTable) -> list[HeatMap]:
     """Each map worth drawing."""
-    links, batches = list(found.links), found.values("batch")
+    links, batches = list(compared.links), compared.values("batch")
     maps = []
     if len(batches) > 1:
         name, fixed = (f", {links[0]}", ("link", links[0])) if links else ("", None)
@@ -122,14 +122,14 @@ def _maps(found: PlanTable) -> list[HeatMap]:
     return maps
 
 
-def _heat_maps(console: Console, found: PlanTable) -> None:
+def _heat_maps(console: Console, compared: PlanTable) -> None:
     """Tokens a second against the best of each column: the fuller the block, the nearer."""
-    maps = _maps(found)
+    maps = _maps(compared)
     for drawn in maps:
-        cells = {c: drawn.cells(found, c) for c in drawn.columns}
+        cells = {c: drawn.cells(compared, c) for c in drawn.columns}
         best = {c: max((r.tokens_per_s for r in cells[c].values()), default=0.0) for c in drawn.columns}
         table = new_table(drawn.title, *(f">{c}" for c in drawn.columns))
-        for name in found.values("plan"):
+        for name in compared.values("plan"):
             table.add_row(name, *(_heat(cells[c].get(name), best[c]) for c in drawn.columns))
         console.print(table)
     if maps:
@@ -145,17 +145,17 @@ def _heat(row: PlanRow | None, best: float) -> Text:
     return Text(f"{row.tokens_per_s:,.0f} {BLOCKS[level] * level:<4}", style=style)
 
 
-def plot_plans(found: PlanTable, title: str, path: Path) -> None:
+def plot_plans(compared: PlanTable, title: str, path: Path) -> None:
     """The heat maps as a picture: colour, and the figure in every cell."""
-    maps = _maps(found) or [HeatMap("plan x batch", "batch", found.values("batch"))]
+    maps = _maps(compared) or [HeatMap("plan x batch", "batch", compared.values("batch"))]
 
     def draw(figure: Any) -> None:
         import numpy as np
 
         panels = figure.subplots(1, len(maps), squeeze=False)[0]
-        names = found.values("plan")
+        names = compared.values("plan")
         for panel, drawn in zip(panels, maps, strict=True):
-            cells = [[drawn.cells(found, c).get(p) for c in drawn.columns] for p in names]
+            cells = [[drawn.cells(compared, c).get(p) for c in drawn.columns] for p in names]
             rates = np.array([[r.tokens_per_s if r and r.bill is not None else np.nan for r in row] for row in cells])
             panel.imshow(rates / np.nanmax(rates, axis=0), cmap="cividis", vmin=0, vmax=1, aspect="auto")
             for (i, j), value in np.ndenumerate(rates):
@@ -167,4 +167,4 @@ def plot_plans(found: PlanTable, title: str, path: Path) -> None:
             panel.set_title(f"{drawn.title}: tokens/s, shade = share of the column's best", fontsize=9)
         figure.suptitle(no_formula(title), fontsize=11)
 
-    picture(path, draw, (6.5 * len(maps), 1.5 + 0.6 * len(found.values("plan"))))
+    picture(path, draw, (6.5 * len(maps), 1.5 + 0.6 * len(compared.values("plan"))))

@@ -53,14 +53,6 @@ def picture(path: Path, draw: Callable[[Any], None], size: tuple[float, float] =
     save(figure, path)
 
 
-def new_figure(path: Path) -> tuple[Any, Any]:
-    """One pair of axes for a file of a kind that can be drawn."""
-    _matplotlib(path)
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(figsize=(8, 5), constrained_layout=True)
-
-
 def save(figure: Any, path: Path, dpi: int = 130) -> None:
     """The same figure is the same file, to the byte: no dates, no random names inside."""
     import matplotlib as mpl
@@ -82,18 +74,18 @@ def no_formula(text: str) -> str:
     return visible(text).replace("$", r"\$")
 
 
-def plot_comparison(found: Comparison, title: str, path: Path) -> None:
+def plot_comparison(compared: Comparison, title: str, path: Path) -> None:
     """Communication's share of the step above, time of the step below; over tp the ideal line is drawn too."""
     mpl = _matplotlib(path)
     import matplotlib.pyplot as plt
 
-    x_axis = next((a for a in found.axes if a != "link"), found.axes[0])
-    series = next((a for a in found.axes if a != x_axis), "")
+    x_axis = next((a for a in compared.axes if a != "link"), compared.axes[0])
+    series = next((a for a in compared.axes if a != x_axis), "")
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 8), sharex=True, constrained_layout=True)
-    for index, value in enumerate(found.values(series) if series else [None]):
-        _draw(top, bottom, found, x_axis, series, value, index)
+    for index, value in enumerate(compared.values(series) if series else [None]):
+        _draw(top, bottom, compared, x_axis, series, value, index)
     if x_axis == "tp" and not series:
-        _ideal(bottom, found)
+        _ideal(bottom, compared)
     top.set_title(no_formula(title), loc="left", fontsize=11)
     top.set_ylabel("exposed communication (share of the step)")
     top.set_ylim(0, 1)
@@ -107,7 +99,7 @@ def plot_comparison(found: Comparison, title: str, path: Path) -> None:
     bottom.yaxis.set_minor_formatter(plain)
     if x_axis != "link":
         bottom.set_xscale("log", base=2)
-        bottom.set_xticks(found.values(x_axis))
+        bottom.set_xticks(compared.values(x_axis))
         bottom.xaxis.set_major_formatter(plain)
         bottom.xaxis.set_minor_locator(mpl.ticker.NullLocator())
     for axes in (top, bottom):
@@ -117,9 +109,9 @@ def plot_comparison(found: Comparison, title: str, path: Path) -> None:
     save(figure, path)
 
 
-def _draw(top: Any, bottom: Any, found: Comparison, x_axis: str, series: str, value: Any, index: int) -> None:
-    rows = [r for r in found.rows if r.bill is not None and (not series or r.at[found.axes.index(series)] == value)]
-    xs = [r.at[found.axes.index(x_axis)] for r in rows]
+def _draw(top: Any, bottom: Any, compared: Comparison, x_axis: str, series: str, value: Any, index: int) -> None:
+    rows = [r for r in compared.rows if r.bill is not None and (not series or r.at[compared.axes.index(series)] == value)]
+    xs = [r.at[compared.axes.index(x_axis)] for r in rows]
     style = {
         "color": COLOURS[index % len(COLOURS)],
         "marker": MARKERS[index % len(MARKERS)],
@@ -130,9 +122,9 @@ def _draw(top: Any, bottom: Any, found: Comparison, x_axis: str, series: str, va
     bottom.plot(xs, [float(r.bill.step_s) * 1e3 for r in rows if r.bill], **style)
 
 
-def _ideal(bottom: Any, found: Comparison) -> None:
+def _ideal(bottom: Any, compared: Comparison) -> None:
     """What the first point's time would become if it divided perfectly."""
-    rows = [r for r in found.rows if r.bill is not None]
+    rows = [r for r in compared.rows if r.bill is not None]
     if rows and rows[0].bill is not None:
         first, base = rows[0].at[0], float(rows[0].bill.step_s) * 1e3
         bottom.plot([r.at[0] for r in rows], [base * first / r.at[0] for r in rows], color="grey", linestyle=":", label="ideal")

@@ -11,7 +11,7 @@ from rich.console import Console
 from commtax.api.asking import describe_gpus
 from commtax.api.fitting import step_limits
 from commtax.api.serving import Simulation
-from commtax.report.documents import LEFT_OUT, Asked, Record, Row, filled, first_having, plain, question, told
+from commtax.report.documents import LEFT_OUT, Asked, Record, Row, facts, filled, first_having, plain, question
 from commtax.report.tables import new_table, notes, say, shares, where
 from commtax.spec import Number
 from commtax.units import format_mean, format_seconds, plural
@@ -220,7 +220,7 @@ def _workers(s: Simulation) -> dict[str, object]:
     gpus = s.num_gpus if s.num_gpus is not None and np.ndim(s.num_gpus) == 0 else None
     room = s.apart.kv_tokens if np.isfinite(s.apart.kv_tokens) else None
     return {
-        "prompt_workers": {"workers": s.apart.workers, **told(s.apart.plan, "tp", "pp", "ep"), "kv_tokens": room},
+        "prompt_workers": {"workers": s.apart.workers, **facts(s.apart.plan, "tp", "pp", "ep"), "kv_tokens": room},
         "decode_workers": s.apart.copies if np.ndim(s.apart.copies) == 0 else None,
         "gpus": gpus,
         "idle_gpus": None if gpus is None else s.setup.cluster.num_gpus - gpus,

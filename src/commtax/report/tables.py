@@ -83,30 +83,30 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
     return text.getvalue()
 
 
-def show_traffic(console: Console, found: Traffic) -> None:
+def show_traffic(console: Console, sent: Traffic) -> None:
     """Every collective of the step: what, how large, how often, over which link."""
-    headline(console, found.setup)
-    say(console, _workload_line(found))
-    if not found.lines:
+    headline(console, sent.setup)
+    say(console, _workload_line(sent))
+    if not sent.lines:
         say(console, "Nothing is sent: one rank has nobody to talk to.")
-        notes(console, found.notes)
+        notes(console, sent.notes)
         return
     table = new_table("axis", "what", "collective", ">tensor", ">ranks", ">times", ">sent by a rank", "link", "note")
-    for line in found.lines:
+    for line in sent.lines:
         item = line.item
         link = f"{line.link} (crosses hosts)" if line.crosses_hosts else line.link
         sizes = (format_bytes(float(item.nbytes)), f"{float(item.ranks):g}", format_count(float(item.count)))
         table.add_row(item.axis, item.what, item.op, *sizes, format_bytes(float(item.sent_bytes_per_rank)), link, item.note)
     console.print(table)
-    say(console, _sum_line(found))
-    notes(console, found.notes)
+    say(console, _sum_line(sent))
+    notes(console, sent.notes)
 
 
-def _sum_line(found: Traffic) -> str:
+def _sum_line(sent: Traffic) -> str:
     """What the lines add up to, and for whom: ranks of different stages issue different lines."""
-    times = format_count(sum(float(line.item.count) for line in found.lines))
-    total, stages = format_bytes(float(found.sent_bytes_per_rank)), int(found.setup.plan.pp)
-    if found.setup.phase == "train" and stages > 1:
+    times = format_count(sum(float(line.item.count) for line in sent.lines))
+    total, stages = format_bytes(float(sent.sent_bytes_per_rank)), int(sent.setup.plan.pp)
+    if sent.setup.phase == "train" and stages > 1:
         return "Each line is of a rank of the fullest stage that issues it (embedding: the first, head and loss: the last)."
     if stages > 1:
         return f"One microbatch through all {stages} stages: {times} operations, {total} sent by the ranks along its path."
@@ -117,17 +117,17 @@ CONTEXT = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mix
 """What the context of a served step is."""
 
 
-def _workload_line(found: Traffic) -> str:
-    plan = found.setup.plan
-    if found.setup.phase == "train":
-        batch = float(found.setup.batch) * float(plan.dp)
+def _workload_line(sent: Traffic) -> str:
+    plan = sent.setup.plan
+    if sent.setup.phase == "train":
+        batch = float(sent.setup.batch) * float(plan.dp)
         return (
-            f"train: global batch of {plural(batch, 'sequence')} of {format_count(float(found.setup.context))} tokens, "
+            f"train: global batch of {plural(batch, 'sequence')} of {format_count(float(sent.setup.context))} tokens, "
             f"{format_count(float(plan.microbatches))} microbatch{'' if plan.microbatches == 1 else 'es'} a replica, "
             f"ZeRO {plan.zero}, recompute {plan.recompute}"
         )
-    sequences, length = format_count(float(found.setup.batch)), format_count(float(found.setup.context))
-    return f"{found.setup.phase}: batch {sequences} a replica, {length} {CONTEXT[found.setup.phase]}"
+    sequences, length = format_count(float(sent.setup.batch)), format_count(float(sent.setup.context))
+    return f"{sent.setup.phase}: batch {sequences} a replica, {length} {CONTEXT[sent.setup.phase]}"
 
 
 def show_fit(console: Console, judged: Fit | TrainFit) -> None:
@@ -182,13 +182,13 @@ def _show_serving(console: Console, judged: Fit) -> None:
     say(console, f"# GPU blocks: {judged.kv_blocks} of {serving.block_size} tokens; {per_token} of KV a token and rank")
 
 
-def _warnings(found: Fit) -> list[str]:
+def _warnings(judged: Fit) -> list[str]:
     """What a fit should know about itself."""
-    chip, serving, model = found.setup.cluster.chip, found.setup.limits, found.setup.model
+    chip, serving, model = judged.setup.cluster.chip, judged.setup.limits, judged.setup.model
     remarks = []
-    if found.budget_bytes + found.graph_bytes > chip.visible_bytes:
+    if judged.budget_bytes + judged.graph_bytes > chip.visible_bytes:
         remarks.append(
-            f"CUDA graphs ({format_bytes(found.graph_bytes)}) are taken beside the budget and find no room: lower the utilisation"
+            f"CUDA graphs ({format_bytes(judged.graph_bytes)}) are taken beside the budget and find no room: lower the utilisation"
         )
     if serving.max_model_len > model.max_len:
         remarks.append(f"{serving.max_model_len:,} tokens are more than the {model.max_len:,} positions of {model.key}")
@@ -199,8 +199,8 @@ def _warnings(found: Fit) -> list[str]:
     return remarks
 
 
-def _limits(found: Fit) -> str:
-    s, engine = found.setup.limits, found.setup.engine
+def _limits(judged: Fit) -> str:
+    s, engine = judged.setup.limits, judged.setup.engine
     return (
         f"{engine.key}@{engine.version}: utilisation {s.gpu_memory_utilization:g} of {engine.memory.utilization_of} memory, "
         f"max_num_batched_tokens {s.max_num_batched_tokens}, max_num_seqs {s.max_num_seqs}; "
@@ -208,19 +208,19 @@ def _limits(found: Fit) -> str:
     )
 
 
-def _fit_rows(found: Fit) -> Iterator[tuple[str, float, str]]:
-    for line in found.weights:
+def _fit_rows(judged: Fit) -> Iterator[tuple[str, float, str]]:
+    for line in judged.weights:
         copied = float(line.replicated_bytes)
         yield f"weights: {line.part}", float(line.nbytes), f"{format_bytes(copied)} replicated" if copied > 0.5 else ""
-    yield "activations (peak)", found.activation_bytes, "of the profile run"
-    yield "communicators and workspaces", found.other_bytes, ""
+    yield "activations (peak)", judged.activation_bytes, "of the profile run"
+    yield "communicators and workspaces", judged.other_bytes, ""
     yield (
         "KV cache",
-        max(0.0, found.kv_bytes),
-        "what the budget leaves" if not found.setup.limits.kv_cache_memory_bytes else "as given",
+        max(0.0, judged.kv_bytes),
+        "what the budget leaves" if not judged.setup.limits.kv_cache_memory_bytes else "as given",
     )
-    if found.graph_bytes:
-        yield "CUDA graphs", found.graph_bytes, "beside the budget"
+    if judged.graph_bytes:
+        yield "CUDA graphs", judged.graph_bytes, "beside the budget"
 
 
 def _show_training(console: Console, judged: TrainFit) -> None:
@@ -244,10 +244,10 @@ def _show_training(console: Console, judged: TrainFit) -> None:
     _show_held(console, f"{format_bytes(judged.budget_bytes)} usable, stage 1 of {plan.pp}", judged, rows)
 
 
-def show_claims(console: Console, found: Iterable[Claim]) -> None:
+def show_claims(console: Console, claims: Iterable[Claim]) -> None:
     """What the text says, what arithmetic says, why."""
     document = ""
-    for claim in found:
+    for claim in claims:
         if claim.document != document:
             document = claim.document
             say(console, f"\n{document}", style="bold")

@@ -15,32 +15,32 @@ from commtax.units import format_bytes, format_count, format_seconds, plural
 PARTS = ("forward", "recompute", "backward", "update")
 
 
-def show_step(console: Console, told: Explained, num_tokens: float, measured_mfu: float | None) -> tuple[str, ...]:
+def show_step(console: Console, step: Explained, num_tokens: float, measured_mfu: float | None) -> tuple[str, ...]:
     """Taxes, where the time goes, totals and what would explain a measured MFU; what is left to remark."""
-    b = told.bill
+    b = step.bill
     assert b.setup.trains
     _taxes(console, b)
     _time(console, b)
-    _totals(console, told, b, num_tokens)
+    _totals(console, step, b, num_tokens)
     if measured_mfu is not None:
         show_causes(console, b, measured_mfu)
-    return (*_inequalities(told, b), *b.notes, f"MFU counts {b.mfu_definition}")
+    return (*_inequalities(step, b), *b.notes, f"MFU counts {b.mfu_definition}")
 
 
 def workload(b: StepBill) -> str:
     plan, s = b.setup.plan, b.setup.what_if
-    words = [
+    parts = [
         f"{format_count(float(b.setup.batch * plan.dp))} sequences of {format_count(float(b.setup.context))} tokens a step",
         f"{plural(int(plan.microbatches), 'microbatch')} of {int(b.setup.micro_batch)} a replica",
         f"ZeRO {plan.zero}" + (f" over groups of {int(plan.shard)}" if plan.shard else ""),
         f"recompute {plan.recompute}",
     ]
-    words += [f"{plan.schedule}" + (f", {plan.chunks} chunks" if plan.chunks > 1 else "")] if plan.pp > 1 else []
-    words += ["sequence parallel"] if plan.sequence_parallel and plan.tp > 1 else []
-    words += [f"{plan.weights_dtype} products"] if plan.weights_dtype else []
-    words += ["eager"] if s.eager else []
-    words += [f"busiest expert rank {s.imbalance:g}x"] if s.imbalance != 1 else []
-    return "train: " + ", ".join(words)
+    parts += [f"{plan.schedule}" + (f", {plan.chunks} chunks" if plan.chunks > 1 else "")] if plan.pp > 1 else []
+    parts += ["sequence parallel"] if plan.sequence_parallel and plan.tp > 1 else []
+    parts += [f"{plan.weights_dtype} products"] if plan.weights_dtype else []
+    parts += ["eager"] if s.eager else []
+    parts += [f"busiest expert rank {s.imbalance:g}x"] if s.imbalance != 1 else []
+    return "train: " + ", ".join(parts)
 
 
 def _taxes(console: Console, b: StepBill) -> None:
@@ -91,7 +91,7 @@ def _part(b: StepBill, part: str) -> float:
     return sum(float(x.exposed_s) for x in b.items if x.kind == "compute" and x.item.during == part)
 
 
-def _totals(console: Console, told: Explained, b: StepBill, num_tokens: float) -> None:
+def _totals(console: Console, step: Explained, b: StepBill, num_tokens: float) -> None:
     days = f"; {num_tokens:.3g} tokens take {float(b.days(num_tokens)):,.1f} days" if num_tokens else ""
     say(
         console,
@@ -103,33 +103,33 @@ def _totals(console: Console, told: Explained, b: StepBill, num_tokens: float) -
         "bold",
     )
     parts = ", ".join(f"{name} {format_bytes(float(getattr(b.memory, name)))}" for name in HELD)
-    size, fits = format_bytes(b.setup.cluster.chip.visible_bytes), "fits" if told.memory.fits else "does not fit"
+    size, fits = format_bytes(b.setup.cluster.chip.visible_bytes), "fits" if step.memory.fits else "does not fit"
     held = f"memory a rank {format_bytes(float(b.memory_bytes_per_rank))} of {size} ({fits}): {parts}"
-    say(console, held, "" if told.memory.fits else "red")
+    say(console, held, "" if step.memory.fits else "red")
 
 
-def _inequalities(told: Explained, b: StepBill) -> list[str]:
+def _inequalities(step: Explained, b: StepBill) -> list[str]:
     """The lesson's two thresholds with this step's rate and links."""
-    t = told.thresholds
-    found = []
+    t = step.thresholds
+    sides = []
     if t and t.dp_tokens:
         what = "gathers and gradients" if b.setup.plan.zero == 3 else "gradients"
         side = "above" if t.local_tokens >= t.dp_tokens else "below"
-        found.append(
+        sides.append(
             f"{what} fit in their window from about {t.dp_tokens:,.0f} tokens a GPU and microbatch (rate / bandwidth); "
             f"this one has {t.local_tokens:,.0f}: {side}"
         )
     if t and t.tp_tax:
-        found.append(f"tensor-parallel tax by (T-1)/3 x rate/(bandwidth x hidden): {t.tp_tax:.0%} of the forward pass")
-    return found
+        sides.append(f"tensor-parallel tax by (T-1)/3 x rate/(bandwidth x hidden): {t.tp_tax:.0%} of the forward pass")
+    return sides
 
 
 def show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
     """What would explain a measured MFU."""
-    found = causes(b, measured_mfu)
+    likely = causes(b, measured_mfu)
     predicted = float(b.mfu)
     step = format_seconds(float(b.step_s) * predicted / measured_mfu)
-    if not found:
+    if not likely:
         near = "above" if measured_mfu > predicted else "within 2 % of"
         say(console, f"measured MFU {measured_mfu:.1%} is {near} the predicted {predicted:.1%}: nothing to explain", "green")
         return
@@ -140,6 +140,6 @@ def show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
         "bold",
     )
     table = new_table("cause", ">step", ">of the gap", "")
-    for c in found:
+    for c in likely:
         table.add_row(c.what, format_seconds(c.step_s), f"{c.explains:.0%}", c.detail)
     console.print(table)

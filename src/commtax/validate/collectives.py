@@ -9,7 +9,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.cost.collectives import choose, ring_factor
-from commtax.cost.inference import price, spread_of
+from commtax.cost.pricing import price, spread_of
 from commtax.cost.placement import Span
 from commtax.readers.published.collectives import Curve
 from commtax.readers.published.rows import Asked, Entry

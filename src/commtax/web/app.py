@@ -13,14 +13,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from commtax import __version__
-from commtax.api.grids import Grid
-from commtax.report.bills import PricedAnswer
-from commtax.report.documents import FitAnswer
-from commtax.report.view import View
-from commtax.report.view.front import Front
-from commtax.report.view.pipeline import Pipeline
 from commtax.report.view.state import KEYS, Key
-from commtax.report.view.tour import Catalog
 from commtax.web.answering import ANSWERS, Written, written
 from commtax.web.assets import page_files
 from commtax.web.guard import App, Guard, problem
@@ -28,16 +21,6 @@ from commtax.web.schemas import Problem, Schema, schema_of
 
 Asker = Callable[[str, bytes], Coroutine[Any, Any, Written]]
 """Who answers: the name of a question and its query, as they came."""
-SHAPES: dict[str, type] = {
-    "view": View,
-    "bill": PricedAnswer,
-    "fit": FitAnswer,
-    "compare": Grid,
-    "pipeline": Pipeline,
-    "plan": Front,
-    "catalog": Catalog,
-}
-"""The shape of each answer."""
 ERRORS = {
     400: "The question cannot be read.",
     405: "Only GET and HEAD.",
@@ -69,14 +52,14 @@ def create_app(host: str = "127.0.0.1", asker: Asker = here) -> App:
     """The guarded application; ``host`` is the name it is served under, beside loopback's."""
     app = FastAPI(title="commtax", version=__version__, docs_url=None, redoc_url=None, description=__doc__ or "")
     kept, parts = Kept(asker), dict[str, Schema]()
-    errors: dict[int | str, Any] = {status: _told(Problem, text, parts) for status, text in ERRORS.items()}
-    for name, (summary, _, extra) in ANSWERS.items():
+    errors: dict[int | str, Any] = {status: _response(Problem, text, parts) for status, text in ERRORS.items()}
+    for name, (summary, shape, _, extra) in ANSWERS.items():
         app.add_api_route(
             f"/api/{name}",
             _endpoint(name, kept),
             methods=["GET"],
             summary=summary,
-            responses={200: _told(SHAPES[name], "Successful Response", parts), **errors},
+            responses={200: _response(shape, "Successful Response", parts), **errors},
             openapi_extra={"parameters": parameters(extra)} if name != "catalog" else None,
         )
     for name in page_files():
@@ -86,7 +69,7 @@ def create_app(host: str = "127.0.0.1", asker: Asker = here) -> App:
     return Guard(app, host)
 
 
-def _told(shape: type, text: str, parts: dict[str, Schema]) -> Schema:
+def _response(shape: type, text: str, parts: dict[str, Schema]) -> Schema:
     """A response in the schema: what it means, and the shape of its body."""
     return {"description": text, "content": {"application/json": {"schema": schema_of(shape, parts)}}}
 
@@ -120,10 +103,10 @@ def _endpoint(name: str, asker: Asker) -> Callable[[Request], Awaitable[Response
     """One question, as long as somebody waits for its answer."""
 
     async def ask(request: Request) -> Response:
-        found = await _while_wanted(request, asker(name, request.scope["query_string"]))
-        if found is None:
+        answer = await _while_wanted(request, asker(name, request.scope["query_string"]))
+        if answer is None:
             return Response(status_code=400)  # to nobody: the client is gone
-        status, body = found
+        status, body = answer
         headers = {"cache-control": "no-store"} | ({"retry-after": "1"} if status == 429 else {})
         return Response(body, status, media_type="application/json", headers=headers)
 
@@ -163,8 +146,8 @@ def _file(name: str) -> Callable[[Request], Awaitable[Response]]:
 
 async def _missing(_: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 404
-    words = {404: "no such page; the API is under /api/, described in /openapi.json"}
-    return Response(problem(words.get(status, str(getattr(error, "detail", ""))), "path"), status, media_type="application/json")
+    texts = {404: "no such page; the API is under /api/, described in /openapi.json"}
+    return Response(problem(texts.get(status, str(getattr(error, "detail", ""))), "path"), status, media_type="application/json")
 
 
 def parameters(extra: tuple[Key, ...]) -> list[Schema]:

@@ -32,8 +32,8 @@ RAW = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
 def problem(error: str, argument: str = "", rule: str = "", nearest: tuple[Any, ...] = (), instead: Any = None) -> bytes:
     """The one shape of every refusal."""
-    told = {"error": error, "argument": argument, "rule": rule or error, "nearest": list(nearest), "instead": instead}
-    return json.dumps(told, ensure_ascii=False).encode()
+    document = {"error": error, "argument": argument, "rule": rule or error, "nearest": list(nearest), "instead": instead}
+    return json.dumps(document, ensure_ascii=False).encode()
 
 
 class Guard:

@@ -120,13 +120,13 @@ def _answer(name: str, query: bytes) -> Written:
 
 def _exactly(line: socket.socket, size: int) -> bytes:
     """So many bytes, or none where the line closed."""
-    found = bytearray()
-    while len(found) < size:
-        piece = line.recv(size - len(found))
+    received = bytearray()
+    while len(received) < size:
+        piece = line.recv(size - len(received))
         if not piece:
             return b""
-        found += piece
-    return bytes(found)
+        received += piece
+    return bytes(received)
 
 
 def _resident() -> float:

@@ -77,10 +77,10 @@ class Nursery:
         code = f"import sys; sys.path[:] = {sys.path!r}; from {self._module} import main; main({theirs.fileno()})"
         # One thread for algebra: arrays are small here, and a process with threads must not fork.
         alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        words = [sys.executable, "-c", code]
+        command = [sys.executable, "-c", code]
         with theirs, _deaf():
             quiet = subprocess.DEVNULL
-            self._process = subprocess.Popen(words, stdin=quiet, stdout=quiet, pass_fds=(theirs.fileno(),), env=alone)
+            self._process = subprocess.Popen(command, stdin=quiet, stdout=quiet, pass_fds=(theirs.fileno(),), env=alone)
         self._control.setblocking(False)
         self._loading: asyncio.Future[bytes] | None = None
 
@@ -163,9 +163,9 @@ class Lane:
         self.busy.append(line)
         done = False
         try:
-            found = await line.ask(name, query)
+            answer = await line.ask(name, query)
             done = True
-            return found
+            return answer
         finally:
             self.busy.remove(line)
             if done and line.usable:

@@ -144,15 +144,15 @@ class View:
     moves: dict[str, list[Move]]
 
 
-def words_of(state: State) -> Any:
+def arguments_of(state: State) -> Any:
     """Arguments of ``bill`` or ``train_bill``."""
     names = (*AXES, "engine", "dtype", "library")
-    words = {name: getattr(state, name) for name in names} | {"context": state.length, "eager": bool(state.eager)}
+    given = {name: getattr(state, name) for name in names} | {"context": state.length, "eager": bool(state.eager)}
     if not state.training:
         sharded = bool(state.sequence_parallel)
-        return words | {name: getattr(state, name) for name in ("phase", "batch", "kv_dtype")} | {"sequence_parallel": sharded}
+        return given | {name: getattr(state, name) for name in ("phase", "batch", "kv_dtype")} | {"sequence_parallel": sharded}
     axes = state.async_axes
-    return words | {
+    return given | {
         "batch": state.batch * state.microbatches,
         "micro_batch": state.batch,
         "zero": int(state.zero) if state.zero else None,
@@ -167,7 +167,7 @@ def words_of(state: State) -> Any:
 @lru_cache(maxsize=512)
 def priced(state: State) -> StepBill:
     """The bill of a state; what the library refuses it refuses here too."""
-    return (train_bill if state.training else bill)(model_of(state), cluster_of(state), **words_of(state))
+    return (train_bill if state.training else bill)(model_of(state), cluster_of(state), **arguments_of(state))
 
 
 def legal_instead(state: State) -> Instead | None:
@@ -191,25 +191,25 @@ def view(state: State) -> View:
     return view_of(Explained(priced(state)), state)
 
 
-def view_of(told: Explained, state: State, command: str = "") -> View:
+def view_of(step: Explained, state: State, command: str = "") -> View:
     """The view of a bill; ``command`` is the line that priced it, where it was not the state."""
-    b = told.bill
+    b = step.bill
     ways = moves(_where(b.setup, state))
     untrained = {} if b.setup.trains else {"mfu": None, "hfu": None, "mfu_definition": ""}
     return View(
         state=record(normal(state, b)),
         title=f"{b.setup.model.key} on {b.setup.cluster.key}: {describe_gpus(b.setup.plan)}, {b.setup.engine.name}",
-        sentence=told.sentence,
-        binding=told.binding,
+        sentence=step.sentence,
+        binding=step.binding,
         notes=b.notes,
         cluster=_machine(b),
-        local_tokens=told.thresholds.local_tokens if told.thresholds else None,
-        totals=filled(Totals, b, told.thresholds, fits=told.memory.fits, source=weakest(b), **untrained),
-        layer=filled(LayerShape, told.layer, bars=[_bar(x, told) for x in told.layer.bars]),
-        axes=told.axes,
-        bill=[_line(x, told) for x in sorted(b.items, key=lambda x: -float(x.exposed_s))],
-        changes=[_change(c, b) for c in told.what_ifs],
-        memory=told.memory,
+        local_tokens=step.thresholds.local_tokens if step.thresholds else None,
+        totals=filled(Totals, b, step.thresholds, fits=step.memory.fits, source=weakest(b), **untrained),
+        layer=filled(LayerShape, step.layer, bars=[_bar(x, step) for x in step.layer.bars]),
+        axes=step.axes,
+        bill=[_line(x, step) for x in sorted(b.items, key=lambda x: -float(x.exposed_s))],
+        changes=[_change(c, b) for c in step.what_ifs],
+        memory=step.memory,
         commands=commands(state, b, command),
         lesson=lesson(b),
         limits={name: [move.value for move in way] for name, way in ways.items()} | _limits(b, state),
@@ -231,7 +231,7 @@ def normal(state: State, b: StepBill) -> State:
     )
 
 
-def _bar(bar: Bar, told: Explained) -> BarShape:
+def _bar(bar: Bar, step: Explained) -> BarShape:
     s = bar.segment
     return filled(
         BarShape,
@@ -241,13 +241,13 @@ def _bar(bar: Bar, told: Explained) -> BarShape:
         name=f"{s.name} {s.line.item.op}" if s.lane == "comm" else s.name,
         latency_s=s.fixed_s,
         bandwidth_s=s.moving_s,
-        formula=share_formula(s, told.bill.setup.cluster.chip),
-        source=source(s.line, told.library),
+        formula=share_formula(s, step.bill.setup.cluster.chip),
+        source=source(s.line, step.library),
     )
 
 
-def _line(x: Line, told: Explained) -> BillLine:
-    b = told.bill
+def _line(x: Line, step: Explained) -> BillLine:
+    b = step.bill
     return filled(
         BillLine,
         x,
@@ -258,7 +258,7 @@ def _line(x: Line, told: Explained) -> BillLine:
         latency_s=x.fixed_s,
         share=float(x.exposed_s) / float(b.step_s),
         formula=formula(x, b.setup.cluster.chip),
-        source=source(x, told.library) if x.kind == "comm" else x.source,
+        source=source(x, step.library) if x.kind == "comm" else x.source,
     )
 
 
@@ -273,7 +273,7 @@ UNTOLD = ("speculative", "shard")
 
 def patch_of(changes: Mapping[str, Any], b: StepBill) -> Patch | None:
     """The keys that a what-if sets; none where the state has no key for it (a link that nobody sells)."""
-    known, patch = {key.field for key in KEYS}, dict[str, Any]()
+    known, patch = {key.field for key in KEYS}, Patch()
     for field, value in changes.items():
         name = RENAMED.get(field, field)
         if name == "async_axes":

@@ -11,7 +11,7 @@ from commtax.api.grids import GRIDS, Cell, Grid, grid
 from commtax.planner import plan, plan_training
 from commtax.report.bills import StepDocument, TrainDocument, bill_document
 from commtax.report.documents import FitDocument, TrainFitDocument, fit_document
-from commtax.report.view import priced, words_of
+from commtax.report.view import arguments_of, priced
 from commtax.report.view.front import ServedFront, TrainedFront, serving_front, training_front
 from commtax.report.view.state import Key, RefusedError, State, cluster_of, model_of, shortened
 
@@ -27,13 +27,13 @@ def bill_answer(state: State) -> StepDocument | TrainDocument:
 
 def fit_answer(state: State) -> FitDocument | TrainFitDocument:
     """What ``commtax fit --json`` prints for this state."""
-    model, place, words = model_of(state), cluster_of(state), words_of(state)
+    model, place, given = model_of(state), cluster_of(state), arguments_of(state)
     names = ("tp", "pp", "dp", "ep", "cp", "engine", "dtype")
     if not state.training:
-        kept = {name: words[name] for name in (*names, "kv_dtype")}
+        kept = {name: given[name] for name in (*names, "kv_dtype")}
         return fit_document(fit(model, place, max_model_len=min(model.max_len, state.length + 1), **kept))
     more = ("batch", "micro_batch", "context", "zero", "recompute", "schedule", "chunks", "sequence_parallel")
-    return fit_document(train_fit(model, place, **{name: words[name] for name in (*names, *more)}))
+    return fit_document(train_fit(model, place, **{name: given[name] for name in (*names, *more)}))
 
 
 def grid_of(state: State, kind: str) -> Grid:

@@ -22,19 +22,19 @@ PLAIN: dict[str, object] = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "cp": 1}
 
 def arguments(state: State) -> list[str]:
     """The words behind ``commtax bill`` that ask the same question."""
-    words = [state.file or state.model, "--cluster", state.cluster]
-    words += _options([(flag, getattr(state, name)) for name, flag in FLAGS if getattr(state, name) != PLAIN.get(name, "")])
-    words += ["--phase", state.phase] if state.phase != "decode" else []
-    words += ["--sequence-parallel"] * bool(state.sequence_parallel) + ["--eager"] * bool(state.eager)
+    line = [state.file or state.model, "--cluster", state.cluster]
+    line += _options([(flag, getattr(state, name)) for name, flag in FLAGS if getattr(state, name) != PLAIN.get(name, "")])
+    line += ["--phase", state.phase] if state.phase != "decode" else []
+    line += ["--sequence-parallel"] * bool(state.sequence_parallel) + ["--eager"] * bool(state.eager)
     if not state.training:
         cache = [("--kv-dtype", state.kv_dtype)] if state.kv_dtype else []
-        return words + _options([("--batch", state.batch), ("--context", state.length), *cache])
+        return line + _options([("--batch", state.batch), ("--context", state.length), *cache])
     batch = [("--batch", state.batch * state.microbatches), ("--micro-batch", state.batch), ("--context", state.length)]
     kinds = [("--zero", state.zero), ("--async", state.async_axes)]
     kinds += [("--recompute", state.recompute)] if state.recompute != "none" else []
     kinds += [("--schedule", state.schedule)] if state.schedule != "1f1b" else []
     kinds += [("--chunks", str(state.chunks))] if state.schedule == "interleaved" else []
-    return words + _options([*batch, *((flag, value) for flag, value in kinds if value)])
+    return line + _options([*batch, *((flag, value) for flag, value in kinds if value)])
 
 
 def _options(pairs: list[tuple[str, object]]) -> list[str]:

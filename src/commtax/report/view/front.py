@@ -63,12 +63,12 @@ class TrainedFront(TrainedPlans):
 def serving_front(a: ServingPlans) -> ServedFront:
     rows, best = _with_winner(a)
     points = [_point(a, rows, i, i == best) for i in _thinned(rows, best)]
-    told = vars(plans_document(a, TOP))
-    why = told["why"]
+    document = vars(plans_document(a, TOP))
+    why = document["why"]
     none = "no plan meets the limits" if len(a.near) else "no plan fits in memory"
     sentence = f"Run {why[0]}, {int(a.plans.concurrency[0]):,} clients." if why else none
-    told |= {"front": points, "why": [*why, lengths_note(a.question.requests.spread)] if why else []}
-    return ServedFront(**told, sentence=sentence, x_title="tokens/s a user", y_title="tokens/s a GPU")
+    document = {**document, "front": points, "why": [*why, lengths_note(a.question.requests.spread)] if why else []}
+    return ServedFront(**document, sentence=sentence, x_title="tokens/s a user", y_title="tokens/s a GPU")
 
 
 def _with_winner(a: ServingPlans) -> tuple[Columns, int]:
@@ -112,8 +112,8 @@ def training_front(a: TrainPlans) -> TrainedFront:
     rows = a.plans.take(_undominated(a.plans)) if len(a.plans) else a.near
     points = [_trained(a, rows, i, i == 0 and bool(len(a.plans))) for i in range(min(MOST, len(rows)))]
     sentence = f"Run {a.why[0]}" if len(a.plans) else "no plan fits in memory; the nearest are shown"
-    told = vars(plans_document(a, TOP))
-    return TrainedFront(**told, front=points, sentence=sentence, x_title="memory a rank, GB", y_title="MFU")
+    document = vars(plans_document(a, TOP))
+    return TrainedFront(**document, front=points, sentence=sentence, x_title="memory a rank, GB", y_title="MFU")
 
 
 def _undominated(rows: TrainColumns) -> np.ndarray[Any, Any]:

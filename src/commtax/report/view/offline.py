@@ -28,31 +28,31 @@ class Page:
     plan: ServedFront | TrainedFront | None = None
 
 
-def bill_page(told: Explained, command: str) -> Page:
+def bill_page(step: Explained, command: str) -> Page:
     """A bill with all its pictures; heat maps only where the page's own controls can say the same question."""
-    b, state = told.bill, state_of(told.bill)
+    b, state = step.bill, state_of(step.bill)
     grids = {kind: grid_of(state, kind) for kind in GRIDS} if _same(b, state) else None
     pipeline = pipeline_of(b) if b.setup.trains and int(b.setup.plan.pp) > 1 else None
-    return Page("bill", view_of(told, state, command), grids, pipeline)
+    return Page("bill", view_of(step, state, command), grids, pipeline)
 
 
-def plan_page(found: ServingPlans | TrainPlans, command: str) -> Page:
+def plan_page(plans: ServingPlans | TrainPlans, command: str) -> Page:
     """The plans as points, and the winner's bill."""
-    if not isinstance(found, TrainPlans):
-        q = found.question
+    if not isinstance(plans, TrainPlans):
+        q = plans.question
         names = State(model=q.model.key, cluster=q.cluster.key, engine=q.engine.key)
         state = replace(names, input_len=int(q.requests.input_len), output_len=int(q.requests.output_len))
-        return Page("plan", _served(found, state, command), plan=serving_front(found))
-    best = Explained(train_bill_of(found, found.plans, 0)) if len(found.plans) else None
+        return Page("plan", _served(plans, state, command), plan=serving_front(plans))
+    best = Explained(train_bill_of(plans, plans.plans, 0)) if len(plans.plans) else None
     shown = view_of(best, state_of(best.bill), command) if best else None
-    return Page("plan", shown, plan=training_front(found))
+    return Page("plan", shown, plan=training_front(plans))
 
 
-def _served(found: ServingPlans, state: State, command: str) -> View | None:
+def _served(plans: ServingPlans, state: State, command: str) -> View | None:
     """The decode step of one server of the best plan, where there is one."""
-    if not len(found.plans):
+    if not len(plans.plans):
         return None
-    asked = patched(state, served_patch(found, found.plans, 0))
+    asked = patched(state, served_patch(plans, plans.plans, 0))
     try:
         return view_of(Explained(priced(asked)), asked, command)
     except ValueError:  # a model that is not of the catalogue, links that are not of the cluster's name
@@ -62,7 +62,7 @@ def _served(found: ServingPlans, state: State, command: str) -> View | None:
 def state_of(b: StepBill) -> State:
     """The page's controls as a bill would have them."""
     asked, plan, s = b.setup, b.setup.plan, b.setup.what_if
-    words: Any = {
+    common: Any = {
         "model": asked.model.key,
         "cluster": asked.cluster.key,
         "intra": "" if asked.cluster.bridge or asked.cluster.intra.key == asked.cluster.chip.intra else asked.cluster.intra.key,
@@ -76,9 +76,9 @@ def state_of(b: StepBill) -> State:
     }
     if not b.setup.trains:
         kv = "" if plan.kv_dtype == plan.activations_dtype else plan.kv_dtype
-        return State(**words, phase=b.setup.phase, batch=int(b.setup.batch), context=int(b.setup.context), kv_dtype=kv)
+        return State(**common, phase=b.setup.phase, batch=int(b.setup.batch), context=int(b.setup.context), kv_dtype=kv)
     return State(
-        **words,
+        **common,
         phase="train",
         batch=int(b.setup.micro_batch),
         microbatches=int(plan.microbatches),

@@ -186,15 +186,15 @@ class State:
 
 def parse(query: Iterable[tuple[str, str]]) -> State:
     """A state from the pairs of a query; unknown, repeated and bad keys are refused by name."""
-    found: Any = {}
+    values: Any = {}
     for name, text in query:
         key = BY_NAME.get(name)
         if key is None:
             raise RefusedError(f"unknown key '{_shown(name)}'{suggest(name[:32], list(BY_NAME))}", _shown(name))
-        if key.field in found:
+        if key.field in values:
             raise RefusedError(f"{name}: given twice", name)
-        found[key.field] = key.read(text)
-    return State(**found)
+        values[key.field] = key.read(text)
+    return State(**values)
 
 
 def record(state: State) -> dict[str, Value]:
@@ -223,11 +223,11 @@ def _model(key: str, hidden: int, layers: int, config: str) -> Model:
     if config or hidden:
         table = pasted(config) if config else free_config(hidden, layers)
         name = State(hidden=hidden, layers=layers, config=config).file.removesuffix(".json")
-        found = from_config(table, name)
-        if found.num_layers > MAX_LAYERS:
-            rule = f"cfg: {found.num_layers:,} layers, more than the {MAX_LAYERS:,} that the page draws"
+        model = from_config(table, name)
+        if model.num_layers > MAX_LAYERS:
+            rule = f"cfg: {model.num_layers:,} layers, more than the {MAX_LAYERS:,} that the page draws"
             raise RefusedError(rule, "cfg", malformed=False)
-        return found
+        return model
     known = bundled(key)
     if known is None:
         near = [name for name in catalog.model_keys() if name.startswith(key[:4].lower())][:3]
@@ -272,10 +272,10 @@ def free_config(hidden: int, layers: int) -> Mapping[str, object]:
 
 def cluster_of(state: State) -> Cluster:
     """The cluster with its links; bounded, because a page draws it."""
-    found = _cluster(state.cluster, state.intra, state.inter)
-    if found.num_gpus > MAX_GPUS:
-        raise RefusedError(f"c: {found.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that the page draws", "c", malformed=False)
-    return found
+    place = _cluster(state.cluster, state.intra, state.inter)
+    if place.num_gpus > MAX_GPUS:
+        raise RefusedError(f"c: {place.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that the page draws", "c", malformed=False)
+    return place
 
 
 @lru_cache(maxsize=128)

@@ -76,8 +76,8 @@ def catalogue() -> Catalog:
 
 
 def _model(key: str) -> Entry:
-    found = bundled(key)
-    assert found is not None
-    name = next((a.split("/")[1] for a in found.aliases if "/" in a), key)
-    experts = found.experts is not None
-    return Entry(key, name, params=num_params(found), family=found.architecture, experts=experts)
+    model = bundled(key)
+    assert model is not None
+    name = next((a.split("/")[1] for a in model.aliases if "/" in a), key)
+    experts = model.experts is not None
+    return Entry(key, name, params=num_params(model), family=model.architecture, experts=experts)
