@@ -28,7 +28,7 @@ from commtax.planner.rows import (
     words,
 )
 from commtax.planner.training import BUDGET
-from commtax.report.documents import Named, Record, filled, named, told
+from commtax.report.documents import Named, Record, facts, filled, named
 from commtax.report.serving import basis_words
 from commtax.report.tables import new_table, notes, say
 from commtax.spec import Profile
@@ -399,7 +399,7 @@ def _train_table(a: TrainPlans, rows: TrainColumns, top: int) -> Table:
 
 
 def _trained_rows(a: TrainPlans, rows: TrainColumns, top: int) -> list[Record]:
-    kinds = [told(a.kinds[int(kind)].plan, *KINDS) for kind in rows.kind[:top]]
+    kinds = [facts(a.kinds[int(kind)].plan, *KINDS) for kind in rows.kind[:top]]
     every = zip(_figures(rows, top), kinds, strict=True)
     return [row | kind | {"verdict": train_words(a, rows, i)} for i, (row, kind) in enumerate(every)]
 

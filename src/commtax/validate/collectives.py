@@ -9,8 +9,8 @@ import numpy as np
 
 from commtax import catalog
 from commtax.cost.collectives import choose, ring_factor
-from commtax.cost.pricing import price, spread_of
 from commtax.cost.placement import Span
+from commtax.cost.pricing import price, spread_of
 from commtax.readers.published.collectives import Curve
 from commtax.readers.published.rows import Asked, Entry
 from commtax.spec import Fabric, Path
