@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commtax.api.serving import simulate
 from commtax.readers.published.serving import measured, question
+from commtax.verbs.serving import simulate
 
 SLACKS = (0.0, 0.01, 0.02, 0.0275, 0.04)
 

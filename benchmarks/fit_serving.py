@@ -17,9 +17,9 @@ import numpy as np
 from serving_runs import read
 
 from commtax import catalog
-from commtax.api.serving import simulate
 from commtax.readers.published.serving import is_fitted, measured, question
 from commtax.spec import Engine
+from commtax.verbs.serving import simulate
 
 ARRAYS = ("tp", "dp", "ep", "concurrency", "input_len", "output_len", "num_prompts", "spread")
 SCALE = 0.05  # errors far above this hardly count

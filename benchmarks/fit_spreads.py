@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 import commtax
-from commtax.api import expect
 from commtax.catalog import cluster, fabric
 from commtax.files import MiB
 from commtax.validate import check
 from commtax.validate.records import Records, joined
+from commtax.verbs import expect
 
 HERE = Path(commtax.__file__).parent
 QUANTILE = 0.82

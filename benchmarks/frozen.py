@@ -187,9 +187,9 @@ MOVED = {"seq": "context", "microbatch": "in_flight", "max_batched_tokens": "max
 
 
 def _fits(found: Any) -> Any:
-    from commtax.api.fitting import fits
+    from commtax.verbs.fitting import fits
 
-    return fits(found) if found.setup.trains else found
+    return fits(found) if found.question.trains else found
 
 
 def _figure(found: Any, name: str) -> Any:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from commtax.api.serving import simulate
 from commtax.readers.published.serving import is_fitted, measured, question
+from commtax.verbs.serving import simulate
 
 
 def read(path: Path) -> list[dict[str, str]]:

@@ -70,7 +70,7 @@ def points(model, cluster, engine, input_len, output_len, most):
         if priced and copies and (pp, dp, ep) == (1, 1, 1) and tp <= cluster.domain:
             plain.append(priced)
     for decode, ahead in itertools.product(plain, plain if output_len > 1 else []):
-        found += _apart(decode, ahead[0].setup.plan.tp)
+        found += _apart(decode, ahead[0].question.plan.tp)
     return found
 
 
@@ -145,7 +145,7 @@ def _shared(sizes, copies, s, beyond):
 
 def _apart(decode, ahead):
     """Workers of their own for prompts: one simulation for each split and load."""
-    asked, tp, cluster = decode[0].setup, decode[0].setup.plan.tp, decode[0].setup.cluster
+    asked, tp, cluster = decode[0].question, decode[0].question.plan.tp, decode[0].question.cluster
     free = [_free(s, ahead) for s in decode]
     last = 1 + max(range(len(free)), key=lambda i: (i + 1) / free[i] ** 2)
     for copies in range(1, (cluster.num_gpus - ahead) // tp + 1):
@@ -169,7 +169,7 @@ def _apart(decode, ahead):
 
 def _free(s, ahead):
     """Seconds of a request of one decode copy whose prompt never waits and whose cache is there at once."""
-    asked, words = s.setup, {"concurrency": s.concurrency, "input_len": s.input_len, "output_len": s.output_len}
+    asked, words = s.question, {"concurrency": s.concurrency, "input_len": s.input_len, "output_len": s.output_len}
     words |= {"disaggregated": True, "prefill_tp": ahead, "decode_workers": 1, "kv_tokens": s.kv_tokens}
     alone = commtax.simulate(asked.model, asked.cluster, engine=asked.engine, tp=asked.plan.tp, **words)
     return float(alone.e2e_s - alone.served.moved_s)

@@ -16,10 +16,10 @@ import numpy as np
 
 import commtax
 from commtax import catalog
-from commtax.api.expecting import OPS
 from commtax.catalog.libraries import library_keys
 from commtax.cost.collectives import ring_factor
 from commtax.planner import plan, plan_training
+from commtax.verbs.expecting import OPS
 
 Question = dict[str, Any]
 Law = Callable[[Random], str | None]
@@ -221,7 +221,7 @@ def times_in_prompts(rng: Random) -> str | None:
         return None
     change = f"input_len {less} -> {more}"
     last = _order(asked, "E2E", float(short.e2e_s) * 0.99, float(long.e2e_s), change)
-    engine = short.setup.engine
+    engine = short.question.engine
     if engine.host.frontend_request_s or engine.host.frontend_token_s:
         return last
     return last or _order(asked, "TTFT", float(short.ttft_s), float(long.ttft_s), change)
@@ -272,7 +272,7 @@ def ranges_hold_their_parts(rng: Random) -> str | None:
     try:
         found = commtax.simulate(**asked)
         plain = {k: v for k, v in asked.items() if k not in ("input_len", "output_len", "spread", "concurrency")}
-        stages = found.setup.plan.pp
+        stages = found.question.plan.pp
         seqs = math.ceil(float(found.running) / stages) * stages
         step = commtax.bill(**plain, batch=max(1, seqs), context=lengths[0] + max(0, lengths[1] // 2 - 1))
     except ValueError:

@@ -72,7 +72,7 @@ def test_published_starts_agree(row, wording):
     text = "\n".join(f"(Worker_TP{r} pid={r}) INFO x [y.py:1] {line}" for line in lines for r in range(row["args"]["tp"]))
     args = dict(row["args"])
     plan = {k: args.pop(k) for k in ("tp", "kv_dtype") if k in args}
-    asked = Question(model, judged.setup.cluster, plan, args)
+    asked = Question(model, judged.question.cluster, plan, args)
     found = audit_log(vllm_log.parse(text), asked)
     assert not [f for f in found.findings if f.verdict == "disagree"]
     settled = [f for f in found.findings if f.verdict == "agree" or "may count otherwise" in f.reason]

@@ -26,7 +26,7 @@ def question(model, cluster="h100-sxm", **limits):
 
 def capacity(judged, by_requests):
     """The line of vLLM: tokens counted in blocks (older), or in requests of full length (newer)."""
-    times, length = judged.max_concurrency, judged.serving.max_model_len
+    times, length = judged.max_concurrency, judged.question.limits.max_model_len
     tokens = int(times * length) if by_requests else judged.kv_tokens
     return f"GPU KV cache size: {tokens:,} tokens, Maximum concurrency for {length:,} tokens per request: {times:.2f}x"
 
@@ -46,7 +46,7 @@ def test_both_counts_of_tokens_agree(by_requests, model, length, gib):
 def test_windows_counted_by_requests():
     """gpt-oss-20b keeps half of its layers' last 128 tokens only: 1.9 times the tokens for the same memory."""
     judged = commtax.fit("gpt-oss-20b", "h100-sxm", tp=1, kv_cache_memory_bytes=40 * GIB)
-    assert int(judged.max_concurrency * judged.serving.max_model_len) > 1.5 * judged.kv_tokens
+    assert int(judged.max_concurrency * judged.question.limits.max_model_len) > 1.5 * judged.kv_tokens
     found = findings(question("gpt-oss-20b"), "Available KV cache memory: 40.00 GiB", capacity(judged, True))
     assert found["KV tokens in that memory"].verdict == "agree"
     wrong = findings(question("gpt-oss-20b"), "Available KV cache memory: 20.00 GiB", capacity(judged, True))
@@ -61,12 +61,12 @@ def test_little_that_is_left_is_judged_on_what_it_is_left_of(row):
     model, judged = of_log(row)
     args = {k: v for k, v in row["args"].items() if k not in ("tp", "kv_dtype")}
     plan = {k: v for k, v in row["args"].items() if k in ("tp", "kv_dtype")}
-    asked = Question(model, judged.setup.cluster, plan, args)
+    asked = Question(model, judged.question.cluster, plan, args)
     found = findings(asked, f"Available KV cache memory: {row['logged']['available_kv_gib']:.2f} GiB")[
         "KV memory left, of all memory"
     ]
     assert found.verdict == "agree"
-    assert found.base == judged.setup.cluster.chip.visible_bytes
+    assert found.base == judged.question.cluster.chip.visible_bytes
     assert abs(found.difference) < 0.003
 
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.api.billing import again, with_link
-from commtax.api.explain import counterfactuals, verdict
-from commtax.api.sending import workload
 from commtax.cost.compute import step_kernels
 from commtax.cost.tensors import inventory, num_active_params
+from commtax.question import workload
 from commtax.spec import Plan
 from commtax.units import format_seconds
+from commtax.verbs.billing import price, with_link
+from commtax.verbs.explain import counterfactuals, verdict
 from strategies import questions
 
 FIGURES = ("step_s", "compute_s", "comm_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
@@ -175,7 +175,7 @@ def test_decode_is_latency_bound_and_prefill_bandwidth_bound():
 def test_the_sentence(question, words):
     model, cluster, options = question
     place = catalog.cluster(cluster, inter=options.pop("inter", ""))
-    text = verdict(commtax.bill(model, place, **options))
+    text = sentence(commtax.bill(model, place, **options))
     assert text.endswith(".")
     for word in words:
         assert word in text, text
@@ -189,18 +189,18 @@ def test_the_peak_of_the_sentence_is_that_of_the_arithmetic(dtype, peak):
     assert products.peak_flops_per_s == peak
     least = sum(float(x.item.count) * float(x.flops) / x.peak_flops_per_s for x in b.items if x.kind != "comm")
     assert least < b.step_s
-    assert f"arithmetic binds: {format_seconds(least)} at the chip's peak" in verdict(b)
+    assert f"arithmetic binds: {format_seconds(least)} at the chip's peak" in verdict(b, counterfactuals(b))
 
 
 def test_the_sentence_never_contradicts_its_table():
     """Where it says that another degree would be faster, the table says so too, and the other way round."""
     for tp, batch in ((2, 16), (8, 1), (4, 64)):
         b = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=tp, batch=batch)
-        text, found = verdict(b), {c.what: c.delta_s / float(b.step_s) for c in counterfactuals(b)}
+        text, found = verdict(b, counterfactuals(b)), {c.what: c.delta_s / float(b.step_s) for c in counterfactuals(b)}
         for n in (tp // 2, 2 * tp):
             if f"tp {n}" in found and "would be" in text and f"tp {n} would be" in text:
                 assert found[f"tp {n}"] < 0
-    assert "tp 4 would be" in verdict(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=2, batch=16))
+    assert "tp 4 would be" in sentence(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=2, batch=16))
 
 
 def test_pipelines_split_prompts_too():
@@ -216,9 +216,11 @@ def test_counterfactuals_are_recomputed():
     assert found["tp 2"].step_s == pytest.approx(float(commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=2).step_s))
     assert found["NCCL only"].delta_s > 0
     assert found["eager"].delta_s > 0
-    assert float(again(b).step_s) == float(b.step_s)
+    assert float(price(b.question).step_s) == float(b.step_s)
     other = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=4, library="nccl")
-    assert float(again(other).step_s) == float(other.step_s) > float(b.step_s), "a what-if keeps the library that was asked for"
+    assert float(price(other.question).step_s) == float(other.step_s) > float(b.step_s), (
+        "a what-if keeps the library that was asked for"
+    )
     assert "NCCL only" not in {c.what for c in counterfactuals(other)}
 
 

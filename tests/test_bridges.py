@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.api.serving import moved_s
-from commtax.api.setup import fabric_of, setup
 from commtax.calibrate import calibrate
 from commtax.catalog import profile as overlay
 from commtax.catalog.libraries import OPS
@@ -21,6 +19,8 @@ from commtax.readers.placement import place
 from commtax.readers.topology import Topology
 from commtax.report.view.offline import state_of
 from commtax.spec import Path, Plan, Profile
+from commtax.verbs.asking import ask, fabric_of
+from commtax.verbs.serving import moved_s
 from test_calibrate import TRUE, noisy, output, written
 from test_plan_laws import value
 
@@ -168,7 +168,7 @@ def test_a_plan_for_more_cards_is_no_worse(cluster):
 
 
 def test_the_cache_of_one_rank_moves_to_its_neighbour():
-    alone, among = (setup("llama-3.1-8b", c) for c in ("2xh100-nvl", "8xh100-nvl"))
+    alone, among = (ask("llama-3.1-8b", c) for c in ("2xh100-nvl", "8xh100-nvl"))
     assert moved_s(among, 1, 1, 4096, 2) == moved_s(alone, 1, 1, 4096, 2) < moved_s(among, 1, 1, 4096, 3)
 
 
@@ -205,4 +205,4 @@ def test_what_is_assumed_is_said_of_both_links_and_the_page_keeps_the_pairs():
     b = commtax.bill("llama-3.1-8b", "8xh100-nvl", tp=2)
     assert "collectives on nvlink-bridge with h100-nvl are assumed" in " ".join(b.notes)
     assert state_of(b).intra == ""
-    assert fabric_of(b.setup).pairs.pairs is None
+    assert fabric_of(b.question).pairs.pairs is None

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commtax import catalog
-from commtax.api.billing import with_link
 from commtax.catalog.loader import record
 from commtax.spec import Chip, Link
+from commtax.verbs.billing import with_link
 
 CHIPS = [
     "a100-40-sxm",

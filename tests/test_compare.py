@@ -8,7 +8,7 @@ import pytest
 
 import commtax
 from cli_run import run_here
-from commtax.api.comparing import parse_over
+from commtax.verbs.comparing import parse_over
 
 
 def run(*words):

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.api.fitting import judge
-from commtax.api.setup import setup
 from commtax.catalog.hf import from_config
 from commtax.catalog.quantisation import quant_from
 from commtax.cost.memory import kv_bytes_per_token_layer, kv_pool, on_chip, weights
 from commtax.cost.traffic import largest_graph
 from commtax.spec import Attention, Plan
+from commtax.verbs import ask
+from commtax.verbs.fitting import judge
 from strategies import questions
 
 GIB = 2**30
@@ -137,11 +137,11 @@ def test_windowed_layers_share_the_pool():
 
 
 def test_smallest_tp_that_fits():
-    assert commtax.fit("llama-3.1-8b", "8xh100-sxm").setup.plan.tp == 1
-    assert commtax.fit("llama-3.1-70b", "8xh100-sxm").setup.plan.tp == 4
-    both = commtax.fit("llama-3.1-405b", "2x8xh100-sxm").setup.plan
+    assert commtax.fit("llama-3.1-8b", "8xh100-sxm").question.plan.tp == 1
+    assert commtax.fit("llama-3.1-70b", "8xh100-sxm").question.plan.tp == 4
+    both = commtax.fit("llama-3.1-405b", "2x8xh100-sxm").question.plan
     assert (both.tp, both.pp) == (8, 2), "tp fills a host, the pipeline crosses"
-    assert commtax.fit("deepseek-v3", "8xh200-sxm").setup.plan.tp == 8
+    assert commtax.fit("deepseek-v3", "8xh200-sxm").question.plan.tp == 8
 
 
 def test_what_does_not_fit_says_by_how_much_and_what_would():
@@ -174,7 +174,7 @@ def test_parts_add_up_and_nothing_fits_beyond_the_budget(question, length):
 @given(questions(engines=("vllm",), max_dp=1))
 def test_more_memory_never_gives_fewer_tokens(question):
     model, cluster, plan, engine = question
-    asked = setup(model, cluster, tp=plan.tp, pp=plan.pp, ep=plan.ep, engine=engine)
+    asked = ask(model, cluster, tp=plan.tp, pp=plan.pp, ep=plan.ep, engine=engine)
     serving = commtax.fit(model, cluster, tp=plan.tp, pp=plan.pp, ep=plan.ep, engine=engine).serving
     tokens = [judge(asked, replace(serving, utilization=u)).kv_tokens for u in (0.5, 0.7, 0.9, 0.95)]
     assert tokens == sorted(tokens)
@@ -224,7 +224,7 @@ def test_advice_works_when_it_is_typed(model, cluster, options):
         names = {"-tp": "tp", "-pp": "pp", "--dtype": "dtype", "--kv-dtype": "kv_dtype", "--max-model-len": "max_model_len",
                  "--kv-cache-memory-bytes": "kv_cache_memory_bytes"}  # fmt: skip
         changed = {names[k]: int(v) if v.isdigit() else v for k, v in given.items() if k != "--cluster"}
-        question = {**options, "tp": int(failed.setup.plan.tp), "pp": int(failed.setup.plan.pp), **changed}
+        question = {**options, "tp": int(failed.question.plan.tp), "pp": int(failed.question.plan.pp), **changed}
         if "ep" in question:
             question["ep"] = question["tp"] * question.get("dp", 1)
         assert commtax.fit(model, given.get("--cluster", cluster), **question).fits, advice
@@ -232,12 +232,12 @@ def test_advice_works_when_it_is_typed(model, cluster, options):
 
 def test_tp_is_searched_for_a_given_pipeline():
     fit = commtax.fit("llama-3.1-405b", "2x8xh100-sxm", pp=2)
-    assert (fit.setup.plan.tp, fit.setup.plan.pp, fit.fits) == (8, 2, True)
+    assert (fit.question.plan.tp, fit.question.plan.pp, fit.fits) == (8, 2, True)
 
 
 def test_a_host_larger_than_usual_is_noted_and_a_bridge_joins_two():
-    assert "read as 2 hosts of 8" in " ".join(commtax.fit("llama-3.1-8b", "16xh100-sxm", tp=16).setup.notes)
-    assert "usual are 8" in " ".join(commtax.fit("llama-3.1-8b", "1x16xh100-sxm", tp=16).setup.notes)
+    assert "read as 2 hosts of 8" in " ".join(commtax.fit("llama-3.1-8b", "16xh100-sxm", tp=16).question.notes)
+    assert "usual are 8" in " ".join(commtax.fit("llama-3.1-8b", "1x16xh100-sxm", tp=16).question.notes)
     assert catalog.cluster("2xh100-nvl").intra.kind == "nvlink"
     assert catalog.cluster("8xh100-nvl").intra.kind == "pcie"
 
@@ -266,9 +266,9 @@ def test_training_fit():
 )
 def test_limits_follow_the_chips_memory(chip, tp, tokens, rows, share):
     found = commtax.fit("llama-3.1-8b", f"8x{chip}", tp=tp, engine="sglang", max_model_len=1024)
-    assert found.serving.max_batched_tokens == tokens
-    assert largest_graph(tp, found.setup.engine) == rows
-    assert found.serving.utilization == pytest.approx(share, abs=1e-3)
+    assert found.question.limits.max_num_batched_tokens == tokens
+    assert largest_graph(tp, found.question.engine) == rows
+    assert found.question.limits.gpu_memory_utilization == pytest.approx(share, abs=1e-3)
 
 
 def test_a_small_chip_serves_what_it_serves():

@@ -482,7 +482,7 @@ def test_replicas_are_servers_and_dp_is_the_engines():
         assert (read.servers.count, read.axes["dp"], read.num_gpus) == (servers, dp, int(plan.all_gpus))
     for words in ({"replicas": 3}, {"replicas": 0}, {"replicas": 2, "phase": "train"}):
         with pytest.raises(ValueError, match="replicas"):
-            commtax.api.setup("llama-3.1-8b", place, tp=4, **words)
+            commtax.verbs.ask("llama-3.1-8b", place, tp=4, **words)
     with pytest.raises(ValueError, match="decode_workers"):
         commtax.simulate("llama-3.1-8b", place, replicas=2, disaggregated=True)
 

@@ -21,7 +21,7 @@ ROWS = [
     {"planner", "audit", "calibrate", "validate", "emit"},
     {"sim", "readers"},
     {"claims"},
-    {"api"},
+    {"verbs"},
     {"napkin"},
     {"cost", "catalog"},
     {"question"},

@@ -15,8 +15,6 @@ import torch
 
 import live_models
 from commtax import catalog
-from commtax.api import bill
-from commtax.api.sending import workload
 from commtax.catalog import physics
 from commtax.cli import main
 from commtax.cost.compute import step_kernels
@@ -30,9 +28,11 @@ from commtax.measure.job import Job
 from commtax.measure.reconcile import passed
 from commtax.measure.tp import run_all
 from commtax.measure.weights import Checkpoint, Random, load
+from commtax.question import workload
 from commtax.readers.nccl_tests import parse
 from commtax.spec import Plan
 from commtax.statement import Refusal
+from commtax.verbs import bill
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.api.serving import step_s
 from commtax.planner import plan, plan_training, standing
 from commtax.planner.columns import worth
 from commtax.planner.disaggregated import BUSY, SAME
-from commtax.planner.reasons import step_of
+from commtax.planner.rows import longest, step_of, train_words, words
 from commtax.planner.space import space
 from commtax.readers.launch import parse
 from commtax.spec import Workload
+from commtax.verbs.serving import step_s
 from test_planner import command, questions
 
 
@@ -36,7 +36,7 @@ def test_a_plan_is_what_simulate_says(question):
             "decode_workers": copies,
         }
         one = commtax.simulate(
-            a.model, a.cluster, engine=a.engine, input_len=question["input_len"], output_len=question["output_len"],
+            a.question.model, a.question.cluster, engine=a.question.engine, input_len=question["input_len"], output_len=question["output_len"],
             concurrency=int(rows.concurrency[i]) // (1 if apart else copies), disaggregated=apart,
             **{axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}, **(workers if apart else {}),
         )  # fmt: skip
@@ -61,7 +61,7 @@ LARGER = (
 
 def value(found):
     """What the objective counts; nothing good is worth nothing."""
-    return float(worth(found.goal, found.plans)[0]) if len(found.plans) else 0.0
+    return float(worth(found.question, found.plans)[0]) if len(found.plans) else 0.0
 
 
 @given(questions(), st.sampled_from(LARGER))
@@ -100,11 +100,11 @@ def test_training_gains_from_gpus(model, few, many):
 
 def test_what_idles_is_said():
     few, many = (plan("llama-3.1-405b", place, tpot_s=0.04) for place in ("2x8xh100-sxm", "3x8xh100-sxm"))
-    assert few.words(few.plans, 0) == "16 GPUs = TP 16"
-    assert many.words(many.plans, 0) == "16 GPUs = TP 16 (8 of 24 GPUs idle)"
+    assert words(few, few.plans, 0) == "16 GPUs = TP 16"
+    assert words(many, many.plans, 0) == "16 GPUs = TP 16 (8 of 24 GPUs idle)"
     assert value(many) == pytest.approx(value(few))
     trained = plan_training("llama-3.1-8b", "9x8xh100-sxm", global_batch=64)
-    assert "(8 of 72 GPUs idle)" in trained.words(trained.plans, 0)
+    assert "(8 of 72 GPUs idle)" in train_words(trained, trained.plans, 0)
 
 
 @given(st.sampled_from(("llama-3.1-70b", "qwen3-30b-a3b", "gpt-oss-120b")), st.integers(1, 12), st.sampled_from((1, 2, 3, 4, 6, 8)))
@@ -119,7 +119,7 @@ def test_plans_are_nested(model, hosts, gpus):
 
 
 def _tried(model, cluster):
-    base = commtax.api.setup(model, cluster)
+    base = commtax.verbs.ask(model, cluster)
     s = space(base.model, base.cluster, base.plan, base.engine)
     return {(int(a), int(b), int(c), int(d)): int(n) for a, b, c, d, n in zip(s.tp, s.pp, s.dp, s.ep, s.replicas, strict=True)}
 
@@ -135,11 +135,11 @@ def test_without_a_limit_plans_stop_at_their_knee(question):
         mine = int(rows.concurrency[i]) // int(rows.replicas[i]) // one["dp"]
         loads = np.unique(np.linspace(1, min(256, 2 * mine), 40).astype(int))
         s = commtax.simulate(
-            a.model, a.cluster, engine=a.engine, input_len=a.goal.input_len, output_len=a.goal.output_len,
+            a.question.model, a.question.cluster, engine=a.question.engine, input_len=a.question.requests.input_len, output_len=a.question.requests.output_len,
             concurrency=np.append(loads, mine) * one["dp"], **{axis: np.full(len(loads) + 1, n) for axis, n in one.items()},
         )  # fmt: skip
         power = np.append(loads, mine) / s.e2e_s**2
-        inside = loads <= s.kv_tokens[0] // (a.goal.input_len + a.goal.output_len)
+        inside = loads <= s.kv_tokens[0] // (a.question.requests.input_len + a.question.requests.output_len)
         assert np.all(power[:-1][inside] <= power[-1] * 1.05)
 
 
@@ -149,8 +149,8 @@ def test_the_knee_is_no_limits():
     free, tight, more = plan(**words), plan(**words, ttft_s=0.2), plan(**words, tpot_s=10.0)
     assert value(tight) <= value(free) < value(more)
     assert float(free.plans.tpot_s[0]) < 0.1 < float(more.plans.tpot_s[0])
-    assert "at its knee" in " ".join(free.explain(0))
-    assert "knee" not in " ".join(more.explain(0))
+    assert "at its knee" in " ".join(free.why)
+    assert "knee" not in " ".join(more.why)
     for objective in ("throughput", "cost", "gpus"):
         assert float(plan(**words, objective=objective).plans.tpot_s[0]) < 0.15
 
@@ -166,15 +166,17 @@ def test_no_prompt_worker_is_idle_weight(question):
         busy = float(one.offered) > BUSY * int(rows.prefill_replicas[i] - 1)
         wait = float(one.served.ahead_s)
         waits = wait > SAME * float(one.e2e_s - wait - one.served.moved_s) * (1 - 1e-9)
-        dearer = a.goal.objective == "cost" and float(one.tokens_per_s) / float(one.num_gpus) <= rows.tokens_per_s_per_gpu[i]
-        late = float(one.ttft_s) > a.goal.ttft_s
+        dearer = (
+            a.question.goal.objective == "cost" and float(one.tokens_per_s) / float(one.num_gpus) <= rows.tokens_per_s_per_gpu[i]
+        )
+        late = float(one.ttft_s) > a.question.goal.ttft_s
         assert busy or waits or dearer or late
 
 
 def _split(a, i, workers):
     rows, goal = a.plans, a.goal
     return commtax.simulate(
-        a.model, a.cluster, engine=a.engine, tp=int(rows.tp[i]), concurrency=int(rows.concurrency[i]), input_len=goal.input_len,
+        a.question.model, a.question.cluster, engine=a.question.engine, tp=int(rows.tp[i]), concurrency=int(rows.concurrency[i]), input_len=goal.input_len,
         output_len=goal.output_len, disaggregated=True, prefill_tp=int(rows.prefill_tp[i]), prefill_workers=workers,
         decode_workers=int(rows.replicas[i]),
     )  # fmt: skip
@@ -191,7 +193,7 @@ def test_one_client_has_one_prompt_worker():
 @pytest.mark.parametrize("model", ["glm-5", "mixtral-8x7b", "qwen3-30b-a3b"])
 def test_a_plan_among_others_costs_what_it_costs_alone(model, engine):
     """All plans of a cluster priced at once; experts are gathered over dp in some of them and over ep in others."""
-    base = commtax.api.setup(model, "4x8xh200-sxm", engine=engine)
+    base = commtax.verbs.ask(model, "4x8xh200-sxm", engine=engine)
     whole = space(base.model, base.cluster, base.plan, base.engine)
     legal = whole.only(whole.codes == 0)
     many = replace(base, plan=replace(base.plan, **{axis: getattr(legal, axis) for axis in ("tp", "pp", "dp", "ep")}))
@@ -284,9 +286,9 @@ def test_plans_without_workers_of_their_own():
 def test_no_request_is_refused_for_its_length():
     """The model's own length where the cache holds it, else what varied lengths need: never the mean alone."""
     roomy = plan("llama-3.1-8b", "h100-sxm", tpot_s=0.03)
-    assert roomy.longest(roomy.plans, 0) == 0
+    assert longest(roomy, roomy.plans, 0) == 0
     tight = plan("llama-3.1-8b", "rtx-4090", input_len=512, output_len=128, tpot_s=0.05)
-    assert 640 < tight.longest(tight.plans, 0) == 1024
+    assert 640 < longest(tight, tight.plans, 0) == 1024
 
 
 def test_the_page_details_the_plan_it_heads_with(tmp_path):

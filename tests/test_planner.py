@@ -13,8 +13,8 @@ import brute
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.api.fitting import cache_tokens
 from commtax.planner import plan, plan_training
+from commtax.verbs.fitting import cache_tokens
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-8b", "qwen3-30b-a3b", "mixtral-8x7b", "llama-3.1-70b")
 CLUSTERS = ("4xh100-sxm", "2x4xa100-80-sxm", "8xl40s", "2x8xh100-sxm")
@@ -51,7 +51,7 @@ def test_what_is_listed_is_good(question):
             max_model_len=min(asked.model.max_len, question["input_len"] + question["output_len"]),
         )  # fmt: skip
         assert fit.fits
-        assert str(int(rows.gpus[i])) in a.words(rows, i)
+        assert str(int(rows.gpus[i])) in words(a, rows, i)
     if not len(rows):
         assert len(a.near) or all("fit" in r.reason or "divide" in r.reason or "heads" in r.reason for r in a.rejected)
 
@@ -96,8 +96,8 @@ def test_reasons():
     lost = {r.family: r.reason for r in across.rejected}
     assert "crosses hosts" in lost["TP 16"]
     apart = plan("llama-3.1-70b", "2x8xh100-sxm", ttft_s=0.5, tpot_s=0.03)
-    assert "for prompts + TP 8 to decode (there" in " ".join(apart.explain(0)), "not plain TP 8"
-    why = " ".join(across.explain(0))
+    assert "for prompts + TP 8 to decode (there" in " ".join(apart.why), "not plain TP 8"
+    why = " ".join(across.why)
     assert "tokens/s against" in why
     assert "of it exposed communication" in why
 
@@ -114,7 +114,7 @@ def test_memory_of_arrays_is_that_of_scalars():
     tp, pp = (x.ravel() for x in np.meshgrid([1, 2, 4, 8], [1, 2, 3]))
     for model, engine in (("llama-3.1-70b", "vllm"), ("gpt-oss-20b", "sglang"), ("deepseek-v3", "trtllm")):
         cluster = catalog.cluster("8x8xh200-sxm")
-        asked = commtax.api.setup(model, cluster, tp=tp, pp=pp, engine=engine)
+        asked = commtax.verbs.ask(model, cluster, tp=tp, pp=pp, engine=engine)
         many = cache_tokens(asked, 8192, 256)
         for i in range(len(tp)):
             one = commtax.fit(
@@ -134,7 +134,7 @@ def test_training_plans():
         one = a.bill(rows, i)
         assert float(one.step_s) == pytest.approx(float(rows.step_s[i]))
         assert bool(one.fits)
-    assert "Step" in a.explain(0)[1]
+    assert "Step" in a.why[1]
     assert not len(plan_training("llama-3.1-405b", "8xh100-sxm", global_batch=8).plans)
 
 
@@ -365,7 +365,7 @@ def test_what_plan_cannot_honour_is_refused(words, says):
 
 def test_the_objective_is_told_in_its_own_measure():
     words = {"model": "llama-3.1-70b", "cluster": "8xh100-sxm", "tpot_s": 0.04}
-    told = {name: " ".join(plan(**words, objective=name).explain(0)) for name in ("throughput", "latency", "cost", "gpus")}
+    told = {name: " ".join(plan(**words, objective=name).why) for name in ("throughput", "latency", "cost", "gpus")}
     assert "tokens/s against" in told["throughput"]
     assert "less time than with TP 4" in told["latency"]
     assert "tokens/s" not in told["latency"]
@@ -383,8 +383,8 @@ def test_types_are_told_apart_and_rules_are_told_once():
 
 
 def test_what_would_have_to_change():
-    assert plan("llama-3.1-405b", "4xh100-sxm").changes() == ["2x8xh100-sxm (TP 8 x PP 2 fits)", "weights in int4 (--dtype int4)"]
-    slow = plan("llama-3.1-70b", "8xh100-sxm", tpot_s=0.009).changes()
+    assert plan("llama-3.1-405b", "4xh100-sxm").would_take == ["2x8xh100-sxm (TP 8 x PP 2 fits)", "weights in int4 (--dtype int4)"]
+    slow = plan("llama-3.1-70b", "8xh100-sxm", tpot_s=0.009).would_take
     assert slow[0].startswith("limits of TPOT 10")
     assert "--dtype fp8: meets them" in slow[1]
 
@@ -404,7 +404,7 @@ def test_clients_that_only_wait_are_not_asked_for():
 
 
 def test_what_would_have_to_change_is_tried_as_it_is_run():
-    whole, half = (plan("llama-3.1-405b", "4xh100-sxm", gpu_memory_utilization=share).changes() for share in (None, 0.5))
+    whole, half = (plan("llama-3.1-405b", "4xh100-sxm", gpu_memory_utilization=share).would_take for share in (None, 0.5))
     assert whole[0].startswith("2x8xh100-sxm")
     assert half[0].startswith("4x8xh100-sxm")
 

@@ -37,7 +37,7 @@ def line(bill, what):
 
 def test_a_bill_with_a_profile_by_hand(tmp_path):
     bill = commtax.bill("llama-3.2-1b", "2xcpu", tp=2, profile=written(tmp_path))
-    assert bill.setup.engine.key == "builtin"
+    assert bill.question.engine.key == "builtin"
     rows, inner = 128256 // 2, 2048
     assert line(bill, "head").each_s == pytest.approx(4 * (rows * inner + rows + inner) / 5e9, rel=1e-3), "bytes at half of 10 GB/s"
     assert line(bill, "attention output").each_s == pytest.approx(1e-3 + 2048 * 4 / 1e9), "a millisecond and 8 KiB at 1 GB/s"

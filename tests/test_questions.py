@@ -4,10 +4,10 @@ import pytest
 
 import commtax
 from commtax import catalog
-from commtax.api.plans import compare_plans
 from commtax.readers.launch import parse
 from commtax.readers.placement import place
 from commtax.readers.topology import parse as read_topology
+from commtax.verbs.plans import compare_plans
 
 
 def steps(found):
@@ -152,7 +152,7 @@ def test_12_the_405b_needs_two_hosts():
     assert not commtax.fit("llama-3.1-405b", "8xh100-sxm", max_model_len=128_000).fits
     found = commtax.fit("llama-3.1-405b", "2x8xh100-sxm", max_model_len=128_000)
     assert found.fits
-    assert int(found.setup.plan.num_gpus) == 16
+    assert int(found.question.plan.num_gpus) == 16
 
 
 def test_13_six_gpus():

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from cli_run import run_here
 from commtax import catalog
-from commtax.api import fitting
-from commtax.api.setup import setup
 from commtax.cost.schedules import SCHEDULES, fewest_microbatches
 from commtax.planner.columns import Columns, family
+from commtax.verbs import ask, fitting
 
 GENEROUS_S = 6.0  # each takes about one second of CPU; before, they took 9 to 44
 
@@ -55,7 +54,7 @@ PLACES = st.sampled_from(["4x8xa100-40-sxm", "2x8xl4", "8x8xh100-sxm"])
 @given(st.sampled_from(["llama-3.1-70b", "gemma-3-27b", "gpt-oss-120b", "deepseek-v3", "opt-1.3b"]), PLACES, LIMITS)
 def test_what_is_ruled_out_at_a_look_does_not_fit(model, place, limits):
     """Every plan that the screen leaves out, judged: none fits."""
-    asked = setup(model, place)
+    asked = ask(model, place)
     names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size")
     serving = fitting._serving(asked, *(limits.get(name) for name in names), limits.get("kv_cache_memory_bytes", 0.0))
     may = fitting._screen(asked, serving, auto_ep=False)

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.api.train_explain import causes, thresholds, train_verdict
 from commtax.cost.overlap import hidden_s
 from commtax.cost.schedules import SCHEDULES, TRAINING, idle_s
 from commtax.cost.train_kernels import forward_flops
 from commtax.readers.published.training import question
 from commtax.sim.pipeline import Durations, run
+from commtax.verbs.causes import causes
+from commtax.verbs.explain import thresholds, verdict
 
 RUNS = Path(__file__).parents[2] / "shared" / "data" / "training_runs.csv"
 SMALL = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-30b-a3b", "gpt-oss-20b", "llama-3.1-70b", "deepseek-v3")
@@ -83,7 +84,7 @@ def test_lines_sum_to_the_step_and_nothing_beats_the_chip(b):
 
 @given(steps())
 def test_one_replica_sends_no_gradients(b):
-    plan = b.setup.plan
+    plan = b.question.plan
     sends = any(x.item.axis in ("dp", "edp", "shard", "replica") for x in b.items if x.kind == "comm")
     assert sends == (plan.dp * plan.cp > 1)
 
@@ -301,11 +302,11 @@ def test_long_sequences_never_show_more_than_the_chip():
 def test_the_sentence_names_the_binding_tax():
     b = commtax.train_bill("llama-3.1-70b", "2x8xh100-sxm", tp=16, context=8192, sequence_parallel=True)
     assert b.binding == "tp"
-    assert "the tp tax binds" in train_verdict(b)
-    assert "ib-ndr" in train_verdict(b)
+    assert "the tp tax binds" in verdict(b, [])
+    assert "ib-ndr" in verdict(b, [])
     piped = commtax.train_bill("llama-3.1-8b", "8xh100-sxm", pp=8, batch=8, context=8192)
     assert piped.binding == "pp"
-    assert "more microbatches" in train_verdict(piped)
+    assert "more microbatches" in verdict(piped, [])
     alone = commtax.train_bill("llama-3.2-1b", "1xh100-sxm", context=8192)
     assert alone.binding == "compute"
 

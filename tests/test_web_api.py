@@ -14,14 +14,14 @@ import sys
 import pytest
 
 from commtax import catalog
-from commtax.api.billing import again, with_collectives
-from commtax.api.layer import layer_of
 from commtax.cli import main
 from commtax.report.view import priced, view
 from commtax.report.view.commands import arguments, config_text
 from commtax.report.view.state import KEYS, State, parse, patched, record
 from commtax.report.view.tour import catalogue
 from commtax.units import format_seconds
+from commtax.verbs.billing import price, with_collectives
+from commtax.verbs.layer import layer_of
 from web_client import ask, get, refused
 
 STATES = 200
@@ -176,7 +176,7 @@ def test_a_layer_is_compute_and_what_is_exposed_to_scale(name):
     if not state.training:  # every layer's share of the step, and nothing else
         ends = ("head", "embedding", "logits", "stage hand-off")
         inside = sum(float(x.exposed_s) for x in b.items if x.kind != "host" and not x.item.what.startswith(ends))
-        assert drawn.length_s * b.setup.model.num_layers == pytest.approx(inside, rel=1e-9)
+        assert drawn.length_s * b.question.model.num_layers == pytest.approx(inside, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -190,9 +190,9 @@ def test_the_layer_has_every_collective_of_its_layers_once(name):
         bars = [x.segment.seconds for x in drawn.bars if x.segment.line is line]
         assert bars, line.item
         assert sum(bars) <= float(line.total_s) * (1 + 1e-9)
-    if state.training and int(b.setup.plan.microbatches) > 1:
+    if state.training and int(b.question.plan.microbatches) > 1:
         waits = [x for x in lines if x.item.axis == "tp"]
-        whole = float(b.setup.plan.microbatches) * b.setup.model.num_layers / int(b.setup.plan.pp)
+        whole = float(b.question.plan.microbatches) * b.question.model.num_layers / int(b.question.plan.pp)
         for line in waits:
             bars = [x.segment.seconds for x in drawn.bars if x.segment.line is line]
             assert sum(bars) * whole == pytest.approx(float(line.total_s), rel=1e-9)
@@ -216,7 +216,7 @@ def test_buttons_do_what_they_say(name):
 def test_what_ifs_of_collectives_are_the_whole_step_priced_again(name, eager):
     b = priced(parse({**CASES[name], "eg": eager}.items() if CASES[name].get("ph") != "prefill" else CASES[name].items()))
     for changes in ({"latency_scale": 0.5}, {"bandwidth_scale": 2.0}, {"library": "nccl"}):
-        assert with_collectives(b, **changes).step_s == again(b, **changes).step_s
+        assert with_collectives(b, **changes).step_s == price(b.question.but(**changes)).step_s
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -9,6 +9,7 @@ from pathlib import Path as File
 
 import numpy as np
 import pytest
+from commtax.report.layer import layer_of
 
 import commtax
 from cli_run import run_here
@@ -16,7 +17,6 @@ from commtax import catalog
 from commtax.audit import Question, audit
 from commtax.cost.compute import Kernel
 from commtax.ledger import Item
-from commtax.report.layer import layer_of
 from commtax.spec import Path
 from commtax.statement import Note, Source
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from commtax import napkin
-    from commtax.api import (
+    from commtax.planner import ServingPlans, TrainPlans, plan, plan_training
+    from commtax.verbs import (
         Comparison,
         Expectation,
         Fit,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
         train_bill,
         train_fit,
     )
-    from commtax.planner import ServingPlans, TrainPlans, plan, plan_training
 
 __version__ = "0.1.0"
 __all__ = [
@@ -70,7 +70,7 @@ def __getattr__(name: str) -> Any:
 
     if name == "napkin":
         return import_module("commtax.napkin")
-    return getattr(import_module("commtax.planner" if name in _PLANNER else "commtax.api"), name)
+    return getattr(import_module("commtax.planner" if name in _PLANNER else "commtax.verbs"), name)
 
 
 def __dir__() -> list[str]:

@@ -104,7 +104,7 @@ def floor_s(asked: Question) -> float:
     """No decode step is faster than one read of the weights that a token needs, on every stage."""
     priced = asked.bill(batch=1, context=1)
     nbytes = sum(x.item.nbytes * x.item.count for x in priced.items if x.item.form == "gemm")
-    return float(nbytes) / priced.setup.cluster.chip.memory_Bps
+    return float(nbytes) / priced.question.cluster.chip.memory_Bps
 
 
 def token_seconds(result: Bench, asked: Question) -> float | None:

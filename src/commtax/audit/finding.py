@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from commtax.api import StepBill, bill
-from commtax.api.checking import positive
 from commtax.readers.trace import Usage
 from commtax.spec import Cluster, Model
 from commtax.statement import Note, Refusal
+from commtax.verbs import StepBill, bill
+from commtax.verbs.checking import positive
 
 AGREE, DISAGREE, UNKNOWN = "agree", "disagree", "unknown"
 SECONDS_TOLERANCE = 0.25

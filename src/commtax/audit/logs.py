@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from commtax.api import Fit, ask, fit
 from commtax.audit.finding import DISAGREE, Finding, Options, Question, Section, compare, undecided
 from commtax.cost.memory import weights
 from commtax.question import Question as Asked
 from commtax.readers.vllm_log import StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_seconds, plural
+from commtax.verbs import Fit, ask, fit
 
 WEIGHTS_TOLERANCE = 0.02
 LEFT_TOLERANCE = 0.01  # KV memory that is left, of the chip's memory: 16 of 17 published starts, of any version, are nearer
@@ -99,8 +99,8 @@ def _memory(log: StartupLog, asked: Question, options: Options) -> Iterator[Find
     What is left is a difference of large figures, so it is judged on the memory that it is left of.
     """
     judged, memory = fit(asked.model, asked.cluster, **options), log.memory
-    whole, left = judged.setup.cluster.chip.visible_bytes, memory.available_kv_bytes
-    tokens = memory.kv_tokens or (memory.kv_blocks * judged.setup.limits.block_size if memory.kv_blocks else None)
+    whole, left = judged.question.cluster.chip.visible_bytes, memory.available_kv_bytes
+    tokens = memory.kv_tokens or (memory.kv_blocks * judged.question.limits.block_size if memory.kv_blocks else None)
     if left is None:
         why, base = OTHER_LIMITS if tokens else SILENT, whole / judged.kv_bytes_per_token
         yield _left(compare("KV tokens", _tokens(log, judged), tokens, "tokens", LEFT_TOLERANCE, why, base), log, judged)
@@ -128,13 +128,13 @@ def _tokens(log: StartupLog, judged: Fit) -> int:
     logged, length = log.memory.kv_tokens, log.settings.max_model_len
     counted = (log.memory.max_concurrency or 0.0) * length
     if logged and counted and abs(logged - counted) <= PRINTED_TIMES * length + 1:
-        return int(judged.max_concurrency * judged.setup.limits.max_model_len)
+        return int(judged.max_concurrency * judged.question.limits.max_model_len)
     return judged.kv_tokens
 
 
 def _left(finding: Finding, log: StartupLog, judged: Fit) -> Finding:
     """Memory that is left is no disagreement where another version may have counted its peak otherwise."""
-    made_for, difference = judged.setup.engine.version, finding.difference
+    made_for, difference = judged.question.engine.version, finding.difference
     if finding.verdict != DISAGREE or difference is None or abs(difference) > OTHER_VERSIONS or log.version.startswith(made_for):
         return finding
     which = f"vLLM {log.version}" if log.version else "a version that the log does not say"

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 
-from commtax.api import StepBill, traffic
 from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Finding, Options, Question, Section, compare, undecided
 from commtax.catalog.devices import MEMORY, is_like, recognise
 from commtax.readers.collective_names import UNNAMED
@@ -17,6 +16,7 @@ from commtax.readers.trace import Collective, Device, Trace, Usage
 from commtax.readers.trace_steps import Step
 from commtax.statement import Note
 from commtax.units import format_bytes, format_seconds, plural
+from commtax.verbs import StepBill, traffic
 
 NOT_SENT = ("barrier",)  # control, which the lists of what is sent leave out
 IDLE_SHARE = 0.10  # of a step: more than this idle on the device is worth naming
@@ -185,7 +185,7 @@ def _seconds(job: _Job, priced: StepBill, asked: Question) -> Iterator[Finding]:
     why = "profiling itself, host time, or other hardware than was said"
     if idle > IDLE_SHARE and job.first.on_device:
         why = f"the device idles {idle:.0%} of it: host time, profiling included"
-    yield asked.seconds(Note("step", f"{priced.setup.phase} step"), step_s, median(s.seconds for s in job.steps), why)
+    yield asked.seconds(Note("step", f"{priced.question.phase} step"), step_s, median(s.seconds for s in job.steps), why)
     why = "other collectives, links or sizes than was said, or waiting"
     predicted = float(priced.comm_fraction) * step_s
     yield asked.seconds("exposed communication, of the step", predicted, job.exposed_s, why, step_s)

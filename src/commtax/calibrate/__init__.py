@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path as File
 
 from commtax import catalog
-from commtax.api import expect
 from commtax.calibrate.collectives import document, fit_op
 from commtax.calibrate.engines import fit_engine
 from commtax.calibrate.kernels import fit_tables
@@ -36,6 +35,7 @@ from commtax.catalog.libraries import library_chain
 from commtax.catalog.profile_reading import VERSION, parse
 from commtax.spec import Cluster, Path, Profile
 from commtax.statement import Refusal
+from commtax.verbs import expect
 
 __all__ = ["Calibration", "Change", "Errors", "Outlier", "Part", "Wish", "calibrate"]
 

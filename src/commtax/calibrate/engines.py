@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from commtax import catalog
-from commtax.api import bill, simulate
-from commtax.api.serving import Simulation
 from commtax.calibrate import robust
 from commtax.calibrate.records import Change, Part, Place, Served, TooFewError, Wish
 from commtax.calibrate.robust import Array
 from commtax.spec import Engine, Profile
 from commtax.units import format_seconds, plural
+from commtax.verbs import bill, simulate
+from commtax.verbs.serving import Simulation
 
 STEP_S = 1e-3  # of the differences
 FLOOR_SLACK = 0.98
@@ -47,7 +47,7 @@ def _impossible(run: Served, place: Place, own: Profile) -> str:
     """No decode step is faster than one read of the weights that a token needs."""
     priced = bill(run.model, place.cluster, tp=run.tp, engine=place.engine, batch=1, context=1, profile=own)
     nbytes = sum(x.item.nbytes * x.item.count for x in priced.items if x.item.form == "gemm")
-    least = float(nbytes) / priced.setup.cluster.chip.memory_Bps
+    least = float(nbytes) / priced.question.cluster.chip.memory_Bps
     each = run.tpot_s if run.kind == "serve" else (run.e2e_s or 0.0) / run.output_len
     if each is None or each >= least * FLOOR_SLACK:
         return ""

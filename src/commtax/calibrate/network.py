@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.api import expect
 from commtax.calibrate import robust
 from commtax.calibrate.records import Change, Part, Place, Timed, TooFewError, Wish, expected
 from commtax.calibrate.robust import Array, Fitted
 from commtax.spec import Profile
 from commtax.units import format_bytes
+from commtax.verbs import expect
 
 CONSTANTS = ("efficiency", "hops", "pipelining")
 LEAST_SIZES, LEAST_SPAN = 4, 16

@@ -8,11 +8,11 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from commtax.api import expect
 from commtax.calibrate import robust
 from commtax.calibrate.robust import Array
 from commtax.readers.published.sweep import SweepRow
 from commtax.spec import Cluster, Engine, Profile
+from commtax.verbs import expect
 
 
 @dataclass(frozen=True, slots=True)

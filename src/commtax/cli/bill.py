@@ -6,9 +6,6 @@ from typing import Any
 
 import click
 
-from commtax.api.billing import price
-from commtax.api.explained import Explained
-from commtax.api.sending import sent
 from commtax.cli.emitting import emitted, show_emitted
 from commtax.cli.options import (
     json_option,
@@ -24,6 +21,9 @@ from commtax.cli.order import STEP, Order, changed, ordered
 from commtax.cli.pages import html_option, write_bill_page
 from commtax.statement import Refusal
 from commtax.units import parse_tokens
+from commtax.verbs.billing import price
+from commtax.verbs.explained import Explained
+from commtax.verbs.sending import sent
 
 TIMED = {False: ("slow_rank", "overlap", "library"), True: ("slow_rank", "library", "eager", "async_axes", "imbalance", "flops")}
 """Options that change seconds alone, in serving and in training."""

@@ -8,8 +8,6 @@ from typing import NoReturn
 
 import click
 
-from commtax.api.comparing import compared
-from commtax.api.plans import Axes, PlanRow, Where, compared_plans
 from commtax.cli.options import (
     json_option,
     paste_options,
@@ -26,6 +24,8 @@ from commtax.question import Question
 from commtax.spec import Cluster
 from commtax.statement import Refusal
 from commtax.units import parse_count
+from commtax.verbs.comparing import compared
+from commtax.verbs.plans import Axes, PlanRow, Where, compared_plans
 
 
 @click.command("compare")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from commtax.api.billing import StepBill
 from commtax.cli.order import Order
+from commtax.verbs.billing import StepBill
 
 
 def emitted(order: Order, priced: StepBill, engine: str) -> dict[str, str]:
@@ -14,7 +14,7 @@ def emitted(order: Order, priced: StepBill, engine: str) -> dict[str, str]:
         return {}
     from commtax.emit import Limits, benchmark_command, launch_command, nccl_command
 
-    q = priced.setup
+    q = priced.question
     if q.trains:
         limits = Limits(micro_batch=int(q.micro_batch), seq=int(q.context), async_axes=priced.async_axes)
         return {"launch": launch_command(q.model, q.plan, engine, q.cluster, limits)}

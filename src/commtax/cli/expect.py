@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from commtax.api.expecting import Expectation, expect
 from commtax.cli.options import Bytes, Count, json_option, profile_option
 from commtax.cli.order import cluster_of, profile_of
 from commtax.cli.output import Output
@@ -16,6 +15,7 @@ from commtax.files import OUTPUT_BYTES, read_text
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
 from commtax.units import parse_bytes, parse_seconds
+from commtax.verbs.expecting import Expectation, expect
 
 MOST_ROWS = 2_000  # of a file that is judged row by row
 VERDICTS = {"pass": 0, "fail": 1, "undecided": 3}

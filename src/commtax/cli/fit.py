@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from commtax.api.fitting import Fit, TrainFit, advised, holds, train_holds
 from commtax.cli.options import (
     Bytes,
     Count,
@@ -19,6 +18,7 @@ from commtax.cli.options import (
 )
 from commtax.cli.order import Order, ordered
 from commtax.statement import Refusal
+from commtax.verbs.fitting import Fit, TrainFit, advised, holds, train_holds
 
 LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes", "kv_dtype")
 

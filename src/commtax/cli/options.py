@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from commtax.api import AUTO_EP
 from commtax.cost.schedules import DEFAULT, TRAINING
 from commtax.question import SPREAD
 from commtax.statement import Refusal
 from commtax.units import parse_bytes, parse_count, parse_fraction
+from commtax.verbs import AUTO_EP
 
 Command = Callable[..., None]
 Given = dict[str, Any]

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commtax import catalog
-from commtax.api.asking import Options, unsettled
-from commtax.api.comparing import share_of
 from commtax.catalog.profile import load as load_profile
 from commtax.cli.options import Command, Given
 from commtax.cli.output import Output
 from commtax.question import Question
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
+from commtax.verbs.asking import Options, unsettled
+from commtax.verbs.comparing import share_of
 
 if TYPE_CHECKING:
     from commtax.readers.launch import Launch

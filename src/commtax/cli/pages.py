@@ -10,9 +10,9 @@ import click
 from commtax.files import write_text
 
 if TYPE_CHECKING:
-    from commtax.api.explained import Explained
     from commtax.planner import ServingPlans, TrainPlans
     from commtax.report.view.offline import Page
+    from commtax.verbs.explained import Explained
 
 html_option = click.option(
     "--html", default="", metavar="FILE", help="Also the page's pictures of it, in one file that needs no server."

@@ -10,13 +10,13 @@ import click
 from click.core import ParameterSource
 
 from commtax import catalog
-from commtax.api import AUTO_EP
 from commtax.catalog.loader import normal
 from commtax.catalog.models import bundled
 from commtax.cli.options import Given
 from commtax.files import local, read_text
 from commtax.spec import Model
 from commtax.statement import Refusal
+from commtax.verbs import AUTO_EP
 
 if TYPE_CHECKING:
     from commtax.readers.launch import Launch

@@ -7,7 +7,6 @@ from typing import Any
 import click
 import numpy as np
 
-from commtax.api.serving import Simulation, serve
 from commtax.cli.options import (
     Count,
     Fraction,
@@ -23,6 +22,7 @@ from commtax.cli.order import Order, ordered
 from commtax.report import serving
 from commtax.statement import Refusal
 from commtax.units import parse_count
+from commtax.verbs.serving import Simulation, serve
 
 MAX_VALUES = 1_024
 LENGTHS = ("--input-len", "--context", "--random-input-len"), ("--output-len", "--osl", "--random-output-len")
@@ -89,7 +89,7 @@ def simulate_command(order: Order) -> None:
 
 def _check_gpus(found: Simulation) -> None:
     """Workers that were asked for, and at least one of each kind, must be there; "enough" of both is a what-if."""
-    plan, cluster, apart = found.setup.plan, found.setup.cluster, found.apart
+    plan, cluster, apart = found.question.plan, found.question.cluster, found.apart
     given = found.requests.prefill_workers, found.requests.decode_workers
     if apart is None or given == (None, None):
         return

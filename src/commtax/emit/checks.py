@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from commtax.api.billing import StepBill
 from commtax.cost.placement import span
 from commtax.cost.serving import SPREAD
 from commtax.emit.job import SERVING, model_id
@@ -12,6 +11,7 @@ from commtax.readers.nccl_tests import OPS
 from commtax.spec import Model
 from commtax.statement import Refusal
 from commtax.units import format_bytes
+from commtax.verbs.billing import StepBill
 
 BENCHMARKS = {
     "vllm": ("vllm bench serve", ["--ignore-eos"], "--save-result"),
@@ -60,11 +60,11 @@ def nccl_command(priced: StepBill, line: Line | None = None) -> str:
         return ""
     top = line or max(lines, key=lambda x: float(x.exposed_s))
     ranks, size = int(top.item.ranks), max(4, int(top.item.nbytes))
-    cluster, crosses = priced.setup.cluster, str(top.link) == priced.setup.cluster.inter.key
+    cluster, crosses = priced.question.cluster, str(top.link) == priced.question.cluster.inter.key
     tool, sizes = PERF[top.item.op], f"-b {size} -e {size} -n 100 -w 20"
     remark = f"# {top.item.what}: {top.item.op} of {format_bytes(float(top.item.nbytes))} over {ranks} ranks"
     if not crosses:
         return f"{tool} {sizes} -g {ranks}  {remark}"
-    lies = span(top.item.axis, priced.setup.plan, cluster, priced.setup.engine)
+    lies = span(top.item.axis, priced.question.plan, cluster, priced.question.engine)
     per = max(1, min(cluster.gpus_per_host, ranks, int(lies.ranks_per_domain)))
     return f"mpirun -np {ranks} -N {per} {tool} {sizes} -g 1  {remark}"

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from statistics import median
 
-from commtax.api import bill, traffic
-from commtax.api.billing import StepBill, with_link
 from commtax.catalog import profile as overlay
 from commtax.cost.compute import step_kernels
 from commtax.cost.memory import kv_bytes_per_token_layer
@@ -20,6 +18,8 @@ from commtax.measure.generate import Run
 from commtax.measure.job import Job
 from commtax.measure.records import Logits, Measured, Part, Turn, turns
 from commtax.question import Question, workload
+from commtax.verbs import bill, traffic
+from commtax.verbs.billing import StepBill, with_link
 
 UNCALIBRATED = (
     "no prediction: this machine is not calibrated; "

@@ -6,15 +6,15 @@ import math
 from dataclasses import replace
 from typing import Unpack
 
-from commtax.api import checking
-from commtax.api.asking import unsettled
-from commtax.api.options import RequestOptions
 from commtax.planner import serving, training
 from commtax.planner.answers import ServingPlans, TrainPlans
 from commtax.planner.changes import changes
 from commtax.planner.explain import explain, explain_training
 from commtax.question import MAX_CONCURRENCY, Question
 from commtax.spec import Cluster, Engine, Model, Profile
+from commtax.verbs import checking
+from commtax.verbs.asking import unsettled
+from commtax.verbs.options import RequestOptions
 
 
 def plan(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from commtax.api.fitting import holds
 from commtax.planner.answers import ServingPlans
 from commtax.planner.serving import searched
 from commtax.question import Question
 from commtax.spec import DTYPE_BYTES, Cluster
 from commtax.units import format_seconds
+from commtax.verbs.fitting import holds
 
 SMALLER = ("fp8", "int4")
 MOST_HOSTS = 64
@@ -27,7 +27,7 @@ def _to_fit(answer: ServingPlans) -> Iterator[str]:
     for place in _larger(q.cluster):
         held = holds(q.but(cluster=place, weights_dtype=q.goal.dtypes[0]), chosen=False)
         if held.fits:
-            yield f"{place.key} (TP {int(held.setup.plan.tp)} x PP {int(held.setup.plan.pp)} fits)"
+            yield f"{place.key} (TP {int(held.question.plan.tp)} x PP {int(held.question.plan.pp)} fits)"
             break
     for dtype in _smaller(q):
         if holds(q.but(weights_dtype=dtype), chosen=False).fits:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.api.serving import decoding, moved_s, step_s
 from commtax.cost.serving import Load, Served, Steps, closed_loop, prompts_apart
 from commtax.planner.columns import Columns, cached, empty, joined
 from commtax.planner.space import Array, Space, beside
 from commtax.question import Goal, Question
 from commtax.spec import Cluster
+from commtax.verbs.serving import decoding, moved_s, step_s
 
 COPIES = np.r_[1:65, (64 * 2 ** (np.arange(1, 129) / 8)).astype(int)]
 """Decode workers that are tried: all up to 64, then eight to a doubling. The same on every cluster, so that more GPUs only add."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from commtax.api.explain import verdict
 from commtax.planner.answers import ServingPlans, TrainPlans
 from commtax.planner.columns import Columns, label, worth
 from commtax.planner.reasons import in_type, lost, why
 from commtax.planner.rows import describe_kind, range_of, sizes_of, step_of, train_bill_of, train_words, words
 from commtax.units import format_seconds, plural
+from commtax.verbs.explain import verdict
 
 KNEE = "no TPOT limit (--tpot): each plan stops at its knee, where 1 % more clients add 0.5 % tokens/s"
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.api.fitting import holds
 from commtax.cost.legality import RULES, Case
 from commtax.planner.answers import ServingPlans
 from commtax.planner.columns import Columns, Rejected, family, label, worth
@@ -15,6 +14,7 @@ from commtax.planner.rows import sizes_of, step_of
 from commtax.planner.space import Array, Space
 from commtax.question import Question
 from commtax.units import format_seconds, plural
+from commtax.verbs.fitting import holds
 
 
 def in_type(q: Question, index: int) -> str:

@@ -7,10 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from commtax.api.asking import describe_gpus, settled
-from commtax.api.billing import StepBill, price
-from commtax.api.fitting import cache_tokens, step_limits
-from commtax.api.serving import RANGE, Simulation, serve
 from commtax.cost.serving import Load, decoding_seqs
 from commtax.planner.answers import ServingPlans, TrainColumns, TrainPlans
 from commtax.planner.columns import Columns
@@ -18,6 +14,10 @@ from commtax.planner.space import Array, Space
 from commtax.question import Question
 from commtax.spec import Plan
 from commtax.units import plural
+from commtax.verbs.asking import describe_gpus, settled
+from commtax.verbs.billing import StepBill, price
+from commtax.verbs.fitting import cache_tokens, step_limits
+from commtax.verbs.serving import RANGE, Simulation, serve
 
 AXES = ("tp", "pp", "dp", "ep")
 TRAIN_AXES = (*AXES, "cp", "micro_batch")

@@ -6,11 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.api import checking
-from commtax.api.asking import settled
-from commtax.api.checking import positive
-from commtax.api.fitting import cache_tokens, step_limits
-from commtax.api.serving import Simulation, serve
 from commtax.planner import disaggregated as apart
 from commtax.planner import reasons
 from commtax.planner.answers import ServingPlans
@@ -18,6 +13,11 @@ from commtax.planner.columns import Columns, Rejected, cached, empty, family, jo
 from commtax.planner.space import Array, Space, space
 from commtax.question import Question
 from commtax.statement import Refusal
+from commtax.verbs import checking
+from commtax.verbs.asking import settled
+from commtax.verbs.checking import positive
+from commtax.verbs.fitting import cache_tokens, step_limits
+from commtax.verbs.serving import Simulation, serve
 
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
 WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batch": (1024, 1024)}
@@ -180,7 +180,7 @@ def columns(grid: Space, load: Array, priced: Simulation, index: int) -> Columns
         ttft_s=np.asarray(priced.ttft_s) * n,
         tpot_s=np.asarray(priced.tpot_s) * n,
         tokens_per_s=np.asarray(priced.tokens_per_s) * grid.replicas,
-        kv_headroom=1 - running * cached(priced.setup) / np.asarray(priced.kv_tokens),
+        kv_headroom=1 - running * cached(priced.question) / np.asarray(priced.kv_tokens),
         prefill_tp=0 * n,
         prefill_replicas=0 * n,
     )

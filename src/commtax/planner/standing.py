@@ -6,10 +6,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from commtax.api.asking import settled
-from commtax.api.billing import price
-from commtax.api.fitting import cache_tokens
-from commtax.api.serving import Simulation, serve
 from commtax.planner.answers import NO_TRAINING, ServingPlans, Standing, TrainPlans
 from commtax.planner.columns import Columns, cached, empty, label, order, worth
 from commtax.planner.disaggregated import BUSY
@@ -20,6 +16,10 @@ from commtax.planner.serving import search, simulated
 from commtax.planner.space import Array, Space
 from commtax.planner.training import BUDGET, columns
 from commtax.question import Question
+from commtax.verbs.asking import settled
+from commtax.verbs.billing import price
+from commtax.verbs.fitting import cache_tokens
+from commtax.verbs.serving import Simulation, serve
 
 Sizes = Mapping[str, int]
 
@@ -97,7 +97,7 @@ def apart_standing(
 def _split_columns(s: Simulation, loads: Array, index: int, gpus: int, held: float) -> Columns:
     """Disaggregated servers at each load, as the search lists them."""
     n, asked = np.ones(len(loads), dtype=int), s.requests
-    sizes = {"mode": 1, "dtype": index, "tp": int(s.setup.plan.tp), "pp": 1, "dp": 1, "ep": 1, "gpus": gpus}
+    sizes = {"mode": 1, "dtype": index, "tp": int(s.question.plan.tp), "pp": 1, "dp": 1, "ep": 1, "gpus": gpus}
     sizes |= {"replicas": asked.decode_workers or 1, "prefill_tp": asked.prefill_tp or 1}
     sizes |= {"prefill_replicas": asked.prefill_workers or 1}
     return Columns(
@@ -107,7 +107,7 @@ def _split_columns(s: Simulation, loads: Array, index: int, gpus: int, held: flo
         ttft_s=np.asarray(s.ttft_s) * n,
         tpot_s=np.asarray(s.tpot_s) * n,
         tokens_per_s=np.asarray(s.tokens_per_s) * n,
-        kv_headroom=1 - np.asarray(s.running) * cached(s.setup) / held,
+        kv_headroom=1 - np.asarray(s.running) * cached(s.question) / held,
     )
 
 
@@ -145,7 +145,7 @@ def training_standing(answer: TrainPlans, run: Question) -> Standing:
     budget = BUDGET * run.cluster.chip.visible_bytes
     if row.memory_bytes[0] > budget:
         need = f"{float(row.memory_bytes[0]) / 2**30:.1f} GiB a rank of {budget / 2**30:.1f}"
-        return Standing(describe_training(b.setup), row, reason=f"does not fit: {need}")
+        return Standing(describe_training(b.question), row, reason=f"does not fit: {need}")
     better = answer.plans.step_s < float(row.step_s[0]) * (1 - 1e-9)
     gain = float(row.step_s[0] / answer.plans.step_s[0]) if len(answer.plans) else 1.0
-    return Standing(describe_training(b.setup), row, 1 + int(np.sum(better)), gain)
+    return Standing(describe_training(b.question), row, 1 + int(np.sum(better)), gain)

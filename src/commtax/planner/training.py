@@ -9,9 +9,6 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from commtax.api.asking import settled
-from commtax.api.billing import StepBill, price
-from commtax.api.checking import positive
 from commtax.cost.schedules import SCHEDULES
 from commtax.cost.stages import most_chunks
 from commtax.cost.train_memory import RECOMPUTE
@@ -20,6 +17,9 @@ from commtax.planner.columns import Rejected
 from commtax.planner.space import Array
 from commtax.question import Question
 from commtax.spec import Engine, Model
+from commtax.verbs.asking import settled
+from commtax.verbs.billing import StepBill, price
+from commtax.verbs.checking import positive
 
 MICRO = (1, 2, 4, 8)
 CHUNKS = (2, 4)

@@ -7,12 +7,6 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from commtax.api.billing import StepBill
-from commtax.api.causes import Cause, causes
-from commtax.api.comparing import Comparison
-from commtax.api.expecting import Expectation
-from commtax.api.explained import HELD, Explained
-from commtax.api.fitting import fits
 from commtax.ledger import Line
 from commtax.report import training
 from commtax.report.documents import LEFT_OUT, Asked, Named, Record, Row, facts, filled, line_records, question
@@ -20,6 +14,12 @@ from commtax.report.picture import draw_layer
 from commtax.report.tables import CONTEXT, between, csv_text, headline, new_table, notes, say
 from commtax.spec import Number
 from commtax.units import format_bytes, format_count, format_rate, format_seconds
+from commtax.verbs.billing import StepBill
+from commtax.verbs.causes import Cause, causes
+from commtax.verbs.comparing import Comparison
+from commtax.verbs.expecting import Expectation
+from commtax.verbs.explained import HELD, Explained
+from commtax.verbs.fitting import fits
 
 WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured", "by definition")
 """Kinds of source, a step as a whole being as sure as its weakest line."""
@@ -28,10 +28,10 @@ WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured"
 def show_bill(console: Console, step: Explained, num_tokens: float = 0.0, measured_mfu: float | None = None) -> None:
     """Sentence first, then the picture, the lines that sum to the step, and the what-ifs."""
     b = step.bill
-    headline(console, b.setup)
-    say(console, training.workload(b) if b.setup.trains else _workload(b), "dim")
+    headline(console, b.question)
+    say(console, training.workload(b) if b.question.trains else _workload(b), "dim")
     say(console, step.sentence, "bold yellow")
-    remarks = training.show_step(console, step, num_tokens, measured_mfu) if b.setup.trains else _show_step(console, step, b)
+    remarks = training.show_step(console, step, num_tokens, measured_mfu) if b.question.trains else _show_step(console, step, b)
     table = new_table("what if", ">step", ">change", "")
     for c in step.what_ifs:
         table.add_row(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note)
@@ -49,15 +49,16 @@ def _show_step(console: Console, step: Explained, b: StepBill) -> tuple[str, ...
 
 
 def _workload(b: StepBill) -> str:
-    s = b.setup.what_if
+    s = b.question.what_if
     modes = (
         ("eager", s.eager),
-        (f"{b.setup.speculative} drafted tokens", b.setup.speculative > 0),
+        (f"{b.question.speculative} drafted tokens", b.question.speculative > 0),
         (f"slowest rank {s.slow_rank:g}x", s.slow_rank != 1),
         (f"what-if: {s.overlap:.0%} of communication hidden", s.overlap > 0),
     )
     given = "".join(f", {mode}" for mode, on in modes if on)
-    return f"{b.setup.phase}: batch {int(b.setup.batch):,} a replica, {int(b.setup.context):,} {CONTEXT[b.setup.phase]}{given}"
+    q = b.question
+    return f"{q.phase}: batch {int(q.batch):,} a replica, {int(q.context):,} {CONTEXT[q.phase]}{given}"
 
 
 def weakest(b: StepBill) -> str:
@@ -88,10 +89,10 @@ def how_sent(x: Line) -> str:
 
 def _totals(console: Console, b: StepBill, fits: bool) -> None:
     kv = "fits" if fits else "does not fit in memory with this batch and context (see commtax fit)"
-    prompts = {"prefill": float(b.setup.batch), "mixed": 1.0}.get(b.setup.phase, 0.0) * float(
-        b.setup.plan.dp * b.setup.plan.replicas
+    prompts = {"prefill": float(b.question.batch), "mixed": 1.0}.get(b.question.phase, 0.0) * float(
+        b.question.plan.dp * b.question.plan.replicas
     )
-    rate = f", {prompts * float(b.setup.context) / float(b.step_s):,.0f} prompt tokens/s" if prompts else ""
+    rate = f", {prompts * float(b.question.context) / float(b.step_s):,.0f} prompt tokens/s" if prompts else ""
     say(
         console,
         f"step {format_seconds(float(b.step_s))}{between(b.low_s, b.high_s)} = compute and host "
@@ -171,19 +172,19 @@ def bill_document(step: Explained, num_tokens: float = 0.0, measured_mfu: float 
         "counterfactuals": [facts(c, "what", "step_s", "delta_s", "note") for c in step.what_ifs],
         "weakest_source": weakest(b),
     }
-    if not b.setup.trains:
-        return filled(StepDocument, b, b.setup, b.setup.what_if, **common, **question(b.setup, "commtax.bill/1"))
+    if not b.question.trains:
+        return filled(StepDocument, b, b.question, b.question.what_if, **common, **question(b.question, "commtax.bill/1"))
     return filled(
         TrainDocument,
         b,
-        b.setup.step,
-        b.setup.plan,
+        b.question.step,
+        b.question.plan,
         step.thresholds,
         **common,
-        **question(b.setup, "commtax.train-bill/1"),
+        **question(b.question, "commtax.train-bill/1"),
         phase="train",
-        global_batch=b.setup.batch * b.setup.plan.dp,
-        hsdp=b.setup.plan.shard,
+        global_batch=b.question.batch * b.question.plan.dp,
+        hsdp=b.question.plan.shard,
         async_=b.async_axes,
         taxes_s=b.taxes,
         memory_bytes_per_rank=b.memory_bytes_per_rank,
@@ -280,7 +281,7 @@ def comparison_rows(compared: Comparison) -> list[Row]:
 
 
 def _apart(b: StepBill) -> Row:
-    if b.setup.trains:
+    if b.question.trains:
         taxes = {f"{axis}_tax_s": float(tax) for axis, tax in b.taxes.items()}
         return {"mfu": float(b.mfu), **taxes, "binding": b.binding, "fits": bool(fits(b))}
     return {f"{axis}_comm_s": float(b.exposed_on(axis)) for axis in ("tp", "ep")} | {"fits": fits(b)}

@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from commtax.api import Fit, Traffic, TrainFit
-from commtax.api.explained import HELD, axis_of
 from commtax.catalog.models import Published
 from commtax.claims import Claim
 from commtax.cost.memory import kv_bytes_per_token_layer, total_bytes
@@ -17,6 +15,8 @@ from commtax.cost.tensors import inventory, num_active_params, num_params
 from commtax.ledger import Line
 from commtax.question import Question
 from commtax.spec import ENGINE_PARTS, Chip, Cluster, Engine, Link, Model, Number, Plan
+from commtax.verbs import Fit, Traffic, TrainFit
+from commtax.verbs.explained import HELD, axis_of
 
 Shape = TypeVar("Shape")
 Value = int | float | str | None
@@ -127,7 +127,7 @@ def traffic_document(sent: Traffic) -> TrafficDocument:
     """``bill --exact --json``."""
     item = ("what", "axis", "op", "nbytes", "ranks", "count", "sent_bytes_per_rank", "note")
     items = [facts(line.item, *item) | facts(line, "link", "crosses_hosts") for line in sent.lines]
-    return filled(TrafficDocument, sent, sent.setup, items=items, **question(sent.setup, "commtax.bill-exact/1"))
+    return filled(TrafficDocument, sent, sent.question, items=items, **question(sent.question, "commtax.bill-exact/1"))
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class TrainFitDocument(Judged):
 
 def fit_document(judged: Fit | TrainFit) -> FitDocument | TrainFitDocument:
     """``fit --json``, of either phase."""
-    asked = judged.setup
+    asked = judged.question
     if isinstance(judged, TrainFit):
         held = {"memory_bytes_per_rank": judged.memory.total, "parts_bytes": facts(judged.memory, *HELD)}
         return filled(TrainFitDocument, judged, asked.step, asked, **held, **question(asked, "commtax.fit-train/1"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from commtax.api.billing import StepBill
-from commtax.api.layer import layer_segments
 from commtax.units import format_seconds
+from commtax.verbs.billing import StepBill
+from commtax.verbs.layer import layer_segments
 
 WIDTH = 96
 COMPUTE, LATENCY, WIRE = "█", "░", "▓"
@@ -39,6 +39,6 @@ def draw_layer(bill: StepBill) -> list[Text]:
         style="dim",
     )
     if exposed:
-        hidden = bill.setup.what_if.overlap
+        hidden = bill.question.what_if.overlap
         legend.append(f"; exposed {format_seconds(exposed * (1 - hidden))} of {format_seconds(exposed)}", style="dim")
     return [compute, comm, legend]

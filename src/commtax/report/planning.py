@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from commtax.api.serving import lengths_note
 from commtax.planner import ServingPlans, Standing, TrainPlans
 from commtax.planner.answers import TrainColumns
 from commtax.planner.columns import Columns, Rejected, request_s
@@ -33,6 +32,7 @@ from commtax.report.serving import basis_words
 from commtax.report.tables import new_table, notes, say
 from commtax.spec import Profile
 from commtax.units import format_bytes, format_seconds, plural
+from commtax.verbs.serving import lengths_note
 
 Plans = ServingPlans | TrainPlans
 WANTED = {"throughput": "most tokens/s", "latency": "shortest requests", "cost": "fewest dollars a token", "gpus": "fewest GPUs"}

@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from commtax.api.plans import BreakEven, PlanRow, PlanTable
 from commtax.report.documents import Record, facts
 from commtax.report.plots import no_formula, picture
 from commtax.report.tables import csv_text, new_table, notes, say
 from commtax.units import format_rate, format_seconds
+from commtax.verbs.plans import BreakEven, PlanRow, PlanTable
 
 BLOCKS = " ░▒▓█"
 MOST_LINES = 12

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from commtax.api.comparing import Comparison
 from commtax.files import written
 from commtax.spelling import visible
 from commtax.statement import Refusal
+from commtax.verbs.comparing import Comparison
 
 # Okabe and Ito's palette: told apart by colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from rich.console import Console
 
-from commtax.api.asking import describe_gpus
-from commtax.api.fitting import step_limits
-from commtax.api.serving import Simulation
 from commtax.report.documents import LEFT_OUT, Asked, Record, Row, facts, filled, first_having, plain, question
 from commtax.report.tables import new_table, notes, say, shares, where
 from commtax.spec import Number
 from commtax.units import format_mean, format_seconds, plural
+from commtax.verbs.asking import describe_gpus
+from commtax.verbs.fitting import step_limits
+from commtax.verbs.serving import Simulation
 
 PARTS = (
     ("request_s", "way through the server"),
@@ -92,7 +92,7 @@ def _range(low: float | None, high: float | None) -> str:
 
 
 def _head(console: Console, s: Simulation) -> None:
-    asked = s.setup
+    asked = s.question
     if not holds_one(s):
         need = (
             f"a request of {int(s.requests.input_len):,} + {int(s.requests.output_len):,} tokens needs {int(s.requests.tokens):,}"
@@ -117,7 +117,7 @@ def _head(console: Console, s: Simulation) -> None:
 
 def _gpus(s: Simulation) -> str:
     """The GPUs in words; of both kinds of workers where there are two."""
-    decode = describe_gpus(s.setup.plan)
+    decode = describe_gpus(s.question.plan)
     if s.apart is None:
         return decode
     ahead = describe_gpus(s.apart.plan).split(" = ")[1]
@@ -129,9 +129,9 @@ def _gpus(s: Simulation) -> str:
 
 def _mixture(s: Simulation) -> str:
     """What the engine's steps are, in words."""
-    engine = s.setup.engine
+    engine = s.question.engine
     chunks = math.ceil(float(s.steps.chunks))
-    cut = f"in {chunks} chunks of at most {step_limits(s.setup)[0]:,} tokens" if chunks > 1 else "in one step"
+    cut = f"in {chunks} chunks of at most {step_limits(s.question)[0]:,} tokens" if chunks > 1 else "in one step"
     how = "alone, before decoding goes on" if engine.serves.prefill_first else "beside the decodes"
     how = "on a worker of its own" if s.apart else how
     return (
@@ -142,7 +142,7 @@ def _mixture(s: Simulation) -> str:
 
 
 def _source(s: Simulation) -> str:
-    engine = s.setup.engine
+    engine = s.question.engine
     if engine.host.host_label:
         return f"host times of {engine.key} {engine.host.host_label}"
     return f"host times of {engine.key} {basis_words(s)}"
@@ -150,7 +150,7 @@ def _source(s: Simulation) -> str:
 
 def basis_words(s: Simulation) -> str:
     """What host times and ranges rest on, in words."""
-    engine, basis = s.setup.engine, s.basis
+    engine, basis = s.question.engine, s.basis
     if basis == "calibrated":
         return "calibrated on published runs; ranges hold 80 % of those not fitted, and are at least those of the steps"
     if basis == "assumed":
@@ -204,12 +204,12 @@ def simulation_document(s: Simulation) -> SimulationDocument:
         input_len=s.requests.input_len,
         output_len=s.requests.output_len,
         spread=s.requests.spread,
-        max_batched_tokens=step_limits(s.setup)[0],
+        max_batched_tokens=step_limits(s.question)[0],
         num_prompts=s.requests.num_prompts if np.all(np.isfinite(s.requests.num_prompts)) else None,
         fits=holds_one(s),
         calibrated=s.basis == "calibrated",
         runs=simulation_runs(s),
-        **{**question(s.setup, "commtax.simulate/1"), **_workers(s)},
+        **{**question(s.question, "commtax.simulate/1"), **_workers(s)},
     )
 
 
@@ -223,5 +223,5 @@ def _workers(s: Simulation) -> dict[str, object]:
         "prompt_workers": {"workers": s.apart.workers, **facts(s.apart.plan, "tp", "pp", "ep"), "kv_tokens": room},
         "decode_workers": s.apart.copies if np.ndim(s.apart.copies) == 0 else None,
         "gpus": gpus,
-        "idle_gpus": None if gpus is None else s.setup.cluster.num_gpus - gpus,
+        "idle_gpus": None if gpus is None else s.question.cluster.num_gpus - gpus,
     }

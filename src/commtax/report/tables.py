@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from commtax.api import Fit, Traffic, TrainFit, describe_gpus
 from commtax.catalog.models import Published
 from commtax.claims import Claim
 from commtax.cost.tensors import num_active_params, num_params
@@ -19,6 +18,7 @@ from commtax.question import Question
 from commtax.report.documents import facts_of, kv_bytes_per_token, stored_bytes
 from commtax.spec import Chip, Citation, Cluster, Engine, Link, Model, Number
 from commtax.units import GiB, format_bytes, format_count, format_rate, format_seconds, format_si, plural
+from commtax.verbs import Fit, Traffic, TrainFit, describe_gpus
 
 NOTHING_S = 1e-12
 """Less than this is left of a difference by rounding alone."""
@@ -85,7 +85,7 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
 
 def show_traffic(console: Console, sent: Traffic) -> None:
     """Every collective of the step: what, how large, how often, over which link."""
-    headline(console, sent.setup)
+    headline(console, sent.question)
     say(console, _workload_line(sent))
     if not sent.lines:
         say(console, "Nothing is sent: one rank has nobody to talk to.")
@@ -105,8 +105,8 @@ def show_traffic(console: Console, sent: Traffic) -> None:
 def _sum_line(sent: Traffic) -> str:
     """What the lines add up to, and for whom: ranks of different stages issue different lines."""
     times = format_count(sum(float(line.item.count) for line in sent.lines))
-    total, stages = format_bytes(float(sent.sent_bytes_per_rank)), int(sent.setup.plan.pp)
-    if sent.setup.phase == "train" and stages > 1:
+    total, stages = format_bytes(float(sent.sent_bytes_per_rank)), int(sent.question.plan.pp)
+    if sent.question.phase == "train" and stages > 1:
         return "Each line is of a rank of the fullest stage that issues it (embedding: the first, head and loss: the last)."
     if stages > 1:
         return f"One microbatch through all {stages} stages: {times} operations, {total} sent by the ranks along its path."
@@ -118,21 +118,21 @@ CONTEXT = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mix
 
 
 def _workload_line(sent: Traffic) -> str:
-    plan = sent.setup.plan
-    if sent.setup.phase == "train":
-        batch = float(sent.setup.batch) * float(plan.dp)
+    plan = sent.question.plan
+    if sent.question.phase == "train":
+        batch = float(sent.question.batch) * float(plan.dp)
         return (
-            f"train: global batch of {plural(batch, 'sequence')} of {format_count(float(sent.setup.context))} tokens, "
+            f"train: global batch of {plural(batch, 'sequence')} of {format_count(float(sent.question.context))} tokens, "
             f"{format_count(float(plan.microbatches))} microbatch{'' if plan.microbatches == 1 else 'es'} a replica, "
             f"ZeRO {plan.zero}, recompute {plan.recompute}"
         )
-    sequences, length = format_count(float(sent.setup.batch)), format_count(float(sent.setup.context))
-    return f"{sent.setup.phase}: batch {sequences} a replica, {length} {CONTEXT[sent.setup.phase]}"
+    sequences, length = format_count(float(sent.question.batch)), format_count(float(sent.question.context))
+    return f"{sent.question.phase}: batch {sequences} a replica, {length} {CONTEXT[sent.question.phase]}"
 
 
 def show_fit(console: Console, judged: Fit | TrainFit) -> None:
     """The verdict, what a rank holds, and what else the phase tells."""
-    asked, trained = judged.setup, isinstance(judged, TrainFit)
+    asked, trained = judged.question, isinstance(judged, TrainFit)
     model = f"{asked.model.key}{' training' * trained} {'fits' if judged.fits else 'does not fit'}"
     chosen = "smallest TP that fits: " if judged.fits else "nearest: "
     chosen = "" if isinstance(judged, TrainFit) or not judged.chosen else chosen
@@ -147,7 +147,7 @@ def _show_lack(console: Console, judged: Fit | TrainFit) -> None:
     """What is missing, and what would fit."""
     served = not isinstance(judged, TrainFit)
     request = (
-        "" if isinstance(judged, TrainFit) else f" for one request of {format_count(judged.setup.limits.max_model_len)} tokens"
+        "" if isinstance(judged, TrainFit) else f" for one request of {format_count(judged.question.limits.max_model_len)} tokens"
     )
     say(console, f"Each rank lacks {format_bytes(judged.shortfall_bytes)}{request}.", style="red")
     for advice in judged.advice:
@@ -157,7 +157,7 @@ def _show_lack(console: Console, judged: Fit | TrainFit) -> None:
 
 
 def _show_held(console: Console, title: str, judged: Fit | TrainFit, rows: Iterable[tuple[str, float, str]]) -> None:
-    chip = judged.setup.cluster.chip
+    chip = judged.question.cluster.chip
     table = new_table("each rank holds", ">bytes", ">share", "note", title=f"{chip.name}: {title}")
     for name, nbytes, note in rows:
         table.add_row(name, format_bytes(nbytes), f"{nbytes / chip.visible_bytes:.1%}", note)
@@ -166,9 +166,9 @@ def _show_held(console: Console, title: str, judged: Fit | TrainFit, rows: Itera
 
 def _show_serving(console: Console, judged: Fit) -> None:
     """What a rank holds, and the lines as vLLM logs them."""
-    plan, serving = judged.setup.plan, judged.setup.limits
+    plan, serving = judged.question.plan, judged.question.limits
     stage = f", stage {judged.stage + 1} of {int(plan.pp)} (the tightest)" if plan.pp > 1 else ""
-    _show_held(console, f"{format_bytes(judged.setup.cluster.chip.visible_bytes)} visible{stage}", judged, _fit_rows(judged))
+    _show_held(console, f"{format_bytes(judged.question.cluster.chip.visible_bytes)} visible{stage}", judged, _fit_rows(judged))
     say(console, f"Model loading took {judged.weights_bytes / GiB:.4f} GiB")
     say(console, f"Available KV cache memory: {judged.kv_bytes / GiB:.2f} GiB")
     low, high = judged.kv_tokens_range
@@ -184,7 +184,7 @@ def _show_serving(console: Console, judged: Fit) -> None:
 
 def _warnings(judged: Fit) -> list[str]:
     """What a fit should know about itself."""
-    chip, serving, model = judged.setup.cluster.chip, judged.setup.limits, judged.setup.model
+    chip, serving, model = judged.question.cluster.chip, judged.question.limits, judged.question.model
     remarks = []
     if judged.budget_bytes + judged.graph_bytes > chip.visible_bytes:
         remarks.append(
@@ -200,7 +200,7 @@ def _warnings(judged: Fit) -> list[str]:
 
 
 def _limits(judged: Fit) -> str:
-    s, engine = judged.setup.limits, judged.setup.engine
+    s, engine = judged.question.limits, judged.question.engine
     return (
         f"{engine.key}@{engine.version}: utilisation {s.gpu_memory_utilization:g} of {engine.memory.utilization_of} memory, "
         f"max_num_batched_tokens {s.max_num_batched_tokens}, max_num_seqs {s.max_num_seqs}; "
@@ -217,17 +217,17 @@ def _fit_rows(judged: Fit) -> Iterator[tuple[str, float, str]]:
     yield (
         "KV cache",
         max(0.0, judged.kv_bytes),
-        "what the budget leaves" if not judged.setup.limits.kv_cache_memory_bytes else "as given",
+        "what the budget leaves" if not judged.question.limits.kv_cache_memory_bytes else "as given",
     )
     if judged.graph_bytes:
         yield "CUDA graphs", judged.graph_bytes, "beside the budget"
 
 
 def _show_training(console: Console, judged: TrainFit) -> None:
-    plan, held = judged.setup.plan, judged.memory
+    plan, held = judged.question.plan, judged.memory
     say(
         console,
-        f"microbatch {judged.setup.micro_batch} x {format_count(float(judged.setup.context))} tokens, "
+        f"microbatch {judged.question.micro_batch} x {format_count(float(judged.question.context))} tokens, "
         f"{plan.microbatches} in a step, "
         f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}, "
         f"sequence parallel {'on' if plan.sequence_parallel else 'off'}",
@@ -236,7 +236,7 @@ def _show_training(console: Console, judged: TrainFit) -> None:
         "parameters": "bf16",
         "gradients": plan.grads_dtype,
         "optimizer": "Adam: fp32 master, two moments",
-        "activations": f"of the microbatches in flight; {judged.setup.engine.trains.attention} attention",
+        "activations": f"of the microbatches in flight; {judged.question.engine.trains.attention} attention",
         "logits": "bf16 and fp32",
         "total": "",
     }

@@ -5,12 +5,12 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from commtax.api.billing import StepBill
-from commtax.api.causes import causes
-from commtax.api.explained import HELD, Explained, axis_of
 from commtax.ledger import Line
 from commtax.report.tables import between, new_table, say, shares
 from commtax.units import format_bytes, format_count, format_seconds, plural
+from commtax.verbs.billing import StepBill
+from commtax.verbs.causes import causes
+from commtax.verbs.explained import HELD, Explained, axis_of
 
 PARTS = ("forward", "recompute", "backward", "update")
 
@@ -18,7 +18,7 @@ PARTS = ("forward", "recompute", "backward", "update")
 def show_step(console: Console, step: Explained, num_tokens: float, measured_mfu: float | None) -> tuple[str, ...]:
     """Taxes, where the time goes, totals and what would explain a measured MFU; what is left to remark."""
     b = step.bill
-    assert b.setup.trains
+    assert b.question.trains
     _taxes(console, b)
     _time(console, b)
     _totals(console, step, b, num_tokens)
@@ -28,10 +28,10 @@ def show_step(console: Console, step: Explained, num_tokens: float, measured_mfu
 
 
 def workload(b: StepBill) -> str:
-    plan, s = b.setup.plan, b.setup.what_if
+    plan, s = b.question.plan, b.question.what_if
     parts = [
-        f"{format_count(float(b.setup.batch * plan.dp))} sequences of {format_count(float(b.setup.context))} tokens a step",
-        f"{plural(int(plan.microbatches), 'microbatch')} of {int(b.setup.micro_batch)} a replica",
+        f"{format_count(float(b.question.batch * plan.dp))} sequences of {format_count(float(b.question.context))} tokens a step",
+        f"{plural(int(plan.microbatches), 'microbatch')} of {int(b.question.micro_batch)} a replica",
         f"ZeRO {plan.zero}" + (f" over groups of {int(plan.shard)}" if plan.shard else ""),
         f"recompute {plan.recompute}",
     ]
@@ -62,7 +62,7 @@ def _taxes(console: Console, b: StepBill) -> None:
             _fate(x),
         )
     if float(b.bubble_s):
-        plan = b.setup.plan
+        plan = b.question.plan
         table.add_row(
             Text("pp", style="yellow"), f"bubble of {plan.schedule}", "", "", "", str(int(plan.pp)), "", "",
             format_seconds(float(b.bubble_s)), Text("exposed", style="red"),
@@ -103,7 +103,7 @@ def _totals(console: Console, step: Explained, b: StepBill, num_tokens: float) -
         "bold",
     )
     parts = ", ".join(f"{name} {format_bytes(float(getattr(b.memory, name)))}" for name in HELD)
-    size, fits = format_bytes(b.setup.cluster.chip.visible_bytes), "fits" if step.memory.fits else "does not fit"
+    size, fits = format_bytes(b.question.cluster.chip.visible_bytes), "fits" if step.memory.fits else "does not fit"
     held = f"memory a rank {format_bytes(float(b.memory_bytes_per_rank))} of {size} ({fits}): {parts}"
     say(console, held, "" if step.memory.fits else "red")
 
@@ -113,7 +113,7 @@ def _inequalities(step: Explained, b: StepBill) -> list[str]:
     t = step.thresholds
     sides = []
     if t and t.dp_tokens:
-        what = "gathers and gradients" if b.setup.plan.zero == 3 else "gradients"
+        what = "gathers and gradients" if b.question.plan.zero == 3 else "gradients"
         side = "above" if t.local_tokens >= t.dp_tokens else "below"
         sides.append(
             f"{what} fit in their window from about {t.dp_tokens:,.0f} tokens a GPU and microbatch (rate / bandwidth); "

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from commtax import files
-from commtax.api import ask
 from commtax.catalog import profile as overlay
 from commtax.files import Document
 from commtax.statement import Refusal
@@ -24,6 +23,7 @@ from commtax.study.answers import answers
 from commtax.study.driving import Asked, Driver, check
 from commtax.study.findings import Prices, analyse
 from commtax.study.recipe import Recipe, Run, dataset_lengths, recipe, runs
+from commtax.verbs import ask
 
 ENGINES = ("builtin", "vllm")
 LARGEST = 1e18  # of any figure of a study: seconds, bytes, tokens

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import median
 
 from commtax import catalog
-from commtax.api import StepBill, simulate, traffic
 from commtax.audit.benches import FLOOR_SLACK, LEAST_OUTPUT, SAME, WHOLE, floor_s
 from commtax.audit.finding import Question
 from commtax.cost.collectives import ring_factor
@@ -15,6 +14,7 @@ from commtax.files import Document
 from commtax.spec import Model
 from commtax.study.outcomes import ALL_REDUCE
 from commtax.study.recipe import SPREAD, Run
+from commtax.verbs import StepBill, simulate, traffic
 
 NOISY = 0.15  # half the spread of repeated runs over their median, above which a difference is hard to tell
 QUEUED = 3.0  # times a prompt alone and a step: a first token that takes longer waited for other requests
@@ -194,7 +194,7 @@ def _profile(run: Run, x: Document, prices: Prices) -> Document:
 
 def _link(counted: Document, tp: int, priced: StepBill) -> Document | None:
     """What a rank sends, inside an all-reduce and over the whole step, against the link's own rate."""
-    link = (priced.setup.cluster.as_pairs if tp == 2 else priced.setup.cluster).intra
+    link = (priced.question.cluster.as_pairs if tp == 2 else priced.question.cluster).intra
     nbytes = counted["allreduce_bytes"] or counted["predicted_bytes"]
     if not nbytes or not counted["allreduce_s"] or link is None:
         return None

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from commtax import catalog
-from commtax.api.asking import unsettled
-from commtax.api.billing import StepBill, bill, train_bill
-from commtax.api.serving import Simulation, serve, simulate
 from commtax.ledger import Bill
 from commtax.readers.published import inference, serving, sweep, training
 from commtax.readers.published.rows import Asked, Entry, Question
 from commtax.validate.kernels import swept_kernel
 from commtax.validate.records import Answered, Predicted, Records, around, of_answers, unpriced
+from commtax.verbs.asking import unsettled
+from commtax.verbs.billing import StepBill, bill, train_bill
+from commtax.verbs.serving import Simulation, serve, simulate
 
 TOTALS = ("step_s", "low_s", "high_s")
 
@@ -42,8 +42,8 @@ def answers(asked: Sequence[Asked[Question]], predict: Callable[[Question, tuple
 
 def least_s(priced: StepBill) -> float:
     """The least that bytes over bandwidth and FLOPs over peak allow the kernels of one rank."""
-    chip = priced.setup.cluster.chip
-    fp8 = priced.setup.plan.weights_dtype == "fp8" or bool(priced.setup.model.quant)
+    chip = priced.question.cluster.chip
+    fp8 = priced.question.plan.weights_dtype == "fp8" or bool(priced.question.model.quant)
     peaks = chip.flops_per_s
     peak = max(peaks.get("bf16", 0.0), peaks.get("fp16", 0.0), peaks.get("fp8", 0.0) if fp8 else 0.0)
     lines = [x for x in priced.lines if x.kind == "compute"]
@@ -84,7 +84,7 @@ def _steps(run: inference.Run) -> Predicted:
 def served(run: serving.Run, entries: tuple[Entry, ...]) -> list[Predicted]:
     """A row of published serving runs: one or both of its means."""
     simulated = simulate(**run)
-    waits = simulated.running * simulated.setup.plan.dp < run["concurrency"]
+    waits = simulated.running * simulated.question.plan.dp < run["concurrency"]
     cause = "requests wait for the cache" if waits else "launch options are not said"
     hint = "" if entries[0].hint else cause
     means = (f"{entry.kind}_s" for entry in entries)

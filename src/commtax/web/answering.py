@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
-from commtax.api.grids import Grid
 from commtax.report.bills import PricedAnswer
 from commtax.report.documents import FitAnswer, plain
 from commtax.report.view import Instead, View, answers, legal_instead, priced, view
@@ -15,6 +14,7 @@ from commtax.report.view.front import Front
 from commtax.report.view.pipeline import Pipeline, pipeline_of
 from commtax.report.view.state import Key, RefusedError, parse, refusal
 from commtax.report.view.tour import Catalog, catalogue
+from commtax.verbs.grids import Grid
 from commtax.web.guard import problem
 
 Answer = Callable[[Any], object]

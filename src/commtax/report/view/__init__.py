@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from commtax.api.asking import describe_gpus
-from commtax.api.billing import StepBill, bill, train_bill
-from commtax.api.explain import Counterfactual
-from commtax.api.explained import AxisTax, Binding, Explained, Memory, axis_of
-from commtax.api.formula import formula, share_formula, source
-from commtax.api.layer import Bar, Lane, Span, Stage
-from commtax.api.lesson import Lesson, lesson
-from commtax.api.moves import AXES, Place, instead, moves
 from commtax.ledger import Line
 from commtax.question import Question
 from commtax.report.bills import how_sent, weakest
 from commtax.report.documents import Value, filled
 from commtax.report.view.commands import Commands, commands
 from commtax.report.view.state import KEYS, MOST, State, cluster_of, model_of, record, shortened
+from commtax.verbs.asking import describe_gpus
+from commtax.verbs.billing import StepBill, bill, train_bill
+from commtax.verbs.explain import Counterfactual
+from commtax.verbs.explained import AxisTax, Binding, Explained, Memory, axis_of
+from commtax.verbs.formula import formula, share_formula, source
+from commtax.verbs.layer import Bar, Lane, Span, Stage
+from commtax.verbs.lesson import Lesson, lesson
+from commtax.verbs.moves import AXES, Place, instead, moves
 
 Patch = dict[str, Value]
 """Keys of the state, and what they are set to."""
@@ -174,7 +174,7 @@ def legal_instead(state: State) -> Instead | None:
     """What a refused state could be with other sizes; none where its sizes are not what is wrong."""
     wanted: dict[str, int] = {axis: getattr(state, axis) for axis in AXES}
     try:
-        asked = priced(replace(state, tp=1, pp=1, dp=1, ep=1, cp=1)).setup
+        asked = priced(replace(state, tp=1, pp=1, dp=1, ep=1, cp=1)).question
     except (ValueError, OverflowError):
         return None
     asked = replace(asked, plan=replace(asked.plan, microbatches=state.microbatches if state.training else 1))
@@ -194,11 +194,11 @@ def view(state: State) -> View:
 def view_of(step: Explained, state: State, command: str = "") -> View:
     """The view of a bill; ``command`` is the line that priced it, where it was not the state."""
     b = step.bill
-    ways = moves(_where(b.setup, state))
-    untrained = {} if b.setup.trains else {"mfu": None, "hfu": None, "mfu_definition": ""}
+    ways = moves(_where(b.question, state))
+    untrained = {} if b.question.trains else {"mfu": None, "hfu": None, "mfu_definition": ""}
     return View(
         state=record(normal(state, b)),
-        title=f"{b.setup.model.key} on {b.setup.cluster.key}: {describe_gpus(b.setup.plan)}, {b.setup.engine.name}",
+        title=f"{b.question.model.key} on {b.question.cluster.key}: {describe_gpus(b.question.plan)}, {b.question.engine.name}",
         sentence=step.sentence,
         binding=step.binding,
         notes=b.notes,
@@ -219,14 +219,14 @@ def view_of(step: Explained, state: State, command: str = "") -> View:
 
 def normal(state: State, b: StepBill) -> State:
     """The state with what was left to the engine said aloud."""
-    plan = b.setup.plan
+    plan = b.question.plan
     return replace(
         state,
-        model=state.model if state.file else b.setup.model.key,
-        cluster=b.setup.cluster.key,
-        engine=state.engine if "@" in state.engine else b.setup.engine.key,
+        model=state.model if state.file else b.question.model.key,
+        cluster=b.question.cluster.key,
+        engine=state.engine if "@" in state.engine else b.question.engine.key,
         context=state.length,
-        zero=str(plan.zero) if b.setup.trains else state.zero,
+        zero=str(plan.zero) if b.question.trains else state.zero,
         sequence_parallel=int(plan.sequence_parallel),
     )
 
@@ -241,7 +241,7 @@ def _bar(bar: Bar, step: Explained) -> BarShape:
         name=f"{s.name} {s.line.item.op}" if s.lane == "comm" else s.name,
         latency_s=s.fixed_s,
         bandwidth_s=s.moving_s,
-        formula=share_formula(s, step.bill.setup.cluster.chip),
+        formula=share_formula(s, step.bill.question.cluster.chip),
         source=source(s.line, step.library),
     )
 
@@ -257,7 +257,7 @@ def _line(x: Line, step: Explained) -> BillLine:
         times=x.item.count,
         latency_s=x.fixed_s,
         share=float(x.exposed_s) / float(b.step_s),
-        formula=formula(x, b.setup.cluster.chip),
+        formula=formula(x, b.question.cluster.chip),
         source=source(x, step.library) if x.kind == "comm" else x.source,
     )
 
@@ -280,7 +280,7 @@ def patch_of(changes: Mapping[str, Any], b: StepBill) -> Patch | None:
             patch[name] = ",".join(value) or "none"
         elif name == "micro_batch":
             patch["batch"] = value
-        elif name == "batch" and b.setup.trains:
+        elif name == "batch" and b.question.trains:
             patch["microbatches"] = value // int(changes["micro_batch"])
         elif name in known:
             patch[name] = int(value) if isinstance(value, bool) else value
@@ -293,7 +293,7 @@ def _limits(b: StepBill, state: State) -> dict[str, list[int]]:
     """Ranges of the sliders that are free."""
     return {
         "b": _doubling(1, 1024, state.batch),
-        "s": _doubling(128, min(2**20, b.setup.model.max_len), state.length),
+        "s": _doubling(128, min(2**20, b.question.model.max_len), state.length),
         "n": _doubling(1, 1024, state.microbatches),
         "z": [0, 1, 2, 3],
     }
@@ -306,7 +306,7 @@ def _doubling(low: int, high: int, now: int) -> list[int]:
 
 def _machine(b: StepBill) -> Machine:
     """The cluster in a line."""
-    c, used = b.setup.cluster, int(b.setup.plan.num_gpus)
+    c, used = b.question.cluster, int(b.question.plan.num_gpus)
     hosts = f"{c.num_hosts} hosts of {c.gpus_per_host}" if c.num_hosts > 1 else f"one host of {c.gpus_per_host}"
     pairs = f", pairs over {c.bridge.name}" if c.bridge else ""
     text = f"{hosts} {c.chip.name}, {c.intra.name} inside{pairs}" + (f", {c.inter.name} between" if c.num_hosts > 1 else "")

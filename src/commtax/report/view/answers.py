@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from commtax.api.explained import Explained
-from commtax.api.fitting import fit, train_fit
-from commtax.api.grids import GRIDS, Cell, Grid, grid
 from commtax.planner import plan, plan_training
 from commtax.report.bills import StepDocument, TrainDocument, bill_document
 from commtax.report.documents import FitDocument, TrainFitDocument, fit_document
 from commtax.report.view import arguments_of, priced
 from commtax.report.view.front import ServedFront, TrainedFront, serving_front, training_front
 from commtax.report.view.state import Key, RefusedError, State, cluster_of, model_of, shortened
+from commtax.verbs.explained import Explained
+from commtax.verbs.fitting import fit, train_fit
+from commtax.verbs.grids import GRIDS, Cell, Grid, grid
 
 GRID = Key("grid", "grid", "tp-link", "Which heat map.", words=GRIDS)
 PLAN_GPUS = 512

@@ -6,11 +6,11 @@ import json
 import shlex
 from dataclasses import dataclass
 
-from commtax.api.billing import StepBill
 from commtax.emit import SERVING, Limits, launch_command, nccl_command
 from commtax.ledger import Line
 from commtax.report.view.state import State, free_config, pasted
 from commtax.units import format_seconds
+from commtax.verbs.billing import StepBill
 
 FLAGS = (
     *(("intra", "--intra"), ("inter", "--inter"), ("engine", "--engine"), ("dtype", "--dtype"), ("library", "--library")),
@@ -85,15 +85,15 @@ def _nccl_why(top: Line) -> str:
 
 def _launch(b: StepBill) -> tuple[str, str, str]:
     """The launch line, its engine, and why there is none."""
-    key = b.setup.engine.key
-    if b.setup.trains:
+    key = b.question.engine.key
+    if b.question.trains:
         engine = "megatron" if key.startswith("megatron") else "torchrun"
         axes = tuple(b.async_axes)
-        limits = Limits(micro_batch=int(b.setup.micro_batch), seq=int(b.setup.context), async_axes=axes)
+        limits = Limits(micro_batch=int(b.question.micro_batch), seq=int(b.question.context), async_axes=axes)
     else:
         engine = next((name for name in SERVING if key.startswith(name)), "vllm")
-        limits = Limits(eager=b.setup.what_if.eager, library=b.setup.what_if.library)
+        limits = Limits(eager=b.question.what_if.eager, library=b.question.what_if.library)
     try:
-        return launch_command(b.setup.model, b.setup.plan, engine, b.setup.cluster, limits), engine, ""
+        return launch_command(b.question.model, b.question.plan, engine, b.question.cluster, limits), engine, ""
     except ValueError as error:
         return "", engine, str(error)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from commtax.api.serving import lengths_note
 from commtax.planner import ServingPlans, TrainPlans
 from commtax.planner.answers import TrainColumns
 from commtax.planner.columns import Columns, joined
@@ -15,6 +14,7 @@ from commtax.planner.rows import describe_kind, train_words, words
 from commtax.report.documents import Named, Record, Value
 from commtax.report.planning import ServedPlans, TrainedPlans, plans_document
 from commtax.units import format_bytes, format_seconds
+from commtax.verbs.serving import lengths_note
 
 TOP = 10
 MOST = 60

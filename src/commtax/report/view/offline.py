@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from commtax.api.billing import StepBill
-from commtax.api.explained import Explained
-from commtax.api.grids import GRIDS, Grid
 from commtax.planner import ServingPlans, TrainPlans
 from commtax.planner.rows import train_bill_of
 from commtax.report.view import View, priced, view_of
@@ -15,6 +12,9 @@ from commtax.report.view.answers import grid_of
 from commtax.report.view.front import ServedFront, TrainedFront, served_patch, serving_front, training_front
 from commtax.report.view.pipeline import Pipeline, pipeline_of
 from commtax.report.view.state import State, patched
+from commtax.verbs.billing import StepBill
+from commtax.verbs.explained import Explained
+from commtax.verbs.grids import GRIDS, Grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def bill_page(step: Explained, command: str) -> Page:
     """A bill with all its pictures; heat maps only where the page's own controls can say the same question."""
     b, state = step.bill, state_of(step.bill)
     grids = {kind: grid_of(state, kind) for kind in GRIDS} if _same(b, state) else None
-    pipeline = pipeline_of(b) if b.setup.trains and int(b.setup.plan.pp) > 1 else None
+    pipeline = pipeline_of(b) if b.question.trains and int(b.question.plan.pp) > 1 else None
     return Page("bill", view_of(step, state, command), grids, pipeline)
 
 
@@ -61,7 +61,7 @@ def _served(plans: ServingPlans, state: State, command: str) -> View | None:
 
 def state_of(b: StepBill) -> State:
     """The page's controls as a bill would have them."""
-    asked, plan, s = b.setup, b.setup.plan, b.setup.what_if
+    asked, plan, s = b.question, b.question.plan, b.question.what_if
     common: Any = {
         "model": asked.model.key,
         "cluster": asked.cluster.key,
@@ -74,15 +74,15 @@ def state_of(b: StepBill) -> State:
         "eager": int(s.eager),
         "library": s.library.partition("@")[0],
     }
-    if not b.setup.trains:
+    if not b.question.trains:
         kv = "" if plan.kv_dtype == plan.activations_dtype else plan.kv_dtype
-        return State(**common, phase=b.setup.phase, batch=int(b.setup.batch), context=int(b.setup.context), kv_dtype=kv)
+        return State(**common, phase=b.question.phase, batch=int(b.question.batch), context=int(b.question.context), kv_dtype=kv)
     return State(
         **common,
         phase="train",
-        batch=int(b.setup.micro_batch),
+        batch=int(b.question.micro_batch),
         microbatches=int(plan.microbatches),
-        context=int(b.setup.context),
+        context=int(b.question.context),
         zero=str(plan.zero),
         recompute=plan.recompute,
         schedule=plan.schedule,

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 
 from commtax import napkin
-from commtax.api.billing import StepBill
 from commtax.cost.schedules import SCHEDULES
 from commtax.cost.stages import virtual_layers
 from commtax.sim.pipeline import Durations, run
+from commtax.verbs.billing import StepBill
 
 MOST_BOXES = 8_000
 
@@ -40,9 +40,9 @@ class Pipeline:
 
 def pipeline_of(b: StepBill) -> Pipeline:
     """The schedule's boxes by stage; none where there is no pipeline, with the reason."""
-    plan = b.setup.plan
+    plan = b.question.plan
     p, m = int(plan.pp), int(plan.microbatches)
-    if not b.setup.trains or p == 1:
+    if not b.question.trains or p == 1:
         note = "one stage: no pipeline" if p == 1 else "served batches are in flight on all stages together: no bubble is drawn"
         return Pipeline(note=note)
     kind, chunks = SCHEDULES[plan.schedule], int(plan.chunks)
@@ -68,7 +68,7 @@ def pipeline_of(b: StepBill) -> Pipeline:
 
 def _durations(b: StepBill, chunks: int) -> Durations:
     """Forward, input and weight gradients of one microbatch on one of a rank's chunks, as the bill has them."""
-    m = float(b.setup.plan.microbatches) * chunks
+    m = float(b.question.plan.microbatches) * chunks
 
     def total(*stages: str) -> float:
         return sum(float(x.total_s) for x in b.items if x.kind == "compute" and x.item.stage in stages) / m
@@ -79,7 +79,7 @@ def _durations(b: StepBill, chunks: int) -> Durations:
 
 def _depths(b: StepBill, chunks: int) -> tuple[float, ...]:
     """Layers of each virtual stage over the mean of the fullest rank's, where interleaved stages are unequal."""
-    plan, layers = b.setup.plan, b.setup.model.num_layers
+    plan, layers = b.question.plan, b.question.model.num_layers
     pp = int(plan.pp)
     if plan.schedule != "interleaved" or layers % (pp * chunks) == 0:
         return ()

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from commtax.api.billing import StepBill, price, with_collectives
-from commtax.api.fitting import fits
 from commtax.cost.overlap import dp_token_threshold, tp_tax
 from commtax.cost.tensors import num_active_params, num_params
 from commtax.ledger import AXIS_OF, LAUNCH_FLOOR, Line
 from commtax.question import Question
 from commtax.spec import DTYPE_BYTES, Cluster
 from commtax.units import format_bytes, format_seconds
+from commtax.verbs.billing import StepBill, price, with_collectives
+from commtax.verbs.fitting import fits
 
 COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))
 """What-ifs that leave kernels and host as they are."""
@@ -44,12 +44,12 @@ class Counterfactual:
 
 def verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
     """One sentence: what binds, why, and what would help (from ``counterfactuals(b)``)."""
-    return _training_verdict(b) if b.setup.trains else _serving_verdict(b, what_ifs)
+    return _training_verdict(b) if b.question.trains else _serving_verdict(b, what_ifs)
 
 
 def _serving_verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
     """How much of the step is communication, why, and what helps."""
-    head = f"{b.setup.kind.title} at batch {int(b.setup.batch):,}"
+    head = f"{b.question.kind.title} at batch {int(b.question.batch):,}"
     lines = [x for x in b.items if x.kind == "comm"]
     if not lines:
         return f"{head}: nothing is communicated; {_compute_words(b)}."
@@ -77,11 +77,11 @@ def _remedy(b: StepBill, top: Line, share: float, what_ifs: list[Counterfactual]
         words = f"a faster link will not help, lower latency will: half of it saves {latency:.0%}{fused}"
     else:
         words = f"half the latency saves {latency:.0%}{fused}, twice the bandwidth {bandwidth:.0%}"
-    tp = int(b.setup.plan.tp)
+    tp = int(b.question.plan.tp)
     better = max((saved.get(code, -1.0), n) for code, n in (("narrower", tp // 2), ("wider", 2 * tp)))
     if better[0] > 0.02:
         words += f"; tp {better[1]} would be {better[0]:.0%} faster"
-    if str(top.link) == b.setup.cluster.inter.key and top.item.axis == "tp":
+    if str(top.link) == b.question.cluster.inter.key and top.item.axis == "tp":
         words += "; tensor parallelism inside a host and a pipeline across would avoid it"
     return words
 
@@ -91,7 +91,7 @@ def _compute_words(b: StepBill) -> str:
     compute = [x for x in b.items if x.kind != "comm"]
     fixed = sum(float(x.item.count) * float(x.fixed_s) for x in compute)
     moving = sum(float(x.item.count) * float(x.moving_s) for x in compute)
-    chip = b.setup.cluster.chip
+    chip = b.question.cluster.chip
     read = sum(float(x.item.count) * float(x.item.nbytes) for x in compute) / chip.memory_Bps
     math = sum(float(x.item.count) * float(x.flops) / x.peak_flops_per_s for x in compute)
     if fixed > moving:
@@ -111,9 +111,8 @@ def _training_verdict(b: StepBill) -> str:
     share = taxes[axis] / step
     if axis == "pp":
         bubble = float(b.bubble_fraction)
-        words = (
-            f"bubble {bubble:.1%} of the step with {int(b.setup.plan.microbatches)} microbatches on {int(b.setup.plan.pp)} stages"
-        )
+        plan = b.question.plan
+        words = f"bubble {bubble:.1%} of the step with {int(plan.microbatches)} microbatches on {int(plan.pp)} stages"
         return f"{whole}: the pipeline binds, {share:.1%} of the step ({words}); more microbatches or chunks would shrink it."
     top = max(comm_of(b, axis), key=lambda x: float(x.exposed_s))
     return (
@@ -146,15 +145,15 @@ class Thresholds:
 
 def thresholds(b: StepBill) -> Thresholds:
     """At the kernels' own rate and the links that the groups really cross, one direction a GPU."""
-    plan, cluster = b.setup.plan, b.setup.cluster
+    plan, cluster = b.question.plan, b.question.cluster
     rate = float(sum(x.flops * x.item.count for x in b.items if x.kind == "compute")) / float(b.compute_s)
     links = {axis: next((str(x.link) for x in comm_of(b, axis)), "") for axis in ("dp", "tp")}
     speed = {axis: _speed(cluster, link) for axis, link in links.items()}
-    local = float(b.setup.micro_batch * b.setup.context / plan.cp)
+    local = float(b.question.micro_batch * b.question.context / plan.cp)
     # Each rank sends 1/(tp pp) of the model and computes as little of it, so its size cancels, but not its sparsity.
-    idle = num_params(b.setup.model) / num_active_params(b.setup.model)
+    idle = num_params(b.question.model) / num_active_params(b.question.model)
     dp = float(dp_token_threshold(rate, speed["dp"])) * _wire_over_work(b) * idle if links["dp"] else 0.0
-    tp = float(tp_tax(rate, speed["tp"], b.setup.model.hidden, plan.tp)) if links["tp"] else 0.0
+    tp = float(tp_tax(rate, speed["tp"], b.question.model.hidden, plan.tp)) if links["tp"] else 0.0
     return Thresholds(local, dp, tp)
 
 
@@ -164,8 +163,8 @@ def _wire_over_work(b: StepBill) -> float:
     ZeRO 0 all-reduces gradients (twice their bytes) behind backward's 4 FLOPs, ZeRO 1 and 2 scatter them once; ZeRO 3
     also gathers bf16 parameters twice, and has both passes, 6 FLOPs, to hide in.
     """
-    grads = DTYPE_BYTES[b.setup.plan.grads_dtype]
-    return {0: 2 * grads / 4, 3: (grads + 4) / 6}.get(b.setup.plan.zero, grads / 4)
+    grads = DTYPE_BYTES[b.question.plan.grads_dtype]
+    return {0: 2 * grads / 4, 3: (grads + 4) / 6}.get(b.question.plan.zero, grads / 4)
 
 
 def _speed(cluster: Cluster, link: str) -> float:
@@ -176,7 +175,7 @@ def _speed(cluster: Cluster, link: str) -> float:
 
 def counterfactuals(b: StepBill) -> list[Counterfactual]:
     """What should we buy or change? Each recomputed; what a rule forbids is left out."""
-    q, now, answers = b.setup, float(b.step_s), []
+    q, now, answers = b.question, float(b.step_s), []
     for one in _training_tries(b) if q.trains else _serving_tries(b):
         try:
             other = with_collectives(b, **one.changes) if COLLECTIVE.issuperset(one.changes) else price(q.but(**one.changes))
@@ -190,7 +189,7 @@ def counterfactuals(b: StepBill) -> list[Counterfactual]:
 
 def _serving_tries(b: StepBill) -> Iterator[Try]:
     """Latency / 2 and bandwidth x 2 always; then what applies."""
-    q, what_if, tp = b.setup, b.setup.what_if, int(b.setup.plan.tp)
+    q, what_if, tp = b.question, b.question.what_if, int(b.question.plan.tp)
     yield Try("latency", "collective latency / 2", {"latency_scale": what_if.latency_scale / 2})
     yield Try("bandwidth", "collective bandwidth x 2", {"bandwidth_scale": what_if.bandwidth_scale * 2})
     if tp > 1:
@@ -215,7 +214,7 @@ def _scaled_ep(q: Question, tp: int) -> int:
 
 
 def _training_tries(b: StepBill) -> Iterator[Try]:
-    q, plan, axes = b.setup, b.setup.plan, b.async_axes
+    q, plan, axes = b.question, b.question.plan, b.async_axes
     yield Try("bandwidth", "network and links x 2", {"bandwidth_scale": q.what_if.bandwidth_scale * 2})
     if b.exposed_comm_s and "dp" in axes:
         yield Try("exposed", "nothing overlapped", {"async_axes": ()})

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from commtax import catalog
-from commtax.api.checking import positive
 from commtax.catalog import profile as overlay
 from commtax.cost.collectives import ring_factor
 from commtax.cost.placement import Span
 from commtax.cost.pricing import price, source_of, spread_of
 from commtax.spec import Cluster, Fabric, Number, Profile
 from commtax.statement import Refusal, Source
+from commtax.verbs.checking import positive
 
 SPELLED = {"sendrecv": "send-recv", "allreduce": "all-reduce", "alltoall": "all-to-all"}
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")

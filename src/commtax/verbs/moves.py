@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from commtax.api.checking import check_kinds, check_lengths
 from commtax.cost.legality import codes
 from commtax.question import Question
 from commtax.statement import Refusal
+from commtax.verbs.checking import check_kinds, check_lengths
 
 Axis = Literal["tp", "pp", "dp", "ep", "cp"]
 AXES: tuple[Axis, ...] = ("tp", "pp", "dp", "ep", "cp")

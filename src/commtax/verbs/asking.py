@@ -10,9 +10,6 @@ from typing import Unpack, cast
 import numpy as np
 
 from commtax import catalog
-from commtax.api import checking
-from commtax.api.checking import numeric, positive
-from commtax.api.options import CellOptions, RequestOptions
 from commtax.catalog import profile as overlay
 from commtax.cost import legality
 from commtax.cost.memory import check_stored, on_chip
@@ -21,6 +18,9 @@ from commtax.cost.pricing import Terms
 from commtax.question import PHASES, Question
 from commtax.spec import DTYPE_BYTES, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Profile
 from commtax.statement import Note, Refusal
+from commtax.verbs import checking
+from commtax.verbs.checking import numeric, positive
+from commtax.verbs.options import CellOptions, RequestOptions
 
 SIZES = ("tp", "pp", "dp", "ep", "cp")
 ACTIVATIONS = ("bf16", "fp16", "fp32")

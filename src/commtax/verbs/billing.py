@@ -10,9 +10,6 @@ from typing import Any, Unpack
 import numpy as np
 
 from commtax import catalog
-from commtax.api.asking import context_notes, settled, terms_of, unsettled
-from commtax.api.checking import check_arithmetic
-from commtax.api.options import StepOptions
 from commtax.arrays import pick
 from commtax.cost.inference import inference_bill
 from commtax.cost.pricing import Pricer, comm_line
@@ -25,6 +22,9 @@ from commtax.ledger import Bill
 from commtax.question import Question
 from commtax.spec import Cluster, Model, Number
 from commtax.statement import Note, Refusal
+from commtax.verbs.asking import context_notes, settled, terms_of, unsettled
+from commtax.verbs.checking import check_arithmetic
+from commtax.verbs.options import StepOptions
 
 USABLE = 0.95
 """Share of the chip's memory that a training run can use."""
@@ -34,13 +34,13 @@ USABLE = 0.95
 class StepBill(Bill):
     """A priced step with the question it answers."""
 
-    setup: Question
+    question: Question
     rows: Number  # of the activation matrix, padding included
     notes: tuple[Note, ...] = ()
 
     @property
     def legal(self) -> Any:
-        return self.setup.legal
+        return self.question.legal
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ class StepBill(Bill):
     @property
     def async_axes(self) -> tuple[str, ...]:
         """Axes whose collectives run beside compute."""
-        return self.setup.what_if.beside(self.setup.engine)
+        return self.question.what_if.beside(self.question.engine)
 
     @property
     def bubble_s(self) -> Number:
@@ -77,23 +77,23 @@ class StepBill(Bill):
 
     @property
     def num_gpus(self) -> Number:
-        return self.setup.plan.num_gpus
+        return self.question.plan.num_gpus
 
     @property
     def multiplied_in(self) -> str:
         """The type of the products."""
-        return self.setup.plan.weights_dtype or self.setup.plan.activations_dtype
+        return self.question.plan.weights_dtype or self.question.plan.activations_dtype
 
     @property
     def peak_flops_per_s(self) -> float:
         """Dense peak of one GPU in the arithmetic of the products."""
-        peaks = self.setup.cluster.chip.flops_per_s
+        peaks = self.question.cluster.chip.flops_per_s
         return float(peaks.get(self.multiplied_in) or peaks.get("bf16") or peaks.get("fp16") or max(peaks.values()))
 
     def model_flops(self, convention: str = "") -> Number:
         """FLOPs that the model needs in one training step: three forward passes' worth, nothing recomputed, padded or masked."""
-        causal = (convention or self.setup.what_if.flops) == "causal"
-        layers, head = forward_flops(self.setup.model, self.setup.context, causal)
+        causal = (convention or self.question.what_if.flops) == "causal"
+        layers, head = forward_flops(self.question.model, self.question.context, causal)
         return 3 * (layers + head) * self.tokens
 
     def _utilization(self, flops: Number) -> Number:
@@ -102,7 +102,7 @@ class StepBill(Bill):
     @property
     def _causal(self) -> Any:
         """Whether causal pairs alone are counted: as was asked, and where all pairs would be above what the chip can do."""
-        return np.asarray(self._utilization(self.model_flops())) > 1 if self.setup.what_if.flops == "full" else np.True_
+        return np.asarray(self._utilization(self.model_flops())) > 1 if self.question.what_if.flops == "full" else np.True_
 
     @property
     def mfu(self) -> Number:
@@ -112,7 +112,7 @@ class StepBill(Bill):
     @property
     def hfu(self) -> Number:
         """As ``mfu`` with recomputed FLOPs counted too."""
-        q = self.setup
+        q = self.question
         layers = [recomputed_flops(q.model, q.plan, q.step, q.engine, causal) for causal in (False, True)]
         return self.mfu + self._utilization(pick(self._causal, layers[1], layers[0]) * self.tokens)
 
@@ -120,7 +120,7 @@ class StepBill(Bill):
     def mfu_definition(self) -> str:
         """What a scalar bill's MFU counts."""
         peak = f"over {self.peak_flops_per_s / 1e12:,.0f} TFLOP/s dense {self.multiplied_in} a GPU"
-        if self.setup.what_if.flops == "causal":
+        if self.question.what_if.flops == "causal":
             return f"causal pairs only, nothing recomputed, {peak}"
         if np.any(self._causal):
             return f"causal pairs only, because all pairs would be above 100 % of what the chip can do, {peak}"
@@ -129,7 +129,7 @@ class StepBill(Bill):
     @cached_property
     def memory(self) -> TrainMemory:
         """What a rank of the first stage holds while it trains."""
-        return training_memory(self.setup.model, self.setup.plan, self.setup.step, self.setup.engine)
+        return training_memory(self.question.model, self.question.plan, self.question.step, self.question.engine)
 
     @property
     def memory_bytes_per_rank(self) -> Number:
@@ -237,12 +237,12 @@ def with_collectives(priced: StepBill, **changes: Any) -> StepBill:
 
     Without graphs the host waits for collectives too, and everything is priced again.
     """
-    q = priced.setup.but(**changes)
+    q = priced.question.but(**changes)
     if q.what_if.eager or q.profile or q.trains:
         return price(q)
     pricer = Pricer(terms_of(q))
     lines = tuple(comm_line(x.item, pricer, q.what_if) if x.kind == "comm" else x for x in priced.lines)
-    return replace(priced, lines=lines, setup=q)
+    return replace(priced, lines=lines, question=q)
 
 
 def with_link(cluster: Cluster, name: str) -> Cluster:

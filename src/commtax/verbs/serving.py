@@ -8,11 +8,6 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from commtax.api import checking
-from commtax.api.asking import context_notes, settled, terms_of, unsettled
-from commtax.api.checking import positive
-from commtax.api.fitting import cache_tokens, step_limits
-from commtax.api.options import RequestOptions
 from commtax.arrays import pick
 from commtax.cost.inference import inference_bill
 from commtax.cost.memory import kv_bytes_per_token_layer
@@ -34,6 +29,11 @@ from commtax.question import AS_IT_IS, SPREAD, Question, Requests
 from commtax.spec import Cluster, Model, Number, Plan, Workload
 from commtax.statement import Note, Refusal
 from commtax.units import format_mean
+from commtax.verbs import checking
+from commtax.verbs.asking import context_notes, settled, terms_of, unsettled
+from commtax.verbs.checking import positive
+from commtax.verbs.fitting import cache_tokens, step_limits
+from commtax.verbs.options import RequestOptions
 
 MOVING = 0.8  # share of a link's bandwidth that moves caches
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
@@ -54,7 +54,7 @@ class Apart:
 class Simulation:
     """Means of a closed loop at one concurrency. TPOT = (E2E - TTFT) / (O - 1), TTFT from sending to the first token."""
 
-    setup: Question
+    question: Question
     running: Number  # requests a replica works on at once
     rows: Number  # of a decode step, padding included
     steps: Steps
@@ -65,18 +65,18 @@ class Simulation:
 
     @property
     def legal(self) -> Any:
-        return self.setup.legal
+        return self.question.legal
 
     @property
     def requests(self) -> Requests:
-        return self.setup.requests
+        return self.question.requests
 
     @property
     def num_gpus(self) -> Number | None:
         """GPUs of all workers; None where there are "enough" for prompts."""
-        mine = self.setup.plan.num_gpus
+        mine = self.question.plan.num_gpus
         if self.apart is None:
-            return self.setup.plan.all_gpus
+            return self.question.plan.all_gpus
         return None if self.apart.workers is None else mine * self.apart.copies + self.apart.plan.num_gpus * self.apart.workers
 
     @property
@@ -119,13 +119,13 @@ class Simulation:
     @property
     def measured_here(self) -> bool:
         """Whether runs of this engine were measured on this chip: published ones, or a profile's own."""
-        engine, chip = self.setup.engine, self.setup.cluster.chip.key
+        engine, chip = self.question.engine, self.question.cluster.chip.key
         return engine.host.calibrated and (bool(engine.host.host_label) or chip in engine.host.served_on)
 
     @property
     def basis(self) -> str:
         """What the ranges rest on: calibrated where engine, chip and library were measured, else transferred or assumed."""
-        if not self.setup.engine.host.calibrated:
+        if not self.question.engine.host.calibrated:
             return "assumed"
         lines = [line for step in self._steps() for line in step.lines]
         known = not any(line.source.kind == "assumed" and np.any(np.asarray(line.exposed_s) > 0) for line in lines)
@@ -140,8 +140,8 @@ class Simulation:
         if name == "tokens_per_s":
             share = self.ttft_s / self.e2e_s
             return share * self.sigma_of("ttft_s") + (1 - share) * self.sigma_of("tpot_s")
-        kind = "_moe" if self.setup.model.experts else ""
-        own = getattr(self.setup.engine.host, f"sigma_{name.removesuffix('_s')}{kind}")
+        kind = "_moe" if self.question.model.experts else ""
+        own = getattr(self.question.engine.host, f"sigma_{name.removesuffix('_s')}{kind}")
         decode, prompt = (step.sigma for step in self._steps())
         mixed = decode + (prompt - decode) * self.mixed_share
         part = prompt if name == "ttft_s" else np.maximum(decode, mixed)
@@ -149,7 +149,7 @@ class Simulation:
 
     def _steps(self) -> tuple[Bill, Bill]:
         """A decode step of all running requests, and the step of a prompt, line by line."""
-        asked, load = self.setup, Load(self.requests.concurrency, self.requests.input_len * 1.0, self.requests.output_len * 1.0)
+        asked, load = self.question, Load(self.requests.concurrency, self.requests.input_len * 1.0, self.requests.output_len * 1.0)
         ahead = replace(asked, plan=self.apart.plan) if self.apart else asked
         tokens = (
             np.minimum(self.requests.input_len, step_limits(asked)[0]) if asked.engine.serves.chunked else self.requests.input_len
@@ -314,16 +314,16 @@ def lengths_note(spread: float) -> Note:
 
 def _notes(s: Simulation) -> Iterator[Note]:
     """What a reader of one scalar answer should know."""
-    wanted, plan = s.requests, s.setup.plan
+    wanted, plan = s.requests, s.question.plan
     # Idle GPUs are counted over both kinds of workers, where there are two.
-    yield from (note for note in s.setup.notes if not s.apart or note.code != "idle-gpus")
+    yield from (note for note in s.question.notes if not s.apart or note.code != "idle-gpus")
     if np.ndim(wanted.spread) == 0:
         yield lengths_note(float(wanted.spread))
     if any(np.ndim(x) for x in (s.running, s.kv_tokens)):
         return
-    yield from context_notes(s.setup, wanted.tokens)
+    yield from context_notes(s.question, wanted.tokens)
     each = wanted.concurrency / plan.dp / plan.replicas / (s.apart.copies if s.apart else 1)
-    most = step_limits(s.setup)[1]
+    most = step_limits(s.question)[1]
     if s.kv_tokens < wanted.tokens:
         yield Note("too-small", "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
     elif s.running < each:

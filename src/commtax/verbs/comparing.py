@@ -7,13 +7,13 @@ from itertools import product
 from typing import Any, Unpack
 
 from commtax import catalog
-from commtax.api.asking import AUTO_EP, unsettled
-from commtax.api.billing import StepBill, price, with_link
-from commtax.api.options import CellOptions
 from commtax.question import Question
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import parse_count
+from commtax.verbs.asking import AUTO_EP, unsettled
+from commtax.verbs.billing import StepBill, price, with_link
+from commtax.verbs.options import CellOptions
 
 AXES = ("batch", "context", "tp", "pp", "dp", "ep", "link")
 TRAIN_AXES = (*AXES, "cp", "micro_batch", "local_tokens")

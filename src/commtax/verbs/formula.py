@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from commtax.api.layer import Segment
 from commtax.ledger import Line
 from commtax.spec import Chip
 from commtax.units import format_bytes, format_count, format_rate, format_seconds, format_si
+from commtax.verbs.layer import Segment
 
 WIRE = {"all-reduce": "2·({n}−1)/{n}·", "send-recv": ""}
 """What one rank sends of a tensor if an operation moves the least it can; the others (n-1)/n of it."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from commtax import catalog
-from commtax.api.billing import StepBill, price
-from commtax.api.fitting import fits
 from commtax.cost.legality import legal_values
 from commtax.spec import Cluster
 from commtax.statement import Refusal
+from commtax.verbs.billing import StepBill, price
+from commtax.verbs.fitting import fits
 
 GRIDS = ("tp-link", "tp-batch")
 LINKS = ("pcie4", "pcie5", "ib-ndr", "roce-100", "25gbe", "10gbe")
@@ -62,7 +62,7 @@ class Grid:
 
 def grid(here: StepBill, kind: str) -> Grid:
     """The heat map of one kind around a step. A row pays where it gives more than the last row before it that fits."""
-    training, tp = here.setup.trains, int(here.setup.plan.tp)
+    training, tp = here.question.trains, int(here.question.plan.tp)
     columns = _links(here) if kind == "tp-link" else _batches(here)
     degrees = _degrees(here)
     cells: list[Cell] = []
@@ -96,12 +96,12 @@ def _note(training: bool) -> str:
 
 def _batch(b: StepBill) -> int:
     """Sequences of the step; in training, of a microbatch."""
-    return int(b.setup.micro_batch if b.setup.trains else b.setup.batch)
+    return int(b.question.micro_batch if b.question.trains else b.question.batch)
 
 
 def _degrees(here: StepBill) -> list[int]:
     """Powers of two that are legal (training: with dp giving way), and the present one."""
-    asked, training = here.setup, here.setup.trains
+    asked, training = here.question, here.question.trains
     free = replace(asked.plan, dp=1) if training else asked.plan
     most = min(MOST_TP, int(asked.plan.tp) * int(asked.plan.dp) if training else MOST_TP)
     legal = legal_values("tp", asked.model, asked.cluster, replace(free, ep=1), asked.engine)
@@ -109,7 +109,7 @@ def _degrees(here: StepBill) -> list[int]:
 
 
 def _cell(empty: Cell, here: StepBill, tp: int, column: Column) -> Cell:
-    now, same = _sizes(here, int(here.setup.plan.tp), _batch(here)), column.cluster is here.setup.cluster
+    now, same = _sizes(here, int(here.question.plan.tp), _batch(here)), column.cluster is here.question.cluster
     try:
         sizes = _sizes(here, tp, column.batch)
         b = here if sizes == now and same else _again(here, sizes, column.cluster)
@@ -120,7 +120,7 @@ def _cell(empty: Cell, here: StepBill, tp: int, column: Column) -> Cell:
         step_s=float(b.step_s),
         rate=float(b.tokens_per_s),
         comm_fraction=float(b.comm_fraction),
-        mfu=float(b.mfu) if b.setup.trains else None,
+        mfu=float(b.mfu) if b.question.trains else None,
         fits=bool(fits(b)),
         patch={name: value for name, value in sizes.items() if value != now[name]} | dict(column.names),
     )
@@ -128,10 +128,10 @@ def _cell(empty: Cell, here: StepBill, tp: int, column: Column) -> Cell:
 
 def _sizes(here: StepBill, tp: int, batch: int) -> dict[str, int]:
     """The plan of a cell: experts follow tp as engines tie them; in training dp gives way to tp and the global batch stays."""
-    plan, total = here.setup.plan, int(here.setup.plan.tp * here.setup.plan.dp)
-    if not here.setup.trains:
+    plan, total = here.question.plan, int(here.question.plan.tp * here.question.plan.dp)
+    if not here.question.trains:
         return {"tp": tp, "dp": int(plan.dp), "ep": tp * int(plan.dp) if plan.ep > 1 else int(plan.ep), "batch": batch}
-    dp, whole = total // tp if total % tp == 0 else int(plan.dp), int(here.setup.batch * plan.dp)
+    dp, whole = total // tp if total % tp == 0 else int(plan.dp), int(here.question.batch * plan.dp)
     each, rest = divmod(whole, batch * dp)
     if not each or rest:
         raise Refusal(f"b: a global batch of {whole:,} is no whole number of microbatches of {batch} on {dp} replicas", "batch")
@@ -141,18 +141,18 @@ def _sizes(here: StepBill, tp: int, batch: int) -> dict[str, int]:
 def _again(here: StepBill, sizes: dict[str, int], cluster: Cluster) -> StepBill:
     axes = {name: sizes[name] for name in ("tp", "dp", "ep")}
     batch = sizes["batch"]
-    steps = {"batch": batch * sizes["microbatches"], "micro_batch": batch} if here.setup.trains else {"batch": batch}
-    return price(here.setup.but(cluster=cluster, **axes, **steps))
+    steps = {"batch": batch * sizes["microbatches"], "micro_batch": batch} if here.question.trains else {"batch": batch}
+    return price(here.question.but(cluster=cluster, **axes, **steps))
 
 
 def _batches(here: StepBill) -> list[Column]:
-    values = sorted({*(MICRO if here.setup.trains else BATCHES), _batch(here)})
-    return [Column(str(v), v, here.setup.cluster, {}) for v in values]
+    values = sorted({*(MICRO if here.question.trains else BATCHES), _batch(here)})
+    return [Column(str(v), v, here.question.cluster, {}) for v in values]
 
 
 def _links(here: StepBill) -> list[Column]:
     """The cluster as it is, then other links: inside a host, or one GPU a host and the link between them."""
-    cluster, batch = here.setup.cluster, _batch(here)
+    cluster, batch = here.question.cluster, _batch(here)
     own = cluster.intra.key if cluster.num_hosts == 1 or cluster.gpus_per_host > 1 else cluster.inter.key
     title = own if cluster.num_hosts == 1 else f"{cluster.intra.key}, {cluster.inter.key}"
     found = [Column(title, batch, cluster, {})]

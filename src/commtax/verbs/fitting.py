@@ -11,10 +11,6 @@ from typing import Any, Unpack
 import numpy as np
 
 from commtax import catalog
-from commtax.api import checking
-from commtax.api.asking import AUTO_EP, settled, unsettled
-from commtax.api.billing import USABLE, StepBill
-from commtax.api.options import LimitOptions, StepOptions
 from commtax.cost import legality, memory
 from commtax.cost.tensors import stage_layers
 from commtax.cost.train_memory import TrainMemory, training_memory
@@ -22,6 +18,10 @@ from commtax.question import Limits, Question
 from commtax.spec import Cluster, Model, Number
 from commtax.statement import Refusal
 from commtax.units import plural
+from commtax.verbs import checking
+from commtax.verbs.asking import AUTO_EP, settled, unsettled
+from commtax.verbs.billing import USABLE, StepBill
+from commtax.verbs.options import LimitOptions, StepOptions
 
 Changes = dict[str, Any]
 """Fields of a question, and what they become."""
@@ -31,7 +31,7 @@ Changes = dict[str, Any]
 class Fit:
     """Whether a plan fits, and what each rank of the tightest stage holds."""
 
-    setup: Question  # with all limits said
+    question: Question  # with all limits said
     stage: int
     weights: tuple[memory.WeightLine, ...]
     budget_bytes: float
@@ -55,7 +55,7 @@ class Fit:
     @property
     def kv_tokens_range(self) -> tuple[int, int]:
         """Four of five start-ups show KV tokens between these two; a fixed cache is exact."""
-        spread = 0.0 if self.setup.limits.kv_cache_memory_bytes else self.setup.engine.memory.kv_spread_bytes
+        spread = 0.0 if self.question.limits.kv_cache_memory_bytes else self.question.engine.memory.kv_spread_bytes
         each = self.kv_tokens / self.kv_bytes if self.kv_bytes > 0 else 0.0
         return max(0, int(self.kv_tokens - spread * each)), int(self.kv_tokens + spread * each)
 
@@ -273,7 +273,7 @@ def _stage(asked: Question, stage: int, pp: int) -> Fit:
     if over:
         blocks = 0  # a fixed KV budget does not create memory
     return Fit(
-        setup=asked,
+        question=asked,
         stage=stage,
         weights=tuple(lines),
         budget_bytes=budget,
@@ -292,7 +292,7 @@ def _stage(asked: Question, stage: int, pp: int) -> Fit:
 
 def _advice(failed: Fit) -> list[str]:
     """The nearest changes that would make it fit, each tried; written as options to add to the command."""
-    asked, room = failed.setup, failed.setup.limits
+    asked, room = failed.question, failed.question.limits
     if failed.over_bytes:
         left = room.kv_cache_memory_bytes - failed.over_bytes
         return [f"--kv-cache-memory-bytes {left:.0f} (what the chip has left)"] if left > 0 else _more_gpus(failed)
@@ -312,19 +312,19 @@ def _advice(failed: Fit) -> list[str]:
 
 def _longest(failed: Fit) -> int:
     """The longest request whose blocks are there; 0 if not even a short one."""
-    low, high = 0, failed.setup.limits.max_model_len
+    low, high = 0, failed.question.limits.max_model_len
     while low < high:
         middle = (low + high + 1) // 2
-        if judge(failed.setup.but(max_model_len=middle)).fits:
+        if judge(failed.question.but(max_model_len=middle)).fits:
             low = middle
         else:
             high = middle - 1
-    return low // failed.setup.limits.block_size * failed.setup.limits.block_size
+    return low // failed.question.limits.block_size * failed.question.limits.block_size
 
 
 def _more_gpus(failed: Fit) -> list[str]:
     """The first larger plan that fits: on this cluster, on a full host of this chip, or on more such hosts."""
-    asked, base, plan = failed.setup, failed.setup.cluster, failed.setup.plan
+    asked, base, plan = failed.question, failed.question.cluster, failed.question.plan
     now, dp, spread = int(plan.tp) * int(plan.pp), int(plan.dp), bool(plan.ep > 1)
     full = max(base.gpus_per_host, base.chip.gpus_per_host)
     screen = _screen(asked, spread)
@@ -356,7 +356,7 @@ def _hosts(base: Cluster, count: int, gpus: int) -> Cluster:
 class TrainFit:
     """Whether a training plan fits in a rank's memory."""
 
-    setup: Question
+    question: Question
     memory: TrainMemory
     budget_bytes: float
     advice: tuple[str, ...] = ()
@@ -392,8 +392,8 @@ def _train_judge(asked: Question, budget: float) -> TrainFit:
 
 def _train_advice(failed: TrainFit) -> list[str]:
     """The first change that would make it fit."""
-    for options, changes in _train_tries(failed.setup):
-        if _train_judge(failed.setup.but(**changes), failed.budget_bytes).fits:
+    for options, changes in _train_tries(failed.question):
+        if _train_judge(failed.question.but(**changes), failed.budget_bytes).fits:
             return [options]
     return []
 
@@ -417,7 +417,7 @@ def _train_tries(asked: Question) -> Iterator[tuple[str, Changes]]:
 
 def held(priced: StepBill) -> Fit:
     """What a rank of a served plan holds, judged for requests of its own length."""
-    q = priced.setup
+    q = priced.question
     # Activations are judged as the engine runs them: of one replica, whatever else the step was told.
     plain = q.but(cp=1, sequence_parallel=q.engine.trains.sequence_parallel)
     return judge_length(plain, max(1, min(q.model.max_len, int(q.context) + 1)))
@@ -425,7 +425,7 @@ def held(priced: StepBill) -> Fit:
 
 def fits(priced: StepBill) -> Any:
     """Whether a rank's memory holds the step: all that training keeps, or KV for ``batch`` sequences of ``context`` tokens."""
-    q = priced.setup
+    q = priced.question
     if q.trains:
         return priced.memory.total <= USABLE * q.cluster.chip.visible_bytes
     judged = held(priced)

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from commtax.api.asking import fabric_of
-from commtax.api.billing import USABLE, StepBill
-from commtax.api.explain import Counterfactual, Thresholds, counterfactuals, thresholds, verdict
-from commtax.api.fitting import Fit, fits, held
-from commtax.api.formula import formula, source
-from commtax.api.layer import Layer, layer_of
-from commtax.api.moves import AXES, Axis
 from commtax.ledger import AXIS_OF, Line
 from commtax.units import format_seconds
+from commtax.verbs.asking import fabric_of
+from commtax.verbs.billing import USABLE, StepBill
+from commtax.verbs.explain import Counterfactual, Thresholds, counterfactuals, thresholds, verdict
+from commtax.verbs.fitting import Fit, fits, held
+from commtax.verbs.formula import formula, source
+from commtax.verbs.layer import Layer, layer_of
+from commtax.verbs.moves import AXES, Axis
 
 SMALL = 0.05
 """A share of the step below which serving's communication does not bind, as in the sentence of a bill."""
@@ -83,12 +83,12 @@ class Explained:
 
     @cached_property
     def sentence(self) -> str:
-        return verdict(self.bill, [] if self.bill.setup.trains else self.what_ifs)
+        return verdict(self.bill, [] if self.bill.question.trains else self.what_ifs)
 
     @cached_property
     def library(self) -> str:
         """Whose collectives run, by name."""
-        return fabric_of(self.bill.setup).name
+        return fabric_of(self.bill.question).name
 
     @cached_property
     def layer(self) -> Layer:
@@ -96,11 +96,11 @@ class Explained:
 
     @cached_property
     def memory(self) -> Memory:
-        return _trained_memory(self.bill) if self.bill.setup.trains else _served_memory(self.bill)
+        return _trained_memory(self.bill) if self.bill.question.trains else _served_memory(self.bill)
 
     @cached_property
     def thresholds(self) -> Thresholds | None:
-        return thresholds(self.bill) if self.bill.setup.trains else None
+        return thresholds(self.bill) if self.bill.question.trains else None
 
     @cached_property
     def binding(self) -> Binding:
@@ -123,7 +123,7 @@ def _sent(b: StepBill, axis: str) -> list[Line]:
 
 
 def _binding(b: StepBill) -> Axis | Literal["compute"]:
-    if b.setup.trains:
+    if b.question.trains:
         axis: Axis = b.binding
         return axis
     if float(b.comm_fraction) < SMALL:
@@ -145,9 +145,9 @@ def _binding_text(b: StepBill, axis: str) -> str:
 def _tax(step: Explained, axis: Axis, lines: list[Line]) -> AxisTax:
     b = step.bill
     top = max(lines, key=lambda x: (float(x.exposed_s), float(x.total_s)))
-    bubble = float(b.bubble_s) if b.setup.trains and axis == "pp" else 0.0
+    bubble = float(b.bubble_s) if b.question.trains and axis == "pp" else 0.0
     exposed = float(b.exposed_on(axis))
-    overlaps = b.setup.trains and axis in b.async_axes
+    overlaps = b.question.trains and axis in b.async_axes
     return AxisTax(
         axis=axis,
         collective=f"{top.item.what} {top.item.op}",
@@ -164,19 +164,19 @@ def _tax(step: Explained, axis: Axis, lines: list[Line]) -> AxisTax:
         tax=(exposed + bubble) / float(b.step_s),
         hidden=overlaps and all(float(x.total_s) <= float(x.window_s) for x in lines),
         binding=axis == step.binding.axis,
-        formula=formula(top, b.setup.cluster.chip),
+        formula=formula(top, b.question.cluster.chip),
         source=source(top, step.library),
     )
 
 
 def _trained_memory(b: StepBill) -> Memory:
-    where = "a rank of the first stage, which keeps the most activations; " if b.setup.plan.pp > 1 else ""
+    where = "a rank of the first stage, which keeps the most activations; " if b.question.plan.pp > 1 else ""
     note = f"{where}a run can use {USABLE:.0%} of what the driver reports"
     return _memory(b, {name: float(getattr(b.memory, name)) for name in HELD}, bool(fits(b)), None, note)
 
 
 def _served_memory(b: StepBill) -> Memory:
-    room, tokens = held(b), int(b.setup.batch) * (int(b.setup.context) + 1)
+    room, tokens = held(b), int(b.question.batch) * (int(b.question.context) + 1)
     parts = {
         "weights": room.weights_bytes,
         "activations": room.activation_bytes,
@@ -194,4 +194,4 @@ def _cache_bytes(room: Fit, tokens: int) -> float:
 
 def _memory(b: StepBill, parts: dict[str, float], fits: bool, kv_tokens: int | None, note: str) -> Memory:
     kept = [Part(name, nbytes) for name, nbytes in parts.items() if nbytes]
-    return Memory(b.setup.cluster.chip.visible_bytes, sum(part.nbytes for part in kept), fits, kept, kv_tokens, note)
+    return Memory(b.question.cluster.chip.visible_bytes, sum(part.nbytes for part in kept), fits, kept, kv_tokens, note)

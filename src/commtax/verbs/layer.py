@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from commtax.api.billing import StepBill
 from commtax.cost.train_traffic import fullest_layers
 from commtax.ledger import PLACES, Line, Part
+from commtax.verbs.billing import StepBill
 
 ENDS = ("head", "embedding", "loss", "stages", "update")
 """Parts that no layer has."""
@@ -79,15 +79,15 @@ class Layer:
 
 def layer_of(b: StepBill) -> Layer:
     """The mean layer of a priced step."""
-    if b.setup.trains:
+    if b.question.trains:
         return _trained(b)
     bars, length = _chain(layer_segments(b), [], "forward", 0.0)
-    return Layer(tuple(bars), length, f"one of {b.setup.model.num_layers} layers, the mean of all, one after the other")
+    return Layer(tuple(bars), length, f"one of {b.question.model.num_layers} layers, the mean of all, one after the other")
 
 
 def layer_segments(b: StepBill) -> list[Segment]:
     """The mean layer of a served step in the order in which it runs: all layers together over their number."""
-    layers = b.setup.model.num_layers
+    layers = b.question.model.num_layers
     inside = [x for x in b.items if x.kind != "host" and x.item.part not in ENDS]
     return _in_order([_segment(x, 1 / layers) for x in inside])
 
@@ -138,8 +138,8 @@ def _chain(chain: list[Segment], beside: list[Segment], stage: Stage, start: flo
 
 def _trained(b: StepBill) -> Layer:
     """A layer of the last microbatch, in which gradients are summed: forward, then backward with what it computes again."""
-    plan = b.setup.plan
-    layers, m = float(fullest_layers(b.setup.model, plan)), float(plan.microbatches)
+    plan = b.question.plan
+    layers, m = float(fullest_layers(b.question.model, plan)), float(plan.microbatches)
     passes: dict[str, list[Segment]] = {"forward": [], "recompute": [], "backward": []}
     beside: dict[str, list[Segment]] = {"forward": [], "backward": []}
     for x in b.items:
@@ -162,7 +162,7 @@ def _trained(b: StepBill) -> Layer:
 
 def _each_microbatch(line: Line, b: StepBill) -> bool:
     """Whether a collective runs in every microbatch rather than once a step."""
-    plan = b.setup.plan
+    plan = b.question.plan
     if line.item.whole_axis != "dp":
         return True
     return int(plan.pp) == 1 if plan.zero == 3 else plan.zero == 2 and line.item.stage != "update"
@@ -170,11 +170,11 @@ def _each_microbatch(line: Line, b: StepBill) -> bool:
 
 def _stages(line: Line, b: StepBill) -> dict[str, float]:
     """In which pass a collective runs, and which share of it."""
-    again = 1.0 if b.setup.plan.recompute == "full" else 0.0  # a second forward, inside backward
+    again = 1.0 if b.question.plan.recompute == "full" else 0.0  # a second forward, inside backward
     if line.item.stage == "backward":
         return {"backward": 1.0}
     if line.item.whole_axis == "dp":
-        twice = b.setup.plan.zero == 3 and int(b.setup.plan.pp) == 1
+        twice = b.question.plan.zero == 3 and int(b.question.plan.pp) == 1
         return {"forward": 0.5, "backward": 0.5} if twice else {"forward": 1.0}
     if line.item.stage == "forward":
         return {"forward": 1 / (1 + again)} | ({"backward": again / (1 + again)} if again else {})

@@ -11,14 +11,14 @@ from typing import Any, Unpack
 import numpy as np
 
 from commtax import catalog
-from commtax.api.asking import AUTO_EP, unsettled
-from commtax.api.billing import StepBill, price, with_link
-from commtax.api.comparing import MAX_CELLS, share_of
-from commtax.api.fitting import fits
-from commtax.api.options import StepOptions
 from commtax.question import Question
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
+from commtax.verbs.asking import AUTO_EP, unsettled
+from commtax.verbs.billing import StepBill, price, with_link
+from commtax.verbs.comparing import MAX_CELLS, share_of
+from commtax.verbs.fitting import fits
+from commtax.verbs.options import StepOptions
 
 SIZES = ("tp", "pp", "dp", "ep", "cp", "replicas")
 SPELLED = {"r": "replicas"}
@@ -44,7 +44,7 @@ class PlanRow:
         """Tokens of the whole batch over the step; with fewer sequences than replicas some of them idle."""
         if self.bill is None:
             return 0.0
-        return float(self.bill.tokens_per_s if self.bill.setup.trains else self.batch / self.bill.step_s)
+        return float(self.bill.tokens_per_s if self.bill.question.trains else self.batch / self.bill.step_s)
 
 
 @dataclass(frozen=True, slots=True)

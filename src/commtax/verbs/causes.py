@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from commtax.api.billing import StepBill, price
-from commtax.api.explain import Changes, comm_of
 from commtax.cost.training import TAXES
 from commtax.statement import Refusal
 from commtax.units import format_seconds
+from commtax.verbs.billing import StepBill, price
+from commtax.verbs.explain import Changes, comm_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def _scenarios(b: StepBill, gap: float) -> Iterator[Cause]:
     now = float(b.step_s)
     for what, detail, changes in _slower(b):
         try:
-            step = float(price(b.setup.but(**changes)).step_s)
+            step = float(price(b.question.but(**changes)).step_s)
         except ValueError:
             continue
         if step > now * 1.005:
@@ -51,7 +51,7 @@ def _scenarios(b: StepBill, gap: float) -> Iterator[Cause]:
 
 def _slower(b: StepBill) -> Iterator[tuple[str, str, Changes]]:
     """What slows a step down, in words, and what it changes."""
-    q, plan, cluster, engine = b.setup, b.setup.plan, b.setup.cluster, b.setup.engine
+    q, plan, cluster, engine = b.question, b.question.plan, b.question.cluster, b.question.engine
     for axis in b.async_axes:
         if comm_of(b, axis):
             rest = {"async_axes": tuple(a for a in b.async_axes if a != axis)}
@@ -89,6 +89,6 @@ def _slow_enough(b: StepBill, axis: str, step_s: float) -> float:
     low, high = 1e-6, 1.0
     for _ in range(30):
         middle = (low * high) ** 0.5
-        slower = float(price(b.setup.but(slow_axis=axis, slow_links=middle)).step_s) > step_s
+        slower = float(price(b.question.but(slow_axis=axis, slow_links=middle)).step_s) > step_s
         low, high = (middle, high) if slower else (low, middle)
     return low

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from commtax import napkin
-from commtax.api.billing import StepBill
-from commtax.api.explain import thresholds
 from commtax.units import format_rate, format_seconds
+from commtax.verbs.billing import StepBill
+from commtax.verbs.explain import thresholds
 
 LESSON_BPS = 900e9
 """The lesson's NVLink: both directions of an H100 together."""
@@ -32,12 +32,12 @@ class Lesson:
 
 
 def lesson(b: StepBill) -> Lesson:
-    rows = _training(b) if b.setup.trains else _serving(b)
+    rows = _training(b) if b.question.trains else _serving(b)
     return Lesson(bool(rows), rows)
 
 
 def _training(b: StepBill) -> list[LessonRow]:
-    plan, model, t = b.setup.plan, b.setup.model, thresholds(b)
+    plan, model, t = b.question.plan, b.question.model, thresholds(b)
     said = napkin.overlap_calculator(
         model.hidden, model.num_layers, int(plan.tp), int(plan.pp), t.local_tokens, num_microbatches=int(plan.microbatches)
     )
@@ -66,7 +66,7 @@ def _training(b: StepBill) -> list[LessonRow]:
 
 
 def _tp_why(b: StepBill, formula: float) -> str:
-    plan, cluster = b.setup.plan, b.setup.cluster
+    plan, cluster = b.question.plan, b.question.cluster
     tp, lines = int(plan.tp), [x for x in b.items if x.item.axis == "tp" and x.kind == "comm"]
     links = " and ".join(sorted({str(x.link) for x in lines}))
     degree = f"⅓·peak/(BW·h) is the tax of TP 2 for every degree; each of {tp} ranks computes 1/{tp} but reduces all"
@@ -82,10 +82,10 @@ def _tp_why(b: StepBill, formula: float) -> str:
 
 
 def _dp_why(b: StepBill) -> str:
-    wire = {0: "all-reduced once", 3: "sharded, gathered twice"}.get(b.setup.plan.zero, "scattered, then gathered")
+    wire = {0: "all-reduced once", 3: "sharded, gathered twice"}.get(b.question.plan.zero, "scattered, then gathered")
     return (
         f"peak·MFU/BW supposes 40 % MFU and 50 GB/s; ours takes this step's own rate and link, gradients in "
-        f"{b.setup.plan.grads_dtype} {wire}; one bucket hides nowhere, and what hides takes SMs and bandwidth from compute"
+        f"{b.question.plan.grads_dtype} {wire}; one bucket hides nowhere, and what hides takes SMs and bandwidth from compute"
     )
 
 
@@ -94,8 +94,8 @@ def _serving(b: StepBill) -> list[LessonRow]:
     lines = [x for x in b.items if x.kind == "comm" and x.item.axis == "tp" and x.item.op == "all-reduce"]
     if not lines:
         return []
-    top, plan = max(lines, key=lambda x: float(x.exposed_s)), b.setup.plan
-    tax = napkin.overlap_calculator(b.setup.model.hidden, b.setup.model.num_layers, int(plan.tp), int(plan.pp), 1)["tp_tax"]
+    top, plan = max(lines, key=lambda x: float(x.exposed_s)), b.question.plan
+    tax = napkin.overlap_calculator(b.question.model.hidden, b.question.model.num_layers, int(plan.tp), int(plan.pp), 1)["tp_tax"]
     ours = float(b.exposed_on("tp")) / float(b.compute_s)
     each = 2 * float(top.item.nbytes) / LESSON_BPS
     degree = f"the lesson counts {format_rate(LESSON_BPS)} (both directions), no latency and the tax of TP 2 at every degree"
@@ -113,6 +113,6 @@ def _serving(b: StepBill) -> list[LessonRow]:
 def _memory_bound(b: StepBill) -> str:
     return (
         "; and decoding reads weights rather than multiplies, so its compute is not FLOPs over peak"
-        if b.setup.phase == "decode"
+        if b.question.phase == "decode"
         else ""
     )

@@ -8,10 +8,6 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from commtax.api.asking import context_notes, settled, unsettled
-from commtax.api.billing import flight_notes
-from commtax.api.checking import check_arithmetic
-from commtax.api.options import StepOptions
 from commtax.cost.experts import over_replicas
 from commtax.cost.placement import span
 from commtax.cost.traffic import inference, padded_rows
@@ -20,6 +16,10 @@ from commtax.ledger import Item
 from commtax.question import Question
 from commtax.spec import Cluster, Model, Number
 from commtax.statement import Note, Refusal
+from commtax.verbs.asking import context_notes, settled, unsettled
+from commtax.verbs.billing import flight_notes
+from commtax.verbs.checking import check_arithmetic
+from commtax.verbs.options import StepOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,14 @@ class Line:
 class Traffic:
     """Everything one step sends."""
 
-    setup: Question
+    question: Question
     rows: Number
     items: tuple[Item, ...]
     notes: tuple[Note, ...] = ()
 
     @property
     def legal(self) -> Any:
-        return self.setup.legal
+        return self.question.legal
 
     @property
     def lines(self) -> list[Line]:
@@ -50,8 +50,8 @@ class Traffic:
         return [self._line(i) for i in self.items if i.is_sent]
 
     def _line(self, item: Item) -> Line:
-        cluster = self.setup.cluster
-        group = span(item.axis, self.setup.plan, cluster, self.setup.engine)
+        cluster = self.question.cluster
+        group = span(item.axis, self.question.plan, cluster, self.question.engine)
         crosses, inside = bool(group.crosses), cluster.as_pairs if group.paired else cluster
         return Line(item, (cluster.inter if crosses else inside.intra).key, crosses)
 
