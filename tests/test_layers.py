@@ -25,9 +25,9 @@ ROWS = [
     {"napkin"},
     {"cost", "catalog"},
     {"question"},
-    {"timeline", "ledger"},
+    {"timeline", "ledger", "spelling"},
     {"spec"},
-    {"units", "spelling", "arrays", "files", "patterns"},
+    {"units", "arrays", "files", "patterns"},
     {"statement"},
 ]
 LEVEL = {name: level for level, row in enumerate(reversed(ROWS)) for name in row}

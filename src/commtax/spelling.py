@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import re
 
+from commtax.spec import PARALLEL
+
 _UNSEEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 ALIASES = {
-    "--tensor-parallel-size": "--tp",
-    "--tensor-model-parallel-size": "--tp",
-    "--tp-size": "--tp",
-    "--pipeline-parallel-size": "--pp",
-    "--pipeline-model-parallel-size": "--pp",
-    "--pp-size": "--pp",
-    "--data-parallel-size": "--dp",
-    "--dp-size": "--dp",
-    "--expert-model-parallel-size": "--ep",
-    "--ep-size": "--ep",
-    "--context-parallel-size": "--cp",
+    **{f"--{flag}-size": f"--{axis.name}" for axis in PARALLEL.values() for flag in axis.flags},
+    **{f"-{name}": f"--{name}" for name in PARALLEL},
     "--enable-expert-parallel": "--ep",
-    "-tp": "--tp",
-    "-pp": "--pp",
-    "-dp": "--dp",
-    "-ep": "--ep",
-    "-cp": "--cp",
     "--all2all-backend": "--ep-backend",
     "--kv-cache-dtype": "--kv-dtype",
     "--kv-cache-memory": "--kv-cache-memory-bytes",

@@ -15,9 +15,10 @@ from commtax.catalog.profile import on_cluster
 from commtax.cli.options import Bytes, Count, Fraction, axis_options, json_option, profile_option, where_options
 from commtax.cli.output import Output
 from commtax.report import auditing
+from commtax.spec import SIZES
 from commtax.statement import Refusal
 
-_PLAN = ("tp", "pp", "dp", "ep", "cp", "sequence_parallel", "dtype", "kv_dtype", "engine")
+_PLAN = (*SIZES, "sequence_parallel", "dtype", "kv_dtype", "engine")
 _LIMITS = (*LIMITS, "kv_cache_memory_bytes")
 
 

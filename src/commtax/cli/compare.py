@@ -21,7 +21,7 @@ from commtax.cli.options import (
 from commtax.cli.order import STEP, Order, changed, ordered
 from commtax.files import read_text
 from commtax.question import Question
-from commtax.spec import Cluster
+from commtax.spec import SIZES, Cluster
 from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.comparing import compared
@@ -97,7 +97,7 @@ def _plans(order: Order) -> NoReturn:
     from commtax.report import plans as report
 
     given, q = order.given, order.question
-    for axis in ("tp", "pp", "dp", "ep", "cp"):
+    for axis in SIZES:
         if given[axis] != 1:
             raise Refusal(f"{axis}: the plans say it; leave it out beside --plans", axis)
     if given["global_batch"] and given["batches"]:

@@ -9,6 +9,7 @@ import click
 
 from commtax.cost.schedules import DEFAULT, TRAINING
 from commtax.question import SPREAD
+from commtax.spec import OVERLAPPED, PARALLEL
 from commtax.statement import Refusal
 from commtax.units import parse_bytes, parse_count, parse_fraction
 from commtax.verbs import AUTO_EP
@@ -101,7 +102,7 @@ paste_options = together(
 axis_options = together(
     click.option("--dp", type=Count(), default=1, help="Data parallelism inside one engine (-dp)."),
     click.option("--ep", type=Count(AUTO_EP), default=1, help="Expert-parallel size (-ep alone: tp x dp, as in vLLM)."),
-    click.option("--cp", type=Count(), default=1, help="Context-parallel size."),
+    *(click.option(f"--{axis.name}", type=Count(), default=1, help=axis.help) for axis in list(PARALLEL.values())[4:]),
     click.option("--sequence-parallel", is_flag=True, help="Reduce-scatter and all-gather instead of all-reduce."),
     click.option("--dtype", default="", metavar="TYPE", help="Weights in another type: bf16, fp8, int4, nvfp4 …"),
     click.option("--kv-dtype", default="", metavar="TYPE", help="KV cache type: auto, bf16, fp8."),
@@ -126,7 +127,7 @@ train_step_options = together(
         "async_axes",
         default=None,
         metavar="AXES",
-        help="Training: axes whose collectives run beside compute, dp,cp,tp,ep,pp or none.  [default: the engine's]",
+        help=f"Training: axes whose collectives run beside compute, {','.join(OVERLAPPED)} or none.  [default: the engine's]",
     ),
     click.option("--imbalance", type=float, default=1.0, help="Training: tokens of the busiest expert rank over the mean."),
     click.option("--flops", default="full", metavar="KIND", help="Training: what MFU counts, full (all pairs) or causal."),

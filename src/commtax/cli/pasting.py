@@ -14,7 +14,7 @@ from commtax.catalog.loader import normal
 from commtax.catalog.models import bundled
 from commtax.cli.options import Given
 from commtax.files import local, read_text
-from commtax.spec import Model
+from commtax.spec import SIZES, Model
 from commtax.statement import Refusal
 from commtax.verbs import AUTO_EP
 
@@ -87,7 +87,7 @@ def _shares(launch: Launch, model: str, options: Given, given: Given, remarks: l
 
 def _join_plans(options: Given, given: Given, remarks: list[str]) -> None:
     """The command's own plan stands beside those that are compared."""
-    sizes = {axis: options.pop(axis) for axis in ("tp", "pp", "dp", "ep", "cp", "replicas") if axis in options}
+    sizes = {axis: options.pop(axis) for axis in (*SIZES, "replicas") if axis in options}
     spelled = {"replicas": "r"}
     own = "".join(f"{spelled.get(axis, axis)}{'' if n == AUTO_EP else n}" for axis, n in sizes.items() if n != 1) or "tp1"
     if own not in given["plans"].split(","):

@@ -38,9 +38,9 @@ def forward(
     """Forward kernels of ``layers`` layers, and of the head over every token.
 
     Context parallelism shares queries so that each rank sees the same number of pairs: as many as its own chunk would
-    with (seq - seq/cp)/2 earlier keys.
+    with half of the other ranks' keys before them.
     """
-    local = step.seq / plan.cp
+    local = plan.share(step.seq)
     rows = step.micro_batch * local
     past = step.micro_batch * (step.seq - local) / 2
     work = Workload(prefill_seqs=step.micro_batch, prefill_tokens=rows, past_tokens=past)

@@ -59,7 +59,7 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
         some = np.minimum(1, pick(piped, 1, 2 / fullest_layers(model, plan)))
         weights = weights + some * (_gathered(params["layers"], ranks) + _gathered(experts, same_experts)) * whole
         weights = weights + pick(piped, _gathered(ends, ranks), 0) * whole
-    rows = step.micro_batch * step.seq / plan.cp
+    rows = step.micro_batch * plan.share(step.seq)
     return TrainMemory(
         parameters=weights,
         gradients=np.minimum((dense + experts) * grads, divided(grads, 2) + _unreduced(plan) * (dense + experts) * grads),
@@ -111,7 +111,7 @@ def activations(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Nu
     every other product drops about half. Sequence parallelism divides the 8 by t as well (eq. 4), less the inputs of
     the products where they are kept gathered. Full recomputation keeps a layer's input only.
     """
-    rows = step.micro_batch * step.seq / plan.cp
+    rows = step.micro_batch * plan.share(step.seq)
     kept: Number = 0.0
     for index in range(len(model.blocks)):
         whole, split = _layer_bytes(model, index)
@@ -160,7 +160,7 @@ def _working_set(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> N
     """Full recomputation rebuilds one layer at a time: its activations exist once beside the kept inputs."""
     if plan.recompute != "full":
         return 0.0
-    rows = step.micro_batch * step.seq / plan.cp
+    rows = step.micro_batch * plan.share(step.seq)
     index = max(range(len(model.blocks)), key=lambda i: sum(_layer_bytes(model, i)))
     whole, split = _layer_bytes(model, index)
     return rows * _kept(whole, split + _scores(model, index, plan, step, engine), model, plan, engine)

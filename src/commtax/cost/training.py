@@ -26,8 +26,6 @@ from commtax.question import WhatIf
 from commtax.spec import Chip, Engine, KernelConstants, Model, Number, Plan, TrainStep
 from commtax.statement import Source
 
-TAXES = ("dp", "tp", "pp", "ep", "cp")
-
 
 @dataclass(frozen=True, slots=True)
 class Times:
@@ -228,8 +226,10 @@ class _Windows:
 
 
 def _bubble(comm: list[Line], times: Times, model: Model, plan: Plan) -> Line:
-    """Idle time of the schedule: a stage takes as long as its layers and what tp, cp and ep expose in them."""
-    inside = [x for x in comm if x.item.axis in ("cp", "ep") or (x.item.axis == "tp" and x.item.part in ("layers", "experts"))]
+    """Idle time of the schedule: a stage takes as long as its layers and what is exposed in them."""
+    between = ("dp", "pp")  # microbatches, stages
+    layers = [x for x in comm if x.item.whole_axis not in between]
+    inside = [x for x in layers if x.item.axis != "tp" or x.item.part in ("layers", "experts")]
     exposed = sum((x.exposed_s for x in inside), start=0.0) / plan.microbatches
     idle = idle_s(plan.schedule, plan.pp, plan.chunks, times.forward + exposed / 2, times.inputs + exposed / 2, times.weights)
     if plan.chunks > 1:

@@ -35,7 +35,7 @@ def launch_command(model: Model, plan: Plan, engine: str, cluster: Cluster, limi
     """
     if engine not in ENGINES:
         raise Refusal(f"emit '{engine}': one of {', '.join(ENGINES)}", "emit")
-    if plan.cp > 1 and engine in SERVING:
+    if plan.share(1) < 1 and engine in SERVING:
         raise Refusal(f"emit '{engine}': context parallelism is trained with, not served", "emit")
     if plan.all_gpus > cluster.num_gpus:
         raise Refusal(f"emit: the plan has {plan.all_gpus} GPUs, and {cluster.key} has {cluster.num_gpus}", "emit")

@@ -6,7 +6,7 @@ import math
 import shlex
 from dataclasses import dataclass
 
-from commtax.spec import Cluster, Model, Plan
+from commtax.spec import OVERLAPPED, Cluster, Model, Plan
 from commtax.statement import Refusal
 
 SERVING = ("vllm", "sglang", "trtllm")
@@ -26,7 +26,7 @@ class Limits:
     ep_backend: str = ""
     micro_batch: int = 1
     seq: int = 4096
-    async_axes: tuple[str, ...] = ("dp", "cp")
+    async_axes: tuple[str, ...] = OVERLAPPED[:2]
     devices: str = ""  # CUDA_VISIBLE_DEVICES
 
 
@@ -46,7 +46,7 @@ class Job:
     @property
     def gpus(self) -> int:
         """GPUs of one server."""
-        return int(self.plan.tp) * int(self.plan.pp) * int(self.plan.cp) * self.dp
+        return int(self.plan.num_gpus) // int(self.plan.dp) * self.dp
 
     @property
     def hosts(self) -> int:

@@ -14,7 +14,7 @@ from commtax.cost.stages import virtual_layers
 from commtax.emit.job import Job, above_one
 from commtax.readers.launch.flags import dialect, spelled
 from commtax.readers.stage_layout import layout_text
-from commtax.spec import Experts, Mlp, Model, Plan
+from commtax.spec import SIZES, Experts, Mlp, Model, Plan
 from commtax.statement import Refusal
 
 
@@ -23,7 +23,7 @@ def megatron(job: Job) -> str:
     plan, limits = job.plan, job.limits
     if plan.zero > 1:
         raise Refusal(f"emit 'megatron': its optimiser is ZeRO 0 or 1, not {plan.zero}", "emit")
-    words = spelled("megatron", tp=int(plan.tp), pp=int(plan.pp), cp=above_one(plan.cp), ep=above_one(plan.ep))
+    words = spelled("megatron", tp=int(plan.tp), pp=int(plan.pp), **_wider(plan))
     words += spelled("megatron", sequence_parallel=plan.sequence_parallel, zero=plan.zero == 1)
     words += _stages(job.model, plan)
     words += spelled("megatron", recompute=plan.recompute) if plan.recompute != "none" else []
@@ -34,6 +34,11 @@ def megatron(job: Job) -> str:
     words += ["--overlap-param-gather"] * ("dp" in limits.async_axes and plan.zero == 1)
     words += spelled("megatron", overlap_tp="tp" in limits.async_axes)
     return " ".join([_torchrun(job), "pretrain_gpt.py", *words, *_shape(job.model)])
+
+
+def _wider(plan: Plan) -> dict[str, int]:
+    """The axes beyond tensors, stages and replicas, where they split anything."""
+    return {axis: above_one(getattr(plan, axis)) for axis in reversed(SIZES[3:])}
 
 
 def torchtitan(job: Job) -> str:
@@ -47,7 +52,7 @@ def torchtitan(job: Job) -> str:
     flavour = own.theirs("model", job.model.key)
     family = flavour.rsplit("_", 1)[0]
     words = spelled("torchtitan", family=family or "$MODULE", flavour=flavour or "$CONFIG")
-    words += spelled("torchtitan", tp=above_one(plan.tp), pp=above_one(plan.pp), cp=above_one(plan.cp), ep=above_one(plan.ep))
+    words += spelled("torchtitan", tp=above_one(plan.tp), pp=above_one(plan.pp), **_wider(plan))
     shards = int(plan.num_shards)
     words += spelled("torchtitan", shards=shards, copies=above_one(int(plan.dp) // shards))
     if plan.pp > 1:

@@ -10,6 +10,7 @@ import numpy as np
 from commtax.planner.columns import Columns, Rejected, empty
 from commtax.planner.space import Array
 from commtax.question import Question
+from commtax.spec import SIZES
 from commtax.statement import Refusal
 
 
@@ -52,6 +53,10 @@ class TrainColumns:
     def __len__(self) -> int:
         return len(self.tp)
 
+    @property
+    def gpus(self) -> Array:
+        return np.asarray(self.tp * self.cp * self.pp * self.dp)
+
     def take(self, where: Array) -> TrainColumns:
         return TrainColumns(*(np.asarray(getattr(self, f.name)[where]) for f in fields(self)))
 
@@ -74,7 +79,7 @@ class TrainPlans:
     def splits(self) -> Array:
         """Index of the fastest plan of each split of the GPUs, fastest first."""
         p = self.plans
-        return np.sort(np.unique(np.stack([p.tp, p.pp, p.dp, p.ep, p.cp]), axis=1, return_index=True)[1])
+        return np.sort(np.unique(np.stack([getattr(p, axis) for axis in SIZES]), axis=1, return_index=True)[1])
 
     def to_frame(self) -> Any:
         """The plans as a pandas table, where pandas is there."""

@@ -61,7 +61,7 @@ def plan_training(
     dtype: str = "",
     profile: str | Profile | None = None,
 ) -> TrainPlans:
-    """Price tp x pp x dp x ep x cp x microbatch for each ZeRO stage, recomputation and schedule; GPUs may idle."""
+    """Price all sizes and microbatches for each ZeRO stage, recomputation and schedule; GPUs may idle."""
     names = {"engine": engine, "dtype": dtype, "profile": profile, "phase": "train", "sequence_parallel": True}
     return best_training(unsettled(model, cluster, {**names, "context": seq}).but(global_batch=global_batch))
 

@@ -12,19 +12,19 @@ from commtax.planner.answers import ServingPlans, TrainColumns, TrainPlans
 from commtax.planner.columns import Columns
 from commtax.planner.space import Array, Space
 from commtax.question import Question
-from commtax.spec import Plan
+from commtax.spec import AXES, SIZES, Plan
 from commtax.units import plural
 from commtax.verbs.asking import describe_gpus, settled
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.fitting import cache_tokens, step_limits
 from commtax.verbs.serving import RANGE, Simulation, serve
 
-AXES = ("tp", "pp", "dp", "ep")
-TRAIN_AXES = (*AXES, "cp", "micro_batch")
+SERVED = ("tp", "pp", "dp", "ep")
+TRAIN_AXES = (*SIZES, "micro_batch")
 
 
 def sizes_of(rows: Columns | Space, i: int) -> dict[str, int]:
-    return {axis: int(getattr(rows, axis)[i]) for axis in AXES}
+    return {axis: int(getattr(rows, axis)[i]) for axis in SERVED}
 
 
 def put(q: Question, rows: Columns, i: int) -> Question:
@@ -105,12 +105,14 @@ def _words(there: int, rows: Columns, i: int) -> Iterator[str]:
 
 def train_words(a: TrainPlans, rows: TrainColumns, i: int) -> str:
     """GPUs reconciled: ``512 GPUs = DP 16 x 4 stages x TP 8``, and those that idle."""
-    sizes = [(int(getattr(rows, axis)[i]), name) for axis, name in (("dp", "DP"), ("cp", "CP"), ("tp", "TP"))]
+    sizes = [
+        (int(getattr(rows, axis)[i]), name) for axis, name in ((axis, axis.upper()) for axis in reversed(AXES) if axis != "pp")
+    ]
     parts = [f"{name} {n}" for n, name in sizes if n > 1 or name == "TP"]
     if rows.pp[i] > 1:
         parts.insert(-1, f"{int(rows.pp[i])} stages")
     experts = f", experts over {int(rows.ep[i])}" if rows.ep[i] > 1 else ""
-    total, there = int(rows.tp[i] * rows.pp[i] * rows.dp[i] * rows.cp[i]), a.question.cluster.num_gpus
+    total, there = int(rows.gpus[i]), a.question.cluster.num_gpus
     left = f" ({there - total:,} of {there:,} GPUs idle)" if there > total else ""
     return f"{plural(total, 'GPU')} = {' x '.join(parts)}{experts}{left}"
 

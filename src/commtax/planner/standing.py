@@ -16,6 +16,7 @@ from commtax.planner.serving import search, simulated
 from commtax.planner.space import Array, Space
 from commtax.planner.training import BUDGET, columns
 from commtax.question import Question
+from commtax.spec import SIZES
 from commtax.verbs.asking import settled
 from commtax.verbs.billing import price
 from commtax.verbs.fitting import cache_tokens
@@ -131,7 +132,7 @@ def _best(q: Question, every: Columns) -> tuple[Columns, bool]:
 def training_standing(answer: TrainPlans, run: Question) -> Standing:
     """A training plan of some kind beside the answer's, for the same global batch."""
     plan, micro, total = run.plan, int(run.micro_batch), answer.question.goal.global_batch
-    sizes = ", ".join(f"{axis} {getattr(plan, axis)}" for axis in ("tp", "pp", "dp", "cp", "ep"))
+    sizes = ", ".join(f"{axis} {getattr(plan, axis)}" for axis in (*SIZES[:3], *reversed(SIZES[3:])))
     name = f"{sizes}, {describe_kind(plan)}"
     if total % (plan.dp * micro):
         cut = f"{plan.dp} replicas and microbatches of {micro}"
@@ -140,8 +141,7 @@ def training_standing(answer: TrainPlans, run: Question) -> Standing:
         b = price(run.but(batch=total // plan.dp))
     except ValueError as error:
         return Standing(name, NO_TRAINING, reason=str(error))
-    axes = ("tp", "pp", "dp", "ep", "cp")
-    row = columns(b, 0, {**{axis: np.array([getattr(plan, axis)]) for axis in axes}, "micro_batch": np.array([micro])})
+    row = columns(b, 0, {**{axis: np.array([getattr(plan, axis)]) for axis in SIZES}, "micro_batch": np.array([micro])})
     budget = BUDGET * run.cluster.chip.visible_bytes
     if row.memory_bytes[0] > budget:
         need = f"{float(row.memory_bytes[0]) / 2**30:.1f} GiB a rank of {budget / 2**30:.1f}"

@@ -12,7 +12,7 @@ from commtax.report import training
 from commtax.report.documents import LEFT_OUT, Asked, Named, Record, Row, facts, filled, line_records, question
 from commtax.report.picture import draw_layer
 from commtax.report.tables import CONTEXT, between, csv_text, headline, new_table, notes, say
-from commtax.spec import Number
+from commtax.spec import TAXES, Number
 from commtax.units import format_bytes, format_count, format_rate, format_seconds
 from commtax.verbs.billing import StepBill
 from commtax.verbs.causes import Cause, causes
@@ -292,7 +292,7 @@ def comparison_csv(compared: Comparison) -> str:
 
 
 def show_comparison(console: Console, compared: Comparison) -> None:
-    names = ("dp", "tp", "pp", "ep", "cp") if compared.training else ("tp comm", "ep comm")
+    names = TAXES if compared.training else ("tp comm", "ep comm")
     last = (">MFU", "binding") if compared.training else ()
     table = new_table(
         *compared.axes, ">step", ">compute", ">exposed comm", ">share", *(f">{n}" for n in names), ">tokens/s", *last, "fits", ""

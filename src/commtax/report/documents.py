@@ -14,7 +14,7 @@ from commtax.cost.memory import kv_bytes_per_token_layer, total_bytes
 from commtax.cost.tensors import inventory, num_active_params, num_params
 from commtax.ledger import Line
 from commtax.question import Question
-from commtax.spec import ENGINE_PARTS, Chip, Cluster, Engine, Link, Model, Number, Plan
+from commtax.spec import ENGINE_PARTS, SIZES, Chip, Cluster, Engine, Link, Model, Number, Plan
 from commtax.verbs import Fit, Traffic, TrainFit
 from commtax.verbs.explained import HELD, axis_of
 
@@ -74,7 +74,7 @@ class Named:
 
 
 PLAN = (
-    *("tp", "pp", "dp", "ep", "cp", "replicas", "sequence_parallel", "zero", "microbatches", "schedule", "chunks", "recompute"),
+    *(*SIZES, "replicas", "sequence_parallel", "zero", "microbatches", "schedule", "chunks", "recompute"),
     *("order", "weights_dtype", "activations_dtype", "kv_dtype", "grads_dtype"),
 )
 LINE = ("link", "algorithm", "why", "each_s", "fixed_s", "moving_s", "total_s", "window_s", "hidden_s", "exposed_s", "source")

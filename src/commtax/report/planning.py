@@ -30,7 +30,7 @@ from commtax.planner.training import BUDGET
 from commtax.report.documents import Named, Record, facts, filled, named
 from commtax.report.serving import basis_words
 from commtax.report.tables import new_table, notes, say
-from commtax.spec import Profile
+from commtax.spec import SIZES, Profile
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.serving import lengths_note
 
@@ -193,7 +193,7 @@ def _nothing_trains(console: Console, a: TrainPlans) -> None:
         say(console, "No plan is legal.", "bold red")
         return
     least, budget = float(a.near.memory_bytes[0]), BUDGET * a.question.cluster.chip.visible_bytes
-    gpus = math.ceil(int((a.near.tp * a.near.pp * a.near.dp * a.near.cp)[0]) * least / budget)
+    gpus = math.ceil(int(a.near.gpus[0]) * least / budget)
     short = f"{format_bytes(least)} a rank at least, of {format_bytes(budget)}"
     say(console, f"No plan fits in memory: {short}. It would take some {gpus:,} GPUs.", "bold red")
     console.print(_train_table(a, a.near, 5))
@@ -406,7 +406,7 @@ def _trained_rows(a: TrainPlans, rows: TrainColumns, top: int) -> list[Record]:
 
 def _figures(rows: TrainColumns, top: int) -> list[Record]:
     """Sizes and figures of the first rows."""
-    names = ("tp", "pp", "dp", "ep", "cp", "micro_batch"), ("step_s", "mfu", "memory_bytes", "bubble_fraction")
-    gpus = rows.tp * rows.pp * rows.dp * rows.cp
+    names = (*SIZES, "micro_batch"), ("step_s", "mfu", "memory_bytes", "bubble_fraction")
+    gpus = rows.gpus
     shown = range(min(top, len(rows)))
     return [_at(rows, i, *names[0]) | {"gpus": gpus[i]} | _at(rows, i, *names[1], "exposed_comm_fraction") for i in shown]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from commtax.files import written
+from commtax.spec import PARALLEL
 from commtax.spelling import visible
 from commtax.statement import Refusal
 from commtax.verbs.comparing import Comparison
@@ -15,15 +16,11 @@ from commtax.verbs.comparing import Comparison
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = "osD^vPX*"
 DASHES = ("-", "--", "-.", ":")
-LABELS = {
+LABELS: dict[str, str] = {
     "batch": "batch (sequences)",
     "context": "context (tokens)",
-    "tp": "tensor-parallel size",
-    "pp": "pipeline stages",
-    "dp": "replicas",
-    "ep": "expert-parallel size",
     "link": "link",
-    "cp": "context-parallel size",
+    **{str(axis.name): axis.title for axis in PARALLEL.values()},
     "micro_batch": "sequences a microbatch",
     "local_tokens": "tokens a GPU and step",
 }

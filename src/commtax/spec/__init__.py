@@ -3,7 +3,7 @@
 ====================  =====================================================================================
 ``Model``             layers of ``Block`` kinds: ``Attention`` and an ``Mlp`` or ``Experts``
 ``Cluster``           hosts of one ``Chip``, the ``Link`` inside them and the one between
-``Plan``              how the model is laid over GPUs: tp, pp, dp, ep, cp and the kinds of training
+``Plan``              how the model is laid over GPUs: the size of each ``Axis`` and the kinds of training
 ``Workload``          one engine step of serving, any mix; ``TrainStep`` one optimiser step
 ``Engine``            what a framework sends, waits for, batches, reserves and overlaps
 ``Fabric``            the ``Path`` that a library has for each collective; ``KernelConstants`` those of kernels
@@ -18,13 +18,32 @@ from commtax.spec.constants import ChipFacts, Fabric, KernelConstants, Path, Pro
 from commtax.spec.engine import ENGINE_PARTS, Engine, HostTime, KernelHabits, MemoryHabits, Scheduling, Sending, TrainingHabits
 from commtax.spec.hardware import Chip, Citation, Cluster, Link
 from commtax.spec.model import Attention, Block, Experts, Indexer, Latent, Mlp, Model, Quant, Tower
-from commtax.spec.plan import AXES, DTYPE_BYTES, Number, Plan, TrainStep, Workload
+from commtax.spec.plan import (
+    AXES,
+    DTYPE_BYTES,
+    OVERLAPPED,
+    PARALLEL,
+    SIZES,
+    TAXES,
+    Axis,
+    AxisName,
+    Number,
+    Plan,
+    TrainStep,
+    Workload,
+)
 
 __all__ = [
     "AXES",
     "DTYPE_BYTES",
     "ENGINE_PARTS",
+    "OVERLAPPED",
+    "PARALLEL",
+    "SIZES",
+    "TAXES",
     "Attention",
+    "Axis",
+    "AxisName",
     "Block",
     "Chip",
     "ChipFacts",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, get_args
 
 Number = Any
 """int, float or a NumPy array: the same formula serves all three, which no type checker can follow."""
@@ -13,8 +13,45 @@ Number = Any
 DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
     {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "mxfp4": 0.5, "nvfp4": 0.5, "fp4": 0.5, "int4": 0.5}
 )
-AXES = ("tp", "cp", "pp", "dp")
-"""The axes that multiply to the number of GPUs; ``ep`` re-uses the ranks of tp, cp and dp."""
+AxisName = Literal["tp", "pp", "dp", "ep", "cp"]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A way to split a model's work over ranks."""
+
+    name: AxisName
+    title: str
+    help: str
+    flags: tuple[str, ...]  # how engines spell its option
+
+
+EXPERTS_HELP = "Expert-parallel size (-ep alone: tp x dp, as in vLLM)."
+PARALLEL: Mapping[str, Axis] = MappingProxyType(
+    {
+        axis.name: axis
+        for axis in (
+            Axis("tp", "tensor-parallel size", "Tensor-parallel size (-tp).", ("tensor-parallel", "tensor-model-parallel", "tp")),
+            Axis("pp", "pipeline stages", "Pipeline stages (-pp).", ("pipeline-parallel", "pipeline-model-parallel", "pp")),
+            Axis("dp", "replicas", "Data parallelism inside one engine (-dp).", ("data-parallel", "dp")),
+            Axis(
+                "ep",
+                "expert-parallel size",
+                "Expert-parallel size (-ep alone: tp x dp, as in vLLM).",
+                ("expert-model-parallel", "ep"),
+            ),
+            Axis("cp", "context-parallel size", "Context-parallel size.", ("context-parallel",)),
+        )
+    }
+)
+"""All axes: options, page, tables and documents loop over them."""
+SIZES: tuple[AxisName, ...] = get_args(AxisName)
+AXES: tuple[AxisName, ...] = ("tp", "cp", "pp", "dp")
+"""The axes that multiply to the number of GPUs, innermost first; ``ep`` re-uses the ranks of tp, cp and dp."""
+TAXES: tuple[AxisName, ...] = ("dp", "tp", "pp", "ep", "cp")
+"""The axes in the order in which their taxes are told."""
+OVERLAPPED: tuple[AxisName, ...] = ("dp", "cp", "tp", "ep", "pp")
+"""The axes in the order in which engines learnt to run their collectives beside compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +71,7 @@ class Plan:
     schedule: str = "1f1b"
     chunks: int = 1  # virtual stages a rank (interleaved schedules)
     recompute: str = "none"
-    order: tuple[str, ...] = ("tp", "cp", "pp", "dp")  # innermost first
+    order: tuple[str, ...] = AXES  # innermost first
     weights_dtype: str = ""  # "": as the checkpoint stores them
     activations_dtype: str = "bf16"
     kv_dtype: str = "bf16"
@@ -44,6 +81,10 @@ class Plan:
     def num_gpus(self) -> Number:
         """GPUs of one server or training job."""
         return self.tp * self.cp * self.pp * self.dp
+
+    def share(self, length: Number) -> Number:
+        """Tokens of a sequence that one of its context-parallel ranks has."""
+        return length / self.cp
 
     @property
     def all_gpus(self) -> Number:

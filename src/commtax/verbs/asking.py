@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Unpack, cast
@@ -16,13 +15,12 @@ from commtax.cost.memory import check_stored, on_chip
 from commtax.cost.placement import used_of_domain
 from commtax.cost.pricing import Terms
 from commtax.question import PHASES, Question
-from commtax.spec import DTYPE_BYTES, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Profile
+from commtax.spec import AXES, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Profile
 from commtax.statement import Note, Refusal
 from commtax.verbs import checking
 from commtax.verbs.checking import numeric, positive
 from commtax.verbs.options import CellOptions, RequestOptions
 
-SIZES = ("tp", "pp", "dp", "ep", "cp")
 ACTIVATIONS = ("bf16", "fp16", "fp32")
 AUTO_EP = -1
 """``ep=AUTO_EP`` asks for the engine's own size, tp x dp."""
@@ -84,7 +82,7 @@ def settled(q: Question) -> Question:
     q = replace(q, model=model, cluster=cluster, engine=engine, plan=_plan(q, engine))
     checking.check_kinds(q.plan, engine, cluster.chip)
     plan = q.plan
-    if any(np.ndim(x) for x in (plan.tp, plan.pp, plan.dp, plan.ep, plan.cp, plan.replicas, plan.microbatches)):
+    if any(np.ndim(getattr(plan, name)) for name in (*SIZES, "replicas", "microbatches")):
         checking.check_run(q)
         return replace(q, notes=(), codes=legality.codes(model, cluster, plan, engine))
     legality.check(model, cluster, plan, engine)
@@ -182,7 +180,8 @@ def describe_gpus(plan: Plan) -> str:
     """The GPUs of a plan in words: ``16 GPUs = 2 stages x TP 8``. Replicas are servers, DP is an engine's own."""
     counted = ((plan.replicas, "{} replicas"), (plan.dp, "DP {}"), (plan.pp, "{} stages"))
     parts = [words.format(int(n)) for n, words in counted if n > 1]
-    parts += [f"{name} {int(n)}" for n, name in ((plan.cp, "CP"), (plan.tp, "TP")) if n > 1 or name == "TP"]
+    inner = [axis for axis in reversed(AXES) if axis not in ("pp", "dp")]
+    parts += [f"{axis.upper()} {int(n)}" for axis in inner if (n := getattr(plan, axis)) > 1 or axis == "tp"]
     experts = f", experts over {int(plan.ep)}" if plan.ep > 1 else ""
-    total = math.prod(int(n) for n in (plan.tp, plan.cp, plan.pp, plan.dp, plan.replicas))
+    total = int(plan.all_gpus)
     return f"{total} GPU{'s' * (total > 1)} = {' x '.join(parts)}{experts}"

@@ -17,10 +17,10 @@ from commtax.cost.provenance import sourced
 from commtax.cost.traffic import padded_rows
 from commtax.cost.train_kernels import forward_flops, recomputed_flops
 from commtax.cost.train_memory import TrainMemory, training_memory
-from commtax.cost.training import TAXES, training_bill
+from commtax.cost.training import training_bill
 from commtax.ledger import Bill
 from commtax.question import Question
-from commtax.spec import Cluster, Model, Number
+from commtax.spec import TAXES, Cluster, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.verbs.asking import context_notes, settled, terms_of, unsettled
 from commtax.verbs.checking import check_arithmetic

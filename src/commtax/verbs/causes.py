@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from commtax.cost.training import TAXES
+from commtax.spec import TAXES
 from commtax.statement import Refusal
 from commtax.units import format_seconds
 from commtax.verbs.billing import StepBill, price
@@ -57,7 +57,7 @@ def _slower(b: StepBill) -> Iterator[tuple[str, str, Changes]]:
             rest = {"async_axes": tuple(a for a in b.async_axes if a != axis)}
             yield f"{axis} collectives do not overlap", "all of them exposed", rest
     if plan.tp > 1 and cluster.num_hosts > 1 and str(comm_of(b, "tp")[0].link) != cluster.inter.key:
-        last = {"engine": replace(engine, order=("cp", "dp", "pp", "tp"))}
+        last = {"engine": replace(engine, order=(*(axis for axis in engine.order if axis != "tp"), "tp"))}
         yield f"tp groups lie across hosts, on {cluster.inter.key}", "check the rank order", last
     if not q.what_if.eager:
         yield "element-wise kernels are not fused", "no torch.compile, no fused kernels", {"eager": True}

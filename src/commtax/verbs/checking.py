@@ -10,9 +10,8 @@ import numpy as np
 from commtax.cost.schedules import TRAINING, passes_of
 from commtax.cost.stages import most_chunks
 from commtax.cost.train_memory import RECOMPUTE
-from commtax.cost.training import TAXES
 from commtax.question import Question
-from commtax.spec import DTYPE_BYTES, Chip, Engine, Number, Plan
+from commtax.spec import DTYPE_BYTES, TAXES, Chip, Engine, Number, Plan
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT, parse_seconds
 

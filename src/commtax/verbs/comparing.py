@@ -8,15 +8,15 @@ from typing import Any, Unpack
 
 from commtax import catalog
 from commtax.question import Question
-from commtax.spec import Cluster, Model
+from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.asking import AUTO_EP, unsettled
 from commtax.verbs.billing import StepBill, price, with_link
 from commtax.verbs.options import CellOptions
 
-AXES = ("batch", "context", "tp", "pp", "dp", "ep", "link")
-TRAIN_AXES = (*AXES, "cp", "micro_batch", "local_tokens")
+TRAIN_AXES = ("batch", "context", *SIZES[:-1], "link", SIZES[-1], "micro_batch", "local_tokens")
+AXES = TRAIN_AXES[:-3]
 MAX_CELLS = 4096
 
 

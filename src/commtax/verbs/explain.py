@@ -149,7 +149,7 @@ def thresholds(b: StepBill) -> Thresholds:
     rate = float(sum(x.flops * x.item.count for x in b.items if x.kind == "compute")) / float(b.compute_s)
     links = {axis: next((str(x.link) for x in comm_of(b, axis)), "") for axis in ("dp", "tp")}
     speed = {axis: _speed(cluster, link) for axis, link in links.items()}
-    local = float(b.question.micro_batch * b.question.context / plan.cp)
+    local = float(b.question.micro_batch * plan.share(b.question.context))
     # Each rank sends 1/(tp pp) of the model and computes as little of it, so its size cancels, but not its sparsity.
     idle = num_params(b.question.model) / num_active_params(b.question.model)
     dp = float(dp_token_threshold(rate, speed["dp"])) * _wire_over_work(b) * idle if links["dp"] else 0.0

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Literal
 
 from commtax.ledger import AXIS_OF, Line
+from commtax.spec import SIZES, AxisName
 from commtax.units import format_seconds
 from commtax.verbs.asking import fabric_of
 from commtax.verbs.billing import USABLE, StepBill
@@ -14,7 +15,6 @@ from commtax.verbs.explain import Counterfactual, Thresholds, counterfactuals, t
 from commtax.verbs.fitting import Fit, fits, held
 from commtax.verbs.formula import formula, source
 from commtax.verbs.layer import Layer, layer_of
-from commtax.verbs.moves import AXES, Axis
 
 SMALL = 0.05
 """A share of the step below which serving's communication does not bind, as in the sentence of a bill."""
@@ -26,7 +26,7 @@ HELD = ("parameters", "gradients", "optimizer", "activations", "logits")
 class Binding:
     """The axis that costs most, and why; ``compute`` where none costs much."""
 
-    axis: Axis | Literal["compute"]
+    axis: AxisName | Literal["compute"]
     text: str
 
 
@@ -52,7 +52,7 @@ class Memory:
 class AxisTax:
     """What all collectives of one axis cost together, and the costliest of them with its window."""
 
-    axis: Axis
+    axis: AxisName
     collective: str
     nbytes: float
     ranks: float
@@ -110,7 +110,7 @@ class Explained:
     @cached_property
     def axes(self) -> list[AxisTax]:
         """One for each axis that sends anything."""
-        return [_tax(self, axis, lines) for axis in AXES if (lines := _sent(self.bill, axis))]
+        return [_tax(self, axis, lines) for axis in SIZES if (lines := _sent(self.bill, axis))]
 
 
 def axis_of(line: Line) -> str:
@@ -122,13 +122,13 @@ def _sent(b: StepBill, axis: str) -> list[Line]:
     return [x for x in b.items if x.kind == "comm" and axis_of(x) == axis]
 
 
-def _binding(b: StepBill) -> Axis | Literal["compute"]:
+def _binding(b: StepBill) -> AxisName | Literal["compute"]:
     if b.question.trains:
-        axis: Axis = b.binding
+        axis: AxisName = b.binding
         return axis
     if float(b.comm_fraction) < SMALL:
         return "compute"
-    return max(AXES, key=lambda axis: float(b.exposed_on(axis)))
+    return max(SIZES, key=lambda axis: float(b.exposed_on(axis)))
 
 
 def _binding_text(b: StepBill, axis: str) -> str:
@@ -142,7 +142,7 @@ def _binding_text(b: StepBill, axis: str) -> str:
     return f"{kind} of {top.item.what} {top.item.op} over {top.link}, {format_seconds(float(top.exposed_s))} exposed"
 
 
-def _tax(step: Explained, axis: Axis, lines: list[Line]) -> AxisTax:
+def _tax(step: Explained, axis: AxisName, lines: list[Line]) -> AxisTax:
     b = step.bill
     top = max(lines, key=lambda x: (float(x.exposed_s), float(x.total_s)))
     bubble = float(b.bubble_s) if b.question.trains and axis == "pp" else 0.0

@@ -419,7 +419,7 @@ def held(priced: StepBill) -> Fit:
     """What a rank of a served plan holds, judged for requests of its own length."""
     q = priced.question
     # Activations are judged as the engine runs them: of one replica, whatever else the step was told.
-    plain = q.but(cp=1, sequence_parallel=q.engine.trains.sequence_parallel)
+    plain = q.but(sequence_parallel=q.engine.trains.sequence_parallel)
     return judge_length(plain, max(1, min(q.model.max_len, int(q.context) + 1)))
 
 

@@ -10,17 +10,16 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from commtax.cost.legality import codes
 from commtax.question import Question
+from commtax.spec import AXES, SIZES
 from commtax.statement import Refusal
 from commtax.verbs.checking import check_kinds, check_lengths
 
-Axis = Literal["tp", "pp", "dp", "ep", "cp"]
-AXES: tuple[Axis, ...] = ("tp", "pp", "dp", "ep", "cp")
 GIVES_WAY = {"tp": ("dp", "pp"), "pp": ("dp", "tp"), "cp": ("dp", "tp"), "dp": ("pp", "tp"), "ep": ()}
 """Whose size shrinks where an axis grows past the cluster, first to last."""
 NAMES = {"microbatches": "microbatches", "zero": "ZeRO"}
@@ -58,11 +57,11 @@ class Move:
 def moves(at: Place) -> dict[str, list[Move]]:
     """For each axis its legal values in order."""
     now = _now(at.asked)
-    return {axis: _along(axis, at, now) for axis in AXES} | {"local": _local(at) if at.training else []}
+    return {axis: _along(axis, at, now) for axis in SIZES} | {"local": _local(at) if at.training else []}
 
 
 def _now(asked: Question) -> Sizes:
-    return {name: int(getattr(asked.plan, name)) for name in (*AXES, "microbatches", "zero", "sequence_parallel")}
+    return {name: int(getattr(asked.plan, name)) for name in (*SIZES, "microbatches", "zero", "sequence_parallel")}
 
 
 def _along(axis: str, at: Place, now: Sizes) -> list[Move]:
@@ -79,7 +78,7 @@ def _along(axis: str, at: Place, now: Sizes) -> list[Move]:
 
 def _legal(asked: Question, tried: list[Sizes]) -> np.ndarray[Any, Any]:
     """Which of these sizes break no rule, all judged at once."""
-    names = (*AXES, "microbatches")
+    names = (*SIZES, "microbatches")
     columns: Any = {name: np.array([sizes[name] for sizes in tried]) for name in names}
     return np.asarray(codes(asked.model, asked.cluster, replace(asked.plan, **columns), asked.engine) == 0)
 
@@ -116,11 +115,11 @@ def instead(at: Place, wanted: Sizes) -> tuple[Sizes, str] | None:
     for tp, pp, cp, dp in itertools.product(*parts):
         for ep in {wanted["ep"], tp * dp, 1} if wanted["ep"] > 1 else {1}:
             tried.append({"tp": tp, "pp": pp, "dp": dp, "ep": ep, "cp": cp})
-    tried.sort(key=lambda sizes: sum(WEIGHTS[n] * abs(math.log2(wanted[n] / sizes[n])) for n in AXES))
-    kinds = {name: value for name, value in _now(at.asked).items() if name not in AXES}
+    tried.sort(key=lambda sizes: sum(WEIGHTS[n] * abs(math.log2(wanted[n] / sizes[n])) for n in SIZES))
+    kinds = {name: value for name, value in _now(at.asked).items() if name not in SIZES}
     for i in np.flatnonzero(_legal(at.asked, [sizes | kinds for sizes in tried]))[:MOST_PARTS].tolist():
         if settled := _settled(tried[i] | kinds, at):
-            keys = [n for n in AXES if settled[n] != wanted[n]] + [n for n in kinds if settled[n] != kinds[n]]
+            keys = [n for n in SIZES if settled[n] != wanted[n]] + [n for n in kinds if settled[n] != kinds[n]]
             named = ["sequence parallelism" if n == "sequence_parallel" else f"{_name(n)} {settled[n]:,}" for n in keys]
             return ({key: settled[key] for key in keys}, ", ".join(named)) if keys else None
     return None
@@ -201,7 +200,7 @@ def _note(axis: str, sizes: Sizes, now: Sizes, at: Place) -> str:
 
 
 def _gpus(sizes: Sizes) -> int:
-    return sizes["tp"] * sizes["pp"] * sizes["dp"] * sizes["cp"]
+    return math.prod(sizes[axis] for axis in AXES)
 
 
 def _room(axis: str, sizes: Sizes, total: int) -> int:

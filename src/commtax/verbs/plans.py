@@ -12,7 +12,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.question import Question
-from commtax.spec import Cluster, Model
+from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs.asking import AUTO_EP, unsettled
 from commtax.verbs.billing import StepBill, price, with_link
@@ -20,7 +20,7 @@ from commtax.verbs.comparing import MAX_CELLS, share_of
 from commtax.verbs.fitting import fits
 from commtax.verbs.options import StepOptions
 
-SIZES = ("tp", "pp", "dp", "ep", "cp", "replicas")
+NAMED = (*SIZES, "replicas")
 SPELLED = {"r": "replicas"}
 MOST_BATCH = 1024
 Axes = Mapping[str, int]
@@ -85,20 +85,20 @@ class PlanTable:
 def parse_plan(text: str) -> dict[str, int]:
     """Sizes in any order; ``ep`` without a number is tp x dp, ``r2`` are two servers.
 
-    >>> parse_plan("tp8pp2")
-    {'tp': 8, 'pp': 2, 'dp': 1, 'ep': 1, 'cp': 1, 'replicas': 1}
+    >>> {axis: n for axis, n in parse_plan("tp8pp2").items() if n > 1}
+    {'tp': 8, 'pp': 2}
     >>> parse_plan("tp4r2")["replicas"], parse_plan("dp2tp4")["dp"]
     (2, 2)
     """
-    found = re.findall(r"(tp|pp|dp|ep|cp|r)(\d*)", text.lower().replace("-", ""))
+    found = re.findall(rf"({'|'.join(SIZES)}|r)(\d*)", text.lower().replace("-", ""))
     whole = "".join(name + size for name, size in found)
     names = [name for name, _ in found]
     bare = [name for name, size in found if not size and name != "ep"]
     if not found or whole != text.lower().replace("-", "") or len(set(names)) != len(names) or bare:
         raise Refusal(
-            f"plans '{text}': write sizes such as tp8, tp8pp2, tp4r2 or tp8ep8 (tp, pp, dp, ep, cp, r for replicas)", "plans"
+            f"plans '{text}': write sizes such as tp8, tp8pp2, tp4r2 or tp8ep8 ({', '.join(SIZES)}, r for replicas)", "plans"
         )
-    sizes = dict.fromkeys(SIZES, 1) | {SPELLED.get(name, name): int(size) if size else AUTO_EP for name, size in found}
+    sizes = dict.fromkeys(NAMED, 1) | {SPELLED.get(name, name): int(size) if size else AUTO_EP for name, size in found}
     if 0 in sizes.values():
         raise Refusal(f"plans '{text}': sizes are at least 1", "plans")
     return sizes

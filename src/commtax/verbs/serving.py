@@ -213,7 +213,7 @@ def _split(asked: Question, enough: Number) -> Apart | None:
     tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
     ep = pick(np.asarray(plan.ep) > 1, tp, 1)
     if wanted.prefill_tp is not None:  # must be legal
-        settled(asked.but(tp=tp, dp=1, ep=ep, cp=1, weights_dtype="", kv_dtype="", profile=None))
+        settled(asked.but(tp=tp, dp=1, ep=ep, weights_dtype="", kv_dtype="", profile=None))
     count = None if wanted.prefill_workers is None else int(positive(wanted.prefill_workers, "prefill_workers"))
     copies = enough if wanted.decode_workers is None else int(positive(wanted.decode_workers, "decode_workers"))
     return Apart(replace(plan, tp=tp, dp=1, ep=ep), count, copies)

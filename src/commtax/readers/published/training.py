@@ -4,41 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypedDict
 
 from commtax import catalog
 from commtax.catalog.hf import from_config
 from commtax.readers.published.names import names
 from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, number, whole
 from commtax.readers.published.splits import training_is_fitted
-from commtax.spec import Cluster, Model
+from commtax.spec import PARALLEL, SIZES, Cluster, Model
 from commtax.statement import Refusal
+from commtax.verbs.options import KindOptions
 
 GPUS_PER_HOST = 8
 
 
-class Run(TypedDict, total=False):
+class Run(KindOptions, total=False):
     """Arguments of ``commtax.train_bill``."""
 
     model: Model
     cluster: Cluster
-    tp: int
-    pp: int
-    dp: int
-    ep: int
-    cp: int
     batch: int
     micro_batch: int
     context: int
-    recompute: str
-    engine: str
-    dtype: str
-    sequence_parallel: bool
-    schedule: str
-    chunks: int
     eager: bool
     async_axes: tuple[str, ...]
-    zero: int
 
 
 def read(rows: Sequence[Row]) -> list[Asked[Run]]:
@@ -50,7 +38,7 @@ def _ask(row: Row, entry: Entry) -> Asked[Run]:
     figure = replace(
         entry,
         measured=number(row, "step_time_s"),
-        tp=run["tp"],
+        tp=whole(row, "tp", 1),
         size=run["context"],
         fitted=training_is_fitted(row),
         hint=_hint(row),
@@ -78,8 +66,8 @@ def _mode(row: Row) -> str:
 
 
 def _hint(row: Row) -> str:
-    if whole(row, "cp", 1) > 1:
-        return "context parallelism"
+    if whole(row, SIZES[-1], 1) > 1:
+        return PARALLEL[SIZES[-1]].title.replace("-parallel size", " parallelism")
     if "rowwise" in cell(row, "precision"):
         return "fp8 scaled by rows"
     return "asynchronous tensor parallelism" if "async" in lower(row, "note") else "software and clocks are not said"
@@ -96,11 +84,6 @@ def question(row: Row) -> Run:
     run: Run = {
         "model": _model(row),
         "cluster": _cluster(cell(row, "gpu_type"), gpus, source),
-        "tp": whole(row, "tp", 1),
-        "pp": pp,
-        "dp": dp,
-        "ep": whole(row, "ep", 1),
-        "cp": whole(row, "cp", 1),
         "batch": per_replica,
         "micro_batch": min(micro, per_replica),
         "context": whole(row, "seq"),
@@ -109,6 +92,8 @@ def question(row: Row) -> Run:
         "dtype": "fp8" if "fp8" in cell(row, "precision") else "",
         "eager": ("torchtitan" in source and "eager" in note) or "llm-foundry" in source,
     }
+    for axis in SIZES:
+        run[axis] = whole(row, axis, 1)
     if "+sp" in lower(row, "recompute"):
         run["sequence_parallel"] = True
     if pp > 1 and whole(row, "interleave", 1) > 1:

@@ -15,7 +15,8 @@ from commtax.question import Question
 from commtax.report.bills import how_sent, weakest
 from commtax.report.documents import Value, filled
 from commtax.report.view.commands import Commands, commands
-from commtax.report.view.state import KEYS, MOST, State, cluster_of, model_of, record, shortened
+from commtax.report.view.state import KEYS, MOST, State, cluster_of, model_of, patched, record, shortened
+from commtax.spec import SIZES
 from commtax.verbs.asking import describe_gpus
 from commtax.verbs.billing import StepBill, bill, train_bill
 from commtax.verbs.explain import Counterfactual
@@ -23,7 +24,7 @@ from commtax.verbs.explained import AxisTax, Binding, Explained, Memory, axis_of
 from commtax.verbs.formula import formula, share_formula, source
 from commtax.verbs.layer import Bar, Lane, Span, Stage
 from commtax.verbs.lesson import Lesson, lesson
-from commtax.verbs.moves import AXES, Place, instead, moves
+from commtax.verbs.moves import Place, instead, moves
 
 Patch = dict[str, Value]
 """Keys of the state, and what they are set to."""
@@ -146,7 +147,7 @@ class View:
 
 def arguments_of(state: State) -> Any:
     """Arguments of ``bill`` or ``train_bill``."""
-    names = (*AXES, "engine", "dtype", "library")
+    names = (*SIZES, "engine", "dtype", "library")
     given = {name: getattr(state, name) for name in names} | {"context": state.length, "eager": bool(state.eager)}
     if not state.training:
         sharded = bool(state.sequence_parallel)
@@ -172,9 +173,9 @@ def priced(state: State) -> StepBill:
 
 def legal_instead(state: State) -> Instead | None:
     """What a refused state could be with other sizes; none where its sizes are not what is wrong."""
-    wanted: dict[str, int] = {axis: getattr(state, axis) for axis in AXES}
+    wanted: dict[str, int] = {axis: getattr(state, axis) for axis in SIZES}
     try:
-        asked = priced(replace(state, tp=1, pp=1, dp=1, ep=1, cp=1)).question
+        asked = priced(patched(state, dict.fromkeys(SIZES, 1))).question
     except (ValueError, OverflowError):
         return None
     asked = replace(asked, plan=replace(asked.plan, microbatches=state.microbatches if state.training else 1))

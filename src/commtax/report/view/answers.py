@@ -11,6 +11,7 @@ from commtax.report.documents import FitDocument, TrainFitDocument, fit_document
 from commtax.report.view import arguments_of, priced
 from commtax.report.view.front import ServedFront, TrainedFront, serving_front, training_front
 from commtax.report.view.state import Key, RefusedError, State, cluster_of, model_of, shortened
+from commtax.spec import SIZES
 from commtax.verbs.explained import Explained
 from commtax.verbs.fitting import fit, train_fit
 from commtax.verbs.grids import GRIDS, Cell, Grid, grid
@@ -28,7 +29,7 @@ def bill_answer(state: State) -> StepDocument | TrainDocument:
 def fit_answer(state: State) -> FitDocument | TrainFitDocument:
     """What ``commtax fit --json`` prints for this state."""
     model, place, given = model_of(state), cluster_of(state), arguments_of(state)
-    names = ("tp", "pp", "dp", "ep", "cp", "engine", "dtype")
+    names = (*SIZES, "engine", "dtype")
     if not state.training:
         kept = {name: given[name] for name in (*names, "kv_dtype")}
         return fit_document(fit(model, place, max_model_len=min(model.max_len, state.length + 1), **kept))

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from commtax.emit import SERVING, Limits, launch_command, nccl_command
 from commtax.ledger import Line
 from commtax.report.view.state import State, free_config, pasted
+from commtax.spec import SIZES
 from commtax.units import format_seconds
 from commtax.verbs.billing import StepBill
 
 FLAGS = (
     *(("intra", "--intra"), ("inter", "--inter"), ("engine", "--engine"), ("dtype", "--dtype"), ("library", "--library")),
-    *(("tp", "-tp"), ("pp", "-pp"), ("dp", "-dp"), ("ep", "-ep"), ("cp", "-cp")),
+    *((axis, f"-{axis}") for axis in SIZES),
 )
 """Fields that both phases take, and their options."""
-PLAIN: dict[str, object] = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "cp": 1}
+PLAIN: dict[str, object] = dict.fromkeys(SIZES, 1)
 
 
 def arguments(state: State) -> list[str]:

@@ -13,6 +13,7 @@ from commtax.planner.columns import Columns, joined
 from commtax.planner.rows import describe_kind, train_words, words
 from commtax.report.documents import Named, Record, Value
 from commtax.report.planning import ServedPlans, TrainedPlans, plans_document
+from commtax.spec import SIZES
 from commtax.units import format_bytes, format_seconds
 from commtax.verbs.serving import lengths_note
 
@@ -105,7 +106,7 @@ def served_patch(a: ServingPlans, rows: Columns, i: int) -> dict[str, Value]:
     """The decode step of one of a plan's servers: its sizes, the requests that it runs at once, and the mean length."""
     sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "dp", "ep")}
     length = a.question.requests.input_len + max(0, a.question.requests.output_len // 2 - 1)
-    return {**sizes, "cp": 1, "b": min(65_536, max(1, int(rows.running[i]))), "s": length, "ph": "decode"}
+    return {**dict.fromkeys(SIZES, 1), **sizes, "b": min(65_536, max(1, int(rows.running[i]))), "s": length, "ph": "decode"}
 
 
 def training_front(a: TrainPlans) -> TrainedFront:
@@ -126,7 +127,7 @@ def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Point:
     kind, plan = a.kinds[int(rows.kind[i])].plan, train_words(a, rows, i)
     step, held = format_seconds(float(rows.step_s[i])), format_bytes(float(rows.memory_bytes[i]))
     micro, dp = int(rows.micro_batch[i]), int(rows.dp[i])
-    sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "dp", "ep", "cp")}
+    sizes: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SIZES}
     kinds: dict[str, Value] = {
         "z": str(kind.zero),
         "rc": kind.recompute,

@@ -12,6 +12,7 @@ from commtax.report.view.answers import grid_of
 from commtax.report.view.front import ServedFront, TrainedFront, served_patch, serving_front, training_front
 from commtax.report.view.pipeline import Pipeline, pipeline_of
 from commtax.report.view.state import State, patched
+from commtax.spec import SIZES
 from commtax.verbs.billing import StepBill
 from commtax.verbs.explained import Explained
 from commtax.verbs.grids import GRIDS, Grid
@@ -68,7 +69,7 @@ def state_of(b: StepBill) -> State:
         "intra": "" if asked.cluster.bridge or asked.cluster.intra.key == asked.cluster.chip.intra else asked.cluster.intra.key,
         "inter": "" if asked.cluster.inter.key == asked.cluster.chip.inter else asked.cluster.inter.key,
         "engine": f"{asked.engine.key}@{asked.engine.version}" if asked.engine.note else asked.engine.key,
-        **{axis: int(getattr(plan, axis)) for axis in ("tp", "pp", "dp", "ep", "cp")},
+        **{axis: int(getattr(plan, axis)) for axis in SIZES},
         "dtype": plan.weights_dtype,
         "sequence_parallel": int(plan.sequence_parallel),
         "eager": int(s.eager),

@@ -20,7 +20,7 @@ from commtax.catalog.models import bundled
 from commtax.cost.schedules import TRAINING
 from commtax.planner.serving import OBJECTIVES
 from commtax.report.documents import Value
-from commtax.spec import DTYPE_BYTES, Cluster, Model
+from commtax.spec import DTYPE_BYTES, OVERLAPPED, PARALLEL, SIZES, Cluster, Model
 from commtax.statement import Refusal
 
 MAX_GPUS = 16_384
@@ -92,6 +92,9 @@ def _shown(text: str) -> str:
 
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._@/-]*"
+SAID = {"dp": "Replicas, or data-parallel ranks."}
+BESIDE = ",".join(OVERLAPPED)
+MOST_SIZE = {"dp": MAX_GPUS, "ep": 4096}
 KEYS = (
     Key("m", "model", "llama-3.1-8b", "Model: a key or alias of the catalogue.", length=96, pattern=NAME),
     Key("h", "hidden", 0, "Hidden size of a free dense model, as in the lesson; 0: the model m.", 0, 65_536),
@@ -102,11 +105,7 @@ KEYS = (
     Key("inter", "inter", "", "Another fabric between hosts.", pattern=NAME),
     Key("e", "engine", "", "Engine; empty: vllm, to train megatron.", pattern=NAME),
     Key("ph", "phase", "decode", "Phase.", words=PHASES),
-    Key("tp", "tp", 1, "Tensor-parallel size.", 1, 1024),
-    Key("pp", "pp", 1, "Pipeline stages.", 1, 1024),
-    Key("dp", "dp", 1, "Replicas, or data-parallel ranks.", 1, MAX_GPUS),
-    Key("ep", "ep", 1, "Expert-parallel size.", 1, 4096),
-    Key("cp", "cp", 1, "Context-parallel size.", 1, 1024),
+    *(Key(axis, axis, 1, SAID.get(axis, f"{PARALLEL[axis].title.capitalize()}."), 1, MOST_SIZE.get(axis, 1024)) for axis in SIZES),
     Key("b", "batch", 1, "Sequences in the step, a replica; to train, of a microbatch.", 1, 65_536),
     Key("s", "context", 0, "Cached tokens, prompt or sequence length; 0: 1024, to train 4096.", 0, 2**20),
     Key("n", "microbatches", 8, "Training: microbatches a replica and step.", 1, 4096),
@@ -119,7 +118,13 @@ KEYS = (
     Key("sp", "sequence_parallel", 0, "1: sequence parallelism; 0: the engine's own choice.", 0, 1),
     Key("eg", "eager", 0, "1: without CUDA graphs, every kernel launched.", 0, 1),
     Key("lib", "library", "", "Another library's collectives.", words=("", *library_keys())),
-    Key("as", "async_axes", "", "Training: axes that overlap, dp,cp,tp,ep,pp or none; empty: the engine's.", pattern=r"[a-z,]+"),
+    Key(
+        "as",
+        "async_axes",
+        "",
+        f"Training: axes that overlap, {','.join(OVERLAPPED)} or none; empty: the engine's.",
+        pattern=r"[a-z,]+",
+    ),
     Key("ttft", "ttft_ms", 0.0, "Plans: mean time to the first token in ms, at most; 0: any.", 0, 1e7),
     Key("tpot", "tpot_ms", 0.0, "Plans: mean time an output token in ms, at most; 0: any.", 0, 1e7),
     Key("il", "input_len", 1024, "Plans: prompt tokens.", 1, 2**20),
