@@ -14,7 +14,7 @@ from commtax.cost.experts import expected_destinations
 from commtax.cost.kernels import kernel_source, peak
 from commtax.cost.placement import Span, span
 from commtax.cost.provenance import sourced
-from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Item, Line, Via, pass_of
+from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Item, Line, Stage, Via, pass_of
 from commtax.question import AS_IT_IS, WhatIf
 from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan
 from commtax.statement import Source
@@ -37,9 +37,9 @@ class Terms:
     settings: WhatIf = AS_IT_IS
 
 
-def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, t: Terms) -> Line:
+def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, t: Terms, stage: Stage = "") -> Line:
     """A kernel's line from its fixed and moving seconds."""
-    form, stage = kernel.form, kernel.stage
+    form = kernel.form
     how = f"{form}, {pass_of(stage)}" if stage else form
     item = Item(kernel.what, "", how, kernel.nbytes, 1, count, "", None, form, kernel.part, kernel.place, stage)
     rate, source = peak(kernel, t.cluster.chip, t.constants), kernel_source(kernel, t.constants)

@@ -22,6 +22,9 @@ from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mlp, M
 FIRST, LAST = -1, -2
 """Where a tensor lives that belongs to no layer: the first pipeline stage or the last."""
 
+SCALES = {"mxfp4": ((1, 32), 1.0), "nvfp4": ((1, 16), 1.0), "fp4": ((1, 32), 1.0), "int4": ((1, 128), 2.0)}
+"""Values that share a scale, and its bytes: OCP Microscaling formats 1.0, NVFP4, GPTQ and AWQ groups; others one fp32 a tensor."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -221,9 +224,7 @@ def quantisation(model: Model, plan: Plan) -> Quant | None:
         return None
     if model.quant and model.quant.dtype == plan.weights_dtype:
         return model.quant
-    group = {"mxfp4": (1, 32), "nvfp4": (1, 16), "fp4": (1, 32), "int4": (1, 128)}.get(plan.weights_dtype, (0, 0))
-    scale = {"mxfp4": 1.0, "nvfp4": 1.0, "fp4": 1.0, "int4": 2.0}.get(plan.weights_dtype, 4.0)
-    return Quant(plan.weights_dtype, plan.weights_dtype, group, scale)
+    return Quant(plan.weights_dtype, plan.weights_dtype, *SCALES.get(plan.weights_dtype, ((0, 0), 4.0)))
 
 
 def _plain_dtype(model: Model, plan: Plan) -> str:

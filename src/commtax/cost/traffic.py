@@ -18,6 +18,8 @@ from commtax.cost.tensors import padded_vocab, quantisation
 from commtax.ledger import Item, Part, Place, Stage, Window
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Workload
 
+ROUTING_BYTES = 8  # of a token and choice: the expert's id in int32, its weight in fp32
+NORM_BYTES = 8  # of a row: the sums of squares of query and key, fp32
 WIDE = 4  # from this tp on an engine may capture larger graphs
 AG_RS, DEEPEP_HT, DEEPEP_LL = "allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency"
 
@@ -57,7 +59,7 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
     if engine.sends.logits_padded:
         samples = pick(np.asarray(work.prefill_tokens) > 0, samples, rows)
     logits = samples * padded_vocab(model, plan, engine) * act
-    squares, note = rows * 2 * 4, "sums of squares over all heads, fp32"
+    squares, note = rows * NORM_BYTES, "sums of squares over all heads, fp32"
     items = [tp_item("embedding", "all-reduce", payload, 1, plan, "embedding")]
     items.append(tp_item("query/key norm", "all-reduce", squares, full_norms, plan, "projections", place="query", note=note))
     items += _reduced("attention output", payload, model.num_layers, plan, "attention", "reduced")
@@ -141,7 +143,7 @@ def _experts(model: Model, plan: Plan, rows: Number, engine: Engine, backend: st
         group = pick(split | (np.asarray(plan.tp) == 1), np.maximum(plan.ep, plan.dp), plan.dp)
         on_ep = np.asarray(group) == plan.ep
         sets = (("ep", pick(on_ep, count, 0)), ("dp", pick(on_ep, 0, count)))  # an array may hold plans of both kinds
-        sizes = mine * out, mine * moe.top_k * 8, mine * back
+        sizes = mine * out, mine * moe.top_k * ROUTING_BYTES, mine * back
         return [x for axis, n in sets if np.any(n) for x in _gathered(axis, group, n, *sizes)] + [regather]
     copies = moe.top_k if backend == DEEPEP_LL else expected_destinations(moe, plan.ep)
     routed = None if backend == DEEPEP_LL else moe

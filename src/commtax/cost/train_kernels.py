@@ -14,6 +14,7 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.cost.compute import Kernel, head_kernel, layer_kernels
 from commtax.cost.tensors import padded_vocab
+from commtax.ledger import Stage
 from commtax.spec import DTYPE_BYTES, Engine, Model, Number, Plan, Sending, TrainStep, Workload
 
 BACKWARD_ATTENTION_FLOPS = 2.5  # five products of the score matrix's size against two
@@ -50,8 +51,7 @@ def forward(
         if kernel.form == "decode" or _never(kernel.count):
             continue
         busier = pick(np.asarray(plan.ep) > 1, imbalance, 1.0) if kernel.part in ("experts", "routing") else 1.0
-        run = replace(kernel, count=kernel.count * share, stage="forward")
-        found += _trained(run, plan, step, engine, passes, busier)
+        found += _trained(kernel, kernel.count * share, plan, step, engine, passes, busier)
     logits = rows * padded_vocab(model, plan, engine) / plan.tp
     loss = Kernel("loss", "elementwise", 1, 0.0, logits * LOSS_BYTES, part="loss", stage="forward")
     return Pass(found, [replace(head_kernel(model, plan, rows, engine), stage="forward"), loss])
@@ -61,7 +61,9 @@ def _never(count: Number) -> bool:
     return bool(np.ndim(count) == 0 and count == 0)
 
 
-def _trained(k: Kernel, plan: Plan, step: TrainStep, engine: Engine, passes: float, busier: Number) -> Iterator[Kernel]:
+def _trained(
+    k: Kernel, count: Number, plan: Plan, step: TrainStep, engine: Engine, passes: float, busier: Number
+) -> Iterator[Kernel]:
     """A serving kernel as training runs it: tensors stream through element-wise kernels, attention may be unfused.
 
     Element-wise kernels between row-parallel and column-parallel products work on 1/tp of the rows under sequence
@@ -69,30 +71,38 @@ def _trained(k: Kernel, plan: Plan, step: TrainStep, engine: Engine, passes: flo
     """
     if k.form == "small":
         split = plan.tp if plan.sequence_parallel and k.part == "norms" else 1
-        yield _elementwise(k, k.what, k.nbytes / split * passes * busier)
+        yield _elementwise(k, k.what, count, k.nbytes / split * passes * busier)
     elif k.form == "prefill" and engine.trains.attention == "unfused":
-        yield from _unfused(k, plan, step)
+        yield from _unfused(k, count, plan, step)
     elif k.form == "prefill":
-        yield replace(k, what="attention")
+        yield replace(k, what="attention", count=count, stage="forward")
     else:  # a product, and in fp8 the cast of its input, which is a kernel of its own
-        yield replace(k, m=k.m * busier, flops=k.flops * busier, grouped=0.0, static_scales=k.dtype == "fp8")
+        yield _product(k, k.what, "forward", count, k.flops * busier, k.nbytes, (k.m * busier, k.n, k.k))
         if k.dtype == "fp8":
-            cast = _elementwise(k, f"{k.what} cast", CAST_BYTES * k.m * busier * k.k)
+            cast = _elementwise(k, f"{k.what} cast", count, CAST_BYTES * k.m * busier * k.k)
             yield replace(cast, n=k.n, k=k.k, casts=True)
 
 
-def _elementwise(k: Kernel, what: str, nbytes: Number) -> Kernel:
+def _elementwise(k: Kernel, what: str, count: Number, nbytes: Number, stage: Stage = "forward") -> Kernel:
     """An element-wise kernel that belongs where another one does."""
-    return Kernel(what, "elementwise", k.count, 0.0, nbytes, part=k.part, place=k.place, stage=k.stage)
+    return Kernel(what, "elementwise", count, 0.0, nbytes, part=k.part, place=k.place, stage=stage)
 
 
-def _unfused(k: Kernel, plan: Plan, step: TrainStep) -> Iterator[Kernel]:
+def _product(
+    k: Kernel, what: str, stage: Stage, count: Number, flops: Number, nbytes: Number, shape: tuple[Number, Number, Number]
+) -> Kernel:
+    """A product of another one's arithmetic; whatever it casts is cast in kernels of its own."""
+    made = Kernel(what, "gemm", count, flops, nbytes, *shape, k.dtype, k.weight_bytes, part=k.part, place=k.place, stage=stage)
+    return replace(made, static_scales=True) if k.dtype == "fp8" else made
+
+
+def _unfused(k: Kernel, count: Number, plan: Plan, step: TrainStep) -> Iterator[Kernel]:
     """Scores as a whole matrix: two batched products over all pairs (masked ones too) and the element-wise part between."""
     e, m, keys, d = DTYPE_BYTES[plan.activations_dtype], step.micro_batch * k.heads * k.length, step.seq, k.head_dim
-    product = Kernel("attention scores", "gemm", k.count, 2 * m * keys * d, e * (2 * m * d + m * keys), m, keys, d)
-    scores = replace(product, part=k.part, place=k.place, stage=k.stage)
+    product = Kernel("attention scores", "gemm", count, 2 * m * keys * d, e * (2 * m * d + m * keys), m, keys, d)
+    scores = replace(product, part=k.part, place=k.place, stage="forward")
     yield scores
-    yield _elementwise(k, "attention softmax", SCORE_BYTES * m * keys)
+    yield _elementwise(k, "attention softmax", count, SCORE_BYTES * m * keys)
     yield replace(scores, what="attention values", n=d, k=keys)
 
 
@@ -103,30 +113,29 @@ def backward(kernels: list[Kernel]) -> list[Kernel]:
 
 def _gradients(k: Kernel) -> Iterator[Kernel]:
     if k.form == "gemm":
-        yield replace(k, what=f"{k.what} input gradient", n=k.k, k=k.n, stage="backward")
+        yield _product(k, f"{k.what} input gradient", "backward", k.count, k.flops, k.nbytes, (k.m, k.k, k.n))
         moved = k.nbytes + (4 - k.weight_bytes) * k.n * k.k  # the weight gradient is written in fp32
-        yield replace(k, what=f"{k.what} weight gradient", nbytes=moved, m=k.n, n=k.k, k=k.m, stage="weight-gradient")
+        yield _product(k, f"{k.what} weight gradient", "weight-gradient", k.count, k.flops, moved, (k.n, k.k, k.m))
         return
-    back = replace(k, what=f"{k.what} backward", stage="backward")
+    what = f"{k.what} backward"
     if k.form == "prefill":
-        yield replace(back, flops=BACKWARD_ATTENTION_FLOPS * k.flops, nbytes=2 * k.nbytes)
+        yield replace(k, what=what, flops=BACKWARD_ATTENTION_FLOPS * k.flops, nbytes=2 * k.nbytes, stage="backward")
     elif k.casts:  # the cast of an input in forward is that of an output's gradient in backward
-        yield replace(back, nbytes=k.nbytes * k.n / k.k)
+        yield _elementwise(k, what, k.count, k.nbytes * k.n / k.k, "backward")
     else:
-        yield replace(back, nbytes=BACKWARD_ELEMENT_BYTES * k.nbytes)
+        yield _elementwise(k, what, k.count, BACKWARD_ELEMENT_BYTES * k.nbytes, "backward")
 
 
 def recomputed(kernels: list[Kernel], plan: Plan, engine: Engine) -> list[Kernel]:
     """What backward runs again: all layers, or what the engine calls selective."""
     if plan.recompute == "none":
         return []
-    again = [replace(k, stage="recompute") for k in kernels]
     if plan.recompute == "full":
-        return again
+        return list(kernels)
     if engine.trains.selective == "matmuls":  # every other product is kept, attention is kept, everything small is run again
-        halves = [replace(k, count=k.count / 2) for k in again if k.form == "gemm"]
-        return halves + [k for k in again if k.form == "elementwise"]
-    return [k for k in again if k.part == "attention"]
+        halves = [replace(k, count=k.count / 2) for k in kernels if k.form == "gemm"]
+        return halves + [k for k in kernels if k.form == "elementwise"]
+    return [k for k in kernels if k.part == "attention"]
 
 
 def update(params: Number) -> Kernel:

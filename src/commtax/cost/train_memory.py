@@ -15,6 +15,7 @@ from commtax.cost.train_traffic import by_pp, fullest_layers, holders, stage_par
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Mlp, Model, Number, Plan, TrainStep
 
 OPTIMIZER_BYTES = 12  # Adam: fp32 master copy, first and second moment
+LOGIT_BYTES = 6  # bf16 as the head writes them, and fp32 for the loss
 RECOMPUTE = ("none", "selective", "full")
 
 
@@ -65,7 +66,7 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
         gradients=np.minimum((dense + experts) * grads, divided(grads, 2) + _unreduced(plan) * (dense + experts) * grads),
         optimizer=divided(OPTIMIZER_BYTES - (4 if mastered else 0), 1),
         activations=activations(model, plan, step, engine) * in_flight(model, plan) + _working_set(model, plan, step, engine),
-        logits=pick(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * 6, 0),
+        logits=pick(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * LOGIT_BYTES, 0),
     )
 
 

@@ -76,8 +76,9 @@ def _compute(t: Terms, step: TrainStep) -> tuple[list[Line], Times]:
     layers = fullest_layers(model, plan)
     one = train_kernels.forward(model, plan, step, t.engine, layers, passes, t.settings.imbalance)
     priced = _Priced(t)
-    repeated = train_kernels.recomputed(one.layers, plan, t.engine)
-    inside = priced.lines([*one.layers, *repeated, *train_kernels.backward(one.layers)], m)
+    inside = priced.lines(one.layers, m)
+    inside += priced.lines(train_kernels.recomputed(one.layers, plan, t.engine), m, "recompute")
+    inside += priced.lines(train_kernels.backward(one.layers), m)
     share = _head_share(model, plan, _total(inside) / layers, m * priced.seconds(one.head))
     ends = priced.lines([*one.head, *train_kernels.backward(one.head)], m * share)
     last = priced.lines([train_kernels.update(updated_params(model, plan, t.engine))], 1)
@@ -117,8 +118,9 @@ class _Priced:
         both = [*forward, *train_kernels.backward(forward)]
         return sum((k.count * sum(self._parts(k)) for k in both), start=0.0)
 
-    def lines(self, kernels: list[Kernel], times: Number) -> list[Line]:
-        return [kernel_line(k, k.count * times, self._parts(k), self.sigma, self.terms) for k in kernels]
+    def lines(self, kernels: list[Kernel], times: Number, stage: Stage = "") -> list[Line]:
+        """Lines of kernels that each run ``times`` as often, in another ``stage`` than their own where one is named."""
+        return [kernel_line(k, k.count * times, self._parts(k), self.sigma, self.terms, stage or k.stage) for k in kernels]
 
     def _rate(self, kernel: Kernel) -> float:
         """Arithmetic over that of the constants: fused attention has kernels of its own for either direction."""
