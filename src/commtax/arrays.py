@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 PLAIN = (int, float, np.generic)
+P, T = ParamSpec("P"), TypeVar("T")
 
 
 def some(condition: Any) -> bool:
@@ -16,6 +19,21 @@ def some(condition: Any) -> bool:
     (True, True, False)
     """
     return bool(condition.any()) if isinstance(condition, np.ndarray) else bool(condition)
+
+
+def remembered(make: Callable[P, T]) -> Callable[P, T]:
+    """A pure function that keeps its last answers; where an argument holds arrays, it makes each anew."""
+    kept = lru_cache(maxsize=1024)(make)
+
+    @wraps(make)
+    def answer(*args: P.args, **given: P.kwargs) -> T:
+        try:
+            hash((args, *given.values()))
+        except TypeError:
+            return make(*args, **given)
+        return kept(*args, **given)
+
+    return answer
 
 
 def pick(condition: Any, yes: Any, no: Any) -> Any:

@@ -10,8 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 REACH_SECONDS = 4.0  # to find the Hub at all
 FETCH_SECONDS = 20.0  # … and to get a small file from it
@@ -70,6 +68,9 @@ def _reach(endpoint: str) -> None:
 
 def _address(endpoint: str) -> tuple[str, int] | None:
     """Where the first connection goes: to the Hub, or to the proxy before it; None where only the client knows (SOCKS)."""
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies, proxy_bypass
+
     there = urlsplit(endpoint)
     known = getproxies()
     proxy = known.get(there.scheme) or known.get("all", "")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -20,9 +20,11 @@ from commtax.planner.best import best_serving, best_training
 from commtax.planner.rows import longest, put, train_bill_of
 from commtax.planner.serving import WORKLOADS
 from commtax.question import MAX_CONCURRENCY, Question
-from commtax.readers.launch import Launch
 from commtax.statement import Refusal
 from commtax.units import parse_seconds
+
+if TYPE_CHECKING:
+    from commtax.readers.launch import Launch
 
 MOST_LISTED = 1000
 """Plans that are listed at most: a table that somebody may still read."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Unpack
 
 import numpy as np
 
 from commtax import catalog
-from commtax.arrays import pick
+from commtax.arrays import pick, remembered
 from commtax.cost.inference import inference_bill
 from commtax.cost.pricing import Pricer, comm_line
 from commtax.cost.provenance import sourced
@@ -166,19 +166,10 @@ def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[Ste
 
 def price(q: Question) -> StepBill:
     """The step of a question, settled first. A step that was priced before is not priced again."""
-    step = q.normal()
-    try:
-        hash(step)
-    except TypeError:  # arrays
-        return _priced(step)
-    return _known(step)
+    return _priced(q.normal())
 
 
-@lru_cache(maxsize=1024)
-def _known(q: Question) -> StepBill:
-    return _priced(q)
-
-
+@remembered
 def _priced(q: Question) -> StepBill:
     q = settled(q)
     check_arithmetic(q)

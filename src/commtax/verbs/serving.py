@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Unpack
 
 import numpy as np
 
-from commtax.arrays import pick
+from commtax.arrays import pick, remembered
 from commtax.cost.inference import inference_bill
 from commtax.cost.memory import kv_bytes_per_token_layer
 from commtax.cost.serving import (
@@ -50,7 +51,7 @@ class Apart:
     kv_tokens: Number = np.inf  # that a prompt worker has room for
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: its steps are asked for several times and kept
 class Simulation:
     """Means of a closed loop at one concurrency. TPOT = (E2E - TTFT) / (O - 1), TTFT from sending to the first token."""
 
@@ -127,7 +128,7 @@ class Simulation:
         """What the ranges rest on: calibrated where engine, chip and library were measured, else transferred or assumed."""
         if not self.question.engine.host.calibrated:
             return "assumed"
-        lines = [line for step in self._steps() for line in step.lines]
+        lines = [line for step in self._steps for line in step.lines]
         known = not any(line.source.kind == "assumed" and np.any(np.asarray(line.exposed_s) > 0) for line in lines)
         return "calibrated" if known and self.measured_here else "transferred"
 
@@ -142,11 +143,12 @@ class Simulation:
             return share * self.sigma_of("ttft_s") + (1 - share) * self.sigma_of("tpot_s")
         kind = "_moe" if self.question.model.experts else ""
         own = getattr(self.question.engine.host, f"sigma_{name.removesuffix('_s')}{kind}")
-        decode, prompt = (step.sigma for step in self._steps())
+        decode, prompt = (step.sigma for step in self._steps)
         mixed = decode + (prompt - decode) * self.mixed_share
         part = prompt if name == "ttft_s" else np.maximum(decode, mixed)
         return np.maximum(own, part) if self.measured_here else np.hypot(own, part)
 
+    @cached_property
     def _steps(self) -> tuple[Bill, Bill]:
         """A decode step of all running requests, and the step of a prompt, line by line."""
         asked, load = self.question, Load(self.requests.concurrency, self.requests.input_len * 1.0, self.requests.output_len * 1.0)
@@ -172,6 +174,7 @@ def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[Reque
     return serve(unsettled(model, cluster, options))
 
 
+@remembered
 def serve(put: Question) -> Simulation:
     """The closed loop of a question."""
     for name in ("concurrency", "input_len", "output_len"):
@@ -266,7 +269,12 @@ def moved_s(asked: Question, tp: Number, ahead: Number, tokens: Number, gpus: Nu
 
 def step_bill(asked: Question, work: Workload) -> Bill:
     """One step of one replica, line by line."""
-    return inference_bill(terms_of(asked.but(what_if=AS_IT_IS)), work, 1)
+    return _step(asked.but(what_if=AS_IT_IS).normal(), work)
+
+
+@remembered
+def _step(asked: Question, work: Workload) -> Bill:
+    return inference_bill(terms_of(asked), work, 1)
 
 
 def step_s(asked: Question, work: Workload) -> Number:
