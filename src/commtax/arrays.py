@@ -9,7 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 PLAIN = (int, float, np.generic)
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def some(condition: Any) -> bool:
