@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -24,7 +24,7 @@ def some(condition: Any) -> bool:
 
 def remembered(make: Callable[P, T]) -> Callable[P, T]:
     """A pure function that keeps its last answers; where an argument holds arrays, it makes each anew."""
-    kept = lru_cache(maxsize=1024)(make)
+    kept = cast(Callable[P, T], lru_cache(maxsize=1024)(make))
 
     @wraps(make)
     def answer(*args: P.args, **given: P.kwargs) -> T:
