@@ -1,7 +1,6 @@
 """Lab 04, reference: the library's closed forms and its simulator under the lab's names."""
 
-from commtax.sim.schedules import SCHEDULES
-
+from commtax.cost.schedules import SCHEDULES
 from commtax.napkin import bubble_fraction
 from commtax.napkin import min_microbatches_for_bubble as min_microbatches
 from commtax.sim.pipeline import Durations, run
