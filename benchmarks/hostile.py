@@ -259,9 +259,9 @@ class Book:
     """Counts, worst ones and distinct failures of a run."""
 
     def __init__(self) -> None:
-        from commtax.cli import LATER, app
+        from commtax.cli import VERBS
 
-        self.verbs = {*app.commands, *LATER}
+        self.verbs = set(VERBS)
         self.codes: Counter[tuple[str, int]] = Counter()
         self.failures: Counter[str] = Counter()
         self.first: dict[str, Outcome] = {}

@@ -53,7 +53,7 @@ MEASURED = ("nccl-2.txt", "nccl-4.txt", "nccl-8.txt", "collectives.jsonl", "gemm
 @lru_cache(maxsize=1)
 def verbs() -> dict[tuple[str, ...], click.Command]:
     """Every command that there is, subcommands too, by the words that name it."""
-    from commtax.cli import _commands
+    from commtax.cli import commands
 
     found: dict[tuple[str, ...], click.Command] = {}
 
@@ -64,7 +64,7 @@ def verbs() -> dict[tuple[str, ...], click.Command]:
         else:
             found[path] = command
 
-    walk(_commands([]), ())
+    walk(commands([]), ())
     return found
 
 

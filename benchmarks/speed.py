@@ -15,6 +15,7 @@ import numpy as np
 import commtax
 from commtax.cost.schedules import SCHEDULES
 from commtax.sim.pipeline import run
+from commtax.verbs.fitting import fits
 
 
 def million_steps() -> None:
@@ -49,7 +50,7 @@ def training() -> None:
     priced = commtax.train_bill(
         "llama-3.1-405b", "2048x8xh100-sxm", tp=tp, pp=pp, dp=16384 // (tp * pp), batch=batch, micro_batch=micro, **words
     )
-    best = float(np.max(priced.mfu * priced.fits))
+    best = float(np.max(priced.mfu * fits(priced)))
     print(f"200,000 training plans: {time.process_time() - start:.2f} s of CPU (best MFU that fits {best:.1%})")
     repeats = 200
     start = time.process_time()

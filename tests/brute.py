@@ -11,6 +11,7 @@ import commtax
 from commtax import catalog
 from commtax.planner.disaggregated import BUSY, SAME
 from commtax.planner.serving import PIECES
+from commtax.verbs.fitting import fits
 
 GRID = ("model", "cluster", "engine", "input_len", "output_len")
 """What decides which points there are; limits and the objective only choose among them."""
@@ -65,7 +66,7 @@ def points(model, cluster, engine, input_len, output_len, most):
     for tp, pp, dp, ep in plans(model, cluster.num_gpus):
         priced = list(_loads(model, cluster, engine, (tp, pp, dp, ep), input_len, output_len, most))
         copies = num_copies(tp * pp * dp, tp, cluster)
-        last = knee([s.concurrency / s.e2e_s**2 for s in priced]) if priced else 0
+        last = knee([s.requests.concurrency / s.e2e_s**2 for s in priced]) if priced else 0
         found += [_shared((tp, pp, dp, ep), copies, s, n > last) for n, s in enumerate(priced, 1) if copies]
         if priced and copies and (pp, dp, ep) == (1, 1, 1) and tp <= cluster.domain:
             plain.append(priced)
@@ -138,9 +139,9 @@ def knee(power):
 
 
 def _shared(sizes, copies, s, beyond):
-    gpus = sizes[0] * sizes[1] * sizes[2] * copies
+    gpus, clients = sizes[0] * sizes[1] * sizes[2] * copies, int(s.requests.concurrency) * copies
     rate = float(s.tokens_per_s) * copies
-    return Point(("shared", *sizes), copies, gpus, float(s.ttft_s), float(s.tpot_s), rate, int(s.concurrency) * copies, beyond)
+    return Point(("shared", *sizes), copies, gpus, float(s.ttft_s), float(s.tpot_s), rate, clients, beyond)
 
 
 def _apart(decode, ahead):
@@ -151,9 +152,10 @@ def _apart(decode, ahead):
     for copies in range(1, (cluster.num_gpus - ahead) // tp + 1):
         most = most_workers(copies, tp, ahead, cluster)
         for s, workers in itertools.product(decode, range(1, most + 1)):
-            load = int(s.concurrency)
-            words = {"concurrency": load * copies, "kv_tokens": s.kv_tokens, "input_len": s.input_len, "output_len": s.output_len}
-            words |= {"disaggregated": True, "tp": tp, "prefill_tp": ahead, "decode_workers": copies, "engine": asked.engine}
+            load, sent = int(s.requests.concurrency), s.requests
+            words = {"concurrency": load * copies, "input_len": sent.input_len, "output_len": sent.output_len}
+            words |= {"kv_tokens": s.kv_tokens, "disaggregated": True}
+            words |= {"tp": tp, "prefill_tp": ahead, "decode_workers": copies, "engine": asked.engine}
             if workers > 1:  # it must shorten what one fewer gives
                 fewer = commtax.simulate(asked.model, cluster, prefill_workers=workers - 1, **words)
                 wait = fewer.served.ahead_s
@@ -169,7 +171,8 @@ def _apart(decode, ahead):
 
 def _free(s, ahead):
     """Seconds of a request of one decode copy whose prompt never waits and whose cache is there at once."""
-    asked, words = s.question, {"concurrency": s.concurrency, "input_len": s.input_len, "output_len": s.output_len}
+    asked, sent = s.question, s.requests
+    words = {"concurrency": sent.concurrency, "input_len": sent.input_len, "output_len": sent.output_len}
     words |= {"disaggregated": True, "prefill_tp": ahead, "decode_workers": 1, "kv_tokens": s.kv_tokens}
     alone = commtax.simulate(asked.model, asked.cluster, engine=asked.engine, tp=asked.plan.tp, **words)
     return float(alone.e2e_s - alone.served.moved_s)
@@ -181,7 +184,7 @@ def fastest_training(model, cluster, global_batch, seq, kinds, engine="megatron"
     gpus, least = place.num_gpus, math.inf
     sizes, replicas = [2**i for i in range(6) if 2**i <= gpus], [d for d in range(1, global_batch + 1) if global_batch % d == 0]
     stages = range(1, min(gpus, known.num_layers) + 1)
-    for kind, tp, pp, dp, micro in itertools.product(kinds, sizes, stages, replicas, (1, 2, 4, 8)):
+    for kind, tp, pp, dp, micro in itertools.product([kind.plan for kind in kinds], sizes, stages, replicas, (1, 2, 4, 8)):
         if tp * pp * dp > gpus or global_batch % (dp * micro) or seq % tp or (kind.schedule != "1f1b" and pp == 1):
             continue
         if kind.zero in (0, 1) and (kind.zero == 0) != (dp == 1):
@@ -195,7 +198,7 @@ def fastest_training(model, cluster, global_batch, seq, kinds, engine="megatron"
                 )  # fmt: skip
             except ValueError:
                 continue
-            if b.fits:
+            if fits(b):
                 least = min(least, float(b.step_s))
     return least
 

@@ -20,6 +20,7 @@ from commtax.catalog.libraries import library_keys
 from commtax.cost.collectives import ring_factor
 from commtax.planner import plan, plan_training
 from commtax.verbs.expecting import OPS
+from commtax.verbs.fitting import step_limits
 
 Question = dict[str, Any]
 Law = Callable[[Random], str | None]
@@ -242,7 +243,7 @@ def tokens_in_clients(rng: Random) -> str | None:
         one, two = (commtax.simulate(**{**asked, "concurrency": n}) for n in (few, many))
     except ValueError:
         return None
-    if many > two.max_seqs or not _room(two, asked["input_len"], asked["output_len"], many):
+    if many > step_limits(two.question)[1] or not _room(two, asked["input_len"], asked["output_len"], many):
         return None
     change = f"concurrency {few} -> {many}"
     rates = _order(asked, "tokens/s", float(one.tokens_per_s) * 0.92, float(two.tokens_per_s), change) if twice else ""
@@ -408,21 +409,21 @@ def listed_plans_are_what_simulate_says(rng: Random) -> str | None:
 
 
 def _differs(found: Any, i: int, goal: Question) -> str:
-    rows = found.plans
+    rows, asked = found.plans, found.question
     apart, copies = bool(rows.mode[i]), int(rows.replicas[i])
     words = {axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}
     if apart:
         workers = {"prefill_workers": rows.prefill_replicas, "prefill_tp": rows.prefill_tp, "decode_workers": rows.replicas}
         words |= {"disaggregated": True, **{name: int(column[i]) for name, column in workers.items()}}
     one = commtax.simulate(
-        found.model, found.cluster, engine=found.engine, input_len=goal["input_len"], output_len=goal["output_len"],
+        asked.model, asked.cluster, engine=asked.engine, input_len=goal["input_len"], output_len=goal["output_len"],
         concurrency=int(rows.concurrency[i]) // (1 if apart else copies), **words,
     )  # fmt: skip
     again = (float(one.ttft_s), float(one.tpot_s), float(one.tokens_per_s) * (1 if apart else copies))
     listed = (float(rows.ttft_s[i]), float(rows.tpot_s[i]), float(rows.tokens_per_s[i]))
     if not np.allclose(again, listed, rtol=1e-6):
         return f"lists {listed}, simulate says {again}"
-    over = listed[0] > goal["ttft_s"] or listed[1] > goal["tpot_s"] or int(rows.gpus[i]) > found.cluster.num_gpus
+    over = listed[0] > goal["ttft_s"] or listed[1] > goal["tpot_s"] or int(rows.gpus[i]) > asked.cluster.num_gpus
     return "breaks a limit or uses GPUs that are not there" if over else ""
 
 

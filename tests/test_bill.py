@@ -155,6 +155,10 @@ def test_decode_is_latency_bound_and_prefill_bandwidth_bound():
     assert gains["prefill"][1] < gains["prefill"][0] <= 0, "and the reverse"
 
 
+def sentence(b):
+    return verdict(b, counterfactuals(b))
+
+
 @pytest.mark.parametrize(
     ("question", "words"),
     [
@@ -189,14 +193,14 @@ def test_the_peak_of_the_sentence_is_that_of_the_arithmetic(dtype, peak):
     assert products.peak_flops_per_s == peak
     least = sum(float(x.item.count) * float(x.flops) / x.peak_flops_per_s for x in b.items if x.kind != "comm")
     assert least < b.step_s
-    assert f"arithmetic binds: {format_seconds(least)} at the chip's peak" in verdict(b, counterfactuals(b))
+    assert f"arithmetic binds: {format_seconds(least)} at the chip's peak" in sentence(b)
 
 
 def test_the_sentence_never_contradicts_its_table():
     """Where it says that another degree would be faster, the table says so too, and the other way round."""
     for tp, batch in ((2, 16), (8, 1), (4, 64)):
         b = commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=tp, batch=batch)
-        text, found = verdict(b, counterfactuals(b)), {c.what: c.delta_s / float(b.step_s) for c in counterfactuals(b)}
+        text, found = sentence(b), {c.what: c.delta_s / float(b.step_s) for c in counterfactuals(b)}
         for n in (tp // 2, 2 * tp):
             if f"tp {n}" in found and "would be" in text and f"tp {n} would be" in text:
                 assert found[f"tp {n}"] < 0

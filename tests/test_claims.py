@@ -48,7 +48,7 @@ def test_hierarchical_tax_on_one_host_is_the_plain_one():
 
 
 def test_aliases_lead_to_options_that_exist():
-    from commtax.cli import app
+    from commtax.cli import commands
 
-    known = {o for command in app.commands.values() for p in command.params for o in p.opts}
+    known = {o for command in commands([]).commands.values() for p in command.params for o in p.opts}
     assert set(ALIASES.values()) <= known

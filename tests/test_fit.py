@@ -17,7 +17,7 @@ from commtax.cost.memory import kv_bytes_per_token_layer, kv_pool, on_chip, weig
 from commtax.cost.traffic import largest_graph
 from commtax.spec import Attention, Plan
 from commtax.verbs import ask
-from commtax.verbs.fitting import judge
+from commtax.verbs.fitting import judge, limits_of
 from strategies import questions
 
 GIB = 2**30
@@ -175,8 +175,8 @@ def test_parts_add_up_and_nothing_fits_beyond_the_budget(question, length):
 def test_more_memory_never_gives_fewer_tokens(question):
     model, cluster, plan, engine = question
     asked = ask(model, cluster, tp=plan.tp, pp=plan.pp, ep=plan.ep, engine=engine)
-    serving = commtax.fit(model, cluster, tp=plan.tp, pp=plan.pp, ep=plan.ep, engine=engine).serving
-    tokens = [judge(asked, replace(serving, utilization=u)).kv_tokens for u in (0.5, 0.7, 0.9, 0.95)]
+    asked = asked.but(limits=limits_of(asked))
+    tokens = [judge(asked.but(gpu_memory_utilization=u)).kv_tokens for u in (0.5, 0.7, 0.9, 0.95)]
     assert tokens == sorted(tokens)
 
 
@@ -276,14 +276,14 @@ def test_a_small_chip_serves_what_it_serves():
     assert small.fits
     wide = commtax.fit("llama-3.1-8b", "1xrtx-4090", tp=1, engine="sglang", max_model_len=4096, max_num_batched_tokens=8192)
     assert not wide.fits, "chunks of 8,192 reserve 9 GiB more"
-    assert commtax.simulate("llama-3.1-8b", "1xrtx-4090", engine="sglang", input_len=4096).chunks == 2
+    assert commtax.simulate("llama-3.1-8b", "1xrtx-4090", engine="sglang", input_len=4096).steps.chunks == 2
 
 
 @given(st.sampled_from(sorted(catalog.keys("chips"))), st.sampled_from(["vllm", "sglang", "trtllm"]), st.sampled_from([1, 2, 4, 8]))
 def test_more_memory_never_means_smaller_limits(chip, engine, tp):
     known = catalog.engine(engine)
     here, more = (on_chip(known, replace(catalog.chip(chip), visible_bytes=b)) for b in (catalog.chip(chip).visible_bytes, 1e12))
-    assert here.max_batched_tokens <= more.max_batched_tokens
-    assert here.max_seqs <= more.max_seqs
+    assert here.serves.max_batched_tokens <= more.serves.max_batched_tokens
+    assert here.serves.max_seqs <= more.serves.max_seqs
     assert largest_graph(tp, here) <= largest_graph(tp, more)
     assert on_chip(more, catalog.chip(chip)) == here, "an engine that was on another chip"

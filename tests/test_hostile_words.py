@@ -33,7 +33,7 @@ SLOW = {"plan": ("1e308", "1e-300")}  # large and small limits are searched for 
 
 
 def options(verb):
-    command = cli._commands([]).commands[verb]
+    command = cli.commands([]).commands[verb]
     return [max(p.opts, key=len) for p in command.params if isinstance(p, click.Option) and not p.is_flag and p.name not in WRITTEN]
 
 

@@ -35,15 +35,16 @@ def test_a_plan_is_what_simulate_says(question):
             "prefill_tp": int(rows.prefill_tp[i]),
             "decode_workers": copies,
         }
+        asked = a.question
         one = commtax.simulate(
-            a.question.model, a.question.cluster, engine=a.question.engine, input_len=question["input_len"], output_len=question["output_len"],
+            asked.model, asked.cluster, engine=asked.engine, input_len=question["input_len"], output_len=question["output_len"],
             concurrency=int(rows.concurrency[i]) // (1 if apart else copies), disaggregated=apart,
             **{axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}, **(workers if apart else {}),
         )  # fmt: skip
         assert float(rows.ttft_s[i]) == pytest.approx(float(one.ttft_s))
         assert float(rows.tpot_s[i]) == pytest.approx(float(one.tpot_s))
         assert float(rows.tokens_per_s[i]) == pytest.approx(float(one.tokens_per_s) * (1 if apart else copies))
-        assert float(step_of(a, rows, i).step_s) == pytest.approx(float(one.decode_s))
+        assert float(step_of(a, rows, i).step_s) == pytest.approx(float(one.steps.decode_s))
 
 
 LARGER = (
@@ -129,17 +130,18 @@ def _tried(model, cluster):
 def test_without_a_limit_plans_stop_at_their_knee(question):
     """No load has more tokens/s over a request's time, but for what the padding of a step hides from a grid of loads."""
     a = plan(**{**question, "tpot_s": math.inf, "ttft_s": math.inf, "objective": "throughput"}, max_concurrency=256)
-    rows = a.plans
+    rows, asked = a.plans, a.question
     for i in np.flatnonzero(rows.mode == 0)[:3].tolist():
         one = {axis: int(getattr(rows, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}
         mine = int(rows.concurrency[i]) // int(rows.replicas[i]) // one["dp"]
         loads = np.unique(np.linspace(1, min(256, 2 * mine), 40).astype(int))
         s = commtax.simulate(
-            a.question.model, a.question.cluster, engine=a.question.engine, input_len=a.question.requests.input_len, output_len=a.question.requests.output_len,
+            asked.model, asked.cluster, engine=asked.engine,
+            input_len=asked.requests.input_len, output_len=asked.requests.output_len,
             concurrency=np.append(loads, mine) * one["dp"], **{axis: np.full(len(loads) + 1, n) for axis, n in one.items()},
         )  # fmt: skip
         power = np.append(loads, mine) / s.e2e_s**2
-        inside = loads <= s.kv_tokens[0] // (a.question.requests.input_len + a.question.requests.output_len)
+        inside = loads <= s.kv_tokens[0] // asked.requests.tokens
         assert np.all(power[:-1][inside] <= power[-1] * 1.05)
 
 
@@ -174,10 +176,11 @@ def test_no_prompt_worker_is_idle_weight(question):
 
 
 def _split(a, i, workers):
-    rows, goal = a.plans, a.goal
+    rows, asked = a.plans, a.question
     return commtax.simulate(
-        a.question.model, a.question.cluster, engine=a.question.engine, tp=int(rows.tp[i]), concurrency=int(rows.concurrency[i]), input_len=goal.input_len,
-        output_len=goal.output_len, disaggregated=True, prefill_tp=int(rows.prefill_tp[i]), prefill_workers=workers,
+        asked.model, asked.cluster, engine=asked.engine, tp=int(rows.tp[i]), concurrency=int(rows.concurrency[i]),
+        input_len=asked.requests.input_len, output_len=asked.requests.output_len,
+        disaggregated=True, prefill_tp=int(rows.prefill_tp[i]), prefill_workers=workers,
         decode_workers=int(rows.replicas[i]),
     )  # fmt: skip
 

@@ -14,7 +14,10 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.planner import plan, plan_training
-from commtax.verbs.fitting import cache_tokens
+from commtax.planner.rows import put, train_bill_of, words
+from commtax.verbs import ask
+from commtax.verbs.asking import settled
+from commtax.verbs.fitting import cache_tokens, fits
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-8b", "qwen3-30b-a3b", "mixtral-8x7b", "llama-3.1-70b")
 CLUSTERS = ("4xh100-sxm", "2x4xa100-80-sxm", "8xl40s", "2x8xh100-sxm")
@@ -38,14 +41,14 @@ def questions(draw):
 @settings(max_examples=25)
 def test_what_is_listed_is_good(question):
     a = plan(**question, max_concurrency=128)
-    rows, cluster = a.plans, a.cluster
+    rows, cluster = a.plans, a.question.cluster
     assert np.all(rows.ttft_s <= question["ttft_s"])
     assert np.all(rows.tpot_s <= question["tpot_s"])
     assert np.all(rows.kv_headroom >= -1e-9)
     assert np.all(rows.gpus <= cluster.num_gpus)
     assert np.all(rows.gpus == rows.tp * rows.pp * rows.dp * rows.replicas + rows.prefill_tp * rows.prefill_replicas)
     for i in range(min(5, len(rows))):
-        asked = a.setup(rows, i)  # raises where the plan is illegal
+        asked = settled(put(a.question, rows, i))  # raises where the plan is illegal
         fit = commtax.fit(
             asked.model, cluster, tp=asked.plan.tp, pp=asked.plan.pp, dp=asked.plan.dp, ep=asked.plan.ep, engine=question["engine"],
             max_model_len=min(asked.model.max_len, question["input_len"] + question["output_len"]),
@@ -114,11 +117,11 @@ def test_memory_of_arrays_is_that_of_scalars():
     tp, pp = (x.ravel() for x in np.meshgrid([1, 2, 4, 8], [1, 2, 3]))
     for model, engine in (("llama-3.1-70b", "vllm"), ("gpt-oss-20b", "sglang"), ("deepseek-v3", "trtllm")):
         cluster = catalog.cluster("8x8xh200-sxm")
-        asked = commtax.verbs.ask(model, cluster, tp=tp, pp=pp, engine=engine)
-        many = cache_tokens(asked, 8192, 256)
+        limits = {"max_num_batched_tokens": 8192, "max_num_seqs": 256}
+        many = cache_tokens(ask(model, cluster, tp=tp, pp=pp, engine=engine, **limits))
         for i in range(len(tp)):
             one = commtax.fit(
-                model, cluster, tp=int(tp[i]), pp=int(pp[i]), engine=engine, max_num_batched_tokens=8192, max_num_seqs=256
+                model, cluster, tp=int(tp[i]), pp=int(pp[i]), engine=engine, **limits
             )  # fmt: skip
             assert many[i] == one.kv_tokens
 
@@ -127,13 +130,13 @@ def test_training_plans():
     a = plan_training("llama-3.1-8b", "4x8xh100-sxm", global_batch=256, seq=4096)
     rows = a.plans
     assert np.all(rows.tp * rows.pp * rows.dp * rows.cp <= 32)
-    assert np.all(rows.memory_bytes <= 0.95 * a.cluster.chip.visible_bytes)
+    assert np.all(rows.memory_bytes <= 0.95 * a.question.cluster.chip.visible_bytes)
     assert np.all(np.diff(rows.step_s) >= 0)
     assert np.all(rows.mfu < 1)
     for i in (0, len(rows) // 2, len(rows) - 1):
-        one = a.bill(rows, i)
+        one = train_bill_of(a, rows, i)
         assert float(one.step_s) == pytest.approx(float(rows.step_s[i]))
-        assert bool(one.fits)
+        assert bool(fits(one))
     assert "Step" in a.why[1]
     assert not len(plan_training("llama-3.1-405b", "8xh100-sxm", global_batch=8).plans)
 
@@ -218,10 +221,10 @@ def test_a_profile_changes_the_plans(tmp_path):
     half = profile(tmp_path, chip={"key": "h100-sxm", "memory_Bps": 1.6e12, "memory_bytes": 60e9}, host_s=0.004)
     words = {"model": "llama-3.1-8b", "cluster": "4xh100-sxm", "tpot_s": 0.03, "max_concurrency": 64}
     usual, own = plan(**words), plan(**words, profile=half)
-    assert own.run.profile.name == "box"
+    assert own.question.profile.name == "box"
     assert float(own.plans.tokens_per_s[0]) < 0.8 * float(usual.plans.tokens_per_s[0])
     i = int(np.flatnonzero(own.plans.mode == 0)[0])
-    asked = own.setup(own.plans, i)
+    asked = settled(put(own.question, own.plans, i))
     alone = commtax.simulate(
         "llama-3.1-8b", "4xh100-sxm", tp=int(asked.plan.tp), pp=int(asked.plan.pp), profile=half, input_len=512, output_len=128,
         concurrency=int(own.plans.concurrency[i] / own.plans.replicas[i]),
@@ -383,7 +386,7 @@ def test_types_are_told_apart_and_rules_are_told_once():
 
 
 def test_what_would_have_to_change():
-    assert plan("llama-3.1-405b", "4xh100-sxm").would_take == ["2x8xh100-sxm (TP 8 x PP 2 fits)", "weights in int4 (--dtype int4)"]
+    assert plan("llama-3.1-405b", "4xh100-sxm").would_take == ("2x8xh100-sxm (TP 8 x PP 2 fits)", "weights in int4 (--dtype int4)")
     slow = plan("llama-3.1-70b", "8xh100-sxm", tpot_s=0.009).would_take
     assert slow[0].startswith("limits of TPOT 10")
     assert "--dtype fp8: meets them" in slow[1]
@@ -418,7 +421,7 @@ def test_tensorrt_keeps_attention_whole():
 def test_deepspeed_has_plans():
     """ZeRO 3 without stages, stages with ZeRO 0 or 1."""
     found = plan_training("llama-3.1-8b", "2x8xh100-sxm", global_batch=32, engine="deepspeed")
-    zero = np.array([k.zero for k in found.kinds])[found.plans.kind]
+    zero = np.array([k.plan.zero for k in found.kinds])[found.plans.kind]
     assert set(zero.tolist()) == {0, 1, 3}
     assert np.all(found.plans.pp[zero == 3] == 1)
     assert np.any(found.plans.pp[zero < 3] > 1)

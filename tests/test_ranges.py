@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog
 from commtax.planner import plan
+from commtax.planner.rows import range_of, simulation
 from strategies import questions
 
 

@@ -13,7 +13,8 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.cost.schedules import SCHEDULES, fewest_microbatches
 from commtax.planner.columns import Columns, family
-from commtax.verbs import ask, fitting
+from commtax.verbs import fitting
+from commtax.verbs.asking import settled, unsettled
 
 GENEROUS_S = 6.0  # each takes about one second of CPU; before, they took 9 to 44
 
@@ -54,13 +55,13 @@ PLACES = st.sampled_from(["4x8xa100-40-sxm", "2x8xl4", "8x8xh100-sxm"])
 @given(st.sampled_from(["llama-3.1-70b", "gemma-3-27b", "gpt-oss-120b", "deepseek-v3", "opt-1.3b"]), PLACES, LIMITS)
 def test_what_is_ruled_out_at_a_look_does_not_fit(model, place, limits):
     """Every plan that the screen leaves out, judged: none fits."""
-    asked = ask(model, place)
-    names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size")
-    serving = fitting._serving(asked, *(limits.get(name) for name in names), limits.get("kv_cache_memory_bytes", 0.0))
-    may = fitting._screen(asked, serving, auto_ep=False)
-    out = [c for c in fitting._candidates(asked.model, asked.cluster, 1, {}) if not may(int(c.plan.tp), int(c.plan.pp))]
+    put = unsettled(model, place, limits)
+    asked = settled(put)
+    asked = asked.but(limits=fitting.limits_of(asked))
+    may = fitting._screen(asked, auto_ep=False)
+    out = [c for c in fitting._candidates(put) if not may(int(c.plan.tp), int(c.plan.pp))]
     for candidate in out[:: max(1, len(out) // 12)]:
-        assert not fitting.judge(candidate, serving).fits
+        assert not fitting.judge(candidate.but(limits=asked.limits)).fits
 
 
 def test_advice_is_looked_for_only_where_it_is_read(monkeypatch):

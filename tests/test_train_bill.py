@@ -23,6 +23,7 @@ from commtax.readers.published.training import question
 from commtax.sim.pipeline import Durations, run
 from commtax.verbs.causes import causes
 from commtax.verbs.explain import thresholds, verdict
+from commtax.verbs.fitting import fits
 
 RUNS = Path(__file__).parents[2] / "shared" / "data" / "training_runs.csv"
 SMALL = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-30b-a3b", "gpt-oss-20b", "llama-3.1-70b", "deepseek-v3")
@@ -224,7 +225,7 @@ def test_arrays_equal_scalars():
         for name in ("step_s", "mfu", "hfu", "exposed_comm_s", "bubble_s", "memory_bytes_per_rank"):
             assert float(getattr(many, name)[i]) == pytest.approx(float(getattr(one, name)), rel=1e-12), name
         assert many.binding[i] == one.binding
-        assert bool(many.fits[i]) == bool(one.fits)
+        assert bool(fits(many)[i]) == bool(fits(one))
     assert many.legal.all()
 
 

@@ -9,7 +9,6 @@ from pathlib import Path as File
 
 import numpy as np
 import pytest
-from commtax.report.layer import layer_of
 
 import commtax
 from cli_run import run_here
@@ -19,6 +18,7 @@ from commtax.cost.compute import Kernel
 from commtax.ledger import Item
 from commtax.spec import Path
 from commtax.statement import Note, Source
+from commtax.verbs.layer import layer_of
 
 SOURCE, FIXTURES = File(commtax.__file__).parent, File(__file__).parent / "fixtures"
 
