@@ -69,6 +69,8 @@ def read(model: str, given: Given, serving: tuple[str, ...], of: str) -> Order:
     own = profile_of(given)
     place = cluster_of(given)
     phase = given.get("phase", "decode")
+    if launch and "objective" in given and launch.phase != phase:  # a search stands the pasted plan beside its own
+        raise Refusal(f"phase '{phase}': the pasted command is one to {launch.phase}", "phase")
     if phase == "train":
         belongs(given, serving, f"serving, not to {of}")
     else:
