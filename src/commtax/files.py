@@ -118,7 +118,7 @@ def parse_json(
     {'tp': 8}
     >>> parse_json("[" * 100000, "x")
     Traceback (most recent call last):
-    ValueError: x: not valid JSON, or cut off (nested deeper than 64)
+    commtax.statement.Refusal: x: not valid JSON, or cut off (nested deeper than 64)
     """
     _judge_memory(text, name, memory)
     collecting = gc.isenabled()
