@@ -2,6 +2,7 @@
 
 import csv
 import json
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -80,8 +81,9 @@ def test_an_array_is_its_elements():
     for i in range(4):
         each = {"tp": int(tp[i]), "concurrency": int(clients[i]), "num_prompts": 6000}
         one = simulate(**each, input_len=int(lengths_in[i]), output_len=int(lengths_out[i]), **words)
-        for name in ("tpot_s", "ttft_s", "e2e_s", "tokens_per_s", "running", "chunks", "kv_tokens"):
-            assert np.asarray(getattr(wide, name))[i] == pytest.approx(float(getattr(one, name)), rel=1e-12), name
+        for name in ("tpot_s", "ttft_s", "e2e_s", "tokens_per_s", "running", "steps.chunks", "kv_tokens"):
+            figure = attrgetter(name)
+            assert np.asarray(figure(wide))[i] == pytest.approx(float(figure(one)), rel=1e-12), name
 
 
 def test_an_illegal_element_is_masked():
@@ -173,7 +175,7 @@ def test_one_more_prompt_token_saves_no_time(engine, pp, clients, below, above, 
     """What a prompt leaves of a step's budget goes to the next one: nothing jumps where two prompts just fit into a step."""
     words = {"engine": engine, "pp": pp, "concurrency": clients, "spread": spread}
     less, more = (simulate(input_len=n, **words) for n in (below, above))
-    assert less.ttft_s <= more.ttft_s <= 1.02 * less.ttft_s + less.decode_s
+    assert less.ttft_s <= more.ttft_s <= 1.02 * less.ttft_s + less.steps.decode_s
     assert less.e2e_s <= more.e2e_s
 
 
@@ -236,7 +238,7 @@ def test_lengths_vary_unless_told():
     """Equal lengths are a choice: nobody's users answer in lockstep."""
     words = {"concurrency": 32, "input_len": 8000}
     usual, varied, equal = simulate(**words), simulate(spread=0.5, **words), simulate(spread=0.0, **words)
-    assert (usual.ttft_s, usual.tpot_s, usual.spread) == (varied.ttft_s, varied.tpot_s, 0.5)
+    assert (usual.ttft_s, usual.tpot_s, usual.requests.spread) == (varied.ttft_s, varied.tpot_s, 0.5)
     assert equal.ttft_s > usual.ttft_s, "two prompts of others come first, in every step"
     assert any("vary by 50% to either side; --spread 0" in note for note in usual.notes)
     assert any("lockstep; --spread 0.5" in note for note in equal.notes)
@@ -290,7 +292,7 @@ def test_bad_input_is_named(words, text):
 def test_disaggregated_decoding_is_not_stretched():
     together = simulate(concurrency=64, input_len=4096)
     apart = simulate(concurrency=64, input_len=4096, disaggregated=True, prefill_workers=2, decode_workers=1, num_prompts=640)
-    assert apart.tpot_s == pytest.approx(float(apart.decode_s))
+    assert apart.tpot_s == pytest.approx(float(apart.steps.decode_s))
     assert apart.tpot_s < together.tpot_s
     assert apart.served.ahead > 0.1 * (64 / 2 - 1) / 2, "the burst of the start, and the queue after it"
     assert (apart.num_gpus, together.num_gpus) == (3, 1)

@@ -13,6 +13,7 @@ from commtax import catalog
 from commtax.catalog.profile import load as load_profile
 from commtax.cli.options import Command, Given
 from commtax.cli.output import Output
+from commtax.cli.pasting import filled, laid_out
 from commtax.question import Question
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
@@ -58,8 +59,6 @@ def ordered(serving: tuple[str, ...] = (), of: str = "phase train") -> Callable[
 
 def read(model: str, given: Given, serving: tuple[str, ...], of: str) -> Order:
     """The order of a command line: what was pasted is filled in first, options that were given win."""
-    from commtax.cli.pasting import filled, laid_out
-
     output = Output(given.pop("as_json", False), given.pop("as_csv", False))
     text = given.pop("pasted", "")
     launch, name = filled(text, model, given, output.remarks) if text else (None, model)
@@ -69,6 +68,8 @@ def read(model: str, given: Given, serving: tuple[str, ...], of: str) -> Order:
     own = profile_of(given)
     place = cluster_of(given)
     phase = given.get("phase", "decode")
+    if launch and "objective" in given and launch.phase != phase:  # a search stands the pasted plan beside its own
+        raise Refusal(f"phase '{phase}': the pasted command is one to {launch.phase}", "phase")
     if phase == "train":
         belongs(given, serving, f"serving, not to {of}")
     else:

@@ -79,14 +79,12 @@ def plan_command(order: Order) -> None:
 
     commtax plan --cluster 8xh100-sxm --from "vllm serve meta-llama/Llama-3.1-70B -tp 8" --tpot 30ms
     """
-    given, launch = order.given, order.launch
+    given = order.given
     if not 1 <= given["top"] <= MOST_LISTED:
         nearest = 1 if given["top"] < 1 else MOST_LISTED
         rule = f"from 1 to {MOST_LISTED:,} plans are listed; nearest valid: {nearest}"
         raise Refusal(f"top={given['top']}: {rule}", "top", (nearest,))
     order.output.read(order.question.cluster)
-    if launch and launch.phase != given["phase"]:
-        raise Refusal(f"phase '{given['phase']}': the pasted command is one to {launch.phase}", "phase")
     if given["phase"] not in ("serve", "train"):
         raise Refusal(f"phase '{given['phase']}': serve or train", "phase", ("serve", "train"))
     able = EMITTED[order.question.trains]

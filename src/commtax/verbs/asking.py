@@ -19,7 +19,7 @@ from commtax.spec import AXES, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Kern
 from commtax.statement import Note, Refusal
 from commtax.verbs import checking
 from commtax.verbs.checking import numeric, positive
-from commtax.verbs.options import CellOptions, RequestOptions
+from commtax.verbs.options import CellOptions, FitOptions, RequestOptions
 
 ACTIVATIONS = ("bf16", "fp16", "fp32")
 AUTO_EP = -1
@@ -30,7 +30,7 @@ MEASURED = ("batch", "context", "micro_batch", "concurrency", "input_len", "outp
 """Numbers that may be arrays, beside the plan's sizes."""
 
 
-class Options(CellOptions, RequestOptions, total=False):
+class Options(CellOptions, FitOptions, RequestOptions, total=False):
     """Everything that may be asked."""
 
 
@@ -64,6 +64,8 @@ def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, 
     types = checking.dtype(weights), checking.kv_dtype(str(given.pop("kv_dtype", "")))
     plan = Plan(**sizes, replicas=replicas, weights_dtype=types[0], kv_dtype=types[1], **kinds)  # type: ignore[arg-type]
     numbers = {name: numeric(given[name], name) for name in MEASURED if name in given}
+    if PHASES[phase].trains and "microbatches" in given:
+        numbers["batch"] = positive(given.pop("microbatches"), "microbatches") * numbers.get("micro_batch", 1)
     checking.check_limits(given)
     asked = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
     return asked.but(**(given | numbers))

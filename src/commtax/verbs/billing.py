@@ -24,7 +24,7 @@ from commtax.spec import TAXES, Cluster, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.verbs.asking import context_notes, settled, terms_of, unsettled
 from commtax.verbs.checking import check_arithmetic
-from commtax.verbs.options import StepOptions
+from commtax.verbs.options import BillOptions, TrainBillOptions, only
 
 USABLE = 0.95
 """Share of the chip's memory that a training run can use."""
@@ -140,20 +140,20 @@ class StepBill(Bill):
         return tokens / self.tokens_per_s / 86400
 
 
-def bill(model: str | Model, cluster: str | Cluster, **options: Unpack[StepOptions]) -> StepBill:
+def bill(model: str | Model, cluster: str | Cluster, **options: Unpack[BillOptions]) -> StepBill:
     """Price one prefill, decode or mixed step. Sizes, batch and context may be arrays, and then every figure is one.
 
     With ``pp`` stages the batch is split into ``pp`` microbatches that are in flight together: ``step_s`` is one
     microbatch through all stages, and tokens of all of them come out in that time. ``profile`` is a machine's own
     constants (a file of ``commtax calibrate``): its engine and type are used unless others are given.
     """
-    asked = unsettled(model, cluster, options)
+    asked = unsettled(model, cluster, only(BillOptions, options))
     if asked.trains:
         raise Refusal("phase 'train': train_bill prices training steps; bill is for decode, prefill and mixed", "phase")
     return price(asked)
 
 
-def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[StepOptions]) -> StepBill:
+def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[TrainBillOptions]) -> StepBill:
     """Price one optimiser step. ``batch`` sequences a replica in microbatches of ``micro_batch``, ``context`` tokens each.
 
     Sizes may be arrays, and then every figure is one. ``hsdp`` shards over groups of that many ranks; ``async_axes`` are
@@ -161,7 +161,7 @@ def train_bill(model: str | Model, cluster: str | Cluster, **options: Unpack[Ste
     """
     if "microbatches" in options:
         raise Refusal("microbatches: follow from batch and micro_batch", "microbatches")
-    return price(unsettled(model, cluster, {**options, "phase": "train"}))
+    return price(unsettled(model, cluster, {**only(TrainBillOptions, options), "phase": "train"}))
 
 
 def price(q: Question) -> StepBill:

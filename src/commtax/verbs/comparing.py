@@ -13,7 +13,7 @@ from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.asking import AUTO_EP, unsettled
 from commtax.verbs.billing import StepBill, price, with_link
-from commtax.verbs.options import CellOptions
+from commtax.verbs.options import CellOptions, only
 
 TRAIN_AXES = ("batch", "context", *SIZES[:-1], "link", SIZES[-1], "micro_batch", "local_tokens")
 AXES = TRAIN_AXES[:-3]
@@ -70,6 +70,7 @@ def compare(model: str | Model, cluster: str | Cluster, over: list[str], **optio
 
     Over ``local_tokens`` a GPU's tokens a step change: sequences of ``context`` tokens, or shorter ones where they are fewer.
     """
+    only(CellOptions, options)
     fixed = {"global_batch": options.pop("global_batch", None), "local_tokens": options.pop("local_tokens", None)}
     put = unsettled(model, cluster, options)
     return compared(put, over, **fixed)

@@ -21,7 +21,7 @@ from commtax.units import plural
 from commtax.verbs import checking
 from commtax.verbs.asking import AUTO_EP, settled, unsettled
 from commtax.verbs.billing import USABLE, StepBill
-from commtax.verbs.options import LimitOptions, StepOptions
+from commtax.verbs.options import FitOptions, TrainedOptions, only
 
 Changes = dict[str, Any]
 """Fields of a question, and what they become."""
@@ -69,14 +69,14 @@ class Fit:
         return 0.0 if self.fits else max(self.over_bytes, self.needed_kv_bytes - self.kv_bytes)
 
 
-def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **options: Unpack[LimitOptions]) -> Fit:
+def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **options: Unpack[FitOptions]) -> Fit:
     """Judge the given plan, or find the smallest legal TP (x PP) that fits one request of ``max_model_len`` tokens.
 
     Where none fits, ``advise`` looks for the nearest changes that would.
     """
     if "phase" in options:
         raise Refusal("phase: fit is about serving; train_fit is about training", "phase")
-    put = unsettled(model, cluster, options)
+    put = unsettled(model, cluster, only(FitOptions, options))
     judged = holds(put, chosen=options.get("tp") is not None, stages=put.plan.pp if options.get("pp") else None)
     return advised(judged) if advise else judged
 
@@ -371,11 +371,12 @@ class TrainFit:
 
 
 def train_fit(
-    model: str | Model, cluster: str | Cluster, *, gpu_memory_utilization: float = USABLE, **options: Unpack[StepOptions]
+    model: str | Model, cluster: str | Cluster, *, gpu_memory_utilization: float = USABLE, **options: Unpack[TrainedOptions]
 ) -> TrainFit:
     """Training memory of one rank of the first stage against the share of the chip that a run can use."""
     checking.share(gpu_memory_utilization)
-    return train_holds(unsettled(model, cluster, {**options, "phase": "train"}).but(gpu_memory_utilization=gpu_memory_utilization))
+    put = unsettled(model, cluster, {**only(TrainedOptions, options), "phase": "train"})
+    return train_holds(put.but(gpu_memory_utilization=gpu_memory_utilization))
 
 
 def train_holds(put: Question) -> TrainFit:

@@ -18,7 +18,7 @@ from commtax.verbs.asking import AUTO_EP, unsettled
 from commtax.verbs.billing import StepBill, price, with_link
 from commtax.verbs.comparing import MAX_CELLS, share_of
 from commtax.verbs.fitting import fits
-from commtax.verbs.options import StepOptions
+from commtax.verbs.options import StepOptions, only
 
 NAMED = (*SIZES, "replicas")
 SPELLED = {"r": "replicas"}
@@ -119,7 +119,7 @@ def compare_plans(
     ``batches`` count sequences over all replicas, so that plans are asked for the same work. ``where`` gives the cluster
     that a plan meets (its GPUs chosen from a topology); ``links`` replace the link of all of them.
     """
-    put = unsettled(model, cluster, options)
+    put = unsettled(model, cluster, only(StepOptions, options))
     length = int(put.context) if "context" in options else 1024
     return replace(compared_plans(put, plans, links, batches, where), context=length)
 

@@ -19,7 +19,7 @@ from commtax.statement import Note, Refusal
 from commtax.verbs.asking import context_notes, settled, unsettled
 from commtax.verbs.billing import flight_notes
 from commtax.verbs.checking import check_arithmetic
-from commtax.verbs.options import StepOptions
+from commtax.verbs.options import SentOptions, only
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ class Traffic:
         return sum((i.sent_bytes_per_rank for i in self.items), start=0.0)
 
 
-def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[StepOptions]) -> Traffic:
+def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[SentOptions]) -> Traffic:
     """The exact collectives of one step.
 
     ``batch`` counts sequences a replica; ``context`` is cached tokens a sequence in decode, prompt length in prefill,
     sequence length in training. A mixed step is ``batch`` decodes beside one prompt of ``context`` tokens.
     """
-    put = unsettled(model, cluster, {"context": 1024, **options})
+    put = unsettled(model, cluster, {"context": 1024, **only(SentOptions, options)})
     if put.trains:
         for name, given in (("eager", put.what_if.eager), ("kv_dtype", options.get("kv_dtype"))):
             if given:

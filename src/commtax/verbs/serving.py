@@ -34,7 +34,7 @@ from commtax.verbs import checking
 from commtax.verbs.asking import context_notes, settled, terms_of, unsettled
 from commtax.verbs.checking import positive
 from commtax.verbs.fitting import cache_tokens, step_limits
-from commtax.verbs.options import RequestOptions
+from commtax.verbs.options import RequestOptions, only
 
 MOVING = 0.8  # share of a link's bandwidth that moves caches
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
@@ -171,7 +171,7 @@ def simulate(model: str | Model, cluster: str | Cluster, **options: Unpack[Reque
     lengths vary by ``spread`` of their mean to either side. With ``disaggregated``, prompts run on workers of their own.
     ``kv_tokens`` is the size of a replica's cache where it is known; else memory is judged.
     """
-    return serve(unsettled(model, cluster, options))
+    return serve(unsettled(model, cluster, only(RequestOptions, options)))
 
 
 @remembered
