@@ -5,6 +5,8 @@ that a layer sends two all-reduces; the embedding one more, and the logits one g
 as a graph.
 """
 
+# mypy: disallow-untyped-decorators=False
+
 from __future__ import annotations
 
 import importlib.util

@@ -4,6 +4,8 @@ One step is either one whole prompt or one token of every running request, the o
 is rank 0's clock to say; everything else follows from it on every rank alike.
 """
 
+# mypy: disallow-untyped-decorators=False
+
 from __future__ import annotations
 
 import time
