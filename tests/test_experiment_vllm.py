@@ -11,8 +11,7 @@ import pytest
 
 from commtax.cli import main
 from commtax.report.experiment import markdown
-from commtax.study.deaths import Failure
-from commtax.study.vllm import _alike
+from commtax.study.vllm import FailedRunError, _alike
 
 HERE = Path(__file__).parent
 
@@ -117,11 +116,11 @@ def test_a_dead_engine_is_named_and_not_tried_a_third_time(fake, capsys, monkeyp
 
 
 def test_only_failures_of_a_kind_are_alike():
-    first, second = Failure("the profiler left no trace"), Failure("vllm serve was not ready", "not ready")
+    first, second = FailedRunError("the profiler left no trace"), FailedRunError("vllm serve was not ready", "not ready")
     assert _alike([(2, first), (2, first), (2, second)], 2) is None, "what has no kind is like nothing"
     assert _alike([(2, second), (2, second)], 2) is second
     assert _alike([(2, second), (2, second)], 1) is None
-    dead = Failure("died", "SIGILL", died=True)
+    dead = FailedRunError("died", "SIGILL", died=True)
     assert _alike([(2, dead), (1, dead)], 4) is dead
 
 

@@ -20,7 +20,7 @@ from commtax.cli import main
 from commtax.cost.compute import step_kernels
 from commtax.measure import box, launch, litter, machine
 from commtax.measure.arch import arch, described
-from commtax.measure.collectives import Sizes
+from commtax.measure.collectives import doubling
 from commtax.measure.comm import Group
 from commtax.measure.engine import Engine
 from commtax.measure.generate import generate, prompts
@@ -462,9 +462,9 @@ def test_times_that_do_not_grow_with_bytes_still_give_a_profile():
 
 
 def test_sizes_double():
-    assert Sizes(8, 100).all() == [8, 16, 32, 64]
+    assert doubling(8, 100) == [8, 16, 32, 64]
     with pytest.raises(ValueError, match="rise"):
-        Sizes(64, 8).all()
+        doubling(64, 8)
 
 
 def test_calibration_gives_a_profile_that_bill_takes(tmp_path, capsys):

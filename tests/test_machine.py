@@ -12,8 +12,8 @@ import pytest
 
 from commtax.measure import machine
 from commtax.measure.machine import Facts
-from commtax.study.deaths import failure
 from commtax.study.leash import leashed
+from commtax.study.vllm import failure
 
 SKYLAKE = "processor\t: 0\nflags\t\t: fpu sse2 avx2 avx512f avx512bw\nprocessor\t: 1\nflags\t\t: fpu"
 SAPPHIRE = "processor\t: 0\nflags\t\t: fpu sse2 avx2 avx512f avx512_bf16 amx_bf16 amx_tile\n"

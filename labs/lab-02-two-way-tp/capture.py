@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from commtax.measure.job import Job
-from commtax.measure.tp import run_here
+from commtax.measure.tp import run_all
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -29,7 +29,7 @@ def live(device="cpu", **changes):
         question = {"tp": 2, "random": True, "batch": BATCH, "input_len": PROMPT, "output_len": OUTPUT, "device": device}
         if device == "cpu":
             question["dtype"] = "fp32"
-        return run_here(Job(model=folder, **{**question, **changes}), timeout_s=300)
+        return run_all([Job(model=folder, **{**question, **changes})], timeout_s=300)[0]
 
 
 def show():

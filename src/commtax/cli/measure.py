@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
@@ -20,9 +20,6 @@ from commtax.files import Document, check_writable, write_text
 from commtax.report import measuring
 from commtax.statement import Refusal
 from commtax.units import parse_count, parse_seconds
-
-if TYPE_CHECKING:
-    from commtax.study.experiment import News
 
 
 class Layers(Count):
@@ -35,17 +32,13 @@ class Layers(Count):
         return layers
 
 
-def _seconds(_context: click.Context, parameter: click.Parameter, value: str) -> float:
-    return parse_seconds(value, (parameter.opts[0] if parameter.opts else "").strip("-").replace("-", "_"))
-
-
 lost_option = click.option(
     "--lost-after",
     "lost_s",
     default="20s",
     show_default=True,
     metavar="TIME",
-    callback=_seconds,
+    callback=lambda _context, _parameter, value: parse_seconds(value, "lost_after"),
     help="End the run when a rank was stopped for this long.",
 )
 DEMONSTRATION = Path(__file__).parents[1] / "study" / "demonstration"
@@ -93,11 +86,11 @@ def tp_command(model: str, random_model: str, lost_s: float, as_json: bool, **op
     """
     from commtax.measure.job import Job
     from commtax.measure.reconcile import passed
-    from commtax.measure.tp import run_here
+    from commtax.measure.tp import run_all
 
     job = Job(**_weights(model, random_model), **options)
     with ranks_named(), bar("rounds", job.repeats, as_json) as advance:
-        document = run_here(job, progress=advance, lost_s=lost_s)
+        document = run_all([job], progress=advance, lost_s=lost_s)[0]
     _show(document, as_json, measuring.show_tp)
     sys.exit(0 if passed(document) else 1)
 
@@ -122,14 +115,14 @@ def collectives_command(
 
     commtax measure collectives --impl gloo,shm --ranks 2 --max 1M
     """
-    from commtax.measure.collectives import Sizes, measure
+    from commtax.measure.collectives import doubling, measure
 
     groups = _counts(ranks, "ranks")
-    sizes = Sizes(int(least), int(most))
+    sizes = doubling(int(least), int(most))
     for place, what in ((output, "output"), (plot, "plot")):
         if place:
             check_writable(place, what)
-    with ranks_named(), bar("sizes", len(sizes.all()) * len(groups), as_json) as advance:
+    with ranks_named(), bar("sizes", len(sizes) * len(groups), as_json) as advance:
         document = measure(_names(impl), groups, sizes, progress=advance, **options)
     if output:
         write_text(output, "".join(json.dumps(row) + "\n" for row in document["rows"]), "output")
@@ -216,16 +209,22 @@ def experiment_command(
         asked = Asked(folder, degrees=tuple(_counts(degrees, "tp")), **weights, **options)
         try:
             with ranks_named():
-                boxes = [experiment(asked, _tell)]
+                boxes = [experiment(asked, partial(click.echo, err=True))]  # a study takes minutes to hours
         except KeyboardInterrupt:
             click.echo(f"finished runs are kept in {folder}: the same command goes on with the others", err=True)
             raise
-    with _whole_documents(merged):
+    try:
         charts = reporting.charts(boxes, folder)
         write_text(folder / "report.md", reporting.markdown(boxes, charts), "out")
         document = {"schema": "commtax.experiments/1", "boxes": boxes} if merged else boxes[0]
         _show(document, as_json, lambda console, _: reporting.show(console, boxes, folder))
         code = 1 if any(box["failed"] for box in boxes) else 0
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        if not merged:
+            raise
+        # documents that came from files: one with a part missing, or of another kind, is bad input and no fault of the report
+        text = f"merge {', '.join(repr(m) for m in merged)}: an experiment.json has a part that is missing or of the wrong form"
+        raise Refusal(f"{text} ({type(error).__name__}: {error}); run that experiment again, or leave it out") from None
     sys.exit(code)
 
 
@@ -249,24 +248,6 @@ def _show(document: Document, as_json: bool, show: Callable[[Console, Document],
         print_json(document)
     else:
         show(terminal(), document)
-
-
-@contextmanager
-def _whole_documents(merged: Sequence[str]) -> Iterator[None]:
-    """Documents that came from files: one with a part missing, or of another kind, is bad input and no fault of the report."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-        if not merged:
-            raise
-        text = f"merge {', '.join(repr(m) for m in merged)}: an experiment.json has a part that is missing or of the wrong form"
-        raise Refusal(f"{text} ({type(error).__name__}: {error}); run that experiment again, or leave it out") from None
-
-
-def _tell(news: News) -> None:
-    """One line a finished run: a study takes minutes to hours, and each run is kept from here on."""
-    place = f"[{news.step}/{news.of}] " if news.of else ""
-    click.echo(f"{place}{news.what}" + (f" FAILED: {news.error}" if news.error else ""), err=True)
 
 
 @contextmanager

@@ -14,14 +14,7 @@ from commtax.files import Document
 from commtax.spec import Experts, Model
 from commtax.statement import Refusal
 
-FAMILIES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "MixtralForCausalLM",
-    "Qwen3MoeForCausalLM",
-)
+FAMILIES = tuple(f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Qwen2", "Qwen3", "Mixtral", "Qwen3Moe"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +75,9 @@ def rotary(a: Arch, length: int, device: Any) -> tuple[Any, Any]:
     """
     dim = a.model.attention.head_dim
     inverse = float(a.rope["rope_theta"]) ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    inverse = _scaled(inverse, a.rope)
-    angles = torch.outer(torch.arange(length, dtype=torch.float64), inverse)
+    angles = torch.outer(torch.arange(length, dtype=torch.float64), _scaled(inverse, a.rope))
     cos, sin = angles.cos(), angles.sin()
-    both = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-    return both[0].float().to(device), both[1].float().to(device)
+    return torch.cat((cos, cos), dim=-1).float().to(device), torch.cat((-sin, sin), dim=-1).float().to(device)
 
 
 def _scaled(inverse: Any, rope: Document) -> Any:

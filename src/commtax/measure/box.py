@@ -12,6 +12,7 @@ import platform
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -30,9 +31,8 @@ from commtax.measure.arch import Arch, described
 from commtax.measure.collectives import OPS, alpha_beta
 from commtax.measure.comm import Group, Wire, check_impl, wire
 from commtax.measure.engine import Engine
-from commtax.measure.generate import Run, generate, prompts
+from commtax.measure.generate import Run, Turn, generate, prompts
 from commtax.measure.job import DTYPES
-from commtax.measure.records import Turn
 from commtax.measure.weights import Random, load
 from commtax.measure.worker import Place, gather, report
 from commtax.question import workload
@@ -50,6 +50,7 @@ SHAPES = tuple(dict(zip(SIDES, sides, strict=True)) for sides in ((1536, 4608, 4
 STEPS = ((1, 32), (4, 96))  # batch and prompt length
 ALONE = ""  # the wire of an engine of one rank
 MOST_PACK = 100.0  # as much as a profile may say
+PLAIN_DECODE, PLAIN_PREFILL = {"tc": 0.0, "kl": 0.0, "kc": 1.0, "p": 4.0}, {"eb": 1.0, "c0": 0.0, "tl": 0.0, "p": 4.0}
 STAGES = 2 + len(SHAPES) * len(STEPS)
 
 
@@ -148,22 +149,17 @@ def _stream(dtype: Any, nbytes: int) -> float:
 def _gemm_rate(dtype: Any, size: int = 1024) -> float:
     """FLOP a second of a square product, the best of several."""
     a, b = torch.ones(size, size, dtype=dtype), torch.ones(size, size, dtype=dtype)
-    best = 0.0
+    marks = [time.perf_counter()]
     for _ in range(6):
-        start = time.perf_counter()
         torch.mm(a, b)
-        best = max(best, 2 * size**3 / (time.perf_counter() - start))
-    return best
+        marks.append(time.perf_counter())
+    return 2 * size**3 / min(last - first for first, last in pairwise(marks))
 
 
 def _arch(shape: Mapping[str, int]) -> Arch:
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        **shape,
-        "num_key_value_heads": shape["num_attention_heads"] // 2,
-        "max_position_embeddings": 2048,
-    }
-    return described(config, f"calibration-{shape['hidden_size']}")
+    more = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 2048}
+    more["num_key_value_heads"] = shape["num_attention_heads"] // 2
+    return described({**shape, **more}, f"calibration-{shape['hidden_size']}")
 
 
 def _model(shape: Mapping[str, int], batch: int, length: int, dtype: Any, where: Place, wires: dict[str, Wire]) -> Case:
@@ -195,8 +191,8 @@ def profile(seen: Sequence[Seen], dtype: str, name: str) -> Document:
         points.setdefault(point.kernel.form, []).append(point)
     kernels = {
         f"gemm.{dtype}": _fit_gemm(points["gemm"], memory_Bps, peak),
-        "decode.bf16": _fit_decode(points["decode"], memory_Bps),
-        "prefill.bf16": _fit_prefill(points["prefill"], peak),
+        "decode.bf16": _fit_attention(points["decode"], "nbytes", memory_Bps, "eb", PLAIN_DECODE),
+        "prefill.bf16": _fit_attention(points["prefill"], "flops", peak, "ep", PLAIN_PREFILL),
         "small.bf16": _fit_small(points["small"], memory_Bps),
     }
     how = f"{ranks} ranks of {seen[0].threads} thread(s) at once, load {seen[0].load:.1f}"
@@ -263,21 +259,11 @@ def _line(points: Sequence[Point], name: str) -> tuple[float, float]:
     return alpha_beta(np.array([float(getattr(p.kernel, name)) for p in points]), np.array([p.seconds for p in points]))
 
 
-def _attained(points: Sequence[Point], name: str, rate: float) -> tuple[float, float]:
-    """A fixed time, and the share of ``rate`` at which the rest goes."""
-    fixed, slope = _line(points, name)
-    return fixed, _share(1 / (slope * rate)) if slope else 1.0
-
-
-def _fit_decode(points: list[Point], memory_Bps: float) -> dict[str, float]:
-    fixed, share = _attained(points, "nbytes", memory_Bps)
-    return {"t0": fixed, **{f"eb{d}": share for d in (64, 128, 256)}, "tc": 0.0, "kl": 0.0, "kc": 1.0, "p": 4.0}
-
-
-def _fit_prefill(points: list[Point], peak: float) -> dict[str, float]:
-    """``peak`` is the rate that the formula divides by."""
-    fixed, share = _attained(points, "flops", peak)
-    return {"t0": fixed, "eb": 1.0, **{f"ep{d}": share for d in (64, 128, 256)}, "c0": 0.0, "tl": 0.0, "p": 4.0}
+def _fit_attention(points: Sequence[Point], bound: str, rate: float, share: str, plain: dict[str, float]) -> dict[str, float]:
+    """A fixed time, and the share of ``rate`` at which bytes or FLOPs go, the same for every head size; ``plain`` is not fitted."""
+    fixed, slope = _line(points, bound)
+    attained = _share(1 / (slope * rate)) if slope else 1.0
+    return {"t0": fixed, **{f"{share}{head_dim}": attained for head_dim in (64, 128, 256)}, **plain}
 
 
 def _fit_small(points: list[Point], memory_Bps: float) -> dict[str, float]:
@@ -301,9 +287,7 @@ def _paths(seen: Sequence[Seen], impl: str) -> list[Document]:
     rows = []
     for op in OPS:
         cases = zip(*(rank.cases for rank in seen), strict=True)
-        sizes, times = (
-            np.array(column) for column in zip(*(point for case in cases for point in _wires(case, impl, op)), strict=True)
-        )
+        sizes, times = np.array([point for case in cases for point in _wires(case, impl, op)]).T
         fixed, slope = alpha_beta(sizes, times)
         constants = {"launch_s": fixed, "bandwidth_Bps": min(1e12, float(ring_factor(op, len(seen))) / slope) if slope else 1e12}
         rows.append({"op": op, "algorithm": "ring", **constants, "name": impl, "source": "between computing"})

@@ -21,7 +21,7 @@ from commtax.cost.collectives import ring_factor
 from commtax.files import Document
 from commtax.measure import launch, machine
 from commtax.measure.comm import CUDA_OK, Wire, check_impl, wire
-from commtax.measure.worker import Place, gather, report
+from commtax.measure.worker import Place, gather, meet, report
 from commtax.statement import Refusal
 
 TARGET = "commtax.measure.collectives:sweep"
@@ -31,17 +31,11 @@ BATCH_S = 0.03  # as many calls in a batch as take about this long …
 MAX_CALLS = 1000  # … within reason
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Doubling sizes from ``least`` to ``most`` bytes."""
-
-    least: int = 8
-    most: int = 64 * 2**20
-
-    def all(self) -> list[int]:
-        if not 4 <= self.least <= self.most:
-            raise Refusal(f"min={self.least}, max={self.most}: sizes rise from at least 4 bytes")
-        return [self.least << i for i in range((self.most // self.least).bit_length())]
+def doubling(least: int, most: int) -> list[int]:
+    """Sizes from ``least`` to ``most`` bytes."""
+    if not 4 <= least <= most:
+        raise Refusal(f"min={least}, max={most}: sizes rise from at least 4 bytes")
+    return [least << i for i in range((most // least).bit_length())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +52,7 @@ class Sweep:
 def measure(
     impls: list[str],
     ranks: list[int],
-    sizes: Sizes,
+    sizes: list[int],
     op: str = "all-reduce",
     emulate_link: str = "",
     lost_s: float = launch.LOST_S,
@@ -66,19 +60,6 @@ def measure(
 ) -> Document:
     """``measure collectives --json``: rows of every implementation and group, and a fit for each."""
     impls = impls or list(machine.carriers(machine.facts()))
-    _check(impls, ranks, op, emulate_link)
-    asked = Sweep(impls, sizes.all(), op, emulate_link, "cuda" if any(impl in CUDA_OK for impl in impls) else "cpu")
-    rows: list[Document] = []
-    for size in ranks:
-        rows += launch.run(TARGET, asked, size, device=asked.device, lost_s=lost_s, progress=progress)
-    keys = dict.fromkeys((row["impl"], row["ranks"]) for row in rows)
-    fits = [fit(impl, size, op, [r for r in rows if (r["impl"], r["ranks"]) == (impl, size)]) for impl, size in keys]
-    note = machine.carrier_note(machine.facts()) if "nccl" not in impls else ""
-    head = {"schema": "commtax.measure-collectives/1", "op": op, "emulated_link": emulate_link}
-    return {**head, "rows": rows, "fits": fits, "notes": [note] if note else []}
-
-
-def _check(impls: list[str], ranks: list[int], op: str, emulate_link: str) -> None:
     for impl in impls:
         check_impl(impl)
     if "nccl" in impls and (len(impls) > 1 or torch.cuda.device_count() < max(ranks)):
@@ -90,6 +71,15 @@ def _check(impls: list[str], ranks: list[int], op: str, emulate_link: str) -> No
         raise Refusal(f"ranks={(bad or [0])[0]}: groups of 2 to 64 ranks are measured", "ranks")
     if emulate_link:
         catalog.link(emulate_link)
+    asked = Sweep(impls, sizes, op, emulate_link, "cuda" if any(impl in CUDA_OK for impl in impls) else "cpu")
+    rows: list[Document] = []
+    for size in ranks:
+        rows += launch.run(TARGET, asked, size, device=asked.device, lost_s=lost_s, progress=progress)
+    keys = dict.fromkeys((row["impl"], row["ranks"]) for row in rows)
+    fits = [fit(impl, size, op, [r for r in rows if (r["impl"], r["ranks"]) == (impl, size)]) for impl, size in keys]
+    note = machine.carrier_note(machine.facts()) if "nccl" not in impls else ""
+    head = {"schema": "commtax.measure-collectives/1", "op": op, "emulated_link": emulate_link}
+    return {**head, "rows": rows, "fits": fits, "notes": [note] if note else []}
 
 
 def sweep(where: Place, asked: Sweep) -> list[Document]:
@@ -108,20 +98,14 @@ def _one_size(wires: dict[str, Wire], op: str, nbytes: int, ranks: int, device: 
     count = max(1, nbytes // 4)
     if op == "all-gather":
         count = max(1, count // ranks) * ranks
-    calls: dict[str, Callable[[], None]] = {}
-    wrong, repeats = {}, {}
-    for impl, carrier in wires.items():
-        calls[impl], wrong[impl] = _prepared(carrier, op, count, ranks, device)
-        repeats[impl] = _repeats(calls[impl], device)
-    times: dict[str, list[float]] = {impl: [] for impl in wires}
-    for _ in range(BATCHES):
-        for impl, call in calls.items():
-            times[impl].append(_batch(call, repeats[impl], device))
+    made = {impl: _prepared(carrier, op, count, ranks, device) for impl, carrier in wires.items()}
+    repeats = {impl: _repeats(call, device) for impl, (call, _) in made.items()}
+    batches = [{impl: _batch(call, repeats[impl], device) for impl, (call, _) in made.items()} for _ in range(BATCHES)]
     rows = []
-    for impl, own in times.items():
-        slowest = [max(batch) for batch in zip(*gather(own), strict=True)]
+    for impl, (_, wrong) in made.items():
+        slowest = [max(batch) for batch in zip(*gather([batch[impl] for batch in batches]), strict=True)]
         head = {"impl": impl, "ranks": ranks, "op": op, "type": "float", "size_bytes": count * 4, "count": count}
-        rows.append({**head, **_rates(op, count * 4, ranks, slowest), "wrong": sum(gather(wrong[impl]))})
+        rows.append({**head, **_rates(op, count * 4, ranks, slowest), "wrong": sum(gather(wrong))})
     return rows
 
 
@@ -148,7 +132,7 @@ def _repeats(call: Callable[[], None], device: Any) -> int:
 
 
 def _batch(call: Callable[[], None], repeats: int, device: Any) -> float:
-    dist.all_reduce(torch.zeros(1))
+    meet()
     start = time.perf_counter()
     for _ in range(repeats):
         call()

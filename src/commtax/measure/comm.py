@@ -7,7 +7,6 @@ time of another link added. Sizes are read off the tensors themselves, so the le
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -73,10 +72,12 @@ def spin(seconds: float) -> None:
 
 
 def check_impl(impl: str) -> None:
-    """Refuse a wire that nobody knows, and one that this machine does not have."""
+    """Refuse a wire that nobody knows, and shared memory where it cannot be had."""
     if impl not in IMPLEMENTATIONS:
         raise Refusal(f"impl '{impl}': one of {', '.join(IMPLEMENTATIONS)}")
-    machine.check_carrier(impl)
+    missing = machine.facts().no_semaphores
+    if impl == "shm" and missing:
+        raise Refusal(f"impl 'shm': {missing}; use gloo")
 
 
 def wire(impl: str, rank: int, ranks: int, device: str = "cpu", emulate: str = "") -> Wire:
@@ -110,9 +111,6 @@ class Ledger:
     sent: list[Sent] = field(default_factory=list)
     entered_s: list[float] = field(default_factory=list)
     left_s: list[float] = field(default_factory=list)
-
-    def counts(self) -> Counter[Sent]:
-        return Counter(self.sent)
 
     def seconds(self) -> list[float]:
         """Inside each collective, in order."""

@@ -5,9 +5,12 @@ that a layer sends two all-reduces; the embedding one more, and the logits one g
 as a graph.
 """
 
+# mypy: disallow-untyped-decorators=False
+
 from __future__ import annotations
 
 import importlib.util
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +20,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from commtax.measure.arch import Arch, rotary
-from commtax.measure.cache import Blocks
 from commtax.measure.comm import Group, Sent
 from commtax.measure.weights import Layer, Weights
 from commtax.statement import Refusal
@@ -69,6 +71,57 @@ def _fused(function: Callable[..., Any], device: Any) -> Callable[..., Any]:
     return cast("Callable[..., Any]", torch.compile(function))
 
 
+class Blocks:
+    """The KV cache: blocks of ``block_size`` tokens from one pool for ``batch`` sequences of at most ``length`` tokens in every
+    layer, and a table of blocks for each sequence.
+
+    Keys and values lie heads first, (kv heads, blocks x block size, head size), so that the blocks of sequences that own
+    consecutive blocks are a view, and a product over all sequences and heads is one batched product.
+    """
+
+    def __init__(
+        self, layers: int, kv_heads: int, head_dim: int, batch: int, length: int, dtype: Any, device: Any, block_size: int = 16
+    ) -> None:
+        self.block_size, self.batch, self.kv_heads, self.head_dim = block_size, batch, kv_heads, head_dim
+        self.per_seq = math.ceil(length / block_size)
+        self.capacity = self.per_seq * block_size
+        self.num_blocks = batch * self.per_seq
+        shape = (kv_heads, self.num_blocks * block_size, head_dim)
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.assign(torch.arange(self.num_blocks, device=device).view(batch, self.per_seq))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (*self.keys, *self.values))
+
+    def assign(self, table: Any) -> None:
+        """Give each sequence its blocks: row b of ``table`` lists them in order. Consecutive blocks are read in place."""
+        self.table = table
+        inside = torch.arange(self.block_size, device=table.device)
+        self._slots = (table.unsqueeze(-1) * self.block_size + inside).reshape(self.batch, self.capacity)
+        self._in_order = bool(torch.equal(table.reshape(-1), torch.arange(self.num_blocks, device=table.device)))
+
+    def slots(self, positions: Any) -> Any:
+        """Where (sequence, position) lies in the pool; ``positions`` is (batch, tokens)."""
+        return self._slots.gather(1, positions).reshape(-1)
+
+    def write(self, layer: int, slots: Any, key: Any, value: Any) -> None:
+        """Store (rows, kv heads, head size) at their slots."""
+        self.keys[layer].index_copy_(1, slots, key.transpose(0, 1))
+        self.values[layer].index_copy_(1, slots, value.transpose(0, 1))
+
+    def read(self, layer: int, length: int) -> tuple[Any, Any]:
+        """Keys and values of the first ``length`` tokens: (kv heads x batch, length, head size) each."""
+        return self._read(self.keys[layer], length), self._read(self.values[layer], length)
+
+    def _read(self, pool: Any, length: int) -> Any:
+        if self._in_order:
+            return pool.view(self.kv_heads * self.batch, self.capacity, self.head_dim)[:, :length]
+        chosen = pool.index_select(1, self._slots[:, :length].reshape(-1))
+        return chosen.view(self.kv_heads * self.batch, length, self.head_dim)
+
+
 class Engine:
     """One rank of a tensor-parallel decoder with room for ``batch`` sequences of ``length`` tokens."""
 
@@ -97,19 +150,22 @@ class Engine:
         """Charge the time of each line to ``clock`` from now on, or stop."""
         self._lap = clock.lap if clock else _no_lap
 
+    @torch.inference_mode()
     def prefill(self, tokens: Any) -> Any:
         """Compute whole prompts, (batch, length) token ids; returns logits of the last position, (batch, vocabulary)."""
         positions = self._positions[: tokens.shape[1]].expand(self.batch, -1)
-        with torch.inference_mode():
-            return self._forward(tokens, positions, tokens.shape[1], None)
+        return self._forward(tokens, positions, tokens.shape[1], None)
 
+    @torch.inference_mode()
     def decode(self, tokens: Any, position: int) -> Any:
         """One new token a sequence, (batch,) ids at ``position``; returns logits, (batch, vocabulary)."""
-        positions = self._positions[position : position + 1].expand(self.batch, 1)
-        with torch.inference_mode():
-            if self._graph is not None:
-                return self._replay(tokens, position)
+        if self._graph is None:
+            positions = self._positions[position : position + 1].expand(self.batch, 1)
             return self._forward(tokens.view(-1, 1), positions, position + 1, None)
+        self.place(tokens, position)
+        self._graph.replay()
+        self.group.ledger.sent.extend(self._graph_sends)
+        return self._logits
 
     def _forward(self, tokens: Any, positions: Any, length: int, mask: Any) -> Any:
         """Rows of all sequences through all layers. ``mask`` is for graphs, whose shapes cannot follow the length."""
@@ -137,11 +193,6 @@ class Engine:
         lap(SENDING)
         return logits
 
-    def _sum(self, partial: Any, what: str) -> Any:
-        total = self.group.all_reduce(partial, what)
-        self._lap(SENDING)
-        return total
-
     def _embed(self, tokens: Any) -> Any:
         """Rows of the table that this rank holds, zero for the others'; their sum is the embedding."""
         table = self.weights.embed
@@ -152,6 +203,11 @@ class Engine:
         x = F.embedding(local.clamp(0, table.shape[0] - 1), table) * held.unsqueeze(-1)
         self._lap("embedding and final norm")
         return self._sum(x, "embedding")
+
+    def _sum(self, partial: Any, what: str) -> Any:
+        total = self.group.all_reduce(partial, what)
+        self._lap(SENDING)
+        return total
 
     def _norm(self, x: Any, weight: Any) -> Any:
         return F.rms_norm(x, (x.shape[-1],), weight, self.arch.eps)
@@ -236,14 +292,11 @@ class Engine:
         lap("routing, permutation and activation")
         return out
 
+    @torch.inference_mode()
     def capture(self) -> None:
         """Record the decode step as a CUDA graph: static tensors, all cached positions read and masked to the length."""
         if self.arch.moe:
             return  # which experts run is decided on the host: such a step cannot be captured
-        with torch.inference_mode():
-            self._capture()
-
-    def _capture(self) -> None:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with self.group.replayed(), torch.cuda.stream(stream):
@@ -257,17 +310,14 @@ class Engine:
 
     def static_step(self) -> Any:
         """A decode step whose shapes do not depend on the length: tokens and position are read from static tensors."""
-        hidden = self._positions.unsqueeze(0) > self._at[:1]
-        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, float("-inf"))
+        mask = self._hiding(self._positions.unsqueeze(0) > self._at[:1])
         return self._forward(self._tokens, self._at, self.cache.capacity, mask.unsqueeze(0))
+
+    def _hiding(self, hidden: Any) -> Any:
+        """What is added to scores so that nobody looks there."""
+        return torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, float("-inf"))
 
     def place(self, tokens: Any, position: int) -> None:
         """What the next static step reads."""
         self._tokens.copy_(tokens.view(-1, 1))
         self._at.fill_(position)
-
-    def _replay(self, tokens: Any, position: int) -> Any:
-        self.place(tokens, position)
-        self._graph.replay()
-        self.group.ledger.sent.extend(self._graph_sends)
-        return self._logits

@@ -54,13 +54,10 @@ class Job:
             raise Refusal(f"device '{device}': cpu or cuda")
         if device == "cuda" and not torch.cuda.is_available():
             raise Refusal("device 'cuda': torch sees no CUDA device here; use --device cpu")
-        dtype = self.dtype or machine.own_dtype(device)
         impl = self.impl or ("nccl" if device == "cuda" else machine.carrier(machine.facts()))
-        settled = replace(self, device=device, dtype=dtype, impl=impl)
-        settled._check()
-        return settled
+        return replace(self, device=device, dtype=self.dtype or machine.own_dtype(device), impl=impl)._checked()
 
-    def _check(self) -> None:
+    def _checked(self) -> Job:
         if self.dtype not in DTYPES:
             raise Refusal(f"dtype '{self.dtype}': one of {', '.join(DTYPES)}", "dtype")
         check_impl(self.impl)
@@ -68,22 +65,21 @@ class Job:
             if getattr(self, name) < 1:
                 raise Refusal(f"{name}={getattr(self, name)}: a whole number of at least 1 is needed", name)
         if self.output_len < 2:
-            raise Refusal(
-                "output_len=1: the first token is the prefill's; at least 2 are needed to time a decode step", "output_len"
-            )
+            why = "the first token is the prefill's; at least 2 are needed to time a decode step"
+            raise Refusal(f"output_len=1: {why}", "output_len")
         if self.emulate_link:
             catalog.link(self.emulate_link)
         rank, factor = self.slow
         if not (0 <= rank < self.tp or not self.slow_rank) or not 1 <= factor < 1000:
-            raise Refusal(
-                f"slow_rank '{self.slow_rank}': write RANK:FACTOR with a rank below {self.tp} and a factor from 1", "slow_rank"
-            )
+            form = f"write RANK:FACTOR with a rank below {self.tp} and a factor from 1"
+            raise Refusal(f"slow_rank '{self.slow_rank}': {form}", "slow_rank")
         if self.slow_rank and self.device == "cuda":
             raise Refusal("slow_rank: the delay is the host's; it needs --device cpu", "slow_rank")
         if self.break_rank >= self.tp:
             raise Refusal(f"break_rank={self.break_rank}: ranks are 0 to {self.tp - 1}")
         self.plan(self.arch())
         self.source(None)  # headers only: a truncated or missing file is seen here
+        return self
 
     @property
     def slow(self) -> tuple[int, float]:
@@ -100,7 +96,7 @@ class Job:
 
     def plan(self, a: Arch, tp: int = 0) -> Question:
         """The question as the cost functions ask it; a degree that does not divide the model is refused here."""
-        place = self.cluster or f"{max(2, self.tp)}x{chip_here(self.device)}"
+        place = self.cluster or f"{max(2, self.tp)}x{chip_here() if self.device == 'cuda' else 'cpu'}"
         return ask(a.model, place, tp=tp or self.tp, engine="builtin", dtype=self.dtype)
 
     @property
@@ -131,10 +127,8 @@ class Job:
         return Group(where.rank, where.size, carrier, factor if slow_rank == where.rank else 1.0)
 
 
-def chip_here(device: str) -> str:
-    """This machine's chip in the catalogue: by the GPU's name and memory, or the generic CPU."""
-    if device != "cuda":
-        return "cpu"
+def chip_here() -> str:
+    """This machine's GPU in the catalogue, by its name and memory."""
     name, memory = torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory
     key = machine.chip_like(name, memory)
     if not key:

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +34,6 @@ TASK, RESULT, NEWS, REFUSAL, LOG = "task", "result", "news-{}", "refusal-{}", "r
 """Files of a run's folder. All but the logs are pickled: one program talks to itself, in a folder that nobody else may enter."""
 Progress = Callable[[Any], None]
 _NOISE = re.compile(r"\[[WIE]\d+ |.*Warning: ")  # torch's log lines are not part of a traceback
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What the ranks are started for: ``module:function``, called with its place and ``payload``."""
-
-    target: str
-    payload: Any
-    device: str = "cpu"  # where its tensors are: which backends the ranks meet with
 
 
 class RankError(RuntimeError):
@@ -69,17 +59,17 @@ def run(
 ) -> Any:
     """Call ``module:function`` with ``payload`` in ``ranks`` processes and return what rank 0 returned.
 
-    ``progress`` receives what rank 0 tells with ``report`` while it works; ``watch`` the process ids once they run;
-    ``path`` is put before the ranks' module search path. What a rank refuses is refused here.
+    ``device`` is where its tensors are: which backends the ranks meet with. ``progress`` receives what rank 0 tells with
+    ``report`` while it works; ``watch`` the process ids once they run; ``path`` is put before the ranks' module search path. What
+    a rank refuses is refused here.
     """
     if not lost_s > 0:
         raise Refusal(f"lost_after={lost_s:g}: a time above 0 is needed")
     with Ended() as ended, run_folder() as folder:
-        put(folder / TASK, Task(target, payload, device))
+        put(folder / TASK, (target, payload, device))
         processes: list[subprocess.Popen[bytes]] = []
         try:
-            for rank in range(ranks):
-                processes.append(_start(rank, ranks, folder, path))
+            processes.extend(_start(rank, ranks, folder, path) for rank in range(ranks))
             if watch:
                 watch([p.pid for p in processes])
             _wait(processes, folder, time.monotonic() + timeout_s, lost_s, progress)
@@ -132,10 +122,12 @@ def started(command: Sequence[str], log: Path, env: Mapping[str, str]) -> subpro
 def _wait(
     processes: list[subprocess.Popen[bytes]], folder: Path, deadline: float, lost_s: float, progress: Progress | None
 ) -> None:
-    """Until every rank has ended well; the first that did not is the error."""
-    num_news, stopped = 0, Stopped([p.pid for p in processes], lost_s)
+    """Until every rank has ended well; the first that did not is the error. A rank that computes for minutes is not lost, one
+    that was suspended is."""
+    num_news, looked_s = 0, 0.0
+    since: dict[int, float] = {}  # when a rank was first seen stopped
     while True:
-        codes = [p.poll() for p in processes]
+        codes, now = [p.poll() for p in processes], time.monotonic()
         if any(codes):
             raise _first_failure(processes, folder)
         if progress:
@@ -144,30 +136,15 @@ def _wait(
                 num_news += 1
         if all(code == 0 for code in codes):
             return
-        if time.monotonic() > deadline:
+        if now > deadline:
             raise RankError(codes.index(None), OUT_OF_TIME, "the run took longer than it may")
-        lost = stopped.lost(codes)
-        if lost is not None:
-            raise RankError(lost, OUT_OF_TIME, f"stopped for more than {lost_s:g} s (--lost-after): somebody suspended it")
+        if now - looked_s >= LOOK_S:
+            held = [rank for rank, p in enumerate(processes) if codes[rank] is None and is_stopped(p.pid)]
+            looked_s, since = now, {rank: since.get(rank, now) for rank in held}
+            lost = next((rank for rank, first_s in since.items() if now - first_s > lost_s), None)
+            if lost is not None:
+                raise RankError(lost, OUT_OF_TIME, f"stopped for more than {lost_s:g} s (--lost-after): somebody suspended it")
         time.sleep(POLL_S)
-
-
-class Stopped:
-    """Since when each rank has been stopped: a rank that computes for minutes is not lost, one that was suspended is."""
-
-    def __init__(self, pids: list[int], lost_s: float) -> None:
-        self.since: dict[int, float] = {}
-        self.pids, self.lost_s, self.looked_s = pids, lost_s, 0.0
-
-    def lost(self, codes: list[int | None]) -> int | None:
-        """A rank that has been stopped for too long."""
-        now = time.monotonic()
-        if now - self.looked_s < LOOK_S:
-            return None
-        self.looked_s = now
-        held = [rank for rank, code in enumerate(codes) if code is None and is_stopped(self.pids[rank])]
-        self.since = {rank: self.since.get(rank, now) for rank in held}
-        return next((rank for rank, since in self.since.items() if now - since > self.lost_s), None)
 
 
 def is_stopped(pid: int) -> bool:
@@ -184,14 +161,9 @@ def _first_failure(processes: list[subprocess.Popen[bytes]], folder: Path) -> Ra
     """The rank that failed by itself: others fail a moment later because their peer is gone."""
     time.sleep(0.1)
     failed = [(rank, code) for rank, p in enumerate(processes) if (code := p.poll())]
-    written = {rank: folder / LOG.format(rank) for rank, _ in failed}
-
-    def order(failure: tuple[int, int]) -> tuple[bool, float]:
-        rank, code = failure
-        return (code > 0, written[rank].stat().st_mtime if code > 0 else 0.0)
-
-    rank, code = min(failed, key=order)
-    text = written[rank].read_text(encoding="utf-8", errors="replace")
+    logs = {rank: folder / LOG.format(rank) for rank, _ in failed}
+    rank, code = min(failed, key=lambda one: (one[1] > 0, logs[one[0]].stat().st_mtime if one[1] > 0 else 0.0))
+    text = logs[rank].read_text(encoding="utf-8", errors="replace")
     lines = [re.sub(r"^\[rank\d+\]:\s?", "", line) for line in text.splitlines()]  # torch's own prefix
     lines = [line for line in lines if line.strip() and not _NOISE.match(line)]
     return RankError(rank, code, "\n".join(lines[-KEPT_LINES:]))

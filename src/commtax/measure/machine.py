@@ -17,7 +17,6 @@ from pathlib import Path
 
 from commtax import catalog
 from commtax.measure.litter import SEMAPHORE
-from commtax.statement import Refusal
 
 CPU_CARRIERS = ("gloo", "shm")
 CPUINFO = Path("/proc/cpuinfo")
@@ -42,7 +41,9 @@ class Facts:
 @cache
 def facts() -> Facts:
     """This machine's."""
-    return Facts(platform.system(), platform.machine().lower(), _features(platform.system()), semaphores_missing())
+    apple, written = platform.system() == "Darwin", CPUINFO.read_text(errors="replace") if CPUINFO.exists() else ""
+    features = apple_features(tool("sysctl", "hw.optional.arm")) if apple else linux_features(written)
+    return Facts(platform.system(), platform.machine().lower(), features, semaphores_missing())
 
 
 def cores() -> list[int]:
@@ -98,13 +99,6 @@ def carriers(f: Facts) -> tuple[str, ...]:
     return ("gloo",) if f.no_semaphores else CPU_CARRIERS
 
 
-def check_carrier(impl: str) -> None:
-    """Refuse shared memory where it cannot be had."""
-    missing = facts().no_semaphores
-    if impl == "shm" and missing:
-        raise Refusal(f"impl 'shm': {missing}; use gloo")
-
-
 def carrier_note(f: Facts) -> str:
     """Why the faster wire is not there, for whoever reads a result; empty where it is."""
     return f"shared memory is not to be had here ({f.no_semaphores}): ranks use gloo" if f.no_semaphores else ""
@@ -138,12 +132,6 @@ def semaphores_missing() -> str:
     except (ImportError, OSError, ValueError) as error:
         return f"no POSIX semaphores: {error}"
     return ""
-
-
-def _features(system: str) -> frozenset[str]:
-    if system == "Darwin":
-        return apple_features(tool("sysctl", "hw.optional.arm"))
-    return linux_features(CPUINFO.read_text(errors="replace")) if CPUINFO.exists() else frozenset()
 
 
 def linux_features(text: str) -> frozenset[str]:

@@ -14,12 +14,11 @@ from commtax.cost.tensors import held
 from commtax.files import Document
 from commtax.measure import machine
 from commtax.measure.comm import Sent
-from commtax.measure.generate import Run
+from commtax.measure.generate import Measured, Part, Run, Turn, turns
 from commtax.measure.job import Job
-from commtax.measure.records import Logits, Measured, Part, Turn, turns
 from commtax.question import Question, workload
-from commtax.verbs import bill, traffic
-from commtax.verbs.billing import StepBill, with_link
+from commtax.verbs.billing import StepBill, price, with_link
+from commtax.verbs.sending import sent
 
 UNCALIBRATED = (
     "no prediction: this machine is not calibrated; "
@@ -34,6 +33,9 @@ def document(job: Job, seen: Measured) -> Document:
     """``measure tp --json``."""
     asked = job.plan(job.arch())
     all_turns = turns(seen.ranks)
+    names = {"tolerance": "logit_tolerance", "within": "logits_equal"}
+    compared = asdict(seen.logits) if seen.logits else {"max_logit_diff": None, "within": None}
+    logits = {names.get(name, name): value for name, value in compared.items()}
     answer: Document = {
         "schema": "commtax.measure-tp/1",
         "model": asked.model.key,
@@ -49,11 +51,13 @@ def document(job: Job, seen: Measured) -> Document:
         "ranks": [_rank(part, asked) for part in seen.ranks],
         "weights": _weights(asked, seen),
         "collectives": _collectives(job, asked, seen.ranks),
-        **_logits(seen.logits),
+        **logits,
         "tp": {**_times(all_turns), **_wire(all_turns)},
     }
     if seen.tp1:
-        answer |= {"tp1": _times(seen.tp1), "replicas": _replicas(job, seen.ranks)}
+        each = median(median(run.decode_s) for part in seen.ranks for run in part.replicas)  # with batches of their own
+        replicas = {"replicas": job.tp, "ms_per_token": each * 1e3, "tokens_per_s": job.tp * job.batch / each}
+        answer |= {"tp1": _times(seen.tp1), "replicas": replicas}
     elif job.tp == 1:
         answer["tp1"] = answer["tp"]
     return answer | _bill(job, asked, answer, all_turns)
@@ -97,7 +101,10 @@ def _weights(asked: Question, seen: Measured) -> Document:
 
 def _collectives(job: Job, asked: Question, parts: Sequence[Part]) -> Document:
     """Counted and weighed on every rank, in every step, against ``traffic``: equal means equal."""
-    predicted = [row for phase in ("prefill", "decode") for row in _rows(phase, _predicted(job, asked, phase))]
+    predicted = []
+    for phase in ("prefill", "decode"):
+        items = [line.item for line in sent(asked.but(phase=phase, batch=job.batch, context=job.input_len)).lines]
+        predicted += _rows(phase, Counter({Sent(i.what, i.op, int(i.nbytes)): int(i.count) for i in items}))
     seen: list[list[Document]] = []
     for run in (run for part in parts for run in part.runs):
         prefill = _rows("prefill", Counter(run.prefill_sent))
@@ -109,25 +116,12 @@ def _collectives(job: Job, asked: Question, parts: Sequence[Part]) -> Document:
     return {"measured": [row for rows in seen for row in rows], "predicted": predicted, "equal": equal}
 
 
-def _predicted(job: Job, asked: Question, phase: str) -> Counter[Sent]:
-    plan = {"tp": asked.plan.tp, "engine": asked.engine, "dtype": job.dtype}
-    sent = traffic(asked.model, asked.cluster, phase=phase, batch=job.batch, context=job.input_len, **plan)
-    return Counter({Sent(line.item.what, line.item.op, int(line.item.nbytes)): int(line.item.count) for line in sent.lines})
-
-
-def _rows(phase: str, sent: Counter[Sent]) -> list[Document]:
-    return [{"phase": phase, **asdict(one), "count": count} for one, count in sent.items()]
+def _rows(phase: str, counted: Counter[Sent]) -> list[Document]:
+    return [{"phase": phase, **asdict(one), "count": count} for one, count in counted.items()]
 
 
 def _key(row: Document) -> tuple[str, str, str]:
     return row["phase"], row["what"], row["op"]
-
-
-def _logits(compared: Logits | None) -> Document:
-    if compared is None:
-        return {"max_logit_diff": None, "logits_equal": None}
-    names = {"tolerance": "logit_tolerance", "within": "logits_equal"}
-    return {names.get(name, name): value for name, value in asdict(compared).items()}
 
 
 def _times(runs: Iterable[Run | Turn]) -> Document:
@@ -135,12 +129,6 @@ def _times(runs: Iterable[Run | Turn]) -> Document:
     prefill, decode = zip(*((run.prefill_s, median(run.decode_s)) for run in runs), strict=True)
     spread = [min(decode) * 1e3, max(decode) * 1e3]
     return {"ms_per_token": median(decode) * 1e3, "spread_ms": spread, "prefill_ms": median(prefill) * 1e3}
-
-
-def _replicas(job: Job, parts: Sequence[Part]) -> Document:
-    """One TP=1 replica a rank, all at once: each has its own batch, so tokens add up."""
-    each = median(median(run.decode_s) for part in parts for run in part.replicas)
-    return {"replicas": len(parts), "ms_per_token": each * 1e3, "tokens_per_s": len(parts) * job.batch / each}
 
 
 def _wire(all_turns: Sequence[Turn]) -> Document:
@@ -165,31 +153,31 @@ def by_collective(all_turns: Sequence[Turn]) -> dict[str, list[float]]:
     wires: dict[str, list[float]] = {}
     for turn in all_turns:
         for step in turn.wire_s.tolist():
-            for sent, seconds in zip(turn.order, step, strict=True):
-                wires.setdefault(sent.what, []).append(seconds)
+            for issued, seconds in zip(turn.order, step, strict=True):
+                wires.setdefault(issued.what, []).append(seconds)
     return wires
 
 
 def _bill(job: Job, asked: Question, answer: Document, all_turns: Sequence[Turn]) -> Document:
     """The predicted decode step beside the measured one, and the totals of TP=1 and TP=N; where nothing is known of this
     machine the measured lines stand alone."""
-    priced = price(job, asked, job.tp)
+    priced = predicted_step(job, asked, job.tp)
     measured = _measured_lines(all_turns)
     rows = []
-    for line in priced.items:
-        if line.kind == "host" and not float(line.total_s):
-            continue
+    for line in (line for line in priced.items if line.kind != "host" or float(line.total_s)):
         seconds = measured.pop((COMM if line.kind == COMM else COMPUTE, line.item.what), None)
         rows.append(_row(line.kind, line.item.what, float(line.total_s) if job.priced else None, seconds))
     rows += [{**_row(*line, None, seconds), "kind": "unpriced"} for line, seconds in measured.items()]
+    here = machine.facts()
+    said = [machine.carrier_note(here), machine.bf16_note(here, job.dtype)] if job.device == "cpu" else []
     predicted = {"source": "; ".join(priced.sources), "tp_ms": float(priced.step_s) * 1e3}
     if "tp1" in answer:
-        predicted["tp1_ms"] = float(price(job, asked, 1).step_s) * 1e3
+        predicted["tp1_ms"] = float(predicted_step(job, asked, 1).step_s) * 1e3
     return {
         "weight_read": _weight_read(job, asked, answer["tp"]["ms_per_token"]),
         "bill": rows,
         "predicted": predicted if job.priced else None,
-        "notes": _notes(job),
+        "notes": [*filter(None, said), *([] if job.priced else [UNCALIBRATED])],
     }
 
 
@@ -208,13 +196,9 @@ def _measured_lines(all_turns: Sequence[Turn]) -> dict[Line, float]:
         for what, seconds in by_collective([turn]).items() if turn.inside_s.size else ():
             lines.setdefault((COMM, what), []).append(median(seconds) * len(seconds) / len(turn.wire_s))
         if lines and turn.inside_s.size:
-            lines.setdefault(WAITING, []).append(_skew(turn))
+            skew = turn.inside_s.sum(axis=2).min(axis=0) - turn.wire_s.sum(axis=1)  # of the least delayed rank, beyond the wire
+            lines.setdefault(WAITING, []).append(float(median(skew)))
     return {line: median(values) for line, values in lines.items()}
-
-
-def _skew(turn: Turn) -> float:
-    """Seconds of the median step that the least delayed rank spends waiting inside collectives, beyond the wire."""
-    return float(median(turn.inside_s.sum(axis=2).min(axis=0) - turn.wire_s.sum(axis=1)))
 
 
 def _weight_read(job: Job, asked: Question, step_ms: float) -> Document:
@@ -228,24 +212,10 @@ def _weight_read(job: Job, asked: Question, step_ms: float) -> Document:
     return {"bytes": round(nbytes), "memory_Bps": chip.memory_Bps, "bound_ms": bound, "attained": bound / step_ms}
 
 
-def _notes(job: Job) -> list[str]:
-    """What a reader must know of this machine."""
-    here = machine.facts()
-    said = [machine.carrier_note(here), machine.bf16_note(here, job.dtype)] if job.device == "cpu" else []
-    return [*filter(None, said), *([] if job.priced else [UNCALIBRATED])]
-
-
-def price(job: Job, asked: Question, tp: int) -> StepBill:
-    """The decode step as ``bill`` predicts it, half-way through the answer."""
-    return bill(
-        asked.model,
-        with_link(asked.cluster, job.emulate_link) if job.emulate_link else asked.cluster,
-        tp=tp,
-        batch=job.batch,
-        context=job.input_len + job.output_len // 2,
-        engine=asked.engine,
-        dtype=job.dtype,
-        library="textbook" if job.emulate_link else job.impl,
-        slow_rank=job.slow[1] if tp > 1 else 1.0,
-        profile=job.profile or None,
-    )
+def predicted_step(job: Job, asked: Question, tp: int) -> StepBill:
+    """The decode step half-way through the answer."""
+    at = asked.but(tp=tp, batch=job.batch, context=job.input_len + job.output_len // 2)
+    at = at.but(library=job.impl, slow_rank=job.slow[1] if tp > 1 else 1.0)
+    if job.emulate_link:
+        at = at.but(cluster=with_link(asked.cluster, job.emulate_link), library="textbook")
+    return price(at.but(profile=overlay.load(job.profile)) if job.profile else at)

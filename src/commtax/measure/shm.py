@@ -50,11 +50,11 @@ class SharedMemory:
         """Add the tensors of all ranks, in place."""
         flat = tensor.view(-1)
         step = self._piece(flat)
-        if flat.numel() <= step:
-            self._reduce(flat)
-            return
-        for start in range(0, flat.numel(), step):
-            self._reduce(flat[start : start + step])
+        for piece in flat.split(step) if flat.numel() > step else (flat,):
+            slots = self._exchange(piece)
+            torch.add(slots[0], slots[1], out=piece)
+            for slot in slots[2:]:
+                piece.add_(slot)
 
     def all_gather(self, whole: Any, part: Any) -> None:
         """Every rank's part, one after the other, into ``whole``."""
@@ -67,12 +67,6 @@ class SharedMemory:
 
     def _piece(self, flat: Any) -> int:
         return min(PIECE, self.slot_bytes // int(flat.element_size()))
-
-    def _reduce(self, flat: Any) -> None:
-        slots = self._exchange(flat)
-        torch.add(slots[0], slots[1], out=flat)
-        for slot in slots[2:]:
-            flat.add_(slot)
 
     def _exchange(self, flat: Any) -> list[Any]:
         """Put a piece into this rank's slot and wait until every rank has; returns all slots."""
@@ -88,13 +82,10 @@ class SharedMemory:
 
     def _of(self, count: int, dtype: Any) -> list[list[Any]]:
         """Views of all slots as tensors of this length and type; made once."""
-        key = (count, dtype)
-        views = self._views.get(key)
-        if views is None:
+        if (count, dtype) not in self._views:
             used = count * dtype.itemsize
-            views = [[slot[:used].view(dtype) for slot in half] for half in self._slots]
-            self._views[key] = views
-        return views
+            self._views[count, dtype] = [[slot[:used].view(dtype) for slot in half] for half in self._slots]
+        return self._views[count, dtype]
 
 
 def _await(semaphore: SemLock, other: int) -> None:
@@ -110,15 +101,15 @@ def _semaphores(rank: int, size: int) -> tuple[list[SemLock], list[tuple[int, Se
     """What this rank posts to each other, and what it waits on with whose it is. Names go once everyone has them open."""
     token = secrets.token_hex(4)
     names = [f"/{SEMAPHORE}{token}-{other}" for other in range(size)]
-    posts = [SemLock(COUNTING, 0, MOST, name, False) for other, name in enumerate(names) if other != rank]
+    others = [other for other in range(size) if other != rank]
+    posts = [SemLock(COUNTING, 0, MOST, names[other], False) for other in others]
     try:
         named = gather(names)
-        waits = [(other, SemLock._rebuild(0, COUNTING, MOST, named[other][rank])) for other in range(size) if other != rank]
+        waits = [(other, SemLock._rebuild(0, COUNTING, MOST, named[other][rank])) for other in others]
         dist.barrier()
     finally:
-        for other, name in enumerate(names):
-            if other != rank:
-                sem_unlink(name)
+        for other in others:
+            sem_unlink(names[other])
     return posts, waits
 
 

@@ -22,23 +22,18 @@ from commtax.files import Document
 from commtax.measure import launch
 from commtax.measure.comm import Group
 from commtax.measure.engine import Engine
-from commtax.measure.generate import Run, generate, prompts
+from commtax.measure.generate import Logits, Measured, Rounds, Run, generate, measured, prompts
 from commtax.measure.job import TOLERANCE, Job
 from commtax.measure.reconcile import document, passed
-from commtax.measure.records import Logits, Measured, Rounds, measured
 from commtax.measure.worker import Place, join, leave, meet, pin, place, report
 from commtax.statement import Refusal
 
 TARGET = "commtax.measure.tp:measure_all"
 
 
-def run_here(job: Job, **launching: Any) -> Document:
-    """Start ``job.tp`` ranks on this machine and return the document; the rest is as ``launch.run`` takes it."""
-    return run_all([job], **launching)[0]
-
-
 def run_all(jobs: Sequence[Job], **launching: Any) -> list[Document]:
-    """Several jobs of one degree, one after the other in the same ranks. A bad checkpoint is bad input, not a crash."""
+    """Start ranks on this machine and return the documents of jobs of one degree, one after the other in the same ranks; the rest
+    is as ``launch.run`` takes it. A bad checkpoint is bad input, not a crash."""
     settled = [job.settled() for job in jobs]
     if len({(job.tp, job.device) for job in settled}) != 1:
         raise Refusal("tp: jobs that run together have one degree and one device", "tp")
@@ -46,17 +41,15 @@ def run_all(jobs: Sequence[Job], **launching: Any) -> list[Document]:
     return [document(job, ranks) for job, ranks in zip(settled, seen, strict=True)]
 
 
-def measure_all(where: Place, jobs: list[Job]) -> list[Measured]:
-    """Every job, in turn."""
-    return [measure(where, job) for job in jobs]
-
-
-def measure(where: Place, job: Job) -> Measured:
-    """One rank's whole run; returns what all of them saw."""
-    alone, part = _engines(job, where)
-    rounds = _rounds(job, where, alone, part)
-    logits = _compare(rounds.tp1[0], rounds.tp[0], TOLERANCE[job.dtype]) if rounds.tp1 else None
-    return measured(where, part, rounds, alone.weights.nbytes if alone else 0, logits)
+def measure_all(where: Place, jobs: Sequence[Job]) -> list[Measured]:
+    """One rank's runs of every job in turn; returns what all ranks saw."""
+    every = []
+    for job in jobs:
+        alone, part = _engines(job, where)
+        rounds = _rounds(job, where, alone, part)
+        logits = _compare(rounds.tp1[0], rounds.tp[0], TOLERANCE[job.dtype]) if rounds.tp1 else None
+        every.append(measured(where, part, rounds, alone.weights.nbytes if alone else 0, logits))
+    return every
 
 
 def _engines(job: Job, where: Place) -> tuple[Engine | None, Engine]:
@@ -88,20 +81,16 @@ def _rounds(job: Job, where: Place, alone: Engine | None, part: Engine) -> Round
             if where.rank == 0:
                 rounds.tp1.append(generate(alone, tokens, job.output_len, keep=first))
             meet()
-            forced = forced or _shared(rounds.tp1[0].tokens if where.rank == 0 else None, part.device)
+            if forced is None:  # rank 0's tokens, on every rank
+                shared = [[t.tolist() for t in rounds.tp1[0].tokens] if where.rank == 0 else []]
+                dist.broadcast_object_list(shared, src=0)
+                forced = [torch.tensor(t, device=part.device) for t in shared[0]]
             rounds.replicas.append(generate(alone, tokens, job.output_len))
         meet()
         rounds.tp.append(generate(part, tokens, job.output_len, forced, keep=first))
         meet()
         report(turn + 1)
     return rounds
-
-
-def _shared(tokens: list[Any] | None, device: Any) -> list[Any]:
-    """Rank 0's tokens on every rank."""
-    shared = [[t.tolist() for t in tokens] if tokens else None]
-    dist.broadcast_object_list(shared, src=0)
-    return [torch.tensor(t, device=device) for t in shared[0] or []]
 
 
 def _compare(one: Run, many: Run, tolerance: float) -> Logits:
@@ -119,13 +108,13 @@ def _arguments(argv: list[str] | None) -> tuple[Job, str]:
     parser.add_argument("--output", default="", help="write the document to a file as well")
     for f in fields(Job):
         name = "--" + f.name.replace("_", "-")
-        if f.type in ("bool", bool):
+        if f.type == "bool":
             parser.add_argument(name, action=argparse.BooleanOptionalAction, default=f.default)
         elif f.name == "model":
             parser.add_argument(name, required=True)
         else:
             names = [name, "-tp"] if f.name == "tp" else [name]
-            parser.add_argument(*names, type=int if f.type in ("int", int) else str, default=f.default)
+            parser.add_argument(*names, type=int if f.type == "int" else str, default=f.default)
     given = vars(parser.parse_args(argv))
     output = given.pop("output")
     return Job(**given), output
@@ -139,9 +128,9 @@ def main(argv: list[str] | None = None) -> int:
         carrier = job.impl or ("gloo" if where.local_size < where.size and not torch.cuda.is_available() else "")
         job = replace(job, tp=where.size, impl=carrier).settled()
         join(where, job.device)
-        seen = measure(pin(where), job)
+        seen = measure_all(pin(where), [job])[0]
         leave(_written(document(job, seen), output) if where.rank == 0 else 0)
-    return _written(run_here(job), output)
+    return _written(run_all([job])[0], output)
 
 
 def _written(answer: Document, output: str) -> int:
@@ -153,14 +142,12 @@ def _written(answer: Document, output: str) -> int:
     return 0 if passed(answer) else 1
 
 
-def _ended(error: BaseException) -> int:
-    """How a run that did not come to its end is told: the exit code."""
-    sys.stderr.write("interrupted\n" if isinstance(error, KeyboardInterrupt) else f"error: {error}\n")
-    return 2 if isinstance(error, ValueError) else 3 if isinstance(error, launch.RankError) else 130
-
-
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (ValueError, launch.RankError, KeyboardInterrupt) as error:
-        sys.exit(_ended(error))
+    except (ValueError, launch.RankError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(3 if isinstance(error, launch.RankError) else 2)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)

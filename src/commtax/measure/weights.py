@@ -21,12 +21,7 @@ from commtax.catalog.models import safetensors_header
 from commtax.measure.arch import Arch
 from commtax.statement import Refusal
 
-STORED = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
+STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class Source(Protocol):
@@ -61,16 +56,11 @@ class Checkpoint:
         if not shards:
             raise Refusal(f"model '{folder}': no folder with safetensors files (for random weights: --random)", "model")
         for shard in shards:
-            self._open(shard)
+            header, start = safetensors_header(shard)
+            with shard.open("rb") as file:
+                self._files[shard.name] = (mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), start)
+            self._entries |= {name: (shard.name, entry) for name, entry in header.items() if name != "__metadata__"}
         self._check_index()
-
-    def _open(self, shard: Path) -> None:
-        header, start = safetensors_header(shard)
-        with shard.open("rb") as file:
-            self._files[shard.name] = (mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), start)
-        for name, entry in header.items():
-            if name != "__metadata__":
-                self._entries[name] = (shard.name, entry)
 
     def _check_index(self) -> None:
         """A sharded checkpoint names its files: one that is not there is missed before any tensor is."""
@@ -99,14 +89,9 @@ class Checkpoint:
         count = (last - first) // kind.itemsize
         if count != torch.Size(shape).numel():
             raise Refusal(f"{file}: tensor {name} has {last - first} bytes, not those of its shape {list(stored)}")
-        return _from_buffer(mapped, kind, count, start + first).view(shape)
-
-
-def _from_buffer(mapped: mmap.mmap, kind: Any, count: int, offset: int) -> Any:
-    """A tensor over mapped bytes; torch warns that they cannot be written, and nobody writes them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.frombuffer(mapped, dtype=kind, count=count, offset=offset)
+        with warnings.catch_warnings():  # torch warns that mapped bytes cannot be written, and nobody writes them
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.frombuffer(mapped, dtype=kind, count=count, offset=start + first).view(shape)
 
 
 @dataclass(slots=True)
@@ -147,18 +132,13 @@ class Cutter:
         self.nbytes, self.replicated = 0, Counter[str]()
 
     def full(self, name: str, shape: tuple[int, ...], part: str = "norm") -> Any:
-        return self.share(name, shape, part, 0, 1)
+        return self.share(name, shape, part, parts=1)
 
-    def rows(self, name: str, shape: tuple[int, ...], part: str) -> Any:
-        return self.share(name, shape, part, 0, self.size)
-
-    def columns(self, name: str, shape: tuple[int, ...], part: str) -> Any:
-        return self.share(name, shape, part, 1, self.size)
-
-    def share(self, name: str, shape: tuple[int, ...], part: str, axis: int, parts: int) -> Any:
-        """One of ``parts`` equal parts of a tensor, in own memory and the engine's type. With fewer parts than ranks neighbours
-        hold the same one: what exceeds an equal share of all ranks is a copy that others hold too."""
-        whole = self.source.tensor(name, shape)
+    def share(self, name: str, shape: tuple[int, ...], part: str, axis: int = 0, parts: int = 0) -> Any:
+        """One of ``parts`` equal parts of a tensor (0: one for each rank), by rows or another axis, in own memory and
+        the engine's type. With fewer parts than ranks neighbours hold the same one: what exceeds an equal share of all ranks is a
+        copy that others hold too."""
+        whole, parts = self.source.tensor(name, shape), parts or self.size
         length = shape[axis] // parts
         own = whole.narrow(axis, self.rank * parts // self.size * length, length)
         kept = own.to(self.device, self.dtype, copy=True).contiguous()
@@ -174,10 +154,10 @@ def load(source: Source, a: Arch, rank: int, size: int, dtype: Any, device: Any)
     cut, m = Cutter(source, a, rank, size, dtype, device), a.model
     if m.vocab % size:
         raise Refusal(f"tp={size}: the vocabulary of {m.vocab:,} does not divide by it", "tp")
-    embed = cut.rows("model.embed_tokens.weight", (m.vocab, m.hidden), "embedding")
+    embed = cut.share("model.embed_tokens.weight", (m.vocab, m.hidden), "embedding")
     layers = [_layer(cut, f"model.layers.{i}") for i in range(m.num_layers)]
     norm = cut.full("model.norm.weight", (m.hidden,))
-    head = embed if m.tied else cut.rows("lm_head.weight", (m.vocab, m.hidden), "head")
+    head = embed if m.tied else cut.share("lm_head.weight", (m.vocab, m.hidden), "head")
     return Weights(embed, layers, norm, head, cut.nbytes, dict(cut.replicated))
 
 
@@ -187,7 +167,7 @@ def _layer(cut: Cutter, name: str) -> Layer:
     return Layer(
         norm_in=cut.full(f"{name}.input_layernorm.weight", (m.hidden,)),
         qkv=_qkv(cut, own, "weight", (m.hidden,)),
-        out=cut.columns(f"{own}.o_proj.weight", (m.hidden, att.num_heads * att.head_dim), "attention"),
+        out=cut.share(f"{own}.o_proj.weight", (m.hidden, att.num_heads * att.head_dim), "attention", axis=1),
         norm_post=cut.full(f"{name}.post_attention_layernorm.weight", (m.hidden,)),
         up=up,
         down=down,
@@ -202,14 +182,10 @@ def _layer(cut: Cutter, name: str) -> Layer:
 def _qkv(cut: Cutter, name: str, kind: str, inputs: tuple[int, ...] = ()) -> Any:
     """Queries, keys and values in one; keys and values are cut until a rank has one head."""
     att = cut.arch.model.attention
-    parts = (
-        ("q", att.num_heads, "attention", cut.size),
-        ("k", att.num_kv_heads, "keys and values", min(cut.size, att.num_kv_heads)),
-        ("v", att.num_kv_heads, "keys and values", min(cut.size, att.num_kv_heads)),
-    )
-    return torch.cat(
-        [cut.share(f"{name}.{x}_proj.{kind}", (heads * att.head_dim, *inputs), part, 0, n) for x, heads, part, n in parts]
-    )
+    own = (att.num_kv_heads, "keys and values", min(cut.size, att.num_kv_heads))
+    parts = {"q": (att.num_heads, "attention", cut.size), "k": own, "v": own}
+    shapes = {x: (heads * att.head_dim, *inputs) for x, (heads, _, _) in parts.items()}
+    return torch.cat([cut.share(f"{name}.{x}_proj.{kind}", shapes[x], part, 0, n) for x, (_, part, n) in parts.items()])
 
 
 MLP, MIXTRAL = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
@@ -218,8 +194,8 @@ MLP, MIXTRAL = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
 def _mlp(cut: Cutter, name: str, names: tuple[str, str, str], width: int, part: str = "mlp") -> tuple[Any, Any]:
     """Gate and up in one, and down."""
     hidden = cut.arch.model.hidden
-    gate_up = torch.cat([cut.rows(f"{name}.{n}.weight", (width, hidden), part) for n in names[:2]])
-    return gate_up, cut.columns(f"{name}.{names[2]}.weight", (hidden, width), part)
+    gate_up = torch.cat([cut.share(f"{name}.{n}.weight", (width, hidden), part) for n in names[:2]])
+    return gate_up, cut.share(f"{name}.{names[2]}.weight", (hidden, width), part, axis=1)
 
 
 def _experts(cut: Cutter, name: str) -> tuple[Any, Any, Any]:

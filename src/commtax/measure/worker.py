@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from commtax.measure import machine
-from commtax.measure.launch import FOLDER, NEWS, RESULT, TASK, Task, put, take
+from commtax.measure.launch import FOLDER, NEWS, RESULT, TASK, put, take
 
 LOST_S = 120.0  # a collective that waits longer than this has lost a rank …
 WATCHED_S = 3600.0  # … unless a launcher watches: then a rank may compute alone for long
@@ -98,11 +98,11 @@ def report(news: Any) -> None:
 def main() -> None:
     """Run what this rank was started for; rank 0 leaves what it returned."""
     folder, where = Path(os.environ[FOLDER]), place()
-    task: Task = take(folder / TASK)
-    module, _, name = task.target.partition(":")
+    target, payload, device = take(folder / TASK)
+    module, _, name = target.partition(":")
     function = getattr(importlib.import_module(module), name)
-    join(where, task.device)
-    result = function(pin(where), task.payload)
+    join(where, device)
+    result = function(pin(where), payload)
     if where.rank == 0:
         put(folder / RESULT, result)
     leave(0)

@@ -92,16 +92,12 @@ def batch_scaling(d: Document) -> tuple[list[str], list[list[str]]]:
         known = {b["batch"]: b for b in row["batches"]}
         head += [f"TP={row['tp']} latency, ms", f"TP={row['tp']} tok/s (predicted)"]
         columns.append([f"{known[n]['latency_ms']:,.4g} ± {known[n]['spread']:.0%}" if n in known else "" for n in batches])
-        columns.append([_rate(known[n]) if n in known else "" for n in batches])
+        guesses = {n: f" ({b['predicted_tokens_per_s']:,.0f})" for n, b in known.items() if b["predicted_tokens_per_s"]}
+        columns.append([f"{known[n]['tokens_per_s']:,.1f}{guesses.get(n, '')}" if n in known else "" for n in batches])
         if row["tp"] > 1 and d["crossover"]:
             head.append("over TP=1")
             columns.append([ratios.get((row["tp"], n), "") for n in batches])
     return head, [list(line) for line in zip(map(str, batches), *columns, strict=True)]
-
-
-def _rate(b: Document) -> str:
-    predicted = b["predicted_tokens_per_s"]
-    return f"{b['tokens_per_s']:,.1f}" + (f" ({predicted:,.0f})" if predicted else "")
 
 
 def title(d: Document) -> str:
@@ -134,8 +130,10 @@ def show(console: Console, boxes: Sequence[Document], folder: Path) -> None:
 def markdown(boxes: Sequence[Document], charts: Sequence[str]) -> str:
     """The report as a Markdown page."""
     parts = [f"# Tensor-parallel study: {', '.join(dict.fromkeys(d['model'] for d in boxes))}", ""]
-    if len(boxes) > 1:
-        parts += [*_machines(boxes), ""]
+    if len(boxes) > 1:  # several machines: the same metrics in columns
+        known = [{(metric, tp): measured for metric, tp, measured, _ in metrics(d)} for d in boxes]
+        lines = [[*key, *(box.get(key, "") for box in known)] for key in dict.fromkeys(key for box in known for key in box)]
+        parts += ["## All machines", "", *_table(["metric", "degree", *(d["box"] for d in boxes)], lines), ""]
     for chart in charts:
         parts += [f"![{Path(chart).stem.replace('-', ' ')}]({chart})", ""]
     for d in boxes:
@@ -145,25 +143,16 @@ def markdown(boxes: Sequence[Document], charts: Sequence[str]) -> str:
 
 def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
     rule = "|".join(["---", *("---:" for _ in head[1:])])
-    return [
-        "| " + " | ".join(head) + " |",
-        f"|{rule}|",
-        *("| " + " | ".join(x.replace("|", "\\|") for x in line) + " |" for line in lines),
-    ]
-
-
-def _machines(boxes: Sequence[Document]) -> list[str]:
-    """Several machines: the same metrics in columns."""
-    keys = list(dict.fromkeys((line[0], line[1]) for d in boxes for line in metrics(d)))
-    known = [{(m, tp): measured for m, tp, measured, _ in metrics(d)} for d in boxes]
-    lines = [[m, tp, *(k.get((m, tp), "") for k in known)] for m, tp in keys]
-    return ["## All machines", "", *_table(["metric", "degree", *(d["box"] for d in boxes)], lines)]
+    cells = ([x.replace("|", "\\|") for x in line] for line in lines)
+    return [f"| {' | '.join(head)} |", f"|{rule}|", *(f"| {' | '.join(line)} |" for line in cells)]
 
 
 def _box(d: Document) -> list[str]:
     kind = "quick: small counts, short lengths" if d["quick"] else "in full"
     parts = [f"## {title(d)}", "", f"Recipe `{d['recipe']}`, {kind}. Serving requests: {d['serving_lengths']} lengths.", ""]
-    parts += ["### Set-up", "", *_table(["check", "", "found"], [[c["check"], _word(c["ok"]), c["found"]] for c in _checks(d)]), ""]
+    checks = [*d["checks"], *({"check": f"TP={row['tp']} applied", **row["applied"]} for row in d["degrees"])]
+    decided = {True: "ok", False: "**no**", None: ""}
+    parts += ["### Set-up", "", *_table(["check", "", "found"], [[c["check"], decided[c["ok"]], c["found"]] for c in checks]), ""]
     parts += ["### Metrics", "", *_table(*side_by_side(d)), ""]
     parts += [_source(d), ""]
     if any(row["batches"] for row in d["degrees"]):
@@ -176,16 +165,6 @@ def _box(d: Document) -> list[str]:
     if d["missing"]:
         parts += ["", f"Not run yet: {', '.join(d['missing'])}."]
     return [*parts, ""]
-
-
-def _checks(d: Document) -> Iterator[Document]:
-    yield from d["checks"]
-    for row in d["degrees"]:
-        yield {"check": f"TP={row['tp']} applied", **row["applied"]}
-
-
-def _word(ok: bool | None) -> str:
-    return {True: "ok", False: "**no**", None: ""}[ok]
 
 
 def _source(d: Document) -> str:

@@ -21,7 +21,11 @@ def show_tp(console: Console, d: Document) -> None:
     say(console, f"batch {d['batch']}, {lengths}; load {d['load'][0]:.1f}", "dim")
     _ranks(console, d)
     _collectives(console, d)
-    _logits(console, d)
+    if d["max_logit_diff"] is None:
+        _verdict(console, None, "logits (no TP=1 run beside it)")
+    else:
+        text = f"logits differ from TP=1's by {d['max_logit_diff']:.2e} at most (tolerance {d['logit_tolerance']:.2e})"
+        _verdict(console, d["logits_equal"], f"{text}; {d['same_tokens']} of {d['steps']} tokens the same")
     _times(console, d)
     _bill(console, d)
     source = [f"predicted from: {d['predicted']['source']}"] if d["predicted"] else []
@@ -41,8 +45,9 @@ def _ranks(console: Console, d: Document) -> None:
         table.add_row(str(r["rank"]), *sizes, f"{r['kv_blocks']} x {r['block_size']}", ",".join(map(str, r["cores"])))
     console.print(table)
     w = d["weights"]
-    text = f"all ranks' weights, copies counted once, {w['sum_once_bytes']:,} bytes; TP=1 {w['tp1_bytes']:,}"
-    _verdict(console, w["equal"], text)
+    _verdict(
+        console, w["equal"], f"all ranks' weights, copies counted once, {w['sum_once_bytes']:,} bytes; TP=1 {w['tp1_bytes']:,}"
+    )
 
 
 def _collectives(console: Console, d: Document) -> None:
@@ -57,14 +62,6 @@ def _collectives(console: Console, d: Document) -> None:
     _verdict(console, c["equal"], "every collective of every step on every rank, in bytes and count, with commtax traffic")
 
 
-def _logits(console: Console, d: Document) -> None:
-    if d["max_logit_diff"] is None:
-        _verdict(console, None, "logits (no TP=1 run beside it)")
-        return
-    text = f"logits differ from TP=1's by {d['max_logit_diff']:.2e} at most (tolerance {d['logit_tolerance']:.2e})"
-    _verdict(console, d["logits_equal"], f"{text}; {d['same_tokens']} of {d['steps']} tokens the same")
-
-
 def _times(console: Console, d: Document) -> None:
     table = new_table("run", ">ms a token", ">least - most", ">prefill ms", ">tokens/s", ">predicted ms", ">error")
     for key, name in (("tp1", "TP=1, one rank"), ("tp", f"TP={d['tp_size']}")):
@@ -74,8 +71,8 @@ def _times(console: Console, d: Document) -> None:
             rate = f"{d['batch'] / t['ms_per_token'] * 1e3:,.1f}"
             error = (f"{guess:.3g}", f"{guess / t['ms_per_token'] - 1:+.0%}") if guess else ("", "")
             table.add_row(name, f"{t['ms_per_token']:.3g}", spread, f"{t['prefill_ms']:.3g}", rate, *error)
-    if "replicas" in d:
-        r = d["replicas"]
+    r = d.get("replicas")
+    if r:
         table.add_row(f"{r['replicas']} x TP=1 at once", f"{r['ms_per_token']:.3g}", "", "", f"{r['tokens_per_s']:,.1f}", "", "")
     console.print(table)
     t = d["tp"]
@@ -85,8 +82,12 @@ def _times(console: Console, d: Document) -> None:
         waits = ", ".join(f"rank {i} {w:.3g} ms" for i, w in enumerate(t["waited_ms_per_token"]))
         say(console, f"waiting for others: {waits} a token; rank {t['slowest_rank']} is the slowest and sets the pace")
     _weight_read(console, d)
-    if "replicas" in d:
-        say(console, _which(d), "bold yellow")
+    if r:  # latency or throughput: who wins at this batch
+        one, many = d["tp1"]["ms_per_token"], t["ms_per_token"]
+        sooner = f"TP={d['tp_size']} gives a token {one / many:.2f}x as fast as TP=1"
+        rate = r["tokens_per_s"] / (d["batch"] / many * 1e3)
+        more = f"{r['replicas']} replicas give {rate:.2f}x the tokens/s of TP={d['tp_size']}"
+        say(console, f"{sooner}; {more} (each replica with a batch of its own, and the whole weights)", "bold yellow")
 
 
 def _weight_read(console: Console, d: Document) -> None:
@@ -97,15 +98,6 @@ def _weight_read(console: Console, d: Document) -> None:
         return
     bound = f"reading {format_bytes(w['bytes'])} of weights at {w['memory_Bps'] / 1e9:,.1f} GB/s takes {w['bound_ms']:.3g} ms"
     say(console, f"{bound}: TP={d['tp_size']} runs at {w['attained']:.0%} of that bound")
-
-
-def _which(d: Document) -> str:
-    """Latency or throughput: who wins at this batch."""
-    one, many, r = d["tp1"]["ms_per_token"], d["tp"]["ms_per_token"], d["replicas"]
-    rate = d["batch"] / many * 1e3
-    sooner = f"TP={d['tp_size']} gives a token {one / many:.2f}x as fast as TP=1"
-    more = f"{r['replicas']} replicas give {r['tokens_per_s'] / rate:.2f}x the tokens/s of TP={d['tp_size']}"
-    return f"{sooner}; {more} (each replica with a batch of its own, and the whole weights)"
 
 
 def _bill(console: Console, d: Document) -> None:
@@ -140,22 +132,17 @@ def show_collectives(console: Console, d: Document) -> None:
         rate = f"{f['bandwidth_GBps']:.2f} GB/s" if f["bandwidth_GBps"] else "no bandwidth to be seen"
         off = f"off by {f['median_residual']:.0%} at the median, {f['max_residual']:.0%} at most"
         say(console, f"# fit: {f['alpha_us']:.1f} us + size / {rate}; {off}", "yellow")
-    _races(console, d)
-
-
-def _rows_of(d: Document, fit: Document) -> list[Document]:
-    return [r for r in d["rows"] if (r["impl"], r["ranks"]) == (fit["impl"], fit["ranks"])]
-
-
-def _races(console: Console, d: Document) -> None:
-    """Implementations beside each other, where several were run on one group."""
-    for ranks in dict.fromkeys(r["ranks"] for r in d["rows"]):
+    for ranks in dict.fromkeys(r["ranks"] for r in d["rows"]):  # implementations beside each other, where several were run
         times = {(r["impl"], r["size_bytes"]): r["time_us"] for r in d["rows"] if r["ranks"] == ranks}
         both = [n for impl, n in times if impl == "shm" and ("gloo", n) in times]
         if both:
             ratios = [f"{format_bytes(n)} {times['gloo', n] / times['shm', n]:.1f}x" for n in both]
             say(console, f"# shm against gloo on {ranks} ranks: {', '.join(ratios)}")
     notes(console, d["notes"])
+
+
+def _rows_of(d: Document, fit: Document) -> list[Document]:
+    return [r for r in d["rows"] if (r["impl"], r["ranks"]) == (fit["impl"], fit["ranks"])]
 
 
 def plot_collectives(d: Document, path: Path) -> None:

@@ -14,9 +14,9 @@ def answers(d: Document) -> list[dict[str, str]]:
     others = [r for r in d["degrees"] if r["tp"] > 1]
     asked = (
         ("Does tensor parallelism divide decode latency by its degree?", [_divides(one, row) for row in others]),
-        ("What share of decode time is all-reduce?", [_share(row) for row in others]),
-        ("At what batch does it beat TP=1?", [_beats(cross) for cross in d["crossover"]]),
-        ("How much of the link do the all-reduces use?", [*(_link(row) for row in others), *_counters(d)]),
+        ("What share of decode time is all-reduce?", [*map(_share, others)]),
+        ("At what batch does it beat TP=1?", [*map(_beats, d["crossover"])]),
+        ("How much of the link do the all-reduces use?", [*map(_link, others), _counters(d)]),
     )
     return [
         {"question": question, "answer": " ".join(filter(None, said)) or "Not measured: it needs TP=1 and a larger degree."}
@@ -88,10 +88,7 @@ def _link(row: Document) -> str:
     return f"TP={row['tp']}: an all-reduce of {size} runs at {inside} {whole}. Small messages cost latency, not bandwidth."
 
 
-def _counters(d: Document) -> list[str]:
-    seen = d.get("link_counters", [])
-    if not seen:
-        return ["The machine has no link counters that moved."]
-    top = sorted(seen, key=lambda c: -c["bytes"])[:4]
+def _counters(d: Document) -> str:
+    top = sorted(d.get("link_counters", []), key=lambda c: -c["bytes"])[:4]
     listed = ", ".join(f"{c['counter']} {format_bytes(c['bytes'])} ({format_rate(c['bytes_per_s'])})" for c in top)
-    return [f"Counters over the {top[0]['run']} run: {listed}."]
+    return f"Counters over the {top[0]['run']} run: {listed}." if top else "The machine has no link counters that moved."

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -15,16 +16,13 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from commtax.files import Document
 from commtax.measure import launch, machine
 from commtax.measure.engine import Engine
-from commtax.measure.generate import Run as Answered
-from commtax.measure.generate import generate, prompts
+from commtax.measure.generate import Measured, Rounds, Turn, generate, measured, prompts, turns
 from commtax.measure.job import Job
 from commtax.measure.reconcile import by_collective, document
-from commtax.measure.records import Measured, Rounds, Turn, measured, turns
 from commtax.measure.worker import Place, report
 from commtax.readers import kineto
 from commtax.readers.bench import Bench
-from commtax.study.driving import Asked, Done, Driver, check
-from commtax.study.outcomes import ALL_REDUCE, allreduces, served
+from commtax.study.driving import ALL_REDUCE, Asked, Done, Driver, allreduces, check, served
 from commtax.study.recipe import Recipe, Run, arrivals, lengths
 from commtax.study.serving import Server, requests, result, serve
 
@@ -95,24 +93,21 @@ class Builtin(Driver):
         job = replace(self.job, tp=run.tp, batch=run.batch, repeats=run.iters)
         answer = document(replace(job, input_len=run.input_len, output_len=run.output_len), seen)
         (raw / f"{run.name}.json").write_text(json.dumps(answer), encoding="utf-8")
+        each = ", ".join(f"{part.weights_bytes / 1e6:,.1f} MB" for part in seen.ranks)
+        whole = f"{answer['weights']['tp1_bytes'] / 1e6:,.1f} MB"
+        counted = "collectives as predicted" if answer["collectives"]["equal"] else "collectives NOT as predicted"
         all_turns = turns(seen.ranks)
         record: Document = {
             "latency_s": [turn.prefill_s + sum(turn.decode_s) for turn in all_turns],
             "prefill_s": [turn.prefill_s for turn in all_turns],
             "decode_s": [median(turn.decode_s) for turn in all_turns],
-            "applied": {"ok": answer["weights"]["equal"], "found": _parts(answer)},
+            "applied": {"ok": answer["weights"]["equal"], "found": f"weights of each rank: {each} of {whole}; {counted}"},
         }
         if run.kind == "profile":
             traces = sorted(raw.glob(f"{run.name}-rank*.json"))
-            counted = allreduces([kineto.read(path) for path in traces]) if traces else _counted(all_turns)
-            record["profile"] = {**counted, "equal": answer["collectives"]["equal"]}
+            found = allreduces([kineto.read(path) for path in traces]) if traces else _counted(all_turns)
+            record["profile"] = {**found, "equal": answer["collectives"]["equal"]}
         return record
-
-
-def _parts(answer: Document) -> str:
-    each = ", ".join(f"{r['weights_bytes'] / 1e6:,.1f} MB" for r in answer["ranks"])
-    counted = "collectives as predicted" if answer["collectives"]["equal"] else "collectives NOT as predicted"
-    return f"weights of each rank: {each} of {answer['weights']['tp1_bytes'] / 1e6:,.1f} MB; {counted}"
 
 
 def _counted(all_turns: Sequence[Turn]) -> Document:
@@ -121,20 +116,16 @@ def _counted(all_turns: Sequence[Turn]) -> Document:
     wires = by_collective(all_turns)
     wire_s = sum(median(wires[sent.what]) for sent in reduced)
     step_s = median(median(turn.decode_s) for turn in all_turns)
+    least = [zip(turn.inside_s.sum(axis=2).min(axis=0).tolist(), turn.decode_s, strict=True) for turn in all_turns]
     return {
         "how": "the engine's ledger",
         "allreduces": len(reduced),
         "allreduce_bytes": sum(sent.nbytes for sent in reduced) / len(reduced),
         "allreduce_s": wire_s / len(reduced),
-        "comm_fraction": median(share for turn in all_turns for share in _inside(turn)),
+        "comm_fraction": median(inside / whole for steps in least for inside, whole in steps),  # of the rank that waits least
         "wire_fraction": wire_s / step_s,
         "step_s": step_s,
     }
-
-
-def _inside(turn: Turn) -> list[float]:
-    """The share of each step that the rank which waits least spends inside collectives."""
-    return [float(least) / whole for least, whole in zip(turn.inside_s.sum(axis=2).min(axis=0), turn.decode_s, strict=True)]
 
 
 def measure_runs(where: Place, work: Work) -> None:
@@ -147,7 +138,11 @@ def measure_runs(where: Place, work: Work) -> None:
     for run in work.runs:
         if run.kind == "serve":
             sizes = lengths(run, work.dataset)
-            report((run, _serve(run, Server(a, weights, group, work.slots, max(map(sum, sizes)) + 1), sizes)))
+            server = Server(a, weights, group, work.slots, max(map(sum, sizes)) + 1)
+            serve(server, requests(server, [(n, 3) for n, _ in sizes[:2]], [0.0, 0.0]))  # first touches
+            queue = requests(server, sizes, arrivals(run))
+            report((run, result(queue, serve(server, queue), run.tp, run.rate_per_s)))
+            group.ledger.clear()
             continue
         tracing = run.kind == "profile" and job.device == "cuda"  # as steps are launched, without graphs
         engine = (Named if tracing else Engine)(a, weights, group, run.batch, run.input_len + run.output_len)
@@ -155,31 +150,18 @@ def measure_runs(where: Place, work: Work) -> None:
             engine.capture()
         tokens = prompts(a.model.vocab, run.batch, run.input_len, job.seed, engine.device)
         generate(engine, tokens, 2)
-        file = work.raw / f"{run.name}-rank{where.rank}.json"
-        answered = trace(engine, tokens, run, file) if tracing else turned(engine, tokens, run)
+        with trace(engine, work.raw / f"{run.name}-rank{where.rank}.json") if tracing else nullcontext():
+            answered = [generate(engine, tokens, run.output_len) for _ in range(run.iters)]
         report((run, measured(where, engine, Rounds(answered))))
 
 
-def turned(engine: Engine, tokens: Any, run: Run) -> list[Answered]:
-    """Prefill and decode, ``iters`` times."""
-    return [generate(engine, tokens, run.output_len) for _ in range(run.iters)]
-
-
-def trace(engine: Engine, tokens: Any, run: Run, file: Path) -> list[Answered]:
-    """A profiler's trace of the turns, steps named; the readers take it from there."""
+@contextmanager
+def trace(engine: Engine, file: Path) -> Iterator[None]:
+    """A profiler's trace of what is run meanwhile, steps named; the readers take it from there."""
     watched = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if engine.device.type == "cuda" else [])]
     with profile(activities=watched, record_shapes=True) as seen:
-        answered = turned(engine, tokens, run)
+        yield
     seen.export_chrome_trace(str(file))
-    return answered
-
-
-def _serve(run: Run, server: Server, sizes: list[tuple[int, int]]) -> Bench:
-    serve(server, requests(server, [(n, 3) for n, _ in sizes[:2]], [0.0, 0.0]))  # first touches
-    queue = requests(server, sizes, arrivals(run))
-    seconds = serve(server, queue)
-    server.group.ledger.clear()
-    return result(queue, seconds, run.tp, run.rate_per_s)
 
 
 class Named(Engine):

@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from commtax.study import links
 from commtax.study.answers import answers
 from commtax.study.driving import Asked, Driver, check
 from commtax.study.findings import Prices, analyse
-from commtax.study.recipe import Recipe, Run, dataset_lengths, recipe, runs
+from commtax.study.recipe import Run, dataset_lengths, recipe, runs
 from commtax.verbs import ask
 
 ENGINES = ("builtin", "vllm")
@@ -30,24 +30,22 @@ LARGEST = 1e18  # of any figure of a study: seconds, bytes, tokens
 SCHEMA = "commtax.experiment/1"
 
 
-@dataclass(frozen=True, slots=True)
-class News:
-    """What is being done now, or a run that ended: number ``step`` of ``of``."""
-
-    what: str
-    step: int = 0
-    of: int = 0
-    error: str = ""
+Progress = Callable[[str], None]  # receives a line for each thing that begins or ended
 
 
-Progress = Callable[[News], None]
-
-
-def experiment(asked: Asked, progress: Progress = lambda _news: None) -> Document:
+def experiment(asked: Asked, progress: Progress = lambda _line: None) -> Document:
     """Run what is missing, then analyse everything; the document is written to ``out`` too."""
     _check(asked)
     chosen = recipe(asked.recipe, asked.quick)
-    driver = _driver(asked, chosen)
+    driver: Driver
+    if asked.engine == "vllm":  # loaded where it is used: one needs torch, the other does not
+        from commtax.study.vllm import Vllm
+
+        driver = Vllm(asked, chosen)
+    else:
+        from commtax.study.builtin import Builtin
+
+        driver = Builtin(asked, chosen)
     where = asked.cluster or driver.where
     for tp in asked.degrees:
         ask(driver.model, where or f"{max(asked.degrees)}xcpu", tp=tp)  # a degree that does not divide the model is refused here
@@ -55,7 +53,7 @@ def experiment(asked: Asked, progress: Progress = lambda _news: None) -> Documen
     profile, unknown = _constants(asked, driver, progress)
     prices = Prices(driver.model, where, asked.engine, driver.dtype, driver.eager, profile, driver.library, unknown)
     kept = {run: asked.out / "runs" / f"{run.name}.json" for run in runs(chosen, asked.degrees, driver.kinds)}
-    todo = [run for run, file in kept.items() if not _good(file)]
+    todo = [run for run, file in kept.items() if "error" in (_kept(file) or {"error": "missing or damaged"})]
     checks = _checks(asked.out / "checks.json", driver, not todo)
     if todo:
         _run(todo, kept, driver, progress)
@@ -127,17 +125,6 @@ def _check(asked: Asked) -> None:
         overlay.load(asked.profile)
 
 
-def _driver(asked: Asked, chosen: Recipe) -> Driver:
-    """Loaded where it is used: one needs torch, the other does not."""
-    if asked.engine == "vllm":
-        from commtax.study.vllm import Vllm
-
-        return Vllm(asked, chosen)
-    from commtax.study.builtin import Builtin
-
-    return Builtin(asked, chosen)
-
-
 def _constants(asked: Asked, driver: Driver, progress: Progress) -> tuple[str, str]:
     """A profile to predict with, and why no time can be predicted. A CPU that nobody measured is calibrated first, once a study."""
     if asked.profile or asked.cluster or not driver.on_cpu:
@@ -153,7 +140,7 @@ def _constants(asked: Asked, driver: Driver, progress: Progress) -> tuple[str, s
     try:
         overlay.load(file)
     except ValueError:
-        progress(News(f"calibrating this machine, kept in {file}"))
+        progress(f"calibrating this machine, kept in {file}")
         try:
             write(file, box.calibrate(ranks, driver.dtype, asked.name, [driver.library], asked.lost_s))
         except (ValueError, ArithmeticError) as error:
@@ -162,16 +149,12 @@ def _constants(asked: Asked, driver: Driver, progress: Progress) -> tuple[str, s
 
 
 def _settings(asked: Asked, driver: Driver) -> Document:
-    """What makes this study this one, kept beside its runs; a folder that holds another study is refused."""
+    """What makes this study this one, kept beside its runs; a folder that holds another study is refused.
+    On CPUs the device says a rank's cores, which depend on the largest degree."""
     settings = {
-        "recipe": asked.recipe,
-        "quick": asked.quick,
-        "engine": asked.engine,
-        "version": driver.version,
+        **{name: getattr(asked, name) for name in ("recipe", "quick", "engine")},
+        **{name: getattr(driver, name) for name in ("version", "dtype", "device", "library")},
         "model": driver.model.key,
-        "dtype": driver.dtype,
-        "device": driver.device,  # on CPUs it says a rank's cores, which depend on the largest degree
-        "library": driver.library,
         "vllm_args": asked.vllm_args,
         "dataset": Path(asked.dataset).name,
     }
@@ -196,12 +179,6 @@ def _kept(file: Path) -> Document | None:
     return document
 
 
-def _good(file: Path) -> bool:
-    """Whether a run need not be run again: failed ones are, and so are damaged files."""
-    record = _kept(file)
-    return record is not None and "error" not in record
-
-
 def _run(todo: Sequence[Run], kept: dict[Run, Path], driver: Driver, progress: Progress) -> None:
     """Run what is missing; each record is kept with what moved over the links since the one before."""
     before, since, ended = links.snapshot(), time.monotonic(), len(kept) - len(todo)
@@ -212,7 +189,8 @@ def _run(todo: Sequence[Run], kept: dict[Run, Path], driver: Driver, progress: P
         moved = {"seconds": now - since, "bytes": links.moved(before, counters)}
         before, since = counters, now
         write(kept[run], {"run": asdict(run), **record, "link": moved})
-        progress(News(run.name, ended, len(kept), record.get("error", "")))
+        failed = f" FAILED: {record['error']}" if "error" in record else ""
+        progress(f"[{ended}/{len(kept)}] {run.name}{failed}")
 
     driver.run(todo, done)
 

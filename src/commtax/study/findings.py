@@ -12,7 +12,7 @@ from commtax.audit.finding import Question
 from commtax.cost.collectives import ring_factor
 from commtax.files import Document
 from commtax.spec import Model
-from commtax.study.outcomes import ALL_REDUCE
+from commtax.study.driving import ALL_REDUCE
 from commtax.study.recipe import SPREAD, Run
 from commtax.verbs import StepBill, simulate, traffic
 
@@ -103,7 +103,10 @@ def degree(tp: int, done: Sequence[Done], prices: Prices) -> Document:
         row["serve"] = _serving(*by_kind["serve"][0], prices)
     if "throughput" in by_kind:
         row["offline"] = {k: by_kind["throughput"][0][1][k] for k in ("requests_per_s", "total_tokens_per_s")}
-    row["applied"] = _applied([x for _, x in done])
+    said = [x["applied"] for _, x in done if x.get("applied")]  # by every run that could tell
+    bad, known = [t for t in said if t["ok"] is False], [t for t in said if t["ok"] is not None]
+    first = (bad or known or said or [{"found": "nothing tells"}])[0]
+    row["applied"] = {"ok": False if bad else True if known else None, "found": first["found"]}
     return row
 
 
@@ -118,39 +121,25 @@ def spread(values: Sequence[float]) -> float:
 
 
 def _latencies(by_kind: ByKind, prices: Prices) -> Document:
-    """Batch 1: whole requests, and a token and a prompt apart, directly or by the run with one output token."""
+    """Batch 1: whole requests, and a token and a prompt apart: as the engine timed them, else by the run with one output token."""
     first = {run.input_len: median(x["latency_s"]) for run, x in by_kind.get("first", [])}
     row: Document = {"latency": [], "prefill": [], "decode_ms": None, "decode_predicted_ms": None}
     for run, x in by_kind.get("latency", []):
         lengths = {"input_len": run.input_len, "output_len": run.output_len}
         whole = {"ms": median(x["latency_s"]) * 1e3, "spread": spread(x["latency_s"])}
         row["latency"].append({**lengths, **whole, "predicted_ms": ms(prices.latency_s(run))})
-        decode_s = _decode_s(run, x, first)
+        decode_s = float(median(x["decode_s"])) if x["decode_s"] else None
+        if decode_s is None and run.input_len in first:
+            decode_s = (float(median(x["latency_s"])) - first[run.input_len]) / (run.output_len - 1)
         if row["decode_ms"] is None and decode_s is not None:
             row |= {"decode_ms": ms(decode_s), "decode_predicted_ms": ms(prices.decode_s(run)), "decode_len": middle(run)}
-        prefill_s = _prefill_s(run, x, first, row["decode_ms"])
+        prefill_s = float(median(x["prefill_s"])) if x["prefill_s"] else first.get(run.input_len)
+        if prefill_s is None and row["decode_ms"] is not None:  # what the tokens leave of the request
+            prefill_s = max(0.0, median(x["latency_s"]) - (run.output_len - 1) * row["decode_ms"] * 1e-3)
         if prefill_s is not None:
             predicted = prices.step_s("prefill", run.tp, 1, run.input_len)
             row["prefill"].append({"input_len": run.input_len, "ms": ms(prefill_s), "predicted_ms": ms(predicted)})
     return row
-
-
-def _decode_s(run: Run, x: Document, first: Mapping[int, float]) -> float | None:
-    """A token: as the engine timed it, else (T(n tokens) - T(1 token)) / (n - 1)."""
-    if x["decode_s"]:
-        return float(median(x["decode_s"]))
-    if run.input_len in first:
-        return (float(median(x["latency_s"])) - first[run.input_len]) / (run.output_len - 1)
-    return None
-
-
-def _prefill_s(run: Run, x: Document, first: Mapping[int, float], decode_ms: float | None) -> float | None:
-    """A prompt: as the engine timed it, else the run of one token, else what the tokens leave of the request."""
-    if x["prefill_s"]:
-        return float(median(x["prefill_s"]))
-    if run.input_len in first:
-        return first[run.input_len]
-    return None if decode_ms is None else max(0.0, median(x["latency_s"]) - (run.output_len - 1) * decode_ms * 1e-3)
 
 
 def _batches(by_kind: ByKind, prices: Prices) -> list[Document]:
@@ -160,16 +149,9 @@ def _batches(by_kind: ByKind, prices: Prices) -> list[Document]:
     rows = []
     for run, x in sorted([*same, *by_kind.get("batch", [])], key=lambda done: done[0].batch):
         whole, tokens, predicted = median(x["latency_s"]), run.batch * run.output_len, prices.latency_s(run)
-        rows.append(
-            {
-                "batch": run.batch,
-                "latency_ms": whole * 1e3,
-                "spread": spread(x["latency_s"]),
-                "tokens_per_s": tokens / whole,
-                "predicted_latency_ms": ms(predicted),
-                "predicted_tokens_per_s": tokens / predicted if predicted else None,
-            }
-        )
+        row = {"batch": run.batch, "latency_ms": whole * 1e3, "spread": spread(x["latency_s"]), "tokens_per_s": tokens / whole}
+        rate = tokens / predicted if predicted else None
+        rows.append({**row, "predicted_latency_ms": ms(predicted), "predicted_tokens_per_s": rate})
     return rows
 
 
@@ -198,10 +180,10 @@ def _link(counted: Document, tp: int, priced: StepBill) -> Document | None:
     nbytes = counted["allreduce_bytes"] or counted["predicted_bytes"]
     if not nbytes or not counted["allreduce_s"] or link is None:
         return None
-    wire = float(ring_factor(ALL_REDUCE, tp)) * nbytes
-    rates = {"inside": wire / counted["allreduce_s"], "step": wire * counted["allreduces"] / counted["step_s"]}
-    shares = {f"{where}_share": rate / link.bandwidth_Bps for where, rate in rates.items()}
-    return {"name": link.key, "peak_Bps": link.bandwidth_Bps, **{f"{where}_Bps": rate for where, rate in rates.items()}, **shares}
+    wire, peak = float(ring_factor(ALL_REDUCE, tp)) * nbytes, link.bandwidth_Bps
+    inside, step = wire / counted["allreduce_s"], wire * counted["allreduces"] / counted["step_s"]
+    rates = {"inside_Bps": inside, "step_Bps": step, "inside_share": inside / peak, "step_share": step / peak}
+    return {"name": link.key, "peak_Bps": peak, **rates}
 
 
 def _serving(run: Run, x: Document, prices: Prices) -> Document:
@@ -237,34 +219,16 @@ def _served_prediction(run: Run, served: Document, prices: Prices) -> Document:
     return {"predicted_tpot_ms": ms(tpot_s), "predicted_ttft_ms": ms(ttft_s), "predicted_how": how}
 
 
-def _applied(records: Sequence[Document]) -> Document:
-    """Whether every run that could tell says that the degree was applied."""
-    said = [x["applied"] for x in records if x.get("applied")]
-    bad = [t for t in said if t["ok"] is False]
-    known = [t for t in said if t["ok"] is not None]
-    first = (bad or known or said or [{"found": "nothing tells"}])[0]
-    return {"ok": False if bad else True if known else None, "found": first["found"]}
-
-
 def crossover(one: Document, many: Document) -> Document:
     """The smallest batch at which TP=n gives more tokens a second than TP=1, beyond the spread of the runs."""
-    pairs = [(a, b) for b in many["batches"] for a in one["batches"] if a["batch"] == b["batch"]]
-    rows = [
-        {
-            "batch": b["batch"],
-            "ratio": b["tokens_per_s"] / a["tokens_per_s"],
-            "noise": max(SAME, b["spread"], a["spread"]),
-            "predicted": _ratio(b["predicted_tokens_per_s"], a["predicted_tokens_per_s"]),
-        }
-        for a, b in pairs
-    ]
+    rows = []
+    for a, b in ((a, b) for b in many["batches"] for a in one["batches"] if a["batch"] == b["batch"]):
+        ratio, guesses = b["tokens_per_s"] / a["tokens_per_s"], (b["predicted_tokens_per_s"], a["predicted_tokens_per_s"])
+        predicted = guesses[0] / guesses[1] if all(guesses) else None
+        rows.append({"batch": b["batch"], "ratio": ratio, "noise": max(SAME, b["spread"], a["spread"]), "predicted": predicted})
     batch = next((r["batch"] for r in rows if r["ratio"] > 1 + r["noise"]), None)
     guess = next((r["batch"] for r in rows if r["predicted"] and r["predicted"] > 1), None)
     return {"tp": many["tp"], "batch": batch, "predicted_batch": guess, "ratios": rows}
-
-
-def _ratio(many: float | None, one: float | None) -> float | None:
-    return many / one if many and one else None
 
 
 def flags(study: Document, good: Sequence[Done], prices: Prices) -> Iterator[tuple[str, str]]:
@@ -310,10 +274,8 @@ def _impossible(row: Document, prices: Prices) -> Iterator[tuple[str, str]]:
         least = floor_s(asked)
         if not asked.distrust and row["decode_ms"] * 1e-3 < least * FLOOR_SLACK:
             why = f"{row['decode_ms']:.3g} ms a token, and reading the weights once takes {least * 1e3:.3g} ms"
-            yield (
-                f"TP={row['tp']}: faster than physics",
-                f"{why}: other weights or hardware than said, or weights that stay in a cache",
-            )
+            why += ": other weights or hardware than said, or weights that stay in a cache"
+            yield f"TP={row['tp']}: faster than physics", why
     p = row.get("profile")
     if p and "predicted_allreduces" in p and p["allreduces"] != p["predicted_allreduces"]:
         why = f"{p['allreduces']:g} in the profile, {p['predicted_allreduces']:g} by arithmetic"

@@ -22,7 +22,6 @@ import random
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TextIO
 
 from commtax.files import Document
@@ -30,23 +29,15 @@ from commtax.files import Document
 COMMAND = "python -m commtax.study.kernels"
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """Of one kind: its share of the time, and the most points, in full and to try it out."""
-
-    share: float
-    points: int
-    quick: int
-
-
 KINDS = {
-    "copy": Limit(1.0, 80, 9),
-    "small": Limit(3.0, 300, 12),
-    "gemm": Limit(12.0, 1500, 30),
-    "decode": Limit(7.0, 400, 12),
-    "prefill": Limit(6.0, 200, 9),
-    "step": Limit(18.0, 750, 12),
+    "copy": (1.0, 80, 9),
+    "small": (3.0, 300, 12),
+    "gemm": (12.0, 1500, 30),
+    "decode": (7.0, 400, 12),
+    "prefill": (6.0, 200, 9),
+    "step": (18.0, 750, 12),
 }
+"""Of each kind its share of the time, and the most points, in full and to try it out."""
 
 
 def options(argv: list[str]) -> argparse.Namespace:
@@ -68,7 +59,6 @@ def options(argv: list[str]) -> argparse.Namespace:
 
 def run(asked: argparse.Namespace, argv: list[str], out: TextIO) -> None:
     from commtax.study import sweeps
-    from commtax.study.timing import shares
 
     def write(row: Document) -> None:
         out.write(json.dumps(row) + "\n")
@@ -80,11 +70,13 @@ def run(asked: argparse.Namespace, argv: list[str], out: TextIO) -> None:
         raise ArithmeticError(f"the kernels here disagree with plain functions: {checked}")
     b = sweeps.bench(asked.device)
     write(sweeps.header(b, " ".join([COMMAND, *argv]), checked))
-    sweeps.say(f"agreement with plain functions: {checked}")
-    chosen = {kind: limit for kind, limit in KINDS.items() if kind in asked.only.split(",")}
-    for kind, deadline in shares({kind: limit.share for kind, limit in chosen.items()}, end - time.monotonic()):
-        most = chosen[kind].quick if asked.quick else chosen[kind].points
-        for row in sweeps.sweep(b, kind, deadline, most, random.Random(asked.seed)):
+    sys.stderr.write(f"agreement with plain functions: {checked}\n")
+    chosen = {kind: limits for kind, limits in KINDS.items() if kind in asked.only.split(",")}
+    rest = sum(share for share, _, _ in chosen.values())
+    for kind, (share, full, quick) in chosen.items():
+        now = time.monotonic()
+        deadline, rest = now + (end - now) * share / rest, rest - share  # what one kind leaves goes to the next
+        for row in sweeps.sweep(b, kind, deadline, quick if asked.quick else full, random.Random(asked.seed)):
             write(row)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from commtax.measure.machine import tool
@@ -47,19 +48,15 @@ def infiniband(root: Path) -> Counters:
     for name, word in (("port_xmit_data", "sent"), ("port_rcv_data", "received")):
         for file in sorted(root.glob(f"*/ports/*/counters/{name}")):
             port = f"{file.parts[-5]} port {file.parts[-3]} {word}"
-            try:
+            with suppress(OSError, ValueError):
                 counters[port] = float(file.read_text()) * WORD_BYTES
-            except (OSError, ValueError):
-                continue
     return counters
 
 
 def interfaces(file: Path) -> Counters:
     """Bytes of every network interface, loopback included (ranks that use sockets on one host go through it)."""
     counters: Counters = {}
-    if not file.exists():
-        return counters
-    for line in file.read_text().splitlines()[2:]:
+    for line in file.read_text().splitlines()[2:] if file.exists() else ():
         name, _, numbers = line.partition(":")
         columns = numbers.split()
         if len(columns) >= 9:

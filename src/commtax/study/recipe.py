@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import random
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
 from commtax import files
+from commtax.catalog.loader import plain
 from commtax.statement import Refusal
 
 Shape = tuple[int, int, int]  # prompt tokens, output tokens, iterations
@@ -45,31 +47,11 @@ class Recipe:
 
 
 SPREAD = 0.5  # synthetic lengths lie within this share of their mean to either side
-RECIPES = {
-    "tp-study": Recipe(
-        latency=((512, 128, 20), (2048, 32, 10)),
-        batches=(1, 4, 8, 16, 32, 64),
-        batch_shape=(512, 128, 5),
-        profile=(256, 32, 3),
-        num_prompts=200,
-        rate_per_s=4.0,
-        serve_shape=(256, 128),
-        throughput_prompts=200,
-    )
-}
-QUICK = {
-    "tp-study": Recipe(
-        latency=((128, 32, 5), (512, 8, 3)),
-        batches=(1, 4, 16),
-        batch_shape=(128, 32, 3),
-        profile=(128, 16, 3),
-        num_prompts=16,
-        rate_per_s=4.0,
-        serve_shape=(128, 32),
-        throughput_prompts=16,
-        slots=16,
-    )
-}
+_TABLES = tomllib.loads((Path(__file__).parent / "recipes.toml").read_text(encoding="utf-8"))
+RECIPES, QUICK = (
+    {name: plain(Recipe, {**t[size], "latency": tuple(map(tuple, t[size]["latency"]))}, name) for name, t in _TABLES.items()}
+    for size in ("full", "quick")
+)
 
 
 def recipe(name: str, quick: bool) -> Recipe:
@@ -138,15 +120,11 @@ def dataset_lengths(path: Path) -> list[tuple[int, int]]:
     except (TypeError, KeyError, AttributeError) as error:
         needed = "a list of objects with conversations of at least two values is needed"
         raise Refusal(f"dataset '{path}': {needed} ({error})") from None
-    counted = [(_tokens(question), _tokens(answer)) for question, answer in texts]
+    counted = [(math.ceil(len(q) / CHARACTERS_A_TOKEN), math.ceil(len(a) / CHARACTERS_A_TOKEN)) for q, a in texts]
     kept = [(i, o) for i, o in counted if 4 <= i <= LONGEST and o >= 4 and i + o <= 2 * LONGEST]
     if not kept:
         raise Refusal(f"dataset '{path}': no conversation of 4 to {LONGEST} prompt tokens and an answer found")
     return kept
-
-
-def _tokens(text: str) -> int:
-    return math.ceil(len(text) / CHARACTERS_A_TOKEN)
 
 
 def arrivals(run: Run, seed: int = 0) -> list[float]:

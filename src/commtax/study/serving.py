@@ -4,6 +4,8 @@ One step is either one whole prompt or one token of every running request, the o
 is rank 0's clock to say; everything else follows from it on every rank alike.
 """
 
+# mypy: disallow-untyped-decorators=False
+
 from __future__ import annotations
 
 import time
@@ -18,9 +20,8 @@ import torch
 import torch.distributed as dist
 
 from commtax.measure.arch import Arch
-from commtax.measure.cache import Blocks
 from commtax.measure.comm import Group
-from commtax.measure.engine import Engine
+from commtax.measure.engine import Blocks, Engine
 from commtax.measure.generate import prompts
 from commtax.measure.weights import Weights
 from commtax.readers.bench import Bench
@@ -60,26 +61,20 @@ class Server(Engine):
         self._window(row, 1)
         return int(self.prefill(tokens).argmax(dim=-1).item())
 
+    @torch.inference_mode()
     def step(self, tokens: list[int], positions: list[int]) -> list[int]:
-        """One token more for each of the first rows."""
+        """One token more for each of the first rows; what lies behind each sequence's own end is hidden."""
         rows, length = len(tokens), max(positions) + 1
         self._window(0, rows)
         at = torch.tensor(positions, device=self.device).view(rows, 1)
-        with torch.inference_mode():
-            logits = self._forward(torch.tensor(tokens, device=self.device).view(rows, 1), at, length, self._mask(at, length))
+        hidden = self._positions[:length] > at
+        mask = self._hiding(hidden).repeat(self.kv_heads, 1).unsqueeze(1) if bool(hidden.any()) else None
+        logits = self._forward(torch.tensor(tokens, device=self.device).view(rows, 1), at, length, mask)
         return list(logits.argmax(dim=-1).tolist())
 
     def _window(self, first: int, rows: int) -> None:
         self.batch = rows
         self.cache.first, self.cache.rows = first, rows  # type: ignore[attr-defined]
-
-    def _mask(self, at: Any, length: int) -> Any:
-        """Hide what lies behind each sequence's own end; None where all are equally long."""
-        hidden = self._positions[:length] > at
-        if not bool(hidden.any()):
-            return None
-        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device).masked_fill_(hidden, float("-inf"))
-        return mask.repeat(self.kv_heads, 1).unsqueeze(1)
 
 
 @dataclass(slots=True)
@@ -108,8 +103,7 @@ def requests(server: Server, sizes: Sequence[tuple[int, int]], arrivals: Sequenc
 def serve(server: Server, queue: list[Request]) -> float:
     """Answer all requests; returns the seconds from the first arrival to the last token."""
     running: list[Request] = []
-    begin, come = time.perf_counter(), 0
-    done = 0
+    begin, come, done = time.perf_counter(), 0, 0
     while done < len(queue):
         due = _arrived(server.group, queue, come, bool(running), begin)
         if come < due and len(running) < server.limit:
@@ -164,6 +158,10 @@ def result(queue: list[Request], duration_s: float, tp: int, rate_per_s: float) 
         "itl": [x for g in gaps for x in g],
         "e2el": [r.times_s[-1] - r.arrived_s for r in queue],
     }
+    stats = {
+        name: {"mean": fmean(x), "median": median(x), "std": pstdev(x), "p99": float(np.percentile(x, 99))}
+        for name, x in times.items()
+    }
     inputs, outputs = sum(int(r.prompt.shape[1]) for r in queue), sum(len(r.times_s) for r in queue)
     return Bench(
         tool="commtax",
@@ -176,10 +174,6 @@ def result(queue: list[Request], duration_s: float, tp: int, rate_per_s: float) 
         output_tokens_per_s=outputs / duration_s,
         total_tokens_per_s=(inputs + outputs) / duration_s,
         request_rate=rate_per_s,
-        stats={name: _statistics(values) for name, values in times.items()},
+        stats=stats,
         tp=tp,
     )
-
-
-def _statistics(values: list[float]) -> dict[str, float]:
-    return {"mean": fmean(values), "median": median(values), "std": pstdev(values), "p99": float(np.percentile(values, 99))}

@@ -79,9 +79,8 @@ def shard(model: Model, tp: int) -> Shard | None:
     if odd or not isinstance(block.ffn, Mlp) or not block.ffn.gated:
         return None
     kv_heads = max(1, a.num_kv_heads // tp)
-    if any(side % tp for side in (a.num_heads, block.ffn.intermediate, model.vocab)) or (a.num_heads // tp) % kv_heads:
-        return None
-    if a.num_kv_heads % min(tp, a.num_kv_heads):
+    whole = not any(side % tp for side in (a.num_heads, block.ffn.intermediate, model.vocab))
+    if not whole or (a.num_heads // tp) % kv_heads or a.num_kv_heads % min(tp, a.num_kv_heads):
         return None
     sides = (a.num_heads // tp, kv_heads, a.head_dim, block.ffn.intermediate // tp, model.vocab // tp)
     return Shard(model.key, tp, model.num_layers, model.hidden, *sides, a.qkv_bias, a.qk_norm == "head")

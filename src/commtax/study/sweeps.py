@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import time
@@ -18,7 +19,7 @@ import torch
 
 from commtax import catalog
 from commtax.files import Document
-from commtax.study import fused, steps, timing
+from commtax.study import fused, steps
 from commtax.study.steps import Shard, shard
 from commtax.study.timing import Card, Pool, Timer
 
@@ -30,6 +31,9 @@ FEW_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256)
 ROWS = (*FEW_ROWS, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 Call = Callable[[], object]
 Make = Callable[[], Call]
+COLD_BYTES = 192e6  # three times the largest L2 here (60 MB): what is read again after this much is cold
+MOST_COPIES = 1024  # of an operand
+GRAPH_S = 400e-6  # a graph this long hides the microseconds that events add
 GUESS_FLOPS_PER_S, GUESS_BPS, GUESS_S = 5e14, 3e12, 3e-6  # only to choose how many calls make a graph
 
 
@@ -47,9 +51,9 @@ class Bench:
 
     def samples(self, make: Make, nbytes: float, call_s: float) -> list[float]:
         """Seconds of calls on as many operands as keep ``nbytes`` of each cold (0: one will do), in a graph that is long enough."""
-        count = (timing.copies(nbytes) if nbytes else 1) if not self.tiny else 2
-        calls = [make() for _ in range(count)]
-        return self.timer.samples(calls if self.tiny else calls * timing.rounds(count, call_s), call_s)
+        count = max(2, min(MOST_COPIES, math.ceil(COLD_BYTES / nbytes))) if nbytes and not self.tiny else 1 + self.tiny
+        rounds = 1 if self.tiny else max(1, math.ceil(GRAPH_S / (count * call_s)))
+        return self.timer.samples([make() for _ in range(count)] * rounds, call_s)
 
     def empty(self, *shape: int) -> Any:
         return torch.empty(*shape, dtype=torch.bfloat16, device=self.device)
@@ -111,20 +115,24 @@ def small_points(all_shards: list[Shard], rng: random.Random, tiny: bool) -> lis
     """The operations in turn, whatever number of widths each has."""
     every = []
     for op in ("add_norm", "rotary_write", "swiglu", "quantise")[: 3 if tiny else 4]:
-        widths = sorted({_width(op, s) for s in all_shards})
-        every.append(shuffled([{"op": op, "rows": m, **dict(w)} for m in (ROWS[:2] if tiny else ROWS) for w in widths], rng))
+        names = {"rotary_write": ("qkv", "heads", "kv_heads"), "swiglu": ("width",)}.get(op, ("hidden",))
+        sides = sorted({tuple(int(getattr(s, name)) for name in names) for s in all_shards})
+        widths = [dict(zip(("width", "heads", "kv_heads"), side, strict=False)) for side in sides]
+        every.append(shuffled([{"op": op, "rows": m, **w} for m in (ROWS[:2] if tiny else ROWS) for w in widths], rng))
     return [p for turn in zip_longest(*every) for p in turn if p]
 
 
-def _width(op: str, s: Shard) -> tuple[tuple[str, int], ...]:
-    if op == "rotary_write":
-        return ("width", s.qkv), ("heads", s.heads), ("kv_heads", s.kv_heads)
-    return (("width", s.width if op == "swiglu" else s.hidden),)
+COPIES: dict[str, Callable[[Any, Any], object]] = {
+    "copy": lambda a, c: torch.neg(a, out=c),
+    "memcpy": lambda a, c: c.copy_(a),
+    "read": lambda a, _: a.sum(),
+    "fill": lambda _, c: c.fill_(0.5),
+}
 
 
 def copy_points(_: list[Shard], rng: random.Random, tiny: bool) -> list[Document]:
     sizes = (20,) if tiny else range(16, 33)
-    return shuffled([{"op": op, "nbytes": 2**x} for op in ("copy", "memcpy", "read", "fill") for x in sizes], rng)
+    return shuffled([{"op": op, "nbytes": 2**x} for op in COPIES for x in sizes], rng)
 
 
 def step_points(all_shards: list[Shard], rng: random.Random, tiny: bool) -> list[Document]:
@@ -154,7 +162,7 @@ def measure_gemm(b: Bench, p: Document) -> list[float]:
     m, n, k = p["m"], p["n"], p["k"]
     size = 1 if p["dtype"] == "fp8" else 2
     guess = 2.0 * m * n * k / GUESS_FLOPS_PER_S + n * k * size / GUESS_BPS + GUESS_S
-    product = {"plain": _plain_product, "static": _static_product, "dynamic": _dynamic_product}[p["mode"]](b, m, n, k)
+    product = _product(b, p["mode"], m, n, k)
     pool = b.weights8 if p["dtype"] == "fp8" else b.weights
 
     def make() -> Call:
@@ -164,23 +172,18 @@ def measure_gemm(b: Bench, p: Document) -> list[float]:
     return b.samples(make, n * k * size, guess)
 
 
-def _plain_product(b: Bench, m: int, n: int, k: int) -> Callable[[Any], object]:
-    x, out = b.cache.take(m, k), b.empty(m, n)
-    return lambda w: torch.mm(x, w, out=out)
-
-
-def _static_product(b: Bench, m: int, _n: int, k: int) -> Callable[[Any], object]:
-    a, one = b.cache.take(m, k).to(torch.float8_e4m3fn), torch.ones((), device=b.device)
-    return lambda w: torch._scaled_mm(a, w, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
-
-
-def _dynamic_product(b: Bench, m: int, n: int, k: int) -> Callable[[Any], object]:
+def _product(b: Bench, mode: str, m: int, n: int, k: int) -> Callable[[Any], object]:
+    """By a matrix: plain in bf16; static in fp8 with one given scale; dynamic with a scale a row, found in a launch of its own."""
     x = b.cache.take(m, k)
-    a = x.to(torch.float8_e4m3fn)
-    rows, columns = torch.ones(m, 1, device=b.device), torch.ones(1, n, device=b.device)
+    if mode == "plain":
+        out = b.empty(m, n)
+        return lambda w: torch.mm(x, w, out=out)
+    a, shapes = x.to(torch.float8_e4m3fn), ((m, 1), (1, n)) if mode == "dynamic" else ((), ())
+    rows, columns = (torch.ones(shape, device=b.device) for shape in shapes)
 
     def scaled(w: Any) -> object:
-        fused.quantise(x, a, rows)
+        if mode == "dynamic":
+            fused.quantise(x, a, rows)
         return torch._scaled_mm(a, w, rows, columns, out_dtype=torch.bfloat16, use_fast_accum=True)
 
     return scaled
@@ -237,20 +240,13 @@ def _small_call(b: Bench, p: Document) -> Call:
 def measure_copy(b: Bench, p: Document) -> list[float]:
     """Targets are arrays of their own: what is written must not become an operand of later points (constants draw less power)."""
     elements = p["nbytes"] // (4 if p["op"] in ("copy", "memcpy") else 2)  # of each array; copies have two
-    made: dict[str, Callable[[Any, Any], object]] = {
-        "copy": lambda a, c: torch.neg(a, out=c),
-        "memcpy": lambda a, c: c.copy_(a),
-        "read": lambda a, _: a.sum(),
-        "fill": lambda _, c: c.fill_(0.5),
-    }
-    run = made[p["op"]]
+    run = COPIES[p["op"]]
 
     def make() -> Call:
         source, target = b.weights.take(elements), b.empty(elements)
         return lambda: run(source, target)
 
-    guess = p["nbytes"] / GUESS_BPS + GUESS_S
-    return b.samples(make, p["nbytes"], guess)
+    return b.samples(make, p["nbytes"], p["nbytes"] / GUESS_BPS + GUESS_S)
 
 
 def measure_step(b: Bench, p: Document) -> list[float]:
@@ -286,16 +282,11 @@ def sweep(b: Bench, kind: str, deadline: float, most: int, rng: random.Random) -
             samples = measure(b, p)
         except (RuntimeError, MemoryError) as error:  # torch reports unsupported shapes and lack of memory so
             p.pop("shard", None)
-            say(f"{kind} {p}: left out ({str(error).splitlines()[0][:120]})")
+            sys.stderr.write(f"{kind} {p}: left out ({str(error).splitlines()[0][:120]})\n")
             continue
         done += 1
         yield {"kind": kind, **p, "median_s": median(samples), "samples_s": samples, "sm_MHz": b.timer.take_clock()}
-    say(f"{kind}: {done} points")
-
-
-def say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    sys.stderr.write(f"{kind}: {done} points\n")
 
 
 def bench(device: str) -> Bench:
@@ -335,5 +326,5 @@ def header(b: Bench, command: str, checked: dict[str, float]) -> Document:
     properties = torch.cuda.get_device_properties(0)
     made |= {"device": properties.name, "num_sms": properties.multi_processor_count, "memory_bytes": properties.total_memory}
     made |= {"l2_bytes": properties.L2_cache_size, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-    clocks = {"sm_MHz": card.sm_MHz(), "memory_MHz": card.memory_MHz(), "power_W": card.power_W()}
+    clocks = {"sm_MHz": card.clock_MHz(), "memory_MHz": card.clock_MHz(Card.MEMORY), "power_W": card.power_W()}
     return {**made, "agreement": checked, "driver": card.driver(), **clocks}

@@ -7,7 +7,8 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -15,8 +16,6 @@ from typing import Any
 import torch
 
 ALIGN = 256  # elements; keeps every view of the pool on a 512-byte boundary
-COLD_BYTES = 192e6  # three times the largest L2 here (60 MB): what is read again after this much is cold
-GRAPH_S = 400e-6  # a graph this long hides the microseconds that events add
 
 
 @dataclass(slots=True)
@@ -46,16 +45,6 @@ class Pool:
         return bool(num_elements <= self.data.numel())
 
 
-def copies(nbytes: float, most: int = 1024) -> int:
-    """How many operands of this size to rotate over so that each is cold when its turn comes again."""
-    return max(2, min(most, math.ceil(COLD_BYTES / max(1.0, nbytes))))
-
-
-def rounds(num_calls: int, call_s: float) -> int:
-    """How often to go through all calls so that a graph of them is long enough, with a guess of one call's time."""
-    return max(1, math.ceil(GRAPH_S / (num_calls * call_s)))
-
-
 @dataclass(slots=True)
 class Timer:
     """Seconds of one operation, a list of them captured as one graph and replayed. Without CUDA: the wall clock."""
@@ -63,7 +52,7 @@ class Timer:
     device: str
     num_samples: int = 7
     card: Card | None = None
-    clock_MHz: list[int] = field(default_factory=list)
+    clocks_MHz: list[int] = field(default_factory=list)
 
     def samples(self, calls: list[Callable[[], object]], call_s: float, warm_s: float = 0.03) -> list[float]:
         """Each sample: one replay of all calls, divided by their number.
@@ -82,7 +71,7 @@ class Timer:
             graph.replay()
             mark.record()
         if self.card:
-            self.clock_MHz.append(self.card.sm_MHz())  # while the graphs run
+            self.clocks_MHz.append(self.card.clock_MHz())  # while the graphs run
         marks[-1].synchronize()
         samples = [float(a.elapsed_time(b)) * 1e-3 / len(calls) for a, b in pairwise(marks)]
         graph.reset()
@@ -90,8 +79,8 @@ class Timer:
 
     def take_clock(self) -> int:
         """The lowest SM clock seen since the last call."""
-        lowest = min(self.clock_MHz, default=0)
-        self.clock_MHz.clear()
+        lowest = min(self.clocks_MHz, default=0)
+        self.clocks_MHz.clear()
         return lowest
 
 
@@ -123,20 +112,14 @@ class Card:
 
     def __init__(self, index: int = 0) -> None:
         self._device = ctypes.c_void_p()
-        try:
-            self._nvml: Any = ctypes.CDLL("libnvidia-ml.so.1")
-            ok = self._nvml.nvmlInit_v2() == 0
-            ok = ok and self._nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(self._device)) == 0
-        except OSError:
-            ok = False
-        if not ok:
-            self._nvml = None
+        self._nvml: Any = None
+        with suppress(OSError):
+            nvml = ctypes.CDLL("libnvidia-ml.so.1")
+            if nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(self._device)) == 0:
+                self._nvml = nvml
 
-    def sm_MHz(self) -> int:
-        return self._read("nvmlDeviceGetClockInfo", self.SM)
-
-    def memory_MHz(self) -> int:
-        return self._read("nvmlDeviceGetClockInfo", self.MEMORY)
+    def clock_MHz(self, of: int = SM) -> int:
+        return self._read("nvmlDeviceGetClockInfo", of)
 
     def power_W(self) -> float:
         return self._read("nvmlDeviceGetPowerUsage") / 1000
@@ -152,12 +135,3 @@ class Card:
         if self._nvml is None or getattr(self._nvml, function)(self._device, *what, ctypes.byref(value)):
             return 0
         return int(value.value)
-
-
-def shares(weights: dict[str, float], seconds: float) -> Iterator[tuple[str, float]]:
-    """A deadline for each kind in turn: its share of the time that is left, so what one leaves goes to the next."""
-    end, rest = time.monotonic() + seconds, sum(weights.values())
-    for kind, weight in weights.items():
-        now = time.monotonic()
-        yield kind, now + (end - now) * weight / rest
-        rest -= weight

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -26,10 +27,8 @@ from commtax.files import Document
 from commtax.measure import launch, machine
 from commtax.readers import bench, kineto, vllm_log
 from commtax.statement import Refusal
-from commtax.study.deaths import Failure, failure
-from commtax.study.driving import Asked, Done, Driver, check
+from commtax.study.driving import Asked, Done, Driver, allreduces, check, served
 from commtax.study.leash import leashed
-from commtax.study.outcomes import allreduces, served
 from commtax.study.recipe import LONGEST, SPREAD, Recipe, Run
 
 START_S = 1200.0  # a large model takes minutes to load
@@ -39,12 +38,32 @@ LIKE_FAILURES = 2  # after as many of one kind the rest would fail alike
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-class FailedRunError(RuntimeError):
-    """A command of the engine ended badly: ``failure`` says how."""
+KEPT_LINES = 6
+KEPT_CHARACTERS = 600
+LOOKED_AT = 20_000  # characters at the end of a log
+SHELL = 128  # what shells add to the signal that ended a command
+_CHILD = (
+    re.compile(r"(?:exit ?code|code|signal)[ :=]{1,3}-(\d{1,2})\b", re.IGNORECASE),
+    re.compile(r"Failed core proc\(s\): \{[^}]{0,200}: -(\d{1,2})\b"),
+)
+_UNKNOWN_OPTION = "unrecognized"  # as argparse says it
+_SAID = {"Illegal instruction": signal.SIGILL, "Segmentation fault": signal.SIGSEGV, "Bus error": signal.SIGBUS}
+_LIKELY = {
+    signal.SIGILL: "it ran an instruction that this CPU does not have",
+    signal.SIGKILL: "it was killed from outside, most often because memory ran out",
+    signal.SIGBUS: "memory that it had mapped could not be had: shared memory (/dev/shm) may be too small",
+    signal.SIGSEGV: "it crashed in native code",
+    signal.SIGABRT: "native code gave up (an assertion, or out of memory)",
+}
 
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.text)
-        self.failure = failure
+
+class FailedRunError(RuntimeError):
+    """A command of the engine ended badly, and its ``kind``: two failures of one kind would be followed by a third."""
+
+    def __init__(self, text: str, kind: str = "", died: bool = False, unknown_option: bool = False) -> None:
+        super().__init__(text)
+        self.text, self.kind, self.died = text, kind, died
+        self.unknown_option = unknown_option  # the program has no option of a name that it was given
 
 
 class Vllm(Driver):
@@ -53,10 +72,9 @@ class Vllm(Driver):
     kinds = ("latency", "first", "batch", "profile", "serve", "throughput")
 
     def __init__(self, asked: Asked, recipe: Recipe) -> None:
-        self.path = _program(asked.vllm)
+        self.path, self.version = _installed(asked.vllm or "vllm")
         self.asked, self.recipe, self.raw = asked, recipe, asked.out / "raw"
         self.model = catalog.model(asked.model)
-        self.version = _version(self.path)
         self.on_cpu = "cpu" in self.version
         eager = "--enforce-eager"
         self.args = [*shlex.split(asked.vllm_args), *([eager] if self.on_cpu and eager not in asked.vllm_args else [])]
@@ -69,14 +87,8 @@ class Vllm(Driver):
         self.gpus = [] if self.on_cpu else [gpu.split(", ") for gpu in machine.tool("nvidia-smi", *query).splitlines()]
         known = f"{len(self.gpus)} x {self.gpus[0][0]}" if self.gpus else "unknown device"
         self.device = machine.shared_cores(self.share) if self.on_cpu else known
-        self.where = self._cluster(max(2, *asked.degrees))
-
-    def _cluster(self, size: int) -> str:
-        """This machine's chips where the catalogue has them."""
-        if self.on_cpu:
-            return f"{size}xcpu"
-        key = machine.chip_like(self.gpus[0][0], float(self.gpus[0][-1]) * 2**20) if self.gpus else ""
-        return f"{size}x{key}" if key else ""
+        chip = machine.chip_like(self.gpus[0][0], float(self.gpus[0][-1]) * 2**20) if self.gpus else "cpu" if self.on_cpu else ""
+        self.where = f"{max(2, *asked.degrees)}x{chip}" if chip else ""
 
     def checks(self) -> list[Document]:
         ranks = max(self.asked.degrees)
@@ -90,27 +102,23 @@ class Vllm(Driver):
 
     def run(self, todo: Sequence[Run], done: Done) -> None:
         """Every run in its own processes; one that fails is told as such, and the others go on, until failures are alike."""
-        failures: list[tuple[int, Failure]] = []
+        failures: list[tuple[int, FailedRunError]] = []
+        special = {"serve": self._serve, "profile": self._profile, "throughput": self._throughput}
         with self.ended:  # the engine's processes are ended too, whichever way this one is
             for run in todo:
                 alike = _alike(failures, run.tp)
                 if alike:
                     done(run, {"error": f"not tried, after {LIKE_FAILURES} like failures: {alike.text}"})
                     continue
+                file, log = self.raw / f"{run.name}.json", self.raw / f"{run.name}.log"
                 try:
-                    record = self._one(run)
-                except FailedRunError as error:
-                    failures.append((run.tp, error.failure))
+                    file.unlink(missing_ok=True)
+                    record = {**special.get(run.kind, self._latency)(run, file, log), "applied": _applied(run, log)}
+                except (FailedRunError, ValueError, OSError) as error:
                     record = {"error": str(error)}
-                except (ValueError, OSError) as error:
-                    record = {"error": str(error)}
+                    if isinstance(error, FailedRunError):
+                        failures.append((run.tp, error))
                 done(run, record)
-
-    def _one(self, run: Run) -> Document:
-        file, log = self.raw / f"{run.name}.json", self.raw / f"{run.name}.log"
-        file.unlink(missing_ok=True)
-        work = {"serve": self._serve, "profile": self._profile, "throughput": self._throughput}.get(run.kind, self._latency)
-        return {**work(run, file, log), "applied": _applied(run, log)}
 
     def _model_args(self, run: Run) -> list[str]:
         dtype = ["--dtype", DTYPES.get(self.dtype, self.dtype)] if self.dtype else []
@@ -144,8 +152,8 @@ class Vllm(Driver):
         """The newer spelling of a command; where the version does not know it, the older one."""
         try:
             self._call(new, run, log)
-        except FailedRunError as error:
-            if not error.failure.unknown_option:
+        except FailedRunError as failure:
+            if not failure.unknown_option:
                 raise
             self._call(old, run, log, extra)
 
@@ -161,18 +169,20 @@ class Vllm(Driver):
         self._either([*command, *option], command, run, log, old)
         files = sorted(folder.rglob("*.trace.json*"))
         if not files:
-            raise FailedRunError(Failure(f"{run.name}: the profiler left no trace"))
+            raise FailedRunError(f"{run.name}: the profiler left no trace")
         traces = {t.rank: t for t in map(kineto.read, files) if t.collectives or run.tp == 1}
         if not traces:
-            raise FailedRunError(Failure(f"{run.name}: no collective in any of {len(files)} traces"))
+            raise FailedRunError(f"{run.name}: no collective in any of {len(files)} traces")
         return {"profile": allreduces(list(traces.values()))}
 
     def _serve(self, run: Run, file: Path, log: Path) -> Document:
-        port = _free_port()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
         server = ["serve", self.asked.model, "--host", "127.0.0.1", "--port", str(port), *self._model_args(run)]
         with self._process(server, run, log) as process:
             self._wait_healthy(process, port, log)
-            _warm(port, self.asked.model, run)
+            self._warm(port, run)
             self._call(self._client(run, port, file), run, self.raw / f"{run.name}-client.log")
         return served(_result(run, file))
 
@@ -201,23 +211,32 @@ class Vllm(Driver):
             try:
                 code = process.wait(RUN_S)
             except subprocess.TimeoutExpired:
-                raise FailedRunError(Failure(f"{run.name}: longer than {RUN_S:.0f} s", "too long")) from None
+                raise FailedRunError(f"{run.name}: longer than {RUN_S:.0f} s", "too long") from None
         if code:
-            raise FailedRunError(self._failure(" ".join(command[:2] if command[0] == "bench" else command[:1]), code, log))
+            raise self._failure(" ".join(command[:2] if command[0] == "bench" else command[:1]), code, log)
 
-    def _failure(self, verb: str, code: int, log: Path) -> Failure:
+    def _failure(self, verb: str, code: int, log: Path) -> FailedRunError:
         return failure(f"vllm {verb}", code, log.read_text(encoding="utf-8", errors="replace"), self.dtype)
 
     def _wait_healthy(self, process: Any, port: int, log: Path) -> None:
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             if process.poll() is not None:
-                raise FailedRunError(self._failure("serve", process.returncode, log))
+                raise self._failure("serve", process.returncode, log)
             with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
                 if answer.status == 200:
                     return
             time.sleep(0.5)
-        raise FailedRunError(Failure(f"vllm serve was not ready after {START_S:.0f} s", "not ready"))
+        raise FailedRunError(f"vllm serve was not ready after {START_S:.0f} s", "not ready")
+
+    def _warm(self, port: int, run: Run) -> None:
+        """Two requests that do not count: libraries' first touches cost seconds at TP > 1."""
+        body = {"model": self.asked.model, "prompt": [5] * run.input_len, "max_tokens": 8, "ignore_eos": True}
+        as_json = {"Content-Type": "application/json"}
+        warming = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), as_json)
+        for _ in range(2):
+            with suppress(urllib.error.URLError, TimeoutError), urllib.request.urlopen(warming, timeout=600) as answer:
+                answer.read()
 
     @contextmanager
     def _process(self, command: list[str], run: Run, log: Path, extra: dict[str, str] | None = None) -> Iterator[Any]:
@@ -239,7 +258,7 @@ def _applied(run: Run, log: Path) -> Document:
     return {"ok": ok, "found": f"the log says {shown}"}
 
 
-def _alike(failures: Sequence[tuple[int, Failure]], tp: int) -> Failure | None:
+def _alike(failures: Sequence[tuple[int, FailedRunError]], tp: int) -> FailedRunError | None:
     """The failure that has come too often: of a dead engine at any degree, of another kind at this one."""
     here = [f for degree, f in failures if f.died or degree == tp]
     return next((f for f in here if f.kind and sum(f.kind == other.kind for other in here) >= LIKE_FAILURES), None)
@@ -249,33 +268,43 @@ def _result(run: Run, file: Path) -> bench.Bench:
     return bench.parse(file.read_text(encoding="utf-8"), run.name)[0]
 
 
-def _program(path: str) -> str:
-    program = shutil.which(path or "vllm")
+def _installed(name: str) -> tuple[str, str]:
+    """Where the program is, and its version."""
+    program = shutil.which(name)
     if not program:
-        raise Refusal(f"vllm '{path or 'vllm'}': no such program; install vLLM, or say where it is with --vllm PATH")
-    return program
-
-
-def _version(path: str) -> str:
-    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=300)
+        raise Refusal(f"vllm '{name}': no such program; install vLLM, or say where it is with --vllm PATH")
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=300)
     said = done.stdout.split()
     if done.returncode or not said:
-        raise Refusal(f"vllm '{path}': it does not run ({' '.join(done.stderr.split())[-200:]})")
-    return said[-1]
+        raise Refusal(f"vllm '{program}': it does not run ({' '.join(done.stderr.split())[-200:]})")
+    return program, said[-1]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def failure(what: str, code: int, log: str, dtype: str = "") -> FailedRunError:
+    """A command that ended with ``code`` (negative: by that signal) after writing ``log``."""
+    sign = _signal(code, log)
+    if sign is None:
+        said = _last_words(log)
+        text, kind = f"{what} ended with exit code {code}: {said}", f"{code} {re.sub(r'[0-9]+', '#', said)}"
+        return FailedRunError(text, kind, unknown_option=_UNKNOWN_OPTION in said)
+    reason = _LIKELY.get(sign, "")
+    if sign == signal.SIGILL and machine.bf16_note(machine.facts(), dtype):
+        reason += f"; {machine.bf16_note(machine.facts(), dtype)}: use --dtype fp32"
+    return FailedRunError(f"{what} died of {sign.name}" + (f": {reason}" if reason else ""), sign.name, died=True)
 
 
-def _warm(port: int, model: str, run: Run) -> None:
-    """Two requests that do not count: libraries' first touches cost seconds at TP > 1."""
-    body = {"model": model, "prompt": [5] * run.input_len, "max_tokens": 8, "ignore_eos": True}
-    for _ in range(2):
-        asked = urllib.request.Request(
-            f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with suppress(urllib.error.URLError, TimeoutError), urllib.request.urlopen(asked, timeout=600) as answer:
-            answer.read()
+def _signal(code: int, log: str) -> signal.Signals | None:
+    """The signal that ended the program, or a child whose end its log tells."""
+    if code < 0:
+        return signal.Signals(-code)
+    tail = log[-LOOKED_AT:]
+    children = [int(number) for pattern in _CHILD for number in pattern.findall(tail)]
+    deadly = [signal.Signals(number) for number in (code - SHELL, *children) if number in _LIKELY]
+    return next(iter((*deadly, *(sign for words, sign in _SAID.items() if words in tail))), None)
+
+
+def _last_words(log: str) -> str:
+    """The last lines that speak of an error, else the last lines."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if "rror" in line] or lines
+    return " / ".join(errors[-KEPT_LINES:])[-KEPT_CHARACTERS:]
