@@ -103,8 +103,8 @@ def _beside(launch: Launch) -> str:
 def _options(launch: Launch) -> Given:
     """Options by name, those that the command says something about."""
     parts = (launch.split, launch.limits, launch.manner, launch.load, launch.training)
-    said = {f.name: getattr(part, f.name) for part in parts for f in fields(part) if f.name not in ("dp", "stage_layers")}
-    options: Given = {name: value for name, value in said.items() if value not in (None, "") and value is not False}
+    said = [(f.name, getattr(part, f.name), f.default) for part in parts for f in fields(part)]
+    options: Given = {name: value for name, value, usual in said if value != usual and name not in ("dp", "stage_layers")}
     servers = launch.servers
     if servers.prefill_workers:
         options |= {"disaggregated": True, "decode_workers": servers.count}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -170,31 +169,20 @@ def _stands(found: ServingPlans, launch: Launch) -> Standing:
 
 def _commands(order: Order, found: ServingPlans) -> dict[str, str]:
     """The launch of the best plan, all of its servers, and the benchmark that would check it."""
-    from commtax.emit import Limits, apart_command, benchmark_command, launch_command
+    from commtax.emit import apart_command, benchmark_command, launch_command
 
-    rows, q, engine = found.plans, found.question, order.given["emit"]
-    one, copies = put(q, rows, 0).plan, int(rows.replicas[0])
-    limits = Limits(
-        max_model_len=(order.launch.limits.max_model_len if order.launch else None) or longest(found, rows, 0),
+    rows, engine, copies = found.plans, order.given["emit"], int(found.plans.replicas[0])
+    q = put(found.question, rows, 0).but(
+        max_model_len=(order.launch.limits.max_model_len if order.launch else 0) or longest(found, rows, 0),
         max_num_seqs=max(1, int(rows.running[0])),
-        max_num_batched_tokens=q.limits.max_num_batched_tokens,
-        gpu_memory_utilization=q.limits.gpu_memory_utilization,
+        concurrency=int(rows.concurrency[0]),
     )
     if int(rows.mode[0]):
-        workers = replace(one, tp=int(rows.prefill_tp[0])), int(rows.prefill_replicas[0])
-        launch = apart_command(q.model, engine, q.cluster, workers, (one, copies), limits)
+        prompts = {"prefill_tp": int(rows.prefill_tp[0]), "prefill_workers": int(rows.prefill_replicas[0])}
+        launch = apart_command(q.but(**prompts, decode_workers=copies), engine)
     else:
-        launch = launch_command(q.model, replace(one, replicas=copies), engine, q.cluster, limits)
-    wanted = q.requests
-    bench = benchmark_command(
-        q.model,
-        engine,
-        input_len=wanted.input_len,
-        output_len=wanted.output_len,
-        concurrency=int(rows.concurrency[0]),
-        spread=wanted.spread,
-    )
-    return {"launch": launch, "benchmark": bench}
+        launch = launch_command(q.but(replicas=copies), engine)
+    return {"launch": launch, "benchmark": benchmark_command(q, engine)}
 
 
 def _timed(search: Callable[[], Answer]) -> tuple[Answer, str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from commtax.cost.placement import span
-from commtax.cost.serving import SPREAD
 from commtax.emit.job import SERVING, model_id
 from commtax.ledger import Line
+from commtax.question import Question
 from commtax.readers.launch.flags import spelled
 from commtax.readers.nccl_tests import OPS
-from commtax.spec import Model
 from commtax.statement import Refusal
 from commtax.units import format_bytes
 from commtax.verbs.billing import StepBill
@@ -26,30 +25,22 @@ BENCHMARKS = {
 PERF = {op: f"{program}_perf" for program, op in OPS.items()}
 
 
-def benchmark_command(
-    model: Model,
-    engine: str,
-    *,
-    input_len: int = 1024,
-    output_len: int = 128,
-    concurrency: int = 1,
-    num_prompts: int = 0,
-    spread: float = SPREAD,
-) -> str:
+def benchmark_command(question: Question, engine: str) -> str:
     """The closed-loop benchmark of the engine's own tool that ``commtax simulate`` predicts and ``commtax audit`` reads.
 
     vLLM's and TensorRT-LLM's range ratio is the spread around the stated length, SGLang's the shortest over the longest.
     """
-    name = model_id(model)
+    name, requests = model_id(question.model), question.requests
     if engine not in SERVING:
         raise Refusal(
             f"emit '{engine}': {', '.join(SERVING)} have a serving benchmark; training is checked with its own log", "emit"
         )
     tool, exact, kept = BENCHMARKS[engine]
-    top = 1 + spread if engine == "sglang" else 1.0
-    ratio = (1 - spread) / (1 + spread) if engine == "sglang" else spread
-    lengths = spelled(engine, input_len=round(input_len * top), output_len=round(output_len * top), range_ratio=f"{ratio:.4g}")
-    load = [*spelled(engine, concurrency=concurrency), f"--num-prompts {num_prompts or max(10 * concurrency, 10)}"]
+    spread, clients = requests.spread, int(requests.concurrency)
+    top, ratio = (1 + spread, (1 - spread) / (1 + spread)) if engine == "sglang" else (1.0, spread)
+    stated = {name: round(getattr(requests, name) * top) for name in ("input_len", "output_len")}
+    lengths = spelled(engine, **stated, range_ratio=f"{ratio:.4g}")
+    load = [*spelled(engine, concurrency=clients), f"--num-prompts {10 * clients}"]
     return " ".join([tool, f"--model {name} --dataset-name random", *lengths, *exact, *load, kept])
 
 

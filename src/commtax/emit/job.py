@@ -6,7 +6,8 @@ import math
 import shlex
 from dataclasses import dataclass
 
-from commtax.spec import Cluster, Model, Plan
+from commtax.question import Question
+from commtax.spec import Model, Plan
 from commtax.statement import Refusal
 
 SERVING = ("vllm", "sglang", "trtllm")
@@ -14,34 +15,18 @@ MASTER = "$MASTER_ADDR"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What else a launch says; 0 or "" leaves it to the engine."""
-
-    max_model_len: int = 0
-    max_num_seqs: int = 0
-    max_num_batched_tokens: int = 0
-    gpu_memory_utilization: float = 0.0
-    eager: bool = False
-    library: str = ""  # nccl switches the engine's own all-reduce off
-    ep_backend: str = ""
-    micro_batch: int = 1
-    seq: int = 4096
-    async_axes: tuple[str, ...] = ("dp", "cp")
-    devices: str = ""  # CUDA_VISIBLE_DEVICES
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
     """A plan cut into equal servers: ``dp`` groups inside each, ``servers`` of them beside each other."""
 
     engine: str
-    model: Model
-    plan: Plan
-    cluster: Cluster
-    limits: Limits
+    question: Question
     dp: int
     servers: int = 1
     address: str = MASTER  # where the hosts of one server meet
+
+    @property
+    def plan(self) -> Plan:
+        return self.question.plan
 
     @property
     def gpus(self) -> int:
@@ -51,7 +36,7 @@ class Job:
     @property
     def hosts(self) -> int:
         """Hosts of one server."""
-        return math.ceil(self.gpus / self.cluster.gpus_per_host)
+        return math.ceil(self.gpus / self.question.cluster.gpus_per_host)
 
 
 def model_id(model: Model) -> str:

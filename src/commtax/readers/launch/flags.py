@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
+from commtax.cost.schedules import SCHEDULES
 from commtax.statement import Note, Refusal
 from commtax.units import parse_count, parse_fraction
 
@@ -31,6 +32,8 @@ KINDS = (*RULES, "text", "name", "on")
 PARSERS: Mapping[str, Callable[[str, str], float]] = {k: parse_count if k in ("int", "count") else parse_fraction for k in RULES}
 LEFT_TO_THE_ENGINE = ("auto", "null", "none", "~")
 AS_LONG_AS_FITS = ("shards", "max_model_len")  # which -1 leaves to the engine
+NEVER_NONE = ("max_model_len", "max_num_seqs")
+SCHEDULE_NAMES = {schedule.torchtitan: name for name, schedule in SCHEDULES.items() if schedule.torchtitan}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ def dialect(program: str) -> Dialect:
     rows = [(name, kind, flags.split()) for kind in KINDS for name, flags in table.pop(kind, {}).items()]
     flags = {flag.replace("_", "-"): (name, kind) for name, kind, spellings in rows for flag in spellings}
     starts = tuple((word, follows, count) for word, follows, count in table.pop("starts", ()))
-    names = {**(COMMON.names if program != "common" else {}), **table.pop("names", {})}
+    names = {"schedule": SCHEDULE_NAMES, **(COMMON.names if program != "common" else {}), **table.pop("names", {})}
     return Dialect(flags, {name: spellings[0] for name, _, spellings in rows}, names, starts, **table)
 
 
@@ -150,7 +153,12 @@ def _value(name: str, kind: str, value: str | None) -> Value | None:
         raise Refusal(RULES[kind], "from") from None
     if found == -1 and name in AS_LONG_AS_FITS:
         return None
-    if not {"int": found >= 1, "share": 0 < found <= 1, "ratio": 0 <= found <= 1}.get(kind, True):
+    if not {
+        "int": found >= 1,
+        "count": found != 0 or name not in NEVER_NONE,
+        "share": 0 < found <= 1,
+        "ratio": 0 <= found <= 1,
+    }.get(kind, True):
         raise Refusal(RULES[kind], "from")
     return found
 

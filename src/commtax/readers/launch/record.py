@@ -6,6 +6,7 @@ import math
 from dataclasses import MISSING, dataclass, field, fields
 from typing import cast
 
+from commtax.question import Limits
 from commtax.statement import Note
 
 AUTO_EP = -1  # experts over tp x dp
@@ -32,18 +33,6 @@ class Servers:
     role: str = ""  # "prefill" or "decode" where a server does one of them
     prefill_tp: int | None = None  # of the servers for prompts beside those that decode
     prefill_workers: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a server may hold."""
-
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    gpu_memory_utilization: float | None = None
-    block_size: int | None = None
-    kv_cache_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
