@@ -9,7 +9,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.text import Text
 
-from commtax.audit import AGREE, DISAGREE, UNKNOWN, Audit, Finding, Section
+from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Audit, Finding, Section
 from commtax.report.documents import Record, plain
 from commtax.report.tables import new_table, notes, say
 from commtax.units import format_bytes, format_seconds
@@ -21,12 +21,11 @@ _STYLES = {AGREE: "green", DISAGREE: "bold red", UNKNOWN: "yellow"}
 
 def show_audit(console: Console, found: Audit) -> None:
     """The verdict first, then a table for each file."""
-    asked = found.question
+    asked, own = found.claim.question, found.claim.question.profile
     counts = ", ".join(f"{found.count(v)} {v}" for v in (AGREE, DISAGREE, UNKNOWN))
     words = {AGREE: "the run agrees", DISAGREE: "the run disagrees", UNKNOWN: "nothing could be decided"}
-    own = asked.pricing.get("profile")
     place = f"{asked.cluster.key}, profile {own.name}" if own else asked.cluster.key
-    say(console, f"{asked.model.key} on {place}, TP {asked.tp}: {words[found.verdict]} ({counts})", "bold")
+    say(console, f"{asked.model.key} on {place}, TP {found.claim.tp}: {words[found.verdict]} ({counts})", "bold")
     for section in found.sections:
         say(console, f"{section.kind}: {', '.join(section.files)}", "dim")
         table = new_table("item", ">predicted", ">measured", ">difference", ">tolerance", "verdict", "why")
@@ -70,13 +69,13 @@ def _share(value: float | None, sign: str = "") -> str:
 
 def audit_document(found: Audit) -> Record:
     """``audit --json``."""
-    asked = found.question
+    asked = found.claim.question
     return {
         "schema": "commtax.audit/1",
         "model": asked.model.key,
         "cluster": asked.cluster.key,
-        "profile": own.name if (own := asked.pricing.get("profile")) else None,
-        "tp": asked.tp,
+        "profile": asked.profile.name if asked.profile else None,
+        "tp": found.claim.tp,
         "verdict": found.verdict,
         "counts": {v: found.count(v) for v in (AGREE, DISAGREE, UNKNOWN)},
         "sections": [

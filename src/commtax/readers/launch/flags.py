@@ -153,12 +153,8 @@ def _value(name: str, kind: str, value: str | None) -> Value | None:
         raise Refusal(RULES[kind], "from") from None
     if found == -1 and name in AS_LONG_AS_FITS:
         return None
-    if not {
-        "int": found >= 1,
-        "count": found != 0 or name not in NEVER_NONE,
-        "share": 0 < found <= 1,
-        "ratio": 0 <= found <= 1,
-    }.get(kind, True):
+    named = found != 0 or name not in NEVER_NONE
+    if not {"int": found >= 1, "count": named, "share": 0 < found <= 1, "ratio": 0 <= found <= 1}[kind]:
         raise Refusal(RULES[kind], "from")
     return found
 
