@@ -179,7 +179,7 @@ def test_odd_files_give_reasons_and_keep_every_row(tmp_path):
         assert word in reasons
 
 
-@pytest.mark.parametrize(("name", "asked"), [("inference", "bill"), ("training_runs", "train_bill")])
+@pytest.mark.parametrize(("name", "asked"), [("inference", "price"), ("training_runs", "train_bill")])
 def test_equal_rows_are_priced_once(monkeypatch, name, asked):
     """A line that stands 5,000 times in a file costs the time of one, and every row still has its answer."""
     plain, calls = getattr(steps, asked), []

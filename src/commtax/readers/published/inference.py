@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypedDict
 
 from commtax import catalog
 from commtax.catalog.hf import from_config
@@ -15,6 +14,7 @@ from commtax.readers.published.rows import Asked, Entry, Row, cell, described, e
 from commtax.readers.published.splits import inference_is_fitted
 from commtax.spec import Cluster, Model, Quant
 from commtax.statement import Refusal
+from commtax.verbs.options import StepOptions
 
 GROUPS_OF_32 = Quant("groups", "int4", (1, 32), scale_bytes=2.0, ignored=("lm_head",))
 SERVED = {"mean_itl": "tpot_s", "mean_ttft": "ttft_s", "output_throughput": "tokens_per_s"}
@@ -28,24 +28,13 @@ LINES = {
 CPU_CONTEXT = 64  # tokens in the cache, about: distributed-llama's runs are short and do not say
 
 
-class Options(TypedDict, total=False):
-    """How the steps ran, under the names of ``bill`` and ``simulate``."""
-
-    tp: int
-    engine: str
-    dtype: str
-    kv_dtype: str
-    eager: bool
-    library: str
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """What was timed: ``prompts`` prefill steps and ``steps`` decode steps of a batch, or the mean of a closed loop."""
 
     model: Model
     cluster: Cluster
-    options: Options
+    options: StepOptions
     batch: int
     input_len: int
     output_len: int = 0
@@ -107,7 +96,7 @@ def _batch_one(row: Row, metric: str) -> tuple[Run, str]:
     if metric != "decode_tokens_per_s":
         raise _unknown(metric)
     inputs, outputs = whole(row, "isl", 5), whole(row, "osl", 200)
-    options: Options = {"tp": whole(row, "tp", 1), "dtype": _dtype(row), "engine": "gpt-fast"}
+    options: StepOptions = {"tp": whole(row, "tp", 1), "dtype": _dtype(row), "engine": "gpt-fast"}
     odd = "oddly low, as its source says, " if "oddly" in cell(row, "notes") else ""
     run = Run(_stored(row), _place(row), options, whole(row, "batch", 1), inputs, context=inputs + outputs // 2, steps=1)
     return replace(run, per_second=True), f"{odd}330 W limit"
@@ -119,7 +108,7 @@ def _static(row: Row, metric: str) -> tuple[Run, str]:
     parts = {"prefill_time": (1, 0), "tpot": (0, 1), "e2e_latency": (1, max(0, outputs - 1))}
     if metric not in parts:
         raise _unknown(metric)
-    options: Options = {"tp": whole(row, "tp", 1), "engine": "vllm-2023", "eager": True, "dtype": _dtype(row)}
+    options: StepOptions = {"tp": whole(row, "tp", 1), "engine": "vllm-2023", "eager": True, "dtype": _dtype(row)}
     if "NCCL" in cell(row, "notes"):
         options["library"] = "nccl"
     prompts, steps = parts[metric]
@@ -132,7 +121,7 @@ def _closed_loop(row: Row, metric: str) -> tuple[Run, str]:
     """Means of a closed loop at the row's concurrency."""
     if metric not in SERVED:
         raise _unknown(metric)
-    options: Options = {"tp": whole(row, "tp", 1), "engine": "trtllm"}
+    options: StepOptions = {"tp": whole(row, "tp", 1), "engine": "trtllm"}
     if _dtype(row) == "fp8":
         options |= {"dtype": "fp8", "kv_dtype": "fp8"}
     run = Run(_model(row), _place(row), options, whole(row, "batch"), whole(row, "isl"), whole(row, "osl"), served=SERVED[metric])
@@ -147,7 +136,7 @@ def _cpu(row: Row, metric: str) -> tuple[Run, str]:
         raise _unknown(metric)
     if LINES[metric] == ("comm",) and hosts == 1:
         raise Refusal("one host has no network: what is measured is the host's own copying", "tp")
-    options: Options = {"tp": hosts, "engine": "torch"}
+    options: StepOptions = {"tp": hosts, "engine": "torch"}
     run = Run(_stored(row), place, options, 1, CPU_CONTEXT, context=CPU_CONTEXT, steps=1, lines=LINES[metric])
     return run, "a CPU host from its datasheet, network assumed"
 

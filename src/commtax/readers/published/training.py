@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypedDict
 
 from commtax import catalog
 from commtax.catalog.hf import from_config
@@ -13,32 +12,16 @@ from commtax.readers.published.rows import Asked, Entry, Row, cell, described, e
 from commtax.readers.published.splits import training_is_fitted
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
+from commtax.verbs.options import StepOptions
 
 GPUS_PER_HOST = 8
 
 
-class Run(TypedDict, total=False):
+class Run(StepOptions, total=False):
     """Arguments of ``commtax.train_bill``."""
 
     model: Model
     cluster: Cluster
-    tp: int
-    pp: int
-    dp: int
-    ep: int
-    cp: int
-    batch: int
-    micro_batch: int
-    context: int
-    recompute: str
-    engine: str
-    dtype: str
-    sequence_parallel: bool
-    schedule: str
-    chunks: int
-    eager: bool
-    async_axes: tuple[str, ...]
-    zero: int
 
 
 def read(rows: Sequence[Row]) -> list[Asked[Run]]:
@@ -50,8 +33,8 @@ def _ask(row: Row, entry: Entry) -> Asked[Run]:
     figure = replace(
         entry,
         measured=number(row, "step_time_s"),
-        tp=run["tp"],
-        size=run["context"],
+        tp=whole(row, "tp", 1),
+        size=whole(row, "seq"),
         fitted=training_is_fitted(row),
         hint=_hint(row),
     )
