@@ -13,7 +13,7 @@ from commtax import catalog
 from commtax.audit.traces import audit_traces
 from commtax.catalog.devices import recognise
 from commtax.readers import kineto
-from commtax.readers.kineto_events import event_of
+from commtax.readers.kineto import event_of
 from commtax.readers.trace import KINDS, usage
 from commtax.readers.trace_steps import without_strays
 from commtax.timeline import Timeline

@@ -5,8 +5,8 @@ import pytest
 import commtax
 from commtax import catalog
 from commtax.readers.launch import parse
-from commtax.readers.placement import place
 from commtax.readers.topology import parse as read_topology
+from commtax.readers.topology import place
 from commtax.verbs.plans import compare_plans
 
 

@@ -11,8 +11,7 @@ from statistics import median
 from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Claim, Finding, Section, compare, undecided
 from commtax.catalog.devices import MEMORY, is_like, recognise
 from commtax.readers.collective_names import UNNAMED
-from commtax.readers.ranks import Meetings, meet
-from commtax.readers.trace import Collective, Device, Trace, Usage
+from commtax.readers.trace import Collective, Device, Meetings, Trace, Usage, meet
 from commtax.readers.trace_steps import Step
 from commtax.statement import Note
 from commtax.units import format_bytes, format_seconds, plural

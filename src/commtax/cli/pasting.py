@@ -202,7 +202,7 @@ def laid_out(given: Given, remarks: list[str]) -> str:
     if not given["cluster"]:
         raise Refusal("topo: says how GPUs are joined, not which they are; add --cluster, such as 4xrtx-3090", "topo")
     from commtax.readers import topology
-    from commtax.readers.placement import place
+    from commtax.readers.topology import place
 
     tp, replicas = given.get("tp") or 1, (given.get("dp") or 1) * (given.get("pp") or 1)
     laid = place(topology.parse(read_text(file, "topo")), catalog.cluster(given["cluster"]), tp, replicas)

@@ -13,7 +13,7 @@ from statistics import fmean, median
 from typing import Any
 
 from commtax.files import Json, parse_documents
-from commtax.readers.filling import filled
+from commtax.readers import filled
 from commtax.statement import Refusal
 
 METRICS = ("ttft", "tpot", "itl", "e2el")

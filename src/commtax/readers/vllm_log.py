@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.resources import files
 
-from commtax.readers.filling import filled
+from commtax.readers import filled
 from commtax.units import GiB
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")

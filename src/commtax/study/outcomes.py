@@ -7,8 +7,7 @@ from statistics import median
 
 from commtax.files import Document
 from commtax.readers.bench import METRICS, Bench
-from commtax.readers.ranks import meet
-from commtax.readers.trace import Trace
+from commtax.readers.trace import Trace, meet
 
 ALL_REDUCE = "all-reduce"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from commtax.cost.stages import virtual_layers
 from commtax.files import parse_json
-from commtax.readers.filling import filled
+from commtax.readers import filled
 from commtax.readers.launch.flags import RULES, Reading, dialect
 from commtax.readers.launch.record import AUTO_EP, PARTS, Launch
 from commtax.readers.stage_layout import layout_of, stages

@@ -7,10 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+import numpy as np
+
 from commtax import catalog
-from commtax.readers.published.names import chip_named, matched, names, network_named
-from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, number, whole
-from commtax.readers.published.splits import collective_is_fitted
+from commtax.catalog.libraries import library
+from commtax.readers.published.rows import (
+    Asked,
+    Entry,
+    Row,
+    cell,
+    chip_named,
+    described,
+    each,
+    lower,
+    matched,
+    names,
+    network_named,
+    number,
+    whole,
+)
 from commtax.spec import Cluster
 from commtax.statement import Refusal
 
@@ -47,7 +62,7 @@ def _ask(row: Row, entry: Entry) -> Asked[Curve]:
         where="across" if curve.crosses else curve.cluster.intra.kind,
         hint=", ".join(hints),
         sound=sound,
-        fitted=collective_is_fitted(entry.source, entry.system, curve.library, entry.version, curve.op, size),
+        fitted=_is_fitted(entry.source, entry.system, curve.library, entry.version, curve.op, size),
     )
     return Asked((figure,), curve)
 
@@ -149,3 +164,16 @@ def _described(row: Row) -> Entry:
     what = f"{kind} of {row.get('bytes', '')} B over {gpus or '?'} GPUs, {system}"
     ranks = float(gpus) if gpus.replace(".", "", 1).isdigit() else 0
     return replace(described(row, "collectives"), kind=kind, mode=mode(row), tp=ranks, what=what)
+
+
+def _is_fitted(source: str, system: str, name: str, version: str, op: str, nbytes: float) -> bool:
+    """Sizes that are an even power of two, of the tables listed under ``fitted`` in ``catalog/libraries``."""
+    if not even_power(nbytes):
+        return False
+    tables = library(name).fitted
+    return any(t.table in source and system in t.systems and version in t.versions and op in t.ops for t in tables)
+
+
+def even_power(nbytes: float) -> bool:
+    """Whether the size is nearest to an even power of two: 512 is 2^9 and tests, 1,024 is fitted."""
+    return round(float(np.log2(nbytes))) % 2 == 0

@@ -9,9 +9,7 @@ from functools import lru_cache
 from commtax import catalog
 from commtax.catalog.hf import from_config
 from commtax.catalog.models import bundled
-from commtax.readers.published.names import chip_named, names
-from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, number, whole
-from commtax.readers.published.splits import inference_is_fitted
+from commtax.readers.published.rows import Asked, Entry, Row, cell, chip_named, described, each, lower, names, number, whole
 from commtax.spec import Cluster, Model, Quant
 from commtax.statement import Refusal
 from commtax.verbs.options import StepOptions
@@ -54,7 +52,7 @@ def _ask(row: Row, entry: Entry) -> Asked[Run]:
     value = number(row, "value")
     run, hint = question(row)
     rate = "tok" in cell(row, "unit") or "per_s" in cell(row, "metric")
-    figure = replace(entry, measured=value if rate else value * 1e-3, hint=hint, fitted=inference_is_fitted(row))
+    figure = replace(entry, measured=value if rate else value * 1e-3, hint=hint, fitted=_is_fitted(row))
     return Asked((figure,), run)
 
 
@@ -192,3 +190,11 @@ def _cpu_cluster(gpu: str, hosts: int) -> Cluster:
     place = catalog.cluster(f"{hosts}x1xcpu" if hosts > 1 else "1xcpu", inter=known["inter"])
     peaks = dict.fromkeys(place.chip.flops_per_s, known["flops_per_s"])
     return replace(place, chip=replace(place.chip, memory_Bps=known["memory_Bps"], flops_per_s=peaks))
+
+
+def _is_fitted(row: Row) -> bool:
+    """gpt-fast: Llama-2-7B and Llama-3.1-70B in bf16. vLLM of 2023: times per token of Llama-2-70B at batch 1."""
+    source, model = lower(row, "source_id", "source"), lower(row, "model")
+    if "gpt-fast" in source:
+        return cell(row, "precision") == "bf16" and model in ("llama-2-7b", "llama-3.1-70b")
+    return "splitwise" in source and model == "llama2-70b" and cell(row, "batch") == "1" and cell(row, "metric") == "tpot"

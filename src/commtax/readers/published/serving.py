@@ -13,8 +13,7 @@ from typing import cast
 
 from commtax import catalog
 from commtax.catalog.models import bundled
-from commtax.readers.published.names import names
-from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, whole
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, names, whole
 from commtax.spec import DTYPE_BYTES, Cluster, Model, Quant
 from commtax.statement import Refusal
 from commtax.verbs.options import RequestOptions

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 from commtax import catalog
 from commtax.catalog.hf import from_config
-from commtax.readers.published.names import names
-from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, number, whole
-from commtax.readers.published.splits import training_is_fitted
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, names, number, whole
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs.options import StepOptions
 
 GPUS_PER_HOST = 8
+FITTED_GPUS = 64
 
 
 class Run(StepOptions, total=False):
@@ -35,7 +34,7 @@ def _ask(row: Row, entry: Entry) -> Asked[Run]:
         measured=number(row, "step_time_s"),
         tp=whole(row, "tp", 1),
         size=whole(row, "seq"),
-        fitted=training_is_fitted(row),
+        fitted=is_fitted(row),
         hint=_hint(row),
     )
     return Asked((figure,), run)
@@ -140,3 +139,9 @@ def _model(row: Row) -> Model:
         "torch_dtype": "float16" if row.get("precision") == "fp16" else "bfloat16",
     }
     return from_config(shape, name)
+
+
+def is_fitted(row: Row) -> bool:
+    """llm-foundry's bf16 rows on at most 64 GPUs."""
+    small = float(cell(row, "gpus") or 0) <= FITTED_GPUS
+    return small and "llm-foundry" in lower(row, "source") and cell(row, "precision").endswith("bf16")
