@@ -46,7 +46,12 @@ def run(*words):
 )
 def test_one_command_in_many_spellings(text):
     found = parse(text)
-    assert (found.engine, found.model, found.split.tp, found.split.pp) == ("vllm", "meta-llama/Llama-3.1-70B-Instruct", 8, 2)
+    assert (found.engine, found.model, found.options.get("tp"), found.options.get("pp")) == (
+        "vllm",
+        "meta-llama/Llama-3.1-70B-Instruct",
+        8,
+        2,
+    )
     assert not found.unread
 
 
@@ -56,21 +61,32 @@ def test_what_a_vllm_command_says():
         "--kv-cache-dtype fp8_e5m2 -q fp8 --gpu-memory-utilization .95 --foo-bar 3 -O3 --all2all-backend pplx "
         """--speculative-config '{"method": "eagle3", "num_speculative_tokens": 3}'"""
     )
-    assert (found.split.ep, found.axes["ep"], found.limits.max_model_len, found.limits.max_num_seqs) == (-1, 8, 128000, 64)
-    assert (found.manner.eager, found.manner.library, found.split.kv_dtype, found.split.dtype, found.manner.speculative) == (
+    assert (found.options.get("ep"), found.axes["ep"], found.options.get("max_model_len"), found.options.get("max_num_seqs")) == (
+        -1,
+        8,
+        128000,
+        64,
+    )
+    assert (
+        found.options.get("eager"),
+        found.options.get("library"),
+        found.options.get("kv_dtype"),
+        found.options.get("dtype"),
+        found.options.get("speculative"),
+    ) == (
         True,
         "nccl",
         "fp8",
         "fp8",
         3,
     )
-    assert found.limits.gpu_memory_utilization == 0.95
+    assert found.options.get("gpu_memory_utilization") == 0.95
     assert set(found.unread) == {"NCCL_P2P_DISABLE=1", "--foo-bar 3", "-O3", "--all2all-backend pplx"}
 
 
 def test_the_image_tells_the_version():
     found = parse("docker run --gpus all vllm/vllm-openai:v0.11.0 --model mistralai/Mistral-7B-v0.1 --tensor-parallel-size 2")
-    assert (found.engine, found.version, found.split.tp) == ("vllm", "0.11.0", 2)
+    assert (found.engine, found.version, found.options.get("tp")) == ("vllm", "0.11.0", 2)
 
 
 def test_sglang_counts_all_gpus_as_tp_where_attention_is_data_parallel():
@@ -78,10 +94,10 @@ def test_sglang_counts_all_gpus_as_tp_where_attention_is_data_parallel():
         "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 16 --nnodes 2 --node-rank 0 --trust-remote-code"
     )
     plain = parse(f"{words} --disable-cuda-graph")
-    assert (plain.axes["tp"], plain.place.nnodes, plain.manner.eager) == (16, 2, True)
+    assert (plain.axes["tp"], plain.place.nnodes, plain.options.get("eager")) == (16, 2, True)
     spread = parse(f"{words} --dp 8 --enable-dp-attention --moe-a2a-backend deepep --deepep-mode low_latency")
     assert (spread.axes["tp"], spread.axes["dp"], spread.axes["ep"], spread.num_gpus) == (2, 8, 16, 16)
-    assert spread.manner.ep_backend == "deepep_low_latency"
+    assert spread.options.get("ep_backend") == "deepep_low_latency"
 
 
 def test_trtllm_settings_beside_the_command():
@@ -89,7 +105,12 @@ def test_trtllm_settings_beside_the_command():
     command = "trtllm-serve nvidia/DeepSeek-R1-FP4 --tp_size 8 --ep_size 8 --max_batch_size 1024 --config a.yml"
     found = parse(f"cat > a.yml <<EOF\n{settings}\nEOF\n{command}")
     assert (found.axes["tp"], found.axes["dp"], found.axes["ep"]) == (1, 8, 8)
-    assert (found.split.kv_dtype, found.limits.gpu_memory_utilization, found.limits.max_num_seqs, found.unread) == (
+    assert (
+        found.options.get("kv_dtype"),
+        found.options.get("gpu_memory_utilization"),
+        found.options.get("max_num_seqs"),
+        found.unread,
+    ) == (
         "fp8",
         0.8,
         1024,
@@ -108,14 +129,14 @@ def test_megatron_script():
     )
     assert (found.engine, found.axes) == ("megatron", {"tp": 4, "pp": 2, "dp": 4, "ep": 1, "cp": 1})
     assert (
-        found.training.zero,
-        found.training.schedule,
-        found.training.chunks,
-        found.training.global_batch,
-        found.training.context,
+        found.options.get("zero"),
+        found.options.get("schedule"),
+        found.options.get("chunks"),
+        found.options.get("global_batch"),
+        found.options.get("context"),
     ) == (1, "interleaved", 4, 128, 4096)
     assert dict(found.shape)["kv_heads"] == 8
-    assert found.training.sequence_parallel
+    assert found.options.get("sequence_parallel")
     assert not found.unread
 
 
@@ -127,8 +148,8 @@ def test_torchtitan_in_tokens_and_in_sequences():
         "--training.num-tokens-per-microbatch-per-dp-rank 16384 --training.num-tokens-per-train-step 65536"
     )
     for found in (old, new):
-        assert (found.model, found.axes["tp"], found.axes["dp"], found.training.micro_batch) == ("llama-3.1-8b", 2, 4, 2)
-        assert (found.training.global_batch, found.training.context, found.training.zero) == (8, 8192, 3)
+        assert (found.model, found.axes["tp"], found.axes["dp"], found.options.get("micro_batch")) == ("llama-3.1-8b", 2, 4, 2)
+        assert (found.options.get("global_batch"), found.options.get("context"), found.options.get("zero")) == (8, 8192, 3)
 
 
 def test_servers_beside_each_other_are_replicas_and_parts_of_one_job_are_not():
@@ -139,7 +160,13 @@ def test_servers_beside_each_other_are_replicas_and_parts_of_one_job_are_not():
     job = "\n".join(f"{VLLM} -tp 8 -pp 2 --nnodes 2 --node-rank {r} --master-addr h" for r in (0, 1))
     assert (parse(job).servers.count, parse(job).axes["dp"]) == (1, 1)
     bench = parse(f"{VLLM} -tp 8 &\nvllm bench serve --model x --random-input-len 512 --random-output-len 64 --max-concurrency 16")
-    assert (bench.axes["dp"], bench.split.tp, bench.load.concurrency, bench.load.input_len, bench.load.output_len) == (
+    assert (
+        bench.axes["dp"],
+        bench.options.get("tp"),
+        bench.options.get("concurrency"),
+        bench.options.get("input_len"),
+        bench.options.get("output_len"),
+    ) == (
         1,
         8,
         16,
@@ -213,10 +240,10 @@ def test_a_written_command_reads_back_as_its_plan(question, limits, kv):
     assert whole == {axis: int(getattr(plan, axis)) for axis in ("tp", "pp", "dp", "ep", "cp")}
     assert found.engine == engine.key
     assert catalog.model(found.model) == model
-    assert (found.split.kv_dtype or "bf16") == kv
-    assert found.manner.eager == limits["eager"]
+    assert (found.options.get("kv_dtype") or "bf16") == kv
+    assert bool(found.options.get("eager")) == limits["eager"]
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"):
-        assert getattr(found.limits, name) == limits[name]
+        assert found.options.get(name, 0) == limits[name]
     assert all(word.startswith("VLLM_RAY") for word in found.unread)
 
 
@@ -239,13 +266,26 @@ def test_training_reads_back_too(key, tp, pp, cp, dp, recompute, split, chunks):
     assume(int(plan.num_gpus) <= 8 or int(plan.num_gpus) % 8 == 0)
     found = parse(launched(model, plan, "megatron", cluster, micro_batch=2, context=2048))
     assert found.axes == {"tp": tp, "pp": pp, "dp": dp, "ep": 1, "cp": cp}
-    assert (found.training.zero, found.training.recompute or "none", found.training.sequence_parallel) == (1, recompute, split)
-    assert (found.training.micro_batch, found.training.global_batch, found.training.context) == (2, 2 * 2 * pp * dp, 2048)
-    assert (found.training.chunks or 1, found.training.async_axes) == (chunks if interleaved else 1, "dp,cp")
+    assert (found.options.get("zero"), found.options.get("recompute", "none"), "sequence_parallel" in found.options) == (
+        1,
+        recompute,
+        split,
+    )
+    assert (found.options.get("micro_batch"), found.options.get("global_batch"), found.options.get("context")) == (
+        2,
+        2 * 2 * pp * dp,
+        2048,
+    )
+    assert (found.options.get("chunks") or 1, found.options.get("async_axes")) == (chunks if interleaved else 1, "dp,cp")
     sharded = Plan(tp=tp, pp=pp, cp=cp, dp=dp, recompute=recompute, zero=3, microbatches=2 * pp)
     titan = parse(launched(model, sharded, "torchrun", cluster, micro_batch=2, context=2048))
     assert titan.axes == found.axes
-    assert (titan.training.micro_batch, titan.training.global_batch, titan.training.context, titan.training.recompute) == (
+    assert (
+        titan.options.get("micro_batch"),
+        titan.options.get("global_batch"),
+        titan.options.get("context"),
+        titan.options.get("recompute"),
+    ) == (
         2,
         2 * 2 * pp * dp,
         2048,
@@ -259,16 +299,16 @@ def test_a_benchmark_draws_the_lengths_that_were_priced(engine, spread):
     """SGLang draws from a share of the stated length up to it, the others to either side of it."""
     asked = commtax.verbs.ask("llama-3.1-8b", "h100-sxm", input_len=1000, output_len=200, concurrency=8, spread=spread)
     found = parse(benchmark_command(asked, engine))
-    assert (found.load.input_len, found.load.output_len, found.load.concurrency) == (1000, 200, 8)
-    assert found.load.spread == pytest.approx(spread, abs=1e-3)
+    assert (found.options.get("input_len"), found.options.get("output_len"), found.options.get("concurrency")) == (1000, 200, 8)
+    assert found.options.get("spread") == pytest.approx(spread, abs=1e-3)
 
 
 def test_a_benchmark_that_says_no_ratio():
     lengths = "--random-input-len 1024 --random-output-len 128 --max-concurrency 8"
     equal = parse(f"vllm bench serve --model meta-llama/Llama-3.1-8B --dataset-name random {lengths}")
-    assert (equal.load.input_len, equal.load.spread) == (1024, 0.0)
+    assert (equal.options.get("input_len"), equal.options.get("spread")) == (1024, 0.0)
     below = parse(f"python -m sglang.bench_serving --model meta-llama/Llama-3.1-8B --dataset-name random {lengths}")
-    assert (below.load.input_len, below.load.output_len, below.load.spread) == (512, 64, 1.0), (
+    assert (below.options.get("input_len"), below.options.get("output_len"), below.options.get("spread")) == (512, 64, 1.0), (
         "from one token up to the stated length"
     )
     assert "the mean is 50%" in below.notes[0]
@@ -369,7 +409,7 @@ def test_values_that_cannot_be_read_are_refused_by_flag_and_rule(text, says):
 
 def test_values_that_are_left_to_the_engine():
     found = parse(f"{VLLM} --max-model-len auto --max-num-seqs None -tp 2")
-    assert (found.limits.max_model_len, found.limits.max_num_seqs, found.split.tp) == (0, 0, 2)
+    assert (found.options.get("max_model_len"), found.options.get("max_num_seqs"), found.options.get("tp")) == (None, None, 2)
 
 
 def test_a_model_and_a_command_of_another():
@@ -391,13 +431,13 @@ def test_flags_that_engines_changed():
     assert "--cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled" in eager
     for old in ("--disable-cuda-graph", "--disable-decode-cuda-graph --disable-prefill-cuda-graph"):
         found = parse(f"python -m sglang.launch_server --model-path m --tp 8 {old}")
-        assert (found.manner.eager, found.unread) == (True, ())
+        assert (found.options.get("eager"), found.unread) == (True, ())
     piped = launched(model, Plan(tp=8, pp=2, zero=3, recompute="full", microbatches=8), "torchrun", cluster)
     assert "--parallelism.num_pp_microbatches 8" in piped, "torchtitan's own is 1: all bubble"
     assert piped.endswith(" activation-checkpoint:full")
     head = "torchrun --nproc-per-node 8 -m torchtitan.train --module llama3 --config llama3_8b"
-    assert parse(f"{head} activation-checkpoint:selective").training.recompute == "selective"
-    assert parse(f"{head} --activation_checkpoint.mode full").training.recompute == "full"
+    assert parse(f"{head} activation-checkpoint:selective").options.get("recompute") == "selective"
+    assert parse(f"{head} --activation_checkpoint.mode full").options.get("recompute") == "full"
 
 
 @pytest.mark.parametrize(
@@ -425,7 +465,7 @@ def test_sglangs_limits_are_of_the_whole_server():
     """``--max-running-requests`` is cut over all dp groups, ``--chunked-prefill-size`` over those of attention."""
     server = "python -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B --max-running-requests 64 --chunked-prefill-size 8192"
     alone, copies, groups = (parse(f"{server} {words}") for words in ("", "--dp 4", "--tp 4 --dp 4 --enable-dp-attention"))
-    assert [(x.limits.max_num_seqs, x.limits.max_num_batched_tokens) for x in (alone, copies, groups)] == [
+    assert [(x.options.get("max_num_seqs"), x.options.get("max_num_batched_tokens")) for x in (alone, copies, groups)] == [
         (64, 8192),
         (16, 8192),
         (16, 2048),
@@ -516,7 +556,7 @@ def test_torchtitans_chunks_are_told_by_the_layers_of_a_stage():
     written = launched(model, plan, "torchrun", cluster)
     assert "--parallelism.pipeline_parallel_layers_per_stage 7" in written
     found = parse(written)
-    assert (found.training.schedule, found.chunks_of(model.num_layers), found.unread) == ("interleaved", 3, ())
+    assert (found.options.get("schedule"), found.chunks_of(model.num_layers), found.unread) == ("interleaved", 3, ())
     done = run("bill", "--cluster", "64x8xh100-sxm", "--phase", "train", "--from", written, "--json")
     assert json.loads(done.stdout)["plan"]["chunks"] == 3, done.stderr
     usual = parse(launched(model, Plan(pp=2, zero=3, schedule="interleaved", chunks=2, microbatches=4), "torchrun", cluster))

@@ -103,7 +103,11 @@ def test_any_number_of_layers_is_launched_and_read_back_as_the_plan(key, pp, chu
     assert ("--pipeline-model-parallel-layout" in text) == uneven
     assert not (uneven and "--num-virtual-stages" in text), "Megatron takes one of the two"
     found = parse(text)
-    assert (found.split.pp, found.training.chunks or 1, found.training.schedule or "1f1b") == (pp, chunks, plan.schedule)
+    assert (found.options.get("pp"), found.options.get("chunks") or 1, found.options.get("schedule") or "1f1b") == (
+        pp,
+        chunks,
+        plan.schedule,
+    )
     assert not found.notes
     assert not found.unread
 
@@ -120,7 +124,7 @@ def test_any_number_of_layers_is_launched_and_read_back_as_the_plan(key, pp, chu
 def test_another_split_of_layers_is_said(words, note):
     text = f"torchrun --nproc-per-node 8 --nnodes 16 pretrain_gpt.py --tensor-model-parallel-size 8 --num-layers 126 {words}"
     found = parse(f"{text} --pipeline-model-parallel-size 16")
-    assert found.split.pp == 16
+    assert found.options.get("pp") == 16
     assert not found.unread
     assert bool(found.notes) == bool(note)
     assert note in "".join(found.notes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from commtax.cli.order import Order
+from commtax.question import Limits
 from commtax.verbs.billing import StepBill
 
 
@@ -13,11 +14,12 @@ def emitted(order: Order, priced: StepBill, engine: str) -> dict[str, str]:
     if not engine:
         return {}
     from commtax.emit import benchmark_command, launch_command, nccl_command
+    from commtax.readers import filled
 
     q = priced.question
     if q.trains:
         return {"launch": launch_command(q, engine)}
-    limits = order.launch.limits if order.launch else q.limits
+    limits = filled(Limits, order.launch.options) if order.launch else q.limits
     batch = int(q.batch) * int(q.plan.dp) * int(q.plan.replicas)
     q = q.but(limits=limits, input_len=max(1, int(q.context)), concurrency=batch, spread=0.0)
     launch, bench = launch_command(q, engine, order.devices), benchmark_command(q, engine)

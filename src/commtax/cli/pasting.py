@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import click
@@ -68,12 +67,12 @@ def _fill(options: Given, launch: Launch, given: Given) -> list[str]:
 def _shares(launch: Launch, model: str, options: Given, given: Given, remarks: list[str], whole: bool) -> None:
     """What servers beside each other share, as the command at hand looks at them."""
     known, servers = bundled(model), launch.servers
-    if launch.training.stage_layers and known:
+    if launch.stage_layers and known:
         options["chunks"] = launch.chunks_of(known.num_layers)
-    if servers.count > 1 and launch.load.concurrency is not None and "concurrency" not in given and not whole:
-        options["concurrency"] = max(1, round(launch.load.concurrency / servers.count))
+    if servers.count > 1 and "concurrency" in launch.options and "concurrency" not in given and not whole:
+        options["concurrency"] = max(1, round(launch.number("concurrency") / servers.count))
         remarks.append(f"{servers.count} equal servers: the step of one of them, with its share of the clients")
-    if launch.engine == "vllm" and (launch.split.dp or 1) > 1 and not launch.split.ep and known and known.experts:
+    if launch.engine == "vllm" and launch.axes["dp"] > 1 and "ep" not in launch.options and known and known.experts:
         options["ep"] = AUTO_EP
         remarks.append(
             "vLLM splits a mixture's experts over tp x dp: priced as experts spread over them (the same bytes and weights)"
@@ -102,9 +101,7 @@ def _beside(launch: Launch) -> str:
 
 def _options(launch: Launch) -> Given:
     """Options by name, those that the command says something about."""
-    parts = (launch.split, launch.limits, launch.manner, launch.load, launch.training)
-    said = [(f.name, getattr(part, f.name), f.default) for part in parts for f in fields(part)]
-    options: Given = {name: value for name, value, usual in said if value != usual and name not in ("dp", "stage_layers")}
+    options: Given = {name: value for name, value in launch.options.items() if name != "dp"}
     servers = launch.servers
     if servers.prefill_workers:
         options |= {"disaggregated": True, "decode_workers": servers.count}

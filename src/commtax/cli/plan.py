@@ -145,26 +145,26 @@ def _limit(text: str, name: str) -> float:
 def _check_launch(launch: Launch, length: int) -> None:
     """What a pasted command says is searched with, or refused: nothing that changes the answer is dropped."""
     for name in UNSEARCHED:
-        value = getattr(launch.manner, name, None) or getattr(launch.limits, name, None)
-        if value:
+        if value := launch.options.get(name):
             raise Refusal(f"from: the command sets {name} ({value}), and plans are searched without it; leave it out", "from")
-    most = launch.limits.max_model_len
+    most = launch.number("max_model_len")
     if most and length > most:
         raise Refusal(f"from: the command's {most:,} tokens a request are fewer than input_len + output_len = {length:,}", "from")
 
 
 def _stands(found: ServingPlans, launch: Launch) -> Standing:
     """The pasted plan: groups that share experts are one copy, all others are replicas."""
-    servers, split, clients = launch.servers, launch.split, launch.load.concurrency or 0
+    servers, dtype, clients = launch.servers, str(launch.options.get("dtype", "")), launch.number("concurrency")
+    sizes, experts = dict(launch.axes), found.question.model.experts
     if servers.prefill_workers:
-        kinds = (split.tp or 1, servers.count), (servers.prefill_tp or 1, servers.prefill_workers)
-        return apart_standing(found, *kinds, split.dtype, clients)
-    sizes, inner, experts = dict(launch.axes), split.dp or 1, found.question.model.experts
-    if launch.engine == "vllm" and inner > 1 and experts and not split.ep:
+        kinds = (sizes["tp"], servers.count), (servers.prefill_tp or 1, servers.prefill_workers)
+        return apart_standing(found, *kinds, dtype, clients)
+    inner = sizes["dp"]
+    if launch.engine == "vllm" and inner > 1 and experts and "ep" not in launch.options:
         sizes["ep"] = sizes["tp"] * inner  # vLLM splits experts over all of them
     shared = experts is not None and sizes["ep"] > sizes["tp"]
     plan = {"tp": sizes["tp"], "pp": sizes["pp"], "dp": inner if shared else 1, "ep": sizes["ep"]}
-    return standing(found, plan, servers.count * (1 if shared else inner), split.dtype, clients)
+    return standing(found, plan, servers.count * (1 if shared else inner), dtype, clients)
 
 
 def _commands(order: Order, found: ServingPlans) -> dict[str, str]:
@@ -173,7 +173,7 @@ def _commands(order: Order, found: ServingPlans) -> dict[str, str]:
 
     rows, engine, copies = found.plans, order.given["emit"], int(found.plans.replicas[0])
     q = put(found.question, rows, 0).but(
-        max_model_len=(order.launch.limits.max_model_len if order.launch else 0) or longest(found, rows, 0),
+        max_model_len=(order.launch.number("max_model_len") if order.launch else 0) or longest(found, rows, 0),
         max_num_seqs=max(1, int(rows.running[0])),
         concurrency=int(rows.concurrency[0]),
     )
@@ -229,17 +229,17 @@ def _train(order: Order) -> NoReturn:
 
 def _trains(found: TrainPlans, launch: Launch) -> Standing:
     """The pasted job, with its own overlap."""
-    step, q = launch.training, found.question
-    trains = q.engine.trains
+    step, q = launch.options, found.question
+    axes = str(step.get("async_axes", ""))
     run = q.but(
         **launch.axes,
-        micro_batch=step.micro_batch or 1,
-        zero=trains.zero if step.zero is None else step.zero,
-        recompute=step.recompute or "none",
-        schedule=step.schedule or "1f1b",
+        micro_batch=launch.number("micro_batch", 1),
+        zero=launch.number("zero", q.engine.trains.zero),
+        recompute=step.get("recompute", "none"),
+        schedule=step.get("schedule", "1f1b"),
         chunks=launch.chunks_of(q.model.num_layers) or 1,
-        sequence_parallel=step.sequence_parallel or trains.sequence_parallel,
-        shard=step.hsdp or 0,
-        async_axes=tuple(step.async_axes.split(",")) if step.async_axes else None,
+        sequence_parallel="sequence_parallel" in step or q.engine.trains.sequence_parallel,
+        shard=launch.number("hsdp"),
+        async_axes=tuple(axes.split(",")) if axes else None,
     )
     return training_standing(found, run)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from commtax.emit.job import Job, above_one, model_id
-from commtax.readers.launch.flags import Value, dialect, spelled
+from commtax.readers.launch.flags import dialect, spelled
+from commtax.readers.launch.record import Value
 
 EVERY_HOST = "# run it on every host, NODE_RANK 0, 1, …"
 RANK = "--node-rank $NODE_RANK"

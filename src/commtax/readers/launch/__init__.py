@@ -15,11 +15,10 @@ from dataclasses import replace
 from commtax.files import read_text
 from commtax.readers.launch.flags import IMAGES, STARTS, Reading, dialect, plain
 from commtax.readers.launch.meaning import launched
-from commtax.readers.launch.record import AUTO_EP, Launch, Load, Place
+from commtax.readers.launch.record import LOAD, Place, Value
+from commtax.readers.launch.record import Launch as Launch
 from commtax.readers.launch.shell import MAX_SIGNS, commands, keywords, without_files
 from commtax.statement import Refusal
-
-__all__ = ["AUTO_EP", "Launch", "parse"]
 
 PROGRAMS = "vllm serve, sglang.launch_server, trtllm-serve, trtllm-bench, torchrun … pretrain_gpt.py or torchtitan.train"
 LOUD, QUIET = ("NCCL_", "VLLM_", "SGLANG_", "TRTLLM_"), ("VLLM_NIXL_",)
@@ -32,8 +31,8 @@ def parse(text: str) -> Launch:
     """Read a command, or a script that contains one.
 
     >>> launch = parse("CUDA_VISIBLE_DEVICES=0,1 vllm serve meta-llama/Llama-3.1-8B -tp 2 --max-model-len 128k --foo 3")
-    >>> launch.engine, launch.model, launch.split.tp, launch.limits.max_model_len, launch.unread
-    ('vllm', 'meta-llama/Llama-3.1-8B', 2, 128000, ('--foo 3',))
+    >>> launch.engine, launch.model, launch.options, launch.unread
+    ('vllm', 'meta-llama/Llama-3.1-8B', {'tp': 2, 'max_model_len': 128000}, ('--foo 3',))
     """
     if len(text) > MAX_SIGNS:
         raise Refusal(f"from: longer than {MAX_SIGNS:,} signs; paste the command that starts the engine alone", "from")
@@ -132,20 +131,22 @@ def _split_torchrun(words: list[str], reading: Reading) -> tuple[str, list[str]]
 
 def _joined(launches: list[Launch]) -> Launch:
     """Equal servers are counted; a benchmark beside a server adds its lengths; servers for prompts join those that decode."""
-    bench = next((x for x in launches if x.load.concurrency is not None), None)
+    bench = next((x for x in launches if "concurrency" in x.options), None)
     servers = [x for x in launches if x is not bench] or launches
     ahead = [x for x in servers if x.servers.role == "prefill"]
     first = _counted([x for x in servers if x.servers.role != "prefill"] or ahead)
     if ahead and first.servers.role == "decode":
         prompts = _counted(ahead)
-        both = replace(first.servers, prefill_tp=prompts.split.tp or 1, prefill_workers=prompts.servers.count)
+        both = replace(first.servers, prefill_tp=prompts.number("tp", 1), prefill_workers=prompts.servers.count)
         first = replace(first, servers=both)
-    return replace(first, load=bench.load) if bench is not None and bench not in servers else first
+    if bench is None or bench in servers:
+        return first
+    return replace(first, options={**_without_load(first), **{name: bench.options[name] for name in LOAD if name in bench.options}})
 
 
 def _counted(launches: list[Launch]) -> Launch:
     """The first of several servers, with as many as are its equals; parts of one job are one job."""
-    first = next((x for x in launches if x.load.concurrency is None), launches[0])
+    first = next((x for x in launches if "concurrency" not in x.options), launches[0])
     alike = [x for x in launches if _bare(x) == _bare(first)]
     parts = (first.place.nnodes or 1) > 1 and bool(first.place.address)  # commands of one job meet at one address
     count = len({x.place.address for x in alike}) if parts else len(alike)
@@ -156,5 +157,8 @@ def _counted(launches: list[Launch]) -> Launch:
 
 def _bare(launch: Launch) -> Launch:
     """What replicas have in common."""
-    place = Place(launch.place.nnodes, launch.place.gpus_per_node)
-    return replace(launch, place=place, load=Load())
+    return replace(launch, place=Place(launch.place.nnodes, launch.place.gpus_per_node), options=_without_load(launch))
+
+
+def _without_load(launch: Launch) -> dict[str, Value]:
+    return {name: value for name, value in launch.options.items() if name not in LOAD}

@@ -14,11 +14,11 @@ from functools import cache
 from importlib.resources import files
 
 from commtax.cost.schedules import SCHEDULES
+from commtax.readers.launch.record import Value
 from commtax.statement import Note, Refusal
 from commtax.units import parse_count, parse_fraction
 
 ENGINES = ("vllm", "sglang", "trtllm", "megatron", "torchtitan")
-Value = int | float | str | bool
 Flags = Mapping[str, tuple[str, str]]
 """The field and the kind of a flag, underscores in its name as dashes."""
 RULES = {
@@ -32,7 +32,6 @@ KINDS = (*RULES, "text", "name", "on")
 PARSERS: Mapping[str, Callable[[str, str], float]] = {k: parse_count if k in ("int", "count") else parse_fraction for k in RULES}
 LEFT_TO_THE_ENGINE = ("auto", "null", "none", "~")
 AS_LONG_AS_FITS = ("shards", "max_model_len")  # which -1 leaves to the engine
-NEVER_NONE = ("max_model_len", "max_num_seqs")
 SCHEDULE_NAMES = {schedule.torchtitan: name for name, schedule in SCHEDULES.items() if schedule.torchtitan}
 
 
@@ -153,8 +152,7 @@ def _value(name: str, kind: str, value: str | None) -> Value | None:
         raise Refusal(RULES[kind], "from") from None
     if found == -1 and name in AS_LONG_AS_FITS:
         return None
-    named = found != 0 or name not in NEVER_NONE
-    if not {"int": found >= 1, "count": named, "share": 0 < found <= 1, "ratio": 0 <= found <= 1}[kind]:
+    if not {"int": found >= 1, "count": True, "share": 0 < found <= 1, "ratio": 0 <= found <= 1}[kind]:
         raise Refusal(RULES[kind], "from")
     return found
 

@@ -9,7 +9,7 @@ from commtax.cost.stages import virtual_layers
 from commtax.files import parse_json
 from commtax.readers import filled
 from commtax.readers.launch.flags import RULES, Reading, dialect
-from commtax.readers.launch.record import AUTO_EP, PARTS, Launch
+from commtax.readers.launch.record import AUTO_EP, OPTIONS, Launch, Place, Servers
 from commtax.readers.stage_layout import layout_of, stages
 from commtax.statement import Refusal
 
@@ -29,9 +29,19 @@ def launched(engine: str, reading: Reading, loose: list[str], env: Mapping[str, 
         TRAINING[engine](reading, loose, env)
     values = reading.values
     shape = tuple((name, reading.number(name)) for name in SHAPE if name in values)
-    what = {"engine": engine, "phase": "serve" if engine in SERVING else "train", "model": reading.text("model"), "shape": shape}
-    parts: dict[str, object] = {name: filled(record, values) for name, record in PARTS.items()}
-    return filled(Launch, {**what, **parts, "notes": tuple(reading.notes), "unread": tuple(reading.unread)})
+    said = {name: values[name] for name in OPTIONS if values.get(name, "") != "" and values[name] is not False}
+    return Launch(
+        engine,
+        said,
+        phase="serve" if engine in SERVING else "train",
+        model=reading.text("model"),
+        shape=shape,
+        servers=filled(Servers, values),
+        place=filled(Place, values),
+        stage_layers=reading.number("stage_layers"),
+        notes=tuple(reading.notes),
+        unread=tuple(reading.unread),
+    )
 
 
 def _served(reading: Reading) -> None:
