@@ -107,19 +107,12 @@ def floor_s(claim: Claim) -> float:
     return float(nbytes) / priced.question.cluster.chip.memory_Bps
 
 
-def token_seconds(result: Bench, claim: Claim) -> float | None:
-    """Seconds a decode step cannot have been longer than."""
-    if result.kind == "latency":
-        whole, output = result.seconds("e2el"), claim.output_len
-        return whole / output if whole is not None and output else None
-    tpot = result.seconds("tpot")
-    return None if tpot is None else tpot * result.accepted
-
-
 def _floor(result: Bench, claim: Claim) -> Iterator[Finding]:
-    measured, least = token_seconds(result, claim), floor_s(claim)
-    if measured is None:
+    """The most that a decode step can have taken, against the least."""
+    whole, tokens = (result.seconds("e2el"), claim.output_len) if result.kind == "latency" else (result.seconds("tpot"), 1)
+    if whole is None or not tokens:
         return
+    measured, least = whole / tokens if result.kind == "latency" else whole * result.accepted, floor_s(claim)
     possible = measured >= least * FLOOR_SLACK
     reason = "" if possible else "faster than the weights can be read: other hardware, weights, or several tokens a step"
     item, verdict = "seconds a token, at least the weight-read floor", AGREE if possible else DISAGREE

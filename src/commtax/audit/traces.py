@@ -11,8 +11,7 @@ from statistics import median
 from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Claim, Finding, Section, compare, undecided
 from commtax.catalog.devices import MEMORY, is_like, recognise
 from commtax.readers.collective_names import UNNAMED
-from commtax.readers.trace import Collective, Device, Meetings, Trace, Usage, meet
-from commtax.readers.trace_steps import Step
+from commtax.readers.trace import Collective, Device, Meetings, Step, Trace, Usage, meet
 from commtax.statement import Note
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs import StepBill
@@ -74,10 +73,13 @@ class _Job:
 def audit_traces(traces: Sequence[Trace], claim: Claim, names: Sequence[str]) -> Section:
     """All ranks of one job (or one of them)."""
     traces = sorted(traces, key=lambda t: t.rank)
-    trains = _is_training(traces[0])
+    # A trace may hold an engine's steps beside those that train, and then the former are compared.
+    trains = traces[0].training and not any(s.phase not in ("", "train") for s in traces[0].steps)
     work = _workload(traces[0], claim)
     job = _Job(traces, [[s for s in t.steps if trains or _is(s, work)] for t in traces])
-    place, notes = tuple(placed(traces[0], claim)), [*traces[0].notes, *place_notes(traces)]
+    head, notes = traces[0], [*traces[0].notes, *place_notes(traces)]
+    place = [_chip(head.device, claim)] if head.device else []
+    place += [_world(head.world, claim)] if head.world and not head.training else []
     wrong = tuple(f for f in place if f.verdict != AGREE)  # where no step agrees, the right chip alone is no agreement of the run
     if not job.steps:
         why = TRAINING if trains else f"no {work.phase} steps of {plural(work.batch, 'sequence')} in the trace"
@@ -91,11 +93,6 @@ def audit_traces(traces: Sequence[Trace], claim: Claim, names: Sequence[str]) ->
     compared = (*_sent(job, work, claim), *_taken(job, priced, claim), *_waiting(job, claim.tp))
     ran = place if any(f.verdict == AGREE for f in compared) else wrong
     return Section("trace", tuple(names), (*ran, *compared), tuple(notes), spent)
-
-
-def _is_training(trace: Trace) -> bool:
-    """Whether its steps train: a trace may hold an engine's steps too, and then those are compared."""
-    return trace.training and not any(s.phase not in ("", "train") for s in trace.steps)
 
 
 def _trained(job: _Job) -> Iterator[Finding]:
@@ -170,11 +167,12 @@ def _bytes(op: str, predicted: float, steps: list[list[Collective]]) -> Finding:
     return compare(item, predicted, median(sums), "bytes", reason="other rows (padding, batch) or another type than was said")
 
 
-def _taken(job: _Job, priced: StepBill, claim: Claim) -> Iterator[Finding]:
-    """Seconds: each kind of collective, the step, and the part of it in which nothing but communication runs."""
-    for finding in _seconds(job, priced, claim):
-        host = not job.first.on_device and not claim.distrust  # host times are no device times
-        yield undecided(finding, "the trace has no device: times are the host's, profiler included") if host else finding
+def _taken(job: _Job, priced: StepBill, claim: Claim) -> list[Finding]:
+    """Seconds; the host's are no device's."""
+    findings = list(_seconds(job, priced, claim))
+    if job.first.on_device or claim.distrust:
+        return findings
+    return [undecided(f, "the trace has no device: times are the host's, profiler included") for f in findings]
 
 
 def _seconds(job: _Job, priced: StepBill, claim: Claim) -> Iterator[Finding]:
@@ -234,16 +232,8 @@ def _group(collectives: Iterable[Collective], tp: int) -> int:
     return max((c.ranks for c in collectives), default=0) or tp
 
 
-def placed(trace: Trace, claim: Claim) -> Iterator[Finding]:
-    """The chip and the ranks that a trace's head tells, against what was said."""
-    if trace.device:
-        yield _chip(trace.device, claim)
-    if trace.world and not trace.training:
-        yield _world(trace.world, claim)
-
-
 def _chip(device: Device, claim: Claim) -> Finding:
-    known, possible = claim.question.cluster.chip, _possible(device)
+    known, possible = claim.question.cluster.chip, recognise(device.name, device.memory_bytes, device.num_sms)
     item = Note("chip", f"memory of {device.name or 'its device'}")
     finding = compare(item, known.visible_bytes, device.memory_bytes, "bytes", MEMORY)
     if known.key in possible:
@@ -253,10 +243,6 @@ def _chip(device: Device, claim: Claim) -> Finding:
     if not is_like(known, device.memory_bytes, device.num_sms):
         return replace(finding, verdict=DISAGREE, reason=f"{_sizes(device, ' and ')} are not those of {known.key}")
     return undecided(finding, f"as large as {known.key}, under a name that the catalogue does not know")
-
-
-def _possible(device: Device) -> Sequence[str]:
-    return recognise(device.name, device.memory_bytes, device.num_sms)
 
 
 def _sizes(device: Device, joined: str) -> str:
@@ -279,7 +265,8 @@ def place_notes(traces: Sequence[Trace]) -> Iterator[Note]:
     device, world, here = traces[0].device, traces[0].world, len(traces)
     if device:
         words = f"devices of its host: {device.count} x {device.name or 'a device without a name'} ({_sizes(device, ', ')})"
-        yield Note("devices", f"{words}: {' or '.join(_possible(device)) or 'not in the catalogue'}")
+        known = recognise(device.name, device.memory_bytes, device.num_sms)
+        yield Note("devices", f"{words}: {' or '.join(known) or 'not in the catalogue'}")
     if world > here:
         ranks = ", ".join(str(t.rank) for t in traces[:8]) + (" …" if here > 8 else "")
         words = f"{here} of the job's {world} ranks {'is' if here == 1 else 'are'} here ({ranks})"

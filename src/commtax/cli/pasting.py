@@ -37,8 +37,10 @@ def filled(text: str, model: str, given: Given, remarks: list[str]) -> tuple[Lau
         _join_plans(options, given, remarks)
     unused = _fill(options, launch, given)
     _hosts(launch, given, remarks)
-    sizes = ", ".join(f"{name} {size}" for name, size in {**launch.axes, "replicas": launch.servers.count}.items() if size > 1)
-    remarks += [f"from: {launch.engine}{'@' + launch.version if launch.version else ''}, {sizes or 'one GPU'}{_beside(launch)}"]
+    servers = launch.servers
+    sizes = ", ".join(f"{name} {size}" for name, size in {**launch.axes, "replicas": servers.count}.items() if size > 1)
+    beside = f" to decode, {servers.prefill_workers} x tp {servers.prefill_tp} for prompts" if servers.prefill_workers else ""
+    remarks += [f"from: {options['engine']}, {sizes or 'one GPU'}{beside}"]
     remarks += launch.notes
     if launch.unread:
         remarks.append(f"not understood, and not in the answer: {', '.join(launch.unread)}")
@@ -92,11 +94,6 @@ def _join_plans(options: Given, given: Given, remarks: list[str]) -> None:
     if own not in given["plans"].split(","):
         given["plans"] = f"{own},{given['plans']}"
         remarks.append(f"{own} is the command's own plan")
-
-
-def _beside(launch: Launch) -> str:
-    servers = launch.servers
-    return f" to decode, {servers.prefill_workers} x tp {servers.prefill_tp} for prompts" if servers.prefill_workers else ""
 
 
 def _options(launch: Launch) -> Given:

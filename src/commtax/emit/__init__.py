@@ -9,21 +9,23 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from commtax.emit.checks import benchmark_command as benchmark_command
-from commtax.emit.checks import nccl_command as nccl_command
-from commtax.emit.job import MASTER, Job
-from commtax.emit.job import SERVING as SERVING
-from commtax.emit.serving import WRITERS, Command, checkpoint_remark
+from commtax.cost.placement import span
+from commtax.emit.serving import MASTER, SERVING, WRITERS, Command, Job, checkpoint_remark, model_id
 from commtax.emit.training import TRAINERS
+from commtax.ledger import Line
 from commtax.question import Question
 from commtax.readers.launch.flags import dialect, spelled
+from commtax.readers.nccl_tests import OPS
 from commtax.spec import Cluster, Plan
 from commtax.statement import Refusal
+from commtax.units import format_bytes
+from commtax.verbs.billing import StepBill
 
 ENGINES = (*SERVING, *TRAINERS)
 PORT, DOOR, SIDE = 8100, 8998, 5600
 """First ports of servers beside each other, of those where SGLang's prompt servers are met, and of vLLM's side channel."""
 FIRST_PORT = {"sglang": 30000}
+PERF = {op: f"{program}_perf" for program, op in OPS.items()}
 Address = tuple[str, int]
 
 
@@ -150,3 +152,39 @@ def _router(engine: str, prompts: list[Address], decodes: list[Address]) -> list
     for side, at in (("context", prompts), ("generation", decodes)):
         lines += [f"{side}_servers:", f"  num_instances: {len(at)}", "  urls:", *(f'    - "{host}:{port}"' for host, port in at)]
     return [*lines, "EOF", "trtllm-serve disaggregated -c disagg.yaml"]
+
+
+def benchmark_command(question: Question, engine: str) -> str:
+    """The closed-loop benchmark of the engine's own tool that ``commtax simulate`` predicts and ``commtax audit`` reads.
+
+    vLLM's and TensorRT-LLM's range ratio is the spread around the stated length, SGLang's the shortest over the longest.
+    """
+    name, requests = model_id(question.model), question.requests
+    if engine not in SERVING:
+        raise Refusal(
+            f"emit '{engine}': {', '.join(SERVING)} have a serving benchmark; training is checked with its own log", "emit"
+        )
+    tool, exact, kept = dialect(engine).benchmark
+    spread, clients = requests.spread, int(requests.concurrency)
+    top, ratio = (1 + spread, (1 - spread) / (1 + spread)) if engine == "sglang" else (1.0, spread)
+    stated = {name: round(getattr(requests, name) * top) for name in ("input_len", "output_len")}
+    lengths = spelled(engine, **stated, range_ratio=f"{ratio:.4g}")
+    load = [*spelled(engine, concurrency=clients), f"--num-prompts {10 * clients}"]
+    return " ".join([tool, f"--model {name} --dataset-name random", *lengths, *([exact] if exact else []), *load, kept])
+
+
+def nccl_command(priced: StepBill, line: Line | None = None) -> str:
+    """nccl-tests on one collective of a bill, the one that costs most unless told; "" where nothing is sent."""
+    lines = [x for x in priced.items if x.kind == "comm" and float(x.exposed_s) > 0]
+    if not lines:
+        return ""
+    top = line or max(lines, key=lambda x: float(x.exposed_s))
+    ranks, size = int(top.item.ranks), max(4, int(top.item.nbytes))
+    cluster, crosses = priced.question.cluster, str(top.link) == priced.question.cluster.inter.key
+    tool, sizes = PERF[top.item.op], f"-b {size} -e {size} -n 100 -w 20"
+    remark = f"# {top.item.what}: {top.item.op} of {format_bytes(float(top.item.nbytes))} over {ranks} ranks"
+    if not crosses:
+        return f"{tool} {sizes} -g {ranks}  {remark}"
+    lies = span(top.item.axis, priced.question.plan, cluster, priced.question.engine)
+    per = max(1, min(cluster.gpus_per_host, ranks, int(lies.ranks_per_domain)))
+    return f"mpirun -np {ranks} -N {per} {tool} {sizes} -g 1  {remark}"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from commtax.cost.schedules import SCHEDULES
 from commtax.cost.stages import virtual_layers
-from commtax.emit.job import Job, above_one
+from commtax.emit.serving import Job, above_one
 from commtax.readers.launch.flags import dialect, spelled
 from commtax.readers.stage_layout import layout_text
 from commtax.spec import Experts, Mlp, Model, Plan

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
+from importlib.resources import files
 from typing import Any, TypeVar, cast
 
+from commtax.files import Json
+
 Record = TypeVar("Record")
+
+
+def table(name: str) -> Json:
+    """What other tools call things, from a table beside the readers."""
+    return tomllib.loads((files(__name__) / name).read_text(encoding="utf-8"))
 
 
 def filled(record: type[Record], values: Mapping[str, object]) -> Record:

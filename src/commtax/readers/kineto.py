@@ -18,27 +18,31 @@ from pathlib import Path
 from typing import Any
 
 from commtax.files import TRACE_BYTES, TRACE_MEMORY_BYTES, Json, parse_json, read_bytes
+from commtax.readers import table
 from commtax.readers.collective_names import UNNAMED, call_op, is_call, kernel_op, operator_op, shared_memory_op
-from commtax.readers.trace import Collective, Device, Trace, timeline_of, within
-from commtax.readers.trace_steps import Step, graph_steps, named_steps, numbered, trained, trains, until_the_next, without_strays
+from commtax.readers.trace import (
+    Collective,
+    Device,
+    Step,
+    Trace,
+    graph_steps,
+    named_steps,
+    numbered,
+    timeline_of,
+    trained,
+    trains,
+    until_the_next,
+    within,
+    without_strays,
+)
 from commtax.statement import Note, Refusal
 from commtax.units import plural
 
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver")
 _DEVICE = {"kernel": "compute", "gpu_memcpy": "copy", "gpu_memset": "copy"}
 _HOST = ("user_annotation", "cpu_op")
-_SIZES = {
-    **dict.fromkeys(("double", "long", "longint", "int64", "float64"), 8),
-    **dict.fromkeys(("float", "int", "int32", "float32", "unsignedint", "uint32"), 4),
-    **dict.fromkeys(("half", "bfloat16", "short", "float16", "int16", "shortint", "uint16"), 2),
-    **dict.fromkeys(("byte", "char", "bool", "unsignedchar", "signedchar", "uint8", "int8"), 1),
-}
-_GROUP_ARGUMENT = {  # operators that are given the size of their group, and as which argument
-    "vllm::all_gather": 2,
-    "vllm::reduce_scatter": 2,
-    "_c10d_functional::all_gather_into_tensor": 1,
-    "_c10d_functional::reduce_scatter_tensor": 2,
-}
+_TABLE = table("kineto.toml")
+_SIZES = {name: int(size) for size, names in _TABLE["sizes"].items() for name in names}
 _PRODUCT = re.compile(r"matmul|gemm|linear|_mm")  # fused with a collective: what is given is not what is sent
 
 
@@ -76,9 +80,12 @@ def parse(document: Any, name: str = "trace") -> Trace:
 
 def _trace(head: Json, complete: list[Json], name: str) -> Trace:
     job = head.get("distributedInfo") or {}
-    rank = int(job["rank"] if "rank" in job else _rank_in(name))
+    named = re.search(r"rank[-_]?(\d+)", name)  # rank1.….pt.trace.json, trace_rank-0.json
+    rank = int(job["rank"] if "rank" in job else named[1] if named else 0)
     origin = min(ns(e["ts"]) for e in complete)
-    events = _Events(complete, origin, _group_size(job))
+    # Groups are as large as those that are told, where all of them (but those of one rank) are alike.
+    sizes = {int(g.get("pg_size", 0)) for g in job.get("pg_config") or [] if isinstance(g, dict)} - {0, 1}
+    events = _Events(complete, origin, sizes.pop() if len(sizes) == 1 else 0)
     steps = events.steps()
     collectives = sorted(events.collectives(_Windows(steps)), key=lambda c: c.start_s)
     return Trace(
@@ -96,18 +103,6 @@ def _trace(head: Json, complete: list[Json], name: str) -> Trace:
     )
 
 
-def _rank_in(name: str) -> int:
-    """The rank in a file's name (``rank1.….pt.trace.json``, ``trace_rank-0.json``), where the trace does not say it."""
-    told = re.search(r"rank[-_]?(\d+)", name)
-    return int(told[1]) if told else 0
-
-
-def _group_size(job: Json) -> int:
-    """The size of the groups where all of them (but those of one rank) are alike, else 0."""
-    sizes = {int(g.get("pg_size", 0)) for g in job.get("pg_config") or [] if isinstance(g, dict)} - {0, 1}
-    return sizes.pop() if len(sizes) == 1 else 0
-
-
 def _device(head: Json, events: Sequence[Event]) -> Device | None:
     """The GPU that most of the rank's kernels ran on, from ``deviceProperties``; None where a trace has none."""
     listed = [d for d in head.get("deviceProperties") or [] if isinstance(d, dict) and d.get("totalGlobalMem")]
@@ -123,17 +118,15 @@ def _device(head: Json, events: Sequence[Event]) -> Device | None:
 def _notes(events: _Events, collectives: Sequence[Collective], steps: Sequence[Step]) -> Iterator[Note]:
     if not events.device:
         yield Note("no device", "no device events: times are the host's")
-    if events.device and events.calls and not collectives:
-        called = f"{len(events.calls)} collectives were called and none ran on the device"
-        yield Note("none ran", f"{called} (groups of one rank move nothing)")
+    if events.device and (called := len(events.calls)) and not collectives:
+        yield Note("none ran", f"{called} collectives were called and none ran on the device (groups of one rank move nothing)")
     if unsized := sum(c.nbytes is None for c in collectives):
         yield Note("unsized", f"{unsized} of {len(collectives)} collectives carry no message size")
-    if events.strays:
-        stray = plural(events.strays, "device event")
+    if stray := plural(events.strays, "device event") if events.strays else "":
         yield Note("strays", f"{stray} far behind or ahead of the step that launched them: left out of its time")
     if not steps:
-        words = "no steps found (no ProfilerStep, engine step or repeated graph): fractions are over the whole trace"
-        yield Note("no steps", words)
+        looked_for = "no ProfilerStep, engine step or repeated graph"
+        yield Note("no steps", f"no steps found ({looked_for}): fractions are over the whole trace")
 
 
 class _Events:
@@ -156,14 +149,12 @@ class _Events:
             if (category := raw.get("cat")) in _DEVICE:
                 self.device.append(event_of(raw, origin_ns))
             elif category in _LAUNCHES:
-                self._sort_launch(event_of(raw, origin_ns))
+                event = event_of(raw, origin_ns)
+                correlation = event.args.get("correlation")
+                if correlation is not None and ("aunch" in event.name or correlation not in self.launches):
+                    self.launches[correlation] = event
             elif category in _HOST:
                 self._sort_host(event_of(raw, origin_ns))
-
-    def _sort_launch(self, event: Event) -> None:
-        correlation = event.args.get("correlation")
-        if correlation is not None and ("aunch" in event.name or correlation not in self.launches):
-            self.launches[correlation] = event
 
     def _sort_host(self, event: Event) -> None:
         name, is_op = event.name, event.category == "cpu_op"
@@ -350,7 +341,7 @@ class Event:
         """The size of its group, or 0."""
         if told := int(self.args.get("Group size", 0) or 0):
             return told
-        given, at = self.args.get("Concrete Inputs") or (), _GROUP_ARGUMENT.get(self.name)
+        given, at = self.args.get("Concrete Inputs") or (), _TABLE["group_argument"].get(self.name)
         word = str(given[at]) if at is not None and len(given) > at else ""
         return int(word) if word.isascii() and word.isdigit() and len(word) < 9 else 0
 

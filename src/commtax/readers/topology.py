@@ -10,14 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
+from itertools import combinations
 from math import comb
 
 from commtax import catalog
 from commtax.spec import Chip, Cluster, Link
 from commtax.statement import Note, Refusal
 
-KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 MEANS = {
     "PIX": "one PCIe switch",
     "PXB": "several PCIe switches",
@@ -25,6 +24,7 @@ MEANS = {
     "NODE": "host bridges of one socket",
     "SYS": "the link between sockets",
 }
+KINDS = tuple(MEANS)
 MAX_CHOICES = 50_000
 Groups = tuple[tuple[int, ...], ...]
 _PCIE = {"volta": "pcie3", "turing": "pcie3", "hopper": "pcie5", "blackwell": "pcie5"}  # others: pcie4
@@ -67,11 +67,8 @@ class Topology:
             raise Refusal(f"topo: {size} GPUs are wanted, and the matrix has {len(here)}", "topo")
         if comb(len(here), size) > MAX_CHOICES:
             return here[:size]
-        return min(combinations(here, size), key=self._far)
-
-    def _far(self, group: tuple[int, ...]) -> tuple[float, float]:
-        far = [distance(self.links[i][j]) for i, j in combinations(group, 2)]
-        return max(far, default=0.0), sum(far)
+        far = {group: [distance(self.links[i][j]) for i, j in combinations(group, 2)] for group in combinations(here, size)}
+        return min(far, key=lambda group: (max(far[group], default=0.0), sum(far[group])))
 
     def groups(self, size: int, count: int) -> list[tuple[int, ...]]:
         """``count`` disjoint groups, the best one first each time."""
@@ -105,7 +102,8 @@ def parse(text: str) -> Topology:
             columns = re.findall(r"GPU\d{1,4}|NIC\d{1,4}|mlx\d{1,4}_\w+", line)  # headers may touch each other: NIC7NIC8
             known = set(columns)
         elif columns and words and words[0] in known:
-            rows[words[0]] = _cells("".join(line.split(words[0], 1)[1:]))
+            told = "".join(line.split(words[0], 1)[1:])  # cells may touch each other like headers do (SYSSYS)
+            rows[words[0]] = re.findall(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|\bX\b", told)
     gpus = [name for name in columns if name.startswith("GPU")]
     if not gpus or any(len(rows.get(name, [])) < len(gpus) for name in gpus):
         raise Refusal("topo: no matrix of GPU0, GPU1 … found (paste the output of nvidia-smi topo -m)", "topo")
@@ -116,11 +114,6 @@ def parse(text: str) -> Topology:
     return Topology(links)
 
 
-def _cells(text: str) -> list[str]:
-    """Kinds in a row; cells may touch each other like headers do (SYSSYS)."""
-    return re.findall(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|\bX\b", text)
-
-
 def describe(found: Topology) -> str:
     """The GPUs in words: ``4 GPUs: NVLink joins 0+2, 1+3; the rest over SYS``."""
     joined = ["+".join(map(str, g)) for g in found.nvlink_groups() if len(g) > 1]
@@ -128,12 +121,6 @@ def describe(found: Topology) -> str:
     words = [f"NVLink joins {', '.join(joined)}"] if joined else ["no NVLink in the matrix"]
     words += [f"{'the rest' if joined else 'GPUs'} over {' and '.join(rest)}"] if rest else []
     return f"{found.num_gpus} GPUs: {'; '.join(words)}"
-
-
-def in_order(groups: Iterable[tuple[int, ...]]) -> bool:
-    """Whether ranks 0, 1, 2 … fall into the groups without being told."""
-    flat = [i for g in groups for i in g]
-    return all(b == a + 1 for a, b in pairwise([-1, *flat]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +209,12 @@ def _num_links(found: Topology, group: tuple[int, ...], gpu: int, most: int) -> 
 def _advice(found: Topology, groups: Groups, worst: str) -> Note:
     """Which GPUs to show to the engine, and what the plain order would have done."""
     named, size = ", ".join("+".join(map(str, g)) for g in groups), len(groups[0])
-    if in_order(groups):
+    flat = [i for g in groups for i in g]
+    if flat == list(range(len(flat))):
         return Note("order", f"TP {size} on GPUs {named}: the usual order is already the best (farthest hop {worst})")
     plain = [range(i * size, (i + 1) * size) for i in range(len(groups))]
     usual = max((found.worst(g) for g in plain), key=distance)
-    devices = ",".join(str(i) for g in groups for i in g)
+    devices = ",".join(map(str, flat))
     hops = f"farthest hop {worst}; in the usual order {usual}"
     return Note("order", f"CUDA_VISIBLE_DEVICES={devices}: TP {size} on GPUs {named} ({hops})")
 

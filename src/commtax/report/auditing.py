@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 
 from rich.console import Console
@@ -16,6 +16,7 @@ from commtax.units import format_bytes, format_seconds
 
 MOST_RANKS = 8  # whose times are told one by one
 FINDING = ("item", "unit", "predicted", "measured", "difference", "base", "tolerance", "verdict", "reason")
+_FORMATS: Mapping[str, Callable[[float], str]] = {"s": format_seconds, "bytes": format_bytes, "share": "{:.1%}".format}
 _STYLES = {AGREE: "green", DISAGREE: "bold red", UNKNOWN: "yellow"}
 
 
@@ -52,12 +53,8 @@ def _spent(section: Section) -> Iterator[str]:
 def _value(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
-    if unit == "s":
-        return format_seconds(value)
-    if unit == "bytes":
-        return format_bytes(value)
-    if unit == "share":
-        return f"{value:.1%}"
+    if unit in _FORMATS:
+        return _FORMATS[unit](value)
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from commtax.cost.stages import virtual_layers
 from commtax.files import parse_json
@@ -30,18 +31,9 @@ def launched(engine: str, reading: Reading, loose: list[str], env: Mapping[str, 
     values = reading.values
     shape = tuple((name, reading.number(name)) for name in SHAPE if name in values)
     said = {name: values[name] for name in OPTIONS if values.get(name, "") != "" and values[name] is not False}
-    return Launch(
-        engine,
-        said,
-        phase="serve" if engine in SERVING else "train",
-        model=reading.text("model"),
-        shape=shape,
-        servers=filled(Servers, values),
-        place=filled(Place, values),
-        stage_layers=reading.number("stage_layers"),
-        notes=tuple(reading.notes),
-        unread=tuple(reading.unread),
-    )
+    what = Launch(engine, said, "", "serve" if engine in SERVING else "train", reading.text("model"), shape)
+    where = replace(what, servers=filled(Servers, values), place=filled(Place, values), stage_layers=reading.number("stage_layers"))
+    return replace(where, notes=tuple(reading.notes), unread=tuple(reading.unread))
 
 
 def _served(reading: Reading) -> None:

@@ -60,13 +60,9 @@ def _described(row: Row) -> Entry:
     metric = cell(row, "metric") or "inference"
     where = f"{row.get('model', '')} on {row.get('gpu', '')}, tp {row.get('tp', '')}, batch {row.get('batch', '')}"
     lengths = f"{row.get('isl') or '?'} in, {row.get('osl') or '?'} out"
-    return replace(
-        described(row, "inference"),
-        kind=names()["metrics"].get(metric, metric.replace("_", "-")),
-        tp=_tp(row),
-        what=f"{where}, {lengths}: {row.get('metric', '')}",
-        where="cpu" if "cpu" in lower(row, "gpu") else "gpu",
-    )
+    kind, what = names()["metrics"].get(metric, metric.replace("_", "-")), f"{where}, {lengths}: {row.get('metric', '')}"
+    entry = replace(described(row, "inference"), kind=kind, tp=_tp(row), what=what)
+    return replace(entry, where="cpu" if "cpu" in lower(row, "gpu") else "gpu")
 
 
 def _tp(row: Row) -> float:
@@ -165,21 +161,15 @@ def _dtype(row: Row) -> str:
 
 def _stored(row: Row) -> Model:
     """The model with 4-bit weights in groups of 32 where the row says so."""
-    precision = lower(row, "precision")
-    model = _model(row)
+    model, precision = _model(row), lower(row, "precision")
     return replace(model, quant=GROUPS_OF_32) if "int4" in precision or "q40" in precision else model
 
 
 def _place(row: Row) -> Cluster:
-    return _cluster(cell(row, "gpu"), whole(row, "tp", 1))
-
-
-@lru_cache(maxsize=128)
-def _cluster(gpu: str, gpus: int) -> Cluster:
-    chip = chip_named(gpu)
+    chip = chip_named(cell(row, "gpu"))
     if not chip:
-        raise Refusal(f"GPU '{gpu}' is not in the catalogue", "gpu")
-    return catalog.cluster(f"1x{max(gpus, catalog.chip(chip).gpus_per_host)}x{chip}")
+        raise Refusal(f"GPU '{cell(row, 'gpu')}' is not in the catalogue", "gpu")
+    return catalog.cluster(f"1x{max(whole(row, 'tp', 1), catalog.chip(chip).gpus_per_host)}x{chip}")
 
 
 @lru_cache(maxsize=64)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.resources import files
-from typing import Generic, TypedDict, TypeVar
+from typing import Generic, TypedDict, TypeVar, cast
 
 from commtax.files import Json
+from commtax.readers import table
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT
 
@@ -54,8 +53,7 @@ class Names(TypedDict):
 
 @lru_cache(maxsize=1)
 def names() -> Names:
-    table: Names = tomllib.loads((files("commtax.readers.published") / "names.toml").read_text())  # type: ignore[assignment]
-    return table
+    return cast(Names, table("published/names.toml"))
 
 
 def matched(kind: str, text: str, before: str = "") -> str:

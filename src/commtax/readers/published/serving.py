@@ -53,14 +53,8 @@ def _ask(row: Row, entry: Entry) -> Asked[Run]:
     run, means, sizes = question(row), measured(row), _sizes(row)
     if not means:
         raise Refusal("neither TTFT nor TPOT is given")
-    entry = replace(
-        entry,
-        where="moe" if run["model"].experts else "dense",
-        tp=sizes["tp"],
-        size=_concurrency(row, sizes["dp"]),
-        fitted=is_fitted(row),
-        hint=_hint(row),
-    )
+    entry = replace(entry, tp=sizes["tp"], size=_concurrency(row, sizes["dp"]), fitted=is_fitted(row), hint=_hint(row))
+    entry = replace(entry, where="moe" if run["model"].experts else "dense")
     return Asked(tuple(replace(entry, kind=name.removesuffix("_s"), measured=value) for name, value in means.items()), run)
 
 
@@ -68,14 +62,10 @@ def _described(row: Row) -> Entry:
     tp, clients = cell(row, "tp_size", "decode_tp_size"), cell(row, "clients", "batch_size", "decode_batch_size")
     lengths = f"{row.get('isl', '')} in, {row.get('osl', '')} out"
     what = f"{row.get('model_path', '')}, tp {tp or '?'}, {lengths}, {clients or '?'} clients"
-    entry = described(row, "serving_runs")
-    return replace(entry, kind="tpot", source=_origin(row), mode=entry.mode or "agg", what=what)
-
-
-def _origin(row: Row) -> str:
-    """Who published the run: InferenceMAX names its daily files, the others are aiconfigurator's own."""
-    source = cell(row, "silicon_data_source", "source")
-    return "InferenceMAX" if "measured=" in source else "aiconfigurator" if source else ""
+    entry, source = described(row, "serving_runs"), cell(row, "silicon_data_source", "source")
+    # InferenceMAX names its daily files, the others are aiconfigurator's own.
+    origin = "InferenceMAX" if "measured=" in source else "aiconfigurator" if source else ""
+    return replace(entry, kind="tpot", source=origin, mode=entry.mode or "agg", what=what)
 
 
 def _hint(row: Row) -> str:

@@ -6,7 +6,8 @@ import json
 import shlex
 from dataclasses import dataclass
 
-from commtax.emit import SERVING, launch_command, nccl_command
+from commtax.emit import launch_command, nccl_command
+from commtax.emit.serving import SERVING
 from commtax.ledger import Line
 from commtax.report.view.state import State, free_config, pasted
 from commtax.units import format_seconds
