@@ -1,6 +1,6 @@
 """Fit the libraries' constants on published tables: ``python benchmarks/fit_collectives.py DATA_DIR [--write]``.
 
-Fitted are sizes that are an even power of two, tested those between (``readers.published.splits``). Algorithms, their order and
+Fitted are sizes that are an even power of two, tested those between (``readers.published.collectives``). Algorithms, order and
 the sizes at which a library changes from one to the next stay as the files say; launch, hop, extra, root and bandwidth of
 each path are moved from where they are (Levenberg-Marquardt on log errors with soft-L1 weights; equal values in one group
 of paths are one constant). With ``--write`` the files under ``catalog/libraries`` are changed in place.

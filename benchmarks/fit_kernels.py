@@ -1,6 +1,6 @@
 """Fit the constants of kernels on published tables: ``python benchmarks/fit_kernels.py DATA_DIR [--write]``.
 
-Fitted are rows whose SHA-256 begins with an even byte, tested the others (``readers.published.splits``): products with n and k of
+Fitted are rows whose SHA-256 begins with an even byte, tested the others (``readers.published.kernels``): products with n and k of
 512 and more, attention without a window and with a bf16 or fp8 cache each at its own constants. Levenberg-Marquardt on log
 errors with soft-L1 weights from where the constants are. With ``--write`` the files under ``catalog/kernels`` are changed in place.
 """

@@ -138,7 +138,7 @@ def _tables(folder: Path) -> None:
     """The published tables in small, under the columns that folders of tables have."""
     from importlib.resources import files
 
-    from commtax.readers.published.names import names
+    from commtax.readers.published.rows import names
 
     folder.mkdir()
     for name in RENAMED:

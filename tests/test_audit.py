@@ -8,14 +8,16 @@ import pytest
 
 import commtax
 from cli_run import run_here
-from commtax import catalog
-from commtax.audit import Question, audit
+from commtax.audit import audit
 from commtax.audit.benches import audit_bench, floor_s, request_seconds
+from commtax.audit.finding import Claim
 from commtax.audit.logs import audit_log
 from commtax.audit.traces import audit_traces
 from commtax.files import read_bytes
 from commtax.readers import bench, kineto, vllm_log
 from commtax.readers.formats import format_of
+from commtax.verbs import billing
+from commtax.verbs.asking import unsettled
 from made_traces import decode_graphs
 from test_fit import LOGS, name, of_log
 
@@ -26,8 +28,8 @@ GIB = 2**30
 
 
 def question(model="llama-3.1-8b", cluster="2xh100-sxm", **words):
-    plan = {k: words.pop(k) for k in ("tp", "pp", "engine", "dtype") if k in words}
-    return Question(catalog.model(model), catalog.cluster(cluster), plan, **words)
+    own = {k: words.pop(k) for k in ("batch", "context", "output_len", "tolerance") if k in words}
+    return Claim(unsettled(model, cluster, words), **own)
 
 
 def by_item(section):
@@ -70,9 +72,7 @@ def test_published_starts_agree(row, wording):
     if wording != "0.6" and "kv_tokens" in logged:
         lines.append(words[2].format(logged["kv_tokens"]))
     text = "\n".join(f"(Worker_TP{r} pid={r}) INFO x [y.py:1] {line}" for line in lines for r in range(row["args"]["tp"]))
-    args = dict(row["args"])
-    plan = {k: args.pop(k) for k in ("tp", "kv_dtype") if k in args}
-    asked = Question(model, judged.question.cluster, plan, args)
+    asked = Claim(unsettled(model, judged.question.cluster, row["args"]))
     found = audit_log(vllm_log.parse(text), asked)
     assert not [f for f in found.findings if f.verdict == "disagree"]
     settled = [f for f in found.findings if f.verdict == "agree" or "may count otherwise" in f.reason]
@@ -229,9 +229,9 @@ def test_serving_of_a_real_run_keeps_its_books():
 def test_many_results_of_one_question_are_priced_once():
     asked = question(tp=2, context=512, output_len=128)
     audit_bench(latency(1.0), asked, "x")
-    steps = len(asked._priced)
+    steps = billing._known.cache_info().misses
     audit_bench([one for i in range(50) for one in latency(1.0 + i)], asked, "x")
-    assert len(asked._priced) == steps
+    assert billing._known.cache_info().misses == steps
     assert asked.bill("decode", 1, 64) is asked.bill("decode", 1, 64)
 
 
@@ -303,7 +303,7 @@ def test_vllm_on_cpu_is_reconciled(tp):
     assert items["full-length requests at once"].verdict == "agree"
     assert items["seconds a token, at least the weight-read floor"].verdict == "agree"
     assert "calibrate" in items["latency of batch 1, 128 in, 32 out"].reason
-    wrong = audit(files[:1], replace(asked, plan={"tp": 3 - tp}))
+    wrong = audit(files[:1], replace(asked, question=asked.question.but(tp=3 - tp)))
     assert wrong.verdict == "disagree"
 
 

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.audit import Question
+from commtax.audit.finding import Claim
 from commtax.audit.logs import LEFT_TOLERANCE, audit_log
 from commtax.readers import vllm_log
+from commtax.verbs.asking import unsettled
 from test_fit import LOGS, name, of_log
 
 GIB = 2**30
@@ -21,7 +22,7 @@ def findings(asked, *lines):
 
 
 def question(model, cluster="h100-sxm", **limits):
-    return Question(catalog.model(model), catalog.cluster(cluster), {"tp": 1}, limits)
+    return Claim(unsettled(model, cluster, limits))
 
 
 def capacity(judged, by_requests):
@@ -59,9 +60,7 @@ def test_windows_counted_by_requests():
 def test_little_that_is_left_is_judged_on_what_it_is_left_of(row):
     """gpt-oss-120b on an H100: 3.33 GiB where 3.15 were predicted is 6 % of what is left and 0.2 % of the memory."""
     model, judged = of_log(row)
-    args = {k: v for k, v in row["args"].items() if k not in ("tp", "kv_dtype")}
-    plan = {k: v for k, v in row["args"].items() if k in ("tp", "kv_dtype")}
-    asked = Question(model, judged.question.cluster, plan, args)
+    asked = Claim(unsettled(model, judged.question.cluster, row["args"]))
     found = findings(asked, f"Available KV cache memory: {row['logged']['available_kv_gib']:.2f} GiB")[
         "KV memory left, of all memory"
     ]
@@ -77,7 +76,7 @@ def test_the_verdict_is_of_the_missing_bytes_whatever_is_left(model, missing):
     asked = question(model, max_model_len=1024)
     left = commtax.fit(model, "h100-sxm", tp=1, max_model_len=1024).kv_bytes + missing * GIB
     line = f"Available KV cache memory: {left / GIB:.4f} GiB"
-    whole = asked.cluster.chip.visible_bytes
+    whole = asked.question.cluster.chip.visible_bytes
     near = abs(missing) * GIB <= LEFT_TOLERANCE * whole
     assert findings(asked, version, line)["KV memory left, of all memory"].verdict == ("agree" if near else "disagree")
     without = findings(asked, line)["KV memory left, of all memory"]
@@ -89,8 +88,8 @@ def test_figures_with_two_digits_are_as_exact_as_their_digits():
     """0.03 GiB of weights, and 0.6 full-length requests: the last digit is more than two per cent."""
     small = {"architectures": ["LlamaForCausalLM"], "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
     config = {**small, "num_key_value_heads": 4, "intermediate_size": 1024, "vocab_size": 32000, "max_position_embeddings": 2048}
-    asked = Question(catalog.hf.from_config(config, "tiny"), catalog.cluster("h100-sxm"), {"tp": 1})
-    exact = commtax.fit(asked.model, asked.cluster, tp=1).weights_bytes / GIB
+    asked = Claim(unsettled(catalog.hf.from_config(config, "tiny"), "h100-sxm", {}))
+    exact = commtax.fit(asked.question.model, "h100-sxm", tp=1).weights_bytes / GIB
     assert abs(round(exact, 2) / exact - 1) > 0.02
     assert findings(asked, f"Model loading took {exact:.2f} GiB memory and 1 seconds")["weights (rank 0)"].verdict == "agree"
     judged = commtax.fit("llama-3.1-8b", "h100-sxm", tp=1, kv_cache_memory_bytes=1.01 * GIB, advise=False)

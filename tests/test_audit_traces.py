@@ -13,9 +13,8 @@ from commtax import catalog
 from commtax.audit.traces import audit_traces
 from commtax.catalog.devices import recognise
 from commtax.readers import kineto
-from commtax.readers.kineto_events import event_of
-from commtax.readers.trace import KINDS, usage
-from commtax.readers.trace_steps import without_strays
+from commtax.readers.kineto import event_of
+from commtax.readers.trace import KINDS, usage, without_strays
 from commtax.timeline import Timeline
 from made_traces import decode_graphs, document, event, kernel, launch, write
 from test_audit import SHARED, by_item, made_steps, question

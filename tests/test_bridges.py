@@ -15,8 +15,7 @@ from commtax.catalog import profile as overlay
 from commtax.catalog.libraries import OPS
 from commtax.cost.placement import span
 from commtax.planner import plan
-from commtax.readers.placement import place
-from commtax.readers.topology import Topology
+from commtax.readers.topology import Topology, place
 from commtax.report.view.offline import state_of
 from commtax.spec import Path, Plan, Profile
 from commtax.verbs.asking import ask, fabric_of

@@ -11,12 +11,19 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.catalog import config
-from commtax.emit import Limits, benchmark_command, launch_command
+from commtax.emit import benchmark_command, launch_command
+from commtax.question import Question
 from commtax.readers.launch import parse
 from commtax.spec import Plan
 from strategies import questions
 
 VLLM = "vllm serve meta-llama/Llama-3.1-70B-Instruct"
+
+
+def launched(model, plan, engine, cluster, **asked):
+    """The command of a plan in the hands of an engine."""
+    runs = "megatron" if engine in ("megatron", "torchrun") else "vllm"
+    return launch_command(Question(model, cluster, catalog.engine(runs), plan, context=4096).but(**asked), engine)
 
 
 def run(*words):
@@ -39,7 +46,12 @@ def run(*words):
 )
 def test_one_command_in_many_spellings(text):
     found = parse(text)
-    assert (found.engine, found.model, found.split.tp, found.split.pp) == ("vllm", "meta-llama/Llama-3.1-70B-Instruct", 8, 2)
+    assert (found.engine, found.model, found.options.get("tp"), found.options.get("pp")) == (
+        "vllm",
+        "meta-llama/Llama-3.1-70B-Instruct",
+        8,
+        2,
+    )
     assert not found.unread
 
 
@@ -49,21 +61,32 @@ def test_what_a_vllm_command_says():
         "--kv-cache-dtype fp8_e5m2 -q fp8 --gpu-memory-utilization .95 --foo-bar 3 -O3 --all2all-backend pplx "
         """--speculative-config '{"method": "eagle3", "num_speculative_tokens": 3}'"""
     )
-    assert (found.split.ep, found.axes["ep"], found.limits.max_model_len, found.limits.max_num_seqs) == (-1, 8, 128000, 64)
-    assert (found.manner.eager, found.manner.library, found.split.kv_dtype, found.split.dtype, found.manner.speculative) == (
+    assert (found.options.get("ep"), found.axes["ep"], found.options.get("max_model_len"), found.options.get("max_num_seqs")) == (
+        -1,
+        8,
+        128000,
+        64,
+    )
+    assert (
+        found.options.get("eager"),
+        found.options.get("library"),
+        found.options.get("kv_dtype"),
+        found.options.get("dtype"),
+        found.options.get("speculative"),
+    ) == (
         True,
         "nccl",
         "fp8",
         "fp8",
         3,
     )
-    assert found.limits.gpu_memory_utilization == 0.95
+    assert found.options.get("gpu_memory_utilization") == 0.95
     assert set(found.unread) == {"NCCL_P2P_DISABLE=1", "--foo-bar 3", "-O3", "--all2all-backend pplx"}
 
 
 def test_the_image_tells_the_version():
     found = parse("docker run --gpus all vllm/vllm-openai:v0.11.0 --model mistralai/Mistral-7B-v0.1 --tensor-parallel-size 2")
-    assert (found.engine, found.version, found.split.tp) == ("vllm", "0.11.0", 2)
+    assert (found.engine, found.version, found.options.get("tp")) == ("vllm", "0.11.0", 2)
 
 
 def test_sglang_counts_all_gpus_as_tp_where_attention_is_data_parallel():
@@ -71,10 +94,10 @@ def test_sglang_counts_all_gpus_as_tp_where_attention_is_data_parallel():
         "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 16 --nnodes 2 --node-rank 0 --trust-remote-code"
     )
     plain = parse(f"{words} --disable-cuda-graph")
-    assert (plain.axes["tp"], plain.place.nnodes, plain.manner.eager) == (16, 2, True)
+    assert (plain.axes["tp"], plain.place.nnodes, plain.options.get("eager")) == (16, 2, True)
     spread = parse(f"{words} --dp 8 --enable-dp-attention --moe-a2a-backend deepep --deepep-mode low_latency")
     assert (spread.axes["tp"], spread.axes["dp"], spread.axes["ep"], spread.num_gpus) == (2, 8, 16, 16)
-    assert spread.manner.ep_backend == "deepep_low_latency"
+    assert spread.options.get("ep_backend") == "deepep_low_latency"
 
 
 def test_trtllm_settings_beside_the_command():
@@ -82,7 +105,12 @@ def test_trtllm_settings_beside_the_command():
     command = "trtllm-serve nvidia/DeepSeek-R1-FP4 --tp_size 8 --ep_size 8 --max_batch_size 1024 --config a.yml"
     found = parse(f"cat > a.yml <<EOF\n{settings}\nEOF\n{command}")
     assert (found.axes["tp"], found.axes["dp"], found.axes["ep"]) == (1, 8, 8)
-    assert (found.split.kv_dtype, found.limits.gpu_memory_utilization, found.limits.max_num_seqs, found.unread) == (
+    assert (
+        found.options.get("kv_dtype"),
+        found.options.get("gpu_memory_utilization"),
+        found.options.get("max_num_seqs"),
+        found.unread,
+    ) == (
         "fp8",
         0.8,
         1024,
@@ -101,14 +129,14 @@ def test_megatron_script():
     )
     assert (found.engine, found.axes) == ("megatron", {"tp": 4, "pp": 2, "dp": 4, "ep": 1, "cp": 1})
     assert (
-        found.training.zero,
-        found.training.schedule,
-        found.training.chunks,
-        found.training.global_batch,
-        found.training.context,
+        found.options.get("zero"),
+        found.options.get("schedule"),
+        found.options.get("chunks"),
+        found.options.get("global_batch"),
+        found.options.get("context"),
     ) == (1, "interleaved", 4, 128, 4096)
     assert dict(found.shape)["kv_heads"] == 8
-    assert found.training.sequence_parallel
+    assert found.options.get("sequence_parallel")
     assert not found.unread
 
 
@@ -120,8 +148,8 @@ def test_torchtitan_in_tokens_and_in_sequences():
         "--training.num-tokens-per-microbatch-per-dp-rank 16384 --training.num-tokens-per-train-step 65536"
     )
     for found in (old, new):
-        assert (found.model, found.axes["tp"], found.axes["dp"], found.training.micro_batch) == ("llama-3.1-8b", 2, 4, 2)
-        assert (found.training.global_batch, found.training.context, found.training.zero) == (8, 8192, 3)
+        assert (found.model, found.axes["tp"], found.axes["dp"], found.options.get("micro_batch")) == ("llama-3.1-8b", 2, 4, 2)
+        assert (found.options.get("global_batch"), found.options.get("context"), found.options.get("zero")) == (8, 8192, 3)
 
 
 def test_servers_beside_each_other_are_replicas_and_parts_of_one_job_are_not():
@@ -132,7 +160,13 @@ def test_servers_beside_each_other_are_replicas_and_parts_of_one_job_are_not():
     job = "\n".join(f"{VLLM} -tp 8 -pp 2 --nnodes 2 --node-rank {r} --master-addr h" for r in (0, 1))
     assert (parse(job).servers.count, parse(job).axes["dp"]) == (1, 1)
     bench = parse(f"{VLLM} -tp 8 &\nvllm bench serve --model x --random-input-len 512 --random-output-len 64 --max-concurrency 16")
-    assert (bench.axes["dp"], bench.split.tp, bench.load.concurrency, bench.load.input_len, bench.load.output_len) == (
+    assert (
+        bench.axes["dp"],
+        bench.options.get("tp"),
+        bench.options.get("concurrency"),
+        bench.options.get("input_len"),
+        bench.options.get("output_len"),
+    ) == (
         1,
         8,
         16,
@@ -142,7 +176,7 @@ def test_servers_beside_each_other_are_replicas_and_parts_of_one_job_are_not():
 
 
 @pytest.mark.parametrize("text", ["ls -l", "", "torchrun train.py --lr 1", 'vllm serve "x', "LLM(model="])
-def test_what_is_no_launch_command(text):
+def test_what_is_no_launched(text):
     with pytest.raises(ValueError, match="from"):
         parse(text)
 
@@ -183,13 +217,14 @@ def test_anything_is_read_or_refused_in_words(head, words):
     assert says.startswith("from")
 
 
-SERVED = st.builds(
-    Limits,
-    max_model_len=st.sampled_from([0, 8192]),
-    max_num_seqs=st.sampled_from([0, 64]),
-    max_num_batched_tokens=st.sampled_from([0, 4096]),
-    gpu_memory_utilization=st.sampled_from([0.0, 0.85]),
-    eager=st.booleans(),
+SERVED = st.fixed_dictionaries(
+    {
+        "max_model_len": st.sampled_from([0, 8192]),
+        "max_num_seqs": st.sampled_from([0, 64]),
+        "max_num_batched_tokens": st.sampled_from([0, 4096]),
+        "gpu_memory_utilization": st.sampled_from([0.0, 0.85]),
+        "eager": st.booleans(),
+    }
 )
 
 
@@ -200,15 +235,15 @@ def test_a_written_command_reads_back_as_its_plan(question, limits, kv):
     plan = Plan(tp=plan.tp, pp=plan.pp, dp=plan.dp, ep=plan.ep, order=plan.order, kv_dtype=kv)
     assume(engine.key != "trtllm" or plan.ep <= plan.tp or plan.tp == 1)
     assume(plan.ep <= plan.tp or (plan.ep % plan.tp == 0 and plan.dp % (plan.ep // plan.tp) == 0))
-    found = parse(launch_command(model, plan, engine.key, cluster, limits))
+    found = parse(launched(model, plan, engine.key, cluster, **limits))
     whole = {**found.axes, "dp": found.axes["dp"] * found.servers.count}  # what an engine cannot hold in one server is several
     assert whole == {axis: int(getattr(plan, axis)) for axis in ("tp", "pp", "dp", "ep", "cp")}
     assert found.engine == engine.key
     assert catalog.model(found.model) == model
-    assert (found.split.kv_dtype or "bf16") == kv
-    assert found.manner.eager == limits.eager
+    assert (found.options.get("kv_dtype") or "bf16") == kv
+    assert bool(found.options.get("eager")) == limits["eager"]
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"):
-        assert (getattr(found.limits, name) or 0) == getattr(limits, name)
+        assert found.options.get(name, 0) == limits[name]
     assert all(word.startswith("VLLM_RAY") for word in found.unread)
 
 
@@ -229,15 +264,28 @@ def test_training_reads_back_too(key, tp, pp, cp, dp, recompute, split, chunks):
     kinds = {"schedule": "interleaved", "chunks": chunks} if interleaved else {}
     plan = Plan(tp=tp, pp=pp, cp=cp, dp=dp, recompute=recompute, sequence_parallel=split, zero=1, microbatches=2 * pp, **kinds)
     assume(int(plan.num_gpus) <= 8 or int(plan.num_gpus) % 8 == 0)
-    found = parse(launch_command(model, plan, "megatron", cluster, Limits(micro_batch=2, seq=2048)))
+    found = parse(launched(model, plan, "megatron", cluster, micro_batch=2, context=2048))
     assert found.axes == {"tp": tp, "pp": pp, "dp": dp, "ep": 1, "cp": cp}
-    assert (found.training.zero, found.training.recompute or "none", found.training.sequence_parallel) == (1, recompute, split)
-    assert (found.training.micro_batch, found.training.global_batch, found.training.context) == (2, 2 * 2 * pp * dp, 2048)
-    assert (found.training.chunks or 1, found.training.async_axes) == (chunks if interleaved else 1, "dp,cp")
+    assert (found.options.get("zero"), found.options.get("recompute", "none"), "sequence_parallel" in found.options) == (
+        1,
+        recompute,
+        split,
+    )
+    assert (found.options.get("micro_batch"), found.options.get("global_batch"), found.options.get("context")) == (
+        2,
+        2 * 2 * pp * dp,
+        2048,
+    )
+    assert (found.options.get("chunks") or 1, found.options.get("async_axes")) == (chunks if interleaved else 1, "dp,cp")
     sharded = Plan(tp=tp, pp=pp, cp=cp, dp=dp, recompute=recompute, zero=3, microbatches=2 * pp)
-    titan = parse(launch_command(model, sharded, "torchrun", cluster, Limits(micro_batch=2, seq=2048)))
+    titan = parse(launched(model, sharded, "torchrun", cluster, micro_batch=2, context=2048))
     assert titan.axes == found.axes
-    assert (titan.training.micro_batch, titan.training.global_batch, titan.training.context, titan.training.recompute) == (
+    assert (
+        titan.options.get("micro_batch"),
+        titan.options.get("global_batch"),
+        titan.options.get("context"),
+        titan.options.get("recompute"),
+    ) == (
         2,
         2 * 2 * pp * dp,
         2048,
@@ -249,18 +297,18 @@ def test_training_reads_back_too(key, tp, pp, cp, dp, recompute, split, chunks):
 @pytest.mark.parametrize("spread", [0.0, 0.25, 0.5])
 def test_a_benchmark_draws_the_lengths_that_were_priced(engine, spread):
     """SGLang draws from a share of the stated length up to it, the others to either side of it."""
-    model = catalog.model("llama-3.1-8b")
-    found = parse(benchmark_command(model, engine, input_len=1000, output_len=200, concurrency=8, spread=spread))
-    assert (found.load.input_len, found.load.output_len, found.load.concurrency) == (1000, 200, 8)
-    assert found.load.spread == pytest.approx(spread, abs=1e-3)
+    asked = commtax.verbs.ask("llama-3.1-8b", "h100-sxm", input_len=1000, output_len=200, concurrency=8, spread=spread)
+    found = parse(benchmark_command(asked, engine))
+    assert (found.options.get("input_len"), found.options.get("output_len"), found.options.get("concurrency")) == (1000, 200, 8)
+    assert found.options.get("spread") == pytest.approx(spread, abs=1e-3)
 
 
 def test_a_benchmark_that_says_no_ratio():
     lengths = "--random-input-len 1024 --random-output-len 128 --max-concurrency 8"
     equal = parse(f"vllm bench serve --model meta-llama/Llama-3.1-8B --dataset-name random {lengths}")
-    assert (equal.load.input_len, equal.load.spread) == (1024, 0.0)
+    assert (equal.options.get("input_len"), equal.options.get("spread")) == (1024, 0.0)
     below = parse(f"python -m sglang.bench_serving --model meta-llama/Llama-3.1-8B --dataset-name random {lengths}")
-    assert (below.load.input_len, below.load.output_len, below.load.spread) == (512, 64, 1.0), (
+    assert (below.options.get("input_len"), below.options.get("output_len"), below.options.get("spread")) == (512, 64, 1.0), (
         "from one token up to the stated length"
     )
     assert "the mean is 50%" in below.notes[0]
@@ -277,20 +325,18 @@ def test_commands_that_cannot_be_written():
         (Plan(cp=2), "vllm", "context parallelism"),
     ):
         with pytest.raises(ValueError, match=says):
-            launch_command(model, plan, engine, cluster)
+            launched(model, plan, engine, cluster)
     with pytest.raises(ValueError, match="serving benchmark"):
-        benchmark_command(model, "megatron")
+        benchmark_command(commtax.verbs.ask("llama-3.1-8b", "h100-sxm"), "megatron")
 
 
 def test_hosts_are_told_as_each_engine_wants_it():
     model, cluster = catalog.model("llama-3.1-70b"), catalog.cluster("2x8xh100-sxm")
     wide = Plan(tp=8, pp=2)
-    assert "--nnodes 2 --node-rank $NODE_RANK --master-addr" in launch_command(model, wide, "vllm", cluster)
-    assert "--nnodes 2 --node-rank $NODE_RANK --dist-init-addr" in launch_command(model, wide, "sglang", cluster)
-    assert launch_command(model, wide, "trtllm", cluster).startswith(
-        "srun -N 2 --ntasks-per-node 8 --mpi=pmix trtllm-llmapi-launch"
-    )
-    assert "--data-parallel-size-local 2" in launch_command(model, Plan(tp=4, dp=4), "vllm", cluster)
+    assert "--nnodes 2 --node-rank $NODE_RANK --master-addr" in launched(model, wide, "vllm", cluster)
+    assert "--nnodes 2 --node-rank $NODE_RANK --dist-init-addr" in launched(model, wide, "sglang", cluster)
+    assert launched(model, wide, "trtllm", cluster).startswith("srun -N 2 --ntasks-per-node 8 --mpi=pmix trtllm-llmapi-launch")
+    assert "--data-parallel-size-local 2" in launched(model, Plan(tp=4, dp=4), "vllm", cluster)
 
 
 def test_from_fills_what_is_not_given():
@@ -363,7 +409,7 @@ def test_values_that_cannot_be_read_are_refused_by_flag_and_rule(text, says):
 
 def test_values_that_are_left_to_the_engine():
     found = parse(f"{VLLM} --max-model-len auto --max-num-seqs None -tp 2")
-    assert (found.limits.max_model_len, found.limits.max_num_seqs, found.split.tp) == (None, None, 2)
+    assert (found.options.get("max_model_len"), found.options.get("max_num_seqs"), found.options.get("tp")) == (None, None, 2)
 
 
 def test_a_model_and_a_command_of_another():
@@ -381,17 +427,17 @@ def test_a_model_and_a_command_of_another():
 
 def test_flags_that_engines_changed():
     model, cluster = catalog.model("llama-3.1-70b"), catalog.cluster("8x8xh100-sxm")
-    eager = launch_command(model, Plan(tp=8), "sglang", cluster, Limits(eager=True))
+    eager = launched(model, Plan(tp=8), "sglang", cluster, eager=True)
     assert "--cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled" in eager
     for old in ("--disable-cuda-graph", "--disable-decode-cuda-graph --disable-prefill-cuda-graph"):
         found = parse(f"python -m sglang.launch_server --model-path m --tp 8 {old}")
-        assert (found.manner.eager, found.unread) == (True, ())
-    piped = launch_command(model, Plan(tp=8, pp=2, zero=3, recompute="full", microbatches=8), "torchrun", cluster)
+        assert (found.options.get("eager"), found.unread) == (True, ())
+    piped = launched(model, Plan(tp=8, pp=2, zero=3, recompute="full", microbatches=8), "torchrun", cluster)
     assert "--parallelism.num_pp_microbatches 8" in piped, "torchtitan's own is 1: all bubble"
     assert piped.endswith(" activation-checkpoint:full")
     head = "torchrun --nproc-per-node 8 -m torchtitan.train --module llama3 --config llama3_8b"
-    assert parse(f"{head} activation-checkpoint:selective").training.recompute == "selective"
-    assert parse(f"{head} --activation_checkpoint.mode full").training.recompute == "full"
+    assert parse(f"{head} activation-checkpoint:selective").options.get("recompute") == "selective"
+    assert parse(f"{head} --activation_checkpoint.mode full").options.get("recompute") == "full"
 
 
 @pytest.mark.parametrize(
@@ -404,13 +450,13 @@ def test_flags_that_engines_changed():
 )
 def test_megatron_is_told_what_layers_are_made_of(key, flags):
     model = catalog.model(key)
-    text = launch_command(model, Plan(dp=8, zero=1), "megatron", catalog.cluster("8xh100-sxm"))
+    text = launched(model, Plan(dp=8, zero=1), "megatron", catalog.cluster("8xh100-sxm"))
     assert all(flag in text for flag in flags)
     found = parse(text)
     assert not found.unread
     told = run("bill", "--from", text, "--cluster", "h100-sxm")
     assert f"those of {key.removesuffix('v3')}" in told.stdout, told.stderr
-    learned = launch_command(catalog.model("opt-1.3b"), Plan(), "megatron", catalog.cluster("8xh100-sxm"))
+    learned = launched(catalog.model("opt-1.3b"), Plan(), "megatron", catalog.cluster("8xh100-sxm"))
     assert "rope" not in learned
     assert "--disable-bias-linear" not in learned
 
@@ -419,14 +465,14 @@ def test_sglangs_limits_are_of_the_whole_server():
     """``--max-running-requests`` is cut over all dp groups, ``--chunked-prefill-size`` over those of attention."""
     server = "python -m sglang.launch_server --model-path Qwen/Qwen3-30B-A3B --max-running-requests 64 --chunked-prefill-size 8192"
     alone, copies, groups = (parse(f"{server} {words}") for words in ("", "--dp 4", "--tp 4 --dp 4 --enable-dp-attention"))
-    assert [(x.limits.max_num_seqs, x.limits.max_num_batched_tokens) for x in (alone, copies, groups)] == [
+    assert [(x.options.get("max_num_seqs"), x.options.get("max_num_batched_tokens")) for x in (alone, copies, groups)] == [
         (64, 8192),
         (16, 8192),
         (16, 2048),
     ]
     model, cluster = catalog.model("qwen3-30b-a3b"), catalog.cluster("8xh100-sxm")
-    limits = Limits(max_num_seqs=16, max_num_batched_tokens=2048)
-    written = launch_command(model, Plan(tp=1, dp=4, ep=4), "sglang", cluster, limits)
+    limits = {"max_num_seqs": 16, "max_num_batched_tokens": 2048}
+    written = launched(model, Plan(tp=1, dp=4, ep=4), "sglang", cluster, **limits)
     assert "--max-running-requests 64" in written
     assert "--chunked-prefill-size 8192" in written
 
@@ -434,10 +480,10 @@ def test_sglangs_limits_are_of_the_whole_server():
 def test_weights_that_an_engine_does_not_make_need_a_checkpoint():
     cluster = catalog.cluster("8xh100-sxm")
     dense, mixture = catalog.model("llama-3.1-8b"), catalog.model("deepseek-v3")
-    assert "--quantization fp8" in launch_command(dense, Plan(weights_dtype="fp8"), "vllm", cluster)
+    assert "--quantization fp8" in launched(dense, Plan(weights_dtype="fp8"), "vllm", cluster)
     for model, dtype, engine in ((dense, "int4", "vllm"), (dense, "fp8", "trtllm"), (mixture, "bf16", "sglang")):
-        assert launch_command(model, Plan(weights_dtype=dtype), engine, cluster).startswith(f"# needs a checkpoint in {dtype}")
-    assert "checkpoint" not in launch_command(mixture, Plan(weights_dtype="fp8"), "vllm", cluster)
+        assert launched(model, Plan(weights_dtype=dtype), engine, cluster).startswith(f"# needs a checkpoint in {dtype}")
+    assert "checkpoint" not in launched(mixture, Plan(weights_dtype="fp8"), "vllm", cluster)
 
 
 SERVERS = "\n".join(f"vllm serve Qwen/Qwen3-30B-A3B -dp 2 -ep --max-num-seqs 9 --port 800{i} &" for i in range(4))
@@ -478,7 +524,7 @@ def test_replicas_are_servers_and_dp_is_the_engines():
     assert float(whole.tokens_per_s) == pytest.approx(4 * float(part.tokens_per_s))
     model = catalog.model("llama-3.1-8b")
     for plan, servers, dp in ((Plan(tp=2, replicas=2), 2, 1), (Plan(tp=2, dp=2), 1, 2), (Plan(tp=2, dp=2, replicas=2), 2, 2)):
-        read = parse(launch_command(model, plan, "vllm", place))
+        read = parse(launched(model, plan, "vllm", place))
         assert (read.servers.count, read.axes["dp"], read.num_gpus) == (servers, dp, int(plan.all_gpus))
     for words in ({"replicas": 3}, {"replicas": 0}, {"replicas": 2, "phase": "train"}):
         with pytest.raises(ValueError, match="replicas"):
@@ -507,13 +553,13 @@ def test_a_benchmark_beside_a_server_is_no_training_batch():
 def test_torchtitans_chunks_are_told_by_the_layers_of_a_stage():
     model, cluster = catalog.model("llama-3.1-405b"), catalog.cluster("64x8xh100-sxm")
     plan = Plan(tp=8, pp=6, dp=1, zero=3, schedule="interleaved", chunks=3, microbatches=12)
-    written = launch_command(model, plan, "torchrun", cluster)
+    written = launched(model, plan, "torchrun", cluster)
     assert "--parallelism.pipeline_parallel_layers_per_stage 7" in written
     found = parse(written)
-    assert (found.training.schedule, found.chunks_of(model.num_layers), found.unread) == ("interleaved", 3, ())
+    assert (found.options.get("schedule"), found.chunks_of(model.num_layers), found.unread) == ("interleaved", 3, ())
     done = run("bill", "--cluster", "64x8xh100-sxm", "--phase", "train", "--from", written, "--json")
     assert json.loads(done.stdout)["plan"]["chunks"] == 3, done.stderr
-    usual = parse(launch_command(model, Plan(pp=2, zero=3, schedule="interleaved", chunks=2, microbatches=4), "torchrun", cluster))
+    usual = parse(launched(model, Plan(pp=2, zero=3, schedule="interleaved", chunks=2, microbatches=4), "torchrun", cluster))
     assert usual.chunks_of(model.num_layers) == 2
 
 

@@ -262,7 +262,7 @@ def test_the_first_plan_is_written_whatever_its_workers(engine):
     first, text = found["plans"][0], "\n".join((found["emit"]["launch"], found["emit"]["benchmark"]))
     assert first["mode"] == "disaggregated"
     read = parse(text)
-    assert (read.split.tp, read.servers.count, read.servers.prefill_tp, read.servers.prefill_workers) == (
+    assert (read.options.get("tp"), read.servers.count, read.servers.prefill_tp, read.servers.prefill_workers) == (
         *(first["tp"], first["replicas"], first["prefill_tp"], first["prefill_replicas"]),
     )
     assert not read.unread

@@ -5,8 +5,8 @@ import pytest
 import commtax
 from commtax import catalog
 from commtax.readers.launch import parse
-from commtax.readers.placement import place
 from commtax.readers.topology import parse as read_topology
+from commtax.readers.topology import place
 from commtax.verbs.plans import compare_plans
 
 
@@ -114,7 +114,13 @@ def test_9_deepseek_over_ethernet():
         "python3 -m sglang.launch_server --model-path /mnt/blob/deepseek/ --tp 16 --dist-init-addr $ip:20000 --nnodes 16 "
         "--enable-torch-compile --quantization fp8 --kv-cache-dtype fp8_e5m2 --disable-cuda-graph --trust-remote-code"
     )
-    assert (launch.engine, launch.split.tp, launch.place.nnodes, launch.manner.eager, launch.split.kv_dtype) == (
+    assert (
+        launch.engine,
+        launch.options.get("tp"),
+        launch.place.nnodes,
+        launch.options.get("eager"),
+        launch.options.get("kv_dtype"),
+    ) == (
         "sglang",
         16,
         16,

@@ -11,7 +11,8 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.cost.schedules import SCHEDULES, idle_s
 from commtax.cost.stages import fill_factor, kept_layers, most_chunks, virtual_layers
-from commtax.emit import Limits, launch_command
+from commtax.emit import launch_command
+from commtax.question import Question
 from commtax.readers.launch import parse
 from commtax.readers.stage_layout import layout_of, layout_text, stages
 from commtax.sim.pipeline import Durations, run
@@ -97,12 +98,17 @@ def test_any_number_of_layers_is_launched_and_read_back_as_the_plan(key, pp, chu
     assume(chunks <= most_chunks(model.num_layers, pp))
     kinds = {"schedule": "interleaved", "chunks": chunks} if chunks > 1 else {}
     plan = Plan(tp=8, pp=pp, zero=1, microbatches=pp, sequence_parallel=True, **kinds)
-    text = launch_command(model, plan, "megatron", catalog.cluster("64x8xh100-sxm"), Limits(micro_batch=1, seq=4096))
+    asked = Question(model, catalog.cluster("64x8xh100-sxm"), catalog.engine("megatron"), plan, context=4096)
+    text = launch_command(asked, "megatron")
     uneven = model.num_layers % (pp * chunks) != 0
     assert ("--pipeline-model-parallel-layout" in text) == uneven
     assert not (uneven and "--num-virtual-stages" in text), "Megatron takes one of the two"
     found = parse(text)
-    assert (found.split.pp, found.training.chunks or 1, found.training.schedule or "1f1b") == (pp, chunks, plan.schedule)
+    assert (found.options.get("pp"), found.options.get("chunks") or 1, found.options.get("schedule") or "1f1b") == (
+        pp,
+        chunks,
+        plan.schedule,
+    )
     assert not found.notes
     assert not found.unread
 
@@ -119,7 +125,7 @@ def test_any_number_of_layers_is_launched_and_read_back_as_the_plan(key, pp, chu
 def test_another_split_of_layers_is_said(words, note):
     text = f"torchrun --nproc-per-node 8 --nnodes 16 pretrain_gpt.py --tensor-model-parallel-size 8 --num-layers 126 {words}"
     found = parse(f"{text} --pipeline-model-parallel-size 16")
-    assert found.split.pp == 16
+    assert found.options.get("pp") == 16
     assert not found.unread
     assert bool(found.notes) == bool(note)
     assert note in "".join(found.notes)

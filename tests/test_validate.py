@@ -15,11 +15,11 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.readers.published import sweep
-from commtax.readers.published.collectives import question
-from commtax.readers.published.names import chip_named
-from commtax.readers.published.splits import even_power, training_is_fitted
+from commtax.readers.published.collectives import even_power, question
+from commtax.readers.published.rows import chip_named
 from commtax.readers.published.tables import dicts, read
 from commtax.readers.published.tables import shipped as shipped_tables
+from commtax.readers.published.training import is_fitted
 from commtax.statement import Refusal
 from commtax.validate import check, steps
 from commtax.validate.bounds import judge
@@ -88,9 +88,9 @@ def test_splits_by_hand():
     assert not even_power(2**19)
     assert sweep.is_fitted({"kind": "step", "model": "llama-3.1-8b"})
     assert not sweep.is_fitted({"kind": "step", "model": "phi-4"})
-    assert training_is_fitted({"source": "mosaicml/llm-foundry", "gpus": "64", "precision": "amp_bf16"})
-    assert not training_is_fitted({"source": "mosaicml/llm-foundry", "gpus": "128", "precision": "amp_bf16"})
-    assert not training_is_fitted({"source": "mosaicml/llm-foundry", "gpus": "8", "precision": "amp_fp8"})
+    assert is_fitted({"source": "mosaicml/llm-foundry", "gpus": "64", "precision": "amp_bf16"})
+    assert not is_fitted({"source": "mosaicml/llm-foundry", "gpus": "128", "precision": "amp_bf16"})
+    assert not is_fitted({"source": "mosaicml/llm-foundry", "gpus": "8", "precision": "amp_fp8"})
 
 
 def test_json_from_the_command():
@@ -179,7 +179,7 @@ def test_odd_files_give_reasons_and_keep_every_row(tmp_path):
         assert word in reasons
 
 
-@pytest.mark.parametrize(("name", "asked"), [("inference", "bill"), ("training_runs", "train_bill")])
+@pytest.mark.parametrize(("name", "asked"), [("inference", "price"), ("training_runs", "train_bill")])
 def test_equal_rows_are_priced_once(monkeypatch, name, asked):
     """A line that stands 5,000 times in a file costs the time of one, and every row still has its answer."""
     plain, calls = getattr(steps, asked), []

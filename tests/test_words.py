@@ -12,12 +12,13 @@ import pytest
 
 import commtax
 from cli_run import run_here
-from commtax import catalog
-from commtax.audit import Question, audit
+from commtax.audit import audit
+from commtax.audit.finding import Claim
 from commtax.cost.compute import Kernel
 from commtax.ledger import Item
 from commtax.spec import Path
 from commtax.statement import Note, Source
+from commtax.verbs.asking import unsettled
 from commtax.verbs.layer import layer_of
 
 SOURCE, FIXTURES = File(commtax.__file__).parent, File(__file__).parent / "fixtures"
@@ -48,7 +49,7 @@ def steps(b):
 
 def compared(name):
     """Predicted and measured figures of an audit, with their verdicts."""
-    asked = Question(catalog.model(str(FIXTURES / "tiny-llama")), catalog.cluster("2xcpu"), {"tp": 2})
+    asked = Claim(unsettled(str(FIXTURES / "tiny-llama"), "2xcpu", {"tp": 2}))
     return [
         [(f.predicted, f.measured, f.verdict) for f in section.findings] for section in audit([FIXTURES / name], asked).sections
     ]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
+from commtax.question import Question
 from commtax.readers.trace import Usage
-from commtax.spec import Cluster, Model
+from commtax.spec import Plan
 from commtax.statement import Note, Refusal
-from commtax.verbs import StepBill, bill
+from commtax.verbs import StepBill, price
 from commtax.verbs.checking import positive
 
 AGREE, DISAGREE, UNKNOWN = "agree", "disagree", "unknown"
@@ -19,8 +18,6 @@ SECONDS_TOLERANCE = 0.25
 """Relative, for seconds: the project's own bar for a calibrated machine."""
 PHASES = ("decode", "prefill", "mixed")
 """Steps of a trace that can be compared."""
-Options = Mapping[str, Any]
-"""Keywords of ``commtax.bill`` or ``commtax.fit``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,55 +76,41 @@ def undecided(finding: Finding, why: str) -> Finding:
     return replace(finding, verdict=UNKNOWN, reason=why)
 
 
-@dataclass(frozen=True)
-class Question:
-    """What the user says ran: names, plan, and the workload where the file does not tell it."""
+@dataclass(frozen=True)  # without slots: whether to trust it is asked once
+class Claim:
+    """What the user says ran: a question, and the workload; None is as the file has it."""
 
-    model: Model
-    cluster: Cluster
-    plan: Options = field(default_factory=dict)  # tp, pp, engine, dtype …
-    limits: Options = field(default_factory=dict)  # max_model_len …
-    phase: str = "decode"
+    question: Question
     batch: int | None = None
     context: int | None = None
     output_len: int | None = None
-    eager: bool = False
-    pricing: Options = field(default_factory=dict)  # what changes seconds only: library …
     tolerance: float = SECONDS_TOLERANCE
 
     def __post_init__(self) -> None:
-        if self.phase not in PHASES:
-            raise Refusal(f"phase '{self.phase}': one of {', '.join(PHASES)}", "phase")
+        if self.question.phase not in PHASES:
+            raise Refusal(f"phase '{self.question.phase}': one of {', '.join(PHASES)}", "phase")
         for name in ("batch", "context", "output_len"):
             if getattr(self, name) is not None:
                 positive(getattr(self, name), name)
 
-    def size(self, axis: str) -> int:
-        """Of one of the plan's axes."""
-        return int(self.plan.get(axis, 1))
+    @property
+    def plan(self) -> Plan:
+        return self.question.plan
 
     @property
     def tp(self) -> int:
-        return self.size("tp")
+        return int(self.plan.tp)
 
     def bill(self, phase: str = "decode", batch: int = 1, context: int = 1024, **changes: str | int) -> StepBill:
-        """The priced step of this plan; each is priced once, however many results are held against it."""
-        key = (phase, batch, context, *sorted(changes.items()))
-        if key not in self._priced:
-            settings = {"eager": self.eager, **self.pricing, **self.plan, **changes}
-            self._priced[key] = bill(self.model, self.cluster, phase=phase, batch=batch, context=context, **settings)
-        return self._priced[key]
-
-    @cached_property
-    def _priced(self) -> dict[tuple[object, ...], StepBill]:
-        return {}
+        """The priced step of this plan."""
+        return price(self.question.but(phase=phase, batch=batch, context=context, **changes))
 
     @cached_property
     def distrust(self) -> str:
         """Why seconds of this cluster are no yardstick; "" where they are calibrated."""
         lines = [x for x in self.bill().lines if x.kind in ("compute", "comm") and x.source.kind == "assumed"]
         weak = dict.fromkeys(x.source.detail for x in lines)
-        return f"seconds of {self.cluster.chip.key} are assumed ({'; '.join(weak)}): calibrate first" if weak else ""
+        return f"seconds of {self.question.cluster.chip.key} are assumed ({'; '.join(weak)}): calibrate first" if weak else ""
 
     def seconds(
         self, item: str, predicted: float | None, measured: float | None, reason: str = "", base: float | None = None
@@ -150,7 +133,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    question: Question
+    claim: Claim
     sections: tuple[Section, ...]
 
     @property

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from commtax.audit.finding import DISAGREE, Finding, Options, Question, Section, compare, undecided
+from commtax.audit.finding import DISAGREE, Claim, Finding, Section, compare, undecided
 from commtax.cost.memory import weights
-from commtax.question import Question as Asked
+from commtax.question import Question
 from commtax.readers.vllm_log import StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_seconds, plural
-from commtax.verbs import Fit, ask, fit
+from commtax.verbs import Fit
+from commtax.verbs.asking import settled
+from commtax.verbs.fitting import holds
 
 WEIGHTS_TOLERANCE = 0.02
 LEFT_TOLERANCE = 0.01  # KV memory that is left, of the chip's memory: 16 of 17 published starts, of any version, are nearer
@@ -27,30 +29,25 @@ OTHER_SHARE = "memory of other processes, or another share of it (older versions
 OTHER_CACHE = "KV heads, their type or their split over ranks are not as said"
 
 
-def audit_log(log: StartupLog, asked: Question, name: str = "log") -> Section:
+def audit_log(log: StartupLog, claim: Claim, name: str = "log") -> Section:
     """Layout, weights, KV memory, tokens and concurrency; a disabled custom all-reduce is priced."""
-    settled = ask(asked.model, asked.cluster, **asked.plan)
-    narrow = log.settings.kv_cache_dtype.startswith("fp8") and not asked.plan.get("kv_dtype")
-    told = {n: value for n in LIMITS if (value := getattr(log.settings, n))}  # unless the user says otherwise
-    options = {**told, **{k: v for k, v in asked.limits.items() if v}, **asked.plan, **({"kv_dtype": "fp8"} if narrow else {})}
-    findings = (
-        *_layout(log, asked),
-        *_weights(log, asked, settled),
-        *_memory(log, asked, options),
-        *_allreduce(log, asked),
-    )
-    return Section("log", (name,), findings, tuple(_notes(log, settled)))
+    asked, own = settled(claim.question), claim.question.limits
+    logged = {n: value for n in LIMITS if (value := getattr(log.settings, n)) and not getattr(own, n)}  # the user's own count first
+    narrow = log.settings.kv_cache_dtype.startswith("fp8") and not claim.plan.kv_dtype
+    held = claim.question.but(**logged, kv_dtype="fp8" if narrow else claim.plan.kv_dtype)
+    findings = (*_layout(log, claim), *_weights(log, claim.question), *_memory(log, held), *_allreduce(log, claim))
+    return Section("log", (name,), findings, tuple(_notes(log, asked)))
 
 
-def _layout(log: StartupLog, asked: Question) -> Iterator[Finding]:
+def _layout(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     for axis, name in AXES.items():
-        wanted, measured = asked.size(axis), getattr(log.settings, axis) or _seen(log, axis)
+        wanted, measured = int(getattr(claim.plan, axis)), getattr(log.settings, axis) or _seen(log, axis)
         if axis == "tp" or wanted > 1 or measured > 1:
             reason = f"the engine was started with {axis} {measured}" if measured else SILENT
             yield compare(name, wanted, measured or None, reason=reason)
     if world := log.layout.world_size:
-        one = asked.tp * asked.size("pp")
-        wanted = world if world == one * asked.size("dp") else one
+        one = claim.tp * int(claim.plan.pp)
+        wanted = world if world == one * int(claim.plan.dp) else one
         yield compare("ranks in a world", wanted, world, reason="more or fewer processes than the plan has")
 
 
@@ -61,44 +58,45 @@ def _seen(log: StartupLog, axis: str) -> int:
     return highest + 1 if highest > 0 or log.layout.world_size == 1 else 0
 
 
-def _weights(log: StartupLog, asked: Question, settled: Asked) -> Iterator[Finding]:
+def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
     """Loaded weights of each worker against its stage; workers of one stage that loaded the same share a line."""
+    asked = settled(question)
     if not log.memory.weights_bytes:
-        yield Finding("weights a rank", _stage_bytes(settled, 0), None, "bytes", WEIGHTS_TOLERANCE, reason=SILENT)
+        yield Finding("weights a rank", _stage_bytes(asked, 0), None, "bytes", WEIGHTS_TOLERANCE, reason=SILENT)
     stages: dict[tuple[int, float], list[str]] = {}
     for worker, nbytes in log.memory.weights_bytes:
         stages.setdefault((axes_of(worker).get("pp", 0), round(nbytes / GiB, 3) * GiB), []).append(worker)
     for (stage, nbytes), workers in stages.items():
-        predicted = _stage_bytes(settled, min(stage, asked.size("pp") - 1))
+        predicted = _stage_bytes(asked, min(stage, int(asked.plan.pp) - 1))
         label = workers[0] if len(workers) == 1 else f"{plural(len(workers), 'rank')} alike"
         tolerance = WEIGHTS_TOLERANCE + PRINTED_GIB / predicted
-        yield compare(Note("weights", f"weights ({label})"), predicted, nbytes, "bytes", tolerance, _likely(nbytes, asked))
+        yield compare(Note("weights", f"weights ({label})"), predicted, nbytes, "bytes", tolerance, _likely(nbytes, question))
 
 
-def _stage_bytes(settled: Asked, stage: int) -> float:
-    lines = weights(settled.model, settled.plan, settled.engine, stage, int(settled.plan.pp))
+def _stage_bytes(asked: Question, stage: int) -> float:
+    lines = weights(asked.model, asked.plan, asked.engine, stage, int(asked.plan.pp))
     return float(sum(w.nbytes for w in lines))
 
 
-def _likely(measured: float, asked: Question) -> str:
+def _likely(measured: float, question: Question) -> str:
     """The first simple change of the plan under which the weights would be as logged."""
-    tries: list[tuple[str, str | int]] = [("tp", t) for t in (1, 2, 4, 8, 16) if t != asked.tp]
-    for name, value in [*tries, *(("dtype", d) for d in ("fp8", "int4", "bf16", "fp32"))]:
+    tries: list[tuple[str, str | int]] = [("tp", t) for t in (1, 2, 4, 8, 16) if t != question.plan.tp]
+    for name, value in [*tries, *(("weights_dtype", d) for d in ("fp8", "int4", "bf16", "fp32"))]:
         try:
-            nbytes = _stage_bytes(ask(asked.model, asked.cluster, **{**asked.plan, name: value}), 0)
+            nbytes = _stage_bytes(settled(question.but(**{name: value})), 0)
         except ValueError:
             continue
         if abs(measured / nbytes - 1) <= WEIGHTS_TOLERANCE:
-            return f"as at {name} {value}"
+            return f"as at {name.removeprefix('weights_')} {value}"
     return "another model, quantisation or split than was said"
 
 
-def _memory(log: StartupLog, asked: Question, options: Options) -> Iterator[Finding]:
+def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     """KV tokens that the logged memory must hold (exact), and the memory that should have been left (a model).
 
     What is left is a difference of large figures, so it is judged on the memory that it is left of.
     """
-    judged, memory = fit(asked.model, asked.cluster, **options), log.memory
+    judged, memory = holds(asked), log.memory
     whole, left = judged.question.cluster.chip.visible_bytes, memory.available_kv_bytes
     tokens = memory.kv_tokens or (memory.kv_blocks * judged.question.limits.block_size if memory.kv_blocks else None)
     if left is None:
@@ -112,12 +110,12 @@ def _memory(log: StartupLog, asked: Question, options: Options) -> Iterator[Find
         yield _left(compare(item, judged.kv_bytes, left, "bytes", LEFT_TOLERANCE, OTHER_SHARE, whole), log, judged)
     if left <= 0:
         return  # it did not fit: there is nothing to count
-    holds = fit(asked.model, asked.cluster, **{**options, "kv_cache_memory_bytes": left})
+    inside = holds(asked.but(kv_cache_memory_bytes=left))
     rounding = PRINTED_GIB / left + (128 / tokens if tokens else 0)  # and one block
     why = OTHER_CACHE if tokens else SILENT
-    yield compare("KV tokens in that memory", _tokens(log, holds), tokens, "tokens", rounding, why)
-    printed = PRINTED_TIMES / holds.max_concurrency if holds.max_concurrency else 0.0
-    yield compare(FULL_LENGTH, holds.max_concurrency, memory.max_concurrency, "", rounding + printed, OTHER_CACHE)
+    yield compare("KV tokens in that memory", _tokens(log, inside), tokens, "tokens", rounding, why)
+    printed = PRINTED_TIMES / inside.max_concurrency if inside.max_concurrency else 0.0
+    yield compare(FULL_LENGTH, inside.max_concurrency, memory.max_concurrency, "", rounding + printed, OTHER_CACHE)
 
 
 def _tokens(log: StartupLog, judged: Fit) -> int:
@@ -141,27 +139,27 @@ def _left(finding: Finding, log: StartupLog, judged: Fit) -> Finding:
     return undecided(finding, f"{which} may count otherwise than {made_for}, for which the memory model was made")
 
 
-def _allreduce(log: StartupLog, asked: Question) -> Iterator[Finding]:
+def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     """What the step costs when NCCL does the work of the custom all-reduce that the log says is off."""
-    if not log.layout.custom_allreduce_disabled or asked.tp == 1:
+    if not log.layout.custom_allreduce_disabled or claim.tp == 1:
         return
-    batch, context = asked.batch or 1, asked.context or 1024
-    custom = float(asked.bill(batch=batch, context=context).step_s)
-    fallback = float(asked.bill(batch=batch, context=context, library="nccl").step_s)
+    batch, context = claim.batch or 1, claim.context or 1024
+    custom = float(claim.bill(batch=batch, context=context).step_s)
+    fallback = float(claim.bill(batch=batch, context=context, library="nccl").step_s)
     item = Note("custom all-reduce", f"decode step, custom all-reduce off ({log.layout.custom_allreduce_disabled})")
     finding, cost = compare(item, custom, fallback, "s", DISPATCH_TOLERANCE), fallback - custom
     reason = f"NCCL instead costs {format_seconds(cost)} a step ({cost / custom:+.1%}) at batch {batch}; both figures are priced"
-    yield undecided(finding, f"{reason}; {asked.distrust}") if asked.distrust else replace(finding, reason=reason)
+    yield undecided(finding, f"{reason}; {claim.distrust}") if claim.distrust else replace(finding, reason=reason)
 
 
-def _notes(log: StartupLog, settled: Asked) -> Iterator[Note]:
-    made_for, layout, quantization = settled.engine.version, log.layout, log.settings.quantization
+def _notes(log: StartupLog, asked: Question) -> Iterator[Note]:
+    made_for, layout, quantization = asked.engine.version, log.layout, log.settings.quantization
     if log.version and not log.version.startswith(made_for):
         yield Note("version", f"the log is of vLLM {log.version}; the memory model was made for {made_for}")
     if layout.allreduce_backends:
         yield Note("dispatch", f"all-reduce backends in dispatch order: {', '.join(layout.allreduce_backends)}")
     if layout.backend or layout.nccl_version:
         yield Note("backend", f"collectives over {layout.backend or 'nccl'} {layout.nccl_version}".strip())
-    if quantization and settled.model.quant is None and not settled.plan.weights_dtype:
+    if quantization and asked.model.quant is None and not asked.plan.weights_dtype:
         words = f"the log says quantization={quantization}: give --dtype, or a model folder with that config"
         yield Note("quantization", words)

@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 
-from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Finding, Options, Question, Section, compare, undecided
+from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Claim, Finding, Section, compare, undecided
 from commtax.catalog.devices import MEMORY, is_like, recognise
 from commtax.readers.collective_names import UNNAMED
-from commtax.readers.ranks import Meetings, meet
-from commtax.readers.trace import Collective, Device, Trace, Usage
-from commtax.readers.trace_steps import Step
+from commtax.readers.trace import Collective, Device, Meetings, Step, Trace, Usage, meet
 from commtax.statement import Note
 from commtax.units import format_bytes, format_seconds, plural
-from commtax.verbs import StepBill, traffic
+from commtax.verbs import StepBill
+from commtax.verbs.sending import sent
 
 NOT_SENT = ("barrier",)  # control, which the lists of what is sent leave out
 IDLE_SHARE = 0.10  # of a step: more than this idle on the device is worth naming
@@ -71,13 +70,16 @@ class _Job:
         return meet(self.traces) if len(self.traces) > 1 else None
 
 
-def audit_traces(traces: Sequence[Trace], asked: Question, names: Sequence[str]) -> Section:
+def audit_traces(traces: Sequence[Trace], claim: Claim, names: Sequence[str]) -> Section:
     """All ranks of one job (or one of them)."""
     traces = sorted(traces, key=lambda t: t.rank)
-    trains = _is_training(traces[0])
-    work = _workload(traces[0], asked)
+    # A trace may hold an engine's steps beside those that train, and then the former are compared.
+    trains = traces[0].training and not any(s.phase not in ("", "train") for s in traces[0].steps)
+    work = _workload(traces[0], claim)
     job = _Job(traces, [[s for s in t.steps if trains or _is(s, work)] for t in traces])
-    place, notes = tuple(placed(traces[0], asked)), [*traces[0].notes, *place_notes(traces)]
+    head, notes = traces[0], [*traces[0].notes, *place_notes(traces)]
+    place = [_chip(head.device, claim)] if head.device else []
+    place += [_world(head.world, claim)] if head.world and not head.training else []
     wrong = tuple(f for f in place if f.verdict != AGREE)  # where no step agrees, the right chip alone is no agreement of the run
     if not job.steps:
         why = TRAINING if trains else f"no {work.phase} steps of {plural(work.batch, 'sequence')} in the trace"
@@ -87,15 +89,10 @@ def audit_traces(traces: Sequence[Trace], asked: Question, names: Sequence[str])
         notes.append(Note("steps", plural(len(job.steps), "training step")))
         return Section("trace", tuple(names), (*wrong, *_trained(job)), tuple(notes), spent)
     notes.append(Note("steps", f"{plural(len(job.steps), work.phase + ' step')} of {work}"))
-    priced = asked.bill(work.phase, work.batch, work.context)
-    compared = (*_sent(job, work, asked), *_taken(job, priced, asked), *_waiting(job, asked.tp))
+    priced = claim.bill(work.phase, work.batch, work.context)
+    compared = (*_sent(job, work, claim), *_taken(job, priced, claim), *_waiting(job, claim.tp))
     ran = place if any(f.verdict == AGREE for f in compared) else wrong
     return Section("trace", tuple(names), (*ran, *compared), tuple(notes), spent)
-
-
-def _is_training(trace: Trace) -> bool:
-    """Whether its steps train: a trace may hold an engine's steps too, and then those are compared."""
-    return trace.training and not any(s.phase not in ("", "train") for s in trace.steps)
 
 
 def _trained(job: _Job) -> Iterator[Finding]:
@@ -105,19 +102,19 @@ def _trained(job: _Job) -> Iterator[Finding]:
     yield from (undecided(f, f.reason) for f in _waiting(job, 1))
 
 
-def _workload(trace: Trace, asked: Question) -> _Workload:
+def _workload(trace: Trace, claim: Claim) -> _Workload:
     """The user's words, else the commonest decode step (or the commonest step at all) of the trace."""
     described = [s for s in trace.steps if s.phase not in ("", "train")]
-    context = asked.context or 1024
+    context = claim.context or 1024
     if not described:
-        return _Workload(asked.phase, asked.batch or 1, context, False)
-    pool = [s for s in described if s.phase == asked.phase] or described
+        return _Workload(claim.question.phase, claim.batch or 1, context, False)
+    pool = [s for s in described if s.phase == claim.question.phase] or described
     phase = pool[0].phase
     if phase != "decode":
         common = Counter((s.prefill_seqs, s.prefill_tokens) for s in pool if s.phase == phase).most_common(1)[0][0]
-        length = asked.context or (common[1] // common[0] if common[0] and common[1] else context)
-        return _Workload(phase, asked.batch or max(1, common[0]), length, True)
-    batch = asked.batch or Counter(s.decode_seqs for s in pool).most_common(1)[0][0]
+        length = claim.context or (common[1] // common[0] if common[0] and common[1] else context)
+        return _Workload(phase, claim.batch or max(1, common[0]), length, True)
+    batch = claim.batch or Counter(s.decode_seqs for s in pool).most_common(1)[0][0]
     return _Workload(phase, batch, context, True)
 
 
@@ -128,10 +125,10 @@ def _is(step: Step, work: _Workload) -> bool:
     return step.phase == work.phase and (step.phase == "mixed" or size == work.batch)
 
 
-def _sent(job: _Job, work: _Workload, asked: Question) -> Iterator[Finding]:
+def _sent(job: _Job, work: _Workload, claim: Claim) -> Iterator[Finding]:
     """How many collectives a step has, and how many bytes they hold."""
-    options: Options = {"phase": work.phase, "batch": work.batch, "context": work.context, "eager": asked.eager, **asked.plan}
-    lines = [i for i in traffic(asked.model, asked.cluster, **options).items if i.is_sent]
+    step = claim.question.but(phase=work.phase, batch=work.batch, context=work.context)
+    lines = [i for i in sent(step).items if i.is_sent]
     measured = {c.op for t in job.traces for c in t.collectives if c.step >= 0} - set(NOT_SENT)
     steps = [(t, s) for t, steps in zip(job.traces, job.chosen, strict=True) for s in steps]
     kinds = [("", measured)] if UNNAMED in measured else [(op, {op}) for op in sorted({i.op for i in lines} | measured)]
@@ -142,10 +139,10 @@ def _sent(job: _Job, work: _Workload, asked: Question) -> Iterator[Finding]:
         findings = [_count(op or "collectives", count, [len(p) for p in per_step], work.phase, job.first)]
         if op and any(per_step) and issued:
             findings.append(_bytes(op, float(sum(i.count * i.nbytes for i in issued)), per_step))
-        yield from (undecided(f, OWN_STAGE) if asked.size("pp") > 1 else f for f in findings)
+        yield from (undecided(f, OWN_STAGE) if int(claim.plan.pp) > 1 else f for f in findings)
     groups = {c.ranks for t in job.traces for c in t.collectives if c.ranks and c.op == "all-reduce"}
     if len(groups) == 1:
-        yield compare("ranks of an all-reduce", asked.tp, groups.pop(), reason="another group than tensor parallelism's")
+        yield compare("ranks of an all-reduce", claim.tp, groups.pop(), reason="another group than tensor parallelism's")
 
 
 def _count(op: str, predicted: float, counts: list[int], phase: str, trace: Trace) -> Finding:
@@ -170,28 +167,29 @@ def _bytes(op: str, predicted: float, steps: list[list[Collective]]) -> Finding:
     return compare(item, predicted, median(sums), "bytes", reason="other rows (padding, batch) or another type than was said")
 
 
-def _taken(job: _Job, priced: StepBill, asked: Question) -> Iterator[Finding]:
-    """Seconds: each kind of collective, the step, and the part of it in which nothing but communication runs."""
-    for finding in _seconds(job, priced, asked):
-        host = not job.first.on_device and not asked.distrust  # host times are no device times
-        yield undecided(finding, "the trace has no device: times are the host's, profiler included") if host else finding
+def _taken(job: _Job, priced: StepBill, claim: Claim) -> list[Finding]:
+    """Seconds; the host's are no device's."""
+    findings = list(_seconds(job, priced, claim))
+    if job.first.on_device or claim.distrust:
+        return findings
+    return [undecided(f, "the trace has no device: times are the host's, profiler included") for f in findings]
 
 
-def _seconds(job: _Job, priced: StepBill, asked: Question) -> Iterator[Finding]:
+def _seconds(job: _Job, priced: StepBill, claim: Claim) -> Iterator[Finding]:
     for op in sorted({x.item.op for x in priced.items if x.kind == "comm"}):
         lines = [x for x in priced.items if x.kind == "comm" and x.item.op == op]
-        yield _one(op, float(sum(x.total_s for x in lines)) / float(sum(x.item.count for x in lines)), job, asked)
+        yield _one(op, float(sum(x.total_s for x in lines)) / float(sum(x.item.count for x in lines)), job, claim)
     idle, step_s = job.usage[0][1].idle_share, float(priced.step_s)
     why = "profiling itself, host time, or other hardware than was said"
     if idle > IDLE_SHARE and job.first.on_device:
         why = f"the device idles {idle:.0%} of it: host time, profiling included"
-    yield asked.seconds(Note("step", f"{priced.question.phase} step"), step_s, median(s.seconds for s in job.steps), why)
+    yield claim.seconds(Note("step", f"{priced.question.phase} step"), step_s, median(s.seconds for s in job.steps), why)
     why = "other collectives, links or sizes than was said, or waiting"
     predicted = float(priced.comm_fraction) * step_s
-    yield asked.seconds("exposed communication, of the step", predicted, job.exposed_s, why, step_s)
+    yield claim.seconds("exposed communication, of the step", predicted, job.exposed_s, why, step_s)
 
 
-def _one(op: str, predicted: float, job: _Job, asked: Question) -> Finding:
+def _one(op: str, predicted: float, job: _Job, claim: Claim) -> Finding:
     """One collective: the least over ranks is the wire, where every rank of its group is here; else the wire is at most that."""
     steps, ranks = {s.index for s in job.steps}, len(job.traces)
     own = [c for c in job.first.collectives if c.op == op and c.step in steps]
@@ -200,8 +198,8 @@ def _one(op: str, predicted: float, job: _Job, asked: Question) -> Finding:
     measured = median(times) if times else None
     how = "least over ranks" if job.meetings else "one rank, waiting included"
     why = "another path, link or size than was said" if times else "none in these steps"
-    finding = asked.seconds(Note("collective", f"one {op} ({how})"), predicted, measured, why)
-    group = _group(own, asked.tp)
+    finding = claim.seconds(Note("collective", f"one {op} ({how})"), predicted, measured, why)
+    group = _group(own, claim.tp)
     if finding.verdict == DISAGREE and group > ranks and (measured or 0.0) > predicted:
         return undecided(finding, f"{ranks} of its {group} ranks here: the time may hold waiting for the others")
     return finding
@@ -234,16 +232,8 @@ def _group(collectives: Iterable[Collective], tp: int) -> int:
     return max((c.ranks for c in collectives), default=0) or tp
 
 
-def placed(trace: Trace, asked: Question) -> Iterator[Finding]:
-    """The chip and the ranks that a trace's head tells, against what was said."""
-    if trace.device:
-        yield _chip(trace.device, asked)
-    if trace.world and not trace.training:
-        yield _world(trace.world, asked)
-
-
-def _chip(device: Device, asked: Question) -> Finding:
-    known, possible = asked.cluster.chip, _possible(device)
+def _chip(device: Device, claim: Claim) -> Finding:
+    known, possible = claim.question.cluster.chip, recognise(device.name, device.memory_bytes, device.num_sms)
     item = Note("chip", f"memory of {device.name or 'its device'}")
     finding = compare(item, known.visible_bytes, device.memory_bytes, "bytes", MEMORY)
     if known.key in possible:
@@ -255,18 +245,14 @@ def _chip(device: Device, asked: Question) -> Finding:
     return undecided(finding, f"as large as {known.key}, under a name that the catalogue does not know")
 
 
-def _possible(device: Device) -> Sequence[str]:
-    return recognise(device.name, device.memory_bytes, device.num_sms)
-
-
 def _sizes(device: Device, joined: str) -> str:
     return f"{format_bytes(device.memory_bytes)}{joined}{device.num_sms} multiprocessors"
 
 
-def _world(world: int, asked: Question) -> Finding:
+def _world(world: int, claim: Claim) -> Finding:
     """Ranks of the job; a whole multiple of the plan may be replicas, or a trainer's job around an engine."""
-    one = asked.tp * asked.size("pp")
-    worlds = {one * dp * cp for dp in (1, asked.size("dp")) for cp in (1, asked.size("cp"))}
+    one = claim.tp * int(claim.plan.pp)
+    worlds = {one * dp * cp for dp in (1, int(claim.plan.dp)) for cp in (1, int(claim.plan.cp))}
     predicted = world if world in worlds else one
     finding = compare("ranks in the job", predicted, world, reason="more or fewer processes than the plan has")
     if finding.verdict == DISAGREE and world % one == 0:
@@ -279,7 +265,8 @@ def place_notes(traces: Sequence[Trace]) -> Iterator[Note]:
     device, world, here = traces[0].device, traces[0].world, len(traces)
     if device:
         words = f"devices of its host: {device.count} x {device.name or 'a device without a name'} ({_sizes(device, ', ')})"
-        yield Note("devices", f"{words}: {' or '.join(_possible(device)) or 'not in the catalogue'}")
+        known = recognise(device.name, device.memory_bytes, device.num_sms)
+        yield Note("devices", f"{words}: {' or '.join(known) or 'not in the catalogue'}")
     if world > here:
         ranks = ", ".join(str(t.rank) for t in traces[:8]) + (" …" if here > 8 else "")
         words = f"{here} of the job's {world} ranks {'is' if here == 1 else 'are'} here ({ranks})"

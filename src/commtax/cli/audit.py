@@ -7,19 +7,14 @@ from typing import Any
 
 import click
 
-from commtax import catalog
-from commtax.audit import SECONDS_TOLERANCE, Question, audit
-from commtax.audit.logs import LIMITS
-from commtax.catalog.profile import load as load_profile
-from commtax.catalog.profile import on_cluster
+from commtax.audit import audit
+from commtax.audit.finding import SECONDS_TOLERANCE, Claim
 from commtax.cli.options import Bytes, Count, Fraction, axis_options, json_option, profile_option, where_options
+from commtax.cli.order import cluster_of, profile_of
 from commtax.cli.output import Output
 from commtax.report import auditing
-from commtax.spec import SIZES
 from commtax.statement import Refusal
-
-_PLAN = (*SIZES, "sequence_parallel", "dtype", "kv_dtype", "engine")
-_LIMITS = (*LIMITS, "kv_cache_memory_bytes")
+from commtax.verbs.asking import unsettled
 
 
 @click.command("audit")
@@ -56,16 +51,12 @@ def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: 
 
     commtax audit vllm.log --model llama-3.1-8b --cluster 2xh100-sxm -tp 2
     """
-    names = {key: options.pop(key) for key in ("intra", "inter", "nics")}
-    output = Output(as_json)
-    place = output.read(catalog.cluster(options.pop("cluster"), **names))
+    output, own = Output(as_json), profile_of(options)
+    place, phase = output.read(cluster_of(options)), options.pop("phase")
     if not options["tolerance"] > 0:
         raise Refusal(f"tolerance={options['tolerance']}: a fraction above 0 is needed")
-    plan = {name: options.pop(name) for name in _PLAN}
-    limits = {name: options.pop(name) for name in _LIMITS}
-    own = load_profile(file) if (file := options.pop("profile")) else None
-    place = on_cluster(own, place) if own else place
-    pricing = {"library": options.pop("library"), "profile": own}
-    found = audit(files, Question(catalog.model(model), place, plan, limits, pricing=pricing, **options), baseline)
+    said = {name: options.pop(name) for name in ("batch", "context", "output_len", "tolerance")}
+    question = unsettled(model, place, {**options, "profile": own}).but(phase=phase)
+    found = audit(files, Claim(question, **said), baseline)
     code = 1 if found.verdict == "disagree" else 0
     output.answer(lambda: auditing.audit_document(found), lambda console: auditing.show_audit(console, found), code)

@@ -124,7 +124,7 @@ def _plans(order: Order) -> NoReturn:
 def _where(file: str, q: Question, remarks: list[str]) -> Where:
     """The cluster that a plan meets on the GPUs that suit it best."""
     from commtax.readers import topology
-    from commtax.readers.placement import place
+    from commtax.readers.topology import place
 
     seen = topology.parse(read_text(file, "topo"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from commtax.cli.order import Order
+from commtax.question import Limits
 from commtax.verbs.billing import StepBill
 
 
@@ -12,26 +13,18 @@ def emitted(order: Order, priced: StepBill, engine: str) -> dict[str, str]:
     """Commands by what they are for; none where no engine is asked for."""
     if not engine:
         return {}
-    from commtax.emit import Limits, benchmark_command, launch_command, nccl_command
+    from commtax.emit import benchmark_command, launch_command, nccl_command
+    from commtax.readers import filled
 
     q = priced.question
     if q.trains:
-        limits = Limits(micro_batch=int(q.micro_batch), seq=int(q.context), async_axes=priced.async_axes)
-        return {"launch": launch_command(q.model, q.plan, engine, q.cluster, limits)}
-    pasted = order.launch.limits if order.launch else None
-    names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization")
-    limits = Limits(
-        **{name: value for name in names if (value := getattr(pasted, name, None))},
-        eager=q.what_if.eager,
-        library=q.what_if.library,
-        ep_backend=q.what_if.ep_backend,
-        devices=order.devices,
-    )
-    launch = launch_command(q.model, q.plan, engine, q.cluster, limits)
+        return {"launch": launch_command(q, engine)}
+    limits = filled(Limits, order.launch.options) if order.launch else q.limits
     batch = int(q.batch) * int(q.plan.dp) * int(q.plan.replicas)
-    bench = benchmark_command(q.model, engine, input_len=max(1, int(q.context)), concurrency=batch, spread=0.0)
-    found = {"launch": launch, "benchmark": bench, "collective": nccl_command(priced)}
-    return {name: text for name, text in found.items() if text}
+    q = q.but(limits=limits, input_len=max(1, int(q.context)), concurrency=batch, spread=0.0)
+    launch, bench = launch_command(q, engine, order.devices), benchmark_command(q, engine)
+    commands = {"launch": launch, "benchmark": bench, "collective": nccl_command(priced)}
+    return {name: text for name, text in commands.items() if text}
 
 
 def show_emitted(commands: dict[str, str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import click
@@ -38,8 +37,10 @@ def filled(text: str, model: str, given: Given, remarks: list[str]) -> tuple[Lau
         _join_plans(options, given, remarks)
     unused = _fill(options, launch, given)
     _hosts(launch, given, remarks)
-    sizes = ", ".join(f"{name} {size}" for name, size in {**launch.axes, "replicas": launch.servers.count}.items() if size > 1)
-    remarks += [f"from: {launch.engine}{'@' + launch.version if launch.version else ''}, {sizes or 'one GPU'}{_beside(launch)}"]
+    servers = launch.servers
+    sizes = ", ".join(f"{name} {size}" for name, size in {**launch.axes, "replicas": servers.count}.items() if size > 1)
+    beside = f" to decode, {servers.prefill_workers} x tp {servers.prefill_tp} for prompts" if servers.prefill_workers else ""
+    remarks += [f"from: {options['engine']}, {sizes or 'one GPU'}{beside}"]
     remarks += launch.notes
     if launch.unread:
         remarks.append(f"not understood, and not in the answer: {', '.join(launch.unread)}")
@@ -68,12 +69,12 @@ def _fill(options: Given, launch: Launch, given: Given) -> list[str]:
 def _shares(launch: Launch, model: str, options: Given, given: Given, remarks: list[str], whole: bool) -> None:
     """What servers beside each other share, as the command at hand looks at them."""
     known, servers = bundled(model), launch.servers
-    if launch.training.stage_layers and known:
+    if launch.stage_layers and known:
         options["chunks"] = launch.chunks_of(known.num_layers)
-    if servers.count > 1 and launch.load.concurrency is not None and "concurrency" not in given and not whole:
-        options["concurrency"] = max(1, round(launch.load.concurrency / servers.count))
+    if servers.count > 1 and "concurrency" in launch.options and "concurrency" not in given and not whole:
+        options["concurrency"] = max(1, round(launch.number("concurrency") / servers.count))
         remarks.append(f"{servers.count} equal servers: the step of one of them, with its share of the clients")
-    if launch.engine == "vllm" and (launch.split.dp or 1) > 1 and not launch.split.ep and known and known.experts:
+    if launch.engine == "vllm" and launch.axes["dp"] > 1 and "ep" not in launch.options and known and known.experts:
         options["ep"] = AUTO_EP
         remarks.append(
             "vLLM splits a mixture's experts over tp x dp: priced as experts spread over them (the same bytes and weights)"
@@ -95,16 +96,9 @@ def _join_plans(options: Given, given: Given, remarks: list[str]) -> None:
         remarks.append(f"{own} is the command's own plan")
 
 
-def _beside(launch: Launch) -> str:
-    servers = launch.servers
-    return f" to decode, {servers.prefill_workers} x tp {servers.prefill_tp} for prompts" if servers.prefill_workers else ""
-
-
 def _options(launch: Launch) -> Given:
     """Options by name, those that the command says something about."""
-    parts = (launch.split, launch.limits, launch.manner, launch.load, launch.training)
-    said = {f.name: getattr(part, f.name) for part in parts for f in fields(part) if f.name not in ("dp", "stage_layers")}
-    options: Given = {name: value for name, value in said.items() if value not in (None, "") and value is not False}
+    options: Given = {name: value for name, value in launch.options.items() if name != "dp"}
     servers = launch.servers
     if servers.prefill_workers:
         options |= {"disaggregated": True, "decode_workers": servers.count}
@@ -202,7 +196,7 @@ def laid_out(given: Given, remarks: list[str]) -> str:
     if not given["cluster"]:
         raise Refusal("topo: says how GPUs are joined, not which they are; add --cluster, such as 4xrtx-3090", "topo")
     from commtax.readers import topology
-    from commtax.readers.placement import place
+    from commtax.readers.topology import place
 
     tp, replicas = given.get("tp") or 1, (given.get("dp") or 1) * (given.get("pp") or 1)
     laid = place(topology.parse(read_text(file, "topo")), catalog.cluster(given["cluster"]), tp, replicas)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -146,55 +145,44 @@ def _limit(text: str, name: str) -> float:
 def _check_launch(launch: Launch, length: int) -> None:
     """What a pasted command says is searched with, or refused: nothing that changes the answer is dropped."""
     for name in UNSEARCHED:
-        value = getattr(launch.manner, name, None) or getattr(launch.limits, name, None)
-        if value:
+        if value := launch.options.get(name):
             raise Refusal(f"from: the command sets {name} ({value}), and plans are searched without it; leave it out", "from")
-    most = launch.limits.max_model_len
+    most = launch.number("max_model_len")
     if most and length > most:
         raise Refusal(f"from: the command's {most:,} tokens a request are fewer than input_len + output_len = {length:,}", "from")
 
 
 def _stands(found: ServingPlans, launch: Launch) -> Standing:
     """The pasted plan: groups that share experts are one copy, all others are replicas."""
-    servers, split, clients = launch.servers, launch.split, launch.load.concurrency or 0
+    servers, dtype, clients = launch.servers, str(launch.options.get("dtype", "")), launch.number("concurrency")
+    sizes, experts = dict(launch.axes), found.question.model.experts
     if servers.prefill_workers:
-        kinds = (split.tp or 1, servers.count), (servers.prefill_tp or 1, servers.prefill_workers)
-        return apart_standing(found, *kinds, split.dtype, clients)
-    sizes, inner, experts = dict(launch.axes), split.dp or 1, found.question.model.experts
-    if launch.engine == "vllm" and inner > 1 and experts and not split.ep:
+        kinds = (sizes["tp"], servers.count), (servers.prefill_tp or 1, servers.prefill_workers)
+        return apart_standing(found, *kinds, dtype, clients)
+    inner = sizes["dp"]
+    if launch.engine == "vllm" and inner > 1 and experts and "ep" not in launch.options:
         sizes["ep"] = sizes["tp"] * inner  # vLLM splits experts over all of them
     shared = experts is not None and sizes["ep"] > sizes["tp"]
     plan = {"tp": sizes["tp"], "pp": sizes["pp"], "dp": inner if shared else 1, "ep": sizes["ep"]}
-    return standing(found, plan, servers.count * (1 if shared else inner), split.dtype, clients)
+    return standing(found, plan, servers.count * (1 if shared else inner), dtype, clients)
 
 
 def _commands(order: Order, found: ServingPlans) -> dict[str, str]:
     """The launch of the best plan, all of its servers, and the benchmark that would check it."""
-    from commtax.emit import Limits, apart_command, benchmark_command, launch_command
+    from commtax.emit import apart_command, benchmark_command, launch_command
 
-    rows, q, engine = found.plans, found.question, order.given["emit"]
-    one, copies = put(q, rows, 0).plan, int(rows.replicas[0])
-    limits = Limits(
-        max_model_len=(order.launch.limits.max_model_len if order.launch else None) or longest(found, rows, 0),
+    rows, engine, copies = found.plans, order.given["emit"], int(found.plans.replicas[0])
+    q = put(found.question, rows, 0).but(
+        max_model_len=(order.launch.number("max_model_len") if order.launch else 0) or longest(found, rows, 0),
         max_num_seqs=max(1, int(rows.running[0])),
-        max_num_batched_tokens=q.limits.max_num_batched_tokens,
-        gpu_memory_utilization=q.limits.gpu_memory_utilization,
+        concurrency=int(rows.concurrency[0]),
     )
     if int(rows.mode[0]):
-        workers = replace(one, tp=int(rows.prefill_tp[0])), int(rows.prefill_replicas[0])
-        launch = apart_command(q.model, engine, q.cluster, workers, (one, copies), limits)
+        prompts = {"prefill_tp": int(rows.prefill_tp[0]), "prefill_workers": int(rows.prefill_replicas[0])}
+        launch = apart_command(q.but(**prompts, decode_workers=copies), engine)
     else:
-        launch = launch_command(q.model, replace(one, replicas=copies), engine, q.cluster, limits)
-    wanted = q.requests
-    bench = benchmark_command(
-        q.model,
-        engine,
-        input_len=wanted.input_len,
-        output_len=wanted.output_len,
-        concurrency=int(rows.concurrency[0]),
-        spread=wanted.spread,
-    )
-    return {"launch": launch, "benchmark": bench}
+        launch = launch_command(q.but(replicas=copies), engine)
+    return {"launch": launch, "benchmark": benchmark_command(q, engine)}
 
 
 def _timed(search: Callable[[], Answer]) -> tuple[Answer, str]:
@@ -241,17 +229,17 @@ def _train(order: Order) -> NoReturn:
 
 def _trains(found: TrainPlans, launch: Launch) -> Standing:
     """The pasted job, with its own overlap."""
-    step, q = launch.training, found.question
-    trains = q.engine.trains
+    step, q = launch.options, found.question
+    axes = str(step.get("async_axes", ""))
     run = q.but(
         **launch.axes,
-        micro_batch=step.micro_batch or 1,
-        zero=trains.zero if step.zero is None else step.zero,
-        recompute=step.recompute or "none",
-        schedule=step.schedule or "1f1b",
+        micro_batch=launch.number("micro_batch", 1),
+        zero=launch.number("zero", q.engine.trains.zero),
+        recompute=step.get("recompute", "none"),
+        schedule=step.get("schedule", "1f1b"),
         chunks=launch.chunks_of(q.model.num_layers) or 1,
-        sequence_parallel=step.sequence_parallel or trains.sequence_parallel,
-        shard=step.hsdp or 0,
-        async_axes=tuple(step.async_axes.split(",")) if step.async_axes else None,
+        sequence_parallel="sequence_parallel" in step or q.engine.trains.sequence_parallel,
+        shard=launch.number("hsdp"),
+        async_axes=tuple(axes.split(",")) if axes else None,
     )
     return training_standing(found, run)

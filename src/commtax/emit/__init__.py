@@ -9,44 +9,49 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from commtax.emit.checks import benchmark_command, nccl_command
-from commtax.emit.job import MASTER, SERVING, Job, Limits
-from commtax.emit.serving import WRITERS, Command, checkpoint_remark
+from commtax.cost.placement import span
+from commtax.emit.serving import MASTER, SERVING, WRITERS, Command, Job, checkpoint_remark, model_id
 from commtax.emit.training import TRAINERS
+from commtax.ledger import Line
+from commtax.question import Question
 from commtax.readers.launch.flags import dialect, spelled
-from commtax.spec import Cluster, Model, Plan
+from commtax.readers.nccl_tests import OPS
+from commtax.spec import Cluster, Plan
 from commtax.statement import Refusal
-
-__all__ = ["ENGINES", "SERVING", "Limits", "apart_command", "benchmark_command", "launch_command", "nccl_command"]
+from commtax.units import format_bytes
+from commtax.verbs.billing import StepBill
 
 ENGINES = (*SERVING, *TRAINERS)
 PORT, DOOR, SIDE = 8100, 8998, 5600
 """First ports of servers beside each other, of those where SGLang's prompt servers are met, and of vLLM's side channel."""
 FIRST_PORT = {"sglang": 30000}
+PERF = {op: f"{program}_perf" for program, op in OPS.items()}
 Address = tuple[str, int]
 
 
-def launch_command(model: Model, plan: Plan, engine: str, cluster: Cluster, limits: Limits | None = None) -> str:
-    """The command that starts a plan; several, one a line, where there are replicas of it, servers of their own.
+def launch_command(question: Question, engine: str, devices: str = "") -> str:
+    """The command that starts a question's plan; several, one a line, where there are replicas of it, servers of their own.
 
-    >>> from commtax import catalog
-    >>> print(launch_command(catalog.model("llama-3.1-8b"), Plan(tp=2), "vllm", catalog.cluster("8xh100-sxm")))
+    ``devices`` are the GPUs that it shall see (CUDA_VISIBLE_DEVICES), where they were chosen.
+
+    >>> from commtax.verbs import ask
+    >>> print(launch_command(ask("llama-3.1-8b", "8xh100-sxm", tp=2), "vllm"))
     vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2
     """
+    plan, cluster = question.plan, question.cluster
     if engine not in ENGINES:
         raise Refusal(f"emit '{engine}': one of {', '.join(ENGINES)}", "emit")
     if plan.share(1) < 1 and engine in SERVING:
         raise Refusal(f"emit '{engine}': context parallelism is trained with, not served", "emit")
     if plan.all_gpus > cluster.num_gpus:
         raise Refusal(f"emit: the plan has {plan.all_gpus} GPUs, and {cluster.key} has {cluster.num_gpus}", "emit")
-    limits = limits or Limits()
     if engine in TRAINERS:
-        return TRAINERS[engine](Job(engine, model, plan, cluster, limits, int(plan.dp)))
+        return TRAINERS[engine](Job(engine, question, int(plan.dp)))
     inner = _together(plan, engine, cluster)
-    job = Job(engine, model, plan, cluster, limits, inner, int(plan.dp) // inner * int(plan.replicas))
+    job = Job(engine, question, inner, int(plan.dp) // inner * int(plan.replicas))
     command = WRITERS[engine](job)
-    devices = f"CUDA_VISIBLE_DEVICES={limits.devices} " if limits.devices else ""
-    lines = [devices + command.line("llm")] if job.servers == 1 else _replicas(job)
+    seen = f"CUDA_VISIBLE_DEVICES={devices} " if devices else ""
+    lines = [seen + command.line("llm")] if job.servers == 1 else _replicas(job, devices)
     remark = [command.remark] if command.remark else []
     return "\n".join([*checkpoint_remark(job), *command.written("llm"), *lines, *remark])
 
@@ -66,10 +71,10 @@ def _together(plan: Plan, engine: str, cluster: Cluster) -> int:
     return dp if tp * pp * dp <= cluster.gpus_per_host else 1
 
 
-def _replicas(job: Job) -> list[str]:
+def _replicas(job: Job, devices: str) -> list[str]:
     """One line a server: its GPUs and port, or its own first host."""
     lines, each, port = [], job.gpus, FIRST_PORT.get(job.engine, 8000)
-    order = job.limits.devices.split(",") if job.limits.devices else [str(i) for i in range(job.cluster.gpus_per_host)]
+    order = devices.split(",") if devices else [str(i) for i in range(job.question.cluster.gpus_per_host)]
     per_host = max(1, len(order) // each)
     for i in range(job.servers):
         start = i % per_host * each
@@ -80,16 +85,15 @@ def _replicas(job: Job) -> list[str]:
     return [*lines, f"# {job.servers} servers: put a router or load balancer in front"]
 
 
-def apart_command(
-    model: Model, engine: str, cluster: Cluster, workers: tuple[Plan, int], copies: tuple[Plan, int], limits: Limits
-) -> str:
-    """The commands of a plan with servers of their own for prompts: (plan, count) of both kinds, and what joins them.
+def apart_command(question: Question, engine: str) -> str:
+    """The commands of a plan with servers of their own for prompts, as many of both kinds as it has workers, and what joins them.
 
     One line a server, with its GPUs, its host and its port; large ones are placed first, so that all find room.
     """
-    prompts = replace(limits, max_num_seqs=0)  # that counts requests that decode
-    jobs = {"prefill": Job(engine, model, workers[0], cluster, prompts, 1, workers[1])}
-    jobs["decode"] = Job(engine, model, copies[0], cluster, limits, 1, copies[1])
+    workers, cluster = question.requests, question.cluster
+    prompts = question.but(tp=workers.prefill_tp, max_num_seqs=0)  # that counts requests that decode
+    jobs = {"prefill": Job(engine, prompts, 1, workers.prefill_workers or 1)}
+    jobs["decode"] = Job(engine, question, 1, workers.decode_workers or 1)
     free = [cluster.gpus_per_host] * cluster.num_hosts
     files, lines, at = list[str](), list[str](), dict[str, list[Address]]({"prefill": [], "decode": []})
     for role, job in sorted(jobs.items(), key=lambda pair: -pair[1].gpus):
@@ -108,10 +112,10 @@ def _seat(job: Job, free: list[int], number: int) -> tuple[str, str]:
     host = next((h for h, room in enumerate(free) if room >= job.gpus), None)
     if host is None:
         return f"{MASTER}_{number}", ""
-    first = job.cluster.gpus_per_host - free[host]
+    first = job.question.cluster.gpus_per_host - free[host]
     free[host] -= job.gpus
     seen = ",".join(str(first + i) for i in range(job.gpus))
-    return f"$HOST_{host}" if job.cluster.num_hosts > 1 else "localhost", f"CUDA_VISIBLE_DEVICES={seen} "
+    return f"$HOST_{host}" if job.question.cluster.num_hosts > 1 else "localhost", f"CUDA_VISIBLE_DEVICES={seen} "
 
 
 def _apart(job: Job, role: str, number: int, name: str) -> Command:
@@ -148,3 +152,39 @@ def _router(engine: str, prompts: list[Address], decodes: list[Address]) -> list
     for side, at in (("context", prompts), ("generation", decodes)):
         lines += [f"{side}_servers:", f"  num_instances: {len(at)}", "  urls:", *(f'    - "{host}:{port}"' for host, port in at)]
     return [*lines, "EOF", "trtllm-serve disaggregated -c disagg.yaml"]
+
+
+def benchmark_command(question: Question, engine: str) -> str:
+    """The closed-loop benchmark of the engine's own tool that ``commtax simulate`` predicts and ``commtax audit`` reads.
+
+    vLLM's and TensorRT-LLM's range ratio is the spread around the stated length, SGLang's the shortest over the longest.
+    """
+    name, requests = model_id(question.model), question.requests
+    if engine not in SERVING:
+        raise Refusal(
+            f"emit '{engine}': {', '.join(SERVING)} have a serving benchmark; training is checked with its own log", "emit"
+        )
+    tool, exact, kept = dialect(engine).benchmark
+    spread, clients = requests.spread, int(requests.concurrency)
+    top, ratio = (1 + spread, (1 - spread) / (1 + spread)) if engine == "sglang" else (1.0, spread)
+    stated = {name: round(getattr(requests, name) * top) for name in ("input_len", "output_len")}
+    lengths = spelled(engine, **stated, range_ratio=f"{ratio:.4g}")
+    load = [*spelled(engine, concurrency=clients), f"--num-prompts {10 * clients}"]
+    return " ".join([tool, f"--model {name} --dataset-name random", *lengths, *([exact] if exact else []), *load, kept])
+
+
+def nccl_command(priced: StepBill, line: Line | None = None) -> str:
+    """nccl-tests on one collective of a bill, the one that costs most unless told; "" where nothing is sent."""
+    lines = [x for x in priced.items if x.kind == "comm" and float(x.exposed_s) > 0]
+    if not lines:
+        return ""
+    top = line or max(lines, key=lambda x: float(x.exposed_s))
+    ranks, size = int(top.item.ranks), max(4, int(top.item.nbytes))
+    cluster, crosses = priced.question.cluster, str(top.link) == priced.question.cluster.inter.key
+    tool, sizes = PERF[top.item.op], f"-b {size} -e {size} -n 100 -w 20"
+    remark = f"# {top.item.what}: {top.item.op} of {format_bytes(float(top.item.nbytes))} over {ranks} ranks"
+    if not crosses:
+        return f"{tool} {sizes} -g {ranks}  {remark}"
+    lies = span(top.item.axis, priced.question.plan, cluster, priced.question.engine)
+    per = max(1, min(cluster.gpus_per_host, ranks, int(lies.ranks_per_domain)))
+    return f"mpirun -np {ranks} -N {per} {tool} {sizes} -g 1  {remark}"

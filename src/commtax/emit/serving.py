@@ -1,16 +1,61 @@
-"""The command of one server, by engine."""
+"""A job, and the command of one of its servers, by engine."""
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from commtax.emit.job import Job, above_one, model_id
-from commtax.readers.launch.flags import Value, dialect, spelled
+from commtax.question import Question
+from commtax.readers.launch.flags import dialect, spelled
+from commtax.readers.launch.record import Value
+from commtax.spec import Model, Plan
+from commtax.statement import Refusal
 
+SERVING = ("vllm", "sglang", "trtllm")
+MASTER = "$MASTER_ADDR"
 EVERY_HOST = "# run it on every host, NODE_RANK 0, 1, …"
 RANK = "--node-rank $NODE_RANK"
 DEEPEP_MODES = {"deepep_low_latency": "low_latency", "deepep_high_throughput": "normal"}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A plan cut into equal servers: ``dp`` groups inside each, ``servers`` of them beside each other."""
+
+    engine: str
+    question: Question
+    dp: int
+    servers: int = 1
+    address: str = MASTER  # where the hosts of one server meet
+
+    @property
+    def plan(self) -> Plan:
+        return self.question.plan
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one server."""
+        return int(self.plan.tp) * int(self.plan.pp) * int(self.plan.cp) * self.dp
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of one server."""
+        return math.ceil(self.gpus / self.question.cluster.gpus_per_host)
+
+
+def model_id(model: Model) -> str:
+    """The name that the Hub knows, or a folder's path; else our own. Quoted: a path may hold what a shell would run."""
+    name = next((a for a in model.aliases if "/" in a), model.key)
+    if not name.isprintable():
+        raise Refusal(f"emit: no command can hold the model's name {name!r}; rename the folder", "emit")
+    return shlex.quote(name)
+
+
+def above_one(size: float) -> int:
+    """A size that is worth a flag, else 0."""
+    return int(size) if size > 1 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +81,8 @@ def flags(job: Job, **own: Value) -> list[str]:
 
     Weights that the engine quantises itself are told too; other types need a checkpoint that has them.
     """
-    plan, limits, weights = job.plan, job.limits, "" if job.model.quant else job.plan.weights_dtype
+    plan, limits, how = job.plan, job.question.limits, job.question.what_if
+    weights = "" if job.question.model.quant else plan.weights_dtype
     facts: dict[str, Value] = {
         "tp": above_one(plan.tp),
         "pp": above_one(plan.pp),
@@ -44,7 +90,7 @@ def flags(job: Job, **own: Value) -> list[str]:
         "dp_attention": False,
         "ep": above_one(plan.ep),
         "expert_parallel": bool(plan.ep > 1),
-        "ep_backend": limits.ep_backend,
+        "ep_backend": how.ep_backend,
         "a2a": "",
         "deepep_mode": "",
         "quantization": "fp8" if weights == "fp8" else "",
@@ -54,16 +100,16 @@ def flags(job: Job, **own: Value) -> list[str]:
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
         "gpu_memory_utilization": float(limits.gpu_memory_utilization),
-        "eager": limits.eager,
+        "eager": how.eager,
         "graphs": "",
-        "plain_nccl": limits.library == "nccl",
+        "plain_nccl": how.library == "nccl",
         **own,
     }
     return spelled(job.engine, **{name: value for name, value in facts.items() if name in dialect(job.engine).written})
 
 
 def vllm(job: Job) -> Command:
-    words = ["vllm serve", model_id(job.model), *flags(job)]
+    words = ["vllm serve", model_id(job.question.model), *flags(job)]
     return Command(words) if job.hosts == 1 else _vllm_hosts(job, words)
 
 
@@ -72,19 +118,19 @@ def _vllm_hosts(job: Job, words: list[str]) -> Command:
     remark, ranks = f"{EVERY_HOST}; hosts above 0 add --headless", job.gpus // job.dp
     if job.dp == 1:
         return Command([*words, *spelled("vllm", nnodes=job.hosts), RANK, *spelled("vllm", address=job.address)], remark=remark)
-    if ranks > job.cluster.gpus_per_host:
+    if ranks > job.question.cluster.gpus_per_host:
         ray = spelled("vllm", executor="ray", dp_executor="ray")
         span = ("VLLM_RAY_DP_PACK_STRATEGY=span",)
         return Command([*words, *ray], span, remark="# once, on the head of a Ray cluster of all hosts")
-    local = job.cluster.gpus_per_host // ranks
+    local = job.question.cluster.gpus_per_host // ranks
     words += [*spelled("vllm", local_dp=local), f"--data-parallel-start-rank $((NODE_RANK*{local}))"]
     return Command([*words, f"--data-parallel-address {job.address} --data-parallel-rpc-port 13345"], remark=remark)
 
 
 def sglang(job: Job) -> Command:
-    limits, shared = job.limits, bool(job.plan.ep > job.plan.tp)
-    inner, exchange = job.dp if shared else 1, DEEPEP_MODES.get(limits.ep_backend, "")
-    words = ["python -m sglang.launch_server", *spelled("sglang", model=model_id(job.model))]
+    limits, how, shared = job.question.limits, job.question.what_if, bool(job.plan.ep > job.plan.tp)
+    inner, exchange = job.dp if shared else 1, DEEPEP_MODES.get(how.ep_backend, "")
+    words = ["python -m sglang.launch_server", *spelled("sglang", model=model_id(job.question.model))]
     words += flags(
         job,
         tp=above_one(job.plan.tp * inner),
@@ -95,7 +141,7 @@ def sglang(job: Job) -> Command:
         max_num_seqs=limits.max_num_seqs * job.dp,  # of the whole server: every group gets its part
         max_num_batched_tokens=limits.max_num_batched_tokens * inner,
         eager=False,
-        graphs="disabled --cuda-graph-backend-prefill disabled" if limits.eager else "",
+        graphs="disabled --cuda-graph-backend-prefill disabled" if how.eager else "",
     )
     if job.hosts == 1:
         return Command(words)
@@ -104,13 +150,14 @@ def sglang(job: Job) -> Command:
 
 
 def trtllm(job: Job) -> Command:
-    words = ["trtllm-serve", model_id(job.model), *flags(job, tp=above_one(job.plan.tp * job.dp), kv_dtype="", graphs="")]
-    settings = ["enable_attention_dp: true"] * (job.dp > 1) + ["cuda_graph_config: null"] * job.limits.eager
+    words = ["trtllm-serve", model_id(job.question.model)]
+    words += flags(job, tp=above_one(job.plan.tp * job.dp), kv_dtype="", graphs="")
+    settings = ["enable_attention_dp: true"] * (job.dp > 1) + ["cuda_graph_config: null"] * job.question.what_if.eager
     settings += ["kv_cache_config:\n  dtype: fp8"] * (job.plan.kv_dtype == "fp8")
     if job.hosts > 1:
         tasks = f"--ntasks-per-node {job.gpus // job.hosts}" if job.gpus % job.hosts == 0 else f"-n {job.gpus}"
         words.insert(0, f"srun -N {job.hosts} {tasks} --mpi=pmix trtllm-llmapi-launch")
-        words += spelled("trtllm", gpus_per_node=job.cluster.gpus_per_host)
+        words += spelled("trtllm", gpus_per_node=job.question.cluster.gpus_per_host)
     return Command(words, settings=tuple(settings))
 
 
@@ -119,9 +166,9 @@ WRITERS: Mapping[str, Callable[[Job], Command]] = {"vllm": vllm, "sglang": sglan
 
 def checkpoint_remark(job: Job) -> list[str]:
     """Said where the plan's weights are of a type that the engine does not make itself."""
-    wanted, quant = job.plan.weights_dtype, job.model.quant
-    stored = quant.dtype if quant else job.model.dtype
+    wanted, model, quant = job.plan.weights_dtype, job.question.model, job.question.model.quant
+    stored = quant.dtype if quant else model.dtype
     made = ("bf16", "fp16", "fp32", *(("fp8",) if job.engine != "trtllm" else ()))
     if wanted in ("", stored) or (wanted in made and not quant):
         return []
-    return [f"# needs a checkpoint in {wanted}: put its name for {model_id(job.model)}, which is in {stored}"]
+    return [f"# needs a checkpoint in {wanted}: put its name for {model_id(model)}, which is in {stored}"]

@@ -10,8 +10,9 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 
+from commtax.cost.schedules import SCHEDULES
 from commtax.cost.stages import virtual_layers
-from commtax.emit.job import Job, above_one
+from commtax.emit.serving import Job, above_one
 from commtax.readers.launch.flags import dialect, spelled
 from commtax.readers.stage_layout import layout_text
 from commtax.spec import SIZES, Experts, Mlp, Model, Plan
@@ -20,20 +21,21 @@ from commtax.statement import Refusal
 
 def megatron(job: Job) -> str:
     """Megatron-LM: sizes of the plan, then the model's; the data and the learning rate are yours."""
-    plan, limits = job.plan, job.limits
+    plan, q = job.plan, job.question
+    beside = q.what_if.beside(q.engine)
     if plan.zero > 1:
         raise Refusal(f"emit 'megatron': its optimiser is ZeRO 0 or 1, not {plan.zero}", "emit")
     words = spelled("megatron", tp=int(plan.tp), pp=int(plan.pp), **_wider(plan))
     words += spelled("megatron", sequence_parallel=plan.sequence_parallel, zero=plan.zero == 1)
-    words += _stages(job.model, plan)
+    words += _stages(q.model, plan)
     words += spelled("megatron", recompute=plan.recompute) if plan.recompute != "none" else []
     words += ["--recompute-method uniform --recompute-num-layers 1"] * (plan.recompute == "full")
-    words += spelled("megatron", micro_batch=limits.micro_batch, global_batch=_global_batch(job), context=limits.seq)
+    words += spelled("megatron", micro_batch=int(q.micro_batch), global_batch=_global_batch(job), context=int(q.context))
     words += ["--bf16", *spelled("megatron", fp8="hybrid" if plan.weights_dtype == "fp8" else "")]
-    words += spelled("megatron", overlap_dp="dp" in limits.async_axes)
-    words += ["--overlap-param-gather"] * ("dp" in limits.async_axes and plan.zero == 1)
-    words += spelled("megatron", overlap_tp="tp" in limits.async_axes)
-    return " ".join([_torchrun(job), "pretrain_gpt.py", *words, *_shape(job.model)])
+    words += spelled("megatron", overlap_dp="dp" in beside)
+    words += ["--overlap-param-gather"] * ("dp" in beside and plan.zero == 1)
+    words += spelled("megatron", overlap_tp="tp" in beside)
+    return " ".join([_torchrun(job), "pretrain_gpt.py", *words, *_shape(q.model)])
 
 
 def _wider(plan: Plan) -> dict[str, int]:
@@ -43,13 +45,12 @@ def _wider(plan: Plan) -> dict[str, int]:
 
 def torchtitan(job: Job) -> str:
     """torchtitan under torchrun: degrees of the plan, and the step in tokens."""
-    plan, limits, own = job.plan, job.limits, dialect("torchtitan")
-    kind = own.theirs("schedule", plan.schedule)
+    plan, q, kind = job.plan, job.question, SCHEDULES[job.plan.schedule].torchtitan
     if not kind:
         raise Refusal(f"emit 'torchrun': torchtitan has no schedule {plan.schedule}", "emit")
     if plan.zero != 3:
         raise Refusal(f"emit 'torchrun': torchtitan shards with FSDP (zero 3), not {plan.zero}", "emit")
-    flavour = own.theirs("model", job.model.key)
+    flavour = dialect("torchtitan").theirs("model", q.model.key)
     family = flavour.rsplit("_", 1)[0]
     words = spelled("torchtitan", family=family or "$MODULE", flavour=flavour or "$CONFIG")
     words += spelled("torchtitan", tp=above_one(plan.tp), pp=above_one(plan.pp), **_wider(plan))
@@ -57,13 +58,9 @@ def torchtitan(job: Job) -> str:
     words += spelled("torchtitan", shards=shards, copies=above_one(int(plan.dp) // shards))
     if plan.pp > 1:
         words += spelled("torchtitan", schedule=kind, flight=int(plan.microbatches))
-        words += _titan_stages(job.model, plan) if plan.chunks > 2 else []  # two are its own choice
-    words += spelled(
-        "torchtitan",
-        context=limits.seq,
-        micro_tokens=limits.micro_batch * limits.seq,
-        step_tokens=_global_batch(job) * limits.seq,
-    )
+        words += _titan_stages(q.model, plan) if plan.chunks > 2 else []  # two are its own choice
+    length, micro = int(q.context), int(q.micro_batch)
+    words += spelled("torchtitan", context=length, micro_tokens=micro * length, step_tokens=_global_batch(job) * length)
     command = " ".join([_torchrun(job), "-m torchtitan.train", *words, f"activation-checkpoint:{plan.recompute}"])
     return command if plan.weights_dtype != "fp8" else f"# float8 is switched on in the configuration, not here\n{command}"
 
@@ -72,7 +69,7 @@ TRAINERS: Mapping[str, Callable[[Job], str]] = {"megatron": megatron, "torchrun"
 
 
 def _torchrun(job: Job) -> str:
-    per = min(job.gpus, job.cluster.gpus_per_host)
+    per = min(job.gpus, job.question.cluster.gpus_per_host)
     if job.gpus % per:
         raise Refusal(f"emit: {job.gpus} GPUs do not fill hosts of {per}; torchrun starts as many ranks on each", "emit")
     words = ["torchrun", *spelled("torchrun", gpus_per_node=per, nnodes=above_one(job.hosts))]
@@ -80,7 +77,7 @@ def _torchrun(job: Job) -> str:
 
 
 def _global_batch(job: Job) -> int:
-    return int(job.plan.microbatches) * job.limits.micro_batch * int(job.plan.dp)
+    return int(job.plan.microbatches) * int(job.question.micro_batch) * int(job.plan.dp)
 
 
 def _stages(model: Model, plan: Plan) -> list[str]:

@@ -13,34 +13,14 @@ from statistics import fmean, median
 from typing import Any
 
 from commtax.files import Json, parse_documents
-from commtax.readers.filling import filled
+from commtax.readers import filled, table
 from commtax.statement import Refusal
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
-_NAMES = {"e2e_latency": "e2el", "e2e": "e2el"}  # SGLang's spelling
-_AIPERF = {
-    "time_to_first_token": "ttft",
-    "inter_token_latency": "tpot",  # AIPerf's is (E2E - TTFT) / (output - 1)
-    "request_latency": "e2el",
-}
-_STATISTICS = {"avg": "mean", "p50": "median"}
-_SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_TABLE = table("bench.toml")
+_KEYS, _WHOLE, _AIPERF, _SECONDS = (_TABLE[kind] for kind in ("keys", "whole", "aiperf", "seconds"))
 Stats = Mapping[str, float]
 NO_STATS: Mapping[str, Stats] = {}
-_KEYS = {  # of a field in the results of all tools; the first that holds a number counts
-    "duration_s": ("duration", "elapsed_time"),
-    "requests": ("completed", "num_prompts", "num_requests", "request_count"),
-    "failed": ("failed",),
-    "input_tokens": ("total_input_tokens", "total_input"),
-    "output_tokens": ("total_output_tokens", "total_output"),
-    "requests_per_s": ("request_throughput", "requests_per_second"),
-    "output_tokens_per_s": ("output_throughput", "output_token_throughput"),
-    "total_tokens_per_s": ("total_token_throughput", "total_throughput", "tokens_per_second"),
-    "concurrency": ("max_concurrency",),
-    "accepted": ("accept_length",),  # 0 where nothing was drafted
-    "tp": ("tensor_parallel_size", "tp", "tp_size"),
-}
-_WHOLE = ("requests", "failed", "tp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +113,7 @@ def _serve(d: Json) -> Bench:
     stats: dict[str, dict[str, float]] = {}
     for key, value in d.items():
         statistic, _, metric = key.removesuffix("_ms").partition("_")
-        metric = _NAMES.get(metric, metric)
+        metric = _TABLE["metrics"].get(metric, metric)
         if key.endswith("_ms") and isinstance(value, (int, float)) and metric in METRICS:
             stats.setdefault(metric, {})[statistic] = float(value) * 1e-3
     for metric, values in _details(d).items():
@@ -157,7 +137,7 @@ def _aiperf(d: Json) -> Bench:
         if "avg" in (block := blocks.get(key, {})):
             factor = _SECONDS.get(str(block.get("unit", "ms")), 1e-3)
             numbers = {k: float(v) * factor for k, v in block.items() if isinstance(v, (int, float)) and k != "count"}
-            stats[metric] = {_STATISTICS.get(k, k): v for k, v in numbers.items()}
+            stats[metric] = {_TABLE["statistics"].get(k, k): v for k, v in numbers.items()}
     flat = {**d, **{key: block.get("avg") for key, block in blocks.items()}}
     requests = int(_number(flat.get("request_count")) or 0)
     for side in ("input", "output") if requests else ():

@@ -7,38 +7,22 @@ and gloo on CPUs: the name of an operation is all that many of them leave in a t
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
+from commtax.readers import table
+
+Words = Sequence[tuple[str, str]]
 MOST_SIGNS = 2_000  # of a kernel's name: template arguments may run on
 UNNAMED = "collective"
 """A communication kernel whose name does not tell what it does (RCCL's generic kernel)."""
 
-# Substrings of a name with everything but letters and digits removed; the first that occurs decides.
-_WORDS = (
-    ("reducescattercrossdevice", "all-reduce"),  # first half of a fused two-stage all-reduce and norm
-    ("crossdevicereduce", "all-reduce"),
-    ("allreducebarrier", "barrier"),
-    ("allreduce", "all-reduce"),
-    ("reducescatter", "reduce-scatter"),
-    ("allgather", "all-gather"),
-    ("alltoall", "all-to-all"),
-    ("all2all", "all-to-all"),
-    ("sendrecv", "send-recv"),
-    ("broadcast", "broadcast"),
-    ("barrier", "barrier"),
-)
-_CALLS = (*_WORDS, ("send", "send-recv"), ("recv", "send-recv"), ("reduce", "reduce"), ("gather", "gather"), ("scatter", "scatter"))
-_NCCL = re.compile(r"^(?:r|n)ccl(?:Sym[a-z]*)?(?:Dev)?Kernel|^mscclKernel", re.I)
-_OWN = re.compile(  # engines' and libraries' kernels that move data between ranks
-    r"cross_device_(?:reduce|store)|multimem|symm_?mem|all_?reduce|reduce_?scatter|all_?gather|all_?to_?all|userbuffers"
-    r"|(?:one|two)_?shot.*reduce|^(?:deep_ep|pplx|mori|nvshmem|rocshmem)\b",
-    re.I,
-)
-_NOT = re.compile(  # names of kernels beside a collective, or of reductions inside one GPU
-    r"^triton_(?:poi|red|per|tem|for)_|(?:warp|block|group|quad)_?(?:wide_?)?all_?reduce|^at::native|^cub::|splitk|cudnn|cutlass|index_?reduce",
-    re.I,
-)
-_CALL = re.compile(r"^(?:nccl|gloo|mpi|ucc|xccl|hccl):\s*(\w+)")
+_TABLE = table("collective_names.toml")
+_WORDS: Words = [(word, op) for word, op in _TABLE["words"]]
+_CALLS: Words = [*_WORDS, *((word, op) for word, op in _TABLE["calls"])]
+_NCCL, _OWN, _NOT = (re.compile("|".join(_TABLE[kind]), re.I) for kind in ("nccl", "own", "not"))
+_CALL = re.compile(_TABLE["call"])
+_MOVED, _NOT_OPERATORS = tuple(_TABLE["moved"]), tuple(_TABLE["not_operators"])
 
 
 @lru_cache(maxsize=65536)
@@ -92,14 +76,6 @@ def shared_memory_op(name: str) -> str:
     return _find(last, _CALLS) if last.startswith("shm_") else ""
 
 
-_MOVED = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all")
-_NOT_OPERATORS = (
-    "aten::",
-    "c10d::",
-    "autograd::",
-)  # torch's own records are read as calls, and the rest moves nothing between ranks
-
-
 @lru_cache(maxsize=65536)
 def operator_op(name: str) -> str:
     """The collective of an operator that an engine or a library registered with torch, or "".
@@ -116,7 +92,7 @@ def operator_op(name: str) -> str:
     return found if found in _MOVED else ""
 
 
-def _find(text: str, words: tuple[tuple[str, str], ...]) -> str:
+def _find(text: str, words: Words) -> str:
     letters = re.sub(r"[^a-z0-9]", "", text.lower())
     return next((op for word, op in words if word in letters), "")
 

@@ -12,22 +12,38 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from commtax.files import TRACE_BYTES, TRACE_MEMORY_BYTES, Json, parse_json, read_bytes
+from commtax.readers import table
 from commtax.readers.collective_names import UNNAMED, call_op, is_call, kernel_op, operator_op, shared_memory_op
-from commtax.readers.kineto_events import Event, event_of, ns
-from commtax.readers.trace import Collective, Device, Trace, timeline_of, within
-from commtax.readers.trace_steps import Step, graph_steps, named_steps, numbered, trained, trains, until_the_next, without_strays
+from commtax.readers.trace import (
+    Collective,
+    Device,
+    Step,
+    Trace,
+    graph_steps,
+    named_steps,
+    numbered,
+    timeline_of,
+    trained,
+    trains,
+    until_the_next,
+    within,
+    without_strays,
+)
 from commtax.statement import Note, Refusal
 from commtax.units import plural
 
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver")
 _DEVICE = {"kernel": "compute", "gpu_memcpy": "copy", "gpu_memset": "copy"}
 _HOST = ("user_annotation", "cpu_op")
+_TABLE = table("kineto.toml")
+_SIZES = {name: int(size) for size, names in _TABLE["sizes"].items() for name in names}
+_PRODUCT = re.compile(r"matmul|gemm|linear|_mm")  # fused with a collective: what is given is not what is sent
 
 
 def looks_like(raw: bytes) -> bool:
@@ -64,9 +80,12 @@ def parse(document: Any, name: str = "trace") -> Trace:
 
 def _trace(head: Json, complete: list[Json], name: str) -> Trace:
     job = head.get("distributedInfo") or {}
-    rank = int(job["rank"] if "rank" in job else _rank_in(name))
+    named = re.search(r"rank[-_]?(\d+)", name)  # rank1.….pt.trace.json, trace_rank-0.json
+    rank = int(job["rank"] if "rank" in job else named[1] if named else 0)
     origin = min(ns(e["ts"]) for e in complete)
-    events = _Events(complete, origin, _group_size(job))
+    # Groups are as large as those that are told, where all of them (but those of one rank) are alike.
+    sizes = {int(g.get("pg_size", 0)) for g in job.get("pg_config") or [] if isinstance(g, dict)} - {0, 1}
+    events = _Events(complete, origin, sizes.pop() if len(sizes) == 1 else 0)
     steps = events.steps()
     collectives = sorted(events.collectives(_Windows(steps)), key=lambda c: c.start_s)
     return Trace(
@@ -84,18 +103,6 @@ def _trace(head: Json, complete: list[Json], name: str) -> Trace:
     )
 
 
-def _rank_in(name: str) -> int:
-    """The rank in a file's name (``rank1.….pt.trace.json``, ``trace_rank-0.json``), where the trace does not say it."""
-    told = re.search(r"rank[-_]?(\d+)", name)
-    return int(told[1]) if told else 0
-
-
-def _group_size(job: Json) -> int:
-    """The size of the groups where all of them (but those of one rank) are alike, else 0."""
-    sizes = {int(g.get("pg_size", 0)) for g in job.get("pg_config") or [] if isinstance(g, dict)} - {0, 1}
-    return sizes.pop() if len(sizes) == 1 else 0
-
-
 def _device(head: Json, events: Sequence[Event]) -> Device | None:
     """The GPU that most of the rank's kernels ran on, from ``deviceProperties``; None where a trace has none."""
     listed = [d for d in head.get("deviceProperties") or [] if isinstance(d, dict) and d.get("totalGlobalMem")]
@@ -111,17 +118,15 @@ def _device(head: Json, events: Sequence[Event]) -> Device | None:
 def _notes(events: _Events, collectives: Sequence[Collective], steps: Sequence[Step]) -> Iterator[Note]:
     if not events.device:
         yield Note("no device", "no device events: times are the host's")
-    if events.device and events.calls and not collectives:
-        called = f"{len(events.calls)} collectives were called and none ran on the device"
-        yield Note("none ran", f"{called} (groups of one rank move nothing)")
+    if events.device and (called := len(events.calls)) and not collectives:
+        yield Note("none ran", f"{called} collectives were called and none ran on the device (groups of one rank move nothing)")
     if unsized := sum(c.nbytes is None for c in collectives):
         yield Note("unsized", f"{unsized} of {len(collectives)} collectives carry no message size")
-    if events.strays:
-        stray = plural(events.strays, "device event")
+    if stray := plural(events.strays, "device event") if events.strays else "":
         yield Note("strays", f"{stray} far behind or ahead of the step that launched them: left out of its time")
     if not steps:
-        words = "no steps found (no ProfilerStep, engine step or repeated graph): fractions are over the whole trace"
-        yield Note("no steps", words)
+        looked_for = "no ProfilerStep, engine step or repeated graph"
+        yield Note("no steps", f"no steps found ({looked_for}): fractions are over the whole trace")
 
 
 class _Events:
@@ -144,14 +149,12 @@ class _Events:
             if (category := raw.get("cat")) in _DEVICE:
                 self.device.append(event_of(raw, origin_ns))
             elif category in _LAUNCHES:
-                self._sort_launch(event_of(raw, origin_ns))
+                event = event_of(raw, origin_ns)
+                correlation = event.args.get("correlation")
+                if correlation is not None and ("aunch" in event.name or correlation not in self.launches):
+                    self.launches[correlation] = event
             elif category in _HOST:
                 self._sort_host(event_of(raw, origin_ns))
-
-    def _sort_launch(self, event: Event) -> None:
-        correlation = event.args.get("correlation")
-        if correlation is not None and ("aunch" in event.name or correlation not in self.launches):
-            self.launches[correlation] = event
 
     def _sort_host(self, event: Event) -> None:
         name, is_op = event.name, event.category == "cpu_op"
@@ -310,3 +313,91 @@ def _leaves(ops: Iterable[Event]) -> list[Event]:
     ordered = sorted(ops, key=lambda e: (str(e.thread), e.start_s, -e.end_s))
     pairs = zip(ordered, [*ordered[1:], None], strict=True)
     return [e for e, after in pairs if after is None or after.thread != e.thread or after.start_s >= e.end_s]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Event:
+    """One complete event; seconds since the trace's first."""
+
+    name: str
+    category: str
+    start_s: float
+    end_s: float
+    thread: object
+    process: object
+    args: Json
+
+    @property
+    def span(self) -> tuple[float, float]:
+        return self.start_s, self.end_s
+
+    @property
+    def collective(self) -> str:
+        """The collective that its metadata names, or ""."""
+        return call_op(str(self.args.get("Collective name", "")))
+
+    @property
+    def ranks(self) -> int:
+        """The size of its group, or 0."""
+        if told := int(self.args.get("Group size", 0) or 0):
+            return told
+        given, at = self.args.get("Concrete Inputs") or (), _TABLE["group_argument"].get(self.name)
+        word = str(given[at]) if at is not None and len(given) > at else ""
+        return int(word) if word.isascii() and word.isdigit() and len(word) < 9 else 0
+
+    def nbytes(self, op: str, ranks: int) -> float | None:
+        """The full tensor: from the message metadata, else from the shapes of a call's input (a shard, in an all-gather)."""
+        args, name = self.args, self.name
+        if "In msg nelems" in args and "dtype" in args:
+            count, size = args.get("Out msg nelems" if op == "all-gather" else "In msg nelems"), _size(str(args["dtype"]))
+            return None if size is None or count is None else float(count) * size
+        output_first = name.startswith("c10d::_allgather_base")
+        if name.startswith(("c10d::", "record_param")) and not output_first:
+            return None  # torch's calls have several tensors, or lists without a type: the record inside has the one that counts
+        inputs = zip(args.get("Input Dims") or (), args.get("Input type") or (), strict=False)
+        tensors = [float(_elements(dims) * size) for dims, kind in inputs if dims and (size := _size(str(kind)))]
+        if operator_op(name):
+            return _operator_bytes(name, tensors, op, ranks)
+        shares = ranks if op == "all-gather" and not output_first else 1
+        return tensors[0] * shares if tensors and shares else None
+
+
+def event_of(raw: Json, origin_ns: int) -> Event:
+    start, seconds = ns(raw["ts"]) - origin_ns, max(0, ns(raw.get("dur", 0)))
+    ends = start * 1e-9, (start + seconds) * 1e-9
+    return Event(str(raw["name"]), raw.get("cat") or "", *ends, raw.get("tid"), raw.get("pid"), raw.get("args") or {})
+
+
+def ns(microseconds: object) -> int:
+    """Nanoseconds from microseconds, exactly, whether whole or with a fraction kept as text."""
+    if isinstance(microseconds, int):
+        return microseconds * 1000
+    text = str(microseconds)
+    whole, point, fraction = text.partition(".")
+    if not point or "e" in fraction or "E" in fraction:
+        return round(float(text) * 1000)
+    return int(whole) * 1000 + (-1 if whole.startswith("-") else 1) * int((fraction + "000")[:3])
+
+
+def _operator_bytes(name: str, tensors: list[float], op: str, ranks: int) -> float | None:
+    """An operator's full tensor: its first where all ranks hold all of it; of input and output the larger; else its shard's sum."""
+    if not tensors or _PRODUCT.search(name[-200:]):
+        return None
+    if op not in ("all-gather", "reduce-scatter"):
+        return tensors[0]
+    if len(tensors) > 1 and tensors[0] != tensors[1]:
+        return max(tensors[:2])
+    shares = ranks if op == "all-gather" else 1
+    return tensors[0] * shares if shares else None
+
+
+def _size(dtype: str) -> int | None:
+    name = re.sub(r"[^a-z0-9]", "", dtype.lower().removeprefix("c10::").removeprefix("torch."))
+    return 1 if name.startswith("float8") else _SIZES.get(name)
+
+
+def _elements(dims: Any) -> int:
+    """Elements of a tensor by its shape, or of a list of tensors."""
+    if dims and isinstance(dims[0], list):
+        return sum(_elements(d) for d in dims)
+    return math.prod(int(d) for d in dims)

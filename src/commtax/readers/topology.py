@@ -1,4 +1,4 @@
-"""``nvidia-smi topo -m``: which GPUs are joined by what, and which of them to take together.
+"""``nvidia-smi topo -m``: which GPUs are joined by what, which to take together, and the link that a plan's groups then have.
 
 Kinds from near to far: NV# (bonded NVLinks), PIX (one PCIe switch), PXB (several), PHB (through the CPU's host bridge), NODE
 (between host bridges of one socket), SYS (between sockets). Legend: https://docs.nvidia.com/multi-node-nvlink-systems and
@@ -8,14 +8,15 @@ Kinds from near to far: NV# (bonded NVLinks), PIX (one PCIe switch), PXB (severa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import combinations, pairwise
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations
 from math import comb
 
-from commtax.statement import Refusal
+from commtax import catalog
+from commtax.spec import Chip, Cluster, Link
+from commtax.statement import Note, Refusal
 
-KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 MEANS = {
     "PIX": "one PCIe switch",
     "PXB": "several PCIe switches",
@@ -23,7 +24,10 @@ MEANS = {
     "NODE": "host bridges of one socket",
     "SYS": "the link between sockets",
 }
+KINDS = tuple(MEANS)
 MAX_CHOICES = 50_000
+Groups = tuple[tuple[int, ...], ...]
+_PCIE = {"volta": "pcie3", "turing": "pcie3", "hopper": "pcie5", "blackwell": "pcie5"}  # others: pcie4
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +67,8 @@ class Topology:
             raise Refusal(f"topo: {size} GPUs are wanted, and the matrix has {len(here)}", "topo")
         if comb(len(here), size) > MAX_CHOICES:
             return here[:size]
-        return min(combinations(here, size), key=self._far)
-
-    def _far(self, group: tuple[int, ...]) -> tuple[float, float]:
-        far = [distance(self.links[i][j]) for i, j in combinations(group, 2)]
-        return max(far, default=0.0), sum(far)
+        far = {group: [distance(self.links[i][j]) for i, j in combinations(group, 2)] for group in combinations(here, size)}
+        return min(far, key=lambda group: (max(far[group], default=0.0), sum(far[group])))
 
     def groups(self, size: int, count: int) -> list[tuple[int, ...]]:
         """``count`` disjoint groups, the best one first each time."""
@@ -101,7 +102,8 @@ def parse(text: str) -> Topology:
             columns = re.findall(r"GPU\d{1,4}|NIC\d{1,4}|mlx\d{1,4}_\w+", line)  # headers may touch each other: NIC7NIC8
             known = set(columns)
         elif columns and words and words[0] in known:
-            rows[words[0]] = _cells("".join(line.split(words[0], 1)[1:]))
+            told = "".join(line.split(words[0], 1)[1:])  # cells may touch each other like headers do (SYSSYS)
+            rows[words[0]] = re.findall(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|\bX\b", told)
     gpus = [name for name in columns if name.startswith("GPU")]
     if not gpus or any(len(rows.get(name, [])) < len(gpus) for name in gpus):
         raise Refusal("topo: no matrix of GPU0, GPU1 … found (paste the output of nvidia-smi topo -m)", "topo")
@@ -110,11 +112,6 @@ def parse(text: str) -> Topology:
         if links[i][j] != links[j][i]:
             raise Refusal(f"topo: GPU{i} to GPU{j} is {links[i][j]}, and back {links[j][i]}", "topo")
     return Topology(links)
-
-
-def _cells(text: str) -> list[str]:
-    """Kinds in a row; cells may touch each other like headers do (SYSSYS)."""
-    return re.findall(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|\bX\b", text)
 
 
 def describe(found: Topology) -> str:
@@ -126,7 +123,108 @@ def describe(found: Topology) -> str:
     return f"{found.num_gpus} GPUs: {'; '.join(words)}"
 
 
-def in_order(groups: Iterable[tuple[int, ...]]) -> bool:
-    """Whether ranks 0, 1, 2 … fall into the groups without being told."""
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The cluster as a plan meets it, the groups of GPUs, and why."""
+
+    cluster: Cluster
+    groups: Groups
+    notes: tuple[Note, ...]
+
+    @property
+    def devices(self) -> str:
+        """What CUDA_VISIBLE_DEVICES should say, groups in the order of ranks."""
+        return ",".join(str(i) for group in self.groups for i in group)
+
+
+def nvlink_of(chip: Chip) -> Link:
+    """The NVLink that joins two such chips: their switched fabric, or the bridge of their generation."""
+    own = catalog.link(chip.intra)
+    if own.kind == "nvlink":
+        return own
+    for part in chip.key.split("-"):
+        try:
+            return catalog.link(f"nvlink-bridge-{part}")
+        except ValueError:
+            continue
+    raise Refusal(f"topo: the matrix shows NVLink, and {chip.key} has none; does --cluster name the right chip?", "topo")
+
+
+def pcie_of(chip: Chip) -> Link:
+    """PCIe x16 of the chip's generation."""
+    own = catalog.link(chip.intra)
+    return own if own.kind == "pcie" else catalog.link(_PCIE.get(chip.family, "pcie4"))
+
+
+def place(found: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Placed:
+    """Lay ``replicas`` groups of ``tp`` ranks over the best GPUs of each host.
+
+    One inside link is priced for the whole plan: that of the farthest pair of any group, since a ring is as fast as its
+    slowest hop. What the matrix cannot show (x8 slots, P2P switched off) is not in the price.
+    """
+    if found.num_gpus != cluster.gpus_per_host:
+        raise Refusal(
+            f"topo: the matrix has {found.num_gpus} GPUs, and hosts of {cluster.key} have {cluster.gpus_per_host}; "
+            f"write --cluster {found.num_gpus}x{cluster.chip.key}",
+            "topo",
+        )
+    size = min(tp, found.num_gpus)
+    groups = tuple(found.groups(size, min(replicas, found.num_gpus // size)))
+    topology = Note("topology", f"topology: {describe(found)}")
+    own, slow = catalog.link(cluster.chip.intra), pcie_of(cluster.chip)
+    if tp == 1:
+        return Placed(cluster, groups, (topology,))
+    if own.kind == "nvlink" and own.switched and not found.shows_nvlink:
+        told = f"{cluster.chip.key} has {own.key}, and the matrix shows none: topo -mp lists PCIe paths only, so {own.key} is taken"
+        down = Note("no NVLink", f"{told} (if this was topo -m, NVLink is down: --intra {slow.key})")
+        return Placed(cluster, groups, (topology, down))
+    worst = max((found.worst(g) for g in groups), key=distance)
+    notes = [topology, _advice(found, groups, worst)]
+    if not worst.startswith("NV"):
+        notes += _slow(found, size, worst, slow)
+        return Placed(replace(cluster, intra=slow, nvlink_domain=1, bridge=None), groups, tuple(notes))
+    link, more = _bonded(found, groups, nvlink_of(cluster.chip))
+    domain = cluster.gpus_per_host if link.switched else size
+    return Placed(replace(cluster, intra=link, nvlink_domain=domain, bridge=None), groups, (*notes, *more))
+
+
+def _bonded(found: Topology, groups: Groups, link: Link) -> tuple[Link, list[Note]]:
+    """The link with as many NVLinks as the GPU with the fewest has within its group; said where it has more elsewhere."""
+    least = min(_num_links(found, group, i, link.num_links) for group in groups for i in group)
+    if least == link.num_links:
+        return link, []
+    part = catalog.link(f"{link.key}@{least}")
+    return part, [Note("bonded", f"{least} NVLinks a GPU in these groups: priced as {part.key}, assumed")]
+
+
+def _num_links(found: Topology, group: tuple[int, ...], gpu: int, most: int) -> int:
+    """NVLinks of a GPU to its group. Direct ones to several peers add up, as far as a GPU has links.
+
+    Through a switch every peer shows all of them: more together than there are.
+    """
+    peers = [int(found.links[gpu][other][2:] or 1) for other in group if other != gpu]
+    return sum(peers) if sum(peers) <= most else min(most, max(peers))
+
+
+def _advice(found: Topology, groups: Groups, worst: str) -> Note:
+    """Which GPUs to show to the engine, and what the plain order would have done."""
+    named, size = ", ".join("+".join(map(str, g)) for g in groups), len(groups[0])
     flat = [i for g in groups for i in g]
-    return all(b == a + 1 for a, b in pairwise([-1, *flat]))
+    if flat == list(range(len(flat))):
+        return Note("order", f"TP {size} on GPUs {named}: the usual order is already the best (farthest hop {worst})")
+    plain = [range(i * size, (i + 1) * size) for i in range(len(groups))]
+    usual = max((found.worst(g) for g in plain), key=distance)
+    devices = ",".join(map(str, flat))
+    hops = f"farthest hop {worst}; in the usual order {usual}"
+    return Note("order", f"CUDA_VISIBLE_DEVICES={devices}: TP {size} on GPUs {named} ({hops})")
+
+
+def _slow(found: Topology, size: int, worst: str, link: Link) -> Iterator[Note]:
+    """Why a group is priced on PCIe although some of its pairs may have NVLink."""
+    crossed = f"the farthest hop of TP {size} crosses {MEANS[worst]} ({worst})"
+    yield Note("farthest hop", f"{crossed}: priced as {link.key}, assumed")
+    widest = max(len(g) for g in found.nvlink_groups())
+    if 1 < widest < size:
+        copies = size // widest
+        keep = f"NVLink joins {widest} GPUs: {copies} replicas of TP {widest} keep their all-reduce on it"
+        yield Note("narrower", f"{keep} (commtax compare … --plans tp{size},tp{widest}dp{copies} --topo …)")

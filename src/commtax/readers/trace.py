@@ -1,18 +1,31 @@
-"""What a profiler's trace of one rank says, whoever wrote it: a timeline, the collectives in it, and the steps they belong to."""
+"""What a profiler's trace of one rank says, whoever wrote it: a timeline, the collectives in it, and the steps they belong to.
+
+A step is what somebody named (the profiler, vLLM, SGLang), or what repeats (CUDA graph launches). Of a collective that several
+ranks have, the shortest time is the wire, the rest is waiting.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from commtax.readers.trace_steps import Step
-from commtax.statement import Note
+from commtax.statement import Note, Refusal
 from commtax.timeline import Timeline
 
 KINDS = ("compute", "comm", "copy")
 Span = tuple[float, float]
+_PROFILER = re.compile(r"^ProfilerStep#\d+")
+_VLLM = re.compile(r"^execute_(?:\d+_)?context_(?P<prefills>\d+)\((?P<tokens>\w+)\)_generation_(?P<decodes>\d+)\(\w+\)")
+_VLLM_OLD = re.compile(r"^execute_new_(?P<prefills>\d+)_cached_(?P<decodes>\d+)")
+_SGLANG = re.compile(r"^step\[(\w+) bs=(\d+)(?: toks=(\d+))?\]")
+_TRAINING = ("Optimizer.step", "Optimizer.zero_grad", "autograd::engine::evaluate_function")
+STRAY_PAUSE, STRAY_TIMES = 0.5, 10.0  # of a step's kernels together, and of the kernels set apart
+_SGLANG_PHASES = {"EXTEND": "prefill", "DECODE": "decode", "MIXED": "mixed", "TARGET_VERIFY": "decode"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +144,235 @@ def timeline_of(rows: Sequence[tuple[str, float, float, str, str]]) -> Timeline:
         lanes=lanes,
         kinds=KINDS,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """One collective on all ranks. A rank that comes late finds the others waiting: its own time is the least."""
+
+    op: str
+    nbytes: float | None
+    seconds: tuple[float, ...]  # one for each rank
+    step: int
+
+    @property
+    def wire_s(self) -> float:
+        return min(self.seconds)
+
+    @property
+    def skew_s(self) -> tuple[float, ...]:
+        return tuple(s - self.wire_s for s in self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Meetings:
+    """All collectives that every rank's trace holds. ``by_clock``: matched by when they ran; else by their order."""
+
+    ranks: tuple[int, ...]
+    matched: tuple[Meeting, ...]
+    unmatched: int
+    by_clock: bool
+
+
+def meet(traces: Sequence[Trace]) -> Meetings:
+    """Match the collectives of all ranks, by clock where the ranks share one (they end together), else by order."""
+    if len(traces) < 2:
+        raise Refusal("traces: at least two ranks are needed to tell the wire from waiting", "traces")
+    if len({t.rank for t in traces}) < len(traces):
+        raise Refusal(f"traces: ranks {', '.join(str(t.rank) for t in traces)}: each rank once", "traces")
+    ordered = sorted(traces, key=lambda t: t.rank)
+    ranks = tuple(t.rank for t in ordered)
+    most = max(len(t.collectives) for t in ordered)
+    by_order = _by_order(ordered)
+    if by_order and all(_together(row, ordered) for row in by_order):
+        return Meetings(ranks, tuple(_meeting(r) for r in by_order), most - len(by_order), True)
+    by_clock = _by_clock(ordered)
+    rows = by_clock if by_clock else by_order
+    return Meetings(ranks, tuple(_meeting(r) for r in rows), most - len(rows), bool(by_clock))
+
+
+def _meeting(row: Sequence[Collective]) -> Meeting:
+    nbytes = next((c.nbytes for c in row if c.nbytes is not None), None)
+    return Meeting(row[0].op, nbytes, tuple(c.seconds for c in row), row[0].step)
+
+
+def _by_order(traces: Sequence[Trace]) -> list[tuple[Collective, ...]]:
+    """The n-th with the n-th; nothing where the ranks' lists of operations differ."""
+    lists = [t.collectives for t in traces]
+    signs = [[(c.op, c.nbytes) if c.op != "all-to-all" else (c.op, None) for c in found] for found in lists]
+    if any(s != signs[0] for s in signs):
+        return []
+    return list(zip(*lists, strict=True))
+
+
+def _absolute(c: Collective, trace: Trace, origin_ns: int) -> tuple[float, float]:
+    shift = (trace.origin_ns - origin_ns) * 1e-9
+    return c.start_s + shift, c.end_s + shift
+
+
+def _together(row: Sequence[Collective], traces: Sequence[Trace]) -> bool:
+    """Whether all ranks were inside the collective at one moment."""
+    spans = [_absolute(c, t, traces[0].origin_ns) for c, t in zip(row, traces, strict=True)]
+    return max(s for s, _ in spans) < min(e for _, e in spans)
+
+
+def _by_clock(traces: Sequence[Trace]) -> list[tuple[Collective, ...]]:
+    """For each collective of the first rank the one of every other rank that overlaps it and ends nearest to it."""
+    base = traces[0]
+    others = [_nearest(base, t) for t in traces[1:]]
+    rows = [(c, *(o.get(i) for o in others)) for i, c in enumerate(base.collectives)]
+    return [tuple(c for c in row if c is not None) for row in rows if all(c is not None for c in row)]
+
+
+def _nearest(base: Trace, other: Trace) -> dict[int, Collective]:
+    """Pairs that are each other's nearest."""
+    pairs = []
+    spans = [_absolute(c, other, base.origin_ns) for c in other.collectives]
+    begin = 0
+    for i, c in enumerate(base.collectives):
+        while begin < len(spans) and spans[begin][1] <= c.start_s:
+            begin += 1
+        for j in range(begin, len(spans)):
+            if spans[j][0] >= c.end_s:
+                break
+            if other.collectives[j].op == c.op and spans[j][1] > c.start_s:
+                pairs.append((abs(spans[j][1] - c.end_s), i, j))
+    found: dict[int, Collective] = {}
+    taken: set[int] = set()
+    for _, i, j in sorted(pairs):
+        if i not in found and j not in taken:
+            found[i] = other.collectives[j]
+            taken.add(j)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: its window (the device's, where there is one), the host's window, and what ran, where the name tells it."""
+
+    index: int
+    name: str
+    start_s: float
+    end_s: float
+    host_start_s: float = 0.0
+    host_end_s: float = 0.0
+    phase: str = ""  # decode | prefill | mixed | train | "": not told
+    decode_seqs: int = 0
+    prefill_seqs: int = 0
+    prefill_tokens: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+def named_steps(annotations: Sequence[tuple[str, float, float]]) -> list[Step]:
+    """Steps from annotations: the profiler's own if there are any, else the engine's (vLLM's before SGLang's).
+
+    >>> step = named_steps([("execute_context_0(0)_generation_4(4)", 0.0, 1.0)])[0]
+    >>> step.phase, step.decode_seqs
+    ('decode', 4)
+    """
+    for pattern in (_PROFILER, _VLLM, _VLLM_OLD, _SGLANG):
+        found = sorted((a for a in annotations if pattern.match(a[0])), key=lambda a: a[1])
+        steps = [_described(Step(0, name, start, end, start, end)) for name, start, end in found]
+        if steps:
+            return numbered(until_the_next(steps))
+    return []
+
+
+def trains(name: str) -> bool:
+    """Whether a host event runs in training alone: the backward pass, or the optimizer.
+
+    >>> trains("Optimizer.step#AdamW.step"), trains("autograd::engine::evaluate_function: MmBackward0"), trains("aten::mm")
+    (True, True, False)
+    """
+    return name.startswith(_TRAINING)
+
+
+def trained(steps: Sequence[Step], moments: Sequence[float]) -> list[Step]:
+    """Steps that nobody described and in whose host window something of training ran; replays have none, and any moment counts."""
+    at = sorted(moments)
+
+    def is_trained(step: Step) -> bool:
+        begin, end = (step.host_start_s, step.host_end_s) if step.host_end_s > step.host_start_s else (-math.inf, math.inf)
+        return not step.phase and bisect_left(at, end) > bisect_left(at, begin)
+
+    return [replace(s, phase="train") if is_trained(s) else s for s in steps]
+
+
+def without_strays(
+    spans: Sequence[tuple[float, float]], host_s: Callable[[float, float], float] = lambda *_: 0.0
+) -> tuple[float, float, int]:
+    """From the first start to the last end of what belongs together, and how many are set apart from it.
+
+    Strays stand behind (or, where an engine plans ahead, before) a pause that is long beside the step and far longer than they are.
+    ``host_s`` tells how much of a pause was the host's own time, which is a step's too.
+
+    >>> without_strays([(0.0, 4.0), (5.0, 9.0), (500.0, 501.0)])
+    (0.0, 9.0, 1)
+    """
+    ordered = sorted(spans)
+    total = sum(end - start for start, end in ordered)
+    groups: list[list[tuple[float, float]]] = [[ordered[0]]]
+    until, before = ordered[0][1], ordered[0][1] - ordered[0][0]
+    for start, end in ordered[1:]:
+        least = max(total * STRAY_PAUSE, min(before, total - before) * STRAY_TIMES)
+        if start - until > least and start - until - host_s(until, start) > least:
+            groups.append([])
+        groups[-1].append((start, end))
+        until, before = max(until, end), before + end - start
+    kept = max(groups, key=lambda g: sum(end - start for start, end in g))
+    return kept[0][0], max(end for _, end in kept), len(ordered) - len(kept)
+
+
+def until_the_next(steps: Sequence[Step]) -> list[Step]:
+    """A step lasts until the next starts (sampling and scheduling are part of it), unless the gap is longer than the step."""
+    starts = [*(s.start_s for s in steps[1:]), math.inf]
+    return [replace(s, end_s=at if at - s.end_s <= s.seconds else s.end_s) for s, at in zip(steps, starts, strict=True)]
+
+
+def numbered(steps: Iterable[Step]) -> list[Step]:
+    return [replace(s, index=i) for i, s in enumerate(s for s in steps if s.phase != "empty")]
+
+
+def _described(step: Step) -> Step:
+    """The step with what its name tells of the batch."""
+    if match := _VLLM.match(step.name) or _VLLM_OLD.match(step.name):
+        prefills, decodes = int(match["prefills"]), int(match["decodes"])
+        new = re.match(r"(?:sq)?(\d+)", match.groupdict().get("tokens", ""))  # 128, or the first figure of sq8155sk8430…
+        tokens = int(new[1]) if new else 0
+        phase = "mixed" if prefills and decodes else "prefill" if prefills else "decode" if decodes else "empty"
+        return replace(step, phase=phase, decode_seqs=decodes, prefill_seqs=prefills, prefill_tokens=tokens)
+    if match := _SGLANG.match(step.name):
+        phase, size = _SGLANG_PHASES.get(match[1], ""), int(match[2])
+        if phase == "decode":
+            return replace(step, phase=phase, decode_seqs=size)
+        return replace(step, phase=phase, prefill_seqs=size, prefill_tokens=int(match[3] or 0))
+    return step
+
+
+def graph_steps(launches: Iterable[tuple[float, tuple[str, ...], float, float]]) -> list[Step]:
+    """Steps from replayed graphs: (launch, kernels, start, end) of each; the shortest period that repeats is one step.
+
+    A whole step in one graph has period 1; a graph for each piece of the model has as many as the model has pieces.
+    """
+    replays = sorted(launches, key=lambda r: r[0])
+    period = _period([names for _, names, _, _ in replays])
+    if not period:
+        return []
+    groups = [replays[i : i + period] for i in range(0, len(replays) - period + 1, period)]
+    steps = [Step(i, "graph replay", g[0][2], max(r[3] for r in g)) for i, g in enumerate(groups)]
+    return numbered(until_the_next(steps))
+
+
+def _period(signs: Sequence[tuple[str, ...]]) -> int:
+    """The smallest period with which a sequence repeats at least once in full; 0 if there is none."""
+    borders = [0] * len(signs)  # how much of the beginning ends here (Knuth, Morris and Pratt)
+    for at in range(1, len(signs)):
+        length = borders[at - 1]
+        while length and signs[at] != signs[length]:
+            length = borders[length - 1]
+        borders[at] = length + (signs[at] == signs[length])
+    period = len(signs) - borders[-1] if signs else 0
+    return period if period <= len(signs) // 2 else 0

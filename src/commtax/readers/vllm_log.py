@@ -7,12 +7,10 @@ ranks surround them.
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from importlib.resources import files
 
-from commtax.readers.filling import filled
+from commtax.readers import filled, table
 from commtax.units import GiB
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -30,7 +28,7 @@ _GROUP = re.compile(r" for group '(\w+):")
 _START = re.compile(r"Initializing an? (?:V1 )?LLM engine|vLLM API server version")
 _CONFIGURED = ("with config", "non-default args", "Namespace(", "Chunked prefill is enabled with")
 _SETTING = re.compile(r"['\"]?\b([a-z][a-z_]+)['\"]?\s*[=:]\s*('[^']*'|\"[^\"]*\"|[\w./+-]+)")
-_TABLE = tomllib.loads((files("commtax.readers") / "vllm_log.toml").read_text(encoding="utf-8"))
+_TABLE = table("vllm_log.toml")
 _FIGURES = [  # what a line's number is, and its unit
     (name, unit, re.compile(wording.replace("{n}", _NUMBER)))
     for kind, unit in (("gib", GiB), ("count", 1))
@@ -161,20 +159,14 @@ def parse(text: str) -> StartupLog:
     return StartupLog(str(facts.get("version", "")), filled(Settings, facts), filled(Layout, facts), filled(Memory, facts))
 
 
-def _lines(text: str) -> Iterator[tuple[str, str, str]]:
-    """Worker, its process, and the line without colours."""
-    for raw in text.splitlines():
-        line = _COLOUR.sub("", raw)
-        who = next((inside for inside in _BRACKETS.findall(line) if _WORKER.match(inside)), "")
-        pid = _PID.search(who)
-        yield who.split(" pid=")[0].split(",")[0], pid[1] if pid else "", line
-
-
 def _last_start(text: str) -> Iterable[tuple[str, str]]:
-    """Lines since the last start: the same process name with another pid introduces itself again."""
+    """Workers and their lines since the last start: the same process name with another pid introduces itself again."""
     rows: list[tuple[str, str]] = []
     begun: dict[str, str] = {}
-    for who, pid, line in _lines(text):
+    for line in _COLOUR.sub("", text).splitlines():
+        worker = next((inside for inside in _BRACKETS.findall(line) if _WORKER.match(inside)), "")
+        found, who = _PID.search(worker), worker.split(" pid=")[0].split(",")[0]
+        pid = found[1] if found else ""
         if _START.search(line):
             if who in begun and begun[who] != pid:
                 rows.clear()

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 
 from rich.console import Console
 from rich.text import Text
 
-from commtax.audit import AGREE, DISAGREE, UNKNOWN, Audit, Finding, Section
+from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Audit, Finding, Section
 from commtax.report.documents import Record, plain
 from commtax.report.tables import new_table, notes, say
 from commtax.units import format_bytes, format_seconds
 
 MOST_RANKS = 8  # whose times are told one by one
 FINDING = ("item", "unit", "predicted", "measured", "difference", "base", "tolerance", "verdict", "reason")
+_FORMATS: Mapping[str, Callable[[float], str]] = {"s": format_seconds, "bytes": format_bytes, "share": "{:.1%}".format}
 _STYLES = {AGREE: "green", DISAGREE: "bold red", UNKNOWN: "yellow"}
 
 
 def show_audit(console: Console, found: Audit) -> None:
     """The verdict first, then a table for each file."""
-    asked = found.question
+    asked, own = found.claim.question, found.claim.question.profile
     counts = ", ".join(f"{found.count(v)} {v}" for v in (AGREE, DISAGREE, UNKNOWN))
     words = {AGREE: "the run agrees", DISAGREE: "the run disagrees", UNKNOWN: "nothing could be decided"}
-    own = asked.pricing.get("profile")
     place = f"{asked.cluster.key}, profile {own.name}" if own else asked.cluster.key
-    say(console, f"{asked.model.key} on {place}, TP {asked.tp}: {words[found.verdict]} ({counts})", "bold")
+    say(console, f"{asked.model.key} on {place}, TP {found.claim.tp}: {words[found.verdict]} ({counts})", "bold")
     for section in found.sections:
         say(console, f"{section.kind}: {', '.join(section.files)}", "dim")
         table = new_table("item", ">predicted", ">measured", ">difference", ">tolerance", "verdict", "why")
@@ -53,12 +53,8 @@ def _spent(section: Section) -> Iterator[str]:
 def _value(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
-    if unit == "s":
-        return format_seconds(value)
-    if unit == "bytes":
-        return format_bytes(value)
-    if unit == "share":
-        return f"{value:.1%}"
+    if unit in _FORMATS:
+        return _FORMATS[unit](value)
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
 
 
@@ -70,13 +66,13 @@ def _share(value: float | None, sign: str = "") -> str:
 
 def audit_document(found: Audit) -> Record:
     """``audit --json``."""
-    asked = found.question
+    asked = found.claim.question
     return {
         "schema": "commtax.audit/1",
         "model": asked.model.key,
         "cluster": asked.cluster.key,
-        "profile": own.name if (own := asked.pricing.get("profile")) else None,
-        "tp": asked.tp,
+        "profile": asked.profile.name if asked.profile else None,
+        "tp": found.claim.tp,
         "verdict": found.verdict,
         "counts": {v: found.count(v) for v in (AGREE, DISAGREE, UNKNOWN)},
         "sections": [

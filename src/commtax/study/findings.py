@@ -6,15 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from commtax import catalog
 from commtax.audit.benches import FLOOR_SLACK, LEAST_OUTPUT, SAME, WHOLE, floor_s
-from commtax.audit.finding import Question
+from commtax.audit.finding import Claim
 from commtax.cost.collectives import ring_factor
 from commtax.files import Document
 from commtax.spec import Model
 from commtax.study.driving import ALL_REDUCE
 from commtax.study.recipe import SPREAD, Run
-from commtax.verbs import StepBill, simulate, traffic
+from commtax.verbs import StepBill
+from commtax.verbs.asking import unsettled
+from commtax.verbs.sending import sent
+from commtax.verbs.serving import serve
 
 NOISY = 0.15  # half the spread of repeated runs over their median, above which a difference is hard to tell
 QUEUED = 3.0  # times a prompt alone and a step: a first token that takes longer waited for other requests
@@ -41,14 +43,13 @@ class Prices:
         """Why no time is predicted; empty where times are."""
         return self.unknown if self.cluster else "name the --cluster"
 
-    def question(self, tp: int) -> Question:
-        pricing = {"profile": self.profile} if self.profile else {}
-        plan = {"tp": tp, "engine": self.engine, "dtype": self.dtype}
-        return Question(self.model, catalog.cluster(self.cluster), plan, eager=self.eager, pricing=pricing)
+    def claim(self, tp: int) -> Claim:
+        own = {"engine": self.engine, "dtype": self.dtype, "eager": self.eager, "profile": self.profile or None}
+        return Claim(unsettled(self.model, self.cluster, {"tp": tp, **own}))
 
     def step(self, phase: str, tp: int, batch: int, context: int) -> StepBill:
         own = {"library": self.library} if self.library and tp > 1 else {}
-        return self.question(tp).bill(phase, batch, context, **own)
+        return self.claim(tp).bill(phase, batch, context, **own)
 
     def step_s(self, phase: str, tp: int, batch: int, context: int) -> float | None:
         """Seconds of a step, where times are known."""
@@ -160,9 +161,8 @@ def _profile(run: Run, x: Document, prices: Prices) -> Document:
     counted: Document = dict(x["profile"])
     if not prices.cluster:
         return counted
-    asked = prices.question(run.tp)
-    sent = traffic(asked.model, asked.cluster, batch=run.batch, context=middle(run), eager=asked.eager, **asked.plan)
-    reduced = [i for i in sent.items if i.is_sent and i.op == ALL_REDUCE]
+    step = prices.claim(run.tp).question.but(batch=run.batch, context=middle(run))
+    reduced = [i for i in sent(step).items if i.is_sent and i.op == ALL_REDUCE]
     count = float(sum(i.count for i in reduced))
     nbytes = float(sum(i.count * i.nbytes for i in reduced)) / count if count else None
     counted |= {"predicted_allreduces": count, "predicted_bytes": nbytes, "predicted_s": None, "predicted_comm_fraction": None}
@@ -212,9 +212,8 @@ def _served_prediction(run: Run, served: Document, prices: Prices) -> Document:
         tpot_s = prices.step_s("decode", run.tp, clients, inputs + outputs // 2)
         ttft_s, how = prices.step_s("prefill", run.tp, 1, inputs), f"bill of a batch of {clients}, a prompt without waiting"
     else:
-        asked = prices.question(run.tp)
-        lengths = {"input_len": inputs, "output_len": outputs}
-        loop = simulate(asked.model, asked.cluster, concurrency=clients, spread=SPREAD, **lengths, **asked.plan)
+        asked = prices.claim(run.tp).question.but(eager=False)
+        loop = serve(asked.but(concurrency=clients, spread=SPREAD, input_len=inputs, output_len=outputs))
         tpot_s, ttft_s, how = float(loop.tpot_s), float(loop.ttft_s), f"simulate with {clients} clients"
     return {"predicted_tpot_ms": ms(tpot_s), "predicted_ttft_ms": ms(ttft_s), "predicted_how": how}
 
@@ -270,9 +269,9 @@ def _impossible(row: Document, prices: Prices) -> Iterator[tuple[str, str]]:
     if s:
         yield from _served_flags(row["tp"], s, row["prefill"])
     if not prices.why_none and row["decode_ms"]:
-        asked = prices.question(row["tp"])
-        least = floor_s(asked)
-        if not asked.distrust and row["decode_ms"] * 1e-3 < least * FLOOR_SLACK:
+        claim = prices.claim(row["tp"])
+        least = floor_s(claim)
+        if not claim.distrust and row["decode_ms"] * 1e-3 < least * FLOOR_SLACK:
             why = f"{row['decode_ms']:.3g} ms a token, and reading the weights once takes {least * 1e3:.3g} ms"
             why += ": other weights or hardware than said, or weights that stay in a cache"
             yield f"TP={row['tp']}: faster than physics", why

@@ -12,7 +12,7 @@ from commtax.readers.published.rows import Asked, Entry, Question
 from commtax.validate.kernels import swept_kernel
 from commtax.validate.records import Answered, Predicted, Records, around, of_answers, unpriced
 from commtax.verbs.asking import unsettled
-from commtax.verbs.billing import StepBill, bill, train_bill
+from commtax.verbs.billing import StepBill, bill, price, train_bill
 from commtax.verbs.serving import Simulation, serve, simulate
 
 TOTALS = ("step_s", "low_s", "high_s")
@@ -71,7 +71,8 @@ def _steps(run: inference.Run) -> Predicted:
     value = low = high = floor = 0.0
     for count, phase, context in ((run.prompts, "prefill", run.input_len), (run.steps, "decode", run.context)):
         if count:
-            priced = bill(run.model, run.cluster, phase=phase, batch=run.batch, context=context, **run.options)
+            step = {"phase": phase, "batch": run.batch, "context": context, **run.options}
+            priced = price(unsettled(run.model, run.cluster, step))
             lines = tuple(x for x in priced.lines if x.kind in run.lines)
             part = Bill(lines, priced.tokens) if run.lines else priced
             value, low, high = (x + count * float(getattr(part, n)) for x, n in zip((value, low, high), TOTALS, strict=True))

@@ -7,17 +7,17 @@ A row is a field, its kind and the flag's spellings, the one that is written fir
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 
+from commtax.cost.schedules import SCHEDULES
+from commtax.readers import table
+from commtax.readers.launch.record import Value
 from commtax.statement import Note, Refusal
 from commtax.units import parse_count, parse_fraction
 
 ENGINES = ("vllm", "sglang", "trtllm", "megatron", "torchtitan")
-Value = int | float | str | bool
 Flags = Mapping[str, tuple[str, str]]
 """The field and the kind of a flag, underscores in its name as dashes."""
 RULES = {
@@ -31,6 +31,7 @@ KINDS = (*RULES, "text", "name", "on")
 PARSERS: Mapping[str, Callable[[str, str], float]] = {k: parse_count if k in ("int", "count") else parse_fraction for k in RULES}
 LEFT_TO_THE_ENGINE = ("auto", "null", "none", "~")
 AS_LONG_AS_FITS = ("shards", "max_model_len")  # which -1 leaves to the engine
+SCHEDULE_NAMES = {schedule.torchtitan: name for name, schedule in SCHEDULES.items() if schedule.torchtitan}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Dialect:
     names: Mapping[str, Mapping[str, str]]  # of a field's values: theirs and ours
     starts: tuple[tuple[str, str, int], ...] = ()  # a word, what follows it, and how many words name the program (0: another)
     image: str = ""
+    benchmark: Sequence[str] = ()  # its tool, what makes requests exactly as long as told, and where it keeps the result
     unmodelled: Mapping[str, str] = field(default_factory=dict)  # what no price has, and what is priced anyway
 
     def theirs(self, name: str, ours: str) -> str:
@@ -52,12 +54,12 @@ class Dialect:
 @cache
 def dialect(program: str) -> Dialect:
     """The table of an engine, of torchrun, or what is common to them."""
-    table = tomllib.loads((files(__package__) / "tables" / f"{program}.toml").read_text(encoding="utf-8"))
-    rows = [(name, kind, flags.split()) for kind in KINDS for name, flags in table.pop(kind, {}).items()]
+    own = table(f"launch/tables/{program}.toml")
+    rows = [(name, kind, flags.split()) for kind in KINDS for name, flags in own.pop(kind, {}).items()]
     flags = {flag.replace("_", "-"): (name, kind) for name, kind, spellings in rows for flag in spellings}
-    starts = tuple((word, follows, count) for word, follows, count in table.pop("starts", ()))
-    names = {**(COMMON.names if program != "common" else {}), **table.pop("names", {})}
-    return Dialect(flags, {name: spellings[0] for name, _, spellings in rows}, names, starts, **table)
+    starts = tuple((word, follows, count) for word, follows, count in own.pop("starts", ()))
+    names = {"schedule": SCHEDULE_NAMES, **(COMMON.names if program != "common" else {}), **own.pop("names", {})}
+    return Dialect(flags, {name: spellings[0] for name, _, spellings in rows}, names, starts, **own)
 
 
 COMMON = dialect("common")
@@ -150,7 +152,7 @@ def _value(name: str, kind: str, value: str | None) -> Value | None:
         raise Refusal(RULES[kind], "from") from None
     if found == -1 and name in AS_LONG_AS_FITS:
         return None
-    if not {"int": found >= 1, "share": 0 < found <= 1, "ratio": 0 <= found <= 1}.get(kind, True):
+    if not {"int": found >= 1, "count": True, "share": 0 < found <= 1, "ratio": 0 <= found <= 1}[kind]:
         raise Refusal(RULES[kind], "from")
     return found
 

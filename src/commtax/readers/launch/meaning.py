@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from commtax.cost.stages import virtual_layers
 from commtax.files import parse_json
-from commtax.readers.filling import filled
+from commtax.readers import filled
 from commtax.readers.launch.flags import RULES, Reading, dialect
-from commtax.readers.launch.record import AUTO_EP, PARTS, Launch
+from commtax.readers.launch.record import AUTO_EP, OPTIONS, Launch, Place, Servers
 from commtax.readers.stage_layout import layout_of, stages
 from commtax.statement import Refusal
 
@@ -29,9 +30,10 @@ def launched(engine: str, reading: Reading, loose: list[str], env: Mapping[str, 
         TRAINING[engine](reading, loose, env)
     values = reading.values
     shape = tuple((name, reading.number(name)) for name in SHAPE if name in values)
-    what = {"engine": engine, "phase": "serve" if engine in SERVING else "train", "model": reading.text("model"), "shape": shape}
-    parts: dict[str, object] = {name: filled(record, values) for name, record in PARTS.items()}
-    return filled(Launch, {**what, **parts, "notes": tuple(reading.notes), "unread": tuple(reading.unread)})
+    said = {name: values[name] for name in OPTIONS if values.get(name, "") != "" and values[name] is not False}
+    what = Launch(engine, said, "", "serve" if engine in SERVING else "train", reading.text("model"), shape)
+    where = replace(what, servers=filled(Servers, values), place=filled(Place, values), stage_layers=reading.number("stage_layers"))
+    return replace(where, notes=tuple(reading.notes), unread=tuple(reading.unread))
 
 
 def _served(reading: Reading) -> None:

@@ -1,27 +1,25 @@
-"""What a launch command says, by what it describes; None or "" is what it leaves to the engine."""
+"""What a launch command says: what runs, the options that it sets, and where."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import MISSING, dataclass, field, fields
-from typing import cast
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from commtax.statement import Note
 
 AUTO_EP = -1  # experts over tp x dp
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """One server (or job): its axes, and the types of weights and cache."""
-
-    tp: int | None = None
-    pp: int | None = None
-    dp: int | None = None
-    ep: int | None = None  # AUTO_EP: over tp x dp
-    cp: int | None = None
-    dtype: str = ""
-    kv_dtype: str = ""
+LOAD = ("concurrency", "input_len", "output_len", "spread")
+"""What a benchmark sends; ``spread`` is that of the lengths it draws, as a share of their mean to either side."""
+OPTIONS = (
+    *("tp", "pp", "dp", "ep", "cp", "dtype", "kv_dtype"),
+    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size", "kv_cache_memory_bytes"),
+    *("eager", "library", "ep_backend", "speculative", *LOAD),
+    *("micro_batch", "global_batch", "context", "recompute", "sequence_parallel", "schedule", "chunks", "zero", "hsdp"),
+    "async_axes",
+)
+"""Options of ours that a command may set."""
+Value = int | float | str | bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,57 +33,8 @@ class Servers:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a server may hold."""
-
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    gpu_memory_utilization: float | None = None
-    block_size: int | None = None
-    kv_cache_memory_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Manner:
-    """How a server computes and sends."""
-
-    eager: bool = False
-    library: str = ""  # nccl where the engine's own all-reduce is switched off
-    ep_backend: str = ""
-    speculative: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What a benchmark sends."""
-
-    concurrency: int | None = None
-    input_len: int | None = None
-    output_len: int | None = None
-    spread: float | None = None  # of the lengths that it draws, as a share of their mean to either side
-
-
-@dataclass(frozen=True, slots=True)
-class Training:
-    """The step of a training job."""
-
-    micro_batch: int | None = None
-    global_batch: int | None = None
-    context: int | None = None
-    recompute: str = ""
-    sequence_parallel: bool = False
-    schedule: str = ""
-    chunks: int | None = None
-    stage_layers: int | None = None  # of a chunk, where that is told instead
-    zero: int | None = None
-    hsdp: int | None = None
-    async_axes: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Place:
-    """Where it runs."""
+    """Where it runs; None or "" is what it leaves to the engine."""
 
     nnodes: int | None = None
     gpus_per_node: int | None = None
@@ -98,24 +47,24 @@ class Launch:
     """A command, read. The model is told by its name, or (Megatron) by its ``shape``."""
 
     engine: str
+    options: Mapping[str, Value]  # what it leaves to the engine is not in them
     version: str = ""
     phase: str = "serve"  # or train
     model: str = ""
     shape: tuple[tuple[str, int], ...] = ()
-    split: Split = field(default_factory=Split)
-    servers: Servers = field(default_factory=Servers)
-    limits: Limits = field(default_factory=Limits)
-    manner: Manner = field(default_factory=Manner)
-    load: Load = field(default_factory=Load)
-    training: Training = field(default_factory=Training)
-    place: Place = field(default_factory=Place)
+    servers: Servers = Servers()
+    place: Place = Place()
+    stage_layers: int = 0  # of a chunk, where that is told instead of the chunks
     notes: tuple[Note, ...] = ()
     unread: tuple[str, ...] = ()
+
+    def number(self, name: str, usual: int = 0) -> int:
+        return int(self.options.get(name, usual))
 
     @property
     def axes(self) -> dict[str, int]:
         """Sizes of one server's plan, experts over tp x dp counted out."""
-        sizes: dict[str, int] = {name: getattr(self.split, name) or 1 for name in ("tp", "pp", "dp", "ep", "cp")}
+        sizes = {name: self.number(name, 1) for name in ("tp", "pp", "dp", "ep", "cp")}
         return {**sizes, "ep": sizes["tp"] * sizes["dp"]} if sizes["ep"] == AUTO_EP else sizes
 
     @property
@@ -123,11 +72,7 @@ class Launch:
         one = math.prod(size for axis, size in self.axes.items() if axis != "ep")
         return one * self.servers.count + (self.servers.prefill_workers or 0) * (self.servers.prefill_tp or 1)
 
-    def chunks_of(self, layers: int) -> int | None:
-        """Chunks a rank of a model with so many layers."""
-        whole = (self.split.pp or 1) * (self.training.stage_layers or 0)  # first and last stages may have fewer
-        return max(1, math.ceil(layers / whole)) if whole and self.training.schedule else self.training.chunks
-
-
-PARTS = {f.name: cast(type, f.default_factory) for f in fields(Launch) if f.default_factory is not MISSING}
-"""The records that a launch is told in."""
+    def chunks_of(self, layers: int) -> int:
+        """Chunks a rank of a model with so many layers; 0 where nothing tells them."""
+        whole = self.number("pp", 1) * self.stage_layers  # first and last stages may have fewer
+        return max(1, math.ceil(layers / whole)) if whole and "schedule" in self.options else self.number("chunks")

@@ -7,10 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+import numpy as np
+
 from commtax import catalog
-from commtax.readers.published.names import chip_named, matched, names, network_named
-from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, number, whole
-from commtax.readers.published.splits import collective_is_fitted
+from commtax.catalog.libraries import library
+from commtax.readers.published.rows import (
+    Asked,
+    Entry,
+    Row,
+    cell,
+    chip_named,
+    described,
+    each,
+    lower,
+    matched,
+    names,
+    network_named,
+    number,
+    whole,
+)
 from commtax.spec import Cluster
 from commtax.statement import Refusal
 
@@ -39,17 +54,9 @@ def read(rows: Sequence[Row]) -> list[Asked[Curve]]:
 def _ask(row: Row, entry: Entry) -> Asked[Curve]:
     curve, size = question(row), number(row, "bytes")
     hints, sound = _hints(row)
-    figure = replace(
-        entry,
-        kind=curve.op,
-        measured=number(row, "time_us") * 1e-6,
-        size=size,
-        where="across" if curve.crosses else curve.cluster.intra.kind,
-        hint=", ".join(hints),
-        sound=sound,
-        fitted=collective_is_fitted(entry.source, entry.system, curve.library, entry.version, curve.op, size),
-    )
-    return Asked((figure,), curve)
+    figure = replace(entry, kind=curve.op, measured=number(row, "time_us") * 1e-6, size=size, hint=", ".join(hints), sound=sound)
+    where = "across" if curve.crosses else curve.cluster.intra.kind
+    return Asked((replace(figure, where=where, fitted=_is_fitted(figure, curve.library)),), curve)
 
 
 def question(row: Row) -> Curve:
@@ -131,16 +138,13 @@ def _cluster(place: str, hosts: int, per_host: int) -> Cluster:
     # A group of fewer ranks than a host has GPUs still shares that host's network.
     full = catalog.chip(chip).gpus_per_host
     gpus = max(per_host, full) if hosts > 1 and per_host > 1 else max(per_host, 2 if hosts == 1 else 1)
-    inside = "pcie3" if "2080 ti" in place else _bridge(place, chip) if hosts == 1 and per_host == 2 else ""
+    # Cards in pairs: two of them speak over their bridge (A40 rows run at a host's rate and had none).
+    paired = hosts == 1 and per_host == 2 and "pairwise" in place and chip != "a40"
+    inside = "pcie3" if "2080 ti" in place else "nvlink-bridge" if paired else ""
     if hosts == 1:
         return catalog.cluster(f"1x{gpus}x{chip}", intra=inside)
     network = network_named(place) or {}
     return catalog.cluster(f"{hosts}x{gpus}x{chip}", intra=inside, inter=network.get("link", ""), nics=network.get("nics"))
-
-
-def _bridge(place: str, chip: str) -> str:
-    """Cards in pairs: two of them speak over their bridge (A40 rows run at a host's rate and had none)."""
-    return "nvlink-bridge" if "pairwise" in place and chip != "a40" else ""
 
 
 def _described(row: Row) -> Entry:
@@ -149,3 +153,14 @@ def _described(row: Row) -> Entry:
     what = f"{kind} of {row.get('bytes', '')} B over {gpus or '?'} GPUs, {system}"
     ranks = float(gpus) if gpus.replace(".", "", 1).isdigit() else 0
     return replace(described(row, "collectives"), kind=kind, mode=mode(row), tp=ranks, what=what)
+
+
+def _is_fitted(figure: Entry, name: str) -> bool:
+    """Sizes that are an even power of two, of the tables listed under ``fitted`` in ``catalog/libraries``."""
+    tables = [t for t in library(name).fitted if t.table in figure.source and figure.system in t.systems]
+    return even_power(figure.size) and any(figure.version in t.versions and figure.kind in t.ops for t in tables)
+
+
+def even_power(nbytes: float) -> bool:
+    """Whether the size is nearest to an even power of two: 512 is 2^9 and tests, 1,024 is fitted."""
+    return round(float(np.log2(nbytes))) % 2 == 0

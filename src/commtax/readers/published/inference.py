@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypedDict
 
 from commtax import catalog
 from commtax.catalog.hf import from_config
 from commtax.catalog.models import bundled
-from commtax.readers.published.names import chip_named, names
-from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, number, whole
-from commtax.readers.published.splits import inference_is_fitted
+from commtax.readers.published.rows import Asked, Entry, Row, cell, chip_named, described, each, lower, names, number, whole
 from commtax.spec import Cluster, Model, Quant
 from commtax.statement import Refusal
+from commtax.verbs.options import StepOptions
 
 GROUPS_OF_32 = Quant("groups", "int4", (1, 32), scale_bytes=2.0, ignored=("lm_head",))
 SERVED = {"mean_itl": "tpot_s", "mean_ttft": "ttft_s", "output_throughput": "tokens_per_s"}
@@ -28,24 +26,13 @@ LINES = {
 CPU_CONTEXT = 64  # tokens in the cache, about: distributed-llama's runs are short and do not say
 
 
-class Options(TypedDict, total=False):
-    """How the steps ran, under the names of ``bill`` and ``simulate``."""
-
-    tp: int
-    engine: str
-    dtype: str
-    kv_dtype: str
-    eager: bool
-    library: str
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """What was timed: ``prompts`` prefill steps and ``steps`` decode steps of a batch, or the mean of a closed loop."""
 
     model: Model
     cluster: Cluster
-    options: Options
+    options: StepOptions
     batch: int
     input_len: int
     output_len: int = 0
@@ -65,7 +52,7 @@ def _ask(row: Row, entry: Entry) -> Asked[Run]:
     value = number(row, "value")
     run, hint = question(row)
     rate = "tok" in cell(row, "unit") or "per_s" in cell(row, "metric")
-    figure = replace(entry, measured=value if rate else value * 1e-3, hint=hint, fitted=inference_is_fitted(row))
+    figure = replace(entry, measured=value if rate else value * 1e-3, hint=hint, fitted=_is_fitted(row))
     return Asked((figure,), run)
 
 
@@ -73,13 +60,9 @@ def _described(row: Row) -> Entry:
     metric = cell(row, "metric") or "inference"
     where = f"{row.get('model', '')} on {row.get('gpu', '')}, tp {row.get('tp', '')}, batch {row.get('batch', '')}"
     lengths = f"{row.get('isl') or '?'} in, {row.get('osl') or '?'} out"
-    return replace(
-        described(row, "inference"),
-        kind=names()["metrics"].get(metric, metric.replace("_", "-")),
-        tp=_tp(row),
-        what=f"{where}, {lengths}: {row.get('metric', '')}",
-        where="cpu" if "cpu" in lower(row, "gpu") else "gpu",
-    )
+    kind, what = names()["metrics"].get(metric, metric.replace("_", "-")), f"{where}, {lengths}: {row.get('metric', '')}"
+    entry = replace(described(row, "inference"), kind=kind, tp=_tp(row), what=what)
+    return replace(entry, where="cpu" if "cpu" in lower(row, "gpu") else "gpu")
 
 
 def _tp(row: Row) -> float:
@@ -107,7 +90,7 @@ def _batch_one(row: Row, metric: str) -> tuple[Run, str]:
     if metric != "decode_tokens_per_s":
         raise _unknown(metric)
     inputs, outputs = whole(row, "isl", 5), whole(row, "osl", 200)
-    options: Options = {"tp": whole(row, "tp", 1), "dtype": _dtype(row), "engine": "gpt-fast"}
+    options: StepOptions = {"tp": whole(row, "tp", 1), "dtype": _dtype(row), "engine": "gpt-fast"}
     odd = "oddly low, as its source says, " if "oddly" in cell(row, "notes") else ""
     run = Run(_stored(row), _place(row), options, whole(row, "batch", 1), inputs, context=inputs + outputs // 2, steps=1)
     return replace(run, per_second=True), f"{odd}330 W limit"
@@ -119,7 +102,7 @@ def _static(row: Row, metric: str) -> tuple[Run, str]:
     parts = {"prefill_time": (1, 0), "tpot": (0, 1), "e2e_latency": (1, max(0, outputs - 1))}
     if metric not in parts:
         raise _unknown(metric)
-    options: Options = {"tp": whole(row, "tp", 1), "engine": "vllm-2023", "eager": True, "dtype": _dtype(row)}
+    options: StepOptions = {"tp": whole(row, "tp", 1), "engine": "vllm-2023", "eager": True, "dtype": _dtype(row)}
     if "NCCL" in cell(row, "notes"):
         options["library"] = "nccl"
     prompts, steps = parts[metric]
@@ -132,7 +115,7 @@ def _closed_loop(row: Row, metric: str) -> tuple[Run, str]:
     """Means of a closed loop at the row's concurrency."""
     if metric not in SERVED:
         raise _unknown(metric)
-    options: Options = {"tp": whole(row, "tp", 1), "engine": "trtllm"}
+    options: StepOptions = {"tp": whole(row, "tp", 1), "engine": "trtllm"}
     if _dtype(row) == "fp8":
         options |= {"dtype": "fp8", "kv_dtype": "fp8"}
     run = Run(_model(row), _place(row), options, whole(row, "batch"), whole(row, "isl"), whole(row, "osl"), served=SERVED[metric])
@@ -147,7 +130,7 @@ def _cpu(row: Row, metric: str) -> tuple[Run, str]:
         raise _unknown(metric)
     if LINES[metric] == ("comm",) and hosts == 1:
         raise Refusal("one host has no network: what is measured is the host's own copying", "tp")
-    options: Options = {"tp": hosts, "engine": "torch"}
+    options: StepOptions = {"tp": hosts, "engine": "torch"}
     run = Run(_stored(row), place, options, 1, CPU_CONTEXT, context=CPU_CONTEXT, steps=1, lines=LINES[metric])
     return run, "a CPU host from its datasheet, network assumed"
 
@@ -178,21 +161,15 @@ def _dtype(row: Row) -> str:
 
 def _stored(row: Row) -> Model:
     """The model with 4-bit weights in groups of 32 where the row says so."""
-    precision = lower(row, "precision")
-    model = _model(row)
+    model, precision = _model(row), lower(row, "precision")
     return replace(model, quant=GROUPS_OF_32) if "int4" in precision or "q40" in precision else model
 
 
 def _place(row: Row) -> Cluster:
-    return _cluster(cell(row, "gpu"), whole(row, "tp", 1))
-
-
-@lru_cache(maxsize=128)
-def _cluster(gpu: str, gpus: int) -> Cluster:
-    chip = chip_named(gpu)
+    chip = chip_named(cell(row, "gpu"))
     if not chip:
-        raise Refusal(f"GPU '{gpu}' is not in the catalogue", "gpu")
-    return catalog.cluster(f"1x{max(gpus, catalog.chip(chip).gpus_per_host)}x{chip}")
+        raise Refusal(f"GPU '{cell(row, 'gpu')}' is not in the catalogue", "gpu")
+    return catalog.cluster(f"1x{max(whole(row, 'tp', 1), catalog.chip(chip).gpus_per_host)}x{chip}")
 
 
 @lru_cache(maxsize=64)
@@ -203,3 +180,11 @@ def _cpu_cluster(gpu: str, hosts: int) -> Cluster:
     place = catalog.cluster(f"{hosts}x1xcpu" if hosts > 1 else "1xcpu", inter=known["inter"])
     peaks = dict.fromkeys(place.chip.flops_per_s, known["flops_per_s"])
     return replace(place, chip=replace(place.chip, memory_Bps=known["memory_Bps"], flops_per_s=peaks))
+
+
+def _is_fitted(row: Row) -> bool:
+    """gpt-fast: Llama-2-7B and Llama-3.1-70B in bf16. vLLM of 2023: times per token of Llama-2-70B at batch 1."""
+    source, model = lower(row, "source_id", "source"), lower(row, "model")
+    if "gpt-fast" in source:
+        return cell(row, "precision") == "bf16" and model in ("llama-2-7b", "llama-3.1-70b")
+    return "splitwise" in source and model == "llama2-70b" and cell(row, "batch") == "1" and cell(row, "metric") == "tpot"

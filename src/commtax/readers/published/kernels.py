@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from commtax import catalog
 from commtax.cost.compute import Kernel
-from commtax.readers.published.kernel_shapes import decode_attention, prefill_over, product
-from commtax.readers.published.names import chip_named
-from commtax.readers.published.rows import Row
-from commtax.readers.published.splits import even_hashes
-from commtax.spec import DTYPE_BYTES, Chip
+from commtax.readers.published.rows import Row, chip_named, even_hash
+from commtax.spec import DTYPE_BYTES, Chip, Number
 
 Array = Any
 Sizes = Mapping[str, Array]
@@ -27,6 +24,7 @@ NEEDED = {
 }
 DTYPE_COLUMN = {"gemm": "gemm_dtype", "prefill": "attn_dtype", "decode": "kv_cache_dtype"}
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "fp8_block": "fp8", "fp8_static": "fp8", "int8_wo": "int8", "int4_wo": "int4"}
+OUT_BYTES = 2.0  # an element of what products and attention write, and of queries: bf16
 NVFP4_SCALE_BYTES = 1 / 16  # of a weight: a byte of scale for 16 of them
 
 
@@ -67,7 +65,7 @@ class KernelTable:
     def fitted(self) -> Array:
         """Rows that constants were fitted on, by a hash of what they ask."""
         keys = zip(*(self.column(c) for c in (DTYPE_COLUMN[self.form], *NEEDED[self.form])), strict=True)
-        return even_hashes(f"{self.system}|{self.form}|{'|'.join(key)}" for key in keys)
+        return np.fromiter((even_hash(f"{self.system}|{self.form}|{'|'.join(key)}") for key in keys), dtype=bool)
 
     def groups(self) -> Iterator[tuple[tuple[str, str], Array]]:
         """Rows of one number format, head size and window: their kernels differ in sizes only."""
@@ -185,3 +183,36 @@ def of_several(rows: Sequence[Row]) -> Iterator[tuple[list[int], KernelTable]]:
         own = [{**rows[i], dtype: rows[i]["dtype"], "latency_ms": str(float(rows[i]["us"]) / 1e3)} for i in index]
         header = [name for name in own[0] if any(row[name] for row in own)]
         yield index, read(f"{system}_{form}", header, [[row[name] for name in header] for row in own])
+
+
+def product(m: Number, n: Number, k: Number, dtype: str, stored: float, act: float, *, static_scales: bool = False) -> Kernel:
+    """m x k times k x n: 2 m n k FLOPs; ``stored`` and ``act`` bytes an element of the weights and of the activations."""
+    flops, nbytes = 2.0 * m * n * k, act * m * k + stored * n * k + OUT_BYTES * m * n
+    plain = Kernel("product", "gemm", 1, flops, nbytes, m=m, n=n, k=k, dtype=dtype, weight_bytes=stored)
+    return replace(plain, static_scales=static_scales)
+
+
+def decode_attention(batch: Number, length: Number, heads: Number, kv_heads: Number, head_dim: float, stored: float) -> Kernel:
+    """One query a sequence over ``length`` keys and values of ``stored`` bytes an element: 4 FLOPs a key and element."""
+    flops, nbytes = 4.0 * batch * heads * length * head_dim, 2.0 * batch * length * kv_heads * head_dim * stored
+    plain = Kernel("decode attention", "decode", 1, flops, nbytes, weight_bytes=stored, batch=batch, heads=heads)
+    return replace(plain, kv_heads=kv_heads, head_dim=int(head_dim), length=length)
+
+
+def prefill_over(
+    batch: Number,
+    length: Number,
+    heads: Number,
+    kv_heads: Number,
+    head_dim: float,
+    pairs: Number,
+    *,
+    past: Number = 0.0,
+    dtype: str = "bf16",
+    stored: float = OUT_BYTES,
+) -> Kernel:
+    """``length`` new tokens after ``past`` cached ones: 4 FLOPs for each of ``pairs`` of query and key, and element."""
+    moved = 2 * OUT_BYTES * length * heads + 2 * stored * (length + past) * kv_heads
+    flops, nbytes = 4.0 * batch * heads * pairs * head_dim, batch * head_dim * moved
+    plain = Kernel("prefill attention", "prefill", 1, flops, nbytes, dtype=dtype, batch=batch, heads=heads, kv_heads=kv_heads)
+    return replace(plain, head_dim=int(head_dim), length=length, past=past)

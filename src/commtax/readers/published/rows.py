@@ -1,12 +1,20 @@
-"""Rows of published tables: their cells, what a row says of itself, and what can be asked of it."""
+"""Rows of published tables: how they name things (``names.toml``), their cells, and what can be asked of a row.
+
+Which rows constants were fitted on is a rule that anyone can apply to a row, so that fit and test never mix: each kind of table
+has its own (``is_fitted``).
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from functools import lru_cache
+from typing import Generic, TypedDict, TypeVar, cast
 
-from commtax.readers.published.names import names
+from commtax.files import Json
+from commtax.readers import table
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT
 
@@ -15,6 +23,59 @@ Question = TypeVar("Question")
 DESCRIBED = ("source", "system", "library", "version", "mode", "dtype")
 LEAST, MOST = 1e-9, 1e18
 """Between them lies every time, size and rate that was ever published; beyond them ratios overflow."""
+
+
+class CpuFacts(TypedDict):
+    memory_Bps: float
+    flops_per_s: float
+    inter: str
+
+
+class NetworkName(TypedDict, total=False):
+    pattern: str
+    link: str
+    nics: int
+
+
+class Names(TypedDict):
+    columns: dict[str, dict[str, str]]
+    described: dict[str, dict[str, list[str]]]
+    patterns: dict[str, list[tuple[str, str]]]
+    networks: list[NetworkName]
+    collectives: dict[str, str]
+    training_chips: dict[str, str]
+    serving_chips: dict[str, str]
+    model_keys: dict[str, str]
+    metrics: dict[str, str]
+    models: dict[str, dict[str, Json]]  # config.json of models that the catalogue does not hold
+    cpus: dict[str, CpuFacts]
+
+
+@lru_cache(maxsize=1)
+def names() -> Names:
+    return cast(Names, table("published/names.toml"))
+
+
+def matched(kind: str, text: str, before: str = "") -> str:
+    """What the first pattern of a kind that is found in a text stands for; "" where none is."""
+    return next((meant for pattern, meant in names()["patterns"][kind] if re.search(f"{before}(?:{pattern})", text)), "")
+
+
+def network_named(text: str) -> NetworkName | None:
+    return next((network for network in names()["networks"] if re.search(network["pattern"], text)), None)
+
+
+def chip_named(text: str) -> str:
+    """The catalogue's key of the chip that a text names; "" where none is.
+
+    >>> [chip_named(name) for name in ("NVIDIA GB200 NVL72", "b200_sxm", "8xH100-SXM", "GB300", "NVIDIA L40S")]
+    ['gb200', 'b200-sxm', 'h100-sxm', '', 'l40s']
+    """
+    return matched("chips", text.lower().replace("_", " "), "(?<![a-wyz0-9])")
+
+
+def even_hash(key: str) -> bool:
+    return hashlib.sha256(key.encode()).digest()[0] % 2 == 0
 
 
 @dataclass(frozen=True, slots=True)

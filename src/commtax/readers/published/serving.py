@@ -7,16 +7,16 @@ sizes of the plan, mean TTFT and TPOT in milliseconds. Absent columns are taken 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypedDict
+from typing import cast
 
 from commtax import catalog
 from commtax.catalog.models import bundled
-from commtax.readers.published.names import names
-from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, whole
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, names, whole
 from commtax.spec import DTYPE_BYTES, Cluster, Model, Quant
 from commtax.statement import Refusal
+from commtax.verbs.options import RequestOptions
 
 PROMPTS_PER_CLIENT = 10  # requests of a benchmark for each of its clients, as such runs are made
 SHORTEST = 0.8  # InferenceMAX draws lengths uniformly from this share of the stated length up to all of it
@@ -25,61 +25,23 @@ FITTED_PROMPT, FITTED_CLIENTS = 1024, (32, 128)
 FP8_TILES = Quant("fp8", "fp8", (128, 128), ignored=("lm_head", "mlp.gate"))
 
 
-class Sizes(TypedDict):
-    tp: int
-    pp: int
-    dp: int
-    ep: int
-
-
-class Run(TypedDict, total=False):
+class Run(RequestOptions, total=False):
     """Arguments of ``commtax.simulate``."""
 
     model: Model
     cluster: Cluster
-    engine: str
-    tp: int
-    pp: int
-    dp: int
-    ep: int
-    dtype: str
-    kv_dtype: str
-    concurrency: int
-    input_len: int
-    output_len: int
-    num_prompts: int
-    spread: float
-    disaggregated: bool
-    prefill_tp: int
-    prefill_workers: int | None
-    decode_workers: int
 
 
 def question(row: Row) -> Run:
     """The run of one row; raises ``Refusal`` with the reason where there is none."""
     model, sizes = _model(row), _sizes(row)
-    clients = _concurrency(row, sizes)
+    clients = _concurrency(row, sizes["dp"])
     low, spread = _lengths(row)
     dtype, kv_dtype = _dtypes(row, model)
-    run: Run = {
-        "model": model,
-        "cluster": _cluster(row, sizes),
-        "engine": _engine(row),
-        "tp": sizes["tp"],
-        "pp": sizes["pp"],
-        "dp": sizes["dp"],
-        "ep": sizes["ep"],
-        "dtype": dtype,
-        "kv_dtype": kv_dtype,
-        "concurrency": clients,
-        "input_len": max(1, round(low * whole(row, "isl"))),
-        "output_len": max(2, round(low * whole(row, "osl"))),
-        "num_prompts": PROMPTS_PER_CLIENT * clients,
-        "spread": spread,
-    }
-    if _is_apart(row):
-        run |= _workers(row, clients)
-    return run
+    lengths = {"input_len": max(1, round(low * whole(row, "isl"))), "output_len": max(2, round(low * whole(row, "osl")))}
+    load = {"concurrency": clients, "num_prompts": PROMPTS_PER_CLIENT * clients, "spread": spread, **lengths}
+    place = {"model": model, "cluster": _cluster(row, sizes), "engine": _engine(row), **sizes, "dtype": dtype, "kv_dtype": kv_dtype}
+    return cast(Run, {**place, **load, **(_workers(row, clients) if _is_apart(row) else {})})
 
 
 def read(rows: Sequence[Row]) -> list[Asked[Run]]:
@@ -88,17 +50,11 @@ def read(rows: Sequence[Row]) -> list[Asked[Run]]:
 
 
 def _ask(row: Row, entry: Entry) -> Asked[Run]:
-    run, means = question(row), measured(row)
+    run, means, sizes = question(row), measured(row), _sizes(row)
     if not means:
         raise Refusal("neither TTFT nor TPOT is given")
-    entry = replace(
-        entry,
-        where="moe" if run["model"].experts else "dense",
-        tp=run["tp"],
-        size=run["concurrency"],
-        fitted=is_fitted(row),
-        hint=_hint(row),
-    )
+    entry = replace(entry, tp=sizes["tp"], size=_concurrency(row, sizes["dp"]), fitted=is_fitted(row), hint=_hint(row))
+    entry = replace(entry, where="moe" if run["model"].experts else "dense")
     return Asked(tuple(replace(entry, kind=name.removesuffix("_s"), measured=value) for name, value in means.items()), run)
 
 
@@ -106,14 +62,10 @@ def _described(row: Row) -> Entry:
     tp, clients = cell(row, "tp_size", "decode_tp_size"), cell(row, "clients", "batch_size", "decode_batch_size")
     lengths = f"{row.get('isl', '')} in, {row.get('osl', '')} out"
     what = f"{row.get('model_path', '')}, tp {tp or '?'}, {lengths}, {clients or '?'} clients"
-    entry = described(row, "serving_runs")
-    return replace(entry, kind="tpot", source=_origin(row), mode=entry.mode or "agg", what=what)
-
-
-def _origin(row: Row) -> str:
-    """Who published the run: InferenceMAX names its daily files, the others are aiconfigurator's own."""
-    source = cell(row, "silicon_data_source", "source")
-    return "InferenceMAX" if "measured=" in source else "aiconfigurator" if source else ""
+    entry, source = described(row, "serving_runs"), cell(row, "silicon_data_source", "source")
+    # InferenceMAX names its daily files, the others are aiconfigurator's own.
+    origin = "InferenceMAX" if "measured=" in source else "aiconfigurator" if source else ""
+    return replace(entry, kind="tpot", source=origin, mode=entry.mode or "agg", what=what)
 
 
 def _hint(row: Row) -> str:
@@ -162,7 +114,7 @@ def _engine(row: Row) -> str:
     return f"{name}@{version}" if re.fullmatch(r"v?\d+(\.\w+)*", version) else name
 
 
-def _sizes(row: Row) -> Sizes:
+def _sizes(row: Row) -> dict[str, int]:
     """Tensor, data and expert parallelism. Attention-DP ranks are replicas that share their experts."""
     prefix = "decode_" if _is_apart(row) else ""
     tp, dp = whole(row, f"{prefix}tp_size"), _size(row, f"{prefix}attention_dp_size", 1)
@@ -173,7 +125,7 @@ def _sizes(row: Row) -> Sizes:
     return {"tp": tp, "pp": _size(row, f"{prefix}pp_size", 1), "dp": dp, "ep": _size(row, f"{prefix}moe_ep_size", 1)}
 
 
-def _workers(row: Row, clients: int) -> Run:
+def _workers(row: Row, clients: int) -> dict[str, int | None]:
     """Workers for prompts and for decoding, where the table says how many there are."""
     return {
         "disaggregated": True,
@@ -192,14 +144,14 @@ def odd_factor(number: int) -> int:
     return number // (number & -number)
 
 
-def _concurrency(row: Row, sizes: Sizes) -> int:
+def _concurrency(row: Row, dp: int) -> int:
     """Clients of the whole run: as the source says, or the batch of each attention-DP rank times their number."""
     said = re.search(r"silicon_concurrency=(\d+)", row.get("silicon_data_source") or "")
     if said:
         return int(said[1])
     if row.get("decode_batch_size"):
         return whole(row, "decode_batch_size") * _size(row, "decode_num_workers", 1)
-    return whole(row, "batch_size") * sizes["dp"]
+    return whole(row, "batch_size") * dp
 
 
 def _lengths(row: Row) -> tuple[float, float]:
@@ -209,7 +161,7 @@ def _lengths(row: Row) -> tuple[float, float]:
     return 1.0, 0.0
 
 
-def _cluster(row: Row, sizes: Sizes) -> Cluster:
+def _cluster(row: Row, sizes: Mapping[str, int]) -> Cluster:
     name = lower(row, "system").replace("_", "-")
     chip = catalog.chip(names()["serving_chips"].get(name, name))
     hosts = -(-sizes["tp"] * sizes["pp"] * sizes["dp"] // chip.gpus_per_host)
@@ -240,8 +192,8 @@ def is_fitted(row: Row) -> bool:
     16 and 64 clients, other models, and disaggregated runs test the fit.
     """
     try:
-        run = question(row)
+        run, clients = question(row), _concurrency(row, _sizes(row)["dp"])
     except ValueError:
         return False
-    short = whole(row, "isl") <= FITTED_PROMPT and (run["concurrency"] <= 8 or run["concurrency"] in FITTED_CLIENTS)
+    short = whole(row, "isl") <= FITTED_PROMPT and (clients <= 8 or clients in FITTED_CLIENTS)
     return short and run["model"].key in FITTED_MODELS and not _is_apart(row)

@@ -9,9 +9,8 @@ from typing import TypedDict, cast
 
 from commtax import catalog
 from commtax.cost.compute import Kernel
-from commtax.readers.published.kernel_shapes import decode_attention, prefill_attention, product
-from commtax.readers.published.rows import Asked, Entry, Row
-from commtax.readers.published.splits import even_hash
+from commtax.readers.published.kernels import decode_attention, prefill_over, product
+from commtax.readers.published.rows import Asked, Entry, Row, even_hash
 from commtax.spec import DTYPE_BYTES
 
 ENGINE = "fused"  # the engine of the sweep, where a row names none: what it launches is in commtax.study.steps
@@ -73,7 +72,7 @@ def kernel(row: SweepRow) -> Kernel:
     batch, length, heads, kv_heads = float(row["batch"]), float(row["length"]), float(row["heads"]), float(row["kv_heads"])
     if row["kind"] == "decode":
         return decode_attention(batch, length, heads, kv_heads, float(row["head_dim"]), size)
-    return prefill_attention(batch, length, heads, kv_heads, float(row["head_dim"]))
+    return prefill_over(batch, length, heads, kv_heads, float(row["head_dim"]), pairs=length * (length + 1) / 2)
 
 
 def read(rows: Sequence[SweepRow], chip: str) -> list[Asked[SweepRow]]:

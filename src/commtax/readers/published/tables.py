@@ -15,8 +15,7 @@ from pathlib import Path
 
 from commtax.files import TABLE_BYTES, read_text
 from commtax.readers.published.kernels import form_of
-from commtax.readers.published.names import names
-from commtax.readers.published.rows import Row
+from commtax.readers.published.rows import Row, names
 from commtax.statement import Refusal
 
 FOLDERED = ("collectives", "serving_runs", "inference", "training_runs")

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from commtax import catalog
 from commtax.catalog.hf import from_config
-from commtax.readers.published.names import names
-from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, number, whole
-from commtax.readers.published.splits import training_is_fitted
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, matched, names, number, whole
 from commtax.spec import PARALLEL, SIZES, Cluster, Model
 from commtax.statement import Refusal
-from commtax.verbs.options import KindOptions
+from commtax.verbs.options import StepOptions
 
 GPUS_PER_HOST = 8
+FITTED_GPUS = 64
 
 
-class Run(KindOptions, total=False):
+class Run(StepOptions, total=False):
     """Arguments of ``commtax.train_bill``."""
 
     model: Model
     cluster: Cluster
-    batch: int
-    micro_batch: int
-    context: int
-    eager: bool
-    async_axes: tuple[str, ...]
 
 
 def read(rows: Sequence[Row]) -> list[Asked[Run]]:
@@ -35,15 +30,8 @@ def read(rows: Sequence[Row]) -> list[Asked[Run]]:
 
 def _ask(row: Row, entry: Entry) -> Asked[Run]:
     run = question(row)
-    figure = replace(
-        entry,
-        measured=number(row, "step_time_s"),
-        tp=whole(row, "tp", 1),
-        size=run["context"],
-        fitted=training_is_fitted(row),
-        hint=_hint(row),
-    )
-    return Asked((figure,), run)
+    figure = replace(entry, measured=number(row, "step_time_s"), tp=whole(row, "tp", 1), size=whole(row, "seq"))
+    return Asked((replace(figure, fitted=is_fitted(row), hint=_hint(row)),), run)
 
 
 def _described(row: Row) -> Entry:
@@ -81,19 +69,13 @@ def question(row: Row) -> Run:
     micro = whole(row, "microbatch", 1)
     if "torchtitan" in source and pp > 1:
         micro = 1  # what the row calls a microbatch is a replica's batch; its pipeline cuts it into single sequences
-    run: Run = {
-        "model": _model(row),
-        "cluster": _cluster(cell(row, "gpu_type"), gpus, source),
-        "batch": per_replica,
-        "micro_batch": min(micro, per_replica),
-        "context": whole(row, "seq"),
-        "recompute": cell(row, "recompute").split("+")[0].split("-")[0] or "none",
-        "engine": _engine(source),
-        "dtype": "fp8" if "fp8" in cell(row, "precision") else "",
-        "eager": ("torchtitan" in source and "eager" in note) or "llm-foundry" in source,
-    }
-    for axis in SIZES:
-        run[axis] = whole(row, axis, 1)
+    place = {"model": _model(row), "cluster": _cluster(cell(row, "gpu_type"), gpus, source)}
+    sizes = {axis: whole(row, axis, 1) for axis in SIZES}
+    step = {"batch": per_replica, "micro_batch": min(micro, per_replica), "context": whole(row, "seq")}
+    run = cast(Run, {**place, **sizes, **step, "engine": matched("trainers", source) or "megatron"})
+    run["recompute"] = cell(row, "recompute").split("+")[0].split("-")[0] or "none"
+    run["dtype"] = "fp8" if "fp8" in cell(row, "precision") else ""
+    run["eager"] = ("torchtitan" in source and "eager" in note) or "llm-foundry" in source
     if "+sp" in lower(row, "recompute"):
         run["sequence_parallel"] = True
     if pp > 1 and whole(row, "interleave", 1) > 1:
@@ -105,14 +87,6 @@ def question(row: Row) -> Run:
     if "shard_grad_op" in note:
         run["zero"] = 2
     return run
-
-
-def _engine(source: str) -> str:
-    if "torchtitan" in source:
-        return "torchtitan"
-    if "llm-foundry" in source:
-        return "llm-foundry"
-    return "megatron-2021" if "arxiv:2104" in source or "arxiv:2205" in source else "megatron"
 
 
 def _cluster(gpu: str, gpus: int, source: str) -> Cluster:
@@ -129,16 +103,14 @@ def _model(row: Row) -> Model:
     name = lower(row, "model")
     if name in catalog.model_keys():
         return replace(catalog.model(name), max_len=whole(row, "seq"))
-    sizes = {k: whole(row, k) for k in ("layers", "hidden", "heads", "vocab", "seq")}
-    shape = {
-        "architectures": ["GPT2LMHeadModel"],
-        "n_embd": sizes["hidden"],
-        "n_layer": sizes["layers"],
-        "n_head": sizes["heads"],
-        "n_inner": 4 * sizes["hidden"],
-        "vocab_size": sizes["vocab"],
-        "n_positions": sizes["seq"],
-        "tie_word_embeddings": True,
-        "torch_dtype": "float16" if row.get("precision") == "fp16" else "bfloat16",
-    }
+    layers, hidden, heads, vocab, seq = (whole(row, k) for k in ("layers", "hidden", "heads", "vocab", "seq"))
+    shape = {"architectures": ["GPT2LMHeadModel"], "n_embd": hidden, "n_layer": layers, "n_head": heads, "n_inner": 4 * hidden}
+    shape |= {"vocab_size": vocab, "n_positions": seq, "tie_word_embeddings": True}
+    shape["torch_dtype"] = "float16" if row.get("precision") == "fp16" else "bfloat16"
     return from_config(shape, name)
+
+
+def is_fitted(row: Row) -> bool:
+    """llm-foundry's bf16 rows on at most 64 GPUs."""
+    small = float(cell(row, "gpus") or 0) <= FITTED_GPUS
+    return small and "llm-foundry" in lower(row, "source") and cell(row, "precision").endswith("bf16")

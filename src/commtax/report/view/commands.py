@@ -6,7 +6,8 @@ import json
 import shlex
 from dataclasses import dataclass
 
-from commtax.emit import SERVING, Limits, launch_command, nccl_command
+from commtax.emit import launch_command, nccl_command
+from commtax.emit.serving import SERVING
 from commtax.ledger import Line
 from commtax.report.view.state import State, free_config, pasted
 from commtax.spec import SIZES
@@ -89,12 +90,9 @@ def _launch(b: StepBill) -> tuple[str, str, str]:
     key = b.question.engine.key
     if b.question.trains:
         engine = "megatron" if key.startswith("megatron") else "torchrun"
-        axes = tuple(b.async_axes)
-        limits = Limits(micro_batch=int(b.question.micro_batch), seq=int(b.question.context), async_axes=axes)
     else:
         engine = next((name for name in SERVING if key.startswith(name)), "vllm")
-        limits = Limits(eager=b.question.what_if.eager, library=b.question.what_if.library)
     try:
-        return launch_command(b.question.model, b.question.plan, engine, b.question.cluster, limits), engine, ""
+        return launch_command(b.question, engine), engine, ""
     except ValueError as error:
         return "", engine, str(error)
