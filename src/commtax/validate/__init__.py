@@ -1,10 +1,127 @@
 """Predictions against published measurements: how far each answer is off, and whether the stated bounds hold.
 
-``check(folder)`` prices every row of a folder of tables (or of the table that ships here) and judges the stated bounds.
+``check(folder)`` prices every row of a folder of tables (or of the table that ships here), judges, and writes them if asked.
 """
 
-from commtax.readers.published.tables import KINDS as KINDS
-from commtax.validate.bounds import Bound as Bound
-from commtax.validate.records import Records as Records
-from commtax.validate.running import Report as Report
-from commtax.validate.running import check as check
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from commtax.files import refuse_overwriting, written
+from commtax.readers.published import collectives as collective_rows
+from commtax.readers.published import inference, serving, sweep, training
+from commtax.readers.published import kernels as kernel_tables
+from commtax.readers.published.tables import FOLDERED, KINDS, Table, headers, in_folder, paths, shipped
+from commtax.statement import Refusal
+from commtax.validate import collectives, kernels, steps
+from commtax.validate.records import Records, joined
+from commtax.validate.statistics import Bound, judge
+
+ADDED = ("kind", "measured", "predicted", "low", "high", "fitted", "skipped")
+SWEPT_CHIP = "h200-sxm"  # that our own sweep ran on
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    records: Records
+    files: Mapping[str, tuple[int, int]]  # rows, and how many of them were priced
+    bounds: tuple[Bound, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(bound.ok is not False for bound in self.bounds)
+
+
+def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = None) -> Report:
+    """Price all rows; ``only`` one kind of table; ``rows_to`` a CSV of every input row with what was added."""
+    if only and only not in KINDS:
+        raise Refusal(f"only '{only}': one of {', '.join(KINDS)}", "only", KINDS)
+    if folder is not None and not folder.is_dir():
+        raise Refusal(f"data '{folder}': no such folder", "data")
+    if folder and rows_to:
+        refuse_overwriting(rows_to, (path for _, path in paths(folder, only)), "rows")
+    parts, files = [], {}
+    with Writer.to(rows_to, headers(folder, only)) if rows_to else nullcontext() as writer:
+        for table in in_folder(folder, only) if folder else shipped(only):
+            answers = ANSWERS[table.kind](table)
+            files[table.name] = (len(table.rows), len(set(answers.row[answers.priced].tolist())))
+            if writer:
+                writer.write(table, answers)
+            parts.append(answers)
+    if not parts:
+        names = ", ".join(f"{name}.csv[.gz]" for name in FOLDERED)
+        raise Refusal(f"data '{folder}': none of {names} or kernels/*.csv.gz is here", "data")
+    records = joined(parts)
+    return Report(records, files, tuple(judge(records, files)))
+
+
+def _kernels(table: Table) -> Records:
+    """A folder's file of one kind of kernel on one chip, or the rows of several that ship here."""
+    if not table.ships:
+        name = table.name.rpartition("/")[2]
+        return kernels.answers(kernel_tables.read(name, table.header, table.rows), table.name)
+    rows = table.dicts()
+    parts = []
+    for index, part in kernel_tables.of_several(rows):
+        source = np.array([rows[i]["source"] for i in index], dtype=object)
+        parts.append(replace(kernels.answers(part, source), row=np.array(index)))
+    return joined(parts)
+
+
+ANSWERS: dict[str, Callable[[Table], Records]] = {
+    "collectives": lambda table: collectives.answers(collective_rows.read(table.dicts())),
+    "serving_runs": lambda table: steps.answers(serving.read(table.dicts()), steps.served),
+    "inference": lambda table: steps.answers(inference.read(table.dicts()), steps.timed),
+    "training_runs": lambda table: steps.answers(training.read(table.dicts()), steps.trained),
+    "kernels": _kernels,
+    "h200": lambda table: steps.answers(sweep.read([sweep.of_cells(row) for row in table.dicts()], SWEPT_CHIP), steps.swept),
+}
+
+
+class Writer:
+    """Every input row with its prediction; a serving row twice, once for each of its figures."""
+
+    @classmethod
+    @contextmanager
+    def to(cls, path: Path, header: Sequence[str]) -> Iterator[Writer]:
+        """A file that is there when all rows are in it."""
+        with (
+            written(path, "rows") as part,
+            gzip.open(part, "wt", newline="") if path.suffix == ".gz" else part.open("w", newline="") as file,
+        ):
+            yield cls(file, header)
+
+    def __init__(self, file: IO[str], header: Sequence[str]) -> None:
+        self.columns = ["file", *(c for c in header if c not in ("file", *ADDED)), *ADDED]
+        self.place = {name: i for i, name in enumerate(self.columns)}
+        self.lines = csv.writer(file)
+        self.lines.writerow(self.columns)
+
+    def write(self, table: Table, answers: Records) -> None:
+        slots = [self.place.get(name, -1) for name in table.header]
+        added = [self.place[name] for name in ADDED]
+        for values in zip(answers.row.tolist(), *(answers.column(name).tolist() for name in ADDED), strict=True):
+            line = [""] * len(self.columns)
+            line[0] = table.name
+            for slot, cell in zip(slots, table.rows[values[0]], strict=False):
+                if slot >= 0:
+                    line[slot] = cell
+            for slot, value in zip(added, values[1:], strict=True):
+                line[slot] = _cell(value)
+            self.lines.writerow(line)
+
+
+def _cell(value: bool | float | str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6g}" if value == value else ""
+    return str(value)
