@@ -9,9 +9,10 @@ import click
 
 from commtax.cli.options import json_option
 from commtax.cli.output import print_json, terminal
+from commtax.readers.published.tables import KINDS
 from commtax.report import validation
 from commtax.statement import Refusal
-from commtax.validate import KINDS, check
+from commtax.validate import check
 
 FILE = click.Path(path_type=Path)
 
