@@ -9,7 +9,7 @@ import csv
 import gzip
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -72,7 +72,7 @@ def _kernels(table: Table) -> Records:
     parts = []
     for index, part in kernel_tables.of_several(rows):
         source = np.array([rows[i]["source"] for i in index], dtype=object)
-        parts.append(replace(kernels.answers(part, source), row=np.array(index)))
+        parts.append(Records({**kernels.answers(part, source).columns, "row": np.array(index)}))
     return joined(parts)
 
 
@@ -108,7 +108,7 @@ class Writer:
     def write(self, table: Table, answers: Records) -> None:
         slots = [self.place.get(name, -1) for name in table.header]
         added = [self.place[name] for name in ADDED]
-        for values in zip(answers.row.tolist(), *(answers.column(name).tolist() for name in ADDED), strict=True):
+        for values in zip(answers.row.tolist(), *(answers.columns[name].tolist() for name in ADDED), strict=True):
             line = [""] * len(self.columns)
             line[0] = table.name
             for slot, cell in zip(slots, table.rows[values[0]], strict=False):

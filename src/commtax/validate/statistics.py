@@ -63,7 +63,7 @@ def figures(records: Records) -> Figures | None:
 def parts(records: Records, by: tuple[str, ...] = BY) -> Iterator[tuple[Key, Records]]:
     """The records of each combination of values, in their order."""
     codes: dict[tuple[object, ...], int] = {}
-    keys = zip(*(records.column(name) for name in by), strict=True)
+    keys = zip(*(records.columns[name] for name in by), strict=True)
     index = np.fromiter((codes.setdefault(key, len(codes)) for key in keys), dtype=np.int64, count=len(records))
     order = np.argsort(index, kind="stable")
     edges = np.searchsorted(index[order], np.arange(len(codes) + 1))
@@ -99,7 +99,7 @@ def worst(records: Records) -> list[Miss]:
     size = np.abs(tested.log_error)
     heads: dict[tuple[str, ...], int] = {}
     for i in np.argsort(-size):
-        key = tuple(str(tested.column(name)[i]) for name in ("kind", "source", "system", "library"))
+        key = tuple(str(tested.columns[name][i]) for name in ("kind", "source", "system", "library"))
         heads.setdefault(key, int(i))
         if len(heads) == WORST:
             break
@@ -107,7 +107,7 @@ def worst(records: Records) -> list[Miss]:
 
 
 def _miss(records: Records, i: int) -> Miss:
-    what = " ".join(filter(None, (str(records.column(name)[i]) for name in ("what", "dtype", "library", "version"))))
+    what = " ".join(filter(None, (str(records.columns[name][i]) for name in ("what", "dtype", "library", "version"))))
     measured, predicted = float(records.measured[i]), float(records.predicted[i])
     return Miss(str(records.kind[i]), str(records.source[i]), what, measured, predicted, reason(records, i))
 
@@ -178,7 +178,7 @@ def _bound(stated: Stated, tested: Records) -> Bound:
     chosen = tested
     for key, wanted in stated["rows"].items():
         if len(chosen):
-            mask = CHOICES[key](chosen, wanted) if key in CHOICES else np.isin(chosen.column(key).astype(object), wanted)
+            mask = CHOICES[key](chosen, wanted) if key in CHOICES else np.isin(chosen.columns[key].astype(object), wanted)
             chosen = chosen.where_true(mask)
     figure, limit = FIGURES[stated["figure"]], stated["limit"]
     parts = [chosen.where_true(chosen.tp == tp) for tp in np.unique(chosen.tp)] if stated.get("by_tp") else [chosen]
