@@ -135,8 +135,10 @@ def _best(op: str, nbytes: Array, ranks: Array, times: Array) -> Fit:
 
 def _cheapest(op: str, nbytes: Array, ranks: Array, times: Array) -> Fit:
     """The one form that describes these rows with the fewest constants."""
-    fits = [_single(form, op, nbytes, ranks, times) for form in _forms(op, nbytes, ranks)]
-    return min(fits, key=lambda f: f.score(len(times)))
+    forms = list(_forms(op, nbytes, ranks))
+    fits = [robust.linear(form.columns(op, nbytes, ranks), times) for form in forms]
+    singles = (Fit((form,), (fitted,), residuals=fitted.residuals) for form, fitted in zip(forms, fits, strict=True))
+    return min(singles, key=lambda f: f.score(len(times)))
 
 
 def _forms(op: str, nbytes: Array, ranks: Array) -> Iterator[Form]:
@@ -150,11 +152,6 @@ def _forms(op: str, nbytes: Array, ranks: Array) -> Iterator[Form]:
         yield Form("in-switch", ("launch_s", "byte_s"))
     if len(worlds) > 1 and all(len(np.unique(nbytes[ranks == n])) >= LEAST_SIZES for n in worlds):
         yield Form("ring", ("launch_s", *hop, *(f"byte_s@{n}" for n in worlds)))
-
-
-def _single(form: Form, op: str, nbytes: Array, ranks: Array, times: Array) -> Fit:
-    fitted = robust.linear(form.columns(op, nbytes, ranks), times)
-    return Fit((form,), (fitted,), residuals=fitted.residuals)
 
 
 def _doubles(op: str, nbytes: Array, ranks: Array, times: Array) -> Iterator[Fit]:

@@ -59,27 +59,23 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
     made = tuple(_bounded(_plain_ring(op, cluster.intra, last), last, cluster) for op in missing)
     calibrated = "all-reduce" not in missing and any(row.measured_with(cluster) for row in last.path)
     inside = _paths(last, cluster, measured) + made  # an engine's own kernels do not leave a host
-    family = cluster.chip.family
-    spreads = _spreads((asked, last), family)
-    where = f"{cluster.intra.key} with {cluster.chip.key} are assumed"
+    chip = cluster.chip
+    spreads = _spreads((asked, last), chip.family)
+    where = f"{cluster.intra.key} with {chip.key} are assumed"
+    never = f"{asked.key} was never measured on {chip.key} with {cluster.intra.key}"
     said = any(p.op == "all-reduce" for one in asked.chain for p in measured.get(one.key, ()))
     return Fabric(
         name=f"{asked.key}@{asked.version}",
-        label=CALIBRATED if calibrated else _never_measured(asked, cluster),
+        label=CALIBRATED if calibrated else Source("assumed", f"assumed: {never}", f"{asked.key} {chip.key} {cluster.intra.key}"),
         paths={op: tuple(p for p in (*own, *made) if p.op == op) for op in asked.ops},
         network_paths={op: tuple(p for p in inside if p.op == op) for op in asked.ops},
         network=replace(last.network, spread=_widest(spreads, "across", last.network.spread)),
         exchanges={key: exchange(key, cluster) for key in stems("exchanges")} if asked.ops == OPS else {},
-        eager_floor_s=(asked if asked.eager_floor_s else last).eager_floor(family),
+        eager_floor_s=(asked if asked.eager_floor_s else last).eager_floor(chip.family),
         spread=_widest(spreads, cluster.intra.kind if calibrated else "assumed", SPREAD if calibrated else ASSUMED_SPREAD),
         spreads=spreads,
         note="" if calibrated or said else Note("assumed links", f"collectives on {where}: calibrate before you trust them"),
     )
-
-
-def _never_measured(asked: Library, cluster: Cluster) -> Source:
-    where = f"{asked.key} was never measured on {cluster.chip.key} with {cluster.intra.key}"
-    return Source("assumed", f"assumed: {where}", f"{asked.key} {cluster.chip.key} {cluster.intra.key}")
 
 
 def _all_paths(asked: Library, cluster: Cluster, measured: Measured) -> tuple[Path, ...]:

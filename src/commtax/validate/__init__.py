@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -49,12 +48,12 @@ def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = 
     if folder and rows_to:
         refuse_overwriting(rows_to, (path for _, path in paths(folder, only)), "rows")
     parts, files = [], {}
-    with Writer.to(rows_to, headers(folder, only)) if rows_to else nullcontext() as writer:
+    with _rows_file(rows_to, headers(folder, only)) if rows_to else nullcontext() as write:
         for table in in_folder(folder, only) if folder else shipped(only):
             answers = ANSWERS[table.kind](table)
             files[table.name] = (len(table.rows), len(set(answers.row[answers.priced].tolist())))
-            if writer:
-                writer.write(table, answers)
+            if write:
+                write(table, answers)
             parts.append(answers)
     if not parts:
         names = ", ".join(f"{name}.csv[.gz]" for name in FOLDERED)
@@ -86,37 +85,29 @@ ANSWERS: dict[str, Callable[[Table], Records]] = {
 }
 
 
-class Writer:
-    """Every input row with its prediction; a serving row twice, once for each of its figures."""
+@contextmanager
+def _rows_file(path: Path, header: Sequence[str]) -> Iterator[Callable[[Table, Records], None]]:
+    """Writes every input row with its prediction (a serving row twice, once for each figure) to a file that is there at the end."""
+    columns = ["file", *(c for c in header if c not in ("file", *ADDED)), *ADDED]
+    places = {name: i for i, name in enumerate(columns)}
 
-    @classmethod
-    @contextmanager
-    def to(cls, path: Path, header: Sequence[str]) -> Iterator[Writer]:
-        """A file that is there when all rows are in it."""
-        with (
-            written(path, "rows") as part,
-            gzip.open(part, "wt", newline="") if path.suffix == ".gz" else part.open("w", newline="") as file,
-        ):
-            yield cls(file, header)
-
-    def __init__(self, file: IO[str], header: Sequence[str]) -> None:
-        self.columns = ["file", *(c for c in header if c not in ("file", *ADDED)), *ADDED]
-        self.place = {name: i for i, name in enumerate(self.columns)}
-        self.lines = csv.writer(file)
-        self.lines.writerow(self.columns)
-
-    def write(self, table: Table, answers: Records) -> None:
-        slots = [self.place.get(name, -1) for name in table.header]
-        added = [self.place[name] for name in ADDED]
-        for values in zip(answers.row.tolist(), *(answers.columns[name].tolist() for name in ADDED), strict=True):
-            line = [""] * len(self.columns)
-            line[0] = table.name
-            for slot, cell in zip(slots, table.rows[values[0]], strict=False):
+    def write(table: Table, answers: Records) -> None:
+        slots = [places.get(name, -1) for name in table.header]
+        for index, *values in zip(answers.row.tolist(), *(answers.columns[name].tolist() for name in ADDED), strict=True):
+            line = [table.name, *[""] * (len(columns) - 1)]
+            for slot, cell in zip(slots, table.rows[index], strict=False):
                 if slot >= 0:
                     line[slot] = cell
-            for slot, value in zip(added, values[1:], strict=True):
-                line[slot] = _cell(value)
-            self.lines.writerow(line)
+            line[-len(ADDED) :] = map(_cell, values)
+            lines.writerow(line)
+
+    with (
+        written(path, "rows") as part,
+        gzip.open(part, "wt", newline="") if path.suffix == ".gz" else part.open("w", newline="") as file,
+    ):
+        lines = csv.writer(file)
+        lines.writerow(columns)
+        yield write
 
 
 def _cell(value: bool | float | str) -> str:

@@ -99,7 +99,7 @@ def of_columns(count: int, **given: Array) -> Records:
     """Columns from arrays and single values; what is not given is as in an empty row."""
     empty = Entry("")
     usual = {name: getattr(empty if hasattr(empty, name) else NONE, name) for name in COLUMNS} | {"row": np.arange(count)}
-    arrays = {name: np.asarray(value, dtype=KINDS.get(name, object)) for name, value in (usual | given).items()}
+    arrays: dict[str, Array] = {name: np.asarray(value, dtype=KINDS.get(name, object)) for name, value in (usual | given).items()}
     return Records({name: np.broadcast_to(values, (count,)) for name, values in arrays.items()})
 
 
