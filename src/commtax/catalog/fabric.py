@@ -80,15 +80,15 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
 
 def _all_paths(asked: Library, cluster: Cluster, measured: Measured) -> tuple[Path, ...]:
     """A library's paths, then in later turns those of the libraries that it falls back on."""
-    found: tuple[Path, ...] = ()
+    chained: tuple[Path, ...] = ()
     turn = 0
     for one in asked.chain:
         paths = _paths(one, cluster, measured)
         if one is asked and asked.fallback:  # an engine's own kernels serve the GPUs of one host
             paths = tuple(replace(p, max_ranks=cluster.gpus_per_host) for p in paths)
-        found += tuple(replace(p, turn=p.turn + turn) for p in paths)
+        chained += tuple(replace(p, turn=p.turn + turn) for p in paths)
         turn += max((p.turn for p in paths), default=-1) + 1
-    return found
+    return chained
 
 
 def _spreads(libraries: tuple[Library, ...], family: str) -> tuple[Spread, ...]:

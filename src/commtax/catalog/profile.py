@@ -174,10 +174,10 @@ class _Part:
             raise Refusal(f"unknown key '{self.named(unknown[0])}'{suggest(unknown[0], known)}", self.named(unknown[0]))
 
     def text(self, key: str, usual: str = "") -> str:
-        found = self.table.get(key, usual)
-        if not isinstance(found, str):
-            raise Refusal(f"{self.named(key)}={physics.shown(found)}: a text is needed", self.named(key))
-        return found
+        text = self.table.get(key, usual)
+        if not isinstance(text, str):
+            raise Refusal(f"{self.named(key)}={physics.shown(text)}: a text is needed", self.named(key))
+        return text
 
     def texts(self) -> dict[str, str]:
         return {key: self.text(key) for key in self.table}

@@ -83,13 +83,13 @@ def unpriced(entry: Entry, error: ValueError) -> Entry:
 
 
 def of_answers(answers: Iterable[Answered]) -> Records:
-    rows = [(entry, found or NONE) for entry, found in answers]
+    rows = [(entry, predicted or NONE) for entry, predicted in answers]
 
     def column(name: str) -> Array:
         if name == "hint":
-            values = [entry.hint or found.hint for entry, found in rows]
+            values = [entry.hint or predicted.hint for entry, predicted in rows]
         else:
-            values = [getattr(entry if hasattr(entry, name) else found, name) for entry, found in rows]
+            values = [getattr(entry if hasattr(entry, name) else predicted, name) for entry, predicted in rows]
         return np.array(values, dtype=KINDS.get(name, object))
 
     return Records({name: column(name) for name in COLUMNS})
