@@ -12,7 +12,7 @@ from pathlib import Path
 
 from commtax.report.validation import figure_cells, limit_text, plot_kinds, quantity, value_text
 from commtax.validate import Report, check
-from commtax.validate.statistics import groups
+from commtax.validate.statistics import groups, skipped, worst
 
 DOCS = Path(__file__).parents[1] / "docs"
 PICTURES = {
@@ -57,10 +57,10 @@ def by_source(report: Report) -> Iterable[str]:
             yield "| " + " | ".join([*names, *figure_cells(value)]) + " |"
 
 
-def worst(report: Report) -> Iterable[str]:
+def worst_rows(report: Report) -> Iterable[str]:
     yield "| kind | row | measured | predicted | likely reason |"
     yield "|---|---|---:|---:|---|"
-    for m in report.worst:
+    for m in worst(report.records):
         yield f"| {m.kind} | {m.what} | {quantity(m.kind, m.measured)} | {quantity(m.kind, m.predicted)} | {m.reason} |"
 
 
@@ -84,7 +84,7 @@ def page(reports: list[Report]) -> str:
         *bounds(reports),
         "",
         f"Of the larger tables {priced:,} of {rows:,} rows are priced; the others say why not:" if len(reports) > 1 else "",
-        *([f"{reason} ({n})." for reason, n in largest.skipped] if len(reports) > 1 else []),
+        *([f"{reason} ({n})." for reason, n in skipped(largest.records)] if len(reports) > 1 else []),
         "",
         "## Pictures",
         "",
@@ -107,7 +107,7 @@ def page(reports: list[Report]) -> str:
         "",
         "The largest error of each source, system and library, ten of them.",
         "",
-        *worst(largest),
+        *worst_rows(largest),
         "",
         "## How to read it",
         "",

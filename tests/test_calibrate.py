@@ -13,7 +13,6 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.calibrate import calibrate, engines, robust
 from commtax.catalog import profile as overlay
-from commtax.catalog import profile_reading
 from commtax.cli import main
 from commtax.cost.collectives import ALGORITHMS, choose, path_parts
 from commtax.readers import nccl_tests
@@ -149,7 +148,7 @@ def test_several_runs_in_one_text_and_a_text_without_its_command():
 
 
 def test_the_catalogue_s_forms_are_the_ones_a_profile_may_name():
-    assert set(profile_reading.ALGORITHMS) == set(ALGORITHMS)
+    assert set(overlay.ALGORITHMS) == set(ALGORITHMS)
 
 
 def test_across_hosts(tmp_path):
@@ -177,7 +176,7 @@ def test_large_tensors_alone_tell_no_latency_across_hosts(tmp_path):
     rows = [(int(s), 1e6 * t, 1e6 * t, 0) for s, t in zip(sizes, times, strict=True)]
     found = calibrate([written(tmp_path, "32.txt", output("all_reduce", 32, rows))], "4x8xh100-sxm")
     usual = commtax.expect("all-reduce", "4x8xh100-sxm", nbytes=1024, ranks=32)
-    assert found.profile.network["hops"] == usual.fabric.network_hops
+    assert found.profile.network["hops"] == usual.fabric.network.hops
     assert "hops" in found.parts[0].notes[1]
     small, large = (commtax.expect("all-reduce", "4x8xh100-sxm", nbytes=s, ranks=32, profile=found.profile) for s in (1024, 2**31))
     assert float(small.spread) >= 0.6 > 5 * float(large.spread)

@@ -114,7 +114,7 @@ SCALAR = {
         "legal_values",
         "notes",
     ),
-    *("by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line", "sourced"),
+    *("by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line"),
     *("comm_line", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }
 

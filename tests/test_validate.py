@@ -21,10 +21,8 @@ from commtax.readers.published.tables import dicts, read
 from commtax.readers.published.tables import shipped as shipped_tables
 from commtax.readers.published.training import is_fitted
 from commtax.statement import Refusal
-from commtax.validate import check, steps
-from commtax.validate.bounds import judge
-from commtax.validate.running import ADDED, answer
-from commtax.validate.statistics import figures
+from commtax.validate import ADDED, ANSWERS, check, steps
+from commtax.validate.statistics import figures, judge
 
 TABLES = Path(commtax.__file__).parent / "readers" / "published" / "tables"
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -32,6 +30,11 @@ GROUP = {
     *("kind", "source", "system", "library", "version", "mode", "dtype", "tp"),
     *("n", "median_ape", "p90_ape", "bias", "covered", "width"),
 }
+
+
+def answer(table):
+    """All rows of one table, priced."""
+    return ANSWERS[table.kind](table)
 
 
 def table_of(name, rows=None):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -49,13 +48,13 @@ def hierarchical_tax(hidden: int, hosts: int, gpus: int, flops_per_s: float, int
     return 2 * (inside + across) / compute
 
 
-def _tp_tax_across() -> Values:
+def _tp_tax_across_hosts() -> Values:
     said = float(napkin.overlap_calculator(8192, 80, 16, 1, 8192)["tp_tax"])
     rails = hierarchical_tax(8192, 2, 8, H100_BF16, 450e9, INFINIBAND_BPS)
     return {"said": said, "rails": rails, "lone": napkin.tp_tax(H100_BF16, INFINIBAND_BPS, 8192, tp=8), "ratio": said / rails}
 
 
-def _nvlink_directions() -> Values:
+def _nvlink_900() -> Values:
     rate = catalog.link("nvlink4").bandwidth_Bps
     return {"rate": format_rate(rate), "nccl": 18 * 20.6, "ratio": 900e9 / rate}
 
@@ -68,7 +67,7 @@ def _two_s() -> Values:
     return {**times, "traffic": traffic, "times": real / said, "ratio": said / real}
 
 
-def _study_microseconds() -> Values:
+def _study_85_us() -> Values:
     said, payload = 160 * 32 * 1024 / 60e9, napkin.allreduce_payload_bytes(1, 8192)
     layers = catalog.model("llama-3.1-70b").num_layers
     real = napkin.tp_comm_time_per_step(1, 8192, layers, 2, 450e9, 3e-6)
@@ -76,7 +75,7 @@ def _study_microseconds() -> Values:
     return {**times, "payload": format_bytes(payload), "layers": layers, "ratio": 85e-6 / real}
 
 
-def _study_weights() -> Values:
+def _study_28_ms() -> Values:
     whole = napkin.decode_step_floor_s(140e9, catalog.chip("h100-sxm").memory_Bps)
     return {"whole": format_seconds(whole), "half": format_seconds(whole / 2), "ratio": 28e-3 / whole}
 
@@ -86,7 +85,7 @@ def _study_ttft() -> Values:
     return {"ratios": ", ".join(f"{ttft / itl:.1f}" for ttft, itl in rows), "tokens": 448.7 / 7.0}
 
 
-def _study_tp2() -> Values:
+def _study_tp2_no_gain() -> Values:
     params = num_params(catalog.model("llama-3.1-8b"))
     floor = napkin.decode_step_floor_s(2 * params, catalog.chip("h100-sxm").memory_Bps)
     comm = napkin.tp_comm_time_per_step(**LLAMA_8B, num_ranks=2, **NVLINK)
@@ -95,7 +94,7 @@ def _study_tp2() -> Values:
     return {**times, "ratio": 7.08e-3 / expected}
 
 
-def _four_way_ring() -> Values:
+def _study_four_way_ring() -> Values:
     two, four = (napkin.ring_allreduce_traffic_per_rank(1, n) for n in (2, 4))
     return {"two": two, "four": four, "times": four / two, "ratio": 2 / (four / two)}
 
@@ -105,13 +104,13 @@ def _study_tools() -> Values:
     return {"a100": format_rate(a100), "h100": format_rate(h100), "ratio": 600e9 / h100}
 
 
-def _lab_tp8() -> Values:
+def _lab_in_node_noise() -> Values:
     two, eight = (napkin.tp_comm_time_per_step(**LLAMA_8B, num_ranks=n, **NVLINK) for n in (2, 8))
     parts = {"two": napkin.comm_fraction(two, LAB_STEP_S), "eight": napkin.comm_fraction(eight, LAB_STEP_S)}
     return {**parts, "split": napkin.comm_fraction(eight, LAB_STEP_S / 8)}
 
 
-def _lab_infiniband() -> Values:
+def _lab_never_across() -> Values:
     links = ({"bandwidth_Bps": INFINIBAND_BPS, "latency_s": us * 1e-6} for us in (2, 5))
     quick, slow = (napkin.tp_comm_time_per_step(**LLAMA_8B, num_ranks=2, **link) for link in links)
     return {"quick": napkin.comm_fraction(quick, LAB_STEP_S), "slow": napkin.comm_fraction(slow, LAB_STEP_S)}
@@ -123,41 +122,31 @@ def _lab_ethernet_batch() -> Values:
     return {**times, "limit": napkin.comm_fraction(wire, compute)}
 
 
-def _exercise_latency() -> Values:
+def _exercise_no_latency() -> Values:
     said = napkin.tensor_parallel_allreduce_cost(4096, 1, 1, 2, 32)["total_comm_volume_bytes"] / 300e9
     real = napkin.tp_comm_time_per_step(**LLAMA_8B, num_ranks=2, **NVLINK)
     times = {"said": format_seconds(said), "real": format_seconds(real)}
     return {**times, "count": format_count(64), "times": real / said, "ratio": said / real}
 
 
-def _bubble_equality() -> Values:
+def _bubble_63() -> Values:
     equal = napkin.min_microbatches_for_bubble(8, 0.1)
     return {"equal": equal, "bubble": napkin.bubble_fraction(8, equal), "more": equal + 1}
 
 
-CLAIMS: dict[str, Callable[[], Values]] = {
-    "tp-tax-degree": _tp_tax_degree,
-    "tp-tax-across-hosts": _tp_tax_across,
-    "nvlink-900": _nvlink_directions,
-    "two-s": _two_s,
-    "study-85-us": _study_microseconds,
-    "study-28-ms": _study_weights,
-    "study-ttft": _study_ttft,
-    "study-tp2-no-gain": _study_tp2,
-    "study-four-way-ring": _four_way_ring,
-    "study-tools": _study_tools,
-    "lab-in-node-noise": _lab_tp8,
-    "lab-never-across": _lab_infiniband,
-    "lab-ethernet-batch": _lab_ethernet_batch,
-    "exercise-no-latency": _exercise_latency,
-    "bubble-63": _bubble_equality,
-}
+CLAIMS = (
+    *(_tp_tax_degree, _tp_tax_across_hosts, _nvlink_900, _two_s, _study_85_us),
+    *(_study_28_ms, _study_ttft, _study_tp2_no_gain, _study_four_way_ring, _study_tools),
+    *(_lab_in_node_noise, _lab_never_across, _lab_ethernet_batch, _exercise_no_latency, _bubble_63),
+)
+"""Each is named as its text in ``claims.toml``."""
 
 
 def claims() -> list[Claim]:
     """All claims, recomputed now."""
     texts = tomllib.loads((files("commtax") / "claims.toml").read_text(encoding="utf-8"))
-    return [_claim(key, compute(), texts[key], texts["documents"]) for key, compute in CLAIMS.items()]
+    named = {compute.__name__[1:].replace("_", "-"): compute for compute in CLAIMS}
+    return [_claim(key, compute(), texts[key], texts["documents"]) for key, compute in named.items()]
 
 
 def _claim(key: str, values: Values, text: dict[str, str], documents: dict[str, str]) -> Claim:

@@ -54,7 +54,7 @@ def visible(text: str) -> str:
     >>> visible("a\\x1b[31mb\\tc")
     'a\\\\x1b[31mb\\tc'
     """
-    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
+    return _UNSEEN.sub(lambda sign: sign[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
 
 
 def _is_number(word: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 from commtax.statement import Refusal
 
@@ -12,7 +13,7 @@ MAX_BYTES = 1e18  # an exabyte
 MAX_COUNT = 2**48  # more than anything that is counted here, and exact as a float and as an integer of 64 bits
 
 _SI = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_PREFIXES = {**_SI, "ki": 2**10, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _NUMBER = r"([-+]?(?:\d[\d_,]*)(?:\.\d+)?(?:[eE][-+]?\d+)?)"
 
 
@@ -23,11 +24,8 @@ def parse_count(text: str | int | float, name: str) -> int:
     (128000, 131072)
     """
     if isinstance(text, str):
-        match = re.fullmatch(_NUMBER + r"\s*([kKmMgG]?)", text.strip()) if len(text) <= 40 else None
-        if not match:
-            raise Refusal(f"{name}: '{text[:40]}' is not a whole number (write 8192, 8k = 8,000 or 8K = 8,192)", name)
-        factor = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}[match[2]]
-        value = float(match[1].replace(",", "").replace("_", "")) * factor
+        factors = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+        value = _scaled(text, name, factors, "a whole number (write 8192, 8k = 8,000 or 8K = 8,192)")
     else:
         value = float(text)
     if not math.isfinite(value) or value != int(value):
@@ -43,11 +41,9 @@ def parse_tokens(text: str, name: str) -> float:
     >>> parse_tokens("15T", "tokens"), parse_tokens("1.4e12", "tokens")
     (15000000000000.0, 1400000000000.0)
     """
-    match = re.fullmatch(r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([kMBGT]?)", text.strip()) if len(text) <= 40 else None
-    if not match:
-        raise Refusal(f"{name}: '{text[:40]}' is not a number of tokens (write 300B, 15T or 1.4e12)", name)
-    factor = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}[match[2]]
-    return _finite(float(match[1].replace(",", "").replace("_", "")) * factor, text, name)
+    factors = {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+    wanted = "a number of tokens (write 300B, 15T or 1.4e12)"
+    return _finite(_scaled(text, name, factors, wanted, r"([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]+)?)"), text, name)
 
 
 def parse_bytes(text: str | int | float, name: str = "size") -> float:
@@ -58,11 +54,8 @@ def parse_bytes(text: str | int | float, name: str = "size") -> float:
     """
     if not isinstance(text, str):
         return float(text)
-    match = re.fullmatch(_NUMBER + r"\s*([kKMGTP]?i?)(B?)", text.strip())
-    if not match or match[2] == "i":
-        raise Refusal(f"{name}: '{text}' is not a size (write 16KiB, 80GB, 1GiB or bytes)", name)
-    factor = _BINARY[match[2].replace("ki", "Ki")] if match[2].endswith("i") else _SI[match[2]]
-    value = _finite(float(match[1].replace(",", "").replace("_", "")) * factor, text, name)
+    factors = {f"{prefix}{unit}": factor for prefix, factor in _PREFIXES.items() for unit in ("", "B")}
+    value = _finite(_scaled(text, name, factors, "a size (write 16KiB, 80GB, 1GiB or bytes)"), text, name)
     if value > MAX_BYTES:
         raise Refusal(f"{name}={text}: larger than anything that is modelled; at most {MAX_BYTES:g} bytes", name)
     return value
@@ -87,11 +80,17 @@ def parse_seconds(text: str, name: str) -> float:
     >>> parse_seconds("30 ms", "time"), parse_seconds("1.5s", "time")
     (0.03, 1.5)
     """
-    match = re.fullmatch(_NUMBER + r"\s*(s|ms|us|µs|ns)", text.strip())
+    factors = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+    return _finite(_scaled(text, name, factors, "a time (write 25us, 30ms or 1.5s)"), text, name)
+
+
+def _scaled(text: str, name: str, factors: Mapping[str, float], wanted: str, number: str = _NUMBER) -> float:
+    """A number with one of these units behind it."""
+    units = "|".join(sorted(factors, key=len, reverse=True))
+    match = re.fullmatch(rf"{number}\s*({units})", text.strip()) if len(text) <= 40 else None
     if not match:
-        raise Refusal(f"{name}: '{text}' is not a time (write 25us, 30ms or 1.5s)", name)
-    factor = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}[match[2]]
-    return _finite(float(match[1].replace(",", "").replace("_", "")) * factor, text, name)
+        raise Refusal(f"{name}: '{text[:40]}' is not {wanted}", name)
+    return float(match[1].replace(",", "").replace("_", "")) * factors[match[2]]
 
 
 def format_bytes(nbytes: float) -> str:

@@ -17,27 +17,16 @@ from commtax.calibrate.engines import fit_engine
 from commtax.calibrate.kernels import fit_tables
 from commtax.calibrate.network import fit_network
 from commtax.calibrate.reading import read
-from commtax.calibrate.records import (
-    Calibration,
-    Change,
-    Document,
-    Errors,
-    Files,
-    Load,
-    Outlier,
-    Part,
-    Place,
-    Timed,
-    TooFewError,
-    Wish,
-)
-from commtax.catalog.libraries import library_chain
-from commtax.catalog.profile_reading import VERSION, parse
+from commtax.calibrate.records import Calibration as Calibration
+from commtax.calibrate.records import Change as Change
+from commtax.calibrate.records import Files, Place, Timed, TooFewError, Wish
+from commtax.calibrate.records import Part as Part
+from commtax.catalog import libraries
+from commtax.catalog.profile import VERSION, parse
+from commtax.files import Document
 from commtax.spec import Cluster, Path, Profile
 from commtax.statement import Refusal
 from commtax.verbs import expect
-
-__all__ = ["Calibration", "Change", "Errors", "Outlier", "Part", "Wish", "calibrate"]
 
 
 def calibrate(
@@ -59,23 +48,16 @@ def calibrate(
     """
     if not files:
         raise Refusal("file: at least one file of measurements is needed")
-    load: Load = {"batch": batch, "input_len": input_len, "output_len": output_len}
     where = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    place = Place(where, catalog.engine(engine or "vllm"), model, tp, library_chain(library)[0], name, load)
+    key, runs = libraries.library(library).key, catalog.engine(engine or "vllm")
+    place = Place(where, runs, model, tp, key, name, batch, input_len, output_len)
     rows = Files()
     for file in files:
         rows += read(File(file), place)
-    _check_unused(rows, place)
+    unused = [name for name in ("model", "tp", "batch", "input_len", "output_len") if getattr(place, name) and not rows.runs]
+    if unused:
+        raise Refusal(f"{unused[0]}: belongs to benchmarks of an engine, and no file holds one")
     return _fit(rows, place, [File(f).name for f in files])
-
-
-def _check_unused(rows: Files, place: Place) -> None:
-    """Options are honoured or refused."""
-    if rows.runs:
-        return
-    given = [name for name, value in (("model", place.model), ("tp", place.tp), *place.load.items()) if value]
-    if given:
-        raise Refusal(f"{given[0]}: belongs to benchmarks of an engine, and no file holds one")
 
 
 def _fit(rows: Files, place: Place, names: list[str]) -> Calibration:
@@ -83,9 +65,12 @@ def _fit(rows: Files, place: Place, names: list[str]) -> Calibration:
     parts: list[Part] = []
     refused = list(rows.refused)
     for fitting in (_inside, _kernels, _across, _engine):
-        profile, more, why = fitting(rows, place, profile)
-        parts += more
-        refused += why
+        try:
+            profile, more, why = fitting(rows, place, profile)
+            parts += more
+            refused += why
+        except TooFewError as error:
+            refused.append(str(error))
     if not parts:
         raise Refusal(refused[0] if refused else "the files hold no row that a constant can be fitted on")
     sources = {
@@ -120,7 +105,7 @@ def _inside(rows: Files, place: Place, own: Profile) -> Fitted:
         parts.append(part)
     for library, paths in libraries.items():
         if all(p.op != "all-reduce" for p in paths):
-            parts[-1] = replace(parts[-1], wishes=(*parts[-1].wishes, _unmeasured(library, place)))
+            parts[-1] = parts[-1].with_remarks(wishes=[_unmeasured(library, place)])
     links = {"intra": place.cluster.intra.key} if libraries else {}
     return replace(own, libraries=libraries, links=links), parts, refused
 
@@ -142,14 +127,7 @@ def _unmeasured(library: str, place: Place) -> Wish:
 
 
 def _kernels(rows: Files, place: Place, own: Profile) -> Fitted:
-    tables, parts, refused = {}, [], []
-    for outcome in fit_tables(rows.kernels, place):
-        if isinstance(outcome, TooFewError):
-            refused.append(str(outcome))
-        else:
-            name, table, part = outcome
-            tables[name] = table
-            parts.append(part)
+    tables, parts, refused = fit_tables(rows.kernels, place)
     return replace(own, tables=tables), parts, refused
 
 
@@ -157,20 +135,14 @@ def _across(rows: Files, place: Place, own: Profile) -> Fitted:
     members = [r for r in rows.collectives if r.ranks > place.cluster.domain]
     if not members:
         return own, [], []
-    try:
-        network, part = fit_network(members, place, own)
-    except TooFewError as why:
-        return own, [], [str(why)]
+    network, part = fit_network(members, place, own)
     return replace(own, network=network, links={**own.links, "inter": place.cluster.inter.key}), [part], []
 
 
 def _engine(rows: Files, place: Place, own: Profile) -> Fitted:
     if not rows.runs:
         return own, [], []
-    try:
-        host, parts, refused = fit_engine(rows.runs, place, own)
-    except TooFewError as why:
-        return own, [], [str(why)]
+    host, parts, refused = fit_engine(rows.runs, place, own)
     return replace(own, host=host, engine=place.engine.key), parts, refused
 
 

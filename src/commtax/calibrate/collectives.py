@@ -14,7 +14,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.calibrate import robust
-from commtax.calibrate.records import Change, Part, Place, Timed, TooFewError, Wish, expected
+from commtax.calibrate.records import LEAST_SIZES, Change, Part, Place, Timed, TooFewError, Wish, check_sizes, expected
 from commtax.calibrate.robust import Array, Fitted
 from commtax.catalog.physics import check_path, fastest_Bps
 from commtax.cost.collectives import path_parts, ring_factor
@@ -22,7 +22,6 @@ from commtax.spec import Link, Path, Profile
 from commtax.statement import Refusal
 from commtax.units import format_bytes
 
-LEAST_SIZES, LEAST_SPAN = 4, 16
 ROOT_SIZES = 8  # sizes from which a third constant of the size can be told from two
 LEAST_SWITCH = 4096  # no library changes its algorithm for tensors smaller than this
 CLEARLY = 10.0  # a criterion lower by this is strong evidence
@@ -82,37 +81,21 @@ class Fit:
 def fit_op(rows: Sequence[Timed], place: Place) -> tuple[tuple[Path, ...], Part]:
     """The paths of one collective of one library inside a host."""
     op, name = rows[0].op, f"{rows[0].library} {rows[0].op}"
-    nbytes, ranks, times = _arrays(rows)
+    nbytes, ranks, times = (np.array([getattr(r, key) for r in rows], float) for key in ("nbytes", "ranks", "seconds"))
     worlds = sorted({int(n) for n in ranks})
-    _enough(name, nbytes, worlds)
+    where = ", below and above the size where bytes take as long as latency"
+    check_sizes(f"{name} over {' and '.join(map(str, worlds))} ranks", nbytes.tolist(), where)
     best = _best(op, nbytes, ranks, times)
-    paths = _paths(best, op, rows[0].library)
-    paths = tuple(
-        replace(p, ranks=(worlds[0], worlds[-1]), spread=robust.half_width(best.residuals, best.constants)) for p in paths
-    )
+    spread = robust.half_width(best.residuals, best.constants)
+    paths = tuple(replace(p, ranks=(worlds[0], worlds[-1]), spread=spread) for p in _paths(best, op, rows[0].library))
     _both_sides(name, paths, nbytes, worlds)
     _possible(paths, place.cluster.intra)
     before = np.log(times / expected(rows, place, None))
     after = np.log(times / expected(rows, place, Profile(place.name, libraries={rows[0].library: paths})))
     changes = _changes(paths, op, rows[0].library, place)
-    part = Part.of(name, [r.label for r in rows], before, after, paths[0].spread, changes)
+    part = Part.of(name, [r.label for r in rows], before, after, spread, changes)
     notes, wishes = _notes(best, paths, worlds, place), _wishes(best, op, rows[0].library, worlds, place)
-    return paths, replace(part, notes=tuple(notes), wishes=tuple(wishes))
-
-
-def _arrays(rows: Sequence[Timed]) -> tuple[Array, Array, Array]:
-    return tuple(np.array([getattr(r, key) for r in rows], float) for key in ("nbytes", "ranks", "seconds"))  # type: ignore[return-value]
-
-
-def _enough(name: str, nbytes: Array, worlds: list[int]) -> None:
-    sizes = np.unique(nbytes)
-    span = sizes[-1] / sizes[0]
-    if len(sizes) < LEAST_SIZES or span < LEAST_SPAN:
-        over = " and ".join(map(str, worlds))
-        raise TooFewError(
-            f"{name} over {over} ranks: {len(sizes)} size{'s' * (len(sizes) > 1)} spanning {span:,.0f}x; at least {LEAST_SIZES} "
-            f"spanning {LEAST_SPAN}x are needed, below and above the size where bytes take as long as latency"
-        )
+    return paths, part.with_remarks(notes, wishes)
 
 
 def _both_sides(name: str, paths: tuple[Path, ...], nbytes: Array, worlds: list[int]) -> None:
@@ -152,8 +135,10 @@ def _best(op: str, nbytes: Array, ranks: Array, times: Array) -> Fit:
 
 def _cheapest(op: str, nbytes: Array, ranks: Array, times: Array) -> Fit:
     """The one form that describes these rows with the fewest constants."""
-    fits = [_single(form, op, nbytes, ranks, times) for form in _forms(op, nbytes, ranks)]
-    return min(fits, key=lambda f: f.score(len(times)))
+    forms = list(_forms(op, nbytes, ranks))
+    fits = [robust.linear(form.columns(op, nbytes, ranks), times) for form in forms]
+    singles = (Fit((form,), (fitted,), residuals=fitted.residuals) for form, fitted in zip(forms, fits, strict=True))
+    return min(singles, key=lambda f: f.score(len(times)))
 
 
 def _forms(op: str, nbytes: Array, ranks: Array) -> Iterator[Form]:
@@ -167,11 +152,6 @@ def _forms(op: str, nbytes: Array, ranks: Array) -> Iterator[Form]:
         yield Form("in-switch", ("launch_s", "byte_s"))
     if len(worlds) > 1 and all(len(np.unique(nbytes[ranks == n])) >= LEAST_SIZES for n in worlds):
         yield Form("ring", ("launch_s", *hop, *(f"byte_s@{n}" for n in worlds)))
-
-
-def _single(form: Form, op: str, nbytes: Array, ranks: Array, times: Array) -> Fit:
-    fitted = robust.linear(form.columns(op, nbytes, ranks), times)
-    return Fit((form,), (fitted,), residuals=fitted.residuals)
 
 
 def _doubles(op: str, nbytes: Array, ranks: Array, times: Array) -> Iterator[Fit]:
@@ -233,8 +213,8 @@ def _wishes(fit: Fit, op: str, library: str, worlds: list[int], place: Place) ->
                 continue
             row = columns.columns(op, np.array([size]), np.array([float(n)]))[0]
             slope = row / max(float(row @ values), 1e-30)
-            width = robust.width(float(np.sqrt(slope @ spread @ slope + fitted.sigma**2)))
-            yield Wish(f"{library} {op} of {format_bytes(size)} over {n} ranks: the range there is ±{width:.0%}", width)
+            where = f"{library} {op} of {format_bytes(size)} over {n} ranks"
+            yield Wish.at(where, slope @ spread @ slope + fitted.sigma**2)
 
 
 def _limit(fit: Fit, ranks: int) -> float:

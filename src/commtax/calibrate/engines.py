@@ -75,7 +75,7 @@ def _fit_host(runs: list[Served], place: Place, own: Profile) -> tuple[dict[str,
     before = np.log(times / _latencies(runs, place, own, place.engine))
     part = Part.of(f"{place.engine.key} host times", [r.label for r in runs], before, after, spread, changes)
     notes, wishes = _notes(runs, names, host_times, times, base), _wishes(runs, names, fitted, place, own)
-    return {**host_times, **_sigmas("tpot", sigma, runs)}, replace(part, notes=tuple(notes), wishes=tuple(wishes))
+    return {**host_times, **_sigmas("tpot", sigma, runs)}, part.with_remarks(notes, wishes)
 
 
 def _latencies(runs: list[Served], place: Place, own: Profile, engine: Engine) -> Array:
@@ -163,6 +163,5 @@ def _wishes(runs: list[Served], names: list[str], fitted: robust.Fitted, place: 
         usual_s = _latency(run, place, own, engine)
         steps = [_latency(run, place, own, engine.but(**{n: getattr(engine.host, n) + STEP_S})) for n in wide]
         slope = (np.array(steps) - usual_s) / STEP_S / usual_s
-        width = robust.width(float(np.sqrt(slope @ covariance @ slope + fitted.sigma**2)))
         where = f"a serve run of {catalog.model(run.model).key} at tp {run.tp} with {plural(clients, 'client')}"
-        yield Wish(f"{where}: the range there is ±{width:.0%}", width)
+        yield Wish.at(where, slope @ covariance @ slope + fitted.sigma**2)

@@ -6,14 +6,14 @@ Small kernels, copies and whole steps are left: what a small kernel takes alone 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from commtax import catalog
 from commtax.calibrate import robust
-from commtax.calibrate.records import Change, Part, Place, Ran, TooFewError, Wish
+from commtax.calibrate.records import Change, Part, Place, Ran, Wish
 from commtax.calibrate.robust import Array
 from commtax.cost.compute import Kernel
 from commtax.cost.kernels import FORMS
@@ -35,11 +35,13 @@ def table_name(row: SweepRow) -> str:
     return f"{kind}.{dtype}"
 
 
-def fit_tables(rows: Sequence[Ran], place: Place) -> Iterator[tuple[str, dict[str, float], Part] | TooFewError]:
-    """Each table that the rows tell of, or why it cannot be told."""
+def fit_tables(rows: Sequence[Ran], place: Place) -> tuple[dict[str, Table], list[Part], list[str]]:
+    """The tables that the rows tell of, and why others cannot be told."""
     groups: dict[str, list[Ran]] = {}
+    tables: dict[str, Table] = {}
+    parts: list[Part] = []
     slower = _slower_backends(rows)
-    yield from (TooFewError(f"prefill by {name}: slower than another backend, not fitted") for name in slower)
+    refused = [f"prefill by {name}: slower than another backend, not fitted" for name in slower]
     for row in rows:
         if row.row["kind"] == "prefill" and row.row.get("backend", "") in slower:
             continue
@@ -48,13 +50,15 @@ def fit_tables(rows: Sequence[Ran], place: Place) -> Iterator[tuple[str, dict[st
     for name, members in groups.items():
         start = known.get(name) or known.get(f"{name.partition('.')[0]}.bf16")
         if len(members) < LEAST_ROWS or start is None:
-            yield TooFewError(f"kernels {name}: {len(members)} rows; at least {LEAST_ROWS} are needed, small and large shapes")
+            refused.append(f"kernels {name}: {len(members)} rows; at least {LEAST_ROWS} are needed, small and large shapes")
             continue
-        outcome = _fit_table(name, members, start, place)
-        part = outcome[2]
-        closer = part.after.median < part.before.median or part.after.p90 < part.before.p90
-        kept = f"kernels {name}: the catalogue's constants fit these {len(members)} rows as well; kept"
-        yield outcome if closer else TooFewError(kept)
+        table, part = _fit_table(name, members, start, place)
+        if part.after.median < part.before.median or part.after.p90 < part.before.p90:
+            tables[name] = table
+            parts.append(part)
+        else:
+            refused.append(f"kernels {name}: the catalogue's constants fit these {len(members)} rows as well; kept")
+    return tables, parts, refused
 
 
 def _slower_backends(rows: Sequence[Ran]) -> list[str]:
@@ -67,7 +71,7 @@ def _slower_backends(rows: Sequence[Ran]) -> list[str]:
     return ranked[1:]
 
 
-def _fit_table(name: str, rows: list[Ran], start: Table, place: Place) -> tuple[str, dict[str, float], Part]:
+def _fit_table(name: str, rows: list[Ran], start: Table, place: Place) -> tuple[Table, Part]:
     form = name.partition(".")[0]
     times = np.array([r.seconds for r in rows])
     scalars = [s for s in SCALARS[form] if start["t0"] > 0 or s != "t0"]
@@ -88,9 +92,8 @@ def _fit_table(name: str, rows: list[Ran], start: Table, place: Place) -> tuple[
     changes = (Change(f"{name} {k}", start[k], table[k], "s" if k == "t0" else "") for k in moved)
     before = np.log(times / _seconds(kernels, start, form, place))
     part = Part.of(f"kernels {name}", [r.label for r in rows], before, fitted.residuals, spread, changes)
-    notes = tuple(f"{s}: these shapes do not tell it" for s, yes in zip(SCALARS[form], tells, strict=False) if not yes)
-    wish = Wish(f"kernels {name}, more shapes: the range is ±{spread:.0%}", spread)
-    return name, table, replace(part, notes=notes, wishes=(wish,))
+    notes = (f"{s}: these shapes do not tell it" for s, yes in zip(SCALARS[form], tells, strict=False) if not yes)
+    return table, part.with_remarks(notes, [Wish(f"kernels {name}, more shapes: the range is ±{spread:.0%}", spread)])
 
 
 def _is(key: str, scalar: str) -> bool:

@@ -8,14 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.calibrate import robust
-from commtax.calibrate.records import Change, Part, Place, Timed, TooFewError, Wish, expected
+from commtax.calibrate.records import Change, Part, Place, Timed, TooFewError, Wish, check_sizes, expected
 from commtax.calibrate.robust import Array, Fitted
 from commtax.spec import Profile
 from commtax.units import format_bytes
 from commtax.verbs import expect
 
 CONSTANTS = ("efficiency", "hops", "pipelining")
-LEAST_SIZES, LEAST_SPAN = 4, 16
 MOST = (3.0, 1e4, 1e2)  # an efficiency above 1 is kept for the report: it says that the NICs are others than was said
 TOO_FAST = 1.1
 TRIED, NOTHING = 0.3, 1e-9  # where the catalogue has no loss of a pipeline: what to try, and what is none to a logarithm
@@ -26,15 +25,10 @@ ASKED = tuple(float(2**x) for x in range(10, 34, 2))
 
 def fit_network(rows: Sequence[Timed], place: Place, own: Profile) -> tuple[dict[str, float], Part]:
     """Constants across hosts; ``own`` holds what was fitted inside them."""
-    sizes = {r.nbytes for r in rows}
-    if len(sizes) < LEAST_SIZES or max(sizes) / min(sizes) < LEAST_SPAN:
-        span = max(sizes) / min(sizes)
-        raise TooFewError(
-            f"across hosts: {len(sizes)} sizes spanning {span:,.0f}x; at least {LEAST_SIZES} spanning {LEAST_SPAN}x are needed"
-        )
+    check_sizes("across hosts", [r.nbytes for r in rows])
     times = np.array([r.seconds for r in rows])
     usual = expect(rows[0].op, place.cluster, nbytes=1.0, ranks=rows[0].ranks, library=rows[0].library).fabric
-    before = (usual.network_efficiency, usual.network_hops, usual.network_pipelining)
+    before = tuple(getattr(usual.network, name) for name in CONSTANTS)
     fitted, known = _fit(rows, place, own, np.array(before), times)
     spread = robust.half_width(fitted.residuals, len(CONSTANTS))
     kept = zip(CONSTANTS, (float(v) for v in fitted.values), before, known, strict=True)
@@ -42,13 +36,13 @@ def fit_network(rows: Sequence[Timed], place: Place, own: Profile) -> tuple[dict
     ranks = {r.ranks for r in rows}
     constants |= {"least_ranks": min(ranks), "most_ranks": max(ranks)}
     if not known[CONSTANTS.index("hops")]:
-        constants["least_bytes"] = min(sizes)  # below, latency decides, and nobody measured it
+        constants["least_bytes"] = min(r.nbytes for r in rows)  # below, latency decides, and nobody measured it
     changes = (Change(f"network {n}", b, constants[n]) for n, b, t in zip(CONSTANTS, before, known, strict=True) if t)
     usual_errors = np.log(times / expected(rows, place, None))
     name, labels = f"{rows[0].library} across hosts", [r.label for r in rows]
     part = Part.of(name, labels, usual_errors, fitted.residuals, spread, changes)
     notes, wishes = _notes(rows, constants, place, known), _wishes(rows, place, own, fitted)
-    return constants, replace(part, notes=tuple(notes), wishes=tuple(wishes))
+    return constants, part.with_remarks(notes, wishes)
 
 
 def _fit(rows: Sequence[Timed], place: Place, own: Profile, start: Array, times: Array) -> tuple[Fitted, Array]:
@@ -110,8 +104,6 @@ def _wishes(rows: Sequence[Timed], place: Place, own: Profile, fitted: Fitted) -
 
         slope = robust.slopes(predict, fitted.values)
         apart = 0.0 if ranks in seen else PER_DOUBLING * abs(np.log2(ranks / min(seen, key=lambda s: abs(np.log(s / ranks)))))
-        sigma = np.sqrt(np.einsum("ij,jk,ik->i", slope, spread, slope) + fitted.sigma**2 + apart**2)
-        for row, one in zip(asked, sigma, strict=True):
-            width = robust.width(float(one))
-            where = f"{row.library} {op} of {format_bytes(row.nbytes)} over {ranks} ranks"
-            yield Wish(f"{where}: the range there is ±{width:.0%}", width)
+        variance = np.einsum("ij,jk,ik->i", slope, spread, slope) + fitted.sigma**2 + apart**2
+        for row, one in zip(asked, variance, strict=True):
+            yield Wish.at(f"{row.library} {op} of {format_bytes(row.nbytes)} over {ranks} ranks", one)

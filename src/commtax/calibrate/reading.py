@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
 from commtax.calibrate.records import Files, Place, Ran, Served, Timed
-from commtax.catalog.libraries import OPS, library_chain
+from commtax.catalog.libraries import OPS, library
 from commtax.files import OUTPUT_BYTES, Json, parse_documents, read_text
 from commtax.readers import bench, nccl_tests, prefixes
 from commtax.readers.bench import Bench
@@ -34,10 +33,7 @@ def read(path: Path, place: Place) -> Files:
             f"'{path}' is not recognised: looked for nccl-tests or rccl-tests output, rows of commtax measure (collectives, "
             "kernels) and results of vllm bench or sglang.bench_serving"
         )
-    found = Files()
-    for run in runs:
-        found += _nccl_tests(run, path.name, place)
-    return found
+    return sum((_nccl_tests(run, path.name, place) for run in runs), Files())
 
 
 def _nccl_tests(run: nccl_tests.Run, name: str, place: Place) -> Files:
@@ -61,7 +57,9 @@ def _nccl_tests(run: nccl_tests.Run, name: str, place: Place) -> Files:
 
 def _json(text: str, name: str, place: Place) -> Files:
     """A document, a list of them, or one a line; lines of several kinds may be mixed."""
-    rows = list(_objects(text, name))
+    rows = parse_documents(text, f"'{name}'")
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        raise Refusal(f"'{name}': JSON without measurements")
     ours = Files()
     others = []
     for number, row in enumerate(rows, 1):
@@ -76,17 +74,9 @@ def _json(text: str, name: str, place: Place) -> Files:
     if others:
         results = bench.parse(json.dumps(others), name)
         served = [_served(b, f"{name}: run {i}" if len(results) > 1 else name, place) for i, b in enumerate(results, 1)]
-        ours += Files(
-            runs=tuple(s for s in served if isinstance(s, Served)), refused=tuple(s for s in served if isinstance(s, str))
-        )
+        runs = tuple(s for s in served if isinstance(s, Served))
+        ours += Files(runs=runs, refused=tuple(s for s in served if isinstance(s, str)))
     return ours
-
-
-def _objects(text: str, name: str) -> Iterator[Row]:
-    rows = parse_documents(text, f"'{name}'")
-    if not rows or not all(isinstance(row, dict) for row in rows):
-        raise Refusal(f"'{name}': JSON without measurements")
-    yield from rows
 
 
 def _collective(row: Row, label: str) -> Files:
@@ -97,8 +87,8 @@ def _collective(row: Row, label: str) -> Files:
     label = f"{label}, {op} of {format_bytes(nbytes)} over {ranks} ranks"
     if row.get("wrong"):
         return Files(refused=(f"{label}: {row['wrong']} wrong values, no measurement",))
-    library = library_chain(str(row.get("impl", "nccl")))[0]
-    return Files((Timed(library, op, ranks, nbytes, _time(row["time_us"], label, 1e-6), label),))
+    key = library(str(row.get("impl", "nccl"))).key
+    return Files((Timed(key, op, ranks, nbytes, _time(row["time_us"], label, 1e-6), label),))
 
 
 def _kernel(row: Row, label: str) -> Files:
@@ -122,12 +112,11 @@ def _served(result: Bench, label: str, place: Place) -> Served | str:
         raise Refusal(f"'{label}': does not say which model ran; say --model")
     if result.kind == "throughput":
         return f"{label}: throughput of a queue is not fitted; latency and serve are"
-    input_len = place.load["input_len"] or round(result.input_len or 0)
-    output_len = place.load["output_len"] or round(result.output_len or 0)
-    missing = [key for key, value in (("input_len", input_len), ("output_len", output_len)) if not value]
-    clients = place.load["batch"] if result.kind == "latency" else result.concurrency
-    if missing or (result.kind == "latency" and not clients):
-        wanted = [*missing, *(["batch"] if result.kind == "latency" and not clients else [])]
+    input_len = place.input_len or round(result.input_len or 0)
+    output_len = place.output_len or round(result.output_len or 0)
+    clients = place.batch if result.kind == "latency" else result.concurrency
+    needed = {"input_len": input_len, "output_len": output_len, "batch": clients if result.kind == "latency" else 1}
+    if wanted := [key for key, value in needed.items() if not value]:
         raise Refusal(f"'{label}': does not say {', '.join(wanted)}; add {' '.join(f'--{w}'.replace('_', '-') for w in wanted)}")
     if not clients:
         return f"{label}: no limit of concurrency: only closed loops (--max-concurrency) are fitted"
@@ -140,17 +129,7 @@ def _served(result: Bench, label: str, place: Place) -> Served | str:
         return f"{label}: no mean time a token"
     prompts = max(result.requests or 0, int(clients))
     return Served(
-        kind=result.kind,
-        model=model,
-        tp=tp,
-        clients=int(clients),
-        input_len=input_len,
-        output_len=output_len,
-        num_prompts=prompts,
-        tpot_s=times["tpot"],
-        ttft_s=times["ttft"],
-        e2e_s=times["e2el"],
-        label=label,
+        result.kind, model, tp, int(clients), input_len, output_len, prompts, times["tpot"], times["ttft"], times["e2el"], label
     )
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from commtax.calibrate import robust
 from commtax.calibrate.robust import Array
+from commtax.files import Document
 from commtax.readers.published.sweep import SweepRow
 from commtax.spec import Cluster, Engine, Profile
+from commtax.units import plural
 from commtax.verbs import expect
+
+LEAST_SIZES, LEAST_SPAN = 4, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +66,12 @@ class Files:
     refused: tuple[str, ...] = ()
 
     def __add__(self, other: Files) -> Files:
-        return Files(
-            self.collectives + other.collectives,
-            self.kernels + other.kernels,
-            self.runs + other.runs,
-            self.refused + other.refused,
-        )
-
-
-class Load(TypedDict):
-    """What ran, of benchmarks that do not say it; 0: not said."""
-
-    batch: int
-    input_len: int
-    output_len: int
+        return Files(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Files)))
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The machine that was measured, and what ran on it."""
+    """The machine that was measured, and what ran on it, of benchmarks that do not say it; 0: not said."""
 
     cluster: Cluster
     engine: Engine
@@ -89,7 +79,9 @@ class Place:
     tp: int
     library: str
     name: str
-    load: Load
+    batch: int = 0
+    input_len: int = 0
+    output_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +122,12 @@ class Wish:
     what: str
     spread: float
 
+    @classmethod
+    def at(cls, where: str, variance: float) -> Wish:
+        """From the variance of logarithms there."""
+        width = robust.width(float(np.sqrt(variance)))
+        return cls(f"{where}: the range there is ±{width:.0%}", width)
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -148,12 +146,12 @@ class Part:
     @classmethod
     def of(cls, name: str, labels: Sequence[str], before: Array, after: Array, spread: float, changes: Iterable[Change]) -> Part:
         """From ln(measured / predicted) of each row, by the catalogue's constants and by the fitted ones."""
-        outliers = named(labels, after, robust.outliers(after))
-        return cls(name, len(labels), tuple(changes), Errors.of(before), Errors.of(after), spread, outliers)
+        far = np.flatnonzero(robust.outliers(after)).tolist()
+        outliers = (Outlier(labels[i], float(np.exp(after[i]))) for i in sorted(far, key=lambda i: -abs(after[i])))
+        return cls(name, len(labels), tuple(changes), Errors.of(before), Errors.of(after), spread, tuple(outliers))
 
-
-Document = dict[str, Any]
-"""A profile as it is written; ``catalog.profile_reading`` knows its form."""
+    def with_remarks(self, notes: Iterable[str] = (), wishes: Iterable[Wish] = ()) -> Part:
+        return replace(self, notes=(*self.notes, *notes), wishes=(*self.wishes, *wishes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +174,12 @@ class TooFewError(ValueError):
     """A group of rows that cannot tell its constants; says how many would."""
 
 
-def named(labels: Sequence[str], residuals: Array, far: Array) -> tuple[Outlier, ...]:
-    """Outliers, the farthest first."""
-    collected = [Outlier(labels[i], float(np.exp(residuals[i]))) for i in np.flatnonzero(far).tolist()]
-    return tuple(sorted(collected, key=lambda o: -abs(np.log(o.factor))))
+def check_sizes(name: str, nbytes: Sequence[float], where: str = "") -> None:
+    """Latency and bandwidth are told by a few sizes that lie far apart."""
+    sizes, span = len(set(nbytes)), max(nbytes) / min(nbytes)
+    if sizes < LEAST_SIZES or span < LEAST_SPAN:
+        wanted = f"at least {LEAST_SIZES} spanning {LEAST_SPAN}x are needed{where}"
+        raise TooFewError(f"{name}: {plural(sizes, 'size')} spanning {span:,.0f}x; {wanted}")
 
 
 def expected(rows: Sequence[Timed], place: Place, profile: Profile | None) -> Array:

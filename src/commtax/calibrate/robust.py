@@ -106,14 +106,12 @@ def curve(predict: Callable[[Array], Array], start: Array, times: Array, most: A
 
 def _slope(predict: Callable[[Array], Array], logs: Array, step: float = 1e-4) -> Array:
     """d ln(predicted) / d ln(constant), by differences."""
-    columns = []
-    for i in range(len(logs)):
-        ends = [np.array(logs), np.array(logs)]
-        ends[0][i] += step
-        ends[1][i] -= step
-        up, down = (np.log(predict(np.exp(end))) for end in ends)
-        columns.append((up - down) / (2 * step))
-    return np.stack(columns, axis=1)
+
+    def log_s(at: Array) -> Array:
+        return np.log(predict(np.exp(at)))
+
+    moves = step * np.eye(len(logs))
+    return np.stack([(log_s(logs + move) - log_s(logs - move)) / (2 * step) for move in moves], axis=1)
 
 
 def _fitted(values: Array, residuals: Array, slope: Array) -> Fitted:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from commtax.catalog.fabric import fabric as fabric
@@ -15,7 +15,7 @@ from commtax.catalog.loader import normal, record, stems, suggest, toml
 from commtax.catalog.models import config as config
 from commtax.catalog.models import model as model
 from commtax.catalog.models import model_keys as model_keys
-from commtax.spec import ENGINE_PARTS, Chip, Citation, Cluster, Engine, Link
+from commtax.spec import ENGINE_PARTS, Chip, Cluster, Engine, Link
 from commtax.statement import Refusal
 
 MAX_GPUS = 1_000_000
@@ -30,8 +30,8 @@ def _aliases(kind: str) -> dict[str, str]:
 
 
 def keys(kind: str) -> list[str]:
-    """All keys of one kind: ``chips``, ``links``, ``clusters`` or ``engines``."""
-    return list(stems(kind, ".toml"))
+    """All keys of one kind: ``chips``, ``links``, ``clusters``, ``models`` or ``engines``."""
+    return list(stems(kind))
 
 
 def _find(kind: str, name: str) -> str:
@@ -102,23 +102,6 @@ def _nearest(version: str, known: list[str]) -> str:
     return max(older, key=_parts) if older else min(known, key=_parts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Host:
-    """A named host, as its file tells it."""
-
-    key: str
-    name: str
-    chip: str
-    gpus_per_host: int
-    intra: str
-    inter: str
-    nvlink_domain: int
-    nics_per_host: int
-    aliases: tuple[str, ...] = ()
-    note: str = ""
-    sources: dict[str, Citation] = None  # type: ignore[assignment]
-
-
 def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = None) -> Cluster:
     """A cluster from a name (``dgx-h100``, ``4xdgx-h100``) or from counts (``8xh100-sxm``, ``2x8xh100-sxm``).
 
@@ -186,20 +169,10 @@ def _named(text: str) -> Cluster | None:
     for hosts, name in tries:
         stem = name if name in keys("clusters") else _aliases("clusters").get(name)
         if stem and hosts >= 1:
-            host = record(_Host, toml("clusters", stem), f"clusters/{stem}")
-            return Cluster(
-                key=stem if hosts == 1 else f"{hosts}x{stem}",
-                name=host.name,
-                chip=chip(host.chip),
-                num_hosts=hosts,
-                gpus_per_host=host.gpus_per_host,
-                nvlink_domain=host.nvlink_domain,
-                intra=link(host.intra),
-                inter=link(host.inter),
-                nics_per_host=host.nics_per_host,
-                note=host.note,
-                sources=host.sources,
-            )
+            table = {name: entry for name, entry in toml("clusters", stem).items() if name != "aliases"}
+            parts = {"chip": chip(table["chip"]), "intra": link(table["intra"]), "inter": link(table["inter"])}
+            counted = {"key": stem if hosts == 1 else f"{hosts}x{stem}", "num_hosts": hosts}
+            return record(Cluster, table, f"clusters/{stem}", given={**parts, **counted})
     return None
 
 

@@ -31,11 +31,11 @@ def is_like(known: Chip, memory_bytes: float, num_sms: int = 0) -> bool:
 
 def _is_named(known: Chip, name: str) -> bool:
     """Whether the driver's name has the chip's words, and no other form factor."""
-    words = re.findall(r"[a-z0-9]+", name[:200].lower())
-    if not words:
+    parts_of_name = re.findall(r"[a-z0-9]+", name[:200].lower())
+    if not parts_of_name:
         return known.vendor != "generic"
     parts = known.key.split("-")
     form = next((f for f in _FORMS if f in parts), "")
-    stated = next((f for f in _FORMS if any(w.startswith(f) for w in words)), "")
+    stated = next((f for f in _FORMS if any(w.startswith(f) for w in parts_of_name)), "")
     model = [p for p in parts if p not in _FORMS and not (p.isdigit() and len(p) < 4) and not p.startswith("hbm")]
-    return all(p in words for p in model) and (not form or not stated or form == stated)
+    return all(p in parts_of_name for p in model) and (not form or not stated or form == stated)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from commtax.catalog.libraries import OPS, Library, PathRow, exchange_library, library
+from commtax.catalog.libraries import OPS, Library, PathRow, library, read_library
 from commtax.catalog.loader import Table, stems, toml
-from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Link, Path, Spread
+from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Link, Network, Path, Spread
 from commtax.statement import Note, Source
 
 FORMS = ("gemm", "decode", "prefill", "small", "elementwise", "step", "train")
@@ -41,7 +41,7 @@ def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) ->
 
 def exchange(key: str, cluster: Cluster) -> Fabric:
     """The paths of kernels that carry tokens to experts and back: ``dispatch`` and ``combine``."""
-    return _make(exchange_library(key), cluster)
+    return _make(read_library("exchanges", key), cluster)
 
 
 def with_pairs(host: Fabric, pairs: Fabric) -> Fabric:
@@ -59,54 +59,36 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
     made = tuple(_bounded(_plain_ring(op, cluster.intra, last), last, cluster) for op in missing)
     calibrated = "all-reduce" not in missing and any(row.measured_with(cluster) for row in last.path)
     inside = _paths(last, cluster, measured) + made  # an engine's own kernels do not leave a host
-    network, family = last.network, cluster.chip.family
-    spreads = _spreads((asked, last), family)
+    chip = cluster.chip
+    spreads = _spreads((asked, last), chip.family)
+    where = f"{cluster.intra.key} with {chip.key} are assumed"
+    never = f"{asked.key} was never measured on {chip.key} with {cluster.intra.key}"
+    said = any(p.op == "all-reduce" for one in asked.chain for p in measured.get(one.key, ()))
     return Fabric(
         name=f"{asked.key}@{asked.version}",
-        label=CALIBRATED if calibrated else _never_measured(asked, cluster),
+        label=CALIBRATED if calibrated else Source("assumed", f"assumed: {never}", f"{asked.key} {chip.key} {cluster.intra.key}"),
         paths={op: tuple(p for p in (*own, *made) if p.op == op) for op in asked.ops},
         network_paths={op: tuple(p for p in inside if p.op == op) for op in asked.ops},
-        network_efficiency=network.efficiency,
-        network_norm=network.norm,
-        network_hops=network.hops,
-        network_pipelining=network.pipelining,
-        network_direct=network.direct,
-        network_label=Source(network.kind, network.label, network.label),
-        network_ranks=network.ranks,
+        network=replace(last.network, spread=_widest(spreads, "across", last.network.spread)),
         exchanges={key: exchange(key, cluster) for key in stems("exchanges")} if asked.ops == OPS else {},
-        eager_floor_s=(asked if asked.eager_floor_s else last).eager_floor(family),
+        eager_floor_s=(asked if asked.eager_floor_s else last).eager_floor(chip.family),
         spread=_widest(spreads, cluster.intra.kind if calibrated else "assumed", SPREAD if calibrated else ASSUMED_SPREAD),
-        spread_across=_widest(spreads, "across", network.spread),
         spreads=spreads,
-        note="" if calibrated or _tells_all_reduce(asked, measured) else _assumed_note(cluster),
+        note="" if calibrated or said else Note("assumed links", f"collectives on {where}: calibrate before you trust them"),
     )
-
-
-def _never_measured(asked: Library, cluster: Cluster) -> Source:
-    where = f"{asked.key} was never measured on {cluster.chip.key} with {cluster.intra.key}"
-    return Source("assumed", f"assumed: {where}", f"{asked.key} {cluster.chip.key} {cluster.intra.key}")
-
-
-def _assumed_note(cluster: Cluster) -> Note:
-    where = f"collectives on {cluster.intra.key} with {cluster.chip.key}"
-    return Note("assumed links", f"{where} are assumed: calibrate before you trust them")
-
-
-def _tells_all_reduce(asked: Library, measured: Measured) -> bool:
-    return any(p.op == "all-reduce" for one in asked.chain for p in measured.get(one.key, ()))
 
 
 def _all_paths(asked: Library, cluster: Cluster, measured: Measured) -> tuple[Path, ...]:
     """A library's paths, then in later turns those of the libraries that it falls back on."""
-    found: tuple[Path, ...] = ()
+    chained: tuple[Path, ...] = ()
     turn = 0
     for one in asked.chain:
         paths = _paths(one, cluster, measured)
         if one is asked and asked.fallback:  # an engine's own kernels serve the GPUs of one host
             paths = tuple(replace(p, max_ranks=cluster.gpus_per_host) for p in paths)
-        found += tuple(replace(p, turn=p.turn + turn) for p in paths)
+        chained += tuple(replace(p, turn=p.turn + turn) for p in paths)
         turn += max((p.turn for p in paths), default=-1) + 1
-    return found
+    return chained
 
 
 def _spreads(libraries: tuple[Library, ...], family: str) -> tuple[Spread, ...]:
@@ -191,7 +173,7 @@ def _textbook(cluster: Cluster) -> Fabric:
         return Path(op, "ring", link.bandwidth_Bps, hop_s=hops * link.latency_s, mesh=link.mesh, source=BY_DEFINITION)
 
     own, slow = ({op: (path(op, link),) for op in OPS} for link in (cluster.intra, cluster.inter))
-    return Fabric("textbook", BY_DEFINITION, own, network_paths=slow, flat=True, spread=0.0, spread_across=0.0)
+    return Fabric("textbook", BY_DEFINITION, own, network_paths=slow, flat=True, spread=0.0, network=Network(spread=0.0))
 
 
 def kernel_constants(engine: Engine, chip: Chip) -> KernelConstants:

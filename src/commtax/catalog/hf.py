@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypedDict, Unpack
 
 from commtax.catalog.quantisation import quant_from
 from commtax.files import Json
@@ -140,21 +139,8 @@ def _dtype(fields: Fields, key: str) -> str:
     return _DTYPES[name]
 
 
-class DecoderFacts(TypedDict, total=False):
-    tied: bool
-    norm_bias: bool
-    positions: int
-
-
-class AttentionFacts(TypedDict, total=False):
-    qkv_bias: bool
-    out_bias: bool
-    qk_norm: str
-    sinks: bool
-
-
-def _decoder(c: Fields, blocks: list[Block], **facts: Unpack[DecoderFacts]) -> Model:
-    """A model from one block a layer: equal blocks are kept once."""
+def _decoder(c: Fields, blocks: list[Block], tied: bool = False, norm_bias: bool = False, positions: int = 0) -> Model:
+    """A model from one block a layer: equal blocks are kept once; ``tied``: its embedding, where the config does not say."""
     kinds = tuple(dict.fromkeys(blocks))
     return Model(
         key="",
@@ -164,16 +150,23 @@ def _decoder(c: Fields, blocks: list[Block], **facts: Unpack[DecoderFacts]) -> M
         blocks=kinds,
         layers=tuple(kinds.index(b) for b in blocks),
         max_len=c.need("max_position_embeddings", "n_positions", "max_seq_len"),
-        tied=facts.get("tied", c.flag("tie_word_embeddings")),
-        norm_bias=facts.get("norm_bias", False),
-        positions=facts.get("positions", 0),
+        tied=c.flag("tie_word_embeddings", tied),
+        norm_bias=norm_bias,
+        positions=positions,
     )
 
 
-def _attention(c: Fields, **facts: Unpack[AttentionFacts]) -> Attention:
+def _attention(c: Fields, bias: bool | None = None, qk_norm: str = "", sinks: bool = False) -> Attention:
+    """Heads as most configs name them; ``bias``: of all four products, unless the config says it."""
     heads = c.need("num_attention_heads")
     head_dim = c.number("head_dim", 0) or c.need("hidden_size") // heads
-    return Attention(heads, c.number("num_key_value_heads", heads) or heads, head_dim, head_dim, **facts)
+    biased = bias is not None and c.flag("attention_bias", bias)
+    return Attention(heads, c.number("num_key_value_heads", heads) or heads, head_dim, head_dim, biased, biased, qk_norm, sinks)
+
+
+def _experts(c: Fields) -> Experts:
+    """A mixture as most configs name its sizes."""
+    return Experts(c.need("num_local_experts"), c.need("num_experts_per_tok", "experts_per_token"), c.need("intermediate_size"))
 
 
 def _layers(c: Fields, attention: Attention, ffn: Mlp | Experts, norms: int = 2) -> list[Block]:
@@ -190,14 +183,13 @@ def _layers(c: Fields, attention: Attention, ffn: Mlp | Experts, norms: int = 2)
 
 @family("LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM")
 def _llama(c: Fields) -> Model:
-    bias = c.flag("attention_bias")
-    ffn = Mlp(c.need("intermediate_size"), bias=c.flag("mlp_bias"))
-    return _decoder(c, _layers(c, _attention(c, qkv_bias=bias, out_bias=bias), ffn))
+    return _decoder(c, _layers(c, _attention(c, bias=False), Mlp(c.need("intermediate_size"), bias=c.flag("mlp_bias"))))
 
 
 @family("Qwen2ForCausalLM")
 def _qwen2(c: Fields) -> Model:
-    return _decoder(c, _layers(_sliding(c), _attention(c, qkv_bias=True), Mlp(c.need("intermediate_size"))))
+    attention = replace(_attention(c), qkv_bias=True)
+    return _decoder(c, _layers(_sliding(c), attention, Mlp(c.need("intermediate_size"))))
 
 
 def _sliding(c: Fields) -> Fields:
@@ -207,36 +199,33 @@ def _sliding(c: Fields) -> Fields:
 
 @family("Qwen3ForCausalLM")
 def _qwen3(c: Fields) -> Model:
-    bias = c.flag("attention_bias")
-    attention = _attention(c, qkv_bias=bias, out_bias=bias, qk_norm="head")
+    attention = _attention(c, bias=False, qk_norm="head")
     return _decoder(c, _layers(_sliding(c), attention, Mlp(c.need("intermediate_size"))))
 
 
 @family("GemmaForCausalLM")
 def _gemma(c: Fields) -> Model:
-    return _decoder(c, _layers(c, _attention(c), Mlp(c.need("intermediate_size"))), tied=c.flag("tie_word_embeddings", True))
+    return _decoder(c, _layers(c, _attention(c), Mlp(c.need("intermediate_size"))), tied=True)
 
 
 @family("Gemma2ForCausalLM")
 def _gemma2(c: Fields) -> Model:
-    """Four norms a layer; every second layer looks back ``sliding_window`` tokens only."""
-    window, count = c.number("sliding_window", 4096), c.layers("num_hidden_layers")
-    blocks = [
-        Block(replace(_attention(c), window=0 if i % 2 else window), Mlp(c.need("intermediate_size")), 4) for i in range(count)
-    ]
-    return _decoder(c, blocks, tied=c.flag("tie_word_embeddings", True))
+    return _decoder(c, _gemma_layers(c, _attention(c), 2), tied=True)
+
+
+def _gemma_layers(c: Fields, attention: Attention, every: int) -> list[Block]:
+    """Four norms a layer; all layers but each ``every``-th look back ``sliding_window`` tokens only."""
+    window, ffn = c.number("sliding_window", 4096), Mlp(c.need("intermediate_size"))
+    windows = [0 if (i + 1) % every == 0 else window for i in range(c.layers("num_hidden_layers"))]
+    return [Block(replace(attention, window=w), ffn, 4) for w in windows]
 
 
 @family("Gemma3ForCausalLM")
 def _gemma3_text(c: Fields) -> Model:
-    window, every = c.number("sliding_window", 4096), c.number("sliding_window_pattern", 6) or 6
-    attention, ffn = _attention(c, qk_norm="head"), Mlp(c.need("intermediate_size"))
-    if c.config.get("layer_types"):
-        blocks = _layers(c, attention, ffn, 4)
-    else:
-        windows = [0 if (i + 1) % every == 0 else window for i in range(c.layers("num_hidden_layers"))]
-        blocks = [Block(replace(attention, window=w), ffn, 4) for w in windows]
-    return _decoder(c, blocks, tied=c.flag("tie_word_embeddings", True))
+    attention, every = _attention(c, qk_norm="head"), c.number("sliding_window_pattern", 6) or 6
+    listed = c.config.get("layer_types")
+    blocks = _layers(c, attention, Mlp(c.need("intermediate_size")), 4) if listed else _gemma_layers(c, attention, every)
+    return _decoder(c, blocks, tied=True)
 
 
 @family("Gemma3ForConditionalGeneration")
@@ -272,18 +261,12 @@ def _vit(c: Fields, patch_bias: bool = True, class_token: bool = False) -> tuple
 
 @family("MixtralForCausalLM")
 def _mixtral(c: Fields) -> Model:
-    moe = Experts(c.need("num_local_experts"), c.need("num_experts_per_tok"), c.need("intermediate_size"))
-    return _decoder(c, _layers(c, _attention(c), moe))
+    return _decoder(c, _layers(c, _attention(c), _experts(c)))
 
 
 def _qwen_moe(c: Fields, attention: Attention, shared: int) -> Model:
-    moe = Experts(
-        c.need("num_experts", "num_local_experts"),
-        c.need("num_experts_per_tok"),
-        c.need("moe_intermediate_size"),
-        shared_intermediate=shared,
-        shared_gate=shared > 0,
-    )
+    sizes = c.need("num_experts", "num_local_experts"), c.need("num_experts_per_tok"), c.need("moe_intermediate_size")
+    moe = Experts(*sizes, shared_intermediate=shared, shared_gate=shared > 0)
     step, dense_layers = c.number("decoder_sparse_step", 1) or 1, c.config.get("mlp_only_layers") or []
     dense = Mlp(c.number("intermediate_size", 1) or 1)
     blocks = [
@@ -295,13 +278,12 @@ def _qwen_moe(c: Fields, attention: Attention, shared: int) -> Model:
 
 @family("Qwen2MoeForCausalLM")
 def _qwen2_moe(c: Fields) -> Model:
-    return _qwen_moe(c, _attention(c, qkv_bias=True), c.need("shared_expert_intermediate_size"))
+    return _qwen_moe(c, replace(_attention(c), qkv_bias=True), c.need("shared_expert_intermediate_size"))
 
 
 @family("Qwen3MoeForCausalLM", sequence_parallel_moe=True)
 def _qwen3_moe(c: Fields) -> Model:
-    bias = c.flag("attention_bias")
-    return _qwen_moe(c, _attention(c, qkv_bias=bias, out_bias=bias, qk_norm="head"), 0)
+    return _qwen_moe(c, _attention(c, bias=False, qk_norm="head"), 0)
 
 
 @family("DeepseekV2ForCausalLM", sequence_parallel_moe=True)
@@ -321,13 +303,8 @@ def _latent(c: Fields, correction_bias: bool) -> Model:
     dims = latent.nope_dim + latent.rope_dim, c.need("v_head_dim")
     attention = Attention(heads, heads, *dims, qkv_bias=bias, out_bias=bias, latent=latent)
     width = c.need("moe_intermediate_size")
-    moe = Experts(
-        c.need("n_routed_experts"),
-        c.need("num_experts_per_tok"),
-        width,
-        shared_intermediate=width * c.number("n_shared_experts", 0),
-        correction_bias=correction_bias,
-    )
+    shared, sizes = width * c.number("n_shared_experts", 0), (c.need("n_routed_experts"), c.need("num_experts_per_tok"), width)
+    moe = Experts(*sizes, shared_intermediate=shared, correction_bias=correction_bias)
     dense, first, every = Mlp(c.need("intermediate_size")), c.number("first_k_dense_replace", 0), c.number("moe_layer_freq", 1) or 1
     blocks = [
         Block(replace(attention, indexer=_indexer(c, i)), moe if i >= first and i % every == 0 else dense)
@@ -348,27 +325,15 @@ def _indexer(c: Fields, layer: int) -> Indexer | None:
 
 @family("GptOssForCausalLM", sequence_parallel_moe=True)
 def _gpt_oss(c: Fields) -> Model:
-    attention = _attention(c, qkv_bias=c.flag("attention_bias", True), out_bias=c.flag("attention_bias", True), sinks=True)
-    moe = Experts(
-        c.need("num_local_experts"),
-        c.need("num_experts_per_tok", "experts_per_token"),
-        c.need("intermediate_size"),
-        bias=True,
-        router_bias=True,
-    )
-    return _decoder(c, _layers(c, attention, moe))
+    moe = replace(_experts(c), bias=True, router_bias=True)
+    return _decoder(c, _layers(c, _attention(c, bias=True, sinks=True), moe))
 
 
 @family("MiniMaxM2ForCausalLM")
 def _minimax_m2(c: Fields) -> Model:
     attention = _attention(c, qk_norm="full" if c.flag("use_qk_norm") else "")
-    moe = Experts(
-        c.need("num_local_experts"),
-        c.need("num_experts_per_tok"),
-        c.need("intermediate_size"),
-        shared_intermediate=c.number("shared_intermediate_size", 0),
-        correction_bias=c.flag("use_routing_bias"),
-    )
+    shared, correction = c.number("shared_intermediate_size", 0), c.flag("use_routing_bias")
+    moe = replace(_experts(c), shared_intermediate=shared, correction_bias=correction)
     return _decoder(c, _layers(c, attention, moe))
 
 
@@ -379,10 +344,8 @@ def _llama4_text(c: Fields) -> Model:
     step = c.number("interleave_moe_layer_step", 1) or 1
     moe_layers = c.config.get("moe_layers") or [i for i in range(count) if (i + 1) % step == 0]
     rotary = c.sequence("no_rope_layers", count) or [int((i + 1) % 4 != 0) for i in range(count)]
-    width, bias = c.need("intermediate_size"), c.flag("attention_bias")
-    attention = _attention(c, qkv_bias=bias, out_bias=bias)
-    moe = Experts(c.need("num_local_experts"), c.need("num_experts_per_tok"), width, shared_intermediate=width)
-    dense = Mlp(c.number("intermediate_size_mlp", width))
+    width, attention = c.need("intermediate_size"), _attention(c, bias=False)
+    moe, dense = replace(_experts(c), shared_intermediate=width), Mlp(c.number("intermediate_size_mlp", width))
     blocks = [Block(replace(attention, window=chunk if rotary[i] else 0), moe if i in moe_layers else dense) for i in range(count)]
     return _decoder(c, blocks)
 
@@ -405,14 +368,10 @@ def _opt(c: Fields) -> Model:
     if c.number("word_embed_proj_dim", c.need("hidden_size")) != c.need("hidden_size"):
         c.bad.append("word_embed_proj_dim (a projected embedding is not supported)")
     bias = c.flag("enable_bias", True)
-    blocks = _layers(c, _attention(c, qkv_bias=bias, out_bias=bias), Mlp(c.need("ffn_dim"), gated=False, bias=bias))
-    return _decoder(
-        c,
-        blocks,
-        tied=c.flag("tie_word_embeddings", True),
-        norm_bias=c.flag("layer_norm_elementwise_affine", True),
-        positions=c.need("max_position_embeddings") + 2,
-    )
+    attention = replace(_attention(c), qkv_bias=bias, out_bias=bias)
+    blocks = _layers(c, attention, Mlp(c.need("ffn_dim"), gated=False, bias=bias))
+    norm_bias, positions = c.flag("layer_norm_elementwise_affine", True), c.need("max_position_embeddings") + 2
+    return _decoder(c, blocks, tied=True, norm_bias=norm_bias, positions=positions)
 
 
 @family("GPT2LMHeadModel", plain_residual=True)
@@ -420,13 +379,8 @@ def _gpt2(c: Fields) -> Model:
     heads, hidden = c.need("n_head", "num_attention_heads"), c.need("n_embd", "hidden_size")
     attention = Attention(heads, heads, hidden // heads, hidden // heads, qkv_bias=True, out_bias=True)
     block = Block(attention, Mlp(c.number("n_inner", 4 * hidden) or 4 * hidden, gated=False, bias=True))
-    return _decoder(
-        c,
-        [block] * c.layers("n_layer", "num_hidden_layers"),
-        tied=c.flag("tie_word_embeddings", True),
-        norm_bias=True,
-        positions=c.need("n_positions", "max_position_embeddings"),
-    )
+    layers, positions = c.layers("n_layer", "num_hidden_layers"), c.need("n_positions", "max_position_embeddings")
+    return _decoder(c, [block] * layers, tied=True, norm_bias=True, positions=positions)
 
 
 @family("MPTForCausalLM", plain_residual=True)
@@ -439,5 +393,4 @@ def _mpt(c: Fields) -> Model:
     attention = Attention(heads, kv, hidden // heads, hidden // heads, qkv_bias=bias, out_bias=bias)
     ffn = Mlp(c.number("expansion_ratio", 4) * hidden, gated=False, bias=bias)
     positions = 0 if settings.get("alibi") or not c.flag("learned_pos_emb", True) else c.need("max_seq_len")
-    tied = c.flag("tie_word_embeddings", True)
-    return _decoder(c, [Block(attention, ffn)] * c.layers("n_layers"), tied=tied, norm_bias=bias, positions=positions)
+    return _decoder(c, [Block(attention, ffn)] * c.layers("n_layers"), tied=True, norm_bias=bias, positions=positions)

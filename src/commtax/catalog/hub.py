@@ -9,27 +9,29 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 REACH_SECONDS = 4.0  # to find the Hub at all
 FETCH_SECONDS = 20.0  # … and to get a small file from it
 FORGET_SECONDS = 60.0  # what failed is tried again after this: a notebook lives longer than a lost network
-_failed: dict[str, tuple[float, str]] = {}
-_unreachable: list[tuple[float, str]] = []
+_failed: dict[str, tuple[float, str]] = {}  # when and why, by name and by endpoint
+T = TypeVar("T")
 
 
 def config_file(name: str) -> str:
     """The file on this machine, fetched if it must be; ``LookupError`` says why there is none."""
-    if name not in _failed or _is_old(_failed[name][0]):
+    return _once(name, LookupError, lambda: _found(name))
+
+
+def _once(what: str, failure: type[Exception], work: Callable[[], T]) -> T:
+    """What failed once fails again, and is tried again when it is old."""
+    if what not in _failed or time.monotonic() - _failed[what][0] > FORGET_SECONDS:
         try:
-            return _found(name)
-        except LookupError as error:
-            _failed[name] = (time.monotonic(), str(error))
-    raise LookupError(_failed[name][1])
-
-
-def _is_old(since_s: float) -> bool:
-    return time.monotonic() - since_s > FORGET_SECONDS
+            return work()
+        except failure as error:
+            _failed[what] = (time.monotonic(), str(error) or type(error).__name__)
+    raise failure(_failed[what][1])
 
 
 def _found(name: str) -> str:
@@ -52,18 +54,9 @@ def _found(name: str) -> str:
 
 def _reach(endpoint: str) -> None:
     """Look first: the client would try an unreachable Hub for half a minute, name after name."""
-    address = _address(endpoint)
-    if address is None:
-        return
-    if _unreachable and _is_old(_unreachable[0][0]):
-        _unreachable.clear()
-    if not _unreachable:
-        try:
-            _within(REACH_SECONDS, lambda: socket.create_connection(address, timeout=REACH_SECONDS).close())
-        except OSError as error:
-            _unreachable.append((time.monotonic(), str(error) or type(error).__name__))
-    if _unreachable:
-        raise ConnectionError(_unreachable[0][1])
+    if address := _address(endpoint):
+        connect = partial(socket.create_connection, address, REACH_SECONDS)
+        _once(endpoint, OSError, lambda: _within(REACH_SECONDS, lambda: connect().close()))
 
 
 def _address(endpoint: str) -> tuple[str, int] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
 from commtax.catalog.loader import Table, normal, plain, record, stems, suggest, toml
-from commtax.spec import Cluster, Link, Path
+from commtax.spec import Cluster, Link, Network, Path
 from commtax.statement import Refusal, Source
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
@@ -62,22 +62,6 @@ class FittedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
-    """How a library crosses hosts."""
-
-    efficiency: float = 0.9
-    norm: float = 8.0
-    hops: float = 3.0
-    pipelining: float = 0.0
-    direct: bool = False
-    kind: str = "datasheet"
-    label: str = "formula and datasheet"
-    ranks: tuple[int, ...] = ()
-    spread: float = 0.35
-    source: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Library:
     """A file of ``libraries`` or ``exchanges``."""
 
@@ -91,7 +75,7 @@ class Library:
     ops: tuple[str, ...] = OPS
     launch_s: float = 10e-6  # of a ring that nobody measured …
     efficiency: float = 0.8  # … and its share of the link's rate
-    network: Network = Network()
+    network: Network = field(default_factory=Network)
     eager_floor_s: Mapping[str, float] = field(default_factory=dict)
     path: tuple[PathRow, ...] = ()
     spread: tuple[SpreadRow, ...] = ()
@@ -131,27 +115,21 @@ def library(name: str) -> Library:
     key = next((k for k in library_keys() if base == k or base in toml("libraries", k).get("aliases", ())), None)
     if key is None:
         raise Refusal(f"unknown library '{name}'{suggest(name, library_keys())} (one of {', '.join(library_keys())})", "library")
-    return _read("libraries", key)
+    return read_library("libraries", key)
 
 
-@lru_cache(maxsize=16)
-def exchange_library(key: str) -> Library:
-    """The kernels of one backend that carry tokens to experts and back: ``dispatch`` and ``combine``."""
-    return _read("exchanges", key)
-
-
-def library_chain(name: str) -> list[str]:
-    """A library and those that it falls back on, by key."""
-    return [one.key for one in library(name).chain]
-
-
-def _read(kind: str, key: str) -> Library:
+@lru_cache(maxsize=64)
+def read_library(kind: str, key: str) -> Library:
+    """A file of ``libraries`` or ``exchanges``."""
     where = f"{kind}/{key}"
     table: Table = dict(toml(kind, key))
     table["path"] = [_path_row(row, f"{where}.path") for row in table.get("path", ())]
     for name, cls in (("spread", SpreadRow), ("fitted", FittedTable)):
         table[name] = [plain(cls, row, f"{where}.{name}") for row in table.get(name, ())]
-    table["network"] = plain(Network, table.get("network", {}), f"{where}.network")
+    network = dict(table.get("network", {}))
+    if kind := network.pop("kind", ""):
+        network["label"] = Source(kind, network["label"], network["label"])
+    table["network"] = plain(Network, network, f"{where}.network")
     return plain(Library, table, where)
 
 

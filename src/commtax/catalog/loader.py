@@ -16,17 +16,20 @@ from commtax.statement import Refusal
 
 Table = dict[str, Json]
 T = TypeVar("T")
-NO_PARTS: Mapping[str, type] = {}
+NOTHING: Table = {}
 
 
-def record(cls: type[T], table: Mapping[str, Json], where: str, parts: Mapping[str, type] = NO_PARTS) -> T:
-    """Build a record from a table whose numbers are ``[value, source]`` pairs; fields of its ``parts`` stand beside its own."""
-    table = dict(table)
+def record(cls: type[T], table: Mapping[str, Json], where: str, parts: Mapping[str, type] = NOTHING, given: Table = NOTHING) -> T:
+    """Build a record from a table whose numbers are ``[value, source]`` pairs; fields of its ``parts`` stand beside its own.
+
+    ``given`` are values that the file does not hold, or only names.
+    """
+    table = {**table, **given}
     named = {key: Citation(**s) for key, s in table.pop("sources", {}).items()}
     known = {f.name: f for kind in (cls, *parts.values()) for f in _fields(kind) if f.name not in parts}
     _check_keys(table, known, where)
     sources: dict[str, Citation] = {}
-    values = {key: _value(entry, key, named, sources, where) for key, entry in table.items()}
+    values = {**{key: _value(entry, key, named, sources, where) for key, entry in table.items() if key not in given}, **given}
     if "sources" in known:
         values["sources"] = sources
     for part, kind in parts.items():
@@ -68,10 +71,10 @@ def _value(entry: Json, key: str, named: Mapping[str, Citation], sources: dict[s
 
 
 @lru_cache(maxsize=8)
-def stems(kind: str, suffix: str = ".toml") -> tuple[str, ...]:
+def stems(kind: str) -> tuple[str, ...]:
     """The keys of one kind: its files' names, sorted."""
     folder = files("commtax.catalog") / kind
-    return tuple(sorted(f.name.removesuffix(suffix) for f in folder.iterdir() if f.name.endswith(suffix)))
+    return tuple(sorted(f.name.rpartition(".")[0] for f in folder.iterdir() if f.name.endswith((".toml", ".json"))))
 
 
 @lru_cache(maxsize=512)

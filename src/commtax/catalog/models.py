@@ -38,7 +38,7 @@ class Published:
 
 def model_keys() -> list[str]:
     """Keys of the bundled models."""
-    return list(stems("models", ".json"))
+    return list(stems("models"))
 
 
 @dataclass(frozen=True, slots=True)

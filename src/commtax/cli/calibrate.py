@@ -48,8 +48,8 @@ def calibrate_command(files: tuple[Path, ...], cluster: str, out: str, name: str
     output = Output(as_json)
     place = output.read(catalog.cluster(cluster, **links))
     refuse_overwriting(out, files)
-    found = calibrate(files, place, name=name or Path(out).stem, **options)
-    write_text(out, json.dumps(found.document, indent=1, ensure_ascii=False) + "\n")
+    fitted = calibrate(files, place, name=name or Path(out).stem, **options)
+    write_text(out, json.dumps(fitted.document, indent=1, ensure_ascii=False) + "\n")
     output.answer(
-        lambda: calibrating.calibration_document(found, out), lambda console: calibrating.show_calibration(console, found, out)
+        lambda: calibrating.calibration_document(fitted, out), lambda console: calibrating.show_calibration(console, fitted, out)
     )

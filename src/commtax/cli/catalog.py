@@ -38,16 +38,12 @@ def catalog_command(kind: str | None, name: str | None, as_json: bool) -> None:
     if kind is not None and kind not in KINDS:
         raise Refusal(f"catalog '{kind}': one of {', '.join(KINDS)}", "catalog", tuple(KINDS))
     if kind is None or name is None:
-        kinds = {key: _keys(key) for key in (KINDS if kind is None else (kind,))}
+        kinds = {key: catalog.keys(key) for key in (KINDS if kind is None else (kind,))}
         every = {key: [KINDS[key](one) for one in names] for key, names in kinds.items()}
         output.answer(lambda: {"schema": "commtax.catalog/1", **kinds}, lambda console: tables.show_catalog(console, every))
     thing = KINDS[kind](name)
     if kind != "models":
         output.answer(lambda: documents.thing_document(thing), lambda console: tables.show_thing(console, thing))
     check_stored(thing)
-    counts = published(thing.key) if thing.key in catalog.model_keys() else []
+    counts = published(thing.key) if thing.key in catalog.keys("models") else []
     output.answer(lambda: documents.model_document(thing, counts), lambda console: tables.show_model(console, thing, counts))
-
-
-def _keys(kind: str) -> list[str]:
-    return catalog.model_keys() if kind == "models" else catalog.keys(kind)

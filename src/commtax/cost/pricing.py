@@ -13,7 +13,6 @@ from commtax.cost.compute import Kernel
 from commtax.cost.experts import expected_destinations
 from commtax.cost.kernels import kernel_source, peak
 from commtax.cost.placement import Span, span
-from commtax.cost.provenance import sourced
 from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Item, Line, Stage, Via, pass_of
 from commtax.question import AS_IT_IS, WhatIf
 from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan
@@ -73,7 +72,7 @@ class Pricer:
         """Names of all paths of a collective, inside and across, and of both links."""
         fabric, op = self.priced_by(item)
         if op not in self._names:
-            prefix = "" if fabric.flat or fabric.network_direct else "hierarchical "
+            prefix = "" if fabric.flat or fabric.network.direct else "hierarchical "
             inside = [p.name or p.algorithm for p in fabric.paths[op]]
             across = [f"{prefix}{p.name or p.algorithm}" for p in fabric.network_paths[op]]
             self._names[op] = (*inside, *across, self.cluster.intra.key, self.cluster.inter.key)
@@ -83,7 +82,7 @@ class Pricer:
         """How the path of that number runs. An engine's own kernels stand before those of the library that it falls back on."""
         fabric, op = self.priced_by(item)
         inside = fabric.paths[op]
-        if path >= len(inside) and not (fabric.flat or fabric.network_direct):
+        if path >= len(inside) and not (fabric.flat or fabric.network.direct):
             return "hierarchical"
         if fabric is self.exchange:
             return "custom"
@@ -103,7 +102,7 @@ class Pricer:
 def comm_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
     """One collective, priced on the links its group spans; what this plan does not send costs nothing."""
     if not item.is_sent:
-        return Line("comm", item, 0.0, 0.0, source=sourced(pricer.priced_by(item)[0].label))
+        return Line("comm", item, 0.0, 0.0, source=pricer.priced_by(item)[0].label)
     paired = pricer.span(item.axis).paired
     if pricer.pairs is None or not some(paired):
         return _sent_line(item, pricer, settings)
@@ -153,17 +152,17 @@ def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool, ins
 
     Across hosts it is the network, unless most of the time (``inside``) goes by inside them, on a link that is assumed.
     """
-    outside, label, taken = crosses and not fabric.flat, sourced(fabric.label), fabric.paths[op][path]
-    seen = fabric.network_ranks if outside else taken.ranks
+    outside, label, taken = crosses and not fabric.flat, fabric.label, fabric.paths[op][path]
+    seen = fabric.network.ranks if outside else taken.ranks
     if seen and not seen[0] <= ranks <= seen[-1]:
         return _assumed(f"measured on {' to '.join(map(str, dict.fromkeys(seen)))} ranks", f"ranks {seen[0]} {seen[-1]}")
     if outside:
-        return label if inside > 0.5 and label.kind == "assumed" else sourced(fabric.network_label)
+        return label if inside > 0.5 and label.kind == "assumed" else fabric.network.label
     if taken.own:
-        return sourced(taken.source)
+        return taken.source
     if label.kind != "calibrated":
         return label
-    if sourced(taken.source).kind == "assumed":
+    if taken.source.kind == "assumed":
         return _assumed(f"{op} was never measured on this link", f"{op} unmeasured")
     return _assumed(f"measured on up to {MEASURED_RANKS} ranks", "more ranks") if ranks > MEASURED_RANKS else label
 
@@ -178,17 +177,17 @@ def spread_of(
     """Half-width of the 80 % range of a collective as a factor, from the residuals of what it is priced with."""
     if fabric.flat:
         return 0.0
-    known = sourced(fabric.label).kind == "calibrated" and not some(ranks > MEASURED_RANKS)
+    known = fabric.label.kind == "calibrated" and not some(ranks > MEASURED_RANKS)
     where = "across" if crosses else "eager" if eager and known else cluster.intra.kind
-    usual = fabric.spread_across if crosses else fabric.spread
+    usual = fabric.network.spread if crosses else fabric.spread
     found = _residual(fabric, op, nbytes, where, known) if fabric.spreads else usual
     if crosses and fabric.spreads:  # no surer than the stage inside the hosts, by its share of the time
-        measured = sourced(fabric.label).kind == "calibrated" and cluster.domain <= MEASURED_RANKS
+        measured = fabric.label.kind == "calibrated" and cluster.domain <= MEASURED_RANKS
         found = np.maximum(found, chosen.inside * _residual(fabric, op, nbytes, cluster.intra.kind, measured))
-    if crosses and not fabric.network_ranks:
+    if crosses and not fabric.network.ranks:
         return found
     if crosses:
-        seen = fabric.network_ranks
+        seen = fabric.network.ranks
         return pick(np.logical_and(ranks >= seen[0], ranks <= seen[-1]), found, np.maximum(found, UNMEASURED))
     for index, path in enumerate(fabric.paths[op]):
         if path.spread:  # a machine's own fit
@@ -202,7 +201,7 @@ def _residual(fabric: Fabric, op: str, nbytes: Number, where: str, measured: boo
     place = where if measured or where == "across" else f"assumed {where}"
     if place not in {s.where for s in fabric.spreads}:
         place = "across" if where == "across" else "" if measured else "assumed"
-    usual = fabric.spread_across if place == "across" else fabric.spread
+    usual = fabric.network.spread if place == "across" else fabric.spread
     mine = [s for s in fabric.spreads if s.where == place and (not s.ops or op in s.ops)]
     if not isinstance(nbytes, np.ndarray):
         return next((s.factor for s in mine if nbytes <= s.max_bytes), usual)
@@ -230,8 +229,8 @@ def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster,
     # Groups side by side share the NICs: a GPU's own, or those of a host among all that run there.
     users = cluster.domain if cluster.inter.nic_per_gpu else pick(np.asarray(where.used) > 0, where.used, cluster.domain)
     share = np.minimum(1.0, inside_ranks / users)
-    hop = fabric.network_hops * cluster.inter.latency_s
-    constants = (fabric.network_efficiency, fabric.network_norm, fabric.network_pipelining, fabric.network_direct)
+    hop = fabric.network.hops * cluster.inter.latency_s
+    constants = (fabric.network.efficiency, fabric.network.norm, fabric.network.pipelining, fabric.network.direct)
     network = Network(total * share, hop, *constants)
     # In an all-to-all every rank of a host sends its own buffer; other collectives carry one tensor for the host.
     carried = nbytes * inside_ranks if op in ("all-to-all", "dispatch", "combine") else nbytes

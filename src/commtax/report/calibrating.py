@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rich.console import Console
 
 from commtax.calibrate import Calibration, Change, Part
-from commtax.report.documents import Record, filled
+from commtax.report.documents import Record, facts
 from commtax.report.tables import new_table, notes, say
 from commtax.units import format_rate, format_seconds
 
@@ -55,22 +53,6 @@ def _change(c: Change) -> str:
     return f"{c.after / c.before - 1:+.0%}" if c.before else ""
 
 
-@dataclass(frozen=True, slots=True)
-class PartDocument:
-    name: str
-    rows: int
-    median_error_before: float
-    median_error_after: float
-    p90_error_before: float
-    p90_error_after: float
-    bias_before: float
-    bias_after: float
-    spread: float
-    constants: tuple[Change, ...]
-    outliers: list[dict[str, str | float]]
-    notes: tuple[str, ...]
-
-
 def calibration_document(calibration: Calibration, path: str) -> Record:
     """``calibrate --json``."""
     return {
@@ -84,8 +66,9 @@ def calibration_document(calibration: Calibration, path: str) -> Record:
     }
 
 
-def _part(p: Part) -> PartDocument:
+def _part(p: Part) -> Record:
     names = {"median_error": "median", "p90_error": "p90", "bias": "bias"}
     errors = {f"{name}_{when}": getattr(getattr(p, when), n) for name, n in names.items() for when in ("before", "after")}
     outliers = [{"row": o.label, "factor": o.factor} for o in p.outliers]
-    return filled(PartDocument, p, **errors, constants=p.changes, outliers=outliers)
+    remarks = {"constants": p.changes, "outliers": outliers, "notes": p.notes}
+    return {**facts(p, "name", "rows"), **errors, "spread": p.spread, **remarks}

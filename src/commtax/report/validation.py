@@ -2,60 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from commtax.report.documents import Record, facts
 from commtax.report.plots import COLOURS, MARKERS, SUFFIXES, save
 from commtax.statement import Refusal
 from commtax.units import format_seconds
-from commtax.validate import Bound, Records, Report
-from commtax.validate.bounds import RATES
-from commtax.validate.statistics import Figures, Key, figures, groups
+from commtax.validate import Report
+from commtax.validate.records import Records
+from commtax.validate.statistics import RATES, Bound, Figures, figures, groups, skipped, worst
 
 SHOWN = ("kind", "system", "library", "mode")
 MOST_POINTS = 120  # of one panel in a picture
 
 
-Part = Mapping[str, object]
-
-
-class ValidationDocument(TypedDict):
-    schema: str
-    ok: bool
-    files: list[Part]
-    bounds: list[Part]
-    groups: list[Part]
-    skipped: list[Part]
-    worst: list[Part]
-
-
-def validation_document(report: Report) -> ValidationDocument:
+def validation_document(report: Report) -> Record:
+    kinds: dict[str, type] = {"tp": int, "fitted": bool}  # of columns that are not text
     return {
         "schema": "commtax.validate/1",
         "ok": report.ok,
         "files": [{"name": name, "rows": rows, "priced": priced} for name, (rows, priced) in report.files.items()],
-        "bounds": [bound_document(b) for b in report.bounds],
-        "groups": [{**_plain(key), **asdict(value)} for key, value in report.groups],
-        "skipped": [{"reason": reason, "n": n} for reason, n in report.skipped],
-        "worst": [asdict(miss) for miss in report.worst],
+        "bounds": [facts(b, "name", "limit", "value", "n", "ok") for b in report.bounds],
+        "groups": [
+            {**{name: kinds.get(name, str)(value) for name, value in key.items()}, **asdict(figured)}
+            for key, figured in groups(report.records)
+        ],
+        "skipped": [{"reason": reason, "n": n} for reason, n in skipped(report.records)],
+        "worst": [asdict(miss) for miss in worst(report.records)],
     }
-
-
-def bound_document(bound: Bound) -> Part:
-    limit = list(bound.limit) if isinstance(bound.limit, tuple) else bound.limit
-    return {"name": bound.name, "limit": limit, "value": bound.value, "n": bound.n, "ok": bound.ok}
-
-
-def _plain(key: Key) -> dict[str, int | bool | str]:
-    """Names as text, degrees as whole numbers."""
-    kinds: dict[str, Callable[..., int | bool | str]] = {"tp": int, "fitted": bool}
-    return {name: kinds.get(name, str)(value) for name, value in key.items()}
 
 
 def show_validation(console: Any, report: Report) -> None:
@@ -65,15 +45,21 @@ def show_validation(console: Any, report: Report) -> None:
     rows, priced = (sum(x) for x in zip(*report.files.values(), strict=True))
     fitted = int(np.sum(report.records.fitted))
     console.print(f"{priced:,} of {rows:,} rows priced; constants were fitted on {fitted:,} of the figures")
-    for reason, n in report.skipped:
+    for reason, n in skipped(report.records):
         console.print(f"  {n:,} not priced: {reason}")
     console.print(Text("every stated bound holds", "bold") if report.ok else Text("a stated bound is exceeded", "bold red"))
 
 
+def _table(title: str, *columns: str) -> Table:
+    """Columns that start with '>' are right-aligned."""
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        table.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
+    return table
+
+
 def bounds_table(report: Report) -> Table:
-    table = Table(title="Stated bounds, on rows that nothing was fitted on", title_justify="left")
-    for name in ("bound", "limit", "value", "rows", "holds"):
-        table.add_column(name, justify="left" if name == "bound" else "right")
+    table = _table("Stated bounds, on rows that nothing was fitted on", "bound", ">limit", ">value", ">rows", ">holds")
     for b in report.bounds:
         verdict = Text("NO", "red") if b.ok is False else "yes" if b.ok else "no rows"
         table.add_row(b.name, limit_text(b), value_text(b), f"{b.n:,}", verdict)
@@ -87,16 +73,13 @@ def limit_text(bound: Bound) -> str:
 
 
 def value_text(bound: Bound) -> str:
-    if bound.value is None:
-        return "-"
-    return f"{bound.value:.0f}" if bound.is_count else f"{bound.value:.1%}"
+    return "-" if bound.value is None else f"{bound.value:.0f}" if bound.is_count else f"{bound.value:.1%}"
 
 
 def groups_table(records: Records) -> Table:
     """Errors by kind, system and library, on rows that were not fitted."""
-    table = Table(title="Errors", title_justify="left", caption="bias: geometric mean of predicted over measured; range: 80 %")
-    for name in (*SHOWN, "rows", "median", "p90", "bias", "in range", "half-width"):
-        table.add_column(name, justify="left" if name in SHOWN else "right", overflow="fold")
+    table = _table("Errors", *SHOWN, ">rows", ">median", ">p90", ">bias", ">in range", ">half-width")
+    table.caption = "bias: geometric mean of predicted over measured; range: 80 %"
     for key, value in groups(records.where_true(~records.fitted), SHOWN):
         table.add_row(*(_short(str(key[name])) for name in SHOWN), *figure_cells(value))
     return table
@@ -111,10 +94,9 @@ def figure_cells(f: Figures) -> tuple[str, ...]:
 
 
 def worst_table(report: Report) -> Table:
-    table = Table(title="The worst rows (one a source, system and library)", title_justify="left")
-    for name in ("kind", "row", "measured", "predicted", "likely reason"):
-        table.add_column(name, justify="right" if name in ("measured", "predicted") else "left", overflow="fold")
-    for miss in report.worst:
+    title = "The worst rows (one a source, system and library)"
+    table = _table(title, "kind", "row", ">measured", ">predicted", "likely reason")
+    for miss in worst(report.records):
         table.add_row(miss.kind, miss.what, quantity(miss.kind, miss.measured), quantity(miss.kind, miss.predicted), miss.reason)
     return table
 
@@ -169,18 +151,13 @@ def _panel(panel: Any, records: Records, kind: str) -> None:
         panel.scatter(drawn.measured * factor, drawn.predicted * factor, alpha=0.6, label=_short(str(system))[:24], **style)
     fitted = _few(records.where_true(records.fitted), MOST_POINTS // 4)
     if len(fitted):
-        panel.scatter(
-            fitted.measured * factor, fitted.predicted * factor, color="black", marker="x", s=5, linewidths=0.4, label="fitted"
-        )
-    panel.set(xscale="log", yscale="log", title=kind)
+        style = {"color": "black", "marker": "x", "s": 5, "linewidths": 0.4}
+        panel.scatter(fitted.measured * factor, fitted.predicted * factor, label="fitted", **style)
     unit = "tokens/s" if kind in RATES else "ms"
-    panel.set_xlabel(f"measured ({unit})")
-    panel.set_ylabel(f"predicted ({unit})")
+    panel.set(xscale="log", yscale="log", title=kind, xlabel=f"measured ({unit})", ylabel=f"predicted ({unit})")
     panel.legend(fontsize=6, loc="upper left")
 
 
 def _few(records: Records, most: int) -> Records:
     """An even choice of rows, so that a picture stays small."""
-    if len(records) <= most:
-        return records
-    return records.where_true(np.linspace(0, len(records) - 1, most).astype(int))
+    return records if len(records) <= most else records.where_true(np.linspace(0, len(records) - 1, most).astype(int))

@@ -14,63 +14,8 @@ Numbers are SI floats with the unit in the name. ``Plan`` and ``Workload`` may h
 fields; every function in ``cost`` then returns arrays of the same shape.
 """
 
-from commtax.spec.constants import ChipFacts, Fabric, KernelConstants, Path, Profile, Spread
+from commtax.spec.constants import ChipFacts, Fabric, KernelConstants, Network, Path, Profile, Spread
 from commtax.spec.engine import ENGINE_PARTS, Engine, HostTime, KernelHabits, MemoryHabits, Scheduling, Sending, TrainingHabits
 from commtax.spec.hardware import Chip, Citation, Cluster, Link
 from commtax.spec.model import Attention, Block, Experts, Indexer, Latent, Mlp, Model, Quant, Tower
-from commtax.spec.plan import (
-    AXES,
-    DTYPE_BYTES,
-    OVERLAPPED,
-    PARALLEL,
-    SIZES,
-    TAXES,
-    Axis,
-    AxisName,
-    Number,
-    Plan,
-    TrainStep,
-    Workload,
-)
-
-__all__ = [
-    "AXES",
-    "DTYPE_BYTES",
-    "ENGINE_PARTS",
-    "OVERLAPPED",
-    "PARALLEL",
-    "SIZES",
-    "TAXES",
-    "Attention",
-    "Axis",
-    "AxisName",
-    "Block",
-    "Chip",
-    "ChipFacts",
-    "Citation",
-    "Cluster",
-    "Engine",
-    "Experts",
-    "Fabric",
-    "HostTime",
-    "Indexer",
-    "KernelConstants",
-    "KernelHabits",
-    "Latent",
-    "Link",
-    "MemoryHabits",
-    "Mlp",
-    "Model",
-    "Number",
-    "Path",
-    "Plan",
-    "Profile",
-    "Quant",
-    "Scheduling",
-    "Sending",
-    "Spread",
-    "Tower",
-    "TrainStep",
-    "TrainingHabits",
-    "Workload",
-]
+from commtax.spec.plan import AXES, DTYPE_BYTES, OVERLAPPED, PARALLEL, SIZES, TAXES, Axis, AxisName, Number, Plan, TrainStep, Workload

@@ -9,7 +9,7 @@ from typing import TypedDict
 from commtax.statement import Source
 
 NO_SOURCE = Source("")
-DATASHEET = Source("datasheet", "formula and datasheet")
+DATASHEET = Source("datasheet", "formula and datasheet", "formula and datasheet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,21 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class Network:
+    """How a library crosses hosts."""
+
+    efficiency: float = 0.9
+    norm: float = 8.0
+    hops: float = 3.0  # link latencies that one level costs: post, wire, flush
+    pipelining: float = 0.0  # share of the loss that the best number of chunks still has
+    direct: bool = False  # every rank writes straight to every other: one level, however many hosts
+    label: Source = DATASHEET
+    ranks: tuple[int, ...] = ()  # least and most ranks that it was measured on; (): it was not
+    spread: float = 0.35  # half-width of the 80 % range, as a factor
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Fabric:
     """The paths that a library has for each collective on one chip and link, and how it crosses hosts."""
 
@@ -60,16 +75,9 @@ class Fabric:
     paths: Mapping[str, tuple[Path, ...]]
     network_paths: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)  # the inside part of a group across hosts
     flat: bool = False  # … or the whole of it, as one flat ring over the slow link (textbook)
-    network_efficiency: float = 0.9
-    network_norm: float = 8.0
-    network_hops: float = 3.0  # link latencies that one level across hosts costs: post, wire, flush
-    network_pipelining: float = 0.0  # share of the loss that the best number of chunks still has
-    network_direct: bool = False  # every rank writes straight to every other: one level, however many hosts
-    network_label: Source = DATASHEET
-    network_ranks: tuple[int, ...] = ()  # least and most ranks that it was measured on; (): it was not
+    network: Network = Network()
     eager_floor_s: float = 0.0
-    spread: float = 0.15  # half-width of the 80 % range inside a domain, as a factor …
-    spread_across: float = 0.35  # … and across hosts
+    spread: float = 0.15  # half-width of the 80 % range inside a domain, as a factor
     exchanges: Mapping[str, Fabric] = field(default_factory=dict)  # kernels that move tokens to experts, by backend
     spreads: tuple[Spread, ...] = ()  # … by place, collective and size, where residuals were measured: the first that applies
     note: str = ""

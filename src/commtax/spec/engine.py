@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from commtax.spec.constants import NO_SOURCE
@@ -150,11 +150,4 @@ class Engine:
         return replace(self, **changes)
 
 
-ENGINE_PARTS: Mapping[str, type] = {
-    "sends": Sending,
-    "kernels": KernelHabits,
-    "host": HostTime,
-    "serves": Scheduling,
-    "memory": MemoryHabits,
-    "trains": TrainingHabits,
-}
+ENGINE_PARTS: Mapping[str, type] = {f.name: type(f.default) for f in fields(Engine) if is_dataclass(f.default)}

@@ -1,10 +1,118 @@
 """Predictions against published measurements: how far each answer is off, and whether the stated bounds hold.
 
-``check(folder)`` prices every row of a folder of tables (or of the table that ships here) and judges the stated bounds.
+``check(folder)`` prices every row of a folder of tables (or of the table that ships here), judges, and writes them if asked.
 """
 
-from commtax.readers.published.tables import KINDS as KINDS
-from commtax.validate.bounds import Bound as Bound
-from commtax.validate.records import Records as Records
-from commtax.validate.running import Report as Report
-from commtax.validate.running import check as check
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from commtax.files import refuse_overwriting, written
+from commtax.readers.published import collectives as collective_rows
+from commtax.readers.published import inference, serving, sweep, training
+from commtax.readers.published import kernels as kernel_tables
+from commtax.readers.published.tables import FOLDERED, KINDS, Table, headers, in_folder, paths, shipped
+from commtax.statement import Refusal
+from commtax.validate import collectives, kernels, steps
+from commtax.validate.records import Records, joined
+from commtax.validate.statistics import Bound, judge
+
+ADDED = ("kind", "measured", "predicted", "low", "high", "fitted", "skipped")
+SWEPT_CHIP = "h200-sxm"  # that our own sweep ran on
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    records: Records
+    files: Mapping[str, tuple[int, int]]  # rows, and how many of them were priced
+    bounds: tuple[Bound, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(bound.ok is not False for bound in self.bounds)
+
+
+def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = None) -> Report:
+    """Price all rows; ``only`` one kind of table; ``rows_to`` a CSV of every input row with what was added."""
+    if only and only not in KINDS:
+        raise Refusal(f"only '{only}': one of {', '.join(KINDS)}", "only", KINDS)
+    if folder is not None and not folder.is_dir():
+        raise Refusal(f"data '{folder}': no such folder", "data")
+    if folder and rows_to:
+        refuse_overwriting(rows_to, (path for _, path in paths(folder, only)), "rows")
+    parts, files = [], {}
+    with _rows_file(rows_to, headers(folder, only)) if rows_to else nullcontext() as write:
+        for table in in_folder(folder, only) if folder else shipped(only):
+            answers = ANSWERS[table.kind](table)
+            files[table.name] = (len(table.rows), len(set(answers.row[answers.priced].tolist())))
+            if write:
+                write(table, answers)
+            parts.append(answers)
+    if not parts:
+        names = ", ".join(f"{name}.csv[.gz]" for name in FOLDERED)
+        raise Refusal(f"data '{folder}': none of {names} or kernels/*.csv.gz is here", "data")
+    records = joined(parts)
+    return Report(records, files, tuple(judge(records, files)))
+
+
+def _kernels(table: Table) -> Records:
+    """A folder's file of one kind of kernel on one chip, or the rows of several that ship here."""
+    if not table.ships:
+        name = table.name.rpartition("/")[2]
+        return kernels.answers(kernel_tables.read(name, table.header, table.rows), table.name)
+    rows = table.dicts()
+    parts = []
+    for index, part in kernel_tables.of_several(rows):
+        source = np.array([rows[i]["source"] for i in index], dtype=object)
+        parts.append(Records({**kernels.answers(part, source).columns, "row": np.array(index)}))
+    return joined(parts)
+
+
+ANSWERS: dict[str, Callable[[Table], Records]] = {
+    "collectives": lambda table: collectives.answers(collective_rows.read(table.dicts())),
+    "serving_runs": lambda table: steps.answers(serving.read(table.dicts()), steps.served),
+    "inference": lambda table: steps.answers(inference.read(table.dicts()), steps.timed),
+    "training_runs": lambda table: steps.answers(training.read(table.dicts()), steps.trained),
+    "kernels": _kernels,
+    "h200": lambda table: steps.answers(sweep.read([sweep.of_cells(row) for row in table.dicts()], SWEPT_CHIP), steps.swept),
+}
+
+
+@contextmanager
+def _rows_file(path: Path, header: Sequence[str]) -> Iterator[Callable[[Table, Records], None]]:
+    """Writes every input row with its prediction (a serving row twice, once for each figure) to a file that is there at the end."""
+    columns = ["file", *(c for c in header if c not in ("file", *ADDED)), *ADDED]
+    places = {name: i for i, name in enumerate(columns)}
+
+    def write(table: Table, answers: Records) -> None:
+        slots = [places.get(name, -1) for name in table.header]
+        for index, *values in zip(answers.row.tolist(), *(answers.columns[name].tolist() for name in ADDED), strict=True):
+            line = [table.name, *[""] * (len(columns) - 1)]
+            for slot, cell in zip(slots, table.rows[index], strict=False):
+                if slot >= 0:
+                    line[slot] = cell
+            line[-len(ADDED) :] = map(_cell, values)
+            lines.writerow(line)
+
+    with (
+        written(path, "rows") as part,
+        gzip.open(part, "wt", newline="") if path.suffix == ".gz" else part.open("w", newline="") as file,
+    ):
+        lines = csv.writer(file)
+        lines.writerow(columns)
+        yield write
+
+
+def _cell(value: bool | float | str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.6g}" if value == value else ""
+    return str(value)

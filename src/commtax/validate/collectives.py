@@ -51,17 +51,17 @@ def seconds(curve: Curve, nbytes: Array) -> tuple[Array, Array, Array]:
     else:
         where = Span(curve.ranks, curve.inside, -(-curve.ranks // curve.inside))
         chosen = price(curve.op, nbytes, curve.ranks, where, place, fabric)
-    found = np.maximum(chosen.seconds, fabric.eager_floor_s) if curve.eager else chosen.seconds
+    predicted = np.maximum(chosen.seconds, fabric.eager_floor_s) if curve.eager else chosen.seconds
     width = spread_of(fabric, curve.op, nbytes, curve.ranks, chosen, place, curve.crosses, eager=curve.eager)
-    return found, width, _floor(curve, nbytes)
+    return predicted, width, _floor(curve, nbytes)
 
 
 def _only(fabric: Fabric, algorithm: str) -> tuple[Path, ...]:
     """The paths of one algorithm, at any size."""
-    found = tuple(replace(p, max_bytes=(), worlds=(), turn=0) for p in fabric.paths["all-reduce"] if p.algorithm == algorithm)
-    if not found:
+    paths = tuple(replace(p, max_bytes=(), worlds=(), turn=0) for p in fabric.paths["all-reduce"] if p.algorithm == algorithm)
+    if not paths:
         raise Refusal(f"algorithm '{algorithm}' was not calibrated on this chip", "library")
-    return found[:1]
+    return paths[:1]
 
 
 def _floor(curve: Curve, nbytes: Array) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -37,37 +37,22 @@ Answered = tuple[Entry, Predicted | None]
 NONE = Predicted()
 
 
+COLUMNS = tuple(dict.fromkeys(f.name for kind in (Entry, Predicted) for f in fields(kind)))
+
+
 @dataclass(frozen=True)
 class Records:
-    """Columns of ``Entry`` and ``Predicted``."""
+    """Columns of ``Entry`` and ``Predicted``, under their names."""
 
-    kind: Array
-    source: Array
-    system: Array
-    library: Array
-    version: Array
-    mode: Array
-    dtype: Array
-    where: Array
-    what: Array
-    hint: Array
-    skipped: Array
-    tp: Array
-    size: Array
-    measured: Array
-    predicted: Array
-    low: Array
-    high: Array
-    floor: Array
-    row: Array
-    fitted: Array
-    sound: Array
+    columns: Mapping[str, Array]
+
+    def __getattr__(self, name: str) -> Array:
+        if name not in COLUMNS:
+            raise AttributeError(name)
+        return self.columns[name]
 
     def __len__(self) -> int:
         return len(self.row)
-
-    def column(self, name: str) -> Array:
-        return getattr(self, name)
 
     @cached_property
     def priced(self) -> Array:
@@ -89,10 +74,7 @@ class Records:
             return (self.high - self.low) / (2 * self.predicted)
 
     def where_true(self, mask: Array) -> Records:
-        return Records(*(self.column(name)[mask] for name in COLUMNS))
-
-
-COLUMNS = tuple(f.name for f in fields(Records))
+        return Records({name: values[mask] for name, values in self.columns.items()})
 
 
 def unpriced(entry: Entry, error: ValueError) -> Entry:
@@ -101,29 +83,28 @@ def unpriced(entry: Entry, error: ValueError) -> Entry:
 
 
 def of_answers(answers: Iterable[Answered]) -> Records:
-    rows = [(entry, found or NONE) for entry, found in answers]
+    rows = [(entry, predicted or NONE) for entry, predicted in answers]
 
     def column(name: str) -> Array:
         if name == "hint":
-            values = [entry.hint or found.hint for entry, found in rows]
+            values = [entry.hint or predicted.hint for entry, predicted in rows]
         else:
-            values = [getattr(entry if hasattr(entry, name) else found, name) for entry, found in rows]
+            values = [getattr(entry if hasattr(entry, name) else predicted, name) for entry, predicted in rows]
         return np.array(values, dtype=KINDS.get(name, object))
 
-    return Records(*map(column, COLUMNS))
+    return Records({name: column(name) for name in COLUMNS})
 
 
 def of_columns(count: int, **given: Array) -> Records:
     """Columns from arrays and single values; what is not given is as in an empty row."""
     empty = Entry("")
     usual = {name: getattr(empty if hasattr(empty, name) else NONE, name) for name in COLUMNS} | {"row": np.arange(count)}
-    columns = ((usual | given)[name] for name in COLUMNS)
-    kinds = (KINDS.get(name, object) for name in COLUMNS)
-    return Records(*(np.broadcast_to(np.asarray(x, dtype=kind), (count,)) for x, kind in zip(columns, kinds, strict=True)))
+    arrays: dict[str, Array] = {name: np.asarray(value, dtype=KINDS.get(name, object)) for name, value in (usual | given).items()}
+    return Records({name: np.broadcast_to(values, (count,)) for name, values in arrays.items()})
 
 
 def joined(parts: Sequence[Records]) -> Records:
     some = [part for part in parts if len(part)]
     if not some:
         return of_answers([])
-    return Records(*(np.concatenate([part.column(name) for part in some]) for name in COLUMNS))
+    return Records({name: np.concatenate([part.columns[name] for part in some]) for name in COLUMNS})

@@ -11,7 +11,7 @@ from commtax.readers.published import inference, serving, sweep, training
 from commtax.readers.published.rows import Asked, Entry, Question
 from commtax.validate.kernels import swept_kernel
 from commtax.validate.records import Answered, Predicted, Records, around, of_answers, unpriced
-from commtax.verbs.asking import unsettled
+from commtax.verbs.asking import settled, unsettled
 from commtax.verbs.billing import StepBill, bill, price, train_bill
 from commtax.verbs.serving import Simulation, serve, simulate
 
@@ -89,30 +89,16 @@ def served(run: serving.Run, entries: tuple[Entry, ...]) -> list[Predicted]:
     cause = "requests wait for the cache" if waits else "launch options are not said"
     hint = "" if entries[0].hint else cause
     means = (f"{entry.kind}_s" for entry in entries)
-    return [replace(_served(simulated, name, _serving_floor(name, simulated, run)), hint=hint) for name in means]
+    return [replace(_served(simulated, name, _serving_floor(name, simulated)), hint=hint) for name in means]
 
 
-def _serving_floor(name: str, simulated: Simulation, run: serving.Run) -> float:
+def _serving_floor(name: str, simulated: Simulation) -> float:
     """Bytes over bandwidth and FLOPs over peak of the decode step, or of the request's own prompt."""
     phase, batch = ("decode", max(1, int(simulated.running))) if name == "tpot_s" else ("prefill", 1)
     try:
-        priced = bill(
-            run["model"],
-            run["cluster"],
-            phase=phase,
-            batch=batch,
-            context=run["input_len"],
-            tp=run["tp"],
-            pp=run["pp"],
-            dp=run["dp"],
-            ep=run["ep"],
-            dtype=run["dtype"],
-            kv_dtype=run["kv_dtype"],
-            engine=run["engine"],
-        )
+        return least_s(price(settled(simulated.question.but(phase=phase, batch=batch, context=simulated.requests.input_len))))
     except ValueError:
         return 0.0
-    return least_s(priced)
 
 
 def trained(run: training.Run, _: tuple[Entry, ...]) -> list[Predicted]:
