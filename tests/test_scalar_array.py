@@ -108,13 +108,12 @@ SCALAR = {
         "kv_pool",
         "default_utilization",
         "check_stored",
-        "min_microbatches",
         "fewest_microbatches",
         "check",
         "legal_values",
         "notes",
     ),
-    *("by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line", "sourced"),
+    *("by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line"),
     *("comm_line", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from commtax.cost.compute import Kernel
-from commtax.cost.provenance import sourced
 from commtax.spec import Chip, KernelConstants, Number
 from commtax.statement import Source
 
@@ -131,12 +130,12 @@ def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
     """Where a kernel's price comes from; bf16's constants for narrower numbers only count fewer bytes, and that is assumed."""
     name = table_of(kernel, constants)
     family = f"were not measured on {constants.family} chips"
-    if sourced(constants.label).kind == "calibrated" and name not in constants.own:
+    if constants.label.kind == "calibrated" and name not in constants.own:
         if name == "gemm.bf16" and kernel.weight_bytes < 1:
             return Source("assumed", f"assumed: bf16 products on unpacked 4-bit weights {family}", "unpacked weights")
         if name == "decode.bf16" and kernel.weight_bytes < 2:
             return Source("assumed", f"assumed: this engine's attention over a narrow KV cache {family}", "narrow cache")
-    return sourced(constants.label_of(name))
+    return constants.label_of(name)
 
 
 def sigma(kernel: Kernel, constants: KernelConstants) -> float:

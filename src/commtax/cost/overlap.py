@@ -4,18 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from commtax.arrays import pick
 from commtax.spec import Number
-
-
-def dp_allreduce_s(params: Number, bandwidth_Bps: Number) -> Number:
-    """Seconds to all-reduce bf16 gradients over a large ring: 2 x 2N bytes."""
-    return 4 * params / bandwidth_Bps
-
-
-def backward_s(params: Number, local_tokens: Number, flops_per_s: Number) -> Number:
-    """Seconds of the backward pass: 4 FLOPs a parameter and token."""
-    return 4 * params * local_tokens / flops_per_s
 
 
 def dp_token_threshold(flops_per_s: Number, bandwidth_Bps: Number) -> Number:
@@ -33,11 +22,6 @@ def tp_tax(flops_per_s: Number, bandwidth_Bps: Number, hidden: Number, tp: Numbe
     computes 1/T of the layer but reduces the whole activation, so the tax grows with T-1.
     """
     return (tp - 1) / 3 * flops_per_s / (bandwidth_Bps * hidden)
-
-
-def breakeven_overlap(slow_s: Number, fast_s: Number) -> Number:
-    """The share of a slow link's time that must hide for it to look like the fast one; 0 where it is already faster."""
-    return pick(slow_s > fast_s, 1 - fast_s / pick(np.asarray(slow_s) > 0, slow_s, 1), 0.0)
 
 
 def hidden_s(comm_s: Number, window_s: Number, efficiency: float) -> Number:

@@ -13,7 +13,6 @@ from commtax.cost.compute import Kernel
 from commtax.cost.experts import expected_destinations
 from commtax.cost.kernels import kernel_source, peak
 from commtax.cost.placement import Span, span
-from commtax.cost.provenance import sourced
 from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Item, Line, Stage, Via, pass_of
 from commtax.question import AS_IT_IS, WhatIf
 from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan
@@ -103,7 +102,7 @@ class Pricer:
 def comm_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
     """One collective, priced on the links its group spans; what this plan does not send costs nothing."""
     if not item.is_sent:
-        return Line("comm", item, 0.0, 0.0, source=sourced(pricer.priced_by(item)[0].label))
+        return Line("comm", item, 0.0, 0.0, source=pricer.priced_by(item)[0].label)
     paired = pricer.span(item.axis).paired
     if pricer.pairs is None or not some(paired):
         return _sent_line(item, pricer, settings)
@@ -153,17 +152,17 @@ def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool, ins
 
     Across hosts it is the network, unless most of the time (``inside``) goes by inside them, on a link that is assumed.
     """
-    outside, label, taken = crosses and not fabric.flat, sourced(fabric.label), fabric.paths[op][path]
+    outside, label, taken = crosses and not fabric.flat, fabric.label, fabric.paths[op][path]
     seen = fabric.network_ranks if outside else taken.ranks
     if seen and not seen[0] <= ranks <= seen[-1]:
         return _assumed(f"measured on {' to '.join(map(str, dict.fromkeys(seen)))} ranks", f"ranks {seen[0]} {seen[-1]}")
     if outside:
-        return label if inside > 0.5 and label.kind == "assumed" else sourced(fabric.network_label)
+        return label if inside > 0.5 and label.kind == "assumed" else fabric.network_label
     if taken.own:
-        return sourced(taken.source)
+        return taken.source
     if label.kind != "calibrated":
         return label
-    if sourced(taken.source).kind == "assumed":
+    if taken.source.kind == "assumed":
         return _assumed(f"{op} was never measured on this link", f"{op} unmeasured")
     return _assumed(f"measured on up to {MEASURED_RANKS} ranks", "more ranks") if ranks > MEASURED_RANKS else label
 
@@ -178,12 +177,12 @@ def spread_of(
     """Half-width of the 80 % range of a collective as a factor, from the residuals of what it is priced with."""
     if fabric.flat:
         return 0.0
-    known = sourced(fabric.label).kind == "calibrated" and not some(ranks > MEASURED_RANKS)
+    known = fabric.label.kind == "calibrated" and not some(ranks > MEASURED_RANKS)
     where = "across" if crosses else "eager" if eager and known else cluster.intra.kind
     usual = fabric.spread_across if crosses else fabric.spread
     found = _residual(fabric, op, nbytes, where, known) if fabric.spreads else usual
     if crosses and fabric.spreads:  # no surer than the stage inside the hosts, by its share of the time
-        measured = sourced(fabric.label).kind == "calibrated" and cluster.domain <= MEASURED_RANKS
+        measured = fabric.label.kind == "calibrated" and cluster.domain <= MEASURED_RANKS
         found = np.maximum(found, chosen.inside * _residual(fabric, op, nbytes, cluster.intra.kind, measured))
     if crosses and not fabric.network_ranks:
         return found

@@ -13,7 +13,6 @@ from commtax import catalog
 from commtax.arrays import pick
 from commtax.cost.inference import inference_bill
 from commtax.cost.pricing import Pricer, comm_line
-from commtax.cost.provenance import sourced
 from commtax.cost.traffic import padded_rows
 from commtax.cost.train_kernels import forward_flops, recomputed_flops
 from commtax.cost.train_memory import TrainMemory, training_memory
@@ -226,7 +225,7 @@ def flight_notes(q: Question) -> Iterator[Note]:
 def _untaken(plain: Bill, q: Question) -> list[Note]:
     """A profile whose collectives are not the ones that run: said, not left to be guessed."""
     own, comm = q.profile, [x for x in plain.items if x.kind == "comm"]
-    if q.trains or not own or not own.libraries or not comm or any(x.source.basis == sourced(own.label).basis for x in comm):
+    if q.trains or not own or not own.libraries or not comm or any(x.source.basis == own.label.basis for x in comm):
         return []
     instead = f"--library {next(iter(own.libraries))} prices with it"
     return [Note("profile", f"none of these collectives takes a path of profile {own.name}: {instead}")]
