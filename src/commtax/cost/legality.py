@@ -284,7 +284,8 @@ def legal_values(axis: str, model: Model, cluster: Cluster, plan: Plan, engine: 
     if axis == "ep":
         upper = min(upper, model.experts.num_experts if model.experts else 1)
     values = np.arange(1, upper + 1)
-    ok = codes(model, cluster, replace(plan, **{axis: values}), engine) == 0
+    change: dict[str, Number] = {axis: values}
+    ok = codes(model, cluster, replace(plan, **change), engine) == 0
     return [int(v) for v in values[ok]]
 
 

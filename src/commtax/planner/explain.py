@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from commtax.planner.answers import ServingPlans, TrainPlans
-from commtax.planner.columns import Columns, label, worth
+from commtax.planner.columns import Columns, label, sizes_of, worth
 from commtax.planner.reasons import in_type, lost, why
-from commtax.planner.rows import describe_kind, range_of, sizes_of, step_of, train_bill_of, train_words, words
+from commtax.planner.rows import describe_kind, range_of, step_of, train_bill_of, train_words, words
 from commtax.units import format_seconds, plural
 from commtax.verbs.explain import verdict
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from commtax.cost.legality import RULES, Case
 from commtax.planner.answers import ServingPlans
-from commtax.planner.columns import Columns, Rejected, family, label, worth
-from commtax.planner.rows import sizes_of, step_of
-from commtax.planner.space import Array, Space
+from commtax.planner.columns import Array, Columns, Rejected, family, label, sizes_of, worth
+from commtax.planner.rows import step_of
+from commtax.planner.space import Space
 from commtax.question import Question
 from commtax.units import format_seconds, plural
 from commtax.verbs.fitting import holds

@@ -9,8 +9,7 @@ import numpy as np
 
 from commtax.cost.serving import Load, decoding_seqs
 from commtax.planner.answers import ServingPlans, TrainColumns, TrainPlans
-from commtax.planner.columns import Columns
-from commtax.planner.space import Array, Space
+from commtax.planner.columns import Array, Columns, sizes_of
 from commtax.question import Question
 from commtax.spec import AXES, SIZES, Plan
 from commtax.units import plural
@@ -19,12 +18,7 @@ from commtax.verbs.billing import StepBill, price
 from commtax.verbs.fitting import cache_tokens, step_limits
 from commtax.verbs.serving import RANGE, Simulation, serve
 
-SERVED = ("tp", "pp", "dp", "ep")
 TRAIN_AXES = (*SIZES, "micro_batch")
-
-
-def sizes_of(rows: Columns | Space, i: int) -> dict[str, int]:
-    return {axis: int(getattr(rows, axis)[i]) for axis in SERVED}
 
 
 def put(q: Question, rows: Columns, i: int) -> Question:
