@@ -12,7 +12,7 @@ from fractions import Fraction
 from numbers import Real
 from typing import Any
 
-from commtax.cost import overlap
+from commtax.cost import training
 from commtax.cost.collectives import ring_factor
 from commtax.statement import Refusal
 
@@ -175,13 +175,13 @@ def min_microbatches_for_bubble(num_stages: float, max_bubble: float) -> int:
 def dp_local_token_threshold(peak_flops_per_s: float, mfu: float, bandwidth_Bps: float) -> float:
     """Local tokens from which the gradient all-reduce hides: peak x MFU / bandwidth."""
     achieved = _rate(peak_flops_per_s, "peak_flops_per_s") * _number(mfu, "mfu", above=True, most=1.0)
-    return float(overlap.dp_token_threshold(achieved, _rate(bandwidth_Bps, "bandwidth_Bps")))
+    return float(training.dp_token_threshold(achieved, _rate(bandwidth_Bps, "bandwidth_Bps")))
 
 
 def tp_tax(peak_flops_per_s: float, bandwidth_Bps: float, hidden: float, tp: float = 2) -> float:
     """(tp-1)/3 x peak / (bandwidth x hidden): forward communication over compute."""
     peak, bandwidth = _rate(peak_flops_per_s, "peak_flops_per_s"), _rate(bandwidth_Bps, "bandwidth_Bps")
-    return float(overlap.tp_tax(peak, bandwidth, _count(hidden, "hidden", 1), _count(tp, "tp", 1)))
+    return float(training.tp_tax(peak, bandwidth, _count(hidden, "hidden", 1), _count(tp, "tp", 1)))
 
 
 def overlap_calculator(
