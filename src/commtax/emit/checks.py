@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from commtax.cost.placement import span
-from commtax.cost.serving import SPREAD
 from commtax.emit.job import SERVING, model_id
 from commtax.ledger import Line
+from commtax.question import SPREAD
 from commtax.readers.launch.flags import spelled
 from commtax.readers.nccl_tests import OPS
 from commtax.spec import Model

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from commtax.cost.serving import Load, decoding_seqs
+from commtax.ledger import Z80
 from commtax.planner.answers import ServingPlans, TrainColumns, TrainPlans
 from commtax.planner.columns import Array, Columns, sizes_of
 from commtax.question import Question
@@ -16,7 +17,7 @@ from commtax.units import plural
 from commtax.verbs.asking import describe_gpus, settled
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.fitting import cache_tokens, step_limits
-from commtax.verbs.serving import RANGE, Simulation, serve
+from commtax.verbs.serving import Simulation, serve
 
 TRAIN_AXES = (*SIZES, "micro_batch")
 
@@ -52,7 +53,7 @@ def simulation(a: ServingPlans, rows: Columns, i: int) -> Simulation:
 
 def range_of(a: ServingPlans, rows: Columns, i: int, name: str = "tpot_s") -> tuple[float, float]:
     """The 80 % range of a figure of row ``i``; priced for the rows that are shown alone."""
-    value, factor = float(getattr(rows, name)[i]), math.exp(RANGE * float(simulation(a, rows, i).sigma_of(name)))
+    value, factor = float(getattr(rows, name)[i]), math.exp(Z80 * float(simulation(a, rows, i).sigma_of(name)))
     return value / factor, value * factor
 
 

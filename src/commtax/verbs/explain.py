@@ -213,9 +213,8 @@ def _training_tries(b: StepBill) -> Iterator[Counterfactual]:
     if plan.tp > 1 and plan.sequence_parallel and "tp" not in axes:
         yield Counterfactual("async-tp", "async tp", {"async_axes": (*axes, "tp")}, "products cut into pieces")
     if plan.ep > 1 and "ep" not in axes:
-        yield Counterfactual(
-            "async-ep", "async ep", {"async_axes": (*axes, "ep")}, "dispatch beside the experts of another microbatch"
-        )
+        note = "dispatch beside the experts of another microbatch"
+        yield Counterfactual("async-ep", "async ep", {"async_axes": (*axes, "ep")}, note)
     for kind in ("none", "selective", "full"):
         if kind != plan.recompute:
             yield Counterfactual(f"recompute-{kind}", f"recompute {kind}", {"recompute": kind})
