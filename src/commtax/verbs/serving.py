@@ -93,12 +93,8 @@ class Simulation:
     @property
     def offered(self) -> Number:
         """Disaggregated: prompts' seconds that come in a second, were there no waiting for a worker and no moving of caches."""
-        return (
-            self.requests.concurrency
-            / (self.e2e_s - self.served.ahead_s - self.served.moved_s)
-            * self.steps.prompt_s
-            * self.steps.chunks
-        )
+        alone_s = self.e2e_s - self.served.ahead_s - self.served.moved_s
+        return self.requests.concurrency / alone_s * self.steps.prompt_s * self.steps.chunks
 
     @property
     def mixed_share(self) -> Number:
