@@ -108,7 +108,6 @@ SCALAR = {
         "kv_pool",
         "default_utilization",
         "check_stored",
-        "min_microbatches",
         "fewest_microbatches",
         "check",
         "legal_values",

@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.cost.overlap import hidden_s
 from commtax.cost.schedules import SCHEDULES, TRAINING, idle_s
 from commtax.cost.train_kernels import forward_flops
+from commtax.cost.training import hidden_s
 from commtax.readers.published.training import question
 from commtax.sim.pipeline import Durations, run
-from commtax.verbs.causes import causes
-from commtax.verbs.explain import thresholds, verdict
+from commtax.verbs.explain import causes, thresholds, verdict
 from commtax.verbs.fitting import fits
 
 RUNS = Path(__file__).parents[2] / "shared" / "data" / "training_runs.csv"

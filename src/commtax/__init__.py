@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from commtax import napkin
-    from commtax.planner import ServingPlans, TrainPlans, plan, plan_training
+    from commtax.planner import plan, plan_training
+    from commtax.planner.answers import ServingPlans, TrainPlans
     from commtax.verbs import (
         Comparison,
         Expectation,

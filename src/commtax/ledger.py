@@ -202,10 +202,10 @@ def _at(value: Any, index: int) -> Any:
 def _line_at(line: Line, index: int) -> Line:
     i = line.item
     item = replace(i, nbytes=_at(i.nbytes, index), ranks=_at(i.ranks, index), count=_at(i.count, index))
-    numbers: dict[str, Any] = {
+    numbers: dict[str, Number] = {
         name: _at(getattr(line, name), index) for name in ("fixed_s", "moving_s", "hidden_s", "flops", "window_s", "sigma")
     }
-    names: dict[str, Any] = {name: _name(_at(getattr(line, name), index), line.names) for name in ("link", "algorithm")}
+    names: dict[str, Number] = {name: _name(_at(getattr(line, name), index), line.names) for name in ("link", "algorithm")}
     return replace(line, item=item, **numbers, **names)
 
 

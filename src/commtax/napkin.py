@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from fractions import Fraction
 from numbers import Real
 from typing import Any
 
-from commtax.cost import collectives, overlap, schedules
+from commtax.cost import training
+from commtax.cost.collectives import ring_factor
 from commtax.statement import Refusal
 
 HUGE = 1e60  # beyond anything physical; keeps every product finite
@@ -55,15 +57,25 @@ def allreduce_payload_bytes(batch_tokens: float, hidden: float, dtype_bytes: flo
 
 
 def ring_allreduce_traffic_per_rank(payload_bytes: float, num_ranks: float) -> float:
-    """Bytes each rank sends: 2 (N-1)/N x payload, 0 at N = 1."""
-    return float(collectives.ring_allreduce_bytes(_number(payload_bytes, "payload_bytes"), _count(num_ranks, "num_ranks", 1)))
+    """Bytes each rank sends: 2 (N-1)/N x payload, 0 at N = 1.
+
+    A reduce-scatter and an all-gather of (N-1)/N each (Patarasuk and Yuan 2009): bandwidth-optimal.
+
+    >>> ring_allreduce_traffic_per_rank(8192, 2), ring_allreduce_traffic_per_rank(8192, 1)
+    (8192.0, 0.0)
+    """
+    return float(ring_factor("all-reduce", _count(num_ranks, "num_ranks", 1)) * _number(payload_bytes, "payload_bytes"))
 
 
 def allreduce_time_s(payload_bytes: float, num_ranks: float, bandwidth_Bps: float, latency_s: float) -> float:
-    """Traffic over bandwidth, plus 2 (N-1) latencies."""
-    payload, ranks = _number(payload_bytes, "payload_bytes"), _count(num_ranks, "num_ranks", 1)
+    """Traffic over bandwidth, plus 2 (N-1) latencies: hops one after the other.
+
+    >>> round(allreduce_time_s(8192, 2, 1.25e9, 50e-6) * 1e6, 4)
+    106.5536
+    """
+    sent = ring_allreduce_traffic_per_rank(payload_bytes, num_ranks)
     bandwidth, latency = _rate(bandwidth_Bps, "bandwidth_Bps"), _number(latency_s, "latency_s")
-    return float(collectives.ring_allreduce_s(payload, ranks, bandwidth, latency))
+    return sent / bandwidth + 2 * (int(num_ranks) - 1) * latency
 
 
 def tp_comm_time_per_step(
@@ -79,9 +91,7 @@ def tp_comm_time_per_step(
     """All the all-reduces of one step of a tensor-parallel model."""
     payload = allreduce_payload_bytes(batch_tokens, hidden, dtype_bytes)
     layers, often = _count(num_layers, "num_layers"), _count(allreduces_per_layer, "allreduces_per_layer")
-    ranks, bandwidth = _count(num_ranks, "num_ranks", 1), _rate(bandwidth_Bps, "bandwidth_Bps")
-    latency = _number(latency_s, "latency_s")
-    return float(collectives.step_allreduce_s(payload, layers, often, ranks, bandwidth, latency))
+    return layers * often * allreduce_time_s(payload, num_ranks, bandwidth_Bps, latency_s)
 
 
 def comm_fraction(comm_s: float, compute_s: float) -> float:
@@ -93,7 +103,7 @@ def comm_fraction(comm_s: float, compute_s: float) -> float:
 def crossover_payload_bytes(num_ranks: float, bandwidth_Bps: float, latency_s: float) -> float:
     """The payload at which latency and bandwidth cost the same: N x latency x bandwidth."""
     ranks, bandwidth = _count(num_ranks, "num_ranks", 1), _rate(bandwidth_Bps, "bandwidth_Bps")
-    return float(collectives.ring_crossover_bytes(ranks, bandwidth, _number(latency_s, "latency_s")))
+    return ranks * _number(latency_s, "latency_s") * bandwidth
 
 
 def breakeven_overlap_fraction(
@@ -106,8 +116,8 @@ def breakeven_overlap_fraction(
 ) -> float:
     """The share of the slow link's communication that must be hidden for it to match the fast one."""
     shape = (batch_tokens, hidden, num_layers, num_ranks)
-    times = [tp_comm_time_per_step(*shape, **_link(link, name)) for link, name in ((slow, "slow"), (fast, "fast"))]
-    return float(overlap.breakeven_overlap(*times))
+    slow_s, fast_s = (tp_comm_time_per_step(*shape, **_link(link, name)) for link, name in ((slow, "slow"), (fast, "fast")))
+    return 1 - fast_s / slow_s if slow_s > fast_s else 0.0
 
 
 def _link(link: Mapping[str, float], name: str) -> dict[str, float]:
@@ -131,33 +141,47 @@ def ep_alltoall_bytes_per_rank(
     """Bytes each rank sends in one step's dispatches and combines."""
     payload = allreduce_payload_bytes(_count(tokens_per_rank, "tokens_per_rank"), hidden, dtype_bytes) * _count(top_k, "top_k")
     times = _count(num_moe_layers, "num_moe_layers") * _count(alltoalls_per_layer, "alltoalls_per_layer")
-    return float(times * collectives.alltoall_bytes(payload, _count(num_ranks, "num_ranks", 1)))
+    ranks = _count(num_ranks, "num_ranks", 1)
+    return float(times * (payload * (ranks - 1) / ranks))  # all but its own share
 
 
 def bubble_fraction(num_stages: float, num_microbatches: float) -> float:
-    """(p-1)/(p+m-1)."""
-    return float(schedules.bubble_fraction(_count(num_stages, "num_stages", 1), _count(num_microbatches, "num_microbatches", 1)))
+    """Idle share of a fill-drain pipeline with equal stages: (p-1)/(p+m-1) (Huang et al. 2019, GPipe)."""
+    stages, microbatches = _count(num_stages, "num_stages", 1), _count(num_microbatches, "num_microbatches", 1)
+    return (stages - 1) / (stages + microbatches - 1)
 
 
 def min_microbatches_for_bubble(num_stages: float, max_bubble: float) -> int:
-    """The smallest number of microbatches whose bubble is within the budget."""
+    """The smallest number of microbatches whose bubble is within the budget, free of rounding: naive ceil gives 13 for (4, 0.2).
+
+    >>> min_microbatches_for_bubble(4, 0.2), min_microbatches_for_bubble(8, 0.1)
+    (12, 63)
+    """
     stages = _count(num_stages, "num_stages", 1)
     budget = _number(max_bubble, "max_bubble", above=stages > 1, most=1.0)
     if stages > 1 and budget < 1e-9:
         raise Refusal(f"max_bubble must be at least 1e-9 with more than one stage, got {max_bubble}")
-    return schedules.min_microbatches(stages, budget)
+    if stages == 1:
+        return 1
+    share = Fraction(budget)
+    m = max(1, math.ceil((stages - 1) * (1 - share) / share))
+    while m > 1 and bubble_fraction(stages, m - 1) <= budget:
+        m -= 1
+    while bubble_fraction(stages, m) > budget:
+        m += 1
+    return m
 
 
 def dp_local_token_threshold(peak_flops_per_s: float, mfu: float, bandwidth_Bps: float) -> float:
     """Local tokens from which the gradient all-reduce hides: peak x MFU / bandwidth."""
     achieved = _rate(peak_flops_per_s, "peak_flops_per_s") * _number(mfu, "mfu", above=True, most=1.0)
-    return float(overlap.dp_token_threshold(achieved, _rate(bandwidth_Bps, "bandwidth_Bps")))
+    return float(training.dp_token_threshold(achieved, _rate(bandwidth_Bps, "bandwidth_Bps")))
 
 
 def tp_tax(peak_flops_per_s: float, bandwidth_Bps: float, hidden: float, tp: float = 2) -> float:
     """(tp-1)/3 x peak / (bandwidth x hidden): forward communication over compute."""
     peak, bandwidth = _rate(peak_flops_per_s, "peak_flops_per_s"), _rate(bandwidth_Bps, "bandwidth_Bps")
-    return float(overlap.tp_tax(peak, bandwidth, _count(hidden, "hidden", 1), _count(tp, "tp", 1)))
+    return float(training.tp_tax(peak, bandwidth, _count(hidden, "hidden", 1), _count(tp, "tp", 1)))
 
 
 def overlap_calculator(
@@ -190,13 +214,13 @@ def overlap_calculator(
 
 def dp_allreduce_time_s(params: float, bandwidth_Bps: float) -> float:
     """4N / bandwidth: bf16 gradients, ring of 2S."""
-    return float(overlap.dp_allreduce_s(_number(params, "params"), _rate(bandwidth_Bps, "bandwidth_Bps")))
+    return 4 * _number(params, "params") / _rate(bandwidth_Bps, "bandwidth_Bps")
 
 
 def backward_time_s(params: float, local_tokens: float, peak_flops_per_s: float, mfu: float) -> float:
     """4N x tokens / (peak x MFU)."""
     achieved = _rate(peak_flops_per_s, "peak_flops_per_s") * _number(mfu, "mfu", above=True, most=1.0)
-    return float(overlap.backward_s(_number(params, "params"), _count(local_tokens, "local_tokens"), achieved))
+    return 4 * _number(params, "params") * _count(local_tokens, "local_tokens") / achieved
 
 
 def decode_step_floor_s(weight_bytes: float, memory_Bps: float) -> float:
@@ -233,7 +257,7 @@ def tensor_parallel_allreduce_cost(
     """Message size, ring volume a GPU, volume and milliseconds of all layers; no latency term; GB = 1e9."""
     tokens = _count(sequence_length, "sequence_length") * _count(batch_size, "batch_size")
     size = tokens * _count(hidden_size, "hidden_size") * _number(bytes_per_element, "bytes_per_element")
-    volume = float(collectives.ring_allreduce_bytes(size, _count(num_gpus, "num_gpus", 1)))
+    volume = float(ring_factor("all-reduce", _count(num_gpus, "num_gpus", 1)) * size)
     total = volume * _count(num_layers, "num_layers") * _count(allreduces_per_layer, "allreduces_per_layer")
     seconds = total / (_rate(bandwidth_gb_per_sec, "bandwidth_gb_per_sec") * 1e9)
     return {

@@ -130,6 +130,10 @@ def workload(phase: str, batch: Number, context: Number, speculative: int = 0) -
     return Workload(batch, batch * context, prefill_seqs=1, prefill_tokens=context, rows_per_seq=rows)
 
 
+Changes = Mapping[str, Any]
+"""Fields of a question, and what they become."""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """What is asked, names resolved. ``notes`` and ``codes`` say what the rules think of its plan."""

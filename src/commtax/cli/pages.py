@@ -10,7 +10,7 @@ import click
 from commtax.files import write_text
 
 if TYPE_CHECKING:
-    from commtax.planner import ServingPlans, TrainPlans
+    from commtax.planner.answers import ServingPlans, TrainPlans
     from commtax.report.view.offline import Page
     from commtax.verbs.explained import Explained
 

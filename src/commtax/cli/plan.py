@@ -14,10 +14,11 @@ from commtax.cli.emitting import emitted, show_emitted
 from commtax.cli.options import Count, Fraction, from_option, json_option, profile_option, spread_option, where_options
 from commtax.cli.order import Order, ordered
 from commtax.cli.pages import html_option, write_plan_page
-from commtax.planner import ServingPlans, Standing, TrainPlans, apart_standing, standing, training_standing
-from commtax.planner.best import best_serving, best_training
+from commtax.planner import best_serving, best_training
+from commtax.planner.answers import ServingPlans, Standing, TrainPlans
 from commtax.planner.rows import longest, put, train_bill_of
 from commtax.planner.serving import WORKLOADS
+from commtax.planner.standing import apart_standing, standing, training_standing
 from commtax.question import MAX_CONCURRENCY, Question
 from commtax.statement import Refusal
 from commtax.units import parse_seconds

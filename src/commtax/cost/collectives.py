@@ -1,7 +1,7 @@
 """How long a collective takes: one function an algorithm, and the choice among them as a library would choose.
 
 Each algorithm returns (latency, wire) seconds for the full tensor ``nbytes`` over ``ranks``; both vanish at one rank.
-The constants come from ``Path`` records, which are data. The ring's closed forms serve ``napkin`` too.
+The constants come from ``Path`` records, which are data.
 """
 
 from __future__ import annotations
@@ -27,43 +27,6 @@ def ring_factor(op: str, ranks: Number) -> Number:
     if op in ("broadcast", "reduce", "send-recv"):
         return np.minimum(1, ranks - 1)
     return (2 if op == "all-reduce" else 1) * (ranks - 1) / ranks
-
-
-def ring_allreduce_bytes(nbytes: Number, ranks: Number) -> Number:
-    """Bytes each rank sends to all-reduce ``nbytes``: 2 (N-1)/N of them, nothing on one rank.
-
-    A reduce-scatter and an all-gather of (N-1)/N each (Patarasuk and Yuan 2009): bandwidth-optimal.
-
-    >>> ring_allreduce_bytes(8192, 2), ring_allreduce_bytes(8192, 1)
-    (8192.0, 0.0)
-    """
-    return ring_factor("all-reduce", ranks) * nbytes
-
-
-def ring_allreduce_s(nbytes: Number, ranks: Number, bandwidth_Bps: Number, latency_s: Number) -> Number:
-    """Seconds of a ring all-reduce: its bytes over the link, and 2 (N-1) hops one after the other.
-
-    >>> round(ring_allreduce_s(8192, 2, 1.25e9, 50e-6) * 1e6, 4)
-    106.5536
-    """
-    return ring_allreduce_bytes(nbytes, ranks) / bandwidth_Bps + 2 * (ranks - 1) * latency_s
-
-
-def ring_crossover_bytes(ranks: Number, bandwidth_Bps: Number, latency_s: Number) -> Number:
-    """The payload at which a ring spends as long on latency as on bytes: N x latency x bandwidth."""
-    return ranks * latency_s * bandwidth_Bps
-
-
-def alltoall_bytes(nbytes: Number, ranks: Number) -> Number:
-    """Bytes each rank sends of the ``nbytes`` it puts in: all but its own share, (N-1)/N."""
-    return nbytes * (ranks - 1) / ranks
-
-
-def step_allreduce_s(
-    nbytes: Number, num_layers: Number, per_layer: Number, ranks: Number, bandwidth_Bps: Number, latency_s: Number
-) -> Number:
-    """All-reduces of one pass through the layers, one after the other on the critical path."""
-    return num_layers * per_layer * ring_allreduce_s(nbytes, ranks, bandwidth_Bps, latency_s)
 
 
 def _ring(nbytes: Number, ranks: Number, p: Path) -> Parts:

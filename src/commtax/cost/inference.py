@@ -44,6 +44,6 @@ def _host_line(lines: list[Line], work: Workload, t: Terms) -> Line:
         busy = sum((line.total_s for line in lines), start=0.0)
         waiting = waiting + np.maximum(0, launches * host.launch_s - busy)
     unmeasured = Source("assumed" if host.host_s else "by definition")
-    source = host.host_label or Source("calibrated") if host.calibrated else unmeasured
+    source = (host.host_label or Source("calibrated")) if host.calibrated else unmeasured
     item = Item("scheduling and launches", "", "host", 0.0, 1, waiting * 0 + 1)
     return Line("host", item, waiting, 0.0, source=source, sigma=host.sigma_host)

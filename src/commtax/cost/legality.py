@@ -13,10 +13,11 @@ from commtax.cost.experts import expert_tp
 from commtax.cost.schedules import SCHEDULES
 from commtax.cost.stages import virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
-from commtax.spec import AXES, Cluster, Engine, Experts, Mlp, Model, Number, Plan
+from commtax.spec import AXES, SIZES, Cluster, Engine, Experts, Mlp, Model, Number, Plan
 from commtax.statement import Note, Refusal
 
 Mask = np.ndarray[Any, Any]
+WHOLE = (*SIZES, "microbatches")
 _BEYOND = 1e15  # far more ranks than any cluster has
 
 
@@ -35,14 +36,8 @@ class Case:
         return self.named or f"tp={self.plan.tp}"
 
     @property
-    def dense_width(self) -> int:
-        """The feed-forward width of dense layers; 0 where every layer has experts."""
-        return next((b.ffn.intermediate for b in self.model.blocks if isinstance(b.ffn, Mlp)), 0)
-
-    @property
-    def experts(self) -> Experts:
-        """The experts, or one where there are none."""
-        return self.model.experts or Experts(1, 1, 1)
+    def heads(self) -> int:
+        return self.model.attention.num_heads
 
     @property
     def kv_heads(self) -> int:
@@ -50,64 +45,113 @@ class Case:
         return 1 if self.model.attention.latent else self.model.attention.num_kv_heads
 
     @property
+    def width(self) -> int:
+        """The feed-forward width of dense layers; 0 where every layer has experts."""
+        return next((b.ffn.intermediate for b in self.model.blocks if isinstance(b.ffn, Mlp)), 0)
+
+    @property
+    def moe(self) -> Experts:
+        """The experts, or one that divides by everything where there are none."""
+        return self.model.experts or Experts(0, 1, 0)
+
+    @property
     def ep_ranks(self) -> Number:
         """Ranks among which experts may be spread: Megatron keeps tp inside an expert, serving engines use tp x dp."""
         p = self.plan
         return p.dp * p.cp if self.engine.sends.experts_keep_tp else p.tp * p.dp
 
+    @property
+    def ep_rule(self) -> str:
+        if self.engine.sends.ep_is_tp_dp:
+            return f", but {self.engine.key} spreads experts over tp x dp = {self.plan.tp * self.plan.dp} ranks"
+        return f" does not divide the {self.ep_ranks} ranks that experts may be spread over"
+
+    @property
+    def sizes(self) -> str:
+        return ", ".join(str(getattr(self.plan, name)) for name in WHOLE)
+
+    @property
+    def laid(self) -> str:
+        """Its sizes and the GPUs that they multiply to."""
+        p = self.plan
+        servers = f"{p.replicas} replicas x " if p.replicas > 1 else ""
+        return f"{servers}{' x '.join(f'{axis} {getattr(p, axis)}' for axis in AXES)} = {p.all_gpus}"
+
+    @property
+    def shards(self) -> str:
+        """Sizes of the groups that data parallelism can be cut into."""
+        return ", ".join(str(d) for d in range(1, int(self.plan.dp) + 1) if self.plan.dp % d == 0)
+
+    @property
+    def needed(self) -> str:
+        """The microbatches that its schedule needs."""
+        return SCHEDULES[self.plan.schedule].needs(self.plan.pp)
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule is broken where ``broken`` is true. ``axis`` is the size to change ("": the widest); ``says`` explains.
+    """A rule is broken where ``broken`` is true. ``axis`` is the size to change ("": the widest).
 
-    ``otherwise`` is the argument that is wrong where it is none of the sizes.
+    ``text`` explains: it may speak of the case (c) and of its plan (p), model (m) and engine (e). ``otherwise`` is the argument
+    that is wrong where it is none of the sizes.
     """
 
     name: str
     axis: str
     broken: Callable[[Case], Number]
-    says: Callable[[Case], str]
+    text: str
     otherwise: str = ""
 
-
-def _kv_broken(q: Case) -> Number:
-    shared = np.minimum(q.plan.tp, q.kv_heads)
-    return np.asarray((q.kv_heads % shared != 0) | (q.plan.tp % shared != 0))
+    def says(self, c: Case) -> str:
+        return self.text.format(c=c, p=c.plan, m=c.model, e=c.engine)
 
 
-def _quant_block_broken(q: Case) -> Number:
+def _kv_broken(c: Case) -> Number:
+    shared = np.minimum(c.plan.tp, c.kv_heads)
+    return np.asarray((c.kv_heads % shared != 0) | (c.plan.tp % shared != 0))
+
+
+def _quant_block_broken(c: Case) -> Number:
     """Scales belong to whole tiles or groups: a rank's width must be made of them (mxfp4 and nvfp4 kernels pad instead)."""
-    quant = quantisation(q.model, q.plan)
+    quant = quantisation(c.model, c.plan)
     if quant is None or not quant.block[1] or quant.dtype not in ("fp8", "int4", "int8"):
-        return q.plan.tp < 0
-    inside = q.experts.intermediate / expert_tp(q.plan, q.engine)
-    broken = (inside % quant.block[1] != 0) & (q.model.experts is not None)
-    return broken | (q.dense_width / q.plan.tp % quant.block[1] != 0)
+        return c.plan.tp < 0
+    inside = c.moe.intermediate / expert_tp(c.plan, c.engine)
+    return (inside % quant.block[1] != 0) | (c.width / c.plan.tp % quant.block[1] != 0)
 
 
-def _ep_group_broken(q: Case) -> Number:
-    p = q.plan
-    odd = q.ep_ranks % p.ep != 0
-    if not q.engine.sends.experts_keep_tp:
+def _ep_group_broken(c: Case) -> Number:
+    p = c.plan
+    odd = c.ep_ranks % p.ep != 0
+    if not c.engine.sends.experts_keep_tp:
         odd = odd | ((p.ep <= p.tp) & (p.tp % p.ep != 0))
-    return (p.ep > 1) & (odd | (p.ep != p.tp * p.dp) if q.engine.sends.ep_is_tp_dp else odd)
+    return (p.ep > 1) & (odd | (p.ep != p.tp * p.dp) if c.engine.sends.ep_is_tp_dp else odd)
 
 
-def _ep_group_says(q: Case) -> str:
-    p = q.plan
-    if q.engine.sends.ep_is_tp_dp:
-        return f"ep={p.ep}, but {q.engine.key} spreads experts over tp x dp = {p.tp * p.dp} ranks"
-    return f"ep={p.ep} does not divide the {q.ep_ranks} ranks that experts may be spread over"
+def _attention_dp_broken(c: Case) -> Number:
+    return (c.plan.ep > c.plan.tp) & (c.plan.dp > 1) & (c.plan.tp > 1) & c.engine.sends.attention_dp_whole
 
 
-def _schedule_broken(q: Case) -> Number:
-    p = q.plan
+def _ep_engine_broken(c: Case) -> Number:
+    return (c.plan.ep > 1) & (("train" in c.engine.phases) and not c.engine.sends.ep_backends)
+
+
+def _ep_dense_broken(c: Case) -> Number:
+    return (c.plan.ep > 1) & (c.model.experts is None)
+
+
+def _expert_width_broken(c: Case) -> Number:
+    return c.moe.intermediate % expert_tp(c.plan, c.engine) != 0
+
+
+def _schedule_broken(c: Case) -> Number:
+    p = c.plan
     return (p.pp > 1) & np.logical_not(SCHEDULES[p.schedule].legal(p.pp, p.microbatches, p.chunks))
 
 
-def _groups_broken(q: Case) -> Number:
-    p = q.plan
-    within = p.num_shards * p.cp * p.tp % (p.ep * expert_tp(p, q.engine)) != 0
+def _groups_broken(c: Case) -> Number:
+    p = c.plan
+    within = p.num_shards * p.cp * p.tp % (p.ep * expert_tp(p, c.engine)) != 0
     return (p.shard != 0) & ((p.shard < 1) | (p.dp % np.maximum(1, p.shard) != 0) | within)
 
 
@@ -115,116 +159,71 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "sizes-positive",
         "tp",
-        lambda q: ~_all_whole(q.plan),
-        lambda q: (
-            "tp, pp, dp, ep, cp and microbatches are whole numbers of at least 1, got "
-            + ", ".join(str(getattr(q.plan, name)) for name in ("tp", "pp", "dp", "ep", "cp", "microbatches"))
-        ),
+        lambda c: ~_all_whole(c.plan),
+        f"{', '.join(WHOLE[:-1])} and {WHOLE[-1]} are whole numbers of at least 1, got {{c.sizes}}",
     ),
-    Rule(
-        "gpus",
-        "",
-        lambda q: q.plan.all_gpus > q.cluster.num_gpus,
-        lambda q: f"{_sizes(q.plan)} = {q.plan.all_gpus} GPUs, and {q.cluster.key} has {q.cluster.num_gpus}",
-    ),
+    Rule("gpus", "", lambda c: c.plan.all_gpus > c.cluster.num_gpus, "{c.laid} GPUs, and {c.cluster.key} has {c.cluster.num_gpus}"),
     Rule(
         "heads-divisible",
         "tp",
-        lambda q: q.model.attention.num_heads % q.plan.tp != 0,
-        lambda q: f"{q.model.attention.num_heads} attention heads of {q.model.key} do not divide by {q.degree}",
+        lambda c: c.heads % c.plan.tp != 0,
+        "{c.heads} attention heads of {m.key} do not divide by {c.degree}",
     ),
-    Rule(
-        "kv-heads-divisible",
-        "tp",
-        _kv_broken,
-        lambda q: f"{q.kv_heads} KV heads of {q.model.key} neither divide by {q.degree} nor divide it",
-    ),
+    Rule("kv-heads-divisible", "tp", _kv_broken, "{c.kv_heads} KV heads of {m.key} neither divide by {c.degree} nor divide it"),
     Rule(
         "ffn-divisible",
         "tp",
-        lambda q: q.dense_width % q.plan.tp != 0,
-        lambda q: f"feed-forward width {q.dense_width} of {q.model.key} does not divide by {q.degree}",
+        lambda c: c.width % c.plan.tp != 0,
+        "feed-forward width {c.width} of {m.key} does not divide by {c.degree}",
     ),
     Rule(
         "expert-width-divisible",
         "tp",
-        lambda q: (q.experts.intermediate % expert_tp(q.plan, q.engine) != 0) & (q.model.experts is not None),
-        lambda q: f"expert width {q.experts.intermediate} of {q.model.key} does not divide by {q.degree}",
+        _expert_width_broken,
+        "expert width {c.moe.intermediate} of {m.key} does not divide by {c.degree}",
     ),
     Rule(
         "quant-block-divisible",
         "tp",
         _quant_block_broken,
-        lambda q: f"the quantised tiles of {q.model.key} do not divide by {q.degree} (expert parallelism keeps experts whole)",
+        "the quantised tiles of {m.key} do not divide by {c.degree} (expert parallelism keeps experts whole)",
     ),
-    Rule(
-        "layers",
-        "pp",
-        lambda q: q.plan.pp > q.model.num_layers,
-        lambda q: f"pp={q.plan.pp} stages, but {q.model.key} has {q.model.num_layers} layers",
-    ),
-    Rule(
-        "ep-needs-experts",
-        "ep",
-        lambda q: (q.plan.ep > 1) & (q.model.experts is None),
-        lambda q: f"ep={q.plan.ep}, but {q.model.key} is dense: it has no experts to spread",
-    ),
+    Rule("layers", "pp", lambda c: c.plan.pp > c.model.num_layers, "pp={p.pp} stages, but {m.key} has {m.num_layers} layers"),
+    Rule("ep-needs-experts", "ep", _ep_dense_broken, "ep={p.ep}, but {m.key} is dense: it has no experts to spread"),
     Rule(
         "experts-divisible",
         "ep",
-        lambda q: (q.experts.num_experts % q.plan.ep != 0) & (q.model.experts is not None),
-        lambda q: f"{q.experts.num_experts} experts of {q.model.key} do not divide by ep={q.plan.ep}",
+        lambda c: c.moe.num_experts % c.plan.ep != 0,
+        "{c.moe.num_experts} experts of {m.key} do not divide by ep={p.ep}",
     ),
-    Rule("ep-group", "ep", _ep_group_broken, _ep_group_says),
+    Rule("ep-group", "ep", _ep_group_broken, "ep={p.ep}{c.ep_rule}"),
     Rule(
         "attention-dp-whole",
         "",
-        lambda q: (q.plan.ep > q.plan.tp) & (q.plan.dp > 1) & (q.plan.tp > 1) & q.engine.sends.attention_dp_whole,
-        lambda q: f"{q.degree} with dp={q.plan.dp}: {q.engine.key}'s attention data parallelism keeps attention whole on a GPU",
+        _attention_dp_broken,
+        "{c.degree} with dp={p.dp}: {e.key}'s attention data parallelism keeps attention whole on a GPU",
     ),
     Rule(
         "cp-engine",
         "cp",
-        lambda q: (q.plan.cp > 1) & (q.engine.trains.context_parallel == ""),
-        lambda q: (
-            f"cp={q.plan.cp}: {q.engine.key} has no context parallelism that is modelled (megatron, fsdp and torchtitan have)"
-        ),
+        lambda c: (c.plan.cp > 1) & (c.engine.trains.context_parallel == ""),
+        "cp={p.cp}: {e.key} has no context parallelism that is modelled (megatron, fsdp and torchtitan have)",
     ),
-    Rule(
-        "ep-engine",
-        "ep",
-        lambda q: (q.plan.ep > 1) & (("train" in q.engine.phases) and not q.engine.sends.ep_backends),
-        lambda q: f"ep={q.plan.ep}: {q.engine.key} has no expert parallelism",
-    ),
+    Rule("ep-engine", "ep", _ep_engine_broken, "ep={p.ep}: {e.key} has no expert parallelism"),
     Rule(
         "schedule-microbatches",
         "",
         _schedule_broken,
-        lambda q: (
-            f"schedule {q.plan.schedule} on {q.plan.pp} stages needs {SCHEDULES[q.plan.schedule].needs(q.plan.pp)} microbatches, "
-            f"not {q.plan.microbatches}"
-        ),
+        "schedule {p.schedule} on {p.pp} stages needs {c.needed} microbatches, not {p.microbatches}",
         otherwise="schedule",
     ),
     Rule(
         "hsdp-groups",
         "",
         _groups_broken,
-        lambda q: (
-            f"hsdp={q.plan.shard}: groups must divide dp={q.plan.dp} (one of {_divisors(q.plan.dp)}), "
-            "and hold whole sets of experts"
-        ),
+        "hsdp={p.shard}: groups must divide dp={p.dp} (one of {c.shards}), and hold whole sets of experts",
     ),
 )
-
-
-def _sizes(plan: Plan) -> str:
-    servers = f"{plan.replicas} replicas x " if plan.replicas > 1 else ""
-    return f"{servers}tp {plan.tp} x cp {plan.cp} x pp {plan.pp} x dp {plan.dp}"
-
-
-def _divisors(n: Number) -> str:
-    return ", ".join(str(d) for d in range(1, int(n) + 1) if n % d == 0)
 
 
 def _whole(value: Number) -> Mask:
@@ -233,14 +232,17 @@ def _whole(value: Number) -> Mask:
         return np.asarray(np.isfinite(number) & (number >= 1) & (number == np.floor(number)))
 
 
+def _sizes(plan: Plan) -> list[Number]:
+    return [getattr(plan, name) for name in WHOLE]
+
+
 def _all_whole(plan: Plan) -> Mask:
-    sizes = np.broadcast_arrays(plan.tp, plan.pp, plan.dp, plan.ep, plan.cp, plan.microbatches)
-    return np.asarray(np.logical_and.reduce([_whole(x) for x in sizes]))
+    return np.asarray(np.logical_and.reduce([_whole(x) for x in np.broadcast_arrays(*_sizes(plan))]))
 
 
 def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
     """0 where a plan is legal, else 1 + the index in ``RULES`` of the first rule it breaks; shaped as the plan."""
-    plain = (plan.tp, plan.pp, plan.dp, plan.ep, plan.cp, plan.microbatches)
+    plain = _sizes(plan)
     if all(type(x) is int and 1 <= x <= _BEYOND for x in plain):  # one plan, as most are asked for
         return np.asarray(_first_broken(Case(model, cluster, _sized(plan, map(float, plain)), engine)))
     sizes = np.broadcast_arrays(*plain)
@@ -257,8 +259,7 @@ def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
 
 
 def _sized(plan: Plan, sizes: Iterable[Number]) -> Plan:
-    tp, pp, dp, ep, cp, microbatches = sizes
-    return replace(plan, tp=tp, pp=pp, dp=dp, ep=ep, cp=cp, microbatches=microbatches)
+    return replace(plan, **dict(zip(WHOLE, sizes, strict=True)))
 
 
 def _first_broken(case: Case) -> int:
@@ -283,7 +284,7 @@ def legal_values(axis: str, model: Model, cluster: Cluster, plan: Plan, engine: 
     if axis == "ep":
         upper = min(upper, model.experts.num_experts if model.experts else 1)
     values = np.arange(1, upper + 1)
-    change: dict[str, Any] = {axis: values}
+    change: dict[str, Number] = {axis: values}
     ok = codes(model, cluster, replace(plan, **change), engine) == 0
     return [int(v) for v in values[ok]]
 
@@ -317,7 +318,7 @@ def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[No
         found.append(_uneven(model, sizes))
     idle = cluster.num_gpus - int(plan.all_gpus)
     if idle > 0:
-        found.append(Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({_sizes(plan)} = {plan.all_gpus})"))
+        found.append(Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({Case(model, cluster, plan, engine).laid})"))
     return found
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -158,16 +157,13 @@ def other_bytes(plan: Plan, engine: Engine) -> Number:
 
 def on_chip(engine: Engine, chip: Chip) -> Engine:
     """An engine with the limits that it has on a chip when nobody says others: those of the highest tier that the chip reaches."""
-    reached = [t for t in engine.serves.tiers.values() if _reaches(chip, t)]
+    tiers = (t for t in engine.serves.tiers.values() if chip.family not in t.get("not_families", ()))
+    reached = [t for t in tiers if chip.visible_bytes >= t["from_bytes"]]
     if not reached:
         return engine
     tier = max(reached, key=lambda t: float(t["from_bytes"]))
     limits = {name: value for name, value in tier.items() if name not in ("from_bytes", "not_families")}
     return engine.but(**limits)
-
-
-def _reaches(chip: Chip, tier: Mapping[str, Any]) -> bool:
-    return bool(chip.visible_bytes >= tier["from_bytes"]) and chip.family not in tier.get("not_families", ())
 
 
 def default_utilization(chip: Chip, plan: Plan, engine: Engine, tokens: int) -> float:

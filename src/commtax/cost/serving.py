@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from commtax.question import SPREAD
 from commtax.spec import Engine, Number
 
-SPREAD = 0.5  # requests of real users differ; those of equal length that start together go on in lockstep
 LEAST_S = 1e-9  # of a request that waits for nothing here: its prompt is computed elsewhere, and its first token is the last
 KNEE = 5  # how sharply a front end begins to limit: queues form before it is fully busy
 RECOMPUTED = 3.0  # requests thrown out of a full cache for each of the O/I that outgrow it: read off published runs

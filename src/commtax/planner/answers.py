@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from commtax.planner.columns import Columns, Rejected, empty
-from commtax.planner.space import Array
+from commtax.planner.columns import Array, Columns, Rejected, Table
 from commtax.question import Question
 from commtax.spec import SIZES
-from commtax.statement import Refusal
+
+NO_SERVING = Columns.joined([])
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,21 +20,20 @@ class ServingPlans:
 
     question: Question
     candidates: int = 0
-    plans: Columns = empty()  # noqa: RUF009
-    near: Columns = empty()  # noqa: RUF009
-    front: Columns = empty()  # noqa: RUF009
+    plans: Columns = NO_SERVING
+    near: Columns = NO_SERVING
+    front: Columns = NO_SERVING
     rejected: tuple[Rejected, ...] = ()
     why: tuple[str, ...] = ()  # of the first plan
     would_take: tuple[str, ...] = ()  # where no plan is good: what would have to change
 
     def to_frame(self) -> Any:
         """The good plans as a pandas table, where pandas is there."""
-        names = [f.name for f in fields(self.plans)] + ["tokens_per_s_per_gpu", "tokens_per_s_per_user"]
-        return _frame(self.plans, names)
+        return self.plans.frame("tokens_per_s_per_gpu", "tokens_per_s_per_user")
 
 
 @dataclass(frozen=True, slots=True)
-class TrainColumns:
+class TrainColumns(Table):
     """One row a plan."""
 
     kind: Array  # index in ``kinds``
@@ -50,18 +49,12 @@ class TrainColumns:
     bubble_fraction: Array
     exposed_comm_fraction: Array
 
-    def __len__(self) -> int:
-        return len(self.tp)
-
     @property
     def gpus(self) -> Array:
         return np.asarray(self.tp * self.cp * self.pp * self.dp)
 
-    def take(self, where: Array) -> TrainColumns:
-        return TrainColumns(*(np.asarray(getattr(self, f.name)[where]) for f in fields(self)))
 
-
-NO_TRAINING = TrainColumns(*(np.array([]) for _ in fields(TrainColumns)))
+NO_TRAINING = TrainColumns.joined([])
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +76,7 @@ class TrainPlans:
 
     def to_frame(self) -> Any:
         """The plans as a pandas table, where pandas is there."""
-        return _frame(self.plans, [f.name for f in fields(self.plans)])
-
-
-def _frame(rows: Columns | TrainColumns, names: list[str]) -> Any:
-    try:
-        import pandas as pd
-    except ImportError:
-        raise Refusal("to_frame: needs pandas (pip install pandas)") from None
-    return pd.DataFrame({name: getattr(rows, name) for name in names})
+        return self.plans.frame()
 
 
 @dataclass(frozen=True, slots=True)

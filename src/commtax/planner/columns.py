@@ -2,12 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 
-from commtax.planner.space import Array
 from commtax.question import Question
+from commtax.spec import SIZES
+from commtax.statement import Refusal
+
+Array = np.ndarray[Any, Any]
+
+
+SERVED = SIZES[:4]
+"""The axes of a copy of a served plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns of equal length."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+    def take(self, where: Array) -> Self:
+        """Some of the rows, by index or by a mask."""
+        return type(self)(*(np.asarray(getattr(self, f.name)[where]) for f in fields(self)))
+
+    @classmethod
+    def of(cls, rows: int, **columns: Array | float) -> Self:
+        """A table of so many rows; what is one number is that in all of them."""
+        make: Callable[..., Self] = cls
+        return make(**{name: np.broadcast_to(np.asarray(column), rows) for name, column in columns.items()})
+
+    @classmethod
+    def joined(cls, parts: list[Self]) -> Self:
+        """The rows of all parts, one after the other; of none an empty table."""
+        names = [f.name for f in fields(cls)]
+        return cls(*(np.concatenate([getattr(p, name) for p in parts]) if parts else np.array([]) for name in names))
+
+    def frame(self, *more: str) -> Any:
+        """A pandas table, where pandas is there."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise Refusal("to_frame: needs pandas (pip install pandas)") from None
+        return pd.DataFrame({name: getattr(self, name) for name in (*(f.name for f in fields(self)), *more)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +62,7 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class Columns(Table):
     """One row a plan at its best concurrency (or, for ``points``, a plan and concurrency)."""
 
     mode: Array  # 0: prompts and decoding share workers; 1: workers of their own
@@ -40,12 +81,6 @@ class Columns:
     kv_headroom: Array
     prefill_tp: Array
     prefill_replicas: Array
-
-    def __len__(self) -> int:
-        return len(self.tp)
-
-    def take(self, where: Array) -> Columns:
-        return Columns(*(np.asarray(getattr(self, f.name)[where]) for f in fields(self)))
 
     @property
     def tokens_per_s_per_gpu(self) -> Array:
@@ -89,12 +124,9 @@ def family(c: Columns) -> Array:
     return np.asarray(np.unique(key, return_inverse=True)[1])
 
 
-def joined(parts: list[Columns]) -> Columns:
-    return Columns(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Columns)))
-
-
-def empty() -> Columns:
-    return Columns(*(np.array([]) for _ in fields(Columns)))
+def sizes_of(rows: Table, i: int) -> dict[str, int]:
+    """The sizes of a copy of row ``i``."""
+    return {axis: int(getattr(rows, axis)[i]) for axis in SERVED}
 
 
 def label(tp: int, pp: int, dp: int, ep: int) -> str:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.cost.serving import Load, Served, Steps, closed_loop, prompts_apart
-from commtax.planner.columns import Columns, cached, empty, joined
-from commtax.planner.space import Array, Space, beside
+from commtax.planner.columns import Array, Columns, cached
+from commtax.planner.space import Space, beside
 from commtax.question import Goal, Question
 from commtax.spec import Cluster
 from commtax.verbs.serving import decoding, moved_s, step_s
@@ -28,7 +28,7 @@ def columns(base: Question, roomy: Space, prompt_s: Array, kv: Array, room: Arra
     """
     wanted = base.requests
     if wanted.output_len == 1 or not wanted.disaggregated:
-        return empty()
+        return Columns.joined([])
     plain = np.flatnonzero((roomy.pp == 1) & (roomy.dp == 1) & (roomy.ep == 1) & (roomy.tp <= base.cluster.domain))
     found: list[Columns] = []
     for i in plain:
@@ -41,7 +41,7 @@ def columns(base: Question, roomy: Space, prompt_s: Array, kv: Array, room: Arra
             sizes = int(roomy.tp[i]), int(roomy.tp[j])
             for copies, workers in _splits(base, *sizes, float(prompt_s[j]), load, quiet):
                 found.append(_rows(base, *sizes, copies, workers, float(prompt_s[j]), load, quiet, float(kv[i]), index))
-    return joined(found) if found else empty()
+    return Columns.joined(found)
 
 
 def _splits(base: Question, tp: int, ahead: int, prompt_s: float, load: Load, quiet: Served) -> list[tuple[Array, Array]]:
@@ -101,29 +101,11 @@ def _rows(
     offered = seqs * copies / _alone_s(prompt_s, load, quiet) * prompt_s
     open_ = (offered <= BUSY * workers) & (seqs <= _last(prompt_s, load, quiet, goal.limited))
     kept = np.nonzero(_kept(goal, served, request_s, requests_per_s, gpus, open_))
-    n = np.ones(len(kept[0]), dtype=int)
-
-    def flat(column: Array) -> Array:
-        return np.asarray(np.broadcast_to(column, requests_per_s.shape)[kept])
-
-    return Columns(
-        mode=n,
-        dtype=index * n,
-        tp=tp * n,
-        pp=n,
-        dp=n,
-        ep=n,
-        replicas=flat(copies),
-        gpus=flat(gpus),
-        concurrency=flat(seqs * copies),
-        running=flat(seqs),
-        ttft_s=flat(np.asarray(served.ttft_s)),
-        tpot_s=flat(np.asarray(served.tpot_s)),
-        tokens_per_s=flat(requests_per_s * load.output_len),
-        kv_headroom=flat(1 - seqs * cached(base) / kv),
-        prefill_tp=ahead * n,
-        prefill_replicas=flat(workers),
-    )
+    found = {"replicas": copies, "gpus": gpus, "prefill_replicas": workers, "concurrency": seqs * copies, "running": seqs}
+    found |= {"ttft_s": served.ttft_s, "tpot_s": served.tpot_s, "tokens_per_s": requests_per_s * load.output_len}
+    found["kv_headroom"] = 1 - seqs * cached(base) / kv
+    flat = {name: np.broadcast_to(column, requests_per_s.shape)[kept] for name, column in found.items()}
+    return Columns.of(len(kept[0]), mode=1, dtype=index, tp=tp, pp=1, dp=1, ep=1, prefill_tp=ahead, **flat)
 
 
 def _kept(goal: Goal, served: Served, request_s: Array, requests_per_s: Array, gpus: Array, open_: Array) -> Array:

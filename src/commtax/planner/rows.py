@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 
 from commtax.cost.serving import Load, decoding_seqs
+from commtax.ledger import Z80
 from commtax.planner.answers import ServingPlans, TrainColumns, TrainPlans
-from commtax.planner.columns import Columns
-from commtax.planner.space import Array, Space
+from commtax.planner.columns import Array, Columns, sizes_of
 from commtax.question import Question
 from commtax.spec import AXES, SIZES, Plan
 from commtax.units import plural
 from commtax.verbs.asking import describe_gpus, settled
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.fitting import cache_tokens, step_limits
-from commtax.verbs.serving import RANGE, Simulation, serve
+from commtax.verbs.serving import Simulation, serve
 
-SERVED = ("tp", "pp", "dp", "ep")
 TRAIN_AXES = (*SIZES, "micro_batch")
-
-
-def sizes_of(rows: Columns | Space, i: int) -> dict[str, int]:
-    return {axis: int(getattr(rows, axis)[i]) for axis in SERVED}
 
 
 def put(q: Question, rows: Columns, i: int) -> Question:
@@ -58,7 +52,7 @@ def simulation(a: ServingPlans, rows: Columns, i: int) -> Simulation:
 
 def range_of(a: ServingPlans, rows: Columns, i: int, name: str = "tpot_s") -> tuple[float, float]:
     """The 80 % range of a figure of row ``i``; priced for the rows that are shown alone."""
-    value, factor = float(getattr(rows, name)[i]), math.exp(RANGE * float(simulation(a, rows, i).sigma_of(name)))
+    value, factor = float(getattr(rows, name)[i]), math.exp(Z80 * float(simulation(a, rows, i).sigma_of(name)))
     return value / factor, value * factor
 
 
@@ -84,37 +78,36 @@ def _decoding(q: Question, rows: Columns, i: int) -> int:
 
 def words(a: ServingPlans, rows: Columns, i: int) -> str:
     """GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``."""
-    return " ".join(_words(a.question.cluster.num_gpus, rows, i))
-
-
-def _words(there: int, rows: Columns, i: int) -> Iterator[str]:
     copies, gpus = int(rows.replicas[i]), int(rows.gpus[i])
     group = [f"{int(rows.pp[i])} stages"] if rows.pp[i] > 1 else []
     group += [f"attention DP {int(rows.dp[i])}"] if rows.dp[i] > 1 else []
-    group += [f"TP {int(rows.tp[i])}"]
-    one = " x ".join(group) + (f", experts over {int(rows.ep[i])}" if rows.ep[i] > 1 else "")
+    one = " x ".join([*group, f"TP {int(rows.tp[i])}"]) + _spread(rows, i)
     decode = f"{copies} replica{'s' * (copies > 1)} x {one}" if copies > 1 else one
+    whole = f"{plural(gpus, 'GPU')} = "
     if int(rows.mode[i]):
-        pre, tp = int(rows.prefill_replicas[i]), int(rows.prefill_tp[i])
-        yield f"{gpus:,} GPUs = {pre} x TP {tp} for prompts + {decode} to decode"
+        whole += f"{int(rows.prefill_replicas[i])} x TP {int(rows.prefill_tp[i])} for prompts + {decode} to decode"
     else:
-        yield f"{plural(gpus, 'GPU')} = {decode}"
-    if gpus < there:
-        yield f"({there - gpus:,} of {there:,} GPUs idle)"
+        whole += decode
+    return whole + _idle(a.question, gpus)
+
+
+def _spread(rows: Columns | TrainColumns, i: int) -> str:
+    return f", experts over {int(rows.ep[i])}" if rows.ep[i] > 1 else ""
+
+
+def _idle(q: Question, used: int) -> str:
+    there = q.cluster.num_gpus
+    return f" ({there - used:,} of {there:,} GPUs idle)" if used < there else ""
 
 
 def train_words(a: TrainPlans, rows: TrainColumns, i: int) -> str:
     """GPUs reconciled: ``512 GPUs = DP 16 x 4 stages x TP 8``, and those that idle."""
-    sizes = [
-        (int(getattr(rows, axis)[i]), name) for axis, name in ((axis, axis.upper()) for axis in reversed(AXES) if axis != "pp")
-    ]
-    parts = [f"{name} {n}" for n, name in sizes if n > 1 or name == "TP"]
-    if rows.pp[i] > 1:
-        parts.insert(-1, f"{int(rows.pp[i])} stages")
-    experts = f", experts over {int(rows.ep[i])}" if rows.ep[i] > 1 else ""
-    total, there = int(rows.gpus[i]), a.question.cluster.num_gpus
-    left = f" ({there - total:,} of {there:,} GPUs idle)" if there > total else ""
-    return f"{plural(total, 'GPU')} = {' x '.join(parts)}{experts}{left}"
+    sizes = {axis: int(getattr(rows, axis)[i]) for axis in reversed(AXES)}
+    parts = [f"{axis.upper()} {n}" for axis, n in sizes.items() if axis != "pp" and (n > 1 or axis == "tp")]
+    if sizes["pp"] > 1:
+        parts.insert(-1, f"{sizes['pp']} stages")
+    total = int(rows.gpus[i])
+    return f"{plural(total, 'GPU')} = {' x '.join(parts)}{_spread(rows, i)}{_idle(a.question, total)}"
 
 
 def train_bill_of(a: TrainPlans, rows: TrainColumns, i: int) -> StepBill:

@@ -9,9 +9,10 @@ import numpy as np
 from commtax.planner import disaggregated as apart
 from commtax.planner import reasons
 from commtax.planner.answers import ServingPlans
-from commtax.planner.columns import Columns, Rejected, cached, empty, family, joined, order
-from commtax.planner.space import Array, Space, space
+from commtax.planner.columns import SERVED, Array, Columns, Rejected, cached, family, order
+from commtax.planner.space import Space, space
 from commtax.question import Question
+from commtax.spec import Number
 from commtax.statement import Refusal
 from commtax.verbs import checking
 from commtax.verbs.asking import settled
@@ -43,7 +44,7 @@ def searched(put: Question) -> ServingPlans:
         points.append(priced)
         rejected += lost
         candidates += count
-    return _ranked(ServingPlans(q, candidates, rejected=tuple(dict.fromkeys(rejected))), joined(points))
+    return _ranked(ServingPlans(q, candidates, rejected=tuple(dict.fromkeys(rejected))), Columns.joined(points))
 
 
 def _check(q: Question) -> None:
@@ -66,15 +67,15 @@ def _points(q: Question, index: int) -> tuple[Columns, list[Rejected], int]:
     base, most = settled(put), q.goal.max_concurrency
     whole = space(base.model, base.cluster, base.plan, base.engine)
     lost = list(reasons.illegal(base, whole))
-    legal = whole.only((whole.codes == 0) & (whole.replicas > 0))
+    legal = whole.take((whole.codes == 0) & (whole.replicas > 0))
     if not len(legal):
-        return empty(), lost, len(whole)
-    kv = np.asarray(cache_tokens(base.but(tp=legal.tp, pp=legal.pp, dp=legal.dp, ep=legal.ep)))
+        return Columns.joined([]), lost, len(whole)
+    kv = np.asarray(cache_tokens(base.but(**_sizes(legal))))
     fits = kv >= q.requests.tokens
     lost += reasons.too_large(put, legal, fits, index)
-    roomy, kv = legal.only(fits), kv[fits]
+    roomy, kv = legal.take(fits), kv[fits]
     if not len(roomy):
-        return empty(), lost, len(whole) * most
+        return Columns.joined([]), lost, len(whole) * most
     if q.goal.objective == "gpus":  # copies add throughput, not an answer
         roomy = replace(roomy, replicas=np.ones(len(roomy), dtype=int))
     return search(base, roomy, kv, index), lost, len(whole) * most
@@ -91,8 +92,8 @@ def search(base: Question, roomy: Space, kv: Array, index: int) -> Columns:
     held = np.clip(kv // cached(base), 1, goal.max_concurrency).astype(int)
     room = held if goal.limited else knees(base, roomy, kv, held)
     rows, load, last = _coarse(room)
-    priced = simulated(base, roomy.only(rows), load, kv[rows])
-    coarse = columns(roomy.only(rows), load, priced, index)
+    priced = simulated(base, roomy.take(rows), load, kv[rows])
+    coarse = columns(roomy.take(rows), load, priced, index)
     ahead = np.where(last, load, np.append(load[1:], 1))
     rate = coarse.tokens_per_s if goal.objective == "throughput" else coarse.tokens_per_s_per_gpu
     good = (coarse.ttft_s <= goal.ttft_s) & (coarse.tpot_s <= goal.tpot_s)
@@ -104,12 +105,12 @@ def search(base: Question, roomy: Space, kv: Array, index: int) -> Columns:
     inner = np.repeat(open_, gaps)
     step = np.arange(len(inner)) - np.repeat(np.cumsum(gaps) - gaps, gaps) + 1
     fine_rows, fine_load = rows[inner], load[inner] + step
-    more = simulated(base, roomy.only(fine_rows), fine_load, kv[fine_rows])
-    fine = columns(roomy.only(fine_rows), fine_load, more, index)
+    more = simulated(base, roomy.take(fine_rows), fine_load, kv[fine_rows])
+    fine = columns(roomy.take(fine_rows), fine_load, more, index)
     first = load == 1
     prompt_s = np.asarray(priced.steps.prompt_s * priced.steps.chunks)[first]
     split = apart.columns(base, roomy, prompt_s, kv, np.minimum(held, step_limits(base)[1]), index)
-    return joined([coarse, fine, split])
+    return Columns.joined([coarse, fine, split])
 
 
 def knees(base: Question, roomy: Space, kv: Array, room: Array) -> Array:
@@ -128,7 +129,7 @@ def knees(base: Question, roomy: Space, kv: Array, room: Array) -> Array:
 
 def _power(base: Question, roomy: Space, kv: Array, rows: Array, load: Array) -> Array:
     """Clients over the square of a request's seconds: tokens/s over that time, but for a constant."""
-    priced = simulated(base, roomy.only(rows), load, kv[rows])
+    priced = simulated(base, roomy.take(rows), load, kv[rows])
     return np.asarray(load / np.asarray(priced.e2e_s) ** 2)
 
 
@@ -160,30 +161,33 @@ def _listed(rows: Array, score: Array) -> float:
 
 def simulated(base: Question, s: Space, concurrency: Array, kv: Array) -> Simulation:
     """One copy of each plan under its load."""
-    return serve(base.but(tp=s.tp, pp=s.pp, dp=s.dp, ep=s.ep, concurrency=concurrency * s.dp, kv_tokens=kv, disaggregated=False))
+    return serve(base.but(**_sizes(s), concurrency=concurrency * s.dp, kv_tokens=kv, disaggregated=False))
+
+
+def _sizes(s: Space) -> dict[str, Array]:
+    return {axis: getattr(s, axis) for axis in SERVED}
 
 
 def columns(grid: Space, load: Array, priced: Simulation, index: int) -> Columns:
-    n = np.ones(len(grid), dtype=int)
-    running = np.asarray(priced.running) * n
-    return Columns(
-        mode=0 * n,
-        dtype=index * n,
-        tp=grid.tp,
-        pp=grid.pp,
-        dp=grid.dp,
-        ep=grid.ep,
+    return Columns.of(
+        len(grid),
+        mode=0,
+        dtype=index,
+        **_sizes(grid),
         replicas=grid.replicas,
         gpus=grid.group * grid.replicas,
         concurrency=load * grid.dp * grid.replicas,
-        running=running,
-        ttft_s=np.asarray(priced.ttft_s) * n,
-        tpot_s=np.asarray(priced.tpot_s) * n,
+        **figures(priced, priced.kv_tokens),
         tokens_per_s=np.asarray(priced.tokens_per_s) * grid.replicas,
-        kv_headroom=1 - running * cached(priced.question) / np.asarray(priced.kv_tokens),
-        prefill_tp=0 * n,
-        prefill_replicas=0 * n,
+        prefill_tp=0,
+        prefill_replicas=0,
     )
+
+
+def figures(s: Simulation, held: Number) -> dict[str, Array]:
+    """What a simulation tells of each load, with ``held`` tokens of cache a copy."""
+    headroom = 1 - s.running * cached(s.question) / np.asarray(held)
+    return {"running": s.running, "ttft_s": s.ttft_s, "tpot_s": s.tpot_s, "kv_headroom": headroom}
 
 
 def _ranked(answer: ServingPlans, every: Columns) -> ServingPlans:
@@ -191,7 +195,7 @@ def _ranked(answer: ServingPlans, every: Columns) -> ServingPlans:
     q, goal = answer.question, answer.question.goal
     good = np.flatnonzero((every.ttft_s <= goal.ttft_s) & (every.tpot_s <= goal.tpot_s))
     plans = _first(every.take(good), order(q, every.take(good)))
-    near = empty()
+    near = Columns.joined([])
     if len(every) and not len(plans):
         closest = _first(every, [-np.maximum(every.ttft_s / goal.ttft_s, every.tpot_s / goal.tpot_s)])
         near = closest.take(np.arange(min(5, len(closest))))

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from commtax.cost import legality
+from commtax.planner.columns import Array, Table
 from commtax.spec import Cluster, Engine, Model, Plan
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class Space(Table):
     """Plans as columns; ``codes`` is 0 where legal, else 1 + the index in ``legality.RULES``; ``replicas`` fill the cluster."""
 
     tp: Array
@@ -24,16 +22,10 @@ class Space:
     replicas: Array
     codes: Array
 
-    def __len__(self) -> int:
-        return len(self.tp)
-
     @property
     def group(self) -> Array:
         """GPUs of one copy."""
         return np.asarray(self.tp * self.pp * self.dp)
-
-    def only(self, mask: Array) -> Space:
-        return Space(*(np.asarray(column[mask]) for column in (self.tp, self.pp, self.dp, self.ep, self.replicas, self.codes)))
 
 
 def space(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Space:

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from commtax.planner.answers import NO_TRAINING, ServingPlans, Standing, TrainPlans
-from commtax.planner.columns import Columns, cached, empty, label, order, worth
+from commtax.planner.answers import NO_SERVING, NO_TRAINING, ServingPlans, Standing, TrainPlans
+from commtax.planner.columns import SERVED, Array, Columns, label, order, worth
 from commtax.planner.disaggregated import BUSY
 from commtax.planner.reasons import best_times
 from commtax.planner.rows import describe_kind, describe_training, words
 from commtax.planner.serving import columns as priced
-from commtax.planner.serving import search, simulated
-from commtax.planner.space import Array, Space
+from commtax.planner.serving import figures, search, simulated
+from commtax.planner.space import Space
 from commtax.planner.training import BUDGET, columns
 from commtax.question import Question
 from commtax.spec import SIZES
@@ -31,15 +31,15 @@ def standing(answer: ServingPlans, sizes: Sizes, replicas: int, dtype: str = "",
     name = (f"{replicas} replicas x " if replicas > 1 else "") + label(**sizes)
     total = replicas * sizes["tp"] * sizes["pp"] * sizes["dp"]
     if total > q.cluster.num_gpus:
-        return Standing(name, empty(), reason=f"needs {total} GPUs, and {q.cluster.key} has {q.cluster.num_gpus}")
+        return Standing(name, NO_SERVING, reason=f"needs {total} GPUs, and {q.cluster.key} has {q.cluster.num_gpus}")
     base = q.but(weights_dtype=q.goal.dtypes[index])
     try:
         kv = float(np.max(cache_tokens(settled(base.but(**sizes)))))
     except ValueError as error:
-        return Standing(name, empty(), reason=str(error))
+        return Standing(name, NO_SERVING, reason=str(error))
     if kv < q.requests.tokens:
-        return Standing(name, empty(), reason=_too_small(kv))
-    one = Space(*(np.array([n]) for n in (*(sizes[axis] for axis in ("tp", "pp", "dp", "ep")), replicas, 0)))
+        return Standing(name, NO_SERVING, reason=_too_small(kv))
+    one = Space.of(1, **{axis: sizes[axis] for axis in SERVED}, replicas=replicas, codes=0)
     base = settled(base)
     if clients:  # at that load, whatever the cache holds
         load = np.array([max(1, round(clients / (replicas * sizes["dp"])))])
@@ -76,16 +76,16 @@ def apart_standing(
     name = f"{prompts[1]} x TP {prompts[0]} for prompts + {decode[1]} x TP {decode[0]} to decode"
     total = decode[0] * decode[1] + prompts[0] * prompts[1]
     if total > q.cluster.num_gpus:
-        return Standing(name, empty(), reason=f"needs {total} GPUs, and {q.cluster.key} has {q.cluster.num_gpus}")
+        return Standing(name, NO_SERVING, reason=f"needs {total} GPUs, and {q.cluster.key} has {q.cluster.num_gpus}")
     loads = np.array([clients]) if clients else np.arange(1, q.goal.max_concurrency + 1) * decode[1]
     workers = {"prefill_tp": prompts[0], "prefill_workers": prompts[1], "decode_workers": decode[1], "disaggregated": True}
     try:
         s = serve(q.but(weights_dtype=q.goal.dtypes[index], tp=decode[0], concurrency=loads, **workers))
     except ValueError as error:
-        return Standing(name, empty(), reason=str(error))
+        return Standing(name, NO_SERVING, reason=str(error))
     held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
     if held < q.requests.tokens:
-        return Standing(name, empty(), reason=_too_small(held))
+        return Standing(name, NO_SERVING, reason=_too_small(held))
     every = _split_columns(s, loads, index, total, held)
     if not clients:  # up to what prompt servers keep up with, and without a limit to the knee
         busy = np.asarray(s.offered) <= BUSY * prompts[1]
@@ -97,19 +97,11 @@ def apart_standing(
 
 def _split_columns(s: Simulation, loads: Array, index: int, gpus: int, held: float) -> Columns:
     """Disaggregated servers at each load, as the search lists them."""
-    n, asked = np.ones(len(loads), dtype=int), s.requests
-    sizes = {"mode": 1, "dtype": index, "tp": int(s.question.plan.tp), "pp": 1, "dp": 1, "ep": 1, "gpus": gpus}
-    sizes |= {"replicas": asked.decode_workers or 1, "prefill_tp": asked.prefill_tp or 1}
-    sizes |= {"prefill_replicas": asked.prefill_workers or 1}
-    return Columns(
-        **{axis: size * n for axis, size in sizes.items()},
-        concurrency=loads,
-        running=np.asarray(s.running) * n,
-        ttft_s=np.asarray(s.ttft_s) * n,
-        tpot_s=np.asarray(s.tpot_s) * n,
-        tokens_per_s=np.asarray(s.tokens_per_s) * n,
-        kv_headroom=1 - np.asarray(s.running) * cached(s.question) / held,
-    )
+    asked = s.requests
+    workers = {"replicas": asked.decode_workers or 1, "prefill_tp": asked.prefill_tp or 1}
+    workers |= {"prefill_replicas": asked.prefill_workers or 1, "gpus": gpus, "mode": 1, "dtype": index}
+    sizes = {"tp": int(s.question.plan.tp), "pp": 1, "dp": 1, "ep": 1}
+    return Columns.of(len(loads), **workers, **sizes, concurrency=loads, tokens_per_s=s.tokens_per_s, **figures(s, held))
 
 
 def _index(q: Question, dtype: str) -> int:

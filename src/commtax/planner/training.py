@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
 from commtax.cost.schedules import SCHEDULES
 from commtax.cost.stages import most_chunks
 from commtax.cost.train_memory import RECOMPUTE
-from commtax.planner.answers import NO_TRAINING, TrainColumns, TrainPlans
-from commtax.planner.columns import Rejected
-from commtax.planner.space import Array
+from commtax.planner.answers import TrainColumns, TrainPlans
+from commtax.planner.columns import Array, Rejected
 from commtax.question import Question
 from commtax.spec import Engine, Model
 from commtax.verbs.asking import settled
@@ -57,7 +56,8 @@ def _widest_first(answer: TrainPlans, grid: Grid, budget: float) -> TrainColumns
     fastest = float(first.step_s[first.memory_bytes <= budget].min(initial=np.inf))
     gpus = grid["tp"] * grid["pp"] * grid["cp"] * grid["dp"]
     hopeful = ~widest & (_least_s(answer) <= fastest * gpus)
-    return _joined([first, _priced(answer, {name: column[hopeful] for name, column in grid.items()})])
+    more = _priced(answer, {name: column[hopeful] for name, column in grid.items()})
+    return TrainColumns.joined([part for part in (first, more) if len(part)])
 
 
 def _least_s(answer: TrainPlans) -> float:
@@ -72,7 +72,7 @@ def _priced(answer: TrainPlans, grid: Grid) -> TrainColumns:
         able = _fitting(grid, kind)
         if len(able["tp"]):
             parts.append(_group(kind, index, able))
-    return _joined(parts)
+    return TrainColumns.joined(parts)
 
 
 def _kinds(base: Question) -> Iterator[Question]:
@@ -135,15 +135,15 @@ def _group(kind: Question, index: int, sizes: Grid) -> TrainColumns:
 
 def columns(b: StepBill, index: int, sizes: Grid) -> TrainColumns:
     """Priced steps as columns."""
-    n = np.ones(len(sizes["tp"]))
-    return TrainColumns(
-        kind=(index * n).astype(int),
-        **{name: sizes[name] for name in ("tp", "pp", "dp", "ep", "cp", "micro_batch")},
-        step_s=np.asarray(b.step_s) * n,
-        mfu=np.asarray(b.mfu) * n,
-        memory_bytes=np.asarray(b.memory_bytes_per_rank) * n,
-        bubble_fraction=np.asarray(b.bubble_fraction) * n,
-        exposed_comm_fraction=np.asarray(b.comm_fraction) * n,
+    return TrainColumns.of(
+        len(sizes["tp"]),
+        kind=index,
+        **sizes,
+        step_s=b.step_s,
+        mfu=b.mfu,
+        memory_bytes=b.memory_bytes_per_rank,
+        bubble_fraction=b.bubble_fraction,
+        exposed_comm_fraction=b.comm_fraction,
     )
 
 
@@ -177,8 +177,3 @@ def _judged(every: TrainColumns, good: TrainColumns, name: str, all_: Array, min
         told = f"bubble {float(good.bubble_fraction[i]):.0%}, exposed communication {float(good.exposed_comm_fraction[i]):.0%}"
         first = f"the first: {float(good.bubble_fraction[0]):.0%}, {float(good.exposed_comm_fraction[0]):.0%}"
         yield Rejected(name, f"{slower:.0%} slower at best ({told}; {first})")
-
-
-def _joined(parts: list[TrainColumns]) -> TrainColumns:
-    parts = [p for p in parts if len(p)] or [NO_TRAINING]
-    return TrainColumns(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(TrainColumns)))

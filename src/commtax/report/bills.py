@@ -15,9 +15,9 @@ from commtax.report.tables import CONTEXT, between, csv_text, headline, new_tabl
 from commtax.spec import TAXES, Number
 from commtax.units import format_bytes, format_count, format_rate, format_seconds
 from commtax.verbs.billing import StepBill
-from commtax.verbs.causes import Cause, causes
 from commtax.verbs.comparing import Comparison
 from commtax.verbs.expecting import Expectation
+from commtax.verbs.explain import Cause, causes
 from commtax.verbs.explained import HELD, Explained
 from commtax.verbs.fitting import fits
 

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from commtax.planner import ServingPlans, Standing, TrainPlans
-from commtax.planner.answers import TrainColumns
+from commtax.planner.answers import ServingPlans, Standing, TrainColumns, TrainPlans
 from commtax.planner.columns import Columns, Rejected, request_s
 from commtax.planner.reasons import in_type
 from commtax.planner.rows import (

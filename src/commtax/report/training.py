@@ -9,7 +9,7 @@ from commtax.ledger import Line
 from commtax.report.tables import between, new_table, say, shares
 from commtax.units import format_bytes, format_count, format_seconds, plural
 from commtax.verbs.billing import StepBill
-from commtax.verbs.causes import causes
+from commtax.verbs.explain import causes
 from commtax.verbs.explained import HELD, Explained, axis_of
 
 PARTS = ("forward", "recompute", "backward", "update")

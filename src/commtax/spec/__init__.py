@@ -18,4 +18,17 @@ from commtax.spec.constants import ChipFacts, Fabric, KernelConstants, Network, 
 from commtax.spec.engine import ENGINE_PARTS, Engine, HostTime, KernelHabits, MemoryHabits, Scheduling, Sending, TrainingHabits
 from commtax.spec.hardware import Chip, Citation, Cluster, Link
 from commtax.spec.model import Attention, Block, Experts, Indexer, Latent, Mlp, Model, Quant, Tower
-from commtax.spec.plan import AXES, DTYPE_BYTES, OVERLAPPED, PARALLEL, SIZES, TAXES, Axis, AxisName, Number, Plan, TrainStep, Workload
+from commtax.spec.plan import (
+    AXES,
+    DTYPE_BYTES,
+    OVERLAPPED,
+    PARALLEL,
+    SIZES,
+    TAXES,
+    Axis,
+    AxisName,
+    Number,
+    Plan,
+    TrainStep,
+    Workload,
+)

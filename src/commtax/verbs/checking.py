@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from commtax.cost.schedules import TRAINING, passes_of
 from commtax.cost.stages import most_chunks
 from commtax.cost.train_memory import RECOMPUTE
-from commtax.question import Question
+from commtax.question import Changes, Question
 from commtax.spec import DTYPE_BYTES, TAXES, Chip, Engine, Number, Plan
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT, parse_seconds
@@ -58,7 +55,7 @@ def seconds(value: object, name: str) -> float:
     return float(limit)
 
 
-def check_limits(given: Mapping[str, Any]) -> None:
+def check_limits(given: Changes) -> None:
     """Limits that were given are limits: 0 would mean the engine's own."""
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
         positive(given.get(name, 1), name)

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any, Unpack
 
 from commtax import catalog
-from commtax.question import Question
+from commtax.question import Changes, Question
 from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import parse_count
@@ -17,6 +17,8 @@ from commtax.verbs.options import CellOptions, only
 
 TRAIN_AXES = ("batch", "context", *SIZES[:-1], "link", SIZES[-1], "micro_batch", "local_tokens")
 AXES = TRAIN_AXES[:-3]
+BESIDE = ("global_batch", "local_tokens", "link")
+"""What a cell may say that is no field of a question."""
 MAX_CELLS = 4096
 
 
@@ -89,11 +91,12 @@ def compared(put: Question, over: list[str], **fixed: int | None) -> Comparison:
     return Comparison(names, rows, put.trains)
 
 
-def _cell(put: Question, cell: tuple[Any, ...], changes: dict[str, Any]) -> Row:
+def _cell(put: Question, cell: tuple[Any, ...], changes: Changes) -> Row:
     """One combination; ``global_batch`` and ``local_tokens`` become sequences, the latter one a microbatch."""
-    total, tokens, link = (changes.pop(name, None) for name in ("global_batch", "local_tokens", "link"))
+    total, tokens, link = (changes.get(name) for name in BESIDE)
+    own = {name: value for name, value in changes.items() if name not in BESIDE}
     try:
-        q = put.but(**changes, cluster=with_link(put.cluster, link) if link else put.cluster)
+        q = put.but(**own, cluster=with_link(put.cluster, link) if link else put.cluster)
         if q.plan.ep == AUTO_EP and q.model.experts is None:
             q = q.but(ep=1)
         if total is not None:

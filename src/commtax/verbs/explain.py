@@ -1,45 +1,38 @@
-"""A bill in words: the one sentence that names what binds, and what would change it."""
+"""A bill in words: the one sentence that names what binds, what would change it, and what would explain a slower run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from commtax.cost.overlap import dp_token_threshold, tp_tax
 from commtax.cost.tensors import num_active_params, num_params
-from commtax.ledger import AXIS_OF, LAUNCH_FLOOR, Line
-from commtax.question import Question
-from commtax.spec import DTYPE_BYTES, Cluster
+from commtax.cost.training import dp_token_threshold, tp_tax
+from commtax.ledger import LAUNCH_FLOOR, Line
+from commtax.question import Changes, Question
+from commtax.spec import DTYPE_BYTES, TAXES, Cluster
+from commtax.statement import Refusal
 from commtax.units import format_bytes, format_seconds
 from commtax.verbs.billing import StepBill, price, with_collectives
 from commtax.verbs.fitting import fits
 
 COLLECTIVE = frozenset(("latency_scale", "bandwidth_scale", "library"))
 """What-ifs that leave kernels and host as they are."""
-Changes = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
-    """Something that could be otherwise: the fields of the question that it changes. ``code`` names it, ``what`` says it."""
+class Counterfactual:
+    """What the step would take if fields of its question were otherwise; ``code`` names that, ``what`` says it.
+
+    ``delta_s`` is negative where it helps; what is not priced yet has no seconds.
+    """
 
     code: str
     what: str
     changes: Changes
     note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Counterfactual:
-    """What the step would take if one thing were otherwise; ``delta_s`` is negative where it helps."""
-
-    what: str
-    step_s: float
-    delta_s: float
-    note: str = ""
-    changes: Changes = field(default_factory=dict)
-    code: str = ""
+    step_s: float = math.nan
+    delta_s: float = math.nan
 
 
 def verdict(b: StepBill, what_ifs: list[Counterfactual]) -> str:
@@ -93,12 +86,12 @@ def _compute_words(b: StepBill) -> str:
     moving = sum(float(x.item.count) * float(x.moving_s) for x in compute)
     chip = b.question.cluster.chip
     read = sum(float(x.item.count) * float(x.item.nbytes) for x in compute) / chip.memory_Bps
-    math = sum(float(x.item.count) * float(x.flops) / x.peak_flops_per_s for x in compute)
+    arithmetic = sum(float(x.item.count) * float(x.flops) / x.peak_flops_per_s for x in compute)
     if fixed > moving:
         return f"fixed costs of kernels and host bind ({format_seconds(fixed)} of {format_seconds(fixed + moving)})"
-    if read > math:
+    if read > arithmetic:
         return f"memory binds: weights and KV cache alone take {format_seconds(read)} to read"
-    return f"arithmetic binds: {format_seconds(math)} at the chip's peak"
+    return f"arithmetic binds: {format_seconds(arithmetic)} at the chip's peak"
 
 
 def _training_verdict(b: StepBill) -> str:
@@ -121,12 +114,11 @@ def _training_verdict(b: StepBill) -> str:
 
 
 def comm_of(b: StepBill, axis: str) -> list[Line]:
-    return [x for x in b.items if x.kind == "comm" and AXIS_OF.get(x.item.axis, x.item.axis) == axis]
+    return [x for x in b.items if x.kind == "comm" and x.item.whole_axis == axis]
 
 
 def _why(b: StepBill, line: Line) -> str:
-    axis = AXIS_OF.get(line.item.axis, line.item.axis)
-    if axis not in b.async_axes:
+    if line.item.whole_axis not in b.async_axes:
         return "on the critical path: nothing runs beside it"
     total, window = float(line.total_s), float(line.window_s)
     if total > window:
@@ -183,29 +175,29 @@ def counterfactuals(b: StepBill) -> list[Counterfactual]:
             continue
         step, held = float(other.step_s), "does not fit in memory" if q.trains and not fits(other) else ""
         note = "; ".join(x for x in (one.note, held) if x)
-        answers.append(Counterfactual(one.what, step, step - now, note, one.changes, one.code))
+        answers.append(replace(one, note=note, step_s=step, delta_s=step - now))
     return answers
 
 
-def _serving_tries(b: StepBill) -> Iterator[Try]:
+def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:
     """Latency / 2 and bandwidth x 2 always; then what applies."""
     q, what_if, tp = b.question, b.question.what_if, int(b.question.plan.tp)
-    yield Try("latency", "collective latency / 2", {"latency_scale": what_if.latency_scale / 2})
-    yield Try("bandwidth", "collective bandwidth x 2", {"bandwidth_scale": what_if.bandwidth_scale * 2})
+    yield Counterfactual("latency", "collective latency / 2", {"latency_scale": what_if.latency_scale / 2})
+    yield Counterfactual("bandwidth", "collective bandwidth x 2", {"bandwidth_scale": what_if.bandwidth_scale * 2})
     if tp > 1:
-        yield Try("narrower", f"tp {tp // 2}", {"tp": tp // 2, "ep": _scaled_ep(q, tp // 2)}, "fewer ranks")
-    yield Try("wider", f"tp {2 * tp}", {"tp": 2 * tp, "ep": _scaled_ep(q, 2 * tp)}, "more ranks")
+        yield Counterfactual("narrower", f"tp {tp // 2}", {"tp": tp // 2, "ep": _scaled_ep(q, tp // 2)}, "fewer ranks")
+    yield Counterfactual("wider", f"tp {2 * tp}", {"tp": 2 * tp, "ep": _scaled_ep(q, 2 * tp)}, "more ranks")
     if any(x.via == "custom" for x in b.items) and q.cluster.chip.family != "cpu":
-        yield Try("nccl", "NCCL only", {"library": "nccl"}, "custom all-reduce disabled")
+        yield Counterfactual("nccl", "NCCL only", {"library": "nccl"}, "custom all-reduce disabled")
     if not what_if.eager and q.engine.sends.graph_sizes:
-        yield Try("eager", "eager", {"eager": True}, "no CUDA graphs")
+        yield Counterfactual("eager", "eager", {"eager": True}, "no CUDA graphs")
     if what_if.eager:
-        yield Try("graphs", "CUDA graphs", {"eager": False})
+        yield Counterfactual("graphs", "CUDA graphs", {"eager": False})
     if not q.plan.weights_dtype and not q.model.quant:
-        yield Try("fp8", "fp8 weights", {"weights_dtype": "fp8"})
+        yield Counterfactual("fp8", "fp8 weights", {"weights_dtype": "fp8"})
     other = "prefill" if q.phase == "decode" else "decode"
     note = f"the same batch and length as a {other} step"
-    yield Try("phase", f"{other} instead", {"phase": other, "speculative": 0}, note)
+    yield Counterfactual("phase", f"{other} instead", {"phase": other, "speculative": 0}, note)
 
 
 def _scaled_ep(q: Question, tp: int) -> int:
@@ -213,33 +205,116 @@ def _scaled_ep(q: Question, tp: int) -> int:
     return tp * int(q.plan.dp) if int(q.plan.ep) > 1 else 1
 
 
-def _training_tries(b: StepBill) -> Iterator[Try]:
+def _training_tries(b: StepBill) -> Iterator[Counterfactual]:
     q, plan, axes = b.question, b.question.plan, b.async_axes
-    yield Try("bandwidth", "network and links x 2", {"bandwidth_scale": q.what_if.bandwidth_scale * 2})
+    yield Counterfactual("bandwidth", "network and links x 2", {"bandwidth_scale": q.what_if.bandwidth_scale * 2})
     if b.exposed_comm_s and "dp" in axes:
-        yield Try("exposed", "nothing overlapped", {"async_axes": ()})
+        yield Counterfactual("exposed", "nothing overlapped", {"async_axes": ()})
     if plan.tp > 1 and plan.sequence_parallel and "tp" not in axes:
-        yield Try("async-tp", "async tp", {"async_axes": (*axes, "tp")}, "products cut into pieces")
+        yield Counterfactual("async-tp", "async tp", {"async_axes": (*axes, "tp")}, "products cut into pieces")
     if plan.ep > 1 and "ep" not in axes:
-        yield Try("async-ep", "async ep", {"async_axes": (*axes, "ep")}, "dispatch beside the experts of another microbatch")
+        note = "dispatch beside the experts of another microbatch"
+        yield Counterfactual("async-ep", "async ep", {"async_axes": (*axes, "ep")}, note)
     for kind in ("none", "selective", "full"):
         if kind != plan.recompute:
-            yield Try(f"recompute-{kind}", f"recompute {kind}", {"recompute": kind})
+            yield Counterfactual(f"recompute-{kind}", f"recompute {kind}", {"recompute": kind})
     if plan.pp > 1 and plan.schedule == "1f1b":
-        yield Try("interleaved", "interleaved, 2 chunks", {"schedule": "interleaved", "chunks": 2})
-        yield Try("zb-h1", "zero-bubble zb-h1", {"schedule": "zb-h1"})
+        yield Counterfactual("interleaved", "interleaved, 2 chunks", {"schedule": "interleaved", "chunks": 2})
+        yield Counterfactual("zb-h1", "zero-bubble zb-h1", {"schedule": "zb-h1"})
     tp, dp = int(plan.tp), int(plan.dp)
     if tp > 1:
         yield from _traded(q, "narrower", tp // 2, dp * 2)
     if dp % 2 == 0:
         yield from _traded(q, "wider", tp * 2, dp // 2)
     if not plan.weights_dtype:
-        yield Try("fp8", "fp8 products", {"weights_dtype": "fp8"})
+        yield Counterfactual("fp8", "fp8 products", {"weights_dtype": "fp8"})
 
 
-def _traded(q: Question, code: str, tp: int, dp: int) -> Iterator[Try]:
+def _traded(q: Question, code: str, tp: int, dp: int) -> Iterator[Counterfactual]:
     """Another tp on the same GPUs with the same global batch, where that divides."""
     batch = int(q.batch) * int(q.plan.dp)
     if batch % dp == 0:
         sizes = {"tp": tp, "dp": dp, "batch": batch // dp, "micro_batch": min(int(q.micro_batch), batch // dp), "shard": 0}
-        yield Try(code, f"tp {tp}, dp {dp}", sizes, "same GPUs and global batch")
+        yield Counterfactual(code, f"tp {tp}, dp {dp}", sizes, "same GPUs and global batch")
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Something that would make a step slower: how slow, and how much of a measured gap that is."""
+
+    what: str
+    step_s: float
+    explains: float  # share of the gap; 1 where the cause has a free size, which ``detail`` names
+    detail: str = ""
+
+
+def causes(b: StepBill, measured_mfu: float) -> list[Cause]:
+    """What would bring the predicted step to the measured one, nearest first; empty where it is not slower."""
+    if not 0 < measured_mfu <= 1:
+        raise Refusal(
+            f"measured_mfu={measured_mfu:g}: a fraction above 0 and at most 1 is needed (an MFU above 100 % is impossible)",
+            "measured_mfu",
+        )
+    now = float(b.step_s)
+    measured = now * float(b.mfu) / measured_mfu
+    gap = measured - now
+    if gap <= 0.02 * now:
+        return []
+    return sorted((*_scenarios(b, gap), *_sized(b, gap)), key=lambda c: abs(1 - c.explains) if c.explains != 1 else 0.35)
+
+
+def _scenarios(b: StepBill, gap: float) -> Iterator[Cause]:
+    """Things that happen or not."""
+    now = float(b.step_s)
+    for what, detail, changes in _slower(b):
+        try:
+            step = float(price(b.question.but(**changes)).step_s)
+        except ValueError:
+            continue
+        if step > now * 1.005:
+            yield Cause(what, step, (step - now) / gap, detail)
+
+
+def _slower(b: StepBill) -> Iterator[tuple[str, str, Changes]]:
+    """What slows a step down, in words, and what it changes."""
+    q, plan, cluster, engine = b.question, b.question.plan, b.question.cluster, b.question.engine
+    for axis in b.async_axes:
+        if comm_of(b, axis):
+            rest = {"async_axes": tuple(a for a in b.async_axes if a != axis)}
+            yield f"{axis} collectives do not overlap", "all of them exposed", rest
+    if plan.tp > 1 and cluster.num_hosts > 1 and str(comm_of(b, "tp")[0].link) != cluster.inter.key:
+        last = {"engine": replace(engine, order=(*(axis for axis in engine.order if axis != "tp"), "tp"))}
+        yield f"tp groups lie across hosts, on {cluster.inter.key}", "check the rank order", last
+    if not q.what_if.eager:
+        yield "element-wise kernels are not fused", "no torch.compile, no fused kernels", {"eager": True}
+    if plan.recompute != "full":
+        yield "full recomputation is on", "", {"recompute": "full"}
+    if engine.trains.attention != "unfused":
+        unfused = {"engine": engine.but(attention="unfused")}
+        yield "attention is not fused", "the score matrix is written", unfused
+
+
+def _sized(b: StepBill, gap: float) -> Iterator[Cause]:
+    """Things with a size: the size that closes the gap."""
+    now, compute = float(b.step_s), float(b.compute_s)
+    rate, step = compute / (compute + gap), now + gap
+    yield Cause("kernels are slower than modelled", step, 1.0, f"all at {rate:.0%} of the modelled rate")
+    slow = f"{format_seconds(gap)} a step, {1 / rate:.2f} x its compute"
+    yield Cause("one rank is slow, or waits for data", step, 1.0, slow)
+    for axis in TAXES:
+        if comm_of(b, axis):
+            share = _slow_enough(b, axis, step)
+            yield Cause(f"{axis} links are slow", step, 1.0, f"at {share:.1%} of the modelled bandwidth")
+    bubble = float(b.bubble_s)
+    if bubble > 0:
+        yield Cause("the pipeline idles longer", step, 1.0, f"a bubble of {(bubble + gap) / step:.0%}, not {bubble / now:.0%}")
+
+
+def _slow_enough(b: StepBill, axis: str, step_s: float) -> float:
+    """The share of one axis' bandwidth at which the step takes ``step_s``: bisection, because less hides as it slows."""
+    low, high = 1e-6, 1.0
+    for _ in range(30):
+        middle = (low * high) ** 0.5
+        slower = float(price(b.question.but(slow_axis=axis, slow_links=middle)).step_s) > step_s
+        low, high = (middle, high) if slower else (low, middle)
+    return low

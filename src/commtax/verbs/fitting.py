@@ -14,7 +14,7 @@ from commtax import catalog
 from commtax.cost import legality, memory
 from commtax.cost.tensors import stage_layers
 from commtax.cost.train_memory import TrainMemory, training_memory
-from commtax.question import Limits, Question
+from commtax.question import Changes, Limits, Question
 from commtax.spec import Cluster, Model, Number
 from commtax.statement import Refusal
 from commtax.units import plural
@@ -22,9 +22,6 @@ from commtax.verbs import checking
 from commtax.verbs.asking import AUTO_EP, settled, unsettled
 from commtax.verbs.billing import USABLE, StepBill
 from commtax.verbs.options import FitOptions, TrainedOptions, only
-
-Changes = dict[str, Any]
-"""Fields of a question, and what they become."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,22 +10,12 @@ from typing import Any, Unpack
 import numpy as np
 
 from commtax.arrays import pick, remembered
+from commtax.cost import serving as loop
 from commtax.cost.inference import inference_bill
 from commtax.cost.memory import kv_bytes_per_token_layer
-from commtax.cost.serving import (
-    Load,
-    Served,
-    Steps,
-    closed_loop,
-    decoding_seqs,
-    pressure,
-    prompt_tokens,
-    prompts_ahead,
-    prompts_apart,
-    running,
-)
+from commtax.cost.serving import Load, Served, Steps
 from commtax.cost.traffic import padded_rows
-from commtax.ledger import Bill
+from commtax.ledger import Z80, Bill
 from commtax.question import AS_IT_IS, SPREAD, Question, Requests
 from commtax.spec import Cluster, Model, Number, Plan, Workload
 from commtax.statement import Note, Refusal
@@ -38,7 +28,6 @@ from commtax.verbs.options import RequestOptions, only
 
 MOVING = 0.8  # share of a link's bandwidth that moves caches
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
-RANGE = 1.2816  # standard deviations from the middle to either end of an 80 % range
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +94,8 @@ class Simulation:
     @property
     def offered(self) -> Number:
         """Disaggregated: prompts' seconds that come in a second, were there no waiting for a worker and no moving of caches."""
-        return (
-            self.requests.concurrency
-            / (self.e2e_s - self.served.ahead_s - self.served.moved_s)
-            * self.steps.prompt_s
-            * self.steps.chunks
-        )
+        alone_s = self.e2e_s - self.served.ahead_s - self.served.moved_s
+        return self.requests.concurrency / alone_s * self.steps.prompt_s * self.steps.chunks
 
     @property
     def mixed_share(self) -> Number:
@@ -160,7 +145,7 @@ class Simulation:
 
     def range_of(self, name: str) -> tuple[Number, Number]:
         """The 80 % range of ``tpot_s``, ``ttft_s`` or ``tokens_per_s``."""
-        factor = np.exp(RANGE * self.sigma_of(name))
+        factor = np.exp(Z80 * self.sigma_of(name))
         return getattr(self, name) / factor, getattr(self, name) * factor
 
 
@@ -182,14 +167,14 @@ def serve(put: Question) -> Simulation:
     asked = settled(put)
     load, known = _load(asked), asked.requests.kv_tokens
     kv = cache_tokens(asked) if known is None else known
-    seqs = running(load, asked.engine, kv, step_limits(asked)[1])
+    seqs = loop.running(load, asked.engine, kv, step_limits(asked)[1])
     apart = _split(asked, np.ceil(load.concurrency / seqs))
     if apart:
         if known is None:
             apart = replace(apart, kv_tokens=cache_tokens(replace(asked, plan=apart.plan)))
         busy = np.minimum(apart.copies, load.concurrency)  # a copy without a client does nothing
         load = replace(load, concurrency=load.concurrency / busy, num_prompts=load.num_prompts / busy)
-        seqs = running(load, asked.engine, kv, step_limits(asked)[1])
+        seqs = loop.running(load, asked.engine, kv, step_limits(asked)[1])
         steps, served = _apart(asked, load, seqs, apart)
     else:
         steps, served = _together(asked, load, seqs, kv)
@@ -225,15 +210,15 @@ def _split(asked: Question, enough: Number) -> Apart | None:
 def _together(asked: Question, load: Load, seqs: Number, kv: Number) -> tuple[Steps, Served]:
     """One pool of workers computes prompts and decodes, in shared steps or in turn."""
     engine, pp, (budget, most) = asked.engine, asked.plan.pp, step_limits(asked)
-    full = pressure(load, engine, kv, seqs, most)
-    decodes = decoding_seqs(load, seqs, budget, pp, engine)
+    full = loop.pressure(load, engine, kv, seqs, most)
+    decodes = loop.decoding_seqs(load, seqs, budget, pp, engine)
     beside = pick(engine.serves.prefill_first, 0.0, np.floor((decodes - 1) / pp / EXACT) * EXACT)
     room = np.maximum(1.0, budget - beside)  # for prompt tokens, with a token for each decode beside them
-    tokens = prompt_tokens(load, seqs, room, engine)
+    tokens = loop.prompt_tokens(load, seqs, room, engine)
     chunks, together = np.maximum(1.0, load.input_len / tokens), np.maximum(1.0, tokens / load.input_len)
     decode = step_s(asked, decoding(np.ceil(decodes / pp), load))
     steps = Steps(decode, step_s(asked, _prompt(beside, load, tokens, together)), chunks, together, pp)
-    return steps, closed_loop(load, steps, seqs, prompts_ahead(load, seqs, room, engine, pp), engine, full)
+    return steps, loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp), engine, full)
 
 
 def _apart(asked: Question, load: Load, seqs: Number, apart: Apart) -> tuple[Steps, Served]:
@@ -243,10 +228,12 @@ def _apart(asked: Question, load: Load, seqs: Number, apart: Apart) -> tuple[Ste
     chunks = load.input_len / tokens
     decode = step_s(asked, decoding(np.ceil(seqs / plan.pp), load))
     steps = Steps(decode, step_s(replace(asked, plan=apart.plan), _prompt(0.0, load, tokens)), chunks, 1, plan.pp)
-    quiet = closed_loop(load, Steps(decode, 0.0), seqs, seqs * 0, engine)
+    quiet = loop.closed_loop(load, Steps(decode, 0.0), seqs, seqs * 0, engine)
     gpus = asked.cluster.num_gpus if apart.workers is None else plan.num_gpus * apart.copies + apart.plan.num_gpus * apart.workers
     moved = moved_s(asked, plan.tp, apart.plan.tp, load.input_len, gpus)
-    return steps, prompts_apart(load, quiet, steps.prompt_s * chunks, moved, asked.requests.concurrency, apart.workers or np.inf)
+    return steps, loop.prompts_apart(
+        load, quiet, steps.prompt_s * chunks, moved, asked.requests.concurrency, apart.workers or np.inf
+    )
 
 
 def moved_s(asked: Question, tp: Number, ahead: Number, tokens: Number, gpus: Number) -> Number:

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from commtax.planner import ServingPlans, TrainPlans
-from commtax.planner.answers import TrainColumns
-from commtax.planner.columns import Columns, joined
+from commtax.planner.answers import ServingPlans, TrainColumns, TrainPlans
+from commtax.planner.columns import Columns
 from commtax.planner.rows import describe_kind, train_words, words
 from commtax.report.documents import Named, Record, Value
 from commtax.report.planning import ServedPlans, TrainedPlans, plans_document
@@ -80,7 +79,7 @@ def _with_winner(a: ServingPlans) -> tuple[Columns, int]:
     names = ("mode", "tp", "pp", "dp", "ep", "dtype")
     same = np.logical_and.reduce([getattr(rows, n) == getattr(plans, n)[0] for n in names])
     if not same.any():
-        return joined([rows, plans.take(np.array([0]))]), len(rows)
+        return Columns.joined([rows, plans.take(np.array([0]))]), len(rows)
     return rows, int(np.argmin(np.where(same, np.abs(rows.concurrency - plans.concurrency[0]), np.inf)))
 
 

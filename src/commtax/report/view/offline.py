@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from commtax.planner import ServingPlans, TrainPlans
+from commtax.planner.answers import ServingPlans, TrainPlans
 from commtax.planner.rows import train_bill_of
 from commtax.report.view import View, priced, view_of
 from commtax.report.view.answers import grid_of
