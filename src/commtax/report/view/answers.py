@@ -6,13 +6,14 @@ import math
 from dataclasses import replace
 
 from commtax.planner import plan, plan_training
+from commtax.question import AS_IT_IS
 from commtax.report.bills import StepDocument, TrainDocument, bill_document
 from commtax.report.documents import FitDocument, TrainFitDocument, fit_document
-from commtax.report.view import arguments_of, priced
+from commtax.report.view import priced
 from commtax.report.view.front import ServedFront, TrainedFront, serving_front, training_front
-from commtax.report.view.state import Key, RefusedError, State, cluster_of, model_of, shortened
+from commtax.report.view.state import Key, RefusedError, State, shortened
 from commtax.verbs.explained import Explained
-from commtax.verbs.fitting import fit, train_fit
+from commtax.verbs.fitting import advised, holds, train_holds
 from commtax.verbs.grids import GRIDS, Cell, Grid, grid
 
 GRID = Key("grid", "grid", "tp-link", "Which heat map.", words=GRIDS)
@@ -27,13 +28,11 @@ def bill_answer(state: State) -> StepDocument | TrainDocument:
 
 def fit_answer(state: State) -> FitDocument | TrainFitDocument:
     """What ``commtax fit --json`` prints for this state."""
-    model, place, given = model_of(state), cluster_of(state), arguments_of(state)
-    names = ("tp", "pp", "dp", "ep", "cp", "engine", "dtype")
-    if not state.training:
-        kept = {name: given[name] for name in (*names, "kv_dtype")}
-        return fit_document(fit(model, place, max_model_len=min(model.max_len, state.length + 1), **kept))
-    more = ("batch", "micro_batch", "context", "zero", "recompute", "schedule", "chunks", "sequence_parallel")
-    return fit_document(train_fit(model, place, **{name: given[name] for name in (*names, *more)}))
+    q = state.question
+    if q.trains:
+        return fit_document(train_holds(q))
+    longest = min(q.model.max_len, state.length + 1)
+    return fit_document(advised(holds(q.but(what_if=AS_IT_IS, sequence_parallel=False, max_model_len=longest))))
 
 
 def grid_of(state: State, kind: str) -> Grid:
@@ -43,32 +42,31 @@ def grid_of(state: State, kind: str) -> Grid:
 
 
 def _keyed(cell: Cell, state: State) -> Cell:
-    if cell.patch is None:
-        return cell
-    return replace(cell, patch=shortened({n: value for n, value in cell.patch.items() if value != getattr(state, n)}))
+    patch = None if cell.patch is None else {n: v for n, v in shortened(cell.patch).items() if v != state[n]}
+    return replace(cell, patch=patch)
 
 
 def plan_answer(state: State) -> ServedFront | TrainedFront:
     """What ``commtax plan --json`` prints, and its front with the state that each point is."""
-    model, place = model_of(state), cluster_of(state)
-    if place.num_gpus > PLAN_GPUS:
+    q = state.question
+    if q.cluster.num_gpus > PLAN_GPUS:
         rule = f"c: plans are searched on up to {PLAN_GPUS} GPUs here; commtax plan takes more"
         raise RefusedError(rule, "c", malformed=False)
-    if state.training:
-        batch = state.batch * state.microbatches * state.dp
-        engine = state.engine or "megatron"
-        return training_front(plan_training(model, place, global_batch=batch, seq=state.length, engine=engine, dtype=state.dtype))
+    if q.trains:
+        batch = state["b"] * state["n"] * state["dp"]
+        kinds = {"global_batch": batch, "seq": state.length, "engine": q.engine, "dtype": state["dt"]}
+        return training_front(plan_training(q.model, q.cluster, **kinds))
     return serving_front(
         plan(
-            model,
-            place,
-            ttft_s=state.ttft_ms / 1e3 or math.inf,
-            tpot_s=state.tpot_ms / 1e3 or math.inf,
-            input_len=state.input_len,
-            output_len=state.output_len,
-            objective=state.objective,
-            engine=state.engine or "vllm",
-            dtypes=(state.dtype,),
-            kv_dtype=state.kv_dtype,
+            q.model,
+            q.cluster,
+            ttft_s=state["ttft"] / 1e3 or math.inf,
+            tpot_s=state["tpot"] / 1e3 or math.inf,
+            input_len=state["il"],
+            output_len=state["ol"],
+            objective=state["obj"],
+            engine=q.engine,
+            dtypes=(state["dt"],),
+            kv_dtype=state["kv"],
         )
     )

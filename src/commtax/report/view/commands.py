@@ -6,46 +6,34 @@ import json
 import shlex
 from dataclasses import dataclass
 
+from commtax.cost.schedules import DEFAULT
 from commtax.emit import SERVING, Limits, launch_command, nccl_command
 from commtax.ledger import Line
 from commtax.report.view.state import State, free_config, pasted
 from commtax.units import format_seconds
 from commtax.verbs.billing import StepBill
+from commtax.verbs.moves import AXES
 
-FLAGS = (
-    *(("intra", "--intra"), ("inter", "--inter"), ("engine", "--engine"), ("dtype", "--dtype"), ("library", "--library")),
-    *(("tp", "-tp"), ("pp", "-pp"), ("dp", "-dp"), ("ep", "-ep"), ("cp", "-cp")),
-)
-"""Fields that both phases take, and their options."""
-PLAIN: dict[str, object] = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "cp": 1}
+USUAL: dict[str, object] = {**dict.fromkeys(AXES, 1), "phase": "decode", "recompute": "none", "schedule": DEFAULT, "chunks": 1}
+"""What needs no word; of all others nothing, "" and False."""
+FLAGS = {axis: f"-{axis}" for axis in AXES} | {"async_axes": "--async"}
 
 
 def arguments(state: State) -> list[str]:
     """The words behind ``commtax bill`` that ask the same question."""
-    line = [state.file or state.model, "--cluster", state.cluster]
-    line += _options([(flag, getattr(state, name)) for name, flag in FLAGS if getattr(state, name) != PLAIN.get(name, "")])
-    line += ["--phase", state.phase] if state.phase != "decode" else []
-    line += ["--sequence-parallel"] * bool(state.sequence_parallel) + ["--eager"] * bool(state.eager)
-    if not state.training:
-        cache = [("--kv-dtype", state.kv_dtype)] if state.kv_dtype else []
-        return line + _options([("--batch", state.batch), ("--context", state.length), *cache])
-    batch = [("--batch", state.batch * state.microbatches), ("--micro-batch", state.batch), ("--context", state.length)]
-    kinds = [("--zero", state.zero), ("--async", state.async_axes)]
-    kinds += [("--recompute", state.recompute)] if state.recompute != "none" else []
-    kinds += [("--schedule", state.schedule)] if state.schedule != "1f1b" else []
-    kinds += [("--chunks", str(state.chunks))] if state.schedule == "interleaved" else []
-    return line + _options([*batch, *((flag, value) for flag, value in kinds if value)])
-
-
-def _options(pairs: list[tuple[str, object]]) -> list[str]:
-    return [word for flag, value in pairs for word in (flag, str(value))]
+    line = [state.file or state["m"], "--cluster", state["c"]]
+    for name, value in {"intra": state["intra"], "inter": state["inter"], **state.options}.items():
+        if value is not None and value is not False and value not in ("", USUAL.get(name)):
+            said = (",".join(value) or "none") if isinstance(value, tuple) else value
+            line += [FLAGS.get(name, f"--{name.replace('_', '-')}"), *([] if value is True else [str(said)])]
+    return line
 
 
 def config_text(state: State) -> str:
     """The config.json that the command line needs beside it; "" for a model of the catalogue."""
     if not state.file:
         return ""
-    return json.dumps(pasted(state.config) if state.config else free_config(state.hidden, state.layers), separators=(",", ":"))
+    return json.dumps(pasted(state["cfg"]) if state["cfg"] else free_config(state["h"], state["L"]), separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +73,14 @@ def _nccl_why(top: Line) -> str:
 
 def _launch(b: StepBill) -> tuple[str, str, str]:
     """The launch line, its engine, and why there is none."""
-    key = b.question.engine.key
-    if b.question.trains:
+    q, key = b.question, b.question.engine.key
+    if q.trains:
         engine = "megatron" if key.startswith("megatron") else "torchrun"
-        axes = tuple(b.async_axes)
-        limits = Limits(micro_batch=int(b.question.micro_batch), seq=int(b.question.context), async_axes=axes)
+        limits = Limits(micro_batch=int(q.micro_batch), seq=int(q.context), async_axes=b.async_axes)
     else:
         engine = next((name for name in SERVING if key.startswith(name)), "vllm")
-        limits = Limits(eager=b.question.what_if.eager, library=b.question.what_if.library)
+        limits = Limits(eager=q.what_if.eager, library=q.what_if.library)
     try:
-        return launch_command(b.question.model, b.question.plan, engine, b.question.cluster, limits), engine, ""
+        return launch_command(q.model, q.plan, engine, q.cluster, limits), engine, ""
     except ValueError as error:
         return "", engine, str(error)

@@ -14,6 +14,7 @@ from commtax.planner.rows import describe_kind, train_words, words
 from commtax.report.documents import Named, Record, Value
 from commtax.report.planning import ServedPlans, TrainedPlans, plans_document
 from commtax.units import format_bytes, format_seconds
+from commtax.verbs.moves import AXES
 from commtax.verbs.serving import lengths_note
 
 TOP = 10
@@ -125,21 +126,10 @@ def _undominated(rows: TrainColumns) -> np.ndarray[Any, Any]:
 def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Point:
     kind, plan = a.kinds[int(rows.kind[i])].plan, train_words(a, rows, i)
     step, held = format_seconds(float(rows.step_s[i])), format_bytes(float(rows.memory_bytes[i]))
-    micro, dp = int(rows.micro_batch[i]), int(rows.dp[i])
-    sizes = {n: int(getattr(rows, n)[i]) for n in ("tp", "pp", "dp", "ep", "cp")}
-    kinds: dict[str, Value] = {
-        "z": str(kind.zero),
-        "rc": kind.recompute,
-        "sch": kind.schedule,
-        **({"v": kind.chunks} if kind.chunks > 1 else {}),
-    }
+    sizes = {n: int(getattr(rows, n)[i]) for n in AXES}
+    micro = int(rows.micro_batch[i])
+    step_keys = {"sp": 1, "b": micro, "n": a.question.goal.global_batch // sizes["dp"] // micro, "s": int(a.question.context)}
+    kinds = {"z": str(kind.zero), "rc": kind.recompute, "sch": kind.schedule, **({"v": kind.chunks} if kind.chunks > 1 else {})}
     text = f"{plan}; {describe_kind(kind)}; step {step}, MFU {float(rows.mfu[i]):.1%}, {held} a rank"
-    patch: dict[str, Value] = {
-        **sizes,
-        **kinds,
-        "sp": 1,
-        "b": micro,
-        "n": a.question.goal.global_batch // dp // micro,
-        "s": int(a.question.context),
-    }
+    patch: dict[str, Value] = {**sizes, **kinds, **step_keys}
     return Point(plan, float(rows.memory_bytes[i]) / 1e9, float(rows.mfu[i]), best, text, patch)
