@@ -17,7 +17,7 @@ from commtax import catalog
 from commtax.cli import main
 from commtax.report.view import priced, view
 from commtax.report.view.commands import arguments, config_text
-from commtax.report.view.state import KEYS, State, parse, record
+from commtax.report.view.state import KEYS, State, parse
 from commtax.report.view.tour import catalogue
 from commtax.units import format_seconds
 from commtax.verbs.billing import price, with_collectives
@@ -340,7 +340,7 @@ def test_the_measurement_that_would_settle_most():
 
 
 def test_defaults_and_the_table_of_keys_agree():
-    assert record(State()) == {key.name: key.default for key in KEYS}
+    assert State().keys == {key.name: key.default for key in KEYS}
     assert parse([]) == State()
 
 

@@ -13,7 +13,7 @@ from commtax.question import Question
 from commtax.report.bills import how_sent, weakest
 from commtax.report.documents import Value, filled
 from commtax.report.view.commands import Commands, commands
-from commtax.report.view.state import SHORT, State, record, shortened, written
+from commtax.report.view.state import SHORT, State, shortened, written
 from commtax.verbs.asking import describe_gpus
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.explain import Counterfactual
@@ -168,7 +168,7 @@ def view_of(step: Explained, state: State, command: str = "") -> View:
     ways = moves(q)
     untrained = {} if q.trains else {"mfu": None, "hfu": None, "mfu_definition": ""}
     return View(
-        state=record(normal(state, q)),
+        state=dict(normal(state, q).keys),
         title=f"{q.model.key} on {q.cluster.key}: {describe_gpus(q.plan)}, {q.engine.name}",
         sentence=step.sentence,
         binding=step.binding,

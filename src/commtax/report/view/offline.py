@@ -51,7 +51,7 @@ def _served(plans: ServingPlans, command: str) -> View | None:
         return None
     q, lengths = plans.question, plans.question.requests
     keys = {"m": q.model.key, "c": q.cluster.key, "e": q.engine.key, "il": int(lengths.input_len), "ol": int(lengths.output_len)}
-    asked = State(keys | served_patch(plans, plans.plans, 0))
+    asked = State().but(keys | served_patch(plans, plans.plans, 0))
     try:
         return view_of(Explained(priced(asked)), asked, command)
     except ValueError:  # a model that is not of the catalogue, links that are not of the cluster's name

@@ -137,12 +137,12 @@ SHORT = {key.field: key.name for key in KEYS} | {"micro_batch": "b", "global_bat
 
 @dataclass(frozen=True)  # without slots: the question is asked for often and kept
 class State:
-    """What the controls say: the keys that are set. Those without meaning in a phase keep their place and change nothing."""
+    """What the controls say, all of them. Keys without meaning in a phase keep their place and change nothing."""
 
-    keys: Mapping[str, Value] = field(default_factory=dict)
+    keys: Mapping[str, Value] = field(default_factory=lambda: {key.name: key.default for key in KEYS})
 
     def __getitem__(self, name: str) -> Any:
-        return self.keys.get(name, BY_NAME[name].default)
+        return self.keys[name]
 
     def but(self, patch: Mapping[str, Value]) -> State:
         return State({**self.keys, **patch})
@@ -206,10 +206,10 @@ def written(q: Question) -> State:
         "lib": q.what_if.library.partition("@")[0],
     }
     if not q.trains:
-        return State(keys | {"kv": "" if plan.kv_dtype == plan.activations_dtype else plan.kv_dtype})
+        return State().but(keys | {"kv": "" if plan.kv_dtype == plan.activations_dtype else plan.kv_dtype})
     kinds = {"z": str(plan.zero), "rc": plan.recompute, "sch": plan.schedule, "v": max(2, int(plan.chunks))}
     axes = ",".join(q.what_if.beside(q.engine)) or "none"
-    return State({**keys, **kinds, "n": int(q.batch // q.micro_batch), "as": axes})
+    return State().but({**keys, **kinds, "n": int(q.batch // q.micro_batch), "as": axes})
 
 
 def parse(query: Iterable[tuple[str, str]]) -> State:
@@ -221,12 +221,7 @@ def parse(query: Iterable[tuple[str, str]]) -> State:
         if name in keys:
             raise RefusedError(f"{name}: given twice", name)
         keys[name] = BY_NAME[name].read(text)
-    return State(keys)
-
-
-def record(state: State) -> dict[str, Value]:
-    """A state under its short keys, all of them."""
-    return {key.name: state[key.name] for key in KEYS}
+    return State().but(keys)
 
 
 def shortened(sizes: Mapping[str, Value]) -> dict[str, Value]:
