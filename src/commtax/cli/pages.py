@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from commtax.report.view.offline import Page
     from commtax.verbs.explained import Explained
 
-html_option = click.option(
-    "--html", default="", metavar="FILE", help="Also the page's pictures of it, in one file that needs no server."
-)
-
 
 def write_bill_page(path: str, step: Explained) -> None:
     if path:
