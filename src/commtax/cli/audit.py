@@ -12,7 +12,7 @@ from commtax.audit import SECONDS_TOLERANCE, Question, audit
 from commtax.audit.logs import LIMITS
 from commtax.catalog.profile import load as load_profile
 from commtax.catalog.profile import on_cluster
-from commtax.cli.options import Bytes, Count, Fraction, axis_options, json_option, profile_option, where_options
+from commtax.cli.options import Bytes, Count, Fraction, Verb, axis_options, json_option, profile_option, where_options
 from commtax.cli.output import Output
 from commtax.report import auditing
 from commtax.statement import Refusal
@@ -21,7 +21,7 @@ _PLAN = ("tp", "pp", "dp", "ep", "cp", "sequence_parallel", "dtype", "kv_dtype",
 _LIMITS = (*LIMITS, "kv_cache_memory_bytes")
 
 
-@click.command("audit")
+@click.command("audit", cls=Verb)
 @click.argument("files", nargs=-1, required=True, metavar="LOG|TRACE|BENCH...", type=click.Path(path_type=Path))
 @click.option("--model", "-m", "model", required=True, help="What ran: a name, or a folder with config.json.")
 @where_options

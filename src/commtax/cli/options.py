@@ -99,6 +99,8 @@ ENGINES = "vllm (default), sglang, trtllm, torch, builtin, textbook; to train me
 BACKENDS = "allgather_reducescatter, deepep_high_throughput, deepep_low_latency."
 LIBRARIES = "Another library's collectives: nccl, vllm, sglang, trtllm, gloo, textbook."
 KINDS = f"{', '.join(TRAINING[:-1])} or {TRAINING[-1]}"
+BESIDE = "Axes whose collectives run beside compute, dp,cp,tp,ep,pp or none.  [default: the engine's]"
+PROMPT, OUTPUT = ("--input-len", "--context", "--random-input-len"), ("--output-len", "--osl", "--random-output-len")
 COUNT, SHARE = Count(), Fraction()
 OPTIONS: Mapping[str, Option] = {
     "cluster": Option("Where", "TEXT", "", "A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts.", ("--cluster", "-c")),
@@ -143,12 +145,8 @@ OPTIONS: Mapping[str, Option] = {
     "kv_cache_memory_bytes": Option("Serving", Bytes(), 0.0, "A fixed KV cache a rank, such as 1GiB."),
     "concurrency": Option("Serving", Counts(), 1, "Clients: 32, or 1,8,64.", ("--concurrency", "--max-concurrency")),
     "workload": Option("Serving", "NAME", "", "Lengths of a usual workload."),
-    "input_len": Option(
-        "Serving", COUNT, 1024, "Mean prompt length.  [default: 1024]", ("--input-len", "--context", "--random-input-len")
-    ),
-    "output_len": Option(
-        "Serving", COUNT, 128, "Mean output length.  [default: 128]", ("--output-len", "--osl", "--random-output-len")
-    ),
+    "input_len": Option("Serving", COUNT, 1024, "Mean prompt length.  [default: 1024]", PROMPT),
+    "output_len": Option("Serving", COUNT, 128, "Mean output length.  [default: 128]", OUTPUT),
     "num_prompts": Option("Serving", COUNT, None, "Requests of the whole benchmark.  [default: the steady state]"),
     "prompts_per_client": Option("Serving", COUNT, None, "The same for each client (10 is usual)."),
     "spread": Option("Serving", SHARE, None, f"Lengths vary by this share to either side; 0: lockstep.  [default: {SPREAD:g}]"),
@@ -168,9 +166,7 @@ OPTIONS: Mapping[str, Option] = {
     "recompute": Option("Training", "KIND", "none", "none, selective or full."),
     "schedule": Option("Training", "KIND", DEFAULT, f"{KINDS}."),
     "chunks": Option("Training", COUNT, 1, "Chunks a rank, interleaved schedule."),
-    "async_axes": Option(
-        "Training", "AXES", None, "Axes that run beside compute, dp,cp,tp,ep,pp or none.  [default: the engine's]", ("--async",)
-    ),
+    "async_axes": Option("Training", "AXES", None, BESIDE, ("--async",)),
     "imbalance": Option("Training", float, 1.0, "Tokens of the busiest expert rank over the mean."),
     "flops": Option("Training", "KIND", "full", "What MFU counts, full (all pairs) or causal."),
     "tokens": Option("Training", "N", "", "Days for this many tokens, such as 15T."),
@@ -200,7 +196,7 @@ class Verb(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
         for param in self.get_params(ctx):
-            record = param.get_help_record(ctx)
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if record:
                 groups[OPTIONS[param.name].group if param.name in OPTIONS else "Output"].append(record)
         for group, records in groups.items():
