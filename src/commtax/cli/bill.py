@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 
-from commtax.cli.emitting import emitted, show_emitted
+from commtax.cli.beside import emitted, show_emitted, write_bill_page
 from commtax.cli.options import PASTED, SIZES, STEP, TRAINED, WHERE, Verb, taking
 from commtax.cli.order import SERVED_STEP, Order, changed, ordered
-from commtax.cli.pages import write_bill_page
 from commtax.statement import Refusal
 from commtax.units import parse_tokens
 from commtax.verbs.billing import price

@@ -210,7 +210,8 @@ def taking(*names: str, **others: Mapping[str, object]) -> Callable[[Command], C
 
     def add(command: Command) -> Command:
         for name in reversed(names):
-            command = OPTIONS[name]._replace(**others.get(name, {})).on(name)(command)
+            changes: Any = others.get(name, {})
+            command = OPTIONS[name]._replace(**changes).on(name)(command)
         return command
 
     return add

@@ -11,10 +11,9 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from commtax.cli.emitting import emitted, show_emitted
+from commtax.cli.beside import emitted, show_emitted, write_plan_page
 from commtax.cli.options import LIMITS, WHERE, Verb, taking
 from commtax.cli.order import Order, ordered
-from commtax.cli.pages import write_plan_page
 from commtax.planner import ServingPlans, Standing, TrainPlans, apart_standing, standing, training_standing
 from commtax.planner.best import best_serving, best_training
 from commtax.planner.rows import longest, put, train_bill_of

@@ -17,8 +17,7 @@ from commtax.report.view.state import SHORT, State, shortened, written
 from commtax.verbs.asking import describe_gpus
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.explain import Counterfactual
-from commtax.verbs.explained import AxisTax, Binding, Explained, Memory, axis_of
-from commtax.verbs.formula import formula, share_formula, source
+from commtax.verbs.explained import AxisTax, Binding, Explained, Memory, axis_of, formula, share_formula, source
 from commtax.verbs.layer import Bar, Lane, Span, Stage
 from commtax.verbs.lesson import Lesson, lesson
 from commtax.verbs.moves import AXES, instead, moves

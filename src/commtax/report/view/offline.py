@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from commtax.planner import ServingPlans, TrainPlans
 from commtax.planner.rows import train_bill_of
+from commtax.report.documents import Value
 from commtax.report.view import View, priced, view_of
-from commtax.report.view.answers import grid_of
 from commtax.report.view.front import ServedFront, TrainedFront, served_patch, serving_front, training_front
 from commtax.report.view.pipeline import Pipeline, pipeline_of
-from commtax.report.view.state import SHOWN, State, written
+from commtax.report.view.state import SHOWN, State, shortened, written
 from commtax.verbs.billing import StepBill
 from commtax.verbs.explained import Explained
-from commtax.verbs.grids import GRIDS, Grid
+from commtax.verbs.grids import GRIDS, Cell, Grid, grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,13 @@ def _served(plans: ServingPlans, command: str) -> View | None:
     if not len(plans.plans):
         return None
     q, lengths = plans.question, plans.question.requests
-    keys = {"m": q.model.key, "c": q.cluster.key, "e": q.engine.key, "il": int(lengths.input_len), "ol": int(lengths.output_len)}
+    keys: dict[str, Value] = {
+        "m": q.model.key,
+        "c": q.cluster.key,
+        "e": q.engine.key,
+        "il": int(lengths.input_len),
+        "ol": int(lengths.output_len),
+    }
     asked = State().but(keys | served_patch(plans, plans.plans, 0))
     try:
         return view_of(Explained(priced(asked)), asked, command)
@@ -64,3 +70,14 @@ def _same(b: StepBill, state: State) -> bool:
         return bool(abs(float(priced(state).step_s) / float(b.step_s) - 1) < 1e-9) and state["ph"] in SHOWN
     except ValueError:
         return False
+
+
+def grid_of(state: State, kind: str) -> Grid:
+    """A heat map whose cells set the keys in which they differ from the state."""
+    drawn = grid(priced(state), kind)
+    return replace(drawn, cells=[_keyed(cell, state) for cell in drawn.cells])
+
+
+def _keyed(cell: Cell, state: State) -> Cell:
+    patch = None if cell.patch is None else {n: v for n, v in shortened(cell.patch).items() if v != state[n]}
+    return replace(cell, patch=patch)

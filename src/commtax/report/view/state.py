@@ -207,7 +207,7 @@ def written(q: Question) -> State:
     }
     if not q.trains:
         return State().but(keys | {"kv": "" if plan.kv_dtype == plan.activations_dtype else plan.kv_dtype})
-    kinds = {"z": str(plan.zero), "rc": plan.recompute, "sch": plan.schedule, "v": max(2, int(plan.chunks))}
+    kinds: dict[str, Value] = {"z": str(plan.zero), "rc": plan.recompute, "sch": plan.schedule, "v": max(2, int(plan.chunks))}
     axes = ",".join(q.what_if.beside(q.engine)) or "none"
     return State().but({**keys, **kinds, "n": int(q.batch // q.micro_batch), "as": axes})
 
