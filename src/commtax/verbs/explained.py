@@ -12,7 +12,7 @@ from commtax.units import format_bytes, format_count, format_rate, format_second
 from commtax.verbs.asking import fabric_of
 from commtax.verbs.billing import USABLE, StepBill
 from commtax.verbs.explain import Counterfactual, Thresholds, counterfactuals, thresholds, verdict
-from commtax.verbs.fitting import Fit, fits, held
+from commtax.verbs.fitting import fits, held
 from commtax.verbs.layer import Layer, Segment, layer_of
 from commtax.verbs.moves import AXES, Axis
 
@@ -128,9 +128,7 @@ def _binding(b: StepBill) -> Axis | Literal["compute"]:
     if b.question.trains:
         axis: Axis = b.binding
         return axis
-    if float(b.comm_fraction) < SMALL:
-        return "compute"
-    return max(AXES, key=lambda axis: float(b.exposed_on(axis)))
+    return "compute" if float(b.comm_fraction) < SMALL else max(AXES, key=lambda axis: float(b.exposed_on(axis)))
 
 
 def _binding_text(b: StepBill, axis: str) -> str:
@@ -179,19 +177,15 @@ def _trained_memory(b: StepBill) -> Memory:
 
 def _served_memory(b: StepBill) -> Memory:
     room, tokens = held(b), int(b.question.batch) * (int(b.question.context) + 1)
+    blocks = room.kv_bytes * tokens / room.kv_tokens if room.kv_tokens else room.kv_bytes_per_token * tokens
     parts = {
         "weights": room.weights_bytes,
         "activations": room.activation_bytes,
         "graphs and other": room.other_bytes + room.graph_bytes,
-        "KV cache of this batch": _cache_bytes(room, tokens),
+        "KV cache of this batch": blocks,
     }
     note = f"room for {room.kv_tokens:,} cached tokens a replica; this batch has {tokens:,}"
     return _memory(b, parts, room.fits and room.kv_tokens >= tokens, room.kv_tokens, note)
-
-
-def _cache_bytes(room: Fit, tokens: int) -> float:
-    """Bytes of a rank's cache for so many tokens, by the engine's own blocks."""
-    return room.kv_bytes * tokens / room.kv_tokens if room.kv_tokens else room.kv_bytes_per_token * tokens
 
 
 def _memory(b: StepBill, parts: dict[str, float], fits: bool, kv_tokens: int | None, note: str) -> Memory:
