@@ -16,7 +16,7 @@ from commtax.catalog.libraries import OPS
 from commtax.cost.placement import span
 from commtax.planner import plan
 from commtax.readers.topology import Topology, place
-from commtax.report.view.offline import state_of
+from commtax.report.view.state import written as controls
 from commtax.spec import Path, Plan, Profile
 from commtax.verbs.asking import ask, fabric_of
 from commtax.verbs.serving import moved_s
@@ -203,5 +203,5 @@ def test_rows_of_a_pair_make_no_constants_of_the_host(tmp_path):
 def test_what_is_assumed_is_said_of_both_links_and_the_page_keeps_the_pairs():
     b = commtax.bill("llama-3.1-8b", "8xh100-nvl", tp=2)
     assert "collectives on nvlink-bridge with h100-nvl are assumed" in " ".join(b.notes)
-    assert state_of(b).intra == ""
+    assert controls(b.question)["intra"] == ""
     assert fabric_of(b.question).pairs.pairs is None

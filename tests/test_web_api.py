@@ -17,7 +17,7 @@ from commtax import catalog
 from commtax.cli import main
 from commtax.report.view import priced, view
 from commtax.report.view.commands import arguments, config_text
-from commtax.report.view.state import KEYS, State, parse, patched, record
+from commtax.report.view.state import KEYS, State, parse
 from commtax.report.view.tour import catalogue
 from commtax.units import format_seconds
 from commtax.verbs.billing import price, with_collectives
@@ -107,12 +107,12 @@ def test_the_page_says_what_the_command_line_says_for_200_random_states(tmp_path
         for name in names:
             assert shown["totals"][name] == said[name], (name, asked)
         assert shown["sentence"] == said["verdict"]
-        if state.training:
+        if state.trains:
             assert shown["totals"]["mfu"] == said["mfu"]
             assert shown["binding"]["axis"] == said["binding"]
         assert sum(line["exposed_s"] for line in shown["bill"]) == pytest.approx(shown["totals"]["step_s"], rel=1e-9)
         legal += 1
-        phases.add((state.phase, bool(state.file)))
+        phases.add((state["ph"], bool(state.file)))
     assert len(phases) == 6
 
 
@@ -123,7 +123,7 @@ def test_api_bill_and_fit_are_the_command_lines_documents(name):
         return
     line = shlex.split(get("view", **CASES[name])["commands"]["commtax"])[1:]
     assert get("bill", **CASES[name]) == command_line(line)
-    assert get("fit", **CASES[name])["model"] == state.model
+    assert get("fit", **CASES[name])["model"] == state["m"]
 
 
 UNITS = {
@@ -173,7 +173,7 @@ def test_a_layer_is_compute_and_what_is_exposed_to_scale(name):
             under = [c for c in lanes["compute"] if c.stage == bar.stage]
             assert a >= min(c.start_s for c in under) - 1e-12
             assert z - a == pytest.approx(bar.segment.hidden_s, rel=1e-6) or z <= max(c.end_s for c in drawn.bars)
-    if not state.training:  # every layer's share of the step, and nothing else
+    if not state.trains:  # every layer's share of the step, and nothing else
         ends = ("head", "embedding", "logits", "stage hand-off")
         inside = sum(float(x.exposed_s) for x in b.items if x.kind != "host" and not x.item.what.startswith(ends))
         assert drawn.length_s * b.question.model.num_layers == pytest.approx(inside, rel=1e-9)
@@ -190,7 +190,7 @@ def test_the_layer_has_every_collective_of_its_layers_once(name):
         bars = [x.segment.seconds for x in drawn.bars if x.segment.line is line]
         assert bars, line.item
         assert sum(bars) <= float(line.total_s) * (1 + 1e-9)
-    if state.training and int(b.question.plan.microbatches) > 1:
+    if state.trains and int(b.question.plan.microbatches) > 1:
         waits = [x for x in lines if x.item.axis == "tp"]
         whole = float(b.question.plan.microbatches) * b.question.model.num_layers / int(b.question.plan.pp)
         for line in waits:
@@ -205,7 +205,7 @@ def test_buttons_do_what_they_say(name):
     applied = 0
     for change in shown["changes"]:
         if change["patch"] is not None:
-            after = view(patched(state, change["patch"]))
+            after = view(state.but(change["patch"]))
             assert after.totals.step_s == pytest.approx(change["step_s"], rel=1e-9), change
             applied += 1
     assert applied
@@ -239,11 +239,11 @@ def test_grids_hold_this_state_and_load_their_cells(name, kind):
     state = parse(CASES[name].items())
     for cell in random.Random(1).sample(found["cells"], 4):
         if cell["refused"] is None:
-            there = patched(state, cell["patch"])
+            there = state.but(cell["patch"])
             assert priced(there).step_s == cell["step_s"]
             assert view(there).totals.fits == cell["fits"]
-            if state.training:
-                assert there.batch * there.microbatches * there.dp == state.batch * state.microbatches * state.dp
+            if state.trains:
+                assert there["b"] * there["n"] * there["dp"] == state["b"] * state["n"] * state["dp"]
 
 
 def test_break_even_counts_only_what_fits():
@@ -267,7 +267,7 @@ def test_plans_load():
         assert found["sentence"].startswith("Run ")
         for point in found["front"][:5]:
             if point["patch"] is not None:
-                after = view(patched(parse(asked.items()), point["patch"]))
+                after = view(parse(asked.items()).but(point["patch"]))
                 assert after.totals.step_s > 0
                 if asked.get("ph") == "train":
                     assert after.totals.mfu == pytest.approx(point["y"], rel=1e-6)
@@ -278,7 +278,7 @@ def test_plans_load():
     ):
         found = get("plan", **asked)
         best = next(p for p in found["front"] if p["best"])
-        loaded = priced(patched(parse(asked.items()), best["patch"]))
+        loaded = priced(parse(asked.items()).but(best["patch"]))
         assert f"a decode step takes {format_seconds(float(loaded.step_s))}," in found["why"][1], "the step that was told is loaded"
     status, told = refused("plan", {"c": "128x8xh100-sxm"})
     assert (status, told["argument"]) == (422, "c")
@@ -340,7 +340,7 @@ def test_the_measurement_that_would_settle_most():
 
 
 def test_defaults_and_the_table_of_keys_agree():
-    assert record(State()) == {key.name: key.default for key in KEYS}
+    assert State().keys == {key.name: key.default for key in KEYS}
     assert parse([]) == State()
 
 

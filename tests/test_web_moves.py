@@ -5,7 +5,7 @@ import random
 import pytest
 
 from commtax.report.view import priced, view
-from commtax.report.view.state import parse, patched
+from commtax.report.view.state import parse
 from web_client import refused
 
 AXES = ("tp", "pp", "dp", "ep", "cp")
@@ -42,17 +42,17 @@ def walk(case):
 def test_every_place_of_a_slider_is_legal(name):
     state, places = walk(CASES[name])
     for axis in AXES:
-        assert getattr(state, axis) in [v for a, v, _, _ in places if a == axis], "the present one is among them"
+        assert state[axis] in [v for a, v, _, _ in places if a == axis], "the present one is among them"
     for axis, value, patch, note in places:
-        there = patched(state, patch)
+        there = state.but(patch)
         priced(there)
         if axis == "local":
-            assert there.batch * there.length == value * there.cp
+            assert there["b"] * there.length == value * there["cp"]
             continue
-        assert getattr(there, axis) == value
-        followed = [a for a in AXES if a != axis and getattr(there, a) != getattr(state, a)]
-        assert all(f"{a.upper()} {getattr(state, a):,} → {getattr(there, a):,}" in note for a in followed)
-        if value == getattr(state, axis):
+        assert there[axis] == value
+        followed = [a for a in AXES if a != axis and there[a] != state[a]]
+        assert all(f"{a.upper()} {state[a]:,} → {there[a]:,}" in note for a in followed)
+        if value == state[axis]:
             assert there == state or patch.keys() & {"z", "sp"}, "staying changes nothing"
             assert not note
 
@@ -60,7 +60,7 @@ def test_every_place_of_a_slider_is_legal(name):
 def test_no_size_locks_another():
     for name in ("vllm", "sglang", "megatron", "experts"):
         state, places = walk(CASES[name])
-        for axis in ("tp", "pp", "dp") if state.training else ("tp", "dp", "ep"):
+        for axis in ("tp", "pp", "dp") if state.trains else ("tp", "dp", "ep"):
             assert len([1 for a, *_ in places if a == axis]) >= 3, (name, axis)
 
 
@@ -76,14 +76,14 @@ def test_experts_follow_tp_and_dp():
 @pytest.mark.parametrize("name", ["megatron", "interleaved", "fsdp", "experts", "thousands"])
 def test_training_keeps_a_full_cluster_and_its_global_batch(name):
     state, places = walk(CASES[name])
-    total = state.tp * state.pp * state.dp * state.cp
+    total = state["tp"] * state["pp"] * state["dp"] * state["cp"]
     for axis, _, patch, note in places:
-        there = patched(state, patch)
-        if axis in ("tp", "pp", "cp") and there.dp != state.dp:
-            assert there.tp * there.pp * there.dp * there.cp == total
-            same = there.microbatches * there.dp == state.microbatches * state.dp
+        there = state.but(patch)
+        if axis in ("tp", "pp", "cp") and there["dp"] != state["dp"]:
+            assert there["tp"] * there["pp"] * there["dp"] * there["cp"] == total
+            same = there["n"] * there["dp"] == state["n"] * state["dp"]
             assert same == ("the same global batch" in note)
-            assert same or (there.microbatches == state.microbatches and "global batch" in note)
+            assert same or (there["n"] == state["n"] and "global batch" in note)
             assert same or name == "thousands", "only where a replica would need more microbatches than the page knows"
 
 
@@ -93,7 +93,7 @@ def test_a_random_walk_over_the_sliders_is_never_refused():
         state = parse(case.items())
         for _ in range(25):
             ways = view(state).moves
-            state = patched(state, r.choice(ways[r.choice([a for a in AXES if len(ways[a]) > 1])]).patch)
+            state = state.but(r.choice(ways[r.choice([a for a in AXES if len(ways[a]) > 1])]).patch)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_refused_plan_says_which_would_do(asked):
     status, told = refused("view", asked)
     assert status == 422
     assert told["instead"]["text"]
-    view(patched(parse(asked.items()), told["instead"]["patch"]))
+    view(parse(asked.items()).but(told["instead"]["patch"]))
 
 
 def test_what_no_size_mends_has_no_other_plan():

@@ -9,7 +9,7 @@ import click
 
 from commtax.audit import audit
 from commtax.audit.finding import SECONDS_TOLERANCE, Claim
-from commtax.cli.options import Bytes, Count, Fraction, axis_options, json_option, profile_option, where_options
+from commtax.cli.options import Bytes, Count, Fraction, Verb, axis_options, json_option, profile_option, where_options
 from commtax.cli.order import cluster_of, profile_of
 from commtax.cli.output import Output
 from commtax.report import auditing
@@ -17,7 +17,7 @@ from commtax.statement import Refusal
 from commtax.verbs.asking import unsettled
 
 
-@click.command("audit")
+@click.command("audit", cls=Verb)
 @click.argument("files", nargs=-1, required=True, metavar="LOG|TRACE|BENCH...", type=click.Path(path_type=Path))
 @click.option("--model", "-m", "model", required=True, help="What ran: a name, or a folder with config.json.")
 @where_options

@@ -6,19 +6,9 @@ from typing import Any
 
 import click
 
-from commtax.cli.emitting import emitted, show_emitted
-from commtax.cli.options import (
-    json_option,
-    paste_options,
-    profile_option,
-    step_options,
-    train_step_options,
-    training_options,
-    what_if_options,
-    where_options,
-)
-from commtax.cli.order import STEP, Order, changed, ordered
-from commtax.cli.pages import html_option, write_bill_page
+from commtax.cli.beside import emitted, show_emitted, write_bill_page
+from commtax.cli.options import LAID, PASTED, STEP, TRAINED, WHERE, Verb, taking
+from commtax.cli.order import SERVED_STEP, Order, changed, ordered
 from commtax.statement import Refusal
 from commtax.units import parse_tokens
 from commtax.verbs.billing import price
@@ -29,20 +19,9 @@ TIMED = {False: ("slow_rank", "overlap", "library"), True: ("slow_rank", "librar
 """Options that change seconds alone, in serving and in training."""
 
 
-@click.command("bill")
-@click.argument("model", required=False)
-@where_options
-@paste_options
-@step_options
-@what_if_options
-@training_options
-@train_step_options
-@click.option("--exact", is_flag=True, help="Only what is sent, in bytes and counts.")
-@profile_option
-@click.option("--emit", default="", metavar="ENGINE", help="Also the launch command: vllm, sglang, trtllm, megatron, torchrun.")
-@html_option
-@json_option
-@ordered(serving=STEP)
+@click.command("bill", cls=Verb)
+@taking(*WHERE, *PASTED, *LAID, *STEP, *TRAINED, "exact", "profile", "emit", "html", "as_json")
+@ordered(serving=SERVED_STEP)
 def bill_command(order: Order) -> None:
     """What one step costs: every kernel and collective, what binds, and what would change it.
 

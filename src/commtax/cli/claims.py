@@ -13,7 +13,8 @@ from commtax.cli.output import Output
 def claims_command(as_json: bool) -> None:
     """What well-known texts say about the communication tax, and what the arithmetic says."""
     from commtax.claims import claims
-    from commtax.report.documents import claims_document
     from commtax.report.tables import show_claims
 
-    Output(as_json).answer(lambda: claims_document(claims()), lambda console: show_claims(console, claims()))
+    Output(as_json).answer(
+        lambda: {"schema": "commtax.claims/1", "claims": claims()}, lambda console: show_claims(console, claims())
+    )

@@ -8,17 +8,8 @@ from typing import NoReturn
 
 import click
 
-from commtax.cli.options import (
-    json_option,
-    paste_options,
-    profile_option,
-    step_options,
-    train_step_options,
-    training_options,
-    what_if_options,
-    where_options,
-)
-from commtax.cli.order import STEP, Order, changed, ordered
+from commtax.cli.options import LAID, PASTED, STEP, TRAINED, WHERE, Verb, taking
+from commtax.cli.order import SERVED_STEP, Order, changed, ordered
 from commtax.files import read_text
 from commtax.question import Question
 from commtax.spec import SIZES, Cluster
@@ -28,28 +19,9 @@ from commtax.verbs.comparing import compared
 from commtax.verbs.plans import Axes, PlanRow, Where, compared_plans
 
 
-@click.command("compare")
-@click.argument("model", required=False)
-@where_options
-@paste_options
-@step_options
-@what_if_options
-@training_options
-@train_step_options
-@click.option(
-    "--over",
-    multiple=True,
-    metavar="AXIS=VALUES",
-    help="batch=1:256, tp=1,2,4,8, link=nvlink4,10gbe … (twice for a grid).",
-)
-@click.option("--plans", default="", metavar="PLANS", help="Plans side by side: tp1,tp8,tp8pp2,tp4dp2 (instead of --over).")
-@click.option("--links", default="", metavar="LINKS", help="With --plans: on each of these links, nvlink4,pcie5,10gbe.")
-@click.option("--batches", default="", metavar="N[,N…]", help="With --plans: sequences over all replicas.  [default: --batch]")
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
-@click.option("--plot", default="", metavar="FILE", help="Draw it: .svg, .png or .pdf.")
-@profile_option
-@json_option
-@ordered(serving=STEP)
+@click.command("compare", cls=Verb)
+@taking(*WHERE, *PASTED, *LAID, *STEP, *TRAINED, "over", "plans", "links", "batches", "as_csv", "plot", "profile", "as_json")
+@ordered(serving=SERVED_STEP)
 def compare_command(order: Order) -> None:
     """The same step over a range of batches, lengths, degrees or links; or plans side by side, and where their order flips.
 

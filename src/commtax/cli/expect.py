@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from commtax.cli.options import Bytes, Count, json_option, profile_option
+from commtax.cli.options import PLACE, Verb, taking
 from commtax.cli.order import cluster_of, profile_of
 from commtax.cli.output import Output
 from commtax.files import OUTPUT_BYTES, read_text
@@ -22,18 +22,12 @@ VERDICTS = {"pass": 0, "fail": 1, "undecided": 3}
 """Exit codes."""
 
 
-@click.command("expect")
+@click.command("expect", cls=Verb)
 @click.argument("op", metavar="COLLECTIVE")
-@click.option("--cluster", "-c", default="", help="A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts.")
-@click.option("--intra", default="", metavar="LINK", help="Another link inside a host.")
-@click.option("--inter", default="", metavar="LINK", help="Another fabric between hosts.")
-@click.option("--nics", type=Count(), default=None, help="NICs a host has.")
-@click.option("--ranks", type=Count(), default=0, help="GPUs that take part.  [default: all]")
-@click.option("--size", type=Bytes(binary=True), default="1G", show_default=True, help="Tensor size; 1G is 2^30, as in nccl-tests.")
-@click.option("--library", default="", metavar="NAME", help="nccl (default), vllm, sglang, trtllm, textbook.")
-@click.option("--measured", default="", metavar="BUSBW|TIME|FILE", help="166GB/s, 25us, or an nccl-tests output: pass or fail.")
-@profile_option
-@json_option
+@taking(
+    *(*PLACE, "ranks", "size", "library", "measured", "profile", "as_json"),
+    library={"help": "nccl (default), vllm, sglang, trtllm, textbook."},
+)
 def expect_command(op: str, size: float, ranks: int, library: str, measured: str, as_json: bool, **options: Any) -> None:
     """What a collective should take on this hardware; with --measured pass (exit 0), fail (1) or undecided (3).
 

@@ -4,48 +4,24 @@ from __future__ import annotations
 
 import click
 
-from commtax.cli.options import (
-    Bytes,
-    Count,
-    Fraction,
-    axis_options,
-    json_option,
-    paste_options,
-    profile_option,
-    replicas_option,
-    training_options,
-    where_options,
-)
+from commtax.cli.options import KEPT, LAID, PASTED, WHERE, Verb, taking
 from commtax.cli.order import Order, ordered
 from commtax.statement import Refusal
 from commtax.verbs.fitting import Fit, TrainFit, advised, holds, train_holds
 
-LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes", "kv_dtype")
+LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes")
 
 
-@click.command("fit")
-@click.argument("model", required=False)
-@where_options
-@paste_options
-@click.option(
-    "--tp", type=Count(), default=None, help="Tensor-parallel size (-tp); left out: the smallest that fits (training: 1)."
+@click.command("fit", cls=Verb)
+@taking(
+    *(*WHERE, *PASTED, *LAID, "phase", *LIMITS, "gpu_memory_utilization", "batch", "context", *KEPT, "profile", "as_json"),
+    tp={"default": None, "help": "Tensor-parallel size (-tp); left out: the smallest that fits (training: 1)."},
+    pp={"default": None},
+    phase={"default": "serve", "help": "serve (default) or train."},
+    batch={"help": "Training: sequences a replica and step."},
+    context={"help": "Training: sequence length.  [default: 4096]"},
 )
-@click.option("--pp", type=Count(), default=None, help="Pipeline stages (-pp).")
-@axis_options
-@replicas_option
-@click.option("--phase", default="serve", metavar="PHASE", help="serve (default) or train.")
-@click.option("--max-model-len", type=Count(), default=None, help="Longest request, 128k or 131072.  [default: the model's]")
-@click.option("--max-num-seqs", type=Count(), default=None, help="Sequences in a step, at most.")
-@click.option("--max-num-batched-tokens", type=Count(), default=None, help="Tokens in a step, at most.")
-@click.option("--gpu-memory-utilization", type=Fraction(), default=None, help="Share of memory the engine may use.")
-@click.option("--block-size", type=Count(), default=None, help="Tokens a KV block.")
-@click.option("--kv-cache-memory-bytes", type=Bytes(), default=0.0, help="A fixed KV cache a rank, such as 1GiB.")
-@click.option("--batch", type=Count(), default=None, help="Training: sequences a replica and step.")
-@click.option("--context", type=Count(), default=None, help="Training: sequence length.  [default: 4096]")
-@training_options
-@profile_option
-@json_option
-@ordered(serving=LIMITS, of="--phase train")
+@ordered(serving=(*LIMITS, "kv_dtype"), of="--phase train")
 def fit_command(order: Order) -> None:
     """Does it fit, and how much KV cache is left? Without -tp: the smallest TP (x PP) that fits.
 

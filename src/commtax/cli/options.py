@@ -1,15 +1,16 @@
-"""Options that commands share, and the kinds of values they take."""
+"""All options in one table, and the kinds of values they take; each verb says which of them it has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import click
+import numpy as np
 
 from commtax.cost.schedules import DEFAULT, TRAINING
 from commtax.question import SPREAD
-from commtax.spec import OVERLAPPED, PARALLEL
+from commtax.spec import OVERLAPPED, PARALLEL, SIZES
 from commtax.statement import Refusal
 from commtax.units import parse_bytes, parse_count, parse_fraction
 from commtax.verbs import AUTO_EP
@@ -17,6 +18,8 @@ from commtax.verbs import AUTO_EP
 Command = Callable[..., None]
 Given = dict[str, Any]
 """Options of a command line by name, as click has read them."""
+MAX_VALUES = 1_024
+"""Values of one option that are shown."""
 
 
 class Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -30,10 +33,10 @@ class Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> int:
         if value == "auto" and self.auto is not None:
             return self.auto
-        found = parse_count(value, _name(param))
-        if self.auto is not None and found < 1:
-            raise Refusal(f"{_name(param)}={found}: a whole number of at least 1 is needed, or auto")
-        return found
+        count = parse_count(value, _name(param))
+        if self.auto is not None and count < 1:
+            raise Refusal(f"{_name(param)}={count}: a whole number of at least 1 is needed, or auto")
+        return count
 
 
 class Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -56,104 +59,160 @@ class Fraction(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return parse_fraction(value, _name(param))
 
 
+class Counts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A whole number, or several: ``1,8,64``."""
+
+    name = "N[,N…]"
+
+    def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> Any:
+        name, parts = _name(param), str(value).split(",")
+        if len(parts) > MAX_VALUES:
+            raise Refusal(f"{name}: {len(parts):,} values, more than the {MAX_VALUES:,} that are shown", name)
+        counts = [parse_count(part, name) for part in parts]
+        return counts[0] if len(counts) == 1 else np.array(counts)
+
+
 def _name(param: click.Parameter | None) -> str:
     return param.name if param and param.name else "value"
 
 
-def together(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+class Option(NamedTuple):
+    """One option: the group that help lists it in, its kind (a text is named by what it holds), its default and its help."""
+
+    group: str
+    kind: Any
+    default: Any
+    help: str
+    flags: tuple[str, ...] = ()  # where they are not its name with dashes
+    multiple: bool = False
+
+    def on(self, name: str) -> Callable[[Command], Command]:
+        """The option as click has it."""
+        flags = self.flags or (f"--{name.replace('_', '-')}",)
+        if self.kind is bool:
+            return click.option(*flags, name, is_flag=True, default=self.default, help=self.help)
+        kind = {"metavar": self.kind} if isinstance(self.kind, str) else {"type": self.kind}
+        return click.option(*flags, name, default=self.default, multiple=self.multiple, help=self.help, **kind)
+
+
+GROUPS = ("Where", "Plan", "Step", "Serving", "Training", "Output")
+ENGINES = "vllm (default), sglang, trtllm, torch, builtin, textbook; to train megatron (default), fsdp, torchtitan, deepspeed."
+BACKENDS = "allgather_reducescatter, deepep_high_throughput, deepep_low_latency."
+LIBRARIES = "Another library's collectives: nccl, vllm, sglang, trtllm, gloo, textbook."
+KINDS = f"{', '.join(TRAINING[:-1])} or {TRAINING[-1]}"
+BESIDE = f"Axes whose collectives run beside compute, {','.join(OVERLAPPED)} or none.  [default: the engine's]"
+PROMPT, OUTPUT = ("--input-len", "--context", "--random-input-len"), ("--output-len", "--osl", "--random-output-len")
+COUNT, SHARE = Count(), Fraction()
+OPTIONS: Mapping[str, Option] = {
+    "cluster": Option("Where", "TEXT", "", "A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts.", ("--cluster", "-c")),
+    "intra": Option("Where", "LINK", "", "Another link inside a host."),
+    "inter": Option("Where", "LINK", "", "Another fabric between hosts."),
+    "nics": Option("Where", COUNT, None, "NICs a host has."),
+    "engine": Option("Where", "NAME", "", ENGINES, ("--engine", "-e")),
+    "pasted": Option("Where", "COMMAND|FILE", "", "A launch command: vllm serve … -tp 8, torchrun …", ("--from",)),
+    "topo": Option("Where", "FILE", "", "nvidia-smi topo -m: which GPUs to take, and the link they have."),
+    "profile": Option("Where", "FILE", "", "A machine's own constants (commtax calibrate, commtax measure calibrate)."),
+    **{axis.name: Option("Plan", Count(AUTO_EP) if axis.name == "ep" else COUNT, 1, axis.help) for axis in PARALLEL.values()},
+    "sequence_parallel": Option("Plan", bool, False, "Reduce-scatter and all-gather instead of all-reduce."),
+    "dtype": Option("Plan", "TYPE", "", "Weights in another type: bf16, fp8, int4, nvfp4 …"),
+    "kv_dtype": Option("Plan", "TYPE", "", "KV cache type: auto, bf16, fp8."),
+    "replicas": Option("Plan", COUNT, 1, "Servers of their own beside each other."),
+    "plans": Option("Plan", "PLANS", "", "Plans side by side: tp1,tp8,tp8pp2,tp4dp2 (instead of --over)."),
+    "links": Option("Plan", "LINKS", "", "With --plans: on each of these links, nvlink4,pcie5,10gbe."),
+    "phase": Option("Step", "PHASE", "decode", "decode (default), prefill, mixed or train."),
+    "batch": Option("Step", COUNT, None, "Sequences in the step, a replica.  [default: 1]"),
+    "context": Option("Step", COUNT, None, "Cached tokens, prompt or sequence length.  [default: 1024, training 4096]"),
+    "speculative": Option("Step", COUNT, 0, "Drafted tokens a sequence: k + 1 rows are verified."),
+    "eager": Option("Step", bool, False, "Without CUDA graphs: no padding, every kernel launched."),
+    "ep_backend": Option("Step", "NAME", "", BACKENDS),
+    "slow_rank": Option("Step", float, 1.0, "The slowest rank's compute over the others': all wait for it."),
+    "overlap": Option("Step", SHARE, 0.0, "What-if: this share of communication hides behind compute."),
+    "library": Option("Step", "NAME", "", LIBRARIES),
+    "over": Option("Step", "AXIS=VALUES", None, "batch=1:256, tp=1,2,4,8, link=nvlink4,10gbe … (twice for a grid).", multiple=True),
+    "batches": Option("Step", "N[,N…]", "", "With --plans: sequences over all replicas.  [default: --batch]"),
+    "exact": Option("Step", bool, False, "Only what is sent, in bytes and counts."),
+    "ranks": Option("Step", COUNT, 0, "GPUs that take part.  [default: all]"),
+    "size": Option("Step", Bytes(binary=True), "1G", "Tensor size; 1G is 2^30, as in nccl-tests.  [default: 1G]"),
+    "measured": Option("Step", "BUSBW|TIME|FILE", "", "166GB/s, 25us, or an nccl-tests output: pass or fail."),
+    "max_model_len": Option("Serving", COUNT, None, "Longest request, 128k or 131072.  [default: the model's]"),
+    "max_num_seqs": Option("Serving", COUNT, None, "Requests that run at once.  [default: the engine's]"),
+    "max_num_batched_tokens": Option("Serving", COUNT, None, "Tokens a step.  [default: the engine's]"),
+    "gpu_memory_utilization": Option("Serving", SHARE, None, "Share of memory it may use.  [default: the engine's]"),
+    "block_size": Option("Serving", COUNT, None, "Tokens a KV block."),
+    "kv_cache_memory_bytes": Option("Serving", Bytes(), 0.0, "A fixed KV cache a rank, such as 1GiB."),
+    "concurrency": Option("Serving", Counts(), 1, "Clients: 32, or 1,8,64.", ("--concurrency", "--max-concurrency")),
+    "workload": Option("Serving", "NAME", "", "Lengths of a usual workload."),
+    "input_len": Option("Serving", COUNT, 1024, "Mean prompt length.  [default: 1024]", PROMPT),
+    "output_len": Option("Serving", COUNT, 128, "Mean output length.  [default: 128]", OUTPUT),
+    "num_prompts": Option("Serving", COUNT, None, "Requests of the whole benchmark.  [default: the steady state]"),
+    "prompts_per_client": Option("Serving", COUNT, None, "The same for each client (10 is usual)."),
+    "spread": Option("Serving", SHARE, None, f"Lengths vary by this share to either side; 0: lockstep.  [default: {SPREAD:g}]"),
+    "ttft": Option("Serving", "TIME", "", "Mean time to the first token, at most: 500ms."),
+    "tpot": Option("Serving", "TIME", "", "Mean time an output token, at most: 30ms."),
+    "objective": Option("Serving", "WHAT", None, "throughput (default), latency, cost or gpus."),
+    "disaggregated": Option("Serving", bool, False, "Prompts run on workers of their own."),
+    "prefill_workers": Option("Serving", COUNT, None, "Disaggregated: how many.  [default: enough]"),
+    "prefill_tp": Option("Serving", COUNT, None, "Disaggregated: their tensor-parallel size.  [default: --tp]"),
+    "decode_workers": Option("Serving", COUNT, None, "Disaggregated: workers that decode.  [default: enough]"),
+    "max_concurrency": Option("Serving", COUNT, None, "Clients a copy, at most.  [default: 1024]"),
+    "price": Option("Serving", float, None, "Dollars a GPU-hour.  [default: the catalogue's]"),
+    "micro_batch": Option("Training", COUNT, 1, "Sequences a microbatch."),
+    "global_batch": Option("Training", COUNT, None, "Sequences a step over all replicas."),
+    "zero": Option("Training", COUNT, None, "ZeRO stage 0-3.  [default: 0; fsdp, torchtitan, deepspeed 3]"),
+    "hsdp": Option("Training", COUNT, 0, "ZeRO 3 shards over groups of this many ranks, replicas of each other."),
+    "recompute": Option("Training", "KIND", "none", "none, selective or full."),
+    "schedule": Option("Training", "KIND", DEFAULT, f"{KINDS}."),
+    "chunks": Option("Training", COUNT, 1, "Chunks a rank, interleaved schedule."),
+    "async_axes": Option("Training", "AXES", None, BESIDE, ("--async",)),
+    "imbalance": Option("Training", float, 1.0, "Tokens of the busiest expert rank over the mean."),
+    "flops": Option("Training", "KIND", "full", "What MFU counts, full (all pairs) or causal."),
+    "tokens": Option("Training", "N", "", "Days for this many tokens, such as 15T."),
+    "measured_mfu": Option("Training", SHARE, None, "What would explain this MFU."),
+    "top": Option("Output", COUNT, 10, "Plans to list, up to 1,000.  [default: 10]"),
+    "emit": Option("Output", "ENGINE", "", "Also the launch command: vllm, sglang, trtllm, megatron, torchrun."),
+    "plot": Option("Output", "FILE", "", "Draw it: .svg, .png or .pdf."),
+    "html": Option("Output", "FILE", "", "Also the page's pictures of it, in one file that needs no server."),
+    "as_csv": Option("Output", bool, False, "Print CSV.", ("--csv",)),
+    "as_json": Option("Output", bool, False, "Print a JSON document (versioned schema, units in the names).", ("--json",)),
+}
+PLACE = ("cluster", "intra", "inter", "nics")
+WHERE = (*PLACE, "engine")
+PASTED = ("pasted", "topo")
+AXES = (*SIZES[2:], "sequence_parallel", "dtype", "kv_dtype")
+LAID = (*SIZES[:2], *AXES, "replicas")
+STEP = ("phase", "batch", "context", "speculative", "eager", "ep_backend", "slow_rank", "overlap", "library")
+LIMITS = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization")
+TRAINED = tuple(name for name, option in OPTIONS.items() if option.group == "Training")
+KEPT = TRAINED[: TRAINED.index("async_axes")]
+"""What of a training step its memory depends on."""
+
+
+class Verb(click.Command):
+    """A command whose help lists its options by what they are about."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record:
+                groups[OPTIONS[param.name].group if param.name in OPTIONS else "Output"].append(record)
+        for group, records in groups.items():
+            if records:
+                with formatter.section(group):
+                    formatter.write_dl(records)
+
+
+def taking(*names: str, **others: Mapping[str, object]) -> Callable[[Command], Command]:
+    """Options of the table; ``others`` says what is otherwise with some of them."""
+
     def add(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
+        for name in reversed(names):
+            changes: Any = others.get(name, {})
+            command = OPTIONS[name]._replace(**changes).on(name)(command)
         return command
 
     return add
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print a JSON document (versioned schema, units in the names).")
-profile_option = click.option(
-    "--profile", default="", metavar="FILE", help="A machine's own constants (commtax calibrate, commtax measure calibrate)."
-)
-spread_option = click.option(
-    "--spread",
-    type=Fraction(),
-    default=None,
-    help=f"Lengths vary by this share of their mean to either side; 0: clients in lockstep.  [default: {SPREAD:g}]",
-)
-where_options = together(
-    click.option("--cluster", "-c", default="", help="A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts."),
-    click.option("--intra", default="", metavar="LINK", help="Another link inside a host."),
-    click.option("--inter", default="", metavar="LINK", help="Another fabric between hosts."),
-    click.option("--nics", type=Count(), default=None, help="NICs a host has."),
-    click.option(
-        "--engine",
-        "-e",
-        default="",
-        metavar="NAME",
-        help="vllm (default), sglang, trtllm, torch, builtin, textbook; to train megatron (default), fsdp, torchtitan, deepspeed.",
-    ),
-)
-from_option = click.option(
-    "--from", "pasted", default="", metavar="COMMAND|FILE", help="A launch command: vllm serve … -tp 8, torchrun …"
-)
-paste_options = together(
-    from_option,
-    click.option("--topo", default="", metavar="FILE", help="nvidia-smi topo -m: which GPUs to take, and the link they have."),
-)
-axis_options = together(
-    click.option("--dp", type=Count(), default=1, help="Data parallelism inside one engine (-dp)."),
-    click.option("--ep", type=Count(AUTO_EP), default=1, help="Expert-parallel size (-ep alone: tp x dp, as in vLLM)."),
-    *(click.option(f"--{axis.name}", type=Count(), default=1, help=axis.help) for axis in list(PARALLEL.values())[4:]),
-    click.option("--sequence-parallel", is_flag=True, help="Reduce-scatter and all-gather instead of all-reduce."),
-    click.option("--dtype", default="", metavar="TYPE", help="Weights in another type: bf16, fp8, int4, nvfp4 …"),
-    click.option("--kv-dtype", default="", metavar="TYPE", help="KV cache type: auto, bf16, fp8."),
-)
-replicas_option = click.option("--replicas", type=Count(), default=1, help="Servers of their own beside each other.")
-training_options = together(
-    click.option("--micro-batch", type=Count(), default=1, help="Training: sequences a microbatch."),
-    click.option("--global-batch", type=Count(), default=None, help="Training: sequences a step over all replicas."),
-    click.option(
-        "--zero", type=Count(), default=None, help="Training: ZeRO stage 0-3.  [default: 0; fsdp, torchtitan, deepspeed 3]"
-    ),
-    click.option(
-        "--hsdp", type=Count(), default=0, help="Training: ZeRO 3 shards over groups of this many ranks, replicas of each other."
-    ),
-    click.option("--recompute", default="none", metavar="KIND", help="Training: none, selective or full."),
-    click.option("--schedule", default=DEFAULT, metavar="KIND", help=f"Training: {', '.join(TRAINING[:-1])} or {TRAINING[-1]}."),
-    click.option("--chunks", type=Count(), default=1, help="Training: chunks a rank, interleaved schedule."),
-)
-train_step_options = together(
-    click.option(
-        "--async",
-        "async_axes",
-        default=None,
-        metavar="AXES",
-        help=f"Training: axes whose collectives run beside compute, {','.join(OVERLAPPED)} or none.  [default: the engine's]",
-    ),
-    click.option("--imbalance", type=float, default=1.0, help="Training: tokens of the busiest expert rank over the mean."),
-    click.option("--flops", default="full", metavar="KIND", help="Training: what MFU counts, full (all pairs) or causal."),
-    click.option("--tokens", default="", metavar="N", help="Training: days for this many tokens, such as 15T."),
-    click.option("--measured-mfu", type=Fraction(), default=None, help="Training: what would explain this MFU."),
-)
-step_options = together(
-    click.option("--tp", type=Count(), default=1, help="Tensor-parallel size (-tp)."),
-    click.option("--pp", type=Count(), default=1, help="Pipeline stages (-pp)."),
-    axis_options,
-    replicas_option,
-    click.option("--phase", default="decode", metavar="PHASE", help="decode (default), prefill, mixed or train."),
-    click.option("--batch", type=Count(), default=None, help="Sequences in the step, a replica.  [default: 1]"),
-    click.option(
-        "--context", type=Count(), default=None, help="Cached tokens, prompt or sequence length.  [default: 1024, training 4096]"
-    ),
-    click.option("--speculative", type=Count(), default=0, help="Drafted tokens a sequence: k + 1 rows are verified."),
-    click.option("--eager", is_flag=True, help="Without CUDA graphs: no padding, every kernel launched."),
-    click.option(
-        "--ep-backend", default="", metavar="NAME", help="allgather_reducescatter, deepep_high_throughput, deepep_low_latency."
-    ),
-)
-what_if_options = together(
-    click.option("--slow-rank", type=float, default=1.0, help="The slowest rank's compute over the others': all wait for it."),
-    click.option("--overlap", type=Fraction(), default=0.0, help="What-if: this share of communication hides behind compute."),
-    click.option(
-        "--library", default="", metavar="NAME", help="Another library's collectives: nccl, vllm, sglang, trtllm, gloo, textbook."
-    ),
-)
+json_option, profile_option = taking("as_json"), taking("profile")
+where_options, axis_options = taking(*WHERE), taking(*AXES)

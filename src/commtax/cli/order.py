@@ -11,7 +11,7 @@ import click
 
 from commtax import catalog
 from commtax.catalog.profile import load as load_profile
-from commtax.cli.options import Command, Given
+from commtax.cli.options import TRAINED, Command, Given
 from commtax.cli.output import Output
 from commtax.cli.pasting import filled, laid_out
 from commtax.question import Question
@@ -23,13 +23,8 @@ from commtax.verbs.comparing import share_of
 if TYPE_CHECKING:
     from commtax.readers.launch import Launch
 
-TRAINING = (
-    *("zero", "hsdp", "recompute", "schedule", "chunks", "micro_batch", "async_axes", "imbalance", "flops", "tokens"),
-    *("measured_mfu", "global_batch"),
-)
-"""Options that belong to training alone …"""
-STEP = ("kv_dtype", "speculative", "ep_backend", "overlap")
-"""… and to a step of serving."""
+SERVED_STEP = ("kv_dtype", "speculative", "ep_backend", "overlap")
+"""Options that belong to a step of serving."""
 
 
 @dataclass
@@ -52,7 +47,7 @@ def ordered(serving: tuple[str, ...] = (), of: str = "phase train") -> Callable[
         def run(model: str | None = None, **options: Any) -> None:
             body(read(model or "", options, serving, of))
 
-        return run
+        return click.argument("model", required=False)(run)
 
     return decorate
 
@@ -73,7 +68,7 @@ def read(model: str, given: Given, serving: tuple[str, ...], of: str) -> Order:
     if phase == "train":
         belongs(given, serving, f"serving, not to {of}")
     else:
-        belongs(given, TRAINING, "--phase train" if "objective" in given else f"--phase train, not to {phase}")
+        belongs(given, TRAINED, "--phase train" if "objective" in given else f"--phase train, not to {phase}")
     return Order(name, asked(name, place, own, given), output, given, launch, devices)
 
 

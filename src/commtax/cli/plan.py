@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from commtax.cli.emitting import emitted, show_emitted
-from commtax.cli.options import Count, Fraction, from_option, json_option, profile_option, spread_option, where_options
+from commtax.cli.beside import emitted, show_emitted, write_plan_page
+from commtax.cli.options import LIMITS, WHERE, Verb, taking
 from commtax.cli.order import Order, ordered
-from commtax.cli.pages import html_option, write_plan_page
 from commtax.planner import best_serving, best_training
 from commtax.planner.answers import ServingPlans, Standing, TrainPlans
 from commtax.planner.rows import longest, put, train_bill_of
@@ -28,10 +27,7 @@ if TYPE_CHECKING:
 
 MOST_LISTED = 1000
 """Plans that are listed at most: a table that somebody may still read."""
-SERVED = (
-    *("workload", "output_len", "spread", "ttft", "tpot", "objective", "max_concurrency", "price", "kv_dtype"),
-    *("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization", "plot"),
-)
+SOUGHT = ("workload", "output_len", "spread", "ttft", "tpot", "objective", "max_concurrency", "price", "kv_dtype", *LIMITS, "plot")
 """Options of a search for serving plans alone."""
 UNSEARCHED = ("eager", "library", "ep_backend", "speculative", "block_size", "kv_cache_memory_bytes")
 """What a pasted command may say and the search does not know: refused."""
@@ -40,38 +36,23 @@ EMITTED = {False: ("vllm", "sglang", "trtllm"), True: ("megatron", "torchrun")}
 Answer = TypeVar("Answer", ServingPlans, TrainPlans)
 
 
-@click.command("plan")
-@click.argument("model", required=False)
-@where_options
-@from_option
-@click.option("--phase", default="serve", metavar="PHASE", help="serve (default) or train.")
-@click.option("--workload", default="", metavar="NAME", help=f"Lengths of a usual workload: {', '.join(WORKLOADS)}.")
-@click.option("--input-len", "--context", "input_len", type=Count(), default=None, help="Prompt tokens; training: sequence length.")
-@click.option("--output-len", "--osl", "output_len", type=Count(), default=None, help="Output tokens.  [default: 128]")
-@spread_option
-@click.option("--ttft", default="", metavar="TIME", help="Mean time to the first token, at most: 500ms.")
-@click.option("--tpot", default="", metavar="TIME", help="Mean time an output token, at most: 30ms.")
-@click.option("--objective", default=None, metavar="WHAT", help="throughput (default), latency, cost or gpus.")
-@click.option(
-    "--disaggregated/--no-disaggregated", default=True, help="Also plans with workers of their own for prompts.  [default: yes]"
+@click.command("plan", cls=Verb)
+@taking(
+    *(*WHERE, "pasted", "phase", "input_len", "disaggregated", "dtype", *SOUGHT),
+    *("global_batch", "top", "emit", "profile", "html", "as_json"),
+    phase={"default": "serve", "help": "serve (default) or train."},
+    workload={"help": f"Lengths of a usual workload: {', '.join(WORKLOADS)}."},
+    input_len={"default": None, "help": "Prompt tokens; training: sequence length.", "flags": ("--input-len", "--context")},
+    output_len={"default": None, "help": "Output tokens.  [default: 128]", "flags": ("--output-len", "--osl")},
+    disaggregated={
+        "default": True,
+        "flags": ("--disaggregated/--no-disaggregated",),
+        "help": "Also plans with workers of their own for prompts.  [default: yes]",
+    },
+    dtype={"kind": "TYPE[,TYPE]", "help": "Weights: fp8,bf16 compares both.  [default: as stored]"},
+    plot={"help": "Draw the Pareto front: .svg, .png or .pdf."},
 )
-@click.option("--dtype", default="", metavar="TYPE[,TYPE]", help="Weights: fp8,bf16 compares both.  [default: as stored]")
-@click.option("--kv-dtype", default="", metavar="TYPE", help="KV cache type: auto, bf16, fp8.")
-@click.option("--max-num-batched-tokens", type=Count(), default=None, help="Tokens a step.  [default: the engine's]")
-@click.option("--max-num-seqs", type=Count(), default=None, help="Requests that run at once.  [default: the engine's]")
-@click.option("--gpu-memory-utilization", type=Fraction(), default=None, help="Share of memory.  [default: the engine's]")
-@click.option("--max-concurrency", type=Count(), default=None, help="Clients a copy, at most.  [default: 1024]")
-@click.option("--price", type=float, default=None, help="Dollars a GPU-hour.  [default: the catalogue's]")
-@click.option("--global-batch", type=Count(), default=None, help="Training: sequences a step.")
-@click.option("--top", type=Count(), default=10, show_default=True, help="Plans to list, up to 1,000.")
-@click.option(
-    "--emit", default="", metavar="ENGINE", help="Also the winner's launch command: vllm, sglang, trtllm, megatron, torchrun."
-)
-@click.option("--plot", default="", metavar="FILE", help="Draw the Pareto front: .svg, .png or .pdf.")
-@profile_option
-@html_option
-@json_option
-@ordered(serving=SERVED, of="--phase train")
+@ordered(serving=SOUGHT, of="--phase train")
 def plan_command(order: Order) -> None:
     """The best parallelism plan for a cluster, and why the others lost. Exit code 1: no plan is good.
 

@@ -2,69 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 import numpy as np
 
-from commtax.cli.options import (
-    Count,
-    Fraction,
-    axis_options,
-    json_option,
-    paste_options,
-    profile_option,
-    replicas_option,
-    spread_option,
-    where_options,
-)
+from commtax.cli.options import LAID, LIMITS, PASTED, WHERE, Verb, taking
 from commtax.cli.order import Order, ordered
 from commtax.report import serving
 from commtax.statement import Refusal
-from commtax.units import parse_count
 from commtax.verbs.serving import Simulation, serve
 
-MAX_VALUES = 1_024
-LENGTHS = ("--input-len", "--context", "--random-input-len"), ("--output-len", "--osl", "--random-output-len")
+REQUESTS = ("concurrency", "input_len", "output_len", "num_prompts", "prompts_per_client", "spread")
+WORKERS = ("disaggregated", "prefill_workers", "prefill_tp", "decode_workers")
 
 
-class Counts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A whole number, or several: ``1,8,64``."""
-
-    name = "N[,N…]"
-
-    def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> Any:
-        name = param.name if param and param.name else "value"
-        parts = str(value).split(",")
-        if len(parts) > MAX_VALUES:
-            raise Refusal(f"{name}: {len(parts):,} values, more than the {MAX_VALUES:,} that are shown", name)
-        found = [parse_count(part, name) for part in parts]
-        return found[0] if len(found) == 1 else np.array(found)
-
-
-@click.command("simulate")
-@click.argument("model", required=False)
-@where_options
-@paste_options
-@click.option("--tp", type=Count(), default=1, help="Tensor-parallel size (-tp).")
-@click.option("--pp", type=Count(), default=1, help="Pipeline stages (-pp).")
-@axis_options
-@replicas_option
-@click.option("--concurrency", "--max-concurrency", "concurrency", type=Counts(), default=1, help="Clients: 32, or 1,8,64.")
-@click.option(*LENGTHS[0], "input_len", type=Count(), default=1024, show_default=True, help="Mean prompt length.")
-@click.option(*LENGTHS[1], "output_len", type=Count(), default=128, show_default=True, help="Mean output length.")
-@click.option("--num-prompts", type=Count(), default=None, help="Requests of the whole benchmark.  [default: the steady state]")
-@click.option("--prompts-per-client", type=Count(), default=None, help="The same for each client (10 is usual).")
-@spread_option
-@click.option("--max-num-batched-tokens", type=Count(), default=None, help="Tokens a step.  [default: the engine's]")
-@click.option("--max-num-seqs", type=Count(), default=None, help="Requests that run at once.  [default: the engine's]")
-@click.option("--gpu-memory-utilization", type=Fraction(), default=None, help="Share of memory.  [default: the engine's]")
-@click.option("--disaggregated", is_flag=True, help="Prompts run on workers of their own.")
-@click.option("--prefill-workers", type=Count(), default=None, help="Disaggregated: how many.  [default: enough]")
-@click.option("--prefill-tp", type=Count(), default=None, help="Disaggregated: their tensor-parallel size.  [default: --tp]")
-@click.option("--decode-workers", type=Count(), default=None, help="Disaggregated: workers that decode.  [default: enough]")
-@profile_option
-@json_option
+@click.command("simulate", cls=Verb)
+@taking(*WHERE, *PASTED, *LAID, *REQUESTS, *LIMITS, *WORKERS, "profile", "as_json")
 @ordered()
 def simulate_command(order: Order) -> None:
     """TPOT and TTFT of a closed loop: clients that each send a request when the last one is answered. Exit code 1: it does not fit.

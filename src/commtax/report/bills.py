@@ -10,7 +10,6 @@ from rich.text import Text
 from commtax.ledger import Line
 from commtax.report import training
 from commtax.report.documents import LEFT_OUT, Asked, Named, Record, Row, facts, filled, line_records, question
-from commtax.report.picture import draw_layer
 from commtax.report.tables import CONTEXT, between, csv_text, headline, new_table, notes, say
 from commtax.spec import TAXES, Number
 from commtax.units import format_bytes, format_count, format_rate, format_seconds
@@ -20,9 +19,12 @@ from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import Cause, causes
 from commtax.verbs.explained import HELD, Explained
 from commtax.verbs.fitting import fits
+from commtax.verbs.layer import layer_segments
 
 WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured", "by definition")
 """Kinds of source, a step as a whole being as sure as its weakest line."""
+WIDTH = 96
+COMPUTE, LATENCY, WIRE = "█", "░", "▓"
 
 
 def show_bill(console: Console, step: Explained, num_tokens: float = 0.0, measured_mfu: float | None = None) -> None:
@@ -68,6 +70,38 @@ def weakest(b: StepBill) -> str:
         if found:
             return "; ".join(found)
     return "none"
+
+
+def draw_layer(bill: StepBill) -> list[Text]:
+    """Two lanes on one time axis, and a legend of what the widths mean."""
+    segments = layer_segments(bill)
+    total = sum(s.seconds for s in segments)
+    if total <= 0:
+        return []
+    scale = WIDTH / total
+    compute, comm = Text("compute  ", style="dim"), Text("comm     ", style="dim")
+    position, edge = 0.0, 0
+    for s in segments:
+        position += s.seconds * scale
+        cells = max(0, round(position) - edge)
+        edge += cells
+        if s.lane == "compute":
+            compute.append(COMPUTE * cells, style="blue" if s.line.item.part == "attention" else "cyan")
+            comm.append(" " * cells)
+        else:
+            latency = round(cells * s.fixed_s / s.seconds) if s.seconds else 0
+            compute.append(" " * cells)
+            comm.append(LATENCY * latency, style="bold red")
+            comm.append(WIRE * (cells - latency), style="bold yellow")
+    exposed = sum(s.seconds for s in segments if s.lane == "comm")
+    legend = Text(
+        f"one layer, {format_seconds(total)}, to scale: {COMPUTE} compute  {LATENCY} latency  {WIRE} bandwidth of collectives",
+        style="dim",
+    )
+    if exposed:
+        hidden = bill.question.what_if.overlap
+        legend.append(f"; exposed {format_seconds(exposed * (1 - hidden))} of {format_seconds(exposed)}", style="dim")
+    return [compute, comm, legend]
 
 
 def _lines(console: Console, b: StepBill) -> None:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from commtax.catalog.models import Published
-from commtax.claims import Claim
 from commtax.cost.memory import kv_bytes_per_token_layer, total_bytes
 from commtax.cost.tensors import inventory, num_active_params, num_params
 from commtax.ledger import Line
@@ -201,11 +200,6 @@ def fit_document(judged: Fit | TrainFit) -> FitDocument | TrainFitDocument:
         kv_tokens_high=high,
         **question(asked, "commtax.fit/1"),
     )
-
-
-def claims_document(claims: Iterable[Claim]) -> Record:
-    """``claims --json``."""
-    return {"schema": "commtax.claims/1", "claims": list(claims)}
 
 
 def facts_of(thing: Chip | Link | Cluster | Engine) -> Iterator[tuple[str, object]]:

@@ -31,7 +31,7 @@ NO_TPOT = "TPOT – (one output token: there is no time between tokens)"
 
 def holds_one(s: Simulation) -> bool:
     """Whether the cache of a copy has room for one request, and a prompt worker for its prompt."""
-    whole = np.all(np.asarray(s.kv_tokens) >= np.asarray(s.requests.input_len) + np.asarray(s.requests.output_len))
+    whole = np.all(np.asarray(s.kv_tokens) >= np.asarray(s.requests.tokens))
     return bool(whole and (s.apart is None or np.all(np.asarray(s.apart.kv_tokens) >= np.asarray(s.requests.input_len))))
 
 
@@ -55,17 +55,10 @@ def show_simulation(console: Console, s: Simulation) -> None:
 
 
 def _token_parts(s: Simulation) -> list[tuple[str, float]]:
-    decode, stretch, frontend = (
-        float(s.steps.decode_s),
-        float(s.served.stretch_s),
-        float(s.served.frontend_s / (s.requests.output_len - 1)),
-    )
-    return [
-        ("decode step", decode),
-        ("prompts of others", stretch),
-        ("waiting for the front end", frontend),
-        ("waiting for the KV cache, thrown out of it", float(s.tpot_s) - decode - stretch - frontend),
-    ]
+    decode, stretch = float(s.steps.decode_s), float(s.served.stretch_s)
+    frontend = float(s.served.frontend_s / (s.requests.output_len - 1))
+    thrown_out = "waiting for the KV cache, thrown out of it", float(s.tpot_s) - decode - stretch - frontend
+    return [("decode step", decode), ("prompts of others", stretch), ("waiting for the front end", frontend), thrown_out]
 
 
 def show_simulations(console: Console, s: Simulation) -> None:
@@ -92,27 +85,18 @@ def _range(low: float | None, high: float | None) -> str:
 
 
 def _head(console: Console, s: Simulation) -> None:
-    asked = s.question
+    asked, r = s.question, s.requests
     if not holds_one(s):
-        need = (
-            f"a request of {int(s.requests.input_len):,} + {int(s.requests.output_len):,} tokens needs {int(s.requests.tokens):,}"
-        )
-        held = f"the KV cache of a copy holds {int(s.kv_tokens):,} tokens"
-        if s.apart and s.kv_tokens >= s.requests.tokens:
-            need, held = (
-                f"a prompt has {int(s.requests.input_len):,}",
-                f"the KV cache of a prompt worker holds {int(s.apart.kv_tokens):,} tokens",
-            )
-        say(console, f"It does not fit: {held}, and {need}.", "bold red")
+        need = f"a request of {int(r.input_len):,} + {int(r.output_len):,} tokens needs {int(r.tokens):,}"
+        whose, room = "a copy", s.kv_tokens
+        if s.apart and s.kv_tokens >= r.tokens:
+            need, whose, room = f"a prompt has {int(r.input_len):,}", "a prompt worker", s.apart.kv_tokens
+        say(console, f"It does not fit: the KV cache of {whose} holds {int(room):,} tokens, and {need}.", "bold red")
     say(console, f"{asked.model.key} on {where(asked)}: {_gpus(s)}, {asked.engine.key}@{asked.engine.version}", "bold")
-    clients = plural(int(s.requests.concurrency), "client") if np.ndim(s.requests.concurrency) == 0 else "clients in a closed loop"
-    finite = (
-        f", {int(np.max(s.requests.num_prompts)):,} prompts" if np.all(np.isfinite(s.requests.num_prompts)) else ", steady state"
-    )
-    spread = f" (lengths ± {s.requests.spread:.0%})" if s.requests.spread else " (all of equal length)"
-    say(
-        console, f"{clients}, {int(s.requests.input_len):,} tokens in and {int(s.requests.output_len):,} out{spread}{finite}", "dim"
-    )
+    clients = plural(int(r.concurrency), "client") if np.ndim(r.concurrency) == 0 else "clients in a closed loop"
+    finite = f", {int(np.max(r.num_prompts)):,} prompts" if np.all(np.isfinite(r.num_prompts)) else ", steady state"
+    spread = f" (lengths ± {r.spread:.0%})" if r.spread else " (all of equal length)"
+    say(console, f"{clients}, {int(r.input_len):,} tokens in and {int(r.output_len):,} out{spread}{finite}", "dim")
 
 
 def _gpus(s: Simulation) -> str:
@@ -143,9 +127,7 @@ def _mixture(s: Simulation) -> str:
 
 def _source(s: Simulation) -> str:
     engine = s.question.engine
-    if engine.host.host_label:
-        return f"host times of {engine.key} {engine.host.host_label}"
-    return f"host times of {engine.key} {basis_words(s)}"
+    return f"host times of {engine.key} {engine.host.host_label or basis_words(s)}"
 
 
 def basis_words(s: Simulation) -> str:
@@ -201,9 +183,7 @@ def simulation_document(s: Simulation) -> SimulationDocument:
     return filled(
         SimulationDocument,
         s,
-        input_len=s.requests.input_len,
-        output_len=s.requests.output_len,
-        spread=s.requests.spread,
+        s.requests,
         max_batched_tokens=step_limits(s.question)[0],
         num_prompts=s.requests.num_prompts if np.all(np.isfinite(s.requests.num_prompts)) else None,
         fits=holds_one(s),
@@ -216,7 +196,7 @@ def simulation_document(s: Simulation) -> SimulationDocument:
 def _workers(s: Simulation) -> dict[str, object]:
     """Both kinds of workers, and the GPUs of all; null where there are "enough"."""
     if s.apart is None:
-        return {"prompt_workers": None}
+        return {"prompt_workers": None, "decode_workers": LEFT_OUT}
     gpus = s.num_gpus if s.num_gpus is not None and np.ndim(s.num_gpus) == 0 else None
     room = s.apart.kv_tokens if np.isfinite(s.apart.kv_tokens) else None
     return {

@@ -118,41 +118,38 @@ CONTEXT = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mix
 
 
 def _workload_line(sent: Traffic) -> str:
-    plan = sent.question.plan
-    if sent.question.phase == "train":
-        batch = float(sent.question.batch) * float(plan.dp)
-        return (
-            f"train: global batch of {plural(batch, 'sequence')} of {format_count(float(sent.question.context))} tokens, "
-            f"{format_count(float(plan.microbatches))} microbatch{'' if plan.microbatches == 1 else 'es'} a replica, "
-            f"ZeRO {plan.zero}, recompute {plan.recompute}"
-        )
-    sequences, length = format_count(float(sent.question.batch)), format_count(float(sent.question.context))
-    return f"{sent.question.phase}: batch {sequences} a replica, {length} {CONTEXT[sent.question.phase]}"
+    q, plan, length = sent.question, sent.question.plan, format_count(float(sent.question.context))
+    if not q.trains:
+        return f"{q.phase}: batch {format_count(float(q.batch))} a replica, {length} {CONTEXT[q.phase]}"
+    each = f"{format_count(float(plan.microbatches))} microbatch{'' if plan.microbatches == 1 else 'es'} a replica"
+    batch = f"global batch of {plural(float(q.batch) * float(plan.dp), 'sequence')} of {length} tokens"
+    return f"train: {batch}, {each}, ZeRO {plan.zero}, recompute {plan.recompute}"
 
 
 def show_fit(console: Console, judged: Fit | TrainFit) -> None:
     """The verdict, what a rank holds, and what else the phase tells."""
-    asked, trained = judged.question, isinstance(judged, TrainFit)
-    model = f"{asked.model.key}{' training' * trained} {'fits' if judged.fits else 'does not fit'}"
-    chosen = "smallest TP that fits: " if judged.fits else "nearest: "
-    chosen = "" if isinstance(judged, TrainFit) or not judged.chosen else chosen
+    asked, remarks = judged.question, list[str](judged.question.notes)
+    model = f"{asked.model.key}{' training' * asked.trains} {'fits' if judged.fits else 'does not fit'}"
+    chosen = ("smallest TP that fits: " if judged.fits else "nearest: ") if isinstance(judged, Fit) and judged.chosen else ""
     say(console, f"{model} on {where(asked)}: {chosen}{describe_gpus(asked.plan)}", "bold green" if judged.fits else "bold red")
-    _show_training(console, judged) if isinstance(judged, TrainFit) else _show_serving(console, judged)
+    if isinstance(judged, Fit):
+        _show_serving(console, judged)
+        remarks += [*_warnings(judged), _limits(judged)]
+    else:
+        _show_training(console, judged)
     if not judged.fits:
         _show_lack(console, judged)
-    notes(console, (*asked.notes, *(() if isinstance(judged, TrainFit) else (*_warnings(judged), _limits(judged)))))
+    notes(console, remarks)
 
 
 def _show_lack(console: Console, judged: Fit | TrainFit) -> None:
     """What is missing, and what would fit."""
-    served = not isinstance(judged, TrainFit)
-    request = (
-        "" if isinstance(judged, TrainFit) else f" for one request of {format_count(judged.question.limits.max_model_len)} tokens"
-    )
+    asked = judged.question
+    request = "" if asked.trains else f" for one request of {format_count(asked.limits.max_model_len)} tokens"
     say(console, f"Each rank lacks {format_bytes(judged.shortfall_bytes)}{request}.", style="red")
     for advice in judged.advice:
         say(console, f"  would fit: {advice}")
-    if served and not judged.advice:
+    if not asked.trains and not judged.advice:
         say(console, "  nothing tried here would: more GPUs or a smaller model are needed")
 
 
@@ -173,30 +170,22 @@ def _show_serving(console: Console, judged: Fit) -> None:
     say(console, f"Available KV cache memory: {judged.kv_bytes / GiB:.2f} GiB")
     low, high = judged.kv_tokens_range
     spread = f" ({format_count(low)} to {format_count(high)})" if low < high else ""
-    say(
-        console,
-        f"GPU KV cache size: {format_count(judged.kv_tokens)} tokens{spread}, "
-        f"Maximum concurrency for {format_count(serving.max_model_len)} tokens per request: {judged.max_concurrency:.2f}x",
-    )
+    most = f"Maximum concurrency for {format_count(serving.max_model_len)} tokens per request: {judged.max_concurrency:.2f}x"
+    say(console, f"GPU KV cache size: {format_count(judged.kv_tokens)} tokens{spread}, {most}")
     per_token = format_bytes(judged.kv_bytes_per_token)
     say(console, f"# GPU blocks: {judged.kv_blocks} of {serving.block_size} tokens; {per_token} of KV a token and rank")
 
 
-def _warnings(judged: Fit) -> list[str]:
+def _warnings(judged: Fit) -> Iterator[str]:
     """What a fit should know about itself."""
-    chip, serving, model = judged.question.cluster.chip, judged.question.limits, judged.question.model
-    remarks = []
+    chip, longest, model = judged.question.cluster.chip, judged.question.limits.max_model_len, judged.question.model
     if judged.budget_bytes + judged.graph_bytes > chip.visible_bytes:
-        remarks.append(
-            f"CUDA graphs ({format_bytes(judged.graph_bytes)}) are taken beside the budget and find no room: lower the utilisation"
-        )
-    if serving.max_model_len > model.max_len:
-        remarks.append(f"{serving.max_model_len:,} tokens are more than the {model.max_len:,} positions of {model.key}")
+        graphs = f"CUDA graphs ({format_bytes(judged.graph_bytes)})"
+        yield f"{graphs} are taken beside the budget and find no room: lower the utilisation"
+    if longest > model.max_len:
+        yield f"{longest:,} tokens are more than the {model.max_len:,} positions of {model.key}"
     if len({b.attention.window for b in model.blocks}) > 1:
-        remarks.append(
-            "layers with and without a window share the blocks in equal groups: a token costs as if all kept it, a request less"
-        )
-    return remarks
+        yield "layers with and without a window share the blocks in equal groups: a token costs as if all kept it, a request less"
 
 
 def _limits(judged: Fit) -> str:
@@ -214,33 +203,27 @@ def _fit_rows(judged: Fit) -> Iterator[tuple[str, float, str]]:
         yield f"weights: {line.part}", float(line.nbytes), f"{format_bytes(copied)} replicated" if copied > 0.5 else ""
     yield "activations (peak)", judged.activation_bytes, "of the profile run"
     yield "communicators and workspaces", judged.other_bytes, ""
-    yield (
-        "KV cache",
-        max(0.0, judged.kv_bytes),
-        "what the budget leaves" if not judged.question.limits.kv_cache_memory_bytes else "as given",
-    )
+    given = judged.question.limits.kv_cache_memory_bytes
+    yield "KV cache", max(0.0, judged.kv_bytes), "as given" if given else "what the budget leaves"
     if judged.graph_bytes:
         yield "CUDA graphs", judged.graph_bytes, "beside the budget"
 
 
 def _show_training(console: Console, judged: TrainFit) -> None:
-    plan, held = judged.question.plan, judged.memory
-    say(
-        console,
-        f"microbatch {judged.question.micro_batch} x {format_count(float(judged.question.context))} tokens, "
-        f"{plan.microbatches} in a step, "
-        f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}, "
-        f"sequence parallel {'on' if plan.sequence_parallel else 'off'}",
-    )
+    q, plan = judged.question, judged.question.plan
+    kinds = f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}"
+    sharded = f"sequence parallel {'on' if plan.sequence_parallel else 'off'}"
+    length = f"{format_count(float(q.context))} tokens"
+    say(console, f"microbatch {q.micro_batch} x {length}, {plan.microbatches} in a step, {kinds}, {sharded}")
     remarks = {
         "parameters": "bf16",
         "gradients": plan.grads_dtype,
         "optimizer": "Adam: fp32 master, two moments",
-        "activations": f"of the microbatches in flight; {judged.question.engine.trains.attention} attention",
+        "activations": f"of the microbatches in flight; {q.engine.trains.attention} attention",
         "logits": "bf16 and fp32",
         "total": "",
     }
-    rows = [(name, float(getattr(held, name)), note) for name, note in remarks.items()]
+    rows = [(name, float(getattr(judged.memory, name)), note) for name, note in remarks.items()]
     _show_held(console, f"{format_bytes(judged.budget_bytes)} usable, stage 1 of {plan.pp}", judged, rows)
 
 

@@ -7,19 +7,20 @@ from functools import cached_property
 from typing import Literal
 
 from commtax.ledger import AXIS_OF, Line
-from commtax.spec import SIZES, AxisName
-from commtax.units import format_seconds
+from commtax.spec import SIZES, AxisName, Chip
+from commtax.units import format_bytes, format_count, format_rate, format_seconds, format_si
 from commtax.verbs.asking import fabric_of
 from commtax.verbs.billing import USABLE, StepBill
 from commtax.verbs.explain import Counterfactual, Thresholds, counterfactuals, thresholds, verdict
-from commtax.verbs.fitting import Fit, fits, held
-from commtax.verbs.formula import formula, source
-from commtax.verbs.layer import Layer, layer_of
+from commtax.verbs.fitting import fits, held
+from commtax.verbs.layer import Layer, Segment, layer_of
 
 SMALL = 0.05
 """A share of the step below which serving's communication does not bind, as in the sentence of a bill."""
 HELD = ("parameters", "gradients", "optimizer", "activations", "logits")
 """What a rank that trains holds."""
+WIRE = {"all-reduce": "2·({n}−1)/{n}·", "send-recv": ""}
+"""What one rank sends of a tensor if an operation moves the least it can; the others (n-1)/n of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +127,7 @@ def _binding(b: StepBill) -> AxisName | Literal["compute"]:
     if b.question.trains:
         axis: AxisName = b.binding
         return axis
-    if float(b.comm_fraction) < SMALL:
-        return "compute"
-    return max(SIZES, key=lambda axis: float(b.exposed_on(axis)))
+    return "compute" if float(b.comm_fraction) < SMALL else max(SIZES, key=lambda axis: float(b.exposed_on(axis)))
 
 
 def _binding_text(b: StepBill, axis: str) -> str:
@@ -177,21 +176,61 @@ def _trained_memory(b: StepBill) -> Memory:
 
 def _served_memory(b: StepBill) -> Memory:
     room, tokens = held(b), int(b.question.batch) * (int(b.question.context) + 1)
+    blocks = room.kv_bytes * tokens / room.kv_tokens if room.kv_tokens else room.kv_bytes_per_token * tokens
     parts = {
         "weights": room.weights_bytes,
         "activations": room.activation_bytes,
         "graphs and other": room.other_bytes + room.graph_bytes,
-        "KV cache of this batch": _cache_bytes(room, tokens),
+        "KV cache of this batch": blocks,
     }
     note = f"room for {room.kv_tokens:,} cached tokens a replica; this batch has {tokens:,}"
     return _memory(b, parts, room.fits and room.kv_tokens >= tokens, room.kv_tokens, note)
 
 
-def _cache_bytes(room: Fit, tokens: int) -> float:
-    """Bytes of a rank's cache for so many tokens, by the engine's own blocks."""
-    return room.kv_bytes * tokens / room.kv_tokens if room.kv_tokens else room.kv_bytes_per_token * tokens
-
-
 def _memory(b: StepBill, parts: dict[str, float], fits: bool, kv_tokens: int | None, note: str) -> Memory:
     kept = [Part(name, nbytes) for name, nbytes in parts.items() if nbytes]
     return Memory(b.question.cluster.chip.visible_bytes, sum(part.nbytes for part in kept), fits, kept, kv_tokens, note)
+
+
+def formula(line: Line, chip: Chip) -> str:
+    """``64 × (4.83 µs + 2·(8−1)/8·8 KiB ÷ 66.6 GB/s) = 323 µs``: times, latency, bytes sent over the rate they move at."""
+    each, total = _each(line, chip), format_seconds(float(line.total_s))
+    count = float(line.item.count)
+    if count == 1:
+        return f"{each} = {total}"
+    times = format_count(count) if count == int(count) else f"{count:.4g}"
+    return f"{times} × ({each}) = {total}"
+
+
+def _each(line: Line, chip: Chip) -> str:
+    fixed, moving = float(line.fixed_s), float(line.moving_s)
+    first = [format_seconds(fixed)] if fixed > 0 or moving <= 0 else []
+    return " + ".join([*first, *([_moving(line, chip, moving)] if moving > 0 else [])])
+
+
+def _moving(line: Line, chip: Chip, seconds: float) -> str:
+    """Bytes over the rate at which they move, or FLOPs where arithmetic binds."""
+    item, nbytes, ranks = line.item, float(line.item.nbytes), int(line.item.ranks)
+    if line.kind == "comm" and nbytes > 0 and ranks > 1:
+        sent = float(item.sent_bytes_per_rank) / float(item.count)
+        factor = WIRE.get(item.op, "({n}−1)/{n}·").format(n=ranks)
+        return f"{factor}{format_bytes(nbytes)} ÷ {format_rate(sent / seconds)}"
+    flops = float(line.flops)
+    if flops / line.peak_flops_per_s > nbytes / chip.memory_Bps:
+        return f"{format_si(flops, 'FLOP')} ÷ {format_si(flops / seconds, 'FLOP/s')}"
+    return f"{format_bytes(nbytes)} ÷ {format_rate(nbytes / seconds)}" if nbytes else format_seconds(seconds)
+
+
+def share_formula(segment: Segment, chip: Chip) -> str:
+    """A bar of the layer: the line's sum, and this bar's share of it."""
+    line, share = segment.line, segment.seconds
+    if not float(line.total_s):
+        return ""
+    return f"{_each(line, chip)} each; here {share / float(line.each_s):.3g} × = {format_seconds(share)}"
+
+
+def source(line: Line, library: str) -> str:
+    """What a number rests on: the kind of source first, then its name."""
+    name = f"{library} over {line.link}" if line.kind == "comm" else ""
+    kind = "datasheet: NIC bandwidth, hierarchical formula" if line.source.kind == "datasheet" else line.source
+    return f"{kind}: {name}" if name and ":" not in kind else f"{kind}, {name}" if name else kind

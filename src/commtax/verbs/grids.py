@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from commtax import catalog
 from commtax.cost.legality import legal_values
+from commtax.question import Question
 from commtax.spec import Cluster
 from commtax.statement import Refusal
 from commtax.verbs.billing import StepBill, price
@@ -62,20 +63,22 @@ class Grid:
 
 def grid(here: StepBill, kind: str) -> Grid:
     """The heat map of one kind around a step. A row pays where it gives more than the last row before it that fits."""
-    training, tp = here.question.trains, int(here.question.plan.tp)
-    columns = _links(here) if kind == "tp-link" else _batches(here)
-    degrees = _degrees(here)
+    q = here.question
+    columns = _links(q) if kind == "tp-link" else _batches(q)
+    degrees = _degrees(q)
     cells: list[Cell] = []
     before: dict[int, float] = {}
     for row, degree in enumerate(degrees):
         for index, column in enumerate(columns):
-            cell = _cell(Cell(row, index), here, degree, column)
+            cell = _cell(Cell(row, index), q, degree, column)
             if cell.fits and cell.rate is not None:  # what fits nowhere is no alternative
                 cell = replace(cell, pays=cell.rate > before[index] if index in before else None)
                 before[index] = cell.rate or 0.0
             cells.append(cell)
-    own = 0 if kind == "tp-link" else [c.batch for c in columns].index(_batch(here))
-    sequences = "sequences a microbatch" if training else "sequences a replica"
+    own = 0 if kind == "tp-link" else [c.batch for c in columns].index(_batch(q))
+    sequences = "sequences a microbatch" if q.trains else "sequences a replica"
+    line = "past the line a row gives fewer tokens/s than the row above it: that much more TP does not pay"
+    same = "the same GPUs and global batch in every row (dp gives way to tp)" if q.trains else "dp as it is"
     return Grid(
         rows=[f"TP {degree}" for degree in degrees],
         columns=[c.title for c in columns],
@@ -83,36 +86,29 @@ def grid(here: StepBill, kind: str) -> Grid:
         column_title="link of the group" if kind == "tp-link" else sequences,
         rate_unit="tokens/s",
         cells=cells,
-        here=(degrees.index(tp), own),
-        note=_note(training),
+        here=(degrees.index(int(q.plan.tp)), own),
+        note=f"{line}; {same}; what is struck through does not fit in memory, and no line counts it",
     )
 
 
-def _note(training: bool) -> str:
-    same = "the same GPUs and global batch in every row (dp gives way to tp)" if training else "dp as it is"
-    line = "past the line a row gives fewer tokens/s than the row above it: that much more TP does not pay"
-    return f"{line}; {same}; what is struck through does not fit in memory, and no line counts it"
-
-
-def _batch(b: StepBill) -> int:
+def _batch(q: Question) -> int:
     """Sequences of the step; in training, of a microbatch."""
-    return int(b.question.micro_batch if b.question.trains else b.question.batch)
+    return int(q.micro_batch if q.trains else q.batch)
 
 
-def _degrees(here: StepBill) -> list[int]:
+def _degrees(q: Question) -> list[int]:
     """Powers of two that are legal (training: with dp giving way), and the present one."""
-    asked, training = here.question, here.question.trains
-    free = replace(asked.plan, dp=1) if training else asked.plan
-    most = min(MOST_TP, int(asked.plan.tp) * int(asked.plan.dp) if training else MOST_TP)
-    legal = legal_values("tp", asked.model, asked.cluster, replace(free, ep=1), asked.engine)
-    return sorted({tp for tp in legal if tp & (tp - 1) == 0 and tp <= most} | {int(asked.plan.tp)})
+    free = replace(q.plan, dp=1, ep=1) if q.trains else replace(q.plan, ep=1)
+    most = min(MOST_TP, int(q.plan.tp) * int(q.plan.dp)) if q.trains else MOST_TP
+    legal = legal_values("tp", q.model, q.cluster, free, q.engine)
+    return sorted({tp for tp in legal if tp & (tp - 1) == 0 and tp <= most} | {int(q.plan.tp)})
 
 
-def _cell(empty: Cell, here: StepBill, tp: int, column: Column) -> Cell:
-    now, same = _sizes(here, int(here.question.plan.tp), _batch(here)), column.cluster is here.question.cluster
+def _cell(empty: Cell, q: Question, tp: int, column: Column) -> Cell:
+    now = _sizes(q, int(q.plan.tp), _batch(q))
     try:
-        sizes = _sizes(here, tp, column.batch)
-        b = here if sizes == now and same else _again(here, sizes, column.cluster)
+        sizes = _sizes(q, tp, column.batch)
+        b = price(_changed(q, sizes, column.cluster))
     except Refusal as error:
         return replace(empty, refused=" ".join(str(error).split()))
     return replace(
@@ -120,53 +116,52 @@ def _cell(empty: Cell, here: StepBill, tp: int, column: Column) -> Cell:
         step_s=float(b.step_s),
         rate=float(b.tokens_per_s),
         comm_fraction=float(b.comm_fraction),
-        mfu=float(b.mfu) if b.question.trains else None,
+        mfu=float(b.mfu) if q.trains else None,
         fits=bool(fits(b)),
         patch={name: value for name, value in sizes.items() if value != now[name]} | dict(column.names),
     )
 
 
-def _sizes(here: StepBill, tp: int, batch: int) -> dict[str, int]:
+def _sizes(q: Question, tp: int, batch: int) -> dict[str, int]:
     """The plan of a cell: experts follow tp as engines tie them; in training dp gives way to tp and the global batch stays."""
-    plan, total = here.question.plan, int(here.question.plan.tp * here.question.plan.dp)
-    if not here.question.trains:
-        return {"tp": tp, "dp": int(plan.dp), "ep": tp * int(plan.dp) if plan.ep > 1 else int(plan.ep), "batch": batch}
-    dp, whole = total // tp if total % tp == 0 else int(plan.dp), int(here.question.batch * plan.dp)
+    dp, ep = int(q.plan.dp), int(q.plan.ep)
+    if not q.trains:
+        return {"tp": tp, "dp": dp, "ep": tp * dp if ep > 1 else ep, "batch": batch}
+    total, whole = int(q.plan.tp) * dp, int(q.batch) * dp
+    dp = total // tp if total % tp == 0 else dp
     each, rest = divmod(whole, batch * dp)
     if not each or rest:
         raise Refusal(f"b: a global batch of {whole:,} is no whole number of microbatches of {batch} on {dp} replicas", "batch")
-    return {"tp": tp, "dp": dp, "ep": int(plan.ep), "batch": batch, "microbatches": each}
+    return {"tp": tp, "dp": dp, "ep": ep, "batch": batch, "microbatches": each}
 
 
-def _again(here: StepBill, sizes: dict[str, int], cluster: Cluster) -> StepBill:
-    axes = {name: sizes[name] for name in ("tp", "dp", "ep")}
-    batch = sizes["batch"]
-    steps = {"batch": batch * sizes["microbatches"], "micro_batch": batch} if here.question.trains else {"batch": batch}
-    return price(here.question.but(cluster=cluster, **axes, **steps))
+def _changed(q: Question, sizes: dict[str, int], cluster: Cluster) -> Question:
+    axes, batch = {name: sizes[name] for name in ("tp", "dp", "ep")}, sizes["batch"]
+    step = {"batch": batch * sizes["microbatches"], "micro_batch": batch} if q.trains else {"batch": batch}
+    return q.but(cluster=cluster, **axes, **step)
 
 
-def _batches(here: StepBill) -> list[Column]:
-    values = sorted({*(MICRO if here.question.trains else BATCHES), _batch(here)})
-    return [Column(str(v), v, here.question.cluster, {}) for v in values]
+def _batches(q: Question) -> list[Column]:
+    return [Column(str(v), v, q.cluster, {}) for v in sorted({*(MICRO if q.trains else BATCHES), _batch(q)})]
 
 
-def _links(here: StepBill) -> list[Column]:
+def _links(q: Question) -> list[Column]:
     """The cluster as it is, then other links: inside a host, or one GPU a host and the link between them."""
-    cluster, batch = here.question.cluster, _batch(here)
+    cluster, batch = q.cluster, _batch(q)
     own = cluster.intra.key if cluster.num_hosts == 1 or cluster.gpus_per_host > 1 else cluster.inter.key
     title = own if cluster.num_hosts == 1 else f"{cluster.intra.key}, {cluster.inter.key}"
-    found = [Column(title, batch, cluster, {})]
+    columns = [Column(title, batch, cluster, {})]
     for link in map(catalog.link, LINKS):
         if link.key == own or (link.scope == "intra" and link.key == cluster.intra.key):
             continue
         if link.scope == "intra":
             if cluster.gpus_per_host > 1:
-                found.append(Column(link.key, batch, catalog.with_inside(cluster, link), {"intra": link.key}))
+                columns.append(Column(link.key, batch, catalog.with_inside(cluster, link), {"intra": link.key}))
         elif cluster.num_hosts > 1:
             if link.key != cluster.inter.key:
-                found.append(Column(f"{link.key} between", batch, catalog.with_between(cluster, link), {"inter": link.key}))
+                columns.append(Column(f"{link.key} between", batch, catalog.with_between(cluster, link), {"inter": link.key}))
         else:
             names = {"cluster": f"{cluster.num_gpus}x1x{cluster.chip.key}", "intra": "", "inter": link.key}
             apart = catalog.cluster(names["cluster"], inter=link.key)
-            found.append(Column(f"{link.key}, one a host", batch, apart, names))
-    return found
+            columns.append(Column(f"{link.key}, one a host", batch, apart, names))
+    return columns

@@ -47,17 +47,10 @@ def _training(b: StepBill) -> list[LessonRow]:
         rows.append(LessonRow("TP tax, of compute", f"{said['tp_tax']:.1%}", f"{ours:.1%}", _tp_why(b, t.tp_tax)))
     if plan.dp > 1 and t.dp_tokens:
         side = "hides" if said["dp_hides"] else "does not hide"
-        exposed = float(b.exposed_on("dp")) / sum(
-            float(x.total_s) for x in b.items if x.item.axis in ("dp", "shard", "edp", "replica")
-        )
-        rows.append(
-            LessonRow(
-                "DP threshold, tokens a GPU",
-                f"{said['dp_threshold']:,.0f}: {t.local_tokens:,.0f} {side}",
-                f"{t.dp_tokens:,.0f}: {exposed:.0%} of it is exposed",
-                _dp_why(b),
-            )
-        )
+        whole = sum(float(x.total_s) for x in b.items if x.item.axis in ("dp", "shard", "edp", "replica"))
+        theirs = f"{said['dp_threshold']:,.0f}: {t.local_tokens:,.0f} {side}"
+        own = f"{t.dp_tokens:,.0f}: {float(b.exposed_on('dp')) / whole:.0%} of it is exposed"
+        rows.append(LessonRow("DP threshold, tokens a GPU", theirs, own, _dp_why(b)))
     if plan.pp > 1:
         why = "(pp−1)/(M+pp−1) is of equal stages alone; ours is of the whole step, with its schedule, taxes and the update"
         rows.append(LessonRow("PP bubble", f"{said['pp_bubble']:.1%}", f"{float(b.bubble_fraction):.1%}", why))
@@ -94,11 +87,12 @@ def _serving(b: StepBill) -> list[LessonRow]:
     lines = [x for x in b.items if x.kind == "comm" and x.item.axis == "tp" and x.item.op == "all-reduce"]
     if not lines:
         return []
-    top, plan = max(lines, key=lambda x: float(x.exposed_s)), b.question.plan
-    tax = napkin.overlap_calculator(b.question.model.hidden, b.question.model.num_layers, int(plan.tp), int(plan.pp), 1)["tp_tax"]
+    top, q = max(lines, key=lambda x: float(x.exposed_s)), b.question
+    tax = napkin.overlap_calculator(q.model.hidden, q.model.num_layers, int(q.plan.tp), int(q.plan.pp), 1)["tp_tax"]
     ours = float(b.exposed_on("tp")) / float(b.compute_s)
     each = 2 * float(top.item.nbytes) / LESSON_BPS
     degree = f"the lesson counts {format_rate(LESSON_BPS)} (both directions), no latency and the tax of TP 2 at every degree"
+    reads = "; and decoding reads weights rather than multiplies, so its compute is not FLOPs over peak"
     return [
         LessonRow(
             "one all-reduce",
@@ -106,13 +100,5 @@ def _serving(b: StepBill) -> list[LessonRow]:
             format_seconds(float(top.each_s)),
             f"bytes over bandwidth alone; {format_seconds(float(top.fixed_s))} of ours is latency, which no bandwidth buys back",
         ),
-        LessonRow("TP tax, of compute", f"⅓·peak/(BW·h) = {tax:.1%}", f"{ours:.1%}", degree + _memory_bound(b)),
+        LessonRow("TP tax, of compute", f"⅓·peak/(BW·h) = {tax:.1%}", f"{ours:.1%}", degree + reads * (q.phase == "decode")),
     ]
-
-
-def _memory_bound(b: StepBill) -> str:
-    return (
-        "; and decoding reads weights rather than multiplies, so its compute is not FLOPs over peak"
-        if b.question.phase == "decode"
-        else ""
-    )

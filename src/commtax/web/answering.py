@@ -3,30 +3,81 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
-from commtax.report.bills import PricedAnswer
-from commtax.report.documents import FitAnswer, plain
-from commtax.report.view import Instead, View, answers, legal_instead, priced, view
-from commtax.report.view.front import Front
+from commtax.planner import plan, plan_training
+from commtax.question import AS_IT_IS
+from commtax.report.bills import PricedAnswer, bill_document
+from commtax.report.documents import FitAnswer, FitDocument, TrainFitDocument, fit_document, plain
+from commtax.report.view import Instead, View, legal_instead, priced, view
+from commtax.report.view.front import Front, ServedFront, TrainedFront, serving_front, training_front
+from commtax.report.view.offline import grid_of
 from commtax.report.view.pipeline import Pipeline, pipeline_of
-from commtax.report.view.state import Key, RefusedError, parse, refusal
+from commtax.report.view.state import Key, RefusedError, State, parse, refusal
 from commtax.report.view.tour import Catalog, catalogue
-from commtax.verbs.grids import Grid
+from commtax.verbs.explained import Explained
+from commtax.verbs.fitting import advised, holds, train_holds
+from commtax.verbs.grids import GRIDS, Grid
 from commtax.web.guard import problem
 
 Answer = Callable[[Any], object]
 Written = tuple[int, bytes]
 """A status and a body of JSON."""
+GRID = Key("grid", "grid", "tp-link", "Which heat map.", words=GRIDS)
+PLAN_GPUS = 512
+"""GPUs up to which the page searches plans."""
+
+
+def fit_answer(state: State) -> FitDocument | TrainFitDocument:
+    """What ``commtax fit --json`` prints for this state."""
+    q = state.question
+    if q.trains:
+        return fit_document(train_holds(q))
+    longest = min(q.model.max_len, state.length + 1)
+    return fit_document(advised(holds(q.but(what_if=AS_IT_IS, sequence_parallel=False, max_model_len=longest))))
+
+
+def plan_answer(state: State) -> ServedFront | TrainedFront:
+    """What ``commtax plan --json`` prints, and its front with the state that each point is."""
+    q = state.question
+    if q.cluster.num_gpus > PLAN_GPUS:
+        rule = f"c: plans are searched on up to {PLAN_GPUS} GPUs here; commtax plan takes more"
+        raise RefusedError(rule, "c", malformed=False)
+    if q.trains:
+        batch = state["b"] * state["n"] * state["dp"]
+        kinds = {"global_batch": batch, "seq": state.length, "engine": q.engine, "dtype": state["dt"]}
+        return training_front(plan_training(q.model, q.cluster, **kinds))
+    return serving_front(
+        plan(
+            q.model,
+            q.cluster,
+            ttft_s=state["ttft"] / 1e3 or math.inf,
+            tpot_s=state["tpot"] / 1e3 or math.inf,
+            input_len=state["il"],
+            output_len=state["ol"],
+            objective=state["obj"],
+            engine=q.engine,
+            dtypes=(state["dt"],),
+            kv_dtype=state["kv"],
+        )
+    )
+
+
 ANSWERS: dict[str, tuple[str, type, Answer, tuple[Key, ...]]] = {
     "view": ("Everything for one repaint.", View, view, ()),
-    "bill": ("What ``commtax bill --json`` prints for this state.", PricedAnswer, answers.bill_answer, ()),
-    "fit": ("What ``commtax fit --json`` prints for this state.", FitAnswer, answers.fit_answer, ()),
-    "compare": ("TP against links or batches around this state.", Grid, lambda x: answers.grid_of(*x), (answers.GRID,)),
+    "bill": (
+        "What ``commtax bill --json`` prints for this state.",
+        PricedAnswer,
+        lambda x: bill_document(Explained(priced(x))),
+        (),
+    ),
+    "fit": ("What ``commtax fit --json`` prints for this state.", FitAnswer, fit_answer, ()),
+    "compare": ("TP against links or batches around this state.", Grid, lambda x: grid_of(*x), (GRID,)),
     "pipeline": ("The pipeline and its bubble, in the times of this step.", Pipeline, lambda x: pipeline_of(priced(x)), ()),
-    "plan": ("What ``commtax plan --json`` prints, and its front with the state of each point.", Front, answers.plan_answer, ()),
+    "plan": ("What ``commtax plan --json`` prints, and its front with the state of each point.", Front, plan_answer, ()),
     "catalog": ("Names for the page's fields, presets and the tour.", Catalog, lambda _: catalogue(), ()),
 }
 """What is asked, the shape of its answer, what answers it, and the keys that it takes beside the state's."""

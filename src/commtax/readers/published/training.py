@@ -11,13 +11,13 @@ from commtax.catalog.hf import from_config
 from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, matched, names, number, whole
 from commtax.spec import PARALLEL, SIZES, Cluster, Model
 from commtax.statement import Refusal
-from commtax.verbs.options import StepOptions
+from commtax.verbs.options import TrainBillOptions
 
 GPUS_PER_HOST = 8
 FITTED_GPUS = 64
 
 
-class Run(StepOptions, total=False):
+class Run(TrainBillOptions, total=False):
     """Arguments of ``commtax.train_bill``."""
 
     model: Model

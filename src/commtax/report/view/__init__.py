@@ -6,25 +6,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any
+from dataclasses import dataclass
 
 from commtax.ledger import Line
 from commtax.question import Question
 from commtax.report.bills import how_sent, weakest
 from commtax.report.documents import Value, filled
 from commtax.report.view.commands import Commands, commands
-from commtax.report.view.state import KEYS, MOST, State, cluster_of, model_of, patched, record, shortened
+from commtax.report.view.state import SHORT, State, shortened, written
 from commtax.spec import SIZES
 from commtax.verbs.asking import describe_gpus
-from commtax.verbs.billing import StepBill, bill, train_bill
+from commtax.verbs.billing import StepBill, price
 from commtax.verbs.explain import Counterfactual
-from commtax.verbs.explained import AxisTax, Binding, Explained, Memory, axis_of
-from commtax.verbs.formula import formula, share_formula, source
+from commtax.verbs.explained import AxisTax, Binding, Explained, Memory, axis_of, formula, share_formula, source
 from commtax.verbs.layer import Bar, Lane, Span, Stage
 from commtax.verbs.lesson import Lesson, lesson
-from commtax.verbs.moves import Place, instead, moves
+from commtax.verbs.moves import instead, moves
 
 Patch = dict[str, Value]
 """Keys of the state, and what they are set to."""
@@ -145,46 +142,19 @@ class View:
     moves: dict[str, list[Move]]
 
 
-def arguments_of(state: State) -> Any:
-    """Arguments of ``bill`` or ``train_bill``."""
-    names = (*SIZES, "engine", "dtype", "library")
-    given = {name: getattr(state, name) for name in names} | {"context": state.length, "eager": bool(state.eager)}
-    if not state.training:
-        sharded = bool(state.sequence_parallel)
-        return given | {name: getattr(state, name) for name in ("phase", "batch", "kv_dtype")} | {"sequence_parallel": sharded}
-    axes = state.async_axes
-    return given | {
-        "batch": state.batch * state.microbatches,
-        "micro_batch": state.batch,
-        "zero": int(state.zero) if state.zero else None,
-        "recompute": state.recompute,
-        "schedule": state.schedule,
-        "chunks": state.chunks if state.schedule == "interleaved" else 1,
-        "sequence_parallel": True if state.sequence_parallel else None,
-        "async_axes": None if not axes else () if axes == "none" else tuple(axes.split(",")),
-    }
-
-
-@lru_cache(maxsize=512)
 def priced(state: State) -> StepBill:
     """The bill of a state; what the library refuses it refuses here too."""
-    return (train_bill if state.training else bill)(model_of(state), cluster_of(state), **arguments_of(state))
+    return price(state.question)
 
 
 def legal_instead(state: State) -> Instead | None:
     """What a refused state could be with other sizes; none where its sizes are not what is wrong."""
-    wanted: dict[str, int] = {axis: getattr(state, axis) for axis in SIZES}
     try:
-        asked = priced(patched(state, dict.fromkeys(SIZES, 1))).question
+        alone = priced(state.but(dict.fromkeys(SIZES, 1))).question
     except (ValueError, OverflowError):
         return None
-    asked = replace(asked, plan=replace(asked.plan, microbatches=state.microbatches if state.training else 1))
-    near = instead(_where(asked, state), wanted)
+    near = instead(alone, {axis: state[axis] for axis in SIZES})
     return Instead(shortened(near[0]), near[1]) if near else None
-
-
-def _where(asked: Question, state: State) -> Place:
-    return Place(asked, state.training, state.batch, state.length, MOST)
 
 
 def view(state: State) -> View:
@@ -194,16 +164,16 @@ def view(state: State) -> View:
 
 def view_of(step: Explained, state: State, command: str = "") -> View:
     """The view of a bill; ``command`` is the line that priced it, where it was not the state."""
-    b = step.bill
-    ways = moves(_where(b.question, state))
-    untrained = {} if b.question.trains else {"mfu": None, "hfu": None, "mfu_definition": ""}
+    b, q = step.bill, step.bill.question
+    ways = moves(q)
+    untrained = {} if q.trains else {"mfu": None, "hfu": None, "mfu_definition": ""}
     return View(
-        state=record(normal(state, b)),
-        title=f"{b.question.model.key} on {b.question.cluster.key}: {describe_gpus(b.question.plan)}, {b.question.engine.name}",
+        state=dict(normal(state, q).keys),
+        title=f"{q.model.key} on {q.cluster.key}: {describe_gpus(q.plan)}, {q.engine.name}",
         sentence=step.sentence,
         binding=step.binding,
         notes=b.notes,
-        cluster=_machine(b),
+        cluster=_machine(q),
         local_tokens=step.thresholds.local_tokens if step.thresholds else None,
         totals=filled(Totals, b, step.thresholds, fits=step.memory.fits, source=weakest(b), **untrained),
         layer=filled(LayerShape, step.layer, bars=[_bar(x, step) for x in step.layer.bars]),
@@ -213,23 +183,16 @@ def view_of(step: Explained, state: State, command: str = "") -> View:
         memory=step.memory,
         commands=commands(state, b, command),
         lesson=lesson(b),
-        limits={name: [move.value for move in way] for name, way in ways.items()} | _limits(b, state),
+        limits={name: [move.value for move in way] for name, way in ways.items()} | _limits(q, state),
         moves={name: [Move(shortened(move.sizes), move.note) for move in way] for name, way in ways.items()},
     )
 
 
-def normal(state: State, b: StepBill) -> State:
+def normal(state: State, q: Question) -> State:
     """The state with what was left to the engine said aloud."""
-    plan = b.question.plan
-    return replace(
-        state,
-        model=state.model if state.file else b.question.model.key,
-        cluster=b.question.cluster.key,
-        engine=state.engine if "@" in state.engine else b.question.engine.key,
-        context=state.length,
-        zero=str(plan.zero) if b.question.trains else state.zero,
-        sequence_parallel=int(plan.sequence_parallel),
-    )
+    asked = {"m": not state.file, "c": True, "e": "@" not in state["e"], "s": True, "z": q.trains, "sp": True}
+    said = written(q)
+    return state.but({name: said[name] for name, open_ in asked.items() if open_})
 
 
 def _bar(bar: Bar, step: Explained) -> BarShape:
@@ -264,38 +227,29 @@ def _line(x: Line, step: Explained) -> BillLine:
 
 
 def _change(c: Counterfactual, b: StepBill) -> Change:
-    return Change(c.what, c.step_s, c.delta_s / float(b.step_s), c.note, patch_of(c.changes, b))
+    return Change(c.what, c.step_s, c.delta_s / float(b.step_s), c.note, patch_of(c.changes, b.question))
 
 
-RENAMED = {"weights_dtype": "dtype"}
 UNTOLD = ("speculative", "shard")
 """What a what-if sets back and the page never sets."""
 
 
-def patch_of(changes: Mapping[str, Any], b: StepBill) -> Patch | None:
+def patch_of(changes: Mapping[str, object], q: Question) -> Patch | None:
     """The keys that a what-if sets; none where the state has no key for it (a link that nobody sells)."""
-    known, patch = {key.field for key in KEYS}, Patch()
-    for field, value in changes.items():
-        name = RENAMED.get(field, field)
-        if name == "async_axes":
-            patch[name] = ",".join(value) or "none"
-        elif name == "micro_batch":
-            patch["batch"] = value
-        elif name == "batch" and b.question.trains:
-            patch["microbatches"] = value // int(changes["micro_batch"])
-        elif name in known:
-            patch[name] = int(value) if isinstance(value, bool) else value
-        elif name not in UNTOLD:
-            return None
-    return shortened(patch)
+    names = SHORT | {"weights_dtype": "dt"} | ({"batch": "n"} if q.trains else {})
+    told = [field for field in changes if field not in UNTOLD]
+    if any(field not in names for field in told):
+        return None
+    after = written(q.but(**changes))
+    return {names[field]: after[names[field]] for field in told}
 
 
-def _limits(b: StepBill, state: State) -> dict[str, list[int]]:
+def _limits(q: Question, state: State) -> dict[str, list[int]]:
     """Ranges of the sliders that are free."""
     return {
-        "b": _doubling(1, 1024, state.batch),
-        "s": _doubling(128, min(2**20, b.question.model.max_len), state.length),
-        "n": _doubling(1, 1024, state.microbatches),
+        "b": _doubling(1, 1024, state["b"]),
+        "s": _doubling(128, min(2**20, q.model.max_len), state.length),
+        "n": _doubling(1, 1024, state["n"]),
         "z": [0, 1, 2, 3],
     }
 
@@ -305,9 +259,9 @@ def _doubling(low: int, high: int, now: int) -> list[int]:
     return sorted({2**i for i in range(21) if low <= 2**i <= high} | {now})
 
 
-def _machine(b: StepBill) -> Machine:
+def _machine(q: Question) -> Machine:
     """The cluster in a line."""
-    c, used = b.question.cluster, int(b.question.plan.num_gpus)
+    c, used = q.cluster, int(q.plan.num_gpus)
     hosts = f"{c.num_hosts} hosts of {c.gpus_per_host}" if c.num_hosts > 1 else f"one host of {c.gpus_per_host}"
     pairs = f", pairs over {c.bridge.name}" if c.bridge else ""
     text = f"{hosts} {c.chip.name}, {c.intra.name} inside{pairs}" + (f", {c.inter.name} between" if c.num_hosts > 1 else "")

@@ -6,6 +6,7 @@ import json
 import shlex
 from dataclasses import dataclass
 
+from commtax.cost.schedules import DEFAULT
 from commtax.emit import launch_command, nccl_command
 from commtax.emit.serving import SERVING
 from commtax.ledger import Line
@@ -14,40 +15,26 @@ from commtax.spec import SIZES
 from commtax.units import format_seconds
 from commtax.verbs.billing import StepBill
 
-FLAGS = (
-    *(("intra", "--intra"), ("inter", "--inter"), ("engine", "--engine"), ("dtype", "--dtype"), ("library", "--library")),
-    *((axis, f"-{axis}") for axis in SIZES),
-)
-"""Fields that both phases take, and their options."""
-PLAIN: dict[str, object] = dict.fromkeys(SIZES, 1)
+USUAL: dict[str, object] = {**dict.fromkeys(SIZES, 1), "phase": "decode", "recompute": "none", "schedule": DEFAULT, "chunks": 1}
+"""What needs no word; of all others nothing, "" and False."""
+FLAGS = {axis: f"-{axis}" for axis in SIZES} | {"async_axes": "--async"}
 
 
 def arguments(state: State) -> list[str]:
     """The words behind ``commtax bill`` that ask the same question."""
-    line = [state.file or state.model, "--cluster", state.cluster]
-    line += _options([(flag, getattr(state, name)) for name, flag in FLAGS if getattr(state, name) != PLAIN.get(name, "")])
-    line += ["--phase", state.phase] if state.phase != "decode" else []
-    line += ["--sequence-parallel"] * bool(state.sequence_parallel) + ["--eager"] * bool(state.eager)
-    if not state.training:
-        cache = [("--kv-dtype", state.kv_dtype)] if state.kv_dtype else []
-        return line + _options([("--batch", state.batch), ("--context", state.length), *cache])
-    batch = [("--batch", state.batch * state.microbatches), ("--micro-batch", state.batch), ("--context", state.length)]
-    kinds = [("--zero", state.zero), ("--async", state.async_axes)]
-    kinds += [("--recompute", state.recompute)] if state.recompute != "none" else []
-    kinds += [("--schedule", state.schedule)] if state.schedule != "1f1b" else []
-    kinds += [("--chunks", str(state.chunks))] if state.schedule == "interleaved" else []
-    return line + _options([*batch, *((flag, value) for flag, value in kinds if value)])
-
-
-def _options(pairs: list[tuple[str, object]]) -> list[str]:
-    return [word for flag, value in pairs for word in (flag, str(value))]
+    line = [state.file or state["m"], "--cluster", state["c"]]
+    for name, value in {"intra": state["intra"], "inter": state["inter"], **state.options}.items():
+        if value is not None and value is not False and value not in ("", USUAL.get(name)):
+            said = (",".join(value) or "none") if isinstance(value, tuple) else value
+            line += [FLAGS.get(name, f"--{name.replace('_', '-')}"), *([] if value is True else [str(said)])]
+    return line
 
 
 def config_text(state: State) -> str:
     """The config.json that the command line needs beside it; "" for a model of the catalogue."""
     if not state.file:
         return ""
-    return json.dumps(pasted(state.config) if state.config else free_config(state.hidden, state.layers), separators=(",", ":"))
+    return json.dumps(pasted(state["cfg"]) if state["cfg"] else free_config(state["h"], state["L"]), separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +74,12 @@ def _nccl_why(top: Line) -> str:
 
 def _launch(b: StepBill) -> tuple[str, str, str]:
     """The launch line, its engine, and why there is none."""
-    key = b.question.engine.key
-    if b.question.trains:
+    q, key = b.question, b.question.engine.key
+    if q.trains:
         engine = "megatron" if key.startswith("megatron") else "torchrun"
     else:
         engine = next((name for name in SERVING if key.startswith(name)), "vllm")
     try:
-        return launch_command(b.question, engine), engine, ""
+        return launch_command(q, engine), engine, ""
     except ValueError as error:
         return "", engine, str(error)

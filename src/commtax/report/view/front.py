@@ -125,8 +125,10 @@ def _undominated(rows: TrainColumns) -> np.ndarray[Any, Any]:
 def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Point:
     kind, plan = a.kinds[int(rows.kind[i])].plan, train_words(a, rows, i)
     step, held = format_seconds(float(rows.step_s[i])), format_bytes(float(rows.memory_bytes[i]))
-    micro, dp = int(rows.micro_batch[i]), int(rows.dp[i])
     sizes: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SIZES}
+    micro = int(rows.micro_batch[i])
+    each = a.question.goal.global_batch // int(rows.dp[i]) // micro
+    step_keys: dict[str, Value] = {"sp": 1, "b": micro, "n": each, "s": int(a.question.context)}
     kinds: dict[str, Value] = {
         "z": str(kind.zero),
         "rc": kind.recompute,
@@ -134,12 +136,5 @@ def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Point:
         **({"v": kind.chunks} if kind.chunks > 1 else {}),
     }
     text = f"{plan}; {describe_kind(kind)}; step {step}, MFU {float(rows.mfu[i]):.1%}, {held} a rank"
-    patch: dict[str, Value] = {
-        **sizes,
-        **kinds,
-        "sp": 1,
-        "b": micro,
-        "n": a.question.goal.global_batch // dp // micro,
-        "s": int(a.question.context),
-    }
+    patch = sizes | kinds | step_keys
     return Point(plan, float(rows.memory_bytes[i]) / 1e9, float(rows.mfu[i]), best, text, patch)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any
 
 from commtax import catalog
@@ -19,14 +19,18 @@ from commtax.catalog.loader import suggest
 from commtax.catalog.models import bundled
 from commtax.cost.schedules import TRAINING
 from commtax.planner.serving import OBJECTIVES
+from commtax.question import PHASES, Question
 from commtax.report.documents import Value
 from commtax.spec import DTYPE_BYTES, OVERLAPPED, PARALLEL, SIZES, Cluster, Model
 from commtax.statement import Refusal
+from commtax.verbs.asking import unsettled
+from commtax.verbs.moves import MOST
 
-MAX_GPUS = 16_384
+MAX_GPUS = MOST["dp"]
 MAX_LAYERS = 1_024
 MAX_CONFIG = 32 * 1024
-PHASES = ("decode", "prefill", "train")
+SHOWN = ("decode", "prefill", "train")
+"""Phases that the page draws."""
 RECOMPUTE = ("none", "selective", "full")
 
 
@@ -94,7 +98,6 @@ def _shown(text: str) -> str:
 NAME = r"[A-Za-z0-9][A-Za-z0-9._@/-]*"
 SAID = {"dp": "Replicas, or data-parallel ranks."}
 BESIDE = ",".join(OVERLAPPED)
-MOST_SIZE = {"dp": MAX_GPUS, "ep": 4096}
 KEYS = (
     Key("m", "model", "llama-3.1-8b", "Model: a key or alias of the catalogue.", length=96, pattern=NAME),
     Key("h", "hidden", 0, "Hidden size of a free dense model, as in the lesson; 0: the model m.", 0, 65_536),
@@ -104,11 +107,11 @@ KEYS = (
     Key("intra", "intra", "", "Another link inside a host.", pattern=NAME),
     Key("inter", "inter", "", "Another fabric between hosts.", pattern=NAME),
     Key("e", "engine", "", "Engine; empty: vllm, to train megatron.", pattern=NAME),
-    Key("ph", "phase", "decode", "Phase.", words=PHASES),
-    *(Key(axis, axis, 1, SAID.get(axis, f"{PARALLEL[axis].title.capitalize()}."), 1, MOST_SIZE.get(axis, 1024)) for axis in SIZES),
+    Key("ph", "phase", "decode", "Phase.", words=SHOWN),
+    *(Key(axis, axis, 1, SAID.get(axis, f"{PARALLEL[axis].title.capitalize()}."), 1, MOST[axis]) for axis in SIZES),
     Key("b", "batch", 1, "Sequences in the step, a replica; to train, of a microbatch.", 1, 65_536),
     Key("s", "context", 0, "Cached tokens, prompt or sequence length; 0: 1024, to train 4096.", 0, 2**20),
-    Key("n", "microbatches", 8, "Training: microbatches a replica and step.", 1, 4096),
+    Key("n", "microbatches", 8, "Training: microbatches a replica and step.", 1, MOST["microbatches"]),
     Key("z", "zero", "", "Training: ZeRO stage; empty: the engine's.", words=("", "0", "1", "2", "3")),
     Key("rc", "recompute", "none", "Training: what backward computes again.", words=RECOMPUTE),
     Key("sch", "schedule", "1f1b", "Training: pipeline schedule.", words=TRAINING),
@@ -134,77 +137,95 @@ KEYS = (
 BY_NAME = {key.name: key for key in KEYS}
 SHORT = {key.field: key.name for key in KEYS} | {"micro_batch": "b", "global_batch": "n", "shard": "z", "async": "as"}
 """Arguments of the library, and the key that a reader knows them by."""
-MOST = {key.field: int(key.high) for key in KEYS if key.is_number}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: the question is asked for often and kept
 class State:
-    """The question, with the names of the library. Keys without meaning in a phase keep their place and change nothing."""
+    """What the controls say, all of them. Keys without meaning in a phase keep their place and change nothing."""
 
-    model: str = "llama-3.1-8b"
-    hidden: int = 0
-    layers: int = 32
-    config: str = ""
-    cluster: str = "8xh100-sxm"
-    intra: str = ""
-    inter: str = ""
-    engine: str = ""
-    phase: str = "decode"
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    ep: int = 1
-    cp: int = 1
-    batch: int = 1
-    context: int = 0
-    microbatches: int = 8
-    zero: str = ""
-    recompute: str = "none"
-    schedule: str = "1f1b"
-    chunks: int = 2
-    dtype: str = ""
-    kv_dtype: str = ""
-    sequence_parallel: int = 0
-    eager: int = 0
-    library: str = ""
-    async_axes: str = ""
-    ttft_ms: float = 0.0
-    tpot_ms: float = 0.0
-    input_len: int = 1024
-    output_len: int = 256
-    objective: str = "throughput"
+    keys: Mapping[str, Value] = field(default_factory=lambda: {key.name: key.default for key in KEYS})
+
+    def __getitem__(self, name: str) -> Any:
+        return self.keys[name]
+
+    def but(self, patch: Mapping[str, Value]) -> State:
+        return State({**self.keys, **patch})
 
     @property
-    def training(self) -> bool:
-        return self.phase == "train"
+    def trains(self) -> bool:
+        return bool(PHASES[self["ph"]].trains)
 
     @property
     def length(self) -> int:
         """Context of the step: as given, else the usual one of the phase."""
-        return self.context or (4096 if self.training else 1024)
+        return int(self["s"] or PHASES[self["ph"]].length)
 
     @property
     def file(self) -> str:
         """The file that a command line needs for a model that the catalogue does not have; "" for one that it has."""
-        return "pasted.json" if self.config else f"free-h{self.hidden}-l{self.layers}.json" if self.hidden else ""
+        return "pasted.json" if self["cfg"] else f"free-h{self['h']}-l{self['L']}.json" if self["h"] else ""
+
+    @property
+    def options(self) -> dict[str, object]:
+        """What is asked beside model and cluster, by the names that the library and the command line have for it."""
+        asked = {name: self[SHORT[name]] for name in ("engine", "dtype", "library", *SIZES, "phase")}
+        asked |= {"sequence_parallel": bool(self["sp"]) or None, "eager": bool(self["eg"])}
+        if not self.trains:
+            return asked | {"batch": self["b"], "context": self.length, "kv_dtype": self["kv"]}
+        axes = self["as"]
+        return asked | {
+            "batch": self["b"] * self["n"],
+            "micro_batch": self["b"],
+            "context": self.length,
+            "zero": int(self["z"]) if self["z"] else None,
+            "async_axes": None if not axes else () if axes == "none" else tuple(axes.split(",")),
+            "recompute": self["rc"],
+            "schedule": self["sch"],
+            "chunks": self["v"] if self["sch"] == "interleaved" else 1,
+        }
+
+    @cached_property
+    def question(self) -> Question:
+        """What the controls ask; names that nobody knows are refused here."""
+        model = _model(self["m"], self["cfg"], self["h"], self["L"], self.file.removesuffix(".json"))
+        return unsettled(model, _cluster(self["c"], self["intra"], self["inter"]), self.options)
+
+
+def written(q: Question) -> State:
+    """The controls as a question would have them."""
+    plan, place, engine = q.plan, q.cluster, q.engine
+    keys: dict[str, Value] = {
+        "m": q.model.key,
+        "c": place.key,
+        "intra": "" if place.bridge or place.intra.key == place.chip.intra else place.intra.key,
+        "inter": "" if place.inter.key == place.chip.inter else place.inter.key,
+        "e": f"{engine.key}@{engine.version}" if engine.note else engine.key,
+        "ph": q.phase,
+        **{axis: int(getattr(plan, axis)) for axis in SIZES},
+        "b": int(q.micro_batch if q.trains else q.batch),
+        "s": int(q.context),
+        "dt": plan.weights_dtype,
+        "sp": int(plan.sequence_parallel),
+        "eg": int(q.what_if.eager),
+        "lib": q.what_if.library.partition("@")[0],
+    }
+    if not q.trains:
+        return State().but(keys | {"kv": "" if plan.kv_dtype == plan.activations_dtype else plan.kv_dtype})
+    kinds: dict[str, Value] = {"z": str(plan.zero), "rc": plan.recompute, "sch": plan.schedule, "v": max(2, int(plan.chunks))}
+    axes = ",".join(q.what_if.beside(q.engine)) or "none"
+    return State().but({**keys, **kinds, "n": int(q.batch // q.micro_batch), "as": axes})
 
 
 def parse(query: Iterable[tuple[str, str]]) -> State:
     """A state from the pairs of a query; unknown, repeated and bad keys are refused by name."""
-    values: Any = {}
+    keys: dict[str, Value] = {}
     for name, text in query:
-        key = BY_NAME.get(name)
-        if key is None:
+        if name not in BY_NAME:
             raise RefusedError(f"unknown key '{_shown(name)}'{suggest(name[:32], list(BY_NAME))}", _shown(name))
-        if key.field in values:
+        if name in keys:
             raise RefusedError(f"{name}: given twice", name)
-        values[key.field] = key.read(text)
-    return State(**values)
-
-
-def record(state: State) -> dict[str, Value]:
-    """A state under its short keys, all of them."""
-    return {key.name: getattr(state, key.field) for key in KEYS}
+        keys[name] = BY_NAME[name].read(text)
+    return State().but(keys)
 
 
 def shortened(sizes: Mapping[str, Value]) -> dict[str, Value]:
@@ -212,23 +233,11 @@ def shortened(sizes: Mapping[str, Value]) -> dict[str, Value]:
     return {SHORT[name]: str(value) if name == "zero" else value for name, value in sizes.items()}
 
 
-def patched(state: State, patch: Mapping[str, Value]) -> State:
-    """The state with some short keys set."""
-    values: Any = {BY_NAME[name].field: value for name, value in patch.items()}
-    return replace(state, **values)
-
-
-def model_of(state: State) -> Model:
-    """The model: pasted, free, or of the catalogue; never a look at a disk or a network."""
-    return _model(state.model, state.hidden, state.layers, state.config)
-
-
 @lru_cache(maxsize=64)
-def _model(key: str, hidden: int, layers: int, config: str) -> Model:
-    if config or hidden:
-        table = pasted(config) if config else free_config(hidden, layers)
-        name = State(hidden=hidden, layers=layers, config=config).file.removesuffix(".json")
-        model = from_config(table, name)
+def _model(key: str, config: str, hidden: int, layers: int, name: str) -> Model:
+    """The model: pasted, free, or of the catalogue; never a look at a disk or a network."""
+    if name:
+        model = from_config(pasted(config) if config else free_config(hidden, layers), name)
         if model.num_layers > MAX_LAYERS:
             rule = f"cfg: {model.num_layers:,} layers, more than the {MAX_LAYERS:,} that the page draws"
             raise RefusedError(rule, "cfg", malformed=False)
@@ -239,6 +248,15 @@ def _model(key: str, hidden: int, layers: int, config: str) -> Model:
         rule = f"m '{_shown(key)}': not in the catalogue{suggest(key, catalog.model_keys())} (or paste its config.json)"
         raise RefusedError(rule, "m", near, malformed=False)
     return known
+
+
+@lru_cache(maxsize=128)
+def _cluster(name: str, intra: str, inter: str) -> Cluster:
+    """The cluster with its links; bounded, because a page draws it."""
+    place = catalog.cluster(name, intra=intra, inter=inter)
+    if place.num_gpus > MAX_GPUS:
+        raise RefusedError(f"c: {place.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that the page draws", "c", malformed=False)
+    return place
 
 
 def pasted(text: str) -> Mapping[str, object]:
@@ -273,19 +291,6 @@ def free_config(hidden: int, layers: int) -> Mapping[str, object]:
         "max_seq_len": 2**20,
         "torch_dtype": "bfloat16",
     }
-
-
-def cluster_of(state: State) -> Cluster:
-    """The cluster with its links; bounded, because a page draws it."""
-    place = _cluster(state.cluster, state.intra, state.inter)
-    if place.num_gpus > MAX_GPUS:
-        raise RefusedError(f"c: {place.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that the page draws", "c", malformed=False)
-    return place
-
-
-@lru_cache(maxsize=128)
-def _cluster(text: str, intra: str, inter: str) -> Cluster:
-    return catalog.cluster(text, intra=intra, inter=inter)
 
 
 def refusal(error: ValueError) -> RefusedError:
