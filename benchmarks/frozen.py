@@ -182,8 +182,10 @@ def figures(found: Any) -> Any:
     return told
 
 
-MOVED = {"seq": "context", "microbatch": "in_flight", "max_batched_tokens": "max_num_batched_tokens", "max_seqs": "max_num_seqs"}
+MOVED = {"seq": "context", "microbatch": "in_flight"}
 """Names that a question has for what a result once held."""
+LIMITS = ("max_batched_tokens", "max_seqs")
+"""What a simulated server's steps are limited to."""
 
 
 def _fits(found: Any) -> Any:
@@ -192,11 +194,19 @@ def _fits(found: Any) -> Any:
     return fits(found) if found.question.trains else found
 
 
+def _limit(found: Any, name: str) -> int:
+    from commtax.verbs.fitting import step_limits
+
+    return step_limits(found.question)[LIMITS.index(name)]
+
+
 def _figure(found: Any, name: str) -> Any:
     """What a result tells under a name, itself or in its question and steps; the result where nowhere."""
-    asked = getattr(found, "question", getattr(found, "setup", None))
-    if name == "fits" and hasattr(found, "tokens_per_s"):
+    asked = getattr(found, "question", None)
+    if name == "fits" and asked and hasattr(found, "tokens_per_s"):
         return _fits(found)
+    if name in LIMITS and hasattr(found, "served"):
+        return _limit(found, name)
     name = MOVED.get(name, name) if not hasattr(found, name) else name
     parts = [found, asked, *(getattr(asked, part, None) for part in ("requests", "goal")), getattr(found, "steps", None)]
     return next((getattr(part, name) for part in parts if hasattr(part, name)), found)
