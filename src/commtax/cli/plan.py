@@ -166,15 +166,8 @@ def _commands(order: Order, found: ServingPlans) -> dict[str, str]:
         launch = apart_command(q.model, engine, q.cluster, workers, (one, copies), limits)
     else:
         launch = launch_command(q.model, replace(one, replicas=copies), engine, q.cluster, limits)
-    wanted = q.requests
-    bench = benchmark_command(
-        q.model,
-        engine,
-        input_len=wanted.input_len,
-        output_len=wanted.output_len,
-        concurrency=int(rows.concurrency[0]),
-        spread=wanted.spread,
-    )
+    requests = {"input_len": q.requests.input_len, "output_len": q.requests.output_len, "spread": q.requests.spread}
+    bench = benchmark_command(q.model, engine, concurrency=int(rows.concurrency[0]), **requests)
     return {"launch": launch, "benchmark": bench}
 
 
@@ -212,7 +205,7 @@ def _train(order: Order) -> NoReturn:
     given, q = order.given, order.question
     if given["global_batch"] is None:
         raise Refusal("global_batch: training needs the sequences of a step, such as --global-batch 1024", "global_batch")
-    length = 4096 if given["input_len"] is None else given["input_len"]
+    length = q.kind.length if given["input_len"] is None else given["input_len"]
     q = q.but(global_batch=given["global_batch"], context=length, sequence_parallel=True)
     found, speed = _timed(lambda: best_training(q))
     pasted = _trains(found, order.launch) if order.launch else None
