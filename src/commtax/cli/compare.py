@@ -16,6 +16,7 @@ from commtax.spec import Cluster
 from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.comparing import compared
+from commtax.verbs.moves import AXES
 from commtax.verbs.plans import Axes, PlanRow, Where, compared_plans
 
 
@@ -69,9 +70,8 @@ def _plans(order: Order) -> NoReturn:
     from commtax.report import plans as report
 
     given, q = order.given, order.question
-    for axis in ("tp", "pp", "dp", "ep", "cp"):
-        if given[axis] != 1:
-            raise Refusal(f"{axis}: the plans say it; leave it out beside --plans", axis)
+    for axis in changed(given, AXES):
+        raise Refusal(f"{axis}: the plans say it; leave it out beside --plans", axis)
     if given["global_batch"] and given["batches"]:
         raise Refusal("batches: give them or global_batch, not both", "batches")
     usual = [int(given["global_batch"] or given["batch"] or 1)]
