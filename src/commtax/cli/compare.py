@@ -69,9 +69,8 @@ def _plans(order: Order) -> NoReturn:
     from commtax.report import plans as report
 
     given, q = order.given, order.question
-    for axis in SIZES:
-        if given[axis] != 1:
-            raise Refusal(f"{axis}: the plans say it; leave it out beside --plans", axis)
+    for axis in changed(given, SIZES):
+        raise Refusal(f"{axis}: the plans say it; leave it out beside --plans", axis)
     if given["global_batch"] and given["batches"]:
         raise Refusal("batches: give them or global_batch, not both", "batches")
     usual = [int(given["global_batch"] or given["batch"] or 1)]

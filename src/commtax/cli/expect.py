@@ -52,17 +52,13 @@ def expect_command(op: str, size: float, ranks: int, library: str, measured: str
 
 def _measured_seconds(text: str, found: Expectation) -> float:
     """A bus bandwidth or a time."""
-    if text.endswith("s") and not text.endswith("/s"):
-        seconds = parse_seconds(text, "measured")
-        if seconds <= 0:
-            raise Refusal(f"measured '{text}': a time above 0 is needed", "measured")
-        return seconds
-    if not text.endswith("/s"):
+    if not text.endswith("s"):
         raise Refusal(f"measured '{text}': write a bus bandwidth (166GB/s), a time (25us), or a file's name", "measured")
-    rate = parse_bytes(text.removesuffix("/s"), "measured")
-    if rate <= 0:
-        raise Refusal(f"measured '{text}': a bandwidth above 0 is needed", "measured")
-    return found.seconds_of_busbw(rate)
+    is_rate = text.endswith("/s")
+    value = parse_bytes(text.removesuffix("/s"), "measured") if is_rate else parse_seconds(text, "measured")
+    if value <= 0:
+        raise Refusal(f"measured '{text}': a {'bandwidth' if is_rate else 'time'} above 0 is needed", "measured")
+    return found.seconds_of_busbw(value) if is_rate else value
 
 
 def _expect_file(op: str, place: Cluster, ranks: int, library: str, own: Profile | None, path: Path, output: Output) -> None:
@@ -78,9 +74,8 @@ def _expect_file(op: str, place: Cluster, ranks: int, library: str, own: Profile
     if not all(0 < r.seconds < 1e6 for r in run.rows):
         raise Refusal(f"measured '{path}': a row has no time above 0", "measured")
     if len(run.rows) > MOST_ROWS:
-        raise Refusal(
-            f"measured '{path}': {len(run.rows):,} rows, more than the {MOST_ROWS:,} that are judged; split it", "measured"
-        )
+        many = f"{len(run.rows):,} rows, more than the {MOST_ROWS:,} that are judged"
+        raise Refusal(f"measured '{path}': {many}; split it", "measured")
     of = {r.nbytes: expect(op, place, nbytes=r.nbytes, ranks=ranks or run.ranks, library=library, profile=own) for r in run.rows}
     pairs = [(of[r.nbytes], r.seconds) for r in run.rows]
     verdicts = {e.verdict(s) for e, s in pairs}

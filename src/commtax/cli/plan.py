@@ -201,7 +201,7 @@ def _train(order: Order) -> NoReturn:
     given, q = order.given, order.question
     if given["global_batch"] is None:
         raise Refusal("global_batch: training needs the sequences of a step, such as --global-batch 1024", "global_batch")
-    length = 4096 if given["input_len"] is None else given["input_len"]
+    length = q.kind.length if given["input_len"] is None else given["input_len"]
     q = q.but(global_batch=given["global_batch"], context=length, sequence_parallel=True)
     found, speed = _timed(lambda: best_training(q))
     pasted = _trains(found, order.launch) if order.launch else None

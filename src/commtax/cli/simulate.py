@@ -47,9 +47,8 @@ def _check_gpus(found: Simulation) -> None:
         return
     clients = int(np.min(found.requests.concurrency))
     if given[1] and given[1] * plan.dp > clients:
-        raise Refusal(
-            f"decode_workers={given[1]}: more than there are clients, {clients}, for each of their replicas", "decode_workers"
-        )
+        rule = f"more than there are clients, {clients}, for each of their replicas"
+        raise Refusal(f"decode_workers={given[1]}: {rule}", "decode_workers")
     each = int(apart.plan.num_gpus), int(plan.num_gpus)
     count = given[0] or 1, given[1] or 1
     total = count[0] * each[0] + count[1] * each[1]

@@ -31,7 +31,7 @@ def show_bill(console: Console, step: Explained, num_tokens: float = 0.0, measur
     """Sentence first, then the picture, the lines that sum to the step, and the what-ifs."""
     b = step.bill
     headline(console, b.question)
-    say(console, training.workload(b) if b.question.trains else _workload(b), "dim")
+    say(console, training.workload(b.question) if b.question.trains else _workload(b), "dim")
     say(console, step.sentence, "bold yellow")
     remarks = training.show_step(console, step, num_tokens, measured_mfu) if b.question.trains else _show_step(console, step, b)
     table = new_table("what if", ">step", ">change", "")
@@ -51,15 +51,14 @@ def _show_step(console: Console, step: Explained, b: StepBill) -> tuple[str, ...
 
 
 def _workload(b: StepBill) -> str:
-    s = b.question.what_if
+    q, s = b.question, b.question.what_if
     modes = (
         ("eager", s.eager),
-        (f"{b.question.speculative} drafted tokens", b.question.speculative > 0),
+        (f"{q.speculative} drafted tokens", q.speculative > 0),
         (f"slowest rank {s.slow_rank:g}x", s.slow_rank != 1),
         (f"what-if: {s.overlap:.0%} of communication hidden", s.overlap > 0),
     )
     given = "".join(f", {mode}" for mode, on in modes if on)
-    q = b.question
     return f"{q.phase}: batch {int(q.batch):,} a replica, {int(q.context):,} {CONTEXT[q.phase]}{given}"
 
 
@@ -123,10 +122,9 @@ def how_sent(x: Line) -> str:
 
 def _totals(console: Console, b: StepBill, fits: bool) -> None:
     kv = "fits" if fits else "does not fit in memory with this batch and context (see commtax fit)"
-    prompts = {"prefill": float(b.question.batch), "mixed": 1.0}.get(b.question.phase, 0.0) * float(
-        b.question.plan.dp * b.question.plan.replicas
-    )
-    rate = f", {prompts * float(b.question.context) / float(b.step_s):,.0f} prompt tokens/s" if prompts else ""
+    q = b.question
+    prompts = {"prefill": float(q.batch), "mixed": 1.0}.get(q.phase, 0.0) * float(q.plan.dp * q.plan.replicas)
+    rate = f", {prompts * float(q.context) / float(b.step_s):,.0f} prompt tokens/s" if prompts else ""
     say(
         console,
         f"step {format_seconds(float(b.step_s))}{between(b.low_s, b.high_s)} = compute and host "
@@ -198,7 +196,7 @@ class TrainDocument(PricedDocument):
 
 def bill_document(step: Explained, num_tokens: float = 0.0, measured_mfu: float | None = None) -> StepDocument | TrainDocument:
     """``bill --json``, of either phase."""
-    b = step.bill
+    b, q = step.bill, step.bill.question
     common: dict[str, object] = {
         "fits": step.memory.fits,
         "items": line_records(b.items),
@@ -206,22 +204,17 @@ def bill_document(step: Explained, num_tokens: float = 0.0, measured_mfu: float 
         "counterfactuals": [facts(c, "what", "step_s", "delta_s", "note") for c in step.what_ifs],
         "weakest_source": weakest(b),
     }
-    if not b.question.trains:
-        return filled(StepDocument, b, b.question, b.question.what_if, **common, **question(b.question, "commtax.bill/1"))
+    if not q.trains:
+        return filled(StepDocument, b, q, q.what_if, **common, **question(q, "commtax.bill/1"))
     return filled(
         TrainDocument,
-        b,
-        b.question.step,
-        b.question.plan,
-        step.thresholds,
+        *(b, q.step, q.plan, step.thresholds, q),
         **common,
-        **question(b.question, "commtax.train-bill/1"),
-        phase="train",
-        global_batch=b.question.batch * b.question.plan.dp,
-        hsdp=b.question.plan.shard,
+        **question(q, "commtax.train-bill/1"),
+        global_batch=q.batch * q.plan.dp,
+        hsdp=q.plan.shard,
         async_=b.async_axes,
         taxes_s=b.taxes,
-        memory_bytes_per_rank=b.memory_bytes_per_rank,
         memory=facts(b.memory, *HELD),
         dp_threshold_tokens=step.thresholds.dp_tokens if step.thresholds else 0.0,
         days=b.days(num_tokens) if num_tokens else LEFT_OUT,

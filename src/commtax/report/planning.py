@@ -16,20 +16,12 @@ from rich.text import Text
 from commtax.planner.answers import ServingPlans, Standing, TrainColumns, TrainPlans
 from commtax.planner.columns import Columns, Rejected, request_s
 from commtax.planner.reasons import in_type
-from commtax.planner.rows import (
-    describe_kind,
-    range_of,
-    simulation,
-    step_of,
-    train_words,
-    usd_per_million_tokens,
-    words,
-)
+from commtax.planner.rows import describe_kind, range_of, simulation, step_of, train_words, usd_per_million_tokens, words
 from commtax.planner.training import BUDGET
 from commtax.report.documents import Named, Record, facts, filled, named
 from commtax.report.serving import basis_words
 from commtax.report.tables import new_table, notes, say
-from commtax.spec import SIZES, Profile
+from commtax.spec import SIZES
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.serving import lengths_note
 
@@ -43,9 +35,9 @@ KINDS = ("zero", "recompute", "schedule", "chunks")
 
 def show_plans(console: Console, a: Plans, top: int, pasted: Standing | None = None) -> None:
     """The sentence first: what to run, and why."""
-    trained = isinstance(a, TrainPlans)
-    engine = a.question.engine.key if isinstance(a, TrainPlans) else f"{a.question.engine.key}@{a.question.engine.version}"
-    say(console, f"{a.question.model.key} on {a.question.cluster.key}, {engine}: {_asked(a)}", "bold")
+    q, trained = a.question, isinstance(a, TrainPlans)
+    engine = q.engine.key if trained else f"{q.engine.key}@{q.engine.version}"
+    say(console, f"{q.model.key} on {q.cluster.key}, {engine}: {_asked(a)}", "bold")
     if not len(a.plans):
         _nothing_trains(console, a) if isinstance(a, TrainPlans) else _nothing_serves(console, a)
         _show_pasted(console, a, pasted)
@@ -67,11 +59,8 @@ def _show_served(console: Console, a: ServingPlans, top: int) -> tuple[str, ...]
     console.print(_ranking(a, a.plans, top))
     for line in _scatter(a):
         console.print(line, soft_wrap=True)
-    usd = (
-        f"${a.question.goal.usd_per_gpu_hour:g} a GPU-hour (--price)"
-        if a.question.goal.usd_per_gpu_hour
-        else "no price is known for this chip: --price 2.5"
-    )
+    price = a.question.goal.usd_per_gpu_hour
+    usd = f"${price:g} a GPU-hour (--price)" if price else "no price is known for this chip: --price 2.5"
     ranges = f"host times of {a.question.engine.key} {basis_words(simulation(a, a.plans, 0))}"
     return DEFINITION, lengths_note(a.question.requests.spread), usd, ranges
 
@@ -98,9 +87,8 @@ def _show_pasted(console: Console, a: Plans, pasted: Standing | None) -> None:
 
 def _served_figures(a: ServingPlans, r: Columns) -> str:
     tokens = f"{float(r.tokens_per_s[0]):,.0f} tokens/s, {float(r.tokens_per_s_per_gpu[0]):,.0f} a GPU"
-    times = f"TTFT {format_seconds(float(r.ttft_s[0]))}" + (
-        f", TPOT {_tpot(a, r, 0)}" if a.question.requests.output_len > 1 else ""
-    )
+    tpot = f", TPOT {_tpot(a, r, 0)}" if a.question.requests.output_len > 1 else ""
+    times = f"TTFT {format_seconds(float(r.ttft_s[0]))}{tpot}"
     return f", {plural(int(r.concurrency[0]), 'client')}: {tokens}, {times}"
 
 
@@ -129,15 +117,8 @@ DEFINITION = "TTFT and TPOT are means over requests of a closed loop (each clien
 
 
 def _sent(a: ServingPlans, rows: Columns, top: int) -> list[float]:
-    """Exposed communication of the first rows' decode steps; each different step is priced once."""
-    seen: dict[tuple[int, ...], float] = {}
-    shares = []
-    for i in range(min(top, len(rows))):
-        key = tuple(int(getattr(rows, name)[i]) for name in ("dtype", "tp", "pp", "dp", "ep", "running"))
-        if key not in seen:
-            seen[key] = float(step_of(a, rows, i).comm_fraction)
-        shares.append(seen[key])
-    return shares
+    """Exposed communication of the first rows' decode steps; a step that was priced is not priced again."""
+    return [float(step_of(a, rows, i).comm_fraction) for i in range(min(top, len(rows)))]
 
 
 def _ranking(a: ServingPlans, rows: Columns, top: int) -> Table:
@@ -231,12 +212,14 @@ def _scatter(a: ServingPlans) -> list[Text]:
         return []
     x, y = front.tokens_per_s_per_user, front.tokens_per_s_per_gpu
     grid = [[" "] * WIDTH for _ in range(HEIGHT)]
-    for u, g in zip(x, y, strict=True):
-        column = int((u - x.min()) / max(1e-9, np.ptp(x)) * (WIDTH - 1))
-        row = HEIGHT - 1 - int((g - y.min()) / max(1e-9, np.ptp(y)) * (HEIGHT - 1))
+
+    def place(u: float, g: float) -> tuple[int, int]:
+        across, up = (u - x.min()) / max(1e-9, np.ptp(x)), (g - y.min()) / max(1e-9, np.ptp(y))
+        return int(across * (WIDTH - 1)), HEIGHT - 1 - int(up * (HEIGHT - 1))
+
+    for column, row in map(place, x, y):
         grid[row][column] = "•"
-    column = int((a.plans.tokens_per_s_per_user[0] - x.min()) / max(1e-9, np.ptp(x)) * (WIDTH - 1))
-    row = HEIGHT - 1 - int((a.plans.tokens_per_s_per_gpu[0] - y.min()) / max(1e-9, np.ptp(y)) * (HEIGHT - 1))
+    column, row = place(a.plans.tokens_per_s_per_user[0], a.plans.tokens_per_s_per_gpu[0])
     if 0 <= row < HEIGHT and 0 <= column < WIDTH:
         grid[row][column] = "◆"
     lines = [Text("Pareto front: tokens/s a GPU (upwards) against tokens/s a user (to the right); ◆ is plan 1", style="dim")]
@@ -286,13 +269,10 @@ def plans_document(a: Plans, top: int, pasted: Standing | None = None) -> Served
     return _trained_plans(a, top, pasted) if isinstance(a, TrainPlans) else _served_plans(a, top, pasted)
 
 
-def _common(a: Plans, schema: str, profile: Profile | None) -> dict[str, object]:
-    rejected = [{"family": r.family, "reason": r.reason} for r in a.rejected]
-    return {
-        **named(schema, a.question.model, a.question.cluster, a.question.engine),
-        "rejected": rejected,
-        "profile": profile.name if profile else None,
-    }
+def _common(a: Plans, schema: str) -> dict[str, object]:
+    q, rejected = a.question, [{"family": r.family, "reason": r.reason} for r in a.rejected]
+    own = {"rejected": rejected, "profile": q.profile.name if q.profile else None}
+    return named(schema, q.model, q.cluster, q.engine) | own
 
 
 def _served_plans(a: ServingPlans, top: int, pasted: Standing | None) -> ServedPlans:
@@ -311,7 +291,7 @@ def _served_plans(a: ServingPlans, top: int, pasted: Standing | None) -> ServedP
         why=list(a.why),
         would_take=list(a.would_take),
         pasted=_standing(pasted, _served_rows(a, pasted.rows, 1)) if pasted else None,
-        **_common(a, "commtax.plan/1", a.question.profile),
+        **_common(a, "commtax.plan/1"),
     )
 
 
@@ -324,7 +304,7 @@ def _trained_plans(a: TrainPlans, top: int, pasted: Standing | None) -> TrainedP
         plans=_trained_rows(a, a.plans, top),
         near=_trained_rows(a, a.near, 5),
         pasted=_standing(pasted, _figures(pasted.rows, 1)) if pasted else None,
-        **_common(a, "commtax.plan-train/1", a.question.profile),
+        **_common(a, "commtax.plan-train/1"),
     )
 
 

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from commtax.ledger import Line
+from commtax.question import Question
 from commtax.report.tables import between, new_table, say, shares
 from commtax.units import format_bytes, format_count, format_seconds, plural
 from commtax.verbs.billing import StepBill
@@ -18,29 +19,32 @@ PARTS = ("forward", "recompute", "backward", "update")
 def show_step(console: Console, step: Explained, num_tokens: float, measured_mfu: float | None) -> tuple[str, ...]:
     """Taxes, where the time goes, totals and what would explain a measured MFU; what is left to remark."""
     b = step.bill
-    assert b.question.trains
     _taxes(console, b)
-    _time(console, b)
+    rows = [(part, sum(float(x.exposed_s) for x in b.items if x.kind == "compute" and x.item.during == part)) for part in PARTS]
+    rows += [(f"{axis} communication, exposed", float(b.exposed_on(axis))) for axis in b.taxes]
+    console.print(shares("where the step goes", [*rows, ("pipeline bubble", float(b.bubble_s))], float(b.step_s), digits=1))
     _totals(console, step, b, num_tokens)
     if measured_mfu is not None:
         show_causes(console, b, measured_mfu)
     return (*_inequalities(step, b), *b.notes, f"MFU counts {b.mfu_definition}")
 
 
-def workload(b: StepBill) -> str:
-    plan, s = b.question.plan, b.question.what_if
+def workload(q: Question) -> str:
+    plan, s = q.plan, q.what_if
     parts = [
-        f"{format_count(float(b.question.batch * plan.dp))} sequences of {format_count(float(b.question.context))} tokens a step",
-        f"{plural(int(plan.microbatches), 'microbatch')} of {int(b.question.micro_batch)} a replica",
+        f"{format_count(float(q.batch * plan.dp))} sequences of {format_count(float(q.context))} tokens a step",
+        f"{plural(int(plan.microbatches), 'microbatch')} of {int(q.micro_batch)} a replica",
         f"ZeRO {plan.zero}" + (f" over groups of {int(plan.shard)}" if plan.shard else ""),
         f"recompute {plan.recompute}",
     ]
-    parts += [f"{plan.schedule}" + (f", {plan.chunks} chunks" if plan.chunks > 1 else "")] if plan.pp > 1 else []
-    parts += ["sequence parallel"] if plan.sequence_parallel and plan.tp > 1 else []
-    parts += [f"{plan.weights_dtype} products"] if plan.weights_dtype else []
-    parts += ["eager"] if s.eager else []
-    parts += [f"busiest expert rank {s.imbalance:g}x"] if s.imbalance != 1 else []
-    return "train: " + ", ".join(parts)
+    said = (
+        (plan.schedule + (f", {plan.chunks} chunks" if plan.chunks > 1 else ""), plan.pp > 1),
+        ("sequence parallel", plan.sequence_parallel and plan.tp > 1),
+        (f"{plan.weights_dtype} products", plan.weights_dtype),
+        ("eager", s.eager),
+        (f"busiest expert rank {s.imbalance:g}x", s.imbalance != 1),
+    )
+    return "train: " + ", ".join([*parts, *(text for text, on in said if on)])
 
 
 def _taxes(console: Console, b: StepBill) -> None:
@@ -78,17 +82,6 @@ def _fate(x: Line) -> Text:
     if hidden <= 0:
         return Text("exposed", style="red")
     return Text(f"{hidden / total:.0%} hidden", style="green" if hidden > total / 2 else "yellow")
-
-
-def _time(console: Console, b: StepBill) -> None:
-    """Where the step goes: passes, taxes, bubble, update."""
-    rows = [(part, _part(b, part)) for part in PARTS]
-    rows += [(f"{axis} communication, exposed", float(b.exposed_on(axis))) for axis in b.taxes]
-    console.print(shares("where the step goes", [*rows, ("pipeline bubble", float(b.bubble_s))], float(b.step_s), digits=1))
-
-
-def _part(b: StepBill, part: str) -> float:
-    return sum(float(x.exposed_s) for x in b.items if x.kind == "compute" and x.item.during == part)
 
 
 def _totals(console: Console, step: Explained, b: StepBill, num_tokens: float) -> None:

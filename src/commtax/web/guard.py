@@ -46,24 +46,17 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        head = scope["method"] == "HEAD"
-        guarded = _told(send, head)
-        refused = self._refused(scope)
-        if refused:
+        guarded = _told(send, head=scope["method"] == "HEAD")
+        if refused := self._refused(scope):
             await _answer(guarded, *refused)
-            return
-        if head:
-            scope = {**scope, "method": "GET"}
-        await self.app(scope, receive, guarded)
+        else:
+            await self.app({**scope, "method": "GET"}, receive, guarded)
 
     def _refused(self, scope: Message) -> tuple[int, bytes, list[tuple[bytes, bytes]]] | None:
         headers = {name.lower(): value for name, value in scope["headers"]}
         if not self._is_ours(headers.get(b"host", b"").decode("latin-1")):
-            return (
-                400,
-                problem("host: this page is asked for under another name", "host", "loopback names, or the --host given"),
-                [],
-            )
+            text, rule = "host: this page is asked for under another name", "loopback names, or the --host given"
+            return 400, problem(text, "host", rule), []
         if scope["method"] not in ("GET", "HEAD"):
             return 405, problem(f"method {scope['method'][:16]}: only GET and HEAD", "method"), [(b"allow", b"GET, HEAD")]
         if headers.get(b"content-length", b"0").strip() not in (b"0", b"") or b"transfer-encoding" in headers:

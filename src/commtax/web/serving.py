@@ -43,9 +43,8 @@ def listen(host: str, port: int) -> socket.socket:
         bound.listen(128)  # from here on callers wait rather than fail
     except OSError as error:
         bound.close()
-        raise Refusal(
-            f"port={port}: cannot listen on {host} ({error.strerror}); another --port, such as {port + 1}?", "port"
-        ) from None
+        why = f"cannot listen on {host} ({error.strerror})"
+        raise Refusal(f"port={port}: {why}; another --port, such as {port + 1}?", "port") from None
     return bound
 
 

@@ -237,11 +237,11 @@ UNTOLD = ("speculative", "shard")
 def patch_of(changes: Mapping[str, object], q: Question) -> Patch | None:
     """The keys that a what-if sets; none where the state has no key for it (a link that nobody sells)."""
     names = SHORT | {"weights_dtype": "dt"} | ({"batch": "n"} if q.trains else {})
-    told = [field for field in changes if field not in UNTOLD]
-    if any(field not in names for field in told):
+    asked = [field for field in changes if field not in UNTOLD]
+    if any(field not in names for field in asked):
         return None
     after = written(q.but(**changes))
-    return {names[field]: after[names[field]] for field in told}
+    return {names[field]: after[names[field]] for field in asked}
 
 
 def _limits(q: Question, state: State) -> dict[str, list[int]]:

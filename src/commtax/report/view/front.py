@@ -42,22 +42,13 @@ class Front(Named):
 
 
 @dataclass(frozen=True)
-class ServedFront(ServedPlans):
-    """What a user gets against what a GPU gives: ``front`` are points."""
-
-    sentence: str
-    x_title: str
-    y_title: str
+class ServedFront(Front, ServedPlans):
+    """What a user gets against what a GPU gives."""
 
 
 @dataclass(frozen=True)
-class TrainedFront(TrainedPlans):
+class TrainedFront(Front, TrainedPlans):
     """Memory a rank against MFU."""
-
-    front: list[Point]
-    sentence: str
-    x_title: str
-    y_title: str
 
 
 def serving_front(a: ServingPlans) -> ServedFront:
