@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import live_models
+from cli_run import run_here
 from commtax import catalog
 from commtax.catalog import physics
 from commtax.cli import main
@@ -467,14 +468,15 @@ def test_sizes_double():
         doubling(64, 8)
 
 
-def test_calibration_gives_a_profile_that_bill_takes(tmp_path, capsys):
+def test_calibration_gives_a_profile_that_bill_takes(tmp_path):
     shapes = [{**box.SHAPES[1], "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 512}]
     work = box.Work("fp32", ("gloo",), shapes, ((1, 8), (4, 32)), 2**22)
     seen = launch.run(box.TARGET, work, 2, timeout_s=120)
     file = tmp_path / "here.json"
     file.write_text(json.dumps(box.profile(seen, "fp32", "here")))
-    main(["bill", "llama-3.2-1b", "-tp", "2", "--profile", str(file), "--json"])
-    bill = json.loads(capsys.readouterr().out)
+    done = run_here("bill", "llama-3.2-1b", "-tp", "2", "--profile", file, "--json")
+    assert done.returncode == 0, done.stderr
+    bill = json.loads(done.stdout)
     assert bill["engine"].startswith("builtin")
     assert any("calibrated: here" in item["source"] for item in bill["items"])
     found = json.loads(file.read_text())
