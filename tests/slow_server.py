@@ -3,11 +3,11 @@
 import contextlib
 import sys
 
-from commtax.web import connections, pool
+from commtax.web import pool, serving
 from commtax.web.serving import listen, serve
 
 if __name__ == "__main__":
-    connections.HEAD_S = 1.5
+    serving.HEAD_S = 1.5
     pool.LIMIT_S = 2.0
     pool.WAIT_S = 1.0
     bound = listen("127.0.0.1", 0)

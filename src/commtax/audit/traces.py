@@ -252,7 +252,8 @@ def _sizes(device: Device, joined: str) -> str:
 def _world(world: int, claim: Claim) -> Finding:
     """Ranks of the job; a whole multiple of the plan may be replicas, or a trainer's job around an engine."""
     one = claim.tp * int(claim.plan.pp)
-    worlds = {one * dp * cp for dp in (1, int(claim.plan.dp)) for cp in (1, int(claim.plan.cp))}
+    whole = int(claim.plan.num_gpus)
+    worlds = {one, one * int(claim.plan.dp), whole // int(claim.plan.dp), whole}
     predicted = world if world in worlds else one
     finding = compare("ranks in the job", predicted, world, reason="more or fewer processes than the plan has")
     if finding.verdict == DISAGREE and world % one == 0:

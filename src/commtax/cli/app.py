@@ -67,9 +67,6 @@ def main(argv: list[str] | None = None) -> None:
     try:
         commands(arguments).main(arguments, prog_name="commtax", standalone_mode=False, obj=arguments)
         sys.stdout.flush()
-    except SystemExit as end:
-        if end.code:  # an answer without one is no end of whoever called
-            raise
     except click.exceptions.NoArgsIsHelpError as usage:
         click.echo(usage.ctx.get_help() if usage.ctx else "")
         sys.exit(0)

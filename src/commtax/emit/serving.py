@@ -37,7 +37,7 @@ class Job:
     @property
     def gpus(self) -> int:
         """GPUs of one server."""
-        return int(self.plan.tp) * int(self.plan.pp) * int(self.plan.cp) * self.dp
+        return int(self.plan.num_gpus) // int(self.plan.dp) * self.dp
 
     @property
     def hosts(self) -> int:

@@ -16,7 +16,7 @@ from commtax.units import format_seconds
 from commtax.verbs import checking
 from commtax.verbs.asking import unsettled
 from commtax.verbs.fitting import holds
-from commtax.verbs.options import RequestOptions
+from commtax.verbs.options import SearchOptions, only
 
 SMALLER = ("fp8", "int4")
 MOST_HOSTS = 64
@@ -32,7 +32,7 @@ def plan(
     dtypes: tuple[str, ...] = ("",),
     max_concurrency: int = MAX_CONCURRENCY,
     usd_per_gpu_hour: float | None = None,
-    **options: Unpack[RequestOptions],
+    **options: Unpack[SearchOptions],
 ) -> ServingPlans:
     """Price all legal plans at every concurrency up to ``max_concurrency`` a copy and rank those that fit and meet the limits.
 
@@ -40,9 +40,9 @@ def plan(
     ``max_num_seqs`` and ``gpu_memory_utilization`` are what a launch command says for all of them. A ``profile``'s constants are
     laid over the catalogue's. Limits are seconds, or text such as ``"30ms"``.
     """
-    usual: RequestOptions = {"input_len": 512, "output_len": 128, "disaggregated": True}
+    usual: SearchOptions = {"input_len": 512, "output_len": 128, "disaggregated": True}
     limits = {"ttft_s": checking.seconds(ttft_s, "ttft_s"), "tpot_s": checking.seconds(tpot_s, "tpot_s")}
-    put = unsettled(model, cluster, {**usual, **options, "dtype": dtypes[0]})
+    put = unsettled(model, cluster, {**usual, **only(SearchOptions, options), "dtype": dtypes[0]})
     put = put.but(**limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), max_concurrency=max_concurrency)
     price = put.cluster.chip.usd_per_gpu_hour if usd_per_gpu_hour is None else usd_per_gpu_hour
     return best_serving(put.but(usd_per_gpu_hour=price))
