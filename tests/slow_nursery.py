@@ -10,7 +10,7 @@ nursery.SHARE = 5
 
 def endless(answer):
     def wrapped(state):
-        if state.batch == 65_536 or state.cluster == "2xa100-80-sxm":
+        if state["b"] == 65_536 or state["c"] == "2xa100-80-sxm":
             re.match("(a+)+$", "a" * 80 + "b")
         return answer(state)
 

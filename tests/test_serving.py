@@ -207,7 +207,7 @@ def test_times_grow_with_prompts(engine, pp, spread, apart, clients, tokens_in, 
     tokens_out=st.sampled_from([1, 2, 3, 17, 128, 1000]),
 )
 def test_a_client_more_costs_no_throughput(engine, spread, tokens_in, tokens_out):
-    """At batches that fill their graphs; where a step's rows begin another tile of the products it may cost up to 8 %, as in the laws."""
+    """At batches that fill their graphs; where a step's rows begin another tile of the products it may cost up to 8 %."""
     clients = np.array([1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256])
     s = simulate(engine=engine, spread=spread, input_len=tokens_in, output_len=tokens_out, concurrency=clients, kv_tokens=1e12)
     assert np.all(np.diff(s.tokens_per_s) >= -0.08 * s.tokens_per_s[1:])
