@@ -33,7 +33,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-EXPECTED: tuple[str, ...] = ()
+EXPECTED: tuple[str, ...] = (
+    *("refused-061", "refused-062", "python-047", "web-000"),  # --schedule dualpipe was refused, and is priced and listed
+    *(f"other-{n:03}" for n in range(11, 17)),  # help lists options in groups
+    "catalog-019",  # an engine's facts are listed by what they describe
+    *("python-063", "python-064"),  # a method of the answer, without figures, that is a function now
+)
 """Names of questions that were refused and may be answered now."""
 DIGITS = 10
 """Significant digits to which numbers are equal."""
