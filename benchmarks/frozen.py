@@ -39,7 +39,7 @@ EXPECTED: tuple[str, ...] = (
     "catalog-019",  # an engine's facts are listed by what they describe
     *("python-063", "python-064"),  # a method of the answer, without figures, that is a function now
 )
-"""Names of questions that were refused and may be answered now."""
+"""Names of questions whose answers were meant to change, and why."""
 DIGITS = 10
 """Significant digits to which numbers are equal."""
 MOST_SHOWN = 8
@@ -373,8 +373,10 @@ def compare(folder: Path, only: str, jobs: int) -> int:
     moved = 0
     for before, after in zip(kept, answers(kept, folder / "inputs", jobs), strict=True):
         found = differences(before, after)
-        if found and before.name in EXPECTED and before.code and not after.code:
-            print(f"{before.name}: answered now, as expected: {before.question}")
+        if found and before.name in EXPECTED:
+            print(
+                f"{before.name}: {'answered now' if before.code and not after.code else 'changed'}, as expected: {before.question}"
+            )
         elif found:
             moved += 1
             more = [f"... {len(found) - MOST_SHOWN} more"] if len(found) > MOST_SHOWN else []
