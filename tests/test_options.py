@@ -42,3 +42,9 @@ def test_microbatches_are_those_that_were_given():
     assert held[0] == held[1]
     with pytest.raises(ValueError, match="microbatches=0"):
         commtax.train_fit("llama-3.1-8b", "8xh100-sxm", **words, microbatches=0)
+
+
+@pytest.mark.parametrize("verb", ["fit", "train_fit"])
+def test_what_fits_is_asked_of_one_plan(verb):
+    with pytest.raises(ValueError, match="dp: fit judges one plan at a time"):
+        getattr(commtax, verb)("llama-3.1-8b", "8xh100-sxm", dp=[1, 2])

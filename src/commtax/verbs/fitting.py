@@ -15,7 +15,7 @@ from commtax.cost import legality, memory
 from commtax.cost.tensors import stage_layers
 from commtax.cost.train_memory import TrainMemory, training_memory
 from commtax.question import Changes, Limits, Question
-from commtax.spec import Cluster, Model, Number
+from commtax.spec import SIZES, Cluster, Model, Number
 from commtax.statement import Refusal
 from commtax.units import plural
 from commtax.verbs import checking
@@ -87,8 +87,6 @@ def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> F
     """The plan of a question judged; where its tp was not ``chosen``, the smallest that fits, with ``stages`` where given."""
     asked = settled(put)
     _check_memory(asked)
-    if any(np.ndim(x) for x in (asked.plan.tp, asked.plan.pp, asked.plan.dp, asked.plan.ep)):
-        raise Refusal("tp: fit judges one plan at a time, not arrays of them", "tp")
     asked = replace(asked, limits=limits_of(asked))
     put = replace(put, limits=asked.limits)
     return judge(asked) if chosen else _smallest(put, asked, stages)
@@ -149,6 +147,9 @@ def _check_memory(asked: Question) -> None:
         raise Refusal(
             f"profile '{asked.profile.name}': says nothing of memory (chip.memory_bytes), and fit needs no seconds", "profile"
         )
+    for name in SIZES:
+        if np.ndim(getattr(asked.plan, name)):
+            raise Refusal(f"{name}: fit judges one plan at a time, not arrays of them", name)
 
 
 def limits_of(asked: Question) -> Limits:
