@@ -13,6 +13,7 @@ def main() -> None:
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a job in the background ignores it
     if usual:
         signal.signal(signal.SIGINT, _leave)  # half-imported modules must not meet an exception
+    _import_numpy()
     from commtax.cli import main as run
 
     try:
@@ -21,6 +22,16 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         _leave()
+
+
+def _import_numpy() -> None:
+    """Without the threads of a linear algebra that no verb needs: they spin at the start longer than many answers take."""
+    unset = "OPENBLAS_NUM_THREADS" not in os.environ
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    import numpy  # noqa: F401
+
+    if unset:
+        del os.environ["OPENBLAS_NUM_THREADS"]  # ranks that are started to be measured have their own
 
 
 def _leave(*_: object) -> None:

@@ -11,7 +11,6 @@ import gzip
 import json
 import os
 import stat
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -291,6 +290,8 @@ def _regular(path: Named, what: str, most: int) -> Iterator[IO[bytes]]:
 
 def _kept(pipe: int, most: int) -> int:
     """What comes through a pipe, a little more than ``most`` bytes of it, as an open file that has no name."""
+    import tempfile  # half of what this file costs to import, for a pipe
+
     os.set_blocking(pipe, True)
     with open(pipe, "rb") as source, tempfile.TemporaryFile() as kept:
         while kept.tell() <= most and (piece := source.read(_CHUNK)):

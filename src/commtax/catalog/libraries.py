@@ -112,9 +112,10 @@ def library_keys() -> list[str]:
 def library(name: str) -> Library:
     """A library by key or alias, whatever version is named behind it."""
     base = normal(name).partition("@")[0]
-    key = next((k for k in library_keys() if base == k or base in toml("libraries", k).get("aliases", ())), None)
+    keys = library_keys()
+    key = base if base in keys else next((k for k in keys if base in toml("libraries", k).get("aliases", ())), None)
     if key is None:
-        raise Refusal(f"unknown library '{name}'{suggest(name, library_keys())} (one of {', '.join(library_keys())})", "library")
+        raise Refusal(f"unknown library '{name}'{suggest(name, keys)} (one of {', '.join(keys)})", "library")
     return read_library("libraries", key)
 
 

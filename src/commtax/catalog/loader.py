@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 from typing import TypeVar
 
 from commtax.files import Json
@@ -17,6 +17,7 @@ from commtax.statement import Refusal
 Table = dict[str, Json]
 T = TypeVar("T")
 NOTHING: Table = {}
+FACTS = Path(__file__).parent
 
 
 def record(cls: type[T], table: Mapping[str, Json], where: str, parts: Mapping[str, type] = NOTHING, given: Table = NOTHING) -> T:
@@ -73,14 +74,12 @@ def _value(entry: Json, key: str, named: Mapping[str, Citation], sources: dict[s
 @lru_cache(maxsize=8)
 def stems(kind: str) -> tuple[str, ...]:
     """The keys of one kind: its files' names, sorted."""
-    folder = files("commtax.catalog") / kind
-    return tuple(sorted(f.name.rpartition(".")[0] for f in folder.iterdir() if f.name.endswith((".toml", ".json"))))
+    return tuple(sorted(f.stem for f in (FACTS / kind).iterdir() if f.suffix in (".toml", ".json")))
 
 
 @lru_cache(maxsize=512)
 def toml(kind: str, stem: str) -> Table:
-    text = (files("commtax.catalog") / kind / f"{stem}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return tomllib.loads((FACTS / kind / f"{stem}.toml").read_text(encoding="utf-8"))
 
 
 def normal(name: str) -> str:

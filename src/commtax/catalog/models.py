@@ -8,13 +8,11 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 
-from commtax.catalog import hub
 from commtax.catalog.hf import from_config
-from commtax.catalog.loader import normal, plain, stems, suggest
+from commtax.catalog.loader import FACTS, normal, plain, stems, suggest
 from commtax.files import Json, local, parse_json, read_json
 from commtax.spec import Citation, Model
 from commtax.statement import Refusal
@@ -54,7 +52,7 @@ class ModelFile:
 
 @lru_cache(maxsize=256)
 def _file(key: str) -> ModelFile:
-    table = json.loads((files("commtax.catalog") / "models" / f"{key}.json").read_text(encoding="utf-8"))
+    table = json.loads((FACTS / "models" / f"{key}.json").read_text(encoding="utf-8"))
     file = plain(ModelFile, table, f"models/{key}")
     if file.key != key:
         raise Refusal(f"models/{key}: wrong key {file.key!r}")
@@ -196,6 +194,8 @@ def safetensors_header(shard: Path) -> tuple[Config, int]:
 @lru_cache(maxsize=64)
 def _from_hub(name: str) -> Model:
     """The model of a Hub id."""
+    from commtax.catalog import hub  # sockets and threads: for those who name a model of the Hub
+
     decoder = from_config(_read_json(Path(hub.config_file(name))), name.split("/")[1].lower())
     source = Citation(f"config.json of {name} on the Hugging Face Hub", f"https://huggingface.co/{name}", "")
     return replace(decoder, aliases=(name,), source=source)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import tomllib
 from dataclasses import dataclass
-from importlib.resources import files
 
+from commtax.catalog.loader import FACTS
 from commtax.files import Json
 from commtax.spec import DTYPE_BYTES, Chip, ChipFacts, Link, Path
 from commtax.statement import Refusal
@@ -43,7 +43,7 @@ def shown(value: Json) -> str:
     return repr(value)[:40]
 
 
-_TABLE = tomllib.loads((files("commtax.catalog") / "physics.toml").read_text())
+_TABLE = tomllib.loads((FACTS / "physics.toml").read_text())
 CHIP, KERNEL, PATH, BY_SIZE, NETWORK, HOST, _OTHER = (
     {key: Range(**entry) for key, entry in _TABLE[part].items()}
     for part in ("chip", "kernel", "path", "by_size", "network", "host", "other")

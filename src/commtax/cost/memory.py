@@ -32,11 +32,12 @@ def weights(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> li
     """Weights of one rank of one stage, by part. A local checkpoint's own size, where known, scales them."""
     scale = model.stored_bytes / total_bytes(model, plan) if model.stored_bytes and not plan.weights_dtype else 1.0
     lines: dict[str, tuple[Number, Number]] = {}
-    for row in held(model, plan, engine, stage, pp):
+    rows = held(model, plan, engine, stage, pp)
+    for row in rows:
         nbytes, copied = lines.get(row.tensor.part, (0.0, 0.0))
         extra = np.maximum(0, row.bytes_per_rank - row.ideal_bytes)
         lines[row.tensor.part] = (nbytes + row.bytes_per_rank * scale, copied + extra * scale)
-    for part, nbytes, copied in _beside(model, plan, engine, held(model, plan, engine, stage, pp)):
+    for part, nbytes, copied in _beside(model, plan, engine, rows):
         lines[part] = (nbytes, copied)
     return [WeightLine(part, nbytes, copied) for part, (nbytes, copied) in lines.items()]
 
