@@ -109,9 +109,9 @@ def _lines(console: Console, b: StepBill) -> None:
     for x in sorted(b.items, key=lambda x: -float(x.exposed_s)):
         item, sent = x.item, x.kind == "comm"
         name = Text(f"{item.axis} {item.what}" if sent else item.what, style="yellow" if sent else "")
-        size = format_bytes(float(item.nbytes)) if float(item.nbytes) else ""
-        times = (format_count(float(item.count)), format_seconds(float(x.each_s)), format_seconds(float(x.fixed_s)))
-        table.add_row(name, how_sent(x), size, *times, format_seconds(float(x.total_s)), f"{float(x.exposed_s) / step:.1%}")
+        size = format_bytes(item.nbytes) if float(item.nbytes) else ""
+        times = (format_count(item.count), format_seconds(x.each_s), format_seconds(x.fixed_s))
+        table.add_row(name, how_sent(x), size, *times, format_seconds(x.total_s), f"{float(x.exposed_s) / step:.1%}")
     console.print(table)
 
 
@@ -127,9 +127,9 @@ def _totals(console: Console, b: StepBill, fits: bool) -> None:
     rate = f", {prompts * float(q.context) / float(b.step_s):,.0f} prompt tokens/s" if prompts else ""
     say(
         console,
-        f"step {format_seconds(float(b.step_s))}{between(b.low_s, b.high_s)} = compute and host "
-        f"{format_seconds(float(b.compute_s))} + exposed communication {format_seconds(float(b.exposed_comm_s))} "
-        f"({float(b.comm_fraction):.1%}); {float(b.tokens_per_s):,.1f} output tokens/s{rate}; {kv}",
+        f"step {format_seconds(b.step_s)}{between(b.low_s, b.high_s)} = compute and host "
+        f"{format_seconds(b.compute_s)} + exposed communication {format_seconds(b.exposed_comm_s)} "
+        f"({b.comm_fraction:.1%}); {b.tokens_per_s:,.1f} output tokens/s{rate}; {kv}",
         "bold",
     )
 
@@ -227,12 +227,12 @@ def show_expectation(console: Console, e: Expectation, measured_s: float | None)
     own = f"; profile {e.profile}" if e.profile else ""
     say(
         console,
-        f"{e.op} of {format_bytes(float(e.nbytes))} over {e.ranks} ranks of {e.cluster.key} ({e.link}, {e.algorithm}): "
-        f"{format_seconds(float(e.seconds))} ({format_seconds(float(e.low_s))} to {format_seconds(float(e.high_s))}), "
-        f"algbw {format_rate(float(e.algbw_Bps))}, busbw {format_rate(float(e.busbw_Bps))}",
+        f"{e.op} of {format_bytes(e.nbytes)} over {e.ranks} ranks of {e.cluster.key} ({e.link}, {e.algorithm}): "
+        f"{format_seconds(e.seconds)} ({format_seconds(e.low_s)} to {format_seconds(e.high_s)}), "
+        f"algbw {format_rate(e.algbw_Bps)}, busbw {format_rate(e.busbw_Bps)}",
         "bold",
     )
-    parts = f"latency {format_seconds(float(e.latency_s))} + wire {format_seconds(float(e.wire_s))}"
+    parts = f"latency {format_seconds(e.latency_s)} + wire {format_seconds(e.wire_s)}"
     say(console, f"  {parts}; {e.fabric.name}, {e.source}{own}", "dim")
     if measured_s is not None:
         _show_measured(console, e, measured_s)

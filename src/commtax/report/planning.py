@@ -86,15 +86,15 @@ def _show_pasted(console: Console, a: Plans, pasted: Standing | None) -> None:
 
 
 def _served_figures(a: ServingPlans, r: Columns) -> str:
-    tokens = f"{float(r.tokens_per_s[0]):,.0f} tokens/s, {float(r.tokens_per_s_per_gpu[0]):,.0f} a GPU"
+    tokens = f"{r.tokens_per_s[0]:,.0f} tokens/s, {r.tokens_per_s_per_gpu[0]:,.0f} a GPU"
     tpot = f", TPOT {_tpot(a, r, 0)}" if a.question.requests.output_len > 1 else ""
-    times = f"TTFT {format_seconds(float(r.ttft_s[0]))}{tpot}"
+    times = f"TTFT {format_seconds(r.ttft_s[0])}{tpot}"
     return f", {plural(int(r.concurrency[0]), 'client')}: {tokens}, {times}"
 
 
 def _trained_figures(r: TrainColumns) -> str:
-    held = format_bytes(float(r.memory_bytes[0]))
-    return f"step {format_seconds(float(r.step_s[0]))}, MFU {float(r.mfu[0]):.1%}, {held} a rank"
+    held = format_bytes(r.memory_bytes[0])
+    return f"step {format_seconds(r.step_s[0])}, MFU {r.mfu[0]:.1%}, {held} a rank"
 
 
 def _place(pasted: Standing, count: int, unit: str) -> str:
@@ -134,23 +134,23 @@ def _ranking(a: ServingPlans, rows: Columns, top: int) -> Table:
             str(i + 1),
             words(a, rows, i) + in_type(a.question, int(rows.dtype[i])),
             f"{int(rows.concurrency[i]):,}",
-            format_seconds(float(rows.ttft_s[i])),
+            format_seconds(rows.ttft_s[i]),
             _tpot(a, rows, i),
-            *([format_seconds(float(whole[i]))] if slow else []),
-            f"{float(rows.tokens_per_s[i]):,.0f}",
+            *([format_seconds(whole[i])] if slow else []),
+            f"{rows.tokens_per_s[i]:,.0f}",
             f"{low:,.0f}-{high:,.0f}",
-            f"{float(rows.tokens_per_s_per_gpu[i]):,.0f}",
-            f"{float(rows.tokens_per_s_per_user[i]):,.0f}" if a.question.requests.output_len > 1 else "–",
-            f"{float(usd[i]):.2f}" if a.question.goal.usd_per_gpu_hour else "",
+            f"{rows.tokens_per_s_per_gpu[i]:,.0f}",
+            f"{rows.tokens_per_s_per_user[i]:,.0f}" if a.question.requests.output_len > 1 else "–",
+            f"{usd[i]:.2f}" if a.question.goal.usd_per_gpu_hour else "",
             f"{sent[i]:.0%}",
-            f"{float(rows.kv_headroom[i]):.0%}",
+            f"{rows.kv_headroom[i]:.0%}",
         )
     return table
 
 
 def _tpot(a: ServingPlans, rows: Columns, i: int) -> str:
     """Without a second token there is no time between tokens."""
-    return format_seconds(float(rows.tpot_s[i])) if a.question.requests.output_len > 1 else "–"
+    return format_seconds(rows.tpot_s[i]) if a.question.requests.output_len > 1 else "–"
 
 
 def _nothing_serves(console: Console, a: ServingPlans) -> None:
@@ -161,7 +161,7 @@ def _nothing_serves(console: Console, a: ServingPlans) -> None:
         return
     near, goal = a.near, a.question.goal
     limits = ((near.ttft_s, goal.ttft_s, "TTFT"), (near.tpot_s, goal.tpot_s, "TPOT"))
-    missed = [f"{n} {format_seconds(float(v[0]))} of {format_seconds(m)}" for v, m, n in limits if v[0] > m]
+    missed = [f"{n} {format_seconds(v[0])} of {format_seconds(m)}" for v, m, n in limits if v[0] > m]
     say(console, f"No plan meets the limits. The nearest, {words(a, near, 0)}, has {' and '.join(missed)}.", "bold red")
     say(console, f"  It would take {wanted}.")
     console.print(_ranking(a, near, 5))
@@ -368,11 +368,11 @@ def _train_table(a: TrainPlans, rows: TrainColumns, top: int) -> Table:
             train_words(a, rows, i),
             str(int(rows.micro_batch[i])),
             describe_kind(a.kinds[int(rows.kind[i])].plan),
-            format_seconds(float(rows.step_s[i])),
-            f"{float(rows.mfu[i]):.1%}",
-            f"{float(rows.bubble_fraction[i]):.1%}",
-            f"{float(rows.exposed_comm_fraction[i]):.1%}",
-            format_bytes(float(rows.memory_bytes[i])),
+            format_seconds(rows.step_s[i]),
+            f"{rows.mfu[i]:.1%}",
+            f"{rows.bubble_fraction[i]:.1%}",
+            f"{rows.exposed_comm_fraction[i]:.1%}",
+            format_bytes(rows.memory_bytes[i]),
         )
     return table
 

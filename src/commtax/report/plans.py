@@ -55,13 +55,11 @@ def show_plans(console: Console, compared: PlanTable) -> None:
         if b is None:
             table.add_row(*head, *[""] * 7, Text("not legal", style="red"))
             continue
-        times = [format_seconds(float(getattr(b, n))) for n in ("step_s", "compute_s", "exposed_comm_s")]
+        times = [format_seconds(getattr(b, n)) for n in ("step_s", "compute_s", "exposed_comm_s")]
         rates = (f"{row.tokens_per_s:,.0f}", f"{row.tokens_per_s / row.gpus:,.0f}")
         beside = [r for r in compared.beside(row) if r.fits]  # what does not fit wins nothing
         first = "fastest" if row.fits and len(beside) > 1 and row.tokens_per_s == max(r.tokens_per_s for r in beside) else ""
-        table.add_row(
-            *head, *times, f"{float(b.comm_fraction):.0%}", *rates, "yes" if row.fits else "no", Text(first, style="green")
-        )
+        table.add_row(*head, *times, f"{b.comm_fraction:.0%}", *rates, "yes" if row.fits else "no", Text(first, style="green"))
     console.print(table)
     _heat_maps(console, compared)
     _say_flips(console, compared)

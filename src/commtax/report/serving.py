@@ -39,13 +39,13 @@ def show_simulation(console: Console, s: Simulation) -> None:
     """The two latencies with their ranges, what they are made of, and the throughput."""
     _head(console, s)
     tpot, ttft = (
-        f"{name} {format_seconds(float(mean))} ({' to '.join(format_seconds(float(x)) for x in ends)})"
+        f"{name} {format_seconds(mean)} ({' to '.join(format_seconds(x) for x in ends)})"
         for name, mean, ends in (("TPOT", s.tpot_s, s.range_of("tpot_s")), ("TTFT", s.ttft_s, s.range_of("ttft_s")))
     )
     say(
         console,
-        f"{tpot if s.requests.output_len > 1 else NO_TPOT}, {ttft}, E2E {format_seconds(float(s.e2e_s))}; "
-        f"{float(s.tokens_per_s):,.0f} output tokens/s, {float(s.requests_per_s):,.2f} requests/s",
+        f"{tpot if s.requests.output_len > 1 else NO_TPOT}, {ttft}, E2E {format_seconds(s.e2e_s)}; "
+        f"{s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s",
         "bold yellow",
     )
     console.print(shares("of TTFT", [(words, float(getattr(s.served, name))) for name, words in PARTS], float(s.ttft_s)))
@@ -119,9 +119,9 @@ def _mixture(s: Simulation) -> str:
     how = "alone, before decoding goes on" if engine.serves.prefill_first else "beside the decodes"
     how = "on a worker of its own" if s.apart else how
     return (
-        f"{format_mean(float(s.running))} request{'s run' if s.running != 1 else ' runs'} at once a replica, "
+        f"{format_mean(s.running)} request{'s run' if s.running != 1 else ' runs'} at once a replica, "
         f"{plural(s.rows, 'row')} a decode step; a prompt is computed {cut}, {how}; "
-        f"{float(s.served.ahead):,.1f} prompts of others come before a first token"
+        f"{s.served.ahead:,.1f} prompts of others come before a first token"
     )
 
 

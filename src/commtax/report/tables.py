@@ -61,7 +61,7 @@ def headline(console: Console, asked: Question) -> None:
 
 def between(low_s: Number, high_s: Number) -> str:
     """The 80 % range of a time, where there is one."""
-    low, high = format_seconds(float(low_s)), format_seconds(float(high_s))
+    low, high = format_seconds(low_s), format_seconds(high_s)
     return f" ({low} to {high})" if low != high else ""
 
 
@@ -95,8 +95,8 @@ def show_traffic(console: Console, sent: Traffic) -> None:
     for line in sent.lines:
         item = line.item
         link = f"{line.link} (crosses hosts)" if line.crosses_hosts else line.link
-        sizes = (format_bytes(float(item.nbytes)), f"{float(item.ranks):g}", format_count(float(item.count)))
-        table.add_row(item.axis, item.what, item.op, *sizes, format_bytes(float(item.sent_bytes_per_rank)), link, item.note)
+        sizes = (format_bytes(item.nbytes), f"{item.ranks:g}", format_count(item.count))
+        table.add_row(item.axis, item.what, item.op, *sizes, format_bytes(item.sent_bytes_per_rank), link, item.note)
     console.print(table)
     say(console, _sum_line(sent))
     notes(console, sent.notes)
@@ -105,7 +105,7 @@ def show_traffic(console: Console, sent: Traffic) -> None:
 def _sum_line(sent: Traffic) -> str:
     """What the lines add up to, and for whom: ranks of different stages issue different lines."""
     times = format_count(sum(float(line.item.count) for line in sent.lines))
-    total, stages = format_bytes(float(sent.sent_bytes_per_rank)), int(sent.question.plan.pp)
+    total, stages = format_bytes(sent.sent_bytes_per_rank), int(sent.question.plan.pp)
     if sent.question.phase == "train" and stages > 1:
         return "Each line is of a rank of the fullest stage that issues it (embedding: the first, head and loss: the last)."
     if stages > 1:
@@ -118,10 +118,10 @@ CONTEXT = {"decode": "cached tokens each", "prefill": "prompt tokens each", "mix
 
 
 def _workload_line(sent: Traffic) -> str:
-    q, plan, length = sent.question, sent.question.plan, format_count(float(sent.question.context))
+    q, plan, length = sent.question, sent.question.plan, format_count(sent.question.context)
     if not q.trains:
-        return f"{q.phase}: batch {format_count(float(q.batch))} a replica, {length} {CONTEXT[q.phase]}"
-    each = f"{format_count(float(plan.microbatches))} microbatch{'' if plan.microbatches == 1 else 'es'} a replica"
+        return f"{q.phase}: batch {format_count(q.batch)} a replica, {length} {CONTEXT[q.phase]}"
+    each = f"{format_count(plan.microbatches)} microbatch{'' if plan.microbatches == 1 else 'es'} a replica"
     batch = f"global batch of {plural(float(q.batch) * float(plan.dp), 'sequence')} of {length} tokens"
     return f"train: {batch}, {each}, ZeRO {plan.zero}, recompute {plan.recompute}"
 
@@ -213,7 +213,7 @@ def _show_training(console: Console, judged: TrainFit) -> None:
     q, plan = judged.question, judged.question.plan
     kinds = f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}"
     sharded = f"sequence parallel {'on' if plan.sequence_parallel else 'off'}"
-    length = f"{format_count(float(q.context))} tokens"
+    length = f"{format_count(q.context)} tokens"
     say(console, f"microbatch {q.micro_batch} x {length}, {plan.microbatches} in a step, {kinds}, {sharded}")
     remarks = {
         "parameters": "bf16",

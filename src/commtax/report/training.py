@@ -32,7 +32,7 @@ def show_step(console: Console, step: Explained, num_tokens: float, measured_mfu
 def workload(q: Question) -> str:
     plan, s = q.plan, q.what_if
     parts = [
-        f"{format_count(float(q.batch * plan.dp))} sequences of {format_count(float(q.context))} tokens a step",
+        f"{format_count(q.batch * plan.dp)} sequences of {format_count(q.context)} tokens a step",
         f"{plural(int(plan.microbatches), 'microbatch')} of {int(q.micro_batch)} a replica",
         f"ZeRO {plan.zero}" + (f" over groups of {int(plan.shard)}" if plan.shard else ""),
         f"recompute {plan.recompute}",
@@ -52,24 +52,24 @@ def _taxes(console: Console, b: StepBill) -> None:
     table = new_table("axis", "collective", ">buffer", ">times", "link", ">ranks", ">takes", ">window", ">exposed", "")
     for x in sorted((x for x in b.items if x.kind == "comm"), key=lambda x: -float(x.exposed_s)):
         axis = axis_of(x)
-        window = format_seconds(float(x.window_s)) if axis in b.async_axes and float(x.window_s) else "none"
+        window = format_seconds(x.window_s) if axis in b.async_axes and float(x.window_s) else "none"
         table.add_row(
             Text(axis, style="yellow"),
             f"{x.item.what} {x.item.op}",
-            format_bytes(float(x.item.nbytes)),
-            format_count(float(x.item.count)),
+            format_bytes(x.item.nbytes),
+            format_count(x.item.count),
             str(x.link),
-            format_count(float(x.item.ranks)),
-            format_seconds(float(x.total_s)),
+            format_count(x.item.ranks),
+            format_seconds(x.total_s),
             window,
-            format_seconds(float(x.exposed_s)),
+            format_seconds(x.exposed_s),
             _fate(x),
         )
     if float(b.bubble_s):
         plan = b.question.plan
         table.add_row(
             Text("pp", style="yellow"), f"bubble of {plan.schedule}", "", "", "", str(int(plan.pp)), "", "",
-            format_seconds(float(b.bubble_s)), Text("exposed", style="red"),
+            format_seconds(b.bubble_s), Text("exposed", style="red"),
         )  # fmt: skip
     if table.row_count:
         console.print(table)
@@ -85,19 +85,19 @@ def _fate(x: Line) -> Text:
 
 
 def _totals(console: Console, step: Explained, b: StepBill, num_tokens: float) -> None:
-    days = f"; {num_tokens:.3g} tokens take {float(b.days(num_tokens)):,.1f} days" if num_tokens else ""
+    days = f"; {num_tokens:.3g} tokens take {b.days(num_tokens):,.1f} days" if num_tokens else ""
     say(
         console,
-        f"step {format_seconds(float(b.step_s))}{between(b.low_s, b.high_s)} = compute {format_seconds(float(b.compute_s))} "
-        f"+ exposed communication {format_seconds(float(b.exposed_comm_s))} ({float(b.comm_fraction):.1%}) "
-        f"+ bubble {format_seconds(float(b.bubble_s))} "
-        f"({float(b.bubble_fraction):.1%}); MFU {float(b.mfu):.1%}, HFU {float(b.hfu):.1%}; {float(b.tokens_per_s):,.0f} tokens/s "
-        f"({float(b.tokens_per_s / b.num_gpus):,.0f} a GPU){days}",
+        f"step {format_seconds(b.step_s)}{between(b.low_s, b.high_s)} = compute {format_seconds(b.compute_s)} "
+        f"+ exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%}) "
+        f"+ bubble {format_seconds(b.bubble_s)} "
+        f"({b.bubble_fraction:.1%}); MFU {b.mfu:.1%}, HFU {b.hfu:.1%}; {b.tokens_per_s:,.0f} tokens/s "
+        f"({b.tokens_per_s / b.num_gpus:,.0f} a GPU){days}",
         "bold",
     )
-    parts = ", ".join(f"{name} {format_bytes(float(getattr(b.memory, name)))}" for name in HELD)
+    parts = ", ".join(f"{name} {format_bytes(getattr(b.memory, name))}" for name in HELD)
     size, fits = format_bytes(b.question.cluster.chip.visible_bytes), "fits" if step.memory.fits else "does not fit"
-    held = f"memory a rank {format_bytes(float(b.memory_bytes_per_rank))} of {size} ({fits}): {parts}"
+    held = f"memory a rank {format_bytes(b.memory_bytes_per_rank)} of {size} ({fits}): {parts}"
     say(console, held, "" if step.memory.fits else "red")
 
 

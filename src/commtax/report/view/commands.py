@@ -67,7 +67,7 @@ def assumption(b: StepBill) -> Line | None:
 
 def _nccl_why(top: Line) -> str:
     return (
-        f"{top.item.what} {top.item.op} costs {format_seconds(float(top.exposed_s))} of the step (its source: "
+        f"{top.item.what} {top.item.op} costs {format_seconds(top.exposed_s)} of the step (its source: "
         f"{top.source or 'assumed'}); measuring it would narrow the range most"
     )
 

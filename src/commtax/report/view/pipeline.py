@@ -55,7 +55,7 @@ def pipeline_of(b: StepBill) -> Pipeline:
     bars = [Box(int(lane), float(start), float(end), kinds[int(kind)], int(number)) for lane, start, end, kind, number in spans]
     idle = float(timeline.idle_s().mean()) / timeline.span_s
     closed_form = f"(pp−1)/(M+pp−1) = {p - 1}/({m}+{p}−1) = {napkin.bubble_fraction(p, m):.1%} for 1F1B"
-    note = f"{idle:.1%} idle as simulated; {float(b.bubble_fraction):.1%} of the whole step, which has taxes and an update too"
+    note = f"{idle:.1%} idle as simulated; {b.bubble_fraction:.1%} of the whole step, which has taxes and an update too"
     return Pipeline(
         lanes=[f"stage {i}" for i in range(p)],
         bars=bars,
