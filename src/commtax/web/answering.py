@@ -11,11 +11,12 @@ from urllib.parse import parse_qsl
 from commtax.planner import plan, plan_training
 from commtax.question import AS_IT_IS
 from commtax.report.bills import PricedAnswer, bill_document
-from commtax.report.documents import FitAnswer, FitDocument, TrainFitDocument, fit_document, plain
+from commtax.report.documents import plain
+from commtax.report.exact import FitAnswer, FitDocument, TrainFitDocument, fit_document
+from commtax.report.pipelines import Pipeline, page_pipeline
 from commtax.report.view import Instead, View, legal_instead, priced, view
 from commtax.report.view.front import Front, ServedFront, TrainedFront, serving_front, training_front
 from commtax.report.view.offline import grid_of
-from commtax.report.view.pipeline import Pipeline, pipeline_of
 from commtax.report.view.state import Key, RefusedError, State, parse, refusal
 from commtax.report.view.tour import Catalog, catalogue
 from commtax.verbs.explained import Explained
@@ -76,7 +77,7 @@ ANSWERS: dict[str, tuple[str, type, Answer, tuple[Key, ...]]] = {
     ),
     "fit": ("What ``commtax fit --json`` prints for this state.", FitAnswer, fit_answer, ()),
     "compare": ("TP against links or batches around this state.", Grid, lambda x: grid_of(*x), (GRID,)),
-    "pipeline": ("The pipeline and its bubble, in the times of this step.", Pipeline, lambda x: pipeline_of(priced(x)), ()),
+    "pipeline": ("The pipeline and its bubble, in the times of this step.", Pipeline, lambda x: page_pipeline(priced(x)), ()),
     "plan": ("What ``commtax plan --json`` prints, and its front with the state of each point.", Front, plan_answer, ()),
     "catalog": ("Names for the page's fields, presets and the tour.", Catalog, lambda _: catalogue(), ()),
 }
