@@ -38,7 +38,7 @@ def bill_page(step: Explained, command: str) -> Page:
 
 def plan_page(plans: ServingPlans | TrainPlans, command: str) -> Page:
     """The plans as points, and the winner's bill."""
-    if not isinstance(plans, TrainPlans):
+    if not plans.trains:
         return Page("plan", _served(plans, command), plan=serving_front(plans))
     best = Explained(train_bill_of(plans, plans.plans, 0)) if len(plans.plans) else None
     shown = view_of(best, written(best.bill.question), command) if best else None
