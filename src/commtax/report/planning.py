@@ -80,8 +80,8 @@ def _show_pasted(console: Console, a: Plans, pasted: Standing | None) -> None:
         figures, gain = f": {_trained_figures(pasted.rows)}", "its speed"
     else:
         figures, gain = _served_figures(a, pasted.rows), GAIN[a.question.goal.objective]
-    style = "bold" if pasted.rank else "bold red"
-    say(console, f"Pasted: {pasted.words}{figures}; {_place(pasted, len(a.plans), gain)}.", style)
+    place = _place(pasted, len(a.plans), gain)
+    say(console, f"Pasted: {pasted.words}{figures}; {place}.", "bold" if pasted.rank else "bold red")
 
 
 def _served_figures(a: ServingPlans, r: Columns) -> str:

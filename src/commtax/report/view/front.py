@@ -120,12 +120,8 @@ def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Point:
     micro = int(rows.micro_batch[i])
     each = a.question.goal.global_batch // int(rows.dp[i]) // micro
     step_keys: dict[str, Value] = {"sp": 1, "b": micro, "n": each, "s": int(a.question.context)}
-    kinds: dict[str, Value] = {
-        "z": str(kind.zero),
-        "rc": kind.recompute,
-        "sch": kind.schedule,
-        **({"v": kind.chunks} if kind.chunks > 1 else {}),
-    }
+    kinds: dict[str, Value] = {"z": str(kind.zero), "rc": kind.recompute, "sch": kind.schedule}
+    kinds |= {"v": kind.chunks} if kind.chunks > 1 else {}
     text = f"{plan}; {describe_kind(kind)}; step {step}, MFU {rows.mfu[i]:.1%}, {held} a rank"
     patch = sizes | kinds | step_keys
     return Point(plan, float(rows.memory_bytes[i]) / 1e9, float(rows.mfu[i]), best, text, patch)
