@@ -16,8 +16,7 @@ import pytest
 from commtax import catalog
 from commtax.cli import main
 from commtax.report.view import priced, view
-from commtax.report.view.commands import arguments, config_text
-from commtax.report.view.state import KEYS, State, parse
+from commtax.report.view.state import KEYS, State, arguments, config_text, parse
 from commtax.report.view.tour import catalogue
 from commtax.units import format_seconds
 from commtax.verbs.billing import price, with_collectives

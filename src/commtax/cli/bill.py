@@ -49,8 +49,7 @@ def bill_command(order: Order) -> None:
 
 def _exact(order: Order) -> None:
     """What is sent, without seconds."""
-    from commtax.report.documents import traffic_document
-    from commtax.report.tables import show_traffic
+    from commtax.report.exact import show_traffic, traffic_document
 
     given, q = order.given, order.question
     if q.profile or given["html"]:

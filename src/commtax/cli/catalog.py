@@ -32,7 +32,7 @@ def catalog_command(kind: str | None, name: str | None, as_json: bool) -> None:
 
     commtax catalog models llama-3.1-8b
     """
-    from commtax.report import documents, tables
+    from commtax.report import catalog as report
 
     output = Output(as_json)
     if kind is not None and kind not in KINDS:
@@ -40,10 +40,10 @@ def catalog_command(kind: str | None, name: str | None, as_json: bool) -> None:
     if kind is None or name is None:
         kinds = {key: catalog.keys(key) for key in (KINDS if kind is None else (kind,))}
         every = {key: [KINDS[key](one) for one in names] for key, names in kinds.items()}
-        output.answer(lambda: {"schema": "commtax.catalog/1", **kinds}, lambda console: tables.show_catalog(console, every))
+        output.answer(lambda: {"schema": "commtax.catalog/1", **kinds}, lambda console: report.show_catalog(console, every))
     thing = KINDS[kind](name)
     if kind != "models":
-        output.answer(lambda: documents.thing_document(thing), lambda console: tables.show_thing(console, thing))
+        output.answer(lambda: report.thing_document(thing), lambda console: report.show_thing(console, thing))
     check_stored(thing)
     counts = published(thing.key) if thing.key in catalog.keys("models") else []
-    output.answer(lambda: documents.model_document(thing, counts), lambda console: tables.show_model(console, thing, counts))
+    output.answer(lambda: report.model_document(thing, counts), lambda console: report.show_model(console, thing, counts))

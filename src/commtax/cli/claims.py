@@ -13,7 +13,7 @@ from commtax.cli.output import Output
 def claims_command(as_json: bool) -> None:
     """What well-known texts say about the communication tax, and what the arithmetic says."""
     from commtax.claims import claims
-    from commtax.report.tables import show_claims
+    from commtax.report.catalog import show_claims
 
     Output(as_json).answer(
         lambda: {"schema": "commtax.claims/1", "claims": claims()}, lambda console: show_claims(console, claims())

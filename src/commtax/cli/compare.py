@@ -46,8 +46,7 @@ def compare_command(order: Order) -> None:
 
 
 def _over(order: Order) -> NoReturn:
-    from commtax.report import bills
-    from commtax.report.plots import plot_comparison
+    from commtax.report import comparing
 
     given, q = order.given, order.question
     found = compared(q, list(given["over"]), global_batch=given["global_batch"])
@@ -57,16 +56,16 @@ def _over(order: Order) -> NoReturn:
         swept = {*found.axes, *(("batch", "context") if "local_tokens" in found.axes else ())}
         sizes = {"tp": q.plan.tp, "pp": q.plan.pp, "dp": q.plan.dp, "batch": q.batch, "context": q.context}
         fixed = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if axis not in swept)
-        plot_comparison(found, f"{order.model} on {q.cluster.key}, {q.phase}, {fixed}", Path(given["plot"]))
+        comparing.plot_comparison(found, f"{order.model} on {q.cluster.key}, {q.phase}, {fixed}", Path(given["plot"]))
     order.output.answer(
-        lambda: {"schema": "commtax.compare/1", "axes": list(found.axes), "rows": bills.comparison_rows(found)},
-        lambda console: bills.show_comparison(console, found),
-        csv=lambda: bills.comparison_csv(found),
+        lambda: {"schema": "commtax.compare/1", "axes": list(found.axes), "rows": comparing.comparison_rows(found)},
+        lambda console: comparing.show_comparison(console, found),
+        csv=lambda: comparing.comparison_csv(found),
     )
 
 
 def _plans(order: Order) -> NoReturn:
-    from commtax.report import plans as report
+    from commtax.report import comparing
 
     given, q = order.given, order.question
     for axis in changed(given, SIZES):
@@ -84,11 +83,11 @@ def _plans(order: Order) -> NoReturn:
     found = replace(found, notes=(*dict.fromkeys(remarks), *_remarks(found.rows)))
     if given["plot"]:
         title = f"{order.model} on {q.cluster.key}, {found.phase}, context {found.context:,}"
-        report.plot_plans(found, title, Path(given["plot"]))
+        comparing.plot_plans(found, title, Path(given["plot"]))
     order.output.answer(
-        lambda: report.plans_document(found),
-        lambda console: report.show_plans(console, found),
-        csv=lambda: report.plans_csv(found),
+        lambda: comparing.plans_document(found),
+        lambda console: comparing.show_plans(console, found),
+        csv=lambda: comparing.plans_csv(found),
     )
 
 

@@ -27,8 +27,7 @@ def fit_command(order: Order) -> None:
 
     commtax fit llama-3.1-70b --cluster 8xh100-sxm --max-model-len 128k
     """
-    from commtax.report.documents import fit_document
-    from commtax.report.tables import show_fit
+    from commtax.report.exact import fit_document, show_fit
 
     if order.given["phase"] not in ("serve", "train"):
         raise Refusal(f"phase '{order.given['phase']}': serve or train", "phase", ("serve", "train"))

@@ -12,7 +12,8 @@ from commtax.cli.output import print_json, terminal
 from commtax.cost.schedules import DEFAULT, SCHEDULES, Schedule, fewest_microbatches
 from commtax.files import write_text
 from commtax.report import pipelines
-from commtax.sim.pipeline import Durations, run
+from commtax.sim.bubble import run_pipeline
+from commtax.sim.pipeline import Durations
 from commtax.statement import Refusal
 
 MAX_CELLS = 150_000
@@ -82,16 +83,15 @@ def _pipeline(
         rule = f"{each * microbatches:,} cells, more than the {MAX_CELLS:,} that are simulated; at most {most}"
         raise Refusal(f"microbatches={microbatches}: {rule} (--budget needs no simulation)", "microbatches")
     durations = parse_durations(stages=stages, **times)
-    timeline = run(kind, stages, microbatches, durations, chunks)
-    found = pipelines.Pipeline(kind, stages, microbatches, chunks, durations, timeline)
+    ran = run_pipeline(kind, stages, microbatches, chunks, durations)
     if svg:
-        write_text(svg, pipelines.to_svg(timeline), "svg")
+        write_text(svg, pipelines.to_svg(ran.timeline), "svg")
     if chrome_trace:
-        write_text(chrome_trace, timeline.to_chrome(), "chrome_trace")
+        write_text(chrome_trace, ran.timeline.to_chrome(), "chrome_trace")
     if as_json:
-        print_json(pipelines.pipeline_document(found))
+        print_json(pipelines.pipeline_document(ran))
     else:
-        pipelines.show_pipeline(terminal(), found)
+        pipelines.show_pipeline(terminal(), ran)
 
 
 def parse_durations(stages: int, times: str, transfer: float, straggler: str) -> Durations:

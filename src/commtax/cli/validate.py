@@ -11,6 +11,7 @@ from commtax.cli.options import json_option
 from commtax.cli.output import print_json, terminal
 from commtax.readers.published.tables import KINDS
 from commtax.report import validation
+from commtax.report.plots import check_plot
 from commtax.statement import Refusal
 from commtax.validate import check
 
@@ -29,7 +30,7 @@ def validate_command(data: Path | None, only: str, rows: Path | None, plot: Path
     commtax validate --data DIR --rows all.csv
     """
     if plot:
-        validation.check_plot(plot)
+        check_plot(plot)
     report = check(data, only=only, rows_to=rows)
     reasons = report.records.skipped.tolist()
     if all(reasons):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ NO_SERVING = Columns.joined([])
 class ServingPlans:
     """Good plans best first, rejected families, the nearest plans where none is good, the Pareto front."""
 
+    trains: ClassVar[Literal[False]] = False
     question: Question
     candidates: int = 0
     plans: Columns = NO_SERVING
@@ -61,6 +62,7 @@ NO_TRAINING = TrainColumns.joined([])
 class TrainPlans:
     """Plans that fit, fastest first; where none fits, the nearest."""
 
+    trains: ClassVar[Literal[True]] = True
     question: Question
     kinds: tuple[Question, ...]  # ZeRO stage, recomputation and schedule, each one for all plans of a group
     candidates: int = 0

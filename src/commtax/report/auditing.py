@@ -10,32 +10,39 @@ from rich.console import Console
 from rich.text import Text
 
 from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Audit, Finding, Section
-from commtax.report.documents import Record, plain
-from commtax.report.tables import new_table, notes, say
+from commtax.report.documents import Record, facts
+from commtax.report.tables import notes, say, show_table
 from commtax.units import format_bytes, format_seconds
 
 MOST_RANKS = 8  # whose times are told one by one
 FINDING = ("item", "unit", "predicted", "measured", "difference", "base", "tolerance", "verdict", "reason")
 _FORMATS: Mapping[str, Callable[[float], str]] = {"s": format_seconds, "bytes": format_bytes, "share": "{:.1%}".format}
-_STYLES = {AGREE: "green", DISAGREE: "bold red", UNKNOWN: "yellow"}
+VERDICTS = {
+    AGREE: ("the run agrees", "green"),
+    DISAGREE: ("the run disagrees", "bold red"),
+    UNKNOWN: ("nothing could be decided", "yellow"),
+}
+"""Each in words, and its colour."""
 
 
-def show_audit(console: Console, found: Audit) -> None:
+def show_audit(console: Console, audited: Audit) -> None:
     """The verdict first, then a table for each file."""
-    asked, own = found.claim.question, found.claim.question.profile
-    counts = ", ".join(f"{found.count(v)} {v}" for v in (AGREE, DISAGREE, UNKNOWN))
-    words = {AGREE: "the run agrees", DISAGREE: "the run disagrees", UNKNOWN: "nothing could be decided"}
+    asked, own = audited.claim.question, audited.claim.question.profile
+    counts = ", ".join(f"{audited.count(v)} {v}" for v in VERDICTS)
     place = f"{asked.cluster.key}, profile {own.name}" if own else asked.cluster.key
-    say(console, f"{asked.model.key} on {place}, TP {found.claim.tp}: {words[found.verdict]} ({counts})", "bold")
-    for section in found.sections:
+    verdict = VERDICTS[audited.verdict][0]
+    say(console, f"{asked.model.key} on {place}, TP {audited.claim.tp}: {verdict} ({counts})", "bold")
+    for section in audited.sections:
         say(console, f"{section.kind}: {', '.join(section.files)}", "dim")
-        table = new_table("item", ">predicted", ">measured", ">difference", ">tolerance", "verdict", "why")
-        for f in section.findings:
-            allowed = _share(f.tolerance) if f.predicted is not None else ""
-            cells = (_value(f.predicted, f.unit), _value(f.measured, f.unit), _share(f.difference, "+"), allowed)
-            table.add_row(f.item, *cells, Text(f.verdict, style=_STYLES[f.verdict]), f.reason)
-        console.print(table)
+        columns = ("item", ">predicted", ">measured", ">difference", ">tolerance", "verdict", "why")
+        show_table(console, columns, map(_cells, section.findings))
         notes(console, [*section.notes, *_spent(section)])
+
+
+def _cells(f: Finding) -> tuple[str | Text, ...]:
+    allowed = _share(f.tolerance) if f.predicted is not None else ""
+    figures = (_value(f.predicted, f.unit), _value(f.measured, f.unit), _share(f.difference, "+"), allowed)
+    return (f.item, *figures, Text(f.verdict, style=VERDICTS[f.verdict][1]), f.reason)
 
 
 def _spent(section: Section) -> Iterator[str]:
@@ -64,34 +71,26 @@ def _share(value: float | None, sign: str = "") -> str:
     return "exact" if value == 0 and not sign else f"{value:{sign}.1%}"
 
 
-def audit_document(found: Audit) -> Record:
+def audit_document(audited: Audit) -> Record:
     """``audit --json``."""
-    asked = found.claim.question
+    asked = audited.claim.question
     return {
         "schema": "commtax.audit/1",
         "model": asked.model.key,
         "cluster": asked.cluster.key,
         "profile": asked.profile.name if asked.profile else None,
-        "tp": found.claim.tp,
-        "verdict": found.verdict,
-        "counts": {v: found.count(v) for v in (AGREE, DISAGREE, UNKNOWN)},
-        "sections": [
-            {
-                "kind": s.kind,
-                "files": list(s.files),
-                "findings": [_finding(f) for f in s.findings],
-                "notes": list(s.notes),
-                "usage": [{"rank": rank, **asdict(u), "busy_s": u.busy_s, "idle_s": u.idle_s} for rank, u in s.usage],
-            }
-            for s in found.sections
-        ],
+        "tp": audited.claim.tp,
+        "verdict": audited.verdict,
+        "counts": {v: audited.count(v) for v in VERDICTS},
+        "sections": [_section(s) for s in audited.sections],
     }
 
 
+def _section(s: Section) -> Record:
+    usage = [{"rank": rank, **asdict(u), "busy_s": u.busy_s, "idle_s": u.idle_s} for rank, u in s.usage]
+    return facts(s, "kind", "files") | {"findings": [_finding(f) for f in s.findings], "notes": s.notes, "usage": usage}
+
+
 def _finding(f: Finding) -> Record:
-    shares = {"difference": _finite(f.difference), "tolerance": _finite(f.tolerance)}
-    return {name: shares[name] if name in shares else plain(getattr(f, name)) for name in FINDING}
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    shares = {"difference": f.difference, "tolerance": f.tolerance}
+    return facts(f, *FINDING) | {k: v if v is not None and math.isfinite(v) else None for k, v in shares.items()}

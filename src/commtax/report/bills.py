@@ -1,77 +1,98 @@
-"""A priced step, served or trained, for a terminal: sentence, picture or taxes, lines, totals, what-ifs; and as a document."""
+"""A priced step, served or trained, and one collective: for a terminal (sentence, picture, lines, what-ifs) and as documents."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
 from commtax.ledger import Line
-from commtax.report import training
-from commtax.report.documents import LEFT_OUT, Asked, Named, Record, Row, facts, filled, line_records, question
-from commtax.report.tables import CONTEXT, between, csv_text, headline, new_table, notes, say
-from commtax.spec import TAXES, Number
-from commtax.units import format_bytes, format_count, format_rate, format_seconds
+from commtax.question import Question
+from commtax.report.documents import LEFT_OUT, Asked, Named, Record, facts, filled, question
+from commtax.report.tables import NOTHING_SENT, between, headline, notes, say, served_step, show_shares, show_table
+from commtax.spec import Number
+from commtax.units import format_bytes, format_count, format_rate, format_seconds, plural
 from commtax.verbs.billing import StepBill
-from commtax.verbs.comparing import Comparison
 from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import Cause, causes
-from commtax.verbs.explained import HELD, Explained
-from commtax.verbs.fitting import fits
+from commtax.verbs.explained import HELD, Explained, axis_of
 from commtax.verbs.layer import layer_segments
 
 WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured", "by definition")
 """Kinds of source, a step as a whole being as sure as its weakest line."""
 WIDTH = 96
 COMPUTE, LATENCY, WIRE = "█", "░", "▓"
+PASSES = ("forward", "recompute", "backward", "update")
 
 
 def show_bill(console: Console, step: Explained, num_tokens: float = 0.0, measured_mfu: float | None = None) -> None:
     """Sentence first, then the picture, the lines that sum to the step, and the what-ifs."""
-    b = step.bill
-    headline(console, b.question)
-    say(console, training.workload(b.question) if b.question.trains else _workload(b), "dim")
+    b, q = step.bill, step.bill.question
+    headline(console, q)
+    modes = [text for text, on in (_trained_modes(q) if q.trains else _served_modes(q)) if on]
+    say(console, ", ".join([_trained_step(q) if q.trains else served_step(q), *modes]), "dim")
     say(console, step.sentence, "bold yellow")
-    remarks = training.show_step(console, step, num_tokens, measured_mfu) if b.question.trains else _show_step(console, step, b)
-    table = new_table("what if", ">step", ">change", "")
-    for c in step.what_ifs:
-        table.add_row(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note)
-    console.print(table)
+    remarks = _show_trained(console, step, num_tokens, measured_mfu) if q.trains else _show_served(console, step)
+    changes = [(c.what, format_seconds(c.step_s), f"{c.delta_s / float(b.step_s):+.1%}", c.note) for c in step.what_ifs]
+    show_table(console, ("what if", ">step", ">change", ""), changes)
     notes(console, (*remarks, f"weakest source: {weakest(b)}"))
 
 
-def _show_step(console: Console, step: Explained, b: StepBill) -> tuple[str, ...]:
-    """A served step's picture, lines and totals; what is left to remark."""
-    for line in draw_layer(b):
-        console.print(line, soft_wrap=True)
-    _lines(console, b)
-    _totals(console, b, step.memory.fits)
-    return (*dict.fromkeys(f"{x.item.op}: {x.why}" for x in b.items if x.why), *b.notes)
+def _trained_step(q: Question) -> str:
+    plan = q.plan
+    sequences = f"{format_count(q.batch * plan.dp)} sequences of {format_count(q.context)} tokens a step"
+    microbatches = f"{plural(int(plan.microbatches), 'microbatch')} of {int(q.micro_batch)} a replica"
+    groups = f" over groups of {int(plan.shard)}" if plan.shard else ""
+    return f"train: {sequences}, {microbatches}, ZeRO {plan.zero}{groups}, recompute {plan.recompute}"
 
 
-def _workload(b: StepBill) -> str:
-    q, s = b.question, b.question.what_if
-    modes = (
+def _trained_modes(q: Question) -> tuple[tuple[str, bool], ...]:
+    plan, s = q.plan, q.what_if
+    return (
+        (plan.schedule + (f", {plan.chunks} chunks" if plan.chunks > 1 else ""), plan.pp > 1),
+        ("sequence parallel", plan.sequence_parallel and plan.tp > 1),
+        (f"{plan.weights_dtype} products", bool(plan.weights_dtype)),
+        ("eager", s.eager),
+        (f"busiest expert rank {s.imbalance:g}x", s.imbalance != 1),
+    )
+
+
+def _served_modes(q: Question) -> tuple[tuple[str, bool], ...]:
+    s = q.what_if
+    return (
         ("eager", s.eager),
         (f"{q.speculative} drafted tokens", q.speculative > 0),
         (f"slowest rank {s.slow_rank:g}x", s.slow_rank != 1),
         (f"what-if: {s.overlap:.0%} of communication hidden", s.overlap > 0),
     )
-    given = "".join(f", {mode}" for mode, on in modes if on)
-    return f"{q.phase}: batch {int(q.batch):,} a replica, {int(q.context):,} {CONTEXT[q.phase]}{given}"
 
 
 def weakest(b: StepBill) -> str:
     """The least certain kind of source among the lines, and which lines rest on it."""
-    for kind in WEAKEST_FIRST:
-        found = dict.fromkeys(f"{x.kind}: {x.source}" for x in b.lines if x.source.kind == kind)
-        if found:
-            return "; ".join(found)
-    return "none"
+    kinds = {x.source.kind for x in b.lines}
+    least = next((kind for kind in WEAKEST_FIRST if kind in kinds), None)
+    return "; ".join(dict.fromkeys(f"{x.kind}: {x.source}" for x in b.lines if x.source.kind == least)) or "none"
 
 
-def draw_layer(bill: StepBill) -> list[Text]:
+def by_cost(b: StepBill) -> list[Line]:
+    """The lines of a bill, the costliest first."""
+    return sorted(b.items, key=lambda x: -float(x.exposed_s))
+
+
+def _show_served(console: Console, step: Explained) -> tuple[str, ...]:
+    """A served step's picture, lines and totals; what is left to remark."""
+    b = step.bill
+    for line in _drawn_layer(b):
+        console.print(line, soft_wrap=True)
+    columns = ("line", "how", ">bytes", ">times", ">each", ">latency", ">total", ">share")
+    show_table(console, columns, [_line_cells(x, float(b.step_s)) for x in by_cost(b)])
+    _served_totals(console, b, step.memory.fits)
+    return (*dict.fromkeys(f"{x.item.op}: {x.why}" for x in b.items if x.why), *b.notes)
+
+
+def _drawn_layer(bill: StepBill) -> list[Text]:
     """Two lanes on one time axis, and a legend of what the widths mean."""
     segments = layer_segments(bill)
     total = sum(s.seconds for s in segments)
@@ -93,26 +114,18 @@ def draw_layer(bill: StepBill) -> list[Text]:
             comm.append(LATENCY * latency, style="bold red")
             comm.append(WIRE * (cells - latency), style="bold yellow")
     exposed = sum(s.seconds for s in segments if s.lane == "comm")
-    legend = Text(
-        f"one layer, {format_seconds(total)}, to scale: {COMPUTE} compute  {LATENCY} latency  {WIRE} bandwidth of collectives",
-        style="dim",
-    )
-    if exposed:
-        hidden = bill.question.what_if.overlap
-        legend.append(f"; exposed {format_seconds(exposed * (1 - hidden))} of {format_seconds(exposed)}", style="dim")
-    return [compute, comm, legend]
+    signs = f"{COMPUTE} compute  {LATENCY} latency  {WIRE} bandwidth of collectives"
+    left = exposed * (1 - bill.question.what_if.overlap)
+    hidden = f"; exposed {format_seconds(left)} of {format_seconds(exposed)}" if exposed else ""
+    return [compute, comm, Text(f"one layer, {format_seconds(total)}, to scale: {signs}{hidden}", style="dim")]
 
 
-def _lines(console: Console, b: StepBill) -> None:
-    step = float(b.step_s)
-    table = new_table("line", "how", ">bytes", ">times", ">each", ">latency", ">total", ">share")
-    for x in sorted(b.items, key=lambda x: -float(x.exposed_s)):
-        item, sent = x.item, x.kind == "comm"
-        name = Text(f"{item.axis} {item.what}" if sent else item.what, style="yellow" if sent else "")
-        size = format_bytes(float(item.nbytes)) if float(item.nbytes) else ""
-        times = (format_count(float(item.count)), format_seconds(float(x.each_s)), format_seconds(float(x.fixed_s)))
-        table.add_row(name, how_sent(x), size, *times, format_seconds(float(x.total_s)), f"{float(x.exposed_s) / step:.1%}")
-    console.print(table)
+def _line_cells(x: Line, step_s: float) -> tuple[str | Text, ...]:
+    item, sent = x.item, x.kind == "comm"
+    name = Text(f"{item.axis} {item.what}" if sent else item.what, style="yellow" if sent else "")
+    times = (format_seconds(s) for s in (x.each_s, x.fixed_s, x.total_s))
+    size = format_bytes(item.nbytes) if item.nbytes else ""
+    return (name, how_sent(x), size, format_count(item.count), *times, f"{float(x.exposed_s) / step_s:.1%}")
 
 
 def how_sent(x: Line) -> str:
@@ -120,18 +133,109 @@ def how_sent(x: Line) -> str:
     return f"{x.item.op}, {x.algorithm} over {x.link}, {int(x.item.ranks)} ranks" if x.kind == "comm" else x.item.op
 
 
-def _totals(console: Console, b: StepBill, fits: bool) -> None:
+def _served_totals(console: Console, b: StepBill, fits: bool) -> None:
     kv = "fits" if fits else "does not fit in memory with this batch and context (see commtax fit)"
     q = b.question
     prompts = {"prefill": float(q.batch), "mixed": 1.0}.get(q.phase, 0.0) * float(q.plan.dp * q.plan.replicas)
     rate = f", {prompts * float(q.context) / float(b.step_s):,.0f} prompt tokens/s" if prompts else ""
     say(
         console,
-        f"step {format_seconds(float(b.step_s))}{between(b.low_s, b.high_s)} = compute and host "
-        f"{format_seconds(float(b.compute_s))} + exposed communication {format_seconds(float(b.exposed_comm_s))} "
-        f"({float(b.comm_fraction):.1%}); {float(b.tokens_per_s):,.1f} output tokens/s{rate}; {kv}",
+        f"step {format_seconds(b.step_s)}{between(b.low_s, b.high_s)} = compute and host {format_seconds(b.compute_s)} + exposed "
+        f"communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%}); {b.tokens_per_s:,.1f} output tokens/s{rate}; "
+        f"{kv}",
         "bold",
     )
+
+
+def _show_trained(console: Console, step: Explained, num_tokens: float, measured_mfu: float | None) -> tuple[str, ...]:
+    """Taxes, where the time goes, totals and what would explain a measured MFU; what is left to remark."""
+    b = step.bill
+    _show_taxes(console, b)
+    rows = [(part, sum(float(x.exposed_s) for x in b.items if x.kind == "compute" and x.item.during == part)) for part in PASSES]
+    rows += [(f"{axis} communication, exposed", float(b.exposed_on(axis))) for axis in b.taxes]
+    rows.append(("pipeline bubble", float(b.bubble_s)))
+    show_shares(console, "where the step goes", rows, float(b.step_s), digits=1)
+    _trained_totals(console, step, num_tokens)
+    if measured_mfu is not None:
+        _show_causes(console, b, measured_mfu)
+    return (*_inequalities(step), *b.notes, f"MFU counts {b.mfu_definition}")
+
+
+def _show_taxes(console: Console, b: StepBill) -> None:
+    """The lesson's table: axis, collective, buffer, how often, link, window, hidden or exposed."""
+    rows = [_tax_cells(x, b) for x in by_cost(b) if x.kind == "comm"]
+    if b.bubble_s:
+        name, ranks = f"bubble of {b.question.plan.schedule}", str(int(b.question.plan.pp))
+        rows.append((_axis("pp"), name, "", "", "", ranks, "", "", format_seconds(b.bubble_s), Text("exposed", style="red")))
+    if not rows:
+        say(console, NOTHING_SENT)
+        return
+    show_table(console, ("axis", "collective", ">buffer", ">times", "link", ">ranks", ">takes", ">window", ">exposed", ""), rows)
+
+
+def _axis(name: str) -> Text:
+    return Text(name, style="yellow")
+
+
+def _tax_cells(x: Line, b: StepBill) -> tuple[str | Text, ...]:
+    item, axis = x.item, axis_of(x)
+    window = format_seconds(x.window_s) if axis in b.async_axes and x.window_s else "none"
+    sizes = (format_bytes(item.nbytes), format_count(item.count), str(x.link), format_count(item.ranks))
+    return (_axis(axis), f"{item.what} {item.op}", *sizes, format_seconds(x.total_s), window, format_seconds(x.exposed_s), _fate(x))
+
+
+def _fate(x: Line) -> Text:
+    hidden, total = float(x.hidden_s), float(x.total_s)
+    if hidden <= 0:
+        return Text("exposed", style="red")
+    return Text(f"{hidden / total:.0%} hidden", style="green" if hidden > total / 2 else "yellow")
+
+
+def _trained_totals(console: Console, step: Explained, num_tokens: float) -> None:
+    b = step.bill
+    days = f"; {num_tokens:.3g} tokens take {b.days(num_tokens):,.1f} days" if num_tokens else ""
+    say(
+        console,
+        f"step {format_seconds(b.step_s)}{between(b.low_s, b.high_s)} = compute {format_seconds(b.compute_s)} "
+        f"+ exposed communication {format_seconds(b.exposed_comm_s)} ({b.comm_fraction:.1%}) "
+        f"+ bubble {format_seconds(b.bubble_s)} ({b.bubble_fraction:.1%}); MFU {b.mfu:.1%}, HFU {b.hfu:.1%}; "
+        f"{b.tokens_per_s:,.0f} tokens/s ({b.tokens_per_s / b.num_gpus:,.0f} a GPU){days}",
+        "bold",
+    )
+    parts = ", ".join(f"{name} {format_bytes(getattr(b.memory, name))}" for name in HELD)
+    size, fits = format_bytes(b.question.cluster.chip.visible_bytes), "fits" if step.memory.fits else "does not fit"
+    held = f"memory a rank {format_bytes(b.memory_bytes_per_rank)} of {size} ({fits}): {parts}"
+    say(console, held, "" if step.memory.fits else "red")
+
+
+def _inequalities(step: Explained) -> Iterator[str]:
+    """The lesson's two thresholds with this step's rate and links."""
+    t = step.thresholds
+    if t and t.dp_tokens:
+        what = "gathers and gradients" if step.bill.question.plan.zero == 3 else "gradients"
+        side = "above" if t.local_tokens >= t.dp_tokens else "below"
+        yield (
+            f"{what} fit in their window from about {t.dp_tokens:,.0f} tokens a GPU and microbatch (rate / bandwidth); "
+            f"this one has {t.local_tokens:,.0f}: {side}"
+        )
+    if t and t.tp_tax:
+        yield f"tensor-parallel tax by (T-1)/3 x rate/(bandwidth x hidden): {t.tp_tax:.0%} of the forward pass"
+
+
+def _show_causes(console: Console, b: StepBill, measured_mfu: float) -> None:
+    """What would explain a measured MFU."""
+    likely = causes(b, measured_mfu)
+    predicted = float(b.mfu)
+    if not likely:
+        near = "above" if measured_mfu > predicted else "within 2 % of"
+        say(console, f"measured MFU {measured_mfu:.1%} is {near} the predicted {predicted:.1%}: nothing to explain", "green")
+        return
+    slower = predicted / measured_mfu
+    step = f"a step of {format_seconds(float(b.step_s) * predicted / measured_mfu)}, {slower - 1:+.0%}"
+    gap = f"measured MFU {measured_mfu:.1%} against {predicted:.1%} predicted"
+    say(console, f"{gap}: {step}. What would explain it:", "bold")
+    rows = [(c.what, format_seconds(c.step_s), f"{c.explains:.0%}", c.detail) for c in likely]
+    show_table(console, ("cause", ">step", ">of the gap", ""), rows)
 
 
 @dataclass(frozen=True)
@@ -194,12 +298,16 @@ class TrainDocument(PricedDocument):
     causes: list[Cause] = LEFT_OUT
 
 
+LINE = ("link", "algorithm", "why", "each_s", "fixed_s", "moving_s", "total_s", "window_s", "hidden_s", "exposed_s", "source")
+
+
 def bill_document(step: Explained, num_tokens: float = 0.0, measured_mfu: float | None = None) -> StepDocument | TrainDocument:
     """``bill --json``, of either phase."""
     b, q = step.bill, step.bill.question
+    item = ("what", "op", "nbytes", "ranks", "count")
     common: dict[str, object] = {
         "fits": step.memory.fits,
-        "items": line_records(b.items),
+        "items": [{"kind": x.kind, "axis": axis_of(x)} | facts(x.item, *item) | facts(x, *LINE) for x in b.items],
         "verdict": step.sentence,
         "counterfactuals": [facts(c, "what", "step_s", "delta_s", "note") for c in step.what_ifs],
         "weakest_source": weakest(b),
@@ -227,12 +335,12 @@ def show_expectation(console: Console, e: Expectation, measured_s: float | None)
     own = f"; profile {e.profile}" if e.profile else ""
     say(
         console,
-        f"{e.op} of {format_bytes(float(e.nbytes))} over {e.ranks} ranks of {e.cluster.key} ({e.link}, {e.algorithm}): "
-        f"{format_seconds(float(e.seconds))} ({format_seconds(float(e.low_s))} to {format_seconds(float(e.high_s))}), "
-        f"algbw {format_rate(float(e.algbw_Bps))}, busbw {format_rate(float(e.busbw_Bps))}",
+        f"{e.op} of {format_bytes(e.nbytes)} over {e.ranks} ranks of {e.cluster.key} ({e.link}, {e.algorithm}): "
+        f"{format_seconds(e.seconds)} ({format_seconds(e.low_s)} to {format_seconds(e.high_s)}), "
+        f"algbw {format_rate(e.algbw_Bps)}, busbw {format_rate(e.busbw_Bps)}",
         "bold",
     )
-    parts = f"latency {format_seconds(float(e.latency_s))} + wire {format_seconds(float(e.wire_s))}"
+    parts = f"latency {format_seconds(e.latency_s)} + wire {format_seconds(e.wire_s)}"
     say(console, f"  {parts}; {e.fabric.name}, {e.source}{own}", "dim")
     if measured_s is not None:
         _show_measured(console, e, measured_s)
@@ -277,69 +385,7 @@ class ExpectationDocument:
 
 def expectation_document(e: Expectation, measured_s: float | None) -> ExpectationDocument:
     """``expect --json``."""
-    measured = {} if measured_s is None else {"measured_s": measured_s, "pass_": PASSED[e.verdict(measured_s)]}
-    return filled(
-        ExpectationDocument,
-        e,
-        schema="commtax.expect/1",
-        cluster=e.cluster.key,
-        library=e.fabric.name,
-        profile=e.profile or None,
-        verdict=LEFT_OUT if measured_s is None else e.verdict(measured_s),
-        **measured,
-    )
-
-
-COLUMNS = ("step_s", "compute_s", "exposed_comm_s", "comm_fraction", "tokens_per_s")
-APART = ("tp_comm_s", "ep_comm_s")
-TRAINED = ("mfu", "dp_tax_s", "tp_tax_s", "pp_tax_s", "ep_tax_s", "cp_tax_s", "binding")
-
-
-def comparison_rows(compared: Comparison) -> list[Row]:
-    """One flat record a cell: communication by axis, in training all five taxes."""
-    extra = TRAINED if compared.training else APART
-    rows = []
-    for row in compared.rows:
-        record: Row = dict(zip(compared.axes, row.at, strict=True)) | dict.fromkeys((*COLUMNS, *extra, "fits"))
-        if row.bill is not None:
-            record |= {name: float(getattr(row.bill, name)) for name in COLUMNS} | _apart(row.bill)
-        rows.append(record | {"refused": row.refused})
-    return rows
-
-
-def _apart(b: StepBill) -> Row:
-    if b.question.trains:
-        taxes = {f"{axis}_tax_s": float(tax) for axis, tax in b.taxes.items()}
-        return {"mfu": float(b.mfu), **taxes, "binding": b.binding, "fits": bool(fits(b))}
-    return {f"{axis}_comm_s": float(b.exposed_on(axis)) for axis in ("tp", "ep")} | {"fits": fits(b)}
-
-
-def comparison_csv(compared: Comparison) -> str:
-    return csv_text(comparison_rows(compared))
-
-
-def show_comparison(console: Console, compared: Comparison) -> None:
-    names = TAXES if compared.training else ("tp comm", "ep comm")
-    last = (">MFU", "binding") if compared.training else ()
-    table = new_table(
-        *compared.axes, ">step", ">compute", ">exposed comm", ">share", *(f">{n}" for n in names), ">tokens/s", *last, "fits", ""
-    )
-    for record in comparison_rows(compared):
-        cells = [str(record[a]) for a in compared.axes]
-        if record["refused"]:
-            table.add_row(*cells, *[""] * (6 + len(names) + len(last)), Text(record["refused"], style="red"))
-            continue
-        times = [format_seconds(record[n]) for n in ("step_s", "compute_s", "exposed_comm_s")]
-        apart = [format_seconds(v) if v else "" for k, v in record.items() if k.endswith(("_tax_s", "p_comm_s"))]
-        trained = [f"{record['mfu']:.1%}", record["binding"]] if compared.training else []
-        table.add_row(
-            *cells,
-            *times,
-            f"{record['comm_fraction']:.1%}",
-            *apart,
-            f"{record['tokens_per_s']:,.0f}",
-            *trained,
-            "yes" if record["fits"] else "no",
-            "",
-        )
-    console.print(table)
+    verdict = LEFT_OUT if measured_s is None else e.verdict(measured_s)
+    measured = {} if measured_s is None else {"measured_s": measured_s, "pass_": PASSED[verdict]}
+    own = {"cluster": e.cluster.key, "library": e.fabric.name, "profile": e.profile or None}
+    return filled(ExpectationDocument, e, schema="commtax.expect/1", verdict=verdict, **own, **measured)

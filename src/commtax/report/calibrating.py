@@ -6,7 +6,7 @@ from rich.console import Console
 
 from commtax.calibrate import Calibration, Change, Part
 from commtax.report.documents import Record, facts
-from commtax.report.tables import new_table, notes, say
+from commtax.report.tables import notes, say, show_table
 from commtax.units import format_rate, format_seconds
 
 SHOWN = 8  # outliers of a part that are named on a terminal
@@ -15,22 +15,25 @@ SHOWN = 8  # outliers of a part that are named on a terminal
 def show_calibration(console: Console, calibration: Calibration, path: str) -> None:
     """The file first, then each part."""
     say(console, f"profile {calibration.profile.name} for {calibration.place.cluster.key}: written to {path}", "bold")
-    table = new_table("fitted", ">rows", ">median error before", ">after", ">p90 before", ">after", ">80 % range")
-    for p in calibration.parts:
-        errors = (f"{p.before.median:.1%}", f"{p.after.median:.1%}", f"{p.before.p90:.1%}", f"{p.after.p90:.1%}")
-        table.add_row(p.name, f"{p.rows:,}", *errors, f"±{p.spread:.0%}")
-    console.print(table)
-    table = new_table("constant", "of", ">catalogue", ">measured", ">change")
-    for p in calibration.parts:
-        for c in p.changes:
-            table.add_row(c.name, p.name, _value(c, c.before), _value(c, c.after), _change(c))
-    console.print(table)
+    columns = ("fitted", ">rows", ">median error before", ">after", ">p90 before", ">after", ">80 % range")
+    show_table(console, columns, map(_fitted, calibration.parts))
+    changes = [
+        (c.name, p.name, _value(c, c.before), _value(c, c.after), f"{c.after / c.before - 1:+.0%}" if c.before else "")
+        for p in calibration.parts
+        for c in p.changes
+    ]
+    show_table(console, ("constant", "of", ">catalogue", ">measured", ">change"), changes)
     for p in calibration.parts:
         _oddities(console, p)
     notes(console, calibration.refused)
     if calibration.wish:
         say(console, f"measure next: {calibration.wish.what}", "bold yellow")
     notes(console, [f"commtax bill MODEL --profile {path} (also compare, expect, simulate, audit) uses it"])
+
+
+def _fitted(p: Part) -> tuple[str, ...]:
+    errors = (f"{error:.1%}" for error in (p.before.median, p.after.median, p.before.p90, p.after.p90))
+    return (p.name, f"{p.rows:,}", *errors, f"±{p.spread:.0%}")
 
 
 def _oddities(console: Console, p: Part) -> None:
@@ -49,10 +52,6 @@ def _value(c: Change, value: float | None) -> str:
     return f"{value:.3g} {c.unit}".strip()
 
 
-def _change(c: Change) -> str:
-    return f"{c.after / c.before - 1:+.0%}" if c.before else ""
-
-
 def calibration_document(calibration: Calibration, path: str) -> Record:
     """``calibrate --json``."""
     return {
@@ -62,7 +61,7 @@ def calibration_document(calibration: Calibration, path: str) -> Record:
         "profile": calibration.document,
         "parts": [_part(p) for p in calibration.parts],
         "refused": calibration.refused,
-        "measure_next": {"what": calibration.wish.what, "spread": calibration.wish.spread} if calibration.wish else None,
+        "measure_next": facts(calibration.wish, "what", "spread") if calibration.wish else None,
     }
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from commtax.files import Document
-from commtax.report.plots import COLOURS, DASHES, MARKERS, picture
-from commtax.report.tables import new_table, notes, say
+from commtax.report.plots import COLOURS, picture, style
+from commtax.report.tables import notes, say, show_table
 from commtax.units import format_bytes, format_seconds
 
 Line = tuple[str, str, str, str]  # metric, degree, measured, predicted
@@ -113,11 +113,8 @@ def show(console: Console, boxes: Sequence[Document], folder: Path) -> None:
             word = {True: "ok", False: "NO", None: "--"}[c["ok"]]
             say(console, f"{word}  {c['check']}: {c['found']}", {True: "green", False: "bold red", None: "dim"}[c["ok"]])
         for first, (head, lines) in (("", side_by_side(d)), (">", batch_scaling(d))):
-            table = new_table(first + head[0], *(f">{name}" for name in head[1:]))
-            for line in lines:
-                table.add_row(*line)
             if lines:
-                console.print(table)
+                show_table(console, (first + head[0], *(f">{name}" for name in head[1:])), lines)
         for a in d["answers"]:
             say(console, a["question"], "bold")
             say(console, a["answer"])
@@ -192,14 +189,13 @@ def _draw_batches(figure: Any, boxes: Sequence[Document]) -> None:
     left, right = figure.subplots(1, 2)
     series = [(d, row) for d in boxes for row in d["degrees"] if row["batches"]]
     for index, (d, row) in enumerate(series):
-        style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
         label = f"TP={row['tp']}" + (f", {d['box']}" if len(boxes) > 1 else "")
         xs = [b["batch"] for b in row["batches"]]
         for axes, key in ((left, "tokens_per_s"), (right, "latency_ms")):
-            axes.plot(xs, [b[key] for b in row["batches"]], linestyle=DASHES[index % len(DASHES)], label=label, **style)
-            if all(b[f"predicted_{key}"] for b in row["batches"]):
-                guess = [b[f"predicted_{key}"] for b in row["batches"]]
-                axes.plot(xs, guess, linestyle=":", linewidth=1, color=style["color"], label=f"{label} predicted")
+            axes.plot(xs, [b[key] for b in row["batches"]], **style(index, label=label))
+            guess = [b[f"predicted_{key}"] for b in row["batches"]]
+            if all(guess):
+                axes.plot(xs, guess, linewidth=1, **style(index, marker="", linestyle=":", label=f"{label} predicted"))
     for axes, name in ((left, "output tokens a second"), (right, "latency of the batch (ms)")):
         axes.set(xlabel="batch (sequences)", ylabel=name, xscale="log", yscale="log")
         axes.set_xticks(sorted({b["batch"] for _, row in series for b in row["batches"]}), minor=False)

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from commtax.files import Document
-from commtax.report.plots import COLOURS, DASHES, MARKERS, picture
-from commtax.report.tables import new_table, notes, say
+from commtax.report.plots import picture, style
+from commtax.report.tables import notes, say, show_table
 from commtax.units import format_bytes, format_seconds
 
 
@@ -38,43 +38,41 @@ def _verdict(console: Console, good: bool | None, text: str) -> None:
 
 
 def _ranks(console: Console, d: Document) -> None:
-    table = new_table("rank", ">weights", ">predicted", "copies beyond an equal share", ">KV", ">blocks", "cores")
+    rows = []
     for r in d["ranks"]:
         copies = ", ".join(f"{part} {format_bytes(n)}" for part, n in r["replicated"].items())
         sizes = (format_bytes(r["weights_bytes"]), format_bytes(r["predicted_weights_bytes"]), copies, format_bytes(r["kv_bytes"]))
-        table.add_row(str(r["rank"]), *sizes, f"{r['kv_blocks']} x {r['block_size']}", ",".join(map(str, r["cores"])))
-    console.print(table)
+        rows.append((str(r["rank"]), *sizes, f"{r['kv_blocks']} x {r['block_size']}", ",".join(map(str, r["cores"]))))
+    columns = ("rank", ">weights", ">predicted", "copies beyond an equal share", ">KV", ">blocks", "cores")
+    show_table(console, columns, rows)
     w = d["weights"]
-    _verdict(
-        console, w["equal"], f"all ranks' weights, copies counted once, {w['sum_once_bytes']:,} bytes; TP=1 {w['tp1_bytes']:,}"
-    )
+    counted = f"all ranks' weights, copies counted once, {w['sum_once_bytes']:,} bytes; TP=1 {w['tp1_bytes']:,}"
+    _verdict(console, w["equal"], counted)
 
 
 def _collectives(console: Console, d: Document) -> None:
     c = d["collectives"]
-    table = new_table("step", "what", "collective", ">tensor", ">counted", ">predicted")
     counts = [{tuple(r[k] for k in ("phase", "what", "op", "nbytes")): r["count"] for r in c[k]} for k in ("measured", "predicted")]
-    for phase, what, op, nbytes in dict.fromkeys((*counts[0], *counts[1])):
-        shown = [str(count.get((phase, what, op, nbytes), "none")) for count in counts]
-        table.add_row(phase, what, op, format_bytes(nbytes), *shown)
-    if c["measured"] or c["predicted"]:
-        console.print(table)
+    kinds = dict.fromkeys((*counts[0], *counts[1]))
+    rows = [(*kind[:3], format_bytes(kind[3]), *(str(count.get(kind, "none")) for count in counts)) for kind in kinds]
+    if rows:
+        show_table(console, ("step", "what", "collective", ">tensor", ">counted", ">predicted"), rows)
     _verdict(console, c["equal"], "every collective of every step on every rank, in bytes and count, with commtax traffic")
 
 
 def _times(console: Console, d: Document) -> None:
-    table = new_table("run", ">ms a token", ">least - most", ">prefill ms", ">tokens/s", ">predicted ms", ">error")
+    rows = []
     for key, name in (("tp1", "TP=1, one rank"), ("tp", f"TP={d['tp_size']}")):
         if key in d and not (key == "tp1" and d["tp_size"] == 1):
             t, guess = d[key], (d["predicted"] or {}).get(f"{key}_ms")
             spread = "{:.3g} - {:.3g}".format(*t["spread_ms"])
             rate = f"{d['batch'] / t['ms_per_token'] * 1e3:,.1f}"
             error = (f"{guess:.3g}", f"{guess / t['ms_per_token'] - 1:+.0%}") if guess else ("", "")
-            table.add_row(name, f"{t['ms_per_token']:.3g}", spread, f"{t['prefill_ms']:.3g}", rate, *error)
+            rows.append((name, f"{t['ms_per_token']:.3g}", spread, f"{t['prefill_ms']:.3g}", rate, *error))
     r = d.get("replicas")
     if r:
-        table.add_row(f"{r['replicas']} x TP=1 at once", f"{r['ms_per_token']:.3g}", "", "", f"{r['tokens_per_s']:,.1f}", "", "")
-    console.print(table)
+        rows.append((f"{r['replicas']} x TP=1 at once", f"{r['ms_per_token']:.3g}", "", "", f"{r['tokens_per_s']:,.1f}", "", ""))
+    show_table(console, ("run", ">ms a token", ">least - most", ">prefill ms", ">tokens/s", ">predicted ms", ">error"), rows)
     t = d["tp"]
     if "slowest_rank" in t:
         each = ", ".join(f"{c['what']} {c['wire_us']:.0f} µs" for c in t["collectives"])
@@ -101,13 +99,13 @@ def _weight_read(console: Console, d: Document) -> None:
 
 
 def _bill(console: Console, d: Document) -> None:
-    table = new_table("line of a decode step", "kind", ">predicted", ">measured", ">error")
+    rows = []
     for row in sorted(d["bill"], key=lambda r: -(r["measured_s"] or r["predicted_s"] or 0.0)):
         p, m = row["predicted_s"], row["measured_s"]
         error = f"{p / m - 1:+.0%}" if p is not None and m else ""
         shown = ("" if p is None else format_seconds(p), "" if m is None else format_seconds(m))
-        table.add_row(row["item"], row["kind"], *shown, error)
-    console.print(table)
+        rows.append((row["item"], row["kind"], *shown, error))
+    show_table(console, ("line of a decode step", "kind", ">predicted", ">measured", ">error"), rows)
 
 
 _COLUMNS = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong")
@@ -152,11 +150,10 @@ def plot_collectives(d: Document, path: Path) -> None:
         axes = figure.add_subplot()
         for index, f in enumerate(d["fits"]):
             rows, label = _rows_of(d, f), f"{f['impl']}, {f['ranks']} ranks"
-            colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
             sizes, times = [r["size_bytes"] for r in rows], [r["time_us"] for r in rows]
-            axes.plot(sizes, times, color=colour, marker=marker, linestyle="", label=label)
+            axes.plot(sizes, times, **style(index, linestyle="", label=label))
             slope = 1e-3 / f["bandwidth_GBps"] if f["bandwidth_GBps"] else 0.0
-            axes.plot(sizes, [f["alpha_us"] + slope * n for n in sizes], color=colour, linestyle=DASHES[index % len(DASHES)])
+            axes.plot(sizes, [f["alpha_us"] + slope * n for n in sizes], **style(index, marker=""))
         axes.set(xscale="log", yscale="log", xlabel="tensor (bytes)", ylabel="time (µs)")
         axes.set_title(f"{d['op']} on this machine; lines: alpha + size x beta", loc="left", fontsize=11)
         axes.grid(True, which="major", alpha=0.3)
@@ -169,16 +166,16 @@ def show_profile(console: Console, profile: Document, path: str) -> None:
     """What calibration found, in one table."""
     chip = profile["chip"]
     say(console, f"{profile['name']}: written to {path}", "bold")
-    table = new_table("what", ">measured", "how")
-    table.add_row("memory, a rank reading", f"{chip['memory_Bps'] / 1e9:.1f} GB/s", profile["sources"]["memory_Bps"])
+    sources = profile["sources"]
+    rows = [("memory, a rank reading", f"{chip['memory_Bps'] / 1e9:.1f} GB/s", sources["memory_Bps"])]
     for dtype, rate in chip["flops_per_s"].items():
-        table.add_row(f"matrix product, {dtype}", f"{rate / 1e9:,.0f} GFLOP/s", profile["sources"]["flops_per_s"])
+        rows.append((f"matrix product, {dtype}", f"{rate / 1e9:,.0f} GFLOP/s", sources["flops_per_s"]))
     for form, constants in profile["kernels"]["tables"].items():
         if "t0" in constants:
-            table.add_row(f"fixed cost, {form}", format_seconds(constants["t0"]), profile["sources"]["kernels"])
+            rows.append((f"fixed cost, {form}", format_seconds(constants["t0"]), sources["kernels"]))
     for library in profile["libraries"]:
         for p in library["paths"]:
             cost = f"{format_seconds(p['launch_s'] + p.get('hop_s', 0.0))} + {p['bandwidth_Bps'] / 1e9:.2f} GB/s"
-            table.add_row(f"{library['name']} {p['op']}", cost, p["source"])
-    console.print(table)
+            rows.append((f"{library['name']} {p['op']}", cost, p["source"]))
+    show_table(console, ("what", ">measured", "how"), rows)
     notes(console, [f"commtax bill MODEL --profile {path} -tp 2 predicts this machine"])

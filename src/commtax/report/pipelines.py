@@ -1,87 +1,55 @@
-"""A pipeline for a terminal (the grid), for a page (SVG) and as a document: the bubble by both roads and conventions."""
+"""A pipeline for a terminal (the grid), as a picture (SVG), as a document, and for the page (boxes)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from commtax.cost.schedules import Schedule
+from commtax import napkin
+from commtax.cost.schedules import SCHEDULES
 from commtax.report.documents import Record, plain
-from commtax.report.tables import new_table, notes, say
-from commtax.sim.pipeline import Durations
+from commtax.report.tables import notes, say, show_table
+from commtax.sim.bubble import PipelineRun, step_pipeline
 from commtax.statement import Refusal
 from commtax.timeline import Timeline
 from commtax.units import plural
+from commtax.verbs.billing import StepBill
 
-STYLES = {"F": "blue", "B": "green", "W": "yellow", "BW": "green", "F&B": "magenta"}
-FILLS = {"F": "#56B4E9", "B": "#009E73", "W": "#E69F00", "BW": "#009E73", "F&B": "#CC79A7"}
+KINDS = {
+    "F": ("0-9 forward", "blue", "#56B4E9"),
+    "B": ("a-j input gradient", "green", "#009E73"),
+    "W": ("w weight gradient", "yellow", "#E69F00"),
+    "BW": ("a-j backward", "green", "#009E73"),
+    "F&B": ("A-J forward and backward overlapped", "magenta", "#CC79A7"),
+}
+"""Passes: their signs in words, their colour on a terminal and in a picture."""
 MAX_SVG_BOXES = 40_000
+MOST_BOXES = 8_000
+"""Of a picture in a file, and on the page."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """A schedule that was run, with its question."""
-
-    kind: Schedule
-    p: int
-    m: int
-    v: int
-    times: Durations
-    timeline: Timeline
-
-    @property
-    def uniform(self) -> bool:
-        """Whether the closed form speaks of this run: equal stages, no transfers, and times that it covers."""
-        t = self.times
-        plain_run = not (t.transfer or t.rank_factors or len(t.stage_factors) or len(t.microbatch_factors) or t.overlapped)
-        return plain_run and (self.kind.any_times or t.forward == t.backward == t.weight)
-
-    @property
-    def idle_counted_s(self) -> float:
-        """Mean idle time of a rank within the whole run, counted."""
-        return float(np.mean(self.timeline.idle_s()))
-
-    @property
-    def idle_closed_form_s(self) -> float | None:
-        t = self.times
-        return float(self.kind.idle(self.p, t.forward, t.backward, t.weight)) if self.uniform else None
-
-    @property
-    def over_total(self) -> float:
-        return self.idle_counted_s / self.timeline.span_s
-
-    @property
-    def over_ideal(self) -> float:
-        return self.idle_counted_s / float(np.mean(self.timeline.busy_s()))
-
-    @property
-    def peaks(self) -> list[int]:
-        return [int(self.kind.peak(self.p, self.m, self.v, i)) for i in range(self.p)]
-
-
-def show_pipeline(console: Console, found: Pipeline) -> None:
+def show_pipeline(console: Console, ran: PipelineRun) -> None:
     """The grid, then the bubble twice, then what each rank keeps."""
-    kind, t = found.kind, found.timeline
-    batches = "1 microbatch" if found.m == 1 else f"{found.m} microbatches"
-    say(console, f"{kind.name}: {plural(found.p, 'stage')}, {batches}, {t.span_s:g} time units", "bold")
+    kind, t = ran.kind, ran.timeline
+    batches = "1 microbatch" if ran.m == 1 else f"{ran.m} microbatches"
+    say(console, f"{kind.name}: {plural(ran.p, 'stage')}, {batches}, {t.span_s:g} time units", "bold")
     _grid(console, t)
-    closed = found.idle_closed_form_s
-    table = new_table("bubble", ">idle a rank", ">over total", ">over ideal")
-    table.add_row("counted", f"{found.idle_counted_s:g}", f"{found.over_total:.2%}", f"{found.over_ideal:.2%}")
+    closed = ran.idle_closed_form_s
+    rows = [("counted", f"{ran.idle_counted_s:g}", f"{ran.over_total:.2%}", f"{ran.over_ideal:.2%}")]
     if closed is not None:
         ideal = float(np.mean(t.busy_s()))
-        table.add_row("closed form", f"{closed:g}", f"{closed / (closed + ideal):.2%}", f"{closed / ideal:.2%}")
-    console.print(table)
-    keeps = found.peaks
-    unit = "chunks of microbatches" if (kind.chunks or found.v) > 1 else "microbatches"
+        rows.append(("closed form", f"{closed:g}", f"{closed / (closed + ideal):.2%}", f"{closed / ideal:.2%}"))
+    show_table(console, ("bubble", ">idle a rank", ">over total", ">over ideal"), rows)
+    keeps = ran.peaks
+    unit = "chunks of microbatches" if (kind.chunks or ran.v) > 1 else "microbatches"
     shown = ", ".join(map(str, keeps[:16])) + (" …" if len(keeps) > 16 else "")
     say(console, f"in flight at most, by rank: {shown} {unit}" if kind.backward else "forward only: no activations are kept")
     remarks = [] if closed is not None else ["no closed form for these times: counted only"]
-    if found.times.rank_factors:
-        rank, factor = next(iter(found.times.rank_factors.items()))
+    for rank, factor in ran.times.rank_factors.items():
         remarks.append(f"straggler: rank {rank} takes {factor:g} times as long" + (", and all wait for it" if factor > 1 else ""))
     notes(console, remarks)
 
@@ -102,46 +70,38 @@ def _grid(console: Console, t: Timeline) -> None:
             digit = numbers[i] % 10
             sign = {"F": str(digit), "W": "w", "F&B": "ABCDEFGHIJ"[digit]}.get(kind, "abcdefghij"[digit])
             for column in range(first, min(max(last, first + 1), shown)):
-                cells[column] = (sign, STYLES[kind])
+                cells[column] = (sign, KINDS[kind][1])
         row = Text(f"{name:<9}", style="dim")
         for character, style in cells:
             row.append(character, style=style)
         if columns > shown:
             row.append("…", style="dim")
         console.print(row, soft_wrap=True)
-    used = [k for k in t.kinds if t.kinds.index(k) in set(t.kind.tolist())]
-    words = {
-        "F": "0-9 forward",
-        "B": "a-j input gradient",
-        "W": "w weight gradient",
-        "BW": "a-j backward",
-        "F&B": "A-J forward and backward overlapped",
-    }
     legend = Text("by the last digit of the microbatch: ", style="dim")
-    for k in used:
-        legend.append(f"{words[k]}, ", style=STYLES[k])
+    for index in sorted(set(t.kind.tolist())):
+        signs, style, _ = KINDS[t.kinds[index]]
+        legend.append(f"{signs}, ", style=style)
     console.print(legend.append("· idle", style="dim"), soft_wrap=True)
 
 
-def pipeline_document(found: Pipeline) -> Record:
+def pipeline_document(ran: PipelineRun) -> Record:
     """``pipeline --json``."""
-    closed = found.idle_closed_form_s
-    document = {
+    document: Record = {
         "schema": "commtax.pipeline/1",
-        "schedule": found.kind.name,
-        "stages": found.p,
-        "microbatches": found.m,
-        "chunks": found.kind.chunks or found.v,
-        "times": [found.times.forward, found.times.backward, found.times.weight],
-        "transfer": found.times.transfer,
-        "straggler": {str(rank): factor for rank, factor in found.times.rank_factors.items()},
-        "total_s": found.timeline.span_s,
-        "idle_counted_s": found.idle_counted_s,
-        "idle_closed_form_s": closed,
-        "bubble_over_total": found.over_total,
-        "bubble_over_ideal": found.over_ideal,
-        "idle_by_rank_s": found.timeline.idle_s(),
-        "peak_in_flight_by_rank": found.peaks,
+        "schedule": ran.kind.name,
+        "stages": ran.p,
+        "microbatches": ran.m,
+        "chunks": ran.kind.chunks or ran.v,
+        "times": [ran.times.forward, ran.times.backward, ran.times.weight],
+        "transfer": ran.times.transfer,
+        "straggler": {str(rank): factor for rank, factor in ran.times.rank_factors.items()},
+        "total_s": ran.timeline.span_s,
+        "idle_counted_s": ran.idle_counted_s,
+        "idle_closed_form_s": ran.idle_closed_form_s,
+        "bubble_over_total": ran.over_total,
+        "bubble_over_ideal": ran.over_ideal,
+        "idle_by_rank_s": ran.timeline.idle_s(),
+        "peak_in_flight_by_rank": ran.peaks,
     }
     return dict(plain(document))
 
@@ -161,9 +121,53 @@ def to_svg(t: Timeline) -> str:
         x, width = left + float(t.start_s[i] - t.begin_s) * scale, float(t.end_s[i] - t.start_s[i]) * scale
         y, name = int(t.lane[i]) * high + 2, t.name[i].replace("&", "&amp;")
         box = f'x="{x:.2f}" y="{y}" width="{width:.2f}" height="{high - 4}"'
-        parts.append(f'<rect {box} fill="{FILLS[t.kinds[int(t.kind[i])]]}" stroke="white" stroke-width="0.5"/>')
+        parts.append(f'<rect {box} fill="{KINDS[t.kinds[int(t.kind[i])]][2]}" stroke="white" stroke-width="0.5"/>')
         if width > 7 * len(t.name[i]):
             parts.append(f'<text x="{x + width / 2:.2f}" y="{y + 15}" text-anchor="middle">{name}</text>')
     legend = f"0 to {t.span_s:g} time units; F forward, B input gradient, W weight gradient; white: idle"
     parts.append(f'<text x="{left}" y="{height - 14}">{legend}</text>')
     return "".join([*parts, "</svg>"])
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    stage: int
+    start: float
+    end: float
+    kind: Literal["F", "B", "W", "BW", "F&B"]
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Boxes on the stages' lanes, in seconds."""
+
+    lanes: list[str] = field(default_factory=list)
+    bars: list[Box] = field(default_factory=list)
+    total: float = 0.0
+    bubble_fraction: float = 0.0
+    formula: str = ""
+    note: str
+
+
+def page_pipeline(b: StepBill) -> Pipeline:
+    """The schedule's boxes by stage; none where there is no pipeline, with the reason."""
+    plan = b.question.plan
+    p, m = int(plan.pp), int(plan.microbatches)
+    if not b.question.trains or p == 1:
+        note = "one stage: no pipeline" if p == 1 else "served batches are in flight on all stages together: no bubble is drawn"
+        return Pipeline(note=note)
+    boxes = p * m * SCHEDULES[plan.schedule].passes(int(plan.chunks)) * 3
+    if boxes > MOST_BOXES:
+        return Pipeline(note=f"{boxes:,} boxes are more than the {MOST_BOXES:,} that are drawn: fewer microbatches or stages")
+    ran = step_pipeline(b)
+    t, idle, kinds = ran.timeline, ran.over_total, list[Any](ran.timeline.kinds)
+    spans = zip(t.lane, t.start_s, t.end_s, t.kind, np.asarray(t.number), strict=True)
+    return Pipeline(
+        lanes=[f"stage {i}" for i in range(p)],
+        bars=[Box(int(lane), float(start), float(end), kinds[kind], int(number)) for lane, start, end, kind, number in spans],
+        total=t.span_s,
+        bubble_fraction=idle,
+        formula=f"(pp−1)/(M+pp−1) = {p - 1}/({m}+{p}−1) = {napkin.bubble_fraction(p, m):.1%} for 1F1B",
+        note=f"{idle:.1%} idle as simulated; {b.bubble_fraction:.1%} of the whole step, which has taxes and an update too",
+    )

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from commtax.planner.answers import ServingPlans, Standing, TrainColumns, TrainPlans
@@ -19,8 +18,9 @@ from commtax.planner.reasons import in_type
 from commtax.planner.rows import describe_kind, range_of, simulation, step_of, train_words, usd_per_million_tokens, words
 from commtax.planner.training import BUDGET
 from commtax.report.documents import Named, Record, facts, filled, named
+from commtax.report.plots import no_formula, picture, style
 from commtax.report.serving import basis_words
-from commtax.report.tables import new_table, notes, say
+from commtax.report.tables import notes, say, show_table
 from commtax.spec import SIZES
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs.serving import lengths_note
@@ -35,28 +35,27 @@ KINDS = ("zero", "recompute", "schedule", "chunks")
 
 def show_plans(console: Console, a: Plans, top: int, pasted: Standing | None = None) -> None:
     """The sentence first: what to run, and why."""
-    q, trained = a.question, isinstance(a, TrainPlans)
-    engine = q.engine.key if trained else f"{q.engine.key}@{q.engine.version}"
+    q, remarks = a.question, tuple[str, ...]()
+    engine = q.engine.key if a.trains else f"{q.engine.key}@{q.engine.version}"
     say(console, f"{q.model.key} on {q.cluster.key}, {engine}: {_asked(a)}", "bold")
     if not len(a.plans):
-        _nothing_trains(console, a) if isinstance(a, TrainPlans) else _nothing_serves(console, a)
-        _show_pasted(console, a, pasted)
-        _rejected(console, a)
-        return
-    head, *why = a.why
-    clients = "" if isinstance(a, TrainPlans) else f"; {plural(int(a.plans.concurrency[0]), 'client')} at once"
-    say(console, f"Run {head}{clients}.", "bold yellow")
-    for reason in why[:2] if trained else why:
-        say(console, f"  {reason}")
+        _nothing_trains(console, a) if a.trains else _nothing_serves(console, a)
+    else:
+        head, *why = a.why
+        clients = "" if a.trains else f"; {plural(int(a.plans.concurrency[0]), 'client')} at once"
+        say(console, f"Run {head}{clients}.", "bold yellow")
+        for reason in why[:2] if a.trains else why:
+            say(console, f"  {reason}")
     _show_pasted(console, a, pasted)
-    remarks = _show_trained(console, a, top) if isinstance(a, TrainPlans) else _show_served(console, a, top)
-    _rejected(console, a)
+    if len(a.plans):
+        remarks = _show_trained(console, a, top) if a.trains else _show_served(console, a, top)
+    _show_rejected(console, a)
     notes(console, remarks)
 
 
 def _show_served(console: Console, a: ServingPlans, top: int) -> tuple[str, ...]:
     """The ranking and the front; what is left to remark."""
-    console.print(_ranking(a, a.plans, top))
+    _show_ranking(console, a, a.plans, top)
     for line in _scatter(a):
         console.print(line, soft_wrap=True)
     price = a.question.goal.usd_per_gpu_hour
@@ -66,7 +65,7 @@ def _show_served(console: Console, a: ServingPlans, top: int) -> tuple[str, ...]
 
 
 def _show_trained(console: Console, a: TrainPlans, top: int) -> tuple[str, ...]:
-    console.print(_train_table(a, a.plans.take(a.splits()), top))
+    _show_ranked_training(console, a, a.plans.take(a.splits()), top)
     return (f"the best microbatch, recomputation and schedule of each split; --json ranks all {len(a.plans):,} that fit",)
 
 
@@ -77,24 +76,24 @@ def _show_pasted(console: Console, a: Plans, pasted: Standing | None) -> None:
     if not len(pasted.rows):
         say(console, f"Pasted: {pasted.words}: {pasted.reason}.", "bold red")
         return
-    if isinstance(a, TrainPlans):
+    if a.trains:
         figures, gain = f": {_trained_figures(pasted.rows)}", "its speed"
     else:
         figures, gain = _served_figures(a, pasted.rows), GAIN[a.question.goal.objective]
-    style = "bold" if pasted.rank else "bold red"
-    say(console, f"Pasted: {pasted.words}{figures}; {_place(pasted, len(a.plans), gain)}.", style)
+    place = _place(pasted, len(a.plans), gain)
+    say(console, f"Pasted: {pasted.words}{figures}; {place}.", "bold" if pasted.rank else "bold red")
 
 
 def _served_figures(a: ServingPlans, r: Columns) -> str:
-    tokens = f"{float(r.tokens_per_s[0]):,.0f} tokens/s, {float(r.tokens_per_s_per_gpu[0]):,.0f} a GPU"
+    tokens = f"{r.tokens_per_s[0]:,.0f} tokens/s, {r.tokens_per_s_per_gpu[0]:,.0f} a GPU"
     tpot = f", TPOT {_tpot(a, r, 0)}" if a.question.requests.output_len > 1 else ""
-    times = f"TTFT {format_seconds(float(r.ttft_s[0]))}{tpot}"
+    times = f"TTFT {format_seconds(r.ttft_s[0])}{tpot}"
     return f", {plural(int(r.concurrency[0]), 'client')}: {tokens}, {times}"
 
 
 def _trained_figures(r: TrainColumns) -> str:
-    held = format_bytes(float(r.memory_bytes[0]))
-    return f"step {format_seconds(float(r.step_s[0]))}, MFU {float(r.mfu[0]):.1%}, {held} a rank"
+    held = format_bytes(r.memory_bytes[0])
+    return f"step {format_seconds(r.step_s[0])}, MFU {r.mfu[0]:.1%}, {held} a rank"
 
 
 def _place(pasted: Standing, count: int, unit: str) -> str:
@@ -106,7 +105,7 @@ def _place(pasted: Standing, count: int, unit: str) -> str:
 
 
 def _asked(a: Plans) -> str:
-    if isinstance(a, TrainPlans):
+    if a.trains:
         return f"{a.question.goal.global_batch:,} sequences of {a.question.context:,} tokens a step"
     g, r = a.question.goal, a.question.requests
     limits = [f"{n} <= {format_seconds(v)}" for n, v in (("TTFT", g.ttft_s), ("TPOT", g.tpot_s)) if np.isfinite(v)]
@@ -121,36 +120,31 @@ def _sent(a: ServingPlans, rows: Columns, top: int) -> list[float]:
     return [float(step_of(a, rows, i).comm_fraction) for i in range(min(top, len(rows)))]
 
 
-def _ranking(a: ServingPlans, rows: Columns, top: int) -> Table:
-    slow = a.question.goal.objective == "latency"
-    table = new_table(
-        *("", "plan", ">clients", ">TTFT", ">TPOT", *([">request"] if slow else []), ">tokens/s", ">range", ">/GPU", ">/user"),
-        *(">$/M", ">comm", ">KV free"),
-    )
-    usd, whole, sent = usd_per_million_tokens(a, rows), request_s(a.question, rows), _sent(a, rows, top)
-    for i in range(min(top, len(rows))):
-        low, high = range_of(a, rows, i, "tokens_per_s")
-        table.add_row(
-            str(i + 1),
-            words(a, rows, i) + in_type(a.question, int(rows.dtype[i])),
-            f"{int(rows.concurrency[i]):,}",
-            format_seconds(float(rows.ttft_s[i])),
-            _tpot(a, rows, i),
-            *([format_seconds(float(whole[i]))] if slow else []),
-            f"{float(rows.tokens_per_s[i]):,.0f}",
-            f"{low:,.0f}-{high:,.0f}",
-            f"{float(rows.tokens_per_s_per_gpu[i]):,.0f}",
-            f"{float(rows.tokens_per_s_per_user[i]):,.0f}" if a.question.requests.output_len > 1 else "–",
-            f"{float(usd[i]):.2f}" if a.question.goal.usd_per_gpu_hour else "",
-            f"{sent[i]:.0%}",
-            f"{float(rows.kv_headroom[i]):.0%}",
-        )
-    return table
+def _show_ranking(console: Console, a: ServingPlans, rows: Columns, top: int) -> None:
+    first, several, objective = range(min(top, len(rows))), a.question.requests.output_len > 1, a.question.goal.objective
+    usd, price, whole = usd_per_million_tokens(a, rows), a.question.goal.usd_per_gpu_hour, request_s(a.question, rows)
+    ranges = [range_of(a, rows, i, "tokens_per_s") for i in first]
+    columns = {
+        "": [str(i + 1) for i in first],
+        "plan": [words(a, rows, i) + in_type(a.question, int(rows.dtype[i])) for i in first],
+        ">clients": [f"{int(rows.concurrency[i]):,}" for i in first],
+        ">TTFT": [format_seconds(rows.ttft_s[i]) for i in first],
+        ">TPOT": [_tpot(a, rows, i) for i in first],
+        **({">request": [format_seconds(whole[i]) for i in first]} if objective == "latency" else {}),
+        ">tokens/s": [f"{rows.tokens_per_s[i]:,.0f}" for i in first],
+        ">range": [f"{low:,.0f}-{high:,.0f}" for low, high in ranges],
+        ">/GPU": [f"{rows.tokens_per_s_per_gpu[i]:,.0f}" for i in first],
+        ">/user": [f"{rows.tokens_per_s_per_user[i]:,.0f}" if several else "–" for i in first],
+        ">$/M": [f"{usd[i]:.2f}" if price else "" for i in first],
+        ">comm": [f"{share:.0%}" for share in _sent(a, rows, top)],
+        ">KV free": [f"{rows.kv_headroom[i]:.0%}" for i in first],
+    }
+    show_table(console, list(columns), zip(*columns.values(), strict=True))
 
 
 def _tpot(a: ServingPlans, rows: Columns, i: int) -> str:
     """Without a second token there is no time between tokens."""
-    return format_seconds(float(rows.tpot_s[i])) if a.question.requests.output_len > 1 else "–"
+    return format_seconds(rows.tpot_s[i]) if a.question.requests.output_len > 1 else "–"
 
 
 def _nothing_serves(console: Console, a: ServingPlans) -> None:
@@ -161,10 +155,10 @@ def _nothing_serves(console: Console, a: ServingPlans) -> None:
         return
     near, goal = a.near, a.question.goal
     limits = ((near.ttft_s, goal.ttft_s, "TTFT"), (near.tpot_s, goal.tpot_s, "TPOT"))
-    missed = [f"{n} {format_seconds(float(v[0]))} of {format_seconds(m)}" for v, m, n in limits if v[0] > m]
+    missed = [f"{n} {format_seconds(v[0])} of {format_seconds(m)}" for v, m, n in limits if v[0] > m]
     say(console, f"No plan meets the limits. The nearest, {words(a, near, 0)}, has {' and '.join(missed)}.", "bold red")
     say(console, f"  It would take {wanted}.")
-    console.print(_ranking(a, near, 5))
+    _show_ranking(console, a, near, 5)
 
 
 def _nothing_trains(console: Console, a: TrainPlans) -> None:
@@ -176,7 +170,7 @@ def _nothing_trains(console: Console, a: TrainPlans) -> None:
     gpus = math.ceil(int(a.near.gpus[0]) * least / budget)
     short = f"{format_bytes(least)} a rank at least, of {format_bytes(budget)}"
     say(console, f"No plan fits in memory: {short}. It would take some {gpus:,} GPUs.", "bold red")
-    console.print(_train_table(a, a.near, 5))
+    _show_ranked_training(console, a, a.near, 5)
 
 
 def _short(rejected: Iterable[Rejected]) -> list[Rejected]:
@@ -195,14 +189,11 @@ def _short(rejected: Iterable[Rejected]) -> list[Rejected]:
     return lines
 
 
-def _rejected(console: Console, a: Plans) -> None:
-    if rejected := list(a.rejected) if isinstance(a, TrainPlans) else _short(a.rejected):
-        table = new_table("rejected", "why")
-        for r in rejected[:MOST_REJECTED]:
-            table.add_row(r.family, r.reason)
-        if len(rejected) > MOST_REJECTED:
-            table.add_row("…", f"{len(rejected) - MOST_REJECTED} more with --json")
-        console.print(table)
+def _show_rejected(console: Console, a: Plans) -> None:
+    rows = [(r.family, r.reason) for r in (a.rejected if a.trains else _short(a.rejected))]
+    more = [("…", f"{len(rows) - MOST_REJECTED} more with --json")] if len(rows) > MOST_REJECTED else []
+    if rows:
+        show_table(console, ("rejected", "why"), rows[:MOST_REJECTED] + more)
 
 
 def _scatter(a: ServingPlans) -> list[Text]:
@@ -246,8 +237,8 @@ class ServedPlans(Named):
     near: list[Record]
     front: Sequence[object]
     rejected: list[Record]
-    why: list[str]
-    would_take: list[str]
+    why: tuple[str, ...]
+    would_take: tuple[str, ...]
     pasted: Record | None
     profile: str | None
 
@@ -266,30 +257,26 @@ class TrainedPlans(Named):
 
 def plans_document(a: Plans, top: int, pasted: Standing | None = None) -> ServedPlans | TrainedPlans:
     """``plan --json``, of either phase; ``pasted`` is where the pasted plan stands, null without one."""
-    return _trained_plans(a, top, pasted) if isinstance(a, TrainPlans) else _served_plans(a, top, pasted)
+    return _trained_plans(a, top, pasted) if a.trains else _served_plans(a, top, pasted)
 
 
 def _common(a: Plans, schema: str) -> dict[str, object]:
-    q, rejected = a.question, [{"family": r.family, "reason": r.reason} for r in a.rejected]
-    own = {"rejected": rejected, "profile": q.profile.name if q.profile else None}
-    return named(schema, q.model, q.cluster, q.engine) | own
+    own = a.question.profile
+    rejected = [facts(r, "family", "reason") for r in a.rejected]
+    return named(a.question, schema) | {"rejected": rejected, "profile": own.name if own else None}
 
 
 def _served_plans(a: ServingPlans, top: int, pasted: Standing | None) -> ServedPlans:
     front = zip(a.front.tokens_per_s_per_gpu, a.front.tokens_per_s_per_user, strict=True)
     return filled(
         ServedPlans,
-        a,
-        a.question.goal,
-        a.question.requests,
+        *(a, a.question.goal, a.question.requests),
         ttft_limit_s=a.question.goal.ttft_s,
         tpot_limit_s=a.question.goal.tpot_s,
         definition=DEFINITION,
         plans=_served_rows(a, a.plans, top),
         near=_served_rows(a, a.near, 5),
         front=[{"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)} for g, u in front],
-        why=list(a.why),
-        would_take=list(a.would_take),
         pasted=_standing(pasted, _served_rows(a, pasted.rows, 1)) if pasted else None,
         **_common(a, "commtax.plan/1"),
     )
@@ -298,8 +285,7 @@ def _served_plans(a: ServingPlans, top: int, pasted: Standing | None) -> ServedP
 def _trained_plans(a: TrainPlans, top: int, pasted: Standing | None) -> TrainedPlans:
     return filled(
         TrainedPlans,
-        a,
-        a.question.goal,
+        *(a, a.question.goal),
         seq=a.question.context,
         plans=_trained_rows(a, a.plans, top),
         near=_trained_rows(a, a.near, 5),
@@ -344,14 +330,13 @@ def _served_row(a: ServingPlans, rows: Columns, i: int, usd: float, sent: float)
 
 def plot_front(a: ServingPlans, path: Path) -> None:
     """The Pareto front as a picture."""
-    from commtax.report.plots import COLOURS, MARKERS, no_formula, picture
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
         for index, tp in enumerate(np.unique(a.front.tp)):
             own = a.front.take(np.flatnonzero(a.front.tp == tp))
-            style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "linestyle": ""}
-            axes.plot(own.tokens_per_s_per_user, own.tokens_per_s_per_gpu, label=f"TP {int(tp)}", **style)
+            signs = style(index, linestyle="", label=f"TP {int(tp)}")
+            axes.plot(own.tokens_per_s_per_user, own.tokens_per_s_per_gpu, **signs)
         axes.set(xlabel="tokens/s a user", ylabel="tokens/s a GPU")
         axes.set_title(no_formula(f"{a.question.model.key} on {a.question.cluster.key}, {_asked(a)}"), loc="left", fontsize=10)
         axes.grid(True, alpha=0.3)
@@ -360,21 +345,20 @@ def plot_front(a: ServingPlans, path: Path) -> None:
     picture(path, draw)
 
 
-def _train_table(a: TrainPlans, rows: TrainColumns, top: int) -> Table:
-    table = new_table("", "plan", ">microbatch", "kind", ">step", ">MFU", ">bubble", ">comm", ">memory a rank")
-    for i in range(min(top, len(rows))):
-        table.add_row(
-            str(i + 1),
-            train_words(a, rows, i),
-            str(int(rows.micro_batch[i])),
-            describe_kind(a.kinds[int(rows.kind[i])].plan),
-            format_seconds(float(rows.step_s[i])),
-            f"{float(rows.mfu[i]):.1%}",
-            f"{float(rows.bubble_fraction[i]):.1%}",
-            f"{float(rows.exposed_comm_fraction[i]):.1%}",
-            format_bytes(float(rows.memory_bytes[i])),
-        )
-    return table
+def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, top: int) -> None:
+    first = range(min(top, len(rows)))
+    columns = {
+        "": [str(i + 1) for i in first],
+        "plan": [train_words(a, rows, i) for i in first],
+        ">microbatch": [str(int(rows.micro_batch[i])) for i in first],
+        "kind": [describe_kind(a.kinds[int(rows.kind[i])].plan) for i in first],
+        ">step": [format_seconds(rows.step_s[i]) for i in first],
+        ">MFU": [f"{rows.mfu[i]:.1%}" for i in first],
+        ">bubble": [f"{rows.bubble_fraction[i]:.1%}" for i in first],
+        ">comm": [f"{rows.exposed_comm_fraction[i]:.1%}" for i in first],
+        ">memory a rank": [format_bytes(rows.memory_bytes[i]) for i in first],
+    }
+    show_table(console, list(columns), zip(*columns.values(), strict=True))
 
 
 def _trained_rows(a: TrainPlans, rows: TrainColumns, top: int) -> list[Record]:
@@ -385,7 +369,5 @@ def _trained_rows(a: TrainPlans, rows: TrainColumns, top: int) -> list[Record]:
 
 def _figures(rows: TrainColumns, top: int) -> list[Record]:
     """Sizes and figures of the first rows."""
-    names = (*SIZES, "micro_batch"), ("step_s", "mfu", "memory_bytes", "bubble_fraction")
-    gpus = rows.gpus
-    shown = range(min(top, len(rows)))
-    return [_at(rows, i, *names[0]) | {"gpus": gpus[i]} | _at(rows, i, *names[1], "exposed_comm_fraction") for i in shown]
+    names = (*SIZES, "micro_batch", "gpus", "step_s", "mfu", "memory_bytes", "bubble_fraction", "exposed_comm_fraction")
+    return [_at(rows, i, *names) for i in range(min(top, len(rows)))]

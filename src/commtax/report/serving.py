@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from commtax.report.documents import LEFT_OUT, Asked, Record, Row, facts, filled, first_having, plain, question
-from commtax.report.tables import new_table, notes, say, shares, where
+from commtax.report.tables import headline, notes, say, show_shares, show_table
 from commtax.spec import Number
 from commtax.units import format_mean, format_seconds, plural
 from commtax.verbs.asking import describe_gpus
@@ -39,18 +39,19 @@ def show_simulation(console: Console, s: Simulation) -> None:
     """The two latencies with their ranges, what they are made of, and the throughput."""
     _head(console, s)
     tpot, ttft = (
-        f"{name} {format_seconds(float(mean))} ({' to '.join(format_seconds(float(x)) for x in ends)})"
+        f"{name} {format_seconds(mean)} ({' to '.join(format_seconds(x) for x in ends)})"
         for name, mean, ends in (("TPOT", s.tpot_s, s.range_of("tpot_s")), ("TTFT", s.ttft_s, s.range_of("ttft_s")))
     )
     say(
         console,
-        f"{tpot if s.requests.output_len > 1 else NO_TPOT}, {ttft}, E2E {format_seconds(float(s.e2e_s))}; "
-        f"{float(s.tokens_per_s):,.0f} output tokens/s, {float(s.requests_per_s):,.2f} requests/s",
+        f"{tpot if s.requests.output_len > 1 else NO_TPOT}, {ttft}, E2E {format_seconds(s.e2e_s)}; "
+        f"{s.tokens_per_s:,.0f} output tokens/s, {s.requests_per_s:,.2f} requests/s",
         "bold yellow",
     )
-    console.print(shares("of TTFT", [(words, float(getattr(s.served, name))) for name, words in PARTS], float(s.ttft_s)))
+    waits = [(text, float(getattr(s.served, name))) for name, text in PARTS]
+    show_shares(console, "of TTFT", waits, float(s.ttft_s))
     if s.requests.output_len > 1:
-        console.print(shares("of TPOT", _token_parts(s), float(s.tpot_s)))
+        show_shares(console, "of TPOT", _token_parts(s), float(s.tpot_s))
     notes(console, (_mixture(s), *s.notes, _source(s)))
 
 
@@ -65,34 +66,30 @@ def show_simulations(console: Console, s: Simulation) -> None:
     """One line a concurrency."""
     _head(console, s)
     times = (">TPOT", ">80 % range", ">TTFT", ">80 % range", ">E2E")
-    table = new_table(">clients", ">running", *times, ">tokens/s", ">requests/s", ">of TPOT prompts")
-    for run in simulation_runs(s):
-        tpot, ttft = (_range(run[f"{n}_low_s"], run[f"{n}_high_s"]) for n in ("tpot", "ttft"))
-        cells = (_seconds(run["tpot_s"]), tpot, _seconds(run["ttft_s"]), ttft, _seconds(run["e2e_s"]))
-        mixed = "–" if run["mixed_share"] is None else f"{run['mixed_share']:.0%}"
-        rates = (f"{run['tokens_per_s']:,.0f}", f"{run['requests_per_s']:,.2f}", mixed)
-        table.add_row(f"{run['concurrency']:,}", format_mean(run["running"]), *cells, *rates)
-    console.print(table)
+    columns = (">clients", ">running", *times, ">tokens/s", ">requests/s", ">of TPOT prompts")
+    show_table(console, columns, map(_run_cells, simulation_runs(s)))
     notes(console, (*s.notes, _source(s)))
 
 
-def _seconds(value: float | None) -> str:
-    return "–" if value is None else format_seconds(value)
-
-
-def _range(low: float | None, high: float | None) -> str:
-    return "–" if low is None or high is None else f"{format_seconds(low)}-{format_seconds(high)}"
+def _run_cells(run: Row) -> tuple[str, ...]:
+    """Without a second token there is no time between tokens."""
+    mean, low, high = (run[f"tpot{end}_s"] for end in ("", "_low", "_high"))
+    between = ("–", "–") if mean is None else (format_seconds(mean), f"{format_seconds(low)}-{format_seconds(high)}")
+    first = (format_seconds(run["ttft_s"]), f"{format_seconds(run['ttft_low_s'])}-{format_seconds(run['ttft_high_s'])}")
+    mixed = "–" if run["mixed_share"] is None else f"{run['mixed_share']:.0%}"
+    rates = (format_seconds(run["e2e_s"]), f"{run['tokens_per_s']:,.0f}", f"{run['requests_per_s']:,.2f}", mixed)
+    return (f"{run['concurrency']:,}", format_mean(run["running"]), *between, *first, *rates)
 
 
 def _head(console: Console, s: Simulation) -> None:
-    asked, r = s.question, s.requests
+    r = s.requests
     if not holds_one(s):
         need = f"a request of {int(r.input_len):,} + {int(r.output_len):,} tokens needs {int(r.tokens):,}"
         whose, room = "a copy", s.kv_tokens
         if s.apart and s.kv_tokens >= r.tokens:
             need, whose, room = f"a prompt has {int(r.input_len):,}", "a prompt worker", s.apart.kv_tokens
         say(console, f"It does not fit: the KV cache of {whose} holds {int(room):,} tokens, and {need}.", "bold red")
-    say(console, f"{asked.model.key} on {where(asked)}: {_gpus(s)}, {asked.engine.key}@{asked.engine.version}", "bold")
+    headline(console, s.question, _gpus(s))
     clients = plural(int(r.concurrency), "client") if np.ndim(r.concurrency) == 0 else "clients in a closed loop"
     finite = f", {int(np.max(r.num_prompts)):,} prompts" if np.all(np.isfinite(r.num_prompts)) else ", steady state"
     spread = f" (lengths ± {r.spread:.0%})" if r.spread else " (all of equal length)"
@@ -119,9 +116,9 @@ def _mixture(s: Simulation) -> str:
     how = "alone, before decoding goes on" if engine.serves.prefill_first else "beside the decodes"
     how = "on a worker of its own" if s.apart else how
     return (
-        f"{format_mean(float(s.running))} request{'s run' if s.running != 1 else ' runs'} at once a replica, "
+        f"{format_mean(s.running)} request{'s run' if s.running != 1 else ' runs'} at once a replica, "
         f"{plural(s.rows, 'row')} a decode step; a prompt is computed {cut}, {how}; "
-        f"{float(s.served.ahead):,.1f} prompts of others come before a first token"
+        f"{s.served.ahead:,.1f} prompts of others come before a first token"
     )
 
 

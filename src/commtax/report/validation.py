@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from commtax.report.documents import Record, facts
-from commtax.report.plots import COLOURS, MARKERS, SUFFIXES, save
+from commtax.report.plots import COLOURS, picture, style
 from commtax.statement import Refusal
 from commtax.units import format_seconds
 from commtax.validate import Report
@@ -39,9 +40,8 @@ def validation_document(report: Report) -> Record:
 
 
 def show_validation(console: Any, report: Report) -> None:
-    console.print(bounds_table(report))
-    console.print(groups_table(report.records))
-    console.print(worst_table(report))
+    for table in (_bounds(report), _errors(report.records), _worst(report.records)):
+        console.print(table)
     rows, priced = (sum(x) for x in zip(*report.files.values(), strict=True))
     fitted = int(np.sum(report.records.fitted))
     console.print(f"{priced:,} of {rows:,} rows priced; constants were fitted on {fitted:,} of the figures")
@@ -50,20 +50,34 @@ def show_validation(console: Any, report: Report) -> None:
     console.print(Text("every stated bound holds", "bold") if report.ok else Text("a stated bound is exceeded", "bold red"))
 
 
-def _table(title: str, *columns: str) -> Table:
-    """Columns that start with '>' are right-aligned."""
-    table = Table(title=title, title_justify="left")
+def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str | Text]], caption: str | None = None) -> Table:
+    """A framed table; columns that start with '>' are right-aligned."""
+    table = Table(title=title, title_justify="left", caption=caption)
     for name in columns:
         table.add_column(name.lstrip(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
-def bounds_table(report: Report) -> Table:
-    table = _table("Stated bounds, on rows that nothing was fitted on", "bound", ">limit", ">value", ">rows", ">holds")
-    for b in report.bounds:
-        verdict = Text("NO", "red") if b.ok is False else "yes" if b.ok else "no rows"
-        table.add_row(b.name, limit_text(b), value_text(b), f"{b.n:,}", verdict)
-    return table
+def _bounds(report: Report) -> Table:
+    holds: dict[bool | None, str | Text] = {False: Text("NO", "red"), True: "yes", None: "no rows"}
+    rows = [(b.name, limit_text(b), value_text(b), f"{b.n:,}", holds[b.ok]) for b in report.bounds]
+    return _table("Stated bounds, on rows that nothing was fitted on", ("bound", ">limit", ">value", ">rows", ">holds"), rows)
+
+
+def _errors(records: Records) -> Table:
+    """By kind, system and library, on rows that were not fitted."""
+    tested = groups(records.where_true(~records.fitted), SHOWN)
+    rows = [(*(_short(str(key[name])) for name in SHOWN), *figure_cells(figured)) for key, figured in tested]
+    columns = (*SHOWN, ">rows", ">median", ">p90", ">bias", ">in range", ">half-width")
+    return _table("Errors", columns, rows, "bias: geometric mean of predicted over measured; range: 80 %")
+
+
+def _worst(records: Records) -> Table:
+    rows = [(m.kind, m.what, quantity(m.kind, m.measured), quantity(m.kind, m.predicted), m.reason) for m in worst(records)]
+    columns = ("kind", "row", ">measured", ">predicted", "likely reason")
+    return _table("The worst rows (one a source, system and library)", columns, rows)
 
 
 def limit_text(bound: Bound) -> str:
@@ -76,15 +90,6 @@ def value_text(bound: Bound) -> str:
     return "-" if bound.value is None else f"{bound.value:.0f}" if bound.is_count else f"{bound.value:.1%}"
 
 
-def groups_table(records: Records) -> Table:
-    """Errors by kind, system and library, on rows that were not fitted."""
-    table = _table("Errors", *SHOWN, ">rows", ">median", ">p90", ">bias", ">in range", ">half-width")
-    table.caption = "bias: geometric mean of predicted over measured; range: 80 %"
-    for key, value in groups(records.where_true(~records.fitted), SHOWN):
-        table.add_row(*(_short(str(key[name])) for name in SHOWN), *figure_cells(value))
-    return table
-
-
 def _short(text: str) -> str:
     return text if len(text) <= 34 else f"{text[:33]}…"
 
@@ -93,49 +98,30 @@ def figure_cells(f: Figures) -> tuple[str, ...]:
     return (f"{f.n:,}", f"{f.median_ape:.1%}", f"{f.p90_ape:.1%}", f"{f.bias:+.1%}", f"{f.covered:.0%}", f"{f.width:.1%}")
 
 
-def worst_table(report: Report) -> Table:
-    title = "The worst rows (one a source, system and library)"
-    table = _table(title, "kind", "row", ">measured", ">predicted", "likely reason")
-    for miss in worst(report.records):
-        table.add_row(miss.kind, miss.what, quantity(miss.kind, miss.measured), quantity(miss.kind, miss.predicted), miss.reason)
-    return table
-
-
 def quantity(kind: str, value: float) -> str:
     return f"{value:,.3g} tok/s" if kind in RATES else format_seconds(value)
 
 
-def check_plot(path: Path) -> None:
-    """Before hours of rows: can this picture be drawn at all?"""
-    if path.suffix not in SUFFIXES:
-        raise Refusal(f"plot '{path}': the name must end in one of {', '.join(SUFFIXES)}", "plot")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise Refusal("plot: pictures need matplotlib (pip install 'commtax[plot]')", "plot") from None
-
-
 def plot_kinds(report: Report, path: Path, kinds: tuple[str, ...] = ()) -> None:
     """Predicted over measured, log-log, one panel a kind: circles were not fitted, crosses were."""
-    check_plot(path)
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    mpl.rcParams.update({"svg.fonttype": "none"})
-    import matplotlib.pyplot as plt
-
     records = report.records
     shown = kinds or tuple(k for k in dict.fromkeys(records.kind.tolist()) if figures(records.where_true(records.kind == k)))
     if not shown:
         raise Refusal("plot: no row was priced", "plot")
     columns = min(3, len(shown))
     lines = -(-len(shown) // columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(4.2 * columns, 4.0 * lines), squeeze=False, constrained_layout=True)
-    for panel, kind in zip(axes.ravel(), shown, strict=False):
-        _panel(panel, records.where_true((records.kind == kind) & records.priced), kind)
-    for panel in axes.ravel()[len(shown) :]:
-        panel.set_axis_off()
-    save(figure, path, 110)
+
+    def draw(figure: Any) -> None:
+        import matplotlib as mpl
+
+        mpl.rcParams["svg.fonttype"] = "none"
+        panels = figure.subplots(lines, columns, squeeze=False).ravel()
+        for panel, kind in zip(panels, shown, strict=False):
+            _panel(panel, records.where_true((records.kind == kind) & records.priced), kind)
+        for panel in panels[len(shown) :]:
+            panel.set_axis_off()
+
+    picture(path, draw, (4.2 * columns, 4.0 * lines), 110)
 
 
 def _panel(panel: Any, records: Records, kind: str) -> None:
@@ -147,12 +133,12 @@ def _panel(panel: Any, records: Records, kind: str) -> None:
     systems = list(dict.fromkeys(records.where_true(~records.fitted).system.tolist()))[: len(COLOURS)]
     for index, system in enumerate(systems):
         drawn = _few(records.where_true((records.system == system) & ~records.fitted), MOST_POINTS // len(systems))
-        style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)], "s": 7, "linewidths": 0}
-        panel.scatter(drawn.measured * factor, drawn.predicted * factor, alpha=0.6, label=_short(str(system))[:24], **style)
+        signs = style(index, linestyle="-", label=_short(str(system))[:24])
+        panel.scatter(drawn.measured * factor, drawn.predicted * factor, alpha=0.6, s=7, linewidths=0, **signs)
     fitted = _few(records.where_true(records.fitted), MOST_POINTS // 4)
     if len(fitted):
-        style = {"color": "black", "marker": "x", "s": 5, "linewidths": 0.4}
-        panel.scatter(fitted.measured * factor, fitted.predicted * factor, label="fitted", **style)
+        cross = {"color": "black", "marker": "x", "s": 5, "linewidths": 0.4}
+        panel.scatter(fitted.measured * factor, fitted.predicted * factor, label="fitted", **cross)
     unit = "tokens/s" if kind in RATES else "ms"
     panel.set(xscale="log", yscale="log", title=kind, xlabel=f"measured ({unit})", ylabel=f"predicted ({unit})")
     panel.legend(fontsize=6, loc="upper left")

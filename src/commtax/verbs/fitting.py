@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from commtax.verbs.options import FitOptions, TrainedOptions, only
 class Fit:
     """Whether a plan fits, and what each rank of the tightest stage holds."""
 
+    trains: ClassVar[Literal[False]] = False
     question: Question  # with all limits said
     stage: int
     weights: tuple[memory.WeightLine, ...]
@@ -354,6 +355,7 @@ def _hosts(base: Cluster, count: int, gpus: int) -> Cluster:
 class TrainFit:
     """Whether a training plan fits in a rank's memory."""
 
+    trains: ClassVar[Literal[True]] = True
     question: Question
     memory: TrainMemory
     budget_bytes: float

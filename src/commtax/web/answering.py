@@ -11,11 +11,12 @@ from urllib.parse import parse_qsl
 from commtax.planner import plan, plan_training
 from commtax.question import AS_IT_IS
 from commtax.report.bills import PricedAnswer, bill_document
-from commtax.report.documents import FitAnswer, FitDocument, TrainFitDocument, fit_document, plain
+from commtax.report.documents import plain
+from commtax.report.exact import FitAnswer, FitDocument, TrainFitDocument, fit_document
+from commtax.report.pipelines import Pipeline, page_pipeline
 from commtax.report.view import Instead, View, legal_instead, priced, view
 from commtax.report.view.front import Front, ServedFront, TrainedFront, serving_front, training_front
 from commtax.report.view.offline import grid_of
-from commtax.report.view.pipeline import Pipeline, pipeline_of
 from commtax.report.view.state import Key, RefusedError, State, parse, refusal
 from commtax.report.view.tour import Catalog, catalogue
 from commtax.verbs.explained import Explained
@@ -75,8 +76,8 @@ ANSWERS: dict[str, tuple[str, type, Answer, tuple[Key, ...]]] = {
         (),
     ),
     "fit": ("What ``commtax fit --json`` prints for this state.", FitAnswer, fit_answer, ()),
-    "compare": ("TP against links or batches around this state.", Grid, lambda x: grid_of(*x), (GRID,)),
-    "pipeline": ("The pipeline and its bubble, in the times of this step.", Pipeline, lambda x: pipeline_of(priced(x)), ()),
+    "compare": ("TP against links or batches around this state.", Grid, lambda x: grid_of(x, x["grid"]), (GRID,)),
+    "pipeline": ("The pipeline and its bubble, in the times of this step.", Pipeline, lambda x: page_pipeline(priced(x)), ()),
     "plan": ("What ``commtax plan --json`` prints, and its front with the state of each point.", Front, plan_answer, ()),
     "catalog": ("Names for the page's fields, presets and the tour.", Catalog, lambda _: catalogue(), ()),
 }
@@ -86,31 +87,24 @@ ANSWERS: dict[str, tuple[str, type, Answer, tuple[Key, ...]]] = {
 def written(name: str, query: bytes) -> Written:
     """Read the state, answer it, or say which rule it breaks."""
     _, _, answer, extra = ANSWERS[name]
-    question = None
+    state = None
     try:
-        question = _question(name, query, extra)
-        return 200, json.dumps(plain(answer(question)), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        state = _asked(name, query, extra)
+        return 200, json.dumps(plain(answer(state)), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (ValueError, OverflowError) as error:
         refused = refusal(error if isinstance(error, ValueError) else ValueError(str(error)))
-        return _refused(refused, legal_instead(question) if name == "view" and question and not refused.malformed else None)
+        return _refused(refused, legal_instead(state) if name == "view" and state and not refused.malformed else None)
     except (MemoryError, RecursionError):
         return 422, problem(f"{name}: too large for the page; the commtax command line takes it", name)
 
 
-def _question(name: str, query: bytes, extra: tuple[Key, ...]) -> Any:
+def _asked(name: str, query: bytes, extra: tuple[Key, ...]) -> State | None:
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     if name == "catalog":
         if pairs:
             raise RefusedError(f"unknown key '{pairs[0][0][:40]}': the catalogue takes none", pairs[0][0][:40])
         return None
-    if not extra:
-        return parse(pairs)
-    more = {key.name: key for key in extra}
-    own = [(n, more[n].read(text)) for n, text in pairs if n in more]
-    if len({n for n, _ in own}) != len(own):
-        raise RefusedError(f"{own[0][0]}: given twice", own[0][0])
-    state = parse((n, text) for n, text in pairs if n not in more)
-    return (state, *(dict(own).get(key.name, key.default) for key in extra))
+    return parse(pairs, extra)
 
 
 def _refused(refused: RefusedError, instead: Instead | None) -> Written:

@@ -9,7 +9,8 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from commtax.report.bills import PricedAnswer
-from commtax.report.documents import LEFT_OUT, FitAnswer, Value
+from commtax.report.documents import LEFT_OUT, Value
+from commtax.report.exact import FitAnswer
 from commtax.report.view import Instead
 from commtax.report.view.front import Front
 from commtax.report.view.tour import Entry

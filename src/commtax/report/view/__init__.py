@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from commtax.emit import launch_command, nccl_command
+from commtax.emit.serving import SERVING
 from commtax.ledger import Line
 from commtax.question import Question
-from commtax.report.bills import how_sent, weakest
+from commtax.report.bills import by_cost, how_sent, weakest
 from commtax.report.documents import Value, filled
-from commtax.report.view.commands import Commands, commands
-from commtax.report.view.state import SHORT, State, shortened, written
+from commtax.report.view.state import SHORT, State, arguments, config_text, shortened, written
 from commtax.spec import SIZES
+from commtax.units import format_seconds
 from commtax.verbs.asking import describe_gpus
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.explain import Counterfactual
@@ -120,6 +123,18 @@ class Instead:
 
 
 @dataclass(frozen=True, slots=True)
+class Commands:
+    """All lines, each empty where there is none, with the reason."""
+
+    commtax: str
+    launch: str
+    launch_engine: str
+    launch_why: str
+    nccl: str
+    nccl_why: str
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """Everything for one repaint."""
 
@@ -167,20 +182,17 @@ def view_of(step: Explained, state: State, command: str = "") -> View:
     b, q = step.bill, step.bill.question
     ways = moves(q)
     untrained = {} if q.trains else {"mfu": None, "hfu": None, "mfu_definition": ""}
-    return View(
+    return filled(
+        View,
+        *(step, b),
         state=dict(normal(state, q).keys),
         title=f"{q.model.key} on {q.cluster.key}: {describe_gpus(q.plan)}, {q.engine.name}",
-        sentence=step.sentence,
-        binding=step.binding,
-        notes=b.notes,
         cluster=_machine(q),
         local_tokens=step.thresholds.local_tokens if step.thresholds else None,
         totals=filled(Totals, b, step.thresholds, fits=step.memory.fits, source=weakest(b), **untrained),
         layer=filled(LayerShape, step.layer, bars=[_bar(x, step) for x in step.layer.bars]),
-        axes=step.axes,
-        bill=[_line(x, step) for x in sorted(b.items, key=lambda x: -float(x.exposed_s))],
+        bill=[_line(x, step) for x in by_cost(b)],
         changes=[_change(c, b) for c in step.what_ifs],
-        memory=step.memory,
         commands=commands(state, b, command),
         lesson=lesson(b),
         limits={name: [move.value for move in way] for name, way in ways.items()} | _limits(q, state),
@@ -266,3 +278,39 @@ def _machine(q: Question) -> Machine:
     pairs = f", pairs over {c.bridge.name}" if c.bridge else ""
     text = f"{hosts} {c.chip.name}, {c.intra.name} inside{pairs}" + (f", {c.inter.name} between" if c.num_hosts > 1 else "")
     return Machine(c.num_gpus, used, f"{used:,} of {c.num_gpus:,} GPUs in use: {text}")
+
+
+def commands(state: State, b: StepBill, command: str = "") -> Commands:
+    """``command`` is the line that asked, where it was not the state."""
+    line = command or shlex.join(["commtax", "bill", *arguments(state)])
+    if state.file and not command:
+        line = f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}"
+    top = assumption(b)
+    nccl = (nccl_command(b, top).split("  #")[0], _nccl_why(top)) if top else ("", "nothing is sent")
+    return Commands(line, *_launch(b), *nccl)
+
+
+def assumption(b: StepBill) -> Line | None:
+    """The collective whose uncertainty moves the answer most: exposed time times the spread of its source."""
+    lines = [x for x in b.items if x.kind == "comm" and float(x.exposed_s) > 0]
+    return max(lines, key=lambda x: (float(x.exposed_s) * float(x.sigma), float(x.exposed_s)), default=None)
+
+
+def _nccl_why(top: Line) -> str:
+    return (
+        f"{top.item.what} {top.item.op} costs {format_seconds(top.exposed_s)} of the step (its source: "
+        f"{top.source or 'assumed'}); measuring it would narrow the range most"
+    )
+
+
+def _launch(b: StepBill) -> tuple[str, str, str]:
+    """The launch line, its engine, and why there is none."""
+    q, key = b.question, b.question.engine.key
+    if q.trains:
+        engine = "megatron" if key.startswith("megatron") else "torchrun"
+    else:
+        engine = next((name for name in SERVING if key.startswith(name)), "vllm")
+    try:
+        return launch_command(q, engine), engine, ""
+    except ValueError as error:
+        return "", engine, str(error)

@@ -83,9 +83,9 @@ def _thinned(rows: Columns, best: int) -> list[int]:
 
 
 def _point(a: ServingPlans, rows: Columns, i: int, best: bool) -> Point:
-    ttft, tpot = (format_seconds(float(getattr(rows, n)[i])) for n in ("ttft_s", "tpot_s"))
+    ttft, tpot = (format_seconds(getattr(rows, n)[i]) for n in ("ttft_s", "tpot_s"))
     plan, apart, copies = words(a, rows, i), int(rows.mode[i]) == 1, int(rows.replicas[i])
-    text = f"{plan}; {int(rows.concurrency[i]):,} clients, TTFT {ttft}, TPOT {tpot}, {float(rows.tokens_per_s[i]):,.0f} tokens/s"
+    text = f"{plan}; {int(rows.concurrency[i]):,} clients, TTFT {ttft}, TPOT {tpot}, {rows.tokens_per_s[i]:,.0f} tokens/s"
     one = f" of one of {copies} servers" if copies > 1 else ""
     text += f"; loads the decode step{one}" + ("" if apart else ", without other requests' prompts")
     x, y = float(rows.tokens_per_s_per_user[i]), float(rows.tokens_per_s_per_gpu[i])
@@ -115,17 +115,13 @@ def _undominated(rows: TrainColumns) -> np.ndarray[Any, Any]:
 
 def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Point:
     kind, plan = a.kinds[int(rows.kind[i])].plan, train_words(a, rows, i)
-    step, held = format_seconds(float(rows.step_s[i])), format_bytes(float(rows.memory_bytes[i]))
+    step, held = format_seconds(rows.step_s[i]), format_bytes(rows.memory_bytes[i])
     sizes: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SIZES}
     micro = int(rows.micro_batch[i])
     each = a.question.goal.global_batch // int(rows.dp[i]) // micro
     step_keys: dict[str, Value] = {"sp": 1, "b": micro, "n": each, "s": int(a.question.context)}
-    kinds: dict[str, Value] = {
-        "z": str(kind.zero),
-        "rc": kind.recompute,
-        "sch": kind.schedule,
-        **({"v": kind.chunks} if kind.chunks > 1 else {}),
-    }
-    text = f"{plan}; {describe_kind(kind)}; step {step}, MFU {float(rows.mfu[i]):.1%}, {held} a rank"
+    kinds: dict[str, Value] = {"z": str(kind.zero), "rc": kind.recompute, "sch": kind.schedule}
+    kinds |= {"v": kind.chunks} if kind.chunks > 1 else {}
+    text = f"{plan}; {describe_kind(kind)}; step {step}, MFU {rows.mfu[i]:.1%}, {held} a rank"
     patch = sizes | kinds | step_keys
     return Point(plan, float(rows.memory_bytes[i]) / 1e9, float(rows.mfu[i]), best, text, patch)

@@ -8,9 +8,9 @@ from typing import Literal
 from commtax.planner.answers import ServingPlans, TrainPlans
 from commtax.planner.rows import train_bill_of
 from commtax.report.documents import Value
+from commtax.report.pipelines import Pipeline, page_pipeline
 from commtax.report.view import View, priced, view_of
 from commtax.report.view.front import ServedFront, TrainedFront, served_patch, serving_front, training_front
-from commtax.report.view.pipeline import Pipeline, pipeline_of
 from commtax.report.view.state import SHOWN, State, shortened, written
 from commtax.verbs.billing import StepBill
 from commtax.verbs.explained import Explained
@@ -32,13 +32,13 @@ def bill_page(step: Explained, command: str) -> Page:
     """A bill with all its pictures; heat maps only where the page's own controls can say the same question."""
     b, state = step.bill, written(step.bill.question)
     grids = {kind: grid_of(state, kind) for kind in GRIDS} if _same(b, state) else None
-    pipeline = pipeline_of(b) if b.question.trains and int(b.question.plan.pp) > 1 else None
+    pipeline = page_pipeline(b) if b.question.trains and int(b.question.plan.pp) > 1 else None
     return Page("bill", view_of(step, state, command), grids, pipeline)
 
 
 def plan_page(plans: ServingPlans | TrainPlans, command: str) -> Page:
     """The plans as points, and the winner's bill."""
-    if not isinstance(plans, TrainPlans):
+    if not plans.trains:
         return Page("plan", _served(plans, command), plan=serving_front(plans))
     best = Explained(train_bill_of(plans, plans.plans, 0)) if len(plans.plans) else None
     shown = view_of(best, written(best.bill.question), command) if best else None

@@ -17,7 +17,7 @@ from commtax.catalog.hf import from_config
 from commtax.catalog.libraries import library_keys
 from commtax.catalog.loader import suggest
 from commtax.catalog.models import bundled
-from commtax.cost.schedules import TRAINING
+from commtax.cost.schedules import DEFAULT, TRAINING
 from commtax.planner.serving import OBJECTIVES
 from commtax.question import PHASES, Question
 from commtax.report.documents import Value
@@ -121,20 +121,13 @@ KEYS = (
     Key("sp", "sequence_parallel", 0, "1: sequence parallelism; 0: the engine's own choice.", 0, 1),
     Key("eg", "eager", 0, "1: without CUDA graphs, every kernel launched.", 0, 1),
     Key("lib", "library", "", "Another library's collectives.", words=("", *library_keys())),
-    Key(
-        "as",
-        "async_axes",
-        "",
-        f"Training: axes that overlap, {','.join(OVERLAPPED)} or none; empty: the engine's.",
-        pattern=r"[a-z,]+",
-    ),
+    Key("as", "async_axes", "", f"Training: axes that overlap, {BESIDE} or none; empty: the engine's.", pattern=r"[a-z,]+"),
     Key("ttft", "ttft_ms", 0.0, "Plans: mean time to the first token in ms, at most; 0: any.", 0, 1e7),
     Key("tpot", "tpot_ms", 0.0, "Plans: mean time an output token in ms, at most; 0: any.", 0, 1e7),
     Key("il", "input_len", 1024, "Plans: prompt tokens.", 1, 2**20),
     Key("ol", "output_len", 256, "Plans: output tokens.", 1, 2**20),
     Key("obj", "objective", "throughput", "Plans: what is best.", words=OBJECTIVES),
 )
-BY_NAME = {key.name: key for key in KEYS}
 SHORT = {key.field: key.name for key in KEYS} | {"micro_batch": "b", "global_batch": "n", "shard": "z", "async": "as"}
 """Arguments of the library, and the key that a reader knows them by."""
 
@@ -216,16 +209,39 @@ def written(q: Question) -> State:
     return State().but({**keys, **kinds, "n": int(q.batch // q.micro_batch), "as": axes})
 
 
-def parse(query: Iterable[tuple[str, str]]) -> State:
-    """A state from the pairs of a query; unknown, repeated and bad keys are refused by name."""
-    keys: dict[str, Value] = {}
+USUAL: dict[str, object] = {**dict.fromkeys(SIZES, 1), "phase": "decode", "recompute": "none", "schedule": DEFAULT, "chunks": 1}
+"""What needs no word; of all others nothing, "" and False."""
+FLAGS = {axis: f"-{axis}" for axis in SIZES} | {"async_axes": "--async"}
+
+
+def arguments(state: State) -> list[str]:
+    """The words behind ``commtax bill`` that ask the same question."""
+    line = [state.file or state["m"], "--cluster", state["c"]]
+    for name, value in {"intra": state["intra"], "inter": state["inter"], **state.options}.items():
+        if value is not None and value is not False and value not in ("", USUAL.get(name)):
+            said = (",".join(value) or "none") if isinstance(value, tuple) else value
+            line += [FLAGS.get(name, f"--{name.replace('_', '-')}"), *([] if value is True else [str(said)])]
+    return line
+
+
+def config_text(state: State) -> str:
+    """The config.json that the command line needs beside it; "" for a model of the catalogue."""
+    if not state.file:
+        return ""
+    return json.dumps(pasted(state["cfg"]) if state["cfg"] else free_config(state["h"], state["L"]), separators=(",", ":"))
+
+
+def parse(query: Iterable[tuple[str, str]], extra: tuple[Key, ...] = ()) -> State:
+    """A state from the pairs of a query, with keys beside its own; unknown, repeated and bad ones are refused by name."""
+    known = {key.name: key for key in (*KEYS, *extra)}
+    given: dict[str, Value] = {}
     for name, text in query:
-        if name not in BY_NAME:
-            raise RefusedError(f"unknown key '{_shown(name)}'{suggest(name[:32], list(BY_NAME))}", _shown(name))
-        if name in keys:
+        if name not in known:
+            raise RefusedError(f"unknown key '{_shown(name)}'{suggest(name[:32], list(known))}", _shown(name))
+        if name in given:
             raise RefusedError(f"{name}: given twice", name)
-        keys[name] = BY_NAME[name].read(text)
-    return State().but(keys)
+        given[name] = known[name].read(text)
+    return State({key.name: key.default for key in known.values()} | given)
 
 
 def shortened(sizes: Mapping[str, Value]) -> dict[str, Value]:

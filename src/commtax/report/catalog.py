@@ -1,0 +1,198 @@
+"""The catalogue and the claims: lists, one thing with the source of each number, what a text says against arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from commtax.catalog.models import Published
+from commtax.claims import Claim
+from commtax.cost.memory import kv_bytes_per_token_layer, total_bytes
+from commtax.cost.tensors import inventory, num_active_params, num_params
+from commtax.report.documents import Record, facts, plain
+from commtax.report.tables import notes, say, show_table
+from commtax.spec import ENGINE_PARTS, Chip, Citation, Cluster, Engine, Link, Model, Plan
+from commtax.units import format_bytes, format_count, format_rate, format_seconds, format_si
+
+Thing = Chip | Link | Cluster | Engine
+
+
+def show_claims(console: Console, claims: Iterable[Claim]) -> None:
+    """What the text says, what arithmetic says, why."""
+    document = ""
+    for claim in claims:
+        if claim.document != document:
+            document = claim.document
+            say(console, f"\n{document}", style="bold")
+        say(console, f"  {claim.key}", style="cyan")
+        for name in ("says", "arithmetic", "why"):
+            hanging = Table.grid(padding=(0, 1))
+            hanging.add_column(style="dim", no_wrap=True)
+            hanging.add_row(f"    {name:<10}", getattr(claim, name))
+            console.print(hanging)
+
+
+def show_catalog(console: Console, every: Mapping[str, list[Any]]) -> None:
+    """A table for each kind."""
+    for kind, things in every.items():
+        columns, row = LISTED[kind]
+        show_table(console, columns, map(row, things))
+        console.print()
+
+
+def _chip_row(c: Chip) -> tuple[str, ...]:
+    peaks = (format_si(c.flops_per_s[d], "FLOP/s") if d in c.flops_per_s else "-" for d in ("bf16", "fp8"))
+    return c.key, c.name, format_si(c.memory_bytes, "B"), format_rate(c.memory_Bps), *peaks, c.intra
+
+
+def _model_row(m: Model) -> tuple[str, ...]:
+    a, active = m.attention, f"{num_active_params(m) / 1e9:.3g} B"
+    shape = str(m.num_layers), str(m.hidden), str(a.num_heads), "latent" if a.latent else str(a.num_kv_heads)
+    return m.key, format_count(num_params(m)), active, *shape, m.quant.dtype if m.quant else m.dtype, format_count(m.max_len)
+
+
+LISTED: Mapping[str, tuple[tuple[str, ...], Callable[[Any], tuple[str, ...]]]] = {
+    "chips": (("chip", "name", ">memory", ">bandwidth", ">bf16 dense", ">fp8 dense", "inside a host"), _chip_row),
+    "links": (
+        ("link", "name", "kind", ">one way", ">latency"),
+        lambda k: (k.key, k.name, k.kind, format_rate(k.bandwidth_Bps), format_seconds(k.latency_s)),
+    ),
+    "clusters": (
+        ("cluster", "name", ">GPUs", "chip", "inside", "between hosts"),
+        lambda s: (s.key, s.name, str(s.gpus_per_host), s.chip.key, s.intra.key, f"{s.nics_per_host} x {s.inter.key}"),
+    ),
+    "models": (("model", ">parameters", ">active", ">layers", ">hidden", ">heads", ">KV heads", "weights", ">longest"), _model_row),
+    "engines": (("engine", "name", "version", "phases"), lambda e: (e.key, e.name, e.version, ", ".join(e.phases))),
+}
+"""Columns and rows of each kind's table."""
+
+
+def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
+    say(console, f"{m.key} ({m.architecture})", style="bold")
+    active, without = num_active_params(m), num_active_params(m, embedding=False)
+    rows = [
+        ("parameters", format_count(num_params(m))),
+        ("active for a token", f"{format_count(active)} ({format_count(without)} without the input embedding)"),
+        ("weights", f"{format_bytes(_stored_bytes(m))} as stored ({m.quant.method if m.quant else m.dtype})"),
+        ("KV of a token", f"{format_bytes(_kv_bytes_per_token(m))} in bf16 on one rank"),
+        ("shape", f"{m.num_layers} layers, hidden {m.hidden}, {m.attention.num_heads} heads, vocabulary {format_count(m.vocab)}"),
+        ("longest context", format_count(m.max_len)),
+        ("also called", ", ".join(m.aliases) or "-"),
+        ("source", _cite(m.source)),
+    ]
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows:
+        table.add_row(Text(name, style="dim"), value)
+    console.print(table)
+    if m.stored_bytes:
+        each = m.stored_bytes / num_params(m)
+        say(console, f"  safetensors headers: {format_count(m.stored_bytes)} bytes, {each:.3f} a parameter")
+    for p in counts:
+        extra = f", of which {format_count(p.beyond)} are {p.includes}" if p.beyond else ""
+        say(console, f"  published ({p.kind}): {format_count(p.params)}{extra} [{_cite(p.source)}]")
+
+
+def model_document(model: Model, counts: Iterable[Published]) -> Record:
+    """``catalog models NAME --json``."""
+    a, moe = model.attention, model.experts
+    return {
+        "schema": "commtax.model/1",
+        **facts(model, "key", "architecture", "dtype", "hidden", "num_layers", "vocab", "max_len", "aliases"),
+        **facts(a, "num_heads", "num_kv_heads", "head_dim"),
+        "params": num_params(model),
+        "active_params": num_active_params(model),
+        "active_params_without_embedding": num_active_params(model, embedding=False),
+        "weights_bytes": _stored_bytes(model),
+        "quantization": model.quant.method if model.quant else None,
+        "latent_kv": a.latent is not None,
+        "kv_bytes_per_token_bf16": _kv_bytes_per_token(model),
+        "num_experts": moe.num_experts if moe else 0,
+        "experts_per_token": moe.top_k if moe else 0,
+        "tied_embeddings": model.tied,
+        "source": model.source,
+        "published": [facts(p, "params", "kind", "beyond", "includes") | plain(p.source) for p in counts],
+        "tensors": [
+            facts(t, "name", "shape", "split") | {"layers": model.layers.count(t.where) if t.where >= 0 else 1}
+            for t in inventory(model)
+        ],
+    }
+
+
+def _stored_bytes(model: Model) -> float:
+    """All weights as they are stored."""
+    return float(model.stored_bytes or total_bytes(model, Plan()))
+
+
+def _kv_bytes_per_token(model: Model) -> float:
+    """The cache of a token in bf16 on one rank."""
+    return float(sum(kv_bytes_per_token_layer(model.blocks[i].attention, 1, "bf16") for i in model.layers))
+
+
+def show_thing(console: Console, thing: Thing) -> None:
+    """Every number with where it was read: the sources stand once, below."""
+    say(console, f"{thing.key}: {thing.name}", style="bold")
+    shown = [(name, value, thing.sources.get(name)) for name, value in _shown_facts(thing)]
+    cited = list(dict.fromkeys(source for _, _, source in shown if source))
+    rows = [(name, _fact(name, value), f"[{cited.index(source) + 1}]" if source else "") for name, value, source in shown]
+    show_table(console, ("fact", ">value", "source"), rows)
+    for number, source in enumerate(cited, start=1):
+        say(console, f"  [{number}] {_cite(source)}", style="dim")
+    if thing.note:
+        notes(console, [thing.note])
+
+
+def thing_document(thing: Thing) -> Record:
+    """One chip, link, cluster or engine with the source of each number."""
+    values = {name: value.key if isinstance(value, (Chip, Link)) else value for name, value in _facts_of(thing)}
+    return {"schema": f"commtax.{type(thing).__name__.lower()}/1", **values, "sources": thing.sources}
+
+
+def _facts_of(thing: Thing) -> Iterator[tuple[str, Any]]:
+    """The facts of one record, those of an engine's parts beside its own."""
+    for name in thing.__slots__:
+        value = getattr(thing, name)
+        if name in ENGINE_PARTS and isinstance(thing, Engine):
+            yield from ((inner, getattr(value, inner)) for inner in value.__slots__)
+        elif name != "sources":
+            yield name, value
+
+
+def _shown_facts(thing: Thing) -> Iterator[tuple[str, Any]]:
+    """Those that say something, a table's one by one."""
+    for name, value in _facts_of(thing):
+        if name not in ("key", "name", "note") and value not in ("", (), 0, float("inf")) and value is not False:
+            yield from _flat(name, value)
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for inner, part in value.items():
+            yield from _flat(f"{name}.{inner}", part)
+    else:
+        yield name, value
+
+
+def _fact(name: str, value: Any) -> str:
+    """A value with the unit that its name tells."""
+    if isinstance(value, (Chip, Link)):
+        return value.key
+    if isinstance(value, tuple):
+        text = ", ".join(map(str, value))
+        return text if len(text) < 60 else f"{text[:40]} … {value[-1]}"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if name.endswith("_Bps"):
+        return format_rate(value)
+    if name.startswith("flops_per_s"):
+        return format_si(value, "FLOP/s")
+    if name.endswith("bytes"):
+        return f"{format_si(value, 'B')} ({format_bytes(value)})"
+    return format_seconds(value) if name.endswith("_s") else f"{value:,.6g}"
+
+
+def _cite(source: Citation | None) -> str:
+    return ", ".join(part for part in (source.title, source.url, source.date) if part) if source else ""

@@ -1,0 +1,234 @@
+"""What is exact, for a terminal and as a document: the bytes that a rank holds (``fit``) and sends (``bill --exact``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from commtax.report.documents import Asked, Named, Record, facts, filled, question
+from commtax.report.tables import NOTHING_SENT, headline, notes, say, served_step, show_table, where
+from commtax.spec import Number
+from commtax.units import GiB, format_bytes, format_count, plural
+from commtax.verbs import Fit, Traffic, TrainFit, describe_gpus
+from commtax.verbs.explained import HELD
+
+
+def show_traffic(console: Console, sent: Traffic) -> None:
+    """Every collective of the step: what, how large, how often, over which link."""
+    headline(console, sent.question)
+    say(console, _trained_step(sent) if sent.question.trains else served_step(sent.question))
+    rows = []
+    for line in sent.lines:
+        item = line.item
+        link = f"{line.link} (crosses hosts)" if line.crosses_hosts else line.link
+        sizes = (format_bytes(item.nbytes), f"{item.ranks:g}", format_count(item.count), format_bytes(item.sent_bytes_per_rank))
+        rows.append((item.axis, item.what, item.op, *sizes, link, item.note))
+    if rows:
+        columns = ("axis", "what", "collective", ">tensor", ">ranks", ">times", ">sent by a rank", "link", "note")
+        show_table(console, columns, rows)
+    say(console, _sum_line(sent) if rows else NOTHING_SENT)
+    notes(console, sent.notes)
+
+
+def _sum_line(sent: Traffic) -> str:
+    """What the lines add up to, and for whom: ranks of different stages issue different lines."""
+    times = format_count(sum(line.item.count for line in sent.lines))
+    total, stages = format_bytes(sent.sent_bytes_per_rank), int(sent.question.plan.pp)
+    if sent.question.trains and stages > 1:
+        return "Each line is of a rank of the fullest stage that issues it (embedding: the first, head and loss: the last)."
+    if stages > 1:
+        return f"One microbatch through all {stages} stages: {times} operations, {total} sent by the ranks along its path."
+    return f"One step: {times} operations; a rank sends at least {total}."
+
+
+def _trained_step(sent: Traffic) -> str:
+    q, plan = sent.question, sent.question.plan
+    batch = f"global batch of {plural(q.batch * plan.dp, 'sequence')} of {format_count(q.context)} tokens"
+    return f"train: {batch}, {plural(plan.microbatches, 'microbatch')} a replica, ZeRO {plan.zero}, recompute {plan.recompute}"
+
+
+@dataclass(frozen=True)
+class TrafficDocument(Asked):
+    phase: str
+    batch: Number
+    context: Number
+    rows: Number
+    items: list[Record]
+    notes: tuple[str, ...]
+    sent_bytes_per_rank: Number
+
+
+def traffic_document(sent: Traffic) -> TrafficDocument:
+    """``bill --exact --json``."""
+    item = ("what", "axis", "op", "nbytes", "ranks", "count", "sent_bytes_per_rank", "note")
+    items = [facts(line.item, *item) | facts(line, "link", "crosses_hosts") for line in sent.lines]
+    return filled(TrafficDocument, sent, sent.question, items=items, **question(sent.question, "commtax.bill-exact/1"))
+
+
+def show_fit(console: Console, judged: Fit | TrainFit) -> None:
+    """The verdict, what a rank holds, and what else the phase tells."""
+    asked = judged.question
+    model = f"{asked.model.key}{' training' * judged.trains} {'fits' if judged.fits else 'does not fit'}"
+    chosen = ("smallest TP that fits: " if judged.fits else "nearest: ") if not judged.trains and judged.chosen else ""
+    say(console, f"{model} on {where(asked)}: {chosen}{describe_gpus(asked.plan)}", "bold green" if judged.fits else "bold red")
+    remarks = _show_training(console, judged) if judged.trains else _show_serving(console, judged)
+    if not judged.fits:
+        _show_lack(console, judged)
+    notes(console, (*asked.notes, *remarks))
+
+
+def _show_lack(console: Console, judged: Fit | TrainFit) -> None:
+    """What is missing, and what would fit."""
+    asked = judged.question
+    request = "" if asked.trains else f" for one request of {format_count(asked.limits.max_model_len)} tokens"
+    say(console, f"Each rank lacks {format_bytes(judged.shortfall_bytes)}{request}.", style="red")
+    for advice in judged.advice:
+        say(console, f"  would fit: {advice}")
+    if not asked.trains and not judged.advice:
+        say(console, "  nothing tried here would: more GPUs or a smaller model are needed")
+
+
+def _show_held(console: Console, title: str, judged: Fit | TrainFit, held: Iterable[tuple[str, float, str]]) -> None:
+    chip = judged.question.cluster.chip
+    rows = [(name, format_bytes(nbytes), f"{nbytes / chip.visible_bytes:.1%}", note) for name, nbytes, note in held]
+    show_table(console, ("each rank holds", ">bytes", ">share", "note"), rows, f"{chip.name}: {title}")
+
+
+def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
+    """What a rank holds, and the lines as vLLM logs them; what is left to remark."""
+    plan, limits = judged.question.plan, judged.question.limits
+    stage = f", stage {judged.stage + 1} of {int(plan.pp)} (the tightest)" if plan.pp > 1 else ""
+    _show_held(console, f"{format_bytes(judged.question.cluster.chip.visible_bytes)} visible{stage}", judged, _served_parts(judged))
+    say(console, f"Model loading took {judged.weights_bytes / GiB:.4f} GiB")
+    say(console, f"Available KV cache memory: {judged.kv_bytes / GiB:.2f} GiB")
+    low, high = judged.kv_tokens_range
+    spread = f" ({format_count(low)} to {format_count(high)})" if low < high else ""
+    most = f"Maximum concurrency for {format_count(limits.max_model_len)} tokens per request: {judged.max_concurrency:.2f}x"
+    say(console, f"GPU KV cache size: {format_count(judged.kv_tokens)} tokens{spread}, {most}")
+    per_token = format_bytes(judged.kv_bytes_per_token)
+    say(console, f"# GPU blocks: {judged.kv_blocks} of {limits.block_size} tokens; {per_token} of KV a token and rank")
+    return (*_warnings(judged), _limits(judged))
+
+
+def _served_parts(judged: Fit) -> Iterator[tuple[str, float, str]]:
+    for line in judged.weights:
+        copied = float(line.replicated_bytes)
+        yield f"weights: {line.part}", float(line.nbytes), f"{format_bytes(copied)} replicated" if copied > 0.5 else ""
+    yield "activations (peak)", judged.activation_bytes, "of the profile run"
+    yield "communicators and workspaces", judged.other_bytes, ""
+    given = judged.question.limits.kv_cache_memory_bytes
+    yield "KV cache", max(0.0, judged.kv_bytes), "as given" if given else "what the budget leaves"
+    if judged.graph_bytes:
+        yield "CUDA graphs", judged.graph_bytes, "beside the budget"
+
+
+def _warnings(judged: Fit) -> Iterator[str]:
+    """What a fit should know about itself."""
+    chip, longest, model = judged.question.cluster.chip, judged.question.limits.max_model_len, judged.question.model
+    if judged.budget_bytes + judged.graph_bytes > chip.visible_bytes:
+        graphs = f"CUDA graphs ({format_bytes(judged.graph_bytes)})"
+        yield f"{graphs} are taken beside the budget and find no room: lower the utilisation"
+    if longest > model.max_len:
+        yield f"{longest:,} tokens are more than the {model.max_len:,} positions of {model.key}"
+    if len({b.attention.window for b in model.blocks}) > 1:
+        yield "layers with and without a window share the blocks in equal groups: a token costs as if all kept it, a request less"
+
+
+def _limits(judged: Fit) -> str:
+    s, engine = judged.question.limits, judged.question.engine
+    return (
+        f"{engine.key}@{engine.version}: utilisation {s.gpu_memory_utilization:g} of {engine.memory.utilization_of} memory, "
+        f"max_num_batched_tokens {s.max_num_batched_tokens}, max_num_seqs {s.max_num_seqs}; "
+        "weights and KV exact, the rest calibrated"
+    )
+
+
+def _show_training(console: Console, judged: TrainFit) -> tuple[str, ...]:
+    """What a rank holds; nothing is left to remark."""
+    q, plan = judged.question, judged.question.plan
+    kinds = f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}"
+    sharded = f"sequence parallel {'on' if plan.sequence_parallel else 'off'}"
+    length = f"{format_count(q.context)} tokens"
+    say(console, f"microbatch {q.micro_batch} x {length}, {plan.microbatches} in a step, {kinds}, {sharded}")
+    remarks = {
+        "parameters": "bf16",
+        "gradients": plan.grads_dtype,
+        "optimizer": "Adam: fp32 master, two moments",
+        "activations": f"of the microbatches in flight; {q.engine.trains.attention} attention",
+        "logits": "bf16 and fp32",
+        "total": "",
+    }
+    held = [(name, float(getattr(judged.memory, name)), note) for name, note in remarks.items()]
+    _show_held(console, f"{format_bytes(judged.budget_bytes)} usable, stage 1 of {plan.pp}", judged, held)
+    return ()
+
+
+@dataclass(frozen=True)
+class FitAnswer(Named):
+    """As ``commtax fit --json``."""
+
+    fits: bool
+    shortfall_bytes: float
+
+
+@dataclass(frozen=True)
+class Judged(FitAnswer, Asked):
+    notes: tuple[str, ...]
+    advice: tuple[str, ...]
+    budget_bytes_per_rank: float
+
+
+@dataclass(frozen=True)
+class FitDocument(Judged):
+    tp: Number
+    pp: Number
+    dp: Number
+    ep: Number
+    chosen: bool
+    stage: int
+    visible_bytes_per_rank: float
+    gpu_memory_utilization: float
+    weights_bytes_per_rank: float
+    weights: list[Record]
+    activation_bytes_per_rank: float
+    other_bytes_per_rank: float
+    graph_bytes_per_rank: float
+    kv_cache_bytes_per_rank: float
+    kv_bytes_per_token_per_rank: float
+    kv_tokens: int
+    kv_tokens_low: int
+    kv_tokens_high: int
+    kv_blocks_per_rank: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_concurrency: float
+
+
+@dataclass(frozen=True)
+class TrainFitDocument(Judged):
+    micro_batch: Number
+    seq: Number
+    memory_bytes_per_rank: Number
+    parts_bytes: Record
+
+
+def fit_document(judged: Fit | TrainFit) -> FitDocument | TrainFitDocument:
+    """``fit --json``, of either phase."""
+    asked = judged.question
+    if judged.trains:
+        held = {"memory_bytes_per_rank": judged.memory.total, "parts_bytes": facts(judged.memory, *HELD)}
+        return filled(TrainFitDocument, judged, asked.step, asked, **held, **question(asked, "commtax.fit-train/1"))
+    low, high = judged.kv_tokens_range
+    return filled(
+        FitDocument,
+        *(judged, asked.limits, asked.plan, asked.cluster.chip, asked),
+        weights=[facts(line, "part", "replicated_bytes") | {"bytes": line.nbytes} for line in judged.weights],
+        kv_cache_bytes_per_rank=judged.kv_bytes,
+        kv_tokens_low=low,
+        kv_tokens_high=high,
+        **question(asked, "commtax.fit/1"),
+    )
