@@ -10,8 +10,7 @@ import numpy as np
 
 from commtax.arrays import pick, some
 from commtax.cost.experts import expert_tp
-from commtax.cost.schedules import SCHEDULES
-from commtax.cost.stages import virtual_layers
+from commtax.cost.schedules import SCHEDULES, virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
 from commtax.spec import AXES, SIZES, Cluster, Engine, Experts, Mlp, Model, Number, Plan
 from commtax.statement import Note, Refusal

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.schedules import SCHEDULES, passes_of
-from commtax.cost.stages import first_layers, kept_layers
+from commtax.cost.schedules import SCHEDULES, first_layers, kept_layers, passes_of
 from commtax.cost.tensors import padded_vocab
 from commtax.cost.train_traffic import by_pp, fullest_layers, holders, stage_params
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Mlp, Model, Number, Plan, TrainStep

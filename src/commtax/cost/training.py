@@ -16,8 +16,7 @@ from commtax.cost import train_kernels
 from commtax.cost.compute import Kernel
 from commtax.cost.kernels import seconds
 from commtax.cost.pricing import Pricer, Terms, comm_line, kernel_line
-from commtax.cost.schedules import SCHEDULES, idle_s
-from commtax.cost.stages import fill_factor
+from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s
 from commtax.cost.tensors import stage_layers
 from commtax.cost.train_traffic import by_pp, fullest_layers, training, updated_params
 from commtax.ledger import Bill, Item, Line, Stage, Window

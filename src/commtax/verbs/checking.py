@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from commtax.cost.schedules import TRAINING, passes_of
-from commtax.cost.stages import most_chunks
+from commtax.cost.schedules import TRAINING, most_chunks, passes_of
 from commtax.cost.train_memory import RECOMPUTE
 from commtax.question import Changes, Question
 from commtax.spec import DTYPE_BYTES, TAXES, Chip, Engine, Number, Plan

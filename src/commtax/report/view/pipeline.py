@@ -9,8 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from commtax import napkin
-from commtax.cost.schedules import SCHEDULES
-from commtax.cost.stages import virtual_layers
+from commtax.cost.schedules import SCHEDULES, virtual_layers
 from commtax.sim.pipeline import Durations, run
 from commtax.verbs.billing import StepBill
 
