@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from commtax.cost.memory import RECOMPUTE
 from commtax.cost.schedules import SCHEDULES, most_chunks
-from commtax.cost.train_memory import RECOMPUTE
 from commtax.planner.answers import TrainColumns, TrainPlans
 from commtax.planner.columns import Array, Rejected
 from commtax.question import Question
