@@ -14,8 +14,7 @@ from commtax.catalog.fabric import fabric
 from commtax.catalog.libraries import OPS, library_keys
 from commtax.cost.collectives import ALGORITHMS, across, applies, choose, ring_factor
 from commtax.cost.collectives import Choice as Price
-from commtax.cost.collectives import Network as Net
-from commtax.spec import Path
+from commtax.spec import Network, Path
 
 sizes = st.integers(1, 2**33)
 paths = st.builds(
@@ -186,7 +185,7 @@ def test_choice_of_an_array_is_the_choice_of_each(sizes, ranks):
 @given(sizes, st.integers(2, 256), st.floats(1e8, 1e12))
 def test_across_hosts_costs_at_least_its_network_part(nbytes, domains, bandwidth):
     inside = Price(1e-6, 1e-6, 0)
-    over = across("all-reduce", nbytes, inside, domains, Net(bandwidth, 5e-6))
+    over = across("all-reduce", nbytes, inside, domains, bandwidth, 5e-6, Network(hops=1.0))
     assert over.wire_s >= ring_factor("all-reduce", domains) * nbytes / bandwidth
     assert over.latency_s >= inside.latency_s + 2 * 5e-6
 

@@ -138,7 +138,7 @@ def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
     return constants.label_of(name)
 
 
-def sigma(kernel: Kernel, constants: KernelConstants) -> float:
+def kernel_sigma(kernel: Kernel, constants: KernelConstants) -> float:
     """Standard deviation of the logarithm of a kernel's time inside a step."""
     own = max(constants.sigma, constants.tables[table_of(kernel, constants)].get("sigma", 0.0))
     return max(own, UNMEASURED_SIGMA) if kernel_source(kernel, constants).kind == "assumed" and own else own

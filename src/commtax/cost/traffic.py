@@ -21,7 +21,7 @@ from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Work
 ROUTING_BYTES = 8  # of a token and choice: the expert's id in int32, its weight in fp32
 NORM_BYTES = 8  # of a row: the sums of squares of query and key, fp32
 WIDE = 4  # from this tp on an engine may capture larger graphs
-AG_RS, DEEPEP_HT, DEEPEP_LL = "allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency"
+AG_RS, DEEPEP_LL = "allgather_reducescatter", "deepep_low_latency"
 
 
 def largest_graph(tp: Number, engine: Engine) -> Number:
