@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog, napkin
 from commtax.catalog.fabric import fabric
-from commtax.catalog.libraries import OPS, library_keys
+from commtax.catalog.libraries import OPS
 from commtax.cost.collectives import ALGORITHMS, across, applies, choose, ring_factor
 from commtax.cost.collectives import Choice as Price
 from commtax.spec import Network, Path
@@ -70,7 +70,7 @@ def rate_of(link, ranks):
 
 
 @pytest.mark.parametrize("chip", catalog.keys("chips"))
-@pytest.mark.parametrize("library", library_keys())
+@pytest.mark.parametrize("library", catalog.keys("libraries"))
 def test_nothing_beats_the_wire_and_a_faster_link_is_never_slower(chip, library):
     """Every chip on every link that it may have, every library, collective, group and size."""
     here = catalog.cluster(f"8x{chip}")
@@ -90,7 +90,7 @@ def test_nothing_beats_the_wire_and_a_faster_link_is_never_slower(chip, library)
 
 
 @pytest.mark.parametrize("chip", catalog.keys("chips"))
-@pytest.mark.parametrize("library", library_keys())
+@pytest.mark.parametrize("library", catalog.keys("libraries"))
 def test_nothing_beats_the_nics(chip, library):
     """Between hosts: what must leave a host, over all of its NICs at their one-way rate."""
     for inter in (key for key in catalog.keys("links") if catalog.link(key).scope == "inter"):
@@ -269,7 +269,7 @@ def test_beyond_the_groups_that_were_measured_paths_compete():
     assert np.all(np.diff(seconds) >= 0)
 
 
-@pytest.mark.parametrize("library", [key for key in library_keys() if key != "textbook"])
+@pytest.mark.parametrize("library", [key for key in catalog.keys("libraries") if key != "textbook"])
 def test_no_library_saves_time_by_sending_more(library):
     """Over every chip and group, also where an algorithm ends at a limit between two measured sizes."""
     nbytes = np.unique(np.round(np.logspace(3, 9, 600)))

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from commtax.catalog.fabric import fabric as fabric
 from commtax.catalog.fabric import kernel_constants as kernel_constants
-from commtax.catalog.loader import normal, record, stems, suggest, toml
+from commtax.catalog.loader import did_you_mean, find, normal, record, stems, table
 from commtax.catalog.models import config as config
 from commtax.catalog.models import model as model
 from commtax.catalog.models import model_keys as model_keys
@@ -26,30 +26,22 @@ MEMORY_SPREAD = 0.02  # totals of one chip differ by this much over drivers and 
 _FORM_FACTORS = ("sxm", "pcie", "nvl")
 
 
-@lru_cache(maxsize=8)
-def _aliases(kind: str) -> dict[str, str]:
-    return {normal(a): stem for stem in keys(kind) for a in toml(kind, stem).get("aliases", ())}
-
-
 def keys(kind: str) -> list[str]:
     """All keys of one kind: ``chips``, ``links``, ``clusters``, ``models`` or ``engines``."""
     return list(stems(kind))
 
 
-def _find(kind: str, name: str) -> str:
-    wanted = normal(name)
-    if wanted in keys(kind):
-        return wanted
-    if wanted in _aliases(kind):
-        return _aliases(kind)[wanted]
-    raise Refusal(f"unknown {kind[:-1]} '{name}'{suggest(name, [*keys(kind), *_aliases(kind)])}", kind[:-1])
+def _known(kind: str, name: str) -> str:
+    if stem := find(kind, name):
+        return stem
+    raise Refusal(f"unknown {kind[:-1]} '{name}'{did_you_mean(name, kind)}", kind[:-1])
 
 
 @lru_cache(maxsize=256)
 def chip(name: str) -> Chip:
     """A chip by key or alias."""
-    stem = _find("chips", name)
-    return record(Chip, toml("chips", stem), f"chips/{stem}")
+    stem = _known("chips", name)
+    return record(Chip, table("chips", stem), f"chips/{stem}")
 
 
 def recognise(name: str, memory_bytes: float, num_sms: int = 0) -> tuple[str, ...]:
@@ -86,8 +78,8 @@ def _is_named(known: Chip, name: str) -> bool:
 def link(name: str) -> Link:
     """A link by key or alias; ``nvlink3@8`` has 8 of its 12 NVLinks."""
     base, counted, count = name.partition("@")
-    stem = _find("links", base)
-    known = record(Link, toml("links", stem), f"links/{stem}")
+    stem = _known("links", base)
+    known = record(Link, table("links", stem), f"links/{stem}")
     if not counted:
         return known
     if not known.num_links or not re.fullmatch(r"\d{1,3}", count) or not 1 <= int(count) <= known.num_links:
@@ -102,8 +94,8 @@ def link(name: str) -> Link:
 def engine(name: str) -> Engine:
     """An engine by key or alias, ``vllm`` or ``vllm@0.12``; a version without constants of its own has its neighbour's, aloud."""
     base, _, version = name.partition("@")
-    stem = _find("engines", base)
-    known = record(Engine, toml("engines", stem), f"engines/{stem}", ENGINE_PARTS)
+    stem = _known("engines", base)
+    known = record(Engine, table("engines", stem), f"engines/{stem}", ENGINE_PARTS)
     if version and not re.fullmatch(r"v?\d{1,9}(\.\w{1,30}){0,9}", version):
         raise Refusal(f"engine '{name}': '{version}' is not a version (write {stem}@{known.version})", "engine")
     if not version or version == known.version:
@@ -170,7 +162,7 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = N
 def _usual_nics(between: Link, place: Cluster) -> int:
     """NICs of a host for a fabric between hosts; EFA's cards by what the instances with this chip offer in sum."""
     if between.kind == "efa" and not between.nic_per_gpu:
-        hosts = [toml("clusters", key) for key in keys("clusters")]
+        hosts = [table("clusters", key) for key in keys("clusters")]
         for host in (h for h in hosts if h["chip"] == place.chip.key and link(h["inter"]).kind == "efa"):
             per_gpu: float = host["nics_per_host"][0] * link(host["inter"]).bandwidth_Bps / host["gpus_per_host"][0]
             return max(1, round(per_gpu * place.gpus_per_host / between.bandwidth_Bps))
@@ -199,12 +191,12 @@ def _named(text: str) -> Cluster | None:
     match = re.fullmatch(r"(?:(\d{1,15})x)?(.+)", normal(text))
     tries = [(1, normal(text))] + ([(int(match[1]), match[2])] if match and match[1] else [])
     for hosts, name in tries:
-        stem = name if name in keys("clusters") else _aliases("clusters").get(name)
+        stem = find("clusters", name)
         if stem and hosts >= 1:
-            table = {name: entry for name, entry in toml("clusters", stem).items() if name != "aliases"}
-            parts = {"chip": chip(table["chip"]), "intra": link(table["intra"]), "inter": link(table["inter"])}
+            host = {name: entry for name, entry in table("clusters", stem).items() if name != "aliases"}
+            parts = {"chip": chip(host["chip"]), "intra": link(host["intra"]), "inter": link(host["inter"])}
             counted = {"key": stem if hosts == 1 else f"{hosts}x{stem}", "num_hosts": hosts}
-            return record(Cluster, table, f"clusters/{stem}", given={**parts, **counted})
+            return record(Cluster, host, f"clusters/{stem}", given={**parts, **counted})
     return None
 
 
@@ -220,8 +212,9 @@ def _counted(text: str) -> Cluster:
     try:
         kind = chip(name)
     except ValueError:
-        known = [*keys("chips"), *_aliases("chips"), *keys("clusters"), *_aliases("clusters")]
-        raise Refusal(f"cluster '{text}': unknown chip or host '{name}'{suggest(name, known)}", "cluster") from None
+        raise Refusal(
+            f"cluster '{text}': unknown chip or host '{name}'{did_you_mean(name, 'chips', 'clusters')}", "cluster"
+        ) from None
     remark = ""
     if not second:
         hosts, gpus, remark = _in_hosts(gpus, kind)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from commtax.catalog.libraries import OPS, Library, PathRow, library, read_library
-from commtax.catalog.loader import Table, stems, toml
+from commtax.catalog.loader import Table, stems, table
 from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Link, Network, Path, Spread
 from commtax.statement import Note, Source
 
@@ -184,10 +184,10 @@ def kernel_constants(engine: Engine, chip: Chip) -> KernelConstants:
 @lru_cache(maxsize=256)
 def _kernel_constants(engine: str, chip: str, wanted: str) -> KernelConstants:
     if engine == "textbook":
-        return KernelConstants("roofline", BY_DEFINITION, _tables(toml("kernels", "roofline")))
+        return KernelConstants("roofline", BY_DEFINITION, _tables(table("kernels", "roofline")))
     known = stems("kernels")
     family = wanted if wanted in known else "generic"
-    layers = [toml("kernels", family)] + ([toml("kernels", chip)] if chip in known else [])
+    layers = [table("kernels", family)] + ([table("kernels", chip)] if chip in known else [])
     unmeasured = Source("assumed", f"assumed: no kernels were measured on {wanted} chips", f"kernels of {wanted}")
     tables: dict[str, Mapping[str, float]] = {}
     for layer in layers:  # a chip of its own corrects its family, an engine's own kernels either
@@ -198,8 +198,8 @@ def _kernel_constants(engine: str, chip: str, wanted: str) -> KernelConstants:
 def _with_own(tables: dict[str, Mapping[str, float]], own: dict[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
     """Tables with an engine's own in their place; an engine with attention of its own runs no other's for other number formats."""
     forms = tuple(f"{form}." for form in ("decode", "prefill") if f"{form}.bf16" in own)
-    return {name: table for name, table in tables.items() if not name.startswith(forms)} | own
+    return {name: c for name, c in tables.items() if not name.startswith(forms)} | own
 
 
-def _tables(table: Table) -> dict[str, Mapping[str, float]]:
-    return {f"{form}.{dtype}": c for form in FORMS for dtype, c in table.get(form, {}).items()}
+def _tables(layer: Table) -> dict[str, Mapping[str, float]]:
+    return {f"{form}.{dtype}": c for form in FORMS for dtype, c in layer.get(form, {}).items()}

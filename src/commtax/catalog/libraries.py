@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
-from commtax.catalog.loader import Table, normal, plain, record, stems, suggest, toml
+from commtax.catalog.loader import Table, find, plain, record, stems, suggest, table
 from commtax.spec import Cluster, Link, Network, Path
 from commtax.statement import Refusal, Source
 
@@ -101,36 +101,31 @@ class Library:
 
 @lru_cache(maxsize=32)
 def _reference(key: str) -> Link:
-    return record(Link, toml("links", key), f"links/{key}")
-
-
-def library_keys() -> list[str]:
-    return list(stems("libraries"))
+    return record(Link, table("links", key), f"links/{key}")
 
 
 @lru_cache(maxsize=64)
 def library(name: str) -> Library:
     """A library by key or alias, whatever version is named behind it."""
-    base = normal(name).partition("@")[0]
-    key = next((k for k in library_keys() if base == k or base in toml("libraries", k).get("aliases", ())), None)
-    if key is None:
-        raise Refusal(f"unknown library '{name}'{suggest(name, library_keys())} (one of {', '.join(library_keys())})", "library")
-    return read_library("libraries", key)
+    if key := find("libraries", name.partition("@")[0]):
+        return read_library("libraries", key)
+    known = stems("libraries")
+    raise Refusal(f"unknown library '{name}'{suggest(name, known)} (one of {', '.join(known)})", "library")
 
 
 @lru_cache(maxsize=64)
 def read_library(kind: str, key: str) -> Library:
     """A file of ``libraries`` or ``exchanges``."""
     where = f"{kind}/{key}"
-    table: Table = dict(toml(kind, key))
-    table["path"] = [_path_row(row, f"{where}.path") for row in table.get("path", ())]
+    facts: Table = dict(table(kind, key))
+    facts["path"] = [_path_row(row, f"{where}.path") for row in facts.get("path", ())]
     for name, cls in (("spread", SpreadRow), ("fitted", FittedTable)):
-        table[name] = [plain(cls, row, f"{where}.{name}") for row in table.get(name, ())]
-    network = dict(table.get("network", {}))
-    if kind := network.pop("kind", ""):
-        network["label"] = Source(kind, network["label"], network["label"])
-    table["network"] = plain(Network, network, f"{where}.network")
-    return plain(Library, table, where)
+        facts[name] = [plain(cls, row, f"{where}.{name}") for row in facts.get(name, ())]
+    network = dict(facts.get("network", {}))
+    if source := network.pop("kind", ""):
+        network["label"] = Source(source, network["label"], network["label"])
+    facts["network"] = plain(Network, network, f"{where}.network")
+    return plain(Library, facts, where)
 
 
 def _path_row(row: Table, where: str) -> PathRow:
