@@ -93,8 +93,7 @@ def _all_paths(asked: Library, cluster: Cluster, measured: Measured) -> tuple[Pa
 
 def _spreads(libraries: tuple[Library, ...], family: str) -> tuple[Spread, ...]:
     """Residuals of the library itself, then of the one it falls back on."""
-    rows = [r for one in libraries for r in one.spread if not r.families or family in r.families]
-    return tuple(Spread(r.where, r.ops, r.max_bytes, r.factor, r.source) for r in rows)
+    return tuple(s for one in libraries for s in one.spread if not s.families or family in s.families)
 
 
 def _widest(spreads: tuple[Spread, ...], where: str, default: float) -> float:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
 from commtax.catalog.loader import Table, find, plain, record, stems, suggest, table
-from commtax.spec import Cluster, Link, Network, Path
+from commtax.spec import Cluster, Link, Network, Path, Spread
 from commtax.statement import Refusal, Source
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
@@ -40,18 +39,6 @@ class PathRow:
 
 
 @dataclass(frozen=True, slots=True)
-class SpreadRow:
-    """How far measured times lie from predicted ones, by place, collectives and size."""
-
-    where: str
-    factor: float
-    source: str
-    ops: tuple[str, ...] = ()
-    max_bytes: float = math.inf
-    families: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class FittedTable:
     """A published table that the constants were fitted on, half of its sizes."""
 
@@ -78,7 +65,7 @@ class Library:
     network: Network = field(default_factory=Network)
     eager_floor_s: Mapping[str, float] = field(default_factory=dict)
     path: tuple[PathRow, ...] = ()
-    spread: tuple[SpreadRow, ...] = ()
+    spread: tuple[Spread, ...] = ()
     fitted: tuple[FittedTable, ...] = ()
     sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
@@ -119,7 +106,7 @@ def read_library(kind: str, key: str) -> Library:
     where = f"{kind}/{key}"
     facts: Table = dict(table(kind, key))
     facts["path"] = [_path_row(row, f"{where}.path") for row in facts.get("path", ())]
-    for name, cls in (("spread", SpreadRow), ("fitted", FittedTable)):
+    for name, cls in (("spread", Spread), ("fitted", FittedTable)):
         facts[name] = [plain(cls, row, f"{where}.{name}") for row in facts.get(name, ())]
     network = dict(facts.get("network", {}))
     if source := network.pop("kind", ""):

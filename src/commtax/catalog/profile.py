@@ -26,7 +26,7 @@ from commtax.statement import Note, Refusal, Source
 VERSION = 1
 ALGORITHMS = ("ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch")
 PARTS = ("name", "chip", "kernels", "library", "libraries", "network", "links", "engine", "dtype", "sources")
-_UNMEASURED = Spread("across", (), 0.0, 0.6)  # around sizes that nobody measured
+_UNMEASURED = Spread("across", 0.6, "sizes that nobody measured")
 _SPREAD = 0.25  # half-width of the range around a machine's own fit that does not say its own
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypedDict
@@ -45,10 +46,11 @@ class Spread:
     """How far measured times of one kind of collective lie from predicted ones: 4 in 5 within a factor of 1 + ``factor``."""
 
     where: str  # a kind of link inside a host, "across" hosts, or "eager"
-    ops: tuple[str, ...]  # (): all
-    max_bytes: float
     factor: float
-    source: str = ""
+    source: str
+    ops: tuple[str, ...] = ()  # (): all
+    max_bytes: float = math.inf
+    families: tuple[str, ...] = ()  # of chips; (): all
 
 
 @dataclass(frozen=True, slots=True)
