@@ -58,17 +58,11 @@ def on_cluster(own: Profile, cluster: Cluster) -> Cluster:
     if key != chip.key:
         raise Refusal(f"profile '{own.name}': it was measured on {key}, and the cluster has {chip.key}", "profile")
     physics.check_chip(facts, chip)
-    memory = facts.get("memory_bytes", chip.memory_bytes)
-    measured = replace(
-        chip,
-        name=facts.get("name", chip.name),
-        memory_Bps=facts.get("memory_Bps", chip.memory_Bps),
-        memory_bytes=memory,
-        visible_bytes=facts.get("visible_bytes", memory if "memory_bytes" in facts else chip.visible_bytes),
-        num_sms=int(facts.get("num_sms", chip.num_sms)),
-        flops_per_s={**chip.flops_per_s, **facts.get("flops_per_s", {})},
-    )
-    return replace(cluster, chip=measured)
+    measured: Table = {**facts, "num_sms": int(facts.get("num_sms", chip.num_sms))}
+    measured["flops_per_s"] = {**chip.flops_per_s, **facts.get("flops_per_s", {})}
+    if "memory_bytes" in facts:
+        measured.setdefault("visible_bytes", facts["memory_bytes"])
+    return replace(cluster, chip=replace(chip, **measured))
 
 
 def on_engine(own: Profile, engine: Engine) -> Engine:

@@ -66,13 +66,10 @@ class Schedule:
         """Microbatches whose activations of a whole stage the first rank holds."""
         return self.peak(p, m, v, 0) / self.passes(v)
 
-    def work(self, m: int, v: int, f: float, b: float, w: float) -> float:
-        """Busy time of a rank."""
-        return m * self.passes(v) * (f + (b + w if self.backward else 0.0))
-
     def total(self, p: int, m: int, v: int = 1, f: float = 1.0, b: float = 1.0, w: float = 1.0) -> float:
         """Time of the whole run: work and idleness of any rank."""
-        return self.work(m, v, f, b, w) + float(self.idle(p, f, b, w))
+        work = m * self.passes(v) * (f + (b + w if self.backward else 0.0))
+        return work + float(self.idle(p, f, b, w))
 
 
 def _whole(p: Number, f: Number, b: Number, w: Number) -> Number:
