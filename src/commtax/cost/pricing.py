@@ -206,10 +206,10 @@ def _residual(fabric: Fabric, op: str, nbytes: Number, where: str, measured: boo
     if place not in {s.where for s in fabric.spreads}:
         place = "across" if where == "across" else "" if measured else "assumed"
     usual = fabric.network.spread if place == "across" else fabric.spread
-    mine = [s for s in fabric.spreads if s.where == place and (not s.ops or op in s.ops)]
+    here = [s for s in fabric.spreads if s.where == place and (not s.ops or op in s.ops)]
     if not isinstance(nbytes, np.ndarray):
-        return next((s.factor for s in mine if nbytes <= s.max_bytes), usual)
-    return np.select([nbytes <= s.max_bytes for s in mine], [s.factor for s in mine], usual) if mine else usual + 0.0 * nbytes
+        return next((s.factor for s in here if nbytes <= s.max_bytes), usual)
+    return np.select([nbytes <= s.max_bytes for s in here], [s.factor for s in here], usual) if here else usual + 0.0 * nbytes
 
 
 def _once_a_host(item: Item, where: Span) -> Number:

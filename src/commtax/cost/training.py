@@ -170,8 +170,8 @@ def _as_launched(item: Item, t: Terms, head_share: Number) -> Item:
         return replace(item, nbytes=item.nbytes / pieces, count=item.count * pieces)
     alone = not isinstance(plan.pp, np.ndarray) and plan.pp == 1
     if item.axis == "tp" and not alone and item.part in ("embedding", "head", "loss"):
-        mine = 0.0 if item.part == "embedding" else head_share
-        return replace(item, count=item.count * pick(np.asarray(plan.pp) > 1, mine, 1))
+        paid = 0.0 if item.part == "embedding" else head_share
+        return replace(item, count=item.count * pick(np.asarray(plan.pp) > 1, paid, 1))
     return item
 
 
@@ -191,8 +191,8 @@ def _hide(line: Line, free: _Windows, engine: Engine, settings: WhatIf) -> Line:
 
 def _with(x: Line, window_s: Number, hidden: Number) -> Line:
     """The line with its window and what hides in it (written out: a copy by name takes four times as long)."""
-    told = (x.link, x.algorithm, x.names, x.why, x.source, x.via, x.flops)
-    return Line(x.kind, x.item, x.fixed_s, x.moving_s, hidden, *told, window_s, x.sigma)
+    same = (x.link, x.algorithm, x.names, x.why, x.source, x.via, x.flops)
+    return Line(x.kind, x.item, x.fixed_s, x.moving_s, hidden, *same, window_s, x.sigma)
 
 
 class _Windows:
