@@ -12,7 +12,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path as File
-from typing import cast
+from typing import cast, get_args
 
 from commtax import catalog
 from commtax.catalog import physics
@@ -20,11 +20,10 @@ from commtax.catalog.fabric import FORMS, fabric, kernel_constants, with_pairs
 from commtax.catalog.libraries import OPS, library
 from commtax.catalog.loader import Table, suggest
 from commtax.files import Json, local, read_json
-from commtax.spec import Chip, ChipFacts, Cluster, Engine, Fabric, KernelConstants, Link, Path, Profile, Spread
+from commtax.spec import Algorithm, Chip, ChipFacts, Cluster, Engine, Fabric, KernelConstants, Link, Path, Profile, Spread
 from commtax.statement import Note, Refusal, Source
 
 VERSION = 1
-ALGORITHMS = ("ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch")
 PARTS = ("name", "chip", "kernels", "library", "libraries", "network", "links", "engine", "dtype", "sources")
 _UNMEASURED = Spread("across", 0.6, "sizes that nobody measured")
 _SPREAD = 0.25  # half-width of the range around a machine's own fit that does not say its own
@@ -271,7 +270,7 @@ def _path(row: Json, where: str) -> Path:
     facts: Table = {key: part.text(key) for key in ("op", "algorithm", "name") if key in row}
     if "source" in row:
         facts["source"] = Source("calibrated", part.text("source"))
-    for key, known in (("op", OPS), ("algorithm", ALGORITHMS)):
+    for key, known in (("op", OPS), ("algorithm", get_args(Algorithm))):
         if facts.get(key) not in known:
             raise Refusal(f"{where}.{key}={physics.shown(facts.get(key))}: one of {', '.join(known)}", key, known)
     physics.PATH["bandwidth_Bps"].read(row.get("bandwidth_Bps"), f"{where}.bandwidth_Bps")

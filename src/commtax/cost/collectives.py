@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.spec import Network, Number, Path
+from commtax.spec import Algorithm, Network, Number, Path
 from commtax.statement import Note
 from commtax.units import format_bytes
 
@@ -67,7 +67,7 @@ def _in_switch(nbytes: Number, ranks: Number, p: Path) -> Parts:
     return (p.launch_s + p.extra_s) * (ranks > 1), nbytes * factor * (ranks > 1) / p.bandwidth_Bps
 
 
-ALGORITHMS: dict[str, Callable[[Number, Number, Path], Parts]] = {
+ALGORITHMS: dict[Algorithm, Callable[[Number, Number, Path], Parts]] = {
     "ring": _ring,
     "ring-simple": _ring_simple,
     "tree": _tree,
@@ -118,14 +118,14 @@ def choose(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
 
     Constants were fitted on powers of two: between the last of them and a limit they would tell of a step down in time.
     """
-    found = _first(paths, nbytes, ranks)
+    chosen = _first(paths, nbytes, ranks)
     for path in paths:
         if path.max_bytes:
             limit = _limit(path, ranks)
             beyond = _first(paths, limit + 1, ranks)
-            less = (nbytes <= limit) & (beyond.seconds < found.seconds)
-            found = Choice(pick(less, beyond.latency_s, found.latency_s), pick(less, beyond.wire_s, found.wire_s), found.path)
-    return found
+            less = (nbytes <= limit) & (beyond.seconds < chosen.seconds)
+            chosen = Choice(pick(less, beyond.latency_s, chosen.latency_s), pick(less, beyond.wire_s, chosen.wire_s), chosen.path)
+    return chosen
 
 
 def _limit(path: Path, ranks: Number) -> Number:

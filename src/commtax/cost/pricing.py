@@ -98,8 +98,8 @@ class Pricer:
         key = (op, item.axis, id(item.nbytes), id(item.ranks))
         if key not in self._prices:  # the item is kept so that its arrays, whose identity is the key, live on
             where = self.span(item.axis)
-            found = price(op, item.nbytes, item.ranks, where, self.cluster, fabric, _once_a_host(item, where))
-            self._prices[key] = (item, found)
+            chosen = price(op, item.nbytes, item.ranks, where, self.cluster, fabric, _once_a_host(item, where))
+            self._prices[key] = (item, chosen)
         return self._prices[key][1]
 
 
@@ -184,20 +184,20 @@ def spread_of(
     known = fabric.label.kind == "calibrated" and not some(ranks > MEASURED_RANKS)
     where = "across" if crosses else "eager" if eager and known else cluster.intra.kind
     usual = fabric.network.spread if crosses else fabric.spread
-    found = _residual(fabric, op, nbytes, where, known) if fabric.spreads else usual
+    width = _residual(fabric, op, nbytes, where, known) if fabric.spreads else usual
     if crosses and fabric.spreads:  # no surer than the stage inside the hosts, by its share of the time
         measured = fabric.label.kind == "calibrated" and cluster.domain <= MEASURED_RANKS
-        found = np.maximum(found, chosen.inside * _residual(fabric, op, nbytes, cluster.intra.kind, measured))
+        width = np.maximum(width, chosen.inside * _residual(fabric, op, nbytes, cluster.intra.kind, measured))
     if crosses and not fabric.network.ranks:
-        return found
+        return width
     if crosses:
         seen = fabric.network.ranks
-        return pick(np.logical_and(ranks >= seen[0], ranks <= seen[-1]), found, np.maximum(found, UNMEASURED))
+        return pick(np.logical_and(ranks >= seen[0], ranks <= seen[-1]), width, np.maximum(width, UNMEASURED))
     for index, path in enumerate(fabric.paths[op]):
         if path.spread:  # a machine's own fit
             inside = np.logical_and(ranks >= path.ranks[0], ranks <= path.ranks[-1]) if path.ranks else True
-            found = pick(chosen.path == index, pick(inside, path.spread, max(path.spread, UNMEASURED)), found)
-    return found
+            width = pick(chosen.path == index, pick(inside, path.spread, max(path.spread, UNMEASURED)), width)
+    return width
 
 
 def _residual(fabric: Fabric, op: str, nbytes: Number, where: str, measured: bool) -> Number:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from commtax.statement import Source
 
+Algorithm = Literal["ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch"]
+"""What a collective can run as; ``cost/collectives.py`` has the formula of each."""
 NO_SOURCE = Source("")
 DATASHEET = Source("datasheet", "formula and datasheet", "formula and datasheet")
 
@@ -21,7 +23,7 @@ class Path:
     """
 
     op: str
-    algorithm: str
+    algorithm: Algorithm
     bandwidth_Bps: float
     launch_s: float = 0.0
     hop_s: float = 0.0
