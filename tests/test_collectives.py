@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog, napkin
-from commtax.catalog.fabric import fabric
-from commtax.catalog.libraries import OPS
+from commtax.catalog.fabric import OPS, fabric
 from commtax.cost.collectives import ALGORITHMS, across, applies, choose, ring_factor
 from commtax.cost.collectives import Choice as Price
 from commtax.spec import Network, Path

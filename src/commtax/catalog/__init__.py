@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from commtax.catalog.fabric import fabric as fabric
 from commtax.catalog.fabric import kernel_constants as kernel_constants
+from commtax.catalog.fabric import library as library
 from commtax.catalog.loader import did_you_mean, find, normal, record, stems, table
 from commtax.catalog.models import config as config
 from commtax.catalog.models import model as model

@@ -16,8 +16,7 @@ from typing import cast, get_args
 
 from commtax import catalog
 from commtax.catalog import physics
-from commtax.catalog.fabric import FORMS, fabric, kernel_constants, with_pairs
-from commtax.catalog.libraries import OPS, library
+from commtax.catalog.fabric import FORMS, OPS, fabric, kernel_constants, library, with_pairs
 from commtax.catalog.loader import Table, suggest
 from commtax.files import Json, local, read_json
 from commtax.spec import Algorithm, Chip, ChipFacts, Cluster, Engine, Fabric, KernelConstants, Link, Path, Profile, Spread
