@@ -84,6 +84,7 @@ SPECIAL = {  # arguments whose type does not tell their meaning
     ("span", "axis"): "tp",
     ("idle_s", "schedule"): "zb-h1",
     ("recomputed", "plan"): replace(PLAN, recompute="full"),
+    ("exchanged", "place"): "dispatch",
     ("tp_item", "op"): "all-reduce",
     ("tp_item", "part"): "layers",
     ("kv_bytes_per_token_layer", "kv_dtype"): "bf16",

@@ -13,7 +13,7 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.experts import expert_tp, over_replicas
-from commtax.cost.schedules import SCHEDULES, first_layers, kept_layers, passes_of
+from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
 from commtax.cost.tensors import Held, copies, held, inventory, padded_vocab, quantisation, share, weight_bytes
 from commtax.cost.traffic import largest_graph
 from commtax.cost.train_traffic import by_pp, fullest_layers, holders, stage_params
@@ -252,7 +252,8 @@ def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -
 def _ends(model: Model, plan: Plan, params: Mapping[str, Number]) -> Number:
     """Parameters of embedding (and head) beyond those of the layers that their stage has less than the fullest one."""
     fullest = fullest_layers(model, plan)
-    short = fullest - by_pp(plan.pp, lambda pp: first_layers(model.num_layers, pp, plan.chunks))
+    first = by_pp(plan.pp, lambda pp: sum(chunk[0] for chunk in virtual_layers(model.num_layers, pp, plan.chunks)))
+    short = fullest - first
     return np.maximum(0, params["ends"] - short * (params["layers"] + params["experts"]) / fullest)
 
 

@@ -206,11 +206,6 @@ def virtual_layers(num_layers: int, pp: int, chunks: int) -> Layout:
     return tuple(map(tuple, table))
 
 
-def first_layers(num_layers: int, pp: int, chunks: int) -> int:
-    """Layers of the first rank."""
-    return sum(chunk[0] for chunk in virtual_layers(num_layers, pp, chunks))
-
-
 def most_chunks(num_layers: int, pp: Number) -> Number:
     """Chunks a rank at most: every virtual stage has a layer, but for the first and the last, which have embedding and head."""
     return (num_layers + 1 + (np.asarray(pp) > 2)) // pp  # of two ranks only the last can go without
