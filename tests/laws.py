@@ -16,7 +16,6 @@ import numpy as np
 
 import commtax
 from commtax import catalog
-from commtax.catalog.libraries import library_keys
 from commtax.cost.collectives import ring_factor
 from commtax.planner import plan, plan_training
 from commtax.verbs.expecting import OPS
@@ -151,7 +150,7 @@ def faster_links_are_no_slower(rng: Random) -> str | None:
 def collectives_keep_to_their_link(rng: Random) -> str | None:
     """A collective takes at least its least bytes over the link: a switch that reduces sends each byte once and a share twice."""
     # The textbook's forms give every rank a NIC of its own, by definition.
-    op, library = rng.choice(OPS), rng.choice([key for key in library_keys() if key != "textbook"])
+    op, library = rng.choice(OPS), rng.choice([key for key in catalog.keys("libraries") if key != "textbook"])
     link, cluster = rng.choice(("", *catalog.keys("links"))), _cluster(rng)
     try:
         place = catalog.cluster(cluster, **({catalog.link(link).scope: link} if link else {}))
@@ -182,7 +181,7 @@ def collectives_keep_to_their_link(rng: Random) -> str | None:
 
 def more_bytes_take_no_less(rng: Random) -> str | None:
     """Of one collective; libraries change their algorithm with the size."""
-    op, library, cluster = rng.choice(OPS), rng.choice(library_keys()), _cluster(rng)
+    op, library, cluster = rng.choice(OPS), rng.choice(catalog.keys("libraries")), _cluster(rng)
     few = _number(rng, 1, 2**34)
     many = _more(rng, few, 2**36)
     try:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cli_run import run_here
 from commtax import catalog
 from commtax.audit.traces import audit_traces
-from commtax.catalog.devices import recognise
+from commtax.catalog import recognise
 from commtax.readers import kineto
 from commtax.readers.kineto import event_of
 from commtax.readers.trace import KINDS, usage, without_strays

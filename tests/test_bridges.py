@@ -12,7 +12,7 @@ import commtax
 from commtax import catalog
 from commtax.calibrate import calibrate
 from commtax.catalog import profile as overlay
-from commtax.catalog.libraries import OPS
+from commtax.catalog.fabric import OPS
 from commtax.cost.placement import span
 from commtax.planner import plan
 from commtax.readers.topology import Topology, place

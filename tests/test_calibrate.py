@@ -4,6 +4,7 @@ import csv
 import json
 import math
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from commtax.catalog import profile as overlay
 from commtax.cli import main
 from commtax.cost.collectives import ALGORITHMS, choose, path_parts
 from commtax.readers import nccl_tests
+from commtax.spec import Algorithm
 from commtax.spec import Path as Route
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "collectives.csv"
@@ -148,7 +150,7 @@ def test_several_runs_in_one_text_and_a_text_without_its_command():
 
 
 def test_the_catalogue_s_forms_are_the_ones_a_profile_may_name():
-    assert set(overlay.ALGORITHMS) == set(ALGORITHMS)
+    assert set(get_args(Algorithm)) == set(ALGORITHMS)
 
 
 def test_across_hosts(tmp_path):

@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog, napkin
-from commtax.catalog.fabric import fabric
-from commtax.catalog.libraries import OPS, library_keys
+from commtax.catalog.fabric import OPS, fabric
 from commtax.cost.collectives import ALGORITHMS, across, applies, choose, ring_factor
 from commtax.cost.collectives import Choice as Price
-from commtax.cost.collectives import Network as Net
-from commtax.spec import Path
+from commtax.spec import Network, Path
 
 sizes = st.integers(1, 2**33)
 paths = st.builds(
@@ -71,7 +69,7 @@ def rate_of(link, ranks):
 
 
 @pytest.mark.parametrize("chip", catalog.keys("chips"))
-@pytest.mark.parametrize("library", library_keys())
+@pytest.mark.parametrize("library", catalog.keys("libraries"))
 def test_nothing_beats_the_wire_and_a_faster_link_is_never_slower(chip, library):
     """Every chip on every link that it may have, every library, collective, group and size."""
     here = catalog.cluster(f"8x{chip}")
@@ -91,7 +89,7 @@ def test_nothing_beats_the_wire_and_a_faster_link_is_never_slower(chip, library)
 
 
 @pytest.mark.parametrize("chip", catalog.keys("chips"))
-@pytest.mark.parametrize("library", library_keys())
+@pytest.mark.parametrize("library", catalog.keys("libraries"))
 def test_nothing_beats_the_nics(chip, library):
     """Between hosts: what must leave a host, over all of its NICs at their one-way rate."""
     for inter in (key for key in catalog.keys("links") if catalog.link(key).scope == "inter"):
@@ -186,7 +184,7 @@ def test_choice_of_an_array_is_the_choice_of_each(sizes, ranks):
 @given(sizes, st.integers(2, 256), st.floats(1e8, 1e12))
 def test_across_hosts_costs_at_least_its_network_part(nbytes, domains, bandwidth):
     inside = Price(1e-6, 1e-6, 0)
-    over = across("all-reduce", nbytes, inside, domains, Net(bandwidth, 5e-6))
+    over = across("all-reduce", nbytes, inside, domains, bandwidth, 5e-6, Network(hops=1.0))
     assert over.wire_s >= ring_factor("all-reduce", domains) * nbytes / bandwidth
     assert over.latency_s >= inside.latency_s + 2 * 5e-6
 
@@ -270,7 +268,7 @@ def test_beyond_the_groups_that_were_measured_paths_compete():
     assert np.all(np.diff(seconds) >= 0)
 
 
-@pytest.mark.parametrize("library", [key for key in library_keys() if key != "textbook"])
+@pytest.mark.parametrize("library", [key for key in catalog.keys("libraries") if key != "textbook"])
 def test_no_library_saves_time_by_sending_more(library):
     """Over every chip and group, also where an algorithm ends at a limit between two measured sizes."""
     nbytes = np.unique(np.round(np.logspace(3, 9, 600)))

@@ -13,7 +13,7 @@ import commtax.cost
 from commtax import catalog
 from commtax.arrays import pick
 from commtax.catalog.fabric import fabric, kernel_constants
-from commtax.cost.collectives import Choice, Network
+from commtax.cost.collectives import Choice
 from commtax.cost.compute import Kernel, step_kernels
 from commtax.cost.placement import Span
 from commtax.cost.pricing import Terms
@@ -29,6 +29,7 @@ from commtax.spec import (
     Fabric,
     KernelConstants,
     Model,
+    Network,
     Path,
     Plan,
     Quant,
@@ -64,7 +65,7 @@ SAMPLES = {
     Path: Path("all-reduce", "ring", 1e9, 1e-6, 1e-6),
     Span: Span(np.array([16, 16, 16]), np.array([8, 8, 8]), np.array([2, 2, 2])),
     Choice: Choice(NUMBERS * 1e-6, NUMBERS * 1e-6, NUMBERS * 0),
-    Network: Network(NUMBERS * 1e9, 1e-6),
+    Network: Network(),
     Fabric: fabric("vllm", CLUSTER),
     KernelConstants: kernel_constants(ENGINE, CLUSTER.chip),
     WhatIf: WhatIf(async_axes=("dp", "cp", "ep")),
@@ -83,6 +84,7 @@ SPECIAL = {  # arguments whose type does not tell their meaning
     ("span", "axis"): "tp",
     ("idle_s", "schedule"): "zb-h1",
     ("recomputed", "plan"): replace(PLAN, recompute="full"),
+    ("exchanged", "place"): "dispatch",
     ("tp_item", "op"): "all-reduce",
     ("tp_item", "part"): "layers",
     ("kv_bytes_per_token_layer", "kv_dtype"): "bf16",

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
-from commtax.cost.schedules import SCHEDULES, idle_s
-from commtax.cost.stages import fill_factor, kept_layers, most_chunks, virtual_layers
+from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s, kept_layers, most_chunks, virtual_layers
 from commtax.emit import launch_command
 from commtax.question import Question
 from commtax.readers.launch import parse

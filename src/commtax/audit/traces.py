@@ -9,7 +9,7 @@ from functools import cached_property
 from statistics import median
 
 from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Claim, Finding, Section, compare, undecided
-from commtax.catalog.devices import MEMORY, is_like, recognise
+from commtax.catalog import MEMORY_SPREAD, is_like, recognise
 from commtax.readers.collective_names import UNNAMED
 from commtax.readers.trace import Collective, Device, Meetings, Step, Trace, Usage, meet
 from commtax.statement import Note
@@ -235,7 +235,7 @@ def _group(collectives: Iterable[Collective], tp: int) -> int:
 def _chip(device: Device, claim: Claim) -> Finding:
     known, possible = claim.question.cluster.chip, recognise(device.name, device.memory_bytes, device.num_sms)
     item = Note("chip", f"memory of {device.name or 'its device'}")
-    finding = compare(item, known.visible_bytes, device.memory_bytes, "bytes", MEMORY)
+    finding = compare(item, known.visible_bytes, device.memory_bytes, "bytes", MEMORY_SPREAD)
     if known.key in possible:
         return replace(finding, verdict=AGREE)
     if possible:

@@ -21,7 +21,6 @@ from commtax.calibrate.records import Calibration as Calibration
 from commtax.calibrate.records import Change as Change
 from commtax.calibrate.records import Files, Place, Timed, TooFewError, Wish
 from commtax.calibrate.records import Part as Part
-from commtax.catalog import libraries
 from commtax.catalog.profile import VERSION, parse
 from commtax.files import Document
 from commtax.spec import Cluster, Path, Profile
@@ -49,7 +48,7 @@ def calibrate(
     if not files:
         raise Refusal("file: at least one file of measurements is needed")
     where = catalog.cluster(cluster) if isinstance(cluster, str) else cluster
-    key, runs = libraries.library(library).key, catalog.engine(engine or "vllm")
+    key, runs = catalog.library(library).key, catalog.engine(engine or "vllm")
     place = Place(where, runs, model, tp, key, name, batch, input_len, output_len)
     rows = Files()
     for file in files:

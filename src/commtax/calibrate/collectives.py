@@ -18,7 +18,7 @@ from commtax.calibrate.records import LEAST_SIZES, Change, Part, Place, Timed, T
 from commtax.calibrate.robust import Array, Fitted
 from commtax.catalog.physics import check_path, fastest_Bps
 from commtax.cost.collectives import path_parts, ring_factor
-from commtax.spec import Link, Path, Profile
+from commtax.spec import Algorithm, Link, Path, Profile
 from commtax.statement import Refusal
 from commtax.units import format_bytes
 
@@ -37,7 +37,7 @@ NO_HOPS = ("send-recv", "broadcast")
 class Form:
     """One linear form: its algorithm, and the constants its columns stand for."""
 
-    algorithm: str
+    algorithm: Algorithm
     constants: tuple[str, ...]  # launch_s, hop_s, byte_s, sqrt_s; byte_s@N: of groups of N
 
     def columns(self, op: str, nbytes: Array, ranks: Array) -> Array:
@@ -243,5 +243,5 @@ def _typical(form: Form, fitted: Fitted, wide: Form, worlds: list[int]) -> Array
 
 def document(paths: tuple[Path, ...]) -> list[dict[str, object]]:
     """Paths as they are written: only what differs from a plain path."""
-    plain = asdict(Path("", "", 1.0))
+    plain = asdict(Path("", "ring", 1.0))
     return [{k: v for k, v in asdict(p).items() if k in ("op", "algorithm", "bandwidth_Bps") or v != plain[k]} for p in paths]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from commtax.calibrate.records import Files, Place, Ran, Served, Timed
-from commtax.catalog.libraries import OPS, library
+from commtax.catalog.fabric import OPS, library
 from commtax.files import OUTPUT_BYTES, Json, parse_documents, read_text
 from commtax.readers import bench, nccl_tests, prefixes
 from commtax.readers.bench import Bench

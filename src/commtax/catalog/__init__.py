@@ -11,7 +11,8 @@ from functools import lru_cache
 
 from commtax.catalog.fabric import fabric as fabric
 from commtax.catalog.fabric import kernel_constants as kernel_constants
-from commtax.catalog.loader import normal, record, stems, suggest, toml
+from commtax.catalog.fabric import library as library
+from commtax.catalog.loader import did_you_mean, find, normal, record, stems, table
 from commtax.catalog.models import config as config
 from commtax.catalog.models import model as model
 from commtax.catalog.models import model_keys as model_keys
@@ -22,11 +23,8 @@ MAX_GPUS = 1_000_000
 _MAKERS = {"nvlink": "nvidia", "xgmi": "amd"}
 """Links that only one maker's chips have."""
 SLOTS = 8  # GPUs that a usual server holds on PCIe
-
-
-@lru_cache(maxsize=8)
-def _aliases(kind: str) -> dict[str, str]:
-    return {normal(a): stem for stem in keys(kind) for a in toml(kind, stem).get("aliases", ())}
+MEMORY_SPREAD = 0.02  # totals of one chip differ by this much over drivers and error correction
+_FORM_FACTORS = ("sxm", "pcie", "nvl")
 
 
 def keys(kind: str) -> list[str]:
@@ -34,28 +32,55 @@ def keys(kind: str) -> list[str]:
     return list(stems(kind))
 
 
-def _find(kind: str, name: str) -> str:
-    wanted = normal(name)
-    if wanted in keys(kind):
-        return wanted
-    if wanted in _aliases(kind):
-        return _aliases(kind)[wanted]
-    raise Refusal(f"unknown {kind[:-1]} '{name}'{suggest(name, [*keys(kind), *_aliases(kind)])}", kind[:-1])
+def _known(kind: str, name: str) -> str:
+    if stem := find(kind, name):
+        return stem
+    raise Refusal(f"unknown {kind[:-1]} '{name}'{did_you_mean(name, kind)}", kind[:-1])
 
 
 @lru_cache(maxsize=256)
 def chip(name: str) -> Chip:
     """A chip by key or alias."""
-    stem = _find("chips", name)
-    return record(Chip, toml("chips", stem), f"chips/{stem}")
+    stem = _known("chips", name)
+    return record(Chip, table("chips", stem), f"chips/{stem}")
+
+
+def recognise(name: str, memory_bytes: float, num_sms: int = 0) -> tuple[str, ...]:
+    """Keys of all chips with which name, memory and multiprocessors agree.
+
+    >>> recognise("NVIDIA A100-SXM4-80GB", 84990623744, 108), recognise("NVIDIA H100 80GB HBM3", 85e9, 132)
+    (('a100-80-sxm',), ('h100-sxm',))
+    >>> recognise("NVIDIA A100-PG509-200", 42297524224, 108), recognise("", 206141652992, 304)
+    (('a100-40-pcie', 'a100-40-sxm'), ('mi300x',))
+    """
+    known = (chip(key) for key in keys("chips"))
+    return tuple(sorted(c.key for c in known if is_like(c, memory_bytes, num_sms) and _is_named(c, name)))
+
+
+def is_like(known: Chip, memory_bytes: float, num_sms: int = 0) -> bool:
+    """Whether memory and multiprocessors are the chip's, where both sides tell them."""
+    near = abs(memory_bytes / known.visible_bytes - 1) <= MEMORY_SPREAD
+    return near and (not num_sms or not known.num_sms or num_sms == known.num_sms)
+
+
+def _is_named(known: Chip, name: str) -> bool:
+    """Whether the driver's name has the chip's words, and no other form factor."""
+    parts_of_name = re.findall(r"[a-z0-9]+", name[:200].lower())
+    if not parts_of_name:
+        return known.vendor != "generic"
+    parts = known.key.split("-")
+    form = next((f for f in _FORM_FACTORS if f in parts), "")
+    stated = next((f for f in _FORM_FACTORS if any(w.startswith(f) for w in parts_of_name)), "")
+    model = [p for p in parts if p not in _FORM_FACTORS and not (p.isdigit() and len(p) < 4) and not p.startswith("hbm")]
+    return all(p in parts_of_name for p in model) and (not form or not stated or form == stated)
 
 
 @lru_cache(maxsize=256)
 def link(name: str) -> Link:
     """A link by key or alias; ``nvlink3@8`` has 8 of its 12 NVLinks."""
     base, counted, count = name.partition("@")
-    stem = _find("links", base)
-    known = record(Link, toml("links", stem), f"links/{stem}")
+    stem = _known("links", base)
+    known = record(Link, table("links", stem), f"links/{stem}")
     if not counted:
         return known
     if not known.num_links or not re.fullmatch(r"\d{1,3}", count) or not 1 <= int(count) <= known.num_links:
@@ -70,8 +95,8 @@ def link(name: str) -> Link:
 def engine(name: str) -> Engine:
     """An engine by key or alias, ``vllm`` or ``vllm@0.12``; a version without constants of its own has its neighbour's, aloud."""
     base, _, version = name.partition("@")
-    stem = _find("engines", base)
-    known = record(Engine, toml("engines", stem), f"engines/{stem}", ENGINE_PARTS)
+    stem = _known("engines", base)
+    known = record(Engine, table("engines", stem), f"engines/{stem}", ENGINE_PARTS)
     if version and not re.fullmatch(r"v?\d{1,9}(\.\w{1,30}){0,9}", version):
         raise Refusal(f"engine '{name}': '{version}' is not a version (write {stem}@{known.version})", "engine")
     if not version or version == known.version:
@@ -138,7 +163,7 @@ def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = N
 def _usual_nics(between: Link, place: Cluster) -> int:
     """NICs of a host for a fabric between hosts; EFA's cards by what the instances with this chip offer in sum."""
     if between.kind == "efa" and not between.nic_per_gpu:
-        hosts = [toml("clusters", key) for key in keys("clusters")]
+        hosts = [table("clusters", key) for key in keys("clusters")]
         for host in (h for h in hosts if h["chip"] == place.chip.key and link(h["inter"]).kind == "efa"):
             per_gpu: float = host["nics_per_host"][0] * link(host["inter"]).bandwidth_Bps / host["gpus_per_host"][0]
             return max(1, round(per_gpu * place.gpus_per_host / between.bandwidth_Bps))
@@ -167,12 +192,12 @@ def _named(text: str) -> Cluster | None:
     match = re.fullmatch(r"(?:(\d{1,15})x)?(.+)", normal(text))
     tries = [(1, normal(text))] + ([(int(match[1]), match[2])] if match and match[1] else [])
     for hosts, name in tries:
-        stem = name if name in keys("clusters") else _aliases("clusters").get(name)
+        stem = find("clusters", name)
         if stem and hosts >= 1:
-            table = {name: entry for name, entry in toml("clusters", stem).items() if name != "aliases"}
-            parts = {"chip": chip(table["chip"]), "intra": link(table["intra"]), "inter": link(table["inter"])}
+            host = {name: entry for name, entry in table("clusters", stem).items() if name != "aliases"}
+            parts = {"chip": chip(host["chip"]), "intra": link(host["intra"]), "inter": link(host["inter"])}
             counted = {"key": stem if hosts == 1 else f"{hosts}x{stem}", "num_hosts": hosts}
-            return record(Cluster, table, f"clusters/{stem}", given={**parts, **counted})
+            return record(Cluster, host, f"clusters/{stem}", given={**parts, **counted})
     return None
 
 
@@ -188,8 +213,9 @@ def _counted(text: str) -> Cluster:
     try:
         kind = chip(name)
     except ValueError:
-        known = [*keys("chips"), *_aliases("chips"), *keys("clusters"), *_aliases("clusters")]
-        raise Refusal(f"cluster '{text}': unknown chip or host '{name}'{suggest(name, known)}", "cluster") from None
+        raise Refusal(
+            f"cluster '{text}': unknown chip or host '{name}'{did_you_mean(name, 'chips', 'clusters')}", "cluster"
+        ) from None
     remark = ""
     if not second:
         hosts, gpus, remark = _in_hosts(gpus, kind)

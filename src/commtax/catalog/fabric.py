@@ -1,17 +1,20 @@
-"""Constants of collectives and kernels for one cluster: a library's paths on its chips and links, a family's kernels."""
+"""Constants of collectives and kernels for one cluster: a library's paths on its chips and links, a family's kernels.
+
+A library's file tells what was measured on which chips and links; what it does not tell is taken from its kin, or assumed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from commtax.catalog.libraries import OPS, Library, PathRow, library, read_library
-from commtax.catalog.loader import Table, stems, toml
+from commtax.catalog.loader import Table, find, plain, record, stems, suggest, table
 from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Link, Network, Path, Spread
-from commtax.statement import Note, Source
+from commtax.statement import Note, Refusal, Source
 
+OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
 FORMS = ("gemm", "decode", "prefill", "small", "elementwise", "step", "train")
 BY_DEFINITION = Source("by definition")
 CALIBRATED = Source("calibrated")
@@ -20,6 +23,117 @@ LATENCIES = ("launch_s", "hop_s", "sqrt_s")
 
 Measured = Mapping[str, tuple[Path, ...]]
 _MADE: dict[tuple[object, ...], Fabric] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class PathRow:
+    """Constants of one algorithm for some collectives, as fitted on ``families`` of chips over the ``reference`` link."""
+
+    path: Path
+    families: tuple[str, ...]
+    links: tuple[str, ...]  # kinds of links that they serve
+    reference: str
+    ops: tuple[str, ...]
+    measured_on: tuple[str, ...] = ()  # chips; (): all of the families
+
+    @property
+    def link(self) -> Link:
+        """The link that it was measured on."""
+        return _reference(self.reference)
+
+    def of_chip(self, chip: str) -> bool:
+        return not self.measured_on or chip in self.measured_on
+
+    def measured_with(self, cluster: Cluster) -> bool:
+        """Whether it was measured on this chip, or its family, with this link."""
+        chip = cluster.chip
+        return chip.family in self.families and self.of_chip(chip.key) and self.reference == cluster.intra.key
+
+
+@dataclass(frozen=True, slots=True)
+class FittedTable:
+    """A published table that the constants were fitted on, half of its sizes."""
+
+    table: str
+    systems: tuple[str, ...]
+    versions: tuple[str, ...]
+    ops: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A file of ``libraries`` or ``exchanges``."""
+
+    key: str
+    name: str
+    version: str
+    aliases: tuple[str, ...] = ()
+    note: str = ""
+    fallback: str = ""  # the library that does what this one does not
+    kin: Mapping[str, str] = field(default_factory=dict)  # whose constants serve a generation, or a kind of link
+    ops: tuple[str, ...] = OPS
+    launch_s: float = 10e-6  # of a ring that nobody measured …
+    efficiency: float = 0.8  # … and its share of the link's rate
+    network: Network = field(default_factory=Network)
+    eager_floor_s: Mapping[str, float] = field(default_factory=dict)
+    path: tuple[PathRow, ...] = ()
+    spread: tuple[Spread, ...] = ()
+    fitted: tuple[FittedTable, ...] = ()
+    sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def chain(self) -> tuple[Library, ...]:
+        """Itself, and those that it falls back on."""
+        return (self, *(library(self.fallback).chain if self.fallback else ()))
+
+    def eager_floor(self, family: str) -> float:
+        """The least time of a collective that is launched from Python; of an unmeasured generation the longest."""
+        return self.eager_floor_s.get(family, max(self.eager_floor_s.values(), default=0.0))
+
+    def rows(self, family: str, kind: str) -> tuple[PathRow, ...]:
+        """What was measured on this kind of link: with this generation, else with its kin, else with whoever stands for all."""
+        for who in (family, self.kin.get(family), self.kin.get(kind)):
+            if own := tuple(r for r in self.path if who in r.families and kind in r.links):
+                return own
+        return ()
+
+
+@lru_cache(maxsize=32)
+def _reference(key: str) -> Link:
+    return record(Link, table("links", key), f"links/{key}")
+
+
+@lru_cache(maxsize=64)
+def library(name: str) -> Library:
+    """A library by key or alias, whatever version is named behind it."""
+    if key := find("libraries", name.partition("@")[0]):
+        return read_library("libraries", key)
+    known = stems("libraries")
+    raise Refusal(f"unknown library '{name}'{suggest(name, known)} (one of {', '.join(known)})", "library")
+
+
+@lru_cache(maxsize=64)
+def read_library(kind: str, key: str) -> Library:
+    """A file of ``libraries`` or ``exchanges``."""
+    where = f"{kind}/{key}"
+    facts: Table = dict(table(kind, key))
+    facts["path"] = [_path_row(row, f"{where}.path") for row in facts.get("path", ())]
+    for name, cls in (("spread", Spread), ("fitted", FittedTable)):
+        facts[name] = [plain(cls, row, f"{where}.{name}") for row in facts.get(name, ())]
+    network = dict(facts.get("network", {}))
+    if source := network.pop("kind", ""):
+        network["label"] = Source(source, network["label"], network["label"])
+    facts["network"] = plain(Network, network, f"{where}.network")
+    return plain(Library, facts, where)
+
+
+def _path_row(row: Table, where: str) -> PathRow:
+    """What a row serves, and its constants as a path of no collective yet; sizes by group are pairs there."""
+    served = {f.name for f in fields(PathRow)}
+    facts: Table = {"op": "", **{key: value for key, value in row.items() if key not in served}}
+    facts |= {key: sorted((int(n), float(x)) for n, x in facts[key].items()) for key in ("max_bytes", "contention") if key in facts}
+    facts["source"] = Source("measured", facts["source"], facts["source"])
+    return plain(PathRow, {"path": plain(Path, facts, where), **{k: row[k] for k in served if k in row}}, where)
 
 
 def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) -> Fabric:
@@ -93,8 +207,7 @@ def _all_paths(asked: Library, cluster: Cluster, measured: Measured) -> tuple[Pa
 
 def _spreads(libraries: tuple[Library, ...], family: str) -> tuple[Spread, ...]:
     """Residuals of the library itself, then of the one it falls back on."""
-    rows = [r for one in libraries for r in one.spread if not r.families or family in r.families]
-    return tuple(Spread(r.where, r.ops, r.max_bytes, r.factor, r.source) for r in rows)
+    return tuple(s for one in libraries for s in one.spread if not s.families or family in s.families)
 
 
 def _widest(spreads: tuple[Spread, ...], where: str, default: float) -> float:
@@ -184,10 +297,10 @@ def kernel_constants(engine: Engine, chip: Chip) -> KernelConstants:
 @lru_cache(maxsize=256)
 def _kernel_constants(engine: str, chip: str, wanted: str) -> KernelConstants:
     if engine == "textbook":
-        return KernelConstants("roofline", BY_DEFINITION, _tables(toml("kernels", "roofline")))
+        return KernelConstants("roofline", BY_DEFINITION, _tables(table("kernels", "roofline")))
     known = stems("kernels")
     family = wanted if wanted in known else "generic"
-    layers = [toml("kernels", family)] + ([toml("kernels", chip)] if chip in known else [])
+    layers = [table("kernels", family)] + ([table("kernels", chip)] if chip in known else [])
     unmeasured = Source("assumed", f"assumed: no kernels were measured on {wanted} chips", f"kernels of {wanted}")
     tables: dict[str, Mapping[str, float]] = {}
     for layer in layers:  # a chip of its own corrects its family, an engine's own kernels either
@@ -198,8 +311,8 @@ def _kernel_constants(engine: str, chip: str, wanted: str) -> KernelConstants:
 def _with_own(tables: dict[str, Mapping[str, float]], own: dict[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
     """Tables with an engine's own in their place; an engine with attention of its own runs no other's for other number formats."""
     forms = tuple(f"{form}." for form in ("decode", "prefill") if f"{form}.bf16" in own)
-    return {name: table for name, table in tables.items() if not name.startswith(forms)} | own
+    return {name: c for name, c in tables.items() if not name.startswith(forms)} | own
 
 
-def _tables(table: Table) -> dict[str, Mapping[str, float]]:
-    return {f"{form}.{dtype}": c for form in FORMS for dtype, c in table.get(form, {}).items()}
+def _tables(layer: Table) -> dict[str, Mapping[str, float]]:
+    return {f"{form}.{dtype}": c for form in FORMS for dtype, c in layer.get(form, {}).items()}

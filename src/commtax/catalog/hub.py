@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 def config_file(name: str) -> str:
     """The file on this machine, fetched if it must be; ``LookupError`` says why there is none."""
-    return _once(name, LookupError, lambda: _found(name))
+    return _once(name, LookupError, lambda: _fetched(name))
 
 
 def _once(what: str, failure: type[Exception], work: Callable[[], T]) -> T:
@@ -34,7 +34,7 @@ def _once(what: str, failure: type[Exception], work: Callable[[], T]) -> T:
     raise failure(_failed[what][1])
 
 
-def _found(name: str) -> str:
+def _fetched(name: str) -> str:
     try:
         import huggingface_hub as hub
         import huggingface_hub.constants

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields
@@ -78,8 +79,28 @@ def stems(kind: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=512)
-def toml(kind: str, stem: str) -> Table:
-    return tomllib.loads((FACTS / kind / f"{stem}.toml").read_text(encoding="utf-8"))
+def table(kind: str, stem: str) -> Table:
+    """The file of one key: a ``config.json`` keeps its format, all others are TOML."""
+    ending, parse = ("json", json.loads) if kind == "models" else ("toml", tomllib.loads)
+    contents: Table = parse((FACTS / kind / f"{stem}.{ending}").read_text(encoding="utf-8"))
+    return contents
+
+
+@lru_cache(maxsize=8)
+def aliases(kind: str) -> dict[str, str]:
+    """The keys of one kind by their other names."""
+    return {normal(alias): stem for stem in stems(kind) for alias in table(kind, stem).get("aliases", ())}
+
+
+def find(kind: str, name: str) -> str:
+    """The key by itself or an alias; "" where there is none."""
+    wanted = normal(name)
+    return wanted if wanted in stems(kind) else aliases(kind).get(wanted, "")
+
+
+def did_you_mean(name: str, *kinds: str) -> str:
+    """'; did you mean …?' with what these kinds hold."""
+    return suggest(name, [known for kind in kinds for known in (*stems(kind), *aliases(kind))])
 
 
 def normal(name: str) -> str:
@@ -87,7 +108,7 @@ def normal(name: str) -> str:
     return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 
-def suggest(name: str, choices: Iterable[str], count: int = 3) -> str:
+def suggest(name: str, choices: Iterable[str]) -> str:
     """'; did you mean …?', or nothing where nothing is near."""
-    near = difflib.get_close_matches(normal(name), sorted(set(choices)), n=count, cutoff=0.5)
-    return f"; did you mean {' or '.join(near)}?" if near else ""
+    likely = difflib.get_close_matches(normal(name), sorted(set(choices)), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(likely)}?" if likely else ""

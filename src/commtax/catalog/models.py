@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from commtax.catalog.hf import from_config
-from commtax.catalog.loader import FACTS, normal, plain, stems, suggest
+from commtax.catalog.loader import did_you_mean, find, plain, stems, table
 from commtax.files import Json, local, parse_json, read_json
 from commtax.spec import Citation, Model
 from commtax.statement import Refusal
@@ -52,8 +51,7 @@ class ModelFile:
 
 @lru_cache(maxsize=256)
 def _file(key: str) -> ModelFile:
-    table = json.loads((FACTS / "models" / f"{key}.json").read_text(encoding="utf-8"))
-    file = plain(ModelFile, table, f"models/{key}")
+    file = plain(ModelFile, table("models", key), f"models/{key}")
     if file.key != key:
         raise Refusal(f"models/{key}: wrong key {file.key!r}")
     return file
@@ -64,20 +62,9 @@ def published(key: str) -> list[Published]:
     return [Published(**{**row, "source": Citation(**row["source"])}) for row in _file(key).published]
 
 
-@lru_cache(maxsize=1)
-def _aliases() -> dict[str, str]:
-    return {normal(alias): key for key in model_keys() for alias in _file(key).aliases}
-
-
-def _key(name: str) -> str:
-    """The key of a bundled model by key or alias; "" where there is none."""
-    wanted = normal(name)
-    return wanted if wanted in model_keys() else _aliases().get(wanted, "")
-
-
 def bundled(name: str) -> Model | None:
     """A bundled model by key or alias; never a look at the disk or the network."""
-    return _bundled(key) if (key := _key(name)) else None
+    return _bundled(key) if (key := find("models", name)) else None
 
 
 def model(name: str) -> Model:
@@ -96,7 +83,7 @@ def model(name: str) -> Model:
         return _local(path)
     if name.startswith((".", "/", "~")) or name.endswith(".json"):
         raise Refusal(f"model '{name}': no such folder or file", "model")
-    unknown = f"unknown model '{name}'{suggest(name, [*model_keys(), *_aliases()])}"
+    unknown = f"unknown model '{name}'{did_you_mean(name, 'models')}"
     if name.count("/") != 1:
         raise Refusal(f"{unknown} (commtax catalog models lists them; a folder with config.json or a Hub id works too)", "model")
     try:
@@ -158,14 +145,12 @@ def _beyond(name: str, num_layers: int) -> bool:
 
 def config(name: str) -> Config:
     """The raw ``config.json`` of a bundled model or a local folder."""
-    if key := _key(name):
+    if key := find("models", name):
         return dict(_file(key).config)
     path = local(name)
     file = path / "config.json" if os.path.isdir(path) else path
     if not os.path.exists(file):
-        raise Refusal(
-            f"model '{name}': no such folder, and not in the catalogue{suggest(name, [*model_keys(), *_aliases()])}", "model"
-        )
+        raise Refusal(f"model '{name}': no such folder, and not in the catalogue{did_you_mean(name, 'models')}", "model")
     return _read_json(file)
 
 

@@ -12,21 +12,19 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path as File
-from typing import cast
+from typing import cast, get_args
 
 from commtax import catalog
 from commtax.catalog import physics
-from commtax.catalog.fabric import FORMS, fabric, kernel_constants, with_pairs
-from commtax.catalog.libraries import OPS, library
+from commtax.catalog.fabric import FORMS, OPS, fabric, kernel_constants, library, with_pairs
 from commtax.catalog.loader import Table, suggest
 from commtax.files import Json, local, read_json
-from commtax.spec import Chip, ChipFacts, Cluster, Engine, Fabric, KernelConstants, Link, Path, Profile, Spread
+from commtax.spec import Algorithm, Chip, ChipFacts, Cluster, Engine, Fabric, KernelConstants, Link, Path, Profile, Spread
 from commtax.statement import Note, Refusal, Source
 
 VERSION = 1
-ALGORITHMS = ("ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch")
 PARTS = ("name", "chip", "kernels", "library", "libraries", "network", "links", "engine", "dtype", "sources")
-_UNMEASURED = Spread("across", (), 0.0, 0.6)  # around sizes that nobody measured
+_UNMEASURED = Spread("across", 0.6, "sizes that nobody measured")
 _SPREAD = 0.25  # half-width of the range around a machine's own fit that does not say its own
 
 
@@ -58,17 +56,11 @@ def on_cluster(own: Profile, cluster: Cluster) -> Cluster:
     if key != chip.key:
         raise Refusal(f"profile '{own.name}': it was measured on {key}, and the cluster has {chip.key}", "profile")
     physics.check_chip(facts, chip)
-    memory = facts.get("memory_bytes", chip.memory_bytes)
-    measured = replace(
-        chip,
-        name=facts.get("name", chip.name),
-        memory_Bps=facts.get("memory_Bps", chip.memory_Bps),
-        memory_bytes=memory,
-        visible_bytes=facts.get("visible_bytes", memory if "memory_bytes" in facts else chip.visible_bytes),
-        num_sms=int(facts.get("num_sms", chip.num_sms)),
-        flops_per_s={**chip.flops_per_s, **facts.get("flops_per_s", {})},
-    )
-    return replace(cluster, chip=measured)
+    measured: Table = {**facts, "num_sms": int(facts.get("num_sms", chip.num_sms))}
+    measured["flops_per_s"] = {**chip.flops_per_s, **facts.get("flops_per_s", {})}
+    if "memory_bytes" in facts:
+        measured.setdefault("visible_bytes", facts["memory_bytes"])
+    return replace(cluster, chip=replace(chip, **measured))
 
 
 def on_engine(own: Profile, engine: Engine) -> Engine:
@@ -277,7 +269,7 @@ def _path(row: Json, where: str) -> Path:
     facts: Table = {key: part.text(key) for key in ("op", "algorithm", "name") if key in row}
     if "source" in row:
         facts["source"] = Source("calibrated", part.text("source"))
-    for key, known in (("op", OPS), ("algorithm", ALGORITHMS)):
+    for key, known in (("op", OPS), ("algorithm", get_args(Algorithm))):
         if facts.get(key) not in known:
             raise Refusal(f"{where}.{key}={physics.shown(facts.get(key))}: one of {', '.join(known)}", key, known)
     physics.PATH["bandwidth_Bps"].read(row.get("bandwidth_Bps"), f"{where}.bandwidth_Bps")

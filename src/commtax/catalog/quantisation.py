@@ -25,18 +25,14 @@ def quant_from(config: Json, key: str) -> Quant:
         raise Refusal(f"model {key}: quantization_config has a field of the wrong type ({error})", "model") from None
     except ValueError as error:
         raise Refusal(f"model {key}: quantization_config has a bad number ({error})", "model") from None
-    for names in (quant.ignored, quant.only):
-        _check_names(names, key)
-    return quant
-
-
-def _check_names(names: tuple[str, ...], key: str) -> None:
     try:
-        modules(names)
+        for names in (quant.ignored, quant.only):
+            modules(names)
     except ValueError as error:
         raise Refusal(f"model {key}: quantization_config: {error}", "model") from None
     except TypeError as error:
         raise Refusal(f"model {key}: quantization_config has a field of the wrong type ({error})", "model") from None
+    return quant
 
 
 def _read(config: Config, key: str) -> Quant:

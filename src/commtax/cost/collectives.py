@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.spec import Number, Path
+from commtax.spec import Algorithm, Network, Number, Path
 from commtax.statement import Note
 from commtax.units import format_bytes
 
@@ -67,7 +67,7 @@ def _in_switch(nbytes: Number, ranks: Number, p: Path) -> Parts:
     return (p.launch_s + p.extra_s) * (ranks > 1), nbytes * factor * (ranks > 1) / p.bandwidth_Bps
 
 
-ALGORITHMS: dict[str, Callable[[Number, Number, Path], Parts]] = {
+ALGORITHMS: dict[Algorithm, Callable[[Number, Number, Path], Parts]] = {
     "ring": _ring,
     "ring-simple": _ring_simple,
     "tree": _tree,
@@ -118,14 +118,14 @@ def choose(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
 
     Constants were fitted on powers of two: between the last of them and a limit they would tell of a step down in time.
     """
-    found = _first(paths, nbytes, ranks)
+    chosen = _first(paths, nbytes, ranks)
     for path in paths:
         if path.max_bytes:
             limit = _limit(path, ranks)
             beyond = _first(paths, limit + 1, ranks)
-            less = (nbytes <= limit) & (beyond.seconds < found.seconds)
-            found = Choice(pick(less, beyond.latency_s, found.latency_s), pick(less, beyond.wire_s, found.wire_s), found.path)
-    return found
+            less = (nbytes <= limit) & (beyond.seconds < chosen.seconds)
+            chosen = Choice(pick(less, beyond.latency_s, chosen.latency_s), pick(less, beyond.wire_s, chosen.wire_s), chosen.path)
+    return chosen
 
 
 def _limit(path: Path, ranks: Number) -> Number:
@@ -177,31 +177,22 @@ def reason(path: Path, nbytes: float, ranks: int, crosses: bool = False) -> Note
     return Note("cheapest", f"{name}: the cheapest for {size} on {ranks} ranks")
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
-    """What carries a collective between fast domains: the group's share of the hosts' NICs, and the fabric's latency."""
-
-    bandwidth_Bps: Number  # of all NICs that one domain's part of the group may use, one direction
-    hop_s: Number
-    efficiency: float = 0.9
-    norm: float = 8.0
-    pipelining: float = 0.0
-    direct: bool = False
-
-
-def across(op: str, nbytes: Number, inside: Choice, domains: Number, network: Network) -> Choice:
+def across(
+    op: str, nbytes: Number, inside: Choice, domains: Number, nics_Bps: Number, latency_s: float, network: Network
+) -> Choice:
     """A collective over several domains: its inside part and its network part run as a pipeline.
 
     Inside, each domain reduces (or gathers) among its own ranks; across, every rank speaks for its share of the tensor, so
-    the network carries ``ring_factor(op, M) nbytes`` through all NICs of a domain together. Latency: log2 M network
-    hops each way (a tree). A pipeline cut into the best number of chunks loses 2 sqrt(L wire) beside both, L a hop each way
-    (levels work on different chunks at a time): most of the time of tensors of a few megabytes.
+    the network carries ``ring_factor(op, M) nbytes`` through all NICs of a domain that the group may use, ``nics_Bps`` in one
+    direction. Latency: log2 M network hops each way (a tree), each some times the link's ``latency_s``. A pipeline cut into the
+    best number of chunks loses 2 sqrt(L wire) beside both, L a hop each way (levels work on different chunks at a time): most
+    of the time of tensors of a few megabytes.
     """
     levels = np.minimum(1, domains - 1) if network.direct else np.ceil(np.log2(domains))
     passes = 2 if op == "all-reduce" else 1
-    wire = ring_factor(op, domains) * nbytes / (network.bandwidth_Bps * network.efficiency)
+    wire = ring_factor(op, domains) * nbytes / (nics_Bps * network.efficiency)
     both = (inside.wire_s**network.norm + wire**network.norm) ** (1 / network.norm)
-    hops = passes * network.hop_s
+    hops = passes * (network.hops * latency_s)
     both = both + 2 * network.pipelining * np.sqrt(hops * wire)
     latency = inside.latency_s + levels * hops
     return Choice(latency, both, inside.path, inside.seconds / np.maximum(latency + both, 1e-12))

@@ -50,7 +50,6 @@ class Kernel:
     length: Number = 0  # keys a query sees (decode), new tokens a sequence (prefill)
     past: Number = 0
     grouped: float = 0.0  # a grouped product over experts: the share of a plain product's arithmetic rate that it attains
-    fusable: bool = True  # a small kernel that an engine may run inside a neighbour
     fused: float = 0.0  # share of the launches that run inside a neighbour: their bytes move, their fixed time is gone
     static_scales: bool = False  # activations are quantised with known scales, inside the kernel before
     casts: bool = False  # an element-wise kernel that casts the input (n x k: of its matrix) of a product
@@ -65,14 +64,7 @@ def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine:
     if engine.key != "torch":
         step = _Step(model, plan, work, rows, engine)
         kernels.append(step.small("embedding and final norm", "embedding", "", 2, rows * model.hidden * 4))
-    return [_as_run(k, engine) for k in kernels]
-
-
-def _as_run(kernel: Kernel, engine: Engine) -> Kernel:
-    """Engines fuse small kernels with their neighbours."""
-    if kernel.form == "small" and kernel.fusable and engine.kernels.small_kernels != 1:
-        return replace(kernel, fused=1 - engine.kernels.small_kernels)
-    return kernel
+    return kernels
 
 
 def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> list[Kernel]:
@@ -97,7 +89,8 @@ def _parts(model: Model) -> tuple[tuple[Maker, object, int], ...]:
     for index, block in enumerate(model.blocks):
         parts: tuple[tuple[Maker, object], ...] = (
             (_projections, replace(block.attention, window=0)),
-            (_attention, block.attention),
+            (_decode_attention, block.attention),
+            (_prefill_attention, block.attention),
             (_mlp if isinstance(block.ffn, Mlp) else _mixture, block.ffn),
             (_norms, block.num_norms),
         )
@@ -125,7 +118,8 @@ class _Step:
         plain = self.plan.activations_dtype
         stored, dtype, static = DTYPE_BYTES[plain], plain, False
         if quant and name and self._is_quantised(name, quant):
-            stored = DTYPE_BYTES[quant.dtype] + _scale_bytes(quant.block, quant.scale_bytes)
+            tile = quant.block[0] * quant.block[1]  # scales count where tiles are small enough to matter
+            stored = DTYPE_BYTES[quant.dtype] + (quant.scale_bytes / tile if tile else 0.0)
             dtype = quant.dtype if quant.dtype in LOW_ARITHMETIC and not quant.weight_only else dtype
             static = dtype == "fp8" and quant.block == (0, 0)  # one scale a tensor is known ahead, tiles and rows need theirs
         nbytes = m * k * _input_bytes(dtype, self.plan) + n * k * stored + m * n * DTYPE_BYTES[plain]
@@ -136,9 +130,10 @@ class _Step:
         probe = Matrix(f"model.layers.N.{name}.weight", (1, 1), "full", 0, "", True)
         return quantised_fraction(self.model, probe, quant) > 0
 
-    def small(self, what: str, part: Part, place: Place, count: Number, elements: Number) -> Kernel:
-        nbytes = elements * DTYPE_BYTES[self.plan.activations_dtype]
-        return Kernel(what, "small", count, 0.0, nbytes, part=part, place=place)
+    def small(self, what: str, part: Part, place: Place, count: Number, elements: Number, fusable: bool = True) -> Kernel:
+        """An element-wise kernel, which an engine may fuse with a neighbour."""
+        nbytes, fused = elements * DTYPE_BYTES[self.plan.activations_dtype], 1 - self.engine.kernels.small_kernels
+        return Kernel(what, "small", count, 0.0, nbytes, fused=fused if fusable else 0.0, part=part, place=place)
 
 
 def _norms(s: _Step, num_norms: int, count: int) -> Iterator[Kernel]:
@@ -149,11 +144,6 @@ def _norms(s: _Step, num_norms: int, count: int) -> Iterator[Kernel]:
 def _input_bytes(dtype: str, plan: Plan) -> float:
     """Bytes of one activation as a product reads it: fp4 products take plain ones and quantise them themselves."""
     return DTYPE_BYTES["fp8" if dtype == "fp8" else plan.activations_dtype]
-
-
-def _scale_bytes(block: tuple[int, int], scale: float) -> float:
-    """Bytes of scales an element, where tiles are small enough to matter."""
-    return scale / (block[0] * block[1]) if block[0] and block[1] else 0.0
 
 
 def _projections(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
@@ -191,25 +181,20 @@ def _latent_projections(s: _Step, a: Attention, m: Latent, count: int) -> Iterat
         yield s.gemm("token selector", "projections", "", count, rows, width, m.q_rank or h, "self_attn.indexer.wq_b")
 
 
-def _attention(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
-    yield _decode_attention(s, a, count)
-    yield _prefill_attention(s, a, count)
-
-
 def _cache(s: _Step, a: Attention) -> tuple[Number, Number]:
     """KV heads of a rank, and the bytes that a token has in its cache (a selector's keys are read beside it)."""
     kv_heads = 1.0 if a.latent else a.num_kv_heads / np.minimum(s.plan.tp, a.num_kv_heads)
     return kv_heads, kv_bytes_per_token_layer(replace(a, indexer=None), s.plan.tp, s.plan.kv_dtype)
 
 
-def _decode_attention(s: _Step, a: Attention, count: int) -> Kernel:
+def _decode_attention(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
     """Decode reads every cached key and value."""
     seqs, work, heads = s.work.decode_seqs, s.work, a.num_heads / s.plan.tp
     kv_heads, per_token = _cache(s, a)
     k_dim = a.latent.kv_rank + a.latent.rope_dim if a.latent else a.head_dim
     v_dim = a.latent.kv_rank if a.latent else a.v_head_dim
     length = _seen(work.cached_tokens / np.maximum(1, seqs) + work.rows_per_seq, a)
-    return Kernel(
+    yield Kernel(
         "decode attention",
         "decode",
         pick(np.asarray(seqs) > 0, count, 0),
@@ -227,14 +212,14 @@ def _decode_attention(s: _Step, a: Attention, count: int) -> Kernel:
     )
 
 
-def _prefill_attention(s: _Step, a: Attention, count: int) -> Kernel:
+def _prefill_attention(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
     """Prefill computes the causal half of new x (past + new)."""
     seqs, tokens, heads = s.work.prefill_seqs, s.work.prefill_tokens, a.num_heads / s.plan.tp
     kv_heads, per_token = _cache(s, a)
     new, past = tokens / np.maximum(1, seqs), s.work.past_tokens / np.maximum(1, seqs)
     width = a.head_dim + a.v_head_dim
     moved = tokens * (heads * width) * DTYPE_BYTES[s.plan.activations_dtype]
-    return Kernel(
+    yield Kernel(
         "prefill attention",
         "prefill",
         pick(np.asarray(tokens) > 0, count, 0),
@@ -308,9 +293,8 @@ def _routed(s: _Step, f: Experts, count: int) -> Iterator[Kernel]:
     # Tokens are read and written once; a copy is written, read by the activation, written and read back.
     moved = 2 * tokens * h + copies * (2 * h + both + inner)
     moved = moved + runs.routing_passes * tokens * f.top_k * h
-    launches = runs.routing_kernels
-    routing = s.small("routing, permutation and activation", "routing", "routing", launches * count, moved / launches)
-    yield replace(routing, fusable=False)
+    launches, what = runs.routing_kernels, "routing, permutation and activation"
+    yield s.small(what, "routing", "routing", launches * count, moved / launches, fusable=False)
     down = s.gemm("experts down", "experts", "down", count, each, h * chosen, inner, "mlp.experts.down_proj")
     moved = copies * inner * _input_bytes(down.dtype, plan) + chosen * h * inner * down.weight_bytes
     yield replace(down, nbytes=moved, grouped=runs.grouped_efficiency)

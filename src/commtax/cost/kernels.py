@@ -58,7 +58,11 @@ def _grouped_rows(mean: Number, tile: float) -> Number:
 
 
 def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
-    """One new token a sequence over its cached keys: bytes of the cache, blocks in turn, and the loop over the length."""
+    """One new token a sequence over its cached keys: bytes of the cache, blocks in turn, and the loop over the length.
+
+    t = t0 + [ memory^p + blocks^p + serial^p + compute^p ]^(1/p) seconds, with blocks = tc batch kv_heads (d + 150)/278 and
+    serial = kl ln(1 + length/kc) + tb ln(batch). Fitted on measured kernels (``catalog/kernels``).
+    """
     moved = k.nbytes + k.batch * k.heads * k.head_dim * 4.0
     memory = moved / (_by_head_dim(k.head_dim, c, "eb") * bandwidth_Bps)
     blocks = c["tc"] * k.batch * k.kv_heads * ((k.head_dim + HEAD_OFFSET) / (HEAD_DIM + HEAD_OFFSET))
@@ -71,7 +75,11 @@ def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: flo
 
 
 def prefill_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
-    """Causal attention of whole prompts: arithmetic at the head size's rate, memory, and the longest single block."""
+    """Causal attention of whole prompts: arithmetic at the head size's rate, memory, and the longest single block.
+
+    t = t0 + [ (compute + memory)^p + longest^p ]^(1/p) seconds, with longest = tl (new + past) (d + 128)/256. Fitted on
+    measured kernels (``catalog/kernels``).
+    """
     edges = k.batch * k.length * c["c0"] * k.heads * 4.0 * k.head_dim  # tiles at the diagonal compute more than half
     work = (k.flops + edges) / (_by_head_dim(k.head_dim, c, "ep") * flops_per_s) + k.nbytes / (c["eb"] * bandwidth_Bps)
     longest = c["tl"] * (k.length + k.past) * (k.head_dim + HEAD_DIM) / (2 * HEAD_DIM)
@@ -80,7 +88,7 @@ def prefill_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: fl
 
 
 def small(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
-    """An element-wise kernel: a fixed time and its bytes."""
+    """An element-wise kernel, a fixed time and its bytes: t = t0 + bytes / (eb bandwidth) seconds."""
     return c["t0"], k.nbytes / (c["eb"] * bandwidth_Bps)
 
 
@@ -138,7 +146,7 @@ def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
     return constants.label_of(name)
 
 
-def sigma(kernel: Kernel, constants: KernelConstants) -> float:
+def kernel_sigma(kernel: Kernel, constants: KernelConstants) -> float:
     """Standard deviation of the logarithm of a kernel's time inside a step."""
     own = max(constants.sigma, constants.tables[table_of(kernel, constants)].get("sigma", 0.0))
     return max(own, UNMEASURED_SIGMA) if kernel_source(kernel, constants).kind == "assumed" and own else own

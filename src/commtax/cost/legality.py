@@ -10,8 +10,7 @@ import numpy as np
 
 from commtax.arrays import pick, some
 from commtax.cost.experts import expert_tp
-from commtax.cost.schedules import SCHEDULES
-from commtax.cost.stages import virtual_layers
+from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
 from commtax.spec import AXES, SIZES, Cluster, Engine, Experts, Mlp, Model, Number, Plan
 from commtax.statement import Note, Refusal
@@ -34,10 +33,6 @@ class Case:
     @property
     def degree(self) -> str:
         return self.named or f"tp={self.plan.tp}"
-
-    @property
-    def heads(self) -> int:
-        return self.model.attention.num_heads
 
     @property
     def kv_heads(self) -> int:
@@ -83,9 +78,13 @@ class Case:
         return ", ".join(str(d) for d in range(1, int(self.plan.dp) + 1) if self.plan.dp % d == 0)
 
     @property
+    def schedule(self) -> Schedule:
+        return SCHEDULES[self.plan.schedule]
+
+    @property
     def needed(self) -> str:
         """The microbatches that its schedule needs."""
-        return SCHEDULES[self.plan.schedule].needs(self.plan.pp)
+        return self.schedule.needs(self.plan.pp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,25 +127,12 @@ def _ep_group_broken(c: Case) -> Number:
     return (p.ep > 1) & (odd | (p.ep != p.tp * p.dp) if c.engine.sends.ep_is_tp_dp else odd)
 
 
-def _attention_dp_broken(c: Case) -> Number:
-    return (c.plan.ep > c.plan.tp) & (c.plan.dp > 1) & (c.plan.tp > 1) & c.engine.sends.attention_dp_whole
-
-
 def _ep_engine_broken(c: Case) -> Number:
     return (c.plan.ep > 1) & (("train" in c.engine.phases) and not c.engine.sends.ep_backends)
 
 
 def _ep_dense_broken(c: Case) -> Number:
     return (c.plan.ep > 1) & (c.model.experts is None)
-
-
-def _expert_width_broken(c: Case) -> Number:
-    return c.moe.intermediate % expert_tp(c.plan, c.engine) != 0
-
-
-def _schedule_broken(c: Case) -> Number:
-    p = c.plan
-    return (p.pp > 1) & np.logical_not(SCHEDULES[p.schedule].legal(p.pp, p.microbatches, p.chunks))
 
 
 def _groups_broken(c: Case) -> Number:
@@ -166,8 +152,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "heads-divisible",
         "tp",
-        lambda c: c.heads % c.plan.tp != 0,
-        "{c.heads} attention heads of {m.key} do not divide by {c.degree}",
+        lambda c: c.model.attention.num_heads % c.plan.tp != 0,
+        "{m.attention.num_heads} attention heads of {m.key} do not divide by {c.degree}",
     ),
     Rule("kv-heads-divisible", "tp", _kv_broken, "{c.kv_heads} KV heads of {m.key} neither divide by {c.degree} nor divide it"),
     Rule(
@@ -179,7 +165,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "expert-width-divisible",
         "tp",
-        _expert_width_broken,
+        lambda c: c.moe.intermediate % expert_tp(c.plan, c.engine) != 0,
         "expert width {c.moe.intermediate} of {m.key} does not divide by {c.degree}",
     ),
     Rule(
@@ -200,7 +186,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "attention-dp-whole",
         "",
-        _attention_dp_broken,
+        lambda c: (c.plan.ep > c.plan.tp) & (c.plan.dp > 1) & (c.plan.tp > 1) & c.engine.sends.attention_dp_whole,
         "{c.degree} with dp={p.dp}: {e.key}'s attention data parallelism keeps attention whole on a GPU",
     ),
     Rule(
@@ -213,7 +199,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "schedule-microbatches",
         "",
-        _schedule_broken,
+        lambda c: (c.plan.pp > 1) & np.logical_not(c.schedule.legal(c.plan.pp, c.plan.microbatches, c.plan.chunks)),
         "schedule {p.schedule} on {p.pp} stages needs {c.needed} microbatches, not {p.microbatches}",
         otherwise="schedule",
     ),
@@ -301,25 +287,25 @@ def _nearest(rule: Rule, q: Case) -> tuple[str, list[int]]:
 
 def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[Note]:
     """What a legal scalar plan should know about itself: replication, idle GPUs, uneven stages."""
-    found = []
+    said = []
     kv, tp, pp = model.attention.num_kv_heads, int(plan.tp), int(plan.pp)
     if not model.attention.latent and tp > kv:
-        found.append(Note("kv-replicated", f"KV heads replicated: {kv} heads over tp {tp}, {tp // kv} copies of each"))
+        said.append(Note("kv-replicated", f"KV heads replicated: {kv} heads over tp {tp}, {tp // kv} copies of each"))
     if model.attention.latent and tp > 1:
-        found.append(Note("kv-whole", f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache"))
+        said.append(Note("kv-whole", f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache"))
     if plan.chunks > 1 and pp > 1 and model.num_layers % (pp * plan.chunks):
         layout = virtual_layers(model.num_layers, pp, plan.chunks)
         sizes = [sum(chunk[rank] for chunk in layout) for rank in range(pp)]
         first, last, most = layout[0][0], layout[-1][-1], max(map(max, layout))
         ends = f"{plan.chunks} chunks each: {first} in the first, {last} in the last, none above {most}"
-        found.append(_uneven(model, sizes, f" in {ends}"))
+        said.append(_uneven(model, sizes, f" in {ends}"))
     elif model.num_layers % pp:
         sizes = [len(r) for r in stage_layers(model, pp, engine.sends.odd_layers)]
-        found.append(_uneven(model, sizes))
+        said.append(_uneven(model, sizes))
     idle = cluster.num_gpus - int(plan.all_gpus)
     if idle > 0:
-        found.append(Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({Case(model, cluster, plan, engine).laid})"))
-    return found
+        said.append(Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({Case(model, cluster, plan, engine).laid})"))
+    return said
 
 
 def _uneven(model: Model, sizes: list[int], where: str = "") -> Note:

@@ -1,22 +1,29 @@
-"""What one rank must hold to serve: weights, activations, and the KV cache in what is left."""
+"""What one rank must hold: to serve, weights, activations and the KV cache in what is left; to train, parameters, gradients,
+optimiser state and the activations in flight.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.experts import expert_tp, over_replicas
+from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
 from commtax.cost.tensors import Held, copies, held, inventory, padded_vocab, quantisation, share, weight_bytes
 from commtax.cost.traffic import largest_graph
-from commtax.spec import DTYPE_BYTES, Attention, Chip, Engine, Experts, Mlp, Model, Number, Plan
+from commtax.cost.train_traffic import by_pp, fullest_layers, holders, stage_params
+from commtax.spec import DTYPE_BYTES, Attention, Block, Chip, Engine, Experts, Mlp, Model, Number, Plan, TrainStep
 from commtax.statement import Refusal
 
 INDEXER_SCALE_BYTES = 4  # the selector's key cache: one fp8 value a channel and one fp32 scale
+OPTIMIZER_BYTES = 12  # Adam: fp32 master copy, first and second moment
+LOGIT_BYTES = 6  # bf16 as the head writes them, and fp32 for the loss
+RECOMPUTE = ("none", "selective", "full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,33 +38,31 @@ class WeightLine:
 def weights(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> list[WeightLine]:
     """Weights of one rank of one stage, by part. A local checkpoint's own size, where known, scales them."""
     scale = model.stored_bytes / total_bytes(model, plan) if model.stored_bytes and not plan.weights_dtype else 1.0
-    lines: dict[str, tuple[Number, Number]] = {}
     rows = held(model, plan, engine, stage, pp)
+    lines: dict[str, tuple[Number, Number]] = {}
     for row in rows:
         nbytes, copied = lines.get(row.tensor.part, (0.0, 0.0))
         extra = np.maximum(0, row.bytes_per_rank - row.ideal_bytes)
         lines[row.tensor.part] = (nbytes + row.bytes_per_rank * scale, copied + extra * scale)
-    for part, nbytes, copied in _beside(model, plan, engine, rows):
-        lines[part] = (nbytes, copied)
-    return [WeightLine(part, nbytes, copied) for part, (nbytes, copied) in lines.items()]
+    return [*(WeightLine(part, *sums) for part, sums in lines.items()), *_beside(model, plan, engine, rows)]
 
 
-def _beside(model: Model, plan: Plan, engine: Engine, rows: list[Held]) -> Iterator[tuple[str, Number, Number]]:
-    """What an engine loads beyond the checkpoint's tensors: (part, bytes, of them replicated)."""
+def _beside(model: Model, plan: Plan, engine: Engine, rows: list[Held]) -> Iterator[WeightLine]:
+    """What an engine loads beyond the checkpoint's tensors."""
     a = model.attention
     if engine.memory.latent_absorbed and a.latent:
         up = sum((r.tensor.size * r.copies for r in rows if r.tensor.name.endswith("kv_b_proj.weight")), start=0)
-        yield "absorbed latent projections", up * DTYPE_BYTES[plan.activations_dtype] / plan.tp, 0.0
+        yield WeightLine("absorbed latent projections", up * DTYPE_BYTES[plan.activations_dtype] / plan.tp, 0.0)
     quant = quantisation(model, plan)
     if engine.memory.mxfp4_multiple > 1 and quant and quant.dtype == "mxfp4":
         width = (model.experts.intermediate if model.experts else 1) / expert_tp(plan, engine)
         grown = _padded(model.hidden, engine.memory.mxfp4_multiple) * _padded(width, engine.memory.mxfp4_width_multiple) - 1
         experts = sum((r.bytes_per_rank for r in rows if r.tensor.part == "experts" and r.tensor.linear), start=0.0)
-        yield "padding of mxfp4 experts", experts * grown, 0.0
+        yield WeightLine("padding of mxfp4 experts", experts * grown, 0.0)
     if engine.memory.rotary_table and not model.positions:
         width = a.latent.rope_dim if a.latent else a.head_dim
         table = model.max_len * width * DTYPE_BYTES[plan.activations_dtype]
-        yield "rotary table", plan.tp * 0 + float(table), table * (1 - 1 / plan.tp)
+        yield WeightLine("rotary table", plan.tp * 0 + float(table), table * (1 - 1 / plan.tp))
 
 
 def total_bytes(model: Model, plan: Plan) -> float:
@@ -191,3 +196,144 @@ def check_stored(model: Model) -> None:
             f"{expected:,.0f}: files are missing, or belong to another model",
             "model",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainMemory:
+    """Bytes of one rank of the first pipeline stage, which keeps the most activations."""
+
+    parameters: Number
+    gradients: Number
+    optimizer: Number
+    activations: Number
+    logits: Number
+
+    @property
+    def total(self) -> Number:
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.logits
+
+
+def training_memory(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> TrainMemory:
+    """ZeRO 1 divides the optimiser state over the data-parallel ranks, 2 the gradients too, 3 the parameters too.
+
+    With a pipeline the parameters of ZeRO 3 stay gathered while microbatches pass, and gradients of ZeRO 2 and 3 add up whole
+    until the last of them has passed a chunk.
+    """
+    params = stage_params(model, plan, engine)
+    ranks, same_experts = holders(plan, engine)
+    ends = _ends(model, plan, params)
+    dense, experts = params["layers"] + ends, params["experts"]
+    piped = np.asarray(plan.pp) > 1
+
+    def divided(nbytes: float, stage: int) -> Number:
+        if plan.zero < stage:
+            return (dense + experts) * nbytes
+        return dense * nbytes / ranks + experts * nbytes / same_experts
+
+    # Where the sharded parameter is the fp32 master copy, no other master is kept.
+    whole, grads = DTYPE_BYTES[plan.activations_dtype], DTYPE_BYTES[plan.grads_dtype]
+    mastered = engine.trains.master_is_parameter and plan.zero == 3
+    weights = divided(4 if mastered else whole, 3)
+    if plan.zero == 3:
+        # one layer is whole while it is used, the next is on its way; with a pipeline all of the stage is
+        some = np.minimum(1, pick(piped, 1, 2 / fullest_layers(model, plan)))
+        weights = weights + some * (_gathered(params["layers"], ranks) + _gathered(experts, same_experts)) * whole
+        weights = weights + pick(piped, _gathered(ends, ranks), 0) * whole
+    rows = step.micro_batch * plan.share(step.seq)
+    return TrainMemory(
+        parameters=weights,
+        gradients=np.minimum((dense + experts) * grads, divided(grads, 2) + _unreduced(plan) * (dense + experts) * grads),
+        optimizer=divided(OPTIMIZER_BYTES - (4 if mastered else 0), 1),
+        activations=activations(model, plan, step, engine) * in_flight(model, plan) + _working_set(model, plan, step, engine),
+        logits=pick(np.asarray(plan.pp) == 1, rows * padded_vocab(model, plan, engine) / plan.tp * LOGIT_BYTES, 0),
+    )
+
+
+def _ends(model: Model, plan: Plan, params: Mapping[str, Number]) -> Number:
+    """Parameters of embedding (and head) beyond those of the layers that their stage has less than the fullest one."""
+    fullest = fullest_layers(model, plan)
+    first = by_pp(plan.pp, lambda pp: sum(chunk[0] for chunk in virtual_layers(model.num_layers, pp, plan.chunks)))
+    short = fullest - first
+    return np.maximum(0, params["ends"] - short * (params["layers"] + params["experts"]) / fullest)
+
+
+def _unreduced(plan: Plan) -> Number:
+    """The share of a stage's gradients that microbatches still add to, under ZeRO 2 and 3.
+
+    With a pipeline all of them; one chunk's where all microbatches pass a chunk before any passes the one before it.
+    """
+    if plan.zero < 2:
+        return 0.0
+    one = 1 / passes_of(plan) if plan.schedule == "interleaved" else 1.0
+    return pick(np.asarray(plan.pp) > 1, pick(np.asarray(plan.microbatches) <= plan.pp, one, 1.0), 0.0)
+
+
+def _gathered(params: Number, ranks: Number) -> Number:
+    """Parameters that exist whole beside their shard: none where one rank has all of them."""
+    return pick(np.asarray(ranks) > 1, params, 0)
+
+
+def in_flight(model: Model, plan: Plan) -> Number:
+    """Microbatches whose activations the first stage keeps: all under gpipe, at most pp under 1f1b, 2 pp - 1 under zb-h2.
+
+    Interleaving v chunks keeps (p - 1)/(p v) more, as Narayanan et al. 2021 count it, where there are as many; where chunks
+    have unequal layers it is the rank that keeps most, counted in stages of mean depth.
+    """
+    if plan.chunks > 1:
+        return kept_layers(model.num_layers, plan.pp, plan.chunks, plan.microbatches) * plan.pp / model.num_layers
+    return SCHEDULES[plan.schedule].kept(plan.pp, plan.microbatches, plan.chunks)
+
+
+def activations(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Number:
+    """Activations that one stage keeps for one microbatch: s b h (8 + 24/t) bytes a layer of the GPT shape.
+
+    That is Korthikanti et al. 2022, eq. 2 (s b h (10 + 24/t + 5 a s/(h t))) without dropout masks (2 of the 34); fused
+    attention keeps no score matrix, and where it is not fused, selective recomputation drops it. An engine that keeps
+    every other product drops about half. Sequence parallelism divides the 8 by t as well (eq. 4), less the inputs of
+    the products where they are kept gathered. Full recomputation keeps a layer's input only.
+    """
+    rows = step.micro_batch * plan.share(step.seq)
+    kept: Number = 0.0
+    for index, block in enumerate(model.blocks):
+        if plan.recompute == "full":
+            each = 2.0 * model.hidden / (plan.tp if plan.sequence_parallel else 1)
+        else:
+            each = _kept(block, model.hidden, plan, step, engine)
+        kept = kept + each * rows * model.layers.count(index) / plan.pp
+    return kept
+
+
+def _kept(block: Block, hidden: int, plan: Plan, step: TrainStep, engine: Engine) -> Number:
+    """Bytes a row keeps in one layer on one rank.
+
+    The score matrix, where it is kept: softmax output, dropout mask and dropout output (2 + 1 + 2 a head and key).
+    """
+    whole, split = _layer_bytes(block, hidden)
+    if engine.trains.attention == "unfused" and plan.recompute != "selective":
+        split = split + 5.0 * block.attention.num_heads * step.seq
+    gathered = 0 if engine.trains.regathers_inputs or not plan.sequence_parallel else 4 * hidden
+    every = split / plan.tp + gathered + (whole - gathered) / (plan.tp if plan.sequence_parallel else 1)
+    half = plan.recompute == "selective" and engine.trains.selective == "matmuls"
+    return every / 2 if half else every
+
+
+def _layer_bytes(block: Block, hidden: int) -> tuple[float, float]:
+    """Bytes a row keeps in one layer: (norm and projection inputs, what tensor parallelism always splits).
+
+    Fused attention is assumed: queries, keys, values and the output are kept, the score matrix is not.
+    """
+    a, f = block.attention, block.ffn
+    qkv = 2 * (a.num_heads * a.head_dim + a.num_kv_heads * (a.head_dim + a.v_head_dim) + a.num_heads * a.v_head_dim)
+    whole = 2 * hidden * (block.num_norms + 2)  # inputs of the norms, of the first attention and the first feed-forward matrix
+    ffn = 2 * f.intermediate * (3 if f.gated else 2)
+    if isinstance(f, Mlp):
+        return whole, qkv + ffn
+    return whole, qkv + f.top_k * (ffn + 2 * hidden) + 2 * f.shared_intermediate * 3
+
+
+def _working_set(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Number:
+    """Full recomputation rebuilds one layer at a time: its activations exist once beside the kept inputs."""
+    if plan.recompute != "full":
+        return 0.0
+    largest = max(model.blocks, key=lambda block: sum(_layer_bytes(block, model.hidden)))
+    return step.micro_batch * plan.share(step.seq) * _kept(largest, model.hidden, plan, step, engine)

@@ -30,10 +30,11 @@ class Span:
 
 
 def span(axis: str, plan: Plan, cluster: Cluster, engine: Engine) -> Span:
-    """The span of one axis' groups when ranks are numbered in ``plan.order``, innermost first.
+    """The span of one axis' groups, in ranks and domains, when ranks are numbered in ``plan.order``, innermost first.
 
-    A group is a product of (size, stride) runs; of a run with a given stride, domain/stride ranks lie in one domain (at
-    least 1, at most all). A group that does not divide what the job uses of a domain straddles its edge somewhere.
+    A group is a product of (size, stride) runs; of a run clip(used // stride, 1, size) ranks lie in one domain, where used are
+    the GPUs that the job takes of it. An axis' stride is the product of the sizes inside it in the engine's own order (``order``
+    in ``catalog/engines``). A group that does not divide what the job uses of a domain straddles its edge somewhere.
     Bridges join the first GPU of a host with the second, and so on: two ranks of neighbouring numbers that start a job, or
     follow on such pairs, are a pair.
     """

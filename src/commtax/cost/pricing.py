@@ -1,4 +1,7 @@
-"""What kernels and collectives of a step cost, as lines of a bill: the choice of a path, its seconds, their source and range."""
+"""What kernels and collectives of a step cost, as lines of a bill: the choice of a path, its seconds, their source and range.
+
+At the end the lines of an inference step, its kernels, its collectives and the host, become its bill.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from commtax.arrays import pick, some
-from commtax.cost.collectives import Choice, Network, across, choose, reason
-from commtax.cost.compute import Kernel
+from commtax.cost.collectives import Choice, across, choose, reason
+from commtax.cost.compute import Kernel, step_kernels
 from commtax.cost.experts import expected_destinations
-from commtax.cost.kernels import kernel_source, peak
+from commtax.cost.kernels import kernel_sigma, kernel_source, peak, seconds
 from commtax.cost.placement import Span, span
-from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Item, Line, Stage, Via, pass_of
+from commtax.cost.traffic import inference, padded_rows
+from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Bill, Item, Line, Stage, Via, pass_of
 from commtax.question import AS_IT_IS, WhatIf
-from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan
+from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Workload
 from commtax.statement import Source
 
 UNMEASURED = 0.6  # half-width of the range of a group that nobody measured
@@ -94,8 +98,8 @@ class Pricer:
         key = (op, item.axis, id(item.nbytes), id(item.ranks))
         if key not in self._prices:  # the item is kept so that its arrays, whose identity is the key, live on
             where = self.span(item.axis)
-            found = price(op, item.nbytes, item.ranks, where, self.cluster, fabric, _once_a_host(item, where))
-            self._prices[key] = (item, found)
+            chosen = price(op, item.nbytes, item.ranks, where, self.cluster, fabric, _once_a_host(item, where))
+            self._prices[key] = (item, chosen)
         return self._prices[key][1]
 
 
@@ -180,20 +184,20 @@ def spread_of(
     known = fabric.label.kind == "calibrated" and not some(ranks > MEASURED_RANKS)
     where = "across" if crosses else "eager" if eager and known else cluster.intra.kind
     usual = fabric.network.spread if crosses else fabric.spread
-    found = _residual(fabric, op, nbytes, where, known) if fabric.spreads else usual
+    width = _residual(fabric, op, nbytes, where, known) if fabric.spreads else usual
     if crosses and fabric.spreads:  # no surer than the stage inside the hosts, by its share of the time
         measured = fabric.label.kind == "calibrated" and cluster.domain <= MEASURED_RANKS
-        found = np.maximum(found, chosen.inside * _residual(fabric, op, nbytes, cluster.intra.kind, measured))
+        width = np.maximum(width, chosen.inside * _residual(fabric, op, nbytes, cluster.intra.kind, measured))
     if crosses and not fabric.network.ranks:
-        return found
+        return width
     if crosses:
         seen = fabric.network.ranks
-        return pick(np.logical_and(ranks >= seen[0], ranks <= seen[-1]), found, np.maximum(found, UNMEASURED))
+        return pick(np.logical_and(ranks >= seen[0], ranks <= seen[-1]), width, np.maximum(width, UNMEASURED))
     for index, path in enumerate(fabric.paths[op]):
         if path.spread:  # a machine's own fit
             inside = np.logical_and(ranks >= path.ranks[0], ranks <= path.ranks[-1]) if path.ranks else True
-            found = pick(chosen.path == index, pick(inside, path.spread, max(path.spread, UNMEASURED)), found)
-    return found
+            width = pick(chosen.path == index, pick(inside, path.spread, max(path.spread, UNMEASURED)), width)
+    return width
 
 
 def _residual(fabric: Fabric, op: str, nbytes: Number, where: str, measured: bool) -> Number:
@@ -202,10 +206,10 @@ def _residual(fabric: Fabric, op: str, nbytes: Number, where: str, measured: boo
     if place not in {s.where for s in fabric.spreads}:
         place = "across" if where == "across" else "" if measured else "assumed"
     usual = fabric.network.spread if place == "across" else fabric.spread
-    mine = [s for s in fabric.spreads if s.where == place and (not s.ops or op in s.ops)]
+    here = [s for s in fabric.spreads if s.where == place and (not s.ops or op in s.ops)]
     if not isinstance(nbytes, np.ndarray):
-        return next((s.factor for s in mine if nbytes <= s.max_bytes), usual)
-    return np.select([nbytes <= s.max_bytes for s in mine], [s.factor for s in mine], usual) if mine else usual + 0.0 * nbytes
+        return next((s.factor for s in here if nbytes <= s.max_bytes), usual)
+    return np.select([nbytes <= s.max_bytes for s in here], [s.factor for s in here], usual) if here else usual + 0.0 * nbytes
 
 
 def _once_a_host(item: Item, where: Span) -> Number:
@@ -229,15 +233,49 @@ def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster,
     # Groups side by side share the NICs: a GPU's own, or those of a host among all that run there.
     users = cluster.domain if cluster.inter.nic_per_gpu else pick(np.asarray(where.used) > 0, where.used, cluster.domain)
     share = np.minimum(1.0, inside_ranks / users)
-    hop = fabric.network.hops * cluster.inter.latency_s
-    constants = (fabric.network.efficiency, fabric.network.norm, fabric.network.pipelining, fabric.network.direct)
-    network = Network(total * share, hop, *constants)
     # In an all-to-all every rank of a host sends its own buffer; other collectives carry one tensor for the host.
     carried = nbytes * inside_ranks if op in ("all-to-all", "dispatch", "combine") else nbytes
-    over = across(op, carried * outside, inside, np.maximum(1, where.domains), network)
+    domains = np.maximum(1, where.domains)
+    over = across(op, carried * outside, inside, domains, total * share, cluster.inter.latency_s, fabric.network)
     return _where(where.crosses, over, here)
 
 
 def _where(condition: Number, yes: Choice, no: Choice) -> Choice:
     parts = ((yes.latency_s, no.latency_s), (yes.wire_s, no.wire_s), (yes.path, no.path), (yes.inside, no.inside))
     return Choice(*(pick(condition, a, b) for a, b in parts))
+
+
+def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
+    """Price one step: what every kernel and every collective of it costs one rank, one after the other.
+
+    Decode and prefill collectives sit on the critical path: nothing of them hides unless ``settings.overlap`` says so.
+    """
+    ran = t.settings
+    rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
+    kernels = [_served_line(k, t) for k in step_kernels(t.model, t.plan, work, rows, t.engine)]
+    pricer = Pricer(t)
+    items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
+    comm = [comm_line(i, pricer, ran) for i in items]
+    return Bill((*kernels, _host_line([*kernels, *comm], work, t), *comm), tokens)
+
+
+def _served_line(kernel: Kernel, t: Terms) -> Line:
+    idle = np.ndim(kernel.count) == 0 and kernel.count == 0
+    # In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
+    clock, slow = t.constants.tables["step.bf16"]["clock"], t.settings.slow_rank
+    fixed, moving = (0.0, 0.0) if idle else seconds(kernel, t.cluster.chip, t.constants, clock)
+    return kernel_line(kernel, kernel.count, (fixed * slow, moving * slow), kernel_sigma(kernel, t.constants), t)
+
+
+def _host_line(lines: list[Line], work: Workload, t: Terms) -> Line:
+    """Time that the GPU waits for the host: scheduling each step, and without graphs launching every kernel."""
+    host = t.engine.host
+    waiting: Number = host.host_s + host.host_s_per_doubling * np.log2(t.plan.tp * 1.0) + host.host_s_per_seq * work.samples
+    if t.settings.eager:
+        launches = sum((line.item.count for line in lines), start=0.0)
+        busy = sum((line.total_s for line in lines), start=0.0)
+        waiting = waiting + np.maximum(0, launches * host.launch_s - busy)
+    unmeasured = Source("assumed" if host.host_s else "by definition")
+    source = (host.host_label or Source("calibrated")) if host.calibrated else unmeasured
+    item = Item("scheduling and launches", "", "host", 0.0, 1, waiting * 0 + 1)
+    return Line("host", item, waiting, 0.0, source=source, sigma=host.sigma_host)

@@ -208,7 +208,8 @@ def padded_vocab(model: Model, plan: Plan, engine: Engine) -> Number:
 
 def weight_bytes(model: Model, tensor: Tensor, plan: Plan) -> float:
     """Stored bytes of one whole copy of a tensor, scales and zero points included, averaged over its layers."""
-    plain = tensor.size * DTYPE_BYTES[_plain_dtype(model, plan)]
+    wanted = plan.weights_dtype
+    plain = tensor.size * DTYPE_BYTES[wanted if wanted and DTYPE_BYTES[wanted] >= 2 else model.dtype]
     quant = quantisation(model, plan)
     if quant is None or not tensor.linear:
         return plain
@@ -225,11 +226,6 @@ def quantisation(model: Model, plan: Plan) -> Quant | None:
     if model.quant and model.quant.dtype == plan.weights_dtype:
         return model.quant
     return Quant(plan.weights_dtype, plan.weights_dtype, *SCALES.get(plan.weights_dtype, ((0, 0), 4.0)))
-
-
-def _plain_dtype(model: Model, plan: Plan) -> str:
-    wanted = plan.weights_dtype
-    return wanted if wanted and DTYPE_BYTES[wanted] >= 2 else model.dtype
 
 
 def _quantised_bytes(tensor: Tensor, quant: Quant) -> float:

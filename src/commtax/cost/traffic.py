@@ -21,7 +21,7 @@ from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Work
 ROUTING_BYTES = 8  # of a token and choice: the expert's id in int32, its weight in fp32
 NORM_BYTES = 8  # of a row: the sums of squares of query and key, fp32
 WIDE = 4  # from this tp on an engine may capture larger graphs
-AG_RS, DEEPEP_HT, DEEPEP_LL = "allgather_reducescatter", "deepep_high_throughput", "deepep_low_latency"
+AG_RS, DEEPEP_LL = "allgather_reducescatter", "deepep_low_latency"
 
 
 def largest_graph(tp: Number, engine: Engine) -> Number:
@@ -105,9 +105,9 @@ def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[I
 def _gathered(axis: str, group: Number, count: Number, token: Number, routing: Number, back: Number) -> list[Item]:
     """Every token to every rank of the group, and its parts back; bytes are of one rank's tokens."""
     return [
-        _exchanged("dispatch", axis, "all-gather", token * group, group, count, "every token to every rank"),
-        _exchanged("routing ids", axis, "all-gather", routing * group, group, count, "ids int32, weights fp32"),
-        _exchanged("combine", axis, "reduce-scatter", back * group, group, count),
+        exchanged("dispatch", axis, "all-gather", token * group, group, count, "every token to every rank"),
+        exchanged("routing ids", axis, "all-gather", routing * group, group, count, "ids int32, weights fp32"),
+        exchanged("combine", axis, "reduce-scatter", back * group, group, count),
     ]
 
 
@@ -115,9 +115,11 @@ EXCHANGES: Mapping[Place, str] = MappingProxyType(
     {"dispatch": "expert dispatch", "routing ids": "expert routing", "combine": "expert combine", "output": "expert output"}
 )
 """What is moved for experts, for people."""
+ROUND_TRIP: tuple[Place, ...] = ("dispatch", "combine")
 
 
-def _exchanged(place: Place, axis: str, op: str, nbytes: Number, ranks: Number, count: Number, note: str = "") -> Item:
+def exchanged(place: Place, axis: str, op: str, nbytes: Number, ranks: Number, count: Number, note: str = "") -> Item:
+    """A collective that carries tokens to experts, or back."""
     return Item(EXCHANGES[place], axis, op, nbytes, ranks, count, note, part="experts", place=place)
 
 
@@ -130,24 +132,24 @@ def _experts(model: Model, plan: Plan, rows: Number, engine: Engine, backend: st
     moe = model.experts
     if moe is None or not np.any(over_replicas(plan, engine)):
         ops = ("all-gather", "all-gather", "reduce-scatter", "all-gather")
-        return [_exchanged(place, "ep", op, 0.0, 1, 0) for place, op in zip(EXCHANGES, ops, strict=True)]
+        return [exchanged(place, "ep", op, 0.0, 1, 0) for place, op in zip(EXCHANGES, ops, strict=True)]
     shared = over_replicas(plan, engine)
     count = pick(shared, num_moe, 0)
     split = np.asarray(tokens_split(model, plan, engine))
-    mine = pick(split, np.ceil(rows / plan.tp), rows)
+    sent = pick(split, np.ceil(rows / plan.tp), rows)
     out = model.hidden * dispatched_bytes(plan, quantisation(model, plan))
     back = model.hidden * DTYPE_BYTES[plan.activations_dtype]
     again = pick(split & (np.asarray(plan.tp) > 1), count, 0)
-    regather = _exchanged("output", "tp", "all-gather", mine * plan.tp * back, plan.tp, again, "tokens back to every tp rank")
+    regather = exchanged("output", "tp", "all-gather", sent * plan.tp * back, plan.tp, again, "tokens back to every tp rank")
     if backend == AG_RS:
         group = pick(split | (np.asarray(plan.tp) == 1), np.maximum(plan.ep, plan.dp), plan.dp)
         on_ep = np.asarray(group) == plan.ep
         sets = (("ep", pick(on_ep, count, 0)), ("dp", pick(on_ep, 0, count)))  # an array may hold plans of both kinds
-        sizes = mine * out, mine * moe.top_k * ROUTING_BYTES, mine * back
+        sizes = sent * out, sent * moe.top_k * ROUTING_BYTES, sent * back
         return [x for axis, n in sets if np.any(n) for x in _gathered(axis, group, n, *sizes)] + [regather]
     copies = moe.top_k if backend == DEEPEP_LL else expected_destinations(moe, plan.ep)
     routed = None if backend == DEEPEP_LL else moe
     note = "one copy an expert" if backend == DEEPEP_LL else "one copy a destination rank, uniform routing"
-    there = _exchanged("dispatch", "ep", "all-to-all", mine * copies * out, plan.ep, count, note)
-    home = _exchanged("combine", "ep", "all-to-all", mine * copies * back, plan.ep, count, "bf16 back")
+    there = exchanged("dispatch", "ep", "all-to-all", sent * copies * out, plan.ep, count, note)
+    home = exchanged("combine", "ep", "all-to-all", sent * copies * back, plan.ep, count, "bf16 back")
     return [replace(there, routed=routed), replace(home, routed=routed), regather]

@@ -7,7 +7,7 @@ forward, because the scores are computed again; of an element-wise kernel about 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,18 +25,10 @@ CAST_BYTES = 5  # to fp8: read for the largest value, read again, written
 UPDATE_BYTES = 38  # Adam: gradient read (twice, once to clip) and cleared, three fp32 states read and written, parameter written
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """Kernels of one microbatch on the fullest stage, counts as often as one microbatch runs them."""
-
-    layers: list[Kernel]
-    head: list[Kernel]
-
-
 def forward(
     model: Model, plan: Plan, step: TrainStep, engine: Engine, layers: Number, passes: float, imbalance: float = 1.0
-) -> Pass:
-    """Forward kernels of ``layers`` layers, and of the head over every token.
+) -> tuple[list[Kernel], list[Kernel]]:
+    """Forward kernels of ``layers`` layers, and of the head over every token, as often as one microbatch runs them.
 
     Context parallelism shares queries so that each rank sees the same number of pairs: as many as its own chunk would
     with half of the other ranks' keys before them.
@@ -46,19 +38,15 @@ def forward(
     past = step.micro_batch * (step.seq - local) / 2
     work = Workload(prefill_seqs=step.micro_batch, prefill_tokens=rows, past_tokens=past)
     share = layers / model.num_layers
-    found: list[Kernel] = []
+    trained: list[Kernel] = []
     for kernel in layer_kernels(model, plan, work, rows, engine):
-        if kernel.form == "decode" or _never(kernel.count):
+        if kernel.form == "decode" or (np.ndim(kernel.count) == 0 and kernel.count == 0):
             continue
         busier = pick(np.asarray(plan.ep) > 1, imbalance, 1.0) if kernel.part in ("experts", "routing") else 1.0
-        found += _trained(kernel, kernel.count * share, plan, step, engine, passes, busier)
+        trained += _trained(kernel, kernel.count * share, plan, step, engine, passes, busier)
     logits = rows * padded_vocab(model, plan, engine) / plan.tp
     loss = Kernel("loss", "elementwise", 1, 0.0, logits * LOSS_BYTES, part="loss", stage="forward")
-    return Pass(found, [replace(head_kernel(model, plan, rows, engine), stage="forward"), loss])
-
-
-def _never(count: Number) -> bool:
-    return bool(np.ndim(count) == 0 and count == 0)
+    return trained, [replace(head_kernel(model, plan, rows, engine), stage="forward"), loss]
 
 
 def _trained(
@@ -151,21 +139,16 @@ def forward_flops(model: Model, seq: Number, causal: bool, attention: bool = Tru
     Lookups, norms and activations are not counted.
     """
     plain = Engine("", "", "", (), (), sends=Sending(experts_keep_tp=True))
-    work = Workload(prefill_seqs=1, prefill_tokens=seq)
-    plan = Plan()
+    dims = model.attention.head_dim + model.attention.v_head_dim
     total: Number = 0.0
-    for k in layer_kernels(model, plan, work, seq, plain):
+    for k in layer_kernels(model, Plan(), Workload(prefill_seqs=1, prefill_tokens=seq), seq, plain):
         if k.form == "gemm":
             total = total + k.count * k.flops
         elif k.form == "prefill" and attention:
-            pairs = k.flops / (2 * k.heads * _dims(model))
+            pairs = k.flops / (2 * k.heads * dims)
             whole = np.isclose(pairs, seq * (seq + 1) / 2)  # a window is no convention: its pairs are all there are
             total = total + k.count * k.flops * pick(whole & (not causal), 2 * seq / (seq + 1), 1)
     return total / seq, 2.0 * model.hidden * model.vocab
-
-
-def _dims(model: Model) -> int:
-    return model.attention.head_dim + model.attention.v_head_dim
 
 
 def recomputed_flops(model: Model, plan: Plan, step: TrainStep, engine: Engine, causal: bool) -> Number:

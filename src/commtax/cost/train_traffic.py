@@ -16,7 +16,7 @@ from commtax.arrays import pick
 from commtax.cost.experts import expert_tp
 from commtax.cost.schedules import SCHEDULES, passes_of
 from commtax.cost.tensors import FIRST, inventory, share, stage_layers
-from commtax.cost.traffic import tp_item
+from commtax.cost.traffic import ROUND_TRIP, exchanged, tp_item
 from commtax.ledger import Item, Part
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, TrainStep
 
@@ -26,8 +26,7 @@ def training(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> list[
     rows = step.micro_batch * step.seq / plan.cp
     payload = rows * model.hidden * DTYPE_BYTES[plan.activations_dtype]
     layers = fullest_layers(model, plan)
-    items = _tensor_parallel(model, plan, payload, layers, engine)
-    items += _embedding_and_head(plan, payload, rows)
+    items = _tensor_parallel(model, plan, rows, payload, layers, engine)
     items += _pipeline(plan, payload, engine)
     items += _context(model, plan, rows, layers, engine)
     items += _experts(model, plan, rows)
@@ -57,49 +56,40 @@ def _passes(plan: Plan) -> int:
     return 2 if plan.recompute == "full" else 1
 
 
-def _tensor_parallel(model: Model, plan: Plan, payload: Number, layers: Number, engine: Engine) -> list[Item]:
-    """Two sites a layer (attention, feed-forward), each reduced once forward and once backward, again if recomputed.
+def _tensor_parallel(model: Model, plan: Plan, rows: Number, payload: Number, layers: Number, engine: Engine) -> list[Item]:
+    """Two sites a layer (attention, feed-forward), each reduced once forward and once backward, again if recomputed; the ends.
 
     With sequence parallelism a site is all-gather + reduce-scatter. Backward gathers the gradient of the row-parallel
     output, and Megatron, which keeps only its share of it, the column-parallel input again for the weight gradient.
     Experts work on tokens that are gathered after the dispatch: each of top_k copies, and nothing is gathered again.
     """
+    m, forward = plan.microbatches, _passes(plan)
     moe, mixed = model.experts or Experts(1, 1, 1), num_moe_layers(model, plan)
-    sites = (2 * layers - mixed + (mixed if moe.shared_intermediate else 0)) * plan.microbatches
-    each, forward = mixed * plan.microbatches, _passes(plan)
-    if plan.sequence_parallel:
-        routed, passes = payload * pick(np.asarray(plan.ep) > 1, moe.top_k, 1), each * (forward + 1)
-        again, words = (2, "output gradients, and inputs again") if engine.trains.regathers_inputs else (1, "output gradients")
-        small = 0.5 if engine.trains.fp8_gathers and plan.weights_dtype == "fp8" else 1.0
-        return [
-            tp_item("layers forward", "all-gather", payload * small, sites * forward, plan, "layers", "forward"),
-            tp_item("layers forward", "reduce-scatter", payload, sites * forward, plan, "layers", "forward"),
-            tp_item("layers backward", "all-gather", payload * small, again * sites, plan, "layers", "backward", note=words),
-            tp_item("layers backward", "reduce-scatter", payload, sites, plan, "layers", "backward"),
-            tp_item("expert tokens", "all-gather", routed, passes, plan, "experts", note="forward, and gradients backward"),
-            tp_item("expert tokens", "reduce-scatter", routed, passes, plan, "experts"),
-        ]
-    return [
-        tp_item("layers forward", "all-reduce", payload, (sites + each) * forward, plan, "layers", "forward"),
-        tp_item("layers backward", "all-reduce", payload, sites + each, plan, "layers", "backward"),
-    ]
-
-
-def _embedding_and_head(plan: Plan, payload: Number, rows: Number) -> list[Item]:
-    m, note = plan.microbatches, "vocab-parallel cross-entropy: max, target, sum"
+    sites = (2 * layers - mixed + (mixed if moe.shared_intermediate else 0)) * m
+    each, note = mixed * m, "vocab-parallel cross-entropy: max, target, sum"
     loss = tp_item("loss", "all-reduce", rows * 4, 3 * m, plan, "loss", note=note)
-    if plan.sequence_parallel:
-        twice = "forward, and again for the weight gradient"
+    if not plan.sequence_parallel:
         return [
-            tp_item("embedding", "reduce-scatter", payload, m, plan, "embedding", "forward"),
-            tp_item("embedding backward", "all-gather", payload, m, plan, "embedding", "backward"),
-            tp_item("head", "all-gather", payload, 2 * m, plan, "head", note=twice),
-            tp_item("head backward", "reduce-scatter", payload, m, plan, "head", "backward"),
+            tp_item("layers forward", "all-reduce", payload, (sites + each) * forward, plan, "layers", "forward"),
+            tp_item("layers backward", "all-reduce", payload, sites + each, plan, "layers", "backward"),
+            tp_item("embedding", "all-reduce", payload, m, plan, "embedding", "forward"),
+            tp_item("head backward", "all-reduce", payload, m, plan, "head", "backward"),
             loss,
         ]
+    routed, passes = payload * pick(np.asarray(plan.ep) > 1, moe.top_k, 1), each * (forward + 1)
+    again, note = (2, "output gradients, and inputs again") if engine.trains.regathers_inputs else (1, "output gradients")
+    small = 0.5 if engine.trains.fp8_gathers and plan.weights_dtype == "fp8" else 1.0
     return [
-        tp_item("embedding", "all-reduce", payload, m, plan, "embedding", "forward"),
-        tp_item("head backward", "all-reduce", payload, m, plan, "head", "backward"),
+        tp_item("layers forward", "all-gather", payload * small, sites * forward, plan, "layers", "forward"),
+        tp_item("layers forward", "reduce-scatter", payload, sites * forward, plan, "layers", "forward"),
+        tp_item("layers backward", "all-gather", payload * small, again * sites, plan, "layers", "backward", note=note),
+        tp_item("layers backward", "reduce-scatter", payload, sites, plan, "layers", "backward"),
+        tp_item("expert tokens", "all-gather", routed, passes, plan, "experts", note="forward, and gradients backward"),
+        tp_item("expert tokens", "reduce-scatter", routed, passes, plan, "experts"),
+        tp_item("embedding", "reduce-scatter", payload, m, plan, "embedding", "forward"),
+        tp_item("embedding backward", "all-gather", payload, m, plan, "embedding", "backward"),
+        tp_item("head", "all-gather", payload, 2 * m, plan, "head", note="forward, and again for the weight gradient"),
+        tp_item("head backward", "reduce-scatter", payload, m, plan, "head", "backward"),
         loss,
     ]
 
@@ -175,9 +165,8 @@ def _experts(model: Model, plan: Plan, rows: Number) -> list[Item]:
     each = pick(np.asarray(plan.ep) > 1, num_moe_layers(model, plan) * plan.microbatches, 0)
     local = rows / (plan.tp if plan.sequence_parallel else 1)
     nbytes = local * moe.top_k * model.hidden * DTYPE_BYTES[plan.activations_dtype]
-    there = Item("expert dispatch", "ep", "all-to-all", nbytes, plan.ep, each * (_passes(plan) + 1), part="experts")
-    there = replace(there, place="dispatch", overlaps_with="experts")
-    return [there, replace(there, what="expert combine", place="combine")]
+    both = [exchanged(place, "ep", "all-to-all", nbytes, plan.ep, each * (_passes(plan) + 1)) for place in ROUND_TRIP]
+    return [replace(item, overlaps_with="experts") for item in both]
 
 
 def num_moe_layers(model: Model, plan: Plan) -> Number:
@@ -198,30 +187,30 @@ def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
     total: dict[str, Number] = {"layers": 0.0, "experts": 0.0, "ends": 0.0}
     directions = SCHEDULES[plan.schedule].directions
     alone = (np.asarray(plan.pp) == 1) | (directions > 1)
-    times = [by_pp(plan.pp, partial(_of_kind, model, where)) for where in range(len(model.blocks))]
+
+    def times(where: int) -> Number:
+        return by_pp(plan.pp, lambda pp: _fullest(model, pp)[where])
+
+    layers = [times(where) for where in range(len(model.blocks))]
     for (split, group, where), size in _sizes(model).items():
-        mine = share(split, model, plan, engine) * size
+        held = share(split, model, plan, engine) * size
         if where >= 0:
-            mine = mine * times[where] * pick(np.asarray(plan.pp) > 1, directions, 1)
+            held = held * layers[where] * pick(np.asarray(plan.pp) > 1, directions, 1)
         elif where != FIRST:  # head and final norm lie on the last stage: beside the embedding only without a pipeline
-            mine = pick(alone, mine, 0)
-        total[group] = total[group] + mine
+            held = pick(alone, held, 0)
+        total[group] = total[group] + held
     return total
 
 
 @lru_cache(maxsize=256)
 def _sizes(model: Model) -> dict[tuple[str, str, int], int]:
     """Elements of all tensors that are split alike and lie alike: (split, whose, where)."""
-    found: dict[tuple[str, str, int], int] = {}
+    sizes: dict[tuple[str, str, int], int] = {}
     for t in inventory(model):
         group = "ends" if t.where < 0 else "experts" if t.part == "experts" else "layers"
         key = (t.split, group, t.where)
-        found[key] = found.get(key, 0) + t.size
-    return found
-
-
-def _of_kind(model: Model, where: int, pp: int) -> int:
-    return _fullest(model, pp)[where]
+        sizes[key] = sizes.get(key, 0) + t.size
+    return sizes
 
 
 @lru_cache(maxsize=1024)
@@ -248,7 +237,7 @@ def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> 
         *_sharded(plan, params["experts"] / np.maximum(1, mixed), same_experts, mixed, "experts", gathers),
         *_sharded(plan, params["ends"] - last, ranks, 1, "embedding", gathers),
         *_sharded(plan, last, ranks, 1, "head", 1),
-        _copies(plan, (params["layers"] + params["ends"]) / ranks + params["experts"] / same_experts, layers),
+        _copies(plan, updated_params(model, plan, engine), layers),
     ]
 
 

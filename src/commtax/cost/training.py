@@ -16,8 +16,7 @@ from commtax.cost import train_kernels
 from commtax.cost.compute import Kernel
 from commtax.cost.kernels import seconds
 from commtax.cost.pricing import Pricer, Terms, comm_line, kernel_line
-from commtax.cost.schedules import SCHEDULES, idle_s
-from commtax.cost.stages import fill_factor
+from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s
 from commtax.cost.tensors import stage_layers
 from commtax.cost.train_traffic import by_pp, fullest_layers, training, updated_params
 from commtax.ledger import Bill, Item, Line, Stage, Window
@@ -59,7 +58,9 @@ def training_bill(t: Terms, step: TrainStep, tokens: Number) -> Bill:
     compute, times = _compute(t, step)
     pricer = Pricer(t)
     items = [_as_launched(i, t, times.head_share) for i in training(t.model, t.plan, step, t.engine)]
-    comm = _overlapped([comm_line(i, pricer, _scales(i, t.settings)) for i in items], times, t)
+    comm = [comm_line(i, pricer, _scales(i, t.settings)) for i in items]
+    free = _Windows(times, t.plan, t.engine)
+    comm = [_hide(line, free, t.engine, t.settings) if line.item.is_sent else line for line in comm]
     return Bill((*compute, _bubble(comm, times, t.model, t.plan), *comm), tokens)
 
 
@@ -73,13 +74,14 @@ def _compute(t: Terms, step: TrainStep) -> tuple[list[Line], Times]:
     model, plan, m = t.model, t.plan, t.plan.microbatches
     passes = t.engine.trains.eager_passes if t.settings.eager else t.engine.trains.elementwise_passes
     layers = fullest_layers(model, plan)
-    one = train_kernels.forward(model, plan, step, t.engine, layers, passes, t.settings.imbalance)
+    body, head = train_kernels.forward(model, plan, step, t.engine, layers, passes, t.settings.imbalance)
     priced = _Priced(t)
-    inside = priced.lines(one.layers, m)
-    inside += priced.lines(train_kernels.recomputed(one.layers, plan, t.engine), m, "recompute")
-    inside += priced.lines(train_kernels.backward(one.layers), m)
-    share = _head_share(model, plan, _total(inside) / layers, m * priced.seconds(one.head))
-    ends = priced.lines([*one.head, *train_kernels.backward(one.head)], m * share)
+    inside = priced.lines(body, m)
+    inside += priced.lines(train_kernels.recomputed(body, plan, t.engine), m, "recompute")
+    inside += priced.lines(train_kernels.backward(body), m)
+    both = [*head, *train_kernels.backward(head)]
+    share = _head_share(model, plan, _total(inside) / layers, m * priced.seconds(both))
+    ends = priced.lines(both, m * share)
     last = priced.lines([train_kernels.update(updated_params(model, plan, t.engine))], 1)
 
     def seconds(lines: list[Line], *stages: Stage) -> Number:
@@ -112,10 +114,8 @@ class _Priced:
         self.sigma = table["sigma"]
         self._known: dict[tuple[object, ...], tuple[Kernel, Number, Number]] = {}
 
-    def seconds(self, forward: list[Kernel]) -> Number:
-        """Seconds of these kernels and their backward."""
-        both = [*forward, *train_kernels.backward(forward)]
-        return sum((k.count * sum(self._parts(k)) for k in both), start=0.0)
+    def seconds(self, kernels: list[Kernel]) -> Number:
+        return sum((k.count * sum(self._parts(k)) for k in kernels), start=0.0)
 
     def lines(self, kernels: list[Kernel], times: Number, stage: Stage = "") -> list[Line]:
         """Lines of kernels that each run ``times`` as often, in another ``stage`` than their own where one is named."""
@@ -170,19 +170,16 @@ def _as_launched(item: Item, t: Terms, head_share: Number) -> Item:
         return replace(item, nbytes=item.nbytes / pieces, count=item.count * pieces)
     alone = not isinstance(plan.pp, np.ndarray) and plan.pp == 1
     if item.axis == "tp" and not alone and item.part in ("embedding", "head", "loss"):
-        mine = 0.0 if item.part == "embedding" else head_share
-        return replace(item, count=item.count * pick(np.asarray(plan.pp) > 1, mine, 1))
+        paid = 0.0 if item.part == "embedding" else head_share
+        return replace(item, count=item.count * pick(np.asarray(plan.pp) > 1, paid, 1))
     return item
 
 
-def _overlapped(lines: list[Line], times: Times, t: Terms) -> list[Line]:
-    """Give every collective its window and what of it hides there. Collectives that share a window take of it in turn."""
-    free = _Windows(times, t.plan, t.engine)
-    return [_hide(line, free, t.engine, t.settings) if line.item.is_sent else line for line in lines]
-
-
 def _hide(line: Line, free: _Windows, engine: Engine, settings: WhatIf) -> Line:
-    """Hidden: efficiency x min(comm, window). The last bucket and the first gather have nothing to run beside."""
+    """The collective with its window and what of it hides there; those that share a window take of it in turn.
+
+    Hidden: efficiency x min(comm, window). The last bucket and the first gather have nothing to run beside.
+    """
     item, window = line.item, free.of(line.item.overlaps_with)
     if item.whole_axis not in settings.beside(engine):
         return _with(line, window, line.hidden_s)
@@ -194,8 +191,8 @@ def _hide(line: Line, free: _Windows, engine: Engine, settings: WhatIf) -> Line:
 
 def _with(x: Line, window_s: Number, hidden: Number) -> Line:
     """The line with its window and what hides in it (written out: a copy by name takes four times as long)."""
-    told = (x.link, x.algorithm, x.names, x.why, x.source, x.via, x.flops)
-    return Line(x.kind, x.item, x.fixed_s, x.moving_s, hidden, *told, window_s, x.sigma)
+    same = (x.link, x.algorithm, x.names, x.why, x.source, x.via, x.flops)
+    return Line(x.kind, x.item, x.fixed_s, x.moving_s, hidden, *same, window_s, x.sigma)
 
 
 class _Windows:

@@ -10,8 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 
-from commtax.cost.schedules import SCHEDULES
-from commtax.cost.stages import virtual_layers
+from commtax.cost.schedules import SCHEDULES, virtual_layers
 from commtax.emit.serving import Job, above_one
 from commtax.readers.launch.flags import dialect, spelled
 from commtax.readers.stage_layout import layout_text

@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.cost.schedules import SCHEDULES
-from commtax.cost.stages import most_chunks
-from commtax.cost.train_memory import RECOMPUTE
+from commtax.cost.memory import RECOMPUTE
+from commtax.cost.schedules import SCHEDULES, most_chunks
 from commtax.planner.answers import TrainColumns, TrainPlans
 from commtax.planner.columns import Array, Rejected
 from commtax.question import Question

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from itertools import groupby
 
-from commtax.cost.stages import Layout
+from commtax.cost.schedules import Layout
 from commtax.statement import Refusal
 
 MOST = 100_000  # letters that a layout may spell out

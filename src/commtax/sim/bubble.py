@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commtax.cost.schedules import SCHEDULES, Schedule
-from commtax.cost.stages import virtual_layers
+from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
 from commtax.sim.pipeline import Durations, run
 from commtax.timeline import Timeline
 from commtax.verbs.billing import StepBill

@@ -14,7 +14,7 @@ Numbers are SI floats with the unit in the name. ``Plan`` and ``Workload`` may h
 fields; every function in ``cost`` then returns arrays of the same shape.
 """
 
-from commtax.spec.constants import ChipFacts, Fabric, KernelConstants, Network, Path, Profile, Spread
+from commtax.spec.constants import Algorithm, ChipFacts, Fabric, KernelConstants, Network, Path, Profile, Spread
 from commtax.spec.engine import ENGINE_PARTS, Engine, HostTime, KernelHabits, MemoryHabits, Scheduling, Sending, TrainingHabits
 from commtax.spec.hardware import Chip, Citation, Cluster, Link
 from commtax.spec.model import Attention, Block, Experts, Indexer, Latent, Mlp, Model, Quant, Tower

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from commtax.statement import Source
 
+Algorithm = Literal["ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch"]
+"""What a collective can run as; ``cost/collectives.py`` has the formula of each."""
 NO_SOURCE = Source("")
 DATASHEET = Source("datasheet", "formula and datasheet", "formula and datasheet")
 
@@ -20,7 +23,7 @@ class Path:
     """
 
     op: str
-    algorithm: str
+    algorithm: Algorithm
     bandwidth_Bps: float
     launch_s: float = 0.0
     hop_s: float = 0.0
@@ -45,10 +48,11 @@ class Spread:
     """How far measured times of one kind of collective lie from predicted ones: 4 in 5 within a factor of 1 + ``factor``."""
 
     where: str  # a kind of link inside a host, "across" hosts, or "eager"
-    ops: tuple[str, ...]  # (): all
-    max_bytes: float
     factor: float
-    source: str = ""
+    source: str
+    ops: tuple[str, ...] = ()  # (): all
+    max_bytes: float = math.inf
+    families: tuple[str, ...] = ()  # of chips; (): all
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class Axis:
     flags: tuple[str, ...]  # how engines spell its option
 
 
-EXPERTS_HELP = "Expert-parallel size (-ep alone: tp x dp, as in vLLM)."
+_EXPERTS = "Expert-parallel size (-ep alone: tp x dp, as in vLLM)."
 PARALLEL: Mapping[str, Axis] = MappingProxyType(
     {
         axis.name: axis
@@ -34,12 +34,7 @@ PARALLEL: Mapping[str, Axis] = MappingProxyType(
             Axis("tp", "tensor-parallel size", "Tensor-parallel size (-tp).", ("tensor-parallel", "tensor-model-parallel", "tp")),
             Axis("pp", "pipeline stages", "Pipeline stages (-pp).", ("pipeline-parallel", "pipeline-model-parallel", "pp")),
             Axis("dp", "replicas", "Data parallelism inside one engine (-dp).", ("data-parallel", "dp")),
-            Axis(
-                "ep",
-                "expert-parallel size",
-                "Expert-parallel size (-ep alone: tp x dp, as in vLLM).",
-                ("expert-model-parallel", "ep"),
-            ),
+            Axis("ep", "expert-parallel size", _EXPERTS, ("expert-model-parallel", "ep")),
             Axis("cp", "context-parallel size", "Context-parallel size.", ("context-parallel",)),
         )
     }

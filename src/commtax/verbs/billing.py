@@ -11,11 +11,10 @@ import numpy as np
 
 from commtax import catalog
 from commtax.arrays import pick, remembered
-from commtax.cost.inference import inference_bill
-from commtax.cost.pricing import Pricer, comm_line
+from commtax.cost.memory import TrainMemory, training_memory
+from commtax.cost.pricing import Pricer, comm_line, inference_bill
 from commtax.cost.traffic import padded_rows
 from commtax.cost.train_kernels import forward_flops, recomputed_flops
-from commtax.cost.train_memory import TrainMemory, training_memory
 from commtax.cost.training import training_bill
 from commtax.ledger import Bill
 from commtax.question import Question

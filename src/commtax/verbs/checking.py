@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from commtax.cost.schedules import TRAINING, passes_of
-from commtax.cost.stages import most_chunks
-from commtax.cost.train_memory import RECOMPUTE
+from commtax.cost.memory import RECOMPUTE
+from commtax.cost.schedules import TRAINING, most_chunks, passes_of
 from commtax.question import Changes, Question
 from commtax.spec import DTYPE_BYTES, TAXES, Chip, Engine, Number, Plan
 from commtax.statement import Refusal

@@ -12,8 +12,8 @@ import numpy as np
 
 from commtax import catalog
 from commtax.cost import legality, memory
+from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.tensors import stage_layers
-from commtax.cost.train_memory import TrainMemory, training_memory
 from commtax.question import Changes, Limits, Question
 from commtax.spec import SIZES, Cluster, Model, Number
 from commtax.statement import Refusal

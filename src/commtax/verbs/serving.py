@@ -11,8 +11,8 @@ import numpy as np
 
 from commtax.arrays import pick, remembered
 from commtax.cost import serving as loop
-from commtax.cost.inference import inference_bill
 from commtax.cost.memory import kv_bytes_per_token_layer
+from commtax.cost.pricing import inference_bill
 from commtax.cost.serving import Load, Served, Steps
 from commtax.cost.traffic import padded_rows
 from commtax.ledger import Z80, Bill

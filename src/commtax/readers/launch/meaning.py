@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from commtax.cost.stages import virtual_layers
+from commtax.cost.schedules import virtual_layers
 from commtax.files import parse_json
 from commtax.readers import filled
 from commtax.readers.launch.flags import RULES, Reading, dialect

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from commtax import catalog
-from commtax.catalog.libraries import library
+from commtax.catalog.fabric import library
 from commtax.readers.published.rows import (
     Asked,
     Entry,

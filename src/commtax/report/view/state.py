@@ -14,7 +14,6 @@ from typing import Any
 
 from commtax import catalog
 from commtax.catalog.hf import from_config
-from commtax.catalog.libraries import library_keys
 from commtax.catalog.loader import suggest
 from commtax.catalog.models import bundled
 from commtax.cost.schedules import DEFAULT, TRAINING
@@ -120,7 +119,7 @@ KEYS = (
     Key("kv", "kv_dtype", "", "Serving: KV cache in another type.", words=("", "bf16", "fp16", "fp8")),
     Key("sp", "sequence_parallel", 0, "1: sequence parallelism; 0: the engine's own choice.", 0, 1),
     Key("eg", "eager", 0, "1: without CUDA graphs, every kernel launched.", 0, 1),
-    Key("lib", "library", "", "Another library's collectives.", words=("", *library_keys())),
+    Key("lib", "library", "", "Another library's collectives.", words=("", *catalog.keys("libraries"))),
     Key("as", "async_axes", "", f"Training: axes that overlap, {BESIDE} or none; empty: the engine's.", pattern=r"[a-z,]+"),
     Key("ttft", "ttft_ms", 0.0, "Plans: mean time to the first token in ms, at most; 0: any.", 0, 1e7),
     Key("tpot", "tpot_ms", 0.0, "Plans: mean time an output token in ms, at most; 0: any.", 0, 1e7),
