@@ -13,7 +13,7 @@ from commtax.report.documents import Record, facts
 from commtax.report.plots import no_formula, picture
 from commtax.report.tables import csv_text, new_table, notes, say
 from commtax.units import format_rate, format_seconds
-from commtax.verbs.plans import BreakEven, PlanRow, PlanTable
+from commtax.verbs.comparing import BreakEven, PlanRow, PlanTable
 
 BLOCKS = " ░▒▓█"
 MOST_LINES = 12
