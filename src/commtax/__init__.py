@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from commtax import napkin
     from commtax.planner import plan, plan_training
-    from commtax.planner.answers import ServingPlans, TrainPlans
+    from commtax.planner.columns import ServingPlans, TrainPlans
     from commtax.verbs.billing import StepBill, bill, train_bill
     from commtax.verbs.comparing import Comparison, PlanTable, compare, compare_plans
     from commtax.verbs.expecting import Expectation, expect

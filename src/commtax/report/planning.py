@@ -13,10 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from commtax.planner.answers import ServingPlans, Standing, TrainColumns, TrainPlans
-from commtax.planner.columns import Columns, Rejected, request_s
+from commtax.planner.columns import Columns, Rejected, ServingPlans, Standing, TrainColumns, TrainPlans, request_s
 from commtax.planner.reasons import in_type
-from commtax.planner.rows import describe_kind, range_of, simulation, step_of, train_words, usd_per_million_tokens, words
+from commtax.planner.rows import describe_kind, gpu_words, range_of, simulation, step_of, train_gpu_words, usd_per_million_tokens
 from commtax.planner.training import BUDGET
 from commtax.report.documents import Named, Record, facts, filled, named
 from commtax.report.serving import basis_words
@@ -75,14 +74,14 @@ def _show_pasted(console: Console, a: Plans, pasted: Standing | None) -> None:
     if pasted is None:
         return
     if not len(pasted.rows):
-        say(console, f"Pasted: {pasted.words}: {pasted.reason}.", "bold red")
+        say(console, f"Pasted: {pasted.plan}: {pasted.reason}.", "bold red")
         return
     if isinstance(a, TrainPlans):
         figures, gain = f": {_trained_figures(pasted.rows)}", "its speed"
     else:
         figures, gain = _served_figures(a, pasted.rows), GAIN[a.question.goal.objective]
     style = "bold" if pasted.rank else "bold red"
-    say(console, f"Pasted: {pasted.words}{figures}; {_place(pasted, len(a.plans), gain)}.", style)
+    say(console, f"Pasted: {pasted.plan}{figures}; {_place(pasted, len(a.plans), gain)}.", style)
 
 
 def _served_figures(a: ServingPlans, r: Columns) -> str:
@@ -132,7 +131,7 @@ def _ranking(a: ServingPlans, rows: Columns, top: int) -> Table:
         low, high = range_of(a, rows, i, "tokens_per_s")
         table.add_row(
             str(i + 1),
-            words(a, rows, i) + in_type(a.question, int(rows.dtype[i])),
+            gpu_words(a, rows, i) + in_type(a.question, int(rows.dtype[i])),
             f"{int(rows.concurrency[i]):,}",
             format_seconds(float(rows.ttft_s[i])),
             _tpot(a, rows, i),
@@ -162,7 +161,7 @@ def _nothing_serves(console: Console, a: ServingPlans) -> None:
     near, goal = a.near, a.question.goal
     limits = ((near.ttft_s, goal.ttft_s, "TTFT"), (near.tpot_s, goal.tpot_s, "TPOT"))
     missed = [f"{n} {format_seconds(float(v[0]))} of {format_seconds(m)}" for v, m, n in limits if v[0] > m]
-    say(console, f"No plan meets the limits. The nearest, {words(a, near, 0)}, has {' and '.join(missed)}.", "bold red")
+    say(console, f"No plan meets the limits. The nearest, {gpu_words(a, near, 0)}, has {' and '.join(missed)}.", "bold red")
     say(console, f"  It would take {wanted}.")
     console.print(_ranking(a, near, 5))
 
@@ -309,7 +308,7 @@ def _trained_plans(a: TrainPlans, top: int, pasted: Standing | None) -> TrainedP
 
 
 def _standing(pasted: Standing, rows: list[Record]) -> Record:
-    return {**(rows[0] if rows else {}), "plan": pasted.words, "rank": pasted.rank or None, "reason": pasted.reason}
+    return {**(rows[0] if rows else {}), "plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason}
 
 
 def _at(rows: Columns | TrainColumns, i: int, *names: str) -> Record:
@@ -338,7 +337,7 @@ def _served_row(a: ServingPlans, rows: Columns, i: int, usd: float, sent: float)
         **(dict.fromkeys(between) if a.question.requests.output_len == 1 else {}),
         "usd_per_million_tokens": usd if a.question.goal.usd_per_gpu_hour else None,
         "exposed_comm_fraction": sent,
-        "verdict": words(a, rows, i),
+        "verdict": gpu_words(a, rows, i),
     }
 
 
@@ -365,7 +364,7 @@ def _train_table(a: TrainPlans, rows: TrainColumns, top: int) -> Table:
     for i in range(min(top, len(rows))):
         table.add_row(
             str(i + 1),
-            train_words(a, rows, i),
+            train_gpu_words(a, rows, i),
             str(int(rows.micro_batch[i])),
             describe_kind(a.kinds[int(rows.kind[i])].plan),
             format_seconds(float(rows.step_s[i])),
@@ -380,7 +379,7 @@ def _train_table(a: TrainPlans, rows: TrainColumns, top: int) -> Table:
 def _trained_rows(a: TrainPlans, rows: TrainColumns, top: int) -> list[Record]:
     kinds = [facts(a.kinds[int(kind)].plan, *KINDS) for kind in rows.kind[:top]]
     every = zip(_figures(rows, top), kinds, strict=True)
-    return [row | kind | {"verdict": train_words(a, rows, i)} for i, (row, kind) in enumerate(every)]
+    return [row | kind | {"verdict": train_gpu_words(a, rows, i)} for i, (row, kind) in enumerate(every)]
 
 
 def _figures(rows: TrainColumns, top: int) -> list[Record]:
