@@ -18,9 +18,8 @@ from commtax.spec import SIZES
 from commtax.verbs.asking import describe_gpus
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.explain import Counterfactual
-from commtax.verbs.explained import AxisTax, Binding, Explained, Memory, axis_of, formula, share_formula, source
+from commtax.verbs.explained import AxisTax, Binding, Explained, Lesson, Memory, axis_of, formula, lesson, share_formula, source
 from commtax.verbs.layer import Bar, Lane, Span, Stage
-from commtax.verbs.lesson import Lesson, lesson
 from commtax.verbs.moves import instead, moves
 
 Patch = dict[str, Value]
