@@ -15,7 +15,7 @@ from commtax.ledger import Line
 from commtax.question import Question
 from commtax.spec import ENGINE_PARTS, SIZES, Chip, Cluster, Engine, Link, Model, Number, Plan
 from commtax.verbs import Fit, Traffic, TrainFit
-from commtax.verbs.explained import HELD, axis_of
+from commtax.verbs.explained import HELD
 
 Shape = TypeVar("Shape")
 Value = int | float | str | None
@@ -257,4 +257,4 @@ def kv_bytes_per_token(model: Model) -> float:
 def line_records(lines: Iterable[Line]) -> list[Record]:
     """The lines of a bill, each with what is sent and what it costs."""
     item = ("what", "op", "nbytes", "ranks", "count")
-    return [{"kind": x.kind, "axis": axis_of(x)} | facts(x.item, *item) | facts(x, *LINE) for x in lines]
+    return [{"kind": x.kind, "axis": x.item.whole_axis} | facts(x.item, *item) | facts(x, *LINE) for x in lines]

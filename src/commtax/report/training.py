@@ -11,7 +11,7 @@ from commtax.report.tables import between, new_table, say, shares
 from commtax.units import format_bytes, format_count, format_seconds, plural
 from commtax.verbs.billing import StepBill
 from commtax.verbs.explain import causes
-from commtax.verbs.explained import HELD, Explained, axis_of
+from commtax.verbs.explained import HELD, Explained
 
 PARTS = ("forward", "recompute", "backward", "update")
 
@@ -51,7 +51,7 @@ def _taxes(console: Console, b: StepBill) -> None:
     """The lesson's table: axis, collective, buffer, how often, link, window, hidden or exposed."""
     table = new_table("axis", "collective", ">buffer", ">times", "link", ">ranks", ">takes", ">window", ">exposed", "")
     for x in sorted((x for x in b.items if x.kind == "comm"), key=lambda x: -float(x.exposed_s)):
-        axis = axis_of(x)
+        axis = x.item.whole_axis
         window = format_seconds(float(x.window_s)) if axis in b.async_axes and float(x.window_s) else "none"
         table.add_row(
             Text(axis, style="yellow"),

@@ -96,22 +96,18 @@ def _compute_words(b: StepBill) -> str:
 
 def _training_verdict(b: StepBill) -> str:
     """The binding tax, why it is paid, and what the step comes to."""
-    step, taxes = float(b.step_s), {axis: float(t) for axis, t in b.taxes.items()}
+    step, axis = float(b.step_s), str(b.binding)
     whole = f"Step {format_seconds(step)}, MFU {float(b.mfu):.1%}"
-    axis = str(b.binding)
     if axis == "compute":
         return f"{whole}: communication hides or is small; arithmetic binds ({float(b.compute_s) / step:.0%} of the step)."
-    share = taxes[axis] / step
+    share = float(b.taxes[axis]) / step
     if axis == "pp":
-        plan = b.question.plan
-        bubble = (
-            f"bubble {float(b.bubble_fraction):.1%} of the step with {int(plan.microbatches)} microbatches on {int(plan.pp)} stages"
-        )
+        split = f"{int(b.question.plan.microbatches)} microbatches on {int(b.question.plan.pp)} stages"
+        bubble = f"bubble {float(b.bubble_fraction):.1%} of the step with {split}"
         return f"{whole}: the pipeline binds, {share:.1%} of the step ({bubble}); more microbatches or chunks would shrink it."
     top = max(comm_of(b, axis), key=lambda x: float(x.exposed_s))
-    return (
-        f"{whole}: the {axis} tax binds, {share:.1%} of the step ({top.item.what} {top.item.op} over {top.link}; {_why(b, top)})."
-    )
+    biggest = f"{top.item.what} {top.item.op} over {top.link}; {_why(b, top)}"
+    return f"{whole}: the {axis} tax binds, {share:.1%} of the step ({biggest})."
 
 
 def comm_of(b: StepBill, axis: str) -> list[Line]:

@@ -7,12 +7,12 @@ from functools import cached_property
 from typing import Literal
 
 from commtax import napkin
-from commtax.ledger import AXIS_OF, Line
+from commtax.ledger import Line
 from commtax.spec import SIZES, AxisName, Chip
 from commtax.units import format_bytes, format_count, format_rate, format_seconds, format_si
 from commtax.verbs.asking import fabric_of
 from commtax.verbs.billing import USABLE, StepBill
-from commtax.verbs.explain import Counterfactual, Thresholds, counterfactuals, thresholds, verdict
+from commtax.verbs.explain import Counterfactual, Thresholds, comm_of, counterfactuals, thresholds, verdict
 from commtax.verbs.fitting import fits, held
 from commtax.verbs.layer import Layer, Segment, layer_of
 
@@ -116,16 +116,7 @@ class Explained:
     @cached_property
     def axes(self) -> list[AxisTax]:
         """One for each axis that sends anything."""
-        return [_tax(self, axis, lines) for axis in SIZES if (lines := _sent(self.bill, axis))]
-
-
-def axis_of(line: Line) -> str:
-    """The parallel axis that a line belongs to."""
-    return AXIS_OF.get(line.item.axis, line.item.axis)
-
-
-def _sent(b: StepBill, axis: str) -> list[Line]:
-    return [x for x in b.items if x.kind == "comm" and axis_of(x) == axis]
+        return [_tax(self, axis, lines) for axis in SIZES if (lines := comm_of(self.bill, axis))]
 
 
 def _binding(b: StepBill) -> AxisName | Literal["compute"]:
@@ -138,7 +129,7 @@ def _binding(b: StepBill) -> AxisName | Literal["compute"]:
 def _binding_text(b: StepBill, axis: str) -> str:
     if axis == "compute":
         return "compute binds: communication is small or hides"
-    lines = [x for x in b.items if x.kind in ("comm", "bubble") and axis_of(x) == axis]
+    lines = [x for x in b.items if x.kind in ("comm", "bubble") and x.item.whole_axis == axis]
     top = max(lines, key=lambda x: float(x.exposed_s))
     if top.kind == "bubble":
         return f"the pipeline's bubble, {format_seconds(float(top.exposed_s))} a step"
