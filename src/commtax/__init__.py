@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from commtax import napkin
     from commtax.planner import plan, plan_training
     from commtax.planner.columns import ServingPlans, TrainPlans
-    from commtax.verbs.billing import StepBill, bill, train_bill
+    from commtax.verbs.billing import StepBill, Traffic, bill, traffic, train_bill
     from commtax.verbs.comparing import Comparison, PlanTable, compare, compare_plans
     from commtax.verbs.expecting import Expectation, expect
     from commtax.verbs.fitting import Fit, TrainFit, fit, train_fit
-    from commtax.verbs.sending import Traffic, traffic
     from commtax.verbs.serving import Simulation, simulate
 
 __version__ = "0.1.0"
