@@ -14,7 +14,7 @@ from commtax import catalog
 from commtax.planner import plan, plan_training
 from commtax.planner.columns import worth
 from commtax.planner.disaggregated import BUSY, SAME
-from commtax.planner.rows import longest, step_of, train_words, words
+from commtax.planner.rows import gpu_words, longest, step_of, train_gpu_words
 from commtax.planner.space import space
 from commtax.planner.standing import standing
 from commtax.readers.launch import parse
@@ -102,11 +102,11 @@ def test_training_gains_from_gpus(model, few, many):
 
 def test_what_idles_is_said():
     few, many = (plan("llama-3.1-405b", place, tpot_s=0.04) for place in ("2x8xh100-sxm", "3x8xh100-sxm"))
-    assert words(few, few.plans, 0) == "16 GPUs = TP 16"
-    assert words(many, many.plans, 0) == "16 GPUs = TP 16 (8 of 24 GPUs idle)"
+    assert gpu_words(few, few.plans, 0) == "16 GPUs = TP 16"
+    assert gpu_words(many, many.plans, 0) == "16 GPUs = TP 16 (8 of 24 GPUs idle)"
     assert value(many) == pytest.approx(value(few))
     trained = plan_training("llama-3.1-8b", "9x8xh100-sxm", global_batch=64)
-    assert "(8 of 72 GPUs idle)" in train_words(trained, trained.plans, 0)
+    assert "(8 of 72 GPUs idle)" in train_gpu_words(trained, trained.plans, 0)
 
 
 @given(st.sampled_from(("llama-3.1-70b", "qwen3-30b-a3b", "gpt-oss-120b")), st.integers(1, 12), st.sampled_from((1, 2, 3, 4, 6, 8)))

@@ -14,7 +14,7 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.planner import plan, plan_training
-from commtax.planner.rows import put, train_bill_of, words
+from commtax.planner.rows import gpu_words, put, train_bill_of
 from commtax.verbs import ask
 from commtax.verbs.asking import settled
 from commtax.verbs.fitting import cache_tokens, fits
@@ -54,7 +54,7 @@ def test_what_is_listed_is_good(question):
             max_model_len=min(asked.model.max_len, question["input_len"] + question["output_len"]),
         )  # fmt: skip
         assert fit.fits
-        assert str(int(rows.gpus[i])) in words(a, rows, i)
+        assert str(int(rows.gpus[i])) in gpu_words(a, rows, i)
     if not len(rows):
         assert len(a.near) or all("fit" in r.reason or "divide" in r.reason or "heads" in r.reason for r in a.rejected)
 

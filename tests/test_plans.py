@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import commtax
 from cli_run import run_here
-from commtax.verbs.plans import compare_plans, parse_plan
+from commtax.verbs.comparing import compare_plans, parse_plan
 
 WORDS = ("llama-3.1-8b", "--cluster", "8xh100-sxm", "--plans", "tp1,tp8,tp4dp2,tp3", "--batches", "1,64")
 

@@ -7,7 +7,7 @@ from commtax import catalog
 from commtax.readers.launch import parse
 from commtax.readers.topology import parse as read_topology
 from commtax.readers.topology import place
-from commtax.verbs.plans import compare_plans
+from commtax.verbs.comparing import compare_plans
 
 
 def steps(found):

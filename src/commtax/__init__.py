@@ -14,52 +14,17 @@ if TYPE_CHECKING:
 
     from commtax import napkin
     from commtax.planner import plan, plan_training
-    from commtax.planner.answers import ServingPlans, TrainPlans
-    from commtax.verbs import (
-        Comparison,
-        Expectation,
-        Fit,
-        PlanTable,
-        Simulation,
-        StepBill,
-        Traffic,
-        TrainFit,
-        bill,
-        compare,
-        compare_plans,
-        expect,
-        fit,
-        simulate,
-        traffic,
-        train_bill,
-        train_fit,
-    )
+    from commtax.planner.columns import ServingPlans, TrainPlans
+    from commtax.verbs.billing import StepBill, Traffic, bill, traffic, train_bill
+    from commtax.verbs.comparing import Comparison, PlanTable, compare, compare_plans
+    from commtax.verbs.expecting import Expectation, expect
+    from commtax.verbs.fitting import Fit, TrainFit, fit, train_fit
+    from commtax.verbs.serving import Simulation, simulate
 
 __version__ = "0.1.0"
-__all__ = [
-    "Comparison",
-    "Expectation",
-    "Fit",
-    "PlanTable",
-    "ServingPlans",
-    "Simulation",
-    "StepBill",
-    "Traffic",
-    "TrainFit",
-    "TrainPlans",
-    "bill",
-    "compare",
-    "compare_plans",
-    "expect",
-    "fit",
-    "napkin",
-    "plan",
-    "plan_training",
-    "simulate",
-    "traffic",
-    "train_bill",
-    "train_fit",
-]
+__all__ = ["bill", "compare", "compare_plans", "expect", "fit", "napkin", "plan", "simulate", "traffic"]
+__all__ += ["Comparison", "Expectation", "Fit", "PlanTable", "ServingPlans", "Simulation", "StepBill", "Traffic"]
+__all__ += ["TrainFit", "TrainPlans", "plan_training", "train_bill", "train_fit"]
 _PLANNER = ("ServingPlans", "TrainPlans", "plan", "plan_training")
 
 

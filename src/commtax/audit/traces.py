@@ -15,7 +15,7 @@ from commtax.readers.trace import Collective, Device, Meetings, Step, Trace, Usa
 from commtax.statement import Note
 from commtax.units import format_bytes, format_seconds, plural
 from commtax.verbs import StepBill
-from commtax.verbs.sending import sent
+from commtax.verbs.billing import sent
 
 NOT_SENT = ("barrier",)  # control, which the lists of what is sent leave out
 IDLE_SHARE = 0.10  # of a step: more than this idle on the device is worth naming

@@ -13,7 +13,7 @@ from commtax.question import Limits
 from commtax.verbs.billing import StepBill
 
 if TYPE_CHECKING:
-    from commtax.planner.answers import ServingPlans, TrainPlans
+    from commtax.planner.columns import ServingPlans, TrainPlans
     from commtax.report.view.offline import Page
     from commtax.verbs.explained import Explained
 

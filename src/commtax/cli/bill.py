@@ -11,9 +11,8 @@ from commtax.cli.options import LAID, PASTED, STEP, TRAINED, WHERE, Verb, taking
 from commtax.cli.order import SERVED_STEP, Order, changed, ordered
 from commtax.statement import Refusal
 from commtax.units import parse_tokens
-from commtax.verbs.billing import price
+from commtax.verbs.billing import price, sent
 from commtax.verbs.explained import Explained
-from commtax.verbs.sending import sent
 
 TIMED = {False: ("slow_rank", "overlap", "library"), True: ("slow_rank", "library", "eager", "async_axes", "imbalance", "flops")}
 """Options that change seconds alone, in serving and in training."""

@@ -15,8 +15,7 @@ from commtax.question import Question
 from commtax.spec import SIZES, Cluster
 from commtax.statement import Refusal
 from commtax.units import parse_count
-from commtax.verbs.comparing import compared
-from commtax.verbs.plans import Axes, PlanRow, Where, compared_plans
+from commtax.verbs.comparing import PlanRow, Sizes, Where, compared, compared_plans
 
 
 @click.command("compare", cls=Verb)
@@ -98,7 +97,7 @@ def _where(file: str, q: Question, remarks: list[str]) -> Where:
 
     seen = topology.parse(read_text(file, "topo"))
 
-    def where(axes: Axes) -> Cluster:
+    def where(axes: Sizes) -> Cluster:
         laid = place(seen, q.cluster, axes["tp"], axes["dp"] * axes["pp"])
         remarks.extend(laid.notes)
         return laid.cluster

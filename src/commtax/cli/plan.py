@@ -14,7 +14,7 @@ from commtax.cli.beside import emitted, show_emitted, write_plan_page
 from commtax.cli.options import LIMITS, WHERE, Verb, taking
 from commtax.cli.order import Order, ordered
 from commtax.planner import best_serving, best_training
-from commtax.planner.answers import ServingPlans, Standing, TrainPlans
+from commtax.planner.columns import ServingPlans, Standing, TrainPlans
 from commtax.planner.rows import longest, put, train_bill_of
 from commtax.planner.serving import WORKLOADS
 from commtax.planner.standing import apart_standing, standing, training_standing

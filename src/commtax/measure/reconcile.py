@@ -17,8 +17,7 @@ from commtax.measure.comm import Sent
 from commtax.measure.generate import Measured, Part, Run, Turn, turns
 from commtax.measure.job import Job
 from commtax.question import Question, workload
-from commtax.verbs.billing import StepBill, price, with_link
-from commtax.verbs.sending import sent
+from commtax.verbs.billing import StepBill, price, sent, with_link
 
 UNCALIBRATED = (
     "no prediction: this machine is not calibrated; "

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Unpack
 
 from commtax.planner import serving, training
-from commtax.planner.answers import ServingPlans, TrainPlans
-from commtax.planner.reasons import explain, explain_training
+from commtax.planner.columns import ServingPlans, TrainPlans
+from commtax.planner.reasons import explain, explain_training, missed
 from commtax.question import MAX_CONCURRENCY, Question
 from commtax.spec import DTYPE_BYTES, Cluster, Engine, Model, Profile
 from commtax.units import format_seconds
@@ -49,11 +49,11 @@ def plan(
 
 
 def best_serving(put: Question) -> ServingPlans:
-    """The serving plans of a question, and why the first is the first, or what would have to change."""
+    """The serving plans of a question, and why the first is the first, or what would have to change: tried before it is said."""
     answer = serving.searched(put)
     if len(answer.plans):
         return replace(answer, why=tuple(explain(answer, 0)))
-    return replace(answer, would_take=tuple(_changes(answer)))
+    return replace(answer, would_take=tuple(_to_meet(answer) if len(answer.near) else _to_fit(answer)))
 
 
 def plan_training(
@@ -75,11 +75,6 @@ def best_training(put: Question) -> TrainPlans:
     """The training plans of a question, and why the first is the first."""
     answer = training.searched(put)
     return replace(answer, why=tuple(explain_training(answer, 0))) if len(answer.plans) else answer
-
-
-def _changes(answer: ServingPlans) -> list[str]:
-    """Where no plan is good: what would have to change, each tried before it is said."""
-    return list(_to_meet(answer)) if len(answer.near) else list(_to_fit(answer))
 
 
 def _to_fit(answer: ServingPlans) -> Iterator[str]:
@@ -116,9 +111,7 @@ def _smaller(q: Question) -> list[str]:
 def _to_meet(answer: ServingPlans) -> Iterator[str]:
     q, goal, near = answer.question, answer.question.goal, answer.near
     ttft, tpot = float(near.ttft_s[0]), float(near.tpot_s[0])
-    limits = [f"TPOT {format_seconds(tpot)}"] if tpot > goal.tpot_s else []
-    limits += [f"TTFT {format_seconds(ttft)}"] if ttft > goal.ttft_s else []
-    yield f"limits of {' and '.join(limits)}"
+    yield f"limits of {' and '.join(missed(q, ttft, tpot))}"
     for dtype in _smaller(q):
         other = serving.searched(q.but(weights_dtype=dtype, dtypes=(dtype,)))
         best = other.plans if len(other.plans) else other.near

@@ -1,10 +1,10 @@
-"""Plans as columns: one row a plan, or a plan and a load."""
+"""Plans as columns, one row a plan or a plan and a load; and what a search answers with them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -13,8 +13,6 @@ from commtax.spec import SIZES
 from commtax.statement import Refusal
 
 Array = np.ndarray[Any, Any]
-
-
 SERVED = SIZES[:4]
 """The axes of a copy of a served plan."""
 
@@ -26,7 +24,7 @@ class Table:
     def __len__(self) -> int:
         return len(getattr(self, fields(self)[0].name))
 
-    def take(self, where: Array) -> Self:
+    def take(self, where: Array | slice) -> Self:
         """Some of the rows, by index or by a mask."""
         return type(self)(*(np.asarray(getattr(self, f.name)[where]) for f in fields(self)))
 
@@ -89,6 +87,89 @@ class Columns(Table):
     @property
     def tokens_per_s_per_user(self) -> Array:
         return np.asarray(1 / self.tpot_s)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainColumns(Table):
+    """One row a plan."""
+
+    kind: Array  # index in ``kinds``
+    tp: Array
+    pp: Array
+    dp: Array
+    ep: Array
+    cp: Array
+    micro_batch: Array
+    step_s: Array
+    mfu: Array
+    memory_bytes: Array
+    bubble_fraction: Array
+    exposed_comm_fraction: Array
+
+    @property
+    def gpus(self) -> Array:
+        return np.asarray(self.tp * self.cp * self.pp * self.dp)
+
+
+NO_SERVING, NO_TRAINING = Columns.joined([]), TrainColumns.joined([])
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPlans:
+    """Good plans best first, rejected families, the nearest plans where none is good, the Pareto front."""
+
+    trains: ClassVar[Literal[False]] = False
+    question: Question
+    candidates: int = 0
+    plans: Columns = NO_SERVING
+    near: Columns = NO_SERVING
+    front: Columns = NO_SERVING
+    rejected: tuple[Rejected, ...] = ()
+    why: tuple[str, ...] = ()  # of the first plan
+    would_take: tuple[str, ...] = ()  # where no plan is good: what would have to change
+
+    def to_frame(self) -> Any:
+        """The good plans as a pandas table, where pandas is there."""
+        return self.plans.frame("tokens_per_s_per_gpu", "tokens_per_s_per_user")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainPlans:
+    """Plans that fit, fastest first; where none fits, the nearest."""
+
+    trains: ClassVar[Literal[True]] = True
+    question: Question
+    kinds: tuple[Question, ...]  # ZeRO stage, recomputation and schedule, each one for all plans of a group
+    candidates: int = 0
+    plans: TrainColumns = NO_TRAINING
+    near: TrainColumns = NO_TRAINING
+    rejected: tuple[Rejected, ...] = ()
+    why: tuple[str, ...] = ()
+
+    def splits(self) -> Array:
+        """Index of the fastest plan of each split of the GPUs, fastest first."""
+        p = self.plans
+        return np.sort(np.unique(np.stack([getattr(p, axis) for axis in SIZES]), axis=1, return_index=True)[1])
+
+    def to_frame(self) -> Any:
+        """The plans as a pandas table, where pandas is there."""
+        return self.plans.frame()
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A plan that somebody runs already, at its best load, and its place among the good plans."""
+
+    plan: str  # in words
+    rows: Any  # ``Columns`` or ``TrainColumns`` of one row; none where it cannot run
+    rank: int = 0  # 0: it is not good
+    gain: float = 1.0  # the winner's worth over its own
+    reason: str = ""  # why it is not good
+
+
+def over(q: Question, c: Columns) -> Array:
+    """A plan's time over its limit, of the limit that it keeps worst: good plans have at most 1."""
+    return np.maximum(c.ttft_s / q.goal.ttft_s, c.tpot_s / q.goal.tpot_s)
 
 
 def request_s(q: Question, c: Columns) -> Array:

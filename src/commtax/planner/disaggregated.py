@@ -10,7 +10,6 @@ from commtax.cost.serving import Load, Served, Steps, closed_loop, prompts_apart
 from commtax.planner.columns import Array, Columns, cached
 from commtax.planner.space import Space, beside
 from commtax.question import Goal, Question
-from commtax.spec import Cluster
 from commtax.verbs.serving import decoding, moved_s, step_s
 
 COPIES = np.r_[1:65, (64 * 2 ** (np.arange(1, 129) / 8)).astype(int)]
@@ -30,7 +29,7 @@ def columns(base: Question, roomy: Space, prompt_s: Array, kv: Array, room: Arra
     if wanted.output_len == 1 or not wanted.disaggregated:
         return Columns.joined([])
     plain = np.flatnonzero((roomy.pp == 1) & (roomy.dp == 1) & (roomy.ep == 1) & (roomy.tp <= base.cluster.domain))
-    found: list[Columns] = []
+    parts: list[Columns] = []
     for i in plain:
         seqs = np.arange(1, room[i] + 1)
         load = Load(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread)
@@ -40,8 +39,8 @@ def columns(base: Question, roomy: Space, prompt_s: Array, kv: Array, room: Arra
         for j in plain:
             sizes = int(roomy.tp[i]), int(roomy.tp[j])
             for copies, workers in _splits(base, *sizes, float(prompt_s[j]), load, quiet):
-                found.append(_rows(base, *sizes, copies, workers, float(prompt_s[j]), load, quiet, float(kv[i]), index))
-    return Columns.joined(found)
+                parts.append(_rows(base, *sizes, copies, workers, float(prompt_s[j]), load, quiet, float(kv[i]), index))
+    return Columns.joined(parts)
 
 
 def _splits(base: Question, tp: int, ahead: int, prompt_s: float, load: Load, quiet: Served) -> list[tuple[Array, Array]]:
@@ -50,21 +49,21 @@ def _splits(base: Question, tp: int, ahead: int, prompt_s: float, load: Load, qu
     For tokens a GPU or for fewest GPUs every small split counts. Else more prompt workers are never worse, as long as they
     stay in the copies' own domain or have left it anyway: all that fit, and help.
     """
-    cluster: Cluster = base.cluster
+    cluster = base.cluster
     if base.goal.objective in ("cost", "gpus"):
         most = min(cluster.num_gpus, max(SMALL, 4 * max(tp, ahead)))
         pairs = np.mgrid[1 : most // tp + 1, 1 : most // ahead + 1].reshape(2, -1)
         copies, workers = pairs[:, pairs[0] * tp + pairs[1] * ahead <= most]
         fits = beside(copies, tp, ahead, cluster) >= workers
         return [(copies[fits, None], workers[fits, None])] if fits.any() else []
-    found = []
+    splits = []
     one = replace(cluster, num_hosts=max(1, cluster.domain // cluster.gpus_per_host))
     for place in (cluster, one) if cluster.num_gpus > cluster.domain else (cluster,):
         fit = beside(COPIES, tp, ahead, place)
         copies = COPIES[fit > 0, None]
         if len(copies):
-            found.append((copies, np.minimum(fit[fit > 0, None], _enough(copies, prompt_s, load, quiet))))
-    return found
+            splits.append((copies, np.minimum(fit[fit > 0, None], _enough(copies, prompt_s, load, quiet))))
+    return splits
 
 
 def _enough(copies: Array, prompt_s: float, load: Load, quiet: Served) -> Array:
@@ -75,12 +74,6 @@ def _enough(copies: Array, prompt_s: float, load: Load, quiet: Served) -> Array:
     rest = _alone_s(prompt_s, load, quiet)
     others = 2 * SAME * (1 + SAME) * rest**2 / (prompt_s + 2 * SAME * rest)  # seconds of others' prompts on a worker
     return np.asarray(np.maximum(1, np.ceil((copies * load.concurrency - 1) * prompt_s / others))).astype(int)
-
-
-def _last(prompt_s: float, load: Load, quiet: Served, limited: bool) -> int:
-    """The load of a decode copy up to which clients come: its knee with prompts that never wait, unless tokens have a limit."""
-    seqs = np.asarray(load.concurrency)
-    return int(seqs[-1] if limited else seqs[np.argmax(seqs / _alone_s(prompt_s, load, quiet) ** 2)])
 
 
 def _alone_s(prompt_s: float, load: Load, quiet: Served) -> Array:
@@ -98,13 +91,14 @@ def _rows(
     served = prompts_apart(load, quiet, prompt_s, moved, seqs * copies, workers)
     request_s = served.ttft_s + (load.output_len - 1) * served.tpot_s
     requests_per_s = seqs * copies / request_s
-    offered = seqs * copies / _alone_s(prompt_s, load, quiet) * prompt_s
-    open_ = (offered <= BUSY * workers) & (seqs <= _last(prompt_s, load, quiet, goal.limited))
+    alone_s = _alone_s(prompt_s, load, quiet)
+    last = seqs[-1 if goal.limited else np.argmax(seqs / alone_s**2)]  # clients come up to a copy's knee, but for limits
+    open_ = (seqs * copies / alone_s * prompt_s <= BUSY * workers) & (seqs <= last)
     kept = np.nonzero(_kept(goal, served, request_s, requests_per_s, gpus, open_))
-    found = {"replicas": copies, "gpus": gpus, "prefill_replicas": workers, "concurrency": seqs * copies, "running": seqs}
-    found |= {"ttft_s": served.ttft_s, "tpot_s": served.tpot_s, "tokens_per_s": requests_per_s * load.output_len}
-    found["kv_headroom"] = 1 - seqs * cached(base) / kv
-    flat = {name: np.broadcast_to(column, requests_per_s.shape)[kept] for name, column in found.items()}
+    columns = {"replicas": copies, "gpus": gpus, "prefill_replicas": workers, "concurrency": seqs * copies, "running": seqs}
+    columns |= {"ttft_s": served.ttft_s, "tpot_s": served.tpot_s, "tokens_per_s": requests_per_s * load.output_len}
+    columns["kv_headroom"] = 1 - seqs * cached(base) / kv
+    flat = {name: np.broadcast_to(column, requests_per_s.shape)[kept] for name, column in columns.items()}
     return Columns.of(len(kept[0]), mode=1, dtype=index, tp=tp, pp=1, dp=1, ep=1, prefill_tp=ahead, **flat)
 
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.cost.legality import RULES, Case
-from commtax.planner.answers import ServingPlans, TrainPlans
-from commtax.planner.columns import Array, Columns, Rejected, family, label, sizes_of, worth
-from commtax.planner.rows import describe_kind, range_of, step_of, train_bill_of, train_words, words
+from commtax.planner.columns import Array, Columns, Rejected, ServingPlans, TrainPlans, family, label, sizes_of, worth
+from commtax.planner.rows import describe_kind, gpu_words, range_of, step_of, train_bill_of, train_gpu_words
 from commtax.planner.space import Space
 from commtax.question import Question
 from commtax.units import format_seconds, plural
@@ -28,14 +27,11 @@ def in_type(q: Question, index: int) -> str:
 
 def illegal(base: Question, whole: Space) -> Iterator[Rejected]:
     """One line for each rule and tp degree that it forbids."""
-    seen: set[tuple[int, int]] = set()
+    first = dict[tuple[int, int], int]()
     for i in np.flatnonzero(whole.codes).tolist():
-        key = (int(whole.tp[i]), int(whole.codes[i]))
-        if key in seen:
-            continue
-        seen.add(key)
-        sizes = sizes_of(whole, i)
-        says = RULES[int(whole.codes[i]) - 1].says
+        first.setdefault((int(whole.tp[i]), int(whole.codes[i])), i)
+    for (_, code), i in first.items():
+        sizes, says = sizes_of(whole, i), RULES[code - 1].says
         case = Case(base.model, base.cluster, base.but(**sizes).plan, base.engine)
         yield Rejected(label(**sizes), says(case), sizes["tp"], says(replace(case, named="{tp}")))
 
@@ -66,10 +62,14 @@ def too_slow(q: Question, every: Columns, good: Array) -> Iterator[Rejected]:
 
 
 def best_times(q: Question, rows: Columns) -> str:
-    ttft, tpot = float(rows.ttft_s.min()), float(rows.tpot_s.min())
-    words = [f"TPOT {format_seconds(tpot)} at best"] if tpot > q.goal.tpot_s else []
-    words += [f"TTFT {format_seconds(ttft)} at best"] if ttft > q.goal.ttft_s else []
-    return ", ".join(words) or "TTFT and TPOT never hold together"
+    times = missed(q, float(rows.ttft_s.min()), float(rows.tpot_s.min()))
+    return ", ".join(f"{time} at best" for time in times) or "TTFT and TPOT never hold together"
+
+
+def missed(q: Question, ttft_s: float, tpot_s: float) -> list[str]:
+    """Those of two times that are above their limits."""
+    times = (("TPOT", tpot_s, q.goal.tpot_s), ("TTFT", ttft_s, q.goal.ttft_s))
+    return [f"{name} {format_seconds(value)}" for name, value, limit in times if value > limit]
 
 
 def behind(answer: ServingPlans) -> Iterator[Rejected]:
@@ -80,10 +80,10 @@ def behind(answer: ServingPlans) -> Iterator[Rejected]:
     value, named = worth(q, rows), set()
     for axis, name in (("tp", "TP"), ("pp", "PP"), ("ep", "EP")):
         for size in np.unique(getattr(rows, axis)).tolist():
-            mine = np.flatnonzero((getattr(rows, axis) == size) & (rows.mode == 0) & ((rows.pp == 1) | (axis != "tp")))
-            if not len(mine) or (axis != "tp" and size == 1) or int(size) & (int(size) - 1):
+            same = np.flatnonzero((getattr(rows, axis) == size) & (rows.mode == 0) & ((rows.pp == 1) | (axis != "tp")))
+            if not len(same) or (axis != "tp" and size == 1) or int(size) & (int(size) - 1):
                 continue
-            i = int(mine[0])
+            i = int(same[0])
             if value[i] <= 0.9 * value[0] and i not in named:
                 named.add(i)
                 yield Rejected(f"{name} {int(size)}", f"{lost(answer, i)}: {why(answer, i)}")
@@ -96,38 +96,45 @@ def lost(answer: ServingPlans, i: int) -> str:
         return f"requests take {float(value[0] / value[i]) - 1:.0%} longer"
     if goal.objective == "gpus":
         return f"needs {plural(int(answer.plans.gpus[i]), 'GPU')}, not {int(answer.plans.gpus[0])}"
-    share, unit = 1 - float(value[i] / value[0]), "tokens/s a GPU" if goal.objective == "cost" else "tokens/s"
-    return f"{abs(share):.0%} {'fewer' if share >= 0 else 'more'} {unit}"
+    share = 1 - float(value[i] / value[0])
+    return f"{abs(share):.0%} {'fewer' if share >= 0 else 'more'} {_unit(answer)}"
+
+
+def _unit(answer: ServingPlans) -> str:
+    return "tokens/s a GPU" if answer.question.goal.objective == "cost" else "tokens/s"
 
 
 def why(answer: ServingPlans, i: int) -> str:
     """What plan ``i`` suffers from that the winner does not, most telling first."""
-    rows = answer.plans
-    found = [*_sent(answer, i), *_held(answer, i)]
+    return "; ".join(_suffers(answer, i)) or _steps(answer, i)
+
+
+def _suffers(answer: ServingPlans, i: int) -> Iterator[str]:
+    """Few requests for its stages, a larger share of communication, fewer requests than the winner has, idle GPUs."""
+    rows, cluster = answer.plans, answer.question.cluster
     if rows.pp[i] > 1:
         stages, running = int(rows.pp[i]), int(rows.running[i])
         cut = f"microbatches of {running / stages:.0f}" if running >= stages else f"{stages - running} of them wait"
-        found.insert(0, f"{stages} stages share {plural(running, 'request')}: {cut}")
-    if rows.gpus[i] < rows.gpus[0]:
-        found.append(f"leaves {plural(answer.question.cluster.num_gpus - int(rows.gpus[i]), 'GPU')} idle")
-    if not found:
-        mine, first = (float(step_of(answer, rows, j).step_s) for j in (i, 0))
-        of = plural(int(rows.running[i]), "request")
-        if mine > first or rows.concurrency[i] >= rows.concurrency[0]:
-            found.append(f"a decode step of {of} takes {format_seconds(mine)}, the first's {format_seconds(first)}")
-        else:
-            found.append(f"does best with {plural(int(rows.concurrency[i]), 'client')}, not {int(rows.concurrency[0]):,}")
-    return "; ".join(found)
-
-
-def _sent(answer: ServingPlans, i: int) -> Iterator[str]:
-    """Communication, where it is a larger share than the winner's."""
-    step, first = step_of(answer, answer.plans, i), step_of(answer, answer.plans, 0)
-    share, usual = float(step.comm_fraction), float(first.comm_fraction)
-    links = _links(step)
+        yield f"{stages} stages share {plural(running, 'request')}: {cut}"
+    step = step_of(answer, rows, i)
+    share, usual = float(step.comm_fraction), float(step_of(answer, rows, 0).comm_fraction)
     if share > usual + 0.02:
-        across = "crosses hosts, " if answer.question.cluster.inter.key in links else ""
+        links = _links(step)
+        across = "crosses hosts, " if cluster.inter.key in links else ""
         yield f"{across}{share:.0%} of its decode step is exposed communication over {', '.join(links)}, not {usual:.0%}"
+    yield from _held(answer, i)
+    if rows.gpus[i] < rows.gpus[0]:
+        yield f"leaves {plural(cluster.num_gpus - int(rows.gpus[i]), 'GPU')} idle"
+
+
+def _steps(answer: ServingPlans, i: int) -> str:
+    """Where nothing else tells them apart: a slower step, or fewer clients."""
+    rows = answer.plans
+    own, first = (float(step_of(answer, rows, j).step_s) for j in (i, 0))
+    if own > first or rows.concurrency[i] >= rows.concurrency[0]:
+        of = plural(int(rows.running[i]), "request")
+        return f"a decode step of {of} takes {format_seconds(own)}, the first's {format_seconds(first)}"
+    return f"does best with {plural(int(rows.concurrency[i]), 'client')}, not {int(rows.concurrency[0]):,}"
 
 
 def _links(step: StepBill) -> list[str]:
@@ -154,7 +161,7 @@ def _held(answer: ServingPlans, i: int) -> Iterator[str]:
 def explain(answer: ServingPlans, i: int) -> list[str]:
     """What plan ``i`` costs and why, and how it compares with the winner."""
     rows, goal = answer.plans, answer.question.goal
-    said = [words(answer, rows, i) + in_type(answer.question, int(rows.dtype[i])), _token(answer, rows, i)]
+    said = [gpu_words(answer, rows, i) + in_type(answer.question, int(rows.dtype[i])), _token(answer, rows, i)]
     where = "an attention group" if rows.dp[i] > 1 else "a copy"
     held = f"{plural(int(rows.running[i]), 'request')} at once on {where}"
     said.append(f"{held} leave{'s' if rows.running[i] == 1 else ''} {float(rows.kv_headroom[i]):.0%} of its KV cache free")
@@ -162,7 +169,8 @@ def explain(answer: ServingPlans, i: int) -> list[str]:
         said.append(f"{lost(answer, i)} than the first: {why(answer, i)}{_close(answer, i)}")
     elif len(rows) > 1:
         said.append(_won(answer))
-    limits = [f"{n} {format_seconds(v)} of {format_seconds(m)}" for n, v, m in _limits(rows, i, goal.ttft_s, goal.tpot_s)]
+    times = (("TTFT", float(rows.ttft_s[i]), goal.ttft_s), ("TPOT", float(rows.tpot_s[i]), goal.tpot_s))
+    limits = [f"{name} {format_seconds(value)} of {format_seconds(most)}" for name, value, most in times if most < 1e9]
     said += [f"uses {' and '.join(limits)}"] if limits else []
     return said + ([KNEE] if not goal.limited and goal.objective != "latency" else [])
 
@@ -176,11 +184,6 @@ def _token(answer: ServingPlans, rows: Columns, i: int) -> str:
     more = float(rows.tpot_s[i] - step.step_s)
     stretched = answer.question.requests.output_len > 1 and more > 0.02 * float(rows.tpot_s[i])
     return takes + (f"; other requests' prompts add {format_seconds(more)} a token" if stretched else "")
-
-
-def _limits(rows: Columns, i: int, ttft_s: float, tpot_s: float) -> list[tuple[str, float, float]]:
-    pairs = (("TTFT", float(rows.ttft_s[i]), ttft_s), ("TPOT", float(rows.tpot_s[i]), tpot_s))
-    return [(name, value, limit) for name, value, limit in pairs if limit < 1e9]
 
 
 def _close(answer: ServingPlans, i: int) -> str:
@@ -205,15 +208,14 @@ def _won(answer: ServingPlans) -> str:
     if goal.objective == "latency":
         gain = f"requests take {1 - float(value[other] / value[0]):.0%} less time than with {name}"
     else:
-        unit = "tokens/s a GPU" if goal.objective == "cost" else "tokens/s"
-        gain = f"{float(value[0] / value[other]) - 1:+.0%} {unit} against {name}"
+        gain = f"{float(value[0] / value[other]) - 1:+.0%} {_unit(answer)} against {name}"
     return f"{gain} (there: {why(answer, other)}){_close(answer, other)}"
 
 
 def _name(answer: ServingPlans, i: int) -> str:
     """A plan's family in short; all of its workers where there are two kinds."""
     rows = answer.plans
-    name = words(answer, rows, i).split(" = ")[1] if rows.mode[i] else label(**sizes_of(rows, i))
+    name = gpu_words(answer, rows, i).split(" = ")[1] if rows.mode[i] else label(**sizes_of(rows, i))
     return name + in_type(answer.question, int(rows.dtype[i]))
 
 
@@ -222,5 +224,5 @@ def explain_training(answer: TrainPlans, i: int) -> list[str]:
     rows, b = answer.plans, train_bill_of(answer, answer.plans, i)
     behind = float(rows.step_s[i] / rows.step_s[0]) - 1
     kind = describe_kind(answer.kinds[int(rows.kind[i])].plan)
-    said = [f"{train_words(answer, rows, i)}, microbatch {int(rows.micro_batch[i])}, {kind}", verdict(b, [])]
+    said = [f"{train_gpu_words(answer, rows, i)}, microbatch {int(rows.micro_batch[i])}, {kind}", verdict(b, [])]
     return said + ([f"{behind:.0%} slower than the first"] if i else [])

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
 from commtax.cost.serving import Load, decoding_seqs
 from commtax.ledger import Z80
-from commtax.planner.answers import ServingPlans, TrainColumns, TrainPlans
-from commtax.planner.columns import Array, Columns, sizes_of
+from commtax.planner.columns import Array, Columns, ServingPlans, TrainColumns, TrainPlans, sizes_of
 from commtax.question import Question
-from commtax.spec import AXES, SIZES, Plan
+from commtax.spec import SIZES, Plan
 from commtax.units import plural
 from commtax.verbs.asking import describe_gpus, settled
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.fitting import cache_tokens, step_limits
 from commtax.verbs.serving import Simulation, serve
 
-TRAIN_AXES = (*SIZES, "micro_batch")
+SERVED_PARTS = {"replicas": "{} replicas", "pp": "{} stages", "dp": "attention DP {}"}
+TRAINED_PARTS = {"dp": "DP {}", "cp": "CP {}", "pp": "{} stages"}
+"""What a plan is made of beside tp, where there are several of it, as it is told."""
 
 
 def put(q: Question, rows: Columns, i: int) -> Question:
@@ -42,8 +44,7 @@ def longest(a: ServingPlans, rows: Columns, i: int) -> int:
 
 def simulation(a: ServingPlans, rows: Columns, i: int) -> Simulation:
     """Row ``i`` as ``simulate`` has it: one copy, or all workers of a split."""
-    copies, asked = int(rows.replicas[i]), put(a.question, rows, i)
-    clients = int(rows.concurrency[i])
+    copies, clients, asked = int(rows.replicas[i]), int(rows.concurrency[i]), put(a.question, rows, i)
     if not int(rows.mode[i]):
         return serve(asked.but(concurrency=clients // copies, disaggregated=False))
     workers = {"prefill_tp": int(rows.prefill_tp[i]), "prefill_workers": int(rows.prefill_replicas[i])}
@@ -76,43 +77,32 @@ def _decoding(q: Question, rows: Columns, i: int) -> int:
     return max(1, math.ceil(float(decoding_seqs(load, seqs, step_limits(q)[0], int(rows.pp[i]), q.engine))))
 
 
-def words(a: ServingPlans, rows: Columns, i: int) -> str:
-    """GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``."""
-    copies, gpus = int(rows.replicas[i]), int(rows.gpus[i])
-    group = [f"{int(rows.pp[i])} stages"] if rows.pp[i] > 1 else []
-    group += [f"attention DP {int(rows.dp[i])}"] if rows.dp[i] > 1 else []
-    one = " x ".join([*group, f"TP {int(rows.tp[i])}"]) + _spread(rows, i)
-    decode = f"{copies} replica{'s' * (copies > 1)} x {one}" if copies > 1 else one
-    whole = f"{plural(gpus, 'GPU')} = "
-    if int(rows.mode[i]):
-        whole += f"{int(rows.prefill_replicas[i])} x TP {int(rows.prefill_tp[i])} for prompts + {decode} to decode"
-    else:
-        whole += decode
-    return whole + _idle(a.question, gpus)
+def gpu_words(a: ServingPlans, rows: Columns, i: int) -> str:
+    """GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``, and those that idle."""
+    workers = _copy(rows, i, SERVED_PARTS)
+    if rows.mode[i]:
+        workers = f"{int(rows.prefill_replicas[i])} x TP {int(rows.prefill_tp[i])} for prompts + {workers} to decode"
+    return _reconciled(a.question, int(rows.gpus[i]), workers)
 
 
-def _spread(rows: Columns | TrainColumns, i: int) -> str:
-    return f", experts over {int(rows.ep[i])}" if rows.ep[i] > 1 else ""
-
-
-def _idle(q: Question, used: int) -> str:
-    there = q.cluster.num_gpus
-    return f" ({there - used:,} of {there:,} GPUs idle)" if used < there else ""
-
-
-def train_words(a: TrainPlans, rows: TrainColumns, i: int) -> str:
+def train_gpu_words(a: TrainPlans, rows: TrainColumns, i: int) -> str:
     """GPUs reconciled: ``512 GPUs = DP 16 x 4 stages x TP 8``, and those that idle."""
-    sizes = {axis: int(getattr(rows, axis)[i]) for axis in reversed(AXES)}
-    parts = [f"{axis.upper()} {n}" for axis, n in sizes.items() if axis != "pp" and (n > 1 or axis == "tp")]
-    if sizes["pp"] > 1:
-        parts.insert(-1, f"{sizes['pp']} stages")
-    total = int(rows.gpus[i])
-    return f"{plural(total, 'GPU')} = {' x '.join(parts)}{_spread(rows, i)}{_idle(a.question, total)}"
+    return _reconciled(a.question, int(rows.gpus[i]), _copy(rows, i, TRAINED_PARTS))
+
+
+def _copy(rows: Columns | TrainColumns, i: int, parts: Mapping[str, str]) -> str:
+    several = [text.format(int(getattr(rows, name)[i])) for name, text in parts.items() if getattr(rows, name)[i] > 1]
+    return " x ".join([*several, f"TP {int(rows.tp[i])}"]) + (f", experts over {int(rows.ep[i])}" if rows.ep[i] > 1 else "")
+
+
+def _reconciled(q: Question, used: int, workers: str) -> str:
+    there = q.cluster.num_gpus
+    return f"{plural(used, 'GPU')} = {workers}" + (f" ({there - used:,} of {there:,} GPUs idle)" if used < there else "")
 
 
 def train_bill_of(a: TrainPlans, rows: TrainColumns, i: int) -> StepBill:
     """The priced step of row ``i``, line by line."""
-    sizes = {axis: int(getattr(rows, axis)[i]) for axis in TRAIN_AXES}
+    sizes = {axis: int(getattr(rows, axis)[i]) for axis in (*SIZES, "micro_batch")}
     return price(a.kinds[int(rows.kind[i])].but(batch=a.question.goal.global_batch // sizes["dp"], **sizes))
 
 

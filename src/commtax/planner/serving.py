@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
 from commtax.planner import disaggregated as apart
 from commtax.planner import reasons
-from commtax.planner.answers import ServingPlans
-from commtax.planner.columns import SERVED, Array, Columns, Rejected, cached, family, order
+from commtax.planner.columns import NO_SERVING, SERVED, Array, Columns, Rejected, ServingPlans, cached, family, order, over
 from commtax.planner.space import Space, space
 from commtax.question import Question
 from commtax.spec import Number
@@ -38,13 +38,9 @@ def searched(put: Question) -> ServingPlans:
     if q.requests.tokens > q.model.max_len:
         longest = f"the {q.model.max_len:,} positions of {q.model.key}"
         raise Refusal(f"input_len + output_len = {q.requests.tokens:,}: more than {longest}", "input_len")
-    points, rejected, candidates = [], list[Rejected](), 0
-    for index in range(len(q.goal.dtypes)):
-        priced, lost, count = _points(q, index)
-        points.append(priced)
-        rejected += lost
-        candidates += count
-    return _ranked(ServingPlans(q, candidates, rejected=tuple(dict.fromkeys(rejected))), Columns.joined(points))
+    points, lost, counts = zip(*(_points(q, index) for index in range(len(q.goal.dtypes))), strict=True)
+    answer = ServingPlans(q, sum(counts), rejected=tuple(dict.fromkeys(chain(*lost))))
+    return _ranked(answer, Columns.joined(list(points)))
 
 
 def _check(q: Question) -> None:
@@ -69,13 +65,13 @@ def _points(q: Question, index: int) -> tuple[Columns, list[Rejected], int]:
     lost = list(reasons.illegal(base, whole))
     legal = whole.take((whole.codes == 0) & (whole.replicas > 0))
     if not len(legal):
-        return Columns.joined([]), lost, len(whole)
+        return NO_SERVING, lost, len(whole)
     kv = np.asarray(cache_tokens(base.but(**_sizes(legal))))
     fits = kv >= q.requests.tokens
     lost += reasons.too_large(put, legal, fits, index)
     roomy, kv = legal.take(fits), kv[fits]
     if not len(roomy):
-        return Columns.joined([]), lost, len(whole) * most
+        return NO_SERVING, lost, len(whole) * most
     if q.goal.objective == "gpus":  # copies add throughput, not an answer
         roomy = replace(roomy, replicas=np.ones(len(roomy), dtype=int))
     return search(base, roomy, kv, index), lost, len(whole) * most
@@ -96,10 +92,9 @@ def search(base: Question, roomy: Space, kv: Array, index: int) -> Columns:
     coarse = columns(roomy.take(rows), load, priced, index)
     ahead = np.where(last, load, np.append(load[1:], 1))
     rate = coarse.tokens_per_s if goal.objective == "throughput" else coarse.tokens_per_s_per_gpu
-    good = (coarse.ttft_s <= goal.ttft_s) & (coarse.tpot_s <= goal.tpot_s)
     hopeful = (coarse.ttft_s <= goal.ttft_s * DIP) & (coarse.tpot_s <= goal.tpot_s * DIP)
     near = hopeful | (~last & np.append(hopeful[1:], False))
-    bar = _listed(rows, np.where(good, rate, -np.inf))
+    bar = _listed(rows, np.where(over(base, coarse) <= 1, rate, -np.inf))
     open_ = np.flatnonzero(near & (ahead - load > 1) & (rate * ahead / load * DIP >= bar))
     gaps = (ahead - load - 1)[open_]
     inner = np.repeat(open_, gaps)
@@ -107,8 +102,7 @@ def search(base: Question, roomy: Space, kv: Array, index: int) -> Columns:
     fine_rows, fine_load = rows[inner], load[inner] + step
     more = simulated(base, roomy.take(fine_rows), fine_load, kv[fine_rows])
     fine = columns(roomy.take(fine_rows), fine_load, more, index)
-    first = load == 1
-    prompt_s = np.asarray(priced.steps.prompt_s * priced.steps.chunks)[first]
+    prompt_s = np.asarray(priced.steps.prompt_s * priced.steps.chunks)[load == 1]
     split = apart.columns(base, roomy, prompt_s, kv, np.minimum(held, step_limits(base)[1]), index)
     return Columns.joined([coarse, fine, split])
 
@@ -144,11 +138,11 @@ def _coarse(room: Array) -> tuple[Array, Array, Array]:
     steps = np.unique(np.round(2 ** (np.arange(0, 41) / 2)).astype(int))
     rows, load = [], []
     for plan_, most in enumerate(room.tolist()):
-        mine = np.append(steps[steps < most], most)
-        rows.append(np.full(len(mine), plan_))
-        load.append(mine)
-    flat, clients = np.concatenate(rows), np.concatenate(load)
-    return flat, clients, np.append(flat[1:] != flat[:-1], True)
+        clients = np.append(steps[steps < most], most)
+        rows.append(np.full(len(clients), plan_))
+        load.append(clients)
+    flat = np.concatenate(rows)
+    return flat, np.concatenate(load), np.append(flat[1:] != flat[:-1], True)
 
 
 def _listed(rows: Array, score: Array) -> float:
@@ -191,18 +185,21 @@ def figures(s: Simulation, held: Number) -> dict[str, Array]:
 
 
 def _ranked(answer: ServingPlans, every: Columns) -> ServingPlans:
+    """The answer with the best of all points, the front of the good ones, and why others lost."""
+    q, met = answer.question, over(answer.question, every) <= 1
+    good = every.take(np.flatnonzero(met))
+    plans, near = best_first(q, every)
+    slow = reasons.too_slow(q, every, met) if len(every) else ()
+    answer = replace(answer, plans=plans, near=near, front=good.take(_front(good)), rejected=(*answer.rejected, *slow))
+    return replace(answer, rejected=(*answer.rejected, *reasons.behind(answer))) if len(plans) else answer
+
+
+def best_first(q: Question, every: Columns) -> tuple[Columns, Columns]:
     """The best point of each family that meets the limits, in the objective's order; without any, the nearest ones."""
-    q, goal = answer.question, answer.question.goal
-    good = np.flatnonzero((every.ttft_s <= goal.ttft_s) & (every.tpot_s <= goal.tpot_s))
-    plans = _first(every.take(good), order(q, every.take(good)))
-    near = Columns.joined([])
-    if len(every) and not len(plans):
-        closest = _first(every, [-np.maximum(every.ttft_s / goal.ttft_s, every.tpot_s / goal.tpot_s)])
-        near = closest.take(np.arange(min(5, len(closest))))
-    front = every.take(good[_front(every.take(good))])
-    slow = [] if not len(every) else list(reasons.too_slow(q, every, np.isin(np.arange(len(every)), good)))
-    found = replace(answer, plans=plans, near=near, front=front, rejected=(*answer.rejected, *slow))
-    return replace(found, rejected=(*found.rejected, *reasons.behind(found))) if len(plans) else found
+    good = every.take(np.flatnonzero(over(q, every) <= 1))
+    if len(good) or not len(every):
+        return _first(good, order(q, good)), NO_SERVING
+    return NO_SERVING, _first(every, [-over(q, every)]).take(slice(5))
 
 
 def _first(c: Columns, keys: list[Array]) -> Columns:

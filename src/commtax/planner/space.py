@@ -84,7 +84,7 @@ def beside(copies: Array, tp: int, other: int, cluster: Cluster) -> Array:
     for each in range(1, cluster.domain // tp + 1):
         full, rest = np.divmod(np.minimum(copies, each * domains), each)
         over = (copies - each * domains).clip(0)  # these go where no whole domain is left
-        found = full * ((cluster.domain - each * tp) // other) + (rest > 0) * ((cluster.domain - rest * tp) // other)
-        found = found + (domains - full - (rest > 0)) * (cluster.domain // other) + (left - over * tp) // other
-        most = np.maximum(most, np.where(over * tp <= left, found, -1))
+        room = full * ((cluster.domain - each * tp) // other) + (rest > 0) * ((cluster.domain - rest * tp) // other)
+        room = room + (domains - full - (rest > 0)) * (cluster.domain // other) + (left - over * tp) // other
+        most = np.maximum(most, np.where(over * tp <= left, room, -1))
     return most

@@ -11,10 +11,9 @@ import numpy as np
 
 from commtax.cost.memory import RECOMPUTE
 from commtax.cost.schedules import SCHEDULES, most_chunks
-from commtax.planner.answers import TrainColumns, TrainPlans
-from commtax.planner.columns import Array, Rejected
+from commtax.planner.columns import Array, Rejected, TrainColumns, TrainPlans
 from commtax.question import Question
-from commtax.spec import Engine, Model
+from commtax.spec import SIZES, Engine, Model
 from commtax.verbs.asking import settled
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.checking import positive
@@ -70,7 +69,9 @@ def _priced(answer: TrainPlans, grid: Grid) -> TrainColumns:
     for index, kind in enumerate(answer.kinds):
         able = _fitting(grid, kind)
         if len(able["tp"]):
-            parts.append(_group(kind, index, able))
+            b = price(kind.but(batch=kind.goal.global_batch // able["dp"], **able))
+            rows = columns(b, index, able)
+            parts.append(rows.take(np.flatnonzero(b.legal * np.ones(len(rows)))))
     return TrainColumns.joined(parts)
 
 
@@ -98,15 +99,13 @@ def _grid(base: Question) -> Grid:
             for dp in replicas[: bisect_right(replicas, gpus // (tp * cp * pp))]:
                 micros = [m for m in MICRO if (global_batch // dp) % m == 0]
                 rows += [(tp, pp, dp, ep, cp, m) for m in micros for ep in _expert_sizes(model, engine, dp * cp)]
-    names = ("tp", "pp", "dp", "ep", "cp", "micro_batch")
-    return dict(zip(names, np.array(rows, dtype=int).reshape(-1, 6).T, strict=True))
+    return dict(zip((*SIZES, "micro_batch"), np.array(rows, dtype=int).reshape(-1, 6).T, strict=True))
 
 
 def _expert_sizes(model: Model, engine: Engine, ranks: int) -> list[int]:
     if model.experts is None or not engine.sends.ep_backends:
         return [1]
-    sizes = [2**i for i in range(10)]
-    return [e for e in sizes if ranks % e == 0 and model.experts.num_experts % e == 0]
+    return [e for e in (2**i for i in range(10)) if ranks % e == 0 and model.experts.num_experts % e == 0]
 
 
 def _fitting(grid: Grid, kind: Question) -> Grid:
@@ -126,12 +125,6 @@ def _fitting(grid: Grid, kind: Question) -> Grid:
     return {name: column[keep] for name, column in grid.items()}
 
 
-def _group(kind: Question, index: int, sizes: Grid) -> TrainColumns:
-    b = price(kind.but(batch=kind.goal.global_batch // sizes["dp"], **sizes))
-    rows = columns(b, index, sizes)
-    return rows.take(np.flatnonzero(b.legal * np.ones(len(rows))))
-
-
 def columns(b: StepBill, index: int, sizes: Grid) -> TrainColumns:
     """Priced steps as columns."""
     return TrainColumns.of(
@@ -147,32 +140,27 @@ def columns(b: StepBill, index: int, sizes: Grid) -> TrainColumns:
 
 
 def _lost(a: TrainPlans, every: TrainColumns, good: TrainColumns, budget: float) -> Iterator[Rejected]:
-    """One line a degree and a kind: does it fit, and how far behind is its best plan?"""
+    """One line a family that does not fit, or is a twentieth slower at best."""
+    for name, column, values in _families(a, every, len(good) > 0):
+        of_all, of_good = (np.isin(getattr(rows, column), values) for rows in (every, good))
+        if np.any(of_all) and not np.any(of_good):
+            least = float(every.memory_bytes[of_all].min())
+            yield Rejected(name, f"does not fit: at least {least / 2**30:.1f} GiB a rank of {budget / 2**30:.1f}")
+        elif np.any(of_good) and (slower := float(good.step_s[of_good][0] / good.step_s[0]) - 1) > 0.05:  # good plans are in order
+            bubble, comm = good.bubble_fraction, good.exposed_comm_fraction
+            own = f"bubble {float(bubble[of_good][0]):.0%}, exposed communication {float(comm[of_good][0]):.0%}"
+            yield Rejected(name, f"{slower:.0%} slower at best ({own}; the first: {float(bubble[0]):.0%}, {float(comm[0]):.0%})")
+    if not any(a.kinds[int(k)].plan.chunks > 1 for k in np.unique(every.kind)) and np.any(every.pp > 1):
+        few = f"{a.question.model.num_layers} layers are too few for stages x {' or '.join(map(str, CHUNKS))} chunks"
+        yield Rejected("interleaved", few)
+
+
+def _families(a: TrainPlans, every: TrainColumns, some_good: bool) -> Iterator[tuple[str, str, list[int]]]:
+    """Plans of one degree, and of one recomputation: a name, and the values of a column."""
     for name, axis in (("TP", "tp"), ("PP", "pp"), ("CP", "cp"), ("EP", "ep"), ("microbatch", "micro_batch")):
         sizes = np.unique(getattr(every, axis)).tolist()
-        for size in sizes if axis == "tp" or (len(sizes) > 1 and len(good)) else ():
+        for size in sizes if axis == "tp" or (len(sizes) > 1 and some_good) else ():
             if axis in ("tp", "micro_batch") or (size & (size - 1)) == 0:
-                yield from _judged(every, good, f"{name} {size}", getattr(every, axis) == size, getattr(good, axis) == size, budget)
-    for kind in RECOMPUTE if len(good) else ():
-        mine = [i for i, k in enumerate(a.kinds) if k.plan.recompute == kind]
-        yield from _judged(every, good, f"recompute {kind}", np.isin(every.kind, mine), np.isin(good.kind, mine), budget)
-    if not any(a.kinds[int(k)].plan.chunks > 1 for k in np.unique(every.kind)) and np.any(every.pp > 1):
-        yield Rejected(
-            "interleaved", f"{a.question.model.num_layers} layers are too few for stages x {' or '.join(map(str, CHUNKS))} chunks"
-        )
-
-
-def _judged(every: TrainColumns, good: TrainColumns, name: str, all_: Array, mine: Array, budget: float) -> Iterator[Rejected]:
-    """A family's line where it does not fit, or is a twentieth slower at best."""
-    if not np.any(all_):
-        return
-    if not np.any(mine):
-        least = float(every.memory_bytes[all_].min())
-        yield Rejected(name, f"does not fit: at least {least / 2**30:.1f} GiB a rank of {budget / 2**30:.1f}")
-        return
-    i = int(np.argmax(mine))  # good plans are in order
-    slower = float(good.step_s[i] / good.step_s[0]) - 1
-    if slower > 0.05:
-        told = f"bubble {float(good.bubble_fraction[i]):.0%}, exposed communication {float(good.exposed_comm_fraction[i]):.0%}"
-        first = f"the first: {float(good.bubble_fraction[0]):.0%}, {float(good.exposed_comm_fraction[0]):.0%}"
-        yield Rejected(name, f"{slower:.0%} slower at best ({told}; {first})")
+                yield f"{name} {size}", axis, [size]
+    for kind in RECOMPUTE if some_good else ():
+        yield f"recompute {kind}", "kind", [i for i, k in enumerate(a.kinds) if k.plan.recompute == kind]

@@ -17,7 +17,7 @@ from commtax.units import format_bytes, format_count, format_rate, format_second
 from commtax.verbs.billing import StepBill
 from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import Cause, causes
-from commtax.verbs.explained import HELD, Explained, axis_of
+from commtax.verbs.explained import HELD, Explained
 from commtax.verbs.layer import layer_segments
 
 WEAKEST_FIRST = ("assumed", "transferred", "datasheet", "calibrated", "measured", "by definition")
@@ -178,7 +178,7 @@ def _axis(name: str) -> Text:
 
 
 def _tax_cells(x: Line, b: StepBill) -> tuple[str | Text, ...]:
-    item, axis = x.item, axis_of(x)
+    item, axis = x.item, x.item.whole_axis
     window = format_seconds(x.window_s) if axis in b.async_axes and x.window_s else "none"
     sizes = (format_bytes(item.nbytes), format_count(item.count), str(x.link), format_count(item.ranks))
     return (_axis(axis), f"{item.what} {item.op}", *sizes, format_seconds(x.total_s), window, format_seconds(x.exposed_s), _fate(x))
@@ -307,7 +307,7 @@ def bill_document(step: Explained, num_tokens: float = 0.0, measured_mfu: float 
     item = ("what", "op", "nbytes", "ranks", "count")
     common: dict[str, object] = {
         "fits": step.memory.fits,
-        "items": [{"kind": x.kind, "axis": axis_of(x)} | facts(x.item, *item) | facts(x, *LINE) for x in b.items],
+        "items": [{"kind": x.kind, "axis": x.item.whole_axis} | facts(x.item, *item) | facts(x, *LINE) for x in b.items],
         "verdict": step.sentence,
         "counterfactuals": [facts(c, "what", "step_s", "delta_s", "note") for c in step.what_ifs],
         "weakest_source": weakest(b),

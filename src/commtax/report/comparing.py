@@ -15,9 +15,8 @@ from commtax.report.tables import csv_text, notes, say, show_table
 from commtax.spec import PARALLEL, TAXES
 from commtax.units import format_rate, format_seconds
 from commtax.verbs.billing import StepBill
-from commtax.verbs.comparing import Comparison
+from commtax.verbs.comparing import BreakEven, Comparison, PlanRow, PlanTable
 from commtax.verbs.fitting import fits
-from commtax.verbs.plans import BreakEven, PlanRow, PlanTable
 
 BLOCKS = " ░▒▓█"
 MOST_LINES = 12

@@ -12,10 +12,9 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from commtax.planner.answers import ServingPlans, Standing, TrainColumns, TrainPlans
-from commtax.planner.columns import Columns, Rejected, request_s
+from commtax.planner.columns import Columns, Rejected, ServingPlans, Standing, TrainColumns, TrainPlans, request_s
 from commtax.planner.reasons import in_type
-from commtax.planner.rows import describe_kind, range_of, simulation, step_of, train_words, usd_per_million_tokens, words
+from commtax.planner.rows import describe_kind, gpu_words, range_of, simulation, step_of, train_gpu_words, usd_per_million_tokens
 from commtax.planner.training import BUDGET
 from commtax.report.documents import Named, Record, facts, filled, named
 from commtax.report.plots import no_formula, picture, style
@@ -74,14 +73,14 @@ def _show_pasted(console: Console, a: Plans, pasted: Standing | None) -> None:
     if pasted is None:
         return
     if not len(pasted.rows):
-        say(console, f"Pasted: {pasted.words}: {pasted.reason}.", "bold red")
+        say(console, f"Pasted: {pasted.plan}: {pasted.reason}.", "bold red")
         return
     if a.trains:
         figures, gain = f": {_trained_figures(pasted.rows)}", "its speed"
     else:
         figures, gain = _served_figures(a, pasted.rows), GAIN[a.question.goal.objective]
     place = _place(pasted, len(a.plans), gain)
-    say(console, f"Pasted: {pasted.words}{figures}; {place}.", "bold" if pasted.rank else "bold red")
+    say(console, f"Pasted: {pasted.plan}{figures}; {place}.", "bold" if pasted.rank else "bold red")
 
 
 def _served_figures(a: ServingPlans, r: Columns) -> str:
@@ -126,7 +125,7 @@ def _show_ranking(console: Console, a: ServingPlans, rows: Columns, top: int) ->
     ranges = [range_of(a, rows, i, "tokens_per_s") for i in first]
     columns = {
         "": [str(i + 1) for i in first],
-        "plan": [words(a, rows, i) + in_type(a.question, int(rows.dtype[i])) for i in first],
+        "plan": [gpu_words(a, rows, i) + in_type(a.question, int(rows.dtype[i])) for i in first],
         ">clients": [f"{int(rows.concurrency[i]):,}" for i in first],
         ">TTFT": [format_seconds(rows.ttft_s[i]) for i in first],
         ">TPOT": [_tpot(a, rows, i) for i in first],
@@ -156,7 +155,7 @@ def _nothing_serves(console: Console, a: ServingPlans) -> None:
     near, goal = a.near, a.question.goal
     limits = ((near.ttft_s, goal.ttft_s, "TTFT"), (near.tpot_s, goal.tpot_s, "TPOT"))
     missed = [f"{n} {format_seconds(v[0])} of {format_seconds(m)}" for v, m, n in limits if v[0] > m]
-    say(console, f"No plan meets the limits. The nearest, {words(a, near, 0)}, has {' and '.join(missed)}.", "bold red")
+    say(console, f"No plan meets the limits. The nearest, {gpu_words(a, near, 0)}, has {' and '.join(missed)}.", "bold red")
     say(console, f"  It would take {wanted}.")
     _show_ranking(console, a, near, 5)
 
@@ -295,7 +294,7 @@ def _trained_plans(a: TrainPlans, top: int, pasted: Standing | None) -> TrainedP
 
 
 def _standing(pasted: Standing, rows: list[Record]) -> Record:
-    return {**(rows[0] if rows else {}), "plan": pasted.words, "rank": pasted.rank or None, "reason": pasted.reason}
+    return {**(rows[0] if rows else {}), "plan": pasted.plan, "rank": pasted.rank or None, "reason": pasted.reason}
 
 
 def _at(rows: Columns | TrainColumns, i: int, *names: str) -> Record:
@@ -324,7 +323,7 @@ def _served_row(a: ServingPlans, rows: Columns, i: int, usd: float, sent: float)
         **(dict.fromkeys(between) if a.question.requests.output_len == 1 else {}),
         "usd_per_million_tokens": usd if a.question.goal.usd_per_gpu_hour else None,
         "exposed_comm_fraction": sent,
-        "verdict": words(a, rows, i),
+        "verdict": gpu_words(a, rows, i),
     }
 
 
@@ -349,7 +348,7 @@ def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, t
     first = range(min(top, len(rows)))
     columns = {
         "": [str(i + 1) for i in first],
-        "plan": [train_words(a, rows, i) for i in first],
+        "plan": [train_gpu_words(a, rows, i) for i in first],
         ">microbatch": [str(int(rows.micro_batch[i])) for i in first],
         "kind": [describe_kind(a.kinds[int(rows.kind[i])].plan) for i in first],
         ">step": [format_seconds(rows.step_s[i]) for i in first],
@@ -364,7 +363,7 @@ def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, t
 def _trained_rows(a: TrainPlans, rows: TrainColumns, top: int) -> list[Record]:
     kinds = [facts(a.kinds[int(kind)].plan, *KINDS) for kind in rows.kind[:top]]
     every = zip(_figures(rows, top), kinds, strict=True)
-    return [row | kind | {"verdict": train_words(a, rows, i)} for i, (row, kind) in enumerate(every)]
+    return [row | kind | {"verdict": train_gpu_words(a, rows, i)} for i, (row, kind) in enumerate(every)]
 
 
 def _figures(rows: TrainColumns, top: int) -> list[Record]:

@@ -15,7 +15,7 @@ from commtax.cost.memory import check_stored, on_chip
 from commtax.cost.placement import used_of_domain
 from commtax.cost.pricing import Terms
 from commtax.question import PHASES, Question
-from commtax.spec import AXES, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Profile
+from commtax.spec import AXES, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile
 from commtax.statement import Note, Refusal
 from commtax.verbs import checking
 from commtax.verbs.checking import numeric, positive
@@ -52,7 +52,8 @@ def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, 
     own = overlay.given(cast(str | Profile | None, given.pop("profile", None)))
     named, weights = given.pop("engine", ""), str(given.pop("weights_dtype", ""))
     if own:
-        named, weights = named or _engine_of(own, phase), weights or own.dtype
+        able = own.engine and phase in catalog.engine(own.engine).phases
+        named, weights = named or (own.engine if able else ""), weights or own.dtype
     sizes = {axis: numeric(given.pop(axis, 1), axis) for axis in SIZES}
     replicas = positive(given.pop("replicas", 1), "replicas")
     if PHASES[phase].trains and np.any(np.asarray(replicas) > 1):
@@ -125,32 +126,18 @@ def _engine(engine: str | Engine, phase: str) -> Engine:
     return engine
 
 
-def _engine_of(own: Profile, phase: str) -> str:
-    """The engine that a profile was measured with, where it has this phase."""
-    return own.engine if own.engine and phase in catalog.engine(own.engine).phases else ""
-
-
-def library_of(q: Question) -> str:
-    """Whose collectives run: as was said, else the engine's own, or those that the profile tells of."""
-    return q.what_if.library or (overlay.usual_library(q.profile, q.engine) if q.profile else q.engine.library)
-
-
 def fabric_of(q: Question) -> Fabric:
-    """The paths of that library on this cluster, a machine's own where it has some."""
-    name = library_of(q)
-    return overlay.paths(q.profile, name, q.cluster) if q.profile else catalog.fabric(name, q.cluster)
-
-
-def constants_of(q: Question) -> KernelConstants:
-    """The kernel constants of this engine on this chip, a machine's own where it has some."""
-    if q.profile:
-        return overlay.constants(q.profile, q.engine, q.cluster.chip)
-    return catalog.kernel_constants(q.engine, q.cluster.chip)
+    """The collectives that run: as was said, else the engine's own, or a machine's own where its profile tells of some."""
+    if not q.profile:
+        return catalog.fabric(q.what_if.library or q.engine.library, q.cluster)
+    return overlay.paths(q.profile, q.what_if.library or overlay.usual_library(q.profile, q.engine), q.cluster)
 
 
 def terms_of(q: Question) -> Terms:
-    """What its steps are priced from."""
-    return Terms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), constants_of(q), q.what_if)
+    """What its steps are priced from; kernel constants are a machine's own where it has some."""
+    chip = q.cluster.chip
+    kernels = overlay.constants(q.profile, q.engine, chip) if q.profile else catalog.kernel_constants(q.engine, chip)
+    return Terms(q.model, q.plan, q.cluster, q.engine, fabric_of(q), kernels, q.what_if)
 
 
 def _remarks(q: Question) -> Iterator[Note]:
@@ -181,7 +168,7 @@ def context_notes(q: Question, context: Number) -> list[Note]:
 def describe_gpus(plan: Plan) -> str:
     """The GPUs of a plan in words: ``16 GPUs = 2 stages x TP 8``. Replicas are servers, DP is an engine's own."""
     counted = ((plan.replicas, "{} replicas"), (plan.dp, "DP {}"), (plan.pp, "{} stages"))
-    parts = [words.format(int(n)) for n, words in counted if n > 1]
+    parts = [text.format(int(n)) for n, text in counted if n > 1]
     inner = [axis for axis in reversed(AXES) if axis not in ("pp", "dp")]
     parts += [f"{axis.upper()} {int(n)}" for axis in inner if (n := getattr(plan, axis)) > 1 or axis == "tp"]
     experts = f", experts over {int(plan.ep)}" if plan.ep > 1 else ""

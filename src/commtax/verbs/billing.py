@@ -1,4 +1,5 @@
-"""The priced step of any phase: ``commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)``, ``commtax.train_bill(...)``."""
+"""The step of any phase: its price, ``commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)``, ``commtax.train_bill(...)``;
+and what it sends, ``commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8)``."""
 
 from __future__ import annotations
 
@@ -11,18 +12,21 @@ import numpy as np
 
 from commtax import catalog
 from commtax.arrays import pick, remembered
+from commtax.cost.experts import over_replicas
 from commtax.cost.memory import TrainMemory, training_memory
+from commtax.cost.placement import span
 from commtax.cost.pricing import Pricer, comm_line, inference_bill
-from commtax.cost.traffic import padded_rows
+from commtax.cost.traffic import inference, padded_rows
 from commtax.cost.train_kernels import forward_flops, recomputed_flops
+from commtax.cost.train_traffic import training
 from commtax.cost.training import training_bill
-from commtax.ledger import Bill
+from commtax.ledger import Bill, Item
 from commtax.question import Question
 from commtax.spec import TAXES, Cluster, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.verbs.asking import context_notes, settled, terms_of, unsettled
 from commtax.verbs.checking import check_arithmetic
-from commtax.verbs.options import BillOptions, TrainBillOptions, only
+from commtax.verbs.options import BillOptions, SentOptions, TrainBillOptions, only
 
 USABLE = 0.95
 """Share of the chip's memory that a training run can use."""
@@ -172,14 +176,18 @@ def _priced(q: Question) -> StepBill:
     q = settled(q)
     check_arithmetic(q)
     terms = terms_of(q)
-    if q.trains:
-        plain, rows = training_bill(terms, q.step, q.tokens), q.micro_batch * q.context
-    else:
-        plain = inference_bill(terms, q.work, q.tokens)
-        rows = padded_rows(q.work.rows, q.work, q.engine, q.plan.tp, q.what_if.eager)
+    plain = training_bill(terms, q.step, q.tokens) if q.trains else inference_bill(terms, q.work, q.tokens)
+    rows = _rows(q)
     own = [Note("assumed-links", terms.fabric.note)] if terms.fabric.note else []
     notes = (*q.notes, *_step_notes(q, rows), *own, *_untaken(plain, q))
     return StepBill(plain.lines, plain.tokens, q, rows, notes)
+
+
+def _rows(q: Question) -> Number:
+    """Rows of the step's activation matrix, as the engine pads them."""
+    if q.trains:
+        return q.micro_batch * q.context
+    return padded_rows(q.work.rows, q.work, q.engine, q.plan.tp, q.what_if.eager)
 
 
 def _step_notes(q: Question, rows: Number) -> Iterator[Note]:
@@ -242,3 +250,79 @@ def with_link(cluster: Cluster, name: str) -> Cluster:
     if cluster.num_hosts == 1:
         cluster = replace(cluster, num_hosts=cluster.num_gpus, gpus_per_host=1, nvlink_domain=1, bridge=None)
     return catalog.with_between(cluster, link)
+
+
+@dataclass(frozen=True, slots=True)
+class SentLine:
+    """An item and the link it crosses."""
+
+    item: Item
+    link: str
+    crosses_hosts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Everything one step sends."""
+
+    question: Question
+    rows: Number
+    items: tuple[Item, ...]
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def legal(self) -> Any:
+        return self.question.legal
+
+    @property
+    def lines(self) -> list[SentLine]:
+        """The items that this (scalar) plan issues, with their links."""
+        return [self._line(i) for i in self.items if i.is_sent]
+
+    def _line(self, item: Item) -> SentLine:
+        cluster = self.question.cluster
+        group = span(item.axis, self.question.plan, cluster, self.question.engine)
+        crosses, inside = bool(group.crosses), cluster.as_pairs if group.paired else cluster
+        return SentLine(item, (cluster.inter if crosses else inside.intra).key, crosses)
+
+    @property
+    def sent_bytes_per_rank(self) -> Number:
+        """Least bytes one rank sends in the step."""
+        return sum((i.sent_bytes_per_rank for i in self.items), start=0.0)
+
+
+def traffic(model: str | Model, cluster: str | Cluster, **options: Unpack[SentOptions]) -> Traffic:
+    """The exact collectives of one step.
+
+    ``batch`` counts sequences a replica; ``context`` is cached tokens a sequence in decode, prompt length in prefill,
+    sequence length in training. A mixed step is ``batch`` decodes beside one prompt of ``context`` tokens.
+    """
+    put = unsettled(model, cluster, {"context": 1024, **only(SentOptions, options)})
+    if put.trains:
+        for name, given in (("eager", put.what_if.eager), ("kv_dtype", options.get("kv_dtype"))):
+            if given:
+                raise Refusal(f"{name}: belongs to serving, not to phase train", name)
+    if put.profile:
+        raise Refusal("profile: holds seconds, and what is sent has none", "profile")
+    return sent(put)
+
+
+def sent(put: Question) -> Traffic:
+    """The collectives of a question's step."""
+    q = settled(put)
+    check_arithmetic(q)
+    if q.trains:
+        return Traffic(q, _rows(q), tuple(training(q.model, q.plan, q.step, q.engine)), q.notes)
+    items = inference(q.model, q.plan, q.work, q.engine, ep_backend=q.what_if.ep_backend, eager=q.what_if.eager)
+    return Traffic(q, _rows(q), tuple(items), (*q.notes, *_sent_notes(q, _rows(q))))
+
+
+def _sent_notes(q: Question, rows: Number) -> Iterator[Note]:
+    yield from flight_notes(q)
+    yield from context_notes(q, q.context)
+    wanted = q.work.rows
+    if np.ndim(rows) == 0 and rows != wanted:
+        yield Note("padding", f"{q.engine.key} runs {wanted:,.0f} rows in a CUDA graph of {rows:,.0f}: the padding is sent too")
+    alone = q.model.experts is None or not np.any(over_replicas(q.plan, q.engine))
+    if np.ndim(q.plan.dp) == 0 and q.plan.dp != 1 and alone:
+        yield Note("alone", f"DP {q.plan.dp}: its ranks send each other nothing here; the lines are one rank's")

@@ -1,10 +1,18 @@
-"""One question over a range of answers: ``commtax compare … --over batch=1:256 --over link=nvlink4,10gbe``."""
+"""One question over a range of answers, and plans side by side.
+
+``commtax compare … --over batch=1:256 --over link=nvlink4,10gbe``; ``commtax compare … --plans tp8,tp4dp2 --batches 1,32``,
+with where the order of two plans flips.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import product
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, product
 from typing import Any, Unpack
+
+import numpy as np
 
 from commtax import catalog
 from commtax.question import Changes, Question
@@ -13,13 +21,17 @@ from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.asking import AUTO_EP, unsettled
 from commtax.verbs.billing import StepBill, price, with_link
-from commtax.verbs.options import CellOptions, only
+from commtax.verbs.fitting import fits
+from commtax.verbs.options import CellOptions, StepOptions, only
 
 TRAIN_AXES = ("batch", "context", *SIZES[:-1], "link", SIZES[-1], "micro_batch", "local_tokens")
 AXES = TRAIN_AXES[:-3]
 BESIDE = ("global_batch", "local_tokens", "link")
 """What a cell may say that is no field of a question."""
 MAX_CELLS = 4096
+MOST_BATCH = 1024
+Sizes = Mapping[str, int]
+Where = Callable[[Sizes], Cluster]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +72,7 @@ def parse_over(text: str, axes: tuple[str, ...] = AXES) -> tuple[str, list[Any]]
         low, high = (parse_count(v, axis) for v in values.split(":", 1))
         if not 1 <= low <= high:
             raise Refusal(f"over '{text}': the range must rise from at least 1", "over")
-        found = [low]
-        while found[-1] * 2 <= high:
-            found.append(found[-1] * 2)
-        return axis, found if found[-1] == high else [*found, high]
+        return axis, [*(low * 2**i for i in range(high.bit_length()) if low * 2**i < high), high]
     return axis, [parse_count(v, axis) for v in values.split(",")]
 
 
@@ -120,3 +129,189 @@ def _local(q: Question, tokens: int) -> Question:
     if tokens % length:
         raise Refusal(f"local_tokens={tokens}: not a whole number of sequences of {length} tokens", "local_tokens")
     return q.but(context=length, batch=tokens // length, micro_batch=1)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One plan at one link and batch; ``batch`` counts sequences over all replicas."""
+
+    plan: str
+    link: str
+    batch: int
+    gpus: int
+    bill: StepBill | None
+    refused: str = ""
+    fits: bool = False
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of the whole batch over the step; with fewer sequences than replicas some of them idle."""
+        if self.bill is None:
+            return 0.0
+        return float(self.bill.tokens_per_s if self.bill.question.trains else self.batch / self.bill.step_s)
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """``first`` is faster below ``at``, ``then`` from it on; between ``earliest`` and ``at`` graph padding decides."""
+
+    axis: str  # batch | context | bandwidth
+    first: str
+    then: str
+    at: float
+    earliest: float
+    link: str  # "": each plan on its own
+    batch: int  # at which context and bandwidth were varied; 0 for batch itself
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTable:
+    """Rows of a comparison of plans, and where their order flips."""
+
+    rows: tuple[PlanRow, ...]
+    break_evens: tuple[BreakEven, ...]
+    phase: str
+    context: int
+    links: tuple[str, ...] = ()  # those that were asked for; none: each plan on its own
+    notes: tuple[str, ...] = ()
+
+    def beside(self, row: PlanRow) -> list[PlanRow]:
+        """The rows that a row competes with: the same batch, and the same link where links were asked for."""
+        return [r for r in self.rows if r.batch == row.batch and (r.link == row.link or not self.links)]
+
+    def values(self, axis: str) -> list[Any]:
+        return list(dict.fromkeys(getattr(row, axis) for row in self.rows))
+
+    def at(self, plan: str, link: str, batch: int) -> PlanRow:
+        return next(r for r in self.rows if (r.plan, r.link, r.batch) == (plan, link, batch))
+
+
+def parse_plan(text: str) -> dict[str, int]:
+    """Sizes in any order; ``ep`` without a number is tp x dp, ``r2`` are two servers.
+
+    >>> {axis: n for axis, n in parse_plan("tp8pp2").items() if n > 1}
+    {'tp': 8, 'pp': 2}
+    >>> parse_plan("tp4r2")["replicas"], parse_plan("dp2tp4")["dp"]
+    (2, 2)
+    """
+    plain = text.lower().replace("-", "")
+    given = re.findall(rf"({'|'.join(SIZES)}|r)(\d*)", plain)
+    twice = len(dict(given)) != len(given)
+    bare = any(not size and name != "ep" for name, size in given)
+    if not given or "".join(name + size for name, size in given) != plain or twice or bare:
+        raise Refusal(
+            f"plans '{text}': write sizes such as tp8, tp8pp2, tp4r2 or tp8ep8 ({', '.join(SIZES)}, r for replicas)", "plans"
+        )
+    named = {"replicas" if name == "r" else name: int(size) if size else AUTO_EP for name, size in given}
+    sizes = dict.fromkeys((*SIZES, "replicas"), 1) | named
+    if 0 in sizes.values():
+        raise Refusal(f"plans '{text}': sizes are at least 1", "plans")
+    return sizes
+
+
+def compare_plans(
+    model: str | Model,
+    cluster: str | Cluster,
+    plans: Sequence[str],
+    *,
+    links: Sequence[str] = (),
+    batches: Sequence[int] = (1,),
+    where: Where | None = None,
+    **options: Unpack[StepOptions],
+) -> PlanTable:
+    """Price every plan on every link at every batch, and find the batch, length and bandwidth at which two of them swap.
+
+    ``batches`` count sequences over all replicas, so that plans are asked for the same work. ``where`` gives the cluster
+    that a plan meets (its GPUs chosen from a topology); ``links`` replace the link of all of them.
+    """
+    put = unsettled(model, cluster, only(StepOptions, options))
+    length = int(put.context) if "context" in options else 1024
+    return replace(compared_plans(put, plans, links, batches, where), context=length)
+
+
+def compared_plans(
+    put: Question, plans: Sequence[str], links: Sequence[str] = (), batches: Sequence[int] = (1,), where: Where | None = None
+) -> PlanTable:
+    """The plans of a question side by side."""
+    sizes = {name: parse_plan(name) for name in dict.fromkeys(plans)}
+    if any(b < 1 for b in batches):
+        raise Refusal("batches: whole numbers of at least 1 are needed", "batches")
+    keys = [catalog.link(name).key for name in links] or [""]
+    if len(sizes) * len(keys) * len(batches) > MAX_CELLS:
+        raise Refusal(f"plans: more than the {MAX_CELLS:,} combinations that are shown", "plans")
+    laid = []
+    for key, (name, axes) in product(keys, sizes.items()):
+        place = where(axes) if where else put.cluster
+        laid.append(Laid(put.but(**axes, cluster=with_link(place, key) if key else place), name, key))
+    rows = [row for plan in laid for row in (plan.row(int(b)) for b in batches)]
+    legal = [p for p in laid if any(r.bill is not None and (r.plan, r.link) == (p.name, p.shown) for r in rows)]
+    flips = [] if put.trains else [f for key in keys for f in _flips([p for p in legal if p.link == key], int(batches[0]))]
+    return PlanTable(tuple(rows), tuple(flips), put.phase, int(put.context), tuple(keys) if links else ())
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """One plan on one link: what it costs at any batch."""
+
+    question: Question
+    name: str
+    link: str
+
+    @property
+    def shown(self) -> str:
+        """The link a reader should see: the one asked for, else the host's own, and that of its bridged pairs."""
+        place = self.question.cluster
+        return self.link or ", ".join(x.key for x in (place.intra, place.bridge) if x)
+
+    def bill(self, batch: Any, **changes: Any) -> StepBill:
+        """The step of a replica that has its share of ``batch`` sequences."""
+        plan = self.question.plan
+        share = -(-np.asarray(batch) // (plan.dp * plan.replicas))
+        return price(self.question.but(batch=int(share) if np.ndim(batch) == 0 else share, **changes))
+
+    def row(self, batch: int) -> PlanRow:
+        q, where = self.question, (self.name, self.shown, batch, int(self.question.plan.all_gpus))
+        try:
+            priced = price(q.but(batch=share_of(batch, int(q.plan.dp)))) if q.trains else self.bill(batch)
+            return PlanRow(*where, priced, fits=bool(fits(priced)))
+        except ValueError as error:
+            return PlanRow(*where, None, str(error))
+
+
+def _flips(plans: list[Laid], batch: int) -> list[BreakEven]:
+    """Where two plans swap: over batches one by one, over lengths and bandwidths between the points of a grid."""
+    longest = min((p.question.model.max_len for p in plans), default=1)
+    lengths = np.unique(np.geomspace(1, max(2, longest), 400).astype(int))
+    grids: dict[str, tuple[Any, Callable[[Laid, Any], StepBill]]] = {
+        "batch": (np.arange(1, MOST_BATCH + 1), lambda a, x: a.bill(x)),
+        "context": (lengths, lambda a, x: a.bill(batch, context=x)),
+        "bandwidth": (np.geomspace(2.0**-8, 2.0**8, 400), lambda a, x: a.bill(batch, bandwidth_scale=x)),
+    }
+    flips = []
+    for axis, (grid, priced) in grids.items():
+        steps = {a.name: priced(a, grid).step_s + 0.0 * grid for a in plans}  # a plan that sends nothing has one step for all
+        for a, b in combinations(plans, 2):
+            flip = _flip(grid, steps[a.name] - steps[b.name])
+            if flip is not None:
+                earliest, at, ahead = flip
+                scale = _rate(a, b) if axis == "bandwidth" else 1.0
+                first, then = (a, b) if ahead else (b, a)
+                known = 0 if axis == "batch" else batch
+                flips.append(BreakEven(axis, first.name, then.name, at * scale, earliest * scale, a.link, known))
+    return flips
+
+
+def _flip(grid: Any, difference: Any) -> tuple[float, float, bool] | None:
+    """(the first point of another sign, the point from which it stays, whether the first plan leads at the start)."""
+    sign = np.sign(np.where(np.abs(difference) < 1e-12, 0.0, difference))
+    if sign[0] == 0 or sign[-1] == 0 or sign[0] == sign[-1]:
+        return None
+    stays = len(sign) - int(np.argmax(sign[::-1] != sign[-1]))
+    return float(grid[int(np.argmax(sign != sign[0]))]), float(grid[stays]), bool(sign[0] < 0)
+
+
+def _rate(a: Laid, b: Laid) -> float:
+    """Bandwidth that stands for factor 1: of the link that the wider tensor-parallel group runs over."""
+    wide = max((a.question, b.question), key=lambda q: int(q.plan.tp))
+    tp, place = int(wide.plan.tp), wide.cluster.as_pairs if wide.plan.tp == 2 else wide.cluster
+    return (place.intra if tp <= place.domain else place.inter).bandwidth_Bps

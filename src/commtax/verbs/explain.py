@@ -63,20 +63,20 @@ def _remedy(b: StepBill, top: Line, share: float, what_ifs: list[Counterfactual]
     latency, bandwidth = saved["latency"], saved["bandwidth"]
     fused = " (a fused all-reduce would do that)" if top.item.op == "all-reduce" else ""
     if max(latency, bandwidth) < 0.01:
-        words = "neither half the latency nor twice the bandwidth would save 1 %"
+        remedy = "neither half the latency nor twice the bandwidth would save 1 %"
     elif bandwidth > latency:
-        words = f"a faster link will help: twice the bandwidth saves {bandwidth:.0%}, half the latency {latency:.0%}"
+        remedy = f"a faster link will help: twice the bandwidth saves {bandwidth:.0%}, half the latency {latency:.0%}"
     elif bandwidth < 0.02:
-        words = f"a faster link will not help, lower latency will: half of it saves {latency:.0%}{fused}"
+        remedy = f"a faster link will not help, lower latency will: half of it saves {latency:.0%}{fused}"
     else:
-        words = f"half the latency saves {latency:.0%}{fused}, twice the bandwidth {bandwidth:.0%}"
+        remedy = f"half the latency saves {latency:.0%}{fused}, twice the bandwidth {bandwidth:.0%}"
     tp = int(b.question.plan.tp)
     better = max((saved.get(code, -1.0), n) for code, n in (("narrower", tp // 2), ("wider", 2 * tp)))
     if better[0] > 0.02:
-        words += f"; tp {better[1]} would be {better[0]:.0%} faster"
+        remedy += f"; tp {better[1]} would be {better[0]:.0%} faster"
     if str(top.link) == b.question.cluster.inter.key and top.item.axis == "tp":
-        words += "; tensor parallelism inside a host and a pipeline across would avoid it"
-    return words
+        remedy += "; tensor parallelism inside a host and a pipeline across would avoid it"
+    return remedy
 
 
 def _compute_words(b: StepBill) -> str:
@@ -96,21 +96,18 @@ def _compute_words(b: StepBill) -> str:
 
 def _training_verdict(b: StepBill) -> str:
     """The binding tax, why it is paid, and what the step comes to."""
-    step, taxes = float(b.step_s), {axis: float(t) for axis, t in b.taxes.items()}
+    step, axis = float(b.step_s), str(b.binding)
     whole = f"Step {format_seconds(step)}, MFU {float(b.mfu):.1%}"
-    axis = str(b.binding)
     if axis == "compute":
         return f"{whole}: communication hides or is small; arithmetic binds ({float(b.compute_s) / step:.0%} of the step)."
-    share = taxes[axis] / step
+    share = float(b.taxes[axis]) / step
     if axis == "pp":
-        bubble = float(b.bubble_fraction)
-        plan = b.question.plan
-        words = f"bubble {bubble:.1%} of the step with {int(plan.microbatches)} microbatches on {int(plan.pp)} stages"
-        return f"{whole}: the pipeline binds, {share:.1%} of the step ({words}); more microbatches or chunks would shrink it."
+        split = f"{int(b.question.plan.microbatches)} microbatches on {int(b.question.plan.pp)} stages"
+        bubble = f"bubble {float(b.bubble_fraction):.1%} of the step with {split}"
+        return f"{whole}: the pipeline binds, {share:.1%} of the step ({bubble}); more microbatches or chunks would shrink it."
     top = max(comm_of(b, axis), key=lambda x: float(x.exposed_s))
-    return (
-        f"{whole}: the {axis} tax binds, {share:.1%} of the step ({top.item.what} {top.item.op} over {top.link}; {_why(b, top)})."
-    )
+    biggest = f"{top.item.what} {top.item.op} over {top.link}; {_why(b, top)}"
+    return f"{whole}: the {axis} tax binds, {share:.1%} of the step ({biggest})."
 
 
 def comm_of(b: StepBill, axis: str) -> list[Line]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import islice
 from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
@@ -191,12 +192,6 @@ def judge(asked: Question) -> Fit:
     return min((_stage(asked, stage, pp) for stage in stages), key=lambda f: (f.kv_blocks, f.kv_bytes))
 
 
-def judge_length(asked: Question, length: int) -> Fit:
-    """A legal plan judged for requests of one length, the engine's own limits otherwise; no advice is looked for."""
-    asked = replace(asked, limits=Limits(max_model_len=length))
-    return judge(replace(asked, limits=limits_of(asked)))
-
-
 def _different_stages(asked: Question, pp: int) -> list[int]:
     """One of each kind of stage: those that hold the same are judged once."""
     model, alike = asked.model, dict[tuple[object, ...], int]()
@@ -215,17 +210,17 @@ def cache_tokens(asked: Question) -> Number:
     axes = [np.broadcast_to(x, shape).ravel() for x in (plan.tp, plan.pp, plan.dp, plan.ep)]
     legal = np.broadcast_to(np.asarray(asked.codes) == 0, shape).ravel()
     table, where = np.unique(np.stack([*axes, legal], axis=-1), axis=0, return_inverse=True)
-    found = np.zeros(len(table))
+    held = np.zeros(len(table))
     groups = table[:, 0] * table[:, 1] if engine.memory.reserve else 0 * table[:, 0]  # a reserve may grow with a copy's ranks
     for pp, ranks in np.unique(np.stack([table[:, 1], groups], axis=-1)[table[:, 4] == 1], axis=0).astype(int).tolist():
-        mine = (table[:, 1] == pp) & (groups == ranks) & (table[:, 4] == 1)
-        tp, _, dp, ep, _ = table[mine].T
+        alike = (table[:, 1] == pp) & (groups == ranks) & (table[:, 4] == 1)
+        tp, _, dp, ep, _ = table[alike].T
         part = replace(plan, tp=tp, pp=pp, dp=dp, ep=ep)
         share = utilization or memory.default_utilization(chip, part, engine, tokens)
         one = replace(asked, plan=part)
         least = [_stage_tokens(one, tokens, seqs, share, stage, pp) for stage in _different_stages(asked, pp)]
-        found[mine] = np.minimum.reduce(least)
-    spread = found[where.ravel()].reshape(shape)
+        held[alike] = np.minimum.reduce(least)
+    spread = held[where.ravel()].reshape(shape)
     return spread if shape else float(spread)
 
 
@@ -236,13 +231,19 @@ def step_limits(asked: Question) -> tuple[int, int]:
 
 
 def _stage_tokens(asked: Question, tokens: int, seqs: int, utilization: float, stage: int, pp: int) -> Number:
+    loaded, peak, pool = _contents(asked, tokens, seqs, asked.engine.memory.block_size, stage, pp)
+    blocks = np.maximum(0, _left(asked, sum(w.nbytes for w in loaded), peak, utilization) // pool.bytes_per_block)
+    return blocks // pool.num_groups * asked.engine.memory.block_size
+
+
+def _contents(
+    asked: Question, tokens: int, seqs: int, block_size: int, stage: int, pp: int
+) -> tuple[list[memory.WeightLine], Number, memory.KvPool]:
+    """What a rank of a stage holds: its weights, its activations at their peak, and how it keeps keys and values."""
     model, plan, engine = asked.model, asked.plan, asked.engine
-    loaded = sum((w.nbytes for w in memory.weights(model, plan, engine, stage, pp)), start=0.0)
+    layers = stage_layers(model, pp, engine.sends.odd_layers)[stage]
     peak = memory.activation_bytes(model, plan, engine, tokens, seqs, stage == pp - 1)
-    left = _left(asked, loaded, peak, utilization)
-    pool = memory.kv_pool(model, plan, stage_layers(model, pp, engine.sends.odd_layers)[stage], engine.memory.block_size)
-    blocks = np.maximum(0, left // pool.bytes_per_block)
-    return blocks // pool.num_groups * engine.memory.block_size
+    return memory.weights(model, plan, engine, stage, pp), peak, memory.kv_pool(model, plan, layers, block_size)
 
 
 def _left(asked: Question, loaded: Number, peak: Number, utilization: float) -> Number:
@@ -255,17 +256,12 @@ def _left(asked: Question, loaded: Number, peak: Number, utilization: float) -> 
 
 
 def _stage(asked: Question, stage: int, pp: int) -> Fit:
-    model, plan, engine, room = asked.model, asked.plan, asked.engine, asked.limits
-    total = asked.cluster.chip.visible_bytes
-    lines = memory.weights(model, plan, engine, stage, pp)
-    loaded = float(sum(w.nbytes for w in lines))
-    tokens, seqs = room.max_num_batched_tokens, room.max_num_seqs
-    peak = float(memory.activation_bytes(model, plan, engine, tokens, seqs, stage == pp - 1))
-    other = float(memory.other_bytes(plan, engine))
+    engine, room, total = asked.engine, asked.limits, asked.cluster.chip.visible_bytes
+    lines, peak, pool = _contents(asked, room.max_num_batched_tokens, room.max_num_seqs, room.block_size, stage, pp)
+    loaded, peak, other = float(sum(w.nbytes for w in lines)), float(peak), float(memory.other_bytes(asked.plan, engine))
     budget = total if engine.memory.utilization_of == "free" else total * room.gpu_memory_utilization
     left = float(_left(asked, loaded, peak, room.gpu_memory_utilization))
     available = room.kv_cache_memory_bytes or left
-    pool = memory.kv_pool(model, plan, stage_layers(model, pp, engine.sends.odd_layers)[stage], room.block_size)
     blocks = max(0, int(available // float(pool.bytes_per_block)))
     wanted = pool.blocks_per_request(room.max_model_len, room.block_size, room.max_num_batched_tokens)
     over = max(0.0, loaded + peak + other + room.kv_cache_memory_bytes - total) if room.kv_cache_memory_bytes else 0.0
@@ -295,18 +291,14 @@ def _advice(failed: Fit) -> list[str]:
     if failed.over_bytes:
         left = room.kv_cache_memory_bytes - failed.over_bytes
         return [f"--kv-cache-memory-bytes {left:.0f} (what the chip has left)"] if left > 0 else _more_gpus(failed)
-    found = []
     longest = _longest(failed)
-    if longest:
-        found.append(f"--max-model-len {longest} (the longest request that fits as it is)")
+    changes = [f"--max-model-len {longest} (the longest request that fits as it is)"] if longest else []
     if not asked.plan.weights_dtype and not asked.model.quant:
-        for dtype in ("fp8", "int4"):
-            if judge(asked.but(weights_dtype=dtype)).fits:
-                found.append(f"--dtype {dtype} (smaller weights)")
-                break
+        smaller = (dtype for dtype in ("fp8", "int4") if judge(asked.but(weights_dtype=dtype)).fits)
+        changes += [f"--dtype {dtype} (smaller weights)" for dtype in islice(smaller, 1)]
     if asked.plan.kv_dtype != "fp8" and judge(asked.but(kv_dtype="fp8")).fits:
-        found.append("--kv-dtype fp8")
-    return found + _more_gpus(failed)
+        changes.append("--kv-dtype fp8")
+    return changes + _more_gpus(failed)
 
 
 def _longest(failed: Fit) -> int:
@@ -383,20 +375,16 @@ def train_holds(put: Question) -> TrainFit:
     """The training plan of a question judged, with the first change that would make it fit."""
     asked = settled(put)
     _check_memory(asked)
-    judged = _train_judge(asked, asked.cluster.chip.visible_bytes * (asked.limits.gpu_memory_utilization or USABLE))
-    return judged if judged.fits else replace(judged, advice=tuple(_train_advice(judged)))
+    judged = _train_judge(asked)
+    if judged.fits:
+        return judged
+    helps = (options for options, changes in _train_tries(asked) if _train_judge(asked.but(**changes)).fits)
+    return replace(judged, advice=tuple(islice(helps, 1)))
 
 
-def _train_judge(asked: Question, budget: float) -> TrainFit:
+def _train_judge(asked: Question) -> TrainFit:
+    budget = asked.cluster.chip.visible_bytes * (asked.limits.gpu_memory_utilization or USABLE)
     return TrainFit(asked, training_memory(asked.model, asked.plan, asked.step, asked.engine), budget)
-
-
-def _train_advice(failed: TrainFit) -> list[str]:
-    """The first change that would make it fit."""
-    for options, changes in _train_tries(failed.question):
-        if _train_judge(failed.question.but(**changes), failed.budget_bytes).fits:
-            return [options]
-    return []
 
 
 def _train_tries(asked: Question) -> Iterator[tuple[str, Changes]]:
@@ -417,11 +405,12 @@ def _train_tries(asked: Question) -> Iterator[tuple[str, Changes]]:
 
 
 def held(priced: StepBill) -> Fit:
-    """What a rank of a served plan holds, judged for requests of its own length."""
+    """What a rank of a served plan holds, judged for requests of its own length and the engine's own limits otherwise."""
     q = priced.question
-    # Activations are judged as the engine runs them: of one replica, whatever else the step was told.
-    plain = q.but(sequence_parallel=q.engine.trains.sequence_parallel)
-    return judge_length(plain, max(1, min(q.model.max_len, int(q.context) + 1)))
+    length = max(1, min(q.model.max_len, int(q.context) + 1))
+    # Activations are judged as the engine runs them: of one replica, whatever else the step was asked with.
+    plain = q.but(sequence_parallel=q.engine.trains.sequence_parallel, limits=Limits(max_model_len=length))
+    return judge(replace(plain, limits=limits_of(plain)))
 
 
 def fits(priced: StepBill) -> Any:

@@ -108,7 +108,9 @@ def _cell(empty: Cell, q: Question, tp: int, column: Column) -> Cell:
     now = _sizes(q, int(q.plan.tp), _batch(q))
     try:
         sizes = _sizes(q, tp, column.batch)
-        b = price(_changed(q, sizes, column.cluster))
+        axes, batch = {name: sizes[name] for name in ("tp", "dp", "ep")}, column.batch
+        step = {"batch": batch * sizes["microbatches"], "micro_batch": batch} if q.trains else {"batch": batch}
+        b = price(q.but(cluster=column.cluster, **axes, **step))
     except Refusal as error:
         return replace(empty, refused=" ".join(str(error).split()))
     return replace(
@@ -133,12 +135,6 @@ def _sizes(q: Question, tp: int, batch: int) -> dict[str, int]:
     if not each or rest:
         raise Refusal(f"b: a global batch of {whole:,} is no whole number of microbatches of {batch} on {dp} replicas", "batch")
     return {"tp": tp, "dp": dp, "ep": ep, "batch": batch, "microbatches": each}
-
-
-def _changed(q: Question, sizes: dict[str, int], cluster: Cluster) -> Question:
-    axes, batch = {name: sizes[name] for name in ("tp", "dp", "ep")}, sizes["batch"]
-    step = {"batch": batch * sizes["microbatches"], "micro_batch": batch} if q.trains else {"batch": batch}
-    return q.but(cluster=cluster, **axes, **step)
 
 
 def _batches(q: Question) -> list[Column]:

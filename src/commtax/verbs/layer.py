@@ -103,13 +103,9 @@ def _segment(line: Line, share: float) -> Segment:
 def _in_order(segments: list[Segment]) -> list[Segment]:
     """Attention, then the feed-forward part; norms before each."""
     norms = [s.share_of(0.5, s.name.replace("norms", "norm")) for s in segments if s.part == "norms"]
-    others = [s for s in segments if s.part != "norms"]
-    first = sorted((s for s in others if not _is_second(s)), key=_order)
-    return [*norms, *first, *norms, *sorted((s for s in others if _is_second(s)), key=_order)]
-
-
-def _is_second(segment: Segment) -> bool:
-    return segment.part in SECOND
+    others = sorted((s for s in segments if s.part != "norms"), key=_order)
+    first, second = ([s for s in others if (s.part in SECOND) == half] for half in (False, True))
+    return [*norms, *first, *norms, *second]
 
 
 def _order(segment: Segment) -> int:
@@ -155,9 +151,9 @@ def _trained(b: StepBill) -> Layer:
     ahead, middle = _chain(_interleaved(_in_order(passes["forward"])), beside["forward"], "forward", 0.0)
     back = [*_in_order(passes["recompute"]), *_interleaved(_in_order(passes["backward"])[::-1])]
     behind, end = _chain(back, beside["backward"], "backward", middle)
-    words = f"one of {layers:g} layers of a stage in the last microbatch: forward, then backward"
+    note = f"one of {layers:g} layers of a stage in the last microbatch: forward, then backward"
     rest = " (buckets of the whole stage shared out over its layers)" if plan.zero < 3 and plan.dp > 1 else ""
-    return Layer((*ahead, *behind), end, words + rest)
+    return Layer((*ahead, *behind), end, note + rest)
 
 
 def _each_microbatch(line: Line, b: StepBill) -> bool:
@@ -185,7 +181,7 @@ def _interleaved(segments: list[Segment]) -> list[Segment]:
     """Collectives that are told for a whole layer, half after each of its halves, as they run."""
     whole = [s for s in segments if s.part == "layers"]
     rest = [s for s in segments if s not in whole]
-    kinds = [_is_second(s) for s in rest]
+    kinds = [s.part in SECOND for s in rest]
     cut = next((i for i in range(1, len(rest)) if kinds[i] != kinds[i - 1]), len(rest))
     half = [s.share_of(0.5) for s in whole]
     return [*rest[:cut], *half, *rest[cut:], *half]

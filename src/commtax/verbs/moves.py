@@ -22,7 +22,7 @@ from commtax.verbs.checking import check_kinds, check_lengths
 
 GIVES_WAY = {"tp": ("dp", "pp"), "pp": ("dp", "tp"), "cp": ("dp", "tp"), "dp": ("pp", "tp"), "ep": ()}
 """Whose size shrinks where an axis grows past the cluster, first to last."""
-NAMES = {"microbatches": "microbatches", "zero": "ZeRO"}
+NAMES = {axis: axis.upper() for axis in SIZES} | {"microbatches": "microbatches", "zero": "ZeRO"}
 SMALL, MOST_VALUES, MOST_PARTS = 64, 48, 6
 MOST = {"tp": 1024, "pp": 1024, "dp": 16_384, "ep": 4096, "cp": 1024, "microbatches": 4096}
 """How far each slider reaches."""
@@ -107,13 +107,9 @@ def instead(q: Question, wanted: Sizes) -> tuple[Sizes, str] | None:
     for i in np.flatnonzero(_legal(q, [sizes | kinds for sizes in tried]))[:MOST_PARTS].tolist():
         if settled := _settled(tried[i] | kinds, q):
             keys = [n for n in SIZES if settled[n] != wanted[n]] + [n for n in kinds if settled[n] != kinds[n]]
-            named = ["sequence parallelism" if n == "sequence_parallel" else f"{_name(n)} {settled[n]:,}" for n in keys]
+            named = ["sequence parallelism" if n == "sequence_parallel" else f"{NAMES[n]} {settled[n]:,}" for n in keys]
             return ({key: settled[key] for key in keys}, ", ".join(named)) if keys else None
     return None
-
-
-def _name(size: str) -> str:
-    return NAMES.get(size, size.upper())
 
 
 def _tries(axis: str, value: int, q: Question, now: Sizes) -> Iterator[Sizes]:
@@ -172,7 +168,7 @@ def _note(axis: str, sizes: Sizes, now: Sizes, q: Question) -> str:
     changed = [name for name in now if name != axis and sizes[name] != now[name]]
     if not changed:
         return ""
-    followed = [f"{_name(n)} {now[n]:,} → {sizes[n]:,}" for n in changed if n != "sequence_parallel"]
+    followed = [f"{NAMES[n]} {now[n]:,} → {sizes[n]:,}" for n in changed if n != "sequence_parallel"]
     followed += ["sequence parallelism on"] if "sequence_parallel" in changed else []
     why = []
     if any(n in ("tp", "pp", "dp") for n in changed):
@@ -208,11 +204,7 @@ def _few(values: list[int], now: int) -> list[int]:
 
 def _local(q: Question) -> list[Move]:
     """Local tokens are micro-batch times sequence, a cp rank's share: the sequence stays as long as it goes into them."""
-    cp = int(q.plan.cp)
-    values = sorted({*(2**i for i in range(7, 18)), int(q.micro_batch) * int(q.context) // cp})
-    return [Move(v, dict(zip(("batch", "context"), _rows(v * cp, int(q.context)), strict=True))) for v in values]
-
-
-def _rows(tokens: int, length: int) -> tuple[int, int]:
-    """So many tokens as sequences of one length; as one sequence where they are no whole number of them."""
-    return (1, tokens) if tokens % length else (tokens // length, length)
+    cp, length = int(q.plan.cp), int(q.context)
+    values = sorted({*(2**i for i in range(7, 18)), int(q.micro_batch) * length // cp})
+    rows = {v: (1, v * cp) if v * cp % length else (v * cp // length, length) for v in values}
+    return [Move(v, {"batch": batch, "context": context}) for v, (batch, context) in rows.items()]

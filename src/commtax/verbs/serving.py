@@ -39,6 +39,10 @@ class Apart:
     copies: Number  # workers that decode
     kv_tokens: Number = np.inf  # that a prompt worker has room for
 
+    def gpus(self, decoder: Plan) -> Number | None:
+        """Of all workers; None where there are "enough" for prompts."""
+        return None if self.workers is None else decoder.num_gpus * self.copies + self.plan.num_gpus * self.workers
+
 
 @dataclass(frozen=True)  # without slots: its steps are asked for several times and kept
 class Simulation:
@@ -64,10 +68,7 @@ class Simulation:
     @property
     def num_gpus(self) -> Number | None:
         """GPUs of all workers; None where there are "enough" for prompts."""
-        mine = self.question.plan.num_gpus
-        if self.apart is None:
-            return self.question.plan.all_gpus
-        return None if self.apart.workers is None else mine * self.apart.copies + self.apart.plan.num_gpus * self.apart.workers
+        return self.apart.gpus(self.question.plan) if self.apart else self.question.plan.all_gpus
 
     @property
     def tpot_s(self) -> Number:
@@ -138,10 +139,8 @@ class Simulation:
         """A decode step of all running requests, and the step of a prompt, line by line."""
         asked, load = self.question, Load(self.requests.concurrency, self.requests.input_len * 1.0, self.requests.output_len * 1.0)
         ahead = replace(asked, plan=self.apart.plan) if self.apart else asked
-        tokens = (
-            np.minimum(self.requests.input_len, step_limits(asked)[0]) if asked.engine.serves.chunked else self.requests.input_len
-        )
-        return step_bill(asked, decoding(np.ceil(self.running / asked.plan.pp), load)), step_bill(ahead, _prompt(0.0, load, tokens))
+        prompt = _prompt(0.0, load, _chunk(asked, self.requests.input_len))
+        return step_bill(asked, decoding(np.ceil(self.running / asked.plan.pp), load)), step_bill(ahead, prompt)
 
     def range_of(self, name: str) -> tuple[Number, Number]:
         """The 80 % range of ``tpot_s``, ``ttft_s`` or ``tokens_per_s``."""
@@ -178,14 +177,10 @@ def serve(put: Question) -> Simulation:
         steps, served = _apart(asked, load, seqs, apart)
     else:
         steps, served = _together(asked, load, seqs, kv)
-    found = Simulation(asked, seqs, _rows(asked, seqs, load), steps, kv, served, apart)
-    return replace(found, notes=tuple(_notes(found)))
-
-
-def _rows(asked: Question, seqs: Number, load: Load) -> Number:
-    """Rows of a decode step, as the engine pads them."""
     work = decoding(np.ceil(seqs / asked.plan.pp), load)
-    return padded_rows(work.rows, work, asked.engine, asked.plan.tp)
+    rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp)
+    answer = Simulation(asked, seqs, rows, steps, kv, served, apart)
+    return replace(answer, notes=tuple(_notes(answer)))
 
 
 def _split(asked: Question, enough: Number) -> Apart | None:
@@ -224,13 +219,13 @@ def _together(asked: Question, load: Load, seqs: Number, kv: Number) -> tuple[St
 def _apart(asked: Question, load: Load, seqs: Number, apart: Apart) -> tuple[Steps, Served]:
     """Prompts on workers of their own: decoding is never stretched, and prompts queue only for each other."""
     engine, plan = asked.engine, asked.plan
-    tokens = np.minimum(load.input_len, step_limits(asked)[0]) if engine.serves.chunked else load.input_len
+    tokens = _chunk(asked, load.input_len)
     chunks = load.input_len / tokens
     decode = step_s(asked, decoding(np.ceil(seqs / plan.pp), load))
     steps = Steps(decode, step_s(replace(asked, plan=apart.plan), _prompt(0.0, load, tokens)), chunks, 1, plan.pp)
     quiet = loop.closed_loop(load, Steps(decode, 0.0), seqs, seqs * 0, engine)
-    gpus = asked.cluster.num_gpus if apart.workers is None else plan.num_gpus * apart.copies + apart.plan.num_gpus * apart.workers
-    moved = moved_s(asked, plan.tp, apart.plan.tp, load.input_len, gpus)
+    gpus = apart.gpus(plan)
+    moved = moved_s(asked, plan.tp, apart.plan.tp, load.input_len, asked.cluster.num_gpus if gpus is None else gpus)
     return steps, loop.prompts_apart(
         load, quiet, steps.prompt_s * chunks, moved, asked.requests.concurrency, apart.workers or np.inf
     )
@@ -278,6 +273,11 @@ def _prompt(beside: Number, load: Load, tokens: Number, together: Number = 1.0) 
     """A step of ``tokens`` of prompts; of a prompt that fills several the middle one, where half of the others are cached."""
     past = np.maximum(0.0, load.input_len - tokens) / 2
     return Workload(beside, beside * context(load), together, tokens, past)
+
+
+def _chunk(asked: Question, input_len: Number) -> Number:
+    """Tokens of a prompt that a step takes which has no other."""
+    return np.minimum(input_len, step_limits(asked)[0]) if asked.engine.serves.chunked else input_len
 
 
 def context(load: Load) -> Number:

@@ -21,9 +21,8 @@ from commtax.units import format_seconds
 from commtax.verbs.asking import describe_gpus
 from commtax.verbs.billing import StepBill, price
 from commtax.verbs.explain import Counterfactual
-from commtax.verbs.explained import AxisTax, Binding, Explained, Memory, axis_of, formula, share_formula, source
+from commtax.verbs.explained import AxisTax, Binding, Explained, Lesson, Memory, formula, lesson, share_formula, source
 from commtax.verbs.layer import Bar, Lane, Span, Stage
-from commtax.verbs.lesson import Lesson, lesson
 from commtax.verbs.moves import instead, moves
 
 Patch = dict[str, Value]
@@ -213,7 +212,7 @@ def _bar(bar: Bar, step: Explained) -> BarShape:
         BarShape,
         bar,
         s,
-        axis=axis_of(s.line),
+        axis=s.line.item.whole_axis,
         name=f"{s.name} {s.line.item.op}" if s.lane == "comm" else s.name,
         latency_s=s.fixed_s,
         bandwidth_s=s.moving_s,
@@ -228,7 +227,7 @@ def _line(x: Line, step: Explained) -> BillLine:
         BillLine,
         x,
         x.item,
-        axis=axis_of(x),
+        axis=x.item.whole_axis,
         how=how_sent(x),
         times=x.item.count,
         latency_s=x.fixed_s,

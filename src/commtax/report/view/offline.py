@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from commtax.planner.answers import ServingPlans, TrainPlans
+from commtax.planner.columns import ServingPlans, TrainPlans
 from commtax.planner.rows import train_bill_of
 from commtax.report.documents import Value
 from commtax.report.pipelines import Pipeline, page_pipeline
