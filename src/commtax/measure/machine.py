@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from commtax import catalog
-from commtax.measure.litter import SEMAPHORE
+from commtax.measure.launch import SEMAPHORE
 
 CPU_CARRIERS = ("gloo", "shm")
 CPUINFO = Path("/proc/cpuinfo")
