@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from commtax.cli.options import LAID, PASTED, STEP, TRAINED, WHERE, Verb, taking
+from commtax.cli.options import LAID, PASTED, STEP, TRAINED, WHERE, About, Verb, taking
 from commtax.cli.order import SERVED_STEP, Order, changed, ordered
 from commtax.files import read_text
 from commtax.question import Question
@@ -21,7 +21,7 @@ from commtax.verbs.plans import Axes, PlanRow, Where, compared_plans
 
 @click.command("compare", cls=Verb)
 @taking(*WHERE, *PASTED, *LAID, *STEP, *TRAINED, "over", "plans", "links", "batches", "as_csv", "plot", "profile", "as_json")
-@ordered(serving=SERVED_STEP)
+@ordered(About.STEPS, SERVED_STEP)
 def compare_command(order: Order) -> None:
     """The same step over a range of batches, lengths, degrees or links; or plans side by side, and where their order flips.
 
@@ -50,18 +50,18 @@ def _over(order: Order) -> NoReturn:
     from commtax.report.plots import plot_comparison
 
     given, q = order.given, order.question
-    found = compared(q, list(given["over"]), global_batch=given["global_batch"])
-    if all(row.bill is None for row in found.rows):
-        raise Refusal(f"over: nothing on this range is legal; first: {found.rows[0].refused}", "over")
+    comparison = compared(q, list(given["over"]), global_batch=given["global_batch"])
+    if all(row.bill is None for row in comparison.rows):
+        raise Refusal(f"over: nothing on this range is legal; first: {comparison.rows[0].refused}", "over")
     if given["plot"]:
-        swept = {*found.axes, *(("batch", "context") if "local_tokens" in found.axes else ())}
+        swept = {*comparison.axes, *(("batch", "context") if "local_tokens" in comparison.axes else ())}
         sizes = {"tp": q.plan.tp, "pp": q.plan.pp, "dp": q.plan.dp, "batch": q.batch, "context": q.context}
         fixed = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if axis not in swept)
-        plot_comparison(found, f"{order.model} on {q.cluster.key}, {q.phase}, {fixed}", Path(given["plot"]))
+        plot_comparison(comparison, f"{order.model} on {q.cluster.key}, {q.phase}, {fixed}", Path(given["plot"]))
     order.output.answer(
-        lambda: {"schema": "commtax.compare/1", "axes": list(found.axes), "rows": bills.comparison_rows(found)},
-        lambda console: bills.show_comparison(console, found),
-        csv=lambda: bills.comparison_csv(found),
+        lambda: {"schema": "commtax.compare/1", "axes": list(comparison.axes), "rows": bills.comparison_rows(comparison)},
+        lambda console: bills.show_comparison(console, comparison),
+        csv=lambda: bills.comparison_csv(comparison),
     )
 
 
@@ -78,17 +78,17 @@ def _plans(order: Order) -> NoReturn:
     remarks: list[str] = []
     where = _where(given["topo"], q, remarks) if given["topo"] else None
     links = [name for name in given["links"].split(",") if name]
-    found = compared_plans(q, given["plans"].split(","), links, batches, where)
-    if all(row.bill is None for row in found.rows):
-        raise Refusal(f"plans: none of them is legal; first: {found.rows[0].refused}", "plans")
-    found = replace(found, notes=(*dict.fromkeys(remarks), *_remarks(found.rows)))
+    table = compared_plans(q, given["plans"].split(","), links, batches, where)
+    if all(row.bill is None for row in table.rows):
+        raise Refusal(f"plans: none of them is legal; first: {table.rows[0].refused}", "plans")
+    table = replace(table, notes=(*dict.fromkeys(remarks), *_remarks(table.rows)))
     if given["plot"]:
-        title = f"{order.model} on {q.cluster.key}, {found.phase}, context {found.context:,}"
-        report.plot_plans(found, title, Path(given["plot"]))
+        title = f"{order.model} on {q.cluster.key}, {table.phase}, context {table.context:,}"
+        report.plot_plans(table, title, Path(given["plot"]))
     order.output.answer(
-        lambda: report.plans_document(found),
-        lambda console: report.show_plans(console, found),
-        csv=lambda: report.plans_csv(found),
+        lambda: report.plans_document(table),
+        lambda console: report.show_plans(console, table),
+        csv=lambda: report.plans_csv(table),
     )
 
 

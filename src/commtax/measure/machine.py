@@ -79,8 +79,8 @@ def tool(*command: str, timeout_s: float = 20.0) -> str:
 
 def chip_like(name: str, memory_bytes: float) -> str:
     """The chip of the catalogue whose words are in a GPU's name, the nearest by memory of several; empty where none is."""
-    words = name.lower().replace("-", " ").split()
-    scored = [(sum(part in words for part in key.split("-")), key) for key in catalog.keys("chips")]
+    spelled = name.lower().replace("-", " ").split()
+    scored = [(sum(part in spelled for part in key.split("-")), key) for key in catalog.keys("chips")]
     best = max(score for score, _ in scored)
     near = [catalog.chip(key) for score, key in scored if score == best > 0]
     return min(near, key=lambda c: abs(c.visible_bytes - memory_bytes)).key if near else ""

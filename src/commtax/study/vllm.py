@@ -300,7 +300,7 @@ def _signal(code: int, log: str) -> signal.Signals | None:
     tail = log[-LOOKED_AT:]
     children = [int(number) for pattern in _CHILD for number in pattern.findall(tail)]
     deadly = [signal.Signals(number) for number in (code - SHELL, *children) if number in _LIKELY]
-    return next(iter((*deadly, *(sign for words, sign in _SAID.items() if words in tail))), None)
+    return next(iter((*deadly, *(sign for text, sign in _SAID.items() if text in tail))), None)
 
 
 def _last_words(log: str) -> str:
