@@ -86,16 +86,11 @@ def chip_like(name: str, memory_bytes: float) -> str:
     return min(near, key=lambda c: abs(c.visible_bytes - memory_bytes)).key if near else ""
 
 
-def carrier(f: Facts) -> str:
-    """What carries tensors among CPU ranks of one host: shared memory where semaphores order it, else sockets.
+def carriers(f: Facts) -> tuple[str, ...]:
+    """What carries tensors among CPU ranks of one host, the fastest last: shared memory where semaphores order it, and sockets.
 
     The order of stores never decides: semaphores synchronise memory on every architecture (POSIX, Memory Synchronization).
     """
-    return "gloo" if f.no_semaphores else "shm"
-
-
-def carriers(f: Facts) -> tuple[str, ...]:
-    """All that CPU ranks have here."""
     return ("gloo",) if f.no_semaphores else CPU_CARRIERS
 
 
