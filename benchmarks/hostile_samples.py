@@ -162,8 +162,7 @@ def _profiles(folder: Path) -> None:
 def _experiment(folder: Path) -> None:
     """The document of a finished study, made from runs that are made up."""
     from commtax import catalog
-    from commtax.study.answers import answers
-    from commtax.study.findings import Prices, analyse
+    from commtax.study.findings import Prices, analyse, answers
     from commtax.study.recipe import Run
 
     names = ("recipe", "version", "profile", "cluster")

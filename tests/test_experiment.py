@@ -22,11 +22,10 @@ from commtax.measure.generate import generate, prompts
 from commtax.measure.weights import Checkpoint, load
 from commtax.readers import kineto
 from commtax.report.experiment import markdown
-from commtax.study import builtin, links, recipe
-from commtax.study.answers import answers
+from commtax.study import builtin, experiment, recipe
 from commtax.study.driving import Asked
 from commtax.study.experiment import _constants
-from commtax.study.findings import Prices, analyse, spread
+from commtax.study.findings import Prices, analyse, answers, spread
 from commtax.study.recipe import Run
 from commtax.study.serving import Server, requests, serve
 
@@ -380,9 +379,9 @@ def test_counters_are_read_and_compared(tmp_path):
     port.mkdir(parents=True)
     (port / "port_xmit_data").write_text("25\n")
     (port / "port_rcv_data").write_text("N/A\n")
-    assert links.infiniband(tmp_path) == {"mlx5_0 port 1 sent": 100.0}
+    assert experiment.infiniband(tmp_path) == {"mlx5_0 port 1 sent": 100.0}
     net = tmp_path / "dev"
     net.write_text("Inter-|   Receive\n face |bytes\n    lo: 7 1 0 0 0 0 0 0 9 1 0 0 0 0 0 0\n")
-    assert links.interfaces(net) == {"lo received": 7.0, "lo sent": 9.0}
-    assert links.moved({"a": 1.0, "b": 2.0}, {"a": 4.0, "b": 2.0, "c": 5.0}) == {"a": 3.0, "c": 5.0}
-    assert links.moved(links.snapshot(), links.snapshot()) is not None
+    assert experiment.interfaces(net) == {"lo received": 7.0, "lo sent": 9.0}
+    assert experiment.moved({"a": 1.0, "b": 2.0}, {"a": 4.0, "b": 2.0, "c": 5.0}) == {"a": 3.0, "c": 5.0}
+    assert experiment.moved(experiment.snapshot(), experiment.snapshot()) is not None

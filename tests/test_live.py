@@ -19,7 +19,7 @@ from commtax import catalog
 from commtax.catalog import physics
 from commtax.cli import main
 from commtax.cost.compute import step_kernels
-from commtax.measure import box, launch, litter, machine
+from commtax.measure import box, launch, machine
 from commtax.measure.arch import arch, described
 from commtax.measure.collectives import doubling
 from commtax.measure.comm import Group
@@ -162,9 +162,9 @@ def test_shared_memory_adds_as_gloo_does():
 
 
 def test_more_ranks_than_cores_never_read_a_slot_early():
-    before = set(litter.SHARED.glob("*commtax-*"))
+    before = set(launch.SHARED.glob("*commtax-*"))
     assert launch.run("live_targets:storm", {"turns": 3000}, 4, path=str(HERE), timeout_s=120) == [0, 0, 0, 0]
-    assert set(litter.SHARED.glob("*commtax-*")) <= before, "memory and semaphores have no names left"
+    assert set(launch.SHARED.glob("*commtax-*")) <= before, "memory and semaphores have no names left"
 
 
 def alive(pid):
@@ -258,7 +258,7 @@ def test_a_stopped_rank_is_lost_and_named():
 
 HOLDER = """
 import sys, time
-from commtax.measure.litter import run_folder
+from commtax.measure.launch import run_folder
 with run_folder() as folder:
     print(folder, flush=True)
     time.sleep(600)
@@ -283,7 +283,7 @@ def test_leavings_of_dead_runs_are_swept_and_nothing_else(tmp_path):
         path.write_text("")
     for path in (*old, kept[0], kept[2]):
         os.utime(path, (1, 1))
-    litter.sweep(tmp_path, shared)
+    launch.sweep(tmp_path, shared)
     assert sorted(tmp_path.iterdir()) == sorted([*chosen, living, shared])
     assert sorted(shared.iterdir()) == sorted(kept)
     assert not killed.exists()

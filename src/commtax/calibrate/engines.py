@@ -65,17 +65,26 @@ def _fit_host(runs: list[Served], place: Place, own: Profile) -> tuple[dict[str,
     columns = [(_latencies(runs, place, own, bare.but(**{n: STEP_S})) - base) / STEP_S for n in names]
     fitted = robust.linear(np.stack(columns, axis=1), times, base)
     host_times = dict(zip(names, (float(v) for v in fitted.values), strict=True))
-    after = np.log(times / _latencies(runs, place, own, place.engine.but(**host_times)))
-    spread = robust.half_width(after, len(names))
-    sigma = robust.sigma_of(spread)
-    if len(runs) < SIGMA_RUNS:
-        sigma = max(sigma, place.engine.host.sigma_tpot)
-        spread = float(np.expm1(robust.Z80 * sigma))
-    changes = (Change(n, getattr(place.engine.host, n), host_times[n], "s") for n in names)
     before = np.log(times / _latencies(runs, place, own, place.engine))
-    part = Part.of(f"{place.engine.key} host times", [r.label for r in runs], before, after, spread, changes)
+    after = np.log(times / _latencies(runs, place, own, place.engine.but(**host_times)))
+    sigmas, part = _part("host times", "tpot", runs, place, host_times, before, after)
     notes, wishes = _notes(runs, names, host_times, times, base), _wishes(runs, names, fitted, place, own)
-    return {**host_times, **_sigmas("tpot", sigma, runs)}, part.with_remarks(notes, wishes)
+    return {**host_times, **sigmas}, part.with_remarks(notes, wishes)
+
+
+def _part(
+    what: str, metric: str, runs: list[Served], place: Place, constants: dict[str, float], before: Array, after: Array
+) -> tuple[dict[str, float], Part]:
+    """What was fitted with its range: the runs' own where there are enough of them, else at least the catalogue's. The scatter is
+    kept for the kind of model that ran: dense, a mixture, or both."""
+    host = place.engine.host
+    least = getattr(host, f"sigma_{metric}") if len(runs) < SIGMA_RUNS else 0.0
+    sigma = max(robust.sigma_of(robust.half_width(after, len(constants))), least)
+    changes = (Change(name, getattr(host, name), value, "s") for name, value in constants.items())
+    spread = float(np.expm1(robust.Z80 * sigma))
+    part = Part.of(f"{place.engine.key} {what}", [r.label for r in runs], before, after, spread, changes)
+    kinds = {"_moe" if catalog.model(r.model).experts else "" for r in runs}
+    return {f"sigma_{metric}{kind}": sigma for kind in sorted(kinds)}, part
 
 
 def _latencies(runs: list[Served], place: Place, own: Profile, engine: Engine) -> Array:
@@ -121,24 +130,12 @@ def _simulated(run: Served, place: Place, own: Profile, engine: Engine) -> Simul
 def _fit_request(runs: list[Served], place: Place, own: Profile, engine: Engine) -> tuple[dict[str, float], Part]:
     """A request's way through the server: what TTFT has beside its steps and its waiting."""
     times = np.array([r.ttft_s for r in runs], float)
-    bare = engine.but(request_s=0.0)
-    base = _each(runs, lambda run: float(_simulated(run, place, own, bare).ttft_s))
-    fitted = robust.linear(np.ones((len(runs), 1)), times, base)
-    value = float(fitted.values[0])
-    after = np.log(times / (base + value))
-    least = place.engine.host.sigma_ttft if len(runs) < SIGMA_RUNS else 0.0
-    sigma = max(robust.sigma_of(robust.half_width(after, 1)), least)
+    base = _each(runs, lambda run: float(_simulated(run, place, own, engine.but(request_s=0.0)).ttft_s))
+    value = float(robust.linear(np.ones((len(runs), 1)), times, base).values[0])
     before = np.log(times / _each(runs, lambda run: float(_simulated(run, place, own, place.engine).ttft_s)))
-    name, spread = f"{place.engine.key} time to the first token", float(np.expm1(robust.Z80 * sigma))
-    change = Change("request_s", place.engine.host.request_s, value, "s")
-    part = Part.of(name, [r.label for r in runs], before, after, spread, [change])
-    return {"request_s": value, **_sigmas("ttft", sigma, runs)}, part
-
-
-def _sigmas(name: str, sigma: float, runs: list[Served]) -> dict[str, float]:
-    """The scatter of runs, for the kind of model that ran: dense, a mixture, or both."""
-    kinds = {"_moe" if catalog.model(r.model).experts else "" for r in runs}
-    return {f"sigma_{name}{kind}": sigma for kind in sorted(kinds)}
+    after = np.log(times / (base + value))
+    sigmas, part = _part("time to the first token", "ttft", runs, place, {"request_s": value}, before, after)
+    return {"request_s": value, **sigmas}, part
 
 
 def _notes(runs: list[Served], names: list[str], host_times: dict[str, float], times: Array, base: Array) -> Iterator[str]:

@@ -16,23 +16,11 @@ from commtax.spelling import normalise, visible
 
 BAD_INPUT, FAULT = 2, 70
 LONGEST = 1_000  # signs of an error's line
-VERBS = {
-    "audit": "audit_command",
-    "bill": "bill_command",
-    "calibrate": "calibrate_command",
-    "catalog": "catalog_command",
-    "claims": "claims_command",
-    "compare": "compare_command",
-    "expect": "expect_command",
-    "fit": "fit_command",
-    "measure": "measure_group",
-    "pipeline": "pipeline_command",
-    "plan": "plan_command",
-    "simulate": "simulate_command",
-    "validate": "validate_command",
-    "web": "web_command",
-}
-"""Each verb is a file of its name; this is its function there."""
+VERBS = (
+    *("audit", "bill", "calibrate", "catalog", "claims", "compare", "expect", "fit"),
+    *("measure", "pipeline", "plan", "simulate", "validate", "web"),
+)
+"""Each verb is a file of its name, with its command in it."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -51,16 +39,16 @@ def commands(arguments: list[str]) -> click.Group:
     first = arguments[0] if arguments else ""
     for name in [first] if first in VERBS else VERBS:
         if name not in app.commands:
-            app.add_command(getattr(import_module(f"commtax.cli.{name}"), VERBS[name]), name)
+            app.add_command(getattr(import_module(f"commtax.cli.{name}"), f"{name}_command"), name)
     return app
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run a command; a mistake becomes one line on standard error and exit code 2, a fault of ours one line and 70."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    end = words.index("--") if "--" in words else len(words)
-    debug = "--debug" in words[:end]
-    arguments = normalise([w for i, w in enumerate(words) if w != "--debug" or i > end])
+    typed = list(sys.argv[1:] if argv is None else argv)
+    end = typed.index("--") if "--" in typed else len(typed)
+    debug = "--debug" in typed[:end]
+    arguments = normalise([w for i, w in enumerate(typed) if w != "--debug" or i > end])
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without these signs still gets the answer

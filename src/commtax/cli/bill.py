@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from commtax.cli.beside import emitted, show_emitted, write_bill_page
-from commtax.cli.options import LAID, PASTED, STEP, TRAINED, WHERE, Verb, taking
+from commtax.cli.options import LAID, PASTED, STEP, TRAINED, WHERE, About, Verb, taking
 from commtax.cli.order import SERVED_STEP, Order, changed, ordered
 from commtax.statement import Refusal
 from commtax.units import parse_tokens
@@ -20,7 +20,7 @@ TIMED = {False: ("slow_rank", "overlap", "library"), True: ("slow_rank", "librar
 
 @click.command("bill", cls=Verb)
 @taking(*WHERE, *PASTED, *LAID, *STEP, *TRAINED, "exact", "profile", "emit", "html", "as_json")
-@ordered(serving=SERVED_STEP)
+@ordered(About.STEP, SERVED_STEP)
 def bill_command(order: Order) -> None:
     """What one step costs: every kernel and collective, what binds, and what would change it.
 
@@ -60,5 +60,5 @@ def _exact(order: Order) -> None:
             raise Refusal(f"{name}: needs seconds, and --exact has none", name)
     for name in changed(given, TIMED[q.trains]):
         raise Refusal(f"{name}: changes seconds, and --exact has none", name)
-    found = sent(q)
-    order.output.answer(lambda: traffic_document(found), lambda console: show_traffic(console, found))
+    traffic = sent(q)
+    order.output.answer(lambda: traffic_document(traffic), lambda console: show_traffic(console, traffic))

@@ -10,7 +10,7 @@ import click
 
 from commtax import catalog
 from commtax.calibrate import calibrate
-from commtax.cli.options import Count, json_option
+from commtax.cli.options import listed
 from commtax.cli.output import Output
 from commtax.files import refuse_overwriting, write_text
 from commtax.report import calibrating
@@ -19,20 +19,7 @@ from commtax.statement import Refusal
 
 @click.command("calibrate")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
-@click.option("--cluster", "-c", default="", help="Where they were measured: a host by name, 8xh100-sxm, or 2x8xh100-sxm.")
-@click.option("--intra", default="", metavar="LINK", help="Another link inside a host.")
-@click.option("--inter", default="", metavar="LINK", help="Another fabric between hosts.")
-@click.option("--nics", type=Count(), default=None, help="NICs a host has.")
-@click.option("--model", "-m", default="", help="Benchmarks: what ran, where the result does not say it.")
-@click.option("--tp", type=Count(), default=0, help="Benchmarks: tensor-parallel size (-tp), where the result does not say it.")
-@click.option("--engine", "-e", default="", metavar="NAME", help="Whose host times and kernels: vllm (default), sglang, trtllm …")
-@click.option("--library", default="nccl", show_default=True, metavar="NAME", help="Whose collectives nccl-tests ran.")
-@click.option("--batch", type=Count(), default=0, help="vllm bench latency: its --batch-size.")
-@click.option("--context", "input_len", type=Count(), default=0, help="vllm bench latency: its --input-len.")
-@click.option("--output-len", type=Count(), default=0, help="vllm bench latency: its --output-len.")
-@click.option("--out", "-o", default="my-box.json", show_default=True, metavar="FILE", help="Where to write the profile.")
-@click.option("--name", default="", help="Its name.  [default: the file's]")
-@json_option
+@listed("calibrate")
 def calibrate_command(files: tuple[Path, ...], cluster: str, out: str, name: str, as_json: bool, **options: Any) -> None:
     """Your own measurements as a profile: nccl-tests output, vllm bench results, rows of commtax measure.
 

@@ -9,7 +9,7 @@ import click
 
 from commtax import catalog
 from commtax.catalog.models import published
-from commtax.cli.options import json_option
+from commtax.cli.options import taking
 from commtax.cli.output import Output
 from commtax.cost.memory import check_stored
 from commtax.statement import Refusal
@@ -26,7 +26,7 @@ KINDS: dict[str, Callable[[str], Any]] = {
 @click.command("catalog")
 @click.argument("kind", required=False)
 @click.argument("name", required=False)
-@json_option
+@taking("as_json")
 def catalog_command(kind: str | None, name: str | None, as_json: bool) -> None:
     """Chips, links, clusters, models and engines, each number with its source.
 

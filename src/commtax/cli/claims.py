@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from commtax.cli.options import json_option
+from commtax.cli.options import taking
 from commtax.cli.output import Output
 
 
 @click.command("claims")
-@json_option
+@taking("as_json")
 def claims_command(as_json: bool) -> None:
     """What well-known texts say about the communication tax, and what the arithmetic says."""
     from commtax.claims import claims

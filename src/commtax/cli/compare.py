@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from commtax.cli.options import LAID, PASTED, STEP, TRAINED, WHERE, Verb, taking
+from commtax.cli.options import LAID, PASTED, STEP, TRAINED, WHERE, About, Verb, taking
 from commtax.cli.order import SERVED_STEP, Order, changed, ordered
 from commtax.files import read_text
 from commtax.question import Question
@@ -20,7 +20,7 @@ from commtax.verbs.comparing import PlanRow, Sizes, Where, compared, compared_pl
 
 @click.command("compare", cls=Verb)
 @taking(*WHERE, *PASTED, *LAID, *STEP, *TRAINED, "over", "plans", "links", "batches", "as_csv", "plot", "profile", "as_json")
-@ordered(serving=SERVED_STEP)
+@ordered(About.STEPS, SERVED_STEP)
 def compare_command(order: Order) -> None:
     """The same step over a range of batches, lengths, degrees or links; or plans side by side, and where their order flips.
 
@@ -48,18 +48,18 @@ def _over(order: Order) -> NoReturn:
     from commtax.report import comparing
 
     given, q = order.given, order.question
-    found = compared(q, list(given["over"]), global_batch=given["global_batch"])
-    if all(row.bill is None for row in found.rows):
-        raise Refusal(f"over: nothing on this range is legal; first: {found.rows[0].refused}", "over")
+    comparison = compared(q, list(given["over"]), global_batch=given["global_batch"])
+    if all(row.bill is None for row in comparison.rows):
+        raise Refusal(f"over: nothing on this range is legal; first: {comparison.rows[0].refused}", "over")
     if given["plot"]:
-        swept = {*found.axes, *(("batch", "context") if "local_tokens" in found.axes else ())}
+        swept = {*comparison.axes, *(("batch", "context") if "local_tokens" in comparison.axes else ())}
         sizes = {"tp": q.plan.tp, "pp": q.plan.pp, "dp": q.plan.dp, "batch": q.batch, "context": q.context}
         fixed = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if axis not in swept)
-        comparing.plot_comparison(found, f"{order.model} on {q.cluster.key}, {q.phase}, {fixed}", Path(given["plot"]))
+        comparing.plot_comparison(comparison, f"{order.model} on {q.cluster.key}, {q.phase}, {fixed}", Path(given["plot"]))
     order.output.answer(
-        lambda: {"schema": "commtax.compare/1", "axes": list(found.axes), "rows": comparing.comparison_rows(found)},
-        lambda console: comparing.show_comparison(console, found),
-        csv=lambda: comparing.comparison_csv(found),
+        lambda: {"schema": "commtax.compare/1", "axes": list(comparison.axes), "rows": comparing.comparison_rows(comparison)},
+        lambda console: comparing.show_comparison(console, comparison),
+        csv=lambda: comparing.comparison_csv(comparison),
     )
 
 
@@ -76,17 +76,17 @@ def _plans(order: Order) -> NoReturn:
     remarks: list[str] = []
     where = _where(given["topo"], q, remarks) if given["topo"] else None
     links = [name for name in given["links"].split(",") if name]
-    found = compared_plans(q, given["plans"].split(","), links, batches, where)
-    if all(row.bill is None for row in found.rows):
-        raise Refusal(f"plans: none of them is legal; first: {found.rows[0].refused}", "plans")
-    found = replace(found, notes=(*dict.fromkeys(remarks), *_remarks(found.rows)))
+    table = compared_plans(q, given["plans"].split(","), links, batches, where)
+    if all(row.bill is None for row in table.rows):
+        raise Refusal(f"plans: none of them is legal; first: {table.rows[0].refused}", "plans")
+    table = replace(table, notes=(*dict.fromkeys(remarks), *_remarks(table.rows)))
     if given["plot"]:
-        title = f"{order.model} on {q.cluster.key}, {found.phase}, context {found.context:,}"
-        comparing.plot_plans(found, title, Path(given["plot"]))
+        title = f"{order.model} on {q.cluster.key}, {table.phase}, context {table.context:,}"
+        comparing.plot_plans(table, title, Path(given["plot"]))
     order.output.answer(
-        lambda: comparing.plans_document(found),
-        lambda console: comparing.show_plans(console, found),
-        csv=lambda: comparing.plans_csv(found),
+        lambda: comparing.plans_document(table),
+        lambda console: comparing.show_plans(console, table),
+        csv=lambda: comparing.plans_csv(table),
     )
 
 

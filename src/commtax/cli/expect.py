@@ -41,16 +41,16 @@ def expect_command(op: str, size: float, ranks: int, library: str, measured: str
     place = output.read(cluster_of(options))
     if measured and os.path.exists(measured):
         _expect_file(op, place, ranks, library, own, Path(measured), output)
-    found = expect(op, place, nbytes=size, ranks=ranks, library=library, profile=own)
-    seconds = _measured_seconds(measured, found) if measured else None
+    expectation = expect(op, place, nbytes=size, ranks=ranks, library=library, profile=own)
+    seconds = _measured_seconds(measured, expectation) if measured else None
     output.answer(
-        lambda: bills.expectation_document(found, seconds),
-        lambda console: bills.show_expectation(console, found, seconds),
-        code=0 if seconds is None else VERDICTS[found.verdict(seconds)],
+        lambda: bills.expectation_document(expectation, seconds),
+        lambda console: bills.show_expectation(console, expectation, seconds),
+        code=0 if seconds is None else VERDICTS[expectation.verdict(seconds)],
     )
 
 
-def _measured_seconds(text: str, found: Expectation) -> float:
+def _measured_seconds(text: str, expectation: Expectation) -> float:
     """A bus bandwidth or a time."""
     if not text.endswith("s"):
         raise Refusal(f"measured '{text}': write a bus bandwidth (166GB/s), a time (25us), or a file's name", "measured")
@@ -58,7 +58,7 @@ def _measured_seconds(text: str, found: Expectation) -> float:
     value = parse_bytes(text.removesuffix("/s"), "measured") if is_rate else parse_seconds(text, "measured")
     if value <= 0:
         raise Refusal(f"measured '{text}': a {'bandwidth' if is_rate else 'time'} above 0 is needed", "measured")
-    return found.seconds_of_busbw(value) if is_rate else value
+    return expectation.seconds_of_busbw(value) if is_rate else value
 
 
 def _expect_file(op: str, place: Cluster, ranks: int, library: str, own: Profile | None, path: Path, output: Output) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from commtax.cli.options import KEPT, LAID, PASTED, WHERE, Verb, taking
+from commtax.cli.options import KEPT, LAID, PASTED, WHERE, About, Verb, taking
 from commtax.cli.order import Order, ordered
 from commtax.statement import Refusal
 from commtax.verbs.fitting import Fit, TrainFit, advised, holds, train_holds
@@ -21,7 +21,7 @@ LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size
     batch={"help": "Training: sequences a replica and step."},
     context={"help": "Training: sequence length.  [default: 4096]"},
 )
-@ordered(serving=(*LIMITS, "kv_dtype"), of="--phase train")
+@ordered(About.SERVER, (*LIMITS, "kv_dtype"))
 def fit_command(order: Order) -> None:
     """Does it fit, and how much KV cache is left? Without -tp: the smallest TP (x PP) that fits.
 

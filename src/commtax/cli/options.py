@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 import numpy as np
 
 from commtax.cost.schedules import DEFAULT, TRAINING
+from commtax.files import Document
 from commtax.question import SPREAD
 from commtax.spec import OVERLAPPED, PARALLEL, SIZES
 from commtax.statement import Refusal
-from commtax.units import parse_bytes, parse_count, parse_fraction
+from commtax.units import parse_bytes, parse_count, parse_fraction, parse_seconds
 from commtax.verbs import AUTO_EP
 
 Command = Callable[..., None]
@@ -22,20 +27,41 @@ MAX_VALUES = 1_024
 """Values of one option that are shown."""
 
 
+class About(Enum):
+    """What a verb's orders ask about."""
+
+    STEP = "one step"
+    STEPS = "steps beside each other"
+    SERVER = "what a server holds"
+    LOOP = "requests of a closed loop"
+    SEARCH = "the best plan"
+
+    @property
+    def whole(self) -> bool:
+        """Serving as a whole, and not a step of it."""
+        return self in (About.SERVER, About.SEARCH)
+
+    @property
+    def several(self) -> bool:
+        """All servers that share the requests, and not one of them."""
+        return self in (About.LOOP, About.SEARCH)
+
+
 class Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A whole number as vLLM reads it (128k, 128K); with ``auto`` the engine's own choice."""
+    """A whole number as vLLM reads it (128k, 128K), where it is given at least ``least``; with ``auto`` the engine's own choice."""
 
     name = "N"
 
-    def __init__(self, auto: int | None = None) -> None:
-        self.auto = auto
+    def __init__(self, auto: int | None = None, least: int | None = None) -> None:
+        self.auto, self.least = auto, least
 
     def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> int:
         if value == "auto" and self.auto is not None:
             return self.auto
         count = parse_count(value, _name(param))
-        if self.auto is not None and count < 1:
-            raise Refusal(f"{_name(param)}={count}: a whole number of at least 1 is needed, or auto")
+        if self.least is not None and count < self.least and isinstance(value, str):
+            other = "" if self.auto is None else ", or auto"
+            raise Refusal(f"{_name(param)}={count}: a whole number of at least {self.least} is needed{other}")
         return count
 
 
@@ -57,6 +83,13 @@ class Fraction(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> float:
         return parse_fraction(value, _name(param))
+
+
+class Seconds(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    name = "TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> float:
+        return parse_seconds(value, _name(param))
 
 
 class Counts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -83,23 +116,26 @@ class Option(NamedTuple):
     kind: Any
     default: Any
     help: str
-    flags: tuple[str, ...] = ()  # where they are not its name with dashes
+    flags: Sequence[str] = ()  # where they are not its name with dashes
     multiple: bool = False
+    required: bool = False
+    metavar: str | None = None  # where its kind's own name says too little
 
     def on(self, name: str) -> Callable[[Command], Command]:
         """The option as click has it."""
         flags = self.flags or (f"--{name.replace('_', '-')}",)
         if self.kind is bool:
             return click.option(*flags, name, is_flag=True, default=self.default, help=self.help)
-        kind = {"metavar": self.kind} if isinstance(self.kind, str) else {"type": self.kind}
-        return click.option(*flags, name, default=self.default, multiple=self.multiple, help=self.help, **kind)
+        kind, metavar = (None, self.kind) if isinstance(self.kind, str) else (self.kind, self.metavar)
+        given: Given = {"required": True} if self.required else {"default": self.default, "multiple": self.multiple}
+        return click.option(*flags, name, type=kind, metavar=metavar, help=self.help, **given)
 
 
 GROUPS = ("Where", "Plan", "Step", "Serving", "Training", "Output")
 ENGINES = "vllm (default), sglang, trtllm, torch, builtin, textbook; to train megatron (default), fsdp, torchtitan, deepspeed."
 BACKENDS = "allgather_reducescatter, deepep_high_throughput, deepep_low_latency."
 LIBRARIES = "Another library's collectives: nccl, vllm, sglang, trtllm, gloo, textbook."
-KINDS = f"{', '.join(TRAINING[:-1])} or {TRAINING[-1]}"
+ORDERS = f"{', '.join(TRAINING[:-1])} or {TRAINING[-1]}."
 BESIDE = f"Axes whose collectives run beside compute, {','.join(OVERLAPPED)} or none.  [default: the engine's]"
 PROMPT, OUTPUT = ("--input-len", "--context", "--random-input-len"), ("--output-len", "--osl", "--random-output-len")
 COUNT, SHARE = Count(), Fraction()
@@ -112,7 +148,7 @@ OPTIONS: Mapping[str, Option] = {
     "pasted": Option("Where", "COMMAND|FILE", "", "A launch command: vllm serve … -tp 8, torchrun …", ("--from",)),
     "topo": Option("Where", "FILE", "", "nvidia-smi topo -m: which GPUs to take, and the link they have."),
     "profile": Option("Where", "FILE", "", "A machine's own constants (commtax calibrate, commtax measure calibrate)."),
-    **{axis.name: Option("Plan", Count(AUTO_EP) if axis.name == "ep" else COUNT, 1, axis.help) for axis in PARALLEL.values()},
+    **{axis.name: Option("Plan", Count(AUTO_EP, 1) if axis.name == "ep" else COUNT, 1, axis.help) for axis in PARALLEL.values()},
     "sequence_parallel": Option("Plan", bool, False, "Reduce-scatter and all-gather instead of all-reduce."),
     "dtype": Option("Plan", "TYPE", "", "Weights in another type: bf16, fp8, int4, nvfp4 …"),
     "kv_dtype": Option("Plan", "TYPE", "", "KV cache type: auto, bf16, fp8."),
@@ -161,13 +197,14 @@ OPTIONS: Mapping[str, Option] = {
     "zero": Option("Training", COUNT, None, "ZeRO stage 0-3.  [default: 0; fsdp, torchtitan, deepspeed 3]"),
     "hsdp": Option("Training", COUNT, 0, "ZeRO 3 shards over groups of this many ranks, replicas of each other."),
     "recompute": Option("Training", "KIND", "none", "none, selective or full."),
-    "schedule": Option("Training", "KIND", DEFAULT, f"{KINDS}."),
+    "schedule": Option("Training", "KIND", DEFAULT, ORDERS),
     "chunks": Option("Training", COUNT, 1, "Chunks a rank, interleaved schedule."),
     "async_axes": Option("Training", "AXES", None, BESIDE, ("--async",)),
     "imbalance": Option("Training", float, 1.0, "Tokens of the busiest expert rank over the mean."),
     "flops": Option("Training", "KIND", "full", "What MFU counts, full (all pairs) or causal."),
     "tokens": Option("Training", "N", "", "Days for this many tokens, such as 15T."),
     "measured_mfu": Option("Training", SHARE, None, "What would explain this MFU."),
+    "lost_after": Option("Output", Seconds(), "20s", "End the run when a rank was stopped for this long.  [default: 20s]"),
     "top": Option("Output", COUNT, 10, "Plans to list, up to 1,000.  [default: 10]"),
     "emit": Option("Output", "ENGINE", "", "Also the launch command: vllm, sglang, trtllm, megatron, torchrun."),
     "plot": Option("Output", "FILE", "", "Draw it: .svg, .png or .pdf."),
@@ -202,17 +239,48 @@ class Verb(click.Command):
                     formatter.write_dl(records)
 
 
-def taking(*names: str, **others: Mapping[str, object]) -> Callable[[Command], Command]:
-    """Options of the table; ``others`` says what is otherwise with some of them."""
+KINDS: Given = {
+    "count": COUNT,
+    "some": Count(least=1),
+    "integer": int,
+    "number": float,
+    "share": SHARE,
+    "size": Bytes(binary=True),
+    "time": Seconds(),
+    "path": click.Path(path_type=Path),
+    "flag": bool,
+}
+"""What ``options.toml`` calls the kinds of values."""
+OWN = Option("Output", "TEXT", None, "")
+"""What an option is that the table does not know, where ``options.toml`` says nothing of it."""
 
+
+def taking(*names: str, **others: Given) -> Callable[[Command], Command]:
+    """Options of the table; ``others`` says what is otherwise with some of them."""
+    return _added({name: OPTIONS[name]._replace(**others.get(name, {})) for name in names})
+
+
+def listed(verb: str, **others: Given) -> Callable[[Command], Command]:
+    """Options as ``options.toml`` lists them for a verb; ``others`` says what only code knows of some of them."""
+    options = {}
+    for name, entry in _tables()[verb].items():
+        usual = OWN if "kind" in entry else OPTIONS[name]
+        kind = entry.get("kind", usual.kind)
+        options[name] = usual._replace(**{**entry, "kind": KINDS.get(kind, kind), **others.get(name, {})})
+    return _added(options)
+
+
+@cache
+def _tables() -> Document:
+    import tomllib
+
+    return tomllib.loads((files("commtax.cli") / "options.toml").read_text(encoding="utf-8"))
+
+
+def _added(options: Mapping[str, Option]) -> Callable[[Command], Command]:
     def add(command: Command) -> Command:
-        for name in reversed(names):
-            changes: Any = others.get(name, {})
-            command = OPTIONS[name]._replace(**changes).on(name)(command)
+        for name, option in reversed(list(options.items())):
+            command = option.on(name)(command)
         return command
 
     return add
-
-
-json_option, profile_option = taking("as_json"), taking("profile")
-where_options, axis_options = taking(*WHERE), taking(*AXES)

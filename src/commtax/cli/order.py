@@ -11,7 +11,7 @@ import click
 
 from commtax import catalog
 from commtax.catalog.profile import load as load_profile
-from commtax.cli.options import TRAINED, Command, Given
+from commtax.cli.options import TRAINED, About, Command, Given
 from commtax.cli.output import Output
 from commtax.cli.pasting import filled, laid_out
 from commtax.question import Question
@@ -39,50 +39,49 @@ class Order:
     devices: str = ""  # GPUs that were chosen from a topology
 
 
-def ordered(serving: tuple[str, ...] = (), of: str = "phase train") -> Callable[[Callable[[Order], None]], Command]:
+def ordered(about: About, serving: tuple[str, ...] = ()) -> Callable[[Callable[[Order], None]], Command]:
     """Run a command with its order instead of the options that make one; ``serving`` are those that no training has."""
 
     def decorate(body: Callable[[Order], None]) -> Command:
         @functools.wraps(body)
         def run(model: str | None = None, **options: Any) -> None:
-            body(read(model or "", options, serving, of))
+            body(read(model or "", options, about, serving))
 
         return click.argument("model", required=False)(run)
 
     return decorate
 
 
-def read(model: str, given: Given, serving: tuple[str, ...], of: str) -> Order:
+def read(model: str, given: Given, about: About, serving: tuple[str, ...]) -> Order:
     """The order of a command line: what was pasted is filled in first, options that were given win."""
     output = Output(given.pop("as_json", False), given.pop("as_csv", False))
     text = given.pop("pasted", "")
-    launch, name = filled(text, model, given, output.remarks) if text else (None, model)
+    launch, name = filled(text, model, given, output.remarks, about) if text else (None, model)
     if not name:
         raise Refusal("MODEL: name one, or paste a launch command with --from")
     devices = "" if given.get("plans") else laid_out(given, output.remarks)
     own = profile_of(given)
     place = cluster_of(given)
     phase = given.get("phase", "decode")
-    if launch and "objective" in given and launch.phase != phase:  # a search stands the pasted plan beside its own
+    if launch and about is About.SEARCH and launch.phase != phase:  # a search stands the pasted plan beside its own
         raise Refusal(f"phase '{phase}': the pasted command is one to {launch.phase}", "phase")
     if phase == "train":
-        belongs(given, serving, f"serving, not to {of}")
+        belongs(given, serving, f"serving, not to {'--' if about.whole else ''}phase train")
     else:
-        belongs(given, TRAINED, "--phase train" if "objective" in given else f"--phase train, not to {phase}")
-    return Order(name, asked(name, place, own, given), output, given, launch, devices)
+        belongs(given, TRAINED, "--phase train" if about is About.SEARCH else f"--phase train, not to {phase}")
+    return Order(name, asked(name, place, own, given, about), output, given, launch, devices)
 
 
-def asked(model: str, place: Cluster, own: Profile | None, given: Given) -> Question:
+def asked(model: str, place: Cluster, own: Profile | None, given: Given, about: About) -> Question:
     """The question of the options that make one."""
     options = {name: value for name, value in given.items() if name in Options.__annotations__}
     options |= {"profile": own, "sequence_parallel": given.get("sequence_parallel") or None}
-    whole = "block_size" in given or "objective" in given  # a fit or a search is about serving as a whole
-    options["phase"] = "decode" if whole and given["phase"] != "train" else given.get("phase", "decode")
-    if "objective" in given:  # a search may try several types
+    options["phase"] = "decode" if about.whole and given["phase"] != "train" else given.get("phase", "decode")
+    if about is About.SEARCH:  # which may try several types
         options["dtype"] = given["dtype"].split(",")[0]
     if isinstance(axes := given.get("async_axes"), str):
         options["async_axes"] = () if axes == "none" else tuple(axes.split(","))
-    if "exact" in given or "block_size" in given:  # a bill or a fit: the batch may be told over all replicas
+    if about in (About.STEP, About.SERVER):  # the batch may be told over all replicas
         options["batch"] = replica_batch(given["batch"], given["global_batch"], given["dp"])
     options.pop("global_batch", None)
     return unsettled(model, place, options)

@@ -67,8 +67,8 @@ def terminal() -> Any:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would exit with 1, which is an answer of ours
 
-        def render(self, *args: Any, **words: Any) -> Iterator[Any]:
-            for piece in super().render(*args, **words):
+        def render(self, *args: Any, **options: Any) -> Iterator[Any]:
+            for piece in super().render(*args, **options):
                 yield piece if piece.control else Segment(visible(piece.text), piece.style)
 
     console = Terminal(highlight=False, markup=False, emoji=False)  # names and files hold brackets and colons of their own

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from commtax import catalog
 from commtax.catalog.loader import normal
 from commtax.catalog.models import bundled
-from commtax.cli.options import Given
+from commtax.cli.options import About, Given
 from commtax.files import local, read_text
 from commtax.spec import SIZES, Model
 from commtax.statement import Refusal
@@ -24,18 +24,17 @@ STORED = {"-fp8": "fp8", "-fp8-dynamic": "fp8", "-awq": "int4", "-gptq-int4": "i
 """Endings of checkpoints' names that tell how their weights are stored."""
 
 
-def filled(text: str, model: str, given: Given, remarks: list[str]) -> tuple[Launch, str]:
+def filled(text: str, model: str, given: Given, remarks: list[str], about: About) -> tuple[Launch, str]:
     """Fill options that nobody gave from a command, or the file that holds it; returns what was read, and the model's name."""
     from commtax.readers.launch import parse
 
     launch = parse(read_text(text, "from") if "\n" not in text and os.path.exists(text) else text)
-    whole = "objective" in given  # a search has a use for the pasted plan itself
     options = _options(launch)
     model = _agreed(model, launch, options, remarks) if model else _model(launch, options, remarks)
-    _shares(launch, model, options, given, remarks, whole)
+    _shares(launch, model, options, remarks, about)
     if given.get("plans"):
         _join_plans(options, given, remarks)
-    unused = _fill(options, launch, given)
+    unused = _fill(options, launch, given, about)
     _hosts(launch, given, remarks)
     servers = launch.servers
     sizes = ", ".join(f"{name} {size}" for name, size in {**launch.axes, "replicas": servers.count}.items() if size > 1)
@@ -44,18 +43,18 @@ def filled(text: str, model: str, given: Given, remarks: list[str]) -> tuple[Lau
     remarks += launch.notes
     if launch.unread:
         remarks.append(f"not understood, and not in the answer: {', '.join(launch.unread)}")
-    if unused and not whole:
+    if unused and about is not About.SEARCH:  # which has a use for the pasted plan itself
         remarks.append(f"read, but of no effect on this answer: {', '.join(unused)}")
     return launch, model
 
 
-def _fill(options: Given, launch: Launch, given: Given) -> list[str]:
+def _fill(options: Given, launch: Launch, given: Given, about: About) -> list[str]:
     """Options that nobody gave take what was pasted; returns those that the command has no option for."""
     context, unused = click.get_current_context(), []
     other = {"concurrency": "batch", "input_len": "context", "context": "input_len"}
-    if launch.phase == "serve" and "max_num_seqs" in given:  # a batch and a length are of training there
+    if launch.phase == "serve" and about not in (About.STEP, About.STEPS):  # a batch and a length are of training there
         other = {}
-    if "spread" not in given:  # one step has one length
+    if not about.several:  # one step has one length
         options.pop("spread", None)
     for name, value in options.items():
         target = name if name in given else other.get(name, "")
@@ -66,12 +65,12 @@ def _fill(options: Given, launch: Launch, given: Given) -> list[str]:
     return unused
 
 
-def _shares(launch: Launch, model: str, options: Given, given: Given, remarks: list[str], whole: bool) -> None:
+def _shares(launch: Launch, model: str, options: Given, remarks: list[str], about: About) -> None:
     """What servers beside each other share, as the command at hand looks at them."""
     known, servers = bundled(model), launch.servers
     if launch.stage_layers and known:
         options["chunks"] = launch.chunks_of(known.num_layers)
-    if servers.count > 1 and "concurrency" in launch.options and "concurrency" not in given and not whole:
+    if servers.count > 1 and "concurrency" in launch.options and not about.several:
         options["concurrency"] = max(1, round(launch.number("concurrency") / servers.count))
         remarks.append(f"{servers.count} equal servers: the step of one of them, with its share of the clients")
     if launch.engine == "vllm" and launch.axes["dp"] > 1 and "ep" not in launch.options and known and known.experts:
@@ -79,7 +78,7 @@ def _shares(launch: Launch, model: str, options: Given, given: Given, remarks: l
         remarks.append(
             "vLLM splits a mixture's experts over tp x dp: priced as experts spread over them (the same bytes and weights)"
         )
-    if servers.prefill_workers and "prefill_tp" not in given and not whole:
+    if servers.prefill_workers and not about.several:
         for name in ("disaggregated", "decode_workers", "prefill_workers", "prefill_tp"):
             del options[name]
         beside = f"{servers.prefill_workers} for prompts (tp {servers.prefill_tp})"
@@ -123,14 +122,14 @@ def _model(launch: Launch, options: Given, remarks: list[str]) -> str:
         if all(value == sizes.get(name, value) for name, value in _sizes(catalog.model(key)).items()):
             remarks.append(f"the command's sizes are those of {key}")
             return key
-    told = ", ".join(f"{name} {size}" for name, size in launch.shape)
-    raise Refusal(f"from: no model of the catalogue has {told}; name one (a folder with config.json will do)", "from")
+    listed = ", ".join(f"{name} {size}" for name, size in launch.shape)
+    raise Refusal(f"from: no model of the catalogue has {listed}; name one (a folder with config.json will do)", "from")
 
 
 def _agreed(model: str, launch: Launch, options: Given, remarks: list[str]) -> str:
     """The model that was named, where it can be the command's; one of the two may be a folder that only its owner knows."""
-    mine = bundled(model)
-    if mine is None and os.path.exists(local(model)):
+    known = bundled(model)
+    if known is None and os.path.exists(local(model)):
         return model
     if launch.model:
         name = _named(launch.model, options, remarks)
@@ -138,11 +137,11 @@ def _agreed(model: str, launch: Launch, options: Given, remarks: list[str]) -> s
         if not theirs and name.startswith(("/", ".", "~", "$")):
             remarks.append(f"{launch.model} is taken for {model}")
             return model
-        same = mine == theirs if mine and theirs else normal(model) == normal(name)
+        same = known == theirs if known and theirs else normal(model) == normal(name)
         if not same:
             raise Refusal(f"MODEL '{model}' is not the pasted command's '{launch.model}': leave one of them out")
-    elif launch.shape and mine:
-        sizes = _sizes(mine)
+    elif launch.shape and known:
+        sizes = _sizes(known)
         odd = [(name, size) for name, size in launch.shape if sizes.get(name, size) != size]
         if odd:
             raise Refusal(f"MODEL '{model}' has {sizes[odd[0][0]]} {odd[0][0]}, and the pasted command {odd[0][1]}")

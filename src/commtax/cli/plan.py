@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from commtax.cli.beside import emitted, show_emitted, write_plan_page
-from commtax.cli.options import LIMITS, WHERE, Verb, taking
+from commtax.cli.options import LIMITS, WHERE, About, Verb, taking
 from commtax.cli.order import Order, ordered
 from commtax.planner import best_serving, best_training
 from commtax.planner.columns import ServingPlans, Standing, TrainPlans
@@ -52,7 +52,7 @@ Answer = TypeVar("Answer", ServingPlans, TrainPlans)
     dtype={"kind": "TYPE[,TYPE]", "help": "Weights: fp8,bf16 compares both.  [default: as stored]"},
     plot={"help": "Draw the Pareto front: .svg, .png or .pdf."},
 )
-@ordered(serving=SOUGHT, of="--phase train")
+@ordered(About.SEARCH, SOUGHT)
 def plan_command(order: Order) -> None:
     """The best parallelism plan for a cluster, and why the others lost. Exit code 1: no plan is good.
 
@@ -82,14 +82,14 @@ def _serve(order: Order) -> NoReturn:
     given, q = order.given, _goal(order)
     if order.launch:
         _check_launch(order.launch, int(q.requests.tokens))
-    found, speed = _timed(lambda: best_serving(q))
-    pasted = _stands(found, order.launch) if order.launch else None
-    commands = _commands(order, found) if given["emit"] and len(found.plans) else {}
-    if given["plot"] and len(found.front):
-        planning.plot_front(found, Path(given["plot"]))
+    searched, speed = _timed(lambda: best_serving(q))
+    pasted = _stands(searched, order.launch) if order.launch else None
+    commands = _commands(order, searched) if given["emit"] and len(searched.plans) else {}
+    if given["plot"] and len(searched.front):
+        planning.plot_front(searched, Path(given["plot"]))
     elif given["plot"]:
         click.echo(f"plot: no plan is good, {given['plot']} is not written", err=True)
-    _answer(order, found, pasted, commands, speed)
+    _answer(order, searched, pasted, commands, speed)
 
 
 def _goal(order: Order) -> Question:
@@ -134,28 +134,28 @@ def _check_launch(launch: Launch, length: int) -> None:
         raise Refusal(f"from: the command's {most:,} tokens a request are fewer than input_len + output_len = {length:,}", "from")
 
 
-def _stands(found: ServingPlans, launch: Launch) -> Standing:
+def _stands(searched: ServingPlans, launch: Launch) -> Standing:
     """The pasted plan: groups that share experts are one copy, all others are replicas."""
     servers, dtype, clients = launch.servers, str(launch.options.get("dtype", "")), launch.number("concurrency")
-    sizes, experts = dict(launch.axes), found.question.model.experts
+    sizes, experts = dict(launch.axes), searched.question.model.experts
     if servers.prefill_workers:
         kinds = (sizes["tp"], servers.count), (servers.prefill_tp or 1, servers.prefill_workers)
-        return apart_standing(found, *kinds, dtype, clients)
+        return apart_standing(searched, *kinds, dtype, clients)
     inner = sizes["dp"]
     if launch.engine == "vllm" and inner > 1 and experts and "ep" not in launch.options:
         sizes["ep"] = sizes["tp"] * inner  # vLLM splits experts over all of them
     shared = experts is not None and sizes["ep"] > sizes["tp"]
     plan = {"tp": sizes["tp"], "pp": sizes["pp"], "dp": inner if shared else 1, "ep": sizes["ep"]}
-    return standing(found, plan, servers.count * (1 if shared else inner), dtype, clients)
+    return standing(searched, plan, servers.count * (1 if shared else inner), dtype, clients)
 
 
-def _commands(order: Order, found: ServingPlans) -> dict[str, str]:
+def _commands(order: Order, searched: ServingPlans) -> dict[str, str]:
     """The launch of the best plan, all of its servers, and the benchmark that would check it."""
     from commtax.emit import apart_command, benchmark_command, launch_command
 
-    rows, engine, copies = found.plans, order.given["emit"], int(found.plans.replicas[0])
-    q = put(found.question, rows, 0).but(
-        max_model_len=(order.launch.number("max_model_len") if order.launch else 0) or longest(found, rows, 0),
+    rows, engine, copies = searched.plans, order.given["emit"], int(searched.plans.replicas[0])
+    q = put(searched.question, rows, 0).but(
+        max_model_len=(order.launch.number("max_model_len") if order.launch else 0) or longest(searched, rows, 0),
         max_num_seqs=max(1, int(rows.running[0])),
         concurrency=int(rows.concurrency[0]),
     )
@@ -170,29 +170,29 @@ def _commands(order: Order, found: ServingPlans) -> dict[str, str]:
 def _timed(search: Callable[[], Answer]) -> tuple[Answer, str]:
     """The answer, and how long it took: that is said beside it, because it differs from run to run."""
     start = time.process_time()
-    found = search()
+    searched = search()
     seconds = time.process_time() - start
-    rate = found.candidates / max(seconds, 1e-9)
-    return found, f"{found.candidates:,} plans considered in {seconds:.2f} s of CPU, {rate:,.0f} a second"
+    rate = searched.candidates / max(seconds, 1e-9)
+    return searched, f"{searched.candidates:,} plans considered in {seconds:.2f} s of CPU, {rate:,.0f} a second"
 
 
 def _answer(
-    order: Order, found: ServingPlans | TrainPlans, pasted: Standing | None, commands: dict[str, str], speed: str
+    order: Order, searched: ServingPlans | TrainPlans, pasted: Standing | None, commands: dict[str, str], speed: str
 ) -> NoReturn:
     from commtax.report import planning
 
     top, emit = order.given["top"], order.given["emit"]
-    write_plan_page(order.given["html"], found)
+    write_plan_page(order.given["html"], searched)
 
     def show(console: Any) -> None:
         click.echo(speed, err=True)
-        planning.show_plans(console, found, top, pasted)
+        planning.show_plans(console, searched, top, pasted)
         show_emitted(commands)
 
     order.output.answer(
-        lambda: planning.plans_document(found, top, pasted),
+        lambda: planning.plans_document(searched, top, pasted),
         show,
-        code=0 if len(found.plans) else 1,
+        code=0 if len(searched.plans) else 1,
         more={"emit": commands} if emit else None,
     )
 
@@ -203,15 +203,15 @@ def _train(order: Order) -> NoReturn:
         raise Refusal("global_batch: training needs the sequences of a step, such as --global-batch 1024", "global_batch")
     length = q.kind.length if given["input_len"] is None else given["input_len"]
     q = q.but(global_batch=given["global_batch"], context=length, sequence_parallel=True)
-    found, speed = _timed(lambda: best_training(q))
-    pasted = _trains(found, order.launch) if order.launch else None
-    commands = emitted(order, train_bill_of(found, found.plans, 0), given["emit"]) if len(found.plans) else {}
-    _answer(order, found, pasted, commands, speed)
+    searched, speed = _timed(lambda: best_training(q))
+    pasted = _trains(searched, order.launch) if order.launch else None
+    commands = emitted(order, train_bill_of(searched, searched.plans, 0), given["emit"]) if len(searched.plans) else {}
+    _answer(order, searched, pasted, commands, speed)
 
 
-def _trains(found: TrainPlans, launch: Launch) -> Standing:
+def _trains(searched: TrainPlans, launch: Launch) -> Standing:
     """The pasted job, with its own overlap."""
-    step, q = launch.options, found.question
+    step, q = launch.options, searched.question
     axes = str(step.get("async_axes", ""))
     run = q.but(
         **launch.axes,
@@ -224,4 +224,4 @@ def _trains(found: TrainPlans, launch: Launch) -> Standing:
         shard=launch.number("hsdp"),
         async_axes=tuple(axes.split(",")) if axes else None,
     )
-    return training_standing(found, run)
+    return training_standing(searched, run)

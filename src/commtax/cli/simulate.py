@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import numpy as np
 
-from commtax.cli.options import LAID, LIMITS, PASTED, WHERE, Verb, taking
+from commtax.cli.options import LAID, LIMITS, PASTED, WHERE, About, Verb, taking
 from commtax.cli.order import Order, ordered
 from commtax.report import serving
 from commtax.statement import Refusal
@@ -17,7 +17,7 @@ WORKERS = ("disaggregated", "prefill_workers", "prefill_tp", "decode_workers")
 
 @click.command("simulate", cls=Verb)
 @taking(*WHERE, *PASTED, *LAID, *REQUESTS, *LIMITS, *WORKERS, "profile", "as_json")
-@ordered()
+@ordered(About.LOOP)
 def simulate_command(order: Order) -> None:
     """TPOT and TTFT of a closed loop: clients that each send a request when the last one is answered. Exit code 1: it does not fit.
 
@@ -28,24 +28,24 @@ def simulate_command(order: Order) -> None:
         raise Refusal("prompts_per_client: give it or num_prompts, not both", "prompts_per_client")
     if given["prompts_per_client"] is not None:
         q = q.but(num_prompts=given["prompts_per_client"] * given["concurrency"])
-    found = serve(q)
+    simulated = serve(q)
     if q.requests.disaggregated:
-        _check_gpus(found)
+        _check_gpus(simulated)
     several = np.ndim(q.requests.concurrency) > 0
     order.output.answer(
-        lambda: serving.simulation_document(found),
-        lambda console: (serving.show_simulations if several else serving.show_simulation)(console, found),
-        code=0 if serving.holds_one(found) else 1,
+        lambda: serving.simulation_document(simulated),
+        lambda console: (serving.show_simulations if several else serving.show_simulation)(console, simulated),
+        code=0 if serving.holds_one(simulated) else 1,
     )
 
 
-def _check_gpus(found: Simulation) -> None:
+def _check_gpus(simulated: Simulation) -> None:
     """Workers that were asked for, and at least one of each kind, must be there; "enough" of both is a what-if."""
-    plan, cluster, apart = found.question.plan, found.question.cluster, found.apart
-    given = found.requests.prefill_workers, found.requests.decode_workers
+    plan, cluster, apart = simulated.question.plan, simulated.question.cluster, simulated.apart
+    given = simulated.requests.prefill_workers, simulated.requests.decode_workers
     if apart is None or given == (None, None):
         return
-    clients = int(np.min(found.requests.concurrency))
+    clients = int(np.min(simulated.requests.concurrency))
     if given[1] and given[1] * plan.dp > clients:
         rule = f"more than there are clients, {clients}, for each of their replicas"
         raise Refusal(f"decode_workers={given[1]}: {rule}", "decode_workers")
@@ -54,5 +54,5 @@ def _check_gpus(found: Simulation) -> None:
     total = count[0] * each[0] + count[1] * each[1]
     if total > cluster.num_gpus:
         name = "prefill_workers" if given[0] else "decode_workers"
-        words = f"{count[0]} x {each[0]} GPUs for prompts + {count[1]} x {each[1]} to decode = {total}"
-        raise Refusal(f"{name}={given[0] or given[1]}: {words}, and {cluster.key} has {cluster.num_gpus}", name)
+        needed = f"{count[0]} x {each[0]} GPUs for prompts + {count[1]} x {each[1]} to decode = {total}"
+        raise Refusal(f"{name}={given[0] or given[1]}: {needed}, and {cluster.key} has {cluster.num_gpus}", name)

@@ -6,13 +6,12 @@ import os
 
 import click
 
-from commtax.cli.options import Count
+from commtax.cli.options import listed
 from commtax.statement import Refusal
 
 
 @click.command("web")
-@click.option("--port", type=Count(), default=8080, show_default=True, help="Port to listen on; 0: any that is free.")
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
+@listed("web")
 def web_command(port: int, host: str) -> None:
     """The communication tax on a page that you can move (needs the extra [web]).
 

@@ -54,7 +54,7 @@ class Job:
             raise Refusal(f"device '{device}': cpu or cuda")
         if device == "cuda" and not torch.cuda.is_available():
             raise Refusal("device 'cuda': torch sees no CUDA device here; use --device cpu")
-        impl = self.impl or ("nccl" if device == "cuda" else machine.carrier(machine.facts()))
+        impl = self.impl or ("nccl" if device == "cuda" else machine.carriers(machine.facts())[-1])
         return replace(self, device=device, dtype=self.dtype or machine.own_dtype(device), impl=impl)._checked()
 
     def _checked(self) -> Job:

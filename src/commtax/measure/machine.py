@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from commtax import catalog
-from commtax.measure.litter import SEMAPHORE
+from commtax.measure.launch import SEMAPHORE
 
 CPU_CARRIERS = ("gloo", "shm")
 CPUINFO = Path("/proc/cpuinfo")
@@ -79,23 +79,18 @@ def tool(*command: str, timeout_s: float = 20.0) -> str:
 
 def chip_like(name: str, memory_bytes: float) -> str:
     """The chip of the catalogue whose words are in a GPU's name, the nearest by memory of several; empty where none is."""
-    words = name.lower().replace("-", " ").split()
-    scored = [(sum(part in words for part in key.split("-")), key) for key in catalog.keys("chips")]
+    spelled = name.lower().replace("-", " ").split()
+    scored = [(sum(part in spelled for part in key.split("-")), key) for key in catalog.keys("chips")]
     best = max(score for score, _ in scored)
     near = [catalog.chip(key) for score, key in scored if score == best > 0]
     return min(near, key=lambda c: abs(c.visible_bytes - memory_bytes)).key if near else ""
 
 
-def carrier(f: Facts) -> str:
-    """What carries tensors among CPU ranks of one host: shared memory where semaphores order it, else sockets.
+def carriers(f: Facts) -> tuple[str, ...]:
+    """What carries tensors among CPU ranks of one host, the fastest last: shared memory where semaphores order it, and sockets.
 
     The order of stores never decides: semaphores synchronise memory on every architecture (POSIX, Memory Synchronization).
     """
-    return "gloo" if f.no_semaphores else "shm"
-
-
-def carriers(f: Facts) -> tuple[str, ...]:
-    """All that CPU ranks have here."""
     return ("gloo",) if f.no_semaphores else CPU_CARRIERS
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from commtax.measure.litter import MAPPED, SEMAPHORE
+from commtax.measure.launch import MAPPED, SEMAPHORE
 from commtax.measure.worker import gather
 from commtax.statement import Refusal
 

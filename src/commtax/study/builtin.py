@@ -105,8 +105,8 @@ class Builtin(Driver):
         }
         if run.kind == "profile":
             traces = sorted(raw.glob(f"{run.name}-rank*.json"))
-            found = allreduces([kineto.read(path) for path in traces]) if traces else _counted(all_turns)
-            record["profile"] = {**found, "equal": answer["collectives"]["equal"]}
+            counts = allreduces([kineto.read(path) for path in traces]) if traces else _counted(all_turns)
+            record["profile"] = {**counts, "equal": answer["collectives"]["equal"]}
         return record
 
 

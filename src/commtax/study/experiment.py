@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,19 +19,21 @@ from typing import Any
 from commtax import files
 from commtax.catalog import profile as overlay
 from commtax.files import Document
+from commtax.measure.machine import tool
 from commtax.statement import Refusal
-from commtax.study import links
-from commtax.study.answers import answers
 from commtax.study.driving import Asked, Driver, check
-from commtax.study.findings import Prices, analyse
+from commtax.study.findings import Prices, analyse, answers
 from commtax.study.recipe import Run, dataset_lengths, recipe, runs
 from commtax.verbs import ask
 
 ENGINES = ("builtin", "vllm")
 LARGEST = 1e18  # of any figure of a study: seconds, bytes, tokens
 SCHEMA = "commtax.experiment/1"
-
-
+WORD_BYTES = 4  # InfiniBand's port counters count 32-bit words
+SYS_INFINIBAND = Path("/sys/class/infiniband")
+PROC_NET = Path("/proc/net/dev")
+_NVLINK = re.compile(r"Link (\d+): Data (Tx|Rx): (\d+) KiB")
+Counters = dict[str, float]  # bytes that went over links, by the machine's own count: NVLink, InfiniBand, network interfaces
 Progress = Callable[[str], None]  # receives a line for each thing that begins or ended
 
 
@@ -181,14 +185,14 @@ def _kept(file: Path) -> Document | None:
 
 def _run(todo: Sequence[Run], kept: dict[Run, Path], driver: Driver, progress: Progress) -> None:
     """Run what is missing; each record is kept with what moved over the links since the one before."""
-    before, since, ended = links.snapshot(), time.monotonic(), len(kept) - len(todo)
+    before, since, ended = snapshot(), time.monotonic(), len(kept) - len(todo)
 
     def done(run: Run, record: Document) -> None:
         nonlocal before, since, ended
-        now, counters, ended = time.monotonic(), links.snapshot(), ended + 1
-        moved = {"seconds": now - since, "bytes": links.moved(before, counters)}
+        now, counters, ended = time.monotonic(), snapshot(), ended + 1
+        link = {"seconds": now - since, "bytes": moved(before, counters)}
         before, since = counters, now
-        write(kept[run], {"run": asdict(run), **record, "link": moved})
+        write(kept[run], {"run": asdict(run), **record, "link": link})
         failed = f" FAILED: {record['error']}" if "error" in record else ""
         progress(f"[{ended}/{len(kept)}] {run.name}{failed}")
 
@@ -201,7 +205,7 @@ def _checks(file: Path, driver: Driver, finished: bool) -> list[Document]:
     if finished and before is not None:
         return list(before["checks"])
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    counters = sorted({name.rsplit(" ", 1)[0] for name in links.snapshot()})
+    counters = sorted({name.rsplit(" ", 1)[0] for name in snapshot()})
     idle = check("machine idle", load < 0.5 * cores, f"load {load:.1f} on {cores} cores before it began")
     checks = [*driver.checks(), idle, check("link counters", None, ", ".join(counters) or "none")]
     write(file, {"checks": checks})
@@ -215,3 +219,52 @@ def _counters(done: Sequence[tuple[Run, Document]]) -> list[Document]:
         return []
     _, link, name = max(counted, key=lambda one: (one[0], one[1]["seconds"]))
     return [{"counter": c, "run": name, "bytes": n, "bytes_per_s": n / link["seconds"]} for c, n in link["bytes"].items()]
+
+
+def snapshot() -> Counters:
+    """All counters that there are, in bytes since the machine started; none is no error."""
+    return {**nvlink(tool("nvidia-smi", "nvlink", "-gt", "d")), **infiniband(SYS_INFINIBAND), **interfaces(PROC_NET)}
+
+
+def moved(before: Counters, after: Counters) -> Counters:
+    """Bytes between two snapshots, of counters that moved."""
+    return {name: after[name] - before.get(name, 0.0) for name in after if after[name] > before.get(name, 0.0)}
+
+
+def nvlink(text: str) -> Counters:
+    """``nvidia-smi nvlink -gt d``: data of each GPU, its links together.
+
+    >>> nvlink("GPU 0: NVIDIA H100\\n\\t Link 0: Data Tx: 2 KiB\\n\\t Link 1: Data Tx: 3 KiB")
+    {'NVLink of GPU 0 sent': 5120.0}
+    """
+    counters: Counters = {}
+    gpu = "0"
+    for line in text.splitlines():
+        if head := re.match(r"GPU (\d+):", line):
+            gpu = head[1]
+        if row := _NVLINK.search(line):
+            name = f"NVLink of GPU {gpu} {'sent' if row[2] == 'Tx' else 'received'}"
+            counters[name] = counters.get(name, 0.0) + float(row[3]) * 1024
+    return counters
+
+
+def infiniband(root: Path) -> Counters:
+    """Port counters of every adapter."""
+    counters: Counters = {}
+    for name, word in (("port_xmit_data", "sent"), ("port_rcv_data", "received")):
+        for file in sorted(root.glob(f"*/ports/*/counters/{name}")):
+            port = f"{file.parts[-5]} port {file.parts[-3]} {word}"
+            with suppress(OSError, ValueError):
+                counters[port] = float(file.read_text()) * WORD_BYTES
+    return counters
+
+
+def interfaces(file: Path) -> Counters:
+    """Bytes of every network interface, loopback included (ranks that use sockets on one host go through it)."""
+    counters: Counters = {}
+    for line in file.read_text().splitlines()[2:] if file.exists() else ():
+        name, _, numbers = line.partition(":")
+        columns = numbers.split()
+        if len(columns) >= 9:
+            counters[f"{name.strip()} received"], counters[f"{name.strip()} sent"] = float(columns[0]), float(columns[8])
+    return counters

@@ -15,10 +15,12 @@ import signal
 import socket
 import subprocess
 import time
+import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +38,6 @@ RUN_S = 7200.0
 GRACE_S = {signal.SIGINT: 20.0, signal.SIGTERM: 5.0, signal.SIGKILL: 5.0}
 LIKE_FAILURES = 2  # after as many of one kind the rest would fail alike
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-
-
 KEPT_LINES = 6
 KEPT_CHARACTERS = 600
 LOOKED_AT = 20_000  # characters at the end of a log
@@ -47,14 +47,8 @@ _CHILD = (
     re.compile(r"Failed core proc\(s\): \{[^}]{0,200}: -(\d{1,2})\b"),
 )
 _UNKNOWN_OPTION = "unrecognized"  # as argparse says it
-_SAID = {"Illegal instruction": signal.SIGILL, "Segmentation fault": signal.SIGSEGV, "Bus error": signal.SIGBUS}
-_LIKELY = {
-    signal.SIGILL: "it ran an instruction that this CPU does not have",
-    signal.SIGKILL: "it was killed from outside, most often because memory ran out",
-    signal.SIGBUS: "memory that it had mapped could not be had: shared memory (/dev/shm) may be too small",
-    signal.SIGSEGV: "it crashed in native code",
-    signal.SIGABRT: "native code gave up (an assertion, or out of memory)",
-}
+_TABLES = tomllib.loads((Path(__file__).parent / "vllm.toml").read_text(encoding="utf-8"))
+_SAID, _LIKELY = ({signal.Signals[name]: text for name, text in _TABLES[kind].items()} for kind in ("said", "likely"))
 
 
 class FailedRunError(RuntimeError):
@@ -132,17 +126,18 @@ class Vllm(Driver):
         return {"latency_s": list(result.latencies_s) or [result.seconds("e2el")], "prefill_s": [], "decode_s": []}
 
     def _timed(self, run: Run) -> list[str]:
-        sizes = ["--batch-size", str(run.batch), "--input-len", str(run.input_len), "--output-len", str(run.output_len)]
-        turns = ["--num-iters-warmup", str(max(2, run.iters // 2)), "--num-iters", str(run.iters)]
-        return ["bench", "latency", "--model", self.asked.model, *sizes, *turns, *self._model_args(run)]
+        return [*self._command("latency", run, warmup=max(2, run.iters // 2)), *self._model_args(run)]
+
+    def _command(self, name: str, run: Run, **more: str | int) -> list[str]:
+        """A command of the table, with this run's figures put in."""
+        figures = {"model": self.asked.model, "dataset": self.asked.dataset, "spread": SPREAD, **asdict(run), **more}
+        return [word.format(**figures) for word in _TABLES["commands"][name].split()]
 
     def _throughput(self, run: Run, file: Path, log: Path) -> Document:
         """Newer versions have lengths of their own for random prompts, and let these win over the plain ones."""
 
         def command(prefix: str) -> list[str]:
-            sizes = [f"{prefix}input-len", str(run.input_len), f"{prefix}output-len", str(run.output_len)]
-            sent = ["--model", self.asked.model, *sizes, "--num-prompts", str(run.iters)]
-            return ["bench", "throughput", *sent, *self._model_args(run), "--output-json", str(file)]
+            return [*self._command("throughput", run, prefix=prefix), *self._model_args(run), "--output-json", str(file)]
 
         self._either(command("--random-"), command("--"), run, log)
         result = _result(run, file)
@@ -179,24 +174,16 @@ class Vllm(Driver):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
-        server = ["serve", self.asked.model, "--host", "127.0.0.1", "--port", str(port), *self._model_args(run)]
-        with self._process(server, run, log) as process:
+        with self._process([*self._command("serve", run, port=port), *self._model_args(run)], run, log) as process:
             self._wait_healthy(process, port, log)
             self._warm(port, run)
             self._call(self._client(run, port, file), run, self.raw / f"{run.name}-client.log")
         return served(_result(run, file))
 
     def _client(self, run: Run, port: int, file: Path) -> list[str]:
-        sent = ["--num-prompts", str(run.iters), "--request-rate", str(run.rate_per_s), "--ignore-eos"]
-        if self.asked.dataset:
-            sent += ["--dataset-name", "sharegpt", "--dataset-path", self.asked.dataset]
-        else:
-            sizes = ["--random-input-len", str(run.input_len), "--random-output-len", str(run.output_len)]
-            sent += ["--dataset-name", "random", *sizes, "--random-range-ratio", str(SPREAD)]
-        kept = ["--save-result", "--result-dir", str(file.parent), "--result-filename", file.name]
-        metrics = ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metadata", f"tensor_parallel_size={run.tp}"]
-        where = ["--backend", "vllm", "--host", "127.0.0.1", "--port", str(port), "--model", self.asked.model]
-        return ["bench", "serve", *where, *sent, *kept, *metrics]
+        lengths = self._command("from_dataset" if self.asked.dataset else "synthetic", run)
+        kept = self._command("kept", run, folder=str(file.parent), file=file.name)
+        return [*self._command("client", run, port=port), *lengths, *kept]
 
     def environment(self, tp: int) -> dict[str, str]:
         """On CPUs every rank gets as many cores at each degree, so that a rank of TP=1 is what a rank of TP=n is."""
@@ -300,7 +287,7 @@ def _signal(code: int, log: str) -> signal.Signals | None:
     tail = log[-LOOKED_AT:]
     children = [int(number) for pattern in _CHILD for number in pattern.findall(tail)]
     deadly = [signal.Signals(number) for number in (code - SHELL, *children) if number in _LIKELY]
-    return next(iter((*deadly, *(sign for words, sign in _SAID.items() if words in tail))), None)
+    return next(iter((*deadly, *(sign for sign, text in _SAID.items() if text in tail))), None)
 
 
 def _last_words(log: str) -> str:
