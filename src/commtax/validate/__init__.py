@@ -77,9 +77,7 @@ def _kernels(table: Table) -> Records:
 
 
 ANSWERS: dict[str, Callable[[Table], Records]] = {
-    "collectives": lambda table: answers(
-        read(table.dicts(), curves.describe, curves.ask), collectives.timed, same=lambda c: c
-    ),
+    "collectives": lambda table: answers(read(table.dicts(), curves.describe, curves.ask), collectives.timed, same=lambda c: c),
     "serving_runs": lambda table: answers(read(table.dicts(), serving.describe, serving.ask), steps.served),
     "inference": lambda table: answers(read(table.dicts(), inference.describe, inference.ask), steps.timed),
     "training_runs": lambda table: answers(read(table.dicts(), training.describe, training.ask), steps.trained),
