@@ -135,10 +135,10 @@ def _model(row: Row) -> Model:
     if shape := names()["models"].get(name):
         return from_config(shape, name)
     # A table's words are no names to look up on disk or network.
-    found = bundled(names()["model_keys"].get(name, name.removesuffix("-instruct")))
-    if found is None:
+    model = bundled(names()["model_keys"].get(name, name.removesuffix("-instruct")))
+    if model is None:
         raise Refusal(f"model '{row.get('model', '')}' is not in the catalogue", "model")
-    return found
+    return model
 
 
 def _dtype(row: Row) -> str:
