@@ -11,6 +11,7 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.catalog import config
+from commtax.cost.schedules import SCHEDULES
 from commtax.emit import benchmark_command, launch_command
 from commtax.question import Question
 from commtax.readers.launch import parse
@@ -561,6 +562,16 @@ def test_torchtitans_chunks_are_told_by_the_layers_of_a_stage():
     assert json.loads(done.stdout)["plan"]["chunks"] == 3, done.stderr
     usual = parse(launched(model, Plan(pp=2, zero=3, schedule="interleaved", chunks=2, microbatches=4), "torchrun", cluster))
     assert usual.chunks_of(model.num_layers) == 2
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_schedule_that_megatron_has_no_flag_for_is_said(schedule):
+    model, cluster = catalog.model("llama-3.1-8b"), catalog.cluster("8xh100-sxm")
+    chunks = 2 if schedule == "interleaved" else 1
+    written = launched(model, Plan(pp=4, zero=1, schedule=schedule, chunks=chunks, microbatches=8), "megatron", cluster)
+    assert (f"# no flag of Megatron-LM names the schedule {schedule}" in written) == (schedule not in ("1f1b", "interleaved"))
+    assert "# no flag" not in launched(model, Plan(zero=1, schedule=schedule, microbatches=8), "megatron", cluster)
+    assert parse(written).engine == "megatron"
 
 
 ODD_FOLDERS = ("a b;touch PWN$(id)", "it's", 'a"b', "a #b", "$HOME", "a|b&c", "`id`", "-tp 9", "a\\b", "[x]*", "modèle")

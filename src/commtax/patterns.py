@@ -7,9 +7,10 @@ Python's own matcher tries one way after another, and ``(.+)+!`` has it try for 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import InitVar, dataclass, field
 from functools import lru_cache
+from typing import NoReturn
 
 from commtax.statement import Refusal
 
@@ -20,11 +21,7 @@ MAX_REPEAT = 100
 MAX_LOOKING = 200
 _LOOKS = re.compile(r"\^?\(\?[!=]")
 _KNOWN = r"literals, ., [sets], \d \w \s, groups, |, *, +, ?, {m,n}, ^ and $ are read, and (?!…) at the beginning"
-_SHORT: dict[str, Callable[[str], bool]] = {
-    "d": str.isdecimal,
-    "w": lambda sign: sign.isalnum() or sign == "_",
-    "s": str.isspace,
-}
+_SHORT: dict[str, Callable[[str], bool]] = {"d": str.isdecimal, "w": lambda sign: sign.isalnum() or sign == "_", "s": str.isspace}
 _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v"}
 Test = Callable[[str], bool]
 
@@ -33,7 +30,7 @@ Test = Callable[[str], bool]
 class Step:
     """One step of a program: a sign to pass, a fork, a jump, or a place to stand at. Targets are relative."""
 
-    kind: str  # sign | fork | begin | end | found
+    kind: str  # sign | fork | begin | end | passed
     test: Test | None = None
     targets: tuple[int, ...] = (1,)
 
@@ -57,9 +54,9 @@ def modules(names: tuple[str, ...]) -> Modules:
         raise Refusal(f"patterns: more than {MAX_LOOKING} that look ahead; write fewer")
     return Modules(
         frozenset(name for name in others if "*" not in name),
-        Patterns([_wild(name) for name in others if "*" in name]),
-        Patterns([text for text in expressions if not _LOOKS.match(text)]),
-        tuple(Looking.read(text) for text in looking),
+        Patterns(Reader(_wild(name)).read() for name in others if "*" in name),
+        Patterns(Reader(text).read() for text in expressions if not _LOOKS.match(text)),
+        tuple(Reader(text).looking() for text in looking),
     )
 
 
@@ -86,40 +83,8 @@ class Looking:
     conditions: tuple[tuple[bool, Patterns], ...]
     rest: Patterns
 
-    @staticmethod
-    def read(text: str) -> Looking:
-        conditions, at = [], int(text.startswith("^"))
-        while text.startswith(("(?!", "(?="), at):
-            end = next((i for i, sign, depth in _signs(text, at) if sign == ")" and depth == 0), None)
-            if end is None:
-                raise Refusal(f"pattern '{text[:80]}': a group is not closed ({_KNOWN})")
-            conditions.append((text[at + 2] == "=", Patterns([text[at + 3 : end]])))
-            at = end + 1
-        if any(sign == "|" and depth == 0 for _, sign, depth in _signs(text, at)):
-            raise Refusal(f"pattern '{text[:80]}': looks ahead in one of several choices; put them in a group ({_KNOWN})")
-        return Looking(tuple(conditions), Patterns([text[at:]]))
-
     def match(self, name: str) -> bool:
         return all(patterns.match(name) is wanted for wanted, patterns in self.conditions) and self.rest.match(name)
-
-
-def _signs(text: str, at: int) -> Iterator[tuple[int, str, int]]:
-    """Signs that are neither escaped nor in a set, from ``at`` on: place, sign, and groups that are open after it."""
-    depth, inside = 0, False
-    while at < len(text):
-        sign = text[at]
-        if sign == "\\":
-            at += 1
-        elif inside:
-            inside = sign != "]"
-        elif sign == "[":
-            inside = True
-            at += text[at + 1 : at + 2] == "^"
-            at += text[at + 1 : at + 2] == "]"  # one that comes first is of the set
-        else:
-            depth += (sign == "(") - (sign == ")")
-            yield at, sign, depth
-        at += 1
 
 
 def _wild(name: str) -> str:
@@ -136,17 +101,17 @@ def _wild(name: str) -> str:
 
 @dataclass
 class Patterns:
-    """Whether a name begins with any of the patterns, as ``re.match`` has it."""
+    """Whether a name begins with what any of the programs passes, as ``re.match`` has it."""
 
-    texts: Sequence[str]
+    programs: InitVar[Iterable[Program]]  # one at a time: what is too much together is refused before all are made
     _steps: Program = field(default_factory=list)
     _starts: list[int] = field(default_factory=list)
     _after: dict[tuple[frozenset[int], str], frozenset[int]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for text in self.texts:
+    def __post_init__(self, programs: Iterable[Program]) -> None:
+        for program in programs:
             self._starts.append(len(self._steps))
-            self._steps += [*_Reader(text).read(), Step("found", targets=())]
+            self._steps += [*program, Step("passed", targets=())]
             if len(self._steps) > MAX_STEPS:
                 raise Refusal(f"patterns: more than {MAX_STEPS:,} steps in all; write fewer or shorter ones")
         self._first = self._reached(self._starts, begin=True)
@@ -154,15 +119,15 @@ class Patterns:
     def match(self, name: str) -> bool:
         places = self._first
         for sign in name:
-            if self._found(places) or not places:
+            if self._passed(places) or not places:
                 break
             places = self._next(places, sign)
         else:
-            return self._found(self._reached(places, begin=not name, end=True))
-        return self._found(places)
+            return self._passed(self._reached(places, begin=not name, end=True))
+        return self._passed(places)
 
-    def _found(self, places: frozenset[int]) -> bool:
-        return any(self._steps[p].kind == "found" for p in places)
+    def _passed(self, places: frozenset[int]) -> bool:
+        return any(self._steps[p].kind == "passed" for p in places)
 
     def _next(self, places: frozenset[int], sign: str) -> frozenset[int]:
         key = (places, sign)
@@ -184,24 +149,37 @@ class Patterns:
             step = self._steps[at]
             if step.kind == "fork" or (step.kind == "begin" and begin) or (step.kind == "end" and end):
                 left += [at + target for target in step.targets]
-        return frozenset(p for p in seen if self._steps[p].kind in ("sign", "end", "found"))
+        return frozenset(p for p in seen if self._steps[p].kind in ("sign", "end", "passed"))
 
 
-class _Reader:
+class Reader:
     """A pattern's text into steps."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at, self.depth = text, 0, 0
+        if len(text) > MAX_SIGNS:
+            self.refuse(f"longer than {MAX_SIGNS:,} signs")
 
     def read(self) -> Program:
-        if len(self.text) > MAX_SIGNS:
-            self.refuse(f"longer than {MAX_SIGNS:,} signs")
-        program = self.choices()
+        return self.ended(self.choices())
+
+    def ended(self, program: Program) -> Program:
         if self.at < len(self.text):
             self.refuse("a closing bracket too many")
         return program
 
-    def refuse(self, why: str) -> None:
+    def looking(self) -> Looking:
+        conditions = []
+        self.at = int(self.peek("^"))
+        while self.peek("(?!") or self.peek("(?="):
+            self.at += 3
+            conditions.append((self.text[self.at - 1] == "=", Patterns([self.closed()])))
+        rest = self.sequence()
+        if self.peek("|"):
+            self.refuse("looks ahead in one of several choices; put them in a group")
+        return Looking(tuple(conditions), Patterns([self.ended(rest)]))
+
+    def refuse(self, why: str) -> NoReturn:
         shown = self.text if len(self.text) <= 80 else f"{self.text[:80]}…"
         raise Refusal(f"pattern '{shown}': {why} ({_KNOWN})")
 
@@ -272,8 +250,9 @@ class _Reader:
             return [Step("end")]
         if sign in "*+?{":
             self.refuse(f"nothing before {sign}")
-        test = self.escaped() if sign == "\\" else self.set() if sign == "[" else _any if sign == "." else _same(sign)
-        return [Step("sign", test)]
+        if sign == ".":
+            return [Step("sign", lambda other: other != "\n")]
+        return [Step("sign", self.escaped() if sign == "\\" else self.set() if sign == "[" else _same(sign))]
 
     def group(self) -> Program:
         self.depth += 1
@@ -283,10 +262,15 @@ class _Reader:
             self.at += 2
         elif self.peek("?"):
             self.refuse(f"(?{self.text[self.at + 1 : self.at + 2]}…) is not supported")
+        program = self.closed()
+        self.depth -= 1
+        return program
+
+    def closed(self) -> Program:
         program = self.choices()
         if not self.peek(")"):
             self.refuse("a group is not closed")
-        self.at, self.depth = self.at + 1, self.depth - 1
+        self.at += 1
         return program
 
     def escaped(self) -> Test:
@@ -318,10 +302,6 @@ class _Reader:
                 tests.append(_same(sign))
         self.take()
         return lambda other: any(test(other) for test in tests) != refused
-
-
-def _any(sign: str) -> bool:
-    return sign != "\n"
 
 
 def _same(wanted: str) -> Test:

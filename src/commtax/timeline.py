@@ -82,13 +82,13 @@ class Timeline:
 
 
 def _cross(a: list[tuple[float, float]], b: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    found, i, j = [], 0, 0
+    crossed, i, j = [], 0, 0
     while i < len(a) and j < len(b):
         start, end = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
         if start < end:
-            found.append((start, end))
+            crossed.append((start, end))
         if a[i][1] < b[j][1]:
             i += 1
         else:
             j += 1
-    return found
+    return crossed

@@ -140,9 +140,9 @@ def _not_applied(result: Bench, baseline: Bench, claim: Claim) -> Iterator[Findi
     single = float(claim.bill("decode", batch, length, tp=1).step_s)
     predicted, measured = single / ours, alone / here
     item = Note("speed-up", f"speed-up of TP {claim.tp} over TP 1")
-    found = compare(item, predicted, measured, "", claim.tolerance, "other links, batch or library than was said")
+    finding = compare(item, predicted, measured, "", claim.tolerance, "other links, batch or library than was said")
     if abs(measured - 1) <= SAME and abs(predicted - 1) > 2 * SAME:
-        found = replace(found, verdict=DISAGREE, reason=f"equal within {SAME:.0%}: TP was probably not applied")
+        finding = replace(finding, verdict=DISAGREE, reason=f"equal within {SAME:.0%}: TP was probably not applied")
     # A host that takes longer than the kernels hides any degree, and only measured constants tell that from TP left out.
-    why = f"{found.reason}, or the host's time hides it: {claim.distrust}" if found.reason else claim.distrust
-    yield undecided(found, why) if claim.distrust else found
+    why = f"{finding.reason}, or the host's time hides it: {claim.distrust}" if finding.reason else claim.distrust
+    yield undecided(finding, why) if claim.distrust else finding

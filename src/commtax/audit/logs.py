@@ -161,5 +161,5 @@ def _notes(log: StartupLog, asked: Question) -> Iterator[Note]:
     if layout.backend or layout.nccl_version:
         yield Note("backend", f"collectives over {layout.backend or 'nccl'} {layout.nccl_version}".strip())
     if quantization and asked.model.quant is None and not asked.plan.weights_dtype:
-        words = f"the log says quantization={quantization}: give --dtype, or a model folder with that config"
-        yield Note("quantization", words)
+        advice = f"the log says quantization={quantization}: give --dtype, or a model folder with that config"
+        yield Note("quantization", advice)

@@ -31,11 +31,11 @@ class _Workload:
     phase: str
     batch: int
     context: int
-    told: bool  # by the trace, not by the user
+    named: bool  # by the trace, not by the user
 
     def __str__(self) -> str:
         tokens = f"{self.context} {'cached' if self.phase == 'decode' else 'prompt'} tokens"
-        return f"batch {self.batch} ({'as its steps are named' if self.told else 'as was said'}), {tokens}"
+        return f"batch {self.batch} ({'as its steps are named' if self.named else 'as was said'}), {tokens}"
 
 
 @dataclass(frozen=True)  # without slots: matching is done once
@@ -265,10 +265,10 @@ def place_notes(traces: Sequence[Trace]) -> Iterator[Note]:
     """What is here, and what is not."""
     device, world, here = traces[0].device, traces[0].world, len(traces)
     if device:
-        words = f"devices of its host: {device.count} x {device.name or 'a device without a name'} ({_sizes(device, ', ')})"
+        present = f"devices of its host: {device.count} x {device.name or 'a device without a name'} ({_sizes(device, ', ')})"
         known = recognise(device.name, device.memory_bytes, device.num_sms)
-        yield Note("devices", f"{words}: {' or '.join(known) or 'not in the catalogue'}")
+        yield Note("devices", f"{present}: {' or '.join(known) or 'not in the catalogue'}")
     if world > here:
         ranks = ", ".join(str(t.rank) for t in traces[:8]) + (" …" if here > 8 else "")
-        words = f"{here} of the job's {world} ranks {'is' if here == 1 else 'are'} here ({ranks})"
-        yield Note("absent ranks", f"{words}: waiting for the others cannot be told from transfer")
+        present = f"{here} of the job's {world} ranks {'is' if here == 1 else 'are'} here ({ranks})"
+        yield Note("absent ranks", f"{present}: waiting for the others cannot be told from transfer")

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from commtax.question import Question
-from commtax.readers.launch.flags import dialect, spelled
-from commtax.readers.launch.record import Value
+from commtax.readers.launch.flags import Value, dialect, spelled
 from commtax.spec import Model, Plan
 from commtax.statement import Refusal
 

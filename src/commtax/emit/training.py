@@ -17,6 +17,8 @@ from commtax.readers.stage_layout import layout_text
 from commtax.spec import SIZES, Experts, Mlp, Model, Plan
 from commtax.statement import Refusal
 
+MEGATRON_SCHEDULES = ("1f1b", "interleaved")
+
 
 def megatron(job: Job) -> str:
     """Megatron-LM: sizes of the plan, then the model's; the data and the learning rate are yours."""
@@ -34,7 +36,10 @@ def megatron(job: Job) -> str:
     words += spelled("megatron", overlap_dp="dp" in beside)
     words += ["--overlap-param-gather"] * ("dp" in beside and plan.zero == 1)
     words += spelled("megatron", overlap_tp="tp" in beside)
-    return " ".join([_torchrun(job), "pretrain_gpt.py", *words, *_shape(q.model)])
+    command = " ".join([_torchrun(job), "pretrain_gpt.py", *words, *_shape(q.model)])
+    if plan.pp == 1 or plan.schedule in MEGATRON_SCHEDULES:
+        return command
+    return f"# no flag of Megatron-LM names the schedule {plan.schedule}: this runs 1F1B\n{command}"
 
 
 def _wider(plan: Plan) -> dict[str, int]:

@@ -47,8 +47,8 @@ class Bench:
 
     def seconds(self, metric: str, statistic: str = "median") -> float | None:
         """A statistic in seconds; the mean where the one asked for is missing."""
-        found = self.stats.get(metric, {})
-        return found.get(statistic, found.get("mean"))
+        statistics = self.stats.get(metric, {})
+        return statistics.get(statistic, statistics.get("mean"))
 
     @property
     def output_len(self) -> float | None:
@@ -64,10 +64,10 @@ def parse(text: str, name: str = "benchmark") -> tuple[Bench, ...]:
     """All results of a file: one JSON object, a list of them, or one a line."""
     documents = [d for d in parse_documents(text, f"benchmark '{name}'") if isinstance(d, dict)]
     try:
-        found = [_one(d) for d in documents]
+        read = [_one(d) for d in documents]
     except (TypeError, AttributeError, ValueError, OverflowError) as error:
         raise Refusal(f"benchmark '{name}': a field has the wrong form ({error})") from None
-    results = tuple(b for b in found if b is not None)
+    results = tuple(b for b in read if b is not None)
     if not results:
         raise Refusal(f"benchmark '{name}': none of the keys of vllm bench, sglang.bench_serving or AIPerf found")
     if not all(math.isfinite(x) and x >= 0 for b in results for stats in b.stats.values() for x in stats.values()):
@@ -90,9 +90,9 @@ def _one(d: Json) -> Bench | None:
 def _run(tool: str, kind: str, d: Json, stats: Mapping[str, Stats] = NO_STATS, latencies_s: tuple[float, ...] = ()) -> Bench:
     """A result with what it says under any of the keys of a field; what it does not say is left out."""
     numbers = {name: next((n for key in keys if (n := _number(d.get(key))) is not None), None) for name, keys in _KEYS.items()}
-    told = {name: int(n) if name in _WHOLE else n for name, n in numbers.items() if n is not None and (n or name != "accepted")}
+    given = {name: int(n) if name in _WHOLE else n for name, n in numbers.items() if n is not None and (n or name != "accepted")}
     rate = math.inf if str(d.get("request_rate")).lower() in ("inf", "infinity") else _number(d.get("request_rate"))
-    said = {"model": str(d.get("model_id") or d.get("model") or ""), "request_rate": rate, **told}
+    said = {"model": str(d.get("model_id") or d.get("model") or ""), "request_rate": rate, **given}
     return filled(Bench, {"tool": tool, "kind": kind, "stats": stats, "latencies_s": latencies_s, **said})
 
 

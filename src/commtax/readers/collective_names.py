@@ -41,9 +41,8 @@ def kernel_op(name: str) -> str:
         return _find(base, _WORDS) or ("reduce" if "_Reduce_" in base else UNNAMED)
     if _NOT.search(base) or not _OWN.search(base):
         return ""
-    found = _find(base, _WORDS)
-    if found:
-        return found
+    if op := _find(base, _WORDS):
+        return op
     if re.search(r"reduce|sum", base, re.I):
         return "all-reduce"  # one-shot, two-shot, multimem and user-buffer kernels
     if re.search(r"dispatch|combine", base):
@@ -57,8 +56,8 @@ def call_op(name: str) -> str:
     >>> call_op("nccl:_all_gather_base"), call_op("_reduce_scatter_base"), call_op("c10d::alltoall_base_"), call_op("wait")
     ('all-gather', 'reduce-scatter', 'all-to-all', '')
     """
-    found = _CALL.match(name)
-    return _find(found[1] if found else name[-MOST_SIGNS:].rsplit("::", 1)[-1], _CALLS)
+    match = _CALL.match(name)
+    return _find(match[1] if match else name[-MOST_SIGNS:].rsplit("::", 1)[-1], _CALLS)
 
 
 def is_call(name: str) -> bool:
@@ -88,8 +87,8 @@ def operator_op(name: str) -> str:
     _, marks, last = name[-MOST_SIGNS:].rpartition("::")
     if not marks or " " in last or last.startswith("shm_") or name.startswith(_NOT_OPERATORS):
         return ""
-    found = _find(last, _WORDS)
-    return found if found in _MOVED else ""
+    op = _find(last, _WORDS)
+    return op if op in _MOVED else ""
 
 
 def _find(text: str, words: Words) -> str:

@@ -61,11 +61,11 @@ def format_of(raw: bytes, path: Path) -> Format:
     """The format of a file's bytes."""
     if len(raw) > LOG_BYTES and not any(f.fits(raw) for f in FORMATS if f.most_bytes > LOG_BYTES):
         raise Refusal(f"file '{path}': larger than {LOG_BYTES >> 20} MiB, and no trace; split it")
-    found = next((f for f in FORMATS if f.fits(raw)), None)
-    if found is None:
+    fitting = next((f for f in FORMATS if f.fits(raw)), None)
+    if fitting is None:
         *others, last = (f.described for f in (FORMATS[-1], *FORMATS[:-1]))
         raise Refusal(f"'{path}' is not recognised: looked for {', '.join(others)} and {last}")
-    return found
+    return fitting
 
 
 def read(path: Path) -> Left:

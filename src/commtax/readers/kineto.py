@@ -18,23 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from commtax.files import TRACE_BYTES, TRACE_MEMORY_BYTES, Json, parse_json, read_bytes
-from commtax.readers import table
+from commtax.readers import table, trace
 from commtax.readers.collective_names import UNNAMED, call_op, is_call, kernel_op, operator_op, shared_memory_op
-from commtax.readers.trace import (
-    Collective,
-    Device,
-    Step,
-    Trace,
-    graph_steps,
-    named_steps,
-    numbered,
-    timeline_of,
-    trained,
-    trains,
-    until_the_next,
-    within,
-    without_strays,
-)
+from commtax.readers.trace import Collective, Device, Span, Step, Trace
 from commtax.statement import Note, Refusal
 from commtax.units import plural
 
@@ -87,13 +73,13 @@ def _trace(head: Json, complete: list[Json], name: str) -> Trace:
     sizes = {int(g.get("pg_size", 0)) for g in job.get("pg_config") or [] if isinstance(g, dict)} - {0, 1}
     events = _Events(complete, origin, sizes.pop() if len(sizes) == 1 else 0)
     steps = events.steps()
-    collectives = sorted(events.collectives(_Windows(steps)), key=lambda c: c.start_s)
+    collectives = sorted(events.collectives(steps), key=lambda c: c.start_s)
     return Trace(
         rank=rank,
         world=int(job.get("world_size", 0)),
         origin_ns=origin + int(head.get("baseTimeNanoseconds", 0)),
         on_device=bool(events.device),
-        timeline=timeline_of(list(events.rows(f"rank {rank}", {(c.name, c.start_s) for c in collectives}))),
+        timeline=trace.timeline_of(list(events.rows(f"rank {rank}", {(c.name, c.start_s) for c in collectives}))),
         collectives=tuple(collectives),
         steps=tuple(steps),
         issued=Counter(call_op(e.name) for e in events.calls or events.operators),
@@ -158,7 +144,7 @@ class _Events:
 
     def _sort_host(self, event: Event) -> None:
         name, is_op = event.name, event.category == "cpu_op"
-        if trains(name):
+        if trace.trains(name):
             self.trained.append(event.start_s)
         if is_call(name):
             self.calls.append(event)
@@ -185,7 +171,7 @@ class _Events:
 
     def steps(self) -> list[Step]:
         """Steps that somebody named, else those that repeated graph launches show; on a device moved to when it ran them."""
-        named = trained(named_steps([(e.name, *e.span) for e in self.annotations]), self.trained)
+        named = trace.trained(trace.named_steps([(e.name, *e.span) for e in self.annotations]), self.trained)
         if named:
             return self._on_device(named) if self.device else named
         replays: dict[object, list[Event]] = {}
@@ -195,58 +181,59 @@ class _Events:
         graphs = (
             (self.launches[c].start_s, tuple(sorted(e.name for e in group)), *self._window(group)) for c, group in replays.items()
         )
-        return trained(graph_steps(graphs), self.trained)
+        return trace.trained(trace.graph_steps(graphs), self.trained)
 
-    def _window(self, events: Sequence[Event], host_end_s: float = -math.inf) -> tuple[float, float]:
+    def _window(self, events: Sequence[Event], host_end_s: float = -math.inf) -> Span:
         """When the device ran what belongs together."""
 
         def host_s(begin: float, end: float) -> float:
             """Its own time in a pause: before its step ends, and not inside a call that waits for the device."""
             until = min(end, host_end_s)
-            return until - begin - within(self.in_driver, [(begin, until)]) if until > begin else 0.0
+            return until - begin - trace.within(self.in_driver, [(begin, until)]) if until > begin else 0.0
 
-        start, end, strays = without_strays([e.span for e in events], host_s)
+        start, end, strays = trace.without_strays([e.span for e in events], host_s)
         self.strays += strays
         return start, end
 
     @cached_property
-    def in_driver(self) -> list[tuple[float, float]]:
+    def in_driver(self) -> list[Span]:
         """When the host was inside calls of the driver."""
-        return timeline_of([("host", *e.span, "compute", "") for e in self.launches.values()]).covered("compute")
+        return trace.timeline_of([("host", *e.span, "compute", "") for e in self.launches.values()]).covered("compute")
 
     def _on_device(self, steps: list[Step]) -> list[Step]:
         """A step begins with the first kernel launched in it and ends where the next begins, unless the device idles between."""
-        windows = _Windows(steps)
+        hosted = _Windows([s.host for s in steps])
         launched_in: dict[int, list[Event]] = {}
         for event in self.device:
             if call := self.launch(event):
-                launched_in.setdefault(windows.launching(call.start_s), []).append(event)
+                launched_in.setdefault(hosted.holding(call.start_s), []).append(event)
         moved = []
         for at, step in enumerate(steps):
-            start, end = self._window(launched_in[at], step.host_end_s) if at in launched_in else (0.0, 0.0)
+            start, end = self._window(launched_in[at], step.host[1]) if at in launched_in else (0.0, 0.0)
             moved += [replace(step, start_s=start, end_s=end)] if end > start else []
-        return numbered(until_the_next(moved))
+        return trace.numbered(trace.until_the_next(moved))
 
-    def collectives(self, steps: _Windows) -> Iterator[Collective]:
+    def collectives(self, steps: Sequence[Step]) -> Iterator[Collective]:
         """The device's; without one what the process groups recorded and shared-memory calls, else torch's calls around them."""
+        ran = _Windows([(s.start_s, s.end_s) for s in steps])
         if self.device:
-            issuers = _Issuers(self)
-            kernels = [e for e in self.device if e.category == "kernel"]
-            yield from (self._on_kernel(e, issuers.of(e), steps) for e in kernels if e.collective or kernel_op(e.name))
+            issuers, kernels = _Issuers(self), [e for e in self.device if e.category == "kernel"]
+            hosted = _Windows([s.host for s in steps]) if steps and steps[0].host != trace.EVER else None
+            yield from (self._on_kernel(e, issuers.of(e), ran, hosted) for e in kernels if e.collective or kernel_op(e.name))
             return
-        told = [e for e in self.records if e.collective]
-        for event in [*self.calls, *self.shared] or self.torch_calls or told or self.operators:
+        named = [e for e in self.records if e.collective]
+        for event in [*self.calls, *self.shared] or self.torch_calls or named or self.operators:
             op = event.collective or shared_memory_op(event.name) or call_op(event.name) or UNNAMED
             ranks = event.ranks or self.world
-            yield Collective(op, event.nbytes(op, ranks), ranks, *event.span, event.name, steps.holding(event.start_s))
+            yield Collective(op, event.nbytes(op, ranks), ranks, *event.span, event.name, ran.holding(event.start_s))
 
-    def _on_kernel(self, event: Event, issuers: list[Event], steps: _Windows) -> Collective:
+    def _on_kernel(self, event: Event, issuers: list[Event], ran: _Windows, hosted: _Windows | None) -> Collective:
         called = next((op for e in issuers if (op := call_op(e.name))), "")
         op = event.collective or called or kernel_op(event.name)
         ranks = next((n for e in (event, *issuers) if (n := e.ranks)), self.world)
         nbytes = next((size for e in (event, *issuers) if (size := e.nbytes(op, ranks)) is not None), None)
         call = self.launch(event)
-        step = steps.launching(call.start_s) if call and steps.has_host else steps.holding(event.start_s)
+        step = hosted.holding(call.start_s) if call and hosted else ran.holding(event.start_s)
         return Collective(op, nbytes, ranks, *event.span, event.name, step, self.is_graph(event))
 
     def rows(self, label: str, sent: set[tuple[str, float]]) -> Iterator[tuple[str, float, float, str, str]]:
@@ -256,34 +243,27 @@ class _Events:
             yield lane, *e.span, "comm" if (e.name, e.start_s) in sent else _DEVICE[e.category], e.name
         if self.device:
             return
-        busy: dict[object, list[Step]] = {}
+        busy: dict[object, list[Span]] = {}
         for e in (*self.calls, *self.torch_calls, *self.records, *self.shared, *self.operators):
             if (e.name, e.start_s) in sent:
                 yield f"{label} thread {e.thread}", *e.span, "comm", e.name
-                busy.setdefault(e.thread, []).append(Step(0, "", *e.span))
-        inside = {thread: _Windows(sorted(spans, key=lambda s: (s.start_s, s.end_s))) for thread, spans in busy.items()}
+                busy.setdefault(e.thread, []).append(e.span)
+        inside = {thread: _Windows(sorted(spans)) for thread, spans in busy.items()}
         for e in _leaves(self.ops):
             if (e.name, e.start_s) not in sent and (e.thread not in inside or inside[e.thread].holding(e.start_s) < 0):
                 yield f"{label} thread {e.thread}", *e.span, "compute", e.name
 
 
 class _Windows:
-    """Finds the step of a moment."""
+    """Spans in order: which of them holds a moment."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
-        self.steps = steps
-        self.starts, self.host_starts = [s.start_s for s in steps], [s.host_start_s for s in steps]
-        self.has_host = bool(steps) and steps[0].host_end_s > steps[0].host_start_s
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self.spans, self.starts = spans, [start for start, _ in spans]
 
     def holding(self, at: float) -> int:
-        """The step in whose window it ran; -1: in none."""
+        """Its number; -1: none does."""
         last = bisect_right(self.starts, at) - 1
-        return last if last >= 0 and at < self.steps[last].end_s else -1
-
-    def launching(self, at: float) -> int:
-        """The step in which the host launched it; -1: in none."""
-        last = bisect_right(self.host_starts, at) - 1
-        return last if last >= 0 and at < self.steps[last].host_end_s else -1
+        return last if last >= 0 and at < self.spans[last][1] else -1
 
 
 class _Issuers:
@@ -328,7 +308,7 @@ class Event:
     args: Json
 
     @property
-    def span(self) -> tuple[float, float]:
+    def span(self) -> Span:
         return self.start_s, self.end_s
 
     @property
@@ -339,8 +319,8 @@ class Event:
     @property
     def ranks(self) -> int:
         """The size of its group, or 0."""
-        if told := int(self.args.get("Group size", 0) or 0):
-            return told
+        if size := int(self.args.get("Group size", 0) or 0):
+            return size
         given, at = self.args.get("Concrete Inputs") or (), _TABLE["group_argument"].get(self.name)
         word = str(given[at]) if at is not None and len(given) > at else ""
         return int(word) if word.isascii() and word.isdigit() and len(word) < 9 else 0

@@ -87,7 +87,7 @@ class _Source:
 
 def parse_all(text: str, name: str = "output") -> tuple[Run, ...]:
     """Every run of a text that holds several outputs, one after the other or of several hosts in turn."""
-    found: list[Run] = []
+    runs: list[Run] = []
     sources: dict[str, _Source] = {}
     op = ""
     for who, raw in prefixes.lines(text):
@@ -95,7 +95,7 @@ def parse_all(text: str, name: str = "output") -> tuple[Run, ...]:
         source = sources.setdefault(who, _Source(name, op))
         named, header = _NAMED.search(line), re.match(r"#\s*+nThread\b", line)
         if source.rows and (header or named):
-            found.append(source.ended())
+            runs.append(source.ended())
         if named:  # a command is often printed by the launcher, whose lines have no prefix
             op = _OPS[named[1].lower()]
         if named or header:
@@ -106,35 +106,35 @@ def parse_all(text: str, name: str = "output") -> tuple[Run, ...]:
         if row:
             source.op = source.op or op
             source.rows.append(row)
-    found += [source.ended() for source in sources.values() if source.rows]
-    return tuple(found)
+    runs += [source.ended() for source in sources.values() if source.rows]
+    return tuple(runs)
 
 
 def _row(line: str) -> Row | None:
-    words = line.split()
-    if not 6 <= len(words) <= 20 or not all(word.isascii() and word.isdigit() for word in words[:2]):
+    cells = line.split()
+    if not 6 <= len(cells) <= 20 or not all(cell.isascii() and cell.isdigit() for cell in cells[:2]):
         return None
-    found: list[tuple[float, str]] = []
-    for word in words[2:]:
+    figures: list[tuple[float, str]] = []
+    for cell in cells[2:]:
         try:
-            found.append((float(word), word))
+            figures.append((float(cell), cell))
         except ValueError:
-            if found and word != "N/A":
+            if figures and cell != "N/A":
                 return None
-            found += [(math.nan, word)] if found else []
-    if len(words) > 4 and re.fullmatch(r"-?\d+", words[4]) and not words[3].replace(".", "").isdigit():
-        found = found[1:]  # the root column
-    if len(found) < 3 or float(words[0]) == 0:
+            figures += [(math.nan, cell)] if figures else []
+    if len(cells) > 4 and re.fullmatch(r"-?\d+", cells[4]) and not cells[3].replace(".", "").isdigit():
+        figures = figures[1:]  # the root column
+    if len(figures) < 3 or float(cells[0]) == 0:
         return None
-    numbers = [value for value, _ in found]
+    numbers = [value for value, _ in figures]
     time_us, algbw, busbw = numbers[:3]
     half = len(numbers) // 2
     again = numbers[half] * 1e-6 if len(numbers) in (6, 8) else None
     counts = [numbers[3], numbers[7]] if len(numbers) == 8 else numbers[3:4]
     wrong = sum(int(n) for n in counts if math.isfinite(n) and n >= 1)  # older versions print the largest error here, far below 1
-    reduction = words[3] if words[3] in _REDUCTIONS else ""
-    digits = (_last_digit(found[1][1]), _last_digit(found[2][1]))
-    return Row(float(words[0]), time_us * 1e-6, algbw * 1e9, busbw * 1e9, again, wrong, reduction, digits)
+    reduction = cells[3] if cells[3] in _REDUCTIONS else ""
+    digits = (_last_digit(figures[1][1]), _last_digit(figures[2][1]))
+    return Row(float(cells[0]), time_us * 1e-6, algbw * 1e9, busbw * 1e9, again, wrong, reduction, digits)
 
 
 def _last_digit(word: str) -> float:

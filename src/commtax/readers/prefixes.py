@@ -42,11 +42,11 @@ def plain(text: str) -> str:
 def _parted(line: str) -> tuple[str, str]:
     at, who = 0, []
     for _ in range(MOST_PREFIXES):
-        if found := _WHEN.match(line, at):
-            at = found.end()
-        elif found := _WHO.match(line, at):
-            at = found.end()
-            who += [name for name in found.groups() if name]
+        if match := _WHEN.match(line, at):
+            at = match.end()
+        elif match := _WHO.match(line, at):
+            at = match.end()
+            who += [name for name in match.groups() if name]
         else:
             break
     return " ".join(who), line[at:]

@@ -47,10 +47,10 @@ def stages(text: str) -> list[str]:
 
 def layout_of(text: str, pp: int) -> Layout:
     """Layers of each virtual stage, by chunk and rank."""
-    found = stages(text)
-    if len(found) % pp:
-        raise Refusal(f"from: pipeline-model-parallel-layout has {len(found)} stages, which pp={pp} does not divide", "from")
-    sizes = [stage.count("t") for stage in found]
+    virtual = stages(text)
+    if len(virtual) % pp:
+        raise Refusal(f"from: pipeline-model-parallel-layout has {len(virtual)} stages, which pp={pp} does not divide", "from")
+    sizes = [stage.count("t") for stage in virtual]
     return tuple(tuple(sizes[i : i + pp]) for i in range(0, len(sizes), pp))
 
 

@@ -72,11 +72,11 @@ class Topology:
 
     def groups(self, size: int, count: int) -> list[tuple[int, ...]]:
         """``count`` disjoint groups, the best one first each time."""
-        left, found = set(range(self.num_gpus)), []
+        left, chosen = set(range(self.num_gpus)), []
         for _ in range(count):
-            found.append(self.best(size, left))
-            left -= set(found[-1])
-        return found
+            chosen.append(self.best(size, left))
+            left -= set(chosen[-1])
+        return chosen
 
 
 def distance(kind: str) -> float:
@@ -97,13 +97,13 @@ def parse(text: str) -> Topology:
     columns: list[str] = []
     known: set[str] = set()
     for line in lines:
-        words = line.split()
-        if not columns and words[:2] and re.match(r"\s*GPU0\s+(GPU1|NIC\d|mlx|CPU)", line):
+        fields = line.split()
+        if not columns and fields[:2] and re.match(r"\s*GPU0\s+(GPU1|NIC\d|mlx|CPU)", line):
             columns = re.findall(r"GPU\d{1,4}|NIC\d{1,4}|mlx\d{1,4}_\w+", line)  # headers may touch each other: NIC7NIC8
             known = set(columns)
-        elif columns and words and words[0] in known:
-            told = "".join(line.split(words[0], 1)[1:])  # cells may touch each other like headers do (SYSSYS)
-            rows[words[0]] = re.findall(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|\bX\b", told)
+        elif columns and fields and fields[0] in known:
+            cells = "".join(line.split(fields[0], 1)[1:])  # cells may touch each other like headers do (SYSSYS)
+            rows[fields[0]] = re.findall(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|\bX\b", cells)
     gpus = [name for name in columns if name.startswith("GPU")]
     if not gpus or any(len(rows.get(name, [])) < len(gpus) for name in gpus):
         raise Refusal("topo: no matrix of GPU0, GPU1 … found (paste the output of nvidia-smi topo -m)", "topo")
@@ -114,13 +114,13 @@ def parse(text: str) -> Topology:
     return Topology(links)
 
 
-def describe(found: Topology) -> str:
+def describe(matrix: Topology) -> str:
     """The GPUs in words: ``4 GPUs: NVLink joins 0+2, 1+3; the rest over SYS``."""
-    joined = ["+".join(map(str, g)) for g in found.nvlink_groups() if len(g) > 1]
-    rest = sorted({kind for row in found.links for kind in row if kind in KINDS}, key=distance)
-    words = [f"NVLink joins {', '.join(joined)}"] if joined else ["no NVLink in the matrix"]
-    words += [f"{'the rest' if joined else 'GPUs'} over {' and '.join(rest)}"] if rest else []
-    return f"{found.num_gpus} GPUs: {'; '.join(words)}"
+    joined = ["+".join(map(str, g)) for g in matrix.nvlink_groups() if len(g) > 1]
+    rest = sorted({kind for row in matrix.links for kind in row if kind in KINDS}, key=distance)
+    sentences = [f"NVLink joins {', '.join(joined)}"] if joined else ["no NVLink in the matrix"]
+    sentences += [f"{'the rest' if joined else 'GPUs'} over {' and '.join(rest)}"] if rest else []
+    return f"{matrix.num_gpus} GPUs: {'; '.join(sentences)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,74 +156,75 @@ def pcie_of(chip: Chip) -> Link:
     return own if own.kind == "pcie" else catalog.link(_PCIE.get(chip.family, "pcie4"))
 
 
-def place(found: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Placed:
+def place(matrix: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Placed:
     """Lay ``replicas`` groups of ``tp`` ranks over the best GPUs of each host.
 
     One inside link is priced for the whole plan: that of the farthest pair of any group, since a ring is as fast as its
     slowest hop. What the matrix cannot show (x8 slots, P2P switched off) is not in the price.
     """
-    if found.num_gpus != cluster.gpus_per_host:
+    if matrix.num_gpus != cluster.gpus_per_host:
         raise Refusal(
-            f"topo: the matrix has {found.num_gpus} GPUs, and hosts of {cluster.key} have {cluster.gpus_per_host}; "
-            f"write --cluster {found.num_gpus}x{cluster.chip.key}",
+            f"topo: the matrix has {matrix.num_gpus} GPUs, and hosts of {cluster.key} have {cluster.gpus_per_host}; "
+            f"write --cluster {matrix.num_gpus}x{cluster.chip.key}",
             "topo",
         )
-    size = min(tp, found.num_gpus)
-    groups = tuple(found.groups(size, min(replicas, found.num_gpus // size)))
-    topology = Note("topology", f"topology: {describe(found)}")
+    size = min(tp, matrix.num_gpus)
+    groups = tuple(matrix.groups(size, min(replicas, matrix.num_gpus // size)))
+    topology = Note("topology", f"topology: {describe(matrix)}")
     own, slow = catalog.link(cluster.chip.intra), pcie_of(cluster.chip)
     if tp == 1:
         return Placed(cluster, groups, (topology,))
-    if own.kind == "nvlink" and own.switched and not found.shows_nvlink:
-        told = f"{cluster.chip.key} has {own.key}, and the matrix shows none: topo -mp lists PCIe paths only, so {own.key} is taken"
-        down = Note("no NVLink", f"{told} (if this was topo -m, NVLink is down: --intra {slow.key})")
+    if own.kind == "nvlink" and own.switched and not matrix.shows_nvlink:
+        lacks = f"{cluster.chip.key} has {own.key}, and the matrix shows none: topo -mp lists PCIe paths only"
+        hint = f"so {own.key} is taken (if this was topo -m, NVLink is down: --intra {slow.key})"
+        down = Note("no NVLink", f"{lacks}, {hint}")
         return Placed(cluster, groups, (topology, down))
-    worst = max((found.worst(g) for g in groups), key=distance)
-    notes = [topology, _advice(found, groups, worst)]
+    worst = max((matrix.worst(g) for g in groups), key=distance)
+    notes = [topology, _advice(matrix, groups, worst)]
     if not worst.startswith("NV"):
-        notes += _slow(found, size, worst, slow)
+        notes += _slow(matrix, size, worst, slow)
         return Placed(replace(cluster, intra=slow, nvlink_domain=1, bridge=None), groups, tuple(notes))
-    link, more = _bonded(found, groups, nvlink_of(cluster.chip))
+    link, more = _bonded(matrix, groups, nvlink_of(cluster.chip))
     domain = cluster.gpus_per_host if link.switched else size
     return Placed(replace(cluster, intra=link, nvlink_domain=domain, bridge=None), groups, (*notes, *more))
 
 
-def _bonded(found: Topology, groups: Groups, link: Link) -> tuple[Link, list[Note]]:
+def _bonded(matrix: Topology, groups: Groups, link: Link) -> tuple[Link, list[Note]]:
     """The link with as many NVLinks as the GPU with the fewest has within its group; said where it has more elsewhere."""
-    least = min(_num_links(found, group, i, link.num_links) for group in groups for i in group)
+    least = min(_num_links(matrix, group, i, link.num_links) for group in groups for i in group)
     if least == link.num_links:
         return link, []
     part = catalog.link(f"{link.key}@{least}")
     return part, [Note("bonded", f"{least} NVLinks a GPU in these groups: priced as {part.key}, assumed")]
 
 
-def _num_links(found: Topology, group: tuple[int, ...], gpu: int, most: int) -> int:
+def _num_links(matrix: Topology, group: tuple[int, ...], gpu: int, most: int) -> int:
     """NVLinks of a GPU to its group. Direct ones to several peers add up, as far as a GPU has links.
 
     Through a switch every peer shows all of them: more together than there are.
     """
-    peers = [int(found.links[gpu][other][2:] or 1) for other in group if other != gpu]
+    peers = [int(matrix.links[gpu][other][2:] or 1) for other in group if other != gpu]
     return sum(peers) if sum(peers) <= most else min(most, max(peers))
 
 
-def _advice(found: Topology, groups: Groups, worst: str) -> Note:
+def _advice(matrix: Topology, groups: Groups, worst: str) -> Note:
     """Which GPUs to show to the engine, and what the plain order would have done."""
     named, size = ", ".join("+".join(map(str, g)) for g in groups), len(groups[0])
     flat = [i for g in groups for i in g]
     if flat == list(range(len(flat))):
         return Note("order", f"TP {size} on GPUs {named}: the usual order is already the best (farthest hop {worst})")
     plain = [range(i * size, (i + 1) * size) for i in range(len(groups))]
-    usual = max((found.worst(g) for g in plain), key=distance)
+    usual = max((matrix.worst(g) for g in plain), key=distance)
     devices = ",".join(map(str, flat))
     hops = f"farthest hop {worst}; in the usual order {usual}"
     return Note("order", f"CUDA_VISIBLE_DEVICES={devices}: TP {size} on GPUs {named} ({hops})")
 
 
-def _slow(found: Topology, size: int, worst: str, link: Link) -> Iterator[Note]:
+def _slow(matrix: Topology, size: int, worst: str, link: Link) -> Iterator[Note]:
     """Why a group is priced on PCIe although some of its pairs may have NVLink."""
     crossed = f"the farthest hop of TP {size} crosses {MEANS[worst]} ({worst})"
     yield Note("farthest hop", f"{crossed}: priced as {link.key}, assumed")
-    widest = max(len(g) for g in found.nvlink_groups())
+    widest = max(len(g) for g in matrix.nvlink_groups())
     if 1 < widest < size:
         copies = size // widest
         keep = f"NVLink joins {widest} GPUs: {copies} replicas of TP {widest} keep their all-reduce on it"

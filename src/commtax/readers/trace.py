@@ -19,6 +19,7 @@ from commtax.timeline import Timeline
 
 KINDS = ("compute", "comm", "copy")
 Span = tuple[float, float]
+EVER: Span = (-math.inf, math.inf)
 _PROFILER = re.compile(r"^ProfilerStep#\d+")
 _VLLM = re.compile(r"^execute_(?:\d+_)?context_(?P<prefills>\d+)\((?P<tokens>\w+)\)_generation_(?P<decodes>\d+)\(\w+\)")
 _VLLM_OLD = re.compile(r"^execute_new_(?P<prefills>\d+)_cached_(?P<decodes>\d+)")
@@ -151,7 +152,6 @@ class Meeting:
     """One collective on all ranks. A rank that comes late finds the others waiting: its own time is the least."""
 
     op: str
-    nbytes: float | None
     seconds: tuple[float, ...]  # one for each rank
     step: int
 
@@ -184,28 +184,23 @@ def meet(traces: Sequence[Trace]) -> Meetings:
     ranks = tuple(t.rank for t in ordered)
     most = max(len(t.collectives) for t in ordered)
     by_order = _by_order(ordered)
-    if by_order and all(_together(row, ordered) for row in by_order):
-        return Meetings(ranks, tuple(_meeting(r) for r in by_order), most - len(by_order), True)
-    by_clock = _by_clock(ordered)
-    rows = by_clock if by_clock else by_order
-    return Meetings(ranks, tuple(_meeting(r) for r in rows), most - len(rows), bool(by_clock))
-
-
-def _meeting(row: Sequence[Collective]) -> Meeting:
-    nbytes = next((c.nbytes for c in row if c.nbytes is not None), None)
-    return Meeting(row[0].op, nbytes, tuple(c.seconds for c in row), row[0].step)
+    by_clock = by_order if all(_together(row, ordered) for row in by_order) else []
+    by_clock = by_clock or _by_clock(ordered)
+    rows = by_clock or by_order
+    met = tuple(Meeting(row[0].op, tuple(c.seconds for c in row), row[0].step) for row in rows)
+    return Meetings(ranks, met, most - len(rows), bool(by_clock))
 
 
 def _by_order(traces: Sequence[Trace]) -> list[tuple[Collective, ...]]:
     """The n-th with the n-th; nothing where the ranks' lists of operations differ."""
     lists = [t.collectives for t in traces]
-    signs = [[(c.op, c.nbytes) if c.op != "all-to-all" else (c.op, None) for c in found] for found in lists]
+    signs = [[(c.op, c.nbytes) if c.op != "all-to-all" else (c.op, None) for c in of_rank] for of_rank in lists]
     if any(s != signs[0] for s in signs):
         return []
     return list(zip(*lists, strict=True))
 
 
-def _absolute(c: Collective, trace: Trace, origin_ns: int) -> tuple[float, float]:
+def _absolute(c: Collective, trace: Trace, origin_ns: int) -> Span:
     shift = (trace.origin_ns - origin_ns) * 1e-9
     return c.start_s + shift, c.end_s + shift
 
@@ -237,13 +232,13 @@ def _nearest(base: Trace, other: Trace) -> dict[int, Collective]:
                 break
             if other.collectives[j].op == c.op and spans[j][1] > c.start_s:
                 pairs.append((abs(spans[j][1] - c.end_s), i, j))
-    found: dict[int, Collective] = {}
+    matched: dict[int, Collective] = {}
     taken: set[int] = set()
     for _, i, j in sorted(pairs):
-        if i not in found and j not in taken:
-            found[i] = other.collectives[j]
+        if i not in matched and j not in taken:
+            matched[i] = other.collectives[j]
             taken.add(j)
-    return found
+    return matched
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +249,7 @@ class Step:
     name: str
     start_s: float
     end_s: float
-    host_start_s: float = 0.0
-    host_end_s: float = 0.0
+    host: Span = EVER  # a replayed graph has no window of its own
     phase: str = ""  # decode | prefill | mixed | train | "": not told
     decode_seqs: int = 0
     prefill_seqs: int = 0
@@ -274,10 +268,9 @@ def named_steps(annotations: Sequence[tuple[str, float, float]]) -> list[Step]:
     ('decode', 4)
     """
     for pattern in (_PROFILER, _VLLM, _VLLM_OLD, _SGLANG):
-        found = sorted((a for a in annotations if pattern.match(a[0])), key=lambda a: a[1])
-        steps = [_described(Step(0, name, start, end, start, end)) for name, start, end in found]
-        if steps:
-            return numbered(until_the_next(steps))
+        named = sorted((a for a in annotations if pattern.match(a[0])), key=lambda a: a[1])
+        if named:
+            return numbered(until_the_next([_described(Step(0, name, start, end, (start, end))) for name, start, end in named]))
     return []
 
 
@@ -295,15 +288,13 @@ def trained(steps: Sequence[Step], moments: Sequence[float]) -> list[Step]:
     at = sorted(moments)
 
     def is_trained(step: Step) -> bool:
-        begin, end = (step.host_start_s, step.host_end_s) if step.host_end_s > step.host_start_s else (-math.inf, math.inf)
+        begin, end = step.host
         return not step.phase and bisect_left(at, end) > bisect_left(at, begin)
 
     return [replace(s, phase="train") if is_trained(s) else s for s in steps]
 
 
-def without_strays(
-    spans: Sequence[tuple[float, float]], host_s: Callable[[float, float], float] = lambda *_: 0.0
-) -> tuple[float, float, int]:
+def without_strays(spans: Sequence[Span], host_s: Callable[[float, float], float] = lambda *_: 0.0) -> tuple[float, float, int]:
     """From the first start to the last end of what belongs together, and how many are set apart from it.
 
     Strays stand behind (or, where an engine plans ahead, before) a pause that is long beside the step and far longer than they are.
@@ -314,7 +305,7 @@ def without_strays(
     """
     ordered = sorted(spans)
     total = sum(end - start for start, end in ordered)
-    groups: list[list[tuple[float, float]]] = [[ordered[0]]]
+    groups: list[list[Span]] = [[ordered[0]]]
     until, before = ordered[0][1], ordered[0][1] - ordered[0][0]
     for start, end in ordered[1:]:
         least = max(total * STRAY_PAUSE, min(before, total - before) * STRAY_TIMES)

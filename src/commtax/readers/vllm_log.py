@@ -20,7 +20,6 @@ _PID = re.compile(r"\bpid=(\d+)")
 _NUMBER = r"(-?\d[\d,]{0,30}(?:\.\d{1,30})?)"
 _CONCURRENCY = re.compile(rf"Maximum concurrency for {_NUMBER} tokens per request: {_NUMBER}x")
 _RANK = re.compile(r"rank (\d{1,9}) in world size (\d{1,9}) is assigned as (DP rank .*)")
-_AXIS = re.compile(r"\b(DP|PP|TP|EP) rank (\d{1,9})")
 _WORLD = re.compile(r"world_size=(\d{1,9}) rank=(\d{1,9}) ")
 _BACKEND = re.compile(r"backend=(\w+)")
 _BACKENDS = re.compile(r"Using \[([^\[\]]*+)\] all-reduce backends ")
@@ -29,9 +28,9 @@ _START = re.compile(r"Initializing an? (?:V1 )?LLM engine|vLLM API server versio
 _CONFIGURED = ("with config", "non-default args", "Namespace(", "Chunked prefill is enabled with")
 _SETTING = re.compile(r"['\"]?\b([a-z][a-z_]+)['\"]?\s*[=:]\s*('[^']*'|\"[^\"]*\"|[\w./+-]+)")
 _TABLE = table("vllm_log.toml")
-_FIGURES = [  # what a line's number is, and its unit
-    (name, unit, re.compile(wording.replace("{n}", _NUMBER)))
-    for kind, unit in (("gib", GiB), ("count", 1))
+_FIGURES = [  # what a line's number is, and how it is read
+    (name, read, re.compile(wording.replace("{n}", _NUMBER)))
+    for kind, read in (("gib", lambda text: _float(text) * GiB), ("count", lambda text: int(_float(text))))
     for name, wordings in _TABLE[kind].items()
     for wording in wordings
 ]
@@ -119,10 +118,6 @@ class _Heard:
     def least(self, *names: str) -> float | None:
         return min((value for name in names for _, value in self.figures.get(name, ())), default=None)
 
-    def fewest(self, name: str) -> int | None:
-        least = self.least(name)
-        return None if least is None else int(least)
-
     def summed(self) -> dict[str, object]:
         """All of it by field."""
         facts, weights = self.facts, dict(self.figures.get("weights", ()))
@@ -132,7 +127,7 @@ class _Heard:
             facts.setdefault("custom_allreduce_disabled", "disable_custom_all_reduce=True")
         facts |= {"ranks": tuple(self.ranks[r] for r in sorted(self.ranks)), "weights_bytes": tuple(sorted(weights.items()))}
         facts |= {"available_kv_bytes": self.least("available", "fixed"), "kv_fixed": "fixed" in self.figures}
-        facts |= {"kv_tokens": self.fewest("tokens"), "kv_blocks": self.fewest("blocks"), "max_concurrency": concurrency}
+        facts |= {"kv_tokens": self.least("tokens"), "kv_blocks": self.least("blocks"), "max_concurrency": concurrency}
         return {**facts, "graph_bytes": self.least("graph")}
 
 
@@ -165,8 +160,8 @@ def _last_start(text: str) -> Iterable[tuple[str, str]]:
     begun: dict[str, str] = {}
     for line in _COLOUR.sub("", text).splitlines():
         worker = next((inside for inside in _BRACKETS.findall(line) if _WORKER.match(inside)), "")
-        found, who = _PID.search(worker), worker.split(" pid=")[0].split(",")[0]
-        pid = found[1] if found else ""
+        match, who = _PID.search(worker), worker.split(" pid=")[0].split(",")[0]
+        pid = match[1] if match else ""
         if _START.search(line):
             if who in begun and begun[who] != pid:
                 rows.clear()
@@ -178,46 +173,45 @@ def _last_start(text: str) -> Iterable[tuple[str, str]]:
 
 def _label(who: str, pid: str) -> str:
     """``TP1``, ``DP0_TP1``, ``rank 0`` from a worker's name; its pid where it has no number (old versions)."""
-    if found := re.search(r"(?:DP\d+|PP\d+|TP\d+|EP\d+)(?:_(?:DP|PP|TP|EP)\d+)*", who):
-        return found[0]
-    if found := re.search(r"rank=(\d+)", who):
-        return f"rank {found[1]}"
+    if match := re.search(r"(?:DP\d+|PP\d+|TP\d+|EP\d+)(?:_(?:DP|PP|TP|EP)\d+)*", who):
+        return match[0]
+    if match := re.search(r"rank=(\d+)", who):
+        return f"rank {match[1]}"
     return f"pid {pid}" if pid and "Worker" in who else "rank 0"
 
 
 def axes_of(worker: str) -> dict[str, int]:
-    """The coordinates in a worker's name.
+    """The coordinates in a worker's name, or in how it introduces itself.
 
-    >>> axes_of("DP0_TP1")
-    {'dp': 0, 'tp': 1}
+    >>> axes_of("DP0_TP1"), axes_of("DP rank 0, TP rank 1")
+    ({'dp': 0, 'tp': 1}, {'dp': 0, 'tp': 1})
     """
-    return {axis.lower(): int(n) for axis, n in re.findall(r"(DP|PP|TP|EP)(\d+)", worker)}
+    return {axis.lower(): int(n) for axis, n in re.findall(r"(DP|PP|TP|EP)(?: rank )?(\d{1,9})", worker)}
 
 
 def _figures(heard: _Heard, worker: str, line: str) -> None:
     """Memory, tokens, blocks and concurrency."""
-    for name, unit, pattern in _FIGURES:
-        if found := pattern.search(line):
-            heard.figures.setdefault(name, []).append((worker, _float(found[1]) * unit))
-    if found := _CONCURRENCY.search(line):
-        heard.concurrency.append((int(_float(found[1])), _float(found[2])))
+    for name, read, pattern in _FIGURES:
+        if match := pattern.search(line):
+            heard.figures.setdefault(name, []).append((worker, read(match[1])))
+    if match := _CONCURRENCY.search(line):
+        heard.concurrency.append((int(_float(match[1])), _float(match[2])))
     for name, pattern in _TEXTS:
-        if found := pattern.search(line):
-            heard.facts[name] = found[1].split(". To silence")[0].strip().rstrip(".")
+        if match := pattern.search(line):
+            heard.facts[name] = match[1].split(". To silence")[0].strip().rstrip(".")
 
 
 def _layout(heard: _Heard, line: str) -> None:
     """Ranks, groups, backends, and whether the custom all-reduce is off."""
     facts = heard.facts
-    if found := _RANK.search(line):
-        axes = {axis.lower(): int(n) for axis, n in _AXIS.findall(found[3])}
-        heard.ranks[int(found[1])] = Rank(int(found[1]), **axes)
-        facts["world_size"] = int(found[2])
-    if (found := _WORLD.search(line)) and (backend := _BACKEND.search(line, found.end())):
-        heard.ranks.setdefault(int(found[2]), Rank(int(found[2])))
-        facts |= {"world_size": int(found[1]), "backend": backend[1]}
-    if (found := _BACKENDS.search(line)) and (group := _GROUP.search(line, found.end() - 1)) and group[1] == "tp":
-        facts["allreduce_backends"] = tuple(re.findall(r"[\w.]+", found[1]))
+    if match := _RANK.search(line):
+        heard.ranks[int(match[1])] = Rank(int(match[1]), **axes_of(match[3]))
+        facts["world_size"] = int(match[2])
+    if (match := _WORLD.search(line)) and (backend := _BACKEND.search(line, match.end())):
+        heard.ranks.setdefault(int(match[2]), Rank(int(match[2])))
+        facts |= {"world_size": int(match[1]), "backend": backend[1]}
+    if (match := _BACKENDS.search(line)) and (group := _GROUP.search(line, match.end() - 1)) and group[1] == "tp":
+        facts["allreduce_backends"] = tuple(re.findall(r"[\w.]+", match[1]))
 
 
 def _settings(heard: _Heard, line: str) -> None:

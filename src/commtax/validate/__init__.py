@@ -15,13 +15,14 @@ from pathlib import Path
 import numpy as np
 
 from commtax.files import refuse_overwriting, written
-from commtax.readers.published import collectives as collective_rows
+from commtax.readers.published import collectives as curves
 from commtax.readers.published import inference, serving, sweep, training
 from commtax.readers.published import kernels as kernel_tables
+from commtax.readers.published.rows import read
 from commtax.readers.published.tables import FOLDERED, KINDS, Table, headers, in_folder, paths, shipped
 from commtax.statement import Refusal
 from commtax.validate import collectives, kernels, steps
-from commtax.validate.records import Records, joined
+from commtax.validate.records import Records, answers, joined
 from commtax.validate.statistics import Bound, judge
 
 ADDED = ("kind", "measured", "predicted", "low", "high", "fitted", "skipped")
@@ -50,11 +51,11 @@ def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = 
     parts, files = [], {}
     with _rows_file(rows_to, headers(folder, only)) if rows_to else nullcontext() as write:
         for table in in_folder(folder, only) if folder else shipped(only):
-            answers = ANSWERS[table.kind](table)
-            files[table.name] = (len(table.rows), len(set(answers.row[answers.priced].tolist())))
+            part = ANSWERS[table.kind](table)
+            files[table.name] = (len(table.rows), len(set(part.row[part.priced].tolist())))
             if write:
-                write(table, answers)
-            parts.append(answers)
+                write(table, part)
+            parts.append(part)
     if not parts:
         names = ", ".join(f"{name}.csv[.gz]" for name in FOLDERED)
         raise Refusal(f"data '{folder}': none of {names} or kernels/*.csv.gz is here", "data")
@@ -76,12 +77,12 @@ def _kernels(table: Table) -> Records:
 
 
 ANSWERS: dict[str, Callable[[Table], Records]] = {
-    "collectives": lambda table: collectives.answers(collective_rows.read(table.dicts())),
-    "serving_runs": lambda table: steps.answers(serving.read(table.dicts()), steps.served),
-    "inference": lambda table: steps.answers(inference.read(table.dicts()), steps.timed),
-    "training_runs": lambda table: steps.answers(training.read(table.dicts()), steps.trained),
+    "collectives": lambda table: answers(read(table.dicts(), curves.describe, curves.ask), collectives.timed, same=lambda c: c),
+    "serving_runs": lambda table: answers(read(table.dicts(), serving.describe, serving.ask), steps.served),
+    "inference": lambda table: answers(read(table.dicts(), inference.describe, inference.ask), steps.timed),
+    "training_runs": lambda table: answers(read(table.dicts(), training.describe, training.ask), steps.trained),
     "kernels": _kernels,
-    "h200": lambda table: steps.answers(sweep.read([sweep.of_cells(row) for row in table.dicts()], SWEPT_CHIP), steps.swept),
+    "h200": lambda table: answers(sweep.read([sweep.of_cells(row) for row in table.dicts()], SWEPT_CHIP), steps.swept),
 }
 
 
@@ -91,9 +92,9 @@ def _rows_file(path: Path, header: Sequence[str]) -> Iterator[Callable[[Table, R
     columns = ["file", *(c for c in header if c not in ("file", *ADDED)), *ADDED]
     places = {name: i for i, name in enumerate(columns)}
 
-    def write(table: Table, answers: Records) -> None:
+    def write(table: Table, part: Records) -> None:
         slots = [places.get(name, -1) for name in table.header]
-        for index, *values in zip(answers.row.tolist(), *(answers.columns[name].tolist() for name in ADDED), strict=True):
+        for index, *values in zip(part.row.tolist(), *(part.columns[name].tolist() for name in ADDED), strict=True):
             line = [table.name, *[""] * (len(columns) - 1)]
             for slot, cell in zip(slots, table.rows[index], strict=False):
                 if slot >= 0:
@@ -102,8 +103,8 @@ def _rows_file(path: Path, header: Sequence[str]) -> Iterator[Callable[[Table, R
             lines.writerow(line)
 
     with (
-        written(path, "rows") as part,
-        gzip.open(part, "wt", newline="") if path.suffix == ".gz" else part.open("w", newline="") as file,
+        written(path, "rows") as place,
+        gzip.open(place, "wt", newline="") if path.suffix == ".gz" else place.open("w", newline="") as file,
     ):
         lines = csv.writer(file)
         lines.writerow(columns)

@@ -12,34 +12,20 @@ from commtax.cost.collectives import choose, ring_factor
 from commtax.cost.placement import Span
 from commtax.cost.pricing import price, spread_of
 from commtax.readers.published.collectives import Curve
-from commtax.readers.published.rows import Asked, Entry
+from commtax.readers.published.rows import Entry
 from commtax.spec import Fabric, Path
 from commtax.statement import Refusal
-from commtax.validate.records import Answered, Array, Records, around, of_answers, unpriced
+from commtax.validate.records import Array, Predicted, around
 
 
-def answers(asked: Sequence[Asked[Curve]]) -> Records:
-    """Every row priced, or with its reason: rows of one curve by one call."""
-    curves: dict[Curve, list[Entry]] = {}
-    for one in asked:
-        if one.question is not None:
-            curves.setdefault(one.question, []).extend(one.entries)
-    unread: list[Answered] = [(entry, None) for one in asked if one.question is None for entry in one.entries]
-    priced = [pair for curve, entries in curves.items() for pair in _curve(curve, entries)]
-    return of_answers(sorted([*unread, *priced], key=lambda pair: pair[0].row))
-
-
-def _curve(curve: Curve, entries: list[Entry]) -> list[Answered]:
+def timed(curve: Curve, entries: Sequence[Entry]) -> list[Predicted]:
+    """Rows of one curve."""
     sizes = np.array([entry.size for entry in entries])
-    try:
-        predicted, width, floor = seconds(curve, sizes)
-    except ValueError as error:
-        return [(unpriced(entry, error), None) for entry in entries]
+    predicted, width, floor = seconds(curve, sizes)
     known = curve.crosses or catalog.fabric(curve.library, curve.cluster).label.kind == "calibrated"
-    if not known:
-        entries = [replace(entry, hint=", ".join(filter(None, (entry.hint, "link assumed")))) for entry in entries]
     rows = zip(predicted, np.broadcast_to(width, sizes.shape), floor, strict=True)
-    return list(zip(entries, (around(float(p), 1 + float(s), float(f)) for p, s, f in rows), strict=True))
+    hint = "" if known else "link assumed"
+    return [replace(around(float(p), 1 + float(s), float(f)), hint=hint) for p, s, f in rows]
 
 
 def seconds(curve: Curve, nbytes: Array) -> tuple[Array, Array, Array]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from commtax.readers.published.rows import Entry
+from commtax.readers.published.rows import Asked, Entry, Question
 
 Array = Any
 NUMBERS = ("tp", "size", "measured", "predicted", "low", "high", "floor")
@@ -25,7 +25,7 @@ class Predicted:
     low: float = np.nan
     high: float = np.nan
     floor: float = 0.0
-    hint: str = ""  # what may explain an error, where the row itself says nothing
+    hint: str = ""  # what may explain an error, beside what the row itself says
 
 
 def around(value: float, factor: float, floor: float) -> Predicted:
@@ -33,10 +33,7 @@ def around(value: float, factor: float, floor: float) -> Predicted:
     return Predicted(value, value / factor, value * factor, floor)
 
 
-Answered = tuple[Entry, Predicted | None]
 NONE = Predicted()
-
-
 COLUMNS = tuple(dict.fromkeys(f.name for kind in (Entry, Predicted) for f in fields(kind)))
 
 
@@ -77,17 +74,32 @@ class Records:
         return Records({name: values[mask] for name, values in self.columns.items()})
 
 
-def unpriced(entry: Entry, error: ValueError) -> Entry:
-    """A row whose question has no answer."""
-    return replace(entry, skipped=str(error), measured=np.nan)
+def answers(
+    asked: Iterable[Asked[Question]],
+    predict: Callable[[Question, Sequence[Entry]], Iterable[Predicted]],
+    same: Callable[[Question], Hashable] = id,
+) -> Records:
+    """Every row priced, or with its reason; the figures of all rows whose question is the ``same`` are predicted at once."""
+    groups: dict[Hashable, list[Asked[Question]]] = {}
+    for one in asked:
+        groups.setdefault(None if one.question is None else same(one.question), []).append(one)
+    rows: list[tuple[Entry, Predicted]] = []
+    for group in groups.values():
+        entries = [entry for one in group for entry in one.entries]
+        if (question := group[0].question) is None:
+            rows += [(entry, NONE) for entry in entries]
+            continue
+        try:
+            rows += zip(entries, predict(question, entries), strict=True)
+        except ValueError as error:  # the question has no answer
+            rows += [(replace(one.entries[-1], skipped=str(error), measured=np.nan), NONE) for one in group]
+    return _of_rows(sorted(rows, key=lambda pair: pair[0].row))
 
 
-def of_answers(answers: Iterable[Answered]) -> Records:
-    rows = [(entry, predicted or NONE) for entry, predicted in answers]
-
+def _of_rows(rows: Sequence[tuple[Entry, Predicted]]) -> Records:
     def column(name: str) -> Array:
         if name == "hint":
-            values = [entry.hint or predicted.hint for entry, predicted in rows]
+            values = [", ".join(filter(None, (entry.hint, predicted.hint))) for entry, predicted in rows]
         else:
             values = [getattr(entry if hasattr(entry, name) else predicted, name) for entry, predicted in rows]
         return np.array(values, dtype=KINDS.get(name, object))
@@ -106,5 +118,5 @@ def of_columns(count: int, **given: Array) -> Records:
 def joined(parts: Sequence[Records]) -> Records:
     some = [part for part in parts if len(part)]
     if not some:
-        return of_answers([])
+        return _of_rows([])
     return Records({name: np.concatenate([part.columns[name] for part in some]) for name in COLUMNS})

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import TypedDict
 
 import numpy as np
 
+from commtax.files import Json
 from commtax.validate.records import Array, Records
 
 BY = ("kind", "source", "system", "library", "version", "mode", "dtype", "tp", "fitted")
@@ -127,14 +127,6 @@ def reason(records: Records, i: int) -> str:
     return ", ".join(dict.fromkeys(causes)) or "no reason known"
 
 
-class Stated(TypedDict, total=False):
-    name: str
-    figure: str
-    by_tp: bool
-    limit: float | list[float]
-    rows: dict[str, bool | str | list[float | str | bool]]
-
-
 @dataclass(frozen=True, slots=True)
 class Bound:
     """``value`` must not exceed ``limit`` (or lie between two); without rows there is no verdict."""
@@ -164,7 +156,7 @@ CHOICES: dict[str, Callable[[Records, Array], Array]] = {
 def judge(records: Records, tables: Mapping[str, tuple[int, int]]) -> list[Bound]:
     """All bounds, on rows that were priced and not fitted; the last two on all rows."""
     tested = records.where_true(records.priced & ~records.fitted)
-    stated: list[Stated] = tomllib.loads((files("commtax.validate") / "bounds.toml").read_text())["bound"]
+    stated = tomllib.loads((files("commtax.validate") / "bounds.toml").read_text())["bound"]
     shares = [1 - priced / rows for rows, priced in tables.values() if rows]
     every = sum(rows for rows, _ in tables.values())
     return [
@@ -174,7 +166,7 @@ def judge(records: Records, tables: Mapping[str, tuple[int, int]]) -> list[Bound
     ]
 
 
-def _bound(stated: Stated, tested: Records) -> Bound:
+def _bound(stated: Json, tested: Records) -> Bound:
     chosen = tested
     for key, wanted in stated["rows"].items():
         if len(chosen):

@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from commtax import catalog
 from commtax.ledger import Bill
 from commtax.readers.published import inference, serving, sweep, training
-from commtax.readers.published.rows import Asked, Entry, Question
+from commtax.readers.published.rows import Entry
 from commtax.validate.kernels import swept_kernel
-from commtax.validate.records import Answered, Predicted, Records, around, of_answers, unpriced
+from commtax.validate.records import Predicted, around
 from commtax.verbs.asking import settled, unsettled
 from commtax.verbs.billing import StepBill, bill, price, train_bill
 from commtax.verbs.serving import Simulation, serve, simulate
 
 TOTALS = ("step_s", "low_s", "high_s")
-
-
-def answers(asked: Sequence[Asked[Question]], predict: Callable[[Question, tuple[Entry, ...]], list[Predicted]]) -> Records:
-    """Every row priced, or with its reason; rows that share a question are priced once."""
-    known: dict[int, list[Predicted] | ValueError] = {}
-    pairs: list[Answered] = []
-    for one in asked:
-        if one.question is None:
-            pairs += [(entry, None) for entry in one.entries]
-            continue
-        key = id(one.question)
-        if key not in known:
-            try:
-                known[key] = predict(one.question, one.entries)
-            except ValueError as error:
-                known[key] = error
-        answer = known[key]
-        if isinstance(answer, ValueError):
-            pairs.append((unpriced(one.entries[-1], answer), None))
-        else:
-            pairs += zip(one.entries, answer, strict=True)
-    return of_answers(pairs)
 
 
 def least_s(priced: StepBill) -> float:
@@ -50,9 +28,9 @@ def least_s(priced: StepBill) -> float:
     return sum(float(x.item.count) * max(float(x.item.nbytes) / chip.memory_Bps, float(x.flops) / peak) for x in lines)
 
 
-def timed(run: inference.Run, _: tuple[Entry, ...]) -> list[Predicted]:
-    """A row of published inference runs."""
-    return [_mean(run) if run.served else _steps(run)]
+def timed(run: inference.Run, entries: Sequence[Entry]) -> list[Predicted]:
+    """Rows of published inference runs."""
+    return [_mean(run) if run.served else _steps(run)] * len(entries)
 
 
 def _mean(run: inference.Run) -> Predicted:
@@ -82,8 +60,8 @@ def _steps(run: inference.Run) -> Predicted:
     return Predicted(value, low, high, floor)
 
 
-def served(run: serving.Run, entries: tuple[Entry, ...]) -> list[Predicted]:
-    """A row of published serving runs: one or both of its means."""
+def served(run: serving.Run, entries: Sequence[Entry]) -> list[Predicted]:
+    """Rows of published serving runs: one or both of their means."""
     simulated = simulate(**run)
     waits = simulated.running * simulated.question.plan.dp < run["concurrency"]
     cause = "requests wait for the cache" if waits else "launch options are not said"
@@ -101,14 +79,14 @@ def _serving_floor(name: str, simulated: Simulation) -> float:
         return 0.0
 
 
-def trained(run: training.Run, _: tuple[Entry, ...]) -> list[Predicted]:
-    """A row of published training runs."""
+def trained(run: training.Run, entries: Sequence[Entry]) -> list[Predicted]:
+    """Rows of published training runs."""
     simulated = train_bill(**run)
     floor = float(simulated.model_flops("causal")) / (simulated.num_gpus * simulated.peak_flops_per_s)
-    return [Predicted(float(simulated.step_s), float(simulated.low_s), float(simulated.high_s), floor)]
+    return [Predicted(float(simulated.step_s), float(simulated.low_s), float(simulated.high_s), floor)] * len(entries)
 
 
-def swept(row: sweep.SweepRow, entries: tuple[Entry, ...]) -> list[Predicted]:
+def swept(row: sweep.SweepRow, entries: Sequence[Entry]) -> list[Predicted]:
     """A row of our own sweep: a kernel, or one rank's kernels of a whole step."""
     entry = entries[0]
     kernel_of = row["kind"] != "step"

@@ -16,10 +16,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from commtax.files import read_text
-from commtax.readers.launch.flags import IMAGES, STARTS, Reading, dialect, plain
-from commtax.readers.launch.meaning import launched
-from commtax.readers.launch.record import LOAD, Place, Value
-from commtax.readers.launch.record import Launch as Launch
+from commtax.readers.launch.flags import IMAGES, STARTS, Reading, Value, dialect, plain
+from commtax.readers.launch.meaning import LOAD, Place, launched
+from commtax.readers.launch.meaning import Launch as Launch
 from commtax.statement import Refusal
 
 PROGRAMS = "vllm serve, sglang.launch_server, trtllm-serve, trtllm-bench, torchrun … pretrain_gpt.py or torchtitan.train"

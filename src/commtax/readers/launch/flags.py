@@ -13,11 +13,11 @@ from functools import cache
 
 from commtax.cost.schedules import SCHEDULES
 from commtax.readers import table
-from commtax.readers.launch.record import Value
 from commtax.statement import Note, Refusal
 from commtax.units import parse_count, parse_fraction
 
 ENGINES = ("vllm", "sglang", "trtllm", "megatron", "torchtitan")
+Value = int | float | str | bool
 Flags = Mapping[str, tuple[str, str]]
 """The field and the kind of a flag, underscores in its name as dashes."""
 RULES = {

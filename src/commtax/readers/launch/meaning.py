@@ -1,23 +1,90 @@
-"""What a command's flags mean in each engine: its own words are put into ours, and the records are filled with them."""
+"""What a launch command says, and what its flags mean in each engine: its own words are put into ours, and fill the records."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from commtax.cost.schedules import virtual_layers
 from commtax.files import parse_json
 from commtax.readers import filled
-from commtax.readers.launch.flags import RULES, Reading, dialect
-from commtax.readers.launch.record import AUTO_EP, OPTIONS, Launch, Place, Servers
+from commtax.readers.launch.flags import RULES, Reading, Value, dialect
 from commtax.readers.stage_layout import layout_of, stages
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal
 
+AUTO_EP = -1  # experts over tp x dp
+LOAD = ("concurrency", "input_len", "output_len", "spread")
+"""What a benchmark sends; ``spread`` is that of the lengths it draws, as a share of their mean to either side."""
+OPTIONS = (
+    *("tp", "pp", "dp", "ep", "cp", "dtype", "kv_dtype"),
+    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size", "kv_cache_memory_bytes"),
+    *("eager", "library", "ep_backend", "speculative", *LOAD),
+    *("micro_batch", "global_batch", "context", "recompute", "sequence_parallel", "schedule", "chunks", "zero", "hsdp"),
+    "async_axes",
+)
+"""Options of ours that a command may set."""
 UNEVEN = ("first_layers", "last_layers", "embedding_counts", "loss_counts")
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "width", "experts", "vocab", "top_k")
 BENCHMARKS = ("throughput", "latency")
 """Words behind ``trtllm-bench`` that are no model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Servers beside each other."""
+
+    count: int = 1  # equal ones
+    role: str = ""  # "prefill" or "decode" where a server does one of them
+    prefill_tp: int | None = None  # of the servers for prompts beside those that decode
+    prefill_workers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where it runs; None or "" is what it leaves to the engine."""
+
+    nnodes: int | None = None
+    gpus_per_node: int | None = None
+    devices: tuple[str, ...] = ()
+    address: str = ""  # where the hosts of one job meet
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A command, read. The model is told by its name, or (Megatron) by its ``shape``."""
+
+    engine: str
+    options: Mapping[str, Value]  # what it leaves to the engine is not in them
+    version: str = ""
+    phase: str = "serve"  # or train
+    model: str = ""
+    shape: tuple[tuple[str, int], ...] = ()
+    servers: Servers = Servers()
+    place: Place = Place()
+    stage_layers: int = 0  # of a chunk, where that is told instead of the chunks
+    notes: tuple[Note, ...] = ()
+    unread: tuple[str, ...] = ()
+
+    def number(self, name: str, usual: int = 0) -> int:
+        return int(self.options.get(name, usual))
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Sizes of one server's plan, experts over tp x dp counted out."""
+        sizes = {name: self.number(name, 1) for name in ("tp", "pp", "dp", "ep", "cp")}
+        return {**sizes, "ep": sizes["tp"] * sizes["dp"]} if sizes["ep"] == AUTO_EP else sizes
+
+    @property
+    def num_gpus(self) -> int:
+        one = math.prod(size for axis, size in self.axes.items() if axis != "ep")
+        return one * self.servers.count + (self.servers.prefill_workers or 0) * (self.servers.prefill_tp or 1)
+
+    def chunks_of(self, layers: int) -> int:
+        """Chunks a rank of a model with so many layers; 0 where nothing tells them."""
+        whole = self.number("pp", 1) * self.stage_layers  # first and last stages may have fewer
+        return max(1, math.ceil(layers / whole)) if whole and "schedule" in self.options else self.number("chunks")
 
 
 def launched(engine: str, reading: Reading, loose: list[str], env: Mapping[str, str]) -> Launch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -11,21 +10,8 @@ import numpy as np
 
 from commtax import catalog
 from commtax.catalog.fabric import library
-from commtax.readers.published.rows import (
-    Asked,
-    Entry,
-    Row,
-    cell,
-    chip_named,
-    described,
-    each,
-    lower,
-    matched,
-    names,
-    network_named,
-    number,
-    whole,
-)
+from commtax.files import Json
+from commtax.readers.published.rows import Asked, Entry, Row, cell, chip_named, described, lower, matched, names, number, whole
 from commtax.spec import Cluster
 from commtax.statement import Refusal
 
@@ -47,11 +33,7 @@ class Curve:
         return self.ranks > self.inside
 
 
-def read(rows: Sequence[Row]) -> list[Asked[Curve]]:
-    return each(rows, _described, _ask)
-
-
-def _ask(row: Row, entry: Entry) -> Asked[Curve]:
+def ask(row: Row, entry: Entry) -> Asked[Curve]:
     curve, size = question(row), number(row, "bytes")
     hints, sound = _hints(row)
     figure = replace(entry, kind=curve.op, measured=number(row, "time_us") * 1e-6, size=size, hint=", ".join(hints), sound=sound)
@@ -85,14 +67,14 @@ def _op(row: Row) -> str:
 
 def _place(row: Row) -> str:
     """All that a row says of its machine."""
-    return f"{row.get('gpu', '')} {row.get('system', '')} {row.get('interconnect', '')}".lower()
+    return " ".join(row.get(name, "") for name in ("gpu", "system", "interconnect")).lower()
 
 
 def _hints(row: Row) -> tuple[list[str], bool]:
     """What may explain an error, and whether the network is known and whole."""
     notes, place = lower(row, "notes"), _place(row)
     broken = "misconfigured" in place or "broken" in notes
-    unknown = whole(row, "nodes", 1) > 1 and network_named(place) is None
+    unknown = whole(row, "nodes", 1) > 1 and _network(place) is None
     causes = (
         ("a broken network, as its source says", broken),
         ("its source names a blip", "blip" in notes or "outlier" in notes),
@@ -143,11 +125,16 @@ def _cluster(place: str, hosts: int, per_host: int) -> Cluster:
     inside = "pcie3" if "2080 ti" in place else "nvlink-bridge" if paired else ""
     if hosts == 1:
         return catalog.cluster(f"1x{gpus}x{chip}", intra=inside)
-    network = network_named(place) or {}
+    network = _network(place) or {}
     return catalog.cluster(f"{hosts}x{gpus}x{chip}", intra=inside, inter=network.get("link", ""), nics=network.get("nics"))
 
 
-def _described(row: Row) -> Entry:
+def _network(place: str) -> Json:
+    """The first network whose words are in a text; None where none is."""
+    return next((network for network in names()["networks"] if re.search(network["pattern"], place)), None)
+
+
+def describe(row: Row) -> Entry:
     gpus, system = cell(row, "gpus"), cell(row, "system", "gpu")
     kind = names()["collectives"].get(_op(row), (cell(row, "op") or "collective").replace("_", "-"))
     what = f"{kind} of {row.get('bytes', '')} B over {gpus or '?'} GPUs, {system}"

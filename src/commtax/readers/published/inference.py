@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from commtax import catalog
 from commtax.catalog.hf import from_config
 from commtax.catalog.models import bundled
-from commtax.readers.published.rows import Asked, Entry, Row, cell, chip_named, described, each, lower, names, number, whole
+from commtax.readers.published.rows import Asked, Entry, Row, cell, chip_named, described, lower, names, number, whole
 from commtax.spec import Cluster, Model, Quant
 from commtax.statement import Refusal
 from commtax.verbs.options import StepOptions
@@ -44,11 +44,7 @@ class Run:
     per_second: bool = False  # tokens a second instead of seconds
 
 
-def read(rows: Sequence[Row]) -> list[Asked[Run]]:
-    return each(rows, _described, _ask)
-
-
-def _ask(row: Row, entry: Entry) -> Asked[Run]:
+def ask(row: Row, entry: Entry) -> Asked[Run]:
     value = number(row, "value")
     run, hint = question(row)
     rate = "tok" in cell(row, "unit") or "per_s" in cell(row, "metric")
@@ -56,7 +52,7 @@ def _ask(row: Row, entry: Entry) -> Asked[Run]:
     return Asked((figure,), run)
 
 
-def _described(row: Row) -> Entry:
+def describe(row: Row) -> Entry:
     metric = cell(row, "metric") or "inference"
     where = f"{row.get('model', '')} on {row.get('gpu', '')}, tp {row.get('tp', '')}, batch {row.get('batch', '')}"
     lengths = f"{row.get('isl') or '?'} in, {row.get('osl') or '?'} out"
@@ -75,20 +71,17 @@ def _tp(row: Row) -> float:
 def question(row: Row) -> tuple[Run, str]:
     """What was timed in one row, and what may explain an error; ``Refusal`` with the reason where there is none."""
     name = lower(row, "framework")
-    read_run = next((reader for words, reader in FRAMEWORKS if any(word in name for word in words)), None)
-    if read_run is None:
+    framework = next((one for one in FRAMEWORKS if any(part in name for part in one[0])), None)
+    if framework is None:
         raise Refusal(f"framework '{row.get('framework', '')}' is not known", "framework")
-    return read_run(row, cell(row, "metric"))
+    _, metrics, read_run = framework
+    if (metric := cell(row, "metric")) not in metrics:
+        raise Refusal(f"metric '{metric}' is not known", "metric")
+    return read_run(row, metric)
 
 
-def _unknown(metric: str) -> Refusal:
-    return Refusal(f"metric '{metric}' is not known", "metric")
-
-
-def _batch_one(row: Row, metric: str) -> tuple[Run, str]:
+def _batch_one(row: Row, _: str) -> tuple[Run, str]:
     """gpt-fast: one sequence, compiled, tokens/s over a short answer."""
-    if metric != "decode_tokens_per_s":
-        raise _unknown(metric)
     inputs, outputs = whole(row, "isl", 5), whole(row, "osl", 200)
     options: StepOptions = {"tp": whole(row, "tp", 1), "dtype": _dtype(row), "engine": "gpt-fast"}
     odd = "oddly low, as its source says, " if "oddly" in cell(row, "notes") else ""
@@ -99,13 +92,10 @@ def _batch_one(row: Row, metric: str) -> tuple[Run, str]:
 def _static(row: Row, metric: str) -> tuple[Run, str]:
     """A batch that starts together: its prompt in one step, then one token a step."""
     inputs, outputs = whole(row, "isl"), whole(row, "osl", 1)
-    parts = {"prefill_time": (1, 0), "tpot": (0, 1), "e2e_latency": (1, max(0, outputs - 1))}
-    if metric not in parts:
-        raise _unknown(metric)
+    prompts, steps = {"prefill_time": (1, 0), "tpot": (0, 1), "e2e_latency": (1, max(0, outputs - 1))}[metric]
     options: StepOptions = {"tp": whole(row, "tp", 1), "engine": "vllm-2023", "eager": True, "dtype": _dtype(row)}
     if "NCCL" in cell(row, "notes"):
         options["library"] = "nccl"
-    prompts, steps = parts[metric]
     batch, context = whole(row, "batch"), inputs + outputs // 2
     run = Run(_model(row), _place(row), options, batch, inputs, context=context, prompts=prompts, steps=steps)
     return run, "launch-bound: an engine of 2023 without graphs"
@@ -113,8 +103,6 @@ def _static(row: Row, metric: str) -> tuple[Run, str]:
 
 def _closed_loop(row: Row, metric: str) -> tuple[Run, str]:
     """Means of a closed loop at the row's concurrency."""
-    if metric not in SERVED:
-        raise _unknown(metric)
     options: StepOptions = {"tp": whole(row, "tp", 1), "engine": "trtllm"}
     if _dtype(row) == "fp8":
         options |= {"dtype": "fp8", "kv_dtype": "fp8"}
@@ -126,8 +114,6 @@ def _cpu(row: Row, metric: str) -> tuple[Run, str]:
     """distributed-llama: tensor parallelism over CPU hosts, one rank each, 4-bit weights."""
     hosts = whole(row, "tp", 1)
     place = _cpu_cluster(lower(row, "gpu"), hosts)
-    if metric not in LINES:
-        raise _unknown(metric)
     if LINES[metric] == ("comm",) and hosts == 1:
         raise Refusal("one host has no network: what is measured is the host's own copying", "tp")
     options: StepOptions = {"tp": hosts, "engine": "torch"}
@@ -135,12 +121,13 @@ def _cpu(row: Row, metric: str) -> tuple[Run, str]:
     return run, "a CPU host from its datasheet, network assumed"
 
 
-FRAMEWORKS: tuple[tuple[tuple[str, ...], Callable[[Row, str], tuple[Run, str]]], ...] = (
-    (("gpt-fast",), _batch_one),
-    (("distributed-llama",), _cpu),
-    (("nim", "tensorrt"), _closed_loop),
-    (("vllm",), _static),
+FRAMEWORKS: tuple[tuple[tuple[str, ...], Collection[str], Callable[[Row, str], tuple[Run, str]]], ...] = (
+    (("gpt-fast",), ("decode_tokens_per_s",), _batch_one),
+    (("distributed-llama",), LINES, _cpu),
+    (("nim", "tensorrt"), SERVED, _closed_loop),
+    (("vllm",), ("prefill_time", "tpot", "e2e_latency"), _static),
 )
+"""What is in a framework's name, the metrics that its rows have, and what reads them."""
 
 
 def _model(row: Row) -> Model:
@@ -148,10 +135,10 @@ def _model(row: Row) -> Model:
     if shape := names()["models"].get(name):
         return from_config(shape, name)
     # A table's words are no names to look up on disk or network.
-    found = bundled(names()["model_keys"].get(name, name.removesuffix("-instruct")))
-    if found is None:
+    model = bundled(names()["model_keys"].get(name, name.removesuffix("-instruct")))
+    if model is None:
         raise Refusal(f"model '{row.get('model', '')}' is not in the catalogue", "model")
-    return found
+    return model
 
 
 def _dtype(row: Row) -> str:

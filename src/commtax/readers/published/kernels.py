@@ -98,13 +98,12 @@ class KernelTable:
         return np.array([Shape(names, values) for values in zip(*(self.sizes[c] for c in names), strict=True)], dtype=object)
 
 
+@dataclass(slots=True)
 class Shape:
     """The sizes of a kernel, as words on demand."""
 
-    __slots__ = ("names", "values")
-
-    def __init__(self, names: tuple[str, ...], values: tuple[float, ...]) -> None:
-        self.names, self.values = names, values
+    names: tuple[str, ...]
+    values: tuple[float, ...]
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {value:g}" for name, value in zip(self.names, self.values, strict=True))

@@ -11,58 +11,28 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Generic, TypedDict, TypeVar, cast
+from typing import Generic, TypeVar
 
 from commtax.files import Json
-from commtax.readers import table
+from commtax.readers import filled, table
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT
 
 Row = Mapping[str, str]
 Question = TypeVar("Question")
-DESCRIBED = ("source", "system", "library", "version", "mode", "dtype")
 LEAST, MOST = 1e-9, 1e18
 """Between them lies every time, size and rate that was ever published; beyond them ratios overflow."""
 
 
-class CpuFacts(TypedDict):
-    memory_Bps: float
-    flops_per_s: float
-    inter: str
-
-
-class NetworkName(TypedDict, total=False):
-    pattern: str
-    link: str
-    nics: int
-
-
-class Names(TypedDict):
-    columns: dict[str, dict[str, str]]
-    described: dict[str, dict[str, list[str]]]
-    patterns: dict[str, list[tuple[str, str]]]
-    networks: list[NetworkName]
-    collectives: dict[str, str]
-    training_chips: dict[str, str]
-    serving_chips: dict[str, str]
-    model_keys: dict[str, str]
-    metrics: dict[str, str]
-    models: dict[str, dict[str, Json]]  # config.json of models that the catalogue does not hold
-    cpus: dict[str, CpuFacts]
-
-
 @lru_cache(maxsize=1)
-def names() -> Names:
-    return cast(Names, table("published/names.toml"))
+def names() -> Json:
+    return table("published/names.toml")
 
 
 def matched(kind: str, text: str, before: str = "") -> str:
     """What the first pattern of a kind that is found in a text stands for; "" where none is."""
-    return next((meant for pattern, meant in names()["patterns"][kind] if re.search(f"{before}(?:{pattern})", text)), "")
-
-
-def network_named(text: str) -> NetworkName | None:
-    return next((network for network in names()["networks"] if re.search(network["pattern"], text)), None)
+    patterns: list[tuple[str, str]] = names()["patterns"][kind]
+    return next((meant for pattern, meant in patterns if re.search(f"{before}(?:{pattern})", text)), "")
 
 
 def chip_named(text: str) -> str:
@@ -109,7 +79,7 @@ class Asked(Generic[Question]):
     question: Question | None
 
 
-def each(
+def read(
     rows: Sequence[Row], describe: Callable[[Row], Entry], ask: Callable[[Row, Entry], Asked[Question]]
 ) -> list[Asked[Question]]:
     """Every row with what may be asked of it, or the reason why nothing can; equal rows are read once."""
@@ -130,9 +100,8 @@ def each(
 
 def described(row: Row, table: str) -> Entry:
     """What a row says of itself in the columns of its table."""
-    columns = names()["described"][table]
-    source, system, library, version, mode, dtype = (cell(row, *columns.get(name, ())) for name in DESCRIBED)
-    return Entry("", source, system, library, version, mode, dtype)
+    cells = {name: cell(row, *columns) for name, columns in names()["described"][table].items()}
+    return filled(Entry, {"kind": "", **cells})
 
 
 def cell(row: Row, *names: str) -> str:

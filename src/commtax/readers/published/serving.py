@@ -7,13 +7,13 @@ sizes of the plan, mean TTFT and TPOT in milliseconds. Absent columns are taken 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
 from commtax import catalog
 from commtax.catalog.models import bundled
-from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, names, whole
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, lower, names, whole
 from commtax.spec import DTYPE_BYTES, Cluster, Model, Quant
 from commtax.statement import Refusal
 from commtax.verbs.options import RequestOptions
@@ -44,12 +44,8 @@ def question(row: Row) -> Run:
     return cast(Run, {**place, **load, **(_workers(row, clients) if _is_apart(row) else {})})
 
 
-def read(rows: Sequence[Row]) -> list[Asked[Run]]:
+def ask(row: Row, entry: Entry) -> Asked[Run]:
     """Two figures a row: mean time to the first token, and mean time per token after it."""
-    return each(rows, _described, _ask)
-
-
-def _ask(row: Row, entry: Entry) -> Asked[Run]:
     run, means, sizes = question(row), measured(row), _sizes(row)
     if not means:
         raise Refusal("neither TTFT nor TPOT is given")
@@ -58,7 +54,7 @@ def _ask(row: Row, entry: Entry) -> Asked[Run]:
     return Asked(tuple(replace(entry, kind=name.removesuffix("_s"), measured=value) for name, value in means.items()), run)
 
 
-def _described(row: Row) -> Entry:
+def describe(row: Row) -> Entry:
     tp, clients = cell(row, "tp_size", "decode_tp_size"), cell(row, "clients", "batch_size", "decode_batch_size")
     lengths = f"{row.get('isl', '')} in, {row.get('osl', '')} out"
     what = f"{row.get('model_path', '')}, tp {tp or '?'}, {lengths}, {clients or '?'} clients"

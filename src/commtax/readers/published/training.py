@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
 from commtax import catalog
 from commtax.catalog.hf import from_config
-from commtax.readers.published.rows import Asked, Entry, Row, cell, described, each, lower, matched, names, number, whole
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, lower, matched, names, number, whole
 from commtax.spec import PARALLEL, SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs.options import TrainBillOptions
@@ -24,17 +23,13 @@ class Run(TrainBillOptions, total=False):
     cluster: Cluster
 
 
-def read(rows: Sequence[Row]) -> list[Asked[Run]]:
-    return each(rows, _described, _ask)
-
-
-def _ask(row: Row, entry: Entry) -> Asked[Run]:
+def ask(row: Row, entry: Entry) -> Asked[Run]:
     run = question(row)
     figure = replace(entry, measured=number(row, "step_time_s"), tp=whole(row, "tp", 1), size=whole(row, "seq"))
     return Asked((replace(figure, fitted=is_fitted(row), hint=_hint(row)),), run)
 
 
-def _described(row: Row) -> Entry:
+def describe(row: Row) -> Entry:
     plan = ", ".join(f"{axis} {row.get(axis) or 1}" for axis in ("tp", "pp", "dp"))
     where = f"{row.get('model', '')} on {row.get('gpus', '')} {cell(row, 'gpu_type')}"
     what = f"{where}, {plan}, seq {row.get('seq', '')}"
