@@ -1,7 +1,5 @@
 """Where the program begins: nothing large is imported yet, so that an interrupt is answered from the first moment."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Scalars and arrays alike."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar, cast

@@ -1,7 +1,5 @@
 """Claims of well-known teaching texts on the communication tax (``claims.toml``), recomputed from ``napkin`` and the catalogue."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from importlib.resources import files

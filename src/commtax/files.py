@@ -3,8 +3,6 @@
 What cannot be read or written is a ``ValueError`` of one line that names the argument, the file and the rule.
 """
 
-from __future__ import annotations
-
 import errno
 import gc
 import gzip

@@ -4,8 +4,6 @@ Sizes, tokens and layer counts may be 0; ranks, stages, microbatches and bandwid
 counts. Anything else is a ``ValueError`` that names the argument and the rule.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Options as the engines spell them, turned into ours before the command line is parsed."""
 
-from __future__ import annotations
-
 import re
 
 from commtax.spec import PARALLEL

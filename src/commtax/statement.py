@@ -4,8 +4,6 @@
 that whoever shows them shows the sentence; whoever decides looks at ``code`` and ``kind``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Self
 

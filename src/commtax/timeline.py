@@ -4,8 +4,6 @@ A lane is a rank, a stream or a stage; intervals on one lane do not overlap. Eve
 overlap, exposed) is a sum over intervals.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

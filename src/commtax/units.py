@@ -1,7 +1,5 @@
 """SI inside, units at the edge: parse what people type, print what they read."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

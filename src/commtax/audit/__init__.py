@@ -3,8 +3,6 @@
 ``readers.formats`` reads a file; one function for each kind of record compares it and judges.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Benchmark results against the bill, and against what no run can do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

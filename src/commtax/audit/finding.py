@@ -1,7 +1,5 @@
 """One line of an audit: what was predicted, what a run left behind, and whether they agree."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """A start-up log against what fits: the engine's own account of its sharding, checked line by line."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

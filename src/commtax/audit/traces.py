@@ -1,7 +1,5 @@
 """Profiler traces against what is sent (counts and bytes, exactly) and what it should take (seconds)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

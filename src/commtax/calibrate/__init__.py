@@ -4,8 +4,6 @@ Files are recognised by what is inside. Inside parts come first (collectives in 
 (collectives across hosts, the engine's host times), so that each residual is blamed on its own constants.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

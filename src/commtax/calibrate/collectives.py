@@ -4,8 +4,6 @@ Every form is linear in its constants (launch, hop, seconds a byte, seconds a ro
 More constants are taken only where they earn it (Schwarz' criterion).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, product

@@ -3,8 +3,6 @@
 Every predicted latency is linear in the host's times, so its derivative by each of them is a difference of two predictions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 

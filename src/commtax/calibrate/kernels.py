@@ -4,8 +4,6 @@ Only scalars are fitted (t0, and factors on eb and ep); the shapes of the curves
 Small kernels, copies and whole steps are left: what a small kernel takes alone is not what it takes inside a step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

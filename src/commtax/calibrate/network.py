@@ -1,7 +1,5 @@
 """What lies between hosts, from collectives whose groups cross them: latency, attained bandwidth, the pipeline's loss."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

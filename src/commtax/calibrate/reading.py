@@ -1,7 +1,5 @@
 """Files into rows: each is recognised by what is inside it."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

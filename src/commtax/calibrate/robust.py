@@ -4,8 +4,6 @@ Errors of timings are factors, not seconds, so residuals are ln(measured / predi
 machine, a cold first call): Huber's weights find the bulk, Tukey's then leave what is far outside it out altogether.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

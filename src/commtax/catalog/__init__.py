@@ -3,8 +3,6 @@
 ``chip("h100-sxm")``, ``link("nvlink4")``, ``cluster("2x8xh100-sxm")``, ``model("llama-3.1-8b")``, ``engine("vllm")``.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import lru_cache

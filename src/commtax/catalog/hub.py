@@ -3,8 +3,6 @@
 One attempt, a bounded wait, and what failed once is not tried again: many names in one run must not wait for each other.
 """
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

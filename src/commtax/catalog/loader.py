@@ -1,7 +1,5 @@
 """Strict reading of catalogue files: every number carries its source, and an unknown key is an error."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import tomllib

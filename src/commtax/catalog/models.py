@@ -1,7 +1,5 @@
 """Models by name: the bundled catalogue, a local folder with ``config.json``, or the Hugging Face Hub when reachable."""
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Below the ranges are the ceilings of a known chip or link: nothing that is measured on it moves bytes faster than its datasheet.
 """
 
-from __future__ import annotations
-
 import math
 import tomllib
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """``quantization_config`` of a checkpoint: how its linear weights are stored, scales and zero points included."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

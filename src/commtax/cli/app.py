@@ -1,7 +1,5 @@
 """The command line's frame: which verbs there are, and how a mistake becomes one line and an exit code."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

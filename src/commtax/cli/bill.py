@@ -1,7 +1,5 @@
 """``commtax bill``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """``commtax calibrate``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

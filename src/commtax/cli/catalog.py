@@ -1,7 +1,5 @@
 """``commtax catalog``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``commtax claims``."""
 
-from __future__ import annotations
-
 import click
 
 from commtax.cli.options import taking

@@ -1,7 +1,5 @@
 """``commtax compare``."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn

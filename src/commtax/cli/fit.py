@@ -1,7 +1,5 @@
 """``commtax fit``."""
 
-from __future__ import annotations
-
 import click
 
 from commtax.cli.options import KEPT, LAID, PASTED, WHERE, About, Verb, taking

@@ -1,7 +1,5 @@
 """``commtax measure``: live runs on this machine."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

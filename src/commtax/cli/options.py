@@ -1,7 +1,5 @@
 """All options in one table, and the kinds of values they take; each verb says which of them it has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache

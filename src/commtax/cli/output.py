@@ -1,7 +1,5 @@
 """Where answers go: a terminal, a JSON document, or a CSV."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

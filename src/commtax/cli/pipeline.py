@@ -1,7 +1,5 @@
 """``commtax pipeline``."""
 
-from __future__ import annotations
-
 import re
 from typing import Any, NoReturn
 

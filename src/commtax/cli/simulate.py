@@ -1,7 +1,5 @@
 """``commtax simulate``."""
 
-from __future__ import annotations
-
 import click
 import numpy as np
 

@@ -1,7 +1,5 @@
 """``commtax web``: the page, served from this machine to itself unless told otherwise."""
 
-from __future__ import annotations
-
 import os
 
 import click

@@ -4,8 +4,6 @@ Each algorithm returns (latency, wire) seconds for the full tensor ``nbytes`` ov
 The constants come from ``Path`` records, which are data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ A step is a list of ``Kernel``s with the shapes that decide their time; ``kernel
 one kind share their kernels, so the list stays short whatever the depth.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """How an engine lays a mixture of experts over ranks, and what a token costs on its way to one."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from commtax.arrays import pick

@@ -5,8 +5,6 @@ p-norm is at least its largest term, so no kernel beats bytes / bandwidth or FLO
 ``catalog/kernels``, one file a family of chips.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

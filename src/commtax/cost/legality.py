@@ -1,7 +1,5 @@
 """Which plans are legal. Arrays get a mask of rule codes; at the edge one broken rule becomes one clear sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any

@@ -2,8 +2,6 @@
 optimiser state and the activations in flight.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping

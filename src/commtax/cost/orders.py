@@ -4,8 +4,6 @@ An operation is (kind, microbatch, chunk): F forward, B input gradient, W weight
 appear on its rank is not split and takes B + W.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

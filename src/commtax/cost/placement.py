@@ -1,7 +1,5 @@
 """Which GPUs a group spans: rank order decides which axis leaves the fast domain (a host, or an NVLink fabric)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

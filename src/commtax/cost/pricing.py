@@ -3,8 +3,6 @@
 At the end the lines of an inference step, its kernels, its collectives and the host, become its bill.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

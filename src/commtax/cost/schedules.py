@@ -7,8 +7,6 @@ Where a rank has several chunks (virtual stages), a microbatch passes chunk 0 of
 on: which layers each holds, and how many of their activations a rank keeps, stands behind the table.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass

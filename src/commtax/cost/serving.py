@@ -11,8 +11,6 @@ k is the only thing that scheduling decides (``prompts_ahead``). R requests run;
 the others of c waiting, for (c - R) / R of a request's life (``pressure``). Nothing here knows a model or a chip.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -4,8 +4,6 @@ One inventory answers for parameter counts, weights per rank, and what tensor pa
 follow the common checkpoint spelling, with ``N`` for a layer's number; shapes are (out, in), experts first.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

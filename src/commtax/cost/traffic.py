@@ -4,8 +4,6 @@ Counts follow one token's path through all pipeline stages. The set of lines is 
 not issue has count 0. Control messages (scheduler metadata, sampled token ids) are left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType

@@ -4,8 +4,6 @@ Backward of a product is two products of the same FLOPs (input and weight gradie
 forward, because the scores are computed again; of an element-wise kernel about 1.5 times its bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

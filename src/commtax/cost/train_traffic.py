@@ -4,8 +4,6 @@ Counts are those of one rank of the fullest stage that issues the line (the firs
 head). Scalars (loss, gradient norm) and token counts of the router are left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial

@@ -4,8 +4,6 @@ Flags are those of November 2026, read in the engines' own parsers and documents
 ``readers.launch`` reads them back.
 """
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import replace
 

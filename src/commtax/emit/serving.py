@@ -1,7 +1,5 @@
 """A job, and the command of one of its servers, by engine."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ torchtitan counts tokens, not sequences, since 0.5; it has one microbatch in fli
 recomputation is a word at the end since pull request 3674 (June 2026).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """What the engine must know of an architecture beyond its sizes: rotary angles, norms, how experts are chosen."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any

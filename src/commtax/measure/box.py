@@ -5,8 +5,6 @@ line of the bill. The constants of ``cost/kernels.py`` are then fitted to those 
 speaks of the same engine on the same machine, for models that were not run here.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import time

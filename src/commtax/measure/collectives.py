@@ -4,8 +4,6 @@ Time is the mean of a batch of calls on the slowest rank, and the median over ba
 size / time; busbw = algbw x 2(n-1)/n for all-reduce and (n-1)/n for all-gather. ``size`` is the full tensor.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

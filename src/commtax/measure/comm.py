@@ -4,8 +4,6 @@ Wires are interchangeable: gloo and NCCL (torch.distributed), shared memory (``s
 time of another link added. Sizes are read off the tensors themselves, so the ledger holds what was really sent.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -7,8 +7,6 @@ as a graph.
 
 # mypy: disallow-untyped-decorators=False
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import time

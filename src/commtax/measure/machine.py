@@ -3,8 +3,6 @@
 Facts are read once and are plain data; choices are pure functions of them, so that any machine's can be tested on any other.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import secrets

@@ -1,7 +1,5 @@
 """``python -m commtax.measure.rank``: one rank of a run, which ends with its launcher from before it loads anything heavy."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What was measured beside what was predicted: weights, KV, collectives, and the bill line by line."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict

@@ -9,8 +9,6 @@ written before a post is seen after the wait on every architecture, where a plai
 order; and a rank that waits long sleeps, which is kind where ranks outnumber cores.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import platform

@@ -4,8 +4,6 @@
 its own ranks on this machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

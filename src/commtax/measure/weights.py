@@ -4,8 +4,6 @@ Cuts follow ``cost/tensors.py``: queries, gates and the vocabulary by output row
 by input columns, keys and values by heads until there is one a rank, norms and routers whole on every rank.
 """
 
-from __future__ import annotations
-
 import mmap
 import warnings
 import zlib

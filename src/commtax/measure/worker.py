@@ -3,8 +3,6 @@
 The same code serves our launcher and torchrun or Slurm; both set ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK``.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Plans as columns, one row a plan or a plan and a load; and what a search answers with them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Self

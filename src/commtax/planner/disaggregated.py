@@ -1,7 +1,5 @@
 """Plans with workers of their own for prompts: splits of a cluster into workers of both kinds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Why a plan stands where it stands, and why families of plans lost: illegal, too large, too slow, or behind the winner."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

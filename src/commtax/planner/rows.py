@@ -1,7 +1,5 @@
 """One row of an answer: its question, its GPUs in words, its price, and how sure its figures are."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Serving plans: price the whole grid of plans x concurrency at once, keep what meets the limits, rank, and say why."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import chain
 

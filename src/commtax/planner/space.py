@@ -1,7 +1,5 @@
 """Which plans there are: tensor x pipeline x attention-data x expert parallelism, and how many copies a cluster holds."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

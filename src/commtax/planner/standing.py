@@ -1,7 +1,5 @@
 """Where a plan that somebody runs already stands beside the winner."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

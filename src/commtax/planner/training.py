@@ -1,7 +1,5 @@
 """Training plans: every legal split of a cluster, or of a part of it, for a global batch, priced in groups of one kind each."""
 
-from __future__ import annotations
-
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator

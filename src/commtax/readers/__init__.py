@@ -1,7 +1,5 @@
 """Files of other tools, read into measurements."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields

@@ -4,8 +4,6 @@ Which keys are there differs by tool and version; a key that is missing leaves N
 them; ITL is the list of gaps between chunks of a stream, which may hold several tokens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

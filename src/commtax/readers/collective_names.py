@@ -4,8 +4,6 @@ NCCL and RCCL, the engines' own one- and two-shot kernels, multimem and symmetri
 and gloo on CPUs: the name of an operation is all that many of them leave in a trace.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Formats of what a run leaves behind: each is one reader and one entry here, recognised by what is inside a file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

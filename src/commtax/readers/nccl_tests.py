@@ -4,8 +4,6 @@ Two things tell how many ranks took part: the list of ranks, of which a text may
 What agrees with both is taken; what contradicts itself is refused.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

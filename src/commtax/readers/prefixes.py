@@ -4,8 +4,6 @@ Open MPI 4 and 5 (``--tag-output``, ``--output tag-detailed``, timestamps), MPIC
 clush, torchrun, ``kubectl logs --prefix --timestamps``. Several may stand before one line: a pod's log of an mpirun is one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

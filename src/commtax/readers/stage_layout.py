@@ -4,8 +4,6 @@
 repeats the letter or the group before it, and commas only please the eye.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import groupby
 

@@ -5,8 +5,6 @@ Kinds from near to far: NV# (bonded NVLinks), PIX (one PCIe switch), PXB (severa
 ``nvidia-smi topo -h``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The wording changed over the versions (``vllm_log.toml``); all of these are read
 ranks surround them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field

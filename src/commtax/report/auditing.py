@@ -1,7 +1,5 @@
 """An audit for a terminal, line by line, and as a document."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict

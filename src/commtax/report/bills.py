@@ -1,7 +1,5 @@
 """A priced step, served or trained, and one collective: for a terminal (sentence, picture, lines, what-ifs) and as documents."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A calibration for a terminal: what changed, how well it fits, what is odd, what to measure next; and as a document."""
 
-from __future__ import annotations
-
 from rich.console import Console
 
 from commtax.calibrate import Calibration, Change, Part

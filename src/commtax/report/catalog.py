@@ -1,7 +1,5 @@
 """The catalogue and the claims: lists, one thing with the source of each number, what a text says against arithmetic."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bills side by side, over ranges and of several plans: tables, heat maps, break-evens, CSV, JSON and pictures."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Answers as JSON documents: one typed record each, units in the names of its fields."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar

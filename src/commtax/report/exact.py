@@ -1,7 +1,5 @@
 """What is exact, for a terminal and as a document: the bytes that a rank holds (``fit``) and sends (``bill --exact``)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The tensor-parallel study as a report: metrics with predictions beside, charts, flags and answers; one machine or several."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Live runs for a terminal: what was measured beside what was predicted, and sweeps in nccl-tests' columns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A pipeline for a terminal (the grid), as a picture (SVG), as a document, and for the page (boxes)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Literal
 

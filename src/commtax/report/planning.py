@@ -1,7 +1,5 @@
 """Plans for a terminal: the winner and why, the ranking, the Pareto front, what was rejected; and as a document."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

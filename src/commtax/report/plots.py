@@ -1,7 +1,5 @@
 """Pictures for files: lines with distinct markers and dashes, so that hue is never the only difference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Closed-loop serving for a terminal and as a document."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The shapes that all answers are told in on a terminal: tables, sentences, notes."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """How good the predictions are: bounds, errors by source, the worst rows; tables, JSON and log-log pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A pipeline that was run: its bubble counted and by closed form, over the total and over the ideal; also that of a priced step."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Run a pipeline schedule: every rank takes its operations in order, each as soon as its input has arrived."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress, pairwise

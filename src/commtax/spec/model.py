@@ -1,7 +1,5 @@
 """A decoder, as its ``config.json`` tells it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from commtax.spec.hardware import Citation

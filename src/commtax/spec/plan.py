@@ -1,7 +1,5 @@
 """How a model is laid over GPUs, and what one step of it does."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The study on the small engine: all runs of one degree in one set of ranks, each written down as it ends."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext

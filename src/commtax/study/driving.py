@@ -1,7 +1,5 @@
 """What a study asks of an engine, whichever it is: the question, what a driver must say and do, and what its runs leave."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Every finished run is a file under ``out``; started again, the study goes on with what is missing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The study's metrics from its runs, each beside its prediction; what looks wrong; and its four questions, answered from them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median

@@ -1,9 +1,9 @@
 """The operations of a step that are one launch each: Triton kernels, and plain functions that do the same where there is no GPU."""
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
-# Triton reads the types of a kernel's arguments itself: they are not annotated.
 
 from __future__ import annotations
 
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False, disallow-untyped-calls=False
+# Triton reads the types of a kernel's arguments itself: they are not annotated.
 import math
 import os
 from dataclasses import dataclass

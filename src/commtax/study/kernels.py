@@ -14,8 +14,6 @@ that together are three times the L2, up to 1,024 of them); activations are as w
 * ``step``     a whole decode or prefill step of one tensor-parallel rank; the launches are listed in ``steps.py``
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

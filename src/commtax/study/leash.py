@@ -4,8 +4,6 @@ It leads a session with the program in it. When the starter is gone, killed or n
 program's end is this one's, exit code or signal.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -5,8 +5,6 @@ commands put right: batches are timed by a latency benchmark, because a throughp
 output token tells the prompt's time from the tokens'.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import tomllib

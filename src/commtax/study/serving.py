@@ -6,8 +6,6 @@ is rank 0's clock to say; everything else follows from it on every rank alike.
 
 # mypy: disallow-untyped-decorators=False
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field

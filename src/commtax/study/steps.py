@@ -19,8 +19,6 @@ array [sequences, length, kv heads, head size] a layer, keys and values apart; e
 """
 # mypy: disallow-untyped-calls=False
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

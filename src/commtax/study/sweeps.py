@@ -2,8 +2,6 @@
 
 # mypy: disallow-untyped-calls=False
 
-from __future__ import annotations
-
 import math
 import random
 import sys

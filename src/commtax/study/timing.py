@@ -1,9 +1,8 @@
 """Device time of a repeated operation: CUDA graphs, events, cold operands, and the state of the card beside each figure."""
 
-# mypy: disallow-untyped-calls=False
-
 from __future__ import annotations
 
+# mypy: disallow-untyped-calls=False
 import ctypes
 import math
 import time

@@ -4,8 +4,6 @@ vLLM stays a program of its own, found on PATH or given; nothing of it is import
 was really applied.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 ``check(folder)`` prices every row of a folder of tables (or of the table that ships here), judges, and writes them if asked.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 from collections.abc import Callable, Iterator, Mapping, Sequence

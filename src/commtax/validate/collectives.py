@@ -1,7 +1,5 @@
 """Published collectives against the prices of their curves."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

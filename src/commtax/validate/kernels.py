@@ -1,7 +1,5 @@
 """Timed kernels against the constants of their chip's family: tables of a file, and rows of our own sweep."""
 
-from __future__ import annotations
-
 import tomllib
 from functools import lru_cache
 from importlib.resources import files

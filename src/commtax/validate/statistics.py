@@ -1,7 +1,5 @@
 """Median, tail, bias, coverage and width of errors, by whatever rows share; and the stated bounds on them (``bounds.toml``)."""
 
-from __future__ import annotations
-
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Published steps and runs against ``bill``, ``simulate`` and ``train_bill``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Names in, a question out: resolved once, rules checked, and what runs it looked up."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Unpack, cast

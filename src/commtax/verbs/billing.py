@@ -1,8 +1,6 @@
 """The step of any phase: its price, ``commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)``, ``commtax.train_bill(...)``;
 and what it sends, ``commtax.traffic("llama-3.1-8b", "8xh100-sxm", tp=8)``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """What a question must keep to: numbers that are numbers, kinds that exist and go together, lengths that divide."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from commtax.cost.memory import RECOMPUTE

@@ -4,8 +4,6 @@
 with where the order of two plans flips.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

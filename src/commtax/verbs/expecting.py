@@ -1,7 +1,5 @@
 """What a collective should take on this hardware, and whether a measurement is as it should be."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

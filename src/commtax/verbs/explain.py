@@ -1,7 +1,5 @@
 """A bill in words: the one sentence that names what binds, what would change it, and what would explain a slower run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

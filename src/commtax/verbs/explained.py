@@ -1,7 +1,5 @@
 """All that is told about a priced step beside its lines, once for whoever shows it; the lesson's own numbers beside ours too."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal

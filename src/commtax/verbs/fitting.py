@@ -1,7 +1,5 @@
 """What fits: ``commtax.fit("llama-3.1-70b", "8xh100-sxm")``, ``commtax.train_fit(...)``."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace

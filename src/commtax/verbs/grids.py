@@ -1,7 +1,5 @@
 """TP against links and against batches around one priced step: every cell is the same question with something changed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ Each value of an axis is tried with the rest of the plan as it is, then with wha
 that is legal is the move. Training keeps a full cluster full, and its global batch, as the what-ifs do.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Keywords of the public functions, so that editors complete them: what ``**options`` of each verb may hold."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 

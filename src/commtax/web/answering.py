@@ -1,7 +1,5 @@
 """One question of the API, from its name and its query to the bytes of its answer or of its refusal. No web package is needed."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

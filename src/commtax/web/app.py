@@ -1,7 +1,5 @@
 """The application: the page's files, and one GET endpoint for each question. Nothing is written, and nothing else is read."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """The page's files, as installed; no web package is needed to read them, so that ``--html`` works without the extra."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """What every request passes first: who may be asked by which name, how large a question may be, and what browsers are told."""
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import re

@@ -5,8 +5,6 @@ computed the kernel itself ends the process when the line closes (``SIGIO``) or 
 has to run for that: one long call into C (a regular expression, say) ends too, and nothing outlives a server that was killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import gc

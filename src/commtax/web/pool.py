@@ -4,8 +4,6 @@ Workers are forked by ``web.nursery``, which has everything loaded: a new one co
 nothing can end one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

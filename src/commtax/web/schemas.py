@@ -1,7 +1,5 @@
 """The schemas that are served, derived from the types of the documents themselves."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass

@@ -4,8 +4,6 @@ Connections have a limit on everything that a client can be slow at: its questio
 who have asked come first: when too many are open, the longest silent one goes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import resource

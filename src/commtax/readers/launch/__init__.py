@@ -5,8 +5,6 @@
 not understood is listed in ``unread``, never dropped.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

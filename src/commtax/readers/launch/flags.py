@@ -4,8 +4,6 @@ A row is a field, its kind and the flag's spellings, the one that is written fir
 ``ratio`` (a share that may be 0), ``text``, ``name`` (a word of theirs for one of ours, in ``names``), ``on`` (a switch).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

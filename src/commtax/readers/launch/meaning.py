@@ -1,7 +1,5 @@
 """What a launch command says, and what its flags mean in each engine: its own words are put into ours, and fill the records."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Rows of collectives: bytes to microseconds, as nccl-tests and engines publish them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field, replace
 from functools import lru_cache

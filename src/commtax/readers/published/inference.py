@@ -1,7 +1,5 @@
 """Rows of published inference runs: static batches, batch-1 decoding, closed loops, CPU hosts over Ethernet."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache

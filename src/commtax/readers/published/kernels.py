@@ -1,7 +1,5 @@
 """Tables of single kernels (products, prefill and decode attention on one chip), a file at a time, as columns."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

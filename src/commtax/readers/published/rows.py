@@ -4,8 +4,6 @@ Which rows constants were fitted on is a rule that anyone can apply to a row, so
 has its own (``is_fitted``).
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ The columns are those of published end-to-end runs: engine, version, model, syst
 sizes of the plan, mean TTFT and TPOT in milliseconds. Absent columns are taken as empty.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Rows of ``python -m commtax.study.kernels``: kernels and whole steps of one tensor-parallel rank, as JSON lines."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``benchmarks/curate.py`` chose the rows that ship; after their columns are renamed they are read as those of the larger tables.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A row of published training runs as a question: which model, cluster and plan it was."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import cast
 

@@ -3,8 +3,6 @@
 ``parse`` a query (``state``), ``priced`` it, and ``view`` says it: sentence, totals, one layer, axes, bill, what-ifs, memory.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass

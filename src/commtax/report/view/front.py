@@ -1,7 +1,5 @@
 """Plans as points that can be clicked: each with the state that it is."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The page's pictures of one answer of the command line, as data for a file that needs no server."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 

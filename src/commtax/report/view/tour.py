@@ -1,7 +1,5 @@
 """What the page starts from: the catalogue's names, presets and the tour (``tour.toml``)."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
