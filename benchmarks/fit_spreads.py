@@ -19,7 +19,7 @@ from commtax.catalog import cluster, fabric
 from commtax.files import MiB
 from commtax.validate import check
 from commtax.validate.records import Records, joined
-from commtax.verbs import expect
+from commtax.verbs.expecting import expect
 
 HERE = Path(commtax.__file__).parent
 QUANTILE = 0.82

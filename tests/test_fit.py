@@ -16,7 +16,7 @@ from commtax.catalog.quantisation import quant_from
 from commtax.cost.memory import kv_bytes_per_token_layer, kv_pool, on_chip, weights
 from commtax.cost.traffic import largest_graph
 from commtax.spec import Attention, Plan
-from commtax.verbs import ask
+from commtax.verbs.asking import ask
 from commtax.verbs.fitting import judge, limits_of
 from strategies import questions
 

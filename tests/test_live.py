@@ -33,7 +33,7 @@ from commtax.question import workload
 from commtax.readers.nccl_tests import parse
 from commtax.spec import Plan
 from commtax.statement import Refusal
-from commtax.verbs import bill
+from commtax.verbs.billing import bill
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")

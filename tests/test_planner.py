@@ -15,8 +15,7 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.planner import plan, plan_training
 from commtax.planner.rows import gpu_words, put, train_bill_of
-from commtax.verbs import ask
-from commtax.verbs.asking import settled
+from commtax.verbs.asking import ask, settled
 from commtax.verbs.fitting import cache_tokens, fits
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-8b", "qwen3-30b-a3b", "mixtral-8x7b", "llama-3.1-70b")

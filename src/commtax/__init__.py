@@ -22,21 +22,28 @@ if TYPE_CHECKING:
     from commtax.verbs.serving import Simulation, simulate
 
 __version__ = "0.1.0"
-__all__ = ["bill", "compare", "compare_plans", "expect", "fit", "napkin", "plan", "simulate", "traffic"]
-__all__ += ["Comparison", "Expectation", "Fit", "PlanTable", "ServingPlans", "Simulation", "StepBill", "Traffic"]
-__all__ += ["TrainFit", "TrainPlans", "plan_training", "train_bill", "train_fit"]
-_PLANNER = ("ServingPlans", "TrainPlans", "plan", "plan_training")
+_HOMES = {
+    "planner": ("plan", "plan_training"),
+    "planner.columns": ("ServingPlans", "TrainPlans"),
+    "verbs.billing": ("StepBill", "Traffic", "bill", "traffic", "train_bill"),
+    "verbs.comparing": ("Comparison", "PlanTable", "compare", "compare_plans"),
+    "verbs.expecting": ("Expectation", "expect"),
+    "verbs.fitting": ("Fit", "TrainFit", "fit", "train_fit"),
+    "verbs.serving": ("Simulation", "simulate"),
+}
+__all__ = ["napkin", *(name for names in _HOMES.values() for name in names)]
 
 
 def __getattr__(name: str) -> Any:
     """Names are fetched when they are asked for: importing the package is quick, and an interrupt finds nothing half done."""
-    if name not in __all__:
-        raise AttributeError(f"module 'commtax' has no attribute {name!r}")
     from importlib import import_module
 
     if name == "napkin":
         return import_module("commtax.napkin")
-    return getattr(import_module("commtax.planner" if name in _PLANNER else "commtax.verbs"), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"commtax.{home}"), name)
+    raise AttributeError(f"module 'commtax' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -8,7 +8,7 @@ from commtax.question import Question
 from commtax.readers.trace import Usage
 from commtax.spec import Plan
 from commtax.statement import Note, Refusal
-from commtax.verbs import StepBill, price
+from commtax.verbs.billing import StepBill, price
 from commtax.verbs.checking import positive
 
 AGREE, DISAGREE, UNKNOWN = "agree", "disagree", "unknown"

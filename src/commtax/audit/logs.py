@@ -9,9 +9,8 @@ from commtax.question import Question
 from commtax.readers.vllm_log import StartupLog, axes_of
 from commtax.statement import Note
 from commtax.units import GiB, format_seconds, plural
-from commtax.verbs import Fit
 from commtax.verbs.asking import settled
-from commtax.verbs.fitting import holds
+from commtax.verbs.fitting import Fit, holds
 
 WEIGHTS_TOLERANCE = 0.02
 LEFT_TOLERANCE = 0.01  # KV memory that is left, of the chip's memory: 16 of 17 published starts, of any version, are nearer

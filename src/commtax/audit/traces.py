@@ -12,8 +12,7 @@ from commtax.readers.collective_names import UNNAMED
 from commtax.readers.trace import Collective, Device, Meetings, Step, Trace, Usage, meet
 from commtax.statement import Note
 from commtax.units import format_bytes, format_seconds, plural
-from commtax.verbs import StepBill
-from commtax.verbs.billing import sent
+from commtax.verbs.billing import StepBill, sent
 
 NOT_SENT = ("barrier",)  # control, which the lists of what is sent leave out
 IDLE_SHARE = 0.10  # of a step: more than this idle on the device is worth naming

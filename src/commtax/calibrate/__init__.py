@@ -23,7 +23,7 @@ from commtax.catalog.profile import VERSION, parse
 from commtax.files import Document
 from commtax.spec import Cluster, Path, Profile
 from commtax.statement import Refusal
-from commtax.verbs import expect
+from commtax.verbs.expecting import expect
 
 
 def calibrate(

@@ -14,8 +14,8 @@ from commtax.calibrate.records import Change, Part, Place, Served, TooFewError, 
 from commtax.calibrate.robust import Array
 from commtax.spec import Engine, Profile
 from commtax.units import format_seconds, plural
-from commtax.verbs import bill, simulate
-from commtax.verbs.serving import Simulation
+from commtax.verbs.billing import bill
+from commtax.verbs.serving import Simulation, simulate
 
 STEP_S = 1e-3  # of the differences
 FLOOR_SLACK = 0.98

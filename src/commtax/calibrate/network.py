@@ -10,7 +10,7 @@ from commtax.calibrate.records import Change, Part, Place, Timed, TooFewError, W
 from commtax.calibrate.robust import Array, Fitted
 from commtax.spec import Profile
 from commtax.units import format_bytes
-from commtax.verbs import expect
+from commtax.verbs.expecting import expect
 
 CONSTANTS = ("efficiency", "hops", "pipelining")
 MOST = (3.0, 1e4, 1e2)  # an efficiency above 1 is kept for the report: it says that the NICs are others than was said

@@ -13,7 +13,7 @@ from commtax.files import Document
 from commtax.readers.published.sweep import SweepRow
 from commtax.spec import Cluster, Engine, Profile
 from commtax.units import plural
-from commtax.verbs import expect
+from commtax.verbs.expecting import expect
 
 LEAST_SIZES, LEAST_SPAN = 4, 16
 

@@ -16,7 +16,7 @@ from commtax.question import SPREAD
 from commtax.spec import OVERLAPPED, PARALLEL, SIZES
 from commtax.statement import Refusal
 from commtax.units import parse_bytes, parse_count, parse_fraction, parse_seconds
-from commtax.verbs import AUTO_EP
+from commtax.verbs.asking import AUTO_EP
 
 Command = Callable[..., None]
 Given = dict[str, Any]

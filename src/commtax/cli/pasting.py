@@ -15,7 +15,7 @@ from commtax.cli.options import About, Given
 from commtax.files import local, read_text
 from commtax.spec import SIZES, Model
 from commtax.statement import Refusal
-from commtax.verbs import AUTO_EP
+from commtax.verbs.asking import AUTO_EP
 
 if TYPE_CHECKING:
     from commtax.readers.launch import Launch

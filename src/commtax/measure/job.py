@@ -16,7 +16,7 @@ from commtax.measure.weights import Checkpoint, Random, Source, Weights, load
 from commtax.measure.worker import Place
 from commtax.question import Question
 from commtax.statement import Refusal
-from commtax.verbs import ask
+from commtax.verbs.asking import ask
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 1e-1}

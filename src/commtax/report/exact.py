@@ -9,8 +9,10 @@ from commtax.report.documents import Asked, Named, Record, facts, filled, questi
 from commtax.report.tables import NOTHING_SENT, headline, notes, say, served_step, show_table, where
 from commtax.spec import Number
 from commtax.units import GiB, format_bytes, format_count, plural
-from commtax.verbs import Fit, Traffic, TrainFit, describe_gpus
+from commtax.verbs.asking import describe_gpus
+from commtax.verbs.billing import Traffic
 from commtax.verbs.explained import HELD
+from commtax.verbs.fitting import Fit, TrainFit
 
 
 def show_traffic(console: Console, sent: Traffic) -> None:

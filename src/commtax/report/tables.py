@@ -11,7 +11,7 @@ from rich.text import Text
 from commtax.question import Question
 from commtax.spec import Number
 from commtax.units import format_count, format_seconds
-from commtax.verbs import describe_gpus
+from commtax.verbs.asking import describe_gpus
 
 NOTHING_S = 1e-12
 """Less than this is left of a difference by rounding alone."""

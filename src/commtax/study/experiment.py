@@ -22,7 +22,7 @@ from commtax.statement import Refusal
 from commtax.study.driving import Asked, Driver, check
 from commtax.study.findings import Prices, analyse, answers
 from commtax.study.recipe import Run, dataset_lengths, recipe, runs
-from commtax.verbs import ask
+from commtax.verbs.asking import ask
 
 ENGINES = ("builtin", "vllm")
 LARGEST = 1e18  # of any figure of a study: seconds, bytes, tokens

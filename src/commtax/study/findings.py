@@ -12,9 +12,8 @@ from commtax.spec import Model
 from commtax.study.driving import ALL_REDUCE
 from commtax.study.recipe import SPREAD, Run
 from commtax.units import format_bytes, format_rate, format_seconds
-from commtax.verbs import StepBill
 from commtax.verbs.asking import unsettled
-from commtax.verbs.billing import sent
+from commtax.verbs.billing import StepBill, sent
 from commtax.verbs.serving import serve
 
 NOISY = 0.15  # half the spread of repeated runs over their median, above which a difference is hard to tell
