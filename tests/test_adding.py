@@ -28,8 +28,8 @@ def folder(tmp_path, monkeypatch):
     """A copy of the catalogue that is read instead of ours."""
     copy = shutil.copytree(SOURCE / "catalog", tmp_path / "catalog")
     for place in (loader, models):
-        if hasattr(place, "files"):
-            monkeypatch.setattr(place, "files", lambda _package: copy)
+        if hasattr(place, "FACTS"):
+            monkeypatch.setattr(place, "FACTS", copy)
     for read in remembered():
         read.cache_clear()
     yield copy
