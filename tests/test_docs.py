@@ -80,3 +80,13 @@ def test_the_project_speaks_of_itself_alone():
     path = re.compile(r"/(?:work|farm|root|tmp)/[a-z]")
     texts = [ROOT / f for f in files if (ROOT / f).is_file() and Path(f).suffix in (".py", ".md", ".toml", ".json", "")]
     assert not [t.name for t in texts if path.search(t.read_text(errors="replace"))]
+
+
+@pytest.mark.parametrize("page", ["docs/orientation.md", "CONTRIBUTING.md"])
+def test_the_maps_name_places_that_are(page):
+    """Files and folders in backquotes, but for those with a NAME to fill in; a file may be named without its folder."""
+    quoted = re.findall(r"`([\w.*-]*/[\w./*-]*|[\w*]+\.(?:py|toml))`", (ROOT / page).read_text())
+    named = {place.strip("/") for place in quoted if not re.search(r"[A-Z]{4}", place)}
+    missing = [n for n in named if not any((ROOT / "src").rglob(n)) and not any(ROOT.glob(n))]
+    assert len(named) > 10
+    assert not missing
