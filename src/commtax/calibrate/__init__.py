@@ -91,6 +91,7 @@ def _inside(rows: Files, place: Place, own: Profile) -> Fitted:
         if row.ranks <= place.cluster.domain and not (place.cluster.bridge and row.ranks == 2):
             groups.setdefault((row.library, row.op), []).append(row)
     libraries: dict[str, tuple[Path, ...]] = {}
+    last: dict[str, int] = {}  # of each library the index of its last part
     parts, refused = [], _pairs(rows, place.cluster)
     for (library, _), members in groups.items():
         try:
@@ -99,10 +100,11 @@ def _inside(rows: Files, place: Place, own: Profile) -> Fitted:
             refused.append(str(why))
             continue
         libraries[library] = (*libraries.get(library, ()), *paths)
+        last[library] = len(parts)
         parts.append(part)
     for library, paths in libraries.items():
         if all(p.op != "all-reduce" for p in paths):
-            parts[-1] = parts[-1].with_remarks(wishes=[_unmeasured(library, place)])
+            parts[last[library]] = parts[last[library]].with_remarks(wishes=[_unmeasured(library, place)])
     links = {"intra": place.cluster.intra.key} if libraries else {}
     return replace(own, libraries=libraries, links=links), parts, refused
 

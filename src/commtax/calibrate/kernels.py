@@ -74,12 +74,12 @@ def _fit_table(name: str, rows: list[Ran], start: Table, place: Place) -> tuple[
     times = np.array([r.seconds for r in rows])
     scalars = [s for s in SCALARS[form] if start["t0"] > 0 or s != "t0"]
     kernels = [_kernel(r) for r in rows]
-    ones = np.ones(len(scalars))
 
     def predict(factors: Array) -> Array:
         return _seconds(kernels, _moved(start, dict(zip(scalars, factors, strict=True))), form, place)
 
-    tells = np.sqrt(np.mean(robust.slopes(predict, ones) ** 2, axis=0)) > MATTERS
+    tells = np.sqrt(np.mean(robust.slopes(predict, np.ones(len(scalars))) ** 2, axis=0)) > MATTERS
+    notes = [f"{s}: these shapes do not tell it" for s, yes in zip(scalars, tells, strict=True) if not yes]
     scalars = [s for s, yes in zip(scalars, tells, strict=True) if yes]
     most = np.array([np.inf if s == "t0" else 1 / max(v for k, v in start.items() if _is(k, s)) for s in scalars])
     fitted = robust.curve(predict, np.minimum(np.ones(len(scalars)), most), times, most)
@@ -90,7 +90,6 @@ def _fit_table(name: str, rows: list[Ran], start: Table, place: Place) -> tuple[
     changes = (Change(f"{name} {k}", start[k], table[k], "s" if k == "t0" else "") for k in moved)
     before = np.log(times / _seconds(kernels, start, form, place))
     part = Part.of(f"kernels {name}", [r.label for r in rows], before, fitted.residuals, spread, changes)
-    notes = (f"{s}: these shapes do not tell it" for s, yes in zip(SCALARS[form], tells, strict=False) if not yes)
     return table, part.with_remarks(notes, [Wish(f"kernels {name}, more shapes: the range is ±{spread:.0%}", spread)])
 
 
