@@ -12,13 +12,14 @@ import numpy as np
 
 from commtax import catalog
 from commtax.calibrate import robust
-from commtax.calibrate.records import LEAST_SIZES, Change, Part, Place, Timed, TooFewError, Wish, check_sizes, expected
+from commtax.calibrate.records import LEAST_SIZES, Change, Files, Part, Place, Step, Timed, TooFewError, Wish, check_sizes, expected
 from commtax.calibrate.robust import Array, Fitted
 from commtax.catalog.physics import check_path, fastest_Bps
 from commtax.cost.collectives import path_parts, ring_factor
-from commtax.spec import Algorithm, Link, Path, Profile
+from commtax.spec import Algorithm, Cluster, Link, Path, Profile
 from commtax.statement import Refusal
 from commtax.units import format_bytes
+from commtax.verbs.expecting import expect
 
 ROOT_SIZES = 8  # sizes from which a third constant of the size can be told from two
 LEAST_SWITCH = 4096  # no library changes its algorithm for tensors smaller than this
@@ -76,7 +77,49 @@ class Fit:
         return float(rows * np.log(np.mean(capped**2) + NOISE**2) + self.constants * np.log(rows))
 
 
-def fit_op(rows: Sequence[Timed], place: Place) -> tuple[tuple[Path, ...], Part]:
+def fit_inside(rows: Files, place: Place, own: Profile) -> Step:
+    """Collectives of groups that stay in one fast domain, library by library and operation by operation."""
+    groups: dict[tuple[str, str], list[Timed]] = {}
+    for row in rows.collectives:
+        if row.ranks > place.cluster.num_gpus:
+            raise Refusal(f"'{row.label}': {place.cluster.key} has {place.cluster.num_gpus} GPUs")
+        if row.ranks <= place.cluster.domain and not (place.cluster.bridge and row.ranks == 2):
+            groups.setdefault((row.library, row.op), []).append(row)
+    libraries: dict[str, tuple[Path, ...]] = {}
+    parts: dict[tuple[str, str], Part] = {}
+    refused = _pairs(rows, place.cluster)
+    for (library, op), members in groups.items():
+        try:
+            paths, parts[library, op] = _fit_op(members, place)
+        except TooFewError as why:
+            refused.append(str(why))
+        else:
+            libraries[library] = (*libraries.get(library, ()), *paths)
+    for library, paths in libraries.items():
+        if (library, "all-reduce") not in parts:
+            last = library, paths[-1].op
+            parts[last] = parts[last].with_remarks(wishes=[_unmeasured(library, place)])
+    links = {"intra": place.cluster.intra.key} if libraries else {}
+    return replace(own, libraries=libraries, links=links), list(parts.values()), refused
+
+
+def _pairs(rows: Files, cluster: Cluster) -> list[str]:
+    """Why rows of two ranks are left out where bridges join pairs: a profile tells of one inside link, and theirs is another."""
+    count = sum(row.ranks == 2 for row in rows.collectives)
+    if not count or not cluster.bridge:
+        return []
+    reason = f"{count} rows of 2 ranks ran over {cluster.bridge.key}, and others run over {cluster.intra.key}"
+    return [f"{reason}: --cluster 2x{cluster.chip.key} makes a profile of them"]
+
+
+def _unmeasured(library: str, place: Place) -> Wish:
+    """Tensor parallelism is made of all-reduces: without a measured one, the catalogue's range stays."""
+    cluster = place.cluster.without_pairs
+    spread = float(expect("all-reduce", cluster, nbytes=65536.0, ranks=min(2, cluster.domain), library=library).spread)
+    return Wish(f"{library} all-reduce, 1 KiB to 1 GiB: not measured, and the catalogue's range is ±{spread:.0%}", spread)
+
+
+def _fit_op(rows: Sequence[Timed], place: Place) -> tuple[tuple[Path, ...], Part]:
     """The paths of one collective of one library inside a host."""
     op, name = rows[0].op, f"{rows[0].library} {rows[0].op}"
     nbytes, ranks, times = (np.array([getattr(r, key) for r in rows], float) for key in ("nbytes", "ranks", "seconds"))

@@ -11,11 +11,12 @@ import numpy as np
 
 from commtax import catalog
 from commtax.calibrate import robust
-from commtax.calibrate.records import Change, Part, Place, Ran, Wish
+from commtax.calibrate.records import Change, Files, Part, Place, Ran, Step, Wish
 from commtax.calibrate.robust import Array
 from commtax.cost.compute import Kernel
 from commtax.cost.kernels import FORMS
 from commtax.readers.published.sweep import SweepRow, kernel
+from commtax.spec import Profile
 from commtax.statement import Refusal
 
 LEAST_ROWS = 8
@@ -33,14 +34,14 @@ def table_name(row: SweepRow) -> str:
     return f"{kind}.{dtype}"
 
 
-def fit_tables(rows: Sequence[Ran], place: Place) -> tuple[dict[str, Table], list[Part], list[str]]:
-    """The tables that the rows tell of, and why others cannot be told."""
+def fit_tables(rows: Files, place: Place, own: Profile) -> Step:
+    """The tables that the sweep's rows tell of."""
     groups: dict[str, list[Ran]] = {}
     tables: dict[str, Table] = {}
     parts: list[Part] = []
-    slower = _slower_backends(rows)
+    slower = _slower_backends(rows.kernels)
     refused = [f"prefill by {name}: slower than another backend, not fitted" for name in slower]
-    for row in rows:
+    for row in rows.kernels:
         if row.row["kind"] == "prefill" and row.row.get("backend", "") in slower:
             continue
         groups.setdefault(table_name(row.row), []).append(row)
@@ -56,7 +57,7 @@ def fit_tables(rows: Sequence[Ran], place: Place) -> tuple[dict[str, Table], lis
             parts.append(part)
         else:
             refused.append(f"kernels {name}: the catalogue's constants fit these {len(members)} rows as well; kept")
-    return tables, parts, refused
+    return replace(own, tables=tables), parts, refused
 
 
 def _slower_backends(rows: Sequence[Ran]) -> list[str]:

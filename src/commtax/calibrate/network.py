@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.calibrate import robust
-from commtax.calibrate.records import Change, Part, Place, Timed, TooFewError, Wish, check_sizes, expected
+from commtax.calibrate.records import Change, Files, Part, Place, Step, Timed, TooFewError, Wish, check_sizes, expected
 from commtax.calibrate.robust import Array, Fitted
 from commtax.spec import Profile
 from commtax.units import format_bytes
@@ -21,8 +21,11 @@ UNSURE = 0.45  # relative standard deviation of a constant that rows do not tell
 ASKED = tuple(float(2**x) for x in range(10, 34, 2))
 
 
-def fit_network(rows: Sequence[Timed], place: Place, own: Profile) -> tuple[dict[str, float], Part]:
+def fit_network(files: Files, place: Place, own: Profile) -> Step:
     """Constants across hosts; ``own`` holds what was fitted inside them."""
+    rows = [r for r in files.collectives if r.ranks > place.cluster.domain]
+    if not rows:
+        return own, [], []
     check_sizes("across hosts", [r.nbytes for r in rows])
     times = np.array([r.seconds for r in rows])
     usual = expect(rows[0].op, place.cluster, nbytes=1.0, ranks=rows[0].ranks, library=rows[0].library).fabric
@@ -39,8 +42,8 @@ def fit_network(rows: Sequence[Timed], place: Place, own: Profile) -> tuple[dict
     usual_errors = np.log(times / expected(rows, place, None))
     name, labels = f"{rows[0].library} across hosts", [r.label for r in rows]
     part = Part.of(name, labels, usual_errors, fitted.residuals, spread, changes)
-    notes, wishes = _notes(rows, constants, place, known), _wishes(rows, place, own, fitted)
-    return constants, part.with_remarks(notes, wishes)
+    part = part.with_remarks(_notes(rows, constants, place, known), _wishes(rows, place, own, fitted))
+    return replace(own, network=constants, links={**own.links, "inter": place.cluster.inter.key}), [part], []
 
 
 def _fit(rows: Sequence[Timed], place: Place, own: Profile, start: Array, times: Array) -> tuple[Fitted, Array]:

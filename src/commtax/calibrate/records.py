@@ -170,6 +170,10 @@ class Calibration:
         return max((w for part in self.parts for w in part.wishes), key=lambda w: w.spread, default=None)
 
 
+Step = tuple[Profile, list[Part], list[str]]
+"""What one fit gives back: the profile with what it learnt, its parts, and why the rest cannot be told."""
+
+
 class TooFewError(ValueError):
     """A group of rows that cannot tell its constants; says how many would."""
 
