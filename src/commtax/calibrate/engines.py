@@ -41,7 +41,7 @@ def fit_engine(rows: Files, place: Place, own: Profile) -> Step:
     names = ["host_s"]
     names += ["host_s_per_doubling"] if len({r.tp for r in runs}) > 1 else []
     names += ["host_s_per_seq"] if len({r.clients for r in runs}) > 1 else []
-    times, latency = np.array([r.tpot_s if r.kind == "serve" else r.e2e_s for r in runs], float), partial(_latency, place, own)
+    times, latency = np.array([r.latency_s for r in runs]), partial(_latency, place, own)
     host, fitted, part = _fit("tpot", names, runs, times, place, place.engine, latency)
     parts = [part.with_remarks(_notes(runs, names, fitted), _wishes(runs, names, fitted, place.engine, latency))]
     waiting = [r for r in runs if r.kind == "serve" and r.ttft_s]
@@ -58,8 +58,8 @@ def _impossible(run: Served, place: Place, own: Profile) -> str:
     priced = bill(run.model, place.cluster, tp=run.tp, engine=place.engine, batch=1, context=1, profile=own)
     nbytes = sum(x.item.nbytes * x.item.count for x in priced.items if x.item.form == "gemm")
     least = float(nbytes) / priced.question.cluster.chip.memory_Bps
-    each = run.tpot_s if run.kind == "serve" else (run.e2e_s or 0.0) / run.output_len
-    if each is None or each >= least * FLOOR_SLACK:
+    each = run.latency_s if run.kind == "serve" else run.latency_s / run.output_len
+    if each >= least * FLOOR_SLACK:
         return ""
     said = f"{run.label}: {format_seconds(each)} a token is faster than reading the weights: {format_seconds(least)}"
     return f"{said} on {place.cluster.chip.key} at tp {run.tp}; other hardware, weights or degree than was said"
@@ -90,7 +90,7 @@ def _fit(
 
 def _each(runs: list[Served], price: Price, engine: Engine) -> Array:
     """A price for each run; runs that asked the same are priced once."""
-    asked = [replace(run, tpot_s=None, ttft_s=None, e2e_s=None, label="") for run in runs]
+    asked = [replace(run, latency_s=0.0, ttft_s=None, label="") for run in runs]
     known = {question: price(question, engine) for question in dict.fromkeys(asked)}
     return np.array([known[question] for question in asked], float)
 

@@ -50,9 +50,8 @@ class Served:
     input_len: int
     output_len: int
     num_prompts: int
-    tpot_s: float | None
+    latency_s: float  # of a batch; the time a token (TPOT) in a closed loop
     ttft_s: float | None
-    e2e_s: float | None
     label: str
 
 
