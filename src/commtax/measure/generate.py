@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from commtax.measure.comm import Sent
-from commtax.measure.engine import Clock, Engine
+from commtax.measure.engine import Engine
 from commtax.measure.worker import Place, gather
 
 
@@ -52,8 +52,8 @@ class HostWatch:
         self.engine, self.seconds = engine, list[float]()
 
     def step(self, lines: dict[str, float], compute: Callable[[], Any]) -> Any:
+        self.engine.watch(lines)
         start = time.perf_counter()
-        self.engine.watch(Clock(start, lines))
         logits = compute()
         self.seconds.append(time.perf_counter() - start)
         self.engine.watch(None)
@@ -101,7 +101,7 @@ def generate(engine: Engine, tokens: Any, outputs: int, forced: list[Any] | None
     run, book, watch = Run(), engine.group.ledger, HostWatch(engine) if on_host else DeviceWatch()
     book.clear()
     logits = watch.step(run.prefill_lines, lambda: engine.prefill(tokens))
-    run.prefill_sent, run.prefill_comm_s = book.sent, book.seconds()
+    run.prefill_sent, run.prefill_comm_s = book.sent, book.seconds
     for step in range(outputs):
         run.tokens.append(logits.argmax(dim=-1))
         if keep:
@@ -117,7 +117,7 @@ def generate(engine: Engine, tokens: Any, outputs: int, forced: list[Any] | None
         run.order = book.sent
         if on_host:
             run.decode_lines.append(lines)
-            run.comm_s.append(book.seconds())
+            run.comm_s.append(book.seconds)
     run.prefill_s, *run.decode_s = watch.steps()
     book.clear()
     return run
