@@ -144,8 +144,8 @@ class Logits:
     """Logits of every step against TP=1's on the same inputs; -1 where they are not finite."""
 
     max_logit_diff: float
-    tolerance: float
-    within: bool
+    logit_tolerance: float
+    logits_equal: bool
     same_tokens: int
     steps: int
 
@@ -158,28 +158,19 @@ class Measured:
     load: tuple[float, float, float]
     torch: str
     device: str
-    tp1: list[Run]
+    tp1: list[Run] = field(default_factory=list)
     tp1_bytes: int = 0
     logits: Logits | None = None
 
 
-@dataclass(slots=True)
-class Rounds:
-    """Runs of one rank: TP=N, and where somebody asked TP=1 on rank 0 alone and one TP=1 replica a rank at once."""
-
-    tp: list[Run] = field(default_factory=list)
-    tp1: list[Run] = field(default_factory=list)
-    replicas: list[Run] = field(default_factory=list)
-
-
-def measured(where: Place, engine: Engine, rounds: Rounds, tp1_bytes: int = 0, logits: Logits | None = None) -> Measured:
+def measured(where: Place, engine: Engine, runs: Sequence[Run], replicas: Sequence[Run] = ()) -> Measured:
     """Every rank's part, on every rank."""
     w, cache = engine.weights, engine.cache
     held = (w.nbytes, w.replicated, cache.nbytes, cache.num_blocks, cache.block_size)
-    runs, alone, replicas = ([run.figures() for run in kind] for kind in (rounds.tp, rounds.tp1, rounds.replicas))
-    parts = gather(Part(where.rank, os.uname().nodename, where.cores, *held, runs, replicas))
+    figures = ([run.figures() for run in kind] for kind in (runs, replicas))
+    parts = gather(Part(where.rank, os.uname().nodename, where.cores, *held, *figures))
     device = f"{torch.get_num_threads()} CPU thread(s) a rank" if engine.device.type == "cpu" else torch.cuda.get_device_name()
-    return Measured(parts, os.getloadavg(), torch.__version__, device, alone, tp1_bytes, logits)
+    return Measured(parts, os.getloadavg(), torch.__version__, device)
 
 
 @dataclass(frozen=True, slots=True)

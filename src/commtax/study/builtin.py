@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from commtax.files import Document
 from commtax.measure import launch, machine
 from commtax.measure.engine import Engine
-from commtax.measure.generate import Measured, Rounds, Turn, generate, measured, prompts, turns
+from commtax.measure.generate import Measured, Turn, generate, measured, prompts, turns
 from commtax.measure.job import Job
 from commtax.measure.reconcile import by_collective, document
 from commtax.measure.worker import Place, report
@@ -150,7 +150,7 @@ def measure_runs(where: Place, work: Work) -> None:
         generate(engine, tokens, 2)
         with trace(engine, work.raw / f"{run.name}-rank{where.rank}.json") if tracing else nullcontext():
             answered = [generate(engine, tokens, run.output_len) for _ in range(run.iters)]
-        report((run, measured(where, engine, Rounds(answered))))
+        report((run, measured(where, engine, answered)))
 
 
 @contextmanager
