@@ -62,14 +62,13 @@ class Form:
 class Fit:
     """One or two forms (below and above ``limits`` of each group size) with their constants."""
 
-    forms: tuple[Form, ...]
-    fits: tuple[Fitted, ...]
+    pieces: tuple[tuple[Form, Fitted], ...]
+    residuals: Array
     limits: tuple[tuple[int, float], ...] = ()
-    residuals: Array = ()
 
     @property
     def constants(self) -> int:
-        return sum(len(form.constants) for form in self.forms) + bool(self.limits)
+        return sum(len(form.constants) for form, _ in self.pieces) + bool(self.limits)
 
     def score(self, rows: int) -> float:
         """Schwarz' criterion with capped residuals: lower is better; each constant has to earn ln(rows)."""
@@ -165,10 +164,7 @@ def _best(op: str, nbytes: Array, ranks: Array, times: Array) -> Fit:
     """The cheapest form that the rows support."""
     rows = len(set(zip(nbytes.tolist(), ranks.tolist(), strict=True)))
     single = _cheapest(op, nbytes, ranks, times)
-    doubles = list(_doubles(op, nbytes, ranks, times))
-    if not doubles:
-        return single
-    double = min(doubles, key=lambda f: f.score(rows))
+    double = min(_doubles(op, nbytes, ranks, times), key=lambda f: f.score(rows), default=single)
     clear = double.score(rows) < single.score(rows) - CLEARLY
     closer = np.median(np.abs(double.residuals)) < BETTER * np.median(np.abs(single.residuals))
     return double if clear and closer else single
@@ -176,10 +172,8 @@ def _best(op: str, nbytes: Array, ranks: Array, times: Array) -> Fit:
 
 def _cheapest(op: str, nbytes: Array, ranks: Array, times: Array) -> Fit:
     """The one form that describes these rows with the fewest constants."""
-    forms = list(_forms(op, nbytes, ranks))
-    fits = [robust.linear(form.columns(op, nbytes, ranks), times) for form in forms]
-    singles = (Fit((form,), (fitted,), residuals=fitted.residuals) for form, fitted in zip(forms, fits, strict=True))
-    return min(singles, key=lambda f: f.score(len(times)))
+    pieces = ((form, robust.linear(form.columns(op, nbytes, ranks), times)) for form in _forms(op, nbytes, ranks))
+    return min((Fit((piece,), piece[1].residuals) for piece in pieces), key=lambda f: f.score(len(times)))
 
 
 def _forms(op: str, nbytes: Array, ranks: Array) -> Iterator[Form]:
@@ -210,12 +204,11 @@ def _doubles(op: str, nbytes: Array, ranks: Array, times: Array) -> Iterator[Fit
         residuals = np.empty(len(times))
         residuals[low], residuals[~low] = chosen[0].residuals, chosen[1].residuals
         limits = tuple((n, float(limit * (n / worlds[0]) ** grow)) for n in worlds)
-        yield Fit(tuple(c.forms[0] for c in chosen), tuple(c.fits[0] for c in chosen), limits, residuals)
+        yield Fit(chosen[0].pieces + chosen[1].pieces, residuals, limits)
 
 
 def _paths(fit: Fit, op: str, library: str) -> tuple[Path, ...]:
-    fits = zip(fit.forms, fit.fits, strict=True)
-    paths = tuple(form.path(op, fitted.values, f"{library} {form.algorithm}") for form, fitted in fits)
+    paths = tuple(form.path(op, fitted.values, f"{library} {form.algorithm}") for form, fitted in fit.pieces)
     return (replace(paths[0], max_bytes=fit.limits), replace(paths[1], turn=1)) if fit.limits else paths
 
 
@@ -246,21 +239,16 @@ def _wishes(fit: Fit, op: str, library: str, worlds: list[int], place: Place) ->
     """The range that the rows leave at sizes and groups that could be measured: from the constants' covariance."""
     least = 4 if place.cluster.bridge else 2  # a bridged pair has a link of its own
     groups = sorted({*worlds, *(n for n in (2, 4, 8, 16, 32, 64) if least <= n <= place.cluster.domain)})
-    for index, (form, fitted) in enumerate(zip(fit.forms, fit.fits, strict=True)):
+    for index, (form, fitted) in enumerate(fit.pieces):
         columns, values, information = _with_hop(form, fitted, op, worlds)
         spread = robust.covariance(information, PRIOR * _typical(form, fitted, columns, worlds))
         for size, n in product(ASKED, groups):
-            if fit.limits and (size <= _limit(fit, n)) != (index == 0):
+            if fit.limits and (size <= np.interp(n, *np.array(fit.limits).T)) != (index == 0):
                 continue
             row = columns.columns(op, np.array([size]), np.array([float(n)]))[0]
             slope = row / max(float(row @ values), 1e-30)
             where = f"{library} {op} of {format_bytes(size)} over {n} ranks"
             yield Wish.at(where, slope @ spread @ slope + fitted.sigma**2)
-
-
-def _limit(fit: Fit, ranks: int) -> float:
-    """The largest tensor of the first form."""
-    return float(np.interp(ranks, [n for n, _ in fit.limits], [b for _, b in fit.limits]))
 
 
 def _with_hop(form: Form, fitted: Fitted, op: str, worlds: list[int]) -> tuple[Form, Array, Array]:

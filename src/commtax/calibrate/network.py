@@ -32,10 +32,9 @@ def fit_network(files: Files, place: Place, own: Profile) -> Step:
     before = tuple(getattr(usual.network, name) for name in CONSTANTS)
     fitted, known = _fit(rows, place, own, np.array(before), times)
     spread = robust.half_width(fitted.residuals, len(CONSTANTS))
-    kept = zip(CONSTANTS, (float(v) for v in fitted.values), before, known, strict=True)
-    constants = {**{n: value if yes else b for n, value, b, yes in kept}, "spread": spread}
+    constants: dict[str, float] = dict(zip(CONSTANTS, np.where(known, fitted.values, before).tolist(), strict=True))
     ranks = {r.ranks for r in rows}
-    constants |= {"least_ranks": min(ranks), "most_ranks": max(ranks)}
+    constants |= {"spread": spread, "least_ranks": min(ranks), "most_ranks": max(ranks)}
     if not known[CONSTANTS.index("hops")]:
         constants["least_bytes"] = min(r.nbytes for r in rows)  # below, latency decides, and nobody measured it
     changes = (Change(f"network {n}", b, constants[n]) for n, b, t in zip(CONSTANTS, before, known, strict=True) if t)
@@ -50,7 +49,7 @@ def _fit(rows: Sequence[Timed], place: Place, own: Profile, start: Array, times:
     """The constants that the rows tell to a factor of 1.5 or so; the others stay where they were."""
     known = np.ones(len(start), bool)
     while known.any():
-        fitted = _fit_some(rows, place, own, np.where(known, np.maximum(start, TRIED), np.maximum(start, NOTHING)), known, times)
+        fitted = _fit_some(rows, place, own, np.maximum(start, np.where(known, TRIED, NOTHING)), known, times)
         sure = np.sqrt(np.diag(robust.covariance(fitted.information, fitted.values))) / fitted.values < UNSURE
         if np.all(sure[known]):
             return fitted, known

@@ -75,9 +75,7 @@ def _rounds(job: Job, where: Place, alone: Engine | None, part: Engine) -> tuple
     for engine in (alone, part):
         if engine:
             generate(engine, tokens, 2)  # first touches, allocations, libraries' own warm-up
-    runs: list[Run] = []
-    tp1: list[Run] = []
-    replicas: list[Run] = []
+    runs, tp1, replicas = list[Run](), list[Run](), list[Run]()
     forced: list[Any] | None = None
     for turn in range(job.repeats):
         first = turn == 0
