@@ -99,14 +99,10 @@ def _latency(place: Place, own: Profile, run: Served, engine: Engine) -> float:
     """TPOT of a closed loop, the whole latency of a batch."""
     if run.kind == "serve":
         return float(_simulated(place, own, run, engine).tpot_s)
-
-    def step_s(phase: str, context: int) -> float:
-        priced = bill(
-            run.model, place.cluster, phase=phase, batch=run.clients, context=context, tp=run.tp, engine=engine, profile=own
-        )
-        return float(priced.step_s)
-
-    return step_s("prefill", run.input_len) + (run.output_len - 1) * step_s("decode", run.input_len + run.output_len // 2)
+    step = partial(bill, run.model, place.cluster, batch=run.clients, tp=run.tp, engine=engine, profile=own)
+    prefill = step(phase="prefill", context=run.input_len)
+    decode = step(phase="decode", context=run.input_len + run.output_len // 2)
+    return float(prefill.step_s) + (run.output_len - 1) * float(decode.step_s)
 
 
 def _ttft(place: Place, own: Profile, run: Served, engine: Engine) -> float:

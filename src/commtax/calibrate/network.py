@@ -94,16 +94,12 @@ def _wishes(rows: Sequence[Timed], place: Place, own: Profile, fitted: Fitted) -
     """The range left at other sizes and numbers of hosts."""
     spread = robust.covariance(fitted.information, np.maximum(fitted.values, TRIED))
     op, domain = rows[0].op, place.cluster.domain
-    groups = sorted({r.ranks for r in rows} | {domain * 2**k for k in range(1, 6) if domain * 2**k <= place.cluster.num_gpus})
     seen = {r.ranks for r in rows}
-    for ranks in groups:
-        asked = [Timed(rows[0].library, op, ranks, size, 1.0, "") for size in ASKED]
-
-        def predict(values: Array, asked: list[Timed] = asked) -> Array:
-            return expected(asked, place, _with(own, values))
-
-        slope = robust.slopes(predict, fitted.values)
-        apart = 0.0 if ranks in seen else PER_DOUBLING * abs(np.log2(ranks / min(seen, key=lambda s: abs(np.log(s / ranks)))))
-        variance = np.einsum("ij,jk,ik->i", slope, spread, slope) + fitted.sigma**2 + apart**2
-        for row, one in zip(asked, variance, strict=True):
-            yield Wish.at(f"{row.library} {op} of {format_bytes(row.nbytes)} over {ranks} ranks", one)
+    groups = sorted(seen | {domain * 2**k for k in range(1, 6) if domain * 2**k <= place.cluster.num_gpus})
+    asked = [Timed(rows[0].library, op, ranks, size, 1.0, "") for ranks in groups for size in ASKED]
+    slope = robust.slopes(lambda values: expected(asked, place, _with(own, values)), fitted.values)
+    variance = np.einsum("ij,jk,ik->i", slope, spread, slope) + fitted.sigma**2
+    for row, one in zip(asked, variance, strict=True):
+        doublings = min(abs(np.log2(row.ranks / ranks)) for ranks in seen)
+        where = f"{row.library} {op} of {format_bytes(row.nbytes)} over {row.ranks} ranks"
+        yield Wish.at(where, one + (PER_DOUBLING * doublings) ** 2)

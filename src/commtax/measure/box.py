@@ -295,10 +295,10 @@ def _paths(seen: Sequence[Seen], impl: str) -> list[Document]:
 def _wires(cases: Sequence[Case], impl: str, op: str) -> Iterable[tuple[float, float]]:
     """(bytes, seconds) of one case. In each step the least over ranks is the wire; a step pays their mean, tails included."""
     turns = [Turn(runs) for runs in zip(*(case.runs[impl] for case in cases), strict=True)]
-    wanted = [i for i, sent in enumerate(turns[0].order) if sent.op == op]
-    yield float(turns[0].order[wanted[0]].nbytes), quiet([float(turn.wire_s[:, wanted].mean()) for turn in turns])
+    first = turns[0].runs[0]
+    wanted = [i for i, sent in enumerate(first.order) if sent.op == op]
+    yield float(first.order[wanted[0]].nbytes), quiet([float(turn.wire_s[:, wanted].mean()) for turn in turns])
     if op == "all-reduce":
-        first = turns[0].runs[0].prefill_sent
-        wanted = [i for i, sent in enumerate(first) if sent.op == op]
+        wanted = [i for i, sent in enumerate(first.prefill_sent) if sent.op == op]
         means = [min(np.mean([run.prefill_comm_s[i] for i in wanted]) for run in turn.runs) for turn in turns]
-        yield float(first[wanted[0]].nbytes), quiet([float(mean) for mean in means])
+        yield float(first.prefill_sent[wanted[0]].nbytes), quiet([float(mean) for mean in means])

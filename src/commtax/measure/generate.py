@@ -188,10 +188,6 @@ class Turn:
         return [max(times) for times in zip(*(run.decode_s for run in self.runs), strict=True)]
 
     @property
-    def order(self) -> list[Sent]:
-        return self.runs[0].order
-
-    @property
     def inside_s(self) -> Any:
         """Seconds inside collectives, (ranks, steps, collectives of a step); of size 0 where nobody timed them (CUDA)."""
         return np.array([run.comm_s for run in self.runs])

@@ -137,7 +137,7 @@ def by_collective(all_turns: Sequence[Turn]) -> dict[str, list[float]]:
     wires: dict[str, list[float]] = {}
     for turn in all_turns:
         for step in turn.wire_s.tolist():
-            for issued, seconds in zip(turn.order, step, strict=True):
+            for issued, seconds in zip(turn.runs[0].order, step, strict=True):
                 wires.setdefault(issued.what, []).append(seconds)
     return wires
 

@@ -110,7 +110,7 @@ class Builtin(Driver):
 
 def _counted(all_turns: Sequence[Turn]) -> Document:
     """All-reduces of a decode step by the engine's own ledger (CPU ranks); the least over ranks is the wire."""
-    reduced = [sent for sent in all_turns[0].order if sent.op == ALL_REDUCE]
+    reduced = [sent for sent in all_turns[0].runs[0].order if sent.op == ALL_REDUCE]
     wires = by_collective(all_turns)
     wire_s = sum(median(wires[sent.what]) for sent in reduced)
     step_s = median(median(turn.decode_s) for turn in all_turns)
