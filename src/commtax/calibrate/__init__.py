@@ -15,10 +15,7 @@ from commtax.calibrate.engines import fit_engine
 from commtax.calibrate.kernels import fit_tables
 from commtax.calibrate.network import fit_network
 from commtax.calibrate.reading import read
-from commtax.calibrate.records import Calibration as Calibration
-from commtax.calibrate.records import Change as Change
-from commtax.calibrate.records import Files, Place, TooFewError
-from commtax.calibrate.records import Part as Part
+from commtax.calibrate.records import Calibration, Files, Part, Place, TooFewError
 from commtax.catalog.profile import VERSION, parse
 from commtax.files import Document
 from commtax.spec import Cluster, Profile
