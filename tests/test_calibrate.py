@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -265,6 +266,18 @@ def test_kernels_of_our_own_sweep(tmp_path):
     assert sources["decode"] == "calibrated", "what was not measured keeps its source"
 
 
+def test_a_note_names_the_scalar_that_shapes_do_not_tell(tmp_path, monkeypatch):
+    """A family without a fixed time has one scalar less to tell."""
+    usual = catalog.kernel_constants(catalog.engine("fused"), catalog.chip("h200-sxm"))
+    bare = {**usual.tables["gemm.bf16"], "t0": 0.0}
+    monkeypatch.setattr(catalog, "kernel_constants", lambda *_: replace(usual, tables={"gemm.bf16": bare}))
+    rows = [json.loads(x) for x in (H200 / "gemm.jsonl").read_text().splitlines()]
+    many = [r for r in rows if r["kind"] == "gemm" and r["dtype"] == "bf16" and min(r["m"], r["n"], r["k"]) >= 4096]
+    file = written(tmp_path, "many.jsonl", "\n".join(json.dumps({**r, "median_s": r["median_s"] * 1.3}) for r in many))
+    (part,) = calibrate([file], "8xh200-sxm", engine="fused").parts
+    assert part.notes == ("eb: these shapes do not tell it",)
+
+
 def test_files_of_all_kinds_make_one_profile(tmp_path):
     rng = np.random.default_rng(8)
     files = [written(tmp_path, f"{n}.txt", output("all_reduce", n, noisy(TRUE, n, rng))) for n in (2, 8)]
@@ -287,6 +300,18 @@ def test_our_own_rows_of_collectives(tmp_path):
     assert found.profile.libraries["shm"][0].bandwidth_Bps == pytest.approx(2e9, rel=0.01)
     step = commtax.bill("llama-3.2-1b", "2xcpu", tp=2, engine="builtin", profile=found.profile)
     assert next(x for x in step.items if x.item.op == "all-reduce").source == "calibrated: my-box"
+
+
+def test_an_all_reduce_is_wished_for_by_the_library_that_has_none(tmp_path):
+    ops = {"shm": Route("all-gather", "ring", 2e9, launch_s=40e-6), "gloo": Route("all-reduce", "ring", 1e9, launch_s=90e-6)}
+    rows = [
+        {"impl": impl, "ranks": 2, "op": true.op, "size_bytes": s, "time_us": 1e6 * seconds(true, s, 2)}
+        for impl, true in ops.items()
+        for s in SIZES[:16]
+    ]
+    found = calibrate([written(tmp_path, "rows.jsonl", "\n".join(map(json.dumps, rows)))], "2xcpu")
+    wished = {part.name: [w.what for w in part.wishes if "not measured" in w.what] for part in found.parts}
+    assert [len(wishes) for wishes in wished.values()] == [1, 0], wished
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,12 @@ CPU = torch.device("cpu")
 PROVEN = ("llama", "qwen3", "mixtral")
 
 
+@pytest.fixture(autouse=True)
+def targets(monkeypatch):
+    """Ranks find ``live_targets`` as they find any module of the user's."""
+    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
+
+
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     """Small checkpoints as transformers saves them, with transformers' own logits."""
@@ -155,7 +161,7 @@ def test_a_slow_rank_is_named(two):
 
 
 def test_shared_memory_adds_as_gloo_does():
-    for row in launch.run("live_targets:add", {}, 3, path=str(HERE), timeout_s=120):
+    for row in launch.run("live_targets:add", {}, 3, timeout_s=120):
         assert row["off"] < 0.05
         assert row["gathered"]
         assert row["same"], "every rank holds the same bits"
@@ -163,7 +169,7 @@ def test_shared_memory_adds_as_gloo_does():
 
 def test_more_ranks_than_cores_never_read_a_slot_early():
     before = set(launch.SHARED.glob("*commtax-*"))
-    assert launch.run("live_targets:storm", {"turns": 3000}, 4, path=str(HERE), timeout_s=120) == [0, 0, 0, 0]
+    assert launch.run("live_targets:storm", {"turns": 3000}, 4, timeout_s=120) == [0, 0, 0, 0]
     assert set(launch.SHARED.glob("*commtax-*")) <= before, "memory and semaphores have no names left"
 
 
@@ -184,7 +190,7 @@ def test_a_killed_rank_takes_the_run_down_within_seconds():
             os.kill(pids[1], signal.SIGKILL)
 
     with pytest.raises(launch.RankError, match="rank 1 was killed by SIGKILL") as caught:
-        launch.run("live_targets:forever", {}, 2, path=str(HERE), watch=pids.extend, progress=kill, timeout_s=60)
+        launch.run("live_targets:forever", {}, 2, watch=pids.extend, progress=kill, timeout_s=60)
     assert time.monotonic() - killed[0] < 10
     assert caught.value.rank == 1
     assert not any(alive(pid) for pid in pids)
@@ -192,7 +198,7 @@ def test_a_killed_rank_takes_the_run_down_within_seconds():
 
 def test_a_rank_that_raises_is_named_with_its_traceback():
     with pytest.raises(launch.RankError, match="seeded failure") as caught:
-        launch.run("live_targets:fails", {"rank": 1}, 2, path=str(HERE), timeout_s=60)
+        launch.run("live_targets:fails", {"rank": 1}, 2, timeout_s=60)
     assert caught.value.rank == 1
     assert caught.value.trace.endswith("RuntimeError: seeded failure")
     assert "live_targets.py" in caught.value.trace
@@ -200,22 +206,22 @@ def test_a_rank_that_raises_is_named_with_its_traceback():
 
 def test_what_a_rank_refuses_is_refused_here():
     with pytest.raises(Refusal, match="seeded refusal") as caught:
-        launch.run("live_targets:refuses", {"rank": 1}, 2, path=str(HERE), timeout_s=60)
+        launch.run("live_targets:refuses", {"rank": 1}, 2, timeout_s=60)
     assert caught.value.argument == "tp"
 
 
 SCRIPT = """
-import signal, sys
+import signal
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, and that is respected
 from commtax.measure import launch
-launch.run("live_targets:forever", {}, 2, path=sys.argv[1], watch=lambda pids: print(*pids, flush=True))
+launch.run("live_targets:forever", {}, 2, watch=lambda pids: print(*pids, flush=True))
 """
 
 
 @pytest.mark.parametrize("signs", [[signal.SIGTERM] * 2, [signal.SIGHUP], [signal.SIGKILL]])
 def test_neither_ranks_nor_folders_outlive_the_launcher(signs, tmp_path):
     running = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(HERE)],
+        [sys.executable, "-c", SCRIPT],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -248,7 +254,7 @@ def test_a_stopped_rank_is_lost_and_named():
             os.kill(pids[1], signal.SIGSTOP)
 
     with pytest.raises(launch.RankError, match="stopped for more than 2 s") as caught:
-        launch.run("live_targets:forever", {}, 2, path=str(HERE), watch=pids.extend, progress=stop, lost_s=2.0)
+        launch.run("live_targets:forever", {}, 2, watch=pids.extend, progress=stop, lost_s=2.0)
     assert caught.value.rank == 1
     assert not any(alive(pid) for pid in pids)
     assert launch.LOST_S + sum(launch.GRACE_S.values()) < 30, "what nobody chose ends within half a minute"

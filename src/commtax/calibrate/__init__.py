@@ -10,20 +10,16 @@ from dataclasses import replace
 from pathlib import Path as File
 
 from commtax import catalog
-from commtax.calibrate.collectives import document, fit_op
+from commtax.calibrate.collectives import document, fit_inside
 from commtax.calibrate.engines import fit_engine
 from commtax.calibrate.kernels import fit_tables
 from commtax.calibrate.network import fit_network
 from commtax.calibrate.reading import read
-from commtax.calibrate.records import Calibration as Calibration
-from commtax.calibrate.records import Change as Change
-from commtax.calibrate.records import Files, Place, Timed, TooFewError, Wish
-from commtax.calibrate.records import Part as Part
+from commtax.calibrate.records import Calibration, Files, Part, Place, TooFewError
 from commtax.catalog.profile import VERSION, parse
 from commtax.files import Document
-from commtax.spec import Cluster, Path, Profile
+from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
-from commtax.verbs.expecting import expect
 
 
 def calibrate(
@@ -61,9 +57,9 @@ def _fit(rows: Files, place: Place, names: list[str]) -> Calibration:
     profile = Profile(place.name, chip={"key": place.cluster.chip.key})
     parts: list[Part] = []
     refused = list(rows.refused)
-    for fitting in (_inside, _kernels, _across, _engine):
+    for fit in (fit_inside, fit_tables, fit_network, fit_engine):
         try:
-            profile, more, why = fitting(rows, place, profile)
+            profile, more, why = fit(rows, place, profile)
             parts += more
             refused += why
         except TooFewError as error:
@@ -77,70 +73,6 @@ def _fit(rows: Files, place: Place, names: list[str]) -> Calibration:
     written = _document(profile)
     parse(json.loads(json.dumps(written)))  # what is written can be read: the same rules hold for both
     return Calibration(place, profile, written, tuple(parts), tuple(refused))
-
-
-Fitted = tuple[Profile, list[Part], list[str]]
-
-
-def _inside(rows: Files, place: Place, own: Profile) -> Fitted:
-    """Collectives of groups that stay in one fast domain, library by library and operation by operation."""
-    groups: dict[tuple[str, str], list[Timed]] = {}
-    for row in rows.collectives:
-        if row.ranks > place.cluster.num_gpus:
-            raise Refusal(f"'{row.label}': {place.cluster.key} has {place.cluster.num_gpus} GPUs")
-        if row.ranks <= place.cluster.domain and not (place.cluster.bridge and row.ranks == 2):
-            groups.setdefault((row.library, row.op), []).append(row)
-    libraries: dict[str, tuple[Path, ...]] = {}
-    parts, refused = [], _pairs(rows, place.cluster)
-    for (library, _), members in groups.items():
-        try:
-            paths, part = fit_op(members, place)
-        except TooFewError as why:
-            refused.append(str(why))
-            continue
-        libraries[library] = (*libraries.get(library, ()), *paths)
-        parts.append(part)
-    for library, paths in libraries.items():
-        if all(p.op != "all-reduce" for p in paths):
-            parts[-1] = parts[-1].with_remarks(wishes=[_unmeasured(library, place)])
-    links = {"intra": place.cluster.intra.key} if libraries else {}
-    return replace(own, libraries=libraries, links=links), parts, refused
-
-
-def _pairs(rows: Files, cluster: Cluster) -> list[str]:
-    """Why rows of two ranks are left out where bridges join pairs: a profile tells of one inside link, and theirs is another."""
-    count = sum(row.ranks == 2 for row in rows.collectives)
-    if not count or not cluster.bridge:
-        return []
-    reason = f"{count} rows of 2 ranks ran over {cluster.bridge.key}, and others run over {cluster.intra.key}"
-    return [f"{reason}: --cluster 2x{cluster.chip.key} makes a profile of them"]
-
-
-def _unmeasured(library: str, place: Place) -> Wish:
-    """Tensor parallelism is made of all-reduces: without a measured one, the catalogue's range stays."""
-    cluster = place.cluster.without_pairs
-    spread = float(expect("all-reduce", cluster, nbytes=65536.0, ranks=min(2, cluster.domain), library=library).spread)
-    return Wish(f"{library} all-reduce, 1 KiB to 1 GiB: not measured, and the catalogue's range is ±{spread:.0%}", spread)
-
-
-def _kernels(rows: Files, place: Place, own: Profile) -> Fitted:
-    tables, parts, refused = fit_tables(rows.kernels, place)
-    return replace(own, tables=tables), parts, refused
-
-
-def _across(rows: Files, place: Place, own: Profile) -> Fitted:
-    members = [r for r in rows.collectives if r.ranks > place.cluster.domain]
-    if not members:
-        return own, [], []
-    network, part = fit_network(members, place, own)
-    return replace(own, network=network, links={**own.links, "inter": place.cluster.inter.key}), [part], []
-
-
-def _engine(rows: Files, place: Place, own: Profile) -> Fitted:
-    if not rows.runs:
-        return own, [], []
-    host, parts, refused = fit_engine(rows.runs, place, own)
-    return replace(own, host=host, engine=place.engine.key), parts, refused
 
 
 def _document(profile: Profile) -> Document:

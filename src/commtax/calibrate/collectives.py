@@ -12,13 +12,14 @@ import numpy as np
 
 from commtax import catalog
 from commtax.calibrate import robust
-from commtax.calibrate.records import LEAST_SIZES, Change, Part, Place, Timed, TooFewError, Wish, check_sizes, expected
+from commtax.calibrate.records import LEAST_SIZES, Change, Files, Part, Place, Step, Timed, TooFewError, Wish, check_sizes, expected
 from commtax.calibrate.robust import Array, Fitted
 from commtax.catalog.physics import check_path, fastest_Bps
 from commtax.cost.collectives import path_parts, ring_factor
-from commtax.spec import Algorithm, Link, Path, Profile
+from commtax.spec import Algorithm, Cluster, Link, Path, Profile
 from commtax.statement import Refusal
 from commtax.units import format_bytes
+from commtax.verbs.expecting import expect
 
 ROOT_SIZES = 8  # sizes from which a third constant of the size can be told from two
 LEAST_SWITCH = 4096  # no library changes its algorithm for tensors smaller than this
@@ -61,14 +62,13 @@ class Form:
 class Fit:
     """One or two forms (below and above ``limits`` of each group size) with their constants."""
 
-    forms: tuple[Form, ...]
-    fits: tuple[Fitted, ...]
+    pieces: tuple[tuple[Form, Fitted], ...]
+    residuals: Array
     limits: tuple[tuple[int, float], ...] = ()
-    residuals: Array = ()
 
     @property
     def constants(self) -> int:
-        return sum(len(form.constants) for form in self.forms) + bool(self.limits)
+        return sum(len(form.constants) for form, _ in self.pieces) + bool(self.limits)
 
     def score(self, rows: int) -> float:
         """Schwarz' criterion with capped residuals: lower is better; each constant has to earn ln(rows)."""
@@ -76,7 +76,49 @@ class Fit:
         return float(rows * np.log(np.mean(capped**2) + NOISE**2) + self.constants * np.log(rows))
 
 
-def fit_op(rows: Sequence[Timed], place: Place) -> tuple[tuple[Path, ...], Part]:
+def fit_inside(rows: Files, place: Place, own: Profile) -> Step:
+    """Collectives of groups that stay in one fast domain, library by library and operation by operation."""
+    groups: dict[tuple[str, str], list[Timed]] = {}
+    for row in rows.collectives:
+        if row.ranks > place.cluster.num_gpus:
+            raise Refusal(f"'{row.label}': {place.cluster.key} has {place.cluster.num_gpus} GPUs")
+        if row.ranks <= place.cluster.domain and not (place.cluster.bridge and row.ranks == 2):
+            groups.setdefault((row.library, row.op), []).append(row)
+    libraries: dict[str, tuple[Path, ...]] = {}
+    parts: dict[tuple[str, str], Part] = {}
+    refused = _pairs(rows, place.cluster)
+    for (library, op), members in groups.items():
+        try:
+            paths, parts[library, op] = _fit_op(members, place)
+        except TooFewError as why:
+            refused.append(str(why))
+        else:
+            libraries[library] = (*libraries.get(library, ()), *paths)
+    for library, paths in libraries.items():
+        if (library, "all-reduce") not in parts:
+            last = library, paths[-1].op
+            parts[last] = parts[last].with_remarks(wishes=[_unmeasured(library, place)])
+    links = {"intra": place.cluster.intra.key} if libraries else {}
+    return replace(own, libraries=libraries, links=links), list(parts.values()), refused
+
+
+def _pairs(rows: Files, cluster: Cluster) -> list[str]:
+    """Why rows of two ranks are left out where bridges join pairs: a profile tells of one inside link, and theirs is another."""
+    count = sum(row.ranks == 2 for row in rows.collectives)
+    if not count or not cluster.bridge:
+        return []
+    reason = f"{count} rows of 2 ranks ran over {cluster.bridge.key}, and others run over {cluster.intra.key}"
+    return [f"{reason}: --cluster 2x{cluster.chip.key} makes a profile of them"]
+
+
+def _unmeasured(library: str, place: Place) -> Wish:
+    """Tensor parallelism is made of all-reduces: without a measured one, the catalogue's range stays."""
+    cluster = place.cluster.without_pairs
+    spread = float(expect("all-reduce", cluster, nbytes=65536.0, ranks=min(2, cluster.domain), library=library).spread)
+    return Wish(f"{library} all-reduce, 1 KiB to 1 GiB: not measured, and the catalogue's range is ±{spread:.0%}", spread)
+
+
+def _fit_op(rows: Sequence[Timed], place: Place) -> tuple[tuple[Path, ...], Part]:
     """The paths of one collective of one library inside a host."""
     op, name = rows[0].op, f"{rows[0].library} {rows[0].op}"
     nbytes, ranks, times = (np.array([getattr(r, key) for r in rows], float) for key in ("nbytes", "ranks", "seconds"))
@@ -122,10 +164,7 @@ def _best(op: str, nbytes: Array, ranks: Array, times: Array) -> Fit:
     """The cheapest form that the rows support."""
     rows = len(set(zip(nbytes.tolist(), ranks.tolist(), strict=True)))
     single = _cheapest(op, nbytes, ranks, times)
-    doubles = list(_doubles(op, nbytes, ranks, times))
-    if not doubles:
-        return single
-    double = min(doubles, key=lambda f: f.score(rows))
+    double = min(_doubles(op, nbytes, ranks, times), key=lambda f: f.score(rows), default=single)
     clear = double.score(rows) < single.score(rows) - CLEARLY
     closer = np.median(np.abs(double.residuals)) < BETTER * np.median(np.abs(single.residuals))
     return double if clear and closer else single
@@ -133,10 +172,8 @@ def _best(op: str, nbytes: Array, ranks: Array, times: Array) -> Fit:
 
 def _cheapest(op: str, nbytes: Array, ranks: Array, times: Array) -> Fit:
     """The one form that describes these rows with the fewest constants."""
-    forms = list(_forms(op, nbytes, ranks))
-    fits = [robust.linear(form.columns(op, nbytes, ranks), times) for form in forms]
-    singles = (Fit((form,), (fitted,), residuals=fitted.residuals) for form, fitted in zip(forms, fits, strict=True))
-    return min(singles, key=lambda f: f.score(len(times)))
+    pieces = ((form, robust.linear(form.columns(op, nbytes, ranks), times)) for form in _forms(op, nbytes, ranks))
+    return min((Fit((piece,), piece[1].residuals) for piece in pieces), key=lambda f: f.score(len(times)))
 
 
 def _forms(op: str, nbytes: Array, ranks: Array) -> Iterator[Form]:
@@ -167,12 +204,11 @@ def _doubles(op: str, nbytes: Array, ranks: Array, times: Array) -> Iterator[Fit
         residuals = np.empty(len(times))
         residuals[low], residuals[~low] = chosen[0].residuals, chosen[1].residuals
         limits = tuple((n, float(limit * (n / worlds[0]) ** grow)) for n in worlds)
-        yield Fit(tuple(c.forms[0] for c in chosen), tuple(c.fits[0] for c in chosen), limits, residuals)
+        yield Fit(chosen[0].pieces + chosen[1].pieces, residuals, limits)
 
 
 def _paths(fit: Fit, op: str, library: str) -> tuple[Path, ...]:
-    fits = zip(fit.forms, fit.fits, strict=True)
-    paths = tuple(form.path(op, fitted.values, f"{library} {form.algorithm}") for form, fitted in fits)
+    paths = tuple(form.path(op, fitted.values, f"{library} {form.algorithm}") for form, fitted in fit.pieces)
     return (replace(paths[0], max_bytes=fit.limits), replace(paths[1], turn=1)) if fit.limits else paths
 
 
@@ -203,21 +239,16 @@ def _wishes(fit: Fit, op: str, library: str, worlds: list[int], place: Place) ->
     """The range that the rows leave at sizes and groups that could be measured: from the constants' covariance."""
     least = 4 if place.cluster.bridge else 2  # a bridged pair has a link of its own
     groups = sorted({*worlds, *(n for n in (2, 4, 8, 16, 32, 64) if least <= n <= place.cluster.domain)})
-    for index, (form, fitted) in enumerate(zip(fit.forms, fit.fits, strict=True)):
+    for index, (form, fitted) in enumerate(fit.pieces):
         columns, values, information = _with_hop(form, fitted, op, worlds)
         spread = robust.covariance(information, PRIOR * _typical(form, fitted, columns, worlds))
         for size, n in product(ASKED, groups):
-            if fit.limits and (size <= _limit(fit, n)) != (index == 0):
+            if fit.limits and (size <= np.interp(n, *np.array(fit.limits).T)) != (index == 0):
                 continue
             row = columns.columns(op, np.array([size]), np.array([float(n)]))[0]
             slope = row / max(float(row @ values), 1e-30)
             where = f"{library} {op} of {format_bytes(size)} over {n} ranks"
             yield Wish.at(where, slope @ spread @ slope + fitted.sigma**2)
-
-
-def _limit(fit: Fit, ranks: int) -> float:
-    """The largest tensor of the first form."""
-    return float(np.interp(ranks, [n for n, _ in fit.limits], [b for _, b in fit.limits]))
 
 
 def _with_hop(form: Form, fitted: Fitted, op: str, worlds: list[int]) -> tuple[Form, Array, Array]:

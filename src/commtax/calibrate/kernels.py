@@ -11,11 +11,12 @@ import numpy as np
 
 from commtax import catalog
 from commtax.calibrate import robust
-from commtax.calibrate.records import Change, Part, Place, Ran, Wish
+from commtax.calibrate.records import Change, Files, Part, Place, Ran, Step, Wish
 from commtax.calibrate.robust import Array
 from commtax.cost.compute import Kernel
 from commtax.cost.kernels import FORMS
 from commtax.readers.published.sweep import SweepRow, kernel
+from commtax.spec import Profile
 from commtax.statement import Refusal
 
 LEAST_ROWS = 8
@@ -33,14 +34,14 @@ def table_name(row: SweepRow) -> str:
     return f"{kind}.{dtype}"
 
 
-def fit_tables(rows: Sequence[Ran], place: Place) -> tuple[dict[str, Table], list[Part], list[str]]:
-    """The tables that the rows tell of, and why others cannot be told."""
+def fit_tables(rows: Files, place: Place, own: Profile) -> Step:
+    """The tables that the sweep's rows tell of."""
     groups: dict[str, list[Ran]] = {}
     tables: dict[str, Table] = {}
     parts: list[Part] = []
-    slower = _slower_backends(rows)
+    slower = _slower_backends(rows.kernels)
     refused = [f"prefill by {name}: slower than another backend, not fitted" for name in slower]
-    for row in rows:
+    for row in rows.kernels:
         if row.row["kind"] == "prefill" and row.row.get("backend", "") in slower:
             continue
         groups.setdefault(table_name(row.row), []).append(row)
@@ -56,7 +57,7 @@ def fit_tables(rows: Sequence[Ran], place: Place) -> tuple[dict[str, Table], lis
             parts.append(part)
         else:
             refused.append(f"kernels {name}: the catalogue's constants fit these {len(members)} rows as well; kept")
-    return tables, parts, refused
+    return replace(own, tables=tables), parts, refused
 
 
 def _slower_backends(rows: Sequence[Ran]) -> list[str]:
@@ -74,12 +75,12 @@ def _fit_table(name: str, rows: list[Ran], start: Table, place: Place) -> tuple[
     times = np.array([r.seconds for r in rows])
     scalars = [s for s in SCALARS[form] if start["t0"] > 0 or s != "t0"]
     kernels = [_kernel(r) for r in rows]
-    ones = np.ones(len(scalars))
 
     def predict(factors: Array) -> Array:
         return _seconds(kernels, _moved(start, dict(zip(scalars, factors, strict=True))), form, place)
 
-    tells = np.sqrt(np.mean(robust.slopes(predict, ones) ** 2, axis=0)) > MATTERS
+    tells = np.sqrt(np.mean(robust.slopes(predict, np.ones(len(scalars))) ** 2, axis=0)) > MATTERS
+    notes = [f"{s}: these shapes do not tell it" for s, yes in zip(scalars, tells, strict=True) if not yes]
     scalars = [s for s, yes in zip(scalars, tells, strict=True) if yes]
     most = np.array([np.inf if s == "t0" else 1 / max(v for k, v in start.items() if _is(k, s)) for s in scalars])
     fitted = robust.curve(predict, np.minimum(np.ones(len(scalars)), most), times, most)
@@ -90,7 +91,6 @@ def _fit_table(name: str, rows: list[Ran], start: Table, place: Place) -> tuple[
     changes = (Change(f"{name} {k}", start[k], table[k], "s" if k == "t0" else "") for k in moved)
     before = np.log(times / _seconds(kernels, start, form, place))
     part = Part.of(f"kernels {name}", [r.label for r in rows], before, fitted.residuals, spread, changes)
-    notes = (f"{s}: these shapes do not tell it" for s, yes in zip(SCALARS[form], tells, strict=False) if not yes)
     return table, part.with_remarks(notes, [Wish(f"kernels {name}, more shapes: the range is ±{spread:.0%}", spread)])
 
 

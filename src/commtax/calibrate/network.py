@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.calibrate import robust
-from commtax.calibrate.records import Change, Part, Place, Timed, TooFewError, Wish, check_sizes, expected
+from commtax.calibrate.records import Change, Files, Part, Place, Step, Timed, TooFewError, Wish, check_sizes, expected
 from commtax.calibrate.robust import Array, Fitted
 from commtax.spec import Profile
 from commtax.units import format_bytes
@@ -21,33 +21,35 @@ UNSURE = 0.45  # relative standard deviation of a constant that rows do not tell
 ASKED = tuple(float(2**x) for x in range(10, 34, 2))
 
 
-def fit_network(rows: Sequence[Timed], place: Place, own: Profile) -> tuple[dict[str, float], Part]:
+def fit_network(files: Files, place: Place, own: Profile) -> Step:
     """Constants across hosts; ``own`` holds what was fitted inside them."""
+    rows = [r for r in files.collectives if r.ranks > place.cluster.domain]
+    if not rows:
+        return own, [], []
     check_sizes("across hosts", [r.nbytes for r in rows])
     times = np.array([r.seconds for r in rows])
     usual = expect(rows[0].op, place.cluster, nbytes=1.0, ranks=rows[0].ranks, library=rows[0].library).fabric
     before = tuple(getattr(usual.network, name) for name in CONSTANTS)
     fitted, known = _fit(rows, place, own, np.array(before), times)
     spread = robust.half_width(fitted.residuals, len(CONSTANTS))
-    kept = zip(CONSTANTS, (float(v) for v in fitted.values), before, known, strict=True)
-    constants = {**{n: value if yes else b for n, value, b, yes in kept}, "spread": spread}
+    constants: dict[str, float] = dict(zip(CONSTANTS, np.where(known, fitted.values, before).tolist(), strict=True))
     ranks = {r.ranks for r in rows}
-    constants |= {"least_ranks": min(ranks), "most_ranks": max(ranks)}
+    constants |= {"spread": spread, "least_ranks": min(ranks), "most_ranks": max(ranks)}
     if not known[CONSTANTS.index("hops")]:
         constants["least_bytes"] = min(r.nbytes for r in rows)  # below, latency decides, and nobody measured it
     changes = (Change(f"network {n}", b, constants[n]) for n, b, t in zip(CONSTANTS, before, known, strict=True) if t)
     usual_errors = np.log(times / expected(rows, place, None))
     name, labels = f"{rows[0].library} across hosts", [r.label for r in rows]
     part = Part.of(name, labels, usual_errors, fitted.residuals, spread, changes)
-    notes, wishes = _notes(rows, constants, place, known), _wishes(rows, place, own, fitted)
-    return constants, part.with_remarks(notes, wishes)
+    part = part.with_remarks(_notes(rows, constants, place, known), _wishes(rows, place, own, fitted))
+    return replace(own, network=constants, links={**own.links, "inter": place.cluster.inter.key}), [part], []
 
 
 def _fit(rows: Sequence[Timed], place: Place, own: Profile, start: Array, times: Array) -> tuple[Fitted, Array]:
     """The constants that the rows tell to a factor of 1.5 or so; the others stay where they were."""
     known = np.ones(len(start), bool)
     while known.any():
-        fitted = _fit_some(rows, place, own, np.where(known, np.maximum(start, TRIED), np.maximum(start, NOTHING)), known, times)
+        fitted = _fit_some(rows, place, own, np.maximum(start, np.where(known, TRIED, NOTHING)), known, times)
         sure = np.sqrt(np.diag(robust.covariance(fitted.information, fitted.values))) / fitted.values < UNSURE
         if np.all(sure[known]):
             return fitted, known
@@ -92,16 +94,12 @@ def _wishes(rows: Sequence[Timed], place: Place, own: Profile, fitted: Fitted) -
     """The range left at other sizes and numbers of hosts."""
     spread = robust.covariance(fitted.information, np.maximum(fitted.values, TRIED))
     op, domain = rows[0].op, place.cluster.domain
-    groups = sorted({r.ranks for r in rows} | {domain * 2**k for k in range(1, 6) if domain * 2**k <= place.cluster.num_gpus})
     seen = {r.ranks for r in rows}
-    for ranks in groups:
-        asked = [Timed(rows[0].library, op, ranks, size, 1.0, "") for size in ASKED]
-
-        def predict(values: Array, asked: list[Timed] = asked) -> Array:
-            return expected(asked, place, _with(own, values))
-
-        slope = robust.slopes(predict, fitted.values)
-        apart = 0.0 if ranks in seen else PER_DOUBLING * abs(np.log2(ranks / min(seen, key=lambda s: abs(np.log(s / ranks)))))
-        variance = np.einsum("ij,jk,ik->i", slope, spread, slope) + fitted.sigma**2 + apart**2
-        for row, one in zip(asked, variance, strict=True):
-            yield Wish.at(f"{row.library} {op} of {format_bytes(row.nbytes)} over {ranks} ranks", one)
+    groups = sorted(seen | {domain * 2**k for k in range(1, 6) if domain * 2**k <= place.cluster.num_gpus})
+    asked = [Timed(rows[0].library, op, ranks, size, 1.0, "") for ranks in groups for size in ASKED]
+    slope = robust.slopes(lambda values: expected(asked, place, _with(own, values)), fitted.values)
+    variance = np.einsum("ij,jk,ik->i", slope, spread, slope) + fitted.sigma**2
+    for row, one in zip(asked, variance, strict=True):
+        doublings = min(abs(np.log2(row.ranks / ranks)) for ranks in seen)
+        where = f"{row.library} {op} of {format_bytes(row.nbytes)} over {row.ranks} ranks"
+        yield Wish.at(where, one + (PER_DOUBLING * doublings) ** 2)

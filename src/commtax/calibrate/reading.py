@@ -71,9 +71,8 @@ def _json(text: str, name: str, place: Place) -> Files:
             others.append(row)
     if others:
         results = bench.parse(json.dumps(others), name)
-        served = [_served(b, f"{name}: run {i}" if len(results) > 1 else name, place) for i, b in enumerate(results, 1)]
-        runs = tuple(s for s in served if isinstance(s, Served))
-        ours += Files(runs=runs, refused=tuple(s for s in served if isinstance(s, str)))
+        for number, result in enumerate(results, 1):
+            ours += _served(result, f"{name}: run {number}" if len(results) > 1 else name, place)
     return ours
 
 
@@ -101,34 +100,34 @@ def _kernel(row: Row, label: str) -> Files:
     return Files(kernels=(Ran(cast(SweepRow, row), _time(row.get("median_s"), label), label),))
 
 
-def _served(result: Bench, label: str, place: Place) -> Served | str:
+def _served(result: Bench, label: str, place: Place) -> Files:
     """A benchmark with its question, or why it cannot be used."""
-    model, tp = place.model or result.model, place.tp or result.tp or 1
+    batch, model, tp = result.kind == "latency", place.model or result.model, place.tp or result.tp or 1
     if place.tp and result.tp and place.tp != result.tp:
         raise Refusal(f"'{label}': ran at tp {result.tp}, and -tp {place.tp} was said")
     if not model:
         raise Refusal(f"'{label}': does not say which model ran; say --model")
     if result.kind == "throughput":
-        return f"{label}: throughput of a queue is not fitted; latency and serve are"
+        return Files(refused=(f"{label}: throughput of a queue is not fitted; latency and serve are",))
     input_len = place.input_len or round(result.input_len or 0)
     output_len = place.output_len or round(result.output_len or 0)
-    clients = place.batch if result.kind == "latency" else result.concurrency
-    needed = {"input_len": input_len, "output_len": output_len, "batch": clients if result.kind == "latency" else 1}
+    clients = int(place.batch if batch else result.concurrency or 0)
+    needed = {"input_len": input_len, "output_len": output_len, "batch": clients if batch else 1}
     if wanted := [key for key, value in needed.items() if not value]:
         raise Refusal(f"'{label}': does not say {', '.join(wanted)}; add {' '.join(f'--{w}'.replace('_', '-') for w in wanted)}")
+    latency_s = result.seconds("e2el" if batch else "tpot", "mean")
+    reason = ""
     if not clients:
-        return f"{label}: no limit of concurrency: only closed loops (--max-concurrency) are fitted"
-    if result.failed:
-        return f"{label}: {result.failed} requests failed, and what failed is not in the means"
-    if result.accepted > 1:
-        return f"{label}: {result.accepted:g} tokens a step under speculative decoding, which hides the time of a step"
-    times = {m: result.seconds(m, "mean") for m in ("tpot", "ttft", "e2el")}
-    if not (times["e2el"] if result.kind == "latency" else times["tpot"]):
-        return f"{label}: no mean time a token"
-    prompts = max(result.requests or 0, int(clients))
-    return Served(
-        result.kind, model, tp, int(clients), input_len, output_len, prompts, times["tpot"], times["ttft"], times["e2el"], label
-    )
+        reason = "no limit of concurrency: only closed loops (--max-concurrency) are fitted"
+    elif result.failed:
+        reason = f"{result.failed} requests failed, and what failed is not in the means"
+    elif result.accepted > 1:
+        reason = f"{result.accepted:g} tokens a step under speculative decoding, which hides the time of a step"
+    elif latency_s:
+        prompts, ttft_s = max(result.requests or 0, clients), result.seconds("ttft", "mean")
+        asked = Served(result.kind, model, tp, clients, input_len, output_len, prompts, latency_s, ttft_s, label)
+        return Files(runs=(asked,))
+    return Files(refused=(f"{label}: {reason or 'no mean time a token'}",))
 
 
 def _count(row: Row, key: str, label: str) -> int:

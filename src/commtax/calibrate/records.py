@@ -50,9 +50,8 @@ class Served:
     input_len: int
     output_len: int
     num_prompts: int
-    tpot_s: float | None
+    latency_s: float  # of a batch; the time a token (TPOT) in a closed loop
     ttft_s: float | None
-    e2e_s: float | None
     label: str
 
 
@@ -168,6 +167,10 @@ class Calibration:
     def wish(self) -> Wish | None:
         """The one further measurement that would help most."""
         return max((w for part in self.parts for w in part.wishes), key=lambda w: w.spread, default=None)
+
+
+Step = tuple[Profile, list[Part], list[str]]
+"""What one fit gives back: the profile with what it learnt, its parts, and why the rest cannot be told."""
 
 
 class TooFewError(ValueError):

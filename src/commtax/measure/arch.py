@@ -9,7 +9,7 @@ import torch
 from commtax import catalog
 from commtax.catalog.hf import from_config
 from commtax.files import Document
-from commtax.spec import Experts, Model
+from commtax.spec import Model
 from commtax.statement import Refusal
 
 FAMILIES = tuple(f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Qwen2", "Qwen3", "Mixtral", "Qwen3Moe"))
@@ -23,10 +23,6 @@ class Arch:
     rope: Document
     eps: float
     normed_top_k: bool = True
-
-    @property
-    def moe(self) -> Experts | None:
-        return self.model.experts
 
 
 def arch(name: str, layers: int = 0) -> Arch:

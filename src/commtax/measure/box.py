@@ -184,9 +184,7 @@ def profile(seen: Sequence[Seen], dtype: str, name: str) -> Document:
     ranks, impls = len(seen), [impl for impl in seen[0].cases[0].runs if impl != ALONE]
     memory_Bps = max(rate for rank in seen for rate in rank.stream_Bps)
     peak = max(rank.flops_per_s for rank in seen)
-    points: dict[str, list[Point]] = {}
-    for point in _points(seen, dtype):
-        points.setdefault(point.kernel.form, []).append(point)
+    points = _points(seen, dtype)
     kernels = {
         f"gemm.{dtype}": _fit_gemm(points["gemm"], memory_Bps, peak),
         "decode.bf16": _fit_attention(points["decode"], "nbytes", memory_Bps, "eb", PLAIN_DECODE),
@@ -217,8 +215,9 @@ def profile(seen: Sequence[Seen], dtype: str, name: str) -> Document:
     }
 
 
-def _points(seen: Sequence[Seen], dtype: str) -> Iterable[Point]:
-    """Every line of every TP=1 run as a kernel with its seconds: a quiet moment's, over ranks and rounds."""
+def _points(seen: Sequence[Seen], dtype: str) -> dict[str, list[Point]]:
+    """Every line of every TP=1 run as a kernel with its seconds (a quiet moment's, over ranks and rounds), by its form."""
+    points: dict[str, list[Point]] = {}
     engine, plan = catalog.engine("builtin"), Plan(activations_dtype=dtype, kv_dtype=dtype)
     for cases in zip(*(rank.cases for rank in seen), strict=True):
         case, runs = cases[0], [run for other in cases for run in other.runs[ALONE]]
@@ -230,7 +229,8 @@ def _points(seen: Sequence[Seen], dtype: str) -> Iterable[Point]:
             for kernel in step_kernels(model, plan, work, work.rows, engine):
                 times = [lines[kernel.what] for lines in took[phase] if kernel.what in lines]
                 if times and np.all(np.asarray(kernel.count) > 0):
-                    yield Point(kernel, quiet(times) / float(kernel.count))
+                    points.setdefault(kernel.form, []).append(Point(kernel, quiet(times) / float(kernel.count)))
+    return points
 
 
 def quiet(times: list[float]) -> float:
@@ -295,10 +295,10 @@ def _paths(seen: Sequence[Seen], impl: str) -> list[Document]:
 def _wires(cases: Sequence[Case], impl: str, op: str) -> Iterable[tuple[float, float]]:
     """(bytes, seconds) of one case. In each step the least over ranks is the wire; a step pays their mean, tails included."""
     turns = [Turn(runs) for runs in zip(*(case.runs[impl] for case in cases), strict=True)]
-    wanted = [i for i, sent in enumerate(turns[0].order) if sent.op == op]
-    yield float(turns[0].order[wanted[0]].nbytes), quiet([float(turn.wire_s[:, wanted].mean()) for turn in turns])
+    first = turns[0].runs[0]
+    wanted = [i for i, sent in enumerate(first.order) if sent.op == op]
+    yield float(first.order[wanted[0]].nbytes), quiet([float(turn.wire_s[:, wanted].mean()) for turn in turns])
     if op == "all-reduce":
-        first = turns[0].runs[0].prefill_sent
-        wanted = [i for i, sent in enumerate(first) if sent.op == op]
+        wanted = [i for i, sent in enumerate(first.prefill_sent) if sent.op == op]
         means = [min(np.mean([run.prefill_comm_s[i] for i in wanted]) for run in turn.runs) for turn in turns]
-        yield float(first[wanted[0]].nbytes), quiet([float(mean) for mean in means])
+        yield float(first.prefill_sent[wanted[0]].nbytes), quiet([float(mean) for mean in means])

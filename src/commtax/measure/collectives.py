@@ -74,7 +74,7 @@ def measure(
     for size in ranks:
         rows += launch.run(TARGET, asked, size, device=asked.device, lost_s=lost_s, progress=progress)
     keys = dict.fromkeys((row["impl"], row["ranks"]) for row in rows)
-    fits = [fit(impl, size, op, [r for r in rows if (r["impl"], r["ranks"]) == (impl, size)]) for impl, size in keys]
+    fits = [fit([row for row in rows if (row["impl"], row["ranks"]) == key]) for key in keys]
     note = machine.carrier_note(machine.facts()) if "nccl" not in impls else ""
     head = {"schema": "commtax.measure-collectives/1", "op": op, "emulated_link": emulate_link}
     return {**head, "rows": rows, "fits": fits, "notes": [note] if note else []}
@@ -151,15 +151,13 @@ def _rates(op: str, nbytes: int, ranks: int, batches: list[float]) -> dict[str, 
     }
 
 
-def fit(impl: str, ranks: int, op: str, rows: list[Document]) -> Document:
-    """time = alpha + size x beta with the least relative error; residuals are relative too."""
+def fit(rows: list[Document]) -> Document:
+    """One implementation's group: time = alpha + size x beta with the least relative error; residuals are relative too."""
     sizes, times = np.array([r["size_bytes"] for r in rows], float), np.array([r["time_us"] * 1e-6 for r in rows])
     alpha, beta = alpha_beta(sizes, times)
     residuals = (alpha + beta * sizes) / times - 1
     return {
-        "impl": impl,
-        "ranks": ranks,
-        "op": op,
+        **{name: rows[0][name] for name in ("impl", "ranks", "op")},
         "alpha_us": alpha * 1e6,
         "bandwidth_GBps": 1 / beta / 1e9 if beta else None,
         "median_residual": float(np.median(np.abs(residuals))),

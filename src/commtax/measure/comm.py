@@ -34,11 +34,7 @@ class Wire(Protocol):
 class Torch:
     """torch.distributed's own: gloo for CPU tensors, NCCL for CUDA's."""
 
-    def all_reduce(self, tensor: Any) -> None:
-        dist.all_reduce(tensor)
-
-    def all_gather(self, whole: Any, part: Any) -> None:
-        dist.all_gather_into_tensor(whole, part)
+    all_reduce, all_gather = staticmethod(dist.all_reduce), staticmethod(dist.all_gather_into_tensor)
 
 
 class Emulated:
@@ -104,18 +100,13 @@ class Sent:
 
 @dataclass(slots=True)
 class Ledger:
-    """Everything issued since the last ``clear``, with entry and exit times (CPU ranks: the host's clock, shared by all)."""
+    """Everything issued since the last ``clear``, in order, with the seconds inside each (CPU ranks: the host's clock)."""
 
     sent: list[Sent] = field(default_factory=list)
-    entered_s: list[float] = field(default_factory=list)
-    left_s: list[float] = field(default_factory=list)
-
-    def seconds(self) -> list[float]:
-        """Inside each collective, in order."""
-        return [left - entered for entered, left in zip(self.entered_s, self.left_s, strict=True)]
+    seconds: list[float] = field(default_factory=list)
 
     def clear(self) -> None:
-        self.sent, self.entered_s, self.left_s = [], [], []
+        self.sent, self.seconds = [], []
 
 
 class Group:
@@ -156,21 +147,18 @@ class Group:
     def replayed(self) -> Iterator[list[Sent]]:
         """What a captured graph sends: recorded once here, to be counted again at each replay."""
         before, self.ledger = self.ledger, Ledger()
-        sent: list[Sent] = []
         try:
-            yield sent
-            sent += self.ledger.sent
+            yield self.ledger.sent
         finally:
             self.ledger = before
 
     def _timed(self, sent: Sent, move: Callable[[], None]) -> None:
         self._drag()
-        book = self.ledger
-        book.entered_s.append(time.perf_counter())
+        entered_s = time.perf_counter()
         move()
         self._resumed_s = time.perf_counter()
-        book.left_s.append(self._resumed_s)
-        book.sent.append(sent)
+        self.ledger.sent.append(sent)
+        self.ledger.seconds.append(self._resumed_s - entered_s)
 
     def _drag(self) -> None:
         if self.slow > 1:

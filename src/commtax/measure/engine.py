@@ -11,7 +11,6 @@ import importlib.util
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -22,28 +21,7 @@ from commtax.measure.comm import Group, Sent
 from commtax.measure.weights import Layer, Weights
 from commtax.statement import Refusal
 
-SENDING = ""
-
-
-@dataclass(slots=True)
-class Clock:
-    """Seconds by line of the bill: ``lap`` charges the time since the last one. On CPU ranks only.
-
-    What passes inside a collective has no line here: the group's ledger holds it.
-    """
-
-    last_s: float
-    seconds: dict[str, float]
-
-    def lap(self, line: str) -> None:
-        now = time.perf_counter()
-        if line != SENDING:
-            self.seconds[line] = self.seconds.get(line, 0.0) + now - self.last_s
-        self.last_s = now
-
-
-def _no_lap(_line: str) -> None:
-    """When nobody looks, nothing is timed."""
+SENDING = ""  # the line of what passes inside a collective: the group's ledger holds it
 
 
 def rotated(both: Any, cos: Any, sin: Any) -> Any:
@@ -137,16 +115,25 @@ class Engine:
         self._cos, self._sin = cos.to(self.dtype), sin.to(self.dtype)
         self._vocab_start = group.rank * weights.embed.shape[0]
         self._positions = torch.arange(self.cache.capacity, device=self.device)
-        self._lap: Callable[[str], None] = _no_lap
+        self.watch(None)
         self._rotate, self._gate, self._add_and_norm = (_fused(f, self.device) for f in (rotated, gated, added_and_normed))
         self._tokens = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
         self._at = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
         self._graph: Any = None
         self._graph_sends: list[Sent] = []
 
-    def watch(self, clock: Clock | None) -> None:
-        """Charge the time of each line to ``clock`` from now on, or stop."""
-        self._lap = clock.lap if clock else _no_lap
+    def watch(self, lines: dict[str, float] | None) -> None:
+        """Charge the seconds of each line of the bill to ``lines`` from now on, or stop. On CPU ranks only."""
+        self._lines, self._lapped_s = lines, time.perf_counter()
+
+    def _lap(self, line: str) -> None:
+        """Charge the time since the last lap; when nobody looks, nothing is timed."""
+        if self._lines is None:
+            return
+        now = time.perf_counter()
+        if line != SENDING:
+            self._lines[line] = self._lines.get(line, 0.0) + now - self._lapped_s
+        self._lapped_s = now
 
     @torch.inference_mode()
     def prefill(self, tokens: Any) -> Any:
@@ -268,7 +255,7 @@ class Engine:
 
     def _mixture(self, w: Layer, x: Any) -> Any:
         """Each token through its chosen experts; every expert is cut over the ranks, so their sum is partial too."""
-        lap, moe = self._lap, self.arch.moe
+        lap, moe = self._lap, self.arch.model.experts
         assert moe is not None
         shares = torch.softmax(F.linear(x, w.router).float(), dim=-1)
         lap("router")
@@ -293,7 +280,7 @@ class Engine:
     @torch.inference_mode()
     def capture(self) -> None:
         """Record the decode step as a CUDA graph: static tensors, all cached positions read and masked to the length."""
-        if self.arch.moe:
+        if self.arch.model.experts:
             return  # which experts run is decided on the host: such a step cannot be captured
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from commtax.measure.comm import Sent
-from commtax.measure.engine import Clock, Engine
+from commtax.measure.engine import Engine
 from commtax.measure.worker import Place, gather
 
 
@@ -52,8 +52,8 @@ class HostWatch:
         self.engine, self.seconds = engine, list[float]()
 
     def step(self, lines: dict[str, float], compute: Callable[[], Any]) -> Any:
+        self.engine.watch(lines)
         start = time.perf_counter()
-        self.engine.watch(Clock(start, lines))
         logits = compute()
         self.seconds.append(time.perf_counter() - start)
         self.engine.watch(None)
@@ -101,7 +101,7 @@ def generate(engine: Engine, tokens: Any, outputs: int, forced: list[Any] | None
     run, book, watch = Run(), engine.group.ledger, HostWatch(engine) if on_host else DeviceWatch()
     book.clear()
     logits = watch.step(run.prefill_lines, lambda: engine.prefill(tokens))
-    run.prefill_sent, run.prefill_comm_s = book.sent, book.seconds()
+    run.prefill_sent, run.prefill_comm_s = book.sent, book.seconds
     for step in range(outputs):
         run.tokens.append(logits.argmax(dim=-1))
         if keep:
@@ -117,7 +117,7 @@ def generate(engine: Engine, tokens: Any, outputs: int, forced: list[Any] | None
         run.order = book.sent
         if on_host:
             run.decode_lines.append(lines)
-            run.comm_s.append(book.seconds())
+            run.comm_s.append(book.seconds)
     run.prefill_s, *run.decode_s = watch.steps()
     book.clear()
     return run
@@ -144,8 +144,8 @@ class Logits:
     """Logits of every step against TP=1's on the same inputs; -1 where they are not finite."""
 
     max_logit_diff: float
-    tolerance: float
-    within: bool
+    logit_tolerance: float
+    logits_equal: bool
     same_tokens: int
     steps: int
 
@@ -158,28 +158,19 @@ class Measured:
     load: tuple[float, float, float]
     torch: str
     device: str
-    tp1: list[Run]
+    tp1: list[Run] = field(default_factory=list)
     tp1_bytes: int = 0
     logits: Logits | None = None
 
 
-@dataclass(slots=True)
-class Rounds:
-    """Runs of one rank: TP=N, and where somebody asked TP=1 on rank 0 alone and one TP=1 replica a rank at once."""
-
-    tp: list[Run] = field(default_factory=list)
-    tp1: list[Run] = field(default_factory=list)
-    replicas: list[Run] = field(default_factory=list)
-
-
-def measured(where: Place, engine: Engine, rounds: Rounds, tp1_bytes: int = 0, logits: Logits | None = None) -> Measured:
+def measured(where: Place, engine: Engine, runs: Sequence[Run], replicas: Sequence[Run] = ()) -> Measured:
     """Every rank's part, on every rank."""
     w, cache = engine.weights, engine.cache
     held = (w.nbytes, w.replicated, cache.nbytes, cache.num_blocks, cache.block_size)
-    runs, alone, replicas = ([run.figures() for run in kind] for kind in (rounds.tp, rounds.tp1, rounds.replicas))
-    parts = gather(Part(where.rank, os.uname().nodename, where.cores, *held, runs, replicas))
+    figures = ([run.figures() for run in kind] for kind in (runs, replicas))
+    parts = gather(Part(where.rank, os.uname().nodename, where.cores, *held, *figures))
     device = f"{torch.get_num_threads()} CPU thread(s) a rank" if engine.device.type == "cpu" else torch.cuda.get_device_name()
-    return Measured(parts, os.getloadavg(), torch.__version__, device, alone, tp1_bytes, logits)
+    return Measured(parts, os.getloadavg(), torch.__version__, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +186,6 @@ class Turn:
     @property
     def decode_s(self) -> list[float]:
         return [max(times) for times in zip(*(run.decode_s for run in self.runs), strict=True)]
-
-    @property
-    def order(self) -> list[Sent]:
-        return self.runs[0].order
 
     @property
     def inside_s(self) -> Any:

@@ -94,10 +94,10 @@ class Job:
     def arch(self) -> Arch:
         return arch(self.model, self.layers)
 
-    def plan(self, a: Arch, tp: int = 0) -> Question:
+    def plan(self, a: Arch) -> Question:
         """The question as the cost functions ask it; a degree that does not divide the model is refused here."""
         place = self.cluster or f"{max(2, self.tp)}x{chip_here() if self.device == 'cuda' else 'cpu'}"
-        return ask(a.model, place, tp=tp or self.tp, engine="builtin", dtype=self.dtype)
+        return ask(a.model, place, tp=self.tp, engine="builtin", dtype=self.dtype)
 
     @property
     def priced(self) -> bool:

@@ -66,13 +66,11 @@ def run(
     lost_s: float = LOST_S,
     progress: Progress | None = None,
     watch: Callable[[list[int]], None] | None = None,
-    path: str = "",
 ) -> Any:
     """Call ``module:function`` with ``payload`` in ``ranks`` processes and return what rank 0 returned.
 
     ``device`` is where its tensors are: which backends the ranks meet with. ``progress`` receives what rank 0 tells with
-    ``report`` while it works; ``watch`` the process ids once they run; ``path`` is put before the ranks' module search path. What
-    a rank refuses is refused here.
+    ``report`` while it works; ``watch`` the process ids once they run. What a rank refuses is refused here.
     """
     if not lost_s > 0:
         raise Refusal(f"lost_after={lost_s:g}: a time above 0 is needed")
@@ -80,7 +78,7 @@ def run(
         put(folder / TASK, (target, payload, device))
         processes: list[subprocess.Popen[bytes]] = []
         try:
-            processes.extend(_start(rank, ranks, folder, path) for rank in range(ranks))
+            processes.extend(_start(rank, ranks, folder) for rank in range(ranks))
             if watch:
                 watch([p.pid for p in processes])
             _wait(processes, folder, time.monotonic() + timeout_s, lost_s, progress)
@@ -145,9 +143,8 @@ def take(file: Path) -> Any:
     return pickle.loads(file.read_bytes())
 
 
-def _start(rank: int, ranks: int, folder: Path, path: str) -> subprocess.Popen[bytes]:
+def _start(rank: int, ranks: int, folder: Path) -> subprocess.Popen[bytes]:
     """One rank, with torchrun's own variables; its standard error is kept for the error message."""
-    search = os.pathsep.join(p for p in (path, os.environ.get("PYTHONPATH", "")) if p)
     environment = {
         "OMP_NUM_THREADS": "1",  # before torch loads; the worker then takes its share of the cores
         "GLOO_SOCKET_IFNAME": LOOPBACK,  # all ranks are here, and the host's name may not resolve
@@ -156,7 +153,6 @@ def _start(rank: int, ranks: int, folder: Path, path: str) -> subprocess.Popen[b
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
-        "PYTHONPATH": search,
         "PYTHONUNBUFFERED": "1",
         FOLDER: str(folder),
         PARENT: str(os.getpid()),
@@ -240,12 +236,8 @@ class Ended:
     """
 
     def __init__(self) -> None:
-        self.times = 0
+        self.came = self.urgent = False
         self.before: dict[int, Any] = {}
-
-    @property
-    def urgent(self) -> bool:
-        return self.times > 1
 
     def __enter__(self) -> Ended:
         with suppress(ValueError):  # not the main thread: whoever owns it decides
@@ -259,6 +251,6 @@ class Ended:
             signal.signal(sign, handler)
 
     def _come(self, *_ignored: object) -> None:
-        self.times += 1
-        if self.times == 1:
+        self.came, self.urgent = True, self.came
+        if not self.urgent:
             raise KeyboardInterrupt

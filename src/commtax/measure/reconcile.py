@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from operator import itemgetter
 from statistics import median
 
 from commtax.catalog import profile as overlay
@@ -30,9 +31,9 @@ def document(job: Job, seen: Measured) -> Document:
     """``measure tp --json``."""
     asked = job.plan(job.arch())
     all_turns = turns(seen.ranks)
-    names = {"tolerance": "logit_tolerance", "within": "logits_equal"}
-    compared = asdict(seen.logits) if seen.logits else {"max_logit_diff": None, "within": None}
-    logits = {names.get(name, name): value for name, value in compared.items()}
+    tensors = held(asked.model, asked.plan, asked.engine, 0, 1)
+    rank_bytes = round(sum(float(h.bytes_per_rank) for h in tensors))
+    whole_bytes = seen.tp1_bytes or round(sum(float(h.ideal_bytes) * job.tp for h in tensors))
     answer: Document = {
         "schema": "commtax.measure-tp/1",
         "model": asked.model.key,
@@ -45,10 +46,10 @@ def document(job: Job, seen: Measured) -> Document:
         "emulated_link": job.emulate_link,
         "tp_size": job.tp,
         **{name: getattr(job, name) for name in ("batch", "input_len", "output_len", "repeats")},
-        "ranks": [_rank(part, asked) for part in seen.ranks],
-        "weights": _weights(asked, seen),
+        "ranks": [_rank(part, asked, rank_bytes) for part in seen.ranks],
+        "weights": _weights(seen.ranks, rank_bytes, whole_bytes),
         "collectives": _collectives(job, asked, seen.ranks),
-        **logits,
+        **(asdict(seen.logits) if seen.logits else {"max_logit_diff": None, "logits_equal": None}),
         "tp": {**_times(all_turns), **_wire(all_turns)},
     }
     if seen.tp1:
@@ -65,7 +66,7 @@ def passed(answer: Document) -> bool:
     return bool(answer["collectives"]["equal"] and answer["weights"]["equal"] and answer.get("logits_equal") is not False)
 
 
-def _rank(part: Part, asked: Question) -> Document:
+def _rank(part: Part, asked: Question, weights_bytes: int) -> Document:
     """One rank's memory, and what the inventory says it must be."""
     m, plan = asked.model, asked.plan
     a_token = sum(float(kv_bytes_per_token_layer(m.blocks[i].attention, plan.tp, plan.kv_dtype)) for i in m.layers)
@@ -73,52 +74,38 @@ def _rank(part: Part, asked: Question) -> Document:
     return {
         **{name: getattr(part, name) for name in names},
         "cores": list(part.cores),
-        "predicted_weights_bytes": _held(asked),
+        "predicted_weights_bytes": weights_bytes,
         "predicted_kv_bytes": round(a_token * part.kv_blocks * part.block_size),
     }
 
 
-def _held(asked: Question) -> int:
-    return round(sum(float(h.bytes_per_rank) for h in held(asked.model, asked.plan, asked.engine, 0, 1)))
-
-
-def _weights(asked: Question, seen: Measured) -> Document:
+def _weights(parts: Sequence[Part], rank_bytes: int, whole_bytes: int) -> Document:
     """All ranks together hold the model once, and copies that are named."""
-    copies: Counter[str] = Counter()
-    for part in seen.ranks:
-        copies.update(part.replicated)
-    total = sum(part.weights_bytes for part in seen.ranks)
+    copies = sum((Counter(part.replicated) for part in parts), Counter[str]())
+    total = sum(part.weights_bytes for part in parts)
     once = total - copies.total()
-    ideal = sum(float(h.ideal_bytes) * asked.plan.tp for h in held(asked.model, asked.plan, asked.engine, 0, 1))
-    whole = seen.tp1_bytes or round(ideal)
-    as_predicted = all(part.weights_bytes == _held(asked) for part in seen.ranks)
-    sums = {"sum_bytes": total, "copies": dict(copies), "sum_once_bytes": once, "tp1_bytes": whole}
-    return {**sums, "equal": once == whole and as_predicted}
+    sums = {"sum_bytes": total, "copies": dict(copies), "sum_once_bytes": once, "tp1_bytes": whole_bytes}
+    return {**sums, "equal": once == whole_bytes and all(part.weights_bytes == rank_bytes for part in parts)}
 
 
 def _collectives(job: Job, asked: Question, parts: Sequence[Part]) -> Document:
     """Counted and weighed on every rank, in every step, against ``traffic``: equal means equal."""
-    predicted = []
+    predicted: dict[str, Counter[Sent]] = {}
     for phase in ("prefill", "decode"):
         items = [line.item for line in sent(asked.but(phase=phase, batch=job.batch, context=job.input_len)).lines]
-        predicted += _rows(phase, Counter({Sent(i.what, i.op, int(i.nbytes)): int(i.count) for i in items}))
-    seen: list[list[Document]] = []
+        predicted[phase] = Counter({Sent(i.what, i.op, int(i.nbytes)): int(i.count) for i in items})
+    seen: list[dict[str, Counter[Sent]]] = []
     for run in (run for part in parts for run in part.runs):
-        prefill = _rows("prefill", Counter(run.prefill_sent))
         for step in run.decode_sent or [Counter()]:
-            rows = sorted([*prefill, *_rows("decode", step)], key=_key)
-            if rows not in seen:
-                seen.append(rows)
-    equal = len(seen) == 1 and seen[0] == sorted(predicted, key=_key)
-    return {"measured": [row for rows in seen for row in rows], "predicted": predicted, "equal": equal}
+            counted = {"prefill": Counter(run.prefill_sent), "decode": step}
+            if counted not in seen:
+                seen.append(counted)
+    measured = [row for counted in seen for row in sorted(_rows(counted), key=itemgetter("phase", "what", "op"))]
+    return {"measured": measured, "predicted": _rows(predicted), "equal": seen == [predicted]}
 
 
-def _rows(phase: str, counted: Counter[Sent]) -> list[Document]:
-    return [{"phase": phase, **asdict(one), "count": count} for one, count in counted.items()]
-
-
-def _key(row: Document) -> tuple[str, str, str]:
-    return row["phase"], row["what"], row["op"]
+def _rows(counted: dict[str, Counter[Sent]]) -> list[Document]:
+    return [{"phase": phase, **asdict(one), "count": n} for phase, of_phase in counted.items() for one, n in of_phase.items()]
 
 
 def _times(runs: Iterable[Run | Turn]) -> Document:
@@ -150,7 +137,7 @@ def by_collective(all_turns: Sequence[Turn]) -> dict[str, list[float]]:
     wires: dict[str, list[float]] = {}
     for turn in all_turns:
         for step in turn.wire_s.tolist():
-            for issued, seconds in zip(turn.order, step, strict=True):
+            for issued, seconds in zip(turn.runs[0].order, step, strict=True):
                 wires.setdefault(issued.what, []).append(seconds)
     return wires
 

@@ -20,7 +20,7 @@ from commtax.files import Document
 from commtax.measure import launch
 from commtax.measure.comm import Group
 from commtax.measure.engine import Engine
-from commtax.measure.generate import Logits, Measured, Rounds, Run, generate, measured, prompts
+from commtax.measure.generate import Logits, Measured, Run, generate, measured, prompts
 from commtax.measure.job import TOLERANCE, Job
 from commtax.measure.reconcile import document, passed
 from commtax.measure.worker import Place, join, leave, meet, pin, place, report
@@ -44,9 +44,12 @@ def measure_all(where: Place, jobs: Sequence[Job]) -> list[Measured]:
     every = []
     for job in jobs:
         alone, part = _engines(job, where)
-        rounds = _rounds(job, where, alone, part)
-        logits = _compare(rounds.tp1[0], rounds.tp[0], TOLERANCE[job.dtype]) if rounds.tp1 else None
-        every.append(measured(where, part, rounds, alone.weights.nbytes if alone else 0, logits))
+        runs, tp1, replicas = _rounds(job, where, alone, part)
+        seen = measured(where, part, runs, replicas)
+        if alone and tp1:
+            logits = _compare(tp1[0], runs[0], TOLERANCE[job.dtype])
+            seen = replace(seen, tp1=[run.figures() for run in tp1], tp1_bytes=alone.weights.nbytes, logits=logits)
+        every.append(seen)
     return every
 
 
@@ -65,30 +68,31 @@ def _engines(job: Job, where: Place) -> tuple[Engine | None, Engine]:
     return alone, part
 
 
-def _rounds(job: Job, where: Place, alone: Engine | None, part: Engine) -> Rounds:
-    """All three kinds interleaved, so that all see the same machine."""
+def _rounds(job: Job, where: Place, alone: Engine | None, part: Engine) -> tuple[list[Run], list[Run], list[Run]]:
+    """Runs of TP=N, and where somebody asked TP=1 on rank 0 alone and one TP=1 replica a rank at once: all three kinds interleaved,
+    so that all see the same machine."""
     tokens = prompts(part.arch.model.vocab, job.batch, job.input_len, job.seed, part.device)
     for engine in (alone, part):
         if engine:
             generate(engine, tokens, 2)  # first touches, allocations, libraries' own warm-up
-    rounds = Rounds()
+    runs, tp1, replicas = list[Run](), list[Run](), list[Run]()
     forced: list[Any] | None = None
     for turn in range(job.repeats):
         first = turn == 0
         if alone:
             if where.rank == 0:
-                rounds.tp1.append(generate(alone, tokens, job.output_len, keep=first))
+                tp1.append(generate(alone, tokens, job.output_len, keep=first))
             meet()
             if forced is None:  # rank 0's tokens, on every rank
-                shared = [[t.tolist() for t in rounds.tp1[0].tokens] if where.rank == 0 else []]
+                shared = [[t.tolist() for t in tp1[0].tokens] if where.rank == 0 else []]
                 dist.broadcast_object_list(shared, src=0)
                 forced = [torch.tensor(t, device=part.device) for t in shared[0]]
-            rounds.replicas.append(generate(alone, tokens, job.output_len))
+            replicas.append(generate(alone, tokens, job.output_len))
         meet()
-        rounds.tp.append(generate(part, tokens, job.output_len, forced, keep=first))
+        runs.append(generate(part, tokens, job.output_len, forced, keep=first))
         meet()
         report(turn + 1)
-    return rounds
+    return runs, tp1, replicas
 
 
 def _compare(one: Run, many: Run, tolerance: float) -> Logits:

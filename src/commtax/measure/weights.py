@@ -10,7 +10,7 @@ import zlib
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -20,12 +20,6 @@ from commtax.measure.arch import Arch
 from commtax.statement import Refusal
 
 STORED = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-
-
-class Source(Protocol):
-    """Gives whole tensors by their checkpoint name; ``shape`` is what the architecture says it must be."""
-
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Any: ...
 
 
 class Random:
@@ -90,6 +84,10 @@ class Checkpoint:
         with warnings.catch_warnings():  # torch warns that mapped bytes cannot be written, and nobody writes them
             warnings.simplefilter("ignore", UserWarning)
             return torch.frombuffer(mapped, dtype=kind, count=count, offset=start + first).view(shape)
+
+
+Source = Random | Checkpoint
+"""Gives whole tensors by their checkpoint name, of the shape that the architecture says they must have."""
 
 
 @dataclass(slots=True)
@@ -161,7 +159,7 @@ def load(source: Source, a: Arch, rank: int, size: int, dtype: Any, device: Any)
 
 def _layer(cut: Cutter, name: str) -> Layer:
     m, att, own = cut.arch.model, cut.arch.model.attention, f"{name}.self_attn"
-    up, down, router = _experts(cut, name) if cut.arch.moe else (*_mlp(cut, f"{name}.mlp", MLP, m.blocks[0].ffn.intermediate), None)
+    up, down, router = _experts(cut, name) if m.experts else (*_mlp(cut, f"{name}.mlp", MLP, m.blocks[0].ffn.intermediate), None)
     return Layer(
         norm_in=cut.full(f"{name}.input_layernorm.weight", (m.hidden,)),
         qkv=_qkv(cut, own, "weight", (m.hidden,)),
@@ -198,7 +196,7 @@ def _mlp(cut: Cutter, name: str, names: tuple[str, str, str], width: int, part: 
 
 def _experts(cut: Cutter, name: str) -> tuple[Any, Any, Any]:
     """Every expert is cut over all ranks; the router is whole. Mixtral has names of its own."""
-    m, moe = cut.arch.model, cut.arch.moe
+    m, moe = cut.arch.model, cut.arch.model.experts
     assert moe is not None
     home, names = (f"{name}.mlp", MLP) if m.architecture != "MixtralForCausalLM" else (f"{name}.block_sparse_moe", MIXTRAL)
     every = [_mlp(cut, f"{home}.experts.{e}", names, moe.intermediate, "experts") for e in range(moe.num_experts)]

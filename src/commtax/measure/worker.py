@@ -47,16 +47,13 @@ def place() -> Place:
     return Place(rank, size, int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", str(size))))
 
 
-def join(where: Place, device: str = "cpu") -> None:
+def join(where: Place, device: str) -> None:
     """Meet the other ranks: through a file when our launcher started them, else as torchrun says."""
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     folder = os.environ.get(FOLDER, "")
-    method = f"file://{folder}/rendezvous" if folder else "env://" if "MASTER_ADDR" in os.environ else ""
+    method = f"file://{folder}/rendezvous" if folder else "env://"
     wait = timedelta(seconds=WATCHED_S if folder else LOST_S)
-    if method:
-        dist.init_process_group(backend, init_method=method, rank=where.rank, world_size=where.size, timeout=wait)
-    else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=wait)
+    dist.init_process_group(backend, init_method=method, rank=where.rank, world_size=where.size, timeout=wait)
 
 
 def pin(where: Place) -> Place:

@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from commtax.calibrate import Calibration, Change, Part
+from commtax.calibrate.records import Calibration, Change, Part
 from commtax.report.documents import Record, facts
 from commtax.report.tables import notes, say, show_table
 from commtax.units import format_rate, format_seconds

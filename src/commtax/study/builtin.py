@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from commtax.files import Document
 from commtax.measure import launch, machine
 from commtax.measure.engine import Engine
-from commtax.measure.generate import Measured, Rounds, Turn, generate, measured, prompts, turns
+from commtax.measure.generate import Measured, Turn, generate, measured, prompts, turns
 from commtax.measure.job import Job
 from commtax.measure.reconcile import by_collective, document
 from commtax.measure.worker import Place, report
@@ -110,7 +110,7 @@ class Builtin(Driver):
 
 def _counted(all_turns: Sequence[Turn]) -> Document:
     """All-reduces of a decode step by the engine's own ledger (CPU ranks); the least over ranks is the wire."""
-    reduced = [sent for sent in all_turns[0].order if sent.op == ALL_REDUCE]
+    reduced = [sent for sent in all_turns[0].runs[0].order if sent.op == ALL_REDUCE]
     wires = by_collective(all_turns)
     wire_s = sum(median(wires[sent.what]) for sent in reduced)
     step_s = median(median(turn.decode_s) for turn in all_turns)
@@ -150,7 +150,7 @@ def measure_runs(where: Place, work: Work) -> None:
         generate(engine, tokens, 2)
         with trace(engine, work.raw / f"{run.name}-rank{where.rank}.json") if tracing else nullcontext():
             answered = [generate(engine, tokens, run.output_len) for _ in range(run.iters)]
-        report((run, measured(where, engine, Rounds(answered))))
+        report((run, measured(where, engine, answered)))
 
 
 @contextmanager
