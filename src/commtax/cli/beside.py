@@ -1,9 +1,8 @@
 """What an answer writes beside itself: the page's pictures (``--html``), the launch and what checks it (``--emit``)."""
 
-from __future__ import annotations
-
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TypeVar
 
 import click
 
@@ -12,30 +11,14 @@ from commtax.files import write_text
 from commtax.question import Limits
 from commtax.verbs.billing import StepBill
 
-if TYPE_CHECKING:
-    from commtax.planner.columns import ServingPlans, TrainPlans
-    from commtax.report.view.offline import Page
-    from commtax.verbs.explained import Explained
+Shown = TypeVar("Shown")
 
 
-def write_bill_page(path: str, step: Explained) -> None:
-    if path:
-        from commtax.report.view.offline import bill_page
-
-        _write(path, bill_page(step, _command()))
-
-
-def write_plan_page(path: str, plans: ServingPlans | TrainPlans) -> None:
-    if path:
-        from commtax.report.view.offline import plan_page
-
-        _write(path, plan_page(plans, _command()))
-
-
-def _write(path: str, page: Page) -> None:
+def write_page(path: str, draw: Callable[[Shown, str], object], shown: Shown) -> None:
+    """The pictures of an answer, in one file that needs no server."""
     from commtax.web.assets import offline
 
-    write_text(path, offline(page), "html")
+    write_text(path, offline(draw(shown, _command())), "html")
 
 
 def _command() -> str:
@@ -46,14 +29,12 @@ def _command() -> str:
     return shlex.join(["commtax", *kept])
 
 
-def emitted(order: Order, priced: StepBill, engine: str) -> dict[str, str]:
-    """Commands by what they are for; none where no engine is asked for."""
-    if not engine:
-        return {}
+def emitted(order: Order, priced: StepBill) -> dict[str, str]:
+    """Commands by what they are for."""
     from commtax.emit import benchmark_command, launch_command, nccl_command
     from commtax.readers import filled
 
-    q = priced.question
+    q, engine = priced.question, order.given["emit"]
     if q.trains:
         return {"launch": launch_command(q, engine)}
     limits = filled(Limits, order.launch.options) if order.launch else q.limits
@@ -62,11 +43,3 @@ def emitted(order: Order, priced: StepBill, engine: str) -> dict[str, str]:
     launch, bench = launch_command(q, engine, order.devices), benchmark_command(q, engine)
     commands = {"launch": launch, "benchmark": bench, "collective": nccl_command(priced)}
     return {name: text for name, text in commands.items() if text}
-
-
-def show_emitted(commands: dict[str, str]) -> None:
-    """Plain lines that can be copied."""
-    titles = {"launch": "launch", "benchmark": "check the prediction", "collective": "check the collective that costs most"}
-    for name, text in commands.items():
-        click.echo(f"# {titles[name]}")
-        click.echo(text)

@@ -1,10 +1,8 @@
 """``commtax bill``."""
 
-from typing import Any
-
 import click
 
-from commtax.cli.beside import emitted, show_emitted, write_bill_page
+from commtax.cli.beside import emitted, write_page
 from commtax.cli.options import LAID, PASTED, STEP, TRAINED, WHERE, About, Verb, taking
 from commtax.cli.order import SERVED_STEP, Order, changed, ordered
 from commtax.statement import Refusal
@@ -24,7 +22,9 @@ def bill_command(order: Order) -> None:
 
     commtax bill llama-3.1-8b --cluster 8xh100-sxm -tp 8
     """
-    given, emit = order.given, order.given["emit"]
+    from commtax.report import bills
+
+    given = order.given
     tokens = parse_tokens(given["tokens"], "tokens") if given["tokens"] else 0.0
     measured = given["measured_mfu"]
     if measured is not None and not 0 < measured <= 1:
@@ -32,16 +32,13 @@ def bill_command(order: Order) -> None:
     if given["exact"]:
         _exact(order)
     explained = Explained(price(order.question))
-    commands = emitted(order, explained.bill, emit)
-    write_bill_page(given["html"], explained)
-    from commtax.report import bills
+    if given["emit"]:
+        order.output.emitted = emitted(order, explained.bill)
+    if given["html"]:
+        from commtax.report.view.offline import bill_page
 
-    def show(console: Any) -> None:
-        bills.show_bill(console, explained, tokens, measured)
-        show_emitted(commands)
-
-    more = {"emit": commands} if emit else None
-    order.output.answer(lambda: bills.bill_document(explained, tokens, measured), show, more=more)
+        write_page(given["html"], bill_page, explained)
+    order.output.answer(bills.bill_document, bills.show_bill, explained, tokens, measured)
 
 
 def _exact(order: Order) -> None:
@@ -59,4 +56,4 @@ def _exact(order: Order) -> None:
     for name in changed(given, TIMED[q.trains]):
         raise Refusal(f"{name}: changes seconds, and --exact has none", name)
     traffic = sent(q)
-    order.output.answer(lambda: traffic_document(traffic), lambda console: show_traffic(console, traffic))
+    order.output.answer(traffic_document, show_traffic, traffic)

@@ -35,6 +35,4 @@ def calibrate_command(files: tuple[Path, ...], cluster: str, out: str, name: str
     refuse_overwriting(out, files)
     fitted = calibrate(files, place, name=name or Path(out).stem, **options)
     write_text(out, json.dumps(fitted.document, indent=1, ensure_ascii=False) + "\n")
-    output.answer(
-        lambda: calibrating.calibration_document(fitted, out), lambda console: calibrating.show_calibration(console, fitted, out)
-    )
+    output.answer(calibrating.calibration_document, calibrating.show_calibration, fitted, out)

@@ -54,11 +54,8 @@ def _over(order: Order) -> NoReturn:
         sizes = {"tp": q.plan.tp, "pp": q.plan.pp, "dp": q.plan.dp, "batch": q.batch, "context": q.context}
         fixed = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if axis not in swept)
         comparing.plot_comparison(comparison, f"{order.model} on {q.cluster.key}, {q.phase}, {fixed}", Path(given["plot"]))
-    order.output.answer(
-        lambda: {"schema": "commtax.compare/1", "axes": list(comparison.axes), "rows": comparing.comparison_rows(comparison)},
-        lambda console: comparing.show_comparison(console, comparison),
-        csv=lambda: comparing.comparison_csv(comparison),
-    )
+    document = {"schema": "commtax.compare/1", "axes": list(comparison.axes), "rows": comparing.comparison_rows(comparison)}
+    order.output.answer(lambda _: document, comparing.show_comparison, comparison, csv=comparing.comparison_csv)
 
 
 def _plans(order: Order) -> NoReturn:
@@ -81,11 +78,7 @@ def _plans(order: Order) -> NoReturn:
     if given["plot"]:
         title = f"{order.model} on {q.cluster.key}, {table.phase}, context {table.context:,}"
         comparing.plot_plans(table, title, Path(given["plot"]))
-    order.output.answer(
-        lambda: comparing.plans_document(table),
-        lambda console: comparing.show_plans(console, table),
-        csv=lambda: comparing.plans_csv(table),
-    )
+    order.output.answer(comparing.plans_document, comparing.show_plans, table, csv=comparing.plans_csv)
 
 
 def _where(file: str, q: Question, remarks: list[str]) -> Where:

@@ -30,7 +30,7 @@ def fit_command(order: Order) -> None:
     if order.given["phase"] not in ("serve", "train"):
         raise Refusal(f"phase '{order.given['phase']}': serve or train", "phase", ("serve", "train"))
     judged = train_holds(order.question) if order.question.trains else _served(order)
-    order.output.answer(lambda: fit_document(judged), lambda console: show_fit(console, judged), code=0 if judged.fits else 1)
+    order.output.answer(fit_document, show_fit, judged, code=0 if judged.fits else 1)
 
 
 def _served(order: Order) -> Fit | TrainFit:

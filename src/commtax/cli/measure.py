@@ -51,7 +51,7 @@ def tp_command(model: str, random_model: str, lost_after: float, as_json: bool, 
     with ranks_named(), bar("rounds", job.repeats, as_json) as advance:
         document = run_all([job], progress=advance, lost_s=lost_after)[0]
     code = 0 if passed(document) else 1
-    Output(as_json).answer(lambda: document, lambda console: measuring.show_tp(console, document), code)
+    Output(as_json).answer(dict, measuring.show_tp, document, code=code)
 
 
 @measure_command.command("collectives")
@@ -77,7 +77,7 @@ def collectives_command(
     if plot:
         measuring.plot_collectives(document, Path(plot))
     code = 1 if any(row["wrong"] for row in document["rows"]) else 0
-    Output(as_json).answer(lambda: document, lambda console: measuring.show_collectives(console, document), code)
+    Output(as_json).answer(dict, measuring.show_collectives, document, code=code)
 
 
 @measure_command.command("calibrate")
@@ -93,7 +93,7 @@ def calibrate_command(output: str, ranks: int, dtype: str, impl: str, name: str,
     with ranks_named(), bar("stages", STAGES, as_json) as advance:
         profile = calibrate(ranks, dtype, name, _names(impl), lost_after, advance)
     write_text(output, json.dumps(profile, indent=2) + "\n", "output")
-    Output(as_json).answer(lambda: profile, lambda console: measuring.show_profile(console, profile, output))
+    Output(as_json).answer(lambda made, _: made, measuring.show_profile, profile, output)
 
 
 @measure_command.command("experiment")
@@ -129,7 +129,7 @@ def experiment_command(
         write_text(folder / "report.md", reporting.markdown(boxes, charts), "out")
         document = {"schema": "commtax.experiments/1", "boxes": boxes} if merged else boxes[0]
         code = 1 if any(box["failed"] for box in boxes) else 0
-        Output(as_json).answer(lambda: document, lambda console: reporting.show(console, boxes, folder), code)
+        Output(as_json).answer(lambda *_: document, reporting.show, boxes, folder, code=code)
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         if not merged:
             raise

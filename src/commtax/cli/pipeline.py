@@ -74,7 +74,7 @@ def _pipeline(kind: Schedule, given: Given, output: Output) -> NoReturn:
         write_text(given["svg"], pipelines.to_svg(ran.timeline), "svg")
     if given["chrome_trace"]:
         write_text(given["chrome_trace"], ran.timeline.to_chrome(), "chrome_trace")
-    output.answer(lambda: pipelines.pipeline_document(ran), lambda console: pipelines.show_pipeline(console, ran))
+    output.answer(pipelines.pipeline_document, pipelines.show_pipeline, ran)
 
 
 def parse_durations(given: Given) -> Durations:
