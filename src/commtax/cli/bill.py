@@ -4,7 +4,7 @@ import click
 
 from commtax.cli.beside import emitted, write_page
 from commtax.cli.options import LAID, PASTED, STEP, TRAINED, WHERE, About, Verb, taking
-from commtax.cli.order import SERVED_STEP, Order, changed, ordered
+from commtax.cli.order import SERVED_STEP, Order, ordered, refuse
 from commtax.statement import Refusal
 from commtax.units import parse_tokens
 from commtax.verbs.billing import price, sent
@@ -48,12 +48,8 @@ def _exact(order: Order) -> None:
     given, q = order.given, order.question
     if q.profile or given["html"]:
         raise Refusal("profile: holds seconds, and --exact has none" if q.profile else "html: draws seconds, and --exact has none")
-    if given["emit"]:
-        raise Refusal("emit: comes with a priced step; leave --exact out", "emit")
-    for name in ("tokens", "measured_mfu"):
-        if given[name]:
-            raise Refusal(f"{name}: needs seconds, and --exact has none", name)
-    for name in changed(given, TIMED[q.trains]):
-        raise Refusal(f"{name}: changes seconds, and --exact has none", name)
+    refuse(given, ["emit"], "comes with a priced step; leave --exact out")
+    refuse(given, ("tokens", "measured_mfu"), "needs seconds, and --exact has none")
+    refuse(given, TIMED[q.trains], "changes seconds, and --exact has none")
     traffic = sent(q)
     order.output.answer(traffic_document, show_traffic, traffic)

@@ -7,7 +7,7 @@ from typing import NoReturn
 import click
 
 from commtax.cli.options import LAID, PASTED, STEP, TRAINED, WHERE, About, Verb, taking
-from commtax.cli.order import SERVED_STEP, Order, changed, ordered
+from commtax.cli.order import SERVED_STEP, Order, ordered, refuse
 from commtax.files import read_text
 from commtax.question import Question
 from commtax.spec import SIZES, Cluster
@@ -30,13 +30,11 @@ def compare_command(order: Order) -> None:
     order.output.read(order.question.cluster)
     if bool(given["plans"]) == bool(given["over"]):
         raise Refusal("over: give --over AXIS=VALUES or --plans tp1,tp2 …, one of them", "over")
-    for name in ("links", "batches") if given["over"] else ():
-        if given[name]:
-            raise Refusal(f"{name}: belongs to --plans; with --over write it as an axis", name)
+    if given["over"]:
+        refuse(given, ("links", "batches"), "belongs to --plans; with --over write it as an axis")
     if given["global_batch"] is not None and given["batch"] is not None:
         raise Refusal("global_batch: give it or batch, not both", "global_batch")
-    for name in changed(given, ("tokens", "measured_mfu")):
-        raise Refusal(f"{name}: belongs to bill, not to compare", name)
+    refuse(given, ("tokens", "measured_mfu"), "belongs to bill, not to compare")
     if given["plans"]:
         _plans(order)
     _over(order)
@@ -62,8 +60,7 @@ def _plans(order: Order) -> NoReturn:
     from commtax.report import comparing
 
     given, q = order.given, order.question
-    for axis in changed(given, SIZES):
-        raise Refusal(f"{axis}: the plans say it; leave it out beside --plans", axis)
+    refuse(given, SIZES, "the plans say it; leave it out beside --plans")
     if given["global_batch"] and given["batches"]:
         raise Refusal("batches: give them or global_batch, not both", "batches")
     usual = [int(given["global_batch"] or given["batch"] or 1)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,9 +66,9 @@ def read(model: str, given: Given, about: About, serving: tuple[str, ...]) -> Or
     if launch and about is About.SEARCH and launch.phase != phase:  # a search stands the pasted plan beside its own
         raise Refusal(f"phase '{phase}': the pasted command is one to {launch.phase}", "phase")
     if phase == "train":
-        belongs(given, serving, f"serving, not to {'--' if about.whole else ''}phase train")
+        refuse(given, serving, f"belongs to serving, not to {'--' if about.whole else ''}phase train")
     else:
-        belongs(given, TRAINED, "--phase train" if about is About.SEARCH else f"--phase train, not to {phase}")
+        refuse(given, TRAINED, "belongs to --phase train" + ("" if about is About.SEARCH else f", not to {phase}"))
     return Order(name, asked(name, place, own, given, about), output, given, launch, devices)
 
 
@@ -106,16 +106,12 @@ def cluster_of(given: Given) -> Cluster:
     return catalog.cluster(name, **links)
 
 
-def changed(given: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
-    """Which of these options are not what they are when nobody gives them."""
+def refuse(given: Given, names: Sequence[str], why: str) -> None:
+    """Options are honoured or refused, never ignored: these must be what they are when nobody gives them."""
     usual = {p.name: p.default for p in click.get_current_context().command.params}
-    return [name for name in names if name in given and given[name] not in (usual.get(name), None, "") and given[name] is not False]
-
-
-def belongs(given: Mapping[str, Any], names: tuple[str, ...], whose: str) -> None:
-    """Options are honoured or refused, never ignored: those that a phase has no use for must be left out."""
-    for name in changed(given, names):
-        raise Refusal(f"{name}: belongs to {whose}", name)
+    for name in names:
+        if name in given and given[name] not in (usual.get(name), None, "") and given[name] is not False:
+            raise Refusal(f"{name}: {why}", name)
 
 
 def replica_batch(batch: int | None, global_batch: int | None, dp: int) -> int:
