@@ -8,12 +8,11 @@ import click
 
 from commtax.cli.options import LAID, PASTED, STEP, TRAINED, WHERE, About, Verb, taking
 from commtax.cli.order import SERVED_STEP, Order, ordered, refuse
-from commtax.files import read_text
-from commtax.question import Question
-from commtax.spec import SIZES, Cluster
+from commtax.cli.pasting import placing
+from commtax.spec import SIZES
 from commtax.statement import Refusal
 from commtax.units import parse_count
-from commtax.verbs.comparing import PlanRow, Sizes, Where, compared, compared_plans
+from commtax.verbs.comparing import PlanRow, compared, compared_plans
 
 
 @click.command("compare", cls=Verb)
@@ -66,7 +65,8 @@ def _plans(order: Order) -> NoReturn:
     usual = [int(given["global_batch"] or given["batch"] or 1)]
     batches = [parse_count(b, "batches") for b in given["batches"].split(",")] if given["batches"] else usual
     remarks: list[str] = []
-    where = _where(given["topo"], q, remarks) if given["topo"] else None
+    placed = placing(given["topo"], q.cluster, remarks) if given["topo"] else None
+    where = (lambda sizes: placed(sizes).cluster) if placed else None
     links = [name for name in given["links"].split(",") if name]
     table = compared_plans(q, given["plans"].split(","), links, batches, where)
     if all(row.bill is None for row in table.rows):
@@ -76,21 +76,6 @@ def _plans(order: Order) -> NoReturn:
         title = f"{order.model} on {q.cluster.key}, {table.phase}, context {table.context:,}"
         comparing.plot_plans(table, title, Path(given["plot"]))
     order.output.answer(comparing.plans_document, comparing.show_plans, table, csv=comparing.plans_csv)
-
-
-def _where(file: str, q: Question, remarks: list[str]) -> Where:
-    """The cluster that a plan meets on the GPUs that suit it best."""
-    from commtax.readers import topology
-    from commtax.readers.topology import place
-
-    seen = topology.parse(read_text(file, "topo"))
-
-    def where(axes: Sizes) -> Cluster:
-        laid = place(seen, q.cluster, axes["tp"], axes["dp"] * axes["pp"])
-        remarks.extend(laid.notes)
-        return laid.cluster
-
-    return where
 
 
 def _remarks(rows: tuple[PlanRow, ...]) -> list[str]:

@@ -98,11 +98,11 @@ def profile_of(given: Given) -> Profile | None:
     return own
 
 
-def cluster_of(given: Given) -> Cluster:
+def cluster_of(given: Given, wish: str = "name one") -> Cluster:
     """The cluster with the links that were given for it."""
     name, links = given.pop("cluster"), {key: given.pop(key) for key in ("intra", "inter", "nics")}
     if not name:
-        raise Refusal("cluster: name one with --cluster, such as 8xh100-sxm (commtax catalog clusters)", "cluster")
+        raise Refusal(f"cluster: {wish} with --cluster, such as 8xh100-sxm (commtax catalog clusters)", "cluster")
     return catalog.cluster(name, **links)
 
 

@@ -7,7 +7,6 @@ output token tells the prompt's time from the tokens'.
 
 import math
 import random
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -16,6 +15,7 @@ from pathlib import Path
 from commtax import files
 from commtax.catalog.loader import plain
 from commtax.statement import Refusal
+from commtax.study import table
 
 Shape = tuple[int, int, int]  # prompt tokens, output tokens, iterations
 CHARACTERS_A_TOKEN = 4.0  # English text; used where a dataset has text and no tokenizer counted it
@@ -45,9 +45,11 @@ class Recipe:
 
 
 SPREAD = 0.5  # synthetic lengths lie within this share of their mean to either side
-_TABLES = tomllib.loads((Path(__file__).parent / "recipes.toml").read_text(encoding="utf-8"))
 RECIPES, QUICK = (
-    {name: plain(Recipe, {**t[size], "latency": tuple(map(tuple, t[size]["latency"]))}, name) for name, t in _TABLES.items()}
+    {
+        name: plain(Recipe, {**t[size], "latency": tuple(map(tuple, t[size]["latency"]))}, name)
+        for name, t in table("recipes").items()
+    }
     for size in ("full", "quick")
 )
 

@@ -6,12 +6,10 @@ import math
 import random
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import cycle, product, zip_longest
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,11 +17,11 @@ import torch
 
 from commtax import catalog
 from commtax.files import Document
-from commtax.study import fused, steps
+from commtax.study import fused, steps, table
 from commtax.study.steps import Shard, shard
 from commtax.study.timing import Card, Pool, Timer
 
-GRIDS: Document = tomllib.loads((Path(__file__).parent / "sweeps.toml").read_text(encoding="utf-8"))
+GRIDS = table("sweeps")
 Call = Callable[[], object]
 Make = Callable[[], Call]
 COLD_BYTES = 192e6  # three times the largest L2 here (60 MB): what is read again after this much is cold
