@@ -31,8 +31,6 @@ def compare_command(order: Order) -> None:
         raise Refusal("over: give --over AXIS=VALUES or --plans tp1,tp2 …, one of them", "over")
     if given["over"]:
         refuse(given, ("links", "batches"), "belongs to --plans; with --over write it as an axis")
-    if given["global_batch"] is not None and given["batch"] is not None:
-        raise Refusal("global_batch: give it or batch, not both", "global_batch")
     refuse(given, ("tokens", "measured_mfu"), "belongs to bill, not to compare")
     if given["plans"]:
         _plans(order)

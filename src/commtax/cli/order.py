@@ -81,9 +81,11 @@ def asked(model: str, place: Cluster, own: Profile | None, given: Given, about: 
         options["dtype"] = given["dtype"].split(",")[0]
     if isinstance(axes := given.get("async_axes"), str):
         options["async_axes"] = () if axes == "none" else tuple(axes.split(","))
-    if about in (About.STEP, About.SERVER):  # the batch may be told over all replicas
-        options["batch"] = replica_batch(given["batch"], given["global_batch"], given["dp"])
-    options.pop("global_batch", None)
+    each, over_all = given.get("batch"), options.pop("global_batch", None)
+    if each is not None and over_all is not None:
+        raise Refusal("global_batch: give it or batch, not both", "global_batch")
+    if about in (About.STEP, About.SERVER):
+        options["batch"] = share_of(over_all, given["dp"]) if over_all is not None else 1 if each is None else each
     return unsettled(model, place, options)
 
 
@@ -112,12 +114,3 @@ def refuse(given: Given, names: Sequence[str], why: str) -> None:
     for name in names:
         if name in given and given[name] not in (usual.get(name), None, "") and given[name] is not False:
             raise Refusal(f"{name}: {why}", name)
-
-
-def replica_batch(batch: int | None, global_batch: int | None, dp: int) -> int:
-    """``--batch`` a replica, or ``--global-batch`` over all of them."""
-    if global_batch is None:
-        return 1 if batch is None else batch
-    if batch is not None:
-        raise Refusal("global_batch: give it or batch, not both", "global_batch")
-    return share_of(global_batch, dp)

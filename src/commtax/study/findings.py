@@ -59,10 +59,9 @@ class Prices:
 
     def latency_s(self, run: Run) -> float | None:
         """A whole batch: one prefill, then output - 1 decode steps at the mean length."""
-        prefill, decode = self.step_s("prefill", run.tp, run.batch, run.input_len), 0.0
-        if run.output_len > 1:
-            decode = (run.output_len - 1) * (self.decode_s(run) or 0.0)
-        return None if prefill is None else prefill + decode
+        prefill = self.step_s("prefill", run.tp, run.batch, run.input_len)
+        decode = self.decode_s(run) if run.output_len > 1 else 0.0
+        return None if prefill is None or decode is None else prefill + (run.output_len - 1) * decode
 
 
 def middle(run: Run) -> int:

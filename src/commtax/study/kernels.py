@@ -22,11 +22,10 @@ import time
 from contextlib import nullcontext
 from typing import TextIO
 
-from commtax.files import Document
-from commtax.study import table
+from commtax.files import Document, table
 
 COMMAND = "python -m commtax.study.kernels"
-KINDS = table("sweeps")["kinds"]
+KINDS = table("study/sweeps.toml")["kinds"]
 
 
 def options(argv: list[str]) -> argparse.Namespace:

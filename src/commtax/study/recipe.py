@@ -15,7 +15,6 @@ from pathlib import Path
 from commtax import files
 from commtax.catalog.loader import plain
 from commtax.statement import Refusal
-from commtax.study import table
 
 Shape = tuple[int, int, int]  # prompt tokens, output tokens, iterations
 CHARACTERS_A_TOKEN = 4.0  # English text; used where a dataset has text and no tokenizer counted it
@@ -48,7 +47,7 @@ SPREAD = 0.5  # synthetic lengths lie within this share of their mean to either 
 RECIPES, QUICK = (
     {
         name: plain(Recipe, {**t[size], "latency": tuple(map(tuple, t[size]["latency"]))}, name)
-        for name, t in table("recipes").items()
+        for name, t in files.table("study/recipes.toml").items()
     }
     for size in ("full", "quick")
 )

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from commtax import catalog
-from commtax.files import Document
-from commtax.study import fused, steps, table
+from commtax.files import Document, table
+from commtax.study import fused, steps
 from commtax.study.steps import Shard, shard
 from commtax.study.timing import Card, Pool, Timer
 
-GRIDS = table("sweeps")
+GRIDS = table("study/sweeps.toml")
 Call = Callable[[], object]
 Make = Callable[[], Call]
 COLD_BYTES = 192e6  # three times the largest L2 here (60 MB): what is read again after this much is cold

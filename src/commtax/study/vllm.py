@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from commtax import catalog
-from commtax.files import Document
+from commtax.files import Document, table
 from commtax.measure import launch, machine
 from commtax.readers import bench, kineto, vllm_log
 from commtax.statement import Refusal
-from commtax.study import table
 from commtax.study.driving import Asked, Done, Driver, allreduces, check, served
 from commtax.study.leash import leashed
 from commtax.study.recipe import LONGEST, SPREAD, Recipe, Run
@@ -45,7 +44,7 @@ _CHILD = (
     re.compile(r"Failed core proc\(s\): \{[^}]{0,200}: -(\d{1,2})\b"),
 )
 _UNKNOWN_OPTION = "unrecognized"  # as argparse says it
-_TABLES = table("vllm")
+_TABLES = table("study/vllm.toml")
 _SAID, _LIKELY = ({signal.Signals[name]: text for name, text in _TABLES[kind].items()} for kind in ("said", "likely"))
 
 
