@@ -2,9 +2,9 @@
 
 import click
 
-from commtax.cli.beside import emitted, write_page
 from commtax.cli.options import LAID, PASTED, STEP, TRAINED, WHERE, About, Verb, taking
 from commtax.cli.order import SERVED_STEP, Order, ordered, refuse
+from commtax.cli.output import write_page
 from commtax.statement import Refusal
 from commtax.units import parse_tokens
 from commtax.verbs.billing import price, sent
@@ -33,7 +33,7 @@ def bill_command(order: Order) -> None:
         _exact(order)
     explained = Explained(price(order.question))
     if given["emit"]:
-        order.output.emitted = emitted(order, explained.bill)
+        order.output.emitted = order.commands(explained.bill)
     if given["html"]:
         from commtax.report.view.offline import bill_page
 

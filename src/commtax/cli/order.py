@@ -14,10 +14,11 @@ from commtax.catalog.profile import load as load_profile
 from commtax.cli.options import TRAINED, About, Command, Given
 from commtax.cli.output import Output
 from commtax.cli.pasting import filled, laid_out
-from commtax.question import Question
+from commtax.question import Limits, Question
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
 from commtax.verbs.asking import Options, unsettled
+from commtax.verbs.billing import StepBill
 from commtax.verbs.comparing import share_of
 
 if TYPE_CHECKING:
@@ -37,6 +38,21 @@ class Order:
     given: Given  # the whole command line, what was pasted filled in
     launch: Launch | None = None
     devices: str = ""  # GPUs that were chosen from a topology
+
+    def commands(self, priced: StepBill) -> dict[str, str]:
+        """The launch of a step and what checks it, for the engine that ``--emit`` names."""
+        from commtax import readers
+        from commtax.emit import benchmark_command, launch_command, nccl_command
+
+        q, engine = priced.question, self.given["emit"]
+        if q.trains:
+            return {"launch": launch_command(q, engine)}
+        limits = readers.filled(Limits, self.launch.options) if self.launch else q.limits
+        batch = int(q.batch) * int(q.plan.dp) * int(q.plan.replicas)
+        q = q.but(limits=limits, input_len=max(1, int(q.context)), concurrency=batch, spread=0.0)
+        launch, bench = launch_command(q, engine, self.devices), benchmark_command(q, engine)
+        commands = {"launch": launch, "benchmark": bench, "collective": nccl_command(priced)}
+        return {name: text for name, text in commands.items() if text}
 
 
 def ordered(about: About, serving: tuple[str, ...] = ()) -> Callable[[Callable[[Order], None]], Command]:

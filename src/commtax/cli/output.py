@@ -1,21 +1,24 @@
-"""Where answers go: a terminal, a JSON document, or a CSV."""
+"""Where answers go: a terminal, a JSON document or a CSV, and a page of pictures."""
 
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeVarTuple
+from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 import click
 
+from commtax.files import write_text
 from commtax.spec import Cluster
 from commtax.spelling import visible
 
 EMITTED = {"launch": "launch", "benchmark": "check the prediction", "collective": "check the collective that costs most"}
 """Titles of the commands that stand below an answer, to be copied."""
 Parts = TypeVarTuple("Parts")
+Shown = TypeVar("Shown")
 
 
 @dataclass
@@ -70,6 +73,15 @@ class Output:
             answer["notes"] = list(dict.fromkeys([*answer.get("notes", []), *self.remarks]))
         text = json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False)
         click.echo(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
+
+
+def write_page(path: str, draw: Callable[[Shown, str], object], shown: Shown) -> None:
+    """The page's pictures of an answer, under the command as it was typed but for this file."""
+    from commtax.web.assets import offline
+
+    typed = click.get_current_context().obj
+    kept = [w for before, w in zip(["", *typed], typed, strict=False) if before != "--html" and not w.startswith("--html")]
+    write_text(path, offline(draw(shown, shlex.join(["commtax", *kept]))), "html")
 
 
 def terminal() -> Any:

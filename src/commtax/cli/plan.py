@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import click
 
-from commtax.cli.beside import emitted, write_page
 from commtax.cli.options import LIMITS, WHERE, About, Verb, taking
 from commtax.cli.order import Order, ordered
+from commtax.cli.output import write_page
 from commtax.planner import best_serving, best_training
 from commtax.planner.columns import ServingPlans, Standing, TrainPlans
 from commtax.planner.rows import longest, put, train_bill_of
@@ -199,7 +199,7 @@ def _train(order: Order) -> NoReturn:
     searched, speed = _timed(lambda: best_training(q))
     pasted = _trains(searched, order.launch) if order.launch else None
     if given["emit"]:
-        order.output.emitted = emitted(order, train_bill_of(searched, searched.plans, 0)) if len(searched.plans) else {}
+        order.output.emitted = order.commands(train_bill_of(searched, searched.plans, 0)) if len(searched.plans) else {}
     _answer(order, searched, pasted, speed)
 
 
