@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import click
 
 from commtax import catalog
-from commtax.cli.options import Bytes, Count, Fraction
 from commtax.readers.launch.flags import ENGINES, Flags, dialect
 
 MODELS = (
@@ -115,11 +114,11 @@ GARBAGE = (
 def word(rng: random.Random, param: click.Parameter) -> str:
     """A value that this parameter may well take."""
     name = param.name or ""
-    if isinstance(param.type, Fraction) or name in ("slow_rank", "imbalance", "transfer", "price"):
+    if param.type.name == "F" or name in ("slow_rank", "imbalance", "transfer", "price"):
         return rng.choice(("0.9", "0.5", "92%", "1", "1.5" if name in ("slow_rank", "imbalance", "price") else "0.1", "0.25"))
-    if isinstance(param.type, Bytes):
+    if param.type.name == "SIZE":
         return rng.choice(("8", "16K", "1M", "1G", "4GiB", "80GB"))
-    if isinstance(param.type, Count) or name in COUNTS or name == "concurrency":
+    if param.type.name == "N" or name in COUNTS or name == "concurrency":
         return str(rng.choice(COUNTS.get(name, (1, 2, 4, 8, 16, 100, 1000, int(10 ** rng.uniform(0, 6))))))
     if name == "pasted":
         return launch(rng)
@@ -139,7 +138,7 @@ def hostile(rng: random.Random, param: click.Parameter) -> str:
     if kind < 0.2 and (good := word(rng, param)) and (numbers := list(re.finditer(r"\d+(\.\d+)?", good))):
         one = rng.choice(numbers)
         return good[: one.start()] + rng.choice(EXTREME) + good[one.end() :]
-    if isinstance(param.type, (Count, Bytes, Fraction)) or param.type is click.FLOAT or param.type is click.INT:
+    if param.type.name in ("N", "SIZE", "F", "float", "integer"):
         return rng.choice(EXTREME if kind < 0.8 else GARBAGE)
     if kind < 0.4:
         return damaged(rng, word(rng, param))

@@ -91,7 +91,7 @@ def test_an_interrupted_study_goes_on(study_here):
     assert "goes on" in told
     assert kept
     assert all((out / "runs" / name).stat().st_mtime_ns == at for name, at in kept.items())
-    planned = recipe.runs(recipe.QUICK["tp-study"], (1, 2), ("latency", "batch", "profile", "serve"))
+    planned = recipe.runs(recipe.recipe("tp-study", quick=True), (1, 2), ("latency", "batch", "profile", "serve"))
     assert {p.stem for p in (out / "runs").glob("*.json")} == {run.name for run in planned}
     assert found["missing"] == found["failed"] == []
 
@@ -360,12 +360,12 @@ def test_spread_leaves_out_extremes_of_five():
 
 
 def test_runs_are_named_apart():
-    for chosen in (recipe.RECIPES["tp-study"], recipe.QUICK["tp-study"]):
+    for chosen in (recipe.recipe("tp-study", quick=False), recipe.recipe("tp-study", quick=True)):
         names = [
             run.name for run in recipe.runs(chosen, (1, 2, 4), ("latency", "first", "batch", "profile", "serve", "throughput"))
         ]
         assert len(set(names)) == len(names)
-    full = recipe.RECIPES["tp-study"]
+    full = recipe.recipe("tp-study", quick=False)
     assert full.latency == ((512, 128, 20), (2048, 32, 10))
     assert (full.num_prompts, full.rate_per_s) == (200, 4.0)
     assert set(full.batches) == {1, 4, 8, 16, 32, 64}

@@ -110,9 +110,9 @@ def test_decoding_continues_what_prefill_began():
     weights, cache = Pool.make(1 << 19, "cpu", 0.05), Pool.make(1 << 16, "cpu", 1.0)
     layers = [steps._layer(shape, 1, length, weights, cache) for _ in range(shape.num_layers)]
     table, head = weights.take(256, 128), weights.take(256, 128)
-    prompt = steps._Run(shape, "prefill", length, 1, length, "cpu", 1)
+    prompt = steps._Run(shape, "prefill", 1, length, "cpu", 1)
     want = prompt(layers, table, head).float()
-    token = steps._Run(shape, "decode", 1, 1, length, "cpu", 1)
+    token = steps._Run(shape, "decode", 1, length, "cpu", 1)
     token.ids.copy_(prompt.ids[-1:])
     got = token(layers, table, head).float()
     assert (got - want).norm() / want.norm() < 0.03

@@ -33,4 +33,4 @@ def audit_command(files: tuple[Path, ...], model: str, as_json: bool, baseline: 
     question = unsettled(model, place, {**options, "profile": own}).but(phase=phase)
     findings = audit(files, Claim(question, **said), baseline)
     code = 1 if findings.verdict == "disagree" else 0
-    output.answer(lambda: auditing.audit_document(findings), lambda console: auditing.show_audit(console, findings), code)
+    output.answer(auditing.audit_document, auditing.show_audit, findings, code=code)

@@ -1,12 +1,10 @@
 """``commtax bill``."""
 
-from typing import Any
-
 import click
 
-from commtax.cli.beside import emitted, show_emitted, write_bill_page
 from commtax.cli.options import LAID, PASTED, STEP, TRAINED, WHERE, About, Verb, taking
-from commtax.cli.order import SERVED_STEP, Order, changed, ordered
+from commtax.cli.order import SERVED_STEP, Order, ordered, refuse
+from commtax.cli.output import write_page
 from commtax.statement import Refusal
 from commtax.units import parse_tokens
 from commtax.verbs.billing import price, sent
@@ -24,7 +22,9 @@ def bill_command(order: Order) -> None:
 
     commtax bill llama-3.1-8b --cluster 8xh100-sxm -tp 8
     """
-    given, emit = order.given, order.given["emit"]
+    from commtax.report import bills
+
+    given = order.given
     tokens = parse_tokens(given["tokens"], "tokens") if given["tokens"] else 0.0
     measured = given["measured_mfu"]
     if measured is not None and not 0 < measured <= 1:
@@ -32,16 +32,13 @@ def bill_command(order: Order) -> None:
     if given["exact"]:
         _exact(order)
     explained = Explained(price(order.question))
-    commands = emitted(order, explained.bill, emit)
-    write_bill_page(given["html"], explained)
-    from commtax.report import bills
+    if given["emit"]:
+        order.output.emitted = order.commands(explained.bill)
+    if given["html"]:
+        from commtax.report.view.offline import bill_page
 
-    def show(console: Any) -> None:
-        bills.show_bill(console, explained, tokens, measured)
-        show_emitted(commands)
-
-    more = {"emit": commands} if emit else None
-    order.output.answer(lambda: bills.bill_document(explained, tokens, measured), show, more=more)
+        write_page(given["html"], bill_page, explained)
+    order.output.answer(bills.bill_document, bills.show_bill, explained, tokens, measured)
 
 
 def _exact(order: Order) -> None:
@@ -51,12 +48,8 @@ def _exact(order: Order) -> None:
     given, q = order.given, order.question
     if q.profile or given["html"]:
         raise Refusal("profile: holds seconds, and --exact has none" if q.profile else "html: draws seconds, and --exact has none")
-    if given["emit"]:
-        raise Refusal("emit: comes with a priced step; leave --exact out", "emit")
-    for name in ("tokens", "measured_mfu"):
-        if given[name]:
-            raise Refusal(f"{name}: needs seconds, and --exact has none", name)
-    for name in changed(given, TIMED[q.trains]):
-        raise Refusal(f"{name}: changes seconds, and --exact has none", name)
+    refuse(given, ["emit"], "comes with a priced step; leave --exact out")
+    refuse(given, ("tokens", "measured_mfu"), "needs seconds, and --exact has none")
+    refuse(given, TIMED[q.trains], "changes seconds, and --exact has none")
     traffic = sent(q)
-    order.output.answer(lambda: traffic_document(traffic), lambda console: show_traffic(console, traffic))
+    order.output.answer(traffic_document, show_traffic, traffic)

@@ -6,35 +6,27 @@ from typing import Any
 
 import click
 
-from commtax import catalog
 from commtax.calibrate import calibrate
 from commtax.cli.options import listed
+from commtax.cli.order import cluster_of
 from commtax.cli.output import Output
 from commtax.files import refuse_overwriting, write_text
 from commtax.report import calibrating
-from commtax.statement import Refusal
 
 
 @click.command("calibrate")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @listed("calibrate")
-def calibrate_command(files: tuple[Path, ...], cluster: str, out: str, name: str, as_json: bool, **options: Any) -> None:
+def calibrate_command(files: tuple[Path, ...], out: str, name: str, as_json: bool, **options: Any) -> None:
     """Your own measurements as a profile: nccl-tests output, vllm bench results, rows of commtax measure.
 
     Says what changed, how well it fits, which rows are odd, and which further measurement would help most.
 
     commtax calibrate allreduce-*.txt serve-*.json --cluster 8xh100-sxm -tp 8 --out my-box.json
     """
-    if not cluster:
-        raise Refusal(
-            "cluster: say where this was measured with --cluster, such as 8xh100-sxm (commtax catalog clusters)", "cluster"
-        )
-    links = {key: options.pop(key) for key in ("intra", "inter", "nics")}
     output = Output(as_json)
-    place = output.read(catalog.cluster(cluster, **links))
+    place = output.read(cluster_of(options, "say where this was measured"))
     refuse_overwriting(out, files)
     fitted = calibrate(files, place, name=name or Path(out).stem, **options)
     write_text(out, json.dumps(fitted.document, indent=1, ensure_ascii=False) + "\n")
-    output.answer(
-        lambda: calibrating.calibration_document(fitted, out), lambda console: calibrating.show_calibration(console, fitted, out)
-    )
+    output.answer(calibrating.calibration_document, calibrating.show_calibration, fitted, out)

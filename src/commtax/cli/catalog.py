@@ -38,10 +38,10 @@ def catalog_command(kind: str | None, name: str | None, as_json: bool) -> None:
     if kind is None or name is None:
         kinds = {key: catalog.keys(key) for key in (KINDS if kind is None else (kind,))}
         every = {key: [KINDS[key](one) for one in names] for key, names in kinds.items()}
-        output.answer(lambda: {"schema": "commtax.catalog/1", **kinds}, lambda console: report.show_catalog(console, every))
+        output.answer(lambda _: {"schema": "commtax.catalog/1", **kinds}, report.show_catalog, every)
     thing = KINDS[kind](name)
     if kind != "models":
-        output.answer(lambda: report.thing_document(thing), lambda console: report.show_thing(console, thing))
+        output.answer(report.thing_document, report.show_thing, thing)
     check_stored(thing)
     counts = published(thing.key) if thing.key in catalog.keys("models") else []
-    output.answer(lambda: report.model_document(thing, counts), lambda console: report.show_model(console, thing, counts))
+    output.answer(report.model_document, report.show_model, thing, counts)

@@ -13,6 +13,4 @@ def claims_command(as_json: bool) -> None:
     from commtax.claims import claims
     from commtax.report.catalog import show_claims
 
-    Output(as_json).answer(
-        lambda: {"schema": "commtax.claims/1", "claims": claims()}, lambda console: show_claims(console, claims())
-    )
+    Output(as_json).answer(lambda every: {"schema": "commtax.claims/1", "claims": every}, show_claims, claims())

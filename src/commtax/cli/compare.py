@@ -7,13 +7,12 @@ from typing import NoReturn
 import click
 
 from commtax.cli.options import LAID, PASTED, STEP, TRAINED, WHERE, About, Verb, taking
-from commtax.cli.order import SERVED_STEP, Order, changed, ordered
-from commtax.files import read_text
-from commtax.question import Question
-from commtax.spec import SIZES, Cluster
+from commtax.cli.order import SERVED_STEP, Order, ordered, refuse
+from commtax.cli.pasting import placing
+from commtax.spec import SIZES
 from commtax.statement import Refusal
 from commtax.units import parse_count
-from commtax.verbs.comparing import PlanRow, Sizes, Where, compared, compared_plans
+from commtax.verbs.comparing import PlanRow, compared, compared_plans
 
 
 @click.command("compare", cls=Verb)
@@ -30,13 +29,9 @@ def compare_command(order: Order) -> None:
     order.output.read(order.question.cluster)
     if bool(given["plans"]) == bool(given["over"]):
         raise Refusal("over: give --over AXIS=VALUES or --plans tp1,tp2 …, one of them", "over")
-    for name in ("links", "batches") if given["over"] else ():
-        if given[name]:
-            raise Refusal(f"{name}: belongs to --plans; with --over write it as an axis", name)
-    if given["global_batch"] is not None and given["batch"] is not None:
-        raise Refusal("global_batch: give it or batch, not both", "global_batch")
-    for name in changed(given, ("tokens", "measured_mfu")):
-        raise Refusal(f"{name}: belongs to bill, not to compare", name)
+    if given["over"]:
+        refuse(given, ("links", "batches"), "belongs to --plans; with --over write it as an axis")
+    refuse(given, ("tokens", "measured_mfu"), "belongs to bill, not to compare")
     if given["plans"]:
         _plans(order)
     _over(order)
@@ -54,25 +49,22 @@ def _over(order: Order) -> NoReturn:
         sizes = {"tp": q.plan.tp, "pp": q.plan.pp, "dp": q.plan.dp, "batch": q.batch, "context": q.context}
         fixed = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if axis not in swept)
         comparing.plot_comparison(comparison, f"{order.model} on {q.cluster.key}, {q.phase}, {fixed}", Path(given["plot"]))
-    order.output.answer(
-        lambda: {"schema": "commtax.compare/1", "axes": list(comparison.axes), "rows": comparing.comparison_rows(comparison)},
-        lambda console: comparing.show_comparison(console, comparison),
-        csv=lambda: comparing.comparison_csv(comparison),
-    )
+    document = {"schema": "commtax.compare/1", "axes": list(comparison.axes), "rows": comparing.comparison_rows(comparison)}
+    order.output.answer(lambda _: document, comparing.show_comparison, comparison, csv=comparing.comparison_csv)
 
 
 def _plans(order: Order) -> NoReturn:
     from commtax.report import comparing
 
     given, q = order.given, order.question
-    for axis in changed(given, SIZES):
-        raise Refusal(f"{axis}: the plans say it; leave it out beside --plans", axis)
+    refuse(given, SIZES, "the plans say it; leave it out beside --plans")
     if given["global_batch"] and given["batches"]:
         raise Refusal("batches: give them or global_batch, not both", "batches")
     usual = [int(given["global_batch"] or given["batch"] or 1)]
     batches = [parse_count(b, "batches") for b in given["batches"].split(",")] if given["batches"] else usual
     remarks: list[str] = []
-    where = _where(given["topo"], q, remarks) if given["topo"] else None
+    placed = placing(given["topo"], q.cluster, remarks) if given["topo"] else None
+    where = (lambda sizes: placed(sizes).cluster) if placed else None
     links = [name for name in given["links"].split(",") if name]
     table = compared_plans(q, given["plans"].split(","), links, batches, where)
     if all(row.bill is None for row in table.rows):
@@ -81,26 +73,7 @@ def _plans(order: Order) -> NoReturn:
     if given["plot"]:
         title = f"{order.model} on {q.cluster.key}, {table.phase}, context {table.context:,}"
         comparing.plot_plans(table, title, Path(given["plot"]))
-    order.output.answer(
-        lambda: comparing.plans_document(table),
-        lambda console: comparing.show_plans(console, table),
-        csv=lambda: comparing.plans_csv(table),
-    )
-
-
-def _where(file: str, q: Question, remarks: list[str]) -> Where:
-    """The cluster that a plan meets on the GPUs that suit it best."""
-    from commtax.readers import topology
-    from commtax.readers.topology import place
-
-    seen = topology.parse(read_text(file, "topo"))
-
-    def where(axes: Sizes) -> Cluster:
-        laid = place(seen, q.cluster, axes["tp"], axes["dp"] * axes["pp"])
-        remarks.extend(laid.notes)
-        return laid.cluster
-
-    return where
+    order.output.answer(comparing.plans_document, comparing.show_plans, table, csv=comparing.plans_csv)
 
 
 def _remarks(rows: tuple[PlanRow, ...]) -> list[str]:

@@ -41,11 +41,8 @@ def expect_command(op: str, size: float, ranks: int, library: str, measured: str
         _expect_file(op, place, ranks, library, own, Path(measured), output)
     expectation = expect(op, place, nbytes=size, ranks=ranks, library=library, profile=own)
     seconds = _measured_seconds(measured, expectation) if measured else None
-    output.answer(
-        lambda: bills.expectation_document(expectation, seconds),
-        lambda console: bills.show_expectation(console, expectation, seconds),
-        code=0 if seconds is None else VERDICTS[expectation.verdict(seconds)],
-    )
+    code = 0 if seconds is None else VERDICTS[expectation.verdict(seconds)]
+    output.answer(bills.expectation_document, bills.show_expectation, expectation, seconds, code=code)
 
 
 def _measured_seconds(text: str, expectation: Expectation) -> float:

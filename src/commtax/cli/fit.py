@@ -3,23 +3,24 @@
 import click
 
 from commtax.cli.options import KEPT, LAID, PASTED, WHERE, About, Verb, taking
-from commtax.cli.order import Order, ordered
+from commtax.cli.order import Order, ordered, refuse
 from commtax.statement import Refusal
 from commtax.verbs.fitting import Fit, TrainFit, advised, holds, train_holds
 
-LIMITS = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes")
+SERVED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes")
+"""What of a server alone its memory depends on."""
 
 
 @click.command("fit", cls=Verb)
 @taking(
-    *(*WHERE, *PASTED, *LAID, "phase", *LIMITS, "gpu_memory_utilization", "batch", "context", *KEPT, "profile", "as_json"),
+    *(*WHERE, *PASTED, *LAID, "phase", *SERVED, "gpu_memory_utilization", "batch", "context", *KEPT, "profile", "as_json"),
     tp={"default": None, "help": "Tensor-parallel size (-tp); left out: the smallest that fits (training: 1)."},
     pp={"default": None},
     phase={"default": "serve", "help": "serve (default) or train."},
     batch={"help": "Training: sequences a replica and step."},
     context={"help": "Training: sequence length.  [default: 4096]"},
 )
-@ordered(About.SERVER, (*LIMITS, "kv_dtype"))
+@ordered(About.SERVER, (*SERVED, "kv_dtype"))
 def fit_command(order: Order) -> None:
     """Does it fit, and how much KV cache is left? Without -tp: the smallest TP (x PP) that fits.
 
@@ -30,16 +31,14 @@ def fit_command(order: Order) -> None:
     if order.given["phase"] not in ("serve", "train"):
         raise Refusal(f"phase '{order.given['phase']}': serve or train", "phase", ("serve", "train"))
     judged = train_holds(order.question) if order.question.trains else _served(order)
-    order.output.answer(lambda: fit_document(judged), lambda console: show_fit(console, judged), code=0 if judged.fits else 1)
+    order.output.answer(fit_document, show_fit, judged, code=0 if judged.fits else 1)
 
 
 def _served(order: Order) -> Fit | TrainFit:
     given, q = order.given, order.question
-    for name, instead in (("batch", "--max-num-seqs"), ("context", "--max-model-len")):
-        if given[name] is not None:
-            raise Refusal(f"{name}: belongs to --phase train; serving takes {instead}", name)
-    if given["sequence_parallel"]:
-        raise Refusal("sequence_parallel: changes nothing that is held while serving", "sequence_parallel")
+    refuse(given, ["batch"], "belongs to --phase train; serving takes --max-num-seqs")
+    refuse(given, ["context"], "belongs to --phase train; serving takes --max-model-len")
+    refuse(given, ["sequence_parallel"], "changes nothing that is held while serving")
     judged = advised(holds(q, chosen=given["tp"] is not None, stages=given["pp"]))
     servers = order.launch.servers if order.launch else None
     if not servers or not servers.prefill_workers or not judged.fits:

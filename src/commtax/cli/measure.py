@@ -17,7 +17,6 @@ from commtax.cli.output import Output
 from commtax.files import Document, check_writable, write_text
 from commtax.report import measuring
 from commtax.statement import Refusal
-from commtax.units import parse_count
 
 DEMONSTRATION = Path(__file__).parents[1] / "study" / "demonstration"
 """What a study runs when nobody names a model: a Llama of 110 million random weights, for minutes on two cores."""
@@ -51,13 +50,21 @@ def tp_command(model: str, random_model: str, lost_after: float, as_json: bool, 
     with ranks_named(), bar("rounds", job.repeats, as_json) as advance:
         document = run_all([job], progress=advance, lost_s=lost_after)[0]
     code = 0 if passed(document) else 1
-    Output(as_json).answer(lambda: document, lambda console: measuring.show_tp(console, document), code)
+    Output(as_json).answer(dict, measuring.show_tp, document, code=code)
 
 
 @measure_command.command("collectives")
 @listed("measure-collectives")
 def collectives_command(
-    impl: str, ranks: str, least: float, most: float, output: str, plot: str, lost_after: float, as_json: bool, **options: str
+    impl: list[str],
+    ranks: list[int],
+    least: float,
+    most: float,
+    output: str,
+    plot: str,
+    lost_after: float,
+    as_json: bool,
+    **options: str,
 ) -> None:
     """Time collectives over sizes, as nccl-tests does, and fit latency and bandwidth.
 
@@ -65,24 +72,23 @@ def collectives_command(
     """
     from commtax.measure.collectives import doubling, measure
 
-    groups = _counts(ranks, "ranks")
     sizes = doubling(int(least), int(most))
     for place, what in ((output, "output"), (plot, "plot")):
         if place:
             check_writable(place, what)
-    with ranks_named(), bar("sizes", len(sizes) * len(groups), as_json) as advance:
-        document = measure(_names(impl), groups, sizes, lost_s=lost_after, progress=advance, **options)
+    with ranks_named(), bar("sizes", len(sizes) * len(ranks), as_json) as advance:
+        document = measure(impl, ranks, sizes, lost_s=lost_after, progress=advance, **options)
     if output:
         write_text(output, "".join(json.dumps(row) + "\n" for row in document["rows"]), "output")
     if plot:
         measuring.plot_collectives(document, Path(plot))
     code = 1 if any(row["wrong"] for row in document["rows"]) else 0
-    Output(as_json).answer(lambda: document, lambda console: measuring.show_collectives(console, document), code)
+    Output(as_json).answer(dict, measuring.show_collectives, document, code=code)
 
 
 @measure_command.command("calibrate")
 @listed("measure-calibrate")
-def calibrate_command(output: str, ranks: int, dtype: str, impl: str, name: str, lost_after: float, as_json: bool) -> None:
+def calibrate_command(output: str, ranks: int, dtype: str, impl: list[str], name: str, lost_after: float, as_json: bool) -> None:
     """Measure this box (memory, matrix products, fixed costs, collectives) and write a profile for --profile.
 
     commtax measure calibrate -o this-box.json
@@ -91,15 +97,22 @@ def calibrate_command(output: str, ranks: int, dtype: str, impl: str, name: str,
 
     check_writable(output, "output")
     with ranks_named(), bar("stages", STAGES, as_json) as advance:
-        profile = calibrate(ranks, dtype, name, _names(impl), lost_after, advance)
+        profile = calibrate(ranks, dtype, name, impl, lost_after, advance)
     write_text(output, json.dumps(profile, indent=2) + "\n", "output")
-    Output(as_json).answer(lambda: profile, lambda console: measuring.show_profile(console, profile, output))
+    Output(as_json).answer(lambda made, _: made, measuring.show_profile, profile, output)
 
 
 @measure_command.command("experiment")
 @listed("measure-experiment")
 def experiment_command(
-    model: str, random_model: str, degrees: str, out: str, merged: tuple[str, ...], lost_after: float, as_json: bool, **options: Any
+    model: str,
+    random_model: str,
+    tp: list[int],
+    out: str,
+    merged: tuple[str, ...],
+    lost_after: float,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """The whole TP study as one command: latency, serving, batch scaling, a profile; a report with the questions answered.
 
@@ -117,7 +130,7 @@ def experiment_command(
         weights = _weights(model, random_model or (str(DEMONSTRATION) if builtin and not model else ""))
         if builtin:
             _need_torch()
-        asked = Asked(folder, degrees=tuple(_counts(degrees, "tp")), lost_s=lost_after, **weights, **options)
+        asked = Asked(folder, degrees=tuple(tp), lost_s=lost_after, **weights, **options)
         try:
             with ranks_named():
                 boxes = [experiment(asked, partial(click.echo, err=True))]  # a study takes minutes to hours
@@ -129,7 +142,7 @@ def experiment_command(
         write_text(folder / "report.md", reporting.markdown(boxes, charts), "out")
         document = {"schema": "commtax.experiments/1", "boxes": boxes} if merged else boxes[0]
         code = 1 if any(box["failed"] for box in boxes) else 0
-        Output(as_json).answer(lambda: document, lambda console: reporting.show(console, boxes, folder), code)
+        Output(as_json).answer(lambda *_: document, reporting.show, boxes, folder, code=code)
     except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         if not merged:
             raise
@@ -143,14 +156,6 @@ def _weights(model: str, random_model: str) -> Document:
     if bool(model) == bool(random_model):
         raise Refusal("model: give --model FOLDER, or --random NAME for random weights", "model")
     return {"model": model or random_model, "random": bool(random_model)}
-
-
-def _names(listed: str) -> list[str]:
-    return [name for name in listed.split(",") if name]
-
-
-def _counts(listed: str, name: str) -> list[int]:
-    return [parse_count(count, name) for count in listed.split(",")]
 
 
 @contextmanager

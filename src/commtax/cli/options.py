@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import click
 import numpy as np
 
 from commtax.cost.schedules import DEFAULT, TRAINING
-from commtax.files import Document
+from commtax.files import Json, table
 from commtax.question import SPREAD
 from commtax.spec import OVERLAPPED, PARALLEL, SIZES
 from commtax.statement import Refusal
@@ -45,66 +44,45 @@ class About(Enum):
         return self in (About.LOOP, About.SEARCH)
 
 
-class Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A whole number as vLLM reads it (128k, 128K), where it is given at least ``least``; with ``auto`` the engine's own choice."""
+class Kind(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A kind of values: what help calls it, and what reads one from a text or a default, told the option's name."""
 
-    name = "N"
-
-    def __init__(self, auto: int | None = None, least: int | None = None) -> None:
-        self.auto, self.least = auto, least
-
-    def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> int:
-        if value == "auto" and self.auto is not None:
-            return self.auto
-        count = parse_count(value, _name(param))
-        if self.least is not None and count < self.least and isinstance(value, str):
-            other = "" if self.auto is None else ", or auto"
-            raise Refusal(f"{_name(param)}={count}: a whole number of at least {self.least} is needed{other}")
-        return count
-
-
-class Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A size; with ``binary`` a bare K, M or G is a power of two, as nccl-tests reads it."""
-
-    name = "SIZE"
-
-    def __init__(self, binary: bool = False) -> None:
-        self.binary = binary
-
-    def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> float:
-        text = f"{value}iB" if self.binary and isinstance(value, str) and value[-1:] in "KMGT" else value
-        return parse_bytes(text, _name(param))
-
-
-class Fraction(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    name = "F"
-
-    def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> float:
-        return parse_fraction(value, _name(param))
-
-
-class Seconds(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    name = "TIME"
-
-    def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> float:
-        return parse_seconds(value, _name(param))
-
-
-class Counts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A whole number, or several: ``1,8,64``."""
-
-    name = "N[,N…]"
+    def __init__(self, name: str, read: Callable[[Any, str], Any]) -> None:
+        self.name, self.read = name, read
 
     def convert(self, value: Any, param: click.Parameter | None, _ctx: click.Context | None) -> Any:
-        name, parts = _name(param), str(value).split(",")
-        if len(parts) > MAX_VALUES:
-            raise Refusal(f"{name}: {len(parts):,} values, more than the {MAX_VALUES:,} that are shown", name)
-        counts = [parse_count(part, name) for part in parts]
-        return counts[0] if len(counts) == 1 else np.array(counts)
+        return self.read(value, param.name if param and param.name else "value")
 
 
-def _name(param: click.Parameter | None) -> str:
-    return param.name if param and param.name else "value"
+def _at_least_1(value: Any, name: str, other: str = "") -> int:
+    """A whole number that is at least 1 where somebody gives it."""
+    count = parse_count(value, name)
+    if count < 1 and isinstance(value, str):
+        raise Refusal(f"{name}={count}: a whole number of at least 1 is needed{other}")
+    return count
+
+
+def _ep(value: Any, name: str) -> int:
+    """With ``auto`` the engine's own choice."""
+    return AUTO_EP if value == "auto" else _at_least_1(value, name, ", or auto")
+
+
+def _binary(value: Any, name: str) -> float:
+    """A bare K, M or G is a power of two, as nccl-tests reads it."""
+    return parse_bytes(f"{value}iB" if isinstance(value, str) and value[-1:] in "KMGT" else value, name)
+
+
+def _counts(value: Any, name: str) -> list[int]:
+    return [parse_count(part, name) for part in str(value).split(",")]
+
+
+def _shown(value: Any, name: str) -> Any:
+    """A whole number, or several: ``1,8,64``."""
+    num_values = str(value).count(",") + 1
+    if num_values > MAX_VALUES:
+        raise Refusal(f"{name}: {num_values:,} values, more than the {MAX_VALUES:,} that are shown", name)
+    counts = _counts(value, name)
+    return counts[0] if len(counts) == 1 else np.array(counts)
 
 
 class Option(NamedTuple):
@@ -136,7 +114,8 @@ LIBRARIES = "Another library's collectives: nccl, vllm, sglang, trtllm, gloo, te
 ORDERS = f"{', '.join(TRAINING[:-1])} or {TRAINING[-1]}."
 BESIDE = f"Axes whose collectives run beside compute, {','.join(OVERLAPPED)} or none.  [default: the engine's]"
 PROMPT, OUTPUT = ("--input-len", "--context", "--random-input-len"), ("--output-len", "--osl", "--random-output-len")
-COUNT, SHARE = Count(), Fraction()
+COUNT, SHARE, TIME = Kind("N", parse_count), Kind("F", parse_fraction), Kind("TIME", parse_seconds)
+BYTES, BINARY = Kind("SIZE", parse_bytes), Kind("SIZE", _binary)
 OPTIONS: Mapping[str, Option] = {
     "cluster": Option("Where", "TEXT", "", "A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts.", ("--cluster", "-c")),
     "intra": Option("Where", "LINK", "", "Another link inside a host."),
@@ -146,7 +125,7 @@ OPTIONS: Mapping[str, Option] = {
     "pasted": Option("Where", "COMMAND|FILE", "", "A launch command: vllm serve … -tp 8, torchrun …", ("--from",)),
     "topo": Option("Where", "FILE", "", "nvidia-smi topo -m: which GPUs to take, and the link they have."),
     "profile": Option("Where", "FILE", "", "A machine's own constants (commtax calibrate, commtax measure calibrate)."),
-    **{axis.name: Option("Plan", Count(AUTO_EP, 1) if axis.name == "ep" else COUNT, 1, axis.help) for axis in PARALLEL.values()},
+    **{axis.name: Option("Plan", Kind("N", _ep) if axis.name == "ep" else COUNT, 1, axis.help) for axis in PARALLEL.values()},
     "sequence_parallel": Option("Plan", bool, False, "Reduce-scatter and all-gather instead of all-reduce."),
     "dtype": Option("Plan", "TYPE", "", "Weights in another type: bf16, fp8, int4, nvfp4 …"),
     "kv_dtype": Option("Plan", "TYPE", "", "KV cache type: auto, bf16, fp8."),
@@ -166,15 +145,15 @@ OPTIONS: Mapping[str, Option] = {
     "batches": Option("Step", "N[,N…]", "", "With --plans: sequences over all replicas.  [default: --batch]"),
     "exact": Option("Step", bool, False, "Only what is sent, in bytes and counts."),
     "ranks": Option("Step", COUNT, 0, "GPUs that take part.  [default: all]"),
-    "size": Option("Step", Bytes(binary=True), "1G", "Tensor size; 1G is 2^30, as in nccl-tests.  [default: 1G]"),
+    "size": Option("Step", BINARY, "1G", "Tensor size; 1G is 2^30, as in nccl-tests.  [default: 1G]"),
     "measured": Option("Step", "BUSBW|TIME|FILE", "", "166GB/s, 25us, or an nccl-tests output: pass or fail."),
     "max_model_len": Option("Serving", COUNT, None, "Longest request, 128k or 131072.  [default: the model's]"),
     "max_num_seqs": Option("Serving", COUNT, None, "Requests that run at once.  [default: the engine's]"),
     "max_num_batched_tokens": Option("Serving", COUNT, None, "Tokens a step.  [default: the engine's]"),
     "gpu_memory_utilization": Option("Serving", SHARE, None, "Share of memory it may use.  [default: the engine's]"),
     "block_size": Option("Serving", COUNT, None, "Tokens a KV block."),
-    "kv_cache_memory_bytes": Option("Serving", Bytes(), 0.0, "A fixed KV cache a rank, such as 1GiB."),
-    "concurrency": Option("Serving", Counts(), 1, "Clients: 32, or 1,8,64.", ("--concurrency", "--max-concurrency")),
+    "kv_cache_memory_bytes": Option("Serving", BYTES, 0.0, "A fixed KV cache a rank, such as 1GiB."),
+    "concurrency": Option("Serving", Kind("N[,N…]", _shown), 1, "Clients: 32, or 1,8,64.", ("--concurrency", "--max-concurrency")),
     "workload": Option("Serving", "NAME", "", "Lengths of a usual workload."),
     "input_len": Option("Serving", COUNT, 1024, "Mean prompt length.  [default: 1024]", PROMPT),
     "output_len": Option("Serving", COUNT, 128, "Mean output length.  [default: 128]", OUTPUT),
@@ -202,7 +181,7 @@ OPTIONS: Mapping[str, Option] = {
     "flops": Option("Training", "KIND", "full", "What MFU counts, full (all pairs) or causal."),
     "tokens": Option("Training", "N", "", "Days for this many tokens, such as 15T."),
     "measured_mfu": Option("Training", SHARE, None, "What would explain this MFU."),
-    "lost_after": Option("Output", Seconds(), "20s", "End the run when a rank was stopped for this long.  [default: 20s]"),
+    "lost_after": Option("Output", TIME, "20s", "End the run when a rank was stopped for this long.  [default: 20s]"),
     "top": Option("Output", COUNT, 10, "Plans to list, up to 1,000.  [default: 10]"),
     "emit": Option("Output", "ENGINE", "", "Also the launch command: vllm, sglang, trtllm, megatron, torchrun."),
     "plot": Option("Output", "FILE", "", "Draw it: .svg, .png or .pdf."),
@@ -239,12 +218,13 @@ class Verb(click.Command):
 
 KINDS: Given = {
     "count": COUNT,
-    "some": Count(least=1),
+    "counts": Kind("N,N", _counts),
+    "some": Kind("N", _at_least_1),
+    "names": Kind("NAMES", lambda value, _: [name for name in value.split(",") if name]),
     "integer": int,
     "number": float,
     "share": SHARE,
-    "size": Bytes(binary=True),
-    "time": Seconds(),
+    "size": BINARY,
     "path": click.Path(path_type=Path),
     "flag": bool,
 }
@@ -269,10 +249,8 @@ def listed(verb: str, **others: Given) -> Callable[[Command], Command]:
 
 
 @cache
-def _tables() -> Document:
-    import tomllib
-
-    return tomllib.loads((files("commtax.cli") / "options.toml").read_text(encoding="utf-8"))
+def _tables() -> Json:
+    return table("cli/options.toml")
 
 
 def _added(options: Mapping[str, Option]) -> Callable[[Command], Command]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,11 @@ from commtax.catalog.profile import load as load_profile
 from commtax.cli.options import TRAINED, About, Command, Given
 from commtax.cli.output import Output
 from commtax.cli.pasting import filled, laid_out
-from commtax.question import Question
+from commtax.question import Limits, Question
 from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
 from commtax.verbs.asking import Options, unsettled
+from commtax.verbs.billing import StepBill
 from commtax.verbs.comparing import share_of
 
 if TYPE_CHECKING:
@@ -37,6 +38,21 @@ class Order:
     given: Given  # the whole command line, what was pasted filled in
     launch: Launch | None = None
     devices: str = ""  # GPUs that were chosen from a topology
+
+    def commands(self, priced: StepBill) -> dict[str, str]:
+        """The launch of a step and what checks it, for the engine that ``--emit`` names."""
+        from commtax import readers
+        from commtax.emit import benchmark_command, launch_command, nccl_command
+
+        q, engine = priced.question, self.given["emit"]
+        if q.trains:
+            return {"launch": launch_command(q, engine)}
+        limits = readers.filled(Limits, self.launch.options) if self.launch else q.limits
+        batch = int(q.batch) * int(q.plan.dp) * int(q.plan.replicas)
+        q = q.but(limits=limits, input_len=max(1, int(q.context)), concurrency=batch, spread=0.0)
+        launch, bench = launch_command(q, engine, self.devices), benchmark_command(q, engine)
+        commands = {"launch": launch, "benchmark": bench, "collective": nccl_command(priced)}
+        return {name: text for name, text in commands.items() if text}
 
 
 def ordered(about: About, serving: tuple[str, ...] = ()) -> Callable[[Callable[[Order], None]], Command]:
@@ -66,9 +82,9 @@ def read(model: str, given: Given, about: About, serving: tuple[str, ...]) -> Or
     if launch and about is About.SEARCH and launch.phase != phase:  # a search stands the pasted plan beside its own
         raise Refusal(f"phase '{phase}': the pasted command is one to {launch.phase}", "phase")
     if phase == "train":
-        belongs(given, serving, f"serving, not to {'--' if about.whole else ''}phase train")
+        refuse(given, serving, f"belongs to serving, not to {'--' if about.whole else ''}phase train")
     else:
-        belongs(given, TRAINED, "--phase train" if about is About.SEARCH else f"--phase train, not to {phase}")
+        refuse(given, TRAINED, "belongs to --phase train" + ("" if about is About.SEARCH else f", not to {phase}"))
     return Order(name, asked(name, place, own, given, about), output, given, launch, devices)
 
 
@@ -81,9 +97,11 @@ def asked(model: str, place: Cluster, own: Profile | None, given: Given, about: 
         options["dtype"] = given["dtype"].split(",")[0]
     if isinstance(axes := given.get("async_axes"), str):
         options["async_axes"] = () if axes == "none" else tuple(axes.split(","))
-    if about in (About.STEP, About.SERVER):  # the batch may be told over all replicas
-        options["batch"] = replica_batch(given["batch"], given["global_batch"], given["dp"])
-    options.pop("global_batch", None)
+    each, over_all = given.get("batch"), options.pop("global_batch", None)
+    if each is not None and over_all is not None:
+        raise Refusal("global_batch: give it or batch, not both", "global_batch")
+    if about in (About.STEP, About.SERVER):
+        options["batch"] = share_of(over_all, given["dp"]) if over_all is not None else 1 if each is None else each
     return unsettled(model, place, options)
 
 
@@ -98,30 +116,17 @@ def profile_of(given: Given) -> Profile | None:
     return own
 
 
-def cluster_of(given: Given) -> Cluster:
+def cluster_of(given: Given, wish: str = "name one") -> Cluster:
     """The cluster with the links that were given for it."""
     name, links = given.pop("cluster"), {key: given.pop(key) for key in ("intra", "inter", "nics")}
     if not name:
-        raise Refusal("cluster: name one with --cluster, such as 8xh100-sxm (commtax catalog clusters)", "cluster")
+        raise Refusal(f"cluster: {wish} with --cluster, such as 8xh100-sxm (commtax catalog clusters)", "cluster")
     return catalog.cluster(name, **links)
 
 
-def changed(given: Mapping[str, Any], names: tuple[str, ...]) -> list[str]:
-    """Which of these options are not what they are when nobody gives them."""
+def refuse(given: Given, names: Sequence[str], why: str) -> None:
+    """Options are honoured or refused, never ignored: these must be what they are when nobody gives them."""
     usual = {p.name: p.default for p in click.get_current_context().command.params}
-    return [name for name in names if name in given and given[name] not in (usual.get(name), None, "") and given[name] is not False]
-
-
-def belongs(given: Mapping[str, Any], names: tuple[str, ...], whose: str) -> None:
-    """Options are honoured or refused, never ignored: those that a phase has no use for must be left out."""
-    for name in changed(given, names):
-        raise Refusal(f"{name}: belongs to {whose}", name)
-
-
-def replica_batch(batch: int | None, global_batch: int | None, dp: int) -> int:
-    """``--batch`` a replica, or ``--global-batch`` over all of them."""
-    if global_batch is None:
-        return 1 if batch is None else batch
-    if batch is not None:
-        raise Refusal("global_batch: give it or batch, not both", "global_batch")
-    return share_of(global_batch, dp)
+    for name in names:
+        if name in given and given[name] not in (usual.get(name), None, "") and given[name] is not False:
+            raise Refusal(f"{name}: {why}", name)

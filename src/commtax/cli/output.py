@@ -1,19 +1,24 @@
-"""Where answers go: a terminal, a JSON document, or a CSV."""
+"""Where answers go: a terminal, a JSON document or a CSV, and a page of pictures."""
 
 import json
 import os
 import re
+import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 import click
 
+from commtax.files import write_text
 from commtax.spec import Cluster
 from commtax.spelling import visible
 
-NOTHING: Mapping[str, object] = {}
+EMITTED = {"launch": "launch", "benchmark": "check the prediction", "collective": "check the collective that costs most"}
+"""Titles of the commands that stand below an answer, to be copied."""
+Parts = TypeVarTuple("Parts")
+Shown = TypeVar("Shown")
 
 
 @dataclass
@@ -23,25 +28,29 @@ class Output:
     as_json: bool = False
     as_csv: bool = False
     remarks: list[str] = field(default_factory=list)
+    emitted: dict[str, str] | None = None  # commands by what they are for, where they were asked for
 
     def answer(
         self,
-        document: Callable[[], object],
-        show: Callable[[Any], None],
+        document: Callable[[*Parts], object],
+        show: Callable[[Any, *Parts], None],
+        *parts: *Parts,
         code: int = 0,
-        csv: Callable[[], str] | None = None,
-        more: Mapping[str, object] | None = None,
+        csv: Callable[[*Parts], str] | None = None,
     ) -> NoReturn:
-        """Tell the answer in the form that was asked for, and end with its exit code; ``more`` joins the document."""
+        """Tell the answer, whose parts all forms take, in the form that was asked for, and end with its exit code."""
         if self.as_json:
-            print_json(document(), self.remarks, more or {})
+            self._print_json(document(*parts))
         elif self.as_csv and csv:
-            click.echo(csv(), nl=False)
+            click.echo(csv(*parts), nl=False)
             for remark in self.remarks:  # beside the table, not in it
                 click.echo(remark, err=True)
         else:
             console = terminal()
-            show(console)
+            show(console, *parts)
+            for name, command in (self.emitted or {}).items():
+                click.echo(f"# {EMITTED[name]}")
+                click.echo(command)
             if self.remarks:
                 from commtax.report.tables import notes
 
@@ -54,6 +63,25 @@ class Output:
         if place.remark:
             self.remarks.append(place.remark)
         return place
+
+    def _print_json(self, document: object) -> None:
+        """A document of plain values, or of records that become such."""
+        from commtax.report.documents import plain
+
+        answer = plain(document) | ({} if self.emitted is None else {"emit": self.emitted})
+        if self.remarks:
+            answer["notes"] = list(dict.fromkeys([*answer.get("notes", []), *self.remarks]))
+        text = json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False)
+        click.echo(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda sign: f"\\u{ord(sign[0]):04x}", text))
+
+
+def write_page(path: str, draw: Callable[[Shown, str], object], shown: Shown) -> None:
+    """The page's pictures of an answer, under the command as it was typed but for this file."""
+    from commtax.web.assets import offline
+
+    typed = click.get_current_context().obj
+    kept = [w for before, w in zip(["", *typed], typed, strict=False) if before != "--html" and not w.startswith("--html")]
+    write_text(path, offline(draw(shown, shlex.join(["commtax", *kept]))), "html")
 
 
 def terminal() -> Any:
@@ -73,14 +101,3 @@ def terminal() -> Any:
     piped = not console.is_terminal and "COLUMNS" not in os.environ
     console.width = 160 if piped else max(100, console.width)
     return console
-
-
-def print_json(document: object, remarks: Sequence[str] = (), more: Mapping[str, object] = NOTHING) -> None:
-    """A document of plain values, or of records that become such."""
-    from commtax.report.documents import plain
-
-    answer = plain(document) | plain(dict(more))
-    if remarks:
-        answer["notes"] = list(dict.fromkeys([*answer.get("notes", []), *remarks]))
-    text = json.dumps(answer, indent=2, ensure_ascii=False, allow_nan=False)
-    click.echo(re.sub(r"[\x7f-\x9f\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text))

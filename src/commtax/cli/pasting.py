@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -13,12 +14,13 @@ from commtax.catalog.loader import normal
 from commtax.catalog.models import bundled
 from commtax.cli.options import About, Given
 from commtax.files import local, read_text
-from commtax.spec import SIZES, Model
+from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.verbs.asking import AUTO_EP
 
 if TYPE_CHECKING:
     from commtax.readers.launch import Launch
+    from commtax.readers.topology import Placed
 
 STORED = {"-fp8": "fp8", "-fp8-dynamic": "fp8", "-awq": "int4", "-gptq-int4": "int4", "-nvfp4": "nvfp4", "-fp4": "nvfp4"}
 """Endings of checkpoints' names that tell how their weights are stored."""
@@ -194,13 +196,23 @@ def laid_out(given: Given, remarks: list[str]) -> str:
         raise Refusal("intra: give it or --topo, not both", "intra")
     if not given["cluster"]:
         raise Refusal("topo: says how GPUs are joined, not which they are; add --cluster, such as 4xrtx-3090", "topo")
-    from commtax.readers import topology
-    from commtax.readers.topology import place
-
-    tp, replicas = given.get("tp") or 1, (given.get("dp") or 1) * (given.get("pp") or 1)
-    laid = place(topology.parse(read_text(file, "topo")), catalog.cluster(given["cluster"]), tp, replicas)
-    remarks += laid.notes
-    if tp == 1:
+    sizes = {axis: given.get(axis) or 1 for axis in ("tp", "dp", "pp")}
+    laid = placing(file, catalog.cluster(given["cluster"]), remarks)(sizes)
+    if sizes["tp"] == 1:
         return ""
     given["intra"] = laid.cluster.intra.key
     return laid.devices
+
+
+def placing(file: str, cluster: Cluster, remarks: list[str]) -> Callable[[Mapping[str, int]], Placed]:
+    """Where a topology lets plans lie, by their sizes: on the GPUs that suit each best."""
+    from commtax.readers import topology
+
+    seen = topology.parse(read_text(file, "topo"))
+
+    def placed(sizes: Mapping[str, int]) -> Placed:
+        laid = topology.place(seen, cluster, sizes["tp"], sizes["dp"] * sizes["pp"])
+        remarks.extend(laid.notes)
+        return laid
+
+    return placed

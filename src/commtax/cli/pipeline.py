@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 import click
 
 from commtax.cli.options import Given, listed
+from commtax.cli.order import refuse
 from commtax.cli.output import Output
 from commtax.cost.schedules import DEFAULT, SCHEDULES, Schedule, fewest_microbatches
 from commtax.files import write_text
@@ -41,9 +42,7 @@ def _budget(kind: Schedule, given: Given, output: Output) -> NoReturn:
     """The fewest microbatches whose bubble is within the budget, by the schedule's closed form."""
     if given["microbatches"] is not None:
         raise Refusal("budget: give it or -m, not both")
-    for name in ("transfer", "straggler", "svg", "chrome_trace"):
-        if given[name]:
-            raise Refusal(f"{name}: a budget is answered by algebra, for equal stages")
+    refuse(given, ("transfer", "straggler", "svg", "chrome_trace"), "a budget is answered by algebra, for equal stages")
     p, v, budget = given["stages"], given["chunks"], given["budget"]
     if not 1e-4 <= budget <= 1 or not 1 <= p <= 4096:
         raise Refusal(f"budget={budget:g}, stages={p}: a share from 0.0001 to 1, and 1 to 4,096 stages")
@@ -74,7 +73,7 @@ def _pipeline(kind: Schedule, given: Given, output: Output) -> NoReturn:
         write_text(given["svg"], pipelines.to_svg(ran.timeline), "svg")
     if given["chrome_trace"]:
         write_text(given["chrome_trace"], ran.timeline.to_chrome(), "chrome_trace")
-    output.answer(lambda: pipelines.pipeline_document(ran), lambda console: pipelines.show_pipeline(console, ran))
+    output.answer(pipelines.pipeline_document, pipelines.show_pipeline, ran)
 
 
 def parse_durations(given: Given) -> Durations:

@@ -6,13 +6,13 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import click
 
-from commtax.cli.beside import emitted, show_emitted, write_plan_page
 from commtax.cli.options import LIMITS, WHERE, About, Verb, taking
 from commtax.cli.order import Order, ordered
+from commtax.cli.output import write_page
 from commtax.planner import best_serving, best_training
 from commtax.planner.columns import ServingPlans, Standing, TrainPlans
 from commtax.planner.rows import longest, put, train_bill_of
@@ -84,12 +84,13 @@ def _serve(order: Order) -> NoReturn:
         _check_launch(order.launch, int(q.requests.tokens))
     searched, speed = _timed(lambda: best_serving(q))
     pasted = _stands(searched, order.launch) if order.launch else None
-    commands = _commands(order, searched) if given["emit"] and len(searched.plans) else {}
+    if given["emit"]:
+        order.output.emitted = _commands(order, searched) if len(searched.plans) else {}
     if given["plot"] and len(searched.front):
         planning.plot_front(searched, Path(given["plot"]))
     elif given["plot"]:
         click.echo(f"plot: no plan is good, {given['plot']} is not written", err=True)
-    _answer(order, searched, pasted, commands, speed)
+    _answer(order, searched, pasted, speed)
 
 
 def _goal(order: Order) -> Question:
@@ -176,25 +177,17 @@ def _timed(search: Callable[[], Answer]) -> tuple[Answer, str]:
     return searched, f"{searched.candidates:,} plans considered in {seconds:.2f} s of CPU, {rate:,.0f} a second"
 
 
-def _answer(
-    order: Order, searched: ServingPlans | TrainPlans, pasted: Standing | None, commands: dict[str, str], speed: str
-) -> NoReturn:
+def _answer(order: Order, searched: ServingPlans | TrainPlans, pasted: Standing | None, speed: str) -> NoReturn:
     from commtax.report import planning
 
-    top, emit = order.given["top"], order.given["emit"]
-    write_plan_page(order.given["html"], searched)
+    if order.given["html"]:
+        from commtax.report.view.offline import plan_page
 
-    def show(console: Any) -> None:
+        write_page(order.given["html"], plan_page, searched)
+    if not order.output.as_json:
         click.echo(speed, err=True)
-        planning.show_plans(console, searched, top, pasted)
-        show_emitted(commands)
-
-    order.output.answer(
-        lambda: planning.plans_document(searched, top, pasted),
-        show,
-        code=0 if len(searched.plans) else 1,
-        more={"emit": commands} if emit else None,
-    )
+    code = 0 if len(searched.plans) else 1
+    order.output.answer(planning.plans_document, planning.show_plans, searched, order.given["top"], pasted, code=code)
 
 
 def _train(order: Order) -> NoReturn:
@@ -205,8 +198,9 @@ def _train(order: Order) -> NoReturn:
     q = q.but(global_batch=given["global_batch"], context=length, sequence_parallel=True)
     searched, speed = _timed(lambda: best_training(q))
     pasted = _trains(searched, order.launch) if order.launch else None
-    commands = emitted(order, train_bill_of(searched, searched.plans, 0), given["emit"]) if len(searched.plans) else {}
-    _answer(order, searched, pasted, commands, speed)
+    if given["emit"]:
+        order.output.emitted = order.commands(train_bill_of(searched, searched.plans, 0)) if len(searched.plans) else {}
+    _answer(order, searched, pasted, speed)
 
 
 def _trains(searched: TrainPlans, launch: Launch) -> Standing:

@@ -29,12 +29,8 @@ def simulate_command(order: Order) -> None:
     simulated = serve(q)
     if q.requests.disaggregated:
         _check_gpus(simulated)
-    several = np.ndim(q.requests.concurrency) > 0
-    order.output.answer(
-        lambda: serving.simulation_document(simulated),
-        lambda console: (serving.show_simulations if several else serving.show_simulation)(console, simulated),
-        code=0 if serving.holds_one(simulated) else 1,
-    )
+    show = serving.show_simulations if np.ndim(q.requests.concurrency) else serving.show_simulation
+    order.output.answer(serving.simulation_document, show, simulated, code=0 if serving.holds_one(simulated) else 1)
 
 
 def _check_gpus(simulated: Simulation) -> None:

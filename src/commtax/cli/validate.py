@@ -29,8 +29,5 @@ def validate_command(data: Path | None, only: str, rows: Path | None, plot: Path
         raise Refusal(f"data '{data}': nothing could be priced; first reason: {why}", "data")
     if plot:
         validation.plot_kinds(report, plot)
-    Output(as_json).answer(
-        lambda: validation.validation_document(report),
-        lambda console: validation.show_validation(console, report),
-        code=0 if report.ok else 1,
-    )
+    code = 0 if report.ok else 1
+    Output(as_json).answer(validation.validation_document, validation.show_validation, report, code=code)

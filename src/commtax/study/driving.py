@@ -62,9 +62,9 @@ class Driver(ABC):
         """Run all; ``done`` receives each record when it is there."""
 
 
-def check(what: str, ok: bool | None, found: str) -> Document:
+def check(what: str, ok: bool | None, seen: str) -> Document:
     """One thing that was looked at before runs began; None: it decides nothing."""
-    return {"check": what, "ok": ok, "found": found}
+    return {"check": what, "ok": ok, "found": seen}
 
 
 def allreduces(traces: Sequence[Trace]) -> Document:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from commtax.study.findings import Prices, analyse, answers
 from commtax.study.recipe import Run, dataset_lengths, recipe, runs
 from commtax.verbs.asking import ask
 
-ENGINES = ("builtin", "vllm")
+ENGINES = {"builtin": "Builtin", "vllm": "Vllm"}  # each a file of its name, and its driver there
 LARGEST = 1e18  # of any figure of a study: seconds, bytes, tokens
 SCHEMA = "commtax.experiment/1"
 WORD_BYTES = 4  # InfiniBand's port counters count 32-bit words
@@ -39,15 +40,8 @@ def experiment(asked: Asked, progress: Progress = lambda _line: None) -> Documen
     """Run what is missing, then analyse everything; the document is written to ``out`` too."""
     _check(asked)
     chosen = recipe(asked.recipe, asked.quick)
-    driver: Driver
-    if asked.engine == "vllm":  # loaded where it is used: one needs torch, the other does not
-        from commtax.study.vllm import Vllm
-
-        driver = Vllm(asked, chosen)
-    else:
-        from commtax.study.builtin import Builtin
-
-        driver = Builtin(asked, chosen)
+    module = import_module(f"commtax.study.{asked.engine}")  # loaded where it is used: one needs torch, the other does not
+    driver: Driver = getattr(module, ENGINES[asked.engine])(asked, chosen)
     where = asked.cluster or driver.where
     for tp in asked.degrees:
         ask(driver.model, where or f"{max(asked.degrees)}xcpu", tp=tp)  # a degree that does not divide the model is refused here

@@ -59,10 +59,9 @@ class Prices:
 
     def latency_s(self, run: Run) -> float | None:
         """A whole batch: one prefill, then output - 1 decode steps at the mean length."""
-        prefill, decode = self.step_s("prefill", run.tp, run.batch, run.input_len), 0.0
-        if run.output_len > 1:
-            decode = (run.output_len - 1) * (self.decode_s(run) or 0.0)
-        return None if prefill is None else prefill + decode
+        prefill = self.step_s("prefill", run.tp, run.batch, run.input_len)
+        decode = self.decode_s(run) if run.output_len > 1 else 0.0
+        return None if prefill is None or decode is None else prefill + (run.output_len - 1) * decode
 
 
 def middle(run: Run) -> int:
@@ -125,17 +124,16 @@ def _latencies(by_kind: ByKind, prices: Prices) -> Document:
     first = {run.input_len: median(x["latency_s"]) for run, x in by_kind.get("first", [])}
     row: Document = {"latency": [], "prefill": [], "decode_ms": None, "decode_predicted_ms": None}
     for run, x in by_kind.get("latency", []):
+        whole_s, tokens = float(median(x["latency_s"])), run.output_len - 1
         lengths = {"input_len": run.input_len, "output_len": run.output_len}
-        whole = {"ms": median(x["latency_s"]) * 1e3, "spread": spread(x["latency_s"])}
-        row["latency"].append({**lengths, **whole, "predicted_ms": ms(prices.latency_s(run))})
-        decode_s = float(median(x["decode_s"])) if x["decode_s"] else None
-        if decode_s is None and run.input_len in first:
-            decode_s = (float(median(x["latency_s"])) - first[run.input_len]) / (run.output_len - 1)
-        if row["decode_ms"] is None and decode_s is not None:
-            row |= {"decode_ms": ms(decode_s), "decode_predicted_ms": ms(prices.decode_s(run)), "decode_len": middle(run)}
+        seen = {"ms": ms(whole_s), "spread": spread(x["latency_s"])}
+        row["latency"].append({**lengths, **seen, "predicted_ms": ms(prices.latency_s(run))})
         prefill_s = float(median(x["prefill_s"])) if x["prefill_s"] else first.get(run.input_len)
+        if row["decode_ms"] is None and (x["decode_s"] or run.input_len in first):
+            decode_s = float(median(x["decode_s"])) if x["decode_s"] else (whole_s - first[run.input_len]) / tokens
+            row |= {"decode_ms": ms(decode_s), "decode_predicted_ms": ms(prices.decode_s(run)), "decode_len": middle(run)}
         if prefill_s is None and row["decode_ms"] is not None:  # what the tokens leave of the request
-            prefill_s = max(0.0, median(x["latency_s"]) - (run.output_len - 1) * row["decode_ms"] * 1e-3)
+            prefill_s = max(0.0, whole_s - tokens * row["decode_ms"] * 1e-3)
         if prefill_s is not None:
             predicted = prices.step_s("prefill", run.tp, 1, run.input_len)
             row["prefill"].append({"input_len": run.input_len, "ms": ms(prefill_s), "predicted_ms": ms(predicted)})

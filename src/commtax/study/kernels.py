@@ -22,20 +22,10 @@ import time
 from contextlib import nullcontext
 from typing import TextIO
 
-from commtax.files import Document
+from commtax.files import Document, table
 
 COMMAND = "python -m commtax.study.kernels"
-
-
-KINDS = {
-    "copy": (1.0, 80, 9),
-    "small": (3.0, 300, 12),
-    "gemm": (12.0, 1500, 30),
-    "decode": (7.0, 400, 12),
-    "prefill": (6.0, 200, 9),
-    "step": (18.0, 750, 12),
-}
-"""Of each kind its share of the time, and the most points, in full and to try it out."""
+KINDS = table("study/sweeps.toml")["kinds"]
 
 
 def options(argv: list[str]) -> argparse.Namespace:
@@ -70,11 +60,11 @@ def run(asked: argparse.Namespace, argv: list[str], out: TextIO) -> None:
     write(sweeps.header(b, " ".join([COMMAND, *argv]), checked))
     sys.stderr.write(f"agreement with plain functions: {checked}\n")
     chosen = {kind: limits for kind, limits in KINDS.items() if kind in asked.only.split(",")}
-    rest = sum(share for share, _, _ in chosen.values())
-    for kind, (share, full, quick) in chosen.items():
+    rest = sum(limits["share"] for limits in chosen.values())
+    for kind, limits in chosen.items():
         now = time.monotonic()
-        deadline, rest = now + (end - now) * share / rest, rest - share  # what one kind leaves goes to the next
-        for row in sweeps.sweep(b, kind, deadline, quick if asked.quick else full, random.Random(asked.seed)):
+        deadline, rest = now + (end - now) * limits["share"] / rest, rest - limits["share"]  # what one kind leaves goes to the next
+        for row in sweeps.sweep(b, kind, deadline, limits["quick" if asked.quick else "most"], random.Random(asked.seed)):
             write(row)
 
 

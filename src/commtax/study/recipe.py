@@ -7,7 +7,6 @@ output token tells the prompt's time from the tokens'.
 
 import math
 import random
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -19,6 +18,7 @@ from commtax.statement import Refusal
 
 Shape = tuple[int, int, int]  # prompt tokens, output tokens, iterations
 CHARACTERS_A_TOKEN = 4.0  # English text; used where a dataset has text and no tokenizer counted it
+SPREAD = 0.5  # synthetic lengths lie within this share of their mean to either side
 LONGEST = 1024  # prompt and output tokens of a dataset's request, as serving benchmarks cut them
 
 
@@ -44,19 +44,13 @@ class Recipe:
         return max(served, *(i + o for i, o in shapes))
 
 
-SPREAD = 0.5  # synthetic lengths lie within this share of their mean to either side
-_TABLES = tomllib.loads((Path(__file__).parent / "recipes.toml").read_text(encoding="utf-8"))
-RECIPES, QUICK = (
-    {name: plain(Recipe, {**t[size], "latency": tuple(map(tuple, t[size]["latency"]))}, name) for name, t in _TABLES.items()}
-    for size in ("full", "quick")
-)
-
-
 def recipe(name: str, quick: bool) -> Recipe:
     """A recipe by name; ``quick`` is the same study with small counts and short lengths."""
-    if name not in RECIPES:
-        raise Refusal(f"recipe '{name}': one of {', '.join(RECIPES)}")
-    return (QUICK if quick else RECIPES)[name]
+    recipes = files.table("study/recipes.toml")
+    if name not in recipes:
+        raise Refusal(f"recipe '{name}': one of {', '.join(recipes)}")
+    table = recipes[name]["quick" if quick else "full"]
+    return plain(Recipe, {**table, "latency": tuple(map(tuple, table["latency"]))}, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +73,7 @@ class Run:
 def runs(r: Recipe, degrees: Sequence[int], kinds: Sequence[str]) -> list[Run]:
     """All runs of the kinds that an engine can do, degrees in turn within each, so that they see the same machine.
 
-    >>> [run.name for run in runs(QUICK["tp-study"], (1, 2), ("first",))]
+    >>> [run.name for run in runs(recipe("tp-study", quick=True), (1, 2), ("first",))]
     ['tp1-first-b1-128x1', 'tp2-first-b1-128x1']
     """
     short, output, iters = r.latency[0]

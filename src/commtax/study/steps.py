@@ -98,12 +98,11 @@ class Layer:
 def step(s: Shard, phase: str, batch: int, length: int, weights: Pool, cache: Pool, num_sms: int) -> Callable[[], Any]:
     """One step as a function to call or to capture: ``decode`` of a batch over ``length`` cached tokens each (the new one
     beside them), or ``prefill`` of a batch of prompts of ``length`` tokens."""
-    device = weights.data.device
-    rows, max_len = (batch, length + 1) if phase == "decode" else (batch * length, length)
+    max_len = length + 1 if phase == "decode" else length
     weights.at = cache.at = 0
     layers = [_layer(s, batch, max_len, weights, cache) for _ in range(s.num_layers)]
     table, head = weights.take(s.vocab, s.hidden), weights.take(s.vocab, s.hidden)
-    run = _Run(s, phase, rows, batch, max_len, device, num_sms)
+    run = _Run(s, phase, batch, max_len, weights.data.device, num_sms)
     return lambda: run(layers, table, head)
 
 
@@ -116,7 +115,10 @@ def _layer(s: Shard, batch: int, max_len: int, weights: Pool, cache: Pool) -> La
 class _Run:
     """Buffers of one step, and the launches in order."""
 
-    def __init__(self, s: Shard, phase: str, rows: int, batch: int, max_len: int, device: Any, num_sms: int) -> None:
+    def __init__(self, s: Shard, phase: str, batch: int, max_len: int, device: Any, num_sms: int) -> None:
+        decode = phase == "decode"
+        rows = batch if decode else batch * max_len
+
         def make(*shape: int) -> Any:
             return torch.empty(*shape, dtype=torch.bfloat16, device=device)
 
@@ -129,7 +131,6 @@ class _Run:
         self.gate_up, self.wide = make(rows, 2 * s.width), make(rows, s.width)
         self.logits = make(batch, s.vocab)
         index = torch.arange(rows, device=device)
-        decode = phase == "decode"
         positions = torch.full_like(index, max_len - 1) if decode else index % max_len
         self.turns = fused.turns(positions, index * max_len + max_len - 1 if decode else index, s.head_dim, max_len)
         self.lengths = torch.full((batch,), max_len, dtype=torch.int32, device=device)

@@ -6,27 +6,22 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import cycle, zip_longest
+from itertools import cycle, product, zip_longest
 from statistics import median
 from typing import Any
 
 import torch
 
 from commtax import catalog
-from commtax.files import Document
+from commtax.files import Document, table
 from commtax.study import fused, steps
 from commtax.study.steps import Shard, shard
 from commtax.study.timing import Card, Pool, Timer
 
-MODELS = (
-    *("llama-3.1-8b", "llama-3.2-1b", "llama-3.2-3b", "llama-2-7b", "llama-2-13b", "llama-3.1-70b", "mistral-7b", "phi-4"),
-    *("qwen2.5-7b", "qwen2.5-32b", "qwen2.5-72b", "qwen3-8b", "qwen3-32b"),
-)
-FEW_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256)
-ROWS = (*FEW_ROWS, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
+GRIDS = table("study/sweeps.toml")
 Call = Callable[[], object]
 Make = Callable[[], Call]
 COLD_BYTES = 192e6  # three times the largest L2 here (60 MB): what is read again after this much is cold
@@ -57,13 +52,10 @@ class Bench:
         return torch.empty(*shape, dtype=torch.bfloat16, device=self.device)
 
 
-def shards(tiny: bool = False) -> list[Shard]:
-    """The shards of the models at every tensor-parallel degree that divides them; ``tiny``: one layer of one."""
-    if tiny:
-        small = shard(catalog.model("llama-3.2-1b"), 8)
-        return [replace(small, num_layers=1, vocab=1024)] if small else []
-    every = (shard(catalog.model(key), tp) for key in MODELS for tp in (1, 2, 4, 8))
-    return [s for s in every if s]
+def shards(grid: Document) -> list[Shard]:
+    """The shards of the models at every tensor-parallel degree that divides them."""
+    every = (shard(catalog.model(key), tp) for key in grid["models"] for tp in grid["degrees"])
+    return [replace(s, **grid["changed"]) for s in every if s]
 
 
 def shuffled(points: list[Document], rng: random.Random) -> list[Document]:
@@ -71,52 +63,43 @@ def shuffled(points: list[Document], rng: random.Random) -> list[Document]:
     return points
 
 
-def gemm_points(all_shards: list[Shard], rng: random.Random, tiny: bool) -> list[Document]:
-    """Products of real shards, n and k at least 512, at any number of rows: three bf16 points for two fp8 ones."""
-    sides = sorted({side for s in all_shards for side in s.products().values() if min(side) >= (128 if tiny else 512)})
-    modes = [("bf16", "plain")] if tiny else [("bf16", "plain")] * 3 + [("fp8", "static"), ("fp8", "dynamic")]
-    rows = ROWS[:3] if tiny else ROWS
-    every = shuffled([{"m": m, "n": n, "k": k} for m in rows for n, k in sides if 2.0 * m * n * k < 1.5e13], rng)
-    return [{**p, "dtype": dtype, "mode": mode} for p, (dtype, mode) in zip(every, cycle(modes), strict=False)]
+def gemm_points(grid: Document, all_shards: list[Shard], rng: random.Random) -> list[Document]:
+    """Products of real shards, no side too small, at any number of rows."""
+    least, modes = grid["gemm"]["least_side"], cycle(grid["gemm"]["modes"])
+    sides = sorted({side for s in all_shards for side in s.products().values() if min(side) >= least})
+    every = shuffled([{"m": m, "n": n, "k": k} for m in grid["rows"] for n, k in sides if 2.0 * m * n * k < 1.5e13], rng)
+    return [{**p, "dtype": dtype, "mode": mode} for p, (dtype, mode) in zip(every, modes, strict=False)]
 
 
-def _attentions(all_shards: list[Shard], batches: tuple[int, ...], lengths: tuple[int, ...]) -> list[Document]:
+def _attentions(all_shards: list[Shard], sizes: Document) -> list[Document]:
     every = sorted({(s.heads, s.kv_heads, s.head_dim) for s in all_shards})
     heads = [{"heads": h, "kv_heads": kv, "head_dim": d, "dtype": "bf16"} for h, kv, d in every]
-    return [{"batch": b, "length": s, **h} for h in heads for b in batches for s in lengths]
+    return [{"batch": b, "length": s, **h} for h in heads for b in sizes["batches"] for s in sizes["lengths"]]
 
 
-def decode_points(all_shards: list[Shard], rng: random.Random, tiny: bool) -> list[Document]:
-    batches, lengths = ((2,), (100,)) if tiny else ((1, 2, 4, 8, 16, 32, 64, 128, 256), _grid(128, 32768))
-    every = _attentions(all_shards, batches, lengths)
+def decode_points(grid: Document, all_shards: list[Shard], rng: random.Random) -> list[Document]:
+    every = _attentions(all_shards, grid["decode"])
     return shuffled([p for p in every if p["batch"] * p["length"] * p["kv_heads"] * p["head_dim"] < 2e9], rng)
 
 
-def prefill_points(all_shards: list[Shard], rng: random.Random, tiny: bool) -> list[Document]:
-    batches, lengths = ((1,), (64,)) if tiny else ((1, 2, 4, 8), _grid(256, 16384))
-    backends = ("math",) if tiny else ("cudnn", "cudnn", "flash")
-    every = [p for p in _attentions(all_shards, batches, lengths) if p["batch"] * p["length"] <= 32768 and _prefill_flops(p) < 5e12]
-    return [{**p, "backend": backend} for p, backend in zip(shuffled(every, rng), cycle(backends), strict=False)]
+def prefill_points(grid: Document, all_shards: list[Shard], rng: random.Random) -> list[Document]:
+    every = _attentions(all_shards, grid["prefill"])
+    able = [p for p in every if p["batch"] * p["length"] <= 32768 and _prefill_flops(p) < 5e12]
+    return [{**p, "backend": way} for p, way in zip(shuffled(able, rng), cycle(grid["prefill"]["backends"]), strict=False)]
 
 
 def _prefill_flops(p: Document) -> float:
     return float(2.0 * p["batch"] * p["heads"] * p["length"] ** 2 * p["head_dim"])
 
 
-def _grid(low: int, high: int) -> tuple[int, ...]:
-    """Powers of two and the lengths half-way between them."""
-    powers = [low << i for i in range((high // low).bit_length())]
-    return tuple(x for power in powers for x in (power, power * 3 // 2) if x <= high)
-
-
-def small_points(all_shards: list[Shard], rng: random.Random, tiny: bool) -> list[Document]:
+def small_points(grid: Document, all_shards: list[Shard], rng: random.Random) -> list[Document]:
     """The operations in turn, whatever number of widths each has."""
     every = []
-    for op in ("add_norm", "rotary_write", "swiglu", "quantise")[: 3 if tiny else 4]:
+    for op in grid["small"]["ops"]:
         names = {"rotary_write": ("qkv", "heads", "kv_heads"), "swiglu": ("width",)}.get(op, ("hidden",))
         sides = sorted({tuple(int(getattr(s, name)) for name in names) for s in all_shards})
         widths = [dict(zip(("width", "heads", "kv_heads"), side, strict=False)) for side in sides]
-        every.append(shuffled([{"op": op, "rows": m, **w} for m in (ROWS[:2] if tiny else ROWS) for w in widths], rng))
+        every.append(shuffled([{"op": op, "rows": m, **w} for m in grid["rows"] for w in widths], rng))
     return [p for turn in zip_longest(*every) for p in turn if p]
 
 
@@ -128,26 +111,21 @@ COPIES: dict[str, Callable[[Any, Any], object]] = {
 }
 
 
-def copy_points(_: list[Shard], rng: random.Random, tiny: bool) -> list[Document]:
-    sizes = (20,) if tiny else range(16, 33)
-    return shuffled([{"op": op, "nbytes": 2**x} for op in COPIES for x in sizes], rng)
+def copy_points(grid: Document, _: list[Shard], rng: random.Random) -> list[Document]:
+    return shuffled([{"op": op, "nbytes": 2**x} for op in COPIES for x in grid["copy"]["powers_of_2"]], rng)
 
 
-def step_points(all_shards: list[Shard], rng: random.Random, tiny: bool) -> list[Document]:
+def step_points(grid: Document, all_shards: list[Shard], rng: random.Random) -> list[Document]:
     """Decode steps of the named batches at several contexts, and prefills; the order is random but 1 in 4 is a prefill."""
-    decode = [(b, c) for b in (1, 8, 32, 128) for c in (256, 1024, 4096, 16384)] if not tiny else [(2, 32)]
-    prompts = [(1, 2048), (1, 4096), (1, 8192), (4, 1024), (2, 2048)] if not tiny else [(1, 32)]
-    shapes = {"decode": decode, "prefill": prompts}
-    every = [
-        {"phase": phase, "shard": s, "batch": b, "length": c}
-        for phase, sizes in shapes.items()
-        for s in all_shards
-        for b, c in sizes
-        if _seen(s, c + (phase == "decode"))
-    ]
-    tokens, fresh = (shuffled([p for p in every if p["phase"] == phase], rng) for phase in shapes)
-    turns = zip_longest(*(tokens[i::3] for i in range(3)), fresh)
-    return [p for turn in turns for p in turn if p]
+
+    def points(phase: str, sizes: Iterable[tuple[int, int]]) -> list[Document]:
+        every = product(all_shards, sizes)
+        able = [(s, b, c) for s, (b, c) in every if _seen(s, c + (phase == "decode"))]
+        return shuffled([{"phase": phase, "shard": s, "batch": b, "length": c} for s, b, c in able], rng)
+
+    tokens = points("decode", product(*grid["step"]["decode"].values()))
+    fresh = points("prefill", grid["step"]["prefill"])
+    return [p for turn in zip_longest(*(tokens[i::3] for i in range(3)), fresh) for p in turn if p]
 
 
 def _seen(s: Shard, length: int) -> bool:
@@ -160,12 +138,12 @@ def measure_gemm(b: Bench, p: Document) -> list[float]:
     m, n, k = p["m"], p["n"], p["k"]
     size = 1 if p["dtype"] == "fp8" else 2
     guess = 2.0 * m * n * k / GUESS_FLOPS_PER_S + n * k * size / GUESS_BPS + GUESS_S
-    product = _product(b, p["mode"], m, n, k)
+    multiply = _product(b, p["mode"], m, n, k)
     pool = b.weights8 if p["dtype"] == "fp8" else b.weights
 
     def make() -> Call:
         w = pool.take(n, k)
-        return lambda: product(w.t())
+        return lambda: multiply(w.t())
 
     return b.samples(make, n * k * size, guess)
 
@@ -272,8 +250,8 @@ SWEEPS: dict[str, tuple[Callable[..., list[Document]], Callable[[Bench, Document
 def sweep(b: Bench, kind: str, deadline: float, most: int, rng: random.Random) -> Iterator[Document]:
     """Measure points of one kind in random order until the deadline; what cannot run is named on stderr and left out."""
     points, measure = SWEEPS[kind]
-    done = 0
-    for p in points(shards(b.tiny), rng, b.tiny):
+    grid, done = GRIDS["tiny" if b.tiny else "full"], 0
+    for p in points(grid, shards(grid), rng):
         if done >= most or time.monotonic() > deadline:
             break
         try:

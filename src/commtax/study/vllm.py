@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import time
-import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from commtax import catalog
-from commtax.files import Document
+from commtax.files import Document, table
 from commtax.measure import launch, machine
 from commtax.readers import bench, kineto, vllm_log
 from commtax.statement import Refusal
@@ -45,7 +44,7 @@ _CHILD = (
     re.compile(r"Failed core proc\(s\): \{[^}]{0,200}: -(\d{1,2})\b"),
 )
 _UNKNOWN_OPTION = "unrecognized"  # as argparse says it
-_TABLES = tomllib.loads((Path(__file__).parent / "vllm.toml").read_text(encoding="utf-8"))
+_TABLES = table("study/vllm.toml")
 _SAID, _LIKELY = ({signal.Signals[name]: text for name, text in _TABLES[kind].items()} for kind in ("said", "likely"))
 
 
@@ -102,10 +101,9 @@ class Vllm(Driver):
                 if alike:
                     done(run, {"error": f"not tried, after {LIKE_FAILURES} like failures: {alike.text}"})
                     continue
-                file, log = self.raw / f"{run.name}.json", self.raw / f"{run.name}.log"
                 try:
-                    file.unlink(missing_ok=True)
-                    record = {**special.get(run.kind, self._latency)(run, file, log), "applied": _applied(run, log)}
+                    self._file(run, ".json").unlink(missing_ok=True)
+                    record = {**special.get(run.kind, self._latency)(run), "applied": _applied(run, self._log(run))}
                 except (FailedRunError, ValueError, OSError) as error:
                     record = {"error": str(error)}
                     if isinstance(error, FailedRunError):
@@ -118,48 +116,53 @@ class Vllm(Driver):
         room = min(self.model.max_len, needed)
         return ["--tensor-parallel-size", str(run.tp), "--max-model-len", str(room), *dtype, *self.args]
 
-    def _latency(self, run: Run, file: Path, log: Path) -> Document:
-        self._call([*self._timed(run), "--output-json", str(file)], run, log)
-        result = _result(run, file)
-        return {"latency_s": list(result.latencies_s) or [result.seconds("e2el")], "prefill_s": [], "decode_s": []}
+    def _file(self, run: Run, ending: str) -> Path:
+        return self.raw / f"{run.name}{ending}"
 
-    def _timed(self, run: Run) -> list[str]:
-        return [*self._command("latency", run, warmup=max(2, run.iters // 2)), *self._model_args(run)]
+    def _log(self, run: Run, ending: str = ".log") -> str:
+        return self._file(run, ending).read_text(encoding="utf-8", errors="replace")
+
+    def _result(self, run: Run) -> bench.Bench:
+        return bench.parse(self._file(run, ".json").read_text(encoding="utf-8"), run.name)[0]
 
     def _command(self, name: str, run: Run, **more: str | int) -> list[str]:
         """A command of the table, with this run's figures put in."""
         figures = {"model": self.asked.model, "dataset": self.asked.dataset, "spread": SPREAD, **asdict(run), **more}
+        figures |= {"folder": self.raw, "file": f"{run.name}.json", "warmup": max(2, run.iters // 2)}
         return [word.format(**figures) for word in _TABLES["commands"][name].split()]
 
-    def _throughput(self, run: Run, file: Path, log: Path) -> Document:
+    def _latency(self, run: Run) -> Document:
+        self._call([*self._command("latency", run), *self._model_args(run), *self._command("output", run)], run)
+        result = self._result(run)
+        return {"latency_s": list(result.latencies_s) or [result.seconds("e2el")], "prefill_s": [], "decode_s": []}
+
+    def _throughput(self, run: Run) -> Document:
         """Newer versions have lengths of their own for random prompts, and let these win over the plain ones."""
-
-        def command(prefix: str) -> list[str]:
-            return [*self._command("throughput", run, prefix=prefix), *self._model_args(run), "--output-json", str(file)]
-
-        self._either(command("--random-"), command("--"), run, log)
-        result = _result(run, file)
+        rest = [*self._model_args(run), *self._command("output", run)]
+        new, old = ([*self._command("throughput", run, prefix=prefix), *rest] for prefix in ("--random-", "--"))
+        self._either(new, old, run)
+        result = self._result(run)
         return {"requests_per_s": result.requests_per_s, "total_tokens_per_s": result.total_tokens_per_s}
 
-    def _either(self, new: list[str], old: list[str], run: Run, log: Path, extra: dict[str, str] | None = None) -> None:
+    def _either(self, new: list[str], old: list[str], run: Run, **extra: str) -> None:
         """The newer spelling of a command; where the version does not know it, the older one."""
         try:
-            self._call(new, run, log)
+            self._call(new, run)
         except FailedRunError as failure:
             if not failure.unknown_option:
                 raise
-            self._call(old, run, log, extra)
+            self._call(old, run, **extra)
 
-    def _profile(self, run: Run, _file: Path, log: Path) -> Document:
+    def _profile(self, run: Run) -> Document:
         """A traced batch. Newer versions take the profiler as an option, older ones from the environment."""
         folder = self.raw / run.name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        command = [*self._timed(run), "--profile"]
+        command = [*self._command("latency", run), *self._model_args(run), "--profile"]
         facts = {"profiler": "torch", "torch_profiler_dir": str(folder), "torch_profiler_record_shapes": True}
         option = ["--profiler-config", json.dumps({**facts, "torch_profiler_with_stack": False})]
         old = {"VLLM_TORCH_PROFILER_DIR": str(folder), "VLLM_TORCH_PROFILER_RECORD_SHAPES": "1"}
-        self._either([*command, *option], command, run, log, old)
+        self._either([*command, *option], command, run, **old)
         files = sorted(folder.rglob("*.trace.json*"))
         if not files:
             raise FailedRunError(f"{run.name}: the profiler left no trace")
@@ -168,20 +171,16 @@ class Vllm(Driver):
             raise FailedRunError(f"{run.name}: no collective in any of {len(files)} traces")
         return {"profile": allreduces(list(traces.values()))}
 
-    def _serve(self, run: Run, file: Path, log: Path) -> Document:
+    def _serve(self, run: Run) -> Document:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
-        with self._process([*self._command("serve", run, port=port), *self._model_args(run)], run, log) as process:
-            self._wait_healthy(process, port, log)
+        client = ("client", "from_dataset" if self.asked.dataset else "synthetic", "kept")
+        with self._process([*self._command("serve", run, port=port), *self._model_args(run)], run) as process:
+            self._wait_healthy(process, port, run)
             self._warm(port, run)
-            self._call(self._client(run, port, file), run, self.raw / f"{run.name}-client.log")
-        return served(_result(run, file))
-
-    def _client(self, run: Run, port: int, file: Path) -> list[str]:
-        lengths = self._command("from_dataset" if self.asked.dataset else "synthetic", run)
-        kept = self._command("kept", run, folder=str(file.parent), file=file.name)
-        return [*self._command("client", run, port=port), *lengths, *kept]
+            self._call([word for part in client for word in self._command(part, run, port=port)], run, "-client.log")
+        return served(self._result(run))
 
     def environment(self, tp: int) -> dict[str, str]:
         """On CPUs every rank gets as many cores at each degree, so that a rank of TP=1 is what a rank of TP=n is."""
@@ -191,23 +190,20 @@ class Vllm(Driver):
         bound = "|".join(",".join(map(str, cores[r * share : (r + 1) * share])) for r in range(tp))
         return {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_OMP_THREADS_BIND": bound, **os.environ}
 
-    def _call(self, command: list[str], run: Run, log: Path, extra: dict[str, str] | None = None) -> None:
-        with self._process(command, run, log, extra) as process:
+    def _call(self, command: list[str], run: Run, ending: str = ".log", **extra: str) -> None:
+        with self._process(command, run, ending, **extra) as process:
             try:
                 code = process.wait(RUN_S)
             except subprocess.TimeoutExpired:
                 raise FailedRunError(f"{run.name}: longer than {RUN_S:.0f} s", "too long") from None
         if code:
-            raise self._failure(" ".join(command[:2] if command[0] == "bench" else command[:1]), code, log)
+            raise failure(f"vllm {command[0]} {command[1]}", code, self._log(run, ending), self.dtype)
 
-    def _failure(self, verb: str, code: int, log: Path) -> FailedRunError:
-        return failure(f"vllm {verb}", code, log.read_text(encoding="utf-8", errors="replace"), self.dtype)
-
-    def _wait_healthy(self, process: Any, port: int, log: Path) -> None:
+    def _wait_healthy(self, process: Any, port: int, run: Run) -> None:
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             if process.poll() is not None:
-                raise self._failure("serve", process.returncode, log)
+                raise failure("vllm serve", process.returncode, self._log(run), self.dtype)
             with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
                 if answer.status == 200:
                     return
@@ -224,19 +220,19 @@ class Vllm(Driver):
                 answer.read()
 
     @contextmanager
-    def _process(self, command: list[str], run: Run, log: Path, extra: dict[str, str] | None = None) -> Iterator[Any]:
+    def _process(self, command: list[str], run: Run, ending: str = ".log", **extra: str) -> Iterator[Any]:
         """One command with its log in a file; it and its children never outlive this, however this ends."""
-        environment = {**self.environment(run.tp), **(extra or {})}
-        process = launch.started(leashed([self.path, *command]), log, environment)
+        environment = {**self.environment(run.tp), **extra}
+        process = launch.started(leashed([self.path, *command]), self._file(run, ending), environment)
         try:
             yield process
         finally:
             launch.end([process], GRACE_S, self.ended)
 
 
-def _applied(run: Run, log: Path) -> Document:
+def _applied(run: Run, log: str) -> Document:
     """What the engine's own log says of the degree: its configuration, and the ranks that introduced themselves."""
-    said = vllm_log.parse(log.read_text(encoding="utf-8", errors="replace"))
+    said = vllm_log.parse(log)
     ranks, tp = max(len(said.layout.ranks), said.layout.world_size), said.settings.tp
     ok = None if not tp and not ranks else tp in (0, run.tp) and ranks in (0, run.tp)
     shown = f"tensor_parallel_size {tp or 'nothing'}, {ranks or 'no'} rank(s), {len(said.memory.weights_bytes)} loading weights"
@@ -247,10 +243,6 @@ def _alike(failures: Sequence[tuple[int, FailedRunError]], tp: int) -> FailedRun
     """The failure that has come too often: of a dead engine at any degree, of another kind at this one."""
     here = [f for degree, f in failures if f.died or degree == tp]
     return next((f for f in here if f.kind and sum(f.kind == other.kind for other in here) >= LIKE_FAILURES), None)
-
-
-def _result(run: Run, file: Path) -> bench.Bench:
-    return bench.parse(file.read_text(encoding="utf-8"), run.name)[0]
 
 
 def _installed(name: str) -> tuple[str, str]:
