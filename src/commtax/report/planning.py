@@ -74,7 +74,8 @@ def _show_pasted(console: Console, a: Plans, pasted: Standing | None) -> None:
         say(console, f"Pasted: {pasted.plan}: {pasted.reason}.", "bold red")
         return
     if a.trains:
-        figures, gain = f": {_trained_figures(pasted.rows)}", "its speed"
+        r, gain = pasted.rows, "its speed"
+        figures = f": step {format_seconds(r.step_s[0])}, MFU {r.mfu[0]:.1%}, {format_bytes(r.memory_bytes[0])} a rank"
     else:
         figures, gain = _served_figures(a, pasted.rows), GAIN[a.question.goal.objective]
     place = _place(pasted, len(a.plans), gain)
@@ -86,11 +87,6 @@ def _served_figures(a: ServingPlans, r: Columns) -> str:
     tpot = f", TPOT {_tpot(a, r, 0)}" if a.question.requests.output_len > 1 else ""
     times = f"TTFT {format_seconds(r.ttft_s[0])}{tpot}"
     return f", {plural(int(r.concurrency[0]), 'client')}: {tokens}, {times}"
-
-
-def _trained_figures(r: TrainColumns) -> str:
-    held = format_bytes(r.memory_bytes[0])
-    return f"step {format_seconds(r.step_s[0])}, MFU {r.mfu[0]:.1%}, {held} a rank"
 
 
 def _place(pasted: Standing, count: int, unit: str) -> str:
