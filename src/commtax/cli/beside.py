@@ -14,20 +14,20 @@ from commtax.verbs.billing import StepBill
 
 if TYPE_CHECKING:
     from commtax.planner.columns import ServingPlans, TrainPlans
-    from commtax.report.view.offline import Page
+    from commtax.report.view.pictures import Page
     from commtax.verbs.explained import Explained
 
 
 def write_bill_page(path: str, step: Explained) -> None:
     if path:
-        from commtax.report.view.offline import bill_page
+        from commtax.report.view.pictures import bill_page
 
         _write(path, bill_page(step, _command()))
 
 
 def write_plan_page(path: str, plans: ServingPlans | TrainPlans) -> None:
     if path:
-        from commtax.report.view.offline import plan_page
+        from commtax.report.view.pictures import plan_page
 
         _write(path, plan_page(plans, _command()))
 

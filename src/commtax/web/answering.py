@@ -13,8 +13,7 @@ from commtax.report.documents import plain
 from commtax.report.exact import FitAnswer, FitDocument, TrainFitDocument, fit_document
 from commtax.report.pipelines import Pipeline, page_pipeline
 from commtax.report.view import Instead, View, legal_instead, priced, view
-from commtax.report.view.front import Front, ServedFront, TrainedFront, serving_front, training_front
-from commtax.report.view.offline import grid_of
+from commtax.report.view.pictures import Front, ServedFront, TrainedFront, grid_of, serving_front, training_front
 from commtax.report.view.state import Key, RefusedError, State, parse, refusal
 from commtax.report.view.tour import Catalog, catalogue
 from commtax.verbs.explained import Explained

@@ -14,29 +14,11 @@ from commtax import __version__
 from commtax.report.view.state import KEYS, Key
 from commtax.web.answering import ANSWERS, Written, written
 from commtax.web.assets import page_files
-from commtax.web.guard import App, Guard, problem
+from commtax.web.guard import HTTP, App, Guard, problem
 from commtax.web.schemas import Problem, Schema, schema_of
 
 Asker = Callable[[str, bytes], Coroutine[Any, Any, Written]]
 """Who answers: the name of a question and its query, as they came."""
-ERRORS = {
-    400: "The question cannot be read.",
-    405: "Only GET and HEAD.",
-    413: "Questions have no body.",
-    414: "The query is too long.",
-    422: "The question breaks a rule of the model, the cluster or the engine, or takes longer than the page waits.",
-    429: "The server is busy; ask again after the seconds that it says.",
-}
-"""What each status of a refusal means."""
-EXAMPLES = {
-    "m": ("llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3"),
-    "c": ("8xh100-sxm", "2x8xh200-sxm", "4x4090-pcie"),
-    "intra": ("pcie5",),
-    "inter": ("10gbe", "ib-ndr"),
-    "e": ("vllm", "megatron", "fsdp"),
-    "as": ("none", "dp"),
-}
-"""Words that a reader of the schema may try."""
 MOST_KEPT = 32 * 2**20
 """Bytes of answers and their questions that are kept to be given again."""
 
@@ -50,7 +32,7 @@ def create_app(host: str = "127.0.0.1", asker: Asker = here) -> App:
     """The guarded application; ``host`` is the name it is served under, beside loopback's."""
     app = FastAPI(title="commtax", version=__version__, docs_url=None, redoc_url=None, description=__doc__ or "")
     kept, parts = Kept(asker), dict[str, Schema]()
-    errors: dict[int | str, Any] = {status: _response(Problem, text, parts) for status, text in ERRORS.items()}
+    errors: dict[int | str, Any] = {status: _response(Problem, text, parts) for status, text in HTTP["errors"].items()}
     for name, (summary, shape, _, extra) in ANSWERS.items():
         app.add_api_route(
             f"/api/{name}",
@@ -163,4 +145,4 @@ def _schema(key: Key) -> Schema:
     if key.words:
         return text | {"enum": list(key.words)}
     text |= {"maxLength": key.length} | ({"pattern": f"^({key.pattern})?$"} if key.pattern else {})
-    return text | ({"examples": list(EXAMPLES[key.name])} if key.name in EXAMPLES else {})
+    return text | ({"examples": HTTP["examples"][key.name]} if key.name in HTTP["examples"] else {})

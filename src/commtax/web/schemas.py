@@ -10,7 +10,7 @@ from commtax.report.bills import PricedAnswer
 from commtax.report.documents import LEFT_OUT, Value
 from commtax.report.exact import FitAnswer
 from commtax.report.view import Instead
-from commtax.report.view.front import Front
+from commtax.report.view.pictures import Front
 from commtax.report.view.tour import Entry
 
 Schema = dict[str, object]
