@@ -6,6 +6,7 @@ Of what was run: its bubble counted and by closed form, over the total and over 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import compress, pairwise
 
 import numpy as np
@@ -181,16 +182,19 @@ def _progress(
     return start, end
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: it is run once, when somebody looks
 class PipelineRun:
-    """A schedule that was run, with its question."""
+    """A schedule of ``p`` stages, ``m`` microbatches and ``v`` chunks a rank, and how it runs."""
 
     kind: Schedule
     p: int
     m: int
     v: int
     times: Durations
-    timeline: Timeline
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return run(self.kind, self.p, self.m, self.times, self.v)
 
     @property
     def uniform(self) -> bool:
@@ -222,16 +226,11 @@ class PipelineRun:
         return [int(self.kind.peak(self.p, self.m, self.v, i)) for i in range(self.p)]
 
 
-def run_pipeline(kind: Schedule, p: int, m: int, v: int, times: Durations) -> PipelineRun:
-    """A schedule of ``p`` stages, ``m`` microbatches and ``v`` chunks a rank, run."""
-    return PipelineRun(kind, p, m, v, times, run(kind, p, m, times, v))
-
-
 def step_pipeline(b: StepBill) -> PipelineRun:
     """The pipeline of a priced training step, in seconds."""
     plan, kind = b.question.plan, SCHEDULES[b.question.plan.schedule]
     v = int(plan.chunks)
-    return run_pipeline(kind, int(plan.pp), int(plan.microbatches), v, _durations(b, kind.passes(v)))
+    return PipelineRun(kind, int(plan.pp), int(plan.microbatches), v, _durations(b, kind.passes(v)))
 
 
 def _durations(b: StepBill, chunks: int) -> Durations:

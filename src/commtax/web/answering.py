@@ -12,7 +12,7 @@ from commtax.report.bills import PricedAnswer, bill_document
 from commtax.report.documents import plain
 from commtax.report.exact import FitAnswer, FitDocument, TrainFitDocument, fit_document
 from commtax.report.pipelines import Pipeline, page_pipeline
-from commtax.report.view import Instead, View, legal_instead, priced, view
+from commtax.report.view import View, legal_instead, priced, view
 from commtax.report.view.pictures import Front, ServedFront, TrainedFront, grid_of, serving_front, training_front
 from commtax.report.view.state import Key, RefusedError, State, parse, refusal
 from commtax.report.view.tour import Catalog, catalogue
@@ -90,7 +90,9 @@ def written(name: str, query: bytes) -> Written:
         return 200, json.dumps(plain(answer(state)), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (ValueError, OverflowError) as error:
         refused = refusal(error if isinstance(error, ValueError) else ValueError(str(error)))
-        return _refused(refused, legal_instead(state) if name == "view" and state and not refused.malformed else None)
+        instead = legal_instead(state) if name == "view" and state and not refused.malformed else None
+        status = 400 if refused.malformed else 422  # it cannot be read, or breaks a rule of the model, the cluster or the engine
+        return status, problem(str(refused), refused.argument, "", refused.nearest, plain(instead))
     except (MemoryError, RecursionError):
         return 422, problem(f"{name}: too large for the page; the commtax command line takes it", name)
 
@@ -102,8 +104,3 @@ def _asked(name: str, query: bytes, extra: tuple[Key, ...]) -> State | None:
             raise RefusedError(f"unknown key '{pairs[0][0][:40]}': the catalogue takes none", pairs[0][0][:40])
         return None
     return parse(pairs, extra)
-
-
-def _refused(refused: RefusedError, instead: Instead | None) -> Written:
-    """400 where the question cannot be read, 422 where it breaks a rule of the model, the cluster or the engine."""
-    return 400 if refused.malformed else 422, problem(str(refused), refused.argument, "", refused.nearest, plain(instead))
