@@ -9,12 +9,12 @@ from urllib.parse import parse_qsl
 from commtax.planner import plan, plan_training
 from commtax.question import AS_IT_IS
 from commtax.report.bills import PricedAnswer, bill_document
-from commtax.report.documents import plain
+from commtax.report.documents import Row, plain
 from commtax.report.exact import FitAnswer, FitDocument, TrainFitDocument, fit_document
 from commtax.report.pipelines import Pipeline, page_pipeline
 from commtax.report.view import View, legal_instead, priced, view
 from commtax.report.view.pictures import Front, ServedFront, TrainedFront, grid_of, serving_front, training_front
-from commtax.report.view.state import Key, RefusedError, State, parse, refusal
+from commtax.report.view.state import SHORT, Key, RefusedError, State, parse, refusal
 from commtax.report.view.tour import Catalog, catalogue
 from commtax.verbs.explained import Explained
 from commtax.verbs.fitting import advised, holds, train_holds
@@ -48,20 +48,9 @@ def plan_answer(state: State) -> ServedFront | TrainedFront:
         batch = state["b"] * state["n"] * state["dp"]
         kinds = {"global_batch": batch, "seq": state.length, "engine": q.engine, "dtype": state["dt"]}
         return training_front(plan_training(q.model, q.cluster, **kinds))
-    return serving_front(
-        plan(
-            q.model,
-            q.cluster,
-            ttft_s=state["ttft"] / 1e3 or math.inf,
-            tpot_s=state["tpot"] / 1e3 or math.inf,
-            input_len=state["il"],
-            output_len=state["ol"],
-            objective=state["obj"],
-            engine=q.engine,
-            dtypes=(state["dt"],),
-            kv_dtype=state["kv"],
-        )
-    )
+    limits: Row = {f"{name}_s": state[name] / 1e3 or math.inf for name in ("ttft", "tpot")}
+    wanted: Row = {name: state[SHORT[name]] for name in ("input_len", "output_len", "objective", "kv_dtype")}
+    return serving_front(plan(q.model, q.cluster, engine=q.engine, dtypes=(state["dt"],), **limits, **wanted))
 
 
 ANSWERS: dict[str, tuple[str, type, Answer, tuple[Key, ...]]] = {

@@ -2,23 +2,41 @@
 
 import asyncio
 import hashlib
+import inspect
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from commtax import __version__
+from commtax.report.bills import PricedAnswer
+from commtax.report.documents import LEFT_OUT, Value
+from commtax.report.exact import FitAnswer
+from commtax.report.view import Instead
+from commtax.report.view.pictures import Front
 from commtax.report.view.state import KEYS, Key
+from commtax.report.view.tour import Entry
 from commtax.web.answering import ANSWERS, Written, written
 from commtax.web.assets import page_files
 from commtax.web.guard import HTTP, App, Guard, problem
-from commtax.web.schemas import Problem, Schema, schema_of
 
 Asker = Callable[[str, bytes], Coroutine[Any, Any, Written]]
 """Who answers: the name of a question and its query, as they came."""
+Schema = dict[str, object]
+PLAIN: dict[Any, Schema] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    NoneType: {"type": "null"},
+}
+OPEN = (PricedAnswer, FitAnswer, Front, Entry)
+"""Documents of which only the fields are told that all of their versions have."""
 MOST_KEPT = 32 * 2**20
 """Bytes of answers and their questions that are kept to be given again."""
 
@@ -128,6 +146,54 @@ async def _missing(_: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 404
     texts = {404: "no such page; the API is under /api/, described in /openapi.json"}
     return Response(problem(texts.get(status, str(getattr(error, "detail", ""))), "path"), status, media_type="application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Every refusal: what, under which key, by which rule, and the nearest values that would do."""
+
+    error: str
+    argument: str
+    rule: str
+    nearest: Sequence[Value]
+    instead: Instead | None
+
+
+def schema_of(kind: Any, parts: dict[str, Schema]) -> Schema:
+    """The JSON schema of a document, derived from its own types; records join the named ``parts`` and are referred to."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in PLAIN:
+        return PLAIN[kind]
+    if is_dataclass(kind):
+        return _reference(kind, parts)
+    if origin is Literal:
+        return {"type": "string", "enum": list(inner)}
+    if origin in (UnionType, Union):
+        return {"anyOf": [schema_of(one, parts) for one in inner]}
+    if origin is tuple and inner[-1] is not ...:
+        items = [schema_of(one, parts) for one in inner]
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+    if origin in (list, tuple, Sequence):
+        return {"type": "array", "items": schema_of(inner[0], parts)}
+    if origin in (dict, Mapping):
+        return {"type": "object", "additionalProperties": schema_of(inner[1], parts)}
+    return {}  # whatever JSON holds
+
+
+def _reference(kind: Any, parts: dict[str, Schema]) -> Schema:
+    name = kind.__name__
+    if name not in parts:
+        parts[name] = {}  # a record inside itself refers to what is being written
+        hints = get_type_hints(kind)
+        generated = (kind.__doc__ or "").startswith(f"{name}(")  # what a dataclass without words of its own is given
+        parts[name] = {
+            "type": "object",
+            **({} if generated else {"description": inspect.getdoc(kind)}),
+            "properties": {f.name.rstrip("_"): schema_of(hints[f.name], parts) for f in fields(kind)},
+            "required": [f.name.rstrip("_") for f in fields(kind) if f.default is not LEFT_OUT],
+            "additionalProperties": kind in OPEN,
+        }
+    return {"$ref": f"#/components/schemas/{name}"}
 
 
 def parameters(extra: tuple[Key, ...]) -> list[Schema]:
