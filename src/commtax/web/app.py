@@ -85,16 +85,13 @@ class Kept:
             self.answers.move_to_end(key)
             return 200, self.answers[key]
         status, body = await self.asker(name, query)
-        if status == 200:
-            self._keep(key, body)
-        return status, body
-
-    def _keep(self, key: tuple[str, bytes], body: bytes) -> None:
-        self.nbytes += len(key[1]) + len(body) - len(self.answers.pop(key, b""))
-        self.answers[key] = body
+        if status == 200 and key not in self.answers:  # others may have asked meanwhile
+            self.answers[key] = body
+            self.nbytes += len(query) + len(body)
         while self.nbytes > MOST_KEPT:
-            (_, query), old = self.answers.popitem(last=False)
-            self.nbytes -= len(query) + len(old)
+            (_, asked), old = self.answers.popitem(last=False)
+            self.nbytes -= len(asked) + len(old)
+        return status, body
 
 
 def _endpoint(name: str, asker: Asker) -> Callable[[Request], Awaitable[Response]]:

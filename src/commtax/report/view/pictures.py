@@ -187,10 +187,8 @@ def _same(b: StepBill, state: State) -> bool:
 
 def grid_of(state: State, kind: str) -> Grid:
     """A heat map whose cells set the keys in which they differ from the state."""
-    drawn = grid(priced(state), kind)
-    return replace(drawn, cells=[_keyed(cell, state) for cell in drawn.cells])
-
-
-def _keyed(cell: Cell, state: State) -> Cell:
-    patch = None if cell.patch is None else {n: v for n, v in shortened(cell.patch).items() if v != state[n]}
-    return replace(cell, patch=patch)
+    drawn, cells = grid(priced(state), kind), list[Cell]()
+    for cell in drawn.cells:
+        patch = None if cell.patch is None else {n: v for n, v in shortened(cell.patch).items() if v != state[n]}
+        cells.append(replace(cell, patch=patch))
+    return replace(drawn, cells=cells)
