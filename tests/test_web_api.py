@@ -106,7 +106,7 @@ def test_the_page_says_what_the_command_line_says_for_200_random_states(tmp_path
         for name in names:
             assert shown["totals"][name] == said[name], (name, asked)
         assert shown["sentence"] == said["verdict"]
-        if state.trains:
+        if state.question.trains:
             assert shown["totals"]["mfu"] == said["mfu"]
             assert shown["binding"]["axis"] == said["binding"]
         assert sum(line["exposed_s"] for line in shown["bill"]) == pytest.approx(shown["totals"]["step_s"], rel=1e-9)
@@ -172,7 +172,7 @@ def test_a_layer_is_compute_and_what_is_exposed_to_scale(name):
             under = [c for c in lanes["compute"] if c.stage == bar.stage]
             assert a >= min(c.start_s for c in under) - 1e-12
             assert z - a == pytest.approx(bar.segment.hidden_s, rel=1e-6) or z <= max(c.end_s for c in drawn.bars)
-    if not state.trains:  # every layer's share of the step, and nothing else
+    if not state.question.trains:  # every layer's share of the step, and nothing else
         ends = ("head", "embedding", "logits", "stage hand-off")
         inside = sum(float(x.exposed_s) for x in b.items if x.kind != "host" and not x.item.what.startswith(ends))
         assert drawn.length_s * b.question.model.num_layers == pytest.approx(inside, rel=1e-9)
@@ -189,7 +189,7 @@ def test_the_layer_has_every_collective_of_its_layers_once(name):
         bars = [x.segment.seconds for x in drawn.bars if x.segment.line is line]
         assert bars, line.item
         assert sum(bars) <= float(line.total_s) * (1 + 1e-9)
-    if state.trains and int(b.question.plan.microbatches) > 1:
+    if state.question.trains and int(b.question.plan.microbatches) > 1:
         waits = [x for x in lines if x.item.axis == "tp"]
         whole = float(b.question.plan.microbatches) * b.question.model.num_layers / int(b.question.plan.pp)
         for line in waits:
@@ -241,7 +241,7 @@ def test_grids_hold_this_state_and_load_their_cells(name, kind):
             there = state.but(cell["patch"])
             assert priced(there).step_s == cell["step_s"]
             assert view(there).totals.fits == cell["fits"]
-            if state.trains:
+            if state.question.trains:
                 assert there["b"] * there["n"] * there["dp"] == state["b"] * state["n"] * state["dp"]
 
 

@@ -60,7 +60,7 @@ def test_every_place_of_a_slider_is_legal(name):
 def test_no_size_locks_another():
     for name in ("vllm", "sglang", "megatron", "experts"):
         state, places = walk(CASES[name])
-        for axis in ("tp", "pp", "dp") if state.trains else ("tp", "dp", "ep"):
+        for axis in ("tp", "pp", "dp") if state.question.trains else ("tp", "dp", "ep"):
             assert len([1 for a, *_ in places if a == axis]) >= 3, (name, axis)
 
 

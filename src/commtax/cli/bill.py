@@ -35,7 +35,7 @@ def bill_command(order: Order) -> None:
     if given["emit"]:
         order.output.emitted = order.commands(explained.bill)
     if given["html"]:
-        from commtax.report.view.offline import bill_page
+        from commtax.report.view.pictures import bill_page
 
         write_page(given["html"], bill_page, explained)
     order.output.answer(bills.bill_document, bills.show_bill, explained, tokens, measured)

@@ -11,8 +11,7 @@ from commtax.cli.output import Output
 from commtax.cost.schedules import DEFAULT, SCHEDULES, Schedule, fewest_microbatches
 from commtax.files import write_text
 from commtax.report import pipelines
-from commtax.sim.bubble import run_pipeline
-from commtax.sim.pipeline import Durations
+from commtax.sim.pipeline import Durations, PipelineRun
 from commtax.statement import Refusal
 
 MAX_CELLS = 150_000
@@ -68,7 +67,7 @@ def _pipeline(kind: Schedule, given: Given, output: Output) -> NoReturn:
         rule = f"{each * microbatches:,} cells, more than the {MAX_CELLS:,} that are simulated; at most {most}"
         raise Refusal(f"microbatches={microbatches}: {rule} (--budget needs no simulation)", "microbatches")
     durations = parse_durations(given)
-    ran = run_pipeline(kind, stages, microbatches, chunks, durations)
+    ran = PipelineRun(kind, stages, microbatches, chunks, durations)
     if given["svg"]:
         write_text(given["svg"], pipelines.to_svg(ran.timeline), "svg")
     if given["chrome_trace"]:

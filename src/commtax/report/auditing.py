@@ -86,9 +86,4 @@ def audit_document(audited: Audit) -> Record:
 
 def _section(s: Section) -> Record:
     usage = [{"rank": rank, **asdict(u), "busy_s": u.busy_s, "idle_s": u.idle_s} for rank, u in s.usage]
-    return facts(s, "kind", "files") | {"findings": [_finding(f) for f in s.findings], "notes": s.notes, "usage": usage}
-
-
-def _finding(f: Finding) -> Record:
-    shares = {"difference": f.difference, "tolerance": f.tolerance}
-    return facts(f, *FINDING) | {k: v if v is not None and math.isfinite(v) else None for k, v in shares.items()}
+    return facts(s, "kind", "files") | {"findings": [facts(f, *FINDING) for f in s.findings], "notes": s.notes, "usage": usage}

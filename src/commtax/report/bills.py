@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from rich.console import Console
 from rich.text import Text
@@ -29,7 +30,7 @@ def show_bill(console: Console, step: Explained, num_tokens: float = 0.0, measur
     """Sentence first, then the picture, the lines that sum to the step, and the what-ifs."""
     b, q = step.bill, step.bill.question
     headline(console, q)
-    modes = [text for text, on in (_trained_modes(q) if q.trains else _served_modes(q)) if on]
+    modes = [text for text, on in _modes(q) if on]
     say(console, ", ".join([_trained_step(q) if q.trains else served_step(q), *modes]), "dim")
     say(console, step.sentence, "bold yellow")
     remarks = _show_trained(console, step, num_tokens, measured_mfu) if q.trains else _show_served(console, step)
@@ -46,24 +47,22 @@ def _trained_step(q: Question) -> str:
     return f"train: {sequences}, {microbatches}, ZeRO {plan.zero}{groups}, recompute {plan.recompute}"
 
 
-def _trained_modes(q: Question) -> tuple[tuple[str, bool], ...]:
+def _modes(q: Question) -> tuple[tuple[str, bool], ...]:
+    """What may be unusual about a step, and whether it is."""
     plan, s = q.plan, q.what_if
+    if not q.trains:
+        return (
+            ("eager", s.eager),
+            (f"{q.speculative} drafted tokens", q.speculative > 0),
+            (f"slowest rank {s.slow_rank:g}x", s.slow_rank != 1),
+            (f"what-if: {s.overlap:.0%} of communication hidden", s.overlap > 0),
+        )
     return (
         (plan.schedule + (f", {plan.chunks} chunks" if plan.chunks > 1 else ""), plan.pp > 1),
         ("sequence parallel", plan.sequence_parallel and plan.tp > 1),
         (f"{plan.weights_dtype} products", bool(plan.weights_dtype)),
         ("eager", s.eager),
         (f"busiest expert rank {s.imbalance:g}x", s.imbalance != 1),
-    )
-
-
-def _served_modes(q: Question) -> tuple[tuple[str, bool], ...]:
-    s = q.what_if
-    return (
-        ("eager", s.eager),
-        (f"{q.speculative} drafted tokens", q.speculative > 0),
-        (f"slowest rank {s.slow_rank:g}x", s.slow_rank != 1),
-        (f"what-if: {s.overlap:.0%} of communication hidden", s.overlap > 0),
     )
 
 
@@ -97,12 +96,10 @@ def _drawn_layer(bill: StepBill) -> list[Text]:
     if total <= 0:
         return []
     scale = WIDTH / total
+    edges = map(round, accumulate((s.seconds * scale for s in segments), initial=0.0))
     compute, comm = Text("compute  ", style="dim"), Text("comm     ", style="dim")
-    position, edge = 0.0, 0
-    for s in segments:
-        position += s.seconds * scale
-        cells = max(0, round(position) - edge)
-        edge += cells
+    for s, (start, end) in zip(segments, pairwise(edges), strict=True):
+        cells = end - start
         if s.lane == "compute":
             compute.append(COMPUTE * cells, style="blue" if s.line.item.part == "attention" else "cyan")
             comm.append(" " * cells)
@@ -163,23 +160,20 @@ def _show_taxes(console: Console, b: StepBill) -> None:
     """The lesson's table: axis, collective, buffer, how often, link, window, hidden or exposed."""
     rows = [_tax_cells(x, b) for x in by_cost(b) if x.kind == "comm"]
     if b.bubble_s:
-        name, ranks = f"bubble of {b.question.plan.schedule}", str(int(b.question.plan.pp))
-        rows.append((_axis("pp"), name, "", "", "", ranks, "", "", format_seconds(b.bubble_s), Text("exposed", style="red")))
+        sizes = ("", "", "", str(int(b.question.plan.pp)), "", "")
+        bubble = (f"bubble of {b.question.plan.schedule}", *sizes, format_seconds(b.bubble_s), Text("exposed", style="red"))
+        rows.append((Text("pp", style="yellow"), *bubble))
     if not rows:
         say(console, NOTHING_SENT)
         return
     show_table(console, ("axis", "collective", ">buffer", ">times", "link", ">ranks", ">takes", ">window", ">exposed", ""), rows)
 
 
-def _axis(name: str) -> Text:
-    return Text(name, style="yellow")
-
-
 def _tax_cells(x: Line, b: StepBill) -> tuple[str | Text, ...]:
-    item, axis = x.item, x.item.whole_axis
-    window = format_seconds(x.window_s) if axis in b.async_axes and x.window_s else "none"
+    item, axis = x.item, Text(x.item.whole_axis, style="yellow")
+    window = format_seconds(x.window_s) if item.whole_axis in b.async_axes and x.window_s else "none"
     sizes = (format_bytes(item.nbytes), format_count(item.count), str(x.link), format_count(item.ranks))
-    return (_axis(axis), f"{item.what} {item.op}", *sizes, format_seconds(x.total_s), window, format_seconds(x.exposed_s), _fate(x))
+    return (axis, f"{item.what} {item.op}", *sizes, format_seconds(x.total_s), window, format_seconds(x.exposed_s), _fate(x))
 
 
 def _fate(x: Line) -> Text:

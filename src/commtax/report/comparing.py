@@ -105,12 +105,9 @@ def plot_comparison(compared: Comparison, title: str, path: Path) -> None:
 def _label_axes(top: Any, bottom: Any, x_axis: str, compared: Comparison) -> None:
     from matplotlib import ticker
 
-    top.set_ylabel("exposed communication (share of the step)")
-    top.set_ylim(0, 1)
+    top.set(ylabel="exposed communication (share of the step)", ylim=(0, 1))
     top.yaxis.set_major_formatter(ticker.PercentFormatter(1.0))
-    bottom.set_ylabel("step (ms)")
-    bottom.set_yscale("log")
-    bottom.set_xlabel(LABELS[x_axis])
+    bottom.set(xlabel=LABELS[x_axis], ylabel="step (ms)", yscale="log")
     plain = ticker.FuncFormatter(lambda value, _: f"{value:g}")
     bottom.yaxis.set_major_formatter(plain)
     bottom.yaxis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))

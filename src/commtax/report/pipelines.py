@@ -9,9 +9,9 @@ from rich.text import Text
 
 from commtax import napkin
 from commtax.cost.schedules import SCHEDULES
-from commtax.report.documents import Record, plain
+from commtax.report.documents import Record
 from commtax.report.tables import notes, say, show_table
-from commtax.sim.bubble import PipelineRun, step_pipeline
+from commtax.sim.pipeline import PipelineRun, step_pipeline
 from commtax.statement import Refusal
 from commtax.timeline import Timeline
 from commtax.units import plural
@@ -84,7 +84,7 @@ def _grid(console: Console, t: Timeline) -> None:
 
 def pipeline_document(ran: PipelineRun) -> Record:
     """``pipeline --json``."""
-    document: Record = {
+    return {
         "schema": "commtax.pipeline/1",
         "schedule": ran.kind.name,
         "stages": ran.p,
@@ -101,7 +101,6 @@ def pipeline_document(ran: PipelineRun) -> Record:
         "idle_by_rank_s": ran.timeline.idle_s(),
         "peak_in_flight_by_rank": ran.peaks,
     }
-    return dict(plain(document))
 
 
 def to_svg(t: Timeline) -> str:

@@ -28,6 +28,7 @@ GAIN = {"throughput": "its tokens/s", "latency": "its speed", "cost": "its token
 WIDTH, HEIGHT = 60, 10
 MOST_REJECTED = 16
 KINDS = ("zero", "recompute", "schedule", "chunks")
+TRAINED = (*SIZES, "micro_batch", "gpus", "step_s", "mfu", "memory_bytes", "bubble_fraction", "exposed_comm_fraction")
 
 
 def show_plans(console: Console, a: Plans, top: int, pasted: Standing | None = None) -> None:
@@ -74,7 +75,8 @@ def _show_pasted(console: Console, a: Plans, pasted: Standing | None) -> None:
         say(console, f"Pasted: {pasted.plan}: {pasted.reason}.", "bold red")
         return
     if a.trains:
-        figures, gain = f": {_trained_figures(pasted.rows)}", "its speed"
+        r, gain = pasted.rows, "its speed"
+        figures = f": step {format_seconds(r.step_s[0])}, MFU {r.mfu[0]:.1%}, {format_bytes(r.memory_bytes[0])} a rank"
     else:
         figures, gain = _served_figures(a, pasted.rows), GAIN[a.question.goal.objective]
     place = _place(pasted, len(a.plans), gain)
@@ -86,11 +88,6 @@ def _served_figures(a: ServingPlans, r: Columns) -> str:
     tpot = f", TPOT {_tpot(a, r, 0)}" if a.question.requests.output_len > 1 else ""
     times = f"TTFT {format_seconds(r.ttft_s[0])}{tpot}"
     return f", {plural(int(r.concurrency[0]), 'client')}: {tokens}, {times}"
-
-
-def _trained_figures(r: TrainColumns) -> str:
-    held = format_bytes(r.memory_bytes[0])
-    return f"step {format_seconds(r.step_s[0])}, MFU {r.mfu[0]:.1%}, {held} a rank"
 
 
 def _place(pasted: Standing, count: int, unit: str) -> str:
@@ -112,11 +109,6 @@ def _asked(a: Plans) -> str:
 DEFINITION = "TTFT and TPOT are means over requests of a closed loop (each client sends its next request when the last is answered)"
 
 
-def _sent(a: ServingPlans, rows: Columns, top: int) -> list[float]:
-    """Exposed communication of the first rows' decode steps; a step that was priced is not priced again."""
-    return [float(step_of(a, rows, i).comm_fraction) for i in range(min(top, len(rows)))]
-
-
 def _show_ranking(console: Console, a: ServingPlans, rows: Columns, top: int) -> None:
     first, several, objective = range(min(top, len(rows))), a.question.requests.output_len > 1, a.question.goal.objective
     usd, price, whole = usd_per_million_tokens(a, rows), a.question.goal.usd_per_gpu_hour, request_s(a.question, rows)
@@ -133,7 +125,7 @@ def _show_ranking(console: Console, a: ServingPlans, rows: Columns, top: int) ->
         ">/GPU": [f"{rows.tokens_per_s_per_gpu[i]:,.0f}" for i in first],
         ">/user": [f"{rows.tokens_per_s_per_user[i]:,.0f}" if several else "–" for i in first],
         ">$/M": [f"{usd[i]:.2f}" if price else "" for i in first],
-        ">comm": [f"{share:.0%}" for share in _sent(a, rows, top)],
+        ">comm": [f"{step_of(a, rows, i).comm_fraction:.0%}" for i in first],
         ">KV free": [f"{rows.kv_headroom[i]:.0%}" for i in first],
     }
     show_table(console, list(columns), zip(*columns.values(), strict=True))
@@ -271,10 +263,10 @@ def _served_plans(a: ServingPlans, top: int, pasted: Standing | None) -> ServedP
         ttft_limit_s=a.question.goal.ttft_s,
         tpot_limit_s=a.question.goal.tpot_s,
         definition=DEFINITION,
-        plans=_served_rows(a, a.plans, top),
-        near=_served_rows(a, a.near, 5),
+        plans=[_served_row(a, a.plans, i) for i in range(min(top, len(a.plans)))],
+        near=[_served_row(a, a.near, i) for i in range(min(5, len(a.near)))],
         front=[{"tokens_per_s_per_gpu": float(g), "tokens_per_s_per_user": float(u)} for g, u in front],
-        pasted=_standing(pasted, _served_rows(a, pasted.rows, 1)) if pasted else None,
+        pasted=_standing(pasted, [_served_row(a, pasted.rows, i) for i in range(len(pasted.rows))]) if pasted else None,
         **_common(a, "commtax.plan/1"),
     )
 
@@ -284,9 +276,9 @@ def _trained_plans(a: TrainPlans, top: int, pasted: Standing | None) -> TrainedP
         TrainedPlans,
         *(a, a.question.goal),
         seq=a.question.context,
-        plans=_trained_rows(a, a.plans, top),
-        near=_trained_rows(a, a.near, 5),
-        pasted=_standing(pasted, _figures(pasted.rows, 1)) if pasted else None,
+        plans=[_trained_row(a, a.plans, i) for i in range(min(top, len(a.plans)))],
+        near=[_trained_row(a, a.near, i) for i in range(min(5, len(a.near)))],
+        pasted=_standing(pasted, [_at(pasted.rows, i, *TRAINED) for i in range(len(pasted.rows))]) if pasted else None,
         **_common(a, "commtax.plan-train/1"),
     )
 
@@ -299,12 +291,7 @@ def _at(rows: Columns | TrainColumns, i: int, *names: str) -> Record:
     return {name: getattr(rows, name)[i] for name in names}
 
 
-def _served_rows(a: ServingPlans, rows: Columns, top: int) -> list[Record]:
-    usd, sent = usd_per_million_tokens(a, rows), _sent(a, rows, top)
-    return [_served_row(a, rows, i, usd[i], sent[i]) for i in range(min(top, len(rows)))]
-
-
-def _served_row(a: ServingPlans, rows: Columns, i: int, usd: float, sent: float) -> Record:
+def _served_row(a: ServingPlans, rows: Columns, i: int) -> Record:
     """One plan; without a second token there is no time between tokens."""
     low, high = range_of(a, rows, i, "tpot_s")
     between = ("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user")
@@ -319,8 +306,8 @@ def _served_row(a: ServingPlans, rows: Columns, i: int, usd: float, sent: float)
         "tpot_high_s": high,
         **_at(rows, i, "tokens_per_s_per_user"),
         **(dict.fromkeys(between) if a.question.requests.output_len == 1 else {}),
-        "usd_per_million_tokens": usd if a.question.goal.usd_per_gpu_hour else None,
-        "exposed_comm_fraction": sent,
+        "usd_per_million_tokens": usd_per_million_tokens(a, rows)[i] if a.question.goal.usd_per_gpu_hour else None,
+        "exposed_comm_fraction": step_of(a, rows, i).comm_fraction,
         "verdict": gpu_words(a, rows, i),
     }
 
@@ -358,13 +345,6 @@ def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, t
     show_table(console, list(columns), zip(*columns.values(), strict=True))
 
 
-def _trained_rows(a: TrainPlans, rows: TrainColumns, top: int) -> list[Record]:
-    kinds = [facts(a.kinds[int(kind)].plan, *KINDS) for kind in rows.kind[:top]]
-    every = zip(_figures(rows, top), kinds, strict=True)
-    return [row | kind | {"verdict": train_gpu_words(a, rows, i)} for i, (row, kind) in enumerate(every)]
-
-
-def _figures(rows: TrainColumns, top: int) -> list[Record]:
-    """Sizes and figures of the first rows."""
-    names = (*SIZES, "micro_batch", "gpus", "step_s", "mfu", "memory_bytes", "bubble_fraction", "exposed_comm_fraction")
-    return [_at(rows, i, *names) for i in range(min(top, len(rows)))]
+def _trained_row(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
+    kind = facts(a.kinds[int(rows.kind[i])].plan, *KINDS)
+    return _at(rows, i, *TRAINED) | kind | {"verdict": train_gpu_words(a, rows, i)}

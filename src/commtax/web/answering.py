@@ -9,13 +9,12 @@ from urllib.parse import parse_qsl
 from commtax.planner import plan, plan_training
 from commtax.question import AS_IT_IS
 from commtax.report.bills import PricedAnswer, bill_document
-from commtax.report.documents import plain
+from commtax.report.documents import Row, plain
 from commtax.report.exact import FitAnswer, FitDocument, TrainFitDocument, fit_document
 from commtax.report.pipelines import Pipeline, page_pipeline
-from commtax.report.view import Instead, View, legal_instead, priced, view
-from commtax.report.view.front import Front, ServedFront, TrainedFront, serving_front, training_front
-from commtax.report.view.offline import grid_of
-from commtax.report.view.state import Key, RefusedError, State, parse, refusal
+from commtax.report.view import View, legal_instead, priced, view
+from commtax.report.view.pictures import Front, ServedFront, TrainedFront, grid_of, serving_front, training_front
+from commtax.report.view.state import SHORT, Key, RefusedError, State, parse, refusal
 from commtax.report.view.tour import Catalog, catalogue
 from commtax.verbs.explained import Explained
 from commtax.verbs.fitting import advised, holds, train_holds
@@ -49,20 +48,9 @@ def plan_answer(state: State) -> ServedFront | TrainedFront:
         batch = state["b"] * state["n"] * state["dp"]
         kinds = {"global_batch": batch, "seq": state.length, "engine": q.engine, "dtype": state["dt"]}
         return training_front(plan_training(q.model, q.cluster, **kinds))
-    return serving_front(
-        plan(
-            q.model,
-            q.cluster,
-            ttft_s=state["ttft"] / 1e3 or math.inf,
-            tpot_s=state["tpot"] / 1e3 or math.inf,
-            input_len=state["il"],
-            output_len=state["ol"],
-            objective=state["obj"],
-            engine=q.engine,
-            dtypes=(state["dt"],),
-            kv_dtype=state["kv"],
-        )
-    )
+    limits: Row = {f"{name}_s": state[name] / 1e3 or math.inf for name in ("ttft", "tpot")}
+    wanted: Row = {name: state[SHORT[name]] for name in ("input_len", "output_len", "objective", "kv_dtype")}
+    return serving_front(plan(q.model, q.cluster, engine=q.engine, dtypes=(state["dt"],), **limits, **wanted))
 
 
 ANSWERS: dict[str, tuple[str, type, Answer, tuple[Key, ...]]] = {
@@ -91,7 +79,9 @@ def written(name: str, query: bytes) -> Written:
         return 200, json.dumps(plain(answer(state)), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (ValueError, OverflowError) as error:
         refused = refusal(error if isinstance(error, ValueError) else ValueError(str(error)))
-        return _refused(refused, legal_instead(state) if name == "view" and state and not refused.malformed else None)
+        instead = legal_instead(state) if name == "view" and state and not refused.malformed else None
+        status = 400 if refused.malformed else 422  # it cannot be read, or breaks a rule of the model, the cluster or the engine
+        return status, problem(str(refused), refused.argument, "", refused.nearest, plain(instead))
     except (MemoryError, RecursionError):
         return 422, problem(f"{name}: too large for the page; the commtax command line takes it", name)
 
@@ -103,8 +93,3 @@ def _asked(name: str, query: bytes, extra: tuple[Key, ...]) -> State | None:
             raise RefusedError(f"unknown key '{pairs[0][0][:40]}': the catalogue takes none", pairs[0][0][:40])
         return None
     return parse(pairs, extra)
-
-
-def _refused(refused: RefusedError, instead: Instead | None) -> Written:
-    """400 where the question cannot be read, 422 where it breaks a rule of the model, the cluster or the engine."""
-    return 400 if refused.malformed else 422, problem(str(refused), refused.argument, "", refused.nearest, plain(instead))

@@ -2,41 +2,41 @@
 
 import asyncio
 import hashlib
+import inspect
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from commtax import __version__
+from commtax.report.bills import PricedAnswer
+from commtax.report.documents import LEFT_OUT, Value
+from commtax.report.exact import FitAnswer
+from commtax.report.view import Instead
+from commtax.report.view.pictures import Front
 from commtax.report.view.state import KEYS, Key
+from commtax.report.view.tour import Entry
 from commtax.web.answering import ANSWERS, Written, written
 from commtax.web.assets import page_files
-from commtax.web.guard import App, Guard, problem
-from commtax.web.schemas import Problem, Schema, schema_of
+from commtax.web.guard import HTTP, App, Guard, problem
 
 Asker = Callable[[str, bytes], Coroutine[Any, Any, Written]]
 """Who answers: the name of a question and its query, as they came."""
-ERRORS = {
-    400: "The question cannot be read.",
-    405: "Only GET and HEAD.",
-    413: "Questions have no body.",
-    414: "The query is too long.",
-    422: "The question breaks a rule of the model, the cluster or the engine, or takes longer than the page waits.",
-    429: "The server is busy; ask again after the seconds that it says.",
+Schema = dict[str, object]
+PLAIN: dict[Any, Schema] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    NoneType: {"type": "null"},
 }
-"""What each status of a refusal means."""
-EXAMPLES = {
-    "m": ("llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3"),
-    "c": ("8xh100-sxm", "2x8xh200-sxm", "4x4090-pcie"),
-    "intra": ("pcie5",),
-    "inter": ("10gbe", "ib-ndr"),
-    "e": ("vllm", "megatron", "fsdp"),
-    "as": ("none", "dp"),
-}
-"""Words that a reader of the schema may try."""
+OPEN = (PricedAnswer, FitAnswer, Front, Entry)
+"""Documents of which only the fields are told that all of their versions have."""
 MOST_KEPT = 32 * 2**20
 """Bytes of answers and their questions that are kept to be given again."""
 
@@ -50,7 +50,7 @@ def create_app(host: str = "127.0.0.1", asker: Asker = here) -> App:
     """The guarded application; ``host`` is the name it is served under, beside loopback's."""
     app = FastAPI(title="commtax", version=__version__, docs_url=None, redoc_url=None, description=__doc__ or "")
     kept, parts = Kept(asker), dict[str, Schema]()
-    errors: dict[int | str, Any] = {status: _response(Problem, text, parts) for status, text in ERRORS.items()}
+    errors: dict[int | str, Any] = {status: _response(Problem, text, parts) for status, text in HTTP["errors"].items()}
     for name, (summary, shape, _, extra) in ANSWERS.items():
         app.add_api_route(
             f"/api/{name}",
@@ -85,16 +85,13 @@ class Kept:
             self.answers.move_to_end(key)
             return 200, self.answers[key]
         status, body = await self.asker(name, query)
-        if status == 200:
-            self._keep(key, body)
-        return status, body
-
-    def _keep(self, key: tuple[str, bytes], body: bytes) -> None:
-        self.nbytes += len(key[1]) + len(body) - len(self.answers.pop(key, b""))
-        self.answers[key] = body
+        if status == 200 and key not in self.answers:  # others may have asked meanwhile
+            self.answers[key] = body
+            self.nbytes += len(query) + len(body)
         while self.nbytes > MOST_KEPT:
-            (_, query), old = self.answers.popitem(last=False)
-            self.nbytes -= len(query) + len(old)
+            (_, asked), old = self.answers.popitem(last=False)
+            self.nbytes -= len(asked) + len(old)
+        return status, body
 
 
 def _endpoint(name: str, asker: Asker) -> Callable[[Request], Awaitable[Response]]:
@@ -148,6 +145,54 @@ async def _missing(_: Request, error: Exception) -> Response:
     return Response(problem(texts.get(status, str(getattr(error, "detail", ""))), "path"), status, media_type="application/json")
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Every refusal: what, under which key, by which rule, and the nearest values that would do."""
+
+    error: str
+    argument: str
+    rule: str
+    nearest: Sequence[Value]
+    instead: Instead | None
+
+
+def schema_of(kind: Any, parts: dict[str, Schema]) -> Schema:
+    """The JSON schema of a document, derived from its own types; records join the named ``parts`` and are referred to."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in PLAIN:
+        return PLAIN[kind]
+    if is_dataclass(kind):
+        return _reference(kind, parts)
+    if origin is Literal:
+        return {"type": "string", "enum": list(inner)}
+    if origin in (UnionType, Union):
+        return {"anyOf": [schema_of(one, parts) for one in inner]}
+    if origin is tuple and inner[-1] is not ...:
+        items = [schema_of(one, parts) for one in inner]
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+    if origin in (list, tuple, Sequence):
+        return {"type": "array", "items": schema_of(inner[0], parts)}
+    if origin in (dict, Mapping):
+        return {"type": "object", "additionalProperties": schema_of(inner[1], parts)}
+    return {}  # whatever JSON holds
+
+
+def _reference(kind: Any, parts: dict[str, Schema]) -> Schema:
+    name = kind.__name__
+    if name not in parts:
+        parts[name] = {}  # a record inside itself refers to what is being written
+        hints = get_type_hints(kind)
+        generated = (kind.__doc__ or "").startswith(f"{name}(")  # what a dataclass without words of its own is given
+        parts[name] = {
+            "type": "object",
+            **({} if generated else {"description": inspect.getdoc(kind)}),
+            "properties": {f.name.rstrip("_"): schema_of(hints[f.name], parts) for f in fields(kind)},
+            "required": [f.name.rstrip("_") for f in fields(kind) if f.default is not LEFT_OUT],
+            "additionalProperties": kind in OPEN,
+        }
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
 def parameters(extra: tuple[Key, ...]) -> list[Schema]:
     """The keys of the state as the schema tells them: the same table that reads them."""
     return [
@@ -163,4 +208,4 @@ def _schema(key: Key) -> Schema:
     if key.words:
         return text | {"enum": list(key.words)}
     text |= {"maxLength": key.length} | ({"pattern": f"^({key.pattern})?$"} if key.pattern else {})
-    return text | ({"examples": list(EXAMPLES[key.name])} if key.name in EXAMPLES else {})
+    return text | ({"examples": HTTP["examples"][key.name]} if key.name in HTTP["examples"] else {})

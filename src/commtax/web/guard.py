@@ -3,7 +3,9 @@
 import ipaddress
 import json
 import re
+import tomllib
 from collections.abc import Awaitable, Callable, MutableMapping
+from importlib.resources import files
 from typing import Any
 
 Message = MutableMapping[str, Any]
@@ -14,18 +16,9 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 MAX_QUERY = 100 * 1024
 """Bytes of a query: a pasted config.json of 32 KiB with every sign escaped."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-HEADERS = {
-    "content-security-policy": (
-        "default-src 'self'; img-src 'self' data:; style-src 'self'; script-src 'self'; connect-src 'self'; "
-        "object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "x-frame-options": "DENY",
-}
-RAW = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+HTTP = tomllib.loads((files("commtax.web") / "http.toml").read_text("utf-8"))
+"""What is said beside answers: headers to browsers, what a refusal's status means, examples for readers of the schema."""
+RAW = [(name.encode(), value.encode()) for name, value in HTTP["headers"].items()]
 
 
 def problem(error: str, argument: str = "", rule: str = "", nearest: tuple[Any, ...] = (), instead: Any = None) -> bytes:

@@ -84,11 +84,11 @@ def _work(line: socket.socket) -> None:
     with contextlib.suppress(ValueError, OSError):  # not every system has this limit
         resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
     for done in range(1, SHARE + 1):
-        head = _exactly(line, ASKED.size)
-        if not head:
+        head = line.recv(ASKED.size, socket.MSG_WAITALL)
+        if len(head) < ASKED.size:  # the line closed
             return
         name, query = ASKED.unpack(head)
-        text = _exactly(line, name + query)
+        text = line.recv(name + query, socket.MSG_WAITALL)
         with _mortal(line):
             status, body = _answer(text[:name].decode(), text[name:])
         line.sendall(TOLD.pack(status, len(body), done == SHARE or _resident() > MOST_RESIDENT) + body)
@@ -114,17 +114,6 @@ def _answer(name: str, query: bytes) -> Written:
     except Exception:
         traceback.print_exc()  # our own mistake: said where the server was started
         return 500, problem("this question found a mistake in commtax; where it was started stands which", name)
-
-
-def _exactly(line: socket.socket, size: int) -> bytes:
-    """So many bytes, or none where the line closed."""
-    received = bytearray()
-    while len(received) < size:
-        piece = line.recv(size - len(received))
-        if not piece:
-            return b""
-        received += piece
-    return bytes(received)
 
 
 def _resident() -> float:

@@ -48,9 +48,12 @@ class Line:
     spent: bool = False
 
     async def ask(self, name: str, query: bytes) -> Written:
+        self.spent = True  # also if it is left in the middle, by whatever
         self.writer.write(ASKED.pack(len(name), len(query)) + name.encode() + query)
-        status, size, self.spent = TOLD.unpack(await self.reader.readexactly(TOLD.size))
-        return status, await self.reader.readexactly(size)
+        status, size, spent = TOLD.unpack(await self.reader.readexactly(TOLD.size))
+        body = await self.reader.readexactly(size)
+        self.spent = spent
+        return status, body
 
     @property
     def usable(self) -> bool:
@@ -156,17 +159,14 @@ class Lane:
             self.waiting -= 1
 
     async def answer(self, nursery: Nursery, name: str, query: bytes) -> Written:
-        """Ask a worker; one that is left in the middle, by whatever, is ended."""
+        """Ask a worker; one that is spent is ended."""
         line = self._rested() or await nursery.worker(self.niceness)
         self.busy.append(line)
-        done = False
         try:
-            answer = await line.ask(name, query)
-            done = True
-            return answer
+            return await line.ask(name, query)
         finally:
             self.busy.remove(line)
-            if done and line.usable:
+            if line.usable:
                 self.idle.append(line)
             else:
                 line.close()

@@ -18,7 +18,6 @@ from commtax.spec import SIZES
 from commtax.units import format_seconds
 from commtax.verbs.asking import describe_gpus
 from commtax.verbs.billing import StepBill, price
-from commtax.verbs.explain import Counterfactual
 from commtax.verbs.explained import AxisTax, Binding, Explained, Lesson, Memory, formula, lesson, share_formula, source
 from commtax.verbs.layer import Bar, Lane, Span, Stage
 from commtax.verbs.moves import instead, moves
@@ -189,7 +188,7 @@ def view_of(step: Explained, state: State, command: str = "") -> View:
         totals=filled(Totals, b, step.thresholds, fits=step.memory.fits, source=weakest(b), **untrained),
         layer=filled(LayerShape, step.layer, bars=[_bar(x, step) for x in step.layer.bars]),
         bill=[_line(x, step) for x in by_cost(b)],
-        changes=[_change(c, b) for c in step.what_ifs],
+        changes=[Change(c.what, c.step_s, c.delta_s / float(b.step_s), c.note, patch_of(c.changes, q)) for c in step.what_ifs],
         commands=commands(state, b, command),
         lesson=lesson(b),
         limits={name: [move.value for move in way] for name, way in ways.items()} | _limits(q, state),
@@ -233,10 +232,6 @@ def _line(x: Line, step: Explained) -> BillLine:
         formula=formula(x, b.question.cluster.chip),
         source=source(x, step.library) if x.kind == "comm" else x.source,
     )
-
-
-def _change(c: Counterfactual, b: StepBill) -> Change:
-    return Change(c.what, c.step_s, c.delta_s / float(b.step_s), c.note, patch_of(c.changes, b.question))
 
 
 UNTOLD = ("speculative", "shard")
@@ -283,21 +278,17 @@ def commands(state: State, b: StepBill, command: str = "") -> Commands:
     if state.file and not command:
         line = f"echo {shlex.quote(config_text(state))} > {state.file}\n{line}"
     top = assumption(b)
-    nccl = (nccl_command(b, top).split("  #")[0], _nccl_why(top)) if top else ("", "nothing is sent")
-    return Commands(line, *_launch(b), *nccl)
+    if top is None:
+        return Commands(line, *_launch(b), "", "nothing is sent")
+    costs = f"{top.item.what} {top.item.op} costs {format_seconds(top.exposed_s)} of the step"
+    why = f"{costs} (its source: {top.source or 'assumed'}); measuring it would narrow the range most"
+    return Commands(line, *_launch(b), nccl_command(b, top).split("  #")[0], why)
 
 
 def assumption(b: StepBill) -> Line | None:
     """The collective whose uncertainty moves the answer most: exposed time times the spread of its source."""
     lines = [x for x in b.items if x.kind == "comm" and float(x.exposed_s) > 0]
     return max(lines, key=lambda x: (float(x.exposed_s) * float(x.sigma), float(x.exposed_s)), default=None)
-
-
-def _nccl_why(top: Line) -> str:
-    return (
-        f"{top.item.what} {top.item.op} costs {format_seconds(top.exposed_s)} of the step (its source: "
-        f"{top.source or 'assumed'}); measuring it would narrow the range most"
-    )
 
 
 def _launch(b: StepBill) -> tuple[str, str, str]:

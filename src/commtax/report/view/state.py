@@ -16,6 +16,7 @@ from commtax import catalog
 from commtax.catalog.hf import from_config
 from commtax.catalog.loader import suggest
 from commtax.catalog.models import bundled
+from commtax.cost.memory import RECOMPUTE
 from commtax.cost.schedules import DEFAULT, TRAINING
 from commtax.planner.serving import OBJECTIVES
 from commtax.question import PHASES, Question
@@ -30,7 +31,6 @@ MAX_LAYERS = 1_024
 MAX_CONFIG = 32 * 1024
 SHOWN = ("decode", "prefill", "train")
 """Phases that the page draws."""
-RECOMPUTE = ("none", "selective", "full")
 
 
 class RefusedError(Refusal):
@@ -144,10 +144,6 @@ class State:
         return State({**self.keys, **patch})
 
     @property
-    def trains(self) -> bool:
-        return bool(PHASES[self["ph"]].trains)
-
-    @property
     def length(self) -> int:
         """Context of the step: as given, else the usual one of the phase."""
         return int(self["s"] or PHASES[self["ph"]].length)
@@ -162,7 +158,7 @@ class State:
         """What is asked beside model and cluster, by the names that the library and the command line have for it."""
         asked = {name: self[SHORT[name]] for name in ("engine", "dtype", "library", *SIZES, "phase")}
         asked |= {"sequence_parallel": bool(self["sp"]) or None, "eager": bool(self["eg"])}
-        if not self.trains:
+        if not PHASES[self["ph"]].trains:
             return asked | {"batch": self["b"], "context": self.length, "kv_dtype": self["kv"]}
         axes = self["as"]
         return asked | {
