@@ -29,8 +29,8 @@ OTHER_CACHE = "KV heads, their type or their split over ranks are not as said"
 def audit_log(log: StartupLog, claim: Claim, name: str = "log") -> Section:
     """Layout, weights, KV memory, tokens and concurrency; a disabled custom all-reduce is priced."""
     asked, own = settled(claim.question), claim.question.limits
-    logged = {n: value for n in LIMITS if (value := getattr(log.settings, n)) and not getattr(own, n)}  # the user's own count first
-    narrow = log.settings.kv_cache_dtype.startswith("fp8") and not claim.plan.kv_dtype
+    logged = {n: value for n in LIMITS if (value := getattr(log, n)) and not getattr(own, n)}  # the user's own count first
+    narrow = log.kv_cache_dtype.startswith("fp8") and not claim.plan.kv_dtype
     held = claim.question.but(**logged, kv_dtype="fp8" if narrow else claim.plan.kv_dtype)
     findings = (*_layout(log, claim), *_weights(log, claim.question), *_memory(log, held), *_allreduce(log, claim))
     return Section("log", (name,), findings, tuple(_notes(log, asked)))
@@ -38,11 +38,11 @@ def audit_log(log: StartupLog, claim: Claim, name: str = "log") -> Section:
 
 def _layout(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     for axis, name in AXES.items():
-        wanted, measured = int(getattr(claim.plan, axis)), getattr(log.settings, axis) or _seen(log, axis)
+        wanted, measured = int(getattr(claim.plan, axis)), getattr(log, axis) or _seen(log, axis)
         if axis == "tp" or wanted > 1 or measured > 1:
             reason = f"the engine was started with {axis} {measured}" if measured else SILENT
             yield compare(name, wanted, measured or None, reason=reason)
-    if world := log.layout.world_size:
+    if world := log.world_size:
         one = claim.tp * int(claim.plan.pp)
         wanted = world if world == one * int(claim.plan.dp) else one
         yield compare("ranks in a world", wanted, world, reason="more or fewer processes than the plan has")
@@ -50,18 +50,18 @@ def _layout(log: StartupLog, claim: Claim) -> Iterator[Finding]:
 
 def _seen(log: StartupLog, axis: str) -> int:
     """A size from the highest rank that introduced itself or that a worker is named after; one rank alone tells nothing."""
-    named = [axes_of(worker).get(axis, -1) for worker, _ in log.memory.weights_bytes]
-    highest = max([*named, *(getattr(r, axis) for r in log.layout.ranks)], default=-1)
-    return highest + 1 if highest > 0 or log.layout.world_size == 1 else 0
+    named = [axes_of(worker).get(axis, -1) for worker, _ in log.weights_bytes]
+    highest = max([*named, *(getattr(r, axis) for r in log.ranks)], default=-1)
+    return highest + 1 if highest > 0 or log.world_size == 1 else 0
 
 
 def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
     """Loaded weights of each worker against its stage; workers of one stage that loaded the same share a line."""
     asked = settled(question)
-    if not log.memory.weights_bytes:
+    if not log.weights_bytes:
         yield Finding("weights a rank", _stage_bytes(asked, 0), None, "bytes", WEIGHTS_TOLERANCE, reason=SILENT)
     stages: dict[tuple[int, float], list[str]] = {}
-    for worker, nbytes in log.memory.weights_bytes:
+    for worker, nbytes in log.weights_bytes:
         stages.setdefault((axes_of(worker).get("pp", 0), round(nbytes / GiB, 3) * GiB), []).append(worker)
     for (stage, nbytes), workers in stages.items():
         predicted = _stage_bytes(asked, min(stage, int(asked.plan.pp) - 1))
@@ -93,16 +93,16 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
 
     What is left is a difference of large figures, so it is judged on the memory that it is left of.
     """
-    judged, memory = holds(asked), log.memory
-    whole, left = judged.question.cluster.chip.visible_bytes, memory.available_kv_bytes
-    tokens = memory.kv_tokens or (memory.kv_blocks * judged.question.limits.block_size if memory.kv_blocks else None)
+    judged = holds(asked)
+    whole, left = judged.question.cluster.chip.visible_bytes, log.available_kv_bytes
+    tokens = log.kv_tokens or (log.kv_blocks * judged.question.limits.block_size if log.kv_blocks else None)
     if left is None:
         why, base = OTHER_LIMITS if tokens else SILENT, whole / judged.kv_bytes_per_token
         yield _left(compare("KV tokens", _tokens(log, judged), tokens, "tokens", LEFT_TOLERANCE, why, base), log, judged)
-        each, base = memory.max_concurrency, whole / judged.needed_kv_bytes
+        each, base = log.max_concurrency, whole / judged.needed_kv_bytes
         yield _left(compare(FULL_LENGTH, judged.max_concurrency, each, "", LEFT_TOLERANCE, OTHER_LIMITS, base), log, judged)
         return
-    if not memory.kv_fixed:
+    if not log.kv_fixed:
         item = "KV memory left, of all memory"
         yield _left(compare(item, judged.kv_bytes, left, "bytes", LEFT_TOLERANCE, OTHER_SHARE, whole), log, judged)
     if left <= 0:
@@ -112,7 +112,7 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     why = OTHER_CACHE if tokens else SILENT
     yield compare("KV tokens in that memory", _tokens(log, inside), tokens, "tokens", rounding, why)
     printed = PRINTED_TIMES / inside.max_concurrency if inside.max_concurrency else 0.0
-    yield compare(FULL_LENGTH, inside.max_concurrency, memory.max_concurrency, "", rounding + printed, OTHER_CACHE)
+    yield compare(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding + printed, OTHER_CACHE)
 
 
 def _tokens(log: StartupLog, judged: Fit) -> int:
@@ -120,8 +120,8 @@ def _tokens(log: StartupLog, judged: Fit) -> int:
 
     The two differ where a length is no multiple of a block, and where windows let some layers keep less.
     """
-    logged, length = log.memory.kv_tokens, log.settings.max_model_len
-    counted = (log.memory.max_concurrency or 0.0) * length
+    logged, length = log.kv_tokens, log.max_model_len
+    counted = (log.max_concurrency or 0.0) * length
     if logged and counted and abs(logged - counted) <= PRINTED_TIMES * length + 1:
         return int(judged.max_concurrency * judged.question.limits.max_model_len)
     return judged.kv_tokens
@@ -138,25 +138,25 @@ def _left(finding: Finding, log: StartupLog, judged: Fit) -> Finding:
 
 def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     """What the step costs when NCCL does the work of the custom all-reduce that the log says is off."""
-    if not log.layout.custom_allreduce_disabled or claim.tp == 1:
+    if not log.custom_allreduce_disabled or claim.tp == 1:
         return
     batch, context = claim.batch or 1, claim.context or 1024
     custom = float(claim.bill(batch=batch, context=context).step_s)
     fallback = float(claim.bill(batch=batch, context=context, library="nccl").step_s)
-    item = Note("custom all-reduce", f"decode step, custom all-reduce off ({log.layout.custom_allreduce_disabled})")
+    item = Note("custom all-reduce", f"decode step, custom all-reduce off ({log.custom_allreduce_disabled})")
     finding, cost = compare(item, custom, fallback, "s", DISPATCH_TOLERANCE), fallback - custom
     reason = f"NCCL instead costs {format_seconds(cost)} a step ({cost / custom:+.1%}) at batch {batch}; both figures are priced"
     yield undecided(finding, f"{reason}; {claim.distrust}") if claim.distrust else replace(finding, reason=reason)
 
 
 def _notes(log: StartupLog, asked: Question) -> Iterator[Note]:
-    made_for, layout, quantization = asked.engine.version, log.layout, log.settings.quantization
+    made_for, quantization = asked.engine.version, log.quantization
     if log.version and not log.version.startswith(made_for):
         yield Note("version", f"the log is of vLLM {log.version}; the memory model was made for {made_for}")
-    if layout.allreduce_backends:
-        yield Note("dispatch", f"all-reduce backends in dispatch order: {', '.join(layout.allreduce_backends)}")
-    if layout.backend or layout.nccl_version:
-        yield Note("backend", f"collectives over {layout.backend or 'nccl'} {layout.nccl_version}".strip())
+    if log.allreduce_backends:
+        yield Note("dispatch", f"all-reduce backends in dispatch order: {', '.join(log.allreduce_backends)}")
+    if log.backend or log.nccl_version:
+        yield Note("backend", f"collectives over {log.backend or 'nccl'} {log.nccl_version}".strip())
     if quantization and asked.model.quant is None and not asked.plan.weights_dtype:
         advice = f"the log says quantization={quantization}: give --dtype, or a model folder with that config"
         yield Note("quantization", advice)
