@@ -9,6 +9,7 @@ import gzip
 import json
 import os
 import stat
+import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -46,6 +47,11 @@ _KINDS = (
 Named = str | os.PathLike[str]
 Json = Any
 """A parsed document of others: any key may lack, any value be of another type, and whoever reads it checks what it finds."""
+
+
+def table(path: str) -> Json:
+    """A table that ships with the package, by its path in it."""
+    return tomllib.loads((Path(__file__).parent / path).read_text(encoding="utf-8"))
 
 
 def local(name: Named) -> Path:

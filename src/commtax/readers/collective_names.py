@@ -8,14 +8,14 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from commtax.readers import table
+from commtax.files import table
 
 Words = Sequence[tuple[str, str]]
 MOST_SIGNS = 2_000  # of a kernel's name: template arguments may run on
 UNNAMED = "collective"
 """A communication kernel whose name does not tell what it does (RCCL's generic kernel)."""
 
-_TABLE = table("collective_names.toml")
+_TABLE = table("readers/collective_names.toml")
 _WORDS: Words = [(word, op) for word, op in _TABLE["words"]]
 _CALLS: Words = [*_WORDS, *((word, op) for word, op in _TABLE["calls"])]
 _NCCL, _OWN, _NOT = (re.compile("|".join(_TABLE[kind]), re.I) for kind in ("nccl", "own", "not"))

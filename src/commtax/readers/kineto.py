@@ -17,8 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from commtax.files import TRACE_BYTES, TRACE_MEMORY_BYTES, Json, parse_json, read_bytes
-from commtax.readers import table, trace
+from commtax.files import TRACE_BYTES, TRACE_MEMORY_BYTES, Json, parse_json, read_bytes, table
+from commtax.readers import trace
 from commtax.readers.collective_names import UNNAMED, call_op, is_call, kernel_op, operator_op, shared_memory_op
 from commtax.readers.trace import Collective, Device, Span, Step, Trace
 from commtax.statement import Note, Refusal
@@ -27,7 +27,7 @@ from commtax.units import plural
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver")
 _DEVICE = {"kernel": "compute", "gpu_memcpy": "copy", "gpu_memset": "copy"}
 _HOST = ("user_annotation", "cpu_op")
-_TABLE = table("kineto.toml")
+_TABLE = table("readers/kineto.toml")
 _SIZES = {name: int(size) for size, names in _TABLE["sizes"].items() for name in names}
 _PRODUCT = re.compile(r"matmul|gemm|linear|_mm")  # fused with a collective: what is given is not what is sent
 

@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from commtax.readers import filled, table
+from commtax.files import table
+from commtax.readers import filled
 from commtax.units import GiB
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -25,7 +26,7 @@ _GROUP = re.compile(r" for group '(\w+):")
 _START = re.compile(r"Initializing an? (?:V1 )?LLM engine|vLLM API server version")
 _CONFIGURED = ("with config", "non-default args", "Namespace(", "Chunked prefill is enabled with")
 _SETTING = re.compile(r"['\"]?\b([a-z][a-z_]+)['\"]?\s*[=:]\s*('[^']*'|\"[^\"]*\"|[\w./+-]+)")
-_TABLE = table("vllm_log.toml")
+_TABLE = table("readers/vllm_log.toml")
 _FIGURES = [  # what a line's number is, and how it is read
     (name, read, re.compile(wording.replace("{n}", _NUMBER)))
     for kind, read in (("gib", lambda text: _float(text) * GiB), ("count", lambda text: int(_float(text))))

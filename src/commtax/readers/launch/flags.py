@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from commtax.cost.schedules import SCHEDULES
-from commtax.readers import table
+from commtax.files import table
 from commtax.statement import Note, Refusal
 from commtax.units import parse_count, parse_fraction
 
@@ -52,7 +52,7 @@ class Dialect:
 @cache
 def dialect(program: str) -> Dialect:
     """The table of an engine, of torchrun, or what is common to them."""
-    own = table(f"launch/tables/{program}.toml")
+    own = table(f"readers/launch/tables/{program}.toml")
     rows = [(name, kind, flags.split()) for kind in KINDS for name, flags in own.pop(kind, {}).items()]
     flags = {flag.replace("_", "-"): (name, kind) for name, kind, spellings in rows for flag in spellings}
     starts = tuple((word, follows, count) for word, follows, count in own.pop("starts", ()))
