@@ -19,7 +19,7 @@ from commtax.readers.published import kernels as kernel_tables
 from commtax.readers.published.rows import read
 from commtax.readers.published.tables import FOLDERED, KINDS, Table, headers, in_folder, paths, shipped
 from commtax.statement import Refusal
-from commtax.validate import collectives, kernels, steps
+from commtax.validate import kernels, predicting
 from commtax.validate.records import Records, answers, joined
 from commtax.validate.statistics import Bound, judge
 
@@ -75,12 +75,12 @@ def _kernels(table: Table) -> Records:
 
 
 ANSWERS: dict[str, Callable[[Table], Records]] = {
-    "collectives": lambda table: answers(read(table.dicts(), curves.describe, curves.ask), collectives.timed, same=lambda c: c),
-    "serving_runs": lambda table: answers(read(table.dicts(), serving.describe, serving.ask), steps.served),
-    "inference": lambda table: answers(read(table.dicts(), inference.describe, inference.ask), steps.timed),
-    "training_runs": lambda table: answers(read(table.dicts(), training.describe, training.ask), steps.trained),
+    "collectives": lambda table: answers(read(table.dicts(), curves.describe, curves.ask), predicting.on_curve, same=lambda c: c),
+    "serving_runs": lambda table: answers(read(table.dicts(), serving.describe, serving.ask), predicting.served),
+    "inference": lambda table: answers(read(table.dicts(), inference.describe, inference.ask), predicting.timed),
+    "training_runs": lambda table: answers(read(table.dicts(), training.describe, training.ask), predicting.trained),
     "kernels": _kernels,
-    "h200": lambda table: answers(sweep.read([sweep.of_cells(row) for row in table.dicts()], SWEPT_CHIP), steps.swept),
+    "h200": lambda table: answers(sweep.read([sweep.of_cells(row) for row in table.dicts()], SWEPT_CHIP), predicting.swept),
 }
 
 
