@@ -123,14 +123,9 @@ def read(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Ker
     if not rows:
         return KernelTable(form, system, 0)
     text = {column: np.array([row[i] for row in rows], dtype=object) for i, column in enumerate(header)}
-    return of_text(form, system, catalog.chip(chip), text)
-
-
-def of_text(form: str, system: str, chip: Chip, text: Sizes) -> KernelTable:
-    count = len(text["latency_ms"])
     names = (*NEEDED[form], "latency_ms", "step", "window_size")
-    sizes = {c: _numbers(text[c]) if c in text else np.zeros(count) for c in names}
-    return KernelTable(form, system, count, chip, text, sizes)
+    sizes = {c: _numbers(text[c]) if c in text else np.zeros(len(rows)) for c in names}
+    return KernelTable(form, system, len(rows), catalog.chip(chip), text, sizes)
 
 
 def _numbers(column: Array) -> Array:
