@@ -11,7 +11,7 @@ import os
 import stat
 import tomllib
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -101,15 +101,11 @@ def decoded(raw: bytes) -> str:
 
 
 def parse_json(
-    text: bytes | str,
-    name: str,
-    *,
-    memory: int = JSON_MEMORY_BYTES,
-    depth: int | None = MAX_DEPTH,
-    parse_float: Callable[[str], Any] | None = None,
-    strict: bool = True,
+    text: bytes | str, name: str, *, memory: int = JSON_MEMORY_BYTES, depth: int | None = MAX_DEPTH, exact: bool = False
 ) -> Any:
     """JSON within limits. The objects' memory is judged before they are made.
+
+    ``exact``: fractions stay text, with all of their digits, and strings may hold any sign.
 
     >>> parse_json('{"tp": 8}', "x")
     {'tp': 8}
@@ -121,7 +117,8 @@ def parse_json(
     collecting = gc.isenabled()
     gc.disable()  # half the time of reading a large file would go into looking for garbage
     try:
-        parsed = json.loads(decoded(text) if isinstance(text, bytes) else text, parse_float=parse_float, strict=strict)
+        whole = decoded(text) if isinstance(text, bytes) else text
+        parsed = json.loads(whole, parse_float=str if exact else None, strict=not exact)
     except json.JSONDecodeError as error:
         raise Refusal(f"{name}: not valid JSON, or cut off ({error})", name) from None
     except RecursionError:

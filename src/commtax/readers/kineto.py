@@ -46,7 +46,7 @@ def load(raw: bytes, name: str = "trace") -> Any:
     """JSON in which fractions stay text: microseconds since 1970 with nanoseconds behind the point do not fit in a float."""
     if raw[-99:].rstrip()[-1:] not in (b"]", b"}"):  # before gigabytes of objects are made of what has no end
         raise Refusal(f"trace '{name}': not valid JSON, or cut off (its end is missing)", "trace")
-    return parse_json(raw, f"trace '{name}'", memory=TRACE_MEMORY_BYTES, depth=None, parse_float=str, strict=False)
+    return parse_json(raw, f"trace '{name}'", memory=TRACE_MEMORY_BYTES, depth=None, exact=True)
 
 
 def parse(document: Any, name: str = "trace") -> Trace:
