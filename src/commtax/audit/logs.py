@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from commtax.audit.finding import DISAGREE, Claim, Finding, Section, compare, undecided
+from commtax.audit.finding import DISAGREE, Claim, Finding, Section
 from commtax.cost.memory import weights
 from commtax.question import Question
 from commtax.readers.vllm_log import StartupLog, axes_of
@@ -41,11 +41,11 @@ def _layout(log: StartupLog, claim: Claim) -> Iterator[Finding]:
         wanted, measured = int(getattr(claim.plan, axis)), getattr(log, axis) or _seen(log, axis)
         if axis == "tp" or wanted > 1 or measured > 1:
             reason = f"the engine was started with {axis} {measured}" if measured else SILENT
-            yield compare(name, wanted, measured or None, reason=reason)
+            yield Finding(name, wanted, measured or None, reason=reason).judged()
     if world := log.world_size:
         one = claim.tp * int(claim.plan.pp)
         wanted = world if world == one * int(claim.plan.dp) else one
-        yield compare("ranks in a world", wanted, world, reason="more or fewer processes than the plan has")
+        yield Finding("ranks in a world", wanted, world, reason="more or fewer processes than the plan has").judged()
 
 
 def _seen(log: StartupLog, axis: str) -> int:
@@ -67,7 +67,8 @@ def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
         predicted = _stage_bytes(asked, min(stage, int(asked.plan.pp) - 1))
         label = workers[0] if len(workers) == 1 else f"{plural(len(workers), 'rank')} alike"
         tolerance = WEIGHTS_TOLERANCE + PRINTED_GIB / predicted
-        yield compare(Note("weights", f"weights ({label})"), predicted, nbytes, "bytes", tolerance, _likely(nbytes, question))
+        item = Note("weights", f"weights ({label})")
+        yield Finding(item, predicted, nbytes, "bytes", tolerance, _likely(nbytes, question)).judged()
 
 
 def _stage_bytes(asked: Question, stage: int) -> float:
@@ -98,21 +99,21 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     tokens = log.kv_tokens or (log.kv_blocks * judged.question.limits.block_size if log.kv_blocks else None)
     if left is None:
         why, base = OTHER_LIMITS if tokens else SILENT, whole / judged.kv_bytes_per_token
-        yield _left(compare("KV tokens", _tokens(log, judged), tokens, "tokens", LEFT_TOLERANCE, why, base), log, judged)
+        yield _left(Finding("KV tokens", _tokens(log, judged), tokens, "tokens", LEFT_TOLERANCE, why, base), log, judged)
         each, base = log.max_concurrency, whole / judged.needed_kv_bytes
-        yield _left(compare(FULL_LENGTH, judged.max_concurrency, each, "", LEFT_TOLERANCE, OTHER_LIMITS, base), log, judged)
+        yield _left(Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEFT_TOLERANCE, OTHER_LIMITS, base), log, judged)
         return
     if not log.kv_fixed:
         item = "KV memory left, of all memory"
-        yield _left(compare(item, judged.kv_bytes, left, "bytes", LEFT_TOLERANCE, OTHER_SHARE, whole), log, judged)
+        yield _left(Finding(item, judged.kv_bytes, left, "bytes", LEFT_TOLERANCE, OTHER_SHARE, whole), log, judged)
     if left <= 0:
         return  # it did not fit: there is nothing to count
     inside = holds(asked.but(kv_cache_memory_bytes=left))
     rounding = PRINTED_GIB / left + (128 / tokens if tokens else 0)  # and one block
     why = OTHER_CACHE if tokens else SILENT
-    yield compare("KV tokens in that memory", _tokens(log, inside), tokens, "tokens", rounding, why)
+    yield Finding("KV tokens in that memory", _tokens(log, inside), tokens, "tokens", rounding, why).judged()
     printed = PRINTED_TIMES / inside.max_concurrency if inside.max_concurrency else 0.0
-    yield compare(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding + printed, OTHER_CACHE)
+    yield Finding(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding + printed, OTHER_CACHE).judged()
 
 
 def _tokens(log: StartupLog, judged: Fit) -> int:
@@ -129,11 +130,11 @@ def _tokens(log: StartupLog, judged: Fit) -> int:
 
 def _left(finding: Finding, log: StartupLog, judged: Fit) -> Finding:
     """Memory that is left is no disagreement where another version may have counted its peak otherwise."""
-    made_for, difference = judged.question.engine.version, finding.difference
+    made_for, difference, finding = judged.question.engine.version, finding.difference, finding.judged()
     if finding.verdict != DISAGREE or difference is None or abs(difference) > OTHER_VERSIONS or log.version.startswith(made_for):
         return finding
     which = f"vLLM {log.version}" if log.version else "a version that the log does not say"
-    return undecided(finding, f"{which} may count otherwise than {made_for}, for which the memory model was made")
+    return finding.undecided(f"{which} may count otherwise than {made_for}, for which the memory model was made")
 
 
 def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
@@ -144,9 +145,9 @@ def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     custom = float(claim.bill(batch=batch, context=context).step_s)
     fallback = float(claim.bill(batch=batch, context=context, library="nccl").step_s)
     item = Note("custom all-reduce", f"decode step, custom all-reduce off ({log.custom_allreduce_disabled})")
-    finding, cost = compare(item, custom, fallback, "s", DISPATCH_TOLERANCE), fallback - custom
+    finding, cost = Finding(item, custom, fallback, "s", DISPATCH_TOLERANCE).judged(), fallback - custom
     reason = f"NCCL instead costs {format_seconds(cost)} a step ({cost / custom:+.1%}) at batch {batch}; both figures are priced"
-    yield undecided(finding, f"{reason}; {claim.distrust}") if claim.distrust else replace(finding, reason=reason)
+    yield finding.undecided(f"{reason}; {claim.distrust}") if claim.distrust else replace(finding, reason=reason)
 
 
 def _notes(log: StartupLog, asked: Question) -> Iterator[Note]:
