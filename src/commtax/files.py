@@ -9,7 +9,6 @@ import gzip
 import json
 import os
 import stat
-import tomllib
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -43,8 +42,10 @@ Json = Any
 """A parsed document of others: any key may lack, any value be of another type, and whoever reads it checks what it finds."""
 
 
-def table(path: str) -> Json:
+def table(path: str) -> Document:
     """A table that ships with the package, by its path in it."""
+    import tomllib  # not for those who read none
+
     return tomllib.loads((Path(__file__).parent / path).read_text(encoding="utf-8"))
 
 

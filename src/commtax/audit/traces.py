@@ -17,6 +17,7 @@ from commtax.verbs.billing import StepBill, sent
 NOT_SENT = ("barrier",)  # control, which the lists of what is sent leave out
 IDLE_SHARE = 0.10  # of a step: more than this idle on the device is worth naming
 TRAINING = "training (a backward pass or an optimizer ran): only serving steps are compared"
+NO_DEVICE = "the trace has no device: times are the host's, profiler included"
 OWN_STAGE = "a rank of a pipeline holds its own stage's only"
 WAITING_SHARE = 0.10  # of a step: more than this spent waiting for one rank is a straggler
 
@@ -87,7 +88,9 @@ def audit_traces(traces: Sequence[Trace], claim: Claim, names: Sequence[str]) ->
         return Section("trace", tuple(names), (*wrong, *_trained(job)), tuple(notes), spent)
     notes.append(Note("steps", f"{plural(len(job.steps), work.phase + ' step')} of {work}"))
     priced = claim.bill(work.phase, work.batch, work.context)
-    compared = (*_sent(job, work, claim), *_taken(job, priced, claim), *_waiting(job, claim.tp))
+    trusted = job.first.on_device or claim.distrust
+    timed = (f if trusted else f.undecided(NO_DEVICE) for f in _seconds(job, priced, claim))
+    compared = (*_sent(job, work, claim), *timed, *_waiting(job, claim.tp))
     ran = place if any(f.verdict == AGREE for f in compared) else wrong
     return Section("trace", tuple(names), (*ran, *compared), tuple(notes), spent)
 
@@ -165,14 +168,6 @@ def _bytes(op: str, predicted: float, steps: list[list[Collective]]) -> Finding:
     return Finding(item, predicted, median(sums), "bytes", reason=why).judged()
 
 
-def _taken(job: _Job, priced: StepBill, claim: Claim) -> list[Finding]:
-    """Seconds; the host's are no device's."""
-    findings = list(_seconds(job, priced, claim))
-    if job.first.on_device or claim.distrust:
-        return findings
-    return [f.undecided("the trace has no device: times are the host's, profiler included") for f in findings]
-
-
 def _seconds(job: _Job, priced: StepBill, claim: Claim) -> Iterator[Finding]:
     for op in sorted({x.item.op for x in priced.items if x.kind == "comm"}):
         lines = [x for x in priced.items if x.kind == "comm" and x.item.op == op]
@@ -212,7 +207,7 @@ def _waiting(job: _Job, tp: int) -> Iterator[Finding]:
         yield Finding("waiting for the slowest rank", 0.0, None, "share", reason="no collective could be matched over the ranks")
         return
     indices = {s.index for s in steps}
-    waited = [sum(m.skew_s[i] for m in met.matched if m.step in indices) for i in range(len(job.traces))]
+    waited = [sum(m.seconds[i] - m.wire_s for m in met.matched if m.step in indices) for i in range(len(job.traces))]
     worst = max(waited) / sum(s.seconds for s in steps)
     each = ", ".join(f"rank {r} {format_seconds(s / len(steps))}" for r, s in zip(met.ranks, waited, strict=True))
     matched = f"{plural(len(met.matched), 'collective')} matched by {'clock' if met.by_clock else 'order'}"

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import click
 import numpy as np
 
 from commtax.cost.schedules import DEFAULT, TRAINING
-from commtax.files import Document
+from commtax.files import Document, table
 from commtax.question import SPREAD
 from commtax.spec import OVERLAPPED, PARALLEL, SIZES
 from commtax.statement import Refusal
@@ -270,9 +269,7 @@ def listed(verb: str, **others: Given) -> Callable[[Command], Command]:
 
 @cache
 def _tables() -> Document:
-    import tomllib
-
-    return tomllib.loads((files("commtax.cli") / "options.toml").read_text(encoding="utf-8"))
+    return table("cli/options.toml")
 
 
 def _added(options: Mapping[str, Option]) -> Callable[[Command], Command]:

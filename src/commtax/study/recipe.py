@@ -7,7 +7,6 @@ output token tells the prompt's time from the tokens'.
 
 import math
 import random
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -45,7 +44,7 @@ class Recipe:
 
 
 SPREAD = 0.5  # synthetic lengths lie within this share of their mean to either side
-_TABLES = tomllib.loads((Path(__file__).parent / "recipes.toml").read_text(encoding="utf-8"))
+_TABLES = files.table("study/recipes.toml")
 RECIPES, QUICK = (
     {name: plain(Recipe, {**t[size], "latency": tuple(map(tuple, t[size]["latency"]))}, name) for name, t in _TABLES.items()}
     for size in ("full", "quick")

@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import time
-import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from commtax import catalog
-from commtax.files import Document
+from commtax.files import Document, table
 from commtax.measure import launch, machine
 from commtax.readers import bench, kineto, vllm_log
 from commtax.statement import Refusal
@@ -45,7 +44,7 @@ _CHILD = (
     re.compile(r"Failed core proc\(s\): \{[^}]{0,200}: -(\d{1,2})\b"),
 )
 _UNKNOWN_OPTION = "unrecognized"  # as argparse says it
-_TABLES = tomllib.loads((Path(__file__).parent / "vllm.toml").read_text(encoding="utf-8"))
+_TABLES = table("study/vllm.toml")
 _SAID, _LIKELY = ({signal.Signals[name]: text for name, text in _TABLES[kind].items()} for kind in ("said", "likely"))
 
 

@@ -88,24 +88,18 @@ ANSWERS: dict[str, Callable[[Table], Records]] = {
 def _rows_file(path: Path, header: Sequence[str]) -> Iterator[Callable[[Table, Records], None]]:
     """Writes every input row with its prediction (a serving row twice, once for each figure) to a file that is there at the end."""
     columns = ["file", *(c for c in header if c not in ("file", *ADDED)), *ADDED]
-    places = {name: i for i, name in enumerate(columns)}
 
     def write(table: Table, part: Records) -> None:
-        slots = [places.get(name, -1) for name in table.header]
         for index, *values in zip(part.row.tolist(), *(part.columns[name].tolist() for name in ADDED), strict=True):
-            line = [table.name, *[""] * (len(columns) - 1)]
-            for slot, cell in zip(slots, table.rows[index], strict=False):
-                if slot >= 0:
-                    line[slot] = cell
-            line[-len(ADDED) :] = map(_cell, values)
-            lines.writerow(line)
+            cells = dict(zip(table.header, table.rows[index], strict=False))
+            lines.writerow({"file": table.name, **cells, **dict(zip(ADDED, map(_cell, values), strict=True))})
 
     with (
         written(path, "rows") as place,
         gzip.open(place, "wt", newline="") if path.suffix == ".gz" else place.open("w", newline="") as file,
     ):
-        lines = csv.writer(file)
-        lines.writerow(columns)
+        lines = csv.DictWriter(file, columns, extrasaction="ignore")
+        lines.writeheader()
         yield write
 
 
