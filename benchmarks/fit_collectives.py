@@ -18,7 +18,7 @@ import numpy as np
 import commtax
 from commtax.readers.published.collectives import question
 from commtax.readers.published.tables import dicts, read
-from commtax.validate.collectives import seconds
+from commtax.validate.predicting import curve_seconds
 
 FOLDER = Path(commtax.__file__).parent / "catalog" / "libraries"
 NAMES = ("launch_s", "hop_s", "extra_s", "sqrt_s", "bandwidth_Bps")
@@ -79,7 +79,7 @@ class Group:
         out = []
         for asked, sizes, times in self.curves:
             keep = (np.round(np.log2(sizes)) % 2 == 0) == even
-            out.append(np.log(seconds(asked, sizes[keep])[0] / times[keep]))
+            out.append(np.log(curve_seconds(asked, sizes[keep])[0] / times[keep]))
         return np.concatenate(out)
 
 

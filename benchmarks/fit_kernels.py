@@ -52,7 +52,7 @@ class Rows:
         elif "window_size" in text:
             keep &= text["window_size"] == "0"
         text = {c: v[keep] for c, v in text.items()}
-        table = kernel_tables.of_text(form, path.name.removesuffix(f"_{TAILS[form]}.csv.gz"), chip, text)
+        table = kernel_tables.read(path.name, list(text), list(zip(*text.values(), strict=True)))
         self.records = kernels.answers(table, "")
         self.form, self.chip, self.kind = form, chip, kind
         self.numbers = table.sizes

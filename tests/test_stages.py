@@ -13,7 +13,7 @@ from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s, kept_layers, 
 from commtax.emit import launch_command
 from commtax.question import Question
 from commtax.readers.launch import parse
-from commtax.readers.stage_layout import layout_of, layout_text, stages
+from commtax.readers.launch.meaning import layout_of, layout_text, stages
 from commtax.sim.pipeline import Durations, run
 from commtax.spec import Plan
 from commtax.verbs.fitting import fits

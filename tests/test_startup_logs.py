@@ -45,7 +45,6 @@ FIXTURES = Path(__file__).parent / "fixtures"
         ("INFO 01-30 03:18:12 executor_base.py:110] # GPU blocks: 1381, # CPU blocks: 819", "blocks", 1381),
         ("INFO 01-30 03:18:12 executor_base.py:110] # CUDA blocks: 2434, # CPU blocks: 2048", "blocks", 2434),
         ("INFO x [pynccl.py:103] vLLM is using nccl==2.27.5", "nccl_version", "2.27.5"),
-        ("INFO x [gpu.py:1] Graph capturing finished in 20 secs, took 0.52 GiB", "graph", 0.52),
         (
             "WARNING x.py:1] Custom allreduce is disabled because of missing custom allreduce library. To silence",
             "disabled",
@@ -74,21 +73,20 @@ FIXTURES = Path(__file__).parent / "fixtures"
     ],
 )
 def test_line_variants(line, field, value):
-    assert vllm_log.looks_like(line) or field in ("graph", "disabled", "backends")
+    assert vllm_log.looks_like(line) or field in ("disabled", "backends")
     log = vllm_log.parse(line)
     found = {
-        "weights": log.memory.weights_bytes[0][1] / GIB if log.memory.weights_bytes else None,
-        "available": log.memory.available_kv_bytes / GIB if log.memory.available_kv_bytes else None,
-        "tokens": log.memory.kv_tokens,
-        "concurrency": log.memory.max_concurrency,
-        "blocks": log.memory.kv_blocks,
-        "nccl_version": log.layout.nccl_version,
-        "graph": log.memory.graph_bytes / GIB if log.memory.graph_bytes else None,
-        "backends": log.layout.allreduce_backends,
+        "weights": log.weights_bytes[0][1] / GIB if log.weights_bytes else None,
+        "available": log.available_kv_bytes / GIB if log.available_kv_bytes else None,
+        "tokens": log.kv_tokens,
+        "concurrency": log.max_concurrency,
+        "blocks": log.kv_blocks,
+        "nccl_version": log.nccl_version,
+        "backends": log.allreduce_backends,
     }
     if field == "disabled":
-        assert value in log.layout.custom_allreduce_disabled
-        assert "silence" not in log.layout.custom_allreduce_disabled
+        assert value in log.custom_allreduce_disabled
+        assert "silence" not in log.custom_allreduce_disabled
     else:
         assert found[field] == pytest.approx(value) if isinstance(value, float) else found[field] == value
 
@@ -102,8 +100,8 @@ def test_interleaved_ranks(prefix):
     lines = [f"{prefix.format(r, r)} INFO x [y.py:1] Model loading took 7.5{r} GiB and 1.0 seconds" for r in (1, 0)]
     lines += [f"{prefix.format(r, r)} INFO x [y.py:1] Available KV cache memory: {60 - r} GiB" for r in (0, 1)]
     log = vllm_log.parse("\n".join(lines))
-    assert sorted(b / GIB for _, b in log.memory.weights_bytes) == pytest.approx([7.50, 7.51])
-    assert log.memory.available_kv_bytes == 59 * GIB
+    assert sorted(b / GIB for _, b in log.weights_bytes) == pytest.approx([7.50, 7.51])
+    assert log.available_kv_bytes == 59 * GIB
 
 
 def test_ranks_as_they_introduce_themselves():
@@ -113,8 +111,8 @@ def test_ranks_as_they_introduce_themselves():
         for r in (3, 1, 2, 0)
     ]
     log = vllm_log.parse("\n".join(lines))
-    assert log.layout.world_size == 4
-    assert log.layout.ranks[3] == vllm_log.Rank(3, dp=0, pp=1, tp=1, ep=3)
+    assert log.world_size == 4
+    assert log.ranks[3] == vllm_log.Rank(3, dp=0, pp=1, tp=1, ep=3)
 
 
 def test_configuration_as_each_version_writes_it():
@@ -123,32 +121,13 @@ def test_configuration_as_each_version_writes_it():
         "max_seq_len=20000, tensor_parallel_size=2, quantization=None, enforce_eager=False, kv_cache_dtype=fp8"
     )
     log = vllm_log.parse(old)
-    assert (
-        log.version,
-        log.settings.tp,
-        log.settings.max_model_len,
-        log.settings.dtype,
-        log.settings.kv_cache_dtype,
-        log.settings.quantization,
-    ) == (
-        "0.6.4",
-        2,
-        20000,
-        "float16",
-        "fp8",
-        "",
-    )
+    assert (log.version, log.tp, log.max_model_len, log.kv_cache_dtype, log.quantization) == ("0.6.4", 2, 20000, "fp8", "")
     server = (
         "INFO api_server.py:1] vLLM API server version 0.8.5\n"
         "INFO x] args: Namespace(model='m', tensor_parallel_size=4, gpu_memory_utilization=0.95, enforce_eager=True)"
     )
     log = vllm_log.parse(server)
-    assert (log.version, log.settings.tp, log.settings.gpu_memory_utilization, log.settings.enforce_eager) == (
-        "0.8.5",
-        4,
-        0.95,
-        True,
-    )
+    assert (log.version, log.tp, log.gpu_memory_utilization) == ("0.8.5", 4, 0.95)
 
 
 def test_the_last_start_counts():
@@ -156,31 +135,26 @@ def test_the_last_start_counts():
         "(EngineCore pid={0}) INFO x [c.py:1] Initializing a V1 LLM engine (v0.11.0) with config: tensor_parallel_size={1}\n"
         "INFO x [k.py:1] GPU KV cache size: {2} tokens\n"
     )
-    assert vllm_log.parse(run.format(1, 1, "1,000") + run.format(2, 2, "2,000")).memory.kv_tokens == 2000
+    assert vllm_log.parse(run.format(1, 1, "1,000") + run.format(2, 2, "2,000")).kv_tokens == 2000
     replicas = "".join(run.format(p, 1, t).replace("EngineCore", f"EngineCore_DP{p}") for p, t in ((0, "5,000"), (1, "4,000")))
-    assert vllm_log.parse(replicas).memory.kv_tokens == 4000
+    assert vllm_log.parse(replicas).kv_tokens == 4000
 
 
 def test_switched_off_by_hand():
     line = "x] Initializing a V1 LLM engine (v0.11.0) with config: model='m', disable_custom_all_reduce=True, device_config={}"
-    assert vllm_log.parse(line.format("cuda")).layout.custom_allreduce_disabled == "disable_custom_all_reduce=True"
-    assert vllm_log.parse(line.format("cpu")).layout.custom_allreduce_disabled == ""
+    assert vllm_log.parse(line.format("cuda")).custom_allreduce_disabled == "disable_custom_all_reduce=True"
+    assert vllm_log.parse(line.format("cpu")).custom_allreduce_disabled == ""
 
 
 @pytest.mark.parametrize(("tp", "tokens"), [(1, 262_144), (2, 524_288)])
 def test_vllm_on_cpu_for_real(tp, tokens):
     log = vllm_log.parse((FIXTURES / f"vllm-cpu-tp{tp}.log").read_text())
-    assert (log.version, log.settings.tp, log.layout.world_size, len(log.layout.ranks)) == ("0.32.0", tp, tp, tp)
-    assert (log.memory.kv_tokens, log.memory.max_concurrency, log.settings.max_model_len) == (tokens, tokens / 1024, 1024)
-    assert (log.layout.backend, log.settings.device, log.memory.kv_fixed, log.memory.available_kv_bytes) == (
-        "gloo",
-        "cpu",
-        True,
-        GIB,
-    )
-    assert log.settings.max_num_batched_tokens == 4096 * tp
+    assert (log.version, log.tp, log.world_size, len(log.ranks)) == ("0.32.0", tp, tp, tp)
+    assert (log.kv_tokens, log.max_concurrency, log.max_model_len) == (tokens, tokens / 1024, 1024)
+    assert (log.backend, log.kv_fixed, log.available_kv_bytes) == ("gloo", True, GIB)
+    assert log.max_num_batched_tokens == 4096 * tp
 
 
 def test_other_texts_are_not_logs():
     assert not vllm_log.looks_like("hello\nworld")
-    assert vllm_log.parse("hello") == vllm_log.StartupLog("", vllm_log.Settings(), vllm_log.Layout(), vllm_log.Memory())
+    assert vllm_log.parse("hello") == vllm_log.StartupLog()

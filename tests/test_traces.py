@@ -202,7 +202,7 @@ def test_wire_and_waiting():
     early, late = (kineto.parse(decode_graphs(9, 1, rank=r, late_us=3.0 * (r == 0))) for r in (0, 1))
     meetings = meet([late, early])
     assert meetings.ranks == (0, 1)
-    waited = [sum(m.skew_s[i] for m in meetings.matched) for i in range(2)]
+    waited = [sum(m.seconds[i] - m.wire_s for m in meetings.matched) for i in range(2)]
     assert meetings.ranks[waited.index(min(waited))] == 1
     assert len(meetings.matched) == 30
     assert all(m.wire_s == pytest.approx(5e-6) for m in meetings.matched)

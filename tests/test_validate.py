@@ -21,7 +21,7 @@ from commtax.readers.published.tables import dicts, read
 from commtax.readers.published.tables import shipped as shipped_tables
 from commtax.readers.published.training import is_fitted
 from commtax.statement import Refusal
-from commtax.validate import ADDED, ANSWERS, check, steps
+from commtax.validate import ADDED, ANSWERS, check, predicting
 from commtax.validate.statistics import figures, judge
 
 TABLES = Path(commtax.__file__).parent / "readers" / "published" / "tables"
@@ -185,8 +185,8 @@ def test_odd_files_give_reasons_and_keep_every_row(tmp_path):
 @pytest.mark.parametrize(("name", "asked"), [("inference", "price"), ("training_runs", "train_bill")])
 def test_equal_rows_are_priced_once(monkeypatch, name, asked):
     """A line that stands 5,000 times in a file costs the time of one, and every row still has its answer."""
-    plain, calls = getattr(steps, asked), []
-    monkeypatch.setattr(steps, asked, lambda *words, **more: calls.append(1) or plain(*words, **more))
+    plain, calls = getattr(predicting, asked), []
+    monkeypatch.setattr(predicting, asked, lambda *words, **more: calls.append(1) or plain(*words, **more))
     found = answer(table_of(name, table_of(name).rows[:1] * 5000))
     assert len(calls) == 1
     assert found.row.tolist() == list(range(5000))

@@ -9,9 +9,8 @@ import gzip
 import json
 import os
 import stat
-import tomllib
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -37,20 +36,16 @@ _CHUNK = MiB
 _SIGN_BYTES = {",": 72, "[": 96, "{": 200, ":": 110}  # the most that what follows a sign costs as a Python object, text aside
 _STREAMS = ("/dev/", "/proc/")
 _CONNECTED = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
-_KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-    (stat.S_ISSOCK, "a socket"),
-)
+_KINDS = {"d": "a folder", "p": "a pipe", "c": "a device", "b": "a device", "s": "a socket"}  # as ``ls -l`` marks them
 Named = str | os.PathLike[str]
 Json = Any
 """A parsed document of others: any key may lack, any value be of another type, and whoever reads it checks what it finds."""
 
 
-def table(path: str) -> Json:
+def table(path: str) -> Document:
     """A table that ships with the package, by its path in it."""
+    import tomllib  # not for those who read none
+
     return tomllib.loads((Path(__file__).parent / path).read_text(encoding="utf-8"))
 
 
@@ -90,9 +85,9 @@ def read_text(path: Named, what: str = "file", *, most: int = CONFIG_BYTES) -> s
     return decoded(read_bytes(path, what, most=most))
 
 
-def read_json(path: Named, what: str = "file", *, most: int = CONFIG_BYTES, memory: int | None = None) -> Any:
+def read_json(path: Named, what: str = "file", *, most: int = CONFIG_BYTES, memory: int = JSON_MEMORY_BYTES) -> Any:
     """A file's JSON."""
-    return parse_json(read_bytes(path, what, most=most), f"{what} '{path}'", memory=memory or JSON_MEMORY_BYTES)
+    return parse_json(read_bytes(path, what, most=most), f"{what} '{path}'", memory=memory)
 
 
 def decoded(raw: bytes) -> str:
@@ -107,15 +102,11 @@ def decoded(raw: bytes) -> str:
 
 
 def parse_json(
-    text: bytes | str,
-    name: str,
-    *,
-    memory: int = JSON_MEMORY_BYTES,
-    depth: int | None = MAX_DEPTH,
-    parse_float: Callable[[str], Any] | None = None,
-    strict: bool = True,
+    text: bytes | str, name: str, *, memory: int = JSON_MEMORY_BYTES, depth: int | None = MAX_DEPTH, exact: bool = False
 ) -> Any:
     """JSON within limits. The objects' memory is judged before they are made.
+
+    ``exact``: fractions stay text, with all of their digits, and strings may hold any sign.
 
     >>> parse_json('{"tp": 8}', "x")
     {'tp': 8}
@@ -127,7 +118,8 @@ def parse_json(
     collecting = gc.isenabled()
     gc.disable()  # half the time of reading a large file would go into looking for garbage
     try:
-        parsed = json.loads(decoded(text) if isinstance(text, bytes) else text, parse_float=parse_float, strict=strict)
+        whole = decoded(text) if isinstance(text, bytes) else text
+        parsed = json.loads(whole, parse_float=str if exact else None, strict=not exact)
     except json.JSONDecodeError as error:
         raise Refusal(f"{name}: not valid JSON, or cut off ({error})", name) from None
     except RecursionError:
@@ -162,9 +154,8 @@ def memory_of(text: bytes | str) -> int:
     >>> memory_of("[1, 2]")
     174
     """
-    if isinstance(text, bytes):
-        return len(text) + sum(cost * text.count(sign.encode()) for sign, cost in _SIGN_BYTES.items())
-    return len(text) + sum(cost * text.count(sign) for sign, cost in _SIGN_BYTES.items())
+    count = text.count if isinstance(text, str) else lambda sign: text.count(sign.encode())
+    return len(text) + sum(cost * count(sign) for sign, cost in _SIGN_BYTES.items())
 
 
 def _judge_memory(text: bytes | str, name: str, memory: int) -> None:
@@ -279,7 +270,7 @@ def _regular(path: Named, what: str, most: int) -> Iterator[IO[bytes]]:
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
         raise Refusal(f"{what} '{path}': cannot be read ({getattr(error, 'strerror', '') or error})") from None
     mode = os.fstat(handle).st_mode
-    kind = next((described for test, described in _KINDS if test(mode)), "")
+    kind = _KINDS.get(stat.filemode(mode)[0], "")
     if stat.S_ISFIFO(mode) and os.path.abspath(path).startswith(_CONNECTED):
         handle = _kept(handle, most)
     elif kind:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
 
@@ -99,32 +99,26 @@ def _wild(name: str) -> str:
     return "".join(known.get(piece, sign) for piece, sign in zip(pieces, signs, strict=True)) + "$"
 
 
-@dataclass
 class Patterns:
     """Whether a name begins with what any of the programs passes, as ``re.match`` has it."""
 
-    programs: InitVar[Iterable[Program]]  # one at a time: what is too much together is refused before all are made
-    _steps: Program = field(default_factory=list)
-    _starts: list[int] = field(default_factory=list)
-    _after: dict[tuple[frozenset[int], str], frozenset[int]] = field(default_factory=dict)
-
-    def __post_init__(self, programs: Iterable[Program]) -> None:
-        for program in programs:
-            self._starts.append(len(self._steps))
+    def __init__(self, programs: Iterable[Program]) -> None:
+        self._steps, starts = list[Step](), list[int]()
+        self._after: dict[tuple[frozenset[int], str], frozenset[int]] = {}
+        for program in programs:  # one at a time: what is too much together is refused before all are made
+            starts.append(len(self._steps))
             self._steps += [*program, Step("passed", targets=())]
             if len(self._steps) > MAX_STEPS:
                 raise Refusal(f"patterns: more than {MAX_STEPS:,} steps in all; write fewer or shorter ones")
-        self._first = self._reached(self._starts, begin=True)
+        self._first = self._reached(starts, begin=True)
 
     def match(self, name: str) -> bool:
         places = self._first
         for sign in name:
-            if self._passed(places) or not places:
-                break
+            if self._passed(places):
+                return True
             places = self._next(places, sign)
-        else:
-            return self._passed(self._reached(places, begin=not name, end=True))
-        return self._passed(places)
+        return self._passed(self._reached(places, begin=not name, end=True))
 
     def _passed(self, places: frozenset[int]) -> bool:
         return any(self._steps[p].kind == "passed" for p in places)

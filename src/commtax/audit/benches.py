@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from commtax.audit.finding import AGREE, DISAGREE, Claim, Finding, Section, compare, undecided
+from commtax.audit.finding import AGREE, DISAGREE, Claim, Finding, Section
 from commtax.readers.bench import Bench
 from commtax.statement import Note
 
@@ -76,9 +76,9 @@ def _serving(result: Bench, claim: Claim) -> Iterator[Finding]:
 def _suspicious(result: Bench, claim: Claim, baseline: Bench | None) -> Iterator[Finding]:
     """What a sound run cannot show."""
     if result.failed:
-        yield compare("failed requests", 0, result.failed, reason="what failed is not in the statistics")
+        yield Finding("failed requests", 0, result.failed, reason="what failed is not in the statistics").judged()
     if result.tp:
-        yield compare("tensor-parallel size in the result", claim.tp, result.tp, reason="another run than was said")
+        yield Finding("tensor-parallel size in the result", claim.tp, result.tp, reason="another run than was said").judged()
     yield from _identities(result)
     yield from _floor(result, claim)
     yield from _whole_request(result, claim)
@@ -91,11 +91,11 @@ def _identities(result: Bench) -> Iterator[Finding]:
     ttft, tpot, whole, output = (*(result.seconds(m, "mean") for m in ("ttft", "tpot", "e2el")), result.output_len)
     if ttft and tpot and whole and output:
         why = "TPOT is not (E2E - TTFT) / (output - 1) here: a definition of its own, or several tokens a chunk"
-        yield compare("E2E = TTFT + (n - 1) TPOT", ttft + (output - 1) * tpot, whole, "s", SAME_BOOKS, why)
+        yield Finding("E2E = TTFT + (n - 1) TPOT", ttft + (output - 1) * tpot, whole, "s", SAME_BOOKS, why).judged()
     if result.output_tokens and result.duration_s and result.output_tokens_per_s:
         said = result.output_tokens_per_s * result.duration_s
         why = "the rate is not of the whole cluster and run (a rate a GPU or a user?)"
-        yield compare("output tokens = rate x duration", said, result.output_tokens, "tokens", SAME_BOOKS, why)
+        yield Finding("output tokens = rate x duration", said, result.output_tokens, "tokens", SAME_BOOKS, why).judged()
 
 
 def floor_s(claim: Claim) -> float:
@@ -114,7 +114,7 @@ def _floor(result: Bench, claim: Claim) -> Iterator[Finding]:
     possible = measured >= least * FLOOR_SLACK
     reason = "" if possible else "faster than the weights can be read: other hardware, weights, or several tokens a step"
     item, verdict = "seconds a token, at least the weight-read floor", AGREE if possible else DISAGREE
-    yield Finding(item, least, measured, "s", float("inf"), verdict, reason)
+    yield Finding(item, least, measured, "s", float("inf"), reason, verdict=verdict)
 
 
 def _whole_request(result: Bench, claim: Claim) -> Iterator[Finding]:
@@ -122,7 +122,7 @@ def _whole_request(result: Bench, claim: Claim) -> Iterator[Finding]:
     output = _lengths(result, claim)[1]
     if ttft and gap and output and output >= LEAST_OUTPUT and abs(ttft / (output * gap) - 1) <= WHOLE:
         reason = f"it is {ttft / gap:.0f} x ITL for {output} tokens: the time of a whole request, not of the first token"
-        yield Finding("TTFT", None, ttft, "s", WHOLE, DISAGREE, reason)
+        yield Finding("TTFT", None, ttft, "s", WHOLE, reason, verdict=DISAGREE)
 
 
 def _not_applied(result: Bench, baseline: Bench, claim: Claim) -> Iterator[Finding]:
@@ -138,9 +138,9 @@ def _not_applied(result: Bench, baseline: Bench, claim: Claim) -> Iterator[Findi
     single = float(claim.bill("decode", batch, length, tp=1).step_s)
     predicted, measured = single / ours, alone / here
     item = Note("speed-up", f"speed-up of TP {claim.tp} over TP 1")
-    finding = compare(item, predicted, measured, "", claim.tolerance, "other links, batch or library than was said")
+    finding = Finding(item, predicted, measured, "", claim.tolerance, "other links, batch or library than was said").judged()
     if abs(measured - 1) <= SAME and abs(predicted - 1) > 2 * SAME:
         finding = replace(finding, verdict=DISAGREE, reason=f"equal within {SAME:.0%}: TP was probably not applied")
     # A host that takes longer than the kernels hides any degree, and only measured constants tell that from TP left out.
     why = f"{finding.reason}, or the host's time hides it: {claim.distrust}" if finding.reason else claim.distrust
-    yield undecided(finding, why) if claim.distrust else finding
+    yield finding.undecided(why) if claim.distrust else finding

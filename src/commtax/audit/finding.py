@@ -1,5 +1,7 @@
 """One line of an audit: what was predicted, what a run left behind, and whether they agree."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,9 +32,9 @@ class Finding:
     measured: float | None
     unit: str = ""
     tolerance: float = 0.0
-    verdict: str = UNKNOWN
     reason: str = ""
     base: float | None = None
+    verdict: str = UNKNOWN
 
     @property
     def code(self) -> str:
@@ -47,31 +49,20 @@ class Finding:
             return 0.0 if self.measured == 0 else math.inf
         return (self.measured - self.predicted) / base
 
+    def judged(self) -> Finding:
+        """Agree within the tolerance, else disagree for the reason; unknown where one side is missing.
 
-def compare(
-    item: str,
-    predicted: float | None,
-    measured: float | None,
-    unit: str = "",
-    tolerance: float = 0.0,
-    reason: str = "",
-    base: float | None = None,
-) -> Finding:
-    """Agree within the tolerance, else disagree for ``reason``; unknown where one side is missing.
+        >>> Finding("weights", 7.5, 15.0, "bytes", 0.02, "as if not split").judged().verdict
+        'disagree'
+        """
+        if self.difference is None:
+            return self
+        near = abs(self.difference) <= self.tolerance * (1 + 1e-9)
+        return replace(self, verdict=AGREE if near else DISAGREE, reason="" if near else self.reason)
 
-    >>> compare("weights", 7.5, 15.0, "bytes", 0.02, "as if not split").verdict
-    'disagree'
-    """
-    finding = Finding(item, predicted, measured, unit, tolerance, UNKNOWN, reason, base)
-    if finding.difference is None:
-        return finding
-    near = abs(finding.difference) <= tolerance * (1 + 1e-9)
-    return replace(finding, verdict=AGREE if near else DISAGREE, reason="" if near else reason)
-
-
-def undecided(finding: Finding, why: str) -> Finding:
-    """The same figures without a verdict."""
-    return replace(finding, verdict=UNKNOWN, reason=why)
+    def undecided(self, why: str) -> Finding:
+        """The same figures without a verdict."""
+        return replace(self, verdict=UNKNOWN, reason=why)
 
 
 @dataclass(frozen=True)  # without slots: whether to trust it is asked once
@@ -114,8 +105,8 @@ class Claim:
         self, item: str, predicted: float | None, measured: float | None, reason: str = "", base: float | None = None
     ) -> Finding:
         """A comparison of times, decided only where the prediction rests on measurements."""
-        finding = compare(item, predicted, measured, "s", self.tolerance, reason, base)
-        return undecided(finding, self.distrust) if self.distrust else finding
+        finding = Finding(item, predicted, measured, "s", self.tolerance, reason, base)
+        return finding.undecided(self.distrust) if self.distrust else finding.judged()
 
 
 @dataclass(frozen=True, slots=True)

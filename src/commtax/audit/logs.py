@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from commtax.audit.finding import DISAGREE, Claim, Finding, Section, compare, undecided
+from commtax.audit.finding import DISAGREE, Claim, Finding, Section
 from commtax.cost.memory import weights
 from commtax.question import Question
 from commtax.readers.vllm_log import StartupLog, axes_of
@@ -29,8 +29,8 @@ OTHER_CACHE = "KV heads, their type or their split over ranks are not as said"
 def audit_log(log: StartupLog, claim: Claim, name: str = "log") -> Section:
     """Layout, weights, KV memory, tokens and concurrency; a disabled custom all-reduce is priced."""
     asked, own = settled(claim.question), claim.question.limits
-    logged = {n: value for n in LIMITS if (value := getattr(log.settings, n)) and not getattr(own, n)}  # the user's own count first
-    narrow = log.settings.kv_cache_dtype.startswith("fp8") and not claim.plan.kv_dtype
+    logged = {n: value for n in LIMITS if (value := getattr(log, n)) and not getattr(own, n)}  # the user's own count first
+    narrow = log.kv_cache_dtype.startswith("fp8") and not claim.plan.kv_dtype
     held = claim.question.but(**logged, kv_dtype="fp8" if narrow else claim.plan.kv_dtype)
     findings = (*_layout(log, claim), *_weights(log, claim.question), *_memory(log, held), *_allreduce(log, claim))
     return Section("log", (name,), findings, tuple(_notes(log, asked)))
@@ -38,36 +38,37 @@ def audit_log(log: StartupLog, claim: Claim, name: str = "log") -> Section:
 
 def _layout(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     for axis, name in AXES.items():
-        wanted, measured = int(getattr(claim.plan, axis)), getattr(log.settings, axis) or _seen(log, axis)
+        wanted, measured = int(getattr(claim.plan, axis)), getattr(log, axis) or _seen(log, axis)
         if axis == "tp" or wanted > 1 or measured > 1:
             reason = f"the engine was started with {axis} {measured}" if measured else SILENT
-            yield compare(name, wanted, measured or None, reason=reason)
-    if world := log.layout.world_size:
+            yield Finding(name, wanted, measured or None, reason=reason).judged()
+    if world := log.world_size:
         one = claim.tp * int(claim.plan.pp)
         wanted = world if world == one * int(claim.plan.dp) else one
-        yield compare("ranks in a world", wanted, world, reason="more or fewer processes than the plan has")
+        yield Finding("ranks in a world", wanted, world, reason="more or fewer processes than the plan has").judged()
 
 
 def _seen(log: StartupLog, axis: str) -> int:
     """A size from the highest rank that introduced itself or that a worker is named after; one rank alone tells nothing."""
-    named = [axes_of(worker).get(axis, -1) for worker, _ in log.memory.weights_bytes]
-    highest = max([*named, *(getattr(r, axis) for r in log.layout.ranks)], default=-1)
-    return highest + 1 if highest > 0 or log.layout.world_size == 1 else 0
+    named = [axes_of(worker).get(axis, -1) for worker, _ in log.weights_bytes]
+    highest = max([*named, *(getattr(r, axis) for r in log.ranks)], default=-1)
+    return highest + 1 if highest > 0 or log.world_size == 1 else 0
 
 
 def _weights(log: StartupLog, question: Question) -> Iterator[Finding]:
     """Loaded weights of each worker against its stage; workers of one stage that loaded the same share a line."""
     asked = settled(question)
-    if not log.memory.weights_bytes:
+    if not log.weights_bytes:
         yield Finding("weights a rank", _stage_bytes(asked, 0), None, "bytes", WEIGHTS_TOLERANCE, reason=SILENT)
     stages: dict[tuple[int, float], list[str]] = {}
-    for worker, nbytes in log.memory.weights_bytes:
+    for worker, nbytes in log.weights_bytes:
         stages.setdefault((axes_of(worker).get("pp", 0), round(nbytes / GiB, 3) * GiB), []).append(worker)
     for (stage, nbytes), workers in stages.items():
         predicted = _stage_bytes(asked, min(stage, int(asked.plan.pp) - 1))
         label = workers[0] if len(workers) == 1 else f"{plural(len(workers), 'rank')} alike"
         tolerance = WEIGHTS_TOLERANCE + PRINTED_GIB / predicted
-        yield compare(Note("weights", f"weights ({label})"), predicted, nbytes, "bytes", tolerance, _likely(nbytes, question))
+        item = Note("weights", f"weights ({label})")
+        yield Finding(item, predicted, nbytes, "bytes", tolerance, _likely(nbytes, question)).judged()
 
 
 def _stage_bytes(asked: Question, stage: int) -> float:
@@ -93,26 +94,26 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
 
     What is left is a difference of large figures, so it is judged on the memory that it is left of.
     """
-    judged, memory = holds(asked), log.memory
-    whole, left = judged.question.cluster.chip.visible_bytes, memory.available_kv_bytes
-    tokens = memory.kv_tokens or (memory.kv_blocks * judged.question.limits.block_size if memory.kv_blocks else None)
+    judged = holds(asked)
+    whole, left = judged.question.cluster.chip.visible_bytes, log.available_kv_bytes
+    tokens = log.kv_tokens or (log.kv_blocks * judged.question.limits.block_size if log.kv_blocks else None)
     if left is None:
         why, base = OTHER_LIMITS if tokens else SILENT, whole / judged.kv_bytes_per_token
-        yield _left(compare("KV tokens", _tokens(log, judged), tokens, "tokens", LEFT_TOLERANCE, why, base), log, judged)
-        each, base = memory.max_concurrency, whole / judged.needed_kv_bytes
-        yield _left(compare(FULL_LENGTH, judged.max_concurrency, each, "", LEFT_TOLERANCE, OTHER_LIMITS, base), log, judged)
+        yield _left(Finding("KV tokens", _tokens(log, judged), tokens, "tokens", LEFT_TOLERANCE, why, base), log, judged)
+        each, base = log.max_concurrency, whole / judged.needed_kv_bytes
+        yield _left(Finding(FULL_LENGTH, judged.max_concurrency, each, "", LEFT_TOLERANCE, OTHER_LIMITS, base), log, judged)
         return
-    if not memory.kv_fixed:
+    if not log.kv_fixed:
         item = "KV memory left, of all memory"
-        yield _left(compare(item, judged.kv_bytes, left, "bytes", LEFT_TOLERANCE, OTHER_SHARE, whole), log, judged)
+        yield _left(Finding(item, judged.kv_bytes, left, "bytes", LEFT_TOLERANCE, OTHER_SHARE, whole), log, judged)
     if left <= 0:
         return  # it did not fit: there is nothing to count
     inside = holds(asked.but(kv_cache_memory_bytes=left))
     rounding = PRINTED_GIB / left + (128 / tokens if tokens else 0)  # and one block
     why = OTHER_CACHE if tokens else SILENT
-    yield compare("KV tokens in that memory", _tokens(log, inside), tokens, "tokens", rounding, why)
+    yield Finding("KV tokens in that memory", _tokens(log, inside), tokens, "tokens", rounding, why).judged()
     printed = PRINTED_TIMES / inside.max_concurrency if inside.max_concurrency else 0.0
-    yield compare(FULL_LENGTH, inside.max_concurrency, memory.max_concurrency, "", rounding + printed, OTHER_CACHE)
+    yield Finding(FULL_LENGTH, inside.max_concurrency, log.max_concurrency, "", rounding + printed, OTHER_CACHE).judged()
 
 
 def _tokens(log: StartupLog, judged: Fit) -> int:
@@ -120,8 +121,8 @@ def _tokens(log: StartupLog, judged: Fit) -> int:
 
     The two differ where a length is no multiple of a block, and where windows let some layers keep less.
     """
-    logged, length = log.memory.kv_tokens, log.settings.max_model_len
-    counted = (log.memory.max_concurrency or 0.0) * length
+    logged, length = log.kv_tokens, log.max_model_len
+    counted = (log.max_concurrency or 0.0) * length
     if logged and counted and abs(logged - counted) <= PRINTED_TIMES * length + 1:
         return int(judged.max_concurrency * judged.question.limits.max_model_len)
     return judged.kv_tokens
@@ -129,34 +130,34 @@ def _tokens(log: StartupLog, judged: Fit) -> int:
 
 def _left(finding: Finding, log: StartupLog, judged: Fit) -> Finding:
     """Memory that is left is no disagreement where another version may have counted its peak otherwise."""
-    made_for, difference = judged.question.engine.version, finding.difference
+    made_for, difference, finding = judged.question.engine.version, finding.difference, finding.judged()
     if finding.verdict != DISAGREE or difference is None or abs(difference) > OTHER_VERSIONS or log.version.startswith(made_for):
         return finding
     which = f"vLLM {log.version}" if log.version else "a version that the log does not say"
-    return undecided(finding, f"{which} may count otherwise than {made_for}, for which the memory model was made")
+    return finding.undecided(f"{which} may count otherwise than {made_for}, for which the memory model was made")
 
 
 def _allreduce(log: StartupLog, claim: Claim) -> Iterator[Finding]:
     """What the step costs when NCCL does the work of the custom all-reduce that the log says is off."""
-    if not log.layout.custom_allreduce_disabled or claim.tp == 1:
+    if not log.custom_allreduce_disabled or claim.tp == 1:
         return
     batch, context = claim.batch or 1, claim.context or 1024
     custom = float(claim.bill(batch=batch, context=context).step_s)
     fallback = float(claim.bill(batch=batch, context=context, library="nccl").step_s)
-    item = Note("custom all-reduce", f"decode step, custom all-reduce off ({log.layout.custom_allreduce_disabled})")
-    finding, cost = compare(item, custom, fallback, "s", DISPATCH_TOLERANCE), fallback - custom
+    item = Note("custom all-reduce", f"decode step, custom all-reduce off ({log.custom_allreduce_disabled})")
+    finding, cost = Finding(item, custom, fallback, "s", DISPATCH_TOLERANCE).judged(), fallback - custom
     reason = f"NCCL instead costs {format_seconds(cost)} a step ({cost / custom:+.1%}) at batch {batch}; both figures are priced"
-    yield undecided(finding, f"{reason}; {claim.distrust}") if claim.distrust else replace(finding, reason=reason)
+    yield finding.undecided(f"{reason}; {claim.distrust}") if claim.distrust else replace(finding, reason=reason)
 
 
 def _notes(log: StartupLog, asked: Question) -> Iterator[Note]:
-    made_for, layout, quantization = asked.engine.version, log.layout, log.settings.quantization
+    made_for, quantization = asked.engine.version, log.quantization
     if log.version and not log.version.startswith(made_for):
         yield Note("version", f"the log is of vLLM {log.version}; the memory model was made for {made_for}")
-    if layout.allreduce_backends:
-        yield Note("dispatch", f"all-reduce backends in dispatch order: {', '.join(layout.allreduce_backends)}")
-    if layout.backend or layout.nccl_version:
-        yield Note("backend", f"collectives over {layout.backend or 'nccl'} {layout.nccl_version}".strip())
+    if log.allreduce_backends:
+        yield Note("dispatch", f"all-reduce backends in dispatch order: {', '.join(log.allreduce_backends)}")
+    if log.backend or log.nccl_version:
+        yield Note("backend", f"collectives over {log.backend or 'nccl'} {log.nccl_version}".strip())
     if quantization and asked.model.quant is None and not asked.plan.weights_dtype:
         advice = f"the log says quantization={quantization}: give --dtype, or a model folder with that config"
         yield Note("quantization", advice)

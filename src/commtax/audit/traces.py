@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 
-from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Claim, Finding, Section, compare, undecided
+from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Claim, Finding, Section
 from commtax.catalog import MEMORY_SPREAD, is_like, recognise
 from commtax.readers.collective_names import UNNAMED
 from commtax.readers.trace import Collective, Device, Meetings, Step, Trace, Usage, meet
@@ -17,6 +17,7 @@ from commtax.verbs.billing import StepBill, sent
 NOT_SENT = ("barrier",)  # control, which the lists of what is sent leave out
 IDLE_SHARE = 0.10  # of a step: more than this idle on the device is worth naming
 TRAINING = "training (a backward pass or an optimizer ran): only serving steps are compared"
+NO_DEVICE = "the trace has no device: times are the host's, profiler included"
 OWN_STAGE = "a rank of a pipeline holds its own stage's only"
 WAITING_SHARE = 0.10  # of a step: more than this spent waiting for one rank is a straggler
 
@@ -87,7 +88,9 @@ def audit_traces(traces: Sequence[Trace], claim: Claim, names: Sequence[str]) ->
         return Section("trace", tuple(names), (*wrong, *_trained(job)), tuple(notes), spent)
     notes.append(Note("steps", f"{plural(len(job.steps), work.phase + ' step')} of {work}"))
     priced = claim.bill(work.phase, work.batch, work.context)
-    compared = (*_sent(job, work, claim), *_taken(job, priced, claim), *_waiting(job, claim.tp))
+    trusted = job.first.on_device or claim.distrust
+    timed = (f if trusted else f.undecided(NO_DEVICE) for f in _seconds(job, priced, claim))
+    compared = (*_sent(job, work, claim), *timed, *_waiting(job, claim.tp))
     ran = place if any(f.verdict == AGREE for f in compared) else wrong
     return Section("trace", tuple(names), (*ran, *compared), tuple(notes), spent)
 
@@ -96,7 +99,7 @@ def _trained(job: _Job) -> Iterator[Finding]:
     """Steps with a backward pass or an optimizer are no serving steps: they are shown, and not compared."""
     yield Finding("training step", None, median(s.seconds for s in job.steps), "s", reason=TRAINING)
     yield Finding("exposed communication a step", None, job.exposed_s, "s", reason=TRAINING)
-    yield from (undecided(f, f.reason) for f in _waiting(job, 1))
+    yield from (f.undecided(f.reason) for f in _waiting(job, 1))
 
 
 def _workload(trace: Trace, claim: Claim) -> _Workload:
@@ -136,10 +139,10 @@ def _sent(job: _Job, work: _Workload, claim: Claim) -> Iterator[Finding]:
         findings = [_count(op or "collectives", count, [len(p) for p in per_step], work.phase, job.first)]
         if op and any(per_step) and issued:
             findings.append(_bytes(op, float(sum(i.count * i.nbytes for i in issued)), per_step))
-        yield from (undecided(f, OWN_STAGE) if int(claim.plan.pp) > 1 else f for f in findings)
+        yield from (f.undecided(OWN_STAGE) if int(claim.plan.pp) > 1 else f for f in findings)
     groups = {c.ranks for t in job.traces for c in t.collectives if c.ranks and c.op == "all-reduce"}
     if len(groups) == 1:
-        yield compare("ranks of an all-reduce", claim.tp, groups.pop(), reason="another group than tensor parallelism's")
+        yield Finding("ranks of an all-reduce", claim.tp, groups.pop(), reason="another group than tensor parallelism's").judged()
 
 
 def _count(op: str, predicted: float, counts: list[int], phase: str, trace: Trace) -> Finding:
@@ -149,7 +152,7 @@ def _count(op: str, predicted: float, counts: list[int], phase: str, trace: Trac
         reason = "the host called some, and none ran on the device"
     elif most == 0:
         reason = "none in the trace: TP was not applied, or kernels under a name that is not known"
-    finding = compare(Note("count", f"{op} a {phase} step"), predicted, median(counts), reason=reason)
+    finding = Finding(Note("count", f"{op} a {phase} step"), predicted, median(counts), reason=reason).judged()
     return finding if least == most else replace(finding, verdict=DISAGREE, reason=reason)
 
 
@@ -161,15 +164,8 @@ def _bytes(op: str, predicted: float, steps: list[list[Collective]]) -> Finding:
         why = "kernels replayed from a CUDA graph carry no size" if graph else "the trace has no message sizes (record_shapes)"
         return Finding(item, predicted, None, "bytes", reason=why)
     sums = [sum(n for n in step if n is not None) for step in sizes]
-    return compare(item, predicted, median(sums), "bytes", reason="other rows (padding, batch) or another type than was said")
-
-
-def _taken(job: _Job, priced: StepBill, claim: Claim) -> list[Finding]:
-    """Seconds; the host's are no device's."""
-    findings = list(_seconds(job, priced, claim))
-    if job.first.on_device or claim.distrust:
-        return findings
-    return [undecided(f, "the trace has no device: times are the host's, profiler included") for f in findings]
+    why = "other rows (padding, batch) or another type than was said"
+    return Finding(item, predicted, median(sums), "bytes", reason=why).judged()
 
 
 def _seconds(job: _Job, priced: StepBill, claim: Claim) -> Iterator[Finding]:
@@ -198,7 +194,7 @@ def _one(op: str, predicted: float, job: _Job, claim: Claim) -> Finding:
     finding = claim.seconds(Note("collective", f"one {op} ({how})"), predicted, measured, why)
     group = _group(own, claim.tp)
     if finding.verdict == DISAGREE and group > ranks and (measured or 0.0) > predicted:
-        return undecided(finding, f"{ranks} of its {group} ranks here: the time may hold waiting for the others")
+        return finding.undecided(f"{ranks} of its {group} ranks here: the time may hold waiting for the others")
     return finding
 
 
@@ -211,7 +207,7 @@ def _waiting(job: _Job, tp: int) -> Iterator[Finding]:
         yield Finding("waiting for the slowest rank", 0.0, None, "share", reason="no collective could be matched over the ranks")
         return
     indices = {s.index for s in steps}
-    waited = [sum(m.skew_s[i] for m in met.matched if m.step in indices) for i in range(len(job.traces))]
+    waited = [sum(m.seconds[i] - m.wire_s for m in met.matched if m.step in indices) for i in range(len(job.traces))]
     worst = max(waited) / sum(s.seconds for s in steps)
     each = ", ".join(f"rank {r} {format_seconds(s / len(steps))}" for r, s in zip(met.ranks, waited, strict=True))
     matched = f"{plural(len(met.matched), 'collective')} matched by {'clock' if met.by_clock else 'order'}"
@@ -221,7 +217,7 @@ def _waiting(job: _Job, tp: int) -> Iterator[Finding]:
     group = _group(job.first.collectives, tp)
     if verdict == AGREE and group > len(job.traces):
         verdict, reason = UNKNOWN, f"{len(job.traces)} of {group} ranks here: others may come later still; {reason}"
-    yield Finding("waiting for the slowest rank, of the step", 0.0, worst, "share", WAITING_SHARE, verdict, reason)
+    yield Finding("waiting for the slowest rank, of the step", 0.0, worst, "share", WAITING_SHARE, reason, verdict=verdict)
 
 
 def _group(collectives: Iterable[Collective], tp: int) -> int:
@@ -232,14 +228,14 @@ def _group(collectives: Iterable[Collective], tp: int) -> int:
 def _chip(device: Device, claim: Claim) -> Finding:
     known, possible = claim.question.cluster.chip, recognise(device.name, device.memory_bytes, device.num_sms)
     item = Note("chip", f"memory of {device.name or 'its device'}")
-    finding = compare(item, known.visible_bytes, device.memory_bytes, "bytes", MEMORY_SPREAD)
+    finding = Finding(item, known.visible_bytes, device.memory_bytes, "bytes", MEMORY_SPREAD).judged()
     if known.key in possible:
         return replace(finding, verdict=AGREE)
     if possible:
         return replace(finding, verdict=DISAGREE, reason=f"the trace is of {' or '.join(possible)}, not of {known.key}")
     if not is_like(known, device.memory_bytes, device.num_sms):
         return replace(finding, verdict=DISAGREE, reason=f"{_sizes(device, ' and ')} are not those of {known.key}")
-    return undecided(finding, f"as large as {known.key}, under a name that the catalogue does not know")
+    return finding.undecided(f"as large as {known.key}, under a name that the catalogue does not know")
 
 
 def _sizes(device: Device, joined: str) -> str:
@@ -252,9 +248,9 @@ def _world(world: int, claim: Claim) -> Finding:
     whole = int(claim.plan.num_gpus)
     worlds = {one, one * int(claim.plan.dp), whole // int(claim.plan.dp), whole}
     predicted = world if world in worlds else one
-    finding = compare("ranks in the job", predicted, world, reason="more or fewer processes than the plan has")
+    finding = Finding("ranks in the job", predicted, world, reason="more or fewer processes than the plan has").judged()
     if finding.verdict == DISAGREE and world % one == 0:
-        return undecided(finding, f"{world // one} times the plan's: replicas, or a larger job around it")
+        return finding.undecided(f"{world // one} times the plan's: replicas, or a larger job around it")
     return finding
 
 

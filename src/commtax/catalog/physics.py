@@ -4,11 +4,9 @@ Below the ranges are the ceilings of a known chip or link: nothing that is measu
 """
 
 import math
-import tomllib
 from dataclasses import dataclass
 
-from commtax.catalog.loader import FACTS
-from commtax.files import Json
+from commtax.files import Json, table
 from commtax.spec import DTYPE_BYTES, Chip, ChipFacts, Link, Path
 from commtax.statement import Refusal
 from commtax.units import format_bytes, format_rate, format_si
@@ -41,7 +39,7 @@ def shown(value: Json) -> str:
     return repr(value)[:40]
 
 
-_TABLE = tomllib.loads((FACTS / "physics.toml").read_text())
+_TABLE = table("catalog/physics.toml")
 CHIP, KERNEL, PATH, BY_SIZE, NETWORK, HOST, _OTHER = (
     {key: Range(**entry) for key, entry in _TABLE[part].items()}
     for part in ("chip", "kernel", "path", "by_size", "network", "host", "other")

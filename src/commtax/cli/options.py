@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from commtax.cost.schedules import DEFAULT, TRAINING
-from commtax.files import Json, table
+from commtax.files import Document, table
 from commtax.question import SPREAD
 from commtax.spec import OVERLAPPED, PARALLEL, SIZES
 from commtax.statement import Refusal
@@ -249,7 +249,7 @@ def listed(verb: str, **others: Given) -> Callable[[Command], Command]:
 
 
 @cache
-def _tables() -> Json:
+def _tables() -> Document:
     return table("cli/options.toml")
 
 

@@ -122,12 +122,12 @@ def _apart(job: Job, role: str, number: int, name: str) -> Command:
     if job.engine == "vllm":
         config = shlex.quote(f'{{"kv_connector":"NixlConnector","kv_role":"{dialect("vllm").theirs("role", role)}"}}')
         channel = [f"VLLM_NIXL_SIDE_CHANNEL_HOST={name}"] * (name != "localhost") + [f"VLLM_NIXL_SIDE_CHANNEL_PORT={SIDE + number}"]
-        words = [*command.words, *spelled("vllm", kv_transfer=config)]
-        return replace(command, words=words, variables=(*channel, *command.variables))
+        args = [*command.args, *spelled("vllm", kv_transfer=config)]
+        return replace(command, args=args, variables=(*channel, *command.variables))
     if job.engine == "sglang":
         door = [f"--disaggregation-bootstrap-port {DOOR + number}"] * (role == "prefill")
         return replace(
-            command, words=[*command.words, *spelled("sglang", role=role), "--disaggregation-transfer-backend nixl", *door]
+            command, args=[*command.args, *spelled("sglang", role=role), "--disaggregation-transfer-backend nixl", *door]
         )
     alone = ["disable_overlap_scheduler: true"] * (role == "prefill")  # prompts are computed without the overlapping scheduler
     return replace(command, settings=(*command.settings, *alone, "cache_transceiver_config:", "  backend: DEFAULT"))

@@ -57,16 +57,16 @@ def above_one(size: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Its words, the variables before them, the settings that it reads from a file, and what is said below."""
+    """Its arguments, the variables before them, the settings that it reads from a file, and what is said below."""
 
-    words: list[str]
+    args: list[str]
     variables: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     remark: str = ""
 
     def line(self, file: str) -> str:
         """The command itself."""
-        return " ".join([*self.variables, *self.words, *([f"--config {file}.yaml"] if self.settings else [])])
+        return " ".join([*self.variables, *self.args, *([f"--config {file}.yaml"] if self.settings else [])])
 
     def written(self, file: str) -> list[str]:
         """The lines that write its settings."""
@@ -106,29 +106,29 @@ def flags(job: Job, **own: Value) -> list[str]:
 
 
 def vllm(job: Job) -> Command:
-    words = ["vllm serve", model_id(job.question.model), *flags(job)]
-    return Command(words) if job.hosts == 1 else _vllm_hosts(job, words)
+    args = ["vllm serve", model_id(job.question.model), *flags(job)]
+    return Command(args) if job.hosts == 1 else _vllm_hosts(job, args)
 
 
-def _vllm_hosts(job: Job, words: list[str]) -> Command:
+def _vllm_hosts(job: Job, args: list[str]) -> Command:
     """Ranks of one replica, replicas on each host, or (replicas wider than a host) Ray over all hosts."""
     remark, ranks = f"{EVERY_HOST}; hosts above 0 add --headless", job.gpus // job.dp
     if job.dp == 1:
-        return Command([*words, *spelled("vllm", nnodes=job.hosts), RANK, *spelled("vllm", address=job.address)], remark=remark)
+        return Command([*args, *spelled("vllm", nnodes=job.hosts), RANK, *spelled("vllm", address=job.address)], remark=remark)
     if ranks > job.question.cluster.gpus_per_host:
         ray = spelled("vllm", executor="ray", dp_executor="ray")
         span = ("VLLM_RAY_DP_PACK_STRATEGY=span",)
-        return Command([*words, *ray], span, remark="# once, on the head of a Ray cluster of all hosts")
+        return Command([*args, *ray], span, remark="# once, on the head of a Ray cluster of all hosts")
     local = job.question.cluster.gpus_per_host // ranks
-    words += [*spelled("vllm", local_dp=local), f"--data-parallel-start-rank $((NODE_RANK*{local}))"]
-    return Command([*words, f"--data-parallel-address {job.address} --data-parallel-rpc-port 13345"], remark=remark)
+    args += [*spelled("vllm", local_dp=local), f"--data-parallel-start-rank $((NODE_RANK*{local}))"]
+    return Command([*args, f"--data-parallel-address {job.address} --data-parallel-rpc-port 13345"], remark=remark)
 
 
 def sglang(job: Job) -> Command:
     limits, how, shared = job.question.limits, job.question.what_if, bool(job.plan.ep > job.plan.tp)
     inner, exchange = job.dp if shared else 1, DEEPEP_MODES.get(how.ep_backend, "")
-    words = ["python -m sglang.launch_server", *spelled("sglang", model=model_id(job.question.model))]
-    words += flags(
+    args = ["python -m sglang.launch_server", *spelled("sglang", model=model_id(job.question.model))]
+    args += flags(
         job,
         tp=above_one(job.plan.tp * inner),
         dp_attention=shared,
@@ -141,21 +141,21 @@ def sglang(job: Job) -> Command:
         graphs="disabled --cuda-graph-backend-prefill disabled" if how.eager else "",
     )
     if job.hosts == 1:
-        return Command(words)
-    words += [*spelled("sglang", nnodes=job.hosts), RANK, *spelled("sglang", address=f"{job.address}:5000")]
-    return Command(words, remark=EVERY_HOST)
+        return Command(args)
+    args += [*spelled("sglang", nnodes=job.hosts), RANK, *spelled("sglang", address=f"{job.address}:5000")]
+    return Command(args, remark=EVERY_HOST)
 
 
 def trtllm(job: Job) -> Command:
-    words = ["trtllm-serve", model_id(job.question.model)]
-    words += flags(job, tp=above_one(job.plan.tp * job.dp), kv_dtype="", graphs="")
+    args = ["trtllm-serve", model_id(job.question.model)]
+    args += flags(job, tp=above_one(job.plan.tp * job.dp), kv_dtype="", graphs="")
     settings = ["enable_attention_dp: true"] * (job.dp > 1) + ["cuda_graph_config: null"] * job.question.what_if.eager
     settings += ["kv_cache_config:\n  dtype: fp8"] * (job.plan.kv_dtype == "fp8")
     if job.hosts > 1:
         tasks = f"--ntasks-per-node {job.gpus // job.hosts}" if job.gpus % job.hosts == 0 else f"-n {job.gpus}"
-        words.insert(0, f"srun -N {job.hosts} {tasks} --mpi=pmix trtllm-llmapi-launch")
-        words += spelled("trtllm", gpus_per_node=job.question.cluster.gpus_per_host)
-    return Command(words, settings=tuple(settings))
+        args.insert(0, f"srun -N {job.hosts} {tasks} --mpi=pmix trtllm-llmapi-launch")
+        args += spelled("trtllm", gpus_per_node=job.question.cluster.gpus_per_host)
+    return Command(args, settings=tuple(settings))
 
 
 WRITERS: Mapping[str, Callable[[Job], Command]] = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}

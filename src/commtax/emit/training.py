@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from commtax.cost.schedules import SCHEDULES, virtual_layers
 from commtax.emit.serving import Job, above_one
 from commtax.readers.launch.flags import dialect, spelled
-from commtax.readers.stage_layout import layout_text
+from commtax.readers.launch.meaning import layout_text
 from commtax.spec import SIZES, Experts, Mlp, Model, Plan
 from commtax.statement import Refusal
 
@@ -24,17 +24,16 @@ def megatron(job: Job) -> str:
     beside = q.what_if.beside(q.engine)
     if plan.zero > 1:
         raise Refusal(f"emit 'megatron': its optimiser is ZeRO 0 or 1, not {plan.zero}", "emit")
-    words = spelled("megatron", tp=int(plan.tp), pp=int(plan.pp), **_wider(plan))
-    words += spelled("megatron", sequence_parallel=plan.sequence_parallel, zero=plan.zero == 1)
-    words += _stages(q.model, plan)
-    words += spelled("megatron", recompute=plan.recompute) if plan.recompute != "none" else []
-    words += ["--recompute-method uniform --recompute-num-layers 1"] * (plan.recompute == "full")
-    words += spelled("megatron", micro_batch=int(q.micro_batch), global_batch=_global_batch(job), context=int(q.context))
-    words += ["--bf16", *spelled("megatron", fp8="hybrid" if plan.weights_dtype == "fp8" else "")]
-    words += spelled("megatron", overlap_dp="dp" in beside)
-    words += ["--overlap-param-gather"] * ("dp" in beside and plan.zero == 1)
-    words += spelled("megatron", overlap_tp="tp" in beside)
-    command = " ".join([_torchrun(job), "pretrain_gpt.py", *words, *_shape(q.model)])
+    sizes = {"tp": int(plan.tp), "pp": int(plan.pp), **_wider(plan)}
+    flags = spelled("megatron", **sizes, sequence_parallel=plan.sequence_parallel, zero=plan.zero == 1)
+    flags += [*_stages(q.model, plan), *spelled("megatron", recompute=plan.recompute if plan.recompute != "none" else "")]
+    flags += ["--recompute-method uniform --recompute-num-layers 1"] * (plan.recompute == "full")
+    flags += spelled("megatron", micro_batch=int(q.micro_batch), global_batch=_global_batch(job), context=int(q.context))
+    flags += ["--bf16", *spelled("megatron", fp8="hybrid" if plan.weights_dtype == "fp8" else "")]
+    flags += spelled("megatron", overlap_dp="dp" in beside)
+    flags += ["--overlap-param-gather"] * ("dp" in beside and plan.zero == 1)
+    flags += spelled("megatron", overlap_tp="tp" in beside)
+    command = " ".join([_torchrun(job), "pretrain_gpt.py", *flags, *_shape(q.model)])
     if plan.pp == 1 or plan.schedule in MEGATRON_SCHEDULES:
         return command
     return f"# no flag of Megatron-LM names the schedule {plan.schedule}: this runs 1F1B\n{command}"
@@ -54,16 +53,16 @@ def torchtitan(job: Job) -> str:
         raise Refusal(f"emit 'torchrun': torchtitan shards with FSDP (zero 3), not {plan.zero}", "emit")
     flavour = dialect("torchtitan").theirs("model", q.model.key)
     family = flavour.rsplit("_", 1)[0]
-    words = spelled("torchtitan", family=family or "$MODULE", flavour=flavour or "$CONFIG")
-    words += spelled("torchtitan", tp=above_one(plan.tp), pp=above_one(plan.pp), **_wider(plan))
+    flags = spelled("torchtitan", family=family or "$MODULE", flavour=flavour or "$CONFIG")
+    flags += spelled("torchtitan", tp=above_one(plan.tp), pp=above_one(plan.pp), **_wider(plan))
     shards = int(plan.num_shards)
-    words += spelled("torchtitan", shards=shards, copies=above_one(int(plan.dp) // shards))
+    flags += spelled("torchtitan", shards=shards, copies=above_one(int(plan.dp) // shards))
     if plan.pp > 1:
-        words += spelled("torchtitan", schedule=kind, flight=int(plan.microbatches))
-        words += _titan_stages(q.model, plan) if plan.chunks > 2 else []  # two are its own choice
+        flags += spelled("torchtitan", schedule=kind, flight=int(plan.microbatches))
+        flags += _titan_stages(q.model, plan) if plan.chunks > 2 else []  # two are its own choice
     length, micro = int(q.context), int(q.micro_batch)
-    words += spelled("torchtitan", context=length, micro_tokens=micro * length, step_tokens=_global_batch(job) * length)
-    command = " ".join([_torchrun(job), "-m torchtitan.train", *words, f"activation-checkpoint:{plan.recompute}"])
+    flags += spelled("torchtitan", context=length, micro_tokens=micro * length, step_tokens=_global_batch(job) * length)
+    command = " ".join([_torchrun(job), "-m torchtitan.train", *flags, f"activation-checkpoint:{plan.recompute}"])
     return command if plan.weights_dtype != "fp8" else f"# float8 is switched on in the configuration, not here\n{command}"
 
 
@@ -74,8 +73,8 @@ def _torchrun(job: Job) -> str:
     per = min(job.gpus, job.question.cluster.gpus_per_host)
     if job.gpus % per:
         raise Refusal(f"emit: {job.gpus} GPUs do not fill hosts of {per}; torchrun starts as many ranks on each", "emit")
-    words = ["torchrun", *spelled("torchrun", gpus_per_node=per, nnodes=above_one(job.hosts))]
-    return " ".join(words + [f"--node-rank $NODE_RANK --master-addr {job.address} --master-port 29500"] * (job.hosts > 1))
+    start = ["torchrun", *spelled("torchrun", gpus_per_node=per, nnodes=above_one(job.hosts))]
+    return " ".join(start + [f"--node-rank $NODE_RANK --master-addr {job.address} --master-port 29500"] * (job.hosts > 1))
 
 
 def _global_batch(job: Job) -> int:
@@ -106,25 +105,25 @@ def _titan_stages(model: Model, plan: Plan) -> list[str]:
 
 def _shape(model: Model) -> list[str]:
     """The model as Megatron is told it: its sizes, and what its layers are made of. The base of rotary positions is yours."""
-    words = [*spelled("megatron", layers=model.num_layers, hidden=model.hidden), *_attention(model), *_feed_forward(model)]
-    words += ["--position-embedding-type rope"] * (not model.positions) + ["--normalization RMSNorm"] * (not model.norm_bias)
-    words += ["--untie-embeddings-and-output-weights"] * (not model.tied)
-    return [*words, *spelled("megatron", vocab=model.vocab, positions=model.max_len)]
+    flags = [*spelled("megatron", layers=model.num_layers, hidden=model.hidden), *_attention(model), *_feed_forward(model)]
+    flags += ["--position-embedding-type rope"] * (not model.positions) + ["--normalization RMSNorm"] * (not model.norm_bias)
+    flags += ["--untie-embeddings-and-output-weights"] * (not model.tied)
+    return [*flags, *spelled("megatron", vocab=model.vocab, positions=model.max_len)]
 
 
 def _attention(model: Model) -> list[str]:
     attention = model.attention
-    words = spelled("megatron", heads=attention.num_heads)
+    flags = spelled("megatron", heads=attention.num_heads)
     if latent := attention.latent:
-        words += ["--multi-latent-attention"] + [f"--q-lora-rank {latent.q_rank}"] * (latent.q_rank > 1)
-        words.append(f"--kv-lora-rank {latent.kv_rank} --qk-head-dim {latent.nope_dim} --qk-pos-emb-head-dim {latent.rope_dim}")
-        words.append(f"--v-head-dim {attention.v_head_dim}")
+        flags += ["--multi-latent-attention"] + [f"--q-lora-rank {latent.q_rank}"] * (latent.q_rank > 1)
+        flags.append(f"--kv-lora-rank {latent.kv_rank} --qk-head-dim {latent.nope_dim} --qk-pos-emb-head-dim {latent.rope_dim}")
+        flags.append(f"--v-head-dim {attention.v_head_dim}")
     elif attention.num_kv_heads != attention.num_heads:
-        words += ["--group-query-attention", *spelled("megatron", kv_heads=attention.num_kv_heads)]
+        flags += ["--group-query-attention", *spelled("megatron", kv_heads=attention.num_kv_heads)]
     if not latent and attention.head_dim * attention.num_heads != model.hidden:
-        words.append(f"--kv-channels {attention.head_dim}")
-    words += ["--qk-layernorm"] * bool(attention.qk_norm or latent)
-    return words + ["--add-qkv-bias"] * (attention.qkv_bias and not attention.out_bias)
+        flags.append(f"--kv-channels {attention.head_dim}")
+    flags += ["--qk-layernorm"] * bool(attention.qk_norm or latent)
+    return flags + ["--add-qkv-bias"] * (attention.qkv_bias and not attention.out_bias)
 
 
 def _feed_forward(model: Model) -> list[str]:
@@ -132,14 +131,14 @@ def _feed_forward(model: Model) -> list[str]:
     kinds = [model.blocks[i].ffn for i in model.layers]
     dense = next((f for f in kinds if isinstance(f, Mlp)), None)
     last, experts = kinds[-1], model.experts
-    words = spelled("megatron", width=(dense or last).intermediate)
+    flags = spelled("megatron", width=(dense or last).intermediate)
     if experts:
-        words += spelled("megatron", experts=experts.num_experts, top_k=experts.top_k)
+        flags += spelled("megatron", experts=experts.num_experts, top_k=experts.top_k)
         shared = experts.shared_intermediate
-        words += [f"--moe-shared-expert-intermediate-size {shared}"] * (shared > 1)
+        flags += [f"--moe-shared-expert-intermediate-size {shared}"] * (shared > 1)
     if experts and dense:
         runs = itertools.groupby(isinstance(f, Experts) for f in kinds)
         freq = "+".join(f"[{int(routed)}]*{len(list(run))}" for routed, run in runs)
-        words += [*spelled("megatron", expert_width=experts.intermediate), f"--moe-layer-freq '({freq})'"]
+        flags += [*spelled("megatron", expert_width=experts.intermediate), f"--moe-layer-freq '({freq})'"]
     bias = last.bias or model.attention.out_bias
-    return words + ["--swiglu"] * last.gated + ["--disable-bias-linear"] * (not bias)
+    return flags + ["--swiglu"] * last.gated + ["--disable-bias-linear"] * (not bias)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-from commtax.files import Json, parse_documents
-from commtax.readers import filled, table
+from commtax.files import Json, parse_documents, table
+from commtax.readers import filled
 from commtax.statement import Refusal
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
-_TABLE = table("bench.toml")
+_TABLE = table("readers/bench.toml")
 _KEYS, _WHOLE, _AIPERF, _SECONDS = (_TABLE[kind] for kind in ("keys", "whole", "aiperf", "seconds"))
 Stats = Mapping[str, float]
 NO_STATS: Mapping[str, Stats] = {}

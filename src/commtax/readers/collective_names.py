@@ -8,16 +8,16 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from commtax.readers import table
+from commtax.files import table
 
-Words = Sequence[tuple[str, str]]
+Names = Sequence[tuple[str, str]]
 MOST_SIGNS = 2_000  # of a kernel's name: template arguments may run on
 UNNAMED = "collective"
 """A communication kernel whose name does not tell what it does (RCCL's generic kernel)."""
 
-_TABLE = table("collective_names.toml")
-_WORDS: Words = [(word, op) for word, op in _TABLE["words"]]
-_CALLS: Words = [*_WORDS, *((word, op) for word, op in _TABLE["calls"])]
+_TABLE = table("readers/collective_names.toml")
+_NAMES: Names = [(part, op) for part, op in _TABLE["names"]]
+_CALLS: Names = [*_NAMES, *((part, op) for part, op in _TABLE["calls"])]
 _NCCL, _OWN, _NOT = (re.compile("|".join(_TABLE[kind]), re.I) for kind in ("nccl", "own", "not"))
 _CALL = re.compile(_TABLE["call"])
 _MOVED, _NOT_OPERATORS = tuple(_TABLE["moved"]), tuple(_TABLE["not_operators"])
@@ -36,10 +36,10 @@ def kernel_op(name: str) -> str:
     """
     base = _function(name)
     if _NCCL.match(base):
-        return _find(base, _WORDS) or ("reduce" if "_Reduce_" in base else UNNAMED)
+        return _find(base, _NAMES) or ("reduce" if "_Reduce_" in base else UNNAMED)
     if _NOT.search(base) or not _OWN.search(base):
         return ""
-    if op := _find(base, _WORDS):
+    if op := _find(base, _NAMES):
         return op
     if re.search(r"reduce|sum", base, re.I):
         return "all-reduce"  # one-shot, two-shot, multimem and user-buffer kernels
@@ -85,13 +85,13 @@ def operator_op(name: str) -> str:
     _, marks, last = name[-MOST_SIGNS:].rpartition("::")
     if not marks or " " in last or last.startswith("shm_") or name.startswith(_NOT_OPERATORS):
         return ""
-    op = _find(last, _WORDS)
+    op = _find(last, _NAMES)
     return op if op in _MOVED else ""
 
 
-def _find(text: str, words: Words) -> str:
+def _find(text: str, names: Names) -> str:
     letters = re.sub(r"[^a-z0-9]", "", text.lower())
-    return next((op for word, op in words if word in letters), "")
+    return next((op for part, op in names if part in letters), "")
 
 
 def _function(name: str) -> str:

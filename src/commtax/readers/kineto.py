@@ -17,8 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from commtax.files import TRACE_BYTES, TRACE_MEMORY_BYTES, Json, parse_json, read_bytes
-from commtax.readers import table, trace
+from commtax.files import TRACE_BYTES, TRACE_MEMORY_BYTES, Json, parse_json, read_bytes, table
+from commtax.readers import trace
 from commtax.readers.collective_names import UNNAMED, call_op, is_call, kernel_op, operator_op, shared_memory_op
 from commtax.readers.trace import Collective, Device, Span, Step, Trace
 from commtax.statement import Note, Refusal
@@ -27,7 +27,7 @@ from commtax.units import plural
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver")
 _DEVICE = {"kernel": "compute", "gpu_memcpy": "copy", "gpu_memset": "copy"}
 _HOST = ("user_annotation", "cpu_op")
-_TABLE = table("kineto.toml")
+_TABLE = table("readers/kineto.toml")
 _SIZES = {name: int(size) for size, names in _TABLE["sizes"].items() for name in names}
 _PRODUCT = re.compile(r"matmul|gemm|linear|_mm")  # fused with a collective: what is given is not what is sent
 
@@ -46,7 +46,7 @@ def load(raw: bytes, name: str = "trace") -> Any:
     """JSON in which fractions stay text: microseconds since 1970 with nanoseconds behind the point do not fit in a float."""
     if raw[-99:].rstrip()[-1:] not in (b"]", b"}"):  # before gigabytes of objects are made of what has no end
         raise Refusal(f"trace '{name}': not valid JSON, or cut off (its end is missing)", "trace")
-    return parse_json(raw, f"trace '{name}'", memory=TRACE_MEMORY_BYTES, depth=None, parse_float=str, strict=False)
+    return parse_json(raw, f"trace '{name}'", memory=TRACE_MEMORY_BYTES, depth=None, exact=True)
 
 
 def parse(document: Any, name: str = "trace") -> Trace:
@@ -169,6 +169,23 @@ class _Events:
         call = self.launch(event)
         return call is not None and "GraphLaunch" in call.name
 
+    @cached_property
+    def host_calls(self) -> dict[object, list[Event]]:
+        """Calls that may issue a collective, by thread and in order: process groups' records, torch's calls, and operators."""
+        by_thread: dict[object, list[Event]] = {}
+        for event in sorted((*self.operators, *self.torch_calls, *self.records, *self.calls), key=lambda e: e.start_s):
+            by_thread.setdefault(event.thread, []).append(event)
+        return by_thread
+
+    def issuers(self, event: Event) -> list[Event]:
+        """The host calls around a device event's launch, innermost first."""
+        launch = self.launch(event)
+        if launch is None:
+            return []
+        at, calls = launch.start_s, self.host_calls.get(launch.thread, [])
+        last = bisect_right(calls, at, key=lambda e: e.start_s)
+        return [e for e in reversed(calls[max(0, last - 8) : last]) if e.start_s <= at <= e.end_s]
+
     def steps(self) -> list[Step]:
         """Steps that somebody named, else those that repeated graph launches show; on a device moved to when it ran them."""
         named = trace.trained(trace.named_steps([(e.name, *e.span) for e in self.annotations]), self.trained)
@@ -202,11 +219,11 @@ class _Events:
 
     def _on_device(self, steps: list[Step]) -> list[Step]:
         """A step begins with the first kernel launched in it and ends where the next begins, unless the device idles between."""
-        hosted = _Windows([s.host for s in steps])
+        hosted = [s.host for s in steps]
         launched_in: dict[int, list[Event]] = {}
         for event in self.device:
             if call := self.launch(event):
-                launched_in.setdefault(hosted.holding(call.start_s), []).append(event)
+                launched_in.setdefault(_holding(hosted, call.start_s), []).append(event)
         moved = []
         for at, step in enumerate(steps):
             start, end = self._window(launched_in[at], step.host[1]) if at in launched_in else (0.0, 0.0)
@@ -215,25 +232,26 @@ class _Events:
 
     def collectives(self, steps: Sequence[Step]) -> Iterator[Collective]:
         """The device's; without one what the process groups recorded and shared-memory calls, else torch's calls around them."""
-        ran = _Windows([(s.start_s, s.end_s) for s in steps])
+        ran = [(s.start_s, s.end_s) for s in steps]
         if self.device:
-            issuers, kernels = _Issuers(self), [e for e in self.device if e.category == "kernel"]
-            hosted = _Windows([s.host for s in steps]) if steps and steps[0].host != trace.EVER else None
-            yield from (self._on_kernel(e, issuers.of(e), ran, hosted) for e in kernels if e.collective or kernel_op(e.name))
+            kernels = [e for e in self.device if e.category == "kernel"]
+            hosted = [s.host for s in steps] if steps and steps[0].host != trace.EVER else None
+            yield from (self._on_kernel(e, ran, hosted) for e in kernels if e.collective or kernel_op(e.name))
             return
         named = [e for e in self.records if e.collective]
         for event in [*self.calls, *self.shared] or self.torch_calls or named or self.operators:
             op = event.collective or shared_memory_op(event.name) or call_op(event.name) or UNNAMED
             ranks = event.ranks or self.world
-            yield Collective(op, event.nbytes(op, ranks), ranks, *event.span, event.name, ran.holding(event.start_s))
+            yield Collective(op, event.nbytes(op, ranks), ranks, *event.span, event.name, _holding(ran, event.start_s))
 
-    def _on_kernel(self, event: Event, issuers: list[Event], ran: _Windows, hosted: _Windows | None) -> Collective:
+    def _on_kernel(self, event: Event, ran: Sequence[Span], hosted: Sequence[Span] | None) -> Collective:
+        issuers = self.issuers(event)
         called = next((op for e in issuers if (op := call_op(e.name))), "")
         op = event.collective or called or kernel_op(event.name)
         ranks = next((n for e in (event, *issuers) if (n := e.ranks)), self.world)
         nbytes = next((size for e in (event, *issuers) if (size := e.nbytes(op, ranks)) is not None), None)
         call = self.launch(event)
-        step = hosted.holding(call.start_s) if call and hosted else ran.holding(event.start_s)
+        step = _holding(hosted, call.start_s) if call and hosted else _holding(ran, event.start_s)
         return Collective(op, nbytes, ranks, *event.span, event.name, step, self.is_graph(event))
 
     def rows(self, label: str, sent: set[tuple[str, float]]) -> Iterator[tuple[str, float, float, str, str]]:
@@ -248,44 +266,16 @@ class _Events:
             if (e.name, e.start_s) in sent:
                 yield f"{label} thread {e.thread}", *e.span, "comm", e.name
                 busy.setdefault(e.thread, []).append(e.span)
-        inside = {thread: _Windows(sorted(spans)) for thread, spans in busy.items()}
+        inside = {thread: sorted(spans) for thread, spans in busy.items()}
         for e in _leaves(self.ops):
-            if (e.name, e.start_s) not in sent and (e.thread not in inside or inside[e.thread].holding(e.start_s) < 0):
+            if (e.name, e.start_s) not in sent and _holding(inside.get(e.thread, ()), e.start_s) < 0:
                 yield f"{label} thread {e.thread}", *e.span, "compute", e.name
 
 
-class _Windows:
-    """Spans in order: which of them holds a moment."""
-
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self.spans, self.starts = spans, [start for start, _ in spans]
-
-    def holding(self, at: float) -> int:
-        """Its number; -1: none does."""
-        last = bisect_right(self.starts, at) - 1
-        return last if last >= 0 and at < self.spans[last][1] else -1
-
-
-class _Issuers:
-    """Finds the host calls around a launch: the process group's record, torch's call, the metadata record, and the operator."""
-
-    def __init__(self, events: _Events) -> None:
-        self.launch = events.launch
-        self.by_thread: dict[object, list[Event]] = {}
-        for event in (*events.operators, *events.torch_calls, *events.records, *events.calls):
-            self.by_thread.setdefault(event.thread, []).append(event)
-        for calls in self.by_thread.values():
-            calls.sort(key=lambda e: e.start_s)
-        self.starts = {thread: [e.start_s for e in calls] for thread, calls in self.by_thread.items()}
-
-    def of(self, event: Event) -> list[Event]:
-        """Innermost first."""
-        launch = self.launch(event)
-        if launch is None or launch.thread not in self.by_thread:
-            return []
-        at, calls = launch.start_s, self.by_thread[launch.thread]
-        last = bisect_right(self.starts[launch.thread], at)
-        return [e for e in reversed(calls[max(0, last - 8) : last]) if e.start_s <= at <= e.end_s]
+def _holding(spans: Sequence[Span], at: float) -> int:
+    """Which of the spans, in order, holds a moment; -1: none does."""
+    last = bisect_right(spans, at, key=lambda span: span[0]) - 1
+    return last if last >= 0 and at < spans[last][1] else -1
 
 
 def _leaves(ops: Iterable[Event]) -> list[Event]:

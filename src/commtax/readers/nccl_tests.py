@@ -9,20 +9,13 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+from commtax.files import table
 from commtax.readers import prefixes
 from commtax.statement import Refusal
 
-OPS = {
-    "all_reduce": "all-reduce",
-    "all_gather": "all-gather",
-    "reduce_scatter": "reduce-scatter",
-    "alltoall": "all-to-all",
-    "sendrecv": "send-recv",
-    "broadcast": "broadcast",
-}
+OPS: dict[str, str] = table("readers/collective_names.toml")["programs"]
 """What each program measures."""
-_OPS = {**OPS, "allreduce": "all-reduce", "allgather": "all-gather", "reducescatter": "reduce-scatter", "all_to_all": "all-to-all"}
-_NAMED = re.compile(rf"(?<!\w)({'|'.join(_OPS)})_perf\b", re.I)
+_NAMED = re.compile(rf"(?<!\w)({'|'.join(OPS)})_perf\b", re.I)
 _RANK = re.compile(r"#\s*+Rank\s++(\d{1,9})(?:\s++Group\s++(\d{1,9}))?")
 _REDUCTIONS = ("sum", "prod", "min", "max", "avg", "mulsum")
 MOST_RANKS = 1 << 20
@@ -95,7 +88,7 @@ def parse_all(text: str, name: str = "output") -> tuple[Run, ...]:
         if source.rows and (header or named):
             runs.append(source.ended())
         if named:  # a command is often printed by the launcher, whose lines have no prefix
-            op = _OPS[named[1].lower()]
+            op = OPS[named[1].lower()]
         if named or header:
             source.op = op
         if rank := _RANK.match(line):
@@ -155,7 +148,7 @@ def _ranks(rows: list[Row], op: str, listed: dict[int, int], name: str) -> int:
     groups = Counter(listed.values())
     if len(groups) > 1:  # NCCL_TESTS_SPLIT: several groups at once, each a communicator of its own
         return max(groups.values())
-    least, most = _told(rows, op)
+    least, most = _possible(rows, op)
     highest = max(listed, default=-1) + 1
     if least > most:  # bandwidths by other definitions than nccl-tests'
         return highest
@@ -166,7 +159,7 @@ def _ranks(rows: list[Row], op: str, listed: dict[int, int], name: str) -> int:
     return least if least == most else 0
 
 
-def _told(rows: list[Row], op: str) -> tuple[int, int]:
+def _possible(rows: list[Row], op: str) -> tuple[int, int]:
     """The fewest and the most ranks with which every row's busbw / algbw agrees to its last digits.
 
     The ratio is 2 (n-1)/n in an all-reduce and (n-1)/n to gather or scatter.

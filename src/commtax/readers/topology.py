@@ -38,10 +38,6 @@ class Topology:
     def num_gpus(self) -> int:
         return len(self.links)
 
-    @property
-    def shows_nvlink(self) -> bool:
-        return any(kind.startswith("NV") for row in self.links for kind in row)
-
     def nvlink_groups(self) -> list[tuple[int, ...]]:
         """GPUs that reach each other over NVLink, directly or through others; single GPUs are groups of one."""
         left, groups = set(range(self.num_gpus)), []
@@ -172,7 +168,7 @@ def place(matrix: Topology, cluster: Cluster, tp: int, replicas: int = 1) -> Pla
     own, slow = catalog.link(cluster.chip.intra), pcie_of(cluster.chip)
     if tp == 1:
         return Placed(cluster, groups, (topology,))
-    if own.kind == "nvlink" and own.switched and not matrix.shows_nvlink:
+    if own.kind == "nvlink" and own.switched and max(map(len, matrix.nvlink_groups())) == 1:
         lacks = f"{cluster.chip.key} has {own.key}, and the matrix shows none: topo -mp lists PCIe paths only"
         hint = f"so {own.key} is taken (if this was topo -m, NVLink is down: --intra {slow.key})"
         down = Note("no NVLink", f"{lacks}, {hint}")

@@ -159,10 +159,6 @@ class Meeting:
     def wire_s(self) -> float:
         return min(self.seconds)
 
-    @property
-    def skew_s(self) -> tuple[float, ...]:
-        return tuple(s - self.wire_s for s in self.seconds)
-
 
 @dataclass(frozen=True, slots=True)
 class Meetings:

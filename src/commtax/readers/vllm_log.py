@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from commtax.readers import filled, table
+from commtax.files import table
+from commtax.readers import filled
 from commtax.units import GiB
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -25,7 +26,7 @@ _GROUP = re.compile(r" for group '(\w+):")
 _START = re.compile(r"Initializing an? (?:V1 )?LLM engine|vLLM API server version")
 _CONFIGURED = ("with config", "non-default args", "Namespace(", "Chunked prefill is enabled with")
 _SETTING = re.compile(r"['\"]?\b([a-z][a-z_]+)['\"]?\s*[=:]\s*('[^']*'|\"[^\"]*\"|[\w./+-]+)")
-_TABLE = table("vllm_log.toml")
+_TABLE = table("readers/vllm_log.toml")
 _FIGURES = [  # what a line's number is, and how it is read
     (name, read, re.compile(wording.replace("{n}", _NUMBER)))
     for kind, read in (("gib", lambda text: _float(text) * GiB), ("count", lambda text: int(_float(text))))
@@ -33,8 +34,6 @@ _FIGURES = [  # what a line's number is, and how it is read
     for wording in wordings
 ]
 _TEXTS = [(name, re.compile(wording)) for name, wordings in _TABLE["text"].items() for wording in wordings]
-_COUNTS = ("tp", "pp", "dp", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "gpu_memory_utilization")
-_SWITCHES = ("enforce_eager", "expert_parallel", "switched_off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,98 +48,70 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What the engine was told; "" or 0 where the log does not say."""
+class StartupLog:
+    """What one start says: what the engine was told, how its ranks lie, and the memory of the tightest rank.
 
-    model: str = ""
-    dtype: str = ""
+    "", 0 or None where the log does not say.
+    """
+
+    version: str = ""
     quantization: str = ""
     kv_cache_dtype: str = ""
-    device: str = ""
     tp: int = 0
     pp: int = 0
     dp: int = 0
-    expert_parallel: bool = False
-    enforce_eager: bool = False
     block_size: int = 0
     max_model_len: int = 0
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     gpu_memory_utilization: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Ranks, and what their collectives run on."""
-
     world_size: int = 0
     ranks: tuple[Rank, ...] = ()
     backend: str = ""
     nccl_version: str = ""
     allreduce_backends: tuple[str, ...] = ()
     custom_allreduce_disabled: str = ""  # the reason given
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What was loaded and what was left for the cache, of the tightest rank; None where the log does not say."""
-
     weights_bytes: tuple[tuple[str, float], ...] = ()  # worker and what it loaded
     available_kv_bytes: float | None = None
     kv_fixed: bool = False  # the KV memory was asked for, not what was left
     kv_tokens: int | None = None
     kv_blocks: int | None = None
     max_concurrency: float | None = None
-    graph_bytes: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StartupLog:
-    """What one start says."""
-
-    version: str
-    settings: Settings
-    layout: Layout
-    memory: Memory
 
 
 @dataclass(slots=True)
 class _Heard:
-    """What was read so far: figures by worker, ranks by number, and all else by field."""
+    """What was read so far: figures with their worker, ranks by number, and all else by field."""
 
     figures: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
-    concurrency: list[tuple[int, float]] = field(default_factory=list)
+    concurrency: list[tuple[int, float]] = field(default_factory=list)  # of requests as long as this
     ranks: dict[int, Rank] = field(default_factory=dict)
     facts: dict[str, object] = field(default_factory=dict)
 
-    def least(self, *names: str) -> float | None:
-        return min((value for name in names for _, value in self.figures.get(name, ())), default=None)
-
     def summed(self) -> dict[str, object]:
-        """All of it by field."""
-        facts, weights = self.facts, dict(self.figures.get("weights", ()))
+        """All of it by field; of figures the least over the workers."""
+        facts = self.facts | {name: min(value for _, value in values) for name, values in self.figures.items()}
+        weights = dict(self.figures.get("weights_bytes", ()))
         length, concurrency = min(self.concurrency, key=lambda c: c[1], default=(0, None))
         facts |= {"max_model_len": length} if length else {}
         if facts.get("switched_off") and facts.get("device") != "cpu":  # CPUs never have it, and their config says so
             facts.setdefault("custom_allreduce_disabled", "disable_custom_all_reduce=True")
         facts |= {"ranks": tuple(self.ranks[r] for r in sorted(self.ranks)), "weights_bytes": tuple(sorted(weights.items()))}
-        facts |= {"available_kv_bytes": self.least("available", "fixed"), "kv_fixed": "fixed" in self.figures}
-        facts |= {"kv_tokens": self.least("tokens"), "kv_blocks": self.least("blocks"), "max_concurrency": concurrency}
-        return {**facts, "graph_bytes": self.least("graph")}
+        return facts | {"kv_fixed": "fixed" in self.figures, "max_concurrency": concurrency}
 
 
 def looks_like(text: str) -> bool:
     """Whether a text holds lines of a vLLM start-up."""
-    figures = (pattern for name, _, pattern in _FIGURES if name != "graph")
-    told = (pattern for name, pattern in _TEXTS if name == "nccl_version")
-    return any(pattern.search(text) for pattern in (*figures, _CONCURRENCY, _RANK, _START, *told))
+    figures = (pattern for _, _, pattern in _FIGURES)
+    library = (pattern for name, pattern in _TEXTS if name == "nccl_version")
+    return any(pattern.search(text) for pattern in (*figures, _CONCURRENCY, _RANK, _START, *library))
 
 
 def parse(text: str) -> StartupLog:
     """Read a log; of several starts in one file the last counts.
 
     >>> log = parse("(Worker_TP1 pid=7) INFO 11-15 04:59:15 [x.py:1] Model loading took 7.51 GiB memory and 2.1 seconds")
-    >>> log.memory.weights_bytes[0][0], round(log.memory.weights_bytes[0][1] / 2**30, 2)
+    >>> log.weights_bytes[0][0], round(log.weights_bytes[0][1] / 2**30, 2)
     ('TP1', 7.51)
     """
     heard = _Heard()
@@ -148,8 +119,7 @@ def parse(text: str) -> StartupLog:
         _figures(heard, worker, line)
         _layout(heard, line)
         _settings(heard, line)
-    facts = heard.summed()
-    return StartupLog(str(facts.get("version", "")), filled(Settings, facts), filled(Layout, facts), filled(Memory, facts))
+    return filled(StartupLog, heard.summed())
 
 
 def _last_start(text: str) -> Iterable[tuple[str, str]]:
@@ -214,15 +184,16 @@ def _layout(heard: _Heard, line: str) -> None:
 
 def _settings(heard: _Heard, line: str) -> None:
     """The configuration: ``with config: …``, ``non-default args: {…}``, ``args: Namespace(…)``."""
-    for key, raw in _SETTING.findall(line) if any(words in line for words in _CONFIGURED) else ():
-        name, value = _TABLE["settings"].get(key, ""), raw.strip("'\"").rstrip(".")
-        if name in _COUNTS and re.fullmatch(r"\d{1,15}(?:\.\d{1,15})?", value):
+    facts = heard.facts
+    for key, raw in _SETTING.findall(line) if any(sign in line for sign in _CONFIGURED) else ():
+        value = raw.strip("'\"").rstrip(".")
+        if (name := _TABLE["numbers"].get(key)) and re.fullmatch(r"\d{1,15}(?:\.\d{1,15})?", value):
             number = float(value)
-            heard.facts.setdefault(name, int(number) if number.is_integer() and name != "gpu_memory_utilization" else number)
-        elif name in _SWITCHES and value == "True":
-            heard.facts[name] = True
-        elif name and name not in (*_COUNTS, *_SWITCHES) and value not in ("None", "auto"):
-            heard.facts.setdefault(name, value.removeprefix("torch."))
+            facts.setdefault(name, int(number) if number.is_integer() and name != "gpu_memory_utilization" else number)
+        elif (name := _TABLE["names"].get(key)) and value not in ("None", "auto"):
+            facts.setdefault(name, value.removeprefix("torch."))
+        elif key == "disable_custom_all_reduce" and value == "True":
+            facts["switched_off"] = True
 
 
 def _float(text: str) -> float:

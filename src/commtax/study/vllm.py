@@ -233,9 +233,9 @@ class Vllm(Driver):
 def _applied(run: Run, log: str) -> Document:
     """What the engine's own log says of the degree: its configuration, and the ranks that introduced themselves."""
     said = vllm_log.parse(log)
-    ranks, tp = max(len(said.layout.ranks), said.layout.world_size), said.settings.tp
+    ranks, tp = max(len(said.ranks), said.world_size), said.tp
     ok = None if not tp and not ranks else tp in (0, run.tp) and ranks in (0, run.tp)
-    shown = f"tensor_parallel_size {tp or 'nothing'}, {ranks or 'no'} rank(s), {len(said.memory.weights_bytes)} loading weights"
+    shown = f"tensor_parallel_size {tp or 'nothing'}, {ranks or 'no'} rank(s), {len(said.weights_bytes)} loading weights"
     return {"ok": ok, "found": f"the log says {shown}"}
 
 

@@ -19,7 +19,7 @@ from commtax.readers.published import kernels as kernel_tables
 from commtax.readers.published.rows import read
 from commtax.readers.published.tables import FOLDERED, KINDS, Table, headers, in_folder, paths, shipped
 from commtax.statement import Refusal
-from commtax.validate import collectives, kernels, steps
+from commtax.validate import kernels, predicting
 from commtax.validate.records import Records, answers, joined
 from commtax.validate.statistics import Bound, judge
 
@@ -75,12 +75,12 @@ def _kernels(table: Table) -> Records:
 
 
 ANSWERS: dict[str, Callable[[Table], Records]] = {
-    "collectives": lambda table: answers(read(table.dicts(), curves.describe, curves.ask), collectives.timed, same=lambda c: c),
-    "serving_runs": lambda table: answers(read(table.dicts(), serving.describe, serving.ask), steps.served),
-    "inference": lambda table: answers(read(table.dicts(), inference.describe, inference.ask), steps.timed),
-    "training_runs": lambda table: answers(read(table.dicts(), training.describe, training.ask), steps.trained),
+    "collectives": lambda table: answers(read(table.dicts(), curves.describe, curves.ask), predicting.on_curve, same=lambda c: c),
+    "serving_runs": lambda table: answers(read(table.dicts(), serving.describe, serving.ask), predicting.served),
+    "inference": lambda table: answers(read(table.dicts(), inference.describe, inference.ask), predicting.timed),
+    "training_runs": lambda table: answers(read(table.dicts(), training.describe, training.ask), predicting.trained),
     "kernels": _kernels,
-    "h200": lambda table: answers(sweep.read([sweep.of_cells(row) for row in table.dicts()], SWEPT_CHIP), steps.swept),
+    "h200": lambda table: answers(sweep.read([sweep.of_cells(row) for row in table.dicts()], SWEPT_CHIP), predicting.swept),
 }
 
 
@@ -88,24 +88,18 @@ ANSWERS: dict[str, Callable[[Table], Records]] = {
 def _rows_file(path: Path, header: Sequence[str]) -> Iterator[Callable[[Table, Records], None]]:
     """Writes every input row with its prediction (a serving row twice, once for each figure) to a file that is there at the end."""
     columns = ["file", *(c for c in header if c not in ("file", *ADDED)), *ADDED]
-    places = {name: i for i, name in enumerate(columns)}
 
     def write(table: Table, part: Records) -> None:
-        slots = [places.get(name, -1) for name in table.header]
         for index, *values in zip(part.row.tolist(), *(part.columns[name].tolist() for name in ADDED), strict=True):
-            line = [table.name, *[""] * (len(columns) - 1)]
-            for slot, cell in zip(slots, table.rows[index], strict=False):
-                if slot >= 0:
-                    line[slot] = cell
-            line[-len(ADDED) :] = map(_cell, values)
-            lines.writerow(line)
+            cells = dict(zip(table.header, table.rows[index], strict=False))
+            lines.writerow({"file": table.name, **cells, **dict(zip(ADDED, map(_cell, values), strict=True))})
 
     with (
         written(path, "rows") as place,
         gzip.open(place, "wt", newline="") if path.suffix == ".gz" else place.open("w", newline="") as file,
     ):
-        lines = csv.writer(file)
-        lines.writerow(columns)
+        lines = csv.DictWriter(file, columns, extrasaction="ignore")
+        lines.writeheader()
         yield write
 
 

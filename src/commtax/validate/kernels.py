@@ -1,14 +1,11 @@
 """Timed kernels against the constants of their chip's family: tables of a file, and rows of our own sweep."""
 
-import tomllib
-from functools import lru_cache
-from importlib.resources import files
-
 import numpy as np
 
 from commtax import catalog
 from commtax.cost.compute import Kernel
 from commtax.cost.kernels import peak, seconds
+from commtax.files import table
 from commtax.readers.published import sweep
 from commtax.readers.published.kernels import DTYPES, KernelTable, kernel
 from commtax.spec import DTYPE_BYTES, Chip, KernelConstants
@@ -16,6 +13,7 @@ from commtax.statement import Refusal
 from commtax.validate.records import Array, Predicted, Records, around, of_columns
 
 UNMEASURED = 0.5  # half-width of the range where a family or number format has no residuals
+SPREADS: dict[str, dict[str, dict[str, float]]] = table("validate/spreads.toml")
 ENGINE = "vllm"  # the tables are of the kernels that serving engines call
 
 
@@ -72,12 +70,7 @@ def swept_kernel(row: sweep.SweepRow, kind: str, chip: Chip) -> Predicted:
     return around(float(fixed + moving), 1 + spread(kind, sweep.ENGINE, row["dtype"]), float(least))
 
 
-@lru_cache(maxsize=1)
-def _spreads() -> dict[str, dict[str, dict[str, float]]]:
-    return tomllib.loads((files("commtax.validate") / "spreads.toml").read_text())
-
-
 def spread(kind: str, family: str, dtype: str) -> float:
     """Width of the 80 % range of single kernels: 4 in 5 measured times lie within a factor of 1 + this of the predicted one."""
-    known = _spreads()[kind].get(family, {})
+    known = SPREADS[kind].get(family, {})
     return known.get(dtype, known.get("else", UNMEASURED))

@@ -1,14 +1,12 @@
 """Median, tail, bias, coverage and width of errors, by whatever rows share; and the stated bounds on them (``bounds.toml``)."""
 
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 
 import numpy as np
 
-from commtax.files import Json
+from commtax.files import Json, table
 from commtax.validate.records import Array, Records
 
 BY = ("kind", "source", "system", "library", "version", "mode", "dtype", "tp", "fitted")
@@ -154,7 +152,7 @@ CHOICES: dict[str, Callable[[Records, Array], Array]] = {
 def judge(records: Records, tables: Mapping[str, tuple[int, int]]) -> list[Bound]:
     """All bounds, on rows that were priced and not fitted; the last two on all rows."""
     tested = records.where_true(records.priced & ~records.fitted)
-    stated = tomllib.loads((files("commtax.validate") / "bounds.toml").read_text())["bound"]
+    stated = table("validate/bounds.toml")["bound"]
     shares = [1 - priced / rows for rows, priced in tables.values() if rows]
     every = sum(rows for rows, _ in tables.values())
     return [

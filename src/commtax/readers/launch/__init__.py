@@ -47,43 +47,43 @@ def parse(text: str) -> Launch:
     if "LLM(" in text:
         return _read("vllm", keywords(text), [], "", NO_FILES)
     script, written = without_files(text)
-    launches = [launch for words in commands(script) if (launch := _command(words, written))]
+    launches = [launch for args in commands(script) if (launch := _command(args, written))]
     if not launches:
         raise Refusal(f"from '{' '.join(text.split())[:60]}': no launch command found ({PROGRAMS})", "from")
     return _joined(launches)
 
 
-def _command(words: list[str], written: Mapping[str, str]) -> Launch | None:
+def _command(args: list[str], written: Mapping[str, str]) -> Launch | None:
     """One command's launch, or None where it is something else."""
-    image = next((w for w in words if any(i in w for i in IMAGES) and not w.startswith("-")), "")
-    last = max((at for at in range(len(words)) if _program(words, at)[1]), default=-1)
-    for at, word in enumerate(words):
-        engine, skip = _program(words, at)
+    image = next((w for w in args if any(i in w for i in IMAGES) and not w.startswith("-")), "")
+    last = max((at for at in range(len(args)) if _program(args, at)[1]), default=-1)
+    for at, word in enumerate(args):
+        engine, skip = _program(args, at)
         if not skip and word == image and at > last:
             engine, skip = next(e for i, e in IMAGES.items() if i in image), 1  # the image's entry point is the server
         if skip:
             version = re.search(r":v?(\d+(?:\.\d+)+\w*)$", image[-100:])
-            return _read(engine, words[at + skip :], words[:at], version[1] if version else "", written)
+            return _read(engine, args[at + skip :], args[:at], version[1] if version else "", written)
     return None
 
 
-def _program(words: list[str], at: int) -> tuple[str, int]:
+def _program(args: list[str], at: int) -> tuple[str, int]:
     """The program that starts at a word, and how many words name it (0: none)."""
-    word, following = words[at].rsplit("/", 1)[-1], words[at + 1] if at + 1 < len(words) else ""
+    word, following = args[at].rsplit("/", 1)[-1], args[at + 1] if at + 1 < len(args) else ""
     for program, first, then, count in STARTS:
         if word == first and (following.startswith(then) if first == "-m" else following == then or not then):
             return program, count
     return "", 0
 
 
-def _read(engine: str, words: list[str], before: list[str], version: str, written: Mapping[str, str]) -> Launch:
+def _read(engine: str, args: list[str], before: list[str], version: str, written: Mapping[str, str]) -> Launch:
     """The flags of one program in the engine's own meaning; ``before`` it stand its variables and what starts it."""
     reading = Reading()
     env = dict(w.split("=", 1) for w in before if re.match(r"[A-Za-z_]\w*=", w))
     reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(LOUD) and not k.startswith(QUIET)]
     if engine == "torchrun":
-        engine, words = _split_torchrun(words, reading)
-    loose = reading.take(words, dialect(engine))
+        engine, args = _split_torchrun(args, reading)
+    loose = reading.take(args, dialect(engine))
     if "file" in reading.values:
         _read_file(str(reading.values.pop("file")), written, engine, reading)
     if (hosts := _srun(before)) and "nnodes" not in reading.values:
@@ -98,8 +98,8 @@ def _srun(before: list[str]) -> int:
     """Hosts that a job launcher in front names."""
     text = " ".join(before)
     called = re.search(r"\b(?:srun|salloc)\b", text)
-    told = re.compile(r"(?:-N|--nodes)[= ](\d{1,9})\b").search(text, called.end()) if called else None
-    return int(told[1]) if told else 0
+    nodes = re.compile(r"(?:-N|--nodes)[= ](\d{1,9})\b").search(text, called.end()) if called else None
+    return int(nodes[1]) if nodes else 0
 
 
 def _read_file(name: str, written: Mapping[str, str], engine: str, reading: Reading) -> None:
@@ -120,20 +120,20 @@ def _read_file(name: str, written: Mapping[str, str], engine: str, reading: Read
     reading.take(flags, dialect(engine))
 
 
-def _split_torchrun(words: list[str], reading: Reading) -> tuple[str, list[str]]:
+def _split_torchrun(args: list[str], reading: Reading) -> tuple[str, list[str]]:
     """torchrun's own flags, then the program and its words."""
     own, at = dialect("torchrun").flags, 0
-    while at < len(words) and words[at].startswith("-"):
-        flag, equals, value = words[at].partition("=")
+    while at < len(args) and args[at].startswith("-"):
+        flag, equals, value = args[at].partition("=")
         name = plain(flag)
         if name in own:
-            reading.values[own[name][0]] = value or (words[at + 1] if at + 1 < len(words) else "")
+            reading.values[own[name][0]] = value or (args[at + 1] if at + 1 < len(args) else "")
         at += 1 if equals or name in TORCHRUN_SWITCHES else 2
-    program = words[at] if at < len(words) else ""
+    program = args[at] if at < len(args) else ""
     if "torchtitan" in program:
-        return "torchtitan", words[at + 1 :]
-    if re.search(r"(pretrain|megatron)\w*", program) or any("tensor-model-parallel" in plain(w) for w in words):
-        return "megatron", words[at + 1 :]
+        return "torchtitan", args[at + 1 :]
+    if re.search(r"(pretrain|megatron)\w*", program) or any("tensor-model-parallel" in plain(w) for w in args):
+        return "megatron", args[at + 1 :]
     raise Refusal(f"from: torchrun starts '{program}', which is neither Megatron's pretrain_*.py nor torchtitan.train", "from")
 
 
@@ -193,12 +193,12 @@ def without_files(text: str) -> tuple[str, dict[str, str]]:
         if word := re.match(r"\s*+(\w++)", line):
             ends.setdefault(word[1], []).append(number)
     while at < len(lines):
-        found = next((m for pattern in HERE if (m := pattern.search(lines[at]))), None)
-        later = ends.get(found["end"], []) if found else []
+        opening = next((m for pattern in HERE if (m := pattern.search(lines[at]))), None)
+        later = ends.get(opening["end"], []) if opening else []
         place = bisect_right(later, at)
-        if found and place < len(later):
-            files[found["name"]] = "\n".join(lines[at + 1 : later[place]])
-            kept.append(lines[at][: found.start()])
+        if opening and place < len(later):
+            files[opening["name"]] = "\n".join(lines[at + 1 : later[place]])
+            kept.append(lines[at][: opening.start()])
             at = later[place]
         else:
             kept.append(lines[at])
@@ -218,11 +218,11 @@ def commands(text: str) -> Iterator[list[str]]:
     reader = shlex.shlex(text.replace("\n", " ; "), posix=True, punctuation_chars=";&|")
     reader.whitespace_split, reader.commenters = True, ""
     try:
-        words = list(reader)
+        args = list(reader)
     except ValueError as error:
         raise Refusal(f"from: the command's quotes do not match ({error})", "from") from None
     command: list[str] = []
-    for word in [*words, ";"]:
+    for word in [*args, ";"]:
         if not set(word) <= set(";&|"):
             command.append(word)
         elif command:
@@ -236,15 +236,15 @@ def _without_comments(text: str) -> str:
     >>> _without_comments("a 'b #c' #d")
     "a 'b #c' "
     """
-    return COMMENT.sub(lambda found: found[1] or "", text)
+    return COMMENT.sub(lambda match: match[1] or "", text)
 
 
 def _unfolded(text: str, values: dict[str, str]) -> str:
     """The text with its variables put in; they may hold each other many times over, so that there is a limit."""
     pieces, at, size = [], 0, 0
-    for found in USED.finditer(text):
-        pieces += [text[at : found.start()], values.get(found[1], found[0]).replace("\n", " ")]
-        at, size = found.end(), size + len(pieces[-1]) + len(pieces[-2])
+    for use in USED.finditer(text):
+        pieces += [text[at : use.start()], values.get(use[1], use[0]).replace("\n", " ")]
+        at, size = use.end(), size + len(pieces[-1]) + len(pieces[-2])
         if size > MAX_SIGNS:
             raise Refusal(f"from: its variables make more than {MAX_SIGNS:,} signs of it; paste the command alone", "from")
     return "".join([*pieces, text[at:]])

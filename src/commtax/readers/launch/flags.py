@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from commtax.cost.schedules import SCHEDULES
-from commtax.readers import table
+from commtax.files import table
 from commtax.statement import Note, Refusal
 from commtax.units import parse_count, parse_fraction
 
@@ -52,7 +52,7 @@ class Dialect:
 @cache
 def dialect(program: str) -> Dialect:
     """The table of an engine, of torchrun, or what is common to them."""
-    own = table(f"launch/tables/{program}.toml")
+    own = table(f"readers/launch/tables/{program}.toml")
     rows = [(name, kind, flags.split()) for kind in KINDS for name, flags in own.pop(kind, {}).items()]
     flags = {flag.replace("_", "-"): (name, kind) for name, kind, spellings in rows for flag in spellings}
     starts = tuple((word, follows, count) for word, follows, count in own.pop("starts", ()))
@@ -74,10 +74,10 @@ def spelled(engine: str, **facts: Value) -> list[str]:
     ['--tensor-parallel-size 2', '--enforce-eager', '--gpu-memory-utilization 0.9']
     """
     written = dialect(engine).written
-    words = {
+    values = {
         name: "" if value is True else f" {value:g}" if isinstance(value, float) else f" {value}" for name, value in facts.items()
     }
-    return [f"--{written[name]}{words[name]}" for name, value in facts.items() if value]
+    return [f"--{written[name]}{values[name]}" for name, value in facts.items() if value]
 
 
 @dataclass(slots=True)
@@ -100,10 +100,10 @@ class Reading:
     def note(self, code: str, text: str) -> None:
         self.notes.append(Note(code, text))
 
-    def take(self, words: list[str], own: Dialect) -> list[str]:
+    def take(self, args: list[str], own: Dialect) -> list[str]:
         """Keep what flags say; what has no meaning is unread. Returns the words that belong to no flag."""
         loose = []
-        for name, value, written in _pairs(words, own.flags):
+        for name, value, written in _pairs(args, own.flags):
             switch, kind = own.flags.get(name.removeprefix("no-"), ("", ""))
             if not name:
                 loose.append(written)
@@ -145,21 +145,21 @@ def _value(name: str, kind: str, value: str | None) -> Value | None:
     if "$" in value:
         raise Refusal("the variable is not set in what was pasted", "from")
     try:
-        found = PARSERS[kind](value, name)
+        number = PARSERS[kind](value, name)
     except ValueError:
         raise Refusal(RULES[kind], "from") from None
-    if found == -1 and name in AS_LONG_AS_FITS:
+    if number == -1 and name in AS_LONG_AS_FITS:
         return None
-    if not {"int": found >= 1, "count": True, "share": 0 < found <= 1, "ratio": 0 <= found <= 1}[kind]:
+    if not {"int": number >= 1, "count": True, "share": 0 < number <= 1, "ratio": 0 <= number <= 1}[kind]:
         raise Refusal(RULES[kind], "from")
-    return found
+    return number
 
 
-def _pairs(words: list[str], flags: Flags) -> Iterator[tuple[str, str | None, str]]:
+def _pairs(args: list[str], flags: Flags) -> Iterator[tuple[str, str | None, str]]:
     """(flag, value, both as written) in order; the flag is "" for a word that belongs to none."""
     at = 0
-    while at < len(words):
-        word, at = words[at], at + 1
+    while at < len(args):
+        word, at = args[at], at + 1
         if not _is_flag(word):
             yield "", word, word
             continue
@@ -168,8 +168,8 @@ def _pairs(words: list[str], flags: Flags) -> Iterator[tuple[str, str | None, st
         kind = (flags.get(name) or COMMON.flags.get(name) or ("", ""))[1]
         if equals:
             yield name, value, word
-        elif kind != "on" and at < len(words) and not _is_flag(words[at]):
-            yield name, words[at], f"{word} {words[at]}"
+        elif kind != "on" and at < len(args) and not _is_flag(args[at]):
+            yield name, args[at], f"{word} {args[at]}"
             at += 1
         else:
             yield name, None, word

@@ -4,12 +4,12 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 
-from commtax.cost.schedules import virtual_layers
+from commtax.cost.schedules import Layout, virtual_layers
 from commtax.files import parse_json
 from commtax.readers import filled
 from commtax.readers.launch.flags import RULES, Reading, Value, dialect
-from commtax.readers.stage_layout import layout_of, stages
 from commtax.statement import Note, Refusal
 
 AUTO_EP = -1  # experts over tp x dp
@@ -25,6 +25,8 @@ OPTIONS = (
 """Options of ours that a command may set."""
 UNEVEN = ("first_layers", "last_layers", "embedding_counts", "loss_counts")
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "width", "experts", "vocab", "top_k")
+MOST_LETTERS = 100_000  # that a layout of stages may spell out
+LAYOUT_TOKEN = re.compile(r"\*[0-9]{1,9}|.", re.DOTALL)
 BENCHMARKS = ("throughput", "latency")
 """Words behind ``trtllm-bench`` that are no model."""
 
@@ -131,8 +133,8 @@ def _role(reading: Reading) -> str:
     """Prompts or decoding, where a server does one of them."""
     text = reading.text("kv_transfer")
     try:
-        told = parse_json(text, "kv_transfer")
-        kind, role = told["kv_connector"], dialect("vllm").names["role"].get(told["kv_role"], "")
+        config = parse_json(text, "kv_transfer")
+        kind, role = config["kv_connector"], dialect("vllm").names["role"].get(config["kv_role"], "")
     except (ValueError, KeyError, TypeError):
         kind, role = "", ""
     if kind != "NixlConnector" or not role:
@@ -259,6 +261,58 @@ def _chunks(reading: Reading, pp: int) -> int:
         theirs, ours = ("+".join(map(str, sizes)) for sizes in (asked, priced))
         reading.note("stages", f"stages of {theirs} layers are asked for; priced as {ours}")
     return chunks
+
+
+def stages(text: str) -> list[str]:
+    """What each virtual stage of Megatron's ``--pipeline-model-parallel-layout`` holds, in the order of the model.
+
+    ``E`` is the embedding, ``t`` a layer, ``m`` a layer of multi-token prediction, ``L`` head and loss; ``|`` ends a stage, ``*n``
+    repeats the letter or the group before it, and commas only please the eye.
+
+    >>> stages("Et*3|(tt|)*2L")
+    ['Ettt', 'tt', 'tt', 'L']
+    """
+    letters: list[str] = []
+    group, unit = 0, 0  # where a group began, how many letters a "*n" repeats
+    for token in LAYOUT_TOKEN.findall(text):
+        if token in "EtmL|":
+            letters.append(token)
+            unit = 1
+        elif token == "(":
+            group = len(letters)
+        elif token == ")":
+            unit = len(letters) - group
+        elif token[0] == "*" and unit and len(token) > 1:
+            last, times = letters[len(letters) - unit :], int(token[1:])
+            if len(letters) + unit * times > MOST_LETTERS:
+                raise Refusal(f"from: pipeline-model-parallel-layout spells out more than {MOST_LETTERS:,} letters", "from")
+            letters[len(letters) - unit :] = last * times
+            unit = 0
+        elif token not in ", '\"":
+            raise Refusal(
+                f"from: pipeline-model-parallel-layout '{text:.40}': E, t, m, L, |, (…) and *n are known, not '{token}'", "from"
+            )
+    return "".join(letters).split("|")
+
+
+def layout_of(text: str, pp: int) -> Layout:
+    """Layers of each virtual stage, by chunk and rank."""
+    virtual = stages(text)
+    if len(virtual) % pp:
+        raise Refusal(f"from: pipeline-model-parallel-layout has {len(virtual)} stages, which pp={pp} does not divide", "from")
+    sizes = [stage.count("t") for stage in virtual]
+    return tuple(tuple(sizes[i : i + pp]) for i in range(0, len(sizes), pp))
+
+
+def layout_text(layout: Layout) -> str:
+    """The layout as Megatron reads it, equal stages beside each other in one group.
+
+    >>> layout_text(((3, 4, 4), (4, 4, 3)))
+    'Ettt|(tttt|)*4tttL'
+    """
+    first, *inner, last = ("t" * size for chunk in layout for size in chunk)
+    runs = [(stage, len(list(run))) for stage, run in groupby(inner)]
+    return "".join([f"E{first}|", *(f"({stage}|)*{n}" if n > 1 else f"{stage}|" for stage, n in runs), f"{last}L"])
 
 
 def _uneven(reading: Reading, layers: int, pp: int) -> list[int]:

@@ -123,14 +123,9 @@ def read(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Ker
     if not rows:
         return KernelTable(form, system, 0)
     text = {column: np.array([row[i] for row in rows], dtype=object) for i, column in enumerate(header)}
-    return of_text(form, system, catalog.chip(chip), text)
-
-
-def of_text(form: str, system: str, chip: Chip, text: Sizes) -> KernelTable:
-    count = len(text["latency_ms"])
     names = (*NEEDED[form], "latency_ms", "step", "window_size")
-    sizes = {c: _numbers(text[c]) if c in text else np.zeros(count) for c in names}
-    return KernelTable(form, system, count, chip, text, sizes)
+    sizes = {c: _numbers(text[c]) if c in text else np.zeros(len(rows)) for c in names}
+    return KernelTable(form, system, len(rows), catalog.chip(chip), text, sizes)
 
 
 def _numbers(column: Array) -> Array:
@@ -152,10 +147,7 @@ def kernel(form: str, dtype: str, stored: str, x: Sizes) -> Kernel:
     if form == "gemm":
         size = DTYPE_BYTES[dtype] + (NVFP4_SCALE_BYTES if dtype == "nvfp4" else 0)
         return product(x["m"], x["n"], x["k"], dtype, size, size if dtype == "fp8" else 2.0)
-    batch, heads, kv_heads, dim = x["batch_size"], x["num_heads"], x["num_key_value_heads"], float(x["head_dim"][0])
-    if form == "decode":
-        return decode_attention(batch, _keys(x), heads, kv_heads, dim, DTYPE_BYTES[stored])
-    return prefill_over(batch, x["isl"], heads, kv_heads, dim, _pairs(x), past=x["step"], dtype=dtype, stored=DTYPE_BYTES[stored])
+    return attention(form, x, dtype, DTYPE_BYTES[stored])
 
 
 def _keys(x: Sizes) -> Array:
@@ -165,7 +157,7 @@ def _keys(x: Sizes) -> Array:
 
 def _pairs(x: Sizes) -> Array:
     """Causal pairs of query and key, inside the window where there is one."""
-    window, length, past = float(x["window_size"][0]), x["isl"], x["step"]
+    window, length, past = float(np.max(x["window_size"])), x["isl"], x["step"]
     if not window:
         return length * (length + 1) / 2 + length * past
     head = np.clip(np.minimum(length, window - past), 0, None)
@@ -189,27 +181,16 @@ def product(m: Number, n: Number, k: Number, dtype: str, stored: float, act: flo
     return replace(plain, static_scales=static_scales)
 
 
-def decode_attention(batch: Number, length: Number, heads: Number, kv_heads: Number, head_dim: float, stored: float) -> Kernel:
-    """One query a sequence over ``length`` keys and values of ``stored`` bytes an element: 4 FLOPs a key and element."""
-    flops, nbytes = 4.0 * batch * heads * length * head_dim, 2.0 * batch * length * kv_heads * head_dim * stored
-    plain = Kernel("decode attention", "decode", 1, flops, nbytes, weight_bytes=stored, batch=batch, heads=heads)
-    return replace(plain, kv_heads=kv_heads, head_dim=int(head_dim), length=length)
-
-
-def prefill_over(
-    batch: Number,
-    length: Number,
-    heads: Number,
-    kv_heads: Number,
-    head_dim: float,
-    pairs: Number,
-    *,
-    past: Number = 0.0,
-    dtype: str = "bf16",
-    stored: float = OUT_BYTES,
-) -> Kernel:
-    """``length`` new tokens after ``past`` cached ones: 4 FLOPs for each of ``pairs`` of query and key, and element."""
+def attention(form: str, x: Sizes, dtype: str, stored: float) -> Kernel:
+    """Queries over keys and values of ``stored`` bytes an element: 4 FLOPs for each pair of query and key, and element."""
+    batch, heads, kv_heads, dim = x["batch_size"], x["num_heads"], x["num_key_value_heads"], float(np.max(x["head_dim"]))
+    if form == "decode":  # one query a sequence
+        length = _keys(x)
+        flops, nbytes = 4.0 * batch * heads * length * dim, 2.0 * batch * length * kv_heads * dim * stored
+        plain = Kernel("decode attention", "decode", 1, flops, nbytes, weight_bytes=stored, batch=batch, heads=heads)
+        return replace(plain, kv_heads=kv_heads, head_dim=int(dim), length=length)
+    length, past = x["isl"], x["step"]
     moved = 2 * OUT_BYTES * length * heads + 2 * stored * (length + past) * kv_heads
-    flops, nbytes = 4.0 * batch * heads * pairs * head_dim, batch * head_dim * moved
+    flops, nbytes = 4.0 * batch * heads * _pairs(x) * dim, batch * dim * moved
     plain = Kernel("prefill attention", "prefill", 1, flops, nbytes, dtype=dtype, batch=batch, heads=heads, kv_heads=kv_heads)
-    return replace(plain, head_dim=int(head_dim), length=length, past=past)
+    return replace(plain, head_dim=int(dim), length=length, past=past)

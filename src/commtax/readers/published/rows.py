@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Generic, TypeVar
 
-from commtax.files import Json
-from commtax.readers import filled, table
+from commtax.files import Json, table
+from commtax.readers import filled
 from commtax.statement import Refusal
 from commtax.units import MAX_COUNT
 
@@ -24,7 +24,7 @@ LEAST, MOST = 1e-9, 1e18
 
 @lru_cache(maxsize=1)
 def names() -> Json:
-    return table("published/names.toml")
+    return table("readers/published/names.toml")
 
 
 def matched(kind: str, text: str, before: str = "") -> str:

@@ -7,7 +7,7 @@ from typing import TypedDict, cast
 
 from commtax import catalog
 from commtax.cost.compute import Kernel
-from commtax.readers.published.kernels import decode_attention, prefill_over, product
+from commtax.readers.published.kernels import OUT_BYTES, attention, product
 from commtax.readers.published.rows import Asked, Entry, Row, even_hash
 from commtax.spec import DTYPE_BYTES
 
@@ -67,10 +67,11 @@ def kernel(row: SweepRow) -> Kernel:
     if row["kind"] == "gemm":
         m, n, k = float(row["m"]), float(row["n"]), float(row["k"])
         return product(m, n, k, dtype, size, size, static_scales=dtype == "fp8" and "static" in row.get("mode", ""))
-    batch, length, heads, kv_heads = float(row["batch"]), float(row["length"]), float(row["heads"]), float(row["kv_heads"])
+    length, heads, kv_heads = float(row["length"]), float(row["heads"]), float(row["kv_heads"])
+    x = {"batch_size": float(row["batch"]), "num_heads": heads, "num_key_value_heads": kv_heads, "head_dim": float(row["head_dim"])}
     if row["kind"] == "decode":
-        return decode_attention(batch, length, heads, kv_heads, float(row["head_dim"]), size)
-    return prefill_over(batch, length, heads, kv_heads, float(row["head_dim"]), pairs=length * (length + 1) / 2)
+        return attention("decode", {**x, "step": length - 1, "window_size": 0.0}, dtype, size)
+    return attention("prefill", {**x, "isl": length, "step": 0.0, "window_size": 0.0}, "bf16", OUT_BYTES)
 
 
 def read(rows: Sequence[SweepRow], chip: str) -> list[Asked[SweepRow]]:

@@ -6,7 +6,6 @@
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.resources import as_file, files
 from io import StringIO
 from itertools import islice
 from pathlib import Path
@@ -19,6 +18,7 @@ from commtax.statement import Refusal
 FOLDERED = ("collectives", "serving_runs", "inference", "training_runs")
 """Kinds of tables that a folder holds one file of; ``kernels`` are a folder in it."""
 KINDS = (*FOLDERED, "kernels", "h200")
+SHIPPED = Path(__file__).parent / "tables"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +33,16 @@ class Table:
 
     def dicts(self) -> list[Row]:
         """Rows under the larger tables' names."""
-        if not self.ships:
-            return dicts(self.header, self.rows)
-        own = names()["columns"].get(self.kind, {})
-        chosen = dicts([own.get(column, column) for column in self.header], self.rows)
-        return [_dated(row) for row in chosen] if self.kind == "serving_runs" else chosen
+        own = names()["columns"].get(self.kind, {}) if self.ships else {}
+        rows = dicts([own.get(column, column) for column in self.header], self.rows)
+        return [_dated(row) for row in rows] if self.ships and self.kind == "serving_runs" else rows
 
 
 def shipped(only: str = "") -> Iterator[Table]:
     """Every file that ships here; our own H200 rows are the last."""
     for name in KINDS:
         if only in ("", name):
-            with as_file(files("commtax.readers.published") / "tables" / f"{name}.csv") as path:
-                yield Table(f"published/{name}.csv", name, *read(path), ships=True)
+            yield Table(f"published/{name}.csv", name, *read(SHIPPED / f"{name}.csv"), ships=True)
 
 
 def in_folder(folder: Path, only: str = "") -> Iterator[Table]:

@@ -1,14 +1,13 @@
 """What the page starts from: the catalogue's names, presets and the tour (``tour.toml``)."""
 
-import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
 
 from commtax import catalog
 from commtax.catalog.models import bundled
 from commtax.cost.schedules import TRAINING
 from commtax.cost.tensors import num_params
+from commtax.files import table
 from commtax.report.documents import LEFT_OUT, Value
 
 Keys = dict[str, Value]
@@ -59,7 +58,7 @@ class Catalog:
 
 @lru_cache(maxsize=1)
 def catalogue() -> Catalog:
-    start = tomllib.loads((files("commtax.report.view") / "tour.toml").read_text("utf-8"))
+    start = table("report/view/tour.toml")
     hosts = (*catalog.keys("clusters"), *start["usual_clusters"])
     return Catalog(
         models=[_model(key) for key in catalog.model_keys()],
