@@ -19,6 +19,7 @@ from commtax.planner.space import space
 from commtax.planner.standing import standing
 from commtax.readers.launch import parse
 from commtax.spec import Workload
+from commtax.verbs.asking import ask
 from commtax.verbs.serving import step_s
 from test_planner import command, questions
 
@@ -121,7 +122,7 @@ def test_plans_are_nested(model, hosts, gpus):
 
 
 def _tried(model, cluster):
-    base = commtax.verbs.ask(model, cluster)
+    base = ask(model, cluster)
     s = space(base.model, base.cluster, base.plan, base.engine)
     return {(int(a), int(b), int(c), int(d)): int(n) for a, b, c, d, n in zip(s.tp, s.pp, s.dp, s.ep, s.replicas, strict=True)}
 
@@ -197,7 +198,7 @@ def test_one_client_has_one_prompt_worker():
 @pytest.mark.parametrize("model", ["glm-5", "mixtral-8x7b", "qwen3-30b-a3b"])
 def test_a_plan_among_others_costs_what_it_costs_alone(model, engine):
     """All plans of a cluster priced at once; experts are gathered over dp in some of them and over ep in others."""
-    base = commtax.verbs.ask(model, "4x8xh200-sxm", engine=engine)
+    base = ask(model, "4x8xh200-sxm", engine=engine)
     whole = space(base.model, base.cluster, base.plan, base.engine)
     legal = whole.take(np.flatnonzero(whole.codes == 0))
     many = replace(base, plan=replace(base.plan, **{axis: getattr(legal, axis) for axis in ("tp", "pp", "dp", "ep")}))
