@@ -12,9 +12,8 @@ from commtax.question import MAX_CONCURRENCY, Question
 from commtax.spec import DTYPE_BYTES, Cluster, Engine, Model, Profile
 from commtax.units import format_seconds
 from commtax.verbs import checking
-from commtax.verbs.asking import unsettled
+from commtax.verbs.asking import SearchOptions, only, unsettled
 from commtax.verbs.fitting import holds
-from commtax.verbs.options import SearchOptions, only
 
 SMALLER = ("fp8", "int4")
 MOST_HOSTS = 64

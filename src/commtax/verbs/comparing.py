@@ -17,10 +17,9 @@ from commtax.question import Changes, Question
 from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import parse_count
-from commtax.verbs.asking import AUTO_EP, unsettled
+from commtax.verbs.asking import AUTO_EP, CellOptions, StepOptions, only, unsettled
 from commtax.verbs.billing import StepBill, price, with_link
 from commtax.verbs.fitting import fits
-from commtax.verbs.options import CellOptions, StepOptions, only
 
 TRAIN_AXES = ("batch", "context", *SIZES[:-1], "link", SIZES[-1], "micro_batch", "local_tokens")
 AXES = TRAIN_AXES[:-3]

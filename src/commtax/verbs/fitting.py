@@ -18,9 +18,8 @@ from commtax.spec import SIZES, Cluster, Model, Number
 from commtax.statement import Refusal
 from commtax.units import plural
 from commtax.verbs import checking
-from commtax.verbs.asking import AUTO_EP, settled, unsettled
+from commtax.verbs.asking import AUTO_EP, FitOptions, TrainedOptions, only, settled, unsettled
 from commtax.verbs.billing import USABLE, StepBill
-from commtax.verbs.options import FitOptions, TrainedOptions, only
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,9 @@ from commtax.spec import Cluster, Model, Number, Plan, Workload
 from commtax.statement import Note, Refusal
 from commtax.units import format_mean
 from commtax.verbs import checking
-from commtax.verbs.asking import context_notes, settled, terms_of, unsettled
+from commtax.verbs.asking import RequestOptions, context_notes, only, settled, terms_of, unsettled
 from commtax.verbs.checking import positive
 from commtax.verbs.fitting import cache_tokens, step_limits
-from commtax.verbs.options import RequestOptions, only
 
 MOVING = 0.8  # share of a link's bandwidth that moves caches
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
