@@ -16,6 +16,7 @@ from commtax.emit import benchmark_command, launch_command
 from commtax.question import Question
 from commtax.readers.launch import parse
 from commtax.spec import Plan
+from commtax.verbs.asking import ask
 from strategies import questions
 
 VLLM = "vllm serve meta-llama/Llama-3.1-70B-Instruct"
@@ -298,7 +299,7 @@ def test_training_reads_back_too(key, tp, pp, cp, dp, recompute, split, chunks):
 @pytest.mark.parametrize("spread", [0.0, 0.25, 0.5])
 def test_a_benchmark_draws_the_lengths_that_were_priced(engine, spread):
     """SGLang draws from a share of the stated length up to it, the others to either side of it."""
-    asked = commtax.verbs.ask("llama-3.1-8b", "h100-sxm", input_len=1000, output_len=200, concurrency=8, spread=spread)
+    asked = ask("llama-3.1-8b", "h100-sxm", input_len=1000, output_len=200, concurrency=8, spread=spread)
     found = parse(benchmark_command(asked, engine))
     assert (found.options.get("input_len"), found.options.get("output_len"), found.options.get("concurrency")) == (1000, 200, 8)
     assert found.options.get("spread") == pytest.approx(spread, abs=1e-3)
@@ -328,7 +329,7 @@ def test_commands_that_cannot_be_written():
         with pytest.raises(ValueError, match=says):
             launched(model, plan, engine, cluster)
     with pytest.raises(ValueError, match="serving benchmark"):
-        benchmark_command(commtax.verbs.ask("llama-3.1-8b", "h100-sxm"), "megatron")
+        benchmark_command(ask("llama-3.1-8b", "h100-sxm"), "megatron")
 
 
 def test_hosts_are_told_as_each_engine_wants_it():
@@ -529,7 +530,7 @@ def test_replicas_are_servers_and_dp_is_the_engines():
         assert (read.servers.count, read.axes["dp"], read.num_gpus) == (servers, dp, int(plan.all_gpus))
     for words in ({"replicas": 3}, {"replicas": 0}, {"replicas": 2, "phase": "train"}):
         with pytest.raises(ValueError, match="replicas"):
-            commtax.verbs.ask("llama-3.1-8b", place, tp=4, **words)
+            ask("llama-3.1-8b", place, tp=4, **words)
     with pytest.raises(ValueError, match="decode_workers"):
         commtax.simulate("llama-3.1-8b", place, replicas=2, disaggregated=True)
 
