@@ -15,7 +15,6 @@ from commtax.cli.options import LIMITS, WHERE, About, Verb, taking
 from commtax.cli.order import Order, ordered
 from commtax.planner import best_serving, best_training
 from commtax.planner.columns import ServingPlans, Standing, TrainPlans
-from commtax.planner.rows import longest, put, train_bill_of
 from commtax.planner.serving import WORKLOADS
 from commtax.planner.standing import apart_standing, standing, training_standing
 from commtax.question import MAX_CONCURRENCY, Question
@@ -154,8 +153,8 @@ def _commands(order: Order, searched: ServingPlans) -> dict[str, str]:
     from commtax.emit import apart_command, benchmark_command, launch_command
 
     rows, engine, copies = searched.plans, order.given["emit"], int(searched.plans.replicas[0])
-    q = put(searched.question, rows, 0).but(
-        max_model_len=(order.launch.number("max_model_len") if order.launch else 0) or longest(searched, rows, 0),
+    q = searched.put(rows, 0).but(
+        max_model_len=(order.launch.number("max_model_len") if order.launch else 0) or searched.longest(rows, 0),
         max_num_seqs=max(1, int(rows.running[0])),
         concurrency=int(rows.concurrency[0]),
     )
@@ -205,7 +204,7 @@ def _train(order: Order) -> NoReturn:
     q = q.but(global_batch=given["global_batch"], context=length, sequence_parallel=True)
     searched, speed = _timed(lambda: best_training(q))
     pasted = _trains(searched, order.launch) if order.launch else None
-    commands = emitted(order, train_bill_of(searched, searched.plans, 0), given["emit"]) if len(searched.plans) else {}
+    commands = emitted(order, searched.step_of(searched.plans, 0), given["emit"]) if len(searched.plans) else {}
     _answer(order, searched, pasted, commands, speed)
 
 

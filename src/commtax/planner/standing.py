@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from commtax.planner.columns import SERVED, Columns, ServingPlans, Standing, TrainPlans, label, order, worth
+from commtax.planner.columns import SERVED, Columns, ServingPlans, Standing, TrainPlans, describe_kind, label, order, worth
 from commtax.planner.disaggregated import BUSY
 from commtax.planner.reasons import best_times
-from commtax.planner.rows import describe_kind, describe_training, gpu_words
 from commtax.planner.serving import best_first, figures, search, simulated
 from commtax.planner.serving import columns as priced
 from commtax.planner.space import Space
@@ -15,7 +14,7 @@ from commtax.planner.training import BUDGET, columns
 from commtax.question import Question
 from commtax.spec import SIZES
 from commtax.statement import Refusal
-from commtax.verbs.asking import settled
+from commtax.verbs.asking import describe_gpus, settled
 from commtax.verbs.billing import price
 from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.serving import serve
@@ -50,13 +49,13 @@ def _placed(answer: ServingPlans, name: str, gpus: int, loads: Callable[[], Colu
         return _cannot(answer, name, str(error))
     good, near = (rows.take(slice(1)) for rows in best_first(q, every))
     if not len(good):
-        return Standing(gpu_words(answer, near, 0), near, reason=f"breaks the limit: {best_times(q, every)}")
+        return Standing(answer.gpu_words(near, 0), near, reason=f"breaks the limit: {best_times(q, every)}")
     theirs, own = (order(q, rows) for rows in (answer.plans, good))
     better = theirs[0] > own[0]
     if q.goal.objective == "gpus":  # as many GPUs are no tie
         better |= (theirs[0] == own[0]) & (theirs[1] > own[1] * (1 + 1e-8))
     gain = float(worth(q, answer.plans)[0] / worth(q, good)[0]) if len(answer.plans) else 1.0
-    return Standing(gpu_words(answer, good, 0), good, 1 + int(np.sum(better)), gain)
+    return Standing(answer.gpu_words(good, 0), good, 1 + int(np.sum(better)), gain)
 
 
 def _cannot(answer: ServingPlans | TrainPlans, name: str, reason: str) -> Standing:
@@ -122,10 +121,11 @@ def training_standing(answer: TrainPlans, run: Question) -> Standing:
     except ValueError as error:
         return _cannot(answer, name, str(error))
     row = columns(b, 0, {**{axis: np.array([getattr(plan, axis)]) for axis in SIZES}, "micro_batch": np.array([micro])})
+    described = f"{describe_gpus(b.question.plan)}, microbatch {micro}, {describe_kind(b.question.plan)}"
     budget = BUDGET * run.cluster.chip.visible_bytes
     if row.memory_bytes[0] > budget:
         need = f"{float(row.memory_bytes[0]) / 2**30:.1f} GiB a rank of {budget / 2**30:.1f}"
-        return Standing(describe_training(b.question), row, reason=f"does not fit: {need}")
+        return Standing(described, row, reason=f"does not fit: {need}")
     better = answer.plans.step_s < float(row.step_s[0]) * (1 - 1e-9)
     gain = float(row.step_s[0] / answer.plans.step_s[0]) if len(answer.plans) else 1.0
-    return Standing(describe_training(b.question), row, 1 + int(np.sum(better)), gain)
+    return Standing(described, row, 1 + int(np.sum(better)), gain)

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from commtax.planner.columns import ServingPlans, TrainPlans
-from commtax.planner.rows import train_bill_of
 from commtax.report.documents import Value
 from commtax.report.pipelines import Pipeline, page_pipeline
 from commtax.report.view import View, priced, view_of
@@ -38,7 +37,7 @@ def plan_page(plans: ServingPlans | TrainPlans, command: str) -> Page:
     """The plans as points, and the winner's bill."""
     if not plans.trains:
         return Page("plan", _served(plans, command), plan=serving_front(plans))
-    best = Explained(train_bill_of(plans, plans.plans, 0)) if len(plans.plans) else None
+    best = Explained(plans.step_of(plans.plans, 0)) if len(plans.plans) else None
     shown = view_of(best, written(best.bill.question), command) if best else None
     return Page("plan", shown, plan=training_front(plans))
 
