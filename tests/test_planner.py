@@ -115,13 +115,12 @@ def test_memory_of_arrays_is_that_of_scalars():
     tp, pp = (x.ravel() for x in np.meshgrid([1, 2, 4, 8], [1, 2, 3]))
     for model, engine in (("llama-3.1-70b", "vllm"), ("gpt-oss-20b", "sglang"), ("deepseek-v3", "trtllm")):
         cluster = catalog.cluster("8x8xh200-sxm")
-        limits = {"max_num_batched_tokens": 8192, "max_num_seqs": 256}
-        many = cache_tokens(ask(model, cluster, tp=tp, pp=pp, engine=engine, **limits))
-        for i in range(len(tp)):
-            one = commtax.fit(
-                model, cluster, tp=int(tp[i]), pp=int(pp[i]), engine=engine, **limits
-            )  # fmt: skip
-            assert many[i] == one.kv_tokens
+        for own in ({}, {"block_size": 128}, {"kv_cache_memory_bytes": 30e9}):
+            limits = {"max_num_batched_tokens": 8192, "max_num_seqs": 256, **own}
+            many = cache_tokens(ask(model, cluster, tp=tp, pp=pp, engine=engine, **limits))
+            for i in range(len(tp)):
+                one = commtax.fit(model, cluster, tp=int(tp[i]), pp=int(pp[i]), engine=engine, **limits)
+                assert many[i] == one.kv_tokens
 
 
 def test_training_plans():
