@@ -19,7 +19,7 @@ from commtax.planner.standing import standing
 from commtax.readers.launch import parse
 from commtax.spec import Workload
 from commtax.verbs.asking import ask
-from commtax.verbs.serving import step_s
+from commtax.verbs.serving import step_bill
 from test_planner import command, questions
 
 
@@ -202,10 +202,10 @@ def test_a_plan_among_others_costs_what_it_costs_alone(model, engine):
     legal = whole.take(np.flatnonzero(whole.codes == 0))
     many = replace(base, plan=replace(base.plan, **{axis: getattr(legal, axis) for axis in ("tp", "pp", "dp", "ep")}))
     work = Workload(decode_seqs=60, cached_tokens=60 * 1000)
-    together = np.asarray(step_s(many, work))
+    together = np.asarray(step_bill(many, work).step_s)
     for i in range(0, len(legal), 7):
         one = {axis: int(getattr(legal, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}
-        assert together[i] == pytest.approx(float(step_s(replace(base, plan=replace(base.plan, **one)), work))), one
+        assert together[i] == pytest.approx(float(step_bill(replace(base, plan=replace(base.plan, **one)), work).step_s)), one
 
 
 def test_a_pasted_plan_at_its_own_load():

@@ -8,7 +8,7 @@ from commtax.cost.serving import Load, Served, Steps, closed_loop, prompts_apart
 from commtax.planner.columns import Array, Columns, cached
 from commtax.planner.space import Space, beside
 from commtax.question import Goal, Question
-from commtax.verbs.serving import decoding, moved_s, step_s
+from commtax.verbs.serving import decoding, moved_s, step_bill
 
 COPIES = np.r_[1:65, (64 * 2 ** (np.arange(1, 129) / 8)).astype(int)]
 """Decode workers that are tried: all up to 64, then eight to a doubling. The same on every cluster, so that more GPUs only add."""
@@ -17,7 +17,7 @@ SAME = 1e-3  # prompt workers that shorten requests by less than this are left o
 SMALL = 32  # GPUs of a split that is tried for the price of its tokens: larger ones have the same shares of both kinds
 
 
-def columns(base: Question, roomy: Space, prompt_s: Array, kv: Array, room: Array, index: int) -> Columns:
+def columns(base: Question, roomy: Space, prompt_s: Array, room: Array, index: int) -> Columns:
     """Prompt workers and decode copies of one tp degree each, inside a fast domain, with no more workers than help.
 
     Priced as ``commtax simulate --disaggregated`` prices one of them; steps are priced once for each degree. A single
@@ -32,12 +32,12 @@ def columns(base: Question, roomy: Space, prompt_s: Array, kv: Array, room: Arra
         seqs = np.arange(1, room[i] + 1)
         load = Load(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread)
         one = base.but(tp=int(roomy.tp[i]))
-        steps = Steps(step_s(one, decoding(seqs, load)), 0.0)
+        steps = Steps(step_bill(one, decoding(seqs, load)).step_s, 0.0)
         quiet = closed_loop(load, steps, seqs, 0.0 * seqs, base.engine)
         for j in plain:
-            sizes = int(roomy.tp[i]), int(roomy.tp[j])
-            for copies, workers in _splits(base, *sizes, float(prompt_s[j]), load, quiet):
-                parts.append(_rows(base, *sizes, copies, workers, float(prompt_s[j]), load, quiet, float(kv[i]), index))
+            sizes, prompt = (int(roomy.tp[i]), int(roomy.tp[j])), float(prompt_s[j])
+            for split in _splits(base, *sizes, prompt, load, quiet):
+                parts.append(_rows(base, *sizes, *split, prompt, load, quiet, float(roomy.kv_tokens[i]), index))
     return Columns.joined(parts)
 
 

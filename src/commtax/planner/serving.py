@@ -64,18 +64,18 @@ def _points(q: Question, index: int) -> tuple[Columns, list[Rejected], int]:
     legal = whole.take((whole.codes == 0) & (whole.replicas > 0))
     if not len(legal):
         return NO_SERVING, lost, len(whole)
-    kv = np.asarray(cache_tokens(base.but(**_sizes(legal))))
-    fits = kv >= q.requests.tokens
+    legal = replace(legal, kv_tokens=np.asarray(cache_tokens(base.but(**_sizes(legal)))))
+    fits = legal.kv_tokens >= q.requests.tokens
     lost += reasons.too_large(put, legal, fits, index)
-    roomy, kv = legal.take(fits), kv[fits]
+    roomy = legal.take(fits)
     if not len(roomy):
         return NO_SERVING, lost, len(whole) * most
     if q.goal.objective == "gpus":  # copies add throughput, not an answer
         roomy = replace(roomy, replicas=np.ones(len(roomy), dtype=int))
-    return search(base, roomy, kv, index), lost, len(whole) * most
+    return search(base, roomy, index), lost, len(whole) * most
 
 
-def search(base: Question, roomy: Space, kv: Array, index: int) -> Columns:
+def search(base: Question, roomy: Space, index: int) -> Columns:
     """Every concurrency that can matter: a coarse grid of all plans, then all of the intervals that may hold a good plan's best.
 
     A request takes no less time when others join, but for a dip where a collective changes its algorithm, so between two
@@ -83,10 +83,10 @@ def search(base: Question, roomy: Space, kv: Array, index: int) -> Columns:
     best plans', or that break a limit at both ends, are left out; ``DIP`` leaves room for the dips.
     """
     goal = base.goal
-    held = np.clip(kv // cached(base), 1, goal.max_concurrency).astype(int)
-    room = held if goal.limited else knees(base, roomy, kv, held)
+    held = np.clip(roomy.kv_tokens // cached(base), 1, goal.max_concurrency).astype(int)
+    room = held if goal.limited else knees(base, roomy, held)
     rows, load, last = _coarse(room)
-    priced = simulated(base, roomy.take(rows), load, kv[rows])
+    priced = simulated(base, roomy.take(rows), load)
     coarse = columns(roomy.take(rows), load, priced, index)
     ahead = np.where(last, load, np.append(load[1:], 1))
     rate = coarse.tokens_per_s if goal.objective == "throughput" else coarse.tokens_per_s_per_gpu
@@ -97,32 +97,30 @@ def search(base: Question, roomy: Space, kv: Array, index: int) -> Columns:
     gaps = (ahead - load - 1)[open_]
     inner = np.repeat(open_, gaps)
     step = np.arange(len(inner)) - np.repeat(np.cumsum(gaps) - gaps, gaps) + 1
-    fine_rows, fine_load = rows[inner], load[inner] + step
-    more = simulated(base, roomy.take(fine_rows), fine_load, kv[fine_rows])
-    fine = columns(roomy.take(fine_rows), fine_load, more, index)
+    between, clients = roomy.take(rows[inner]), load[inner] + step
+    fine = columns(between, clients, simulated(base, between, clients), index)
     prompt_s = np.asarray(priced.steps.prompt_s * priced.steps.chunks)[load == 1]
-    split = apart.columns(base, roomy, prompt_s, kv, np.minimum(held, step_limits(base)[1]), index)
+    split = apart.columns(base, roomy, prompt_s, np.minimum(held, step_limits(base)[1]), index)
     return Columns.joined([coarse, fine, split])
 
 
-def knees(base: Question, roomy: Space, kv: Array, room: Array) -> Array:
+def knees(base: Question, roomy: Space, room: Array) -> Array:
     """The load of each plan at which tokens/s over the time of a request are most (Kleinrock's power): its knee.
 
     Found on the coarse grid, then on ``PIECES`` of the two intervals around its best point. A plan's own: no limit moves it.
     """
     rows, load, last = _coarse(room)
     before, after = np.where(load == 1, 1, np.append(1, load[:-1])), np.where(last, load, np.append(load[1:], 1))
-    top = _most_powerful(rows, _power(base, roomy, kv, rows, load))
+    top = _most_powerful(rows, _power(base, roomy.take(rows), load))
     loads = np.unique(np.linspace(before[top], after[top], PIECES + 1).round().astype(int) + 0 * top, axis=0).T
     fine_rows = np.repeat(rows[top], loads.shape[1])
-    best = _most_powerful(fine_rows, _power(base, roomy, kv, fine_rows, loads.ravel()))
+    best = _most_powerful(fine_rows, _power(base, roomy.take(fine_rows), loads.ravel()))
     return np.asarray(loads.ravel()[best])
 
 
-def _power(base: Question, roomy: Space, kv: Array, rows: Array, load: Array) -> Array:
+def _power(base: Question, plans: Space, load: Array) -> Array:
     """Clients over the square of a request's seconds: tokens/s over that time, but for a constant."""
-    priced = simulated(base, roomy.take(rows), load, kv[rows])
-    return np.asarray(load / np.asarray(priced.e2e_s) ** 2)
+    return np.asarray(load / np.asarray(simulated(base, plans, load).e2e_s) ** 2)
 
 
 def _most_powerful(rows: Array, power: Array) -> Array:
@@ -151,9 +149,9 @@ def _listed(rows: Array, score: Array) -> float:
     return float(kept[min(LISTED, len(kept)) - 1]) if len(kept) else np.inf
 
 
-def simulated(base: Question, s: Space, concurrency: Array, kv: Array) -> Simulation:
+def simulated(base: Question, s: Space, clients: Array) -> Simulation:
     """One copy of each plan under its load."""
-    return serve(base.but(**_sizes(s), concurrency=concurrency * s.dp, kv_tokens=kv, disaggregated=False))
+    return serve(base.but(**_sizes(s), concurrency=clients * s.dp, kv_tokens=s.kv_tokens, disaggregated=False))
 
 
 def _sizes(s: Space) -> dict[str, Array]:

@@ -67,14 +67,14 @@ def _together(q: Question, sizes: Sizes, replicas: int, dtype: str, clients: int
     """Copies of one plan at their loads."""
     index = _index(q, dtype)
     base = q.but(weights_dtype=q.goal.dtypes[index])
-    kv = np.array([np.max(cache_tokens(settled(base.but(**sizes))))])
-    _check_room(q, float(kv[0]))
-    one = Space.of(1, **{axis: sizes[axis] for axis in SERVED}, replicas=replicas, codes=0)
+    kv = float(np.max(cache_tokens(settled(base.but(**sizes)))))
+    _check_room(q, kv)
+    one = Space.of(1, **{axis: sizes[axis] for axis in SERVED}, replicas=replicas, codes=0, kv_tokens=kv)
     base = settled(base)
     if clients:  # at that load, whatever the cache holds
         load = np.array([max(1, round(clients / (replicas * sizes["dp"])))])
-        return priced(one, load, simulated(base, one, load, kv), index)
-    every = search(base, one, kv, index)
+        return priced(one, load, simulated(base, one, load), index)
+    every = search(base, one, index)
     return every.take(np.flatnonzero(every.mode == 0))
 
 
