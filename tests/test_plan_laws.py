@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.planner import plan, plan_training
+from commtax.planner import plan, plan_training, standing
 from commtax.planner.columns import worth
 from commtax.planner.disaggregated import BUSY, SAME
 from commtax.planner.space import space
-from commtax.planner.standing import standing
 from commtax.readers.launch import parse
 from commtax.spec import Workload
 from commtax.verbs.asking import ask

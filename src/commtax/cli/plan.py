@@ -13,10 +13,9 @@ import click
 from commtax.cli.beside import emitted, show_emitted, write_plan_page
 from commtax.cli.options import LIMITS, WHERE, About, Verb, taking
 from commtax.cli.order import Order, ordered
-from commtax.planner import best_serving, best_training
+from commtax.planner import best_serving, best_training, standing, training_standing
 from commtax.planner.columns import ServingPlans, Standing, TrainPlans
 from commtax.planner.serving import WORKLOADS
-from commtax.planner.standing import apart_standing, standing, training_standing
 from commtax.question import MAX_CONCURRENCY, Question
 from commtax.statement import Refusal
 from commtax.units import parse_seconds
@@ -138,8 +137,8 @@ def _stands(searched: ServingPlans, launch: Launch) -> Standing:
     servers, dtype, clients = launch.servers, str(launch.options.get("dtype", "")), launch.number("concurrency")
     sizes, experts = dict(launch.axes), searched.question.model.experts
     if servers.prefill_workers:
-        kinds = (sizes["tp"], servers.count), (servers.prefill_tp or 1, servers.prefill_workers)
-        return apart_standing(searched, *kinds, dtype, clients)
+        alone, prompts = {"tp": sizes["tp"], "pp": 1, "dp": 1, "ep": 1}, (servers.prefill_tp or 1, servers.prefill_workers)
+        return standing(searched, alone, servers.count, dtype, clients, prompts)
     inner = sizes["dp"]
     if launch.engine == "vllm" and inner > 1 and experts and "ep" not in launch.options:
         sizes["ep"] = sizes["tp"] * inner  # vLLM splits experts over all of them
