@@ -137,7 +137,7 @@ NO_SERVING, NO_TRAINING = Columns.joined([]), TrainColumns.joined([])
 
 
 @dataclass(frozen=True, slots=True)
-class Plans:
+class Searched:
     """What a search answers with."""
 
     question: Question
@@ -153,7 +153,7 @@ class Plans:
 
 
 @dataclass(frozen=True, slots=True)
-class ServingPlans(Plans):
+class ServingPlans(Searched):
     """Good plans best first, rejected families, the nearest plans where none is good, the Pareto front."""
 
     trains: ClassVar[Literal[False]] = False
@@ -215,7 +215,7 @@ class ServingPlans(Plans):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainPlans(Plans):
+class TrainPlans(Searched):
     """Plans that fit, fastest first; where none fits, the nearest."""
 
     trains: ClassVar[Literal[True]] = True

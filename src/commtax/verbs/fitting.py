@@ -1,6 +1,7 @@
 """What fits: ``commtax.fit("llama-3.1-70b", "8xh100-sxm")``, ``commtax.train_fit(...)``."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -294,14 +295,10 @@ def _advice(failed: Fit) -> list[str]:
 
 def _longest(failed: Fit) -> int:
     """The longest request whose blocks are there; 0 if not even a short one."""
-    low, high = 0, failed.question.limits.max_model_len
-    while low < high:
-        middle = (low + high + 1) // 2
-        if judge(failed.question.but(max_model_len=middle)).fits:
-            low = middle
-        else:
-            high = middle - 1
-    return low // failed.question.limits.block_size * failed.question.limits.block_size
+    asked, size = failed.question, failed.question.limits.block_size
+    lengths = range(1, asked.limits.max_model_len + 1)
+    most = bisect_left(lengths, True, key=lambda length: not judge(asked.but(max_model_len=length)).fits)
+    return most // size * size
 
 
 def _more_gpus(failed: Fit) -> list[str]:
