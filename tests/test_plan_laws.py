@@ -13,7 +13,7 @@ import commtax
 from commtax import catalog
 from commtax.planner import plan, plan_training, standing
 from commtax.planner.columns import worth
-from commtax.planner.disaggregated import BUSY, SAME
+from commtax.planner.serving import BUSY, SAME
 from commtax.planner.space import space
 from commtax.readers.launch import parse
 from commtax.spec import Workload

@@ -10,7 +10,6 @@ import numpy as np
 
 from commtax.planner import serving, training
 from commtax.planner.columns import SERVED, Columns, ServingPlans, Standing, TrainPlans, describe_kind, label, order, worth
-from commtax.planner.disaggregated import BUSY
 from commtax.planner.reasons import best_times, explain, explain_training, missed
 from commtax.planner.space import Space
 from commtax.question import MAX_CONCURRENCY, Question
@@ -196,7 +195,7 @@ def _apart(run: Question, copies: int, prompts: tuple[int, int], clients: int, i
     if clients:
         return every
     # Up to what prompt servers keep up with, and without a limit to the knee.
-    busy, place = np.asarray(s.offered) <= BUSY * workers, np.arange(len(loads))
+    busy, place = np.asarray(s.offered) <= serving.BUSY * workers, np.arange(len(loads))
     last = len(loads) if run.goal.limited else 1 + int(np.argmax(loads / np.asarray(s.e2e_s) ** 2))
     return every.take(np.flatnonzero((busy & (place < last)) | (place == 0)))
 
