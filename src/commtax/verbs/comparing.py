@@ -6,7 +6,7 @@ with where the order of two plans flips.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any, Unpack
 
@@ -221,7 +221,9 @@ def compare_plans(
     ``batches`` count sequences over all replicas, so that plans are asked for the same work. ``where`` gives the cluster
     that a plan meets (its GPUs chosen from a topology); ``links`` replace the link of all of them.
     """
-    return compared_plans(unsettled(model, cluster, only(StepOptions, options)), plans, links, batches, where)
+    put = unsettled(model, cluster, only(StepOptions, options))
+    length = int(put.context) if "context" in options else 1024
+    return replace(compared_plans(put, plans, links, batches, where), context=length)
 
 
 def compared_plans(
