@@ -9,8 +9,7 @@ import numpy as np
 
 import commtax
 from commtax import catalog
-from commtax.planner.disaggregated import BUSY, SAME
-from commtax.planner.serving import PIECES
+from commtax.planner.serving import BUSY, PIECES, SAME
 from commtax.verbs.fitting import fits
 
 GRID = ("model", "cluster", "engine", "input_len", "output_len")

@@ -11,16 +11,14 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.planner import plan, plan_training
+from commtax.planner import plan, plan_training, standing
 from commtax.planner.columns import worth
-from commtax.planner.disaggregated import BUSY, SAME
-from commtax.planner.rows import gpu_words, longest, step_of, train_gpu_words
+from commtax.planner.serving import BUSY, SAME
 from commtax.planner.space import space
-from commtax.planner.standing import standing
 from commtax.readers.launch import parse
 from commtax.spec import Workload
 from commtax.verbs.asking import ask
-from commtax.verbs.serving import step_s
+from commtax.verbs.serving import step_bill
 from test_planner import command, questions
 
 
@@ -46,7 +44,7 @@ def test_a_plan_is_what_simulate_says(question):
         assert float(rows.ttft_s[i]) == pytest.approx(float(one.ttft_s))
         assert float(rows.tpot_s[i]) == pytest.approx(float(one.tpot_s))
         assert float(rows.tokens_per_s[i]) == pytest.approx(float(one.tokens_per_s) * (1 if apart else copies))
-        assert float(step_of(a, rows, i).step_s) == pytest.approx(float(one.steps.decode_s))
+        assert float(a.step_of(rows, i).step_s) == pytest.approx(float(one.steps.decode_s))
 
 
 LARGER = (
@@ -103,11 +101,11 @@ def test_training_gains_from_gpus(model, few, many):
 
 def test_what_idles_is_said():
     few, many = (plan("llama-3.1-405b", place, tpot_s=0.04) for place in ("2x8xh100-sxm", "3x8xh100-sxm"))
-    assert gpu_words(few, few.plans, 0) == "16 GPUs = TP 16"
-    assert gpu_words(many, many.plans, 0) == "16 GPUs = TP 16 (8 of 24 GPUs idle)"
+    assert few.gpu_words(few.plans, 0) == "16 GPUs = TP 16"
+    assert many.gpu_words(many.plans, 0) == "16 GPUs = TP 16 (8 of 24 GPUs idle)"
     assert value(many) == pytest.approx(value(few))
     trained = plan_training("llama-3.1-8b", "9x8xh100-sxm", global_batch=64)
-    assert "(8 of 72 GPUs idle)" in train_gpu_words(trained, trained.plans, 0)
+    assert "(8 of 72 GPUs idle)" in trained.gpu_words(trained.plans, 0)
 
 
 @given(st.sampled_from(("llama-3.1-70b", "qwen3-30b-a3b", "gpt-oss-120b")), st.integers(1, 12), st.sampled_from((1, 2, 3, 4, 6, 8)))
@@ -203,10 +201,10 @@ def test_a_plan_among_others_costs_what_it_costs_alone(model, engine):
     legal = whole.take(np.flatnonzero(whole.codes == 0))
     many = replace(base, plan=replace(base.plan, **{axis: getattr(legal, axis) for axis in ("tp", "pp", "dp", "ep")}))
     work = Workload(decode_seqs=60, cached_tokens=60 * 1000)
-    together = np.asarray(step_s(many, work))
+    together = np.asarray(step_bill(many, work).step_s)
     for i in range(0, len(legal), 7):
         one = {axis: int(getattr(legal, axis)[i]) for axis in ("tp", "pp", "dp", "ep")}
-        assert together[i] == pytest.approx(float(step_s(replace(base, plan=replace(base.plan, **one)), work))), one
+        assert together[i] == pytest.approx(float(step_bill(replace(base, plan=replace(base.plan, **one)), work).step_s)), one
 
 
 def test_a_pasted_plan_at_its_own_load():
@@ -291,9 +289,9 @@ def test_plans_without_workers_of_their_own():
 def test_no_request_is_refused_for_its_length():
     """The model's own length where the cache holds it, else what varied lengths need: never the mean alone."""
     roomy = plan("llama-3.1-8b", "h100-sxm", tpot_s=0.03)
-    assert longest(roomy, roomy.plans, 0) == 0
+    assert roomy.longest(roomy.plans, 0) == 0
     tight = plan("llama-3.1-8b", "rtx-4090", input_len=512, output_len=128, tpot_s=0.05)
-    assert 640 < longest(tight, tight.plans, 0) == 1024
+    assert 640 < tight.longest(tight.plans, 0) == 1024
 
 
 def test_the_page_details_the_plan_it_heads_with(tmp_path):
@@ -303,4 +301,4 @@ def test_the_page_details_the_plan_it_heads_with(tmp_path):
     page = plan_page(found, "commtax plan")
     assert int(found.plans.mode[0]) == 1
     assert page.view.state["tp"] == int(found.plans.tp[0])
-    assert page.view.totals.step_s == pytest.approx(float(step_of(found, found.plans, 0).step_s))
+    assert page.view.totals.step_s == pytest.approx(float(found.step_of(found.plans, 0).step_s))

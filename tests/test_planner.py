@@ -14,7 +14,6 @@ import commtax
 from cli_run import run_here
 from commtax import catalog
 from commtax.planner import plan, plan_training
-from commtax.planner.rows import gpu_words, put, train_bill_of
 from commtax.verbs.asking import ask, settled
 from commtax.verbs.fitting import cache_tokens, fits
 
@@ -47,13 +46,13 @@ def test_what_is_listed_is_good(question):
     assert np.all(rows.gpus <= cluster.num_gpus)
     assert np.all(rows.gpus == rows.tp * rows.pp * rows.dp * rows.replicas + rows.prefill_tp * rows.prefill_replicas)
     for i in range(min(5, len(rows))):
-        asked = settled(put(a.question, rows, i))  # raises where the plan is illegal
+        asked = settled(a.put(rows, i))  # raises where the plan is illegal
         fit = commtax.fit(
             asked.model, cluster, tp=asked.plan.tp, pp=asked.plan.pp, dp=asked.plan.dp, ep=asked.plan.ep, engine=question["engine"],
             max_model_len=min(asked.model.max_len, question["input_len"] + question["output_len"]),
         )  # fmt: skip
         assert fit.fits
-        assert str(int(rows.gpus[i])) in gpu_words(a, rows, i)
+        assert str(int(rows.gpus[i])) in a.gpu_words(rows, i)
     if not len(rows):
         assert len(a.near) or all("fit" in r.reason or "divide" in r.reason or "heads" in r.reason for r in a.rejected)
 
@@ -116,13 +115,12 @@ def test_memory_of_arrays_is_that_of_scalars():
     tp, pp = (x.ravel() for x in np.meshgrid([1, 2, 4, 8], [1, 2, 3]))
     for model, engine in (("llama-3.1-70b", "vllm"), ("gpt-oss-20b", "sglang"), ("deepseek-v3", "trtllm")):
         cluster = catalog.cluster("8x8xh200-sxm")
-        limits = {"max_num_batched_tokens": 8192, "max_num_seqs": 256}
-        many = cache_tokens(ask(model, cluster, tp=tp, pp=pp, engine=engine, **limits))
-        for i in range(len(tp)):
-            one = commtax.fit(
-                model, cluster, tp=int(tp[i]), pp=int(pp[i]), engine=engine, **limits
-            )  # fmt: skip
-            assert many[i] == one.kv_tokens
+        for own in ({}, {"block_size": 128}, {"kv_cache_memory_bytes": 30e9}):
+            limits = {"max_num_batched_tokens": 8192, "max_num_seqs": 256, **own}
+            many = cache_tokens(ask(model, cluster, tp=tp, pp=pp, engine=engine, **limits))
+            for i in range(len(tp)):
+                one = commtax.fit(model, cluster, tp=int(tp[i]), pp=int(pp[i]), engine=engine, **limits)
+                assert many[i] == one.kv_tokens
 
 
 def test_training_plans():
@@ -133,7 +131,7 @@ def test_training_plans():
     assert np.all(np.diff(rows.step_s) >= 0)
     assert np.all(rows.mfu < 1)
     for i in (0, len(rows) // 2, len(rows) - 1):
-        one = train_bill_of(a, rows, i)
+        one = a.step_of(rows, i)
         assert float(one.step_s) == pytest.approx(float(rows.step_s[i]))
         assert bool(fits(one))
     assert "Step" in a.why[1]
@@ -223,7 +221,7 @@ def test_a_profile_changes_the_plans(tmp_path):
     assert own.question.profile.name == "box"
     assert float(own.plans.tokens_per_s[0]) < 0.8 * float(usual.plans.tokens_per_s[0])
     i = int(np.flatnonzero(own.plans.mode == 0)[0])
-    asked = settled(put(own.question, own.plans, i))
+    asked = settled(own.put(own.plans, i))
     alone = commtax.simulate(
         "llama-3.1-8b", "4xh100-sxm", tp=int(asked.plan.tp), pp=int(asked.plan.pp), profile=half, input_len=512, output_len=128,
         concurrency=int(own.plans.concurrency[i] / own.plans.replicas[i]),

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog
 from commtax.planner import plan
-from commtax.planner.rows import range_of, simulation
 from strategies import questions
 
 
@@ -90,6 +89,6 @@ def test_a_chip_without_serving_runs_is_not_called_calibrated():
     step = commtax.bill("llama-3.1-8b", "8xmi300x", tp=1, batch=8, context=1024 + 63)
     assert factor(*guessed.range_of("tpot_s")) >= factor(step.low_s, step.high_s) > 2
     found = plan("llama-3.1-8b", "2xmi300x", tpot_s=0.05, max_concurrency=16)
-    assert factor(*range_of(found, found.plans, 0, "tokens_per_s")) > 1.9, "plans are no surer than what simulate says of them"
-    same = simulation(found, found.plans, 0)
+    assert factor(*found.range_of(found.plans, 0, "tokens_per_s")) > 1.9, "plans are no surer than what simulate says of them"
+    same = found.simulation(found.plans, 0)
     assert float(same.tpot_s) == pytest.approx(float(found.plans.tpot_s[0]))

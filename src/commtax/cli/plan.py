@@ -13,11 +13,9 @@ import click
 from commtax.cli.options import LIMITS, WHERE, About, Verb, taking
 from commtax.cli.order import Order, ordered
 from commtax.cli.output import write_page
-from commtax.planner import best_serving, best_training
+from commtax.planner import best_serving, best_training, standing, training_standing
 from commtax.planner.columns import ServingPlans, Standing, TrainPlans
-from commtax.planner.rows import longest, put, train_bill_of
 from commtax.planner.serving import WORKLOADS
-from commtax.planner.standing import apart_standing, standing, training_standing
 from commtax.question import MAX_CONCURRENCY, Question
 from commtax.statement import Refusal
 from commtax.units import parse_seconds
@@ -140,8 +138,8 @@ def _stands(searched: ServingPlans, launch: Launch) -> Standing:
     servers, dtype, clients = launch.servers, str(launch.options.get("dtype", "")), launch.number("concurrency")
     sizes, experts = dict(launch.axes), searched.question.model.experts
     if servers.prefill_workers:
-        kinds = (sizes["tp"], servers.count), (servers.prefill_tp or 1, servers.prefill_workers)
-        return apart_standing(searched, *kinds, dtype, clients)
+        alone, prompts = {"tp": sizes["tp"], "pp": 1, "dp": 1, "ep": 1}, (servers.prefill_tp or 1, servers.prefill_workers)
+        return standing(searched, alone, servers.count, dtype, clients, prompts)
     inner = sizes["dp"]
     if launch.engine == "vllm" and inner > 1 and experts and "ep" not in launch.options:
         sizes["ep"] = sizes["tp"] * inner  # vLLM splits experts over all of them
@@ -155,8 +153,8 @@ def _commands(order: Order, searched: ServingPlans) -> dict[str, str]:
     from commtax.emit import apart_command, benchmark_command, launch_command
 
     rows, engine, copies = searched.plans, order.given["emit"], int(searched.plans.replicas[0])
-    q = put(searched.question, rows, 0).but(
-        max_model_len=(order.launch.number("max_model_len") if order.launch else 0) or longest(searched, rows, 0),
+    q = searched.put(rows, 0).but(
+        max_model_len=(order.launch.number("max_model_len") if order.launch else 0) or searched.longest(rows, 0),
         max_num_seqs=max(1, int(rows.running[0])),
         concurrency=int(rows.concurrency[0]),
     )
@@ -199,7 +197,7 @@ def _train(order: Order) -> NoReturn:
     searched, speed = _timed(lambda: best_training(q))
     pasted = _trains(searched, order.launch) if order.launch else None
     if given["emit"]:
-        order.output.emitted = order.commands(train_bill_of(searched, searched.plans, 0)) if len(searched.plans) else {}
+        order.output.emitted = order.commands(searched.step_of(searched.plans, 0)) if len(searched.plans) else {}
     _answer(order, searched, pasted, speed)
 
 

@@ -1,20 +1,26 @@
-"""The best plans for a cluster: ``commtax.plan("llama-3.1-70b", "2x8xh100-sxm", tpot_s="30ms")``."""
+"""The best plans for a cluster: ``commtax.plan("llama-3.1-70b", "2x8xh100-sxm", tpot_s="30ms")``; and where a plan that
+somebody runs already stands beside them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Unpack
 
+import numpy as np
+
 from commtax.planner import serving, training
-from commtax.planner.columns import ServingPlans, TrainPlans
-from commtax.planner.reasons import explain, explain_training, missed
+from commtax.planner.columns import SERVED, Columns, ServingPlans, Standing, TrainPlans, describe_kind, label, order, worth
+from commtax.planner.reasons import best_times, explain, explain_training, missed
+from commtax.planner.space import Space
 from commtax.question import MAX_CONCURRENCY, Question
-from commtax.spec import DTYPE_BYTES, Cluster, Engine, Model, Profile
+from commtax.spec import DTYPE_BYTES, SIZES, Cluster, Engine, Model, Profile
+from commtax.statement import Refusal
 from commtax.units import format_seconds
 from commtax.verbs import checking
-from commtax.verbs.asking import unsettled
-from commtax.verbs.fitting import holds
-from commtax.verbs.options import SearchOptions, only
+from commtax.verbs.asking import SearchOptions, describe_gpus, only, settled, unsettled
+from commtax.verbs.billing import price
+from commtax.verbs.fitting import cache_tokens, holds
+from commtax.verbs.serving import serve
 
 SMALLER = ("fp8", "int4")
 MOST_HOSTS = 64
@@ -42,8 +48,8 @@ def plan(
     limits = {"ttft_s": checking.seconds(ttft_s, "ttft_s"), "tpot_s": checking.seconds(tpot_s, "tpot_s")}
     put = unsettled(model, cluster, {**usual, **only(SearchOptions, options), "dtype": dtypes[0]})
     put = put.but(**limits, objective=objective, dtypes=tuple(dict.fromkeys(dtypes)), max_concurrency=max_concurrency)
-    price = put.cluster.chip.usd_per_gpu_hour if usd_per_gpu_hour is None else usd_per_gpu_hour
-    return best_serving(put.but(usd_per_gpu_hour=price))
+    usd = put.cluster.chip.usd_per_gpu_hour if usd_per_gpu_hour is None else usd_per_gpu_hour
+    return best_serving(put.but(usd_per_gpu_hour=usd))
 
 
 def best_serving(put: Question) -> ServingPlans:
@@ -120,3 +126,109 @@ def _to_meet(answer: ServingPlans) -> Iterator[str]:
     if ttft > goal.ttft_s:
         yield f"prompts {ttft / goal.ttft_s:.1f} x as short"
     yield "faster GPUs, or more of them" if tpot > goal.tpot_s else "more GPUs"
+
+
+def standing(
+    answer: ServingPlans,
+    sizes: Mapping[str, int],
+    replicas: int,
+    dtype: str = "",
+    clients: int = 0,
+    prompts: tuple[int, int] = (0, 0),
+) -> Standing:
+    """``replicas`` copies of a plan (tp, pp, dp, ep) beside the answer's, at ``clients`` of the whole or at their best load.
+
+    ``prompts`` are the tp and the number of servers of their own for prompts, which copies of tp alone decode for.
+    """
+    name = (f"{replicas} replicas x " if replicas > 1 else "") + label(**sizes)
+    if prompts[1]:
+        name = f"{prompts[1]} x TP {prompts[0]} for prompts + {replicas} x TP {sizes['tp']} to decode"
+    gpus = replicas * sizes["tp"] * sizes["pp"] * sizes["dp"] + prompts[0] * prompts[1]
+    q, index = answer.question, _index(answer.question, dtype)
+    if gpus > q.cluster.num_gpus:
+        return _cannot(answer, name, f"needs {gpus} GPUs, and {q.cluster.key} has {q.cluster.num_gpus}")
+    run = q.but(weights_dtype=q.goal.dtypes[index], **sizes)
+    try:
+        every = _apart(run, replicas, prompts, clients, index) if prompts[1] else _together(run, replicas, clients, index)
+    except ValueError as error:
+        return _cannot(answer, name, str(error))
+    good, near = (rows.take(slice(1)) for rows in serving.best_first(q, every))
+    if not len(good):
+        return Standing(answer.gpu_words(near, 0), near, reason=f"breaks the limit: {best_times(q, every)}")
+    theirs, own = (order(q, rows) for rows in (answer.plans, good))
+    better = theirs[0] > own[0]
+    if q.goal.objective == "gpus":  # as many GPUs are no tie
+        better |= (theirs[0] == own[0]) & (theirs[1] > own[1] * (1 + 1e-8))
+    gain = float(worth(q, answer.plans)[0] / worth(q, good)[0]) if len(answer.plans) else 1.0
+    return Standing(answer.gpu_words(good, 0), good, 1 + int(np.sum(better)), gain)
+
+
+def _cannot(answer: ServingPlans | TrainPlans, name: str, reason: str) -> Standing:
+    """A plan that no row can be made of."""
+    return Standing(name, answer.plans.take(slice(0)), reason=reason)
+
+
+def _together(run: Question, replicas: int, clients: int, index: int) -> Columns:
+    """Copies of one plan at their loads."""
+    base = settled(run)
+    kv = float(np.max(cache_tokens(base)))
+    _check_room(base, kv)
+    one = Space.of(1, **{axis: getattr(run.plan, axis) for axis in SERVED}, replicas=replicas, codes=0, kv_tokens=kv)
+    if clients:  # at that load, whatever the cache holds
+        load = np.array([max(1, round(clients / (replicas * run.plan.dp)))])
+        return serving.columns(one, load, serving.simulated(base, one, load), index)
+    every = serving.search(base, one, index)
+    return every.take(np.flatnonzero(every.mode == 0))
+
+
+def _apart(run: Question, copies: int, prompts: tuple[int, int], clients: int, index: int) -> Columns:
+    """Servers of both kinds at their loads, as the search lists them."""
+    tp, (ahead, workers) = run.plan.tp, prompts
+    loads = np.array([clients]) if clients else np.arange(1, run.goal.max_concurrency + 1) * copies
+    kinds = {"prefill_tp": ahead, "prefill_workers": workers, "decode_workers": copies, "disaggregated": True}
+    s = serve(run.but(concurrency=loads, **kinds))
+    held = min(float(s.kv_tokens), float(s.apart.kv_tokens) if s.apart else np.inf)
+    _check_room(run, held)
+    sizes = {"tp": tp, "pp": 1, "dp": 1, "ep": 1, "replicas": copies, "prefill_tp": ahead, "prefill_replicas": workers}
+    figures = {"gpus": tp * copies + ahead * workers, "tokens_per_s": s.tokens_per_s, **serving.figures(s, held)}
+    every = Columns.of(len(loads), mode=1, dtype=index, **sizes, concurrency=loads, **figures)
+    if clients:
+        return every
+    # Up to what prompt servers keep up with, and without a limit to the knee.
+    busy, place = np.asarray(s.offered) <= serving.BUSY * workers, np.arange(len(loads))
+    last = len(loads) if run.goal.limited else 1 + int(np.argmax(loads / np.asarray(s.e2e_s) ** 2))
+    return every.take(np.flatnonzero((busy & (place < last)) | (place == 0)))
+
+
+def _check_room(q: Question, kv: float) -> None:
+    if kv < q.requests.tokens:
+        raise Refusal(f"does not fit: a copy's KV cache holds {kv:,.0f} tokens, less than one request")
+
+
+def _index(q: Question, dtype: str) -> int:
+    """The type among those that were searched, the checkpoint's own where the command says none; else the first."""
+    stored = q.model.quant.dtype if q.model.quant else q.model.dtype
+    wanted = (dtype,) if dtype else ("", stored)
+    return next((i for i, name in enumerate(q.goal.dtypes) if name in wanted), 0)
+
+
+def training_standing(answer: TrainPlans, run: Question) -> Standing:
+    """A training plan of some kind beside the answer's, for the same global batch."""
+    plan, micro, total = run.plan, int(run.micro_batch), answer.question.goal.global_batch
+    sizes = ", ".join(f"{axis} {getattr(plan, axis)}" for axis in (*SIZES[:3], *reversed(SIZES[3:])))
+    name = f"{sizes}, {describe_kind(plan)}"
+    if total % (plan.dp * micro):
+        return _cannot(answer, name, f"{plan.dp} replicas and microbatches of {micro} do not divide {total} sequences")
+    try:
+        b = price(run.but(batch=total // plan.dp))
+    except ValueError as error:
+        return _cannot(answer, name, str(error))
+    row = training.columns(b, 0, {**{axis: np.array([getattr(plan, axis)]) for axis in SIZES}, "micro_batch": np.array([micro])})
+    described = f"{describe_gpus(b.question.plan)}, microbatch {micro}, {describe_kind(b.question.plan)}"
+    budget = training.BUDGET * run.cluster.chip.visible_bytes
+    if row.memory_bytes[0] > budget:
+        need = f"{float(row.memory_bytes[0]) / 2**30:.1f} GiB a rank of {budget / 2**30:.1f}"
+        return Standing(described, row, reason=f"does not fit: {need}")
+    better = answer.plans.step_s < float(row.step_s[0]) * (1 - 1e-9)
+    gain = float(row.step_s[0] / answer.plans.step_s[0]) if len(answer.plans) else 1.0
+    return Standing(described, row, 1 + int(np.sum(better)), gain)

@@ -1,14 +1,22 @@
-"""Plans as columns, one row a plan or a plan and a load; and what a search answers with them."""
+"""Plans as columns, one row a plan or a plan and a load; what a search answers with them, and what each row is and costs."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
+from commtax.cost.serving import Load, decoding_seqs
+from commtax.ledger import Z80
 from commtax.question import Question
-from commtax.spec import SIZES
+from commtax.spec import SIZES, Plan
 from commtax.statement import Refusal
+from commtax.units import plural
+from commtax.verbs.asking import settled
+from commtax.verbs.billing import StepBill, price
+from commtax.verbs.fitting import cache_tokens, step_limits
+from commtax.verbs.serving import Simulation, serve
 
 Array = np.ndarray[Any, Any]
 SERVED = SIZES[:4]
@@ -78,6 +86,12 @@ class Columns(Table):
     prefill_tp: Array
     prefill_replicas: Array
 
+    def workers(self, i: int) -> str:
+        """Those of row ``i``: ``4 replicas x TP 4``."""
+        copies = _copies(self, i, {"replicas": "{} replicas", "pp": "{} stages", "dp": "attention DP {}"})
+        apart = f"{int(self.prefill_replicas[i])} x TP {int(self.prefill_tp[i])} for prompts + {copies} to decode"
+        return apart if self.mode[i] else copies
+
     @property
     def tokens_per_s_per_gpu(self) -> Array:
         return np.asarray(self.tokens_per_s / self.gpus)
@@ -108,41 +122,106 @@ class TrainColumns(Table):
     def gpus(self) -> Array:
         return np.asarray(self.tp * self.cp * self.pp * self.dp)
 
+    def workers(self, i: int) -> str:
+        """Those of row ``i``: ``DP 16 x 4 stages x TP 8``."""
+        return _copies(self, i, {"dp": "DP {}", "cp": "CP {}", "pp": "{} stages"})
+
+
+def _copies(rows: Any, i: int, parts: Mapping[str, str]) -> str:
+    """What row ``i`` is made of beside tp, where there are several of it."""
+    several = [text.format(int(getattr(rows, name)[i])) for name, text in parts.items() if getattr(rows, name)[i] > 1]
+    return " x ".join([*several, f"TP {int(rows.tp[i])}"]) + (f", experts over {int(rows.ep[i])}" if rows.ep[i] > 1 else "")
+
 
 NO_SERVING, NO_TRAINING = Columns.joined([]), TrainColumns.joined([])
 
 
 @dataclass(frozen=True, slots=True)
-class ServingPlans:
+class Searched:
+    """What a search answers with."""
+
+    question: Question
+    candidates: int = 0
+    rejected: tuple[Rejected, ...] = ()
+    why: tuple[str, ...] = ()  # of the first plan
+
+    def gpu_words(self, rows: Columns | TrainColumns, i: int) -> str:
+        """GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``, and those that idle."""
+        used, there = int(rows.gpus[i]), self.question.cluster.num_gpus
+        idle = f" ({there - used:,} of {there:,} GPUs idle)" if used < there else ""
+        return f"{plural(used, 'GPU')} = {rows.workers(i)}{idle}"
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPlans(Searched):
     """Good plans best first, rejected families, the nearest plans where none is good, the Pareto front."""
 
     trains: ClassVar[Literal[False]] = False
-    question: Question
-    candidates: int = 0
     plans: Columns = NO_SERVING
     near: Columns = NO_SERVING
     front: Columns = NO_SERVING
-    rejected: tuple[Rejected, ...] = ()
-    why: tuple[str, ...] = ()  # of the first plan
     would_take: tuple[str, ...] = ()  # where no plan is good: what would have to change
 
     def to_frame(self) -> Any:
         """The good plans as a pandas table, where pandas is there."""
         return self.plans.frame("tokens_per_s_per_gpu", "tokens_per_s_per_user")
 
+    def put(self, rows: Columns, i: int) -> Question:
+        """Row ``i`` as a question about one copy."""
+        return self.question.but(**sizes_of(rows, i), weights_dtype=self.question.goal.dtypes[int(rows.dtype[i])])
+
+    def longest(self, rows: Columns, i: int) -> int:
+        """Tokens of the longest request that row ``i`` should take: 0, the model's own length, where a copy's cache holds it.
+
+        Else what requests of varied lengths may need, in whole 256s, as far as the cache holds it.
+        """
+        asked, wanted = settled(self.put(rows, i)), self.question.requests
+        degrees = {int(asked.plan.tp), int(rows.prefill_tp[i]) or int(asked.plan.tp)}
+        kv = int(min(float(cache_tokens(asked.but(tp=tp))) for tp in degrees))
+        if kv >= asked.model.max_len:
+            return 0
+        varied = math.ceil((1 + wanted.spread) * wanted.tokens / 256) * 256
+        return int(max(wanted.tokens, min(varied, kv, asked.model.max_len)))
+
+    def simulation(self, rows: Columns, i: int) -> Simulation:
+        """Row ``i`` as ``simulate`` has it: one copy, or all workers of a split."""
+        copies, clients, asked = int(rows.replicas[i]), int(rows.concurrency[i]), self.put(rows, i)
+        if not int(rows.mode[i]):
+            return serve(asked.but(concurrency=clients // copies, disaggregated=False))
+        workers = {"prefill_tp": int(rows.prefill_tp[i]), "prefill_workers": int(rows.prefill_replicas[i])}
+        return serve(asked.but(concurrency=clients, disaggregated=True, decode_workers=copies, **workers))
+
+    def range_of(self, rows: Columns, i: int, name: str = "tpot_s") -> tuple[float, float]:
+        """The 80 % range of a figure of row ``i``; priced for the rows that are shown alone."""
+        value, factor = float(getattr(rows, name)[i]), math.exp(Z80 * float(self.simulation(rows, i).sigma_of(name)))
+        return value / factor, value * factor
+
+    def usd_per_million_tokens(self, rows: Columns) -> Array:
+        return np.asarray(self.question.goal.usd_per_gpu_hour * rows.gpus / 3600 / rows.tokens_per_s * 1e6)
+
+    def step_of(self, rows: Columns, i: int) -> StepBill:
+        """The decode step that row ``i`` runs in the middle of its requests' lives."""
+        wanted = self.question.requests
+        middle = wanted.input_len + max(0, wanted.output_len // 2 - 1)
+        return price(self.put(rows, i).but(batch=self._decoding(rows, i), context=middle))
+
+    def _decoding(self, rows: Columns, i: int) -> int:
+        """Requests of a decode step: all that run, less those that still wait for their first token."""
+        q, wanted, seqs = self.question, self.question.requests, float(rows.running[i])
+        if rows.mode[i]:
+            return max(1, int(seqs))
+        load = Load(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread)
+        return max(1, math.ceil(float(decoding_seqs(load, seqs, step_limits(q)[0], int(rows.pp[i]), q.engine))))
+
 
 @dataclass(frozen=True, slots=True)
-class TrainPlans:
+class TrainPlans(Searched):
     """Plans that fit, fastest first; where none fits, the nearest."""
 
     trains: ClassVar[Literal[True]] = True
-    question: Question
-    kinds: tuple[Question, ...]  # ZeRO stage, recomputation and schedule, each one for all plans of a group
-    candidates: int = 0
+    kinds: tuple[Question, ...] = ()  # ZeRO stage, recomputation and schedule, each one for all plans of a group
     plans: TrainColumns = NO_TRAINING
     near: TrainColumns = NO_TRAINING
-    rejected: tuple[Rejected, ...] = ()
-    why: tuple[str, ...] = ()
 
     def splits(self) -> Array:
         """Index of the fastest plan of each split of the GPUs, fastest first."""
@@ -152,6 +231,15 @@ class TrainPlans:
     def to_frame(self) -> Any:
         """The plans as a pandas table, where pandas is there."""
         return self.plans.frame()
+
+    def step_of(self, rows: TrainColumns, i: int) -> StepBill:
+        """The priced step of row ``i``, line by line."""
+        sizes = {axis: int(getattr(rows, axis)[i]) for axis in (*SIZES, "micro_batch")}
+        return price(self.kinds[int(rows.kind[i])].but(batch=self.question.goal.global_batch // sizes["dp"], **sizes))
+
+    def kind_words(self, rows: TrainColumns, i: int) -> str:
+        """Its sharding, recomputation and schedule."""
+        return describe_kind(self.kinds[int(rows.kind[i])].plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,3 +305,8 @@ def label(tp: int, pp: int, dp: int, ep: int) -> str:
 def cached(q: Question) -> float:
     """Cached tokens of a request on average: all it may need where the engine reserves them, else half of its output."""
     return float(q.requests.input_len + q.requests.output_len * (1.0 if q.engine.serves.kv_reserved else 0.5))
+
+
+def describe_kind(plan: Plan) -> str:
+    piped = f", interleaved in {plan.chunks}" if plan.chunks > 1 else ""
+    return f"ZeRO {plan.zero}, recompute {plan.recompute}{piped}"

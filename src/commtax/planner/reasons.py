@@ -7,7 +7,6 @@ import numpy as np
 
 from commtax.cost.legality import RULES, Case
 from commtax.planner.columns import Array, Columns, Rejected, ServingPlans, TrainPlans, family, label, sizes_of, worth
-from commtax.planner.rows import describe_kind, gpu_words, range_of, step_of, train_bill_of, train_gpu_words
 from commtax.planner.space import Space
 from commtax.question import Question
 from commtax.units import format_seconds, plural
@@ -114,8 +113,8 @@ def _suffers(answer: ServingPlans, i: int) -> Iterator[str]:
         stages, running = int(rows.pp[i]), int(rows.running[i])
         cut = f"microbatches of {running / stages:.0f}" if running >= stages else f"{stages - running} of them wait"
         yield f"{stages} stages share {plural(running, 'request')}: {cut}"
-    step = step_of(answer, rows, i)
-    share, usual = float(step.comm_fraction), float(step_of(answer, rows, 0).comm_fraction)
+    step = answer.step_of(rows, i)
+    share, usual = float(step.comm_fraction), float(answer.step_of(rows, 0).comm_fraction)
     if share > usual + 0.02:
         links = _links(step)
         across = "crosses hosts, " if cluster.inter.key in links else ""
@@ -128,7 +127,7 @@ def _suffers(answer: ServingPlans, i: int) -> Iterator[str]:
 def _steps(answer: ServingPlans, i: int) -> str:
     """Where nothing else tells them apart: a slower step, or fewer clients."""
     rows = answer.plans
-    own, first = (float(step_of(answer, rows, j).step_s) for j in (i, 0))
+    own, first = (float(answer.step_of(rows, j).step_s) for j in (i, 0))
     if own > first or rows.concurrency[i] >= rows.concurrency[0]:
         of = plural(int(rows.running[i]), "request")
         return f"a decode step of {of} takes {format_seconds(own)}, the first's {format_seconds(first)}"
@@ -159,7 +158,7 @@ def _held(answer: ServingPlans, i: int) -> Iterator[str]:
 def explain(answer: ServingPlans, i: int) -> list[str]:
     """What plan ``i`` costs and why, and how it compares with the winner."""
     rows, goal = answer.plans, answer.question.goal
-    said = [gpu_words(answer, rows, i) + in_type(answer.question, int(rows.dtype[i])), _token(answer, rows, i)]
+    said = [answer.gpu_words(rows, i) + in_type(answer.question, int(rows.dtype[i])), _token(answer, rows, i)]
     where = "an attention group" if rows.dp[i] > 1 else "a copy"
     held = f"{plural(int(rows.running[i]), 'request')} at once on {where}"
     said.append(f"{held} leave{'s' if rows.running[i] == 1 else ''} {float(rows.kv_headroom[i]):.0%} of its KV cache free")
@@ -175,7 +174,7 @@ def explain(answer: ServingPlans, i: int) -> list[str]:
 
 def _token(answer: ServingPlans, rows: Columns, i: int) -> str:
     """What a decode step takes, and what other requests' prompts add to it."""
-    step = step_of(answer, rows, i)
+    step = answer.step_of(rows, i)
     links = _links(step)
     share = f"{float(step.comm_fraction):.0%} of it exposed communication over {', '.join(links)}" if links else "nothing is sent"
     takes = f"a decode step takes {format_seconds(float(step.step_s))}, {share}"
@@ -189,7 +188,7 @@ def _close(answer: ServingPlans, i: int) -> str:
     rows = answer.plans
     if answer.question.goal.objective == "gpus":
         return ""
-    least, most = range_of(answer, rows, 0, "tokens_per_s")[0], range_of(answer, rows, i, "tokens_per_s")[1]
+    least, most = answer.range_of(rows, 0, "tokens_per_s")[0], answer.range_of(rows, i, "tokens_per_s")[1]
     value = worth(answer.question, rows)
     near = value[i] * most / rows.tokens_per_s[i] >= value[0] * least / rows.tokens_per_s[0]
     return "; within each other's range, so measure both" if near else ""
@@ -213,14 +212,14 @@ def _won(answer: ServingPlans) -> str:
 def _name(answer: ServingPlans, i: int) -> str:
     """A plan's family in short; all of its workers where there are two kinds."""
     rows = answer.plans
-    name = gpu_words(answer, rows, i).split(" = ")[1] if rows.mode[i] else label(**sizes_of(rows, i))
+    name = answer.gpu_words(rows, i).split(" = ")[1] if rows.mode[i] else label(**sizes_of(rows, i))
     return name + in_type(answer.question, int(rows.dtype[i]))
 
 
 def explain_training(answer: TrainPlans, i: int) -> list[str]:
     """What binds plan ``i``, and how far behind the first it is."""
-    rows, b = answer.plans, train_bill_of(answer, answer.plans, i)
+    rows, b = answer.plans, answer.step_of(answer.plans, i)
     behind = float(rows.step_s[i] / rows.step_s[0]) - 1
-    kind = describe_kind(answer.kinds[int(rows.kind[i])].plan)
-    said = [f"{train_gpu_words(answer, rows, i)}, microbatch {int(rows.micro_batch[i])}, {kind}", verdict(b, [])]
+    plan = f"{answer.gpu_words(rows, i)}, microbatch {int(rows.micro_batch[i])}, {answer.kind_words(rows, i)}"
+    said = [plan, verdict(b, [])]
     return said + ([f"{behind:.0%} slower than the first"] if i else [])

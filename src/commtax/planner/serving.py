@@ -1,22 +1,25 @@
-"""Serving plans: price the whole grid of plans x concurrency at once, keep what meets the limits, rank, and say why."""
+"""Serving plans: price the whole grid of plans x concurrency at once, keep what meets the limits, rank, and say why.
+
+Splits of a cluster into workers for prompts and workers that decode are plans beside the others.
+"""
 
 from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 
-from commtax.planner import disaggregated as apart
+from commtax.cost.serving import Load, Served, Steps, closed_loop, prompts_apart
 from commtax.planner import reasons
 from commtax.planner.columns import NO_SERVING, SERVED, Array, Columns, Rejected, ServingPlans, cached, family, order, over
-from commtax.planner.space import Space, space
-from commtax.question import Question
+from commtax.planner.space import Space, beside, space
+from commtax.question import Goal, Question
 from commtax.spec import Number
 from commtax.statement import Refusal
 from commtax.verbs import checking
 from commtax.verbs.asking import settled
 from commtax.verbs.checking import positive
 from commtax.verbs.fitting import cache_tokens, step_limits
-from commtax.verbs.serving import Simulation, serve
+from commtax.verbs.serving import Simulation, decoding, moved_s, serve, step_bill
 
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
 WORKLOADS = {"chat": (1024, 256), "rag": (8192, 512), "code": (2048, 128), "batch": (1024, 1024)}
@@ -27,6 +30,11 @@ PIECES = 16
 """Of two neighbouring intervals of the coarse grid, in which a knee is looked for."""
 DIP = 1.05
 """A request may take up to this much less time when one more joins: steps are not smooth where collectives switch."""
+COPIES = np.r_[1:65, (64 * 2 ** (np.arange(1, 129) / 8)).astype(int)]
+"""Decode workers that are tried: all up to 64, then eight to a doubling. The same on every cluster, so that more GPUs only add."""
+BUSY = 0.9  # prompts that are offered to a worker, were there no waiting and moving: clients beyond only wait
+SAME = 1e-3  # prompt workers that shorten requests by less than this are left out
+SMALL = 32  # GPUs of a split that is tried for the price of its tokens: larger ones have the same shares of both kinds
 
 
 def searched(put: Question) -> ServingPlans:
@@ -64,18 +72,18 @@ def _points(q: Question, index: int) -> tuple[Columns, list[Rejected], int]:
     legal = whole.take((whole.codes == 0) & (whole.replicas > 0))
     if not len(legal):
         return NO_SERVING, lost, len(whole)
-    kv = np.asarray(cache_tokens(base.but(**_sizes(legal))))
-    fits = kv >= q.requests.tokens
+    legal = replace(legal, kv_tokens=np.asarray(cache_tokens(base.but(**_sizes(legal)))))
+    fits = legal.kv_tokens >= q.requests.tokens
     lost += reasons.too_large(put, legal, fits, index)
-    roomy, kv = legal.take(fits), kv[fits]
+    roomy = legal.take(fits)
     if not len(roomy):
         return NO_SERVING, lost, len(whole) * most
     if q.goal.objective == "gpus":  # copies add throughput, not an answer
         roomy = replace(roomy, replicas=np.ones(len(roomy), dtype=int))
-    return search(base, roomy, kv, index), lost, len(whole) * most
+    return search(base, roomy, index), lost, len(whole) * most
 
 
-def search(base: Question, roomy: Space, kv: Array, index: int) -> Columns:
+def search(base: Question, roomy: Space, index: int) -> Columns:
     """Every concurrency that can matter: a coarse grid of all plans, then all of the intervals that may hold a good plan's best.
 
     A request takes no less time when others join, but for a dip where a collective changes its algorithm, so between two
@@ -83,10 +91,10 @@ def search(base: Question, roomy: Space, kv: Array, index: int) -> Columns:
     best plans', or that break a limit at both ends, are left out; ``DIP`` leaves room for the dips.
     """
     goal = base.goal
-    held = np.clip(kv // cached(base), 1, goal.max_concurrency).astype(int)
-    room = held if goal.limited else knees(base, roomy, kv, held)
+    held = np.clip(roomy.kv_tokens // cached(base), 1, goal.max_concurrency).astype(int)
+    room = held if goal.limited else knees(base, roomy, held)
     rows, load, last = _coarse(room)
-    priced = simulated(base, roomy.take(rows), load, kv[rows])
+    priced = simulated(base, roomy.take(rows), load)
     coarse = columns(roomy.take(rows), load, priced, index)
     ahead = np.where(last, load, np.append(load[1:], 1))
     rate = coarse.tokens_per_s if goal.objective == "throughput" else coarse.tokens_per_s_per_gpu
@@ -97,32 +105,30 @@ def search(base: Question, roomy: Space, kv: Array, index: int) -> Columns:
     gaps = (ahead - load - 1)[open_]
     inner = np.repeat(open_, gaps)
     step = np.arange(len(inner)) - np.repeat(np.cumsum(gaps) - gaps, gaps) + 1
-    fine_rows, fine_load = rows[inner], load[inner] + step
-    more = simulated(base, roomy.take(fine_rows), fine_load, kv[fine_rows])
-    fine = columns(roomy.take(fine_rows), fine_load, more, index)
+    between, clients = roomy.take(rows[inner]), load[inner] + step
+    fine = columns(between, clients, simulated(base, between, clients), index)
     prompt_s = np.asarray(priced.steps.prompt_s * priced.steps.chunks)[load == 1]
-    split = apart.columns(base, roomy, prompt_s, kv, np.minimum(held, step_limits(base)[1]), index)
-    return Columns.joined([coarse, fine, split])
+    apart = split(base, roomy, prompt_s, np.minimum(held, step_limits(base)[1]), index)
+    return Columns.joined([coarse, fine, apart])
 
 
-def knees(base: Question, roomy: Space, kv: Array, room: Array) -> Array:
+def knees(base: Question, roomy: Space, room: Array) -> Array:
     """The load of each plan at which tokens/s over the time of a request are most (Kleinrock's power): its knee.
 
     Found on the coarse grid, then on ``PIECES`` of the two intervals around its best point. A plan's own: no limit moves it.
     """
     rows, load, last = _coarse(room)
     before, after = np.where(load == 1, 1, np.append(1, load[:-1])), np.where(last, load, np.append(load[1:], 1))
-    top = _most_powerful(rows, _power(base, roomy, kv, rows, load))
+    top = _most_powerful(rows, _power(base, roomy.take(rows), load))
     loads = np.unique(np.linspace(before[top], after[top], PIECES + 1).round().astype(int) + 0 * top, axis=0).T
     fine_rows = np.repeat(rows[top], loads.shape[1])
-    best = _most_powerful(fine_rows, _power(base, roomy, kv, fine_rows, loads.ravel()))
+    best = _most_powerful(fine_rows, _power(base, roomy.take(fine_rows), loads.ravel()))
     return np.asarray(loads.ravel()[best])
 
 
-def _power(base: Question, roomy: Space, kv: Array, rows: Array, load: Array) -> Array:
+def _power(base: Question, plans: Space, load: Array) -> Array:
     """Clients over the square of a request's seconds: tokens/s over that time, but for a constant."""
-    priced = simulated(base, roomy.take(rows), load, kv[rows])
-    return np.asarray(load / np.asarray(priced.e2e_s) ** 2)
+    return np.asarray(load / np.asarray(simulated(base, plans, load).e2e_s) ** 2)
 
 
 def _most_powerful(rows: Array, power: Array) -> Array:
@@ -151,9 +157,9 @@ def _listed(rows: Array, score: Array) -> float:
     return float(kept[min(LISTED, len(kept)) - 1]) if len(kept) else np.inf
 
 
-def simulated(base: Question, s: Space, concurrency: Array, kv: Array) -> Simulation:
+def simulated(base: Question, s: Space, clients: Array) -> Simulation:
     """One copy of each plan under its load."""
-    return serve(base.but(**_sizes(s), concurrency=concurrency * s.dp, kv_tokens=kv, disaggregated=False))
+    return serve(base.but(**_sizes(s), concurrency=clients * s.dp, kv_tokens=s.kv_tokens, disaggregated=False))
 
 
 def _sizes(s: Space) -> dict[str, Array]:
@@ -180,6 +186,102 @@ def figures(s: Simulation, held: Number) -> dict[str, Array]:
     """What a simulation tells of each load, with ``held`` tokens of cache a copy."""
     headroom = 1 - s.running * cached(s.question) / np.asarray(held)
     return {"running": s.running, "ttft_s": s.ttft_s, "tpot_s": s.tpot_s, "kv_headroom": headroom}
+
+
+def split(base: Question, roomy: Space, prompt_s: Array, room: Array, index: int) -> Columns:
+    """Prompt workers and decode copies of one tp degree each, inside a fast domain, with no more workers than help.
+
+    Priced as ``commtax simulate --disaggregated`` prices one of them; steps are priced once for each degree. A single
+    output token leaves nothing to decode.
+    """
+    wanted = base.requests
+    if wanted.output_len == 1 or not wanted.disaggregated:
+        return NO_SERVING
+    plain = np.flatnonzero((roomy.pp == 1) & (roomy.dp == 1) & (roomy.ep == 1) & (roomy.tp <= base.cluster.domain))
+    parts: list[Columns] = []
+    for i in plain:
+        seqs = np.arange(1, room[i] + 1)
+        load = Load(seqs, wanted.input_len, wanted.output_len, spread=wanted.spread)
+        one = base.but(tp=int(roomy.tp[i]))
+        steps = Steps(step_bill(one, decoding(seqs, load)).step_s, 0.0)
+        quiet = closed_loop(load, steps, seqs, 0.0 * seqs, base.engine)
+        for j in plain:
+            sizes, prompt = (int(roomy.tp[i]), int(roomy.tp[j])), float(prompt_s[j])
+            for split in _splits(base, *sizes, prompt, load, quiet):
+                parts.append(_rows(base, *sizes, *split, prompt, load, quiet, float(roomy.kv_tokens[i]), index))
+    return Columns.joined(parts)
+
+
+def _splits(base: Question, tp: int, ahead: int, prompt_s: float, load: Load, quiet: Served) -> list[tuple[Array, Array]]:
+    """(decode copies, prompt workers) of each load, as columns of one row a split.
+
+    For tokens a GPU or for fewest GPUs every small split counts. Else more prompt workers are never worse, as long as they
+    stay in the copies' own domain or have left it anyway: all that fit, and help.
+    """
+    cluster = base.cluster
+    if base.goal.objective in ("cost", "gpus"):
+        most = min(cluster.num_gpus, max(SMALL, 4 * max(tp, ahead)))
+        pairs = np.mgrid[1 : most // tp + 1, 1 : most // ahead + 1].reshape(2, -1)
+        copies, workers = pairs[:, pairs[0] * tp + pairs[1] * ahead <= most]
+        fits = beside(copies, tp, ahead, cluster) >= workers
+        return [(copies[fits, None], workers[fits, None])] if fits.any() else []
+    splits = []
+    one = replace(cluster, num_hosts=max(1, cluster.domain // cluster.gpus_per_host))
+    for place in (cluster, one) if cluster.num_gpus > cluster.domain else (cluster,):
+        fit = beside(COPIES, tp, ahead, place)
+        copies = COPIES[fit > 0, None]
+        if len(copies):
+            splits.append((copies, np.minimum(fit[fit > 0, None], _enough(copies, prompt_s, load, quiet))))
+    return splits
+
+
+def _enough(copies: Array, prompt_s: float, load: Load, quiet: Served) -> Array:
+    """The fewest prompt workers from which on further ones shorten no request by more than ``SAME`` of it.
+
+    ``prompts_apart``'s queue solved for the workers at which a prompt waits that share of all else.
+    """
+    rest = _alone_s(prompt_s, load, quiet)
+    others = 2 * SAME * (1 + SAME) * rest**2 / (prompt_s + 2 * SAME * rest)  # seconds of others' prompts on a worker
+    return np.asarray(np.maximum(1, np.ceil((copies * load.concurrency - 1) * prompt_s / others))).astype(int)
+
+
+def _alone_s(prompt_s: float, load: Load, quiet: Served) -> Array:
+    """Seconds of a request whose prompt never waits and whose cache is there at once."""
+    return np.asarray(quiet.ttft_s + (load.output_len - 1) * quiet.tpot_s + prompt_s)
+
+
+def _rows(
+    base: Question, tp: int, ahead: int, copies: Array, workers: Array, prompt_s: float, load: Load, quiet: Served, kv: float,
+    index: int,
+) -> Columns:  # fmt: skip
+    """The loads of each split that may be listed, or drawn on the front."""
+    goal, seqs, gpus = base.goal, np.asarray(load.concurrency), copies * tp + workers * ahead
+    moved = moved_s(base, tp, ahead, load.input_len, gpus)
+    served = prompts_apart(load, quiet, prompt_s, moved, seqs * copies, workers)
+    request_s = served.ttft_s + (load.output_len - 1) * served.tpot_s
+    requests_per_s = seqs * copies / request_s
+    alone_s = _alone_s(prompt_s, load, quiet)
+    last = seqs[-1 if goal.limited else np.argmax(seqs / alone_s**2)]  # clients come up to a copy's knee, but for limits
+    open_ = (seqs * copies / alone_s * prompt_s <= BUSY * workers) & (seqs <= last)
+    kept = np.nonzero(_kept(goal, served, request_s, requests_per_s, gpus, open_))
+    columns = {"replicas": copies, "gpus": gpus, "prefill_replicas": workers, "concurrency": seqs * copies, "running": seqs}
+    columns |= {"ttft_s": served.ttft_s, "tpot_s": served.tpot_s, "tokens_per_s": requests_per_s * load.output_len}
+    columns["kv_headroom"] = 1 - seqs * cached(base) / kv
+    flat = {name: np.broadcast_to(column, requests_per_s.shape)[kept] for name, column in columns.items()}
+    return Columns.of(len(kept[0]), mode=1, dtype=index, tp=tp, pp=1, dp=1, ep=1, prefill_tp=ahead, **flat)
+
+
+def _kept(goal: Goal, served: Served, request_s: Array, requests_per_s: Array, gpus: Array, open_: Array) -> Array:
+    """Of the loads (columns) of splits (rows) that are open: the best of each split that meets the limits, or
+    the nearest to them, and of each load, which alone decides the tokens/s of a user, the split with most for each GPU."""
+    over = np.where(open_, np.maximum(served.ttft_s / goal.ttft_s, served.tpot_s / goal.tpot_s), np.inf)
+    good = over <= 1
+    value = {"throughput": requests_per_s, "latency": 1 / request_s}.get(goal.objective, requests_per_s / gpus)
+    rows, loads = np.arange(len(over)), np.arange(over.shape[1])
+    kept = np.zeros(over.shape, dtype=bool)
+    kept[rows, np.where(good.any(1), np.where(good, value, -np.inf).argmax(1), over.argmin(1))] = True
+    kept[np.where(good, requests_per_s / gpus, -np.inf).argmax(0), loads] = True
+    return np.asarray(kept & open_ & (good | ~good.any(1, keepdims=True)))
 
 
 def _ranked(answer: ServingPlans, every: Columns) -> ServingPlans:

@@ -19,6 +19,7 @@ class Space(Table):
     ep: Array
     replicas: Array
     codes: Array
+    kv_tokens: Array  # that the cache of a copy holds; 0 before it is judged
 
     @property
     def group(self) -> Array:
@@ -42,7 +43,8 @@ def space(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Space:
                 rows += [(tp, pp, dp, ep) for ep in _experts(model, tp, dp)]
     tp, pp, dp, ep = np.array(rows).T
     whole = Plan(tp=tp, pp=pp, dp=dp, ep=ep, order=plan.order, weights_dtype=plan.weights_dtype)
-    return Space(tp, pp, dp, ep, replicas(tp * pp * dp, tp, cluster), legality.codes(model, cluster, whole, engine))
+    copies, codes = replicas(tp * pp * dp, tp, cluster), legality.codes(model, cluster, whole, engine)
+    return Space(tp, pp, dp, ep, copies, codes, np.zeros(len(rows)))
 
 
 def _copies(model: Model, most: int) -> list[int]:

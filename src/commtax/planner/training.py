@@ -28,7 +28,7 @@ def searched(put: Question) -> TrainPlans:
     positive(put.goal.global_batch, "global_batch")
     positive(put.context, "seq")
     base = settled(put)
-    answer = TrainPlans(base, tuple(_kinds(base)))
+    answer = TrainPlans(base, kinds=tuple(_kinds(base)))
     budget = BUDGET * base.cluster.chip.visible_bytes
     every = _widest_first(answer, _grid(base), budget)
     order = np.argsort(every.step_s, kind="stable")

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from commtax.planner.columns import Columns, Rejected, ServingPlans, Standing, TrainColumns, TrainPlans, request_s
 from commtax.planner.reasons import in_type
-from commtax.planner.rows import describe_kind, gpu_words, range_of, simulation, step_of, train_gpu_words, usd_per_million_tokens
 from commtax.planner.training import BUDGET
 from commtax.report.documents import Named, Record, facts, filled, named
 from commtax.report.plots import no_formula, picture, style
@@ -58,7 +57,7 @@ def _show_served(console: Console, a: ServingPlans, top: int) -> tuple[str, ...]
         console.print(line, soft_wrap=True)
     price = a.question.goal.usd_per_gpu_hour
     usd = f"${price:g} a GPU-hour (--price)" if price else "no price is known for this chip: --price 2.5"
-    ranges = f"host times of {a.question.engine.key} {basis_words(simulation(a, a.plans, 0))}"
+    ranges = f"host times of {a.question.engine.key} {basis_words(a.simulation(a.plans, 0))}"
     return DEFINITION, lengths_note(a.question.requests.spread), usd, ranges
 
 
@@ -111,11 +110,11 @@ DEFINITION = "TTFT and TPOT are means over requests of a closed loop (each clien
 
 def _show_ranking(console: Console, a: ServingPlans, rows: Columns, top: int) -> None:
     first, several, objective = range(min(top, len(rows))), a.question.requests.output_len > 1, a.question.goal.objective
-    usd, price, whole = usd_per_million_tokens(a, rows), a.question.goal.usd_per_gpu_hour, request_s(a.question, rows)
-    ranges = [range_of(a, rows, i, "tokens_per_s") for i in first]
+    usd, price, whole = a.usd_per_million_tokens(rows), a.question.goal.usd_per_gpu_hour, request_s(a.question, rows)
+    ranges = [a.range_of(rows, i, "tokens_per_s") for i in first]
     columns = {
         "": [str(i + 1) for i in first],
-        "plan": [gpu_words(a, rows, i) + in_type(a.question, int(rows.dtype[i])) for i in first],
+        "plan": [a.gpu_words(rows, i) + in_type(a.question, int(rows.dtype[i])) for i in first],
         ">clients": [f"{int(rows.concurrency[i]):,}" for i in first],
         ">TTFT": [format_seconds(rows.ttft_s[i]) for i in first],
         ">TPOT": [_tpot(a, rows, i) for i in first],
@@ -125,7 +124,7 @@ def _show_ranking(console: Console, a: ServingPlans, rows: Columns, top: int) ->
         ">/GPU": [f"{rows.tokens_per_s_per_gpu[i]:,.0f}" for i in first],
         ">/user": [f"{rows.tokens_per_s_per_user[i]:,.0f}" if several else "–" for i in first],
         ">$/M": [f"{usd[i]:.2f}" if price else "" for i in first],
-        ">comm": [f"{step_of(a, rows, i).comm_fraction:.0%}" for i in first],
+        ">comm": [f"{a.step_of(rows, i).comm_fraction:.0%}" for i in first],
         ">KV free": [f"{rows.kv_headroom[i]:.0%}" for i in first],
     }
     show_table(console, list(columns), zip(*columns.values(), strict=True))
@@ -145,7 +144,7 @@ def _nothing_serves(console: Console, a: ServingPlans) -> None:
     near, goal = a.near, a.question.goal
     limits = ((near.ttft_s, goal.ttft_s, "TTFT"), (near.tpot_s, goal.tpot_s, "TPOT"))
     missed = [f"{n} {format_seconds(v[0])} of {format_seconds(m)}" for v, m, n in limits if v[0] > m]
-    say(console, f"No plan meets the limits. The nearest, {gpu_words(a, near, 0)}, has {' and '.join(missed)}.", "bold red")
+    say(console, f"No plan meets the limits. The nearest, {a.gpu_words(near, 0)}, has {' and '.join(missed)}.", "bold red")
     say(console, f"  It would take {wanted}.")
     _show_ranking(console, a, near, 5)
 
@@ -293,7 +292,7 @@ def _at(rows: Columns | TrainColumns, i: int, *names: str) -> Record:
 
 def _served_row(a: ServingPlans, rows: Columns, i: int) -> Record:
     """One plan; without a second token there is no time between tokens."""
-    low, high = range_of(a, rows, i, "tpot_s")
+    low, high = a.range_of(rows, i, "tpot_s")
     between = ("tpot_s", "tpot_low_s", "tpot_high_s", "tokens_per_s_per_user")
     return {
         "mode": "disaggregated" if rows.mode[i] else "together",
@@ -306,9 +305,9 @@ def _served_row(a: ServingPlans, rows: Columns, i: int) -> Record:
         "tpot_high_s": high,
         **_at(rows, i, "tokens_per_s_per_user"),
         **(dict.fromkeys(between) if a.question.requests.output_len == 1 else {}),
-        "usd_per_million_tokens": usd_per_million_tokens(a, rows)[i] if a.question.goal.usd_per_gpu_hour else None,
-        "exposed_comm_fraction": step_of(a, rows, i).comm_fraction,
-        "verdict": gpu_words(a, rows, i),
+        "usd_per_million_tokens": a.usd_per_million_tokens(rows)[i] if a.question.goal.usd_per_gpu_hour else None,
+        "exposed_comm_fraction": a.step_of(rows, i).comm_fraction,
+        "verdict": a.gpu_words(rows, i),
     }
 
 
@@ -333,9 +332,9 @@ def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, t
     first = range(min(top, len(rows)))
     columns = {
         "": [str(i + 1) for i in first],
-        "plan": [train_gpu_words(a, rows, i) for i in first],
+        "plan": [a.gpu_words(rows, i) for i in first],
         ">microbatch": [str(int(rows.micro_batch[i])) for i in first],
-        "kind": [describe_kind(a.kinds[int(rows.kind[i])].plan) for i in first],
+        "kind": [a.kind_words(rows, i) for i in first],
         ">step": [format_seconds(rows.step_s[i]) for i in first],
         ">MFU": [f"{rows.mfu[i]:.1%}" for i in first],
         ">bubble": [f"{rows.bubble_fraction[i]:.1%}" for i in first],
@@ -347,4 +346,4 @@ def _show_ranked_training(console: Console, a: TrainPlans, rows: TrainColumns, t
 
 def _trained_row(a: TrainPlans, rows: TrainColumns, i: int) -> Record:
     kind = facts(a.kinds[int(rows.kind[i])].plan, *KINDS)
-    return _at(rows, i, *TRAINED) | kind | {"verdict": train_gpu_words(a, rows, i)}
+    return _at(rows, i, *TRAINED) | kind | {"verdict": a.gpu_words(rows, i)}

@@ -22,9 +22,8 @@ from commtax.ledger import Bill, Item
 from commtax.question import Question
 from commtax.spec import TAXES, Cluster, Model, Number
 from commtax.statement import Note, Refusal
-from commtax.verbs.asking import context_notes, settled, terms_of, unsettled
+from commtax.verbs.asking import BillOptions, SentOptions, TrainBillOptions, context_notes, only, settled, terms_of, unsettled
 from commtax.verbs.checking import check_arithmetic
-from commtax.verbs.options import BillOptions, SentOptions, TrainBillOptions, only
 
 USABLE = 0.95
 """Share of the chip's memory that a training run can use."""

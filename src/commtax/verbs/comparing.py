@@ -17,10 +17,9 @@ from commtax.question import Changes, Question
 from commtax.spec import SIZES, Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import parse_count
-from commtax.verbs.asking import AUTO_EP, unsettled
+from commtax.verbs.asking import AUTO_EP, CellOptions, StepOptions, only, unsettled
 from commtax.verbs.billing import StepBill, price, with_link
 from commtax.verbs.fitting import fits
-from commtax.verbs.options import CellOptions, StepOptions, only
 
 TRAIN_AXES = ("batch", "context", *SIZES[:-1], "link", SIZES[-1], "micro_batch", "local_tokens")
 AXES = TRAIN_AXES[:-3]
@@ -280,14 +279,15 @@ def _flips(plans: list[Laid], batch: int) -> list[BreakEven]:
     """Where two plans swap: over batches one by one, over lengths and bandwidths between the points of a grid."""
     longest = min((p.question.model.max_len for p in plans), default=1)
     lengths = np.unique(np.geomspace(1, max(2, longest), 400).astype(int))
-    grids: dict[str, tuple[Any, Callable[[Laid, Any], StepBill]]] = {
-        "batch": (np.arange(1, MOST_BATCH + 1), lambda a, x: a.bill(x)),
-        "context": (lengths, lambda a, x: a.bill(batch, context=x)),
-        "bandwidth": (np.geomspace(2.0**-8, 2.0**8, 400), lambda a, x: a.bill(batch, bandwidth_scale=x)),
-    }
+    axes = (
+        ("batch", "batch", np.arange(1, MOST_BATCH + 1)),
+        ("context", "context", lengths),
+        ("bandwidth", "bandwidth_scale", np.geomspace(2.0**-8, 2.0**8, 400)),
+    )
     flips = []
-    for axis, (grid, priced) in grids.items():
-        steps = {a.name: priced(a, grid).step_s + 0.0 * grid for a in plans}  # a plan that sends nothing has one step for all
+    for axis, field, grid in axes:
+        varied = {"batch": batch, field: grid}
+        steps = {a.name: a.bill(**varied).step_s + 0.0 * grid for a in plans}  # a plan that sends nothing has one step for all
         for a, b in combinations(plans, 2):
             flip = _flip(grid, steps[a.name] - steps[b.name])
             if flip is not None:

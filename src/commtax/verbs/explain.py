@@ -179,9 +179,9 @@ def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:
     q, what_if, tp = b.question, b.question.what_if, int(b.question.plan.tp)
     yield Counterfactual("latency", "collective latency / 2", {"latency_scale": what_if.latency_scale / 2})
     yield Counterfactual("bandwidth", "collective bandwidth x 2", {"bandwidth_scale": what_if.bandwidth_scale * 2})
-    if tp > 1:
-        yield Counterfactual("narrower", f"tp {tp // 2}", {"tp": tp // 2, "ep": _scaled_ep(q, tp // 2)}, "fewer ranks")
-    yield Counterfactual("wider", f"tp {2 * tp}", {"tp": 2 * tp, "ep": _scaled_ep(q, 2 * tp)}, "more ranks")
+    for code, size, note in (("narrower", tp // 2, "fewer ranks"), ("wider", 2 * tp, "more ranks")):
+        if size:  # experts follow tp, as engines tie them to tp x dp
+            yield Counterfactual(code, f"tp {size}", {"tp": size, "ep": size * int(q.plan.dp) if q.plan.ep > 1 else 1}, note)
     if any(x.via == "custom" for x in b.items) and q.cluster.chip.family != "cpu":
         yield Counterfactual("nccl", "NCCL only", {"library": "nccl"}, "custom all-reduce disabled")
     if not what_if.eager and q.engine.sends.graph_sizes:
@@ -193,11 +193,6 @@ def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:
     other = "prefill" if q.phase == "decode" else "decode"
     note = f"the same batch and length as a {other} step"
     yield Counterfactual("phase", f"{other} instead", {"phase": other, "speculative": 0}, note)
-
-
-def _scaled_ep(q: Question, tp: int) -> int:
-    """Expert parallelism follows tp where the engine ties it to tp x dp."""
-    return tp * int(q.plan.dp) if int(q.plan.ep) > 1 else 1
 
 
 def _training_tries(b: StepBill) -> Iterator[Counterfactual]:

@@ -108,20 +108,17 @@ class Explained:
 
     @cached_property
     def binding(self) -> Binding:
-        axis = _binding(self.bill)
-        return Binding(axis, _binding_text(self.bill, axis))
+        b = self.bill
+        if b.question.trains:
+            axis = b.binding
+        else:
+            axis = "compute" if float(b.comm_fraction) < SMALL else max(SIZES, key=lambda axis: float(b.exposed_on(axis)))
+        return Binding(axis, _binding_text(b, axis))
 
     @cached_property
     def axes(self) -> list[AxisTax]:
         """One for each axis that sends anything."""
         return [_tax(self, axis, lines) for axis in SIZES if (lines := comm_of(self.bill, axis))]
-
-
-def _binding(b: StepBill) -> AxisName | Literal["compute"]:
-    if b.question.trains:
-        axis: AxisName = b.binding
-        return axis
-    return "compute" if float(b.comm_fraction) < SMALL else max(SIZES, key=lambda axis: float(b.exposed_on(axis)))
 
 
 def _binding_text(b: StepBill, axis: str) -> str:

@@ -1,6 +1,7 @@
 """What fits: ``commtax.fit("llama-3.1-70b", "8xh100-sxm")``, ``commtax.train_fit(...)``."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -10,6 +11,7 @@ from typing import Any, ClassVar, Literal, Unpack
 import numpy as np
 
 from commtax import catalog
+from commtax.arrays import pick
 from commtax.cost import legality, memory
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.tensors import stage_layers
@@ -18,9 +20,8 @@ from commtax.spec import SIZES, Cluster, Model, Number
 from commtax.statement import Refusal
 from commtax.units import plural
 from commtax.verbs import checking
-from commtax.verbs.asking import AUTO_EP, settled, unsettled
+from commtax.verbs.asking import AUTO_EP, FitOptions, TrainedOptions, only, settled, unsettled
 from commtax.verbs.billing import USABLE, StepBill
-from commtax.verbs.options import FitOptions, TrainedOptions, only
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +134,7 @@ def _screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
         if fixed:
             free = total - max(loaded / pp + inner, last) - float(memory.other_bytes(one.plan, engine))
             return free * (1 + 1e-9) >= fixed and fixed // most >= wanted
-        fullest, end, deepest = (
-            _left(one, held, peak, room.gpu_memory_utilization) for held, peak in ((loaded / pp, inner), (0.0, last), (0.0, inner))
-        )
+        fullest, end, deepest = (_left(one, held, peak) for held, peak in ((loaded / pp, inner), (0.0, last), (0.0, inner)))
         return bool(min(fullest, end) >= wanted * page and deepest >= wanted * most)
 
     return may
@@ -201,23 +200,19 @@ def _different_stages(asked: Question, pp: int) -> list[int]:
 
 def cache_tokens(asked: Question) -> Number:
     """KV tokens of one replica for arrays of plans at once: ``judge(...).kv_tokens`` of each; 0 where a plan is illegal."""
-    tokens, seqs = step_limits(asked)
-    utilization = asked.limits.gpu_memory_utilization
-    plan, engine, chip = asked.plan, asked.engine, asked.cluster.chip
+    plan = asked.plan
     shape = np.broadcast_shapes(*(np.shape(x) for x in (plan.tp, plan.pp, plan.dp, plan.ep)))
     axes = [np.broadcast_to(x, shape).ravel() for x in (plan.tp, plan.pp, plan.dp, plan.ep)]
     legal = np.broadcast_to(np.asarray(asked.codes) == 0, shape).ravel()
     table, where = np.unique(np.stack([*axes, legal], axis=-1), axis=0, return_inverse=True)
     held = np.zeros(len(table))
-    groups = table[:, 0] * table[:, 1] if engine.memory.reserve else 0 * table[:, 0]  # a reserve may grow with a copy's ranks
+    groups = table[:, 0] * table[:, 1] if asked.engine.memory.reserve else 0 * table[:, 0]  # a reserve may grow with a copy's ranks
     for pp, ranks in np.unique(np.stack([table[:, 1], groups], axis=-1)[table[:, 4] == 1], axis=0).astype(int).tolist():
         alike = (table[:, 1] == pp) & (groups == ranks) & (table[:, 4] == 1)
         tp, _, dp, ep, _ = table[alike].T
-        part = replace(plan, tp=tp, pp=pp, dp=dp, ep=ep)
-        share = utilization or memory.default_utilization(chip, part, engine, tokens)
-        one = replace(asked, plan=part)
-        least = [_stage_tokens(one, tokens, seqs, share, stage, pp) for stage in _different_stages(asked, pp)]
-        held[alike] = np.minimum.reduce(least)
+        one = replace(asked, plan=replace(plan, tp=tp, pp=pp, dp=dp, ep=ep))
+        one = replace(one, limits=limits_of(one))
+        held[alike] = np.minimum.reduce([_stage_tokens(one, stage, pp) for stage in _different_stages(asked, pp)])
     spread = held[where.ravel()].reshape(shape)
     return spread if shape else float(spread)
 
@@ -228,58 +223,57 @@ def step_limits(asked: Question) -> tuple[int, int]:
     return int(limits.max_num_batched_tokens or serves.max_batched_tokens), int(limits.max_num_seqs or serves.max_seqs)
 
 
-def _stage_tokens(asked: Question, tokens: int, seqs: int, utilization: float, stage: int, pp: int) -> Number:
-    loaded, peak, pool = _contents(asked, tokens, seqs, asked.engine.memory.block_size, stage, pp)
-    blocks = np.maximum(0, _left(asked, sum(w.nbytes for w in loaded), peak, utilization) // pool.bytes_per_block)
-    return blocks // pool.num_groups * asked.engine.memory.block_size
+def _stage_tokens(asked: Question, stage: int, pp: int) -> Number:
+    lines, peak, pool = _contents(asked, stage, pp)
+    return _cache(asked, sum(w.nbytes for w in lines), peak, pool)[-1] // pool.num_groups * asked.limits.block_size
 
 
-def _contents(
-    asked: Question, tokens: int, seqs: int, block_size: int, stage: int, pp: int
-) -> tuple[list[memory.WeightLine], Number, memory.KvPool]:
+def _contents(asked: Question, stage: int, pp: int) -> tuple[list[memory.WeightLine], Number, memory.KvPool]:
     """What a rank of a stage holds: its weights, its activations at their peak, and how it keeps keys and values."""
-    model, plan, engine = asked.model, asked.plan, asked.engine
+    model, plan, engine, room = asked.model, asked.plan, asked.engine, asked.limits
     layers = stage_layers(model, pp, engine.sends.odd_layers)[stage]
-    peak = memory.activation_bytes(model, plan, engine, tokens, seqs, stage == pp - 1)
-    return memory.weights(model, plan, engine, stage, pp), peak, memory.kv_pool(model, plan, layers, block_size)
+    peak = memory.activation_bytes(model, plan, engine, room.max_num_batched_tokens, room.max_num_seqs, stage == pp - 1)
+    return memory.weights(model, plan, engine, stage, pp), peak, memory.kv_pool(model, plan, layers, room.block_size)
 
 
-def _left(asked: Question, loaded: Number, peak: Number, utilization: float) -> Number:
+def _cache(asked: Question, loaded: Number, peak: Number, pool: memory.KvPool) -> tuple[Number, Number, Number]:
+    """Bytes of the cache, bytes by which a fixed one exceeds the chip, and blocks: a fixed one does not create memory."""
+    fixed = asked.limits.kv_cache_memory_bytes
+    held = loaded + peak + memory.other_bytes(asked.plan, asked.engine) + fixed
+    over = np.maximum(0.0, held - asked.cluster.chip.visible_bytes) if fixed else 0.0
+    available = fixed or _left(asked, loaded, peak)
+    return available, over, pick(over > 0, 0.0, np.maximum(0.0, available // pool.bytes_per_block))
+
+
+def _left(asked: Question, loaded: Number, peak: Number) -> Number:
     """Bytes that weights and activations leave for the cache, by the engine's own rule."""
-    engine, total = asked.engine, asked.cluster.chip.visible_bytes
+    engine, total, share = asked.engine, asked.cluster.chip.visible_bytes, asked.limits.gpu_memory_utilization
     other = memory.other_bytes(asked.plan, engine)
     if engine.memory.utilization_of == "free":
-        return (total - loaded - peak - other) * utilization
-    return total * utilization - loaded - (0 if engine.memory.utilization_of == "static" else peak + other)
+        return (total - loaded - peak - other) * share
+    return total * share - loaded - (0 if engine.memory.utilization_of == "static" else peak + other)
 
 
 def _stage(asked: Question, stage: int, pp: int) -> Fit:
     engine, room, total = asked.engine, asked.limits, asked.cluster.chip.visible_bytes
-    lines, peak, pool = _contents(asked, room.max_num_batched_tokens, room.max_num_seqs, room.block_size, stage, pp)
-    loaded, peak, other = float(sum(w.nbytes for w in lines)), float(peak), float(memory.other_bytes(asked.plan, engine))
-    budget = total if engine.memory.utilization_of == "free" else total * room.gpu_memory_utilization
-    left = float(_left(asked, loaded, peak, room.gpu_memory_utilization))
-    available = room.kv_cache_memory_bytes or left
-    blocks = max(0, int(available // float(pool.bytes_per_block)))
+    lines, peak, pool = _contents(asked, stage, pp)
+    kv_bytes, over, blocks = _cache(asked, float(sum(w.nbytes for w in lines)), peak, pool)
     wanted = pool.blocks_per_request(room.max_model_len, room.block_size, room.max_num_batched_tokens)
-    over = max(0.0, loaded + peak + other + room.kv_cache_memory_bytes - total) if room.kv_cache_memory_bytes else 0.0
-    if over:
-        blocks = 0  # a fixed KV budget does not create memory
     return Fit(
         question=asked,
         stage=stage,
         weights=tuple(lines),
-        budget_bytes=budget,
-        activation_bytes=peak,
-        other_bytes=other,
+        budget_bytes=total if engine.memory.utilization_of == "free" else total * room.gpu_memory_utilization,
+        activation_bytes=float(peak),
+        other_bytes=float(memory.other_bytes(asked.plan, engine)),
         graph_bytes=engine.memory.graph_bytes,
-        kv_bytes=available,
+        kv_bytes=float(kv_bytes),
         kv_bytes_per_token=float(pool.bytes_per_token),
-        kv_blocks=blocks,
-        kv_tokens=blocks // pool.num_groups * room.block_size,
-        max_concurrency=blocks / wanted,
+        kv_blocks=int(blocks),
+        kv_tokens=int(blocks) // pool.num_groups * room.block_size,
+        max_concurrency=float(blocks / wanted),
         needed_kv_bytes=wanted * float(pool.bytes_per_block),
-        over_bytes=over,
+        over_bytes=float(over),
     )
 
 
@@ -301,14 +295,10 @@ def _advice(failed: Fit) -> list[str]:
 
 def _longest(failed: Fit) -> int:
     """The longest request whose blocks are there; 0 if not even a short one."""
-    low, high = 0, failed.question.limits.max_model_len
-    while low < high:
-        middle = (low + high + 1) // 2
-        if judge(failed.question.but(max_model_len=middle)).fits:
-            low = middle
-        else:
-            high = middle - 1
-    return low // failed.question.limits.block_size * failed.question.limits.block_size
+    asked, size = failed.question, failed.question.limits.block_size
+    lengths = range(1, asked.limits.max_model_len + 1)
+    most = bisect_left(lengths, True, key=lambda length: not judge(asked.but(max_model_len=length)).fits)
+    return most // size * size
 
 
 def _more_gpus(failed: Fit) -> list[str]:

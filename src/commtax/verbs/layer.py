@@ -17,6 +17,7 @@ ENDS = ("head", "embedding", "loss", "stages", "update")
 """Parts that no layer has."""
 SECOND = ("feed-forward", "experts", "shared expert", "router", "routing")
 """Parts of a layer's second half."""
+ORDER = {place: index for index, place in enumerate(PLACES)}
 Lane = Literal["compute", "comm"]
 Stage = Literal["forward", "backward"]
 Span = tuple[float, float]
@@ -103,14 +104,9 @@ def _segment(line: Line, share: float) -> Segment:
 def _in_order(segments: list[Segment]) -> list[Segment]:
     """Attention, then the feed-forward part; norms before each."""
     norms = [s.share_of(0.5, s.name.replace("norms", "norm")) for s in segments if s.part == "norms"]
-    others = sorted((s for s in segments if s.part != "norms"), key=_order)
+    others = sorted((s for s in segments if s.part != "norms"), key=lambda s: ORDER.get(s.line.item.place, len(ORDER)))
     first, second = ([s for s in others if (s.part in SECOND) == half] for half in (False, True))
     return [*norms, *first, *norms, *second]
-
-
-def _order(segment: Segment) -> int:
-    place = segment.line.item.place
-    return PLACES.index(place) if place else len(PLACES)
 
 
 def _chain(chain: list[Segment], beside: list[Segment], stage: Stage, start: float) -> tuple[list[Bar], float]:

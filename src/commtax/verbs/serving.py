@@ -19,10 +19,9 @@ from commtax.spec import Cluster, Model, Number, Plan, Workload
 from commtax.statement import Note, Refusal
 from commtax.units import format_mean
 from commtax.verbs import checking
-from commtax.verbs.asking import context_notes, settled, terms_of, unsettled
+from commtax.verbs.asking import RequestOptions, context_notes, only, settled, terms_of, unsettled
 from commtax.verbs.checking import positive
 from commtax.verbs.fitting import cache_tokens, step_limits
-from commtax.verbs.options import RequestOptions, only
 
 MOVING = 0.8  # share of a link's bandwidth that moves caches
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
@@ -209,8 +208,9 @@ def _together(asked: Question, load: Load, seqs: Number, kv: Number) -> tuple[St
     room = np.maximum(1.0, budget - beside)  # for prompt tokens, with a token for each decode beside them
     tokens = loop.prompt_tokens(load, seqs, room, engine)
     chunks, together = np.maximum(1.0, load.input_len / tokens), np.maximum(1.0, tokens / load.input_len)
-    decode = step_s(asked, decoding(np.ceil(decodes / pp), load))
-    steps = Steps(decode, step_s(asked, _prompt(beside, load, tokens, together)), chunks, together, pp)
+    decode = step_bill(asked, decoding(np.ceil(decodes / pp), load)).step_s
+    prompt = step_bill(asked, _prompt(beside, load, tokens, together)).step_s
+    steps = Steps(decode, prompt, chunks, together, pp)
     return steps, loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp), engine, full)
 
 
@@ -219,8 +219,9 @@ def _apart(asked: Question, load: Load, seqs: Number, apart: Apart) -> tuple[Ste
     engine, plan = asked.engine, asked.plan
     tokens = _chunk(asked, load.input_len)
     chunks = load.input_len / tokens
-    decode = step_s(asked, decoding(np.ceil(seqs / plan.pp), load))
-    steps = Steps(decode, step_s(replace(asked, plan=apart.plan), _prompt(0.0, load, tokens)), chunks, 1, plan.pp)
+    decode = step_bill(asked, decoding(np.ceil(seqs / plan.pp), load)).step_s
+    prompt = step_bill(replace(asked, plan=apart.plan), _prompt(0.0, load, tokens)).step_s
+    steps = Steps(decode, prompt, chunks, 1, plan.pp)
     quiet = loop.closed_loop(load, Steps(decode, 0.0), seqs, seqs * 0, engine)
     gpus = apart.gpus(plan)
     moved = moved_s(asked, plan.tp, apart.plan.tp, load.input_len, asked.cluster.num_gpus if gpus is None else gpus)
@@ -255,11 +256,6 @@ def step_bill(asked: Question, work: Workload) -> Bill:
 @remembered
 def _step(asked: Question, work: Workload) -> Bill:
     return inference_bill(terms_of(asked), work, 1)
-
-
-def step_s(asked: Question, work: Workload) -> Number:
-    """Seconds of one step of one replica."""
-    return step_bill(asked, work).step_s
 
 
 def decoding(seqs: Number, load: Load) -> Workload:

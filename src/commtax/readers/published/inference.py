@@ -10,7 +10,7 @@ from commtax.catalog.models import bundled
 from commtax.readers.published.rows import Asked, Entry, Row, cell, chip_named, described, lower, names, number, whole
 from commtax.spec import Cluster, Model, Quant
 from commtax.statement import Refusal
-from commtax.verbs.options import StepOptions
+from commtax.verbs.asking import StepOptions
 
 GROUPS_OF_32 = Quant("groups", "int4", (1, 32), scale_bytes=2.0, ignored=("lm_head",))
 SERVED = {"mean_itl": "tpot_s", "mean_ttft": "ttft_s", "output_throughput": "tokens_per_s"}

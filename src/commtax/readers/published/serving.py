@@ -14,7 +14,7 @@ from commtax.catalog.models import bundled
 from commtax.readers.published.rows import Asked, Entry, Row, cell, described, lower, names, whole
 from commtax.spec import DTYPE_BYTES, Cluster, Model, Quant
 from commtax.statement import Refusal
-from commtax.verbs.options import RequestOptions
+from commtax.verbs.asking import RequestOptions
 
 PROMPTS_PER_CLIENT = 10  # requests of a benchmark for each of its clients, as such runs are made
 SHORTEST = 0.8  # InferenceMAX draws lengths uniformly from this share of the stated length up to all of it

@@ -8,7 +8,7 @@ from commtax.catalog.hf import from_config
 from commtax.readers.published.rows import Asked, Entry, Row, cell, described, lower, matched, names, number, whole
 from commtax.spec import PARALLEL, SIZES, Cluster, Model
 from commtax.statement import Refusal
-from commtax.verbs.options import TrainBillOptions
+from commtax.verbs.asking import TrainBillOptions
 
 GPUS_PER_HOST = 8
 FITTED_GPUS = 64

@@ -5,8 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from commtax.planner.columns import Columns, ServingPlans, TrainColumns, TrainPlans
-from commtax.planner.rows import describe_kind, gpu_words, train_bill_of, train_gpu_words
+from commtax.planner.columns import Columns, ServingPlans, TrainColumns, TrainPlans, describe_kind
 from commtax.report.documents import Named, Record, Value
 from commtax.report.pipelines import Pipeline, page_pipeline
 from commtax.report.planning import ServedPlans, TrainedPlans, plans_document
@@ -87,7 +86,7 @@ def _thinned(rows: Columns, best: int) -> list[int]:
 
 def _point(a: ServingPlans, rows: Columns, i: int, best: bool) -> Point:
     ttft, tpot = (format_seconds(getattr(rows, n)[i]) for n in ("ttft_s", "tpot_s"))
-    plan, apart, copies = gpu_words(a, rows, i), int(rows.mode[i]) == 1, int(rows.replicas[i])
+    plan, apart, copies = a.gpu_words(rows, i), int(rows.mode[i]) == 1, int(rows.replicas[i])
     text = f"{plan}; {int(rows.concurrency[i]):,} clients, TTFT {ttft}, TPOT {tpot}, {rows.tokens_per_s[i]:,.0f} tokens/s"
     one = f" of one of {copies} servers" if copies > 1 else ""
     text += f"; loads the decode step{one}" + ("" if apart else ", without other requests' prompts")
@@ -117,7 +116,7 @@ def _undominated(rows: TrainColumns) -> np.ndarray[Any, Any]:
 
 
 def _trained(a: TrainPlans, rows: TrainColumns, i: int, best: bool) -> Point:
-    kind, plan = a.kinds[int(rows.kind[i])].plan, train_gpu_words(a, rows, i)
+    kind, plan = a.kinds[int(rows.kind[i])].plan, a.gpu_words(rows, i)
     step, held = format_seconds(rows.step_s[i]), format_bytes(rows.memory_bytes[i])
     sizes: dict[str, Value] = {n: int(getattr(rows, n)[i]) for n in SIZES}
     micro = int(rows.micro_batch[i])
@@ -153,7 +152,7 @@ def plan_page(plans: ServingPlans | TrainPlans, command: str) -> Page:
     """The plans as points, and the winner's bill."""
     if not plans.trains:
         return Page("plan", _served(plans, command), plan=serving_front(plans))
-    best = Explained(train_bill_of(plans, plans.plans, 0)) if len(plans.plans) else None
+    best = Explained(plans.step_of(plans.plans, 0)) if len(plans.plans) else None
     shown = view_of(best, written(best.bill.question), command) if best else None
     return Page("plan", shown, plan=training_front(plans))
 
