@@ -87,6 +87,8 @@ class Nursery:
 
     async def loaded(self) -> None:
         """Until it has said that it is ready, which no question's time shall pay for; not for ever."""
+        if self._process.poll() is not None:
+            self._restart()
         if self._loading is None:
             self._loading = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(self._control, 1))
         if not self._loading.done():
@@ -101,10 +103,13 @@ class Nursery:
             try:
                 socket.send_fds(self._control, [bytes([niceness])], [theirs.fileno()])
             except (BrokenPipeError, ConnectionResetError):
-                self.close()
-                self._start()
+                self._restart()
                 socket.send_fds(self._control, [bytes([niceness])], [theirs.fileno()])
         return Line(*await asyncio.open_connection(sock=ours))
+
+    def _restart(self) -> None:
+        self.close()
+        self._start()
 
     def close(self) -> None:
         """It goes when its workers are gone; at once if it is still loading."""
