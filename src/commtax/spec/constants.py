@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 from commtax.statement import Source
 
 Algorithm = Literal["ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch"]
-"""What a collective can run as; ``cost/collectives.py`` has the formula of each."""
+"""What a collective can run as: each is a function of that name in ``cost/collectives.py``."""
 NO_SOURCE = Source("")
 DATASHEET = Source("datasheet", "formula and datasheet", "formula and datasheet")
 
