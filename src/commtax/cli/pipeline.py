@@ -10,8 +10,7 @@ from commtax.cli.output import Output
 from commtax.cost.schedules import DEFAULT, SCHEDULES, Schedule, fewest_microbatches
 from commtax.files import write_text
 from commtax.report import pipelines
-from commtax.sim.bubble import run_pipeline
-from commtax.sim.pipeline import Durations
+from commtax.sim.pipeline import Durations, run_pipeline
 from commtax.statement import Refusal
 
 MAX_CELLS = 150_000

@@ -11,7 +11,7 @@ from commtax import napkin
 from commtax.cost.schedules import SCHEDULES
 from commtax.report.documents import Record, plain
 from commtax.report.tables import notes, say, show_table
-from commtax.sim.bubble import PipelineRun, step_pipeline
+from commtax.sim.pipeline import PipelineRun, step_pipeline
 from commtax.statement import Refusal
 from commtax.timeline import Timeline
 from commtax.units import plural
