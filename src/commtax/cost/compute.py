@@ -128,6 +128,14 @@ class _Step:
         probe = Matrix(f"model.layers.N.{name}.weight", (1, 1), "full", 0, "", True)
         return quantised_fraction(self.model, probe, quant) > 0
 
+    def attention(
+        self, form: Place, tokens: Number, count: int, flops: Number, nbytes: Number, shape: tuple[Number, ...], stored: float = 2.0
+    ) -> Kernel:
+        """Attention of so many tokens, none where there are none; ``shape``: batch, heads, KV heads, head size, length, past."""
+        product = (0, 0, 0, self.plan.activations_dtype, stored)
+        runs = pick(np.asarray(tokens) > 0, count, 0)
+        return Kernel(f"{form} attention", form, runs, flops, nbytes, *product, *shape, part="attention", place=form)
+
     def small(self, what: str, part: Part, place: Place, count: Number, elements: Number, fusable: bool = True) -> Kernel:
         """An element-wise kernel, which an engine may fuse with a neighbour."""
         nbytes, fused = elements * DTYPE_BYTES[self.plan.activations_dtype], 1 - self.engine.kernels.small_kernels
@@ -192,22 +200,9 @@ def _decode_attention(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
     k_dim = a.latent.kv_rank + a.latent.rope_dim if a.latent else a.head_dim
     v_dim = a.latent.kv_rank if a.latent else a.v_head_dim
     length = _seen(work.cached_tokens / np.maximum(1, seqs) + work.rows_per_seq, a)
-    yield Kernel(
-        "decode attention",
-        "decode",
-        pick(np.asarray(seqs) > 0, count, 0),
-        flops=2 * seqs * work.rows_per_seq * heads * length * (k_dim + v_dim),
-        nbytes=seqs * length * per_token,
-        dtype=s.plan.activations_dtype,
-        weight_bytes=DTYPE_BYTES[s.plan.kv_dtype],
-        batch=seqs,
-        heads=heads * work.rows_per_seq,
-        kv_heads=kv_heads,
-        head_dim=k_dim,
-        length=length,
-        part="attention",
-        place="decode",
-    )
+    flops = 2 * seqs * work.rows_per_seq * heads * length * (k_dim + v_dim)
+    shape = (seqs, heads * work.rows_per_seq, kv_heads, k_dim, length)
+    yield s.attention("decode", seqs, count, flops, seqs * length * per_token, shape, DTYPE_BYTES[s.plan.kv_dtype])
 
 
 def _prefill_attention(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
@@ -217,22 +212,9 @@ def _prefill_attention(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
     new, past = tokens / np.maximum(1, seqs), s.work.past_tokens / np.maximum(1, seqs)
     width = a.head_dim + a.v_head_dim
     moved = tokens * (heads * width) * DTYPE_BYTES[s.plan.activations_dtype]
-    yield Kernel(
-        "prefill attention",
-        "prefill",
-        pick(np.asarray(tokens) > 0, count, 0),
-        flops=2 * seqs * heads * _pairs(new, past, a) * width,
-        nbytes=moved + seqs * (new + past) * per_token,
-        dtype=s.plan.activations_dtype,
-        batch=seqs,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=a.head_dim,
-        length=new,
-        past=past,
-        part="attention",
-        place="prefill",
-    )
+    flops = 2 * seqs * heads * _pairs(new, past, a) * width
+    shape = (seqs, heads, kv_heads, a.head_dim, new, past)
+    yield s.attention("prefill", tokens, count, flops, moved + seqs * (new + past) * per_token, shape)
 
 
 def _seen(length: Number, a: Attention) -> Number:
