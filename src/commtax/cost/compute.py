@@ -21,6 +21,8 @@ from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mlp, M
 
 LOW_ARITHMETIC = ("fp8", "nvfp4")
 """Formats whose products quantise activations too, on chips that have the arithmetic; others only store weights small."""
+Attended = tuple[Number, Number, Number, int, Number, Number]
+"""Shape of attention: batch, heads, KV heads, head size, length and past (see ``Kernel``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +131,9 @@ class _Step:
         return quantised_fraction(self.model, probe, quant) > 0
 
     def attention(
-        self, form: Place, tokens: Number, count: int, flops: Number, nbytes: Number, shape: tuple[Number, ...], stored: float = 2.0
+        self, form: Place, tokens: Number, count: int, flops: Number, nbytes: Number, shape: Attended, stored: float = 2.0
     ) -> Kernel:
-        """Attention of so many tokens, none where there are none; ``shape``: batch, heads, KV heads, head size, length, past."""
+        """Attention of so many tokens; without any there is none."""
         product = (0, 0, 0, self.plan.activations_dtype, stored)
         runs = pick(np.asarray(tokens) > 0, count, 0)
         return Kernel(f"{form} attention", form, runs, flops, nbytes, *product, *shape, part="attention", place=form)
@@ -201,7 +203,7 @@ def _decode_attention(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
     v_dim = a.latent.kv_rank if a.latent else a.v_head_dim
     length = _seen(work.cached_tokens / np.maximum(1, seqs) + work.rows_per_seq, a)
     flops = 2 * seqs * work.rows_per_seq * heads * length * (k_dim + v_dim)
-    shape = (seqs, heads * work.rows_per_seq, kv_heads, k_dim, length)
+    shape = (seqs, heads * work.rows_per_seq, kv_heads, k_dim, length, 0)
     yield s.attention("decode", seqs, count, flops, seqs * length * per_token, shape, DTYPE_BYTES[s.plan.kv_dtype])
 
 

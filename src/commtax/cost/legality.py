@@ -233,8 +233,6 @@ def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
     good = _all_whole(plan)
     safe = [np.minimum(pick(good, x, 1).astype(float), _BEYOND) for x in sizes]  # products stay finite and exact enough
     case = Case(model, cluster, _sized(plan, safe), engine)
-    if not good.shape:
-        return np.asarray(_first_broken(case) if good else 1)
     result = pick(good, 0, 1)
     for code, rule in enumerate(RULES[1:], start=2):
         broken = np.broadcast_to(np.asarray(rule.broken(case)), good.shape)

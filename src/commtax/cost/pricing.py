@@ -181,15 +181,12 @@ def spread_of(
         return 0.0
     known = fabric.label.kind == "calibrated" and not some(ranks > MEASURED_RANKS)
     where = "across" if crosses else "eager" if eager and known else cluster.intra.kind
-    usual = fabric.network.spread if crosses else fabric.spread
-    width = _residual(fabric, op, nbytes, where, known) if fabric.spreads else usual
+    width = _residual(fabric, op, nbytes, where, known)
     if crosses and fabric.spreads:  # no surer than the stage inside the hosts, by its share of the time
         measured = fabric.label.kind == "calibrated" and cluster.domain <= MEASURED_RANKS
         width = np.maximum(width, chosen.inside * _residual(fabric, op, nbytes, cluster.intra.kind, measured))
-    if crosses and not fabric.network.ranks:
-        return width
     if crosses:
-        seen = fabric.network.ranks
+        seen = fabric.network.ranks or (1, np.inf)
         return pick(np.logical_and(ranks >= seen[0], ranks <= seen[-1]), width, np.maximum(width, UNMEASURED))
     for index, path in enumerate(fabric.paths[op]):
         if path.spread:  # a machine's own fit

@@ -102,10 +102,6 @@ class KernelConstants:
         """Standard deviation of the logarithm of a whole step's kernels against measured steps."""
         return self.tables["step.bf16"]["sigma"]
 
-    def label_of(self, table: str) -> Source:
-        """Where one table comes from: the profile, or the family."""
-        return self.own.get(table, self.label)
-
 
 class ChipFacts(TypedDict, total=False):
     """Fields of ``Chip`` that were measured; ``key`` says which chip they describe."""
