@@ -27,6 +27,12 @@ def expert_tp(plan: Plan, engine: Engine) -> Number:
     return np.maximum(1, world // np.maximum(1, plan.ep))
 
 
+def holders(plan: Plan, engine: Engine) -> tuple[Number, Number]:
+    """Data-parallel ranks that share one copy's state, (of dense parameters, of one expert's): all, or an HSDP group."""
+    ranks = (plan.num_shards if plan.zero == 3 else plan.dp) * plan.cp
+    return ranks, np.maximum(1, ranks * plan.tp / (plan.ep * expert_tp(plan, engine)))
+
+
 def experts_reach(plan: Plan, engine: Engine) -> Number:
     """Ranks' worth of tokens that one group of experts works on: of the ep ranks in training, of all replicas in serving."""
     if engine.sends.experts_keep_tp:

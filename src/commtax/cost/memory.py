@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.experts import expert_tp, over_replicas
+from commtax.cost.experts import expert_tp, holders, over_replicas
 from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
-from commtax.cost.tensors import Held, copies, held, inventory, padded_vocab, quantisation, share, weight_bytes
+from commtax.cost.tensors import Held, by_pp, fullest_layers, held, padded_vocab, quantisation, share, stage_params, total_bytes
 from commtax.cost.traffic import largest_graph
-from commtax.cost.train_traffic import by_pp, fullest_layers, holders, stage_params
 from commtax.spec import DTYPE_BYTES, Attention, Block, Chip, Engine, Experts, Mlp, Model, Number, Plan, TrainStep
 from commtax.statement import Refusal
 
@@ -61,11 +60,6 @@ def _beside(model: Model, plan: Plan, engine: Engine, rows: list[Held]) -> Itera
         width = a.latent.rope_dim if a.latent else a.head_dim
         table = model.max_len * width * DTYPE_BYTES[plan.activations_dtype]
         yield WeightLine("rotary table", plan.tp * 0 + float(table), table * (1 - 1 / plan.tp))
-
-
-def total_bytes(model: Model, plan: Plan) -> float:
-    """Stored bytes of the whole model, once."""
-    return sum(weight_bytes(model, t, plan) * copies(model, t) for t in inventory(model))
 
 
 def kv_bytes_per_token_layer(a: Attention, tp: Number, kv_dtype: str) -> Number:

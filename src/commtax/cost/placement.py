@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.experts import expert_tp
+from commtax.cost.experts import expert_tp, holders
 from commtax.spec import Cluster, Engine, Number, Plan
 
 
@@ -97,14 +97,11 @@ def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
         within = np.minimum(plan.ep, plan.tp)
         return [(within, 1), (plan.ep / within, _stride("dp", plan))]
     if axis == "edp":
-        holders = (plan.num_shards if plan.zero == 3 else plan.dp) * plan.cp
-        return [(np.maximum(1, holders * plan.tp / (plan.ep * inner)), inner * plan.ep)]
-    if axis == "shard":
-        return [(plan.cp, _stride("cp", plan)), (plan.num_shards, _stride("dp", plan))]
+        return [(holders(plan, engine)[1], inner * plan.ep)]
     if axis == "replica":
         return [(plan.dp / plan.num_shards, _stride("dp", plan) * plan.num_shards)]
-    if axis == "dp":
-        return [(plan.cp, _stride("cp", plan)), (plan.dp, _stride("dp", plan))]
+    if axis in ("dp", "shard"):
+        return [(plan.cp, _stride("cp", plan)), (plan.dp if axis == "dp" else plan.num_shards, _stride("dp", plan))]
     return [(getattr(plan, axis), _stride(axis, plan))]
 
 

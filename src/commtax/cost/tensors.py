@@ -6,14 +6,15 @@ follow the common checkpoint spelling, with ``N`` for a layer's number; shapes a
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.experts import expert_tp, tokens_split
+from commtax.cost.schedules import SCHEDULES
 from commtax.patterns import modules
 from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mlp, Model, Number, Plan, Quant
 
@@ -215,6 +216,11 @@ def weight_bytes(model: Model, tensor: Tensor, plan: Plan) -> float:
     return fraction * _quantised_bytes(tensor, quant) + (1 - fraction) * plain
 
 
+def total_bytes(model: Model, plan: Plan) -> float:
+    """Stored bytes of the whole model, once."""
+    return sum(weight_bytes(model, t, plan) * copies(model, t) for t in inventory(model))
+
+
 def quantisation(model: Model, plan: Plan) -> Quant | None:
     """The checkpoint's own, unless the plan asks for other weights."""
     if not plan.weights_dtype:
@@ -293,3 +299,68 @@ def held(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> list[
             whole = weight_bytes(model, tensor, plan) * count
             rows.append(Held(tensor, count, whole * share(tensor.split, model, plan, engine), whole / plan.tp))
     return rows
+
+
+def by_pp(pp: Number, one: Callable[[int], float]) -> Number:
+    """Apply a scalar function of pp to an array of them."""
+    if np.ndim(pp) == 0:
+        return float(one(int(pp)))
+    values, back = np.unique(np.asarray(pp), return_inverse=True)
+    results = np.array([one(int(v)) for v in values], dtype=float)
+    return results[back].reshape(np.shape(pp))
+
+
+def fullest_layers(model: Model, plan: Plan) -> Number:
+    """Layers of the stage that has most."""
+    return by_pp(plan.pp, lambda pp: sum(_fullest(model, pp)))
+
+
+@lru_cache(maxsize=1024)
+def _fullest(model: Model, pp: int) -> tuple[int, ...]:
+    """Layers of each kind on the first of the stages with the most layers."""
+    stage = max(stage_layers(model, pp), key=len)
+    return tuple(sum(model.layers[i] == where for i in stage) for where in range(len(model.blocks)))
+
+
+def num_moe_layers(model: Model, plan: Plan) -> Number:
+    """Layers with experts on the stage that has most of them."""
+    return by_pp(plan.pp, partial(_most_moe, model)) if model.experts else 0.0 * plan.pp
+
+
+@lru_cache(maxsize=1024)
+def _most_moe(model: Model, pp: int) -> int:
+    return max(sum(isinstance(model.blocks[model.layers[i]].ffn, Experts) for i in r) for r in stage_layers(model, pp))
+
+
+def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
+    """Parameters one rank of the fullest stage holds: of its layers, of their experts, and of embedding and head.
+
+    Where microbatches enter at both ends a rank holds two stages: the first one's has the last beside it, head and all.
+    """
+    total: dict[str, Number] = {"layers": 0.0, "experts": 0.0, "ends": 0.0}
+    directions = SCHEDULES[plan.schedule].directions
+    alone = (np.asarray(plan.pp) == 1) | (directions > 1)
+
+    def times(where: int) -> Number:
+        return by_pp(plan.pp, lambda pp: _fullest(model, pp)[where])
+
+    layers = [times(where) for where in range(len(model.blocks))]
+    for (split, group, where), size in _sizes(model).items():
+        held = share(split, model, plan, engine) * size
+        if where >= 0:
+            held = held * layers[where] * pick(np.asarray(plan.pp) > 1, directions, 1)
+        elif where != FIRST:  # head and final norm lie on the last stage: beside the embedding only without a pipeline
+            held = pick(alone, held, 0)
+        total[group] = total[group] + held
+    return total
+
+
+@lru_cache(maxsize=256)
+def _sizes(model: Model) -> dict[tuple[str, str, int], int]:
+    """Elements of all tensors that are split alike and lie alike: (split, whose, where)."""
+    sizes: dict[tuple[str, str, int], int] = {}
+    for t in inventory(model):
+        group = "ends" if t.where < 0 else "experts" if t.part == "experts" else "layers"
+        key = (t.split, group, t.where)
+        sizes[key] = sizes.get(key, 0) + t.size
+    return sizes
