@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 
 from commtax import catalog
-from commtax.cost.experts import expert_tp
 from commtax.cost.memory import weights
+from commtax.cost.placement import expert_tp
 from commtax.cost.tensors import (
     FIRST,
     copies,

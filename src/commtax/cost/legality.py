@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from commtax.arrays import pick, some
-from commtax.cost.experts import expert_tp
+from commtax.cost.placement import expert_tp
 from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
 from commtax.spec import AXES, SIZES, Cluster, Engine, Experts, Mlp, Model, Number, Plan

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.experts import expert_tp, holders, over_replicas
+from commtax.cost.placement import expert_tp, holders, over_replicas
 from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
 from commtax.cost.tensors import Held, by_pp, fullest_layers, held, padded_vocab, quantisation, share, stage_params, total_bytes
 from commtax.cost.traffic import largest_graph
@@ -92,14 +92,9 @@ class KvPool:
 
     def blocks_per_request(self, length: int, block_size: int, max_batched_tokens: int) -> int:
         """Blocks that one request of ``length`` tokens occupies: a windowed group frees what it has passed."""
-        total = 0
-        for window in self.windows:
-            if window:
-                kept = min(window - 1 + max_batched_tokens, length)
-                total += math.ceil(kept / block_size) + 1
-            else:
-                total += math.ceil(length / block_size)
-        return max(1, total)
+        kept = (min(window - 1 + max_batched_tokens, length) if window else length for window in self.windows)
+        whole = sum(math.ceil(tokens / block_size) for tokens in kept)
+        return max(1, whole + sum(window > 0 for window in self.windows))  # a window begins and ends inside blocks
 
 
 def kv_pool(model: Model, plan: Plan, layers: range, block_size: int) -> KvPool:

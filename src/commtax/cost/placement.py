@@ -1,12 +1,49 @@
-"""Which GPUs a group spans: rank order decides which axis leaves the fast domain (a host, or an NVLink fabric)."""
+"""Where ranks lie: which share an expert, and which GPUs a group spans.
+
+Rank order decides which axis leaves the fast domain (a host, or an NVLink fabric).
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.experts import expert_tp, holders
-from commtax.spec import Cluster, Engine, Number, Plan
+from commtax.spec import Cluster, Engine, Model, Number, Plan
+
+
+def over_replicas(plan: Plan, engine: Engine) -> Number:
+    """Whether experts are shared among replicas: by expert parallelism wider than tp, and in vLLM whenever dp > 1.
+
+    Without expert parallelism vLLM cuts every expert over tp x dp ranks; other engines then run independent replicas.
+    """
+    return (np.asarray(plan.dp) > 1) & ((np.asarray(plan.ep) > plan.tp) | engine.sends.ep_is_tp_dp)
+
+
+def expert_tp(plan: Plan, engine: Engine) -> Number:
+    """Ranks that share one expert. Megatron keeps tp inside an expert; serving engines divide what ep leaves."""
+    if engine.sends.experts_keep_tp:
+        return plan.tp
+    world = pick(over_replicas(plan, engine), plan.tp * plan.dp, plan.tp)
+    return np.maximum(1, world // np.maximum(1, plan.ep))
+
+
+def holders(plan: Plan, engine: Engine) -> tuple[Number, Number]:
+    """Data-parallel ranks that share one copy's state, (of dense parameters, of one expert's): all, or an HSDP group."""
+    ranks = (plan.num_shards if plan.zero == 3 else plan.dp) * plan.cp
+    return ranks, np.maximum(1, ranks * plan.tp / (plan.ep * expert_tp(plan, engine)))
+
+
+def experts_reach(plan: Plan, engine: Engine) -> Number:
+    """Ranks' worth of tokens that one group of experts works on: of the ep ranks in training, of all replicas in serving."""
+    if engine.sends.experts_keep_tp:
+        return plan.ep
+    return pick(over_replicas(plan, engine), plan.dp, 1)
+
+
+def tokens_split(model: Model, plan: Plan, engine: Engine) -> Number:
+    """Whether MoE layers work on tokens split over tp (vLLM's sequence-parallel MoE): shared experts are then whole."""
+    wide = (np.asarray(plan.ep) > plan.tp) & (np.asarray(plan.tp) > 1)
+    return wide & model.moe_sequence_parallel & engine.sends.ep_is_tp_dp
 
 
 @dataclass(frozen=True, slots=True)

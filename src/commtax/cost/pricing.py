@@ -11,10 +11,9 @@ import numpy as np
 from commtax.arrays import pick, some
 from commtax.cost.collectives import Choice, across, choose, reason
 from commtax.cost.compute import Kernel, step_kernels
-from commtax.cost.experts import expected_destinations
 from commtax.cost.kernels import kernel_sigma, kernel_source, peak, seconds
 from commtax.cost.placement import Span, span
-from commtax.cost.traffic import inference, padded_rows
+from commtax.cost.traffic import expected_destinations, inference, padded_rows
 from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Bill, Item, Line, Stage, Via, pass_of
 from commtax.question import AS_IT_IS, WhatIf
 from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Workload

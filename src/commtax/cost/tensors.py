@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.experts import expert_tp, tokens_split
+from commtax.cost.placement import expert_tp, tokens_split
 from commtax.cost.schedules import SCHEDULES
 from commtax.patterns import modules
 from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mlp, Model, Number, Plan, Quant

@@ -13,14 +13,16 @@ from types import MappingProxyType
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.experts import dispatched_bytes, expected_destinations, holders, over_replicas, tokens_split
+from commtax.cost.placement import holders, over_replicas, tokens_split
 from commtax.cost.schedules import SCHEDULES, passes_of
 from commtax.cost.tensors import fullest_layers, inventory, num_moe_layers, padded_vocab, quantisation, share, stage_params
 from commtax.ledger import Item, Part, Place, Stage, Window
-from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, TrainStep, Workload
+from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Quant, TrainStep, Workload
 
 ROUTING_BYTES = 8  # of a token and choice: the expert's id in int32, its weight in fp32
 NORM_BYTES = 8  # of a row: the sums of squares of query and key, fp32
+FP8_SCALE_GROUP = 128  # one fp32 scale travels with each 128 fp8 values
+NVFP4_SCALE_GROUP = 16
 WIDE = 4  # from this tp on an engine may capture larger graphs
 AG_RS, DEEPEP_LL = "allgather_reducescatter", "deepep_low_latency"
 
@@ -154,6 +156,28 @@ def _served_experts(model: Model, plan: Plan, rows: Number, engine: Engine, back
     there = exchanged("dispatch", "ep", "all-to-all", sent * copies * out, plan.ep, count, note)
     home = exchanged("combine", "ep", "all-to-all", sent * copies * back, plan.ep, count, "bf16 back")
     return [replace(there, routed=routed), replace(home, routed=routed), regather]
+
+
+def dispatched_bytes(plan: Plan, quant: Quant | None) -> float:
+    """Bytes of one activation element on its way to an expert: quantised first where the experts' arithmetic is."""
+    if quant and quant.dtype == "fp8":
+        return 1 + 4 / FP8_SCALE_GROUP
+    if quant and quant.dtype == "nvfp4":
+        return 0.5 + 1 / NVFP4_SCALE_GROUP
+    return DTYPE_BYTES[plan.activations_dtype]
+
+
+def expected_destinations(moe: Experts, ep: Number) -> Number:
+    """Mean number of different ranks that a token's ``top_k`` experts lie on, routing uniform: ep (1 - C(E-E/ep, k)/C(E, k)).
+
+    >>> round(float(expected_destinations(Experts(256, 8, 2048), 8)), 2)
+    5.29
+    """
+    others = moe.num_experts - moe.num_experts / ep
+    missed: Number = 1.0
+    for drawn in range(moe.top_k):
+        missed = missed * np.maximum(0, others - drawn) / (moe.num_experts - drawn)
+    return ep * (1 - missed)
 
 
 def training(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> list[Item]:
