@@ -182,10 +182,8 @@ def with_inside(place: Cluster, inside: Link) -> Cluster:
     """The same hosts with another link between all of their GPUs, of those that its maker's chips can have."""
     maker = _MAKERS.get(inside.kind, place.chip.vendor)
     if place.chip.vendor not in (maker, "generic"):
-        usual = f"; nearest: {place.chip.intra}"
-        raise Refusal(
-            f"intra '{inside.key}': {inside.kind} joins {maker.upper()} chips, and {place.chip.key} is none{usual}", "intra"
-        )
+        none = f"{place.chip.key} is none; nearest: {place.chip.intra}"
+        raise Refusal(f"intra '{inside.key}': {inside.kind} joins {maker.upper()} chips, and {none}", "intra")
     domain = max(place.gpus_per_host, place.nvlink_domain) if inside.kind in _MAKERS else 1
     return replace(place, intra=inside, nvlink_domain=domain, bridge=None)
 
@@ -221,9 +219,8 @@ def _counted(text: str) -> Cluster:
     try:
         kind = chip(name)
     except ValueError:
-        raise Refusal(
-            f"cluster '{text}': unknown chip or host '{name}'{did_you_mean(name, 'chips', 'clusters')}", "cluster"
-        ) from None
+        near = did_you_mean(name, "chips", "clusters")
+        raise Refusal(f"cluster '{text}': unknown chip or host '{name}'{near}", "cluster") from None
     remark = ""
     if not second:
         hosts, gpus, remark = _in_hosts(gpus, kind)

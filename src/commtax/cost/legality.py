@@ -210,25 +210,22 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def _whole(value: Number) -> Mask:
-    number = np.asarray(value, dtype=float)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.isfinite(number) & (number >= 1) & (number == np.floor(number)))
-
-
 def _sizes(plan: Plan) -> list[Number]:
     return [getattr(plan, name) for name in WHOLE]
 
 
 def _all_whole(plan: Plan) -> Mask:
-    return np.asarray(np.logical_and.reduce([_whole(x) for x in np.broadcast_arrays(*_sizes(plan))]))
+    sizes = np.asarray(np.broadcast_arrays(*_sizes(plan)), dtype=float)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.all(np.isfinite(sizes) & (sizes >= 1) & (sizes == np.floor(sizes)), axis=0))
 
 
 def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
     """0 where a plan is legal, else 1 + the index in ``RULES`` of the first rule it breaks; shaped as the plan."""
     plain = _sizes(plan)
     if all(type(x) is int and 1 <= x <= _BEYOND for x in plain):  # one plan, as most are asked for
-        return np.asarray(_first_broken(Case(model, cluster, _sized(plan, map(float, plain)), engine)))
+        case = Case(model, cluster, _sized(plan, map(float, plain)), engine)
+        return np.asarray(next((code for code, rule in enumerate(RULES[1:], start=2) if some(rule.broken(case))), 0))
     sizes = np.broadcast_arrays(*plain)
     good = _all_whole(plan)
     safe = [np.minimum(pick(good, x, 1).astype(float), _BEYOND) for x in sizes]  # products stay finite and exact enough
@@ -242,11 +239,6 @@ def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
 
 def _sized(plan: Plan, sizes: Iterable[Number]) -> Plan:
     return replace(plan, **dict(zip(WHOLE, sizes, strict=True)))
-
-
-def _first_broken(case: Case) -> int:
-    """The code of the first rule that one plan breaks; 0: none."""
-    return next((code for code, rule in enumerate(RULES[1:], start=2) if some(rule.broken(case))), 0)
 
 
 def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:

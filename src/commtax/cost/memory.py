@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -117,9 +118,7 @@ def activation_bytes(model: Model, plan: Plan, engine: Engine, tokens: Number, s
     for experts the larger of both halves for each of the top_k, and the product).
     """
     act = DTYPE_BYTES[plan.activations_dtype]
-    widest: Number = 0.0
-    for block in model.blocks:
-        widest = np.maximum(widest, _ffn_elements(block.ffn, model, plan, engine, tokens))
+    widest = reduce(np.maximum, (_ffn_elements(block.ffn, model, plan, engine, tokens) for block in model.blocks), 0.0)
     layer = (tokens * 3 * model.hidden + widest) * act
     if not last_stage:
         return layer
@@ -178,11 +177,8 @@ def check_stored(model: Model) -> None:
         return
     expected = total_bytes(model, Plan())
     if not 0.5 < model.stored_bytes / expected < 2:
-        raise Refusal(
-            f"model {model.key}: its safetensors files hold {model.stored_bytes:,} bytes and config.json describes "
-            f"{expected:,.0f}: files are missing, or belong to another model",
-            "model",
-        )
+        both = f"its safetensors files hold {model.stored_bytes:,} bytes and config.json describes {expected:,.0f}"
+        raise Refusal(f"model {model.key}: {both}: files are missing, or belong to another model", "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,14 +276,9 @@ def activations(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Nu
     the products where they are kept gathered. Full recomputation keeps a layer's input only.
     """
     rows = step.micro_batch * plan.share(step.seq)
-    kept: Number = 0.0
-    for index, block in enumerate(model.blocks):
-        if plan.recompute == "full":
-            each = 2.0 * model.hidden / (plan.tp if plan.sequence_parallel else 1)
-        else:
-            each = _kept(block, model.hidden, plan, step, engine)
-        kept = kept + each * rows * model.layers.count(index) / plan.pp
-    return kept
+    inputs = 2.0 * model.hidden / (plan.tp if plan.sequence_parallel else 1)
+    kept = (inputs if plan.recompute == "full" else _kept(block, model.hidden, plan, step, engine) for block in model.blocks)
+    return sum((each * rows * model.layers.count(index) / plan.pp for index, each in enumerate(kept)), start=0.0)
 
 
 def _kept(block: Block, hidden: int, plan: Plan, step: TrainStep, engine: Engine) -> Number:

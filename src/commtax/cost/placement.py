@@ -3,7 +3,9 @@
 Rank order decides which axis leaves the fast domain (a host, or an NVLink fabric).
 """
 
+import math
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -114,10 +116,7 @@ def used_of_domain(plan: Plan, cluster: Cluster, engine: Engine) -> Number:
 
 def _extent(axis: str, plan: Plan, engine: Engine) -> Number:
     """From the first to behind the last rank of a group."""
-    extent: Number = 1
-    for size, stride in _runs(axis, plan, engine):
-        extent = np.maximum(extent, size * stride)
-    return extent
+    return reduce(np.maximum, (size * stride for size, stride in _runs(axis, plan, engine)), 1)
 
 
 def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
@@ -143,7 +142,5 @@ def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
 
 
 def _stride(axis: str, plan: Plan) -> Number:
-    stride: Number = 1
-    for inner in plan.order[: plan.order.index(axis)]:
-        stride = stride * getattr(plan, inner)
-    return stride
+    """The product of the sizes inside an axis."""
+    return math.prod(getattr(plan, inner) for inner in plan.order[: plan.order.index(axis)])

@@ -215,9 +215,9 @@ def _once_a_host(item: Item, where: Span) -> Number:
 
 def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, outside: Number = 1.0) -> Choice:
     """A collective inside a fast domain, or over several of them through the hosts' NICs, which carry ``outside`` of its bytes."""
-    if not some(where.crosses):
-        return choose(fabric.paths[op], nbytes, ranks)
     here = choose(fabric.paths[op], nbytes, ranks)
+    if not some(where.crosses):
+        return here
     inside_ranks = np.minimum(where.ranks_per_domain, ranks)
     if fabric.flat:
         return _where(where.crosses, choose(fabric.network_paths[op], nbytes, ranks), here)
