@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from commtax.statement import Note, Refusal
 
 Mask = np.ndarray[Any, Any]
 WHOLE = (*SIZES, "microbatches")
+_sizes = attrgetter(*WHOLE)
 _BEYOND = 1e15  # far more ranks than any cluster has
 
 
@@ -61,7 +63,7 @@ class Case:
 
     @property
     def sizes(self) -> str:
-        return ", ".join(str(getattr(self.plan, name)) for name in WHOLE)
+        return ", ".join(map(str, _sizes(self.plan)))
 
     @property
     def laid(self) -> str:
@@ -210,10 +212,6 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def _sizes(plan: Plan) -> list[Number]:
-    return [getattr(plan, name) for name in WHOLE]
-
-
 def _all_whole(plan: Plan) -> Mask:
     sizes = np.asarray(np.broadcast_arrays(*_sizes(plan)), dtype=float)
     with np.errstate(invalid="ignore"):
@@ -288,8 +286,7 @@ def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[No
         ends = f"{plan.chunks} chunks each: {first} in the first, {last} in the last, none above {most}"
         said.append(_uneven(model, sizes, f" in {ends}"))
     elif model.num_layers % pp:
-        sizes = [len(r) for r in stage_layers(model, pp, engine.sends.odd_layers)]
-        said.append(_uneven(model, sizes))
+        said.append(_uneven(model, [len(r) for r in stage_layers(model, pp, engine.sends.odd_layers)]))
     idle = cluster.num_gpus - int(plan.all_gpus)
     if idle > 0:
         said.append(Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({Case(model, cluster, plan, engine).laid})"))

@@ -111,16 +111,14 @@ def _attention(hidden: int, a: Attention) -> Iterator[_Row]:
 
 def _latent(hidden: int, a: Attention, m: Latent) -> Iterator[_Row]:
     """The down-projections (and so the latent KV) are whole on every rank; the up-projections split by heads."""
-    q = a.num_heads * (m.nope_dim + m.rope_dim)
+    q, bias = a.num_heads * (m.nope_dim + m.rope_dim), "full" if a.qkv_bias else ""
     if m.q_rank:
-        bias = "full" if a.qkv_bias else ""
         yield from _linear("self_attn.q_a_proj", m.q_rank, hidden, "full", "attention", bias)
         yield from _norm("self_attn.q_a_layernorm", m.q_rank, False)
         yield from _linear("self_attn.q_b_proj", q, m.q_rank, "heads", "attention")
     else:
         yield from _linear("self_attn.q_proj", q, hidden, "heads", "attention")
-    kv_bias = "full" if a.qkv_bias else ""
-    yield from _linear("self_attn.kv_a_proj_with_mqa", m.kv_rank + m.rope_dim, hidden, "full", "attention", kv_bias)
+    yield from _linear("self_attn.kv_a_proj_with_mqa", m.kv_rank + m.rope_dim, hidden, "full", "attention", bias)
     yield from _norm("self_attn.kv_a_layernorm", m.kv_rank, False)
     up = a.num_heads * (m.nope_dim + a.v_head_dim)
     yield from _linear("self_attn.kv_b_proj", up, m.kv_rank, "heads", "attention")
@@ -164,17 +162,13 @@ def num_params(model: Model) -> int:
 
 def num_active_params(model: Model, embedding: bool = True) -> int:
     """Parameters one token uses: of each mixture, ``top_k`` experts. ``embedding=False`` leaves out the input table."""
-    total = 0
-    for tensor in inventory(model):
-        size = tensor.size
-        if tensor.part == "experts":
-            ffn = model.blocks[tensor.where].ffn
-            assert isinstance(ffn, Experts)
-            size = size // ffn.num_experts * ffn.top_k
-        if tensor.part == "embedding" and not embedding and not model.tied:
-            continue
-        total += size * copies(model, tensor)
-    return total
+    used = (t for t in inventory(model) if embedding or model.tied or t.part != "embedding")
+    return sum(_active_size(model, t) * copies(model, t) for t in used)
+
+
+def _active_size(model: Model, tensor: Tensor) -> int:
+    ffn = model.blocks[max(0, tensor.where)].ffn
+    return tensor.size // ffn.num_experts * ffn.top_k if tensor.part == "experts" and isinstance(ffn, Experts) else tensor.size
 
 
 def share(split: str, model: Model, plan: Plan, engine: Engine) -> Number:

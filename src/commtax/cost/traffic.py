@@ -51,13 +51,13 @@ def padded_rows(rows: Number, work: Workload, engine: Engine, tp: Number = 1, ea
 
 def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_backend: str = "", eager: bool = False) -> list[Item]:
     """All collectives of one step of one replica (and, where replicas share experts, of the group it moves with)."""
-    act = DTYPE_BYTES[plan.activations_dtype]
+    act, backend = DTYPE_BYTES[plan.activations_dtype], ep_backend or (engine.sends.ep_backends or (AG_RS,))[0]
     rows = padded_rows(work.rows, work, engine, plan.tp, eager)
     payload = rows * model.hidden * act
     num_moe = sum(isinstance(model.blocks[i].ffn, Experts) for i in model.layers)
     full_norms = sum(model.blocks[i].attention.qk_norm == "full" for i in model.layers)
     # Where tokens are split over tp, or sent to experts, MoE layers leave no partial sums to reduce.
-    reduced = model.num_layers - pick(_replaces_all_reduce(model, plan, engine, ep_backend), num_moe, 0)
+    reduced = model.num_layers - pick(_replaces_all_reduce(model, plan, engine, backend), num_moe, 0)
     samples = work.samples
     if engine.sends.logits_padded:
         samples = pick(np.asarray(work.prefill_tokens) > 0, samples, rows)
@@ -69,14 +69,15 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
     items += _reduced("feed-forward output", payload, reduced, plan, "feed-forward", "output")
     items.append(tp_item("logits", "all-gather", logits, 1, plan, "head"))
     items += _stages(payload, plan, engine, model)
-    items += _served_experts(model, plan, rows, engine, ep_backend or (engine.sends.ep_backends or (AG_RS,))[0], num_moe)
+    items += _served_experts(model, plan, rows, engine, backend, num_moe)
     return items
 
 
 def _replaces_all_reduce(model: Model, plan: Plan, engine: Engine, backend: str) -> Number:
     wide = np.asarray(plan.ep) > plan.tp
-    gathers = (backend or (engine.sends.ep_backends or (AG_RS,))[0]) == AG_RS
-    return wide & (tokens_split(model, plan, engine) | (not gathers) | (np.asarray(plan.tp) == 1) | (not engine.sends.ep_is_tp_dp))
+    return wide & (
+        tokens_split(model, plan, engine) | (backend != AG_RS) | (np.asarray(plan.tp) == 1) | (not engine.sends.ep_is_tp_dp)
+    )
 
 
 def tp_item(
