@@ -126,14 +126,13 @@ def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
     fill tp first and then go on over dp. ``edp``: the ranks that hold the same experts. ``shard`` and ``replica``: the
     ranks that share one copy under ZeRO 3, and those that hold the same part of different copies (HSDP).
     """
-    inner = expert_tp(plan, engine)
+    if axis == "ep" and engine.sends.experts_keep_tp:
+        return [(plan.ep, expert_tp(plan, engine))]
     if axis == "ep":
-        if engine.sends.experts_keep_tp:
-            return [(plan.ep, inner)]
         within = np.minimum(plan.ep, plan.tp)
         return [(within, 1), (plan.ep / within, _stride("dp", plan))]
     if axis == "edp":
-        return [(holders(plan, engine)[1], inner * plan.ep)]
+        return [(holders(plan, engine)[1], expert_tp(plan, engine) * plan.ep)]
     if axis == "replica":
         return [(plan.dp / plan.num_shards, _stride("dp", plan) * plan.num_shards)]
     if axis in ("dp", "shard"):
