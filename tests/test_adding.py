@@ -11,6 +11,7 @@ import commtax
 from commtax import catalog, cli
 from commtax.catalog import loader, models
 from commtax.cost.collectives import ALGORITHMS
+from commtax.cost.memory import on_chip
 from commtax.cost.schedules import SCHEDULES
 
 SOURCE = Path(__file__).parents[1] / "src" / "commtax"
@@ -69,6 +70,19 @@ def test_a_version_is_one_table(folder):
     assert not catalog.engine("vllm@99.1").note
 
 
+def test_a_version_changes_what_tiers_set_in_tiers(folder):
+    path = folder / "engines" / "vllm.toml"
+    plain, start = path.read_text(), '\n[versions."99.1"]\nsince = "2099-01"\n'
+    path.write_text(f'{plain}{start}max_batched_tokens = [4096, "fit"]\n')
+    rule = r'engines/vllm: max_batched_tokens of \[versions."99.1"\] is set by tiers; write it in \[versions."99.1".tiers.\*\]'
+    with pytest.raises(ValueError, match=rule):
+        catalog.engine("vllm")
+    for read in remembered():
+        read.cache_clear()
+    path.write_text(f'{plain}{start}[versions."99.1".tiers.all]\nfrom_bytes = [0, "fit"]\nmax_batched_tokens = [4096, "fit"]\n')
+    assert on_chip(catalog.engine("vllm@99.1"), catalog.chip("h100-sxm")).serves.max_batched_tokens == 4096
+
+
 def test_a_model_of_a_known_family_is_its_file(folder):
     table = json.loads((folder / "models" / "llama-3.1-8b.json").read_text())
     (folder / "models" / "new-model.json").write_text(json.dumps(table | {"key": "new-model", "aliases": []}))
@@ -88,8 +102,11 @@ def test_a_schedule_is_one_entry(name):
 
 @pytest.mark.parametrize("name", [key for key in ALGORITHMS if key != "ring"])  # keys of context parallelism go round one too
 def test_an_algorithm_is_priced_in_one_place(name):
-    """In ``cost`` it is its entry alone; who knows NCCL's own, or fits constants, may name it."""
-    assert {path for path in written(name) if path.startswith("cost/")} <= {"cost/collectives.py", "cost/pricing.py"}
+    """It is its function and its name in the one list; who knows NCCL's own, or fits constants, may name it."""
+    assert PYTHON[SOURCE / "cost" / "collectives.py"].count(f"def {name.replace('-', '_')}(") == 1
+    priced = {path for path in written(name) if path.startswith(("cost/", "spec/"))}
+    assert "spec/constants.py" in priced
+    assert priced <= {"spec/constants.py", "cost/collectives.py", "cost/pricing.py"}
 
 
 @pytest.mark.parametrize("kind", ["chips", "clusters"])

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import napkin
-from commtax.cost.orders import Order, Pair
-from commtax.cost.schedules import SCHEDULES
+from commtax.cost.schedules import SCHEDULES, Order, Pair
 from commtax.sim.pipeline import Durations, run, simulate
 from commtax.timeline import Timeline
 from made_traces import clashes

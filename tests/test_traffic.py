@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
-from commtax.cost.experts import expected_destinations
 from commtax.cost.placement import span, used_of_domain
-from commtax.cost.traffic import inference, padded_rows
+from commtax.cost.traffic import expected_destinations, inference, padded_rows
 from commtax.question import workload
 from commtax.spec import Experts, Plan, Workload
 from strategies import SERVING, questions

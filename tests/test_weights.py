@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 
 from commtax import catalog
-from commtax.cost.experts import expert_tp
-from commtax.cost.memory import total_bytes, weights
+from commtax.cost.memory import weights
+from commtax.cost.placement import expert_tp
 from commtax.cost.tensors import (
     FIRST,
     copies,
@@ -17,6 +17,7 @@ from commtax.cost.tensors import (
     num_params,
     share,
     stage_layers,
+    total_bytes,
     weight_bytes,
 )
 from commtax.spec import Plan

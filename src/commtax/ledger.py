@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from commtax.arrays import some
 from commtax.spec import Experts, Number
 from commtax.statement import Note, Source
 
@@ -78,7 +79,7 @@ class Item:
 
     @property
     def is_sent(self) -> bool:
-        return bool(np.any(np.asarray(self.count) > 0)) if isinstance(self.count, np.ndarray) else bool(self.count > 0)
+        return some(self.count > 0)
 
     @property
     def sent_bytes_per_rank(self) -> Number:

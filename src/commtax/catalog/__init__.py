@@ -95,6 +95,7 @@ def engine(name: str) -> Engine:
     base, _, version = name.partition("@")
     stem = _known("engines", base)
     known = record(Engine, table("engines", stem), f"engines/{stem}", ENGINE_PARTS)
+    _check_tiered(known)
     if version and not re.fullmatch(r"v?\d{1,9}(\.\w{1,30}){0,9}", version):
         raise Refusal(f"engine '{name}': '{version}' is not a version (write {stem}@{known.version})", "engine")
     if not version or version == known.version:
@@ -104,6 +105,15 @@ def engine(name: str) -> Engine:
     same = _parts(version)[: len(_parts(near))] == _parts(near)
     note = "" if same else f"constants of {stem} {near} are used for {version}: that version is not calibrated"
     return known.but(version=version, note=note, **constants)
+
+
+def _check_tiered(known: Engine) -> None:
+    """Tiers are laid over an engine last: a version changes what they set in tiers of its own, or it would change nothing."""
+    for version, constants in known.versions.items():
+        tiers = (*known.serves.tiers.values(), *constants.get("tiers", {}).values())
+        if flat := next((name for name in constants if any(name in tier for tier in tiers)), ""):
+            where = f'[versions."{version}"]'
+            raise Refusal(f"engines/{known.key}: {flat} of {where} is set by tiers; write it in {where[:-1]}.tiers.*]")
 
 
 def version_at(name: str, date: str) -> str:
@@ -172,10 +182,8 @@ def with_inside(place: Cluster, inside: Link) -> Cluster:
     """The same hosts with another link between all of their GPUs, of those that its maker's chips can have."""
     maker = _MAKERS.get(inside.kind, place.chip.vendor)
     if place.chip.vendor not in (maker, "generic"):
-        usual = f"; nearest: {place.chip.intra}"
-        raise Refusal(
-            f"intra '{inside.key}': {inside.kind} joins {maker.upper()} chips, and {place.chip.key} is none{usual}", "intra"
-        )
+        none = f"{place.chip.key} is none; nearest: {place.chip.intra}"
+        raise Refusal(f"intra '{inside.key}': {inside.kind} joins {maker.upper()} chips, and {none}", "intra")
     domain = max(place.gpus_per_host, place.nvlink_domain) if inside.kind in _MAKERS else 1
     return replace(place, intra=inside, nvlink_domain=domain, bridge=None)
 
@@ -211,9 +219,8 @@ def _counted(text: str) -> Cluster:
     try:
         kind = chip(name)
     except ValueError:
-        raise Refusal(
-            f"cluster '{text}': unknown chip or host '{name}'{did_you_mean(name, 'chips', 'clusters')}", "cluster"
-        ) from None
+        near = did_you_mean(name, "chips", "clusters")
+        raise Refusal(f"cluster '{text}': unknown chip or host '{name}'{near}", "cluster") from None
     remark = ""
     if not second:
         hosts, gpus, remark = _in_hosts(gpus, kind)

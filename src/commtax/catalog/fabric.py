@@ -15,7 +15,6 @@ from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Link, N
 from commtax.statement import Note, Refusal, Source
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
-FORMS = ("gemm", "decode", "prefill", "small", "elementwise", "step", "train")
 BY_DEFINITION = Source("by definition")
 CALIBRATED = Source("calibrated")
 SPREAD, ASSUMED_SPREAD = 0.15, 0.6  # half-widths where a library has no residuals: on links that were measured, and on others
@@ -315,4 +314,6 @@ def _with_own(tables: dict[str, Mapping[str, float]], own: dict[str, Mapping[str
 
 
 def _tables(layer: Table) -> dict[str, Mapping[str, float]]:
-    return {f"{form}.{dtype}": c for form in FORMS for dtype, c in layer.get(form, {}).items()}
+    """Tables by form and dtype; what else stands in a file is no table of constants."""
+    forms = (form for form in layer if form not in ("key", "measured", "engine", "sources"))
+    return {f"{form}.{dtype}": c for form in forms for dtype, c in layer[form].items()}

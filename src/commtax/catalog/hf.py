@@ -17,13 +17,14 @@ from commtax.statement import Refusal
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "bf16": "bf16", "float": "fp32"}
 MAX_SIZE = 2**40
 MAX_LAYERS = 10_000
+Reader = Callable[["Fields"], Model]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """How one architecture's config is read, and what its layers do that no config says."""
 
-    read: Callable[[Fields], Model]
+    read: Reader
     plain_residual: bool = False  # layers add the residual themselves, so that one tensor passes between stages
     sequence_parallel_moe: bool = False  # vLLM splits tokens over tp before experts that are spread over tp x dp
 
@@ -31,12 +32,10 @@ class Family:
 ARCHITECTURES: dict[str, Family] = {}
 
 
-def family(
-    *names: str, plain_residual: bool = False, sequence_parallel_moe: bool = False
-) -> Callable[[Callable[[Fields], Model]], Callable[[Fields], Model]]:
+def family(*names: str, plain_residual: bool = False, sequence_parallel_moe: bool = False) -> Callable[[Reader], Reader]:
     """The function below reads the configs of these architectures."""
 
-    def enter(read: Callable[[Fields], Model]) -> Callable[[Fields], Model]:
+    def enter(read: Reader) -> Reader:
         ARCHITECTURES.update(dict.fromkeys(names, Family(read, plain_residual, sequence_parallel_moe)))
         return read
 
@@ -106,9 +105,8 @@ def from_config(config: Mapping[str, Json], key: str) -> Model:
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
     if name not in ARCHITECTURES:
-        raise Refusal(
-            f"model {key}: architecture {name or 'missing'} is not supported (known: {', '.join(sorted(ARCHITECTURES))})", "model"
-        )
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise Refusal(f"model {key}: architecture {name or 'missing'} is not supported (known: {known})", "model")
     fields = Fields(config)
     try:
         model = ARCHITECTURES[name].read(fields)

@@ -16,7 +16,7 @@ from typing import cast, get_args
 
 from commtax import catalog
 from commtax.catalog import physics
-from commtax.catalog.fabric import FORMS, OPS, fabric, kernel_constants, library, with_pairs
+from commtax.catalog.fabric import OPS, fabric, kernel_constants, library, with_pairs
 from commtax.catalog.loader import Table, suggest
 from commtax.files import Json, local, read_json
 from commtax.spec import Algorithm, Chip, ChipFacts, Cluster, Engine, Fabric, KernelConstants, Link, Path, Profile, Spread
@@ -239,8 +239,8 @@ def _tables(part: _Part) -> Iterator[tuple[str, dict[str, float]]]:
     """Kernel constants: of known forms, complete, because each table stands in for a whole one."""
     for name in part.table:
         form, constants = name.partition(".")[0], part.part(name)
-        if form not in FORMS:
-            raise Refusal(f"unknown kernel table {name!r}{suggest(form, FORMS)}")
+        if form not in physics.NEEDED:
+            raise Refusal(f"unknown kernel table {name!r}{suggest(form, physics.NEEDED)}")
         missing = [key for key in physics.NEEDED[form] if key not in constants.table]
         if missing:
             raise Refusal(f"kernel table {name!r} lacks {', '.join(missing)}")

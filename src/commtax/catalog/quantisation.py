@@ -9,6 +9,8 @@ from commtax.spec import Quant
 from commtax.statement import Refusal
 
 Config = Mapping[str, Json]
+IGNORED = ("modules_to_not_convert", "ignore", "exclude_modules", "llm_int8_skip_modules")
+"""Where the methods list what stays as it is."""
 
 
 def quant_from(config: Json, key: str) -> Quant:
@@ -35,11 +37,7 @@ def quant_from(config: Json, key: str) -> Quant:
 
 def _read(config: Config, key: str) -> Quant:
     method = str(config.get("quant_method") or ("modelopt" if config.get("quant_algo") else "")).lower()
-    ignored = tuple(
-        str(x)
-        for name in ("modules_to_not_convert", "ignore", "exclude_modules", "llm_int8_skip_modules")
-        for x in config.get(name) or ()
-    )
+    ignored = tuple(str(x) for name in IGNORED for x in config.get(name) or ())
     if method in ("fp8", "fbgemm_fp8"):
         tile = config.get("weight_block_size")
         # Without tiles: one scale a tensor, or one an output row for fbgemm.
@@ -59,11 +57,8 @@ def _read(config: Config, key: str) -> Quant:
             scale = 1 + 4 / 256 if config.get("bnb_4bit_use_double_quant") else 4
             return Quant(method, "int4", (1, 64), scale_bytes=scale, ignored=ignored)
         return Quant(method, "int8", (1, 0), scale_bytes=4, ignored=ignored)
-    raise Refusal(
-        f"model {key}: quant_method {method or 'missing'!r} is not supported "
-        "(known: fp8, fbgemm_fp8, mxfp4, awq, gptq, modelopt, compressed-tensors, bitsandbytes)",
-        "model",
-    )
+    known = "fp8, fbgemm_fp8, mxfp4, awq, gptq, modelopt, compressed-tensors, bitsandbytes"
+    raise Refusal(f"model {key}: quant_method {method or 'missing'!r} is not supported (known: {known})", "model")
 
 
 def _integer(method: str, config: Config, key: str, ignored: tuple[str, ...]) -> Quant:

@@ -6,6 +6,7 @@ The constants come from ``Path`` records, which are data.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 
@@ -27,52 +28,48 @@ def ring_factor(op: str, ranks: Number) -> Number:
     return (2 if op == "all-reduce" else 1) * (ranks - 1) / ranks
 
 
-def _ring(nbytes: Number, ranks: Number, p: Path) -> Parts:
+def ring(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Neighbours pass shares round: one hop a further rank; a pipelining loss that grows as the root of the bytes."""
     sent = ring_factor(p.op, ranks) * nbytes
     wire = sent / p.bandwidth_Bps + p.sqrt_s * np.sqrt(sent)
     return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), wire
 
 
-def _ring_simple(nbytes: Number, ranks: Number, p: Path) -> Parts:
+def ring_simple(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """A ring whose hops overlap its bytes: the root of the sum of squares of both."""
     hops = p.hop_s * (ranks - 1)
     wire = ring_factor(p.op, ranks) * nbytes / p.bandwidth_Bps
     return (p.launch_s + hops) * (ranks > 1), np.hypot(hops, wire) - hops
 
 
-def _tree(nbytes: Number, ranks: Number, p: Path) -> Parts:
+def tree(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Double binary tree: up and down log2 N levels; every byte goes up once and down once."""
     levels = np.ceil(np.log2(ranks))
     return (p.launch_s + 2 * p.hop_s * levels) * (ranks > 1), 2 * nbytes * (ranks > 1) / p.bandwidth_Bps
 
 
-def _one_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
+def one_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Each rank reads the whole tensor from every other and adds: one step, (N-1) times the bytes."""
     read = (ranks - 1) * nbytes
     return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), read / p.bandwidth_Bps + p.sqrt_s * np.sqrt(read)
 
 
-def _two_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
+def two_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """Each rank reduces its share, then reads the others' results: two steps, the ring's bytes."""
     fixed = p.launch_s + p.extra_s + p.hop_s * (ranks - 1)
     return fixed * (ranks > 1), ring_factor("all-reduce", ranks) * nbytes / p.bandwidth_Bps
 
 
-def _in_switch(nbytes: Number, ranks: Number, p: Path) -> Parts:
+def in_switch(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """The switch adds (NVLS, multimem): a rank sends its tensor once and 1/N of the result, near-constant in N."""
     factor = 1 + 1 / ranks if p.op == "all-reduce" else ring_factor(p.op, ranks)
     return (p.launch_s + p.extra_s) * (ranks > 1), nbytes * factor * (ranks > 1) / p.bandwidth_Bps
 
 
 ALGORITHMS: dict[Algorithm, Callable[[Number, Number, Path], Parts]] = {
-    "ring": _ring,
-    "ring-simple": _ring_simple,
-    "tree": _tree,
-    "one-shot": _one_shot,
-    "two-shot": _two_shot,
-    "in-switch": _in_switch,
+    name: globals()[name.replace("-", "_")] for name in get_args(Algorithm)
 }
+"""Each algorithm that a path can name, and the function above that has its name."""
 
 
 def path_parts(path: Path, nbytes: Number, ranks: Number) -> Parts:

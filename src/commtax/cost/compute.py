@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.experts import busiest_rank, chosen_experts, expert_tp, experts_reach, tokens_split
 from commtax.cost.memory import kv_bytes_per_token_layer
+from commtax.cost.placement import expert_tp, experts_reach, tokens_split
 from commtax.cost.tensors import Tensor as Matrix
 from commtax.cost.tensors import padded_vocab, quantisation, quantised_fraction
 from commtax.ledger import Part, Place, Stage
@@ -21,6 +21,10 @@ from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mlp, M
 
 LOW_ARITHMETIC = ("fp8", "nvfp4")
 """Formats whose products quantise activations too, on chips that have the arithmetic; others only store weights small."""
+LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
+"""Mean of the largest of 1, 2, 4 … 256 standard normal values (Harter 1961)."""
+Attended = tuple[Number, Number, Number, int, Number, Number]
+"""Shape of attention: batch, heads, KV heads, head size, length and past (see ``Kernel``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,14 @@ class _Step:
         probe = Matrix(f"model.layers.N.{name}.weight", (1, 1), "full", 0, "", True)
         return quantised_fraction(self.model, probe, quant) > 0
 
+    def attention(
+        self, form: Place, tokens: Number, count: int, flops: Number, nbytes: Number, shape: Attended, stored: float = 2.0
+    ) -> Kernel:
+        """Attention of so many tokens; without any there is none."""
+        product = (0, 0, 0, self.plan.activations_dtype, stored)
+        runs = pick(np.asarray(tokens) > 0, count, 0)
+        return Kernel(f"{form} attention", form, runs, flops, nbytes, *product, *shape, part="attention", place=form)
+
     def small(self, what: str, part: Part, place: Place, count: Number, elements: Number, fusable: bool = True) -> Kernel:
         """An element-wise kernel, which an engine may fuse with a neighbour."""
         nbytes, fused = elements * DTYPE_BYTES[self.plan.activations_dtype], 1 - self.engine.kernels.small_kernels
@@ -192,22 +204,9 @@ def _decode_attention(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
     k_dim = a.latent.kv_rank + a.latent.rope_dim if a.latent else a.head_dim
     v_dim = a.latent.kv_rank if a.latent else a.v_head_dim
     length = _seen(work.cached_tokens / np.maximum(1, seqs) + work.rows_per_seq, a)
-    yield Kernel(
-        "decode attention",
-        "decode",
-        pick(np.asarray(seqs) > 0, count, 0),
-        flops=2 * seqs * work.rows_per_seq * heads * length * (k_dim + v_dim),
-        nbytes=seqs * length * per_token,
-        dtype=s.plan.activations_dtype,
-        weight_bytes=DTYPE_BYTES[s.plan.kv_dtype],
-        batch=seqs,
-        heads=heads * work.rows_per_seq,
-        kv_heads=kv_heads,
-        head_dim=k_dim,
-        length=length,
-        part="attention",
-        place="decode",
-    )
+    flops = 2 * seqs * work.rows_per_seq * heads * length * (k_dim + v_dim)
+    shape = (seqs, heads * work.rows_per_seq, kv_heads, k_dim, length, 0)
+    yield s.attention("decode", seqs, count, flops, seqs * length * per_token, shape, DTYPE_BYTES[s.plan.kv_dtype])
 
 
 def _prefill_attention(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
@@ -217,22 +216,9 @@ def _prefill_attention(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
     new, past = tokens / np.maximum(1, seqs), s.work.past_tokens / np.maximum(1, seqs)
     width = a.head_dim + a.v_head_dim
     moved = tokens * (heads * width) * DTYPE_BYTES[s.plan.activations_dtype]
-    yield Kernel(
-        "prefill attention",
-        "prefill",
-        pick(np.asarray(tokens) > 0, count, 0),
-        flops=2 * seqs * heads * _pairs(new, past, a) * width,
-        nbytes=moved + seqs * (new + past) * per_token,
-        dtype=s.plan.activations_dtype,
-        batch=seqs,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=a.head_dim,
-        length=new,
-        past=past,
-        part="attention",
-        place="prefill",
-    )
+    flops = 2 * seqs * heads * _pairs(new, past, a) * width
+    shape = (seqs, heads, kv_heads, a.head_dim, new, past)
+    yield s.attention("prefill", tokens, count, flops, moved + seqs * (new + past) * per_token, shape)
 
 
 def _seen(length: Number, a: Attention) -> Number:
@@ -296,3 +282,34 @@ def _routed(s: _Step, f: Experts, count: int) -> Iterator[Kernel]:
     down = s.gemm("experts down", "experts", "down", count, each, h * chosen, inner, "mlp.experts.down_proj")
     moved = copies * inner * _input_bytes(down.dtype, plan) + chosen * h * inner * down.weight_bytes
     yield replace(down, nbytes=moved, grouped=runs.grouped_efficiency)
+
+
+def chosen_experts(moe: Experts, tokens: Number, popularity: float) -> Number:
+    """Mean number of different experts that ``tokens`` tokens choose.
+
+    The first token chooses ``top_k``; each of the others leaves an expert out with 1 - k/E if all are equally popular:
+    E - (E - k) (1 - k/E)^(n - 1). With popularities spread as a gamma distribution of shape a, the power becomes
+    (1 + (n - 1) k / (E a))^(-a): few experts are popular and many stay cold.
+
+    >>> round(float(chosen_experts(Experts(128, 8, 1), 1, 0.7)), 1), round(float(chosen_experts(Experts(128, 8, 1), 16, np.inf)), 1)
+    (8.0, 82.4)
+    """
+    further = np.maximum(0.0, tokens - 1)
+    share = moe.top_k / moe.num_experts
+    cold = (1 + further * share / popularity) ** -popularity if np.isfinite(popularity) else (1 - share) ** further
+    return moe.num_experts - (moe.num_experts - moe.top_k) * cold
+
+
+def busiest_rank(moe: Experts, ep: Number, popularity: float) -> Number:
+    """Tokens of the busiest of ``ep`` ranks over the mean, when experts lie whole on ranks: all wait for it.
+
+    A rank's load is the sum of E/ep popularities of a gamma distribution of shape a, so its relative spread is
+    sqrt(ep / (E a)), less what the fixed total takes, sqrt(1 - 1/ep); the largest of n normal values lies ``LARGEST``
+    spreads above the mean.
+
+    >>> round(float(busiest_rank(Experts(128, 8, 1), 8, 0.3)), 2), float(busiest_rank(Experts(128, 8, 1), 8, np.inf))
+    (1.61, 1.0)
+    """
+    spread = np.sqrt(ep / (moe.num_experts * popularity)) * np.sqrt(1 - 1 / ep)
+    above = np.interp(np.log2(ep * 1.0), np.arange(len(LARGEST)), LARGEST)
+    return np.minimum(ep, 1 + above * spread)

@@ -37,7 +37,11 @@ def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
     memory = k.nbytes * packed / (c["eb"] * bandwidth_Bps)
     serial = c["kl"] * np.log1p(k.k / c["kc"]) * (1 + np.minimum(k.m, FULL_TILE) / c["mk"])
     tile_m, tile_n = c.get("tile_m", TILE_M), c.get("tile_n", TILE_N)
-    rows = _grouped_rows(k.m, min(tile_m, GROUPED_TILE_M)) if k.grouped else tile_m * np.ceil(k.m / tile_m)
+    if k.grouped:  # experts have unequal numbers of rows, so the last tile of each is half full on average
+        tile_m = min(tile_m, GROUPED_TILE_M)
+        rows = np.maximum(tile_m, k.m + tile_m / 2)
+    else:
+        rows = tile_m * np.ceil(k.m / tile_m)
     padded = rows * tile_n * np.ceil(k.n / tile_n)
     compute = 2 * padded * (k.k + c["k0"]) / (c["ep"] * (k.grouped or 1.0) * flops_per_s)
     if "droop" in c:
@@ -48,11 +52,6 @@ def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
     if c["q"]:
         moving = moving + c["q"] * k.m * np.maximum(k.k, QUANTISED_COLUMNS)
     return c["t0"], moving
-
-
-def _grouped_rows(mean: Number, tile: float) -> Number:
-    """Rows of an expert with its padding: experts have unequal numbers of them, so the last tile is half full on average."""
-    return np.maximum(tile, mean + tile / 2)
 
 
 def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
@@ -141,7 +140,7 @@ def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
             return Source("assumed", f"assumed: bf16 products on unpacked 4-bit weights {family}", "unpacked weights")
         if name == "decode.bf16" and kernel.weight_bytes < 2:
             return Source("assumed", f"assumed: this engine's attention over a narrow KV cache {family}", "narrow cache")
-    return constants.label_of(name)
+    return constants.own.get(name, constants.label)
 
 
 def kernel_sigma(kernel: Kernel, constants: KernelConstants) -> float:

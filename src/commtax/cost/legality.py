@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from commtax.arrays import pick, some
-from commtax.cost.experts import expert_tp
+from commtax.cost.placement import expert_tp
 from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
 from commtax.spec import AXES, SIZES, Cluster, Engine, Experts, Mlp, Model, Number, Plan
@@ -15,6 +16,7 @@ from commtax.statement import Note, Refusal
 
 Mask = np.ndarray[Any, Any]
 WHOLE = (*SIZES, "microbatches")
+_sizes = attrgetter(*WHOLE)
 _BEYOND = 1e15  # far more ranks than any cluster has
 
 
@@ -61,7 +63,7 @@ class Case:
 
     @property
     def sizes(self) -> str:
-        return ", ".join(str(getattr(self.plan, name)) for name in WHOLE)
+        return ", ".join(map(str, _sizes(self.plan)))
 
     @property
     def laid(self) -> str:
@@ -210,31 +212,22 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def _whole(value: Number) -> Mask:
-    number = np.asarray(value, dtype=float)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.isfinite(number) & (number >= 1) & (number == np.floor(number)))
-
-
-def _sizes(plan: Plan) -> list[Number]:
-    return [getattr(plan, name) for name in WHOLE]
-
-
 def _all_whole(plan: Plan) -> Mask:
-    return np.asarray(np.logical_and.reduce([_whole(x) for x in np.broadcast_arrays(*_sizes(plan))]))
+    sizes = np.asarray(np.broadcast_arrays(*_sizes(plan)), dtype=float)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.all(np.isfinite(sizes) & (sizes >= 1) & (sizes == np.floor(sizes)), axis=0))
 
 
 def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
     """0 where a plan is legal, else 1 + the index in ``RULES`` of the first rule it breaks; shaped as the plan."""
     plain = _sizes(plan)
     if all(type(x) is int and 1 <= x <= _BEYOND for x in plain):  # one plan, as most are asked for
-        return np.asarray(_first_broken(Case(model, cluster, _sized(plan, map(float, plain)), engine)))
+        case = Case(model, cluster, _sized(plan, map(float, plain)), engine)
+        return np.asarray(next((code for code, rule in enumerate(RULES[1:], start=2) if some(rule.broken(case))), 0))
     sizes = np.broadcast_arrays(*plain)
     good = _all_whole(plan)
     safe = [np.minimum(pick(good, x, 1).astype(float), _BEYOND) for x in sizes]  # products stay finite and exact enough
     case = Case(model, cluster, _sized(plan, safe), engine)
-    if not good.shape:
-        return np.asarray(_first_broken(case) if good else 1)
     result = pick(good, 0, 1)
     for code, rule in enumerate(RULES[1:], start=2):
         broken = np.broadcast_to(np.asarray(rule.broken(case)), good.shape)
@@ -244,11 +237,6 @@ def codes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> Mask:
 
 def _sized(plan: Plan, sizes: Iterable[Number]) -> Plan:
     return replace(plan, **dict(zip(WHOLE, sizes, strict=True)))
-
-
-def _first_broken(case: Case) -> int:
-    """The code of the first rule that one plan breaks; 0: none."""
-    return next((code for code, rule in enumerate(RULES[1:], start=2) if some(rule.broken(case))), 0)
 
 
 def check(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> None:
@@ -298,8 +286,7 @@ def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[No
         ends = f"{plan.chunks} chunks each: {first} in the first, {last} in the last, none above {most}"
         said.append(_uneven(model, sizes, f" in {ends}"))
     elif model.num_layers % pp:
-        sizes = [len(r) for r in stage_layers(model, pp, engine.sends.odd_layers)]
-        said.append(_uneven(model, sizes))
+        said.append(_uneven(model, [len(r) for r in stage_layers(model, pp, engine.sends.odd_layers)]))
     idle = cluster.num_gpus - int(plan.all_gpus)
     if idle > 0:
         said.append(Note("idle-gpus", f"{idle} of {cluster.num_gpus} GPUs idle ({Case(model, cluster, plan, engine).laid})"))

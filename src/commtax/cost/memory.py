@@ -6,15 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.experts import expert_tp, over_replicas
+from commtax.cost.placement import expert_tp, holders, over_replicas
 from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
-from commtax.cost.tensors import Held, copies, held, inventory, padded_vocab, quantisation, share, weight_bytes
+from commtax.cost.tensors import Held, by_pp, fullest_layers, held, padded_vocab, quantisation, share, stage_params, total_bytes
 from commtax.cost.traffic import largest_graph
-from commtax.cost.train_traffic import by_pp, fullest_layers, holders, stage_params
 from commtax.spec import DTYPE_BYTES, Attention, Block, Chip, Engine, Experts, Mlp, Model, Number, Plan, TrainStep
 from commtax.statement import Refusal
 
@@ -63,11 +63,6 @@ def _beside(model: Model, plan: Plan, engine: Engine, rows: list[Held]) -> Itera
         yield WeightLine("rotary table", plan.tp * 0 + float(table), table * (1 - 1 / plan.tp))
 
 
-def total_bytes(model: Model, plan: Plan) -> float:
-    """Stored bytes of the whole model, once."""
-    return sum(weight_bytes(model, t, plan) * copies(model, t) for t in inventory(model))
-
-
 def kv_bytes_per_token_layer(a: Attention, tp: Number, kv_dtype: str) -> Number:
     """KV bytes that one rank keeps for one token in one layer.
 
@@ -98,14 +93,9 @@ class KvPool:
 
     def blocks_per_request(self, length: int, block_size: int, max_batched_tokens: int) -> int:
         """Blocks that one request of ``length`` tokens occupies: a windowed group frees what it has passed."""
-        total = 0
-        for window in self.windows:
-            if window:
-                kept = min(window - 1 + max_batched_tokens, length)
-                total += math.ceil(kept / block_size) + 1
-            else:
-                total += math.ceil(length / block_size)
-        return max(1, total)
+        kept = (min(window - 1 + max_batched_tokens, length) if window else length for window in self.windows)
+        whole = sum(math.ceil(tokens / block_size) for tokens in kept)
+        return max(1, whole + sum(window > 0 for window in self.windows))  # a window begins and ends inside blocks
 
 
 def kv_pool(model: Model, plan: Plan, layers: range, block_size: int) -> KvPool:
@@ -128,9 +118,7 @@ def activation_bytes(model: Model, plan: Plan, engine: Engine, tokens: Number, s
     for experts the larger of both halves for each of the top_k, and the product).
     """
     act = DTYPE_BYTES[plan.activations_dtype]
-    widest: Number = 0.0
-    for block in model.blocks:
-        widest = np.maximum(widest, _ffn_elements(block.ffn, model, plan, engine, tokens))
+    widest = reduce(np.maximum, (_ffn_elements(block.ffn, model, plan, engine, tokens) for block in model.blocks), 0.0)
     layer = (tokens * 3 * model.hidden + widest) * act
     if not last_stage:
         return layer
@@ -189,11 +177,8 @@ def check_stored(model: Model) -> None:
         return
     expected = total_bytes(model, Plan())
     if not 0.5 < model.stored_bytes / expected < 2:
-        raise Refusal(
-            f"model {model.key}: its safetensors files hold {model.stored_bytes:,} bytes and config.json describes "
-            f"{expected:,.0f}: files are missing, or belong to another model",
-            "model",
-        )
+        both = f"its safetensors files hold {model.stored_bytes:,} bytes and config.json describes {expected:,.0f}"
+        raise Refusal(f"model {model.key}: {both}: files are missing, or belong to another model", "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,14 +276,9 @@ def activations(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Nu
     the products where they are kept gathered. Full recomputation keeps a layer's input only.
     """
     rows = step.micro_batch * plan.share(step.seq)
-    kept: Number = 0.0
-    for index, block in enumerate(model.blocks):
-        if plan.recompute == "full":
-            each = 2.0 * model.hidden / (plan.tp if plan.sequence_parallel else 1)
-        else:
-            each = _kept(block, model.hidden, plan, step, engine)
-        kept = kept + each * rows * model.layers.count(index) / plan.pp
-    return kept
+    inputs = 2.0 * model.hidden / (plan.tp if plan.sequence_parallel else 1)
+    kept = (inputs if plan.recompute == "full" else _kept(block, model.hidden, plan, step, engine) for block in model.blocks)
+    return sum((each * rows * model.layers.count(index) / plan.pp for index, each in enumerate(kept)), start=0.0)
 
 
 def _kept(block: Block, hidden: int, plan: Plan, step: TrainStep, engine: Engine) -> Number:

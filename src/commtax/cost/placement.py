@@ -1,12 +1,51 @@
-"""Which GPUs a group spans: rank order decides which axis leaves the fast domain (a host, or an NVLink fabric)."""
+"""Where ranks lie: which share an expert, and which GPUs a group spans.
 
+Rank order decides which axis leaves the fast domain (a host, or an NVLink fabric).
+"""
+
+import math
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.experts import expert_tp
-from commtax.spec import Cluster, Engine, Number, Plan
+from commtax.spec import Cluster, Engine, Model, Number, Plan
+
+
+def over_replicas(plan: Plan, engine: Engine) -> Number:
+    """Whether experts are shared among replicas: by expert parallelism wider than tp, and in vLLM whenever dp > 1.
+
+    Without expert parallelism vLLM cuts every expert over tp x dp ranks; other engines then run independent replicas.
+    """
+    return (np.asarray(plan.dp) > 1) & ((np.asarray(plan.ep) > plan.tp) | engine.sends.ep_is_tp_dp)
+
+
+def expert_tp(plan: Plan, engine: Engine) -> Number:
+    """Ranks that share one expert. Megatron keeps tp inside an expert; serving engines divide what ep leaves."""
+    if engine.sends.experts_keep_tp:
+        return plan.tp
+    world = pick(over_replicas(plan, engine), plan.tp * plan.dp, plan.tp)
+    return np.maximum(1, world // np.maximum(1, plan.ep))
+
+
+def holders(plan: Plan, engine: Engine) -> tuple[Number, Number]:
+    """Data-parallel ranks that share one copy's state, (of dense parameters, of one expert's): all, or an HSDP group."""
+    ranks = (plan.num_shards if plan.zero == 3 else plan.dp) * plan.cp
+    return ranks, np.maximum(1, ranks * plan.tp / (plan.ep * expert_tp(plan, engine)))
+
+
+def experts_reach(plan: Plan, engine: Engine) -> Number:
+    """Ranks' worth of tokens that one group of experts works on: of the ep ranks in training, of all replicas in serving."""
+    if engine.sends.experts_keep_tp:
+        return plan.ep
+    return pick(over_replicas(plan, engine), plan.dp, 1)
+
+
+def tokens_split(model: Model, plan: Plan, engine: Engine) -> Number:
+    """Whether MoE layers work on tokens split over tp (vLLM's sequence-parallel MoE): shared experts are then whole."""
+    wide = (np.asarray(plan.ep) > plan.tp) & (np.asarray(plan.tp) > 1)
+    return wide & model.moe_sequence_parallel & engine.sends.ep_is_tp_dp
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +116,7 @@ def used_of_domain(plan: Plan, cluster: Cluster, engine: Engine) -> Number:
 
 def _extent(axis: str, plan: Plan, engine: Engine) -> Number:
     """From the first to behind the last rank of a group."""
-    extent: Number = 1
-    for size, stride in _runs(axis, plan, engine):
-        extent = np.maximum(extent, size * stride)
-    return extent
+    return reduce(np.maximum, (size * stride for size, stride in _runs(axis, plan, engine)), 1)
 
 
 def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
@@ -90,26 +126,20 @@ def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
     fill tp first and then go on over dp. ``edp``: the ranks that hold the same experts. ``shard`` and ``replica``: the
     ranks that share one copy under ZeRO 3, and those that hold the same part of different copies (HSDP).
     """
-    inner = expert_tp(plan, engine)
+    if axis == "ep" and engine.sends.experts_keep_tp:
+        return [(plan.ep, expert_tp(plan, engine))]
     if axis == "ep":
-        if engine.sends.experts_keep_tp:
-            return [(plan.ep, inner)]
         within = np.minimum(plan.ep, plan.tp)
         return [(within, 1), (plan.ep / within, _stride("dp", plan))]
     if axis == "edp":
-        holders = (plan.num_shards if plan.zero == 3 else plan.dp) * plan.cp
-        return [(np.maximum(1, holders * plan.tp / (plan.ep * inner)), inner * plan.ep)]
-    if axis == "shard":
-        return [(plan.cp, _stride("cp", plan)), (plan.num_shards, _stride("dp", plan))]
+        return [(holders(plan, engine)[1], expert_tp(plan, engine) * plan.ep)]
     if axis == "replica":
         return [(plan.dp / plan.num_shards, _stride("dp", plan) * plan.num_shards)]
-    if axis == "dp":
-        return [(plan.cp, _stride("cp", plan)), (plan.dp, _stride("dp", plan))]
+    if axis in ("dp", "shard"):
+        return [(plan.cp, _stride("cp", plan)), (plan.dp if axis == "dp" else plan.num_shards, _stride("dp", plan))]
     return [(getattr(plan, axis), _stride(axis, plan))]
 
 
 def _stride(axis: str, plan: Plan) -> Number:
-    stride: Number = 1
-    for inner in plan.order[: plan.order.index(axis)]:
-        stride = stride * getattr(plan, inner)
-    return stride
+    """The product of the sizes inside an axis."""
+    return math.prod(getattr(plan, inner) for inner in plan.order[: plan.order.index(axis)])

@@ -11,10 +11,9 @@ import numpy as np
 from commtax.arrays import pick, some
 from commtax.cost.collectives import Choice, across, choose, reason
 from commtax.cost.compute import Kernel, step_kernels
-from commtax.cost.experts import expected_destinations
 from commtax.cost.kernels import kernel_sigma, kernel_source, peak, seconds
 from commtax.cost.placement import Span, span
-from commtax.cost.traffic import inference, padded_rows
+from commtax.cost.traffic import expected_destinations, inference, padded_rows
 from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Bill, Item, Line, Stage, Via, pass_of
 from commtax.question import AS_IT_IS, WhatIf
 from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Workload
@@ -181,15 +180,12 @@ def spread_of(
         return 0.0
     known = fabric.label.kind == "calibrated" and not some(ranks > MEASURED_RANKS)
     where = "across" if crosses else "eager" if eager and known else cluster.intra.kind
-    usual = fabric.network.spread if crosses else fabric.spread
-    width = _residual(fabric, op, nbytes, where, known) if fabric.spreads else usual
+    width = _residual(fabric, op, nbytes, where, known)
     if crosses and fabric.spreads:  # no surer than the stage inside the hosts, by its share of the time
         measured = fabric.label.kind == "calibrated" and cluster.domain <= MEASURED_RANKS
         width = np.maximum(width, chosen.inside * _residual(fabric, op, nbytes, cluster.intra.kind, measured))
-    if crosses and not fabric.network.ranks:
-        return width
     if crosses:
-        seen = fabric.network.ranks
+        seen = fabric.network.ranks or (1, np.inf)
         return pick(np.logical_and(ranks >= seen[0], ranks <= seen[-1]), width, np.maximum(width, UNMEASURED))
     for index, path in enumerate(fabric.paths[op]):
         if path.spread:  # a machine's own fit
@@ -219,9 +215,9 @@ def _once_a_host(item: Item, where: Span) -> Number:
 
 def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, outside: Number = 1.0) -> Choice:
     """A collective inside a fast domain, or over several of them through the hosts' NICs, which carry ``outside`` of its bytes."""
-    if not some(where.crosses):
-        return choose(fabric.paths[op], nbytes, ranks)
     here = choose(fabric.paths[op], nbytes, ranks)
+    if not some(where.crosses):
+        return here
     inside_ranks = np.minimum(where.ranks_per_domain, ranks)
     if fabric.flat:
         return _where(where.crosses, choose(fabric.network_paths[op], nbytes, ranks), here)

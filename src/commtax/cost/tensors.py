@@ -6,14 +6,15 @@ follow the common checkpoint spelling, with ``N`` for a layer's number; shapes a
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.experts import expert_tp, tokens_split
+from commtax.cost.placement import expert_tp, tokens_split
+from commtax.cost.schedules import SCHEDULES
 from commtax.patterns import modules
 from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mlp, Model, Number, Plan, Quant
 
@@ -110,16 +111,14 @@ def _attention(hidden: int, a: Attention) -> Iterator[_Row]:
 
 def _latent(hidden: int, a: Attention, m: Latent) -> Iterator[_Row]:
     """The down-projections (and so the latent KV) are whole on every rank; the up-projections split by heads."""
-    q = a.num_heads * (m.nope_dim + m.rope_dim)
+    q, bias = a.num_heads * (m.nope_dim + m.rope_dim), "full" if a.qkv_bias else ""
     if m.q_rank:
-        bias = "full" if a.qkv_bias else ""
         yield from _linear("self_attn.q_a_proj", m.q_rank, hidden, "full", "attention", bias)
         yield from _norm("self_attn.q_a_layernorm", m.q_rank, False)
         yield from _linear("self_attn.q_b_proj", q, m.q_rank, "heads", "attention")
     else:
         yield from _linear("self_attn.q_proj", q, hidden, "heads", "attention")
-    kv_bias = "full" if a.qkv_bias else ""
-    yield from _linear("self_attn.kv_a_proj_with_mqa", m.kv_rank + m.rope_dim, hidden, "full", "attention", kv_bias)
+    yield from _linear("self_attn.kv_a_proj_with_mqa", m.kv_rank + m.rope_dim, hidden, "full", "attention", bias)
     yield from _norm("self_attn.kv_a_layernorm", m.kv_rank, False)
     up = a.num_heads * (m.nope_dim + a.v_head_dim)
     yield from _linear("self_attn.kv_b_proj", up, m.kv_rank, "heads", "attention")
@@ -163,17 +162,13 @@ def num_params(model: Model) -> int:
 
 def num_active_params(model: Model, embedding: bool = True) -> int:
     """Parameters one token uses: of each mixture, ``top_k`` experts. ``embedding=False`` leaves out the input table."""
-    total = 0
-    for tensor in inventory(model):
-        size = tensor.size
-        if tensor.part == "experts":
-            ffn = model.blocks[tensor.where].ffn
-            assert isinstance(ffn, Experts)
-            size = size // ffn.num_experts * ffn.top_k
-        if tensor.part == "embedding" and not embedding and not model.tied:
-            continue
-        total += size * copies(model, tensor)
-    return total
+    used = (t for t in inventory(model) if embedding or model.tied or t.part != "embedding")
+    return sum(_active_size(model, t) * copies(model, t) for t in used)
+
+
+def _active_size(model: Model, tensor: Tensor) -> int:
+    ffn = model.blocks[max(0, tensor.where)].ffn
+    return tensor.size // ffn.num_experts * ffn.top_k if tensor.part == "experts" and isinstance(ffn, Experts) else tensor.size
 
 
 def share(split: str, model: Model, plan: Plan, engine: Engine) -> Number:
@@ -213,6 +208,11 @@ def weight_bytes(model: Model, tensor: Tensor, plan: Plan) -> float:
         return plain
     fraction = quantised_fraction(model, tensor, quant)
     return fraction * _quantised_bytes(tensor, quant) + (1 - fraction) * plain
+
+
+def total_bytes(model: Model, plan: Plan) -> float:
+    """Stored bytes of the whole model, once."""
+    return sum(weight_bytes(model, t, plan) * copies(model, t) for t in inventory(model))
 
 
 def quantisation(model: Model, plan: Plan) -> Quant | None:
@@ -293,3 +293,68 @@ def held(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> list[
             whole = weight_bytes(model, tensor, plan) * count
             rows.append(Held(tensor, count, whole * share(tensor.split, model, plan, engine), whole / plan.tp))
     return rows
+
+
+def by_pp(pp: Number, one: Callable[[int], float]) -> Number:
+    """Apply a scalar function of pp to an array of them."""
+    if np.ndim(pp) == 0:
+        return float(one(int(pp)))
+    values, back = np.unique(np.asarray(pp), return_inverse=True)
+    results = np.array([one(int(v)) for v in values], dtype=float)
+    return results[back].reshape(np.shape(pp))
+
+
+def fullest_layers(model: Model, plan: Plan) -> Number:
+    """Layers of the stage that has most."""
+    return by_pp(plan.pp, lambda pp: sum(_fullest(model, pp)))
+
+
+@lru_cache(maxsize=1024)
+def _fullest(model: Model, pp: int) -> tuple[int, ...]:
+    """Layers of each kind on the first of the stages with the most layers."""
+    stage = max(stage_layers(model, pp), key=len)
+    return tuple(sum(model.layers[i] == where for i in stage) for where in range(len(model.blocks)))
+
+
+def num_moe_layers(model: Model, plan: Plan) -> Number:
+    """Layers with experts on the stage that has most of them."""
+    return by_pp(plan.pp, partial(_most_moe, model)) if model.experts else 0.0 * plan.pp
+
+
+@lru_cache(maxsize=1024)
+def _most_moe(model: Model, pp: int) -> int:
+    return max(sum(isinstance(model.blocks[model.layers[i]].ffn, Experts) for i in r) for r in stage_layers(model, pp))
+
+
+def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
+    """Parameters one rank of the fullest stage holds: of its layers, of their experts, and of embedding and head.
+
+    Where microbatches enter at both ends a rank holds two stages: the first one's has the last beside it, head and all.
+    """
+    total: dict[str, Number] = {"layers": 0.0, "experts": 0.0, "ends": 0.0}
+    directions = SCHEDULES[plan.schedule].directions
+    alone = (np.asarray(plan.pp) == 1) | (directions > 1)
+
+    def times(where: int) -> Number:
+        return by_pp(plan.pp, lambda pp: _fullest(model, pp)[where])
+
+    layers = [times(where) for where in range(len(model.blocks))]
+    for (split, group, where), size in _sizes(model).items():
+        held = share(split, model, plan, engine) * size
+        if where >= 0:
+            held = held * layers[where] * pick(np.asarray(plan.pp) > 1, directions, 1)
+        elif where != FIRST:  # head and final norm lie on the last stage: beside the embedding only without a pipeline
+            held = pick(alone, held, 0)
+        total[group] = total[group] + held
+    return total
+
+
+@lru_cache(maxsize=256)
+def _sizes(model: Model) -> dict[tuple[str, str, int], int]:
+    """Elements of all tensors that are split alike and lie alike: (split, whose, where)."""
+    sizes: dict[tuple[str, str, int], int] = {}
+    for t in inventory(model):
+        group = "ends" if t.where < 0 else "experts" if t.part == "experts" else "layers"
+        key = (t.split, group, t.where)
+        sizes[key] = sizes.get(key, 0) + t.size
+    return sizes

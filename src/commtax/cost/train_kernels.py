@@ -157,6 +157,4 @@ def recomputed_flops(model: Model, plan: Plan, step: TrainStep, engine: Engine, 
         return 0.0 * layers
     if plan.recompute == "full":
         return layers
-    if engine.trains.selective == "matmuls":
-        return products / 2
-    return layers - products
+    return products / 2 if engine.trains.selective == "matmuls" else layers - products

@@ -6,7 +6,7 @@ step (gradients, parameters) + the update.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -17,31 +17,12 @@ from commtax.cost.compute import Kernel
 from commtax.cost.kernels import seconds
 from commtax.cost.pricing import Pricer, Terms, comm_line, kernel_line
 from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s
-from commtax.cost.tensors import stage_layers
-from commtax.cost.train_traffic import by_pp, fullest_layers, training, updated_params
-from commtax.ledger import Bill, Item, Line, Stage, Window
+from commtax.cost.tensors import by_pp, fullest_layers, stage_layers
+from commtax.cost.traffic import training, updated_params
+from commtax.ledger import Bill, Item, Line, Part, Stage, Window
 from commtax.question import WhatIf
 from commtax.spec import Chip, Engine, KernelConstants, Model, Number, Plan, TrainStep
 from commtax.statement import Source
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds of one microbatch on the fullest stage: of its layers, and of the head as far as this stage pays for it."""
-
-    forward: Number
-    inputs: Number  # backward without weight gradients, recomputation included
-    weights: Number
-    head_forward: Number
-    head_backward: Number
-    head_share: Number
-    attention: Number
-    experts: Number
-    products: Number
-
-    @property
-    def backward(self) -> Number:
-        return self.inputs + self.weights
 
 
 def power_clock(chip: Chip, constants: KernelConstants) -> float:
@@ -55,13 +36,13 @@ def power_clock(chip: Chip, constants: KernelConstants) -> float:
 
 def training_bill(t: Terms, step: TrainStep, tokens: Number) -> Bill:
     """Price one optimiser step of one rank of the stage that sets the pace."""
-    compute, times = _compute(t, step)
+    layers, ends, head_share = _compute(t, step)
     pricer = Pricer(t)
-    items = [_as_launched(i, t, times.head_share) for i in training(t.model, t.plan, step, t.engine)]
+    items = [_as_launched(i, t, head_share) for i in training(t.model, t.plan, step, t.engine)]
     comm = [comm_line(i, pricer, _scales(i, t.settings)) for i in items]
-    free = _Windows(times, t.plan, t.engine)
+    free = _Windows(layers, ends, t.plan, t.engine)
     comm = [_hide(line, free, t.engine, t.settings) if line.item.is_sent else line for line in comm]
-    return Bill((*compute, _bubble(comm, times, t.model, t.plan), *comm), tokens)
+    return Bill((*layers, *ends, _bubble(comm, free, t.model, t.plan), *comm), tokens)
 
 
 def _scales(item: Item, settings: WhatIf) -> WhatIf:
@@ -70,35 +51,20 @@ def _scales(item: Item, settings: WhatIf) -> WhatIf:
     return WhatIf(latency_scale=settings.latency_scale, bandwidth_scale=settings.bandwidth_scale * slow)
 
 
-def _compute(t: Terms, step: TrainStep) -> tuple[list[Line], Times]:
+def _compute(t: Terms, step: TrainStep) -> tuple[list[Line], list[Line], Number]:
+    """Kernels of the layers; those of the head as far as this stage pays for it, and of the update; and that share of the head."""
     model, plan, m = t.model, t.plan, t.plan.microbatches
     passes = t.engine.trains.eager_passes if t.settings.eager else t.engine.trains.elementwise_passes
-    layers = fullest_layers(model, plan)
-    body, head = train_kernels.forward(model, plan, step, t.engine, layers, passes, t.settings.imbalance)
+    depth = fullest_layers(model, plan)
+    body, head = train_kernels.forward(model, plan, step, t.engine, depth, passes, t.settings.imbalance)
     priced = _Priced(t)
-    inside = priced.lines(body, m)
-    inside += priced.lines(train_kernels.recomputed(body, plan, t.engine), m, "recompute")
-    inside += priced.lines(train_kernels.backward(body), m)
+    layers = priced.lines(body, m)
+    layers += priced.lines(train_kernels.recomputed(body, plan, t.engine), m, "recompute")
+    layers += priced.lines(train_kernels.backward(body), m)
     both = [*head, *train_kernels.backward(head)]
-    share = _head_share(model, plan, _total(inside) / layers, m * priced.seconds(both))
-    ends = priced.lines(both, m * share)
-    last = priced.lines([train_kernels.update(updated_params(model, plan, t.engine))], 1)
-
-    def seconds(lines: list[Line], *stages: Stage) -> Number:
-        return _total([x for x in lines if x.item.stage in stages]) / m
-
-    times = Times(
-        forward=seconds(inside, "forward"),
-        inputs=seconds(inside, "backward", "recompute"),
-        weights=seconds(inside, "weight-gradient"),
-        head_forward=seconds(ends, "forward"),
-        head_backward=seconds(ends, "backward", "weight-gradient"),
-        head_share=share,
-        attention=_total([x for x in inside if x.item.part == "attention"]) / m,
-        experts=_total([x for x in inside if x.item.part in ("experts", "shared expert")]) / m,
-        products=_total([x for x in inside if x.item.form == "gemm"]) / m,
-    )
-    return [*inside, *ends, *last], times
+    share = _head_share(model, plan, _total(layers) / depth, m * priced.seconds(both))
+    update = train_kernels.update(updated_params(model, plan, t.engine))
+    return layers, priced.lines(both, m * share) + priced.lines([update], 1), share
 
 
 class _Priced:
@@ -196,22 +162,36 @@ def _with(x: Line, window_s: Number, hidden: Number) -> Line:
 
 
 class _Windows:
-    """Seconds that each kind of collective may run beside, less what others took of them already."""
+    """Seconds that each kind of collective may run beside, less what others took of them already.
 
-    def __init__(self, times: Times, plan: Plan, engine: Engine) -> None:
+    ``forward``, ``inputs`` (with recomputation) and ``weights`` are those of one microbatch in the layers of the fullest stage.
+    """
+
+    def __init__(self, layers: list[Line], ends: list[Line], plan: Plan, engine: Engine) -> None:
         m = plan.microbatches
-        forward, backward = times.forward + times.head_forward, times.backward + times.head_backward
+
+        def seconds(lines: list[Line], *stages: Stage) -> Number:
+            return _total([x for x in lines if x.item.stage in stages]) / m
+
+        def of_parts(*parts: Part) -> Number:
+            return _total([x for x in layers if x.item.part in parts])
+
+        self.forward, self.weights = seconds(layers, "forward"), seconds(layers, "weight-gradient")
+        self.inputs = seconds(layers, "backward", "recompute")
+        forward = self.forward + seconds(ends, "forward")
+        backward = self.inputs + self.weights + seconds(ends, "backward", "weight-gradient")
+        products = _total([x for x in layers if x.item.form == "gemm"])
         # Gradients are reduced once, beside the last backward, or after every microbatch; gathers run beside both passes.
         every = pick(np.asarray(plan.pp) > 1, False, plan.zero >= 2)
         self._free: dict[Window, Number] = {
-            "": 0.0 * m * times.products,
+            "": 0.0 * products,
             "forward": pick(every, m * forward, forward),
             "backward": pick(every, m * backward, backward),
             "next forward": forward if engine.trains.gathers_ahead else 0.0 * forward,
             "every forward": m * forward,
-            "products": m * times.products,
-            "attention": m * times.attention,
-            "experts": m * times.experts,
+            "products": products,
+            "attention": of_parts("attention"),
+            "experts": of_parts("experts", "shared expert"),
         }
 
     def of(self, window: Window) -> Number:
@@ -223,7 +203,7 @@ class _Windows:
             self._free[name] = np.maximum(0, self._free[name] - used / len(names))
 
 
-def _bubble(comm: list[Line], times: Times, model: Model, plan: Plan) -> Line:
+def _bubble(comm: list[Line], times: _Windows, model: Model, plan: Plan) -> Line:
     """Idle time of the schedule: a stage takes as long as its layers and what is exposed in them."""
     between = ("dp", "pp")  # microbatches, stages
     layers = [x for x in comm if x.item.whole_axis not in between]

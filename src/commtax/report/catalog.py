@@ -9,8 +9,8 @@ from rich.text import Text
 
 from commtax.catalog.models import Published
 from commtax.claims import Claim
-from commtax.cost.memory import kv_bytes_per_token_layer, total_bytes
-from commtax.cost.tensors import inventory, num_active_params, num_params
+from commtax.cost.memory import kv_bytes_per_token_layer
+from commtax.cost.tensors import inventory, num_active_params, num_params, total_bytes
 from commtax.report.documents import Record, facts, plain
 from commtax.report.tables import notes, say, show_table
 from commtax.spec import ENGINE_PARTS, Chip, Citation, Cluster, Engine, Link, Model, Plan

@@ -11,8 +11,7 @@ from itertools import compress, pairwise
 
 import numpy as np
 
-from commtax.cost.orders import Op, Order, Pair
-from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
+from commtax.cost.schedules import SCHEDULES, Op, Order, Pair, Schedule, virtual_layers
 from commtax.statement import Refusal
 from commtax.timeline import Column, Timeline
 from commtax.verbs.billing import StepBill

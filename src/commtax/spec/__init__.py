@@ -18,17 +18,4 @@ from commtax.spec.constants import Algorithm, ChipFacts, Fabric, KernelConstants
 from commtax.spec.engine import ENGINE_PARTS, Engine, HostTime, KernelHabits, MemoryHabits, Scheduling, Sending, TrainingHabits
 from commtax.spec.hardware import Chip, Citation, Cluster, Link
 from commtax.spec.model import Attention, Block, Experts, Indexer, Latent, Mlp, Model, Quant, Tower
-from commtax.spec.plan import (
-    AXES,
-    DTYPE_BYTES,
-    OVERLAPPED,
-    PARALLEL,
-    SIZES,
-    TAXES,
-    Axis,
-    AxisName,
-    Number,
-    Plan,
-    TrainStep,
-    Workload,
-)
+from commtax.spec.plan import AXES, DTYPE_BYTES, OVERLAPPED, PARALLEL, SIZES, TAXES, AxisName, Number, Plan, TrainStep, Workload

@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 from commtax.statement import Source
 
 Algorithm = Literal["ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch"]
-"""What a collective can run as; ``cost/collectives.py`` has the formula of each."""
+"""What a collective can run as: each is a function of that name in ``cost/collectives.py``."""
 NO_SOURCE = Source("")
 DATASHEET = Source("datasheet", "formula and datasheet", "formula and datasheet")
 
@@ -101,10 +101,6 @@ class KernelConstants:
     def sigma(self) -> float:
         """Standard deviation of the logarithm of a whole step's kernels against measured steps."""
         return self.tables["step.bf16"]["sigma"]
-
-    def label_of(self, table: str) -> Source:
-        """Where one table comes from: the profile, or the family."""
-        return self.own.get(table, self.label)
 
 
 class ChipFacts(TypedDict, total=False):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from commtax.cost.train_traffic import fullest_layers
+from commtax.cost.tensors import fullest_layers
 from commtax.ledger import PLACES, Line, Part
 from commtax.verbs.billing import StepBill
 
