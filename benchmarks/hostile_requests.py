@@ -93,7 +93,7 @@ def _value(rng: Asking, key: Key) -> str:
     """A value of the key's own range or list."""
     name, shape = key["name"], key["schema"]
     if name == "m":
-        return rng.choice((*MODELS, *catalog.model_keys()))
+        return rng.choice((*MODELS, *catalog.keys("models")))
     if name == "c":
         return rng.choice(PLACES)
     if name == "cfg":

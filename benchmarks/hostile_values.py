@@ -125,7 +125,7 @@ def word(rng: random.Random, param: click.Parameter) -> str:
     if name == "cluster" and rng.random() < 0.2:
         return f"{rng.choice(('', '2x', '4x'))}{rng.choice((1, 2, 4, 8))}x{rng.choice(catalog.keys('chips'))}"
     if name == "model" and rng.random() < 0.4:
-        return rng.choice(catalog.model_keys())
+        return rng.choice(catalog.keys("models"))
     if name in WORDS:
         return rng.choice(WORDS[name])
     told = f"{getattr(param, 'help', '') or ''} {param.default or ''}"

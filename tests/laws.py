@@ -50,7 +50,7 @@ def _axes(rng: Random, model: str) -> Question:
 
 def _served(rng: Random, engines: tuple[str, ...]) -> Question:
     """A model, a cluster, an engine and a plan; legal or not."""
-    model = rng.choice(catalog.model_keys())
+    model = rng.choice(catalog.keys("models"))
     kinds: Question = {"kv_dtype": rng.choice(("", "", "fp8")), "dtype": rng.choice(("", "", "fp8"))}
     return {"model": model, "cluster": _cluster(rng), "engine": rng.choice(engines), **_axes(rng, model), **kinds}
 

@@ -8,7 +8,7 @@ from commtax.cost.legality import codes
 from commtax.spec import Plan
 
 SERVING = ("vllm", "sglang", "trtllm", "torch")
-models = st.sampled_from(catalog.model_keys()).map(catalog.model)
+models = st.sampled_from(catalog.keys("models")).map(catalog.model)
 clusters = st.sampled_from(["64x8xh100-sxm", "18x4xgb200", "128x4xl40s", "512xh200-sxm"]).map(catalog.cluster)
 powers = st.sampled_from([1, 2, 4, 8, 16])
 

@@ -70,7 +70,7 @@ def test_known_constants_come_back_through_noise_and_outliers(tmp_path, seed):
     assert path.hop_s == pytest.approx(TRUE.hop_s, rel=0.06)
     (part,) = found.parts
     assert part.after.median < 0.025 < part.before.median
-    assert all(2 < o.factor < 3 for o in part.outliers)
+    assert all(2 < factor < 3 for _, factor in part.outliers)
     odd = sum(row[1] / row[2] > 2 for n in (2, 4, 8) for row in _rows(files[(2, 4, 8).index(n)]))
     assert len(part.outliers) == odd, "every planted outlier is named, and nothing else"
 

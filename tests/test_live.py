@@ -462,7 +462,7 @@ def test_times_that_do_not_grow_with_bytes_still_give_a_profile():
         workload(phase, batch, context) for batch, phase, context in ((1, "decode", 32), (4, "decode", 32), (4, "prefill", 96))
     ]
     kernels = [k for work in works for k in step_kernels(model, Plan(activations_dtype="fp32"), work, work.rows, engine)]
-    points = [box.Point(k, 1e-3 / (1 + float(k.nbytes))) for k in kernels if k.form == "gemm"]
+    points = [(k, 1e-3 / (1 + float(k.nbytes))) for k in kernels if k.form == "gemm"]
     found = box._fit_gemm(points, 1e10, 1e11)
     for name, value in found.items():
         physics.KERNEL[name].read(value, name)

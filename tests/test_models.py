@@ -49,10 +49,10 @@ WANTED = [
 
 
 def test_all_wanted_models_are_bundled():
-    assert set(WANTED) <= set(catalog.model_keys())
+    assert set(WANTED) <= set(catalog.keys("models"))
 
 
-@pytest.mark.parametrize("key", catalog.model_keys())
+@pytest.mark.parametrize("key", catalog.keys("models"))
 def test_parameters_equal_the_published_count(key):
     """Every bundled model against figures with their source in the model's own file."""
     totals = [p for p in published(key) if p.kind == "total"]
@@ -79,7 +79,7 @@ def test_counts_by_hand(key, params):
     assert num_params(catalog.model(key)) == params
 
 
-@pytest.mark.parametrize("key", [k for k in catalog.model_keys() if catalog.model(k).experts])
+@pytest.mark.parametrize("key", [k for k in catalog.keys("models") if catalog.model(k).experts])
 def test_active_parameters_agree_with_the_cards(key):
     """Cards round, and differ in whether the input embedding counts: one of the two readings is within 5 %."""
     model = catalog.model(key)

@@ -64,7 +64,7 @@ def random_query(r):
     elif kind < 0.2:
         pick["cfg"] = json.dumps(catalog.config(r.choice(["llama-3.1-8b", "qwen3-30b-a3b", "opt-1.3b"])))
     else:
-        pick["m"] = r.choice(catalog.model_keys())
+        pick["m"] = r.choice(catalog.keys("models"))
     pick["c"] = r.choice(["8xh100-sxm", "2x8xh200-sxm", "8x8xh100-sxm", "4x4090-pcie", "4xa100-80-sxm", "8x1xl40s", "8xmi300x"])
     pick |= {"inter": r.choice(["10gbe", "roce-100"])} if r.random() < 0.2 else {}
     pick |= {"intra": "pcie5"} if r.random() < 0.1 else {}

@@ -138,15 +138,6 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 1e-9:.3g} ns" if seconds else "0 s"
 
 
-def format_count(value: float) -> str:
-    """A count with thousands separators.
-
-    >>> format_count(8030261248)
-    '8,030,261,248'
-    """
-    return f"{value:,.0f}"
-
-
 def format_mean(value: float) -> str:
     """A mean of counts: one digit behind the point where it is not whole.
 

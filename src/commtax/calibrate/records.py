@@ -109,12 +109,6 @@ class Errors:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlier:
-    label: str
-    factor: float  # measured / predicted
-
-
-@dataclass(frozen=True, slots=True)
 class Wish:
     """A measurement that would help: where, and how wide the range is there now (a factor less 1)."""
 
@@ -138,7 +132,7 @@ class Part:
     before: Errors
     after: Errors
     spread: float
-    outliers: tuple[Outlier, ...] = ()
+    outliers: tuple[tuple[str, float], ...] = ()  # a row, and how many times its prediction it took
     notes: tuple[str, ...] = ()
     wishes: tuple[Wish, ...] = ()
 
@@ -146,7 +140,7 @@ class Part:
     def of(cls, name: str, labels: Sequence[str], before: Array, after: Array, spread: float, changes: Iterable[Change]) -> Part:
         """From ln(measured / predicted) of each row, by the catalogue's constants and by the fitted ones."""
         far = np.flatnonzero(robust.outliers(after)).tolist()
-        outliers = (Outlier(labels[i], float(np.exp(after[i]))) for i in sorted(far, key=lambda i: -abs(after[i])))
+        outliers = ((labels[i], float(np.exp(after[i]))) for i in sorted(far, key=lambda i: -abs(after[i])))
         return cls(name, len(labels), tuple(changes), Errors.of(before), Errors.of(after), spread, tuple(outliers))
 
     def with_remarks(self, notes: Iterable[str] = (), wishes: Iterable[Wish] = ()) -> Part:

@@ -7,13 +7,9 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 
-from commtax.catalog.fabric import fabric as fabric
-from commtax.catalog.fabric import kernel_constants as kernel_constants
-from commtax.catalog.fabric import library as library
+from commtax.catalog.fabric import fabric, kernel_constants, library
 from commtax.catalog.loader import did_you_mean, find, normal, record, stems, table
-from commtax.catalog.models import config as config
-from commtax.catalog.models import model as model
-from commtax.catalog.models import model_keys as model_keys
+from commtax.catalog.models import config, model
 from commtax.spec import ENGINE_PARTS, Chip, Cluster, Engine, Link
 from commtax.statement import Refusal
 
@@ -69,8 +65,8 @@ def _is_named(known: Chip, name: str) -> bool:
     parts = known.key.split("-")
     form = next((f for f in _FORM_FACTORS if f in parts), "")
     stated = next((f for f in _FORM_FACTORS if any(w.startswith(f) for w in parts_of_name)), "")
-    model = [p for p in parts if p not in _FORM_FACTORS and not (p.isdigit() and len(p) < 4) and not p.startswith("hbm")]
-    return all(p in parts_of_name for p in model) and (not form or not stated or form == stated)
+    name_parts = [p for p in parts if p not in _FORM_FACTORS and not (p.isdigit() and len(p) < 4) and not p.startswith("hbm")]
+    return all(p in parts_of_name for p in name_parts) and (not form or not stated or form == stated)
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from commtax.catalog.hf import from_config
-from commtax.catalog.loader import did_you_mean, find, plain, stems, table
+from commtax.catalog.loader import did_you_mean, find, plain, table
 from commtax.files import Json, local, parse_json, read_json
 from commtax.spec import Citation, Model
 from commtax.statement import Refusal
@@ -29,11 +29,6 @@ class Published:
     beyond: int  # parameters it counts that the inventory does not hold: those of ``includes``
     includes: str
     source: Citation
-
-
-def model_keys() -> list[str]:
-    """Keys of the bundled models."""
-    return list(stems("models"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ def _model(launch: Launch, options: Given, remarks: list[str]) -> str:
     if not launch.shape:
         return ""
     sizes = dict(launch.shape)
-    for key in catalog.model_keys():
+    for key in catalog.keys("models"):
         if all(value == sizes.get(name, value) for name, value in _sizes(catalog.model(key)).items()):
             remarks.append(f"the command's sizes are those of {key}")
             return key
@@ -162,7 +162,7 @@ def _named(name: str, options: Given, remarks: list[str]) -> str:
         return name
     last = normal(name.rstrip("/").rsplit("/", 1)[-1])
     ending = next((end for end in sorted(STORED, key=len, reverse=True) if last.endswith(end)), "")
-    for key in catalog.model_keys():
+    for key in catalog.keys("models"):
         usual = {key, *(normal(a).rsplit("/", 1)[-1] for a in catalog.model(key).aliases)}
         if last in usual or (ending and last.removesuffix(ending) in usual):
             if last not in usual:

@@ -50,6 +50,8 @@ ALONE = ""  # the wire of an engine of one rank
 MOST_PACK = 100.0  # as much as a profile may say
 PLAIN_DECODE, PLAIN_PREFILL = {"tc": 0.0, "kl": 0.0, "kc": 1.0, "p": 4.0}, {"eb": 1.0, "c0": 0.0, "tl": 0.0, "p": 4.0}
 STAGES = 2 + len(SHAPES) * len(STEPS)
+Point = tuple[Kernel, float]
+"""One kernel of one step and the seconds that one launch of it took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +84,6 @@ class Seen:
     cases: list[Case]
     load: float
     threads: int
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One kernel of one step and the seconds that one launch of it took."""
-
-    kernel: Kernel
-    seconds: float
 
 
 def calibrate(
@@ -229,7 +223,7 @@ def _points(seen: Sequence[Seen], dtype: str) -> dict[str, list[Point]]:
             for kernel in step_kernels(model, plan, work, work.rows, engine):
                 times = [lines[kernel.what] for lines in took[phase] if kernel.what in lines]
                 if times and np.all(np.asarray(kernel.count) > 0):
-                    points.setdefault(kernel.form, []).append(Point(kernel, quiet(times) / float(kernel.count)))
+                    points.setdefault(kernel.form, []).append((kernel, quiet(times) / float(kernel.count)))
     return points
 
 
@@ -240,13 +234,13 @@ def quiet(times: list[float]) -> float:
 
 def _fit_gemm(points: list[Point], memory_Bps: float, peak: float) -> dict[str, float]:
     """t0 and the attained bandwidth from products with one row, packing from few rows, attained arithmetic from many."""
-    one = [p for p in points if float(p.kernel.m) == 1]
-    few = [p for p in points if 1 < float(p.kernel.m) <= 8]
-    many = [p for p in points if float(p.kernel.m) >= 64]
+    one = [(kernel, seconds) for kernel, seconds in points if float(kernel.m) == 1]
+    few = [(kernel, seconds) for kernel, seconds in points if 1 < float(kernel.m) <= 8]
+    many = [(kernel, seconds) for kernel, seconds in points if float(kernel.m) >= 64]
     fixed, slope = _line(one, "nbytes")
     slope = slope or 1 / memory_Bps  # times that do not grow with bytes: a machine too noisy to tell, and memory is the bound
-    pack = min(MOST_PACK, median((p.seconds - fixed) / (slope * float(p.kernel.nbytes)) for p in few) - 1)
-    shares = [float(p.kernel.flops) / (peak * max(p.seconds - fixed, 1e-9)) for p in many]
+    pack = min(MOST_PACK, median((seconds - fixed) / (slope * float(kernel.nbytes)) for kernel, seconds in few) - 1)
+    shares = [float(kernel.flops) / (peak * max(seconds - fixed, 1e-9)) for kernel, seconds in many]
     plain = {"kl": 0.0, "kc": 1.0, "mk": 1.0, "k0": 0.0, "p": 4.0, "q": 0.0, "tile_m": 1.0, "tile_n": 1.0}
     attained = {"eb": _share(1 / (slope * memory_Bps)), "ep": _share(median(shares)), "pack": max(0.0, pack)}
     return {"t0": fixed, **attained, **plain}
@@ -254,7 +248,9 @@ def _fit_gemm(points: list[Point], memory_Bps: float, peak: float) -> dict[str, 
 
 def _line(points: Sequence[Point], name: str) -> tuple[float, float]:
     """Seconds as a fixed time and a slope over the kernels' bytes or FLOPs."""
-    return alpha_beta(np.array([float(getattr(p.kernel, name)) for p in points]), np.array([p.seconds for p in points]))
+    return alpha_beta(
+        np.array([float(getattr(kernel, name)) for kernel, _ in points]), np.array([seconds for _, seconds in points])
+    )
 
 
 def _fit_attention(points: Sequence[Point], bound: str, rate: float, share: str, plain: dict[str, float]) -> dict[str, float]:
@@ -266,8 +262,8 @@ def _fit_attention(points: Sequence[Point], bound: str, rate: float, share: str,
 
 def _fit_small(points: list[Point], memory_Bps: float) -> dict[str, float]:
     """One fixed time for all small kernels: what they take together in decode; bytes from the long prompts."""
-    sizes = np.array([float(p.kernel.nbytes) for p in points])
-    times, counts = np.array([p.seconds for p in points]), np.array([float(p.kernel.count) for p in points])
+    sizes = np.array([float(kernel.nbytes) for kernel, _ in points])
+    times, counts = np.array([seconds for _, seconds in points]), np.array([float(kernel.count) for kernel, _ in points])
     light = sizes < np.median(sizes)
     fixed = float(np.sum(times[light] * counts[light]) / np.sum(counts[light]))
     moving = float(np.sum((times[~light] - fixed) * counts[~light]))

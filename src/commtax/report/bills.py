@@ -12,7 +12,7 @@ from commtax.question import Question
 from commtax.report.documents import LEFT_OUT, Asked, Named, Record, facts, filled, question
 from commtax.report.tables import NOTHING_SENT, between, headline, notes, say, served_step, show_shares, show_table
 from commtax.spec import Number
-from commtax.units import format_bytes, format_count, format_rate, format_seconds, plural
+from commtax.units import format_bytes, format_rate, format_seconds, plural
 from commtax.verbs.billing import StepBill
 from commtax.verbs.expecting import Expectation
 from commtax.verbs.explain import Cause, causes
@@ -41,7 +41,7 @@ def show_bill(console: Console, step: Explained, num_tokens: float = 0.0, measur
 
 def _trained_step(q: Question) -> str:
     plan = q.plan
-    sequences = f"{format_count(q.batch * plan.dp)} sequences of {format_count(q.context)} tokens a step"
+    sequences = f"{q.batch * plan.dp:,.0f} sequences of {q.context:,.0f} tokens a step"
     microbatches = f"{plural(int(plan.microbatches), 'microbatch')} of {int(q.micro_batch)} a replica"
     groups = f" over groups of {int(plan.shard)}" if plan.shard else ""
     return f"train: {sequences}, {microbatches}, ZeRO {plan.zero}{groups}, recompute {plan.recompute}"
@@ -120,7 +120,7 @@ def _line_cells(x: Line, step_s: float) -> tuple[str | Text, ...]:
     name = Text(f"{item.axis} {item.what}" if sent else item.what, style="yellow" if sent else "")
     times = (format_seconds(s) for s in (x.each_s, x.fixed_s, x.total_s))
     size = format_bytes(item.nbytes) if item.nbytes else ""
-    return (name, how_sent(x), size, format_count(item.count), *times, f"{float(x.exposed_s) / step_s:.1%}")
+    return (name, how_sent(x), size, f"{item.count:,.0f}", *times, f"{float(x.exposed_s) / step_s:.1%}")
 
 
 def how_sent(x: Line) -> str:
@@ -172,7 +172,7 @@ def _show_taxes(console: Console, b: StepBill) -> None:
 def _tax_cells(x: Line, b: StepBill) -> tuple[str | Text, ...]:
     item, axis = x.item, Text(x.item.whole_axis, style="yellow")
     window = format_seconds(x.window_s) if item.whole_axis in b.async_axes and x.window_s else "none"
-    sizes = (format_bytes(item.nbytes), format_count(item.count), str(x.link), format_count(item.ranks))
+    sizes = (format_bytes(item.nbytes), f"{item.count:,.0f}", str(x.link), f"{item.ranks:,.0f}")
     return (axis, f"{item.what} {item.op}", *sizes, format_seconds(x.total_s), window, format_seconds(x.exposed_s), _fate(x))
 
 

@@ -35,7 +35,7 @@ def _fitted(p: Part) -> tuple[str, ...]:
 
 
 def _oddities(console: Console, p: Part) -> None:
-    rows = [f"outlier: {o.label}, {o.factor:.2f} x the fit" for o in p.outliers[:SHOWN]]
+    rows = [f"outlier: {label}, {factor:.2f} x the fit" for label, factor in p.outliers[:SHOWN]]
     more = [f"{len(p.outliers) - SHOWN} more outliers of {p.name}"] if len(p.outliers) > SHOWN else []
     notes(console, [*rows, *more, *(f"{p.name}: {note}" for note in p.notes)])
 
@@ -66,6 +66,6 @@ def calibration_document(calibration: Calibration, path: str) -> Record:
 def _part(p: Part) -> Record:
     names = {"median_error": "median", "p90_error": "p90", "bias": "bias"}
     errors = {f"{name}_{when}": getattr(getattr(p, when), n) for name, n in names.items() for when in ("before", "after")}
-    outliers = [{"row": o.label, "factor": o.factor} for o in p.outliers]
+    outliers = [{"row": label, "factor": factor} for label, factor in p.outliers]
     remarks = {"constants": p.changes, "outliers": outliers, "notes": p.notes}
     return {**facts(p, "name", "rows"), **errors, "spread": p.spread, **remarks}

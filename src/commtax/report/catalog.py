@@ -14,7 +14,7 @@ from commtax.cost.tensors import inventory, num_active_params, num_params, total
 from commtax.report.documents import Record, facts, plain
 from commtax.report.tables import notes, say, show_table
 from commtax.spec import ENGINE_PARTS, Chip, Citation, Cluster, Engine, Link, Model, Plan
-from commtax.units import format_bytes, format_count, format_rate, format_seconds, format_si
+from commtax.units import format_bytes, format_rate, format_seconds, format_si
 
 Thing = Chip | Link | Cluster | Engine
 
@@ -50,7 +50,7 @@ def _chip_row(c: Chip) -> tuple[str, ...]:
 def _model_row(m: Model) -> tuple[str, ...]:
     a, active = m.attention, f"{num_active_params(m) / 1e9:.3g} B"
     shape = str(m.num_layers), str(m.hidden), str(a.num_heads), "latent" if a.latent else str(a.num_kv_heads)
-    return m.key, format_count(num_params(m)), active, *shape, m.quant.dtype if m.quant else m.dtype, format_count(m.max_len)
+    return m.key, f"{num_params(m):,.0f}", active, *shape, m.quant.dtype if m.quant else m.dtype, f"{m.max_len:,.0f}"
 
 
 LISTED: Mapping[str, tuple[tuple[str, ...], Callable[[Any], tuple[str, ...]]]] = {
@@ -73,12 +73,12 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
     say(console, f"{m.key} ({m.architecture})", style="bold")
     active, without = num_active_params(m), num_active_params(m, embedding=False)
     rows = [
-        ("parameters", format_count(num_params(m))),
-        ("active for a token", f"{format_count(active)} ({format_count(without)} without the input embedding)"),
+        ("parameters", f"{num_params(m):,.0f}"),
+        ("active for a token", f"{active:,.0f} ({without:,.0f} without the input embedding)"),
         ("weights", f"{format_bytes(_stored_bytes(m))} as stored ({m.quant.method if m.quant else m.dtype})"),
         ("KV of a token", f"{format_bytes(_kv_bytes_per_token(m))} in bf16 on one rank"),
-        ("shape", f"{m.num_layers} layers, hidden {m.hidden}, {m.attention.num_heads} heads, vocabulary {format_count(m.vocab)}"),
-        ("longest context", format_count(m.max_len)),
+        ("shape", f"{m.num_layers} layers, hidden {m.hidden}, {m.attention.num_heads} heads, vocabulary {m.vocab:,.0f}"),
+        ("longest context", f"{m.max_len:,.0f}"),
         ("also called", ", ".join(m.aliases) or "-"),
         ("source", _cite(m.source)),
     ]
@@ -88,10 +88,10 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
     console.print(table)
     if m.stored_bytes:
         each = m.stored_bytes / num_params(m)
-        say(console, f"  safetensors headers: {format_count(m.stored_bytes)} bytes, {each:.3f} a parameter")
+        say(console, f"  safetensors headers: {m.stored_bytes:,.0f} bytes, {each:.3f} a parameter")
     for p in counts:
-        extra = f", of which {format_count(p.beyond)} are {p.includes}" if p.beyond else ""
-        say(console, f"  published ({p.kind}): {format_count(p.params)}{extra} [{_cite(p.source)}]")
+        extra = f", of which {p.beyond:,.0f} are {p.includes}" if p.beyond else ""
+        say(console, f"  published ({p.kind}): {p.params:,.0f}{extra} [{_cite(p.source)}]")
 
 
 def model_document(model: Model, counts: Iterable[Published]) -> Record:

@@ -8,7 +8,7 @@ from rich.console import Console
 from commtax.report.documents import Asked, Named, Record, facts, filled, question
 from commtax.report.tables import NOTHING_SENT, headline, notes, say, served_step, show_table, where
 from commtax.spec import Number
-from commtax.units import GiB, format_bytes, format_count, plural
+from commtax.units import GiB, format_bytes, plural
 from commtax.verbs.asking import describe_gpus
 from commtax.verbs.billing import Traffic
 from commtax.verbs.explained import HELD
@@ -23,7 +23,7 @@ def show_traffic(console: Console, sent: Traffic) -> None:
     for line in sent.lines:
         item = line.item
         link = f"{line.link} (crosses hosts)" if line.crosses_hosts else line.link
-        sizes = (format_bytes(item.nbytes), f"{item.ranks:g}", format_count(item.count), format_bytes(item.sent_bytes_per_rank))
+        sizes = (format_bytes(item.nbytes), f"{item.ranks:g}", f"{item.count:,.0f}", format_bytes(item.sent_bytes_per_rank))
         rows.append((item.axis, item.what, item.op, *sizes, link, item.note))
     if rows:
         columns = ("axis", "what", "collective", ">tensor", ">ranks", ">times", ">sent by a rank", "link", "note")
@@ -34,7 +34,7 @@ def show_traffic(console: Console, sent: Traffic) -> None:
 
 def _sum_line(sent: Traffic) -> str:
     """What the lines add up to, and for whom: ranks of different stages issue different lines."""
-    times = format_count(sum(line.item.count for line in sent.lines))
+    times = f"{sum(line.item.count for line in sent.lines):,.0f}"
     total, stages = format_bytes(sent.sent_bytes_per_rank), int(sent.question.plan.pp)
     if sent.question.trains and stages > 1:
         return "Each line is of a rank of the fullest stage that issues it (embedding: the first, head and loss: the last)."
@@ -45,7 +45,7 @@ def _sum_line(sent: Traffic) -> str:
 
 def _trained_step(sent: Traffic) -> str:
     q, plan = sent.question, sent.question.plan
-    batch = f"global batch of {plural(q.batch * plan.dp, 'sequence')} of {format_count(q.context)} tokens"
+    batch = f"global batch of {plural(q.batch * plan.dp, 'sequence')} of {q.context:,.0f} tokens"
     return f"train: {batch}, {plural(plan.microbatches, 'microbatch')} a replica, ZeRO {plan.zero}, recompute {plan.recompute}"
 
 
@@ -82,7 +82,7 @@ def show_fit(console: Console, judged: Fit | TrainFit) -> None:
 def _show_lack(console: Console, judged: Fit | TrainFit) -> None:
     """What is missing, and what would fit."""
     asked = judged.question
-    request = "" if asked.trains else f" for one request of {format_count(asked.limits.max_model_len)} tokens"
+    request = "" if asked.trains else f" for one request of {asked.limits.max_model_len:,.0f} tokens"
     say(console, f"Each rank lacks {format_bytes(judged.shortfall_bytes)}{request}.", style="red")
     for advice in judged.advice:
         say(console, f"  would fit: {advice}")
@@ -104,9 +104,9 @@ def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
     say(console, f"Model loading took {judged.weights_bytes / GiB:.4f} GiB")
     say(console, f"Available KV cache memory: {judged.kv_bytes / GiB:.2f} GiB")
     low, high = judged.kv_tokens_range
-    spread = f" ({format_count(low)} to {format_count(high)})" if low < high else ""
-    most = f"Maximum concurrency for {format_count(limits.max_model_len)} tokens per request: {judged.max_concurrency:.2f}x"
-    say(console, f"GPU KV cache size: {format_count(judged.kv_tokens)} tokens{spread}, {most}")
+    spread = f" ({low:,.0f} to {high:,.0f})" if low < high else ""
+    most = f"Maximum concurrency for {limits.max_model_len:,.0f} tokens per request: {judged.max_concurrency:.2f}x"
+    say(console, f"GPU KV cache size: {judged.kv_tokens:,.0f} tokens{spread}, {most}")
     per_token = format_bytes(judged.kv_bytes_per_token)
     say(console, f"# GPU blocks: {judged.kv_blocks} of {limits.block_size} tokens; {per_token} of KV a token and rank")
     return (*_warnings(judged), _limits(judged))
@@ -150,7 +150,7 @@ def _show_training(console: Console, judged: TrainFit) -> tuple[str, ...]:
     q, plan = judged.question, judged.question.plan
     kinds = f"{plan.schedule}, ZeRO {plan.zero}, recompute {plan.recompute}"
     sharded = f"sequence parallel {'on' if plan.sequence_parallel else 'off'}"
-    length = f"{format_count(q.context)} tokens"
+    length = f"{q.context:,.0f} tokens"
     say(console, f"microbatch {q.micro_batch} x {length}, {plan.microbatches} in a step, {kinds}, {sharded}")
     remarks = {
         "parameters": "bf16",

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from commtax.question import Question
 from commtax.spec import Number
-from commtax.units import format_count, format_seconds
+from commtax.units import format_seconds
 from commtax.verbs.asking import describe_gpus
 
 NOTHING_S = 1e-12
@@ -65,7 +65,7 @@ def headline(console: Console, asked: Question, gpus: str = "") -> None:
 
 def served_step(asked: Question) -> str:
     """The step that is served, in words."""
-    return f"{asked.phase}: batch {format_count(asked.batch)} a replica, {format_count(asked.context)} {CONTEXT[asked.phase]}"
+    return f"{asked.phase}: batch {asked.batch:,.0f} a replica, {asked.context:,.0f} {CONTEXT[asked.phase]}"
 
 
 def between(low_s: Number, high_s: Number) -> str:

@@ -27,6 +27,7 @@ MAX_SPLITS = 64
 QUERY_ROWS = 16  # least rows of a tensor-core product: grouped queries are padded to it
 HEAD_TILE = 8  # heads that one program of the rotary kernel takes
 FP8_MAX = 448.0
+Turns = tuple[Any, Any]
 
 if triton is not None:
     # fmt: off
@@ -166,18 +167,11 @@ def add_norm(x: Any, residual: Any, weight: Any, summed: Any, out: Any) -> None:
     _add_norm_kernel[(x.shape[0],)](x, residual, weight, summed, out, width, EPS, BLOCK=block, num_warps=4 if block <= 2048 else 8)
 
 
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """Cosines and then sines of every position, and position and cache slot of each row of the step."""
-
-    angles: Any
-    places: Any
-
-
 def turns(positions: Any, slots: Any, head_dim: int, max_len: int) -> Turns:
+    """Cosines and then sines of every position, and position and cache slot of each row of the step."""
     rate = 10000.0 ** (-torch.arange(0, head_dim, 2, device=positions.device) / head_dim)
     angle = torch.arange(max_len, device=positions.device)[:, None] * rate
-    return Turns(torch.cat((angle.cos(), angle.sin()), -1).float(), torch.stack((positions, slots), -1).int())
+    return torch.cat((angle.cos(), angle.sin()), -1).float(), torch.stack((positions, slots), -1).int()
 
 
 def rotary_write(qkv: Any, queries: Any, keys: Any, values: Any, t: Turns, norms: Any) -> None:
@@ -190,7 +184,7 @@ def rotary_write(qkv: Any, queries: Any, keys: Any, values: Any, t: Turns, norms
         _plain_rotary(qkv, queries, keys, values, t, norms)
         return
     grid = (qkv.shape[0], triton.cdiv(heads + 2 * kv_heads, HEAD_TILE))
-    arrays = (qkv, queries, keys, values, t.angles, t.places, t.angles if norms is None else norms)
+    arrays = (qkv, queries, keys, values, *t, t[0] if norms is None else norms)
     sizes = {"HALF": dim // 2, "TILE": HEAD_TILE, "NORMED": norms is not None}
     _rotary_kernel[grid](*arrays, heads, kv_heads, EPS, **sizes, num_warps=2)
 
@@ -200,8 +194,9 @@ def _plain_rotary(qkv: Any, queries: Any, keys: Any, values: Any, t: Turns, norm
     q, k, v = qkv.view(qkv.shape[0], -1, dim).float().split((heads, kv_heads, kv_heads), 1)
     if norms is not None:
         q, k = (_normed(x) * w.float() for x, w in zip((q, k), norms, strict=True))
-    positions, slots = t.places.long().unbind(-1)
-    c, s = t.angles[positions][:, None].chunk(2, -1)
+    angles, places = t
+    positions, slots = places.long().unbind(-1)
+    c, s = angles[positions][:, None].chunk(2, -1)
     halves = (x.chunk(2, -1) for x in (q, k))
     q, k = (torch.cat((a * c - b * s, b * c + a * s), -1) for a, b in halves)
     queries.view(-1, heads, dim).copy_(q)

@@ -7,7 +7,7 @@ from typing import Literal
 from commtax import napkin
 from commtax.ledger import Line
 from commtax.spec import SIZES, AxisName, Chip
-from commtax.units import format_bytes, format_count, format_rate, format_seconds, format_si
+from commtax.units import format_bytes, format_rate, format_seconds, format_si
 from commtax.verbs.asking import fabric_of
 from commtax.verbs.billing import USABLE, StepBill
 from commtax.verbs.explain import Counterfactual, Thresholds, comm_of, counterfactuals, thresholds, verdict
@@ -189,7 +189,7 @@ def formula(line: Line, chip: Chip) -> str:
     count = float(line.item.count)
     if count == 1:
         return f"{each} = {total}"
-    times = format_count(count) if count == int(count) else f"{count:.4g}"
+    times = f"{count:,.0f}" if count == int(count) else f"{count:.4g}"
     return f"{times} × ({each}) = {total}"
 
 

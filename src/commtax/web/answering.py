@@ -12,10 +12,11 @@ from commtax.report.bills import PricedAnswer, bill_document
 from commtax.report.documents import Row, plain
 from commtax.report.exact import FitAnswer, FitDocument, TrainFitDocument, fit_document
 from commtax.report.pipelines import Pipeline, page_pipeline
-from commtax.report.view import View, legal_instead, priced, view
+from commtax.report.view import View, legal_instead, view
 from commtax.report.view.pictures import Front, ServedFront, TrainedFront, grid_of, serving_front, training_front
 from commtax.report.view.state import SHORT, Key, RefusedError, State, parse, refusal
 from commtax.report.view.tour import Catalog, catalogue
+from commtax.verbs.billing import price
 from commtax.verbs.explained import Explained
 from commtax.verbs.fitting import advised, holds, train_holds
 from commtax.verbs.grids import GRIDS, Grid
@@ -58,12 +59,17 @@ ANSWERS: dict[str, tuple[str, type, Answer, tuple[Key, ...]]] = {
     "bill": (
         "What ``commtax bill --json`` prints for this state.",
         PricedAnswer,
-        lambda x: bill_document(Explained(priced(x))),
+        lambda x: bill_document(Explained(price(x.question))),
         (),
     ),
     "fit": ("What ``commtax fit --json`` prints for this state.", FitAnswer, fit_answer, ()),
     "compare": ("TP against links or batches around this state.", Grid, lambda x: grid_of(x, x["grid"]), (GRID,)),
-    "pipeline": ("The pipeline and its bubble, in the times of this step.", Pipeline, lambda x: page_pipeline(priced(x)), ()),
+    "pipeline": (
+        "The pipeline and its bubble, in the times of this step.",
+        Pipeline,
+        lambda x: page_pipeline(price(x.question)),
+        (),
+    ),
     "plan": ("What ``commtax plan --json`` prints, and its front with the state of each point.", Front, plan_answer, ()),
     "catalog": ("Names for the page's fields, presets and the tour.", Catalog, lambda _: catalogue(), ()),
 }

@@ -3,10 +3,10 @@
 import ipaddress
 import json
 import re
-import tomllib
 from collections.abc import Awaitable, Callable, MutableMapping
-from importlib.resources import files
 from typing import Any
+
+from commtax.files import table
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
@@ -16,7 +16,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 MAX_QUERY = 100 * 1024
 """Bytes of a query: a pasted config.json of 32 KiB with every sign escaped."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-HTTP = tomllib.loads((files("commtax.web") / "http.toml").read_text("utf-8"))
+HTTP = table("web/http.toml")
 """What is said beside answers: headers to browsers, what a refusal's status means, examples for readers of the schema."""
 RAW = [(name.encode(), value.encode()) for name, value in HTTP["headers"].items()]
 

@@ -94,7 +94,7 @@ def _cluster(gpu: str, gpus: int, source: str) -> Cluster:
 def _model(row: Row) -> Model:
     """A bundled model by name, or a GPT of the row's shape."""
     name = lower(row, "model")
-    if name in catalog.model_keys():
+    if name in catalog.keys("models"):
         return replace(catalog.model(name), max_len=whole(row, "seq"))
     layers, hidden, heads, vocab, seq = (whole(row, k) for k in ("layers", "hidden", "heads", "vocab", "seq"))
     shape = {"architectures": ["GPT2LMHeadModel"], "n_embd": hidden, "n_layer": layers, "n_head": heads, "n_inner": 4 * hidden}

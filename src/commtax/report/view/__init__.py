@@ -153,15 +153,10 @@ class View:
     moves: dict[str, list[Move]]
 
 
-def priced(state: State) -> StepBill:
-    """The bill of a state; what the library refuses it refuses here too."""
-    return price(state.question)
-
-
 def legal_instead(state: State) -> Instead | None:
     """What a refused state could be with other sizes; none where its sizes are not what is wrong."""
     try:
-        alone = priced(state.but(dict.fromkeys(SIZES, 1))).question
+        alone = price(state.but(dict.fromkeys(SIZES, 1)).question).question
     except (ValueError, OverflowError):
         return None
     near = instead(alone, {axis: state[axis] for axis in SIZES})
@@ -170,7 +165,7 @@ def legal_instead(state: State) -> Instead | None:
 
 def view(state: State) -> View:
     """All that is shown at once; the slower pictures (grids, plans, the pipeline) are asked for on their own."""
-    return view_of(Explained(priced(state)), state)
+    return view_of(Explained(price(state.question)), state)
 
 
 def view_of(step: Explained, state: State, command: str = "") -> View:

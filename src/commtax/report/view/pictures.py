@@ -9,11 +9,11 @@ from commtax.planner.columns import Columns, ServingPlans, TrainColumns, TrainPl
 from commtax.report.documents import Named, Record, Value
 from commtax.report.pipelines import Pipeline, page_pipeline
 from commtax.report.planning import ServedPlans, TrainedPlans, plans_document
-from commtax.report.view import View, priced, view_of
+from commtax.report.view import View, view_of
 from commtax.report.view.state import SHOWN, State, shortened, written
 from commtax.spec import SIZES
 from commtax.units import format_bytes, format_seconds
-from commtax.verbs.billing import StepBill
+from commtax.verbs.billing import StepBill, price
 from commtax.verbs.explained import Explained
 from commtax.verbs.grids import GRIDS, Cell, Grid, grid
 from commtax.verbs.serving import lengths_note
@@ -171,7 +171,7 @@ def _served(plans: ServingPlans, command: str) -> View | None:
     }
     asked = State().but(keys | served_patch(plans, plans.plans, 0))
     try:
-        return view_of(Explained(priced(asked)), asked, command)
+        return view_of(Explained(price(asked.question)), asked, command)
     except ValueError:  # a model that is not of the catalogue, links that are not of the cluster's name
         return None
 
@@ -179,14 +179,14 @@ def _served(plans: ServingPlans, command: str) -> View | None:
 def _same(b: StepBill, state: State) -> bool:
     """Whether the state prices to this bill: then its neighbours are this bill's too."""
     try:
-        return bool(abs(float(priced(state).step_s) / float(b.step_s) - 1) < 1e-9) and state["ph"] in SHOWN
+        return bool(abs(float(price(state.question).step_s) / float(b.step_s) - 1) < 1e-9) and state["ph"] in SHOWN
     except ValueError:
         return False
 
 
 def grid_of(state: State, kind: str) -> Grid:
     """A heat map whose cells set the keys in which they differ from the state."""
-    drawn, cells = grid(priced(state), kind), list[Cell]()
+    drawn, cells = grid(price(state.question), kind), list[Cell]()
     for cell in drawn.cells:
         patch = None if cell.patch is None else {n: v for n, v in shortened(cell.patch).items() if v != state[n]}
         cells.append(replace(cell, patch=patch))

@@ -255,8 +255,8 @@ def _model(key: str, config: str, hidden: int, layers: int, name: str) -> Model:
         return model
     known = bundled(key)
     if known is None:
-        near = [name for name in catalog.model_keys() if name.startswith(key[:4].lower())][:3]
-        rule = f"m '{_shown(key)}': not in the catalogue{suggest(key, catalog.model_keys())} (or paste its config.json)"
+        near = [name for name in catalog.keys("models") if name.startswith(key[:4].lower())][:3]
+        rule = f"m '{_shown(key)}': not in the catalogue{suggest(key, catalog.keys('models'))} (or paste its config.json)"
         raise RefusedError(rule, "m", near, malformed=False)
     return known
 

@@ -61,7 +61,7 @@ def catalogue() -> Catalog:
     start = table("report/view/tour.toml")
     hosts = (*catalog.keys("clusters"), *start["usual_clusters"])
     return Catalog(
-        models=[_model(key) for key in catalog.model_keys()],
+        models=[_model(key) for key in catalog.keys("models")],
         clusters=[Entry(key, catalog.cluster(key).name) for key in hosts],
         chips=[Entry(key, catalog.chip(key).name) for key in catalog.keys("chips")],
         links=[Entry(x.key, x.name, kind=x.scope) for x in map(catalog.link, catalog.keys("links"))],
