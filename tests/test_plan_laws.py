@@ -84,8 +84,10 @@ def test_looser_limits_never_make_the_best_worse(question, factor, limit):
 def test_a_faster_link_never_makes_the_best_worse(question, links):
     scope, *keys = links
     places = [catalog.cluster("2x4xh100-sxm", **{scope: key}) for key in keys]
-    slow, fast = (value(plan(**{**question, "cluster": place}, max_concurrency=64)) for place in places)
-    assert fast >= slow * (1 - 1e-9)
+    slow, fast = (plan(**{**question, "cluster": place}, max_concurrency=64) for place in places)
+    apart = len(slow.plans) and slow.plans.mode[0]  # prompt workers are filled in whole clients: one of them may be lost
+    least = value(slow) * (1 - 1 / int(slow.plans.concurrency[0]) if apart else 1)
+    assert value(fast) >= least * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(

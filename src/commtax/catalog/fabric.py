@@ -173,7 +173,7 @@ def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyTyp
     calibrated = "all-reduce" not in missing and any(row.measured_with(cluster) for row in last.path)
     inside = _paths(last, cluster, measured) + made  # an engine's own kernels do not leave a host
     chip = cluster.chip
-    spreads = _spreads((asked, last), chip.family)
+    spreads = tuple(s for one in (asked, last) for s in one.spread if not s.families or chip.family in s.families)
     where = f"{cluster.intra.key} with {chip.key} are assumed"
     never = f"{asked.key} was never measured on {chip.key} with {cluster.intra.key}"
     said = any(p.op == "all-reduce" for one in asked.chain for p in measured.get(one.key, ()))
@@ -202,11 +202,6 @@ def _all_paths(asked: Library, cluster: Cluster, measured: Measured) -> tuple[Pa
         chained += tuple(replace(p, turn=p.turn + turn) for p in paths)
         turn += max((p.turn for p in paths), default=-1) + 1
     return chained
-
-
-def _spreads(libraries: tuple[Library, ...], family: str) -> tuple[Spread, ...]:
-    """Residuals of the library itself, then of the one it falls back on."""
-    return tuple(s for one in libraries for s in one.spread if not s.families or family in s.families)
 
 
 def _widest(spreads: tuple[Spread, ...], where: str, default: float) -> float:

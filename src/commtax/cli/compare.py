@@ -50,7 +50,7 @@ def _over(order: Order) -> NoReturn:
         fixed = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if axis not in swept)
         comparing.plot_comparison(comparison, f"{order.model} on {q.cluster.key}, {q.phase}, {fixed}", Path(given["plot"]))
     document = {"schema": "commtax.compare/1", "axes": list(comparison.axes), "rows": comparing.comparison_rows(comparison)}
-    order.output.answer(lambda _: document, comparing.show_comparison, comparison, csv=comparing.comparison_csv)
+    order.output.answer(lambda _: document, comparing.show_comparison, comparison, rows=comparing.comparison_rows)
 
 
 def _plans(order: Order) -> NoReturn:
@@ -73,7 +73,7 @@ def _plans(order: Order) -> NoReturn:
     if given["plot"]:
         title = f"{order.model} on {q.cluster.key}, {table.phase}, context {table.context:,}"
         comparing.plot_plans(table, title, Path(given["plot"]))
-    order.output.answer(comparing.plans_document, comparing.show_plans, table, csv=comparing.plans_csv)
+    order.output.answer(comparing.plans_document, comparing.show_plans, table, rows=comparing.plan_rows)
 
 
 def _remarks(rows: tuple[PlanRow, ...]) -> list[str]:

@@ -19,7 +19,7 @@ from commtax.spec import Cluster, Profile
 from commtax.statement import Refusal
 from commtax.verbs.asking import Options, unsettled
 from commtax.verbs.billing import StepBill
-from commtax.verbs.comparing import share_of
+from commtax.verbs.checking import share_of
 
 if TYPE_CHECKING:
     from commtax.readers.launch import Launch

@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
@@ -36,13 +36,15 @@ class Output:
         show: Callable[[Any, *Parts], None],
         *parts: *Parts,
         code: int = 0,
-        csv: Callable[[*Parts], str] | None = None,
+        rows: Callable[[*Parts], Sequence[Mapping[str, object]]] | None = None,
     ) -> NoReturn:
         """Tell the answer, whose parts all forms take, in the form that was asked for, and end with its exit code."""
         if self.as_json:
             self._print_json(document(*parts))
-        elif self.as_csv and csv:
-            click.echo(csv(*parts), nl=False)
+        elif self.as_csv and rows:
+            from commtax.report.tables import csv_text
+
+            click.echo(csv_text(rows(*parts)), nl=False)
             for remark in self.remarks:  # beside the table, not in it
                 click.echo(remark, err=True)
         else:

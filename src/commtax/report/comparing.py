@@ -9,7 +9,7 @@ from rich.text import Text
 
 from commtax.report.documents import Record, Row, facts
 from commtax.report.plots import no_formula, picture, style
-from commtax.report.tables import csv_text, notes, say, show_table
+from commtax.report.tables import notes, say, show_table
 from commtax.spec import PARALLEL, TAXES
 from commtax.units import format_rate, format_seconds
 from commtax.verbs.billing import StepBill
@@ -55,10 +55,6 @@ def _swept(b: StepBill) -> Row:
         return _floats(b, SWEPT) | {f"{axis}_comm_s": float(b.exposed_on(axis)) for axis in APART} | {"fits": fits(b)}
     taxes = {f"{axis}_tax_s": float(tax) for axis, tax in b.taxes.items()}
     return _floats(b, SWEPT) | {"mfu": float(b.mfu), **taxes, "binding": b.binding, "fits": bool(fits(b))}
-
-
-def comparison_csv(compared: Comparison) -> str:
-    return csv_text(comparison_rows(compared))
 
 
 def show_comparison(console: Console, compared: Comparison) -> None:
@@ -140,11 +136,11 @@ def plans_document(compared: PlanTable) -> Record:
         for f in compared.break_evens
     ]
     head = {"schema": "commtax.compare-plans/1", "phase": compared.phase, "context": compared.context}
-    return {**head, "rows": [_record(row) for row in compared.rows], "break_even": flips, "notes": compared.notes}
+    return {**head, "rows": plan_rows(compared), "break_even": flips, "notes": compared.notes}
 
 
-def plans_csv(compared: PlanTable) -> str:
-    return csv_text([_record(row) for row in compared.rows])
+def plan_rows(compared: PlanTable) -> list[Record]:
+    return [_record(row) for row in compared.rows]
 
 
 def show_plans(console: Console, compared: PlanTable) -> None:

@@ -225,3 +225,10 @@ def _check_chunks(layers: int, plan: Plan) -> None:
     if plan.schedule != "interleaved" and np.any((np.asarray(plan.pp) > 1) & (layers % (np.asarray(plan.pp) * chunks) != 0)):
         rule = f"{layers} layers do not divide by pp x {chunks} chunks; interleaved takes any"
         raise Refusal(f"schedule '{plan.schedule}': {rule}", "schedule", ("interleaved",))
+
+
+def share_of(total: int, dp: int) -> int:
+    """One replica's share of a global batch."""
+    if dp < 1 or total % dp:
+        raise Refusal(f"global_batch={total} does not divide by dp={dp}", "global_batch")
+    return total // dp

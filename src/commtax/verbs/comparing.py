@@ -19,6 +19,7 @@ from commtax.statement import Refusal
 from commtax.units import parse_count
 from commtax.verbs.asking import AUTO_EP, CellOptions, StepOptions, only, unsettled
 from commtax.verbs.billing import StepBill, price, with_link
+from commtax.verbs.checking import share_of
 from commtax.verbs.fitting import fits
 
 TRAIN_AXES = ("batch", "context", *SIZES[:-1], "link", SIZES[-1], "micro_batch", "local_tokens")
@@ -112,13 +113,6 @@ def _cell(put: Question, cell: tuple[Any, ...], changes: Changes) -> Row:
         return Row(cell, price(q))
     except ValueError as error:
         return Row(cell, None, str(error))
-
-
-def share_of(total: int, dp: int) -> int:
-    """One replica's share of a global batch."""
-    if dp < 1 or total % dp:
-        raise Refusal(f"global_batch={total} does not divide by dp={dp}", "global_batch")
-    return total // dp
 
 
 def _local(q: Question, tokens: int) -> Question:
