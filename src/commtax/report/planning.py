@@ -201,7 +201,7 @@ def _scatter(a: ServingPlans) -> list[Text]:
     column, row = place(a.plans.tokens_per_s_per_user[0], a.plans.tokens_per_s_per_gpu[0])
     if 0 <= row < HEIGHT and 0 <= column < WIDTH:
         grid[row][column] = "◆"
-    lines = [Text("Pareto front: tokens/s per GPU (upwards) against tokens/s per user (to the right); ◆ is plan 1", style="dim")]
+    lines = [Text("Pareto front: tokens/s a GPU (upwards) against tokens/s a user (to the right); ◆ is plan 1", style="dim")]
     for i, cells in enumerate(grid):
         edge = f"{y.max() - (y.max() - y.min()) * i / (HEIGHT - 1):8,.0f} │"
         lines.append(Text(edge + "".join(cells)))
@@ -320,7 +320,7 @@ def plot_front(a: ServingPlans, path: Path) -> None:
             own = a.front.take(np.flatnonzero(a.front.tp == tp))
             signs = style(index, linestyle="", label=f"TP {int(tp)}")
             axes.plot(own.tokens_per_s_per_user, own.tokens_per_s_per_gpu, **signs)
-        axes.set(xlabel="tokens/s per user", ylabel="tokens/s per GPU")
+        axes.set(xlabel="tokens/s a user", ylabel="tokens/s a GPU")
         axes.set_title(no_formula(f"{a.question.model.key} on {a.question.cluster.key}, {_asked(a)}"), loc="left", fontsize=10)
         axes.grid(True, alpha=0.3)
         axes.legend()
