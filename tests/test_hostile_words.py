@@ -185,12 +185,12 @@ def test_closed_streams():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_reader_of_errors_that_left_changes_no_exit_code():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_of_errors_that_left_changes_no_exit_code(unbuffered):
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(
-        [sys.executable, "-m", "commtax", "--debug", "bill", "nope", "-c", "8xh100-sxm"], stderr=write, check=False
-    )
+    command = [sys.executable, "-m", "commtax", "--debug", "bill", "nope", "-c", "8xh100-sxm"]
+    done = subprocess.run(command, stderr=write, env={**os.environ, "PYTHONUNBUFFERED": unbuffered}, check=False)
     os.close(write)
     assert done.returncode == 2
 

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from commtax.report.view import priced, view
+from commtax.report.view import view
 from commtax.report.view.state import parse
+from commtax.verbs.billing import price
 from web_client import refused
 
 AXES = ("tp", "pp", "dp", "ep", "cp")
@@ -45,7 +46,7 @@ def test_every_place_of_a_slider_is_legal(name):
         assert state[axis] in [v for a, v, _, _ in places if a == axis], "the present one is among them"
     for axis, value, patch, note in places:
         there = state.but(patch)
-        priced(there)
+        price(there.question)
         if axis == "local":
             assert there["b"] * there.length == value * there["cp"]
             continue

@@ -4,8 +4,8 @@ import io
 import os
 import sys
 import traceback
-from contextlib import suppress
 from importlib import import_module
+from typing import TextIO
 
 import click
 
@@ -60,16 +60,18 @@ def main(argv: list[str] | None = None) -> None:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except BrokenPipeError:  # the reader has seen enough; that is no answer of ours
-        _forget_output()
+        _forget(sys.stdout)
         sys.exit(141)
     except Exception as error:
         text, code = in_one_line(error)
-        with suppress(OSError):  # who closed standard error still gets the exit code
+        try:
             if debug:
                 traceback.print_exc()
             click.echo(f"error: {text}", err=True)
+        except OSError:  # who closed standard error still gets the exit code
+            _forget(sys.stderr)
         if isinstance(error, OSError):
-            _forget_output()
+            _forget(sys.stdout)
         sys.exit(code)
 
 
@@ -89,7 +91,7 @@ def in_one_line(error: Exception) -> tuple[str, int]:
     return (line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"), code
 
 
-def _forget_output() -> None:
+def _forget(stream: TextIO) -> None:
     """What could not be written must not be tried again when Python ends."""
-    if sys.stdout is sys.__stdout__:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if stream in (sys.__stdout__, sys.__stderr__):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
