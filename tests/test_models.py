@@ -204,6 +204,12 @@ BROKEN = [
     {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": 5}},
     {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"a": None}}},
     {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": [1]}}}},
+    {
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"a": {"weights": {"num_bits": 8, "type": "int"}, "targets": [True]}},
+        }
+    },
     {"quantization_config": {"quant_method": "fp8", "ignore": ["re:(("]}},
     {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": "a"}},
     {"quantization_config": 3},

@@ -30,7 +30,7 @@ def quant_from(config: Json, key: str) -> Quant:
             modules(names)
     except ValueError as error:
         raise Refusal(f"model {key}: quantization_config: {error}", "model") from None
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:
         raise Refusal(f"model {key}: quantization_config has a field of the wrong type ({error})", "model") from None
     return quant
 
