@@ -46,8 +46,10 @@ def fit_engine(rows: Files, place: Place, own: Profile) -> Step:
     parts = [part.with_remarks(_notes(runs, names, fitted), _wishes(runs, names, fitted, place.engine, latency))]
     waiting = [r for r in runs if r.kind == "serve" and r.ttft_s]
     if waiting:
-        times, ttft = np.array([r.ttft_s for r in waiting], float), partial(_ttft, place, own)
-        more, _, part = _fit("ttft", ["request_s"], waiting, times, place, place.engine.but(**host), ttft)
+        # A request's way through the server is what TTFT has beside its steps and its waiting.
+        times, engine = np.array([r.ttft_s for r in waiting], float), place.engine.but(**host)
+        simulated = partial(_simulated, place, own)
+        more, _, part = _fit("ttft", ["request_s"], waiting, times, place, engine, lambda run, e: float(simulated(run, e).ttft_s))
         host |= more
         parts.append(part)
     return replace(own, host=host, engine=place.engine.key), parts, refused
@@ -103,11 +105,6 @@ def _latency(place: Place, own: Profile, run: Served, engine: Engine) -> float:
     prefill = step(phase="prefill", context=run.input_len)
     decode = step(phase="decode", context=run.input_len + run.output_len // 2)
     return float(prefill.step_s) + (run.output_len - 1) * float(decode.step_s)
-
-
-def _ttft(place: Place, own: Profile, run: Served, engine: Engine) -> float:
-    """A request's way through the server is what TTFT has beside its steps and its waiting."""
-    return float(_simulated(place, own, run, engine).ttft_s)
 
 
 def _simulated(place: Place, own: Profile, run: Served, engine: Engine) -> Simulation:

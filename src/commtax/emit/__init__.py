@@ -171,18 +171,18 @@ def benchmark_command(question: Question, engine: str) -> str:
     return " ".join([tool, f"--model {name} --dataset-name random", *lengths, *([exact] if exact else []), *load, kept])
 
 
-def nccl_command(priced: StepBill, line: Line | None = None) -> str:
-    """nccl-tests on one collective of a bill, the one that costs most unless told; "" where nothing is sent."""
+def nccl_command(priced: StepBill, line: Line | None = None) -> tuple[str, str]:
+    """nccl-tests on one collective of a bill, the one that costs most unless told, and what it is; "" where nothing is sent."""
     lines = [x for x in priced.items if x.kind == "comm" and float(x.exposed_s) > 0]
     if not lines:
-        return ""
+        return "", ""
     top = line or max(lines, key=lambda x: float(x.exposed_s))
     ranks, size = int(top.item.ranks), max(4, int(top.item.nbytes))
     cluster, crosses = priced.question.cluster, str(top.link) == priced.question.cluster.inter.key
     tool, sizes = PERF[top.item.op], f"-b {size} -e {size} -n 100 -w 20"
     remark = f"# {top.item.what}: {top.item.op} of {format_bytes(float(top.item.nbytes))} over {ranks} ranks"
     if not crosses:
-        return f"{tool} {sizes} -g {ranks}  {remark}"
+        return f"{tool} {sizes} -g {ranks}", remark
     lies = span(top.item.axis, priced.question.plan, cluster, priced.question.engine)
     per = max(1, min(cluster.gpus_per_host, ranks, int(lies.ranks_per_domain)))
-    return f"mpirun -np {ranks} -N {per} {tool} {sizes} -g 1  {remark}"
+    return f"mpirun -np {ranks} -N {per} {tool} {sizes} -g 1", remark

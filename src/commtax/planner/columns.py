@@ -147,9 +147,11 @@ class Searched:
 
     def gpu_words(self, rows: Columns | TrainColumns, i: int) -> str:
         """GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``, and those that idle."""
+        return f"{plural(int(rows.gpus[i]), 'GPU')} = {self.workers(rows, i)}"
+
+    def workers(self, rows: Columns | TrainColumns, i: int) -> str:
         used, there = int(rows.gpus[i]), self.question.cluster.num_gpus
-        idle = f" ({there - used:,} of {there:,} GPUs idle)" if used < there else ""
-        return f"{plural(used, 'GPU')} = {rows.workers(i)}{idle}"
+        return rows.workers(i) + (f" ({there - used:,} of {there:,} GPUs idle)" if used < there else "")
 
 
 @dataclass(frozen=True, slots=True)

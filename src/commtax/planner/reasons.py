@@ -212,7 +212,7 @@ def _won(answer: ServingPlans) -> str:
 def _name(answer: ServingPlans, i: int) -> str:
     """A plan's family in short; all of its workers where there are two kinds."""
     rows = answer.plans
-    name = answer.gpu_words(rows, i).split(" = ")[1] if rows.mode[i] else label(**sizes_of(rows, i))
+    name = answer.workers(rows, i) if rows.mode[i] else label(**sizes_of(rows, i))
     return name + in_type(answer.question, int(rows.dtype[i]))
 
 

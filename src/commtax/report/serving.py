@@ -10,7 +10,7 @@ from commtax.report.documents import LEFT_OUT, Asked, Record, Row, facts, filled
 from commtax.report.tables import headline, notes, say, show_shares, show_table
 from commtax.spec import Number
 from commtax.units import format_mean, format_seconds, plural
-from commtax.verbs.asking import describe_gpus
+from commtax.verbs.asking import describe_gpus, describe_layout
 from commtax.verbs.fitting import step_limits
 from commtax.verbs.serving import Simulation
 
@@ -96,14 +96,12 @@ def _head(console: Console, s: Simulation) -> None:
 
 def _gpus(s: Simulation) -> str:
     """The GPUs in words; of both kinds of workers where there are two."""
-    decode = describe_gpus(s.question.plan)
     if s.apart is None:
-        return decode
-    ahead = describe_gpus(s.apart.plan).split(" = ")[1]
-    prompts = f"{s.apart.workers or 'enough'} x {ahead} for prompts"
+        return describe_gpus(s.question.plan)
+    prompts = f"{s.apart.workers or 'enough'} x {describe_layout(s.apart.plan)} for prompts"
     copies = f"{int(s.apart.copies)} x " if np.ndim(s.apart.copies) == 0 else "enough x "
     total = f"{int(s.num_gpus)} GPUs = " if s.num_gpus is not None and np.ndim(s.num_gpus) == 0 else ""
-    return f"{total}{prompts} + {copies}{decode.split(' = ')[1]} to decode"
+    return f"{total}{prompts} + {copies}{describe_layout(s.question.plan)} to decode"
 
 
 def _mixture(s: Simulation) -> str:

@@ -303,11 +303,16 @@ def context_notes(q: Question, context: Number) -> list[Note]:
 
 
 def describe_gpus(plan: Plan) -> str:
-    """The GPUs of a plan in words: ``16 GPUs = 2 stages x TP 8``. Replicas are servers, DP is an engine's own."""
+    """The GPUs of a plan in words: ``16 GPUs = 2 stages x TP 8``."""
+    total = int(plan.all_gpus)
+    return f"{total} GPU{'s' * (total > 1)} = {describe_layout(plan)}"
+
+
+def describe_layout(plan: Plan) -> str:
+    """What its GPUs are laid out as. Replicas are servers, DP is an engine's own."""
     counted = ((plan.replicas, "{} replicas"), (plan.dp, "DP {}"), (plan.pp, "{} stages"))
     parts = [text.format(int(n)) for n, text in counted if n > 1]
     inner = [axis for axis in reversed(AXES) if axis not in ("pp", "dp")]
     parts += [f"{axis.upper()} {int(n)}" for axis in inner if (n := getattr(plan, axis)) > 1 or axis == "tp"]
     experts = f", experts over {int(plan.ep)}" if plan.ep > 1 else ""
-    total = int(plan.all_gpus)
-    return f"{total} GPU{'s' * (total > 1)} = {' x '.join(parts)}{experts}"
+    return f"{' x '.join(parts)}{experts}"

@@ -277,7 +277,7 @@ def commands(state: State, b: StepBill, command: str = "") -> Commands:
         return Commands(line, *_launch(b), "", "nothing is sent")
     costs = f"{top.item.what} {top.item.op} costs {format_seconds(top.exposed_s)} of the step"
     why = f"{costs} (its source: {top.source or 'assumed'}); measuring it would narrow the range most"
-    return Commands(line, *_launch(b), nccl_command(b, top).split("  #")[0], why)
+    return Commands(line, *_launch(b), nccl_command(b, top)[0], why)
 
 
 def assumption(b: StepBill) -> Line | None:
