@@ -51,11 +51,11 @@ class Lane:
             room -= new
         while pool.waiting and room > 0 and pool.running < rules.seqs and len(chosen) < rules.prompts:
             i = pool.waiting[0]
-            done = self._done(i)
+            done = pool.cached_tokens(i)
             new = pool.book.goal[i] - done
             if new > room and not rules.chunked and (chosen or room < rules.tokens):
                 break
-            if not pool.admit(i):
+            if not pool.admit(i, self.taken):
                 break
             pool.waiting.popleft()
             self._start(i, done, begin)
@@ -64,11 +64,6 @@ class Lane:
                 chosen.append((i, new, done))
                 room -= new
         return chosen
-
-    def _done(self, i: int) -> int:
-        """Tokens that need not be computed: all of them, where another worker has."""
-        book = self.pool.book
-        return book.goal[i] if book.moved_s[i] and not book.thrown[i] else self.pool.cached_tokens(i)
 
     def _start(self, i: int, done: int, begin: float) -> None:
         book = self.pool.book
@@ -176,7 +171,7 @@ class Lane:
 
     def prompted(self, chunks: list[Chunk]) -> list[int]:
         """The chunks are computed; returns the requests whose prompts are done, each with one token more."""
-        book = self.pool.book
+        book, self.taken = self.pool.book, 0
         progress = {i: past + new for i, new, past in chunks}
         ready = [i for i, done in progress.items() if done >= book.goal[i]]
         if ready or len(chunks) > 1 or self.prompts:
