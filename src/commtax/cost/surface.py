@@ -12,7 +12,8 @@ step. A step of several prompts pays the fixed time of their attention once.
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 
@@ -69,6 +70,13 @@ class Surface:
         j, y = _between(self.past, past)
         low, high = self.prompt[j], self.prompt[j + 1]
         return (1 - y) * (low[i] + x * (low[i + 1] - low[i])) + y * (high[i] + x * (high[i + 1] - high[i]))
+
+    def scaled(self, factor: float) -> Self:
+        """The same steps, all longer by a factor."""
+        times = {name: [x * factor for x in getattr(self, name)] for name in ("alone",)}
+        tables = {name: [[x * factor for x in row] for row in getattr(self, name)] for name in ("mixed", "prompt")}
+        arrays = {name: getattr(self, name) * factor for name in ("decode", "alone_comm", "mixed_comm", "prompt_fixed_s")}
+        return replace(self, **times, **tables, **arrays, _pieces={})
 
     def _rest(self, rows: int, samples: int) -> float:
         i, x = _between(self.samples, samples)
