@@ -73,10 +73,18 @@ class Surface:
 
     def scaled(self, factor: float) -> Self:
         """The same steps, all longer by a factor."""
-        times = {name: [x * factor for x in getattr(self, name)] for name in ("alone",)}
-        tables = {name: [[x * factor for x in row] for row in getattr(self, name)] for name in ("mixed", "prompt")}
-        arrays = {name: getattr(self, name) * factor for name in ("decode", "alone_comm", "mixed_comm", "prompt_fixed_s")}
-        return replace(self, **times, **tables, **arrays, _pieces={})
+        mixed, prompt = ([[x * factor for x in row] for row in table] for table in (self.mixed, self.prompt))
+        return replace(
+            self,
+            alone=[x * factor for x in self.alone],
+            mixed=mixed,
+            decode=self.decode * factor,
+            prompt=prompt,
+            prompt_fixed_s=self.prompt_fixed_s * factor,
+            alone_comm=self.alone_comm * factor,
+            mixed_comm=self.mixed_comm * factor,
+            _pieces={},
+        )
 
     def _rest(self, rows: int, samples: int) -> float:
         i, x = _between(self.samples, samples)

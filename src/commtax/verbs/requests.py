@@ -92,12 +92,7 @@ class Outcome:
         return self._again(part, 1 / factor), same, self._again(part, factor)
 
     def _again(self, stream: Stream, factor: float) -> "Outcome":
-        workers, prompts = (
-            replace(w, surface=w.surface.scaled(factor)) if w and factor != 1 else w
-            for w in (self.fleet.workers, self.fleet.prompts)
-        )
-        assert workers is not None
-        fleet = replace(self.fleet, workers=workers, prompts=prompts)
+        fleet = self.fleet if factor == 1 else self.fleet.scaled(factor)
         return replace(self, stream=stream, fleet=fleet, ran=run(stream, fleet, self.question.offered.prefix_hit_rate))
 
     def range_of(self, name: str) -> tuple[float, float]:

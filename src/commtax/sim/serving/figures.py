@@ -55,7 +55,7 @@ def segments(engines: Sequence[Replica]) -> dict[str, Array]:
 
 def seconds(log: Columns) -> Array:
     """Of each segment."""
-    return log["steps"] * (log["first_s"] + log["more_s"] * (log["steps"] - 1) / 2)
+    return np.asarray(log["steps"] * (log["first_s"] + log["more_s"] * (log["steps"] - 1) / 2))
 
 
 def gaps(log: Columns) -> tuple[Array, Array]:
