@@ -63,7 +63,7 @@ def together(engines: Sequence[Replica], clients: Clients, send: Callable[[int, 
 
 
 def router(kind: str, engines: Sequence[Replica]) -> Route:
-    """Which engine a request is sent to: each in turn, the one with the fewest requests, or the one that knows most of its prompt."""
+    """Which engine a request goes to: each in turn, the one with the fewest requests, or the one that knows most of its prompt."""
     turn = -1
 
     def in_turn(_: int, __: float) -> Replica:

@@ -25,7 +25,7 @@ class Pipeline(Replica):
         self.batches: list[Batch | None] = [None] * stages
         self.busy = [0.0] * stages  # until when a stage works on batches that entered before
 
-    def _step(self, begin: float, until: float) -> None:  # noqa: ARG002: batches are followed one by one
+    def _step(self, begin: float, until: float) -> None:  # noqa: ARG002
         turn = min(range(len(self.out)), key=self.out.__getitem__)
         lane = self.lanes[turn]
         if self.batches[turn]:

@@ -28,7 +28,7 @@ class Pool:
         return min(most // self.rules.block * self.rules.block, self.prefixes.match(self._ids(i)) * book.prefix_block)
 
     def needed(self, i: int, ahead: int = 0) -> int:
-        """Blocks that a request takes when it is admitted; one that decodes at once has a token more by the step's end (``ahead``)."""
+        """Blocks that a request takes when it is admitted; one that decodes at once may have a token more by the step's end."""
         ids = self._ids(i)
         more = ahead if self.computed_elsewhere(i) and not self.rules.reserved else 0
         return self._own_blocks(ids, self._kept(i) + more) + (self.prefixes.new_blocks(ids) if self.prefixes else 0)

@@ -141,7 +141,7 @@ class Replica:
             self._tokens(number, lane, begin, steps, first, more, 0)
 
     def _undisturbed(self, begin: float, until: float, first: float, more: float) -> int:
-        """Steps before a request comes that is let in at once, or before ``until``; those behind others that wait change nothing."""
+        """Steps before a request comes that is let in at once, or before ``until``; who comes behind others changes nothing."""
         steps = 2**31 if until == inf else max(1, steps_in(until - begin, first, more))
         if self.next < len(self.times) and not any(pool.waiting for pool in self.pools):
             apart = max(0.0, self.times[self.next] - begin)

@@ -1,9 +1,10 @@
 """A whole run: engines built from what a fleet is, all requests sent through them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappush
 from math import inf
+from typing import Self
 
 from commtax.cost.surface import Surface
 from commtax.sim.serving.book import Book, Rules, book_of
@@ -23,6 +24,9 @@ class Workers:
     ranks: int = 1  # attention data parallelism: ranks with queues of their own that step together
     stages: int = 1
 
+    def scaled(self, factor: float) -> Self:
+        return replace(self, surface=self.surface.scaled(factor))
+
     def build(self, book: Book, first: int = 0) -> list[Replica]:
         numbers = range(first, first + self.count)
         if self.stages > 1:
@@ -38,6 +42,10 @@ class Fleet:
     router: str = "round-robin"
     prompts: Workers | None = None
     moved_s: Callable[[int], float] = field(default=lambda _: 0.0)  # seconds that a prompt of so many tokens keeps a link busy
+
+    def scaled(self, factor: float) -> Self:
+        """The same engines with all steps longer by a factor."""
+        return replace(self, workers=self.workers.scaled(factor), prompts=self.prompts.scaled(factor) if self.prompts else None)
 
 
 @dataclass(slots=True)
