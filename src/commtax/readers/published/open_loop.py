@@ -20,7 +20,7 @@ from commtax.spec import DTYPE_BYTES, Chip, Model
 from commtax.spec.stream import Lengths
 from commtax.statement import Refusal
 
-MOST_REQUESTS = 20_000  # of one replica that are simulated and counted …
+MOST_REQUESTS = 10_000  # of one replica that are simulated and counted …
 WARMUP = 0.1  # … after this share more, where the run was longer
 REPEATED_PROMPTS = 100  # distinct prompts of inference-perf's shared-prefix client (10 groups of 10) that the sources use
 REPEATING = ("training", "sim-to-real")
@@ -30,6 +30,7 @@ BEYOND = 1.5  # times the published rate, which no run that was tuned to its lim
 OVERLOADED, HOLDS, HOLDS_BEYOND = "overloaded", "holds_slo", f"holds_slo_at_{BEYOND:g}x"
 VERDICTS = (OVERLOADED, HOLDS, HOLDS_BEYOND)
 """Kinds of entries that are yes (1) or no (0), not seconds."""
+NARROW, WIDE = ("fp8", "nvfp4", "mxfp4", "int8", "int4"), ("", "bf16/fp16", "bf16", "fp16", "bfloat16", "float16")
 FIGURE = re.compile(r"((?:ttft|tpot|itl|e2e|queue)_(?:mean|p50|p90|p95|p99))_ms")
 
 
@@ -201,10 +202,8 @@ def _is_mlperf(row: Row) -> bool:
 
 def _copies(row: Row) -> tuple[int, int]:
     """Replicas that share the load, and data-parallel ranks inside one engine: those that share experts."""
-    if cell(row, "dp"):
-        ranks = whole(row, "dp")
-    else:
-        ranks = max(1, whole(row, "gpus", 1) // (whole(row, "tp") * whole(row, "pp", 1)))
+    each = whole(row, "tp") * whole(row, "pp", 1)
+    ranks = whole(row, "dp", max(1, whole(row, "gpus", 1) // each))
     inside = not _is_mlperf(row) and whole(row, "ep", 1) > whole(row, "tp")
     return (1, ranks) if inside else (ranks, 1)
 
@@ -225,7 +224,7 @@ def _load(row: Row, folder: Path | None, copies: int) -> Load:
         outputs=outputs,
         in_flight=number(row, "max_in_flight") if cell(row, "max_in_flight") else math.inf,
         unique_prompts=prompts,
-        shared_prefix=whole(row, "shared_prefix_tokens", 0) if lower(row, "shared_prefix_tokens") not in ("0", "0.0") else 0,
+        shared_prefix=_shared(row),
     )
 
 
@@ -235,6 +234,12 @@ def _prompts(row: Row) -> int:
         return 0
     prompts = whole(row, "unique_prompts", REPEATED_PROMPTS if cell(row, "source_group") in REPEATING else 0)
     return prompts if prompts < whole(row, "num_requests") else 0
+
+
+def _shared(row: Row) -> int:
+    """Tokens that all prompts begin with, where the cache may keep them."""
+    kept = _flag(row, "prefix_caching") is not False and cell(row, "shared_prefix_tokens")
+    return int(number(row, "shared_prefix_tokens", 0)) if kept else 0
 
 
 def _limits(row: Row) -> tuple[float, float]:
@@ -266,7 +271,7 @@ def _model(row: Row) -> Model:
 def _chip(row: Row) -> Chip:
     """The catalogue's chip; where the system's name tells the memory and the column does not, of that memory."""
     name = lower(row, "chip")
-    for size in re.findall(r"(\d{2,3})gb", lower(row, "experiment")):
+    for size in re.findall(r"(\d{2,3})gb", lower(row, "experiment", "id")):
         if f"{name}-{size}gb" in aliases("chips"):
             return catalog.chip(f"{name}-{size}gb")
     return catalog.chip(name)
@@ -286,14 +291,12 @@ def _engine(row: Row) -> str:
 
 
 def _dtypes(row: Row, model: Model, chip: Chip) -> tuple[str, str]:
-    """Of weights, as the row says unless the checkpoint is as narrow itself, and of the cache: MLPerf's narrow runs have it in fp8."""
-    said_dtype = lower(row, "weights_dtype").partition("-")[0]
-    narrow = {"fp8": "fp8", "fp4": "nvfp4" if chip.vendor == "nvidia" else "mxfp4"} | {
-        n: n for n in ("nvfp4", "mxfp4", "int8", "int4")
-    }
-    kind, kv = narrow.get(said_dtype, ""), lower(row, "kv_dtype").partition("-")[0]
-    if not kind and said_dtype not in ("", "bf16/fp16", "bf16", "fp16", "bfloat16", "float16"):
-        raise Refusal(f"weights in '{said_dtype}' are not known", "weights_dtype")
-    cached = {"fp8": "fp8", "": "fp8" if kind and _is_mlperf(row) else ""}.get(kv, "")
+    """Of weights, as the row says unless the checkpoint is as narrow itself, and of the cache, fp8 in MLPerf's narrow runs."""
+    named, kv = (lower(row, name).partition("-")[0] for name in ("weights_dtype", "kv_dtype"))
+    four = "nvfp4" if chip.vendor == "nvidia" else "mxfp4"
+    kind = four if named == "fp4" else named if named in NARROW else ""
+    if not kind and named not in WIDE:
+        raise Refusal(f"weights in '{named}' are not known", "weights_dtype")
+    cached = "fp8" if kv == "fp8" or (not kv and kind and _is_mlperf(row)) else ""
     own = model.quant and not (kind and DTYPE_BYTES[kind] < DTYPE_BYTES[model.quant.dtype])
     return "" if own else kind, cached
