@@ -26,7 +26,7 @@ from commtax.readers.published.tables import dicts, read
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "src" / "commtax" / "readers" / "published" / "tables"
 Row = dict[str, str]
-OPEN_LOOP = 145  # runs with the fewest requests, of which some ship
+IN_FLIGHT = 320  # requests of an open-loop run that ships
 
 
 def spread_out(rows: Iterable[Row], by: Callable[[Row], object], each: int) -> list[Row]:
@@ -223,11 +223,11 @@ def training(folder: Path) -> None:
 
 
 def open_loop_runs(folder: Path) -> None:
-    """A run of each source, chip and model: those with the fewest requests, because each is simulated."""
+    """A run of each source, chip and model, of those with few requests in flight: few requests of each are simulated."""
     place_of = folder if (folder / "open_loop_runs.csv").is_file() else folder / "open_loop"
     rows = dicts(*read(place_of / "open_loop_runs.csv"))
     told = [r for r, asked in zip(rows, open_loop.read(rows, place_of), strict=True) if asked.question]
-    chosen = spread_out(sorted(told, key=lambda r: float(r["num_requests"]))[:OPEN_LOOP], _source_chip_model, 1)
+    chosen = spread_out([r for r in told if _in_flight(r) <= IN_FLIGHT], _source_chip_model, 1)
     short = {larger: ours for ours, larger in names()["columns"]["open_loop_runs"].items()}
     figures = [c for c in rows[0] if open_loop.FIGURE.fullmatch(c)]
     same = ["id", "source", "chip", "gpus", "model", "engine", *("tp", "pp", "dp", "ep"), "kv_tokens", "arrival", "scenario"]
@@ -242,6 +242,12 @@ def open_loop_runs(folder: Path) -> None:
         for r in chosen
     ]
     write("open_loop_runs", [short.get(c, c) for c in columns], out)
+
+
+def _in_flight(row: Row) -> float:
+    """Of one replica, by Little's law; those of a run that is overloaded are as many as it has."""
+    rate = 0.0 if open_loop.overloaded(row) else float(row["request_rate_rps"]) / int(row["dp"] or 1)
+    return rate * float(row["e2e_mean_ms"]) / 1e3
 
 
 def _source_chip_model(row: Row) -> tuple[object, ...]:

@@ -73,7 +73,7 @@ MLPERF = {
 
 
 def run_of(row):
-    (asked,) = open_loop.read([row], None)
+    (asked,) = open_loop.read([row], Path("a folder without lengths"))
     assert asked.question, asked.entries[0].skipped
     return asked.question
 
@@ -110,10 +110,15 @@ def test_one_replica_has_its_share():
     assert run.server.in_process
     assert run.server.gpu_memory_utilization == 0.9
     assert (run.replicas, run.load.request_rate, run.load.burstiness) == (4, 10.0, 4.0)
-    assert (run.load.num_requests, run.load.warmup) == (open_loop.MOST_REQUESTS, 1000)
+    assert (run.load.num_requests, run.load.warmup) == (open_loop.MOST_REQUESTS, 2000)
     assert (run.slo_ttft_s, run.slo_tpot_s) == (2.0, 0.2)
     assert beyond(run).load.request_rate == 15.0
-    assert "one of 4 replicas, 10,000 requests after 1,000" in open_loop.said(run)
+    assert "one of 4 replicas, 10,000 requests after 2,000" in open_loop.said(run)
+
+
+def test_latent_attention_with_spread_experts_is_whole_on_each_gpu():
+    server = run_of({**MLPERF, "model": "deepseek-ai/DeepSeek-R1", "weights_dtype": "fp4", "tp": "8", "dp": "", "ep": "8"}).server
+    assert (server.tp, server.dp, server.ep, server.cluster, server.dtype) == (1, 8, 8, "8xh100-sxm", "nvfp4")
 
 
 def test_prompts_that_repeat_are_cached_from_the_second_stage_on():
@@ -213,7 +218,7 @@ def test_a_stretched_data_set_has_the_runs_mean_and_keeps_its_end(values, factor
     points = np.array(lengths.stretched(Lengths("quantiles", mean, quantiles=tuple(levels.tolist())), wanted).quantiles)
     assert np.all(np.diff(points) >= 0)
     assert points[-1] <= max(levels[-1], wanted) + 1e-3
-    assert np.mean((points[1:] + points[:-1]) / 2) == pytest.approx(wanted, rel=0.05)
+    assert np.mean((points[1:] + points[:-1]) / 2) == pytest.approx(wanted, rel=1e-3)
 
 
 def test_lengths_come_from_the_folder_else_from_the_catalogue_else_from_figures(tmp_path):
@@ -285,8 +290,7 @@ def test_the_shipped_runs_are_scored():
     assert all(dict(zip(table.header, row, strict=True))["source"] for row in table.rows)
     asked = open_loop.read(table.dicts(), None)
     assert all(one.question for one in asked)
-    few = [one for one in asked if one.question.load.num_requests <= 1500]
-    assert len(few) >= 3
-    for one in few:
+    assert {one.entries[0].source for one in asked} >= {"training", "sim-to-real", "residency-vllm", "llmservingsim", "mlperf-v5.1"}
+    for one in asked[::12]:
         result = score(Job(one.question, tuple(entry.kind for entry in one.entries)))
         assert all(math.isfinite(predicted.predicted) for predicted in result.values())

@@ -38,7 +38,7 @@ def _side(row: Row, side: Side, folder: Path | None) -> Lengths:
         return stretched(samples, mean)
     middle, tail = (number(row, name) if cell(row, name) else None for name in (f"{column}_p50_tokens", f"{column}_p90_tokens"))
     if middle is None and tail is None:
-        drawn = Lengths("lognormal", mean, sigma=0.0 if not said or said.startswith(ALIKE) else ANSWER_SIGMA)
+        drawn = Lengths("lognormal", mean, sigma=0.0 if said.startswith(ALIKE) else ANSWER_SIGMA)
     else:
         drawn = through(mean, middle, tail)
     least = re.search(r"\(min (\d{1,9})\)", said)
@@ -63,6 +63,7 @@ def _of_file(path: Path, side: Side) -> Lengths | None:
         return None
 
 
+@lru_cache(maxsize=1024)
 def stretched(lengths: Lengths, mean: float) -> Lengths:
     """A data set scaled to a run's own mean and cut at its longest, where models are cut off; the others make up for the cut.
 
@@ -71,9 +72,11 @@ def stretched(lengths: Lengths, mean: float) -> Lengths:
     >>> stretched(Lengths("quantiles", 2.0, quantiles=(1.0, 2.0, 3.0)), 2.5).quantiles
     (1.4, 2.8, 3.0)
     """
-    levels = np.array(lengths.quantiles)
-    longest, factor = max(float(levels[-1]), mean), mean / lengths.mean
-    for _ in range(30):
+    levels = np.maximum(1.0, np.array(lengths.quantiles))
+    longest = max(float(levels[-1]), mean)
+    low, high = 0.0, longest / float(levels[0])  # at the lower end all are shortest, at the upper one all are longest
+    for _ in range(40):
+        factor = (low + high) / 2
         scaled = np.clip(levels * factor, 1.0, longest)
-        factor *= mean / float(np.mean((scaled[1:] + scaled[:-1]) / 2))
+        low, high = (factor, high) if np.mean((scaled[1:] + scaled[:-1]) / 2) < mean else (low, factor)
     return replace(lengths, mean=mean, quantiles=tuple(np.round(scaled, 3).tolist()))

@@ -1,8 +1,8 @@
 """A row of a table of open-loop runs (requests at a rate, whoever waits) as one server and the load that is offered to it.
 
 Several replicas behind one front end share the load evenly: one of them is asked, with its share of the requests, at most
-``MOST_REQUESTS`` after a warm-up. What the source leaves open (how GPUs are split, how long requests are), or what is not a
-plain server of one kind of GPU, is left out with the reason.
+``MOST_REQUESTS`` (of runs that ship ``MOST_SHIPPED``) after a warm-up. What the source leaves open (how GPUs are split, how long
+requests are), or what is not a plain server of one kind of GPU, is left out with the reason.
 """
 
 import math
@@ -21,7 +21,8 @@ from commtax.spec.stream import Lengths
 from commtax.statement import Refusal
 
 MOST_REQUESTS = 10_000  # of one replica that are simulated and counted …
-WARMUP = 0.1  # … after this share more, where the run was longer
+MOST_SHIPPED = 500  # … of runs that ship here, which are scored with everything else
+WARMUP = 0.2  # … after this share more, where the run was longer
 REPEATED_PROMPTS = 100  # distinct prompts of inference-perf's shared-prefix client (10 groups of 10) that the sources use
 REPEATING = ("training", "sim-to-real")
 KEPT_UP = 0.93  # achieved over asked rate; below it requests piled up
@@ -177,11 +178,11 @@ def question(row: Row, folder: Path | None) -> Run:
     """The run of one row; raises ``Refusal`` with the reason where there is none."""
     model, chip = _model(row), _chip(row)
     copies, inside = _copies(row)
-    sizes = {"tp": whole(row, "tp"), "pp": whole(row, "pp", 1), "dp": inside, "ep": whole(row, "ep", 1)}
+    sizes = _sizes(row, model, inside)
     dtype, kv_dtype = _dtypes(row, model, chip)
     server = Server(
         model=model.key,
-        cluster=f"{sizes['tp'] * sizes['pp'] * inside}x{chip.key}",
+        cluster=f"{sizes['tp'] * sizes['pp'] * sizes['dp']}x{chip.key}",
         engine=_engine(row),
         chunked=_flag(row, "chunked_prefill"),
         in_process=_is_mlperf(row) or cell(row, "source_group") == "llmservingsim",
@@ -208,11 +209,23 @@ def _copies(row: Row) -> tuple[int, int]:
     return (1, ranks) if inside else (ranks, 1)
 
 
+def _sizes(row: Row, model: Model, inside: int) -> dict[str, int]:
+    """Tensor, pipeline, data and expert parallelism.
+
+    TensorRT-LLM serves latent attention whole on each GPU when experts are spread (``enable_attention_dp`` in MLPerf's
+    configurations, which write it as tp): such runs have up to three times ``max_num_seqs`` requests in flight, one batch a GPU.
+    """
+    tp, ep = whole(row, "tp"), whole(row, "ep", 1)
+    whole_attention = _is_mlperf(row) and ep == tp > 1 and any(block.attention.latent for block in model.blocks)
+    split = {"tp": 1, "dp": tp} if whole_attention else {"tp": tp, "dp": inside}
+    return {**split, "pp": whole(row, "pp", 1), "ep": ep}
+
+
 def _load(row: Row, folder: Path | None, copies: int) -> Load:
     """One replica's share. Requests are dealt to the replicas in turn, so that of a Poisson stream each gets gamma gaps."""
     inputs, outputs = lengths.of_row(row, folder)
     whole_run = max(1, whole(row, "num_requests") // copies)
-    counted, prompts = min(whole_run, MOST_REQUESTS), _prompts(row)
+    counted, prompts = min(whole_run, MOST_REQUESTS if folder else MOST_SHIPPED), _prompts(row)
     # A later stage of an experiment finds all prompts cached.
     seen = prompts if re.search(r"-s[1-9]\d*$", cell(row, "id")) else 0
     return Load(
