@@ -257,7 +257,8 @@ def _served_line(kernel: Kernel, t: Terms) -> Line:
     idle = np.ndim(kernel.count) == 0 and kernel.count == 0
     # In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
     clock, slow = t.constants.tables["step.bf16"]["clock"], t.settings.slow_rank
-    fixed, moving = (0.0, 0.0) if idle else seconds(kernel, t.cluster.chip, t.constants, clock)
+    rate = clock * {"fp8": t.engine.kernels.fp8_rate, "nvfp4": t.engine.kernels.fp4_rate}.get(kernel.dtype, 1.0)
+    fixed, moving = (0.0, 0.0) if idle else seconds(kernel, t.cluster.chip, t.constants, rate)
     return kernel_line(kernel, kernel.count, (fixed * slow, moving * slow), kernel_sigma(kernel, t.constants), t)
 
 

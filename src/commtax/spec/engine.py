@@ -39,6 +39,8 @@ class KernelHabits:
     routing_kernels: float = 4.0  # launches around the experts of a layer: choose, sort, permute, activate, combine
     routing_passes: float = 0.0  # times that a rank also moves the copies for experts of other ranks
     grouped_efficiency: float = 1.0  # arithmetic of the experts' grouped products against plain ones
+    fp8_rate: float = 1.0  # arithmetic of fp8 products against tables of single kernels: quantised by neighbours, tuned by shape …
+    fp4_rate: float = 1.0  # … and of 4-bit ones
     popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular
 
 
