@@ -51,7 +51,7 @@ class Surface:
         """Seconds of a step of decodes alone, by how much the next one is longer, and for how many steps that holds."""
         start, slope = self._piece(seqs)
         mean = cached / seqs
-        at = bisect_right(self.contexts, mean) - 1
+        at = min(bisect_right(self.contexts, mean), len(self.contexts) - 1) - 1
         more = slope[at]
         end = self.contexts[at + 1] if at + 2 < len(self.contexts) else np.inf
         seconds = self.alone[seqs] + start[at] + more * (mean - self.contexts[at])
@@ -65,7 +65,7 @@ class Surface:
         if seqs:
             start, slope = self._piece(seqs)
             mean = cached / seqs
-            at = bisect_right(self.contexts, mean) - 1
+            at = min(bisect_right(self.contexts, mean), len(self.contexts) - 1) - 1
             seconds += start[at] + slope[at] * (mean - self.contexts[at])
         return max(seconds, self.mixed_launch_s)
 
