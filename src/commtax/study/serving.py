@@ -77,11 +77,12 @@ class Server(Engine):
 
 @dataclass(slots=True)
 class Request:
-    """One request: what it asks for, when it came, and when each of its tokens was there."""
+    """One request: what it asks for, when it came, when its prompt was begun, and when each of its tokens was there."""
 
     arrived_s: float
     prompt: Any
     outputs: int
+    begun_s: float = 0.0
     times_s: list[float] = field(default_factory=list)
     last: int = 0
 
@@ -107,6 +108,7 @@ def serve(server: Server, queue: list[Request]) -> float:
         if come < due and len(running) < server.limit:
             request = queue[come]
             come += 1
+            request.begun_s = time.perf_counter() - begin
             request.last = server.start(len(running), request.prompt)
             running.append(request)
             request.times_s.append(time.perf_counter() - begin)
