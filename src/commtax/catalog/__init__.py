@@ -58,7 +58,7 @@ def is_like(known: Chip, memory_bytes: float, num_sms: int = 0) -> bool:
 
 
 def _is_named(known: Chip, name: str) -> bool:
-    """Whether the driver's name has the chip's words, and no other form factor."""
+    """Whether the driver's name has the chip's words, and no other form factor. Of cards in bridged sets it always says ``NVL``."""
     parts_of_name = re.findall(r"[a-z0-9]+", name[:200].lower())
     if not parts_of_name:
         return known.vendor != "generic"
@@ -66,7 +66,8 @@ def _is_named(known: Chip, name: str) -> bool:
     form = next((f for f in _FORM_FACTORS if f in parts), "")
     stated = next((f for f in _FORM_FACTORS if any(w.startswith(f) for w in parts_of_name)), "")
     name_parts = [p for p in parts if p not in _FORM_FACTORS and not (p.isdigit() and len(p) < 4) and not p.startswith("hbm")]
-    return all(p in parts_of_name for p in name_parts) and (not form or not stated or form == stated)
+    unsaid = not form or (not stated and form != "nvl")
+    return all(p in parts_of_name for p in name_parts) and (unsaid or form == stated)
 
 
 @lru_cache(maxsize=256)

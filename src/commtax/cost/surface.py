@@ -1,0 +1,194 @@
+"""Seconds of any step of one replica, tabulated once and looked up ever after.
+
+A simulation asks for one step after the other, and pricing each anew would take a thousand times as long as looking it up.
+A step's price is a sum over lines, and so is its table:
+
+    step = rest(rows, samples) + decode attention(sequences, mean context) + prompt attention(new, past) for each prompt
+
+``rest`` is everything that only knows how many rows pass and how many of them need logits: products, small kernels,
+collectives, the host. Between its nodes a table is linear; nodes are as dense as tiles and captured graphs make the price
+step. A step of several prompts pays the fixed time of their attention once.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from commtax.cost.pricing import Terms, inference_bill
+from commtax.ledger import Bill, Line
+from commtax.spec import Number, Workload
+
+Array = np.ndarray
+
+FINE, COARSE = 512, 4096  # rows up to which every number is priced, and up to which every 32nd is
+SAMPLES = (1, 2, 8, 32, 128, 512, 2048, 8192)
+ROOT2 = 2**0.5
+
+
+@dataclass(slots=True)
+class Surface:
+    """Lists, because single numbers are looked up: seconds by rows, sequences, contexts and lengths."""
+
+    alone: list[float]  # a step of decodes without their attention, by sequences
+    samples: list[int]  # nodes: rows that need logits
+    mixed: list[list[float]]  # a step with prompt tokens without attention, by node of samples and by rows
+    contexts: list[float]  # nodes: mean cached tokens of a sequence
+    decode: Array  # attention of decodes, by sequences and node of context
+    new: list[float]  # nodes: prompt tokens of a step
+    past: list[float]  # nodes: tokens of a prompt that are cached
+    prompt: list[list[float]]  # attention of one prompt's tokens, by node of past and of new …
+    prompt_fixed_s: float  # … and what it costs once a step
+    alone_comm: Array  # of ``alone``: communication
+    mixed_comm: Array  # of ``mixed``, by rows
+    _pieces: dict[int, tuple[list[float], list[float]]] = field(default_factory=dict)
+
+    def decoding(self, seqs: int, cached: float) -> tuple[float, float, float]:
+        """Seconds of a step of decodes alone, by how much the next one is longer, and for how many steps that holds."""
+        start, slope = self._piece(seqs)
+        mean = cached / seqs
+        at = bisect_right(self.contexts, mean) - 1
+        more = slope[at]
+        end = self.contexts[at + 1] if at + 2 < len(self.contexts) else np.inf
+        return self.alone[seqs] + start[at] + more * (mean - self.contexts[at]), more, end - mean
+
+    def mixing(self, seqs: int, cached: float, tokens: int, prompts: int, attention_s: float) -> float:
+        """Seconds of a step of decodes beside prompt tokens whose attention takes ``attention_s``."""
+        seconds = self._rest(seqs + tokens, seqs + prompts) + self.prompt_fixed_s + attention_s
+        if seqs:
+            start, slope = self._piece(seqs)
+            mean = cached / seqs
+            at = bisect_right(self.contexts, mean) - 1
+            seconds += start[at] + slope[at] * (mean - self.contexts[at])
+        return seconds
+
+    def prompt_s(self, new: float, past: float) -> float:
+        """Attention of ``new`` tokens of one prompt after ``past`` cached ones."""
+        i, x = _between(self.new, new)
+        j, y = _between(self.past, past)
+        low, high = self.prompt[j], self.prompt[j + 1]
+        return (1 - y) * (low[i] + x * (low[i + 1] - low[i])) + y * (high[i] + x * (high[i + 1] - high[i]))
+
+    def _rest(self, rows: int, samples: int) -> float:
+        i, x = _between(self.samples, samples)
+        low, high = self.mixed[i], self.mixed[i + 1]
+        last = len(low) - 1
+        if rows > last:  # beyond the table: as the last rows grow
+            return low[last] + (rows - last) * (low[last] - low[last // 2]) / (last - last // 2)
+        return low[rows] + x * (high[rows] - low[rows])
+
+    def _piece(self, seqs: int) -> tuple[list[float], list[float]]:
+        """Decode attention of so many sequences: its value and slope at each node of context."""
+        if seqs not in self._pieces:
+            values = self.decode[seqs]
+            slopes = np.diff(values) / np.diff(self.contexts)
+            self._pieces[seqs] = values.tolist(), slopes.tolist()
+        return self._pieces[seqs]
+
+
+def _between(nodes: Sequence[float], value: float) -> tuple[int, float]:
+    """The node below, and how far it is to the next; beyond the last as far as that goes on."""
+    at = min(max(bisect_right(nodes, value) - 1, 0), len(nodes) - 2)
+    return at, (value - nodes[at]) / (nodes[at + 1] - nodes[at])
+
+
+def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> Surface:
+    """The table of a plan's steps: up to so many rows and sequences of up to so many tokens."""
+
+    def priced(work: Workload) -> Bill:
+        return inference_bill(terms, work, 1)
+
+    seqs = np.arange(most_seqs + 1.0)
+    alone = priced(Workload(decode_seqs=np.maximum(1, seqs), cached_tokens=seqs * 0))
+    nodes = _samples(most_seqs)
+    rows = _rows(most_rows)
+    mixed = [priced(_beside(samples, rows)) for samples in nodes]
+    every = np.arange(most_rows + 1)
+    contexts = _contexts(terms, most_tokens)
+    new, past = _geometric(most_rows), np.concatenate([[0.0], _geometric(most_tokens)])
+    asked = priced(Workload(prefill_seqs=1.0, prefill_tokens=np.tile(new, past.size), past_tokens=np.repeat(past, new.size)))
+    once = _sum(asked, _of_prompts, lambda line: line.fixed_s * line.item.count)
+    moving = _sum(asked, _of_prompts, lambda line: line.moving_s * line.item.count)
+    return Surface(
+        alone=_wide(_sum(alone, _not_attention, _exposed), seqs.size).tolist(),
+        samples=nodes,
+        mixed=[np.interp(every, rows, _wide(_sum(bill, _not_attention, _exposed), rows.size)).tolist() for bill in mixed],
+        contexts=contexts.tolist(),
+        decode=_decodes(priced, contexts, most_seqs),
+        new=new.tolist(),
+        past=past.tolist(),
+        prompt=_wide(moving, new.size * past.size).reshape(past.size, new.size).tolist(),
+        prompt_fixed_s=float(np.max(once)),
+        alone_comm=_wide(_sum(alone, _is_comm, _exposed), seqs.size),
+        mixed_comm=np.interp(every, rows, _wide(_sum(mixed[0], _is_comm, _exposed), rows.size)),
+    )
+
+
+def _beside(samples: int, rows: Array) -> Workload:
+    """Steps of so many rows of which some are one prompt's tokens and the others decode, as many as there are rows for."""
+    decodes = np.minimum(samples, rows) - 1
+    return Workload(decodes, decodes * 0, 1.0, rows - decodes, 0.0)
+
+
+def _decodes(priced: Callable[[Workload], Bill], contexts: Array, most_seqs: int) -> Array:
+    """Attention of decodes by sequences and node of context, linear between nodes of sequences."""
+    nodes = np.unique(np.round(_geometric(most_seqs)))
+    seqs, context = np.repeat(nodes, contexts.size), np.tile(contexts, nodes.size)
+    bill = priced(Workload(decode_seqs=seqs, cached_tokens=seqs * context))
+    known = _wide(_sum(bill, _of_decodes, _exposed), seqs.size).reshape(nodes.size, contexts.size)
+    every = np.arange(most_seqs + 1.0)
+    return np.stack([np.interp(every, nodes, column) for column in known.T], axis=-1)
+
+
+def _of_decodes(line: Line) -> bool:
+    return line.item.part == "attention" and line.item.place == "decode"
+
+
+def _of_prompts(line: Line) -> bool:
+    return line.item.part == "attention" and line.item.place == "prefill"
+
+
+def _not_attention(line: Line) -> bool:
+    return not (_of_decodes(line) or _of_prompts(line))
+
+
+def _is_comm(line: Line) -> bool:
+    return line.kind == "comm"
+
+
+def _exposed(line: Line) -> Number:
+    return line.exposed_s
+
+
+def _sum(bill: Bill, wanted: Callable[[Line], bool], take: Callable[[Line], Number]) -> Number:
+    return sum((take(line) for line in bill.lines if wanted(line)), start=0.0)
+
+
+def _wide(values: Number, size: int) -> Array:
+    return np.broadcast_to(values, (size,)).astype(float)
+
+
+def _samples(most_seqs: int) -> list[int]:
+    """Nodes of rows that need logits: one more than the most, so that a prompt has room beside all decodes."""
+    return [*(n for n in SAMPLES if n <= most_seqs), most_seqs + 1]
+
+
+def _rows(most: int) -> Array:
+    """Numbers of rows that are priced: graphs and tiles make small ones step."""
+    parts: Iterable[Array] = (np.arange(1, FINE), np.arange(FINE, COARSE, 32), np.arange(COARSE, most, 256))
+    return np.array([*(n for part in parts for n in part if n < most), most], float)
+
+
+def _contexts(terms: Terms, most: int) -> Array:
+    """Mean contexts that are priced: finer than octaves, and where a window or a selector cuts."""
+    cuts = [b.attention.window for b in terms.model.blocks] + [
+        b.attention.indexer.top_k for b in terms.model.blocks if b.attention.indexer
+    ]
+    return np.unique([0.0, *_geometric(max(most, 2)), *(float(c) for c in cuts if 0 < c < most)])
+
+
+def _geometric(most: float) -> Array:
+    """1, 1.4, 2, 2.8 … up to and with ``most``."""
+    steps = int(np.ceil(np.log(max(most, 2.0)) / np.log(ROOT2)))
+    return np.array([*(ROOT2**i for i in range(steps)), max(most, 2.0)])

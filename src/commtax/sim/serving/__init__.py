@@ -1,0 +1,1 @@
+"""Requests in time: an engine's scheduler, step by step, each step as long as it is priced."""

@@ -1,0 +1,68 @@
+"""What an engine goes by, and the book of all requests: what each asks for and what becomes of it."""
+
+from dataclasses import dataclass, field
+from math import inf, nan
+
+import numpy as np
+
+from commtax.spec.stream import Stream
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How one engine decides what a step computes, and what it has room for."""
+
+    tokens: int  # of a step at most
+    seqs: int  # requests that run at once at most
+    blocks: int  # of the KV cache
+    block: int = 16  # tokens of a block
+    prefill_first: bool = False  # prompts run in steps of their own, before decoding goes on
+    chunked: bool = True  # prompts are cut to the step's tokens
+    reserved: bool = False  # a request is admitted when its whole output has room; else blocks are taken as it grows
+    ahead: bool = False  # the next step is decided when the present one begins: who comes meanwhile waits for one more
+    prompts: int = 2**31  # prompts of a step at most
+    prompts_only: bool = False  # decoding happens elsewhere
+    way_s: float = 0.0  # a request's way to the scheduler, and its first token's way back
+    door_s: float = 0.0  # the front end takes this long for a request, one after the other …
+    token_s: float = 0.0  # … and for a token that it streams
+
+
+@dataclass(slots=True)
+class Book:
+    """Columns over all requests. Lists, because they are read and written one by one."""
+
+    arrival_s: list[float]
+    input_len: list[int]
+    output_len: list[int]
+    prefixes: tuple[tuple[int, ...], ...] | None = None
+    prefix_block: int = 16
+    hit_rate: float = 0.0  # share of a prompt that is cached, where no prefixes say which
+    sent_s: list[float] = field(default_factory=list)
+    started_s: list[float] = field(default_factory=list)  # its first step begins
+    first_s: list[float] = field(default_factory=list)
+    done_s: list[float] = field(default_factory=list)
+    moved_s: list[float] = field(default_factory=list)  # its cache moved this long, waiting for the link included
+    cached: list[int] = field(default_factory=list)  # prompt tokens that were in the cache when it started
+    thrown: list[int] = field(default_factory=list)  # times that it was thrown out of the cache
+    lost_s: list[float] = field(default_factory=list)  # between being thrown out and its next token
+    served_by: list[int] = field(default_factory=list)
+    goal: list[int] = field(default_factory=list)  # tokens to compute before its next token
+    left: list[int] = field(default_factory=list)  # tokens that it still makes, that one included
+
+    def __post_init__(self) -> None:
+        size = len(self.arrival_s)
+        for name in ("sent_s", "started_s", "first_s", "done_s"):
+            setattr(self, name, [nan] * size)
+        self.moved_s, self.lost_s = [0.0] * size, [0.0] * size
+        self.cached, self.thrown, self.served_by = [0] * size, [0] * size, [0] * size
+        self.goal, self.left = list(self.input_len), list(self.output_len)
+
+
+def book_of(stream: Stream, hit_rate: float = 0.0) -> Book:
+    columns = stream.arrival_s.tolist(), stream.input_len.tolist(), stream.output_len.tolist()
+    return Book(*columns, stream.prefixes, stream.block, hit_rate)
+
+
+OPEN = inf  # in flight at most, of a client that never waits

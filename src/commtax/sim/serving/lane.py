@@ -1,0 +1,197 @@
+"""Requests that pass the model together: those that decode, all one token a step, and those whose prompts are computed.
+
+Decoding requests advance in step, so nothing is kept for each: a heap says at which step each ends, and the cache grows by
+as many blocks as requests stand at the end of one (``phases``: requests by tokens minus steps, modulo a block).
+"""
+
+from heapq import heapify, heappop, heappush
+from math import ceil, sqrt
+
+from commtax.cost.surface import Surface
+from commtax.sim.serving.pool import Pool
+
+Chunk = tuple[int, int, int]
+"""A request, tokens of its prompt that a step computes, and tokens before them."""
+
+
+class Lane:
+    __slots__ = ("cached", "ends", "last_s", "phases", "pool", "prompts", "seqs", "stalled", "step", "surface")
+
+    def __init__(self, pool: Pool, surface: Surface) -> None:
+        self.pool, self.surface = pool, surface
+        self.seqs = 0  # that decode
+        self.cached = 0  # tokens in the cache of all of them
+        self.step = 0
+        self.ends: list[tuple[int, int]] = []
+        self.phases = [0] * pool.rules.block
+        self.prompts: list[tuple[int, int]] = []  # begun, and tokens that are done
+        self.last_s = 0.0  # when decoding requests got their last token …
+        self.stalled = 0  # … and how many of them have waited since
+
+    @property
+    def busy(self) -> bool:
+        return self.seqs > 0 or bool(self.prompts)
+
+    def form(self, begin: float) -> list[Chunk]:
+        """Decide a step: first those that decode have their blocks, then prompts that were begun, then waiting ones."""
+        if not self.pool.rules.prefill_first and self.secure(begin):
+            return []
+        return self._chosen(begin)
+
+    def _chosen(self, begin: float) -> list[Chunk]:
+        pool, rules = self.pool, self.pool.rules
+        room = rules.tokens - (0 if rules.prefill_first else self.seqs)
+        chosen: list[Chunk] = []
+        for i, done in self.prompts:
+            if room <= 0:
+                break
+            new = min(pool.book.goal[i] - done, room)
+            chosen.append((i, new, done))
+            room -= new
+        while pool.waiting and room > 0 and pool.running < rules.seqs and len(chosen) < rules.prompts:
+            i = pool.waiting[0]
+            done = self._done(i)
+            new = pool.book.goal[i] - done
+            if new > room and not rules.chunked and (chosen or room < rules.tokens):
+                break
+            if not pool.admit(i):
+                break
+            pool.waiting.popleft()
+            self._start(i, done, begin)
+            if new:
+                new = min(new, room) if rules.chunked else new
+                chosen.append((i, new, done))
+                room -= new
+        return chosen
+
+    def _done(self, i: int) -> int:
+        """Tokens that need not be computed: all of them, where another worker has."""
+        book = self.pool.book
+        return book.goal[i] if book.moved_s[i] and not book.thrown[i] else self.pool.cached_tokens(i)
+
+    def _start(self, i: int, done: int, begin: float) -> None:
+        book = self.pool.book
+        if done == book.goal[i]:  # its prompt was computed elsewhere, with its first token
+            book.first_s[i] = begin
+            self._decode(i)
+            return
+        if book.started_s[i] != book.started_s[i]:  # not a number yet
+            book.started_s[i], book.cached[i] = begin, done
+        self.prompts.append((i, done))
+
+    def _decode(self, i: int) -> None:
+        """A request whose tokens so far are in the cache, and one more is made, begins to decode."""
+        book = self.pool.book
+        tokens = book.goal[i]
+        book.left[i] -= 1
+        self.seqs += 1
+        self.cached += tokens
+        self.phases[(tokens - self.step) % self.pool.rules.block] += 1
+        heappush(self.ends, (self.step + book.left[i], i))
+
+    def secure(self, begin: float) -> bool:
+        """Blocks for the next token of all that decode; where there are none, the youngest are thrown out. Whether any was."""
+        thrown = False
+        while self.seqs and not self.fits(1):
+            self._throw_out(begin)
+            thrown = True
+        return thrown
+
+    def fits(self, steps: int) -> int:
+        """For how many of so many steps the cache has blocks."""
+        pool, seqs = self.pool, self.seqs
+        block, free = pool.rules.block, pool.free
+        if pool.rules.reserved or free >= seqs * (steps // block + 1):
+            return steps
+        for k in range(steps):
+            free -= self.phases[-(self.step + k) % block]
+            if free < 0:
+                return k
+        return steps
+
+    def _throw_out(self, begin: float) -> None:
+        """The request that was sent last computes all its tokens again, before others that wait."""
+        pool, book = self.pool, self.pool.book
+        end, i = max(self.ends, key=lambda entry: book.sent_s[entry[1]])
+        self.ends.remove((end, i))
+        heapify(self.ends)
+        tokens = self._leave(i, end - self.step)
+        pool.release(i, tokens)
+        book.goal[i], book.left[i] = tokens + 1, end - self.step
+        book.thrown[i] += 1
+        book.lost_s[i] -= begin
+        pool.waiting.appendleft(i)
+
+    def _leave(self, i: int, left: int) -> int:
+        """A request decodes no more; returns the tokens that it has in the cache."""
+        book = self.pool.book
+        tokens = book.input_len[i] + book.output_len[i] - 1 - left
+        self.seqs -= 1
+        self.cached -= tokens
+        self.phases[(tokens - self.step) % self.pool.rules.block] -= 1
+        return tokens
+
+    def seconds(self, chunks: list[Chunk]) -> float:
+        """Of a step with these chunks of prompts; decoding requests share it unless prompts run before them."""
+        surface = self.surface
+        attention_s, tokens = 0.0, 0
+        for _, new, past in chunks:
+            attention_s += surface.prompt_s(new, past)
+            tokens += new
+        beside = 0 if self.pool.rules.prefill_first else self.seqs
+        return surface.mixing(beside, self.cached, tokens, len(chunks), attention_s)
+
+    def pace(self) -> tuple[float, float, int]:
+        """Of steps of decodes alone: seconds of the first, by how much each is longer than the one before, and for how many
+        steps that and the batch stay as they are."""
+        first, more, holds = self.surface.decoding(self.seqs, self.cached)
+        steps = self.ends[0][0] - self.step
+        return first, more, steps if holds >= steps else max(1, ceil(holds))
+
+    def decoded(self, steps: int) -> list[int]:
+        """All that decode have made so many tokens; returns who is done."""
+        block, rules = self.pool.rules.block, self.pool.rules
+        if not rules.reserved:
+            whole, rest = divmod(steps, block)
+            grown = whole * self.seqs + sum(self.phases[-(self.step + k) % block] for k in range(rest))
+            if grown:
+                self.pool.grow(grown)
+        self.step += steps
+        self.cached += steps * self.seqs
+        done = []
+        while self.ends and self.ends[0][0] == self.step:
+            _, i = heappop(self.ends)
+            self.pool.release(i, self._leave(i, 0))
+            done.append(i)
+        return done
+
+    def prompted(self, chunks: list[Chunk]) -> list[int]:
+        """The chunks are computed; returns the requests whose prompts are done, each with one token more."""
+        book = self.pool.book
+        progress = {i: past + new for i, new, past in chunks}
+        ready = [i for i, done in progress.items() if done >= book.goal[i]]
+        if ready or len(chunks) > 1 or self.prompts:
+            kept = ((i, progress.get(i, done)) for i, done in self.prompts)
+            self.prompts = [(i, done) for i, done in kept if done < book.goal[i]]
+        return ready
+
+    def join(self, i: int) -> bool:
+        """A request with its prompt done decodes on; False where that was its last token."""
+        book = self.pool.book
+        if book.left[i] > 1 and not self.pool.rules.prompts_only:
+            self._decode(i)
+            return True
+        self.pool.release(i, book.goal[i])
+        return False
+
+
+def steps_in(seconds: float, first: float, more: float) -> int:
+    """The least number of steps that take so long, when each is ``more`` longer than the one before: m first + more m (m - 1) / 2.
+
+    >>> steps_in(1.0, 0.3, 0.0), steps_in(0.9, 0.3, 0.0), steps_in(1.0, 0.3, 0.1)
+    (4, 3, 3)
+    """
+    if more <= 0:
+        return ceil(seconds / first - 1e-9)
+    half = first - more / 2
+    return ceil((-half + sqrt(half * half + 2 * more * seconds)) / more - 1e-9)
