@@ -1,12 +1,14 @@
 """Facts as data: chips, links, clusters, models and engines, each in its own file with its sources.
 
-``chip("h100-sxm")``, ``link("nvlink4")``, ``cluster("2x8xh100-sxm")``, ``model("llama-3.1-8b")``, ``engine("vllm")``.
+``chip("h100-sxm")``, ``link("nvlink4")``, ``cluster("2x8xh100-sxm")``, ``model("llama-3.1-8b")``, ``engine("vllm")``,
+``lengths("sharegpt")``.
 """
 
 import re
 from dataclasses import replace
 from functools import lru_cache
 
+from commtax.catalog.distributions import lengths
 from commtax.catalog.fabric import fabric, kernel_constants, library
 from commtax.catalog.loader import did_you_mean, find, normal, record, stems, table
 from commtax.catalog.models import config, model
@@ -22,7 +24,7 @@ _FORM_FACTORS = ("sxm", "pcie", "nvl")
 
 
 def keys(kind: str) -> list[str]:
-    """All keys of one kind: ``chips``, ``links``, ``clusters``, ``models`` or ``engines``."""
+    """All keys of one kind: ``chips``, ``links``, ``clusters``, ``models``, ``engines`` or ``lengths``."""
     return list(stems(kind))
 
 

@@ -1,11 +1,17 @@
 """Requests as they come: lengths as distributions, and a stream of requests column by column."""
 
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, replace
+from math import exp, inf, log
+from typing import Self
 
 import numpy as np
 
+from commtax.statement import Note
+
 Array = np.ndarray
+MOST_TOKENS = 10_000_000  # of one prompt or answer: the longest context that a model was ever sold with
+MOST_REQUESTS = 10_000_000  # of one stream
+Z90 = 1.2815515655446004  # standard deviations from a normal's mean to its 90th percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,13 +19,22 @@ class Lengths:
     """How many tokens requests have: a distribution that is drawn from."""
 
     kind: str  # constant, uniform (low to high), lognormal (mean, sigma), quantiles (evenly spaced, low to high)
-    mean: float
+    mean: float  # before anything is cut
     low: float = 1.0
     high: float = inf  # what is drawn is cut to between low and high
     sigma: float = 0.0  # of a lognormal's logarithm
     quantiles: tuple[float, ...] = ()
     source: str = ""  # the data set's name, where it has one …
     correlation: float = 0.0  # … and the rank correlation of its inputs with its outputs
+
+    def scaled(self, factor: float) -> Self:
+        """The same shape, all lengths times a factor.
+
+        >>> Lengths("uniform", 75, low=50, high=100).scaled(2)
+        Lengths(kind='uniform', mean=150, low=100, high=200, sigma=0.0, quantiles=(), source='', correlation=0.0)
+        """
+        points = tuple(q * factor for q in self.quantiles)
+        return replace(self, mean=self.mean * factor, low=max(1.0, self.low * factor), high=self.high * factor, quantiles=points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +45,36 @@ class Stream:
     input_len: Array  # int64, at least 1
     output_len: Array  # int64, at least 1
     prefixes: tuple[tuple[int, ...], ...] | None = None  # of each prompt: ids of its blocks, equal where text is; None: all differ
-    block: int = 16  # tokens that an id stands for
+    block: int = 16  # tokens that an id stands for; blocks behind the last id of a prompt differ from all others
     in_flight: float = inf  # a client sends no more at once: the others wait before they are sent
+    notes: tuple[Note, ...] = ()  # what was done to a file's requests on reading
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+
+def through(mean: float, p50: float | None = None, p90: float | None = None) -> Lengths:
+    """The lognormal with this mean, through the median or the 90th percentile; nearest to both where both are given.
+
+    The mean is kept exactly, for the sum of tokens is what loads a server: mu = ln mean - sigma^2 / 2. What is left is sigma, by
+    least squares of the logarithms, whose derivative is a cubic::
+
+        ln p50 = mu        ln p90 = mu + 1.2816 sigma
+
+    A median above the mean, or a p90 above 2.27 means, has no lognormal: the nearest is taken. Of two that fit, the narrower.
+
+    >>> round(through(100, p50=100 * exp(-0.5)).sigma, 6), round(through(100, p90=100 * exp(Z90 * 0.5 - 0.125)).sigma, 6)
+    (1.0, 0.5)
+    """
+    line = np.polynomial.Polynomial
+    misses = [line([log(mean / at), z, -0.5]) for at, z in ((p50, 0.0), (p90, Z90)) if at is not None]
+    loss = sum((miss**2 for miss in misses), line([0.0]))
+    flat = [float(root.real) for root in loss.deriv().roots() if abs(root.imag) < 1e-6] if misses else []
+    sigma = min((0.0, *(s for s in flat if s > 0)), key=lambda s: (round(float(loss(s)), 9), s))
+    return Lengths("lognormal", float(mean), sigma=sigma)
+
+
+def between(p50: float, p90: float) -> Lengths:
+    """The lognormal through the median and the 90th percentile, where no mean is known."""
+    sigma = log(p90 / p50) / Z90
+    return Lengths("lognormal", p50 * exp(sigma**2 / 2), sigma=sigma)

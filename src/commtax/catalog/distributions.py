@@ -1,0 +1,266 @@
+"""How long requests are: the data sets that ship here as tables of quantiles, and the one way to spell a distribution."""
+
+import csv
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from io import StringIO
+from typing import Literal
+
+import numpy as np
+
+from commtax.catalog.loader import did_you_mean, find, plain, stems, suggest, table
+from commtax.files import TABLE_BYTES, Json, local, read_text
+from commtax.spec.stream import MOST_TOKENS, Array, Lengths, between, through
+from commtax.statement import Refusal
+from commtax.units import parse_count
+
+Side = Literal["inputs", "outputs"]
+COLUMNS: Mapping[Side, str] = {"inputs": "input_tokens", "outputs": "output_tokens"}
+FORMS = "512, uniform:256-1024, lognormal:mean=512,p90=1200, sharegpt, mlperf-llama2-70b:mean=290 or file:PATH"
+POINTS = 65  # quantiles of a data set that ships
+FILE_POINTS = 1025  # … of a user's file, at most
+_NUMBER = r"[0-9.][0-9.,_]*(?:[eE][-+]?[0-9]+)?[kKmMgG]?"
+_ROOMIEST = 2.2729  # exp(1.2816^2 / 2): a lognormal's p90 is at most that many means
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """Lengths of one data set, as its file has them: one source for all of its numbers."""
+
+    key: str
+    name: str
+    samples: int
+    source: str
+    licence: str
+    inputs: Mapping[str, Json]
+    outputs: Mapping[str, Json] = field(default_factory=dict)
+    correlation: float = 0.0
+    note: str = ""
+    aliases: tuple[str, ...] = ()
+
+
+@lru_cache(maxsize=64)
+def data_set(stem: str) -> DataSet:
+    """A data set by its key."""
+    return plain(DataSet, table("lengths", stem), f"lengths/{stem}")
+
+
+def lengths(text: str | float, side: Side = "inputs", argument: str = "lengths") -> Lengths:
+    """A distribution as users spell it; a data set has one for prompts and one for answers.
+
+    >>> lengths("512").mean, lengths("uniform:256-1024").mean, lengths("sharegpt", "outputs").mean
+    (512.0, 640.0, 198.343)
+    >>> round(lengths("mlperf-llama2-70b:mean=290", "outputs").mean), round(lengths("lognormal:mean=512,p90=1024").sigma, 2)
+    (290, 0.78)
+    """
+    word = text.strip() if isinstance(text, str) else str(text)
+    if re.fullmatch(_NUMBER, word):
+        return Lengths("constant", _tokens(word, argument))
+    kind, _, rest = word.partition(":")
+    if kind.lower() == "file" and rest:
+        return _from_file(rest, side, argument)
+    if kind.lower() == "uniform":
+        return _uniform(rest, argument)
+    if kind.lower() == "lognormal":
+        return _lognormal(rest, argument)
+    return _named(word, side, argument)
+
+
+def _tokens(text: str, argument: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float(parse_count(text, argument))
+    if not 1 <= value <= MOST_TOKENS:
+        nearest = 1 if value < 1 else MOST_TOKENS
+        raise Refusal(f"{argument}={text}: 1 to {MOST_TOKENS:,} tokens; nearest valid: {nearest}", argument, (nearest,))
+    return value
+
+
+def _uniform(rest: str, argument: str) -> Lengths:
+    match = re.fullmatch(rf"({_NUMBER})-({_NUMBER})", rest)
+    if not match:
+        raise Refusal(f"{argument} 'uniform:{rest[:40]}': write the least and the most, such as uniform:256-1024", argument)
+    low, high = (np.rint(_tokens(part, argument)).item() for part in match.groups())
+    if low > high:
+        nearest = f"uniform:{high:g}-{low:g}"
+        raise Refusal(f"{argument} 'uniform:{rest}': the least comes first; nearest valid: {nearest}", argument, (nearest,))
+    return Lengths("uniform", (low + high) / 2, low, high)
+
+
+def _options(rest: str, known: tuple[str, ...], argument: str, kind: str) -> dict[str, float]:
+    """``mean=512,p90=1200`` as numbers."""
+    given = {}
+    for part in rest.split(","):
+        name, equals, value = part.strip().partition("=")
+        if name not in known or not equals:
+            hint = suggest(name, known) or f"; it takes {', '.join(f'{n}=' for n in known)}"
+            raise Refusal(f"{argument} '{kind}:{rest[:60]}': unknown part '{part[:20]}'{hint}", argument, known)
+        given[name] = _sigma(value, argument) if name == "sigma" else _tokens(value, argument)
+    return given
+
+
+def _sigma(text: str, argument: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 4:
+        nearest = 4 if value > 4 else 1
+        raise Refusal(
+            f"{argument}: sigma={text[:20]} is no spread of logarithms from 0 to 4; nearest valid: {nearest}", argument, (nearest,)
+        )
+    return value
+
+
+def _lognormal(rest: str, argument: str) -> Lengths:
+    given = _options(rest, ("mean", "p50", "p90", "sigma", "max"), argument, "lognormal")
+    shape = {name: value for name, value in given.items() if name != "max"}
+    _check_shape(shape, rest, argument)
+    if "sigma" in shape:
+        mean = shape.get("mean") or shape["p50"] * float(np.exp(shape["sigma"] ** 2 / 2))
+        fitted = Lengths("lognormal", mean, sigma=shape["sigma"])
+    elif "mean" in shape:
+        fitted = through(**shape)
+    else:
+        fitted = between(**shape)
+    return replace(fitted, high=given["max"]) if "max" in given else fitted
+
+
+def _check_shape(shape: Mapping[str, float], rest: str, argument: str) -> None:
+    """Two figures make a lognormal (mean, p50 and p90 may be three); some pairs have none."""
+    where, names = f"{argument} 'lognormal:{rest}'", set(shape)
+    if len(names) < 2 or ("sigma" in names and (len(names) > 2 or "p90" in names)):
+        raise Refusal(f"{where}: give two of mean, p50 and p90, or sigma with mean or p50; such as mean=512,p90=1200", argument)
+    mean, p50, p90 = (shape.get(name) for name in ("mean", "p50", "p90"))
+    if mean and p50 and p50 > mean:
+        raise Refusal(f"{where}: the median of a lognormal lies below its mean; nearest valid: p50={mean:g}", argument)
+    if p50 and p90 and p90 < p50:
+        raise Refusal(f"{where}: p90 lies below p50; nearest valid: p90={p50:g}", argument)
+    if mean and p90 and not mean <= p90 <= _ROOMIEST * mean:
+        nearest = mean if p90 < mean else _ROOMIEST * mean
+        raise Refusal(f"{where}: p90 of a lognormal is 1 to {_ROOMIEST:.3g} means; nearest valid: p90={nearest:.4g}", argument)
+
+
+def _named(word: str, side: Side, argument: str) -> Lengths:
+    """A data set that ships here, as it is, times a factor, or scaled to a mean."""
+    match = re.fullmatch(rf"([^*:]+)(?:\*({_NUMBER}))?(?::(.*))?", word)
+    stem = find("lengths", match[1]) if match else ""
+    if not match or not stem:
+        near = did_you_mean(match[1] if match else word[:40], "lengths")
+        raise Refusal(f"{argument} '{word[:60]}': no distribution{near or '; write ' + FORMS}", argument, stems("lengths"))
+    plain_lengths = _side_of(data_set(stem), side, argument)
+    options = _options(match[3], ("mean", "max"), argument, word.partition(":")[0]) if match[3] is not None else {}
+    factor = _factor(match[2], argument) * (options["mean"] / plain_lengths.mean if "mean" in options else 1.0)
+    whole = plain_lengths.scaled(factor)
+    return replace(whole, high=options["max"]) if "max" in options else whole
+
+
+def _factor(text: str | None, argument: str) -> float:
+    try:
+        value = float(text or 1)
+    except ValueError:
+        value = 0.0
+    if not 1e-3 <= value <= 1e3:
+        raise Refusal(f"{argument}: '*{text}' is no factor from 0.001 to 1000; nearest valid: *1", argument)
+    return value
+
+
+def _side_of(known: DataSet, side: Side, argument: str) -> Lengths:
+    column = known.inputs if side == "inputs" else known.outputs
+    if not column:
+        rule = f"its {side} are not published; name another data set or a length, such as 1024"
+        raise Refusal(f"{argument} '{known.key}': {rule}", argument)
+    points = tuple(float(q) for q in column["quantiles"])
+    return Lengths("quantiles", float(column["mean"]), quantiles=points, source=known.key, correlation=known.correlation)
+
+
+def _from_file(path: str, side: Side, argument: str) -> Lengths:
+    """Lengths of a user's file: one column of numbers, or a CSV with ``input_tokens`` and ``output_tokens``."""
+    rows = _rows(path, argument)
+    names = [cell.strip() for cell in rows[0][1]]
+    if not any(name in names for name in COLUMNS.values()):
+        headed = len(names) == 1 and not re.fullmatch(_NUMBER, names[0])
+        return tabulated(_column(rows[headed:], 0, path, argument), FILE_POINTS)
+    if COLUMNS[side] not in names:
+        raise Refusal(f"{argument} 'file:{path}': no column {COLUMNS[side]}; it has {', '.join(names)[:80]}", argument)
+    column = _column(rows[1:], names.index(COLUMNS[side]), path, argument)
+    both = all(name in names for name in COLUMNS.values())
+    pair = [_column(rows[1:], names.index(name), path, argument) for name in COLUMNS.values()] if both else []
+    linked = rank_correlation(*pair) if pair else 0.0
+    return replace(tabulated(column, FILE_POINTS), source=f"file:{path}", correlation=linked)
+
+
+def _rows(path: str, argument: str) -> list[tuple[int, list[str]]]:
+    """Lines that hold something, with their numbers."""
+    lines = csv.reader(StringIO(read_text(local(path), argument, most=TABLE_BYTES), newline=""))
+    try:
+        rows = [(lines.line_num, cells) for cells in lines if any(cell.strip() for cell in cells)]
+    except csv.Error as error:
+        raise Refusal(f"{argument} 'file:{path}': cannot be read as CSV ({error})", argument) from None
+    if not rows:
+        raise Refusal(f"{argument} 'file:{path}': empty; a number of tokens a line is needed", argument)
+    return rows
+
+
+def _column(rows: list[tuple[int, list[str]]], place: int, path: str, argument: str) -> Array:
+    values = []
+    for line, cells in rows:
+        text = cells[place].strip() if place < len(cells) else ""
+        try:
+            value = float(text)
+        except ValueError:
+            value = 0.0
+        if not 1 <= value <= MOST_TOKENS:
+            raise Refusal(f"{argument} 'file:{path}': line {line}: '{text[:20]}' is not 1 to {MOST_TOKENS:,} tokens", argument)
+        values.append(value)
+    if not values:
+        raise Refusal(f"{argument} 'file:{path}': no line below its header", argument)
+    return np.array(values)
+
+
+def tabulated(values: Array, points: int = POINTS) -> Lengths:
+    """A sample as evenly spaced quantiles, the highest of which are moved so that the mean of what is drawn stays the sample's.
+
+    A straight line from the last but one to the longest of all would draw far too many long ones: a data set's longest request
+    stands alone.
+
+    >>> tabulated(np.array([1.0, 2.0, 3.0, 4.0]), 3).quantiles, tabulated(np.array([1.0, 1.0, 1.0, 1.0, 6.0]), 3).quantiles
+    ((1.0, 2.5, 4.0), (1.0, 1.0, 5.0))
+    """
+    mean, points = float(np.mean(values)), min(points, len(values))
+    quantiles = np.quantile(values, np.linspace(0, 1, points))
+    if points > 2:
+        _keep_mean(quantiles, mean)
+    return Lengths("quantiles", mean, quantiles=tuple(quantiles.tolist()))
+
+
+def _keep_mean(quantiles: Array, mean: float) -> None:
+    """Move quantiles from the highest down, each between its neighbours, until straight lines through them have this mean."""
+    missing = mean * (len(quantiles) - 1) - (quantiles[1:] + quantiles[:-1]).sum() / 2
+    most = quantiles[-1]
+    for place in range(len(quantiles) - 1, 0, -1):
+        weight = 0.5 if place == len(quantiles) - 1 else 1.0
+        before = quantiles[place]
+        most = quantiles[place] = np.clip(before + missing / weight, quantiles[place - 1], most)
+        missing -= weight * (quantiles[place] - before)
+
+
+def rank_correlation(first: Array, second: Array) -> float:
+    """Spearman's: the correlation of ranks, equal values sharing theirs; 0 where one side does not vary.
+
+    >>> rank_correlation(np.array([1, 2, 3]), np.array([9, 7, 5])), rank_correlation(np.array([1, 1]), np.array([2, 3]))
+    (-1.0, 0.0)
+    """
+    one, other = _ranks(first), _ranks(second)
+    if np.ptp(one) == 0 or np.ptp(other) == 0:
+        return 0.0
+    return round(float(np.corrcoef(one, other)[0, 1]), 9)
+
+
+def _ranks(values: Array) -> Array:
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return np.asarray((ends - (counts - 1) / 2)[which])
