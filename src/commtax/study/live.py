@@ -1,7 +1,7 @@
 """The small engine serving requests that come at random: this machine's steps are timed, then it serves for real.
 
-Steps are timed before the first run and after each, so that what is predicted from them and what is served see the same machine. One
-launch of ranks does it all; rank 0's clock times, as it also says which requests have come.
+Steps are timed before the first run and after each, so that what is predicted from them and what is served see the same machine.
+One launch of ranks does it all; rank 0's clock times, as it also says which requests have come.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,61 +19,82 @@ from commtax.measure import launch
 from commtax.measure.generate import prompts
 from commtax.measure.job import Job
 from commtax.measure.worker import Place, gather, report
-from commtax.spec.stream import Stream
+from commtax.sim.streams import drawn
+from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Refusal
-from commtax.study.serving import Request, Server, requests, serve
-from commtax.study.surface import Step, Surface, Timings, grid, surface, together
+from commtax.study.serving import Made, Request, Server, requests, serve
+from commtax.study.surface import Step, Timings, grid, most_per_s, surface
 
 TARGET = "commtax.study.live:measure_service"
 ROUNDS = 3  # of all steps, in each sweep
 LIGHT, BUSY = 0.3, 0.7  # of what the machine can serve: the rates where nobody names them
 MOST_SLOTS, MOST_PROMPTS = 1_024, 10_000
-Array = Any
+Array = np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What is to be served: requests of the job's lengths, at each of the rates in turn."""
+    """What is to be served, at each of the rates in turn."""
 
     job: Job
+    inputs: Lengths
+    outputs: Lengths
     rates: tuple[float, ...] = ()  # requests a second; none: a light and a busy one
     num_prompts: int = 60
-    slots: int = 16
+    slots: int = 16  # requests that run at once
 
     def settled(self) -> Service:
-        """With the job's own defaults, and every mistake that can be seen beforehand refused."""
+        """With what depends on the machine filled in, and every mistake that can be seen beforehand refused."""
         for rate in self.rates:
             if not (math.isfinite(rate) and rate > 0):
                 raise Refusal(f"request_rate={rate:g}: requests a second above 0 are needed, such as 2", "request_rate")
         for name, value, most in (("num_prompts", self.num_prompts, MOST_PROMPTS), ("max_num_seqs", self.slots, MOST_SLOTS)):
             if not 1 <= value <= most:
                 raise Refusal(f"{name}={value}: a whole number from 1 to {most:,} is needed", name)
-        return Service(self.job.settled(), self.rates, self.num_prompts, self.slots)
+        if self.job.seed < 0:
+            raise Refusal(f"seed={self.job.seed}: a whole number of at least 0 is needed", "seed")
+        settled = replace(self, job=self.job.settled())
+        longest, allowed = settled.longest, settled.job.arch().model.max_len
+        if longest > allowed:
+            raise Refusal(f"input_len, output_len: {longest:,} tokens together, the model has {allowed:,} positions", "input_len")
+        return settled
+
+    def stream(self, rate_per_s: float) -> Stream:
+        """The requests: a Poisson process, the same requests from the same seed at any rate."""
+        return drawn(rate=rate_per_s, inputs=self.inputs, outputs=self.outputs, count=self.num_prompts, seed=self.job.seed)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a request at most, its answer's included."""
+        lengths = self.stream(1.0)
+        return int(np.max(lengths.input_len + lengths.output_len))
+
+    @property
+    def steps(self) -> list[Step]:
+        """Those to time."""
+        inputs = self.stream(1.0).input_len
+        return grid(int(inputs.min()), int(inputs.max()), self.longest, self.slots)
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A run, one column a fact of each request; ``gaps_s`` are all times between two tokens of a request."""
+    """One run, one column a fact of each request."""
 
-    rate_per_s: float
     stream: Stream
     begun_s: Array
     first_s: Array
     last_s: Array
-    gaps_s: Array
+    steps: Sequence[Made] = ()  # that were made, where they were looked at
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the ranks saw: every sweep of steps, every run."""
+    """What the ranks saw: runs at their rates, and sweeps of steps before the first and after each."""
 
-    sweeps: list[Timings]
+    rates: tuple[float, ...]
     runs: list[Served]
+    sweeps: list[Timings]
     load: tuple[float, float, float]
-
-    @property
-    def surface(self) -> Surface:
-        return surface(together(self.sweeps))
 
 
 def run(service: Service, **launching: Any) -> Seen:
@@ -84,51 +105,44 @@ def run(service: Service, **launching: Any) -> Seen:
 
 def stages(service: Service) -> int:
     """How often the ranks tell that they got further."""
-    return 1 + 2 * (len(service.rates) or 2)
-
-
-def offered(service: Service, rate_per_s: float) -> Stream:
-    """Requests of the lengths asked for, their gaps exponential: a Poisson process, the same from the same seed."""
-    count, job = service.num_prompts, service.job
-    gaps = np.random.default_rng(job.seed).exponential(1 / rate_per_s, count)
-    lengths = (np.full(count, n, np.int64) for n in (job.input_len, job.output_len))
-    return Stream(np.cumsum(gaps) - gaps[0], *lengths)
-
-
-def rates(service: Service, timed: Surface) -> tuple[float, ...]:
-    """Those asked for, else shares of what a server with all slots taken answers."""
-    job = service.job
-    most_per_s = 1 / timed.seconds_of_request(job.input_len, job.output_len, service.slots)
-    return service.rates or (LIGHT * most_per_s, BUSY * most_per_s)
+    return 2 * (len(service.rates) or 2) + 2
 
 
 def measure_service(where: Place, service: Service) -> Seen:
     """One rank: weights once, then sweeps of steps and runs in turn."""
     job, a = service.job, service.job.arch()
     weights, group = job.load(a, where, where.device(job.device)), job.group(where)
-    server = Server(a, weights, group, service.slots, job.input_len + job.output_len + 1)
-    steps = grid([(job.input_len, job.output_len)], service.slots)
-    _sweep(server, steps, job.output_len // 2, 1)  # first touches
-    sweeps, runs = [_sweep(server, steps, job.output_len // 2)], list[Served]()
-    for rate in rates(service, surface(sweeps[0])):
-        runs.append(_served(server, offered(service, rate), rate, job.seed))
-        sweeps.append(_sweep(server, steps, job.output_len // 2))
-    return Seen(sweeps, runs, os.getloadavg())
+    server = Server(a, weights, group, service.slots, service.longest + 1)
+    steps, spread = service.steps, round(service.outputs.mean / 2)
+    _sweep(server, steps, spread, 1)  # first touches
+    sweeps, runs = [_sweep(server, steps, spread)], list[Served]()
+    rates = service.rates or _usual_rates(service, sweeps[0])
+    for rate in rates:
+        runs.append(_served(server, service.stream(rate), job.seed))
+        sweeps.append(_sweep(server, steps, spread))
+    return Seen(rates, runs, sweeps, os.getloadavg())
+
+
+def _usual_rates(service: Service, timings: Timings) -> tuple[float, ...]:
+    """Shares of what a server with all slots taken answers."""
+    most = most_per_s(surface(timings), service.inputs.mean, service.outputs.mean, service.slots)
+    return LIGHT * most, BUSY * most
 
 
 def _sweep(server: Server, steps: Sequence[Step], spread: int, rounds: int = ROUNDS) -> Timings:
-    """All steps, round by round, so that a disturbance of a moment spoils one timing of several steps and not all of one."""
+    """All steps, round by round: a disturbance of a moment spoils one timing of several steps, and not all of one."""
     timings: dict[Step, list[float]] = {step: [] for step in steps}
     for _ in range(rounds):
         for step in steps:
             timings[step].append(_timed(server, step, spread))
+    server.group.ledger.clear()
     report("steps")
     by_rank_0: Timings = gather(timings)[0]
     return by_rank_0
 
 
 def _timed(server: Server, step: Step, spread: int) -> float:
-    """Seconds of one step, its token on the host; sequences that decode together differ in length by up to ``spread`` either way."""
+    """Seconds until a step's tokens are on the host; sequences that decode together lie up to ``spread`` tokens to either side."""
     if not step.decoding:
         tokens = prompts(server.arch.model.vocab, 1, step.tokens, 0, server.device)
         begin = time.perf_counter()
@@ -141,16 +155,17 @@ def _timed(server: Server, step: Step, spread: int) -> float:
     return time.perf_counter() - begin
 
 
-def _served(server: Server, stream: Stream, rate_per_s: float, seed: int) -> Served:
+def _served(server: Server, stream: Stream, seed: int) -> Served:
     sizes = list(zip(stream.input_len.tolist(), stream.output_len.tolist(), strict=True))
     queue = requests(server, sizes, stream.arrival_s.tolist(), seed)
-    serve(server, queue)
+    steps: list[Made] = []
+    serve(server, queue, steps)
     server.group.ledger.clear()
     report("run")
-    return _columns(queue, stream, rate_per_s)
+    return _columns(queue, stream, steps)
 
 
-def _columns(queue: Sequence[Request], stream: Stream, rate_per_s: float) -> Served:
-    gaps = np.concatenate([np.diff(r.times_s) for r in queue])
-    begun, first, last = (np.array(x) for x in zip(*((r.begun_s, r.times_s[0], r.times_s[-1]) for r in queue), strict=True))
-    return Served(rate_per_s, stream, begun, first, last, gaps)
+def _columns(queue: Sequence[Request], stream: Stream, steps: Sequence[Made]) -> Served:
+    facts = ((r.begun_s, r.times_s[0], r.times_s[-1]) for r in queue)
+    begun, first, last = (np.array(column) for column in zip(*facts, strict=True))
+    return Served(stream, begun, first, last, steps)
