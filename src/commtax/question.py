@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from commtax.spec import Cluster, Engine, Model, Number, Plan, Profile, TrainStep, Workload
+from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Note
 
 SPREAD = 0.5  # requests of real users differ; those of equal length that start together go on in lockstep
@@ -103,6 +104,26 @@ class Requests:
 
 
 @dataclass(frozen=True, slots=True)
+class Offered:
+    """Requests in time: when they come, how long they are, which of them share text, and how replicas share them."""
+
+    request_rate: float = 0.0  # requests/s over all replicas; 0: nobody asked for one
+    burstiness: float = 1.0  # shape of the gaps' gamma distribution: 1 Poisson, less in bursts, infinite a constant rate
+    duration_s: float = math.inf  # requests that arrive within it; infinite: as many as ``num_prompts`` says
+    inputs: Lengths | None = None  # None: all as ``requests.input_len`` says, give or take its spread
+    outputs: Lengths | None = None
+    trace: Stream | None = None  # requests as they came; the fields above are not asked then
+    unique_prompts: int = 0  # so many distinct prompts come again and again; 0: none comes twice
+    shared_prefix: int = 0  # tokens that all prompts begin with
+    prefix_hit_rate: float = 0.0  # share of a prompt that is in the cache, where it is known
+    max_concurrency: float = math.inf  # clients have no more requests in flight
+    ramp_up_s: float = 0.0  # the first requests of a closed loop are spread over this long
+    warmup: int = 0  # requests that no figure counts
+    router: str = "round-robin"
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Goal:
     """What a search is for. Limits are of means over requests of a closed loop: TTFT from sending to the first token."""
 
@@ -150,6 +171,7 @@ class Question:
     what_if: WhatIf = AS_IT_IS
     limits: Limits = Limits()
     requests: Requests = Requests()
+    offered: Offered = Offered()
     goal: Goal = Goal()
     profile: Profile | None = None  # a machine's own constants, laid over cluster and engine
     notes: tuple[Note, ...] = ()
@@ -200,10 +222,13 @@ class Question:
 
     def normal(self) -> Question:
         """The question of its step alone: what else is asked does not change what the step costs."""
-        return replace(self, limits=Limits(), requests=Requests(), goal=Goal(), notes=(), codes=0)
+        return replace(self, limits=Limits(), requests=Requests(), offered=Offered(), goal=Goal(), notes=(), codes=0)
 
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     part: tuple(f.name for f in fields(kind))
-    for part, kind in (("plan", Plan), ("what_if", WhatIf), ("limits", Limits), ("requests", Requests), ("goal", Goal))
+    for part, kind in (
+        *(("plan", Plan), ("what_if", WhatIf), ("limits", Limits)),
+        *(("requests", Requests), ("offered", Offered), ("goal", Goal)),
+    )
 }

@@ -12,7 +12,8 @@ step. A step of several prompts pays the fixed time of their attention once.
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 
@@ -69,6 +70,21 @@ class Surface:
         j, y = _between(self.past, past)
         low, high = self.prompt[j], self.prompt[j + 1]
         return (1 - y) * (low[i] + x * (low[i + 1] - low[i])) + y * (high[i] + x * (high[i + 1] - high[i]))
+
+    def scaled(self, factor: float) -> Self:
+        """The same steps, all longer by a factor."""
+        mixed, prompt = ([[x * factor for x in row] for row in table] for table in (self.mixed, self.prompt))
+        return replace(
+            self,
+            alone=[x * factor for x in self.alone],
+            mixed=mixed,
+            decode=self.decode * factor,
+            prompt=prompt,
+            prompt_fixed_s=self.prompt_fixed_s * factor,
+            alone_comm=self.alone_comm * factor,
+            mixed_comm=self.mixed_comm * factor,
+            _pieces={},
+        )
 
     def _rest(self, rows: int, samples: int) -> float:
         i, x = _between(self.samples, samples)

@@ -157,7 +157,7 @@ def page_pipeline(b: StepBill) -> Pipeline:
     boxes = p * m * SCHEDULES[plan.schedule].passes(int(plan.chunks)) * 3
     if boxes > MOST_BOXES:
         return Pipeline(note=f"{boxes:,} boxes are more than the {MOST_BOXES:,} that are drawn: fewer microbatches or stages")
-    ran = step_pipeline(b)
+    ran = step_pipeline(b.question, b)
     t, idle, kinds = ran.timeline, ran.over_total, list[Any](ran.timeline.kinds)
     spans = zip(t.lane, t.start_s, t.end_s, t.kind, np.asarray(t.number), strict=True)
     return Pipeline(

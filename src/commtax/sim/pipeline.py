@@ -12,9 +12,10 @@ from itertools import compress, pairwise
 import numpy as np
 
 from commtax.cost.schedules import SCHEDULES, Op, Order, Pair, Schedule, virtual_layers
+from commtax.ledger import Bill
+from commtax.question import Question
 from commtax.statement import Refusal
 from commtax.timeline import Column, Timeline
-from commtax.verbs.billing import StepBill
 
 CODES = {"F": 0, "B": 1, "W": 2}
 KINDS = ("F", "B", "W", "BW", "F&B")
@@ -225,27 +226,27 @@ class PipelineRun:
         return [int(self.kind.peak(self.p, self.m, self.v, i)) for i in range(self.p)]
 
 
-def step_pipeline(b: StepBill) -> PipelineRun:
-    """The pipeline of a priced training step, in seconds."""
-    plan, kind = b.question.plan, SCHEDULES[b.question.plan.schedule]
+def step_pipeline(q: Question, b: Bill) -> PipelineRun:
+    """The pipeline of a training step and its bill, in seconds."""
+    plan, kind = q.plan, SCHEDULES[q.plan.schedule]
     v = int(plan.chunks)
-    return PipelineRun(kind, int(plan.pp), int(plan.microbatches), v, _durations(b, kind.passes(v)))
+    return PipelineRun(kind, int(plan.pp), int(plan.microbatches), v, _durations(q, b, kind.passes(v)))
 
 
-def _durations(b: StepBill, chunks: int) -> Durations:
+def _durations(q: Question, b: Bill, chunks: int) -> Durations:
     """Forward, input and weight gradients of one microbatch on one of a rank's chunks, as the bill has them."""
-    m = float(b.question.plan.microbatches) * chunks
+    m = float(q.plan.microbatches) * chunks
 
     def total(*stages: str) -> float:
         return sum(float(x.total_s) for x in b.items if x.kind == "compute" and x.item.stage in stages) / m
 
     times = (total("forward"), total("backward", "recompute"), max(total("weight-gradient"), 1e-12))
-    return Durations(*times, stage_factors=_depths(b, chunks))
+    return Durations(*times, stage_factors=_depths(q, chunks))
 
 
-def _depths(b: StepBill, chunks: int) -> tuple[float, ...]:
+def _depths(q: Question, chunks: int) -> tuple[float, ...]:
     """Layers of each virtual stage over the mean of the fullest rank's, where interleaved stages are unequal."""
-    plan, layers = b.question.plan, b.question.model.num_layers
+    plan, layers = q.plan, q.model.num_layers
     pp = int(plan.pp)
     if plan.schedule != "interleaved" or layers % (pp * chunks) == 0:
         return ()

@@ -37,7 +37,7 @@ class Lengths:
         return replace(self, mean=self.mean * factor, low=max(1.0, self.low * factor), high=self.high * factor, quantiles=points)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Stream:
     """Requests in the order of their arrival, one column a fact."""
 

@@ -1,7 +1,5 @@
 """Clients, a router and several engines: who is sent where and when, until all requests are answered."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -9,69 +7,74 @@ from math import inf
 from commtax.sim.serving.book import Book
 from commtax.sim.serving.replica import Replica
 
+ROUTERS = ("round-robin", "least-loaded", "prefix")
 Route = Callable[[int, float], Replica]
 
 
 class Clients:
     """They send each request when it arrives, but have no more than ``cap`` in flight: the next goes when one is answered."""
 
-    def __init__(self, book: Book, cap: float, share: Sequence[int] | None = None) -> None:
-        self.book = book
-        self.order = range(len(book.arrival_s)) if share is None else share
-        self.sent = 0
-        self.cap = cap
-        self.pending: list[tuple[float, int]] = []
-
-    def start(self) -> None:
-        count = len(self.order) if self.cap == inf else min(int(self.cap), len(self.order))
-        self.pending = [(self.book.arrival_s[i], i) for i in self.order[:count]]
+    def __init__(self, book: Book, cap: float, own: Sequence[int]) -> None:
+        self.book, self.cap, self.own = book, cap, own
+        self.sent = len(own) if cap == inf else min(int(cap), len(own))
+        self.pending = [(book.arrival_s[i], i) for i in own[: self.sent]]
         heapify(self.pending)
-        self.sent = count
 
-    def answered(self, _: int, now: float) -> None:
-        if self.sent < len(self.order):
-            i = self.order[self.sent]
+    def answered(self, now: float) -> None:
+        if self.sent < len(self.own):
+            i = self.own[self.sent]
             self.sent += 1
             heappush(self.pending, (max(now, self.book.arrival_s[i]), i))
 
 
 def alone(replica: Replica, clients: Clients) -> None:
     """One engine and its own clients: nobody else needs to be waited for."""
-    clients.start()
-    if clients.cap == inf:
-        for now, i in sorted(clients.pending):
-            replica.offer(i, now)
-        replica.run()
-        return
-    replica.on_done = lambda i, now: _next(clients, replica, i, now)
-    while clients.pending:
-        now, i = heappop(clients.pending)
-        replica.offer(i, now)
+
+    def send(_: int = -1, now: float = -inf) -> None:
+        if now > -inf:
+            clients.answered(now)
+        while clients.pending:
+            at, i = heappop(clients.pending)
+            replica.offer(i, at)
+
+    if clients.cap < inf:
+        replica.on_done = send
+    send()
     replica.run()
 
 
-def _next(clients: Clients, replica: Replica, i: int, now: float) -> None:
-    clients.answered(i, now)
-    while clients.pending:
-        at, j = heappop(clients.pending)
-        replica.offer(j, at)
-
-
-def together(replicas: Sequence[Replica], clients: Clients, route: Route, feedback: bool) -> None:
-    """Engines that depend on each other, through the router or through clients: nobody runs past what may still reach it.
+def together(engines: Sequence[Replica], clients: Clients, send: Callable[[int, float], None], feedback: bool) -> None:
+    """Engines that depend on each other, through the router or through answers: nobody runs past what may still reach it.
 
     The engine that is furthest behind goes on, up to the next request and, where answers bring new requests, up to the
     next engine's clock.
     """
-    clients.start()
     while True:
         now = clients.pending[0][0] if clients.pending else inf
-        behind = min(replicas, key=lambda r: r.clock)
+        behind = min(engines, key=lambda engine: engine.clock)
         if behind.clock < now:
-            others = min((r.clock for r in replicas if r is not behind), default=inf) if feedback else inf
-            behind.run(min(now, max(others, behind.clock * (1 + 1e-12) + 1e-12)))
+            others = min((e.clock for e in engines if e is not behind), default=inf) if feedback else inf
+            behind.run(min(now, max(others, behind.clock + 1e-9)))
         elif now < inf:
             _, i = heappop(clients.pending)
-            route(i, now).offer(i, now)
+            send(i, now)
         else:
             return
+
+
+def router(kind: str, engines: Sequence[Replica]) -> Route:
+    """Which engine a request goes to: each in turn, the one with the fewest requests, or the one that knows most of its prompt."""
+    turn = -1
+
+    def in_turn(_: int, __: float) -> Replica:
+        nonlocal turn
+        turn = (turn + 1) % len(engines)
+        return engines[turn]
+
+    def least(_: int, now: float) -> Replica:
+        return min(engines, key=lambda engine: engine.load(now))
+
+    def known(i: int, now: float) -> Replica:
+        return min(engines, key=lambda engine: (-engine.knows(i), engine.load(now)))
+
+    return {"round-robin": in_turn, "least-loaded": least, "prefix": known}[kind]

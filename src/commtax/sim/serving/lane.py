@@ -15,13 +15,14 @@ Chunk = tuple[int, int, int]
 
 
 class Lane:
-    __slots__ = ("cached", "ends", "last_s", "phases", "pool", "prompts", "seqs", "stalled", "step", "surface")
+    __slots__ = ("cached", "ends", "last_s", "phases", "pool", "prompts", "seqs", "stalled", "step", "surface", "taken")
 
     def __init__(self, pool: Pool, surface: Surface) -> None:
         self.pool, self.surface = pool, surface
         self.seqs = 0  # that decode
         self.cached = 0  # tokens in the cache of all of them
         self.step = 0
+        self.taken = 0  # steps from this one on whose blocks are taken
         self.ends: list[tuple[int, int]] = []
         self.phases = [0] * pool.rules.block
         self.prompts: list[tuple[int, int]] = []  # begun, and tokens that are done
@@ -50,11 +51,11 @@ class Lane:
             room -= new
         while pool.waiting and room > 0 and pool.running < rules.seqs and len(chosen) < rules.prompts:
             i = pool.waiting[0]
-            done = self._done(i)
+            done = pool.cached_tokens(i)
             new = pool.book.goal[i] - done
             if new > room and not rules.chunked and (chosen or room < rules.tokens):
                 break
-            if not pool.admit(i):
+            if not pool.admit(i, self.taken):
                 break
             pool.waiting.popleft()
             self._start(i, done, begin)
@@ -63,11 +64,6 @@ class Lane:
                 chosen.append((i, new, done))
                 room -= new
         return chosen
-
-    def _done(self, i: int) -> int:
-        """Tokens that need not be computed: all of them, where another worker has."""
-        book = self.pool.book
-        return book.goal[i] if book.moved_s[i] and not book.thrown[i] else self.pool.cached_tokens(i)
 
     def _start(self, i: int, done: int, begin: float) -> None:
         book = self.pool.book
@@ -90,20 +86,32 @@ class Lane:
         heappush(self.ends, (self.step + book.left[i], i))
 
     def secure(self, begin: float) -> bool:
-        """Blocks for the next token of all that decode; where there are none, the youngest are thrown out. Whether any was."""
+        """Take blocks for the next token of all that decode; where there are none, the youngest are thrown out. Whether any was."""
         thrown = False
         while self.seqs and not self.fits(1):
             self._throw_out(begin)
             thrown = True
+        self._take(1)
         return thrown
 
+    def _take(self, steps: int) -> None:
+        """Blocks that so many steps need, less those that were taken ahead."""
+        block, ahead = self.pool.rules.block, self.taken
+        self.taken = steps
+        if self.pool.rules.reserved or not self.seqs:
+            return
+        whole, rest = divmod(steps - ahead, block)
+        grown = whole * self.seqs + sum(self.phases[-(self.step + ahead + k) % block] for k in range(rest))
+        if grown:
+            self.pool.grow(grown)
+
     def fits(self, steps: int) -> int:
-        """For how many of so many steps the cache has blocks."""
+        """For how many of so many steps the cache has blocks, those included that were taken ahead."""
         pool, seqs = self.pool, self.seqs
         block, free = pool.rules.block, pool.free
         if pool.rules.reserved or free >= seqs * (steps // block + 1):
             return steps
-        for k in range(steps):
+        for k in range(self.taken, steps):
             free -= self.phases[-(self.step + k) % block]
             if free < 0:
                 return k
@@ -150,12 +158,8 @@ class Lane:
 
     def decoded(self, steps: int) -> list[int]:
         """All that decode have made so many tokens; returns who is done."""
-        block, rules = self.pool.rules.block, self.pool.rules
-        if not rules.reserved:
-            whole, rest = divmod(steps, block)
-            grown = whole * self.seqs + sum(self.phases[-(self.step + k) % block] for k in range(rest))
-            if grown:
-                self.pool.grow(grown)
+        self._take(steps)
+        self.taken = 0
         self.step += steps
         self.cached += steps * self.seqs
         done = []
@@ -167,7 +171,7 @@ class Lane:
 
     def prompted(self, chunks: list[Chunk]) -> list[int]:
         """The chunks are computed; returns the requests whose prompts are done, each with one token more."""
-        book = self.pool.book
+        book, self.taken = self.pool.book, 0
         progress = {i: past + new for i, new, past in chunks}
         ready = [i for i, done in progress.items() if done >= book.goal[i]]
         if ready or len(chunks) > 1 or self.prompts:

@@ -19,18 +19,23 @@ class Pool:
         self.prefixes = Prefixes(max(1, book.prefix_block // rules.block)) if book.prefixes else None
 
     def cached_tokens(self, i: int) -> int:
-        """Tokens of a waiting request that need not be computed: at least one is, and whole blocks are found."""
+        """Tokens of a waiting request that need not be computed: all where another worker has, else at most all but one."""
         book, most = self.book, self.book.goal[i] - 1
+        if self.computed_elsewhere(i):
+            return most + 1
         if self.prefixes is None:
             return min(most, int(book.hit_rate * book.input_len[i]))
         return min(most // self.rules.block * self.rules.block, self.prefixes.match(self._ids(i)) * book.prefix_block)
 
-    def admit(self, i: int) -> bool:
-        """Take the blocks of a request, where they are free."""
+    def needed(self, i: int, ahead: int = 0) -> int:
+        """Blocks that a request takes when it is admitted; one that decodes at once may have a token more by the step's end."""
         ids = self._ids(i)
-        needed = self._own_blocks(i, ids, self._kept(i))
-        if self.prefixes:
-            needed += self.prefixes.new_blocks(ids)
+        more = ahead if self.computed_elsewhere(i) and not self.rules.reserved else 0
+        return self._own_blocks(ids, self._kept(i) + more) + (self.prefixes.new_blocks(ids) if self.prefixes else 0)
+
+    def admit(self, i: int, ahead: int = 0) -> bool:
+        """Take the blocks of a request, where they are free."""
+        ids, needed = self._ids(i), self.needed(i, ahead)
         if needed > self.free:
             return False
         self.free -= needed
@@ -43,7 +48,7 @@ class Pool:
     def release(self, i: int, tokens: int) -> None:
         """Give back the blocks of a request that has so many tokens."""
         ids = self._ids(i)
-        self.free += self._own_blocks(i, ids, self._kept(i) if self.rules.reserved else tokens)
+        self.free += self._own_blocks(ids, self._kept(i) if self.rules.reserved else tokens)
         self.running -= 1
         if self.prefixes:
             self.free += self.prefixes.leave(ids)
@@ -55,9 +60,14 @@ class Pool:
 
     def _kept(self, i: int) -> int:
         """Tokens that admission asks room for."""
-        return self.book.input_len[i] + self.book.output_len[i] if self.rules.reserved else self.book.goal[i]
+        book = self.book
+        return book.input_len[i] + book.output_len[i] if self.rules.reserved else book.goal[i]
 
-    def _own_blocks(self, i: int, ids: tuple[int, ...], tokens: int) -> int:
+    def computed_elsewhere(self, i: int) -> bool:
+        """Whether another worker has computed its prompt, and its cache was moved here."""
+        return self.book.moved_s[i] > 0 and not self.rules.prompts_only and not self.book.thrown[i]
+
+    def _own_blocks(self, ids: tuple[int, ...], tokens: int) -> int:
         """Blocks that no other request can share."""
         return max(0, -(-tokens // self.rules.block) - (len(ids) * self.prefixes.per_id if self.prefixes else 0))
 

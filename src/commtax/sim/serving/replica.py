@@ -50,8 +50,11 @@ class Replica:
         self.on_done: Callable[[int, float], None] | None = None
 
     def offer(self, i: int, now: float) -> None:
-        """A request is sent to this engine."""
-        self.book.sent_s[i], self.book.served_by[i] = now, self.number
+        """A request is sent to this engine, or its cache has come from where its prompt was computed."""
+        book = self.book
+        book.served_by[i] = self.number
+        if book.sent_s[i] != book.sent_s[i]:  # not a number yet
+            book.sent_s[i] = now
         self.door = max(self.door, now) + self.rules.door_s
         seen = self.door + self.rules.way_s
         self.times.append(seen)
@@ -62,6 +65,11 @@ class Replica:
     def load(self, now: float) -> int:
         """Requests that were sent here and are not answered."""
         return len(self.coming) - bisect_right(self.ended, now)
+
+    def knows(self, i: int) -> int:
+        """Blocks of a prompt that are in its cache."""
+        ids = self.book.prefixes[i] if self.book.prefixes else ()
+        return max((pool.prefixes.match(ids) for pool in self.pools if pool.prefixes), default=0)
 
     def run(self, until: float = inf) -> None:
         """All steps that begin before ``until``."""
@@ -133,7 +141,7 @@ class Replica:
             self._tokens(number, lane, begin, steps, first, more, 0)
 
     def _undisturbed(self, begin: float, until: float, first: float, more: float) -> int:
-        """Steps before a request comes that is let in at once, or before ``until``; those behind others that wait change nothing."""
+        """Steps before a request comes that is let in at once, or before ``until``; who comes behind others changes nothing."""
         steps = 2**31 if until == inf else max(1, steps_in(until - begin, first, more))
         if self.next < len(self.times) and not any(pool.waiting for pool in self.pools):
             apart = max(0.0, self.times[self.next] - begin)

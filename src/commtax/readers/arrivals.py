@@ -1,0 +1,253 @@
+"""Traces of requests, told apart by what they hold, plain or gzipped.
+
+============  ==========================================================================================================
+ours          CSV with ``arrival_s,input_tokens,output_tokens`` and perhaps ``hash_ids``; other columns are passed over
+Azure         CSV with ``TIMESTAMP,ContextTokens,GeneratedTokens``
+Mooncake      JSON lines with ``timestamp`` in ms, ``input_length``, ``output_length`` and perhaps ``hash_ids``
+vLLM, SGLang  a benchmark's detailed result: ``input_lens``, ``output_lens`` and ``start_times`` of its requests
+============  ==========================================================================================================
+
+``hash_ids`` name a prompt's blocks of 512 tokens, equal ids equal text; ``hash_ids_16`` those of 16. Azure's moments and a
+benchmark's clock start anywhere: there the first request arrives at 0. A request without an answer failed, and is left out.
+"""
+
+import csv
+import gzip
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from io import StringIO
+from math import nan
+
+import numpy as np
+
+from commtax.files import LOG_BYTES, Json, Named, parse_json, read_text, written
+from commtax.spec.stream import MOST_REQUESTS, MOST_TOKENS, Array, Stream
+from commtax.statement import Note, Refusal
+from commtax.units import plural
+
+OWN = ("arrival_s", "input_tokens", "output_tokens")
+AZURE = ("timestamp", "contexttokens", "generatedtokens")
+MOONCAKE = ("timestamp", "input_length", "output_length")
+BENCH = ("start_times", "input_lens", "output_lens")
+HASH_BLOCK = 512  # tokens of one of Mooncake's ids
+MOST_SECONDS = 1e9  # a trace of thirty years
+MOST_ID = 2**63
+_IDS = re.compile(r"hash_ids(?:_([1-9]\d{0,5}))?")
+Convert = Callable[[Json], float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A file's requests as it writes them, one row each."""
+
+    name: str  # of the file, for refusals
+    places: Sequence[str]  # where each row stands: line 7
+    columns: tuple[str, str, str]  # what the file calls arrival, input and output
+    rows: Sequence[tuple[Json, Json, Json]]
+    seconds: Convert
+    ids: Sequence[Json] | None = None
+    block: int = HASH_BLOCK
+    from_first: bool = False  # whether the clock starts anywhere
+
+
+def read(path: Named) -> Stream:
+    """The requests of a trace in the order of their arrival."""
+    name = f"trace '{path}'"
+    text = read_text(path, "trace", most=LOG_BYTES)
+    if not text.strip():
+        raise Refusal(f"{name}: empty; a header and a line for each request are needed", "trace")
+    return _stream(_from_json(text, name) if text.lstrip()[:1] in "{[" else _from_csv(text, name))
+
+
+def write(stream: Stream, path: Named) -> None:
+    """Our own form of a trace, gzipped where the name ends so. A client's limit of requests in flight is no part of it."""
+    ids = f"hash_ids{'' if stream.block == HASH_BLOCK else f'_{stream.block}'}"
+    header = OWN if stream.prefixes is None else (*OWN, ids)
+    columns: list[Iterable[object]] = [stream.arrival_s.tolist(), stream.input_len.tolist(), stream.output_len.tolist()]
+    if stream.prefixes is not None:
+        columns.append(" ".join(map(str, prefix)) for prefix in stream.prefixes)
+    lines = [",".join(header), *(",".join(map(str, row)) for row in zip(*columns, strict=True)), ""]
+    data = "\n".join(lines).encode()
+    with written(path, "trace") as part:
+        part.write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+
+
+def _from_csv(text: str, name: str) -> _Table:
+    lines = csv.reader(StringIO(text, newline=""))
+    try:
+        header = [cell.strip().lower() for cell in next(lines)]
+        numbered = [(lines.line_num, cells) for cells in lines if any(cells)]
+    except csv.Error as error:
+        raise Refusal(f"{name}: line {lines.line_num}: cannot be read as CSV ({error})", "trace") from None
+    wanted = next((form for form in (OWN, AZURE) if set(form) <= set(header)), None)
+    if wanted is None:
+        form = OWN if set(OWN) & set(header) else ()
+        lacks = ", ".join(column for column in form if column not in header)
+        rule = f"the column {lacks} is missing" if form else f"no header of a trace; write {','.join(OWN)} above the requests"
+        raise Refusal(f"{name}: line 1: {rule}", "trace")
+    ids, block = _ids_column(header)
+    width = len(header)
+    rows = [cells + [""] * (width - len(cells)) for _, cells in numbered]
+    arrival, prompt, answer = (header.index(column) for column in wanted)
+    return _Table(
+        name,
+        [f"line {line}" for line, _ in numbered],
+        wanted,
+        [(cells[arrival], cells[prompt], cells[answer]) for cells in rows],
+        _moment if wanted is AZURE else _number,
+        None if ids is None else [cells[ids].split() for cells in rows],
+        block,
+        from_first=wanted is AZURE,
+    )
+
+
+def _ids_column(header: Sequence[str]) -> tuple[int | None, int]:
+    """Where the ids of blocks stand, and how many tokens one stands for."""
+    for place, column in enumerate(header):
+        if match := _IDS.fullmatch(column):
+            return place, int(match[1] or HASH_BLOCK)
+    return None, HASH_BLOCK
+
+
+def _from_json(text: str, name: str) -> _Table:
+    places, documents = _documents(text, name)
+    first = documents[0] if documents else None
+    if isinstance(first, dict) and set(BENCH[1:]) <= set(first):
+        return _from_bench(documents, name)
+    strays = (
+        place for place, row in zip(places, documents, strict=True) if not isinstance(row, dict) or not set(MOONCAKE) <= set(row)
+    )
+    if not documents or (stray := next(strays, "")):
+        where = f"{stray}: " if documents else ""
+        raise Refusal(f"{name}: {where}no request with {', '.join(MOONCAKE)}, nor a benchmark's {', '.join(BENCH)}", "trace")
+    rows = [(row[MOONCAKE[0]], row[MOONCAKE[1]], row[MOONCAKE[2]]) for row in documents]
+    ids = [row.get("hash_ids") or [] for row in documents] if any("hash_ids" in row for row in documents) else None
+    return _Table(name, places, MOONCAKE, rows, lambda value: _number(value) * 1e-3, ids)
+
+
+def _documents(text: str, name: str) -> tuple[list[str], list[Json]]:
+    """Documents with their places: one, a list of them, or one a line (all lines as one list first, which is much quicker)."""
+    lines = [(f"line {number}", line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    places = [place for place, _ in lines]
+    try:
+        rows = parse_json(f"[{','.join(line for _, line in lines)}]", name)
+        if len(rows) == len(lines) > 1:
+            return places, rows
+    except Refusal:
+        pass
+    try:
+        whole = parse_json(text, name)
+    except Refusal:
+        return places, [parse_json(line, f"{name}: {place}") for place, line in lines]
+    rows = whole if isinstance(whole, list) else [whole]
+    return [f"item {number}" for number in range(1, len(rows) + 1)], rows
+
+
+def _from_bench(documents: Sequence[Json], name: str) -> _Table:
+    """Requests of one run, as they were sent."""
+    if len(documents) > 1:
+        raise Refusal(f"{name}: holds {len(documents)} runs, and a trace is one; keep one line", "trace")
+    run = documents[0]
+    if not run.get(BENCH[0]):
+        raise Refusal(f"{name}: no start_times; a newer vllm bench serve --save-detailed writes them", "trace")
+    columns = [run[key] for key in BENCH]
+    if not all(isinstance(column, list) for column in columns) or len({len(column) for column in columns}) > 1:
+        raise Refusal(f"{name}: {', '.join(BENCH)} are not lists of one length", "trace")
+    places = [f"request {number}" for number in range(1, len(columns[0]) + 1)]
+    return _Table(name, places, BENCH, list(zip(*columns, strict=True)), _number, from_first=True)
+
+
+def _number(value: Json) -> float:
+    """A number of a cell or of JSON; what is none is NaN."""
+    if isinstance(value, bool):
+        return nan
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return nan
+
+
+def _moment(text: Json) -> float:
+    """Seconds of a date with its time, as ISO 8601 writes it; without a zone it is UTC."""
+    try:
+        moment = datetime.fromisoformat(text.strip())
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return nan
+
+
+def _stream(table: _Table) -> Stream:
+    """Checked columns, in the order of arrival."""
+    if not 1 <= len(table.rows) <= MOST_REQUESTS:
+        raise Refusal(f"{table.name}: {plural(len(table.rows), 'request')}; 1 to {MOST_REQUESTS:,} are read", "trace")
+    arrival = np.array([table.seconds(row[0]) for row in table.rows])
+    if table.from_first and np.isfinite(arrival).any():
+        arrival -= np.nanmin(np.where(np.isinf(arrival), nan, arrival))
+    prompt, answer = (np.array([_number(row[side]) for row in table.rows]) for side in (1, 2))
+    _check(table, 0, (arrival >= 0) & (arrival <= MOST_SECONDS), f"a time from 0 to {MOST_SECONDS:,.0f} s is needed")
+    for side, values, least in ((1, prompt, 1), (2, answer, 0)):
+        whole = (values >= least) & (values <= MOST_TOKENS) & (values == np.floor(values))
+        _check(table, side, whole, f"a whole number from {least} to {MOST_TOKENS:,} is needed")
+    stream = Stream(arrival, prompt.astype(np.int64), answer.astype(np.int64))
+    if table.ids is not None:
+        stream = replace(stream, prefixes=_prefixes(table, prompt), block=table.block)
+    return _in_order(_answered(stream, table.name))
+
+
+def _check(table: _Table, side: int, holds: Array, rule: str) -> None:
+    if not holds.all():
+        row = int(np.argmin(holds))
+        value = str(table.rows[row][side])[:30]
+        raise Refusal(f"{table.name}: {table.places[row]}: {table.columns[side]} is '{value}'; {rule}", "trace")
+
+
+def _prefixes(table: _Table, prompt: Array) -> tuple[tuple[int, ...], ...]:
+    """Ids of each prompt's blocks; equal prompts are one object."""
+    most = np.ceil(prompt / table.block).astype(np.int64).tolist()
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}
+    prefixes = []
+    for place, ids, blocks in zip(table.places, table.ids or (), most, strict=True):
+        prefix = _whole_ids(ids)
+        if prefix is None or len(prefix) > blocks:
+            rule = f"at most {plural(blocks, 'whole number')} of 64 bits, one a block of {table.block} tokens, are needed"
+            raise Refusal(f"{table.name}: {place}: hash_ids are '{str(ids)[:30]}'; {rule}", "trace")
+        prefixes.append(known.setdefault(prefix, prefix))
+    return tuple(prefixes)
+
+
+def _whole_ids(ids: Json) -> tuple[int, ...] | None:
+    """Ids as whole numbers of 64 bits; None where they are something else."""
+    if not isinstance(ids, list) or not all(type(i) in (int, str) for i in ids):
+        return None
+    try:
+        whole = tuple(map(int, ids))
+    except ValueError:
+        return None
+    return whole if all(-MOST_ID < i < MOST_ID for i in whole) else None
+
+
+def _answered(stream: Stream, name: str) -> Stream:
+    """Without requests that got no token."""
+    failed = int((stream.output_len == 0).sum())
+    if not failed:
+        return stream
+    if failed == len(stream):
+        raise Refusal(f"{name}: no request has an answer", "trace")
+    note = Note("failed", f"{plural(failed, 'request')} without an answer left out")
+    return _chosen(stream, np.flatnonzero(stream.output_len), note)
+
+
+def _in_order(stream: Stream) -> Stream:
+    if (np.diff(stream.arrival_s) >= 0).all():
+        return stream
+    note = Note("unsorted", "requests were not in the order of their arrival; they were sorted")
+    return _chosen(stream, np.argsort(stream.arrival_s, kind="stable"), note)
+
+
+def _chosen(stream: Stream, places: Array, note: Note) -> Stream:
+    """Some requests in some order, with what is to be said of it."""
+    prefixes = None if stream.prefixes is None else tuple(stream.prefixes[place] for place in places.tolist())
+    columns = {name: getattr(stream, name)[places] for name in ("arrival_s", "input_len", "output_len")}
+    return replace(stream, **columns, prefixes=prefixes, notes=(*stream.notes, note))

@@ -1,0 +1,106 @@
+"""A whole run: engines built from what a fleet is, all requests sent through them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from heapq import heappush
+from math import inf
+from typing import Self
+
+from commtax.cost.surface import Surface
+from commtax.sim.serving.book import Book, Rules, book_of
+from commtax.sim.serving.fleet import Clients, alone, router, together
+from commtax.sim.serving.pipeline import Pipeline
+from commtax.sim.serving.replica import Replica
+from commtax.spec.stream import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Engines of one kind, all alike."""
+
+    rules: Rules
+    surface: Surface
+    count: int = 1
+    ranks: int = 1  # attention data parallelism: ranks with queues of their own that step together
+    stages: int = 1
+
+    def scaled(self, factor: float) -> Self:
+        return replace(self, surface=self.surface.scaled(factor))
+
+    def build(self, book: Book, first: int = 0) -> list[Replica]:
+        numbers = range(first, first + self.count)
+        if self.stages > 1:
+            return [Pipeline(self.rules, book, self.surface, self.stages, n) for n in numbers]
+        return [Replica(self.rules, book, self.surface, self.ranks, n) for n in numbers]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Engines that decode, or do everything; those of prompts alone where the two are apart, and how caches move between them."""
+
+    workers: Workers
+    router: str = "round-robin"
+    prompts: Workers | None = None
+    moved_s: Callable[[int], float] = field(default=lambda _: 0.0)  # seconds that a prompt of so many tokens keeps a link busy
+
+    def scaled(self, factor: float) -> Self:
+        """The same engines with all steps longer by a factor."""
+        return replace(self, workers=self.workers.scaled(factor), prompts=self.prompts.scaled(factor) if self.prompts else None)
+
+
+@dataclass(slots=True)
+class Run:
+    """All that happened."""
+
+    book: Book
+    engines: list[Replica]  # that decode
+    prompt_engines: list[Replica] = field(default_factory=list)
+
+
+def run(stream: Stream, fleet: Fleet, hit_rate: float = 0.0) -> Run:
+    """Send a stream of requests through a fleet until all are answered."""
+    book = book_of(stream, hit_rate)
+    engines = fleet.workers.build(book)
+    everyone = range(len(stream))
+    if fleet.prompts:
+        return _apart(book, fleet, fleet.prompts.build(book, len(engines)), engines, stream.in_flight)
+    if fleet.router == "round-robin" or len(engines) == 1:  # each has its own share of requests and clients
+        for engine in engines:
+            own = everyone[engine.number :: len(engines)]
+            cap = stream.in_flight if stream.in_flight == inf else max(1.0, stream.in_flight // len(engines))
+            if own:
+                alone(engine, Clients(book, cap, own))
+        return Run(book, engines)
+    clients = Clients(book, stream.in_flight, everyone)
+    route = router(fleet.router, engines)
+    if clients.cap < inf:
+        for engine in engines:
+            engine.on_done = lambda _, now: clients.answered(now)
+    together(engines, clients, lambda i, now: route(i, now).offer(i, now), clients.cap < inf)
+    return Run(book, engines)
+
+
+def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replica], cap: float) -> Run:
+    """Prompts on workers of their own; a prompt's cache goes over its worker's link, one after the other, to who decodes it."""
+    clients = Clients(book, cap, range(len(book.arrival_s)))
+    enter, decode = router(fleet.router, before), router("least-loaded", engines)
+    free = [0.0] * len(before)  # when the link of a worker has moved what was before
+
+    def prompted(i: int, now: float) -> None:
+        if book.output_len[i] == 1:
+            clients.answered(now)
+            return
+        worker = book.served_by[i] - len(engines)
+        free[worker] = max(free[worker], now) + fleet.moved_s(book.input_len[i])
+        book.moved_s[i] = free[worker] - now
+        heappush(clients.pending, (free[worker], i))
+
+    def send(i: int, now: float) -> None:
+        (decode if book.moved_s[i] else enter)(i, now).offer(i, now)
+
+    for engine in before:
+        engine.on_done = prompted
+    for engine in engines:
+        engine.on_done = lambda _, now: clients.answered(now)
+    together([*before, *engines], clients, send, feedback=True)
+    return Run(book, engines, before)

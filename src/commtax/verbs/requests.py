@@ -1,0 +1,284 @@
+"""Serving requests in time: ``commtax.serve("llama-3.1-70b", "8xh100-sxm", tp=4, request_rate=8, input_len=512)``.
+
+The engine's scheduler is simulated step by step, each step as long as the cost model prices it.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf, isfinite, nan
+
+import numpy as np
+
+from commtax.arrays import remembered
+from commtax.cost.surface import Surface, surface
+from commtax.ledger import Z80
+from commtax.question import Offered, Question
+from commtax.sim.serving import figures
+from commtax.sim.serving.book import Rules
+from commtax.sim.serving.running import Fleet, Run, Workers, run
+from commtax.sim.streams import drawn
+from commtax.spec import Plan
+from commtax.spec.stream import Lengths, Stream
+from commtax.statement import Note, Refusal
+from commtax.verbs.asking import settled, terms_of
+from commtax.verbs.fitting import cache_tokens, step_limits
+from commtax.verbs.serving import moved_s
+from commtax.verbs.serving import serve as closed_loop
+
+Array = np.ndarray
+PROMPTS = 1000  # requests of a run, where nobody says
+RANGED = 5000  # requests that a range is simulated with at most
+LONGEST = 2048  # tokens that a table of steps reaches at least
+
+
+@dataclass(frozen=True)  # without slots: figures are asked for several times and kept
+class Outcome:
+    """What became of a stream of requests. Figures count all but the first ``warmup`` requests."""
+
+    question: Question
+    stream: Stream
+    fleet: Fleet
+    ran: Run
+    notes: tuple[Note, ...] = ()
+
+    @cached_property
+    def columns(self) -> dict[str, Array]:
+        """One row a request, in the order of arrival."""
+        return figures.columns(self.ran)
+
+    @cached_property
+    def log(self) -> dict[str, Array]:
+        """What the engines that decode did: one row for steps that follow each other alike."""
+        return figures.segments(self.ran.engines)
+
+    @cached_property
+    def gaps(self) -> tuple[Array, Array]:
+        """Times between tokens, and how many tokens came so."""
+        return figures.gaps(self.log)
+
+    def statistic(self, name: str) -> float:
+        """``ttft``, ``tpot``, ``itl``, ``e2e``, ``queue`` or ``wait`` with ``_mean``, ``_p50`` … ``_p99``, in seconds."""
+        metric, which = name.rsplit("_", 1)
+        if metric == "itl":
+            times, counts = self.gaps
+            total = counts.sum()
+            return (
+                (float(times @ counts / total) if total else nan)
+                if which == "mean"
+                else figures.weighted_quantile(times, counts, figures.QUANTILES[which])
+            )
+        values = self.columns[f"{metric}_s"][self.question.offered.warmup :]
+        values = values[np.isfinite(values)]
+        if not values.size:
+            return nan
+        return float(values.mean() if which == "mean" else np.quantile(values, figures.QUANTILES[which]))
+
+    @cached_property
+    def sigma(self) -> float:
+        """Standard deviation of the logarithm of a step's length: as surely as the closed loop knows its tokens."""
+        r = self.question.requests
+        seqs = max(1.0, float(np.round(self.mean_running)))
+        like = self.question.but(concurrency=seqs * self.fleet.workers.count * self.fleet.workers.ranks, num_prompts=inf)
+        lengths = {"input_len": float(np.mean(self.stream.input_len)), "output_len": float(np.mean(self.stream.output_len))}
+        like = like.but(**{k: max(1, round(v)) for k, v in lengths.items()}, offered=Offered(), spread=r.spread)
+        return float(closed_loop(like).sigma_of("tpot_s"))
+
+    @cached_property
+    def _ends(self) -> tuple["Outcome", "Outcome", "Outcome"]:
+        """The first requests with steps as short and as long as the range of a step goes, and as they are."""
+        part = _first(self.stream, RANGED)
+        factor = float(np.exp(Z80 * self.sigma))
+        same = self if len(part) == len(self.stream) else self._again(part, 1.0)
+        return self._again(part, 1 / factor), same, self._again(part, factor)
+
+    def _again(self, stream: Stream, factor: float) -> "Outcome":
+        fleet = self.fleet if factor == 1 else self.fleet.scaled(factor)
+        return replace(self, stream=stream, fleet=fleet, ran=run(stream, fleet, self.question.offered.prefix_hit_rate))
+
+    def range_of(self, name: str) -> tuple[float, float]:
+        """The 80 % range: the figure with steps as short and as long as they may be."""
+        value = self.statistic(name)
+        low, same, high = (end.statistic(name) for end in self._ends)
+        if not same:
+            return value, value
+        return min(value, value * low / same), max(value, value * high / same)
+
+    @property
+    def mean_running(self) -> float:
+        """Requests that decode at once, in an engine's mean step."""
+        busy = figures.seconds(self.log)
+        return float(self.log["decodes"] @ busy / busy.sum()) if busy.sum() else 0.0
+
+    @property
+    def duration_s(self) -> float:
+        """From the first arrival to the last token."""
+        return float(np.max(self.columns["done_s"]) - self.stream.arrival_s[0])
+
+    @property
+    def requests_per_s(self) -> float:
+        return len(self.stream) / max(self.duration_s, 1e-12)
+
+    @property
+    def offered_rate(self) -> float:
+        """Requests that come in a second; infinite where all come at once."""
+        span = float(self.stream.arrival_s[-1] - self.stream.arrival_s[0])
+        return self.question.offered.request_rate or ((len(self.stream) - 1) / span if span else inf)
+
+    @cached_property
+    def capacity(self) -> float:
+        """Requests/s that the fleet answers when there are always enough: the middle half of a run of all at once."""
+        rules, workers = self.fleet.workers.rules, self.fleet.workers
+        each = float(np.mean(self.stream.input_len) + np.mean(self.stream.output_len))
+        at_once = min(rules.seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks * workers.stages
+        stream = _repeated(self.stream, min(20_000, max(400, int(5 * at_once))))
+        done = np.sort(run(stream, self.fleet, self.question.offered.prefix_hit_rate).book.done_s)
+        quarter = len(done) // 4
+        return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether more requests come than can be answered."""
+        return isfinite(self.offered_rate) and self.offered_rate >= self.capacity
+
+    def holds(self, ttft_s: float, tpot_s: float, share: float = 0.99) -> bool:
+        """Whether a share of the requests have both times below their limits."""
+        return self.within(ttft_s, tpot_s) >= share
+
+    def within(self, ttft_s: float = inf, tpot_s: float = inf, e2e_s: float = inf) -> float:
+        """Share of the requests that keep to all limits."""
+        seen = slice(self.question.offered.warmup, None)
+        kept = self.columns["ttft_s"][seen] <= ttft_s
+        tpot = self.columns["tpot_s"][seen]
+        return float(np.mean(kept & ((tpot <= tpot_s) | np.isnan(tpot)) & (self.columns["e2e_s"][seen] <= e2e_s)))
+
+
+def serve(put: Question) -> Outcome:
+    """The run of a question."""
+    asked = settled(put)
+    stream = stream_of(asked)
+    fleet = fleet_of(asked, stream)
+    return Outcome(asked, stream, fleet, run(stream, fleet, asked.offered.prefix_hit_rate), asked.notes)
+
+
+def stream_of(asked: Question) -> Stream:
+    """The requests: a trace, or drawn. Without a rate all come at once, to as many clients as there are."""
+    offered, wanted = asked.offered, asked.requests
+    if offered.trace is not None:
+        return offered.trace
+    count = int(wanted.num_prompts) if np.isfinite(wanted.num_prompts) else None if isfinite(offered.duration_s) else PROMPTS
+    closed = not offered.request_rate
+    stream = drawn(
+        rate=offered.request_rate or inf,
+        inputs=offered.inputs or _lengths(wanted.input_len, wanted.spread),
+        outputs=offered.outputs or _lengths(wanted.output_len, wanted.spread),
+        count=count,
+        duration_s=offered.duration_s,
+        burstiness=offered.burstiness,
+        seed=offered.seed,
+        unique_prompts=offered.unique_prompts,
+        shared_prefix=offered.shared_prefix,
+        block=int(asked.limits.block_size or asked.engine.memory.block_size),
+        in_flight=float(wanted.concurrency) if closed else offered.max_concurrency,
+    )
+    if not (closed and offered.ramp_up_s):
+        return stream
+    clients = min(len(stream), int(wanted.concurrency))
+    begin = np.minimum(np.arange(len(stream)), clients) / clients * offered.ramp_up_s
+    return replace(stream, arrival_s=begin)
+
+
+def _lengths(mean: object, spread: object) -> Lengths:
+    """Lengths that vary by a share of their mean to either side."""
+    mean, spread = float(mean), float(spread)  # type: ignore[arg-type]
+    low, high = max(1.0, round(mean * (1 - spread))), max(1.0, round(mean * (1 + spread)))
+    return Lengths("uniform", mean, low, high) if high > low else Lengths("constant", mean)
+
+
+def fleet_of(asked: Question, stream: Stream) -> Fleet:
+    """The engines of a plan: ranks of attention data parallelism step together where experts are shared, else apart."""
+    plan, wanted = asked.plan, asked.requests
+    longest = int(np.max(stream.input_len + stream.output_len))
+    workers = _workers(asked, longest)
+    if not wanted.disaggregated:
+        return Fleet(workers, asked.offered.router)
+    tp = int(plan.tp if wanted.prefill_tp is None else wanted.prefill_tp)
+    ahead = asked.but(tp=tp, dp=1, ep=tp if plan.ep > 1 else 1)
+    prompts = _workers(ahead, longest)
+    prompts = replace(prompts, rules=replace(prompts.rules, prompts_only=True), count=int(wanted.prefill_workers or 1))
+    decoders = int(wanted.decode_workers or 1)
+    workers = replace(workers, rules=replace(workers.rules, way_s=0.0, door_s=0.0), count=decoders * workers.count)
+    gpus = plan.num_gpus * decoders + ahead.plan.num_gpus * prompts.count
+    latency = float(moved_s(asked, plan.tp, tp, 0, gpus))
+    each = float(moved_s(asked, plan.tp, tp, 1, gpus)) - latency
+    return Fleet(workers, asked.offered.router, prompts, lambda tokens: latency + each * tokens)
+
+
+def _workers(asked: Question, longest: int) -> Workers:
+    plan = asked.plan
+    shared = asked.model.experts is not None and plan.dp > 1
+    rules = _rules(asked, longest)
+    count = int(plan.replicas) * (1 if shared else int(plan.dp))
+    return Workers(rules, steps_of(asked, longest), count, int(plan.dp) if shared else 1, int(plan.pp))
+
+
+def _rules(asked: Question, longest: int) -> Rules:
+    """How the engine schedules, and what it has room for; a request that has none is refused."""
+    serves, host = asked.engine.serves, asked.engine.host
+    tokens, seqs = step_limits(asked)
+    block = int(asked.limits.block_size or asked.engine.memory.block_size)
+    room = cache_tokens(asked) if asked.requests.kv_tokens is None else asked.requests.kv_tokens
+    if room < longest:
+        rule = f"the longest request has {longest:,} tokens, and the KV cache of a replica holds {int(room):,}"
+        raise Refusal(f"kv_tokens={int(room)}: {rule}; more GPUs, smaller weights or shorter requests fit", "kv_tokens")
+    return Rules(
+        tokens=tokens,
+        seqs=seqs,
+        blocks=int(room) // block,
+        block=block,
+        prefill_first=serves.prefill_first,
+        chunked=serves.chunked,
+        reserved=serves.kv_reserved,
+        ahead=serves.ahead and plan_is_flat(asked.plan),
+        prompts=serves.prompts_per_step,
+        way_s=host.request_s,
+        door_s=host.frontend_request_s,
+        token_s=host.frontend_token_s,
+    )
+
+
+def plan_is_flat(plan: Plan) -> bool:
+    """Whether an engine has one batch in flight, and may decide the next while it runs."""
+    return bool(plan.pp == 1)
+
+
+def steps_of(asked: Question, longest: int) -> Surface:
+    """The table of a plan's steps; equal plans share one."""
+    tokens, seqs = step_limits(asked)
+    rows = tokens if asked.engine.serves.chunked else max(tokens, longest) + seqs
+    return _surface(asked.normal(), rows, seqs, 2 ** int(np.ceil(np.log2(max(longest, LONGEST)))))
+
+
+@remembered
+def _surface(asked: Question, rows: int, seqs: int, longest: int) -> Surface:
+    return surface(terms_of(asked), rows, seqs, longest)
+
+
+def _first(stream: Stream, count: int) -> Stream:
+    if len(stream) <= count:
+        return stream
+    part = {name: getattr(stream, name)[:count] for name in ("arrival_s", "input_len", "output_len")}
+    return replace(stream, **part, prefixes=stream.prefixes[:count] if stream.prefixes else None)
+
+
+def _repeated(stream: Stream, count: int) -> Stream:
+    """So many requests at once, those of the stream over and over."""
+    order = np.arange(count) % len(stream)
+    prefixes = tuple(stream.prefixes[i] for i in order.tolist()) if stream.prefixes else None
+    return replace(
+        stream,
+        arrival_s=np.zeros(count),
+        input_len=stream.input_len[order],
+        output_len=stream.output_len[order],
+        prefixes=prefixes,
+        in_flight=inf,
+    )
