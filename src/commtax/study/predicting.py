@@ -1,36 +1,45 @@
 """A live run against its prediction: the simulator serves the same requests, its steps as long as this machine's were timed."""
 
-from dataclasses import replace
+from math import ceil
 from statistics import median
 
 import numpy as np
 
+from commtax import catalog
 from commtax.cost.surface import Surface
 from commtax.files import Document
 from commtax.measure import machine
-from commtax.sim.serving.book import Rules, book_of
-from commtax.sim.serving.fleet import Clients, alone
-from commtax.sim.serving.replica import Replica
+from commtax.sim.serving.book import Rules
+from commtax.sim.serving.running import Fleet, Workers
+from commtax.sim.serving.running import run as simulated
 from commtax.study.live import Array, Seen, Served, Service
 from commtax.study.surface import Timings, apart, most_per_s, surface, together
 
-BLOCK = 16  # tokens of a block of the small engine's cache
 STATISTICS = ("mean", "median", "p90", "p99")
 PERCENTILES = {"median": 50, "p90": 90, "p99": 99}
 METRICS = ("ttft", "tpot", "e2el", "queue")
 
 
 def rules(service: Service) -> Rules:
-    """How the small engine decides: one whole prompt before any decoding, while a slot is free; nobody is thrown out."""
-    blocks = service.slots * -(-(service.longest + 1) // BLOCK)
-    usual = Rules(tokens=service.longest, seqs=service.slots, blocks=blocks, block=BLOCK)
-    return replace(usual, prefill_first=True, chunked=False, reserved=True, prompts=1)
+    """How the small engine decides, as the catalogue has it; its cache is slots as long as the longest request."""
+    engine = catalog.engine("builtin")
+    serves, block = engine.serves, engine.memory.block_size
+    return Rules(
+        tokens=service.longest,
+        seqs=service.slots,
+        blocks=service.slots * ceil((service.longest + 1) / block),
+        block=block,
+        prefill_first=serves.prefill_first,
+        chunked=serves.chunked,
+        reserved=serves.kv_reserved,
+        ahead=serves.ahead,
+        prompts=serves.prompts_per_step,
+    )
 
 
 def predicted(service: Service, table: Surface, run: Served) -> Served:
     """The run as the simulator has it."""
-    book = book_of(run.stream)
-    alone(Replica(rules(service), book, table), Clients(book, run.stream.in_flight))
+    book = simulated(run.stream, Fleet(Workers(rules(service), table))).book
     begun, first, last = (np.array(column) for column in (book.started_s, book.first_s, book.done_s))
     return Served(run.stream, begun, first, last)
 
@@ -73,15 +82,15 @@ def _steps(timings: Timings) -> list[Document]:
 def _run(service: Service, seen: Seen, index: int, table: Surface) -> Document:
     rate, run = seen.rates[index], seen.runs[index]
     measured = {"source": "measured", **figures(rate, run)}
-    simulated = {"source": "predicted", **figures(rate, predicted(service, table, run))}
+    foreseen = {"source": "predicted", **figures(rate, predicted(service, table, run))}
     keys = (f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS)
-    errors = {key: simulated[key] / measured[key] - 1 for key in (*keys, "output_throughput") if measured[key] > 0}
+    errors = {key: foreseen[key] / measured[key] - 1 for key in (*keys, "output_throughput") if measured[key] > 0}
     return {
         "request_rate": rate,
         "sweeps_apart": apart(seen.sweeps[index : index + 2]),
         "steps_over_timed": slower(table, run),
         "measured": measured,
-        "predicted": simulated,
+        "predicted": foreseen,
         "errors": errors,
     }
 
