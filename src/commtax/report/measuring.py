@@ -130,7 +130,9 @@ def _served(console: Console, run: Document, share: float) -> None:
     show_table(console, ("", *(f">{who}" for who in _WHO), ">error"), [*rows, rate], title)
     if abs(run["steps_over_timed"] - 1) > _DISTURBED:
         times = f"{run['steps_over_timed']:.2f} times what the same steps took when they were timed"
+        left = ", ".join(f"{_SERVED[m]} {run['errors_at_its_pace'][f'mean_{m}_ms']:+.0%}" for m in ("ttft", "tpot", "e2el"))
         say(console, f"while it served, its steps took {times}: this machine did something else as well", "yellow")
+        say(console, f"with steps that long the means would be off by {left}", "yellow")
 
 
 def _error(run: Document, key: str) -> str:

@@ -26,7 +26,7 @@ from commtax.study.serving import Made, Request, Server, requests, serve
 from commtax.study.surface import Step, Timings, grid, most_per_s, surface
 
 TARGET = "commtax.study.live:measure_service"
-ROUNDS = 3  # of all steps, in each sweep
+ROUNDS = 5  # of all steps, in each sweep
 LIGHT, BUSY = 0.3, 0.7  # of what the machine can serve: the rates where nobody names them
 MOST_SLOTS, MOST_PROMPTS = 1_024, 10_000
 Array = np.ndarray

@@ -80,19 +80,26 @@ def _steps(timings: Timings) -> list[Document]:
 
 
 def _run(service: Service, seen: Seen, index: int, table: Surface) -> Document:
+    """One rate, measured and predicted; and predicted once more with steps as long as they were while it served."""
     rate, run = seen.rates[index], seen.runs[index]
-    measured = {"source": "measured", **figures(rate, run)}
-    foreseen = {"source": "predicted", **figures(rate, predicted(service, table, run))}
-    keys = (f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS)
-    errors = {key: foreseen[key] / measured[key] - 1 for key in (*keys, "output_throughput") if measured[key] > 0}
+    pace = slower(table, run)
+    measured = figures(rate, run)
+    foreseen, paced = (figures(rate, predicted(service, steps, run)) for steps in (table, table.scaled(pace)))
     return {
         "request_rate": rate,
         "sweeps_apart": apart(seen.sweeps[index : index + 2]),
-        "steps_over_timed": slower(table, run),
-        "measured": measured,
-        "predicted": foreseen,
-        "errors": errors,
+        "steps_over_timed": pace,
+        "measured": {"source": "measured", **measured},
+        "predicted": {"source": "predicted", **foreseen},
+        "errors": _errors(foreseen, measured),
+        "errors_at_its_pace": _errors(paced, measured),
     }
+
+
+def _errors(foreseen: Document, measured: Document) -> dict[str, float]:
+    """Predicted over measured, less one, of all that was not nothing."""
+    keys = (f"{statistic}_{metric}_ms" for metric in METRICS for statistic in STATISTICS)
+    return {key: foreseen[key] / measured[key] - 1 for key in (*keys, "output_throughput") if measured[key] > 0}
 
 
 def slower(table: Surface, run: Served) -> float:
