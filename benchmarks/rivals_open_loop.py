@@ -1,8 +1,8 @@
 """Our errors beside other simulators' on the same open-loop runs: ``python benchmarks/rivals_open_loop.py DIR [ROWS.csv]``.
 
-DIR, or its folder ``open_loop``, holds ``open_loop_runs.csv`` and ``rivals_open_loop.csv``; ROWS.csv is what ``commtax validate --only open_loop_runs --rows``
-wrote (else all runs are simulated first). Each rival is compared on the rows that both it and we have, a set at a time: one of
-the rivals was fitted on ``blis-training-set``.
+DIR, or its folder ``open_loop``, holds ``open_loop_runs.csv`` and ``rivals_open_loop.csv``; ROWS.csv is what ``commtax validate
+--only open_loop_runs --rows`` wrote (else all runs are simulated first). Each rival is compared on the rows that both it and we
+have, a set at a time: one of the rivals was fitted on ``blis-training-set``.
 """
 
 from __future__ import annotations
