@@ -291,10 +291,13 @@ def _chip(row: Row) -> Chip:
 
 
 def _engine(row: Row) -> str:
-    """As the catalogue spells it. TensorRT-LLM's version follows from that of TensorRT, which such rows name."""
+    """As the catalogue spells it. TensorRT-LLM's version follows from that of TensorRT, which such rows name; as MLPerf's
+    submissions run it, it has a file of its own, by rounds."""
     table = names()["open_loop"]
     name, version = lower(row, "engine"), cell(row, "engine_version")
     key = table["engines"].get(name, name)
+    if _is_mlperf(row) and key in table["submitted"]:
+        return f"{table['submitted'][key]}@{lower(row, 'source_group').rpartition('v')[2]}"
     if key not in catalog.keys("engines"):
         raise Refusal(f"engine '{name}' is not known")
     if named := re.match(r"TensorRT (\d+\.\d+)", version):
