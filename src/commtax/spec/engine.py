@@ -77,6 +77,7 @@ class Scheduling:
     kv_reserved: bool = False  # a request is admitted when the cache holds its whole output; else on demand
     ahead: bool = False  # the next step is decided when the present one begins: who comes meanwhile waits for one more
     prompts_per_step: int = 2**31  # at most
+    steps_per_decision: int = 1  # decode steps that run before waiting requests are looked at again
     max_batched_tokens: int = 2048
     max_seqs: int = 256
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # limits by the chip's memory, from ``from_bytes`` on

@@ -240,6 +240,7 @@ def _rules(asked: Question, longest: int) -> Rules:
         reserved=serves.kv_reserved,
         ahead=serves.ahead and plan_is_flat(asked.plan),
         prompts=serves.prompts_per_step,
+        stint=serves.steps_per_decision,
         way_s=host.request_s,
         door_s=host.frontend_request_s,
         token_s=host.frontend_token_s,
