@@ -43,7 +43,8 @@ class Book:
     started_s: list[float] = field(default_factory=list)  # its first step begins
     first_s: list[float] = field(default_factory=list)
     done_s: list[float] = field(default_factory=list)
-    moved_s: list[float] = field(default_factory=list)  # its cache moved this long, waiting for the link included
+    elsewhere: list[bool] = field(default_factory=list)  # its prompt was computed by another worker than decodes it …
+    moved_s: list[float] = field(default_factory=list)  # … and its cache moved this long, waiting for the link included
     cached: list[int] = field(default_factory=list)  # prompt tokens that were in the cache when it started
     thrown: list[int] = field(default_factory=list)  # times that it was thrown out of the cache
     lost_s: list[float] = field(default_factory=list)  # between being thrown out and its next token
@@ -55,7 +56,7 @@ class Book:
         size = len(self.arrival_s)
         for name in ("sent_s", "started_s", "first_s", "done_s"):
             setattr(self, name, [nan] * size)
-        self.moved_s, self.lost_s = [0.0] * size, [0.0] * size
+        self.elsewhere, self.moved_s, self.lost_s = [False] * size, [0.0] * size, [0.0] * size
         self.cached, self.thrown, self.served_by = [0] * size, [0] * size, [0] * size
         self.goal, self.left = list(self.input_len), list(self.output_len)
 

@@ -92,11 +92,11 @@ def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replic
             return
         worker = book.served_by[i] - len(engines)
         free[worker] = max(free[worker], now) + fleet.moved_s(book.input_len[i])
-        book.moved_s[i] = free[worker] - now
+        book.elsewhere[i], book.moved_s[i] = True, free[worker] - now
         heappush(clients.pending, (free[worker], i))
 
     def send(i: int, now: float) -> None:
-        (decode if book.moved_s[i] else enter)(i, now).offer(i, now)
+        (decode if book.elsewhere[i] else enter)(i, now).offer(i, now)
 
     for engine in before:
         engine.on_done = prompted
