@@ -266,7 +266,7 @@ def _host_line(lines: list[Line], work: Workload, t: Terms) -> Line:
     """Time that the GPU waits for the host: scheduling each step, and without graphs launching every kernel."""
     host = t.engine.host
     waiting: Number = host.host_s + host.host_s_per_doubling * np.log2(t.plan.tp * 1.0) + host.host_s_per_seq * work.samples
-    if t.settings.eager:
+    if t.settings.eager or host.launches:
         launches = sum((line.item.count for line in lines), start=0.0)
         busy = sum((line.total_s for line in lines), start=0.0)
         waiting = waiting + np.maximum(0, launches * host.launch_s - busy)

@@ -55,6 +55,7 @@ class HostTime:
     frontend_request_s: float = 0.0  # the server's front end takes this long for a request …
     frontend_token_s: float = 0.0  # … and for a token it streams: both limit throughput
     launch_s: float = 0.0  # one kernel launch without graphs
+    launches: bool = False  # every step is launched kernel by kernel, as it is served
     sigma_host: float = 0.3  # standard deviation of the logarithm of the host's time
     sigma_tpot: float = 0.0  # standard deviation of log errors on runs that were not fitted, of dense models …
     sigma_ttft: float = 0.0
