@@ -112,3 +112,18 @@ def test_one_stage_is_no_pipeline(case):
     plain, _ = case.run()
     staged, _ = case.run(Pipeline, 1)
     same(plain, staged)
+
+
+@few
+@given(case=cases(shared=False), per_id=st.sampled_from([1, 3, 4, 6, 8, 32]), seed=st.integers(0, 99))
+def test_blocks_of_shared_text_may_be_of_any_size(case, per_id, seed):
+    """Traces name text in pieces of their own, the last of which may be cut: the engine's blocks are counted right all the same."""
+    rng = np.random.default_rng(seed)
+    texts = rng.integers(0, 3, len(case.stream)).tolist()
+    counts = (-(-case.stream.input_len // per_id)).tolist()
+    ids = tuple(tuple(1000 * text + at for at in range(n)) for text, n in zip(texts, counts, strict=True))
+    case = replace(case, stream=replace(case.stream, prefixes=ids, block=per_id))
+    book, engine = case.run()
+    assert engine.pools[0].free == case.rules.blocks
+    assert not any(engine.lanes[0].phases)
+    assert all(0 <= hit < n for hit, n in zip(book.cached, book.input_len, strict=True))

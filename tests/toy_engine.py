@@ -91,7 +91,7 @@ class Case:
 
     def run(self, kind=Replica, *extra, pieces=()) -> tuple[Book, Replica]:
         """One engine until all is answered; ``pieces``: it is run up to each of these moments first."""
-        book = book_of(self.stream, self.hit_rate)
+        book = book_of(self.stream, self.hit_rate, self.rules.block)
         engine = watched(kind(self.rules, book, self.surface, *extra))
         if pieces:
             for i, at in enumerate(book.arrival_s):

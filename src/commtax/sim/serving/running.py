@@ -59,7 +59,7 @@ class Run:
 
 def run(stream: Stream, fleet: Fleet, hit_rate: float = 0.0) -> Run:
     """Send a stream of requests through a fleet until all are answered."""
-    book = book_of(stream, hit_rate)
+    book = book_of(stream, hit_rate, fleet.workers.rules.block)
     engines = fleet.workers.build(book)
     everyone = range(len(stream))
     if fleet.prompts:
