@@ -81,8 +81,9 @@ class Replica:
             self._step(self.clock, until)
 
     def _idle(self) -> None:
-        """Nothing to do until the next request comes."""
-        self.clock = self.seen = self.times[self.next] if self.next < len(self.times) else inf
+        """Nothing to do until the next request comes; one that came during the last step is taken at its end."""
+        now = -inf if self.clock == inf else self.clock
+        self.clock = self.seen = max(now, self.times[self.next]) if self.next < len(self.times) else inf
 
     def _step(self, begin: float, until: float) -> None:
         self._arrive()

@@ -64,12 +64,11 @@ def run(stream: Stream, fleet: Fleet, hit_rate: float = 0.0) -> Run:
     everyone = range(len(stream))
     if fleet.prompts:
         return _apart(book, fleet, fleet.prompts.build(book, len(engines)), engines, stream.in_flight)
-    if fleet.router == "round-robin" or len(engines) == 1:  # each has its own share of requests and clients
+    if len(engines) == 1 or (fleet.router == "round-robin" and stream.in_flight == inf):  # each has its own share of requests
         for engine in engines:
             own = everyone[engine.number :: len(engines)]
-            cap = stream.in_flight if stream.in_flight == inf else max(1.0, stream.in_flight // len(engines))
             if own:
-                alone(engine, Clients(book, cap, own))
+                alone(engine, Clients(book, stream.in_flight, own))
         return Run(book, engines)
     clients = Clients(book, stream.in_flight, everyone)
     route = router(fleet.router, engines)
