@@ -14,7 +14,6 @@ from commtax.sim.serving.book import Book, Rules
 from commtax.sim.serving.lane import Chunk, Lane, steps_in
 from commtax.sim.serving.pool import Pool
 
-
 Span = tuple[float, float]
 """Begin and end. An end is computed once: who is told a rounding later that it is over would come too late for the next step."""
 
