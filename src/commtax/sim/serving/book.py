@@ -24,6 +24,7 @@ class Rules:
     reserved: bool = False  # a request is admitted when its whole output has room; else blocks are taken as it grows
     ahead: bool = False  # the next step is decided when the present one begins: who comes meanwhile waits for one more
     prompts: int = 2**31  # prompts of a step at most
+    stint: int = 1  # steps of decodes that pass before who waits is looked at again
     prompts_only: bool = False  # decoding happens elsewhere
     way_s: float = 0.0  # a request's way to the scheduler, and its first token's way back
     door_s: float = 0.0  # the front end takes this long for a request, one after the other …
