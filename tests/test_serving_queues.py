@@ -95,10 +95,10 @@ def test_a_queue_grows_beyond_capacity_and_only_there(engine):
         rate = share * capacity
         short, long = (serve(asked(engine=engine, request_rate=rate, num_prompts=n)) for n in (2000, 8000))
         assert short.overloaded == long.overloaded == (share > 1)
-        waits[share] = tuple(float(np.mean(o.columns["ttft_s"][-len(o.stream) // 4 :])) for o in (short, long))
+        waits[share] = tuple(float(np.median(o.columns["ttft_s"][len(o.stream) // 2 :])) for o in (short, long))
     (short, long), (less, more) = waits[0.9], waits[1.1]
-    assert long < 1.5 * short
-    assert more > 1.5 * less
+    assert long < 2 * short
+    assert more > 2.5 * less
     assert more > 3 * long
 
 
@@ -117,8 +117,9 @@ def checksums(seed):
 
 
 def test_the_same_seed_gives_the_same_bytes_in_any_process():
-    lines = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_serving_queues as t; print(t.checksums(1))"
-    elsewhere = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True).stdout
+    lines = "import sys; sys.path.insert(0, sys.argv[1]); import test_serving_queues as t; print(t.checksums(1))"
+    command = [sys.executable, "-c", lines, str(Path(__file__).parent)]
+    elsewhere = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert checksums(1) == ast.literal_eval(elsewhere)
     assert checksums(1)["done_s"] != checksums(2)["done_s"]
 

@@ -42,7 +42,7 @@ def random_steps(rng, count, most_rows):
 def looked_up(table, seqs, context, prompts, new, past):
     if not prompts:
         return table.decoding(seqs, seqs * context)[0]
-    return table.mixing(seqs, seqs * context, prompts * new, prompts, prompts * table.prompt_s(new, past))
+    return table.mixing(seqs, seqs * context, prompts * new, prompts, table.prompts_s([(0, new, past)] * prompts))
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan[0]}-{plan[2].get('engine', 'vllm')}")
@@ -56,3 +56,34 @@ def test_a_step_looked_up_is_the_step_priced(plan):
     error = np.abs(found / priced - 1)
     assert np.mean(error) < 0.003, (np.mean(error), np.argmax(error))
     assert np.max(error) < 0.02, [column[np.argmax(error)] for column in (*steps, priced, found)]
+
+
+@settings(max_examples=30)
+@given(plan=st.sampled_from(PLANS), seed=st.integers(0, 2**31))
+def test_more_work_takes_longer(plan, seed):
+    """More context, more prompt tokens, more of them cached, more prompts: never less time beyond what a collective's change of
+    algorithm or a tile saves in the bill too."""
+    table = steps_of(asked_of(plan), LONGEST)
+    seqs, context, prompts, new, past = (int(x) for x in np.ravel(random_steps(np.random.default_rng(seed), 1, 2048)))
+    prompts, context = max(1, prompts), float(context)
+    base = looked_up(table, seqs, context, prompts, new, past)
+    for more in (
+        (seqs, context * 1.5, prompts, new, past),
+        (seqs, context, prompts, new, past + 500),
+        (seqs, context, prompts + 1, new, past),
+    ):
+        assert looked_up(table, *more) >= base * (1 - 0.02)
+    if seqs:
+        first, rise, holds = table.decoding(seqs, seqs * context)
+        assert rise >= 0
+        assert holds > 0
+        assert table.decoding(seqs, seqs * (context + 1))[0] == pytest.approx(first + rise * min(1, holds), rel=1e-3)
+
+
+@settings(max_examples=20)
+@given(plan=st.sampled_from(PLANS), seed=st.integers(0, 2**31), factor=st.floats(0.1, 10))
+def test_a_scaled_table_is_longer_throughout(plan, seed, factor):
+    table = steps_of(asked_of(plan), LONGEST)
+    scaled = table.scaled(factor)
+    for step in zip(*(column.tolist() for column in random_steps(np.random.default_rng(seed), 10, 2048)), strict=True):
+        assert looked_up(scaled, *step) == pytest.approx(factor * looked_up(table, *step), rel=1e-9)
