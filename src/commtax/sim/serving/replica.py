@@ -14,7 +14,6 @@ from commtax.sim.serving.book import Book, Rules
 from commtax.sim.serving.lane import Chunk, Lane, steps_in
 from commtax.sim.serving.pool import Pool
 
-
 Span = tuple[float, float]
 """Begin and end. An end is computed once: who is told a rounding later that it is over would come too late for the next step."""
 
@@ -200,7 +199,7 @@ def longest(paces: list[tuple[float, float, int]]) -> tuple[float, float, int]:
     """The pace of lanes that wait for each other: the longest step's, for as long as it stays the longest and no lane changes.
 
     >>> longest([(3.0, 0.0, 50), (1.0, 0.5, 40)])
-    (3.0, 0.0, 5)
+    (3.0, 0.0, 4)
     """
     first, more, _ = max(paces)
     overtaken = (ceil((first - start) / (faster - more)) for start, faster, _ in paces if faster > more)
