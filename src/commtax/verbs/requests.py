@@ -3,9 +3,13 @@
 The engine's scheduler is simulated step by step, each step as long as the cost model prices it.
 """
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from math import inf, isfinite, nan
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +26,7 @@ from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Note, Refusal
 from commtax.verbs.asking import settled, terms_of
 from commtax.verbs.fitting import cache_tokens, step_limits
+from commtax.verbs.loads import chosen, first
 from commtax.verbs.serving import moved_s
 from commtax.verbs.serving import serve as closed_loop
 
@@ -86,7 +91,7 @@ class Outcome:
     @cached_property
     def _ends(self) -> tuple["Outcome", "Outcome", "Outcome"]:
         """The first requests with steps as short and as long as the range of a step goes, and as they are."""
-        part = _first(self.stream, RANGED)
+        part = first(self.stream, RANGED)
         factor = float(np.exp(Z80 * self.sigma))
         same = self if len(part) == len(self.stream) else self._again(part, 1.0)
         return self._again(part, 1 / factor), same, self._again(part, factor)
@@ -138,7 +143,19 @@ class Outcome:
     @property
     def overloaded(self) -> bool:
         """Whether more requests come than can be answered."""
-        return isfinite(self.offered_rate) and self.offered_rate >= self.capacity
+        return not self.closed and isfinite(self.offered_rate) and self.offered_rate >= self.capacity
+
+    @property
+    def closed(self) -> bool:
+        """Whether clients wait for their answers: a closed loop cannot be overloaded."""
+        return not self.question.offered.request_rate and self.question.offered.trace is None
+
+    def frame(self) -> Any:
+        """``columns`` as a data frame of pandas, or of polars where only that is installed."""
+        for library in ("pandas", "polars"):
+            with suppress(ImportError):
+                return import_module(library).DataFrame(self.columns)
+        raise Refusal("frame: needs pandas or polars (pip install pandas); columns has the same as arrays", "frame")
 
     def holds(self, ttft_s: float, tpot_s: float, share: float = 0.99) -> bool:
         """Whether a share of the requests have both times below their limits."""
@@ -152,12 +169,24 @@ class Outcome:
         return float(np.mean(kept & ((tpot <= tpot_s) | np.isnan(tpot)) & (self.columns["e2e_s"][seen] <= e2e_s)))
 
 
-def serve(put: Question) -> Outcome:
-    """The run of a question."""
+def serve(put: Question, watch: Callable[[Run], None] | None = None) -> Outcome:
+    """The run of a question. Whoever watches may interrupt it, and has the requests that were answered until then."""
     asked = settled(put)
     stream = stream_of(asked)
     fleet = fleet_of(asked, stream)
-    return Outcome(asked, stream, fleet, run(stream, fleet, asked.offered.prefix_hit_rate), asked.notes)
+    ran = run(stream, fleet, asked.offered.prefix_hit_rate, watch)
+    notes = (*asked.notes, *stream.notes)
+    return _answered(Outcome(asked, stream, fleet, ran, notes)) if ran.stopped else Outcome(asked, stream, fleet, ran, notes)
+
+
+def _answered(cut: Outcome) -> Outcome:
+    """What was interrupted, as if the requests that had been answered were all."""
+    rows = np.flatnonzero(np.isfinite(cut.ran.book.done_s))
+    if len(rows) <= cut.question.offered.warmup:
+        raise KeyboardInterrupt
+    text = f"interrupted: {len(rows):,} of {len(cut.stream):,} requests had been answered, and figures are theirs alone"
+    ran = replace(cut.ran, book=cut.ran.book.only(rows.tolist()))
+    return replace(cut, stream=chosen(cut.stream, rows), ran=ran, notes=(Note("interrupted", text), *cut.notes))
 
 
 def stream_of(asked: Question) -> Stream:
@@ -261,13 +290,6 @@ def steps_of(asked: Question, longest: int) -> Surface:
 @remembered
 def _surface(asked: Question, rows: int, seqs: int, longest: int) -> Surface:
     return surface(terms_of(asked), rows, seqs, longest)
-
-
-def _first(stream: Stream, count: int) -> Stream:
-    if len(stream) <= count:
-        return stream
-    part = {name: getattr(stream, name)[:count] for name in ("arrival_s", "input_len", "output_len")}
-    return replace(stream, **part, prefixes=stream.prefixes[:count] if stream.prefixes else None)
 
 
 def _repeated(stream: Stream, count: int) -> Stream:
