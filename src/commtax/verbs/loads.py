@@ -65,7 +65,7 @@ def _check(given: Mapping[str, object], offered: Offered) -> None:
     """What goes together."""
     known = (offered.trace is not None and offered.trace.prefixes is not None) or offered.unique_prompts or offered.shared_prefix
     if offered.prefix_hit_rate and known:
-        rule = "which blocks of prompts are equal is known, and what is cached follows from it; only 0 (no cache) can be said beside it"
+        rule = "which blocks of prompts are equal is known, and so is what is cached; only 0 (no cache) can be said beside it"
         raise Refusal(f"prefix_cache={offered.prefix_hit_rate:g}: {rule}", "prefix_cache", (0,))
     if offered.request_rate and "concurrency" in given:
         raise Refusal(

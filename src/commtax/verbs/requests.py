@@ -27,7 +27,7 @@ from commtax.statement import Note, Refusal
 from commtax.verbs.asking import settled, terms_of
 from commtax.verbs.fitting import cache_tokens, step_limits
 from commtax.verbs.loads import chosen, first
-from commtax.verbs.serving import moved_s
+from commtax.verbs.serving import Simulation, moved_s
 from commtax.verbs.serving import serve as closed_loop
 
 Array = np.ndarray
@@ -51,6 +51,16 @@ class Outcome:
         """One row a request, in the order of arrival."""
         return figures.columns(self.ran)
 
+    @property
+    def results(self) -> dict[str, Array]:
+        """What became of each request, without what was asked for."""
+        return {name: column for name, column in self.columns.items() if name not in ("arrival_s", "input_len", "output_len")}
+
+    @property
+    def as_sent(self) -> Stream:
+        """The requests; those of a closed loop at the times that its clients sent them."""
+        return replace(self.stream, arrival_s=self.columns["sent_s"]) if self.closed else self.stream
+
     @cached_property
     def log(self) -> dict[str, Array]:
         """What the engines that decode did: one row for steps that follow each other alike."""
@@ -61,32 +71,50 @@ class Outcome:
         """Times between tokens, and how many tokens came so."""
         return figures.gaps(self.log)
 
+    @cached_property
+    def _ordered_gaps(self) -> tuple[Array, Array]:
+        """Times between tokens from the shortest on, and how many tokens came within each."""
+        times, counts = self.gaps
+        order = np.argsort(times)
+        return times[order], np.cumsum(counts[order])
+
     def statistic(self, name: str) -> float:
-        """``ttft``, ``tpot``, ``itl``, ``e2e``, ``queue`` or ``wait`` with ``_mean``, ``_p50`` … ``_p99``, in seconds."""
+        """``ttft``, ``tpot``, ``itl``, ``e2e``, ``queue`` or ``wait`` with ``_mean``, ``_std``, ``_p50`` … ``_p99``, in seconds."""
         metric, which = name.rsplit("_", 1)
         if metric == "itl":
-            times, counts = self.gaps
-            total = counts.sum()
-            return (
-                (float(times @ counts / total) if total else nan)
-                if which == "mean"
-                else figures.weighted_quantile(times, counts, figures.QUANTILES[which])
-            )
+            return self._gap(which)
         values = self.columns[f"{metric}_s"][self.question.offered.warmup :]
         values = values[np.isfinite(values)]
         if not values.size:
             return nan
-        return float(values.mean() if which == "mean" else np.quantile(values, figures.QUANTILES[which]))
+        if which in ("mean", "std"):
+            return float(values.mean() if which == "mean" else values.std())
+        return float(np.quantile(values, figures.QUANTILES[which]))
+
+    def _gap(self, which: str) -> float:
+        times, counts = self.gaps
+        total = float(counts.sum())
+        if not total:
+            return nan
+        mean = float(times @ counts / total)
+        if which in ("mean", "std"):
+            return mean if which == "mean" else float(np.sqrt((times - mean) ** 2 @ counts / total))
+        ordered, below = self._ordered_gaps
+        return float(ordered[np.searchsorted(below, figures.QUANTILES[which] * total)])
 
     @cached_property
-    def sigma(self) -> float:
-        """Standard deviation of the logarithm of a step's length: as surely as the closed loop knows its tokens."""
+    def alike(self) -> Simulation:
+        """The closed loop of as many clients as requests run at once: it knows how sure its steps are, and what that rests on."""
         r = self.question.requests
         seqs = max(1.0, float(np.round(self.mean_running)))
         like = self.question.but(concurrency=seqs * self.fleet.workers.count * self.fleet.workers.ranks, num_prompts=inf)
         lengths = {"input_len": float(np.mean(self.stream.input_len)), "output_len": float(np.mean(self.stream.output_len))}
-        like = like.but(**{k: max(1, round(v)) for k, v in lengths.items()}, offered=Offered(), spread=r.spread)
-        return float(closed_loop(like).sigma_of("tpot_s"))
+        return closed_loop(like.but(**{k: max(1, round(v)) for k, v in lengths.items()}, offered=Offered(), spread=r.spread))
+
+    @cached_property
+    def sigma(self) -> float:
+        """Standard deviation of the logarithm of a step's length: as surely as the closed loop knows its tokens."""
+        return float(self.alike.sigma_of("tpot_s"))
 
     @cached_property
     def _ends(self) -> tuple["Outcome", "Outcome", "Outcome"]:
@@ -122,6 +150,24 @@ class Outcome:
     @property
     def requests_per_s(self) -> float:
         return len(self.stream) / max(self.duration_s, 1e-12)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output tokens of all replicas."""
+        return float(self.stream.output_len.sum()) / max(self.duration_s, 1e-12)
+
+    @property
+    def input_tokens_per_s(self) -> float:
+        return float(self.stream.input_len.sum()) / max(self.duration_s, 1e-12)
+
+    @property
+    def num_gpus(self) -> int:
+        """Of all workers of both kinds."""
+        plan, wanted = self.question.plan, self.question.requests
+        if self.fleet.prompts is None:
+            return int(plan.all_gpus)
+        tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
+        return int(plan.num_gpus * (wanted.decode_workers or 1) + tp * plan.pp * plan.cp * self.fleet.prompts.count)
 
     @property
     def offered_rate(self) -> float:
