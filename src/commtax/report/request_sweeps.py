@@ -72,8 +72,8 @@ def plot_sweep(s: Sweep, path: Path) -> None:
 
 def _line(axes: Any, s: Sweep, name: str, index: int) -> None:
     metric, which = name.split("_")
-    values = [o.statistic(name) * 1e3 for o in s.outcomes]
-    ends = np.array([o.range_of(name) for o in s.outcomes]) * 1e3
+    values = [o.statistic(name) for o in s.outcomes]
+    ends = np.array([o.range_of(name) for o in s.outcomes])
     label = f"{metric.upper()} {which}"
     axes.plot(s.values, values, label=label, markersize=4, **style(index))
     axes.fill_between(s.values, ends[:, 0], ends[:, 1], color=COLOURS[index], alpha=0.18, linewidth=0)
@@ -82,16 +82,28 @@ def _line(axes: Any, s: Sweep, name: str, index: int) -> None:
 
 
 def _frame(axes: Any, s: Sweep, what: str) -> None:
-    axes.set(xscale="log", yscale="log", xlabel=TITLES[s.name], ylabel=f"{what}, ms")
+    axes.set(xscale="log", xlabel=TITLES[s.name], ylabel=what)
     ticks = s.values[:: max(1, len(s.values) // 8)]
     axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
     axes.minorticks_off()
+    _in_words(axes, "y")
     axes.grid(alpha=0.25)
     if s.knee is not None:
         axes.plot([], [], "o", markersize=9, markerfacecolor="none", color="black", linestyle="none", label="knee")
     if s.name == "request_rate" and s.values[0] < s.capacity < s.values[-1]:
         axes.axvline(s.capacity, color="0.35", linestyle=":", label=f"capacity {s.capacity:.3g}/s")
     axes.legend(fontsize=8, frameon=False, loc="upper left")
+
+
+def _in_words(axes: Any, which: str) -> None:
+    """Seconds on a logarithmic axis, written as people do: 50 ms, 2 s."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set(**{f"{which}scale": "log"})
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(lambda value, _: format_seconds(value))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def plot_outcome(o: Outcome, path: Path) -> None:
@@ -127,13 +139,15 @@ def _histogram(axes: Any, o: Outcome) -> None:
 def _distribution(axes: Any, o: Outcome) -> None:
     seen = slice(o.question.offered.warmup, None)
     for index, (name, label) in enumerate((("ttft_s", "TTFT"), ("queue_s", "of it in the queue"))):
-        values = np.sort(o.columns[name][seen]) * 1e3
+        values = np.sort(o.columns[name][seen])
         share = np.arange(1, len(values) + 1) / len(values)
         axes.plot(values, share, label=label, color=COLOURS[index], linestyle=("-", "--")[index], drawstyle="steps-post")
     for which, height in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-        value = o.statistic(f"ttft_{which}") * 1e3
+        value = o.statistic(f"ttft_{which}")
         axes.plot(value, height, "o", color=COLOURS[0], markersize=5)
-        axes.annotate(f"{which} {value:.3g} ms", (value, height), xytext=(6, -10), textcoords="offset points", fontsize=8)
-    axes.set(xlabel="time to first token, ms", ylabel="share of requests", xscale="log", ylim=(0, 1.02))
+        axes.annotate(f"{which} {format_seconds(value)}", (value, height), xytext=(7, -10), textcoords="offset points", fontsize=8)
+    _in_words(axes, "x")
+    low, high = axes.get_xlim()
+    axes.set(xlabel="time to first token", ylabel="share of requests", ylim=(0, 1.02), xlim=(low, high * (high / low) ** 0.15))
     axes.grid(alpha=0.25)
     axes.legend(fontsize=8, frameon=False, loc="lower right")
