@@ -253,7 +253,7 @@ def stream_of(asked: Question) -> Stream:
         unique_prompts=offered.unique_prompts,
         shared_prefix=offered.shared_prefix,
         block=int(asked.limits.block_size or asked.engine.memory.block_size),
-        in_flight=float(wanted.concurrency) if closed else offered.max_concurrency,
+        in_flight=float(wanted.concurrency) if closed else offered.in_flight,
     )
     if not (closed and offered.ramp_up_s):
         return stream

@@ -120,9 +120,11 @@ def _timed(reading: Reading) -> None:
     """A finite rate makes requests in time, as many as are said; without one clients make a closed loop, which has no end here."""
     values = reading.values
     words = {name: str(values.pop(name)) for name in ("request_rate", "burstiness") if name in values}
-    numbers = {name: float(text) for name, text in words.items() if re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text)}
+    numbers: dict[str, Value] = {
+        name: float(text) for name, text in words.items() if re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text)
+    }
     if numbers.get("request_rate"):
-        values |= numbers
+        values.update(numbers)
     else:
         values.pop("num_prompts", None)
 
