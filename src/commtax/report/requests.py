@@ -147,7 +147,7 @@ def _throughput(o: Outcome) -> str:
     each = o.tokens_per_s / o.num_gpus
     return (
         f"{o.requests_per_s:,.2f} requests/s, {o.input_tokens_per_s:,.0f} tokens/s in and {o.tokens_per_s:,.0f} out "
-        f"({each:,.0f} a GPU) over {format_seconds(o.duration_s)}"
+        f"({each:,.0f} a GPU) over {f'{o.duration_s:,.0f} s' if o.duration_s >= 100 else format_seconds(o.duration_s)}"
     )
 
 
@@ -185,6 +185,8 @@ def gap_words(tail: Gaps) -> str:
         return f"p99 ITL {format_seconds(tail.p99_s)} is near its median of {format_seconds(tail.median_s)}: no step is disturbed."
     if tail.stalled > max(0.5, tail.with_prompts):
         why = f"{tail.stalled:.0%} of the slowest waited before their step, for prompts that go first or for stages"
+    elif tail.behind > max(0.5, tail.with_prompts):
+        why = f"{tail.behind:.0%} of the slowest passed the stages beside a batch with others' prompts"
     elif tail.with_prompts > 0.5:
         beside = f"others' prompts, {tail.tokens:,.0f} tokens in the mean"
         why = f"{tail.with_prompts:.0%} of the slowest are steps that also compute {beside}"

@@ -52,6 +52,7 @@ class Gaps:
     p99_s: float
     with_prompts: float  # share of the slowest that are steps with prompts of others …
     tokens: float  # … with so many prompt tokens in the mean
+    behind: float  # share that passed a pipeline's stages beside a batch with prompts
     stalled: float  # share that waited before their step: for prompts that go first, or for stages
     preempted: int  # requests that were thrown out of the cache …
     lost_s: float  # … and waited for their next token this long in the mean
@@ -139,7 +140,23 @@ def gaps(o: Outcome) -> Gaps:
         p99_s=limit,
         with_prompts=slow[0] / total,
         tokens=float(np.mean(o.log["tokens"][heavy])) if heavy.any() else 0.0,
+        behind=float(o.log["decodes"][_behind(o, limit)].sum()) / total,
         stalled=float(o.log["stalled"][late].sum()) / total,
         preempted=int(thrown.sum()),
         lost_s=float(np.mean(o.columns["preempted_s"][thrown])) if thrown.any() else 0.0,
     )
+
+
+def _behind(o: Outcome, limit: float) -> Array:
+    """Slow steps without prompts, of pipelines, during which another batch of the same engine had some."""
+    log = o.log
+    end = log["begin_s"] + figures.seconds(log)
+    slow = (log["tokens"] == 0) & (log["decodes"] > 0) & (log["first_s"] >= limit)
+    beside = np.zeros(len(end), dtype=bool)
+    for engine in o.ran.engines if o.fleet.workers.stages > 1 else ():
+        own = np.flatnonzero((log["engine"] == engine.number) & (log["tokens"] > 0))
+        own = own[np.argsort(log["begin_s"][own], kind="stable")]
+        before = np.searchsorted(log["begin_s"][own], end, side="left")  # batches that began before a step's end …
+        latest = np.maximum.accumulate(np.concatenate([[-np.inf], end[own]]))[before]  # … and the last end of these
+        beside |= (log["engine"] == engine.number) & (latest > log["begin_s"])
+    return slow & beside
