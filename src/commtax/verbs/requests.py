@@ -181,7 +181,7 @@ class Outcome:
         rules, workers = self.fleet.workers.rules, self.fleet.workers
         each = float(np.mean(self.stream.input_len) + np.mean(self.stream.output_len))
         at_once = min(rules.seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks * workers.stages
-        stream = _repeated(self.stream, min(20_000, max(400, int(5 * at_once))))
+        stream = _repeated(self.stream, min(20_000, max(2000, int(5 * at_once))))
         done = np.sort(run(stream, self.fleet, self.question.offered.prefix_hit_rate).book.done_s)
         quarter = len(done) // 4
         return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))

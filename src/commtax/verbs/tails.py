@@ -159,4 +159,4 @@ def _behind(o: Outcome, limit: float) -> Array:
         before = np.searchsorted(log["begin_s"][own], end, side="left")  # batches that began before a step's end …
         latest = np.maximum.accumulate(np.concatenate([[-np.inf], end[own]]))[before]  # … and the last end of these
         beside |= (log["engine"] == engine.number) & (latest > log["begin_s"])
-    return slow & beside
+    return np.asarray(slow & beside)
