@@ -76,6 +76,14 @@ def _counts(value: Any, name: str) -> list[int]:
     return [parse_count(part, name) for part in str(value).split(",")]
 
 
+def _rates(value: Any, name: str) -> tuple[float, ...]:
+    """Requests a second, several by commas; none where nothing is said."""
+    try:
+        return tuple(float(part) for part in value.split(",") if value)
+    except ValueError:
+        raise Refusal(f"{name} '{value}': numbers of requests a second are needed, such as 2,6", name) from None
+
+
 def _shown(value: Any, name: str) -> Any:
     """A whole number, or several: ``1,8,64``."""
     num_values = str(value).count(",") + 1
@@ -250,6 +258,7 @@ class Verb(click.Command):
 KINDS: Given = {
     "count": COUNT,
     "counts": Kind("N,N", _counts),
+    "rates": Kind("R,R", _rates),
     "some": Kind("N", _at_least_1),
     "names": Kind("NAMES", lambda value, _: [name for name in value.split(",") if name]),
     "integer": int,

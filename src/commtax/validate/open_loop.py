@@ -120,7 +120,7 @@ def question_of(run: Run) -> Question:
         "warmup": load.warmup,
         "inputs": load.inputs,
         "outputs": load.outputs,
-        "in_flight": load.in_flight,
+        "max_in_flight": load.in_flight,
         "unique_prompts": load.unique_prompts,
         "shared_prefix": load.shared_prefix,
     }

@@ -253,7 +253,7 @@ def stream_of(asked: Question) -> Stream:
         unique_prompts=offered.unique_prompts,
         shared_prefix=offered.shared_prefix,
         block=int(asked.limits.block_size or asked.engine.memory.block_size),
-        in_flight=float(wanted.concurrency) if closed else offered.in_flight,
+        in_flight=float(wanted.concurrency) if closed else offered.max_in_flight,
     )
     if not (closed and offered.ramp_up_s):
         return stream
@@ -315,6 +315,7 @@ def _rules(asked: Question, longest: int) -> Rules:
         reserved=serves.kv_reserved,
         ahead=serves.ahead and plan_is_flat(asked.plan),
         prompts=serves.prompts_per_step,
+        stint=serves.steps_per_decision,
         way_s=host.request_s,
         door_s=host.frontend_request_s,
         token_s=host.frontend_token_s,

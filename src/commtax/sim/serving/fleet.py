@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import inf, nextafter
 
 from commtax.sim.serving.book import Book
 from commtax.sim.serving.replica import Replica
@@ -54,7 +54,7 @@ def together(engines: Sequence[Replica], clients: Clients, send: Callable[[int, 
         behind = min(engines, key=lambda engine: engine.clock)
         if behind.clock < now:
             others = min((e.clock for e in engines if e is not behind), default=inf) if feedback else inf
-            behind.run(min(now, max(others, behind.clock + 1e-9)))
+            behind.run(min(now, max(others, nextafter(behind.clock, inf))))
         elif now < inf:
             _, i = heappop(clients.pending)
             send(i, now)

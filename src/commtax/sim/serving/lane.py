@@ -34,14 +34,19 @@ class Lane:
         return self.seqs > 0 or bool(self.prompts)
 
     def form(self, begin: float) -> list[Chunk]:
-        """Decide a step: first those that decode have their blocks, then prompts that were begun, then waiting ones."""
-        if not self.pool.rules.prefill_first and self.secure(begin):
-            return []
-        return self._chosen(begin)
+        """Decide a step: first those that decode have their blocks, then prompts that were begun, then waiting ones.
 
-    def _chosen(self, begin: float) -> list[Chunk]:
-        pool, rules = self.pool, self.pool.rules
+        Nobody is let in by a step that had to throw others out.
+        """
+        rules = self.pool.rules
+        thrown = not rules.prefill_first and self.secure(begin)
         room = rules.tokens - (0 if rules.prefill_first else self.seqs)
+        chosen = self._begun(room)
+        return chosen if thrown else self._let_in(chosen, room - sum(new for _, new, _ in chosen), begin)
+
+    def _begun(self, room: int) -> list[Chunk]:
+        """The next chunks of prompts that were begun, as far as there is room in the step."""
+        pool = self.pool
         chosen: list[Chunk] = []
         for i, done in self.prompts:
             if room <= 0:
@@ -49,6 +54,11 @@ class Lane:
             new = min(pool.book.goal[i] - done, room)
             chosen.append((i, new, done))
             room -= new
+        return chosen
+
+    def _let_in(self, chosen: list[Chunk], room: int, begin: float) -> list[Chunk]:
+        """Waiting requests in turn, as long as step, cache and engine have room for the first of them."""
+        pool, rules = self.pool, self.pool.rules
         while pool.waiting and room > 0 and pool.running < rules.seqs and len(chosen) < rules.prompts:
             i = pool.waiting[0]
             done = pool.cached_tokens(i)
