@@ -52,7 +52,9 @@ def show_outcome(console: Console, o: Outcome, slo: Slo) -> None:
 
 
 def _verdicts(console: Console, o: Outcome, slo: Slo) -> None:
-    """What makes the answer no."""
+    """What makes the answer no, or only a part of it."""
+    for note in (note for note in o.notes if note.code == "interrupted"):
+        say(console, f"{note[0].upper()}{note[1:]}.", "bold red")
     if o.overloaded:
         grow = "the queue grows as long as they do, and the times below are means over a queue of this run's length"
         say(
@@ -212,7 +214,8 @@ def _engine(o: Outcome, used: Usage) -> str:
 
 def remarks(o: Outcome) -> list[str]:
     """Notes; idle GPUs are counted over both kinds of workers, where there are two."""
-    return list(dict.fromkeys(note for note in o.notes if not (o.fleet.prompts and note.code == "idle-gpus")))
+    said = ("interrupted", *(["idle-gpus"] if o.fleet.prompts else []))
+    return list(dict.fromkeys(note for note in o.notes if note.code not in said))
 
 
 def _source(o: Outcome) -> str:
