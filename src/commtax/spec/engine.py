@@ -36,6 +36,8 @@ class KernelHabits:
     """How an engine's kernels differ from plain ones."""
 
     small_kernels: float = 1.0  # share of a plain engine's small kernels that is left after fusing them into neighbours
+    small_bytes: float = 1.0  # … and of their bytes: fused into products and all-reduces they read and write less
+    prefill_fp8: bool = False  # prompts attend in fp8 where the cache is kept in it
     head_norm_kernels: int = 0  # launches for norms of queries and keys a layer; 0: inside the rotary kernel
     routing_kernels: float = 4.0  # launches around the experts of a layer: choose, sort, permute, activate, combine
     routing_passes: float = 0.0  # times that a rank also moves the copies for experts of other ranks

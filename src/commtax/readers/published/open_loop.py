@@ -316,8 +316,10 @@ def _engine(row: Row) -> str:
     table = names()["open_loop"]
     name, version = lower(row, "engine"), cell(row, "engine_version")
     key = table["engines"].get(name, name)
-    if _is_mlperf(row) and key in table["submitted"]:
+    if _is_mlperf(row) and key == "trtllm":
         return f"{table['submitted'][key]}@{lower(row, 'source_group').rpartition('v')[2]}"
+    if _is_mlperf(row) and key == "vllm" and _chip(row).vendor == "amd":
+        return str(table["submitted"]["amd"])
     if key not in catalog.keys("engines"):
         raise Refusal(f"engine '{name}' is not known")
     if named := re.match(r"TensorRT (\d+\.\d+)", version):

@@ -48,6 +48,7 @@ class Replica:
         self.times: list[float] = []  # when requests reach the scheduler …
         self.coming: list[int] = []  # … and which
         self.next = 0
+        self.undecided = 0  # steps of decodes that pass before who waits is looked at again
         self.log: list[Segment] = []
         self.ended: list[float] = []  # when requests left
         self.on_done: Callable[[int, float], None] | None = None
@@ -85,11 +86,15 @@ class Replica:
         self.clock = self.seen = max(now, self.times[self.next]) if self.next < len(self.times) else inf
 
     def _step(self, begin: float, until: float) -> None:
+        if self.undecided and self._decodes(begin, secured=False):
+            self._decode(begin, until)
+            return
         self._arrive()
         chunks = [lane.form(begin) for lane in self.lanes]
+        self.undecided = self.rules.stint if self.rules.stint > 1 else 0
         if any(chunks):
             self._mixed(begin, chunks)
-        elif self._decodes(begin):
+        elif self._decodes(begin, secured=not self.rules.prefill_first):
             self._decode(begin, until)
         else:
             self._idle()
@@ -102,9 +107,9 @@ class Replica:
             pool.waiting.append(self.coming[self.next])
             self.next += 1
 
-    def _decodes(self, begin: float) -> bool:
-        """Whether a lane has requests that decode. Prompts that go before them have not looked for their blocks yet."""
-        if self.rules.prefill_first:
+    def _decodes(self, begin: float, secured: bool) -> bool:
+        """Whether a lane has requests that decode, once they have their blocks, which prompts that go before them do not look for."""
+        if not secured:
             for lane in self.lanes:
                 lane.secure(begin)
         return any(lane.seqs for lane in self.lanes)
@@ -138,6 +143,7 @@ class Replica:
         first, more, steps = paces[0] if len(paces) == 1 else longest(paces)
         steps = min(steps, self._undisturbed(begin, until, first, more))
         steps = min(lane.fits(steps) for _, lane in working)
+        self.undecided = max(0, self.undecided - steps)
         end = begin + (steps * first + more * steps * (steps - 1) / 2)
         self._pass(end - first - more * (steps - 1), end)
         for number, lane in working:
@@ -149,6 +155,8 @@ class Replica:
         Who comes to the only queue behind others changes nothing.
         """
         steps = 2**31 if until == inf else max(1, steps_in(until - begin, first, more))
+        if self.undecided:  # nobody is let in before they have passed
+            return min(steps, self.undecided)
         if self.next < len(self.times) and (len(self.pools) > 1 or not self.pools[0].waiting):
             apart = max(0.0, self.times[self.next] - begin)
             steps = min(steps, max(1, steps_in(apart, first, more) + self.rules.ahead))
