@@ -1,4 +1,4 @@
-"""Laws of the engine in time: whatever is asked, tokens and blocks are conserved, nothing is early and nobody idles beside a queue."""
+"""Laws of the engine in time: whatever is asked, tokens and blocks are conserved, nothing is early, nobody idles beside a queue."""
 
 from dataclasses import replace
 from math import inf
@@ -14,7 +14,7 @@ from commtax.sim.serving.fleet import Clients, alone
 from commtax.sim.serving.pipeline import Pipeline
 from commtax.sim.serving.replica import Replica
 from commtax.sim.serving.running import Fleet, Run, Workers, run
-from toy_engine import Case, Stepping, cases, constant_surface, stream, toy_surface
+from toy_engine import Case, Stepping, cases, stream
 
 EXACT = 1e-9
 TIMES = ("sent_s", "started_s", "first_s", "done_s", "lost_s")

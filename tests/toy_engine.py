@@ -18,7 +18,7 @@ LONGEST = 128  # tokens of a toy request
 
 
 def toy_surface(base_s=1e-2, seq_s=1e-3, row_s=1e-4, context_s=1e-6, prompt_s=1e-7, fixed_s=0.0, seqs=64, rows=512):
-    """A step takes base + seq a decode + row a prompt token + what attention costs: linear but for one bend at half of the longest."""
+    """A step takes base + seq a decode + row a prompt token + what attention costs: linear but for a bend at half the longest."""
     count, contexts = np.arange(seqs + 1.0), [0.0, LONGEST / 2, LONGEST * 4.0]
     bent = np.array([0.0, LONGEST / 2, LONGEST * 6.0]) * context_s
     new, past = [1.0, 64.0, 512.0], [0.0, 128.0, 512.0]

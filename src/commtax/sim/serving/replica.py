@@ -108,7 +108,7 @@ class Replica:
             self.next += 1
 
     def _decodes(self, begin: float, secured: bool) -> bool:
-        """Whether a lane has requests that decode, once they have their blocks, which prompts that go before them do not look for."""
+        """Whether a lane has requests that decode, once they have their blocks: prompts that go before them do not look for these."""
         if not secured:
             for lane in self.lanes:
                 lane.secure(begin)
@@ -200,7 +200,7 @@ def longest(paces: list[tuple[float, float, int]]) -> tuple[float, float, int]:
     """The pace of lanes that wait for each other: the longest step's, for as long as it stays the longest and no lane changes.
 
     >>> longest([(3.0, 0.0, 50), (1.0, 0.5, 40)])
-    (3.0, 0.0, 5)
+    (3.0, 0.0, 4)
     """
     first, more, _ = max(paces)
     overtaken = (ceil((first - start) / (faster - more)) for start, faster, _ in paces if faster > more)
