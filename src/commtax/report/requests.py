@@ -137,19 +137,27 @@ def _cells(o: Outcome, metric: str) -> tuple[str, ...]:
     values = [o.statistic(f"{metric}_{which}") for which in STATISTICS]
     if not isfinite(values[0]):
         return (METRICS[metric], *("–",) * 7)
-    first, *others = (format_seconds(value) for value in values)
+    first, *others = map(time_words, values)
     return (METRICS[metric], first, _range(o, f"{metric}_mean"), *others, _range(o, f"{metric}_p99"))
 
 
 def _range(o: Outcome, name: str) -> str:
-    return " to ".join(format_seconds(end) for end in o.range_of(name))
+    return " to ".join(map(time_words, o.range_of(name)))
+
+
+def time_words(seconds: float) -> str:
+    """
+    >>> time_words(0.0123), time_words(1234.5)
+    ('12.3 ms', '1,234 s')
+    """
+    return f"{seconds:,.0f} s" if seconds >= 1000 else format_seconds(seconds)
 
 
 def _throughput(o: Outcome) -> str:
     each = o.tokens_per_s / o.num_gpus
     return (
         f"{o.requests_per_s:,.2f} requests/s, {o.input_tokens_per_s:,.0f} tokens/s in and {o.tokens_per_s:,.0f} out "
-        f"({each:,.0f} a GPU) over {f'{o.duration_s:,.0f} s' if o.duration_s >= 100 else format_seconds(o.duration_s)}"
+        f"({each:,.0f} a GPU) over {time_words(o.duration_s)}"
     )
 
 

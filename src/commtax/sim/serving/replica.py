@@ -108,7 +108,7 @@ class Replica:
             self.next += 1
 
     def _decodes(self, begin: float, secured: bool) -> bool:
-        """Whether a lane has requests that decode, once they have their blocks: prompts that go before them do not look for these."""
+        """Whether a lane has requests that decode, once they have their blocks: prompts that go first do not look for these."""
         if not secured:
             for lane in self.lanes:
                 lane.secure(begin)
