@@ -303,6 +303,8 @@ def test_the_tail_is_put_down_to_what_makes_it(words, cause):
 
 
 def test_slow_gaps_are_steps_with_prompts():
+    ranks = commtax.serve("deepseek-v3", "2x8xh200-sxm", tp=8, dp=2, ep=16, request_rate=6, num_prompts=100)
+    assert gaps(ranks).with_prompts + gaps(ranks).behind > 0.9
     assert gaps(served(request_rate=20)).with_prompts > 0.9
     assert gaps(served(request_rate=20, engine="sglang")).stalled > 0.9
     assert gaps(served(request_rate=20, disaggregated=True)).with_prompts == 0

@@ -38,7 +38,7 @@ WORKERS = ("disaggregated", "prefill_workers", "prefill_tp", "decode_workers")
 )
 @ordered(About.LOOP)
 def simulate_command(order: Order) -> None:
-    """Serving as users see it: TTFT, TPOT, ITL and throughput. Exit code 1: it does not fit, is overloaded or misses an SLO.
+    """Serving as users see it: TTFT, TPOT, ITL and throughput. Exit code 1: overloaded or an SLO missed.
 
     Requests in time, step by step, at a rate, from a trace, or a benchmark of so many requests:
 

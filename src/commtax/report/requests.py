@@ -196,7 +196,7 @@ def gap_words(tail: Gaps) -> str:
     if tail.stalled > max(0.5, tail.with_prompts):
         why = f"{tail.stalled:.0%} of the slowest waited before their step, for prompts that go first or for stages"
     elif tail.behind > max(0.5, tail.with_prompts):
-        why = f"{tail.behind:.0%} of the slowest passed the stages beside a batch with others' prompts"
+        why = f"{tail.behind:.0%} of the slowest waited for prompts on other stages or ranks of their engine"
     elif tail.with_prompts > 0.5:
         beside = f"others' prompts, {tail.tokens:,.0f} tokens in the mean"
         why = f"{tail.with_prompts:.0%} of the slowest are steps that also compute {beside}"
