@@ -2,7 +2,7 @@
 
 DIR, or its folder ``open_loop``, holds ``open_loop_runs.csv`` and ``rivals_open_loop.csv``; ROWS.csv is what ``commtax validate
 --only open_loop_runs --rows`` wrote (else all runs are simulated first). Each rival is compared on the rows that both it and we
-have, a set at a time: one of the rivals was fitted on ``blis-training-set``.
+have, of those that nothing of ours was fitted on, a set at a time: one of the rivals was fitted on ``blis-training-set``.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Comparison:
 
 
 def our_predictions(path: Path) -> dict[tuple[str, str], float]:
-    """Seconds by run and kind, of rows that have a price."""
-    rows = dicts(*read(path))
-    return {(r["id"], r["kind"]): float(r["predicted"]) for r in rows if r["predicted"] and not r["skipped"]}
+    """Seconds by run and kind, of rows that have a price and that nothing of ours was fitted on."""
+    rows = [r for r in dicts(*read(path)) if r["predicted"] and not r["skipped"] and r["fitted"] == "false"]
+    return {(r["id"], r["kind"]): float(r["predicted"]) for r in rows}
 
 
 def rivals_in(rows: Sequence[Row]) -> list[str]:

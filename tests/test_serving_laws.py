@@ -1,4 +1,4 @@
-"""Laws of the engine in time: whatever is asked, tokens and blocks are conserved, nothing is early, nobody idles beside a queue."""
+"""Laws of the engine in time: tokens and blocks are conserved, nothing is early, nobody idles in vain, jumping is stepping."""
 
 from dataclasses import replace
 from math import inf
@@ -31,7 +31,7 @@ def static_prefill_s(case, i, book):
     done, total, goal = book.cached[i], 0.0, int(case.stream.input_len[i])
     while done < goal:
         new = min(goal - done, case.rules.tokens) if case.rules.chunked else goal - done
-        total += case.surface.mixing(0, 0, new, 1, case.surface.prompt_s(new, done))
+        total += case.surface.mixing(0, 0, new, 1, case.surface.prompts_s([(i, new, done)]))
         done += new
     return total
 

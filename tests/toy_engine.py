@@ -18,7 +18,7 @@ LONGEST = 128  # tokens of a toy request
 
 
 def toy_surface(base_s=1e-2, seq_s=1e-3, row_s=1e-4, context_s=1e-6, prompt_s=1e-7, fixed_s=0.0, seqs=64, rows=512):
-    """A step takes base + seq a decode + row a prompt token + what attention costs: linear but for a bend at half the longest."""
+    """A step takes base + seq a decode + row a prompt token + what attention costs: linear but for one bend in its context."""
     count, contexts = np.arange(seqs + 1.0), [0.0, LONGEST / 2, LONGEST * 4.0]
     bent = np.array([0.0, LONGEST / 2, LONGEST * 6.0]) * context_s
     new, past = [1.0, 64.0, 512.0], [0.0, 128.0, 512.0]
@@ -27,7 +27,7 @@ def toy_surface(base_s=1e-2, seq_s=1e-3, row_s=1e-4, context_s=1e-6, prompt_s=1e
     prompt = [[prompt_s * n * (p + n / 2) for n in new] for p in past]
     comm = np.zeros(seqs + 1), np.zeros(rows + 1)
     decode = count[:, None] * bent[None, :]
-    return Surface(alone_s.tolist(), [1, seqs + 1], mixed, contexts, decode, new, past, prompt, fixed_s, *comm)
+    return Surface(alone_s.tolist(), [1, seqs + 1], mixed, contexts, decode, new, past, prompt, prompt, fixed_s, *comm)
 
 
 def constant_surface(step_s, seqs=8, rows=64):

@@ -88,6 +88,7 @@ def surface(timings: Timings) -> Surface:
         new=[0.0, 1.0],
         past=[0.0, 1.0],
         prompt=[[0.0, 0.0], [0.0, 0.0]],
+        among=[[0.0, 0.0], [0.0, 0.0]],
         prompt_fixed_s=0.0,
         alone_comm=seqs * 0.0,
         mixed_comm=rows * 0.0,

@@ -152,12 +152,9 @@ class Lane:
     def seconds(self, chunks: list[Chunk]) -> float:
         """Of a step with these chunks of prompts; decoding requests share it unless prompts run before them."""
         surface = self.surface
-        attention_s, tokens = 0.0, 0
-        for _, new, past in chunks:
-            attention_s += surface.prompt_s(new, past)
-            tokens += new
+        tokens = sum(new for _, new, _ in chunks)
         beside = 0 if self.pool.rules.prefill_first else self.seqs
-        return surface.mixing(beside, self.cached, tokens, len(chunks), attention_s)
+        return surface.mixing(beside, self.cached, tokens, len(chunks), surface.prompts_s(chunks))
 
     def pace(self) -> tuple[float, float, int]:
         """Of steps of decodes alone: seconds of the first, by how much each is longer than the one before, and for how many
