@@ -28,7 +28,7 @@ from commtax.verbs.serving import serve as closed_form
 MODELS = ("llama-3.1-8b", "qwen3-14b", "gemma-3-27b", "llama-3.1-70b", "gpt-oss-120b", "qwen3-30b-a3b", "mixtral-8x7b")
 CLUSTERS = ("8xh100-sxm", "8xh200-sxm", "8xa100-80-sxm", "8xb200-sxm")
 ENGINES = ("vllm", "vllm@0.11", "sglang", "trtllm")
-LIVES = 12  # requests of each client, of which the first third is not counted
+LIVES = 12  # requests of each client, of which the first third and the last sixth are not counted
 FIGURES = ("tpot", "ttft", "rate")
 
 
@@ -72,13 +72,15 @@ def asked(seed: str) -> Pair | None:
     count = max(120, LIVES * int(str(words["concurrency"])))
     try:
         put = question(words)
-        ran = simulated(put.but(num_prompts=count, warmup=count // 3))
+        ran = simulated(put.but(num_prompts=count))
         form = closed_form(put.but(num_prompts=np.inf))
     except Refusal:
         return None
-    middle = ran.columns["done_s"][count // 3 : count - count // 6]
-    rate = (len(middle) - 1) / max(1e-12, float(np.max(middle) - np.min(middle)))
-    ratios = ran.statistic("tpot_mean") / float(form.tpot_s), ran.statistic("ttft_mean") / float(form.ttft_s)
+    middle = slice(count // 3, count - count // 6)
+    done = np.sort(ran.columns["done_s"])[middle]
+    rate = (len(done) - 1) / max(1e-12, float(done[-1] - done[0]))
+    tpot, ttft = (float(np.nanmean(ran.columns[name][middle])) for name in ("tpot_s", "ttft_s"))
+    ratios = tpot / float(form.tpot_s), ttft / float(form.ttft_s)
     each = float(str(words["concurrency"])) / put.plan.dp
     thrown = bool(np.sum(ran.columns["preemptions"]))
     waits = bool(float(form.running) < each) or each > step_limits(form.question)[1]
@@ -92,20 +94,21 @@ def kind(pair: Pair) -> str:
     return steps + (", reserved" if serves.kv_reserved else "")
 
 
-def ratio(pair: Pair) -> str:
-    """Prompt over output."""
-    share = int(str(pair.words["input_len"])) / int(str(pair.words["output_len"]))
-    return "prompt > 16 outputs" if share > 16 else "prompt 2 to 16 outputs" if share > 2 else "prompt < 2 outputs"
+def _below(value: float, limits: tuple[int, int], what: str) -> str:
+    low, high = limits
+    return f"{what} <= {low}" if value <= low else f"{what} <= {high}" if value <= high else f"{what} > {high}"
 
 
 GROUPS: Mapping[str, Callable[[Pair], str]] = {
     "engine": kind,
-    "clients": lambda pair: f"clients {'<= 4' if int(str(pair.words['concurrency'])) <= 4 else '5 to 48' if int(str(pair.words['concurrency'])) <= 48 else '> 48'}",
-    "lengths": ratio,
+    "clients": lambda pair: _below(int(str(pair.words["concurrency"])), (4, 48), "clients"),
+    "lengths": lambda pair: _below(
+        int(str(pair.words["input_len"])) / int(str(pair.words["output_len"])), (2, 16), "prompt/output"
+    ),
     "spread": lambda pair: f"spread {pair.words['spread']}",
     "stages": lambda pair: f"pp {pair.words.get('pp', 1)}",
     "cache": lambda pair: "thrown out" if pair.full else "waiting" if pair.waiting else "all run",
-    "prompts' share": lambda pair: "prompts < 10 %" if pair.load < 0.1 else "prompts < 50 %" if pair.load < 0.5 else "prompts > 50 %",
+    "prompts' share": lambda pair: _below(100 * pair.load, (10, 50), "prompts %"),
 }
 
 
@@ -139,7 +142,7 @@ def main() -> None:
     pairs = [pair for pair in pairs if str(pair.words["engine"]).startswith(options.only)]
     print("\n".join(lines(pairs)))
     for figure in FIGURES:
-        worst = sorted(pairs, key=lambda pair: -abs(np.log(getattr(pair, figure))))[: options.worst]  # noqa: B023
+        worst = sorted(pairs, key=lambda pair: -abs(np.log(getattr(pair, figure))))[: options.worst]
         print(f"\nfurthest apart in {figure}", *worst, sep="\n")
 
 
