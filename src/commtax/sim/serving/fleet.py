@@ -7,6 +7,7 @@ from math import inf, nextafter
 from commtax.sim.serving.book import Book
 from commtax.sim.serving.replica import Replica
 
+ROUND_TRIP_S = 1e-6  # from an answer to the client's next request: an engine has begun its next step by then
 ROUTERS = ("round-robin", "least-loaded", "prefix")
 Route = Callable[[int, float], Replica]
 
@@ -24,7 +25,7 @@ class Clients:
         if self.sent < len(self.own):
             i = self.own[self.sent]
             self.sent += 1
-            heappush(self.pending, (max(now, self.book.arrival_s[i]), i))
+            heappush(self.pending, (max(now + ROUND_TRIP_S, self.book.arrival_s[i]), i))
 
 
 def alone(replica: Replica, clients: Clients) -> None:

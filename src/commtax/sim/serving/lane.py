@@ -63,7 +63,7 @@ class Lane:
             i = pool.waiting[0]
             done = pool.cached_tokens(i)
             new = pool.book.goal[i] - done
-            if new > room and not rules.chunked and (chosen or room < rules.tokens):
+            if new > room and not rules.chunked and (chosen or new <= rules.tokens):
                 break
             if not pool.admit(i, self.taken):
                 break
