@@ -21,9 +21,9 @@ from commtax.spec import DTYPE_BYTES, Chip, Model
 from commtax.spec.stream import Lengths
 from commtax.statement import Refusal
 
-MOST_REQUESTS = 10_000  # of one replica that are simulated and counted …
+MOST_REQUESTS = 20_000  # of one replica that are simulated and counted …
 MOST_SHIPPED = 500  # … of runs that ship here, which are scored with everything else
-WARMUP = 0.2  # … after this share more, where the run was longer
+WARMUP = 0.1  # … after this share more, where the run was longer
 REPEATED_PROMPTS = 100  # distinct prompts of inference-perf's shared-prefix client (10 groups of 10) that the sources use
 REPEATING = ("training", "sim-to-real")
 FITTED_RATE = 4.0  # requests/s of those runs that vLLM 0.23 was fitted on
