@@ -53,8 +53,11 @@ class Outcome:
 
     @cached_property
     def gaps(self) -> tuple[Array, Array]:
-        """Times between tokens, and how many tokens came so."""
-        return figures.gaps(self.log)
+        """Times between tokens, and how many tokens came so, from the first request on that counts."""
+        begin, warmup = self.log["begin_s"], self.question.offered.warmup
+        if not 0 < warmup < len(self.stream):
+            return figures.gaps(self.log)
+        return figures.gaps({name: column[begin >= self.stream.arrival_s[warmup]] for name, column in self.log.items()})
 
     def statistic(self, name: str) -> float:
         """``ttft``, ``tpot``, ``itl``, ``e2e``, ``queue`` or ``wait`` with ``_mean``, ``_p50`` … ``_p99``, in seconds."""
@@ -86,7 +89,7 @@ class Outcome:
     @cached_property
     def _ends(self) -> tuple["Outcome", "Outcome", "Outcome"]:
         """The first requests with steps as short and as long as the range of a step goes, and as they are."""
-        part = _first(self.stream, RANGED)
+        part = first_of(self.stream, RANGED)
         factor = float(np.exp(Z80 * self.sigma))
         same = self if len(part) == len(self.stream) else self._again(part, 1.0)
         return self._again(part, 1 / factor), same, self._again(part, factor)
@@ -126,14 +129,8 @@ class Outcome:
 
     @cached_property
     def capacity(self) -> float:
-        """Requests/s that the fleet answers when there are always enough: the middle half of a run of all at once."""
-        rules, workers = self.fleet.workers.rules, self.fleet.workers
-        each = float(np.mean(self.stream.input_len) + np.mean(self.stream.output_len))
-        at_once = min(rules.seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks * workers.stages
-        stream = _repeated(self.stream, min(20_000, max(400, int(5 * at_once))))
-        done = np.sort(run(stream, self.fleet, self.question.offered.prefix_hit_rate).book.done_s)
-        quarter = len(done) // 4
-        return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))
+        """Requests/s that the fleet answers when there are always enough."""
+        return capacity_of(self.stream, self.fleet, self.question.offered.prefix_hit_rate)
 
     @property
     def overloaded(self) -> bool:
@@ -150,6 +147,16 @@ class Outcome:
         kept = self.columns["ttft_s"][seen] <= ttft_s
         tpot = self.columns["tpot_s"][seen]
         return float(np.mean(kept & ((tpot <= tpot_s) | np.isnan(tpot)) & (self.columns["e2e_s"][seen] <= e2e_s)))
+
+
+def capacity_of(stream: Stream, fleet: Fleet, hit_rate: float = 0.0) -> float:
+    """Requests/s that a fleet answers when there are always enough: the middle half of a run of all at once."""
+    rules, workers = fleet.workers.rules, fleet.workers
+    each = float(np.mean(stream.input_len) + np.mean(stream.output_len))
+    at_once = min(rules.seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
+    done = np.sort(run(_repeated(stream, min(20_000, max(400, int(5 * at_once)))), fleet, hit_rate).book.done_s)
+    quarter = len(done) // 4
+    return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))
 
 
 def serve(put: Question) -> Outcome:
@@ -263,7 +270,8 @@ def _surface(asked: Question, rows: int, seqs: int, longest: int) -> Surface:
     return surface(terms_of(asked), rows, seqs, longest)
 
 
-def _first(stream: Stream, count: int) -> Stream:
+def first_of(stream: Stream, count: int) -> Stream:
+    """The first requests of a stream."""
     if len(stream) <= count:
         return stream
     part = {name: getattr(stream, name)[:count] for name in ("arrival_s", "input_len", "output_len")}
