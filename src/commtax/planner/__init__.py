@@ -2,7 +2,7 @@
 somebody runs already stands beside them."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Unpack
 
@@ -10,16 +10,16 @@ import numpy as np
 
 from commtax.planner import serving, training
 from commtax.planner.columns import SERVED, Columns, ServingPlans, Standing, TrainPlans, describe_kind, label, order, worth
-from commtax.planner.reasons import best_times, explain, explain_training, missed
+from commtax.planner.reasons import best_times, explain, explain_training
+from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import Space
 from commtax.question import MAX_CONCURRENCY, Question
-from commtax.spec import DTYPE_BYTES, SIZES, Cluster, Engine, Model, Profile
+from commtax.spec import SIZES, Cluster, Engine, Model, Profile
 from commtax.statement import Refusal
-from commtax.units import format_seconds
 from commtax.verbs import checking
 from commtax.verbs.asking import SearchOptions, describe_gpus, only, settled, unsettled
 from commtax.verbs.billing import price
-from commtax.verbs.fitting import cache_tokens, holds
+from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.serving import serve
 
 

@@ -6,36 +6,33 @@ in rounds of equal size whoever does them, so that the answer is the same on one
 what is listed already, nor half of the best, is left out.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isnan
 from typing import Unpack
 
 import numpy as np
 
 from commtax.catalog.distributions import lengths
 from commtax.planner.columns import Rejected
+from commtax.planner.contest import WORSE, Progress, Search, order
 from commtax.planner.crew import Crew, crew
-from commtax.planner.layouts import SLACK, Layout, candidates, limit_name
+from commtax.planner.layouts import Layout, limit_name
 from commtax.planner.reasons import in_type
 from commtax.planner.remedies import larger, to_fit
-from commtax.planner.trials import Task, Trial, all_requests, detailed, least, lengths_of_run, rate_of
+from commtax.planner.trials import Task, Trial, least, lengths_of_run, rate_of, saturated
 from commtax.question import Question
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
 from commtax.units import format_seconds, plural
 from commtax.verbs import checking
-from commtax.verbs.asking import SearchOptions, describe_layout, only, settled, unsettled
+from commtax.verbs.asking import SearchOptions, describe_layout, only, unsettled
 from commtax.verbs.checking import positive
 
 OBJECTIVES = ("gpus", "cost", "tokens")
 METRICS, STATISTICS = ("ttft", "tpot", "itl", "e2e"), ("mean", "p50", "p90", "p95", "p99")
-ROUND = 4  # layouts that are tried before it is looked again which ones may still be listed
-WORSE = 1.5  # times the best's GPUs, dollars or inverse tokens: layouts beyond are left out
-NEAR = 3  # layouts that are tried on more GPUs where no fleet holds
+NEAR, DOUBLINGS = 2, 2  # layouts that are tried on more GPUs where no fleet holds, and how often these double
 LISTED = 10
-Progress = Callable[[int, int, Trial | None], None]
-"""Told how many of how many layouts are done, and the best so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +158,9 @@ def _check(put: Sequence[Question]) -> None:
             rule = f"one of {', '.join(OBJECTIVES)} with a request rate"
             raise Refusal(f"objective '{goal.objective}': {rule}", "objective", OBJECTIVES)
         if goal.objective == "cost" and not goal.usd_per_gpu_hour:
-            raise Refusal(f"objective 'cost': no price is known for {q.cluster.chip.key}; give price, such as 2.5", "price", ("2.5",))
+            raise Refusal(
+                f"objective 'cost': no price is known for {q.cluster.chip.key}; give price, such as 2.5", "price", ("2.5",)
+            )
         if q.requests.num_prompts < 100:
             rule = "at least 100 make a percentile; nearest valid: 100"
             raise Refusal(f"num_prompts={q.requests.num_prompts:g}: {rule}", "num_prompts", (100,))
@@ -176,120 +175,10 @@ def _objective(put: Sequence[Question]) -> str:
     return put[0].goal.objective or ("cost" if several else "gpus")
 
 
-def burden(trial: Trial) -> float:
-    """What the objective counts, smaller is better: GPUs, dollars an hour, or GPUs for each token/s that may be sustained."""
-    goal = trial.layout.question.goal
-    if goal.objective == "tokens":
-        return trial.gpus / sustained(trial)
-    return trial.gpus * (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0)
-
-
-def sustained(trial: Trial) -> float:
-    """Output tokens/s at the highest rate that holds."""
-    q = trial.layout.question
-    return q.offered.request_rate * (1 + max(0.0, trial.growth)) * float(q.requests.output_len)
-
-
-def order(trial: Trial) -> tuple[float, float, int]:
-    """Fewest first; of as many, those whose rate may grow most."""
-    return round(burden(trial), 9), -trial.growth if trial.growth >= 0 else -trial.capacity, trial.gpus
-
-
-class Search:
-    """The search on one cluster. What it has so far is an answer at any time."""
-
-    def __init__(self, put: Question, workers: Crew, top: int, progress: Progress | None) -> None:
-        self.question = replace(settled(put), plan=put.plan)
-        self.workers, self.top, self.progress = workers, top, progress
-        self.held: list[Trial] = []
-        self.broken: list[Trial] = []
-        self.rejected: tuple[Rejected, ...] = ()
-        self.count = self.done = self.total = 0
-        self.complete = False
-
-    def run(self) -> bool:
-        """Whether it came to its end; an interrupt leaves what there is."""
-        try:
-            stream = all_requests(self.question)
-            longest = int(np.max(stream.input_len + stream.output_len))
-            if longest > self.question.model.max_len:
-                rule = f"more than the {self.question.model.max_len:,} positions of {self.question.model.key}"
-                raise Refusal(f"input_len + output_len: the longest request has {longest:,} tokens, {rule}", "input_len")
-            able = candidates(self.question, stream)
-            self.rejected, self.count, self.total = able.rejected, able.count, len(able.layouts)
-            for kind in range(3):
-                self._rounds([layout for layout in able.layouts if _kind(layout) == kind], kind == 2)
-            self._detail()
-            self.complete = True
-        except KeyboardInterrupt:
-            self.held.sort(key=order)
-        return self.complete
-
-    def _rounds(self, layouts: list[Layout], beating: bool) -> None:
-        layouts.sort(key=self._expected)
-        for first in range(0, len(layouts), ROUND):
-            bar = self._bar(beating)
-            part = [x for x in layouts[first : first + ROUND] if self._bound(x) <= bar]
-            tasks = [Task(x, self._most_gpus(bar), self.question.goal.objective == "tokens") for x in part]
-            results = dict[int, Trial]()
-            try:
-                for place, trial in self.workers.each(least, tasks):
-                    results[place] = trial
-                    self._tell()
-            finally:
-                for place in sorted(results):  # in their order, whoever was first
-                    (self.held if results[place].holds else self.broken).append(results[place])
-                self.done += ROUND if len(part) == ROUND else len(layouts[first : first + ROUND])
-            self._tell()
-
-    def _tell(self) -> None:
-        if self.progress:
-            self.progress(min(self.done, self.total), self.total, min(self.held, key=order, default=None))
-
-    def _expected(self, layout: Layout) -> tuple[float, int]:
-        """What the objective is likely to count."""
-        return self._bound(layout, 1.0), layout.group
-
-    def _bound(self, layout: Layout, slack: float = SLACK) -> float:
-        """What the objective counts at the least."""
-        goal, rate = self.question.goal, rate_of(self.question)
-        if goal.objective == "tokens":
-            each = layout.group / layout.answers + (layout.prefill_tp / layout.prompt_answers if layout.apart else 0)
-            return each / slack / float(self.question.requests.output_len)
-        return layout.least_gpus(rate, slack) * (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0)
-
-    def _bar(self, beating: bool) -> float:
-        """What a layout must not exceed to be listed; one with workers of their own for prompts is listed where it beats others."""
-        ranked = sorted(burden(trial) for trial in self.held)
-        if not ranked:
-            return inf
-        return ranked[0] if beating else min(WORSE * ranked[0], ranked[min(self.top, len(ranked)) - 1] if len(ranked) >= self.top else inf)
-
-    def _most_gpus(self, bar: float) -> int:
-        goal, whole = self.question.goal, self.question.cluster.num_gpus
-        if goal.objective == "tokens" or bar == inf:
-            return whole
-        return min(whole, int(bar / (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0) + 1e-9))
-
-    def _detail(self) -> None:
-        """Growth and ranges of those that are listed, and of all that are as good as the best by the objective alone."""
-        self.held.sort(key=order)
-        ties = sum(burden(trial) == burden(self.held[0]) for trial in self.held)
-        first = self.held[: max(self.top, ties)]
-        known = dict(self.workers.each(detailed, first))
-        self.held[: len(first)] = [known[place] for place in range(len(first))]
-        self.held.sort(key=order)
-
-
-def _kind(layout: Layout) -> int:
-    """What is quickly simulated comes first, and says what the others have to beat: one stage, several, two kinds of workers."""
-    return 2 if layout.apart else int(layout.question.plan.pp > 1)
-
-
 def _answer(searches: Sequence[Search], top: int, workers: Crew) -> FleetPlans:
     """What all searches have, ranked together."""
     held = sorted((trial for search in searches for trial in search.held), key=order)
-    broken = sorted((trial for search in searches for trial in search.broken), key=lambda t: (t.over, -t.capacity))
+    broken = sorted((trial for search in searches for trial in search.broken), key=lambda trial: trial.over)
     answer = FleetPlans(
         questions=tuple(search.question for search in searches),
         objective=searches[0].question.goal.objective,
@@ -300,7 +189,11 @@ def _answer(searches: Sequence[Search], top: int, workers: Crew) -> FleetPlans:
         simulated=sum(trial.simulated for search in searches for trial in (*search.held, *search.broken)),
         complete=all(search.complete for search in searches),
     )
-    return replace(answer, would_take=tuple(_remedies(answer, workers))) if not held and answer.complete else answer
+    if held or not answer.complete:
+        return answer
+    known = dict(workers.each(saturated, answer.near))
+    near = tuple(known[place] for place in range(len(known)))
+    return replace(answer, near=near, would_take=tuple(_remedies(replace(answer, near=near), workers)))
 
 
 def _reasons(searches: Sequence[Search]) -> Iterator[Rejected]:
@@ -311,22 +204,26 @@ def _reasons(searches: Sequence[Search]) -> Iterator[Rejected]:
             yield replace(lost, family=lost.family + where, rule="" if several else lost.rule)
         for trial in search.broken:
             yield Rejected(words(trial.layout) + where, obstacle(trial))
+        if search.left_out:
+            yield Rejected(
+                f"{plural(search.left_out, 'other layout')}{where}", f"not near the best by the closed form ({WORSE:g} x)"
+            )
 
 
 def words(layout: Layout) -> str:
     """A layout by its name."""
     q = layout.question
-    name = describe_layout(q.plan).replace(" stages x TP", " stages x TP")
+    name = describe_layout(q.plan)
     kinds = f"TP {layout.prefill_tp} for prompts + {name} to decode" if layout.apart else name
     return kinds + in_type(q, q.goal.dtypes.index(q.plan.weights_dtype))
 
 
 def obstacle(trial: Trial) -> str:
-    """Why a fleet does not hold: the limit that it breaks most, or its throughput."""
+    """Why a fleet does not hold: its throughput, or the limit that it breaks most."""
     q, gpus = trial.layout.question, plural(trial.gpus, "GPU")
-    if not trial.figures:
-        most = f"{trial.capacity:.3g} requests/s are the most that {gpus} answer"
-        return f"overloaded: {most}, of {rate_of(q):.3g}"
+    most = trial.layout.throughput(*trial.size) if isnan(trial.capacity) else trial.capacity
+    if not trial.figures or most <= rate_of(q):
+        return f"overloaded: {most:.3g} requests/s are the most that {gpus} answer, of {rate_of(q):.3g}"
     name, limit = max(q.goal.slo, key=lambda pair: trial.figures[pair[0]] / pair[1])
     return f"breaks the limit with {gpus}: {limit_name(name)} {format_seconds(trial.figures[name])} of {format_seconds(limit)}"
 
@@ -335,21 +232,20 @@ def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
     """More of the same chips, a lower rate or looser limits: the first are tried."""
     q = answer.question
     if not answer.near:
-        if not any(search for search in answer.rejected if search.reason.startswith("breaks")):
-            yield from to_fit(q)
+        yield from () if any(lost.slow for lost in answer.rejected) else to_fit(q)
         return
     yield from _more_gpus(answer, workers)
     nearest = answer.near[0]
-    if nearest.figures:
+    if nearest.capacity <= rate_of(q):
+        yield f"a rate below {nearest.capacity / (1 + q.goal.growth):.3g} requests/s"
+    else:
         broken = [f"{limit_name(n)} {format_seconds(nearest.figures[n])}" for n, limit in q.goal.slo if nearest.figures[n] > limit]
         yield f"limits of {' and '.join(broken)}"
-    else:
-        yield f"a rate below {nearest.capacity:.3g} requests/s"
 
 
 def _more_gpus(answer: FleetPlans, workers: Crew) -> Iterator[str]:
-    """The least fleet of the nearest layouts on up to eight times as many GPUs."""
-    for place, _ in zip(larger(answer.near[0].layout.question.cluster), range(3), strict=False):
+    """The least fleet of the nearest layouts on more GPUs."""
+    for place, _ in zip(larger(answer.near[0].layout.question.cluster), range(DOUBLINGS), strict=False):
         tasks = []
         for trial in answer.near[:NEAR]:
             layout = trial.layout

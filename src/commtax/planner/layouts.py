@@ -16,13 +16,15 @@ from commtax.planner.reasons import in_type
 from commtax.planner.serving import having_room, simulated, sizes
 from commtax.planner.space import Space, beside
 from commtax.question import Question
+from commtax.spec import Workload
 from commtax.spec.stream import Stream
 from commtax.units import format_seconds
+from commtax.verbs.asking import settled
 from commtax.verbs.fitting import step_limits
-from commtax.verbs.serving import serve
+from commtax.verbs.serving import serve, step_bill
 
 ALONE = 0.8  # of the closed form's times of a request alone: load may spare it a boundary or a captured graph's padding
-SLACK = 1.6  # times the closed form's throughput: no copy was seen to answer more
+SLACK = 1.1  # times the closed form's throughput: saturated copies that were simulated answered 1.04 times it at most
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
@@ -43,6 +45,10 @@ class Layout:
 
     def gpus(self, copies: int, prompts: int = 0) -> int:
         return self.group * copies + self.prefill_tp * prompts
+
+    def throughput(self, copies: int, prompts: int = 0) -> float:
+        """Requests/s of a fleet by the closed form."""
+        return min(self.answers * copies, self.prompt_answers * prompts if self.apart else inf)
 
     def least_gpus(self, rate: float, slack: float = 1.0) -> int:
         """GPUs whose throughput, times a slack, is the rate."""
@@ -85,7 +91,7 @@ def _bearable(one: Question, plans: Space, stream: Stream, index: int) -> tuple[
             these = np.flatnonzero(slow & kept & (plans.tp == tp))
             words = f"TP {tp} ({len(these)} plans)" if len(these) > 1 else label(**sizes_of(plans, int(these[0])))
             best = f"{limit_name(name)} {format_seconds(float(least[these].min()))} without any load"
-            lost.append(Rejected(words + in_type(one, index), f"breaks the limit: {best}"))
+            lost.append(Rejected(words + in_type(one, index), f"breaks the limit: {best}", slow=True))
         kept &= ~slow
     return plans.take(kept), lost
 
@@ -96,8 +102,8 @@ def _alone(one: Question, plans: Space, name: str, stream: Stream) -> Array:
     lengths = stream.input_len
     tokens = max(1, int(np.mean(lengths) if which == "mean" or metric != "ttft" else np.quantile(lengths, QUANTILES[which])))
     s = serve(one.but(**sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens))
-    times = {"ttft": s.ttft_s, "e2e": s.ttft_s + (s.requests.output_len - 1) * s.tpot_s * (which == "mean")}
-    return np.broadcast_to(times.get(metric, s.tpot_s), len(plans))
+    whole = s.e2e_s if which == "mean" else s.ttft_s
+    return np.broadcast_to(np.asarray({"ttft": s.ttft_s, "e2e": whole}.get(metric, s.tpot_s)), len(plans))
 
 
 def limit_name(name: str) -> str:
@@ -126,8 +132,7 @@ def _apart(one: Question, plans: Space) -> Iterator[Layout]:
     plain = plans.take((plans.pp == 1) & (plans.dp == 1) & (plans.ep == 1) & (plans.tp <= one.cluster.domain))
     if not len(plain) or one.requests.output_len < 2:
         return
-    together = simulated(one, plain, _held(one, plain))
-    tokens = np.broadcast_to(together.steps.together / (together.steps.prompt_s * together.steps.chunks), len(plain))
+    prompted = _prompts_per_s(one, plain)
     decodes = one.but(tp=plain.tp, concurrency=_held(one, plain), kv_tokens=plain.kv_tokens, disaggregated=True)
     answers = np.broadcast_to(_held(one, plain) / (one.requests.output_len - 1) / serve(decodes).tpot_s, len(plain))
     for i, tp in enumerate(plain.tp.tolist()):
@@ -136,4 +141,14 @@ def _apart(one: Question, plans: Space) -> Iterator[Layout]:
             most = int(np.sum(beside(copies, tp, ahead, one.cluster) > 0))
             if most:
                 asked = one.but(tp=tp, disaggregated=True, prefill_tp=ahead)
-                yield Layout(asked, tp, most, float(answers[i]), ahead, float(tokens[j]))
+                yield Layout(asked, tp, most, float(answers[i]), ahead, float(prompted[j]))
+
+
+def _prompts_per_s(one: Question, plain: Space) -> Array:
+    """Of workers that compute nothing else: steps full of prompts, or of a part of one."""
+    budget, tokens = step_limits(one)[0], float(one.requests.input_len)
+    together = max(1.0, budget // tokens)
+    chunk = min(tokens, budget) if one.engine.serves.chunked else tokens
+    work = Workload(prefill_seqs=together, prefill_tokens=together * chunk, past_tokens=max(0.0, tokens - chunk) / 2)
+    step_s = step_bill(settled(one.but(tp=plain.tp)), work).step_s
+    return np.broadcast_to(together * chunk / tokens / step_s, len(plain))

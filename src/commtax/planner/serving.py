@@ -74,7 +74,7 @@ def _points(q: Question, index: int) -> tuple[Columns, list[Rejected], int]:
 
 
 def having_room(q: Question, index: int) -> tuple[Question, Space, list[Rejected], int]:
-    """The question in a type, the plans that hold a request of it, families that are illegal or do not fit, how many it looked at."""
+    """The question in a type, plans that hold a request of it, families that are illegal or do not fit, how many were looked at."""
     put = q.but(weights_dtype=q.goal.dtypes[index])
     base = settled(put)
     whole = space(base.model, base.cluster, base.plan, base.engine)

@@ -8,12 +8,12 @@ under way at once.
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil, inf, isfinite, isnan
+from math import ceil, inf, isfinite, isnan, nan
 
 import numpy as np
 
 from commtax.arrays import remembered
-from commtax.planner.layouts import Layout
+from commtax.planner.layouts import SLACK, Layout
 from commtax.planner.space import beside
 from commtax.question import Question
 from commtax.sim.serving.running import Fleet, run
@@ -25,6 +25,8 @@ from commtax.verbs.requests import Outcome, capacity_of, first_of, fleet_of, str
 COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
 MOST = 20_000  # requests of a run
 TOKEN_S = 0.05  # an output token takes this long, where no limit says: how long the warm-up lasts
+SCREENED, SURE = 300, 1.5  # requests that count in a first, short run, and how far beyond a limit it must be to be believed
+KNOWN = 0.5  # of the closed form's throughput: whatever has one stage answers that much
 HALVINGS = 4  # of the room between the rate and the capacity: how finely the growth is known
 SHOWN = ("ttft_mean", "ttft_p95", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p95", "itl_p99", "e2e_mean", "e2e_p95")
 Size = tuple[int, int]
@@ -47,7 +49,7 @@ class Trial:
     layout: Layout
     size: Size
     over: float  # at most 1: it holds
-    capacity: float  # requests/s of the fleet
+    capacity: float  # requests/s of the fleet; not a number where nobody has looked
     figures: Mapping[str, float]  # statistics at the rate, in seconds
     simulated: int  # fleets
     growth: float = -1.0  # share by which the rate may grow until a limit breaks; below 0: not looked for
@@ -74,21 +76,20 @@ def under_way(q: Question) -> int:
     return ceil(q.offered.request_rate * outputs * min([*limits, TOKEN_S]))
 
 
-def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
+def lengths_of_run(q: Question, copies: int, counted: int = COUNTED, each: int = EACH) -> tuple[int, int]:
     """Requests of a run, and how many of them are warm-up."""
     if isfinite(q.requests.num_prompts):
         count = int(q.requests.num_prompts)
         return count, min(under_way(q), count // 5)
-    counted = max(COUNTED, EACH * copies)
+    counted = max(counted, each * copies)
     warmup = min(under_way(q), MOST - min(counted, MOST // 2))
     return min(MOST, warmup + counted), warmup
 
 
-def stream_for(q: Question, copies: int, rate: float) -> tuple[Stream, int]:
-    """The first requests of the question's stream at a rate, and how many of them are warm-up."""
-    count, warmup = lengths_of_run(q, copies)
-    part = first_of(all_requests(q), count)
-    return replace(part, arrival_s=part.arrival_s * (len(part) / rate / part.arrival_s[-1])), warmup
+def stream_of_run(q: Question, rate: float, length: tuple[int, int]) -> Stream:
+    """The first requests of the question's stream, at a rate."""
+    part = first_of(all_requests(q), length[0])
+    return replace(part, arrival_s=part.arrival_s * (len(part) / rate / part.arrival_s[-1]))
 
 
 def all_requests(q: Question) -> Stream:
@@ -105,21 +106,19 @@ def _drawn(q: Question) -> Stream:
 
 def least(task: Task) -> Trial:
     """The least fleet of a layout that holds; where none does, the largest one."""
-    layout, rate = task.layout, rate_of(task.layout.question)
-    answers = _answers(layout)
-    able = _sizes(layout, answers, rate, task.most_gpus)
+    layout = task.layout
+    able = _sizes(layout, rate_of(layout.question), task.most_gpus)
     if not able:
         size = _largest(layout, task.most_gpus)
-        return Trial(layout, size, inf, _capacity(size, answers), {}, 0)
+        return Trial(layout, size, _overload(layout.question, layout.throughput(*size)), nan, {}, 0)
     tried: dict[Size, Trial] = {}
 
     def trial(at: int) -> Trial:
         if able[at] not in tried:
-            tried[able[at]] = _trial(layout, able[at], _capacity(able[at], answers))
+            tried[able[at]] = _trial(layout, able[at])
         return tried[able[at]]
 
-    best = trial(_first_good(layout, len(able), lambda at: trial(at).holds))
-    best = replace(best, simulated=len(tried))
+    best = replace(trial(_first_good(layout, len(able), lambda at: trial(at).holds)), simulated=len(tried))
     return grown(best) if task.grows and best.holds else best
 
 
@@ -130,7 +129,7 @@ def _first_good(layout: Layout, count: int, holds: Callable[[int], bool]) -> int
     are tried one after the other.
     """
     if layout.apart:
-        return next((at for at in range(count) if holds(at)), count - 1)
+        return next((at for at in range(count) if holds(at)), count - 1) if holds(0) or holds(count - 1) else count - 1
     low, step = 0, 1
     while not holds(low + step - 1):
         low, step = low + step, step * 2
@@ -141,42 +140,46 @@ def _first_good(layout: Layout, count: int, holds: Callable[[int], bool]) -> int
     return low + bisect_left(range(step - 1), True, key=lambda at: holds(low + at))
 
 
-def _answers(layout: Layout) -> tuple[float, float]:
-    """Requests/s of a copy, and of a worker of prompts, when there are always enough."""
-    asked = settled(_sized(layout, (1, 1)))
-    stream = first_of(all_requests(layout.question), COUNTED)
-    fleet = fleet_of(asked, stream)
-    hits = asked.offered.prefix_hit_rate
-    if fleet.prompts is None:
-        return capacity_of(stream, fleet, hits), inf
-    return min(layout.answers, _decoded(fleet, stream)), capacity_of(stream, Fleet(fleet.prompts), hits)
+def _overload(q: Question, most: float) -> float:
+    """The rate over what is answered at most, where that is not enough."""
+    return max(rate_of(q) / most, 1 + 1e-9)
 
 
-def _decoded(fleet: Fleet, stream: Stream) -> float:
-    """Requests/s of a copy that decodes, with as many running as it has room for: their number over the steps that each takes."""
-    workers, rules = fleet.workers, fleet.workers.rules
-    inputs, outputs = float(np.mean(stream.input_len)), float(np.mean(stream.output_len))
-    seqs = int(max(1, min(rules.seqs, rules.blocks * rules.block / (inputs + outputs * (1.0 if rules.reserved else 0.5)))))
-    step_s = workers.surface.decoding(seqs, seqs * (inputs + outputs / 2))[0]
-    return seqs / max(1.0, outputs - 1) / step_s
-
-
-def _capacity(size: Size, answers: tuple[float, float]) -> float:
-    copies, prompts = size
-    return min(copies * answers[0], prompts * answers[1]) if prompts else copies * answers[0]
-
-
-def _sizes(layout: Layout, answers: tuple[float, float], rate: float, most_gpus: int) -> list[Size]:
-    """Fleets whose throughput is above the rate, fewest GPUs first, of as many those with most throughput."""
+def capacity(layout: Layout, size: Size) -> float:
+    """Requests/s that a fleet answers when there are always enough: its copies share nothing, so one of them is saturated."""
     if not layout.apart:
-        first = int(rate / answers[0]) + 1
+        return size[0] * _saturated(layout.question)
+    return min(size[0] * layout.answers, size[1] * _saturated_prompts(layout.question))
+
+
+@remembered
+def _saturated(copy: Question) -> float:
+    """Requests/s of a copy that computes its own prompts."""
+    stream = first_of(all_requests(copy), COUNTED)
+    asked = settled(copy)
+    return capacity_of(stream, fleet_of(asked, stream), asked.offered.prefix_hit_rate)
+
+
+@remembered
+def _saturated_prompts(decodes: Question) -> float:
+    """Requests/s of a worker of prompts."""
+    asked = settled(decodes.but(tp=decodes.requests.prefill_tp, prefill_workers=1, decode_workers=1))
+    stream = first_of(all_requests(decodes), COUNTED)
+    prompts = fleet_of(asked, stream).prompts
+    return capacity_of(stream, Fleet(prompts), asked.offered.prefix_hit_rate) if prompts else inf
+
+
+def _sizes(layout: Layout, rate: float, most_gpus: int) -> list[Size]:
+    """Fleets whose throughput may be above the rate, fewest GPUs first, of as many those with most throughput."""
+    if not layout.apart:
+        first = int(rate / layout.answers / SLACK) + 1
         return [(n, 0) for n in range(first, min(layout.most, most_gpus // layout.group) + 1)]
     cluster, tp, ahead = layout.question.cluster, layout.group, layout.prefill_tp
     copies = np.arange(1, layout.most + 1)
     room = beside(copies, tp, ahead, cluster)
     every = [(n, p) for n, most in zip(copies.tolist(), room.tolist(), strict=True) for p in range(1, most + 1)]
-    able = [size for size in every if layout.gpus(*size) <= most_gpus and _capacity(size, answers) > rate]
-    return sorted(able, key=lambda size: (layout.gpus(*size), -_capacity(size, answers)))
+    able = [size for size in every if layout.gpus(*size) <= most_gpus and layout.throughput(*size) * SLACK > rate]
+    return sorted(able, key=lambda size: (layout.gpus(*size), -layout.throughput(*size)))
 
 
 def _largest(layout: Layout, most_gpus: int) -> Size:
@@ -191,10 +194,11 @@ def _sized(layout: Layout, size: Size) -> Question:
     return layout.question.but(replicas=size[0])
 
 
-def ran(layout: Layout, size: Size, rate: float) -> Outcome:
+def ran(layout: Layout, size: Size, rate: float, length: tuple[int, int] | None = None) -> Outcome:
     """The run of a fleet at a rate."""
-    stream, warmup = stream_for(layout.question, sum(size), rate)
-    asked = settled(_sized(layout, size).but(request_rate=rate, warmup=warmup))
+    length = length or lengths_of_run(layout.question, sum(size))
+    stream = stream_of_run(layout.question, rate, length)
+    asked = settled(_sized(layout, size).but(request_rate=rate, warmup=length[1]))
     fleet = fleet_of(asked, stream)
     return Outcome(asked, stream, fleet, run(stream, fleet, asked.offered.prefix_hit_rate), asked.notes)
 
@@ -205,37 +209,61 @@ def worst(q: Question, outcome: Outcome) -> float:
     return max([0.0, *(ratio for ratio in ratios if not isnan(ratio))])
 
 
-def _trial(layout: Layout, size: Size, capacity: float) -> Trial:
-    """A fleet at the rate that it must hold, and its figures at the rate that is asked."""
+def _decided(layout: Layout, size: Size, rate: float) -> tuple[float, Outcome]:
+    """The worst time over its limit, and the run that says it; a short one where that is plain enough."""
     q = layout.question
-    outcome = ran(layout, size, rate_of(q))
-    over = worst(q, outcome)
+    short, whole = lengths_of_run(q, sum(size), SCREENED, SCREENED // 5), lengths_of_run(q, sum(size))
+    if 2 * short[0] <= whole[0]:
+        outcome = ran(layout, size, rate, short)
+        over = worst(q, outcome)
+        if over > SURE:
+            return over, outcome
+    outcome = ran(layout, size, rate, whole)
+    return worst(q, outcome), outcome
+
+
+def _trial(layout: Layout, size: Size) -> Trial:
+    """A fleet at the rate that it must hold, and its figures at the rate that is asked. One that is overloaded holds nothing,
+    whatever a run of some minutes says."""
+    q, rate = layout.question, rate_of(layout.question)
+    over, outcome = _decided(layout, size, rate)
+    most = nan
+    if over <= 1 and not (layout.question.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate):
+        most = capacity(layout, size)
+        over = over if most > rate else _overload(q, most)
     if q.goal.growth and over <= 1:
         outcome = ran(layout, size, q.offered.request_rate)
-    return Trial(layout, size, over, capacity, _figures(q, outcome), 1)
+    return Trial(layout, size, over, most, _figures(q, outcome), 1)
 
 
 def _figures(q: Question, outcome: Outcome) -> dict[str, float]:
     return {name: outcome.statistic(name) for name in dict.fromkeys((*SHOWN, *(name for name, _ in q.goal.slo)))}
 
 
+def saturated(trial: Trial) -> Trial:
+    """With its capacity."""
+    return replace(trial, capacity=capacity(trial.layout, trial.size)) if isnan(trial.capacity) else trial
+
+
 def grown(trial: Trial) -> Trial:
     """With the share by which the rate may grow: halved ``HALVINGS`` times between what holds and the capacity, which does not."""
+    if trial.growth >= 0:
+        return trial
+    trial = saturated(trial)
     q = trial.layout.question
-    rate, low = q.offered.request_rate, 0.0
-    high = float(np.log(max(trial.capacity / rate, 1.0)))
+    rate, low = q.offered.request_rate, float(np.log1p(q.goal.growth))
+    high = max(low, float(np.log(trial.capacity / rate)))
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if worst(q, ran(trial.layout, trial.size, rate * float(np.exp(middle)))) <= 1:
+        if _decided(trial.layout, trial.size, rate * float(np.exp(middle)))[0] <= 1:
             low = middle
         else:
             high = middle
-    return replace(trial, growth=max(q.goal.growth, float(np.expm1(low))))
+    return replace(trial, growth=float(np.expm1(low)))
 
 
-def detailed(trial: Trial) -> Trial:
-    """With its growth and the ranges of what is shown."""
-    trial = trial if trial.growth >= 0 else grown(trial)
+def ranged(trial: Trial) -> Trial:
+    """With the ranges of what is limited and shown."""
     q = trial.layout.question
     outcome = ran(trial.layout, trial.size, q.offered.request_rate)
     names = dict.fromkeys(("ttft_p95", "itl_p99", *(name for name, _ in q.goal.slo)))
