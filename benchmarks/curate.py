@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from commtax.readers.published import kernels as kernel_tables
+from commtax.readers.published import open_loop
 from commtax.readers.published.collectives import mode
+from commtax.readers.published.rows import names
 from commtax.readers.published.serving import is_fitted, question
 from commtax.readers.published.sweep import load as read_own
 from commtax.readers.published.tables import dicts, read
@@ -24,6 +26,7 @@ from commtax.readers.published.tables import dicts, read
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "src" / "commtax" / "readers" / "published" / "tables"
 Row = dict[str, str]
+IN_FLIGHT = 320  # requests of an open-loop run that ships
 
 
 def spread_out(rows: Iterable[Row], by: Callable[[Row], object], each: int) -> list[Row]:
@@ -219,6 +222,38 @@ def training(folder: Path) -> None:
     write("training_runs", columns, out)
 
 
+def open_loop_runs(folder: Path) -> None:
+    """A run of each source, chip and model, of those with few requests in flight: few requests of each are simulated."""
+    place_of = folder if (folder / "open_loop_runs.csv").is_file() else folder / "open_loop"
+    rows = dicts(*read(place_of / "open_loop_runs.csv"))
+    told = [r for r, asked in zip(rows, open_loop.read(rows, place_of), strict=True) if asked.question]
+    chosen = spread_out([r for r in told if _in_flight(r) <= IN_FLIGHT], _source_chip_model, 1)
+    short = {larger: ours for ours, larger in names()["columns"]["open_loop_runs"].items()}
+    figures = [c for c in rows[0] if open_loop.FIGURE.fullmatch(c)]
+    same = ["id", "source", "chip", "gpus", "model", "engine", *("tp", "pp", "dp", "ep"), "kv_tokens", "arrival", "scenario"]
+    columns = [c for c in rows[0] if c in (*same, *short, "slo_ttft_ms", "slo_tpot_ms", *figures)]
+    out = [
+        {
+            **{short.get(c, c): r[c] for c in columns},
+            **{c: rounded(r[c]) for c in figures},
+            "source": place(r["source"]),
+            "outputs": r["output_dist"].split(" (")[0] if r["output_dist"].startswith("mlperf") else r["output_dist"],
+        }
+        for r in chosen
+    ]
+    write("open_loop_runs", [short.get(c, c) for c in columns], out)
+
+
+def _in_flight(row: Row) -> float:
+    """Of one replica, by Little's law; those of a run that is overloaded are as many as it has."""
+    rate = 0.0 if open_loop.overloaded(row) else float(row["request_rate_rps"]) / int(row["dp"] or 1)
+    return rate * float(row["e2e_mean_ms"]) / 1e3
+
+
+def _source_chip_model(row: Row) -> tuple[object, ...]:
+    return row["source_group"], row["chip"], row["model"], row["scenario"], open_loop.overloaded(row)
+
+
 def _magnitude(row: Row) -> tuple[str, int]:
     """Number format, and digits of rows, prompt or cached tokens."""
     size = row.get("m") or (row["step"] if row["isl"] == "1" else row["isl"])
@@ -262,7 +297,7 @@ def h200() -> None:
 
 def main(folder: Path) -> None:
     OUT.mkdir(exist_ok=True)
-    for choose in (collectives, serving, inference, training, kernels):
+    for choose in (collectives, serving, inference, training, open_loop_runs, kernels):
         choose(folder)
     h200()
 

@@ -295,7 +295,7 @@ def test_one_long_cell_costs_its_own_length():
     rows[7][table.header.index("source")] += "x" * 200_000
     records = answer(table_of("training_runs", rows))
     tracemalloc.start()
-    judge(records, {"x": (len(rows), len(rows))})
+    judge(records, [(0.0, len(rows))])
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 100e6

@@ -20,6 +20,7 @@ from commtax.statement import Refusal
 from commtax.verbs.asking import Options, unsettled
 from commtax.verbs.billing import StepBill
 from commtax.verbs.checking import share_of
+from commtax.verbs.loads import CHECKED, split
 
 if TYPE_CHECKING:
     from commtax.readers.launch import Launch
@@ -102,7 +103,18 @@ def asked(model: str, place: Cluster, own: Profile | None, given: Given, about: 
         raise Refusal("global_batch: give it or batch, not both", "global_batch")
     if about in (About.STEP, About.SERVER):
         options["batch"] = share_of(over_all, given["dp"]) if over_all is not None else 1 if each is None else each
+    if about is About.LOOP:
+        return _offered(model, place, options, given)
     return unsettled(model, place, options)
+
+
+def _offered(model: str, place: Cluster, options: Given, given: Given) -> Question:
+    """Requests of a loop, or in time; beside a rate or a trace, clients are those that may wait at once."""
+    options |= {name: given[name] for name in ("trace", *CHECKED) if given.get(name) is not None}
+    if "concurrency" in options and any(given.get(name) is not None for name in ("request_rate", "trace")):
+        options["max_concurrency"] = options.pop("concurrency")
+    plain, offered = split(options)
+    return unsettled(model, place, plain).but(offered=offered)
 
 
 def profile_of(given: Given) -> Profile | None:
@@ -128,5 +140,5 @@ def refuse(given: Given, names: Sequence[str], why: str) -> None:
     """Options are honoured or refused, never ignored: these must be what they are when nobody gives them."""
     usual = {p.name: p.default for p in click.get_current_context().command.params}
     for name in names:
-        if name in given and given[name] not in (usual.get(name), None, "") and given[name] is not False:
+        if name in given and given[name] not in (usual.get(name), None, "", ()) and given[name] is not False:
             raise Refusal(f"{name}: {why}", name)

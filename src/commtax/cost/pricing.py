@@ -257,7 +257,8 @@ def _served_line(kernel: Kernel, t: Terms) -> Line:
     idle = np.ndim(kernel.count) == 0 and kernel.count == 0
     # In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
     clock, slow = t.constants.tables["step.bf16"]["clock"], t.settings.slow_rank
-    fixed, moving = (0.0, 0.0) if idle else seconds(kernel, t.cluster.chip, t.constants, clock)
+    rate = clock * {"fp8": t.engine.kernels.fp8_rate, "nvfp4": t.engine.kernels.fp4_rate}.get(kernel.dtype, 1.0)
+    fixed, moving = (0.0, 0.0) if idle else seconds(kernel, t.cluster.chip, t.constants, rate)
     return kernel_line(kernel, kernel.count, (fixed * slow, moving * slow), kernel_sigma(kernel, t.constants), t)
 
 
@@ -265,7 +266,7 @@ def _host_line(lines: list[Line], work: Workload, t: Terms) -> Line:
     """Time that the GPU waits for the host: scheduling each step, and without graphs launching every kernel."""
     host = t.engine.host
     waiting: Number = host.host_s + host.host_s_per_doubling * np.log2(t.plan.tp * 1.0) + host.host_s_per_seq * work.samples
-    if t.settings.eager:
+    if t.settings.eager or host.launches:
         launches = sum((line.item.count for line in lines), start=0.0)
         busy = sum((line.total_s for line in lines), start=0.0)
         waiting = waiting + np.maximum(0, launches * host.launch_s - busy)

@@ -43,16 +43,21 @@ class Surface:
     prompt_fixed_s: float  # … and what it costs once a step
     alone_comm: Array  # of ``alone``: communication
     mixed_comm: Array  # of ``mixed``, by rows
+    launch_s: float = 0.0  # a step of decodes takes no less: the host launches it kernel by kernel …
+    mixed_launch_s: float = 0.0  # … and one with prompts no less than this
     _pieces: dict[int, tuple[list[float], list[float]]] = field(default_factory=dict)
 
     def decoding(self, seqs: int, cached: float) -> tuple[float, float, float]:
         """Seconds of a step of decodes alone, by how much the next one is longer, and for how many steps that holds."""
         start, slope = self._piece(seqs)
         mean = cached / seqs
-        at = bisect_right(self.contexts, mean) - 1
+        at = min(bisect_right(self.contexts, mean), len(self.contexts) - 1) - 1
         more = slope[at]
         end = self.contexts[at + 1] if at + 2 < len(self.contexts) else np.inf
-        return self.alone[seqs] + start[at] + more * (mean - self.contexts[at]), more, end - mean
+        seconds = self.alone[seqs] + start[at] + more * (mean - self.contexts[at])
+        if seconds < self.launch_s:
+            return self.launch_s, 0.0, min(end - mean, (self.launch_s - seconds) / more if more > 0 else np.inf)
+        return seconds, more, end - mean
 
     def mixing(self, seqs: int, cached: float, tokens: int, prompts: int, attention_s: float) -> float:
         """Seconds of a step of decodes beside prompt tokens whose attention takes ``attention_s``."""
@@ -60,9 +65,9 @@ class Surface:
         if seqs:
             start, slope = self._piece(seqs)
             mean = cached / seqs
-            at = bisect_right(self.contexts, mean) - 1
+            at = min(bisect_right(self.contexts, mean), len(self.contexts) - 1) - 1
             seconds += start[at] + slope[at] * (mean - self.contexts[at])
-        return seconds
+        return max(seconds, self.mixed_launch_s)
 
     def prompt_s(self, new: float, past: float) -> float:
         """Attention of ``new`` tokens of one prompt after ``past`` cached ones."""
@@ -83,6 +88,8 @@ class Surface:
             prompt_fixed_s=self.prompt_fixed_s * factor,
             alone_comm=self.alone_comm * factor,
             mixed_comm=self.mixed_comm * factor,
+            launch_s=self.launch_s * factor,
+            mixed_launch_s=self.mixed_launch_s * factor,
             _pieces={},
         )
 
@@ -112,8 +119,12 @@ def _between(nodes: Sequence[float], value: float) -> tuple[int, float]:
 def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> Surface:
     """The table of a plan's steps: up to so many rows and sequences of up to so many tokens."""
 
+    host = terms.engine.host
+    each_s = host.launch_s if terms.settings.eager or host.launches else 0.0
+    launched = replace(terms, engine=terms.engine.but(launch_s=0.0))  # launches are a floor of the whole step, not of its parts
+
     def priced(work: Workload) -> Bill:
-        return inference_bill(terms, work, 1)
+        return inference_bill(launched, work, 1)
 
     seqs = np.arange(most_seqs + 1.0)
     alone = priced(Workload(decode_seqs=np.maximum(1, seqs), cached_tokens=seqs * 0))
@@ -138,6 +149,8 @@ def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> S
         prompt_fixed_s=float(np.max(once)),
         alone_comm=_wide(_sum(alone, _is_comm, _exposed), seqs.size),
         mixed_comm=np.interp(every, rows, _wide(_sum(mixed[0], _is_comm, _exposed), rows.size)),
+        launch_s=each_s * _launches(priced(Workload(decode_seqs=1, cached_tokens=1))),
+        mixed_launch_s=each_s * _launches(priced(Workload(1, 1, 1, 1, 0))),
     )
 
 
@@ -175,6 +188,10 @@ def _is_comm(line: Line) -> bool:
 
 def _exposed(line: Line) -> Number:
     return line.exposed_s
+
+
+def _launches(bill: Bill) -> float:
+    return float(sum(line.item.count for line in bill.lines if line.kind != "host"))
 
 
 def _sum(bill: Bill, wanted: Callable[[Line], bool], take: Callable[[Line], Number]) -> Number:

@@ -11,9 +11,6 @@ from dataclasses import dataclass, replace
 from math import inf, isnan
 from typing import Unpack
 
-import numpy as np
-
-from commtax.catalog.distributions import lengths
 from commtax.planner.columns import Rejected
 from commtax.planner.contest import WORSE, Progress, Search, order
 from commtax.planner.crew import Crew, crew
@@ -28,11 +25,28 @@ from commtax.units import format_seconds, plural
 from commtax.verbs import checking
 from commtax.verbs.asking import SearchOptions, describe_layout, only, unsettled
 from commtax.verbs.checking import positive
+from commtax.verbs.loads import split
 
 OBJECTIVES = ("gpus", "cost", "tokens")
 METRICS, STATISTICS = ("ttft", "tpot", "itl", "e2e"), ("mean", "p50", "p90", "p95", "p99")
 NEAR, DOUBLINGS = 2, 2  # layouts that are tried on more GPUs where no fleet holds, and how often these double
 LISTED = 10
+LEAST_PROMPTS = 100  # of a run, where somebody says how many
+MOST_GROWTH = 100
+
+
+class FleetOptions(SearchOptions, total=False):
+    """What a search for fleets holds fixed, beside what any search for serving plans does."""
+
+    input_len: int | str  # type: ignore[misc]
+    output_len: int | str  # type: ignore[misc]
+    num_prompts: int | None
+    burstiness: float
+    unique_prompts: int
+    shared_prefix: int
+    prefix_cache: float
+    router: str
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +84,10 @@ def plan_fleet(
     objective: str = "",
     dtypes: tuple[str, ...] = ("",),
     headroom: float = 0.0,
-    burstiness: float = 1.0,
-    num_prompts: int | None = None,
-    seed: int = 0,
     usd_per_gpu_hour: float | Sequence[float] | None = None,
     on: str = "",
     processes: int = 0,
-    **options: Unpack[SearchOptions],
+    **options: Unpack[FleetOptions],
 ) -> FleetPlans:
     """The least GPUs (``gpus``), dollars (``cost``) or most tokens/s a GPU (``tokens``) that hold limits at a rate.
 
@@ -85,38 +96,25 @@ def plan_fleet(
     rate may grow with all limits held. ``on`` is a Dask scheduler's address.
     """
     places = [cluster] if isinstance(cluster, str | Cluster) else list(cluster)
-    usual: SearchOptions = {"input_len": 512, "output_len": 128, "disaggregated": True}
-    given = {**usual, **only(SearchOptions, options), "dtype": dtypes[0]}
-    spelled = {side: given.pop(side) for side in ("input_len", "output_len")}
-    put = [with_lengths(unsettled(model, place, given), **spelled) for place in places]
-    put = [priced(q, usd_per_gpu_hour, i, len(put)) for i, q in enumerate(put)]
-    asked = {"request_rate": request_rate, "burstiness": burstiness, "seed": seed, "growth": headroom, "objective": objective}
-    asked |= {"slo": limits_of(slo or {}), "dtypes": tuple(dict.fromkeys(dtypes)), "num_prompts": num_prompts or np.inf}
-    return best_fleets([q.but(**asked) for q in put], on, processes)
+    if not places:
+        raise Refusal("cluster: name one, such as 8xh100-sxm", "cluster")
+    usual: FleetOptions = {"input_len": 512, "output_len": 128, "disaggregated": True}
+    plain, offered = split({**usual, **only(FleetOptions, options), "request_rate": request_rate})
+    put = [unsettled(model, place, {**plain, "dtype": dtypes[0]}) for place in places]
+    goal = {"slo": limits_of(slo or {}), "objective": objective, "dtypes": tuple(dict.fromkeys(dtypes)), "growth": headroom}
+    return best_fleets([q.but(**goal, offered=offered) for q in priced(put, usd_per_gpu_hour)], on, processes)
 
 
-def with_lengths(q: Question, input_len: object, output_len: object) -> Question:
-    """The question with its lengths: whole numbers vary by its spread, what is spelled otherwise is drawn as it says."""
-    changes: dict[str, object] = {}
-    for name, given, side in (("input_len", input_len, "inputs"), ("output_len", output_len, "outputs")):
-        if isinstance(given, str) and not given.isdigit():
-            drawn = lengths(given, side, name)  # type: ignore[arg-type]
-            changes |= {side: drawn, name: max(1, round(drawn.mean))}
-        else:
-            changes[name] = positive(int(given), name)  # type: ignore[call-overload]
-    return q.but(**changes)
-
-
-def priced(q: Question, usd: float | Sequence[float] | None, place: int, count: int) -> Question:
+def priced(put: Sequence[Question], usd: float | Sequence[float] | None) -> list[Question]:
     """With what a GPU-hour costs: as was said, for all clusters or for each, else the catalogue's."""
-    if usd is not None and not isinstance(usd, int | float):
-        if len(usd) != count:
-            raise Refusal(f"price: {len(usd)} prices for {plural(count, 'cluster')}; give one, or one a cluster", "price")
-        usd = usd[place]
-    dollars = q.cluster.chip.usd_per_gpu_hour if usd is None else usd
-    if not 0 <= dollars < 1e6:
-        raise Refusal(f"price={dollars}: dollars a GPU-hour, at least 0", "price")
-    return q.but(usd_per_gpu_hour=float(dollars))
+    each = [usd] * len(put) if usd is None or isinstance(usd, int | float) else list(usd)
+    if len(each) != len(put):
+        raise Refusal(f"price: {len(each)} prices for {plural(len(put), 'cluster')}; give one, or one a cluster", "price")
+    dollars = [q.cluster.chip.usd_per_gpu_hour if own is None else own for q, own in zip(put, each, strict=True)]
+    for price in dollars:
+        if not 0 <= price < 1e6:
+            raise Refusal(f"price={price}: dollars a GPU-hour, at least 0", "price")
+    return [q.but(usd_per_gpu_hour=float(price)) for q, price in zip(put, dollars, strict=True)]
 
 
 def limits_of(slo: Mapping[str, float | str]) -> tuple[tuple[str, float], ...]:
@@ -147,26 +145,36 @@ def best_fleets(
 
 def _check(put: Sequence[Question]) -> None:
     for q in put:
-        rate, goal = q.offered.request_rate, q.goal
-        if not 0 < rate < inf:
-            raise Refusal(f"request_rate={rate:g}: requests/s, a number above 0; nearest valid: 1", "request_rate", (1,))
-        if not q.offered.burstiness > 0:
-            raise Refusal(f"burstiness={q.offered.burstiness:g}: a number above 0; nearest valid: 1", "burstiness", (1,))
-        if not 0 <= goal.growth <= 100:
-            raise Refusal(f"headroom={goal.growth:g}: a share of the rate, from 0 to 100; nearest valid: 0.2", "headroom", ("0.2",))
-        if goal.objective and goal.objective not in OBJECTIVES:
-            rule = f"one of {', '.join(OBJECTIVES)} with a request rate"
-            raise Refusal(f"objective '{goal.objective}': {rule}", "objective", OBJECTIVES)
-        if goal.objective == "cost" and not goal.usd_per_gpu_hour:
-            raise Refusal(
-                f"objective 'cost': no price is known for {q.cluster.chip.key}; give price, such as 2.5", "price", ("2.5",)
-            )
-        if q.requests.num_prompts < 100:
-            rule = "at least 100 make a percentile; nearest valid: 100"
-            raise Refusal(f"num_prompts={q.requests.num_prompts:g}: {rule}", "num_prompts", (100,))
-        if q.requests.output_len == 1 and any(name.startswith(("itl", "tpot")) for name, _ in goal.slo):
-            raise Refusal("slo: with one output token there is no time between tokens; limit ttft", "slo")
-        checking.spread(q.requests.spread)
+        _check_goal(q)
+        _check_requests(q)
+
+
+def _check_goal(q: Question) -> None:
+    goal = q.goal
+    if not 0 <= goal.growth <= MOST_GROWTH:
+        rule = f"a share of the rate, from 0 to {MOST_GROWTH}; nearest valid: 0.2"
+        raise Refusal(f"headroom={goal.growth:g}: {rule}", "headroom", ("0.2",))
+    if goal.objective and goal.objective not in OBJECTIVES:
+        rule = f"one of {', '.join(OBJECTIVES)} with a request rate"
+        raise Refusal(f"objective '{goal.objective}': {rule}", "objective", OBJECTIVES)
+    if goal.objective == "cost" and not goal.usd_per_gpu_hour:
+        rule = f"no price is known for {q.cluster.chip.key}; say one, such as price 2.5"
+        raise Refusal(f"objective 'cost': {rule}", "price", ("2.5",))
+
+
+def _check_requests(q: Question) -> None:
+    wanted, offered = q.requests, q.offered
+    if not 0 < offered.request_rate < inf:
+        rule = "requests/s, a number above 0; nearest valid: 1"
+        raise Refusal(f"request_rate={offered.request_rate:g}: {rule}", "request_rate", (1,))
+    if not wanted.num_prompts >= LEAST_PROMPTS:
+        rule = f"at least {LEAST_PROMPTS} make a percentile; nearest valid: {LEAST_PROMPTS}"
+        raise Refusal(f"num_prompts={wanted.num_prompts:g}: {rule}", "num_prompts", (LEAST_PROMPTS,))
+    for value, name in ((wanted.input_len, "input_len"), (wanted.output_len, "output_len")):
+        positive(value, name)
+    if wanted.output_len == 1 and any(name.startswith(("itl", "tpot")) for name, _ in q.goal.slo):
+        raise Refusal("slo: with one output token there is no time between tokens; limit ttft", "slo")
+    checking.spread(wanted.spread)
 
 
 def _objective(put: Sequence[Question]) -> str:

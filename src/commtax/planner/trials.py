@@ -20,7 +20,8 @@ from commtax.sim.serving.running import Fleet, run
 from commtax.spec import Plan
 from commtax.spec.stream import Stream
 from commtax.verbs.asking import settled
-from commtax.verbs.requests import Outcome, capacity_of, first_of, fleet_of, stream_of
+from commtax.verbs.loads import first
+from commtax.verbs.requests import Outcome, capacity_of, fleet_of, stream_of
 
 COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
 MOST = 20_000  # requests of a run
@@ -88,7 +89,7 @@ def lengths_of_run(q: Question, copies: int, counted: int = COUNTED, each: int =
 
 def stream_of_run(q: Question, rate: float, length: tuple[int, int]) -> Stream:
     """The first requests of the question's stream, at a rate."""
-    part = first_of(all_requests(q), length[0])
+    part = first(all_requests(q), length[0])
     return replace(part, arrival_s=part.arrival_s * (len(part) / rate / part.arrival_s[-1]))
 
 
@@ -155,7 +156,7 @@ def capacity(layout: Layout, size: Size) -> float:
 @remembered
 def _saturated(copy: Question) -> float:
     """Requests/s of a copy that computes its own prompts."""
-    stream = first_of(all_requests(copy), COUNTED)
+    stream = first(all_requests(copy), COUNTED)
     asked = settled(copy)
     return capacity_of(stream, fleet_of(asked, stream), asked.offered.prefix_hit_rate)
 
@@ -164,7 +165,7 @@ def _saturated(copy: Question) -> float:
 def _saturated_prompts(decodes: Question) -> float:
     """Requests/s of a worker of prompts."""
     asked = settled(decodes.but(tp=decodes.requests.prefill_tp, prefill_workers=1, decode_workers=1))
-    stream = first_of(all_requests(decodes), COUNTED)
+    stream = first(all_requests(decodes), COUNTED)
     prompts = fleet_of(asked, stream).prompts
     return capacity_of(stream, Fleet(prompts), asked.offered.prefix_hit_rate) if prompts else inf
 

@@ -15,7 +15,7 @@ from commtax.statement import Refusal
 from commtax.units import format_seconds
 from commtax.validate import Report
 from commtax.validate.records import Records
-from commtax.validate.statistics import RATES, Bound, Figures, figures, groups, skipped, worst
+from commtax.validate.statistics import RATES, Bound, Figures, figures, groups, skipped, verdicts, worst
 
 SHOWN = ("kind", "system", "library", "mode")
 MOST_POINTS = 120  # of one panel in a picture
@@ -32,13 +32,15 @@ def validation_document(report: Report) -> Record:
             {**{name: kinds.get(name, str)(value) for name, value in key.items()}, **asdict(figured)}
             for key, figured in groups(report.records)
         ],
+        "verdicts": [asdict(one) for one in verdicts(report.records)],
         "skipped": [{"reason": reason, "n": n} for reason, n in skipped(report.records)],
         "worst": [asdict(miss) for miss in worst(report.records)],
     }
 
 
 def show_validation(console: Any, report: Report) -> None:
-    for table in (_bounds(report), _errors(report.records), _worst(report.records)):
+    judged = [_verdicts(report.records)] if verdicts(report.records) else []
+    for table in (_bounds(report), _errors(report.records), *judged, _worst(report.records)):
         console.print(table)
     rows, priced = (sum(x) for x in zip(*report.files.values(), strict=True))
     fitted = int(np.sum(report.records.fitted))
@@ -62,6 +64,16 @@ def _bounds(report: Report) -> Table:
     holds: dict[bool | None, str | Text] = {False: Text("NO", "red"), True: "yes", None: "no rows"}
     rows = [(b.name, limit_text(b), value_text(b), f"{b.n:,}", holds[b.ok]) for b in report.bounds]
     return _table("Stated bounds, on rows that nothing was fitted on", ("bound", ">limit", ">value", ">rows", ">holds"), rows)
+
+
+def _verdicts(records: Records) -> Table:
+    """Yes or no: how many of each are called right."""
+    rows = [(v.kind, _of(v.yes_right, v.yes), _of(v.no_right, v.no)) for v in verdicts(records)]
+    return _table("Verdicts that are right", ("kind", ">where it was so", ">where it was not"), rows)
+
+
+def _of(right: int, every: int) -> str:
+    return f"{right:,} of {every:,}" if every else "-"
 
 
 def _errors(records: Records) -> Table:
@@ -115,7 +127,7 @@ def plot_kinds(report: Report, path: Path, kinds: tuple[str, ...] = ()) -> None:
         mpl.rcParams["svg.fonttype"] = "none"
         panels = figure.subplots(lines, columns, squeeze=False).ravel()
         for panel, kind in zip(panels, shown, strict=False):
-            _panel(panel, records.where_true((records.kind == kind) & records.priced), kind)
+            _panel(panel, records.where_true((records.kind == kind) & records.timed), kind)
         for panel in panels[len(shown) :]:
             panel.set_axis_off()
 

@@ -39,6 +39,8 @@ class KernelHabits:
     routing_kernels: float = 4.0  # launches around the experts of a layer: choose, sort, permute, activate, combine
     routing_passes: float = 0.0  # times that a rank also moves the copies for experts of other ranks
     grouped_efficiency: float = 1.0  # arithmetic of the experts' grouped products against plain ones
+    fp8_rate: float = 1.0  # arithmetic of fp8 products against tables of single kernels: quantised by neighbours, tuned by shape …
+    fp4_rate: float = 1.0  # … and of 4-bit ones
     popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular
 
 
@@ -53,6 +55,7 @@ class HostTime:
     frontend_request_s: float = 0.0  # the server's front end takes this long for a request …
     frontend_token_s: float = 0.0  # … and for a token it streams: both limit throughput
     launch_s: float = 0.0  # one kernel launch without graphs
+    launches: bool = False  # every step is launched kernel by kernel, as it is served
     sigma_host: float = 0.3  # standard deviation of the logarithm of the host's time
     sigma_tpot: float = 0.0  # standard deviation of log errors on runs that were not fitted, of dense models …
     sigma_ttft: float = 0.0

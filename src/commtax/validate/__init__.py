@@ -19,9 +19,9 @@ from commtax.readers.published import kernels as kernel_tables
 from commtax.readers.published.rows import read
 from commtax.readers.published.tables import FOLDERED, KINDS, Table, headers, in_folder, paths, shipped
 from commtax.statement import Refusal
-from commtax.validate import kernels, predicting
+from commtax.validate import kernels, open_loop, predicting
 from commtax.validate.records import Records, answers, joined
-from commtax.validate.statistics import Bound, judge
+from commtax.validate.statistics import Bound, judge, share_unpriced
 
 ADDED = ("kind", "measured", "predicted", "low", "high", "fitted", "skipped")
 SWEPT_CHIP = "h200-sxm"  # that our own sweep ran on
@@ -46,11 +46,12 @@ def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = 
         raise Refusal(f"data '{folder}': no such folder", "data")
     if folder and rows_to:
         refuse_overwriting(rows_to, (path for _, path in paths(folder, only)), "rows")
-    parts, files = [], {}
+    parts, files, unpriced = [], {}, []
     with _rows_file(rows_to, headers(folder, only)) if rows_to else nullcontext() as write:
         for table in in_folder(folder, only) if folder else shipped(only):
             part = ANSWERS[table.kind](table)
             files[table.name] = (len(table.rows), len(set(part.row[part.priced].tolist())))
+            unpriced.append(share_unpriced(part))
             if write:
                 write(table, part)
             parts.append(part)
@@ -58,7 +59,7 @@ def check(folder: Path | None = None, *, only: str = "", rows_to: Path | None = 
         names = ", ".join(f"{name}.csv[.gz]" for name in FOLDERED)
         raise Refusal(f"data '{folder}': none of {names} or kernels/*.csv.gz is here", "data")
     records = joined(parts)
-    return Report(records, files, tuple(judge(records, files)))
+    return Report(records, files, tuple(judge(records, unpriced)))
 
 
 def _kernels(table: Table) -> Records:
@@ -79,6 +80,7 @@ ANSWERS: dict[str, Callable[[Table], Records]] = {
     "serving_runs": lambda table: answers(read(table.dicts(), serving.describe, serving.ask), predicting.served),
     "inference": lambda table: answers(read(table.dicts(), inference.describe, inference.ask), predicting.timed),
     "training_runs": lambda table: answers(read(table.dicts(), training.describe, training.ask), predicting.trained),
+    "open_loop_runs": open_loop.answered,
     "kernels": _kernels,
     "h200": lambda table: answers(sweep.read([sweep.of_cells(row) for row in table.dicts()], SWEPT_CHIP), predicting.swept),
 }
@@ -86,7 +88,7 @@ ANSWERS: dict[str, Callable[[Table], Records]] = {
 
 @contextmanager
 def _rows_file(path: Path, header: Sequence[str]) -> Iterator[Callable[[Table, Records], None]]:
-    """Writes every input row with its prediction (a serving row twice, once for each figure) to a file that is there at the end."""
+    """Writes every input row with its prediction (as often as it has figures) to a file that is there at the end."""
     columns = ["file", *(c for c in header if c not in ("file", *ADDED)), *ADDED]
 
     def write(table: Table, part: Records) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from commtax.readers.published.open_loop import VERDICTS
 from commtax.readers.published.rows import Asked, Entry, Question
 
 Array = Any
@@ -56,10 +57,15 @@ class Records:
         return (self.skipped == "") & np.isfinite(self.measured) & np.isfinite(self.predicted)
 
     @cached_property
+    def timed(self) -> Array:
+        """Priced, and a time or a rate: a yes or no has no error in per cent."""
+        return self.priced & ~np.isin(self.kind, VERDICTS)
+
+    @cached_property
     def log_error(self) -> Array:
-        """ln(predicted / measured); NaN where a row is not priced."""
+        """ln(predicted / measured); NaN where a row is not priced, or is a verdict."""
         with np.errstate(all="ignore"):
-            return np.where(self.priced, np.log(self.predicted / self.measured), np.nan)
+            return np.where(self.timed, np.log(self.predicted / self.measured), np.nan)
 
     @cached_property
     def covered(self) -> Array:

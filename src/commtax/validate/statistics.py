@@ -1,12 +1,13 @@
 """Median, tail, bias, coverage and width of errors, by whatever rows share; and the stated bounds on them (``bounds.toml``)."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from commtax.files import Json, table
+from commtax.readers.published.open_loop import VERDICTS
 from commtax.validate.records import Array, Records
 
 BY = ("kind", "source", "system", "library", "version", "mode", "dtype", "tp", "fitted")
@@ -50,8 +51,8 @@ FIGURES: dict[str, Callable[[Records], float]] = {
 
 
 def figures(records: Records) -> Figures | None:
-    """Over the rows that were priced; None where there are none."""
-    priced = records.where_true(records.priced)
+    """Over the times and rates that were priced; None where there are none."""
+    priced = records.where_true(records.timed)
     shown = ("median", "p90", "bias", "covered", "width")
     return Figures(len(priced), *(FIGURES[name](priced) for name in shown)) if len(priced) else None
 
@@ -76,6 +77,28 @@ def skipped(records: Records) -> list[tuple[str, int]]:
 
 
 @dataclass(frozen=True, slots=True)
+class Verdicts:
+    """Yes or no, predicted against measured: how many of those that were, and of those that were not, are called so."""
+
+    kind: str
+    yes: int
+    yes_right: int
+    no: int
+    no_right: int
+
+
+def verdicts(records: Records) -> list[Verdicts]:
+    """Of each kind that is no time."""
+    every = []
+    for kind in VERDICTS:
+        some = records.where_true(records.priced & (records.kind == kind))
+        was, called = some.measured > 0, some.predicted > 0
+        if len(some):
+            every.append(Verdicts(kind, *(int(np.sum(x)) for x in (was, was & called, ~was, ~was & ~called))))
+    return every
+
+
+@dataclass(frozen=True, slots=True)
 class Miss:
     """One row far from its prediction, and what may explain it."""
 
@@ -89,7 +112,7 @@ class Miss:
 
 def worst(records: Records) -> list[Miss]:
     """The largest errors on rows that were not fitted, one for each source, system and library, so that ten differ."""
-    tested = records.where_true(records.priced & ~records.fitted)
+    tested = records.where_true(records.timed & ~records.fitted)
     if not len(tested):
         return []
     size = np.abs(tested.log_error)
@@ -149,12 +172,19 @@ CHOICES: dict[str, Callable[[Records, Array], Array]] = {
 """How rows are chosen by keys that are no list of a column's values."""
 
 
-def judge(records: Records, tables: Mapping[str, tuple[int, int]]) -> list[Bound]:
+def share_unpriced(records: Records) -> tuple[float, int]:
+    """Share of a file's rows that have no price though their source tells them whole, and how many rows it has."""
+    rows, priced = set(records.row.tolist()), set(records.row[records.priced].tolist())
+    untold = set(records.row[~records.sound & (records.skipped != "")].tolist())
+    return len(rows - priced - untold) / max(1, len(rows)), len(rows)
+
+
+def judge(records: Records, unpriced: Sequence[tuple[float, int]]) -> list[Bound]:
     """All bounds, on rows that were priced and not fitted; the last two on all rows."""
-    tested = records.where_true(records.priced & ~records.fitted)
+    tested = records.where_true(records.timed & ~records.fitted)
     stated = table("validate/bounds.toml")["bound"]
-    shares = [1 - priced / rows for rows, priced in tables.values() if rows]
-    every = sum(rows for rows, _ in tables.values())
+    shares = [share for share, rows in unpriced if rows]
+    every = sum(rows for _, rows in unpriced)
     return [
         *(_bound(one, tested) for one in stated),
         Bound("rows not priced, in the worst file", UNPRICED, max(shares, default=None), every),

@@ -15,9 +15,11 @@ from commtax.readers.published.kernels import form_of
 from commtax.readers.published.rows import Row, names
 from commtax.statement import Refusal
 
-FOLDERED = ("collectives", "serving_runs", "inference", "training_runs")
+FOLDERED = ("collectives", "serving_runs", "inference", "training_runs", "open_loop_runs")
 """Kinds of tables that a folder holds one file of; ``kernels`` are a folder in it."""
 KINDS = (*FOLDERED, "kernels", "h200")
+WITHIN = {"open_loop_runs": "open_loop"}
+"""Folders that a kind of table has to itself, with what its rows name beside it."""
 SHIPPED = Path(__file__).parent / "tables"
 
 
@@ -30,6 +32,7 @@ class Table:
     header: list[str]
     rows: Sequence[Sequence[str]]
     ships: bool = False
+    folder: Path | None = None  # where the file lies, with what its rows name; None: it ships here
 
     def dicts(self) -> list[Row]:
         """Rows under the larger tables' names."""
@@ -48,13 +51,15 @@ def shipped(only: str = "") -> Iterator[Table]:
 def in_folder(folder: Path, only: str = "") -> Iterator[Table]:
     for kind, path in paths(folder, only):
         name = f"kernels/{path.name}" if kind == "kernels" else path.name
-        yield Table(name, kind, *read(path))
+        yield Table(name, kind, *read(path), folder=path.parent)
 
 
 def paths(folder: Path, only: str = "") -> Iterator[tuple[str, Path]]:
     """The tables of a folder, each once: a plain file before a gzipped one."""
     for name in FOLDERED:
-        chosen = next((p for p in (folder / f"{name}.csv", folder / f"{name}.csv.gz") if p.is_file()), None)
+        places = (folder, folder / WITHIN[name]) if name in WITHIN else (folder,)
+        files = (place / f"{name}.csv{ending}" for place in places for ending in ("", ".gz"))
+        chosen = next((path for path in files if path.is_file()), None)
         if chosen and only in ("", name):
             yield name, chosen
     if only in ("", "kernels"):

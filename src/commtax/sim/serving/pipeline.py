@@ -61,7 +61,7 @@ class Pipeline(Replica):
         else:
             self._tokens(turn, lane, begin, 1, end - begin, 0.0, 0)
 
-    def _idle(self) -> None:
+    def _idle(self, now: float = -inf) -> None:  # noqa: ARG002
         """The next batch leaves, or a request comes and an empty lane takes it."""
         empty = next((i for i, at in enumerate(self.out) if at == inf), None)
         pool = self.pools[0]

@@ -76,9 +76,9 @@ class Replica:
         while self.clock < until:
             self._step(self.clock, until)
 
-    def _idle(self) -> None:
-        """Nothing to do until the next request comes."""
-        self.clock = self.seen = self.times[self.next] if self.next < len(self.times) else inf
+    def _idle(self, now: float = -inf) -> None:
+        """Nothing to do until the next request comes; one that came while the next step was decided already is there now."""
+        self.clock = self.seen = max(now, self.times[self.next]) if self.next < len(self.times) else inf
 
     def _step(self, begin: float, until: float) -> None:
         self._arrive()
@@ -88,7 +88,7 @@ class Replica:
         elif self._decodes(begin):
             self._decode(begin, until)
         else:
-            self._idle()
+            self._idle(begin)
 
     def _arrive(self) -> None:
         """Requests that reached the scheduler in time wait for a step, at the rank with the fewest."""
@@ -118,6 +118,7 @@ class Replica:
         tokens, end = sum(new for _, new, _ in chunks), begin + seconds
         if self.rules.prefill_first or not lane.seqs:
             lane.stalled = lane.stalled or lane.seqs
+            lane.last_s = lane.last_s if lane.seqs else end
             self._write(Segment(begin, 1, 0, seconds, 0.0, 0, 0.0, tokens, len(lane.pool.waiting), lane.pool.free, number))
         else:
             self._tokens(number, lane, begin, 1, seconds, 0.0, tokens)

@@ -55,32 +55,54 @@ class Run:
     book: Book
     engines: list[Replica]  # that decode
     prompt_engines: list[Replica] = field(default_factory=list)
+    stopped: bool = False  # before all were answered
+
+    @property
+    def answered(self) -> int:
+        """Requests that are, while it runs: a watcher may ask at any time."""
+        return sum(len(engine.ended) for engine in self.engines)
 
 
-def run(stream: Stream, fleet: Fleet, hit_rate: float = 0.0) -> Run:
-    """Send a stream of requests through a fleet until all are answered."""
+def run(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, watch: Callable[[Run], None] | None = None) -> Run:
+    """Send a stream of requests through a fleet until all are answered.
+
+    ``watch`` is shown the run when it begins; whoever watches may interrupt it, and has what happened until then.
+    """
     book = book_of(stream, hit_rate)
     engines = fleet.workers.build(book)
-    everyone = range(len(stream))
+    ran = Run(book, engines, fleet.prompts.build(book, len(engines)) if fleet.prompts else [])
+    if watch is None:
+        _send(ran, fleet, stream)
+        return ran
+    try:
+        watch(ran)
+        _send(ran, fleet, stream)
+    except KeyboardInterrupt:
+        ran.stopped = True
+    return ran
+
+
+def _send(ran: Run, fleet: Fleet, stream: Stream) -> None:
+    book, engines, everyone = ran.book, ran.engines, range(len(stream))
     if fleet.prompts:
-        return _apart(book, fleet, fleet.prompts.build(book, len(engines)), engines, stream.in_flight)
+        _apart(book, fleet, ran.prompt_engines, engines, stream.in_flight)
+        return
     if fleet.router == "round-robin" or len(engines) == 1:  # each has its own share of requests and clients
         for engine in engines:
             own = everyone[engine.number :: len(engines)]
             cap = stream.in_flight if stream.in_flight == inf else max(1.0, stream.in_flight // len(engines))
             if own:
                 alone(engine, Clients(book, cap, own))
-        return Run(book, engines)
+        return
     clients = Clients(book, stream.in_flight, everyone)
     route = router(fleet.router, engines)
     if clients.cap < inf:
         for engine in engines:
             engine.on_done = lambda _, now: clients.answered(now)
     together(engines, clients, lambda i, now: route(i, now).offer(i, now), clients.cap < inf)
-    return Run(book, engines)
 
 
-def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replica], cap: float) -> Run:
+def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replica], cap: float) -> None:
     """Prompts on workers of their own; a prompt's cache goes over its worker's link, one after the other, to who decodes it.
 
     Clients that never wait do not care who has answered: then all prompts are computed first, and those who decode follow.
@@ -113,4 +135,3 @@ def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replic
         together(before, clients, send, feedback=False)
         clients.pending = pending
         together(engines, clients, send, feedback=False)
-    return Run(book, engines, before)
