@@ -39,6 +39,7 @@ class Order:
     given: Given  # the whole command line, what was pasted filled in
     launch: Launch | None = None
     devices: str = ""  # GPUs that were chosen from a topology
+    others: tuple[Cluster, ...] = ()  # clusters beside the question's own
 
     def commands(self, priced: StepBill) -> dict[str, str]:
         """The launch of a step and what checks it, for the engine that ``--emit`` names."""
@@ -76,6 +77,7 @@ def read(model: str, given: Given, about: About, serving: tuple[str, ...]) -> Or
     launch, name = filled(text, model, given, output.remarks, about) if text else (None, model)
     if not name:
         raise Refusal("MODEL: name one, or paste a launch command with --from")
+    others = _others(given)
     devices = "" if given.get("plans") else laid_out(given, output.remarks)
     own = profile_of(given)
     place = cluster_of(given)
@@ -86,7 +88,16 @@ def read(model: str, given: Given, about: About, serving: tuple[str, ...]) -> Or
         refuse(given, serving, f"belongs to serving, not to {'--' if about.whole else ''}phase train")
     else:
         refuse(given, TRAINED, "belongs to --phase train" + ("" if about is About.SEARCH else f", not to {phase}"))
-    return Order(name, asked(name, place, own, given, about), output, given, launch, devices)
+    return Order(name, asked(name, place, own, given, about), output, given, launch, devices, others)
+
+
+def _others(given: Given) -> tuple[Cluster, ...]:
+    """Where several clusters are named: all but the first, which the question is about."""
+    if not isinstance(given.get("cluster"), tuple):
+        return ()
+    names, links = given["cluster"], {key: given[key] for key in ("intra", "inter", "nics")}
+    given["cluster"] = names[0] if names else ""
+    return tuple(catalog.cluster(name, **links) for name in names[1:])
 
 
 def asked(model: str, place: Cluster, own: Profile | None, given: Given, about: About) -> Question:

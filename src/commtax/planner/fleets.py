@@ -213,9 +213,8 @@ def _reasons(searches: Sequence[Search]) -> Iterator[Rejected]:
         for trial in search.broken:
             yield Rejected(words(trial.layout) + where, obstacle(trial))
         if search.left_out:
-            yield Rejected(
-                f"{plural(search.left_out, 'other layout')}{where}", f"not near the best by the closed form ({WORSE:g} x)"
-            )
+            far = f"beyond {WORSE:g} times the best by the closed form"
+            yield Rejected(f"{plural(search.left_out, 'other layout')}{where}", far)
 
 
 def words(layout: Layout) -> str:
