@@ -154,7 +154,7 @@ def _router(engine: str, prompts: list[Address], decodes: list[Address]) -> list
 
 
 def benchmark_command(question: Question, engine: str) -> str:
-    """The benchmark of the engine's own tool that ``commtax simulate`` predicts and ``commtax audit`` reads: a closed loop, or a rate.
+    """The benchmark of the engine's tool that ``commtax simulate`` predicts and ``commtax audit`` reads: clients, or a rate.
 
     vLLM's and TensorRT-LLM's range ratio is the spread around the stated length, SGLang's the shortest over the longest.
     """
