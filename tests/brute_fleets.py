@@ -18,10 +18,10 @@ from commtax.verbs.loads import first, split
 from commtax.verbs.requests import capacity_of, fleet_of
 
 
-def asked(model, cluster, *, request_rate, slo, objective, input_len, output_len, engine):
+def asked(model, cluster, *, slo, objective, engine, max_num_seqs, **offers):
     """The question as the planner puts it."""
-    plain, offered = split({"input_len": input_len, "output_len": output_len, "request_rate": request_rate})
-    put = unsettled(model, cluster, {**plain, "engine": engine, "disaggregated": True})
+    plain, offered = split(offers)
+    put = unsettled(model, cluster, {**plain, "engine": engine, "max_num_seqs": max_num_seqs, "disaggregated": True})
     put = priced([put.but(slo=limits_of(slo), objective=objective, offered=offered)], None)[0]
     return replace(settled(put), plan=put.plan)
 
@@ -101,12 +101,6 @@ def question(rng):
     rate = float(f"{each * catalog.cluster(cluster).num_gpus * 10 ** rng.uniform(-1.7, -0.2):.3g}")
     objective = rng.choice(("gpus", "gpus", "cost", "tokens"))
     engine = rng.choice(("vllm", "vllm", "sglang", "trtllm"))
-    return {
-        "model": model,
-        "cluster": cluster,
-        "request_rate": rate,
-        "slo": slo,
-        "objective": objective,
-        "engine": engine,
-        **lengths,
-    }
+    runs = {"num_prompts": rng.choice((300, 300, 300, None)), "max_num_seqs": rng.choice((16, 64, 64, None))}  # short ones mostly
+    asked = {"model": model, "cluster": cluster, "request_rate": rate, "slo": slo, "objective": objective, "engine": engine}
+    return asked | lengths | runs

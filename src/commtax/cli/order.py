@@ -25,6 +25,8 @@ from commtax.verbs.loads import CHECKED, split
 if TYPE_CHECKING:
     from commtax.readers.launch import Launch
 
+LENGTHS = ("input_len", "output_len")
+"""Options that may be distributions: those are not the question's until it is known what they are drawn for."""
 SERVED_STEP = ("kv_dtype", "speculative", "ep_backend", "overlap")
 """Options that belong to a step of serving."""
 
@@ -107,6 +109,7 @@ def asked(model: str, place: Cluster, own: Profile | None, given: Given, about: 
     options["phase"] = "decode" if about.whole and given["phase"] != "train" else given.get("phase", "decode")
     if about is About.SEARCH:  # which may try several types
         options["dtype"] = given["dtype"].split(",")[0]
+        options = {name: value for name, value in options.items() if name not in LENGTHS or not isinstance(value, str)}
     if isinstance(axes := given.get("async_axes"), str):
         options["async_axes"] = () if axes == "none" else tuple(axes.split(","))
     each, over_all = given.get("batch"), options.pop("global_batch", None)

@@ -72,7 +72,7 @@ class Dask:
 
         futures = self.client.map(work, tasks, pure=False)
         places = {future.key: place for place, future in enumerate(futures)}
-        for done in as_dask_completes(futures):
+        for done in as_dask_completes(futures, loop=self.client.loop):
             yield places[done.key], done.result()
 
 

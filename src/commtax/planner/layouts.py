@@ -71,7 +71,7 @@ def candidates(q: Question, stream: Stream) -> Candidates:
     layouts, lost, count = list[Layout](), list[Rejected](), 0
     for index in range(len(q.goal.dtypes)):
         _, plans, reasons, several = having_room(q.but(input_len=longest - 1, output_len=1), index)
-        one = q.but(weights_dtype=q.goal.dtypes[index], num_prompts=inf, disaggregated=False)
+        one = q.but(weights_dtype=q.goal.dtypes[index], disaggregated=False)
         count += several // q.goal.max_concurrency if len(plans) else several
         lost += reasons
         if len(plans):
@@ -101,9 +101,14 @@ def _alone(one: Question, plans: Space, name: str, stream: Stream) -> Array:
     metric, which = name.rsplit("_", 1)
     lengths = stream.input_len
     tokens = max(1, int(np.mean(lengths) if which == "mean" or metric != "ttft" else np.quantile(lengths, QUANTILES[which])))
-    s = serve(one.but(**sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens))
+    s = serve(_steady(one).but(**sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens))
     whole = s.e2e_s if which == "mean" else s.ttft_s
     return np.broadcast_to(np.asarray({"ttft": s.ttft_s, "e2e": whole}.get(metric, s.tpot_s)), len(plans))
+
+
+def _steady(one: Question) -> Question:
+    """The question of a closed loop without beginning and end."""
+    return one.but(num_prompts=inf)
 
 
 def limit_name(name: str) -> str:
@@ -122,7 +127,7 @@ def _shared(one: Question, plans: Space) -> Iterator[Layout]:
     if not len(plans):
         return
     loads = [np.maximum(1, _held(one, plans) // part) for part in (1, 2, 4)]
-    answers = np.max([simulated(one, plans, load).requests_per_s for load in loads], axis=0)
+    answers = np.max([simulated(_steady(one), plans, load).requests_per_s for load in loads], axis=0)
     for i in range(len(plans)):
         yield Layout(one.but(**sizes_of(plans, i)), int(plans.group[i]), int(plans.replicas[i]), float(answers[i]))
 
@@ -133,7 +138,7 @@ def _apart(one: Question, plans: Space) -> Iterator[Layout]:
     if not len(plain) or one.requests.output_len < 2:
         return
     prompted = _prompts_per_s(one, plain)
-    decodes = one.but(tp=plain.tp, concurrency=_held(one, plain), kv_tokens=plain.kv_tokens, disaggregated=True)
+    decodes = _steady(one).but(tp=plain.tp, concurrency=_held(one, plain), kv_tokens=plain.kv_tokens, disaggregated=True)
     answers = np.broadcast_to(_held(one, plain) / (one.requests.output_len - 1) / serve(decodes).tpot_s, len(plain))
     for i, tp in enumerate(plain.tp.tolist()):
         for j, ahead in enumerate(plain.tp.tolist()):

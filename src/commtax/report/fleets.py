@@ -113,7 +113,7 @@ def _show_nothing(console: Console, a: FleetPlans) -> None:
         slow = any(lost.slow for lost in a.rejected)
         say(
             console,
-            f"No plan {'holds: the limits are below what a request alone takes' if slow else 'fits in memory'}.{takes}",
+            f"No plan {'holds: the limits are below what a request takes alone' if slow else 'fits in memory'}.{takes}",
             "bold red",
         )
         return
