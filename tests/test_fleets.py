@@ -53,7 +53,7 @@ def test_what_is_listed_holds_and_its_growth_too():
     assert [burden(t) for t in answer.plans] == sorted(burden(t) for t in answer.plans)
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(rate=st.sampled_from((30.0, 90.0)), itl=st.sampled_from((0.03, 0.06)), looser=st.sampled_from((1.0, 2.0)))
 def test_less_is_never_harder(rate, itl, looser):
     """A lower rate, a looser limit or more GPUs on offer never need more of them; 1 GPU is chance."""
@@ -75,10 +75,11 @@ def test_one_process_and_two_say_the_same():
 
 def test_a_plain_search_agrees():
     rng, agreed = random.Random(5), 0
-    while agreed < 6:
+    while agreed < 5:
         asked = brute_fleets.question(rng)
-        if asked["cluster"] not in ("2xh100-sxm", "2xh200-sxm") or not asked["num_prompts"] or asked["max_num_seqs"] != 16:
-            continue  # those take long
+        small = asked["cluster"] in ("2xh100-sxm", "2xh200-sxm") and asked["num_prompts"] and asked["max_num_seqs"] == 16
+        if not small or asked["output_len"] > 128:  # those take long
+            continue
         least, answer = brute_fleets.best(asked), plan_fleet(**asked, processes=1)
         assert (least is None) == (not answer.plans), asked
         assert least is None or burden(answer.plans[0]) <= 1.03 * least, asked

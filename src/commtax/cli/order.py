@@ -75,11 +75,11 @@ def ordered(about: About, serving: tuple[str, ...] = ()) -> Callable[[Callable[[
 def read(model: str, given: Given, about: About, serving: tuple[str, ...]) -> Order:
     """The order of a command line: what was pasted is filled in first, options that were given win."""
     output = Output(given.pop("as_json", False), given.pop("as_csv", False))
+    others = _others(given)
     text = given.pop("pasted", "")
     launch, name = filled(text, model, given, output.remarks, about) if text else (None, model)
     if not name:
         raise Refusal("MODEL: name one, or paste a launch command with --from")
-    others = _others(given)
     devices = "" if given.get("plans") else laid_out(given, output.remarks)
     own = profile_of(given)
     place = cluster_of(given)
