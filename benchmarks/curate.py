@@ -230,7 +230,8 @@ def open_loop_runs(folder: Path) -> None:
     chosen = spread_out([r for r in told if _in_flight(r) <= IN_FLIGHT], _source_chip_model, 1)
     short = {larger: ours for ours, larger in names()["columns"]["open_loop_runs"].items()}
     figures = [c for c in rows[0] if open_loop.FIGURE.fullmatch(c)]
-    same = ["id", "source", "chip", "gpus", "model", "engine", *("tp", "pp", "dp", "ep"), "kv_tokens", "arrival", "scenario"]
+    same = ["id", "experiment", "source", "chip", "gpus", "model", "engine", "kv_tokens", "arrival", "scenario"]
+    same += ["tp", "pp", "dp", "ep"]
     columns = [c for c in rows[0] if c in (*same, *short, "slo_ttft_ms", "slo_tpot_ms", *figures)]
     out = [
         {

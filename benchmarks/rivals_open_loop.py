@@ -1,8 +1,8 @@
 """Our errors beside other simulators' on the same open-loop runs: ``python benchmarks/rivals_open_loop.py DIR [ROWS.csv]``.
 
-DIR holds ``open_loop_runs.csv`` and ``rivals_open_loop.csv``; ROWS.csv is what ``commtax validate --only open_loop_runs --rows``
-wrote (else all runs are simulated first). Each rival is compared on the rows that both it and we have, a set at a time: one of
-the rivals was fitted on ``blis-training-set``.
+DIR, or its folder ``open_loop``, holds ``open_loop_runs.csv`` and ``rivals_open_loop.csv``; ROWS.csv is what ``commtax validate
+--only open_loop_runs --rows`` wrote (else all runs are simulated first). Each rival is compared on the rows that both it and we
+have, of those that nothing of ours was fitted on, a set at a time: one of the rivals was fitted on ``blis-training-set``.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Comparison:
 
 
 def our_predictions(path: Path) -> dict[tuple[str, str], float]:
-    """Seconds by run and kind, of rows that have a price."""
-    rows = dicts(*read(path))
-    return {(r["id"], r["kind"]): float(r["predicted"]) for r in rows if r["predicted"] and not r["skipped"]}
+    """Seconds by run and kind, of rows that have a price and that nothing of ours was fitted on."""
+    rows = [r for r in dicts(*read(path)) if r["predicted"] and not r["skipped"] and r["fitted"] == "false"]
+    return {(r["id"], r["kind"]): float(r["predicted"]) for r in rows}
 
 
 def rivals_in(rows: Sequence[Row]) -> list[str]:
@@ -73,13 +73,15 @@ def comparisons(rows: Sequence[Row], ours: Mapping[tuple[str, str], float]) -> I
 
 
 def main(folder: Path, rows_file: Path | None) -> None:
+    places = (folder / "rivals_open_loop.csv", folder / "open_loop" / "rivals_open_loop.csv")
+    rivals = dicts(*read(next((path for path in places if path.is_file()), places[0])))
     with tempfile.TemporaryDirectory() as place:
         if rows_file is None:
             rows_file = Path(place) / "rows.csv"
             check(folder, only="open_loop_runs", rows_to=rows_file)
         ours = our_predictions(rows_file)
     print(f"{'set':20}{'metric':12}{'rival':28}{'rows':>4}{'its MAPE':>10}{'median':>10}{'our MAPE':>10}{'median':>10}")
-    for one in comparisons(dicts(*read(folder / "rivals_open_loop.csv")), ours):
+    for one in comparisons(rivals, ours):
         print(one.line())
 
 

@@ -106,7 +106,7 @@ def test_what_a_row_says():
 
 def test_one_replica_has_its_share():
     run = run_of(MLPERF)
-    assert (run.server.cluster, run.server.engine, run.server.kv_dtype) == ("2xh100-sxm", "trtllm@1.0", "fp8")
+    assert (run.server.cluster, run.server.engine, run.server.kv_dtype) == ("2xh100-sxm", "trtllm-mlperf@5.1", "fp8")
     assert run.server.in_process
     assert run.server.gpu_memory_utilization == 0.9
     assert (run.replicas, run.load.request_rate, run.load.burstiness) == (4, 10.0, 4.0)
@@ -187,6 +187,15 @@ def test_survivors_tell_nothing_of_times():
     (asked,) = open_loop.read([{**VLLM, "num_failed": "40"}], None)
     assert {entry.kind for entry in asked.entries if not entry.skipped} == {"overloaded"}
     assert asked.question
+
+
+def test_fitted_runs_are_told_apart():
+    assert open_loop.is_fitted(VLLM)
+    assert not open_loop.is_fitted({**VLLM, "request_rate_rps": "8"})
+    for row in ({**VLLM, "source_group": "training"}, MLPERF, {**MLPERF, "engine": "vllm", "chip": "mi325x"}):
+        halves = [open_loop.is_fitted({**row, "experiment": f"lab/{n}"}) for n in range(200)]
+        assert 0.3 < np.mean(halves) < 0.7
+    assert not any(open_loop.is_fitted({**MLPERF, "engine": "vllm", "experiment": f"lab/{n}"}) for n in range(20))
 
 
 @pytest.mark.parametrize(

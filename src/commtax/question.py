@@ -116,7 +116,7 @@ class Offered:
     unique_prompts: int = 0  # so many distinct prompts come again and again; 0: none comes twice
     shared_prefix: int = 0  # tokens that all prompts begin with
     prefix_hit_rate: float = 0.0  # share of a prompt that is in the cache, where it is known
-    in_flight: float = math.inf  # requests that clients wait for at once, at most
+    max_in_flight: float = math.inf  # clients have no more requests in flight
     ramp_up_s: float = 0.0  # the first requests of a closed loop are spread over this long
     warmup: int = 0  # requests that no figure counts
     router: str = "round-robin"

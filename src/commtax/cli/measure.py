@@ -12,6 +12,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from commtax import catalog
 from commtax.cli.options import listed
 from commtax.cli.output import Output
 from commtax.files import Document, check_writable, write_text
@@ -100,6 +101,36 @@ def calibrate_command(output: str, ranks: int, dtype: str, impl: list[str], name
         profile = calibrate(ranks, dtype, name, impl, lost_after, advance)
     write_text(output, json.dumps(profile, indent=2) + "\n", "output")
     Output(as_json).answer(lambda made, _: made, measuring.show_profile, profile, output)
+
+
+@measure_command.command("serve")
+@listed("measure-serve")
+def serve_command(
+    model: str,
+    random_model: str,
+    request_rate: tuple[float, ...],
+    num_prompts: int,
+    max_num_seqs: int,
+    input_len: str,
+    output_len: str,
+    lost_after: float,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Serve requests that come at random for real, and hold their times against the simulator's.
+
+    commtax measure serve --random llama-3.2-1b --layers 1 -tp 1 --request-rate 0.5,1 --num-prompts 20
+    """
+    from commtax.measure.job import Job
+    from commtax.study import live
+    from commtax.study.predicting import compared
+
+    inputs, outputs = catalog.lengths(input_len, "inputs", "input_len"), catalog.lengths(output_len, "outputs", "output_len")
+    job = Job(**_weights(model, random_model or ("" if model else str(DEMONSTRATION))), **options)
+    service = live.Service(job, inputs, outputs, request_rate, num_prompts, max_num_seqs).settled()
+    with ranks_named(), bar("sweeps and runs", live.stages(service), as_json) as advance:
+        seen = live.run(service, progress=advance, lost_s=lost_after)
+    Output(as_json).answer(dict, measuring.show_serving, compared(service, seen))
 
 
 @measure_command.command("experiment")

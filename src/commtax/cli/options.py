@@ -76,6 +76,14 @@ def _counts(value: Any, name: str) -> list[int]:
     return [parse_count(part, name) for part in str(value).split(",")]
 
 
+def _rates(value: Any, name: str) -> tuple[float, ...]:
+    """Requests a second, several by commas; none where nothing is said."""
+    try:
+        return tuple(float(part) for part in value.split(",") if value)
+    except ValueError:
+        raise Refusal(f"{name} '{value}': numbers of requests a second are needed, such as 2,6", name) from None
+
+
 def _shown(value: Any, name: str) -> Any:
     """A whole number, or several: ``1,8,64``."""
     num_values = str(value).count(",") + 1
@@ -171,7 +179,7 @@ OPTIONS: Mapping[str, Option] = {
     "gpu_memory_utilization": Option("Serving", SHARE, None, "Share of memory it may use.  [default: the engine's]"),
     "block_size": Option("Serving", COUNT, None, "Tokens a KV block."),
     "kv_cache_memory_bytes": Option("Serving", BYTES, 0.0, "A fixed KV cache a rank, such as 1GiB."),
-    "concurrency": Option("Serving", Kind("N[,N…]", _shown), 1, "Clients: 32, or 1,8,64.", ("--concurrency", "--max-concurrency")),
+    "concurrency": Option("Requests", Kind("N[,N…]", _shown), 1, "Clients: 32, or 1,8,64.", ("--concurrency", "--max-concurrency")),
     "request_rate": Option("Requests", NUMBER, None, "Requests a second, over all replicas; inf: all at once."),
     "trace": Option("Requests", "FILE", None, "Requests as they came: our CSV, Azure's, Mooncake's, vllm bench --save-detailed."),
     "duration": Option("Requests", "TIME", None, "Those that arrive within it, instead of --num-prompts: 60s."),
@@ -190,13 +198,13 @@ OPTIONS: Mapping[str, Option] = {
     "sweep": Option("Requests", "OVER", None, "request-rate=1:64, request-rate=1,2,4 or concurrency=1:256."),
     "kv_tokens": Option("Serving", COUNT, None, "Tokens of a replica's KV cache, where they are known."),
     "workload": Option("Serving", "NAME", "", "Lengths of a usual workload."),
-    "input_len": Option("Serving", COUNT, 1024, "Mean prompt length.  [default: 1024]", PROMPT),
-    "output_len": Option("Serving", COUNT, 128, "Mean output length.  [default: 128]", OUTPUT),
-    "num_prompts": Option("Serving", COUNT, None, "Requests of the whole benchmark.  [default: the steady state]"),
-    "prompts_per_client": Option("Serving", COUNT, None, "The same for each client (10 is usual)."),
-    "spread": Option("Serving", SHARE, None, f"Lengths vary by this share to either side; 0: lockstep.  [default: {SPREAD:g}]"),
-    "ttft": Option("Serving", "TIME", "", "Mean time to the first token, at most: 500ms."),
-    "tpot": Option("Serving", "TIME", "", "Mean time an output token, at most: 30ms."),
+    "input_len": Option("Requests", COUNT, 1024, "Mean prompt length.  [default: 1024]", PROMPT),
+    "output_len": Option("Requests", COUNT, 128, "Mean output length.  [default: 128]", OUTPUT),
+    "num_prompts": Option("Requests", COUNT, None, "Requests of the whole benchmark.  [default: the steady state]"),
+    "prompts_per_client": Option("Requests", COUNT, None, "The same for each client (10 is usual)."),
+    "spread": Option("Requests", SHARE, None, f"Lengths vary by this share to either side; 0: lockstep.  [default: {SPREAD:g}]"),
+    "ttft": Option("Requests", "TIME", "", "Mean time to the first token, at most: 500ms."),
+    "tpot": Option("Requests", "TIME", "", "Mean time an output token, at most: 30ms."),
     "objective": Option("Serving", "WHAT", None, "throughput (default), latency, cost or gpus."),
     "disaggregated": Option("Serving", bool, False, "Prompts run on workers of their own."),
     "prefill_workers": Option("Serving", COUNT, None, "Disaggregated: how many.  [default: enough]"),
@@ -256,6 +264,7 @@ class Verb(click.Command):
 KINDS: Given = {
     "count": COUNT,
     "counts": Kind("N,N", _counts),
+    "rates": Kind("R,R", _rates),
     "some": Kind("N", _at_least_1),
     "names": Kind("NAMES", lambda value, _: [name for name in value.split(",") if name]),
     "integer": int,

@@ -24,23 +24,17 @@ WORKERS = ("disaggregated", "prefill_workers", "prefill_tp", "decode_workers")
 @click.command("simulate", cls=Verb)
 @taking(
     *(*WHERE, *PASTED, *LAID, *OFFERED, *LIMITS, "kv_tokens", *WORKERS, "profile", "plot", "timeline", "save", "as_json"),
-    concurrency={
-        "group": "Requests",
-        "default": None,
-        "help": "Clients: 32, or 1,8,64; beside a rate: requests in flight at most.",
-    },
-    num_prompts={"group": "Requests", "help": "Requests, simulated in time.  [default: 1000, a closed loop: the steady state]"},
-    prompts_per_client={"group": "Requests"},
-    input_len={"group": "Requests", "kind": LENGTH, "default": None, "help": f"Prompt tokens: {DIST}  [default: 1024]"},
-    output_len={"group": "Requests", "kind": LENGTH, "default": None, "help": "Output tokens.  [default: 128]"},
-    spread={"group": "Requests"},
-    ttft={"group": "Requests", "help": "Each request's time to the first token, at most: 500ms."},
-    tpot={"group": "Requests", "help": "Each request's time an output token, at most: 30ms."},
+    concurrency={"default": None, "help": "Clients: 32, or 1,8,64; beside a rate: requests in flight at most."},
+    num_prompts={"help": "Requests, simulated in time.  [default: 1000, a closed loop: the steady state]"},
+    input_len={"kind": LENGTH, "default": None, "help": f"Prompt tokens: {DIST}  [default: 1024]"},
+    output_len={"kind": LENGTH, "default": None, "help": "Output tokens.  [default: 128]"},
+    ttft={"help": "Each request's time to the first token, at most: 500ms."},
+    tpot={"help": "Each request's time an output token, at most: 30ms."},
     plot={"help": "Draw times and their tails, or latency against rate: .svg, .png or .pdf."},
 )
 @ordered(About.LOOP)
 def simulate_command(order: Order) -> None:
-    """Serving as users see it: TTFT, TPOT, ITL and throughput. Exit code 1: it does not fit, is overloaded or misses an SLO.
+    """Serving as users see it: TTFT, TPOT, ITL and throughput. Exit code 1: overloaded or an SLO missed.
 
     Requests in time, step by step, at a rate, from a trace, or a benchmark of so many requests:
 

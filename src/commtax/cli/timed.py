@@ -19,7 +19,7 @@ from commtax.verbs.goodput import SPELLED, Slo, slo_of
 from commtax.verbs.loads import number
 from commtax.verbs.offering import checked
 from commtax.verbs.requests import PROMPTS, Outcome, serve
-from commtax.verbs.sweeping import Sweep, at, points
+from commtax.verbs.sweeping import at, points, sweep
 
 ASKED = ("request_rate", "trace", "num_prompts", "prompts_per_client", "duration", "sweep")
 """What makes it a question of time."""
@@ -124,7 +124,7 @@ def _sweep(order: Order, q: Question, slo: Slo, name: str, values: tuple[float, 
         if given[file]:
             raise Refusal(f"{file}: is of one run, and a sweep has several", file)
     questions = [at(q, name, value, given["prompts_per_client"]) for value in values]
-    swept = Sweep(name, values, tuple(serve(one) for one in counted(questions, name)))
+    swept = sweep(name, values, counted(questions, name))
     if given["plot"]:
         plot_sweep(swept, Path(given["plot"]))
     code = 1 if swept.most(slo) is None else 0

@@ -136,14 +136,16 @@ class _Step:
         self, form: Place, tokens: Number, count: int, flops: Number, nbytes: Number, shape: Attended, stored: float = 2.0
     ) -> Kernel:
         """Attention of so many tokens; without any there is none."""
-        product = (0, 0, 0, self.plan.activations_dtype, stored)
+        low = form == "prefill" and self.engine.kernels.prefill_fp8 and self.plan.kv_dtype == "fp8"
+        product = (0, 0, 0, "fp8" if low else self.plan.activations_dtype, stored)
         runs = pick(np.asarray(tokens) > 0, count, 0)
         return Kernel(f"{form} attention", form, runs, flops, nbytes, *product, *shape, part="attention", place=form)
 
     def small(self, what: str, part: Part, place: Place, count: Number, elements: Number, fusable: bool = True) -> Kernel:
         """An element-wise kernel, which an engine may fuse with a neighbour."""
-        nbytes, fused = elements * DTYPE_BYTES[self.plan.activations_dtype], 1 - self.engine.kernels.small_kernels
-        return Kernel(what, "small", count, 0.0, nbytes, fused=fused if fusable else 0.0, part=part, place=place)
+        runs, nbytes = self.engine.kernels, elements * DTYPE_BYTES[self.plan.activations_dtype]
+        fused, nbytes = (1 - runs.small_kernels, nbytes * runs.small_bytes) if fusable else (0.0, nbytes)
+        return Kernel(what, "small", count, 0.0, nbytes, fused=fused, part=part, place=place)
 
 
 def _norms(s: _Step, num_norms: int, count: int) -> Iterator[Kernel]:

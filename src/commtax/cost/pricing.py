@@ -134,7 +134,8 @@ def _sent_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
         why = reason(path, float(item.nbytes), int(min(where.ranks_per_domain, item.ranks)), bool(crosses))
         via = pricer.via(item, int(algorithm))
         algorithm, link = names[int(algorithm)], names[int(link)]
-    latency, wire = chosen.latency_s * settings.latency_scale, chosen.wire_s / settings.bandwidth_scale
+    left = pricer.terms.engine.sends.reduce_share if item.op == "all-reduce" else 1.0
+    latency, wire = left * chosen.latency_s * settings.latency_scale, left * chosen.wire_s / settings.bandwidth_scale
     if settings.eager:
         floor = (fabric.eager_floor_s - wire) * (np.asarray(item.ranks) > 1)
         why = LAUNCH_FLOOR if np.all(floor > latency) else why
@@ -269,6 +270,7 @@ def _host_line(lines: list[Line], work: Workload, t: Terms) -> Line:
     if t.settings.eager or host.launches:
         launches = sum((line.item.count for line in lines), start=0.0)
         busy = sum((line.total_s for line in lines), start=0.0)
+        waiting = waiting + launches * host.gap_s
         waiting = waiting + np.maximum(0, launches * host.launch_s - busy)
     unmeasured = Source("assumed" if host.host_s else "by definition")
     source = (host.host_label or Source("calibrated")) if host.calibrated else unmeasured

@@ -3,11 +3,11 @@
 A simulation asks for one step after the other, and pricing each anew would take a thousand times as long as looking it up.
 A step's price is a sum over lines, and so is its table:
 
-    step = rest(rows, samples) + decode attention(sequences, mean context) + prompt attention(new, past) for each prompt
+    step = rest(rows, samples) + decode attention(sequences, mean context) + prompt attention(new, past of each prompt)
 
 ``rest`` is everything that only knows how many rows pass and how many of them need logits: products, small kernels,
 collectives, the host. Between its nodes a table is linear; nodes are as dense as tiles and captured graphs make the price
-step. A step of several prompts pays the fixed time of their attention once.
+step. A step of several prompts pays the fixed time of their attention once, the work of each, and waits for the longest.
 """
 
 from bisect import bisect_right
@@ -23,7 +23,9 @@ from commtax.spec import Number, Workload
 
 Array = np.ndarray
 
-FINE, COARSE = 512, 4096  # rows up to which every number is priced, and up to which every 32nd is
+FINE, COARSE, TILE = 512, 4096, 64  # rows up to which every number is priced, and up to which every tile is: its first and last row
+MANY = 256.0  # prompts beside which one is one of many
+BLEND = 1.5  # exponent by which work blends with the longest block: 1.07 to 1.5 where prompts were measured (catalog/kernels)
 SAMPLES = (1, 2, 8, 32, 128, 512, 2048, 8192)
 ROOT2 = 2**0.5
 
@@ -39,7 +41,8 @@ class Surface:
     decode: Array  # attention of decodes, by sequences and node of context
     new: list[float]  # nodes: prompt tokens of a step
     past: list[float]  # nodes: tokens of a prompt that are cached
-    prompt: list[list[float]]  # attention of one prompt's tokens, by node of past and of new …
+    prompt: list[list[float]]  # attention of the tokens of a step's only prompt, by node of past and of new …
+    among: list[list[float]]  # … of one of many prompts, which fill the chip together …
     prompt_fixed_s: float  # … and what it costs once a step
     alone_comm: Array  # of ``alone``: communication
     mixed_comm: Array  # of ``mixed``, by rows
@@ -62,6 +65,8 @@ class Surface:
     def mixing(self, seqs: int, cached: float, tokens: int, prompts: int, attention_s: float) -> float:
         """Seconds of a step of decodes beside prompt tokens whose attention takes ``attention_s``."""
         seconds = self._rest(seqs + tokens, seqs + prompts) + self.prompt_fixed_s + attention_s
+        if not seqs and prompts > 1:  # more rows need logits, but no kernels of decodes run as in tables of more samples than one
+            seconds += self._rest(tokens, 1) - self._rest(tokens, 2)
         if seqs:
             start, slope = self._piece(seqs)
             mean = cached / seqs
@@ -69,22 +74,35 @@ class Surface:
             seconds += start[at] + slope[at] * (mean - self.contexts[at])
         return max(seconds, self.mixed_launch_s)
 
-    def prompt_s(self, new: float, past: float) -> float:
-        """Attention of ``new`` tokens of one prompt after ``past`` cached ones."""
-        i, x = _between(self.new, new)
-        j, y = _between(self.past, past)
-        low, high = self.prompt[j], self.prompt[j + 1]
-        return (1 - y) * (low[i] + x * (low[i + 1] - low[i])) + y * (high[i] + x * (high[i + 1] - high[i]))
+    def prompts_s(self, chunks: Sequence[tuple[int, int, int]]) -> float:
+        """Attention of a step's prompts: (request, new tokens, tokens cached before them) of each.
+
+        The chip has the work of all to do and waits for the longest block of one: [ (sum work)^p + max longest^p ]^(1/p). Of a
+        prompt alone that is its price, which says how long its longest block is.
+        """
+        if len(chunks) == 1:
+            _, new, past = chunks[0]
+            return _at(self.prompt, _between(self.new, new), _between(self.past, past))
+        work = longest = 0.0
+        for _, new, past in chunks:
+            across, down = _between(self.new, new), _between(self.past, past)
+            own = _at(self.among, across, down)
+            work += own
+            longest = max(longest, _at(self.prompt, across, down) ** BLEND - own**BLEND)
+        blended: float = (work**BLEND + longest) ** (1 / BLEND)
+        return blended
 
     def scaled(self, factor: float) -> Self:
         """The same steps, all longer by a factor."""
-        mixed, prompt = ([[x * factor for x in row] for row in table] for table in (self.mixed, self.prompt))
+        tables = (self.mixed, self.prompt, self.among)
+        mixed, prompt, among = ([[x * factor for x in row] for row in table] for table in tables)
         return replace(
             self,
             alone=[x * factor for x in self.alone],
             mixed=mixed,
             decode=self.decode * factor,
             prompt=prompt,
+            among=among,
             prompt_fixed_s=self.prompt_fixed_s * factor,
             alone_comm=self.alone_comm * factor,
             mixed_comm=self.mixed_comm * factor,
@@ -116,6 +134,13 @@ def _between(nodes: Sequence[float], value: float) -> tuple[int, float]:
     return at, (value - nodes[at]) / (nodes[at + 1] - nodes[at])
 
 
+def _at(table: list[list[float]], across: tuple[int, float], down: tuple[int, float]) -> float:
+    """Between four neighbours of a table."""
+    (i, x), (j, y) = across, down
+    low, high = table[j], table[j + 1]
+    return (1 - y) * (low[i] + x * (low[i + 1] - low[i])) + y * (high[i] + x * (high[i + 1] - high[i]))
+
+
 def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> Surface:
     """The table of a plan's steps: up to so many rows and sequences of up to so many tokens."""
 
@@ -134,9 +159,9 @@ def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> S
     every = np.arange(most_rows + 1)
     contexts = _contexts(terms, most_tokens)
     new, past = _geometric(most_rows), np.concatenate([[0.0], _geometric(most_tokens)])
-    asked = priced(Workload(prefill_seqs=1.0, prefill_tokens=np.tile(new, past.size), past_tokens=np.repeat(past, new.size)))
-    once = _sum(asked, _of_prompts, lambda line: line.fixed_s * line.item.count)
-    moving = _sum(asked, _of_prompts, lambda line: line.moving_s * line.item.count)
+    one, many = (priced(Workload(0, 0, n, n * np.tile(new, past.size), n * np.repeat(past, new.size))) for n in (1.0, MANY))
+    once = _sum(one, _of_prompts, lambda line: line.fixed_s * line.item.count)
+    prompt, among = (_sum(bill, _of_prompts, lambda line: line.moving_s * line.item.count) for bill in (one, many))
     return Surface(
         alone=_wide(_sum(alone, _not_attention, _exposed), seqs.size).tolist(),
         samples=nodes,
@@ -145,7 +170,8 @@ def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> S
         decode=_decodes(priced, contexts, most_seqs),
         new=new.tolist(),
         past=past.tolist(),
-        prompt=_wide(moving, new.size * past.size).reshape(past.size, new.size).tolist(),
+        prompt=_wide(prompt, new.size * past.size).reshape(past.size, new.size).tolist(),
+        among=(_wide(among, new.size * past.size) / MANY).reshape(past.size, new.size).tolist(),
         prompt_fixed_s=float(np.max(once)),
         alone_comm=_wide(_sum(alone, _is_comm, _exposed), seqs.size),
         mixed_comm=np.interp(every, rows, _wide(_sum(mixed[0], _is_comm, _exposed), rows.size)),
@@ -208,9 +234,10 @@ def _samples(most_seqs: int) -> list[int]:
 
 
 def _rows(most: int) -> Array:
-    """Numbers of rows that are priced: graphs and tiles make small ones step."""
-    parts: Iterable[Array] = (np.arange(1, FINE), np.arange(FINE, COARSE, 32), np.arange(COARSE, most, 256))
-    return np.array([*(n for part in parts for n in part if n < most), most], float)
+    """Numbers of rows that are priced: graphs make small ones step, tiles all."""
+    tiles = np.arange(FINE, COARSE, TILE)
+    parts: Iterable[Array] = (np.arange(1, FINE), tiles, tiles + 1, np.arange(COARSE, most, 256))
+    return np.array([*sorted(n for part in parts for n in part if n < most), most], float)
 
 
 def _contexts(terms: Terms, most: int) -> Array:

@@ -158,7 +158,7 @@ def _saturated(copy: Question) -> float:
     """Requests/s of a copy that computes its own prompts."""
     stream = first(all_requests(copy), COUNTED)
     asked = settled(copy)
-    return capacity_of(stream, fleet_of(asked, stream), asked.offered.prefix_hit_rate)
+    return capacity_of(stream, fleet_of(asked, stream), asked.offered.prefix_hit_rate, COUNTED)
 
 
 @remembered
@@ -167,7 +167,7 @@ def _saturated_prompts(decodes: Question) -> float:
     asked = settled(decodes.but(tp=decodes.requests.prefill_tp, prefill_workers=1, decode_workers=1))
     stream = first(all_requests(decodes), COUNTED)
     prompts = fleet_of(asked, stream).prompts
-    return capacity_of(stream, Fleet(prompts), asked.offered.prefix_hit_rate) if prompts else inf
+    return capacity_of(stream, Fleet(prompts), asked.offered.prefix_hit_rate, COUNTED) if prompts else inf
 
 
 def _sizes(layout: Layout, rate: float, most_gpus: int) -> list[Size]:

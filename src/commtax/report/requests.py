@@ -52,7 +52,9 @@ def show_outcome(console: Console, o: Outcome, slo: Slo) -> None:
 
 
 def _verdicts(console: Console, o: Outcome, slo: Slo) -> None:
-    """What makes the answer no."""
+    """What makes the answer no, or only a part of it."""
+    for note in (note for note in o.notes if note.code == "interrupted"):
+        say(console, f"{note[0].upper()}{note[1:]}.", "bold red")
     if o.overloaded:
         grow = "the queue grows as long as they do, and the times below are means over a queue of this run's length"
         say(
@@ -135,19 +137,27 @@ def _cells(o: Outcome, metric: str) -> tuple[str, ...]:
     values = [o.statistic(f"{metric}_{which}") for which in STATISTICS]
     if not isfinite(values[0]):
         return (METRICS[metric], *("–",) * 7)
-    first, *others = (format_seconds(value) for value in values)
+    first, *others = map(time_words, values)
     return (METRICS[metric], first, _range(o, f"{metric}_mean"), *others, _range(o, f"{metric}_p99"))
 
 
 def _range(o: Outcome, name: str) -> str:
-    return " to ".join(format_seconds(end) for end in o.range_of(name))
+    return " to ".join(map(time_words, o.range_of(name)))
+
+
+def time_words(seconds: float) -> str:
+    """
+    >>> time_words(0.0123), time_words(1234.5)
+    ('12.3 ms', '1,234 s')
+    """
+    return f"{seconds:,.0f} s" if seconds >= 1000 else format_seconds(seconds)
 
 
 def _throughput(o: Outcome) -> str:
     each = o.tokens_per_s / o.num_gpus
     return (
         f"{o.requests_per_s:,.2f} requests/s, {o.input_tokens_per_s:,.0f} tokens/s in and {o.tokens_per_s:,.0f} out "
-        f"({each:,.0f} a GPU) over {format_seconds(o.duration_s)}"
+        f"({each:,.0f} a GPU) over {time_words(o.duration_s)}"
     )
 
 
@@ -185,6 +195,8 @@ def gap_words(tail: Gaps) -> str:
         return f"p99 ITL {format_seconds(tail.p99_s)} is near its median of {format_seconds(tail.median_s)}: no step is disturbed."
     if tail.stalled > max(0.5, tail.with_prompts):
         why = f"{tail.stalled:.0%} of the slowest waited before their step, for prompts that go first or for stages"
+    elif tail.behind > max(0.5, tail.with_prompts):
+        why = f"{tail.behind:.0%} of the slowest waited for prompts on other stages or ranks of their engine"
     elif tail.with_prompts > 0.5:
         beside = f"others' prompts, {tail.tokens:,.0f} tokens in the mean"
         why = f"{tail.with_prompts:.0%} of the slowest are steps that also compute {beside}"
@@ -210,7 +222,8 @@ def _engine(o: Outcome, used: Usage) -> str:
 
 def remarks(o: Outcome) -> list[str]:
     """Notes; idle GPUs are counted over both kinds of workers, where there are two."""
-    return list(dict.fromkeys(note for note in o.notes if not (o.fleet.prompts and note.code == "idle-gpus")))
+    said = ("interrupted", *(["idle-gpus"] if o.fleet.prompts else []))
+    return list(dict.fromkeys(note for note in o.notes if note.code not in said))
 
 
 def _source(o: Outcome) -> str:

@@ -21,6 +21,7 @@ class Sending:
     graph_rows_wide: float = float("inf")  # … and so many from tp 4 on
     graph_pads_prefill: bool = False
     logits_padded: bool = False  # logits are computed inside the graph, for padded rows too
+    reduce_share: float = 1.0  # an all-reduce's time against its library's tables: fused with neighbours, in registered buffers
     pp_tensors: int = 1  # tensors handed to the next stage
     odd_layers: str = "before-last"  # stages that take the odd layers of an uneven split: also "last", "first"
     pp_scatter: bool = False  # each tp rank sends 1/tp and the receiver gathers
@@ -35,6 +36,8 @@ class KernelHabits:
     """How an engine's kernels differ from plain ones."""
 
     small_kernels: float = 1.0  # share of a plain engine's small kernels that is left after fusing them into neighbours
+    small_bytes: float = 1.0  # … and of their bytes: fused into products and all-reduces they read and write less
+    prefill_fp8: bool = False  # prompts attend in fp8 where the cache is kept in it
     head_norm_kernels: int = 0  # launches for norms of queries and keys a layer; 0: inside the rotary kernel
     routing_kernels: float = 4.0  # launches around the experts of a layer: choose, sort, permute, activate, combine
     routing_passes: float = 0.0  # times that a rank also moves the copies for experts of other ranks
@@ -55,7 +58,8 @@ class HostTime:
     frontend_request_s: float = 0.0  # the server's front end takes this long for a request …
     frontend_token_s: float = 0.0  # … and for a token it streams: both limit throughput
     launch_s: float = 0.0  # one kernel launch without graphs
-    launches: bool = False  # every step is launched kernel by kernel, as it is served
+    launches: bool = False  # every step is launched kernel by kernel, as it is served …
+    gap_s: float = 0.0  # … and the GPU waits this long between two of them
     sigma_host: float = 0.3  # standard deviation of the logarithm of the host's time
     sigma_tpot: float = 0.0  # standard deviation of log errors on runs that were not fitted, of dense models …
     sigma_ttft: float = 0.0
@@ -75,6 +79,7 @@ class Scheduling:
     kv_reserved: bool = False  # a request is admitted when the cache holds its whole output; else on demand
     ahead: bool = False  # the next step is decided when the present one begins: who comes meanwhile waits for one more
     prompts_per_step: int = 2**31  # at most
+    steps_per_decision: int = 1  # decode steps that run before waiting requests are looked at again
     max_batched_tokens: int = 2048
     max_seqs: int = 256
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # limits by the chip's memory, from ``from_bytes`` on

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median, pstdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -77,11 +77,12 @@ class Server(Engine):
 
 @dataclass(slots=True)
 class Request:
-    """One request: what it asks for, when it came, and when each of its tokens was there."""
+    """One request: what it asks for, when it came, when its prompt was begun, and when each of its tokens was there."""
 
     arrived_s: float
     prompt: Any
     outputs: int
+    begun_s: float = 0.0
     times_s: list[float] = field(default_factory=list)
     last: int = 0
 
@@ -91,6 +92,14 @@ class Request:
         return int(self.prompt.shape[1]) + len(self.times_s) - 1
 
 
+class Made(NamedTuple):
+    """A step that was made: sequences that decoded, none where it was a prompt; the tokens they had cached, or the prompt's."""
+
+    decoding: int
+    tokens: int
+    seconds: float
+
+
 def requests(server: Server, sizes: Sequence[tuple[int, int]], arrivals: Sequence[float], seed: int = 0) -> list[Request]:
     """Random prompts of the sizes asked for, the same on every rank."""
     vocab = server.arch.model.vocab
@@ -98,8 +107,8 @@ def requests(server: Server, sizes: Sequence[tuple[int, int]], arrivals: Sequenc
     return [Request(at, prompts(vocab, 1, n, seed + i, server.device), outputs) for i, ((n, outputs), at) in pairs]
 
 
-def serve(server: Server, queue: list[Request]) -> float:
-    """Answer all requests; returns the seconds from the first arrival to the last token."""
+def serve(server: Server, queue: list[Request], made: list[Made] | None = None) -> float:
+    """Answer all requests; returns the seconds from the first arrival to the last token. ``made`` receives every step."""
     running: list[Request] = []
     begin, come, done = time.perf_counter(), 0, 0
     while done < len(queue):
@@ -107,15 +116,21 @@ def serve(server: Server, queue: list[Request]) -> float:
         if come < due and len(running) < server.limit:
             request = queue[come]
             come += 1
+            request.begun_s = time.perf_counter() - begin
             request.last = server.start(len(running), request.prompt)
             running.append(request)
             request.times_s.append(time.perf_counter() - begin)
+            if made is not None:
+                made.append(Made(0, int(request.prompt.shape[1]), request.times_s[0] - request.begun_s))
         elif running:
-            chosen = server.step([r.last for r in running], [r.position for r in running])
+            began, positions = time.perf_counter() - begin, [r.position for r in running]
+            chosen = server.step([r.last for r in running], positions)
             now = time.perf_counter() - begin
             for request, token in zip(running, chosen, strict=True):
                 request.last = token
                 request.times_s.append(now)
+            if made is not None:
+                made.append(Made(len(running), sum(positions), now - began))
         done += _leave(server, running)
     return time.perf_counter() - begin
 

@@ -72,7 +72,7 @@ def _check(given: Mapping[str, object], offered: Offered) -> None:
             "concurrency: clients of a closed loop have no rate; max_concurrency limits what is in flight beside one", "concurrency"
         )
     if not offered.request_rate and offered.trace is None:
-        for name, value, usual in (("duration", offered.duration_s, inf), ("max_concurrency", offered.in_flight, inf)):
+        for name, value, usual in (("duration", offered.duration_s, inf), ("max_concurrency", offered.max_in_flight, inf)):
             if value != usual:
                 raise Refusal(f"{name}: belongs to a request_rate or a trace; a closed loop has concurrency and num_prompts", name)
     if offered.ramp_up_s and offered.request_rate:
@@ -96,7 +96,7 @@ def _cut(offered: Offered, given: Mapping[str, object]) -> Offered:
     stream = first(stream, min(wanted, int(given.get("num_prompts", MOST_SERVED))))  # type: ignore[call-overload]
     if not len(stream):
         raise Refusal(f"duration={offered.duration_s:g} s: no request of the trace arrives within it", "duration")
-    return replace(offered, trace=replace(stream, in_flight=min(stream.in_flight, offered.in_flight)))
+    return replace(offered, trace=replace(stream, in_flight=min(stream.in_flight, offered.max_in_flight)))
 
 
 def _uncached(offered: Offered) -> Offered:
@@ -189,7 +189,7 @@ CHECKED: Mapping[str, tuple[str, Callable[[object, str], object]]] = {
     "unique_prompts": ("unique_prompts", _count(1, MOST_SERVED)),
     "shared_prefix": ("shared_prefix", _count(0, MOST_TOKENS)),
     "prefix_cache": ("prefix_hit_rate", _share),
-    "max_concurrency": ("in_flight", _count(1, 2**31)),
+    "max_concurrency": ("max_in_flight", _count(1, 2**31)),
     "ramp_up": ("ramp_up_s", _pause),
     "warmup": ("warmup", _count(0, MOST_SERVED)),
     "router": ("router", _router),

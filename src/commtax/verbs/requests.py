@@ -212,12 +212,12 @@ class Outcome:
         return float(np.mean(kept & ((tpot <= tpot_s) | np.isnan(tpot)) & (self.columns["e2e_s"][seen] <= e2e_s)))
 
 
-def capacity_of(stream: Stream, fleet: Fleet, hit_rate: float = 0.0) -> float:
+def capacity_of(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, least: int = 2000) -> float:
     """Requests/s that a fleet answers when there are always enough: the middle half of a run of all at once."""
     rules, workers = fleet.workers.rules, fleet.workers
     each = float(np.mean(stream.input_len) + np.mean(stream.output_len))
     at_once = min(rules.seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
-    done = np.sort(run(_repeated(stream, min(20_000, max(400, int(5 * at_once)))), fleet, hit_rate).book.done_s)
+    done = np.sort(run(_repeated(stream, min(20_000, max(least, int(5 * at_once)))), fleet, hit_rate).book.done_s)
     quarter = len(done) // 4
     return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))
 
@@ -260,7 +260,7 @@ def stream_of(asked: Question) -> Stream:
         unique_prompts=offered.unique_prompts,
         shared_prefix=offered.shared_prefix,
         block=int(asked.limits.block_size or asked.engine.memory.block_size),
-        in_flight=float(wanted.concurrency) if closed else offered.in_flight,
+        in_flight=float(wanted.concurrency) if closed else offered.max_in_flight,
     )
     if not (closed and offered.ramp_up_s):
         return stream
@@ -322,6 +322,7 @@ def _rules(asked: Question, longest: int) -> Rules:
         reserved=serves.kv_reserved,
         ahead=serves.ahead and plan_is_flat(asked.plan),
         prompts=serves.prompts_per_step,
+        stint=serves.steps_per_decision,
         way_s=host.request_s,
         door_s=host.frontend_request_s,
         token_s=host.frontend_token_s,

@@ -1,6 +1,6 @@
 """The same requests at several rates, or with several clients: where latency turns up."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import log, sqrt
 
@@ -96,6 +96,12 @@ def at(q: Question, name: str, value: float, prompts_per_client: int | None = No
     return checked(q.but(concurrency=int(value), **count))
 
 
-def sweep(q: Question, name: str, values: tuple[float, ...], prompts_per_client: int | None = None) -> Sweep:
-    """Every point simulated."""
-    return Sweep(name, values, tuple(serve(at(q, name, value, prompts_per_client)) for value in values))
+def sweep(name: str, values: tuple[float, ...], questions: Iterable[Question]) -> Sweep:
+    """Every point simulated; where requests are the same, what they could be answered at is found once."""
+    outcomes: list[Outcome] = []
+    for question in questions:
+        o = serve(question)
+        if outcomes and np.array_equal(outcomes[0].stream.output_len, o.stream.output_len):
+            vars(o)["capacity"] = outcomes[0].capacity
+        outcomes.append(o)
+    return Sweep(name, values, tuple(outcomes))

@@ -52,6 +52,7 @@ class Gaps:
     p99_s: float
     with_prompts: float  # share of the slowest that are steps with prompts of others …
     tokens: float  # … with so many prompt tokens in the mean
+    behind: float  # share without prompts of their own that had to wait for another stage's or rank's
     stalled: float  # share that waited before their step: for prompts that go first, or for stages
     preempted: int  # requests that were thrown out of the cache …
     lost_s: float  # … and waited for their next token this long in the mean
@@ -76,7 +77,13 @@ def _in_order(log: Columns, engine: int) -> Columns:
     """One engine's steps by when they begin: batches of a pipeline are written down when they leave it."""
     own = np.flatnonzero(log["engine"] == engine)
     order = own[np.argsort(log["begin_s"][own], kind="stable")]
-    return {name: column[order] for name, column in log.items()}
+    ordered = {name: column[order] for name, column in log.items()}
+    step = (
+        np.cumsum(np.diff(ordered["begin_s"], prepend=-np.inf) > 0) - 1
+    )  # ranks that begin together wait for each other's prompts
+    tokens = np.zeros(len(order))
+    np.maximum.at(tokens, step, ordered["tokens"])
+    return {**ordered, "tokens": tokens[step]}
 
 
 def _parts(o: Outcome, rows: Array, logs: Mapping[int, Columns]) -> dict[str, float]:
@@ -139,7 +146,23 @@ def gaps(o: Outcome) -> Gaps:
         p99_s=limit,
         with_prompts=slow[0] / total,
         tokens=float(np.mean(o.log["tokens"][heavy])) if heavy.any() else 0.0,
+        behind=float(o.log["decodes"][_behind(o, limit)].sum()) / total,
         stalled=float(o.log["stalled"][late].sum()) / total,
         preempted=int(thrown.sum()),
         lost_s=float(np.mean(o.columns["preempted_s"][thrown])) if thrown.any() else 0.0,
     )
+
+
+def _behind(o: Outcome, limit: float) -> Array:
+    """Slow steps without prompts during which another stage's or rank's batch of the same engine had some."""
+    log = o.log
+    end = log["begin_s"] + figures.seconds(log)
+    slow = (log["tokens"] == 0) & (log["decodes"] > 0) & (log["first_s"] >= limit)
+    beside = np.zeros(len(end), dtype=bool)
+    for engine in o.ran.engines if o.fleet.workers.stages > 1 or o.fleet.workers.ranks > 1 else ():
+        own = np.flatnonzero((log["engine"] == engine.number) & (log["tokens"] > 0))
+        own = own[np.argsort(log["begin_s"][own], kind="stable")]
+        before = np.searchsorted(log["begin_s"][own], end, side="left")  # batches that began before a step's end …
+        latest = np.maximum.accumulate(np.concatenate([[-np.inf], end[own]]))[before]  # … and the last end of these
+        beside |= (log["engine"] == engine.number) & (latest > log["begin_s"])
+    return np.asarray(slow & beside)

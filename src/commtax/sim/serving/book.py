@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from math import inf, nan
+from math import nan
 
 import numpy as np
 
 from commtax.spec.stream import Stream
 
 Array = np.ndarray
+Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Rules:
     reserved: bool = False  # a request is admitted when its whole output has room; else blocks are taken as it grows
     ahead: bool = False  # the next step is decided when the present one begins: who comes meanwhile waits for one more
     prompts: int = 2**31  # prompts of a step at most
+    stint: int = 1  # steps of decodes that pass before who waits is looked at again
     prompts_only: bool = False  # decoding happens elsewhere
     way_s: float = 0.0  # a request's way to the scheduler, and its first token's way back
     door_s: float = 0.0  # the front end takes this long for a request, one after the other …
@@ -37,14 +39,15 @@ class Book:
     arrival_s: list[float]
     input_len: list[int]
     output_len: list[int]
-    prefixes: tuple[tuple[int, ...], ...] | None = None
+    prefixes: tuple[Ids, ...] | None = None
     prefix_block: int = 16
     hit_rate: float = 0.0  # share of a prompt that is cached, where no prefixes say which
     sent_s: list[float] = field(default_factory=list)
     started_s: list[float] = field(default_factory=list)  # its first step begins
     first_s: list[float] = field(default_factory=list)
     done_s: list[float] = field(default_factory=list)
-    moved_s: list[float] = field(default_factory=list)  # its cache moved this long, waiting for the link included
+    elsewhere: list[bool] = field(default_factory=list)  # its prompt was computed by another worker than decodes it …
+    moved_s: list[float] = field(default_factory=list)  # … and its cache moved this long, waiting for the link included
     cached: list[int] = field(default_factory=list)  # prompt tokens that were in the cache when it started
     thrown: list[int] = field(default_factory=list)  # times that it was thrown out of the cache
     lost_s: list[float] = field(default_factory=list)  # between being thrown out and its next token
@@ -56,7 +59,7 @@ class Book:
         size = len(self.arrival_s)
         for name in ("sent_s", "started_s", "first_s", "done_s"):
             setattr(self, name, [nan] * size)
-        self.moved_s, self.lost_s = [0.0] * size, [0.0] * size
+        self.elsewhere, self.moved_s, self.lost_s = [False] * size, [0.0] * size, [0.0] * size
         self.cached, self.thrown, self.served_by = [0] * size, [0] * size, [0] * size
         self.goal, self.left = list(self.input_len), list(self.output_len)
 
@@ -68,9 +71,26 @@ class Book:
         return book
 
 
-def book_of(stream: Stream, hit_rate: float = 0.0) -> Book:
+def book_of(stream: Stream, hit_rate: float = 0.0, block: int = 1) -> Book:
+    """An empty book for a cache with blocks of so many tokens: ids stand for one of them at least, and for text that is whole."""
     columns = stream.arrival_s.tolist(), stream.input_len.tolist(), stream.output_len.tolist()
-    return Book(*columns, stream.prefixes, stream.block, hit_rate)
+    joined = -(-block // stream.block)
+    if stream.prefixes is None:
+        return Book(*columns, None, stream.block, hit_rate)
+    return Book(*columns, _whole(stream.prefixes, columns[1], stream.block, joined), stream.block * joined, hit_rate)
 
 
-OPEN = inf  # in flight at most, of a client that never waits
+def _whole(prefixes: tuple[Ids, ...], lengths: list[int], block: int, joined: int) -> tuple[Ids, ...]:
+    """Ids of pieces that a prompt fills, so many joined into one; what is left at its end is nobody else's."""
+    if joined == 1 and all(len(ids) * block <= tokens for ids, tokens in zip(prefixes, lengths, strict=True)):
+        return prefixes
+    names: dict[Ids, int] = {}
+    known: dict[Ids, Ids] = {}
+    whole = []
+    for ids, tokens in zip(prefixes, lengths, strict=True):
+        kept = ids[: min(len(ids), tokens // block) // joined * joined]
+        if kept not in known:
+            pieces = (kept[at : at + joined] for at in range(0, len(kept), joined))
+            known[kept] = kept if joined == 1 else tuple(names.setdefault(piece, len(names)) for piece in pieces)
+        whole.append(known[kept])
+    return tuple(whole)

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import inf, nextafter
 
 from commtax.sim.serving.book import Book
 from commtax.sim.serving.replica import Replica
 
+ROUND_TRIP_S = 1e-6  # from an answer to the client's next request: an engine has begun its next step by then
 ROUTERS = ("round-robin", "least-loaded", "prefix")
 Route = Callable[[int, float], Replica]
 
@@ -24,7 +25,7 @@ class Clients:
         if self.sent < len(self.own):
             i = self.own[self.sent]
             self.sent += 1
-            heappush(self.pending, (max(now, self.book.arrival_s[i]), i))
+            heappush(self.pending, (max(now + ROUND_TRIP_S, self.book.arrival_s[i]), i))
 
 
 def alone(replica: Replica, clients: Clients) -> None:
@@ -54,7 +55,7 @@ def together(engines: Sequence[Replica], clients: Clients, send: Callable[[int, 
         behind = min(engines, key=lambda engine: engine.clock)
         if behind.clock < now:
             others = min((e.clock for e in engines if e is not behind), default=inf) if feedback else inf
-            behind.run(min(now, max(others, behind.clock + 1e-9)))
+            behind.run(min(now, max(others, nextafter(behind.clock, inf))))
         elif now < inf:
             _, i = heappop(clients.pending)
             send(i, now)

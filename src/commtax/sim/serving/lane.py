@@ -34,14 +34,19 @@ class Lane:
         return self.seqs > 0 or bool(self.prompts)
 
     def form(self, begin: float) -> list[Chunk]:
-        """Decide a step: first those that decode have their blocks, then prompts that were begun, then waiting ones."""
-        if not self.pool.rules.prefill_first and self.secure(begin):
-            return []
-        return self._chosen(begin)
+        """Decide a step: first those that decode have their blocks, then prompts that were begun, then waiting ones.
 
-    def _chosen(self, begin: float) -> list[Chunk]:
-        pool, rules = self.pool, self.pool.rules
+        Nobody is let in by a step that had to throw others out.
+        """
+        rules = self.pool.rules
+        thrown = not rules.prefill_first and self.secure(begin)
         room = rules.tokens - (0 if rules.prefill_first else self.seqs)
+        chosen = self._begun(room)
+        return chosen if thrown else self._let_in(chosen, room - sum(new for _, new, _ in chosen), begin)
+
+    def _begun(self, room: int) -> list[Chunk]:
+        """The next chunks of prompts that were begun, as far as there is room in the step."""
+        pool = self.pool
         chosen: list[Chunk] = []
         for i, done in self.prompts:
             if room <= 0:
@@ -49,11 +54,16 @@ class Lane:
             new = min(pool.book.goal[i] - done, room)
             chosen.append((i, new, done))
             room -= new
+        return chosen
+
+    def _let_in(self, chosen: list[Chunk], room: int, begin: float) -> list[Chunk]:
+        """Waiting requests in turn, as long as step, cache and engine have room for the first of them."""
+        pool, rules = self.pool, self.pool.rules
         while pool.waiting and room > 0 and pool.running < rules.seqs and len(chosen) < rules.prompts:
             i = pool.waiting[0]
             done = pool.cached_tokens(i)
             new = pool.book.goal[i] - done
-            if new > room and not rules.chunked and (chosen or room < rules.tokens):
+            if new > room and not rules.chunked and (chosen or new <= rules.tokens):
                 break
             if not pool.admit(i, self.taken):
                 break
@@ -142,12 +152,9 @@ class Lane:
     def seconds(self, chunks: list[Chunk]) -> float:
         """Of a step with these chunks of prompts; decoding requests share it unless prompts run before them."""
         surface = self.surface
-        attention_s, tokens = 0.0, 0
-        for _, new, past in chunks:
-            attention_s += surface.prompt_s(new, past)
-            tokens += new
+        tokens = sum(new for _, new, _ in chunks)
         beside = 0 if self.pool.rules.prefill_first else self.seqs
-        return surface.mixing(beside, self.cached, tokens, len(chunks), attention_s)
+        return surface.mixing(beside, self.cached, tokens, len(chunks), surface.prompts_s(chunks))
 
     def pace(self) -> tuple[float, float, int]:
         """Of steps of decodes alone: seconds of the first, by how much each is longer than the one before, and for how many

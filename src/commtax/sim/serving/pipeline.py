@@ -12,7 +12,7 @@ from commtax.sim.serving.lane import Chunk, Lane
 from commtax.sim.serving.replica import Replica
 
 Batch = tuple[list[Chunk], float, float]
-"""Chunks of prompts in a batch, when it entered the first stage and when it left the last."""
+"""Chunks of prompts in a batch, when it entered the first stage, and seconds until it left the last."""
 
 
 class Pipeline(Replica):
@@ -48,25 +48,25 @@ class Pipeline(Replica):
         for stage, busy in enumerate(self.busy):
             now = max(now, busy) + each
             self.busy[stage] = now
-        self.batches[turn], self.out[turn] = (chunks, begin, now), now
+        self.batches[turn], self.out[turn] = (chunks, begin, now - begin), begin + (now - begin)  # to the last bit when it ends
 
     def _complete(self, turn: int, lane: Lane) -> None:
         """What a batch has computed becomes true when it leaves the last stage."""
         batch = self.batches[turn]
         assert batch is not None
-        chunks, begin, end = batch
+        chunks, begin, seconds = batch
         lane.stalled = lane.seqs if begin > lane.last_s else 0
         if chunks:
-            self.finish(turn, lane, chunks, begin, end - begin)
+            self.finish(turn, lane, chunks, begin, seconds)
         else:
-            self._tokens(turn, lane, begin, 1, end - begin, 0.0, 0)
+            self._tokens(turn, lane, (begin, begin + seconds), 1, seconds, 0.0, 0)
 
-    def _idle(self, now: float = -inf) -> None:  # noqa: ARG002
+    def _idle(self) -> None:
         """The next batch leaves, or a request comes and an empty lane takes it."""
         empty = next((i for i, at in enumerate(self.out) if at == inf), None)
         pool = self.pools[0]
         if empty is not None:
-            if pool.waiting and pool.running < self.rules.seqs and pool.needed(pool.waiting[0]) <= pool.free:
+            if pool.waiting and pool.running < self.rules.seqs and pool.needed(pool.waiting[0], 1) <= pool.free:
                 self.out[empty] = self.clock
             elif self.next < len(self.times):
                 coming = max(self.times[self.next], self.clock if self.clock < inf else 0.0)

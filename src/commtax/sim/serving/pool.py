@@ -65,7 +65,7 @@ class Pool:
 
     def computed_elsewhere(self, i: int) -> bool:
         """Whether another worker has computed its prompt, and its cache was moved here."""
-        return self.book.moved_s[i] > 0 and not self.rules.prompts_only and not self.book.thrown[i]
+        return self.book.elsewhere[i] and not self.rules.prompts_only and not self.book.thrown[i]
 
     def _own_blocks(self, ids: tuple[int, ...], tokens: int) -> int:
         """Blocks that no other request can share."""

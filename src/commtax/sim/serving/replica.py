@@ -6,13 +6,16 @@ the longest. A pipeline (``pipeline.py``) has one a stage, which share queue and
 
 from bisect import bisect_right
 from collections.abc import Callable
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
 from commtax.cost.surface import Surface
 from commtax.sim.serving.book import Book, Rules
 from commtax.sim.serving.lane import Chunk, Lane, steps_in
 from commtax.sim.serving.pool import Pool
+
+Span = tuple[float, float]
+"""Begin and end. An end is computed once: who is told a rounding later that it is over would come too late for the next step."""
 
 
 class Segment(NamedTuple):
@@ -41,10 +44,11 @@ class Replica:
         self.clock = inf
         self.seen = -inf  # who has come by then may be in the next step
         self.door = 0.0  # when the front end has taken the last request in …
-        self.behind = 0.0  # … and how far it is behind with streaming tokens
+        self.streamed = 0.0  # … and when it has sent all tokens so far to the clients
         self.times: list[float] = []  # when requests reach the scheduler …
         self.coming: list[int] = []  # … and which
         self.next = 0
+        self.undecided = 0  # steps of decodes that pass before who waits is looked at again
         self.log: list[Segment] = []
         self.ended: list[float] = []  # when requests left
         self.on_done: Callable[[int, float], None] | None = None
@@ -76,19 +80,24 @@ class Replica:
         while self.clock < until:
             self._step(self.clock, until)
 
-    def _idle(self, now: float = -inf) -> None:
-        """Nothing to do until the next request comes; one that came while the next step was decided already is there now."""
+    def _idle(self) -> None:
+        """Nothing to do until the next request comes; one that came during the last step is taken at its end."""
+        now = -inf if self.clock == inf else self.clock
         self.clock = self.seen = max(now, self.times[self.next]) if self.next < len(self.times) else inf
 
     def _step(self, begin: float, until: float) -> None:
+        if self.undecided and self._decodes(begin, secured=False):
+            self._decode(begin, until)
+            return
         self._arrive()
         chunks = [lane.form(begin) for lane in self.lanes]
+        self.undecided = self.rules.stint if self.rules.stint > 1 else 0
         if any(chunks):
             self._mixed(begin, chunks)
-        elif self._decodes(begin):
+        elif self._decodes(begin, secured=not self.rules.prefill_first):
             self._decode(begin, until)
         else:
-            self._idle(begin)
+            self._idle()
 
     def _arrive(self) -> None:
         """Requests that reached the scheduler in time wait for a step, at the rank with the fewest."""
@@ -98,9 +107,9 @@ class Replica:
             pool.waiting.append(self.coming[self.next])
             self.next += 1
 
-    def _decodes(self, begin: float) -> bool:
-        """Whether a lane has requests that decode. Prompts that go before them have not looked for their blocks yet."""
-        if self.rules.prefill_first:
+    def _decodes(self, begin: float, secured: bool) -> bool:
+        """Whether a lane has requests that decode, once they have their blocks: prompts that go first do not look for these."""
+        if not secured:
             for lane in self.lanes:
                 lane.secure(begin)
         return any(lane.seqs for lane in self.lanes)
@@ -121,7 +130,7 @@ class Replica:
             lane.last_s = lane.last_s if lane.seqs else end
             self._write(Segment(begin, 1, 0, seconds, 0.0, 0, 0.0, tokens, len(lane.pool.waiting), lane.pool.free, number))
         else:
-            self._tokens(number, lane, begin, 1, seconds, 0.0, tokens)
+            self._tokens(number, lane, (begin, end), 1, seconds, 0.0, tokens)
         for i in lane.prompted(chunks):
             self._token(i, end)
             if not lane.join(i):
@@ -131,20 +140,24 @@ class Replica:
         """Steps of decodes alone, as many as pass before something changes."""
         working = [(number, lane) for number, lane in enumerate(self.lanes) if lane.seqs]
         paces = [lane.pace() for _, lane in working]
-        first, more, steps = max(paces) if len(paces) > 1 else paces[0]
+        first, more, steps = paces[0] if len(paces) == 1 else longest(paces)
         steps = min(steps, self._undisturbed(begin, until, first, more))
-        if len(paces) > 1:
-            steps = min(steps, *(most for _, _, most in paces))
         steps = min(lane.fits(steps) for _, lane in working)
-        seconds = steps * first + more * steps * (steps - 1) / 2
-        self._pass(begin + seconds - first - more * (steps - 1), begin + seconds)
+        self.undecided = max(0, self.undecided - steps)
+        end = begin + (steps * first + more * steps * (steps - 1) / 2)
+        self._pass(end - first - more * (steps - 1), end)
         for number, lane in working:
-            self._tokens(number, lane, begin, steps, first, more, 0)
+            self._tokens(number, lane, (begin, end), steps, first, more, 0)
 
     def _undisturbed(self, begin: float, until: float, first: float, more: float) -> int:
-        """Steps before a request comes that is let in at once, or before ``until``; who comes behind others changes nothing."""
+        """Steps before a request comes that is let in at once or chooses a rank, or before ``until``.
+
+        Who comes to the only queue behind others changes nothing.
+        """
         steps = 2**31 if until == inf else max(1, steps_in(until - begin, first, more))
-        if self.next < len(self.times) and not any(pool.waiting for pool in self.pools):
+        if self.undecided:  # nobody is let in before they have passed
+            return min(steps, self.undecided)
+        if self.next < len(self.times) and (len(self.pools) > 1 or not self.pools[0].waiting):
             apart = max(0.0, self.times[self.next] - begin)
             steps = min(steps, max(1, steps_in(apart, first, more) + self.rules.ahead))
         return steps
@@ -153,10 +166,10 @@ class Replica:
         """Time goes on to ``end``; the last step began at ``last``. A scheduler that works ahead decided then what comes next."""
         self.clock, self.seen = end, last if self.rules.ahead else end
 
-    def _tokens(self, number: int, lane: Lane, begin: float, steps: int, first: float, more: float, tokens: int) -> None:
+    def _tokens(self, number: int, lane: Lane, time: Span, steps: int, first: float, more: float, tokens: int) -> None:
         """All that decode in a lane have got so many tokens, and who has got all leaves."""
+        begin, end = time
         stall, pool = begin - lane.last_s if lane.stalled else 0.0, lane.pool
-        end = begin + steps * first + more * steps * (steps - 1) / 2
         facts = (lane.stalled, stall, tokens, len(pool.waiting), pool.free, number)
         self._write(Segment(begin, steps, lane.seqs, first, more, *facts))
         lane.last_s, lane.stalled = end, 0
@@ -166,19 +179,29 @@ class Replica:
     def _write(self, segment: Segment) -> None:
         self.log.append(segment)
         if self.rules.token_s:
-            seconds = segment.steps * (segment.first_s + segment.more_s * (segment.steps - 1) / 2)
-            self.behind = max(0.0, self.behind + segment.steps * segment.decodes * self.rules.token_s - seconds)
+            self.streamed = max(self.streamed, segment.begin_s) + segment.steps * segment.decodes * self.rules.token_s
 
     def _token(self, i: int, now: float) -> None:
         """A prompt is done and made a token: a request's first, or the next of one that had been thrown out."""
         book = self.book
         if book.first_s[i] != book.first_s[i]:  # not a number yet
-            book.first_s[i] = now + self.behind
+            book.first_s[i] = max(now, self.streamed)
         elif book.thrown[i]:
             book.lost_s[i] += now
 
     def _leave(self, i: int, now: float) -> None:
-        self.book.done_s[i] = now + self.behind
+        self.book.done_s[i] = seen = max(now, self.streamed)
         self.ended.append(now)
         if self.on_done:
-            self.on_done(i, now + self.behind)
+            self.on_done(i, seen)
+
+
+def longest(paces: list[tuple[float, float, int]]) -> tuple[float, float, int]:
+    """The pace of lanes that wait for each other: the longest step's, for as long as it stays the longest and no lane changes.
+
+    >>> longest([(3.0, 0.0, 50), (1.0, 0.5, 40)])
+    (3.0, 0.0, 4)
+    """
+    first, more, _ = max(paces)
+    overtaken = (ceil((first - start) / (faster - more)) for start, faster, _ in paces if faster > more)
+    return first, more, max(1, min(*overtaken, *(most for _, _, most in paces)))

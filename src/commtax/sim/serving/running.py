@@ -68,7 +68,7 @@ def run(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, watch: Callable[[Ru
 
     ``watch`` is shown the run when it begins; whoever watches may interrupt it, and has what happened until then.
     """
-    book = book_of(stream, hit_rate)
+    book = book_of(stream, hit_rate, fleet.workers.rules.block)
     engines = fleet.workers.build(book)
     ran = Run(book, engines, fleet.prompts.build(book, len(engines)) if fleet.prompts else [])
     if watch is None:
@@ -87,12 +87,11 @@ def _send(ran: Run, fleet: Fleet, stream: Stream) -> None:
     if fleet.prompts:
         _apart(book, fleet, ran.prompt_engines, engines, stream.in_flight)
         return
-    if fleet.router == "round-robin" or len(engines) == 1:  # each has its own share of requests and clients
+    if len(engines) == 1 or (fleet.router == "round-robin" and stream.in_flight == inf):  # each has its own share of requests
         for engine in engines:
             own = everyone[engine.number :: len(engines)]
-            cap = stream.in_flight if stream.in_flight == inf else max(1.0, stream.in_flight // len(engines))
             if own:
-                alone(engine, Clients(book, cap, own))
+                alone(engine, Clients(book, stream.in_flight, own))
         return
     clients = Clients(book, stream.in_flight, everyone)
     route = router(fleet.router, engines)
@@ -119,11 +118,11 @@ def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replic
             return
         worker = book.served_by[i] - len(engines)
         free[worker] = max(free[worker], now) + fleet.moved_s(book.input_len[i])
-        book.moved_s[i] = free[worker] - now
+        book.elsewhere[i], book.moved_s[i] = True, free[worker] - now
         heappush(pending, (free[worker], i))
 
     def send(i: int, now: float) -> None:
-        (decode if book.moved_s[i] else enter)(i, now).offer(i, now)
+        (decode if book.elsewhere[i] else enter)(i, now).offer(i, now)
 
     for engine in before:
         engine.on_done = prompted

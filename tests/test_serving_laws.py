@@ -1,0 +1,294 @@
+"""Laws of the engine in time: tokens and blocks are conserved, nothing is early, nobody idles in vain, jumping is stepping."""
+
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commtax.sim.serving.book import Rules, book_of
+from commtax.sim.serving.figures import columns, gaps, seconds, segments
+from commtax.sim.serving.fleet import ROUND_TRIP_S, Clients, alone
+from commtax.sim.serving.pipeline import Pipeline
+from commtax.sim.serving.replica import Replica
+from commtax.sim.serving.running import Fleet, Run, Workers, run
+from toy_engine import Case, Stepping, cases, stream
+
+EXACT = 1e-9
+TIMES = ("sent_s", "started_s", "first_s", "done_s", "lost_s")
+few = settings(max_examples=60)
+
+
+def same(one, other, names=TIMES):
+    for name in names:
+        np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=EXACT, atol=EXACT, err_msg=name)
+
+
+def static_prefill_s(case, i, book):
+    """The shortest that a prompt alone takes: what is not cached, in as many steps as it is cut into."""
+    done, total, goal = book.cached[i], 0.0, int(case.stream.input_len[i])
+    while done < goal:
+        new = min(goal - done, case.rules.tokens) if case.rules.chunked else goal - done
+        total += case.surface.mixing(0, 0, new, 1, case.surface.prompts_s([(i, new, done)]))
+        done += new
+    return total
+
+
+def static_decode_s(case, i):
+    """A request's other tokens, alone in the engine."""
+    first, last = int(case.stream.input_len[i]), int(case.stream.input_len[i] + case.stream.output_len[i] - 1)
+    return sum(case.surface.decoding(1, cached)[0] for cached in range(first, last))
+
+
+@few
+@given(case=cases(), ranks=st.sampled_from([1, 1, 3]))
+def test_tokens_and_blocks_are_conserved(case, ranks):
+    book, engine = case.run(Replica, ranks)
+    assert np.all(np.isfinite(book.done_s)), "every request ends"
+    log = segments([engine])
+    decoded = log["decodes"] @ log["steps"]
+    again = sum(book.thrown)  # each recomputation makes one token
+    assert decoded + len(case.stream) + again == case.stream.output_len.sum()
+    once = case.stream.input_len.sum() - sum(book.cached)
+    assert log["tokens"].sum() >= once
+    if not again:
+        assert log["tokens"].sum() == once, "hits and computed tokens are the prompts"
+    for pool in engine.pools:
+        assert pool.free == case.rules.blocks
+        assert pool.running == 0
+        assert not pool.waiting
+    assert not any(lane.busy or lane.cached or any(lane.phases) for lane in engine.lanes)
+    _, counts = gaps(log)
+    assert counts.sum() == decoded
+
+
+@few
+@given(case=cases(), ranks=st.sampled_from([1, 1, 3]))
+def test_nothing_is_early(case, ranks):
+    book, _ = case.run(Replica, ranks)
+    rows = columns(Run(book, []))
+    for i in range(len(case.stream)):
+        prefill = static_prefill_s(case, i, book)
+        way = case.rules.way_s + case.rules.door_s
+        assert rows["ttft_s"][i] >= (way + prefill) * (1 - EXACT)
+        assert rows["e2e_s"][i] >= (way + prefill + static_decode_s(case, i)) * (1 - EXACT)
+    assert np.all(rows["queue_s"] >= 0)
+    assert np.all(rows["wait_s"] >= -EXACT)
+
+
+@few
+@given(case=cases(shared=False))
+def test_alone_a_request_pays_static_steps(case):
+    """One client: TTFT is the way in and the prompt's step, TPOT the mean of the decode steps."""
+    case = replace(case, stream=replace(case.stream, in_flight=1), rules=replace(case.rules, token_s=0.0, ahead=False))
+    book, _ = case.run()
+    rows = columns(Run(book, []))
+    for i, output in enumerate(case.stream.output_len):
+        own = case.rules.way_s + case.rules.door_s + static_prefill_s(case, i, book)
+        assert rows["ttft_s"][i] == pytest.approx(own, rel=1e-9)
+        if output > 1:
+            assert rows["tpot_s"][i] == pytest.approx(static_decode_s(case, i) / (output - 1), rel=1e-9)
+
+
+@few
+@given(case=cases(), ranks=st.sampled_from([1, 1, 3]), seed=st.integers(0, 99))
+def test_jumping_is_stepping(case, ranks, seed):
+    """In one go, in pieces that end anywhere, and looking up after every step: the same times."""
+    whole, _ = case.run(Replica, ranks)
+    stepped, _ = case.run(Stepping, ranks)
+    same(whole, stepped)
+    if case.stream.in_flight < inf:
+        return
+    until = np.sort(np.random.default_rng(seed).uniform(0, max(whole.done_s), 20))
+    pieces, _ = case.run(Replica, ranks, pieces=until.tolist())
+    same(whole, pieces)
+
+
+@few
+@given(case=cases())
+def test_one_stage_is_no_pipeline(case):
+    case = case.but(ahead=False)
+    plain, _ = case.run()
+    staged, _ = case.run(Pipeline, 1)
+    same(plain, staged)
+
+
+@few
+@given(case=cases(shared=False), per_id=st.sampled_from([1, 3, 4, 6, 8, 32]), seed=st.integers(0, 99))
+def test_blocks_of_shared_text_may_be_of_any_size(case, per_id, seed):
+    """Traces name text in pieces of their own, the last of which may be cut: the engine's blocks are counted right all the same."""
+    rng = np.random.default_rng(seed)
+    texts = rng.integers(0, 3, len(case.stream)).tolist()
+    counts = (-(-case.stream.input_len // per_id)).tolist()
+    ids = tuple(tuple(1000 * text + at for at in range(n)) for text, n in zip(texts, counts, strict=True))
+    case = replace(case, stream=replace(case.stream, prefixes=ids, block=per_id))
+    book, engine = case.run()
+    assert engine.pools[0].free == case.rules.blocks
+    assert not any(engine.lanes[0].phases)
+    assert all(0 <= hit < n for hit, n in zip(book.cached, book.input_len, strict=True))
+
+
+@few
+@given(case=cases(shared=False), count=st.integers(2, 4))
+def test_one_rank_of_each_is_as_good_as_none(case, count):
+    """Attention data parallelism of one rank is a plain engine, and a fleet of one is its engine."""
+    plain, _ = case.run()
+    workers = Workers(case.rules, case.surface, ranks=1)
+    same(plain, run(case.stream, Fleet(workers), case.hit_rate).book)
+    several = run(case.stream, Fleet(replace(workers, count=count), "least-loaded"), case.hit_rate)
+    assert np.all(np.isfinite(several.book.done_s))
+    assert set(several.book.served_by) <= set(range(count))
+
+
+@few
+@given(case=cases(), routing=st.sampled_from(["round-robin", "least-loaded", "prefix"]), count=st.integers(2, 4))
+def test_names_of_replicas_do_not_matter(case, routing, count):
+    """Replicas that are numbered otherwise serve the same requests together at the same times."""
+    fleet = Fleet(Renumbered(case.rules, case.surface, count), routing)
+    plain = run(case.stream, replace(fleet, workers=Workers(case.rules, case.surface, count)), case.hit_rate).book
+    renamed = run(case.stream, fleet, case.hit_rate).book
+    pairs = set(zip(plain.served_by, renamed.served_by, strict=True))
+    assert len(pairs) == len({one for one, _ in pairs}) == len({other for _, other in pairs}), "names are exchanged, no more"
+    same(plain, renamed)
+
+
+class Renumbered(Workers):
+    """The same engines, counted from the last to the first."""
+
+    def build(self, book, first=0):
+        engines = Workers.build(self, book, first)
+        for engine in engines:
+            engine.number = first + self.count - 1 - engine.number
+        return engines
+
+
+@few
+@given(case=cases(), routing=st.sampled_from(["round-robin", "least-loaded"]), count=st.integers(1, 3), cap=st.integers(1, 9))
+def test_clients_keep_as_many_in_flight_as_they_are(case, routing, count, cap):
+    """Never more, and no fewer while there are requests left that have arrived."""
+    case = replace(case, stream=replace(case.stream, arrival_s=case.stream.arrival_s * 0, in_flight=cap))
+    rows = columns(run(case.stream, Fleet(Workers(case.rules, case.surface, count), routing), case.hit_rate))
+    sent, done = np.sort(rows["sent_s"]), np.sort(rows["done_s"])
+    assert np.all(sent[:cap] == 0)
+    answered = done[: max(0, len(done) - cap)]
+    np.testing.assert_allclose(sent[cap:], answered + ROUND_TRIP_S, rtol=1e-12, err_msg="the next goes when one is answered")
+
+
+@few
+@given(case=cases())
+def test_prompts_are_cut_to_the_budget_or_not_at_all(case):
+    book, engine = case.run()
+    log = segments([engine])
+    beside = log["decodes"] if not case.rules.prefill_first else 0
+    if case.rules.chunked:
+        assert np.all((log["tokens"] == 0) | (log["tokens"] + beside <= case.rules.tokens))
+    elif not sum(book.thrown):
+        over = log["tokens"] + beside > case.rules.tokens
+        assert np.all(np.isin(log["tokens"][over], np.array(book.input_len) - np.array(book.cached))), "too long ones run alone"
+    if case.rules.reserved:
+        assert not any(book.thrown), "who has room for all its tokens is never thrown out"
+    assert not any(lost > 0 and not thrown for lost, thrown in zip(book.lost_s, book.thrown, strict=True))
+
+
+@few
+@given(case=cases(closed=False))
+def test_nobody_idles_beside_a_queue(case):
+    """Steps follow each other while a request is in the engine, and a gap is as long as nobody is there."""
+    book, engine = case.run()
+    log = segments([engine])
+    ends = log["begin_s"] + seconds(log)
+    idle = log["begin_s"][1:] - ends[:-1]
+    assert np.all(idle > -EXACT), "one step at a time"
+    for begin, end in zip(ends[:-1][idle > EXACT], log["begin_s"][1:][idle > EXACT], strict=True):
+        inside = [i for i, at in enumerate(engine.times) if at < end - EXACT and _left(engine, book, i) > begin + EXACT]
+        assert not inside
+
+
+def _left(engine, book, i):
+    """When a request left the engine, which is before its last token has passed the front end."""
+    return engine.ended[sorted(range(len(book.done_s)), key=lambda k: (book.done_s[k], k)).index(i)]
+
+
+def small(**rules):
+    return Rules(**{"tokens": 64, "seqs": 8, "blocks": 400, "block": 4, **rules})
+
+
+@pytest.mark.parametrize("prefill_first", [False, True])
+def test_thrown_out_requests_finish_and_cost_more(prefill_first):
+    asked = stream([0] * 8, [16] * 8, [40] * 8)
+    roomy = Case(asked, small(prefill_first=prefill_first))
+    tight = roomy.but(blocks=40)
+    (wide, _), (narrow, engine) = roomy.run(), tight.run()
+    assert not sum(wide.thrown)
+    assert sum(narrow.thrown)
+    assert max(narrow.done_s) > max(wide.done_s)
+    assert segments([engine])["tokens"].sum() > 8 * 16
+    lost = np.array(narrow.lost_s)
+    assert np.all((lost > 0) == (np.array(narrow.thrown) > 0))
+    safe, _ = tight.but(reserved=True).run()
+    assert not sum(safe.thrown)
+
+
+def test_a_prompt_goes_on_in_the_step_that_throws_another_out():
+    """A cut prompt holds the blocks that a decoding request needs: that one waits, the prompt does not."""
+    case = Case(stream([0.0, 0.0], [2, 40], [30, 4]), small(tokens=10, blocks=11))
+    book, engine = case.run()
+    assert book.thrown == [1, 0]
+    assert np.all(np.isfinite(book.done_s))
+    assert engine.pools[0].free == 11
+
+
+def test_repeated_prompts_are_found_but_for_their_last_block():
+    ids = (tuple(range(10)),) * 3
+    asked = stream([0.0, 10.0, 20.0], [40, 40, 40], [3, 3, 3], prefixes=ids)
+    book, engine = Case(asked, small()).run()
+    assert book.cached == [0, 36, 36]
+    assert segments([engine])["tokens"].tolist().count(4) == 2
+    longer = replace(asked, input_len=np.array([40, 43, 43]))
+    assert Case(longer, small()).run()[0].cached == [0, 40, 40]
+
+
+def test_what_others_need_is_forgotten_first_by_who_left_first():
+    first, second = tuple(range(10)), tuple(range(100, 110))
+    asked = stream([0, 10, 20, 30], [40] * 4, [4] * 4, prefixes=(first, second, second, first))
+    assert Case(asked, small(blocks=22)).run()[0].cached == [0, 0, 36, 36]
+    assert Case(asked, small(blocks=14)).run()[0].cached == [0, 0, 36, 12], "the beginning of a prompt stays longest"
+    assert Case(asked, small(blocks=11)).run()[0].cached == [0, 0, 36, 0]
+
+
+@few
+@given(case=cases(shared=False))
+def test_a_cache_without_idle_blocks_is_none(case):
+    """Where every request needs all blocks, nothing of the prompt before the last is left when it comes again."""
+    most, count = int(np.max(case.stream.input_len + case.stream.output_len)) + 4, len(case.stream)
+    even = replace(case.stream, input_len=np.full(count, most - 4), output_len=np.full(count, 4))
+    two = tuple(tuple(range(100 * (i % 2), 100 * (i % 2) + (most - 4) // 4)) for i in range(count))
+    plain = Case(even, replace(case.rules, reserved=True, blocks=-(-most // 4), seqs=1), case.prices)
+    cached = replace(plain, stream=replace(even, prefixes=two))
+    same(cached.run()[0], plain.run()[0])
+
+
+@few
+@given(case=cases(closed=False, shared=False))
+def test_prompts_and_links_without_time_leave_decoding_alone(case):
+    """Apart, with prompts and caches that take no time: as an engine whose prompts are already there."""
+    case = replace(case, rules=replace(case.rules, way_s=0.0, door_s=0.0, token_s=0.0, reserved=True), hit_rate=0.0)
+    apart = case.stream.arrival_s + np.arange(len(case.stream)) * 1.2345e-3  # who comes at once would be prompted in turn
+    case = replace(case, stream=replace(case.stream, arrival_s=apart))
+    quick = Workers(replace(case.rules, prompts_only=True, seqs=10**6, blocks=10**6), case.surface.scaled(1e-12))
+    book = run(case.stream, Fleet(Workers(case.rules, case.surface), prompts=quick)).book
+    longer = case.stream.output_len > 1
+    lengths = case.stream.input_len[longer], case.stream.output_len[longer]
+    there, engine = _already_prompted(replace(case, stream=stream(apart[longer], *lengths)))
+    assert engine.pools[0].free == case.rules.blocks
+    np.testing.assert_allclose(np.array(book.done_s)[longer], there.done_s, rtol=1e-6, atol=1e-6)
+
+
+def _already_prompted(case):
+    book = book_of(case.stream, 0.0, case.rules.block)
+    book.elsewhere = [True] * len(case.stream)
+    engine = Replica(case.rules, book, case.surface)
+    alone(engine, Clients(book, inf, range(len(case.stream))))
+    return book, engine
