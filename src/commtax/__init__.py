@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from commtax import napkin
     from commtax.planner import plan, plan_training
     from commtax.planner.columns import ServingPlans, TrainPlans
+    from commtax.planner.fleets import FleetPlans, plan_fleet
     from commtax.verbs.billing import StepBill, Traffic, bill, traffic, train_bill
     from commtax.verbs.comparing import Comparison, PlanTable, compare, compare_plans
     from commtax.verbs.expecting import Expectation, expect
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "planner": ("plan", "plan_training"),
     "planner.columns": ("ServingPlans", "TrainPlans"),
+    "planner.fleets": ("FleetPlans", "plan_fleet"),
     "verbs.billing": ("StepBill", "Traffic", "bill", "traffic", "train_bill"),
     "verbs.comparing": ("Comparison", "PlanTable", "compare", "compare_plans"),
     "verbs.expecting": ("Expectation", "expect"),

@@ -129,7 +129,10 @@ class Option(NamedTuple):
         return click.option(*flags, name, type=kind, metavar=metavar, help=self.help, **given)
 
 
-GROUPS = ("Where", "Plan", "Step", "Requests", "Serving", "Training", "Output")
+GROUPS = ("Where", "Plan", "Step", "Requests", "Limits", "Serving", "Training", "Output")
+TIMES = {"ttft": "time to the first token", "itl": "time between tokens", "tpot": "time an output token", "e2e": "whole request"}
+SLO = {"mean": "Mean {}, at most.", **{f"p{n}": f"{n} % of requests: {{}}, at most." for n in (50, 90, 95, 99)}}
+"""Limits of requests in time: ``--p95-ttft 1s``."""
 ENGINES = "vllm (default), sglang, trtllm, torch, builtin, textbook; to train megatron (default), fsdp, torchtitan, deepspeed."
 BACKENDS = "allgather_reducescatter, deepep_high_throughput, deepep_low_latency."
 LIBRARIES = "Another library's collectives: nccl, vllm, sglang, trtllm, gloo, textbook."
@@ -189,6 +192,9 @@ OPTIONS: Mapping[str, Option] = {
     "router": Option("Requests", "NAME", None, "Over replicas: round-robin (default), least-loaded, prefix."),
     "seed": Option("Requests", COUNT, None, "Of arrivals and lengths: the same seed, the same answer.  [default: 0]"),
     "goodput": Option("Requests", "LIMITS", None, "Limits of each request in ms: ttft:300 tpot:20 e2el:5000.", multiple=True),
+    "headroom": Option("Requests", SHARE, None, "Share by which the rate may grow with all limits held, 0.2.  [default: 0]"),
+    **{f"{which}_{metric}": Option("Limits", "TIME", "", SLO[which].format(TIMES[metric])) for metric in TIMES for which in SLO},
+    "on": Option("Output", "ADDRESS", "", "Simulate on a Dask cluster: tcp://host:8786 (pip install 'commtax[cluster]')."),
     "sweep": Option("Requests", "OVER", None, "request-rate=1:64, request-rate=1,2,4 or concurrency=1:256."),
     "kv_tokens": Option("Serving", COUNT, None, "Tokens of a replica's KV cache, where they are known."),
     "workload": Option("Serving", "NAME", "", "Lengths of a usual workload."),

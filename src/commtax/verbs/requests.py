@@ -68,8 +68,11 @@ class Outcome:
 
     @cached_property
     def gaps(self) -> tuple[Array, Array]:
-        """Times between tokens, and how many tokens came so."""
-        return figures.gaps(self.log)
+        """Times between tokens, and how many tokens came so, from the first request on that counts."""
+        begin, warmup = self.log["begin_s"], self.question.offered.warmup
+        if not 0 < warmup < len(self.stream):
+            return figures.gaps(self.log)
+        return figures.gaps({name: column[begin >= self.stream.arrival_s[warmup]] for name, column in self.log.items()})
 
     @cached_property
     def _ordered_gaps(self) -> tuple[Array, Array]:
@@ -177,14 +180,8 @@ class Outcome:
 
     @cached_property
     def capacity(self) -> float:
-        """Requests/s that the fleet answers when there are always enough: the middle half of a run of all at once."""
-        rules, workers = self.fleet.workers.rules, self.fleet.workers
-        each = float(np.mean(self.stream.input_len) + np.mean(self.stream.output_len))
-        at_once = min(rules.seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks * workers.stages
-        stream = _repeated(self.stream, min(20_000, max(2000, int(5 * at_once))))
-        done = np.sort(run(stream, self.fleet, self.question.offered.prefix_hit_rate).book.done_s)
-        quarter = len(done) // 4
-        return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))
+        """Requests/s that the fleet answers when there are always enough."""
+        return capacity_of(self.stream, self.fleet, self.question.offered.prefix_hit_rate)
 
     @property
     def overloaded(self) -> bool:
@@ -213,6 +210,16 @@ class Outcome:
         kept = self.columns["ttft_s"][seen] <= ttft_s
         tpot = self.columns["tpot_s"][seen]
         return float(np.mean(kept & ((tpot <= tpot_s) | np.isnan(tpot)) & (self.columns["e2e_s"][seen] <= e2e_s)))
+
+
+def capacity_of(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, least: int = 2000) -> float:
+    """Requests/s that a fleet answers when there are always enough: the middle half of a run of all at once."""
+    rules, workers = fleet.workers.rules, fleet.workers
+    each = float(np.mean(stream.input_len) + np.mean(stream.output_len))
+    at_once = min(rules.seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
+    done = np.sort(run(_repeated(stream, min(20_000, max(least, int(5 * at_once)))), fleet, hit_rate).book.done_s)
+    quarter = len(done) // 4
+    return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))
 
 
 def serve(put: Question, watch: Callable[[Run], None] | None = None) -> Outcome:

@@ -102,8 +102,13 @@ def _send(ran: Run, fleet: Fleet, stream: Stream) -> None:
 
 
 def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replica], cap: float) -> None:
-    """Prompts on workers of their own; a prompt's cache goes over its worker's link, one after the other, to who decodes it."""
+    """Prompts on workers of their own; a prompt's cache goes over its worker's link, one after the other, to who decodes it.
+
+    Clients that never wait do not care who has answered: then all prompts are computed first, and those who decode follow.
+    """
+    waits = cap < inf
     clients = Clients(book, cap, range(len(book.arrival_s)))
+    pending = clients.pending if waits else list[tuple[float, int]]()
     enter, decode = router(fleet.router, before), router("least-loaded", engines)
     free = [0.0] * len(before)  # when the link of a worker has moved what was before
 
@@ -114,13 +119,18 @@ def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replic
         worker = book.served_by[i] - len(engines)
         free[worker] = max(free[worker], now) + fleet.moved_s(book.input_len[i])
         book.elsewhere[i], book.moved_s[i] = True, free[worker] - now
-        heappush(clients.pending, (free[worker], i))
+        heappush(pending, (free[worker], i))
 
     def send(i: int, now: float) -> None:
         (decode if book.elsewhere[i] else enter)(i, now).offer(i, now)
 
     for engine in before:
         engine.on_done = prompted
-    for engine in engines:
-        engine.on_done = lambda _, now: clients.answered(now)
-    together([*before, *engines], clients, send, feedback=True)
+    if waits:
+        for engine in engines:
+            engine.on_done = lambda _, now: clients.answered(now)
+        together([*before, *engines], clients, send, feedback=True)
+    else:
+        together(before, clients, send, feedback=False)
+        clients.pending = pending
+        together(engines, clients, send, feedback=False)
