@@ -110,10 +110,10 @@ def test_one_replica_has_its_share():
     assert run.server.in_process
     assert run.server.gpu_memory_utilization == 0.9
     assert (run.replicas, run.load.request_rate, run.load.burstiness) == (4, 10.0, 4.0)
-    assert (run.load.num_requests, run.load.warmup) == (open_loop.MOST_REQUESTS, 2000)
+    assert (run.load.num_requests, run.load.warmup) == (open_loop.MOST_REQUESTS, 1200)
     assert (run.slo_ttft_s, run.slo_tpot_s) == (2.0, 0.2)
     assert beyond(run).load.request_rate == 15.0
-    assert "one of 4 replicas, 20,000 requests after 2,000" in open_loop.said(run)
+    assert "one of 4 replicas, 12,000 requests after 1,200" in open_loop.said(run)
 
 
 def test_latent_attention_with_spread_experts_is_whole_on_each_gpu():

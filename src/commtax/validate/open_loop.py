@@ -17,7 +17,7 @@ from commtax.validate.records import NONE, Predicted, Records, answers
 from commtax.verbs.asking import unsettled
 from commtax.verbs.requests import Outcome, serve
 
-JUDGED_REQUESTS = 5_000  # enough to see that a rate far beyond the published one is not held
+JUDGED_REQUESTS = 3_000  # enough to see that a rate far beyond the published one is not held
 FEW = 4  # runs that are not worth starting processes for
 
 

@@ -32,7 +32,7 @@ from commtax.verbs.serving import serve as closed_loop
 
 Array = np.ndarray
 PROMPTS = 1000  # requests of a run, where nobody says
-RANGED = 5000  # requests that a range is simulated with at most
+RANGED = 3000  # requests that a range is simulated with at most
 LONGEST = 2048  # tokens that a table of steps reaches at least
 
 
@@ -217,7 +217,7 @@ def capacity_of(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, least: int 
     rules, workers = fleet.workers.rules, fleet.workers
     each = float(np.mean(stream.input_len) + np.mean(stream.output_len))
     at_once = min(rules.seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
-    done = np.sort(run(_repeated(stream, min(20_000, max(least, int(5 * at_once)))), fleet, hit_rate).book.done_s)
+    done = np.sort(run(_repeated(stream, min(20_000, max(least, int(3 * at_once)))), fleet, hit_rate).book.done_s)
     quarter = len(done) // 4
     return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))
 
