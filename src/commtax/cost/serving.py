@@ -172,8 +172,9 @@ def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: E
     before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
     stretch = (others - ahead + others * full.recomputed) * extra / np.maximum(1.0, decodes)
     tpot = steps.decode_s + stretch
-    # The step in progress when a request comes; and the next, where that is decided by then.
-    boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0) * (1 + engine.serves.ahead * (steps.stages == 1))
+    # The batch in the first stage when a request comes; and the next step, where that is decided by then.
+    turns = (1 + engine.serves.ahead * (steps.stages == 1)) / steps.stages
+    boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0) * turns
     own = steps.prompt_s * steps.chunks + (np.ceil(steps.chunks) - steps.chunks) * beside
     first = engine.host.request_s + boundary + own + before
     life = first + decodes * tpot
@@ -206,10 +207,10 @@ def _shared(load: Load, steps: Steps, seqs: Number) -> Number:
     Batches follow each other through the stages, and the longest of those in flight holds up the others. With m prompts to a
     batch, by chance more to one than to another, that is the mean of the largest of ``stages`` Poisson numbers over their sum:
 
-        1/stages + (1 - 1/stages) / sqrt(1 + 3 m)        within 0.03 for two stages
+        1/stages + (1 - 1/stages) / sqrt(1 + (stages + 1) m)
     """
     batch = np.maximum((seqs - 1) * _lockstep(load), arrivals_per_step(load, seqs)) / steps.stages
-    return 1 / steps.stages + (1 - 1 / steps.stages) / np.sqrt(1 + 3 * batch)
+    return 1 / steps.stages + (1 - 1 / steps.stages) / np.sqrt(1 + (steps.stages + 1) * batch)
 
 
 def prompts_apart(load: Load, quiet: Served, prompt_s: Number, moved_s: Number, clients: Number, workers: Number) -> Served:
