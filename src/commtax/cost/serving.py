@@ -117,12 +117,12 @@ def _lockstep(load: Load) -> Number:
     return 1 / np.maximum(1.0, 2 * load.spread * _life(load))
 
 
-def prompt_tokens(load: Load, seqs: Number, room: Number, engine: Engine) -> Number:
+def prompt_tokens(load: Load, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
     """Prompt tokens of a step: those of one prompt and of others that arrived with it, as far as there is room for them.
 
     The mean over such steps, so the number of prompts need not be whole: what one prompt leaves of a step goes to the next.
     """
-    wanted = (1 + arrivals_per_step(load, seqs)) * load.input_len
+    wanted = (1 + arrivals_per_step(load, seqs) / stages) * load.input_len
     return np.minimum(wanted, room if engine.serves.chunked else np.maximum(load.input_len, room))
 
 
@@ -150,10 +150,11 @@ def prompts_ahead(load: Load, seqs: Number, room: Number, engine: Engine, stages
     together. The first R requests of a benchmark arrive at once and are computed in turn, as many a step as fit.
     """
     others = seqs - 1
-    dense, each = arrivals_per_step(load, seqs), prompt_tokens(load, seqs, room, engine) / load.input_len
-    steady = np.minimum(others, 2 * np.minimum(dense, each * stages))  # no more arrive in a step than steps let in
+    dense, each = arrivals_per_step(load, seqs) / stages, prompt_tokens(load, seqs, room, engine, stages) / load.input_len
+    steady = np.minimum(others, 2 * np.minimum(dense, each))  # no more arrive in a step than steps let in
     if engine.serves.prefill_first:
-        steady = np.minimum(others, np.maximum(others / 2 * _lockstep(load), 1.5 * others / _life(load)))
+        crowd = np.maximum(others / 2 * _lockstep(load), 1.5 * others / _life(load) / stages)
+        steady = np.minimum(others, np.maximum(crowd, each - 1))
     most = np.clip(room / load.input_len, 1, seqs)
     burst = np.minimum(others, (others + most - 1) / 2)
     share = np.minimum(1.0, seqs / load.num_prompts)
