@@ -113,7 +113,7 @@ def test_one_replica_has_its_share():
     assert (run.load.num_requests, run.load.warmup) == (open_loop.MOST_REQUESTS, 2000)
     assert (run.slo_ttft_s, run.slo_tpot_s) == (2.0, 0.2)
     assert beyond(run).load.request_rate == 15.0
-    assert "one of 4 replicas, 10,000 requests after 2,000" in open_loop.said(run)
+    assert "one of 4 replicas, 20,000 requests after 2,000" in open_loop.said(run)
 
 
 def test_latent_attention_with_spread_experts_is_whole_on_each_gpu():
@@ -192,10 +192,10 @@ def test_survivors_tell_nothing_of_times():
 def test_fitted_runs_are_told_apart():
     assert open_loop.is_fitted(VLLM)
     assert not open_loop.is_fitted({**VLLM, "request_rate_rps": "8"})
-    for row, names in (({**VLLM, "source_group": "training"}, "experiment"), (MLPERF, "id")):
-        halves = [open_loop.is_fitted({**row, names: f"lab/{n}"}) for n in range(200)]
+    for row in ({**VLLM, "source_group": "training"}, MLPERF, {**MLPERF, "engine": "vllm", "chip": "mi325x"}):
+        halves = [open_loop.is_fitted({**row, "experiment": f"lab/{n}"}) for n in range(200)]
         assert 0.3 < np.mean(halves) < 0.7
-    assert not any(open_loop.is_fitted({**MLPERF, "engine": "vllm", "id": str(n)}) for n in range(20))
+    assert not any(open_loop.is_fitted({**MLPERF, "engine": "vllm", "experiment": f"lab/{n}"}) for n in range(20))
 
 
 @pytest.mark.parametrize(

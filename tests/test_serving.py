@@ -449,7 +449,7 @@ def test_the_command_prints_a_document():
 
 
 def test_the_command_refuses_in_one_line():
-    done = command("llama-3.1-8b", "--cluster", PLACE, "--concurrency", "8", "--num-prompts", "4")
+    done = command("llama-3.1-8b", "--cluster", PLACE, "--concurrency", "8", "--num-prompts", "0")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "num_prompts" in done.stderr

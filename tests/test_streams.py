@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from commtax import catalog
 from commtax.catalog.distributions import COLUMNS, data_set, rank_correlation, tabulated
-from commtax.readers.arrivals import read, write
+from commtax.sim.arrivals import read, write
 from commtax.sim.streams import arrival_times, draw_lengths, draw_pairs, drawn
 from commtax.spec.stream import MOST_TOKENS, Z90, Lengths, Stream, through
 from commtax.statement import Refusal

@@ -1,8 +1,9 @@
 """commtax: what every collective of a distributed LLM costs, what fits, and which plan to run.
 
 ``commtax.bill("llama-3.1-8b", "8xh100-sxm", tp=8)``, ``commtax.fit("llama-3.1-70b", "8xh100-sxm")``,
-``commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32)``, ``commtax.expect("all-reduce", "8xh100-sxm",
-nbytes=2**30)``, ``commtax.plan("llama-3.1-70b", "2x8xh100-sxm", tpot_s=0.03)`` and ``commtax.compare(...)`` are the verbs;
+``commtax.simulate("llama-3.1-8b", "8xh100-sxm", tp=1, concurrency=32)``, ``commtax.serve("llama-3.1-70b", "8xh100-sxm", tp=4,
+request_rate=8)``, ``commtax.expect("all-reduce", "8xh100-sxm", nbytes=2**30)``, ``commtax.plan("llama-3.1-70b", "2x8xh100-sxm",
+tpot_s=0.03)`` and ``commtax.compare(...)`` are the verbs;
 ``commtax.traffic`` says what is sent, ``commtax.napkin`` holds the closed forms.
 """
 
@@ -15,20 +16,26 @@ if TYPE_CHECKING:
     from commtax import napkin
     from commtax.planner import plan, plan_training
     from commtax.planner.columns import ServingPlans, TrainPlans
+    from commtax.planner.fleets import FleetPlans, plan_fleet
     from commtax.verbs.billing import StepBill, Traffic, bill, traffic, train_bill
     from commtax.verbs.comparing import Comparison, PlanTable, compare, compare_plans
     from commtax.verbs.expecting import Expectation, expect
     from commtax.verbs.fitting import Fit, TrainFit, fit, train_fit
+    from commtax.verbs.offering import serve
+    from commtax.verbs.requests import Outcome
     from commtax.verbs.serving import Simulation, simulate
 
 __version__ = "0.1.0"
 _HOMES = {
     "planner": ("plan", "plan_training"),
     "planner.columns": ("ServingPlans", "TrainPlans"),
+    "planner.fleets": ("FleetPlans", "plan_fleet"),
     "verbs.billing": ("StepBill", "Traffic", "bill", "traffic", "train_bill"),
     "verbs.comparing": ("Comparison", "PlanTable", "compare", "compare_plans"),
     "verbs.expecting": ("Expectation", "expect"),
     "verbs.fitting": ("Fit", "TrainFit", "fit", "train_fit"),
+    "verbs.offering": ("serve",),
+    "verbs.requests": ("Outcome",),
     "verbs.serving": ("Simulation", "simulate"),
 }
 __all__ = ["napkin", *(name for names in _HOMES.values() for name in names)]

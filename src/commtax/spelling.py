@@ -5,6 +5,7 @@ import re
 from commtax.spec import PARALLEL
 
 _UNSEEN = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+_LIMIT = re.compile(r"(?:ttft|tpot|e2el?):")
 ALIASES = {
     **{f"--{flag}-size": f"--{axis.name}" for axis in PARALLEL.values() for flag in axis.flags},
     **{f"-{name}": f"--{name}" for name in PARALLEL},
@@ -27,13 +28,16 @@ def normalise(argv: list[str]) -> list[str]:
 
     >>> normalise(["fit", "mixtral-8x7b", "--tensor_parallel_size=8", "-ep"])
     ['fit', 'mixtral-8x7b', '--tp=8', '--ep', 'auto']
+    >>> normalise(["--goodput", "ttft:300", "tpot:20"])
+    ['--goodput', 'ttft:300', '--goodput', 'tpot:20']
     """
     result: list[str] = []
     for position, word in enumerate(argv):
         if word == "--":
             return result + argv[position:]
         if not word.startswith("-") or _is_number(word):
-            result.append(word)
+            another = result[-2:-1] == ["--goodput"] and _LIMIT.match(word)  # vLLM's takes several words
+            result += ["--goodput", word] if another else [word]
             continue
         name, equals, value = word.partition("=")
         name = name.replace("_", "-") if name.startswith("--") else name

@@ -15,6 +15,9 @@ class Refusal(ValueError):  # noqa: N818
         super().__init__(rule)
         self.argument, self.nearest = argument, tuple(nearest)
 
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str, tuple[int | str, ...]]]:
+        return type(self), (str(self), self.argument, self.nearest)  # it may have to leave another process
+
 
 class Note(str):
     """A remark beside an answer; ``code`` says which one it is."""
@@ -26,6 +29,9 @@ class Note(str):
         note = super().__new__(cls, text)
         note.code = code
         return note
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        return self.code, str(self)
 
 
 KINDS = ("datasheet", "by definition", "measured", "calibrated", "transferred", "assumed")
@@ -43,6 +49,9 @@ class Source(str):
         source = super().__new__(cls, text or kind)
         source.kind, source.basis = kind, basis or kind
         return source
+
+    def __getnewargs__(self) -> tuple[str, str, str]:  # type: ignore[override]
+        return self.kind, str(self), self.basis
 
     @property
     def detail(self) -> str:

@@ -5,13 +5,24 @@ overlap, exposed) is a sum over intervals.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 Column = np.ndarray[Any, Any]
+Event = dict[str, Any]
+"""Of a trace, as browsers read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A number that changes in time."""
+
+    name: str
+    at_s: Column
+    value: Column
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +37,7 @@ class Timeline:
     lanes: tuple[str, ...]
     kinds: tuple[str, ...]
     number: Column | None = None  # of the microbatch that an interval belongs to, where there are such
+    counters: tuple[Counter, ...] = ()
 
     @property
     def begin_s(self) -> float:
@@ -71,12 +83,18 @@ class Timeline:
     def to_chrome(self) -> str:
         """The trace-event JSON that Perfetto and chrome://tracing open; microseconds."""
         named = [{"ph": "M", "pid": 0, "tid": i, "name": "thread_name", "args": {"name": n}} for i, n in enumerate(self.lanes)]
-        events: list[object] = [*named]
         columns = zip(self.lane.tolist(), self.start_s.tolist(), self.end_s.tolist(), self.kind.tolist(), self.name, strict=True)
-        for lane, start, end, kind, name in columns:
-            times = {"ts": start * 1e6, "dur": (end - start) * 1e6}
-            events.append({"ph": "X", "pid": 0, "tid": lane, "name": name, "cat": self.kinds[kind], **times})
-        return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+        slices: list[Event] = [
+            {"ph": "X", "pid": 0, "tid": lane, "name": name, "cat": self.kinds[kind], "ts": start * 1e6, "dur": (end - start) * 1e6}
+            for lane, start, end, kind, name in columns
+        ]
+        events = sorted([*slices, *self._counted()], key=lambda event: event["ts"]) if self.counters else slices
+        return json.dumps({"traceEvents": [*named, *events], "displayTimeUnit": "ms"})
+
+    def _counted(self) -> Iterator[Event]:
+        for counter in self.counters:
+            for at, value in zip(counter.at_s.tolist(), counter.value.tolist(), strict=True):
+                yield {"ph": "C", "pid": 0, "name": counter.name, "ts": at * 1e6, "args": {"value": value}}
 
 
 def _cross(a: list[tuple[float, float]], b: list[tuple[float, float]]) -> list[tuple[float, float]]:

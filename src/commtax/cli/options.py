@@ -93,6 +93,20 @@ def _shown(value: Any, name: str) -> Any:
     return counts[0] if len(counts) == 1 else np.array(counts)
 
 
+def _length(value: Any, name: str) -> Any:
+    """A whole number, or a distribution, which is read where it is drawn from."""
+    text = str(value).strip()
+    return parse_count(value, name) if text[:1].isdigit() or text[:1] in "+-." else text
+
+
+def _number(value: Any, name: str) -> float:
+    """A number; ``inf`` is one."""
+    try:
+        return float(value)
+    except ValueError:
+        raise Refusal(f"{name}: '{str(value)[:40]}' is not a number", name) from None
+
+
 class Option(NamedTuple):
     """One option: the group that help lists it in, its kind (a text is named by what it holds), its default and its help."""
 
@@ -115,7 +129,10 @@ class Option(NamedTuple):
         return click.option(*flags, name, type=kind, metavar=metavar, help=self.help, **given)
 
 
-GROUPS = ("Where", "Plan", "Step", "Serving", "Training", "Output")
+GROUPS = ("Where", "Plan", "Step", "Requests", "Limits", "Serving", "Training", "Output")
+TIMES = {"ttft": "time to the first token", "itl": "time between tokens", "tpot": "time an output token", "e2e": "whole request"}
+SLO = {"mean": "Mean {}, at most.", **{f"p{n}": f"{n} % of requests: {{}}, at most." for n in (50, 90, 95, 99)}}
+"""Limits of requests in time: ``--p95-ttft 1s``."""
 ENGINES = "vllm (default), sglang, trtllm, torch, builtin, textbook; to train megatron (default), fsdp, torchtitan, deepspeed."
 BACKENDS = "allgather_reducescatter, deepep_high_throughput, deepep_low_latency."
 LIBRARIES = "Another library's collectives: nccl, vllm, sglang, trtllm, gloo, textbook."
@@ -123,6 +140,7 @@ ORDERS = f"{', '.join(TRAINING[:-1])} or {TRAINING[-1]}."
 BESIDE = f"Axes whose collectives run beside compute, {','.join(OVERLAPPED)} or none.  [default: the engine's]"
 PROMPT, OUTPUT = ("--input-len", "--context", "--random-input-len"), ("--output-len", "--osl", "--random-output-len")
 COUNT, SHARE, TIME = Kind("N", parse_count), Kind("F", parse_fraction), Kind("TIME", parse_seconds)
+LENGTH, NUMBER = Kind("N|DIST", _length), Kind("F", _number)
 BYTES, BINARY = Kind("SIZE", parse_bytes), Kind("SIZE", _binary)
 OPTIONS: Mapping[str, Option] = {
     "cluster": Option("Where", "TEXT", "", "A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts.", ("--cluster", "-c")),
@@ -161,15 +179,32 @@ OPTIONS: Mapping[str, Option] = {
     "gpu_memory_utilization": Option("Serving", SHARE, None, "Share of memory it may use.  [default: the engine's]"),
     "block_size": Option("Serving", COUNT, None, "Tokens a KV block."),
     "kv_cache_memory_bytes": Option("Serving", BYTES, 0.0, "A fixed KV cache a rank, such as 1GiB."),
-    "concurrency": Option("Serving", Kind("N[,N…]", _shown), 1, "Clients: 32, or 1,8,64.", ("--concurrency", "--max-concurrency")),
+    "concurrency": Option("Requests", Kind("N[,N…]", _shown), 1, "Clients: 32, or 1,8,64.", ("--concurrency", "--max-concurrency")),
+    "request_rate": Option("Requests", NUMBER, None, "Requests a second, over all replicas; inf: all at once."),
+    "trace": Option("Requests", "FILE", None, "Requests as they came: our CSV, Azure's, Mooncake's, vllm bench --save-detailed."),
+    "duration": Option("Requests", "TIME", None, "Those that arrive within it, instead of --num-prompts: 60s."),
+    "burstiness": Option("Requests", NUMBER, None, "1 (default) Poisson, less in bursts, inf evenly spaced."),
+    "unique_prompts": Option("Requests", COUNT, None, "So many prompts come again and again, and are found in the cache."),
+    "shared_prefix": Option("Requests", COUNT, None, "Tokens that all prompts begin with."),
+    "prefix_cache": Option("Requests", SHARE, None, "Share of a prompt that is cached.  [default: as prompts share text]"),
+    "ramp_up": Option("Requests", "TIME", None, "A closed loop's clients start within this time."),
+    "warmup": Option("Requests", COUNT, None, "First requests that no figure counts."),
+    "router": Option("Requests", "NAME", None, "Over replicas: round-robin (default), least-loaded, prefix."),
+    "seed": Option("Requests", COUNT, None, "Of arrivals and lengths: the same seed, the same answer.  [default: 0]"),
+    "goodput": Option("Requests", "LIMITS", None, "Limits of each request in ms: ttft:300 tpot:20 e2el:5000.", multiple=True),
+    "headroom": Option("Requests", SHARE, None, "Share by which the rate may grow with all limits held, 0.2.  [default: 0]"),
+    **{f"{which}_{metric}": Option("Limits", "TIME", "", SLO[which].format(TIMES[metric])) for metric in TIMES for which in SLO},
+    "on": Option("Output", "ADDRESS", "", "Simulate on a Dask cluster: tcp://host:8786 (pip install 'commtax[cluster]')."),
+    "sweep": Option("Requests", "OVER", None, "request-rate=1:64, request-rate=1,2,4 or concurrency=1:256."),
+    "kv_tokens": Option("Serving", COUNT, None, "Tokens of a replica's KV cache, where they are known."),
     "workload": Option("Serving", "NAME", "", "Lengths of a usual workload."),
-    "input_len": Option("Serving", COUNT, 1024, "Mean prompt length.  [default: 1024]", PROMPT),
-    "output_len": Option("Serving", COUNT, 128, "Mean output length.  [default: 128]", OUTPUT),
-    "num_prompts": Option("Serving", COUNT, None, "Requests of the whole benchmark.  [default: the steady state]"),
-    "prompts_per_client": Option("Serving", COUNT, None, "The same for each client (10 is usual)."),
-    "spread": Option("Serving", SHARE, None, f"Lengths vary by this share to either side; 0: lockstep.  [default: {SPREAD:g}]"),
-    "ttft": Option("Serving", "TIME", "", "Mean time to the first token, at most: 500ms."),
-    "tpot": Option("Serving", "TIME", "", "Mean time an output token, at most: 30ms."),
+    "input_len": Option("Requests", COUNT, 1024, "Mean prompt length.  [default: 1024]", PROMPT),
+    "output_len": Option("Requests", COUNT, 128, "Mean output length.  [default: 128]", OUTPUT),
+    "num_prompts": Option("Requests", COUNT, None, "Requests of the whole benchmark.  [default: the steady state]"),
+    "prompts_per_client": Option("Requests", COUNT, None, "The same for each client (10 is usual)."),
+    "spread": Option("Requests", SHARE, None, f"Lengths vary by this share to either side; 0: lockstep.  [default: {SPREAD:g}]"),
+    "ttft": Option("Requests", "TIME", "", "Mean time to the first token, at most: 500ms."),
+    "tpot": Option("Requests", "TIME", "", "Mean time an output token, at most: 30ms."),
     "objective": Option("Serving", "WHAT", None, "throughput (default), latency, cost or gpus."),
     "disaggregated": Option("Serving", bool, False, "Prompts run on workers of their own."),
     "prefill_workers": Option("Serving", COUNT, None, "Disaggregated: how many.  [default: enough]"),
@@ -193,6 +228,8 @@ OPTIONS: Mapping[str, Option] = {
     "top": Option("Output", COUNT, 10, "Plans to list, up to 1,000.  [default: 10]"),
     "emit": Option("Output", "ENGINE", "", "Also the launch command: vllm, sglang, trtllm, megatron, torchrun."),
     "plot": Option("Output", "FILE", "", "Draw it: .svg, .png or .pdf."),
+    "timeline": Option("Output", "FILE", None, "Requests in time: the engines' steps, a trace that Perfetto opens."),
+    "save": Option("Output", "FILE", None, "Requests in time: a CSV of all requests, which --trace reads again."),
     "html": Option("Output", "FILE", "", "Also the page's pictures of it, in one file that needs no server."),
     "as_csv": Option("Output", bool, False, "Print CSV.", ("--csv",)),
     "as_json": Option("Output", bool, False, "Print a JSON document (versioned schema, units in the names).", ("--json",)),

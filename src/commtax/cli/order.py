@@ -20,10 +20,13 @@ from commtax.statement import Refusal
 from commtax.verbs.asking import Options, unsettled
 from commtax.verbs.billing import StepBill
 from commtax.verbs.checking import share_of
+from commtax.verbs.loads import CHECKED, split
 
 if TYPE_CHECKING:
     from commtax.readers.launch import Launch
 
+LENGTHS = ("input_len", "output_len")
+"""Options that may be distributions: those are not the question's until it is known what they are drawn for."""
 SERVED_STEP = ("kv_dtype", "speculative", "ep_backend", "overlap")
 """Options that belong to a step of serving."""
 
@@ -38,6 +41,7 @@ class Order:
     given: Given  # the whole command line, what was pasted filled in
     launch: Launch | None = None
     devices: str = ""  # GPUs that were chosen from a topology
+    others: tuple[Cluster, ...] = ()  # clusters beside the question's own
 
     def commands(self, priced: StepBill) -> dict[str, str]:
         """The launch of a step and what checks it, for the engine that ``--emit`` names."""
@@ -71,6 +75,7 @@ def ordered(about: About, serving: tuple[str, ...] = ()) -> Callable[[Callable[[
 def read(model: str, given: Given, about: About, serving: tuple[str, ...]) -> Order:
     """The order of a command line: what was pasted is filled in first, options that were given win."""
     output = Output(given.pop("as_json", False), given.pop("as_csv", False))
+    others = _others(given)
     text = given.pop("pasted", "")
     launch, name = filled(text, model, given, output.remarks, about) if text else (None, model)
     if not name:
@@ -85,7 +90,16 @@ def read(model: str, given: Given, about: About, serving: tuple[str, ...]) -> Or
         refuse(given, serving, f"belongs to serving, not to {'--' if about.whole else ''}phase train")
     else:
         refuse(given, TRAINED, "belongs to --phase train" + ("" if about is About.SEARCH else f", not to {phase}"))
-    return Order(name, asked(name, place, own, given, about), output, given, launch, devices)
+    return Order(name, asked(name, place, own, given, about), output, given, launch, devices, others)
+
+
+def _others(given: Given) -> tuple[Cluster, ...]:
+    """Where several clusters are named: all but the first, which the question is about."""
+    if not isinstance(given.get("cluster"), tuple):
+        return ()
+    names, links = given["cluster"], {key: given[key] for key in ("intra", "inter", "nics")}
+    given["cluster"] = names[0] if names else ""
+    return tuple(catalog.cluster(name, **links) for name in names[1:])
 
 
 def asked(model: str, place: Cluster, own: Profile | None, given: Given, about: About) -> Question:
@@ -95,6 +109,7 @@ def asked(model: str, place: Cluster, own: Profile | None, given: Given, about: 
     options["phase"] = "decode" if about.whole and given["phase"] != "train" else given.get("phase", "decode")
     if about is About.SEARCH:  # which may try several types
         options["dtype"] = given["dtype"].split(",")[0]
+        options = {name: value for name, value in options.items() if name not in LENGTHS or not isinstance(value, str)}
     if isinstance(axes := given.get("async_axes"), str):
         options["async_axes"] = () if axes == "none" else tuple(axes.split(","))
     each, over_all = given.get("batch"), options.pop("global_batch", None)
@@ -102,7 +117,18 @@ def asked(model: str, place: Cluster, own: Profile | None, given: Given, about: 
         raise Refusal("global_batch: give it or batch, not both", "global_batch")
     if about in (About.STEP, About.SERVER):
         options["batch"] = share_of(over_all, given["dp"]) if over_all is not None else 1 if each is None else each
+    if about is About.LOOP:
+        return _offered(model, place, options, given)
     return unsettled(model, place, options)
+
+
+def _offered(model: str, place: Cluster, options: Given, given: Given) -> Question:
+    """Requests of a loop, or in time; beside a rate or a trace, clients are those that may wait at once."""
+    options |= {name: given[name] for name in ("trace", *CHECKED) if given.get(name) is not None}
+    if "concurrency" in options and any(given.get(name) is not None for name in ("request_rate", "trace")):
+        options["max_concurrency"] = options.pop("concurrency")
+    plain, offered = split(options)
+    return unsettled(model, place, plain).but(offered=offered)
 
 
 def profile_of(given: Given) -> Profile | None:
@@ -128,5 +154,5 @@ def refuse(given: Given, names: Sequence[str], why: str) -> None:
     """Options are honoured or refused, never ignored: these must be what they are when nobody gives them."""
     usual = {p.name: p.default for p in click.get_current_context().command.params}
     for name in names:
-        if name in given and given[name] not in (usual.get(name), None, "") and given[name] is not False:
+        if name in given and given[name] not in (usual.get(name), None, "", ()) and given[name] is not False:
             raise Refusal(f"{name}: {why}", name)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import click
 
-from commtax.cli.options import LIMITS, WHERE, About, Verb, taking
-from commtax.cli.order import Order, ordered
+from commtax.cli import fleet
+from commtax.cli.options import LENGTH, LIMITS, WHERE, About, Kind, Verb, taking
+from commtax.cli.order import Order, ordered, refuse
 from commtax.cli.output import write_page
 from commtax.planner import best_serving, best_training, standing, training_standing
 from commtax.planner.columns import ServingPlans, Standing, TrainPlans
@@ -37,11 +38,21 @@ Answer = TypeVar("Answer", ServingPlans, TrainPlans)
 @click.command("plan", cls=Verb)
 @taking(
     *(*WHERE, "pasted", "phase", "input_len", "disaggregated", "dtype", *SOUGHT),
-    *("global_batch", "top", "emit", "profile", "html", "as_json"),
+    *(*fleet.RATED, "global_batch", "top", "emit", "profile", "html", "as_json"),
+    cluster={"multiple": True, "default": (), "help": "8xh100-sxm, or 2x8xh100-sxm for two hosts; with a rate several times."},
+    request_rate={"help": "How many GPUs for so many requests a second, over all replicas."},
+    num_prompts={"group": "Requests", "help": "Requests of each run.  [default: 1000 or 300 a copy, and a warm-up]"},
+    price={"kind": Kind("USD[,USD]", fleet.prices)},
+    objective={"help": "throughput (default), latency, cost or gpus; with a rate gpus (default), cost or tokens."},
     phase={"default": "serve", "help": "serve (default) or train."},
     workload={"help": f"Lengths of a usual workload: {', '.join(WORKLOADS)}."},
-    input_len={"default": None, "help": "Prompt tokens; training: sequence length.", "flags": ("--input-len", "--context")},
-    output_len={"default": None, "help": "Output tokens.  [default: 128]", "flags": ("--output-len", "--osl")},
+    input_len={
+        "kind": LENGTH,
+        "default": None,
+        "help": "Prompt tokens (with a rate a distribution too: sharegpt); training: sequence length.",
+        "flags": ("--input-len", "--context"),
+    },
+    output_len={"kind": LENGTH, "default": None, "help": "Output tokens.  [default: 128]", "flags": ("--output-len", "--osl")},
     disaggregated={
         "default": True,
         "flags": ("--disaggregated/--no-disaggregated",),
@@ -56,6 +67,8 @@ def plan_command(order: Order) -> None:
 
     commtax plan llama-3.1-70b --cluster 2x8xh100-sxm --ttft 500ms --tpot 30ms
 
+    commtax plan llama-3.1-70b --cluster 2x8xh100-sxm --request-rate 20 --p95-ttft 1s --p99-itl 50ms
+
     commtax plan --cluster 8xh100-sxm --from "vllm serve meta-llama/Llama-3.1-70B -tp 8" --tpot 30ms
     """
     given = order.given
@@ -69,6 +82,11 @@ def plan_command(order: Order) -> None:
     able = EMITTED[order.question.trains]
     if given["emit"] and given["emit"] not in able:
         raise Refusal(f"emit '{given['emit']}': one of {', '.join(able)} here", "emit", able)
+    if given["request_rate"] is not None:
+        fleet.answer(order, *_asked(order))
+    refuse(given, fleet.RATED, "belongs to --request-rate")
+    if order.others:
+        raise Refusal("cluster: several of them are compared for a --request-rate; else name one", "cluster")
     if order.question.trains:
         _train(order)
     _serve(order)
@@ -94,6 +112,26 @@ def _serve(order: Order) -> NoReturn:
 def _goal(order: Order) -> Question:
     """The question with its lengths, limits and objective."""
     given, q = order.given, order.question
+    lengths, dtypes = _asked(order)
+    for name, length in zip(("input_len", "output_len"), lengths, strict=True):
+        if isinstance(length, str):
+            raise Refusal(f"{name} '{length}': distributions are drawn from for a --request-rate; else a mean is needed", name)
+    price = given["price"] if isinstance(given["price"], float) else None
+    return q.but(
+        input_len=lengths[0],
+        output_len=lengths[1],
+        ttft_s=_limit(given["ttft"], "ttft"),
+        tpot_s=_limit(given["tpot"], "tpot"),
+        objective=given["objective"] or "throughput",
+        dtypes=dtypes,
+        max_concurrency=MAX_CONCURRENCY if given["max_concurrency"] is None else given["max_concurrency"],
+        usd_per_gpu_hour=q.cluster.chip.usd_per_gpu_hour if price is None else price,
+    )
+
+
+def _asked(order: Order) -> tuple[tuple[int | str, int | str], tuple[str, ...]]:
+    """Lengths of prompts and outputs, and the types that are compared."""
+    given = order.given
     lengths = given["input_len"], given["output_len"]
     if given["workload"] and any(x is not None for x in lengths):
         raise Refusal("workload: give it or lengths, not both", "workload")
@@ -103,17 +141,7 @@ def _goal(order: Order) -> Question:
     dtypes = tuple(dict.fromkeys(given["dtype"].split(",")))
     if len(dtypes) > 1 and "" in given["dtype"].split(","):
         raise Refusal(f"dtype '{given['dtype']}': a type is missing between the commas", "dtype")
-    price = q.cluster.chip.usd_per_gpu_hour if given["price"] is None else given["price"]
-    return q.but(
-        input_len=usual[0] if lengths[0] is None else lengths[0],
-        output_len=usual[1] if lengths[1] is None else lengths[1],
-        ttft_s=_limit(given["ttft"], "ttft"),
-        tpot_s=_limit(given["tpot"], "tpot"),
-        objective=given["objective"] or "throughput",
-        dtypes=dtypes,
-        max_concurrency=MAX_CONCURRENCY if given["max_concurrency"] is None else given["max_concurrency"],
-        usd_per_gpu_hour=price,
-    )
+    return (usual[0] if lengths[0] is None else lengths[0], usual[1] if lengths[1] is None else lengths[1]), dtypes
 
 
 def _limit(text: str, name: str) -> float:

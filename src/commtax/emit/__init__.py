@@ -22,6 +22,7 @@ from commtax.verbs.billing import StepBill
 ENGINES = (*SERVING, *TRAINERS)
 PORT, DOOR, SIDE = 8100, 8998, 5600
 """First ports of servers beside each other, of those where SGLang's prompt servers are met, and of vLLM's side channel."""
+RATED = 1000  # requests of a benchmark at a rate, or those of a minute
 FIRST_PORT = {"sglang": 30000}
 PERF = {op: f"{program}_perf" for program, op in OPS.items()}
 Address = tuple[str, int]
@@ -153,7 +154,7 @@ def _router(engine: str, prompts: list[Address], decodes: list[Address]) -> list
 
 
 def benchmark_command(question: Question, engine: str) -> str:
-    """The closed-loop benchmark of the engine's own tool that ``commtax simulate`` predicts and ``commtax audit`` reads.
+    """The benchmark of the engine's tool that ``commtax simulate`` predicts and ``commtax audit`` reads: clients, or a rate.
 
     vLLM's and TensorRT-LLM's range ratio is the spread around the stated length, SGLang's the shortest over the longest.
     """
@@ -168,6 +169,8 @@ def benchmark_command(question: Question, engine: str) -> str:
     stated = {name: round(getattr(requests, name) * top) for name in ("input_len", "output_len")}
     lengths = spelled(engine, **stated, range_ratio=f"{ratio:.4g}")
     load = [*spelled(engine, concurrency=clients), f"--num-prompts {10 * clients}"]
+    if rate := question.offered.request_rate:
+        load = [f"--request-rate {rate:g}", f"--num-prompts {max(RATED, int(60 * rate))}"]
     return " ".join([tool, f"--model {name} --dataset-name random", *lengths, *([exact] if exact else []), *load, kept])
 
 

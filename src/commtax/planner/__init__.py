@@ -2,7 +2,7 @@
 somebody runs already stands beside them."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Unpack
 
@@ -10,20 +10,17 @@ import numpy as np
 
 from commtax.planner import serving, training
 from commtax.planner.columns import SERVED, Columns, ServingPlans, Standing, TrainPlans, describe_kind, label, order, worth
-from commtax.planner.reasons import best_times, explain, explain_training, missed
+from commtax.planner.reasons import best_times, explain, explain_training
+from commtax.planner.remedies import to_fit, to_meet
 from commtax.planner.space import Space
 from commtax.question import MAX_CONCURRENCY, Question
-from commtax.spec import DTYPE_BYTES, SIZES, Cluster, Engine, Model, Profile
+from commtax.spec import SIZES, Cluster, Engine, Model, Profile
 from commtax.statement import Refusal
-from commtax.units import format_seconds
 from commtax.verbs import checking
 from commtax.verbs.asking import SearchOptions, describe_gpus, only, settled, unsettled
 from commtax.verbs.billing import price
-from commtax.verbs.fitting import cache_tokens, holds
+from commtax.verbs.fitting import cache_tokens
 from commtax.verbs.serving import serve
-
-SMALLER = ("fp8", "int4")
-MOST_HOSTS = 64
 
 
 def plan(
@@ -57,7 +54,7 @@ def best_serving(put: Question) -> ServingPlans:
     answer = serving.searched(put)
     if len(answer.plans):
         return replace(answer, why=tuple(explain(answer, 0)))
-    return replace(answer, would_take=tuple(_to_meet(answer) if len(answer.near) else _to_fit(answer)))
+    return replace(answer, would_take=tuple(to_meet(answer) if len(answer.near) else to_fit(answer.question)))
 
 
 def plan_training(
@@ -79,53 +76,6 @@ def best_training(put: Question) -> TrainPlans:
     """The training plans of a question, and why the first is the first."""
     answer = training.searched(put)
     return replace(answer, why=tuple(explain_training(answer, 0))) if len(answer.plans) else answer
-
-
-def _to_fit(answer: ServingPlans) -> Iterator[str]:
-    """The least GPUs that would hold the model, and the types in which these would."""
-    q = answer.question.but(max_model_len=int(answer.question.requests.tokens))
-    for place in _larger(q.cluster):
-        held = holds(q.but(cluster=place, weights_dtype=q.goal.dtypes[0]), chosen=False)
-        if held.fits:
-            yield f"{place.key} (TP {int(held.question.plan.tp)} x PP {int(held.question.plan.pp)} fits)"
-            break
-    for dtype in _smaller(q):
-        if holds(q.but(weights_dtype=dtype), chosen=False).fits:
-            yield f"weights in {dtype} (--dtype {dtype})"
-            break
-
-
-def _larger(here: Cluster) -> Iterator[Cluster]:
-    """The same chips, more of them: a whole host, then hosts by doubling."""
-    hosts, each = here.num_hosts, max(here.gpus_per_host, here.chip.gpus_per_host)
-    hosts = hosts * 2 if each == here.gpus_per_host else hosts
-    while hosts <= MOST_HOSTS:
-        key = f"{hosts}x{each}x{here.chip.key}" if hosts > 1 else f"{each}x{here.chip.key}"
-        yield replace(here, key=key, num_hosts=hosts, gpus_per_host=each)
-        hosts *= 2
-
-
-def _smaller(q: Question) -> list[str]:
-    """Types with fewer bytes a weight than any that was tried."""
-    stored = q.model.quant.dtype if q.model.quant else q.model.dtype
-    least = min(DTYPE_BYTES.get(name or stored, 2.0) for name in q.goal.dtypes)
-    return [name for name in SMALLER if DTYPE_BYTES[name] < least]
-
-
-def _to_meet(answer: ServingPlans) -> Iterator[str]:
-    q, goal, near = answer.question, answer.question.goal, answer.near
-    ttft, tpot = float(near.ttft_s[0]), float(near.tpot_s[0])
-    yield f"limits of {' and '.join(missed(q, ttft, tpot))}"
-    for dtype in _smaller(q):
-        other = serving.searched(q.but(weights_dtype=dtype, dtypes=(dtype,)))
-        best = other.plans if len(other.plans) else other.near
-        if len(best):
-            times = f"TPOT {format_seconds(float(best.tpot_s[0]))}, TTFT {format_seconds(float(best.ttft_s[0]))}"
-            yield f"weights in {dtype} (--dtype {dtype}: {'meets them' if len(other.plans) else 'at best ' + times})"
-            break
-    if ttft > goal.ttft_s:
-        yield f"prompts {ttft / goal.ttft_s:.1f} x as short"
-    yield "faster GPUs, or more of them" if tpot > goal.tpot_s else "more GPUs"
 
 
 def standing(

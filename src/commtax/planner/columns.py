@@ -63,6 +63,7 @@ class Rejected:
     reason: str
     tp: int = 0  # the degree that a rule forbids, where it forbids one …
     rule: str = ""  # … and its sentence with a gap for the degrees
+    slow: bool = False  # it has room, and breaks a limit without any load
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,22 +65,27 @@ def _check(q: Question) -> None:
 
 def _points(q: Question, index: int) -> tuple[Columns, list[Rejected], int]:
     """Every (plan, concurrency) that fits, priced; families that are illegal or do not fit."""
+    base, roomy, lost, count = having_room(q, index)
+    if not len(roomy):
+        return NO_SERVING, lost, count
+    if q.goal.objective == "gpus":  # copies add throughput, not an answer
+        roomy = replace(roomy, replicas=np.ones(len(roomy), dtype=int))
+    return search(base, roomy, index), lost, count
+
+
+def having_room(q: Question, index: int) -> tuple[Question, Space, list[Rejected], int]:
+    """The question in a type, plans that hold a request of it, families that are illegal or do not fit, how many were looked at."""
     put = q.but(weights_dtype=q.goal.dtypes[index])
-    base, most = settled(put), q.goal.max_concurrency
+    base = settled(put)
     whole = space(base.model, base.cluster, base.plan, base.engine)
     lost = list(reasons.illegal(base, whole))
     legal = whole.take((whole.codes == 0) & (whole.replicas > 0))
     if not len(legal):
-        return NO_SERVING, lost, len(whole)
-    legal = replace(legal, kv_tokens=np.asarray(cache_tokens(base.but(**_sizes(legal)))))
+        return base, legal, lost, len(whole)
+    legal = replace(legal, kv_tokens=np.asarray(cache_tokens(base.but(**sizes(legal)))))
     fits = legal.kv_tokens >= q.requests.tokens
     lost += reasons.too_large(put, legal, fits, index)
-    roomy = legal.take(fits)
-    if not len(roomy):
-        return NO_SERVING, lost, len(whole) * most
-    if q.goal.objective == "gpus":  # copies add throughput, not an answer
-        roomy = replace(roomy, replicas=np.ones(len(roomy), dtype=int))
-    return search(base, roomy, index), lost, len(whole) * most
+    return base, legal.take(fits), lost, len(whole) * q.goal.max_concurrency
 
 
 def search(base: Question, roomy: Space, index: int) -> Columns:
@@ -92,8 +97,7 @@ def search(base: Question, roomy: Space, index: int) -> Columns:
     """
     goal = base.goal
     held = np.clip(roomy.kv_tokens // cached(base), 1, goal.max_concurrency).astype(int)
-    room = held if goal.limited else knees(base, roomy, held)
-    rows, load, last = _coarse(room)
+    rows, load, last = _coarse(held if goal.limited else knees(base, roomy, held))
     priced = simulated(base, roomy.take(rows), load)
     coarse = columns(roomy.take(rows), load, priced, index)
     ahead = np.where(last, load, np.append(load[1:], 1))
@@ -159,10 +163,10 @@ def _listed(rows: Array, score: Array) -> float:
 
 def simulated(base: Question, s: Space, clients: Array) -> Simulation:
     """One copy of each plan under its load."""
-    return serve(base.but(**_sizes(s), concurrency=clients * s.dp, kv_tokens=s.kv_tokens, disaggregated=False))
+    return serve(base.but(**sizes(s), concurrency=clients * s.dp, kv_tokens=s.kv_tokens, disaggregated=False))
 
 
-def _sizes(s: Space) -> dict[str, Array]:
+def sizes(s: Space) -> dict[str, Array]:
     return {axis: getattr(s, axis) for axis in SERVED}
 
 
@@ -171,7 +175,7 @@ def columns(grid: Space, load: Array, priced: Simulation, index: int) -> Columns
         len(grid),
         mode=0,
         dtype=index,
-        **_sizes(grid),
+        **sizes(grid),
         replicas=grid.replicas,
         gpus=grid.group * grid.replicas,
         concurrency=load * grid.dp * grid.replicas,
@@ -206,9 +210,9 @@ def split(base: Question, roomy: Space, prompt_s: Array, room: Array, index: int
         steps = Steps(step_bill(one, decoding(seqs, load)).step_s, 0.0)
         quiet = closed_loop(load, steps, seqs, 0.0 * seqs, base.engine)
         for j in plain:
-            sizes, prompt = (int(roomy.tp[i]), int(roomy.tp[j])), float(prompt_s[j])
-            for split in _splits(base, *sizes, prompt, load, quiet):
-                parts.append(_rows(base, *sizes, *split, prompt, load, quiet, float(roomy.kv_tokens[i]), index))
+            degrees, prompt = (int(roomy.tp[i]), int(roomy.tp[j])), float(prompt_s[j])
+            for split in _splits(base, *degrees, prompt, load, quiet):
+                parts.append(_rows(base, *degrees, *split, prompt, load, quiet, float(roomy.kv_tokens[i]), index))
     return Columns.joined(parts)
 
 

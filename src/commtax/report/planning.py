@@ -161,7 +161,7 @@ def _nothing_trains(console: Console, a: TrainPlans) -> None:
     _show_ranked_training(console, a, a.near, 5)
 
 
-def _short(rejected: Iterable[Rejected]) -> list[Rejected]:
+def shortened(rejected: Iterable[Rejected]) -> list[Rejected]:
     """Degrees that one rule forbids are one line: TP 3, 5, 6, 7."""
     groups: dict[str, list[Rejected]] = {}
     for r in rejected:
@@ -178,7 +178,7 @@ def _short(rejected: Iterable[Rejected]) -> list[Rejected]:
 
 
 def _show_rejected(console: Console, a: Plans) -> None:
-    rows = [(r.family, r.reason) for r in (a.rejected if a.trains else _short(a.rejected))]
+    rows = [(r.family, r.reason) for r in (a.rejected if a.trains else shortened(a.rejected))]
     more = [("…", f"{len(rows) - MOST_REJECTED} more with --json")] if len(rows) > MOST_REJECTED else []
     if rows:
         show_table(console, ("rejected", "why"), rows[:MOST_REJECTED] + more)

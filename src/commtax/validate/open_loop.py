@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import current_process
 
 from commtax import catalog
 from commtax.question import Question
@@ -60,7 +61,7 @@ def _with_reason(one: Asked[Run], scores: Mapping[Run, Scores | str]) -> Asked[R
 def scored(jobs: Sequence[Job]) -> list[Scores | str]:
     """What each run gives, or why it gives nothing; longer runs first, so that no core is left with one of them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if len(jobs) <= FEW or cores == 1:
+    if len(jobs) <= FEW or cores == 1 or current_process().daemon:  # which may have no children
         return [score(job) for job in jobs]
     order = sorted(range(len(jobs)), key=lambda i: -jobs[i].run.load.num_requests)
     results: list[Scores | str] = [""] * len(jobs)

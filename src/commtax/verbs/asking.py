@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from typing import TypedDict, Unpack, cast
 
 import numpy as np
@@ -14,6 +15,7 @@ from commtax.cost.placement import used_of_domain
 from commtax.cost.pricing import Terms
 from commtax.question import PHASES, Question
 from commtax.spec import AXES, DTYPE_BYTES, SIZES, Cluster, Engine, Fabric, Model, Number, Plan, Profile
+from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Note, Refusal
 from commtax.verbs import checking
 from commtax.verbs.checking import numeric, positive
@@ -135,6 +137,33 @@ class RequestOptions(LimitOptions, total=False):
     prefill_tp: int | None
     decode_workers: int | None
     kv_tokens: Number | None
+
+
+class ServeOptions(FitOptions, total=False):
+    """Requests in time: when they come, how long they are, and who serves them."""
+
+    request_rate: float  # requests/s over all replicas; infinite: all at once
+    concurrency: int  # instead of a rate: clients that each send a request when the last one is answered
+    trace: str | PathLike[str] | Stream  # instead of both: requests as they came
+    input_len: int | str | Lengths  # a number, or a distribution as it is spelled: sharegpt, lognormal:mean=512,p90=1200 …
+    output_len: int | str | Lengths
+    num_prompts: int | None
+    duration: float | str | None
+    burstiness: float
+    spread: float
+    unique_prompts: int | None
+    shared_prefix: int
+    prefix_cache: float | None  # share of a prompt that is cached; None: as prompts share text
+    max_concurrency: int | None
+    ramp_up: float | str
+    warmup: int
+    router: str
+    seed: int
+    disaggregated: bool
+    prefill_workers: int | None
+    prefill_tp: int | None
+    decode_workers: int | None
+    kv_tokens: int | None
 
 
 class SearchOptions(TypedDict, total=False):

@@ -3,9 +3,13 @@
 The engine's scheduler is simulated step by step, each step as long as the cost model prices it.
 """
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from math import inf, isfinite, nan
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +26,8 @@ from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Note, Refusal
 from commtax.verbs.asking import settled, terms_of
 from commtax.verbs.fitting import cache_tokens, step_limits
-from commtax.verbs.serving import moved_s
+from commtax.verbs.loads import chosen, first
+from commtax.verbs.serving import Simulation, moved_s
 from commtax.verbs.serving import serve as closed_loop
 
 Array = np.ndarray
@@ -46,6 +51,16 @@ class Outcome:
         """One row a request, in the order of arrival."""
         return figures.columns(self.ran)
 
+    @property
+    def results(self) -> dict[str, Array]:
+        """What became of each request, without what was asked for."""
+        return {name: column for name, column in self.columns.items() if name not in ("arrival_s", "input_len", "output_len")}
+
+    @property
+    def as_sent(self) -> Stream:
+        """The requests; those of a closed loop at the times that its clients sent them."""
+        return replace(self.stream, arrival_s=self.columns["sent_s"]) if self.closed else self.stream
+
     @cached_property
     def log(self) -> dict[str, Array]:
         """What the engines that decode did: one row for steps that follow each other alike."""
@@ -53,40 +68,61 @@ class Outcome:
 
     @cached_property
     def gaps(self) -> tuple[Array, Array]:
-        """Times between tokens, and how many tokens came so."""
-        return figures.gaps(self.log)
+        """Times between tokens, and how many tokens came so, from the first request on that counts."""
+        begin, warmup = self.log["begin_s"], self.question.offered.warmup
+        if not 0 < warmup < len(self.stream):
+            return figures.gaps(self.log)
+        return figures.gaps({name: column[begin >= self.stream.arrival_s[warmup]] for name, column in self.log.items()})
+
+    @cached_property
+    def _ordered_gaps(self) -> tuple[Array, Array]:
+        """Times between tokens from the shortest on, and how many tokens came within each."""
+        times, counts = self.gaps
+        order = np.argsort(times)
+        return times[order], np.cumsum(counts[order])
 
     def statistic(self, name: str) -> float:
-        """``ttft``, ``tpot``, ``itl``, ``e2e``, ``queue`` or ``wait`` with ``_mean``, ``_p50`` … ``_p99``, in seconds."""
+        """``ttft``, ``tpot``, ``itl``, ``e2e``, ``queue`` or ``wait`` with ``_mean``, ``_std``, ``_p50`` … ``_p99``, in seconds."""
         metric, which = name.rsplit("_", 1)
         if metric == "itl":
-            times, counts = self.gaps
-            total = counts.sum()
-            return (
-                (float(times @ counts / total) if total else nan)
-                if which == "mean"
-                else figures.weighted_quantile(times, counts, figures.QUANTILES[which])
-            )
+            return self._gap(which)
         values = self.columns[f"{metric}_s"][self.question.offered.warmup :]
         values = values[np.isfinite(values)]
         if not values.size:
             return nan
-        return float(values.mean() if which == "mean" else np.quantile(values, figures.QUANTILES[which]))
+        if which in ("mean", "std"):
+            return float(values.mean() if which == "mean" else values.std())
+        return float(np.quantile(values, figures.QUANTILES[which]))
+
+    def _gap(self, which: str) -> float:
+        times, counts = self.gaps
+        total = float(counts.sum())
+        if not total:
+            return nan
+        mean = float(times @ counts / total)
+        if which in ("mean", "std"):
+            return mean if which == "mean" else float(np.sqrt((times - mean) ** 2 @ counts / total))
+        ordered, below = self._ordered_gaps
+        return float(ordered[np.searchsorted(below, figures.QUANTILES[which] * total)])
 
     @cached_property
-    def sigma(self) -> float:
-        """Standard deviation of the logarithm of a step's length: as surely as the closed loop knows its tokens."""
+    def alike(self) -> Simulation:
+        """The closed loop of as many clients as requests run at once: it knows how sure its steps are, and what that rests on."""
         r = self.question.requests
         seqs = max(1.0, float(np.round(self.mean_running)))
         like = self.question.but(concurrency=seqs * self.fleet.workers.count * self.fleet.workers.ranks, num_prompts=inf)
         lengths = {"input_len": float(np.mean(self.stream.input_len)), "output_len": float(np.mean(self.stream.output_len))}
-        like = like.but(**{k: max(1, round(v)) for k, v in lengths.items()}, offered=Offered(), spread=r.spread)
-        return float(closed_loop(like).sigma_of("tpot_s"))
+        return closed_loop(like.but(**{k: max(1, round(v)) for k, v in lengths.items()}, offered=Offered(), spread=r.spread))
+
+    @cached_property
+    def sigma(self) -> float:
+        """Standard deviation of the logarithm of a step's length: as surely as the closed loop knows its tokens."""
+        return float(self.alike.sigma_of("tpot_s"))
 
     @cached_property
     def _ends(self) -> tuple["Outcome", "Outcome", "Outcome"]:
         """The first requests with steps as short and as long as the range of a step goes, and as they are."""
-        part = _first(self.stream, RANGED)
+        part = first(self.stream, RANGED)
         factor = float(np.exp(Z80 * self.sigma))
         same = self if len(part) == len(self.stream) else self._again(part, 1.0)
         return self._again(part, 1 / factor), same, self._again(part, factor)
@@ -119,6 +155,24 @@ class Outcome:
         return len(self.stream) / max(self.duration_s, 1e-12)
 
     @property
+    def tokens_per_s(self) -> float:
+        """Output tokens of all replicas."""
+        return float(self.stream.output_len.sum()) / max(self.duration_s, 1e-12)
+
+    @property
+    def input_tokens_per_s(self) -> float:
+        return float(self.stream.input_len.sum()) / max(self.duration_s, 1e-12)
+
+    @property
+    def num_gpus(self) -> int:
+        """Of all workers of both kinds."""
+        plan, wanted = self.question.plan, self.question.requests
+        if self.fleet.prompts is None:
+            return int(plan.all_gpus)
+        tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
+        return int(plan.num_gpus * (wanted.decode_workers or 1) + tp * plan.pp * plan.cp * self.fleet.prompts.count)
+
+    @property
     def offered_rate(self) -> float:
         """Requests that come in a second; infinite where all come at once."""
         span = float(self.stream.arrival_s[-1] - self.stream.arrival_s[0])
@@ -126,19 +180,25 @@ class Outcome:
 
     @cached_property
     def capacity(self) -> float:
-        """Requests/s that the fleet answers when there are always enough: the middle half of a run of all at once."""
-        rules, workers = self.fleet.workers.rules, self.fleet.workers
-        each = float(np.mean(self.stream.input_len) + np.mean(self.stream.output_len))
-        at_once = min(rules.seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks * workers.stages
-        stream = _repeated(self.stream, min(20_000, max(400, int(5 * at_once))))
-        done = np.sort(run(stream, self.fleet, self.question.offered.prefix_hit_rate).book.done_s)
-        quarter = len(done) // 4
-        return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))
+        """Requests/s that the fleet answers when there are always enough."""
+        return capacity_of(self.stream, self.fleet, self.question.offered.prefix_hit_rate)
 
     @property
     def overloaded(self) -> bool:
         """Whether more requests come than can be answered."""
-        return isfinite(self.offered_rate) and self.offered_rate >= self.capacity
+        return not self.closed and isfinite(self.offered_rate) and self.offered_rate >= self.capacity
+
+    @property
+    def closed(self) -> bool:
+        """Whether clients wait for their answers: a closed loop cannot be overloaded."""
+        return not self.question.offered.request_rate and self.question.offered.trace is None
+
+    def frame(self) -> Any:
+        """``columns`` as a data frame of pandas, or of polars where only that is installed."""
+        for library in ("pandas", "polars"):
+            with suppress(ImportError):
+                return import_module(library).DataFrame(self.columns)
+        raise Refusal("frame: needs pandas or polars (pip install pandas); columns has the same as arrays", "frame")
 
     def holds(self, ttft_s: float, tpot_s: float, share: float = 0.99) -> bool:
         """Whether a share of the requests have both times below their limits."""
@@ -152,12 +212,34 @@ class Outcome:
         return float(np.mean(kept & ((tpot <= tpot_s) | np.isnan(tpot)) & (self.columns["e2e_s"][seen] <= e2e_s)))
 
 
-def serve(put: Question) -> Outcome:
-    """The run of a question."""
+def capacity_of(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, least: int = 2000) -> float:
+    """Requests/s that a fleet answers when there are always enough: the middle half of a run of all at once."""
+    rules, workers = fleet.workers.rules, fleet.workers
+    each = float(np.mean(stream.input_len) + np.mean(stream.output_len))
+    at_once = min(rules.seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
+    done = np.sort(run(_repeated(stream, min(20_000, max(least, int(5 * at_once)))), fleet, hit_rate).book.done_s)
+    quarter = len(done) // 4
+    return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))
+
+
+def serve(put: Question, watch: Callable[[Run], None] | None = None) -> Outcome:
+    """The run of a question. Whoever watches may interrupt it, and has the requests that were answered until then."""
     asked = settled(put)
     stream = stream_of(asked)
     fleet = fleet_of(asked, stream)
-    return Outcome(asked, stream, fleet, run(stream, fleet, asked.offered.prefix_hit_rate), asked.notes)
+    ran = run(stream, fleet, asked.offered.prefix_hit_rate, watch)
+    notes = (*asked.notes, *stream.notes)
+    return _answered(Outcome(asked, stream, fleet, ran, notes)) if ran.stopped else Outcome(asked, stream, fleet, ran, notes)
+
+
+def _answered(cut: Outcome) -> Outcome:
+    """What was interrupted, as if the requests that had been answered were all."""
+    rows = np.flatnonzero(np.isfinite(cut.ran.book.done_s))
+    if len(rows) <= cut.question.offered.warmup:
+        raise KeyboardInterrupt
+    text = f"interrupted: {len(rows):,} of {len(cut.stream):,} requests had been answered, and figures are theirs alone"
+    ran = replace(cut.ran, book=cut.ran.book.only(rows.tolist()))
+    return replace(cut, stream=chosen(cut.stream, rows), ran=ran, notes=(Note("interrupted", text), *cut.notes))
 
 
 def stream_of(asked: Question) -> Stream:
@@ -262,13 +344,6 @@ def steps_of(asked: Question, longest: int) -> Surface:
 @remembered
 def _surface(asked: Question, rows: int, seqs: int, longest: int) -> Surface:
     return surface(terms_of(asked), rows, seqs, longest)
-
-
-def _first(stream: Stream, count: int) -> Stream:
-    if len(stream) <= count:
-        return stream
-    part = {name: getattr(stream, name)[:count] for name in ("arrival_s", "input_len", "output_len")}
-    return replace(stream, **part, prefixes=stream.prefixes[:count] if stream.prefixes else None)
 
 
 def _repeated(stream: Stream, count: int) -> Stream:

@@ -139,7 +139,7 @@ def _split_torchrun(args: list[str], reading: Reading) -> tuple[str, list[str]]:
 
 def _joined(launches: list[Launch]) -> Launch:
     """Equal servers are counted; a benchmark beside a server adds its lengths; servers for prompts join those that decode."""
-    bench = next((x for x in launches if "concurrency" in x.options), None)
+    bench = next((x for x in launches if _is_bench(x)), None)
     servers = [x for x in launches if x is not bench] or launches
     ahead = [x for x in servers if x.servers.role == "prefill"]
     first = _counted([x for x in servers if x.servers.role != "prefill"] or ahead)
@@ -152,9 +152,14 @@ def _joined(launches: list[Launch]) -> Launch:
     return replace(first, options={**_without_load(first), **{name: bench.options[name] for name in LOAD if name in bench.options}})
 
 
+def _is_bench(launch: Launch) -> bool:
+    """Whether a command sends requests."""
+    return "concurrency" in launch.options or "request_rate" in launch.options
+
+
 def _counted(launches: list[Launch]) -> Launch:
     """The first of several servers, with as many as are its equals; parts of one job are one job."""
-    first = next((x for x in launches if "concurrency" not in x.options), launches[0])
+    first = next((x for x in launches if not _is_bench(x)), launches[0])
     alike = [x for x in launches if _bare(x) == _bare(first)]
     parts = (first.place.nnodes or 1) > 1 and bool(first.place.address)  # commands of one job meet at one address
     count = len({x.place.address for x in alike}) if parts else len(alike)

@@ -13,7 +13,7 @@ from commtax.readers.launch.flags import RULES, Reading, Value, dialect
 from commtax.statement import Note, Refusal
 
 AUTO_EP = -1  # experts over tp x dp
-LOAD = ("concurrency", "input_len", "output_len", "spread")
+LOAD = ("concurrency", "input_len", "output_len", "spread", "request_rate", "burstiness", "num_prompts")
 """What a benchmark sends; ``spread`` is that of the lengths it draws, as a share of their mean to either side."""
 OPTIONS = (
     *("tp", "pp", "dp", "ep", "cp", "dtype", "kv_dtype"),
@@ -111,8 +111,22 @@ def _served(reading: Reading) -> None:
         reading.note("chunks", "prompts are not cut into chunks here; the price cuts them at the engine's usual size")
     if "input_len" in values:
         values["spread"] = values.get("range_ratio", 0.0)  # drawn from (1 - r) to (1 + r) of the stated length
+    _timed(reading)
     values["dtype"] = reading.text("quantization") or reading.text("compute")
     values["library"] = "nccl" if reading.on("plain_nccl") else ""
+
+
+def _timed(reading: Reading) -> None:
+    """A finite rate makes requests in time, as many as are said; without one clients make a closed loop, which has no end here."""
+    values = reading.values
+    words = {name: str(values.pop(name)) for name in ("request_rate", "burstiness") if name in values}
+    numbers: dict[str, Value] = {
+        name: float(text) for name, text in words.items() if re.fullmatch(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", text)
+    }
+    if numbers.get("request_rate"):
+        values.update(numbers)
+    else:
+        values.pop("num_prompts", None)
 
 
 def _vllm(reading: Reading) -> None:

@@ -21,9 +21,9 @@ from commtax.spec import DTYPE_BYTES, Chip, Model
 from commtax.spec.stream import Lengths
 from commtax.statement import Refusal
 
-MOST_REQUESTS = 10_000  # of one replica that are simulated and counted …
+MOST_REQUESTS = 20_000  # of one replica that are simulated and counted …
 MOST_SHIPPED = 500  # … of runs that ship here, which are scored with everything else
-WARMUP = 0.2  # … after this share more, where the run was longer
+WARMUP = 0.1  # … after this share more, where the run was longer
 REPEATED_PROMPTS = 100  # distinct prompts of inference-perf's shared-prefix client (10 groups of 10) that the sources use
 REPEATING = ("training", "sim-to-real")
 FITTED_RATE = 4.0  # requests/s of those runs that vLLM 0.23 was fitted on
@@ -148,15 +148,21 @@ def describe(row: Row) -> Entry:
 def is_fitted(row: Row) -> bool:
     """Whether a row is of those that engines' constants were fitted on (``benchmarks/fit_open_loop.py``).
 
-    vLLM 0.15 on half of the experiments, all stages of one together; vLLM 0.23 on the runs at 4 requests/s; TensorRT-LLM on half
-    of MLPerf's runs. Other engines' constants come from closed loops.
+    Half of the experiments, all stages or models of one together (an MLPerf system is one); of Qwen3-14B on vLLM 0.23 the runs at
+    4 requests/s. Engines of other rows have constants from closed loops.
     """
-    group, engine = lower(row, "source_group"), lower(row, "engine")
-    if group == "residency-vllm":
+    if lower(row, "source_group") == "residency-vllm":
         return _plain(cell(row, "request_rate_rps")) == FITTED_RATE
-    if group in REPEATING:
-        return _even(cell(row, "experiment"))
-    return _is_mlperf(row) and names()["open_loop"]["engines"].get(engine) == "trtllm" and _even(cell(row, "id"))
+    fitted = cell(row, "source_group") in REPEATING or _submitted(row)
+    return bool(fitted) and _even(cell(row, "experiment"))
+
+
+def _submitted(row: Row) -> str:
+    """The engine as MLPerf's submissions run it, where it has a file of its own: by its name, or by its GPUs' maker."""
+    table = names()["open_loop"]
+    key = table["engines"].get(lower(row, "engine"), lower(row, "engine"))
+    maker = "amd" if key == "vllm" and lower(row, "chip").startswith("mi") else key
+    return str(table["submitted"].get(maker, "")) if _is_mlperf(row) else ""
 
 
 def _even(text: str) -> bool:
@@ -316,10 +322,8 @@ def _engine(row: Row) -> str:
     table = names()["open_loop"]
     name, version = lower(row, "engine"), cell(row, "engine_version")
     key = table["engines"].get(name, name)
-    if _is_mlperf(row) and key == "trtllm":
-        return f"{table['submitted'][key]}@{lower(row, 'source_group').rpartition('v')[2]}"
-    if _is_mlperf(row) and key == "vllm" and _chip(row).vendor == "amd":
-        return str(table["submitted"]["amd"])
+    if submitted := _submitted(row):
+        return f"{submitted}@{lower(row, 'source_group').rpartition('v')[2]}"
     if key not in catalog.keys("engines"):
         raise Refusal(f"engine '{name}' is not known")
     if named := re.match(r"TensorRT (\d+\.\d+)", version):

@@ -1,6 +1,7 @@
 """What an engine goes by, and the book of all requests: what each asks for and what becomes of it."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from math import nan
 
 import numpy as np
@@ -61,6 +62,13 @@ class Book:
         self.elsewhere, self.moved_s, self.lost_s = [False] * size, [0.0] * size, [0.0] * size
         self.cached, self.thrown, self.served_by = [0] * size, [0] * size, [0] * size
         self.goal, self.left = list(self.input_len), list(self.output_len)
+
+    def only(self, rows: Sequence[int]) -> "Book":
+        """The book of some of its requests."""
+        book = Book([], [], [], None, self.prefix_block, self.hit_rate)
+        for name in (f.name for f in fields(self) if isinstance(getattr(self, f.name), (list, tuple))):
+            setattr(book, name, [getattr(self, name)[i] for i in rows])
+        return book
 
 
 def book_of(stream: Stream, hit_rate: float = 0.0, block: int = 1) -> Book:

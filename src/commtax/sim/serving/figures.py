@@ -10,6 +10,7 @@ from commtax.sim.serving.running import Run
 
 Array = np.ndarray
 Columns = Mapping[str, Array]
+MOST_PIECES = 64  # entries for the gaps of one segment
 QUANTILES: Mapping[str, float] = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
@@ -61,15 +62,18 @@ def seconds(log: Columns) -> Array:
 def gaps(log: Columns) -> tuple[Array, Array]:
     """Times between tokens, and how many tokens came so: each step's length for all that decode in it.
 
-    Those who had to wait before a segment's first step have that on top.
+    Those who had to wait before a segment's first step have that on top. Of a long segment, whose steps grow evenly, several
+    steps beside each other are one entry with their mean: sums stay what they are.
     """
     decoding = log["decodes"] > 0
-    steps = log["steps"][decoding].astype(np.int64)
+    steps = log["steps"][decoding]
     first, more, tokens, stalled, stall = (log[n][decoding] for n in ("first_s", "more_s", "decodes", "stalled", "stall_s"))
-    begin = np.cumsum(steps) - steps
-    place = np.arange(int(steps.sum())) - np.repeat(begin, steps)
-    times = np.repeat(first, steps) + np.repeat(more, steps) * place
-    counts = np.repeat(tokens, steps)
+    pieces = np.minimum(steps, MOST_PIECES).astype(np.int64)
+    each = steps / np.maximum(1, pieces)
+    begin = np.cumsum(pieces) - pieces
+    place = (np.arange(int(pieces.sum())) - np.repeat(begin, pieces) + 0.5) * np.repeat(each, pieces) - 0.5
+    times = np.repeat(first, pieces) + np.repeat(more, pieces) * place
+    counts = np.repeat(tokens * each, pieces)
     counts[begin] -= stalled
     late = stalled > 0
     return np.concatenate([times, (first + stall)[late]]), np.concatenate([counts, stalled[late]])

@@ -108,7 +108,7 @@ class Replica:
             self.next += 1
 
     def _decodes(self, begin: float, secured: bool) -> bool:
-        """Whether a lane has requests that decode, once they have their blocks, which prompts that go before them do not look for."""
+        """Whether a lane has requests that decode, once they have their blocks: prompts that go first do not look for these."""
         if not secured:
             for lane in self.lanes:
                 lane.secure(begin)
@@ -127,6 +127,7 @@ class Replica:
         tokens, end = sum(new for _, new, _ in chunks), begin + seconds
         if self.rules.prefill_first or not lane.seqs:
             lane.stalled = lane.stalled or lane.seqs
+            lane.last_s = lane.last_s if lane.seqs else end
             self._write(Segment(begin, 1, 0, seconds, 0.0, 0, 0.0, tokens, len(lane.pool.waiting), lane.pool.free, number))
         else:
             self._tokens(number, lane, (begin, end), 1, seconds, 0.0, tokens)

@@ -55,33 +55,60 @@ class Run:
     book: Book
     engines: list[Replica]  # that decode
     prompt_engines: list[Replica] = field(default_factory=list)
+    stopped: bool = False  # before all were answered
+
+    @property
+    def answered(self) -> int:
+        """Requests that are, while it runs: a watcher may ask at any time."""
+        return sum(len(engine.ended) for engine in self.engines)
 
 
-def run(stream: Stream, fleet: Fleet, hit_rate: float = 0.0) -> Run:
-    """Send a stream of requests through a fleet until all are answered."""
+def run(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, watch: Callable[[Run], None] | None = None) -> Run:
+    """Send a stream of requests through a fleet until all are answered.
+
+    ``watch`` is shown the run when it begins; whoever watches may interrupt it, and has what happened until then.
+    """
     book = book_of(stream, hit_rate, fleet.workers.rules.block)
     engines = fleet.workers.build(book)
-    everyone = range(len(stream))
+    ran = Run(book, engines, fleet.prompts.build(book, len(engines)) if fleet.prompts else [])
+    if watch is None:
+        _send(ran, fleet, stream)
+        return ran
+    try:
+        watch(ran)
+        _send(ran, fleet, stream)
+    except KeyboardInterrupt:
+        ran.stopped = True
+    return ran
+
+
+def _send(ran: Run, fleet: Fleet, stream: Stream) -> None:
+    book, engines, everyone = ran.book, ran.engines, range(len(stream))
     if fleet.prompts:
-        return _apart(book, fleet, fleet.prompts.build(book, len(engines)), engines, stream.in_flight)
+        _apart(book, fleet, ran.prompt_engines, engines, stream.in_flight)
+        return
     if len(engines) == 1 or (fleet.router == "round-robin" and stream.in_flight == inf):  # each has its own share of requests
         for engine in engines:
             own = everyone[engine.number :: len(engines)]
             if own:
                 alone(engine, Clients(book, stream.in_flight, own))
-        return Run(book, engines)
+        return
     clients = Clients(book, stream.in_flight, everyone)
     route = router(fleet.router, engines)
     if clients.cap < inf:
         for engine in engines:
             engine.on_done = lambda _, now: clients.answered(now)
     together(engines, clients, lambda i, now: route(i, now).offer(i, now), clients.cap < inf)
-    return Run(book, engines)
 
 
-def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replica], cap: float) -> Run:
-    """Prompts on workers of their own; a prompt's cache goes over its worker's link, one after the other, to who decodes it."""
+def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replica], cap: float) -> None:
+    """Prompts on workers of their own; a prompt's cache goes over its worker's link, one after the other, to who decodes it.
+
+    Clients that never wait do not care who has answered: then all prompts are computed first, and those who decode follow.
+    """
+    waits = cap < inf
     clients = Clients(book, cap, range(len(book.arrival_s)))
+    pending = clients.pending if waits else list[tuple[float, int]]()
     enter, decode = router(fleet.router, before), router("least-loaded", engines)
     free = [0.0] * len(before)  # when the link of a worker has moved what was before
 
@@ -92,14 +119,18 @@ def _apart(book: Book, fleet: Fleet, before: list[Replica], engines: list[Replic
         worker = book.served_by[i] - len(engines)
         free[worker] = max(free[worker], now) + fleet.moved_s(book.input_len[i])
         book.elsewhere[i], book.moved_s[i] = True, free[worker] - now
-        heappush(clients.pending, (free[worker], i))
+        heappush(pending, (free[worker], i))
 
     def send(i: int, now: float) -> None:
         (decode if book.elsewhere[i] else enter)(i, now).offer(i, now)
 
     for engine in before:
         engine.on_done = prompted
-    for engine in engines:
-        engine.on_done = lambda _, now: clients.answered(now)
-    together([*before, *engines], clients, send, feedback=True)
-    return Run(book, engines, before)
+    if waits:
+        for engine in engines:
+            engine.on_done = lambda _, now: clients.answered(now)
+        together([*before, *engines], clients, send, feedback=True)
+    else:
+        together(before, clients, send, feedback=False)
+        clients.pending = pending
+        together(engines, clients, send, feedback=False)

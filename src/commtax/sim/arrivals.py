@@ -14,7 +14,7 @@ benchmark's clock start anywhere: there the first request arrives at 0. A reques
 import csv
 import gzip
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from io import StringIO
@@ -36,6 +36,7 @@ MOST_SECONDS = 1e9  # a trace of thirty years
 MOST_ID = 2**63
 _IDS = re.compile(r"hash_ids(?:_([1-9]\d{0,5}))?")
 Convert = Callable[[Json], float]
+NOTHING: Mapping[str, Array] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +62,26 @@ def read(path: Named) -> Stream:
     return _stream(_from_json(text, name) if text.lstrip()[:1] in "{[" else _from_csv(text, name))
 
 
-def write(stream: Stream, path: Named) -> None:
-    """Our own form of a trace, gzipped where the name ends so. A client's limit of requests in flight is no part of it."""
+def write(stream: Stream, path: Named, results: Mapping[str, Array] = NOTHING, what: str = "trace") -> None:
+    """Our own form of a trace, gzipped where the name ends so. A client's limit of requests in flight is no part of it.
+
+    ``results`` of the requests stand in columns of their own, which readers of traces pass over.
+    """
     ids = f"hash_ids{'' if stream.block == HASH_BLOCK else f'_{stream.block}'}"
     header = OWN if stream.prefixes is None else (*OWN, ids)
     columns: list[Iterable[object]] = [stream.arrival_s.tolist(), stream.input_len.tolist(), stream.output_len.tolist()]
     if stream.prefixes is not None:
         columns.append(" ".join(map(str, prefix)) for prefix in stream.prefixes)
-    lines = [",".join(header), *(",".join(map(str, row)) for row in zip(*columns, strict=True)), ""]
+    columns += [[_cell(value) for value in column.tolist()] for column in results.values()]
+    lines = [",".join((*header, *results)), *(",".join(map(str, row)) for row in zip(*columns, strict=True)), ""]
     data = "\n".join(lines).encode()
-    with written(path, "trace") as part:
+    with written(path, what) as part:
         part.write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+
+
+def _cell(value: float) -> object:
+    """What is not a number stays empty."""
+    return "" if value != value else value
 
 
 def _from_csv(text: str, name: str) -> _Table:

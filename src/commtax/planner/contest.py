@@ -1,0 +1,143 @@
+"""The search for the best fleets on one cluster, and what makes one better than another.
+
+Layouts are tried in rounds of equal size whoever does them, those first that the closed form thinks best, so that the answer is
+the same on one core and on many. A layout that cannot reach what is listed already, nor come near the best, is left out.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+
+from commtax.planner.columns import Rejected
+from commtax.planner.crew import Crew
+from commtax.planner.layouts import SLACK, Layout, candidates
+from commtax.planner.trials import Task, Trial, all_requests, grown, least, ranged, rate_of, saturated
+from commtax.question import Question
+from commtax.statement import Refusal
+from commtax.verbs.asking import settled
+
+ROUND = 4  # layouts that are tried before it is looked again which ones may still be listed
+WORSE = 1.5  # times the best's GPUs, dollars or inverse tokens: layouts beyond are left out
+DETAILED = 5  # fleets, best first, whose growth and ranges are looked for
+Progress = Callable[[int, int, Trial | None], None]
+"""Told how many of how many layouts are done, and the best so far."""
+
+
+def burden(trial: Trial) -> float:
+    """What the objective counts, smaller is better: GPUs, dollars an hour, or GPUs for each token/s that may be sustained."""
+    goal = trial.layout.question.goal
+    if goal.objective == "tokens":
+        return trial.gpus / sustained(trial)
+    return trial.gpus * (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0)
+
+
+def sustained(trial: Trial) -> float:
+    """Output tokens/s at the highest rate that holds."""
+    q = trial.layout.question
+    return q.offered.request_rate * (1 + max(0.0, trial.growth)) * float(q.requests.output_len)
+
+
+def order(trial: Trial) -> tuple[float, bool, float, int]:
+    """Fewest first; of as many, those whose rate may grow most, and behind them, where nobody has looked, by the closed form."""
+    unknown = trial.growth < 0
+    return round(burden(trial), 9), unknown, -(trial.layout.throughput(*trial.size) if unknown else trial.growth), trial.gpus
+
+
+class Search:
+    """The search on one cluster. What it has so far is an answer at any time."""
+
+    def __init__(self, put: Question, workers: Crew, top: int, progress: Progress | None) -> None:
+        self.question = replace(settled(put), plan=put.plan)
+        self.workers, self.top, self.progress = workers, top, progress
+        self.held: list[Trial] = []
+        self.broken: list[Trial] = []
+        self.rejected: tuple[Rejected, ...] = ()
+        self.count = self.total = self.done = self.left_out = 0
+        self.complete = False
+
+    def run(self) -> bool:
+        """Whether it came to its end; an interrupt leaves what there is."""
+        try:
+            stream = all_requests(self.question)
+            longest = int(np.max(stream.input_len + stream.output_len))
+            if longest > self.question.model.max_len:
+                rule = f"more than the {self.question.model.max_len:,} positions of {self.question.model.key}"
+                raise Refusal(f"input_len + output_len: the longest request has {longest:,} tokens, {rule}", "input_len")
+            able = candidates(self.question, stream)
+            self.rejected, self.count, self.total = able.rejected, able.count, len(able.layouts)
+            for kind in range(3):
+                self._rounds([layout for layout in able.layouts if _kind(layout) == kind], kind == 2)
+            self._detail()
+            self.complete = True
+        except KeyboardInterrupt:
+            self.held.sort(key=order)
+        return self.complete
+
+    def _rounds(self, layouts: list[Layout], beating: bool) -> None:
+        layouts.sort(key=self._expected)
+        for first in range(0, len(layouts), ROUND):
+            bar = self._bar(beating)
+            part = [x for x in layouts[first : first + ROUND] if self._bound(x) <= bar]
+            self.left_out += len(layouts[first : first + ROUND]) - len(part)
+            tasks = [Task(x, self._most_gpus(bar), self.question.goal.objective == "tokens") for x in part]
+            results = dict[int, Trial]()
+            try:
+                for place, trial in self.workers.each(least, tasks):
+                    results[place] = trial
+                    self._tell()
+            finally:
+                for place in sorted(results):  # in their order, whoever was first
+                    (self.held if results[place].holds else self.broken).append(results[place])
+                self.done += len(layouts[first : first + ROUND])
+            self._tell()
+
+    def _tell(self) -> None:
+        if self.progress:
+            self.progress(min(self.done, self.total), self.total, min(self.held, key=order, default=None))
+
+    def _expected(self, layout: Layout) -> tuple[float, int]:
+        """What the objective is likely to count."""
+        return self._bound(layout, 1.0), layout.group
+
+    def _bound(self, layout: Layout, slack: float = SLACK) -> float:
+        """What the objective counts at the least."""
+        goal, rate = self.question.goal, rate_of(self.question)
+        if goal.objective == "tokens":
+            each = layout.group / layout.answers + (layout.prefill_tp / layout.prompt_answers if layout.apart else 0)
+            return each / slack / float(self.question.requests.output_len)
+        return layout.least_gpus(rate, slack) * (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0)
+
+    def _bar(self, beating: bool) -> float:
+        """What a layout must not exceed to be listed; one with workers of their own for prompts is listed where it beats others."""
+        ranked = sorted(burden(trial) for trial in self.held)
+        if not ranked:
+            return inf
+        listed = ranked[self.top - 1] if len(ranked) >= self.top else inf
+        return ranked[0] if beating else min(WORSE * ranked[0], listed)
+
+    def _most_gpus(self, bar: float) -> int:
+        goal, whole = self.question.goal, self.question.cluster.num_gpus
+        if goal.objective == "tokens" or bar == inf:
+            return whole
+        return min(whole, int(bar / (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0) + 1e-9))
+
+    def _detail(self) -> None:
+        """Growth of those that are listed first and of all that are as good as the best; then ranges of the first."""
+        self.held.sort(key=order)
+        ties = sum(burden(trial) == burden(self.held[0]) for trial in self.held)
+        self._replace_first(grown, max(ties, min(self.top, DETAILED)))
+        self.held.sort(key=order)
+        self._replace_first(ranged, min(self.top, DETAILED))
+        self._replace_first(saturated, self.top)
+
+    def _replace_first(self, work: Callable[[Trial], Trial], count: int) -> None:
+        first = self.held[:count]
+        known = dict(self.workers.each(work, first))
+        self.held[:count] = [known[place] for place in range(len(first))]
+
+
+def _kind(layout: Layout) -> int:
+    """What is quickly simulated comes first, and says what the others have to beat: one stage, several, two kinds of workers."""
+    return 2 if layout.apart else int(layout.question.plan.pp > 1)

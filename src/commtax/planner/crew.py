@@ -1,0 +1,122 @@
+"""Who does many small tasks: this process, one process a core, or a Dask cluster (``on="tcp://host:8786"``).
+
+Dask, not Ray: its workers are plain Python processes that a user starts with one command and that run wherever Python does, ARM
+included; the client is a small wheel without native code; and a task of a worker that died is given to another one without our
+help, which is all that independent tasks need. Tasks are pure functions of what is sent with them, so that who does them, how
+often, and in which order changes no answer.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import Any, Protocol, TypeVar
+
+from commtax.statement import Refusal
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
+INSTALL = "pip install 'commtax[cluster]'"
+REACHED_S = 10  # a scheduler that has not answered by then is not there
+
+
+class Crew(Protocol):
+    def each(self, work: Callable[[Given], Made], tasks: Sequence[Given]) -> Iterator[tuple[int, Made]]:
+        """What the work makes of each task, with the task's place, as they are done."""
+
+
+class Alone:
+    """This process, one task after the other."""
+
+    def each(self, work: Callable[[Given], Made], tasks: Sequence[Given]) -> Iterator[tuple[int, Made]]:
+        for place, task in enumerate(tasks):
+            yield place, work(task)
+
+
+class Processes:
+    """Several processes of this machine, started when there is something to share out."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.pool: ProcessPoolExecutor | None = None
+
+    def each(self, work: Callable[[Given], Made], tasks: Sequence[Given]) -> Iterator[tuple[int, Made]]:
+        if len(tasks) < 2:
+            yield from Alone().each(work, tasks)
+            return
+        if self.pool is None:
+            self.pool = ProcessPoolExecutor(self.count, get_context(_start_method()), initializer=_leave_interrupts)
+        places = {self.pool.submit(work, task): place for place, task in enumerate(tasks)}
+        for done in as_completed(places):
+            yield places[done], done.result()
+
+    def close(self) -> None:
+        if self.pool:
+            self.pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Dask:
+    """The workers of a Dask cluster; they have this version of commtax installed."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+    def each(self, work: Callable[[Given], Made], tasks: Sequence[Given]) -> Iterator[tuple[int, Made]]:
+        from distributed import as_completed as as_dask_completes
+
+        futures = self.client.map(work, tasks, pure=False)
+        places = {future.key: place for place, future in enumerate(futures)}
+        for done in as_dask_completes(futures, loop=self.client.loop):
+            yield places[done.key], done.result()
+
+
+@contextmanager
+def crew(on: str = "", processes: int = 0) -> Iterator[Crew]:
+    """Those who work: on the Dask cluster at an address, else so many processes; 0: one a core that this one may use."""
+    if on:
+        with _client(on) as client:
+            yield Dask(client)
+        return
+    count = processes or cores()
+    if count == 1:
+        yield Alone()
+        return
+    several = Processes(count)
+    try:
+        yield several
+    finally:
+        several.close()
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    able = getattr(os, "sched_getaffinity", None)
+    return len(able(0)) if able else os.cpu_count() or 1
+
+
+def _start_method() -> str:
+    """Forked processes know at once what this one does; that is safe as long as it has one thread, and Linux is known for it."""
+    return "fork" if sys.platform == "linux" and threading.active_count() == 1 else "spawn"
+
+
+def _leave_interrupts() -> None:
+    """An interrupt is for the process that was asked: it tells the best so far."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _client(address: str) -> Any:
+    try:
+        from distributed import Client
+    except ImportError:
+        raise Refusal(f"on '{address}': a Dask cluster needs dask's distributed ({INSTALL})", "on") from None
+    try:
+        return Client(address, timeout=REACHED_S, set_as_default=False)
+    except (OSError, ValueError, TypeError) as error:
+        rule = f"no Dask scheduler answers there ({error}); its address looks like tcp://host:8786"
+        raise Refusal(f"on '{address}': {rule}", "on", ("tcp://127.0.0.1:8786",)) from None

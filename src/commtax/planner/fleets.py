@@ -1,0 +1,276 @@
+"""How many GPUs for a rate of requests: ``commtax.plan_fleet("llama-3.1-70b", "2x8xh100-sxm", request_rate=20,
+slo={"p95_ttft": "1s", "p99_itl": "50ms"})``.
+
+Each layout's least fleet is found by simulation (``trials.py``), layouts that the closed form thinks best first (``layouts.py``),
+in rounds of equal size whoever does them, so that the answer is the same on one core and on many. A layout that cannot reach
+what is listed already, nor half of the best, is left out.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isnan
+from typing import Unpack
+
+from commtax.planner.columns import Rejected
+from commtax.planner.contest import WORSE, Progress, Search, order
+from commtax.planner.crew import Crew, crew
+from commtax.planner.layouts import Layout, limit_name
+from commtax.planner.reasons import in_type
+from commtax.planner.remedies import larger, to_fit
+from commtax.planner.trials import Task, Trial, least, lengths_of_run, rate_of, saturated
+from commtax.question import Question
+from commtax.spec import Cluster, Model
+from commtax.statement import Refusal
+from commtax.units import format_seconds, plural
+from commtax.verbs import checking
+from commtax.verbs.asking import SearchOptions, describe_layout, only, unsettled
+from commtax.verbs.checking import positive
+from commtax.verbs.loads import split
+
+OBJECTIVES = ("gpus", "cost", "tokens")
+METRICS, STATISTICS = ("ttft", "tpot", "itl", "e2e"), ("mean", "p50", "p90", "p95", "p99")
+NEAR, DOUBLINGS = 2, 2  # layouts that are tried on more GPUs where no fleet holds, and how often these double
+LISTED = 10
+LEAST_PROMPTS = 100  # of a run, where somebody says how many
+MOST_GROWTH = 100
+
+
+class FleetOptions(SearchOptions, total=False):
+    """What a search for fleets holds fixed, beside what any search for serving plans does."""
+
+    input_len: int | str  # type: ignore[misc]
+    output_len: int | str  # type: ignore[misc]
+    num_prompts: int | None
+    burstiness: float
+    unique_prompts: int
+    shared_prefix: int
+    prefix_cache: float
+    router: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPlans:
+    """The least fleets of a question's layouts on one cluster or several, best first, and why others are not among them."""
+
+    questions: tuple[Question, ...]  # one a cluster
+    objective: str
+    plans: tuple[Trial, ...] = ()
+    near: tuple[Trial, ...] = ()  # where none holds: the nearest
+    rejected: tuple[Rejected, ...] = ()
+    would_take: tuple[str, ...] = ()
+    candidates: int = 0
+    simulated: int = 0  # fleets
+    complete: bool = True  # False: it was interrupted, and better ones may be missing
+
+    @property
+    def question(self) -> Question:
+        """Of the first cluster."""
+        return self.questions[0]
+
+    @property
+    def requests_per_run(self) -> tuple[int, int]:
+        """Requests that each run of a fleet of one copy counts, and those of its warm-up."""
+        count, warmup = lengths_of_run(self.question, 1)
+        return count - warmup, warmup
+
+
+def plan_fleet(
+    model: str | Model,
+    cluster: str | Cluster | Sequence[str | Cluster],
+    *,
+    request_rate: float,
+    slo: Mapping[str, float | str] | None = None,
+    objective: str = "",
+    dtypes: tuple[str, ...] = ("",),
+    headroom: float = 0.0,
+    usd_per_gpu_hour: float | Sequence[float] | None = None,
+    on: str = "",
+    processes: int = 0,
+    **options: Unpack[FleetOptions],
+) -> FleetPlans:
+    """The least GPUs (``gpus``), dollars (``cost``) or most tokens/s a GPU (``tokens``) that hold limits at a rate.
+
+    ``slo`` names statistics, ``mean``, ``p50``, ``p90``, ``p95`` or ``p99`` of ``ttft``, ``tpot``, ``itl`` or ``e2e``, with
+    seconds or text such as ``"50ms"``. Lengths may be distributions as users spell them. ``headroom`` is the share by which the
+    rate may grow with all limits held. ``on`` is a Dask scheduler's address.
+    """
+    places = [cluster] if isinstance(cluster, str | Cluster) else list(cluster)
+    if not places:
+        raise Refusal("cluster: name one, such as 8xh100-sxm", "cluster")
+    usual: FleetOptions = {"input_len": 512, "output_len": 128, "disaggregated": True}
+    plain, offered = split({**usual, **only(FleetOptions, options), "request_rate": request_rate})
+    put = [unsettled(model, place, {**plain, "dtype": dtypes[0]}) for place in places]
+    goal = {"slo": limits_of(slo or {}), "objective": objective, "dtypes": tuple(dict.fromkeys(dtypes)), "growth": headroom}
+    return best_fleets([q.but(**goal, offered=offered) for q in priced(put, usd_per_gpu_hour)], on, processes)
+
+
+def priced(put: Sequence[Question], usd: float | Sequence[float] | None) -> list[Question]:
+    """With what a GPU-hour costs: as was said, for all clusters or for each, else the catalogue's."""
+    each = [usd] * len(put) if usd is None or isinstance(usd, int | float) else list(usd)
+    if len(each) != len(put):
+        raise Refusal(f"price: {len(each)} prices for {plural(len(put), 'cluster')}; give one, or one a cluster", "price")
+    dollars = [q.cluster.chip.usd_per_gpu_hour if own is None else own for q, own in zip(put, each, strict=True)]
+    for price in dollars:
+        if not 0 <= price < 1e6:
+            raise Refusal(f"price={price}: dollars a GPU-hour, at least 0", "price")
+    return [q.but(usd_per_gpu_hour=float(price)) for q, price in zip(put, dollars, strict=True)]
+
+
+def limits_of(slo: Mapping[str, float | str]) -> tuple[tuple[str, float], ...]:
+    """Limits by our names of statistics: ``p95_ttft`` is ``ttft_p95``."""
+    limits = []
+    for name, value in slo.items():
+        which, _, metric = name.partition("_")
+        if which not in STATISTICS or metric not in METRICS:
+            known = f"{', '.join(STATISTICS)} of {', '.join(METRICS)}, such as p95_ttft"
+            raise Refusal(f"slo '{name}': not a statistic; there are {known}", "slo", ("p95_ttft",))
+        limits.append((f"{metric}_{which}", checking.seconds(value, name)))
+    return tuple(sorted(limits))
+
+
+def best_fleets(
+    put: Sequence[Question], on: str = "", processes: int = 0, top: int = LISTED, progress: Progress | None = None
+) -> FleetPlans:
+    """The fleets of a question on each of its clusters, ranked together; where none holds, what would."""
+    _check(put)
+    put = [q.but(objective=_objective(put)) for q in put]
+    with crew(on, processes) as workers:
+        searches = [Search(q, workers, top, progress) for q in put]
+        for search in searches:
+            if not search.run():
+                break
+        return _answer(searches, top, workers)
+
+
+def _check(put: Sequence[Question]) -> None:
+    for q in put:
+        _check_goal(q)
+        _check_requests(q)
+
+
+def _check_goal(q: Question) -> None:
+    goal = q.goal
+    if not 0 <= goal.growth <= MOST_GROWTH:
+        rule = f"a share of the rate, from 0 to {MOST_GROWTH}; nearest valid: 0.2"
+        raise Refusal(f"headroom={goal.growth:g}: {rule}", "headroom", ("0.2",))
+    if goal.objective and goal.objective not in OBJECTIVES:
+        rule = f"one of {', '.join(OBJECTIVES)} with a request rate"
+        raise Refusal(f"objective '{goal.objective}': {rule}", "objective", OBJECTIVES)
+    if goal.objective == "cost" and not goal.usd_per_gpu_hour:
+        rule = f"no price is known for {q.cluster.chip.key}; say one, such as price 2.5"
+        raise Refusal(f"objective 'cost': {rule}", "price", ("2.5",))
+
+
+def _check_requests(q: Question) -> None:
+    wanted, offered = q.requests, q.offered
+    if not 0 < offered.request_rate < inf:
+        rule = "requests/s, a number above 0; nearest valid: 1"
+        raise Refusal(f"request_rate={offered.request_rate:g}: {rule}", "request_rate", (1,))
+    if not wanted.num_prompts >= LEAST_PROMPTS:
+        rule = f"at least {LEAST_PROMPTS} make a percentile; nearest valid: {LEAST_PROMPTS}"
+        raise Refusal(f"num_prompts={wanted.num_prompts:g}: {rule}", "num_prompts", (LEAST_PROMPTS,))
+    for value, name in ((wanted.input_len, "input_len"), (wanted.output_len, "output_len")):
+        positive(value, name)
+    if wanted.output_len == 1 and any(name.startswith(("itl", "tpot")) for name, _ in q.goal.slo):
+        raise Refusal("slo: with one output token there is no time between tokens; limit ttft", "slo")
+    checking.spread(wanted.spread)
+
+
+def _objective(put: Sequence[Question]) -> str:
+    """As it was said; else of several chips that all have a price the fewest dollars, else the fewest GPUs."""
+    several = len(put) > 1 and all(q.goal.usd_per_gpu_hour for q in put)
+    return put[0].goal.objective or ("cost" if several else "gpus")
+
+
+def _answer(searches: Sequence[Search], top: int, workers: Crew) -> FleetPlans:
+    """What all searches have, ranked together."""
+    held = sorted((trial for search in searches for trial in search.held), key=order)
+    broken = sorted((trial for search in searches for trial in search.broken), key=lambda trial: trial.over)
+    answer = FleetPlans(
+        questions=tuple(search.question for search in searches),
+        objective=searches[0].question.goal.objective,
+        plans=tuple(held[:top]),
+        near=() if held else tuple(broken[:5]),
+        rejected=tuple(_reasons(searches)),
+        candidates=sum(search.count for search in searches),
+        simulated=sum(trial.simulated for search in searches for trial in (*search.held, *search.broken)),
+        complete=all(search.complete for search in searches),
+    )
+    if held or not answer.complete:
+        return answer
+    known = dict(workers.each(saturated, answer.near))
+    near = tuple(known[place] for place in range(len(known)))
+    return replace(answer, near=near, would_take=tuple(_remedies(replace(answer, near=near), workers)))
+
+
+def _reasons(searches: Sequence[Search]) -> Iterator[Rejected]:
+    several = len(searches) > 1
+    for search in searches:
+        where = f" on {search.question.cluster.key}" if several else ""
+        for lost in search.rejected:
+            yield replace(lost, family=lost.family + where, rule="" if several else lost.rule)
+        for trial in search.broken:
+            yield Rejected(words(trial.layout) + where, obstacle(trial))
+        if search.left_out:
+            far = f"beyond {WORSE:g} times the best by the closed form"
+            yield Rejected(f"{plural(search.left_out, 'other layout')}{where}", far)
+
+
+def words(layout: Layout) -> str:
+    """A layout by its name."""
+    q = layout.question
+    name = describe_layout(q.plan)
+    kinds = f"TP {layout.prefill_tp} for prompts + {name} to decode" if layout.apart else name
+    return kinds + in_type(q, q.goal.dtypes.index(q.plan.weights_dtype))
+
+
+def obstacle(trial: Trial) -> str:
+    """Why a fleet does not hold: its throughput, or the limit that it breaks most."""
+    q, gpus = trial.layout.question, plural(trial.gpus, "GPU")
+    most = trial.layout.throughput(*trial.size) if isnan(trial.capacity) else trial.capacity
+    if not trial.figures or most <= rate_of(q):
+        return f"overloaded: {most:.3g} requests/s are the most that {gpus} answer, of {rate_of(q):.3g}"
+    name, limit = max(q.goal.slo, key=lambda pair: trial.figures[pair[0]] / pair[1])
+    return f"breaks the limit with {gpus}: {limit_name(name)} {format_seconds(trial.figures[name])} of {format_seconds(limit)}"
+
+
+def _remedies(answer: FleetPlans, workers: Crew) -> Iterator[str]:
+    """More of the same chips, a lower rate or looser limits: the first are tried."""
+    q = answer.question
+    if not answer.near:
+        yield from () if any(lost.slow for lost in answer.rejected) else to_fit(q)
+        return
+    yield from _more_gpus(answer, workers)
+    nearest = answer.near[0]
+    if nearest.capacity <= rate_of(q):
+        yield f"a rate below {nearest.capacity / (1 + q.goal.growth):.3g} requests/s"
+    else:
+        broken = [f"{limit_name(n)} {format_seconds(nearest.figures[n])}" for n, limit in q.goal.slo if nearest.figures[n] > limit]
+        yield f"limits of {' and '.join(broken)}"
+
+
+def _more_gpus(answer: FleetPlans, workers: Crew) -> Iterator[str]:
+    """The least fleet of the nearest layouts on more GPUs."""
+    for place, _ in zip(larger(answer.near[0].layout.question.cluster), range(DOUBLINGS), strict=False):
+        tasks = []
+        for trial in answer.near[:NEAR]:
+            layout = trial.layout
+            copies = place.num_gpus // layout.group
+            grown = replace(layout, question=layout.question.but(cluster=place), most=copies)
+            tasks.append(Task(grown, place.num_gpus))
+        good = sorted((trial for _, trial in workers.each(least, tasks) if trial.holds), key=order)
+        if good:
+            yield f"{plural(good[0].gpus, 'GPU')}, {fleet_words(good[0])} ({place.key})"
+            return
+
+
+def fleet_words(trial: Trial) -> str:
+    """The workers of a fleet: ``4 replicas x TP 4``."""
+    copies, prompts = trial.size
+    layout, q = trial.layout, trial.layout.question
+    if prompts:
+        text = f"{prompts} x TP {layout.prefill_tp} for prompts + {copies} x TP {layout.group} to decode"
+    else:
+        text = describe_layout(replace(q.plan, replicas=copies))
+    return text + in_type(q, q.goal.dtypes.index(q.plan.weights_dtype))

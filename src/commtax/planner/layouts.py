@@ -1,0 +1,159 @@
+"""Layouts of a copy that may serve a rate: those with room, that a request alone does not break, and what the closed form says
+that each answers in a second.
+
+Two bounds prune before anything is simulated, both with slack for what the closed form misses: a request that has a copy to
+itself waits for nobody, so load can only lengthen its times; and no fleet answers more than its copies' throughput.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, inf
+
+import numpy as np
+
+from commtax.planner.columns import Array, Rejected, cached, label, sizes_of
+from commtax.planner.reasons import in_type
+from commtax.planner.serving import having_room, simulated, sizes
+from commtax.planner.space import Space, beside
+from commtax.question import Question
+from commtax.spec import Workload
+from commtax.spec.stream import Stream
+from commtax.units import format_seconds
+from commtax.verbs.asking import settled
+from commtax.verbs.fitting import step_limits
+from commtax.verbs.serving import serve, step_bill
+
+ALONE = 0.8  # of the closed form's times of a request alone: load may spare it a boundary or a captured graph's padding
+SLACK = 1.1  # times the closed form's throughput: saturated copies that were simulated answered 1.04 times it at most
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One copy, how many of them a cluster holds, and how many requests/s it answers by the closed form."""
+
+    question: Question  # of a copy; with workers of their own for prompts, of one that decodes
+    group: int  # GPUs of a copy
+    most: int  # copies that the cluster holds
+    answers: float  # requests/s of a copy …
+    prefill_tp: int = 0  # 0: copies compute their own prompts
+    prompt_answers: float = inf  # … and of a worker of prompts
+
+    @property
+    def apart(self) -> bool:
+        return self.prefill_tp > 0
+
+    def gpus(self, copies: int, prompts: int = 0) -> int:
+        return self.group * copies + self.prefill_tp * prompts
+
+    def throughput(self, copies: int, prompts: int = 0) -> float:
+        """Requests/s of a fleet by the closed form."""
+        return min(self.answers * copies, self.prompt_answers * prompts if self.apart else inf)
+
+    def least_gpus(self, rate: float, slack: float = 1.0) -> int:
+        """GPUs whose throughput, times a slack, is the rate."""
+        prompts = ceil(rate / self.prompt_answers / slack) if self.apart else 0
+        return self.gpus(ceil(rate / self.answers / slack), prompts)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Layouts that are worth a simulation, those that are not and why, and how many plans there were."""
+
+    layouts: tuple[Layout, ...]
+    rejected: tuple[Rejected, ...]
+    count: int
+
+
+def candidates(q: Question, stream: Stream) -> Candidates:
+    """Of all types that are compared."""
+    longest = int(np.max(stream.input_len + stream.output_len))
+    layouts, lost, count = list[Layout](), list[Rejected](), 0
+    for index in range(len(q.goal.dtypes)):
+        _, plans, reasons, several = having_room(q.but(input_len=longest - 1, output_len=1), index)
+        one = q.but(weights_dtype=q.goal.dtypes[index], disaggregated=False)
+        count += several // q.goal.max_concurrency if len(plans) else several
+        lost += reasons
+        if len(plans):
+            kept, slow = _bearable(one, plans, stream, index)
+            lost += slow
+            layouts += [*_shared(one, kept), *(_apart(one, kept) if q.requests.disaggregated else ())]
+    return Candidates(tuple(layouts), tuple(dict.fromkeys(lost)), count)
+
+
+def _bearable(one: Question, plans: Space, stream: Stream, index: int) -> tuple[Space, list[Rejected]]:
+    """Plans whose times without load are below the limits; the others by their degree of tp."""
+    kept, lost = np.ones(len(plans), dtype=bool), list[Rejected]()
+    for name, limit in one.goal.slo:
+        least = _alone(one, plans, name, stream)
+        slow = least * ALONE > limit
+        for tp in np.unique(plans.tp[slow & kept]).tolist():
+            these = np.flatnonzero(slow & kept & (plans.tp == tp))
+            words = f"TP {tp} ({len(these)} plans)" if len(these) > 1 else label(**sizes_of(plans, int(these[0])))
+            best = f"{limit_name(name)} {format_seconds(float(least[these].min()))} without any load"
+            lost.append(Rejected(words + in_type(one, index), f"breaks the limit: {best}", slow=True))
+        kept &= ~slow
+    return plans.take(kept), lost
+
+
+def _alone(one: Question, plans: Space, name: str, stream: Stream) -> Array:
+    """A statistic of requests that each have a copy to themselves: prompts take longer the longer they are."""
+    metric, which = name.rsplit("_", 1)
+    lengths = stream.input_len
+    tokens = max(1, int(np.mean(lengths) if which == "mean" or metric != "ttft" else np.quantile(lengths, QUANTILES[which])))
+    s = serve(_steady(one).but(**sizes(plans), concurrency=plans.dp, input_len=tokens, kv_tokens=plans.kv_tokens))
+    whole = s.e2e_s if which == "mean" else s.ttft_s
+    return np.broadcast_to(np.asarray({"ttft": s.ttft_s, "e2e": whole}.get(metric, s.tpot_s)), len(plans))
+
+
+def _steady(one: Question) -> Question:
+    """The question of a closed loop without beginning and end."""
+    return one.but(num_prompts=inf)
+
+
+def limit_name(name: str) -> str:
+    """A statistic as people write it: ``p95 TTFT``."""
+    metric, which = name.rsplit("_", 1)
+    return f"{which} {metric.upper()}"
+
+
+def _held(one: Question, plans: Space) -> Array:
+    """Requests that a copy (a rank of attention data parallelism) runs at once."""
+    return np.clip(plans.kv_tokens // cached(one), 1, step_limits(one)[1]).astype(int)
+
+
+def _shared(one: Question, plans: Space) -> Iterator[Layout]:
+    """Copies that compute their own prompts; throughput need not be most where most requests run."""
+    if not len(plans):
+        return
+    loads = [np.maximum(1, _held(one, plans) // part) for part in (1, 2, 4)]
+    answers = np.max([simulated(_steady(one), plans, load).requests_per_s for load in loads], axis=0)
+    for i in range(len(plans)):
+        yield Layout(one.but(**sizes_of(plans, i)), int(plans.group[i]), int(plans.replicas[i]), float(answers[i]))
+
+
+def _apart(one: Question, plans: Space) -> Iterator[Layout]:
+    """Copies of one degree of tp each that decode, beside workers of prompts of one degree, inside a fast domain."""
+    plain = plans.take((plans.pp == 1) & (plans.dp == 1) & (plans.ep == 1) & (plans.tp <= one.cluster.domain))
+    if not len(plain) or one.requests.output_len < 2:
+        return
+    prompted = _prompts_per_s(one, plain)
+    decodes = _steady(one).but(tp=plain.tp, concurrency=_held(one, plain), kv_tokens=plain.kv_tokens, disaggregated=True)
+    answers = np.broadcast_to(_held(one, plain) / (one.requests.output_len - 1) / serve(decodes).tpot_s, len(plain))
+    for i, tp in enumerate(plain.tp.tolist()):
+        for j, ahead in enumerate(plain.tp.tolist()):
+            copies = np.arange(1, one.cluster.num_gpus // tp + 1)
+            most = int(np.sum(beside(copies, tp, ahead, one.cluster) > 0))
+            if most:
+                asked = one.but(tp=tp, disaggregated=True, prefill_tp=ahead)
+                yield Layout(asked, tp, most, float(answers[i]), ahead, float(prompted[j]))
+
+
+def _prompts_per_s(one: Question, plain: Space) -> Array:
+    """Of workers that compute nothing else: steps full of prompts, or of a part of one."""
+    budget, tokens = step_limits(one)[0], float(one.requests.input_len)
+    together = max(1.0, budget // tokens)
+    chunk = min(tokens, budget) if one.engine.serves.chunked else tokens
+    work = Workload(prefill_seqs=together, prefill_tokens=together * chunk, past_tokens=max(0.0, tokens - chunk) / 2)
+    step_s = step_bill(settled(one.but(tp=plain.tp)), work).step_s
+    return np.broadcast_to(together * chunk / tokens / step_s, len(plain))

@@ -1,0 +1,62 @@
+"""Where no plan is good: what would have to change, tried before it is said."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from commtax.planner import serving
+from commtax.planner.columns import ServingPlans
+from commtax.planner.reasons import missed
+from commtax.question import Question
+from commtax.spec import DTYPE_BYTES, Cluster
+from commtax.units import format_seconds
+from commtax.verbs.fitting import holds
+
+SMALLER = ("fp8", "int4")
+MOST_HOSTS = 64
+
+
+def to_fit(asked: Question) -> Iterator[str]:
+    """The least GPUs that would hold the model, and the types in which these would."""
+    q = asked.but(max_model_len=int(asked.requests.tokens))
+    for place in larger(q.cluster):
+        held = holds(q.but(cluster=place, weights_dtype=q.goal.dtypes[0]), chosen=False)
+        if held.fits:
+            yield f"{place.key} (TP {int(held.question.plan.tp)} x PP {int(held.question.plan.pp)} fits)"
+            break
+    for dtype in _smaller(q):
+        if holds(q.but(weights_dtype=dtype), chosen=False).fits:
+            yield f"weights in {dtype} (--dtype {dtype})"
+            break
+
+
+def larger(here: Cluster) -> Iterator[Cluster]:
+    """The same chips, more of them: a whole host, then hosts by doubling."""
+    hosts, each = here.num_hosts, max(here.gpus_per_host, here.chip.gpus_per_host)
+    hosts = hosts * 2 if each == here.gpus_per_host else hosts
+    while hosts <= MOST_HOSTS:
+        key = f"{hosts}x{each}x{here.chip.key}" if hosts > 1 else f"{each}x{here.chip.key}"
+        yield replace(here, key=key, num_hosts=hosts, gpus_per_host=each)
+        hosts *= 2
+
+
+def _smaller(q: Question) -> list[str]:
+    """Types with fewer bytes a weight than any that was tried."""
+    stored = q.model.quant.dtype if q.model.quant else q.model.dtype
+    least = min(DTYPE_BYTES.get(name or stored, 2.0) for name in q.goal.dtypes)
+    return [name for name in SMALLER if DTYPE_BYTES[name] < least]
+
+
+def to_meet(answer: ServingPlans) -> Iterator[str]:
+    q, goal, near = answer.question, answer.question.goal, answer.near
+    ttft, tpot = float(near.ttft_s[0]), float(near.tpot_s[0])
+    yield f"limits of {' and '.join(missed(q, ttft, tpot))}"
+    for dtype in _smaller(q):
+        other = serving.searched(q.but(weights_dtype=dtype, dtypes=(dtype,)))
+        best = other.plans if len(other.plans) else other.near
+        if len(best):
+            times = f"TPOT {format_seconds(float(best.tpot_s[0]))}, TTFT {format_seconds(float(best.ttft_s[0]))}"
+            yield f"weights in {dtype} (--dtype {dtype}: {'meets them' if len(other.plans) else 'at best ' + times})"
+            break
+    if ttft > goal.ttft_s:
+        yield f"prompts {ttft / goal.ttft_s:.1f} x as short"
+    yield "faster GPUs, or more of them" if tpot > goal.tpot_s else "more GPUs"

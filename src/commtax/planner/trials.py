@@ -1,0 +1,271 @@
+"""One layout under a rate, by simulation of the whole fleet: how many copies hold the limits, and how far the rate may grow.
+
+All fleets of a question see the same requests: the first ones of a single stream, at the rate exactly. A run is long enough
+that a percentile means something: ``COUNTED`` requests, and ``EACH`` for every copy, count after a warm-up of as many as are
+under way at once.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil, inf, isfinite, isnan, nan
+
+import numpy as np
+
+from commtax.arrays import remembered
+from commtax.planner.layouts import SLACK, Layout
+from commtax.planner.space import beside
+from commtax.question import Question
+from commtax.sim.serving.running import Fleet, run
+from commtax.spec import Plan
+from commtax.spec.stream import Stream
+from commtax.verbs.asking import settled
+from commtax.verbs.loads import first
+from commtax.verbs.requests import Outcome, capacity_of, fleet_of, stream_of
+
+COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
+MOST = 20_000  # requests of a run
+TOKEN_S = 0.05  # an output token takes this long, where no limit says: how long the warm-up lasts
+SCREENED, SURE = 300, 1.5  # requests that count in a first, short run, and how far beyond a limit it must be to be believed
+KNOWN = 0.5  # of the closed form's throughput: whatever has one stage answers that much
+HALVINGS = 4  # of the room between the rate and the capacity: how finely the growth is known
+SHOWN = ("ttft_mean", "ttft_p95", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p95", "itl_p99", "e2e_mean", "e2e_p95")
+Size = tuple[int, int]
+"""Copies, and workers of prompts beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A layout, the GPUs that a fleet of it may have, and whether the growth is wanted at once."""
+
+    layout: Layout
+    most_gpus: int
+    grows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The least fleet of a layout that holds, else the nearest to it; ``over`` is its worst time over that time's limit."""
+
+    layout: Layout
+    size: Size
+    over: float  # at most 1: it holds
+    capacity: float  # requests/s of the fleet; not a number where nobody has looked
+    figures: Mapping[str, float]  # statistics at the rate, in seconds
+    simulated: int  # fleets
+    growth: float = -1.0  # share by which the rate may grow until a limit breaks; below 0: not looked for
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        return self.over <= 1
+
+    @property
+    def gpus(self) -> int:
+        return self.layout.gpus(*self.size)
+
+
+def rate_of(q: Question) -> float:
+    """Requests/s that a fleet must hold: those that are asked, and the growth that is wanted."""
+    return q.offered.request_rate * (1 + q.goal.growth)
+
+
+def under_way(q: Question) -> int:
+    """Requests under way at once where tokens take as long as they may (Little's law): the warm-up."""
+    limits = [limit for name, limit in q.goal.slo if name.split("_")[0] in ("itl", "tpot")]
+    outputs = q.offered.outputs.mean if q.offered.outputs else float(q.requests.output_len)
+    return ceil(q.offered.request_rate * outputs * min([*limits, TOKEN_S]))
+
+
+def lengths_of_run(q: Question, copies: int, counted: int = COUNTED, each: int = EACH) -> tuple[int, int]:
+    """Requests of a run, and how many of them are warm-up."""
+    if isfinite(q.requests.num_prompts):
+        count = int(q.requests.num_prompts)
+        return count, min(under_way(q), count // 5)
+    counted = max(counted, each * copies)
+    warmup = min(under_way(q), MOST - min(counted, MOST // 2))
+    return min(MOST, warmup + counted), warmup
+
+
+def stream_of_run(q: Question, rate: float, length: tuple[int, int]) -> Stream:
+    """The first requests of the question's stream, at a rate."""
+    part = first(all_requests(q), length[0])
+    return replace(part, arrival_s=part.arrival_s * (len(part) / rate / part.arrival_s[-1]))
+
+
+def all_requests(q: Question) -> Stream:
+    """The longest stream that any fleet of a question sees."""
+    count = q.requests.num_prompts if isfinite(q.requests.num_prompts) else MOST
+    alike = replace(q.requests, num_prompts=count, disaggregated=False, prefill_tp=None, kv_tokens=None)
+    return _drawn(replace(q, plan=Plan(), requests=alike))
+
+
+@remembered
+def _drawn(q: Question) -> Stream:
+    return stream_of(q)
+
+
+def least(task: Task) -> Trial:
+    """The least fleet of a layout that holds; where none does, the largest one."""
+    layout = task.layout
+    able = _sizes(layout, rate_of(layout.question), task.most_gpus)
+    if not able:
+        size = _largest(layout, task.most_gpus)
+        return Trial(layout, size, _overload(layout.question, layout.throughput(*size)), nan, {}, 0)
+    tried: dict[Size, Trial] = {}
+
+    def trial(at: int) -> Trial:
+        if able[at] not in tried:
+            tried[able[at]] = _trial(layout, able[at])
+        return tried[able[at]]
+
+    best = replace(trial(_first_good(layout, len(able), lambda at: trial(at).holds)), simulated=len(tried))
+    return grown(best) if task.grows and best.holds else best
+
+
+def _first_good(layout: Layout, count: int, holds: Callable[[int], bool]) -> int:
+    """The index of the first fleet that holds, the last where none does.
+
+    More copies of one kind never do worse: steps that double find one that holds, and halving the first. Fleets of two kinds
+    are tried one after the other.
+    """
+    if layout.apart:
+        return next((at for at in range(count) if holds(at)), count - 1) if holds(0) or holds(count - 1) else count - 1
+    low, step = 0, 1
+    while not holds(low + step - 1):
+        low, step = low + step, step * 2
+        if low + step > count:
+            step = count - low
+        if not step:
+            return count - 1
+    return low + bisect_left(range(step - 1), True, key=lambda at: holds(low + at))
+
+
+def _overload(q: Question, most: float) -> float:
+    """The rate over what is answered at most, where that is not enough."""
+    return max(rate_of(q) / most, 1 + 1e-9)
+
+
+def capacity(layout: Layout, size: Size) -> float:
+    """Requests/s that a fleet answers when there are always enough: its copies share nothing, so one of them is saturated."""
+    if not layout.apart:
+        return size[0] * _saturated(layout.question)
+    return min(size[0] * layout.answers, size[1] * _saturated_prompts(layout.question))
+
+
+@remembered
+def _saturated(copy: Question) -> float:
+    """Requests/s of a copy that computes its own prompts."""
+    stream = first(all_requests(copy), COUNTED)
+    asked = settled(copy)
+    return capacity_of(stream, fleet_of(asked, stream), asked.offered.prefix_hit_rate, COUNTED)
+
+
+@remembered
+def _saturated_prompts(decodes: Question) -> float:
+    """Requests/s of a worker of prompts."""
+    asked = settled(decodes.but(tp=decodes.requests.prefill_tp, prefill_workers=1, decode_workers=1))
+    stream = first(all_requests(decodes), COUNTED)
+    prompts = fleet_of(asked, stream).prompts
+    return capacity_of(stream, Fleet(prompts), asked.offered.prefix_hit_rate, COUNTED) if prompts else inf
+
+
+def _sizes(layout: Layout, rate: float, most_gpus: int) -> list[Size]:
+    """Fleets whose throughput may be above the rate, fewest GPUs first, of as many those with most throughput."""
+    if not layout.apart:
+        first = int(rate / layout.answers / SLACK) + 1
+        return [(n, 0) for n in range(first, min(layout.most, most_gpus // layout.group) + 1)]
+    cluster, tp, ahead = layout.question.cluster, layout.group, layout.prefill_tp
+    copies = np.arange(1, layout.most + 1)
+    room = beside(copies, tp, ahead, cluster)
+    every = [(n, p) for n, most in zip(copies.tolist(), room.tolist(), strict=True) for p in range(1, most + 1)]
+    able = [size for size in every if layout.gpus(*size) <= most_gpus and layout.throughput(*size) * SLACK > rate]
+    return sorted(able, key=lambda size: (layout.gpus(*size), -layout.throughput(*size)))
+
+
+def _largest(layout: Layout, most_gpus: int) -> Size:
+    copies = max(1, min(layout.most, (most_gpus - layout.prefill_tp) // layout.group))
+    return copies, 1 if layout.apart else 0
+
+
+def _sized(layout: Layout, size: Size) -> Question:
+    """The question of a whole fleet."""
+    if layout.apart:
+        return layout.question.but(decode_workers=size[0], prefill_workers=size[1])
+    return layout.question.but(replicas=size[0])
+
+
+def ran(layout: Layout, size: Size, rate: float, length: tuple[int, int] | None = None) -> Outcome:
+    """The run of a fleet at a rate."""
+    length = length or lengths_of_run(layout.question, sum(size))
+    stream = stream_of_run(layout.question, rate, length)
+    asked = settled(_sized(layout, size).but(request_rate=rate, warmup=length[1]))
+    fleet = fleet_of(asked, stream)
+    return Outcome(asked, stream, fleet, run(stream, fleet, asked.offered.prefix_hit_rate), asked.notes)
+
+
+def worst(q: Question, outcome: Outcome) -> float:
+    """The time that is longest against its limit, over that; 0 where there is no limit, or nothing that it limits."""
+    ratios = [outcome.statistic(name) / limit for name, limit in q.goal.slo]
+    return max([0.0, *(ratio for ratio in ratios if not isnan(ratio))])
+
+
+def _decided(layout: Layout, size: Size, rate: float) -> tuple[float, Outcome]:
+    """The worst time over its limit, and the run that says it; a short one where that is plain enough."""
+    q = layout.question
+    short, whole = lengths_of_run(q, sum(size), SCREENED, SCREENED // 5), lengths_of_run(q, sum(size))
+    if 2 * short[0] <= whole[0]:
+        outcome = ran(layout, size, rate, short)
+        over = worst(q, outcome)
+        if over > SURE:
+            return over, outcome
+    outcome = ran(layout, size, rate, whole)
+    return worst(q, outcome), outcome
+
+
+def _trial(layout: Layout, size: Size) -> Trial:
+    """A fleet at the rate that it must hold, and its figures at the rate that is asked. One that is overloaded holds nothing,
+    whatever a run of some minutes says."""
+    q, rate = layout.question, rate_of(layout.question)
+    over, outcome = _decided(layout, size, rate)
+    most = nan
+    if over <= 1 and not (layout.question.plan.pp == 1 and KNOWN * layout.throughput(*size) > rate):
+        most = capacity(layout, size)
+        over = over if most > rate else _overload(q, most)
+    if q.goal.growth and over <= 1:
+        outcome = ran(layout, size, q.offered.request_rate)
+    return Trial(layout, size, over, most, _figures(q, outcome), 1)
+
+
+def _figures(q: Question, outcome: Outcome) -> dict[str, float]:
+    return {name: outcome.statistic(name) for name in dict.fromkeys((*SHOWN, *(name for name, _ in q.goal.slo)))}
+
+
+def saturated(trial: Trial) -> Trial:
+    """With its capacity."""
+    return replace(trial, capacity=capacity(trial.layout, trial.size)) if isnan(trial.capacity) else trial
+
+
+def grown(trial: Trial) -> Trial:
+    """With the share by which the rate may grow: halved ``HALVINGS`` times between what holds and the capacity, which does not."""
+    if trial.growth >= 0:
+        return trial
+    trial = saturated(trial)
+    q = trial.layout.question
+    rate, low = q.offered.request_rate, float(np.log1p(q.goal.growth))
+    high = max(low, float(np.log(trial.capacity / rate)))
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if _decided(trial.layout, trial.size, rate * float(np.exp(middle)))[0] <= 1:
+            low = middle
+        else:
+            high = middle
+    return replace(trial, growth=float(np.expm1(low)))
+
+
+def ranged(trial: Trial) -> Trial:
+    """With the ranges of what is limited and shown."""
+    q = trial.layout.question
+    outcome = ran(trial.layout, trial.size, q.offered.request_rate)
+    names = dict.fromkeys(("ttft_p95", "itl_p99", *(name for name, _ in q.goal.slo)))
+    return replace(trial, ranges={name: outcome.range_of(name) for name in names})

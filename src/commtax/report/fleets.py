@@ -1,0 +1,223 @@
+"""Fleets for a rate of requests: what to run, the ranking, what was rejected; and as a document."""
+
+from dataclasses import dataclass
+from math import isinf
+
+from rich.console import Console
+
+from commtax.planner.contest import sustained
+from commtax.planner.fleets import FleetPlans, fleet_words, obstacle
+from commtax.planner.layouts import limit_name
+from commtax.planner.trials import COUNTED, EACH, Trial
+from commtax.question import Question
+from commtax.report.documents import Record, facts, filled
+from commtax.report.planning import MOST_REJECTED, shortened
+from commtax.report.tables import between, notes, say, show_table
+from commtax.units import format_seconds, plural
+
+WANTED = {"gpus": "fewest GPUs", "cost": "fewest dollars an hour", "tokens": "most tokens/s a GPU that hold"}
+SHOWN = ("ttft_p95", "itl_p99")
+TOLD = ("engine", "cluster", "arithmetic")
+"""Notes of the question that concern all of its plans."""
+
+
+def show_fleets(console: Console, a: FleetPlans) -> None:
+    """The sentence first: what to run, how sure it is, what it costs."""
+    q = a.question
+    where = " or ".join(other.cluster.key for other in a.questions)
+    say(console, f"{q.model.key} on {where}, {q.engine.key}@{q.engine.version}: {_asked(a)}", "bold")
+    if not a.complete:
+        say(console, "Interrupted: the best so far; better ones may be missing.", "bold red")
+    if a.plans:
+        say(console, _sentence(a), "bold yellow")
+        _show_ranking(console, a, a.plans)
+    else:
+        _show_nothing(console, a)
+    rows = [(lost.family, lost.reason) for lost in shortened(a.rejected)]
+    more = [("…", f"{len(rows) - MOST_REJECTED} more with --json")] if len(rows) > MOST_REJECTED else []
+    if rows:
+        show_table(console, ("rejected", "why"), rows[:MOST_REJECTED] + more)
+    notes(console, _notes(a))
+
+
+def _asked(a: FleetPlans) -> str:
+    q = a.question
+    lengths = f"{q.requests.input_len:,} tokens in, {q.requests.output_len:,} out"
+    limits = [f"{limit_name(name)} <= {format_seconds(limit)}" for name, limit in q.goal.slo]
+    spare = [f"{q.goal.growth:.0%} headroom"] if q.goal.growth else []
+    return ", ".join([f"{q.offered.request_rate:g} requests/s, {lengths}", *limits, *spare, WANTED[a.objective]])
+
+
+def _sentence(a: FleetPlans) -> str:
+    best, q = a.plans[0], a.plans[0].layout.question
+    names = dict.fromkeys((*(name for name, _ in q.goal.slo), *SHOWN))
+    times = [f"{limit_name(name)} {format_seconds(best.figures[name])}{_range(best, name)}" for name in list(names)[:3]]
+    used = f"{q.offered.request_rate / best.capacity:.0%} of the {best.capacity:.3g} requests/s that it answers at most"
+    grows = f"the rate may grow by {best.growth:.0%} until {'a limit breaks' if q.goal.slo else 'it is overloaded'}"
+    usd = f"; ${_usd(best):,.2f} an hour, ${_usd_per_million(best):.2f} a million output tokens" if q.goal.usd_per_gpu_hour else ""
+    place = f" on {q.cluster.key}" if len(a.questions) > 1 else ""
+    known = [used] * (best.capacity == best.capacity) + [grows] * (best.growth >= 0)
+    return f"Run {gpu_words(best)}{place}: {', '.join(times)}; {'; '.join(known)}{usd}."
+
+
+def gpu_words(trial: Trial) -> str:
+    """GPUs reconciled: ``16 GPUs = 4 replicas x TP 4``."""
+    return f"{plural(trial.gpus, 'GPU')} = {fleet_words(trial)}"
+
+
+def _time(trial: Trial, name: str) -> str:
+    """A statistic with its range, where it was simulated."""
+    return f"{format_seconds(trial.figures[name])}{_range(trial, name)}" if trial.figures else "–"
+
+
+def _range(trial: Trial, name: str) -> str:
+    return between(*trial.ranges[name]) if name in trial.ranges else ""
+
+
+def _usd(trial: Trial) -> float:
+    """Dollars an hour of all GPUs."""
+    return trial.gpus * trial.layout.question.goal.usd_per_gpu_hour
+
+
+def _usd_per_million(trial: Trial) -> float:
+    """Dollars a million output tokens at the rate that is asked."""
+    q = trial.layout.question
+    return _usd(trial) / 3600 / (q.offered.request_rate * float(q.requests.output_len)) * 1e6
+
+
+def _show_ranking(console: Console, a: FleetPlans, rows: tuple[Trial, ...]) -> None:
+    several, limits = len(a.questions) > 1, dict.fromkeys((*SHOWN, *(name for name, _ in a.question.goal.slo)))
+    columns = {
+        "": [str(i + 1) for i in range(len(rows))],
+        "plan": [gpu_words(t) for t in rows],
+        **({"cluster": [t.layout.question.cluster.key for t in rows]} if several else {}),
+    }
+    for name in limits:
+        columns[f">{limit_name(name)}"] = [
+            f"{format_seconds(t.figures[name])}{_range(t, name)}" if t.figures else "–" for t in rows
+        ]
+    columns |= {
+        ">used": [f"{t.layout.question.offered.request_rate / t.capacity:.0%}" if t.capacity == t.capacity else "" for t in rows],
+        ">headroom": [f"{t.growth:+.0%}" if t.growth >= 0 else "" for t in rows],
+        ">tokens/s/GPU": [f"{sustained(t) / t.gpus:,.0f}" if t.growth >= 0 else "" for t in rows],
+        ">$/hour": [f"{_usd(t):,.2f}" if t.layout.question.goal.usd_per_gpu_hour else "" for t in rows],
+        ">$/M": [f"{_usd_per_million(t):.2f}" if t.layout.question.goal.usd_per_gpu_hour else "" for t in rows],
+    }
+    show_table(console, list(columns), zip(*columns.values(), strict=True))
+
+
+def _show_nothing(console: Console, a: FleetPlans) -> None:
+    wanted = ", or ".join(a.would_take)
+    takes = f" It would take {wanted}." if wanted else ""
+    if not a.near:
+        slow = any(lost.slow for lost in a.rejected)
+        say(
+            console,
+            f"No plan {'holds: the limits are below what a request takes alone' if slow else 'fits in memory'}.{takes}",
+            "bold red",
+        )
+        return
+    say(console, f"No plan holds. The nearest, {gpu_words(a.near[0])}, {obstacle(a.near[0])}.{takes}", "bold red")
+    _show_ranking(console, a, a.near)
+
+
+def _notes(a: FleetPlans) -> list[str]:
+    q = a.question
+    given = not isinf(q.requests.num_prompts)
+    each = f"{int(q.requests.num_prompts):,} requests" if given else f"{COUNTED:,} requests or {EACH} a copy, after a warm-up"
+    said = [
+        f"{plural(a.simulated, 'fleet')} of {plural(a.candidates, 'plan')} simulated, {each}; the same requests for all (--seed)"
+    ]
+    said += [_price_note(other) for other in a.questions]
+    grows = "headroom: the share by which the rate may grow until a limit breaks; tokens/s/GPU: output tokens at that rate"
+    told = [str(note) for note in q.notes if note.code in TOLD]
+    return list(dict.fromkeys([*said, grows, *told]))
+
+
+def _price_note(q: Question) -> str:
+    price, chip = q.goal.usd_per_gpu_hour, q.cluster.chip
+    if not price:
+        return f"no price is known for {chip.key}: --price 2.5"
+    source = "the catalogue's price" if price == chip.usd_per_gpu_hour else "as given"
+    return f"{chip.key}: ${price:g} a GPU-hour ({source}; --price)"
+
+
+@dataclass(frozen=True)
+class Fleets:
+    """``plan --request-rate --json``."""
+
+    schema: str
+    model: str
+    clusters: list[str]
+    engine: str
+    objective: str
+    request_rate: float
+    burstiness: float
+    seed: int
+    headroom_wanted: float
+    input_len: int
+    output_len: int
+    limits_s: Record
+    complete: bool
+    candidates: int
+    simulated: int
+    requests_counted: int
+    requests_warmup: int
+    plans: list[Record]
+    near: list[Record]
+    rejected: list[Record]
+    would_take: tuple[str, ...]
+    verdict: str
+    notes: list[str]
+
+
+def fleets_document(a: FleetPlans) -> Fleets:
+    q, (counted, warmup) = a.question, a.requests_per_run
+    return filled(
+        Fleets,
+        *(a, q.offered, q.requests),
+        schema="commtax.plan-fleet/1",
+        model=q.model.key,
+        clusters=[other.cluster.key for other in a.questions],
+        engine=f"{q.engine.key}@{q.engine.version}",
+        headroom_wanted=q.goal.growth,
+        limits_s={_key(name): limit for name, limit in q.goal.slo},
+        requests_counted=counted,
+        requests_warmup=warmup,
+        plans=[_row(trial) for trial in a.plans],
+        near=[{**_row(trial), "obstacle": obstacle(trial)} for trial in a.near],
+        rejected=[facts(lost, "family", "reason") for lost in a.rejected],
+        verdict=_sentence(a) if a.plans else "no plan holds",
+        notes=_notes(a),
+    )
+
+
+def _key(name: str) -> str:
+    """A statistic as benchmarks spell it: ``p95_ttft_s``."""
+    metric, which = name.rsplit("_", 1)
+    return f"{which}_{metric}_s"
+
+
+def _row(trial: Trial) -> Record:
+    q, layout = trial.layout.question, trial.layout
+    usd = bool(q.goal.usd_per_gpu_hour)
+    known = trial.capacity if trial.capacity == trial.capacity else None
+    return {
+        "cluster": q.cluster.key,
+        "mode": "disaggregated" if layout.apart else "together",
+        **facts(q.plan, "tp", "pp", "dp", "ep"),
+        "replicas": trial.size[0],
+        **({"prefill_tp": layout.prefill_tp, "prefill_replicas": trial.size[1]} if layout.apart else {}),
+        "dtype": q.plan.weights_dtype or "as stored",
+        "gpus": trial.gpus,
+        **{_key(name): None if value != value else value for name, value in trial.figures.items()},
+        "ranges_s": {_key(name): list(ends) for name, ends in trial.ranges.items()},
+        "capacity_requests_per_s": known,
+        "utilisation": q.offered.request_rate / known if known else None,
+        "headroom": trial.growth if trial.growth >= 0 else None,
+        "sustained_tokens_per_s_per_gpu": sustained(trial) / trial.gpus if trial.growth >= 0 else None,
+        "usd_per_gpu_hour": q.goal.usd_per_gpu_hour if usd else None,
+        "usd_per_hour": _usd(trial) if usd else None,
+        "usd_per_million_output_tokens": _usd_per_million(trial) if usd else None,
+        "verdict": gpu_words(trial),
+    }

@@ -1,0 +1,153 @@
+"""Requests at several rates: a table for a terminal, pictures for files."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from commtax.report.plots import COLOURS, check_plot, no_formula, picture, style
+from commtax.report.requests import fleet_words, rate_words, remarks
+from commtax.report.tables import headline, notes, say, show_table
+from commtax.sim.serving.figures import weighted_quantile
+from commtax.units import format_seconds, plural
+from commtax.verbs.goodput import Slo
+from commtax.verbs.requests import Outcome
+from commtax.verbs.sweeping import Sweep
+
+TITLES = {"request_rate": "requests/s", "concurrency": "clients"}
+
+
+def show_sweep(console: Console, s: Sweep, slo: Slo) -> None:
+    """One line a point, the knee and the capacity said."""
+    headline(console, s.outcomes[0].question, fleet_words(s.outcomes[0]))
+    say(console, sweep_words(s, slo), "bold yellow")
+    times = (">TTFT mean", ">p99", ">TPOT mean", ">p99", ">ITL p99", ">E2E mean")
+    columns = (f">{TITLES[s.name]}", *times, ">answered/s", ">tokens/s out", *([">SLO kept"] if slo.limits else []), "")
+    show_table(console, columns, (_cells(s, i, slo) for i in range(len(s.values))))
+    notes(console, remarks(s.outcomes[0]))
+
+
+def client_words(count: float) -> str:
+    return plural(count, "client")
+
+
+def sweep_words(s: Sweep, slo: Slo) -> str:
+    """Where it turns."""
+    unit = rate_words if s.name == "request_rate" else client_words
+    parts = [f"the capacity is {rate_words(s.capacity)}"]
+    if s.knee is not None:
+        parts.append(f"the knee {unit(s.values[s.knee])}, where throughput over latency is greatest")
+    if slo.limits:
+        most = s.most(slo)
+        parts.append("no point keeps the SLO" if most is None else f"the SLO is kept up to {unit(s.values[most])}")
+    return f"{parts[0][0].upper()}{parts[0][1:]}, {', '.join(parts[1:])}" if parts[1:] else parts[0]
+
+
+def _cells(s: Sweep, at: int, slo: Slo) -> tuple[str, ...]:
+    o = s.outcomes[at]
+    names = ("ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p99", "e2e_mean")
+    times = [format_seconds(value) if np.isfinite(value := o.statistic(name)) else "–" for name in names]
+    mark = "overloaded" if o.overloaded else "the knee" if at == s.knee else ""
+    kept = [f"{slo.share(o):.1%}"] if slo.limits else []
+    return (f"{s.values[at]:,.4g}", *times, f"{o.requests_per_s:,.2f}", f"{o.tokens_per_s:,.0f}", *kept, mark)
+
+
+def plot_sweep(s: Sweep, path: Path) -> None:
+    """Latency against rate: TTFT and times between tokens, mean and p99 with their ranges, the knee and the capacity marked."""
+    check_plot(path)
+
+    def draw(figure: Any) -> None:
+        first = s.outcomes[0].question
+        figure.suptitle(no_formula(f"{first.model.key} on {first.cluster.key}: {fleet_words(s.outcomes[0])}"), fontsize=11)
+        for at, (axes, names) in enumerate(
+            zip(figure.subplots(1, 2), (("ttft_mean", "ttft_p99"), ("tpot_mean", "itl_p99")), strict=True)
+        ):
+            for index, name in enumerate(names):
+                _line(axes, s, name, index)
+            _frame(axes, s, "time to first token" if at == 0 else "time a token")
+
+    picture(path, draw, size=(11, 4.8))
+
+
+def _line(axes: Any, s: Sweep, name: str, index: int) -> None:
+    metric, which = name.split("_")
+    values = [o.statistic(name) for o in s.outcomes]
+    ends = np.array([o.range_of(name) for o in s.outcomes])
+    label = f"{metric.upper()} {which}"
+    axes.plot(s.values, values, label=label, markersize=4, **style(index))
+    axes.fill_between(s.values, ends[:, 0], ends[:, 1], color=COLOURS[index], alpha=0.18, linewidth=0)
+    if s.knee is not None:
+        axes.plot(s.values[s.knee], values[s.knee], "o", markersize=11, markerfacecolor="none", color="black")
+
+
+def _frame(axes: Any, s: Sweep, what: str) -> None:
+    axes.set(xscale="log", xlabel=TITLES[s.name], ylabel=what)
+    ticks = s.values[:: max(1, len(s.values) // 8)]
+    axes.set_xticks(ticks, [f"{value:g}" for value in ticks])
+    axes.minorticks_off()
+    _in_words(axes, "y")
+    axes.grid(alpha=0.25)
+    if s.knee is not None:
+        axes.plot([], [], "o", markersize=9, markerfacecolor="none", color="black", linestyle="none", label="knee")
+    if s.name == "request_rate" and s.values[0] < s.capacity < s.values[-1]:
+        axes.axvline(s.capacity, color="0.35", linestyle=":", label=f"capacity {s.capacity:.3g}/s")
+    axes.legend(fontsize=8, frameon=False, loc="upper left")
+
+
+def _in_words(axes: Any, which: str) -> None:
+    """Seconds on a logarithmic axis, written as people do: 50 ms, 2 s."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set(**{f"{which}scale": "log"})
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(lambda value, _: format_seconds(value))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def plot_outcome(o: Outcome, path: Path) -> None:
+    """Times between tokens as a histogram, and the distribution of first tokens with what passes in the queue."""
+    check_plot(path)
+
+    def draw(figure: Any) -> None:
+        left, right = figure.subplots(1, 2)
+        title = f"{o.question.model.key} on {o.question.cluster.key}: {fleet_words(o)}, {rate_words(o.requests_per_s)}"
+        figure.suptitle(no_formula(title), fontsize=11)
+        _histogram(left, o)
+        _distribution(right, o)
+
+    picture(path, draw, size=(11, 4.8))
+
+
+def _histogram(axes: Any, o: Outcome) -> None:
+    times, counts = o.gaps
+    if counts.sum():
+        ms = times * 1e3
+        ends = [weighted_quantile(ms, counts, share) for share in (0.0, 0.9999)]
+        axes.hist(
+            ms, weights=counts / counts.sum(), bins=np.linspace(0.9 * ends[0], 1.05 * ends[1], 80), color=COLOURS[0], alpha=0.85
+        )
+        for index, which in enumerate(("mean", "p50", "p99")):
+            value = o.statistic(f"itl_{which}") * 1e3
+            axes.axvline(value, color=COLOURS[index + 1], linestyle=("-", "--", ":")[index], label=f"{which} {value:.3g} ms")
+        axes.legend(fontsize=8, frameon=False)
+    axes.set(xlabel="time between tokens, ms", ylabel="share of tokens", yscale="log")
+    axes.grid(alpha=0.25)
+
+
+def _distribution(axes: Any, o: Outcome) -> None:
+    seen = slice(o.question.offered.warmup, None)
+    for index, (name, label) in enumerate((("ttft_s", "TTFT"), ("queue_s", "of it in the queue"))):
+        values = np.sort(o.columns[name][seen])
+        share = np.arange(1, len(values) + 1) / len(values)
+        axes.plot(values, share, label=label, color=COLOURS[index], linestyle=("-", "--")[index], drawstyle="steps-post")
+    for which, height in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        value = o.statistic(f"ttft_{which}")
+        axes.plot(value, height, "o", color=COLOURS[0], markersize=5)
+        axes.annotate(f"{which} {format_seconds(value)}", (value, height), xytext=(7, -10), textcoords="offset points", fontsize=8)
+    _in_words(axes, "x")
+    low, high = axes.get_xlim()
+    axes.set(xlabel="time to first token", ylabel="share of requests", ylim=(0, 1.02), xlim=(low, high * (high / low) ** 0.15))
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=8, frameon=False, loc="lower right")

@@ -1,0 +1,231 @@
+"""Requests in time for a terminal: how long they take, what the engine was busy with, and why the slowest are slow."""
+
+from math import isfinite, isinf
+
+from rich.console import Console
+
+from commtax.report.serving import basis_words
+from commtax.report.tables import headline, notes, say, show_table
+from commtax.spec.stream import Lengths
+from commtax.units import format_seconds, plural
+from commtax.verbs.asking import describe_gpus, describe_layout
+from commtax.verbs.goodput import NEEDED, Slo
+from commtax.verbs.requests import Outcome
+from commtax.verbs.tails import FirstTokens, Gaps, first_tokens, gaps
+from commtax.verbs.usage import Usage, usage_of
+
+METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E", "queue": "queue"}
+"""Times of a request, and what they are called."""
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+LIMITED = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
+CAUSES = {
+    "way": "more on the way to the scheduler",
+    "slots": "more in the queue while all slots are taken",
+    "cache": "more in the queue while the KV cache is full",
+    "prompts": "more in the queue behind steps with others' prompts",
+    "step": "more in the queue for the step in progress",
+    "own": "more in the steps of their own prompts",
+    "moved": "more for moving their caches to the worker that decodes",
+}
+"""What the slowest first tokens have more of."""
+LITTLE = 0.15  # of the difference: what is less is not worth a word
+LONGER = 1.2  # prompts of the slowest over those of the middle
+SAME = 1.1  # a tail that is no longer than this many medians is none
+
+
+def show_outcome(console: Console, o: Outcome, slo: Slo) -> None:
+    """Saturation and missed limits first, then the times, then why."""
+    _verdicts(console, o, slo)
+    headline(console, o.question, fleet_words(o))
+    say(console, _asked(o), "dim")
+    used = usage_of(o)
+    say(console, _load(o), "bold yellow")
+    show_table(
+        console, ("", ">mean", ">80 % range", ">p50", ">p90", ">p95", ">p99", ">80 % range"), [_cells(o, m) for m in METRICS]
+    )
+    say(console, _throughput(o))
+    if slo.limits and slo.kept(o):
+        say(console, f"{_kept(o, slo)}: {slo.goodput(o):,.2f} requests/s of goodput", "green")
+    for sentence in tail_words(o):
+        say(console, sentence)
+    notes(console, (_engine(o, used), *remarks(o), _source(o)))
+
+
+def _verdicts(console: Console, o: Outcome, slo: Slo) -> None:
+    """What makes the answer no, or only a part of it."""
+    for note in (note for note in o.notes if note.code == "interrupted"):
+        say(console, f"{note[0].upper()}{note[1:]}.", "bold red")
+    if o.overloaded:
+        grow = "the queue grows as long as they do, and the times below are means over a queue of this run's length"
+        say(
+            console,
+            f"Overloaded: {o.capacity:,.3g} requests/s is the capacity, and {o.offered_rate:,.3g} come; {grow}.",
+            "bold red",
+        )
+    if not slo.kept(o):
+        good = f"{slo.goodput(o):,.2f} requests/s of goodput"
+        say(console, f"SLO missed: {_kept(o, slo)}, and {NEEDED:.0%} are needed; {good}.", "bold red")
+
+
+def _kept(o: Outcome, slo: Slo) -> str:
+    limits = " and ".join(f"{LIMITED[name]} ≤ {format_seconds(value)}" for name, value in slo.limits.items())
+    return f"{slo.share(o):.1%} of requests keep to {limits}"
+
+
+def fleet_words(o: Outcome) -> str:
+    """The GPUs in words; of both kinds of workers where there are two."""
+    ahead, plan = o.fleet.prompts, o.question.plan
+    if ahead is None:
+        return describe_gpus(plan)
+    tp = o.question.requests.prefill_tp or int(plan.tp)
+    decoders = o.question.requests.decode_workers or 1
+    return f"{o.num_gpus} GPUs = {ahead.count} x TP {tp} for prompts + {decoders} x {describe_layout(plan)} to decode"
+
+
+def _asked(o: Outcome) -> str:
+    """When requests come and how long they are, in words."""
+    q = o.question
+    offered, count = q.offered, plural(len(o.stream), "request")
+    if offered.trace is not None:
+        when = f"{count} of a trace, {o.offered_rate:,.3g} a second in the mean"
+    elif o.closed:
+        when = f"{plural(int(q.requests.concurrency), 'client')}, {count}, each sent when the client's last is answered"
+    elif isinf(offered.request_rate):
+        when = f"{count}, all at once"
+    else:
+        kind = {1.0: "Poisson"}.get(offered.burstiness, "evenly spaced" if isinf(offered.burstiness) else "")
+        when = f"{count} at {offered.request_rate:g} a second ({kind or f'burstiness {offered.burstiness:g}'})"
+    limit = "" if o.closed or isinf(o.stream.in_flight) else f", at most {o.stream.in_flight:,.0f} in flight"
+    several = q.plan.replicas > 1 or o.fleet.workers.count > 1
+    return f"{when}{limit}; {_lengths(o)}; {f'{offered.router} over replicas, ' if several else ''}seed {offered.seed}"
+
+
+def _lengths(o: Outcome) -> str:
+    q = o.question
+    if q.offered.trace is not None:
+        return f"{o.stream.input_len.mean():,.0f} tokens in and {o.stream.output_len.mean():,.0f} out in the mean"
+    sides = [
+        _length(own, int(mean), float(q.requests.spread))
+        for own, mean in ((q.offered.inputs, q.requests.input_len), (q.offered.outputs, q.requests.output_len))
+    ]
+    return f"{sides[0]} tokens in and {sides[1]} out"
+
+
+def _length(own: Lengths | None, mean: int, spread: float) -> str:
+    if own is None:
+        return f"{mean:,}{f' ± {spread:.0%}' if spread else ''}"
+    return f"{own.mean:,.0f}" if own.kind == "constant" else f"{own.mean:,.0f} ({own.source or own.kind})"
+
+
+def rate_words(per_s: float) -> str:
+    """
+    >>> rate_words(1.0), rate_words(17.43)
+    ('1 request/s', '17.4 requests/s')
+    """
+    return f"{per_s:,.3g} request{'' if per_s == 1 else 's'}/s"
+
+
+def _load(o: Outcome) -> str:
+    """How much of what it could do is asked of it."""
+    capacity = f"its capacity of {o.capacity:,.3g} requests/s"
+    if o.closed or isinf(o.offered_rate):
+        return f"{o.requests_per_s:,.3g} requests/s are answered, {o.requests_per_s / o.capacity:.0%} of {capacity}"
+    return f"{rate_words(o.offered_rate)} is {o.offered_rate / o.capacity:.0%} of {capacity}"
+
+
+def _cells(o: Outcome, metric: str) -> tuple[str, ...]:
+    values = [o.statistic(f"{metric}_{which}") for which in STATISTICS]
+    if not isfinite(values[0]):
+        return (METRICS[metric], *("–",) * 7)
+    first, *others = map(time_words, values)
+    return (METRICS[metric], first, _range(o, f"{metric}_mean"), *others, _range(o, f"{metric}_p99"))
+
+
+def _range(o: Outcome, name: str) -> str:
+    return " to ".join(map(time_words, o.range_of(name)))
+
+
+def time_words(seconds: float) -> str:
+    """
+    >>> time_words(0.0123), time_words(1234.5)
+    ('12.3 ms', '1,234 s')
+    """
+    return f"{seconds:,.0f} s" if seconds >= 1000 else format_seconds(seconds)
+
+
+def _throughput(o: Outcome) -> str:
+    each = o.tokens_per_s / o.num_gpus
+    return (
+        f"{o.requests_per_s:,.2f} requests/s, {o.input_tokens_per_s:,.0f} tokens/s in and {o.tokens_per_s:,.0f} out "
+        f"({each:,.0f} a GPU) over {time_words(o.duration_s)}"
+    )
+
+
+def tail_words(o: Outcome) -> list[str]:
+    """Why the tails are what they are, one sentence each."""
+    return [text for text in (first_words(first_tokens(o)), gap_words(gaps(o))) if text]
+
+
+def first_words(tail: FirstTokens) -> str:
+    """Of first tokens: what the slowest have more of than those of the middle."""
+    if tail.p99_s <= SAME * tail.median_s:
+        return f"p99 TTFT {format_seconds(tail.p99_s)} is near its median of {format_seconds(tail.median_s)}: there is no tail."
+    whole = sum(max(0.0, seconds) for seconds in tail.more_s.values())
+    ranked = sorted(tail.more_s.items(), key=lambda pair: -pair[1])
+    parts = [f"{format_seconds(seconds)} {_cause(name, tail.longer)}" for name, seconds in ranked if seconds > LITTLE * whole]
+    times = f"{tail.p99_s / tail.median_s:.1f} x its median of {format_seconds(tail.median_s)}"
+    return f"p99 TTFT {format_seconds(tail.p99_s)} is {times}: the slowest 1 % spend {', and '.join(parts)}."
+
+
+def _cause(name: str, longer: float) -> str:
+    text = CAUSES[name]
+    if name != "own":
+        return text
+    return f"{text}, which are {longer:.1f} x as long" if longer > LONGER else f"{text}, which hold others' too"
+
+
+def gap_words(tail: Gaps) -> str:
+    """Of times between tokens."""
+    if not isfinite(tail.p99_s):
+        return ""
+    times = (
+        f"p99 ITL {format_seconds(tail.p99_s)} is {tail.p99_s / tail.median_s:.1f} x its median of {format_seconds(tail.median_s)}"
+    )
+    if tail.p99_s <= SAME * tail.median_s:
+        return f"p99 ITL {format_seconds(tail.p99_s)} is near its median of {format_seconds(tail.median_s)}: no step is disturbed."
+    if tail.stalled > max(0.5, tail.with_prompts):
+        why = f"{tail.stalled:.0%} of the slowest waited before their step, for prompts that go first or for stages"
+    elif tail.behind > max(0.5, tail.with_prompts):
+        why = f"{tail.behind:.0%} of the slowest waited for prompts on other stages or ranks of their engine"
+    elif tail.with_prompts > 0.5:
+        beside = f"others' prompts, {tail.tokens:,.0f} tokens in the mean"
+        why = f"{tail.with_prompts:.0%} of the slowest are steps that also compute {beside}"
+    else:
+        why = "the slowest are steps of larger batches and longer contexts"
+    thrown = f"; {plural(tail.preempted, 'request')} lost {format_seconds(tail.lost_s)} each, thrown out of the cache"
+    return f"{times}: {why}{thrown if tail.preempted else ''}."
+
+
+def _engine(o: Outcome, used: Usage) -> str:
+    """What the engines were busy with."""
+    stages = o.fleet.workers.stages
+    busy = f"a stage has a batch {used.busy:.0%} of the time" if stages > 1 else f"an engine is busy {used.busy:.0%} of the time"
+    thrown = f"{plural(used.preemptions, 'preemption')}" if used.preemptions else "no preemption"
+    hits = f", {used.hit_rate:.0%} of prompt tokens found in it" if used.hit_rate else ""
+    waiting = f"; at most {plural(used.waiting_peak, 'request')} waiting" if used.waiting_peak else ""
+    return (
+        f"{busy}, {used.mean_batch:,.1f} requests decode in its mean step; {used.prompt_share:.0%} of step time goes to steps with "
+        f"prompts, {used.comm_share:.0%} to exposed communication; KV cache {used.kv_mean:.0%} full, at most {used.kv_peak:.0%}, "
+        f"{thrown}{hits}{waiting}"
+    )
+
+
+def remarks(o: Outcome) -> list[str]:
+    """Notes; idle GPUs are counted over both kinds of workers, where there are two."""
+    said = ("interrupted", *(["idle-gpus"] if o.fleet.prompts else []))
+    return list(dict.fromkeys(note for note in o.notes if note.code not in said))
+
+
+def _source(o: Outcome) -> str:
+    engine = o.question.engine
+    return f"host times of {engine.key} {engine.host.host_label or basis_words(o.alike)}"

@@ -1,0 +1,62 @@
+"""Limits of each request's times, and how many requests keep to them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from math import inf, isfinite
+
+from commtax.statement import Refusal
+from commtax.verbs.loads import number
+from commtax.verbs.requests import Outcome
+
+NEEDED = 0.99  # share of the requests that must keep to all limits
+SPELLED = {"ttft": "ttft_s", "tpot": "tpot_s", "e2el": "e2e_s", "e2e": "e2e_s"}
+MOST_MS = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Infinite: no limit."""
+
+    ttft_s: float = inf
+    tpot_s: float = inf
+    e2e_s: float = inf
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Those that there are, by field."""
+        return {f.name: value for f in fields(self) if isfinite(value := getattr(self, f.name))}
+
+    def share(self, o: Outcome) -> float:
+        """Of the requests that keep to all limits."""
+        return o.within(self.ttft_s, self.tpot_s, self.e2e_s)
+
+    def goodput(self, o: Outcome) -> float:
+        """Requests/s that keep to all limits."""
+        return self.share(o) * o.requests_per_s
+
+    def kept(self, o: Outcome) -> bool:
+        return not self.limits or self.share(o) >= NEEDED
+
+
+def slo_of(words: Iterable[str], slo: Slo = Slo()) -> Slo:  # noqa: B008
+    """Limits in milliseconds as ``vllm bench serve --goodput`` spells them.
+
+    >>> slo_of(["ttft:300", "tpot:20"])
+    Slo(ttft_s=0.3, tpot_s=0.02, e2e_s=inf)
+    """
+    for word in words:
+        name, colon, text = word.strip().partition(":")
+        if name not in SPELLED or not colon:
+            raise Refusal(f"goodput '{word[:40]}': write limits in ms such as ttft:300 tpot:20 e2el:5000", "goodput")
+        if isfinite(getattr(slo, SPELLED[name])):
+            raise Refusal(f"goodput '{word[:40]}': {name} has a limit already; leave one of them out", "goodput")
+        slo = replace(slo, **{SPELLED[name]: _seconds(text, name)})
+    return slo
+
+
+def _seconds(text: str, name: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise Refusal(f"goodput '{name}:{text[:30]}': a number of milliseconds is needed, such as {name}:300", "goodput") from None
+    return number(value, "goodput", 0, MOST_MS, " ms") / 1e3

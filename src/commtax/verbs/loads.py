@@ -1,0 +1,198 @@
+"""What is offered, as users write it: rates and times within bounds, lengths as numbers or distributions, traces as files."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import inf, isfinite, isnan
+
+import numpy as np
+
+from commtax.catalog.distributions import lengths
+from commtax.question import Offered
+from commtax.sim.arrivals import read
+from commtax.sim.serving.fleet import ROUTERS
+from commtax.spec.stream import MOST_TOKENS, Lengths, Stream
+from commtax.statement import Refusal
+from commtax.units import parse_seconds
+from commtax.verbs.checking import positive
+
+MOST_SERVED = 1_000_000  # requests that are simulated: about a minute, and a few GiB
+MOST_RATE = 1e6  # requests/s
+MOST_SECONDS = 1e9
+MOST_SEED = 2**63
+DRAWN = (
+    "request_rate",
+    "burstiness",
+    "unique_prompts",
+    "shared_prefix",
+    "ramp_up",
+    "input_len",
+    "output_len",
+    "spread",
+    "concurrency",
+)
+"""What a trace says itself."""
+Given = dict[str, object]
+
+
+def split(options: Mapping[str, object]) -> tuple[Given, Offered]:
+    """The options of a question's other parts, and what is offered."""
+    given = {name: value for name, value in options.items() if value is not None}
+    stream = _trace(given) if "trace" in given else None
+    offered = {field: check(given.pop(name), name) for name, (field, check) in CHECKED.items() if name in given}
+    for side, name in (("inputs", "input_len"), ("outputs", "output_len")):
+        if isinstance(given.get(name), (str, Lengths)):
+            drawn = _lengths(given[name], side, name)
+            offered[side], given[name] = drawn, max(1, round(drawn.mean))
+    made = Offered(trace=stream, **offered)  # type: ignore[arg-type]
+    _check(given, made)
+    return given, _uncached(_cut(made, given)) if offered.get("prefix_hit_rate") == 0 else _cut(made, given)
+
+
+def _lengths(value: object, side: str, name: str) -> Lengths:
+    return value if isinstance(value, Lengths) else lengths(str(value), "inputs" if side == "inputs" else "outputs", name)
+
+
+def _trace(given: Given) -> Stream:
+    """Requests as they came; what else would say when they come and how long they are is refused."""
+    source = given.pop("trace")
+    for name in DRAWN:
+        if name in given:
+            raise Refusal(f"{name}: the trace says when requests come and how long they are; leave one of them out", name)
+    return source if isinstance(source, Stream) else read(str(source))
+
+
+def _check(given: Mapping[str, object], offered: Offered) -> None:
+    """What goes together."""
+    known = (offered.trace is not None and offered.trace.prefixes is not None) or offered.unique_prompts or offered.shared_prefix
+    if offered.prefix_hit_rate and known:
+        rule = "which blocks of prompts are equal is known, and so is what is cached; only 0 (no cache) can be said beside it"
+        raise Refusal(f"prefix_cache={offered.prefix_hit_rate:g}: {rule}", "prefix_cache", (0,))
+    if offered.request_rate and "concurrency" in given:
+        raise Refusal(
+            "concurrency: clients of a closed loop have no rate; max_concurrency limits what is in flight beside one", "concurrency"
+        )
+    if not offered.request_rate and offered.trace is None:
+        for name, value, usual in (("duration", offered.duration_s, inf), ("max_concurrency", offered.max_in_flight, inf)):
+            if value != usual:
+                raise Refusal(f"{name}: belongs to a request_rate or a trace; a closed loop has concurrency and num_prompts", name)
+    if offered.ramp_up_s and offered.request_rate:
+        raise Refusal("ramp_up: belongs to a closed loop, whose clients start one after the other", "ramp_up")
+    if isfinite(offered.duration_s) and offered.trace is None and offered.request_rate * offered.duration_s > MOST_SERVED:
+        most = f"{MOST_SERVED / offered.request_rate:.4g}"
+        rule = f"{offered.request_rate:g} requests/s are more than {MOST_SERVED:,} requests in it; nearest valid: {most} s"
+        raise Refusal(f"duration={offered.duration_s:g} s: {rule}", "duration", (most,))
+    if (count := given.get("num_prompts", 1)) != inf and positive(count, "num_prompts") > MOST_SERVED:
+        raise Refusal(f"num_prompts={count}: at most {MOST_SERVED:,} are simulated", "num_prompts", (MOST_SERVED,))
+
+
+def _cut(offered: Offered, given: Mapping[str, object]) -> Offered:
+    """A trace of as many requests as are wanted, to as many clients as there are."""
+    stream = offered.trace
+    if stream is None:
+        return offered
+    wanted = (
+        int(np.searchsorted(stream.arrival_s, offered.duration_s, side="right")) if isfinite(offered.duration_s) else len(stream)
+    )
+    stream = first(stream, min(wanted, int(given.get("num_prompts", MOST_SERVED))))  # type: ignore[call-overload]
+    if not len(stream):
+        raise Refusal(f"duration={offered.duration_s:g} s: no request of the trace arrives within it", "duration")
+    return replace(offered, trace=replace(stream, in_flight=min(stream.in_flight, offered.max_in_flight)))
+
+
+def _uncached(offered: Offered) -> Offered:
+    """Without a prefix cache no prompt shares anything."""
+    trace = None if offered.trace is None else replace(offered.trace, prefixes=None)
+    return replace(offered, trace=trace, unique_prompts=0, shared_prefix=0)
+
+
+def first(stream: Stream, count: int) -> Stream:
+    """The first requests of a stream."""
+    return stream if len(stream) <= count else chosen(stream, np.arange(count))
+
+
+def chosen(stream: Stream, rows: np.ndarray) -> Stream:
+    """Some requests of a stream."""
+    part = {name: getattr(stream, name)[rows] for name in ("arrival_s", "input_len", "output_len")}
+    return replace(stream, **part, prefixes=tuple(stream.prefixes[i] for i in rows.tolist()) if stream.prefixes else None)
+
+
+def number(value: object, name: str, low: float, high: float, unit: str = "", endless: bool = False) -> float:
+    """A number between two bounds, above the lower one where that is 0; infinite where that means something."""
+    if isinstance(value, (bool, str, bytes)) or not isinstance(value, (int, float, np.number)) or isnan(value):
+        raise Refusal(f"{name}={value!r}: a number is needed", name)
+    if endless and value == inf:
+        return inf
+    if not low < value <= high:
+        nearest = f"{high:g}" if value > high else "1"
+        raise Refusal(
+            f"{name}={value:g}{unit}: above {low:g} and at most {high:g}{unit}; nearest valid: {nearest}", name, (nearest,)
+        )
+    return float(value)
+
+
+def _rate(value: object, name: str) -> float:
+    return number(value, name, 0, MOST_RATE, " requests/s", endless=True)
+
+
+def _shape(value: object, name: str) -> float:
+    return number(value, name, 0, MOST_RATE, endless=True)
+
+
+def seconds(value: object, name: str) -> object:
+    """Seconds as a number, or as text with a unit or without."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return parse_seconds(value, name)
+
+
+def _span(value: object, name: str) -> float:
+    return number(seconds(value, name), name, 0, MOST_SECONDS, " s")
+
+
+def _pause(value: object, name: str) -> float:
+    """A time that may be 0."""
+    return 0.0 if seconds(value, name) == 0 else _span(value, name)
+
+
+def _share(value: object, name: str) -> float:
+    if isinstance(value, (bool, str, bytes)) or not isinstance(value, (int, float, np.number)) or not 0 <= value <= 1:
+        nearest = 1 if isinstance(value, (int, float)) and value > 1 else 0
+        raise Refusal(f"{name}={value}: a share from 0 to 1 is needed; nearest valid: {nearest}", name, (nearest,))
+    return float(value)
+
+
+def _count(least: int, most: int) -> Callable[[object, str], int]:
+    def check(value: object, name: str) -> int:
+        if np.ndim(value):  # type: ignore[arg-type]
+            raise Refusal(f"{name}: one number is needed", name)
+        whole = int(positive(value, name, least))
+        if whole > most:
+            raise Refusal(f"{name}={whole}: at most {most:,}", name, (most,))
+        return whole
+
+    return check
+
+
+def _router(value: object, name: str) -> str:
+    if value not in ROUTERS:
+        raise Refusal(f"{name} '{value}': one of {', '.join(ROUTERS)}", name, ROUTERS)
+    return str(value)
+
+
+CHECKED: Mapping[str, tuple[str, Callable[[object, str], object]]] = {
+    "request_rate": ("request_rate", _rate),
+    "burstiness": ("burstiness", _shape),
+    "duration": ("duration_s", _span),
+    "unique_prompts": ("unique_prompts", _count(1, MOST_SERVED)),
+    "shared_prefix": ("shared_prefix", _count(0, MOST_TOKENS)),
+    "prefix_cache": ("prefix_hit_rate", _share),
+    "max_concurrency": ("max_in_flight", _count(1, 2**31)),
+    "ramp_up": ("ramp_up_s", _pause),
+    "warmup": ("warmup", _count(0, MOST_SERVED)),
+    "router": ("router", _router),
+    "seed": ("seed", _count(0, 2**48)),
+}
+"""Options by name: the field of ``Offered`` that each becomes, and what it must keep to."""

@@ -1,0 +1,88 @@
+"""``commtax.serve("llama-3.1-70b", "8xh100-sxm", tp=4, request_rate=8, input_len=512, output_len="sharegpt")``."""
+
+from collections.abc import Mapping
+from typing import Unpack
+
+import numpy as np
+
+from commtax.question import Offered, Question
+from commtax.spec import SIZES, Cluster, Model
+from commtax.statement import Refusal
+from commtax.verbs import requests
+from commtax.verbs.asking import ServeOptions, only, settled, unsettled
+from commtax.verbs.checking import positive, spread
+from commtax.verbs.loads import split
+from commtax.verbs.requests import Outcome
+
+WORKERS = ("prefill_workers", "prefill_tp", "decode_workers")
+
+
+def serve(model: str | Model, cluster: str | Cluster, **options: Unpack[ServeOptions]) -> Outcome:
+    """What becomes of requests that come in time: each one's times, in ``columns`` or as a ``frame()``, and what they add up to.
+
+    One of ``request_rate``, ``concurrency`` and ``trace`` says when they come. Lengths are numbers, which vary by ``spread`` of
+    their mean to either side, or distributions. The same ``seed`` gives the same bytes.
+    """
+    return requests.serve(put(model, cluster, only(ServeOptions, options)))
+
+
+def put(model: str | Model, cluster: str | Cluster, options: Mapping[str, object]) -> Question:
+    """The question of options that say what is offered, checked as far as that goes before anything is priced."""
+    plain, offered = split(options)
+    if not (offered.request_rate or "concurrency" in plain or offered.trace is not None):
+        raise Refusal("request_rate: say when requests come: request_rate, concurrency (a closed loop) or a trace", "request_rate")
+    return checked(unsettled(model, cluster, plain).but(offered=offered))
+
+
+def checked(q: Question) -> Question:
+    """One plan, one load, numbers that are some."""
+    for name in (*SIZES, "replicas"):
+        if np.ndim(getattr(q.plan, name)):
+            raise Refusal(f"{name}: requests are simulated for one plan at a time", name)
+    for name in ("concurrency", "input_len", "output_len"):
+        value = getattr(q.requests, name)
+        if np.ndim(value):
+            raise Refusal(f"{name}: one number is needed; a sweep goes over several", name)
+        positive(value, name)
+    spread(q.requests.spread)
+    if np.ndim(q.requests.spread):
+        raise Refusal("spread: one number is needed", "spread")
+    _check_workers(q)
+    if q.requests.kv_tokens is not None:
+        positive(q.requests.kv_tokens, "kv_tokens")
+    if q.offered.warmup >= (most := _requests(q.offered, q)):
+        rule = f"the first {q.offered.warmup:,} of {most:,.0f} requests would be left out of all figures"
+        raise Refusal(f"warmup={q.offered.warmup}: {rule}; nearest valid: {most - 1:.0f}", "warmup", (int(most - 1),))
+    return q
+
+
+def _check_workers(q: Question) -> None:
+    """Workers of two kinds belong to disaggregated serving, which has no other replicas, and fit on the cluster."""
+    wanted, plan = q.requests, q.plan
+    if not wanted.disaggregated:
+        for name in WORKERS:
+            if getattr(wanted, name) is not None:
+                raise Refusal(f"{name}={getattr(wanted, name)}: belongs to disaggregated serving", name)
+        return
+    for name in WORKERS:
+        if getattr(wanted, name) is not None:
+            positive(getattr(wanted, name), name)
+    if plan.replicas > 1:
+        raise Refusal(f"replicas={plan.replicas}: disaggregated serving counts its servers as decode_workers", "replicas")
+    tp = plan.tp if wanted.prefill_tp is None else wanted.prefill_tp
+    ahead = settled(q.but(tp=tp, dp=1, ep=tp if plan.ep > 1 else 1, offered=Offered())).plan
+    count = wanted.prefill_workers or 1, wanted.decode_workers or 1
+    total = count[0] * ahead.num_gpus + count[1] * plan.num_gpus
+    if total > q.cluster.num_gpus:
+        name = "prefill_workers" if wanted.prefill_workers else "decode_workers"
+        needed = f"{count[0]} x {ahead.num_gpus} GPUs for prompts + {count[1]} x {plan.num_gpus} to decode = {total}"
+        raise Refusal(f"{name}={getattr(wanted, name) or 1}: {needed}, and {q.cluster.key} has {q.cluster.num_gpus}", name)
+
+
+def _requests(offered: Offered, q: Question) -> float:
+    """How many there will be, where that is known beforehand; those that come within a time are not."""
+    if offered.trace is not None:
+        return len(offered.trace)
+    if np.isfinite(offered.duration_s) and np.isinf(q.requests.num_prompts):
+        return np.inf
+    return float(q.requests.num_prompts) if np.isfinite(q.requests.num_prompts) else float(requests.PROMPTS)

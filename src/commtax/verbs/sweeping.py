@@ -1,0 +1,107 @@
+"""The same requests at several rates, or with several clients: where latency turns up."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import log, sqrt
+
+import numpy as np
+
+from commtax.question import Question
+from commtax.statement import Refusal
+from commtax.verbs.goodput import Slo
+from commtax.verbs.loads import MOST_RATE
+from commtax.verbs.offering import checked
+from commtax.verbs.requests import Outcome, serve
+
+SWEPT = ("request_rate", "concurrency")
+MOST_POINTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """One outcome a value, from the least on."""
+
+    name: str
+    values: tuple[float, ...]
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def capacity(self) -> float:
+        """Requests/s: of the same engines and the same requests at every point."""
+        return self.outcomes[0].capacity
+
+    @property
+    def knee(self) -> int | None:
+        """The point where throughput over response time is greatest (Kleinrock's power, 1979), of those that are not overloaded.
+
+        Below it more load costs little time, above it more load buys little throughput.
+        """
+        power = [o.requests_per_s / o.statistic("e2e_mean") if not o.overloaded else 0.0 for o in self.outcomes]
+        return int(np.argmax(power)) if max(power) > 0 else None
+
+    def most(self, slo: Slo) -> int | None:
+        """The greatest value up to which all are kept to and nothing is overloaded."""
+        bad = (i for i, o in enumerate(self.outcomes) if o.overloaded or not slo.kept(o))
+        return (first - 1 if first else None) if (first := next(bad, None)) is not None else len(self.outcomes) - 1
+
+
+def points(text: str) -> tuple[str, tuple[float, ...]]:
+    """What is swept, and its values: a list, or two ends with values between them that grow by half an octave.
+
+    >>> points("request-rate=1:8")
+    ('request_rate', (1.0, 1.4, 2.0, 2.8, 4.0, 5.7, 8.0))
+    >>> points("concurrency=1,8,64")
+    ('concurrency', (1.0, 8.0, 64.0))
+    """
+    name, equals, rest = text.partition("=")
+    name = name.strip().replace("-", "_")
+    if name not in SWEPT or not equals:
+        raise Refusal(f"sweep '{text[:60]}': write request-rate=1:64, request-rate=1,2,4 or concurrency=1:256", "sweep")
+    ends = rest.split(":")
+    numbers = [_value(part, name) for part in (ends if len(ends) == 2 else rest.split(","))]
+    if len(ends) == 2:
+        numbers = list(_between(numbers[0], numbers[1], name))
+    if len(numbers) > MOST_POINTS:
+        raise Refusal(f"sweep: {len(numbers)} values, and at most {MOST_POINTS} are simulated", "sweep", (MOST_POINTS,))
+    return name, tuple(sorted(dict.fromkeys(numbers)))
+
+
+def _value(text: str, name: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    whole = name != "concurrency" or value == np.floor(value)
+    if not 0 < value <= MOST_RATE or not whole or (name == "concurrency" and value < 1):
+        kind = "a whole number of at least 1" if name == "concurrency" else "a rate above 0"
+        raise Refusal(f"sweep: '{text[:30]}' is not {kind}, at most {MOST_RATE:g}", "sweep")
+    return value
+
+
+def _between(low: float, high: float, name: str) -> Iterator[float]:
+    if high < low:
+        raise Refusal(f"sweep: {low:g}:{high:g}: the least comes first; nearest valid: {high:g}:{low:g}", "sweep")
+    steps = 1 if name == "concurrency" else 2  # of an octave
+    for i in range(int(steps * log(high / low, 2) + 1e-9) + 1):
+        value = low * 2 ** (i // 2) * sqrt(2) ** (i % 2) if steps == 2 else low * 2**i
+        yield float(f"{value:.2g}") if i % 2 and steps == 2 else value
+    yield high
+
+
+def at(q: Question, name: str, value: float, prompts_per_client: int | None = None) -> Question:
+    """The question at one point."""
+    if name == "request_rate":
+        return checked(q.but(request_rate=value))
+    count = {"num_prompts": int(value) * prompts_per_client} if prompts_per_client else {}
+    return checked(q.but(concurrency=int(value), **count))
+
+
+def sweep(name: str, values: tuple[float, ...], questions: Iterable[Question]) -> Sweep:
+    """Every point simulated; where requests are the same, what they could be answered at is found once."""
+    outcomes: list[Outcome] = []
+    for question in questions:
+        o = serve(question)
+        if outcomes and np.array_equal(outcomes[0].stream.output_len, o.stream.output_len):
+            vars(o)["capacity"] = outcomes[0].capacity
+        outcomes.append(o)
+    return Sweep(name, values, tuple(outcomes))

@@ -1,0 +1,119 @@
+"""A plain search for fleets that hold a rate: every legal plan and every number of workers is simulated in full, nothing is pruned
+by a price. ``planner/fleets.py`` must agree with it."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+
+import brute
+from commtax import catalog
+from commtax.planner.contest import burden
+from commtax.planner.fleets import limits_of, priced
+from commtax.planner.layouts import Layout
+from commtax.planner.trials import COUNTED, Trial, all_requests, grown, ran, rate_of, worst
+from commtax.verbs.asking import settled, unsettled
+from commtax.verbs.fitting import cache_tokens
+from commtax.verbs.loads import first, split
+from commtax.verbs.requests import capacity_of, fleet_of
+
+
+def asked(model, cluster, *, slo, objective, engine, max_num_seqs, **offers):
+    """The question as the planner puts it."""
+    plain, offered = split(offers)
+    put = unsettled(model, cluster, {**plain, "engine": engine, "max_num_seqs": max_num_seqs, "disaggregated": True})
+    put = priced([put.but(slo=limits_of(slo), objective=objective, offered=offered)], None)[0]
+    return replace(settled(put), plan=put.plan)
+
+
+def best(question):
+    """The least burden (GPUs, dollars, or GPUs a token/s) of any fleet that holds, and that fleet; None where none does."""
+    q = asked(**question)
+    fleets = sorted(_fleets(q), key=lambda pair: pair[0].gpus(*pair[1]))
+    if q.goal.objective != "tokens":
+        return next(((burden(trial), choice(trial)) for layout, size in fleets if (trial := _tried(layout, size)).holds), None)
+    least, held = set(), []
+    for layout, size in fleets:
+        if id(layout) not in least and (trial := _tried(layout, size)).holds:
+            least.add(id(layout))
+            held.append((burden(grown(trial)), choice(trial)))
+    return min(held, default=None)
+
+
+def choice(trial):
+    """What tells fleets apart."""
+    plan = trial.layout.question.plan
+    return int(plan.tp), int(plan.pp), int(plan.dp), int(plan.ep), trial.layout.prefill_tp, trial.size
+
+
+def agree(answer, least):
+    """Whether the planner's first fleet is the plain search's, or within 3 % of it by the objective."""
+    if least is None or not answer.plans:
+        return least is None and not answer.plans
+    return burden(answer.plans[0]) <= 1.03 * least[0] or choice(answer.plans[0]) == least[1]
+
+
+def _tried(layout, size):
+    """A whole run, and where that holds one of the whole fleet with all requests at once."""
+    q = layout.question
+    over, most = worst(q, ran(layout, size, rate_of(q))), np.nan
+    if over <= 1:
+        stream = first(all_requests(q), COUNTED)
+        workers = {"decode_workers": size[0], "prefill_workers": size[1]} if layout.apart else {"replicas": size[0]}
+        most = capacity_of(stream, fleet_of(settled(q.but(**workers)), stream))
+    return Trial(layout, size, np.inf if most <= rate_of(q) else over, most, {}, 1)
+
+
+def _fleets(q):
+    """(layout, size) of all that there is room for."""
+    plain = []
+    for sizes in brute.plans(q.model, q.cluster.num_gpus):
+        one = q.but(**dict(zip(("tp", "pp", "dp", "ep"), sizes, strict=True)), disaggregated=False)
+        group = sizes[0] * sizes[1] * sizes[2]
+        copies = brute.num_copies(group, sizes[0], q.cluster)
+        if not copies or not _fits(one):
+            continue
+        layout = Layout(one, group, copies, np.inf)
+        yield from ((layout, (n, 0)) for n in range(1, copies + 1))
+        if sizes[1:] == (1, 1, 1) and sizes[0] <= q.cluster.domain:
+            plain.append(sizes[0])
+    for tp, ahead in itertools.product(plain, plain if q.requests.output_len > 1 else []):
+        layout = Layout(q.but(tp=tp, prefill_tp=ahead), tp, 1, np.inf, ahead)
+        for copies in range(1, (q.cluster.num_gpus - ahead) // tp + 1):
+            most = brute.most_workers(copies, tp, ahead, q.cluster)
+            yield from ((layout, (copies, workers)) for workers in range(1, most + 1))
+
+
+def _fits(one):
+    """Whether a plan is legal and holds the longest request."""
+    longest = int(1.5 * one.requests.input_len) + int(1.5 * one.requests.output_len)
+    try:
+        return bool(cache_tokens(settled(one)) >= longest)
+    except ValueError:
+        return False
+
+
+MODELS = {"llama-3.1-8b": 8, "gpt-oss-20b": 4, "qwen3-30b-a3b": 4, "mixtral-8x7b": 13, "llama-3.1-70b": 70}
+"""With some of the billions of parameters that a token meets."""
+CLUSTERS = (
+    *("1xh200-sxm", "2xh100-sxm", "3xh100-sxm", "4xh100-sxm", "2xh200-sxm", "3xa100-80-sxm", "4xa100-80-sxm", "4xl40s"),
+    *("2xb200-sxm", "4xb200-sxm", "2x2xh100-sxm", "6xh100-sxm", "8xh200-sxm", "2x8xh100-sxm"),
+)
+
+
+def question(rng):
+    """Rates and limits around what such models and clusters hold: some bind, some do not, some nothing can meet."""
+    model, cluster = rng.choice(list(MODELS)), rng.choice(CLUSTERS)
+    lengths = {"input_len": rng.choice((128, 512, 2048)), "output_len": rng.choice((16, 128, 256))}
+    each = 400 / MODELS[model] ** 0.7 / (lengths["input_len"] / 2048 + lengths["output_len"] / 64)  # requests/s of a GPU, roughly
+    slo = {}
+    if rng.random() < 0.8:
+        slo[rng.choice(("p95_ttft", "p99_ttft", "mean_ttft"))] = 10 ** rng.uniform(-1.2, 0.5)
+    if rng.random() < 0.8:
+        slo[rng.choice(("p99_itl", "p95_itl", "mean_tpot", "p99_tpot"))] = 10 ** rng.uniform(-2, -0.9)
+    rate = float(f"{each * catalog.cluster(cluster).num_gpus * 10 ** rng.uniform(-1.8, -0.5):.3g}")
+    objective = rng.choice(("gpus", "gpus", "cost", "tokens"))
+    engine = rng.choice(("vllm", "vllm", "sglang", "trtllm"))
+    runs = {"num_prompts": rng.choice((300, 300, 300, None)), "max_num_seqs": rng.choice((16, 64, 64, None))}  # short ones mostly
+    asked = {"model": model, "cluster": cluster, "request_rate": rate, "slo": slo, "objective": objective, "engine": engine}
+    return asked | lengths | runs
