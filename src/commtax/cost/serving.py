@@ -117,12 +117,18 @@ def _lockstep(load: Load) -> Number:
     return 1 / np.maximum(1.0, 2 * load.spread * _life(load))
 
 
+def _arrivals_per_batch(load: Load, seqs: Number, stages: Number) -> Number:
+    """Of those that arrive in a step, who comes to the same of the batches in flight: all who ended together."""
+    step = arrivals_per_step(load, seqs)
+    return np.maximum(step / stages, np.minimum(step, (seqs - 1) * _lockstep(load)))
+
+
 def prompt_tokens(load: Load, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
     """Prompt tokens of a step: those of one prompt and of others that arrived with it, as far as there is room for them.
 
     The mean over such steps, so the number of prompts need not be whole: what one prompt leaves of a step goes to the next.
     """
-    wanted = (1 + arrivals_per_step(load, seqs) / stages) * load.input_len
+    wanted = (1 + _arrivals_per_batch(load, seqs, stages)) * load.input_len
     return np.minimum(wanted, room if engine.serves.chunked else np.maximum(load.input_len, room))
 
 
@@ -150,7 +156,7 @@ def prompts_ahead(load: Load, seqs: Number, room: Number, engine: Engine, stages
     together. The first R requests of a benchmark arrive at once and are computed in turn, as many a step as fit.
     """
     others = seqs - 1
-    dense, each = arrivals_per_step(load, seqs) / stages, prompt_tokens(load, seqs, room, engine, stages) / load.input_len
+    dense, each = _arrivals_per_batch(load, seqs, stages), prompt_tokens(load, seqs, room, engine, stages) / load.input_len
     steady = np.minimum(others, 2 * np.minimum(dense, each))  # no more arrive in a step than steps let in
     if engine.serves.prefill_first:
         crowd = np.maximum(others / 2 * _lockstep(load), 1.5 * others / _life(load) / stages)
