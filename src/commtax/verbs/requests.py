@@ -297,7 +297,7 @@ def fleet_of(asked: Question, stream: Stream) -> Fleet:
 
 def _workers(asked: Question, longest: int) -> Workers:
     plan = asked.plan
-    shared = asked.model.experts is not None and plan.dp > 1
+    shared = asked.model.experts is not None and plan.dp > 1 and plan.pp == 1  # pipelines of ranks are followed one by one
     rules = _rules(asked, longest)
     count = int(plan.replicas) * (1 if shared else int(plan.dp))
     return Workers(rules, steps_of(asked, longest), count, int(plan.dp) if shared else 1, int(plan.pp))
