@@ -217,7 +217,8 @@ def _shared(load: Load, steps: Steps, seqs: Number) -> Number:
         1/stages + (1 - 1/stages) / sqrt(1 + (stages + 1) m)
     """
     batch = np.maximum((seqs - 1) * _lockstep(load), arrivals_per_step(load, seqs)) / steps.stages
-    return 1 / steps.stages + (1 - 1 / steps.stages) / np.sqrt(1 + (steps.stages + 1) * batch)
+    uneven = np.where(load.output_len > 1, 1 / np.sqrt(1 + (steps.stages + 1) * batch), 0.0)  # prompts alone fill all batches
+    return 1 / steps.stages + (1 - 1 / steps.stages) * uneven
 
 
 def prompts_apart(load: Load, quiet: Served, prompt_s: Number, moved_s: Number, clients: Number, workers: Number) -> Served:
