@@ -11,80 +11,18 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from random import Random
+from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # the loops are the tests' own
+
+from closed_loops import Pair, asked
 from commtax import catalog
-from commtax.question import Question
-from commtax.statement import Refusal
-from commtax.verbs.asking import unsettled
-from commtax.verbs.fitting import step_limits
-from commtax.verbs.requests import serve as simulated
-from commtax.verbs.serving import serve as closed_form
 
-MODELS = ("llama-3.1-8b", "qwen3-14b", "gemma-3-27b", "llama-3.1-70b", "gpt-oss-120b", "qwen3-30b-a3b", "mixtral-8x7b")
-CLUSTERS = ("8xh100-sxm", "8xh200-sxm", "8xa100-80-sxm", "8xb200-sxm")
-ENGINES = ("vllm", "vllm@0.11", "sglang", "trtllm")
-LIVES = 12  # requests of each client, of which the first third and the last sixth are not counted
 FIGURES = ("tpot", "ttft", "rate")
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """One question, simulated over closed form."""
-
-    words: Mapping[str, object]
-    tpot: float
-    ttft: float
-    rate: float
-    waiting: bool  # for a slot or the cache
-    full: bool  # requests were thrown out
-    load: float  # share of the time that goes to prompts, in the closed form
-
-    def __str__(self) -> str:
-        asked = ", ".join(f"{name} {value}" for name, value in self.words.items())
-        return f"tpot {self.tpot:5.2f}  ttft {self.ttft:5.2f}  rate {self.rate:5.2f}  {asked}"
-
-
-def drawn(rng: Random) -> dict[str, object]:
-    """A closed loop, legal or not."""
-    engine, model = rng.choice(ENGINES), rng.choice(MODELS)
-    tp = rng.choice((1, 2, 4, 8))
-    clients = round(2 ** rng.uniform(0, 8.5))
-    words: dict[str, object] = {"model": model, "cluster": rng.choice(CLUSTERS), "engine": engine, "tp": tp}
-    lengths = {"input_len": round(2 ** rng.uniform(5, 13)), "output_len": round(2 ** rng.uniform(3, 10))}
-    spread = rng.choice((0.0, 0.1, 0.5, 0.5))
-    pp = {"pp": 2} if rng.random() < 0.15 and tp <= 4 else {}
-    return {**words, **pp, "concurrency": clients, **lengths, "spread": spread}
-
-
-def question(words: Mapping[str, object]) -> Question:
-    options = {name: value for name, value in words.items() if name not in ("model", "cluster")}
-    return unsettled(str(words["model"]), str(words["cluster"]), options)
-
-
-def asked(seed: str) -> Pair | None:
-    """Both answers; None where the question is refused."""
-    words = drawn(Random(seed))
-    count = max(120, LIVES * int(str(words["concurrency"])))
-    try:
-        put = question(words)
-        ran = simulated(put.but(num_prompts=count))
-        form = closed_form(put.but(num_prompts=np.inf))
-    except Refusal:
-        return None
-    middle = slice(count // 3, count - count // 6)
-    done = np.sort(ran.columns["done_s"])[middle]
-    rate = (len(done) - 1) / max(1e-12, float(done[-1] - done[0]))
-    tpot, ttft = (float(np.nanmean(ran.columns[name][middle])) for name in ("tpot_s", "ttft_s"))
-    ratios = tpot / float(form.tpot_s), ttft / float(form.ttft_s)
-    each = float(str(words["concurrency"])) / put.plan.dp
-    thrown = bool(np.sum(ran.columns["preemptions"]))
-    waits = bool(float(form.running) < each) or each > step_limits(form.question)[1]
-    return Pair(words, *ratios, rate / float(form.requests_per_s), waits, thrown, float(form.mixed_share))
 
 
 def kind(pair: Pair) -> str:

@@ -38,6 +38,13 @@ EXPECTED: tuple[str, ...] = (
     *(f"other-{n:03}" for n in range(11, 17)),  # help lists options in groups
     "catalog-019",  # an engine's facts are listed by what they describe
     *("python-063", "python-064"),  # a method of the answer, without figures, that is a function now
+    # A closed loop waits one more step where the scheduler decides ahead (vLLM), prompts that go first (SGLang) wait for those of
+    # the last steps alone, and stages of a pipeline for the longest batch: times to the first token, and what plans make of them.
+    *(f"simulate-{n:03}" for n in (*range(11), 12, 14, 15, 16, 18)),
+    *(f"plan-{n:03}" for n in (*range(12), *range(13, 17), *range(19, 25))),
+    *(f"python-{n:03}" for n in (*range(52, 57), *range(58, 62))),
+    *(f"docs-{n:03}" for n in (0, 1, 8, 10, 13, 24, 34)),
+    *(f"web-{n:03}" for n in range(61, 65)),
     *("simulate-003", "simulate-004", "docs-024", "other-010"),  # a closed loop of so many requests is simulated in time
     "web-014",  # the launch command says that no flag of Megatron-LM names its schedule
 )

@@ -51,7 +51,7 @@ class Served:
 
     tpot_s: Number
     request_s: Number  # the way through the server
-    boundary_s: Number  # the step in progress when the request arrives
+    boundary_s: Number  # the step in progress when the request arrives, and the next where that was decided
     prefill_s: Number  # its own prompt's steps
     ahead_s: Number  # prompts of others that are computed first or together
     slot_s: Number  # waiting for a place among the running
@@ -112,12 +112,23 @@ def arrivals_per_step(load: Load, seqs: Number) -> Number:
     return np.maximum(others / window, others / life)
 
 
-def prompt_tokens(load: Load, seqs: Number, room: Number, engine: Engine) -> Number:
+def _lockstep(load: Load) -> Number:
+    """Share of the others that end in the same step: all where lengths are equal, else those within a window of 2 spread lives."""
+    return 1 / np.maximum(1.0, 2 * load.spread * _life(load))
+
+
+def _arrivals_per_batch(load: Load, seqs: Number, stages: Number) -> Number:
+    """Of those that arrive in a step, who comes to the same of the batches in flight: all who ended together."""
+    step = arrivals_per_step(load, seqs)
+    return np.maximum(step / stages, np.minimum(step, (seqs - 1) * _lockstep(load)))
+
+
+def prompt_tokens(load: Load, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
     """Prompt tokens of a step: those of one prompt and of others that arrived with it, as far as there is room for them.
 
     The mean over such steps, so the number of prompts need not be whole: what one prompt leaves of a step goes to the next.
     """
-    wanted = (1 + arrivals_per_step(load, seqs)) * load.input_len
+    wanted = (1 + _arrivals_per_batch(load, seqs, stages)) * load.input_len
     return np.minimum(wanted, room if engine.serves.chunked else np.maximum(load.input_len, room))
 
 
@@ -140,15 +151,16 @@ def _life(load: Load) -> Number:
 def prompts_ahead(load: Load, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
     """Mean number of other requests' prompts that are computed before a request's first token.
 
-    Those in the step in progress and those that share the own step; half of all others where prompts run before
-    decoding and all ended together. The first R requests of a benchmark arrive at once and are computed in turn, as many
-    a step as fit.
+    Those in the step in progress and those that share the own step. Where prompts run before decoding: those that ended with
+    the one before it, and half of those that ended a step earlier, whose prompts are next; half of all others where all end
+    together. The first R requests of a benchmark arrive at once and are computed in turn, as many a step as fit.
     """
     others = seqs - 1
-    dense, each = arrivals_per_step(load, seqs), prompt_tokens(load, seqs, room, engine) / load.input_len
-    steady = np.minimum(others, 2 * np.minimum(dense, each * stages))  # no more arrive in a step than steps let in
+    dense, each = _arrivals_per_batch(load, seqs, stages), prompt_tokens(load, seqs, room, engine, stages) / load.input_len
+    steady = np.minimum(others, 2 * np.minimum(dense, each))  # no more arrive in a step than steps let in
     if engine.serves.prefill_first:
-        steady = np.maximum(others / 2 * np.minimum(1.0, dense), each - 1)
+        crowd = np.maximum(others / 2 * _lockstep(load), 1.5 * others / _life(load) / stages)
+        steady = np.minimum(others, np.maximum(crowd, each - 1))
     most = np.clip(room / load.input_len, 1, seqs)
     burst = np.minimum(others, (others + most - 1) / 2)
     share = np.minimum(1.0, seqs / load.num_prompts)
@@ -160,14 +172,16 @@ def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: E
     others = seqs - 1
     decodes = np.maximum(0.0, load.output_len - 1)  # steps; none where the first token is the last
     beside = 0.0 if engine.serves.prefill_first else steps.decode_s
-    extra = np.maximum(0.0, steps.prompt_s - beside) * steps.chunks / steps.together / steps.stages
+    extra = np.maximum(0.0, steps.prompt_s - beside) * steps.chunks / steps.together * _shared(load, steps, seqs)
     # Prompts that have room beside one token's way through all stages.
     held = np.inf if engine.serves.prefill_first else steps.stages * steps.together / steps.chunks
     ahead = np.maximum(ahead, np.where(decodes > 0, others - np.maximum(1.0, decodes) * held, others))
     before = np.maximum(0.0, ahead - (steps.together - 1)) * extra
     stretch = (others - ahead + others * full.recomputed) * extra / np.maximum(1.0, decodes)
     tpot = steps.decode_s + stretch
-    boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0)
+    # The batch in the first stage when a request comes; and the next step, where that is decided by then.
+    turns = (1 + engine.serves.ahead * (steps.stages == 1)) / steps.stages
+    boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0) * turns
     own = steps.prompt_s * steps.chunks + (np.ceil(steps.chunks) - steps.chunks) * beside
     first = engine.host.request_s + boundary + own + before
     life = first + decodes * tpot
@@ -192,6 +206,19 @@ def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: E
         ahead=ahead,
         stretch_s=stretch,
     )
+
+
+def _shared(load: Load, steps: Steps, seqs: Number) -> Number:
+    """Part of a prompt's seconds that a request loses to it: all of it, or 1/stages where all batches have equally many.
+
+    Batches follow each other through the stages, and the longest of those in flight holds up the others. With m prompts to a
+    batch, by chance more to one than to another, that is the mean of the largest of ``stages`` Poisson numbers over their sum:
+
+        1/stages + (1 - 1/stages) / sqrt(1 + (stages + 1) m)
+    """
+    batch = np.maximum((seqs - 1) * _lockstep(load), arrivals_per_step(load, seqs)) / steps.stages
+    uneven = np.where(load.output_len > 1, 1 / np.sqrt(1 + (steps.stages + 1) * batch), 0.0)  # prompts alone fill all batches
+    return 1 / steps.stages + (1 - 1 / steps.stages) * uneven
 
 
 def prompts_apart(load: Load, quiet: Served, prompt_s: Number, moved_s: Number, clients: Number, workers: Number) -> Served:

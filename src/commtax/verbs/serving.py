@@ -206,7 +206,7 @@ def _together(asked: Question, load: Load, seqs: Number, kv: Number) -> tuple[St
     decodes = loop.decoding_seqs(load, seqs, budget, pp, engine)
     beside = pick(engine.serves.prefill_first, 0.0, np.floor((decodes - 1) / pp / EXACT) * EXACT)
     room = np.maximum(1.0, budget - beside)  # for prompt tokens, with a token for each decode beside them
-    tokens = loop.prompt_tokens(load, seqs, room, engine)
+    tokens = loop.prompt_tokens(load, seqs, room, engine, pp)
     chunks, together = np.maximum(1.0, load.input_len / tokens), np.maximum(1.0, tokens / load.input_len)
     decode = step_bill(asked, decoding(np.ceil(decodes / pp), load)).step_s
     prompt = step_bill(asked, _prompt(beside, load, tokens, together)).step_s
