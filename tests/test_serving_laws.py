@@ -167,13 +167,15 @@ class Renumbered(Workers):
 @few
 @given(case=cases(), routing=st.sampled_from(["round-robin", "least-loaded"]), count=st.integers(1, 3), cap=st.integers(1, 9))
 def test_clients_keep_as_many_in_flight_as_they_are(case, routing, count, cap):
-    """Never more, and no fewer while there are requests left that have arrived."""
+    """Never more; and of one engine no fewer while there are requests left. Of several, the last may be left to a later answer."""
     case = replace(case, stream=replace(case.stream, arrival_s=case.stream.arrival_s * 0, in_flight=cap))
     rows = columns(run(case.stream, Fleet(Workers(case.rules, case.surface, count), routing), case.hit_rate))
     sent, done = np.sort(rows["sent_s"]), np.sort(rows["done_s"])
     assert np.all(sent[:cap] == 0)
-    answered = done[: max(0, len(done) - cap)]
-    np.testing.assert_allclose(sent[cap:], answered + ROUND_TRIP_S, rtol=1e-12, err_msg="the next goes when one is answered")
+    answered = done[: max(0, len(done) - cap)] + ROUND_TRIP_S
+    assert np.all(sent[cap:] >= answered * (1 - 1e-12)), "the next goes when one is answered"
+    if count == 1:
+        np.testing.assert_allclose(sent[cap:], answered, rtol=1e-12)
 
 
 @few

@@ -55,7 +55,8 @@ def together(engines: Sequence[Replica], clients: Clients, send: Callable[[int, 
         behind = min(engines, key=lambda engine: engine.clock)
         if behind.clock < now:
             others = min((e.clock for e in engines if e is not behind), default=inf) if feedback else inf
-            behind.run(min(now, max(others, nextafter(behind.clock, inf))))
+            until = min(now, max(others, nextafter(behind.clock, inf)))
+            (behind.go_on if feedback else behind.run)(until)
         elif now < inf:
             _, i = heappop(clients.pending)
             send(i, now)

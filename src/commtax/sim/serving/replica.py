@@ -80,6 +80,12 @@ class Replica:
         while self.clock < until:
             self._step(self.clock, until)
 
+    def go_on(self, until: float) -> None:
+        """Steps up to the next answer, which may bring a request to another engine, or that begin before ``until``."""
+        answers = len(self.ended)
+        while self.clock < until and len(self.ended) == answers:
+            self._step(self.clock, until)
+
     def _idle(self) -> None:
         """Nothing to do until the next request comes; one that came during the last step is taken at its end."""
         now = -inf if self.clock == inf else self.clock
