@@ -115,7 +115,7 @@ SCALAR = {
         "legal_values",
         "notes",
     ),
-    *("by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line"),
+    *("surface", "by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line"),
     *("comm_line", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }
 
