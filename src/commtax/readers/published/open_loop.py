@@ -22,7 +22,7 @@ from commtax.spec.stream import Lengths
 from commtax.statement import Refusal
 
 MOST_REQUESTS = 12_000  # of one replica that are simulated and counted …
-MOST_SHIPPED = 500  # … of runs that ship here, which are scored with everything else
+MOST_SHIPPED = 300  # … of runs that ship here, which are scored with everything else
 WARMUP = 0.1  # … after this share more, where the run was longer
 REPEATED_PROMPTS = 100  # distinct prompts of inference-perf's shared-prefix client (10 groups of 10) that the sources use
 REPEATING = ("training", "sim-to-real")
