@@ -135,7 +135,7 @@ def test_bad_words_are_refused_by_name(words, named):
 # --- the table of steps ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(SECONDS, min_size=1, max_size=30),
     st.integers(1, 24),

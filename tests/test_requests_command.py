@@ -178,7 +178,7 @@ def test_python_refuses_alike(words, names):
         commtax.serve(MODEL, PLACE, **words)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(("request_rate", "burstiness", "duration", "prefix_cache", "warmup", "ramp_up")), st.floats())
 def test_a_number_is_kept_to_its_bounds_or_refused(name, value):
     with suppress(Refusal):

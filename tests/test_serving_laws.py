@@ -18,7 +18,7 @@ from toy_engine import Case, Stepping, cases, stream
 
 EXACT = 1e-9
 TIMES = ("sent_s", "started_s", "first_s", "done_s", "lost_s")
-few = settings(max_examples=60)
+few = settings(max_examples=30)
 
 
 def same(one, other, names=TIMES):

@@ -70,7 +70,7 @@ def in_flight(rows):
     return float(np.sum(level[:-1] * np.diff(times[order])) / np.ptp(times))
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(case=cases(), count=st.integers(1, 3), routing=st.sampled_from(["round-robin", "least-loaded"]))
 def test_requests_in_flight_are_rate_times_time(case, count, routing):
     """Little's law, in a window that holds whole requests."""
@@ -125,7 +125,7 @@ def test_the_same_seed_gives_the_same_bytes_in_any_process():
     assert checksums(1)["done_s"] != checksums(2)["done_s"]
 
 
-@settings(max_examples=10)
+@settings(max_examples=8)
 @given(
     engine=st.sampled_from(["vllm", "sglang", "trtllm"]),
     load=st.sampled_from([0.3, 0.7, 1.3]),

@@ -274,7 +274,7 @@ def test_a_bad_spelling_is_refused_with_the_nearest(text, says):
 
 
 @given(st.text(max_size=30) | st.tuples(st.sampled_from(SPELLINGS), st.text(max_size=4)).map("".join))
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_any_text_is_a_distribution_or_refused(text):
     try:
         lengths = catalog.lengths(text)

@@ -58,7 +58,7 @@ def test_a_step_looked_up_is_the_step_priced(plan):
     assert np.max(error) < 0.02, [column[np.argmax(error)] for column in (*steps, priced, found)]
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(plan=st.sampled_from(PLANS), seed=st.integers(0, 2**31))
 def test_more_work_takes_longer(plan, seed):
     """More context, more prompt tokens, more of them cached, more prompts: never less time beyond what a collective's change of
@@ -80,7 +80,7 @@ def test_more_work_takes_longer(plan, seed):
         assert table.decoding(seqs, seqs * (context + 1))[0] == pytest.approx(first + rise * min(1, holds), rel=1e-3)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(plan=st.sampled_from(PLANS), seed=st.integers(0, 2**31), factor=st.floats(0.1, 10))
 def test_a_scaled_table_is_longer_throughout(plan, seed, factor):
     table = steps_of(asked_of(plan), LONGEST)
