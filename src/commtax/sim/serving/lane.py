@@ -106,12 +106,14 @@ class Lane:
 
     def _take(self, steps: int) -> None:
         """Blocks that so many steps need, less those that were taken ahead."""
-        block, ahead = self.pool.rules.block, self.taken
-        self.taken = steps
-        if self.pool.rules.reserved or not self.seqs:
+        ahead, self.taken = self.taken, steps
+        if steps == ahead or self.pool.rules.reserved or not self.seqs:
             return
+        phases, block, step = self.phases, self.pool.rules.block, self.step + ahead
         whole, rest = divmod(steps - ahead, block)
-        grown = whole * self.seqs + sum(self.phases[-(self.step + ahead + k) % block] for k in range(rest))
+        grown = whole * self.seqs
+        for k in range(step, step + rest):
+            grown += phases[-k % block]
         if grown:
             self.pool.grow(grown)
 
