@@ -20,7 +20,7 @@ from commtax.verbs.asking import settled
 
 ROUND = 4  # layouts that are tried before it is looked again which ones may still be listed
 WORSE = 1.5  # times the best's GPUs, dollars or inverse tokens: layouts beyond are left out
-DETAILED = 3  # fleets, best first, whose growth and ranges are looked for
+DETAILED = 5  # fleets, best first, whose growth and ranges are looked for
 Progress = Callable[[int, int, Trial | None], None]
 """Told how many of how many layouts are done, and the best so far."""
 

@@ -28,7 +28,7 @@ MOST = 20_000  # requests of a run
 TOKEN_S = 0.05  # an output token takes this long, where no limit says: how long the warm-up lasts
 SCREENED, SURE = 300, 1.5  # requests that count in a first, short run, and how far beyond a limit it must be to be believed
 KNOWN = 0.5  # of the closed form's throughput: whatever has one stage answers that much
-HALVINGS = 3  # of the room between the rate and the capacity: how finely the growth is known
+HALVINGS = 4  # of the room between the rate and the capacity: how finely the growth is known
 SHOWN = ("ttft_mean", "ttft_p95", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p95", "itl_p99", "e2e_mean", "e2e_p95")
 Size = tuple[int, int]
 """Copies, and workers of prompts beside them."""

@@ -23,18 +23,9 @@ METRICS = ("ttft", "tpot", "e2el", "queue")
 def rules(service: Service) -> Rules:
     """How the small engine decides, as the catalogue has it; its cache is slots as long as the longest request."""
     engine = catalog.engine("builtin")
-    serves, block = engine.serves, engine.memory.block_size
-    return Rules(
-        tokens=service.longest,
-        seqs=service.slots,
-        blocks=service.slots * ceil((service.longest + 1) / block),
-        block=block,
-        prefill_first=serves.prefill_first,
-        chunked=serves.chunked,
-        reserved=serves.kv_reserved,
-        ahead=serves.ahead,
-        prompts=serves.prompts_per_step,
-    )
+    block = engine.memory.block_size
+    blocks = service.slots * ceil((service.longest + 1) / block)
+    return Rules.of(engine.serves, service.longest, service.slots, blocks, block)
 
 
 def predicted(service: Service, table: Surface, run: Served) -> Served:

@@ -18,7 +18,6 @@ from commtax.verbs.checking import positive
 MOST_SERVED = 1_000_000  # requests that are simulated: about a minute, and a few GiB
 MOST_RATE = 1e6  # requests/s
 MOST_SECONDS = 1e9
-MOST_SEED = 2**63
 DRAWN = (
     "request_rate",
     "burstiness",

@@ -21,7 +21,6 @@ from commtax.sim.serving import figures
 from commtax.sim.serving.book import Rules
 from commtax.sim.serving.running import Fleet, Run, Workers, run
 from commtax.sim.streams import drawn
-from commtax.spec import Plan
 from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Note, Refusal
 from commtax.verbs.asking import settled, terms_of
@@ -312,26 +311,13 @@ def _rules(asked: Question, longest: int) -> Rules:
     if room < longest:
         rule = f"the longest request has {longest:,} tokens, and the KV cache of a replica holds {int(room):,}"
         raise Refusal(f"kv_tokens={int(room)}: {rule}; more GPUs, smaller weights or shorter requests fit", "kv_tokens")
-    return Rules(
-        tokens=tokens,
-        seqs=seqs,
-        blocks=int(room) // block,
-        block=block,
-        prefill_first=serves.prefill_first,
-        chunked=serves.chunked,
-        reserved=serves.kv_reserved,
-        ahead=serves.ahead and plan_is_flat(asked.plan),
-        prompts=serves.prompts_per_step,
-        stint=serves.steps_per_decision,
+    return replace(
+        Rules.of(serves, tokens, seqs, int(room) // block, block),
+        ahead=serves.ahead and bool(asked.plan.pp == 1),  # with one batch in flight, the next is decided while it runs
         way_s=host.request_s,
         door_s=host.frontend_request_s,
         token_s=host.frontend_token_s,
     )
-
-
-def plan_is_flat(plan: Plan) -> bool:
-    """Whether an engine has one batch in flight, and may decide the next while it runs."""
-    return bool(plan.pp == 1)
 
 
 def steps_of(asked: Question, longest: int) -> Surface:

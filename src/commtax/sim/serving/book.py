@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from math import nan
+from typing import Self
 
 import numpy as np
 
+from commtax.spec.engine import Scheduling
 from commtax.spec.stream import Stream
 
 Array = np.ndarray
@@ -30,6 +32,22 @@ class Rules:
     way_s: float = 0.0  # a request's way to the scheduler, and its first token's way back
     door_s: float = 0.0  # the front end takes this long for a request, one after the other …
     token_s: float = 0.0  # … and for a token that it streams
+
+    @classmethod
+    def of(cls, serves: Scheduling, tokens: int, seqs: int, blocks: int, block: int) -> Self:
+        """As an engine's file says that it schedules, with what it has room for."""
+        return cls(
+            tokens=tokens,
+            seqs=seqs,
+            blocks=blocks,
+            block=block,
+            prefill_first=serves.prefill_first,
+            chunked=serves.chunked,
+            reserved=serves.kv_reserved,
+            ahead=serves.ahead,
+            prompts=serves.prompts_per_step,
+            stint=serves.steps_per_decision,
+        )
 
 
 @dataclass(slots=True)
