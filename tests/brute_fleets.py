@@ -11,11 +11,10 @@ from commtax import catalog
 from commtax.planner.contest import burden
 from commtax.planner.fleets import limits_of, priced
 from commtax.planner.layouts import Layout
-from commtax.planner.trials import COUNTED, Trial, all_requests, grown, ran, rate_of, worst
+from commtax.planner.trials import Trial, capacity, grown, ran, rate_of, worst
 from commtax.verbs.asking import settled, unsettled
 from commtax.verbs.fitting import cache_tokens
-from commtax.verbs.loads import first, split
-from commtax.verbs.requests import capacity_of, fleet_of
+from commtax.verbs.loads import split
 
 
 def asked(model, cluster, *, slo, objective, engine, max_num_seqs, **offers):
@@ -54,13 +53,10 @@ def agree(answer, least):
 
 
 def _tried(layout, size):
-    """A whole run, and where that holds one of the whole fleet with all requests at once."""
+    """A whole run, and where that holds one with all requests at once."""
     q = layout.question
-    over, most = worst(q, ran(layout, size, rate_of(q))), np.nan
-    if over <= 1:
-        stream = first(all_requests(q), COUNTED)
-        workers = {"decode_workers": size[0], "prefill_workers": size[1]} if layout.apart else {"replicas": size[0]}
-        most = capacity_of(stream, fleet_of(settled(q.but(**workers)), stream))
+    over = worst(q, ran(layout, size, rate_of(q)))
+    most = capacity(layout, size) if over <= 1 else np.nan
     return Trial(layout, size, np.inf if most <= rate_of(q) else over, most, {}, 1)
 
 

@@ -68,7 +68,7 @@ class Search:
             able = candidates(self.question, stream)
             self.rejected, self.count, self.total = able.rejected, able.count, len(able.layouts)
             for kind in range(3):
-                self._rounds([layout for layout in able.layouts if _kind(layout) == kind], kind == 2)
+                self._rounds([layout for layout in able.layouts if _kind(layout) == kind], kind == 1)
             self._detail()
             self.complete = True
         except KeyboardInterrupt:
@@ -139,5 +139,5 @@ class Search:
 
 
 def _kind(layout: Layout) -> int:
-    """What is quickly simulated comes first, and says what the others have to beat: one stage, several, two kinds of workers."""
-    return 2 if layout.apart else int(layout.question.plan.pp > 1)
+    """What is quickly simulated comes first, and says what the others have to beat: one stage, two kinds of workers, several."""
+    return 2 if layout.question.plan.pp > 1 else int(layout.apart)

@@ -8,7 +8,7 @@ under way at once.
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil, inf, isfinite, isnan, nan
+from math import ceil, isfinite, isnan, nan
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from commtax.arrays import remembered
 from commtax.planner.layouts import SLACK, Layout
 from commtax.planner.space import beside
 from commtax.question import Question
-from commtax.sim.serving.running import Fleet, run
+from commtax.sim.serving.running import run
 from commtax.spec import Plan
 from commtax.spec.stream import Stream
 from commtax.verbs.asking import settled
@@ -26,7 +26,7 @@ from commtax.verbs.requests import Outcome, capacity_of, fleet_of, stream_of
 COUNTED, EACH = 1000, 300  # requests that count: of a run, and for each copy in it
 MOST = 20_000  # requests of a run
 TOKEN_S = 0.05  # an output token takes this long, where no limit says: how long the warm-up lasts
-SCREENED, SURE = 300, 1.5  # requests that count in a first, short run, and how far beyond a limit it must be to be believed
+LOOKS = ((60, 3.0), (300, 1.5))  # requests that count in first, short runs, and how far beyond a limit one must be to be believed
 KNOWN = 0.5  # of the closed form's throughput: whatever has one stage answers that much
 HALVINGS = 4  # of the room between the rate and the capacity: how finely the growth is known
 SHOWN = ("ttft_mean", "ttft_p95", "ttft_p99", "tpot_mean", "tpot_p99", "itl_p95", "itl_p99", "e2e_mean", "e2e_p95")
@@ -77,12 +77,12 @@ def under_way(q: Question) -> int:
     return ceil(q.offered.request_rate * outputs * min([*limits, TOKEN_S]))
 
 
-def lengths_of_run(q: Question, copies: int, counted: int = COUNTED, each: int = EACH) -> tuple[int, int]:
+def lengths_of_run(q: Question, copies: int) -> tuple[int, int]:
     """Requests of a run, and how many of them are warm-up."""
     if isfinite(q.requests.num_prompts):
         count = int(q.requests.num_prompts)
         return count, min(under_way(q), count // 5)
-    counted = max(counted, each * copies)
+    counted = max(COUNTED, EACH * copies)
     warmup = min(under_way(q), MOST - min(counted, MOST // 2))
     return min(MOST, warmup + counted), warmup
 
@@ -119,26 +119,49 @@ def least(task: Task) -> Trial:
             tried[able[at]] = _trial(layout, able[at])
         return tried[able[at]]
 
-    best = replace(trial(_first_good(layout, len(able), lambda at: trial(at).holds)), simulated=len(tried))
+    find = _first_pair if layout.apart else _first_count
+    best = replace(trial(find(able, lambda at: trial(at).holds)), simulated=len(tried))
     return grown(best) if task.grows and best.holds else best
 
 
-def _first_good(layout: Layout, count: int, holds: Callable[[int], bool]) -> int:
-    """The index of the first fleet that holds, the last where none does.
+def _first_count(able: list[Size], holds: Callable[[int], bool]) -> int:
+    """The index of the first fleet of one kind that holds, the last where none does.
 
-    More copies of one kind never do worse: steps that double find one that holds, and halving the first. Fleets of two kinds
-    are tried one after the other.
+    More copies never do worse: steps that double find one that holds, and halving the first.
     """
-    if layout.apart:
-        return next((at for at in range(count) if holds(at)), count - 1) if holds(0) or holds(count - 1) else count - 1
     low, step = 0, 1
     while not holds(low + step - 1):
         low, step = low + step, step * 2
-        if low + step > count:
-            step = count - low
+        if low + step > len(able):
+            step = len(able) - low
         if not step:
-            return count - 1
+            return len(able) - 1
     return low + bisect_left(range(step - 1), True, key=lambda at: holds(low + at))
+
+
+def _first_pair(able: list[Size], holds: Callable[[int], bool]) -> int:
+    """The index of the first fleet of two kinds that holds, the last where none does.
+
+    More workers of either kind never do worse. So none holds unless one of the largest does, and one that has no more workers
+    of either kind than one that failed is not tried.
+    """
+    failed: list[Size] = []
+
+    def fails(at: int) -> bool:
+        if not any(_no_more(able[at], other) for other in failed) and holds(at):
+            return False
+        failed.append(able[at])
+        return True
+
+    largest = [at for at, size in enumerate(able) if not any(_no_more(size, other) for other in able[at + 1 :])]
+    if fails(0) and all(fails(at) for at in largest):
+        return len(able) - 1
+    return next(at for at in range(len(able)) if not fails(at))
+
+
+def _no_more(size: Size, other: Size) -> bool:
+    """Whether a fleet has no more workers of either kind than another."""
+    return size[0] <= other[0] and size[1] <= other[1]
 
 
 def _overload(q: Question, most: float) -> float:
@@ -147,27 +170,14 @@ def _overload(q: Question, most: float) -> float:
 
 
 def capacity(layout: Layout, size: Size) -> float:
-    """Requests/s that a fleet answers when there are always enough: its copies share nothing, so one of them is saturated."""
-    if not layout.apart:
-        return size[0] * _saturated(layout.question)
-    return min(size[0] * layout.answers, size[1] * _saturated_prompts(layout.question))
+    """Requests/s that a fleet answers when there are always enough: copies share nothing, so one of them is saturated alone."""
+    return _saturated(_sized(layout, size)) if layout.apart else size[0] * _saturated(layout.question)
 
 
 @remembered
-def _saturated(copy: Question) -> float:
-    """Requests/s of a copy that computes its own prompts."""
-    stream = first(all_requests(copy), COUNTED)
-    asked = settled(copy)
+def _saturated(q: Question) -> float:
+    stream, asked = first(all_requests(q), COUNTED), settled(q)
     return capacity_of(stream, fleet_of(asked, stream), asked.offered.prefix_hit_rate, COUNTED)
-
-
-@remembered
-def _saturated_prompts(decodes: Question) -> float:
-    """Requests/s of a worker of prompts."""
-    asked = settled(decodes.but(tp=decodes.requests.prefill_tp, prefill_workers=1, decode_workers=1))
-    stream = first(all_requests(decodes), COUNTED)
-    prompts = fleet_of(asked, stream).prompts
-    return capacity_of(stream, Fleet(prompts), asked.offered.prefix_hit_rate, COUNTED) if prompts else inf
 
 
 def _sizes(layout: Layout, rate: float, most_gpus: int) -> list[Size]:
@@ -211,14 +221,16 @@ def worst(q: Question, outcome: Outcome) -> float:
 
 
 def _decided(layout: Layout, size: Size, rate: float) -> tuple[float, Outcome]:
-    """The worst time over its limit, and the run that says it; a short one where that is plain enough."""
+    """The worst time over its limit, and the run that says it; a short one, which begins with less load, where that is plain."""
     q = layout.question
-    short, whole = lengths_of_run(q, sum(size), SCREENED, SCREENED // 5), lengths_of_run(q, sum(size))
-    if 2 * short[0] <= whole[0]:
-        outcome = ran(layout, size, rate, short)
-        over = worst(q, outcome)
-        if over > SURE:
-            return over, outcome
+    whole = lengths_of_run(q, sum(size))
+    for counted, sure in LOOKS:
+        warmup = min(whole[1], counted)
+        if 2 * (warmup + counted) <= whole[0]:
+            outcome = ran(layout, size, rate, (warmup + counted, warmup))
+            over = worst(q, outcome)
+            if over > sure:
+                return over, outcome
     outcome = ran(layout, size, rate, whole)
     return worst(q, outcome), outcome
 
