@@ -17,7 +17,7 @@ import commtax
 from cli_run import run_here
 from commtax.planner.contest import burden
 from commtax.planner.fleets import best_fleets, plan_fleet
-from commtax.planner.trials import capacity, ran, rate_of, worst
+from commtax.planner.trials import _first_pair, capacity, ran, rate_of, worst
 
 SHORT = {"num_prompts": 150, "max_num_seqs": 16, "output_len": 32}
 QUICK = {**SHORT, "disaggregated": False, "processes": 1}
@@ -82,6 +82,22 @@ def test_a_plain_search_agrees():
             continue
         assert brute_fleets.agree(plan_fleet(**asked, processes=1), brute_fleets.best(asked)), asked
         agreed += 1
+
+
+@given(data=st.data())
+@settings(max_examples=100)
+def test_the_first_fleet_of_two_kinds_that_holds_is_the_first(data):
+    """Whatever holds does with more workers of either kind: the search tries fewer and chooses alike."""
+    least = data.draw(st.lists(st.tuples(st.integers(1, 7), st.integers(1, 7)), max_size=3))
+    most = data.draw(st.integers(3, 14))
+    every = [(n, p) for n in range(1, 7) for p in range(1, 7) if n + 2 * p <= most]
+    able = sorted(every, key=lambda size: (size[0] + 2 * size[1], -size[0]))
+
+    def holds(at):
+        return any(n <= able[at][0] and p <= able[at][1] for n, p in least)
+
+    plain = next((at for at in range(len(able)) if holds(at)), len(able) - 1)
+    assert _first_pair(able, holds) == plain
 
 
 def test_an_interrupt_leaves_the_best_so_far():

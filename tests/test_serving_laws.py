@@ -233,6 +233,20 @@ def test_thrown_out_requests_finish_and_cost_more(prefill_first):
     assert not sum(safe.thrown)
 
 
+@pytest.mark.parametrize(("newcomers", "waited"), [(1, set(range(5))), (2, {2}), (3, {2})])
+def test_ranks_wait_for_each_other_before_they_compute_prompts(newcomers, waited):
+    """Two ranks decode when others come: one alone waits until patience ends, wherever it stands, and one for each rank only
+    for the gathering."""
+    seen = set()
+    for at in np.linspace(1.0, 1.3, 40):
+        asked = stream([0.0, 0.0, *[at] * newcomers], [8] * (2 + newcomers), [200] * (2 + newcomers))
+        book, engine = Case(asked, small(patience=5, gathering=2)).run(Replica, 2)
+        log = segments([engine])
+        between = (log["begin_s"] >= at) & (log["begin_s"] < min(book.started_s[2:])) & (log["lane"] == 0)
+        seen.add(int(log["steps"][between].sum()))
+    assert seen == waited
+
+
 def test_a_prompt_goes_on_in_the_step_that_throws_another_out():
     """A cut prompt holds the blocks that a decoding request needs: that one waits, the prompt does not."""
     case = Case(stream([0.0, 0.0], [2, 40], [30, 4]), small(tokens=10, blocks=11))

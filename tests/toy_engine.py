@@ -131,6 +131,8 @@ def cases(draw, closed=True, shared=True):
         reserved=draw(st.booleans()),
         ahead=draw(st.booleans()),
         prompts=draw(st.sampled_from([1, 2, 2**31])),
+        patience=draw(st.sampled_from([0, 0, 4])),
+        gathering=draw(st.sampled_from([0, 2])),
         way_s=draw(st.sampled_from([0.0, 0.013])),
         door_s=draw(st.sampled_from([0.0, 0.003])),
         token_s=draw(st.sampled_from([0.0, 0.0004])),

@@ -77,7 +77,7 @@ def candidates(q: Question, stream: Stream) -> Candidates:
         if len(plans):
             kept, slow = _bearable(one, plans, stream, index)
             lost += slow
-            layouts += [*_shared(one, kept), *(_apart(one, kept) if q.requests.disaggregated else ())]
+            layouts += [*_shared(one, kept), *(_apart(one, kept, plans) if q.requests.disaggregated else ())]
     return Candidates(tuple(layouts), tuple(dict.fromkeys(lost)), count)
 
 
@@ -132,21 +132,29 @@ def _shared(one: Question, plans: Space) -> Iterator[Layout]:
         yield Layout(one.but(**sizes_of(plans, i)), int(plans.group[i]), int(plans.replicas[i]), float(answers[i]))
 
 
-def _apart(one: Question, plans: Space) -> Iterator[Layout]:
-    """Copies of one degree of tp each that decode, beside workers of prompts of one degree, inside a fast domain."""
-    plain = plans.take((plans.pp == 1) & (plans.dp == 1) & (plans.ep == 1) & (plans.tp <= one.cluster.domain))
-    if not len(plain) or one.requests.output_len < 2:
+def _apart(one: Question, plans: Space, able: Space) -> Iterator[Layout]:
+    """Copies of one degree of tp each that decode, beside workers of prompts of one degree, inside a fast domain.
+
+    Whoever computes prompts alone has no time between tokens to keep: all that have room are ``able`` to.
+    """
+    decoding, prompting = _plain(plans, one), _plain(able, one)
+    if not len(decoding) or one.requests.output_len < 2:
         return
-    prompted = _prompts_per_s(one, plain)
-    decodes = _steady(one).but(tp=plain.tp, concurrency=_held(one, plain), kv_tokens=plain.kv_tokens, disaggregated=True)
-    answers = np.broadcast_to(_held(one, plain) / (one.requests.output_len - 1) / serve(decodes).tpot_s, len(plain))
-    for i, tp in enumerate(plain.tp.tolist()):
-        for j, ahead in enumerate(plain.tp.tolist()):
+    prompted = _prompts_per_s(one, prompting)
+    decodes = _steady(one).but(tp=decoding.tp, concurrency=_held(one, decoding), kv_tokens=decoding.kv_tokens, disaggregated=True)
+    answers = np.broadcast_to(_held(one, decoding) / (one.requests.output_len - 1) / serve(decodes).tpot_s, len(decoding))
+    for i, tp in enumerate(decoding.tp.tolist()):
+        for j, ahead in enumerate(prompting.tp.tolist()):
             copies = np.arange(1, one.cluster.num_gpus // tp + 1)
             most = int(np.sum(beside(copies, tp, ahead, one.cluster) > 0))
             if most:
                 asked = one.but(tp=tp, disaggregated=True, prefill_tp=ahead)
                 yield Layout(asked, tp, most, float(answers[i]), ahead, float(prompted[j]))
+
+
+def _plain(plans: Space, one: Question) -> Space:
+    """Copies that tp alone splits, inside a fast domain."""
+    return plans.take((plans.pp == 1) & (plans.dp == 1) & (plans.ep == 1) & (plans.tp <= one.cluster.domain))
 
 
 def _prompts_per_s(one: Question, plain: Space) -> Array:

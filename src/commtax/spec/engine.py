@@ -80,6 +80,8 @@ class Scheduling:
     ahead: bool = False  # the next step is decided when the present one begins: who comes meanwhile waits for one more
     prompts_per_step: int = 2**31  # at most
     steps_per_decision: int = 1  # decode steps that run before waiting requests are looked at again
+    rank_patience: int = 0  # decode steps after which ranks that share experts compute the prompts that wait for them …
+    rank_gathering: int = 0  # … and after which they do when each of them has one
     max_batched_tokens: int = 2048
     max_seqs: int = 256
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # limits by the chip's memory, from ``from_bytes`` on

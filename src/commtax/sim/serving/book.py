@@ -28,6 +28,8 @@ class Rules:
     ahead: bool = False  # the next step is decided when the present one begins: who comes meanwhile waits for one more
     prompts: int = 2**31  # prompts of a step at most
     stint: int = 1  # steps of decodes that pass before who waits is looked at again
+    patience: int = 0  # steps of decodes after which ranks compute the prompts that wait; 0: at once …
+    gathering: int = 0  # … and after which they do when each of them has one
     prompts_only: bool = False  # decoding happens elsewhere
     way_s: float = 0.0  # a request's way to the scheduler, and its first token's way back
     door_s: float = 0.0  # the front end takes this long for a request, one after the other …
@@ -47,6 +49,8 @@ class Rules:
             ahead=serves.ahead,
             prompts=serves.prompts_per_step,
             stint=serves.steps_per_decision,
+            patience=serves.rank_patience,
+            gathering=serves.rank_gathering,
         )
 
 

@@ -49,6 +49,8 @@ class Replica:
         self.coming: list[int] = []  # … and which
         self.next = 0
         self.undecided = 0  # steps of decodes that pass before who waits is looked at again
+        self.ready = False  # whether each rank has a prompt to compute …
+        self.passed = 0  # … and steps of decodes since that changed, or since prompts were computed
         self.log: list[Segment] = []
         self.ended: list[float] = []  # when requests left
         self.on_done: Callable[[int, float], None] | None = None
@@ -96,6 +98,9 @@ class Replica:
             self._decode(begin, until)
             return
         self._arrive()
+        if self._patience() and self._decodes(begin, secured=False):
+            self._decode(begin, until)
+            return
         chunks = [lane.form(begin) for lane in self.lanes]
         self.undecided = self.rules.stint if self.rules.stint > 1 else 0
         if any(chunks):
@@ -113,6 +118,17 @@ class Replica:
             pool.waiting.append(self.coming[self.next])
             self.next += 1
 
+    def _patience(self) -> int:
+        """Steps of decodes for which prompts wait: one rank's prompt holds up all others, so that they compute theirs together."""
+        if not self.rules.patience or len(self.pools) == 1 or not all(lane.seqs for lane in self.lanes):
+            return 0
+        wanted = [bool(lane.pool.waiting or lane.prompts) for lane in self.lanes]
+        if all(wanted) != self.ready:
+            self.ready, self.passed = all(wanted), 0
+        most = self.rules.gathering if self.ready else self.rules.patience - 1
+        self.passed %= most + 1  # who has waited in vain, or for nobody, begins again
+        return most - self.passed if any(wanted) else 0
+
     def _decodes(self, begin: float, secured: bool) -> bool:
         """Whether a lane has requests that decode, once they have their blocks: prompts that go first do not look for these."""
         if not secured:
@@ -122,6 +138,7 @@ class Replica:
 
     def _mixed(self, begin: float, chunks: list[list[Chunk]]) -> None:
         """One step of prompts, decodes beside them or not; ranks wait for the longest."""
+        self.passed = 0
         beside = not self.rules.prefill_first
         seconds = max(lane.seconds(own) for lane, own in zip(self.lanes, chunks, strict=True) if own or (beside and lane.seqs))
         self._pass(begin, begin + seconds)
@@ -150,6 +167,7 @@ class Replica:
         steps = min(steps, self._undisturbed(begin, until, first, more))
         steps = min(lane.fits(steps) for _, lane in working)
         self.undecided = max(0, self.undecided - steps)
+        self.passed += steps
         end = begin + (steps * first + more * steps * (steps - 1) / 2)
         self._pass(end - first - more * (steps - 1), end)
         for number, lane in working:
@@ -163,6 +181,7 @@ class Replica:
         steps = 2**31 if until == inf else max(1, steps_in(until - begin, first, more))
         if self.undecided:  # nobody is let in before they have passed
             return min(steps, self.undecided)
+        steps = min(steps, self._patience() or steps)
         if self.next < len(self.times) and (len(self.pools) > 1 or not self.pools[0].waiting):
             apart = max(0.0, self.times[self.next] - begin)
             steps = min(steps, max(1, steps_in(apart, first, more) + self.rules.ahead))
