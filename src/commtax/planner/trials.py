@@ -268,7 +268,7 @@ def grown(trial: Trial) -> Trial:
     high = max(low, float(np.log(trial.capacity / rate)))
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        if _decided(trial.layout, trial.size, rate * float(np.exp(middle)))[0] <= 1:
+        if worst(q, ran(trial.layout, trial.size, rate * float(np.exp(middle)))) <= 1:  # near the limit no short look says
             low = middle
         else:
             high = middle
