@@ -17,7 +17,7 @@ from commtax.planner.crew import Crew, crew
 from commtax.planner.layouts import Layout, limit_name
 from commtax.planner.reasons import in_type
 from commtax.planner.remedies import larger, to_fit
-from commtax.planner.trials import Task, Trial, least, lengths_of_run, rate_of, saturated
+from commtax.planner.trials import Task, Trial, examined, least, lengths_of_run, rate_of
 from commtax.question import Question
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
@@ -199,8 +199,10 @@ def _answer(searches: Sequence[Search], top: int, workers: Crew) -> FleetPlans:
     )
     if held or not answer.complete:
         return answer
-    known = dict(workers.each(saturated, answer.near))
+    known = dict(workers.each(examined, answer.near))
     near = tuple(known[place] for place in range(len(known)))
+    if any(trial.holds for trial in near):
+        return replace(answer, plans=tuple(sorted((trial for trial in near if trial.holds), key=order)), near=())
     return replace(answer, near=near, would_take=tuple(_remedies(replace(answer, near=near), workers)))
 
 

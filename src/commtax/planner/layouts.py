@@ -24,7 +24,7 @@ from commtax.verbs.fitting import step_limits
 from commtax.verbs.serving import serve, step_bill
 
 ALONE = 0.8  # of the closed form's times of a request alone: load may spare it a boundary or a captured graph's padding
-SLACK = 1.1  # times the closed form's throughput: saturated copies that were simulated answered 1.04 times it at most
+SLACK = 1.25  # times the closed form's throughput: saturated pipelines that were simulated answered up to 1.18 times it
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 

@@ -258,6 +258,12 @@ def saturated(trial: Trial) -> Trial:
     return replace(trial, capacity=capacity(trial.layout, trial.size)) if isnan(trial.capacity) else trial
 
 
+def examined(trial: Trial) -> Trial:
+    """With its capacity, and tried where that is above a rate for which the closed form thought it too small."""
+    trial = saturated(trial)
+    return _trial(trial.layout, trial.size) if not trial.figures and trial.capacity > rate_of(trial.layout.question) else trial
+
+
 def grown(trial: Trial) -> Trial:
     """With the share by which the rate may grow: halved ``HALVINGS`` times between what holds and the capacity, which does not."""
     if trial.growth >= 0:

@@ -212,11 +212,15 @@ class Outcome:
 
 
 def capacity_of(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, least: int = 2000) -> float:
-    """Requests/s that a fleet answers when there are always enough: the middle half of a run of all at once."""
+    """Requests/s that a fleet answers when there are always enough: the middle half of a run of all at once.
+
+    As many run at once as there is room for: the first fill the engines together and leave them in a wave, and the last leave
+    them empty. Of five times as many neither is in the middle half.
+    """
     rules, workers = fleet.workers.rules, fleet.workers
     each = float(np.mean(stream.input_len) + np.mean(stream.output_len))
     at_once = min(rules.seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
-    done = np.sort(run(_repeated(stream, min(20_000, max(least, int(3 * at_once)))), fleet, hit_rate).book.done_s)
+    done = np.sort(run(_repeated(stream, min(20_000, max(least, int(5 * at_once)))), fleet, hit_rate).book.done_s)
     quarter = len(done) // 4
     return (len(done) - 2 * quarter) / max(1e-12, float(done[-1 - quarter] - done[quarter]))
 
