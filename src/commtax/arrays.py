@@ -20,9 +20,9 @@ def some(condition: Any) -> bool:
     return bool(condition.any()) if isinstance(condition, np.ndarray) else bool(condition)
 
 
-def remembered(make: Callable[P, T]) -> Callable[P, T]:
+def remembered(make: Callable[P, T], most: int = 1024) -> Callable[P, T]:
     """A pure function that keeps its last answers; where an argument holds arrays, it makes each anew."""
-    kept = cast(Callable[P, T], lru_cache(maxsize=1024)(make))
+    kept = cast(Callable[P, T], lru_cache(maxsize=most)(make))
 
     @wraps(make)
     def answer(*args: P.args, **given: P.kwargs) -> T:
@@ -33,6 +33,11 @@ def remembered(make: Callable[P, T]) -> Callable[P, T]:
         return kept(*args, **given)
 
     return answer
+
+
+def a_few_remembered(make: Callable[P, T]) -> Callable[P, T]:
+    """The same where an answer takes megabytes."""
+    return remembered(make, 64)
 
 
 def pick(condition: Any, yes: Any, no: Any) -> Any:

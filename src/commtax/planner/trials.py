@@ -12,7 +12,7 @@ from math import ceil, isfinite, isnan, nan
 
 import numpy as np
 
-from commtax.arrays import remembered
+from commtax.arrays import a_few_remembered, remembered
 from commtax.planner.layouts import SLACK, Layout
 from commtax.planner.space import beside
 from commtax.question import Question
@@ -100,7 +100,7 @@ def all_requests(q: Question) -> Stream:
     return _drawn(replace(q, plan=Plan(), requests=alike))
 
 
-@remembered
+@a_few_remembered
 def _drawn(q: Question) -> Stream:
     return stream_of(q)
 

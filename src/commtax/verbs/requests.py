@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from commtax.arrays import remembered
+from commtax.arrays import a_few_remembered
 from commtax.cost.surface import Surface, surface
 from commtax.ledger import Z80
 from commtax.question import Offered, Question
@@ -331,7 +331,7 @@ def steps_of(asked: Question, longest: int) -> Surface:
     return _surface(asked.normal(), rows, seqs, 2 ** int(np.ceil(np.log2(max(longest, LONGEST)))))
 
 
-@remembered
+@a_few_remembered
 def _surface(asked: Question, rows: int, seqs: int, longest: int) -> Surface:
     return surface(terms_of(asked), rows, seqs, longest)
 
