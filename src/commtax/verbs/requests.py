@@ -33,6 +33,7 @@ Array = np.ndarray
 PROMPTS = 1000  # requests of a run, where nobody says
 RANGED = 3000  # requests that a range is simulated with at most
 LONGEST = 2048  # tokens that a table of steps reaches at least
+SURE = 1.02  # times the capacity: a run of some thousand requests tells that to two per cent
 
 
 @dataclass(frozen=True)  # without slots: figures are asked for several times and kept
@@ -185,7 +186,7 @@ class Outcome:
     @property
     def overloaded(self) -> bool:
         """Whether more requests come than can be answered."""
-        return not self.closed and isfinite(self.offered_rate) and self.offered_rate >= self.capacity
+        return not self.closed and isfinite(self.offered_rate) and self.offered_rate >= SURE * self.capacity
 
     @property
     def closed(self) -> bool:
