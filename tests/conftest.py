@@ -17,6 +17,7 @@ settings.load_profile("commtax")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     with suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGINT, signal.default_int_handler)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would each compile what the first of them could keep
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores: torch's threads would wait for each other
 COMPILED = tempfile.TemporaryDirectory(prefix="torchinductor-")  # torch makes one when transformers loads it, and leaves it
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", COMPILED.name)

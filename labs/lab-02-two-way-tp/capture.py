@@ -23,7 +23,7 @@ SLOW = {"slow_rank": "1:30"}
 
 
 def run(device, *changes):
-    """TP=1, two TP=1 replicas and TP=2 of the same random model, once for each change; what every rank held, sent and waited for."""
+    """TP=1, two TP=1 replicas and TP=2 of the same random model, once for each change: what ranks held, sent and waited for."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
         question = {"tp": 2, "random": True, "batch": BATCH, "input_len": PROMPT, "output_len": OUTPUT, "device": device}
