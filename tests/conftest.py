@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -10,14 +11,16 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("commtax", deadline=None, print_blob=True)
+settings.register_profile("commtax", max_examples=60, deadline=None, print_blob=True)
 settings.load_profile("commtax")
 
 # A shell's background job ignores interrupts, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     with suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGINT, signal.default_int_handler)
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would each compile what the first of them could keep
+# Bytecode is kept: hundreds of processes would each compile what the first of them could leave to the others.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores: torch's threads would wait for each other
 COMPILED = tempfile.TemporaryDirectory(prefix="torchinductor-")  # torch makes one when transformers loads it, and leaves it
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", COMPILED.name)
