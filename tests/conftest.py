@@ -1,22 +1,63 @@
 """Laws are about values: no deadline, because machines are shared; a failure prints what reproduces it. Nothing is left behind."""
 
+import gc
 import os
 import signal
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
-settings.register_profile("commtax", deadline=None, print_blob=True)
+settings.register_profile("commtax", max_examples=60, deadline=None, print_blob=True)
 settings.load_profile("commtax")
 
 # A shell's background job ignores interrupts, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     with suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGINT, signal.default_int_handler)
+# Bytecode is kept: hundreds of processes would each compile what the first of them could leave to the others.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers share the cores: torch's threads would wait for each other
 COMPILED = tempfile.TemporaryDirectory(prefix="torchinductor-")  # torch makes one when transformers loads it, and leaves it
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", COMPILED.name)
+
+LONGEST = (
+    *("test_live", "test_web_page", "test_experiment", "test_labs", "test_lab", "test_web_api", "test_planner", "test_validate"),
+    *("test_plan_laws", "test_fleets", "test_hostile_words", "test_measure_kernels", "test_docs", "test_hostile_files"),
+    *("test_experiment_vllm", "test_web_patience", "test_live_serving", "test_hostile", "test_web_hostile", "test_cli"),
+)
+"""Files that take longest, the longest first: one that began last would leave the other workers idle."""
+
+
+def pytest_collection_modifyitems(items):
+    rank = {f"{name}.py": i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
+def pytest_collection_finish():
+    """What is loaded by now stays: torch alone is a million objects, which every collection of garbage would look at again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Whole files to a worker, in the order above; labs and those who grade them to one, because they share a live run."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Files(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = Path(super()._split_scope(nodeid))
+            return "labs" if file.stem in ("test_lab", "test_labs") else str(file)
+
+    config.option.loadscopereorder = False
+    return Files(config, log)
 
 
 def pytest_unconfigure(config):

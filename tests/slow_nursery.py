@@ -1,6 +1,9 @@
-"""Workers as they are, but a bill of 65,536 sequences and a plan of 2 GPUs never come to an end, inside one call into C."""
+"""Workers as they are, but a bill of 65,536 sequences and a plan of 2 GPUs never come to an end, inside one call into C.
 
-import re
+It keeps the interpreter's lock, as one that computes would, and leaves the cores to others.
+"""
+
+import ctypes
 
 from commtax.web import nursery
 from commtax.web.answering import ANSWERS
@@ -11,7 +14,8 @@ nursery.SHARE = 5
 def endless(answer):
     def wrapped(state):
         if state["b"] == 65_536 or state["c"] == "2xa100-80-sxm":
-            re.match("(a+)+$", "a" * 80 + "b")
+            while True:  # a signal ends the call
+                ctypes.PyDLL(None).sleep(600)
         return answer(state)
 
     return wrapped

@@ -2,7 +2,6 @@
 
 import doctest
 import importlib
-import os
 import pkgutil
 import re
 import shlex
@@ -48,16 +47,17 @@ def shown():
     return [(page, *block.split("\n", 1)) for page, block in blocks("console")]
 
 
+def as_a_process(*words):
+    return subprocess.run([sys.executable, "-m", "commtax", *words], capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize(("page", "command", "output"), shown())
-def test_shown_output_is_what_is_printed(page, command, output):
-    words = shlex.split(command.removeprefix("$ "))[1:]
-    done = subprocess.run(
-        [sys.executable, "-m", "commtax", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "COLUMNS": "150"},
-    )
+def test_shown_output_is_what_is_printed(page, command, output, monkeypatch):
+    """The first of each page by a process of its own."""
+    monkeypatch.setenv("COLUMNS", "150")
+    first = next(row for row in shown() if row[0] == page)
+    ran = as_a_process if (page, command, output) == first else run_here
+    done = ran(*shlex.split(command.removeprefix("$ "))[1:])
     assert [line.rstrip() for line in done.stdout.splitlines()] == [line.rstrip() for line in output.splitlines()]
 
 

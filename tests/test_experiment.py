@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import live_models
+from cli_run import run_here
 from commtax import catalog
 from commtax.cli import main
 from commtax.measure.arch import arch
@@ -78,9 +79,7 @@ def study_here(checkpoint, tmp_path_factory):
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
     kept = {p.name: p.stat().st_mtime_ns for p in (out / "runs").glob("*.json")}
-    done = subprocess.run(
-        [sys.executable, "-m", "commtax", *words, "--json"], capture_output=True, text=True, check=False, timeout=300
-    )
+    done = run_here(*words, "--json")
     assert done.returncode == 0, done.stderr
     return out, process.returncode, told, kept, json.loads(done.stdout)
 

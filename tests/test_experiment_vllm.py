@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cli_run import run_here
 from commtax.cli import main
 from commtax.report.experiment import markdown
 from commtax.study.vllm import FailedRunError, _alike
@@ -22,38 +23,40 @@ def run_cli(capsys, *words):
     return ended.value.code, capsys.readouterr()
 
 
-@pytest.fixture
-def fake(tmp_path, monkeypatch):
-    """NOT vLLM: a program of the same name and options that replays fixtures."""
-    program = tmp_path / "vllm"
+def stand_in(folder, patch):
+    """NOT vLLM: a program of the same name and options that replays fixtures. The words of a study on it, and its calls."""
+    program = folder / "vllm"
     program.write_text(f"#!{sys.executable}\n" + (HERE / "fake_vllm.py").read_text())
     program.chmod(0o755)
-    calls = tmp_path / "calls"
-    monkeypatch.setenv("FAKE_VLLM_FIXTURES", str(HERE / "fixtures"))
-    monkeypatch.setenv("FAKE_VLLM_CALLS", str(calls))
-    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    calls = folder / "calls"
+    patch.setenv("FAKE_VLLM_FIXTURES", str(HERE / "fixtures"))
+    patch.setenv("FAKE_VLLM_CALLS", str(calls))
+    patch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
 
     def called():
         return [json.loads(line) for line in calls.read_text().splitlines()]
 
-    return [
-        "--engine",
-        "vllm",
-        "--vllm",
-        program,
-        "--model",
-        HERE / "fixtures" / "tiny-llama",
-        "--quick",
-        "--out",
-        tmp_path / "out",
-    ], called
+    place = ["--model", HERE / "fixtures" / "tiny-llama", "--quick", "--out", folder / "out"]
+    return ["--engine", "vllm", "--vllm", program, *place], called
 
 
-def test_vllm_is_driven_and_read(fake, capsys, tmp_path):
-    words, called = fake
-    code, told = run_cli(capsys, *words, "--json")
-    assert code == 0, told.err
-    found = json.loads(told.out)
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    return stand_in(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A study that went well, its words and calls; it can be asked to go on."""
+    with pytest.MonkeyPatch.context() as patch:
+        words, called = stand_in(tmp_path_factory.mktemp("whole"), patch)
+        done = run_here("measure", "experiment", *words, "--json")
+        assert done.returncode == 0, done.stderr
+        yield words, called, json.loads(done.stdout)
+
+
+def test_vllm_is_driven_and_read(whole, capsys):
+    words, called, found = whole
     one, two = found["degrees"]
     assert one["applied"]["ok"]
     assert two["applied"]["ok"]
@@ -79,7 +82,7 @@ def test_vllm_is_driven_and_read(fake, capsys, tmp_path):
     assert not any(f":{int(port):04X} 00000000:0000 0A" in listening for port in ports)
     # again with one run lost: only that one is run
     before = len(called())
-    (tmp_path / "out" / "runs" / "tp2-batch-b4-128x32.json").write_text("{")
+    (words[-1] / "runs" / "tp2-batch-b4-128x32.json").write_text("{")
     code, _ = run_cli(capsys, *words)
     assert code == 0
     again = [c["words"] for c in called()[before:] if c["words"] != ["--version"]]
@@ -87,10 +90,8 @@ def test_vllm_is_driven_and_read(fake, capsys, tmp_path):
     assert again[0][again[0].index("--batch-size") + 1] == "4"
 
 
-def test_a_machine_that_nobody_calibrated_gets_counts_and_no_times(fake, capsys):
-    code, told = run_cli(capsys, *fake[0], "--json")
-    assert code == 0, told.err
-    found = json.loads(told.out)
+def test_a_machine_that_nobody_calibrated_gets_counts_and_no_times(whole):
+    *_, found = whole
     assert found["predicted_from"] == []
     assert "not calibrated on this machine" in found["no_prediction"]
     for row in found["degrees"]:

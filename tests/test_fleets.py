@@ -26,6 +26,12 @@ ASKED = ("plan", "llama-3.1-8b", "--cluster", "2xh100-sxm", "--request-rate", "2
 FAST = ("--num-prompts", "150", "--max-num-seqs", "16", "--output-len", "32")
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """Nobody is asked for help that is not asked for in so many words; that helpers change nothing is a test of its own."""
+    monkeypatch.setattr("commtax.planner.crew.cores", lambda: 1)
+
+
 def rows(answer):
     return [(t.layout.question.plan, t.size, t.gpus, t.over, t.capacity, t.growth, t.figures, t.ranges) for t in answer.plans]
 
@@ -213,7 +219,7 @@ def test_a_cluster_that_loses_a_worker_says_the_same():
     command = [sys.executable, "-m", "commtax", *ASKED, *FAST, "--json"]
     helper = Path(__file__).with_name("dask_workers.py")
     with subprocess.Popen([sys.executable, helper], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as cluster:
-        here = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+        here = run_here(*ASKED, *FAST, "--json")
         address = cluster.stdout.readline().strip()
         there = subprocess.run([*command, "--on", address], capture_output=True, text=True, check=True, env=os.environ)
         assert cluster.stdout.readline().strip() == "killed"

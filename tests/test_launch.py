@@ -209,7 +209,7 @@ HEADS = [
 
 
 @given(st.sampled_from([*HEADS, "torchrun -m torchtitan.train"]), WORDS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_anything_is_read_or_refused_in_words(head, words):
     try:
         gpus, says = parse(" ".join([head, *words])).num_gpus, "from"
@@ -259,7 +259,7 @@ def test_a_written_command_reads_back_as_its_plan(question, limits, kv):
     st.booleans(),
     st.sampled_from([1, 4]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_training_reads_back_too(key, tp, pp, cp, dp, recompute, split, chunks):
     model, cluster = catalog.model(key), catalog.cluster("64x8xh100-sxm")
     interleaved = pp > 1 and chunks > 1

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,13 +45,19 @@ ONLY_IN = {
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
+@cache
+def nodes(path):
+    """All that a file holds, read once for every rule."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
 def unit(path):
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return parts[0]
 
 
 def imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -78,7 +85,7 @@ def test_imports_point_down(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_only_the_top_prints(path):
-    calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "print"]
+    calls = [n for n in nodes(path) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "print"]
     assert not calls or unit(path) in ("cli", "report")
 
 
@@ -107,7 +114,7 @@ def modules():
 
 def imported(path, known):
     """Modules of this package that a file imports, wherever in it the import stands; ``from package import name`` is its module."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -140,7 +147,7 @@ def test_nothing_imports_in_a_circle():
 
 def functions():
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield node.end_lineno - node.lineno + 1, f"{path.relative_to(SOURCE)}:{node.name}", node
 
@@ -165,7 +172,7 @@ def test_functions_take_few_arguments():
 def test_records_stay_small():
     large = {}
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 fields = sum(isinstance(x, ast.AnnAssign) for x in node.body)
                 if fields > 25:

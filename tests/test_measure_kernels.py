@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 
 from commtax import catalog
+from commtax.study import kernels
 
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "benchmarks" / "h200"
 FILES = sorted(ROWS.glob("*.jsonl"))
 
 
-def sweep(*words, **env):
+def sweep(*words):
     """The sweep as a user runs it."""
     command = [sys.executable, "-m", "commtax.study.kernels", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **env})
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def rows(kind):
@@ -38,12 +39,12 @@ def has_cuda():
 
 
 @pytest.mark.skipif(has_cuda(), reason="this machine could run it")
-def test_without_a_gpu_it_says_so_in_one_line():
-    done = sweep()
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1
-    assert "torch" in done.stderr or "CUDA" in done.stderr
+def test_without_a_gpu_it_says_so_in_one_line(capsys):
+    assert kernels.main([]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1
+    assert "torch" in said.err or "CUDA" in said.err
 
 
 @pytest.mark.parametrize("words", [("--only", "gem"), ("--minutes", "0"), ("--minutes", "nan")])
@@ -65,12 +66,12 @@ def test_a_cpu_run_writes_a_header_and_every_kind(tmp_path):
     assert all(r["median_s"] > 0 and len(r["samples_s"]) == 2 for r in found)
 
 
-def test_an_unwritable_file_is_named():
+def test_an_unwritable_file_is_named(capsys):
     pytest.importorskip("torch")
-    done = sweep("--device", "cpu", "--out", "/no/such/folder/rows.jsonl")
-    assert done.returncode == 2
-    assert "/no/such/folder" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert kernels.main(["--device", "cpu", "--out", "/no/such/folder/rows.jsonl"]) == 2
+    said = capsys.readouterr().err
+    assert "/no/such/folder" in said
+    assert "Traceback" not in said
 
 
 def test_shards_divide_what_they_hold():

@@ -80,7 +80,7 @@ def expressions(draw, depth=3):
     return form.format(one, two)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(expressions(), st.text("ab1.", max_size=8))
 def test_any_expression_matches_as_python_has_it(text, name):
     assert patterns(text).match(name) == bool(re.match(text, name))

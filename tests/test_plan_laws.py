@@ -23,7 +23,7 @@ from test_planner import command, questions
 
 
 @given(questions())
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_a_plan_is_what_simulate_says(question):
     """The first plans of both kinds, one copy or one split each: the same TTFT, TPOT, tokens/s and decode step."""
     a = plan(**question, max_concurrency=128)
@@ -66,21 +66,21 @@ def value(found):
 
 
 @given(questions(), st.sampled_from(LARGER))
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_more_gpus_never_make_the_best_worse(question, clusters):
     few, many = (value(plan(**{**question, "cluster": place}, max_concurrency=64)) for place in clusters)
     assert many >= few * (1 - 1e-9)
 
 
 @given(questions(), st.sampled_from((1.01, 1.3, 4.0)), st.sampled_from(("ttft_s", "tpot_s")))
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_looser_limits_never_make_the_best_worse(question, factor, limit):
     tight, loose = (value(plan(**{**question, limit: question[limit] * by}, max_concurrency=64)) for by in (1, factor))
     assert loose >= tight * (1 - 1e-9)
 
 
 @given(questions(), st.sampled_from((("intra", "pcie4", "pcie5"), ("inter", "10gbe", "100gbe"))))
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_a_faster_link_never_makes_the_best_worse(question, links):
     scope, *keys = links
     places = [catalog.cluster("2x4xh100-sxm", **{scope: key}) for key in keys]
@@ -111,7 +111,7 @@ def test_what_idles_is_said():
 
 
 @given(st.sampled_from(("llama-3.1-70b", "qwen3-30b-a3b", "gpt-oss-120b")), st.integers(1, 12), st.sampled_from((1, 2, 3, 4, 6, 8)))
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_plans_are_nested(model, hosts, gpus):
     """What is tried on fewer GPUs is tried on more, with at least as many copies; in a rack of 72 tp 16 is."""
     small, large = (_tried(model, f"{h}x{g}xh100-sxm") for h, g in ((hosts, gpus), (hosts + 1, gpus)))
@@ -128,7 +128,7 @@ def _tried(model, cluster):
 
 
 @given(questions())
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_without_a_limit_plans_stop_at_their_knee(question):
     """No load has more tokens/s over a request's time, but for what the padding of a step hides from a grid of loads."""
     a = plan(**{**question, "tpot_s": math.inf, "ttft_s": math.inf, "objective": "throughput"}, max_concurrency=256)
@@ -160,7 +160,7 @@ def test_the_knee_is_no_limits():
 
 
 @given(questions())
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_no_prompt_worker_is_idle_weight(question):
     """With one fewer, a prompt waits for more than a thousandth of its request, or a limit is broken, or tokens cost more."""
     a = plan(**question, max_concurrency=64)

@@ -94,7 +94,7 @@ def test_a_queue_grows_beyond_capacity_and_only_there(engine):
     waits = {}
     for share in (0.9, 1.1):
         rate = share * capacity
-        short, long = (serve(asked(engine=engine, request_rate=rate, num_prompts=n)) for n in (2000, 8000))
+        short, long = (serve(asked(engine=engine, request_rate=rate, num_prompts=n)) for n in (1500, 6000))
         assert short.overloaded == long.overloaded == (share > 1)
         waits[share] = tuple(float(np.median(o.columns["ttft_s"][len(o.stream) // 2 :])) for o in (short, long))
     (short, long), (less, more) = waits[0.9], waits[1.1]

@@ -1,7 +1,5 @@
 """nvidia-smi topo -m: groups, the best GPUs for a plan, the link they have."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -72,10 +70,8 @@ def test_what_is_no_matrix(text):
 
 
 def test_on_the_command_line():
-    words = ("--cluster", "4xrtx-3090", "--topo", str(FILE))
-    done = subprocess.run(
-        [sys.executable, "-m", "commtax", "bill", "qwen2.5-7b", *words, "-tp", "2"], capture_output=True, text=True, check=False
-    )
+    words = ("bill", "qwen2.5-7b", "--cluster", "4xrtx-3090", "--topo", FILE, "-tp", "2")
+    done = run_here(*words)
     assert "CUDA_VISIBLE_DEVICES=0,2" in done.stdout
     assert "nvlink-bridge-3090 inside" in done.stdout
     for more, says in (
@@ -83,12 +79,7 @@ def test_on_the_command_line():
         (("--cluster", "8xrtx-3090"), "has 4 GPUs"),
         (("--cluster", ""), "--cluster"),
     ):
-        bad = subprocess.run(
-            [sys.executable, "-m", "commtax", "bill", "qwen2.5-7b", *words, "-tp", "2", *more],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        bad = run_here(*words, *more)
         assert bad.returncode == 2
         assert says in bad.stderr
 

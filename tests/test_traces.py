@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,12 @@ SHARED = Path(__file__).parents[2] / "shared" / "data" / "traces"
 FIXTURES = Path(__file__).parent / "fixtures"
 shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared traces are not here")
 NAMES = sorted(p.name for p in SHARED.glob("*.json.gz")) if SHARED.is_dir() else []
+
+
+@cache
+def read(name):
+    """A shared trace, read once for all that ask about it."""
+    return kineto.read(SHARED / name)
 
 
 def independent_count(path):
@@ -56,7 +63,7 @@ def test_eight_traces():
 @shared
 @pytest.mark.parametrize("name", NAMES)
 def test_every_shared_trace_is_read_and_counted(name):
-    trace = kineto.read(SHARED / name)
+    trace = read(name)
     expected = Counter({SPELLED[k]: n for k, n in independent_count(SHARED / name).items()})
     assert Counter(c.op for c in trace.collectives) == expected
     assert all(c.seconds >= 0 for c in trace.collectives)
@@ -69,7 +76,7 @@ def test_every_shared_trace_is_read_and_counted(name):
 @shared
 def test_message_metadata_of_the_nccl_trace():
     """2 x A100, three DDP steps of five all-reduces; sizes from the kernels' own metadata."""
-    trace = kineto.read(SHARED / "nccl_parser_config_nccl_data.json.gz")
+    trace = read("nccl_parser_config_nccl_data.json.gz")
     raw = json.loads(gzip.decompress((SHARED / "nccl_parser_config_nccl_data.json.gz").read_bytes()))["traceEvents"]
     told = [e["args"] for e in raw if e.get("cat") == "kernel" and e["args"].get("Collective name") == "allreduce"]
     assert sum(c.nbytes for c in trace.collectives if c.op == "all-reduce") == 4 * sum(a["In msg nelems"] for a in told)
@@ -82,7 +89,7 @@ def test_message_metadata_of_the_nccl_trace():
 @shared
 def test_old_nccl_lies_about_its_kernels():
     """Every kernel is called SendRecv; the call that launched it tells what it is."""
-    trace = kineto.read(SHARED / "negative_queue_length_values_check_rank0.json.gz")
+    trace = read("negative_queue_length_values_check_rank0.json.gz")
     assert all("SendRecv" in c.name for c in trace.collectives)
     assert per_step(trace, "all-reduce") == [2] * 5
     gathers = [c for c in trace.collectives if c.op == "all-gather"]
@@ -92,7 +99,7 @@ def test_old_nccl_lies_about_its_kernels():
 
 @shared
 def test_groups_of_one_rank_move_nothing():
-    trace = kineto.read(SHARED / "ns_resolution_trace_rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz")
+    trace = read("ns_resolution_trace_rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz")
     assert trace.issued == {"all-reduce": 25, "broadcast": 10}
     assert trace.collectives == ()
     assert exposed(trace) == 0
@@ -102,7 +109,7 @@ def test_groups_of_one_rank_move_nothing():
 @shared
 def test_two_ranks_of_one_job():
     """Sampled traces: what both ranks hold is matched by the clock, not by order; collectives end together."""
-    traces = [kineto.read(SHARED / f"trace_filter_sampled_rank-{r}.json.gz") for r in (0, 1)]
+    traces = [read(f"trace_filter_sampled_rank-{r}.json.gz") for r in (0, 1)]
     meetings = meet(traces)
     assert meetings.by_clock
     assert len(meetings.matched) == 5

@@ -4,8 +4,6 @@ import csv
 import itertools
 import json
 import statistics
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import commtax
+from cli_run import run_here
 from commtax import catalog
 from commtax.cost.schedules import SCHEDULES, TRAINING, idle_s
 from commtax.cost.train_kernels import forward_flops
@@ -313,24 +312,7 @@ def test_the_sentence_names_the_binding_tax():
 
 def test_json_has_the_promised_keys(tmp_path):
     command = "bill llama-3.1-8b --phase train --cluster 2x8xh100-sxm -dp 16 --global-batch 32 --seq 8192 --engine torchtitan"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "commtax",
-            *command.split(),
-            "--recompute",
-            "full",
-            "--tokens",
-            "1T",
-            "--measured-mfu",
-            "20%",
-            "--json",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_here(*command.split(), "--recompute", "full", "--tokens", "1T", "--measured-mfu", "20%", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     for key in ("step_s", "mfu", "hfu", "exposed_comm_s", "binding", "bubble_fraction", "memory_bytes_per_rank", "fits", "items"):

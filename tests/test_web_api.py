@@ -23,7 +23,7 @@ from commtax.verbs.billing import price, with_collectives
 from commtax.verbs.layer import layer_of
 from web_client import ask, get, refused
 
-STATES = 200
+STATES = 120
 SERVE = {"tp": "8", "c": "8xh100-sxm"}
 TRAIN = {"m": "llama-3.1-70b", "c": "8x8xh100-sxm", "tp": "8", "dp": "8", "ph": "train"}
 CASES = {
@@ -85,7 +85,7 @@ def random_query(r):
     return pick
 
 
-def test_the_page_says_what_the_command_line_says_for_200_random_states(tmp_path, monkeypatch):
+def test_the_page_says_what_the_command_line_says_for_random_states(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     r, legal, refusals, phases = random.Random(9), 0, 0, set()
     names = ("step_s", "low_s", "high_s", "compute_s", "exposed_comm_s", "tokens_per_s", "fits")

@@ -19,17 +19,31 @@ MODEL = {
     "max_position_embeddings": 256,
 }
 PROMPT, OUTPUT, BATCH, BLOCK = 20, 8, 2, 16
+SLOW = {"slow_rank": "1:30"}
 
 
-@functools.cache
-def live(device="cpu", **changes):
-    """TP=1, two TP=1 replicas and TP=2 of the same random model; what every rank held, sent and waited for."""
+def run(device, *changes):
+    """TP=1, two TP=1 replicas and TP=2 of the same random model, once for each change: what ranks held, sent and waited for."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(MODEL))
         question = {"tp": 2, "random": True, "batch": BATCH, "input_len": PROMPT, "output_len": OUTPUT, "device": device}
         if device == "cpu":
             question["dtype"] = "fp32"
-        return run_all([Job(model=folder, **{**question, **changes})], timeout_s=300)[0]
+        return run_all([Job(model=folder, **{**question, **change}) for change in changes], timeout_s=300)
+
+
+@functools.cache
+def both():
+    """As it is, and with a slow rank: one start of two processes serves both."""
+    return run("cpu", {}, SLOW)
+
+
+def live():
+    return both()[0]
+
+
+def dragged():
+    return both()[1]
 
 
 def show():
@@ -38,7 +52,7 @@ def show():
 
     from commtax.report.measuring import show_tp
 
-    show_tp(Console(width=140), live())
+    show_tp(Console(width=140), run("cpu", {})[0])
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def test_the_slowest_rank_rules(lab):
     assert lab.wire_and_waits([30e-6, 10e-6, 25e-6]) == (10e-6, pytest.approx([20e-6, 0.0, 15e-6]), 1)
     assert lab.step_seconds([8e-3, 8e-3], 1e-3) == pytest.approx(9e-3)
     assert lab.step_seconds([8e-3, 16e-3], 1e-3) == pytest.approx(17e-3), "one slow rank drags all"
-    dragged = capture.live(slow_rank="1:30")
+    dragged = capture.dragged()
     waits = dragged["tp"]["waited_ms_per_token"]
     _, _, last = lab.wire_and_waits([w + 1e-3 for w in waits])
     assert last == dragged["tp"]["slowest_rank"] == 1
@@ -92,7 +92,7 @@ def test_the_same_on_two_gpus(lab):
     torch = pytest.importorskip("torch")
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
-    found = capture.live("cuda")
+    found = capture.run("cuda", {})[0]
     assert found["collectives"]["equal"]
     assert found["logits_equal"]
     wanted = lab.rank_weight_bytes(2 * lab.split_parameters(*SIZES), NORMS // 2, 2)
