@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from commtax.calibrate import calibrate
 from commtax.readers import nccl_tests, prefixes
 from commtax.readers.formats import format_of
-from test_calibrate import TRUE, noisy, output, written
+from test_calibrate import SIZES, TRUE, noisy, output, written
 
 PREFIXES = {
     "open-mpi-4": "[1,0]<stdout>:",
@@ -27,14 +27,20 @@ PREFIXES = {
 }
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A text without a prefix, and the libraries that are made of it."""
+    text = output("all_reduce", 8, noisy(TRUE, 8, np.random.default_rng(1), SIZES[::2]))
+    return text, calibrate([written(tmp_path_factory.mktemp("plain"), "a.txt", text)], "8xa100-80-sxm").profile.libraries
+
+
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
-def test_every_launcher_s_prefix_is_read_past(tmp_path, prefix):
+def test_every_launcher_s_prefix_is_read_past(tmp_path, plain, prefix):
     """``calibrate`` took what begins with a bracket for JSON."""
-    text = output("all_reduce", 8, noisy(TRUE, 8, np.random.default_rng(1)))
+    text, libraries = plain
     tagged = "\n".join(prefix + line for line in text.splitlines())
     assert nccl_tests.parse_all(tagged) == nccl_tests.parse_all(text)
-    plain, same = (calibrate([written(tmp_path, n, t)], "8xa100-80-sxm") for n, t in (("a.txt", text), ("b.txt", tagged)))
-    assert same.profile.libraries == plain.profile.libraries
+    assert calibrate([written(tmp_path, "b.txt", tagged)], "8xa100-80-sxm").profile.libraries == libraries
 
 
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)

@@ -1,5 +1,6 @@
 """``python -m commtax.measure.rank``: one rank of a run, which ends with its launcher from before it loads anything heavy."""
 
+import gc
 import importlib
 import os
 import shutil
@@ -24,7 +25,11 @@ def follow(folder: Path, parent: int) -> None:
 def main() -> None:
     folder, parent = Path(os.environ[FOLDER]), int(os.environ[PARENT])
     threading.Thread(target=follow, args=(folder, parent), daemon=True).start()
-    importlib.import_module("commtax.measure.worker").main()
+    gc.disable()  # what is loaded stays: looking through it for garbage would be a tenth of the start
+    worker = importlib.import_module("commtax.measure.worker")
+    gc.freeze()
+    gc.enable()
+    worker.main()
 
 
 if __name__ == "__main__":
