@@ -151,49 +151,72 @@ def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> S
     def priced(work: Workload) -> Bill:
         return inference_bill(launched, work, 1)
 
-    seqs = np.arange(most_seqs + 1.0)
-    alone = priced(Workload(decode_seqs=np.maximum(1, seqs), cached_tokens=seqs * 0))
-    nodes = _samples(most_seqs)
-    rows = _rows(most_rows)
-    mixed = [priced(_beside(samples, rows)) for samples in nodes]
-    every = np.arange(most_rows + 1)
     contexts = _contexts(terms, most_tokens)
+    alone, alone_comm, decode = _decodes(priced, contexts, most_seqs)
+    samples, mixed, mixed_comm = _mixed(priced, most_rows, most_seqs)
     new, past = _geometric(most_rows), np.concatenate([[0.0], _geometric(most_tokens)])
-    one, many = (priced(Workload(0, 0, n, n * np.tile(new, past.size), n * np.repeat(past, new.size))) for n in (1.0, MANY))
-    once = _sum(one, _of_prompts, lambda line: line.fixed_s * line.item.count)
-    prompt, among = (_sum(bill, _of_prompts, lambda line: line.moving_s * line.item.count) for bill in (one, many))
+    prompt, among, once = _prompts(priced, new, past)
     return Surface(
-        alone=_wide(_sum(alone, _not_attention, _exposed), seqs.size).tolist(),
-        samples=nodes,
-        mixed=[np.interp(every, rows, _wide(_sum(bill, _not_attention, _exposed), rows.size)).tolist() for bill in mixed],
+        alone=alone.tolist(),
+        samples=samples,
+        mixed=mixed.tolist(),
         contexts=contexts.tolist(),
-        decode=_decodes(priced, contexts, most_seqs),
+        decode=decode,
         new=new.tolist(),
         past=past.tolist(),
-        prompt=_wide(prompt, new.size * past.size).reshape(past.size, new.size).tolist(),
-        among=(_wide(among, new.size * past.size) / MANY).reshape(past.size, new.size).tolist(),
-        prompt_fixed_s=float(np.max(once)),
-        alone_comm=_wide(_sum(alone, _is_comm, _exposed), seqs.size),
-        mixed_comm=np.interp(every, rows, _wide(_sum(mixed[0], _is_comm, _exposed), rows.size)),
-        launch_s=each_s * _launches(priced(Workload(decode_seqs=1, cached_tokens=1))),
-        mixed_launch_s=each_s * _launches(priced(Workload(1, 1, 1, 1, 0))),
+        prompt=prompt.tolist(),
+        among=among.tolist(),
+        prompt_fixed_s=once,
+        alone_comm=alone_comm,
+        mixed_comm=mixed_comm,
+        launch_s=each_s * _launches(priced(Workload(decode_seqs=1, cached_tokens=1))) if each_s else 0.0,
+        mixed_launch_s=each_s * _launches(priced(Workload(1, 1, 1, 1, 0))) if each_s else 0.0,
     )
 
 
-def _beside(samples: int, rows: Array) -> Workload:
+# Each table is one bill over all of its nodes: a bill's lines cost more than their numbers.
+
+
+def _decodes(priced: Callable[[Workload], Bill], contexts: Array, most_seqs: int) -> tuple[Array, Array, Array]:
+    """Steps of decodes by sequences: without their attention, of that communication, and attention by node of context, which is
+    linear between nodes of sequences."""
+    every = np.arange(most_seqs + 1.0)
+    nodes = np.unique(np.round(_geometric(most_seqs)))
+    seqs, context = np.repeat(nodes, contexts.size), np.tile(contexts, nodes.size)
+    bill = priced(Workload(decode_seqs=np.append(np.maximum(1, every), seqs), cached_tokens=np.append(every * 0, seqs * context)))
+    rest, comm, attention = (
+        _wide(_sum(bill, wanted, _exposed), every.size + seqs.size) for wanted in (_not_attention, _is_comm, _of_decodes)
+    )
+    known = attention[every.size :].reshape(nodes.size, contexts.size)
+    decode = np.stack([np.interp(every, nodes, column) for column in known.T], axis=-1)
+    return rest[: every.size], comm[: every.size], decode
+
+
+def _mixed(priced: Callable[[Workload], Bill], most_rows: int, most_seqs: int) -> tuple[list[int], Array, Array]:
+    """Steps with prompt tokens without attention: nodes of rows that need logits, seconds by these and by rows, and of the first
+    node's communication."""
+    nodes, rows, every = _samples(most_seqs), _rows(most_rows), np.arange(most_rows + 1)
+    bill = priced(_beside(np.repeat(nodes, rows.size), np.tile(rows, len(nodes))))
+    rest, comm = (_wide(_sum(bill, wanted, _exposed), len(nodes) * rows.size) for wanted in (_not_attention, _is_comm))
+    seconds = [np.interp(every, rows, part) for part in rest.reshape(len(nodes), rows.size)]
+    return nodes, np.stack(seconds), np.interp(every, rows, comm[: rows.size])
+
+
+def _prompts(priced: Callable[[Workload], Bill], new: Array, past: Array) -> tuple[Array, Array, float]:
+    """Attention of a step's only prompt and of one of many, by tokens cached and new, and what it costs once a step."""
+    seqs = np.repeat([1.0, MANY], new.size * past.size)
+    tokens, before = np.tile(new, 2 * past.size), np.tile(np.repeat(past, new.size), 2)
+    bill = priced(Workload(0, 0, seqs, seqs * tokens, seqs * before))
+    moving = _wide(_sum(bill, _of_prompts, lambda line: line.moving_s * line.item.count), seqs.size)
+    fixed = _wide(_sum(bill, _of_prompts, lambda line: line.fixed_s * line.item.count), seqs.size)
+    one, many = (moving / seqs).reshape(2, past.size, new.size)
+    return one, many, float(np.max(fixed[: seqs.size // 2]))
+
+
+def _beside(samples: Array, rows: Array) -> Workload:
     """Steps of so many rows of which some are one prompt's tokens and the others decode, as many as there are rows for."""
     decodes = np.minimum(samples, rows) - 1
     return Workload(decodes, decodes * 0, 1.0, rows - decodes, 0.0)
-
-
-def _decodes(priced: Callable[[Workload], Bill], contexts: Array, most_seqs: int) -> Array:
-    """Attention of decodes by sequences and node of context, linear between nodes of sequences."""
-    nodes = np.unique(np.round(_geometric(most_seqs)))
-    seqs, context = np.repeat(nodes, contexts.size), np.tile(contexts, nodes.size)
-    bill = priced(Workload(decode_seqs=seqs, cached_tokens=seqs * context))
-    known = _wide(_sum(bill, _of_decodes, _exposed), seqs.size).reshape(nodes.size, contexts.size)
-    every = np.arange(most_seqs + 1.0)
-    return np.stack([np.interp(every, nodes, column) for column in known.T], axis=-1)
 
 
 def _of_decodes(line: Line) -> bool:

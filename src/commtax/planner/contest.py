@@ -124,18 +124,23 @@ class Search:
         return min(whole, int(bar / (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0) + 1e-9))
 
     def _detail(self) -> None:
-        """Growth of those that are listed first and of all that are as good as the best; then ranges of the first."""
+        """Growth and ranges of those that are listed first and of all that are as good as the best; capacity of all listed."""
         self.held.sort(key=order)
         ties = sum(burden(trial) == burden(self.held[0]) for trial in self.held)
-        self._replace_first(grown, max(ties, min(self.top, DETAILED)))
+        first = self.held[: max(ties, min(self.top, DETAILED))]
+        jobs = [(work, trial) for work in (grown, ranged) for trial in first]
+        known = dict(self.workers.each(_done, jobs))
+        grew, wide = ([known[at + i] for i in range(len(first))] for at in (0, len(first)))
+        self.held[: len(first)] = [replace(more, ranges=other.ranges) for more, other in zip(grew, wide, strict=True)]
         self.held.sort(key=order)
-        self._replace_first(ranged, min(self.top, DETAILED))
-        self._replace_first(saturated, self.top)
+        listed = self.held[: self.top]
+        capacities = dict(self.workers.each(saturated, listed))
+        self.held[: len(listed)] = [capacities[place] for place in range(len(listed))]
 
-    def _replace_first(self, work: Callable[[Trial], Trial], count: int) -> None:
-        first = self.held[:count]
-        known = dict(self.workers.each(work, first))
-        self.held[:count] = [known[place] for place in range(len(first))]
+
+def _done(job: tuple[Callable[[Trial], Trial], Trial]) -> Trial:
+    work, trial = job
+    return work(trial)
 
 
 def _kind(layout: Layout) -> int:

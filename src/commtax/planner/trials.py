@@ -205,6 +205,7 @@ def _sized(layout: Layout, size: Size) -> Question:
     return layout.question.but(replicas=size[0])
 
 
+@a_few_remembered
 def ran(layout: Layout, size: Size, rate: float, length: tuple[int, int] | None = None) -> Outcome:
     """The run of a fleet at a rate."""
     length = length or lengths_of_run(layout.question, sum(size))
@@ -231,6 +232,8 @@ def _decided(layout: Layout, size: Size, rate: float) -> tuple[float, Outcome]:
             over = worst(q, outcome)
             if over > sure:
                 return over, outcome
+            if over <= 1:
+                break
     outcome = ran(layout, size, rate, whole)
     return worst(q, outcome), outcome
 
