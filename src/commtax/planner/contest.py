@@ -13,7 +13,7 @@ import numpy as np
 from commtax.planner.columns import Rejected
 from commtax.planner.crew import Crew
 from commtax.planner.layouts import SLACK, Layout, candidates
-from commtax.planner.trials import Task, Trial, all_requests, grown, least, ranged, rate_of, saturated
+from commtax.planner.trials import Task, Trial, all_requests, examined, grown, least, ranged, rate_of, saturated
 from commtax.question import Question
 from commtax.statement import Refusal
 from commtax.verbs.asking import settled
@@ -21,6 +21,7 @@ from commtax.verbs.asking import settled
 ROUND = 4  # layouts that are tried before it is looked again which ones may still be listed
 WORSE = 1.5  # times the best's GPUs, dollars or inverse tokens: layouts beyond are left out
 DETAILED = 5  # fleets, best first, whose growth and ranges are looked for
+NEAREST = 5  # fleets that come nearest to the limits where none holds
 Progress = Callable[[int, int, Trial | None], None]
 """Told how many of how many layouts are done, and the best so far."""
 
@@ -69,6 +70,8 @@ class Search:
             self.rejected, self.count, self.total = able.rejected, able.count, len(able.layouts)
             for kind in range(3):
                 self._rounds([layout for layout in able.layouts if _kind(layout) == kind], kind == 1)
+            if not self.held:
+                self._examine()
             self._detail()
             self.complete = True
         except KeyboardInterrupt:
@@ -122,6 +125,14 @@ class Search:
         if goal.objective == "tokens" or bar == inf:
             return whole
         return min(whole, int(bar / (goal.usd_per_gpu_hour if goal.objective == "cost" else 1.0) + 1e-9))
+
+    def _examine(self) -> None:
+        """Where nothing holds, the nearest that were never run are tried after all, if more than the closed form thought."""
+        self.broken.sort(key=lambda trial: trial.over)
+        known = dict(self.workers.each(examined, self.broken[:NEAREST]))
+        nearest = [known[place] for place in range(len(known))]
+        self.held = [trial for trial in nearest if trial.holds]
+        self.broken[: len(nearest)] = [trial for trial in nearest if not trial.holds]
 
     def _detail(self) -> None:
         """Growth and ranges of those that are listed first and of all that are as good as the best; capacity of all listed."""

@@ -12,12 +12,12 @@ from math import inf, isnan
 from typing import Unpack
 
 from commtax.planner.columns import Rejected
-from commtax.planner.contest import WORSE, Progress, Search, order
+from commtax.planner.contest import NEAREST, WORSE, Progress, Search, order
 from commtax.planner.crew import Crew, crew
 from commtax.planner.layouts import Layout, limit_name
 from commtax.planner.reasons import in_type
 from commtax.planner.remedies import larger, to_fit
-from commtax.planner.trials import Task, Trial, examined, least, lengths_of_run, rate_of
+from commtax.planner.trials import Task, Trial, least, lengths_of_run, rate_of, saturated
 from commtax.question import Question
 from commtax.spec import Cluster, Model
 from commtax.statement import Refusal
@@ -191,7 +191,7 @@ def _answer(searches: Sequence[Search], top: int, workers: Crew) -> FleetPlans:
         questions=tuple(search.question for search in searches),
         objective=searches[0].question.goal.objective,
         plans=tuple(held[:top]),
-        near=() if held else tuple(broken[:5]),
+        near=() if held else tuple(broken[:NEAREST]),
         rejected=tuple(_reasons(searches)),
         candidates=sum(search.count for search in searches),
         simulated=sum(trial.simulated for search in searches for trial in (*search.held, *search.broken)),
@@ -199,10 +199,8 @@ def _answer(searches: Sequence[Search], top: int, workers: Crew) -> FleetPlans:
     )
     if held or not answer.complete:
         return answer
-    known = dict(workers.each(examined, answer.near))
+    known = dict(workers.each(saturated, answer.near))
     near = tuple(known[place] for place in range(len(known)))
-    if any(trial.holds for trial in near):
-        return replace(answer, plans=tuple(sorted((trial for trial in near if trial.holds), key=order)), near=())
     return replace(answer, near=near, would_take=tuple(_remedies(replace(answer, near=near), workers)))
 
 

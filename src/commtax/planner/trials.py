@@ -205,7 +205,6 @@ def _sized(layout: Layout, size: Size) -> Question:
     return layout.question.but(replicas=size[0])
 
 
-@a_few_remembered
 def ran(layout: Layout, size: Size, rate: float, length: tuple[int, int] | None = None) -> Outcome:
     """The run of a fleet at a rate."""
     length = length or lengths_of_run(layout.question, sum(size))
