@@ -80,7 +80,7 @@ def _predicted(c: Fields) -> Block:
     return latent_decoder(whole.with_(first_k_dense_replace=0), correction_bias=True).blocks[0]
 
 
-@family("DeepseekV4ForCausalLM", sequence_parallel_moe=True, shared=("compress_ratios",))
+@family("DeepseekV4ForCausalLM", sequence_parallel_moe=True, shared=("compress_ratios layer_types",))
 def _deepseek4(c: Fields) -> Model:
     """Compressed attention in every layer, experts in every layer, the first ones named by a table; several residual streams."""
     count, hidden = c.layers("num_hidden_layers"), c.need("hidden_size")
