@@ -103,7 +103,9 @@ SCALAR = {
         "num_active_params",
         "weight_bytes",
         "quantisation",
-        "quantised_fraction",
+        "formats",
+        "format_of",
+        "spellings",
         "stage_layers",
     ),
     *(

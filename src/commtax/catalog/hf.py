@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from commtax.catalog.quantisation import quant_from
+from commtax.catalog.quantisation import stored
 from commtax.files import Json
 from commtax.spec import Attention, Block, Experts, Indexer, Latent, Mlp, Model, Tower
 from commtax.statement import Refusal
@@ -116,13 +116,12 @@ def from_config(config: Mapping[str, Json], key: str) -> Model:
         fields.bad.append(f"a field of the wrong type ({error})")
     if fields.bad:
         raise Refusal(f"model {key}: {name} config lacks or has unreadable fields: {', '.join(dict.fromkeys(fields.bad))}", "model")
-    quant = config.get("quantization_config")
     return replace(
         model,
         key=key,
         architecture=name,
         dtype=_dtype(fields, key),
-        quant=quant_from(quant, key) if quant else None,
+        quant=stored(config, name, key),
         residual_stream=not ARCHITECTURES[name].plain_residual,
         moe_sequence_parallel=ARCHITECTURES[name].sequence_parallel_moe,
     )
