@@ -14,7 +14,7 @@ from commtax.catalog.families import deepseek, gemma, kimi, llama, minimax, nemo
 from commtax.catalog.families.parts import ARCHITECTURES
 from commtax.catalog.fields import Fields
 from commtax.catalog.loader import suggest
-from commtax.catalog.quantisation import quant_from
+from commtax.catalog.quantisation import stored
 from commtax.files import Json
 from commtax.spec import Model
 from commtax.statement import Note, Refusal
@@ -49,13 +49,12 @@ def from_config(config: Mapping[str, Json], key: str, read_as: str = "") -> Mode
         notes.append(
             Note("read-as", f"assumed: {own or 'a config without an architecture'} is read as {name}{_ignored(config, fields)}")
         )
-    quant = config.get("quantization_config")
     return replace(
         model,
         key=key,
         architecture=name,
         dtype=_dtype(fields, key),
-        quant=quant_from(quant, key) if quant else None,
+        quant=stored(config, name, key),
         residual_stream=not ARCHITECTURES[name].plain_residual,
         moe_sequence_parallel=ARCHITECTURES[name].sequence_parallel_moe,
         notes=(*notes, *dict.fromkeys(fields.notes)),

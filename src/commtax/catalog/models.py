@@ -99,8 +99,8 @@ def _local(path: Path) -> Model:
         raise Refusal(f"model '{path}': the folder has no config.json", "model")
     config = _read_json(file)
     extra = folder / "hf_quant_config.json"
-    if extra.is_file() and "quantization_config" not in config:
-        config["quantization_config"] = _read_json(extra).get("quantization")
+    if extra.is_file():
+        config["hf_quant_config"] = _read_json(extra)
     whole = path.is_dir() or file.name == "config.json"
     key = folder.resolve().name if whole else file.stem
     where = str((folder if whole else file).resolve())  # what an engine is started with

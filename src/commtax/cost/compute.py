@@ -40,8 +40,8 @@ def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine
 
 def head_kernel(model: Model, plan: Plan, rows: Number, engine: Engine) -> Kernel:
     """Logits of ``rows`` rows over this rank's part of the vocabulary."""
-    step = Step(model, plan, Workload(), rows, engine)
-    return step.gemm("head", "head", "", 1, rows, padded_vocab(model, plan, engine) / plan.tp, model.hidden)
+    step, name = Step(model, plan, Workload(), rows, engine), "" if model.tied else "lm_head"
+    return step.gemm("head", "head", "", 1, rows, padded_vocab(model, plan, engine) / plan.tp, model.hidden, name)
 
 
 Maker = Callable[[Step, Any, int], Iterator[Kernel]]

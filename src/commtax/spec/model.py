@@ -1,5 +1,7 @@
 """A decoder, as its ``config.json`` tells it."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from commtax.spec.hardware import Citation
@@ -182,7 +184,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Quant:
-    """How a checkpoint stores its linear weights. ``block`` is the (out, in) tile that shares a scale; 0 = whole side."""
+    """How a checkpoint stores its linear weights. ``block`` is the (out, in) tile that shares a scale; 0 = whole side.
+
+    Modules with a format of their own have it in ``parts``: the first that holds a tensor stores it, and this one what is left.
+    Patterns of ``only`` and ``ignored`` are in the checkpoint's spelling, which ``spelled`` makes of ours, fragment by fragment.
+    """
 
     method: str
     dtype: str
@@ -193,6 +199,20 @@ class Quant:
     ignored: tuple[str, ...] = ()
     only: tuple[str, ...] = ()  # if given, only tensors that match are quantised
     weight_only: bool = False  # activations stay as they are (W4A16), whatever arithmetic the chip has
+    counted: tuple[tuple[str, int], ...] = ()  # patterns that stand for so many modules, where a file says how many
+    spelled: tuple[tuple[str, str], ...] = ()
+    parts: tuple[Quant, ...] = ()
+    kv_dtype: str = ""  # of the KV cache that the checkpoint brings scales for
+
+    @property
+    def formats(self) -> tuple[Quant, ...]:
+        """All of them, in the order in which they are asked for a tensor."""
+        return *self.parts, self
+
+    @property
+    def named(self) -> str:
+        """The number formats for people, the checkpoint's usual one first."""
+        return " + ".join(dict.fromkeys(quant.dtype for quant in (self, *self.parts)))
 
 
 TowerTensor = tuple[str, tuple[int, ...], int]
