@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from commtax.catalog.families.deepseek import routed_layers
-from commtax.catalog.families.parts import MAX_PREDICTIONS, decoder, family, heads, layers, mlp, predicting, predictor
+from commtax.catalog.families.parts import MAX_PREDICTIONS, decoder, family, heads, layers, mlp, predicting, predictor, text_of
+from commtax.catalog.families.vision import step_tower, vision_of
 from commtax.catalog.fields import Fields
 from commtax.spec import Attention, Block, Experts, Model
 
@@ -73,6 +74,12 @@ def _step(c: Fields) -> Model:
     model = decoder(c, [Block(near if t == "sliding_attention" else far, moe if r else dense) for t, r in kinds])
     further = predictor(Block(near, dense), model.hidden, heads_of=model.vocab)
     return replace(model, mtp=(further,) * c.number("num_nextn_predict_layers", 0, MAX_PREDICTIONS))
+
+
+@family("Step3p7ForConditionalGeneration", shared=("vision_config", "attention_other_setting num_sliding_attention_heads"))
+def _step_seeing(c: Fields) -> Model:
+    model, vision = _step(text_of(c)), vision_of(c)
+    return replace(model, tower=step_tower(vision, model.hidden, c.flag("projector_bias"))) if vision else model
 
 
 def _step_heads(c: Fields) -> Attention:
