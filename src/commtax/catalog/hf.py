@@ -110,7 +110,7 @@ def from_config(config: Mapping[str, Json], key: str) -> Model:
     fields = Fields(config)
     try:
         model = ARCHITECTURES[name].read(fields)
-        if any(x < 1 for b in model.blocks for x in (b.attention.head_dim, b.attention.v_head_dim, b.attention.num_kv_heads)):
+        if any(x < 1 for a in model.attentions for x in (a.head_dim, a.v_head_dim, a.num_kv_heads)):
             fields.bad.append("hidden_size (smaller than the number of heads)")
     except (TypeError, ZeroDivisionError, AttributeError, KeyError, IndexError) as error:
         fields.bad.append(f"a field of the wrong type ({error})")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.tensors import Tensor as Matrix
+from commtax.cost.inventory import Tensor as Matrix
 from commtax.cost.tensors import quantisation, quantised_fraction
 from commtax.ledger import Part, Place, Stage
 from commtax.spec import DTYPE_BYTES, Engine, Model, Number, Plan, Quant, Workload

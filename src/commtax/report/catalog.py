@@ -9,8 +9,9 @@ from rich.text import Text
 
 from commtax.catalog.models import Published
 from commtax.claims import Claim
-from commtax.cost.memory import kv_bytes_per_token_layer
-from commtax.cost.tensors import inventory, num_active_params, num_params, total_bytes
+from commtax.cost.caches import kv_bytes_per_token
+from commtax.cost.inventory import inventory, num_active_params, num_params
+from commtax.cost.tensors import total_bytes
 from commtax.report.documents import Record, facts, plain
 from commtax.report.tables import notes, say, show_table
 from commtax.spec import ENGINE_PARTS, Chip, Citation, Cluster, Engine, Link, Model, Plan
@@ -127,7 +128,7 @@ def _stored_bytes(model: Model) -> float:
 
 def _kv_bytes_per_token(model: Model) -> float:
     """The cache of a token in bf16 on one rank."""
-    return float(sum(kv_bytes_per_token_layer(model.blocks[i].attention, 1, "bf16") for i in model.layers))
+    return float(kv_bytes_per_token(model, Plan()))
 
 
 def show_thing(console: Console, thing: Thing) -> None:

@@ -132,7 +132,7 @@ def _warnings(judged: Fit) -> Iterator[str]:
         yield f"{graphs} are taken beside the budget and find no room: lower the utilisation"
     if longest > model.max_len:
         yield f"{longest:,} tokens are more than the {model.max_len:,} positions of {model.key}"
-    if len({b.attention.window for b in model.blocks}) > 1:
+    if len(model.windows) > 1:
         yield "layers with and without a window share the blocks in equal groups: a token costs as if all kept it, a request less"
 
 

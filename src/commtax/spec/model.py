@@ -17,15 +17,42 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """Sparse attention's token selector (DeepSeek-V3.2, GLM-5)."""
+    """Sparse attention's selector: heads of its own score what is cached and keep the best ``top_k`` tokens.
+
+    Tokens are chosen one by one (DeepSeek-V3.2, GLM-5), or ``block`` at a time (MiniMax-M3).
+    """
 
     num_heads: int
     head_dim: int
     top_k: int
+    block: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """DeepSeek-V4's attention: one latent is key and value of all heads, kept for ``window`` tokens as it is.
+
+    Of older tokens every ``ratio`` share one entry (0: there is none), which overlaps the next for small ratios. The
+    output goes through ``out_groups`` matrices of rank ``out_rank``.
+    """
+
+    q_rank: int
+    rope_dim: int
+    ratio: int
+    window: int
+    out_groups: int
+    out_rank: int
+
+    @property
+    def overlap(self) -> int:
+        """Windows that an entry is made of: two where few tokens share one."""
+        return 2 if self.ratio == 4 else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
+    """Softmax attention. Heads of queries, of keys and values; how they are normed, gated, cut short or made from latents."""
+
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -37,6 +64,60 @@ class Attention:
     window: int = 0  # tokens a query can look back; 0: all
     latent: Latent | None = None
     indexer: Indexer | None = None
+    compressed: Compressed | None = None
+    gate: str = ""  # of the output: "" | "element": as wide as the query | "head": one number a head
+    own_values: bool = True  # False: the keys are the values too
+    own_cache: bool = True  # False: keys and values are an earlier layer's
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """Linear attention by the delta rule: a short convolution, then one state of k_dim x v_dim a head, whatever the length.
+
+    ``decay_rank``: the decay of each channel comes from a matrix of this rank (Kimi's); 0: one decay a head (gated delta net).
+    """
+
+    num_k_heads: int
+    num_v_heads: int
+    k_dim: int
+    v_dim: int
+    conv: int = 4
+    decay_rank: int = 0
+    state_dtype: str = "fp32"
+
+    @property
+    def channels(self) -> int:
+        """Of queries, keys and values: what is convolved."""
+        return 2 * self.num_k_heads * self.k_dim + self.num_v_heads * self.v_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """A selective state-space layer: a short convolution, then a state of head_dim x state a head; groups share B and C."""
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state: int
+    conv: int = 4
+    conv_bias: bool = True
+    bias: bool = False
+    state_dtype: str = "fp32"
+
+    @property
+    def inner(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Of x, B and C: what is convolved."""
+        return self.inner + 2 * self.num_groups * self.state
+
+
+Mixer = Attention | DeltaNet | Mamba2
+"""What lets tokens see each other."""
+RECURRENT = (DeltaNet, Mamba2)
+"""Mixers that keep a state of one size a sequence instead of something of every token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +140,41 @@ class Experts:
     router_bias: bool = False
     correction_bias: bool = False
     shared_gate: bool = False
+    latent: int = 0  # width that tokens are brought to before routed experts and back from after them; 0: the hidden one
+    latent_norm: bool = False
+    hashed: int = 0  # rows of a table that names each token's experts instead of a router's choice; 0: there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Hyper:
+    """Hyper-connections: ``streams`` residual streams instead of one, mixed by small matrices around each half of a layer."""
+
+    streams: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """A tensor that no field above tells of, whole on every rank unless ``split`` says how it is shared."""
+
+    name: str
+    shape: tuple[int, ...]
+    split: str = "full"
+    part: str = "norm"
+    active: bool = True  # False: a token looks a row of it up
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One decoder layer. ``num_norms`` counts norms of the hidden width (Gemma has four)."""
+    """One decoder layer: it mixes tokens, then widens each, or does one of both. ``num_norms`` counts norms of the hidden width."""
 
-    attention: Attention
-    ffn: Mlp | Experts
+    mixer: Mixer | None
+    ffn: Mlp | Experts | None
     num_norms: int = 2
+    extras: tuple[Extra, ...] = ()
+
+    @property
+    def attention(self) -> Attention | None:
+        return self.mixer if isinstance(self.mixer, Attention) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +220,9 @@ class Model:
     moe_sequence_parallel: bool = False  # vLLM splits this family's MoE tokens over tp
     quant: Quant | None = None
     tower: Tower | None = None
+    hyper: Hyper | None = None
+    extras: tuple[Extra, ...] = ()  # beside the layers
+    mtp: tuple[Block, ...] = ()  # layers that guess further tokens, one a step: counted, and not part of the model proper
     stored_bytes: int = 0  # bytes of all tensors in a local checkpoint's files; 0: not looked at
     aliases: tuple[str, ...] = ()
     source: Citation | None = None
@@ -123,8 +233,37 @@ class Model:
 
     @property
     def attention(self) -> Attention:
-        """Attention of the first layer; the head counts are the same in every layer of the supported families."""
-        return self.blocks[self.layers[0]].attention
+        """Softmax attention of the first layer that has any: every supported model has such layers."""
+        return next(b.attention for b in (self.blocks[i] for i in self.layers) if b.attention)
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The different kinds of softmax attention."""
+        return tuple(dict.fromkeys(b.attention for b in self.blocks if b.attention))
+
+    @property
+    def recurrent(self) -> tuple[DeltaNet | Mamba2, ...]:
+        """The different kinds of layers that keep a state."""
+        return tuple(dict.fromkeys(b.mixer for b in self.blocks if isinstance(b.mixer, RECURRENT)))
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """How far back the different attention layers look; 0: to the beginning."""
+        return tuple(dict.fromkeys(a.window for a in self.attentions))
+
+    @property
+    def feed_forward(self) -> Mlp | Experts:
+        """That of the last layer that has one."""
+        return next(f for i in reversed(self.layers) if (f := self.blocks[i].ffn))
+
+    @property
+    def num_mixers(self) -> int:
+        """Layers that let tokens see each other."""
+        return sum(self.blocks[i].mixer is not None for i in self.layers)
+
+    @property
+    def num_feed_forwards(self) -> int:
+        return sum(self.blocks[i].ffn is not None for i in self.layers)
 
     @property
     def experts(self) -> Experts | None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from commtax.cost.tensors import num_active_params, num_params
+from commtax.cost.inventory import num_active_params, num_params
 from commtax.cost.training import dp_token_threshold, tp_tax
 from commtax.ledger import LAUNCH_FLOOR, Line
 from commtax.question import Changes, Question

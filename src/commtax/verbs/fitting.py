@@ -13,6 +13,7 @@ import numpy as np
 from commtax import catalog
 from commtax.arrays import pick
 from commtax.cost import legality, memory
+from commtax.cost.caches import KvPool, kv_bytes_per_token_layer, kv_pool
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.tensors import stage_layers
 from commtax.question import Changes, Limits, Question
@@ -114,8 +115,8 @@ def _screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
     of at least one layer: of all of a stage's, where they share one window.
     """
     model, engine, room = asked.model, asked.engine, asked.limits
-    windows = {block.attention.window for block in model.blocks}
-    pools = (memory.KvPool(0.0, 0.0, 1, (window,)) for window in windows)
+    windows = set(model.windows)
+    pools = (KvPool(0.0, 0.0, 1, (window,)) for window in windows)
     wanted = min(p.blocks_per_request(room.max_model_len, room.block_size, room.max_num_batched_tokens) for p in pools)
     total, fixed = asked.cluster.chip.visible_bytes, room.kv_cache_memory_bytes
 
@@ -125,7 +126,7 @@ def _screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
         loaded = float(sum(w.nbytes for w in memory.weights(model, plan, engine, 0, 1))) * (1 - 1e-9)
         limits = room.max_num_batched_tokens, room.max_num_seqs
         inner, last = (float(memory.activation_bytes(model, plan, engine, *limits, end)) for end in (False, True))
-        layer = min(float(memory.kv_bytes_per_token_layer(b.attention, tp, plan.kv_dtype)) for b in model.blocks)
+        layer = min(float(kv_bytes_per_token_layer(a, tp, plan.kv_dtype)) for a in model.attentions if a.own_cache)
         return replace(asked, plan=plan), loaded, inner, last, layer * room.block_size
 
     def may(tp: int, pp: int) -> bool:
@@ -228,15 +229,15 @@ def _stage_tokens(asked: Question, stage: int, pp: int) -> Number:
     return _cache(asked, sum(w.nbytes for w in lines), peak, pool)[-1] // pool.num_groups * asked.limits.block_size
 
 
-def _contents(asked: Question, stage: int, pp: int) -> tuple[list[memory.WeightLine], Number, memory.KvPool]:
+def _contents(asked: Question, stage: int, pp: int) -> tuple[list[memory.WeightLine], Number, KvPool]:
     """What a rank of a stage holds: its weights, its activations at their peak, and how it keeps keys and values."""
     model, plan, engine, room = asked.model, asked.plan, asked.engine, asked.limits
     layers = stage_layers(model, pp, engine.sends.odd_layers)[stage]
     peak = memory.activation_bytes(model, plan, engine, room.max_num_batched_tokens, room.max_num_seqs, stage == pp - 1)
-    return memory.weights(model, plan, engine, stage, pp), peak, memory.kv_pool(model, plan, layers, room.block_size)
+    return memory.weights(model, plan, engine, stage, pp), peak, kv_pool(model, plan, layers, room.block_size)
 
 
-def _cache(asked: Question, loaded: Number, peak: Number, pool: memory.KvPool) -> tuple[Number, Number, Number]:
+def _cache(asked: Question, loaded: Number, peak: Number, pool: KvPool) -> tuple[Number, Number, Number]:
     """Bytes of the cache, bytes by which a fixed one exceeds the chip, and blocks: a fixed one does not create memory."""
     fixed = asked.limits.kv_cache_memory_bytes
     held = loaded + peak + memory.other_bytes(asked.plan, asked.engine) + fixed

@@ -9,7 +9,7 @@ import numpy as np
 
 from commtax.arrays import pick, remembered
 from commtax.cost import serving as loop
-from commtax.cost.memory import kv_bytes_per_token_layer
+from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
 from commtax.cost.pricing import inference_bill
 from commtax.cost.serving import Load, Served, Steps
 from commtax.cost.traffic import padded_rows
@@ -236,16 +236,14 @@ def moved_s(asked: Question, tp: Number, ahead: Number, tokens: Number, gpus: Nu
     ``gpus`` of all workers of both kinds decide whether caches leave a fast domain, not those that idle beside them.
     """
     model, cluster = asked.model, asked.cluster
-    each = sum(
-        kv_bytes_per_token_layer(model.blocks[kind].attention, tp, asked.plan.kv_dtype) * model.layers.count(kind)
-        for kind in range(len(model.blocks))
-    )
+    held = replace(asked.plan, tp=tp)
+    nbytes = kv_bytes_per_token(model, held) * tokens + state_bytes_per_sequence(model, held)
     crosses = np.minimum(gpus, cluster.num_gpus) > cluster.domain
     outside = cluster.inter.bandwidth_Bps * cluster.nics_per_host / cluster.gpus_per_host
     two, rest, alone = cluster.as_pairs.intra, cluster.intra, gpus == 2  # one rank each: neighbours
     speed = pick(crosses, outside, pick(alone, two.bandwidth_Bps, rest.bandwidth_Bps))
     latency = pick(crosses, cluster.inter.latency_s, pick(alone, two.latency_s, rest.latency_s))
-    return latency + each * tp * tokens / (np.minimum(tp, ahead) * speed * MOVING)
+    return latency + nbytes * tp / (np.minimum(tp, ahead) * speed * MOVING)
 
 
 def step_bill(asked: Question, work: Workload) -> Bill:
