@@ -1,5 +1,6 @@
 """A decoder, as its ``config.json`` tells it."""
 
+import math
 from dataclasses import dataclass
 
 from commtax.spec.hardware import Citation
@@ -192,11 +193,32 @@ class Quant:
     weight_only: bool = False  # activations stay as they are (W4A16), whatever arithmetic the chip has
 
 
+TowerTensor = tuple[str, tuple[int, ...], int]
+"""Name and shape of a tensor, and how many there are of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """A vision (or other) part beside the decoder: only its parameters are counted, each tensor by name and shape."""
+    """A transformer before the decoder that looks at pictures: of its patches, ``patches_per_token`` become one token.
 
-    tensors: tuple[tuple[str, tuple[int, ...], int], ...]
+    ``tensors`` work on every patch, those of ``projector`` on every token that is handed on.
+    """
+
+    num_layers: int
+    hidden: int
+    num_heads: int
+    head_dim: int
+    intermediate: int
+    tensors: tuple[TowerTensor, ...]
+    projector: tuple[TowerTensor, ...] = ()
+    gated: bool = False
+    patches_per_token: int = 1
+    patch: int = 14  # pixels of a patch's side
+
+    def patches(self, width: int, height: int) -> int:
+        """Patches of a picture, filled up to whole tokens."""
+        side = math.isqrt(self.patches_per_token)
+        return math.prod(side * math.ceil(pixels / (self.patch * side)) for pixels in (width, height))
 
 
 @dataclass(frozen=True, slots=True)
