@@ -221,7 +221,9 @@ def leave(form: str, found: dict[tuple[str, str], list[Part]]) -> None:
                     fit = chosen([p for e in ENGINES for p in found.get((form, e), [])], sisters, True)
                 if fit and test:
                     e = np.abs(np.expm1(logs(form, solve(form, fit), test)))
-                    print(f"left out {family:10s} {system:9s} {form:12s} {engine:7s} {len(e):5d} rows {np.median(e):6.1%}", flush=True)
+                    print(
+                        f"left out {family:10s} {system:9s} {form:12s} {engine:7s} {len(e):5d} rows {np.median(e):6.1%}", flush=True
+                    )
 
 
 def put(name: str, tables: dict[str, Constants], form: str) -> None:

@@ -163,7 +163,7 @@ OPTIONS: Mapping[str, Option] = {
     "context": Option("Step", COUNT, None, "Cached tokens, prompt or sequence length.  [default: 1024, training 4096]"),
     "images": Option("Step", COUNT, 0, "Pictures of every prompt; their tokens are part of its length."),
     "image_size": Option("Step", "WxH", "1024x1024", "… and their size in pixels.  [default: 1024x1024]"),
-    "tower": Option("Plan", "MODE", "weights", "A vision tower over tp: its weights are cut, or its data.", ("--mm-encoder-tp-mode",)),
+    "tower": Option("Plan", "MODE", "weights", "Vision tower: tp cuts its weights or data.", ("--mm-encoder-tp-mode",)),
     "speculative": Option("Step", COUNT, 0, "Drafted tokens a sequence: k + 1 rows are verified."),
     "eager": Option("Step", bool, False, "Without CUDA graphs: no padding, every kernel launched."),
     "ep_backend": Option("Step", "NAME", "", BACKENDS),

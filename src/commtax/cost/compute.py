@@ -15,8 +15,8 @@ from commtax.arrays import pick
 from commtax.cost.caches import kv_bytes_per_token_layer
 from commtax.cost.kernel import Kernel, Step, input_bytes
 from commtax.cost.placement import expert_tp, experts_reach, tokens_split
-from commtax.cost.tower import tower_kernels
 from commtax.cost.tensors import padded_vocab
+from commtax.cost.tower import tower_kernels
 from commtax.ledger import Part, Place
 from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mixer, Mlp, Model, Number, Plan, Workload
 

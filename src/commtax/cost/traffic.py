@@ -16,8 +16,8 @@ from commtax.arrays import pick
 from commtax.cost.inventory import inventory
 from commtax.cost.placement import holders, over_replicas, tokens_split
 from commtax.cost.schedules import SCHEDULES, passes_of
-from commtax.cost.tower import tower_items
 from commtax.cost.tensors import fullest_layers, num_moe_layers, padded_vocab, quantisation, share, stage_params
+from commtax.cost.tower import tower_items
 from commtax.ledger import Item, Part, Place, Stage, Window
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Quant, TrainStep, Workload
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from commtax.spec.hardware import Citation
+from commtax.statement import Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class DeltaNet:
     """Linear attention by the delta rule: a short convolution, then one state of k_dim x v_dim a head, whatever the length.
 
     ``decay_rank``: the decay of each channel comes from a matrix of this rank (Kimi's); 0: one decay a head (gated delta net).
+    ``gate_rank``: the output's gate likewise; 0: from a whole matrix.
     """
 
     num_k_heads: int
@@ -84,6 +86,7 @@ class DeltaNet:
     v_dim: int
     conv: int = 4
     decay_rank: int = 0
+    gate_rank: int = 0
     state_dtype: str = "fp32"
 
     @property
@@ -245,6 +248,7 @@ class Model:
     hyper: Hyper | None = None
     extras: tuple[Extra, ...] = ()  # beside the layers
     mtp: tuple[Block, ...] = ()  # layers that guess further tokens, one a step: counted, and not part of the model proper
+    notes: tuple[Note, ...] = ()  # what was not read from its own config
     stored_bytes: int = 0  # bytes of all tensors in a local checkpoint's files; 0: not looked at
     aliases: tuple[str, ...] = ()
     source: Citation | None = None
