@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 import commtax
+from cli_run import run_here
 from commtax.catalog import model
-from commtax.cli.app import main
 from commtax.statement import Refusal
 
 GEMMA = {"phase": "prefill", "context": 4096, "images": 4, "image_size": "896x896"}
@@ -51,6 +50,14 @@ def test_a_tower_is_whole_on_every_rank_that_looks_at_its_own_pictures():
     assert 3.9 < whole / cut < 4.0  # biases and norms are whole in both
 
 
+@pytest.mark.parametrize("how", ["weights", "data"])
+def test_many_plans_at_once_cost_what_they_cost_alone(how):
+    degrees = np.array([1, 2, 4, 8])
+    together = commtax.bill("gemma-3-27b", "8xh100-sxm", tp=degrees, tower=how, **GEMMA).step_s
+    alone = [commtax.bill("gemma-3-27b", "8xh100-sxm", tp=int(tp), tower=how, **GEMMA).step_s for tp in degrees]
+    assert together == pytest.approx(alone, rel=1e-12)
+
+
 def test_no_pictures_no_tower():
     assert not tower(commtax.bill("gemma-3-27b", "8xh100-sxm", phase="prefill", context=4096))
 
@@ -85,8 +92,9 @@ def test_a_model_without_a_tower_has_no_pictures():
 
 
 def test_the_command_says_it_and_the_launch_command_too():
-    words = "bill gemma-3-27b --cluster 8xh100-sxm -tp 4 --phase prefill --context 4096 --images 2 --mm-encoder-tp-mode data --emit vllm"
-    said = CliRunner().invoke(main, words.split())
-    assert said.exit_code == 0, said.output
-    assert "2 pictures of 1024x1024 a prompt" in said.output
-    assert "--mm-encoder-tp-mode data" in said.output
+    words = "bill gemma-3-27b --cluster 8xh100-sxm -tp 4 --phase prefill --context 4096 --images 2 --emit vllm"
+    words += " --mm-encoder-tp-mode data"
+    said = run_here(*words.split())
+    assert said.returncode == 0, said.stderr
+    assert "2 pictures of 1024x1024 a prompt" in said.stdout
+    assert "--mm-encoder-tp-mode data" in said.stdout

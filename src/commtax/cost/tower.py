@@ -38,7 +38,9 @@ def tower_kernels(s: Step) -> Iterator[Kernel]:
     yield replace(attention, what="tower attention", count=some * t.num_layers, part="tower")
     for name, shape, copies in t.projector:
         if len(shape) > 1:
-            yield s.gemm(f"tower {name.rpartition('.')[0] or name}", "tower", "", some * copies, rows / t.patches_per_token, *shape)
+            out, into = shape[-2:]
+            tokens = rows / t.patches_per_token
+            yield s.gemm(f"tower {name.removesuffix('.weight')}", "tower", "", some * copies, tokens, out, into)
 
 
 def _layer_kernels(s: Step, t: Tower, rows: Number, cut: Number, count: Number) -> Iterator[Kernel]:

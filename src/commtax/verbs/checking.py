@@ -15,6 +15,8 @@ KV_TYPES = ("", "bf16", "fp16", "fp32", "fp8")
 TRAINED_IN = ("", "bf16", "fp16", "fp8")
 TOWERS = ("weights", "data")
 CONVENTIONS = ("full", "causal")
+LOOKING = ("prefill", "mixed")
+"""Phases that look at pictures."""
 MAX_PIXELS = 65_536  # of a picture's side
 
 
@@ -109,7 +111,6 @@ def check_step(q: Question) -> None:
     positive(q.speculative, "speculative", least=0)
     if q.speculative and q.phase not in ("decode", "mixed"):
         raise Refusal(f"speculative={q.speculative}: drafted tokens are checked in decode, not in {q.phase}", "speculative")
-    check_pictures(q, q.context if q.phase != "decode" else None)
     if not 0 <= q.what_if.overlap <= 1:
         raise Refusal(f"overlap={q.what_if.overlap}: a fraction from 0 to 1 is needed", "overlap")
     if q.what_if.flops not in CONVENTIONS:
