@@ -136,7 +136,7 @@ def _attention(hidden: int, a: Attention) -> Iterator[Row]:
         yield from _linear("self_attn.g_proj", a.num_heads, hidden, "heads", "attention")
     if a.sinks:
         yield Row("self_attn.sinks", (a.num_heads,), "heads", "attention")
-    if a.indexer:
+    if a.indexer and a.indexer.own:
         yield from _indexer(hidden, a, a.indexer)
 
 

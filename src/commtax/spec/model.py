@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from commtax.spec.hardware import Citation
@@ -22,13 +23,15 @@ class Latent:
 class Indexer:
     """Sparse attention's selector: heads of its own score what is cached and keep the best ``top_k`` tokens.
 
-    Tokens are chosen one by one (DeepSeek-V3.2, GLM-5), or ``block`` at a time (MiniMax-M3).
+    Tokens are chosen one by one (DeepSeek-V3.2, GLM-5), or ``block`` at a time (MiniMax-M3). A layer may take the choice of an
+    earlier one: then it has no selector of its own (GLM-5.2).
     """
 
     num_heads: int
     head_dim: int
     top_k: int
     block: int = 1
+    own: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +239,11 @@ class Tower:
     gated: bool = False
     patches_per_token: int = 1
     patch: int = 14  # pixels of a patch's side
+
+    def patches(self, width: int, height: int) -> int:
+        """Patches of a picture, filled up to whole tokens."""
+        side = math.isqrt(self.patches_per_token)
+        return math.prod(side * math.ceil(pixels / (self.patch * side)) for pixels in (width, height))
 
 
 @dataclass(frozen=True, slots=True)
