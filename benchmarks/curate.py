@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from commtax.readers.published import kernels as kernel_tables
 from commtax.readers.published import open_loop
 from commtax.readers.published.collectives import mode
 from commtax.readers.published.rows import names
@@ -267,7 +266,7 @@ def _magnitude(row: Row) -> tuple[str, int]:
 def kernels(folder: Path) -> None:
     out = []
     for path in sorted((folder / "kernels").glob("*.csv.gz")):
-        form = next(tail for tail in kernel_tables.FORMS if tail in path.name)
+        form = next(tail for tail in ("gemm", "context_attention", "generation_attention") if path.name.endswith(f"_{tail}.csv.gz"))
         rows = [r for r in dicts(*read(path)) if r.get("window_size") in (None, "", "0") and r.get("gemm_dtype") != "fp8_block"]
         for r in spread_out(rows, _magnitude, 1):
             out.append(

@@ -18,6 +18,7 @@ import numpy as np
 import commtax
 from commtax import catalog
 from commtax.readers.published import kernels as kernel_tables
+from commtax.readers.published.kernel_kinds import KINDS
 from commtax.readers.published.tables import read
 from commtax.spec import Chip, KernelConstants
 from commtax.validate import kernels
@@ -32,7 +33,7 @@ TABLES = {  # a file of constants: the chip and the tables that it is fitted on
 }
 FRAMEWORK = "vllm"  # where a table holds several
 SCALE = 0.015
-TAILS = {form: tail for tail, form in kernel_tables.FORMS.items()}
+TAILS = {"gemm": "gemm", "prefill": "context_attention", "decode": "generation_attention"}
 MOST = 6000  # rows of one fit
 AT_MOST_1 = re.compile(r"^e[bp]\d*$")
 
@@ -67,8 +68,9 @@ class Rows:
 
     def logs(self, constants: KernelConstants, parts: list[tuple[dict[str, np.ndarray], np.ndarray]]) -> np.ndarray:
         dtype = self.kind if self.form == "gemm" else "bf16"
-        made = [(kernel_tables.kernel(self.form, dtype, self.kind, x), t) for x, t in parts]
-        return np.concatenate([np.log(kernels.priced(kernel, self.chip, constants)[0] / t) for kernel, t in made])
+        words = {"dtype": dtype, "stored": self.kind, "framework": FRAMEWORK}
+        made = [(KINDS[TAILS[self.form]].make(words, x), t) for x, t in parts]
+        return np.concatenate([np.log(kernels.priced(one, self.chip, constants)[0] / t) for one, t in made])
 
 
 def solve(rows: Rows, constants: KernelConstants, name: str) -> tuple[dict[str, float], list[float]]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog
 from commtax.catalog.quantisation import quant_from
-from commtax.cost.compute import Kernel
+from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import peak, seconds
 from commtax.readers.published import kernels as kernel_tables
 from commtax.validate import kernels

@@ -14,7 +14,8 @@ from commtax import catalog
 from commtax.arrays import pick
 from commtax.catalog.fabric import fabric, kernel_constants
 from commtax.cost.collectives import Choice
-from commtax.cost.compute import Kernel, step_kernels
+from commtax.cost.compute import step_kernels
+from commtax.cost.kernel import Kernel
 from commtax.cost.placement import Span
 from commtax.cost.pricing import Terms
 from commtax.cost.serving import Load, Served, Steps

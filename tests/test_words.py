@@ -14,7 +14,7 @@ import commtax
 from cli_run import run_here
 from commtax.audit import audit
 from commtax.audit.finding import Claim
-from commtax.cost.compute import Kernel
+from commtax.cost.kernel import Kernel
 from commtax.ledger import Item
 from commtax.spec import Path
 from commtax.statement import Note, Source

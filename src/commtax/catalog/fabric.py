@@ -296,10 +296,15 @@ def _kernel_constants(engine: str, chip: str, wanted: str) -> KernelConstants:
     family = wanted if wanted in known else "generic"
     layers = [table("kernels", family)] + ([table("kernels", chip)] if chip in known else [])
     unmeasured = Source("assumed", f"assumed: no kernels were measured on {wanted} chips", f"kernels of {wanted}")
-    tables: dict[str, Mapping[str, float]] = {}
+    tables = _other_forms(layers[0])
     for layer in layers:  # a chip of its own corrects its family, an engine's own kernels either
         tables = _with_own(tables | _tables(layer), _tables(layer.get("engine", {}).get(engine, {})))
     return KernelConstants(family, CALIBRATED if layers[0]["measured"] else unmeasured, tables)
+
+
+def _other_forms(family: Table) -> dict[str, Mapping[str, float]]:
+    """Constants of other chips for the forms that nobody measured on this family."""
+    return {name: c for name, c in _tables(table("kernels", "generic")).items() if name.partition(".")[0] not in family}
 
 
 def _with_own(tables: dict[str, Mapping[str, float]], own: dict[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:

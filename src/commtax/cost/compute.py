@@ -5,83 +5,46 @@ one kind share their kernels, so the list stays short whatever the depth.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from commtax.arrays import pick
+from commtax.cost.kernel import Kernel, Step, input_bytes
 from commtax.cost.memory import kv_bytes_per_token_layer
 from commtax.cost.placement import expert_tp, experts_reach, tokens_split
-from commtax.cost.tensors import Tensor as Matrix
-from commtax.cost.tensors import padded_vocab, quantisation, quantised_fraction
-from commtax.ledger import Part, Place, Stage
-from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mlp, Model, Number, Plan, Quant, Workload
+from commtax.cost.tensors import padded_vocab
+from commtax.ledger import Part, Place
+from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mlp, Model, Number, Plan, Workload
 
-LOW_ARITHMETIC = ("fp8", "nvfp4")
-"""Formats whose products quantise activations too, on chips that have the arithmetic; others only store weights small."""
 LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
 """Mean of the largest of 1, 2, 4 … 256 standard normal values (Harter 1961)."""
-Attended = tuple[Number, Number, Number, int, Number, Number]
-"""Shape of attention: batch, heads, KV heads, head size, length and past (see ``Kernel``)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """``count`` launches of one shape. ``form``: gemm (m, n, k), decode or prefill attention, small or elementwise (bytes only).
-
-    ``flops`` and ``nbytes`` are of one launch and are what physics charges at the least. ``what`` is for people; ``part``,
-    ``place`` and ``stage`` say what it belongs to.
-    """
-
-    what: str
-    form: str
-    count: Number
-    flops: Number
-    nbytes: Number
-    m: Number = 0
-    n: Number = 0
-    k: Number = 0
-    dtype: str = "bf16"  # of the arithmetic
-    weight_bytes: float = 2.0  # of one element of the matrix
-    batch: Number = 0
-    heads: Number = 0
-    kv_heads: Number = 0
-    head_dim: int = 128
-    length: Number = 0  # keys a query sees (decode), new tokens a sequence (prefill)
-    past: Number = 0
-    grouped: float = 0.0  # a grouped product over experts: the share of a plain product's arithmetic rate that it attains
-    fused: float = 0.0  # share of the launches that run inside a neighbour: their bytes move, their fixed time is gone
-    static_scales: bool = False  # activations are quantised with known scales, inside the kernel before
-    casts: bool = False  # an element-wise kernel that casts the input (n x k: of its matrix) of a product
-    part: Part = ""
-    place: Place = ""
-    stage: Stage = ""
 
 
 def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> list[Kernel]:
     """Every kernel of one step, all pipeline stages in sequence."""
     kernels = [*layer_kernels(model, plan, work, rows, engine), head_kernel(model, plan, work.samples, engine)]
     if engine.key != "torch":
-        step = _Step(model, plan, work, rows, engine)
+        step = Step(model, plan, work, rows, engine)
         kernels.append(step.small("embedding and final norm", "embedding", "", 2, rows * model.hidden * 4))
     return kernels
 
 
 def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> list[Kernel]:
     """The kernels of all layers."""
-    step = _Step(model, plan, work, rows, engine)
+    step = Step(model, plan, work, rows, engine)
     return [kernel for make, thing, count in _parts(model) for kernel in make(step, thing, count)]
 
 
 def head_kernel(model: Model, plan: Plan, rows: Number, engine: Engine) -> Kernel:
     """Logits of ``rows`` rows over this rank's part of the vocabulary."""
-    step = _Step(model, plan, Workload(), rows, engine)
+    step = Step(model, plan, Workload(), rows, engine)
     return step.gemm("head", "head", "", 1, rows, padded_vocab(model, plan, engine) / plan.tp, model.hidden)
 
 
-Maker = Callable[["_Step", Any, int], Iterator[Kernel]]
+Maker = Callable[[Step, Any, int], Iterator[Kernel]]
 
 
 @lru_cache(maxsize=256)
@@ -101,64 +64,12 @@ def _parts(model: Model) -> tuple[tuple[Maker, object, int], ...]:
     return tuple((make, thing, count) for (make, thing), count in groups.items())
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What the kernels of one step are made from."""
-
-    model: Model
-    plan: Plan
-    work: Workload
-    rows: Number
-    engine: Engine
-
-    def gemm(self, what: str, part: Part, place: Place, count: Number, m: Number, n: Number, k: Number, name: str = "") -> Kernel:
-        """A matrix product with the weight as it is stored; quantised activations where the arithmetic is fp8 or fp4.
-
-        ``name`` is the weight's in the checkpoint; "": one that stays in 16 bits whatever the model's quantisation.
-        """
-        quant = quantisation(self.model, self.plan)
-        plain = self.plan.activations_dtype
-        stored, dtype, static = DTYPE_BYTES[plain], plain, False
-        if quant and name and self._is_quantised(name, quant):
-            tile = quant.block[0] * quant.block[1]  # scales count where tiles are small enough to matter
-            stored = DTYPE_BYTES[quant.dtype] + (quant.scale_bytes / tile if tile else 0.0)
-            dtype = quant.dtype if quant.dtype in LOW_ARITHMETIC and not quant.weight_only else dtype
-            static = dtype == "fp8" and quant.block == (0, 0)  # one scale a tensor is known ahead, tiles and rows need theirs
-        nbytes = m * k * _input_bytes(dtype, self.plan) + n * k * stored + m * n * DTYPE_BYTES[plain]
-        shape = (m, n, k, dtype, stored)
-        return Kernel(what, "gemm", count, 2 * m * n * k, nbytes, *shape, static_scales=static, part=part, place=place)
-
-    def _is_quantised(self, name: str, quant: Quant) -> bool:
-        probe = Matrix(f"model.layers.N.{name}.weight", (1, 1), "full", 0, "", True)
-        return quantised_fraction(self.model, probe, quant) > 0
-
-    def attention(
-        self, form: Place, tokens: Number, count: int, flops: Number, nbytes: Number, shape: Attended, stored: float = 2.0
-    ) -> Kernel:
-        """Attention of so many tokens; without any there is none."""
-        low = form == "prefill" and self.engine.kernels.prefill_fp8 and self.plan.kv_dtype == "fp8"
-        product = (0, 0, 0, "fp8" if low else self.plan.activations_dtype, stored)
-        runs = pick(np.asarray(tokens) > 0, count, 0)
-        return Kernel(f"{form} attention", form, runs, flops, nbytes, *product, *shape, part="attention", place=form)
-
-    def small(self, what: str, part: Part, place: Place, count: Number, elements: Number, fusable: bool = True) -> Kernel:
-        """An element-wise kernel, which an engine may fuse with a neighbour."""
-        runs, nbytes = self.engine.kernels, elements * DTYPE_BYTES[self.plan.activations_dtype]
-        fused, nbytes = (1 - runs.small_kernels, nbytes * runs.small_bytes) if fusable else (0.0, nbytes)
-        return Kernel(what, "small", count, 0.0, nbytes, fused=fused, part=part, place=place)
-
-
-def _norms(s: _Step, num_norms: int, count: int) -> Iterator[Kernel]:
+def _norms(s: Step, num_norms: int, count: int) -> Iterator[Kernel]:
     """Residual add and norm: reads hidden and residual, writes both."""
     yield s.small("norms", "norms", "", count * num_norms, s.rows * s.model.hidden * 4)
 
 
-def _input_bytes(dtype: str, plan: Plan) -> float:
-    """Bytes of one activation as a product reads it: fp4 products take plain ones and quantise them themselves."""
-    return DTYPE_BYTES["fp8" if dtype == "fp8" else plan.activations_dtype]
-
-
-def _projections(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
+def _projections(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     h, tp, rows = s.model.hidden, s.plan.tp, s.rows
     if a.latent:
         yield from _latent_projections(s, a, a.latent, count)
@@ -173,7 +84,7 @@ def _projections(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
     yield s.gemm("output projection", "projections", "output projection", count, rows, h, width, "self_attn.o_proj")
 
 
-def _latent_projections(s: _Step, a: Attention, m: Latent, count: int) -> Iterator[Kernel]:
+def _latent_projections(s: Step, a: Attention, m: Latent, count: int) -> Iterator[Kernel]:
     """Down-projections are whole on every rank. Decode folds the up-projection into query and output (absorbed)."""
     h, heads, rows, work = s.model.hidden, a.num_heads / s.plan.tp, s.rows, s.work
     low = m.q_rank + m.kv_rank + m.rope_dim
@@ -193,13 +104,13 @@ def _latent_projections(s: _Step, a: Attention, m: Latent, count: int) -> Iterat
         yield s.gemm("token selector", "projections", "", count, rows, width, m.q_rank or h, "self_attn.indexer.wq_b")
 
 
-def _cache(s: _Step, a: Attention) -> tuple[Number, Number]:
+def _cache(s: Step, a: Attention) -> tuple[Number, Number]:
     """KV heads of a rank, and the bytes that a token has in its cache (a selector's keys are read beside it)."""
     kv_heads = 1.0 if a.latent else a.num_kv_heads / np.minimum(s.plan.tp, a.num_kv_heads)
     return kv_heads, kv_bytes_per_token_layer(replace(a, indexer=None), s.plan.tp, s.plan.kv_dtype)
 
 
-def _decode_attention(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
+def _decode_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """Decode reads every cached key and value."""
     seqs, work, heads = s.work.decode_seqs, s.work, a.num_heads / s.plan.tp
     kv_heads, per_token = _cache(s, a)
@@ -211,7 +122,7 @@ def _decode_attention(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
     yield s.attention("decode", seqs, count, flops, seqs * length * per_token, shape, DTYPE_BYTES[s.plan.kv_dtype])
 
 
-def _prefill_attention(s: _Step, a: Attention, count: int) -> Iterator[Kernel]:
+def _prefill_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """Prefill computes the causal half of new x (past + new)."""
     seqs, tokens, heads = s.work.prefill_seqs, s.work.prefill_tokens, a.num_heads / s.plan.tp
     kv_heads, per_token = _cache(s, a)
@@ -240,11 +151,11 @@ def _pairs(new: Number, past: Number, a: Attention) -> Number:
     return head * (head + 1) / 2 + head * past + (new - head) * limit
 
 
-def _mlp(s: _Step, f: Mlp, count: int) -> Iterator[Kernel]:
+def _mlp(s: Step, f: Mlp, count: int) -> Iterator[Kernel]:
     yield from _dense(s, "feed-forward", f.intermediate / s.plan.tp, f.gated, count, s.rows, "mlp")
 
 
-def _mixture(s: _Step, f: Experts, count: int) -> Iterator[Kernel]:
+def _mixture(s: Step, f: Experts, count: int) -> Iterator[Kernel]:
     yield s.gemm("router", "router", "router", count, s.rows, f.num_experts, s.model.hidden)
     yield from _routed(s, f, count)
     if f.shared_intermediate:
@@ -254,7 +165,7 @@ def _mixture(s: _Step, f: Experts, count: int) -> Iterator[Kernel]:
         yield from _dense(s, "shared expert", width, f.gated, count, rows, "mlp.shared_experts")
 
 
-def _dense(s: _Step, part: Part, width: Number, gated: bool, count: int, rows: Number, name: str) -> Iterator[Kernel]:
+def _dense(s: Step, part: Part, width: Number, gated: bool, count: int, rows: Number, name: str) -> Iterator[Kernel]:
     both = (2 if gated else 1) * width
     up: tuple[str, Place] = ("gate and up", "gate") if gated else ("up", "up")
     yield s.gemm(f"{part} {up[0]}", part, up[1], count, rows, both, s.model.hidden, f"{name}.gate_proj")
@@ -262,7 +173,7 @@ def _dense(s: _Step, part: Part, width: Number, gated: bool, count: int, rows: N
     yield s.gemm(f"{part} down", part, "down", count, rows, s.model.hidden, width, f"{name}.down_proj")
 
 
-def _routed(s: _Step, f: Experts, count: int) -> Iterator[Kernel]:
+def _routed(s: Step, f: Experts, count: int) -> Iterator[Kernel]:
     """Grouped products: as one product whose matrix is the experts that some token chose.
 
     Under expert parallelism across replicas a rank works on the tokens of the whole group that chose its experts.
@@ -282,7 +193,7 @@ def _routed(s: _Step, f: Experts, count: int) -> Iterator[Kernel]:
     launches, what = runs.routing_kernels, "routing, permutation and activation"
     yield s.small(what, "routing", "routing", launches * count, moved / launches, fusable=False)
     down = s.gemm("experts down", "experts", "down", count, each, h * chosen, inner, "mlp.experts.down_proj")
-    moved = copies * inner * _input_bytes(down.dtype, plan) + chosen * h * inner * down.weight_bytes
+    moved = copies * inner * input_bytes(down.dtype, plan) + chosen * h * inner * down.weight_bytes
     yield replace(down, nbytes=moved, grouped=runs.grouped_efficiency)
 
 

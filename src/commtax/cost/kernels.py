@@ -1,101 +1,14 @@
-"""How long a kernel takes: a fixed cost, and a smooth maximum over what memory, arithmetic and serial loops allow.
+"""How long a kernel takes on a chip: its form (``forms``) with the constants of the chip's family, their source and spread."""
 
-Each form returns (fixed, moving) seconds. Attained fractions (``eb`` of bandwidth, ``ep`` of peak) are at most 1 and a
-p-norm is at least its largest term, so no kernel beats bytes / bandwidth or FLOPs / peak. Constants are data:
-``catalog/kernels``, one file a family of chips.
-"""
-
-from collections.abc import Callable, Mapping
-
-import numpy as np
-
-from commtax.cost.compute import Kernel
-from commtax.spec import Chip, KernelConstants, Number
+from commtax.cost.forms import FORMS
+from commtax.cost.forms.form import Parts, Table
+from commtax.cost.kernel import Kernel
+from commtax.spec import Chip, KernelConstants
 from commtax.statement import Source
 
-Parts = tuple[Number, Number]
-Table = Mapping[str, float]
-
-GROUPED_TILE_M = 32  # grouped products have few rows an expert, and smaller tiles
-TILE_M, TILE_N = 64, 128  # tensor-core tiles that m and n are padded to
-FULL_TILE = 256  # the serial loop over k slows with rows up to this many
-QUANTISED_COLUMNS = 2048  # quantising a row takes as long as for this many columns at least
-HEAD_DIM, HEAD_OFFSET = 128.0, 150.0
+ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise")
+"""Forms whose constants hold for any number format of the arithmetic."""
 UNMEASURED_SIGMA = 0.3  # of kernels that nobody measured on a chip
-TINY = 1e-300  # keeps the root of 0 defined
-
-
-def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
-    """C = A B with cold weights: memory and the serial loop over k feed the tensor cores; both compete with arithmetic.
-
-    t = t0 + q m max(k, 2048) + [ (memory^1.5 + serial^1.5)^(p/1.5) + compute^p ]^(1/p), with serial = kl ln(1 + k/kc)
-    (1 + min(m, 256)/mk) and compute on padded tiles with a prologue of k0. ``q`` is dynamic quantisation (fp8). Where it
-    was measured, long kernels droop: power draws the clock down by up to ``droop`` over ``tau`` seconds. Grouped products over
-    experts have smaller tiles and attain a share of the arithmetic rate.
-    """
-    packed = 1 + c.get("pack", 0.0) * (np.asarray(k.m) > 1)  # CPU libraries lay the matrix out anew for several rows
-    memory = k.nbytes * packed / (c["eb"] * bandwidth_Bps)
-    serial = c["kl"] * np.log1p(k.k / c["kc"]) * (1 + np.minimum(k.m, FULL_TILE) / c["mk"])
-    tile_m, tile_n = c.get("tile_m", TILE_M), c.get("tile_n", TILE_N)
-    if k.grouped:  # experts have unequal numbers of rows, so the last tile of each is half full on average
-        tile_m = min(tile_m, GROUPED_TILE_M)
-        rows = np.maximum(tile_m, k.m + tile_m / 2)
-    else:
-        rows = tile_m * np.ceil(k.m / tile_m)
-    padded = rows * tile_n * np.ceil(k.n / tile_n)
-    compute = 2 * padded * (k.k + c["k0"]) / (c["ep"] * (k.grouped or 1.0) * flops_per_s)
-    if "droop" in c:
-        compute = compute * (1 + c["droop"] * compute / (compute + c["tau"]))
-    feed = memory * np.sqrt(memory) + serial * np.sqrt(serial)
-    p = c["p"]
-    moving = (feed ** (p / 1.5) + compute**p) ** (1 / p)
-    if c["q"]:
-        moving = moving + c["q"] * k.m * np.maximum(k.k, QUANTISED_COLUMNS)
-    return c["t0"], moving
-
-
-def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
-    """One new token a sequence over its cached keys: bytes of the cache, blocks in turn, and the loop over the length.
-
-    t = t0 + [ memory^p + blocks^p + serial^p + compute^p ]^(1/p) seconds, with blocks = tc batch kv_heads (d + 150)/278 and
-    serial = kl ln(1 + length/kc) + tb ln(batch). Fitted on measured kernels (``catalog/kernels``).
-    """
-    moved = k.nbytes + k.batch * k.heads * k.head_dim * 4.0
-    memory = moved / (_by_head_dim(k.head_dim, c, "eb") * bandwidth_Bps)
-    blocks = c["tc"] * k.batch * k.kv_heads * ((k.head_dim + HEAD_OFFSET) / (HEAD_DIM + HEAD_OFFSET))
-    serial = c["kl"] * np.log1p(k.length / c["kc"])
-    if "tb" in c:  # batched products of one query each: the more of them, the slower a launch
-        serial = serial + c["tb"] * np.log(np.maximum(1, k.batch))
-    compute = k.flops / flops_per_s
-    p = c["p"]
-    return c["t0"], (memory**p + blocks**p + serial**p + compute**p + TINY) ** (1 / p)
-
-
-def prefill_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
-    """Causal attention of whole prompts: arithmetic at the head size's rate, memory, and the longest single block.
-
-    t = t0 + [ (compute + memory)^p + longest^p ]^(1/p) seconds, with longest = tl (new + past) (d + 128)/256. Fitted on
-    measured kernels (``catalog/kernels``).
-    """
-    edges = k.batch * k.length * c["c0"] * k.heads * 4.0 * k.head_dim  # tiles at the diagonal compute more than half
-    work = (k.flops + edges) / (_by_head_dim(k.head_dim, c, "ep") * flops_per_s) + k.nbytes / (c["eb"] * bandwidth_Bps)
-    longest = c["tl"] * (k.length + k.past) * (k.head_dim + HEAD_DIM) / (2 * HEAD_DIM)
-    p = c["p"]
-    return c["t0"], (work**p + longest**p + TINY) ** (1 / p)
-
-
-def small(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
-    """An element-wise kernel, a fixed time and its bytes: t = t0 + bytes / (eb bandwidth) seconds."""
-    return c["t0"], k.nbytes / (c["eb"] * bandwidth_Bps)
-
-
-FORMS: dict[str, Callable[[Kernel, Table, float, float], Parts]] = {
-    "gemm": gemm,
-    "decode": decode_attention,
-    "prefill": prefill_attention,
-    "small": small,
-    "elementwise": small,
-}
 
 
 def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float = 1.0) -> Parts:
@@ -118,7 +31,7 @@ def peak(kernel: Kernel, chip: Chip, constants: KernelConstants) -> float:
     peaks = chip.flops_per_s
     plain = peaks.get("bf16") or peaks["fp16"]
     if kernel.dtype == "nvfp4":
-        return peaks.get("fp4", plain) if table_of(kernel, constants) == "gemm.nvfp4" else plain
+        return peaks.get("fp4", plain) if table_of(kernel, constants).endswith(".nvfp4") else plain
     return peaks.get(kernel.dtype) or plain
 
 
@@ -126,7 +39,8 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     """The table that prices a kernel: of its form and arithmetic, bf16's where that was not measured."""
     if kernel.static_scales and "gemm.fp8-static" in constants.tables:
         return "gemm.fp8-static"
-    kind = kernel.dtype if kernel.form == "gemm" else "fp8" if kernel.weight_bytes == 1 and kernel.form == "decode" else "bf16"
+    narrow = kernel.form == "decode" and kernel.weight_bytes == 1
+    kind = "fp8" if narrow else "bf16" if kernel.form in ANY_ARITHMETIC else kernel.dtype
     name = f"{kernel.form}.{kind}"
     return name if name in constants.tables else f"{kernel.form}.bf16"
 
@@ -157,8 +71,3 @@ def _static(fp8: Table, bf16: Table) -> Table:
     """
     same = {name: bf16[name] for name in ("t0", "eb", "kl", "kc", "mk")}
     return {**fp8, **same, "q": 0.0}
-
-
-def _by_head_dim(head_dim: int, c: Table, name: str) -> float:
-    """A constant given at head sizes 64, 128 and 256: linear in the logarithm between, flat outside."""
-    return float(np.interp(np.log2(head_dim), (6.0, 7.0, 8.0), (c[f"{name}64"], c[f"{name}128"], c[f"{name}256"])))

@@ -10,7 +10,8 @@ import numpy as np
 
 from commtax.arrays import pick, some
 from commtax.cost.collectives import Choice, across, choose, reason
-from commtax.cost.compute import Kernel, step_kernels
+from commtax.cost.compute import step_kernels
+from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import kernel_sigma, kernel_source, peak, seconds
 from commtax.cost.placement import Span, span
 from commtax.cost.traffic import expected_destinations, inference, padded_rows

@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.compute import Kernel, head_kernel, layer_kernels
+from commtax.cost.compute import head_kernel, layer_kernels
+from commtax.cost.kernel import Kernel
 from commtax.cost.tensors import padded_vocab
 from commtax.ledger import Stage
 from commtax.spec import DTYPE_BYTES, Engine, Model, Number, Plan, Sending, TrainStep, Workload

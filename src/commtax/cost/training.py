@@ -13,7 +13,7 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost import train_kernels
-from commtax.cost.compute import Kernel
+from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import seconds
 from commtax.cost.pricing import Pricer, Terms, comm_line, kernel_line
 from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s

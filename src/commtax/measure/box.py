@@ -22,7 +22,8 @@ import torch.nn.functional as F  # noqa: N812
 from commtax import catalog
 from commtax.catalog import profile as overlay
 from commtax.cost.collectives import ring_factor
-from commtax.cost.compute import Kernel, step_kernels
+from commtax.cost.compute import step_kernels
+from commtax.cost.kernel import Kernel
 from commtax.files import Document
 from commtax.measure import launch, machine
 from commtax.measure.arch import Arch, described

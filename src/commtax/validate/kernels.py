@@ -1,13 +1,16 @@
 """Timed kernels against the constants of their chip's family: tables of a file, and rows of our own sweep."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from commtax import catalog
-from commtax.cost.compute import Kernel
+from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import peak, seconds
 from commtax.files import table
 from commtax.readers.published import sweep
-from commtax.readers.published.kernels import DTYPES, KernelTable, kernel
+from commtax.readers.published.kernel_kinds.kind import DTYPES
+from commtax.readers.published.kernels import KernelTable
 from commtax.spec import DTYPE_BYTES, Chip, KernelConstants
 from commtax.statement import Refusal
 from commtax.validate.records import Array, Predicted, Records, around, of_columns
@@ -19,22 +22,27 @@ ENGINE = "vllm"  # the tables are of the kernels that serving engines call
 
 def answers(table: KernelTable, source: Array) -> Records:
     """Every row of one file priced, or with its reason."""
+    kind = table.kind.name
     if table.wrong or table.chip is None:
-        return of_columns(table.count, kind=table.kind, source=source, system=table.system, skipped=table.wrong)
+        return of_columns(table.count, kind=kind, source=source, system=table.system, skipped=table.wrong)
     predicted, floor, factor = (np.full(table.count, np.nan) for _ in range(3))
     skipped = np.where(table.good, "", "a size or the time is not a number above 0").astype(object)
-    constants = catalog.kernel_constants(catalog.engine(ENGINE), table.chip)
-    for (arithmetic, kept), mask in table.groups():
-        dtype, stored = DTYPES.get(arithmetic, arithmetic), DTYPES.get(kept, kept)
-        if dtype not in DTYPE_BYTES or stored not in DTYPE_BYTES:
-            skipped[mask] = f"number format '{arithmetic}' is not known"
+    for words, mask in table.groups():
+        named = {
+            **words,
+            "dtype": DTYPES.get(words["dtype"], words["dtype"]),
+            "stored": DTYPES.get(words["stored"], words["stored"]),
+        }
+        if named["dtype"] not in DTYPE_BYTES or named["stored"] not in DTYPE_BYTES:
+            skipped[mask] = f"number format '{words['dtype']}' is not known"
             continue
-        one = kernel(table.form, dtype, stored, {name: sizes[mask] for name, sizes in table.sizes.items()})
-        predicted[mask], floor[mask] = priced(one, table.chip, constants)
-        factor[mask] = spread(table.kind, table.chip.family, kept if table.form == "decode" else arithmetic)
+        constants = catalog.kernel_constants(catalog.engine(words["framework"] or ENGINE), table.chip)
+        made = table.kind.make(named, {name: sizes[mask] for name, sizes in table.sizes.items()})
+        predicted[mask], floor[mask] = priced(made, table.chip, constants)
+        factor[mask] = spread(kind, table.chip.family, words["dtype"])
     return of_columns(
         table.count,
-        kind=table.kind,
+        kind=kind,
         source=source,
         system=table.system,
         library=table.column("kernel_source"),
@@ -42,7 +50,7 @@ def answers(table: KernelTable, source: Array) -> Records:
         dtype=table.dtype,
         what=table.shapes(),
         size=table.bound(),
-        measured=table.sizes["latency_ms"] * 1e-3,
+        measured=table.sizes["seconds"],
         predicted=predicted,
         low=predicted / (1 + factor),
         high=predicted * (1 + factor),
@@ -54,10 +62,14 @@ def answers(table: KernelTable, source: Array) -> Records:
     )
 
 
-def priced(one: Kernel, chip: Chip, constants: KernelConstants) -> tuple[Array, Array]:
-    """Seconds, and the least that bandwidth and peak allow."""
-    fixed, moving = seconds(one, chip, constants)
-    return fixed + moving, np.maximum(one.nbytes / chip.memory_Bps, one.flops / peak(one, chip, constants))
+def priced(kernels: Sequence[Kernel], chip: Chip, constants: KernelConstants) -> tuple[Array, Array]:
+    """Seconds of kernels that run one after another, and the least that bandwidth and peak allow."""
+    total, least = 0.0, 0.0
+    for one in kernels:
+        fixed, moving = seconds(one, chip, constants)
+        total = total + (fixed + moving) * one.count
+        least = least + np.maximum(one.nbytes / chip.memory_Bps, one.flops / peak(one, chip, constants)) * one.count
+    return total, least
 
 
 def swept_kernel(row: sweep.SweepRow, kind: str, chip: Chip) -> Predicted:
@@ -72,5 +84,5 @@ def swept_kernel(row: sweep.SweepRow, kind: str, chip: Chip) -> Predicted:
 
 def spread(kind: str, family: str, dtype: str) -> float:
     """Width of the 80 % range of single kernels: 4 in 5 measured times lie within a factor of 1 + this of the predicted one."""
-    known = SPREADS[kind].get(family, {})
+    known = SPREADS.get(kind, {}).get(family, {})
     return known.get(dtype, known.get("else", UNMEASURED))

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TypedDict, cast
 
 from commtax import catalog
-from commtax.cost.compute import Kernel
-from commtax.readers.published.kernels import OUT_BYTES, attention, product
+from commtax.cost.kernel import Kernel
+from commtax.readers.published.kernel_kinds.kind import OUT_BYTES
+from commtax.readers.published.kernel_kinds.plain import attention, product
 from commtax.readers.published.rows import Asked, Entry, Row, even_hash
 from commtax.spec import DTYPE_BYTES
 

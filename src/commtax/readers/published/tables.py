@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from commtax.files import TABLE_BYTES, read_text
-from commtax.readers.published.kernels import form_of
+from commtax.readers.published.kernels import kind_of
 from commtax.readers.published.rows import Row, names
 from commtax.statement import Refusal
 
@@ -20,6 +20,7 @@ FOLDERED = ("collectives", "serving_runs", "inference", "training_runs", "open_l
 KINDS = (*FOLDERED, "kernels", "h200")
 WITHIN = {"open_loop_runs": "open_loop"}
 """Folders that a kind of table has to itself, with what its rows name beside it."""
+KERNEL_FOLDERS = ("kernels", "kernels_more")
 SHIPPED = Path(__file__).parent / "tables"
 
 
@@ -50,7 +51,7 @@ def shipped(only: str = "") -> Iterator[Table]:
 
 def in_folder(folder: Path, only: str = "") -> Iterator[Table]:
     for kind, path in paths(folder, only):
-        name = f"kernels/{path.name}" if kind == "kernels" else path.name
+        name = f"{path.parent.name}/{path.name}" if kind == "kernels" else path.name
         yield Table(name, kind, *read(path), folder=path.parent)
 
 
@@ -63,8 +64,8 @@ def paths(folder: Path, only: str = "") -> Iterator[tuple[str, Path]]:
         if chosen and only in ("", name):
             yield name, chosen
     if only in ("", "kernels"):
-        for path in sorted((folder / "kernels").glob("*.csv*")):
-            if form_of(path.name) and path.name.endswith((".csv", ".csv.gz")):
+        for path in (path for place in KERNEL_FOLDERS for path in sorted((folder / place).glob("*.csv*"))):
+            if kind_of(path.name) and path.name.endswith((".csv", ".csv.gz")):
                 yield "kernels", path
 
 

@@ -1,0 +1,11 @@
+"""Seconds of each kind of kernel: a fixed cost, and a smooth maximum over what memory, arithmetic and serial loops allow.
+
+Each form returns (fixed, moving) seconds. Attained fractions (``eb`` of bandwidth, ``ep`` of peak) are at most 1 and a
+p-norm is at least its largest term, so no kernel beats bytes / bandwidth or FLOPs / peak. Constants are data:
+``catalog/kernels``, one file a family of chips.
+"""
+
+from commtax.cost.forms import attention, products
+from commtax.cost.forms.form import Form
+
+FORMS: dict[str, Form] = {**products.FORMS, **attention.FORMS}

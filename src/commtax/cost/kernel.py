@@ -1,0 +1,104 @@
+"""A kernel as the cost model sees it: the shapes that decide its time, its FLOPs and its bytes; and what a step makes them from."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from commtax.arrays import pick
+from commtax.cost.tensors import Tensor as Matrix
+from commtax.cost.tensors import quantisation, quantised_fraction
+from commtax.ledger import Part, Place, Stage
+from commtax.spec import DTYPE_BYTES, Engine, Model, Number, Plan, Quant, Workload
+
+LOW_ARITHMETIC = ("fp8", "nvfp4")
+"""Formats whose products quantise activations too, on chips that have the arithmetic; others only store weights small."""
+Attended = tuple[Number, Number, Number, int, Number, Number]
+"""Shape of attention: batch, heads, KV heads, head size, length and past (see ``Kernel``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """``count`` launches of one shape. ``form``: gemm (m, n, k), decode or prefill attention, small or elementwise (bytes only), or
+    another of ``forms`` with its sizes in ``shape``.
+
+    ``flops`` and ``nbytes`` are of one launch and are what physics charges at the least. ``what`` is for people; ``part``,
+    ``place`` and ``stage`` say what it belongs to.
+    """
+
+    what: str
+    form: str
+    count: Number
+    flops: Number
+    nbytes: Number
+    m: Number = 0
+    n: Number = 0
+    k: Number = 0
+    dtype: str = "bf16"  # of the arithmetic
+    weight_bytes: float = 2.0  # of one element of the matrix
+    batch: Number = 0
+    heads: Number = 0
+    kv_heads: Number = 0
+    head_dim: int = 128
+    length: Number = 0  # keys a query sees (decode), new tokens a sequence (prefill)
+    past: Number = 0
+    grouped: float = 0.0  # a grouped product over experts: the share of a plain product's arithmetic rate that it attains
+    fused: float = 0.0  # share of the launches that run inside a neighbour: their bytes move, their fixed time is gone
+    static_scales: bool = False  # activations are quantised with known scales, inside the kernel before
+    shape: Any = None  # sizes of a form that has more than the fields above: a record of its module in ``forms``
+    casts: bool = False  # an element-wise kernel that casts the input (n x k: of its matrix) of a product
+    part: Part = ""
+    place: Place = ""
+    stage: Stage = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the kernels of one step are made from."""
+
+    model: Model
+    plan: Plan
+    work: Workload
+    rows: Number
+    engine: Engine
+
+    def gemm(self, what: str, part: Part, place: Place, count: Number, m: Number, n: Number, k: Number, name: str = "") -> Kernel:
+        """A matrix product with the weight as it is stored; quantised activations where the arithmetic is fp8 or fp4.
+
+        ``name`` is the weight's in the checkpoint; "": one that stays in 16 bits whatever the model's quantisation.
+        """
+        quant = quantisation(self.model, self.plan)
+        plain = self.plan.activations_dtype
+        stored, dtype, static = DTYPE_BYTES[plain], plain, False
+        if quant and name and self._is_quantised(name, quant):
+            tile = quant.block[0] * quant.block[1]  # scales count where tiles are small enough to matter
+            stored = DTYPE_BYTES[quant.dtype] + (quant.scale_bytes / tile if tile else 0.0)
+            dtype = quant.dtype if quant.dtype in LOW_ARITHMETIC and not quant.weight_only else dtype
+            static = dtype == "fp8" and quant.block == (0, 0)  # one scale a tensor is known ahead, tiles and rows need theirs
+        nbytes = m * k * input_bytes(dtype, self.plan) + n * k * stored + m * n * DTYPE_BYTES[plain]
+        shape = (m, n, k, dtype, stored)
+        return Kernel(what, "gemm", count, 2 * m * n * k, nbytes, *shape, static_scales=static, part=part, place=place)
+
+    def _is_quantised(self, name: str, quant: Quant) -> bool:
+        probe = Matrix(f"model.layers.N.{name}.weight", (1, 1), "full", 0, "", True)
+        return quantised_fraction(self.model, probe, quant) > 0
+
+    def attention(
+        self, form: Place, tokens: Number, count: int, flops: Number, nbytes: Number, shape: Attended, stored: float = 2.0
+    ) -> Kernel:
+        """Attention of so many tokens; without any there is none."""
+        low = form == "prefill" and self.engine.kernels.prefill_fp8 and self.plan.kv_dtype == "fp8"
+        product = (0, 0, 0, "fp8" if low else self.plan.activations_dtype, stored)
+        runs = pick(np.asarray(tokens) > 0, count, 0)
+        return Kernel(f"{form} attention", form, runs, flops, nbytes, *product, *shape, part="attention", place=form)
+
+    def small(self, what: str, part: Part, place: Place, count: Number, elements: Number, fusable: bool = True) -> Kernel:
+        """An element-wise kernel, which an engine may fuse with a neighbour."""
+        runs, nbytes = self.engine.kernels, elements * DTYPE_BYTES[self.plan.activations_dtype]
+        fused, nbytes = (1 - runs.small_kernels, nbytes * runs.small_bytes) if fusable else (0.0, nbytes)
+        return Kernel(what, "small", count, 0.0, nbytes, fused=fused, part=part, place=place)
+
+
+def input_bytes(dtype: str, plan: Plan) -> float:
+    """Bytes of one activation as a product reads it: fp4 products take plain ones and quantise them themselves."""
+    return DTYPE_BYTES["fp8" if dtype == "fp8" else plan.activations_dtype]

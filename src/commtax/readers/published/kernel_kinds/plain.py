@@ -1,0 +1,113 @@
+"""Tables of matrix products and of grouped-query attention."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from commtax.cost.kernel import Kernel
+from commtax.readers.published.kernel_kinds.kind import OUT_BYTES, Array, KernelKind, Sizes, Words
+from commtax.spec import DTYPE_BYTES, Chip, Number
+
+NVFP4_SCALE_BYTES = 1 / 16  # of a weight: a byte of scale for 16 of them
+
+
+def _products(words: Words, x: Sizes) -> Sequence[Kernel]:
+    dtype = words["dtype"]
+    size = DTYPE_BYTES[dtype] + (NVFP4_SCALE_BYTES if dtype == "nvfp4" else 0)
+    return [product(x["m"], x["n"], x["k"], dtype, size, size if dtype == "fp8" else 2.0)]
+
+
+def product(m: Number, n: Number, k: Number, dtype: str, stored: float, act: float, *, static_scales: bool = False) -> Kernel:
+    """m x k times k x n: 2 m n k FLOPs; ``stored`` and ``act`` bytes an element of the weights and of the activations."""
+    flops, nbytes = 2.0 * m * n * k, act * m * k + stored * n * k + OUT_BYTES * m * n
+    plain = Kernel("product", "gemm", 1, flops, nbytes, m=m, n=n, k=k, dtype=dtype, weight_bytes=stored)
+    return replace(plain, static_scales=static_scales)
+
+
+def _kept(x: Sizes, chip: Chip) -> Array:
+    kept = x["n"] * x["k"] * 2 < chip.l2_bytes
+    return np.where(kept, "weights stay in the chip's cache between repetitions", "").astype(object)
+
+
+def _windowed(x: Sizes, chip: Chip) -> Array:  # noqa: ARG001
+    return np.where(x["window_size"] > 0, "a window of attention", "").astype(object)
+
+
+def _prefill(words: Words, x: Sizes) -> Sequence[Kernel]:
+    return [attention("prefill", x, words["dtype"], DTYPE_BYTES[words["stored"]])]
+
+
+def _decode(words: Words, x: Sizes) -> Sequence[Kernel]:
+    return [attention("decode", x, words["dtype"], DTYPE_BYTES[words["stored"]])]
+
+
+def attention(form: str, x: Sizes, dtype: str, stored: float) -> Kernel:
+    """Queries over keys and values of ``stored`` bytes an element: 4 FLOPs for each pair of query and key, and element."""
+    batch, heads, kv_heads, dim = x["batch_size"], x["num_heads"], x["num_key_value_heads"], float(np.max(x["head_dim"]))
+    if form == "decode":  # one query a sequence
+        length = _keys(x)
+        flops, nbytes = 4.0 * batch * heads * length * dim, 2.0 * batch * length * kv_heads * dim * stored
+        plain = Kernel("decode attention", "decode", 1, flops, nbytes, weight_bytes=stored, batch=batch, heads=heads)
+        return replace(plain, kv_heads=kv_heads, head_dim=int(dim), length=length)
+    length, past = x["isl"], x["step"]
+    moved = 2 * OUT_BYTES * length * heads + 2 * stored * (length + past) * kv_heads
+    flops, nbytes = 4.0 * batch * heads * _pairs(x) * dim, batch * dim * moved
+    plain = Kernel("prefill attention", "prefill", 1, flops, nbytes, dtype=dtype, batch=batch, heads=heads, kv_heads=kv_heads)
+    return replace(plain, head_dim=int(dim), length=length, past=past)
+
+
+def _keys(x: Sizes) -> Array:
+    """Keys that a decode step's query sees."""
+    return np.where(x["window_size"] > 0, np.minimum(x["step"] + 1, x["window_size"]), x["step"] + 1)
+
+
+def _pairs(x: Sizes) -> Array:
+    """Causal pairs of query and key, inside the window where there is one."""
+    window, length, past = float(np.max(x["window_size"])), x["isl"], x["step"]
+    if not window:
+        return length * (length + 1) / 2 + length * past
+    head = np.clip(np.minimum(length, window - past), 0, None)
+    return head * (head + 1) / 2 + head * past + (length - head) * window
+
+
+def _cache_bytes(x: Sizes) -> Array:
+    """Bytes of cache that a decode kernel reads."""
+    return x["batch_size"] * _keys(x) * x["num_key_value_heads"] * x["head_dim"] * 2 * x["stored_bytes"]
+
+
+_HEADS = ("num_heads", "num_key_value_heads", "head_dim")
+_SEEN, _ALIKE = ("step", "window_size"), ("head_dim", "window_size")
+_PRODUCT = ("m", "n", "k")
+_PREFILL, _DECODE = ("batch_size", "isl", *_HEADS), ("batch_size", "step", *_HEADS)
+KINDS = (
+    KernelKind(
+        "gemm", "gemm", ("m", "n", "k"), _products, lambda x: x["m"], "gemm_dtype", hashed=("gemm_dtype", "m", "n", "k"), hint=_kept
+    ),
+    KernelKind(
+        "context_attention",
+        "prefill-attention",
+        _PREFILL,
+        _prefill,
+        lambda x: x["isl"],
+        "attn_dtype",
+        stored="kv_cache_dtype",
+        from_zero=_SEEN,
+        alike=_ALIKE,
+        hashed=("attn_dtype", *_PREFILL),
+        hint=_windowed,
+    ),
+    KernelKind(
+        "generation_attention",
+        "decode-attention",
+        ("batch_size", *_HEADS),
+        _decode,
+        _cache_bytes,
+        "kv_cache_dtype",
+        stored="kv_cache_dtype",
+        from_zero=_SEEN,
+        alike=_ALIKE,
+        hashed=("kv_cache_dtype", *_DECODE),
+        hint=_windowed,
+    ),
+)
