@@ -292,14 +292,30 @@ def kernel_constants(engine: Engine, chip: Chip) -> KernelConstants:
 def _kernel_constants(engine: str, chip: str, wanted: str) -> KernelConstants:
     if engine == "textbook":
         return KernelConstants("roofline", BY_DEFINITION, _tables(table("kernels", "roofline")))
-    known = stems("kernels")
-    family = wanted if wanted in known else "generic"
-    layers = [table("kernels", family)] + ([table("kernels", chip)] if chip in known else [])
-    unmeasured = Source("assumed", f"assumed: no kernels were measured on {wanted} chips", f"kernels of {wanted}")
+    family = wanted if wanted in stems("kernels") else "generic"
+    layers = _layers(family, chip)
     tables = _other_forms(layers[0])
     for layer in layers:  # a chip of its own corrects its family, an engine's own kernels either
         tables = _with_own(tables | _tables(layer), _tables(layer.get("engine", {}).get(engine, {})))
-    return KernelConstants(family, CALIBRATED if layers[0]["measured"] else unmeasured, tables)
+    return KernelConstants(family, _kernel_label(wanted, chip, layers), tables)
+
+
+def _layers(family: str, chip: str) -> list[Table]:
+    """Files of constants, each correcting those before it: of the family that a family is like, its own, and the chip's."""
+    own = table("kernels", family)
+    alike = [table("kernels", own["like"])] if "like" in own else []
+    return [*alike, own, *([table("kernels", chip)] if chip in stems("kernels") else [])]
+
+
+def _kernel_label(wanted: str, chip: str, layers: list[Table]) -> Source:
+    """Calibrated on a chip that was measured; on others of its family the constants are transferred to the chip's datasheet."""
+    home = layers[0]["measured_on"]
+    if chip in home or layers[-1]["key"] == chip != wanted:
+        return CALIBRATED
+    if not home:
+        return Source("assumed", f"assumed: no kernels were measured on {wanted} chips", f"kernels of {wanted}")
+    from_where = f"transferred from {layers[0]['key']} kernels measured on {' and '.join(home)}"
+    return Source("transferred", f"{from_where}, at the datasheet of {chip}", f"kernels of {chip}")
 
 
 def _other_forms(family: Table) -> dict[str, Mapping[str, float]]:
@@ -315,5 +331,5 @@ def _with_own(tables: dict[str, Mapping[str, float]], own: dict[str, Mapping[str
 
 def _tables(layer: Table) -> dict[str, Mapping[str, float]]:
     """Tables by form and dtype; what else stands in a file is no table of constants."""
-    forms = (form for form in layer if form not in ("key", "measured", "engine", "sources"))
+    forms = (form for form in layer if form not in ("key", "like", "measured_on", "engine", "sources"))
     return {f"{form}.{dtype}": c for form in forms for dtype, c in layer[form].items()}
