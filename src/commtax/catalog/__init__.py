@@ -8,10 +8,12 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 
+from commtax.catalog.clusters import cluster, more_hosts
+from commtax.catalog.described import is_file
 from commtax.catalog.distributions import lengths
 from commtax.catalog.fabric import fabric, kernel_constants, library
 from commtax.catalog.hardware import chip, is_like, link, recognise
-from commtax.catalog.hosts import cluster, with_between, with_inside
+from commtax.catalog.hosts import with_between, with_inside
 from commtax.catalog.loader import key_of, record, stems, table
 from commtax.catalog.models import config, model
 from commtax.spec import ENGINE_PARTS, Engine

@@ -145,8 +145,8 @@ def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) ->
         return with_pairs(fabric(name, cluster.without_pairs, own), fabric(name, cluster.as_pairs))
     if own:
         return _make(library(name), cluster, own)
-    links = tuple((x.key, x.bandwidth_Bps, x.latency_s) for x in (cluster.intra, cluster.inter))
-    key = (name, cluster.chip.key, cluster.gpus_per_host, *links)
+    links = tuple((x.key, x.kind, x.switched, x.mesh, x.bandwidth_Bps, x.latency_s) for x in (cluster.intra, cluster.inter))
+    key = (name, cluster.chip.key, cluster.chip.family, cluster.gpus_per_host, *links)
     if key not in _MADE:
         _MADE[key] = _make(library(name), cluster)
     return _MADE[key]

@@ -1,4 +1,4 @@
-"""Clusters by name or by counts: catalogued hosts, and the usual host of a chip."""
+"""Hosts by name or by counts: those of the catalogue, and the usual host of a chip."""
 
 import re
 from dataclasses import replace
@@ -12,39 +12,6 @@ MAX_GPUS = 1_000_000
 _MAKERS = {"nvlink": "nvidia", "xgmi": "amd"}
 """Links that only one maker's chips have."""
 SLOTS = 8  # GPUs that a usual server holds on PCIe
-
-
-def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = None) -> Cluster:
-    """A cluster from a name (``dgx-h100``, ``4xdgx-h100``) or from counts (``8xh100-sxm``, ``2x8xh100-sxm``).
-
-    ``intra`` and ``inter`` replace the usual links. A new ``inter`` brings its usual number of NICs: one for each GPU
-    on InfiniBand and its like, one a host on Ethernet, and as many cards of EFA as the chip's instances have for each GPU,
-    unless ``nics`` says otherwise. More GPUs than a host of that chip holds are several hosts. Cards that bridges join in pairs
-    are so in larger hosts too, unless ``intra`` gives all GPUs of a host one link.
-
-    >>> c = cluster("2x8xh100-sxm")
-    >>> c.num_hosts, c.gpus_per_host, c.intra.key, c.inter.key, c.nics_per_host
-    (2, 8, 'nvlink4', 'ib-ndr', 8)
-    """
-    place = _named(text) or _counted(text)
-    if place.num_gpus > MAX_GPUS:
-        raise Refusal(f"cluster '{text}': {place.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that are modelled", "cluster")
-    if intra:
-        inside = link(intra)
-        if inside.scope != "intra":
-            instead = f"8x1x{place.chip.key} --inter {inside.key}"
-            raise Refusal(f"intra '{intra}': runs between hosts; write one GPU a host, such as {instead}", "intra")
-        place = with_inside(place, inside)
-    if inter:
-        between = link(inter)
-        if between.scope != "inter":
-            raise Refusal(f"inter '{inter}': runs inside a host; a fabric such as ib-ndr or 10gbe is needed between hosts", "inter")
-        place = with_between(place, between)
-    if nics is not None:
-        if not 1 <= nics <= 1024:
-            raise Refusal(f"nics={nics}: a host has 1 to 1,024 NICs", "nics")
-        place = replace(place, nics_per_host=nics)
-    return place
 
 
 def _usual_nics(between: Link, place: Cluster) -> int:
@@ -72,7 +39,7 @@ def with_between(place: Cluster, between: Link) -> Cluster:
     return replace(place, inter=between, nics_per_host=_usual_nics(between, place))
 
 
-def _named(text: str) -> Cluster | None:
+def named(text: str) -> Cluster | None:
     """A catalogued host, or ``Nx`` of them."""
     match = re.fullmatch(r"(?:(\d{1,15})x)?(.+)", normal(text))
     tries = [(1, normal(text))] + ([(int(match[1]), match[2])] if match and match[1] else [])
@@ -86,7 +53,7 @@ def _named(text: str) -> Cluster | None:
     return None
 
 
-def _counted(text: str) -> Cluster:
+def counted(text: str) -> Cluster:
     """``HOSTSxGPUSxCHIP`` or ``GPUSxCHIP``; a chip alone is one GPU."""
     match = re.fullmatch(r"(?:(\d{1,15})x)?(?:(\d{1,15})x)?([a-z].*)", normal(text))
     if not match:
@@ -105,12 +72,17 @@ def _counted(text: str) -> Cluster:
         hosts, gpus, remark = _in_hosts(gpus, kind)
     elif gpus > _largest_host(kind):
         remark = f"{gpus} {kind.key} in one host: usual are {_largest_host(kind)}"
+    return replace(usual(kind, hosts, gpus), remark=remark)
+
+
+def usual(kind: Chip, hosts: int, gpus: int) -> Cluster:
+    """Hosts as such chips usually come: their links, one NIC for each GPU where the network has it, cards in bridged pairs."""
     inside, between, bridge = link(kind.intra), link(kind.inter), None
     if _bridged(kind) and gpus > 2:  # a bridge joins two cards
         bridge, inside = inside, link("pcie5" if kind.family == "hopper" else "pcie4")
     switched = inside.kind in ("nvlink", "xgmi")
     pairs = f" (pairs over {bridge.name})" if bridge else ""
-    usual = f"{inside.name} inside{pairs}, {between.name} between hosts: the usual system of this chip (--intra, --inter change it)"
+    system = f"{inside.name} inside{pairs}, {between.name} between hosts"
     return Cluster(
         key=f"{hosts}x{gpus}x{kind.key}" if hosts > 1 or gpus > _largest_host(kind) else f"{gpus}x{kind.key}",
         name=f"{hosts} host{'s' * (hosts > 1)} of {gpus} {kind.name}",
@@ -121,8 +93,7 @@ def _counted(text: str) -> Cluster:
         intra=inside,
         inter=between,
         nics_per_host=gpus if between.nic_per_gpu else 1,
-        note=usual,
-        remark=remark,
+        note=f"{system}: the usual system of this chip (--intra, --inter change it)",
         sources=kind.sources,
         bridge=bridge,
     )
