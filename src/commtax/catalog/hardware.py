@@ -20,7 +20,7 @@ def chip(name: str) -> Chip:
 
 
 def recognise(name: str, memory_bytes: float, num_sms: int = 0) -> tuple[str, ...]:
-    """Keys of all chips with which name, memory and multiprocessors agree.
+    """Keys of all chips with which name, memory and multiprocessors agree; of two, that which more words of the name tell of.
 
     >>> recognise("NVIDIA A100-SXM4-80GB", 84990623744, 108), recognise("NVIDIA H100 80GB HBM3", 85e9, 132)
     (('a100-80-sxm',), ('h100-sxm',))
@@ -28,13 +28,20 @@ def recognise(name: str, memory_bytes: float, num_sms: int = 0) -> tuple[str, ..
     (('a100-40-pcie', 'a100-40-sxm'), ('mi300x',))
     """
     known = (chip(key) for key in stems("chips"))
-    return tuple(sorted(c.key for c in known if is_like(c, memory_bytes, num_sms) and _is_named(c, name)))
+    found = {c.key: _words(c) for c in known if is_like(c, memory_bytes, num_sms) and _is_named(c, name)}
+    return tuple(sorted(key for key, words in found.items() if not name or not any(words < other for other in found.values())))
 
 
 def is_like(known: Chip, memory_bytes: float, num_sms: int = 0) -> bool:
     """Whether memory and multiprocessors are the chip's, where both sides tell them."""
     near = abs(memory_bytes / known.visible_bytes - 1) <= MEMORY_SPREAD
     return near and (not num_sms or not known.num_sms or num_sms == known.num_sms)
+
+
+def _words(known: Chip) -> frozenset[str]:
+    """The words of a chip's key that a driver says too: no form factor, no size of its memory."""
+    parts = (part for part in known.key.split("-") if part not in _FORM_FACTORS and not part.startswith("hbm"))
+    return frozenset(part for part in parts if not (part.isdigit() and len(part) < 4))
 
 
 def _is_named(known: Chip, name: str) -> bool:
@@ -45,9 +52,8 @@ def _is_named(known: Chip, name: str) -> bool:
     parts = known.key.split("-")
     form = next((f for f in _FORM_FACTORS if f in parts), "")
     stated = next((f for f in _FORM_FACTORS if any(w.startswith(f) for w in parts_of_name)), "")
-    name_parts = [p for p in parts if p not in _FORM_FACTORS and not (p.isdigit() and len(p) < 4) and not p.startswith("hbm")]
     unsaid = not form or (not stated and form != "nvl")
-    return all(p in parts_of_name for p in name_parts) and (unsaid or form == stated)
+    return _words(known) <= set(parts_of_name) and (unsaid or form == stated)
 
 
 @lru_cache(maxsize=256)
