@@ -53,6 +53,7 @@ CHIPS = [
     "mi325x",
     "mi350x",
     "mi355x",
+    "arc-pro-b60",
     "cpu",
 ]
 LINKS = [

@@ -318,6 +318,7 @@ def test_one_long_cell_costs_its_own_length():
         ("rtx_pro_6000_server", "rtx-pro-6000-server"),
         ("rtx_pro_6000", "rtx-pro-6000"),
         ("RTXPRO6000", "rtx-pro-6000"),
+        ("b60", "arc-pro-b60"),
         ("8xH100 SXM", "h100-sxm"),
         ("NVIDIA H200", "h200-sxm"),
         ("2x 8 H20", "h20"),
