@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from commtax.catalog import keys
 from commtax.catalog.models import Published
 from commtax.claims import Claim
 from commtax.cost.caches import kv_bytes_per_token
@@ -142,12 +143,25 @@ def show_thing(console: Console, thing: Thing) -> None:
         say(console, f"  [{number}] {_cite(source)}", style="dim")
     if thing.note:
         notes(console, [thing.note])
+    for part in _described(thing).values():
+        console.print()
+        show_thing(console, part)
+
+
+def _described(thing: Thing) -> dict[str, Chip | Link]:
+    """Parts of a cluster that its own file describes: no catalogue holds them."""
+    parts = (
+        {name: value for name, value in _facts_of(thing) if isinstance(value, (Chip, Link))} if isinstance(thing, Cluster) else {}
+    )
+    return {name: part for name, part in parts.items() if part.key not in keys("chips" if isinstance(part, Chip) else "links")}
 
 
 def thing_document(thing: Thing) -> Record:
     """One chip, link, cluster or engine with the source of each number."""
     values = {name: value.key if isinstance(value, (Chip, Link)) else value for name, value in _facts_of(thing)}
-    return {"schema": f"commtax.{type(thing).__name__.lower()}/1", **values, "sources": thing.sources}
+    own = {name: thing_document(part) for name, part in _described(thing).items()}
+    described = {"described": own} if own else {}
+    return {"schema": f"commtax.{type(thing).__name__.lower()}/1", **values, "sources": thing.sources, **described}
 
 
 def _facts_of(thing: Thing) -> Iterator[tuple[str, Any]]:
