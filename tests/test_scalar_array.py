@@ -107,7 +107,9 @@ SCALAR = {
         "mtp_params",
         "weight_bytes",
         "quantisation",
-        "quantised_fraction",
+        "formats",
+        "format_of",
+        "spellings",
         "stage_layers",
     ),
     *(

@@ -150,6 +150,7 @@ OPTIONS: Mapping[str, Option] = {
     "inter": Option("Where", "LINK", "", "Another fabric between hosts."),
     "nics": Option("Where", COUNT, None, "NICs a host has."),
     "engine": Option("Where", "NAME", "", ENGINES, ("--engine", "-e")),
+    "read_as": Option("Where", "FAMILY", "", "An unknown architecture's config, read as a family's: llama, qwen3moe …", ("--as",)),
     "pasted": Option("Where", "COMMAND|FILE", "", "A launch command: vllm serve … -tp 8, torchrun …", ("--from",)),
     "topo": Option("Where", "FILE", "", "nvidia-smi topo -m: which GPUs to take, and the link they have."),
     "profile": Option("Where", "FILE", "", "A machine's own constants (commtax calibrate, commtax measure calibrate)."),
@@ -240,7 +241,7 @@ OPTIONS: Mapping[str, Option] = {
     "as_json": Option("Output", bool, False, "Print a JSON document (versioned schema, units in the names).", ("--json",)),
 }
 PLACE = ("cluster", "intra", "inter", "nics")
-WHERE = (*PLACE, "engine")
+WHERE = (*PLACE, "engine", "read_as")
 PASTED = ("pasted", "topo")
 AXES = (*SIZES[2:], "sequence_parallel", "dtype", "kv_dtype")
 LAID = (*SIZES[:2], *AXES, "replicas")

@@ -59,6 +59,9 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     """The table that prices a kernel: of its form and arithmetic, bf16's where that was not measured."""
     if kernel.static_scales and "gemm.fp8-static" in constants.tables:
         return "gemm.fp8-static"
+    own = f"{kernel.form}.{kernel.stored}"
+    if kernel.stored and own in constants.tables:
+        return own
     narrow = kernel.form == "decode" and kernel.weight_bytes == 1
     kind = "fp8" if narrow else "bf16" if kernel.form in ANY_ARITHMETIC else kernel.dtype
     name = f"{kernel.form}.{kind}"
@@ -72,6 +75,8 @@ def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
     if constants.label.kind in ("calibrated", "transferred") and name not in constants.own:
         if name == "gemm.bf16" and kernel.weight_bytes < 1:
             return Source("assumed", f"assumed: bf16 products on unpacked 4-bit weights {family}", "unpacked weights")
+        if kernel.stored == "mxfp8" and name != "gemm.mxfp8":
+            return Source("assumed", f"assumed: products of MXFP8, as fp8's, {family}", "MXFP8 products")
         if name == "decode.bf16" and kernel.weight_bytes < 2:
             return Source("assumed", f"assumed: this engine's attention over a narrow KV cache {family}", "narrow cache")
     return constants.own.get(name, constants.label)
