@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from commtax.spec.hardware import Citation
+from commtax.statement import Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class DeltaNet:
     """Linear attention by the delta rule: a short convolution, then one state of k_dim x v_dim a head, whatever the length.
 
     ``decay_rank``: the decay of each channel comes from a matrix of this rank (Kimi's); 0: one decay a head (gated delta net).
+    ``gate_rank``: the output's gate likewise; 0: from a whole matrix.
     """
 
     num_k_heads: int
@@ -85,6 +87,7 @@ class DeltaNet:
     v_dim: int
     conv: int = 4
     decay_rank: int = 0
+    gate_rank: int = 0
     state_dtype: str = "fp32"
 
     @property
@@ -212,11 +215,27 @@ class Quant:
         return " + ".join(dict.fromkeys(quant.dtype for quant in (self, *self.parts)))
 
 
+TowerTensor = tuple[str, tuple[int, ...], int]
+"""Name and shape of a tensor, and how many there are of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """A vision (or other) part beside the decoder: only its parameters are counted, each tensor by name and shape."""
+    """A transformer before the decoder that looks at pictures: of its patches, ``patches_per_token`` become one token.
 
-    tensors: tuple[tuple[str, tuple[int, ...], int], ...]
+    ``tensors`` work on every patch, those of ``projector`` on every token that is handed on.
+    """
+
+    num_layers: int
+    hidden: int
+    num_heads: int
+    head_dim: int
+    intermediate: int
+    tensors: tuple[TowerTensor, ...]
+    projector: tuple[TowerTensor, ...] = ()
+    gated: bool = False
+    patches_per_token: int = 1
+    patch: int = 14  # pixels of a patch's side
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +262,7 @@ class Model:
     hyper: Hyper | None = None
     extras: tuple[Extra, ...] = ()  # beside the layers
     mtp: tuple[Block, ...] = ()  # layers that guess further tokens, one a step: counted, and not part of the model proper
+    notes: tuple[Note, ...] = ()  # what was not read from its own config
     stored_bytes: int = 0  # bytes of all tensors in a local checkpoint's files; 0: not looked at
     aliases: tuple[str, ...] = ()
     source: Citation | None = None
