@@ -91,7 +91,7 @@ class DeltaNet:
     conv: int = 4
     decay_rank: int = 0
     gate_rank: int = 0
-    state_dtype: str = "fp32"
+    state_dtype: str = ""  # as its config.json says; "": the engine's own
 
     @property
     def channels(self) -> int:
@@ -110,7 +110,7 @@ class Mamba2:
     conv: int = 4
     conv_bias: bool = True
     bias: bool = False
-    state_dtype: str = "fp32"
+    state_dtype: str = ""  # as its config.json says; "": the engine's own
 
     @property
     def inner(self) -> int:
