@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog
 from commtax.cost.compute import step_kernels
-from commtax.cost.tensors import inventory, num_active_params
+from commtax.cost.inventory import inventory, num_active_params
 from commtax.question import workload
 from commtax.spec import Plan
 from commtax.units import format_seconds

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import commtax
 from commtax import catalog
+from commtax.cost.inventory import num_params
 from commtax.cost.memory import activations, in_flight, training_memory
-from commtax.cost.tensors import num_params
 from commtax.cost.traffic import training
 from commtax.spec import Plan, TrainStep
 from strategies import questions

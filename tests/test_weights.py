@@ -7,19 +7,10 @@ import pytest
 from hypothesis import given
 
 from commtax import catalog
+from commtax.cost.inventory import FIRST, copies, inventory, num_params
 from commtax.cost.memory import weights
 from commtax.cost.placement import expert_tp
-from commtax.cost.tensors import (
-    FIRST,
-    copies,
-    held,
-    inventory,
-    num_params,
-    share,
-    stage_layers,
-    total_bytes,
-    weight_bytes,
-)
+from commtax.cost.tensors import held, share, stage_layers, total_bytes, weight_bytes
 from commtax.spec import Plan
 from strategies import models, powers, questions
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from commtax.cost.tensors import num_params
+from commtax.cost.inventory import num_params
 from commtax.measure.arch import Arch
 from commtax.measure.comm import Group
 from commtax.measure.engine import Engine

@@ -5,7 +5,7 @@ from functools import partial
 from string import Formatter
 
 from commtax import catalog, napkin
-from commtax.cost.tensors import num_params
+from commtax.cost.inventory import num_params
 from commtax.files import table
 from commtax.units import format_bytes, format_rate, format_seconds
 

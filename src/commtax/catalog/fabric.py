@@ -294,17 +294,20 @@ def _kernel_constants(engine: str, chip: str, wanted: str) -> KernelConstants:
         return KernelConstants("roofline", BY_DEFINITION, _tables(table("kernels", "roofline")))
     family = wanted if wanted in stems("kernels") else "generic"
     layers = _layers(family, chip)
-    tables = _other_forms(layers[0])
+    others = _other_forms(layers[0], engine)
+    tables = others
     for layer in layers:  # a chip of its own corrects its family, an engine's own kernels either
         tables = _with_own(tables | _tables(layer), _tables(layer.get("engine", {}).get(engine, {})))
-    return KernelConstants(family, _kernel_label(wanted, chip, layers), tables)
+    elsewhere = Source("assumed", f"assumed: transferred from other chips, not measured on {wanted} ones", f"kernels of {wanted}")
+    own = {name: elsewhere for name, c in others.items() if tables.get(name) is c}
+    return KernelConstants(family, _kernel_label(wanted, chip, layers), tables, own)
 
 
 def _layers(family: str, chip: str) -> list[Table]:
     """Files of constants, each correcting those before it: of the family that a family is like, its own, and the chip's."""
     own = table("kernels", family)
     alike = [table("kernels", own["like"])] if "like" in own else []
-    return [*alike, own, *([table("kernels", chip)] if chip in stems("kernels") else [])]
+    return [*alike, own, *_of_chip(chip)]
 
 
 def _kernel_label(wanted: str, chip: str, layers: list[Table]) -> Source:
@@ -318,9 +321,18 @@ def _kernel_label(wanted: str, chip: str, layers: list[Table]) -> Source:
     return Source("transferred", f"{from_where}, at the datasheet of {chip}", f"kernels of {chip}")
 
 
-def _other_forms(family: Table) -> dict[str, Mapping[str, float]]:
+@lru_cache(maxsize=256)
+def _of_chip(chip: str) -> list[Table]:
+    """Constants of one chip, or of a sister that has the same multiprocessors."""
+    files = [table("kernels", name) for name in stems("kernels") if name not in ("generic", "roofline")]
+    return [layer for layer in files if chip == layer["key"] or chip in layer.get("sisters", ())]
+
+
+def _other_forms(family: Table, engine: str) -> dict[str, Mapping[str, float]]:
     """Constants of other chips for the forms that nobody measured on this family."""
-    return {name: c for name, c in _tables(table("kernels", "generic")).items() if name.partition(".")[0] not in family}
+    other = table("kernels", "generic")
+    tables = _tables(other) | _tables(other.get("engine", {}).get(engine, {}))
+    return {name: c for name, c in tables.items() if name.partition(".")[0] not in family}
 
 
 def _with_own(tables: dict[str, Mapping[str, float]], own: dict[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
@@ -331,5 +343,5 @@ def _with_own(tables: dict[str, Mapping[str, float]], own: dict[str, Mapping[str
 
 def _tables(layer: Table) -> dict[str, Mapping[str, float]]:
     """Tables by form and dtype; what else stands in a file is no table of constants."""
-    forms = (form for form in layer if form not in ("key", "like", "measured_on", "engine", "sources"))
+    forms = (form for form in layer if form not in ("key", "like", "measured_on", "sisters", "engine", "sources"))
     return {f"{form}.{dtype}": c for form in forms for dtype, c in layer[form].items()}

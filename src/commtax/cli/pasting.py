@@ -151,7 +151,7 @@ def _agreed(model: str, launch: Launch, options: Given, remarks: list[str]) -> s
 
 
 def _sizes(model: Model) -> dict[str, int]:
-    attention, ffn, experts = model.attention, model.blocks[model.layers[-1]].ffn, model.experts
+    attention, ffn, experts = model.attention, model.feed_forward, model.experts
     sizes = {"layers": model.num_layers, "hidden": model.hidden, "heads": attention.num_heads, "kv_heads": attention.num_kv_heads}
     return {**sizes, "width": ffn.intermediate, "experts": experts.num_experts if experts else 0, "vocab": model.vocab}
 

@@ -2,13 +2,15 @@
 
 import math
 
-from commtax.cost.forms import FORMS
+import numpy as np
+
+from commtax.cost.forms import CHIP_FORMS, FORMS
 from commtax.cost.forms.form import Parts, Table
 from commtax.cost.kernel import Kernel
-from commtax.spec import Chip, KernelConstants
+from commtax.spec import Chip, KernelConstants, Number
 from commtax.statement import Source
 
-ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise")
+ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise", *CHIP_FORMS)
 """Forms whose constants hold for any number format of the arithmetic."""
 UNMEASURED_SIGMA = 0.3  # of kernels that nobody measured on a chip
 TRANSFERRED_SIGMA = 0.16
@@ -25,8 +27,20 @@ def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float 
     table = constants.tables[table_of(kernel, constants)]
     if kernel.static_scales and "gemm.fp8-static" not in constants.tables:
         table = _static(table, constants.tables["gemm.bf16"])
-    fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak(kernel, chip, constants) * rate)
+    if kernel.form in CHIP_FORMS:
+        fixed, moving = CHIP_FORMS[kernel.form](kernel, table, chip, rate)
+    else:
+        fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak(kernel, chip, constants) * rate)
     return fixed * (1 - kernel.fused), moving
+
+
+def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
+    """What bandwidth and peak allow at the least; streams may find in the chip's cache what was just written."""
+    moved = kernel.nbytes
+    if kernel.form in CHIP_FORMS:
+        cold_bytes = getattr(kernel.shape, "cold_bytes", 0.0)
+        moved = np.maximum(cold_bytes, moved - chip.l2_bytes)
+    return np.maximum(moved / chip.memory_Bps, kernel.flops / peak(kernel, chip, constants))
 
 
 def peak(kernel: Kernel, chip: Chip, constants: KernelConstants) -> float:
@@ -45,6 +59,9 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     """The table that prices a kernel: of its form and arithmetic, bf16's where that was not measured."""
     if kernel.static_scales and "gemm.fp8-static" in constants.tables:
         return "gemm.fp8-static"
+    own = f"{kernel.form}.{kernel.stored}"
+    if kernel.stored and own in constants.tables:
+        return own
     narrow = kernel.form == "decode" and kernel.weight_bytes == 1
     kind = "fp8" if narrow else "bf16" if kernel.form in ANY_ARITHMETIC else kernel.dtype
     name = f"{kernel.form}.{kind}"
@@ -58,6 +75,8 @@ def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
     if constants.label.kind in ("calibrated", "transferred") and name not in constants.own:
         if name == "gemm.bf16" and kernel.weight_bytes < 1:
             return Source("assumed", f"assumed: bf16 products on unpacked 4-bit weights {family}", "unpacked weights")
+        if kernel.stored == "mxfp8" and name != "gemm.mxfp8":
+            return Source("assumed", f"assumed: products of MXFP8, as fp8's, {family}", "MXFP8 products")
         if name == "decode.bf16" and kernel.weight_bytes < 2:
             return Source("assumed", f"assumed: this engine's attention over a narrow KV cache {family}", "narrow cache")
     return constants.own.get(name, constants.label)

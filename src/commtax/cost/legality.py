@@ -9,9 +9,10 @@ import numpy as np
 
 from commtax.arrays import pick, some
 from commtax.cost.placement import expert_tp
+from commtax.cost.quantised import EXPERTS, format_of
 from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
-from commtax.spec import AXES, SIZES, Cluster, Engine, Experts, Mlp, Model, Number, Plan
+from commtax.spec import AXES, SIZES, Attention, Cluster, DeltaNet, Engine, Experts, Mamba2, Mlp, Model, Number, Plan, Quant
 from commtax.statement import Note, Refusal
 
 Mask = np.ndarray[Any, Any]
@@ -36,8 +37,15 @@ class Case:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of the KV cache that tp must share out; a latent is not shared out at all."""
-        return 1 if self.model.attention.latent else self.model.attention.num_kv_heads
+        """The first number of heads of keys and values (or groups) that tp neither divides nor is divided by; else the first."""
+        counts = _shared_counts(self.model) or (1,)
+        return next((n for n in counts if max(n, self.plan.tp) % min(n, self.plan.tp)), counts[0])
+
+    @property
+    def heads(self) -> int:
+        """The first number of heads, of attention or of a state, that tp does not divide; else the usual one."""
+        counts = _head_counts(self.model)
+        return next((n for n in counts if n % self.plan.tp), counts[0])
 
     @property
     def width(self) -> int:
@@ -105,18 +113,48 @@ class Rule:
         return self.text.format(c=c, p=c.plan, m=c.model, e=c.engine)
 
 
+def _head_counts(model: Model) -> tuple[int, ...]:
+    """Heads that tp must share out equally: of queries, and of the states of recurrent layers."""
+    heads = [a.num_heads for a in model.attentions]
+    for mixer in model.recurrent:
+        heads += [mixer.num_k_heads, mixer.num_v_heads] if isinstance(mixer, DeltaNet) else [mixer.num_heads]
+    return tuple(dict.fromkeys(heads))
+
+
+def _heads_broken(c: Case) -> Number:
+    return np.any([n % c.plan.tp != 0 for n in _head_counts(c.model)], axis=0)
+
+
+def _whole_cache(a: Attention) -> bool:
+    """Whether one latent serves all heads, so that every rank keeps the whole cache."""
+    return a.latent is not None or a.compressed is not None
+
+
+def _shared_counts(model: Model) -> tuple[int, ...]:
+    """Heads that ranks share out or copy: of keys and values, and groups of state-space layers."""
+    kv = [a.num_kv_heads for a in model.attentions if not _whole_cache(a)]
+    return tuple(dict.fromkeys([*kv, *(m.num_groups for m in model.recurrent if isinstance(m, Mamba2))]))
+
+
 def _kv_broken(c: Case) -> Number:
-    shared = np.minimum(c.plan.tp, c.kv_heads)
-    return np.asarray((c.kv_heads % shared != 0) | (c.plan.tp % shared != 0))
+    broken = c.plan.tp < 0
+    for heads in _shared_counts(c.model):
+        shared = np.minimum(c.plan.tp, heads)
+        broken = broken | (heads % shared != 0) | (c.plan.tp % shared != 0)
+    return np.asarray(broken)
 
 
 def _quant_block_broken(c: Case) -> Number:
     """Scales belong to whole tiles or groups: a rank's width must be made of them (mxfp4 and nvfp4 kernels pad instead)."""
     quant = quantisation(c.model, c.plan)
-    if quant is None or not quant.block[1] or quant.dtype not in ("fp8", "int4", "int8"):
-        return c.plan.tp < 0
+    experts, dense = (_tile(format_of(c.model, name, quant)) for name in (EXPERTS, "mlp.down_proj"))
     inside = c.moe.intermediate / expert_tp(c.plan, c.engine)
-    return (inside % quant.block[1] != 0) | (c.width / c.plan.tp % quant.block[1] != 0)
+    return (inside % experts != 0) | (c.width / c.plan.tp % dense != 0)
+
+
+def _tile(quant: Quant | None) -> int:
+    """Inputs that share a scale; 1: any number will do."""
+    return quant.block[1] or 1 if quant and quant.dtype in ("fp8", "int4", "int8") else 1
 
 
 def _ep_group_broken(c: Case) -> Number:
@@ -152,8 +190,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "heads-divisible",
         "tp",
-        lambda c: c.model.attention.num_heads % c.plan.tp != 0,
-        "{m.attention.num_heads} attention heads of {m.key} do not divide by {c.degree}",
+        _heads_broken,
+        "{c.heads} attention heads of {m.key} do not divide by {c.degree}",
     ),
     Rule("kv-heads-divisible", "tp", _kv_broken, "{c.kv_heads} KV heads of {m.key} neither divide by {c.degree} nor divide it"),
     Rule(
@@ -275,9 +313,9 @@ def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[No
     """What a legal scalar plan should know about itself: replication, idle GPUs, uneven stages."""
     said = []
     kv, tp, pp = model.attention.num_kv_heads, int(plan.tp), int(plan.pp)
-    if not model.attention.latent and tp > kv:
+    if not _whole_cache(model.attention) and tp > kv:
         said.append(Note("kv-replicated", f"KV heads replicated: {kv} heads over tp {tp}, {tp // kv} copies of each"))
-    if model.attention.latent and tp > 1:
+    if _whole_cache(model.attention) and tp > 1:
         said.append(Note("kv-whole", f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache"))
     if plan.chunks > 1 and pp > 1 and model.num_layers % (pp * plan.chunks):
         layout = virtual_layers(model.num_layers, pp, plan.chunks)

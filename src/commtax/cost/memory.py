@@ -2,8 +2,6 @@
 optimiser state and the activations in flight.
 """
 
-import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -12,13 +10,13 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.placement import expert_tp, holders, over_replicas
+from commtax.cost.quantised import EXPERTS, format_of
 from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
 from commtax.cost.tensors import Held, by_pp, fullest_layers, held, padded_vocab, quantisation, share, stage_params, total_bytes
 from commtax.cost.traffic import largest_graph
-from commtax.spec import DTYPE_BYTES, Attention, Block, Chip, Engine, Experts, Mlp, Model, Number, Plan, TrainStep
+from commtax.spec import DTYPE_BYTES, Attention, Block, Chip, Engine, Experts, Mamba2, Mixer, Mlp, Model, Number, Plan, TrainStep
 from commtax.statement import Refusal
 
-INDEXER_SCALE_BYTES = 4  # the selector's key cache: one fp8 value a channel and one fp32 scale
 OPTIMIZER_BYTES = 12  # Adam: fp32 master copy, first and second moment
 LOGIT_BYTES = 6  # bf16 as the head writes them, and fp32 for the loss
 RECOMPUTE = ("none", "selective", "full")
@@ -51,7 +49,7 @@ def _beside(model: Model, plan: Plan, engine: Engine, rows: list[Held]) -> Itera
     if engine.memory.latent_absorbed and a.latent:
         up = sum((r.tensor.size * r.copies for r in rows if r.tensor.name.endswith("kv_b_proj.weight")), start=0)
         yield WeightLine("absorbed latent projections", up * DTYPE_BYTES[plan.activations_dtype] / plan.tp, 0.0)
-    quant = quantisation(model, plan)
+    quant = format_of(model, EXPERTS, quantisation(model, plan))
     if engine.memory.mxfp4_multiple > 1 and quant and quant.dtype == "mxfp4":
         width = (model.experts.intermediate if model.experts else 1) / expert_tp(plan, engine)
         grown = _padded(model.hidden, engine.memory.mxfp4_multiple) * _padded(width, engine.memory.mxfp4_width_multiple) - 1
@@ -63,54 +61,6 @@ def _beside(model: Model, plan: Plan, engine: Engine, rows: list[Held]) -> Itera
         yield WeightLine("rotary table", plan.tp * 0 + float(table), table * (1 - 1 / plan.tp))
 
 
-def kv_bytes_per_token_layer(a: Attention, tp: Number, kv_dtype: str) -> Number:
-    """KV bytes that one rank keeps for one token in one layer.
-
-    Grouped-query heads are split over tp until each rank has one, then copied. A latent is kept whole on every rank;
-    a token selector adds its keys.
-
-    >>> float(kv_bytes_per_token_layer(Attention(32, 8, 128, 128), 2, "bf16"))
-    2048.0
-    """
-    size = DTYPE_BYTES[kv_dtype]
-    if a.latent:
-        latent = (a.latent.kv_rank + a.latent.rope_dim) * size
-        if a.indexer and kv_dtype == "fp8":  # fp8 latent with a scale for each 128, the rotary part in bf16
-            latent = a.latent.kv_rank * (1 + 4 / 128) + a.latent.rope_dim * 2
-        return tp * 0 + latent + (a.indexer.head_dim + INDEXER_SCALE_BYTES if a.indexer else 0)
-    heads = a.num_kv_heads / np.minimum(tp, a.num_kv_heads)
-    return heads * (a.head_dim + a.v_head_dim) * size
-
-
-@dataclass(frozen=True, slots=True)
-class KvPool:
-    """How a pool of KV blocks serves one stage. Layers of one window form a group; groups share the pool's blocks."""
-
-    bytes_per_token: Number  # of one rank, all layers: what a token costs while every layer keeps it
-    bytes_per_block: Number  # one block of one group
-    num_groups: int
-    windows: tuple[int, ...]  # of the groups; 0: full attention
-
-    def blocks_per_request(self, length: int, block_size: int, max_batched_tokens: int) -> int:
-        """Blocks that one request of ``length`` tokens occupies: a windowed group frees what it has passed."""
-        kept = (min(window - 1 + max_batched_tokens, length) if window else length for window in self.windows)
-        whole = sum(math.ceil(tokens / block_size) for tokens in kept)
-        return max(1, whole + sum(window > 0 for window in self.windows))  # a window begins and ends inside blocks
-
-
-def kv_pool(model: Model, plan: Plan, layers: range, block_size: int) -> KvPool:
-    """Group the layers of a stage by window, as vLLM's hybrid cache does: equal groups of the rarest kind's size."""
-    per_layer = [kv_bytes_per_token_layer(model.blocks[model.layers[i]].attention, plan.tp, plan.kv_dtype) for i in layers]
-    counts = Counter(model.blocks[model.layers[i]].attention.window for i in layers)
-    page = max(per_layer, key=lambda v: float(np.max(v))) * block_size
-    if len(counts) == 1:
-        return KvPool(sum(per_layer), sum(per_layer) * block_size, 1, tuple(counts))
-    smallest, largest = min(counts.values()), max(counts.values())
-    size = largest if largest < 1.5 * smallest else smallest
-    windows = [w for w, n in sorted(counts.items()) for _ in range(math.ceil(n / size))]
-    return KvPool(page / block_size * size * len(windows), page * size, len(windows), tuple(windows))
-
-
 def activation_bytes(model: Model, plan: Plan, engine: Engine, tokens: Number, seqs: Number, last_stage: bool = True) -> Number:
     """The peak while ``tokens`` rows run, or while ``seqs`` rows of logits are sampled, whichever is larger.
 
@@ -118,7 +68,7 @@ def activation_bytes(model: Model, plan: Plan, engine: Engine, tokens: Number, s
     for experts the larger of both halves for each of the top_k, and the product).
     """
     act = DTYPE_BYTES[plan.activations_dtype]
-    widest = reduce(np.maximum, (_ffn_elements(block.ffn, model, plan, engine, tokens) for block in model.blocks), 0.0)
+    widest = reduce(np.maximum, (_ffn_elements(b.ffn, model, plan, engine, tokens) for b in model.blocks if b.ffn), 0.0)
     layer = (tokens * 3 * model.hidden + widest) * act
     if not last_stage:
         return layer
@@ -288,7 +238,7 @@ def _kept(block: Block, hidden: int, plan: Plan, step: TrainStep, engine: Engine
     """
     whole, split = _layer_bytes(block, hidden)
     if engine.trains.attention == "unfused" and plan.recompute != "selective":
-        split = split + 5.0 * block.attention.num_heads * step.seq
+        split = split + (5.0 * block.attention.num_heads * step.seq if block.attention else 0.0)
     gathered = 0 if engine.trains.regathers_inputs or not plan.sequence_parallel else 4 * hidden
     every = split / plan.tp + gathered + (whole - gathered) / (plan.tp if plan.sequence_parallel else 1)
     half = plan.recompute == "selective" and engine.trains.selective == "matmuls"
@@ -300,13 +250,28 @@ def _layer_bytes(block: Block, hidden: int) -> tuple[float, float]:
 
     Fused attention is assumed: queries, keys, values and the output are kept, the score matrix is not.
     """
-    a, f = block.attention, block.ffn
-    qkv = 2 * (a.num_heads * a.head_dim + a.num_kv_heads * (a.head_dim + a.v_head_dim) + a.num_heads * a.v_head_dim)
     whole = 2 * hidden * (block.num_norms + 2)  # inputs of the norms, of the first attention and the first feed-forward matrix
+    return whole, _mixer_bytes(block.mixer) + _ffn_bytes(block.ffn, hidden)
+
+
+def _mixer_bytes(mixer: Mixer | None) -> float:
+    """Queries, keys, values and what comes of them; of recurrent layers the convolved channels, gate and output."""
+    if isinstance(mixer, Attention):
+        keys = mixer.num_kv_heads * (mixer.head_dim + mixer.v_head_dim)
+        return 2 * (mixer.num_heads * mixer.head_dim + keys + mixer.num_heads * mixer.v_head_dim)
+    if mixer is None:
+        return 0.0
+    inner = mixer.inner if isinstance(mixer, Mamba2) else mixer.num_v_heads * mixer.v_dim
+    return 2 * (2 * mixer.channels + 2 * inner)
+
+
+def _ffn_bytes(f: Mlp | Experts | None, hidden: int) -> float:
+    if f is None:
+        return 0.0
     ffn = 2 * f.intermediate * (3 if f.gated else 2)
     if isinstance(f, Mlp):
-        return whole, qkv + ffn
-    return whole, qkv + f.top_k * (ffn + 2 * hidden) + 2 * f.shared_intermediate * 3
+        return ffn
+    return f.top_k * (ffn + 2 * (f.latent or hidden)) + 2 * f.shared_intermediate * 3
 
 
 def _working_set(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> Number:

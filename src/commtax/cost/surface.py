@@ -265,9 +265,7 @@ def _rows(most: int) -> Array:
 
 def _contexts(terms: Terms, most: int) -> Array:
     """Mean contexts that are priced: finer than octaves, and where a window or a selector cuts."""
-    cuts = [b.attention.window for b in terms.model.blocks] + [
-        b.attention.indexer.top_k for b in terms.model.blocks if b.attention.indexer
-    ]
+    cuts = [*terms.model.windows, *(a.indexer.top_k for a in terms.model.attentions if a.indexer)]
     return np.unique([0.0, *_geometric(max(most, 2)), *(float(c) for c in cuts if 0 < c < most)])
 
 

@@ -1,187 +1,36 @@
-"""The tensors of a model, and the part of each that one rank holds.
-
-One inventory answers for parameter counts, weights per rank, and what tensor parallelism must add up again. Names
-follow the common checkpoint spelling, with ``N`` for a layer's number; shapes are (out, in), experts first.
-"""
+"""The part of each tensor that one rank holds, and the bytes that it is stored in."""
 
 import math
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
 
 from commtax.arrays import pick
+from commtax.cost.inventory import FIRST, Tensor, copies, inventory
 from commtax.cost.placement import expert_tp, tokens_split
+from commtax.cost.quantised import formats
 from commtax.cost.schedules import SCHEDULES
-from commtax.patterns import modules
-from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mlp, Model, Number, Plan, Quant
-
-FIRST, LAST = -1, -2
-"""Where a tensor lives that belongs to no layer: the first pipeline stage or the last."""
+from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Quant
 
 SCALES = {"mxfp4": ((1, 32), 1.0), "nvfp4": ((1, 16), 1.0), "fp4": ((1, 32), 1.0), "int4": ((1, 128), 2.0)}
 """Values that share a scale, and its bytes: OCP Microscaling formats 1.0, NVFP4, GPTQ and AWQ groups; others one fp32 a tensor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """``split`` says how ranks share it: full, heads, kv, ffn, shared, vocab, expert or tower (see ``share``)."""
-
-    name: str
-    shape: tuple[int, ...]
-    split: str
-    where: int  # index into model.blocks, or FIRST or LAST
-    part: str
-    linear: bool = False  # a matrix that quantisation applies to
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-
-@lru_cache(maxsize=256)
-def inventory(model: Model) -> tuple[Tensor, ...]:
-    """Every tensor of the decoder once; a layer's tensors stand once for each kind of layer."""
-    tensors: list[Tensor] = [Tensor("model.embed_tokens.weight", (model.vocab, model.hidden), "vocab", FIRST, "embedding")]
-    if model.positions:
-        tensors.append(Tensor("model.embed_positions.weight", (model.positions, model.hidden), "full", FIRST, "embedding"))
-    for index, block in enumerate(model.blocks):
-        layer = [*_attention(model.hidden, block.attention), *_ffn(model.hidden, block.ffn)]
-        for number in range(block.num_norms):
-            layer += _norm(f"norm_{number}", model.hidden, model.norm_bias)
-        tensors += [Tensor(f"model.layers.N.{n}", shape, split, index, part, linear) for n, shape, split, part, linear in layer]
-    if model.final_norm:
-        final = _norm("norm", model.hidden, model.norm_bias)
-        tensors += [Tensor(f"model.{n}", shape, split, LAST, part) for n, shape, split, part, _ in final]
-    if not model.tied:
-        tensors.append(Tensor("lm_head.weight", (model.vocab, model.hidden), "vocab", LAST, "head"))
-    if model.head_bias:
-        tensors.append(Tensor("lm_head.bias", (model.vocab,), "vocab", LAST, "head"))
-    if model.tower:
-        for name, shape, copies in model.tower.tensors:
-            split = "tower" if len(shape) > 1 else "full"
-            tensors.append(Tensor(name, (copies, *shape), split, FIRST, "tower"))
-    return tuple(tensors)
-
-
-_Row = tuple[str, tuple[int, ...], str, str, bool]
-
-
-def _linear(name: str, out: int, into: int, split: str, part: str, bias: str = "") -> Iterator[_Row]:
-    """A matrix and, if ``bias`` names a split, its bias (row-parallel layers keep the whole bias on every rank)."""
-    yield f"{name}.weight", (out, into), split, part, True
-    if bias:
-        yield f"{name}.bias", (out,), bias, part, False
-
-
-def _norm(name: str, width: int, bias: bool, part: str = "norm") -> Iterator[_Row]:
-    yield f"{name}.weight", (width,), "full", part, False
-    if bias:
-        yield f"{name}.bias", (width,), "full", part, False
-
-
-def _attention(hidden: int, a: Attention) -> Iterator[_Row]:
-    if a.latent:
-        yield from _latent(hidden, a, a.latent)
-    else:
-        q, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-        v = a.num_kv_heads * a.v_head_dim
-        bias = "heads" if a.qkv_bias else ""
-        yield from _linear("self_attn.q_proj", q, hidden, "heads", "attention", bias)
-        yield from _linear("self_attn.k_proj", kv, hidden, "kv", "attention", bias and "kv")
-        yield from _linear("self_attn.v_proj", v, hidden, "kv", "attention", bias and "kv")
-        if a.qk_norm == "head":
-            yield from _norm("self_attn.q_norm", a.head_dim, False)
-            yield from _norm("self_attn.k_norm", a.head_dim, False)
-        elif a.qk_norm == "full":
-            yield "self_attn.q_norm.weight", (q,), "heads", "norm", False
-            yield "self_attn.k_norm.weight", (kv,), "kv", "norm", False
-    yield from _linear("self_attn.o_proj", hidden, a.num_heads * a.v_head_dim, "heads", "attention", "full" if a.out_bias else "")
-    if a.sinks:
-        yield "self_attn.sinks", (a.num_heads,), "heads", "attention", False
-    if a.indexer:
-        x, q_rank = a.indexer, a.latent.q_rank if a.latent else hidden
-        yield from _linear("self_attn.indexer.wq_b", x.num_heads * x.head_dim, q_rank, "full", "indexer")
-        yield from _linear("self_attn.indexer.wk", x.head_dim, hidden, "full", "indexer")
-        yield from _norm("self_attn.indexer.k_norm", x.head_dim, True, "indexer")
-        yield from _linear("self_attn.indexer.weights_proj", x.num_heads, hidden, "full", "indexer")
-
-
-def _latent(hidden: int, a: Attention, m: Latent) -> Iterator[_Row]:
-    """The down-projections (and so the latent KV) are whole on every rank; the up-projections split by heads."""
-    q, bias = a.num_heads * (m.nope_dim + m.rope_dim), "full" if a.qkv_bias else ""
-    if m.q_rank:
-        yield from _linear("self_attn.q_a_proj", m.q_rank, hidden, "full", "attention", bias)
-        yield from _norm("self_attn.q_a_layernorm", m.q_rank, False)
-        yield from _linear("self_attn.q_b_proj", q, m.q_rank, "heads", "attention")
-    else:
-        yield from _linear("self_attn.q_proj", q, hidden, "heads", "attention")
-    yield from _linear("self_attn.kv_a_proj_with_mqa", m.kv_rank + m.rope_dim, hidden, "full", "attention", bias)
-    yield from _norm("self_attn.kv_a_layernorm", m.kv_rank, False)
-    up = a.num_heads * (m.nope_dim + a.v_head_dim)
-    yield from _linear("self_attn.kv_b_proj", up, m.kv_rank, "heads", "attention")
-
-
-def _ffn(hidden: int, f: Mlp | Experts) -> Iterator[_Row]:
-    if isinstance(f, Mlp):
-        yield from _mlp("mlp", hidden, f.intermediate, f.gated, f.bias, "ffn", "mlp")
-        return
-    yield "mlp.gate.weight", (f.num_experts, hidden), "full", "router", False
-    if f.router_bias:
-        yield "mlp.gate.bias", (f.num_experts,), "full", "router", False
-    if f.correction_bias:
-        yield "mlp.gate.e_score_correction_bias", (f.num_experts,), "full", "router", False
-    for name, shape, split, part, linear in _mlp("mlp.experts", hidden, f.intermediate, f.gated, f.bias, "expert", "experts"):
-        # A down bias stays whole under tensor parallelism but still goes with its expert under expert parallelism.
-        kept = "expert_bias" if split == "full" else "expert"
-        yield name, (f.num_experts, *shape), kept, part, linear
-    if f.shared_intermediate:
-        yield from _mlp("mlp.shared_experts", hidden, f.shared_intermediate, f.gated, False, "shared", "shared experts")
-    if f.shared_gate:
-        yield "mlp.shared_expert_gate.weight", (1, hidden), "full", "router", False
-
-
-def _mlp(name: str, hidden: int, width: int, gated: bool, bias: bool, split: str, part: str) -> Iterator[_Row]:
-    if gated:
-        yield from _linear(f"{name}.gate_proj", width, hidden, split, part, split if bias else "")
-    yield from _linear(f"{name}.up_proj", width, hidden, split, part, split if bias else "")
-    yield from _linear(f"{name}.down_proj", hidden, width, split, part, "full" if bias else "")
-
-
-def copies(model: Model, tensor: Tensor) -> int:
-    """How many layers carry this tensor."""
-    return model.layers.count(tensor.where) if tensor.where >= 0 else 1
-
-
-def num_params(model: Model) -> int:
-    """All parameters, tied embeddings once; multi-token-prediction heads are not part of the inventory."""
-    return sum(t.size * copies(model, t) for t in inventory(model))
-
-
-def num_active_params(model: Model, embedding: bool = True) -> int:
-    """Parameters one token uses: of each mixture, ``top_k`` experts. ``embedding=False`` leaves out the input table."""
-    used = (t for t in inventory(model) if embedding or model.tied or t.part != "embedding")
-    return sum(_active_size(model, t) * copies(model, t) for t in used)
-
-
-def _active_size(model: Model, tensor: Tensor) -> int:
-    ffn = model.blocks[max(0, tensor.where)].ffn
-    return tensor.size // ffn.num_experts * ffn.top_k if tensor.part == "experts" and isinstance(ffn, Experts) else tensor.size
-
-
-def share(split: str, model: Model, plan: Plan, engine: Engine) -> Number:
+def share(split: str, model: Model, plan: Plan, engine: Engine, units: int = 1) -> Number:
     """The part of a tensor that one rank holds, by its split.
 
-    heads, ffn, shared: 1/tp. kv: 1/tp until every rank has one head, then copies. expert: 1/ep of the experts, each
+    heads, ffn, shared: 1/tp. kv: 1/tp until every rank has one of ``units`` heads, then copies. expert: 1/ep of the experts, each
     split over the ranks that ``expert_tp`` counts. vocab: 1/tp of the table padded to the engine's multiple.
     """
     tp = plan.tp
     if split == "full":
         return tp * 0 + 1.0
+    if split == "tower":
+        return tp * 0 + 1.0 if plan.tower == "data" else 1.0 / tp
     if split == "kv":
-        return 1.0 / np.minimum(tp, model.attention.num_kv_heads)
+        return 1.0 / np.minimum(tp, units)
     if split == "vocab":
         return np.ceil(padded_vocab(model, plan, engine) / tp) / model.vocab
     if split == "shared":
@@ -204,10 +53,9 @@ def weight_bytes(model: Model, tensor: Tensor, plan: Plan) -> float:
     wanted = plan.weights_dtype
     plain = tensor.size * DTYPE_BYTES[wanted if wanted and DTYPE_BYTES[wanted] >= 2 else model.dtype]
     quant = quantisation(model, plan)
-    if quant is None or not tensor.linear:
-        return plain
-    fraction = quantised_fraction(model, tensor, quant)
-    return fraction * _quantised_bytes(tensor, quant) + (1 - fraction) * plain
+    stored = formats(model, tensor, quant) if quant else ()
+    left = 1 - sum(fraction for _, fraction in stored)
+    return sum(fraction * _quantised_bytes(tensor, q) for q, fraction in stored) + left * plain
 
 
 def total_bytes(model: Model, plan: Plan) -> float:
@@ -221,7 +69,7 @@ def quantisation(model: Model, plan: Plan) -> Quant | None:
         return model.quant
     if DTYPE_BYTES[plan.weights_dtype] >= 2:
         return None
-    if model.quant and model.quant.dtype == plan.weights_dtype:
+    if model.quant and any(q.dtype == plan.weights_dtype for q in model.quant.formats):
         return model.quant
     return Quant(plan.weights_dtype, plan.weights_dtype, *SCALES.get(plan.weights_dtype, ((0, 0), 4.0)))
 
@@ -234,20 +82,6 @@ def _quantised_bytes(tensor: Tensor, quant: Quant) -> float:
     if quant.group_index:
         each += 4 * into
     return math.prod(stack) * each
-
-
-@lru_cache(maxsize=4096)
-def quantised_fraction(model: Model, tensor: Tensor, quant: Quant) -> float:
-    """The share of a tensor's layers that the checkpoint stores quantised."""
-    if not quant.ignored and not quant.only:
-        return 1.0
-    layers = [i for i, kind in enumerate(model.layers) if kind == tensor.where] or [0]
-    names = [tensor.name.replace("layers.N", f"layers.{i}") for i in layers]
-    if not any(re.search(r"\d", p) for p in (*quant.ignored, *quant.only)):
-        names = names[:1]
-    ignored, only = modules(quant.ignored), modules(quant.only)
-    chosen = [n for n in names if not ignored.hold(n) and (not quant.only or only.hold(n))]
-    return len(chosen) / len(names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +125,7 @@ def held(model: Model, plan: Plan, engine: Engine, stage: int, pp: int) -> list[
             count = int(stage == home or tied_copy)
         if count:
             whole = weight_bytes(model, tensor, plan) * count
-            rows.append(Held(tensor, count, whole * share(tensor.split, model, plan, engine), whole / plan.tp))
+            rows.append(Held(tensor, count, whole * share(tensor.split, model, plan, engine, tensor.units), whole / plan.tp))
     return rows
 
 
@@ -339,8 +173,8 @@ def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
         return by_pp(plan.pp, lambda pp: _fullest(model, pp)[where])
 
     layers = [times(where) for where in range(len(model.blocks))]
-    for (split, group, where), size in _sizes(model).items():
-        held = share(split, model, plan, engine) * size
+    for (split, units, group, where), size in _sizes(model).items():
+        held = share(split, model, plan, engine, units) * size
         if where >= 0:
             held = held * layers[where] * pick(np.asarray(plan.pp) > 1, directions, 1)
         elif where != FIRST:  # head and final norm lie on the last stage: beside the embedding only without a pipeline
@@ -350,11 +184,11 @@ def stage_params(model: Model, plan: Plan, engine: Engine) -> dict[str, Number]:
 
 
 @lru_cache(maxsize=256)
-def _sizes(model: Model) -> dict[tuple[str, str, int], int]:
-    """Elements of all tensors that are split alike and lie alike: (split, whose, where)."""
-    sizes: dict[tuple[str, str, int], int] = {}
+def _sizes(model: Model) -> dict[tuple[str, int, str, int], int]:
+    """Elements of all tensors that are split alike and lie alike: (split, units, whose, where)."""
+    sizes: dict[tuple[str, int, str, int], int] = {}
     for t in inventory(model):
         group = "ends" if t.where < 0 else "experts" if t.part == "experts" else "layers"
-        key = (t.split, group, t.where)
+        key = (t.split, t.units, group, t.where)
         sizes[key] = sizes.get(key, 0) + t.size
     return sizes

@@ -13,9 +13,12 @@ from types import MappingProxyType
 import numpy as np
 
 from commtax.arrays import pick
+from commtax.cost.inventory import inventory
 from commtax.cost.placement import holders, over_replicas, tokens_split
+from commtax.cost.quantised import EXPERTS, format_of
 from commtax.cost.schedules import SCHEDULES, passes_of
-from commtax.cost.tensors import fullest_layers, inventory, num_moe_layers, padded_vocab, quantisation, share, stage_params
+from commtax.cost.tensors import fullest_layers, num_moe_layers, padded_vocab, quantisation, share, stage_params
+from commtax.cost.tower import tower_items
 from commtax.ledger import Item, Part, Place, Stage, Window
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Quant, TrainStep, Workload
 
@@ -55,9 +58,9 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
     rows = padded_rows(work.rows, work, engine, plan.tp, eager)
     payload = rows * model.hidden * act
     num_moe = sum(isinstance(model.blocks[i].ffn, Experts) for i in model.layers)
-    full_norms = sum(model.blocks[i].attention.qk_norm == "full" for i in model.layers)
+    full_norms = sum(a.qk_norm == "full" for i in model.layers if (a := model.blocks[i].attention))
     # Where tokens are split over tp, or sent to experts, MoE layers leave no partial sums to reduce.
-    reduced = model.num_layers - pick(_replaces_all_reduce(model, plan, engine, backend), num_moe, 0)
+    reduced = model.num_feed_forwards - pick(_replaces_all_reduce(model, plan, engine, backend), num_moe, 0)
     samples = work.samples
     if engine.sends.logits_padded:
         samples = pick(np.asarray(work.prefill_tokens) > 0, samples, rows)
@@ -65,12 +68,12 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
     squares, note = rows * NORM_BYTES, "sums of squares over all heads, fp32"
     items = [tp_item("embedding", "all-reduce", payload, 1, plan, "embedding")]
     items.append(tp_item("query/key norm", "all-reduce", squares, full_norms, plan, "projections", place="query", note=note))
-    items += _reduced("attention output", payload, model.num_layers, plan, "attention", "reduced")
+    items += _reduced("attention output", payload, model.num_mixers, plan, "attention", "reduced")
     items += _reduced("feed-forward output", payload, reduced, plan, "feed-forward", "output")
     items.append(tp_item("logits", "all-gather", logits, 1, plan, "head"))
     items += _stages(payload, plan, engine, model)
     items += _served_experts(model, plan, rows, engine, backend, num_moe)
-    return items
+    return items + tower_items(model, plan, work)
 
 
 def _replaces_all_reduce(model: Model, plan: Plan, engine: Engine, backend: str) -> Number:
@@ -141,8 +144,9 @@ def _served_experts(model: Model, plan: Plan, rows: Number, engine: Engine, back
     count = pick(shared, num_moe, 0)
     split = np.asarray(tokens_split(model, plan, engine))
     sent = pick(split, np.ceil(rows / plan.tp), rows)
-    out = model.hidden * dispatched_bytes(plan, quantisation(model, plan))
-    back = model.hidden * DTYPE_BYTES[plan.activations_dtype]
+    width = moe.latent or model.hidden
+    out = width * dispatched_bytes(plan, format_of(model, EXPERTS, quantisation(model, plan)))
+    back = width * DTYPE_BYTES[plan.activations_dtype]
     again = pick(split & (np.asarray(plan.tp) > 1), count, 0)
     regather = exchanged("output", "tp", "all-gather", sent * plan.tp * back, plan.tp, again, "tokens back to every tp rank")
     if backend == AG_RS:
@@ -161,9 +165,11 @@ def _served_experts(model: Model, plan: Plan, rows: Number, engine: Engine, back
 
 def dispatched_bytes(plan: Plan, quant: Quant | None) -> float:
     """Bytes of one activation element on its way to an expert: quantised first where the experts' arithmetic is."""
-    if quant and quant.dtype == "fp8":
+    if quant is None or quant.weight_only:
+        return DTYPE_BYTES[plan.activations_dtype]
+    if quant.dtype == "fp8":
         return 1 + 4 / FP8_SCALE_GROUP
-    if quant and quant.dtype == "nvfp4":
+    if quant.dtype == "nvfp4":
         return 0.5 + 1 / NVFP4_SCALE_GROUP
     return DTYPE_BYTES[plan.activations_dtype]
 
@@ -202,6 +208,11 @@ def _passes(plan: Plan) -> int:
     return 2 if plan.recompute == "full" else 1
 
 
+def _halves(model: Model) -> float:
+    """Sites of a mean layer that tensor parallelism reduces: two, where every layer mixes and widens."""
+    return (model.num_mixers + model.num_feed_forwards) / model.num_layers
+
+
 def _tensor_parallel(model: Model, plan: Plan, rows: Number, payload: Number, layers: Number, engine: Engine) -> list[Item]:
     """Two sites a layer (attention, feed-forward), each reduced once forward and once backward, again if recomputed; the ends.
 
@@ -211,7 +222,7 @@ def _tensor_parallel(model: Model, plan: Plan, rows: Number, payload: Number, la
     """
     m, forward = plan.microbatches, _passes(plan)
     moe, mixed = model.experts or Experts(1, 1, 1), num_moe_layers(model, plan)
-    sites = (2 * layers - mixed + (mixed if moe.shared_intermediate else 0)) * m
+    sites = (_halves(model) * layers - mixed + (mixed if moe.shared_intermediate else 0)) * m
     each, note = mixed * m, "vocab-parallel cross-entropy: max, target, sum"
     loss = tp_item("loss", "all-reduce", rows * 4, 3 * m, plan, "loss", note=note)
     if not plan.sequence_parallel:

@@ -128,7 +128,7 @@ def _attention(model: Model) -> list[str]:
 
 def _feed_forward(model: Model) -> list[str]:
     """Widths of dense layers and of experts, and which layers have which."""
-    kinds = [model.blocks[i].ffn for i in model.layers]
+    kinds = [f for i in model.layers if (f := model.blocks[i].ffn)]
     dense = next((f for f in kinds if isinstance(f, Mlp)), None)
     last, experts = kinds[-1], model.experts
     flags = spelled("megatron", width=(dense or last).intermediate)

@@ -48,7 +48,11 @@ def described(config: Document, key: str) -> Arch:
     if config.get("hidden_act", "silu") != "silu":
         raise Refusal(f"model {key}: the engine knows the activation silu, not {config['hidden_act']}", "model")
     block = model.blocks[0]
-    if any(replace(b.attention, window=0) != replace(block.attention, window=0) or b.ffn != block.ffn for b in model.blocks):
+    if (
+        len({replace(a, window=0) for a in model.attentions}) > 1
+        or model.recurrent
+        or any(b.ffn != block.ffn for b in model.blocks)
+    ):
         raise Refusal(f"model {key}: the engine needs equal layers", "model")
     rope = dict(config.get("rope_parameters") or {**(config.get("rope_scaling") or {})})
     rope.setdefault("rope_theta", config.get("rope_theta", 10_000.0))

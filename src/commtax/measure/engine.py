@@ -103,7 +103,7 @@ class Engine:
 
     def __init__(self, a: Arch, weights: Weights, group: Group, batch: int, length: int, block_size: int = 16) -> None:
         m, att = a.model, a.model.attention
-        window = max(b.attention.window for b in m.blocks)
+        window = max(m.windows)
         if window and length > window:
             raise Refusal(f"length={length}: beyond the attention window of {window}, which the engine does not cut to")
         self.arch, self.weights, self.group, self.batch = a, weights, group, batch

@@ -7,8 +7,8 @@ from operator import itemgetter
 from statistics import median
 
 from commtax.catalog import profile as overlay
+from commtax.cost.caches import kv_bytes_per_token
 from commtax.cost.compute import step_kernels
-from commtax.cost.memory import kv_bytes_per_token_layer
 from commtax.cost.tensors import held
 from commtax.files import Document
 from commtax.measure import machine
@@ -69,7 +69,7 @@ def passed(answer: Document) -> bool:
 def _rank(part: Part, asked: Question, weights_bytes: int) -> Document:
     """One rank's memory, and what the inventory says it must be."""
     m, plan = asked.model, asked.plan
-    a_token = sum(float(kv_bytes_per_token_layer(m.blocks[i].attention, plan.tp, plan.kv_dtype)) for i in m.layers)
+    a_token = float(kv_bytes_per_token(m, plan))
     names = ("rank", "host", "cores", "weights_bytes", "replicated", "kv_bytes", "kv_blocks", "block_size")
     return {
         **{name: getattr(part, name) for name in names},

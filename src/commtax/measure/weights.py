@@ -159,7 +159,7 @@ def load(source: Source, a: Arch, rank: int, size: int, dtype: Any, device: Any)
 
 def _layer(cut: Cutter, name: str) -> Layer:
     m, att, own = cut.arch.model, cut.arch.model.attention, f"{name}.self_attn"
-    up, down, router = _experts(cut, name) if m.experts else (*_mlp(cut, f"{name}.mlp", MLP, m.blocks[0].ffn.intermediate), None)
+    up, down, router = _experts(cut, name) if m.experts else (*_mlp(cut, f"{name}.mlp", MLP, m.feed_forward.intermediate), None)
     return Layer(
         norm_in=cut.full(f"{name}.input_layernorm.weight", (m.hidden,)),
         qkv=_qkv(cut, own, "weight", (m.hidden,)),

@@ -1,7 +1,7 @@
 """The nouns: small frozen records that every verb shares.
 
 ====================  =====================================================================================
-``Model``             layers of ``Block`` kinds: ``Attention`` and an ``Mlp`` or ``Experts``
+``Model``             layers of ``Block`` kinds: ``Attention``, ``DeltaNet`` or ``Mamba2``, and an ``Mlp`` or ``Experts``
 ``Cluster``           hosts of one ``Chip``, the ``Link`` inside them and the one between
 ``Plan``              how the model is laid over GPUs: the size of each ``Axis`` and the kinds of training
 ``Workload``          one engine step of serving, any mix; ``TrainStep`` one optimiser step
@@ -15,7 +15,35 @@ fields; every function in ``cost`` then returns arrays of the same shape.
 """
 
 from commtax.spec.constants import Algorithm, ChipFacts, Fabric, KernelConstants, Network, Path, Profile, Spread
-from commtax.spec.engine import ENGINE_PARTS, Engine, HostTime, KernelHabits, MemoryHabits, Scheduling, Sending, TrainingHabits
+from commtax.spec.engine import (
+    ENGINE_PARTS,
+    Engine,
+    HostTime,
+    KernelHabits,
+    MemoryHabits,
+    Scheduling,
+    Sending,
+    StateHabits,
+    TrainingHabits,
+)
 from commtax.spec.hardware import Chip, Citation, Cluster, Link
-from commtax.spec.model import Attention, Block, Experts, Indexer, Latent, Mlp, Model, Quant, Tower
+from commtax.spec.model import (
+    RECURRENT,
+    Attention,
+    Block,
+    Compressed,
+    DeltaNet,
+    Experts,
+    Extra,
+    Hyper,
+    Indexer,
+    Latent,
+    Mamba2,
+    Mixer,
+    Mlp,
+    Model,
+    Quant,
+    Tower,
+    TowerTensor,
+)
 from commtax.spec.plan import AXES, DTYPE_BYTES, OVERLAPPED, PARALLEL, SIZES, TAXES, AxisName, Number, Plan, TrainStep, Workload

@@ -1,8 +1,12 @@
 """A decoder, as its ``config.json`` tells it."""
 
+from __future__ import annotations
+
+import math
 from dataclasses import dataclass
 
 from commtax.spec.hardware import Citation
+from commtax.statement import Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +21,44 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Indexer:
-    """Sparse attention's token selector (DeepSeek-V3.2, GLM-5)."""
+    """Sparse attention's selector: heads of its own score what is cached and keep the best ``top_k`` tokens.
+
+    Tokens are chosen one by one (DeepSeek-V3.2, GLM-5), or ``block`` at a time (MiniMax-M3). A layer may take the choice of an
+    earlier one: then it has no selector of its own (GLM-5.2).
+    """
 
     num_heads: int
     head_dim: int
     top_k: int
+    block: int = 1
+    own: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """DeepSeek-V4's attention: one latent is key and value of all heads, kept for ``window`` tokens as it is.
+
+    Of older tokens every ``ratio`` share one entry (0: there is none), which overlaps the next for small ratios. The
+    output goes through ``out_groups`` matrices of rank ``out_rank``.
+    """
+
+    q_rank: int
+    rope_dim: int
+    ratio: int
+    window: int
+    out_groups: int
+    out_rank: int
+
+    @property
+    def overlap(self) -> int:
+        """Windows that an entry is made of: two where few tokens share one."""
+        return 2 if self.ratio == 4 else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
+    """Softmax attention. Heads of queries, of keys and values; how they are normed, gated, cut short or made from latents."""
+
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -37,6 +70,62 @@ class Attention:
     window: int = 0  # tokens a query can look back; 0: all
     latent: Latent | None = None
     indexer: Indexer | None = None
+    compressed: Compressed | None = None
+    gate: str = ""  # of the output: "" | "element": as wide as the query | "head": one number a head
+    own_values: bool = True  # False: the keys are the values too
+    own_cache: bool = True  # False: keys and values are an earlier layer's
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """Linear attention by the delta rule: a short convolution, then one state of k_dim x v_dim a head, whatever the length.
+
+    ``decay_rank``: the decay of each channel comes from a matrix of this rank (Kimi's); 0: one decay a head (gated delta net).
+    ``gate_rank``: the output's gate likewise; 0: from a whole matrix.
+    """
+
+    num_k_heads: int
+    num_v_heads: int
+    k_dim: int
+    v_dim: int
+    conv: int = 4
+    decay_rank: int = 0
+    gate_rank: int = 0
+    state_dtype: str = ""  # as its config.json says; "": the engine's own
+
+    @property
+    def channels(self) -> int:
+        """Of queries, keys and values: what is convolved."""
+        return 2 * self.num_k_heads * self.k_dim + self.num_v_heads * self.v_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """A selective state-space layer: a short convolution, then a state of head_dim x state a head; groups share B and C."""
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state: int
+    conv: int = 4
+    conv_bias: bool = True
+    bias: bool = False
+    state_dtype: str = ""  # as its config.json says; "": the engine's own
+
+    @property
+    def inner(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Of x, B and C: what is convolved."""
+        return self.inner + 2 * self.num_groups * self.state
+
+
+Mixer = Attention | DeltaNet | Mamba2
+"""What lets tokens see each other."""
+RECURRENT = (DeltaNet, Mamba2)
+"""Mixers that keep a state of one size a sequence instead of something of every token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +148,50 @@ class Experts:
     router_bias: bool = False
     correction_bias: bool = False
     shared_gate: bool = False
+    latent: int = 0  # width that tokens are brought to before routed experts and back from after them; 0: the hidden one
+    latent_norm: bool = False
+    hashed: int = 0  # rows of a table that names each token's experts instead of a router's choice; 0: there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Hyper:
+    """Hyper-connections: ``streams`` residual streams instead of one, mixed by small matrices around each half of a layer."""
+
+    streams: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """A tensor that no field above tells of, whole on every rank unless ``split`` says how it is shared."""
+
+    name: str
+    shape: tuple[int, ...]
+    split: str = "full"
+    part: str = "norm"
+    active: bool = True  # False: a token looks a row of it up
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One decoder layer. ``num_norms`` counts norms of the hidden width (Gemma has four)."""
+    """One decoder layer: it mixes tokens, then widens each, or does one of both. ``num_norms`` counts norms of the hidden width."""
 
-    attention: Attention
-    ffn: Mlp | Experts
+    mixer: Mixer | None
+    ffn: Mlp | Experts | None
     num_norms: int = 2
+    extras: tuple[Extra, ...] = ()
+
+    @property
+    def attention(self) -> Attention | None:
+        return self.mixer if isinstance(self.mixer, Attention) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Quant:
-    """How a checkpoint stores its linear weights. ``block`` is the (out, in) tile that shares a scale; 0 = whole side."""
+    """How a checkpoint stores its linear weights. ``block`` is the (out, in) tile that shares a scale; 0 = whole side.
+
+    Modules with a format of their own have it in ``parts``: the first that holds a tensor stores it, and this one what is left.
+    Patterns of ``only`` and ``ignored`` are in the checkpoint's spelling, which ``spelled`` makes of ours, fragment by fragment.
+    """
 
     method: str
     dtype: str
@@ -83,13 +202,48 @@ class Quant:
     ignored: tuple[str, ...] = ()
     only: tuple[str, ...] = ()  # if given, only tensors that match are quantised
     weight_only: bool = False  # activations stay as they are (W4A16), whatever arithmetic the chip has
+    counted: tuple[tuple[str, int], ...] = ()  # patterns that stand for so many modules, where a file says how many
+    spelled: tuple[tuple[str, str], ...] = ()
+    parts: tuple[Quant, ...] = ()
+    kv_dtype: str = ""  # of the KV cache that the checkpoint brings scales for
+
+    @property
+    def formats(self) -> tuple[Quant, ...]:
+        """All of them, in the order in which they are asked for a tensor."""
+        return *self.parts, self
+
+    @property
+    def named(self) -> str:
+        """The number formats for people, the checkpoint's usual one first."""
+        return " + ".join(dict.fromkeys(quant.dtype for quant in (self, *self.parts)))
+
+
+TowerTensor = tuple[str, tuple[int, ...], int]
+"""Name and shape of a tensor, and how many there are of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """A vision (or other) part beside the decoder: only its parameters are counted, each tensor by name and shape."""
+    """A transformer before the decoder that looks at pictures: of its patches, ``patches_per_token`` become one token.
 
-    tensors: tuple[tuple[str, tuple[int, ...], int], ...]
+    ``tensors`` work on every patch, those of ``projector`` on every token that is handed on.
+    """
+
+    num_layers: int
+    hidden: int
+    num_heads: int
+    head_dim: int
+    intermediate: int
+    tensors: tuple[TowerTensor, ...]
+    projector: tuple[TowerTensor, ...] = ()
+    gated: bool = False
+    patches_per_token: int = 1
+    patch: int = 14  # pixels of a patch's side
+
+    def patches(self, width: int, height: int) -> int:
+        """Patches of a picture, filled up to whole tokens."""
+        side = math.isqrt(self.patches_per_token)
+        return math.prod(side * math.ceil(pixels / (self.patch * side)) for pixels in (width, height))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +267,10 @@ class Model:
     moe_sequence_parallel: bool = False  # vLLM splits this family's MoE tokens over tp
     quant: Quant | None = None
     tower: Tower | None = None
+    hyper: Hyper | None = None
+    extras: tuple[Extra, ...] = ()  # beside the layers
+    mtp: tuple[Block, ...] = ()  # layers that guess further tokens, one a step: counted, and not part of the model proper
+    notes: tuple[Note, ...] = ()  # what was not read from its own config
     stored_bytes: int = 0  # bytes of all tensors in a local checkpoint's files; 0: not looked at
     aliases: tuple[str, ...] = ()
     source: Citation | None = None
@@ -123,8 +281,37 @@ class Model:
 
     @property
     def attention(self) -> Attention:
-        """Attention of the first layer; the head counts are the same in every layer of the supported families."""
-        return self.blocks[self.layers[0]].attention
+        """Softmax attention of the first layer that has any: every supported model has such layers."""
+        return next(b.attention for b in (self.blocks[i] for i in self.layers) if b.attention)
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The different kinds of softmax attention."""
+        return tuple(dict.fromkeys(b.attention for b in self.blocks if b.attention))
+
+    @property
+    def recurrent(self) -> tuple[DeltaNet | Mamba2, ...]:
+        """The different kinds of layers that keep a state."""
+        return tuple(dict.fromkeys(b.mixer for b in self.blocks if isinstance(b.mixer, RECURRENT)))
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """How far back the different attention layers look; 0: to the beginning."""
+        return tuple(dict.fromkeys(a.window for a in self.attentions))
+
+    @property
+    def feed_forward(self) -> Mlp | Experts:
+        """That of the last layer that has one."""
+        return next(f for i in reversed(self.layers) if (f := self.blocks[i].ffn))
+
+    @property
+    def num_mixers(self) -> int:
+        """Layers that let tokens see each other."""
+        return sum(self.blocks[i].mixer is not None for i in self.layers)
+
+    @property
+    def num_feed_forwards(self) -> int:
+        return sum(self.blocks[i].ffn is not None for i in self.layers)
 
     @property
     def experts(self) -> Experts | None:

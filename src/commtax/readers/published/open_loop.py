@@ -242,7 +242,7 @@ def _sizes(row: Row, model: Model, inside: int) -> dict[str, int]:
     configurations, which write it as tp): such runs have up to three times ``max_num_seqs`` requests in flight, one batch a GPU.
     """
     tp, ep = whole(row, "tp"), whole(row, "ep", 1)
-    whole_attention = _is_mlperf(row) and ep == tp > 1 and any(block.attention.latent for block in model.blocks)
+    whole_attention = _is_mlperf(row) and ep == tp > 1 and any(a.latent for a in model.attentions)
     split = {"tp": 1, "dp": tp} if whole_attention else {"tp": tp, "dp": inside}
     return {**split, "pp": whole(row, "pp", 1), "ep": ep}
 

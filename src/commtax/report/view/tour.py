@@ -5,8 +5,8 @@ from functools import lru_cache
 
 from commtax import catalog
 from commtax.catalog.models import bundled
+from commtax.cost.inventory import num_params
 from commtax.cost.schedules import TRAINING
-from commtax.cost.tensors import num_params
 from commtax.files import table
 from commtax.report.documents import LEFT_OUT, Value
 

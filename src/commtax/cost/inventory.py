@@ -1,0 +1,311 @@
+"""The tensors of a model, named and shaped as common checkpoints have them, with how ranks share each.
+
+One inventory answers for parameter counts, weights per rank, and what tensor parallelism must add up again. Names
+follow the common checkpoint spelling, with ``N`` for a layer's number; shapes are (out, in), experts first.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from commtax.spec import Attention, Block, Compressed, DeltaNet, Experts, Extra, Indexer, Latent, Mamba2, Mixer, Mlp, Model
+
+FIRST, LAST = -1, -2
+"""Where a tensor lives that belongs to no layer: the first pipeline stage or the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """``split`` says how ranks share it: full, heads, kv, ffn, shared, vocab, expert or tower (see ``tensors.share``).
+
+    ``units`` are the heads (or groups) that a kv split shares out: beyond as many ranks they are copied.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    split: str
+    where: int  # index into model.blocks, or FIRST or LAST
+    part: str
+    linear: bool = False  # a matrix that quantisation applies to
+    units: int = 0
+    active: bool = True  # False: a token looks a row of it up, and multiplies with nothing
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A tensor of a layer, before it is known which."""
+
+    name: str
+    shape: tuple[int, ...]
+    split: str
+    part: str
+    linear: bool = False
+    units: int = 0
+    active: bool = True
+
+
+@lru_cache(maxsize=256)
+def inventory(model: Model) -> tuple[Tensor, ...]:
+    """Every tensor of the decoder once; a layer's tensors stand once for each kind of layer."""
+    tensors: list[Tensor] = [Tensor("model.embed_tokens.weight", (model.vocab, model.hidden), "vocab", FIRST, "embedding")]
+    if model.positions:
+        tensors.append(Tensor("model.embed_positions.weight", (model.positions, model.hidden), "full", FIRST, "embedding"))
+    tensors += [_tensor(row, "", FIRST) for row in map(_extra, model.extras)]
+    for index, block in enumerate(model.blocks):
+        tensors += [_tensor(row, "model.layers.N.", index) for row in _layer(model, block)]
+    if model.final_norm:
+        tensors += [_tensor(row, "model.", LAST) for row in _norm("norm", model.hidden, model.norm_bias)]
+    if model.hyper:
+        tensors += [_tensor(row, "model.", LAST) for row in _hyper("hc_head", model.hyper.streams, model.hidden, head=True)]
+    if not model.tied:
+        tensors.append(Tensor("lm_head.weight", (model.vocab, model.hidden), "vocab", LAST, "head"))
+    if model.head_bias:
+        tensors.append(Tensor("lm_head.bias", (model.vocab,), "vocab", LAST, "head"))
+    if model.tower:
+        for name, shape, copies in (*model.tower.tensors, *model.tower.projector):
+            split = "tower" if len(shape) > 1 else "full"
+            tensors.append(Tensor(name, (copies, *shape), split, FIRST, "tower"))
+    return tuple(tensors)
+
+
+def _tensor(row: Row, prefix: str, where: int) -> Tensor:
+    return Tensor(f"{prefix}{row.name}", row.shape, row.split, where, row.part, row.linear, row.units, row.active)
+
+
+def _extra(extra: Extra) -> Row:
+    return Row(extra.name, extra.shape, extra.split, extra.part, len(extra.shape) > 1 and extra.active, active=extra.active)
+
+
+def _layer(model: Model, block: Block) -> Iterator[Row]:
+    """The tensors of one kind of layer."""
+    if block.mixer:
+        yield from _mixer(model.hidden, block.mixer)
+    if block.ffn:
+        yield from _ffn(model.hidden, block.ffn)
+    for number in range(block.num_norms):
+        yield from _norm(f"norm_{number}", model.hidden, model.norm_bias)
+    if model.hyper:
+        for half in ("hc_attn", "hc_ffn"):
+            yield from _hyper(half, model.hyper.streams, model.hidden)
+    yield from map(_extra, block.extras)
+
+
+def _linear(name: str, out: int, into: int, split: str, part: str, bias: str = "", units: int = 0) -> Iterator[Row]:
+    """A matrix and, if ``bias`` names a split, its bias (row-parallel layers keep the whole bias on every rank)."""
+    yield Row(f"{name}.weight", (out, into), split, part, True, units)
+    if bias:
+        yield Row(f"{name}.bias", (out,), bias, part, False, units)
+
+
+def _norm(name: str, width: int, bias: bool, part: str = "norm", split: str = "full", units: int = 0) -> Iterator[Row]:
+    yield Row(f"{name}.weight", (width,), split, part, False, units)
+    if bias:
+        yield Row(f"{name}.bias", (width,), split, part, False, units)
+
+
+def _hyper(name: str, streams: int, hidden: int, head: bool = False) -> Iterator[Row]:
+    """What mixes the residual streams around one half of a layer: into it, out of it and among themselves; or before the head."""
+    mixes = streams if head else (2 + streams) * streams
+    yield Row(f"{name}_fn", (mixes, streams * hidden), "full", "hyper-connections")
+    yield Row(f"{name}_base", (mixes,), "full", "hyper-connections")
+    yield Row(f"{name}_scale", (1 if head else 3,), "full", "hyper-connections")
+
+
+def _mixer(hidden: int, mixer: Mixer) -> Iterator[Row]:
+    if isinstance(mixer, Attention):
+        yield from _attention(hidden, mixer)
+    elif isinstance(mixer, DeltaNet):
+        yield from _delta_net(hidden, mixer)
+    else:
+        yield from _mamba(hidden, mixer)
+
+
+def _attention(hidden: int, a: Attention) -> Iterator[Row]:
+    if a.compressed:
+        yield from _compressed(hidden, a, a.compressed)
+    else:
+        yield from _latent(hidden, a, a.latent) if a.latent else _grouped(hidden, a)
+        width = a.num_heads * a.v_head_dim
+        yield from _linear("self_attn.o_proj", hidden, width, "heads", "attention", "full" if a.out_bias else "")
+    if a.gate == "head":
+        yield from _linear("self_attn.g_proj", a.num_heads, hidden, "heads", "attention")
+    if a.sinks:
+        yield Row("self_attn.sinks", (a.num_heads,), "heads", "attention")
+    if a.indexer and a.indexer.own:
+        yield from _indexer(hidden, a, a.indexer)
+
+
+def _grouped(hidden: int, a: Attention) -> Iterator[Row]:
+    q, kv, heads = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim, a.num_kv_heads
+    bias = "heads" if a.qkv_bias else ""
+    gated = 2 if a.gate == "element" else 1
+    yield from _linear("self_attn.q_proj", gated * q, hidden, "heads", "attention", bias)
+    if a.own_cache:
+        yield from _linear("self_attn.k_proj", kv, hidden, "kv", "attention", bias and "kv", heads)
+        if a.own_values:
+            yield from _linear("self_attn.v_proj", heads * a.v_head_dim, hidden, "kv", "attention", bias and "kv", heads)
+    if a.qk_norm == "head":
+        yield from _norm("self_attn.q_norm", a.head_dim, False)
+        if a.own_cache:
+            yield from _norm("self_attn.k_norm", a.head_dim, False)
+    elif a.qk_norm == "full":
+        yield from _norm("self_attn.q_norm", q, False, split="heads")
+        yield from _norm("self_attn.k_norm", kv, False, split="kv", units=heads)
+
+
+def _latent(hidden: int, a: Attention, m: Latent) -> Iterator[Row]:
+    """The down-projections (and so the latent KV) are whole on every rank; the up-projections split by heads."""
+    q, bias = a.num_heads * (m.nope_dim + m.rope_dim), "full" if a.qkv_bias else ""
+    if m.q_rank:
+        yield from _linear("self_attn.q_a_proj", m.q_rank, hidden, "full", "attention", bias)
+        yield from _norm("self_attn.q_a_layernorm", m.q_rank, False)
+        yield from _linear("self_attn.q_b_proj", q, m.q_rank, "heads", "attention")
+    else:
+        yield from _linear("self_attn.q_proj", q, hidden, "heads", "attention")
+    yield from _linear("self_attn.kv_a_proj_with_mqa", m.kv_rank + m.rope_dim, hidden, "full", "attention", bias)
+    yield from _norm("self_attn.kv_a_layernorm", m.kv_rank, False)
+    up = a.num_heads * (m.nope_dim + a.v_head_dim)
+    yield from _linear("self_attn.kv_b_proj", up, m.kv_rank, "heads", "attention")
+    if a.gate == "element":
+        yield from _linear("self_attn.g_proj", a.num_heads * a.v_head_dim, hidden, "heads", "attention")
+
+
+def _compressed(hidden: int, a: Attention, m: Compressed) -> Iterator[Row]:
+    """Queries through a latent; keys and values are one latent of one head; the output through groups of low rank."""
+    yield from _linear("self_attn.wq_a", m.q_rank, hidden, "full", "attention")
+    yield from _norm("self_attn.q_norm", m.q_rank, False)
+    yield from _linear("self_attn.wq_b", a.num_heads * a.head_dim, m.q_rank, "heads", "attention")
+    yield from _linear("self_attn.wkv", a.head_dim, hidden, "full", "attention")
+    yield from _norm("self_attn.kv_norm", a.head_dim, False)
+    wide = m.out_groups * m.out_rank
+    yield from _linear("self_attn.wo_a", wide, a.num_heads * a.head_dim // m.out_groups, "heads", "attention")
+    yield from _linear("self_attn.wo_b", hidden, wide, "heads", "attention")
+    yield from _compressor("self_attn.compressor", hidden, a.head_dim, m)
+
+
+def _compressor(name: str, hidden: int, width: int, m: Compressed) -> Iterator[Row]:
+    """What makes one entry of ``ratio`` tokens: values, gates, a place of each token inside, a norm. Never quantised."""
+    if m.ratio:
+        wide = m.overlap * width
+        yield Row(f"{name}.ape", (m.ratio, wide), "full", "compressor")
+        yield Row(f"{name}.wkv.weight", (wide, hidden), "full", "compressor")
+        yield Row(f"{name}.wgate.weight", (wide, hidden), "full", "compressor")
+        yield from _norm(f"{name}.norm", width, False, "compressor")
+
+
+def _indexer(hidden: int, a: Attention, x: Indexer) -> Iterator[Row]:
+    """Queries from the latent that attention's come from, keys from the hidden state, or from entries of their own compressor."""
+    if m := a.latent or a.compressed:
+        yield from _linear("self_attn.indexer.wq_b", x.num_heads * x.head_dim, m.q_rank or hidden, "full", "indexer")
+        if a.compressed:
+            yield from _compressor("self_attn.indexer.compressor", hidden, x.head_dim, a.compressed)
+        else:
+            yield from _linear("self_attn.indexer.wk", x.head_dim, hidden, "full", "indexer")
+            yield from _norm("self_attn.indexer.k_norm", x.head_dim, True, "indexer")
+        yield from _linear("self_attn.indexer.weights_proj", x.num_heads, hidden, "full", "indexer")
+    else:
+        yield from _linear("self_attn.index_q_proj", x.num_heads * x.head_dim, hidden, "full", "indexer")
+        yield from _linear("self_attn.index_k_proj", x.head_dim, hidden, "full", "indexer")
+        yield from _norm("self_attn.index_q_norm", x.head_dim, False, "indexer")
+        yield from _norm("self_attn.index_k_norm", x.head_dim, False, "indexer")
+
+
+def _delta_net(hidden: int, m: DeltaNet) -> Iterator[Row]:
+    keys, values, part = m.num_k_heads * m.k_dim, m.num_v_heads * m.v_dim, "linear attention"
+    for name, width in (("q", keys), ("k", keys), ("v", values)):
+        yield from _linear(f"linear_attn.in_proj_qkv.{name}_proj", width, hidden, "heads", part)
+        yield Row(f"linear_attn.conv1d.{name}.weight", (width, 1, m.conv), "heads", part)
+    decays = keys if m.decay_rank else m.num_v_heads
+    yield from _low_rank("linear_attn.in_proj_z", values, m.gate_rank, hidden, part)
+    yield from _low_rank("linear_attn.in_proj_a", decays, m.decay_rank, hidden, part)
+    yield Row("linear_attn.dt_bias", (decays,), "heads", part)
+    yield from _linear("linear_attn.in_proj_b", m.num_v_heads, hidden, "heads", part)
+    yield Row("linear_attn.A_log", (m.num_v_heads,), "heads", part)
+    yield from _norm("linear_attn.norm", m.v_dim, False)
+    yield from _linear("linear_attn.out_proj", hidden, values, "heads", part)
+
+
+def _low_rank(name: str, out: int, rank: int, into: int, part: str) -> Iterator[Row]:
+    """A matrix split by heads, or one of low rank: whole into the rank, split out of it."""
+    if rank:
+        yield from _linear(f"{name}.a_proj", rank, into, "full", part)
+    yield from _linear(f"{name}.b_proj" if rank else name, out, rank or into, "heads", part)
+
+
+def _mamba(hidden: int, m: Mamba2) -> Iterator[Row]:
+    """One input projection for z, x, B, C and dt; B and C belong to groups of heads, which ranks share or copy."""
+    part, both, bias = "state space", 2 * m.num_groups * m.state, "heads" if m.bias else ""
+    yield from _linear("mixer.in_proj.zx", 2 * m.inner, hidden, "heads", part, bias)
+    yield from _linear("mixer.in_proj.bc", both, hidden, "kv", part, bias and "kv", m.num_groups)
+    yield from _linear("mixer.in_proj.dt", m.num_heads, hidden, "heads", part, bias)
+    for name, width, split in (("x", m.inner, "heads"), ("bc", both, "kv")):
+        yield Row(f"mixer.conv1d.{name}.weight", (width, 1, m.conv), split, part, units=m.num_groups)
+        if m.conv_bias:
+            yield Row(f"mixer.conv1d.{name}.bias", (width,), split, part, units=m.num_groups)
+    for name in ("A_log", "D", "dt_bias"):
+        yield Row(f"mixer.{name}", (m.num_heads,), "heads", part)
+    yield from _norm("mixer.norm", m.inner, False, split="heads")
+    yield from _linear("mixer.out_proj", hidden, m.inner, "heads", part, "full" if m.bias else "")
+
+
+def _ffn(hidden: int, f: Mlp | Experts) -> Iterator[Row]:
+    if isinstance(f, Mlp):
+        yield from _mlp("mlp", hidden, f.intermediate, f.gated, f.bias, "ffn", "mlp")
+        return
+    yield Row("mlp.gate.weight", (f.num_experts, hidden), "full", "router")
+    if f.router_bias:
+        yield Row("mlp.gate.bias", (f.num_experts,), "full", "router")
+    if f.correction_bias:
+        yield Row("mlp.gate.e_score_correction_bias", (f.num_experts,), "full", "router")
+    if f.latent:
+        yield from _linear("mlp.fc1_latent_proj", f.latent, hidden, "full", "latent experts")
+        yield from _linear("mlp.fc2_latent_proj", hidden, f.latent, "full", "latent experts")
+        if f.latent_norm:
+            yield from _norm("mlp.latent_norm", f.latent, False, "latent experts")
+    for row in _mlp("mlp.experts", f.latent or hidden, f.intermediate, f.gated, f.bias, "expert", "experts"):
+        # A down bias stays whole under tensor parallelism but still goes with its expert under expert parallelism.
+        kept = "expert_bias" if row.split == "full" else "expert"
+        yield Row(row.name, (f.num_experts, *row.shape), kept, row.part, row.linear)
+    if f.shared_intermediate:
+        yield from _mlp("mlp.shared_experts", hidden, f.shared_intermediate, f.gated, False, "shared", "shared experts")
+    if f.shared_gate:
+        yield Row("mlp.shared_expert_gate.weight", (1, hidden), "full", "router")
+
+
+def _mlp(name: str, hidden: int, width: int, gated: bool, bias: bool, split: str, part: str) -> Iterator[Row]:
+    if gated:
+        yield from _linear(f"{name}.gate_proj", width, hidden, split, part, split if bias else "")
+    yield from _linear(f"{name}.up_proj", width, hidden, split, part, split if bias else "")
+    yield from _linear(f"{name}.down_proj", hidden, width, split, part, "full" if bias else "")
+
+
+def copies(model: Model, tensor: Tensor) -> int:
+    """How many layers carry this tensor."""
+    return model.layers.count(tensor.where) if tensor.where >= 0 else 1
+
+
+def num_params(model: Model) -> int:
+    """All parameters, tied embeddings once; layers for multi-token prediction are not part of the model proper."""
+    return sum(t.size * copies(model, t) for t in inventory(model))
+
+
+def mtp_params(model: Model) -> int:
+    """Parameters of the layers that guess further tokens; embedding and head are the model's own."""
+    return sum(math.prod(row.shape) for block in model.mtp for row in _layer(model, block))
+
+
+def num_active_params(model: Model, embedding: bool = True) -> int:
+    """Parameters one token of text uses: of each mixture, ``top_k`` experts. ``embedding=False`` leaves out the input table."""
+    parts = ("tower",) if embedding or model.tied else ("tower", "embedding")
+    used = (t for t in inventory(model) if t.active and t.part not in parts)
+    return sum(_active_size(model, t) * copies(model, t) for t in used)
+
+
+def _active_size(model: Model, tensor: Tensor) -> int:
+    ffn = model.blocks[max(0, tensor.where)].ffn
+    return tensor.size // ffn.num_experts * ffn.top_k if tensor.part == "experts" and isinstance(ffn, Experts) else tensor.size
