@@ -31,6 +31,9 @@ OWN = {("encoder", "sglang"): ("b300-sxm", "b300_sxm"), ("conv-qkv", "vllm"): ("
 SYSTEMS = [system for systems in FAMILIES.values() for system in systems]
 ENGINES = ("vllm", "sglang", "trtllm")  # the first that was measured gives a family's constants
 FIRST = {"conv-qkv": "sglang"}  # vLLM's rows are of a launch from Python
+TRANSFERRED = {"ssd-scan": "engine.sglang.gdn-scan.bf16", "ssd-update": "gdn-update.bf16"}
+"""Forms that nobody timed, and the generic table that they take: a chain of Triton kernels, a state read and written."""
+TRANSFERRED_SIGMA = 0.5
 MOST, LEAST, CLEARLY, SCALE = 4000, 8, 0.03, 0.03
 
 STREAM = {"t0": 3e-6, "eb": 0.8, "ep": 0.05, "tl": 1e-8, "cache": 0.5, "p": 2.5}
@@ -42,7 +45,7 @@ STARTS: Mapping[str, list[dict[str, float]]] = {
     "scan": [{"t0": 2e-5, "eb": 0.6, "es": 1.5, "between": 0.5, "states": 1.5, "s0": 30.0, "tl": 2.5e-6, "cache": 0.6, "p": 2.0}],
     "encoder": [
         {"t0": 6e-6, "eb": 0.8, "ep": 0.5, "ep64": 0.5, "pad": pad, "s0": 50.0, "tl": 8e-9, "cache": 0.5, "p": 2.0}
-        for pad in (96.0, 128.0)
+        for pad in (32.0, 64.0)
     ],
     "rows": [{**STREAM, "tl": 1e-10, "tb": 1e3}, {**STREAM, "ep": 0.005, "tl": 1e-12, "tb": 1e2}],
     "stream": [STREAM, {**STREAM, "ep": 0.5, "tl": 1e-9}],
@@ -107,13 +110,15 @@ Chosen = list[tuple[Part, np.ndarray]]
 
 
 def chosen(rows: list[Part], systems: tuple[str, ...], even: bool | None, most: int = MOST) -> Chosen:
-    """At most so many rows of the systems, each alike, spread over the table."""
+    """At most so many rows of the systems, each family of chips alike, spread over the table."""
     here = [part for part in rows if part.system in systems]
+    families = [[s for s in its if any(part.system == s for part in here)] for its in FAMILIES.values()]
+    shares = {s: 1 / len(its) / sum(map(bool, families)) for its in families for s in its}
     out = []
     for part in here:
         at = np.arange(len(part.even)) if even is None else np.flatnonzero(part.even == even)
         of_system = sum(len(other.even) for other in here if other.system == part.system)
-        keep = max(1, round(most / len(systems) * len(part.even) / of_system)) if even else len(at)
+        keep = max(1, round(most * shares[part.system] * len(part.even) / of_system)) if even else len(at)
         if len(at):
             out.append((part, at[np.linspace(0, len(at) - 1, min(keep, len(at))).astype(int)]))
     return out
@@ -221,7 +226,9 @@ def leave(form: str, found: dict[tuple[str, str], list[Part]]) -> None:
                     fit = chosen([p for e in ENGINES for p in found.get((form, e), [])], sisters, True)
                 if fit and test:
                     e = np.abs(np.expm1(logs(form, solve(form, fit), test)))
-                    print(f"left out {family:10s} {system:9s} {form:12s} {engine:7s} {len(e):5d} rows {np.median(e):6.1%}", flush=True)
+                    print(
+                        f"left out {family:10s} {system:9s} {form:12s} {engine:7s} {len(e):5d} rows {np.median(e):6.1%}", flush=True
+                    )
 
 
 def put(name: str, tables: dict[str, Constants], form: str) -> None:
@@ -250,6 +257,8 @@ def main(arguments: list[str]) -> None:
         for name, tables in made:
             if "--write" in arguments and tables:
                 put(name, tables, form)
+                for other in (o for o, like in TRANSFERRED.items() if name == "generic" and like in tables):
+                    put(name, {f"{other}.bf16": {**tables[TRANSFERRED[other]], "sigma": TRANSFERRED_SIGMA}}, other)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ class Kernel:
     grouped: float = 0.0  # a grouped product over experts: the share of a plain product's arithmetic rate that it attains
     fused: float = 0.0  # share of the launches that run inside a neighbour: their bytes move, their fixed time is gone
     static_scales: bool = False  # activations are quantised with known scales, inside the kernel before
+    block_scales: bool = False  # weights have a scale for each tile, activations one for each piece of a row
     shape: Any = None  # sizes of a form that has more than the fields above: a record of its module in ``forms``
     casts: bool = False  # an element-wise kernel that casts the input (n x k: of its matrix) of a product
     part: Part = ""

@@ -10,6 +10,8 @@ from commtax.statement import Source
 
 ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise", *CHIP_FORMS)
 """Forms whose constants hold for any number format of the arithmetic."""
+UNPACKED = ("int4", "int8")
+"""Formats of weights that are multiplied in 16 bits, whatever else the chip could do."""
 UNMEASURED_SIGMA = 0.3  # of kernels that nobody measured on a chip
 
 
@@ -46,13 +48,15 @@ def peak(kernel: Kernel, chip: Chip, constants: KernelConstants) -> float:
     plain = peaks.get("bf16") or peaks["fp16"]
     if kernel.dtype == "nvfp4":
         return peaks.get("fp4", plain) if table_of(kernel, constants).endswith(".nvfp4") else plain
-    return peaks.get(kernel.dtype) or plain
+    return plain if kernel.dtype in UNPACKED else peaks.get(kernel.dtype) or plain
 
 
 def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     """The table that prices a kernel: of its form and arithmetic, bf16's where that was not measured."""
     if kernel.static_scales and "gemm.fp8-static" in constants.tables:
         return "gemm.fp8-static"
+    if kernel.block_scales and "gemm.fp8-block" in constants.tables:
+        return "gemm.fp8-block"
     narrow = kernel.form == "decode" and kernel.weight_bytes == 1
     kind = "fp8" if narrow else "bf16" if kernel.form in ANY_ARITHMETIC else kernel.dtype
     name = f"{kernel.form}.{kind}"

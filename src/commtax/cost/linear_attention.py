@@ -21,9 +21,7 @@ def convolved(form: str, sequences: Number, tokens: Number, channels: Number, ta
     return Kernel("convolution", form, 1, 2.0 * taps * elements, 2 * ACTIVATION_BYTES * elements, dtype="fp32", shape=shape)
 
 
-def convolved_further(
-    form: str, sequences: Number, tokens: Number, channels: Number, taps: Number, cold: bool = True
-) -> Kernel:
+def convolved_further(form: str, sequences: Number, tokens: Number, channels: Number, taps: Number, cold: bool = True) -> Kernel:
     """The convolution of a few new tokens: the last activations of each sequence are read and written beside."""
     elements, kept = sequences * tokens * channels, 2 * ACTIVATION_BYTES * sequences * channels * (taps - 1)
     nbytes = 2 * ACTIVATION_BYTES * elements + kept

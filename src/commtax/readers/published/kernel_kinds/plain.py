@@ -15,7 +15,8 @@ NVFP4_SCALE_BYTES = 1 / 16  # of a weight: a byte of scale for 16 of them
 def _products(words: Words, x: Sizes) -> Sequence[Kernel]:
     dtype = words["dtype"]
     size = DTYPE_BYTES[dtype] + (NVFP4_SCALE_BYTES if dtype == "nvfp4" else 0)
-    return [product(x["m"], x["n"], x["k"], dtype, size, size if dtype == "fp8" else 2.0)]
+    plain = product(x["m"], x["n"], x["k"], dtype, size, size if dtype == "fp8" else 2.0)
+    return [replace(plain, block_scales=words["written"] == "fp8_block")]
 
 
 def product(m: Number, n: Number, k: Number, dtype: str, stored: float, act: float, *, static_scales: bool = False) -> Kernel:
