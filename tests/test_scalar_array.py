@@ -121,6 +121,7 @@ SCALAR = {
         "notes",
     ),
     *("surface", "by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line"),
+    *("tower_kernels", "tower_items"),  # of a model that has one: tests/test_pictures.py
     *("comm_line", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }
 
