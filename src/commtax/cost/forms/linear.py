@@ -105,6 +105,7 @@ def _memory_s(nbytes: Number, cold_bytes: Number, c: Table, chip: Chip) -> Numbe
 
 CHIP_FORMS: dict[str, ChipForm] = {
     "conv": convolution,
+    "conv-blocks": convolution,
     "conv-qkv": convolution,
     "conv-update": stream,
     "kda-conv-update": stream,
