@@ -243,7 +243,7 @@ def put(name: str, tables: dict[str, Constants], form: str) -> None:
     path = FOLDER / f"{name}.toml"
     text = path.read_text() if path.exists() else f'key = "{name}"\n\n'
     blocks = text.split("\n\n")
-    endings = (f"[{form}.bf16]", *(f"[engine.{e}.{form}.bf16]" for e in ENGINES))
+    endings = (f"[{form}.bf16]", f"[engine.{form}.bf16]", *(f"[engine.{e}.{form}.bf16]" for e in ENGINES))
     kept = [block for block in blocks if not block.startswith(endings)]
     made = ["\n".join([f"[{key}]", *(f"{n} = {v:.4g}" for n, v in c.items())]) for key, c in tables.items()]
     at = next((i for i, block in enumerate(kept) if block.startswith("[sources.")), len(kept))
@@ -266,6 +266,8 @@ def main(arguments: list[str]) -> None:
             if "--write" in arguments and tables:
                 put(name, {**before.get(name, {}), **tables}, form)
                 before[name] = {**before.get(name, {}), **tables}
+                if form == "conv-blocks":  # what this engine's steps convolve with
+                    put(name, {f"engine.{FIRST[form]}.conv.bf16": tables[f"{form}.bf16"]}, f"{FIRST[form]}.conv")
                 for other in (o for o, like in TRANSFERRED.items() if name == "generic" and like in tables):
                     put(name, {f"{other}.bf16": {**tables[TRANSFERRED[other]], "sigma": TRANSFERRED_SIGMA}}, other)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from commtax.cost.kernel import Kernel
-from commtax.cost.linear_attention import STATE_BYTES, convolved, convolved_further, scanned, updated_in
+from commtax.cost.recurrence import STATE_BYTES, convolved, convolved_further, delta_scanned, space_scanned, updated
 from commtax.readers.published.kernel_kinds.kind import Array, KernelKind, Sizes, Words
 
 CONVOLUTION, THREE_CONVOLUTIONS = "causal_conv1d", "causal_conv1d_fn_qkv3"
@@ -26,9 +26,9 @@ def _delta(own: str, words: Words, x: Sizes) -> Sequence[Kernel]:
         return [_convolution(words, x, _width(own, words, x), "kda-conv-" if own == "kda" else "conv-")]
     if words["phase"] == "context":
         heads = x["num_k_heads"], x["num_v_heads"], x["head_k_dim"], x["head_v_dim"]
-        return [scanned(f"{own}-scan", sequences, tokens, *heads)]
+        return [delta_scanned(f"{own}-scan", sequences, tokens, *heads)]
     form = f"{own}-{'fused' if words['kernel_source'] in FUSED_DECODE else UPDATES.get(words['phase'], 'update')}"
-    return [updated_in(form, sequences, tokens, _state(x), _moved(words, tokens), cold=False)]
+    return [updated(form, sequences, tokens, _state(x), _moved(words, tokens), cold=False)]
 
 
 def _moved(words: Words, tokens: Array) -> Array:
@@ -68,9 +68,9 @@ def _mamba(words: Words, x: Sizes) -> Sequence[Kernel]:
         return [_convolution(words, x, channels, "conv-")]
     sequences, tokens = x["batch_size"], x["seq_len"]
     if words["phase"] == "context":
-        return [scanned("ssd-scan", sequences, tokens, x["n_groups"], x["nheads"], x["d_state"], x["head_dim"])]
+        return [space_scanned("ssd-scan", sequences, tokens, x["n_groups"], x["nheads"], x["d_state"], x["head_dim"])]
     elements = x["nheads"] * x["head_dim"] * x["d_state"]
-    return [updated_in("ssd-update", sequences, tokens, elements, _moved(words, tokens), cold=False)]
+    return [updated("ssd-update", sequences, tokens, elements, _moved(words, tokens), cold=False)]
 
 
 def _tokens(x: Sizes) -> Array:
