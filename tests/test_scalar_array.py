@@ -107,7 +107,9 @@ SCALAR = {
         "mtp_params",
         "weight_bytes",
         "quantisation",
-        "quantised_fraction",
+        "formats",
+        "format_of",
+        "spellings",
         "stage_layers",
     ),
     *(
@@ -121,6 +123,7 @@ SCALAR = {
         "notes",
     ),
     *("surface", "by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line"),
+    *("widened",),
     *("tower_kernels", "tower_items"),  # of a model that has one: tests/test_pictures.py
     *("comm_line", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }

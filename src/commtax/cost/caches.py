@@ -24,7 +24,7 @@ def kv_bytes_per_token_layer(mixer: Mixer | None, tp: Number, kv_dtype: str) -> 
     """
     if not isinstance(mixer, Attention) or not mixer.own_cache:
         return tp * 0.0
-    selector = mixer.indexer.head_dim + SCALE_BYTES if mixer.indexer else 0
+    selector = mixer.indexer.head_dim + SCALE_BYTES if mixer.indexer and mixer.indexer.own else 0
     if mixer.compressed:
         ratio = mixer.compressed.ratio
         return tp * 0 + ((_entry_bytes(mixer, mixer.compressed, kv_dtype) + selector) / ratio if ratio else 0.0)

@@ -43,8 +43,8 @@ def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine
 
 def head_kernel(model: Model, plan: Plan, rows: Number, engine: Engine) -> Kernel:
     """Logits of ``rows`` rows over this rank's part of the vocabulary."""
-    step = Step(model, plan, Workload(), rows, engine)
-    return step.gemm("head", "head", "", 1, rows, padded_vocab(model, plan, engine) / plan.tp, model.hidden)
+    step, name = Step(model, plan, Workload(), rows, engine), "" if model.tied else "lm_head"
+    return step.gemm("head", "head", "", 1, rows, padded_vocab(model, plan, engine) / plan.tp, model.hidden, name)
 
 
 Maker = Callable[[Step, Any, int], Iterator[Kernel]]
@@ -112,7 +112,7 @@ def _latent_projections(s: Step, a: Attention, m: Latent, count: int) -> Iterato
     prompts = pick(np.asarray(work.prefill_tokens) > 0, count, 0)
     shape = (work.prefill_tokens, heads * (m.nope_dim + a.v_head_dim), m.kv_rank)
     yield s.gemm("key/value up-projection", "projections", "key", prompts, *shape, "self_attn.kv_b_proj")
-    if a.indexer:
+    if a.indexer and a.indexer.own:
         width = a.indexer.num_heads * a.indexer.head_dim + a.indexer.head_dim + a.indexer.num_heads
         yield s.gemm("token selector", "projections", "", count, rows, width, m.q_rank or h, "self_attn.indexer.wq_b")
 

@@ -319,6 +319,7 @@ def terms_of(q: Question) -> Terms:
 def _remarks(q: Question) -> Iterator[Note]:
     """What else a plan should know: an uncalibrated version, an unusual host, weights the chip cannot multiply."""
     cluster, plan = q.cluster, q.plan
+    yield from q.model.notes
     if q.engine.note:
         yield Note("engine", q.engine.note)
     if cluster.remark:

@@ -311,7 +311,7 @@ def _more_gpus(failed: Fit) -> list[str]:
     wanted = asked.but(
         ep=AUTO_EP if spread else 1, replicas=1, sequence_parallel=asked.engine.trains.sequence_parallel, profile=None
     )
-    for place in [base] + [_hosts(base, n, full) for n in (1, 2, 4, 8, 16, 32, 64)]:
+    for place in [base] + [catalog.more_hosts(base, n, full) for n in (1, 2, 4, 8, 16, 32, 64)]:
         if place.num_gpus <= now * dp:
             continue
         for candidate in _candidates(wanted.but(cluster=place), may=lambda t, p: t * p > now and screen(t, p)):
@@ -321,15 +321,6 @@ def _more_gpus(failed: Fit) -> list[str]:
                 pipeline = f" -pp {candidate.plan.pp}" if candidate.plan.pp != 1 or plan.pp != 1 else ""
                 return [f"-tp {candidate.plan.tp}{pipeline}{where} ({plural(size * dp, 'GPU')})"]
     return []
-
-
-def _hosts(base: Cluster, count: int, gpus: int) -> Cluster:
-    """``count`` full hosts of the same kind, under the name that a user would type."""
-    named = base.key if base.num_hosts == 1 else base.key.split("x", 1)[1]
-    if named in catalog.keys("clusters"):
-        return catalog.cluster(named if count == 1 else f"{count}x{named}")
-    key = f"{count}x{gpus}x{base.chip.key}" if count > 1 else f"{gpus}x{base.chip.key}"
-    return replace(base, key=key, num_hosts=count, gpus_per_host=gpus)
 
 
 @dataclass(frozen=True, slots=True)
