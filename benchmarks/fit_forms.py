@@ -26,11 +26,10 @@ from commtax.spec import Chip
 
 FOLDER = Path(commtax.__file__).parent / "catalog" / "kernels"
 FAMILIES = {"ampere": ("a100_sxm",), "hopper": ("h100_sxm",), "ada": ("l40s",), "blackwell": ("b200_sxm", "b300_sxm", "gb200")}
-OWN = {
-    **{("encoder", engine): ("b300-sxm", "b300_sxm") for engine in ("vllm", "sglang", "trtllm")},
-    ("conv-qkv", "vllm"): ("gb200", "gb200"),
-}
-"""Engines that run other kernels on one chip than on its family's others, or launch them from another host: file and system."""
+OWN = {("encoder", engine): ("b300-sxm", "b300_sxm") for engine in ("vllm", "sglang", "trtllm")}
+"""Engines that run other kernels on one chip than on its family's others: file and system."""
+STRANGERS = {("conv-qkv", "vllm"): "gb200"}
+"""Systems whose host launches an engine's kernels so much slower that its family is fitted without."""
 SYSTEMS = [system for systems in FAMILIES.values() for system in systems]
 ENGINES = ("vllm", "sglang", "trtllm")  # the first that was measured gives a family's constants
 FIRST = {"conv-qkv": "sglang", "conv-blocks": "trtllm"}  # vLLM's rows of the former are of a launch from Python
@@ -190,7 +189,7 @@ def fit_file(form: str, name: str, systems: tuple[str, ...], found: dict[tuple[s
     tables: dict[str, Constants] = {}
     usual: Constants = {}
     for engine in order(form):
-        alone = OWN.get((form, engine), ("", ""))[1]
+        alone = OWN.get((form, engine), ("", ""))[1] or STRANGERS.get((form, engine), "")
         rows = [p for p in found.get((form, engine), []) if p.system in systems and p.system != alone]
         here = tuple(dict.fromkeys(p.system for p in rows))
         fit, test = chosen(rows, here, True), chosen(rows, here, False)
