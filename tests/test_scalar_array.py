@@ -121,6 +121,9 @@ SCALAR = {
     *(
         "total_bytes",
         "kv_pool",
+        "compressed_widths",
+        "entry_bytes",
+        "unfinished_bytes",
         "default_utilization",
         "check_stored",
         "fewest_microbatches",
