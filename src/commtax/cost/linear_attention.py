@@ -50,9 +50,8 @@ def _delta_rule(s: Step, m: DeltaNet, count: int) -> Iterator[Kernel]:
     drafts = s.work.rows_per_seq
     further = "conv-update" if not m.decay_rank else "kda-conv-verify" if drafts > 1 else "kda-conv-update"
     update = f"{own}-{'verify' if m.decay_rank and drafts > 1 else 'update'}"
-    moved = (1 + drafts) * DTYPE_BYTES[m.state_dtype]  # each drafted token's state is kept until it is accepted
     decoding = s.work.decode_seqs
-    state = updated(update, decoding, drafts, heads * m.k_dim * m.v_dim, moved)
+    state = updated(update, decoding, drafts, heads * m.k_dim * m.v_dim, _moved_bytes(s, m))
     yield from _placed("decode", decoding, count, convolved_further(further, decoding, drafts, channels, m.conv), state)
 
 
@@ -68,9 +67,8 @@ def mamba_kernels(s: Step, m: Mamba2, count: int) -> Iterator[Kernel]:
     scan = space_scanned("ssd-scan", seqs, new, groups, heads, m.state, m.head_dim)
     yield from _placed("prefill", s.work.prefill_tokens, count, convolution, scan)
     decoding, drafts = s.work.decode_seqs, s.work.rows_per_seq
-    moved = (1 + drafts) * DTYPE_BYTES[m.state_dtype]
     further = convolved_further("conv-update", decoding, drafts, inner + both, m.conv)
-    state = updated("ssd-update", decoding, drafts, inner * m.state, moved)
+    state = updated("ssd-update", decoding, drafts, inner * m.state, _moved_bytes(s, m))
     yield from _placed("decode", decoding, count, further, state)
     yield s.small("gated norm", "projections", "value", count, 3 * rows * inner)
     yield s.gemm("output projection", "projections", "output projection", count, rows, h, inner, "mixer.out_proj")
@@ -82,6 +80,11 @@ def stream_kernels(s: Step, halves: int, count: int) -> Iterator[Kernel]:
         sizes = s.rows, s.model.hyper.streams, s.model.hidden
         for kernel in (streams_read(*sizes), streams_written(*sizes)):
             yield replace(kernel, count=halves * count, part="norms")
+
+
+def _moved_bytes(s: Step, m: DeltaNet | Mamba2) -> float:
+    """Of an element of state: read once, and written for each drafted token, whose state is kept until it is accepted."""
+    return (1 + s.work.rows_per_seq) * DTYPE_BYTES[m.state_dtype or s.plan.state_dtype]
 
 
 def _prompts(s: Step) -> tuple[Number, Number]:
