@@ -143,7 +143,9 @@ COUNT, SHARE, TIME = Kind("N", parse_count), Kind("F", parse_fraction), Kind("TI
 LENGTH, NUMBER = Kind("N|DIST", _length), Kind("F", _number)
 BYTES, BINARY = Kind("SIZE", parse_bytes), Kind("SIZE", _binary)
 OPTIONS: Mapping[str, Option] = {
-    "cluster": Option("Where", "TEXT", "", "A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts.", ("--cluster", "-c")),
+    "cluster": Option(
+        "Where", "TEXT", "", "A host by name, 8xh100-sxm, 2x8xh100-sxm for two hosts, or your own FILE.toml.", ("--cluster", "-c")
+    ),
     "intra": Option("Where", "LINK", "", "Another link inside a host."),
     "inter": Option("Where", "LINK", "", "Another fabric between hosts."),
     "nics": Option("Where", COUNT, None, "NICs a host has."),

@@ -91,7 +91,7 @@ class DeltaNet:
     conv: int = 4
     decay_rank: int = 0
     gate_rank: int = 0
-    state_dtype: str = "fp32"
+    state_dtype: str = ""  # as its config.json says; "": the engine's own
 
     @property
     def channels(self) -> int:
@@ -110,7 +110,7 @@ class Mamba2:
     conv: int = 4
     conv_bias: bool = True
     bias: bool = False
-    state_dtype: str = "fp32"
+    state_dtype: str = ""  # as its config.json says; "": the engine's own
 
     @property
     def inner(self) -> int:
@@ -148,6 +148,7 @@ class Experts:
     router_bias: bool = False
     correction_bias: bool = False
     shared_gate: bool = False
+    shared_apart: bool = False  # shared experts and routed ones each have a norm before both are added
     latent: int = 0  # width that tokens are brought to before routed experts and back from after them; 0: the hidden one
     latent_norm: bool = False
     hashed: int = 0  # rows of a table that names each token's experts instead of a router's choice; 0: there is none
