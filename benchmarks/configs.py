@@ -54,7 +54,8 @@ def run(name: str, config: dict[str, Json]) -> Outcome:
 
 
 def fitted(model: Model, cluster: str, tp: int) -> str:
-    answer = commtax.fit(model, cluster, tp=tp)
+    """With 64k tokens, so that caches that no rank shares leave room."""
+    answer = commtax.fit(model, cluster, tp=tp, max_model_len=min(model.max_len, 65536))
     return f"tp{tp}" if answer.fits else ""
 
 
@@ -80,7 +81,9 @@ def told(name: str, counts: Iterable[Json]) -> list[Json]:
     plain = name.split("/")[-1]
     for ending in STORED:
         plain = plain.removesuffix(ending)
-    return [row for row in counts if row["model"].split("/")[-1].removesuffix("-BF16") in (plain, f"{plain}-it", f"{plain}-Instruct")]
+    return [
+        row for row in counts if row["model"].split("/")[-1].removesuffix("-BF16") in (plain, f"{plain}-it", f"{plain}-Instruct")
+    ]
 
 
 def against(model: Model, rows: Iterable[Json]) -> Iterator[str]:

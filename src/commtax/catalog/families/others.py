@@ -94,6 +94,8 @@ def _step_near(c: Fields) -> Attention:
     given = {name: other.get(name) for name in ("num_attention_heads", "num_attention_groups", "head_dim")} if other else {}
     if not given and c.get("num_sliding_attention_heads") is not None:
         given = {"num_attention_heads": c.get("num_sliding_attention_heads")}
+    elif not given:
+        c.default("attention_other_setting", "layers with a window have as many heads as the others")
     own = c.with_(**{name: value for name, value in given.items() if value is not None})
     return replace(_step_heads(own), window=c.number("sliding_window", 0))
 
