@@ -27,7 +27,7 @@ def kv_bytes_per_token_layer(mixer: Mixer | None, tp: Number, kv_dtype: str) -> 
     selector = mixer.indexer.head_dim + SCALE_BYTES if mixer.indexer else 0
     if mixer.compressed:
         ratio = mixer.compressed.ratio
-        return tp * 0 + ((_entry_bytes(mixer, mixer.compressed, kv_dtype) + selector) / ratio if ratio else 0.0)
+        return tp * 0 + ((entry_bytes(mixer, mixer.compressed, kv_dtype) + selector) / ratio if ratio else 0.0)
     size = DTYPE_BYTES[kv_dtype]
     if mixer.latent:
         latent = (mixer.latent.kv_rank + mixer.latent.rope_dim) * size
@@ -38,7 +38,7 @@ def kv_bytes_per_token_layer(mixer: Mixer | None, tp: Number, kv_dtype: str) -> 
     return heads * (mixer.head_dim + mixer.v_head_dim) * size + (selector if mixer.indexer else 0)
 
 
-def _entry_bytes(a: Attention, m: Compressed, kv_dtype: str) -> float:
+def entry_bytes(a: Attention, m: Compressed, kv_dtype: str) -> float:
     """One latent that is key and value: in fp8 with a scale of a byte for each 64, its rotary part in bf16."""
     if kv_dtype != "fp8":
         return a.head_dim * DTYPE_BYTES[kv_dtype]
@@ -63,7 +63,7 @@ def state_bytes_per_layer(mixer: Mixer | None, tp: Number, plan: Plan) -> Number
         m = mixer.compressed
         widths = (mixer.head_dim, mixer.indexer.head_dim if mixer.indexer else 0) if m.ratio else ()
         unfinished = sum(2 * m.overlap * m.ratio * m.overlap * width * COMPRESSOR_BYTES for width in widths)
-        return tp * 0 + m.window * _entry_bytes(mixer, m, plan.kv_dtype) + unfinished
+        return tp * 0 + m.window * entry_bytes(mixer, m, plan.kv_dtype) + unfinished
     return tp * 0.0
 
 
