@@ -12,10 +12,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from benchmarks.latent_store import FAMILIES, Constants, Store
+from latent_store import FAMILIES, Constants, Store
 
 from commtax.cost.forms.modules import EAGER
 from commtax.cost.kernel import Kernel
@@ -57,7 +58,7 @@ class Job:
     free: Names
     own: Names = ()  # kept as this engine's, else as the family's
     whole: Names = ()  # whose fixed time is moved, too: that of others is a neighbour's
-    keep: Callable[[dict[str, str]], bool] = lambda words: True
+    keep: Callable[[dict[str, str]], bool] = lambda _: True
 
 
 @dataclass
@@ -80,18 +81,14 @@ def rows_of(folder: Path, system: str, job: Job, even: bool) -> Iterator[tuple[C
         table = loaded(path)
         fitted = table.fitted()
         for words, mask in table.groups():
-            named = {
-                **words,
-                "dtype": DTYPES.get(words["dtype"], words["dtype"]),
-                "stored": DTYPES.get(words["stored"], words["stored"]),
-            }
+            kinds = {name: DTYPES.get(words[name], words[name]) for name in ("dtype", "stored")}
             if words["framework"] != job.engine or not job.keep(words):
                 continue
             chosen = np.flatnonzero(mask & (fitted == even))
             if len(chosen) and table.chip:
                 sizes = {name: column[chosen] for name, column in table.sizes.items()}
                 try:
-                    yield table.chip, words, sizes["seconds"], list(table.kind.make(named, sizes))
+                    yield table.chip, words, sizes["seconds"], list(table.kind.make({**words, **kinds}, sizes))
                 except Refusal:
                     continue
 
@@ -119,7 +116,7 @@ def thinned(kernel: Kernel, index: np.ndarray) -> Kernel:
     return replace(kernel, shape=shape, **{name: cut(getattr(kernel, name)) for name in names})
 
 
-def used(folder: Path, systems: Sequence[str], job: Job, store: Store) -> Names:
+def used(folder: Path, systems: Sequence[str], job: Job) -> Names:
     """The job's tables that some of its rows are priced with."""
     tables = {f"{k.form}.{k.dtype}" for system in systems for *_, kernels in rows_of(folder, system, job, True) for k in kernels}
     tables |= {f"{name.split('.')[0]}.bf16" for name in tables if name not in job.free}
@@ -128,7 +125,7 @@ def used(folder: Path, systems: Sequence[str], job: Job, store: Store) -> Names:
 
 def fit(folder: Path, family: str, file: str, systems: Sequence[str], job: Job, store: Store, first: set[tuple[str, str]]) -> float:
     """One job: tables that nobody fitted in this file yet are the family's, others the engine's own."""
-    free = used(folder, systems, job, store)
+    free = used(folder, systems, job)
     if not free:
         return float("nan")
     job = replace(job, free=free, own=tuple(name for name in free if (file, name) in first))
@@ -241,18 +238,22 @@ def solve(job: Job, store: Store, file: str, groups: list[Group], rounds: int = 
 
 def kernel_jobs() -> Iterator[Job]:
     """Kernels alone; the first engine that has rows gives the family's constants, the others' are their own."""
-    for kind, stored in (("bf16", "bfloat16"), ("fp8", "fp8")):
-        same = lambda words, s=stored: words["stored"] == s  # noqa: E731
-        whole = lambda words, s=stored: same(words, s) and words["kernel_source"] not in SOURCES["absorbed"]  # noqa: E731
-        absorbed = lambda words, s=stored: same(words, s) and words["kernel_source"] in SOURCES["absorbed"]  # noqa: E731
-        for tail, form, keep, engines in (
-            ("generation_mla", "latent-decode", same, ("sglang", "trtllm")),
-            ("context_mla", "latent-prefill", whole, ("sglang", "trtllm")),
-            ("context_mla", "absorbed-prefill", absorbed, ("sglang",)),
-            ("mla_bmm", "head-product", same, ("sglang", "trtllm", "vllm")),
+    for kind in ("bf16", "fp8"):
+        for tail, form, engines in (
+            ("generation_mla", "latent-decode", ("sglang", "trtllm")),
+            ("context_mla", "latent-prefill", ("sglang", "trtllm")),
+            ("context_mla", "absorbed-prefill", ("sglang",)),
+            ("mla_bmm", "head-product", ("sglang", "trtllm", "vllm")),
         ):
             for engine in engines:
-                yield Job((tail,), engine, (f"{form}.{kind}",), whole=(f"{form}.{kind}",), keep=keep)
+                yield Job((tail,), engine, (f"{form}.{kind}",), whole=(f"{form}.{kind}",), keep=partial(_told, form, kind))
+
+
+def _told(form: str, kind: str, words: dict[str, str]) -> bool:
+    """Whether rows are of a form and number format."""
+    absorbed = words.get("kernel_source") in SOURCES["absorbed"]
+    same = DTYPES.get(words["stored"], words["stored"]) == kind
+    return same and (form not in ("latent-prefill", "absorbed-prefill") or absorbed == (form == "absorbed-prefill"))
 
 
 def module_jobs() -> Iterator[Job]:

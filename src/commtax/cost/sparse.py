@@ -61,10 +61,8 @@ def compressed_projections(s: Step, a: Attention, m: Compressed, count: int) -> 
     if m.ratio:
         yield s.gemm("compressor", "projections", "", count, rows, 2 * m.overlap * a.head_dim, h)
     groups = np.maximum(1.0, m.out_groups / s.plan.tp)
-    inner = groups * m.out_rank
-    yield s.gemm(
-        "output by groups", "projections", "output projection", count, rows, inner, heads * a.head_dim / groups, "attn.wo_a"
-    )
+    inner, each = groups * m.out_rank, heads * a.head_dim / groups
+    yield s.gemm("output by groups", "projections", "output projection", count, rows, inner, each, "attn.wo_a")
     yield s.gemm("output projection", "projections", "output projection", count, rows, h, inner, "attn.wo_b")
 
 

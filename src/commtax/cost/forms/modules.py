@@ -9,9 +9,7 @@ from commtax.cost.forms.form import Form, Parts, Table
 from commtax.cost.kernel import Kernel
 from commtax.spec import Number
 
-MODULES = ("mla-context", "mla-generation", "dsa-context", "dsa-generation", "msa-context", "msa-generation") + tuple(
-    f"{kind}-{phase}" for kind in ("csa", "hca") for phase in ("context", "generation")
-)
+MODULES = tuple(f"{kind}-{phase}" for kind in ("mla", "dsa", "msa", "csa", "hca") for phase in ("context", "generation"))
 LAUNCHED = (*MODULES, "dsa-dense", "dsa-skip")
 """Modules whose launches differ: with few tokens nothing is selected, and some layers take over another's selection."""
 
