@@ -29,6 +29,8 @@ from commtax.spec import (
     Experts,
     Fabric,
     KernelConstants,
+    Mamba2,
+    Mixer,
     Model,
     Network,
     Path,
@@ -79,6 +81,7 @@ SAMPLES = {
     Served: Served(*(NUMBERS * 0.1 * (i + 1) for i in range(9))),
     tuple[Path, ...]: fabric("vllm", CLUSTER).paths["all-reduce"],
     Quant | None: None,
+    Mixer | None: Mamba2(16, 64, 4, 128),
 }
 SPECIAL = {  # arguments whose type does not tell their meaning
     ("share", "split"): "kv",
@@ -101,6 +104,7 @@ SCALAR = {
         "copies",
         "num_params",
         "num_active_params",
+        "mtp_params",
         "weight_bytes",
         "quantisation",
         "quantised_fraction",
@@ -117,6 +121,7 @@ SCALAR = {
         "notes",
     ),
     *("surface", "by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line"),
+    *("tower_kernels", "tower_items"),  # of a model that has one: tests/test_pictures.py
     *("comm_line", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }
 

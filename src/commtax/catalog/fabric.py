@@ -292,19 +292,30 @@ def kernel_constants(engine: Engine, chip: Chip) -> KernelConstants:
 def _kernel_constants(engine: str, chip: str, wanted: str) -> KernelConstants:
     if engine == "textbook":
         return KernelConstants("roofline", BY_DEFINITION, _tables(table("kernels", "roofline")))
-    known = stems("kernels")
-    family = wanted if wanted in known else "generic"
-    layers = [table("kernels", family)] + ([table("kernels", chip)] if chip in known else [])
+    family = wanted if wanted in stems("kernels") else "generic"
+    layers = [table("kernels", family), *_of_chip(chip)]
     unmeasured = Source("assumed", f"assumed: no kernels were measured on {wanted} chips", f"kernels of {wanted}")
-    tables = _other_forms(layers[0])
+    others = _other_forms(layers[0], engine)
+    tables = others
     for layer in layers:  # a chip of its own corrects its family, an engine's own kernels either
         tables = _with_own(tables | _tables(layer), _tables(layer.get("engine", {}).get(engine, {})))
-    return KernelConstants(family, CALIBRATED if layers[0]["measured"] else unmeasured, tables)
+    elsewhere = Source("assumed", f"assumed: transferred from other chips, not measured on {wanted} ones", f"kernels of {wanted}")
+    own = {name: elsewhere for name, c in others.items() if tables.get(name) is c}
+    return KernelConstants(family, CALIBRATED if layers[0]["measured"] else unmeasured, tables, own)
 
 
-def _other_forms(family: Table) -> dict[str, Mapping[str, float]]:
+@lru_cache(maxsize=256)
+def _of_chip(chip: str) -> list[Table]:
+    """Constants of one chip, or of a sister that has the same multiprocessors."""
+    files = [table("kernels", name) for name in stems("kernels") if name not in ("generic", "roofline")]
+    return [layer for layer in files if chip == layer["key"] or chip in layer.get("sisters", ())]
+
+
+def _other_forms(family: Table, engine: str) -> dict[str, Mapping[str, float]]:
     """Constants of other chips for the forms that nobody measured on this family."""
-    return {name: c for name, c in _tables(table("kernels", "generic")).items() if name.partition(".")[0] not in family}
+    other = table("kernels", "generic")
+    tables = _tables(other) | _tables(other.get("engine", {}).get(engine, {}))
+    return {name: c for name, c in tables.items() if name.partition(".")[0] not in family}
 
 
 def _with_own(tables: dict[str, Mapping[str, float]], own: dict[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
@@ -315,5 +326,5 @@ def _with_own(tables: dict[str, Mapping[str, float]], own: dict[str, Mapping[str
 
 def _tables(layer: Table) -> dict[str, Mapping[str, float]]:
     """Tables by form and dtype; what else stands in a file is no table of constants."""
-    forms = (form for form in layer if form not in ("key", "measured", "engine", "sources"))
+    forms = (form for form in layer if form not in ("key", "measured", "sisters", "engine", "sources"))
     return {f"{form}.{dtype}": c for form in forms for dtype, c in layer[form].items()}

@@ -161,6 +161,9 @@ OPTIONS: Mapping[str, Option] = {
     "phase": Option("Step", "PHASE", "decode", "decode (default), prefill, mixed or train."),
     "batch": Option("Step", COUNT, None, "Sequences in the step, a replica.  [default: 1]"),
     "context": Option("Step", COUNT, None, "Cached tokens, prompt or sequence length.  [default: 1024, training 4096]"),
+    "images": Option("Step", COUNT, 0, "Pictures of every prompt; their tokens are part of its length."),
+    "image_size": Option("Step", "WxH", "1024x1024", "… and their size in pixels.  [default: 1024x1024]"),
+    "tower": Option("Plan", "MODE", "weights", "Vision tower: tp cuts its weights or data.", ("--mm-encoder-tp-mode",)),
     "speculative": Option("Step", COUNT, 0, "Drafted tokens a sequence: k + 1 rows are verified."),
     "eager": Option("Step", bool, False, "Without CUDA graphs: no padding, every kernel launched."),
     "ep_backend": Option("Step", "NAME", "", BACKENDS),
@@ -240,6 +243,7 @@ PASTED = ("pasted", "topo")
 AXES = (*SIZES[2:], "sequence_parallel", "dtype", "kv_dtype")
 LAID = (*SIZES[:2], *AXES, "replicas")
 STEP = ("phase", "batch", "context", "speculative", "eager", "ep_backend", "slow_rank", "overlap", "library")
+PICTURES = ("images", "image_size", "tower")
 LIMITS = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization")
 TRAINED = tuple(name for name, option in OPTIONS.items() if option.group == "Training")
 KEPT = TRAINED[: TRAINED.index("async_axes")]

@@ -16,6 +16,7 @@ from commtax.cost.caches import kv_bytes_per_token_layer
 from commtax.cost.kernel import Kernel, Step, input_bytes
 from commtax.cost.placement import expert_tp, experts_reach, tokens_split
 from commtax.cost.tensors import padded_vocab
+from commtax.cost.tower import tower_kernels
 from commtax.ledger import Part, Place
 from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mixer, Mlp, Model, Number, Plan, Workload
 
@@ -26,6 +27,7 @@ LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
 def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> list[Kernel]:
     """Every kernel of one step, all pipeline stages in sequence."""
     kernels = [*layer_kernels(model, plan, work, rows, engine), head_kernel(model, plan, work.samples, engine)]
+    kernels += tower_kernels(Step(model, plan, work, rows, engine))
     if engine.key != "torch":
         step = Step(model, plan, work, rows, engine)
         kernels.append(step.small("embedding and final norm", "embedding", "", 2, rows * model.hidden * 4))

@@ -1,12 +1,14 @@
 """How long a kernel takes on a chip: its form (``forms``) with the constants of the chip's family, their source and spread."""
 
-from commtax.cost.forms import FORMS
+import numpy as np
+
+from commtax.cost.forms import CHIP_FORMS, FORMS
 from commtax.cost.forms.form import Parts, Table
 from commtax.cost.kernel import Kernel
-from commtax.spec import Chip, KernelConstants
+from commtax.spec import Chip, KernelConstants, Number
 from commtax.statement import Source
 
-ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise")
+ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise", *CHIP_FORMS)
 """Forms whose constants hold for any number format of the arithmetic."""
 UNMEASURED_SIGMA = 0.3  # of kernels that nobody measured on a chip
 
@@ -19,8 +21,20 @@ def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float 
     table = constants.tables[table_of(kernel, constants)]
     if kernel.static_scales and "gemm.fp8-static" not in constants.tables:
         table = _static(table, constants.tables["gemm.bf16"])
-    fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak(kernel, chip, constants) * rate)
+    if kernel.form in CHIP_FORMS:
+        fixed, moving = CHIP_FORMS[kernel.form](kernel, table, chip, rate)
+    else:
+        fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak(kernel, chip, constants) * rate)
     return fixed * (1 - kernel.fused), moving
+
+
+def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
+    """What bandwidth and peak allow at the least; streams may find in the chip's cache what was just written."""
+    moved = kernel.nbytes
+    if kernel.form in CHIP_FORMS:
+        cold_bytes = getattr(kernel.shape, "cold_bytes", 0.0)
+        moved = np.maximum(cold_bytes, moved - chip.l2_bytes)
+    return np.maximum(moved / chip.memory_Bps, kernel.flops / peak(kernel, chip, constants))
 
 
 def peak(kernel: Kernel, chip: Chip, constants: KernelConstants) -> float:

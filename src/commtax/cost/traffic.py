@@ -17,6 +17,7 @@ from commtax.cost.inventory import inventory
 from commtax.cost.placement import holders, over_replicas, tokens_split
 from commtax.cost.schedules import SCHEDULES, passes_of
 from commtax.cost.tensors import fullest_layers, num_moe_layers, padded_vocab, quantisation, share, stage_params
+from commtax.cost.tower import tower_items
 from commtax.ledger import Item, Part, Place, Stage, Window
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Quant, TrainStep, Workload
 
@@ -71,7 +72,7 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
     items.append(tp_item("logits", "all-gather", logits, 1, plan, "head"))
     items += _stages(payload, plan, engine, model)
     items += _served_experts(model, plan, rows, engine, backend, num_moe)
-    return items
+    return items + tower_items(model, plan, work)
 
 
 def _replaces_all_reduce(model: Model, plan: Plan, engine: Engine, backend: str) -> Number:

@@ -34,5 +34,6 @@ from commtax.spec.model import (
     Model,
     Quant,
     Tower,
+    TowerTensor,
 )
 from commtax.spec.plan import AXES, DTYPE_BYTES, OVERLAPPED, PARALLEL, SIZES, TAXES, AxisName, Number, Plan, TrainStep, Workload

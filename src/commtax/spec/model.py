@@ -1,8 +1,10 @@
 """A decoder, as its ``config.json`` tells it."""
 
+import math
 from dataclasses import dataclass
 
 from commtax.spec.hardware import Citation
+from commtax.statement import Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class DeltaNet:
     """Linear attention by the delta rule: a short convolution, then one state of k_dim x v_dim a head, whatever the length.
 
     ``decay_rank``: the decay of each channel comes from a matrix of this rank (Kimi's); 0: one decay a head (gated delta net).
+    ``gate_rank``: the output's gate likewise; 0: from a whole matrix.
     """
 
     num_k_heads: int
@@ -83,6 +86,7 @@ class DeltaNet:
     v_dim: int
     conv: int = 4
     decay_rank: int = 0
+    gate_rank: int = 0
     state_dtype: str = "fp32"
 
     @property
@@ -192,11 +196,32 @@ class Quant:
     weight_only: bool = False  # activations stay as they are (W4A16), whatever arithmetic the chip has
 
 
+TowerTensor = tuple[str, tuple[int, ...], int]
+"""Name and shape of a tensor, and how many there are of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """A vision (or other) part beside the decoder: only its parameters are counted, each tensor by name and shape."""
+    """A transformer before the decoder that looks at pictures: of its patches, ``patches_per_token`` become one token.
 
-    tensors: tuple[tuple[str, tuple[int, ...], int], ...]
+    ``tensors`` work on every patch, those of ``projector`` on every token that is handed on.
+    """
+
+    num_layers: int
+    hidden: int
+    num_heads: int
+    head_dim: int
+    intermediate: int
+    tensors: tuple[TowerTensor, ...]
+    projector: tuple[TowerTensor, ...] = ()
+    gated: bool = False
+    patches_per_token: int = 1
+    patch: int = 14  # pixels of a patch's side
+
+    def patches(self, width: int, height: int) -> int:
+        """Patches of a picture, filled up to whole tokens."""
+        side = math.isqrt(self.patches_per_token)
+        return math.prod(side * math.ceil(pixels / (self.patch * side)) for pixels in (width, height))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +248,7 @@ class Model:
     hyper: Hyper | None = None
     extras: tuple[Extra, ...] = ()  # beside the layers
     mtp: tuple[Block, ...] = ()  # layers that guess further tokens, one a step: counted, and not part of the model proper
+    notes: tuple[Note, ...] = ()  # what was not read from its own config
     stored_bytes: int = 0  # bytes of all tensors in a local checkpoint's files; 0: not looked at
     aliases: tuple[str, ...] = ()
     source: Citation | None = None

@@ -192,7 +192,7 @@ def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:
         yield Counterfactual("fp8", "fp8 weights", {"weights_dtype": "fp8"})
     other = "prefill" if q.phase == "decode" else "decode"
     note = f"the same batch and length as a {other} step"
-    yield Counterfactual("phase", f"{other} instead", {"phase": other, "speculative": 0}, note)
+    yield Counterfactual("phase", f"{other} instead", {"phase": other, "speculative": 0, "images": 0}, note)
 
 
 def _training_tries(b: StepBill) -> Iterator[Counterfactual]:

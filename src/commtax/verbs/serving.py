@@ -136,7 +136,7 @@ class Simulation:
         """A decode step of all running requests, and the step of a prompt, line by line."""
         asked, load = self.question, Load(self.requests.concurrency, self.requests.input_len * 1.0, self.requests.output_len * 1.0)
         ahead = replace(asked, plan=self.apart.plan) if self.apart else asked
-        prompt = _prompt(0.0, load, _chunk(asked, self.requests.input_len))
+        prompt = asked.seen(_prompt(0.0, load, _chunk(asked, self.requests.input_len)), load.input_len)
         return step_bill(asked, decoding(np.ceil(self.running / asked.plan.pp), load)), step_bill(ahead, prompt)
 
     def range_of(self, name: str) -> tuple[Number, Number]:
@@ -160,6 +160,7 @@ def serve(put: Question) -> Simulation:
     """The closed loop of a question."""
     for name in ("concurrency", "input_len", "output_len"):
         positive(getattr(put.requests, name), name)
+    checking.check_pictures(put, put.requests.input_len)
     asked = settled(put)
     load, known = _load(asked), asked.requests.kv_tokens
     kv = cache_tokens(asked) if known is None else known
@@ -209,7 +210,7 @@ def _together(asked: Question, load: Load, seqs: Number, kv: Number) -> tuple[St
     tokens = loop.prompt_tokens(load, seqs, room, engine, pp)
     chunks, together = np.maximum(1.0, load.input_len / tokens), np.maximum(1.0, tokens / load.input_len)
     decode = step_bill(asked, decoding(np.ceil(decodes / pp), load)).step_s
-    prompt = step_bill(asked, _prompt(beside, load, tokens, together)).step_s
+    prompt = step_bill(asked, asked.seen(_prompt(beside, load, tokens, together), load.input_len)).step_s
     steps = Steps(decode, prompt, chunks, together, pp)
     return steps, loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp), engine, full)
 
@@ -220,7 +221,7 @@ def _apart(asked: Question, load: Load, seqs: Number, apart: Apart) -> tuple[Ste
     tokens = _chunk(asked, load.input_len)
     chunks = load.input_len / tokens
     decode = step_bill(asked, decoding(np.ceil(seqs / plan.pp), load)).step_s
-    prompt = step_bill(replace(asked, plan=apart.plan), _prompt(0.0, load, tokens)).step_s
+    prompt = step_bill(replace(asked, plan=apart.plan), asked.seen(_prompt(0.0, load, tokens), load.input_len)).step_s
     steps = Steps(decode, prompt, chunks, 1, plan.pp)
     quiet = loop.closed_loop(load, Steps(decode, 0.0), seqs, seqs * 0, engine)
     gpus = apart.gpus(plan)
