@@ -15,14 +15,12 @@ MODEL = "deepseek-ai/DeepSeek-V3"
 
 def _prefill(words: Words, x: Sizes) -> Sequence[Kernel]:
     step, a = step_of(timed_model(MODEL), words, x, prompts=True)
-    assert a.latent
-    return list(latent.prefill(step, a, a.latent, 1, words["kernel_source"] in SOURCES["absorbed"]))
+    return list(latent.prefill(step, a, 1, words["kernel_source"] in SOURCES["absorbed"]))
 
 
 def _decode(words: Words, x: Sizes) -> Sequence[Kernel]:
     step, a = step_of(timed_model(MODEL), words, x, prompts=False)
-    assert a.latent
-    return list(latent.decode(step, a, a.latent, 1))
+    return list(latent.decode(step, a, 1))
 
 
 def _head_product(words: Words, x: Sizes) -> Sequence[Kernel]:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from commtax import catalog
-from commtax.cost import latent, sparse
+from commtax.cost import latent
+from commtax.cost.compute import layer_kernels
 from commtax.cost.forms.modules import Beside
 from commtax.cost.kernel import Kernel, Step
 from commtax.files import table
@@ -79,38 +80,23 @@ def _launches(kind: str, words: Words, batch: Array) -> Iterator[Kernel]:
 
 
 def _latent(s: Step, a: Attention, words: Words) -> Iterator[Kernel]:
-    m = a.latent
-    assert m
     if words["kernel_source"] in SOURCES["dense"]:
         a = replace(a, indexer=None)
     absorbed = a.indexer is not None or words["kernel_source"] in SOURCES["absorbed"]
-    yield from latent.projections(s, a, m, 1, absorbed)
-    if a.indexer and words["kernel_source"] not in SOURCES["without_selector"]:
-        yield from latent.selector(s, a.indexer, m.q_rank, 1)
-    yield from latent.decode(s, a, m, 1)
-    yield from latent.prefill(s, a, m, 1, absorbed)
+    yield from latent.projections(s, a, 1, absorbed)
+    if words["kernel_source"] not in SOURCES["without_selector"]:
+        yield from latent.selector(s, a, 1)
+    yield from latent.decode(s, a, 1)
+    yield from latent.prefill(s, a, 1, absorbed)
 
 
-def _blocks(s: Step, a: Attention, words: Words) -> Iterator[Kernel]:  # noqa: ARG001
-    assert a.indexer
-    yield from sparse.block_projections(s, a, 1)
-    yield from sparse.block_selector(s, a.indexer, 1)
-    yield from sparse.block_decode(s, a, a.indexer, 1)
-    yield from sparse.block_prefill(s, a, a.indexer, 1)
-
-
-def _compressed(s: Step, a: Attention, words: Words) -> Iterator[Kernel]:  # noqa: ARG001
-    m = a.compressed
-    assert m
-    yield from sparse.compressed_projections(s, a, m, 1)
-    yield from sparse.compressed_selector(s, a, m, 1)
-    yield from sparse.compressed_decode(s, a, m, 1)
-    yield from sparse.compressed_prefill(s, a, m, 1)
+def _others(s: Step, a: Attention, words: Words) -> Iterator[Kernel]:  # noqa: ARG001
+    yield from layer_kernels(s.model, s.plan, s.work, s.rows, s.engine)
 
 
 def _module(tail: str, kind: str, parts: Parts) -> Iterator[KernelKind]:
     """The tables of one kind of module, of prompts and of decode."""
-    alike = ("model", "kernel_source", *(("compress_ratio",) if parts is _compressed else ()))
+    alike = ("model", "kernel_source", *(("compress_ratio",) if tail.startswith("dsv4") else ()))
     for phase in ("context", "generation"):
         yield KernelKind(
             f"{tail}_{phase}_module",
@@ -128,7 +114,7 @@ def _module(tail: str, kind: str, parts: Parts) -> Iterator[KernelKind]:
 KINDS = (
     *_module("mla", "mla", _latent),
     *_module("dsa", "dsa", _latent),
-    *_module("msa", "msa", _blocks),
-    *_module("dsv4_csa", "csa", _compressed),
-    *_module("dsv4_hca", "hca", _compressed),
+    *_module("msa", "msa", _others),
+    *_module("dsv4_csa", "csa", _others),
+    *_module("dsv4_hca", "hca", _others),
 )
