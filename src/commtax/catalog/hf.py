@@ -4,49 +4,118 @@ Each family is one small function of ``families`` under ``@family`` with its arc
 themselves default (for example ``num_key_value_heads`` = ``num_attention_heads`` in Llama) follow the same default there.
 """
 
+import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from commtax.catalog.families import deepseek, gemma, llama, minimax, older, qwen
+from commtax.catalog.completing import completed, text_section
+from commtax.catalog.families import deepseek, gemma, kimi, llama, minimax, nemotron, older, others, qwen
 from commtax.catalog.families.parts import ARCHITECTURES
 from commtax.catalog.fields import Fields
-from commtax.catalog.quantisation import quant_from
+from commtax.catalog.loader import suggest
+from commtax.catalog.quantisation import stored
 from commtax.files import Json
 from commtax.spec import Model
-from commtax.statement import Refusal
+from commtax.statement import Note, Refusal
 
-FAMILIES = (deepseek, gemma, llama, minimax, older, qwen)
+FAMILIES = (deepseek, gemma, kimi, llama, minimax, nemotron, older, others, qwen)
 """What fills the register."""
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "bf16": "bf16", "float": "fp32"}
+NOTHING = Model("", "", 1, 1, (), (), 1)
+"""What is read of a config that cannot be."""
+NEUTRAL = re.compile(
+    r"^(architectures|auto_map|model_type|transformers_version|text_config|quantization_config|torch_dtype|dtype|use_cache)$"
+    r"|_token_id$|^_|rope|rotary|dropout|initializer|norm_eps|epsilon|hidden_act|pretraining_tp|loss|output_(attentions|hidden)"
+)
+"""Fields that change no size, no count and no cost."""
 
 
-def from_config(config: Mapping[str, Json], key: str) -> Model:
-    """The model that a ``config.json`` describes; ``ValueError`` names the architecture or the fields at fault."""
+def from_config(config: Mapping[str, Json], key: str, read_as: str = "") -> Model:
+    """The model that a ``config.json`` describes; ``Refusal`` names the architecture or the fields at fault.
+
+    ``read_as``: the family whose fields they are taken for, whatever architecture the config names.
+    """
     names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+    own = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    name = family_named(read_as, config) if read_as else own
     if name not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise Refusal(f"model {key}: architecture {name or 'missing'} is not supported (known: {known})", "model")
+        raise Refusal(f"model {key}: architecture {own or 'missing'} is not supported{_nearest(config, own)}", "model")
+    whole, notes = completed(config, ARCHITECTURES[name].shared)
+    model, fields = _read(name, whole)
+    if fields.bad:
+        raise Refusal(f"model {key}: {name} config lacks or has unreadable fields: {', '.join(dict.fromkeys(fields.bad))}", "model")
+    if read_as:
+        notes.append(
+            Note("read-as", f"assumed: {own or 'a config without an architecture'} is read as {name}{_ignored(config, fields)}")
+        )
+    return replace(
+        model,
+        key=key,
+        architecture=name,
+        dtype=_dtype(fields, key),
+        quant=stored(config, name, key),
+        residual_stream=not ARCHITECTURES[name].plain_residual,
+        moe_sequence_parallel=ARCHITECTURES[name].sequence_parallel_moe,
+        notes=(*notes, *dict.fromkeys(fields.notes)),
+    )
+
+
+def _read(name: str, config: Mapping[str, Json]) -> tuple[Model, Fields]:
+    """What a family makes of a config, and the fields with what is wrong with them."""
     fields = Fields(config)
+    model = NOTHING
     try:
         model = ARCHITECTURES[name].read(fields)
         if any(x < 1 for a in model.attentions for x in (a.head_dim, a.v_head_dim, a.num_kv_heads)):
             fields.bad.append("hidden_size (smaller than the number of heads)")
-    except (TypeError, ZeroDivisionError, AttributeError, KeyError, IndexError) as error:
+        if not model.attentions:
+            fields.bad.append("layers (none has attention)")
+    except (TypeError, ZeroDivisionError, AttributeError, KeyError, IndexError, ValueError) as error:
         fields.bad.append(f"a field of the wrong type ({error})")
-    if fields.bad:
-        raise Refusal(f"model {key}: {name} config lacks or has unreadable fields: {', '.join(dict.fromkeys(fields.bad))}", "model")
-    quant = config.get("quantization_config")
-    return replace(
-        model,
-        key=key,
-        notes=tuple(fields.notes),
-        architecture=name,
-        dtype=_dtype(fields, key),
-        quant=quant_from(quant, key) if quant else None,
-        residual_stream=not ARCHITECTURES[name].plain_residual,
-        moe_sequence_parallel=ARCHITECTURES[name].sequence_parallel_moe,
-    )
+    return model, fields
+
+
+def family_named(name: str, config: Mapping[str, Json]) -> str:
+    """The architecture that ``--as`` names: itself, or by its family's name; with a vision tower where the config has sections."""
+    wanted = _plain(name)
+    known = [a for a in ARCHITECTURES if wanted in (_plain(a), _plain(short(a)))]
+    if not known:
+        families = sorted({short(a) for a in ARCHITECTURES})
+        raise Refusal(f"as '{name}': no such family{suggest(name, families)} ({', '.join(families)})", "as", families)
+    nested = isinstance(config.get("text_config"), Mapping)
+    return max(known, key=lambda a: a.endswith("ForConditionalGeneration") == nested)
+
+
+def short(architecture: str) -> str:
+    """The name that one types for a family."""
+    return re.sub(r"(ForCausalLM|ForConditionalGeneration|LMHeadModel)$", "", architecture).lower()
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _nearest(config: Mapping[str, Json], own: str) -> str:
+    """The family that can read the config and knows most of its fields; of equals the one of the most similar name."""
+
+    def fit(name: str) -> tuple[int, float]:
+        whole, _ = completed(config, ARCHITECTURES[name].shared)
+        fields = _read(name, whole)[1]
+        used = len(fields.asked & {*config, *text_section(config)})
+        return (-1 if fields.bad else used), difflib.SequenceMatcher(None, own, name).ratio()
+
+    name = max(ARCHITECTURES, key=fit)
+    if fit(name)[0] < 0:
+        return f", and no family has the fields that it needs; the nearest by name is {short(name)}"
+    return f"; nearest family: {short(name)} (--as {short(name)} reads it so, labelled as assumed)"
+
+
+def _ignored(config: Mapping[str, Json], fields: Fields) -> str:
+    """What that family has no use for, but for what never changes a size or a cost."""
+    names = dict.fromkeys((*config, *text_section(config)))
+    left = [name for name in names if name not in fields.asked and not NEUTRAL.search(name)]
+    return f"; ignored: {', '.join(left)}" if left else "; no field is ignored"
 
 
 def _dtype(fields: Fields, key: str) -> str:

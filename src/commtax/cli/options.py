@@ -143,11 +143,14 @@ COUNT, SHARE, TIME = Kind("N", parse_count), Kind("F", parse_fraction), Kind("TI
 LENGTH, NUMBER = Kind("N|DIST", _length), Kind("F", _number)
 BYTES, BINARY = Kind("SIZE", parse_bytes), Kind("SIZE", _binary)
 OPTIONS: Mapping[str, Option] = {
-    "cluster": Option("Where", "TEXT", "", "A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts.", ("--cluster", "-c")),
+    "cluster": Option(
+        "Where", "TEXT", "", "A host by name, 8xh100-sxm, 2x8xh100-sxm for two hosts, or your own FILE.toml.", ("--cluster", "-c")
+    ),
     "intra": Option("Where", "LINK", "", "Another link inside a host."),
     "inter": Option("Where", "LINK", "", "Another fabric between hosts."),
     "nics": Option("Where", COUNT, None, "NICs a host has."),
     "engine": Option("Where", "NAME", "", ENGINES, ("--engine", "-e")),
+    "read_as": Option("Where", "FAMILY", "", "An unknown architecture's config, read as a family's: llama, qwen3moe …", ("--as",)),
     "pasted": Option("Where", "COMMAND|FILE", "", "A launch command: vllm serve … -tp 8, torchrun …", ("--from",)),
     "topo": Option("Where", "FILE", "", "nvidia-smi topo -m: which GPUs to take, and the link they have."),
     "profile": Option("Where", "FILE", "", "A machine's own constants (commtax calibrate, commtax measure calibrate)."),
@@ -238,7 +241,7 @@ OPTIONS: Mapping[str, Option] = {
     "as_json": Option("Output", bool, False, "Print a JSON document (versioned schema, units in the names).", ("--json",)),
 }
 PLACE = ("cluster", "intra", "inter", "nics")
-WHERE = (*PLACE, "engine")
+WHERE = (*PLACE, "engine", "read_as")
 PASTED = ("pasted", "topo")
 AXES = (*SIZES[2:], "sequence_parallel", "dtype", "kv_dtype")
 LAID = (*SIZES[:2], *AXES, "replicas")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from commtax.cost.caches import entry_bytes
-from commtax.cost.entries import choose, chosen_pairs, prompt_sizes, read, scans, seen_in_decode
+from commtax.cost.entries import Makers, choose, chosen_pairs, prompt_sizes, read, scans, seen_in_decode
 from commtax.cost.forms.latent import Reading
 from commtax.cost.kernel import Kernel, Step
 from commtax.spec import Attention, Compressed, Number
@@ -32,7 +32,7 @@ def projections(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
 
 def selector(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """A selector over compressed entries, with a compressor of its own."""
-    if x := a.indexer:
+    if (x := a.indexer) and x.own:
         m, h, rows = _compressed(a), s.model.hidden, s.rows
         yield s.gemm("selector queries", "projections", "", count, rows, x.num_heads * x.head_dim, m.q_rank, "attn.indexer.wq_b")
         yield s.gemm("selector keys and weights", "projections", "", count, rows, x.num_heads + 2 * m.overlap * x.head_dim, h)
@@ -67,3 +67,18 @@ def _entries(length: Number, a: Attention, m: Compressed) -> Number:
 def _compressed(a: Attention) -> Compressed:
     assert a.compressed
     return a.compressed
+
+
+def attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    yield from selector(s, a, count)
+    yield from decode(s, a, count)
+    yield from prefill(s, a, count)
+
+
+def trained(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    """A selector's matrices are met as all others are."""
+    yield from projections(s, a, count)
+    yield from (k for k in selector(s, a, count) if k.form == "gemm")
+
+
+MAKERS = Makers(projections, attention, trained)

@@ -14,7 +14,7 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.cost import blocks, compressed, latent
 from commtax.cost.caches import kv_bytes_per_token_layer
-from commtax.cost.entries import causal_pairs, chosen_pairs
+from commtax.cost.entries import causal_pairs, chosen_pairs, projections
 from commtax.cost.kernel import Kernel, Step, input_bytes
 from commtax.cost.placement import expert_tp, experts_reach, tokens_split
 from commtax.cost.tensors import padded_vocab
@@ -44,8 +44,8 @@ def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine
 
 def head_kernel(model: Model, plan: Plan, rows: Number, engine: Engine) -> Kernel:
     """Logits of ``rows`` rows over this rank's part of the vocabulary."""
-    step = Step(model, plan, Workload(), rows, engine)
-    return step.gemm("head", "head", "", 1, rows, padded_vocab(model, plan, engine) / plan.tp, model.hidden)
+    step, name = Step(model, plan, Workload(), rows, engine), "" if model.tied else "lm_head"
+    return step.gemm("head", "head", "", 1, rows, padded_vocab(model, plan, engine) / plan.tp, model.hidden, name)
 
 
 Maker = Callable[[Step, Any, int], Iterator[Kernel]]
@@ -62,24 +62,21 @@ def _parts(model: Model, training: bool) -> tuple[tuple[Maker, object, int], ...
 
 
 def _mixing(mixer: Mixer | None, training: bool) -> Iterator[tuple[Maker, object]]:
-    """Projections are the same whatever the window. Training makes keys and values of every head, and sees whole prompts."""
+    """Projections are the same whatever the window. Training makes keys and values of every head."""
     if isinstance(mixer, Attention):
-        projections, *others = _makers(mixer)
-        yield latent.whole_projections if training and mixer.latent else projections, replace(mixer, window=0)
-        yield from ((make, mixer) for make in others if not training)
-        if training:
+        kind = (
+            latent.MAKERS if mixer.latent else compressed.MAKERS if mixer.compressed else blocks.MAKERS if mixer.indexer else None
+        )
+        if kind is None:
+            yield projections, replace(mixer, window=0)
+            yield _decode_attention, mixer
             yield _prefill_attention, mixer
-
-
-def _makers(a: Attention) -> tuple[Maker, ...]:
-    """What makes the kernels of a kind of attention: projections, then the rest."""
-    if a.latent:
-        return latent.projections, latent.selector, latent.decode, latent.prefill
-    if a.compressed:
-        return compressed.projections, compressed.selector, compressed.decode, compressed.prefill
-    if a.indexer:
-        return _projections, blocks.selector, blocks.decode, blocks.prefill
-    return _projections, _decode_attention, _prefill_attention
+        elif training:
+            yield kind.trained, replace(mixer, window=0)
+            yield _prefill_attention, mixer
+        else:
+            yield kind.projections, replace(mixer, window=0)
+            yield kind.attention, mixer
 
 
 def _widening(ffn: Mlp | Experts | None) -> Iterator[tuple[Maker, object]]:
@@ -90,18 +87,6 @@ def _widening(ffn: Mlp | Experts | None) -> Iterator[tuple[Maker, object]]:
 def _norms(s: Step, num_norms: int, count: int) -> Iterator[Kernel]:
     """Residual add and norm: reads hidden and residual, writes both."""
     yield s.small("norms", "norms", "", count * num_norms, s.rows * s.model.hidden * 4)
-
-
-def _projections(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
-    h, tp, rows = s.model.hidden, s.plan.tp, s.rows
-    kv = a.num_kv_heads / np.minimum(tp, a.num_kv_heads)
-    width = a.num_heads * a.head_dim / tp + kv * (a.head_dim + a.v_head_dim)
-    yield s.gemm("QKV projection", "projections", "qkv", count, rows, width, h, "self_attn.q_proj")
-    yield s.small("rotary and KV write", "projections", "rotary", 2 * count, rows * width)
-    if a.qk_norm and (launches := s.engine.kernels.head_norm_kernels):
-        yield s.small("query and key norms", "projections", "query", launches * count, rows * width)
-    width = a.num_heads * a.v_head_dim / tp
-    yield s.gemm("output projection", "projections", "output projection", count, rows, h, width, "self_attn.o_proj")
 
 
 def _cache(s: Step, a: Attention) -> tuple[Number, Number]:

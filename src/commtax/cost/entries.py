@@ -1,7 +1,7 @@
-"""What kernels of attention over shared entries have in common: reading them in decode, choosing them in prefill, scoring them."""
+"""What kinds of attention have in common: projections, reading entries in decode, choosing them in prefill, scoring them."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,6 +10,30 @@ from commtax.cost.caches import SCALE_BYTES
 from commtax.cost.forms.latent import Choosing, Reading, Scan
 from commtax.cost.kernel import Kernel, Step
 from commtax.spec import DTYPE_BYTES, Attention, Indexer, Number
+
+Maker = Callable[[Step, Attention, int], Iterator[Kernel]]
+
+
+@dataclass(frozen=True, slots=True)
+class Makers:
+    """What makes the kernels of a kind of attention: what a token meets alone, and what lets it see others."""
+
+    projections: Maker
+    attention: Maker
+    trained: Maker  # projections as training runs them
+
+
+def projections(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    """Queries, keys and values of a rank's heads, and their outputs."""
+    h, tp, rows = s.model.hidden, s.plan.tp, s.rows
+    kv = a.num_kv_heads / np.minimum(tp, a.num_kv_heads)
+    width = a.num_heads * a.head_dim / tp + kv * (a.head_dim + a.v_head_dim)
+    yield s.gemm("QKV projection", "projections", "qkv", count, rows, width, h, "self_attn.q_proj")
+    yield s.small("rotary and KV write", "projections", "rotary", 2 * count, rows * width)
+    if a.qk_norm and (launches := s.engine.kernels.head_norm_kernels):
+        yield s.small("query and key norms", "projections", "query", launches * count, rows * width)
+    width = a.num_heads * a.v_head_dim / tp
+    yield s.gemm("output projection", "projections", "output projection", count, rows, h, width, "self_attn.o_proj")
 
 
 def read(s: Step, form: str, count: int, shape: Reading, entry_bytes: Number, kv_dtype: str) -> Kernel:

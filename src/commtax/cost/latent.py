@@ -11,7 +11,7 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.caches import SCALE_BYTES, kv_bytes_per_token_layer
-from commtax.cost.entries import causal_pairs, choose, chosen_pairs, prompt_sizes, read, scans, seen_in_decode
+from commtax.cost.entries import Makers, causal_pairs, choose, chosen_pairs, prompt_sizes, read, scans, seen_in_decode
 from commtax.cost.forms.latent import HeadProduct, Prompts, Reading
 from commtax.cost.kernel import Kernel, Step
 from commtax.ledger import Place
@@ -40,12 +40,6 @@ def projections(s: Step, a: Attention, count: int, absorbed: bool | None = None)
     yield s.gemm("output projection", "projections", "output projection", count, rows, h, heads * a.v_head_dim, "self_attn.o_proj")
 
 
-def whole_projections(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
-    """Nothing is absorbed (training); a selector's matrices are met as all others are."""
-    yield from (k for k in projections(s, a, count, absorbed=False) if k.form != "head-product")
-    yield from (k for k in selector(s, a, count) if k.form == "gemm")
-
-
 def head_products(s: Step, a: Attention, m: Latent, count: int, rows: Number) -> Iterator[Kernel]:
     """Queries into the latents' space and outputs out of it, a matrix a head."""
     runs, heads = pick(np.asarray(rows) > 0, count, 0), a.num_heads / s.plan.tp
@@ -66,7 +60,7 @@ def head_product(rows: Number, heads: Number, dim: int, rank: int, stored: float
 
 def selector(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """The selector's own queries, keys and weights, and its scores over all cached tokens; every rank has it whole."""
-    if x := a.indexer:
+    if (x := a.indexer) and x.own:
         h, rows, rank = s.model.hidden, s.rows, _latent(a).q_rank or s.model.hidden
         yield s.gemm("selector queries", "projections", "", count, rows, x.num_heads * x.head_dim, rank, "self_attn.indexer.wq_b")
         yield s.gemm("selector keys and weights", "projections", "", count, rows, x.head_dim + x.num_heads, h)
@@ -99,10 +93,25 @@ def prefill(s: Step, a: Attention, count: int, absorbed: bool = False) -> Iterat
 
 def _latent_bytes(s: Step, a: Attention) -> Number:
     """Bytes of one token's latent (a selector's keys are read beside it)."""
-    beside = a.indexer.head_dim + SCALE_BYTES if a.indexer else 0
+    beside = a.indexer.head_dim + SCALE_BYTES if a.indexer and a.indexer.own else 0
     return kv_bytes_per_token_layer(a, s.plan.tp, s.plan.kv_dtype) - beside
 
 
 def _latent(a: Attention) -> Latent:
     assert a.latent
     return a.latent
+
+
+def attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    yield from selector(s, a, count)
+    yield from decode(s, a, count)
+    yield from prefill(s, a, count)
+
+
+def trained(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+    """Nothing is absorbed; a selector's matrices are met as all others are."""
+    yield from (k for k in projections(s, a, count, absorbed=False) if k.form != "head-product")
+    yield from (k for k in selector(s, a, count) if k.form == "gemm")
+
+
+MAKERS = Makers(projections, attention, trained)

@@ -1,5 +1,7 @@
 """A decoder, as its ``config.json`` tells it."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 
@@ -21,13 +23,15 @@ class Latent:
 class Indexer:
     """Sparse attention's selector: heads of its own score what is cached and keep the best ``top_k`` tokens.
 
-    Tokens are chosen one by one (DeepSeek-V3.2, GLM-5), or ``block`` at a time (MiniMax-M3).
+    Tokens are chosen one by one (DeepSeek-V3.2, GLM-5), or ``block`` at a time (MiniMax-M3). A layer may take the choice of an
+    earlier one: then it has no selector of its own (GLM-5.2).
     """
 
     num_heads: int
     head_dim: int
     top_k: int
     block: int = 1
+    own: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class DeltaNet:
     conv: int = 4
     decay_rank: int = 0
     gate_rank: int = 0
-    state_dtype: str = "fp32"
+    state_dtype: str = ""  # as its config.json says; "": the engine's own
 
     @property
     def channels(self) -> int:
@@ -106,7 +110,7 @@ class Mamba2:
     conv: int = 4
     conv_bias: bool = True
     bias: bool = False
-    state_dtype: str = "fp32"
+    state_dtype: str = ""  # as its config.json says; "": the engine's own
 
     @property
     def inner(self) -> int:
@@ -144,6 +148,7 @@ class Experts:
     router_bias: bool = False
     correction_bias: bool = False
     shared_gate: bool = False
+    shared_apart: bool = False  # shared experts and routed ones each have a norm before both are added
     latent: int = 0  # width that tokens are brought to before routed experts and back from after them; 0: the hidden one
     latent_norm: bool = False
     hashed: int = 0  # rows of a table that names each token's experts instead of a router's choice; 0: there is none
@@ -183,7 +188,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Quant:
-    """How a checkpoint stores its linear weights. ``block`` is the (out, in) tile that shares a scale; 0 = whole side."""
+    """How a checkpoint stores its linear weights. ``block`` is the (out, in) tile that shares a scale; 0 = whole side.
+
+    Modules with a format of their own have it in ``parts``: the first that holds a tensor stores it, and this one what is left.
+    Patterns of ``only`` and ``ignored`` are in the checkpoint's spelling, which ``spelled`` makes of ours, fragment by fragment.
+    """
 
     method: str
     dtype: str
@@ -194,6 +203,20 @@ class Quant:
     ignored: tuple[str, ...] = ()
     only: tuple[str, ...] = ()  # if given, only tensors that match are quantised
     weight_only: bool = False  # activations stay as they are (W4A16), whatever arithmetic the chip has
+    counted: tuple[tuple[str, int], ...] = ()  # patterns that stand for so many modules, where a file says how many
+    spelled: tuple[tuple[str, str], ...] = ()
+    parts: tuple[Quant, ...] = ()
+    kv_dtype: str = ""  # of the KV cache that the checkpoint brings scales for
+
+    @property
+    def formats(self) -> tuple[Quant, ...]:
+        """All of them, in the order in which they are asked for a tensor."""
+        return *self.parts, self
+
+    @property
+    def named(self) -> str:
+        """The number formats for people, the checkpoint's usual one first."""
+        return " + ".join(dict.fromkeys(quant.dtype for quant in (self, *self.parts)))
 
 
 TowerTensor = tuple[str, tuple[int, ...], int]

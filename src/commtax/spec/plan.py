@@ -68,6 +68,7 @@ class Plan:
     weights_dtype: str = ""  # "": as the checkpoint stores them
     activations_dtype: str = "bf16"
     kv_dtype: str = "bf16"
+    state_dtype: str = "fp32"  # of recurrent states where a model's config.json does not say
     grads_dtype: str = "bf16"
     tower: str = "weights"  # how tp ranks share a vision tower: "weights", or "data": each has it whole and looks at its pictures
 

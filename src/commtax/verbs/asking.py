@@ -279,10 +279,16 @@ def _plan(q: Question, engine: Engine) -> Plan:
         ep=plan.tp * plan.dp if np.all(np.asarray(plan.ep) == AUTO_EP) else plan.ep,
         order=engine.order,
         activations_dtype=activations,
-        kv_dtype=plan.kv_dtype or activations,
+        kv_dtype=plan.kv_dtype or _kept_dtype(q.model, engine) or activations,
+        state_dtype=engine.states.state_dtype or activations,
         microbatches=microbatches(q.batch, q.micro_batch) if q.trains else plan.microbatches,
         grads_dtype=engine.trains.grads_dtype,
     )
+
+
+def _kept_dtype(model: Model, engine: Engine) -> str:
+    """The type that an engine keeps a cache in where nobody asks for one; "": that of activations."""
+    return engine.states.compressed_kv_dtype if any(a.compressed for a in model.attentions) else ""
 
 
 def microbatches(batch: Number, micro_batch: Number) -> Number:
@@ -319,6 +325,7 @@ def terms_of(q: Question) -> Terms:
 def _remarks(q: Question) -> Iterator[Note]:
     """What else a plan should know: an uncalibrated version, an unusual host, weights the chip cannot multiply."""
     cluster, plan = q.cluster, q.plan
+    yield from q.model.notes
     if q.engine.note:
         yield Note("engine", q.engine.note)
     if cluster.remark:

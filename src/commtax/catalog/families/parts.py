@@ -18,7 +18,7 @@ class Family:
     read: Reader
     plain_residual: bool = False  # layers add the residual themselves, so that one tensor passes between stages
     sequence_parallel_moe: bool = False  # vLLM splits tokens over tp before experts that are spread over tp x dp
-    shared: tuple[str, ...] = ()  # fields that published configs leave out, and that models of one shape share
+    shared: tuple[str, ...] = ()  # fields that some configs leave out and models of one shape share; other names of one beside it
 
 
 ARCHITECTURES: dict[str, Family] = {}

@@ -1,6 +1,6 @@
 """Vision towers: their tensors from a few dimensions, and the sections of configs that give those."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from commtax.catalog.fields import Fields
 from commtax.spec import Tower, TowerTensor
@@ -162,3 +162,56 @@ def _merged(c: Fields) -> int:
         return int(sides[0] * sides[1])
     c.bad.append(f"merge_kernel_size={sides!r}")
     return 1
+
+
+def moonvit2(c: Fields, hidden: int) -> Tower:
+    """Kimi-K3's: no biases, RMS norms, heads wider than the hidden state shared out, a norm after the projector."""
+    h, patch, wide = c.need("vt_hidden_size"), c.number("patch_size", 14) or 14, c.need("vt_num_attention_heads")
+    grid = c.number("init_pos_emb_height", 64) * c.number("init_pos_emb_width", 64)
+    sizes = c.layers("vt_num_hidden_layers"), h, c.need("vt_intermediate_size"), wide, 3 * patch * patch
+    vit = Vit(*sizes, grid, c.number("qkv_hidden_size", h) // wide, bias=False, norm_bias=False, patch_bias=False)
+    merged = _merged(c)
+    rows = (*chain("projector", (merged * h, merged * h, hidden), bias=False), ("projector.norm", (hidden,), 1))
+    return tower(vit, patch, merged, rows)
+
+
+def minimax_tower(c: Fields, hidden: int, wide: int) -> Tower:
+    """MiniMax-M3's: CLIP's layers over patches of two frames, rotary positions, two matrices before the merge and two after."""
+    h, patch = c.need("hidden_size"), c.need("patch_size")
+    inner = c.section("img_token_compression_config") or c
+    merge, frames = inner.number("spatial_merge_size", 2) or 1, inner.number("temporal_patch_size", 2) or 1
+    plain = _plain(c, patch, 0)
+    sizes = plain.layers, h, plain.intermediate, plain.heads, plain.inputs * frames
+    vit = Vit(*sizes, patch_bias=False, first_norm=True, last_norm=False)
+    before, after = (
+        chain("vision.projector", (h, wide, wide), bias=True),
+        chain("projector", (merge * merge * wide, hidden, hidden), bias=True),
+    )
+    return replace(tower(vit, patch, merge * merge, after), tensors=(*_tensors(vit), *before))
+
+
+def gemma4_tower(c: Fields, hidden: int) -> Tower:
+    """Gemma 4's: gated, normed queries and keys, four norms a layer, positions of both axes, patches pooled."""
+    h, patch, side = c.need("hidden_size"), c.need("patch_size"), c.number("pooling_kernel_size", 3) or 1
+    plain = _plain(c, patch, 2 * c.number("position_embedding_size", 10240))
+    sizes = plain.layers, h, plain.intermediate, plain.heads, plain.inputs
+    flags = {"gated": True, "bias": False, "norm_bias": False, "qk_norm": True, "patch_bias": False, "last_norm": False}
+    vit = Vit(*sizes, plain.positions, c.number("head_dim", 0), norms=4, **flags)
+    scaled: tuple[TowerTensor, ...] = (("projector.standard", (h,), 2),) if c.flag("standardize") else ()
+    return tower(vit, patch, side * side, (*scaled, *chain("projector", (h, hidden), bias=False)))
+
+
+def step_tower(c: Fields, hidden: int, bias: bool) -> Tower:
+    """Step-3.7's: a perception encoder with scaled layers; two convolutions over 3 x 3 patches, each halving both sides."""
+    c = c.with_(hidden_size=c.get("width") or c.get("hidden_size"), num_hidden_layers=c.get("layers") or c.get("num_hidden_layers"))
+    c = c.with_(num_attention_heads=c.get("heads") or c.get("num_attention_heads"))
+    h, patch, ratio = c.need("hidden_size"), c.need("patch_size"), c.get("mlp_ratio")
+    if isinstance(ratio, (int, float)) and 0 < ratio < 1000:
+        c = c.with_(intermediate_size=int(h * ratio))
+    plain = _plain(c, patch, (c.need("image_size") // patch) ** 2)
+    sizes = plain.layers, h, plain.intermediate, plain.heads, plain.inputs
+    vit = Vit(*sizes, plain.positions, patch_bias=False, first_norm=True, last_norm=False)
+    scales: TowerTensor = ("vision.scales", (h,), 2 * plain.layers)
+    folded = (*_biased("projector.fold_0", (2 * h, 9 * h), 1), *_biased("projector.fold_1", (4 * h, 18 * h), 1))
+    made = tower(vit, patch, 16, (*folded, *chain("projector", (4 * h, hidden), bias)))
+    return replace(made, tensors=(*made.tensors, scales))

@@ -82,10 +82,11 @@ def _launches(kind: str, words: Words, batch: Array) -> Iterator[Kernel]:
 def _latent(s: Step, a: Attention, words: Words) -> Iterator[Kernel]:
     if words["kernel_source"] in SOURCES["dense"]:
         a = replace(a, indexer=None)
+    if a.indexer and words["kernel_source"] in SOURCES["without_selector"]:
+        a = replace(a, indexer=replace(a.indexer, own=False))
     absorbed = a.indexer is not None or words["kernel_source"] in SOURCES["absorbed"]
     yield from latent.projections(s, a, 1, absorbed)
-    if words["kernel_source"] not in SOURCES["without_selector"]:
-        yield from latent.selector(s, a, 1)
+    yield from latent.selector(s, a, 1)
     yield from latent.decode(s, a, 1)
     yield from latent.prefill(s, a, 1, absorbed)
 
