@@ -15,10 +15,12 @@ from commtax.arrays import pick
 from commtax.catalog.fabric import fabric, kernel_constants
 from commtax.cost.collectives import Choice
 from commtax.cost.compute import step_kernels
-from commtax.cost.kernel import Kernel
+from commtax.cost.inventory import Tensor, inventory
+from commtax.cost.kernel import Kernel, Step
 from commtax.cost.placement import Span
 from commtax.cost.pricing import Terms
 from commtax.cost.serving import Load, Served, Steps
+from commtax.cost.tensors import Held
 from commtax.ledger import Item, Line
 from commtax.question import WhatIf
 from commtax.spec import (
@@ -82,6 +84,9 @@ SAMPLES = {
     tuple[Path, ...]: fabric("vllm", CLUSTER).paths["all-reduce"],
     Quant | None: None,
     Mixer | None: Mamba2(16, 64, 4, 128),
+    Tensor: inventory(MODEL)[-5],
+    list[Held]: [Held(inventory(MODEL)[-5], 3, NUMBERS * 1.0, NUMBERS * 1.0)],
+    Step: Step(MODEL, replace(PLAN, lora_rank=16, max_loras=2), WORK, WORK.rows, ENGINE),
 }
 SPECIAL = {  # arguments whose type does not tell their meaning
     ("share", "split"): "kv",
@@ -145,7 +150,7 @@ def at(value, i):
         is_dataclass(value)
         and not isinstance(value, type)
         and type(value).__name__
-        in ("Plan", "Workload", "TrainStep", "Kernel", "Span", "Choice", "Network", "Load", "Steps", "Served", "Terms")
+        in ("Plan", "Workload", "TrainStep", "Kernel", "Span", "Choice", "Network", "Load", "Steps", "Served", "Terms", "Step")
     ):
         return replace(value, **{f.name: at(getattr(value, f.name), i) for f in fields(value)})
     return value

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from commtax.arrays import pick
+from commtax.cost.adapters import adapter_kernels
 from commtax.cost.caches import kv_bytes_per_token_layer
 from commtax.cost.kernel import Kernel, Step, input_bytes
 from commtax.cost.placement import expert_tp, experts_reach, tokens_split
@@ -35,7 +36,7 @@ def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine:
 def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> list[Kernel]:
     """The kernels of all layers."""
     step = Step(model, plan, work, rows, engine)
-    return [kernel for make, thing, count in _parts(model) for kernel in make(step, thing, count)]
+    return [*(kernel for make, thing, count in _parts(model) for kernel in make(step, thing, count)), *adapter_kernels(step)]
 
 
 def head_kernel(model: Model, plan: Plan, rows: Number, engine: Engine) -> Kernel:

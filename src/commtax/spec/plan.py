@@ -69,6 +69,8 @@ class Plan:
     activations_dtype: str = "bf16"
     kv_dtype: str = "bf16"
     grads_dtype: str = "bf16"
+    lora_rank: int = 0  # of adapters that are served beside the model; 0: none are
+    max_loras: int = 1  # … and how many of them at once
 
     @property
     def num_gpus(self) -> Number:
