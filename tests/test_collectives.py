@@ -47,7 +47,7 @@ def test_less_bandwidth_is_never_faster(path, nbytes, ranks, factor):
 
 SIZES = np.logspace(0, 10.5, 75)
 GROUPS = (2, 3, 4, 6, 8, 16, 72)
-FASTER = {"nvidia": ("pcie", "nvlink"), "amd": ("pcie", "xgmi"), "generic": ("memory",)}
+FASTER = {"nvidia": ("pcie", "nvlink"), "amd": ("pcie", "xgmi"), "intel": ("pcie",), "generic": ("memory",)}
 """The kinds of link that hosts of a vendor's chips can have."""
 
 
@@ -55,7 +55,7 @@ def links_of(chip):
     """All links that such a chip may have inside a host; Blackwell never had the NVLink of Volta or of consumer cards."""
     found = [catalog.link(key) for key in catalog.keys("links")]
     found = [x for x in found if x.scope == "intra" and x.kind in FASTER[chip.vendor]]
-    return [x for x in found if not (chip.family == "blackwell" and x.key in ("nvlink2", "nvlink-bridge-3090"))]
+    return [x for x in found if not (chip.family.startswith("blackwell") and x.key in ("nvlink2", "nvlink-bridge-3090"))]
 
 
 def joined_by(link):

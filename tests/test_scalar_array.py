@@ -4,6 +4,7 @@ import importlib
 import inspect
 import pkgutil
 import typing
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 
 import numpy as np
@@ -27,9 +28,11 @@ from commtax.spec import (
     Attention,
     Chip,
     Cluster,
+    DeltaNet,
     Engine,
     Experts,
     Fabric,
+    Hyper,
     KernelConstants,
     Mamba2,
     Mixer,
@@ -86,7 +89,9 @@ SAMPLES = {
     Mixer | None: Mamba2(16, 64, 4, 128),
     Tensor: inventory(MODEL)[-5],
     list[Held]: [Held(inventory(MODEL)[-5], 3, NUMBERS * 1.0, NUMBERS * 1.0)],
-    Step: Step(MODEL, replace(PLAN, lora_rank=16, max_loras=2), WORK, WORK.rows, ENGINE),
+    DeltaNet: DeltaNet(16, 32, 128, 128, decay_rank=64),
+    Mamba2: Mamba2(16, 64, 4, 128),
+    Step: Step(replace(MODEL, hyper=Hyper(4)), replace(PLAN, lora_rank=16, max_loras=2), WORK, WORK.rows, ENGINE),
 }
 SPECIAL = {  # arguments whose type does not tell their meaning
     ("share", "split"): "kv",
@@ -120,6 +125,9 @@ SCALAR = {
     *(
         "total_bytes",
         "kv_pool",
+        "compressed_widths",
+        "entry_bytes",
+        "unfinished_bytes",
         "default_utilization",
         "check_stored",
         "fewest_microbatches",
@@ -128,6 +136,8 @@ SCALAR = {
         "notes",
     ),
     *("surface", "by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line"),
+    *("widened",),
+    *("tower_kernels", "tower_items"),  # of a model that has one: tests/test_pictures.py
     *("comm_line", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }
 
@@ -158,7 +168,7 @@ def at(value, i):
 
 def flat(value):
     """All numbers in a result, in order."""
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, Iterator)):
         return [x for v in value for x in flat(v)]
     if isinstance(value, dict):
         return [x for v in value.values() for x in flat(v)]

@@ -15,10 +15,12 @@ from commtax.arrays import pick
 from commtax.cost.adapters import adapter_kernels
 from commtax.cost.caches import kv_bytes_per_token_layer
 from commtax.cost.kernel import Kernel, Step, input_bytes
+from commtax.cost.linear_attention import delta_kernels, mamba_kernels, stream_kernels
 from commtax.cost.placement import expert_tp, experts_reach, tokens_split
 from commtax.cost.tensors import padded_vocab
+from commtax.cost.tower import tower_kernels
 from commtax.ledger import Part, Place
-from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mixer, Mlp, Model, Number, Plan, Workload
+from commtax.spec import DTYPE_BYTES, Attention, DeltaNet, Engine, Experts, Latent, Mixer, Mlp, Model, Number, Plan, Workload
 
 LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
 """Mean of the largest of 1, 2, 4 … 256 standard normal values (Harter 1961)."""
@@ -27,6 +29,7 @@ LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
 def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> list[Kernel]:
     """Every kernel of one step, all pipeline stages in sequence."""
     kernels = [*layer_kernels(model, plan, work, rows, engine), head_kernel(model, plan, work.samples, engine)]
+    kernels += tower_kernels(Step(model, plan, work, rows, engine))
     if engine.key != "torch":
         step = Step(model, plan, work, rows, engine)
         kernels.append(step.small("embedding and final norm", "embedding", "", 2, rows * model.hidden * 4))
@@ -53,7 +56,8 @@ def _parts(model: Model) -> tuple[tuple[Maker, object, int], ...]:
     """The different parts of the layers and how many layers have each: layers that differ in one part share the others."""
     groups: dict[tuple[Maker, object], int] = {}
     for index, block in enumerate(model.blocks):
-        for key in (*_mixing(block.mixer), *_widening(block.ffn), (_norms, block.num_norms)):
+        halves = (block.mixer is not None) + (block.ffn is not None)
+        for key in (*_mixing(block.mixer), *_widening(block.ffn), (_norms, block.num_norms), (stream_kernels, halves)):
             groups[key] = groups.get(key, 0) + model.layers.count(index)
     return tuple((make, thing, count) for (make, thing), count in groups.items())
 
@@ -63,6 +67,10 @@ def _mixing(mixer: Mixer | None) -> Iterator[tuple[Maker, object]]:
         yield _projections, replace(mixer, window=0)
         yield _decode_attention, mixer
         yield _prefill_attention, mixer
+    elif isinstance(mixer, DeltaNet):
+        yield delta_kernels, mixer
+    elif mixer:
+        yield mamba_kernels, mixer
 
 
 def _widening(ffn: Mlp | Experts | None) -> Iterator[tuple[Maker, object]]:
@@ -105,7 +113,7 @@ def _latent_projections(s: Step, a: Attention, m: Latent, count: int) -> Iterato
     prompts = pick(np.asarray(work.prefill_tokens) > 0, count, 0)
     shape = (work.prefill_tokens, heads * (m.nope_dim + a.v_head_dim), m.kv_rank)
     yield s.gemm("key/value up-projection", "projections", "key", prompts, *shape, "self_attn.kv_b_proj")
-    if a.indexer:
+    if a.indexer and a.indexer.own:
         width = a.indexer.num_heads * a.indexer.head_dim + a.indexer.head_dim + a.indexer.num_heads
         yield s.gemm("token selector", "projections", "", count, rows, width, m.q_rank or h, "self_attn.indexer.wq_b")
 

@@ -136,7 +136,7 @@ def _attention(hidden: int, a: Attention) -> Iterator[Row]:
         yield from _linear("self_attn.g_proj", a.num_heads, hidden, "heads", "attention")
     if a.sinks:
         yield Row("self_attn.sinks", (a.num_heads,), "heads", "attention")
-    if a.indexer:
+    if a.indexer and a.indexer.own:
         yield from _indexer(hidden, a, a.indexer)
 
 
@@ -300,8 +300,9 @@ def mtp_params(model: Model) -> int:
 
 
 def num_active_params(model: Model, embedding: bool = True) -> int:
-    """Parameters one token uses: of each mixture, ``top_k`` experts. ``embedding=False`` leaves out the input table."""
-    used = (t for t in inventory(model) if t.active and (embedding or model.tied or t.part != "embedding"))
+    """Parameters one token of text uses: of each mixture, ``top_k`` experts. ``embedding=False`` leaves out the input table."""
+    parts = ("tower",) if embedding or model.tied else ("tower", "embedding")
+    used = (t for t in inventory(model) if t.active and t.part not in parts)
     return sum(_active_size(model, t) * copies(model, t) for t in used)
 
 

@@ -1,14 +1,22 @@
 """How long a kernel takes on a chip: its form (``forms``) with the constants of the chip's family, their source and spread."""
 
-from commtax.cost.forms import FORMS
+import math
+
+import numpy as np
+
+from commtax.cost.forms import CHIP_FORMS, FORMS
 from commtax.cost.forms.form import Parts, Table
 from commtax.cost.kernel import Kernel
-from commtax.spec import Chip, KernelConstants
+from commtax.spec import Chip, KernelConstants, Number
 from commtax.statement import Source
 
-ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise")
+ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise", *CHIP_FORMS)
 """Forms whose constants hold for any number format of the arithmetic."""
 UNMEASURED_SIGMA = 0.3  # of kernels that nobody measured on a chip
+TRANSFERRED_SIGMA = 0.16
+"""How far a family's constants lie on its other chips: the root mean square of ln of the share of the peak that large bf16 products
+attain there over that of the measured chip, H20 1.20, RTX 4090 1.35, RTX 3090 1.27, RTX A6000 0.93 (one public script), B300 1.05,
+GB200 1.00 (rows not fitted), H200 1.01."""
 
 
 def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float = 1.0) -> Parts:
@@ -19,8 +27,20 @@ def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float 
     table = constants.tables[table_of(kernel, constants)]
     if kernel.static_scales and "gemm.fp8-static" not in constants.tables:
         table = _static(table, constants.tables["gemm.bf16"])
-    fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak(kernel, chip, constants) * rate)
+    if kernel.form in CHIP_FORMS:
+        fixed, moving = CHIP_FORMS[kernel.form](kernel, table, chip, rate)
+    else:
+        fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak(kernel, chip, constants) * rate)
     return fixed * (1 - kernel.fused), moving
+
+
+def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
+    """What bandwidth and peak allow at the least; streams may find in the chip's cache what was just written."""
+    moved = kernel.nbytes
+    if kernel.form in CHIP_FORMS:
+        cold_bytes = getattr(kernel.shape, "cold_bytes", 0.0)
+        moved = np.maximum(cold_bytes, moved - chip.l2_bytes)
+    return np.maximum(moved / chip.memory_Bps, kernel.flops / peak(kernel, chip, constants))
 
 
 def peak(kernel: Kernel, chip: Chip, constants: KernelConstants) -> float:
@@ -52,7 +72,7 @@ def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
     """Where a kernel's price comes from; bf16's constants for narrower numbers only count fewer bytes, and that is assumed."""
     name = table_of(kernel, constants)
     family = f"were not measured on {constants.family} chips"
-    if constants.label.kind == "calibrated" and name not in constants.own:
+    if constants.label.kind in ("calibrated", "transferred") and name not in constants.own:
         if name == "gemm.bf16" and kernel.weight_bytes < 1:
             return Source("assumed", f"assumed: bf16 products on unpacked 4-bit weights {family}", "unpacked weights")
         if kernel.stored == "adapters":
@@ -66,8 +86,14 @@ def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
 
 def kernel_sigma(kernel: Kernel, constants: KernelConstants) -> float:
     """Standard deviation of the logarithm of a kernel's time inside a step."""
-    own = max(constants.sigma, constants.tables[table_of(kernel, constants)].get("sigma", 0.0))
-    return max(own, UNMEASURED_SIGMA) if kernel_source(kernel, constants).kind == "assumed" and own else own
+    source = kernel_source(kernel, constants)
+    own = widened(max(constants.sigma, constants.tables[table_of(kernel, constants)].get("sigma", 0.0)), source)
+    return max(own, UNMEASURED_SIGMA) if source.kind == "assumed" and own else own
+
+
+def widened(sigma: float, source: Source) -> float:
+    """A deviation on the chip that was measured, as it is on another one of the family."""
+    return math.hypot(sigma, TRANSFERRED_SIGMA) if source.kind == "transferred" else sigma
 
 
 def _static(fp8: Table, bf16: Table) -> Table:

@@ -27,6 +27,8 @@ def share(split: str, model: Model, plan: Plan, engine: Engine, units: int = 1) 
     tp = plan.tp
     if split == "full":
         return tp * 0 + 1.0
+    if split == "tower":
+        return tp * 0 + 1.0 if plan.tower == "data" else 1.0 / tp
     if split == "kv":
         return 1.0 / np.minimum(tp, units)
     if split == "vocab":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from commtax.spec.hardware import Citation
@@ -22,13 +23,15 @@ class Latent:
 class Indexer:
     """Sparse attention's selector: heads of its own score what is cached and keep the best ``top_k`` tokens.
 
-    Tokens are chosen one by one (DeepSeek-V3.2, GLM-5), or ``block`` at a time (MiniMax-M3).
+    Tokens are chosen one by one (DeepSeek-V3.2, GLM-5), or ``block`` at a time (MiniMax-M3). A layer may take the choice of an
+    earlier one: then it has no selector of its own (GLM-5.2).
     """
 
     num_heads: int
     head_dim: int
     top_k: int
     block: int = 1
+    own: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class DeltaNet:
     conv: int = 4
     decay_rank: int = 0
     gate_rank: int = 0
-    state_dtype: str = "fp32"
+    state_dtype: str = ""  # as its config.json says; "": the engine's own
 
     @property
     def channels(self) -> int:
@@ -107,7 +110,7 @@ class Mamba2:
     conv: int = 4
     conv_bias: bool = True
     bias: bool = False
-    state_dtype: str = "fp32"
+    state_dtype: str = ""  # as its config.json says; "": the engine's own
 
     @property
     def inner(self) -> int:
@@ -145,6 +148,7 @@ class Experts:
     router_bias: bool = False
     correction_bias: bool = False
     shared_gate: bool = False
+    shared_apart: bool = False  # shared experts and routed ones each have a norm before both are added
     latent: int = 0  # width that tokens are brought to before routed experts and back from after them; 0: the hidden one
     latent_norm: bool = False
     hashed: int = 0  # rows of a table that names each token's experts instead of a router's choice; 0: there is none
@@ -236,6 +240,11 @@ class Tower:
     gated: bool = False
     patches_per_token: int = 1
     patch: int = 14  # pixels of a patch's side
+
+    def patches(self, width: int, height: int) -> int:
+        """Patches of a picture, filled up to whole tokens."""
+        side = math.isqrt(self.patches_per_token)
+        return math.prod(side * math.ceil(pixels / (self.patch * side)) for pixels in (width, height))
 
 
 @dataclass(frozen=True, slots=True)

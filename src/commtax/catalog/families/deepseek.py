@@ -62,10 +62,11 @@ def _selectors(c: Fields, count: int) -> list[Indexer | None]:
     if "index_n_heads" not in c.config:
         return [None] * count
     own = Indexer(c.need("index_n_heads"), c.need("index_head_dim"), c.need("index_topk"))
+    taken = replace(own, own=False)
     listed = c.sequence("indexer_types", count) or _letters(c, count)
     every, offset = c.number("index_topk_freq", 1) or 1, c.number("index_skip_topk_offset", 2)
     full = [kind in ("full", "F") for kind in listed] if listed else [not max(i - offset + 1, 0) % every for i in range(count)]
-    return [own if chooses else None for chooses in full]
+    return [own if chooses else taken for chooses in full]
 
 
 def _letters(c: Fields, count: int) -> list[Json] | None:

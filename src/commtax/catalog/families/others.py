@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from commtax.catalog.families.deepseek import routed_layers
-from commtax.catalog.families.parts import MAX_PREDICTIONS, decoder, family, heads, layers, mlp, predicting, predictor
+from commtax.catalog.families.parts import MAX_PREDICTIONS, decoder, family, heads, layers, mlp, predicting, predictor, text_of
+from commtax.catalog.families.vision import step_tower, vision_of
 from commtax.catalog.fields import Fields
 from commtax.spec import Attention, Block, Experts, Model
 
@@ -75,6 +76,12 @@ def _step(c: Fields) -> Model:
     return replace(model, mtp=(further,) * c.number("num_nextn_predict_layers", 0, MAX_PREDICTIONS))
 
 
+@family("Step3p7ForConditionalGeneration", shared=("vision_config", "attention_other_setting num_sliding_attention_heads"))
+def _step_seeing(c: Fields) -> Model:
+    model, vision = _step(text_of(c)), vision_of(c)
+    return replace(model, tower=step_tower(vision, model.hidden, c.flag("projector_bias"))) if vision else model
+
+
 def _step_heads(c: Fields) -> Attention:
     kv = c.get("num_attention_groups") or c.get("num_key_value_heads")
     attention = heads(c.with_(num_key_value_heads=kv), qk_norm="head" if c.flag("use_qk_norm", True) else "")
@@ -87,6 +94,8 @@ def _step_near(c: Fields) -> Attention:
     given = {name: other.get(name) for name in ("num_attention_heads", "num_attention_groups", "head_dim")} if other else {}
     if not given and c.get("num_sliding_attention_heads") is not None:
         given = {"num_attention_heads": c.get("num_sliding_attention_heads")}
+    elif not given:
+        c.default("attention_other_setting", "layers with a window have as many heads as the others")
     own = c.with_(**{name: value for name, value in given.items() if value is not None})
     return replace(_step_heads(own), window=c.number("sliding_window", 0))
 

@@ -199,3 +199,19 @@ def gemma4_tower(c: Fields, hidden: int) -> Tower:
     vit = Vit(*sizes, plain.positions, c.number("head_dim", 0), norms=4, **flags)
     scaled: tuple[TowerTensor, ...] = (("projector.standard", (h,), 2),) if c.flag("standardize") else ()
     return tower(vit, patch, side * side, (*scaled, *chain("projector", (h, hidden), bias=False)))
+
+
+def step_tower(c: Fields, hidden: int, bias: bool) -> Tower:
+    """Step-3.7's: a perception encoder with scaled layers; two convolutions over 3 x 3 patches, each halving both sides."""
+    c = c.with_(hidden_size=c.get("width") or c.get("hidden_size"), num_hidden_layers=c.get("layers") or c.get("num_hidden_layers"))
+    c = c.with_(num_attention_heads=c.get("heads") or c.get("num_attention_heads"))
+    h, patch, ratio = c.need("hidden_size"), c.need("patch_size"), c.get("mlp_ratio")
+    if isinstance(ratio, (int, float)) and 0 < ratio < 1000:
+        c = c.with_(intermediate_size=int(h * ratio))
+    plain = _plain(c, patch, (c.need("image_size") // patch) ** 2)
+    sizes = plain.layers, h, plain.intermediate, plain.heads, plain.inputs
+    vit = Vit(*sizes, plain.positions, patch_bias=False, first_norm=True, last_norm=False)
+    scales: TowerTensor = ("vision.scales", (h,), 2 * plain.layers)
+    folded = (*_biased("projector.fold_0", (2 * h, 9 * h), 1), *_biased("projector.fold_1", (4 * h, 18 * h), 1))
+    made = tower(vit, patch, 16, (*folded, *chain("projector", (4 * h, hidden), bias)))
+    return replace(made, tensors=(*made.tensors, scales))

@@ -112,16 +112,17 @@ def read(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Ker
         return KernelTable(kind, system, 0)
     text = {column: np.array([row[i] for row in rows], dtype=object) for i, column in enumerate(header)}
     names = (*kind.needed, *kind.from_zero)
-    sizes = {c: _numbers(text[c]) if c in text else np.zeros(len(rows)) for c in names}
+    sizes = {c: _numbers(text[c], c in kind.from_zero) if c in text else np.zeros(len(rows)) for c in names}
     time = next(c for c in TIMES if c in header)
     return KernelTable(kind, system, len(rows), catalog.chip(chip), text, {**sizes, "seconds": _numbers(text[time]) * TIMES[time]})
 
 
-def _numbers(column: Array) -> Array:
+def _numbers(column: Array, may_lack: bool = False) -> Array:
+    """A column as numbers; an empty cell is 0 where a size may be: no window, nothing cached."""
     try:
         return column.astype(float)
     except ValueError:
-        return np.array([_number(x) for x in column])
+        return np.array([_number(x or "0" if may_lack else x) for x in column])
 
 
 def _number(text: str) -> float:
@@ -136,6 +137,7 @@ def of_several(rows: Sequence[Row]) -> Iterator[tuple[list[int], KernelTable]]:
     for system, tail in dict.fromkeys((row["system"], row["form"]) for row in rows):
         index = [i for i, row in enumerate(rows) if (row["system"], row["form"]) == (system, tail)]
         dtype = KINDS[tail].dtype if tail in KINDS else ""
-        own: list[dict[str, Any]] = [{dtype: rows[i]["dtype"], **rows[i], "latency_us": rows[i]["us"]} for i in index]
+        formats = ({dtype: rows[i]["dtype"]} if dtype else {} for i in index)
+        own: list[dict[str, Any]] = [{**f, **rows[i], "latency_us": rows[i]["us"]} for f, i in zip(formats, index, strict=True)]
         header = [name for name in own[0] if any(row[name] for row in own)]
         yield index, read(f"{system}_{tail}", header, [[row[name] for name in header] for row in own])
