@@ -3,6 +3,7 @@
 import json
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import commtax
 from cli_run import run_here
 from commtax import catalog
+from commtax.catalog.checkpoints import rules
 from commtax.catalog.hf import from_config
 from commtax.catalog.models import origin, variant
 from commtax.catalog.quantisation import stored
@@ -195,6 +197,39 @@ def test_ids_of_quantised_checkpoints_resolve(name, key, dtype, kv):
     assert num_params(model) == num_params(catalog.model(key))
     (note,) = [str(n) for n in model.notes if n.code == "taken-as"]
     assert note.startswith(f"{name} is taken as {key} with ")
+
+
+def test_every_id_that_a_rule_knows_resolves():
+    for rule in rules():
+        for name in rule.ids:
+            model = catalog.model(name)
+            assert model.quant, name
+            assert "not at hand" not in str(model.notes[-1])
+
+
+SHARED = Path(__file__).parents[2] / "shared/data/model_configs.json"
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="needs ../shared/data/model_configs.json, which a clone does not have")
+@pytest.mark.parametrize("name", ["Kimi-K2.6", "GLM-5.2", "MiniMax-M3", "NVIDIA-Nemotron-3-Nano-30B-A3B", "DeepSeek-V4-Flash"])
+def test_rules_say_what_configs_say(name):
+    """Bytes of a checkpoint by its name are those by its own config."""
+    name = f"nvidia/{name}-NVFP4"
+    ours, theirs = catalog.model(name), from_config(json.loads(SHARED.read_text())[name], name)
+    assert num_params(ours) == num_params(theirs)
+    assert total_bytes(ours, Plan()) == pytest.approx(total_bytes(theirs, Plan()), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("key", "nbytes", "within"),
+    [
+        ("moonshotai/Kimi-K3", 1_560_860_324_864, 2e-5),  # sum over 96 shard headers; its 11 M fp32 values are counted as bf16
+        ("openai/gpt-oss-120b", 65_248_815_744, 1e-12),  # total_size of model.safetensors.index.json
+        ("openai/gpt-oss-20b", 13_761_264_768, 1e-12),
+    ],
+)
+def test_stored_bytes_of_checkpoints(key, nbytes, within):
+    assert total_bytes(catalog.model(key), Plan()) == pytest.approx(nbytes, rel=within)
 
 
 def test_names_that_only_look_alike_do_not_resolve():
