@@ -13,6 +13,7 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost import blocks, compressed, latent
+from commtax.cost.adapters import adapter_kernels
 from commtax.cost.caches import kv_bytes_per_token_layer
 from commtax.cost.entries import causal_pairs, chosen_pairs, projections
 from commtax.cost.kernel import Kernel, Step, input_bytes
@@ -40,7 +41,8 @@ def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine:
 def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine, training: bool = False) -> list[Kernel]:
     """The kernels of all layers. ``training`` absorbs nothing: keys and values of every head are made."""
     step = Step(model, plan, work, rows, engine)
-    return [kernel for make, thing, count in _parts(model, training) for kernel in make(step, thing, count)]
+    layers = (kernel for make, thing, count in _parts(model, training) for kernel in make(step, thing, count))
+    return [*layers, *adapter_kernels(step)]
 
 
 def head_kernel(model: Model, plan: Plan, rows: Number, engine: Engine) -> Kernel:

@@ -75,6 +75,8 @@ def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
     if constants.label.kind in ("calibrated", "transferred") and name not in constants.own:
         if name == "gemm.bf16" and kernel.weight_bytes < 1:
             return Source("assumed", f"assumed: bf16 products on unpacked 4-bit weights {family}", "unpacked weights")
+        if kernel.stored == "adapters":
+            return Source("assumed", f"assumed: adapters' products, as other small ones, {family}", "adapters")
         if kernel.stored == "mxfp8" and name != "gemm.mxfp8":
             return Source("assumed", f"assumed: products of MXFP8, as fp8's, {family}", "MXFP8 products")
         if name == "decode.bf16" and kernel.weight_bytes < 2:

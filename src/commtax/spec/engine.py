@@ -107,6 +107,8 @@ class MemoryHabits:
     rotary_table: bool = False  # keeps cosines and sines of every position
     mxfp4_multiple: int = 1  # kernels for mxfp4 experts pad the hidden side to this, and a rank's width to …
     mxfp4_width_multiple: int = 1
+    lora: bool = False  # serves LoRA adapters …
+    lora_ranks: tuple[int, ...] = ()  # … with room for these ranks alone; none: any
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,6 +218,11 @@ class Quant:
         """The number formats for people, the checkpoint's usual one first."""
         return " + ".join(dict.fromkeys(quant.dtype for quant in (self, *self.parts)))
 
+    @property
+    def told(self) -> str:
+        """… and the method, where it does not say the same."""
+        return self.named if self.method in self.named else f"{self.method} {self.named}"
+
 
 TowerTensor = tuple[str, tuple[int, ...], int]
 """Name and shape of a tensor, and how many there are of it."""
