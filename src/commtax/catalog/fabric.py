@@ -5,6 +5,7 @@ A library's file tells what was measured on which chips and links; what it does 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -296,15 +297,20 @@ def _kernel_constants(engine: str, chip: str, wanted: str) -> KernelConstants:
     family = wanted if wanted in known else "generic"
     layers = [table("kernels", family)] + ([table("kernels", chip)] if chip in known else [])
     unmeasured = Source("assumed", f"assumed: no kernels were measured on {wanted} chips", f"kernels of {wanted}")
-    tables = _other_forms(layers[0])
+    others = _other_forms(layers[0])
+    tables = others
     for layer in layers:  # a chip of its own corrects its family, an engine's own kernels either
         tables = _with_own(tables | _tables(layer), _tables(layer.get("engine", {}).get(engine, {})))
-    return KernelConstants(family, CALIBRATED if layers[0]["measured"] else unmeasured, tables)
+    label = CALIBRATED if layers[0]["measured"] else unmeasured
+    moved = Source("transferred", f"transferred: measured on other families than {wanted}", f"kernels of others than {wanted}")
+    own = {name: moved for name, c in others.items() if label == CALIBRATED and tables.get(name) is c}
+    return KernelConstants(family, label, tables, own)
 
 
 def _other_forms(family: Table) -> dict[str, Mapping[str, float]]:
     """Constants of other chips for the forms that nobody measured on this family."""
-    return {name: c for name, c in _tables(table("kernels", "generic")).items() if name.partition(".")[0] not in family}
+    known = {form.partition("-")[0] for form in family}
+    return {name: c for name, c in _tables(table("kernels", "generic")).items() if re.split(r"[.-]", name)[0] not in known}
 
 
 def _with_own(tables: dict[str, Mapping[str, float]], own: dict[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:

@@ -79,7 +79,7 @@ def constants(own: Profile, engine: Engine, chip: Chip) -> KernelConstants:
     """The family's kernel constants with the measured ones in their place."""
     usual = kernel_constants(engine, chip)
     tables = {**usual.tables, **own.tables}
-    return replace(usual, tables=tables, own=dict.fromkeys(own.tables, own.label))
+    return replace(usual, tables=tables, own={**usual.own, **dict.fromkeys(own.tables, own.label)})
 
 
 def same_link(own: Profile, which: str, cluster: Cluster) -> bool:

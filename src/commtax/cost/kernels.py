@@ -8,6 +8,15 @@ from commtax.statement import Source
 
 ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise")
 """Forms whose constants hold for any number format of the arithmetic."""
+STAND_INS = {
+    "fp8-static": ("fp8",),
+    "fp8": ("fp8-static",),
+    "nvfp4": ("mxfp4", "int4"),
+    "mxfp4-fp8": ("nvfp4", "mxfp4", "int4"),
+    "mxfp4": ("int4",),
+    "int4": ("mxfp4",),
+}
+"""Number formats whose constants serve one that was not measured, nearest first."""
 UNMEASURED_SIGMA = 0.3  # of kernels that nobody measured on a chip
 
 
@@ -39,10 +48,20 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     """The table that prices a kernel: of its form and arithmetic, bf16's where that was not measured."""
     if kernel.static_scales and "gemm.fp8-static" in constants.tables:
         return "gemm.fp8-static"
+    if store := getattr(kernel.shape, "store", ""):
+        return _stored_table(kernel.form, store, constants)
     narrow = kernel.form == "decode" and kernel.weight_bytes == 1
     kind = "fp8" if narrow else "bf16" if kernel.form in ANY_ARITHMETIC else kernel.dtype
     name = f"{kernel.form}.{kind}"
     return name if name in constants.tables else f"{kernel.form}.bf16"
+
+
+def _stored_table(form: str, store: str, constants: KernelConstants) -> str:
+    """The table of an implementation of a form and a number format; of the form's usual one, or the nearest format, where that was
+    not measured."""
+    usual = form.partition("-")[0]
+    names = [f"{one}.{kind}" for kind in (store, *STAND_INS.get(store, ()), "bf16") for one in (form, usual)]
+    return next(name for name in names if name in constants.tables)
 
 
 def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
@@ -60,7 +79,7 @@ def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
 def kernel_sigma(kernel: Kernel, constants: KernelConstants) -> float:
     """Standard deviation of the logarithm of a kernel's time inside a step."""
     own = max(constants.sigma, constants.tables[table_of(kernel, constants)].get("sigma", 0.0))
-    return max(own, UNMEASURED_SIGMA) if kernel_source(kernel, constants).kind == "assumed" and own else own
+    return max(own, UNMEASURED_SIGMA) if kernel_source(kernel, constants).kind in ("assumed", "transferred") and own else own
 
 
 def _static(fp8: Table, bf16: Table) -> Table:

@@ -5,7 +5,7 @@ p-norm is at least its largest term, so no kernel beats bytes / bandwidth or FLO
 ``catalog/kernels``, one file a family of chips.
 """
 
-from commtax.cost.forms import attention, products
+from commtax.cost.forms import attention, experts, products
 from commtax.cost.forms.form import Form
 
-FORMS: dict[str, Form] = {**products.FORMS, **attention.FORMS}
+FORMS: dict[str, Form] = {**products.FORMS, **attention.FORMS, **experts.FORMS}
