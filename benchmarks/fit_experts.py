@@ -252,11 +252,10 @@ def tell(what: str, priced: list[tuple[Sample, dict[str, float], bool]]) -> None
     """Medians and ninth deciles of the errors of rows with equal loads, and with others."""
     errors = np.concatenate([np.abs(np.expm1(s.logs(table, fitted))) for s, table, fitted in priced])
     equal = np.concatenate([s.parts[fitted][2] for s, _, fitted in priced])
-    told = [
-        f"{n} {np.median(errors[m]):6.1%} ({np.quantile(errors[m], 0.9):6.1%})"
-        for n, m in (("balanced", equal), ("power law", ~equal))
-        if np.any(m)
-    ]
+    told = []
+    for name, some in (("balanced", equal), ("power law", ~equal)):
+        if np.any(some):
+            told.append(f"{name} {np.median(errors[some]):6.1%} ({np.quantile(errors[some], 0.9):6.1%})")
     print(f"| {what:40s} | {len(errors):6d} | {' | '.join(told)} |", flush=True)
 
 

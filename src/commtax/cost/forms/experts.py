@@ -20,8 +20,8 @@ HALF = 0.5  # of an expert's last tile is empty on average
 class Routed:
     """Sizes of the routed part. A copy is a token on its way to one of its experts.
 
-    ``up``: matrices beside the one down, 2 with a gate. ``store``: number format of the weights and of the arithmetic on them, which
-    names the table of constants.
+    ``up``: matrices beside the one down, 2 with a gate. ``store``: number format of the weights and of the arithmetic on them,
+    which names the table of constants.
     """
 
     tokens: Number  # that enter the rank and leave it
@@ -43,7 +43,7 @@ class Routed:
 
 
 def routed_kernel(r: Routed, dtype: str, weight_bytes: Number, form: str = "experts") -> Kernel:
-    """One layer's routed part: 2 FLOPs for each copy and weight; memory moves the chosen experts' weights, and tokens in and out."""
+    """A layer's routed part: 2 FLOPs for each copy and weight; memory moves the chosen experts' weights, tokens in and out."""
     flops = 2.0 * r.copies * r.weights
     nbytes = np.maximum(0.0, r.active * r.weights * weight_bytes - r.cached_bytes) + 2 * BYTES * r.tokens * r.hidden
     return Kernel("routed experts", form, 1, flops, nbytes, dtype=dtype, weight_bytes=weight_bytes, shape=r)
@@ -72,7 +72,7 @@ def experts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Pa
 
 
 def _tile_rows(r: Routed, c: Table) -> Number:
-    """Rows of a tile: the power of two that holds an expert's share of all copies; ``jump``: small up to as many tokens as experts."""
+    """Rows of a tile: the power of two that holds an expert's share of all copies; ``jump``: few up to a token an expert."""
     most = c["tile_m"]
     if c.get("jump"):
         return np.where(np.asarray(r.tokens) <= r.owned, np.minimum(FEW_TILE, most), most)

@@ -30,7 +30,8 @@ def _loads(x: Sizes, distribution: str) -> tuple[Array, Array, Array]:
     skew = _skew(distribution)
     columns = (x["num_tokens"], x["num_experts"], x["topk"], x["moe_ep_size"])
     found = [_load((int(t), int(e), int(k), int(ep)), skew) for t, e, k, ep in zip(*columns, strict=True)]
-    return tuple(np.array([getattr(one, name) for one in found]) for name in ("copies", "active", "reached"))  # type: ignore[return-value]
+    copies, active, reached = np.array([(one.copies, one.active, one.reached) for one in found]).T
+    return copies, active, reached
 
 
 def _load(asked: Numbers, skew: float) -> Load:
@@ -43,7 +44,7 @@ def _sizes(words: Words, x: Sizes, arrived: bool = False) -> Routed:
     copies, active, reached = _loads(x, words["distribution"])
     tokens, routed, slots = x["num_tokens"], x["num_experts"], x.get("num_slots", x["num_experts"])
     elsewhere = tokens * x["topk"] - copies
-    if [words["framework"], words["version"]] in FACTS["local"]["versions"]:
+    if not arrived and [words["framework"], words["version"]] in FACTS["local"]["versions"]:
         copies, elsewhere, arrived = np.maximum(copies, reached * x["topk"]), 0.0 * copies, True
     tokens = np.maximum(1.0, reached) if arrived else tokens
     inner, owned, store = x["inter_size"] / x["moe_tp_size"], slots / x["moe_ep_size"], _format(words)["store"]
