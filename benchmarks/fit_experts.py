@@ -27,7 +27,8 @@ from commtax.spec import Chip
 
 CHIPS = ("a100_sxm", "h100_sxm", "l40s", "b200_sxm", "b300_sxm", "gb200")
 TAILS = ("moe", "wideep_moe", "wideep_context_moe", "wideep_generation_moe")
-USUAL = {("hopper", "vllm", "fp8"): "experts-triton"}  # of one rank; with several vLLM runs another
+USUAL = {("hopper", "vllm", "fp8"): "experts_triton"}  # of one rank; with several vLLM runs another
+STANDS_FOR = ("experts_cutlass", "nvfp4")  # what engines run on 4-bit floats where tensor cores have no memory of their own
 START = {"t0": 2e-5, "te": 5e-9, "eb": 0.8, "ep": 0.6, "ew": 0.5, "ec": 0.3, "local": 2.0, "remote": 0.3, "p": 2.0}
 TILES = tuple({"tile_m": m, "tile_n": n} for m, n in product((64.0, 128.0, 256.0), (64.0, 128.0)))
 JUMPS = tuple({**tile, "jump": 1.0} for tile in TILES if tile["tile_m"] == 64)
@@ -78,7 +79,7 @@ def of_table(table: kernel_tables.KernelTable) -> Iterable[tuple[tuple[Any, ...]
                 sizes = {name: column[chosen] for name, column in table.sizes.items()}
                 kernel = table.kind.make(named, sizes)[0]
                 equal = np.full(len(sizes["seconds"]), words["distribution"] in ("balanced", "uniform"))
-                yield (table.chip, words["framework"], kernel.form, kernel.shape.store), fitted, (kernel, sizes["seconds"], equal)
+                yield (table.chip, words["framework"], kernel.form, kernel.stored), fitted, (kernel, sizes["seconds"], equal)
 
 
 def joined(parts: list[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:
@@ -151,7 +152,7 @@ def shorter(s: Sample, share: float) -> Sample:
 def fit(rows: list[Sample]) -> dict[str, float]:
     """The best of all tiles; a jump between two of them where a compiler's usual settings do so."""
     few = thinned(rows)
-    tiles = (*TILES, *(JUMPS if any(s.form in ("experts", "experts-triton") for s in rows) else ()))
+    tiles = (*TILES, *(JUMPS if any(s.form in ("experts", "experts_triton") for s in rows) else ()))
     best: tuple[dict[str, float], float] = ({}, np.inf)
     for tile in tiles:
         found = solve(few, tile, START)
@@ -187,6 +188,8 @@ def tables(rows: list[Sample], say: Callable[[str], None] = lambda _: None) -> T
             pools["generic", "experts", store] += chosen
         if form != "experts":
             pools["generic", form, store] += chosen
+        if (form, store) == STANDS_FOR:
+            pools["blackwell-rtx", "experts", store] += chosen
     for (file, section, store), chosen in sorted(pools.items()):
         add(file, section, store, chosen)
     return made
@@ -202,7 +205,7 @@ def usual_forms(by: dict[tuple[str, str, str, str], list[Sample]]) -> dict[tuple
 
 def exchanged(form: str) -> bool:
     """Whether rows are of kernels between two exchanges, not of a whole layer's routed part."""
-    return form.startswith(("experts-wideep", "experts-deepep"))
+    return form.startswith(("experts_wideep", "experts_context", "experts_generation"))
 
 
 def write(made: Tables) -> None:

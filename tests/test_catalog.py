@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from commtax import catalog
 from commtax.catalog.loader import record
+from commtax.cost.kernel import Kernel
+from commtax.cost.kernels import kernel_sigma, kernel_source
 from commtax.spec import Chip, Link
 from commtax.verbs.billing import with_link
 
@@ -26,12 +28,16 @@ CHIPS = [
     "gh200-96",
     "gh200-144",
     "h20",
+    "h20-3e",
+    "h800-sxm",
+    "h800-pcie",
     "b200-sxm",
     "b300-sxm",
     "gb200",
     "gb300",
     "l4",
     "l40s",
+    "l20",
     "a10",
     "a40",
     "t4",
@@ -41,8 +47,11 @@ CHIPS = [
     "rtx-4090",
     "rtx-5090",
     "rtx-pro-6000",
+    "rtx-pro-6000-server",
+    "rtx-pro-4500",
     "mi300x",
     "mi325x",
+    "mi350x",
     "mi355x",
     "cpu",
 ]
@@ -50,6 +59,7 @@ LINKS = [
     "nvlink2",
     "nvlink3",
     "nvlink4",
+    "nvlink4-h800",
     "nvlink5",
     "nvlink-bridge",
     "nvlink-bridge-h200",
@@ -83,7 +93,20 @@ CLUSTERS = [
     "p4de",
     "p5",
     "p5e",
+    "p5en",
+    "p6-b200",
+    "p6-b300",
+    "p6e-gb200",
     "a3-mega",
+    "a3-ultra",
+    "a4",
+    "a4x",
+    "dgx-b300",
+    "gb300-nvl72",
+    "hgx-h800",
+    "hgx-h20",
+    "8xmi350x",
+    "8xmi355x",
     "8xl40s-pcie",
     "4x4090-pcie",
     "8xmi300x",
@@ -145,6 +168,7 @@ def test_aliases_are_unique():
         ("nvlink4", 450e9),
         ("nvlink3", 300e9),
         ("nvlink5", 900e9),
+        ("nvlink4-h800", 200e9),
         ("ib-ndr", 50e9),
         ("10gbe", 1.25e9),
         ("pcie5", 63.015e9),
@@ -162,6 +186,13 @@ def test_link_anchors(name, value):
         ("a100-80-sxm", 312e12, 2.039e12),
         ("l40s", 362.05e12, 864e9),
         ("mi300x", 1307.4e12, 5.3e12),
+        ("mi350x", 2306.9e12, 8e12),
+        ("gb300", 2500e12, 8e12),
+        ("h800", 989.4e12, 3.35e12),
+        ("h20-3e", 148e12, 4.8e12),
+        ("l20", 119.5e12, 864e9),
+        ("rtx-pro-6000-server", 480e12, 1597e9),
+        ("rtx-pro-4500", 219.7e12, 896e9),
     ],
 )
 def test_chip_anchors(name, bf16, memory_Bps):
@@ -307,3 +338,66 @@ def test_only_cards_are_bridged():
     assert catalog.cluster("8xv100-32-sxm").intra.key == "nvlink2"
     cards = catalog.cluster("8xh100-nvl")
     assert (cards.intra.key, cards.bridge.key) == ("pcie5", "nvlink-bridge")
+
+
+@pytest.mark.parametrize(
+    ("host", "chip", "gpus", "gbit", "domain"),
+    [  # per GPU in one direction between hosts, as their clouds and makers say
+        ("a3-ultra", "h200-sxm", 8, 400, 8),
+        ("a3-ultragpu-8g", "h200-sxm", 8, 400, 8),
+        ("a4-highgpu-8g", "b200-sxm", 8, 400, 8),
+        ("p5en.48xlarge", "h200-sxm", 8, 400, 8),
+        ("p6-b200.48xlarge", "b200-sxm", 8, 400, 8),
+        ("p6-b300.48xlarge", "b300-sxm", 8, 800, 8),
+        ("18xp6e-gb200", "gb200", 4, 400, 72),
+        ("18xgb300-nvl72", "gb300", 4, 800, 72),
+        ("dgx-b300", "b300-sxm", 8, 800, 8),
+        ("dgx-h800", "h800-sxm", 8, 400, 8),
+        ("hgx-h20", "h20", 8, 400, 8),
+        ("mi355x-platform", "mi355x", 8, 400, 8),
+    ],
+)
+def test_hosts_as_they_are_sold(host, chip, gpus, gbit, domain):
+    place = catalog.cluster(host)
+    assert (place.chip.key, place.gpus_per_host, place.domain) == (chip, gpus, domain)
+    assert place.nics_per_host * place.inter.bandwidth_Bps * 8 / gpus == gbit * 1e9
+
+
+MEASURED = {"h100-sxm": "hopper", "h200-sxm": "hopper", "a100-80-sxm": "ampere", "l40s": "ada", "b200-sxm": "blackwell"}
+
+
+@pytest.mark.parametrize("key", [k for k in catalog.keys("chips") if catalog.chip(k).vendor == "nvidia"])
+def test_a_chip_that_was_not_measured_says_whose_kernels_it_has(key):
+    """… and is less sure of them than the chip that was."""
+    chip, engine = catalog.chip(key), catalog.engine("vllm")
+    constants = catalog.kernel_constants(engine, chip)
+    one = Kernel("product", "gemm", count=1, flops=2 * 64 * 4096**2, nbytes=4e7, m=64, n=4096, k=4096)
+    source, sigma = kernel_source(one, constants), kernel_sigma(one, constants)
+    homes = [home for home, family in MEASURED.items() if family == chip.family]
+    if source.kind == "transferred":
+        assert key not in MEASURED
+        least = min(kernel_sigma(one, catalog.kernel_constants(engine, catalog.chip(home))) for home in homes or ["l40s"])
+        assert sigma > least
+        assert "measured on" in source
+        assert key in source
+    else:
+        assert source.kind == ("calibrated" if homes else "assumed")
+
+
+def test_rtx_blackwell_is_ada_at_its_own_datasheet():
+    """Tensor cores of capability 12.0 are fed as Ada's are: the data centre's Blackwell tells nothing of them."""
+    engine = catalog.engine("vllm")
+    tables = {
+        key: catalog.kernel_constants(engine, catalog.chip(key)).tables for key in ("rtx-5090", "rtx-pro-6000", "l40s", "b200-sxm")
+    }
+    ours, ada = tables["rtx-pro-6000"], tables["l40s"]
+    assert ours == tables["rtx-5090"]
+    assert ours.keys() == ada.keys() | {"gemm.nvfp4"}
+    for name in ada.keys() - {"gemm.bf16", "gemm.fp8"}:
+        assert ours[name] == ada[name], name
+    for name in ("gemm.bf16", "gemm.fp8"):
+        assert ours[name] == {**ada[name], "ep": pytest.approx(1.13 * ada[name]["ep"], rel=1e-3)}
+    assert ours["prefill.bf16"] != tables["b200-sxm"]["prefill.bf16"]
+    assert {c for c in catalog.keys("chips") if catalog.chip(c).compute_capability == "12.0"} == {
+        c for c in catalog.keys("chips") if catalog.chip(c).family == "blackwell-rtx"
+    }

@@ -55,7 +55,7 @@ def links_of(chip):
     """All links that such a chip may have inside a host; Blackwell never had the NVLink of Volta or of consumer cards."""
     found = [catalog.link(key) for key in catalog.keys("links")]
     found = [x for x in found if x.scope == "intra" and x.kind in FASTER[chip.vendor]]
-    return [x for x in found if not (chip.family == "blackwell" and x.key in ("nvlink2", "nvlink-bridge-3090"))]
+    return [x for x in found if not (chip.family.startswith("blackwell") and x.key in ("nvlink2", "nvlink-bridge-3090"))]
 
 
 def joined_by(link):

@@ -13,8 +13,9 @@ import commtax
 from commtax import catalog
 from commtax.catalog.hf import from_config
 from commtax.catalog.quantisation import quant_from
-from commtax.cost.caches import kv_bytes_per_token_layer, kv_pool
+from commtax.cost.caches import kv_bytes_per_token_layer
 from commtax.cost.memory import on_chip, weights
+from commtax.cost.pools import kv_pool
 from commtax.cost.traffic import largest_graph
 from commtax.spec import Attention, Plan
 from commtax.verbs.asking import ask
@@ -130,11 +131,11 @@ def test_windowed_layers_share_the_pool():
     """gpt-oss-120b: two groups of 18 layers; a long request holds few blocks of the windowed one."""
     model = catalog.model("gpt-oss-120b")
     pool = kv_pool(model, Plan(), range(36), 16)
-    assert pool.num_groups == 2
+    assert len(pool.groups) == 2
     assert pool.bytes_per_token == 36 * 2048
-    assert pool.blocks_per_request(98304, 16, 8192) == 98304 // 16 + 520 + 1
+    assert pool.blocks_per_request(98304, 8192) == 98304 // 16 + 520 + 1
     gemma = kv_pool(catalog.model("gemma-3-27b"), Plan(), range(62), 16)
-    assert gemma.num_groups == 7, "52 windowed layers in groups of 10, and one full"
+    assert len(gemma.groups) == 7, "52 windowed layers in groups of 10, and one full"
 
 
 def test_smallest_tp_that_fits():

@@ -107,12 +107,17 @@ SCALAR = {
         "mtp_params",
         "weight_bytes",
         "quantisation",
-        "quantised_fraction",
+        "formats",
+        "format_of",
+        "spellings",
         "stage_layers",
     ),
     *(
         "total_bytes",
         "kv_pool",
+        "compressed_widths",
+        "entry_bytes",
+        "unfinished_bytes",
         "default_utilization",
         "check_stored",
         "fewest_microbatches",
@@ -121,6 +126,8 @@ SCALAR = {
         "notes",
     ),
     *("surface", "by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line"),
+    *("widened",),
+    *("tower_kernels", "tower_items"),  # of a model that has one: tests/test_pictures.py
     *("comm_line", "reason", "dispatched_bytes", "gemm", "decode_attention", "prefill_attention", "small"),
 }
 

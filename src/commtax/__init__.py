@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from commtax.verbs.billing import StepBill, Traffic, bill, traffic, train_bill
     from commtax.verbs.comparing import Comparison, PlanTable, compare, compare_plans
     from commtax.verbs.expecting import Expectation, expect
-    from commtax.verbs.fitting import Fit, TrainFit, fit, train_fit
+    from commtax.verbs.fitting import Fit, fit
     from commtax.verbs.offering import serve
     from commtax.verbs.requests import Outcome
     from commtax.verbs.serving import Simulation, simulate
+    from commtax.verbs.train_fitting import TrainFit, train_fit
 
 __version__ = "0.1.0"
 _HOMES = {
@@ -33,7 +34,8 @@ _HOMES = {
     "verbs.billing": ("StepBill", "Traffic", "bill", "traffic", "train_bill"),
     "verbs.comparing": ("Comparison", "PlanTable", "compare", "compare_plans"),
     "verbs.expecting": ("Expectation", "expect"),
-    "verbs.fitting": ("Fit", "TrainFit", "fit", "train_fit"),
+    "verbs.fitting": ("Fit", "fit"),
+    "verbs.train_fitting": ("TrainFit", "train_fit"),
     "verbs.offering": ("serve",),
     "verbs.requests": ("Outcome",),
     "verbs.serving": ("Simulation", "simulate"),

@@ -23,7 +23,7 @@ AXIS_OF = {"edp": "dp", "shard": "dp", "replica": "dp"}
 """Groups that data parallelism is made of."""
 
 _Layers = Literal["attention", "projections", "router", "routing", "experts", "shared expert", "feed-forward", "norms", "layers"]
-Part = _Layers | Literal["", "embedding", "head", "loss", "stages", "update"]
+Part = _Layers | Literal["", "tower", "embedding", "head", "loss", "stages", "update"]
 """What of a model a kernel or a collective serves; ``layers``: both halves of a layer alike, ``stages``: what lies between them."""
 _First = Literal["down-projection", "qkv", "query", "rotary", "key", "decode", "prefill", "value", "output projection", "reduced"]
 _Second = Literal["router", "dispatch", "routing ids", "gate", "up", "routing", "activation", "down", "combine", "output"]

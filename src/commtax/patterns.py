@@ -67,13 +67,18 @@ class Modules:
     expressions: Patterns
     looking: tuple[Looking, ...] = ()
 
-    def hold(self, name: str) -> bool:
-        """Whether this tensor is named, or a module that it lies in."""
+    def hold(self, *spellings: str) -> bool:
+        """Whether this tensor is named, or a module that it lies in, by any way of spelling it.
+
+        A pattern that looks ahead says what a name is not, so that it must agree with every spelling.
+        """
+        looking = self.looking and all(any(pattern.match(name) for pattern in self.looking) for name in spellings)
+        return bool(looking) or any(map(self._names, spellings))
+
+    def _names(self, name: str) -> bool:
         parts = name.split(".")
         around = {".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)}
-        if not self.plain.isdisjoint(around) or self.expressions.match(name) or any(self.wild.match(m) for m in around):
-            return True
-        return any(pattern.match(name) for pattern in self.looking)
+        return not self.plain.isdisjoint(around) or self.expressions.match(name) or any(self.wild.match(m) for m in around)
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,14 @@ class Goal:
         return self.tpot_s < math.inf
 
 
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """Pictures that every prompt has; their tokens are part of its length."""
+
+    images: int = 0
+    image_size: tuple[int, int] = (1024, 1024)  # pixels, width and height
+
+
 def workload(phase: str, batch: Number, context: Number, speculative: int = 0) -> Workload:
     """One serving step of ``batch`` sequences."""
     rows = 1 + speculative
@@ -170,6 +178,7 @@ class Question:
     context: Number = 1024  # cached tokens a sequence in decode, prompt length in prefill, sequence length in training
     micro_batch: Number = 1  # training: sequences that pass the stages together
     speculative: int = 0  # drafted tokens a sequence
+    pictures: Pictures = Pictures()
     what_if: WhatIf = AS_IT_IS
     limits: Limits = Limits()
     requests: Requests = Requests()
@@ -200,7 +209,14 @@ class Question:
     @property
     def work(self) -> Workload:
         """The serving step of the sequences in flight."""
-        return workload(self.phase, self.in_flight, self.context, self.speculative)
+        return self.seen(workload(self.phase, self.in_flight, self.context, self.speculative), self.context)
+
+    def seen(self, work: Workload, prompt: Number) -> Workload:
+        """A step with the pictures of its prompts, each ``prompt`` tokens long: as many as their share of it that is computed."""
+        if not self.pictures.images or self.model.tower is None:
+            return work
+        prompts = work.prefill_tokens / np.maximum(1, prompt)
+        return replace(work, pictures=prompts * self.pictures.images, patches=self.model.tower.patches(*self.pictures.image_size))
 
     @property
     def step(self) -> TrainStep:
@@ -231,6 +247,6 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     part: tuple(f.name for f in fields(kind))
     for part, kind in (
         *(("plan", Plan), ("what_if", WhatIf), ("limits", Limits)),
-        *(("requests", Requests), ("offered", Offered), ("goal", Goal)),
+        *(("requests", Requests), ("offered", Offered), ("goal", Goal), ("pictures", Pictures)),
     )
 }

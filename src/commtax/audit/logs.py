@@ -96,7 +96,7 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     """
     judged = holds(asked)
     whole, left = judged.question.cluster.chip.visible_bytes, log.available_kv_bytes
-    tokens = log.kv_tokens or (log.kv_blocks * judged.question.limits.block_size if log.kv_blocks else None)
+    tokens = log.kv_tokens or (log.kv_blocks * judged.block_size if log.kv_blocks else None)
     if left is None:
         why, base = OTHER_LIMITS if tokens else SILENT, whole / judged.kv_bytes_per_token
         yield _left(Finding("KV tokens", _tokens(log, judged), tokens, "tokens", LEFT_TOLERANCE, why, base), log, judged)
@@ -109,7 +109,7 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
     if left <= 0:
         return  # it did not fit: there is nothing to count
     inside = holds(asked.but(kv_cache_memory_bytes=left))
-    rounding = PRINTED_GIB / left + (128 / tokens if tokens else 0)  # and one block
+    rounding = PRINTED_GIB / left + (max(128, judged.block_size) / tokens if tokens else 0)  # and one block
     why = OTHER_CACHE if tokens else SILENT
     yield Finding("KV tokens in that memory", _tokens(log, inside), tokens, "tokens", rounding, why).judged()
     printed = PRINTED_TIMES / inside.max_concurrency if inside.max_concurrency else 0.0

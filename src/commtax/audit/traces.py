@@ -7,7 +7,7 @@ from functools import cached_property
 from statistics import median
 
 from commtax.audit.finding import AGREE, DISAGREE, UNKNOWN, Claim, Finding, Section
-from commtax.catalog import MEMORY_SPREAD, is_like, recognise
+from commtax.catalog.hardware import MEMORY_SPREAD, is_like, recognise
 from commtax.readers.collective_names import UNNAMED
 from commtax.readers.trace import Collective, Device, Meetings, Step, Trace, Usage, meet
 from commtax.statement import Note

@@ -146,8 +146,8 @@ def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) ->
         return with_pairs(fabric(name, cluster.without_pairs, own), fabric(name, cluster.as_pairs))
     if own:
         return _make(library(name), cluster, own)
-    links = tuple((x.key, x.bandwidth_Bps, x.latency_s) for x in (cluster.intra, cluster.inter))
-    key = (name, cluster.chip.key, cluster.gpus_per_host, *links)
+    links = tuple((x.key, x.kind, x.switched, x.mesh, x.bandwidth_Bps, x.latency_s) for x in (cluster.intra, cluster.inter))
+    key = (name, cluster.chip.key, cluster.chip.family, cluster.gpus_per_host, *links)
     if key not in _MADE:
         _MADE[key] = _make(library(name), cluster)
     return _MADE[key]
@@ -293,24 +293,48 @@ def kernel_constants(engine: Engine, chip: Chip) -> KernelConstants:
 def _kernel_constants(engine: str, chip: str, wanted: str) -> KernelConstants:
     if engine == "textbook":
         return KernelConstants("roofline", BY_DEFINITION, _tables(table("kernels", "roofline")))
-    known = stems("kernels")
-    family = wanted if wanted in known else "generic"
-    layers = [table("kernels", family)] + ([table("kernels", chip)] if chip in known else [])
-    unmeasured = Source("assumed", f"assumed: no kernels were measured on {wanted} chips", f"kernels of {wanted}")
-    others = _other_forms(layers[0])
+    family = wanted if wanted in stems("kernels") else "generic"
+    layers = _layers(family, chip)
+    others = _other_forms(layers[0], engine)
     tables = others
     for layer in layers:  # a chip of its own corrects its family, an engine's own kernels either
         tables = _with_own(tables | _tables(layer), _tables(layer.get("engine", {}).get(engine, {})))
-    label = CALIBRATED if layers[0]["measured"] else unmeasured
-    moved = Source("transferred", f"transferred: measured on other families than {wanted}", f"kernels of others than {wanted}")
-    own = {name: moved for name, c in others.items() if label == CALIBRATED and tables.get(name) is c}
-    return KernelConstants(family, label, tables, own)
+    elsewhere = Source("assumed", f"assumed: transferred from other chips, not measured on {wanted} ones", f"kernels of {wanted}")
+    own = {name: elsewhere for name, c in others.items() if tables.get(name) is c}
+    return KernelConstants(family, _kernel_label(wanted, chip, layers), tables, own)
 
 
-def _other_forms(family: Table) -> dict[str, Mapping[str, float]]:
+def _layers(family: str, chip: str) -> list[Table]:
+    """Files of constants, each correcting those before it: of the family that a family is like, its own, and the chip's."""
+    own = table("kernels", family)
+    alike = [table("kernels", own["like"])] if "like" in own else []
+    return [*alike, own, *_of_chip(chip)]
+
+
+def _kernel_label(wanted: str, chip: str, layers: list[Table]) -> Source:
+    """Calibrated on a chip that was measured; on others of its family the constants are transferred to the chip's datasheet."""
+    home = layers[0]["measured_on"]
+    if chip in home or layers[-1]["key"] == chip != wanted:
+        return CALIBRATED
+    if not home:
+        return Source("assumed", f"assumed: no kernels were measured on {wanted} chips", f"kernels of {wanted}")
+    from_where = f"transferred from {layers[0]['key']} kernels measured on {' and '.join(home)}"
+    return Source("transferred", f"{from_where}, at the datasheet of {chip}", f"kernels of {chip}")
+
+
+@lru_cache(maxsize=256)
+def _of_chip(chip: str) -> list[Table]:
+    """Constants of one chip, or of a sister that has the same multiprocessors."""
+    files = [table("kernels", name) for name in stems("kernels") if name not in ("generic", "roofline")]
+    return [layer for layer in files if chip == layer["key"] or chip in layer.get("sisters", ())]
+
+
+def _other_forms(family: Table, engine: str) -> dict[str, Mapping[str, float]]:
     """Constants of other chips for the forms that nobody measured on this family."""
-    known = {form.partition("-")[0] for form in family}
-    return {name: c for name, c in _tables(table("kernels", "generic")).items() if re.split(r"[.-]", name)[0] not in known}
+    other = table("kernels", "generic")
+    tables = _tables(other) | _tables(other.get("engine", {}).get(engine, {}))
+    known = {form.partition("_")[0] for form in family}  # experts_triton: an implementation of the form experts
+    return {name: c for name, c in tables.items() if re.split(r"[._]", name)[0] not in known}
 
 
 def _with_own(tables: dict[str, Mapping[str, float]], own: dict[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
@@ -321,5 +345,5 @@ def _with_own(tables: dict[str, Mapping[str, float]], own: dict[str, Mapping[str
 
 def _tables(layer: Table) -> dict[str, Mapping[str, float]]:
     """Tables by form and dtype; what else stands in a file is no table of constants."""
-    forms = (form for form in layer if form not in ("key", "measured", "engine", "sources"))
+    forms = (form for form in layer if form not in ("key", "like", "measured_on", "sisters", "engine", "sources"))
     return {f"{form}.{dtype}": c for form in forms for dtype, c in layer[form].items()}

@@ -96,6 +96,13 @@ def find(kind: str, name: str) -> str:
     return wanted if wanted in stems(kind) else aliases(kind).get(wanted, "")
 
 
+def key_of(kind: str, name: str) -> str:
+    """The key by itself or an alias; a name that nothing has is refused with what is near."""
+    if stem := find(kind, name):
+        return stem
+    raise Refusal(f"unknown {kind[:-1]} '{name}'{did_you_mean(name, kind)}", kind[:-1])
+
+
 def did_you_mean(name: str, *kinds: str) -> str:
     """'; did you mean …?' with what these kinds hold."""
     return suggest(name, [known for kind in kinds for known in (*stems(kind), *aliases(kind))])

@@ -60,8 +60,8 @@ def bundled(name: str) -> Model | None:
     return _bundled(key) if (key := find("models", name)) else None
 
 
-def model(name: str) -> Model:
-    """A model by key, alias or Hub id; or a folder (or file) with its ``config.json``.
+def model(name: str, read_as: str = "") -> Model:
+    """A model by key, alias or Hub id; or a folder (or file) with its ``config.json``, ``read_as`` a family's where one is named.
 
     >>> model("meta-llama/Llama-3.1-8B").key
     'llama-3.1-8b'
@@ -70,17 +70,19 @@ def model(name: str) -> Model:
         raise Refusal("model: the name is empty (see commtax catalog models)", "model")
     decoder = bundled(name)
     if decoder:
+        if read_as:
+            raise Refusal(f"as '{read_as}': {decoder.key} is in the catalogue as {decoder.architecture}; leave it out", "as")
         return decoder
     path = local(name)
     if os.path.exists(path):
-        return _local(path)
+        return _local(path, read_as)
     if name.startswith((".", "/", "~")) or name.endswith(".json"):
         raise Refusal(f"model '{name}': no such folder or file", "model")
     unknown = f"unknown model '{name}'{did_you_mean(name, 'models')}"
     if name.count("/") != 1:
         raise Refusal(f"{unknown} (commtax catalog models lists them; a folder with config.json or a Hub id works too)", "model")
     try:
-        return _from_hub(name)
+        return _from_hub(name, read_as)
     except LookupError as error:
         raise Refusal(f"{unknown} ({error})", "model") from None
 
@@ -91,7 +93,7 @@ def _bundled(key: str) -> Model:
     return replace(from_config(file.config, key), aliases=file.aliases, source=Citation(**file.source))
 
 
-def _local(path: Path) -> Model:
+def _local(path: Path, read_as: str) -> Model:
     """A folder's model. Its safetensors headers, where there are any, tell the exact bytes."""
     file = path / "config.json" if path.is_dir() else path
     folder = file.parent
@@ -99,12 +101,12 @@ def _local(path: Path) -> Model:
         raise Refusal(f"model '{path}': the folder has no config.json", "model")
     config = _read_json(file)
     extra = folder / "hf_quant_config.json"
-    if extra.is_file() and "quantization_config" not in config:
-        config["quantization_config"] = _read_json(extra).get("quantization")
+    if extra.is_file():
+        config["hf_quant_config"] = _read_json(extra)
     whole = path.is_dir() or file.name == "config.json"
     key = folder.resolve().name if whole else file.stem
     where = str((folder if whole else file).resolve())  # what an engine is started with
-    decoder = replace(from_config(config, key), aliases=(where,), source=Citation(str(file), "", ""))
+    decoder = replace(from_config(config, key, read_as), aliases=(where,), source=Citation(str(file), "", ""))
     shards = sorted(shard for shard in folder.glob("*.safetensors") if shard.is_file())
     return replace(decoder, stored_bytes=_stored_bytes(decoder, shards)) if shards else decoder
 
@@ -170,10 +172,10 @@ def safetensors_header(shard: Path) -> tuple[Config, int]:
 
 
 @lru_cache(maxsize=64)
-def _from_hub(name: str) -> Model:
+def _from_hub(name: str, read_as: str) -> Model:
     """The model of a Hub id."""
     from commtax.catalog import hub  # sockets and threads: for those who name a model of the Hub
 
-    decoder = from_config(_read_json(Path(hub.config_file(name))), name.split("/")[1].lower())
+    decoder = from_config(_read_json(Path(hub.config_file(name))), name.split("/")[1].lower(), read_as)
     source = Citation(f"config.json of {name} on the Hugging Face Hub", f"https://huggingface.co/{name}", "")
     return replace(decoder, aliases=(name,), source=source)

@@ -44,6 +44,9 @@ CHIP, KERNEL, PATH, BY_SIZE, NETWORK, HOST, _OTHER = (
     {key: Range(**entry) for key, entry in _TABLE[part].items()}
     for part in ("chip", "kernel", "path", "by_size", "network", "host", "other")
 )
+DESCRIBED_CHIP, DESCRIBED_LINK, DESCRIBED_CLUSTER = (
+    {key: Range(**entry) for key, entry in _TABLE[f"described_{part}"].items()} for part in ("chip", "link", "cluster")
+)
 FLOPS, RANKS = _OTHER["flops_per_s"], _OTHER["ranks"]
 GROUPS = ("worlds", "ranks")
 """Facts of a path that are lists of group sizes."""

@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path as File
 from typing import cast, get_args
 
@@ -18,6 +18,7 @@ from commtax import catalog
 from commtax.catalog import physics
 from commtax.catalog.fabric import OPS, fabric, kernel_constants, library, with_pairs
 from commtax.catalog.loader import Table, suggest
+from commtax.catalog.part import Part
 from commtax.files import Json, local, read_json
 from commtax.spec import Algorithm, Chip, ChipFacts, Cluster, Engine, Fabric, KernelConstants, Link, Path, Profile, Spread
 from commtax.statement import Note, Refusal, Source
@@ -141,54 +142,11 @@ def _parts(own: Profile) -> list[str]:
     return [*ops, *(["network"] if own.network else []), *kernels, *times, *rates] or ["nothing"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A table of the document, and the name it has for people."""
-
-    table: Table
-    where: str = ""
-
-    @classmethod
-    def of(cls, value: Json, where: str, what: str = "a table of names and values") -> _Part:
-        if not isinstance(value, dict):
-            raise Refusal(f"{where}={physics.shown(value)}: {what} is needed", where)
-        return cls(value, where)
-
-    def named(self, key: str) -> str:
-        return f"{self.where}.{key}" if self.where else key
-
-    def part(self, key: str) -> _Part:
-        return _Part.of(self.table.get(key, {}), self.named(key))
-
-    def check_known(self, known: Collection[str]) -> None:
-        unknown = sorted(set(self.table) - set(known))
-        if unknown:
-            raise Refusal(f"unknown key '{self.named(unknown[0])}'{suggest(unknown[0], known)}", self.named(unknown[0]))
-
-    def text(self, key: str, usual: str = "") -> str:
-        text = self.table.get(key, usual)
-        if not isinstance(text, str):
-            raise Refusal(f"{self.named(key)}={physics.shown(text)}: a text is needed", self.named(key))
-        return text
-
-    def texts(self) -> dict[str, str]:
-        return {key: self.text(key) for key in self.table}
-
-    def some(self, ranges: Mapping[str, physics.Range]) -> dict[str, float]:
-        """The numbers of these names that are given."""
-        return {key: rule.read(self.table[key], self.named(key)) for key, rule in ranges.items() if key in self.table}
-
-    def numbers(self, ranges: Mapping[str, physics.Range]) -> dict[str, float]:
-        """All that is in it, as numbers of these names."""
-        self.check_known(ranges)
-        return {key: ranges[key].read(value, self.named(key)) for key, value in self.table.items()}
-
-
 def parse(document: Json, name: str = "") -> Profile:
     """A profile from its document; what cannot be is refused by key and rule."""
     if not isinstance(document, dict) or document.get("commtax_profile") != VERSION:
         raise Refusal(f"not a commtax profile of version {VERSION}")
-    whole = _Part(document)
+    whole = Part(document)
     whole.check_known({"commtax_profile", *PARTS, *physics.HOST})
     network = whole.part("network").numbers(physics.NETWORK)
     if network.get("least_ranks", 1) > network.get("most_ranks", 2**31):
@@ -224,7 +182,7 @@ def check_paths(profile: Profile, link: Link) -> None:
             physics.check_path(path, link, f"{name} {path.op}")
 
 
-def _chip(part: _Part) -> ChipFacts:
+def _chip(part: Part) -> ChipFacts:
     part.check_known({"key", "name", "flops_per_s", *physics.CHIP})
     facts: Table = {key: part.text(key) for key in ("key", "name") if key in part.table} | part.some(physics.CHIP)
     rates = part.part("flops_per_s")
@@ -235,7 +193,7 @@ def _chip(part: _Part) -> ChipFacts:
     return cast(ChipFacts, facts)
 
 
-def _tables(part: _Part) -> Iterator[tuple[str, dict[str, float]]]:
+def _tables(part: Part) -> Iterator[tuple[str, dict[str, float]]]:
     """Kernel constants: of known forms, complete, because each table stands in for a whole one."""
     for name in part.table:
         form, constants = name.partition(".")[0], part.part(name)
@@ -247,11 +205,11 @@ def _tables(part: _Part) -> Iterator[tuple[str, dict[str, float]]]:
         yield name, constants.numbers(physics.KERNEL)
 
 
-def _libraries(whole: _Part) -> Iterator[tuple[str, tuple[Path, ...]]]:
+def _libraries(whole: Part) -> Iterator[tuple[str, tuple[Path, ...]]]:
     one = whole.part("library").table
     entries = _list(whole.table.get("libraries", []), "libraries") or ([one] if one else [])
     for index, entry in enumerate(entries):
-        part = _Part.of(entry, f"libraries[{index}]", "a table with a name and paths")
+        part = Part.of(entry, f"libraries[{index}]", "a table with a name and paths")
         part.check_known({"name", "paths"})
         rows = _list(part.table.get("paths"), part.named("paths"))
         yield part.text("name", "nccl"), tuple(_path(row, f"{part.where}.paths[{i}]") for i, row in enumerate(rows))
@@ -264,7 +222,7 @@ def _list(value: Json, name: str) -> list[Json]:
 
 
 def _path(row: Json, where: str) -> Path:
-    part = _Part.of(row, where, "a table of a path's constants")
+    part = Part.of(row, where, "a table of a path's constants")
     part.check_known({f.name for f in fields(Path)} - {"own"})
     facts: Table = {key: part.text(key) for key in ("op", "algorithm", "name") if key in row}
     if "source" in row:

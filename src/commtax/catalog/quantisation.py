@@ -1,102 +1,297 @@
-"""``quantization_config`` of a checkpoint: how its linear weights are stored, scales and zero points included."""
+"""``quantization_config`` of a checkpoint: how its linear weights are stored, scales and zero points included.
 
-from collections.abc import Mapping
+What ModelOpt writes beside it (``hf_quant_config.json``) is read where the config says nothing, and tells the KV cache's format.
+Modules may have formats of their own: ``quantized_layers`` and groups with targets become parts of one ``Quant``.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from commtax.catalog.spellings import Spelling, spelling
 from commtax.files import Json
 from commtax.patterns import modules
-from commtax.spec import Quant
+from commtax.spec import DTYPE_BYTES, Quant
 from commtax.statement import Refusal
 
 Config = Mapping[str, Json]
-IGNORED = ("modules_to_not_convert", "ignore", "exclude_modules", "llm_int8_skip_modules")
+IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "exclude", "llm_int8_skip_modules")
 """Where the methods list what stays as it is."""
+FOLDED = "patterns (count)"
+"""The one key of a list that was folded to patterns, each with the number of modules that it stands for."""
+MXFP4, MXFP8 = Quant("", "mxfp4", (1, 32), scale_bytes=1), Quant("", "fp8", (1, 32), scale_bytes=1)
+NVFP4 = Quant("", "nvfp4", (1, 16), scale_bytes=1)
+TILES = Quant("", "fp8", (128, 128))
+ALGORITHMS: Mapping[str, Quant] = {
+    "FP8": Quant("", "fp8"),
+    "FP8_PER_CHANNEL_PER_TOKEN": Quant("", "fp8", (1, 0)),
+    "FP8_BLOCK_SCALES": TILES,
+    "FP8_PB_WO": replace(TILES, weight_only=True),
+    "NVFP4": NVFP4,
+    "FP4": NVFP4,
+    "NVFP4_AWQ": NVFP4,
+    "W4A16_NVFP4": replace(NVFP4, weight_only=True),
+    "MXFP4": MXFP4,
+    "W4A16_MXFP4": MXFP4,
+    "W4A8_MXFP4_FP8": MXFP4,
+    "W4A8_MXFP4_MXFP8": MXFP4,
+    "MXFP8": MXFP8,
+    "W4A16_AWQ": Quant("", "int4", (1, 128), scale_bytes=2),
+    "W4A8_AWQ": Quant("", "int4", (1, 128), scale_bytes=2),
+    "W8A16": Quant("", "int8", (1, 0), scale_bytes=2),
+    "INT8": Quant("", "int8", (1, 0)),
+}
+"""Names of TensorRT Model Optimizer (``QuantAlgo`` of TensorRT-LLM, ``quant_algo`` of vLLM's modelopt.py), and what is stored."""
 
 
-def quant_from(config: Json, key: str) -> Quant:
+def stored(config: Config, architecture: str, key: str) -> Quant | None:
+    """How a model's ``config.json`` says that its weights are stored; None: as they are. ``hf_quant_config`` may stand inside."""
+    inner, beside = config.get("text_config"), config.get("hf_quant_config")
+    places = [place for place in (config, inner) if isinstance(place, Mapping)]
+    asked = next((q for place in places if (q := place.get("quantization_config"))), None)
+    extra = beside.get("quantization") if isinstance(beside, Mapping) else None
+    if not asked and not extra:
+        return None
+    quant = quant_from(asked or extra, key, architecture)
+    if asked and extra and not quant.kv_dtype:
+        quant = replace(quant, kv_dtype=_kv_dtype(extra))
+    kind = next((kind for place in places if (kind := place.get("expert_dtype"))), spelling(architecture).expert_dtype)
+    return _with_experts(quant, kind) if not quant.parts else quant
+
+
+def _with_experts(quant: Quant, kind: Json) -> Quant:
+    """DeepSeek-V4 says in a field of its own that experts are of 4 bits, with a scale of a byte for each 32."""
+    if kind != "fp4":
+        return quant
+    experts = replace(MXFP4, method=quant.method, only=("experts",), spelled=quant.spelled)
+    return replace(quant, parts=(experts,))
+
+
+def quant_from(config: Json, key: str, architecture: str = "") -> Quant:
     """The storage that a config asks for; an unknown method is refused, never guessed."""
     if not isinstance(config, Mapping):
         raise Refusal(f"model {key}: quantization_config is not a table", "model")
     try:
-        quant = _read(config, key)
+        return _checked(_finished(_read(config, key), config, spelling(architecture)), key)
     except Refusal:
         raise
     except (TypeError, AttributeError, KeyError, IndexError) as error:
         raise Refusal(f"model {key}: quantization_config has a field of the wrong type ({error})", "model") from None
     except ValueError as error:
         raise Refusal(f"model {key}: quantization_config has a bad number ({error})", "model") from None
-    try:
-        for names in (quant.ignored, quant.only):
+
+
+def _checked(quant: Quant, key: str) -> Quant:
+    """The format, once all its patterns were read."""
+    for names in (names for q in quant.formats for names in (q.ignored, q.only)):
+        try:
             modules(names)
-    except ValueError as error:
-        raise Refusal(f"model {key}: quantization_config: {error}", "model") from None
-    except (TypeError, AttributeError) as error:
-        raise Refusal(f"model {key}: quantization_config has a field of the wrong type ({error})", "model") from None
+        except ValueError as error:
+            raise Refusal(f"model {key}: quantization_config: {error}", "model") from None
     return quant
 
 
+def _finished(quant: Quant, config: Config, family: Spelling) -> Quant:
+    """What all methods have: the family's spelling and what it never quantises, counts of folded lists, the cache's format."""
+    counted = tuple({**_counted(config), **dict(quant.counted)}.items())
+    ignored, spelled = (*quant.ignored, *family.plain), family.names
+    parts = tuple(replace(p, method=quant.method, counted=(*counted, *p.counted), spelled=spelled) for p in quant.parts)
+    return replace(quant, ignored=ignored, counted=counted, spelled=spelled, parts=parts, kv_dtype=_kv_dtype(config))
+
+
+def _listed(value: Json) -> tuple[str, ...]:
+    """Names of modules from a list or from a folded one; of experts, which are stored alike, the first stands for all."""
+    names = value[FOLDED] if isinstance(value, Mapping) and FOLDED in value else value or ()
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise TypeError("a list of modules holds names")
+    return tuple(dict.fromkeys(map(_first_expert, names)))
+
+
+def _first_expert(name: str) -> str:
+    return name if name.startswith("re:") else re.sub(r"\bexperts\.\d+\b", "experts.0", name)
+
+
+def _counted(config: Config) -> dict[str, int]:
+    """Patterns of folded lists with what each stands for."""
+    folded = [value[FOLDED] for name in IGNORED if isinstance(value := config.get(name), Mapping) and FOLDED in value]
+    return {str(name): int(count) for table in folded for name, count in table.items()}
+
+
+def _kv_dtype(config: Config) -> str:
+    """The KV cache's format, where the checkpoint brings scales for one: fp8 is the only one that engines take by themselves."""
+    scheme = config.get("kv_cache_scheme") or config.get("kv_cache_quant_algo") or ""
+    if isinstance(scheme, Mapping):
+        return "fp8" if scheme.get("num_bits") == 8 and scheme.get("type") == "float" else ""
+    return "fp8" if str(scheme).lower() in ("fp8", "fp8_e4m3") else ""
+
+
 def _read(config: Config, key: str) -> Quant:
-    method = str(config.get("quant_method") or ("modelopt" if config.get("quant_algo") else "")).lower()
-    ignored = tuple(str(x) for name in IGNORED for x in config.get(name) or ())
-    if method in ("fp8", "fbgemm_fp8"):
-        tile = config.get("weight_block_size")
-        # Without tiles: one scale a tensor, or one an output row for fbgemm.
-        block = (int(tile[0]), int(tile[1])) if tile else ((1, 0) if method == "fbgemm_fp8" else (0, 0))
-        return Quant(method, "fp8", block, ignored=ignored)
-    if method == "mxfp4":
-        return Quant(method, "mxfp4", (1, 32), scale_bytes=1, ignored=ignored)
-    if method in ("awq", "gptq"):
-        return _integer(method, config, key, ignored)
-    if method == "modelopt":
-        return _modelopt(config, key, ignored)
-    if method == "compressed-tensors":
-        return _compressed(config, key, ignored)
-    if method == "bitsandbytes":
-        if config.get("load_in_4bit"):
-            # double quantisation keeps an 8-bit scale for 64 values and an fp32 one for 256 of those
-            scale = 1 + 4 / 256 if config.get("bnb_4bit_use_double_quant") else 4
-            return Quant(method, "int4", (1, 64), scale_bytes=scale, ignored=ignored)
-        return Quant(method, "int8", (1, 0), scale_bytes=4, ignored=ignored)
-    known = "fp8, fbgemm_fp8, mxfp4, awq, gptq, modelopt, compressed-tensors, bitsandbytes"
-    raise Refusal(f"model {key}: quant_method {method or 'missing'!r} is not supported (known: {known})", "model")
+    method = str(config.get("quant_method") or "").lower() or _implied(config)
+    reader = READERS.get("modelopt" if method.startswith("modelopt") else method)
+    if reader is None:
+        raise Refusal(f"model {key}: quant_method {method or 'missing'!r} is not supported (known: {', '.join(READERS)})", "model")
+    return replace(reader(config, key), method="modelopt" if method.startswith("modelopt") else method)
 
 
-def _integer(method: str, config: Config, key: str, ignored: tuple[str, ...]) -> Quant:
+def _implied(config: Config) -> str:
+    """The method of a config that names none: ModelOpt's names an algorithm, llm-compressor's has groups."""
+    return "modelopt" if config.get("quant_algo") else "compressed-tensors" if config.get("config_groups") else ""
+
+
+def _ignored(config: Config, *names: str) -> tuple[str, ...]:
+    return tuple(x for name in names or IGNORED for x in _listed(config.get(name)))
+
+
+def _fp8(config: Config, key: str) -> Quant:
+    """Without tiles one scale a tensor. Where modules were made narrower afterwards, only that step ignored the others."""
+    tile = config.get("weight_block_size")
+    block = (int(tile[0]), int(tile[1])) if tile else (0, 0)
+    parts = _layered(config, key) if config.get("quantized_layers") else ()
+    return Quant("fp8", "fp8", block, ignored=_ignored(config, *(IGNORED[:2] if parts else IGNORED)), parts=parts)
+
+
+def _fbgemm(config: Config, key: str) -> Quant:  # noqa: ARG001
+    """One scale an output row."""
+    return Quant("fbgemm_fp8", "fp8", (1, 0), ignored=_ignored(config))
+
+
+def _microscaled(config: Config, key: str) -> Quant:  # noqa: ARG001
+    narrow = str(config.get("quant_method")).lower() == "mxfp4"
+    return replace(MXFP4 if narrow else MXFP8, ignored=_ignored(config))
+
+
+def _integer(config: Config, key: str) -> Quant:
+    method = str(config["quant_method"]).lower()
     bits = config.get("bits") or config.get("w_bit")
     if bits not in (4, 8):
         raise Refusal(f"model {key}: {method} with bits={bits} is not supported (4 or 8)", "model")
     width = max(0, int(config.get("group_size") or config.get("q_group_size") or 128))  # -1: one group a row
-    plain = Quant(method, f"int{bits}", (1, width), scale_bytes=2, zero_point_bits=int(bits), ignored=ignored)
+    plain = Quant(method, f"int{bits}", (1, width), scale_bytes=2, zero_point_bits=int(bits), ignored=_ignored(config))
     return replace(plain, group_index=method == "gptq")
 
 
-def _modelopt(config: Config, key: str, ignored: tuple[str, ...]) -> Quant:
-    algo = str(config.get("quant_algo") or "").upper()
-    if algo == "FP8":
-        return Quant("modelopt", "fp8", (0, 0), ignored=ignored)
-    if algo in ("NVFP4", "FP4"):
-        return Quant("modelopt", "nvfp4", (1, int(config.get("group_size") or 16)), scale_bytes=1, ignored=ignored)
-    raise Refusal(f"model {key}: modelopt quant_algo {algo or 'missing'!r} is not supported (FP8, NVFP4)", "model")
+def _bitsandbytes(config: Config, key: str) -> Quant:  # noqa: ARG001
+    if config.get("load_in_4bit"):
+        # double quantisation keeps an 8-bit scale for 64 values and an fp32 one for 256 of those
+        scale = 1 + 4 / 256 if config.get("bnb_4bit_use_double_quant") else 4
+        return Quant("", "int4", (1, 64), scale_bytes=scale, ignored=_ignored(config))
+    return Quant("", "int8", (1, 0), scale_bytes=4, ignored=_ignored(config))
 
 
-def _compressed(config: Config, key: str, ignored: tuple[str, ...]) -> Quant:
+def _modelopt(config: Config, key: str) -> Quant:
+    if config.get("quantized_layers"):
+        return _mixed(_layered(config, key))
+    if str(config.get("quant_algo")).upper() == "MIXED_PRECISION":
+        return _compressed(config, key)
+    return replace(_algorithm(config, key), ignored=_ignored(config))
+
+
+def _algorithm(config: Config, key: str) -> Quant:
+    name = str(config.get("quant_algo") or "").upper()
+    known = ALGORITHMS.get(name)
+    if known is None:
+        listed = ", ".join(ALGORITHMS)
+        raise Refusal(f"model {key}: modelopt quant_algo {name or 'missing'!r} is not supported ({listed})", "model")
+    group = int(config.get("group_size") or 0)
+    return replace(known, block=(1, group)) if group and known.block[1] and known.block[0] == 1 else known
+
+
+def _layered(config: Config, key: str) -> tuple[Quant, ...]:
+    """The formats of ``quantized_layers``, each with the modules that have it."""
+    groups: dict[Quant, dict[str, int]] = {}
+    for name, count, settings in _settings(config["quantized_layers"]):
+        groups.setdefault(_algorithm(settings, key), {})[_first_expert(name)] = count
+    counted = {q: tuple((name, n) for name, n in names.items() if n) for q, names in groups.items()}
+    return tuple(replace(q, only=tuple(names), counted=counted[q]) for q, names in groups.items())
+
+
+def _settings(layers: Config) -> list[tuple[str, int, Config]]:
+    """Modules (or patterns with their counts) and how each is quantised; folded, the settings stand behind the name."""
+    if FOLDED not in layers:
+        return [(str(name), 0, settings) for name, settings in layers.items()]
+    split = [(*str(text).partition(" = "), int(count)) for text, count in layers[FOLDED].items()]
+    return [(name, count, json.loads(settings)) for name, _, settings, count in split]
+
+
+def _mixed(parts: tuple[Quant, ...]) -> Quant:
+    """Formats of listed modules alone: the narrowest, which most weights have, with the others as its parts."""
+    order = sorted(parts, key=lambda q: (DTYPE_BYTES[q.dtype], -len(q.only)))
+    return replace(order[0], parts=tuple(order[1:]))
+
+
+def _compressed(config: Config, key: str) -> Quant:
     groups = config.get("config_groups")
-    if not isinstance(groups, Mapping) or len(groups) != 1:
-        raise Refusal(f"model {key}: compressed-tensors with {len(groups or ())} config_groups is not supported (1)", "model")
-    group = next(iter(groups.values()))
+    if not isinstance(groups, Mapping) or not groups:
+        raise Refusal(f"model {key}: compressed-tensors without config_groups is not supported", "model")
+    read = [replace(_group(group, key), ignored=_ignored(config)) for group in groups.values()]
+    whole = [q for q in read if not q.only]
+    if len(whole) > 1:
+        raise Refusal(f"model {key}: {len(whole)} config_groups are for every Linear; at most one is", "model")
+    return replace(whole[0], parts=tuple(q for q in read if q.only)) if whole else _mixed(tuple(read))
+
+
+def _group(group: Config, key: str) -> Quant:
+    """One group of llm-compressor's: numbers of so many bits, and which of them share a scale."""
     weights = group.get("weights") or {}
-    bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy") or "tensor"
+    bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy") or _strategy(weights)
     dtype = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int4", ("float", 4): "nvfp4"}.get((str(kind), int(bits or 0)))
     if dtype is None:
         raise Refusal(f"model {key}: compressed-tensors weights of type {kind!r} with {bits} bits are not supported", "model")
     size = int(weights.get("group_size") or 0)
-    block = {"tensor": (0, 0), "channel": (1, 0), "group": (1, size), "tensor_group": (1, size)}.get(strategy)
+    if str(kind) == "float" and size == MXFP4.block[1]:
+        quant = MXFP4 if dtype == "nvfp4" else MXFP8
+    else:
+        scale = 1.0 if dtype == "nvfp4" else 2.0 if dtype == "int4" else 4.0 if strategy == "tensor" else 2.0
+        zero = 0 if weights.get("symmetric", True) or dtype != "int4" else 4
+        quant = Quant("", dtype, _block(weights, strategy, size, key), scale_bytes=scale, zero_point_bits=zero)
+    targets = group.get("targets")
+    only = tuple(t for t in _listed(targets) if t != "Linear")
+    counted = tuple((str(n), int(c)) for n, c in targets[FOLDED].items()) if isinstance(targets, Mapping) else ()
+    alone = dtype == "nvfp4" and quant.dtype == dtype and not group.get("input_activations")
+    return replace(quant, only=only, counted=counted, weight_only=alone)
+
+
+def _strategy(weights: Config) -> str:
+    """ModelOpt leaves it out: values of a group share a scale, or a whole tensor's do."""
+    return "group" if weights.get("group_size") else "tensor"
+
+
+def _block(weights: Config, strategy: str, size: int, key: str) -> tuple[int, int]:
     if strategy == "block":
-        tile = weights.get("block_structure") or [128, 128]
-        block = (int(tile[0]), int(tile[1]))
+        tile = weights.get("block_structure") or TILES.block
+        return int(tile[0]), int(tile[1])
+    block = {"tensor": (0, 0), "channel": (1, 0), "group": (1, size), "tensor_group": (1, size)}.get(strategy)
     if block is None:
         raise Refusal(f"model {key}: compressed-tensors strategy {strategy!r} is not supported", "model")
-    targets = tuple(t for t in group.get("targets") or () if t != "Linear")
-    scale = 1.0 if dtype == "nvfp4" else 2.0 if dtype == "int4" else 4.0 if strategy == "tensor" else 2.0
-    plain = dtype == "nvfp4" and not group.get("input_activations")
-    return Quant("compressed-tensors", dtype, block, scale_bytes=scale, ignored=ignored, only=targets, weight_only=plain)
+    return block
+
+
+def _quark(config: Config, key: str) -> Quant:
+    """AMD's: one setting for all, and names that are left out."""
+    weights = (config.get("global_quant_config") or {}).get("weight") or {}
+    if isinstance(weights, list):
+        weights = weights[0]
+    dtype, scheme = str(weights.get("dtype")), str(weights.get("qscheme"))
+    known = {
+        ("fp4", "per_group"): MXFP4,
+        ("fp8_e4m3", "per_tensor"): ALGORITHMS["FP8"],
+        ("fp8_e4m3", "per_channel"): Quant("", "fp8", (1, 0)),
+    }
+    if (dtype, scheme) not in known:
+        raise Refusal(f"model {key}: quark weights of {dtype!r} with {scheme!r} scales are not supported", "model")
+    return replace(known[dtype, scheme], ignored=_ignored(config))
+
+
+READERS: Mapping[str, Callable[[Config, str], Quant]] = {
+    "fp8": _fp8,
+    "fbgemm_fp8": _fbgemm,
+    "mxfp4": _microscaled,
+    "mxfp8": _microscaled,
+    "awq": _integer,
+    "gptq": _integer,
+    "modelopt": _modelopt,
+    "compressed-tensors": _compressed,
+    "bitsandbytes": _bitsandbytes,
+    "quark": _quark,
+}

@@ -24,8 +24,8 @@ KINDS: dict[str, Callable[[str], Any]] = {
 @click.command("catalog")
 @click.argument("kind", required=False)
 @click.argument("name", required=False)
-@taking("as_json")
-def catalog_command(kind: str | None, name: str | None, as_json: bool) -> None:
+@taking("read_as", "as_json")
+def catalog_command(kind: str | None, name: str | None, read_as: str, as_json: bool) -> None:
     """Chips, links, clusters, models and engines, each number with its source.
 
     commtax catalog models llama-3.1-8b
@@ -39,9 +39,11 @@ def catalog_command(kind: str | None, name: str | None, as_json: bool) -> None:
         kinds = {key: catalog.keys(key) for key in (KINDS if kind is None else (kind,))}
         every = {key: [KINDS[key](one) for one in names] for key, names in kinds.items()}
         output.answer(lambda _: {"schema": "commtax.catalog/1", **kinds}, report.show_catalog, every)
-    thing = KINDS[kind](name)
+    if read_as and kind != "models":
+        raise Refusal(f"as '{read_as}': belongs to models, not to {kind}", "as")
     if kind != "models":
-        output.answer(report.thing_document, report.show_thing, thing)
-    check_stored(thing)
-    counts = published(thing.key) if thing.key in catalog.keys("models") else []
-    output.answer(report.model_document, report.show_model, thing, counts)
+        output.answer(report.thing_document, report.show_thing, KINDS[kind](name))
+    model = catalog.model(name, read_as)
+    check_stored(model)
+    counts = published(model.key) if model.key in catalog.keys("models") else []
+    output.answer(report.model_document, report.show_model, model, counts)

@@ -5,9 +5,10 @@ import click
 from commtax.cli.options import KEPT, LAID, PASTED, WHERE, About, Verb, taking
 from commtax.cli.order import Order, ordered, refuse
 from commtax.statement import Refusal
-from commtax.verbs.fitting import Fit, TrainFit, advised, holds, train_holds
+from commtax.verbs.fitting import Fit, advised, holds
+from commtax.verbs.train_fitting import TrainFit, train_holds
 
-SERVED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes")
+SERVED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes", "tower")
 """What of a server alone its memory depends on."""
 
 

@@ -143,11 +143,14 @@ COUNT, SHARE, TIME = Kind("N", parse_count), Kind("F", parse_fraction), Kind("TI
 LENGTH, NUMBER = Kind("N|DIST", _length), Kind("F", _number)
 BYTES, BINARY = Kind("SIZE", parse_bytes), Kind("SIZE", _binary)
 OPTIONS: Mapping[str, Option] = {
-    "cluster": Option("Where", "TEXT", "", "A host by name, 8xh100-sxm, or 2x8xh100-sxm for two hosts.", ("--cluster", "-c")),
+    "cluster": Option(
+        "Where", "TEXT", "", "A host by name, 8xh100-sxm, 2x8xh100-sxm for two hosts, or your own FILE.toml.", ("--cluster", "-c")
+    ),
     "intra": Option("Where", "LINK", "", "Another link inside a host."),
     "inter": Option("Where", "LINK", "", "Another fabric between hosts."),
     "nics": Option("Where", COUNT, None, "NICs a host has."),
     "engine": Option("Where", "NAME", "", ENGINES, ("--engine", "-e")),
+    "read_as": Option("Where", "FAMILY", "", "An unknown architecture's config, read as a family's: llama, qwen3moe …", ("--as",)),
     "pasted": Option("Where", "COMMAND|FILE", "", "A launch command: vllm serve … -tp 8, torchrun …", ("--from",)),
     "topo": Option("Where", "FILE", "", "nvidia-smi topo -m: which GPUs to take, and the link they have."),
     "profile": Option("Where", "FILE", "", "A machine's own constants (commtax calibrate, commtax measure calibrate)."),
@@ -161,6 +164,9 @@ OPTIONS: Mapping[str, Option] = {
     "phase": Option("Step", "PHASE", "decode", "decode (default), prefill, mixed or train."),
     "batch": Option("Step", COUNT, None, "Sequences in the step, a replica.  [default: 1]"),
     "context": Option("Step", COUNT, None, "Cached tokens, prompt or sequence length.  [default: 1024, training 4096]"),
+    "images": Option("Step", COUNT, 0, "Pictures of every prompt; their tokens are part of its length."),
+    "image_size": Option("Step", "WxH", "1024x1024", "… and their size in pixels.  [default: 1024x1024]"),
+    "tower": Option("Plan", "MODE", "weights", "Vision tower: tp cuts its weights or data.", ("--mm-encoder-tp-mode",)),
     "speculative": Option("Step", COUNT, 0, "Drafted tokens a sequence: k + 1 rows are verified."),
     "eager": Option("Step", bool, False, "Without CUDA graphs: no padding, every kernel launched."),
     "ep_backend": Option("Step", "NAME", "", BACKENDS),
@@ -235,11 +241,12 @@ OPTIONS: Mapping[str, Option] = {
     "as_json": Option("Output", bool, False, "Print a JSON document (versioned schema, units in the names).", ("--json",)),
 }
 PLACE = ("cluster", "intra", "inter", "nics")
-WHERE = (*PLACE, "engine")
+WHERE = (*PLACE, "engine", "read_as")
 PASTED = ("pasted", "topo")
 AXES = (*SIZES[2:], "sequence_parallel", "dtype", "kv_dtype")
 LAID = (*SIZES[:2], *AXES, "replicas")
 STEP = ("phase", "batch", "context", "speculative", "eager", "ep_backend", "slow_rank", "overlap", "library")
+PICTURES = ("images", "image_size", "tower")
 LIMITS = ("max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization")
 TRAINED = tuple(name for name, option in OPTIONS.items() if option.group == "Training")
 KEPT = TRAINED[: TRAINED.index("async_axes")]

@@ -15,7 +15,7 @@ from commtax.cli.options import TRAINED, About, Command, Given
 from commtax.cli.output import Output
 from commtax.cli.pasting import filled, laid_out
 from commtax.question import Limits, Question
-from commtax.spec import Cluster, Profile
+from commtax.spec import Cluster, Model, Profile
 from commtax.statement import Refusal
 from commtax.verbs.asking import Options, unsettled
 from commtax.verbs.billing import StepBill
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LENGTHS = ("input_len", "output_len")
 """Options that may be distributions: those are not the question's until it is known what they are drawn for."""
-SERVED_STEP = ("kv_dtype", "speculative", "ep_backend", "overlap")
+SERVED_STEP = ("kv_dtype", "speculative", "images", "image_size", "tower", "ep_backend", "overlap")
 """Options that belong to a step of serving."""
 
 
@@ -83,6 +83,7 @@ def read(model: str, given: Given, about: About, serving: tuple[str, ...]) -> Or
     devices = "" if given.get("plans") else laid_out(given, output.remarks)
     own = profile_of(given)
     place = cluster_of(given)
+    family = given.pop("read_as", "")
     phase = given.get("phase", "decode")
     if launch and about is About.SEARCH and launch.phase != phase:  # a search stands the pasted plan beside its own
         raise Refusal(f"phase '{phase}': the pasted command is one to {launch.phase}", "phase")
@@ -90,7 +91,7 @@ def read(model: str, given: Given, about: About, serving: tuple[str, ...]) -> Or
         refuse(given, serving, f"belongs to serving, not to {'--' if about.whole else ''}phase train")
     else:
         refuse(given, TRAINED, "belongs to --phase train" + ("" if about is About.SEARCH else f", not to {phase}"))
-    return Order(name, asked(name, place, own, given, about), output, given, launch, devices, others)
+    return Order(name, asked(catalog.model(name, family), place, own, given, about), output, given, launch, devices, others)
 
 
 def _others(given: Given) -> tuple[Cluster, ...]:
@@ -102,7 +103,7 @@ def _others(given: Given) -> tuple[Cluster, ...]:
     return tuple(catalog.cluster(name, **links) for name in names[1:])
 
 
-def asked(model: str, place: Cluster, own: Profile | None, given: Given, about: About) -> Question:
+def asked(model: Model, place: Cluster, own: Profile | None, given: Given, about: About) -> Question:
     """The question of the options that make one."""
     options = {name: value for name, value in given.items() if name in Options.__annotations__}
     options |= {"profile": own, "sequence_parallel": given.get("sequence_parallel") or None}
@@ -122,7 +123,7 @@ def asked(model: str, place: Cluster, own: Profile | None, given: Given, about: 
     return unsettled(model, place, options)
 
 
-def _offered(model: str, place: Cluster, options: Given, given: Given) -> Question:
+def _offered(model: Model, place: Cluster, options: Given, given: Given) -> Question:
     """Requests of a loop, or in time; beside a rate or a trace, clients are those that may wait at once."""
     options |= {name: given[name] for name in ("trace", *CHECKED) if given.get(name) is not None}
     if "concurrency" in options and any(given.get(name) is not None for name in ("request_rate", "trace")):

@@ -39,7 +39,11 @@ Answer = TypeVar("Answer", ServingPlans, TrainPlans)
 @taking(
     *(*WHERE, "pasted", "phase", "input_len", "disaggregated", "dtype", *SOUGHT),
     *(*fleet.RATED, "global_batch", "top", "emit", "profile", "html", "as_json"),
-    cluster={"multiple": True, "default": (), "help": "8xh100-sxm, or 2x8xh100-sxm for two hosts; with a rate several times."},
+    cluster={
+        "multiple": True,
+        "default": (),
+        "help": "8xh100-sxm, 2x8xh100-sxm for two hosts, FILE.toml; with a rate several times.",
+    },
     request_rate={"help": "How many GPUs for so many requests a second, over all replicas."},
     num_prompts={"group": "Requests", "help": "Requests of each run.  [default: 1000 or 300 a copy, and a warm-up]"},
     price={"kind": Kind("USD[,USD]", fleet.prices)},

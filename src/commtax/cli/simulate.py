@@ -4,7 +4,7 @@ import click
 import numpy as np
 
 from commtax.cli import timed
-from commtax.cli.options import LAID, LENGTH, LIMITS, PASTED, WHERE, About, Given, Verb, taking
+from commtax.cli.options import LAID, LENGTH, LIMITS, PASTED, PICTURES, WHERE, About, Given, Verb, taking
 from commtax.cli.order import Order, ordered, refuse
 from commtax.question import Question
 from commtax.report import serving
@@ -23,7 +23,21 @@ WORKERS = ("disaggregated", "prefill_workers", "prefill_tp", "decode_workers")
 
 @click.command("simulate", cls=Verb)
 @taking(
-    *(*WHERE, *PASTED, *LAID, *OFFERED, *LIMITS, "kv_tokens", *WORKERS, "profile", "plot", "timeline", "save", "as_json"),
+    *(
+        *WHERE,
+        *PASTED,
+        *LAID,
+        *OFFERED,
+        *PICTURES,
+        *LIMITS,
+        "kv_tokens",
+        *WORKERS,
+        "profile",
+        "plot",
+        "timeline",
+        "save",
+        "as_json",
+    ),
     concurrency={"default": None, "help": "Clients: 32, or 1,8,64; beside a rate: requests in flight at most."},
     num_prompts={"help": "Requests, simulated in time.  [default: 1000, a closed loop: the steady state]"},
     input_len={"kind": LENGTH, "default": None, "help": f"Prompt tokens: {DIST}  [default: 1024]"},
@@ -48,6 +62,7 @@ def simulate_command(order: Order) -> None:
     if given["num_prompts"] is not None and given["prompts_per_client"] is not None:
         raise Refusal("prompts_per_client: give it or num_prompts, not both", "prompts_per_client")
     if timed.is_timed(given):
+        refuse(given, ("images",), "priced in steps and in the steady state of a closed loop, not for requests in time")
         timed.answer(order, _counted(q, given))
     refuse(given, timed.ONLY, "belongs to requests in time: --request-rate, --trace, or --concurrency with --num-prompts")
     if q.offered.inputs or q.offered.outputs:

@@ -16,6 +16,7 @@ from commtax.cost.caches import kv_bytes_per_token_layer
 from commtax.cost.kernel import Kernel, Step, input_bytes
 from commtax.cost.placement import expert_tp, experts_reach, tokens_split
 from commtax.cost.tensors import padded_vocab
+from commtax.cost.tower import tower_kernels
 from commtax.ledger import Part, Place
 from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mixer, Mlp, Model, Number, Plan, Workload
 
@@ -26,6 +27,7 @@ LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
 def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> list[Kernel]:
     """Every kernel of one step, all pipeline stages in sequence."""
     kernels = [*layer_kernels(model, plan, work, rows, engine), head_kernel(model, plan, work.samples, engine)]
+    kernels += tower_kernels(Step(model, plan, work, rows, engine))
     if engine.key != "torch":
         step = Step(model, plan, work, rows, engine)
         kernels.append(step.small("embedding and final norm", "embedding", "", 2, rows * model.hidden * 4))
@@ -40,8 +42,8 @@ def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine
 
 def head_kernel(model: Model, plan: Plan, rows: Number, engine: Engine) -> Kernel:
     """Logits of ``rows`` rows over this rank's part of the vocabulary."""
-    step = Step(model, plan, Workload(), rows, engine)
-    return step.gemm("head", "head", "", 1, rows, padded_vocab(model, plan, engine) / plan.tp, model.hidden)
+    step, name = Step(model, plan, Workload(), rows, engine), "" if model.tied else "lm_head"
+    return step.gemm("head", "head", "", 1, rows, padded_vocab(model, plan, engine) / plan.tp, model.hidden, name)
 
 
 Maker = Callable[[Step, Any, int], Iterator[Kernel]]
@@ -104,7 +106,7 @@ def _latent_projections(s: Step, a: Attention, m: Latent, count: int) -> Iterato
     prompts = pick(np.asarray(work.prefill_tokens) > 0, count, 0)
     shape = (work.prefill_tokens, heads * (m.nope_dim + a.v_head_dim), m.kv_rank)
     yield s.gemm("key/value up-projection", "projections", "key", prompts, *shape, "self_attn.kv_b_proj")
-    if a.indexer:
+    if a.indexer and a.indexer.own:
         width = a.indexer.num_heads * a.indexer.head_dim + a.indexer.head_dim + a.indexer.num_heads
         yield s.gemm("token selector", "projections", "", count, rows, width, m.q_rank or h, "self_attn.indexer.wq_b")
 

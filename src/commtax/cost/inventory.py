@@ -67,7 +67,7 @@ def inventory(model: Model) -> tuple[Tensor, ...]:
     if model.head_bias:
         tensors.append(Tensor("lm_head.bias", (model.vocab,), "vocab", LAST, "head"))
     if model.tower:
-        for name, shape, copies in model.tower.tensors:
+        for name, shape, copies in (*model.tower.tensors, *model.tower.projector):
             split = "tower" if len(shape) > 1 else "full"
             tensors.append(Tensor(name, (copies, *shape), split, FIRST, "tower"))
     return tuple(tensors)
@@ -136,7 +136,7 @@ def _attention(hidden: int, a: Attention) -> Iterator[Row]:
         yield from _linear("self_attn.g_proj", a.num_heads, hidden, "heads", "attention")
     if a.sinks:
         yield Row("self_attn.sinks", (a.num_heads,), "heads", "attention")
-    if a.indexer:
+    if a.indexer and a.indexer.own:
         yield from _indexer(hidden, a, a.indexer)
 
 
@@ -220,19 +220,21 @@ def _delta_net(hidden: int, m: DeltaNet) -> Iterator[Row]:
     for name, width in (("q", keys), ("k", keys), ("v", values)):
         yield from _linear(f"linear_attn.in_proj_qkv.{name}_proj", width, hidden, "heads", part)
         yield Row(f"linear_attn.conv1d.{name}.weight", (width, 1, m.conv), "heads", part)
-    if m.decay_rank:  # a decay of each channel and a gate of the output, both of low rank
-        for name, width in (("f", keys), ("g", values)):
-            yield from _linear(f"linear_attn.{name}_a_proj", m.decay_rank, hidden, "full", part)
-            yield from _linear(f"linear_attn.{name}_b_proj", width, m.decay_rank, "heads", part)
-        yield Row("linear_attn.dt_bias", (keys,), "heads", part)
-    else:
-        yield from _linear("linear_attn.in_proj_z", values, hidden, "heads", part)
-        yield from _linear("linear_attn.in_proj_a", m.num_v_heads, hidden, "heads", part)
-        yield Row("linear_attn.dt_bias", (m.num_v_heads,), "heads", part)
+    decays = keys if m.decay_rank else m.num_v_heads
+    yield from _low_rank("linear_attn.in_proj_z", values, m.gate_rank, hidden, part)
+    yield from _low_rank("linear_attn.in_proj_a", decays, m.decay_rank, hidden, part)
+    yield Row("linear_attn.dt_bias", (decays,), "heads", part)
     yield from _linear("linear_attn.in_proj_b", m.num_v_heads, hidden, "heads", part)
     yield Row("linear_attn.A_log", (m.num_v_heads,), "heads", part)
     yield from _norm("linear_attn.norm", m.v_dim, False)
     yield from _linear("linear_attn.out_proj", hidden, values, "heads", part)
+
+
+def _low_rank(name: str, out: int, rank: int, into: int, part: str) -> Iterator[Row]:
+    """A matrix split by heads, or one of low rank: whole into the rank, split out of it."""
+    if rank:
+        yield from _linear(f"{name}.a_proj", rank, into, "full", part)
+    yield from _linear(f"{name}.b_proj" if rank else name, out, rank or into, "heads", part)
 
 
 def _mamba(hidden: int, m: Mamba2) -> Iterator[Row]:
@@ -298,8 +300,9 @@ def mtp_params(model: Model) -> int:
 
 
 def num_active_params(model: Model, embedding: bool = True) -> int:
-    """Parameters one token uses: of each mixture, ``top_k`` experts. ``embedding=False`` leaves out the input table."""
-    used = (t for t in inventory(model) if t.active and (embedding or model.tied or t.part != "embedding"))
+    """Parameters one token of text uses: of each mixture, ``top_k`` experts. ``embedding=False`` leaves out the input table."""
+    parts = ("tower",) if embedding or model.tied else ("tower", "embedding")
+    used = (t for t in inventory(model) if t.active and t.part not in parts)
     return sum(_active_size(model, t) * copies(model, t) for t in used)
 
 

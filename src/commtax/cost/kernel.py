@@ -1,18 +1,20 @@
 """A kernel as the cost model sees it: the shapes that decide its time, its FLOPs and its bytes; and what a step makes them from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.inventory import Tensor as Matrix
-from commtax.cost.tensors import quantisation, quantised_fraction
+from commtax.cost.quantised import format_of
+from commtax.cost.tensors import quantisation
 from commtax.ledger import Part, Place, Stage
 from commtax.spec import DTYPE_BYTES, Engine, Model, Number, Plan, Quant, Workload
 
 LOW_ARITHMETIC = ("fp8", "nvfp4")
 """Formats whose products quantise activations too, on chips that have the arithmetic; others only store weights small."""
+MXFP8_BLOCK = (1, 32)
+"""Values that share a scale of OCP's MXFP8."""
 Attended = tuple[Number, Number, Number, int, Number, Number]
 """Shape of attention: batch, heads, KV heads, head size, length and past (see ``Kernel``)."""
 
@@ -45,6 +47,7 @@ class Kernel:
     grouped: float = 0.0  # a grouped product over experts: the share of a plain product's arithmetic rate that it attains
     fused: float = 0.0  # share of the launches that run inside a neighbour: their bytes move, their fixed time is gone
     static_scales: bool = False  # activations are quantised with known scales, inside the kernel before
+    stored: str = ""  # format of a product's weights where the arithmetic does not tell it
     shape: Any = None  # sizes of a form that has more than the fields above: a record of its module in ``forms``
     casts: bool = False  # an element-wise kernel that casts the input (n x k: of its matrix) of a product
     part: Part = ""
@@ -67,21 +70,18 @@ class Step:
 
         ``name`` is the weight's in the checkpoint; "": one that stays in 16 bits whatever the model's quantisation.
         """
-        quant = quantisation(self.model, self.plan)
+        quant = format_of(self.model, name, quantisation(self.model, self.plan)) if name else None
         plain = self.plan.activations_dtype
         stored, dtype, static = DTYPE_BYTES[plain], plain, False
-        if quant and name and self._is_quantised(name, quant):
+        if quant:
             tile = quant.block[0] * quant.block[1]  # scales count where tiles are small enough to matter
             stored = DTYPE_BYTES[quant.dtype] + (quant.scale_bytes / tile if tile else 0.0)
             dtype = quant.dtype if quant.dtype in LOW_ARITHMETIC and not quant.weight_only else dtype
             static = dtype == "fp8" and quant.block == (0, 0)  # one scale a tensor is known ahead, tiles and rows need theirs
         nbytes = m * k * input_bytes(dtype, self.plan) + n * k * stored + m * n * DTYPE_BYTES[plain]
         shape = (m, n, k, dtype, stored)
-        return Kernel(what, "gemm", count, 2 * m * n * k, nbytes, *shape, static_scales=static, part=part, place=place)
-
-    def _is_quantised(self, name: str, quant: Quant) -> bool:
-        probe = Matrix(f"model.layers.N.{name}.weight", (1, 1), "full", 0, "", True)
-        return quantised_fraction(self.model, probe, quant) > 0
+        kernel = Kernel(what, "gemm", count, 2 * m * n * k, nbytes, *shape, static_scales=static, part=part, place=place)
+        return replace(kernel, stored=_unlike(quant)) if quant else kernel
 
     def attention(
         self, form: Place, tokens: Number, count: int, flops: Number, nbytes: Number, shape: Attended, stored: float = 2.0
@@ -97,6 +97,18 @@ class Step:
         runs, nbytes = self.engine.kernels, elements * DTYPE_BYTES[self.plan.activations_dtype]
         fused, nbytes = (1 - runs.small_kernels, nbytes * runs.small_bytes) if fusable else (0.0, nbytes)
         return Kernel(what, "small", count, 0.0, nbytes, fused=fused, part=part, place=place)
+
+
+def _unlike(quant: Quant) -> str:
+    """The format of weights that are unpacked for 16-bit products, or scaled in groups that fp8's usual products have not.
+
+    4-bit weights alone are unpacked by one kind of kernel, floats as integers.
+    """
+    if quant.dtype == "fp8" and quant.block == MXFP8_BLOCK:
+        return "mxfp8"
+    if quant.dtype not in LOW_ARITHMETIC:
+        return quant.dtype
+    return "int4" if quant.dtype == "nvfp4" and quant.weight_only else ""
 
 
 def input_bytes(dtype: str, plan: Plan) -> float:

@@ -1,16 +1,23 @@
 """How long a kernel takes on a chip: its form (``forms``) with the constants of the chip's family, their source and spread."""
 
-from commtax.cost.forms import FORMS
+import math
+
+import numpy as np
+
+from commtax.cost.forms import CHIP_FORMS, FORMS
+from commtax.cost.forms.experts import FORMS as EXPERTS
 from commtax.cost.forms.form import Parts, Table
 from commtax.cost.kernel import Kernel
-from commtax.spec import Chip, KernelConstants
+from commtax.spec import Chip, KernelConstants, Number
 from commtax.statement import Source
 
-ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise")
+ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise", *CHIP_FORMS)
 """Forms whose constants hold for any number format of the arithmetic."""
 STAND_INS = {
     "fp8-static": ("fp8",),
     "fp8": ("fp8-static",),
+    "mxfp8": ("fp8", "fp8-static"),
+    "int8": ("fp8-static", "fp8"),
     "nvfp4": ("mxfp4", "int4"),
     "mxfp4-fp8": ("nvfp4", "mxfp4", "int4"),
     "mxfp4": ("int4",),
@@ -18,6 +25,10 @@ STAND_INS = {
 }
 """Number formats whose constants serve one that was not measured, nearest first."""
 UNMEASURED_SIGMA = 0.3  # of kernels that nobody measured on a chip
+TRANSFERRED_SIGMA = 0.16
+"""How far a family's constants lie on its other chips: the root mean square of ln of the share of the peak that large bf16 products
+attain there over that of the measured chip, H20 1.20, RTX 4090 1.35, RTX 3090 1.27, RTX A6000 0.93 (one public script), B300 1.05,
+GB200 1.00 (rows not fitted), H200 1.01."""
 
 
 def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float = 1.0) -> Parts:
@@ -28,8 +39,20 @@ def seconds(kernel: Kernel, chip: Chip, constants: KernelConstants, rate: float 
     table = constants.tables[table_of(kernel, constants)]
     if kernel.static_scales and "gemm.fp8-static" not in constants.tables:
         table = _static(table, constants.tables["gemm.bf16"])
-    fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak(kernel, chip, constants) * rate)
+    if kernel.form in CHIP_FORMS:
+        fixed, moving = CHIP_FORMS[kernel.form](kernel, table, chip, rate)
+    else:
+        fixed, moving = FORMS[kernel.form](kernel, table, chip.memory_Bps, peak(kernel, chip, constants) * rate)
     return fixed * (1 - kernel.fused), moving
+
+
+def least_s(kernel: Kernel, chip: Chip, constants: KernelConstants) -> Number:
+    """What bandwidth and peak allow at the least; streams may find in the chip's cache what was just written."""
+    moved = kernel.nbytes
+    if kernel.form in CHIP_FORMS:
+        cold_bytes = getattr(kernel.shape, "cold_bytes", 0.0)
+        moved = np.maximum(cold_bytes, moved - chip.l2_bytes)
+    return np.maximum(moved / chip.memory_Bps, kernel.flops / peak(kernel, chip, constants))
 
 
 def peak(kernel: Kernel, chip: Chip, constants: KernelConstants) -> float:
@@ -48,8 +71,11 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     """The table that prices a kernel: of its form and arithmetic, bf16's where that was not measured."""
     if kernel.static_scales and "gemm.fp8-static" in constants.tables:
         return "gemm.fp8-static"
-    if store := getattr(kernel.shape, "store", ""):
-        return _stored_table(kernel.form, store, constants)
+    if kernel.form in EXPERTS:
+        return _stored_table(kernel.form, kernel.stored, constants)
+    own = f"{kernel.form}.{kernel.stored}"
+    if kernel.stored and own in constants.tables:
+        return own
     narrow = kernel.form == "decode" and kernel.weight_bytes == 1
     kind = "fp8" if narrow else "bf16" if kernel.form in ANY_ARITHMETIC else kernel.dtype
     name = f"{kernel.form}.{kind}"
@@ -57,9 +83,8 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
 
 
 def _stored_table(form: str, store: str, constants: KernelConstants) -> str:
-    """The table of an implementation of a form and a number format; of the form's usual one, or the nearest format, where that was
-    not measured."""
-    usual = form.partition("-")[0]
+    """The table of an implementation and a number format; else of the usual one, or of the nearest format."""
+    usual = form.partition("_")[0]
     names = [f"{one}.{kind}" for kind in (store, *STAND_INS.get(store, ()), "bf16") for one in (form, usual)]
     return next(name for name in names if name in constants.tables)
 
@@ -68,9 +93,11 @@ def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
     """Where a kernel's price comes from; bf16's constants for narrower numbers only count fewer bytes, and that is assumed."""
     name = table_of(kernel, constants)
     family = f"were not measured on {constants.family} chips"
-    if constants.label.kind == "calibrated" and name not in constants.own:
+    if constants.label.kind in ("calibrated", "transferred") and name not in constants.own:
         if name == "gemm.bf16" and kernel.weight_bytes < 1:
             return Source("assumed", f"assumed: bf16 products on unpacked 4-bit weights {family}", "unpacked weights")
+        if kernel.stored == "mxfp8" and name != "gemm.mxfp8":
+            return Source("assumed", f"assumed: products of MXFP8, as fp8's, {family}", "MXFP8 products")
         if name == "decode.bf16" and kernel.weight_bytes < 2:
             return Source("assumed", f"assumed: this engine's attention over a narrow KV cache {family}", "narrow cache")
     return constants.own.get(name, constants.label)
@@ -78,8 +105,14 @@ def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
 
 def kernel_sigma(kernel: Kernel, constants: KernelConstants) -> float:
     """Standard deviation of the logarithm of a kernel's time inside a step."""
-    own = max(constants.sigma, constants.tables[table_of(kernel, constants)].get("sigma", 0.0))
-    return max(own, UNMEASURED_SIGMA) if kernel_source(kernel, constants).kind in ("assumed", "transferred") and own else own
+    source = kernel_source(kernel, constants)
+    own = widened(max(constants.sigma, constants.tables[table_of(kernel, constants)].get("sigma", 0.0)), source)
+    return max(own, UNMEASURED_SIGMA) if source.kind == "assumed" and own else own
+
+
+def widened(sigma: float, source: Source) -> float:
+    """A deviation on the chip that was measured, as it is on another one of the family."""
+    return math.hypot(sigma, TRANSFERRED_SIGMA) if source.kind == "transferred" else sigma
 
 
 def _static(fp8: Table, bf16: Table) -> Table:

@@ -9,9 +9,10 @@ import numpy as np
 
 from commtax.arrays import pick, some
 from commtax.cost.placement import expert_tp
+from commtax.cost.quantised import EXPERTS, format_of
 from commtax.cost.schedules import SCHEDULES, Schedule, virtual_layers
 from commtax.cost.tensors import quantisation, stage_layers
-from commtax.spec import AXES, SIZES, Attention, Cluster, DeltaNet, Engine, Experts, Mamba2, Mlp, Model, Number, Plan
+from commtax.spec import AXES, SIZES, Attention, Cluster, DeltaNet, Engine, Experts, Mamba2, Mlp, Model, Number, Plan, Quant
 from commtax.statement import Note, Refusal
 
 Mask = np.ndarray[Any, Any]
@@ -146,10 +147,14 @@ def _kv_broken(c: Case) -> Number:
 def _quant_block_broken(c: Case) -> Number:
     """Scales belong to whole tiles or groups: a rank's width must be made of them (mxfp4 and nvfp4 kernels pad instead)."""
     quant = quantisation(c.model, c.plan)
-    if quant is None or not quant.block[1] or quant.dtype not in ("fp8", "int4", "int8"):
-        return c.plan.tp < 0
+    experts, dense = (_tile(format_of(c.model, name, quant)) for name in (EXPERTS, "mlp.down_proj"))
     inside = c.moe.intermediate / expert_tp(c.plan, c.engine)
-    return (inside % quant.block[1] != 0) | (c.width / c.plan.tp % quant.block[1] != 0)
+    return (inside % experts != 0) | (c.width / c.plan.tp % dense != 0)
+
+
+def _tile(quant: Quant | None) -> int:
+    """Inputs that share a scale; 1: any number will do."""
+    return quant.block[1] or 1 if quant and quant.dtype in ("fp8", "int4", "int8") else 1
 
 
 def _ep_group_broken(c: Case) -> Number:

@@ -10,6 +10,7 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.placement import expert_tp, holders, over_replicas
+from commtax.cost.quantised import EXPERTS, format_of
 from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
 from commtax.cost.tensors import Held, by_pp, fullest_layers, held, padded_vocab, quantisation, share, stage_params, total_bytes
 from commtax.cost.traffic import largest_graph
@@ -48,7 +49,7 @@ def _beside(model: Model, plan: Plan, engine: Engine, rows: list[Held]) -> Itera
     if engine.memory.latent_absorbed and a.latent:
         up = sum((r.tensor.size * r.copies for r in rows if r.tensor.name.endswith("kv_b_proj.weight")), start=0)
         yield WeightLine("absorbed latent projections", up * DTYPE_BYTES[plan.activations_dtype] / plan.tp, 0.0)
-    quant = quantisation(model, plan)
+    quant = format_of(model, EXPERTS, quantisation(model, plan))
     if engine.memory.mxfp4_multiple > 1 and quant and quant.dtype == "mxfp4":
         width = (model.experts.intermediate if model.experts else 1) / expert_tp(plan, engine)
         grown = _padded(model.hidden, engine.memory.mxfp4_multiple) * _padded(width, engine.memory.mxfp4_width_multiple) - 1

@@ -32,6 +32,7 @@ class Load:
     output_len: Number
     num_prompts: Number = np.inf  # requests of the whole benchmark; inf: the steady state
     spread: Number = SPREAD  # lengths vary by this share of their mean to either side
+    state_tokens: Number = 0.0  # tokens whose room in the cache the states of a request take
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +69,9 @@ class Served:
 def running(load: Load, engine: Engine, kv_tokens: Number, max_seqs: Number) -> Number:
     """Requests that run at once: what clients send, unless the engine's limit or the cache allows fewer.
 
-    A cache that reserves holds I + O tokens a request; one that grows on demand holds I + O/2 on average.
+    A cache that reserves holds I + O tokens a request; one that grows on demand holds I + O/2 on average; and its states.
     """
-    kept = load.input_len + load.output_len * (1.0 if engine.serves.kv_reserved else 0.5)
+    kept = load.input_len + load.output_len * (1.0 if engine.serves.kv_reserved else 0.5) + load.state_tokens
     return np.maximum(1.0, np.minimum(load.concurrency, np.minimum(max_seqs, kv_tokens // kept)))
 
 
@@ -90,7 +91,8 @@ def pressure(load: Load, engine: Engine, kv_tokens: Number, seqs: Number, max_se
     """
     if engine.serves.kv_reserved:
         return Pressure()
-    ending, fitting = (np.maximum(1.0, kv_tokens / n) for n in (load.input_len + load.output_len, load.input_len))
+    lengths = load.input_len + load.output_len + load.state_tokens, load.input_len + load.state_tokens
+    ending, fitting = (np.maximum(1.0, kv_tokens / n) for n in lengths)
     wanted = np.minimum(load.concurrency, max_seqs)
     full = np.clip((wanted - ending) / np.maximum(fitting - ending, 1e-9), 0, 1)
     admitted = (seqs + np.minimum(wanted, np.maximum(seqs, fitting))) / 2

@@ -1,7 +1,6 @@
 """The part of each tensor that one rank holds, and the bytes that it is stored in."""
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -11,8 +10,8 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.cost.inventory import FIRST, Tensor, copies, inventory
 from commtax.cost.placement import expert_tp, tokens_split
+from commtax.cost.quantised import formats
 from commtax.cost.schedules import SCHEDULES
-from commtax.patterns import modules
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Quant
 
 SCALES = {"mxfp4": ((1, 32), 1.0), "nvfp4": ((1, 16), 1.0), "fp4": ((1, 32), 1.0), "int4": ((1, 128), 2.0)}
@@ -28,6 +27,8 @@ def share(split: str, model: Model, plan: Plan, engine: Engine, units: int = 1) 
     tp = plan.tp
     if split == "full":
         return tp * 0 + 1.0
+    if split == "tower":
+        return tp * 0 + 1.0 if plan.tower == "data" else 1.0 / tp
     if split == "kv":
         return 1.0 / np.minimum(tp, units)
     if split == "vocab":
@@ -52,10 +53,9 @@ def weight_bytes(model: Model, tensor: Tensor, plan: Plan) -> float:
     wanted = plan.weights_dtype
     plain = tensor.size * DTYPE_BYTES[wanted if wanted and DTYPE_BYTES[wanted] >= 2 else model.dtype]
     quant = quantisation(model, plan)
-    if quant is None or not tensor.linear:
-        return plain
-    fraction = quantised_fraction(model, tensor, quant)
-    return fraction * _quantised_bytes(tensor, quant) + (1 - fraction) * plain
+    stored = formats(model, tensor, quant) if quant else ()
+    left = 1 - sum(fraction for _, fraction in stored)
+    return sum(fraction * _quantised_bytes(tensor, q) for q, fraction in stored) + left * plain
 
 
 def total_bytes(model: Model, plan: Plan) -> float:
@@ -69,7 +69,7 @@ def quantisation(model: Model, plan: Plan) -> Quant | None:
         return model.quant
     if DTYPE_BYTES[plan.weights_dtype] >= 2:
         return None
-    if model.quant and model.quant.dtype == plan.weights_dtype:
+    if model.quant and any(q.dtype == plan.weights_dtype for q in model.quant.formats):
         return model.quant
     return Quant(plan.weights_dtype, plan.weights_dtype, *SCALES.get(plan.weights_dtype, ((0, 0), 4.0)))
 
@@ -82,20 +82,6 @@ def _quantised_bytes(tensor: Tensor, quant: Quant) -> float:
     if quant.group_index:
         each += 4 * into
     return math.prod(stack) * each
-
-
-@lru_cache(maxsize=4096)
-def quantised_fraction(model: Model, tensor: Tensor, quant: Quant) -> float:
-    """The share of a tensor's layers that the checkpoint stores quantised."""
-    if not quant.ignored and not quant.only:
-        return 1.0
-    layers = [i for i, kind in enumerate(model.layers) if kind == tensor.where] or [0]
-    names = [tensor.name.replace("layers.N", f"layers.{i}") for i in layers]
-    if not any(re.search(r"\d", p) for p in (*quant.ignored, *quant.only)):
-        names = names[:1]
-    ignored, only = modules(quant.ignored), modules(quant.only)
-    chosen = [n for n in names if not ignored.hold(n) and (not quant.only or only.hold(n))]
-    return len(chosen) / len(names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,10 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.cost.inventory import inventory
 from commtax.cost.placement import holders, over_replicas, tokens_split
+from commtax.cost.quantised import EXPERTS, format_of
 from commtax.cost.schedules import SCHEDULES, passes_of
 from commtax.cost.tensors import fullest_layers, num_moe_layers, padded_vocab, quantisation, share, stage_params
+from commtax.cost.tower import tower_items
 from commtax.ledger import Item, Part, Place, Stage, Window
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Quant, TrainStep, Workload
 
@@ -71,7 +73,7 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
     items.append(tp_item("logits", "all-gather", logits, 1, plan, "head"))
     items += _stages(payload, plan, engine, model)
     items += _served_experts(model, plan, rows, engine, backend, num_moe)
-    return items
+    return items + tower_items(model, plan, work)
 
 
 def _replaces_all_reduce(model: Model, plan: Plan, engine: Engine, backend: str) -> Number:
@@ -143,7 +145,7 @@ def _served_experts(model: Model, plan: Plan, rows: Number, engine: Engine, back
     split = np.asarray(tokens_split(model, plan, engine))
     sent = pick(split, np.ceil(rows / plan.tp), rows)
     width = moe.latent or model.hidden
-    out = width * dispatched_bytes(plan, quantisation(model, plan))
+    out = width * dispatched_bytes(plan, format_of(model, EXPERTS, quantisation(model, plan)))
     back = width * DTYPE_BYTES[plan.activations_dtype]
     again = pick(split & (np.asarray(plan.tp) > 1), count, 0)
     regather = exchanged("output", "tp", "all-gather", sent * plan.tp * back, plan.tp, again, "tokens back to every tp rank")
@@ -163,9 +165,11 @@ def _served_experts(model: Model, plan: Plan, rows: Number, engine: Engine, back
 
 def dispatched_bytes(plan: Plan, quant: Quant | None) -> float:
     """Bytes of one activation element on its way to an expert: quantised first where the experts' arithmetic is."""
-    if quant and quant.dtype == "fp8":
+    if quant is None or quant.weight_only:
+        return DTYPE_BYTES[plan.activations_dtype]
+    if quant.dtype == "fp8":
         return 1 + 4 / FP8_SCALE_GROUP
-    if quant and quant.dtype == "nvfp4":
+    if quant.dtype == "nvfp4":
         return 0.5 + 1 / NVFP4_SCALE_GROUP
     return DTYPE_BYTES[plan.activations_dtype]
 

@@ -14,7 +14,7 @@ import numpy as np
 from commtax.arrays import pick
 from commtax.cost import train_kernels
 from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import seconds
+from commtax.cost.kernels import seconds, widened
 from commtax.cost.pricing import Pricer, Terms, comm_line, kernel_line
 from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s
 from commtax.cost.tensors import by_pp, fullest_layers, stage_layers
@@ -77,7 +77,7 @@ class _Priced:
         self.attention = power * table.get(t.engine.trains.attention, 1.0)
         self.attention_backward = self.attention * table["attention_backward"]
         self.scale, self.least = t.settings.slow_rank, t.engine.host.launch_s if t.settings.eager else 0.0
-        self.sigma = table["sigma"]
+        self.sigma = widened(table["sigma"], self.constants.label)
         self._known: dict[tuple[object, ...], tuple[Kernel, Number, Number]] = {}
 
     def seconds(self, kernels: list[Kernel]) -> Number:

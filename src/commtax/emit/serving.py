@@ -80,6 +80,7 @@ def flags(job: Job, **own: Value) -> list[str]:
     """
     plan, limits, how = job.plan, job.question.limits, job.question.what_if
     weights = "" if job.question.model.quant else plan.weights_dtype
+    whole = job.question.model.tower is not None and plan.tower == "data" and bool(plan.tp > 1)
     facts: dict[str, Value] = {
         "tp": above_one(plan.tp),
         "pp": above_one(plan.pp),
@@ -100,6 +101,8 @@ def flags(job: Job, **own: Value) -> list[str]:
         "eager": how.eager,
         "graphs": "",
         "plain_nccl": how.library == "nccl",
+        "tower": "data" if whole else "",
+        "tower_data": whole,
         **own,
     }
     return spelled(job.engine, **{name: value for name, value in facts.items() if name in dialect(job.engine).written})

@@ -11,9 +11,9 @@ from math import ceil, inf
 
 import numpy as np
 
-from commtax.planner.columns import Array, Rejected, cached, label, sizes_of
+from commtax.planner.columns import Array, Rejected, label, sizes_of
 from commtax.planner.reasons import in_type
-from commtax.planner.serving import having_room, simulated, sizes
+from commtax.planner.serving import at_once, having_room, simulated, sizes
 from commtax.planner.space import Space, beside
 from commtax.question import Question
 from commtax.spec import Workload
@@ -119,7 +119,7 @@ def limit_name(name: str) -> str:
 
 def _held(one: Question, plans: Space) -> Array:
     """Requests that a copy (a rank of attention data parallelism) runs at once."""
-    return np.clip(plans.kv_tokens // cached(one), 1, step_limits(one)[1]).astype(int)
+    return np.clip(at_once(one, plans), 1, step_limits(one)[1]).astype(int)
 
 
 def _shared(one: Question, plans: Space) -> Iterator[Layout]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from commtax import catalog
 from commtax.planner import serving
 from commtax.planner.columns import ServingPlans
 from commtax.planner.reasons import missed
@@ -31,11 +32,12 @@ def to_fit(asked: Question) -> Iterator[str]:
 
 def larger(here: Cluster) -> Iterator[Cluster]:
     """The same chips, more of them: a whole host, then hosts by doubling."""
-    hosts, each = here.num_hosts, max(here.gpus_per_host, here.chip.gpus_per_host)
+    own = catalog.is_file(here.key)  # a described host is as large as it is
+    hosts, each = here.num_hosts, here.gpus_per_host if own else max(here.gpus_per_host, here.chip.gpus_per_host)
     hosts = hosts * 2 if each == here.gpus_per_host else hosts
     while hosts <= MOST_HOSTS:
         key = f"{hosts}x{each}x{here.chip.key}" if hosts > 1 else f"{each}x{here.chip.key}"
-        yield replace(here, key=key, num_hosts=hosts, gpus_per_host=each)
+        yield catalog.more_hosts(here, hosts, each) if own else replace(here, key=key, num_hosts=hosts, gpus_per_host=each)
         hosts *= 2
 
 

@@ -18,7 +18,7 @@ from commtax.statement import Refusal
 from commtax.verbs import checking
 from commtax.verbs.asking import settled
 from commtax.verbs.checking import positive
-from commtax.verbs.fitting import cache_tokens, step_limits
+from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.serving import Simulation, decoding, moved_s, serve, step_bill
 
 OBJECTIVES = ("throughput", "latency", "cost", "gpus")
@@ -82,10 +82,17 @@ def having_room(q: Question, index: int) -> tuple[Question, Space, list[Rejected
     legal = whole.take((whole.codes == 0) & (whole.replicas > 0))
     if not len(legal):
         return base, legal, lost, len(whole)
-    legal = replace(legal, kv_tokens=np.asarray(cache_tokens(base.but(**sizes(legal)))))
-    fits = legal.kv_tokens >= q.requests.tokens
+    laid = base.but(**sizes(legal))
+    legal = replace(legal, kv_tokens=np.asarray(cache_tokens(laid)))
+    fits = (legal.kv_tokens >= q.requests.tokens + state_tokens(laid)) & (state_places(laid, legal.kv_tokens) >= 1)
     lost += reasons.too_large(put, legal, fits, index)
     return base, legal.take(fits), lost, len(whole) * q.goal.max_concurrency
+
+
+def at_once(base: Question, plans: Space) -> Array:
+    """Requests that the cache of a copy has room for, with their states."""
+    laid = base.but(**sizes(plans))
+    return np.asarray(np.minimum(plans.kv_tokens // (cached(base) + state_tokens(laid)), state_places(laid, plans.kv_tokens)))
 
 
 def search(base: Question, roomy: Space, index: int) -> Columns:
@@ -96,7 +103,7 @@ def search(base: Question, roomy: Space, index: int) -> Columns:
     best plans', or that break a limit at both ends, are left out; ``DIP`` leaves room for the dips.
     """
     goal = base.goal
-    held = np.clip(roomy.kv_tokens // cached(base), 1, goal.max_concurrency).astype(int)
+    held = np.clip(at_once(base, roomy), 1, goal.max_concurrency).astype(int)
     rows, load, last = _coarse(held if goal.limited else knees(base, roomy, held))
     priced = simulated(base, roomy.take(rows), load)
     coarse = columns(roomy.take(rows), load, priced, index)

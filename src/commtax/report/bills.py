@@ -54,6 +54,7 @@ def _modes(q: Question) -> tuple[tuple[str, bool], ...]:
         return (
             ("eager", s.eager),
             (f"{q.speculative} drafted tokens", q.speculative > 0),
+            (_pictures(q), q.pictures.images > 0),
             (f"slowest rank {s.slow_rank:g}x", s.slow_rank != 1),
             (f"what-if: {s.overlap:.0%} of communication hidden", s.overlap > 0),
         )
@@ -64,6 +65,12 @@ def _modes(q: Question) -> tuple[tuple[str, bool], ...]:
         ("eager", s.eager),
         (f"busiest expert rank {s.imbalance:g}x", s.imbalance != 1),
     )
+
+
+def _pictures(q: Question) -> str:
+    width, height = q.pictures.image_size
+    how = "each rank looks at its own" if q.plan.tower == "data" else "ranks share the tower's weights"
+    return f"{plural(q.pictures.images, 'picture')} of {width}x{height} a prompt" + (f", {how}" if q.plan.tp > 1 else "")
 
 
 def weakest(b: StepBill) -> str:

@@ -1,5 +1,6 @@
 """The catalogue and the claims: lists, one thing with the source of each number, what a text says against arithmetic."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -7,15 +8,30 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from commtax.catalog import keys
 from commtax.catalog.models import Published
 from commtax.claims import Claim
-from commtax.cost.caches import kv_bytes_per_token
-from commtax.cost.inventory import inventory, num_active_params, num_params
+from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
+from commtax.cost.inventory import inventory, mtp_params, num_active_params, num_params
 from commtax.cost.tensors import total_bytes
 from commtax.report.documents import Record, facts, plain
 from commtax.report.tables import notes, say, show_table
-from commtax.spec import ENGINE_PARTS, Chip, Citation, Cluster, Engine, Link, Model, Plan
-from commtax.units import format_bytes, format_rate, format_seconds, format_si
+from commtax.spec import (
+    ENGINE_PARTS,
+    Attention,
+    Chip,
+    Citation,
+    Cluster,
+    DeltaNet,
+    Engine,
+    Experts,
+    Link,
+    Mixer,
+    Mlp,
+    Model,
+    Plan,
+)
+from commtax.units import format_bytes, format_rate, format_seconds, format_si, plural
 
 Thing = Chip | Link | Cluster | Engine
 
@@ -73,11 +89,18 @@ LISTED: Mapping[str, tuple[tuple[str, ...], Callable[[Any], tuple[str, ...]]]] =
 def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
     say(console, f"{m.key} ({m.architecture})", style="bold")
     active, without = num_active_params(m), num_active_params(m, embedding=False)
+    further = f" and {mtp_params(m):,.0f} in {plural(len(m.mtp), 'layer')} for further tokens" if m.mtp else ""
     rows = [
-        ("parameters", f"{num_params(m):,.0f}"),
+        ("parameters", f"{num_params(m):,.0f}{further}"),
         ("active for a token", f"{active:,.0f} ({without:,.0f} without the input embedding)"),
         ("weights", f"{format_bytes(_stored_bytes(m))} as stored ({m.quant.method if m.quant else m.dtype})"),
-        ("KV of a token", f"{format_bytes(_kv_bytes_per_token(m))} in bf16 on one rank"),
+        ("KV of a token", f"{format_bytes(_kv_bytes_per_token(m, 'bf16'))} in bf16 on one rank{_own_kv(m)}"),
+        *(
+            [("state of a sequence", f"{format_bytes(state)} on one rank, whatever its length")]
+            if (state := _state_bytes(m))
+            else []
+        ),
+        ("layers", ", ".join(f"{count} {kind}" for kind, count in layer_kinds(m).items())),
         ("shape", f"{m.num_layers} layers, hidden {m.hidden}, {m.attention.num_heads} heads, vocabulary {m.vocab:,.0f}"),
         ("longest context", f"{m.max_len:,.0f}"),
         ("also called", ", ".join(m.aliases) or "-"),
@@ -91,8 +114,9 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
         each = m.stored_bytes / num_params(m)
         say(console, f"  safetensors headers: {m.stored_bytes:,.0f} bytes, {each:.3f} a parameter")
     for p in counts:
-        extra = f", of which {p.beyond:,.0f} are {p.includes}" if p.beyond else ""
+        extra = f", of which {p.beyond:,.0f} are {p.includes}" if p.beyond > 0 else f" ({p.includes})" if p.includes else ""
         say(console, f"  published ({p.kind}): {p.params:,.0f}{extra} [{_cite(p.source)}]")
+    notes(console, list(m.notes))
 
 
 def model_document(model: Model, counts: Iterable[Published]) -> Record:
@@ -105,13 +129,19 @@ def model_document(model: Model, counts: Iterable[Published]) -> Record:
         "params": num_params(model),
         "active_params": num_active_params(model),
         "active_params_without_embedding": num_active_params(model, embedding=False),
+        "mtp_params": mtp_params(model),
         "weights_bytes": _stored_bytes(model),
         "quantization": model.quant.method if model.quant else None,
         "latent_kv": a.latent is not None,
-        "kv_bytes_per_token_bf16": _kv_bytes_per_token(model),
+        "kv_bytes_per_token_bf16": _kv_bytes_per_token(model, "bf16"),
+        "kv_dtype": _kv_dtype(model),
+        "kv_bytes_per_token": _kv_bytes_per_token(model, _kv_dtype(model)),
+        "state_bytes_per_sequence": _state_bytes(model),
+        "layer_kinds": layer_kinds(model),
         "num_experts": moe.num_experts if moe else 0,
         "experts_per_token": moe.top_k if moe else 0,
         "tied_embeddings": model.tied,
+        "notes": [str(note) for note in model.notes],
         "source": model.source,
         "published": [facts(p, "params", "kind", "beyond", "includes") | plain(p.source) for p in counts],
         "tensors": [
@@ -126,9 +156,45 @@ def _stored_bytes(model: Model) -> float:
     return float(model.stored_bytes or total_bytes(model, Plan()))
 
 
-def _kv_bytes_per_token(model: Model) -> float:
-    """The cache of a token in bf16 on one rank."""
-    return float(kv_bytes_per_token(model, Plan()))
+def _kv_dtype(model: Model) -> str:
+    """The type of the cache that a checkpoint brings scales for, else bf16."""
+    return (model.quant.kv_dtype if model.quant else "") or "bf16"
+
+
+def _own_kv(model: Model) -> str:
+    kind = _kv_dtype(model)
+    return "" if kind == "bf16" else f", {format_bytes(_kv_bytes_per_token(model, kind))} in {kind} as the checkpoint asks for"
+
+
+def _kv_bytes_per_token(model: Model, kind: str) -> float:
+    """The cache of a token on one rank."""
+    return float(kv_bytes_per_token(model, Plan(kv_dtype=kind)))
+
+
+def _state_bytes(model: Model) -> float:
+    """What a sequence keeps on one rank beside it."""
+    return float(state_bytes_per_sequence(model, Plan(kv_dtype=_kv_dtype(model))))
+
+
+def layer_kinds(model: Model) -> dict[str, int]:
+    """How many layers there are of each kind of mixer, and of each that widens tokens."""
+    blocks = [model.blocks[i] for i in model.layers]
+    mixers = Counter(_mixer_kind(block.mixer) for block in blocks if block.mixer)
+    return dict(mixers) | dict(Counter(_ffn_kind(block.ffn) for block in blocks if block.ffn))
+
+
+def _mixer_kind(mixer: Mixer) -> str:
+    if not isinstance(mixer, Attention):
+        return "linear attention" if isinstance(mixer, DeltaNet) else "state space"
+    if mixer.compressed:
+        return f"compressed attention ({mixer.compressed.ratio} to 1)" if mixer.compressed.ratio else "sliding attention"
+    if mixer.window:
+        return "sliding attention"
+    return "sparse attention" if mixer.indexer else "latent attention" if mixer.latent else "full attention"
+
+
+def _ffn_kind(ffn: Mlp | Experts) -> str:
+    return "dense MLP" if isinstance(ffn, Mlp) else "mixture of latent experts" if ffn.latent else "mixture of experts"
 
 
 def show_thing(console: Console, thing: Thing) -> None:
@@ -142,12 +208,25 @@ def show_thing(console: Console, thing: Thing) -> None:
         say(console, f"  [{number}] {_cite(source)}", style="dim")
     if thing.note:
         notes(console, [thing.note])
+    for part in _described(thing).values():
+        console.print()
+        show_thing(console, part)
+
+
+def _described(thing: Thing) -> dict[str, Chip | Link]:
+    """Parts of a cluster that its own file describes: no catalogue holds them."""
+    parts = (
+        {name: value for name, value in _facts_of(thing) if isinstance(value, (Chip, Link))} if isinstance(thing, Cluster) else {}
+    )
+    return {name: part for name, part in parts.items() if part.key not in keys("chips" if isinstance(part, Chip) else "links")}
 
 
 def thing_document(thing: Thing) -> Record:
     """One chip, link, cluster or engine with the source of each number."""
     values = {name: value.key if isinstance(value, (Chip, Link)) else value for name, value in _facts_of(thing)}
-    return {"schema": f"commtax.{type(thing).__name__.lower()}/1", **values, "sources": thing.sources}
+    own = {name: thing_document(part) for name, part in _described(thing).items()}
+    described = {"described": own} if own else {}
+    return {"schema": f"commtax.{type(thing).__name__.lower()}/1", **values, "sources": thing.sources, **described}
 
 
 def _facts_of(thing: Thing) -> Iterator[tuple[str, Any]]:

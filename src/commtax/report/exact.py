@@ -1,18 +1,19 @@
 """What is exact, for a terminal and as a document: the bytes that a rank holds (``fit``) and sends (``bill --exact``)."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from rich.console import Console
 
-from commtax.report.documents import Asked, Named, Record, facts, filled, question
+from commtax.report.documents import LEFT_OUT, Asked, Named, Record, facts, filled, question
 from commtax.report.tables import NOTHING_SENT, headline, notes, say, served_step, show_table, where
 from commtax.spec import Number
 from commtax.units import GiB, format_bytes, plural
 from commtax.verbs.asking import describe_gpus
 from commtax.verbs.billing import Traffic
 from commtax.verbs.explained import HELD
-from commtax.verbs.fitting import Fit, TrainFit
+from commtax.verbs.fitting import Fit
+from commtax.verbs.train_fitting import TrainFit
 
 
 def show_traffic(console: Console, sent: Traffic) -> None:
@@ -108,8 +109,23 @@ def _show_serving(console: Console, judged: Fit) -> tuple[str, ...]:
     most = f"Maximum concurrency for {limits.max_model_len:,.0f} tokens per request: {judged.max_concurrency:.2f}x"
     say(console, f"GPU KV cache size: {judged.kv_tokens:,.0f} tokens{spread}, {most}")
     per_token = format_bytes(judged.kv_bytes_per_token)
-    say(console, f"# GPU blocks: {judged.kv_blocks} of {limits.block_size} tokens; {per_token} of KV a token and rank")
+    say(console, f"# GPU blocks: {judged.kv_blocks} of {judged.block_size} tokens; {per_token} of KV a token and rank")
+    if judged.state_bytes_per_sequence:
+        _show_states(console, judged)
     return (*_warnings(judged), _limits(judged))
+
+
+def _show_states(console: Console, judged: Fit) -> None:
+    """What a sequence keeps whatever its length, where it lies, and what is left for its tokens."""
+    pool, states = judged.pool, format_bytes(judged.state_bytes_per_sequence_per_rank)
+    if judged.state_pool_bytes:
+        room = float(pool.places(pool.tokens(judged.kv_blocks)))
+        size = format_bytes(judged.state_pool_bytes)
+        place = f"a pool of {size} has {pool.slots} for each of {room:,.0f} requests"
+    else:
+        place = f"they take the room of {float(pool.state_tokens):,.0f} tokens of KV"
+    longest = f"the longest request has {judged.longest_request:,} tokens"
+    say(console, f"States: {states} a sequence and rank, whatever its length; {place}; {longest}")
 
 
 def _served_parts(judged: Fit) -> Iterator[tuple[str, float, str]]:
@@ -119,7 +135,10 @@ def _served_parts(judged: Fit) -> Iterator[tuple[str, float, str]]:
     yield "activations (peak)", judged.activation_bytes, "of the profile run"
     yield "communicators and workspaces", judged.other_bytes, ""
     given = judged.question.limits.kv_cache_memory_bytes
-    yield "KV cache", max(0.0, judged.kv_bytes), "as given" if given else "what the budget leaves"
+    shared = "KV cache and states" if judged.state_bytes_per_sequence and not judged.state_pool_bytes else "KV cache"
+    yield shared, max(0.0, judged.kv_bytes), "as given" if given else "what the budget leaves"
+    if judged.state_pool_bytes:
+        yield "states", judged.state_pool_bytes, f"{judged.question.engine.states.state_share:g} of the KV cache"
     if judged.graph_bytes:
         yield "CUDA graphs", judged.graph_bytes, "beside the budget"
 
@@ -132,6 +151,9 @@ def _warnings(judged: Fit) -> Iterator[str]:
         yield f"{graphs} are taken beside the budget and find no room: lower the utilisation"
     if longest > model.max_len:
         yield f"{longest:,} tokens are more than the {model.max_len:,} positions of {model.key}"
+    raised = judged.question.limits.block_size
+    if judged.block_size > raised:
+        yield f"blocks are raised from {raised} to {judged.block_size:,} tokens: they share a pool with states and windows"
     if len(model.windows) > 1:
         yield "layers with and without a window share the blocks in equal groups: a token costs as if all kept it, a request less"
 
@@ -181,7 +203,17 @@ class Judged(FitAnswer, Asked):
 
 
 @dataclass(frozen=True)
-class FitDocument(Judged):
+class Stateful(Judged):
+    """What a fit tells of states; left out where a model has none."""
+
+    state_bytes_per_sequence: float
+    state_bytes_per_sequence_per_rank: float
+    state_pool_bytes_per_rank: float
+    longest_request: int
+
+
+@dataclass(frozen=True)
+class FitDocument(Stateful):
     tp: Number
     pp: Number
     dp: Number
@@ -223,6 +255,7 @@ def fit_document(judged: Fit | TrainFit) -> FitDocument | TrainFitDocument:
         held = {"memory_bytes_per_rank": judged.memory.total, "parts_bytes": facts(judged.memory, *HELD)}
         return filled(TrainFitDocument, judged, asked.step, asked, **held, **question(asked, "commtax.fit-train/1"))
     low, high = judged.kv_tokens_range
+    stateless = {} if judged.state_bytes_per_sequence else {f.name: LEFT_OUT for f in fields(Stateful) if f not in fields(Judged)}
     return filled(
         FitDocument,
         *(judged, asked.limits, asked.plan, asked.cluster.chip, asked),
@@ -230,5 +263,6 @@ def fit_document(judged: Fit | TrainFit) -> FitDocument | TrainFitDocument:
         kv_cache_bytes_per_rank=judged.kv_bytes,
         kv_tokens_low=low,
         kv_tokens_high=high,
+        **stateless,
         **question(asked, "commtax.fit/1"),
     )

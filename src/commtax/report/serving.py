@@ -29,8 +29,10 @@ NO_TPOT = "TPOT – (one output token: there is no time between tokens)"
 
 def holds_one(s: Simulation) -> bool:
     """Whether the cache of a copy has room for one request, and a prompt worker for its prompt."""
-    whole = np.all(np.asarray(s.kv_tokens) >= np.asarray(s.requests.tokens))
-    return bool(whole and (s.apart is None or np.all(np.asarray(s.apart.kv_tokens) >= np.asarray(s.requests.input_len))))
+    states = np.asarray(s.state_tokens)
+    whole = np.all(np.asarray(s.kv_tokens) >= np.asarray(s.requests.tokens) + states)
+    prompts = s.apart is None or np.all(np.asarray(s.apart.kv_tokens) >= np.asarray(s.requests.input_len) + states)
+    return bool(whole and prompts)
 
 
 def show_simulation(console: Console, s: Simulation) -> None:
@@ -82,7 +84,9 @@ def _run_cells(run: Row) -> tuple[str, ...]:
 def _head(console: Console, s: Simulation) -> None:
     r = s.requests
     if not holds_one(s):
-        need = f"a request of {int(r.input_len):,} + {int(r.output_len):,} tokens needs {int(r.tokens):,}"
+        states = int(np.max(s.state_tokens))
+        beside = f" and the room of {states:,} for its states" if states else ""
+        need = f"a request of {int(r.input_len):,} + {int(r.output_len):,} tokens needs {int(r.tokens):,}{beside}"
         whose, room = "a copy", s.kv_tokens
         if s.apart and s.kv_tokens >= r.tokens:
             need, whose, room = f"a prompt has {int(r.input_len):,}", "a prompt worker", s.apart.kv_tokens

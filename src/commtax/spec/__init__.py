@@ -15,7 +15,17 @@ fields; every function in ``cost`` then returns arrays of the same shape.
 """
 
 from commtax.spec.constants import Algorithm, ChipFacts, Fabric, KernelConstants, Network, Path, Profile, Spread
-from commtax.spec.engine import ENGINE_PARTS, Engine, HostTime, KernelHabits, MemoryHabits, Scheduling, Sending, TrainingHabits
+from commtax.spec.engine import (
+    ENGINE_PARTS,
+    Engine,
+    HostTime,
+    KernelHabits,
+    MemoryHabits,
+    Scheduling,
+    Sending,
+    StateHabits,
+    TrainingHabits,
+)
 from commtax.spec.hardware import Chip, Citation, Cluster, Link
 from commtax.spec.model import (
     RECURRENT,
@@ -34,5 +44,6 @@ from commtax.spec.model import (
     Model,
     Quant,
     Tower,
+    TowerTensor,
 )
 from commtax.spec.plan import AXES, DTYPE_BYTES, OVERLAPPED, PARALLEL, SIZES, TAXES, AxisName, Number, Plan, TrainStep, Workload

@@ -108,6 +108,24 @@ class MemoryHabits:
 
 
 @dataclass(frozen=True, slots=True)
+class StateHabits:
+    """Where an engine keeps what a sequence has of one size: recurrent states, windows, unfinished entries of compressors."""
+
+    state_pool: str = "beside"  # "blocks": in blocks as large as those of KV; "share": in a pool of their own; "beside": in bytes
+    state_slots: int = 1  # states of a layer that a running request has: its own, and those kept for prefixes
+    state_share: float = 0.0  # bytes of the pool of states over those of KV, where they have a pool of their own
+    state_dtype: str = "fp32"  # of recurrent states where a model does not say; "": as activations
+    state_block_multiple: int = 16  # blocks of KV are raised to hold a state, in whole multiples of so many tokens …
+    state_block_multiple_latent: int = 16  # … and of so many where KV is a latent
+    tokens_at_full_length: bool = False  # the log counts KV tokens as requests of full length, not as blocks of a group
+    compressed_kv_dtype: str = "fp8"  # a compressed latent is kept in this type unless another is asked for
+    compressed_block: int = 0  # tokens whose entries share a block; 0: entries and windows are counted in bytes
+    window_block: int = 64  # tokens of a window in a block
+    page_multiple: int = 1  # a layer's part of a block is padded to whole multiples of so many bytes
+    packed_pages: bool = False  # a block is as large as the largest group of layers needs, else as all of them padded
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingHabits:
     """How a training framework runs a step."""
 
@@ -144,6 +162,7 @@ class Engine:
     host: HostTime = HostTime()
     serves: Scheduling = Scheduling()
     memory: MemoryHabits = MemoryHabits()
+    states: StateHabits = StateHabits()
     trains: TrainingHabits = TrainingHabits()
     versions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # constants of other versions, where fitted
     aliases: tuple[str, ...] = ()

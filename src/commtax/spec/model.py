@@ -1,8 +1,12 @@
 """A decoder, as its ``config.json`` tells it."""
 
+from __future__ import annotations
+
+import math
 from dataclasses import dataclass
 
 from commtax.spec.hardware import Citation
+from commtax.statement import Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +23,15 @@ class Latent:
 class Indexer:
     """Sparse attention's selector: heads of its own score what is cached and keep the best ``top_k`` tokens.
 
-    Tokens are chosen one by one (DeepSeek-V3.2, GLM-5), or ``block`` at a time (MiniMax-M3).
+    Tokens are chosen one by one (DeepSeek-V3.2, GLM-5), or ``block`` at a time (MiniMax-M3). A layer may take the choice of an
+    earlier one: then it has no selector of its own (GLM-5.2).
     """
 
     num_heads: int
     head_dim: int
     top_k: int
     block: int = 1
+    own: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,7 @@ class DeltaNet:
     """Linear attention by the delta rule: a short convolution, then one state of k_dim x v_dim a head, whatever the length.
 
     ``decay_rank``: the decay of each channel comes from a matrix of this rank (Kimi's); 0: one decay a head (gated delta net).
+    ``gate_rank``: the output's gate likewise; 0: from a whole matrix.
     """
 
     num_k_heads: int
@@ -83,7 +90,8 @@ class DeltaNet:
     v_dim: int
     conv: int = 4
     decay_rank: int = 0
-    state_dtype: str = "fp32"
+    gate_rank: int = 0
+    state_dtype: str = ""  # as its config.json says; "": the engine's own
 
     @property
     def channels(self) -> int:
@@ -102,7 +110,7 @@ class Mamba2:
     conv: int = 4
     conv_bias: bool = True
     bias: bool = False
-    state_dtype: str = "fp32"
+    state_dtype: str = ""  # as its config.json says; "": the engine's own
 
     @property
     def inner(self) -> int:
@@ -179,7 +187,11 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Quant:
-    """How a checkpoint stores its linear weights. ``block`` is the (out, in) tile that shares a scale; 0 = whole side."""
+    """How a checkpoint stores its linear weights. ``block`` is the (out, in) tile that shares a scale; 0 = whole side.
+
+    Modules with a format of their own have it in ``parts``: the first that holds a tensor stores it, and this one what is left.
+    Patterns of ``only`` and ``ignored`` are in the checkpoint's spelling, which ``spelled`` makes of ours, fragment by fragment.
+    """
 
     method: str
     dtype: str
@@ -190,13 +202,48 @@ class Quant:
     ignored: tuple[str, ...] = ()
     only: tuple[str, ...] = ()  # if given, only tensors that match are quantised
     weight_only: bool = False  # activations stay as they are (W4A16), whatever arithmetic the chip has
+    counted: tuple[tuple[str, int], ...] = ()  # patterns that stand for so many modules, where a file says how many
+    spelled: tuple[tuple[str, str], ...] = ()
+    parts: tuple[Quant, ...] = ()
+    kv_dtype: str = ""  # of the KV cache that the checkpoint brings scales for
+
+    @property
+    def formats(self) -> tuple[Quant, ...]:
+        """All of them, in the order in which they are asked for a tensor."""
+        return *self.parts, self
+
+    @property
+    def named(self) -> str:
+        """The number formats for people, the checkpoint's usual one first."""
+        return " + ".join(dict.fromkeys(quant.dtype for quant in (self, *self.parts)))
+
+
+TowerTensor = tuple[str, tuple[int, ...], int]
+"""Name and shape of a tensor, and how many there are of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """A vision (or other) part beside the decoder: only its parameters are counted, each tensor by name and shape."""
+    """A transformer before the decoder that looks at pictures: of its patches, ``patches_per_token`` become one token.
 
-    tensors: tuple[tuple[str, tuple[int, ...], int], ...]
+    ``tensors`` work on every patch, those of ``projector`` on every token that is handed on.
+    """
+
+    num_layers: int
+    hidden: int
+    num_heads: int
+    head_dim: int
+    intermediate: int
+    tensors: tuple[TowerTensor, ...]
+    projector: tuple[TowerTensor, ...] = ()
+    gated: bool = False
+    patches_per_token: int = 1
+    patch: int = 14  # pixels of a patch's side
+
+    def patches(self, width: int, height: int) -> int:
+        """Patches of a picture, filled up to whole tokens."""
+        side = math.isqrt(self.patches_per_token)
+        return math.prod(side * math.ceil(pixels / (self.patch * side)) for pixels in (width, height))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +270,7 @@ class Model:
     hyper: Hyper | None = None
     extras: tuple[Extra, ...] = ()  # beside the layers
     mtp: tuple[Block, ...] = ()  # layers that guess further tokens, one a step: counted, and not part of the model proper
+    notes: tuple[Note, ...] = ()  # what was not read from its own config
     stored_bytes: int = 0  # bytes of all tensors in a local checkpoint's files; 0: not looked at
     aliases: tuple[str, ...] = ()
     source: Citation | None = None

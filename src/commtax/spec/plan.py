@@ -68,7 +68,9 @@ class Plan:
     weights_dtype: str = ""  # "": as the checkpoint stores them
     activations_dtype: str = "bf16"
     kv_dtype: str = "bf16"
+    state_dtype: str = "fp32"  # of recurrent states where a model's config.json does not say
     grads_dtype: str = "bf16"
+    tower: str = "weights"  # how tp ranks share a vision tower: "weights", or "data": each has it whole and looks at its pictures
 
     @property
     def num_gpus(self) -> Number:
@@ -98,6 +100,8 @@ class Workload:
     prefill_tokens: Number = 0  # prompt tokens computed in this step
     past_tokens: Number = 0  # sum of tokens already cached over the prompts being computed
     rows_per_seq: int = 1  # k + 1 under speculative decoding with k drafted tokens
+    pictures: Number = 0  # that the vision tower looks at in this step
+    patches: Number = 0  # … of each
 
     @property
     def rows(self) -> Number:

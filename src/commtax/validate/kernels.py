@@ -6,7 +6,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import peak, seconds
+from commtax.cost.kernels import least_s, seconds
 from commtax.files import table
 from commtax.readers.published import sweep
 from commtax.readers.published.kernel_kinds.kind import DTYPES
@@ -30,6 +30,7 @@ def answers(table: KernelTable, source: Array) -> Records:
     for words, mask in table.groups():
         named = {
             **words,
+            "written": words["dtype"],
             "dtype": DTYPES.get(words["dtype"], words["dtype"]),
             "stored": DTYPES.get(words["stored"], words["stored"]),
         }
@@ -68,7 +69,7 @@ def priced(kernels: Sequence[Kernel], chip: Chip, constants: KernelConstants) ->
     for one in kernels:
         fixed, moving = seconds(one, chip, constants)
         total = total + (fixed + moving) * one.count
-        least = least + np.maximum(one.nbytes / chip.memory_Bps, one.flops / peak(one, chip, constants)) * one.count
+        least = least + least_s(one, chip, constants) * one.count
     return total, least
 
 

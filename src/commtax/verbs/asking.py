@@ -42,7 +42,15 @@ class PlanOptions(TypedDict, total=False):
     dtype: str
     kv_dtype: str
     sequence_parallel: bool | None
+    tower: str  # how tp ranks share a vision tower: "weights" or "data"
     profile: str | Profile | None
+
+
+class PictureOptions(TypedDict, total=False):
+    """Pictures that every prompt has."""
+
+    images: int
+    image_size: str | tuple[int, int]
 
 
 class LengthOptions(PlanOptions, total=False):
@@ -58,7 +66,7 @@ class LengthOptions(PlanOptions, total=False):
     context: Number | Sequence[int]
 
 
-class ServedOptions(LengthOptions, total=False):
+class ServedOptions(LengthOptions, PictureOptions, total=False):
     """A step of a server."""
 
     phase: str
@@ -124,7 +132,7 @@ class FitOptions(LimitOptions, total=False):
     kv_cache_memory_bytes: float
 
 
-class RequestOptions(LimitOptions, total=False):
+class RequestOptions(LimitOptions, PictureOptions, total=False):
     """A closed loop of requests."""
 
     concurrency: Number | Sequence[int]
@@ -234,6 +242,8 @@ def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, 
     if PHASES[phase].trains and "microbatches" in given:
         numbers["batch"] = positive(given.pop("microbatches"), "microbatches") * numbers.get("micro_batch", 1)
     checking.check_limits(given)
+    if "image_size" in given:
+        given["image_size"] = checking.image_size(given["image_size"])
     asked = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
     return asked.but(**(given | numbers))
 
@@ -269,10 +279,16 @@ def _plan(q: Question, engine: Engine) -> Plan:
         ep=plan.tp * plan.dp if np.all(np.asarray(plan.ep) == AUTO_EP) else plan.ep,
         order=engine.order,
         activations_dtype=activations,
-        kv_dtype=plan.kv_dtype or activations,
+        kv_dtype=plan.kv_dtype or _kept_dtype(q.model, engine) or activations,
+        state_dtype=engine.states.state_dtype or activations,
         microbatches=microbatches(q.batch, q.micro_batch) if q.trains else plan.microbatches,
         grads_dtype=engine.trains.grads_dtype,
     )
+
+
+def _kept_dtype(model: Model, engine: Engine) -> str:
+    """The type that an engine keeps a cache in where nobody asks for one; "": that of activations."""
+    return engine.states.compressed_kv_dtype if any(a.compressed for a in model.attentions) else ""
 
 
 def microbatches(batch: Number, micro_batch: Number) -> Number:
@@ -309,6 +325,7 @@ def terms_of(q: Question) -> Terms:
 def _remarks(q: Question) -> Iterator[Note]:
     """What else a plan should know: an uncalibrated version, an unusual host, weights the chip cannot multiply."""
     cluster, plan = q.cluster, q.plan
+    yield from q.model.notes
     if q.engine.note:
         yield Note("engine", q.engine.note)
     if cluster.remark:

@@ -21,7 +21,7 @@ from commtax.question import Question
 from commtax.spec import TAXES, Cluster, Model, Number
 from commtax.statement import Note, Refusal
 from commtax.verbs.asking import BillOptions, SentOptions, TrainBillOptions, context_notes, only, settled, terms_of, unsettled
-from commtax.verbs.checking import check_arithmetic
+from commtax.verbs.checking import LOOKING, check_arithmetic, check_pictures
 
 USABLE = 0.95
 """Share of the chip's memory that a training run can use."""
@@ -170,6 +170,7 @@ def price(q: Question) -> StepBill:
 def _priced(q: Question) -> StepBill:
     q = settled(q)
     check_arithmetic(q)
+    check_pictures(q, q.context if q.phase in LOOKING else None)
     terms = terms_of(q)
     plain = training_bill(terms, q.step, q.tokens) if q.trains else inference_bill(terms, q.work, q.tokens)
     rows = _rows(q)
@@ -306,6 +307,7 @@ def sent(put: Question) -> Traffic:
     """The collectives of a question's step."""
     q = settled(put)
     check_arithmetic(q)
+    check_pictures(q, q.context if q.phase in LOOKING else None)
     if q.trains:
         return Traffic(q, _rows(q), tuple(training(q.model, q.plan, q.step, q.engine)), q.notes)
     items = inference(q.model, q.plan, q.work, q.engine, ep_backend=q.what_if.ep_backend, eager=q.what_if.eager)

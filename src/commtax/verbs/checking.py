@@ -13,7 +13,11 @@ SPELLED = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp
 """Types as engines' options spell them."""
 KV_TYPES = ("", "bf16", "fp16", "fp32", "fp8")
 TRAINED_IN = ("", "bf16", "fp16", "fp8")
+TOWERS = ("weights", "data")
 CONVENTIONS = ("full", "causal")
+LOOKING = ("prefill", "mixed")
+"""Phases that look at pictures."""
+MAX_PIXELS = 65_536  # of a picture's side
 
 
 def numeric(value: object, name: str) -> Number:
@@ -114,6 +118,31 @@ def check_step(q: Question) -> None:
     _check_factors(q)
 
 
+def image_size(value: object) -> tuple[int, int]:
+    """Width and height in pixels: ``"1024x768"``, or both as numbers."""
+    sides = value.lower().split("x") if isinstance(value, str) else value
+    if isinstance(sides, (list, tuple)) and len(sides) == 2 and all(str(side).strip().isdecimal() for side in sides):
+        return int(sides[0]), int(sides[1])
+    raise Refusal(f"image_size={value!r}: width and height in pixels are needed, such as 1024x768", "image_size", ("1024x1024",))
+
+
+def check_pictures(q: Question, prompt: Number | None) -> None:
+    """Pictures need a tower, a phase that computes prompts, and room in them for their tokens."""
+    images, size = positive(q.pictures.images, "images", least=0), q.pictures.image_size
+    if not images:
+        return
+    if q.model.tower is None:
+        raise Refusal(f"images={images}: {q.model.key} has no vision tower", "images", (0,))
+    if prompt is None:
+        raise Refusal(f"images={images}: pictures are looked at in prefill, not in {q.phase}", "images", (0,))
+    if any(not 1 <= pixels <= MAX_PIXELS for pixels in size):
+        raise Refusal(f"image_size={size[0]}x{size[1]}: from 1 to {MAX_PIXELS:,} pixels a side", "image_size", ("1024x1024",))
+    tokens = images * q.model.tower.patches(*size) // q.model.tower.patches_per_token
+    if np.any(np.asarray(prompt) < tokens):
+        rule = f"images={images}: {tokens:,} tokens of pictures of {size[0]}x{size[1]} are more than a prompt of {prompt}"
+        raise Refusal(rule, "images")
+
+
 def _check_factors(q: Question) -> None:
     what_if = q.what_if
     slowest = "a factor of at least 1 is needed" if q.trains else "the slowest rank takes at least 1 times as long as the others"
@@ -167,6 +196,8 @@ def check_kinds(plan: Plan, engine: Engine, chip: Chip) -> None:
         if isinstance(getattr(plan, name), np.ndarray):
             raise Refusal(f"{name}: one kind for all plans, not an array of them", name)
     _check_sharding(plan, engine)
+    if plan.tower not in TOWERS:
+        raise Refusal(f"tower '{plan.tower}': one of {', '.join(TOWERS)}", "tower", TOWERS)
     mixed = np.any((np.asarray(plan.ep) > 1) & (np.asarray(plan.tp) > 1))
     if engine.key == "megatron" and mixed and not plan.sequence_parallel:
         raise Refusal("ep > 1 with tp > 1: megatron needs sequence_parallel for it", "ep")

@@ -192,7 +192,8 @@ def _serving_tries(b: StepBill) -> Iterator[Counterfactual]:
         yield Counterfactual("fp8", "fp8 weights", {"weights_dtype": "fp8"})
     other = "prefill" if q.phase == "decode" else "decode"
     note = f"the same batch and length as a {other} step"
-    yield Counterfactual("phase", f"{other} instead", {"phase": other, "speculative": 0}, note)
+    plain = {"images": 0} if q.pictures.images else {}
+    yield Counterfactual("phase", f"{other} instead", {"phase": other, "speculative": 0} | plain, note)
 
 
 def _training_tries(b: StepBill) -> Iterator[Counterfactual]:

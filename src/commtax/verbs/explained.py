@@ -166,16 +166,19 @@ def _trained_memory(b: StepBill) -> Memory:
 
 
 def _served_memory(b: StepBill) -> Memory:
-    room, tokens = held(b), int(b.question.batch) * (int(b.question.context) + 1)
+    seqs, each = int(b.question.batch), int(b.question.context) + 1
+    room, tokens = held(b), seqs * each
     blocks = room.kv_bytes * tokens / room.kv_tokens if room.kv_tokens else room.kv_bytes_per_token * tokens
+    if room.state_bytes_per_sequence_per_rank:
+        blocks = room.kv_bytes_per_token * tokens + room.state_bytes_per_sequence_per_rank * seqs
     parts = {
         "weights": room.weights_bytes,
         "activations": room.activation_bytes,
         "graphs and other": room.other_bytes + room.graph_bytes,
-        "KV cache of this batch": blocks,
+        "KV cache of this batch": blocks,  # and its states
     }
     note = f"room for {room.kv_tokens:,} cached tokens a replica; this batch has {tokens:,}"
-    return _memory(b, parts, room.fits and room.kv_tokens >= tokens, room.kv_tokens, note)
+    return _memory(b, parts, room.fits and room.holds(seqs, each), room.kv_tokens, note)
 
 
 def _memory(b: StepBill, parts: dict[str, float], fits: bool, kv_tokens: int | None, note: str) -> Memory:

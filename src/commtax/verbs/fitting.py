@@ -1,10 +1,10 @@
-"""What fits: ``commtax.fit("llama-3.1-70b", "8xh100-sxm")``, ``commtax.train_fit(...)``."""
+"""What fits: ``commtax.fit("llama-3.1-70b", "8xh100-sxm")``."""
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, reduce
 from itertools import islice
 from typing import Any, ClassVar, Literal, Unpack
 
@@ -12,16 +12,15 @@ import numpy as np
 
 from commtax import catalog
 from commtax.arrays import pick
-from commtax.cost import legality, memory
-from commtax.cost.caches import KvPool, kv_bytes_per_token_layer, kv_pool
-from commtax.cost.memory import TrainMemory, training_memory
+from commtax.cost import memory
+from commtax.cost.caches import kv_bytes_per_token_layer, state_bytes_per_sequence
+from commtax.cost.pools import Group, KvPool, kv_pool
 from commtax.cost.tensors import stage_layers
-from commtax.question import Changes, Limits, Question
+from commtax.question import Limits, Question
 from commtax.spec import SIZES, Cluster, Model, Number
 from commtax.statement import Refusal
 from commtax.units import plural
-from commtax.verbs import checking
-from commtax.verbs.asking import AUTO_EP, FitOptions, TrainedOptions, only, settled, unsettled
+from commtax.verbs.asking import AUTO_EP, FitOptions, only, settled, unsettled
 from commtax.verbs.billing import USABLE, StepBill
 
 
@@ -40,9 +39,10 @@ class Fit:
     kv_bytes: float
     kv_bytes_per_token: float
     kv_blocks: int
-    kv_tokens: int
+    kv_tokens: int  # as the engine's log counts them
     max_concurrency: float
     needed_kv_bytes: float
+    pool: KvPool
     over_bytes: float = 0.0  # by how much a fixed KV cache exceeds the chip
     chosen: bool = False
     advice: tuple[str, ...] = field(default=())
@@ -50,6 +50,42 @@ class Fit:
     @property
     def weights_bytes(self) -> float:
         return float(sum(w.nbytes for w in self.weights))
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block, which an engine may have raised to hold a state."""
+        return int(self.pool.block_size)
+
+    @property
+    def state_bytes_per_sequence_per_rank(self) -> float:
+        """What a rank keeps of a sequence whatever its length."""
+        return float(self.pool.state_bytes)
+
+    @property
+    def state_bytes_per_sequence(self) -> float:
+        """… of all layers, once: as one rank would keep it that had them all."""
+        return float(state_bytes_per_sequence(self.question.model, replace(self.question.plan, tp=1)))
+
+    @property
+    def state_pool_bytes(self) -> float:
+        """Of a pool for states alone."""
+        return max(0.0, self.kv_bytes) * self.pool.share if self.state_bytes_per_sequence_per_rank else 0.0
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens of the longest request that the cache holds, with its states; 0 where it holds none."""
+        step, pool = self.question.limits.max_num_batched_tokens, self.pool
+        if not self.fits and pool.places(pool.tokens(self.kv_blocks)) < 1:
+            return 0
+        lengths = range(1, int(pool.tokens(self.kv_blocks)) * len(pool.groups) + 1)
+        return bisect_right(lengths, self.kv_blocks, key=lambda length: pool.blocks_per_request(length, step))
+
+    def holds(self, seqs: int, tokens: int) -> bool:
+        """Whether there is room for sequences of so many tokens each, with their states."""
+        if not self.state_bytes_per_sequence_per_rank:
+            return self.kv_tokens >= seqs * tokens
+        room = float(self.pool.tokens(self.kv_blocks))
+        return bool(room >= seqs * (tokens + self.pool.state_tokens) and self.pool.places(room) >= seqs)
 
     @property
     def kv_tokens_range(self) -> tuple[int, int]:
@@ -88,7 +124,7 @@ def advised(judged: Fit) -> Fit:
 def holds(put: Question, *, chosen: bool = True, stages: int | None = None) -> Fit:
     """The plan of a question judged; where its tp was not ``chosen``, the smallest that fits, with ``stages`` where given."""
     asked = settled(put)
-    _check_memory(asked)
+    check_memory(asked)
     asked = replace(asked, limits=limits_of(asked))
     put = replace(put, limits=asked.limits)
     return judge(asked) if chosen else _smallest(put, asked, stages)
@@ -115,9 +151,10 @@ def _screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
     of at least one layer: of all of a stage's, where they share one window.
     """
     model, engine, room = asked.model, asked.engine, asked.limits
+    if model.recurrent or any(a.compressed for a in model.attentions):
+        return lambda *_: True  # blocks of such models are as large as states want them
     windows = set(model.windows)
-    pools = (KvPool(0.0, 0.0, 1, (window,)) for window in windows)
-    wanted = min(p.blocks_per_request(room.max_model_len, room.block_size, room.max_num_batched_tokens) for p in pools)
+    wanted = min(Group(room.block_size, window).blocks(room.max_model_len, room.max_num_batched_tokens) for window in windows)
     total, fixed = asked.cluster.chip.visible_bytes, room.kv_cache_memory_bytes
 
     @cache
@@ -141,7 +178,7 @@ def _screen(asked: Question, auto_ep: bool) -> Callable[[int, int], bool]:
     return may
 
 
-def _check_memory(asked: Question) -> None:
+def check_memory(asked: Question) -> None:
     """A profile without memory changes nothing here, and is refused rather than ignored."""
     if asked.profile and not {"memory_bytes", "visible_bytes"} & set(asked.profile.chip):
         raise Refusal(
@@ -200,7 +237,10 @@ def _different_stages(asked: Question, pp: int) -> list[int]:
 
 
 def cache_tokens(asked: Question) -> Number:
-    """KV tokens of one replica for arrays of plans at once: ``judge(...).kv_tokens`` of each; 0 where a plan is illegal."""
+    """KV tokens that one replica has room for, of arrays of plans at once; 0 where a plan is illegal.
+
+    They are ``judge(...).kv_tokens`` of each; where requests have states, those take the room of ``state_tokens`` of them.
+    """
     plan = asked.plan
     shape = np.broadcast_shapes(*(np.shape(x) for x in (plan.tp, plan.pp, plan.dp, plan.ep)))
     axes = [np.broadcast_to(x, shape).ravel() for x in (plan.tp, plan.pp, plan.dp, plan.ep)]
@@ -218,6 +258,38 @@ def cache_tokens(asked: Question) -> Number:
     return spread if shape else float(spread)
 
 
+def state_tokens(asked: Question) -> Number:
+    """Tokens whose room in the cache the states of one request take, on the stage where they take most; arrays as the plan."""
+    return _of_stages(asked, lambda pool: pool.state_tokens, np.maximum) if _has_states(asked.model) else 0.0
+
+
+def state_places(asked: Question, tokens: Number) -> Number:
+    """Requests whose states have a place beside a cache of so many tokens; no limit where they lie in it."""
+    return _of_stages(asked, lambda pool: pool.places(tokens), np.minimum) if _has_states(asked.model) else math.inf
+
+
+def block_tokens(asked: Question) -> int:
+    """Tokens of a block of the cache of one plan."""
+    return int(_of_stages(asked, lambda pool: pool.block_size, np.maximum))
+
+
+def _has_states(model: Model) -> bool:
+    return bool(model.recurrent) or any(a.compressed for a in model.attentions)
+
+
+def _of_stages(asked: Question, figure: Callable[[KvPool], Number], worst: Callable[[Number, Number], Number]) -> Number:
+    """A figure of the pools of all different stages, the worst of them; of arrays of plans for each number of stages."""
+    plan, size = asked.plan, asked.limits.block_size or asked.engine.memory.block_size
+    many = np.asarray(plan.pp)
+    found: Number = None
+    for pp in np.unique(many).astype(int).tolist():
+        ranges = stage_layers(asked.model, pp, asked.engine.sends.odd_layers)
+        pools = (kv_pool(asked.model, plan, ranges[s], size, asked.engine.states) for s in _different_stages(asked, pp))
+        here = reduce(worst, map(figure, pools))
+        found = here if found is None else np.where(many == pp, here, found)
+    return found
+
+
 def step_limits(asked: Question) -> tuple[int, int]:
     """Tokens and requests of a step at most, the engine's own where the question says none."""
     limits, serves = asked.limits, asked.engine.serves
@@ -226,7 +298,7 @@ def step_limits(asked: Question) -> tuple[int, int]:
 
 def _stage_tokens(asked: Question, stage: int, pp: int) -> Number:
     lines, peak, pool = _contents(asked, stage, pp)
-    return _cache(asked, sum(w.nbytes for w in lines), peak, pool)[-1] // pool.num_groups * asked.limits.block_size
+    return pool.tokens(_cache(asked, sum(w.nbytes for w in lines), peak, pool)[-1])
 
 
 def _contents(asked: Question, stage: int, pp: int) -> tuple[list[memory.WeightLine], Number, KvPool]:
@@ -234,15 +306,15 @@ def _contents(asked: Question, stage: int, pp: int) -> tuple[list[memory.WeightL
     model, plan, engine, room = asked.model, asked.plan, asked.engine, asked.limits
     layers = stage_layers(model, pp, engine.sends.odd_layers)[stage]
     peak = memory.activation_bytes(model, plan, engine, room.max_num_batched_tokens, room.max_num_seqs, stage == pp - 1)
-    return memory.weights(model, plan, engine, stage, pp), peak, kv_pool(model, plan, layers, room.block_size)
+    return memory.weights(model, plan, engine, stage, pp), peak, kv_pool(model, plan, layers, room.block_size, engine.states)
 
 
 def _cache(asked: Question, loaded: Number, peak: Number, pool: KvPool) -> tuple[Number, Number, Number]:
-    """Bytes of the cache, bytes by which a fixed one exceeds the chip, and blocks: a fixed one does not create memory."""
+    """Bytes of the blocks, bytes by which a fixed cache exceeds the chip, and blocks: a fixed one does not create memory."""
     fixed = asked.limits.kv_cache_memory_bytes
     held = loaded + peak + memory.other_bytes(asked.plan, asked.engine) + fixed
     over = np.maximum(0.0, held - asked.cluster.chip.visible_bytes) if fixed else 0.0
-    available = fixed or _left(asked, loaded, peak)
+    available = (fixed or _left(asked, loaded, peak)) / (1 + pool.share * np.any(pool.state_bytes))
     return available, over, pick(over > 0, 0.0, np.maximum(0.0, available // pool.bytes_per_block))
 
 
@@ -259,7 +331,8 @@ def _stage(asked: Question, stage: int, pp: int) -> Fit:
     engine, room, total = asked.engine, asked.limits, asked.cluster.chip.visible_bytes
     lines, peak, pool = _contents(asked, stage, pp)
     kv_bytes, over, blocks = _cache(asked, float(sum(w.nbytes for w in lines)), peak, pool)
-    wanted = pool.blocks_per_request(room.max_model_len, room.block_size, room.max_num_batched_tokens)
+    wanted = pool.blocks_per_request(room.max_model_len, room.max_num_batched_tokens)
+    concurrency = min(float(blocks / wanted), float(pool.places(pool.tokens(blocks))))
     return Fit(
         question=asked,
         stage=stage,
@@ -271,11 +344,26 @@ def _stage(asked: Question, stage: int, pp: int) -> Fit:
         kv_bytes=float(kv_bytes),
         kv_bytes_per_token=float(pool.bytes_per_token),
         kv_blocks=int(blocks),
-        kv_tokens=int(blocks) // pool.num_groups * room.block_size,
-        max_concurrency=float(blocks / wanted),
-        needed_kv_bytes=wanted * float(pool.bytes_per_block),
+        kv_tokens=_logged_tokens(asked, pool, int(blocks), concurrency),
+        max_concurrency=concurrency,
+        needed_kv_bytes=max(wanted * float(pool.bytes_per_block), _for_one_state(pool)),
+        pool=pool,
         over_bytes=float(over),
     )
+
+
+def _logged_tokens(asked: Question, pool: KvPool, blocks: int, concurrency: float) -> int:
+    """KV tokens as a start-up log counts them: of all groups alike, or as requests of full length where some hold states."""
+    if pool.share or not np.any(pool.state_tokens):
+        return int(pool.tokens(blocks))
+    if asked.engine.states.tokens_at_full_length:
+        return int(concurrency * asked.limits.max_model_len)
+    return int(pool.tokens(blocks)) if asked.engine.states.state_pool == "beside" else int(pool.shared_tokens(blocks))
+
+
+def _for_one_state(pool: KvPool) -> float:
+    """Bytes of blocks beside which the pool of states has a place for one request."""
+    return float(pool.state_bytes * pool.slots / pool.share) if pool.share else 0.0
 
 
 def _advice(failed: Fit) -> list[str]:
@@ -311,7 +399,7 @@ def _more_gpus(failed: Fit) -> list[str]:
     wanted = asked.but(
         ep=AUTO_EP if spread else 1, replicas=1, sequence_parallel=asked.engine.trains.sequence_parallel, profile=None
     )
-    for place in [base] + [_hosts(base, n, full) for n in (1, 2, 4, 8, 16, 32, 64)]:
+    for place in [base] + [catalog.more_hosts(base, n, full) for n in (1, 2, 4, 8, 16, 32, 64)]:
         if place.num_gpus <= now * dp:
             continue
         for candidate in _candidates(wanted.but(cluster=place), may=lambda t, p: t * p > now and screen(t, p)):
@@ -321,76 +409,6 @@ def _more_gpus(failed: Fit) -> list[str]:
                 pipeline = f" -pp {candidate.plan.pp}" if candidate.plan.pp != 1 or plan.pp != 1 else ""
                 return [f"-tp {candidate.plan.tp}{pipeline}{where} ({plural(size * dp, 'GPU')})"]
     return []
-
-
-def _hosts(base: Cluster, count: int, gpus: int) -> Cluster:
-    """``count`` full hosts of the same kind, under the name that a user would type."""
-    named = base.key if base.num_hosts == 1 else base.key.split("x", 1)[1]
-    if named in catalog.keys("clusters"):
-        return catalog.cluster(named if count == 1 else f"{count}x{named}")
-    key = f"{count}x{gpus}x{base.chip.key}" if count > 1 else f"{gpus}x{base.chip.key}"
-    return replace(base, key=key, num_hosts=count, gpus_per_host=gpus)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainFit:
-    """Whether a training plan fits in a rank's memory."""
-
-    trains: ClassVar[Literal[True]] = True
-    question: Question
-    memory: TrainMemory
-    budget_bytes: float
-    advice: tuple[str, ...] = ()
-
-    @property
-    def fits(self) -> bool:
-        return bool(self.memory.total <= self.budget_bytes)
-
-    @property
-    def shortfall_bytes(self) -> float:
-        return max(0.0, float(self.memory.total) - self.budget_bytes)
-
-
-def train_fit(
-    model: str | Model, cluster: str | Cluster, *, gpu_memory_utilization: float = USABLE, **options: Unpack[TrainedOptions]
-) -> TrainFit:
-    """Training memory of one rank of the first stage against the share of the chip that a run can use."""
-    checking.share(gpu_memory_utilization)
-    put = unsettled(model, cluster, {**only(TrainedOptions, options), "phase": "train"})
-    return train_holds(put.but(gpu_memory_utilization=gpu_memory_utilization))
-
-
-def train_holds(put: Question) -> TrainFit:
-    """The training plan of a question judged, with the first change that would make it fit."""
-    asked = settled(put)
-    _check_memory(asked)
-    judged = _train_judge(asked)
-    if judged.fits:
-        return judged
-    helps = (options for options, changes in _train_tries(asked) if _train_judge(asked.but(**changes)).fits)
-    return replace(judged, advice=tuple(islice(helps, 1)))
-
-
-def _train_judge(asked: Question) -> TrainFit:
-    budget = asked.cluster.chip.visible_bytes * (asked.limits.gpu_memory_utilization or USABLE)
-    return TrainFit(asked, training_memory(asked.model, asked.plan, asked.step, asked.engine), budget)
-
-
-def _train_tries(asked: Question) -> Iterator[tuple[str, Changes]]:
-    """Recomputation, sharding, wider tp, then a pipeline too: options to add to the command, and what they change."""
-    plan, sharded = asked.plan, 3 if asked.engine.trains.master_is_parameter or asked.plan.pp == 1 else 1
-    yield "--recompute full", {"recompute": "full"}
-    if plan.dp > 1:
-        yield from ((f"--zero {z}", {"zero": z}) for z in range(plan.zero + 1, sharded + 1))
-    degrees = legality.legal_values("tp", asked.model, asked.cluster, plan, asked.engine)
-    wide = {"sequence_parallel": True, "recompute": "full"}
-    yield from ((f"-tp {t} --sequence-parallel --recompute full", {"tp": t, **wide}) for t in degrees if t > plan.tp)
-    widest = max((t for t in degrees if t <= asked.cluster.domain), default=1)
-    room = asked.cluster.num_gpus // (widest * int(plan.dp))
-    for stages in range(2, min(room, asked.model.num_layers) + 1):
-        if plan.zero <= 1 and asked.model.num_layers % stages == 0:
-            options = f"-tp {widest} -pp {stages} --sequence-parallel --recompute full"
-            yield options, {"tp": widest, "pp": stages, **wide}
 
 
 def held(priced: StepBill) -> Fit:
@@ -408,4 +426,4 @@ def fits(priced: StepBill) -> Any:
     if q.trains:
         return priced.memory.total <= USABLE * q.cluster.chip.visible_bytes
     judged = held(priced)
-    return judged.fits and judged.kv_tokens >= int(q.batch) * (int(q.context) + 1)
+    return judged.fits and judged.holds(int(q.batch), int(q.context) + 1)

@@ -13,7 +13,7 @@ from commtax.cost.tensors import fullest_layers
 from commtax.ledger import PLACES, Line, Part
 from commtax.verbs.billing import StepBill
 
-ENDS = ("head", "embedding", "loss", "stages", "update")
+ENDS = ("tower", "head", "embedding", "loss", "stages", "update")
 """Parts that no layer has."""
 SECOND = ("feed-forward", "experts", "shared expert", "router", "routing")
 """Parts of a layer's second half."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
-from math import inf, isfinite, nan
+from math import ceil, inf, isfinite, nan
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from commtax.sim.streams import drawn
 from commtax.spec.stream import Lengths, Stream
 from commtax.statement import Note, Refusal
 from commtax.verbs.asking import settled, terms_of
-from commtax.verbs.fitting import cache_tokens, step_limits
+from commtax.verbs.fitting import block_tokens, cache_tokens, state_places, state_tokens, step_limits
 from commtax.verbs.loads import chosen, first
 from commtax.verbs.serving import Simulation, moved_s
 from commtax.verbs.serving import serve as closed_loop
@@ -219,7 +219,7 @@ def capacity_of(stream: Stream, fleet: Fleet, hit_rate: float = 0.0, least: int 
     them empty. Of five times as many neither is in the middle half.
     """
     rules, workers = fleet.workers.rules, fleet.workers
-    each = float(np.mean(stream.input_len) + np.mean(stream.output_len))
+    each = float(np.mean(stream.input_len) + np.mean(stream.output_len)) + rules.states * rules.block
     at_once = min(rules.seqs, max(1.0, rules.blocks * rules.block / each)) * workers.count * workers.ranks
     done = np.sort(run(_repeated(stream, min(20_000, max(least, int(5 * at_once)))), fleet, hit_rate).book.done_s)
     quarter = len(done) // 4
@@ -263,7 +263,7 @@ def stream_of(asked: Question) -> Stream:
         seed=offered.seed,
         unique_prompts=offered.unique_prompts,
         shared_prefix=offered.shared_prefix,
-        block=int(asked.limits.block_size or asked.engine.memory.block_size),
+        block=block_tokens(asked),
         in_flight=float(wanted.concurrency) if closed else offered.max_in_flight,
     )
     if not (closed and offered.ramp_up_s):
@@ -311,13 +311,17 @@ def _rules(asked: Question, longest: int) -> Rules:
     """How the engine schedules, and what it has room for; a request that has none is refused."""
     serves, host = asked.engine.serves, asked.engine.host
     tokens, seqs = step_limits(asked)
-    block = int(asked.limits.block_size or asked.engine.memory.block_size)
+    block = block_tokens(asked)
     room = cache_tokens(asked) if asked.requests.kv_tokens is None else asked.requests.kv_tokens
-    if room < longest:
-        rule = f"the longest request has {longest:,} tokens, and the KV cache of a replica holds {int(room):,}"
+    states = ceil(float(state_tokens(asked)) / block)
+    places = float(state_places(asked, room))
+    if room < longest + states * block or places < 1:
+        beside = f" and states of {states * block:,} tokens' room" if states else ""
+        rule = f"the longest request has {longest:,} tokens{beside}, and the KV cache of a replica holds {int(room):,}"
         raise Refusal(f"kv_tokens={int(room)}: {rule}; more GPUs, smaller weights or shorter requests fit", "kv_tokens")
     return replace(
-        Rules.of(serves, tokens, seqs, int(room) // block, block),
+        Rules.of(serves, tokens, int(min(seqs, places)), int(room) // block, block),
+        states=states,
         ahead=serves.ahead and bool(asked.plan.pp == 1),  # with one batch in flight, the next is decided while it runs
         way_s=host.request_s,
         door_s=host.frontend_request_s,

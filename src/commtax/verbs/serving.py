@@ -21,7 +21,7 @@ from commtax.units import format_mean
 from commtax.verbs import checking
 from commtax.verbs.asking import RequestOptions, context_notes, only, settled, terms_of, unsettled
 from commtax.verbs.checking import positive
-from commtax.verbs.fitting import cache_tokens, step_limits
+from commtax.verbs.fitting import cache_tokens, state_places, state_tokens, step_limits
 
 MOVING = 0.8  # share of a link's bandwidth that moves caches
 EXACT = 2.0**-20  # mean numbers are whole multiples of this: a sum that missed a full step by a rounding would start another tile
@@ -53,6 +53,11 @@ class Simulation:
     served: Served
     apart: Apart | None = None
     notes: tuple[Note, ...] = ()
+
+    @property
+    def state_tokens(self) -> Number:
+        """Tokens whose room in the cache the states of a request take."""
+        return state_tokens(self.question)
 
     @property
     def legal(self) -> Any:
@@ -136,7 +141,7 @@ class Simulation:
         """A decode step of all running requests, and the step of a prompt, line by line."""
         asked, load = self.question, Load(self.requests.concurrency, self.requests.input_len * 1.0, self.requests.output_len * 1.0)
         ahead = replace(asked, plan=self.apart.plan) if self.apart else asked
-        prompt = _prompt(0.0, load, _chunk(asked, self.requests.input_len))
+        prompt = asked.seen(_prompt(0.0, load, _chunk(asked, self.requests.input_len)), load.input_len)
         return step_bill(asked, decoding(np.ceil(self.running / asked.plan.pp), load)), step_bill(ahead, prompt)
 
     def range_of(self, name: str) -> tuple[Number, Number]:
@@ -160,20 +165,22 @@ def serve(put: Question) -> Simulation:
     """The closed loop of a question."""
     for name in ("concurrency", "input_len", "output_len"):
         positive(getattr(put.requests, name), name)
+    checking.check_pictures(put, put.requests.input_len)
     asked = settled(put)
     load, known = _load(asked), asked.requests.kv_tokens
     kv = cache_tokens(asked) if known is None else known
-    seqs = loop.running(load, asked.engine, kv, step_limits(asked)[1])
+    most = np.minimum(step_limits(asked)[1], state_places(asked, kv))
+    seqs = loop.running(load, asked.engine, kv, most)
     apart = _split(asked, np.ceil(load.concurrency / seqs))
     if apart:
         if known is None:
             apart = replace(apart, kv_tokens=cache_tokens(replace(asked, plan=apart.plan)))
         busy = np.minimum(apart.copies, load.concurrency)  # a copy without a client does nothing
         load = replace(load, concurrency=load.concurrency / busy, num_prompts=load.num_prompts / busy)
-        seqs = loop.running(load, asked.engine, kv, step_limits(asked)[1])
+        seqs = loop.running(load, asked.engine, kv, most)
         steps, served = _apart(asked, load, seqs, apart)
     else:
-        steps, served = _together(asked, load, seqs, kv)
+        steps, served = _together(asked, load, seqs, kv, most)
     work = decoding(np.ceil(seqs / asked.plan.pp), load)
     rows = padded_rows(work.rows, work, asked.engine, asked.plan.tp)
     answer = Simulation(asked, seqs, rows, steps, kv, served, apart)
@@ -199,9 +206,9 @@ def _split(asked: Question, enough: Number) -> Apart | None:
     return Apart(replace(plan, tp=tp, dp=1, ep=ep), count, copies)
 
 
-def _together(asked: Question, load: Load, seqs: Number, kv: Number) -> tuple[Steps, Served]:
+def _together(asked: Question, load: Load, seqs: Number, kv: Number, most: Number) -> tuple[Steps, Served]:
     """One pool of workers computes prompts and decodes, in shared steps or in turn."""
-    engine, pp, (budget, most) = asked.engine, asked.plan.pp, step_limits(asked)
+    engine, pp, budget = asked.engine, asked.plan.pp, step_limits(asked)[0]
     full = loop.pressure(load, engine, kv, seqs, most)
     decodes = loop.decoding_seqs(load, seqs, budget, pp, engine)
     beside = pick(engine.serves.prefill_first, 0.0, np.floor((decodes - 1) / pp / EXACT) * EXACT)
@@ -209,7 +216,7 @@ def _together(asked: Question, load: Load, seqs: Number, kv: Number) -> tuple[St
     tokens = loop.prompt_tokens(load, seqs, room, engine, pp)
     chunks, together = np.maximum(1.0, load.input_len / tokens), np.maximum(1.0, tokens / load.input_len)
     decode = step_bill(asked, decoding(np.ceil(decodes / pp), load)).step_s
-    prompt = step_bill(asked, _prompt(beside, load, tokens, together)).step_s
+    prompt = step_bill(asked, asked.seen(_prompt(beside, load, tokens, together), load.input_len)).step_s
     steps = Steps(decode, prompt, chunks, together, pp)
     return steps, loop.closed_loop(load, steps, seqs, loop.prompts_ahead(load, seqs, room, engine, pp), engine, full)
 
@@ -220,7 +227,7 @@ def _apart(asked: Question, load: Load, seqs: Number, apart: Apart) -> tuple[Ste
     tokens = _chunk(asked, load.input_len)
     chunks = load.input_len / tokens
     decode = step_bill(asked, decoding(np.ceil(seqs / plan.pp), load)).step_s
-    prompt = step_bill(replace(asked, plan=apart.plan), _prompt(0.0, load, tokens)).step_s
+    prompt = step_bill(replace(asked, plan=apart.plan), asked.seen(_prompt(0.0, load, tokens), load.input_len)).step_s
     steps = Steps(decode, prompt, chunks, 1, plan.pp)
     quiet = loop.closed_loop(load, Steps(decode, 0.0), seqs, seqs * 0, engine)
     gpus = apart.gpus(plan)
@@ -287,7 +294,7 @@ def _load(asked: Question) -> Load:
             raise Refusal(f"num_prompts={prompts}: {rule}", "num_prompts")
     dp = asked.plan.dp * asked.plan.replicas
     each, lengths = np.maximum(1.0, wanted.concurrency / dp), (wanted.input_len * 1.0, wanted.output_len * 1.0)
-    return Load(each, *lengths, prompts / dp, checking.spread(wanted.spread))
+    return Load(each, *lengths, prompts / dp, checking.spread(wanted.spread), state_tokens(asked))
 
 
 def lengths_note(spread: float) -> Note:
@@ -310,10 +317,10 @@ def _notes(s: Simulation) -> Iterator[Note]:
         return
     yield from context_notes(s.question, wanted.tokens)
     each = wanted.concurrency / plan.dp / plan.replicas / (s.apart.copies if s.apart else 1)
-    most = step_limits(s.question)[1]
-    if s.kv_tokens < wanted.tokens:
+    most = min(step_limits(s.question)[1], float(state_places(s.question, s.kv_tokens)))
+    if s.kv_tokens < wanted.tokens + s.state_tokens:
         yield Note("too-small", "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
     elif s.running < each:
-        limit = f"the engine's limit (max_num_seqs {most:,})" if s.running == most else "the KV cache"
+        limit = f"the engine's limit (max_num_seqs {most:,.0f})" if s.running == most else "the KV cache"
         room = f"; it holds {s.kv_tokens:,.0f} tokens" if s.running < most else ""
         yield Note("waiting", f"{s.running:,.0f} of {format_mean(each)} requests of a replica run at once, for {limit}{room}")

@@ -18,8 +18,9 @@ from commtax.report.view.state import SHORT, Key, RefusedError, State, parse, re
 from commtax.report.view.tour import Catalog, catalogue
 from commtax.verbs.billing import price
 from commtax.verbs.explained import Explained
-from commtax.verbs.fitting import advised, holds, train_holds
+from commtax.verbs.fitting import advised, holds
 from commtax.verbs.grids import GRIDS, Grid
+from commtax.verbs.train_fitting import train_holds
 from commtax.web.guard import problem
 
 Answer = Callable[[Any], object]

@@ -20,8 +20,7 @@ HALF = 0.5  # of an expert's last tile is empty on average
 class Routed:
     """Sizes of the routed part. A copy is a token on its way to one of its experts.
 
-    ``up``: matrices beside the one down, 2 with a gate. ``store``: number format of the weights and of the arithmetic on them,
-    which names the table of constants.
+    ``up``: matrices beside the one down, 2 with a gate.
     """
 
     tokens: Number  # that enter the rank and leave it
@@ -33,7 +32,6 @@ class Routed:
     hidden: Number  # width that the experts work on
     inner: Number  # width inside an expert, on this rank
     up: Number = 2.0
-    store: str = "bf16"
     cached_bytes: Number = 0.0  # weights that the chip's cache still holds: none, unless one layer runs again and again
 
     @property
@@ -42,11 +40,14 @@ class Routed:
         return (self.up + 1) * self.hidden * self.inner
 
 
-def routed_kernel(r: Routed, dtype: str, weight_bytes: Number, form: str = "experts") -> Kernel:
-    """A layer's routed part: 2 FLOPs for each copy and weight; memory moves the chosen experts' weights, tokens in and out."""
+def routed_kernel(r: Routed, dtype: str, stored: str, weight_bytes: float, form: str = "experts") -> Kernel:
+    """A layer's routed part: 2 FLOPs for each copy and weight; memory moves the chosen experts' weights, tokens in and out.
+
+    ``stored``: number format of the weights and how they are scaled, which names the table of constants.
+    """
     flops = 2.0 * r.copies * r.weights
     nbytes = np.maximum(0.0, r.active * r.weights * weight_bytes - r.cached_bytes) + 2 * BYTES * r.tokens * r.hidden
-    return Kernel("routed experts", form, 1, flops, nbytes, dtype=dtype, weight_bytes=weight_bytes, shape=r)
+    return Kernel("routed experts", form, 1, flops, nbytes, dtype=dtype, weight_bytes=weight_bytes, stored=stored, shape=r)
 
 
 def experts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
@@ -80,6 +81,6 @@ def _tile_rows(r: Routed, c: Table) -> Number:
     return np.clip(2.0 ** np.ceil(np.log2(share)), LEAST_TILE, most)
 
 
-BACKENDS = ("triton", "cutlass", "trtllm", "marlin", "wideep", "deepep-context", "deepep-generation")
+BACKENDS = ("triton", "cutlass", "trtllm", "marlin", "wideep", "context", "generation")
 """Implementations that have constants of their own beside those that an engine usually runs (``experts``)."""
-FORMS: dict[str, Form] = {"experts": experts, **{f"experts-{name}": experts for name in BACKENDS}}
+FORMS: dict[str, Form] = {"experts": experts, **{f"experts_{name}": experts for name in BACKENDS}}

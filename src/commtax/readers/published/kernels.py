@@ -112,17 +112,18 @@ def read(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Ker
         return KernelTable(kind, system, 0)
     text = {column: np.array([row[i] for row in rows], dtype=object) for i, column in enumerate(header)}
     names = (*kind.needed, *kind.from_zero)
-    sizes = {c: _numbers(text[c]) if c in text else np.zeros(len(rows)) for c in names}
+    sizes = {c: _numbers(text[c], c in kind.from_zero) if c in text else np.zeros(len(rows)) for c in names}
     time, known = next(c for c in TIMES if c in header), catalog.chip(chip)
     more = {"seconds": _numbers(text[time]) * TIMES[time], "l2_bytes": np.full(len(rows), known.l2_bytes)}
     return KernelTable(kind, system, len(rows), known, text, {**sizes, **more})
 
 
-def _numbers(column: Array) -> Array:
+def _numbers(column: Array, may_lack: bool = False) -> Array:
+    """A column as numbers; an empty cell is 0 where a size may be: no window, nothing cached."""
     try:
         return column.astype(float)
     except ValueError:
-        return np.array([_number(x) for x in column])
+        return np.array([_number(x or "0" if may_lack else x) for x in column])
 
 
 def _number(text: str) -> float:

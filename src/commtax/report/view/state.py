@@ -263,7 +263,11 @@ def _model(key: str, config: str, hidden: int, layers: int, name: str) -> Model:
 
 @lru_cache(maxsize=128)
 def _cluster(name: str, intra: str, inter: str) -> Cluster:
-    """The cluster with its links; bounded, because a page draws it."""
+    """The cluster with its links; bounded, because a page draws it, and no file, because whoever asks need not be its owner."""
+    if catalog.is_file(name):
+        raise RefusedError(
+            f"c '{_shown(name)}': the page reads no files; a name of the catalogue, or 8xh100-sxm", "c", malformed=False
+        )
     place = catalog.cluster(name, intra=intra, inter=inter)
     if place.num_gpus > MAX_GPUS:
         raise RefusedError(f"c: {place.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that the page draws", "c", malformed=False)

@@ -22,6 +22,7 @@ class Rules:
     seqs: int  # requests that run at once at most
     blocks: int  # of the KV cache
     block: int = 16  # tokens of a block
+    states: int = 0  # blocks whose room the states of a request take, from its admission to its end
     prefill_first: bool = False  # prompts run in steps of their own, before decoding goes on
     chunked: bool = True  # prompts are cut to the step's tokens
     reserved: bool = False  # a request is admitted when its whole output has room; else blocks are taken as it grows

@@ -7,7 +7,10 @@ from commtax.sim.serving.prefixes import Prefixes
 
 
 class Pool:
-    """Blocks are counted exactly: a request holds those of the tokens it has, or of all that it will have (``reserved``)."""
+    """Blocks are counted exactly: a request holds those of the tokens it has, or of all that it will have (``reserved``).
+
+    Its states take the room of a fixed number of blocks more.
+    """
 
     __slots__ = ("book", "free", "prefixes", "rules", "running", "waiting")
 
@@ -68,8 +71,9 @@ class Pool:
         return self.book.elsewhere[i] and not self.rules.prompts_only and not self.book.thrown[i]
 
     def _own_blocks(self, ids: tuple[int, ...], tokens: int) -> int:
-        """Blocks that no other request can share."""
-        return max(0, -(-tokens // self.rules.block) - (len(ids) * self.prefixes.per_id if self.prefixes else 0))
+        """Blocks that no other request can share: of tokens and of states."""
+        own = -(-tokens // self.rules.block) - (len(ids) * self.prefixes.per_id if self.prefixes else 0)
+        return max(0, own) + self.rules.states
 
     def _ids(self, i: int) -> tuple[int, ...]:
         """Ids of whole blocks of the prompt."""

@@ -47,8 +47,8 @@ def _sizes(words: Words, x: Sizes, arrived: bool = False) -> Routed:
     if not arrived and [words["framework"], words["version"]] in FACTS["local"]["versions"]:
         copies, elsewhere, arrived = np.maximum(copies, reached * x["topk"]), 0.0 * copies, True
     tokens = np.maximum(1.0, reached) if arrived else tokens
-    inner, owned, store = x["inter_size"] / x["moe_tp_size"], slots / x["moe_ep_size"], _format(words)["store"]
-    return Routed(tokens, copies, np.maximum(0.0, elsewhere), active, owned, routed, x["hidden_size"], inner, _up(words, x), store)
+    inner, owned = x["inter_size"] / x["moe_tp_size"], slots / x["moe_ep_size"]
+    return Routed(tokens, copies, np.maximum(0.0, elsewhere), active, owned, routed, x["hidden_size"], inner, _up(words, x))
 
 
 def _format(words: Words) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _form(words: Words) -> str:
     if source.startswith(tuple(FACTS["sources"]["own"])):
         return "experts"
     known = (name for part, name in FACTS["sources"]["names"] if part in source)
-    return "-".join(("experts", *list(known)[:1]))
+    return "_".join(("experts", *list(known)[:1]))
 
 
 def _kernel(words: Words, x: Sizes, r: Routed, form: str) -> Sequence[Kernel]:
@@ -84,7 +84,7 @@ def _kernel(words: Words, x: Sizes, r: Routed, form: str) -> Sequence[Kernel]:
     known = _format(words)
     each = r.active * r.weights * known["bytes"]
     share = each / np.maximum(1.0, x["l2_bytes"])
-    return [routed_kernel(replace(r, cached_bytes=each / (1 + share**3)), known["dtype"], known["bytes"], form)]
+    return [routed_kernel(replace(r, cached_bytes=each / (1 + share**3)), known["dtype"], known["store"], known["bytes"], form)]
 
 
 def _plain(words: Words, x: Sizes) -> Sequence[Kernel]:
@@ -116,7 +116,7 @@ def _kind(tail: str, make: Make, more: tuple[str, ...] = ()) -> KernelKind:
 
 KINDS = (
     _kind("moe", _plain),
-    _kind("wideep_moe", _between_exchanges("experts-wideep"), ("num_slots",)),
-    _kind("wideep_context_moe", _between_exchanges("experts-deepep-context")),
-    _kind("wideep_generation_moe", _between_exchanges("experts-deepep-generation")),
+    _kind("wideep_moe", _between_exchanges("experts_wideep"), ("num_slots",)),
+    _kind("wideep_context_moe", _between_exchanges("experts_context")),
+    _kind("wideep_generation_moe", _between_exchanges("experts_generation")),
 )

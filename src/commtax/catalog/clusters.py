@@ -1,0 +1,56 @@
+"""Clusters as people write them: a host by name, counts of a chip, or a TOML file of their own."""
+
+from dataclasses import replace
+
+from commtax.catalog.described import described, is_file, path_of
+from commtax.catalog.hardware import link
+from commtax.catalog.hosts import MAX_GPUS, counted, named, with_between, with_inside
+from commtax.catalog.loader import find, normal
+from commtax.spec import Cluster
+from commtax.statement import Refusal
+
+
+def cluster(text: str, *, intra: str = "", inter: str = "", nics: int | None = None) -> Cluster:
+    """A cluster from a name (``dgx-h100``, ``4xdgx-h100``), from counts (``8xh100-sxm``, ``2x8xh100-sxm``) or from a file of one's
+    own (``my-hosts.toml``, ``4xmy-hosts.toml``).
+
+    ``intra`` and ``inter`` replace the usual links. A new ``inter`` brings its usual number of NICs: one for each GPU
+    on InfiniBand and its like, one a host on Ethernet, and as many cards of EFA as the chip's instances have for each GPU,
+    unless ``nics`` says otherwise. More GPUs than a host of that chip holds are several hosts. Cards that bridges join in pairs
+    are so in larger hosts too, unless ``intra`` gives all GPUs of a host one link.
+
+    >>> c = cluster("2x8xh100-sxm")
+    >>> c.num_hosts, c.gpus_per_host, c.intra.key, c.inter.key, c.nics_per_host
+    (2, 8, 'nvlink4', 'ib-ndr', 8)
+    """
+    place = described(text) if is_file(text) else named(text) or counted(text)
+    if place.num_gpus > MAX_GPUS:
+        raise Refusal(f"cluster '{text}': {place.num_gpus:,} GPUs, more than the {MAX_GPUS:,} that are modelled", "cluster")
+    if intra:
+        inside = link(intra)
+        if inside.scope != "intra":
+            instead = f"8x1x{place.chip.key} --inter {inside.key}"
+            raise Refusal(f"intra '{intra}': runs between hosts; write one GPU a host, such as {instead}", "intra")
+        place = with_inside(place, inside)
+    if inter:
+        between = link(inter)
+        if between.scope != "inter":
+            raise Refusal(f"inter '{inter}': runs inside a host; a fabric such as ib-ndr or 10gbe is needed between hosts", "inter")
+        place = with_between(place, between)
+    if nics is not None:
+        if not 1 <= nics <= 1024:
+            raise Refusal(f"nics={nics}: a host has 1 to 1,024 NICs", "nics")
+        place = replace(place, nics_per_host=nics)
+    return place
+
+
+def more_hosts(place: Cluster, hosts: int, gpus: int) -> Cluster:
+    """``hosts`` of the same kind under the name that a user would type; of a chip in counts, with ``gpus`` each."""
+    if is_file(place.key):
+        path = path_of(place.key)
+        return replace(place, key=path if hosts == place.num_hosts == 1 else f"{hosts}x{path}", num_hosts=hosts)
+    for name in (place.key, normal(place.key).partition("x")[2]):
+        if find("clusters", name):
+            return cluster(name if hosts == 1 else f"{hosts}x{name}")
+    key = f"{hosts}x{gpus}x{place.chip.key}" if hosts > 1 else f"{gpus}x{place.chip.key}"
+    return replace(place, key=key, num_hosts=hosts, gpus_per_host=gpus)

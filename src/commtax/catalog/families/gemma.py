@@ -1,0 +1,102 @@
+"""Gemma: four norms a layer, few layers that see everything; the fourth adds mixtures, inputs of each layer, shared caches."""
+
+from dataclasses import replace
+
+from commtax.catalog.families.parts import decoder, family, heads, layers, mlp, text_of
+from commtax.catalog.families.vision import gemma4_tower, siglip, vision_of
+from commtax.catalog.fields import Fields
+from commtax.spec import Attention, Block, Experts, Extra, Mlp, Model
+from commtax.statement import Note
+
+
+@family("GemmaForCausalLM")
+def _gemma(c: Fields) -> Model:
+    return decoder(c, layers(c, heads(c), mlp(c)), tied=True)
+
+
+@family("Gemma2ForCausalLM")
+def _gemma2(c: Fields) -> Model:
+    return decoder(c, _gemma_layers(c, heads(c), 2), tied=True)
+
+
+def _gemma_layers(c: Fields, attention: Attention, every: int) -> list[Block]:
+    """Four norms a layer; all layers but each ``every``-th look back ``sliding_window`` tokens only."""
+    window, ffn = c.number("sliding_window", 4096), mlp(c)
+    windows = [0 if (i + 1) % every == 0 else window for i in range(c.layers("num_hidden_layers"))]
+    return [Block(replace(attention, window=w), ffn, 4) for w in windows]
+
+
+@family("Gemma3ForCausalLM")
+def _gemma3_text(c: Fields) -> Model:
+    attention, every = heads(c, qk_norm="head"), c.number("sliding_window_pattern", 6) or 6
+    listed = c.get("layer_types")
+    blocks = layers(c, attention, mlp(c), 4) if listed else _gemma_layers(c, attention, every)
+    return decoder(c, blocks, tied=True)
+
+
+@family("Gemma3ForConditionalGeneration", shared=("vision_config",))
+def _gemma3(c: Fields) -> Model:
+    text, vision = text_of(c), vision_of(c)
+    model = _gemma3_text(text)
+    return replace(model, tower=siglip(vision, model.hidden, c.number("mm_tokens_per_image", 256))) if vision else model
+
+
+@family("Gemma4ForCausalLM")
+def _gemma4_text(c: Fields) -> Model:
+    """Layers with a window and layers without differ in heads; the last ones may take an earlier layer's keys and values."""
+    count = c.layers("num_hidden_layers")
+    near, far = replace(heads(c, qk_norm="head"), window=c.number("sliding_window", 512)), _global(c)
+    own = count - min(count, c.number("num_kv_shared_layers", 0))
+    blocks = [_gemma4_block(c, near if t else far, i < own) for i, t in enumerate(_windowed(c, count))]
+    return replace(decoder(c, blocks, tied=True), extras=_inputs(c, count))
+
+
+def _windowed(c: Fields, count: int) -> list[bool]:
+    """Which layers have a window: as listed, or five of six as transformers' class has it, and never the last."""
+    types = c.sequence("layer_types", count)
+    if types is None:
+        c.default("layer_types", "five of six layers have a window")
+    windowed = [t == "sliding_attention" for t in types] if types else [bool((i + 1) % 6) for i in range(count)]
+    return [*windowed[:-1], False]
+
+
+def _global(c: Fields) -> Attention:
+    """Attention over everything: wider heads; where keys are the values, fewer of them and no matrix for values."""
+    shared = c.flag("attention_k_eq_v")
+    kv = c.number("num_global_key_value_heads", 0) if shared else 0
+    width = c.number("global_head_dim", 512) or 512
+    own = c.with_(head_dim=width, num_key_value_heads=kv or c.get("num_key_value_heads"))
+    return replace(heads(own, qk_norm="head"), own_values=not shared)
+
+
+def _gemma4_block(c: Fields, attention: Attention, own_cache: bool) -> Block:
+    """An MLP, and beside it experts where there are any; a scalar, and what brings a layer's own input in."""
+    width, hidden, inputs = c.need("intermediate_size"), c.need("hidden_size"), c.number("hidden_size_per_layer_input", 256)
+    extras = [Extra("layer_scalar", (1,))]
+    if inputs:
+        extras += [Extra("per_layer_input_gate.weight", (inputs, hidden), part="mlp"), Extra("per_layer_norm", (hidden,))]
+        extras.append(Extra("per_layer_projection.weight", (hidden, inputs), part="mlp"))
+    if c.flag("enable_moe_block"):
+        sizes = c.need("num_experts"), c.need("top_k_experts", "num_experts_per_tok"), c.need("moe_intermediate_size")
+        extras += [Extra("router.scale", (hidden,), part="router"), Extra("router.per_expert_scale", sizes[:1], part="router")]
+        return Block(replace(attention, own_cache=own_cache), Experts(*sizes, shared_intermediate=width), 7, tuple(extras))
+    doubled = 2 if c.flag("use_double_wide_mlp") and not own_cache else 1
+    return Block(replace(attention, own_cache=own_cache), Mlp(doubled * width), 4, tuple(extras))
+
+
+def _inputs(c: Fields, count: int) -> tuple[Extra, ...]:
+    """A second embedding that gives every layer an input of its own (the E models)."""
+    width = count * c.number("hidden_size_per_layer_input", 256)
+    if not width:
+        return ()
+    table = Extra("model.embed_tokens_per_layer.weight", (c.need("vocab_size_per_layer_input", "vocab_size"), width), active=False)
+    projection = Extra("model.per_layer_model_projection.weight", (width, c.need("hidden_size")), part="mlp")
+    return (table, projection, Extra("model.per_layer_projection_norm", (width // count,)))
+
+
+@family("Gemma4ForConditionalGeneration", shared=("vision_config",))
+def _gemma4(c: Fields) -> Model:
+    model, vision = _gemma4_text(text_of(c)), vision_of(c)
+    if c.get("audio_config") is not None:
+        c.notes.append(Note("no-tower", "the audio tower is left out"))
+    return replace(model, tower=gemma4_tower(vision, model.hidden)) if vision else model

@@ -1,0 +1,72 @@
+"""Kimi: DeepSeek-V3's decoder behind a vision tower (K2.5), and linear attention between latent layers (Kimi-Linear, K3)."""
+
+from dataclasses import replace
+
+from commtax.catalog.families.deepseek import latent_attention, latent_decoder, routed_layers
+from commtax.catalog.families.parts import decoder, family, mlp, predicting, text_of
+from commtax.catalog.families.vision import moonvit, moonvit2, vision_of
+from commtax.catalog.fields import Fields
+from commtax.spec import Block, DeltaNet, Experts, Extra, Mixer, Model
+
+
+@family("KimiK25ForConditionalGeneration", sequence_parallel_moe=True, shared=("vision_config",))
+def _kimi_k25(c: Fields) -> Model:
+    model, vision = latent_decoder(text_of(c), correction_bias=True), vision_of(c)
+    return replace(model, tower=moonvit(vision, model.hidden)) if vision else model
+
+
+@family("KimiK3ForConditionalGeneration", shared=("vision_config", "linear_attn_config"))
+def _kimi_k3(c: Fields) -> Model:
+    model, vision = _kimi_linear(text_of(c)), vision_of(c)
+    return replace(model, tower=moonvit2(vision, model.hidden)) if vision else model
+
+
+@family("KimiLinearForCausalLM", shared=("linear_attn_config",))
+def _kimi_linear(c: Fields) -> Model:
+    """Layers of linear attention, some of latent attention; K3 adds gates, experts of a narrower width, a look back over blocks."""
+    count = c.layers("num_hidden_layers")
+    c = c.with_(num_experts_per_tok=c.get("num_experts_per_token") or c.get("num_experts_per_tok"))
+    extras, norms = _residuals(c, ("self_attention", "mlp")), 2
+    moe = _experts(c) if c.get("num_experts") is not None else mlp(c)
+    mixers, routed = _mixers(c, count), routed_layers(c, count)
+    blocks = [Block(m, moe if r else mlp(c), norms, extras) for m, r in zip(mixers, routed, strict=True)]
+    model = replace(decoder(c, blocks), extras=_residuals(c, ("output",)))
+    return predicting(c, model, "num_nextn_predict_layers")
+
+
+def _mixers(c: Fields, count: int) -> list[Mixer]:
+    """Which layers see everything: by number from 1, by name, or every fourth as transformers' class has it."""
+    linear, latent = _delta_net(c), replace(latent_attention(c), gate="element" if c.flag("mla_use_output_gate") else "")
+    section = c.section("linear_attn_config")
+    full, names = section.indices("full_attn_layers") if section else set(), c.sequence("layer_types", count)
+    if names:
+        full = {i + 1 for i, name in enumerate(names) if name != "linear_attention"}
+    if not full:
+        c.default("linear_attn_config", "every fourth layer sees everything")
+        full = set(range(4, count + 1, 4))
+    return [latent if i + 1 in full else linear for i in range(count)]
+
+
+def _delta_net(c: Fields) -> DeltaNet:
+    """As many heads of keys as of values; the decay of each channel through a matrix of one head's width, the gate too or whole."""
+    section = c.section("linear_attn_config") or c
+    heads, width = section.need("num_heads", "linear_num_heads"), section.need("head_dim", "linear_head_dim")
+    conv = section.number("short_conv_kernel_size", c.number("linear_conv_kernel_dim", 4)) or 1
+    return DeltaNet(heads, heads, width, width, conv, width, 0 if section.flag("use_full_rank_gate") else width)
+
+
+def _experts(c: Fields) -> Experts:
+    width = c.need("moe_intermediate_size")
+    sizes = c.need("num_experts"), c.need("num_experts_per_tok"), width
+    latent, shared = c.number("routed_expert_hidden_size", 0), width * c.number("num_shared_experts", 0)
+    norm = c.flag("latent_moe_use_norm") and latent > 0
+    return Experts(*sizes, shared_intermediate=shared, correction_bias=True, latent=latent, latent_norm=norm)
+
+
+def _residuals(c: Fields, places: tuple[str, ...]) -> tuple[Extra, ...]:
+    """Attention over the residuals of earlier blocks of layers: a norm and a vector that scores them, at each place."""
+    if not c.number("attn_res_block_size", 0):
+        return ()
+    hidden = c.need("hidden_size")
+    kinds = (("norm", (hidden,)), ("proj", (1, hidden)))
+    return tuple(Extra(f"{place}_res_{kind}.weight", shape) for place in places for kind, shape in kinds)

@@ -1,0 +1,110 @@
+"""Nemotron: layers that either mix tokens or widen them (Nemotron-H, Nemotron 3), and Llamas with layers cut (Nemotron-NAS)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from commtax.catalog.families.parts import MAX_PREDICTIONS, decoder, family, heads, predictor
+from commtax.catalog.fields import MAX_LAYERS, Fields
+from commtax.files import Json
+from commtax.spec import Attention, Block, Experts, Extra, Mamba2, Mlp, Model
+
+KINDS = {"M": "M", "E": "E", "*": "*", "-": "-", "mamba": "M", "linear_attention": "M", "moe": "E", "attention": "*"}
+KINDS |= {"full_attention": "*", "mlp": "-"}
+"""Names of the kinds of layers: letters of a pattern, or words of a list."""
+WIDTH_STEP = 256
+"""Widths that a multiple of the hidden one gives are rounded up to this (Nemotron-NAS)."""
+
+
+@family("NemotronHForCausalLM", shared=("hybrid_override_pattern layers_block_type layer_types",))
+def _nemotron_h(c: Fields) -> Model:
+    kinds = _pattern(c, "layers_block_type", "hybrid_override_pattern")
+    if not kinds:
+        c.bad.append("hybrid_override_pattern")
+    blocks = [block for kind in kinds for block in (_block(c, kind),) if block]
+    return _guessing(c, decoder(c, blocks or [Block(_attention(c), None, 1)]))
+
+
+def _pattern(c: Fields, words: str, letters: str) -> list[str]:
+    """Kinds of layers in order, as letters."""
+    listed = c.get(words) or c.get("layer_types" if words == "layers_block_type" else letters) or c.get(letters)
+    entries = [e for e in listed if e != "|"] if isinstance(listed, (list, str)) else []
+    if len(entries) > MAX_LAYERS or not all(isinstance(e, str) and e in KINDS for e in entries):
+        c.bad.append(f"{letters} (at most {MAX_LAYERS:,} of M, E, * and -)")
+        return []
+    return [KINDS[entry] for entry in entries]
+
+
+def _block(c: Fields, kind: str) -> Block:
+    """One norm, and one thing that a layer does."""
+    made: Mapping[str, Callable[[Fields], Block]] = {
+        "M": lambda c: Block(_mamba(c), None, 1),
+        "*": lambda c: Block(_attention(c), None, 1),
+        "-": lambda c: Block(None, Mlp(c.need("intermediate_size"), gated=False, bias=c.flag("mlp_bias")), 1),
+        "E": lambda c: Block(None, _experts(c), 1),
+    }
+    return made[kind](c)
+
+
+def _attention(c: Fields) -> Attention:
+    width = c.get("head_dim") or c.get("attention_head_dim")
+    return heads(c.with_(head_dim=width), bias=False)
+
+
+def _mamba(c: Fields) -> Mamba2:
+    sizes = c.need("mamba_num_heads"), c.need("mamba_head_dim"), c.need("n_groups"), c.need("ssm_state_size")
+    state = "fp32" if c.get("mamba_ssm_cache_dtype") in (None, "float32", "auto") else "bf16"
+    bias = c.flag("mamba_proj_bias", c.flag("use_bias"))
+    return Mamba2(*sizes, c.number("conv_kernel", 4) or 1, c.flag("use_conv_bias", True), bias, state)
+
+
+def _experts(c: Fields) -> Experts:
+    """Not gated; a narrower width for the routed ones in the larger models."""
+    sizes = c.need("n_routed_experts"), c.need("num_experts_per_tok"), c.need("moe_intermediate_size")
+    shared = c.number("n_shared_experts", 1) * c.number("moe_shared_expert_intermediate_size", 0)
+    return Experts(*sizes, shared_intermediate=shared, gated=False, correction_bias=True, latent=c.number("moe_latent_size", 0))
+
+
+def _guessing(c: Fields, model: Model) -> Model:
+    """Layers of a pattern of their own, joined before the first and normed after the last."""
+    count = c.number("num_nextn_predict_layers", 0, MAX_PREDICTIONS)
+    kinds = _pattern(c, "mtp_layers_block_type", "mtp_hybrid_override_pattern") or ["*", "E"]
+    if not count or len(kinds) > MAX_PREDICTIONS:
+        return model
+    first, *others = (_block(c, kind) for kind in kinds)
+    return replace(model, mtp=(predictor(first, model.hidden), *others) * count)
+
+
+@family("DeciLMForCausalLM", "NemotronNASForCausalLM", shared=("block_configs",))
+def _nemotron_nas(c: Fields) -> Model:
+    """Llama with attention left out of some layers and narrower MLPs in others, as ``block_configs`` lists them."""
+    count = c.layers("num_hidden_layers")
+    return decoder(c, [_cut(c, entry) for entry in c.pattern("block_configs", count)])
+
+
+def _cut(c: Fields, entry: Json) -> Block:
+    parts = entry if isinstance(entry, Mapping) else {}
+    attention, ffn = (part if isinstance(part, Mapping) else {} for part in (parts.get("attention"), parts.get("ffn")))
+    straight = sum(bool(part.get("replace_with_linear")) for part in (attention, ffn))
+    mixer = None if attention.get("no_op") or attention.get("replace_with_linear") else _grouped(c, attention)
+    mlp = None if ffn.get("no_op") or ffn.get("replace_with_linear") else Mlp(_width(c, c.inside(ffn)))
+    norms = sum(not part.get("no_op") for part in (attention, ffn))
+    hidden = c.need("hidden_size")
+    return Block(mixer, mlp, norms, tuple(Extra(f"linear_{i}.weight", (hidden, hidden), part="mlp") for i in range(straight)))
+
+
+def _grouped(c: Fields, attention: Mapping[str, Json]) -> Attention:
+    """``n_heads_in_group`` query heads share keys and values."""
+    each, count = c.inside(attention).need("n_heads_in_group"), c.need("num_attention_heads")
+    window = c.inside(attention).number("window_length", 0)
+    return replace(heads(c.with_(num_key_value_heads=max(1, count // each)), bias=False), window=window)
+
+
+def _width(c: Fields, ffn: Fields) -> int:
+    """A width, or two thirds of a multiple of the hidden one, rounded up."""
+    if ffn.get("intermediate_size") is not None:
+        return ffn.need("intermediate_size")
+    times = ffn.get("ffn_mult")
+    if isinstance(times, bool) or not isinstance(times, (int, float)) or not 0 < times < 1000:
+        c.bad.append("ffn_mult")
+        return 1
+    return -(-int(2 * times * c.need("hidden_size") / 3) // WIDTH_STEP) * WIDTH_STEP

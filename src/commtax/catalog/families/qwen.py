@@ -1,0 +1,119 @@
+"""Qwen: dense, mixtures, with linear attention between, and with a vision tower before."""
+
+from dataclasses import replace
+
+from commtax.catalog.families.parts import decoder, family, heads, layers, mlp, predicting, text_of
+from commtax.catalog.families.vision import qwen25_tower, qwen_tower, vision_of
+from commtax.catalog.fields import Fields
+from commtax.spec import Attention, Block, DeltaNet, Experts, Mixer, Mlp, Model
+
+
+@family("Qwen2ForCausalLM")
+def _qwen2(c: Fields) -> Model:
+    attention = replace(heads(c), qkv_bias=True)
+    return decoder(c, layers(_sliding(c), attention, mlp(c)))
+
+
+def _sliding(c: Fields) -> Fields:
+    """Qwen's layers see everything unless their config asks for windows."""
+    return c.with_(use_sliding_window=c.flag("use_sliding_window"))
+
+
+@family("Qwen3ForCausalLM")
+def _qwen3(c: Fields) -> Model:
+    attention = heads(c, bias=False, qk_norm="head")
+    return decoder(c, layers(_sliding(c), attention, mlp(c)))
+
+
+def _qwen_moe(c: Fields, attention: Attention, shared: int) -> Model:
+    return decoder(c, [Block(attention, ffn) for ffn in _feed_forwards(c, shared)])
+
+
+def _feed_forwards(c: Fields, shared: int) -> list[Mlp | Experts]:
+    """Experts in every ``decoder_sparse_step``-th layer that is not listed as dense."""
+    sizes = c.need("num_experts", "num_local_experts"), c.need("num_experts_per_tok"), c.need("moe_intermediate_size")
+    moe = Experts(*sizes, shared_intermediate=shared, shared_gate=shared > 0)
+    step, dense_layers = c.number("decoder_sparse_step", 1) or 1, c.indices("mlp_only_layers")
+    dense = Mlp(c.number("intermediate_size", 1) or 1)
+    return [moe if i not in dense_layers and (i + 1) % step == 0 else dense for i in range(c.layers("num_hidden_layers"))]
+
+
+@family("Qwen2MoeForCausalLM")
+def _qwen2_moe(c: Fields) -> Model:
+    return _qwen_moe(c, replace(heads(c), qkv_bias=True), c.need("shared_expert_intermediate_size"))
+
+
+@family("Qwen3MoeForCausalLM", sequence_parallel_moe=True)
+def _qwen3_moe(c: Fields) -> Model:
+    return _qwen_moe(c, heads(c, bias=False, qk_norm="head"), 0)
+
+
+@family("Qwen3NextForCausalLM", "Qwen3_5MoeForCausalLM", sequence_parallel_moe=True)
+def _qwen3_next(c: Fields) -> Model:
+    """Linear attention, full attention with a gated output every few layers, experts in all."""
+    feed_forwards = _feed_forwards(c, c.number("shared_expert_intermediate_size", 0))
+    return _hybrid(c, feed_forwards)
+
+
+@family("Qwen3_5ForCausalLM")
+def _qwen35(c: Fields) -> Model:
+    return _hybrid(c, [mlp(c)] * c.layers("num_hidden_layers"))
+
+
+def _hybrid(c: Fields, feed_forwards: list[Mlp | Experts]) -> Model:
+    attention = heads(c, bias=False, qk_norm="head")
+    full = replace(attention, gate="element" if c.flag("attn_output_gate", True) else "")
+    blocks = [Block(mixer, ffn) for mixer, ffn in zip(_mixers(c, full, len(feed_forwards)), feed_forwards, strict=True)]
+    further = Block(full, feed_forwards[-1])
+    return predicting(c, decoder(c, blocks), "mtp_num_hidden_layers", "num_nextn_predict_layers", block=further)
+
+
+def _mixers(c: Fields, full: Attention, count: int) -> list[Mixer]:
+    """By name, or full attention in every ``full_attention_interval``-th layer; 4 is what transformers' classes assume."""
+    linear, types = _delta_net(c), c.sequence("layer_types", count)
+    if types:
+        return [linear if kind == "linear_attention" else full for kind in types]
+    every = c.number("full_attention_interval", 0)
+    if not every:
+        c.default("full_attention_interval", "4")
+    return [linear if (i + 1) % (every or 4) else full for i in range(count)]
+
+
+def _delta_net(c: Fields) -> DeltaNet:
+    counts = c.need("linear_num_key_heads"), c.need("linear_num_value_heads")
+    state = "fp32" if c.get("mamba_ssm_dtype") in (None, "float32") else "bf16"
+    dims = c.need("linear_key_head_dim"), c.need("linear_value_head_dim")
+    return DeltaNet(*counts, *dims, c.number("linear_conv_kernel_dim", 4) or 1, state_dtype=state)
+
+
+def _seeing(c: Fields, model: Model) -> Model:
+    """The model behind its vision tower."""
+    vision = vision_of(c)
+    return replace(model, tower=qwen_tower(vision, model.hidden)) if vision else model
+
+
+@family("Qwen3_5MoeForConditionalGeneration", sequence_parallel_moe=True, shared=("vision_config",))
+def _qwen35_moe_vision(c: Fields) -> Model:
+    return _seeing(c, _qwen3_next(text_of(c)))
+
+
+@family("Qwen3_5ForConditionalGeneration", shared=("vision_config",))
+def _qwen35_vision(c: Fields) -> Model:
+    return _seeing(c, _qwen35(text_of(c)))
+
+
+@family("Qwen3VLForConditionalGeneration", shared=("vision_config",))
+def _qwen3_vl(c: Fields) -> Model:
+    return _seeing(c, _qwen3(text_of(c)))
+
+
+@family("Qwen3VLMoeForConditionalGeneration", sequence_parallel_moe=True, shared=("vision_config",))
+def _qwen3_vl_moe(c: Fields) -> Model:
+    return _seeing(c, _qwen3_moe(text_of(c)))
+
+
+@family("Qwen2_5_VLForConditionalGeneration", shared=("vision_config",))
+def _qwen25_vl(c: Fields) -> Model:
+    """Its text fields stand in a section of their own, or beside the tower's in older configs."""
+    model, vision = _qwen2(text_of(c) if c.get("text_config") is not None else c), vision_of(c)
+    return replace(model, tower=qwen25_tower(vision, model.hidden)) if vision else model

@@ -1,0 +1,124 @@
+"""Hosts by name or by counts: those of the catalogue, and the usual host of a chip."""
+
+import re
+from dataclasses import replace
+
+from commtax.catalog.hardware import chip, link
+from commtax.catalog.loader import did_you_mean, find, normal, record, stems, table
+from commtax.spec import Chip, Cluster, Link
+from commtax.statement import Refusal
+
+MAX_GPUS = 1_000_000
+_MAKERS = {"nvlink": "nvidia", "xgmi": "amd"}
+"""Links that only one maker's chips have."""
+SLOTS = 8  # GPUs that a usual server holds on PCIe
+
+
+def _usual_nics(between: Link, place: Cluster) -> int:
+    """NICs of a host for a fabric between hosts; EFA's cards by what the instances with this chip offer in sum."""
+    if between.kind == "efa" and not between.nic_per_gpu:
+        hosts = [table("clusters", key) for key in stems("clusters")]
+        for host in (h for h in hosts if h["chip"] == place.chip.key and link(h["inter"]).kind == "efa"):
+            per_gpu: float = host["nics_per_host"][0] * link(host["inter"]).bandwidth_Bps / host["gpus_per_host"][0]
+            return max(1, round(per_gpu * place.gpus_per_host / between.bandwidth_Bps))
+    return place.gpus_per_host if between.nic_per_gpu else 1
+
+
+def with_inside(place: Cluster, inside: Link) -> Cluster:
+    """The same hosts with another link between all of their GPUs, of those that its maker's chips can have."""
+    maker = _MAKERS.get(inside.kind, place.chip.vendor)
+    if place.chip.vendor not in (maker, "generic"):
+        none = f"{place.chip.key} is none; nearest: {place.chip.intra}"
+        raise Refusal(f"intra '{inside.key}': {inside.kind} joins {maker.upper()} chips, and {none}", "intra")
+    domain = max(place.gpus_per_host, place.nvlink_domain) if inside.kind in _MAKERS else 1
+    return replace(place, intra=inside, nvlink_domain=domain, bridge=None)
+
+
+def with_between(place: Cluster, between: Link) -> Cluster:
+    """The same hosts with another network between them, and its usual number of NICs."""
+    return replace(place, inter=between, nics_per_host=_usual_nics(between, place))
+
+
+def named(text: str) -> Cluster | None:
+    """A catalogued host, or ``Nx`` of them."""
+    match = re.fullmatch(r"(?:(\d{1,15})x)?(.+)", normal(text))
+    tries = [(1, normal(text))] + ([(int(match[1]), match[2])] if match and match[1] else [])
+    for hosts, name in tries:
+        stem = find("clusters", name)
+        if stem and hosts >= 1:
+            host = {name: entry for name, entry in table("clusters", stem).items() if name != "aliases"}
+            parts = {"chip": chip(host["chip"]), "intra": link(host["intra"]), "inter": link(host["inter"])}
+            counted = {"key": stem if hosts == 1 else f"{hosts}x{stem}", "num_hosts": hosts}
+            return record(Cluster, host, f"clusters/{stem}", given={**parts, **counted})
+    return None
+
+
+def counted(text: str) -> Cluster:
+    """``HOSTSxGPUSxCHIP`` or ``GPUSxCHIP``; a chip alone is one GPU."""
+    match = re.fullmatch(r"(?:(\d{1,15})x)?(?:(\d{1,15})x)?([a-z].*)", normal(text))
+    if not match:
+        raise Refusal(f"cluster '{text[:60]}': write 8xh100-sxm, 2x8xh100-sxm or a name (commtax catalog clusters)", "cluster")
+    first, second, name = match.groups()
+    hosts, gpus = (int(first), int(second)) if second else (1, int(first or 1))
+    if hosts < 1 or gpus < 1:
+        raise Refusal(f"cluster '{text}': hosts and GPUs are whole numbers of at least 1", "cluster")
+    try:
+        kind = chip(name)
+    except ValueError:
+        near = did_you_mean(name, "chips", "clusters")
+        raise Refusal(f"cluster '{text}': unknown chip or host '{name}'{near}", "cluster") from None
+    remark = ""
+    if not second:
+        hosts, gpus, remark = _in_hosts(gpus, kind)
+    elif gpus > _largest_host(kind):
+        remark = f"{gpus} {kind.key} in one host: usual are {_largest_host(kind)}"
+    return replace(usual(kind, hosts, gpus), remark=remark)
+
+
+def usual(kind: Chip, hosts: int, gpus: int) -> Cluster:
+    """Hosts as such chips usually come: their links, one NIC for each GPU where the network has it, cards in bridged pairs."""
+    inside, between, bridge = link(kind.intra), link(kind.inter), None
+    if _bridged(kind) and gpus > 2:  # a bridge joins two cards
+        bridge, inside = inside, link("pcie5" if kind.family == "hopper" else "pcie4")
+    switched = inside.kind in ("nvlink", "xgmi")
+    pairs = f" (pairs over {bridge.name})" if bridge else ""
+    system = f"{inside.name} inside{pairs}, {between.name} between hosts"
+    return Cluster(
+        key=f"{hosts}x{gpus}x{kind.key}" if hosts > 1 or gpus > _largest_host(kind) else f"{gpus}x{kind.key}",
+        name=f"{hosts} host{'s' * (hosts > 1)} of {gpus} {kind.name}",
+        chip=kind,
+        num_hosts=hosts,
+        gpus_per_host=gpus,
+        nvlink_domain=max(gpus, kind.nvlink_domain) if switched else 1,
+        intra=inside,
+        inter=between,
+        nics_per_host=gpus if between.nic_per_gpu else 1,
+        note=f"{system}: the usual system of this chip (--intra, --inter change it)",
+        sources=kind.sources,
+        bridge=bridge,
+    )
+
+
+def _bridged(kind: Chip) -> bool:
+    """Whether such chips are cards that come in bridged pairs."""
+    return "bridge" in kind.intra
+
+
+def _largest_host(kind: Chip) -> int:
+    """GPUs of such a chip that one host holds at most: a baseboard's, or the slots of a PCIe server."""
+    cards = link(kind.intra).kind == "pcie" or _bridged(kind)
+    return MAX_GPUS if kind.vendor == "generic" else max(kind.gpus_per_host, kind.nvlink_domain, SLOTS if cards else 0)
+
+
+def _in_hosts(gpus: int, kind: Chip) -> tuple[int, int, str]:
+    """A number of GPUs as hosts of equal size, and what to say of it: 16 of a chip whose hosts hold 8 are two hosts."""
+    if gpus <= _largest_host(kind) or gpus > MAX_GPUS:
+        return 1, gpus, ""
+    most = kind.gpus_per_host if kind.nvlink_domain else _largest_host(kind)
+    hosts = -(-gpus // most)
+    if gpus % hosts:
+        near = " or ".join(f"{n}x{kind.key}" for n in (gpus // most * most, hosts * most))
+        rule = f"a host holds {most}, and {gpus} are not {hosts} equal hosts"
+        raise Refusal(f"cluster '{gpus}x{kind.key}': {rule}; nearest valid: {near}", "cluster")
+    each, key = gpus // hosts, kind.key
+    return hosts, each, f"{gpus}x{key} is read as {hosts} hosts of {each}, {hosts}x{each}x{key} (one host: 1x{gpus}x{key})"

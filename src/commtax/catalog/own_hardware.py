@@ -1,0 +1,135 @@
+"""A chip or a link from a table that somebody wrote: the fields of ``catalog/chips`` and ``catalog/links``, sources as they like.
+
+What says the same as an entry of the catalogue under its name is that entry; what says something else has a name of its own, so
+that no measurement of another thing is taken for its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from commtax.catalog import physics
+from commtax.catalog.hardware import chip, link
+from commtax.catalog.loader import Table, find, stems, suggest
+from commtax.catalog.part import Part
+from commtax.spec import Chip, Citation, Link
+from commtax.statement import Refusal
+
+CHIP_TEXTS = ("key", "name", "vendor", "family", "compute_capability", "intra", "inter", "note")
+CHIP_FIELDS = {*CHIP_TEXTS, "aliases", "flops_per_s", "sources", *physics.DESCRIBED_CHIP}
+LINK_TEXTS = ("key", "name", "kind", "scope", "note")
+LINK_FLAGS = ("switched", "nic_per_gpu")
+LINK_FIELDS = {*LINK_TEXTS, *LINK_FLAGS, "aliases", "sources", *physics.DESCRIBED_LINK}
+PEAKS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
+"""Types of arithmetic that a chip has peaks for."""
+RATES = ("family", "memory_Bps", "flops_per_s")
+"""What makes a chip the one that was measured under its name."""
+LONGEST = 200  # signs of a name or a note that are kept
+
+Sources = dict[str, Citation]
+
+
+def own_chip(part: Part, links: Mapping[str, str], cited: Sources, name: str) -> Chip:
+    """A chip of a table; ``links`` are its usual ones by the catalogue's names, ``name`` its own where the table has none."""
+    part.check_known(CHIP_FIELDS)
+    texts = {key: line(part, key) for key in CHIP_TEXTS}
+    makers = {"generic": "generic"} | {known.family: known.vendor for known in map(chip, stems("chips"))}
+    family = one_of(texts["family"] or "generic", makers, part.named("family"))
+    vendor = one_of(texts["vendor"] or makers[family], set(makers.values()), part.named("vendor"))
+    facts, sources = numbers(part, physics.DESCRIBED_CHIP, cited, needed=("memory_bytes", "memory_Bps"))
+    peaks, their = _peaks(part.part("flops_per_s"), cited)
+    said: Table = {**texts, **links, "key": texts["key"] or name, "name": texts["name"] or texts["key"] or name}
+    said |= {"family": family, "vendor": vendor, "flops_per_s": peaks, "sources": sources | their}
+    said |= {"visible_bytes": facts["memory_bytes"], "gpus_per_host": 1, **facts}
+    return _under_own_name(Chip(**said), name)
+
+
+def _peaks(part: Part, cited: Sources) -> tuple[dict[str, float], Sources]:
+    """FLOP/s by type of arithmetic: models are computed in 16 bits, so one such peak is needed."""
+    part.check_known(PEAKS)
+    peaks, sources = numbers(part, dict.fromkeys(PEAKS, physics.FLOPS), cited)
+    if not peaks.keys() & {"bf16", "fp16"}:
+        raise Refusal(f"{part.where}: missing bf16 or fp16, dense FLOP/s as in {part.named('bf16')} = 989.4e12", part.where)
+    return peaks, {f"flops_per_s.{name}": source for name, source in sources.items()}
+
+
+def _under_own_name(made: Chip, name: str) -> Chip:
+    """The chip under the name that it has; under another one where that is another chip's, or a family's."""
+    if made.key in stems("chips") and all(getattr(chip(made.key), fact) == getattr(made, fact) for fact in RATES):
+        return made
+    taken = find("chips", made.key) or made.key in stems("kernels")
+    return replace(made, key=f"{made.key} of {name}") if taken else made
+
+
+def own_link(part: Part, scope: str, cited: Sources, name: str) -> Link:
+    """A link of a table: what it does not say is as in the catalogued link of its kind whose rate is nearest."""
+    part.check_known(LINK_FIELDS)
+    texts = {key: line(part, key) for key in LINK_TEXTS}
+    if texts["scope"] not in ("", scope):
+        raise Refusal(f"{part.named('scope')}='{texts['scope']}': {scope} is needed here", part.named("scope"))
+    facts, sources = numbers(part, physics.DESCRIBED_LINK, cited, needed=("bandwidth_Bps",))
+    given: Table = {**facts, **{key: _flag(part, key) for key in LINK_FLAGS if key in part.table}}
+    near = nearest_links(texts["kind"], scope, facts["bandwidth_Bps"], part.named("kind"))
+    for known in near:
+        if texts["key"] in ("", known.key) and all(getattr(known, fact) == value for fact, value in given.items()):
+            return known
+    key = texts["key"] if texts["key"] and not find("links", texts["key"]) else name
+    said: Table = {"key": key, "name": texts["name"] or key, "note": texts["note"], "aliases": (), "sources": sources}
+    return replace(near[0], **{"num_links": 0, **given, **said})
+
+
+def nearest_links(kind: str, scope: str, bandwidth_Bps: float, name: str) -> list[Link]:
+    """Catalogued links of a kind, the nearest rate first; of equal ones that which joins all, before a bridge."""
+    inside = [known for known in map(link, stems("links")) if known.scope == scope]
+    one_of(kind, {known.kind for known in inside}, name)
+    alike = [known for known in inside if known.kind == kind]
+    return sorted(alike, key=lambda known: (abs(math.log(known.bandwidth_Bps / bandwidth_Bps)), not known.switched))
+
+
+def numbers(
+    part: Part, ranges: Mapping[str, physics.Range], cited: Sources, needed: Collection[str] = ()
+) -> tuple[dict[str, float], Sources]:
+    """The numbers of these names, and where each is from; a number is plain, or ``[number, "source"]``."""
+    missing = [key for key in needed if key not in part.table]
+    if missing:
+        raise Refusal(f"{part.named(missing[0])}: missing; {ranges[missing[0]].kind} are needed", part.named(missing[0]))
+    values: dict[str, float] = {}
+    sources: Sources = {}
+    for key in (key for key in ranges if key in part.table):
+        entry = part.table[key]
+        pair = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], str)
+        number, source = entry if pair else (entry, "given by the user")
+        value = ranges[key].read(number, part.named(key))
+        values[key] = int(value) if ranges[key].whole else value
+        sources[key] = cited.get(source, Citation(source[:LONGEST], "", ""))
+    return values, sources
+
+
+def citations(part: Part) -> Sources:
+    """Sources that a table names, each with a title, an address and a date as far as it has them."""
+    named = part.part("sources")
+    told = {key: named.part(key) for key in named.table}
+    for source in told.values():
+        source.check_known(("title", "url", "date"))
+    return {key: Citation(*(line(source, fact) for fact in ("title", "url", "date"))) for key, source in told.items()}
+
+
+def line(part: Part, key: str) -> str:
+    """A text in one line, short enough to be shown."""
+    return "".join(sign if sign.isprintable() else " " for sign in part.text(key)[:LONGEST]).strip()
+
+
+def one_of(text: str, known: Collection[str], name: str) -> str:
+    """A word of a few; another one is refused with them."""
+    if text not in known:
+        raise Refusal(f"{name}='{text}': one of {', '.join(sorted(known))}{suggest(text, known)}", name)
+    return text
+
+
+def _flag(part: Part, key: str) -> bool:
+    value = part.table[key]
+    if not isinstance(value, bool):
+        raise Refusal(f"{part.named(key)}={physics.shown(value)}: true or false is needed", part.named(key))
+    return value

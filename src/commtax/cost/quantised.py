@@ -1,0 +1,100 @@
+"""Which format a checkpoint stores each tensor in: patterns of its own spelling against the names of our inventory."""
+
+import re
+from functools import lru_cache
+
+from commtax.cost.inventory import Tensor, inventory
+from commtax.patterns import modules
+from commtax.spec import Model, Quant
+
+ROOTS = ("model.", "language_model.model.", "model.language_model.", "backbone.")
+"""What checkpoints put before ``layers``, where a decoder stands alone or beside a vision tower."""
+EXPLICIT = ("head", "embedding")
+"""Parts that are quantised only where a format names them: engines build them without."""
+EXPERTS = "mlp.experts.down_proj"
+"""A module of the routed experts: all of theirs are stored alike."""
+Formats = tuple[tuple[Quant, float], ...]
+"""Formats with the share of a tensor's layers that each stores."""
+
+
+@lru_cache(maxsize=4096)
+def formats(model: Model, tensor: Tensor, quant: Quant) -> Formats:
+    """The formats of a tensor: of each layer the first that holds it. What is left of 1 stays as it is."""
+    if not tensor.linear and tensor.part not in EXPLICIT:
+        return ()
+    candidates = [q for q in quant.formats if tensor.linear or q.only]
+    if not any(q.only or q.ignored for q in candidates):
+        return tuple((q, 1.0) for q in candidates[:1])
+    layers = _layers(model, tensor, quant)
+    first = [_first(model, tensor, layer, candidates) for layer in layers]
+    return tuple((q, share) for q in candidates if (share := first.count(q) / len(layers)))
+
+
+def _first(model: Model, tensor: Tensor, layer: int, candidates: list[Quant]) -> Quant | None:
+    """The format that holds a tensor of one layer."""
+    names = spellings(tensor.name.replace("layers.N", f"layers.{layer}"), candidates[0].spelled)
+    at = layer if tensor.where >= 0 else -1
+    for q in candidates:
+        if (not q.only or _named(model, names, at, q.only, q)) and not _named(model, names, at, q.ignored, q):
+            return q
+    return None
+
+
+@lru_cache(maxsize=4096)
+def format_of(model: Model, module: str, quant: Quant | None) -> Quant | None:
+    """The format of most layers that have a module; None: they keep it as it is.
+
+    A name that the inventory does not have (products that engines fuse) is looked at as one of the first kind of layers.
+    """
+    if quant is None:
+        return None
+    names = (f"model.layers.N.{module}.weight", f"{module}.weight")
+    tensors = [t for t in inventory(model) if t.name in names] or [Tensor(names[0], (1, 1), "full", 0, "", True)]
+    shares: dict[Quant, float] = {}
+    weights = [model.layers.count(t.where) if t.where >= 0 else 1 for t in tensors]
+    for tensor, weight in zip(tensors, weights, strict=True):
+        for q, share in formats(model, tensor, quant):
+            shares[q] = shares.get(q, 0.0) + share * weight / sum(weights)
+    best = max(shares, key=lambda q: shares[q], default=None)
+    return best if best is not None and sum(shares.values()) >= 0.5 else None
+
+
+def spellings(name: str, spelled: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """A tensor's name as checkpoints may have it: the family's words, every usual root, a first expert's number.
+
+    >>> spellings("model.layers.3.mlp.experts.up_proj.weight", (("mlp.", "mixer."),))[-1]
+    'backbone.layers.3.mixer.experts.0.up_proj.weight'
+    """
+    for ours, theirs in spelled:
+        name = name.replace(ours, theirs)
+    numbered = name.replace(".experts.", ".experts.0.")
+    rest = [n.removeprefix("model.") for n in dict.fromkeys((name, numbered))]
+    if not name.startswith("model."):
+        return (*rest, *(f"language_model.{n}" for n in rest))
+    return tuple(root + n for n in rest for root in ROOTS)
+
+
+def _layers(model: Model, tensor: Tensor, quant: Quant) -> list[int]:
+    """Layers that have a tensor; one stands for all where no pattern has a number."""
+    layers = [i for i, kind in enumerate(model.layers) if kind == tensor.where] or [0]
+    numbered = any(q.counted or re.search(r"\d", pattern) for q in quant.formats for pattern in (*q.ignored, *q.only))
+    return layers if numbered else layers[:1]
+
+
+def _named(model: Model, names: tuple[str, ...], layer: int, patterns: tuple[str, ...], quant: Quant) -> bool:
+    """Whether any of the patterns holds a module; those with a count do so in as many layers as they stand for."""
+    counted = dict(quant.counted)
+    if modules(tuple(p for p in patterns if p not in counted) if counted else patterns).hold(*names):
+        return True
+    holding = [p for p in patterns if p in counted and modules((p,)).hold(*names)]
+    return any(layer < 0 or layer in _standing(model, p, counted[p], quant.spelled) for p in holding)
+
+
+@lru_cache(maxsize=1024)
+def _standing(model: Model, pattern: str, count: int, spelled: tuple[tuple[str, str], ...]) -> frozenset[int]:
+    """Layers that a pattern stands for whose modules were counted: which ones is not known, so that the first are taken."""
+    holds = modules((pattern,)).hold
+    kinds = {t.where for t in inventory(model) if t.where >= 0 and holds(*spellings(t.name.replace(".N.", ".0."), spelled))}
+    layers = [i for i, kind in enumerate(model.layers) if kind in kinds]
+    each = model.experts.num_experts if model.experts and "experts.*." in pattern else 1
+    return frozenset(layers[: -(-count // each)])

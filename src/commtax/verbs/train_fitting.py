@@ -1,0 +1,76 @@
+"""What fits to train: ``commtax.train_fit("llama-3.1-8b", "8xh100-sxm", dp=8)``."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import ClassVar, Literal, Unpack
+
+from commtax.cost import legality
+from commtax.cost.memory import TrainMemory, training_memory
+from commtax.question import Changes, Question
+from commtax.spec import Cluster, Model
+from commtax.verbs import checking
+from commtax.verbs.asking import TrainedOptions, only, settled, unsettled
+from commtax.verbs.billing import USABLE
+from commtax.verbs.fitting import check_memory
+
+
+@dataclass(frozen=True, slots=True)
+class TrainFit:
+    """Whether a training plan fits in a rank's memory."""
+
+    trains: ClassVar[Literal[True]] = True
+    question: Question
+    memory: TrainMemory
+    budget_bytes: float
+    advice: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.memory.total <= self.budget_bytes)
+
+    @property
+    def shortfall_bytes(self) -> float:
+        return max(0.0, float(self.memory.total) - self.budget_bytes)
+
+
+def train_fit(
+    model: str | Model, cluster: str | Cluster, *, gpu_memory_utilization: float = USABLE, **options: Unpack[TrainedOptions]
+) -> TrainFit:
+    """Training memory of one rank of the first stage against the share of the chip that a run can use."""
+    checking.share(gpu_memory_utilization)
+    put = unsettled(model, cluster, {**only(TrainedOptions, options), "phase": "train"})
+    return train_holds(put.but(gpu_memory_utilization=gpu_memory_utilization))
+
+
+def train_holds(put: Question) -> TrainFit:
+    """The training plan of a question judged, with the first change that would make it fit."""
+    asked = settled(put)
+    check_memory(asked)
+    judged = _train_judge(asked)
+    if judged.fits:
+        return judged
+    helps = (options for options, changes in _train_tries(asked) if _train_judge(asked.but(**changes)).fits)
+    return replace(judged, advice=tuple(islice(helps, 1)))
+
+
+def _train_judge(asked: Question) -> TrainFit:
+    budget = asked.cluster.chip.visible_bytes * (asked.limits.gpu_memory_utilization or USABLE)
+    return TrainFit(asked, training_memory(asked.model, asked.plan, asked.step, asked.engine), budget)
+
+
+def _train_tries(asked: Question) -> Iterator[tuple[str, Changes]]:
+    """Recomputation, sharding, wider tp, then a pipeline too: options to add to the command, and what they change."""
+    plan, sharded = asked.plan, 3 if asked.engine.trains.master_is_parameter or asked.plan.pp == 1 else 1
+    yield "--recompute full", {"recompute": "full"}
+    if plan.dp > 1:
+        yield from ((f"--zero {z}", {"zero": z}) for z in range(plan.zero + 1, sharded + 1))
+    degrees = legality.legal_values("tp", asked.model, asked.cluster, plan, asked.engine)
+    wide = {"sequence_parallel": True, "recompute": "full"}
+    yield from ((f"-tp {t} --sequence-parallel --recompute full", {"tp": t, **wide}) for t in degrees if t > plan.tp)
+    widest = max((t for t in degrees if t <= asked.cluster.domain), default=1)
+    room = asked.cluster.num_gpus // (widest * int(plan.dp))
+    for stages in range(2, min(room, asked.model.num_layers) + 1):
+        if plan.zero <= 1 and asked.model.num_layers % stages == 0:
+            options = f"-tp {widest} -pp {stages} --sequence-parallel --recompute full"
+            yield options, {"tp": widest, "pp": stages, **wide}
