@@ -42,9 +42,16 @@ class Case:
         return next((n for n in counts if max(n, self.plan.tp) % min(n, self.plan.tp)), counts[0])
 
     @property
-    def heads(self) -> int:
+    def heads(self) -> str:
         """The first number of heads, of attention or of a state, that tp does not divide; else the usual one."""
         counts = _head_counts(self.model)
+        n, whose = next((pair for pair in counts if pair[0] % self.plan.tp), counts[0])
+        return f"{n} {whose}"
+
+    @property
+    def groups(self) -> int:
+        """The first number of groups of state-space layers that tp does not share out; else the first."""
+        counts = [m.num_groups for m in self.model.recurrent if isinstance(m, Mamba2)] or [1]
         return next((n for n in counts if n % self.plan.tp), counts[0])
 
     @property
@@ -113,16 +120,28 @@ class Rule:
         return self.text.format(c=c, p=c.plan, m=c.model, e=c.engine)
 
 
-def _head_counts(model: Model) -> tuple[int, ...]:
-    """Heads that tp must share out equally: of queries, and of the states of recurrent layers."""
-    heads = [a.num_heads for a in model.attentions]
+def _head_counts(model: Model) -> tuple[tuple[int, str], ...]:
+    """What tp must share out equally, and what it is: heads of queries and of recurrent states, groups of a grouped output."""
+    heads = [(a.num_heads, "attention heads") for a in model.attentions]
+    heads += [(a.compressed.out_groups, "groups of the output projection") for a in model.attentions if a.compressed]
     for mixer in model.recurrent:
-        heads += [mixer.num_k_heads, mixer.num_v_heads] if isinstance(mixer, DeltaNet) else [mixer.num_heads]
+        if isinstance(mixer, DeltaNet):
+            heads += [(mixer.num_k_heads, "key heads of linear attention"), (mixer.num_v_heads, "value heads of linear attention")]
+        else:
+            heads.append((mixer.num_heads, "state-space heads"))
     return tuple(dict.fromkeys(heads))
 
 
 def _heads_broken(c: Case) -> Number:
-    return np.any([n % c.plan.tp != 0 for n in _head_counts(c.model)], axis=0)
+    return np.any([n % c.plan.tp != 0 for n, _ in _head_counts(c.model)], axis=0)
+
+
+def _groups_uneven(c: Case) -> Number:
+    """One group of a state-space layer is copied to every rank; of several each rank has as many."""
+    broken = c.plan.tp < 0
+    for mixer in (m for m in c.model.recurrent if isinstance(m, Mamba2) and m.num_groups > 1):
+        broken = broken | (mixer.num_groups % c.plan.tp != 0)
+    return np.asarray(broken)
 
 
 def _whole_cache(a: Attention) -> bool:
@@ -131,9 +150,8 @@ def _whole_cache(a: Attention) -> bool:
 
 
 def _shared_counts(model: Model) -> tuple[int, ...]:
-    """Heads that ranks share out or copy: of keys and values, and groups of state-space layers."""
-    kv = [a.num_kv_heads for a in model.attentions if not _whole_cache(a)]
-    return tuple(dict.fromkeys([*kv, *(m.num_groups for m in model.recurrent if isinstance(m, Mamba2))]))
+    """Heads that ranks share out or copy: of keys and values."""
+    return tuple(dict.fromkeys(a.num_kv_heads for a in model.attentions if not _whole_cache(a)))
 
 
 def _kv_broken(c: Case) -> Number:
@@ -191,7 +209,7 @@ RULES: tuple[Rule, ...] = (
         "heads-divisible",
         "tp",
         _heads_broken,
-        "{c.heads} attention heads of {m.key} do not divide by {c.degree}",
+        "{c.heads} of {m.key} do not divide by {c.degree}",
     ),
     Rule("kv-heads-divisible", "tp", _kv_broken, "{c.kv_heads} KV heads of {m.key} neither divide by {c.degree} nor divide it"),
     Rule(
@@ -247,6 +265,7 @@ RULES: tuple[Rule, ...] = (
         _groups_broken,
         "hsdp={p.shard}: groups must divide dp={p.dp} (one of {c.shards}), and hold whole sets of experts",
     ),
+    Rule("state-groups-divisible", "tp", _groups_uneven, "{c.groups} state-space groups of {m.key} do not divide by {c.degree}"),
 )
 
 
@@ -312,11 +331,14 @@ def _nearest(rule: Rule, q: Case) -> tuple[str, list[int]]:
 def notes(model: Model, cluster: Cluster, plan: Plan, engine: Engine) -> list[Note]:
     """What a legal scalar plan should know about itself: replication, idle GPUs, uneven stages."""
     said = []
-    kv, tp, pp = model.attention.num_kv_heads, int(plan.tp), int(plan.pp)
-    if not _whole_cache(model.attention) and tp > kv:
-        said.append(Note("kv-replicated", f"KV heads replicated: {kv} heads over tp {tp}, {tp // kv} copies of each"))
-    if _whole_cache(model.attention) and tp > 1:
+    tp, pp = int(plan.tp), int(plan.pp)
+    for kv in dict.fromkeys(a.num_kv_heads for a in model.attentions if not _whole_cache(a)):
+        if tp > kv:
+            said.append(Note("kv-replicated", f"KV heads replicated: {kv} heads over tp {tp}, {tp // kv} copies of each"))
+    if any(map(_whole_cache, model.attentions)) and tp > 1:
         said.append(Note("kv-whole", f"latent KV is whole on each of the {tp} tp ranks: tp does not divide the KV cache"))
+    if tp > 1 and any(m.num_groups == 1 for m in model.recurrent if isinstance(m, Mamba2)):
+        said.append(Note("group-copied", f"the one group of the state-space layers is whole on each of the {tp} tp ranks"))
     if plan.chunks > 1 and pp > 1 and model.num_layers % (pp * plan.chunks):
         layout = virtual_layers(model.num_layers, pp, plan.chunks)
         sizes = [sum(chunk[rank] for chunk in layout) for rank in range(pp)]

@@ -20,10 +20,11 @@ from commtax.cost.schedules import SCHEDULES, passes_of
 from commtax.cost.tensors import fullest_layers, num_moe_layers, padded_vocab, quantisation, share, stage_params
 from commtax.cost.tower import tower_items
 from commtax.ledger import Item, Part, Place, Stage, Window
-from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Quant, TrainStep, Workload
+from commtax.spec import DTYPE_BYTES, Engine, Experts, Mamba2, Model, Number, Plan, Quant, TrainStep, Workload
 
 ROUTING_BYTES = 8  # of a token and choice: the expert's id in int32, its weight in fp32
-NORM_BYTES = 8  # of a row: the sums of squares of query and key, fp32
+SUM_BYTES = 4  # of a row: a sum of squares, fp32
+NORM_BYTES = 2 * SUM_BYTES  # of a row: the sums of squares of query and key
 FP8_SCALE_GROUP = 128  # one fp32 scale travels with each 128 fp8 values
 NVFP4_SCALE_GROUP = 16
 WIDE = 4  # from this tp on an engine may capture larger graphs
@@ -60,7 +61,9 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
     num_moe = sum(isinstance(model.blocks[i].ffn, Experts) for i in model.layers)
     full_norms = sum(a.qk_norm == "full" for i in model.layers if (a := model.blocks[i].attention))
     # Where tokens are split over tp, or sent to experts, MoE layers leave no partial sums to reduce.
-    reduced = model.num_feed_forwards - pick(_replaces_all_reduce(model, plan, engine, backend), num_moe, 0)
+    apart = _replaces_all_reduce(model, plan, engine, backend)
+    sums, latents = _expert_sums(model, engine)
+    reduced = model.num_feed_forwards - num_moe + pick(apart, 0, sums)
     samples = work.samples
     if engine.sends.logits_padded:
         samples = pick(np.asarray(work.prefill_tokens) > 0, samples, rows)
@@ -70,6 +73,10 @@ def inference(model: Model, plan: Plan, work: Workload, engine: Engine, *, ep_ba
     items.append(tp_item("query/key norm", "all-reduce", squares, full_norms, plan, "projections", place="query", note=note))
     items += _reduced("attention output", payload, model.num_mixers, plan, "attention", "reduced")
     items += _reduced("feed-forward output", payload, reduced, plan, "feed-forward", "output")
+    if model.experts and model.experts.latent:
+        narrow = rows * model.experts.latent * act
+        items += _reduced("latent experts' output", narrow, pick(apart, 0, latents), plan, "feed-forward", "output")
+    items += _state_norms(model, plan, rows)
     items.append(tp_item("logits", "all-gather", logits, 1, plan, "head"))
     items += _stages(payload, plan, engine, model)
     items += _served_experts(model, plan, rows, engine, backend, num_moe)
@@ -81,6 +88,29 @@ def _replaces_all_reduce(model: Model, plan: Plan, engine: Engine, backend: str)
     return wide & (
         tokens_split(model, plan, engine) | (backend != AG_RS) | (np.asarray(plan.tp) == 1) | (not engine.sends.ep_is_tp_dp)
     )
+
+
+def _expert_sums(model: Model, engine: Engine) -> tuple[int, int]:
+    """Sums of layers with experts over tp: of the hidden width, and of experts' latent.
+
+    Shared and routed experts are added before one sum, unless each has a norm of its own. A latent is summed before the norm
+    in it, or where the engine does so; then shared experts have a sum of their own.
+    """
+    wide = latent = 0
+    for f in (f for i in model.layers if isinstance(f := model.blocks[i].ffn, Experts)):
+        early = bool(f.latent) and (f.latent_norm or engine.sends.latent_reduced)
+        latent += early
+        wide += (f.shared_intermediate > 0) + (not early) if early or (f.shared_apart and f.shared_intermediate) else 1
+    return wide, latent
+
+
+def _state_norms(model: Model, plan: Plan, rows: Number) -> list[Item]:
+    """State-space layers of one group norm over all of their heads, of which each rank has some."""
+    mixers = [m for i in model.layers if isinstance(m := model.blocks[i].mixer, Mamba2)]
+    if not mixers:
+        return []
+    one, note = sum(m.num_groups == 1 for m in mixers), "sums of squares over all heads, fp32"
+    return [tp_item("state-space norm", "all-reduce", rows * SUM_BYTES, one, plan, "projections", note=note)]
 
 
 def tp_item(
@@ -99,8 +129,12 @@ def _reduced(what: str, payload: Number, count: Number, plan: Plan, part: Part, 
 
 
 def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[Item]:
-    """Hand-offs between stages. Where each tp rank sends its 1/tp, the receivers gather the rest among themselves."""
-    cuts = (plan.pp - 1) * (engine.sends.pp_tensors if model.residual_stream else 1)
+    """Hand-offs between stages. Where each tp rank sends its 1/tp, the receivers gather the rest among themselves.
+
+    Hyper-connections hand all of their streams on, and no residual beside them.
+    """
+    payload = payload * (model.hyper.streams if model.hyper else 1)
+    cuts = (plan.pp - 1) * (engine.sends.pp_tensors if model.residual_stream and not model.hyper else 1)
     scattered = engine.sends.pp_scatter & (np.asarray(plan.tp) > 1)
     sent = payload / pick(scattered, plan.tp, 1)
     return [

@@ -25,6 +25,7 @@ class Sending:
     pp_tensors: int = 1  # tensors handed to the next stage
     odd_layers: str = "before-last"  # stages that take the odd layers of an uneven split: also "last", "first"
     pp_scatter: bool = False  # each tp rank sends 1/tp and the receiver gathers
+    latent_reduced: bool = False  # outputs of experts in a latent are summed there, those of shared experts apart
     ep_backends: tuple[str, ...] = ()
     ep_is_tp_dp: bool = False  # the engine knows one expert-parallel size only: tp x dp
     attention_dp_whole: bool = False  # attention data parallelism keeps attention whole on each GPU

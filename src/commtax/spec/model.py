@@ -148,6 +148,7 @@ class Experts:
     router_bias: bool = False
     correction_bias: bool = False
     shared_gate: bool = False
+    shared_apart: bool = False  # shared experts and routed ones each have a norm before both are added
     latent: int = 0  # width that tokens are brought to before routed experts and back from after them; 0: the hidden one
     latent_norm: bool = False
     hashed: int = 0  # rows of a table that names each token's experts instead of a router's choice; 0: there is none

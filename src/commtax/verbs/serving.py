@@ -321,6 +321,9 @@ def _notes(s: Simulation) -> Iterator[Note]:
     if s.kv_tokens < wanted.tokens + s.state_tokens:
         yield Note("too-small", "one request does not fit into the KV cache (see commtax fit); priced as if one ran")
     elif s.running < each:
-        limit = f"the engine's limit (max_num_seqs {most:,.0f})" if s.running == most else "the KV cache"
+        limit = "the KV cache"
+        if s.running == most:
+            limits = most < step_limits(s.question)[1]
+            limit = f"the pool of states (room for {most:,.0f})" if limits else f"the engine's limit (max_num_seqs {most:,.0f})"
         room = f"; it holds {s.kv_tokens:,.0f} tokens" if s.running < most else ""
         yield Note("waiting", f"{s.running:,.0f} of {format_mean(each)} requests of a replica run at once, for {limit}{room}")
