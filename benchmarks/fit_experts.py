@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from fit_kernels import FOLDER
 
-from commtax.cost.forms.experts import experts
+from commtax.cost.forms.experts import experts, routing
 from commtax.readers.published import kernels as kernel_tables
 from commtax.readers.published.kernel_kinds.kind import DTYPES
 from commtax.readers.published.tables import read
@@ -50,8 +50,8 @@ class Sample:
     def logs(self, table: dict[str, float], fitted: bool) -> Any:
         """Logarithms of predicted over measured times."""
         kernel, seconds, _ = self.parts[fitted]
-        fixed, moving = experts(kernel, table, self.chip.memory_Bps, self.rate)
-        return np.log((fixed + moving) / seconds)
+        rates = self.chip.memory_Bps, self.rate
+        return np.log((sum(routing(kernel, table, *rates)) + sum(experts(kernel, table, *rates))) / seconds)
 
     @property
     def rate(self) -> float:
@@ -77,7 +77,7 @@ def of_table(table: kernel_tables.KernelTable) -> Iterable[tuple[tuple[Any, ...]
             chosen = mask & (even == fitted)
             if np.any(chosen):
                 sizes = {name: column[chosen] for name, column in table.sizes.items()}
-                kernel = table.kind.make(named, sizes)[0]
+                kernel = table.kind.make(named, sizes)[1]
                 equal = np.full(len(sizes["seconds"]), words["distribution"] in ("balanced", "uniform"))
                 yield (table.chip, words["framework"], kernel.form, kernel.stored), fitted, (kernel, sizes["seconds"], equal)
 

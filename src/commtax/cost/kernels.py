@@ -5,7 +5,8 @@ import math
 import numpy as np
 
 from commtax.cost.forms import CHIP_FORMS, FORMS
-from commtax.cost.forms.experts import FORMS as EXPERTS
+from commtax.cost.forms.experts import FORMS as ROUTED
+from commtax.cost.forms.experts import table_form
 from commtax.cost.forms.form import Parts, Table
 from commtax.cost.kernel import Kernel
 from commtax.spec import Chip, KernelConstants, Number
@@ -71,8 +72,8 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     """The table that prices a kernel: of its form and arithmetic, bf16's where that was not measured."""
     if kernel.static_scales and "gemm.fp8-static" in constants.tables:
         return "gemm.fp8-static"
-    if kernel.form in EXPERTS:
-        return _stored_table(kernel.form, kernel.stored, constants)
+    if kernel.form in ROUTED:
+        return _stored_table(table_form(kernel.form), kernel.stored, constants)
     own = f"{kernel.form}.{kernel.stored}"
     if kernel.stored and own in constants.tables:
         return own

@@ -1,6 +1,6 @@
 """The routed part of a layer of experts on one rank: order tokens by expert, grouped products up and down, and combine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,23 +40,37 @@ class Routed:
         return (self.up + 1) * self.hidden * self.inner
 
 
-def routed_kernel(r: Routed, dtype: str, stored: str, weight_bytes: float, form: str = "experts") -> Kernel:
-    """A layer's routed part: 2 FLOPs for each copy and weight; memory moves the chosen experts' weights, tokens in and out.
+def routed_kernels(r: Routed, dtype: str, stored: str, weight_bytes: float, backend: str = "") -> tuple[Kernel, Kernel]:
+    """A layer's routed part: what is done around the experts' products, and these.
 
+    2 FLOPs for each copy and weight; memory moves the tokens in and out, and the weights of the experts that some token chose.
     ``stored``: number format of the weights and how they are scaled, which names the table of constants.
     """
-    flops = 2.0 * r.copies * r.weights
-    nbytes = np.maximum(0.0, r.active * r.weights * weight_bytes - r.cached_bytes) + 2 * BYTES * r.tokens * r.hidden
-    return Kernel("routed experts", form, 1, flops, nbytes, dtype=dtype, weight_bytes=weight_bytes, stored=stored, shape=r)
+    tail = f"_{backend}" if backend else ""
+    weights = np.maximum(0.0, r.active * r.weights * weight_bytes - r.cached_bytes)
+    products = Kernel("experts up and down", f"experts{tail}", 1, 2.0 * r.copies * r.weights, weights, dtype=dtype, shape=r)
+    products = replace(products, weight_bytes=weight_bytes, stored=stored)
+    what, moved = "routing, permutation and combination", 2 * BYTES * r.tokens * r.hidden
+    return replace(products, what=what, form=f"routing{tail}", flops=0.0, nbytes=moved), products
+
+
+def routing(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
+    """t = t0 + te E + moved / bandwidth seconds: choose, sort, permute, activate and combine.
+
+    Moved are tokens (in and out) and copies: ``local`` passes over hidden and inner for those computed here, ``remote`` ones for
+    those of other ranks that the kernels step over.
+    """
+    r: Routed = k.shape
+    passes = (c["local"] * r.copies + c["remote"] * r.elsewhere) * (r.hidden + r.inner)
+    return c["t0"] + c["te"] * r.routed, BYTES * (2 * r.tokens * r.hidden + passes) / bandwidth_Bps
 
 
 def experts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
-    """t = t0 + te E + moved / bandwidth + [ weights^p + compute^p + longest^p ]^(1/p) seconds.
+    """t = [ weights^p + compute^p + longest^p ]^(1/p) seconds, of both grouped products.
 
-    Moved are tokens (in and out) and copies: ``local`` passes over hidden and inner for those computed here, ``remote`` ones for
-    those of other ranks that the kernels step over. Products are padded to tiles: of columns ``tile_n``, of rows as many as an
-    expert would get if all copies were for this rank, up to ``tile_m``: kernels choose by the tokens that they see. ``longest``
-    is one block's loop over both products, however few blocks there are; a cached weight costs ``ec`` of one from memory.
+    They are padded to tiles: of columns ``tile_n``, of rows as many as an expert would get if all copies were for this rank, up to
+    ``tile_m``: kernels choose by the tokens that they see. ``longest`` is one block's loop over both products, however few blocks
+    there are; a cached weight costs ``ec`` of one from memory.
     """
     r: Routed = k.shape
     tile = _tile_rows(r, c)
@@ -64,12 +78,9 @@ def experts(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Pa
     rows = np.maximum(r.active * tile, r.copies + HALF * (tile - 1) * r.active)
     read = (r.active * weights * k.weight_bytes - (1 - c["ec"]) * r.cached_bytes) / (c["eb"] * bandwidth_Bps)
     compute = 2 * rows * weights / (c["ep"] * flops_per_s)
-    loop = 2 * tile * TILE_COLUMNS * (r.hidden + r.inner)
-    longest = loop * BLOCKS / (c["ew"] * flops_per_s)
-    passes = (c["local"] * r.copies + c["remote"] * r.elsewhere) * (r.hidden + r.inner)
-    moved = BYTES * (2 * r.tokens * r.hidden + passes) / bandwidth_Bps
+    longest = 2 * tile * TILE_COLUMNS * (r.hidden + r.inner) * BLOCKS / (c["ew"] * flops_per_s)
     p = c["p"]
-    return c["t0"] + c["te"] * r.routed, moved + (read**p + compute**p + longest**p + TINY) ** (1 / p)
+    return 0.0, (read**p + compute**p + longest**p + TINY) ** (1 / p)
 
 
 def _tile_rows(r: Routed, c: Table) -> Number:
@@ -81,6 +92,11 @@ def _tile_rows(r: Routed, c: Table) -> Number:
     return np.clip(2.0 ** np.ceil(np.log2(share)), LEAST_TILE, most)
 
 
-BACKENDS = ("triton", "cutlass", "trtllm", "marlin", "wideep", "context", "generation")
-"""Implementations that have constants of their own beside those that an engine usually runs (``experts``)."""
-FORMS: dict[str, Form] = {"experts": experts, **{f"experts_{name}": experts for name in BACKENDS}}
+BACKENDS = ("", "_triton", "_cutlass", "_trtllm", "_marlin", "_wideep", "_context", "_generation")
+"""Implementations: "" is what an engine usually runs, the others have constants of their own where they differ from it."""
+FORMS: dict[str, Form] = {f"{name}{tail}": form for tail in BACKENDS for name, form in (("routing", routing), ("experts", experts))}
+
+
+def table_form(form: str) -> str:
+    """Whose tables hold the constants of one of these forms: both halves of the routed part share them."""
+    return form.replace("routing", "experts", 1)

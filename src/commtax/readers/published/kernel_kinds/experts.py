@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from commtax.cost.forms.experts import Routed, routed_kernel
+from commtax.cost.forms.experts import Routed, routed_kernels
 from commtax.cost.kernel import Kernel
 from commtax.files import table
 from commtax.readers.published.kernel_kinds.kind import Array, KernelKind, Make, Sizes, Words
@@ -70,30 +70,30 @@ def _up(words: Words, x: Sizes) -> Array:
     return np.array([PLAIN if list(shape) in FACTS["ungated"]["shapes"] else GATED for shape in shapes])
 
 
-def _form(words: Words) -> str:
-    """The implementation that ran: its name in the file, or what the engine usually runs."""
+def _backend(words: Words) -> str:
+    """The implementation that ran; "": what the engine usually runs."""
     source = words["kernel_source"]
     if source.startswith(tuple(FACTS["sources"]["own"])):
-        return "experts"
-    known = (name for part, name in FACTS["sources"]["names"] if part in source)
-    return "_".join(("experts", *list(known)[:1]))
+        return ""
+    return next((name for part, name in FACTS["sources"]["names"] if part in source), "")
 
 
-def _kernel(words: Words, x: Sizes, r: Routed, form: str) -> Sequence[Kernel]:
-    """The rows as one kernel. The timed layer runs again and again: what the chip's cache holds of its weights stays there."""
+def _kernels(words: Words, x: Sizes, r: Routed, backend: str) -> Sequence[Kernel]:
+    """The rows as two kernels. The timed layer runs again and again: what the chip's cache holds of its weights stays there."""
     known = _format(words)
     each = r.active * r.weights * known["bytes"]
     share = each / np.maximum(1.0, x["l2_bytes"])
-    return [routed_kernel(replace(r, cached_bytes=each / (1 + share**3)), known["dtype"], known["store"], known["bytes"], form)]
+    cold = replace(r, cached_bytes=each / (1 + share**3))
+    return routed_kernels(cold, known["dtype"], known["store"], known["bytes"], backend)
 
 
 def _plain(words: Words, x: Sizes) -> Sequence[Kernel]:
-    return _kernel(words, x, _sizes(words, x), _form(words))
+    return _kernels(words, x, _sizes(words, x), _backend(words))
 
 
-def _between_exchanges(form: str) -> Make:
+def _between_exchanges(backend: str) -> Make:
     """Rows whose tokens come by an exchange."""
-    return lambda words, x: _kernel(words, x, _sizes(words, x, arrived=True), form)
+    return lambda words, x: _kernels(words, x, _sizes(words, x, arrived=True), backend)
 
 
 def _cached(x: Sizes, chip: Chip) -> Array:
@@ -116,7 +116,7 @@ def _kind(tail: str, make: Make, more: tuple[str, ...] = ()) -> KernelKind:
 
 KINDS = (
     _kind("moe", _plain),
-    _kind("wideep_moe", _between_exchanges("experts_wideep"), ("num_slots",)),
-    _kind("wideep_context_moe", _between_exchanges("experts_context")),
-    _kind("wideep_generation_moe", _between_exchanges("experts_generation")),
+    _kind("wideep_moe", _between_exchanges("wideep"), ("num_slots",)),
+    _kind("wideep_context_moe", _between_exchanges("context")),
+    _kind("wideep_generation_moe", _between_exchanges("generation")),
 )
