@@ -2,6 +2,7 @@
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from commtax.catalog.families.parts import ARCHITECTURES
 from commtax.catalog.hf import from_config, short
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
 from commtax.cost.inventory import mtp_params, num_params
-from commtax.spec import Attention, DeltaNet, Mamba2, Plan
+from commtax.cost.traffic import inference
+from commtax.spec import Attention, DeltaNet, Mamba2, Plan, Workload
 from commtax.statement import Refusal
 
 KEYS = catalog.keys("models")
@@ -135,6 +137,15 @@ def test_layers_that_do_nothing_are_carried_along():
     assert model.num_layers == 80
     assert commtax.bill(model, "8xh100-sxm", tp=8).step_s > 0
     assert commtax.fit(model, "8xh100-sxm", tp=8).fits
+
+
+def test_attention_residuals_hand_every_block_on():
+    """Kimi-K3 cut after 46 of 93 layers: four blocks of twelve have begun, and the running sum goes with them."""
+    model, plan = catalog.model("kimi-k3"), Plan(tp=8, pp=2, activations_dtype="bf16")
+    plain = replace(model, lookback=0, residual_stream=False)
+    sent = [inference(m, plan, Workload(decode_seqs=4), catalog.engine("vllm")) for m in (model, plain)]
+    whole, one = (next(item.nbytes for item in items if item.axis == "pp") for items in sent)
+    assert whole == 5 * one
 
 
 def test_a_tower_that_is_not_known_is_said():

@@ -274,6 +274,7 @@ class Model:
     quant: Quant | None = None
     tower: Tower | None = None
     hyper: Hyper | None = None
+    lookback: int = 0  # layers of a block whose residual all later halves of layers look back at (Kimi-K3); 0: they do not
     extras: tuple[Extra, ...] = ()  # beside the layers
     mtp: tuple[Block, ...] = ()  # layers that guess further tokens, one a step: counted, and not part of the model proper
     notes: tuple[Note, ...] = ()  # what was not read from its own config
