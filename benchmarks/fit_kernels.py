@@ -99,7 +99,8 @@ def solve(many: list[Rows], constants: KernelConstants, name: str) -> tuple[dict
     table = dict(constants.tables[name])
     free = [n for n, v in table.items() if v > 0]
     start = np.array([table[n] for n in free])
-    high = np.array([np.log(0.999 / table[n]) if AT_MOST_1.match(n) else 3.0 for n in free])
+    most = {"p": 12.0}
+    high = np.array([np.log((0.999 if AT_MOST_1.match(n) else most.get(n, 20 * table[n])) / table[n]) for n in free])
     low = np.array([np.log(1.0 / table[n]) if n == "p" else -3.0 for n in free])
     fit, test = ([part for rows in many for part in rows.parts(even)] for even in (True, False))
 
