@@ -33,6 +33,7 @@ TABLES = {  # a file of constants: the chip and the tables that it is fitted on
     "blackwell": ("b200-sxm", "kernels/b200_sxm"),
     "b300-sxm": ("b300-sxm", "kernels_more/b300_sxm"),
     "ada": ("l40s", "kernels/l40s"),
+    "xe2": ("arc-pro-b60", "kernels_more/b60"),
 }
 SISTERS = {"blackwell": ("gb200", "kernels_more/gb200")}
 """A further chip that engines' tables of a family are fitted on."""
