@@ -203,6 +203,7 @@ def test_kernels_of_tables_are_told_by_phase_where_their_name_is_new():
 def test_constants_of_kernels_timed_alone_are_physical():
     for chip, engine in product(CHIPS, ENGINES[:3]):
         tables = catalog.kernel_constants(catalog.engine(engine), catalog.chip(chip), timed=True).tables
-        for name, table in tables.items():
+        own = {name: c for name, c in tables.items() if name.partition(".")[0] in ("gemm", "prefill", "decode", *CHIP_FORMS)}
+        for name, table in own.items():
             for key, value in table.items():
                 physics.KERNEL[key].read(value, f"{chip} {name}.{key}")
