@@ -286,7 +286,7 @@ def kernels(folder: Path) -> None:
                     "kv_heads": r.get("num_key_value_heads", ""),
                     "head_dim": r.get("head_dim", ""),
                     "past": r.get("step", ""),
-                    "us": rounded(str(float(r["latency_ms"]) * 1e3)),
+                    "us": rounded(r.get("latency_us") or str(float(r["latency_ms"]) * 1e3)),
                 }
             )
     write("kernels", list(out[0]), out)
@@ -309,11 +309,12 @@ EXPERTS = {
     "wideep_moe": (*_ROUTED, "num_slots"),
     "wideep_context_moe": _ROUTED,
     "wideep_generation_moe": _ROUTED,
+    "moe_a2a": ("num_tokens", "hidden_size", "topk", "num_experts", "ep_size", "comm_backend", "phase", "comm_dtype"),
 }
-"""Kinds of tables of routed experts."""
+"""Kinds of tables of routed experts, and of what carries tokens to them."""
 SIZES_OF = STREAMS | EXPERTS
 MOST_STREAMS = 100  # rows of a kind
-MOST_EXPERTS = {"moe": 110, "wideep_moe": 12, "wideep_context_moe": 12, "wideep_generation_moe": 12}
+MOST_EXPERTS = {"moe": 110, "wideep_moe": 12, "wideep_context_moe": 12, "wideep_generation_moe": 12, "moe_a2a": 30}
 
 
 def kernels_streams(folder: Path) -> None:
@@ -363,7 +364,7 @@ def _tested(path: Path, tail: str) -> list[Row]:
             "dtype": r.get("gemm_dtype") or r.get("moe_dtype") or "bfloat16",
             "batch": r.get("batch_size", ""),
             **{name: r[name] for name in SIZES_OF[tail]},
-            "us": rounded(str(float(r["latency_ms"]) * 1e3)),
+            "us": rounded(r.get("latency_us") or str(float(r["latency_ms"]) * 1e3)),
         }
         for r in kept
     ]

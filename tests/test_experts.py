@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import commtax
 from commtax import catalog
 from commtax.cost.compute import step_kernels
+from commtax.cost.forms.exchange import WAYS, exchanged_kernel
 from commtax.cost.forms.experts import BACKENDS, Routed, routed_kernels
 from commtax.cost.kernels import kernel_source, least_s, peak, seconds, table_of
 from commtax.readers.published.kernel_kinds.loads import load
@@ -36,7 +37,12 @@ def errors():
     assert not np.any(records.fitted[mine])
     assert np.all(records.priced[mine])
     found = np.abs(np.expm1(records.log_error[mine]))
-    return {"": found, **{family: found[records.where[mine] == family] for family in set(records.where[mine])}}
+    exchanged = np.abs(np.expm1(records.log_error[records.kind == "exchange"]))
+    return {
+        "": found,
+        "exchange": exchanged,
+        **{family: found[records.where[mine] == family] for family in set(records.where[mine])},
+    }
 
 
 def sizes(tokens, experts, top_k, ep, hidden, inner, up):
@@ -87,9 +93,31 @@ def test_more_work_never_takes_less(r, here, name):
         assert priced(more, chip, engine, store)[0] >= priced(r, chip, engine, store)[0] * (1 - 1e-9)
 
 
+@given(
+    st.sampled_from(CHIPS),
+    st.sampled_from(ENGINES),
+    st.sampled_from(WAYS),
+    st.floats(1e3, 1e9),
+    st.integers(2, 64),
+    st.integers(0, 32),
+)
+def test_an_exchange_is_no_faster_than_memory_and_more_of_it_never_faster(chip, engine, way, nbytes, ranks, sms):
+    known = catalog.chip(chip)
+    constants = catalog.kernel_constants(catalog.engine(engine), known)
+    for phase in ("dispatch", "combine"):
+        few, many = (exchanged_kernel(phase, f"exchange_{way}", n, ranks, sms) for n in (nbytes, 2 * nbytes))
+        assert sum(seconds(few, known, constants)) >= least_s(few, known, constants)
+        assert sum(seconds(few, known, constants)) <= sum(seconds(many, known, constants))
+
+
 def test_rows_that_were_not_fitted(errors):
     assert np.median(errors[""]) < 0.10
     assert np.quantile(errors[""], 0.9) < 0.35
+
+
+def test_exchanges_that_were_not_fitted(errors):
+    assert len(errors["exchange"]) >= 20
+    assert np.median(errors["exchange"]) < 0.25
 
 
 @pytest.mark.parametrize("family", ["ampere", "hopper", "ada", "blackwell"])
