@@ -16,11 +16,12 @@ from commtax.cost import blocks, compressed, latent
 from commtax.cost.caches import kv_bytes_per_token_layer
 from commtax.cost.entries import causal_pairs, chosen_pairs, projections
 from commtax.cost.kernel import Kernel, Step, input_bytes
+from commtax.cost.linear_attention import delta_kernels, mamba_kernels, stream_kernels
 from commtax.cost.placement import expert_tp, experts_reach, tokens_split
 from commtax.cost.tensors import padded_vocab
 from commtax.cost.tower import tower_kernels
 from commtax.ledger import Part, Place
-from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Mixer, Mlp, Model, Number, Plan, Workload
+from commtax.spec import DTYPE_BYTES, Attention, DeltaNet, Engine, Experts, Mixer, Mlp, Model, Number, Plan, Workload
 
 LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
 """Mean of the largest of 1, 2, 4 … 256 standard normal values (Harter 1961)."""
@@ -56,7 +57,8 @@ def _parts(model: Model, training: bool) -> tuple[tuple[Maker, object, int], ...
     """The different parts of the layers and how many layers have each: layers that differ in one part share the others."""
     groups: dict[tuple[Maker, object], int] = {}
     for index, block in enumerate(model.blocks):
-        for key in (*_mixing(block.mixer, training), *_widening(block.ffn), (_norms, block.num_norms)):
+        halves = (block.mixer is not None) + (block.ffn is not None)
+        for key in (*_mixing(block.mixer, training), *_widening(block.ffn), (_norms, block.num_norms), (stream_kernels, halves)):
             groups[key] = groups.get(key, 0) + model.layers.count(index)
     return tuple((make, thing, count) for (make, thing), count in groups.items())
 
@@ -77,6 +79,10 @@ def _mixing(mixer: Mixer | None, training: bool) -> Iterator[tuple[Maker, object
         else:
             yield kind.projections, replace(mixer, window=0)
             yield kind.attention, mixer
+    elif isinstance(mixer, DeltaNet):
+        yield delta_kernels, mixer
+    elif mixer:
+        yield mamba_kernels, mixer
 
 
 def _widening(ffn: Mlp | Experts | None) -> Iterator[tuple[Maker, object]]:

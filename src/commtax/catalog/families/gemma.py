@@ -79,7 +79,8 @@ def _gemma4_block(c: Fields, attention: Attention, own_cache: bool) -> Block:
     if c.flag("enable_moe_block"):
         sizes = c.need("num_experts"), c.need("top_k_experts", "num_experts_per_tok"), c.need("moe_intermediate_size")
         extras += [Extra("router.scale", (hidden,), part="router"), Extra("router.per_expert_scale", sizes[:1], part="router")]
-        return Block(replace(attention, own_cache=own_cache), Experts(*sizes, shared_intermediate=width), 7, tuple(extras))
+        experts = Experts(*sizes, shared_intermediate=width, shared_apart=True)
+        return Block(replace(attention, own_cache=own_cache), experts, 7, tuple(extras))
     doubled = 2 if c.flag("use_double_wide_mlp") and not own_cache else 1
     return Block(replace(attention, own_cache=own_cache), Mlp(doubled * width), 4, tuple(extras))
 

@@ -52,7 +52,8 @@ def _delta_net(c: Fields) -> DeltaNet:
     section = c.section("linear_attn_config") or c
     heads, width = section.need("num_heads", "linear_num_heads"), section.need("head_dim", "linear_head_dim")
     conv = section.number("short_conv_kernel_size", c.number("linear_conv_kernel_dim", 4)) or 1
-    return DeltaNet(heads, heads, width, width, conv, width, 0 if section.flag("use_full_rank_gate") else width)
+    gate = 0 if section.flag("use_full_rank_gate") else width
+    return DeltaNet(heads, heads, width, width, conv, width, gate, state_dtype="fp32")  # whatever else engines keep in 16 bits
 
 
 def _experts(c: Fields) -> Experts:

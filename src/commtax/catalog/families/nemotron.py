@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from commtax.catalog.families.parts import MAX_PREDICTIONS, decoder, family, heads, predictor
+from commtax.catalog.families.parts import MAX_PREDICTIONS, STATES, decoder, family, heads, predictor
 from commtax.catalog.fields import MAX_LAYERS, Fields
 from commtax.files import Json
 from commtax.spec import Attention, Block, Experts, Extra, Mamba2, Mlp, Model
@@ -15,7 +15,7 @@ WIDTH_STEP = 256
 """Widths that a multiple of the hidden one gives are rounded up to this (Nemotron-NAS)."""
 
 
-@family("NemotronHForCausalLM", shared=("hybrid_override_pattern layers_block_type layer_types",))
+@family("NemotronHForCausalLM", shared=("hybrid_override_pattern layers_block_type layer_types", "mamba_ssm_cache_dtype"))
 def _nemotron_h(c: Fields) -> Model:
     kinds = _pattern(c, "layers_block_type", "hybrid_override_pattern")
     if not kinds:
@@ -52,7 +52,7 @@ def _attention(c: Fields) -> Attention:
 
 def _mamba(c: Fields) -> Mamba2:
     sizes = c.need("mamba_num_heads"), c.need("mamba_head_dim"), c.need("n_groups"), c.need("ssm_state_size")
-    state = "fp32" if c.get("mamba_ssm_cache_dtype") in (None, "float32", "auto") else "bf16"
+    state = STATES.get(str(c.get("mamba_ssm_cache_dtype")), "")
     bias = c.flag("mamba_proj_bias", c.flag("use_bias"))
     return Mamba2(*sizes, c.number("conv_kernel", 4) or 1, c.flag("use_conv_bias", True), bias, state)
 

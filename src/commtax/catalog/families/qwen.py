@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from commtax.catalog.families.parts import decoder, family, heads, layers, mlp, predicting, text_of
+from commtax.catalog.families.parts import STATES, decoder, family, heads, layers, mlp, predicting, text_of
 from commtax.catalog.families.vision import qwen25_tower, qwen_tower, vision_of
 from commtax.catalog.fields import Fields
 from commtax.spec import Attention, Block, DeltaNet, Experts, Mixer, Mlp, Model
@@ -81,7 +81,7 @@ def _mixers(c: Fields, full: Attention, count: int) -> list[Mixer]:
 
 def _delta_net(c: Fields) -> DeltaNet:
     counts = c.need("linear_num_key_heads"), c.need("linear_num_value_heads")
-    state = "fp32" if c.get("mamba_ssm_dtype") in (None, "float32") else "bf16"
+    state = STATES.get(str(c.get("mamba_ssm_dtype")), "")
     dims = c.need("linear_key_head_dim"), c.need("linear_value_head_dim")
     return DeltaNet(*counts, *dims, c.number("linear_conv_kernel_dim", 4) or 1, state_dtype=state)
 
@@ -92,12 +92,12 @@ def _seeing(c: Fields, model: Model) -> Model:
     return replace(model, tower=qwen_tower(vision, model.hidden)) if vision else model
 
 
-@family("Qwen3_5MoeForConditionalGeneration", sequence_parallel_moe=True, shared=("vision_config",))
+@family("Qwen3_5MoeForConditionalGeneration", sequence_parallel_moe=True, shared=("vision_config", "mamba_ssm_dtype"))
 def _qwen35_moe_vision(c: Fields) -> Model:
     return _seeing(c, _qwen3_next(text_of(c)))
 
 
-@family("Qwen3_5ForConditionalGeneration", shared=("vision_config",))
+@family("Qwen3_5ForConditionalGeneration", shared=("vision_config", "mamba_ssm_dtype"))
 def _qwen35_vision(c: Fields) -> Model:
     return _seeing(c, _qwen35(text_of(c)))
 
