@@ -12,14 +12,12 @@ import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from commtax.readers.published import kernels as kernel_tables
 from commtax.readers.published import open_loop
 from commtax.readers.published.collectives import mode
-from commtax.readers.published.kernels import kind_of
-from commtax.readers.published.kernels import read as kernel_table
 from commtax.readers.published.rows import names
 from commtax.readers.published.serving import is_fitted, question
 from commtax.readers.published.sweep import load as read_own
@@ -267,62 +265,31 @@ def _magnitude(row: Row) -> tuple[str, int]:
 
 
 def kernels(folder: Path) -> None:
-    out = [*_plain(folder), *_timed(folder)]
-    write("kernels", list(dict.fromkeys(column for row in out for column in row)), out)
-
-
-def _plain(folder: Path) -> Iterator[Row]:
-    """Products and grouped-query attention."""
+    out = []
     for path in sorted((folder / "kernels").glob("*.csv.gz")):
         form = next(tail for tail in ("gemm", "context_attention", "generation_attention") if path.name.endswith(f"_{tail}.csv.gz"))
         rows = [r for r in dicts(*read(path)) if r.get("window_size") in (None, "", "0") and r.get("gemm_dtype") != "fp8_block"]
         for r in spread_out(rows, _magnitude, 1):
-            yield {
-                "source": "ai-dynamo/aiconfigurator",
-                "system": path.name.split(f"_{form}")[0],
-                "form": form,
-                "version": r["version"],
-                "kernel": r["kernel_source"],
-                "dtype": r.get("gemm_dtype") or r["attn_dtype"],
-                "kv_dtype": r.get("kv_cache_dtype", ""),
-                **{name: r.get(name, "") for name in ("m", "n", "k")},
-                "batch": r.get("batch_size", ""),
-                "length": r.get("isl", ""),
-                "heads": r.get("num_heads", ""),
-                "kv_heads": r.get("num_key_value_heads", ""),
-                "head_dim": r.get("head_dim", ""),
-                "past": r.get("step", ""),
-                "us": rounded(str(float(r["latency_ms"]) * 1e3)),
-            }
-
-
-TIMED = {"mla": 1, "mla_bmm": 2, "dsa": 1, "msa": 1, "dsv4_csa": 3, "dsv4_hca": 3}
-"""Kinds of kernels and modules of which rows ship, and how many of each engine, number format and size."""
-
-
-def _timed(folder: Path) -> Iterator[Row]:
-    """Rows of kernels that were not fitted, in our own columns."""
-    own = {larger: short for short, larger in names()["columns"]["kernels"].items()}
-    for path in sorted((folder / "kernels_more").glob("*.csv.gz")):
-        kind = kind_of(path.name)
-        name = kind.tail.replace("context_", "").replace("generation_", "").replace("_module", "").strip("_") if kind else ""
-        if kind is None or name not in TIMED:
-            continue
-        header, lines = read(path)
-        table = kernel_table(path.name, header, lines)
-        tested = [row for row, fitted in zip(dicts(header, lines), table.fitted(), strict=True) if not fitted]
-        usable = [row for row in tested if kind.tail != "msa_context_module" or row["framework"] != "trtllm"]
-        for r in spread_out(usable, _timed_alike, TIMED[name]):
-            columns = {"kernel_source", kind.dtype, kind.stored, *kind.asked} - {""}
-            cells = {("dtype" if c == kind.dtype else own.get(c, c)): r[c] for c in r if c in columns}
-            head = {"source": "ai-dynamo/aiconfigurator", "system": table.system, "form": kind.tail, "version": r["version"]}
-            yield {**head, **cells, "us": rounded(str(float(r["latency_ms"]) * 1e3))}
-
-
-def _timed_alike(row: Row) -> tuple[object, ...]:
-    """Engine, number formats, and whether there is much to do."""
-    size = float(row.get("num_tokens") or 0) or float(row["batch_size"]) * (float(row["isl"]) + float(row["step"]))
-    return row["framework"], row.get("gemm_type"), row.get("bmm_dtype"), row.get("kv_cache_dtype"), size > 4096
+            out.append(
+                {
+                    "source": "ai-dynamo/aiconfigurator",
+                    "system": path.name.split(f"_{form}")[0],
+                    "form": form,
+                    "version": r["version"],
+                    "kernel": r["kernel_source"],
+                    "dtype": r.get("gemm_dtype") or r["attn_dtype"],
+                    "kv_dtype": r.get("kv_cache_dtype", ""),
+                    **{name: r.get(name, "") for name in ("m", "n", "k")},
+                    "batch": r.get("batch_size", ""),
+                    "length": r.get("isl", ""),
+                    "heads": r.get("num_heads", ""),
+                    "kv_heads": r.get("num_key_value_heads", ""),
+                    "head_dim": r.get("head_dim", ""),
+                    "past": r.get("step", ""),
+                    "us": rounded(str(float(r["latency_ms"]) * 1e3)),
+                }
+            )
+    write("kernels", list(out[0]), out)
 
 
 STREAMS = {
@@ -381,6 +348,37 @@ def _tested(path: Path, tail: str) -> list[Row]:
     ]
 
 
+LATENT = {"mla": 1, "mla_bmm": 2, "dsa": 1, "msa": 1, "dsv4_csa": 3, "dsv4_hca": 3}
+"""Kernels and modules of latent and sparse attention, and how many rows of each engine, number format and size."""
+
+
+def kernels_latent(folder: Path) -> None:
+    """Rows that test latent, block-sparse and compressed attention, in our own columns."""
+    own = {larger: short for short, larger in names()["columns"]["kernels"].items()}
+    out = []
+    for path in sorted((folder / "kernels_more").glob("*.csv.gz")):
+        kind = kernel_tables.kind_of(path.name)
+        name = re.sub("_?(context|generation|module)_?", "", kind.tail) if kind else ""
+        if kind is None or name not in LATENT:
+            continue
+        header, lines = read(path)
+        table = kernel_tables.read(path.name, header, lines)
+        tested = [row for row, fitted in zip(dicts(header, lines), table.fitted(), strict=True) if not fitted]
+        usable = [row for row in tested if kind.tail != "msa_context_module" or row["framework"] != "trtllm"]
+        columns = {"kernel_source", kind.dtype, kind.stored, *kind.asked} - {""}
+        for r in spread_out(usable, _work, LATENT[name]):
+            cells = {("dtype" if c == kind.dtype else own.get(c, c)): r[c] for c in r if c in columns}
+            head = {"source": "ai-dynamo/aiconfigurator", "system": table.system, "form": kind.tail, "version": r["version"]}
+            out.append({**head, **cells, "us": rounded(str(float(r["latency_ms"]) * 1e3))})
+    write("kernels_latent", list(dict.fromkeys(column for row in out for column in row)), out)
+
+
+def _work(row: Row) -> tuple[object, ...]:
+    """Engine, number formats, and whether there is much to do."""
+    size = float(row.get("num_tokens") or 0) or float(row["batch_size"]) * (float(row["isl"]) + float(row["step"]))
+    return row["framework"], row.get("gemm_type"), row.get("bmm_dtype"), row.get("kv_cache_dtype"), size > 4096
+
+
 def h200() -> None:
     """All of our own rows, medians only: samples stay in benchmarks/h200."""
     rows = [{k: v for k, v in r.items() if k not in ("samples_s", "sm_MHz")} for r in read_own(ROOT / "benchmarks" / "h200")]
@@ -390,7 +388,7 @@ def h200() -> None:
 
 def main(folder: Path) -> None:
     OUT.mkdir(exist_ok=True)
-    for choose in (collectives, serving, inference, training, open_loop_runs, kernels, kernels_streams):
+    for choose in (collectives, serving, inference, training, open_loop_runs, kernels, kernels_streams, kernels_latent):
         choose(folder)
     h200()
 
