@@ -116,6 +116,7 @@ def test_experts_of_four_bits_among_fp8():
     model = with_quant("deepseek-v3", plain, expert_dtype="fp4")
     assert format_of(model, EXPERTS, model.quant).dtype == "mxfp4"
     assert format_of(model, "mlp.shared_experts.down_proj", model.quant).dtype == "fp8"
+    assert dispatched_bytes(Plan(), format_of(model, EXPERTS, model.quant)) == 1 + 4 / 128  # tokens travel in fp8
     experts = size(model, "experts.gate_proj.weight", "experts.up_proj.weight", "experts.down_proj.weight") - size(
         model, "shared_experts.gate_proj.weight", "shared_experts.up_proj.weight", "shared_experts.down_proj.weight"
     )

@@ -12,6 +12,8 @@ from commtax.statement import Source
 
 ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise", *CHIP_FORMS)
 """Forms whose constants hold for any number format of the arithmetic."""
+LIKE_FP8 = {"mxfp8": "MXFP8", "w4a8": "4-bit weights and fp8 activations"}
+"""Products that fp8's constants price where they have none of their own."""
 UNMEASURED_SIGMA = 0.3  # of kernels that nobody measured on a chip
 TRANSFERRED_SIGMA = 0.16
 """How far a family's constants lie on its other chips: the root mean square of ln of the share of the peak that large bf16 products
@@ -77,8 +79,8 @@ def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
             return Source("assumed", f"assumed: bf16 products on unpacked 4-bit weights {family}", "unpacked weights")
         if kernel.stored == "adapters":
             return Source("assumed", f"assumed: adapters' products, as other small ones, {family}", "adapters")
-        if kernel.stored == "mxfp8" and name != "gemm.mxfp8":
-            return Source("assumed", f"assumed: products of MXFP8, as fp8's, {family}", "MXFP8 products")
+        if kernel.stored in LIKE_FP8 and name != f"gemm.{kernel.stored}":
+            return Source("assumed", f"assumed: products of {LIKE_FP8[kernel.stored]}, as fp8's, {family}", LIKE_FP8[kernel.stored])
         if name == "decode.bf16" and kernel.weight_bytes < 2:
             return Source("assumed", f"assumed: this engine's attention over a narrow KV cache {family}", "narrow cache")
     return constants.own.get(name, constants.label)
