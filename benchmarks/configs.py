@@ -15,7 +15,7 @@ from pathlib import Path
 
 import commtax
 from commtax.catalog.hf import from_config
-from commtax.cost.inventory import mtp_params, num_active_params, num_params
+from commtax.cost.inventory import inventory, mtp_params, num_active_params, num_params
 from commtax.files import Json
 from commtax.spec import Model
 
@@ -98,14 +98,10 @@ def against(model: Model, rows: Iterable[Json]) -> Iterator[str]:
 def totals(model: Model) -> list[int]:
     """All parameters, those of prediction layers and of the tower in or out, and copies of embedding and head beside them."""
     whole, further, table = num_params(model), mtp_params(model), model.vocab * model.hidden
-    text = whole - tower_params(model)
-    return [whole, whole + further, text, text + further, whole + further + 2 * table, text + further + 2 * table, whole + table]
-
-
-def tower_params(model: Model) -> int:
-    from commtax.cost.inventory import inventory
-
-    return sum(t.size for t in inventory(model) if t.part == "tower")
+    tower = sum(t.size for t in inventory(model) if t.part == "tower")
+    text = whole - tower
+    copied = [whole + further + 2 * table, text + further + 2 * table, whole + table]
+    return [whole, whole + further, text, text + further, *copied, *([tower] if tower else [])]
 
 
 def active(model: Model) -> list[int]:

@@ -84,6 +84,20 @@ def test_a_vision_tower_has_dimensions(key):
     assert tower.patches_per_token in (4, 9, 16)
 
 
+def test_gemma_4_e2b_with_inputs_of_each_layer_shared_caches_and_an_audio_tower():
+    """5,123,178,051 on the Hub, which keeps 18.9 million unused keys and values of layers that take an earlier layer's."""
+    text = {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35, "num_attention_heads": 8, "head_dim": 256}
+    text |= {"num_key_value_heads": 1, "num_kv_shared_layers": 20, "global_head_dim": 512, "hidden_size_per_layer_input": 256}
+    text |= {"use_double_wide_mlp": True, "sliding_window": 512, "vocab_size": 262144, "max_position_embeddings": 131072}
+    text["layer_types"] = (["sliding_attention"] * 4 + ["full_attention"]) * 7
+    vision = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16, "num_attention_heads": 12, "head_dim": 64}
+    sections = {"text_config": text, "vision_config": vision | {"patch_size": 16}, "audio_config": {"hidden_size": 1024}}
+    model = from_config({"architectures": ["Gemma4ForConditionalGeneration"], **sections}, "e2b")
+    unused = (16 * 256 + 4 * 512) * 2 * 1536
+    assert num_params(model) + unused == pytest.approx(5_123_178_051, rel=2e-5)
+    assert kv_bytes_per_token(model, Plan(kv_dtype="bf16")) == (12 * 256 + 3 * 512) * 2 * 2, "fifteen layers keep their own"
+
+
 def without(config, name):
     """The config without a field, wherever it stands."""
     left = {key: value for key, value in config.items() if key != name}

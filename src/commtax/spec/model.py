@@ -282,6 +282,10 @@ class Model:
     aliases: tuple[str, ...] = ()
     source: Citation | None = None
 
+    def __hash__(self) -> int:
+        """Few fields tell models apart; what is remembered of one is looked up far more often than two are compared."""
+        return hash((self.key, self.architecture, self.hidden, len(self.layers)))
+
     @property
     def num_layers(self) -> int:
         return len(self.layers)
