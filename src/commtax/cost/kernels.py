@@ -5,6 +5,8 @@ import math
 import numpy as np
 
 from commtax.cost.forms import CHIP_FORMS, FORMS
+from commtax.cost.forms.experts import FORMS as ROUTED
+from commtax.cost.forms.experts import table_form
 from commtax.cost.forms.form import Parts, Table
 from commtax.cost.kernel import Kernel
 from commtax.spec import Chip, KernelConstants, Number
@@ -12,8 +14,20 @@ from commtax.statement import Source
 
 ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise", *CHIP_FORMS)
 """Forms whose constants hold for any number format of the arithmetic."""
-LIKE_FP8 = {"mxfp8": "MXFP8", "w4a8": "4-bit weights and fp8 activations"}
+LIKE_FP8 = {"mxfp8": "MXFP8", **dict.fromkeys(("mxfp4-fp8", "int4-fp8"), "4-bit weights and fp8 activations")}
 """Products that fp8's constants price where they have none of their own."""
+STAND_INS = {
+    "fp8-static": ("fp8",),
+    "fp8": ("fp8-static",),
+    "mxfp8": ("fp8", "fp8-static"),
+    "int8": ("fp8-static", "fp8"),
+    "nvfp4": ("mxfp4", "int4"),
+    "mxfp4-fp8": ("nvfp4", "mxfp4", "int4"),
+    "int4-fp8": ("int4", "mxfp4"),
+    "mxfp4": ("int4",),
+    "int4": ("mxfp4",),
+}
+"""Number formats whose constants serve one that was not measured, nearest first."""
 UNMEASURED_SIGMA = 0.3  # of kernels that nobody measured on a chip
 TRANSFERRED_SIGMA = 0.16
 """How far a family's constants lie on its other chips: the root mean square of ln of the share of the peak that large bf16 products
@@ -61,6 +75,8 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     """The table that prices a kernel: of its form and arithmetic, bf16's where that was not measured."""
     if kernel.static_scales and "gemm.fp8-static" in constants.tables:
         return "gemm.fp8-static"
+    if kernel.form in ROUTED:
+        return _stored_table(table_form(kernel.form), kernel.stored, constants)
     own = f"{kernel.form}.{kernel.stored}"
     if kernel.stored and own in constants.tables:
         return own
@@ -68,6 +84,13 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     kind = "fp8" if narrow else "bf16" if kernel.form in ANY_ARITHMETIC else kernel.dtype
     name = f"{kernel.form}.{kind}"
     return name if name in constants.tables else f"{kernel.form}.bf16"
+
+
+def _stored_table(form: str, store: str, constants: KernelConstants) -> str:
+    """The table of an implementation and a number format; else of the usual one, or of the nearest format."""
+    usual = form.partition("_")[0]
+    names = [f"{one}.{kind}" for kind in (store, *STAND_INS.get(store, ()), "bf16") for one in (form, usual)]
+    return next(name for name in names if name in constants.tables)
 
 
 def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
@@ -79,7 +102,7 @@ def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
             return Source("assumed", f"assumed: bf16 products on unpacked 4-bit weights {family}", "unpacked weights")
         if kernel.stored == "adapters":
             return Source("assumed", f"assumed: adapters' products, as other small ones, {family}", "adapters")
-        if kernel.stored in LIKE_FP8 and name != f"gemm.{kernel.stored}":
+        if kernel.form == "gemm" and kernel.stored in LIKE_FP8 and name != f"gemm.{kernel.stored}":
             return Source("assumed", f"assumed: products of {LIKE_FP8[kernel.stored]}, as fp8's, {family}", LIKE_FP8[kernel.stored])
         if name == "decode.bf16" and kernel.weight_bytes < 2:
             return Source("assumed", f"assumed: this engine's attention over a narrow KV cache {family}", "narrow cache")
