@@ -233,6 +233,15 @@ def test_stored_bytes_of_checkpoints(key, nbytes, within):
     assert total_bytes(catalog.model(key), Plan()) == pytest.approx(nbytes, rel=within)
 
 
+def test_a_mixed_checkpoint_takes_what_an_engine_logs():
+    """vLLM 0.27.1 on one GPU with Qwen3.8-27B-NVFP4 (fp8 attention, 4-bit MLP and head): "Model loading took 19.75 GiB".
+
+    https://github.com/noonghunna/club-3090/issues/1047
+    """
+    judged = commtax.fit("nvidia/Qwen3.6-27B-NVFP4", "1xh100-sxm", tp=1)
+    assert judged.weights_bytes / 2**30 == pytest.approx(19.75, abs=0.01)
+
+
 def test_names_that_only_look_alike_do_not_resolve():
     assert not any(
         map(variant, ("llama-3.1-8b", "nobody/nothing-FP8", "-fp8", "fp8", "/", "nvidia/-NVFP4", "meta-llama/Llama-3.1-8B"))
