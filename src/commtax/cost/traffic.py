@@ -216,9 +216,10 @@ def dispatched_bytes(plan: Plan, quant: Quant | None) -> float:
     """Bytes of one activation element on its way to an expert: quantised first where the experts' arithmetic is."""
     if quant is None or quant.weight_only:
         return DTYPE_BYTES[plan.activations_dtype]
-    if quant.dtype == "fp8":
+    kind = quant.activations or quant.dtype
+    if kind == "fp8":
         return 1 + 4 / FP8_SCALE_GROUP
-    if quant.dtype == "nvfp4":
+    if kind == "nvfp4":
         return 0.5 + 1 / NVFP4_SCALE_GROUP
     return DTYPE_BYTES[plan.activations_dtype]
 

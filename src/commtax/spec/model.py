@@ -203,6 +203,7 @@ class Quant:
     ignored: tuple[str, ...] = ()
     only: tuple[str, ...] = ()  # if given, only tensors that match are quantised
     weight_only: bool = False  # activations stay as they are (W4A16), whatever arithmetic the chip has
+    activations: str = ""  # what they are quantised to where it is not the weights' own format (W4A8)
     counted: tuple[tuple[str, int], ...] = ()  # patterns that stand for so many modules, where a file says how many
     spelled: tuple[tuple[str, str], ...] = ()
     parts: tuple[Quant, ...] = ()
