@@ -110,6 +110,17 @@ def test_compressed_attention_by_hand():
     assert float(packed.bytes_per_block) == 21 * (37_440 + 8_640) + 20 * 1_728, "published as 1,002,240"
 
 
+def test_windows_in_a_pool_of_their_own():
+    """SGLang: 7,705 bytes a token of DeepSeek-V4-Flash; of Pro 13,735.04 at a ratio of 0.15, as its log on eight MI355X says."""
+    states, plan = catalog.engine("sglang").states, Plan(tp=8, kv_dtype="fp8")
+    flash, pro = catalog.model("deepseek-v4-flash"), catalog.model("deepseek-v4-pro")
+    pool = kv_pool(flash, plan, range(flash.num_layers), 1, states)
+    assert float(pool.bytes_per_token) == pytest.approx(7705, abs=1)
+    assert pool.places(1_000_000) == 1_000_000 * 0.1 // 512
+    wide = kv_pool(pro, plan, range(pro.num_layers), 1, replace(states, window_share=0.15))
+    assert float(wide.bytes_per_token) == pytest.approx(13_735.04, abs=0.01)
+
+
 @given(st.lists(mixers, min_size=1, max_size=24).filter(lambda ms: FULL in ms), degrees, st.randoms())
 def test_the_order_of_layers_changes_nothing(layers, tp, random):
     shuffled = list(layers)

@@ -354,11 +354,11 @@ def _stage(asked: Question, stage: int, pp: int) -> Fit:
 
 def _logged_tokens(asked: Question, pool: KvPool, blocks: int, concurrency: float) -> int:
     """KV tokens as a start-up log counts them: of all groups alike, or as requests of full length where some hold states."""
-    if pool.share or not np.any(pool.state_tokens):
+    if asked.engine.states.state_pool != "blocks" or not np.any(pool.state_tokens):
         return int(pool.tokens(blocks))
     if asked.engine.states.tokens_at_full_length:
         return int(concurrency * asked.limits.max_model_len)
-    return int(pool.tokens(blocks)) if asked.engine.states.state_pool == "beside" else int(pool.shared_tokens(blocks))
+    return int(pool.shared_tokens(blocks))
 
 
 def _for_one_state(pool: KvPool) -> float:
