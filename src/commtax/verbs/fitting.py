@@ -68,8 +68,8 @@ class Fit:
 
     @property
     def state_pool_bytes(self) -> float:
-        """Of a pool for states alone."""
-        return max(0.0, self.kv_bytes) * self.pool.share if self.state_bytes_per_sequence_per_rank else 0.0
+        """Of a pool for states alone; as negative as the KV cache's where weights leave nothing."""
+        return self.kv_bytes * self.pool.share if self.state_bytes_per_sequence_per_rank else 0.0
 
     @property
     def longest_request(self) -> int:
@@ -101,7 +101,8 @@ class Fit:
     @property
     def shortfall_bytes(self) -> float:
         """Bytes a rank lacks to keep one request of full length."""
-        return 0.0 if self.fits else max(self.over_bytes, self.needed_kv_bytes - self.kv_bytes)
+        beside = 1 + self.pool.share if self.state_pool_bytes else 1.0  # a pool of states wants its share of what is added
+        return 0.0 if self.fits else max(self.over_bytes, (self.needed_kv_bytes - self.kv_bytes) * beside)
 
 
 def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **options: Unpack[FitOptions]) -> Fit:
