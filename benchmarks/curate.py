@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from commtax.readers.published import kernels as kernel_tables
 from commtax.readers.published import open_loop
 from commtax.readers.published.collectives import mode
 from commtax.readers.published.rows import names
@@ -291,6 +292,62 @@ def kernels(folder: Path) -> None:
     write("kernels", list(out[0]), out)
 
 
+STREAMS = {
+    "gdn": ("phase", "seq_len", "d_conv", "num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim"),
+    "kda": ("phase", "seq_len", "d_conv", "num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim"),
+    "mamba2": ("phase", "seq_len", "d_conv", "nheads", "head_dim", "n_groups", "d_state"),
+    "mhc_module": ("num_tokens", "num_sites", "hc_mult", "hidden_size"),
+    "computescale": ("m", "k"),
+    "scale_matrix": ("m", "k"),
+    "encoder_attention": ("isl", "num_heads", "head_dim"),
+    "gemm": ("m", "n", "k"),
+}
+"""Kinds of tables of linear attention, of passes over activations and of nvfp4 products, and their sizes."""
+MOST_STREAMS = 100  # rows of a kind
+
+
+def kernels_streams(folder: Path) -> None:
+    """Rows that test: of each kernel, engine and chip as many, with small and large times alike."""
+    out = []
+    for tail in STREAMS:
+        rows = [row for path in sorted((folder / "kernels_more").glob(f"*_{tail}.csv.gz")) for row in _tested(path, tail)]
+        groups = len({_timed(r) for r in rows})
+        out += spread_out(rows, _timed, max(1, MOST_STREAMS // groups))[:: max(1, groups // MOST_STREAMS)]
+    shared = ["source", "system", "form", "engine", "version", "kernel", "dtype", "batch"]
+    columns = list(dict.fromkeys([*shared, *(c for sizes in STREAMS.values() for c in sizes), "us"]))
+    own = {"seq_len": "tokens", "isl": "length", "num_heads": "heads"}
+    write("kernels_streams", [own.get(c, c) for c in columns], [{own.get(c, c): v for c, v in r.items()} for r in out])
+
+
+def _timed(row: Row) -> tuple[str, ...]:
+    return row["form"], row["system"], row["engine"], row["kernel"]
+
+
+def _tested(path: Path, tail: str) -> list[Row]:
+    header, lines = read(path)
+    table = kernel_tables.read(path.name, header, lines)
+    if table.chip is None:
+        return []
+    use = table.good & ~table.fitted()
+    rows = [row for row, used in zip(dicts(header, lines), use, strict=True) if used]
+    kept = [r for r in rows if tail != "gemm" or r["gemm_dtype"] == "nvfp4"]
+    return [
+        {
+            "source": "ai-dynamo/aiconfigurator",
+            "system": table.system,
+            "form": tail,
+            "engine": r["framework"],
+            "version": r["version"],
+            "kernel": r["kernel_source"],
+            "dtype": r.get("gemm_dtype", "bfloat16"),
+            "batch": r.get("batch_size", ""),
+            **{name: r[name] for name in STREAMS[tail]},
+            "us": rounded(str(float(r["latency_ms"]) * 1e3)),
+        }
+        for r in kept
+    ]
+
+
 def h200() -> None:
     """All of our own rows, medians only: samples stay in benchmarks/h200."""
     rows = [{k: v for k, v in r.items() if k not in ("samples_s", "sm_MHz")} for r in read_own(ROOT / "benchmarks" / "h200")]
@@ -300,7 +357,7 @@ def h200() -> None:
 
 def main(folder: Path) -> None:
     OUT.mkdir(exist_ok=True)
-    for choose in (collectives, serving, inference, training, open_loop_runs, kernels):
+    for choose in (collectives, serving, inference, training, open_loop_runs, kernels, kernels_streams):
         choose(folder)
     h200()
 

@@ -26,23 +26,26 @@ from commtax.spec import Chip
 
 FOLDER = Path(commtax.__file__).parent / "catalog" / "kernels"
 FAMILIES = {"ampere": ("a100_sxm",), "hopper": ("h100_sxm",), "ada": ("l40s",), "blackwell": ("b200_sxm", "b300_sxm", "gb200")}
-OWN = {("encoder", "sglang"): ("b300-sxm", "b300_sxm"), ("conv-qkv", "vllm"): ("gb200", "gb200")}
-"""Engines that run other kernels on one chip than on its family's others, or launch them from another host: file and system."""
+OWN = {("encoder", engine): ("b300-sxm", "b300_sxm") for engine in ("vllm", "sglang", "trtllm")}
+"""Engines that run other kernels on one chip than on its family's others: file and system."""
+STRANGERS = {("conv-qkv", "vllm"): "gb200"}
+"""Systems whose host launches an engine's kernels so much slower that its family is fitted without."""
 SYSTEMS = [system for systems in FAMILIES.values() for system in systems]
 ENGINES = ("vllm", "sglang", "trtllm")  # the first that was measured gives a family's constants
-FIRST = {"conv-qkv": "sglang"}  # vLLM's rows are of a launch from Python
+FIRST = {"conv-qkv": "sglang", "conv-blocks": "trtllm"}  # vLLM's rows of the former are of a launch from Python
+TRANSFERRED = {"ssd-scan": "engine.sglang.gdn-scan.bf16", "ssd-update": "gdn-update.bf16"}
+"""Forms that nobody timed, and the generic table that they take: a chain of Triton kernels, a state read and written."""
+TRANSFERRED_SIGMA = 0.5
 MOST, LEAST, CLEARLY, SCALE = 4000, 8, 0.03, 0.03
 
 STREAM = {"t0": 3e-6, "eb": 0.8, "ep": 0.05, "tl": 1e-8, "cache": 0.5, "p": 2.5}
 STARTS: Mapping[str, list[dict[str, float]]] = {
-    "conv": [
-        {"t0": 2.5e-6, "tv": 0.4, "eb": 0.8, "ep": 0.09, "cache": 0.8, "p": 3.0},
-        {"t0": 4e-6, "tv": 0.1, "eb": 0.8, "ep": 0.09, "s0": 500.0, "few": 0.3, "cache": 0.8, "p": 4.0},
-    ],
+    "conv": [{"t0": 2.5e-6, "tv": 0.4, "eb": 0.8, "ep": 0.09, "cache": 0.8, "p": 3.0}],
+    "blocks": [{"t0": 4e-6, "tv": 0.1, "eb": 0.8, "ep": 0.09, "s0": 500.0, "few": 0.3, "cache": 0.8, "p": 4.0}],
     "scan": [{"t0": 2e-5, "eb": 0.6, "es": 1.5, "between": 0.5, "states": 1.5, "s0": 30.0, "tl": 2.5e-6, "cache": 0.6, "p": 2.0}],
     "encoder": [
         {"t0": 6e-6, "eb": 0.8, "ep": 0.5, "ep64": 0.5, "pad": pad, "s0": 50.0, "tl": 8e-9, "cache": 0.5, "p": 2.0}
-        for pad in (96.0, 128.0)
+        for pad in (32.0, 64.0)
     ],
     "rows": [{**STREAM, "tl": 1e-10, "tb": 1e3}, {**STREAM, "ep": 0.005, "tl": 1e-12, "tb": 1e2}],
     "stream": [STREAM, {**STREAM, "ep": 0.5, "tl": 1e-9}],
@@ -58,6 +61,7 @@ BOUNDS = {
     "tb": (1e-3, 1e8),
     "tl": (1e-15, 1e-4),
 }
+BY_ROWS = ("scales", "quantise")
 FRACTIONS = ("eb", "ep", "ep64")
 FIXED = ("pad",)
 Constants = dict[str, float]
@@ -67,6 +71,7 @@ Constants = dict[str, float]
 class Part:
     """Rows of one table that one form and engine answer: on a chip, as ``make`` builds them from chosen places."""
 
+    kind: str
     system: str
     chip: Chip
     make: Callable[[np.ndarray], object]
@@ -98,7 +103,7 @@ def parts(folder: Path) -> dict[tuple[str, str], list[Part]]:
 
                 form = make(np.arange(1)).form  # type: ignore[attr-defined]
                 assert table.chip is not None
-                one = Part(system, table.chip, make, x["seconds"], even[mask])
+                one = Part(kind.name, system, table.chip, make, x["seconds"], even[mask])
                 found.setdefault((form, words["framework"]), []).append(one)
     return found
 
@@ -107,13 +112,15 @@ Chosen = list[tuple[Part, np.ndarray]]
 
 
 def chosen(rows: list[Part], systems: tuple[str, ...], even: bool | None, most: int = MOST) -> Chosen:
-    """At most so many rows of the systems, each alike, spread over the table."""
+    """At most so many rows of the systems, each family of chips alike, spread over the table."""
     here = [part for part in rows if part.system in systems]
+    families = [[s for s in its if any(part.system == s for part in here)] for its in FAMILIES.values()]
+    shares = {s: 1 / len(its) / sum(map(bool, families)) for its in families for s in its}
     out = []
     for part in here:
         at = np.arange(len(part.even)) if even is None else np.flatnonzero(part.even == even)
         of_system = sum(len(other.even) for other in here if other.system == part.system)
-        keep = max(1, round(most / len(systems) * len(part.even) / of_system)) if even else len(at)
+        keep = max(1, round(most * shares[part.system] * len(part.even) / of_system)) if even else len(at)
         if len(at):
             out.append((part, at[np.linspace(0, len(at) - 1, min(keep, len(at))).astype(int)]))
     return out
@@ -129,7 +136,7 @@ def median(form: str, c: Constants, rows: Chosen) -> float:
 
 def starts(form: str) -> list[dict[str, float]]:
     by_function = {convolution: "conv", scan: "scan", encoder_attention: "encoder"}
-    name = by_function.get(CHIP_FORMS[form], "rows" if form in ("scales", "quantise") else "stream")
+    name = "blocks" if form == "conv-blocks" else by_function.get(CHIP_FORMS[form], "rows" if form in BY_ROWS else "stream")
     return STARTS[name]
 
 
@@ -182,7 +189,7 @@ def fit_file(form: str, name: str, systems: tuple[str, ...], found: dict[tuple[s
     tables: dict[str, Constants] = {}
     usual: Constants = {}
     for engine in order(form):
-        alone = OWN.get((form, engine), ("", ""))[1]
+        alone = OWN.get((form, engine), ("", ""))[1] or STRANGERS.get((form, engine), "")
         rows = [p for p in found.get((form, engine), []) if p.system in systems and p.system != alone]
         here = tuple(dict.fromkeys(p.system for p in rows))
         fit, test = chosen(rows, here, True), chosen(rows, here, False)
@@ -209,21 +216,25 @@ def fit_chip(form: str, engine: str, system: str, found: dict[tuple[str, str], l
     return {f"engine.{engine}.{form}.bf16": c}
 
 
-def leave(form: str, found: dict[tuple[str, str], list[Part]]) -> None:
-    """Each chip from the others of its family, or from all others."""
-    for family, systems in FAMILIES.items():
-        for system in systems:
-            sisters = tuple(s for s in systems if s != system) or tuple(s for s in SYSTEMS if s != system)
-            for engine in ENGINES:
-                rows = found.get((form, engine), [])
-                fit, test = chosen(rows, sisters, True), chosen(rows, (system,), None)
-                if not fit:  # no other chip with this engine's kernel: the family's usual one
-                    fit = chosen([p for e in ENGINES for p in found.get((form, e), [])], sisters, True)
-                if fit and test:
-                    e = np.abs(np.expm1(logs(form, solve(form, fit), test)))
-                    print(
-                        f"left out {family:10s} {system:9s} {form:12s} {engine:7s} {len(e):5d} rows {np.median(e):6.1%}", flush=True
-                    )
+def leave(forms: list[str], found: dict[tuple[str, str], list[Part]]) -> None:
+    """Each chip from the others of its family, or from all others: medians over all rows of a kind."""
+    for system in SYSTEMS:
+        family = next(its for its in FAMILIES.values() if system in its)
+        sisters = tuple(s for s in family if s != system) or tuple(s for s in SYSTEMS if s != system)
+        errors: dict[str, list[np.ndarray]] = {}
+        for form, engine in ((form, engine) for form in forms for engine in ENGINES):
+            fit, test = chosen(found.get((form, engine), []), sisters, True), chosen(found.get((form, engine), []), (system,), None)
+            if not fit:  # no other chip with this engine's kernel: the usual one
+                fit = chosen([p for e in ENGINES for p in found.get((form, e), [])], sisters, True)
+            if fit and test:
+                c = solve(form, fit)
+                for part, at in test:
+                    errors.setdefault(part.kind, []).append(np.abs(np.expm1(part.logs(form, c, at))))
+        for kind, its in errors.items():
+            e = np.concatenate(its)
+            print(
+                f"left out {system:9s} {kind:18s} {len(e):5d} rows {np.median(e):6.1%} p90 {np.quantile(e, 0.9):6.1%}", flush=True
+            )
 
 
 def put(name: str, tables: dict[str, Constants], form: str) -> None:
@@ -231,7 +242,7 @@ def put(name: str, tables: dict[str, Constants], form: str) -> None:
     path = FOLDER / f"{name}.toml"
     text = path.read_text() if path.exists() else f'key = "{name}"\n\n'
     blocks = text.split("\n\n")
-    endings = (f"[{form}.bf16]", *(f"[engine.{e}.{form}.bf16]" for e in ENGINES))
+    endings = (f"[{form}.bf16]", f"[engine.{form}.bf16]", *(f"[engine.{e}.{form}.bf16]" for e in ENGINES))
     kept = [block for block in blocks if not block.startswith(endings)]
     made = ["\n".join([f"[{key}]", *(f"{n} = {v:.4g}" for n, v in c.items())]) for key, c in tables.items()]
     at = next((i for i, block in enumerate(kept) if block.startswith("[sources.")), len(kept))
@@ -241,17 +252,23 @@ def put(name: str, tables: dict[str, Constants], form: str) -> None:
 def main(arguments: list[str]) -> None:
     found = parts(Path(arguments[0]))
     forms = [a for a in arguments[1:] if a in CHIP_FORMS] or [f for f in CHIP_FORMS if any(f == form for form, _ in found)]
+    if "--leave" in arguments:
+        leave(forms, found)
+        return
     for form in forms:
-        if "--leave" in arguments:
-            leave(form, found)
-            continue
         files = [*FAMILIES.items(), ("generic", tuple(SYSTEMS))]
         made = [(name, fit_file(form, name, systems, found)) for name, systems in files]
         own = [(engine, *place) for (its, engine), place in OWN.items() if its == form]
         made += [(name, fit_chip(form, engine, system, found)) for engine, name, system in own]
+        before: dict[str, dict[str, Constants]] = {}
         for name, tables in made:
             if "--write" in arguments and tables:
-                put(name, tables, form)
+                put(name, {**before.get(name, {}), **tables}, form)
+                before[name] = {**before.get(name, {}), **tables}
+                if form == "conv-blocks":  # what this engine's steps convolve with
+                    put(name, {f"engine.{FIRST[form]}.conv.bf16": tables[f"{form}.bf16"]}, f"{FIRST[form]}.conv")
+                for other in (o for o, like in TRANSFERRED.items() if name == "generic" and like in tables):
+                    put(name, {f"{other}.bf16": {**tables[TRANSFERRED[other]], "sigma": TRANSFERRED_SIGMA}}, other)
 
 
 if __name__ == "__main__":

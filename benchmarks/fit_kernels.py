@@ -1,8 +1,10 @@
-"""Fit the constants of kernels on published tables: ``python benchmarks/fit_kernels.py DATA_DIR [--write]``.
+"""Fit the constants of kernels on published tables: ``python benchmarks/fit_kernels.py DATA_DIR [--engines] [--write]``.
 
 Fitted are rows whose SHA-256 begins with an even byte, tested the others (``readers.published.kernels``): products with n and k of
 512 and more, attention without a window and with a bf16 or fp8 cache each at its own constants. Levenberg-Marquardt on log
-errors with soft-L1 weights from where the constants are. With ``--write`` the files under ``catalog/kernels`` are changed in place.
+errors with soft-L1 weights from where the constants are. With ``--engines`` instead the tables of kernels as other engines call
+them one at a time, where they differ from the family's by more than ``CLEARLY``, and of formats that only they were measured
+in. With ``--write`` the files under ``catalog/kernels`` are changed in place.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import re
 import sys
 import tomllib
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -30,84 +33,110 @@ TABLES = {  # a file of constants: the chip and the tables that it is fitted on
     "blackwell": ("b200-sxm", "kernels/b200_sxm"),
     "b300-sxm": ("b300-sxm", "kernels_more/b300_sxm"),
     "ada": ("l40s", "kernels/l40s"),
+    "xe2": ("arc-pro-b60", "kernels_more/b60"),
 }
+SISTERS = {"blackwell": ("gb200", "kernels_more/gb200")}
+"""A further chip that engines' tables of a family are fitted on."""
 FRAMEWORK = "vllm"  # where a table holds several
-SCALE = 0.015
+TIMED = ("sglang", "trtllm")
+ONLY_TIMED = ("fp8-block", "int4", "int8")
+"""Formats that have no constants for steps."""
+WRITTEN = {"bf16": "bfloat16", "fp8-block": "fp8_block", "int4": "int4_wo", "int8": "int8_wo"}
+LIKE = {"fp8-block": "fp8", "int4": "bf16", "int8": "bf16"}
+"""The format that the fit of another starts at."""
+SCALE, CLEARLY = 0.015, 0.03
 TAILS = {"gemm": "gemm", "prefill": "context_attention", "decode": "generation_attention"}
 MOST = 6000  # rows of one fit
 AT_MOST_1 = re.compile(r"^e[bp]\d*$")
 
 
 class Rows:
-    """Rows of one file and number format that the constants of one table answer."""
+    """Rows of one number format and engine that the constants of one table answer, on one chip."""
 
-    def __init__(self, path: Path, form: str, kind: str, chip: Chip) -> None:
+    def __init__(self, path: Path, form: str, kind: str, chip: Chip, framework: str = FRAMEWORK) -> None:
         header, lines = read(path)
         if "framework" in header:
-            lines = [line for line in lines if line[header.index("framework")] == FRAMEWORK]
+            lines = [line for line in lines if line[header.index("framework")] == framework]
         text = {c: np.array([line[i] for line in lines], dtype=object) for i, c in enumerate(header)}
         column = {"gemm": "gemm_dtype", "prefill": "kv_cache_dtype", "decode": "kv_cache_dtype"}[form]
-        keep = text[column] == {"bf16": "bfloat16"}.get(kind, kind)
+        keep = text[column] == WRITTEN.get(kind, kind)
         if form == "gemm":
             keep &= (text["n"].astype(float) >= 512) & (text["k"].astype(float) >= 512)
         elif "window_size" in text:
-            keep &= text["window_size"] == "0"
+            keep &= (text["window_size"] == "0") | (text["window_size"] == "")
         text = {c: v[keep] for c, v in text.items()}
         table = kernel_tables.read(path.name, list(text), list(zip(*text.values(), strict=True)))
         self.records = kernels.answers(table, "")
-        self.form, self.chip, self.kind = form, chip, kind
+        self.form, self.chip, self.kind, self.framework = form, chip, kind, framework
         self.numbers = table.sizes
         self.even = self.records.fitted
 
-    def parts(self, even: bool) -> list[tuple[dict[str, np.ndarray], np.ndarray]]:
+    def parts(self, even: bool) -> list[Part]:
         chosen = np.flatnonzero(self.even == even)
         chosen = chosen[np.linspace(0, len(chosen) - 1, min(MOST, len(chosen))).astype(int)]
         dims = self.numbers.get("head_dim", np.zeros(len(self.even)))
         groups = [chosen[dims[chosen] == d] for d in np.unique(dims[chosen])]
-        return [({c: v[g] for c, v in self.numbers.items()}, self.records.measured[g]) for g in groups]
+        return [(self, {c: v[g] for c, v in self.numbers.items()}, self.records.measured[g]) for g in groups]
 
-    def logs(self, constants: KernelConstants, parts: list[tuple[dict[str, np.ndarray], np.ndarray]]) -> np.ndarray:
-        dtype = self.kind if self.form == "gemm" else "bf16"
-        words = {"dtype": dtype, "stored": self.kind, "framework": FRAMEWORK}
-        made = [(KINDS[TAILS[self.form]].make(words, x), t) for x, t in parts]
-        return np.concatenate([np.log(kernels.priced(one, self.chip, constants)[0] / t) for one, t in made])
+    def log(self, constants: KernelConstants, x: dict[str, np.ndarray], measured: np.ndarray) -> np.ndarray:
+        plain = self.kind.partition("-")[0]
+        words = {"dtype": plain if self.form == "gemm" else "bf16", "stored": plain, "framework": self.framework}
+        made = KINDS[TAILS[self.form]].make({**words, "written": WRITTEN.get(self.kind, self.kind)}, x)
+        return np.log(kernels.priced(made, self.chip, constants)[0] / measured)
 
 
-def solve(rows: Rows, constants: KernelConstants, name: str) -> tuple[dict[str, float], list[float]]:
+Part = tuple[Rows, dict[str, np.ndarray], np.ndarray]
+
+
+def logs(constants: KernelConstants, parts: list[Part]) -> np.ndarray:
+    return np.concatenate([rows.log(constants, x, measured) for rows, x, measured in parts])
+
+
+def median(constants: KernelConstants, parts: list[Part]) -> float:
+    return float(np.median(np.abs(np.expm1(logs(constants, parts)))))
+
+
+def solve(many: list[Rows], constants: KernelConstants, name: str) -> tuple[dict[str, float], list[float]]:
     table = dict(constants.tables[name])
     free = [n for n, v in table.items() if v > 0]
     start = np.array([table[n] for n in free])
     high = np.array([np.log(0.999 / table[n]) if AT_MOST_1.match(n) else 3.0 for n in free])
     low = np.array([np.log(1.0 / table[n]) if n == "p" else -3.0 for n in free])
-    fit, test = rows.parts(True), rows.parts(False)
+    fit, test = ([part for rows in many for part in rows.parts(even)] for even in (True, False))
 
     def at(z: np.ndarray) -> KernelConstants:
         moved = dict(zip(free, (start * np.exp(z)).tolist(), strict=True))
         return replace(constants, tables={**constants.tables, name: {**table, **moved}})
 
     z, damping = np.clip(np.zeros(len(free)), low, high), 1e-2
-    r = rows.logs(at(z), fit)
-    before = [float(np.median(np.abs(np.expm1(rows.logs(at(z), p))))) for p in (fit, test)]
+    r = logs(at(z), fit)
+    before = [median(at(z), p) for p in (fit, test)]
     for _ in range(30):
-        jac = np.stack([(rows.logs(at(z + 1e-3 * e), fit) - r) / 1e-3 for e in np.eye(len(z))])
+        jac = np.stack([(logs(at(z + 1e-3 * e), fit) - r) / 1e-3 for e in np.eye(len(z))])
         w = 1 / np.sqrt(1 + (r / SCALE) ** 2)
         a, b = (jac * w) @ jac.T, -(jac * w) @ r
         loss, done = np.sum(np.sqrt(1 + (r / SCALE) ** 2)), True
         for _ in range(7):
             tried = np.clip(z + np.clip(np.linalg.solve(a + damping * np.diag(np.diag(a) + 1e-9), b), -0.5, 0.5), low, high)
-            new = rows.logs(at(tried), fit)
+            new = logs(at(tried), fit)
             if np.sum(np.sqrt(1 + (new / SCALE) ** 2)) < loss * (1 - 1e-4):
                 z, r, damping, done = tried, new, damping / 3, False
                 break
             damping *= 4
         if done:
             break
-    after = [float(np.median(np.abs(np.expm1(rows.logs(at(z), p))))) for p in (fit, test)]
+    after = [median(at(z), p) for p in (fit, test)]
     return dict(zip(free, (start * np.exp(z)).tolist(), strict=True)), before + after
 
 
 def put(path: Path, name: str, values: dict[str, float]) -> None:
+    """A table's values in place, or the table in front of the sources."""
     text = path.read_text()
+    if f"[{name}]\n" not in text:
+        made = "\n".join([f"[{name}]", *(f"{key} = {value:.4g}" for key, value in values.items())])
+        at = text.index("[sources.") if "[sources." in text else len(text)
+        path.write_text(f"{text[:at]}{made}\n\n{text[at:]}")
+        return
     start = text.index(f"[{name}]\n")
     end = text.index("\n[", start)
     block = text[start:end]
@@ -116,7 +145,42 @@ def put(path: Path, name: str, values: dict[str, float]) -> None:
     path.write_text(text[:start] + block + text[end:])
 
 
+def engines(folder: Path, write: bool) -> None:
+    """Tables of kernels as engines call them one at a time."""
+    for name, (key, tables) in TABLES.items():
+        places = [(catalog.chip(key), tables.replace("kernels/", "kernels_more/"))]
+        places += [(catalog.chip(chip), where) for chip, where in [SISTERS.get(name, ("", ""))] if chip]
+        for form, tail in TAILS.items():
+            kinds = {"gemm": ("bf16", "fp8", "nvfp4", *ONLY_TIMED), "prefill": ("bf16",), "decode": ("bf16", "fp8")}[form]
+            for kind, engine in product(kinds, (*TIMED, FRAMEWORK)):
+                if engine == FRAMEWORK and kind not in ONLY_TIMED:
+                    continue
+                many = [Rows(folder / f"{where}_{tail}.csv.gz", form, kind, chip, engine) for chip, where in places]
+                if many := [rows for rows in many if len(rows.records)]:
+                    usual = catalog.kernel_constants(catalog.engine(kernels.ENGINE), places[0][0])
+                    _engine(name, f"{form}.{kind}", engine, many, usual, write)
+
+
+def _engine(name: str, table: str, engine: str, many: list[Rows], usual: KernelConstants, write: bool) -> None:
+    """One engine's table, written where it is clearly better than the family's."""
+    form, _, kind = table.partition(".")
+    like = usual.tables.get(table) or usual.tables[f"{form}.{LIKE.get(kind, kind)}"]
+    starts = [like]
+    if form == "gemm":  # also where a product has a fixed cost and quantises beside
+        starts += [{**like, "q": like["q"] or 1e-13}, {**like, "t0": 1e-5, "kl": 0.005, "kc": 1e7, "mk": 1e5, "q": 5e-13, "p": 1.6}]
+        starts += [{**like, "t0": 1e-4, "kl": 1e-5, "kc": 10.0, "mk": 1e5, "q": 1e-13, "p": 6.0}]
+    fits = [solve(many, replace(usual, tables={**usual.tables, table: start}), table) for start in starts]
+    shared = fits[0][1][1]
+    values, (_, _, _, own) = min(fits, key=lambda fit: fit[1][2])
+    print(f"{name:10s} {engine:7s} {table:15s} tested {shared:6.1%} -> {own:6.1%}", flush=True)
+    if write and (shared > own + CLEARLY or kind in ONLY_TIMED):
+        put(FOLDER / f"{name}.toml", f"timed.{engine}.{table}", {**{n: v for n, v in like.items() if not v}, **values})
+
+
 def main(arguments: list[str]) -> None:
+    if "--engines" in arguments:
+        engines(Path(arguments[0]), "--write" in arguments)
+        return
     for name, (key, tables) in TABLES.items():
         chip = catalog.chip(key)
         constants = catalog.kernel_constants(catalog.engine(kernels.ENGINE), chip)
@@ -128,7 +192,7 @@ def main(arguments: list[str]) -> None:
                 rows = Rows(Path(arguments[0]) / f"{tables}_{tail}.csv.gz", form, kind, chip)
                 if not len(rows.records):
                     continue
-                values, (f0, t0, f1, t1) = solve(rows, constants, f"{form}.{kind}")
+                values, (f0, t0, f1, t1) = solve([rows], constants, f"{form}.{kind}")
                 print(f"{name:10s} {form}.{kind:8s} fitted {f0:6.1%} -> {f1:6.1%}   tested {t0:6.1%} -> {t1:6.1%}", flush=True)
                 if "--write" in arguments:
                     put(FOLDER / f"{name}.toml", f"{form}.{kind}", values)

@@ -17,6 +17,7 @@ import numpy as np
 import commtax
 from commtax.catalog import cluster, fabric
 from commtax.files import MiB
+from commtax.readers.published.kernel_kinds import KINDS
 from commtax.validate import check
 from commtax.validate.records import Records, joined
 from commtax.verbs.expecting import expect
@@ -108,7 +109,7 @@ def tables(r: Records) -> str:
     """spreads.toml: [kind.family] with one factor a number format."""
     own = r.system == "h200-sxm"
     found: dict[tuple[str, str], dict[str, tuple[float, int]]] = {}
-    for kind in ("gemm", "prefill-attention", "decode-attention"):
+    for kind in (kind.name for kind in KINDS.values()):
         for family in ("ampere", "hopper", "blackwell", "ada"):
             here = (r.kind == kind) & (r.where == family) & ~own
             found[kind, family] = {str(d): width(r, here & (r.dtype == d)) for d in sorted(set(r.dtype[here]))}

@@ -51,6 +51,11 @@ EXPECTED: tuple[str, ...] = (
     *("docs-022", *(f"other-{n:03}" for n in (2, 3, 5, 6, 7, 17)), "python-025"),
     *(f"refused-{n:03}" for n in (25, 27, 28, 119, 144, 153, 165, 167, 168)),
     "web-014",  # the launch command says that no flag of Megatron-LM names its schedule
+    # Kernels on a chip that was not measured say whose constants they have, in a wider range; their seconds are the same.
+    *(f"bill-{n:03}" for n in (51, 55, 56, 57, 59, 64, 70, 89)),
+    "web-025",
+    *("bill-052", "bill-061"),  # RTX 5090 and RTX PRO 6000 are priced as Ada at their own datasheet, no more as B200
+    *("catalog-003", "refused-005", "refused-151"),  # new hosts are listed, and a new chip has a name that is near
 )
 """Names of questions whose answers were meant to change, and why."""
 DIGITS = 10

@@ -47,7 +47,7 @@ def test_less_bandwidth_is_never_faster(path, nbytes, ranks, factor):
 
 SIZES = np.logspace(0, 10.5, 75)
 GROUPS = (2, 3, 4, 6, 8, 16, 72)
-FASTER = {"nvidia": ("pcie", "nvlink"), "amd": ("pcie", "xgmi"), "generic": ("memory",)}
+FASTER = {"nvidia": ("pcie", "nvlink"), "amd": ("pcie", "xgmi"), "intel": ("pcie",), "generic": ("memory",)}
 """The kinds of link that hosts of a vendor's chips can have."""
 
 

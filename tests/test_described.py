@@ -208,7 +208,7 @@ def toml(value):
     return json.dumps(value)
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(KEYS, VALUES, max_size=6), st.booleans())
 def test_no_file_breaks_anything(tmp_path, fields, with_chip):
     """Whatever a file says, it is a cluster that can be priced, or a refusal of one line."""
@@ -223,7 +223,7 @@ def test_no_file_breaks_anything(tmp_path, fields, with_chip):
     assert 0 < commtax.bill("llama-3.2-1b", place).step_s < math.inf
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300))
 def test_no_bytes_break_anything(tmp_path, raw):
     _, error = tried(written(tmp_path, raw))

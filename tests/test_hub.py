@@ -114,13 +114,15 @@ def test_the_first_connection_goes_where_the_client_will_go(monkeypatch, proxies
 
 def test_a_failure_is_forgotten_after_a_while(monkeypatch):
     found = []
-    monkeypatch.setattr(hub, "_fetched", lambda name: found.append(name) or "config.json" if found else _fail(found, name))
+    monkeypatch.setattr(
+        hub, "_fetched", lambda name, file_name: found.append(name) or "config.json" if found else _fail(found, name)
+    )
     with pytest.raises(LookupError, match="down"):
-        hub.config_file("a/notebook")
+        hub.file("a/notebook")
     with pytest.raises(LookupError, match="down"):
-        hub.config_file("a/notebook")
+        hub.file("a/notebook")
     monkeypatch.setattr(hub, "FORGET_SECONDS", -1.0)
-    assert hub.config_file("a/notebook") == "config.json"
+    assert hub.file("a/notebook") == "config.json"
     assert len(found) == 2
 
 

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import pkgutil
 import typing
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from commtax.arrays import pick
 from commtax.catalog.fabric import fabric, kernel_constants
 from commtax.cost.collectives import Choice
 from commtax.cost.compute import step_kernels
-from commtax.cost.kernel import Kernel
+from commtax.cost.kernel import Kernel, Step
 from commtax.cost.placement import Span
 from commtax.cost.pricing import Terms
 from commtax.cost.serving import Load, Served, Steps
@@ -25,9 +26,11 @@ from commtax.spec import (
     Attention,
     Chip,
     Cluster,
+    DeltaNet,
     Engine,
     Experts,
     Fabric,
+    Hyper,
     KernelConstants,
     Mamba2,
     Mixer,
@@ -82,6 +85,9 @@ SAMPLES = {
     tuple[Path, ...]: fabric("vllm", CLUSTER).paths["all-reduce"],
     Quant | None: None,
     Mixer | None: Mamba2(16, 64, 4, 128),
+    DeltaNet: DeltaNet(16, 32, 128, 128, decay_rank=64),
+    Mamba2: Mamba2(16, 64, 4, 128),
+    Step: Step(replace(MODEL, hyper=Hyper(4)), PLAN, WORK, WORK.rows, ENGINE),
 }
 SPECIAL = {  # arguments whose type does not tell their meaning
     ("share", "split"): "kv",
@@ -150,7 +156,7 @@ def at(value, i):
         is_dataclass(value)
         and not isinstance(value, type)
         and type(value).__name__
-        in ("Plan", "Workload", "TrainStep", "Kernel", "Span", "Choice", "Network", "Load", "Steps", "Served", "Terms")
+        in ("Plan", "Workload", "TrainStep", "Kernel", "Span", "Choice", "Network", "Load", "Steps", "Served", "Terms", "Step")
     ):
         return replace(value, **{f.name: at(getattr(value, f.name), i) for f in fields(value)})
     return value
@@ -158,7 +164,7 @@ def at(value, i):
 
 def flat(value):
     """All numbers in a result, in order."""
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, Iterator)):
         return [x for v in value for x in flat(v)]
     if isinstance(value, dict):
         return [x for v in value.values() for x in flat(v)]

@@ -54,7 +54,7 @@ def modules(names: tuple[str, ...]) -> Modules:
         raise Refusal(f"patterns: more than {MAX_LOOKING} that look ahead; write fewer")
     return Modules(
         frozenset(name for name in others if "*" not in name),
-        Patterns(Reader(_wild(name)).read() for name in others if "*" in name),
+        Patterns(Reader(_inside(_wild(name))).read() for name in others if "*" in name),
         Patterns(Reader(text).read() for text in expressions if not _LOOKS.match(text)),
         tuple(Reader(text).looking() for text in looking),
     )
@@ -78,7 +78,7 @@ class Modules:
     def _names(self, name: str) -> bool:
         parts = name.split(".")
         around = {".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1)}
-        return not self.plain.isdisjoint(around) or self.expressions.match(name) or any(self.wild.match(m) for m in around)
+        return not self.plain.isdisjoint(around) or self.expressions.match(name) or self.wild.match(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,11 @@ def _wild(name: str) -> str:
     return "".join(known.get(piece, sign) for piece, sign in zip(pieces, signs, strict=True)) + "$"
 
 
+def _inside(expression: str) -> str:
+    """One that stands for whole components anywhere in a dotted name."""
+    return rf"(.*\.)?{expression[:-1]}(\..*)?$"
+
+
 class Patterns:
     """Whether a name begins with what any of the programs passes, as ``re.match`` has it."""
 
@@ -115,18 +120,18 @@ class Patterns:
             self._steps += [*program, Step("passed", targets=())]
             if len(self._steps) > MAX_STEPS:
                 raise Refusal(f"patterns: more than {MAX_STEPS:,} steps in all; write fewer or shorter ones")
+        self._ends = frozenset(at for at, step in enumerate(self._steps) if step.kind == "passed")
         self._first = self._reached(starts, begin=True)
 
     def match(self, name: str) -> bool:
         places = self._first
         for sign in name:
-            if self._passed(places):
+            if not self._ends.isdisjoint(places):
                 return True
+            if not places:
+                return False
             places = self._next(places, sign)
-        return self._passed(self._reached(places, begin=not name, end=True))
-
-    def _passed(self, places: frozenset[int]) -> bool:
-        return any(self._steps[p].kind == "passed" for p in places)
+        return not self._ends.isdisjoint(self._reached(places, begin=not name, end=True))
 
     def _next(self, places: frozenset[int], sign: str) -> frozenset[int]:
         key = (places, sign)

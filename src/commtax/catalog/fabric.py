@@ -283,13 +283,17 @@ def _textbook(cluster: Cluster) -> Fabric:
     return Fabric("textbook", BY_DEFINITION, own, network_paths=slow, flat=True, spread=0.0, network=Network(spread=0.0))
 
 
-def kernel_constants(engine: Engine, chip: Chip) -> KernelConstants:
-    """Kernel constants of the chip's family, or the generic ones; ``textbook`` runs every kernel at the datasheet's rate."""
-    return _kernel_constants(engine.key, chip.key, chip.family)
+def kernel_constants(engine: Engine, chip: Chip, timed: bool = False) -> KernelConstants:
+    """Kernel constants of the chip's family, or the generic ones; ``textbook`` runs every kernel at the datasheet's rate.
+
+    ``timed``: of kernels as an engine calls them one at a time, quantising what they take and without its tuner, instead of
+    those of a step.
+    """
+    return _kernel_constants(engine.key, chip.key, chip.family, timed)
 
 
 @lru_cache(maxsize=256)
-def _kernel_constants(engine: str, chip: str, wanted: str) -> KernelConstants:
+def _kernel_constants(engine: str, chip: str, wanted: str, timed: bool) -> KernelConstants:
     if engine == "textbook":
         return KernelConstants("roofline", BY_DEFINITION, _tables(table("kernels", "roofline")))
     family = wanted if wanted in stems("kernels") else "generic"
@@ -298,6 +302,7 @@ def _kernel_constants(engine: str, chip: str, wanted: str) -> KernelConstants:
     tables = others
     for layer in layers:  # a chip of its own corrects its family, an engine's own kernels either
         tables = _with_own(tables | _tables(layer), _tables(layer.get("engine", {}).get(engine, {})))
+        tables = tables | (_tables(layer.get("timed", {}).get(engine, {})) if timed else {})
     elsewhere = Source("assumed", f"assumed: transferred from other chips, not measured on {wanted} ones", f"kernels of {wanted}")
     own = {name: elsewhere for name, c in others.items() if tables.get(name) is c}
     return KernelConstants(family, _kernel_label(wanted, chip, layers), tables, own)
@@ -343,5 +348,5 @@ def _with_own(tables: dict[str, Mapping[str, float]], own: dict[str, Mapping[str
 
 def _tables(layer: Table) -> dict[str, Mapping[str, float]]:
     """Tables by form and dtype; what else stands in a file is no table of constants."""
-    forms = (form for form in layer if form not in ("key", "like", "measured_on", "sisters", "engine", "sources"))
+    forms = (form for form in layer if form not in ("key", "like", "measured_on", "sisters", "engine", "timed", "sources"))
     return {f"{form}.{dtype}": c for form in forms for dtype, c in layer[form].items()}

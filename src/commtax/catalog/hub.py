@@ -17,9 +17,27 @@ _failed: dict[str, tuple[float, str]] = {}  # when and why, by name and by endpo
 T = TypeVar("T")
 
 
-def config_file(name: str) -> str:
-    """The file on this machine, fetched if it must be; ``LookupError`` says why there is none."""
-    return _once(name, LookupError, lambda: _fetched(name))
+def file(name: str, file_name: str = "config.json") -> str:
+    """A file of a repository on this machine, fetched if it must be; ``LookupError`` says why there is none."""
+    return _once(f"{name}/{file_name}", LookupError, lambda: _fetched(name, file_name))
+
+
+def optional(name: str, file_name: str) -> str:
+    """A file that a repository may have; "" where it has none."""
+    try:
+        return file(name, file_name)
+    except LookupError:
+        return ""
+
+
+def cached(name: str) -> bool:
+    """Whether the client keeps a repository's config on this machine; never a look at the network."""
+    try:
+        import huggingface_hub as hub
+
+        return name.count("/") == 1 and isinstance(hub.try_to_load_from_cache(name, "config.json"), str)
+    except Exception:  # no client, or a name that it does not take
+        return False
 
 
 def _once(what: str, failure: type[Exception], work: Callable[[], T]) -> T:
@@ -32,19 +50,19 @@ def _once(what: str, failure: type[Exception], work: Callable[[], T]) -> T:
     raise failure(_failed[what][1])
 
 
-def _fetched(name: str) -> str:
+def _fetched(name: str, file_name: str) -> str:
     try:
         import huggingface_hub as hub
         import huggingface_hub.constants
     except ImportError:
         raise LookupError("to look it up on the Hub: pip install 'commtax[hub]'") from None
     try:
-        cached = hub.try_to_load_from_cache(name, "config.json")
-        if isinstance(cached, str):
-            return cached
+        kept = hub.try_to_load_from_cache(name, file_name)
+        if isinstance(kept, str):
+            return kept
         if not hub.constants.HF_HUB_OFFLINE:
             _reach(hub.constants.ENDPOINT)
-        return str(_within(FETCH_SECONDS, lambda: hub.hf_hub_download(name, "config.json")))
+        return str(_within(FETCH_SECONDS, lambda: hub.hf_hub_download(name, file_name)))
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise LookupError(f"and the Hub did not give it: {reason}") from None

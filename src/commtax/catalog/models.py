@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
+from commtax.catalog.checkpoints import made_of, taken_as
 from commtax.catalog.hf import from_config
 from commtax.catalog.loader import did_you_mean, find, plain, table
 from commtax.files import Json, local, parse_json, read_json
@@ -78,6 +79,8 @@ def model(name: str, read_as: str = "") -> Model:
         return _local(path, read_as)
     if name.startswith((".", "/", "~")) or name.endswith(".json"):
         raise Refusal(f"model '{name}': no such folder or file", "model")
+    if decoder := variant(name):
+        return decoder
     unknown = f"unknown model '{name}'{did_you_mean(name, 'models')}"
     if name.count("/") != 1:
         raise Refusal(f"{unknown} (commtax catalog models lists them; a folder with config.json or a Hub id works too)", "model")
@@ -85,6 +88,27 @@ def model(name: str, read_as: str = "") -> Model:
         return _from_hub(name, read_as)
     except LookupError as error:
         raise Refusal(f"{unknown} ({error})", "model") from None
+
+
+@lru_cache(maxsize=128)
+def variant(name: str) -> Model | None:
+    """A bundled model stored as the ending of a checkpoint's name tells, unless the Hub's client keeps its config here.
+
+    >>> str(variant("nvidia/Llama-3.1-8B-Instruct-FP8").notes[0])
+    'nvidia/Llama-3.1-8B-Instruct-FP8 is taken as llama-3.1-8b with modelopt fp8: its config is not at hand'
+    """
+    for rule, key in made_of(name):
+        base = _bundled(key)
+        if rule.suits(base):
+            from commtax.catalog import hub
+
+            return _from_hub(name) if not rule.knows(name) and hub.cached(name) else taken_as(name, base, rule)
+    return None
+
+
+def origin(name: str) -> str:
+    """The bundled model that a name means, as it is or stored in another way; "" where it means none."""
+    return find("models", name) or next((key for rule, key in made_of(name) if rule.suits(_bundled(key))), "")
 
 
 @lru_cache(maxsize=128)
@@ -176,6 +200,9 @@ def _from_hub(name: str, read_as: str) -> Model:
     """The model of a Hub id."""
     from commtax.catalog import hub  # sockets and threads: for those who name a model of the Hub
 
-    decoder = from_config(_read_json(Path(hub.config_file(name))), name.split("/")[1].lower(), read_as)
+    config = _read_json(Path(hub.file(name)))
+    if "quantization_config" not in config and (beside := hub.optional(name, "hf_quant_config.json")):
+        config["hf_quant_config"] = _read_json(Path(beside))
+    decoder = from_config(config, name.split("/")[1].lower(), read_as)
     source = Citation(f"config.json of {name} on the Hugging Face Hub", f"https://huggingface.co/{name}", "")
     return replace(decoder, aliases=(name,), source=source)

@@ -50,6 +50,8 @@ def stored(config: Config, architecture: str, key: str) -> Quant | None:
     inner, beside = config.get("text_config"), config.get("hf_quant_config")
     places = [place for place in (config, inner) if isinstance(place, Mapping)]
     asked = next((q for place in places if (q := place.get("quantization_config"))), None)
+    if isinstance(asked, Mapping) and isinstance(inside := asked.get("quantization"), Mapping):  # ModelOpt's own form, inside
+        asked = {**asked, **inside}
     extra = beside.get("quantization") if isinstance(beside, Mapping) else None
     if not asked and not extra:
         return None

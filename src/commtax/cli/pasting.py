@@ -10,8 +10,9 @@ import click
 from click.core import ParameterSource
 
 from commtax import catalog
+from commtax.catalog.checkpoints import base_key
 from commtax.catalog.loader import normal
-from commtax.catalog.models import bundled
+from commtax.catalog.models import bundled, origin, variant
 from commtax.cli.options import About, Given
 from commtax.files import local, read_text
 from commtax.spec import SIZES, Cluster, Model
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from commtax.readers.launch import Launch
     from commtax.readers.topology import Placed
 
-STORED = {"-fp8": "fp8", "-fp8-dynamic": "fp8", "-awq": "int4", "-gptq-int4": "int4", "-nvfp4": "nvfp4", "-fp4": "nvfp4"}
-"""Endings of checkpoints' names that tell how their weights are stored."""
-
 
 def filled(text: str, model: str, given: Given, remarks: list[str], about: About) -> tuple[Launch, str]:
     """Fill options that nobody gave from a command, or the file that holds it; returns what was read, and the model's name."""
@@ -32,7 +30,7 @@ def filled(text: str, model: str, given: Given, remarks: list[str], about: About
 
     launch = parse(read_text(text, "from") if "\n" not in text and os.path.exists(text) else text)
     options = _options(launch)
-    model = _agreed(model, launch, options, remarks) if model else _model(launch, options, remarks)
+    model = _agreed(model, launch, remarks) if model else _model(launch, remarks)
     _shares(launch, model, options, remarks, about)
     if given.get("plans"):
         _join_plans(options, given, remarks)
@@ -69,7 +67,7 @@ def _fill(options: Given, launch: Launch, given: Given, about: About) -> list[st
 
 def _shares(launch: Launch, model: str, options: Given, remarks: list[str], about: About) -> None:
     """What servers beside each other share, as the command at hand looks at them."""
-    known, servers = bundled(model), launch.servers
+    known, servers = bundled(model) or variant(model), launch.servers
     if launch.stage_layers and known:
         options["chunks"] = launch.chunks_of(known.num_layers)
     if servers.count > 1 and "concurrency" in launch.options and not about.several:
@@ -113,10 +111,10 @@ def _options(launch: Launch) -> Given:
     return {**options, "engine": f"{launch.engine}@{launch.version}" if launch.version else launch.engine}
 
 
-def _model(launch: Launch, options: Given, remarks: list[str]) -> str:
+def _model(launch: Launch, remarks: list[str]) -> str:
     """The command's model: by its name, by the last part of its path, or by its sizes."""
     if launch.model:
-        return _named(launch.model, options, remarks)
+        return _named(launch.model, remarks)
     if not launch.shape:
         return ""
     sizes = dict(launch.shape)
@@ -128,19 +126,20 @@ def _model(launch: Launch, options: Given, remarks: list[str]) -> str:
     raise Refusal(f"from: no model of the catalogue has {listed}; name one (a folder with config.json will do)", "from")
 
 
-def _agreed(model: str, launch: Launch, options: Given, remarks: list[str]) -> str:
+def _agreed(model: str, launch: Launch, remarks: list[str]) -> str:
     """The model that was named, where it can be the command's; one of the two may be a folder that only its owner knows."""
     known = bundled(model)
     if known is None and os.path.exists(local(model)):
         return model
     if launch.model:
-        name = _named(launch.model, options, remarks)
+        name = _named(launch.model, remarks)
         theirs = bundled(name)
         if not theirs and name.startswith(("/", ".", "~", "$")):
             remarks.append(f"{launch.model} is taken for {model}")
             return model
-        same = known == theirs if known and theirs else normal(model) == normal(name)
-        if not same:
+        if (same := origin(name)) and same == origin(model):
+            return name if known and not theirs else model
+        if normal(model) != normal(name):
             raise Refusal(f"MODEL '{model}' is not the pasted command's '{launch.model}': leave one of them out")
     elif launch.shape and known:
         sizes = _sizes(known)
@@ -156,20 +155,17 @@ def _sizes(model: Model) -> dict[str, int]:
     return {**sizes, "width": ffn.intermediate, "experts": experts.num_experts if experts else 0, "vocab": model.vocab}
 
 
-def _named(name: str, options: Given, remarks: list[str]) -> str:
+def _named(name: str, remarks: list[str]) -> str:
     """A name that the catalogue, a folder or the Hub may know; a path's last part may be a model's usual name."""
     if bundled(name) or os.path.exists(local(name)):
         return name
-    last = normal(name.rstrip("/").rsplit("/", 1)[-1])
-    ending = next((end for end in sorted(STORED, key=len, reverse=True) if last.endswith(end)), "")
-    for key in catalog.keys("models"):
-        usual = {key, *(normal(a).rsplit("/", 1)[-1] for a in catalog.model(key).aliases)}
-        if last in usual or (ending and last.removesuffix(ending) in usual):
-            if last not in usual:
-                options.setdefault("dtype", STORED[ending])
-            remarks.append(f"{name} is taken for {key}" + (f" in {options['dtype']}" if last not in usual else ""))
-            return key
-    return name
+    last = name.rstrip("/").rsplit("/", 1)[-1]
+    if key := base_key(normal(last)):
+        remarks.append(f"{name} is taken for {key}")
+        return key
+    if not variant(last):
+        return name
+    return last if name.startswith(("/", ".", "~", "$")) or name.count("/") > 1 else name
 
 
 def _hosts(launch: Launch, given: Given, remarks: list[str]) -> None:

@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 
 from commtax.arrays import pick
+from commtax.cost import blocks, compressed, latent
 from commtax.cost.caches import kv_bytes_per_token_layer
+from commtax.cost.entries import causal_pairs, chosen_pairs, projections
 from commtax.cost.kernel import Kernel, Step, input_bytes
+from commtax.cost.linear_attention import delta_kernels, mamba_kernels, stream_kernels
 from commtax.cost.placement import expert_tp, experts_reach, tokens_split
 from commtax.cost.tensors import padded_vocab
 from commtax.cost.tower import tower_kernels
 from commtax.ledger import Part, Place
-from commtax.spec import DTYPE_BYTES, Attention, Engine, Experts, Latent, Mixer, Mlp, Model, Number, Plan, Workload
+from commtax.spec import DTYPE_BYTES, Attention, DeltaNet, Engine, Experts, Mixer, Mlp, Model, Number, Plan, Workload
 
 LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
 """Mean of the largest of 1, 2, 4 … 256 standard normal values (Harter 1961)."""
@@ -34,10 +37,10 @@ def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine:
     return kernels
 
 
-def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> list[Kernel]:
-    """The kernels of all layers."""
+def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine, training: bool = False) -> list[Kernel]:
+    """The kernels of all layers. ``training`` absorbs nothing: keys and values of every head are made."""
     step = Step(model, plan, work, rows, engine)
-    return [kernel for make, thing, count in _parts(model) for kernel in make(step, thing, count)]
+    return [kernel for make, thing, count in _parts(model, training) for kernel in make(step, thing, count)]
 
 
 def head_kernel(model: Model, plan: Plan, rows: Number, engine: Engine) -> Kernel:
@@ -50,20 +53,36 @@ Maker = Callable[[Step, Any, int], Iterator[Kernel]]
 
 
 @lru_cache(maxsize=256)
-def _parts(model: Model) -> tuple[tuple[Maker, object, int], ...]:
+def _parts(model: Model, training: bool) -> tuple[tuple[Maker, object, int], ...]:
     """The different parts of the layers and how many layers have each: layers that differ in one part share the others."""
     groups: dict[tuple[Maker, object], int] = {}
     for index, block in enumerate(model.blocks):
-        for key in (*_mixing(block.mixer), *_widening(block.ffn), (_norms, block.num_norms)):
+        halves = (block.mixer is not None) + (block.ffn is not None)
+        for key in (*_mixing(block.mixer, training), *_widening(block.ffn), (_norms, block.num_norms), (stream_kernels, halves)):
             groups[key] = groups.get(key, 0) + model.layers.count(index)
     return tuple((make, thing, count) for (make, thing), count in groups.items())
 
 
-def _mixing(mixer: Mixer | None) -> Iterator[tuple[Maker, object]]:
+def _mixing(mixer: Mixer | None, training: bool) -> Iterator[tuple[Maker, object]]:
+    """Projections are the same whatever the window. Training makes keys and values of every head."""
     if isinstance(mixer, Attention):
-        yield _projections, replace(mixer, window=0)
-        yield _decode_attention, mixer
-        yield _prefill_attention, mixer
+        kind = (
+            latent.MAKERS if mixer.latent else compressed.MAKERS if mixer.compressed else blocks.MAKERS if mixer.indexer else None
+        )
+        if kind is None:
+            yield projections, replace(mixer, window=0)
+            yield _decode_attention, mixer
+            yield _prefill_attention, mixer
+        elif training:
+            yield kind.trained, replace(mixer, window=0)
+            yield _prefill_attention, mixer
+        else:
+            yield kind.projections, replace(mixer, window=0)
+            yield kind.attention, mixer
+    elif isinstance(mixer, DeltaNet):
+        yield delta_kernels, mixer
+    elif mixer:
+        yield mamba_kernels, mixer
 
 
 def _widening(ffn: Mlp | Experts | None) -> Iterator[tuple[Maker, object]]:
@@ -76,43 +95,8 @@ def _norms(s: Step, num_norms: int, count: int) -> Iterator[Kernel]:
     yield s.small("norms", "norms", "", count * num_norms, s.rows * s.model.hidden * 4)
 
 
-def _projections(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
-    h, tp, rows = s.model.hidden, s.plan.tp, s.rows
-    if a.latent:
-        yield from _latent_projections(s, a, a.latent, count)
-    else:
-        kv = a.num_kv_heads / np.minimum(tp, a.num_kv_heads)
-        width = a.num_heads * a.head_dim / tp + kv * (a.head_dim + a.v_head_dim)
-        yield s.gemm("QKV projection", "projections", "qkv", count, rows, width, h, "self_attn.q_proj")
-        yield s.small("rotary and KV write", "projections", "rotary", 2 * count, rows * width)
-        if a.qk_norm and (launches := s.engine.kernels.head_norm_kernels):
-            yield s.small("query and key norms", "projections", "query", launches * count, rows * width)
-    width = a.num_heads * a.v_head_dim / tp
-    yield s.gemm("output projection", "projections", "output projection", count, rows, h, width, "self_attn.o_proj")
-
-
-def _latent_projections(s: Step, a: Attention, m: Latent, count: int) -> Iterator[Kernel]:
-    """Down-projections are whole on every rank. Decode folds the up-projection into query and output (absorbed)."""
-    h, heads, rows, work = s.model.hidden, a.num_heads / s.plan.tp, s.rows, s.work
-    low = m.q_rank + m.kv_rank + m.rope_dim
-    yield s.gemm("latent down-projection", "projections", "down-projection", count, rows, low, h, "self_attn.q_a_proj")
-    width = heads * (m.nope_dim + m.rope_dim)
-    yield s.gemm("query up-projection", "projections", "query", count, rows, width, m.q_rank or h, "self_attn.q_b_proj")
-    yield s.small("rotary, latent norms and KV write", "projections", "rotary", 3 * count, rows * low)
-    decode = work.decode_seqs * work.rows_per_seq
-    some = pick(np.asarray(decode) > 0, count, 0)
-    yield s.gemm("absorbed key projection", "projections", "key", some, decode, heads * m.kv_rank, m.nope_dim)
-    yield s.gemm("absorbed value projection", "projections", "value", some, decode, heads * a.v_head_dim, m.kv_rank)
-    prompts = pick(np.asarray(work.prefill_tokens) > 0, count, 0)
-    shape = (work.prefill_tokens, heads * (m.nope_dim + a.v_head_dim), m.kv_rank)
-    yield s.gemm("key/value up-projection", "projections", "key", prompts, *shape, "self_attn.kv_b_proj")
-    if a.indexer and a.indexer.own:
-        width = a.indexer.num_heads * a.indexer.head_dim + a.indexer.head_dim + a.indexer.num_heads
-        yield s.gemm("token selector", "projections", "", count, rows, width, m.q_rank or h, "self_attn.indexer.wq_b")
-
-
 def _cache(s: Step, a: Attention) -> tuple[Number, Number]:
-    """KV heads of a rank, and the bytes that a token has in its cache (a selector's keys are read beside it)."""
+    """KV heads of a rank, and the bytes that a token has in its cache."""
     kv_heads = 1.0 if a.latent else a.num_kv_heads / np.minimum(s.plan.tp, a.num_kv_heads)
     return kv_heads, kv_bytes_per_token_layer(replace(a, indexer=None), s.plan.tp, s.plan.kv_dtype)
 
@@ -121,11 +105,10 @@ def _decode_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """Decode reads every cached key and value."""
     seqs, work, heads = s.work.decode_seqs, s.work, a.num_heads / s.plan.tp
     kv_heads, per_token = _cache(s, a)
-    k_dim = a.latent.kv_rank + a.latent.rope_dim if a.latent else a.head_dim
-    v_dim = a.latent.kv_rank if a.latent else a.v_head_dim
-    length = _seen(work.cached_tokens / np.maximum(1, seqs) + work.rows_per_seq, a)
-    flops = 2 * seqs * work.rows_per_seq * heads * length * (k_dim + v_dim)
-    shape = (seqs, heads * work.rows_per_seq, kv_heads, k_dim, length, 0)
+    length = work.cached_tokens / np.maximum(1, seqs) + work.rows_per_seq
+    length = np.minimum(length, a.window) if a.window else length
+    flops = 2 * seqs * work.rows_per_seq * heads * length * (a.head_dim + a.v_head_dim)
+    shape = (seqs, heads * work.rows_per_seq, kv_heads, a.head_dim, length, 0)
     yield s.attention("decode", seqs, count, flops, seqs * length * per_token, shape, DTYPE_BYTES[s.plan.kv_dtype])
 
 
@@ -141,21 +124,12 @@ def _prefill_attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     yield s.attention("prefill", tokens, count, flops, moved + seqs * (new + past) * per_token, shape)
 
 
-def _seen(length: Number, a: Attention) -> Number:
-    """Keys that a decoding query looks at: all, the window's, or those that a selector picks."""
-    if a.window:
-        length = np.minimum(length, a.window)
-    return np.minimum(length, a.indexer.top_k) if a.indexer else length
-
-
 def _pairs(new: Number, past: Number, a: Attention) -> Number:
-    """Query-key pairs of one prompt: the causal half of the new tokens, all of the past, cut to the window."""
-    full = new * (new + 1) / 2 + new * past
+    """Query-key pairs of one prompt: the causal half of the new tokens, all of the past, cut to the window or to what is chosen."""
+    if a.compressed:
+        return compressed.pairs(new, past, a, a.compressed)
     limit = a.window or (a.indexer.top_k if a.indexer else 0)
-    if not limit:
-        return full
-    head = np.maximum(0, np.minimum(new, limit - past))  # queries that still see everything
-    return head * (head + 1) / 2 + head * past + (new - head) * limit
+    return chosen_pairs(new, past, limit) if limit else causal_pairs(new, past)
 
 
 def _mlp(s: Step, f: Mlp, count: int) -> Iterator[Kernel]:

@@ -1,56 +1,100 @@
-"""Kernels of linear attention (gated delta net, Kimi delta attention, Mamba-2): their FLOPs and bytes, one shape at a time.
+"""Layers of linear attention: projections, a convolution, a scan or an update of the state, a gated norm, an output projection.
 
-A layer of it is: projections (products), a short causal convolution, a chunked scan over a prompt or an update of the state for
-a new token, a gated norm, an output projection. State is kept in fp32 unless an engine says otherwise.
+Prompts are scanned in chunks, new tokens move the state on. Heads are split over tensor ranks; low-rank matrices are whole into
+their rank. Not measured alone, and priced as small kernels: the norms of queries and keys, the gates, the gated norm.
 """
 
-from commtax.cost.forms.linear import Convolution, Scan, Stream
-from commtax.cost.kernel import Kernel
-from commtax.spec import Number
+from collections.abc import Iterator
+from dataclasses import replace
 
-ACTIVATION_BYTES = 2.0  # bf16
-STATE_BYTES = 4.0  # an element of a recurrent state: fp32
-CHUNK = 64.0  # tokens that a scan takes at a time
-UPDATE_FLOPS = 6.0  # an element of state and token: decay, correction, key times value, query
+import numpy as np
 
+from commtax.arrays import pick
+from commtax.cost.kernel import Kernel, Step
+from commtax.cost.recurrence import convolved, convolved_further, delta_scanned, space_scanned, updated
+from commtax.cost.streams import streams_read, streams_written
+from commtax.ledger import Place
+from commtax.spec import DTYPE_BYTES, DeltaNet, Mamba2, Number
 
-def convolved(form: str, sequences: Number, tokens: Number, channels: Number, taps: Number) -> Kernel:
-    """A causal convolution of whole prompts: 2 taps FLOPs and an activation in and out for each token and channel."""
-    elements = sequences * tokens * channels
-    shape = Convolution(sequences, tokens, channels)
-    return Kernel("convolution", form, 1, 2.0 * taps * elements, 2 * ACTIVATION_BYTES * elements, dtype="fp32", shape=shape)
+QKV_STREAMS = 3  # Kimi's queries, keys and values are convolved each by itself
 
 
-def convolved_further(form: str, sequences: Number, tokens: Number, channels: Number, taps: Number, cold: bool = True) -> Kernel:
-    """The convolution of a few new tokens: the last activations of each sequence are read and written beside."""
-    elements, kept = sequences * tokens * channels, 2 * ACTIVATION_BYTES * sequences * channels * (taps - 1)
-    nbytes = 2 * ACTIVATION_BYTES * elements + kept
-    shape = Stream(tokens, sequences, kept if cold else 0.0)
-    return Kernel("convolution", form, 1, 2.0 * taps * elements, nbytes, dtype="fp32", shape=shape)
+def delta_kernels(s: Step, m: DeltaNet, count: int) -> Iterator[Kernel]:
+    """Gated delta net, or Kimi's, whose decay (one a channel) and gate come from matrices of low rank."""
+    h, tp, rows = s.model.hidden, s.plan.tp, s.rows
+    keys, values = m.num_k_heads * m.k_dim / tp, m.num_v_heads * m.v_dim / tp
+    wide = 2 * keys + values + (0 if m.gate_rank else values)
+    yield s.gemm("QKV and gate projection", "projections", "qkv", count, rows, wide, h, "linear_attn.in_proj_qkv.q_proj")
+    small = (m.num_v_heads + (0 if m.decay_rank else m.num_v_heads)) / tp
+    yield s.gemm("decay and strength", "projections", "query", count, rows, small, h, "linear_attn.in_proj_b")
+    for what, name, rank, out in (("decay", "a", m.decay_rank, keys), ("gate", "z", m.gate_rank, values)):
+        if rank:
+            down, up = f"linear_attn.in_proj_{name}.a_proj", f"linear_attn.in_proj_{name}.b_proj"
+            yield s.gemm(f"{what} down-projection", "projections", "down-projection", count, rows, rank, h, down)
+            yield s.gemm(f"{what} up-projection", "projections", "query", count, rows, out, rank, up)
+    yield s.small("norms of queries and keys, gates", "projections", "rotary", count, 4 * rows * keys)
+    yield from _delta_rule(s, m, count)
+    yield s.small("gated norm", "projections", "value", count, 3 * rows * values)
+    yield s.gemm("output projection", "projections", "output projection", count, rows, h, values, "linear_attn.out_proj")
 
 
-def scanned(form: str, sequences: Number, tokens: Number, key_heads: Number, heads: Number, key_dim: Number, dim: Number) -> Kernel:
-    """A delta rule over whole prompts in chunks of C tokens, ``heads`` states of key_dim x dim each (Yang et al. 2024, 2412.06464).
-
-    A token and head cost 2 C (3 K + 2 V) FLOPs inside its chunk (two triangles of keys and queries, their products with keys and
-    values) and 6 K V with the state. Keys and queries have ``key_heads``. A chain of kernels hands on W and U, the corrected
-    values and the state of each chunk.
-    """
-    each = sequences * tokens
-    state_bytes = 2 * STATE_BYTES * sequences * heads * key_dim * dim
-    flops = each * heads * (2 * CHUNK * (3 * key_dim + 2 * dim) + 6 * key_dim * dim)
-    between = 2 * ACTIVATION_BYTES * each * heads * (2 * key_dim + 2 * dim + key_dim * dim / CHUNK)
-    nbytes = ACTIVATION_BYTES * each * 2 * (key_heads * key_dim + heads * dim) + state_bytes
-    return Kernel("scan", form, 1, flops, nbytes, shape=Scan(sequences, tokens, CHUNK, state_bytes, between))
-
-
-def updated(form: str, sequences: Number, tokens: Number, elements: Number, kept: Number = 1.0, cold: bool = True) -> Kernel:
-    """States of ``elements`` each moved on by a few tokens: read once, written ``kept`` times (drafts keep each token's)."""
-    return updated_in(form, sequences, tokens, elements, (1 + kept) * STATE_BYTES, cold)
+def _delta_rule(s: Step, m: DeltaNet, count: int) -> Iterator[Kernel]:
+    """Convolution and state: of the prompts, and of sequences that decode."""
+    tp, own = s.plan.tp, "kda" if m.decay_rank else "gdn"
+    channels, heads = m.channels / tp, m.num_v_heads / tp
+    seqs, new = _prompts(s)
+    apart = QKV_STREAMS if m.decay_rank else 1
+    convolution = replace(convolved("conv", seqs, new, channels / apart, m.conv), count=apart)
+    scan = delta_scanned(f"{own}-scan", seqs, new, m.num_k_heads / tp, heads, m.k_dim, m.v_dim)
+    yield from _placed("prefill", s.work.prefill_tokens, count, convolution, scan)
+    drafts = s.work.rows_per_seq
+    further = "conv-update" if not m.decay_rank else "kda-conv-verify" if drafts > 1 else "kda-conv-update"
+    update = f"{own}-{'verify' if m.decay_rank and drafts > 1 else 'update'}"
+    decoding = s.work.decode_seqs
+    state = updated(update, decoding, drafts, heads * m.k_dim * m.v_dim, _moved_bytes(s, m))
+    yield from _placed("decode", decoding, count, convolved_further(further, decoding, drafts, channels, m.conv), state)
 
 
-def updated_in(form: str, sequences: Number, tokens: Number, elements: Number, moved_bytes: Number, cold: bool = True) -> Kernel:
-    """As ``updated`` with the bytes that an element of state moves, read and written."""
-    nbytes = sequences * elements * moved_bytes
-    shape = Stream(tokens, sequences, nbytes if cold else 0.0)
-    return Kernel("state update", form, 1, UPDATE_FLOPS * sequences * tokens * elements, nbytes, dtype="fp32", shape=shape)
+def mamba_kernels(s: Step, m: Mamba2, count: int) -> Iterator[Kernel]:
+    """Mamba-2: one projection for gate, input, B, C and time step. Groups of B and C are copied beyond as many ranks."""
+    h, tp, rows = s.model.hidden, s.plan.tp, s.rows
+    inner, heads, groups = m.inner / tp, m.num_heads / tp, m.num_groups / np.minimum(tp, m.num_groups)
+    both = 2 * groups * m.state
+    wide = 2 * inner + both + heads
+    yield s.gemm("input projection", "projections", "qkv", count, rows, wide, h, "mixer.in_proj.zx")
+    seqs, new = _prompts(s)
+    convolution = convolved("conv", seqs, new, inner + both, m.conv)
+    scan = space_scanned("ssd-scan", seqs, new, groups, heads, m.state, m.head_dim)
+    yield from _placed("prefill", s.work.prefill_tokens, count, convolution, scan)
+    decoding, drafts = s.work.decode_seqs, s.work.rows_per_seq
+    further = convolved_further("conv-update", decoding, drafts, inner + both, m.conv)
+    state = updated("ssd-update", decoding, drafts, inner * m.state, _moved_bytes(s, m))
+    yield from _placed("decode", decoding, count, further, state)
+    yield s.small("gated norm", "projections", "value", count, 3 * rows * inner)
+    yield s.gemm("output projection", "projections", "output projection", count, rows, h, inner, "mixer.out_proj")
+
+
+def stream_kernels(s: Step, halves: int, count: int) -> Iterator[Kernel]:
+    """Hyper-connections around the ``halves`` of a layer: streams mixed into its input, its output spread over them."""
+    if s.model.hyper:
+        sizes = s.rows, s.model.hyper.streams, s.model.hidden
+        for kernel in (streams_read(*sizes), streams_written(*sizes)):
+            yield replace(kernel, count=halves * count, part="norms")
+
+
+def _moved_bytes(s: Step, m: DeltaNet | Mamba2) -> float:
+    """Of an element of state: read once, and written for each drafted token, whose state is kept until it is accepted."""
+    return (1 + s.work.rows_per_seq) * DTYPE_BYTES[m.state_dtype or s.plan.state_dtype]
+
+
+def _prompts(s: Step) -> tuple[Number, Number]:
+    """Prompts of the step and new tokens of each; one of one token where there is none, which no kernel counts."""
+    seqs = np.maximum(1, s.work.prefill_seqs)
+    return seqs, np.maximum(1, s.work.prefill_tokens / seqs)
+
+
+def _placed(place: Place, tokens: Number, count: int, *kernels: Kernel) -> Iterator[Kernel]:
+    """Kernels of so many tokens in so many layers; without any tokens there are none."""
+    runs = pick(np.asarray(tokens) > 0, count, 0)
+    for kernel in kernels:
+        yield replace(kernel, count=kernel.count * runs, part="attention", place=place)

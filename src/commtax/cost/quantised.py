@@ -25,19 +25,14 @@ def formats(model: Model, tensor: Tensor, quant: Quant) -> Formats:
     candidates = [q for q in quant.formats if tensor.linear or q.only]
     if not any(q.only or q.ignored for q in candidates):
         return tuple((q, 1.0) for q in candidates[:1])
-    layers = _layers(model, tensor, quant)
-    first = [_first(model, tensor, layer, candidates) for layer in layers]
-    return tuple((q, share) for q in candidates if (share := first.count(q) / len(layers)))
-
-
-def _first(model: Model, tensor: Tensor, layer: int, candidates: list[Quant]) -> Quant | None:
-    """The format that holds a tensor of one layer."""
-    names = spellings(tensor.name.replace("layers.N", f"layers.{layer}"), candidates[0].spelled)
-    at = layer if tensor.where >= 0 else -1
+    layers, shares = _layers(model, tensor), dict.fromkeys(candidates, 0.0)
+    left, roots = set(layers), _roots(tuple(candidates))
     for q in candidates:
-        if (not q.only or _named(model, names, at, q.only, q)) and not _named(model, names, at, q.ignored, q):
-            return q
-    return None
+        held = _named(model, tensor, q.only, q, roots) & left if q.only else set(left)
+        held -= _named(model, tensor, q.ignored, q, roots)
+        left -= held
+        shares[q] = len(held) / len(layers)
+    return tuple((q, share) for q, share in shares.items() if share)
 
 
 @lru_cache(maxsize=4096)
@@ -59,7 +54,7 @@ def format_of(model: Model, module: str, quant: Quant | None) -> Quant | None:
     return best if best is not None and sum(shares.values()) >= 0.5 else None
 
 
-def spellings(name: str, spelled: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+def spellings(name: str, spelled: tuple[tuple[str, str], ...], roots: tuple[str, ...] = ROOTS) -> tuple[str, ...]:
     """A tensor's name as checkpoints may have it: the family's words, every usual root, a first expert's number.
 
     >>> spellings("model.layers.3.mlp.experts.up_proj.weight", (("mlp.", "mixer."),))[-1]
@@ -71,23 +66,44 @@ def spellings(name: str, spelled: tuple[tuple[str, str], ...]) -> tuple[str, ...
     rest = [n.removeprefix("model.") for n in dict.fromkeys((name, numbered))]
     if not name.startswith("model."):
         return (*rest, *(f"language_model.{n}" for n in rest))
-    return tuple(root + n for n in rest for root in ROOTS)
+    return tuple(root + n for n in rest for root in roots)
 
 
-def _layers(model: Model, tensor: Tensor, quant: Quant) -> list[int]:
-    """Layers that have a tensor; one stands for all where no pattern has a number."""
-    layers = [i for i, kind in enumerate(model.layers) if kind == tensor.where] or [0]
-    numbered = any(q.counted or re.search(r"\d", pattern) for q in quant.formats for pattern in (*q.ignored, *q.only))
-    return layers if numbered else layers[:1]
+@lru_cache(maxsize=256)
+def _roots(formats: tuple[Quant, ...]) -> tuple[str, ...]:
+    """Roots that any pattern speaks of, and the usual one."""
+    said = "\n".join(p for q in formats for p in (*q.ignored, *q.only)).replace("\\", "")
+    return tuple(root for root in ROOTS if root == ROOTS[0] or root in said)
 
 
-def _named(model: Model, names: tuple[str, ...], layer: int, patterns: tuple[str, ...], quant: Quant) -> bool:
-    """Whether any of the patterns holds a module; those with a count do so in as many layers as they stand for."""
-    counted = dict(quant.counted)
-    if modules(tuple(p for p in patterns if p not in counted) if counted else patterns).hold(*names):
-        return True
-    holding = [p for p in patterns if p in counted and modules((p,)).hold(*names)]
-    return any(layer < 0 or layer in _standing(model, p, counted[p], quant.spelled) for p in holding)
+def _layers(model: Model, tensor: Tensor) -> list[int]:
+    """Layers that have a tensor; one of no layer counts as a single one."""
+    return [i for i, kind in enumerate(model.layers) if kind == tensor.where] or [0]
+
+
+def _named(model: Model, tensor: Tensor, patterns: tuple[str, ...], quant: Quant, roots: tuple[str, ...]) -> set[int]:
+    """Layers of a tensor that any of the patterns holds: in all or none of them where it has no number of a layer."""
+    layers, counted = _layers(model, tensor), dict(quant.counted)
+
+    def holds(some: tuple[str, ...], layer: int) -> bool:
+        name = tensor.name.replace("layers.N", f"layers.{layer}")
+        return bool(some) and modules(some).hold(*spellings(name, quant.spelled, roots))
+
+    if holds(tuple(p for p in patterns if p not in counted and not _numbered(p)), layers[0]):
+        return set(layers)
+    numbered = tuple(p for p in patterns if _numbered(p))
+    held = {layer for layer in layers if holds(numbered, layer)}
+    for pattern in (p for p in patterns if p in counted and not _numbered(p)):
+        if holds((pattern,), layers[0]):
+            held |= set(layers) & _standing(model, pattern, counted[pattern], quant.spelled) if tensor.where >= 0 else set(layers)
+    return held
+
+
+def _numbered(pattern: str) -> bool:
+    """Whether a pattern may tell layers apart."""
+    if pattern.startswith("re:"):
+        return bool(re.search(r"\d|\\d|\[", pattern))
+    return bool(re.search(r"(^|\.)[\d\[]", pattern.replace("experts.0", "experts")))
 
 
 @lru_cache(maxsize=1024)

@@ -38,7 +38,7 @@ def forward(
     work = Workload(prefill_seqs=step.micro_batch, prefill_tokens=rows, past_tokens=past)
     share = layers / model.num_layers
     trained: list[Kernel] = []
-    for kernel in layer_kernels(model, plan, work, rows, engine):
+    for kernel in layer_kernels(model, plan, work, rows, engine, training=True):
         if kernel.form == "decode" or (np.ndim(kernel.count) == 0 and kernel.count == 0):
             continue
         busier = pick(np.asarray(plan.ep) > 1, imbalance, 1.0) if kernel.part in ("experts", "routing") else 1.0
@@ -140,7 +140,7 @@ def forward_flops(model: Model, seq: Number, causal: bool, attention: bool = Tru
     plain = Engine("", "", "", (), (), sends=Sending(experts_keep_tp=True))
     dims = model.attention.head_dim + model.attention.v_head_dim
     total: Number = 0.0
-    for k in layer_kernels(model, Plan(), Workload(prefill_seqs=1, prefill_tokens=seq), seq, plain):
+    for k in layer_kernels(model, Plan(), Workload(prefill_seqs=1, prefill_tokens=seq), seq, plain, training=True):
         if k.form == "gemm":
             total = total + k.count * k.flops
         elif k.form == "prefill" and attention:

@@ -67,7 +67,7 @@ def _chip_row(c: Chip) -> tuple[str, ...]:
 def _model_row(m: Model) -> tuple[str, ...]:
     a, active = m.attention, f"{num_active_params(m) / 1e9:.3g} B"
     shape = str(m.num_layers), str(m.hidden), str(a.num_heads), "latent" if a.latent else str(a.num_kv_heads)
-    return m.key, f"{num_params(m):,.0f}", active, *shape, m.quant.dtype if m.quant else m.dtype, f"{m.max_len:,.0f}"
+    return m.key, f"{num_params(m):,.0f}", active, *shape, m.quant.named if m.quant else m.dtype, f"{m.max_len:,.0f}"
 
 
 LISTED: Mapping[str, tuple[tuple[str, ...], Callable[[Any], tuple[str, ...]]]] = {
@@ -93,7 +93,7 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
     rows = [
         ("parameters", f"{num_params(m):,.0f}{further}"),
         ("active for a token", f"{active:,.0f} ({without:,.0f} without the input embedding)"),
-        ("weights", f"{format_bytes(_stored_bytes(m))} as stored ({m.quant.method if m.quant else m.dtype})"),
+        ("weights", f"{format_bytes(_stored_bytes(m))} as stored ({_how(m)})"),
         ("KV of a token", f"{format_bytes(_kv_bytes_per_token(m, 'bf16'))} in bf16 on one rank{_own_kv(m)}"),
         *(
             [("state of a sequence", f"{format_bytes(state)} on one rank, whatever its length")]
@@ -117,6 +117,11 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
         extra = f", of which {p.beyond:,.0f} are {p.includes}" if p.beyond > 0 else f" ({p.includes})" if p.includes else ""
         say(console, f"  published ({p.kind}): {p.params:,.0f}{extra} [{_cite(p.source)}]")
     notes(console, list(m.notes))
+
+
+def _how(m: Model) -> str:
+    """How weights are stored: the method, and the formats where it does not say them itself."""
+    return " ".join(dict.fromkeys((m.quant.method, m.quant.named))) if m.quant else m.dtype
 
 
 def model_document(model: Model, counts: Iterable[Published]) -> Record:

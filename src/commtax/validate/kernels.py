@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from commtax import catalog
+from commtax.cost.forms.modules import EAGER
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import least_s, seconds
 from commtax.files import table
@@ -17,6 +18,7 @@ from commtax.validate.records import Array, Predicted, Records, around, of_colum
 
 UNMEASURED = 0.5  # half-width of the range where a family or number format has no residuals
 SPREADS: dict[str, dict[str, dict[str, float]]] = table("validate/spreads.toml")
+BESIDE = 6.0  # exponent of what runs beside each other
 ENGINE = "vllm"  # the tables are of the kernels that serving engines call
 
 
@@ -37,8 +39,12 @@ def answers(table: KernelTable, source: Array) -> Records:
         if named["dtype"] not in DTYPE_BYTES or named["stored"] not in DTYPE_BYTES:
             skipped[mask] = f"number format '{words['dtype']}' is not known"
             continue
-        constants = catalog.kernel_constants(catalog.engine(words["framework"] or ENGINE), table.chip)
-        made = table.kind.make(named, {name: sizes[mask] for name, sizes in table.sizes.items()})
+        constants = catalog.kernel_constants(catalog.engine(words["framework"] or ENGINE), table.chip, timed=True)
+        try:
+            made = table.kind.make(named, {name: sizes[mask] for name, sizes in table.sizes.items()})
+        except Refusal as why:
+            skipped[mask] = str(why)
+            continue
         predicted[mask], floor[mask] = priced(made, table.chip, constants)
         factor[mask] = spread(kind, table.chip.family, words["dtype"])
     return of_columns(
@@ -65,12 +71,21 @@ def answers(table: KernelTable, source: Array) -> Records:
 
 def priced(kernels: Sequence[Kernel], chip: Chip, constants: KernelConstants) -> tuple[Array, Array]:
     """Seconds of kernels that run one after another, and the least that bandwidth and peak allow."""
-    total, least = 0.0, 0.0
+    total, host, least = 0.0, 0.0, 0.0
     for one in kernels:
         fixed, moving = seconds(one, chip, constants)
-        total = total + (fixed + moving) * one.count
+        taken = (fixed + moving) * one.count
+        total, host = (total, host + taken) if one.form in EAGER else (total + taken, host)
         least = least + least_s(one, chip, constants) * one.count
-    return total, least
+    return together(total, host, constants), least
+
+
+def together(device_s: Array, host_s: Array, constants: KernelConstants) -> Array:
+    """Launches that no graph holds run beside the device: the slower of both, smoothly, on a host so many times slower."""
+    if not np.any(host_s):
+        return device_s
+    slower = constants.tables["host.bf16"]["slower"]
+    return (device_s**BESIDE + (host_s * slower) ** BESIDE) ** (1 / BESIDE)
 
 
 def swept_kernel(row: sweep.SweepRow, kind: str, chip: Chip) -> Predicted:

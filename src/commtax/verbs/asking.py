@@ -279,7 +279,7 @@ def _plan(q: Question, engine: Engine) -> Plan:
         ep=plan.tp * plan.dp if np.all(np.asarray(plan.ep) == AUTO_EP) else plan.ep,
         order=engine.order,
         activations_dtype=activations,
-        kv_dtype=plan.kv_dtype or _kept_dtype(q.model, engine) or activations,
+        kv_dtype=plan.kv_dtype or _kept_dtype(q.model, engine) or checkpoint_kv(q.model, engine) or activations,
         state_dtype=engine.states.state_dtype or activations,
         microbatches=microbatches(q.batch, q.micro_batch) if q.trains else plan.microbatches,
         grads_dtype=engine.trains.grads_dtype,
@@ -289,6 +289,11 @@ def _plan(q: Question, engine: Engine) -> Plan:
 def _kept_dtype(model: Model, engine: Engine) -> str:
     """The type that an engine keeps a cache in where nobody asks for one; "": that of activations."""
     return engine.states.compressed_kv_dtype if any(a.compressed for a in model.attentions) else ""
+
+
+def checkpoint_kv(model: Model, engine: Engine) -> str:
+    """The KV cache's type that an engine takes by itself: that of the scales that a checkpoint brings; "" where there are none."""
+    return model.quant.kv_dtype if model.quant and engine.memory.kv_of_checkpoint else ""
 
 
 def microbatches(batch: Number, micro_batch: Number) -> Number:
@@ -335,10 +340,13 @@ def _remarks(q: Question) -> Iterator[Note]:
         where = "host" if cluster.domain == cluster.gpus_per_host else "NVLink domain"
         text = f"ranks are laid on {used} of the {cluster.domain} GPUs of each {where}, so that no group straddles two"
         yield Note("laid-out", text)
-    wanted = plan.weights_dtype or (q.model.quant.dtype if q.model.quant else "")
-    native = {"mxfp4": "fp4", "nvfp4": "fp4", "int4": "int4"}.get(wanted, wanted)
-    if wanted in DTYPE_BYTES and DTYPE_BYTES[wanted] < 2 and native not in cluster.chip.flops_per_s:
-        yield Note("arithmetic", f"{cluster.chip.key} has no {wanted} arithmetic: such weights save memory and bandwidth only")
+    if plan.kv_dtype == "fp8" and checkpoint_kv(q.model, q.engine) == "fp8":
+        yield Note("checkpoint-kv", f"KV cache in fp8: {q.model.key} brings scales for it (--kv-dtype bf16 keeps it in 16 bits)")
+    stored = q.model.quant.formats[::-1] if q.model.quant else ()
+    for wanted in [plan.weights_dtype] if plan.weights_dtype else dict.fromkeys(quant.dtype for quant in stored):
+        native = {"mxfp4": "fp4", "nvfp4": "fp4", "int4": "int4"}.get(wanted, wanted)
+        if wanted in DTYPE_BYTES and DTYPE_BYTES[wanted] < 2 and native not in cluster.chip.flops_per_s:
+            yield Note("arithmetic", f"{cluster.chip.key} has no {wanted} arithmetic: such weights save memory and bandwidth only")
 
 
 def context_notes(q: Question, context: Number) -> list[Note]:

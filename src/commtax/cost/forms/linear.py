@@ -13,6 +13,7 @@ from commtax.cost.forms.form import ChipForm, Parts, Table, from_memory, norm, v
 from commtax.cost.kernel import Kernel
 from commtax.spec import Chip, Number
 
+QUERY_TILE = 128.0
 VECTOR_TOKENS = 8  # tokens that a convolution loads at a time: shorter sequences take another path
 
 
@@ -86,14 +87,14 @@ def scan(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
 def encoder_attention(k: Kernel, c: Table, chip: Chip, rate: float) -> Parts:
     """Bidirectional attention of images or frames: t = t0 + [ compute^p + memory^p + longest^p ]^(1/p) seconds.
 
-    Rows of queries come in tiles of 128, keys cost ``s0`` more than there are, heads are padded to 64, ``pad`` or 128, and
-    tensor cores attain ``ep64`` with the smallest of them and ``ep`` with the others; longest = tl keys.
+    Queries come in tiles of 128 (``tile``), keys cost ``s0`` more than there are, heads are padded to whole multiples of ``pad``,
+    and tensor cores attain ``ep64`` with heads of 64 and ``ep`` with larger ones; longest = tl keys.
     """
-    padded = np.where(k.head_dim <= 64, 64.0, np.where(k.head_dim <= c["pad"], c["pad"], np.maximum(128.0, k.head_dim)))
-    rows = 128.0 * np.ceil(k.length / 128.0)
+    padded = c["pad"] * np.ceil(k.head_dim / c["pad"])
+    tile = c.get("tile", QUERY_TILE)
     share = np.where(k.head_dim <= 64, c["ep64"], c["ep"])
     peak = (chip.flops_per_s.get("bf16") or chip.flops_per_s["fp16"]) * rate
-    compute = 4.0 * k.batch * k.heads * rows * (k.length + c["s0"]) * padded / (share * peak)
+    compute = 4.0 * k.batch * k.heads * tile * np.ceil(k.length / tile) * (k.length + c["s0"]) * padded / (share * peak)
     return c["t0"], norm(c["p"], compute, _memory_s(k.nbytes, 0.0, c, chip), c["tl"] * k.length)
 
 
@@ -104,6 +105,7 @@ def _memory_s(nbytes: Number, cold_bytes: Number, c: Table, chip: Chip) -> Numbe
 
 CHIP_FORMS: dict[str, ChipForm] = {
     "conv": convolution,
+    "conv-blocks": convolution,
     "conv-qkv": convolution,
     "conv-update": stream,
     "kda-conv-update": stream,

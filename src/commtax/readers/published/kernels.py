@@ -137,6 +137,7 @@ def of_several(rows: Sequence[Row]) -> Iterator[tuple[list[int], KernelTable]]:
     for system, tail in dict.fromkeys((row["system"], row["form"]) for row in rows):
         index = [i for i, row in enumerate(rows) if (row["system"], row["form"]) == (system, tail)]
         dtype = KINDS[tail].dtype if tail in KINDS else ""
-        own: list[dict[str, Any]] = [{dtype: rows[i]["dtype"], **rows[i], "latency_us": rows[i]["us"]} for i in index]
+        formats = ({dtype: rows[i]["dtype"]} if dtype else {} for i in index)
+        own: list[dict[str, Any]] = [{**f, **rows[i], "latency_us": rows[i]["us"]} for f, i in zip(formats, index, strict=True)]
         header = [name for name in own[0] if any(row[name] for row in own)]
         yield index, read(f"{system}_{tail}", header, [[row[name] for name in header] for row in own])

@@ -36,8 +36,8 @@ def matched(kind: str, text: str, before: str = "") -> str:
 def chip_named(text: str) -> str:
     """The catalogue's key of the chip that a text names; "" where none is.
 
-    >>> [chip_named(name) for name in ("NVIDIA GB200 NVL72", "b200_sxm", "8xH100-SXM", "GB300", "NVIDIA L40S")]
-    ['gb200', 'b200-sxm', 'h100-sxm', '', 'l40s']
+    >>> [chip_named(name) for name in ("NVIDIA GB200 NVL72", "b200_sxm", "8xH100-SXM", "NVIDIA GB10", "rtx_pro_6000_server")]
+    ['gb200', 'b200-sxm', 'h100-sxm', '', 'rtx-pro-6000-server']
     """
     return matched("chips", text.lower().replace("_", " "), "(?<![a-wyz0-9])")
 

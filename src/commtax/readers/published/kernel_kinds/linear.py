@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 
 from commtax.cost.kernel import Kernel
-from commtax.cost.linear_attention import STATE_BYTES, convolved, convolved_further, scanned, updated_in
+from commtax.cost.recurrence import STATE_BYTES, convolved, convolved_further, delta_scanned, space_scanned, updated
 from commtax.readers.published.kernel_kinds.kind import Array, KernelKind, Sizes, Words
 
 CONVOLUTION, THREE_CONVOLUTIONS = "causal_conv1d", "causal_conv1d_fn_qkv3"
 FUSED_DECODE = ("fused_kda_decode", "kda_fused_decode")
 """Kernels that hold the convolution and the gates beside the update."""
-KEYS_ONLY = (("trtllm", ""), ("sglang", "0.5.10"))
-"""Engines, and versions where not all, whose tables of gated delta net time a convolution as wide as the keys alone."""
+BLOCKS = (("trtllm", ""), ("sglang", "0.5.10"))
+"""Engines, and versions where not all, that convolve with the CUDA kernel, which has a block for each channel of a sequence; others
+have one in Triton. Their tables of gated delta net time it as wide as the keys alone."""
 MIXED_STATE = ("trtllm",)
 """Engines that read a state in bf16 and write it in fp32."""
 MIXED_BYTES = 6.0
@@ -25,9 +26,9 @@ def _delta(own: str, words: Words, x: Sizes) -> Sequence[Kernel]:
         return [_convolution(words, x, _width(own, words, x), "kda-conv-" if own == "kda" else "conv-")]
     if words["phase"] == "context":
         heads = x["num_k_heads"], x["num_v_heads"], x["head_k_dim"], x["head_v_dim"]
-        return [scanned(f"{own}-scan", sequences, tokens, *heads)]
+        return [delta_scanned(f"{own}-scan", sequences, tokens, *heads)]
     form = f"{own}-{'fused' if words['kernel_source'] in FUSED_DECODE else UPDATES.get(words['phase'], 'update')}"
-    return [updated_in(form, sequences, tokens, _state(x), _moved(words, tokens), cold=False)]
+    return [updated(form, sequences, tokens, _state(x), _moved(words, tokens), cold=False)]
 
 
 def _moved(words: Words, tokens: Array) -> Array:
@@ -43,16 +44,20 @@ def _state(x: Sizes) -> Array:
 def _width(own: str, words: Words, x: Sizes) -> Array:
     """Channels of queries, keys and values."""
     keys = x["num_k_heads"] * x["head_k_dim"]
-    engine, version = words["framework"], words["version"]
-    if own == "gdn" and any(engine == name and version.startswith(old) for name, old in KEYS_ONLY):
+    if own == "gdn" and _in_blocks(words):
         return keys
     return 2 * keys + x["num_v_heads"] * x["head_v_dim"]
+
+
+def _in_blocks(words: Words) -> bool:
+    return any(words["framework"] == engine and words["version"].startswith(version) for engine, version in BLOCKS)
 
 
 def _convolution(words: Words, x: Sizes, channels: Array, further: str) -> Kernel:
     sizes = x["batch_size"], x["seq_len"], channels, x["d_conv"]
     if words["phase"] == "context":
-        return convolved("conv-qkv" if words["kernel_source"] == THREE_CONVOLUTIONS else "conv", *sizes)
+        form = "conv-qkv" if words["kernel_source"] == THREE_CONVOLUTIONS else "conv-blocks" if _in_blocks(words) else "conv"
+        return convolved(form, *sizes)
     return convolved_further(f"{further}{UPDATES.get(words['phase'], 'update')}", *sizes, cold=False)
 
 
@@ -63,9 +68,9 @@ def _mamba(words: Words, x: Sizes) -> Sequence[Kernel]:
         return [_convolution(words, x, channels, "conv-")]
     sequences, tokens = x["batch_size"], x["seq_len"]
     if words["phase"] == "context":
-        return [scanned("ssd-scan", sequences, tokens, x["n_groups"], x["nheads"], x["d_state"], x["head_dim"])]
+        return [space_scanned("ssd-scan", sequences, tokens, x["n_groups"], x["nheads"], x["d_state"], x["head_dim"])]
     elements = x["nheads"] * x["head_dim"] * x["d_state"]
-    return [updated_in("ssd-update", sequences, tokens, elements, _moved(words, tokens), cold=False)]
+    return [updated("ssd-update", sequences, tokens, elements, _moved(words, tokens), cold=False)]
 
 
 def _tokens(x: Sizes) -> Array:

@@ -13,9 +13,13 @@ NVFP4_SCALE_BYTES = 1 / 16  # of a weight: a byte of scale for 16 of them
 
 
 def _products(words: Words, x: Sizes) -> Sequence[Kernel]:
-    dtype = words["dtype"]
-    size = DTYPE_BYTES[dtype] + (NVFP4_SCALE_BYTES if dtype == "nvfp4" else 0)
-    return [product(x["m"], x["n"], x["k"], dtype, size, size if dtype == "fp8" else 2.0)]
+    """Products in a format; in 16 bits where only the weights are stored in it; with a scale for each tile of them."""
+    stored = words["dtype"]
+    dtype = "bf16" if words["written"].endswith("_wo") else stored
+    size = DTYPE_BYTES[stored] + (NVFP4_SCALE_BYTES if stored == "nvfp4" else 0)
+    plain = product(x["m"], x["n"], x["k"], dtype, size, size if dtype == "fp8" else OUT_BYTES)
+    kept = "fp8-block" if words["written"] == "fp8_block" else stored if dtype != stored else ""
+    return [replace(plain, stored=kept)]
 
 
 def product(m: Number, n: Number, k: Number, dtype: str, stored: float, act: float, *, static_scales: bool = False) -> Kernel:

@@ -1,0 +1,37 @@
+"""What a measured module takes beside its products and attention: element-wise kernels, and the host that launches them.
+
+A step pays its own small kernels (``small``) and an engine's host time instead; these forms answer tables of whole modules.
+"""
+
+from dataclasses import dataclass
+
+from commtax.cost.forms.form import Form, Parts, Table
+from commtax.cost.kernel import Kernel
+from commtax.spec import Number
+
+MODULES = tuple(f"{kind}-{phase}" for kind in ("mla", "dsa", "msa", "csa", "hca") for phase in ("context", "generation"))
+LAUNCHED = (*MODULES, "dsa-dense", "dsa-skip")
+"""Modules whose launches differ: with few tokens nothing is selected, and some layers take over another's selection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Tokens that a module works on, and its heads."""
+
+    tokens: Number
+    heads: Number
+
+
+def rest(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
+    """Element-wise kernels of a module: t = t0 + tokens (token + head heads) seconds."""
+    s: Beside = k.shape
+    return c["t0"], s.tokens * (c["token"] + c["head"] * s.heads)
+
+
+def eager(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
+    """The host's time for all launches of a module that no graph holds: the device waits for it, or it for the device."""
+    return c["t0"], 0.0
+
+
+EAGER: dict[str, Form] = {f"{module}-eager": eager for module in LAUNCHED}
+FORMS: dict[str, Form] = {f"{module}-rest": rest for module in MODULES} | EAGER
