@@ -14,6 +14,7 @@ from commtax import catalog
 from commtax.cost.caches import kv_bytes_per_token, kv_bytes_per_token_layer, state_bytes_per_layer, state_bytes_per_sequence
 from commtax.cost.pools import kv_pool
 from commtax.cost.traffic import inference
+from commtax.readers.launch import parse
 from commtax.sim.serving.book import Rules, book_of
 from commtax.sim.serving.pool import Pool
 from commtax.spec import (
@@ -322,3 +323,15 @@ def test_compressed_state_by_hand():
     layer = Attention(64, 1, 512, 512, compressed=Compressed(1024, 64, 4, 128, 8, 1024), indexer=Indexer(64, 128, 512))
     assert float(state_bytes_per_layer(layer, 1, Plan(kv_dtype="fp8"))) == 128 * 584 + 8 * 8192 + 8 * 2048
     assert float(kv_bytes_per_token_layer(layer, 1, "fp8")) == (584 + 132) / 4
+
+
+def test_a_user_may_say_how_states_are_kept():
+    """vLLM's --mamba-ssm-cache-dtype, and a request without states for prefixes."""
+    usual = commtax.fit("qwen3.5-27b", "1xh200-sxm", tp=1, max_model_len=65536)
+    small = commtax.fit("qwen3.5-27b", "1xh200-sxm", tp=1, max_model_len=65536, recurrent_dtype="bfloat16", state_slots=1)
+    assert usual.state_bytes_per_sequence - small.state_bytes_per_sequence == 48 * 48 * 128 * 128 * 2
+    assert small.pool.state_tokens * 2 < usual.pool.state_tokens
+    with pytest.raises(ValueError, match="recurrent_dtype 'fp8'"):
+        commtax.fit("qwen3.5-27b", "1xh200-sxm", recurrent_dtype="fp8")
+    pasted = parse("vllm serve Qwen/Qwen3.5-27B --mamba-ssm-cache-dtype float16")
+    assert pasted.options["recurrent_dtype"] == "fp16"

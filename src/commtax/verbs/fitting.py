@@ -202,6 +202,8 @@ def limits_of(asked: Question) -> Limits:
         gpu_memory_utilization=given.gpu_memory_utilization or usual,
         block_size=given.block_size or engine.memory.block_size,
         kv_cache_memory_bytes=given.kv_cache_memory_bytes,
+        recurrent_dtype=given.recurrent_dtype,
+        state_slots=given.state_slots,
     )
 
 
