@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("engine", help="trtllm-mlperf@5.1")
     parser.add_argument("--on", default="", help="only clusters whose name holds this")
-    parser.add_argument("--rate", action="append", default=[], help="fp8_rate=0.95,1.02 (also fp4_rate, grouped_efficiency)")
+    parser.add_argument("--rate", action="append", default=[], help="fp8_rate=0.95,1.02 (also fp4_rate, experts_rate)")
     for name in ("gap", "per-seq", "host", "reduce"):
         parser.add_argument(f"--{name}", default="", help="values, with commas")
     given = parser.parse_args()

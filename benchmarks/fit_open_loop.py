@@ -27,7 +27,7 @@ from commtax.validate.open_loop import question_of
 from commtax.verbs.requests import serve
 
 START = {"host_s": 1e-3, "host_s_per_doubling": 1e-4, "host_s_per_seq": 5e-6, "request_s": 5e-3, "launch_s": 2e-5}
-RATES = ("fp8_rate", "fp4_rate", "grouped_efficiency")
+RATES = ("fp8_rate", "fp4_rate", "experts_rate")
 FIRST = "ttft_mean"
 TTFT_PART = {"e2e_mean": 0.5, "tpot_mean": 0.0}
 

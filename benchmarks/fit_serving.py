@@ -48,13 +48,12 @@ CONSTANTS = [
     *host("trtllm", "1.0"),
     *host("trtllm", "1.1"),
     Constant("small_kernels", "trtllm", "", 0.4, 0.1, 1.0),
-    Constant("routing_kernels", "trtllm", "", 6.0, 4.0, 20.0),
-    Constant("routing_passes", "trtllm", "", 2.0, 0.0, 10.0),
     Constant("frontend_request_s", "trtllm", "1.0", 0.025, 0.0, 0.1),
     Constant("frontend_token_s", "trtllm", "1.0", 1e-4, 0.0, 5e-4),
     Constant("request_s", "vllm", "0.18", 0.01, 0.0, 0.1),
     Constant("request_s", "trtllm", "1.0", 0.03, 0.0, 0.2),
-    *(Constant("grouped_efficiency", engine, "", 0.5, 0.1, 1.0) for engine in ("vllm", "trtllm")),
+    *(Constant("routing_share", engine, version, 1.0, 0.0, 4.0) for engine, version in (("vllm", "0.18"), ("trtllm", "1.0"))),
+    *(Constant("experts_rate", engine, version, 0.8, 0.1, 1.5) for engine, version in (("vllm", "0.18"), ("trtllm", "1.0"))),
     *(Constant("popularity", engine, "", 0.6, 0.2, 20.0) for engine in ("vllm", "trtllm")),
 ]
 

@@ -16,10 +16,12 @@ from commtax.arrays import pick
 from commtax.catalog.fabric import fabric, kernel_constants
 from commtax.cost.collectives import Choice
 from commtax.cost.compute import step_kernels
+from commtax.cost.inventory import Tensor, inventory
 from commtax.cost.kernel import Kernel, Step
 from commtax.cost.placement import Span
 from commtax.cost.pricing import Terms
 from commtax.cost.serving import Load, Served, Steps
+from commtax.cost.tensors import Held
 from commtax.ledger import Item, Line
 from commtax.question import WhatIf
 from commtax.spec import (
@@ -85,9 +87,11 @@ SAMPLES = {
     tuple[Path, ...]: fabric("vllm", CLUSTER).paths["all-reduce"],
     Quant | None: None,
     Mixer | None: Mamba2(16, 64, 4, 128),
+    Tensor: inventory(MODEL)[-5],
+    list[Held]: [Held(inventory(MODEL)[-5], 3, NUMBERS * 1.0, NUMBERS * 1.0)],
     DeltaNet: DeltaNet(16, 32, 128, 128, decay_rank=64),
     Mamba2: Mamba2(16, 64, 4, 128),
-    Step: Step(replace(MODEL, hyper=Hyper(4)), PLAN, WORK, WORK.rows, ENGINE),
+    Step: Step(replace(MODEL, hyper=Hyper(4)), replace(PLAN, lora_rank=16, max_loras=2), WORK, WORK.rows, ENGINE),
 }
 SPECIAL = {  # arguments whose type does not tell their meaning
     ("share", "split"): "kv",

@@ -22,7 +22,10 @@ Z80 = 1.2816  # standard deviations to either side that hold 80 % of a normal di
 AXIS_OF = {"edp": "dp", "shard": "dp", "replica": "dp"}
 """Groups that data parallelism is made of."""
 
-_Layers = Literal["attention", "projections", "router", "routing", "experts", "shared expert", "feed-forward", "norms", "layers"]
+_Layers = (
+    Literal["attention", "projections", "router", "routing", "experts", "shared expert", "feed-forward", "norms"]
+    | Literal["adapters", "layers"]
+)
 Part = _Layers | Literal["", "tower", "embedding", "head", "loss", "stages", "update"]
 """What of a model a kernel or a collective serves; ``layers``: both halves of a layer alike, ``stages``: what lies between them."""
 _First = Literal["down-projection", "qkv", "query", "rotary", "key", "decode", "prefill", "value", "output projection", "reduced"]

@@ -76,7 +76,7 @@ def made_of(name: str) -> list[tuple[Rule, str]]:
 def taken_as(name: str, base: Model, rule: Rule) -> Model:
     """The base model stored as the rule says, with a note that this is what it was taken for."""
     quant = _quant(base, rule)
-    how = " ".join(dict.fromkeys((quant.method, quant.named))) if quant else "plain weights"
+    how = quant.told if quant else "plain weights"
     where = "" if rule.knows(name) else ": its config is not at hand"
     note = Note("taken-as", f"{name} is taken as {base.key} with {how}{where}")
     source = Citation(rule.source, "", "")

@@ -10,8 +10,8 @@ Config = Mapping[str, Json]
 NO_SIZE = ("max_position_embeddings", "num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", "num_key_value_heads")
 """Numbers in which models of one shape may differ; a latent or compressed cache has no heads to count."""
 NEEDED = ("hidden_size", "num_attention_heads", "vocab_size")
-LEAST = 6
-"""Sizes that two configs must have in common before one may speak for the other."""
+LEAST = 4
+"""Sizes that two configs must have in common, and agree in, before one may speak for the other."""
 
 
 def completed(config: Config, shared: tuple[str, ...]) -> tuple[Config, list[Note]]:

@@ -5,6 +5,7 @@ A library's file tells what was measured on which chips and links; what it does 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -337,7 +338,8 @@ def _other_forms(family: Table, engine: str) -> dict[str, Mapping[str, float]]:
     """Constants of other chips for the forms that nobody measured on this family."""
     other = table("kernels", "generic")
     tables = _tables(other) | _tables(other.get("engine", {}).get(engine, {}))
-    return {name: c for name, c in tables.items() if name.partition(".")[0] not in family}
+    known = {form.partition("_")[0] for form in family}  # experts_triton: an implementation of the form experts
+    return {name: c for name, c in tables.items() if re.split(r"[._]", name)[0] not in known}
 
 
 def _with_own(tables: dict[str, Mapping[str, float]], own: dict[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:

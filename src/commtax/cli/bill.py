@@ -2,7 +2,7 @@
 
 import click
 
-from commtax.cli.options import LAID, PASTED, PICTURES, STEP, TRAINED, WHERE, About, Verb, taking
+from commtax.cli.options import LAID, LORA, PASTED, PICTURES, STEP, TRAINED, WHERE, About, Verb, taking
 from commtax.cli.order import SERVED_STEP, Order, ordered, refuse
 from commtax.cli.output import write_page
 from commtax.statement import Refusal
@@ -15,8 +15,8 @@ TIMED = {False: ("slow_rank", "overlap", "library"), True: ("slow_rank", "librar
 
 
 @click.command("bill", cls=Verb)
-@taking(*WHERE, *PASTED, *LAID, *STEP, *PICTURES, *TRAINED, "exact", "profile", "emit", "html", "as_json")
-@ordered(About.STEP, SERVED_STEP)
+@taking(*WHERE, *PASTED, *LAID, *LORA, *STEP, *PICTURES, *TRAINED, "exact", "profile", "emit", "html", "as_json")
+@ordered(About.STEP, (*SERVED_STEP, *LORA))
 def bill_command(order: Order) -> None:
     """What one step costs: every kernel and collective, what binds, and what would change it.
 

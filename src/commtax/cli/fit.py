@@ -2,7 +2,7 @@
 
 import click
 
-from commtax.cli.options import KEPT, LAID, PASTED, WHERE, About, Verb, taking
+from commtax.cli.options import KEPT, LAID, LORA, PASTED, WHERE, About, Verb, taking
 from commtax.cli.order import Order, ordered, refuse
 from commtax.statement import Refusal
 from commtax.verbs.fitting import Fit, advised, holds
@@ -17,14 +17,14 @@ SERVED = (
 
 @click.command("fit", cls=Verb)
 @taking(
-    *(*WHERE, *PASTED, *LAID, "phase", *SERVED, "gpu_memory_utilization", "batch", "context", *KEPT, "profile", "as_json"),
+    *(*WHERE, *PASTED, *LAID, *LORA, "phase", *SERVED, "gpu_memory_utilization", "batch", "context", *KEPT, "profile", "as_json"),
     tp={"default": None, "help": "Tensor-parallel size (-tp); left out: the smallest that fits (training: 1)."},
     pp={"default": None},
     phase={"default": "serve", "help": "serve (default) or train."},
     batch={"help": "Training: sequences a replica and step."},
     context={"help": "Training: sequence length.  [default: 4096]"},
 )
-@ordered(About.SERVER, (*SERVED, "kv_dtype"))
+@ordered(About.SERVER, (*SERVED, "kv_dtype", *LORA))
 def fit_command(order: Order) -> None:
     """Does it fit, and how much KV cache is left? Without -tp: the smallest TP (x PP) that fits.
 

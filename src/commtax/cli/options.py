@@ -158,6 +158,8 @@ OPTIONS: Mapping[str, Option] = {
     "sequence_parallel": Option("Plan", bool, False, "Reduce-scatter and all-gather instead of all-reduce."),
     "dtype": Option("Plan", "TYPE", "", "Weights in another type: bf16, fp8, int4, nvfp4 …"),
     "kv_dtype": Option("Plan", "TYPE", "", "KV cache type: auto, bf16, fp8."),
+    "lora_rank": Option("Plan", COUNT, 0, "LoRA adapters of this rank are served beside the model."),
+    "max_loras": Option("Plan", COUNT, 1, "… and so many of them at once.  [default: 1]"),
     "replicas": Option("Plan", COUNT, 1, "Servers of their own beside each other."),
     "plans": Option("Plan", "PLANS", "", "Plans side by side: tp1,tp8,tp8pp2,tp4dp2 (instead of --over)."),
     "links": Option("Plan", "LINKS", "", "With --plans: on each of these links, nvlink4,pcie5,10gbe."),
@@ -248,6 +250,7 @@ PLACE = ("cluster", "intra", "inter", "nics")
 WHERE = (*PLACE, "engine", "read_as")
 PASTED = ("pasted", "topo")
 AXES = (*SIZES[2:], "sequence_parallel", "dtype", "kv_dtype")
+LORA = ("lora_rank", "max_loras")
 LAID = (*SIZES[:2], *AXES, "replicas")
 STEP = ("phase", "batch", "context", "speculative", "eager", "ep_backend", "slow_rank", "overlap", "library")
 PICTURES = ("images", "image_size", "tower")

@@ -13,18 +13,17 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost import blocks, compressed, latent
+from commtax.cost.adapters import adapter_kernels
 from commtax.cost.caches import kv_bytes_per_token_layer
 from commtax.cost.entries import causal_pairs, chosen_pairs, projections
-from commtax.cost.kernel import Kernel, Step, input_bytes
+from commtax.cost.kernel import Kernel, Step
 from commtax.cost.linear_attention import delta_kernels, mamba_kernels, stream_kernels
-from commtax.cost.placement import expert_tp, experts_reach, tokens_split
+from commtax.cost.placement import tokens_split
+from commtax.cost.routed import routed
 from commtax.cost.tensors import padded_vocab
 from commtax.cost.tower import tower_kernels
 from commtax.ledger import Part, Place
 from commtax.spec import DTYPE_BYTES, Attention, DeltaNet, Engine, Experts, Mixer, Mlp, Model, Number, Plan, Workload
-
-LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
-"""Mean of the largest of 1, 2, 4 … 256 standard normal values (Harter 1961)."""
 
 
 def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine) -> list[Kernel]:
@@ -40,7 +39,8 @@ def step_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine:
 def layer_kernels(model: Model, plan: Plan, work: Workload, rows: Number, engine: Engine, training: bool = False) -> list[Kernel]:
     """The kernels of all layers. ``training`` absorbs nothing: keys and values of every head are made."""
     step = Step(model, plan, work, rows, engine)
-    return [kernel for make, thing, count in _parts(model, training) for kernel in make(step, thing, count)]
+    layers = (kernel for make, thing, count in _parts(model, training) for kernel in make(step, thing, count))
+    return [*layers, *adapter_kernels(step)]
 
 
 def head_kernel(model: Model, plan: Plan, rows: Number, engine: Engine) -> Kernel:
@@ -138,7 +138,10 @@ def _mlp(s: Step, f: Mlp, count: int) -> Iterator[Kernel]:
 
 def _mixture(s: Step, f: Experts, count: int) -> Iterator[Kernel]:
     yield s.gemm("router", "router", "router", count, s.rows, f.num_experts, s.model.hidden)
-    yield from _routed(s, f, count)
+    if f.latent:
+        yield s.gemm("to the experts' width", "experts", "router", count, s.rows, f.latent, s.model.hidden, "mlp.fc1_latent_proj")
+        yield s.gemm("from the experts' width", "experts", "output", count, s.rows, s.model.hidden, f.latent, "mlp.fc2_latent_proj")
+    yield from routed(s, f, count)
     if f.shared_intermediate:
         split = np.asarray(tokens_split(s.model, s.plan, s.engine))
         rows = pick(split, np.ceil(s.rows / s.plan.tp), s.rows)
@@ -152,58 +155,3 @@ def _dense(s: Step, part: Part, width: Number, gated: bool, count: int, rows: Nu
     yield s.gemm(f"{part} {up[0]}", part, up[1], count, rows, both, s.model.hidden, f"{name}.gate_proj")
     yield s.small(f"{part} activation", part, "activation", count, rows * (both + width))
     yield s.gemm(f"{part} down", part, "down", count, rows, s.model.hidden, width, f"{name}.down_proj")
-
-
-def _routed(s: Step, f: Experts, count: int) -> Iterator[Kernel]:
-    """Grouped products: as one product whose matrix is the experts that some token chose.
-
-    Under expert parallelism across replicas a rank works on the tokens of the whole group that chose its experts.
-    """
-    plan, h, runs = s.plan, s.model.hidden, s.engine.kernels
-    tokens = s.rows * experts_reach(plan, s.engine)
-    chosen = chosen_experts(f, tokens, runs.popularity) / plan.ep
-    copies = tokens * f.top_k / plan.ep * busiest_rank(f, plan.ep, runs.popularity)
-    inner = f.intermediate / expert_tp(plan, s.engine)
-    each = copies / np.maximum(1e-9, chosen)
-    both = (2 if f.gated else 1) * inner
-    up = s.gemm("experts gate and up", "experts", "gate", count, each, both * chosen, h, "mlp.experts.gate_proj")
-    yield replace(up, grouped=runs.grouped_efficiency)
-    # Tokens are read and written once; a copy is written, read by the activation, written and read back.
-    moved = 2 * tokens * h + copies * (2 * h + both + inner)
-    moved = moved + runs.routing_passes * tokens * f.top_k * h
-    launches, what = runs.routing_kernels, "routing, permutation and activation"
-    yield s.small(what, "routing", "routing", launches * count, moved / launches, fusable=False)
-    down = s.gemm("experts down", "experts", "down", count, each, h * chosen, inner, "mlp.experts.down_proj")
-    moved = copies * inner * input_bytes(down.dtype, plan) + chosen * h * inner * down.weight_bytes
-    yield replace(down, nbytes=moved, grouped=runs.grouped_efficiency)
-
-
-def chosen_experts(moe: Experts, tokens: Number, popularity: float) -> Number:
-    """Mean number of different experts that ``tokens`` tokens choose.
-
-    The first token chooses ``top_k``; each of the others leaves an expert out with 1 - k/E if all are equally popular:
-    E - (E - k) (1 - k/E)^(n - 1). With popularities spread as a gamma distribution of shape a, the power becomes
-    (1 + (n - 1) k / (E a))^(-a): few experts are popular and many stay cold.
-
-    >>> round(float(chosen_experts(Experts(128, 8, 1), 1, 0.7)), 1), round(float(chosen_experts(Experts(128, 8, 1), 16, np.inf)), 1)
-    (8.0, 82.4)
-    """
-    further = np.maximum(0.0, tokens - 1)
-    share = moe.top_k / moe.num_experts
-    cold = (1 + further * share / popularity) ** -popularity if np.isfinite(popularity) else (1 - share) ** further
-    return moe.num_experts - (moe.num_experts - moe.top_k) * cold
-
-
-def busiest_rank(moe: Experts, ep: Number, popularity: float) -> Number:
-    """Tokens of the busiest of ``ep`` ranks over the mean, when experts lie whole on ranks: all wait for it.
-
-    A rank's load is the sum of E/ep popularities of a gamma distribution of shape a, so its relative spread is
-    sqrt(ep / (E a)), less what the fixed total takes, sqrt(1 - 1/ep); the largest of n normal values lies ``LARGEST``
-    spreads above the mean.
-
-    >>> round(float(busiest_rank(Experts(128, 8, 1), 8, 0.3)), 2), float(busiest_rank(Experts(128, 8, 1), 8, np.inf))
-    (1.61, 1.0)
-    """
-    spread = np.sqrt(ep / (moe.num_experts * popularity)) * np.sqrt(1 - 1 / ep)
-    above = np.interp(np.log2(ep * 1.0), np.arange(len(LARGEST)), LARGEST)
-    return np.minimum(ep, 1 + above * spread)

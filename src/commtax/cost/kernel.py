@@ -44,7 +44,7 @@ class Kernel:
     head_dim: int = 128
     length: Number = 0  # keys a query sees (decode), new tokens a sequence (prefill)
     past: Number = 0
-    grouped: float = 0.0  # a grouped product over experts: the share of a plain product's arithmetic rate that it attains
+    grouped: bool = False  # a grouped product over experts
     fused: float = 0.0  # share of the launches that run inside a neighbour: their bytes move, their fixed time is gone
     static_scales: bool = False  # activations are quantised with known scales, inside the kernel before
     stored: str = ""  # format of a product's weights where the arithmetic does not tell it

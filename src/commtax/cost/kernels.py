@@ -5,6 +5,8 @@ import math
 import numpy as np
 
 from commtax.cost.forms import CHIP_FORMS, FORMS
+from commtax.cost.forms.experts import FORMS as ROUTED
+from commtax.cost.forms.experts import table_form
 from commtax.cost.forms.form import Parts, Table
 from commtax.cost.kernel import Kernel
 from commtax.spec import Chip, KernelConstants, Number
@@ -12,6 +14,17 @@ from commtax.statement import Source
 
 ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise", *CHIP_FORMS)
 """Forms whose constants hold for any number format of the arithmetic."""
+STAND_INS = {
+    "fp8-static": ("fp8",),
+    "fp8": ("fp8-static",),
+    "mxfp8": ("fp8", "fp8-static"),
+    "int8": ("fp8-static", "fp8"),
+    "nvfp4": ("mxfp4", "int4"),
+    "mxfp4-fp8": ("nvfp4", "mxfp4", "int4"),
+    "mxfp4": ("int4",),
+    "int4": ("mxfp4",),
+}
+"""Number formats whose constants serve one that was not measured, nearest first."""
 UNMEASURED_SIGMA = 0.3  # of kernels that nobody measured on a chip
 TRANSFERRED_SIGMA = 0.16
 """How far a family's constants lie on its other chips: the root mean square of ln of the share of the peak that large bf16 products
@@ -59,6 +72,8 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     """The table that prices a kernel: of its form and arithmetic, bf16's where that was not measured."""
     if kernel.static_scales and "gemm.fp8-static" in constants.tables:
         return "gemm.fp8-static"
+    if kernel.form in ROUTED:
+        return _stored_table(table_form(kernel.form), kernel.stored, constants)
     own = f"{kernel.form}.{kernel.stored}"
     if kernel.stored and own in constants.tables:
         return own
@@ -68,6 +83,13 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     return name if name in constants.tables else f"{kernel.form}.bf16"
 
 
+def _stored_table(form: str, store: str, constants: KernelConstants) -> str:
+    """The table of an implementation and a number format; else of the usual one, or of the nearest format."""
+    usual = form.partition("_")[0]
+    names = [f"{one}.{kind}" for kind in (store, *STAND_INS.get(store, ()), "bf16") for one in (form, usual)]
+    return next(name for name in names if name in constants.tables)
+
+
 def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
     """Where a kernel's price comes from; bf16's constants for narrower numbers only count fewer bytes, and that is assumed."""
     name = table_of(kernel, constants)
@@ -75,6 +97,8 @@ def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
     if constants.label.kind in ("calibrated", "transferred") and name not in constants.own:
         if name == "gemm.bf16" and kernel.weight_bytes < 1:
             return Source("assumed", f"assumed: bf16 products on unpacked 4-bit weights {family}", "unpacked weights")
+        if kernel.stored == "adapters":
+            return Source("assumed", f"assumed: adapters' products, as other small ones, {family}", "adapters")
         if kernel.stored == "mxfp8" and name != "gemm.mxfp8":
             return Source("assumed", f"assumed: products of MXFP8, as fp8's, {family}", "MXFP8 products")
         if name == "decode.bf16" and kernel.weight_bytes < 2:

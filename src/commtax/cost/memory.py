@@ -9,6 +9,7 @@ from functools import reduce
 import numpy as np
 
 from commtax.arrays import pick
+from commtax.cost.adapters import adapter_bytes
 from commtax.cost.placement import expert_tp, holders, over_replicas
 from commtax.cost.quantised import EXPERTS, format_of
 from commtax.cost.schedules import SCHEDULES, kept_layers, passes_of, virtual_layers
@@ -55,6 +56,8 @@ def _beside(model: Model, plan: Plan, engine: Engine, rows: list[Held]) -> Itera
         grown = _padded(model.hidden, engine.memory.mxfp4_multiple) * _padded(width, engine.memory.mxfp4_width_multiple) - 1
         experts = sum((r.bytes_per_rank for r in rows if r.tensor.part == "experts" and r.tensor.linear), start=0.0)
         yield WeightLine("padding of mxfp4 experts", experts * grown, 0.0)
+    if plan.lora_rank:
+        yield WeightLine("LoRA adapters", adapter_bytes(model, plan, engine, rows), 0.0)
     if engine.memory.rotary_table and not model.positions:
         turned = a.latent or a.compressed
         width = turned.rope_dim if turned else a.head_dim

@@ -11,13 +11,14 @@ import numpy as np
 from commtax.arrays import pick, some
 from commtax.cost.collectives import Choice, across, choose, reason
 from commtax.cost.compute import step_kernels
+from commtax.cost.forms.experts import Routed
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import kernel_sigma, kernel_source, peak, seconds
 from commtax.cost.placement import Span, span
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
 from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Bill, Item, Line, Stage, Via, pass_of
 from commtax.question import AS_IT_IS, WhatIf
-from commtax.spec import Cluster, Engine, Fabric, KernelConstants, Model, Number, Plan, Workload
+from commtax.spec import Cluster, Engine, Fabric, KernelConstants, KernelHabits, Model, Number, Plan, Workload
 from commtax.statement import Source
 
 UNMEASURED = 0.6  # half-width of the range of a group that nobody measured
@@ -259,9 +260,16 @@ def _served_line(kernel: Kernel, t: Terms) -> Line:
     idle = np.ndim(kernel.count) == 0 and kernel.count == 0
     # In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
     clock, slow = t.constants.tables["step.bf16"]["clock"], t.settings.slow_rank
-    rate = clock * {"fp8": t.engine.kernels.fp8_rate, "nvfp4": t.engine.kernels.fp4_rate}.get(kernel.dtype, 1.0)
+    rate = clock * _own_rate(kernel, t.engine.kernels)
     fixed, moving = (0.0, 0.0) if idle else seconds(kernel, t.cluster.chip, t.constants, rate)
     return kernel_line(kernel, kernel.count, (fixed * slow, moving * slow), kernel_sigma(kernel, t.constants), t)
+
+
+def _own_rate(kernel: Kernel, runs: KernelHabits) -> float:
+    """An engine's arithmetic in whole steps against that of the tables which constants were fitted on."""
+    if isinstance(kernel.shape, Routed):
+        return runs.experts_rate
+    return {"fp8": runs.fp8_rate, "nvfp4": runs.fp4_rate}.get(kernel.dtype, 1.0)
 
 
 def _host_line(lines: list[Line], work: Workload, t: Terms) -> Line:

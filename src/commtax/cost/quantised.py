@@ -92,11 +92,13 @@ def _named(model: Model, tensor: Tensor, patterns: tuple[str, ...], quant: Quant
     if holds(tuple(p for p in patterns if p not in counted and not _numbered(p)), layers[0]):
         return set(layers)
     numbered = tuple(p for p in patterns if _numbered(p))
-    held = {layer for layer in layers if holds(numbered, layer)}
-    for pattern in (p for p in patterns if p in counted and not _numbered(p)):
-        if holds((pattern,), layers[0]):
-            held |= set(layers) & _standing(model, pattern, counted[pattern], quant.spelled) if tensor.where >= 0 else set(layers)
-    return held
+    known = [p for p in patterns if p in counted and not _numbered(p) and holds((p,), layers[0])]
+    if tensor.where < 0:
+        return set(layers) if known or holds(numbered, layers[0]) else set()
+    held = {layer for layer in range(model.num_layers) if holds(numbered, layer)}
+    for pattern in sorted(known, key=lambda p: counted[p]):
+        held |= _standing(model, pattern, counted[pattern], quant.spelled, held)
+    return held & set(layers)
 
 
 def _numbered(pattern: str) -> bool:
@@ -106,11 +108,16 @@ def _numbered(pattern: str) -> bool:
     return bool(re.search(r"(^|\.)[\d\[]", pattern.replace("experts.0", "experts")))
 
 
+def _standing(model: Model, pattern: str, count: int, spelled: tuple[tuple[str, str], ...], taken: set[int]) -> set[int]:
+    """Layers that a pattern stands for whose modules were counted: the first of those that no other pattern has taken."""
+    each = model.experts.num_experts if model.experts and "experts.*." in pattern else 1
+    free = [layer for layer in _matched(model, pattern, spelled) if layer not in taken]
+    return set(free[: -(-count // each)])
+
+
 @lru_cache(maxsize=1024)
-def _standing(model: Model, pattern: str, count: int, spelled: tuple[tuple[str, str], ...]) -> frozenset[int]:
-    """Layers that a pattern stands for whose modules were counted: which ones is not known, so that the first are taken."""
+def _matched(model: Model, pattern: str, spelled: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
+    """Layers that have any module which a pattern matches."""
     holds = modules((pattern,)).hold
     kinds = {t.where for t in inventory(model) if t.where >= 0 and holds(*spellings(t.name.replace(".N.", ".0."), spelled))}
-    layers = [i for i, kind in enumerate(model.layers) if kind in kinds]
-    each = model.experts.num_experts if model.experts and "experts.*." in pattern else 1
-    return frozenset(layers[: -(-count // each)])
+    return tuple(i for i, kind in enumerate(model.layers) if kind in kinds)

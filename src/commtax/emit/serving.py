@@ -98,6 +98,9 @@ def flags(job: Job, **own: Value) -> list[str]:
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
         "gpu_memory_utilization": float(limits.gpu_memory_utilization),
+        "lora": bool(plan.lora_rank),
+        "lora_rank": plan.lora_rank,
+        "max_loras": plan.max_loras if plan.lora_rank else 0,
         "eager": how.eager,
         "graphs": "",
         "plain_nccl": how.library == "nccl",
@@ -153,6 +156,8 @@ def trtllm(job: Job) -> Command:
     args = ["trtllm-serve", model_id(job.question.model)]
     args += flags(job, tp=above_one(job.plan.tp * job.dp), kv_dtype="", graphs="")
     settings = ["enable_attention_dp: true"] * (job.dp > 1) + ["cuda_graph_config: null"] * job.question.what_if.eager
+    if job.plan.lora_rank:
+        settings.append(f"lora_config:\n  max_lora_rank: {job.plan.lora_rank}\n  max_loras: {job.plan.max_loras}")
     settings += ["kv_cache_config:\n  dtype: fp8"] * (job.plan.kv_dtype == "fp8")
     if job.hosts > 1:
         tasks = f"--ntasks-per-node {job.gpus // job.hosts}" if job.gpus % job.hosts == 0 else f"-n {job.gpus}"

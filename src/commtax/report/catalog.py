@@ -93,7 +93,7 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
     rows = [
         ("parameters", f"{num_params(m):,.0f}{further}"),
         ("active for a token", f"{active:,.0f} ({without:,.0f} without the input embedding)"),
-        ("weights", f"{format_bytes(_stored_bytes(m))} as stored ({_how(m)})"),
+        ("weights", f"{format_bytes(_stored_bytes(m))} as stored ({m.quant.told if m.quant else m.dtype})"),
         ("KV of a token", f"{format_bytes(_kv_bytes_per_token(m, 'bf16'))} in bf16 on one rank{_own_kv(m)}"),
         *(
             [("state of a sequence", f"{format_bytes(state)} on one rank, whatever its length")]
@@ -117,11 +117,6 @@ def show_model(console: Console, m: Model, counts: Iterable[Published]) -> None:
         extra = f", of which {p.beyond:,.0f} are {p.includes}" if p.beyond > 0 else f" ({p.includes})" if p.includes else ""
         say(console, f"  published ({p.kind}): {p.params:,.0f}{extra} [{_cite(p.source)}]")
     notes(console, list(m.notes))
-
-
-def _how(m: Model) -> str:
-    """How weights are stored: the method, and the formats where it does not say them itself."""
-    return " ".join(dict.fromkeys((m.quant.method, m.quant.named))) if m.quant else m.dtype
 
 
 def model_document(model: Model, counts: Iterable[Published]) -> Record:

@@ -70,6 +70,10 @@ PLAN = (
 )
 
 
+LORA = ("lora_rank", "max_loras")
+"""What a plan with adapters says of them."""
+
+
 def facts(thing: object, *names: str) -> Record:
     """Some facts of a record under their own names."""
     return {name: getattr(thing, name) for name in names}
@@ -97,7 +101,7 @@ def question(asked: Question, schema: str) -> dict[str, object]:
     return {
         **named(asked, schema),
         "profile": asked.profile.name if asked.profile else None,
-        "plan": facts(plan, *PLAN) | {"weights_dtype": plan.weights_dtype or "checkpoint"},
+        "plan": facts(plan, *PLAN, *(LORA if plan.lora_rank else ())) | {"weights_dtype": plan.weights_dtype or "checkpoint"},
         "gpus": plan.all_gpus,
         "idle_gpus": asked.cluster.num_gpus - plan.all_gpus,
     }

@@ -95,7 +95,7 @@ class KernelConstants:
     family: str
     label: Source
     tables: Mapping[str, Mapping[str, float]]
-    own: Mapping[str, Source] = field(default_factory=dict)  # labels of the tables that a profile brought
+    own: Mapping[str, Source] = field(default_factory=dict)  # labels of tables from elsewhere: a profile, other families
 
     @property
     def sigma(self) -> float:

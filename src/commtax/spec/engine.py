@@ -40,9 +40,9 @@ class KernelHabits:
     small_bytes: float = 1.0  # … and of their bytes: fused into products and all-reduces they read and write less
     prefill_fp8: bool = False  # prompts attend in fp8 where the cache is kept in it
     head_norm_kernels: int = 0  # launches for norms of queries and keys a layer; 0: inside the rotary kernel
-    routing_kernels: float = 4.0  # launches around the experts of a layer: choose, sort, permute, activate, combine
-    routing_passes: float = 0.0  # times that a rank also moves the copies for experts of other ranks
-    grouped_efficiency: float = 1.0  # arithmetic of the experts' grouped products against plain ones
+    fused_experts: bool = False  # the routed part of a layer is kernels made for it, not plain products around small kernels …
+    routing_share: float = 1.0  # … whose fixed time in a whole step is this share of what tables of single layers say …
+    experts_rate: float = 1.0  # … and whose arithmetic this share of theirs: versions differ
     fp8_rate: float = 1.0  # arithmetic of fp8 products against tables of single kernels: quantised by neighbours, tuned by shape …
     fp4_rate: float = 1.0  # … and of 4-bit ones
     popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular
@@ -107,6 +107,8 @@ class MemoryHabits:
     rotary_table: bool = False  # keeps cosines and sines of every position
     mxfp4_multiple: int = 1  # kernels for mxfp4 experts pad the hidden side to this, and a rank's width to …
     mxfp4_width_multiple: int = 1
+    lora: bool = False  # serves LoRA adapters …
+    lora_ranks: tuple[int, ...] = ()  # … with room for these ranks alone; none: any
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,6 +218,11 @@ class Quant:
         """The number formats for people, the checkpoint's usual one first."""
         return " + ".join(dict.fromkeys(quant.dtype for quant in (self, *self.parts)))
 
+    @property
+    def told(self) -> str:
+        """… and the method, where it does not say the same."""
+        return self.named if self.method in self.named else f"{self.method} {self.named}"
+
 
 TowerTensor = tuple[str, tuple[int, ...], int]
 """Name and shape of a tensor, and how many there are of it."""
@@ -275,6 +280,10 @@ class Model:
     stored_bytes: int = 0  # bytes of all tensors in a local checkpoint's files; 0: not looked at
     aliases: tuple[str, ...] = ()
     source: Citation | None = None
+
+    def __hash__(self) -> int:
+        """Few fields tell models apart; what is remembered of one is looked up far more often than two are compared."""
+        return hash((self.key, self.architecture, self.hidden, len(self.layers)))
 
     @property
     def num_layers(self) -> int:

@@ -42,6 +42,8 @@ class PlanOptions(TypedDict, total=False):
     engine: str | Engine
     dtype: str
     kv_dtype: str
+    lora_rank: int
+    max_loras: int
     sequence_parallel: bool | None
     tower: str  # how tp ranks share a vision tower: "weights" or "data"
     profile: str | Profile | None

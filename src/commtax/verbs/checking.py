@@ -168,6 +168,7 @@ def _check_factors(q: Question) -> None:
 
 def check_run(q: Question) -> None:
     """What a settled question runs with: a backend and axes that its engine has, lengths and experts that divide."""
+    check_adapters(q)
     if not q.trains:
         check_backend(q)
         return
@@ -179,6 +180,30 @@ def check_run(q: Question) -> None:
             raise Refusal(f"async '{axis}': axes are {', '.join(TAXES)}, or none", "async", TAXES)
     if "tp" in given and not q.plan.sequence_parallel:
         raise Refusal("async 'tp': only all-gather and reduce-scatter can be cut into pieces; add sequence_parallel", "async")
+
+
+def check_adapters(q: Question) -> None:
+    """Adapters belong to a server that has them, in a rank that it keeps room for; none of experts that are spread over ranks."""
+    plan, habits = q.plan, q.engine.memory
+    rank, slots = positive(plan.lora_rank, "lora_rank", least=0), positive(plan.max_loras, "max_loras")
+    if not rank:
+        if slots != 1:
+            raise Refusal(f"max_loras={slots}: needs the adapters' rank, lora_rank", "lora_rank")
+        return
+    if q.trains or not habits.lora:
+        where = "training has none" if q.trains else f"{q.engine.key} serves none"
+        raise Refusal(f"lora_rank={rank}: LoRA adapters are served beside a model, and {where}", "lora_rank", (0,))
+    if habits.lora_ranks and rank not in habits.lora_ranks:
+        near, listed = nearest(habits.lora_ranks, int(rank)), ", ".join(map(str, habits.lora_ranks))
+        rule = f"{q.engine.key} keeps room for ranks of {listed}; nearest: {' or '.join(map(str, near))}"
+        raise Refusal(f"lora_rank={rank}: {rule}", "lora_rank", near)
+    if q.model.experts and np.any(np.asarray(plan.ep) > 1):
+        raise Refusal(f"ep={plan.ep} with lora_rank={rank}: adapters of experts are not spread over ranks; ep=1", "ep", (1,))
+
+
+def nearest(values: tuple[int, ...], wanted: int) -> tuple[int, ...]:
+    """The values just below and above one that is none of them."""
+    return (*[v for v in values if v < wanted][-1:], *[v for v in values if v > wanted][:1])
 
 
 def check_backend(q: Question) -> None:

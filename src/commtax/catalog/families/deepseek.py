@@ -16,7 +16,9 @@ def _deepseek2(c: Fields) -> Model:
     return latent_decoder(c, correction_bias=False)
 
 
-@family("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", sequence_parallel_moe=True)
+@family(
+    "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "Glm4MoeLiteForCausalLM", sequence_parallel_moe=True
+)
 def _deepseek3(c: Fields) -> Model:
     return predicting(c, latent_decoder(c, correction_bias=True), "num_nextn_predict_layers", block=_predicted(c))
 

@@ -90,14 +90,31 @@ def _inputs(c: Fields, count: int) -> tuple[Extra, ...]:
     width = count * c.number("hidden_size_per_layer_input", 256)
     if not width:
         return ()
-    table = Extra("model.embed_tokens_per_layer.weight", (c.need("vocab_size_per_layer_input", "vocab_size"), width), active=False)
+    rows = c.need("vocab_size_per_layer_input", "vocab_size")
+    table = Extra("model.embed_tokens_per_layer.weight", (rows, width), "vocab", "embedding", active=False)
     projection = Extra("model.per_layer_model_projection.weight", (width, c.need("hidden_size")), part="mlp")
     return (table, projection, Extra("model.per_layer_projection_norm", (width // count,)))
 
 
 @family("Gemma4ForConditionalGeneration", shared=("vision_config",))
 def _gemma4(c: Fields) -> Model:
-    model, vision = _gemma4_text(text_of(c)), vision_of(c)
-    if c.get("audio_config") is not None:
-        c.notes.append(Note("no-tower", "the audio tower is left out"))
+    model, vision, audio = _gemma4_text(text_of(c)), vision_of(c), c.section("audio_config")
+    if audio:
+        c.notes.append(Note("no-tower", "the audio tower is counted, and never priced"))
+        model = replace(model, extras=(*model.extras, *_audio(audio, model.hidden)))
     return replace(model, tower=gemma4_tower(vision, model.hidden)) if vision else model
+
+
+def _audio(c: Fields, hidden: int) -> tuple[Extra, ...]:
+    """A conformer: two MLPs, attention with relative places and a convolution a layer; the decoder's width at the end."""
+    width, layers, out = c.number("hidden_size", 1024), c.number("num_hidden_layers", 12), c.number("output_proj_dims", 1536)
+    matrices = {
+        "mlp": (4 * layers, 4 * width, width),
+        "attention": (5 * layers, width, width),
+        "convolution": (layers, 3 * width + c.number("conv_kernel_size", 5), width),
+        "norms": (8 * layers, width),
+        "input": (width, width),
+        "output": (out, width),
+        "projector": (hidden, out),
+    }
+    return tuple(Extra(f"audio.{name}.weight", shape, part="tower", active=False) for name, shape in matrices.items() if all(shape))

@@ -50,6 +50,8 @@ def _mixers(c: Fields, count: int) -> list[Mixer]:
 def _delta_net(c: Fields) -> DeltaNet:
     """As many heads of keys as of values; the decay of each channel through a matrix of one head's width, the gate too or whole."""
     section = c.section("linear_attn_config") or c
+    if section is c and c.get("linear_num_heads") is None:
+        c.bad.append("linear_attn_config")
     heads, width = section.need("num_heads", "linear_num_heads"), section.need("head_dim", "linear_head_dim")
     conv = section.number("short_conv_kernel_size", c.number("linear_conv_kernel_dim", 4)) or 1
     gate = 0 if section.flag("use_full_rank_gate") else width

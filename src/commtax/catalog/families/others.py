@@ -52,9 +52,10 @@ def _mimo_near(c: Fields) -> Attention:
 
 
 def _unlike(c: Fields, prefix: str) -> Attention:
-    """Heads with keys of one width and values of another."""
-    count, width = c.need(f"{prefix}num_attention_heads"), c.need(f"{prefix}head_dim")
-    kv, values = c.number(f"{prefix}num_key_value_heads", count) or count, c.number(f"{prefix}v_head_dim", width) or width
+    """Heads with keys of one width and values of another; layers with a window have the others' where they have none."""
+    count, width = c.need(f"{prefix}num_attention_heads", "num_attention_heads"), c.need(f"{prefix}head_dim", "head_dim")
+    kv = c.number(f"{prefix}num_key_value_heads", c.number("num_key_value_heads", count)) or count
+    values = c.number(f"{prefix}v_head_dim", c.number("v_head_dim", width)) or width
     return Attention(count, kv, width, values, qkv_bias=c.flag("attention_bias"))
 
 
@@ -94,6 +95,8 @@ def _step_near(c: Fields) -> Attention:
     given = {name: other.get(name) for name in ("num_attention_heads", "num_attention_groups", "head_dim")} if other else {}
     if not given and c.get("num_sliding_attention_heads") is not None:
         given = {"num_attention_heads": c.get("num_sliding_attention_heads")}
+    elif not given:
+        c.default("attention_other_setting", "layers with a window have as many heads as the others")
     own = c.with_(**{name: value for name, value in given.items() if value is not None})
     return replace(_step_heads(own), window=c.number("sliding_window", 0))
 

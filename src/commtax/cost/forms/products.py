@@ -17,7 +17,7 @@ def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
     t = t0 + q m max(k, 2048) + [ (memory^1.5 + serial^1.5)^(p/1.5) + compute^p ]^(1/p), with serial = kl ln(1 + k/kc)
     (1 + min(m, 256)/mk) and compute on padded tiles with a prologue of k0. ``q`` is dynamic quantisation (fp8). Where it
     was measured, long kernels droop: power draws the clock down by up to ``droop`` over ``tau`` seconds. Grouped products over
-    experts have smaller tiles and attain a share of the arithmetic rate.
+    experts have smaller tiles.
     """
     packed = 1 + c.get("pack", 0.0) * (np.asarray(k.m) > 1)  # CPU libraries lay the matrix out anew for several rows
     memory = k.nbytes * packed / (c["eb"] * bandwidth_Bps)
@@ -29,7 +29,7 @@ def gemm(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts
     else:
         rows = tile_m * np.ceil(k.m / tile_m)
     padded = rows * tile_n * np.ceil(k.n / tile_n)
-    compute = 2 * padded * (k.k + c["k0"]) / (c["ep"] * (k.grouped or 1.0) * flops_per_s)
+    compute = 2 * padded * (k.k + c["k0"]) / (c["ep"] * flops_per_s)
     if "droop" in c:
         compute = compute * (1 + c["droop"] * compute / (compute + c["tau"]))
     feed = memory * np.sqrt(memory) + serial * np.sqrt(serial)

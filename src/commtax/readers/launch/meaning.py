@@ -16,13 +16,14 @@ AUTO_EP = -1  # experts over tp x dp
 LOAD = ("concurrency", "input_len", "output_len", "spread", "request_rate", "burstiness", "num_prompts")
 """What a benchmark sends; ``spread`` is that of the lengths it draws, as a share of their mean to either side."""
 OPTIONS = (
-    *("tp", "pp", "dp", "ep", "cp", "dtype", "kv_dtype"),
+    *("tp", "pp", "dp", "ep", "cp", "dtype", "kv_dtype", "lora_rank", "max_loras"),
     *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size", "kv_cache_memory_bytes"),
     *("recurrent_dtype", "eager", "library", "ep_backend", "speculative", "tower", *LOAD),
     *("micro_batch", "global_batch", "context", "recompute", "sequence_parallel", "schedule", "chunks", "zero", "hsdp"),
     "async_axes",
 )
 """Options of ours that a command may set."""
+USUAL_LORA_RANK = 16  # max_lora_rank of vLLM's LoRAConfig
 UNEVEN = ("first_layers", "last_layers", "embedding_counts", "loss_counts")
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "width", "experts", "vocab", "top_k")
 MOST_LETTERS = 100_000  # that a layout of stages may spell out
@@ -112,8 +113,19 @@ def _served(reading: Reading) -> None:
     if "input_len" in values:
         values["spread"] = values.get("range_ratio", 0.0)  # drawn from (1 - r) to (1 + r) of the stated length
     _timed(reading)
+    _adapters(reading)
     values["dtype"] = reading.text("quantization") or reading.text("compute")
     values["library"] = "nccl" if reading.on("plain_nccl") else ""
+
+
+def _adapters(reading: Reading) -> None:
+    """A server keeps room for adapters where it is told to serve any; of a rank that is not said it takes the usual one."""
+    if not reading.on("lora"):
+        for name in ("lora_rank", "max_loras"):
+            reading.values.pop(name, None)
+    elif "lora_rank" not in reading.values:
+        reading.values["lora_rank"] = USUAL_LORA_RANK
+        reading.note("lora rank", f"the adapters' rank is not said: {USUAL_LORA_RANK}, vLLM's usual one")
 
 
 def _timed(reading: Reading) -> None:

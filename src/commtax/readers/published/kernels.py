@@ -113,8 +113,9 @@ def read(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Ker
     text = {column: np.array([row[i] for row in rows], dtype=object) for i, column in enumerate(header)}
     names = (*kind.needed, *kind.from_zero)
     sizes = {c: _numbers(text[c], c in kind.from_zero) if c in text else np.zeros(len(rows)) for c in names}
-    time = next(c for c in TIMES if c in header)
-    return KernelTable(kind, system, len(rows), catalog.chip(chip), text, {**sizes, "seconds": _numbers(text[time]) * TIMES[time]})
+    time, known = next(c for c in TIMES if c in header), catalog.chip(chip)
+    more = {"seconds": _numbers(text[time]) * TIMES[time], "l2_bytes": np.full(len(rows), known.l2_bytes)}
+    return KernelTable(kind, system, len(rows), known, text, {**sizes, **more})
 
 
 def _numbers(column: Array, may_lack: bool = False) -> Array:

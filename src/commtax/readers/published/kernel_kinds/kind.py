@@ -14,9 +14,18 @@ Words = Mapping[str, str]
 Make = Callable[[Words, Sizes], Sequence[Kernel]]
 """Rows of one group as the kernels that their time is the sum of, with arrays for sizes."""
 
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "fp8_block": "fp8", "fp8_static": "fp8", "fp8_e4m3": "fp8"} | {
+DTYPES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "fp8_block": "fp8",
+    "fp8_static": "fp8",
+    "fp8_e4m3": "fp8",
     "int8_wo": "int8",
     "int4_wo": "int4",
+    "sq": "int8",
+    "w4a16_mxfp4": "mxfp4",
+    "w4a8_mxfp4_mxfp8": "mxfp4",
+    "w4afp8": "int4",
 }
 """Number formats as the tables write them; others are written as here."""
 OUT_BYTES = 2.0  # an element of what products and attention write, and of queries: bf16

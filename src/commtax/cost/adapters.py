@@ -1,0 +1,110 @@
+"""LoRA adapters beside a served model: bytes of their slots on each rank, and the products that they add to a step.
+
+Every linear module W (out x in) gets A (rank x in) and B (out x rank), kept for ``max_loras`` adapters at once in the type of the
+activations. As vLLM lays them out (vllm/lora/layers): where the output is split (query, gate, up …) A is whole on every rank
+and B is split with its module; where the input is (output and down projections) A is split and B is whole. Experts have one pair
+each. Adapters of embedding and head are not counted: few have any.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from commtax.arrays import pick
+from commtax.cost.inventory import Tensor, inventory
+from commtax.cost.kernel import Kernel, Step
+from commtax.cost.placement import expert_tp
+from commtax.cost.tensors import Held, share
+from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan
+
+SPLIT_INPUT = ("o_proj", "out_proj", "down_proj", "wo_b")
+"""Modules whose input is split: their outputs are summed over ranks."""
+TOGETHER = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate and up", "up_proj": "gate and up"}
+"""Modules that engines pack into one product, whose adapters run in one launch; others run alone."""
+SHRUNK_BYTES = 4  # of a value between the two products: fp32
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A and B of one module on one rank: inputs and outputs that it has there, and how many such matrices (experts) lie there."""
+
+    inputs: Number
+    outputs: Number
+    matrices: Number = 1
+
+    @property
+    def size(self) -> Number:
+        """Elements of one adapter, for each unit of its rank."""
+        return self.matrices * (self.inputs + self.outputs)
+
+
+def pair(tensor: Tensor, model: Model, plan: Plan, engine: Engine) -> Pair:
+    """The pair of a linear tensor as one rank holds it.
+
+    >>> from commtax.catalog import engine, model
+    >>> m = model("llama-3.1-8b")
+    >>> q = next(t for t in inventory(m) if t.name.endswith("q_proj.weight"))
+    >>> pair(q, m, Plan(tp=4), engine("vllm"))
+    Pair(inputs=4096, outputs=1024.0, matrices=1)
+    """
+    *stack, outputs, inputs = tensor.shape
+    matrices = stack[0] / plan.ep if stack else 1
+    part = 1 / expert_tp(plan, engine) if tensor.split == "expert" else share(tensor.split, model, plan, engine, tensor.units)
+    if _module(tensor).endswith(SPLIT_INPUT):
+        return Pair(inputs * part, outputs, matrices)
+    return Pair(inputs, outputs * part, matrices)
+
+
+def adapter_bytes(model: Model, plan: Plan, engine: Engine, rows: list[Held]) -> Number:
+    """Bytes of all slots on a rank that holds these tensors: rank x max_loras x the sum over its modules of (in + out)."""
+    each = sum((pair(r.tensor, model, plan, engine).size * r.copies for r in rows if r.tensor.linear), start=0.0)
+    return each * plan.lora_rank * plan.max_loras * DTYPE_BYTES[plan.activations_dtype]
+
+
+def adapter_kernels(s: Step) -> list[Kernel]:
+    """Two products more for each packed module: to the adapters' rank, and back onto the module's output."""
+    if not s.plan.lora_rank:
+        return []
+    packed: dict[tuple[int, str], list[Tensor]] = {}
+    for tensor in inventory(s.model):
+        if tensor.linear and tensor.where >= 0:
+            packed.setdefault((tensor.where, _group(tensor)), []).append(tensor)
+    groups = ((group.rpartition(".")[2], tensors, s.model.layers.count(where)) for (where, group), tensors in packed.items())
+    return [kernel for one in groups for kernel in _pair_kernels(s, *one)]
+
+
+def _pair_kernels(s: Step, group: str, tensors: list[Tensor], count: int) -> Iterator[Kernel]:
+    """Tokens of several adapters share a launch: each token reads its own, so that up to one an active sequence is read."""
+    pairs = [pair(t, s.model, s.plan, s.engine) for t in tensors]
+    rank, size, first = s.plan.lora_rank, DTYPE_BYTES[s.plan.activations_dtype], tensors[0]
+    rows, matrices = _routed(s, first) if first.split == "expert" else (s.rows, 1)
+    adapters = np.minimum(s.plan.max_loras, np.maximum(1, s.work.decode_seqs + s.work.prefill_seqs))
+    slices, inputs, outputs = len(pairs), pairs[0].inputs, sum((p.outputs for p in pairs), start=0.0)
+    shrunk = rows * rank * slices * SHRUNK_BYTES
+    shrink = rows * inputs * size + adapters * matrices * rank * slices * inputs * size + shrunk
+    expand = shrunk + adapters * matrices * rank * outputs * size + 2 * rows * outputs * size
+    runs = pick(np.asarray(rows) > 0, count, 0)
+    down, up = (rank * slices, inputs, shrink), (outputs, rank, expand)
+    for what, (n, k, nbytes) in (("shrink", down), ("expand", up)):
+        flops = 2 * rows * n * k
+        shape = (rows, n, k, s.plan.activations_dtype, size)
+        yield Kernel(f"adapters of {group}, {what}", "gemm", runs, flops, nbytes, *shape, stored="adapters", part="adapters")
+
+
+def _routed(s: Step, tensor: Tensor) -> tuple[Number, Number]:
+    """Rows of routed experts on a rank, and how many of their experts have any."""
+    ffn = s.model.blocks[tensor.where].ffn
+    assert isinstance(ffn, Experts)
+    rows = s.rows * ffn.top_k / s.plan.ep
+    return rows, np.minimum(ffn.num_experts / s.plan.ep, rows)
+
+
+def _module(tensor: Tensor) -> str:
+    return tensor.name.removesuffix(".weight")
+
+
+def _group(tensor: Tensor) -> str:
+    """The packed module that a tensor belongs to."""
+    path, _, last = _module(tensor).rpartition(".")
+    return f"{path}.{TOGETHER.get(last, last)}"

@@ -1,0 +1,70 @@
+"""How many copies of tokens the busiest rank gets, and how many of its experts, in the published tables of routed experts.
+
+Their collector draws the experts' loads from a power law, gives no expert more copies than there are tokens, and times the rank
+with the most copies; times are means of a few draws (ai-dynamo/aiconfigurator, collector/helper.py). Here are the means of some.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+Array = Any
+DRAWS = 8
+FEW, MANY = (0.01, 2.0), (1.0, 0.8)  # least and largest load: as drawn, and of many copies 1 and a share of the tokens
+HALVINGS = 22  # of a range of half a million copies: to less than one
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """On the busiest rank: copies, experts with a copy at least, and tokens with a copy at least."""
+
+    copies: float
+    active: float
+    reached: float
+
+
+@lru_cache(maxsize=65536)
+def load(tokens: int, experts: int, top_k: int, ep: int, skew: float) -> Load:
+    """Loads with ``skew`` for the power law's exponent; 0: equal ones."""
+    local = _drawn(tokens, experts, top_k, ep, skew) if skew else _equal(tokens, experts, top_k)[:, : experts // ep]
+    missed = np.prod(1 - np.minimum(1, local / tokens), axis=1)
+    return Load(float(local.sum(1).mean()), float((local > 0).sum(1).mean()), float(tokens * (1 - missed.mean())))
+
+
+def _equal(tokens: int, experts: int, top_k: int) -> Array:
+    """Copies by expert when each token's experts lie equally far from each other, and tokens begin one after the other."""
+    stride = -(-experts // top_k)
+    first = np.arange(tokens) if tokens >= stride else np.arange(tokens) * stride / tokens
+    chosen = (first[:, None] + stride * np.arange(top_k)).astype(int) % experts
+    return np.bincount(chosen.ravel(), minlength=experts).astype(float)[None]
+
+
+def _drawn(tokens: int, experts: int, top_k: int, ep: int, skew: float) -> Array:
+    """Copies by expert of the busiest rank, one line a draw; expert i is rank i mod ep's, so that what is levelled goes round."""
+    copies, power = tokens * top_k, 1 - skew
+    low, high = (MANY[0], MANY[1] * tokens) if copies > experts else FEW
+    uniform = np.random.default_rng([tokens, experts, top_k, ep, round(1000 * skew)]).random((DRAWS, experts))
+    drawn = ((high**power - low**power) * uniform + low**power) ** (1 / power)
+    counts = np.minimum(tokens, np.rint(drawn / drawn.sum(1, keepdims=True) * copies))
+    ranks = _levelled(counts, copies, tokens).reshape(DRAWS, experts // ep, ep)
+    return ranks[np.arange(DRAWS), :, ranks.sum(1).argmax(1)]
+
+
+def _levelled(counts: Array, total: int, most: int) -> Array:
+    """Counts that sum to ``total``: the smallest are raised, or the largest cut, to a common level."""
+    short = counts.sum(1, keepdims=True) < total
+    low, high = np.zeros((len(counts), 1)), np.full((len(counts), 1), float(most))
+    for _ in range(HALVINGS):
+        level = (low + high) / 2
+        above = _at_level(counts, level, short).sum(1, keepdims=True) >= total
+        low, high = np.where(above, low, level), np.where(above, level, high)
+    near = _at_level(counts, np.floor(low), short)
+    left = total - near.sum(1, keepdims=True)
+    place = np.argsort(np.argsort(np.where(short, near, -counts), axis=1, kind="stable"), axis=1)
+    return near + ((place < left) & (near < most))
+
+
+def _at_level(counts: Array, level: Array, short: Array) -> Array:
+    return np.where(short, np.maximum(counts, level), np.minimum(counts, level))
