@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import commtax
+from cli_run import run_here
 from commtax import catalog
 from commtax.cost.caches import kv_bytes_per_token, kv_bytes_per_token_layer, state_bytes_per_layer, state_bytes_per_sequence
 from commtax.cost.pools import kv_pool
@@ -335,3 +336,24 @@ def test_a_user_may_say_how_states_are_kept():
         commtax.fit("qwen3.5-27b", "1xh200-sxm", recurrent_dtype="fp8")
     pasted = parse("vllm serve Qwen/Qwen3.5-27B --mamba-ssm-cache-dtype float16")
     assert pasted.options["recurrent_dtype"] == "fp16"
+
+
+NEXT_LOG = """
+(EngineCore_DP0 pid=18) INFO 10-23 15:10:29 [core.py:76] Initializing a V1 LLM engine (v0.10.2) with config: max_seq_len=262144, \
+tensor_parallel_size=2, kv_cache_dtype=auto, enable_prefix_caching=False
+(Worker_TP0 pid=13) INFO 10-23 15:14:18 [gpu_model_runner.py:2392] Model loading took 74.2812 GiB and 215.831224 seconds
+(Worker_TP0 pid=13) INFO 10-23 15:14:30 [gpu_worker.py:298] Available KV cache memory: 44.59 GiB
+(EngineCore_DP0 pid=18) INFO 10-23 15:14:30 [kv_cache_utils.py:1028] GPU KV cache size: 973,760 tokens
+(EngineCore_DP0 pid=18) INFO 10-23 15:14:30 [kv_cache_utils.py:1032] Maximum concurrency for 262,144 tokens per request: 14.77x
+"""
+
+
+def test_a_hybrid_log_is_audited_as_its_version_counts(tmp_path):
+    """Tokens as blocks of all groups, one state a request: whatever the version that the prices are of."""
+    file = tmp_path / "start.log"
+    file.write_text(NEXT_LOG)
+    options = ["-m", "qwen3-next-80b-a3b", "-c", "2xh200-sxm", "-tp", "2", "--gpu-memory-utilization", "0.9", "--json"]
+    done = run_here("audit", file, *options)
+    found = {f["item"]: f for section in json.loads(done.stdout)["sections"] for f in section["findings"]}
+    assert done.returncode == 0
+    assert found["KV tokens in that memory"]["predicted"] == pytest.approx(973_760, rel=1e-3)
