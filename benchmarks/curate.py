@@ -370,6 +370,37 @@ def _tested(path: Path, tail: str) -> list[Row]:
     ]
 
 
+LATENT = {"mla": 1, "mla_bmm": 2, "dsa": 1, "msa": 1, "dsv4_csa": 3, "dsv4_hca": 3}
+"""Kernels and modules of latent and sparse attention, and how many rows of each engine, number format and size."""
+
+
+def kernels_latent(folder: Path) -> None:
+    """Rows that test latent, block-sparse and compressed attention, in our own columns."""
+    own = {larger: short for short, larger in names()["columns"]["kernels"].items()}
+    out = []
+    for path in sorted((folder / "kernels_more").glob("*.csv.gz")):
+        kind = kernel_tables.kind_of(path.name)
+        name = re.sub("_?(context|generation|module)_?", "", kind.tail) if kind else ""
+        if kind is None or name not in LATENT:
+            continue
+        header, lines = read(path)
+        table = kernel_tables.read(path.name, header, lines)
+        tested = [row for row, fitted in zip(dicts(header, lines), table.fitted(), strict=True) if not fitted]
+        usable = [row for row in tested if kind.tail != "msa_context_module" or row["framework"] != "trtllm"]
+        columns = {"kernel_source", kind.dtype, kind.stored, *kind.asked} - {""}
+        for r in spread_out(usable, _work, LATENT[name]):
+            cells = {("dtype" if c == kind.dtype else own.get(c, c)): r[c] for c in r if c in columns}
+            head = {"source": "ai-dynamo/aiconfigurator", "system": table.system, "form": kind.tail, "version": r["version"]}
+            out.append({**head, **cells, "us": rounded(str(float(r["latency_ms"]) * 1e3))})
+    write("kernels_latent", list(dict.fromkeys(column for row in out for column in row)), out)
+
+
+def _work(row: Row) -> tuple[object, ...]:
+    """Engine, number formats, and whether there is much to do."""
+    size = float(row.get("num_tokens") or 0) or float(row["batch_size"]) * (float(row["isl"]) + float(row["step"]))
+    return row["framework"], row.get("gemm_type"), row.get("bmm_dtype"), row.get("kv_cache_dtype"), size > 4096
+
+
 def h200() -> None:
     """All of our own rows, medians only: samples stay in benchmarks/h200."""
     rows = [{k: v for k, v in r.items() if k not in ("samples_s", "sm_MHz")} for r in read_own(ROOT / "benchmarks" / "h200")]
@@ -379,7 +410,8 @@ def h200() -> None:
 
 def main(folder: Path) -> None:
     OUT.mkdir(exist_ok=True)
-    for choose in (collectives, serving, inference, training, open_loop_runs, kernels, kernels_streams, kernels_experts):
+    whole = (collectives, serving, inference, training, open_loop_runs)
+    for choose in (*whole, kernels, kernels_streams, kernels_experts, kernels_latent):
         choose(folder)
     h200()
 

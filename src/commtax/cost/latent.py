@@ -109,8 +109,12 @@ def attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
 
 
 def trained(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
-    """Nothing is absorbed; a selector's matrices are met as all others are."""
-    yield from (k for k in projections(s, a, count, absorbed=False) if k.form != "head-product")
+    """Nothing is absorbed, nothing small fused; a selector's matrices are met as all others are."""
+    for k in projections(s, a, count, absorbed=False):
+        if k.form == "small":
+            yield replace(k, count=3 * k.count, nbytes=k.nbytes / 3)
+        elif k.form != "head-product":
+            yield k
     yield from (k for k in selector(s, a, count) if k.form == "gemm")
 
 

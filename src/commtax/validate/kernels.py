@@ -39,7 +39,7 @@ def answers(table: KernelTable, source: Array) -> Records:
         if named["dtype"] not in DTYPE_BYTES or named["stored"] not in DTYPE_BYTES:
             skipped[mask] = f"number format '{words['dtype']}' is not known"
             continue
-        constants = catalog.kernel_constants(catalog.engine(words["framework"] or ENGINE), table.chip, timed=True)
+        constants = catalog.kernel_constants(catalog.engine(words["framework"] or ENGINE), table.chip, timed=not table.kind.in_step)
         try:
             made = table.kind.make(named, {name: sizes[mask] for name, sizes in table.sizes.items()})
         except Refusal as why:

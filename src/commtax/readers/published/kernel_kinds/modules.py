@@ -109,6 +109,7 @@ def _module(tail: str, kind: str, parts: Parts) -> Iterator[KernelKind]:
             stored="kv_cache_dtype",
             from_zero=("step",),
             alike=alike,
+            in_step=True,
         )
 
 
