@@ -11,7 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 from commtax.arrays import pick
-from commtax.cost.placement import over_replicas, tokens_split
+from commtax.cost.placement import handed_on, over_replicas, tokens_split
 from commtax.cost.quantised import EXPERTS, format_of
 from commtax.cost.tensors import padded_vocab, quantisation
 from commtax.cost.tower import tower_items
@@ -124,26 +124,12 @@ def _reduced(what: str, payload: Number, count: Number, plan: Plan, part: Part, 
     return [tp_item(what, op, payload, count, plan, part, place=place) for op in ops]
 
 
-def _vectors(model: Model, pp: Number) -> Number:
-    """Vectors of a token that a cut hands on where layers look back at earlier blocks: theirs and the sum; a mean over the cuts.
-
-    Blocks begun before layer l are ceil(l / lookback); K3 Technical Report, arXiv 2607.24653, section 2.2.
-    """
-
-    def mean(wanted: float) -> float:
-        stages = int(min(wanted, model.num_layers))
-        begun = [-(-(model.num_layers * cut // stages) // model.lookback) for cut in range(1, stages)]
-        return 1.0 + sum(begun) / max(1, len(begun))
-
-    return np.vectorize(mean, otypes=[float])(pp) if np.ndim(pp) else mean(float(pp))
-
-
 def _stages(payload: Number, plan: Plan, engine: Engine, model: Model) -> list[Item]:
     """Hand-offs between stages. Where each tp rank sends its 1/tp, the receivers gather the rest among themselves.
 
     Hyper-connections hand all of their streams on, and no residual beside them; attention residuals every block's so far.
     """
-    payload = payload * (model.hyper.streams if model.hyper else _vectors(model, plan.pp) if model.lookback else 1)
+    payload = payload * handed_on(model, plan.pp)
     alone = model.hyper or model.lookback or not model.residual_stream
     cuts = (plan.pp - 1) * (1 if alone else engine.sends.pp_tensors)
     scattered = engine.sends.pp_scatter & (np.asarray(plan.tp) > 1)
