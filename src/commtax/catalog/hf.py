@@ -98,14 +98,19 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _nearest(config: Mapping[str, Json], own: str) -> str:
-    """The family that can read the config and knows most of its fields; of equals the one of the most similar name."""
+SIMILAR = 0.6  # names of two families of one maker are at least so much alike
+USUAL = "LlamaForCausalLM"  # whose layers most others follow
 
-    def fit(name: str) -> tuple[int, float]:
+
+def _nearest(config: Mapping[str, Json], own: str) -> str:
+    """The family that can read the config and knows most of its fields; of equals one of a similar name, else Llama."""
+
+    def fit(name: str) -> tuple[int, float, bool]:
         whole, _ = completed(config, ARCHITECTURES[name].shared)
         fields = _read(name, whole)[1]
         used = len(fields.asked & {*config, *text_section(config)})
-        return (-1 if fields.bad else used), difflib.SequenceMatcher(None, own, name).ratio()
+        alike = difflib.SequenceMatcher(None, short(own), short(name)).ratio()
+        return (-1 if fields.bad else used), alike if alike > SIMILAR else 0.0, name == USUAL
 
     name = max(ARCHITECTURES, key=fit)
     if fit(name)[0] < 0:
