@@ -286,7 +286,7 @@ def kernels(folder: Path) -> None:
                     "kv_heads": r.get("num_key_value_heads", ""),
                     "head_dim": r.get("head_dim", ""),
                     "past": r.get("step", ""),
-                    "us": rounded(str(float(r["latency_ms"]) * 1e3)),
+                    "us": rounded(r.get("latency_us") or str(float(r["latency_ms"]) * 1e3)),
                 }
             )
     write("kernels", list(out[0]), out)
@@ -303,7 +303,18 @@ STREAMS = {
     "gemm": ("m", "n", "k"),
 }
 """Kinds of tables of linear attention, of passes over activations and of nvfp4 products, and their sizes."""
+_ROUTED = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size", "distribution")
+EXPERTS = {
+    "moe": _ROUTED,
+    "wideep_moe": (*_ROUTED, "num_slots"),
+    "wideep_context_moe": _ROUTED,
+    "wideep_generation_moe": _ROUTED,
+    "moe_a2a": ("num_tokens", "hidden_size", "topk", "num_experts", "ep_size", "comm_backend", "phase", "comm_dtype"),
+}
+"""Kinds of tables of routed experts, and of what carries tokens to them."""
+SIZES_OF = STREAMS | EXPERTS
 MOST_STREAMS = 100  # rows of a kind
+MOST_EXPERTS = {"moe": 110, "wideep_moe": 12, "wideep_context_moe": 12, "wideep_generation_moe": 12, "moe_a2a": 30}
 
 
 def kernels_streams(folder: Path) -> None:
@@ -319,6 +330,17 @@ def kernels_streams(folder: Path) -> None:
     write("kernels_streams", [own.get(c, c) for c in columns], [{own.get(c, c): v for c, v in r.items()} for r in out])
 
 
+def kernels_experts(folder: Path) -> None:
+    """Rows of routed experts that test, of each implementation, engine and chip as many."""
+    out = []
+    for tail, most in MOST_EXPERTS.items():
+        rows = [row for path in sorted((folder / "kernels_more").glob(f"*_{tail}.csv.gz")) for row in _tested(path, tail)]
+        out += spread_out(rows, _timed, max(1, most // len({_timed(r) for r in rows})))
+    shared = ["source", "system", "form", "engine", "version", "kernel", "dtype"]
+    columns = list(dict.fromkeys([*shared, *(c for sizes in EXPERTS.values() for c in sizes), "us"]))
+    write("kernels_experts", columns, [{c: r.get(c, "") for c in columns} for r in out])
+
+
 def _timed(row: Row) -> tuple[str, ...]:
     return row["form"], row["system"], row["engine"], row["kernel"]
 
@@ -326,7 +348,7 @@ def _timed(row: Row) -> tuple[str, ...]:
 def _tested(path: Path, tail: str) -> list[Row]:
     header, lines = read(path)
     table = kernel_tables.read(path.name, header, lines)
-    if table.chip is None:
+    if table.chip is None or table.kind.tail != tail:
         return []
     use = table.good & ~table.fitted()
     rows = [row for row, used in zip(dicts(header, lines), use, strict=True) if used]
@@ -339,10 +361,10 @@ def _tested(path: Path, tail: str) -> list[Row]:
             "engine": r["framework"],
             "version": r["version"],
             "kernel": r["kernel_source"],
-            "dtype": r.get("gemm_dtype", "bfloat16"),
+            "dtype": r.get("gemm_dtype") or r.get("moe_dtype") or "bfloat16",
             "batch": r.get("batch_size", ""),
-            **{name: r[name] for name in STREAMS[tail]},
-            "us": rounded(str(float(r["latency_ms"]) * 1e3)),
+            **{name: r[name] for name in SIZES_OF[tail]},
+            "us": rounded(r.get("latency_us") or str(float(r["latency_ms"]) * 1e3)),
         }
         for r in kept
     ]
@@ -388,7 +410,8 @@ def h200() -> None:
 
 def main(folder: Path) -> None:
     OUT.mkdir(exist_ok=True)
-    for choose in (collectives, serving, inference, training, open_loop_runs, kernels, kernels_streams, kernels_latent):
+    whole = (collectives, serving, inference, training, open_loop_runs)
+    for choose in (*whole, kernels, kernels_streams, kernels_experts, kernels_latent):
         choose(folder)
     h200()
 

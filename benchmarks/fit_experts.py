@@ -25,9 +25,10 @@ from commtax.readers.published.kernel_kinds.kind import DTYPES
 from commtax.readers.published.tables import read
 from commtax.spec import Chip
 
-CHIPS = ("a100_sxm", "h100_sxm", "l40s", "b200_sxm", "b300_sxm", "gb200")
+CHIPS = ("a100_sxm", "h100_sxm", "l40s", "b200_sxm", "b300_sxm", "gb200", "b60")
 TAILS = ("moe", "wideep_moe", "wideep_context_moe", "wideep_generation_moe")
 USUAL = {("hopper", "vllm", "fp8"): "experts_triton"}  # of one rank; with several vLLM runs another
+ALONE = ("xe2",)  # families that other vendors' kernels tell nothing of, nor theirs of others
 STANDS_FOR = ("experts_cutlass", "nvfp4")  # what engines run on 4-bit floats where tensor cores have no memory of their own
 START = {"t0": 2e-5, "te": 5e-9, "eb": 0.8, "ep": 0.6, "ew": 0.5, "ec": 0.3, "local": 2.0, "remote": 0.3, "p": 2.0}
 TILES = tuple({"tile_m": m, "tile_n": n} for m, n in product((64.0, 128.0, 256.0), (64.0, 128.0)))
@@ -185,7 +186,7 @@ def tables(rows: list[Sample], say: Callable[[str], None] = lambda _: None) -> T
     for (family, engine, form, store), chosen in by.items():
         if usual[family, engine, store] == form and not exchanged(form):
             pools[family, "experts", store] += chosen
-            pools["generic", "experts", store] += chosen
+            pools["generic", "experts", store] += chosen if family not in ALONE else []
         if form != "experts":
             pools["generic", form, store] += chosen
         if (form, store) == STANDS_FOR:

@@ -47,7 +47,7 @@ STARTS: Mapping[str, list[dict[str, float]]] = {
         {"t0": 6e-6, "eb": 0.8, "ep": 0.5, "ep64": 0.5, "pad": pad, "s0": 50.0, "tl": 8e-9, "cache": 0.5, "p": 2.0}
         for pad in (32.0, 64.0)
     ],
-    "rows": [{**STREAM, "tl": 1e-10, "tb": 1e3}, {**STREAM, "ep": 0.005, "tl": 1e-12, "tb": 1e2}],
+    "rows": [{**STREAM, "tl": 1e-10, "ob": 1e3}, {**STREAM, "ep": 0.005, "tl": 1e-12, "ob": 1e2}],
     "stream": [STREAM, {**STREAM, "ep": 0.5, "tl": 1e-9}],
 }
 BOUNDS = {
@@ -58,7 +58,7 @@ BOUNDS = {
     "tv": (1e-3, 2.0),
     "few": (1e-3, 2.0),
     "s0": (1e-2, 2e3),
-    "tb": (1e-3, 1e8),
+    "ob": (1e-3, 1e8),
     "tl": (1e-15, 1e-4),
 }
 BY_ROWS = ("scales", "quantise")

@@ -39,10 +39,12 @@ SISTERS = {"blackwell": ("gb200", "kernels_more/gb200")}
 """A further chip that engines' tables of a family are fitted on."""
 FRAMEWORK = "vllm"  # where a table holds several
 TIMED = ("sglang", "trtllm")
-ONLY_TIMED = ("fp8-block", "int4", "int8")
+ONLY_TIMED = ("fp8-block", "int4", "int8", "fp8-kv", "fp8-attention")
 """Formats that have no constants for steps."""
 WRITTEN = {"bf16": "bfloat16", "fp8-block": "fp8_block", "int4": "int4_wo", "int8": "int8_wo"}
-LIKE = {"fp8-block": "fp8", "int4": "bf16", "int8": "bf16"}
+PREFILL = {"bf16": ("bf16", "bf16"), "fp8-kv": ("bf16", "fp8"), "fp8-attention": ("fp8", "fp8")}
+"""Number formats of prompts' arithmetic and cache."""
+LIKE = {"fp8-block": "fp8", "int4": "bf16", "int8": "bf16", "fp8-kv": "bf16", "fp8-attention": "bf16"}
 """The format that the fit of another starts at."""
 SCALE, CLEARLY = 0.015, 0.03
 TAILS = {"gemm": "gemm", "prefill": "context_attention", "decode": "generation_attention"}
@@ -58,12 +60,14 @@ class Rows:
         if "framework" in header:
             lines = [line for line in lines if line[header.index("framework")] == framework]
         text = {c: np.array([line[i] for line in lines], dtype=object) for i, c in enumerate(header)}
-        column = {"gemm": "gemm_dtype", "prefill": "kv_cache_dtype", "decode": "kv_cache_dtype"}[form]
-        keep = text[column] == WRITTEN.get(kind, kind)
+        arithmetic, stored = PREFILL[kind] if form == "prefill" else (kind, kind)
+        columns = {"gemm": ("gemm_dtype",), "prefill": ("attn_dtype", "kv_cache_dtype"), "decode": ("kv_cache_dtype",)}[form]
+        wanted = (arithmetic, stored)
+        keep = np.all([text[c] == WRITTEN.get(w, w) for c, w in zip(columns, wanted, strict=False)], axis=0)
         if form == "gemm":
             keep &= (text["n"].astype(float) >= 512) & (text["k"].astype(float) >= 512)
         elif "window_size" in text:
-            keep &= (text["window_size"] == "0") | (text["window_size"] == "")
+            keep &= np.array([float(window or 0) == 0 for window in text["window_size"]], dtype=bool)
         text = {c: v[keep] for c, v in text.items()}
         table = kernel_tables.read(path.name, list(text), list(zip(*text.values(), strict=True)))
         self.records = kernels.answers(table, "")
@@ -80,7 +84,8 @@ class Rows:
 
     def log(self, constants: KernelConstants, x: dict[str, np.ndarray], measured: np.ndarray) -> np.ndarray:
         plain = self.kind.partition("-")[0]
-        words = {"dtype": plain if self.form == "gemm" else "bf16", "stored": plain, "framework": self.framework}
+        arithmetic, stored = PREFILL.get(self.kind, ("bf16", plain)) if self.form == "prefill" else ("bf16", plain)
+        words = {"dtype": plain if self.form == "gemm" else arithmetic, "stored": stored, "framework": self.framework}
         made = KINDS[TAILS[self.form]].make({**words, "written": WRITTEN.get(self.kind, self.kind)}, x)
         return np.log(kernels.priced(made, self.chip, constants)[0] / measured)
 
@@ -100,7 +105,8 @@ def solve(many: list[Rows], constants: KernelConstants, name: str) -> tuple[dict
     table = dict(constants.tables[name])
     free = [n for n, v in table.items() if v > 0]
     start = np.array([table[n] for n in free])
-    high = np.array([np.log(0.999 / table[n]) if AT_MOST_1.match(n) else 3.0 for n in free])
+    most = {"p": 12.0}
+    high = np.array([np.log((0.999 if AT_MOST_1.match(n) else most.get(n, 20 * table[n])) / table[n]) for n in free])
     low = np.array([np.log(1.0 / table[n]) if n == "p" else -3.0 for n in free])
     fit, test = ([part for rows in many for part in rows.parts(even)] for even in (True, False))
 
@@ -151,7 +157,7 @@ def engines(folder: Path, write: bool) -> None:
         places = [(catalog.chip(key), tables.replace("kernels/", "kernels_more/"))]
         places += [(catalog.chip(chip), where) for chip, where in [SISTERS.get(name, ("", ""))] if chip]
         for form, tail in TAILS.items():
-            kinds = {"gemm": ("bf16", "fp8", "nvfp4", *ONLY_TIMED), "prefill": ("bf16",), "decode": ("bf16", "fp8")}[form]
+            kinds = {"gemm": ("bf16", "fp8", "nvfp4", *ONLY_TIMED[:3]), "prefill": tuple(PREFILL), "decode": ("bf16", "fp8")}[form]
             for kind, engine in product(kinds, (*TIMED, FRAMEWORK)):
                 if engine == FRAMEWORK and kind not in ONLY_TIMED:
                     continue

@@ -393,7 +393,7 @@ def test_rtx_blackwell_is_ada_at_its_own_datasheet():
     }
     ours, ada = tables["rtx-pro-6000"], tables["l40s"]
     assert ours == tables["rtx-5090"]
-    assert ours.keys() == ada.keys() | {"gemm.nvfp4"}
+    assert ours.keys() == ada.keys() | {"gemm.nvfp4", "experts.nvfp4"}
     assert {name: ours[name] for name in ada} == ada
     same = ("kl", "kc", "mk", "k0", "p")
     assert [ours["gemm.nvfp4"][name] for name in same] == [ada["gemm.fp8"][name] for name in same], "refitted with Ada's"

@@ -2,6 +2,7 @@
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from commtax.catalog.families.parts import ARCHITECTURES
 from commtax.catalog.hf import from_config, short
 from commtax.cost.caches import kv_bytes_per_token, state_bytes_per_sequence
 from commtax.cost.inventory import mtp_params, num_params
-from commtax.spec import Attention, DeltaNet, Mamba2, Plan
+from commtax.cost.traffic import inference
+from commtax.spec import Attention, DeltaNet, Mamba2, Plan, Workload
 from commtax.statement import Refusal
 
 KEYS = catalog.keys("models")
@@ -96,6 +98,64 @@ def test_gemma_4_e2b_with_inputs_of_each_layer_shared_caches_and_an_audio_tower(
     unused = (16 * 256 + 4 * 512) * 2 * 1536
     assert num_params(model) + unused == pytest.approx(5_123_178_051, rel=2e-5)
     assert kv_bytes_per_token(model, Plan(kv_dtype="bf16")) == (12 * 256 + 3 * 512) * 2 * 2, "fifteen layers keep their own"
+
+
+NEMOTRON = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
+V4 = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "spelled"),
+    [  # the same layers in the other words that checkpoints and transformers have for them
+        ("nemotron-3-nano-30b-a3b", "hybrid_override_pattern", lambda t: {"layers_block_type": [NEMOTRON[x] for x in t]}),
+        ("deepseek-v4-flash", "compress_ratios", lambda t: {"layer_types": [V4[x] for x in t]}),
+        ("glm-5.2", "index_topk_freq", lambda _: {"index_topk_pattern": "FFF" + "SSSF" * 18 + "SSS"}),
+        ("glm-5.2", "first_k_dense_replace", lambda n: {"mlp_layer_types": ["dense"] * n + ["sparse"] * (78 - n)}),
+        ("qwen3.5-27b", "layer_types", lambda _: {"full_attention_interval": 4}),
+        (
+            "mimo-v2-flash",
+            "hybrid_layer_pattern",
+            lambda t: {"layer_types": [["full_attention", "sliding_attention"][x] for x in t]},
+        ),
+        ("step-3.5-flash", "attention_other_setting", lambda s: {"num_sliding_attention_heads": s["num_attention_heads"]}),
+    ],
+)
+def test_a_pattern_in_other_words_is_the_same_model(key, name, spelled):
+    config = without(CONFIGS[key], name)
+    text_section(config).update(spelled(text_section(CONFIGS[key])[name]))
+    found = from_config(config, "mine")
+    assert (found.blocks, found.layers) == (catalog.model(key).blocks, catalog.model(key).layers)
+    assert not found.notes
+
+
+def test_layers_that_do_nothing_are_carried_along():
+    """Nemotron-NAS may leave attention and MLP out of a layer."""
+    config = deepcopy(CONFIGS["llama-3.3-nemotron-super-49b"])
+    config["block_configs"][40] = {"attention": {"no_op": True}, "ffn": {"no_op": True}}
+    config["block_configs"][41] = {"attention": {"replace_with_linear": True}, "ffn": {"intermediate_size": 4096}}
+    model = from_config(config, "mine")
+    assert model.num_layers == 80
+    assert commtax.bill(model, "8xh100-sxm", tp=8).step_s > 0
+    assert commtax.fit(model, "8xh100-sxm", tp=8).fits
+
+
+def test_attention_residuals_hand_every_block_on():
+    """Kimi-K3 cut after 46 of 93 layers: four blocks of twelve have begun, and the running sum goes with them."""
+    model, plan = catalog.model("kimi-k3"), Plan(tp=8, pp=2, activations_dtype="bf16")
+    plain = replace(model, lookback=0, residual_stream=False)
+    sent = [inference(m, plan, Workload(decode_seqs=4), catalog.engine("vllm")) for m in (model, plain)]
+    whole, one = (next(item.nbytes for item in items if item.axis == "pp") for items in sent)
+    assert whole == 5 * one
+
+
+def test_a_stage_of_windows_alone_is_held():
+    """The first two layers of DeepSeek-V4-Flash keep no entries, and a stage may have no others."""
+    assert commtax.fit("deepseek-v4-flash", "8x8xh200-sxm", tp=1, pp=22, max_model_len=4096).fits
+
+
+def test_a_tower_that_is_not_known_is_said():
+    config = CONFIGS["mimo-v2-flash"] | {"vision_config": {"depth": 3}}
+    assert [n.code for n in from_config(config, "mine").notes] == ["no-tower"]
 
 
 def without(config, name):

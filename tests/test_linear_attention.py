@@ -1,6 +1,7 @@
 """Linear attention, passes over activations and encoders: laws of their forms, their rows that were not fitted, a layer's sums."""
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commtax import catalog
+from commtax.catalog import physics
 from commtax.cost.caches import state_bytes_per_layer
 from commtax.cost.compute import step_kernels
 from commtax.cost.forms import CHIP_FORMS
@@ -196,3 +198,12 @@ def test_kernels_of_tables_are_told_by_phase_where_their_name_is_new():
         (one,) = mamba.make({**words, "phase": phase, "kernel_source": "a_new_kernel"}, size)
         assert one.form == form
     assert CHIP_FORMS["ssd-update"] is stream
+
+
+def test_constants_of_kernels_timed_alone_are_physical():
+    for chip, engine in product(CHIPS, ENGINES[:3]):
+        tables = catalog.kernel_constants(catalog.engine(engine), catalog.chip(chip), timed=True).tables
+        own = {name: c for name, c in tables.items() if name.partition(".")[0] in ("gemm", "prefill", "decode", *CHIP_FORMS)}
+        for name, table in own.items():
+            for key, value in table.items():
+                physics.KERNEL[key].read(value, f"{chip} {name}.{key}")

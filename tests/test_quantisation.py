@@ -116,6 +116,7 @@ def test_experts_of_four_bits_among_fp8():
     model = with_quant("deepseek-v3", plain, expert_dtype="fp4")
     assert format_of(model, EXPERTS, model.quant).dtype == "mxfp4"
     assert format_of(model, "mlp.shared_experts.down_proj", model.quant).dtype == "fp8"
+    assert dispatched_bytes(Plan(), format_of(model, EXPERTS, model.quant)) == 1 + 4 / 128  # tokens travel in fp8
     experts = size(model, "experts.gate_proj.weight", "experts.up_proj.weight", "experts.down_proj.weight") - size(
         model, "shared_experts.gate_proj.weight", "shared_experts.up_proj.weight", "shared_experts.down_proj.weight"
     )
@@ -230,6 +231,15 @@ def test_rules_say_what_configs_say(name):
 )
 def test_stored_bytes_of_checkpoints(key, nbytes, within):
     assert total_bytes(catalog.model(key), Plan()) == pytest.approx(nbytes, rel=within)
+
+
+def test_a_mixed_checkpoint_takes_what_an_engine_logs():
+    """vLLM 0.27.1 on one GPU with Qwen3.8-27B-NVFP4 (fp8 attention, 4-bit MLP and head): "Model loading took 19.75 GiB".
+
+    https://github.com/noonghunna/club-3090/issues/1047
+    """
+    judged = commtax.fit("nvidia/Qwen3.6-27B-NVFP4", "1xh100-sxm", tp=1)
+    assert judged.weights_bytes / 2**30 == pytest.approx(19.75, abs=0.01)
 
 
 def test_names_that_only_look_alike_do_not_resolve():

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import commtax
+from cli_run import run_here
 from commtax import catalog
 from commtax.cost.caches import kv_bytes_per_token, kv_bytes_per_token_layer, state_bytes_per_layer, state_bytes_per_sequence
 from commtax.cost.pools import kv_pool
 from commtax.cost.traffic import inference
+from commtax.readers.launch import parse
 from commtax.sim.serving.book import Rules, book_of
 from commtax.sim.serving.pool import Pool
 from commtax.spec import (
@@ -108,6 +110,17 @@ def test_compressed_attention_by_hand():
     assert [(int(g.tokens), g.window) for g in pool.groups] == [(256, 0), (64, 128), (64, 128), (4, 8), (8, 128)]
     packed = kv_pool(model, plan, range(model.num_layers), 256, VLLM.states)
     assert float(packed.bytes_per_block) == 21 * (37_440 + 8_640) + 20 * 1_728, "published as 1,002,240"
+
+
+def test_windows_in_a_pool_of_their_own():
+    """SGLang: 7,705 bytes a token of DeepSeek-V4-Flash; of Pro 13,735.04 at a ratio of 0.15, as its log on eight MI355X says."""
+    states, plan = catalog.engine("sglang").states, Plan(tp=8, kv_dtype="fp8")
+    flash, pro = catalog.model("deepseek-v4-flash"), catalog.model("deepseek-v4-pro")
+    pool = kv_pool(flash, plan, range(flash.num_layers), 1, states)
+    assert float(pool.bytes_per_token) == pytest.approx(7705, abs=1)
+    assert pool.places(1_000_000) == 1_000_000 * 0.1 // 512
+    wide = kv_pool(pro, plan, range(pro.num_layers), 1, replace(states, window_share=0.15))
+    assert float(wide.bytes_per_token) == pytest.approx(13_735.04, abs=0.01)
 
 
 @given(st.lists(mixers, min_size=1, max_size=24).filter(lambda ms: FULL in ms), degrees, st.randoms())
@@ -311,3 +324,36 @@ def test_compressed_state_by_hand():
     layer = Attention(64, 1, 512, 512, compressed=Compressed(1024, 64, 4, 128, 8, 1024), indexer=Indexer(64, 128, 512))
     assert float(state_bytes_per_layer(layer, 1, Plan(kv_dtype="fp8"))) == 128 * 584 + 8 * 8192 + 8 * 2048
     assert float(kv_bytes_per_token_layer(layer, 1, "fp8")) == (584 + 132) / 4
+
+
+def test_a_user_may_say_how_states_are_kept():
+    """vLLM's --mamba-ssm-cache-dtype, and a request without states for prefixes."""
+    usual = commtax.fit("qwen3.5-27b", "1xh200-sxm", tp=1, max_model_len=65536)
+    small = commtax.fit("qwen3.5-27b", "1xh200-sxm", tp=1, max_model_len=65536, recurrent_dtype="bfloat16", state_slots=1)
+    assert usual.state_bytes_per_sequence - small.state_bytes_per_sequence == 48 * 48 * 128 * 128 * 2
+    assert small.pool.state_tokens * 2 < usual.pool.state_tokens
+    with pytest.raises(ValueError, match="recurrent_dtype 'fp8'"):
+        commtax.fit("qwen3.5-27b", "1xh200-sxm", recurrent_dtype="fp8")
+    pasted = parse("vllm serve Qwen/Qwen3.5-27B --mamba-ssm-cache-dtype float16")
+    assert pasted.options["recurrent_dtype"] == "fp16"
+
+
+NEXT_LOG = """
+(EngineCore_DP0 pid=18) INFO 10-23 15:10:29 [core.py:76] Initializing a V1 LLM engine (v0.10.2) with config: max_seq_len=262144, \
+tensor_parallel_size=2, kv_cache_dtype=auto, enable_prefix_caching=False
+(Worker_TP0 pid=13) INFO 10-23 15:14:18 [gpu_model_runner.py:2392] Model loading took 74.2812 GiB and 215.831224 seconds
+(Worker_TP0 pid=13) INFO 10-23 15:14:30 [gpu_worker.py:298] Available KV cache memory: 44.59 GiB
+(EngineCore_DP0 pid=18) INFO 10-23 15:14:30 [kv_cache_utils.py:1028] GPU KV cache size: 973,760 tokens
+(EngineCore_DP0 pid=18) INFO 10-23 15:14:30 [kv_cache_utils.py:1032] Maximum concurrency for 262,144 tokens per request: 14.77x
+"""
+
+
+def test_a_hybrid_log_is_audited_as_its_version_counts(tmp_path):
+    """Tokens as blocks of all groups, one state a request: whatever the version that the prices are of."""
+    file = tmp_path / "start.log"
+    file.write_text(NEXT_LOG)
+    options = ["-m", "qwen3-next-80b-a3b", "-c", "2xh200-sxm", "-tp", "2", "--gpu-memory-utilization", "0.9", "--json"]
+    done = run_here("audit", file, *options)
+    found = {f["item"]: f for section in json.loads(done.stdout)["sections"] for f in section["findings"]}
+    assert done.returncode == 0
+    assert found["KV tokens in that memory"]["predicted"] == pytest.approx(973_760, rel=1e-3)

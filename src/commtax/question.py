@@ -80,6 +80,8 @@ class Limits:
     gpu_memory_utilization: float = 0.0
     block_size: int = 0
     kv_cache_memory_bytes: float = 0.0  # a fixed KV budget a rank; 0: what is left
+    recurrent_dtype: str = ""  # of states; "": the model's own, or the engine's
+    state_slots: int = 0  # states of a layer that a running request has
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ def audit_log(log: StartupLog, claim: Claim, name: str = "log") -> Section:
     """Layout, weights, KV memory, tokens and concurrency; a disabled custom all-reduce is priced."""
     asked, own = settled(claim.question), claim.question.limits
     logged = {n: value for n in LIMITS if (value := getattr(log, n)) and not getattr(own, n)}  # the user's own count first
+    if log.prefix_caching == "False" and not own.state_slots:
+        logged["state_slots"] = 1  # a request has its own states alone
     narrow = log.kv_cache_dtype.startswith("fp8") and not claim.plan.kv_dtype
     held = claim.question.but(**logged, kv_dtype="fp8" if narrow else claim.plan.kv_dtype)
     findings = (*_layout(log, claim), *_weights(log, claim.question), *_memory(log, held), *_allreduce(log, claim))
@@ -119,13 +121,14 @@ def _memory(log: StartupLog, asked: Question) -> Iterator[Finding]:
 def _tokens(log: StartupLog, judged: Fit) -> int:
     """KV tokens as the log counts them: whole blocks, or (newer vLLM) full-length requests times that length.
 
-    The two differ where a length is no multiple of a block, and where windows let some layers keep less.
+    The two differ where a length is no multiple of a block, and where windows or states let some layers keep less.
     """
     logged, length = log.kv_tokens, log.max_model_len
     counted = (log.max_concurrency or 0.0) * length
     if logged and counted and abs(logged - counted) <= PRINTED_TIMES * length + 1:
         return int(judged.max_concurrency * judged.question.limits.max_model_len)
-    return judged.kv_tokens
+    states = judged.state_bytes_per_sequence and judged.question.engine.states.state_pool == "blocks"
+    return int(judged.pool.shared_tokens(judged.kv_blocks)) if states else judged.kv_tokens
 
 
 def _left(finding: Finding, log: StartupLog, judged: Fit) -> Finding:

@@ -43,10 +43,14 @@ class Rule:
 
 
 @lru_cache(maxsize=1)
+def _file() -> Table:
+    return tomllib.loads((FACTS / "checkpoints.toml").read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=1)
 def rules() -> tuple[Rule, ...]:
     """All of them, in the order in which they are tried."""
-    tables = tomllib.loads((FACTS / "checkpoints.toml").read_text(encoding="utf-8"))["rule"]
-    return tuple(plain(Rule, table, f"checkpoints {number}") for number, table in enumerate(tables, start=1))
+    return tuple(plain(Rule, table, f"checkpoints {number}") for number, table in enumerate(_file()["rule"], start=1))
 
 
 @lru_cache(maxsize=1)
@@ -62,8 +66,9 @@ def _usual() -> dict[str, str]:
 
 
 def base_key(name: str) -> str:
-    """The bundled model that a name without organisation means; "" where there is none."""
-    return _usual().get(name, "")
+    """The bundled model that a name without organisation means, or a later release of it; "" where there is none."""
+    shorter = (name.removesuffix(end) for end in _file()["releases"] if name.endswith(end))
+    return next((_usual()[one] for one in (name, *shorter) if one in _usual()), "")
 
 
 def made_of(name: str) -> list[tuple[Rule, str]]:

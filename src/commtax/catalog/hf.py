@@ -45,6 +45,8 @@ def from_config(config: Mapping[str, Json], key: str, read_as: str = "") -> Mode
     model, fields = _read(name, whole)
     if fields.bad:
         raise Refusal(f"model {key}: {name} config lacks or has unreadable fields: {', '.join(dict.fromkeys(fields.bad))}", "model")
+    if model.tower is None and config.get("vision_config"):
+        notes.append(Note("no-tower", f"the vision tower is left out: {name} is read without one"))
     if read_as:
         notes.append(
             Note("read-as", f"assumed: {own or 'a config without an architecture'} is read as {name}{_ignored(config, fields)}")

@@ -34,11 +34,11 @@ ALGORITHMS: Mapping[str, Quant] = {
     "W4A16_NVFP4": replace(NVFP4, weight_only=True),
     "MXFP4": MXFP4,
     "W4A16_MXFP4": MXFP4,
-    "W4A8_MXFP4_FP8": MXFP4,
-    "W4A8_MXFP4_MXFP8": MXFP4,
+    "W4A8_MXFP4_FP8": replace(MXFP4, activations="fp8"),
+    "W4A8_MXFP4_MXFP8": replace(MXFP4, activations="fp8"),
     "MXFP8": MXFP8,
     "W4A16_AWQ": Quant("", "int4", (1, 128), scale_bytes=2),
-    "W4A8_AWQ": Quant("", "int4", (1, 128), scale_bytes=2),
+    "W4A8_AWQ": Quant("", "int4", (1, 128), scale_bytes=2, activations="fp8"),
     "W8A16": Quant("", "int8", (1, 0), scale_bytes=2),
     "INT8": Quant("", "int8", (1, 0)),
 }
@@ -63,10 +63,10 @@ def stored(config: Config, architecture: str, key: str) -> Quant | None:
 
 
 def _with_experts(quant: Quant, kind: Json) -> Quant:
-    """DeepSeek-V4 says in a field of its own that experts are of 4 bits, with a scale of a byte for each 32."""
+    """DeepSeek-V4 says in a field of its own that experts are of 4 bits with a scale of a byte for each 32; tokens come in fp8."""
     if kind != "fp4":
         return quant
-    experts = replace(MXFP4, method=quant.method, only=("experts",), spelled=quant.spelled)
+    experts = replace(MXFP4, method=quant.method, activations="fp8", only=("experts",), spelled=quant.spelled)
     return replace(quant, parts=(experts,))
 
 

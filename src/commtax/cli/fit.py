@@ -8,7 +8,10 @@ from commtax.statement import Refusal
 from commtax.verbs.fitting import Fit, advised, holds
 from commtax.verbs.train_fitting import TrainFit, train_holds
 
-SERVED = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes", "tower")
+SERVED = (
+    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes"),
+    *("recurrent_dtype", "state_slots", "tower"),
+)
 """What of a server alone its memory depends on."""
 
 

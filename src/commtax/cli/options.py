@@ -187,6 +187,10 @@ OPTIONS: Mapping[str, Option] = {
     "gpu_memory_utilization": Option("Serving", SHARE, None, "Share of memory it may use.  [default: the engine's]"),
     "block_size": Option("Serving", COUNT, None, "Tokens a KV block."),
     "kv_cache_memory_bytes": Option("Serving", BYTES, 0.0, "A fixed KV cache a rank, such as 1GiB."),
+    "recurrent_dtype": Option(
+        "Serving", "TYPE", "", "Recurrent states: auto, fp32, bf16.", ("--state-dtype", "--mamba-ssm-cache-dtype")
+    ),
+    "state_slots": Option("Serving", COUNT, None, "States of a layer a request: 1 without prefix caching."),
     "concurrency": Option("Requests", Kind("N[,N…]", _shown), 1, "Clients: 32, or 1,8,64.", ("--concurrency", "--max-concurrency")),
     "request_rate": Option("Requests", NUMBER, None, "Requests a second, over all replicas; inf: all at once."),
     "trace": Option("Requests", "FILE", None, "Requests as they came: our CSV, Azure's, Mooncake's, vllm bench --save-detailed."),

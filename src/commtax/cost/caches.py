@@ -1,6 +1,7 @@
 """What a sequence keeps on a rank while it is served: keys and values of every token, or a state of one size."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -84,6 +85,12 @@ def compressed_widths(a: Attention) -> tuple[int, ...]:
 def unfinished_bytes(m: Compressed, width: int) -> int:
     """Of one token in an unfinished entry: a value and a score for each window that the entry is made of."""
     return 2 * m.overlap * width * COMPRESSOR_BYTES
+
+
+def with_states(model: Model, dtype: str) -> Model:
+    """The model with its recurrent states in another type."""
+    blocks = (replace(b, mixer=replace(b.mixer, state_dtype=dtype)) if isinstance(b.mixer, RECURRENT) else b for b in model.blocks)
+    return replace(model, blocks=tuple(blocks))
 
 
 def kv_bytes_per_token(model: Model, plan: Plan) -> Number:

@@ -76,7 +76,8 @@ class Step:
         if quant:
             tile = quant.block[0] * quant.block[1]  # scales count where tiles are small enough to matter
             stored = DTYPE_BYTES[quant.dtype] + (quant.scale_bytes / tile if tile else 0.0)
-            dtype = quant.dtype if quant.dtype in LOW_ARITHMETIC and not quant.weight_only else dtype
+            kind = quant.activations or quant.dtype
+            dtype = kind if kind in LOW_ARITHMETIC and not quant.weight_only else dtype
             static = dtype == "fp8" and quant.block == (0, 0)  # one scale a tensor is known ahead, tiles and rows need theirs
         nbytes = m * k * input_bytes(dtype, self.plan) + n * k * stored + m * n * DTYPE_BYTES[plain]
         shape = (m, n, k, dtype, stored)
@@ -104,6 +105,8 @@ def _unlike(quant: Quant) -> str:
 
     4-bit weights alone are unpacked by one kind of kernel, floats as integers.
     """
+    if quant.activations:
+        return f"{quant.dtype}-{quant.activations}"
     if quant.dtype == "fp8" and quant.block == MXFP8_BLOCK:
         return "mxfp8"
     if quant.dtype not in LOW_ARITHMETIC:

@@ -14,6 +14,8 @@ from commtax.statement import Source
 
 ANY_ARITHMETIC = ("decode", "prefill", "small", "elementwise", *CHIP_FORMS)
 """Forms whose constants hold for any number format of the arithmetic."""
+LIKE_FP8 = {"mxfp8": "MXFP8", **dict.fromkeys(("mxfp4-fp8", "int4-fp8"), "4-bit weights and fp8 activations")}
+"""Products that fp8's constants price where they have none of their own."""
 STAND_INS = {
     "fp8-static": ("fp8",),
     "fp8": ("fp8-static",),
@@ -21,6 +23,7 @@ STAND_INS = {
     "int8": ("fp8-static", "fp8"),
     "nvfp4": ("mxfp4", "int4"),
     "mxfp4-fp8": ("nvfp4", "mxfp4", "int4"),
+    "int4-fp8": ("int4", "mxfp4"),
     "mxfp4": ("int4",),
     "int4": ("mxfp4",),
 }
@@ -99,8 +102,8 @@ def kernel_source(kernel: Kernel, constants: KernelConstants) -> Source:
             return Source("assumed", f"assumed: bf16 products on unpacked 4-bit weights {family}", "unpacked weights")
         if kernel.stored == "adapters":
             return Source("assumed", f"assumed: adapters' products, as other small ones, {family}", "adapters")
-        if kernel.stored == "mxfp8" and name != "gemm.mxfp8":
-            return Source("assumed", f"assumed: products of MXFP8, as fp8's, {family}", "MXFP8 products")
+        if kernel.form == "gemm" and kernel.stored in LIKE_FP8 and name != f"gemm.{kernel.stored}":
+            return Source("assumed", f"assumed: products of {LIKE_FP8[kernel.stored]}, as fp8's, {family}", LIKE_FP8[kernel.stored])
         if name == "decode.bf16" and kernel.weight_bytes < 2:
             return Source("assumed", f"assumed: this engine's attention over a narrow KV cache {family}", "narrow cache")
     return constants.own.get(name, constants.label)

@@ -59,7 +59,8 @@ def _beside(model: Model, plan: Plan, engine: Engine, rows: list[Held]) -> Itera
     if plan.lora_rank:
         yield WeightLine("LoRA adapters", adapter_bytes(model, plan, engine, rows), 0.0)
     if engine.memory.rotary_table and not model.positions:
-        width = a.latent.rope_dim if a.latent else a.head_dim
+        turned = a.latent or a.compressed
+        width = turned.rope_dim if turned else a.head_dim
         table = model.max_len * width * DTYPE_BYTES[plan.activations_dtype]
         yield WeightLine("rotary table", plan.tp * 0 + float(table), table * (1 - 1 / plan.tp))
 

@@ -53,6 +53,8 @@ class KvPool:
     state_bytes: Number = 0.0  # of one sequence: what it keeps whatever its length
     share: float = 0.0  # bytes of a pool of states over those of the blocks; 0: there is no such pool
     slots: int = 1  # states of such a pool that a running request has
+    window_share: float = 0.0  # tokens of a pool of windows over those of the blocks, and …
+    window_tokens: int = 0  # … those that a request has there
 
     @property
     def num_growing(self) -> int:
@@ -78,6 +80,8 @@ class KvPool:
 
     def places(self, tokens: Number) -> Number:
         """Requests whose states have a place beside blocks of so many tokens; no limit where states lie in the blocks."""
+        if self.window_share:
+            return tokens * self.window_share // self.window_tokens
         if not self.share or not np.any(self.state_bytes):
             return math.inf
         return tokens * self.bytes_per_token * self.share / self.state_bytes // self.slots
@@ -90,7 +94,7 @@ def kv_pool(model: Model, plan: Plan, layers: range, block_size: int, habits: St
     states = [m for m in mixers if isinstance(m, RECURRENT)]
     nbytes = sum((state_bytes_per_layer(m, plan.tp, plan) for m in mixers), start=plan.tp * 0.0)
     if habits.compressed_block and any(a.compressed for a in cached):
-        return _compressed(cached, plan, habits, nbytes)
+        return (_windows_apart if habits.window_share else _compressed)(cached, plan, habits, nbytes)
     if habits.state_pool == "blocks":
         return _grouped(cached, states, plan, block_size, habits, nbytes)
     pool = _grouped(cached, [], plan, block_size, habits, nbytes)
@@ -161,8 +165,12 @@ def _raised_block(
 
 
 def _compressed(cached: Sequence[Attention], plan: Plan, habits: StateHabits, nbytes: Number) -> KvPool:
-    """Entries of all lengths in one group, windows and unfinished entries in others, as many layers of each page in all of them."""
-    pages = Counter(page for a in cached for page in _entry_pages(a, plan, habits))
+    """Entries of all lengths in one group, windows and unfinished entries in others, as many layers of each page in all of them.
+
+    A stage of windows alone has pages of their size.
+    """
+    plain = [habits.window_block * entry_bytes(a, a.compressed, plan.kv_dtype) for a in cached if a.compressed]
+    pages = Counter(page for a in cached for page in _entry_pages(a, plan, habits)) or Counter(_padded(n, habits) for n in plain)
     kept = [(a.compressed.window, habits.window_block) for a in cached if a.compressed]
     for ratio in dict.fromkeys(a.compressed.ratio for a in cached if a.compressed and a.compressed.ratio):
         kept += [_unfinished(a.compressed, a, max(pages)) for a in cached if a.compressed and a.compressed.ratio == ratio]
@@ -177,6 +185,28 @@ def _compressed(cached: Sequence[Attention], plan: Plan, habits: StateHabits, nb
     block = packed if habits.packed_pages else sum(pages) * each
     size = plan.tp * 0 + habits.compressed_block
     return KvPool(plan.tp * 0 + block / habits.compressed_block, plan.tp * 0 + block, size, (Group(size), *windows), nbytes)
+
+
+def _windows_apart(cached: Sequence[Attention], plan: Plan, habits: StateHabits, nbytes: Number) -> KvPool:
+    """Entries for all tokens, windows for a share of them (SGLang's DSV4PoolConfigurator).
+
+    Entries that overlap are unfinished beside their window's tokens; of others a request has room for one.
+    """
+    size, entries = habits.compressed_block, sum(kv_bytes_per_token_layer(a, plan.tp, plan.kv_dtype) for a in cached)
+    kinds = [(a, a.compressed) for a in cached if a.compressed]
+    windows = sum(_window_bytes(a, m, plan.kv_dtype) for a, m in kinds)
+    each = entries + habits.window_share * windows
+    unfinished = sum(m.ratio * unfinished_bytes(m, width) for a, m in kinds if m.overlap == 1 for width in compressed_widths(a))
+    beside = Group(size, states=np.ceil(unfinished / (each * size)))
+    kept = max(math.ceil(m.window / habits.window_block) + 1 for _, m in kinds) * habits.window_block
+    groups = (Group(size), beside) if unfinished else (Group(size),)
+    return KvPool(each, each * size, size, groups, nbytes, window_share=habits.window_share, window_tokens=kept)
+
+
+def _window_bytes(a: Attention, m: Compressed, kv_dtype: str) -> float:
+    """Of a token in a window: its latent, and its part of what the window keeps of unfinished entries that overlap."""
+    rows = m.overlap * m.ratio / m.window if m.overlap > 1 else 0.0
+    return entry_bytes(a, m, kv_dtype) + rows * sum(unfinished_bytes(m, width) for width in compressed_widths(a))
 
 
 def _entry_pages(a: Attention, plan: Plan, habits: StateHabits) -> Iterator[int]:

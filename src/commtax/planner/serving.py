@@ -195,7 +195,7 @@ def columns(grid: Space, load: Array, priced: Simulation, index: int) -> Columns
 
 def figures(s: Simulation, held: Number) -> dict[str, Array]:
     """What a simulation tells of each load, with ``held`` tokens of cache a copy."""
-    headroom = 1 - s.running * cached(s.question) / np.asarray(held)
+    headroom = 1 - s.running * (cached(s.question) + s.state_tokens) / np.asarray(held)
     return {"running": s.running, "ttft_s": s.ttft_s, "tpot_s": s.tpot_s, "kv_headroom": headroom}
 
 

@@ -57,6 +57,7 @@ class StartupLog:
     version: str = ""
     quantization: str = ""
     kv_cache_dtype: str = ""
+    prefix_caching: str = ""  # "True" or "False"
     tp: int = 0
     pp: int = 0
     dp: int = 0

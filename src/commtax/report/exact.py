@@ -120,7 +120,7 @@ def _show_states(console: Console, judged: Fit) -> None:
     pool, states = judged.pool, format_bytes(judged.state_bytes_per_sequence_per_rank)
     if judged.state_pool_bytes:
         room = float(pool.places(pool.tokens(judged.kv_blocks)))
-        size = format_bytes(judged.state_pool_bytes)
+        size = format_bytes(max(0.0, judged.state_pool_bytes))
         place = f"a pool of {size} has {pool.slots} for each of {room:,.0f} requests"
     else:
         place = f"they take the room of {float(pool.state_tokens):,.0f} tokens of KV"
@@ -138,7 +138,7 @@ def _served_parts(judged: Fit) -> Iterator[tuple[str, float, str]]:
     shared = "KV cache and states" if judged.state_bytes_per_sequence and not judged.state_pool_bytes else "KV cache"
     yield shared, max(0.0, judged.kv_bytes), "as given" if given else "what the budget leaves"
     if judged.state_pool_bytes:
-        yield "states", judged.state_pool_bytes, f"{judged.question.engine.states.state_share:g} of the KV cache"
+        yield "states", max(0.0, judged.state_pool_bytes), f"{judged.question.engine.states.state_share:g} of the KV cache"
     if judged.graph_bytes:
         yield "CUDA graphs", judged.graph_bytes, "beside the budget"
 

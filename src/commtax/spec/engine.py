@@ -125,6 +125,9 @@ class StateHabits:
     compressed_kv_dtype: str = "fp8"  # a compressed latent is kept in this type unless another is asked for
     compressed_block: int = 0  # tokens whose entries share a block; 0: entries and windows are counted in bytes
     window_block: int = 64  # tokens of a window in a block
+    window_share: float = (
+        0.0  # tokens that a pool of compressed attention's windows holds over all tokens; 0: windows lie in blocks
+    )
     page_multiple: int = 1  # a layer's part of a block is padded to whole multiples of so many bytes
     packed_pages: bool = False  # a block is as large as the largest group of layers needs, else as all of them padded
 

@@ -203,6 +203,7 @@ class Quant:
     ignored: tuple[str, ...] = ()
     only: tuple[str, ...] = ()  # if given, only tensors that match are quantised
     weight_only: bool = False  # activations stay as they are (W4A16), whatever arithmetic the chip has
+    activations: str = ""  # what they are quantised to where it is not the weights' own format (W4A8)
     counted: tuple[tuple[str, int], ...] = ()  # patterns that stand for so many modules, where a file says how many
     spelled: tuple[tuple[str, str], ...] = ()
     parts: tuple[Quant, ...] = ()
@@ -274,6 +275,7 @@ class Model:
     quant: Quant | None = None
     tower: Tower | None = None
     hyper: Hyper | None = None
+    lookback: int = 0  # layers of a block whose residual all later halves of layers look back at (Kimi-K3); 0: they do not
     extras: tuple[Extra, ...] = ()  # beside the layers
     mtp: tuple[Block, ...] = ()  # layers that guess further tokens, one a step: counted, and not part of the model proper
     notes: tuple[Note, ...] = ()  # what was not read from its own config

@@ -10,6 +10,7 @@ import numpy as np
 from commtax import catalog
 from commtax.catalog import profile as overlay
 from commtax.cost import legality
+from commtax.cost.caches import with_states
 from commtax.cost.memory import check_stored, on_chip
 from commtax.cost.placement import used_of_domain
 from commtax.cost.pricing import Terms
@@ -132,6 +133,8 @@ class FitOptions(LimitOptions, total=False):
     max_model_len: int | None
     block_size: int | None
     kv_cache_memory_bytes: float
+    recurrent_dtype: str
+    state_slots: int | None
 
 
 class RequestOptions(LimitOptions, PictureOptions, total=False):
@@ -244,6 +247,8 @@ def unsettled(model: str | Model, cluster: str | Cluster, options: Mapping[str, 
     if PHASES[phase].trains and "microbatches" in given:
         numbers["batch"] = positive(given.pop("microbatches"), "microbatches") * numbers.get("micro_batch", 1)
     checking.check_limits(given)
+    if "recurrent_dtype" in given:
+        given["recurrent_dtype"] = checking.recurrent_dtype(str(given["recurrent_dtype"]))
     if "image_size" in given:
         given["image_size"] = checking.image_size(given["image_size"])
     asked = Question(known, place, engine, plan, phase, context=PHASES[phase].length, profile=own)
@@ -257,9 +262,13 @@ def settled(q: Question) -> Question:
     if own:
         cluster, engine = overlay.on_cluster(own, cluster), overlay.on_engine(own, engine)
     engine = on_chip(engine, cluster.chip)
+    if q.limits.state_slots:
+        engine = engine.but(state_slots=int(q.limits.state_slots))
     check_stored(q.model)
     # However it is stored, a model is trained in bf16, or in fp8 where that is asked for.
     model = replace(q.model, quant=None) if q.trains and q.model.quant else q.model
+    if q.limits.recurrent_dtype:
+        model = with_states(model, q.limits.recurrent_dtype)
     q = replace(q, model=model, cluster=cluster, engine=engine, plan=_plan(q, engine))
     checking.check_kinds(q.plan, engine, cluster.chip)
     plan = q.plan

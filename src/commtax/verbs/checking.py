@@ -12,6 +12,7 @@ from commtax.units import MAX_COUNT, parse_seconds
 SPELLED = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 """Types as engines' options spell them."""
 KV_TYPES = ("", "bf16", "fp16", "fp32", "fp8")
+STATE_TYPES = ("", "fp32", "bf16", "fp16")
 TRAINED_IN = ("", "bf16", "fp16", "fp8")
 TOWERS = ("weights", "data")
 CONVENTIONS = ("full", "causal")
@@ -58,7 +59,7 @@ def seconds(value: object, name: str) -> float:
 
 def check_limits(given: Changes) -> None:
     """Limits that were given are limits: 0 would mean the engine's own."""
-    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "state_slots"):
         positive(given.get(name, 1), name)
     share(given.get("gpu_memory_utilization", 1.0))
     if (size := given.get("kv_cache_memory_bytes", 0.0)) < 0:
@@ -93,6 +94,14 @@ def kv_dtype(name: str) -> str:
     known = dtype(name, "kv_dtype")
     if known not in KV_TYPES:
         raise Refusal(f"kv_dtype '{name}': a KV cache is kept in auto, bf16, fp16, fp32 or fp8", "kv_dtype")
+    return known
+
+
+def recurrent_dtype(name: str) -> str:
+    known = dtype(name, "recurrent_dtype")
+    if known not in STATE_TYPES:
+        rule = f"recurrent_dtype '{name}': states are kept in auto, fp32, bf16 or fp16"
+        raise Refusal(rule, "recurrent_dtype", STATE_TYPES[1:])
     return known
 
 

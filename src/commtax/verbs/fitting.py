@@ -68,8 +68,8 @@ class Fit:
 
     @property
     def state_pool_bytes(self) -> float:
-        """Of a pool for states alone."""
-        return max(0.0, self.kv_bytes) * self.pool.share if self.state_bytes_per_sequence_per_rank else 0.0
+        """Of a pool for states alone; as negative as the KV cache's where weights leave nothing."""
+        return self.kv_bytes * self.pool.share if self.state_bytes_per_sequence_per_rank else 0.0
 
     @property
     def longest_request(self) -> int:
@@ -101,7 +101,8 @@ class Fit:
     @property
     def shortfall_bytes(self) -> float:
         """Bytes a rank lacks to keep one request of full length."""
-        return 0.0 if self.fits else max(self.over_bytes, self.needed_kv_bytes - self.kv_bytes)
+        beside = 1 + self.pool.share if self.state_pool_bytes else 1.0  # a pool of states wants its share of what is added
+        return 0.0 if self.fits else max(self.over_bytes, (self.needed_kv_bytes - self.kv_bytes) * beside)
 
 
 def fit(model: str | Model, cluster: str | Cluster, *, advise: bool = True, **options: Unpack[FitOptions]) -> Fit:
@@ -201,6 +202,8 @@ def limits_of(asked: Question) -> Limits:
         gpu_memory_utilization=given.gpu_memory_utilization or usual,
         block_size=given.block_size or engine.memory.block_size,
         kv_cache_memory_bytes=given.kv_cache_memory_bytes,
+        recurrent_dtype=given.recurrent_dtype,
+        state_slots=given.state_slots,
     )
 
 
@@ -354,11 +357,11 @@ def _stage(asked: Question, stage: int, pp: int) -> Fit:
 
 def _logged_tokens(asked: Question, pool: KvPool, blocks: int, concurrency: float) -> int:
     """KV tokens as a start-up log counts them: of all groups alike, or as requests of full length where some hold states."""
-    if pool.share or not np.any(pool.state_tokens):
+    if asked.engine.states.state_pool != "blocks" or not np.any(pool.state_tokens):
         return int(pool.tokens(blocks))
     if asked.engine.states.tokens_at_full_length:
         return int(concurrency * asked.limits.max_model_len)
-    return int(pool.tokens(blocks)) if asked.engine.states.state_pool == "beside" else int(pool.shared_tokens(blocks))
+    return int(pool.shared_tokens(blocks))
 
 
 def _for_one_state(pool: KvPool) -> float:

@@ -30,7 +30,7 @@ def _kimi_linear(c: Fields) -> Model:
     moe = _experts(c) if c.get("num_experts") is not None else mlp(c)
     mixers, routed = _mixers(c, count), routed_layers(c, count)
     blocks = [Block(m, moe if r else mlp(c), norms, extras) for m, r in zip(mixers, routed, strict=True)]
-    model = replace(decoder(c, blocks), extras=_residuals(c, ("output",)))
+    model = replace(decoder(c, blocks), extras=_residuals(c, ("output",)), lookback=c.number("attn_res_block_size", 0))
     return predicting(c, model, "num_nextn_predict_layers")
 
 

@@ -20,6 +20,11 @@ def _glm4_moe(c: Fields) -> Model:
     return predicting(c, model, "num_nextn_predict_layers")
 
 
+@family("Glm4vMoeForConditionalGeneration", sequence_parallel_moe=True)
+def _glm4v_moe(c: Fields) -> Model:
+    return _glm4_moe(text_of(c))
+
+
 @family("MiMoForCausalLM")
 def _mimo(c: Fields) -> Model:
     """Qwen2's layers, and one that guesses a token further."""

@@ -18,7 +18,7 @@ LOAD = ("concurrency", "input_len", "output_len", "spread", "request_rate", "bur
 OPTIONS = (
     *("tp", "pp", "dp", "ep", "cp", "dtype", "kv_dtype", "lora_rank", "max_loras"),
     *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "block_size", "kv_cache_memory_bytes"),
-    *("eager", "library", "ep_backend", "speculative", "tower", *LOAD),
+    *("recurrent_dtype", "eager", "library", "ep_backend", "speculative", "tower", *LOAD),
     *("micro_batch", "global_batch", "context", "recompute", "sequence_parallel", "schedule", "chunks", "zero", "hsdp"),
     "async_axes",
 )

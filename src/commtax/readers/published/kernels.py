@@ -33,7 +33,8 @@ class KernelTable:
     def good(self) -> Array:
         """Rows whose sizes and time are numbers above 0; a decode step may have nothing cached."""
         above = [self.sizes[c] > 0 for c in (*self.kind.needed, "seconds") if c not in self.kind.from_zero]
-        return np.all([*above, *(self.sizes[c] >= 0 for c in self.kind.from_zero)], axis=0)
+        finite = [self.sizes[c] < np.inf for c in (*self.kind.needed, *self.kind.from_zero)]
+        return np.all([*above, *finite, *(self.sizes[c] >= 0 for c in self.kind.from_zero)], axis=0)
 
     @property
     def dtype(self) -> Array:
@@ -103,7 +104,8 @@ def read(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Ker
     kind = kind_of(name)
     assert kind is not None, name
     system = name.rpartition(f"_{kind.tail}")[0]
-    missing = [c for c in kind.needed if c not in header] + ([] if any(c in header for c in TIMES) else ["latency_ms"])
+    times = dict.fromkeys(kind.times_us, 1e-6) or {c: unit for c, unit in TIMES.items() if c in header} or {"latency_ms": 1e-3}
+    missing = [c for c in (*kind.needed, *times) if c not in header]
     chip = chip_named(system)
     if rows and (missing or not chip):
         wrong = f"column {missing[0]} is missing" if missing else f"chip '{system}' is not in the catalogue"
@@ -113,9 +115,10 @@ def read(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Ker
     text = {column: np.array([row[i] for row in rows], dtype=object) for i, column in enumerate(header)}
     names = (*kind.needed, *kind.from_zero)
     sizes = {c: _numbers(text[c], c in kind.from_zero) if c in text else np.zeros(len(rows)) for c in names}
-    time, known = next(c for c in TIMES if c in header), catalog.chip(chip)
-    more = {"seconds": _numbers(text[time]) * TIMES[time], "l2_bytes": np.full(len(rows), known.l2_bytes)}
-    return KernelTable(kind, system, len(rows), known, text, {**sizes, **more})
+    known = catalog.chip(chip)
+    took = sum((_numbers(text[c]) * unit for c, unit in times.items()), start=np.zeros(len(rows)))
+    here = {name: np.full(len(rows), getattr(known, name)) for name in ("l2_bytes", "gpus_per_host")}
+    return KernelTable(kind, system, len(rows), known, text, {**sizes, **here, "seconds": took})
 
 
 def _numbers(column: Array, may_lack: bool = False) -> Array:

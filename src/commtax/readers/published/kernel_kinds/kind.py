@@ -49,6 +49,7 @@ class KernelKind:
     alike: tuple[str, ...] = ()
     hashed: tuple[str, ...] = ()  # columns that say whether a row was fitted; (): engine, formats and all sizes
     hint: Callable[[Sizes, Any], Array] | None = None  # what is known to be hard, from sizes and chip
+    times_us: tuple[str, ...] = ()  # columns that a row's time is the sum of; (): its one latency
     in_step: bool = False  # kernels as a step runs them, one after another, and not each timed by itself
 
     @property

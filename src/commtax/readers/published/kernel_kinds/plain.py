@@ -39,7 +39,9 @@ def _windowed(x: Sizes, chip: Chip) -> Array:  # noqa: ARG001
 
 
 def _prefill(words: Words, x: Sizes) -> Sequence[Kernel]:
-    return [attention("prefill", x, words["dtype"], DTYPE_BYTES[words["stored"]])]
+    """Prompts; those over a narrow cache run other kernels, in bf16 or in the cache's own arithmetic."""
+    stored = "fp8-attention" if words["dtype"] == "fp8" else "fp8-kv" if words["stored"] == "fp8" else ""
+    return [replace(attention("prefill", x, words["dtype"], DTYPE_BYTES[words["stored"]]), stored=stored)]
 
 
 def _decode(words: Words, x: Sizes) -> Sequence[Kernel]:
