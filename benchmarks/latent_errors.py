@@ -64,6 +64,7 @@ def without(folder: Path, family: str, system: str) -> Store:
     store = Store()
     for key in [key for key in store.tables if key[0] in (family, system.replace("_", "-"))]:
         del store.tables[key]
+    store.tables[system.replace("_", "-"), ""] = {"host.bf16": {"slower": 1.0}}  # nor is its host known
     others = [s for s in FAMILIES[family] if s != system]
     fit_family(folder, store, family, others, False, lambda line: print(f"without {system}: {line}", flush=True))
     return store
