@@ -14,8 +14,10 @@ from commtax.cost.forms.exchange import WAYS, exchanged_kernel
 from commtax.cost.forms.experts import BACKENDS, Routed, routed_kernels
 from commtax.cost.kernels import kernel_source, least_s, peak, seconds, table_of
 from commtax.readers.published.kernel_kinds.loads import load
+from commtax.readers.published.kernels import read as read_kernels
 from commtax.spec import Plan, Workload
 from commtax.validate import check
+from commtax.validate.kernels import answers
 
 CHIPS = ("a100-80-sxm", "h100-sxm", "h200-sxm", "l40s", "b200-sxm", "b300-sxm", "gb200", "rtx-pro-6000", "mi300x")
 ENGINES = ("vllm", "sglang", "trtllm", "megatron")
@@ -151,6 +153,16 @@ def test_loads_add_up(tokens, mixture, ep, skew):
     assert 0 < found.reached <= min(tokens, found.copies) * (1 + 1e-9)
     if ep == 1:
         assert found.copies == tokens * top_k
+
+
+@pytest.mark.parametrize("wild", ["1e400", "1e18", "0.5", "3"])
+@pytest.mark.parametrize("column", ["num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"])
+def test_sizes_that_no_mixture_has_are_priced_or_said_to_be_none(column, wild):
+    row = {"framework": "vllm", "version": "1", "kernel_source": "x", "moe_dtype": "fp8", "distribution": "power_law_1.2"}
+    row |= dict.fromkeys(("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size"), "8")
+    row |= {"latency_ms": "1", column: wild}
+    records = answers(read_kernels("h100_sxm_moe.csv", list(row), [list(row.values())]), np.array([""], dtype=object))
+    assert records.predicted[0] > 0 or "not a number above 0" in records.skipped[0]
 
 
 def test_a_skewed_load_is_heavier():

@@ -148,6 +148,11 @@ def test_attention_residuals_hand_every_block_on():
     assert whole == 5 * one
 
 
+def test_a_stage_of_windows_alone_is_held():
+    """The first two layers of DeepSeek-V4-Flash keep no entries, and a stage may have no others."""
+    assert commtax.fit("deepseek-v4-flash", "8x8xh200-sxm", tp=1, pp=22, max_model_len=4096).fits
+
+
 def test_a_tower_that_is_not_known_is_said():
     config = CONFIGS["mimo-v2-flash"] | {"vision_config": {"depth": 3}}
     assert [n.code for n in from_config(config, "mine").notes] == ["no-tower"]

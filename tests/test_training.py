@@ -12,7 +12,7 @@ import commtax
 from commtax import catalog
 from commtax.cost.inventory import num_params
 from commtax.cost.memory import activations, in_flight, training_memory
-from commtax.cost.traffic import training
+from commtax.cost.train_traffic import training
 from commtax.spec import Plan, TrainStep
 from strategies import questions
 

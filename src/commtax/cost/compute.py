@@ -86,8 +86,11 @@ def _mixing(mixer: Mixer | None, training: bool) -> Iterator[tuple[Maker, object
 
 
 def _widening(ffn: Mlp | Experts | None) -> Iterator[tuple[Maker, object]]:
-    if ffn:
-        yield _mlp if isinstance(ffn, Mlp) else _mixture, ffn
+    """Layers whose experts are chosen by a table or with a corrected score have the kernels of the others."""
+    if isinstance(ffn, Mlp):
+        yield _mlp, ffn
+    elif ffn:
+        yield _mixture, replace(ffn, hashed=0, correction_bias=False)
 
 
 def _norms(s: Step, num_norms: int, count: int) -> Iterator[Kernel]:

@@ -165,8 +165,12 @@ def _raised_block(
 
 
 def _compressed(cached: Sequence[Attention], plan: Plan, habits: StateHabits, nbytes: Number) -> KvPool:
-    """Entries of all lengths in one group, windows and unfinished entries in others, as many layers of each page in all of them."""
-    pages = Counter(page for a in cached for page in _entry_pages(a, plan, habits))
+    """Entries of all lengths in one group, windows and unfinished entries in others, as many layers of each page in all of them.
+
+    A stage of windows alone has pages of their size.
+    """
+    plain = [habits.window_block * entry_bytes(a, a.compressed, plan.kv_dtype) for a in cached if a.compressed]
+    pages = Counter(page for a in cached for page in _entry_pages(a, plan, habits)) or Counter(_padded(n, habits) for n in plain)
     kept = [(a.compressed.window, habits.window_block) for a in cached if a.compressed]
     for ratio in dict.fromkeys(a.compressed.ratio for a in cached if a.compressed and a.compressed.ratio):
         kept += [_unfinished(a.compressed, a, max(pages)) for a in cached if a.compressed and a.compressed.ratio == ratio]

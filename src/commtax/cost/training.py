@@ -18,7 +18,7 @@ from commtax.cost.kernels import seconds, widened
 from commtax.cost.pricing import Pricer, Terms, comm_line, kernel_line
 from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s
 from commtax.cost.tensors import by_pp, fullest_layers, stage_layers
-from commtax.cost.traffic import training, updated_params
+from commtax.cost.train_traffic import training, updated_params
 from commtax.ledger import Bill, Item, Line, Part, Stage, Window
 from commtax.question import WhatIf
 from commtax.spec import Chip, Engine, KernelConstants, Model, Number, Plan, TrainStep

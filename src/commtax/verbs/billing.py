@@ -13,8 +13,9 @@ from commtax.arrays import pick, remembered
 from commtax.cost.memory import TrainMemory, training_memory
 from commtax.cost.placement import over_replicas, span
 from commtax.cost.pricing import Pricer, comm_line, inference_bill
-from commtax.cost.traffic import inference, padded_rows, training
+from commtax.cost.traffic import inference, padded_rows
 from commtax.cost.train_kernels import forward_flops, recomputed_flops
+from commtax.cost.train_traffic import training
 from commtax.cost.training import training_bill
 from commtax.ledger import Bill, Item
 from commtax.question import Question

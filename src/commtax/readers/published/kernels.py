@@ -33,7 +33,8 @@ class KernelTable:
     def good(self) -> Array:
         """Rows whose sizes and time are numbers above 0; a decode step may have nothing cached."""
         above = [self.sizes[c] > 0 for c in (*self.kind.needed, "seconds") if c not in self.kind.from_zero]
-        return np.all([*above, *(self.sizes[c] >= 0 for c in self.kind.from_zero)], axis=0)
+        finite = [self.sizes[c] < np.inf for c in (*self.kind.needed, *self.kind.from_zero)]
+        return np.all([*above, *finite, *(self.sizes[c] >= 0 for c in self.kind.from_zero)], axis=0)
 
     @property
     def dtype(self) -> Array:

@@ -16,7 +16,7 @@ from commtax.spec import DTYPE_BYTES, Chip
 FACTS: dict[str, Any] = table("readers/published/kernel_kinds/experts.toml")
 GATED, PLAIN = 2.0, 1.0  # matrices up
 SKEW = "power_law_"
-Numbers = tuple[int, int, int, int]
+MOST, MOST_EXPERTS = 10**9, 4096  # sizes above are no mixture's
 
 
 def _skew(distribution: str) -> float:
@@ -29,13 +29,14 @@ def _loads(x: Sizes, distribution: str) -> tuple[Array, Array, Array]:
     """Copies, experts with work and tokens of the rank that was timed."""
     skew = _skew(distribution)
     columns = (x["num_tokens"], x["num_experts"], x["topk"], x["moe_ep_size"])
-    found = [_load((int(t), int(e), int(k), int(ep)), skew) for t, e, k, ep in zip(*columns, strict=True)]
+    found = [_load(asked, skew) for asked in zip(*(np.clip(c, 1, MOST).astype(int).tolist() for c in columns), strict=True)]
     copies, active, reached = np.array([(one.copies, one.active, one.reached) for one in found]).T
     return copies, active, reached
 
 
-def _load(asked: Numbers, skew: float) -> Load:
+def _load(asked: tuple[int, ...], skew: float) -> Load:
     tokens, experts, top_k, ep = asked
+    experts = min(experts, MOST_EXPERTS)
     return load(tokens, experts, min(top_k, experts), ep if experts % ep == 0 else 1, skew)
 
 

@@ -36,9 +36,10 @@ def load(tokens: int, experts: int, top_k: int, ep: int, skew: float) -> Load:
 def _equal(tokens: int, experts: int, top_k: int) -> Array:
     """Copies by expert when each token's experts lie equally far from each other, and tokens begin one after the other."""
     stride = -(-experts // top_k)
-    first = np.arange(tokens) if tokens >= stride else np.arange(tokens) * stride / tokens
+    rounds, rest = divmod(tokens, experts) if tokens >= stride else (0, tokens)
+    first = np.arange(rest) if tokens >= stride else np.arange(tokens) * stride / tokens
     chosen = (first[:, None] + stride * np.arange(top_k)).astype(int) % experts
-    return np.bincount(chosen.ravel(), minlength=experts).astype(float)[None]
+    return rounds * top_k + np.bincount(chosen.ravel(), minlength=experts).astype(float)[None]
 
 
 def _drawn(tokens: int, experts: int, top_k: int, ep: int, skew: float) -> Array:
