@@ -146,7 +146,7 @@ def _stride(axis: str, plan: Plan) -> Number:
 
 
 def handed_on(model: Model, pp: Number) -> Number:
-    """Vectors of a token that a cut between stages hands on: one, all streams of hyper-connections, or those that are looked back at.
+    """Vectors of a token that a cut between stages hands on: one, all streams of hyper-connections, or those looked back at.
 
     The latter are one of each block begun before the cut, ceil(layer / lookback), and the sum since: a mean over the cuts
     (Kimi-K3's report, arXiv 2607.24653, section 2.2).
