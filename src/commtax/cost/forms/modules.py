@@ -33,5 +33,20 @@ def eager(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Part
     return c["t0"], 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """Pairs of query and key, all of them, and heads: of attention that masks what was not chosen."""
+
+    pairs: Number
+    tokens: Number
+    heads: Number
+
+
+def masked(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:  # noqa: ARG001
+    """Whole matrices of scores, written and read again: t = t0 + tokens heads head + pairs (wp + wh heads) / bandwidth seconds."""
+    s: Masked = k.shape
+    return c["t0"], s.tokens * s.heads * c["head"] + s.pairs * (c["wp"] + c["wh"] * s.heads) / bandwidth_Bps
+
+
 EAGER: dict[str, Form] = {f"{module}-eager": eager for module in LAUNCHED}
-FORMS: dict[str, Form] = {f"{module}-rest": rest for module in MODULES} | EAGER
+FORMS: dict[str, Form] = {f"{module}-rest": rest for module in MODULES} | EAGER | {"masked": masked}

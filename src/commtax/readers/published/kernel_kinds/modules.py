@@ -13,7 +13,7 @@ import numpy as np
 from commtax import catalog
 from commtax.cost import latent
 from commtax.cost.compute import layer_kernels
-from commtax.cost.forms.modules import Beside
+from commtax.cost.forms.modules import Beside, Masked
 from commtax.cost.kernel import Kernel, Step
 from commtax.files import table
 from commtax.readers.published.kernel_kinds.kind import Array, KernelKind, Sizes, Words
@@ -56,11 +56,13 @@ def step_of(model: Model, words: Words, x: Sizes, prompts: bool, absorbed: bool 
 
 def _make(kind: str, parts: Parts, words: Words, x: Sizes) -> Sequence[Kernel]:
     """The kernels of a step, less its element-wise ones; what the module has instead, and the host's launches."""
-    if reason := _FACTS["unusable"].get(kind, {}).get(words["framework"], {}).get(words["kernel_source"]):
-        raise Refusal(reason, "kernel_source")
     model = timed_model(words["model"], int(float(words.get("compress_ratio") or 0)))
     step, a = step_of(model, words, x, kind.endswith("context"), words["kernel_source"] in SOURCES["absorbed"])
     kernels = [k for k in parts(step, a, words) if k.form != "small" and np.any(k.count)]
+    if _FACTS["masked"].get(kind, {}).get(words["framework"]) == words["kernel_source"]:
+        pairs = x["batch_size"] * x["isl"] * (x["isl"] + x["step"])
+        whole = Kernel("masked attention", "masked", 1, 0.0, 0.0, shape=Masked(pairs, step.rows, x["num_heads"]))
+        return [*(k for k in kernels if k.form == "gemm"), whole]
     shape = Beside(step.rows, x["num_heads"])
     kernels.append(Kernel("element-wise kernels", f"{kind}-rest", 1, 0.0, 0.0, dtype=words["dtype"], shape=shape))
     return [*kernels, *_launches(kind, words, x["batch_size"])]
