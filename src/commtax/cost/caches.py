@@ -34,7 +34,8 @@ def kv_bytes_per_token_layer(mixer: Mixer | None, tp: Number, kv_dtype: str) -> 
             latent = mixer.latent.kv_rank * (1 + SCALE_BYTES / 128) + mixer.latent.rope_dim * 2
         return tp * 0 + latent + selector
     heads = mixer.num_kv_heads / np.minimum(tp, mixer.num_kv_heads)
-    return heads * (mixer.head_dim + mixer.v_head_dim) * size + (selector if mixer.indexer else 0)
+    blocks = mixer.indexer.head_dim * DTYPE_BYTES["bf16"] if mixer.indexer else 0  # an index over blocks keeps its keys as they are
+    return heads * (mixer.head_dim + mixer.v_head_dim) * size + blocks
 
 
 def entry_bytes(a: Attention, m: Compressed, kv_dtype: str) -> float:

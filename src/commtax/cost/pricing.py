@@ -4,6 +4,7 @@ At the end the lines of an inference step, its kernels, its collectives and the 
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from commtax.arrays import pick, some
 from commtax.cost.collectives import Choice, across, choose, reason
 from commtax.cost.compute import step_kernels
-from commtax.cost.forms.experts import Routed
+from commtax.cost.forms.experts import AROUND, Routed
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import kernel_sigma, kernel_source, peak, seconds
 from commtax.cost.placement import Span, span
@@ -272,12 +273,18 @@ def _own_rate(kernel: Kernel, runs: KernelHabits) -> float:
     return {"fp8": runs.fp8_rate, "nvfp4": runs.fp4_rate}.get(kernel.dtype, 1.0)
 
 
+def num_launches(lines: Iterable[Line], engine: Engine) -> Number:
+    """Launches of kernels and collectives: one for each, and several for a form that stands for all that surrounds experts."""
+    many = engine.kernels.routing_launches
+    return sum((line.item.count * (many if line.item.op in AROUND else 1.0) for line in lines), start=0.0)
+
+
 def _host_line(lines: list[Line], work: Workload, t: Terms) -> Line:
     """Time that the GPU waits for the host: scheduling each step, and without graphs launching every kernel."""
     host = t.engine.host
     waiting: Number = host.host_s + host.host_s_per_doubling * np.log2(t.plan.tp * 1.0) + host.host_s_per_seq * work.samples
     if t.settings.eager or host.launches:
-        launches = sum((line.item.count for line in lines), start=0.0)
+        launches = num_launches(lines, t.engine)
         busy = sum((line.total_s for line in lines), start=0.0)
         waiting = waiting + launches * host.gap_s
         waiting = waiting + np.maximum(0, launches * host.launch_s - busy)

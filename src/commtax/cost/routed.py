@@ -12,7 +12,6 @@ from commtax.spec import Experts, Number
 
 LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.07, 2.343, 2.594, 2.826)
 """Mean of the largest of 1, 2, 4 … 256 standard normal values (Harter 1961)."""
-LAUNCHES = 4  # of plain small kernels around the experts of a layer: choose and sort, permute, activate, combine
 GATE, DOWN = "mlp.experts.gate_proj", "mlp.experts.down_proj"  # weights as checkpoints name them
 
 
@@ -37,7 +36,8 @@ def _sizes(s: Step, f: Experts) -> Routed:
 def _fused(s: Step, r: Routed, count: int) -> Iterator[Kernel]:
     """Kernels made for experts: their constants are of the whole routed part (``forms/experts.py``)."""
     like = s.gemm("", "experts", "gate", 1, r.copies, r.inner, r.hidden, GATE)
-    stored = like.stored or ("fp8-static" if like.static_scales else like.dtype if like.dtype != "fp16" else "bf16")
+    known = like.static_scales and not (s.engine.kernels.quantises and s.model.quant is None)
+    stored = like.stored or ("fp8-static" if known else like.dtype if like.dtype != "fp16" else "bf16")
     around, products = routed_kernels(r, like.dtype, stored, like.weight_bytes)
     beside = 1 - s.engine.kernels.routing_share
     yield replace(around, count=count, fused=beside, part="routing", place="routing")
@@ -46,13 +46,14 @@ def _fused(s: Step, r: Routed, count: int) -> Iterator[Kernel]:
 
 def _grouped(s: Step, r: Routed, count: int) -> Iterator[Kernel]:
     """Plain products, as one whose matrix is the experts that some token chose, with small kernels around them."""
-    each, both = r.copies / np.maximum(1e-9, r.active), r.up * r.inner
+    each, both, runs = r.copies / np.maximum(1e-9, r.active), r.up * r.inner, s.engine.kernels
     up = s.gemm("experts gate and up", "experts", "gate", count, each, both * r.active, r.hidden, GATE)
     yield replace(up, grouped=True)
     # Tokens are read and written once; a copy is written, read by the activation, written and read back.
     moved = 2 * r.tokens * r.hidden + r.copies * (2 * r.hidden + both + r.inner)
-    what = "routing, permutation and activation"
-    yield s.small(what, "routing", "routing", LAUNCHES * count, moved / LAUNCHES, fusable=False)
+    moved = moved + runs.routing_passes * (r.copies + r.elsewhere) * r.hidden
+    launches, what = runs.routing_launches, "routing, permutation and activation"
+    yield s.small(what, "routing", "routing", launches * count, moved / launches, fusable=False)
     down = s.gemm("experts down", "experts", "down", count, each, r.hidden * r.active, r.inner, DOWN)
     moved = r.copies * r.inner * input_bytes(down.dtype, s.plan) + r.active * r.hidden * r.inner * down.weight_bytes
     yield replace(down, nbytes=moved, grouped=True)

@@ -17,7 +17,7 @@ from typing import Self
 
 import numpy as np
 
-from commtax.cost.pricing import Terms, inference_bill
+from commtax.cost.pricing import Terms, inference_bill, num_launches
 from commtax.ledger import Bill, Line
 from commtax.spec import Number, Workload
 
@@ -151,6 +151,9 @@ def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> S
     def priced(work: Workload) -> Bill:
         return inference_bill(launched, work, 1)
 
+    def launches(work: Workload) -> float:
+        return float(num_launches((line for line in priced(work).lines if line.kind != "host"), terms.engine))
+
     contexts = _contexts(terms, most_tokens)
     alone, alone_comm, decode = _decodes(priced, contexts, most_seqs)
     samples, mixed, mixed_comm = _mixed(priced, most_rows, most_seqs)
@@ -169,8 +172,8 @@ def surface(terms: Terms, most_rows: int, most_seqs: int, most_tokens: int) -> S
         prompt_fixed_s=once,
         alone_comm=alone_comm,
         mixed_comm=mixed_comm,
-        launch_s=each_s * _launches(priced(Workload(decode_seqs=1, cached_tokens=1))) if each_s else 0.0,
-        mixed_launch_s=each_s * _launches(priced(Workload(1, 1, 1, 1, 0))) if each_s else 0.0,
+        launch_s=each_s * launches(Workload(decode_seqs=1, cached_tokens=1)) if each_s else 0.0,
+        mixed_launch_s=each_s * launches(Workload(1, 1, 1, 1, 0)) if each_s else 0.0,
     )
 
 
@@ -237,10 +240,6 @@ def _is_comm(line: Line) -> bool:
 
 def _exposed(line: Line) -> Number:
     return line.exposed_s
-
-
-def _launches(bill: Bill) -> float:
-    return float(sum(line.item.count for line in bill.lines if line.kind != "host"))
 
 
 def _sum(bill: Bill, wanted: Callable[[Line], bool], take: Callable[[Line], Number]) -> Number:

@@ -40,9 +40,12 @@ class KernelHabits:
     small_bytes: float = 1.0  # … and of their bytes: fused into products and all-reduces they read and write less
     prefill_fp8: bool = False  # prompts attend in fp8 where the cache is kept in it
     head_norm_kernels: int = 0  # launches for norms of queries and keys a layer; 0: inside the rotary kernel
+    routing_launches: float = 4.0  # of kernels around the experts of a layer: choose and sort, permute, activate, combine
+    routing_passes: float = 0.0  # … which move a token's copies so often beyond what is needed
     fused_experts: bool = False  # the routed part of a layer is kernels made for it, not plain products around small kernels …
     routing_share: float = 1.0  # … whose fixed time in a whole step is this share of what tables of single layers say …
     experts_rate: float = 1.0  # … and whose arithmetic this share of theirs: versions differ
+    quantises: bool = False  # plain weights become fp8 as they are loaded, and activations with scales found on the way
     fp8_rate: float = 1.0  # arithmetic of fp8 products against tables of single kernels: quantised by neighbours, tuned by shape …
     fp4_rate: float = 1.0  # … and of 4-bit ones
     popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular

@@ -14,6 +14,8 @@ from commtax.spec import DTYPE_BYTES, Chip
 
 TIMES = {"latency_ms": 1e-3, "latency_us": 1e-6}
 """Columns of measured times, and their unit in seconds."""
+FITTED = ("a100-80-sxm", "h100-sxm", "l40s", "b200-sxm", "b300-sxm", "gb200", "arc-pro-b60")
+"""Chips whose tables decided constants."""
 Texts = Mapping[str, Array]
 
 
@@ -49,7 +51,9 @@ class KernelTable:
         return self.text.get(name, np.full(self.count, default, dtype=object))
 
     def fitted(self) -> Array:
-        """Rows that constants were fitted on, by a hash of what they ask."""
+        """Rows that constants were fitted on, by a hash of what they ask; of chips that nothing was fitted on, none."""
+        if self.chip is None or self.chip.key not in FITTED:
+            return np.zeros(self.count, dtype=bool)
         keys = zip(*(self.column(c) for c in self.kind.asked), strict=True)
         named = f"{self.system}|{self.kind.name.removesuffix('-attention')}"
         return np.fromiter((even_hash(f"{named}|{'|'.join(key)}") for key in keys), dtype=bool)
