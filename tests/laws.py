@@ -110,9 +110,14 @@ def graphs_are_no_slower_than_eager(rng: Random) -> str | None:
 
 
 def smaller_cache_types_are_no_slower(rng: Random) -> str | None:
-    """A cache in fp8 is half to read; writing and unpacking it was measured to cost up to 4 % of a step."""
+    """A cache in fp8 is half to read; writing and unpacking it was measured to cost up to 4 % of a step.
+
+    Not so for latents: SGLang's kernel over an fp8 latent is five times slower on Hopper, and chosen entries unpack slowly.
+    """
     asked = _served(rng, ENGINES) | {"batch": _number(rng, 1, 512), "context": _number(rng, 1, 65536)}
     asked.pop("kv_dtype")
+    if any(a.latent or a.compressed for a in catalog.model(asked["model"]).attentions):
+        return None
     try:
         half, full = (float(commtax.bill(**asked, kv_dtype=kind).step_s) for kind in ("fp8", "bf16"))
     except ValueError:

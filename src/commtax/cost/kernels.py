@@ -19,6 +19,7 @@ LIKE_FP8 = {"mxfp8": "MXFP8", **dict.fromkeys(("mxfp4-fp8", "int4-fp8"), "4-bit 
 STAND_INS = {
     "fp8-static": ("fp8",),
     "fp8": ("fp8-static",),
+    "fp8-loaded": ("fp8-static", "fp8"),
     "mxfp8": ("fp8", "fp8-static"),
     "int8": ("fp8-static", "fp8"),
     "nvfp4": ("mxfp4", "int4"),

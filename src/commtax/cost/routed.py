@@ -36,8 +36,9 @@ def _sizes(s: Step, f: Experts) -> Routed:
 def _fused(s: Step, r: Routed, count: int) -> Iterator[Kernel]:
     """Kernels made for experts: their constants are of the whole routed part (``forms/experts.py``)."""
     like = s.gemm("", "experts", "gate", 1, r.copies, r.inner, r.hidden, GATE)
-    known = like.static_scales and not (s.engine.kernels.quantises and s.model.quant is None)
-    stored = like.stored or ("fp8-static" if known else like.dtype if like.dtype != "fp16" else "bf16")
+    loaded = s.engine.kernels.quantises and s.model.quant is None  # not as a checkpoint that brings its scales
+    static = "fp8-loaded" if loaded else "fp8-static"
+    stored = like.stored or (static if like.static_scales else like.dtype if like.dtype != "fp16" else "bf16")
     around, products = routed_kernels(r, like.dtype, stored, like.weight_bytes)
     beside = 1 - s.engine.kernels.routing_share
     yield replace(around, count=count, fused=beside, part="routing", place="routing")
