@@ -27,6 +27,7 @@ FITTED = """
 | collectives (`catalog/libraries`) | all-reduce, all-gather, reduce-scatter and all-to-all tables of aiconfigurator: sizes of an even power of two; send/recv of vidur likewise | odd powers; every other source | `benchmarks/fit_collectives.py`, `[[fitted]]` in each file |
 | across hosts | no constant is fitted, but the formula (three link latencies a level, 95 % of the NICs, the loss of a one-level pipeline) was chosen seeing all rows | none held out | p4de, 12 x 8 H100, MI325X, 2 x 8 H20; networks that are not named or broken are outside the bound |
 | kernels (`catalog/kernels`) | half of the GEMM (bf16, fp8, nvfp4) and attention tables of aiconfigurator (A100, H100, B200, L40S; B300: GEMM) | the other half | SHA-256 of the row, first byte even: `benchmarks/fit_kernels.py` |
+| kernels of experts, latent, sparse and linear attention, Mamba-2, encoders, exchanges | half of aiconfigurator's newer tables (A100, H100, L40S, B200, B300, GB200) | the other half; whole chips left out | the same: `docs/kernels.md` names the scripts |
 | kernels of the H200 and of engine `fused` | half of our own rows | the other half | the same, over the JSON line |
 | small kernels and clock of whole steps | five models of our own sweep (Llama-3.1-8B, Llama-3.2-1B, Qwen2.5-7B and 32B, Llama-2-13B) | eight other models | by model |
 | `gpt-fast` | 7 of 17 bf16 rates (Llama-2-7B, Llama-3.1-70B) | the other ten, int8 and int4 | by model |
@@ -98,6 +99,8 @@ def page(reports: list[Report]) -> str:
         "Read with care: `GEMM on H200` and the whole steps are of constants fitted on half of the H200's own rows. H100's constants with the H200's memory give 5.1 %",
         "(m <= 256), 8.3 % (m >= 512), 3.1 % (decode steps) and 9.4 % (prompts). Whole steps are those of engine `fused`, which the sweep ran; `torch`, which does not fuse, is",
         "13.8 % off on the same decode steps. Coverage of ranges is measured on the rows that set their widths.",
+        "",
+        "Kernels of experts, latent, sparse and linear attention, by kind and chip and with a chip left out: [kernels.md](kernels.md).",
         "",
         "## Errors by source",
         "",
