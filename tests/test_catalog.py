@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import commtax
 from commtax import catalog
 from commtax.catalog.loader import record
 from commtax.cost.kernel import Kernel
@@ -401,3 +402,13 @@ def test_rtx_blackwell_is_ada_at_its_own_datasheet():
     assert {c for c in catalog.keys("chips") if catalog.chip(c).compute_capability == "12.0"} == {
         c for c in catalog.keys("chips") if catalog.chip(c).family == "blackwell-rtx"
     }
+
+
+@pytest.mark.parametrize(("chip", "kind"), [("h100-sxm", "calibrated"), ("h200-sxm", "transferred"), ("gb300", "transferred")])
+def test_experts_say_where_their_constants_were_fitted(chip, kind):
+    """H200 has products of its own and Hopper's experts; GB300 nothing of its own."""
+    priced = commtax.bill("qwen3-30b-a3b", f"8x{chip}")
+    experts = {line.source.kind for line in priced.lines if line.item.part == "experts" and line.kind == "compute"}
+    assert experts == {kind}
+    products = {line.source.kind for line in priced.lines if line.item.op == "gemm"}
+    assert products == {"transferred" if chip == "gb300" else "calibrated"}

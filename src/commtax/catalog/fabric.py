@@ -305,8 +305,8 @@ def _kernel_constants(engine: str, chip: str, wanted: str, timed: bool) -> Kerne
         tables = _with_own(tables | _tables(layer), _tables(layer.get("engine", {}).get(engine, {})))
         tables = tables | (_tables(layer.get("timed", {}).get(engine, {})) if timed else {})
     elsewhere = Source("assumed", f"assumed: transferred from other chips, not measured on {wanted} ones", f"kernels of {wanted}")
-    own = {name: elsewhere for name, c in others.items() if tables.get(name) is c}
-    return KernelConstants(family, _kernel_label(wanted, chip, layers), tables, own)
+    assumed = {name: elsewhere for name, c in others.items() if tables.get(name) is c}
+    return KernelConstants(family, _kernel_label(wanted, chip, layers), tables, _moved(chip, layers, tables) | assumed)
 
 
 def _layers(family: str, chip: str) -> list[Table]:
@@ -319,12 +319,30 @@ def _layers(family: str, chip: str) -> list[Table]:
 def _kernel_label(wanted: str, chip: str, layers: list[Table]) -> Source:
     """Calibrated on a chip that was measured; on others of its family the constants are transferred to the chip's datasheet."""
     home = layers[0]["measured_on"]
-    if chip in home or layers[-1]["key"] == chip != wanted:
+    own = layers[-1]
+    if chip in home or (own["key"] == chip != wanted and not own.get("transferred", False)):
         return CALIBRATED
     if not home:
         return Source("assumed", f"assumed: no kernels were measured on {wanted} chips", f"kernels of {wanted}")
-    from_where = f"transferred from {layers[0]['key']} kernels measured on {' and '.join(home)}"
+    return _transferred(layers[0]["key"], home, chip)
+
+
+def _transferred(family: str, home: list[str], chip: str) -> Source:
+    from_where = f"transferred from {family} kernels measured on {', '.join(home[:-1])}{' and ' * (len(home) > 1)}{home[-1]}"
     return Source("transferred", f"{from_where}, at the datasheet of {chip}", f"kernels of {chip}")
+
+
+def _moved(chip: str, layers: list[Table], tables: Mapping[str, Mapping[str, float]]) -> dict[str, Source]:
+    """Tables of a chip that has some constants of its own, but of these kinds its family's, which were fitted elsewhere.
+
+    ``fitted_on``: the chips of a family whose tables decided forms beyond products and plain attention.
+    """
+    home: list[str] = layers[0].get("fitted_on") or layers[0]["measured_on"]
+    if chip in home or not home:
+        return {}
+    own = {name for layer in layers if layer["key"] == chip for name in _tables(layer)}
+    names = (name for name in tables if name.partition(".")[0] not in PLAIN and name not in own)
+    return dict.fromkeys(names, _transferred(layers[0]["key"], home, chip))
 
 
 @lru_cache(maxsize=256)
@@ -348,7 +366,12 @@ def _with_own(tables: dict[str, Mapping[str, float]], own: dict[str, Mapping[str
     return {name: c for name, c in tables.items() if not name.startswith(forms)} | own
 
 
+PLAIN = ("gemm", "decode", "prefill", "small", "elementwise", "step", "train")
+"""Forms whose constants a chip's label is about."""
+NO_FORMS = ("key", "like", "measured_on", "fitted_on", "sisters", "transferred", "engine", "timed", "sources")
+
+
 def _tables(layer: Table) -> dict[str, Mapping[str, float]]:
     """Tables by form and dtype; what else stands in a file is no table of constants."""
-    forms = (form for form in layer if form not in ("key", "like", "measured_on", "sisters", "engine", "timed", "sources"))
+    forms = (form for form in layer if form not in NO_FORMS)
     return {f"{form}.{dtype}": c for form in forms for dtype, c in layer[form].items()}
