@@ -1,6 +1,7 @@
 """Names that only the Hub may know: asked once, for a bounded time, and never by a table of many."""
 
 import csv
+import json
 import os
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import threading
 
 import pytest
 
+from commtax import catalog
 from commtax.catalog import hub
 
 LOOKED_UP = """
@@ -129,3 +131,18 @@ def test_a_failure_is_forgotten_after_a_while(monkeypatch):
 def _fail(found, name):
     found.append(name)
     raise LookupError("down")
+
+
+def test_a_checkpoint_that_the_client_keeps_is_read_from_there(tmp_path):
+    """A name that would resolve by its ending has its own config here, and that is what counts."""
+    name = "some/Llama-3.1-8B-Instruct-FP8"
+    kept = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("0" * 40)
+    (kept / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    config = {**catalog.config("llama-3.1-8b"), "num_hidden_layers": 3}
+    (kept / "snapshots" / ("0" * 40) / "config.json").write_text(json.dumps(config))
+    code = f"from commtax import catalog; print(catalog.model({name!r}).num_layers)"
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
+    assert done.stdout.strip() == "3", done.stderr

@@ -136,7 +136,7 @@ SCALAR = {
         "notes",
     ),
     *("surface", "by_pp", "power_clock", "source_of", "table_of", "kernel_source", "kernel_line"),
-    *("widened", "num_launches"),
+    *("widened", "num_launches", "choosing"),
     *("tower_kernels", "tower_items"),  # of a model that has one: tests/test_pictures.py
     *("projections", "selector", "decode", "prefill", "attention", "trained", "head_products", "scans"),  # tests/test_latent.py
     *("read", "choose", "seen_in_decode", "prompt_sizes", "pairs", "entry_bytes"),  # of its kinds of attention

@@ -102,7 +102,7 @@ def variant(name: str) -> Model | None:
         if rule.suits(base):
             from commtax.catalog import hub
 
-            return _from_hub(name) if not rule.knows(name) and hub.cached(name) else taken_as(name, base, rule)
+            return _from_hub(name, "") if not rule.knows(name) and hub.cached(name) else taken_as(name, base, rule)
     return None
 
 

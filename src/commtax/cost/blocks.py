@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from commtax.cost.entries import Makers, choose, chosen_pairs, projections, prompt_sizes, read, scans, seen_in_decode
+from commtax.cost.entries import choose, choosing, chosen_pairs, projections, prompt_sizes, read, scans, seen_in_decode
 from commtax.cost.forms.latent import Reading
 from commtax.cost.kernel import Kernel, Step
 from commtax.spec import DTYPE_BYTES, Attention, Indexer, Number
@@ -44,16 +44,4 @@ def _indexer(a: Attention) -> Indexer:
     return a.indexer
 
 
-def attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
-    yield from selector(s, a, count)
-    yield from decode(s, a, count)
-    yield from prefill(s, a, count)
-
-
-def trained(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
-    """A selector's matrices are met as all others are."""
-    yield from projections(s, a, count)
-    yield from (k for k in selector(s, a, count) if k.form == "gemm")
-
-
-MAKERS = Makers(projections, attention, trained)
+MAKERS = choosing(projections, selector, decode, prefill)

@@ -23,6 +23,20 @@ class Makers:
     trained: Maker  # projections as training runs them
 
 
+def choosing(projections: Maker, selector: Maker, decode: Maker, prefill: Maker) -> Makers:
+    """Attention that a selector chooses for; in training its matrices are met as all others are."""
+
+    def attention(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+        for make in (selector, decode, prefill):
+            yield from make(s, a, count)
+
+    def trained(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
+        yield from projections(s, a, count)
+        yield from (k for k in selector(s, a, count) if k.form == "gemm")
+
+    return Makers(projections, attention, trained)
+
+
 def projections(s: Step, a: Attention, count: int) -> Iterator[Kernel]:
     """Queries, keys and values of a rank's heads, and their outputs."""
     h, tp, rows = s.model.hidden, s.plan.tp, s.rows

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from commtax import catalog
+from commtax.catalog.models import bundled, origin
 from commtax.cost import latent
 from commtax.cost.compute import layer_kernels
 from commtax.cost.forms.modules import Beside, Masked
 from commtax.cost.kernel import Kernel, Step
 from commtax.files import table
 from commtax.readers.published.kernel_kinds.kind import Array, KernelKind, Sizes, Words
-from commtax.spec import Attention, Block, Compressed, Indexer, Latent, Model, Plan, Quant, Workload
+from commtax.spec import Attention, Block, Model, Plan, Quant, Workload
 from commtax.statement import Refusal
 
 _FACTS: dict[str, Any] = table("readers/published/modules.toml")
@@ -28,18 +29,18 @@ Parts = Callable[[Step, Attention, Words], Iterator[Kernel]]
 
 @cache
 def timed_model(name: str, ratio: int = 0) -> Model:
-    """One layer's attention of a model whose modules were timed. ``ratio``: of its compressed entries."""
-    known = {each: facts for key, facts in _FACTS["models"].items() for each in (key, *facts.get("names", ()))}
-    if name not in known:
-        raise Refusal(f"attention of '{name}' is not known; known are {', '.join(_FACTS['models'])}", "model")
-    facts = known[name]
-    m = Latent(**facts["latent"]) if "latent" in facts else None
-    packed = Compressed(ratio=ratio, **facts["compressed"]) if "compressed" in facts else None
-    head_dim = m.nope_dim + m.rope_dim if m else facts["head_dim"]
-    chooses = "indexer" in facts and (packed is None or packed.overlap > 1)
-    attention = Attention(facts["heads"], facts.get("kv_heads", 1), head_dim, facts.get("v_head_dim", head_dim), latent=m)
-    attention = replace(attention, compressed=packed, indexer=Indexer(**facts["indexer"]) if chooses else None)
-    return Model(name, "", facts["hidden"], 1, (Block(attention, None),), (0,), 1)
+    """One layer's attention of a bundled model whose modules were timed: that which chooses, where some of its layers do.
+
+    ``ratio``: of its compressed entries.
+    """
+    known = bundled(origin(name))
+    if known is None:
+        raise Refusal(f"attention of '{name}' is not known: it is no model of the catalogue", "model")
+    alike = [a for a in known.attentions if a.compressed is None or a.compressed.ratio == ratio]
+    if not alike:
+        raise Refusal(f"attention of '{name}': no layer has entries of {ratio} tokens", "compress_ratio")
+    attention = max(alike, key=lambda a: a.indexer is not None and a.indexer.own)
+    return Model(name, "", known.hidden, 1, (Block(attention, None),), (0,), 1)
 
 
 def step_of(model: Model, words: Words, x: Sizes, prompts: bool, absorbed: bool = False) -> tuple[Step, Attention]:
