@@ -1,4 +1,6 @@
-"""Fit the libraries' constants on published tables: ``python benchmarks/fit_collectives.py DATA_DIR [--write]``.
+"""Fit the libraries' constants on published tables: ``python benchmarks/fit_collectives.py DATA_DIR [--write] [GROUP ...]``.
+
+A group is a library, a generation and a collective, as nccl:blackwell:all-to-all; without one, all are fitted.
 
 Fitted are sizes that are an even power of two, tested those between (``readers.published.collectives``). Algorithms, order and
 the sizes at which a library changes from one to the next stay as the files say; launch, hop, extra, root and bandwidth of
@@ -16,12 +18,13 @@ from pathlib import Path
 import numpy as np
 
 import commtax
-from commtax.readers.published.collectives import question
+from commtax.readers.published.collectives import even_power, question
 from commtax.readers.published.tables import dicts, read
 from commtax.validate.predicting import curve_seconds
 
 FOLDER = Path(commtax.__file__).parent / "catalog" / "libraries"
-NAMES = ("launch_s", "hop_s", "extra_s", "sqrt_s", "bandwidth_Bps")
+PUBLISHED = Path(__file__).parent / "published" / "collectives.csv"
+NAMES = ("launch_s", "hop_s", "extra_s", "each_s", "sqrt_s", "copied", "bandwidth_Bps")
 SCALE = 0.015
 SYSTEMS = {"ampere": "a100_sxm", "hopper": "h100_sxm", "blackwell": "b200_sxm", "ada": "l40s"}
 
@@ -36,6 +39,12 @@ def blocks(text: str) -> list[tuple[int, int]]:
 def family(block: str) -> str:
     found = re.search(r'families = \["(\w+)"\]', block)
     return found[1] if found else "ada"
+
+
+def told(block: str) -> tuple[str, str]:
+    """Whose constants they are: the generation and the version."""
+    found = re.search(r'^version = "(.*)"', block, re.M)
+    return family(block), found[1] if found else ""
 
 
 def ops(block: str) -> tuple[str, ...]:
@@ -68,8 +77,8 @@ def rounded(text: str) -> str:
 class Group:
     """The paths of one library, family and collective, and the rows that they answer."""
 
-    def __init__(self, library: str, kind: str, op: str, rows: list[dict[str, str]]) -> None:
-        self.library, self.kind, self.op = library, kind, op
+    def __init__(self, library: str, kind: str, op: str, version: str, rows: list[dict[str, str]]) -> None:
+        self.library, self.kind, self.op, self.version = library, kind, op, version
         curves = defaultdict(list)
         for row in rows:
             curves[question(row)].append((float(row["bytes"]), float(row["time_us"]) * 1e-6))
@@ -78,22 +87,24 @@ class Group:
     def logs(self, even: bool) -> np.ndarray:
         out = []
         for asked, sizes, times in self.curves:
-            keep = (np.round(np.log2(sizes)) % 2 == 0) == even
+            keep = np.array([even_power(size) == even for size in sizes])
             out.append(np.log(curve_seconds(asked, sizes[keep])[0] / times[keep]))
         return np.concatenate(out)
 
 
 def reload() -> None:
     """Forget what was read, so that the files as they are now answer."""
-    fabrics, libraries, loader = (sys.modules[f"commtax.catalog.{name}"] for name in ("fabric", "libraries", "loader"))
+    fabrics, loader = (sys.modules[f"commtax.catalog.{name}"] for name in ("fabric", "loader"))
     fabrics._MADE.clear()
-    libraries.library.cache_clear()
-    loader.toml.cache_clear()
+    for read_once in (fabrics.library, fabrics.read_library, loader.table):
+        read_once.cache_clear()
 
 
 def fit(group: Group, path: Path) -> tuple[float, float, float, float]:
     text = path.read_text()
-    mine = [b for b in blocks(text) if family(text[b[0] : b[1]]) == group.kind and group.op in ops(text[b[0] : b[1]])]
+    mine = [
+        b for b in blocks(text) if told(text[b[0] : b[1]]) == (group.kind, group.version) and group.op in ops(text[b[0] : b[1]])
+    ]
     slots = [(i, n, v) for i, b in enumerate(mine) for n, v in constants(text[b[0] : b[1]]).items()]
     values = sorted({v for _, _, v in slots})
     link = group.curves[0][0].cluster.intra
@@ -139,21 +150,35 @@ def fit(group: Group, path: Path) -> tuple[float, float, float, float]:
     return (*before, np.median(np.abs(np.expm1(group.logs(True)))), np.median(np.abs(np.expm1(group.logs(False)))))
 
 
-def main(arguments: list[str]) -> None:
-    header, lines = read(Path(arguments[0]) / "collectives.csv")
-    rows = [r for r in dicts(header, lines) if r["source_id"].startswith("aic-") and "eager" not in r["method"]]
-    kept = {p: p.read_text() for p in FOLDER.glob("*.toml")}
+def versions_told() -> list[tuple[str, str, str]]:
+    """Every library, generation and version that has constants."""
+    found = []
     for library in ("nccl", "vllm", "sglang", "trtllm"):
-        for kind, system in SYSTEMS.items():
-            for op in ("all_reduce", "all_gather", "reduce_scatter", "alltoall"):
-                mine = [r for r in rows if r["system"] == system and r["library"].lower() == library and r["op"] == op]
-                if mine:
-                    group = Group(library, kind, {"alltoall": "all-to-all"}.get(op, op.replace("_", "-")), mine)
-                    b0, b1, a0, a1 = fit(group, FOLDER / f"{library}.toml")
-                    print(
-                        f"{library:7s} {kind:10s} {group.op:15s} fitted {b0:6.1%} -> {a0:6.1%}   tested {b1:6.1%} -> {a1:6.1%}",
-                        flush=True,
-                    )
+        text = (FOLDER / f"{library}.toml").read_text()
+        found += [(library, *one) for one in sorted({told(text[a:b]) for a, b in blocks(text)}) if one[1] and one[0] in SYSTEMS]
+    return found
+
+
+def main(arguments: list[str]) -> None:
+    folder = Path(arguments[0])
+    tables = [dicts(*read(folder / name)) for name in ("collectives.csv", "collectives_more.csv")]
+    rows = [r for table in tables for r in table if r["source_id"].startswith("aic-") and "eager" not in r["method"]]
+    kept = {p: p.read_text() for p in FOLDER.glob("*.toml")}
+    others = [r for r in dicts(*read(PUBLISHED)) if not question(r).crosses]
+    wanted = {a for a in arguments[1:] if not a.startswith("-")}
+    for library, kind, version in versions_told():
+        for op in ("all_reduce", "all_gather", "reduce_scatter", "alltoall"):
+            mine = [r for r in rows if r["library"].lower() == library and r["op"] == op and r["library_version"] == version]
+            mine = [r for r in mine if question(r).cluster.chip.family == kind]
+            mine = [r for r in mine if r["system"] == SYSTEMS[kind]] or mine
+            name = {"alltoall": "all-to-all"}.get(op, op.replace("_", "-"))
+            if not mine or (wanted and f"{library}:{kind}:{name}" not in wanted):
+                continue
+            if library == "nccl":
+                mine += [r for r in others if r["op"] == op and question(r).cluster.chip.family == kind]
+            b0, b1, a0, a1 = fit(Group(library, kind, name, version, mine), FOLDER / f"{library}.toml")
+            figures = f"fitted {b0:6.1%} -> {a0:6.1%}   tested {b1:6.1%} -> {a1:6.1%}"
+            print(f"{library:7s} {kind:10s} {version:10s} {name:15s} {figures}", flush=True)
     for path, text in kept.items():
         path.write_text(rounded(path.read_text()) if "--write" in arguments else text)
 

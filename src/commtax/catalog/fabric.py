@@ -1,18 +1,18 @@
-"""Constants of collectives and kernels for one cluster: a library's paths on its chips and links, a family's kernels.
+"""Constants of collectives for one cluster: a library's paths on its chips and links.
 
 A library's file tells what was measured on which chips and links; what it does not tell is taken from its kin, or assumed.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from types import MappingProxyType
 
 from commtax.catalog.loader import Table, find, plain, record, stems, suggest, table
-from commtax.spec import Chip, Cluster, Engine, Fabric, KernelConstants, Link, Network, Path, Spread
+from commtax.catalog.versions import nearest, parts, same
+from commtax.spec import Chip, Cluster, Fabric, Link, Network, Path, Protocol, Spread
 from commtax.statement import Note, Refusal, Source
 
 OPS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "send-recv", "broadcast")
@@ -20,6 +20,7 @@ BY_DEFINITION = Source("by definition")
 CALIBRATED = Source("calibrated")
 SPREAD, ASSUMED_SPREAD = 0.15, 0.6  # half-widths where a library has no residuals: on links that were measured, and on others
 LATENCIES = ("launch_s", "hop_s", "sqrt_s")
+BY_WORLD = ("max_bytes", "min_bytes", "contention")  # fields of a path that are pairs of a group's size and a number
 
 Measured = Mapping[str, tuple[Path, ...]]
 _MADE: dict[tuple[object, ...], Fabric] = {}
@@ -35,6 +36,8 @@ class PathRow:
     reference: str
     ops: tuple[str, ...]
     measured_on: tuple[str, ...] = ()  # chips; (): all of the families
+    version: str = ""  # of the library; "": it does not say
+    transferred: bool = False  # from another collective of the same library, or the same one on a sister chip
 
     @property
     def link(self) -> Link:
@@ -58,6 +61,7 @@ class FittedTable:
     systems: tuple[str, ...]
     versions: tuple[str, ...]
     ops: tuple[str, ...]
+    every: bool = False  # … or all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class Library:
     launch_s: float = 10e-6  # of a ring that nobody measured …
     efficiency: float = 0.8  # … and its share of the link's rate
     network: Network = field(default_factory=Network)
+    networks: Mapping[str, Network] = field(default_factory=dict)  # … of generations that cross hosts otherwise
     eager_floor_s: Mapping[str, float] = field(default_factory=dict)
     path: tuple[PathRow, ...] = ()
     spread: tuple[Spread, ...] = ()
@@ -86,15 +91,21 @@ class Library:
         """Itself, and those that it falls back on."""
         return (self, *(library(self.fallback).chain if self.fallback else ()))
 
-    def eager_floor(self, family: str) -> float:
+    def eager_floor(self, chip: Chip) -> float:
         """The least time of a collective that is launched from Python; of an unmeasured generation the longest."""
-        return self.eager_floor_s.get(family, max(self.eager_floor_s.values(), default=0.0))
+        known = self.eager_floor_s
+        return known.get(chip.key, known.get(chip.family, max(known.values(), default=0.0)))
 
-    def rows(self, family: str, kind: str) -> tuple[PathRow, ...]:
-        """What was measured on this kind of link: with this generation, else with its kin, else with whoever stands for all."""
+    def rows(self, family: str, kind: str, version: str = "") -> tuple[PathRow, ...]:
+        """What was measured on this kind of link: with this generation, else with its kin, else with whoever stands for all.
+
+        Of several versions the one that is asked for, or the nearest; the newest where none is asked for.
+        """
         for who in (family, self.kin.get(family), self.kin.get(kind)):
             if own := tuple(r for r in self.path if who in r.families and kind in r.links):
-                return own
+                known = {r.version for r in own if r.version}
+                wanted = nearest(version or max(known, key=parts), known) if known else ""
+                return tuple(r for r in own if r.version in ("", wanted))
         return ()
 
 
@@ -120,19 +131,24 @@ def read_library(kind: str, key: str) -> Library:
     facts["path"] = [_path_row(row, f"{where}.path") for row in facts.get("path", ())]
     for name, cls in (("spread", Spread), ("fitted", FittedTable)):
         facts[name] = [plain(cls, row, f"{where}.{name}") for row in facts.get(name, ())]
-    network = dict(facts.get("network", {}))
-    if source := network.pop("kind", ""):
-        network["label"] = Source(source, network["label"], network["label"])
-    facts["network"] = plain(Network, network, f"{where}.network")
+    facts["network"] = _network(facts.get("network", {}), f"{where}.network")
+    facts["networks"] = {who: _network(one, f"{where}.networks.{who}") for who, one in facts.get("networks", {}).items()}
     return plain(Library, facts, where)
+
+
+def _network(row: Table, where: str) -> Network:
+    facts: Table = {**row, "protocols": [plain(Protocol, one, f"{where}.protocols") for one in row.get("protocols", ())]}
+    if kind := facts.pop("kind", ""):
+        facts["label"] = Source(kind, facts["label"], facts["label"])
+    return plain(Network, facts, where)
 
 
 def _path_row(row: Table, where: str) -> PathRow:
     """What a row serves, and its constants as a path of no collective yet; sizes by group are pairs there."""
     served = {f.name for f in fields(PathRow)}
     facts: Table = {"op": "", **{key: value for key, value in row.items() if key not in served}}
-    facts |= {key: sorted((int(n), float(x)) for n, x in facts[key].items()) for key in ("max_bytes", "contention") if key in facts}
-    facts["source"] = Source("measured", facts["source"], facts["source"])
+    facts |= {key: sorted((int(n), float(x)) for n, x in facts[key].items()) for key in BY_WORLD if key in facts}
+    facts["source"] = Source("assumed" if row.get("transferred") else "measured", facts["source"], facts["source"])
     return plain(PathRow, {"path": plain(Path, facts, where), **{k: row[k] for k in served if k in row}}, where)
 
 
@@ -144,12 +160,13 @@ def fabric(name: str, cluster: Cluster, own: Measured = MappingProxyType({})) ->
     """
     if cluster.bridge:
         return with_pairs(fabric(name, cluster.without_pairs, own), fabric(name, cluster.as_pairs))
+    version = name.partition("@")[2]
     if own:
-        return _make(library(name), cluster, own)
+        return _make(library(name), cluster, own, version)
     links = tuple((x.key, x.kind, x.switched, x.mesh, x.bandwidth_Bps, x.latency_s) for x in (cluster.intra, cluster.inter))
     key = (name, cluster.chip.key, cluster.chip.family, cluster.gpus_per_host, *links)
     if key not in _MADE:
-        _MADE[key] = _make(library(name), cluster)
+        _MADE[key] = _make(library(name), cluster, version=version)
     return _MADE[key]
 
 
@@ -164,40 +181,61 @@ def with_pairs(host: Fabric, pairs: Fabric) -> Fabric:
     return replace(host, pairs=pairs, note=Note("assumed links", "; ".join(notes)) if notes else "")
 
 
-def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyType({})) -> Fabric:
+def _make(asked: Library, cluster: Cluster, measured: Measured = MappingProxyType({}), version: str = "") -> Fabric:
     if asked.key == "textbook":
         return _textbook(cluster)
     last = asked.chain[-1]
-    own = _all_paths(asked, cluster, measured)
+    own = _all_paths(asked, cluster, measured, version)
     missing = [op for op in asked.ops if not any(p.op == op for p in own)]
     made = tuple(_bounded(_plain_ring(op, cluster.intra, last), last, cluster) for op in missing)
     calibrated = "all-reduce" not in missing and any(row.measured_with(cluster) for row in last.path)
-    inside = _paths(last, cluster, measured) + made  # an engine's own kernels do not leave a host
+    inside = _paths(last, cluster, measured, version if last is asked else "") + made  # an engine's own kernels do not leave a host
     chip = cluster.chip
+    network = last.networks.get(chip.family, last.network)
+    network = replace(network, label=_between(last.key, network, cluster.inter))
     spreads = tuple(s for one in (asked, last) for s in one.spread if not s.families or chip.family in s.families)
     where = f"{cluster.intra.key} with {chip.key} are assumed"
     never = f"{asked.key} was never measured on {chip.key} with {cluster.intra.key}"
+    never_basis = f"{asked.key} {chip.key} {cluster.intra.key}"
     said = any(p.op == "all-reduce" for one in asked.chain for p in measured.get(one.key, ()))
     return Fabric(
         name=f"{asked.key}@{asked.version}",
-        label=CALIBRATED if calibrated else Source("assumed", f"assumed: {never}", f"{asked.key} {chip.key} {cluster.intra.key}"),
+        label=_inside(asked, cluster, version) if calibrated else Source("assumed", f"assumed: {never}", never_basis),
         paths={op: tuple(p for p in (*own, *made) if p.op == op) for op in asked.ops},
         network_paths={op: tuple(p for p in inside if p.op == op) for op in asked.ops},
-        network=replace(last.network, spread=_widest(spreads, "across", last.network.spread)),
+        network=replace(
+            network, spread=_widest(spreads, "across", network.spread), label=_between(last.key, network, cluster.inter)
+        ),
         exchanges={key: exchange(key, cluster) for key in stems("exchanges")} if asked.ops == OPS else {},
-        eager_floor_s=(asked if asked.eager_floor_s else last).eager_floor(chip.family),
+        eager_floor_s=(asked if asked.eager_floor_s else last).eager_floor(chip),
         spread=_widest(spreads, cluster.intra.kind if calibrated else "assumed", SPREAD if calibrated else ASSUMED_SPREAD),
         spreads=spreads,
         note="" if calibrated or said else Note("assumed links", f"collectives on {where}: calibrate before you trust them"),
     )
 
 
-def _all_paths(asked: Library, cluster: Cluster, measured: Measured) -> tuple[Path, ...]:
-    """A library's paths, then in later turns those of the libraries that it falls back on."""
+def _inside(asked: Library, cluster: Cluster, version: str) -> Source:
+    """Calibrated with the version that is asked for, or transferred from the nearest that was measured."""
+    known = {r.version for r in asked.rows(cluster.chip.family, cluster.intra.kind, version) if r.version}
+    if not version or not known or any(same(version, one) for one in known):
+        return CALIBRATED
+    return Source("transferred", f"transferred from {asked.key} {max(known)} to {version}", f"{asked.key} {version}")
+
+
+def _between(key: str, network: Network, link: Link) -> Source:
+    """What a library's price across hosts rests on: networks that were not measured have the constants of those that were."""
+    if not network.links or link.key in network.links:
+        return network.label
+    where = ", ".join(network.links)
+    return Source("transferred", f"transferred from {key} across hosts over {where}", f"{key} over {link.key}")
+
+
+def _all_paths(asked: Library, cluster: Cluster, measured: Measured, version: str) -> tuple[Path, ...]:
+    """A library's paths, then in later turns those of the libraries that it falls back on; ``version`` is its own."""
     chained: tuple[Path, ...] = ()
     turn = 0
     for one in asked.chain:
-        paths = _paths(one, cluster, measured)
+        paths = _paths(one, cluster, measured, version if one is asked else "")
         if one is asked and asked.fallback:  # an engine's own kernels serve the GPUs of one host
             paths = tuple(replace(p, max_ranks=cluster.gpus_per_host) for p in paths)
         chained += tuple(replace(p, turn=p.turn + turn) for p in paths)
@@ -210,19 +248,20 @@ def _widest(spreads: tuple[Spread, ...], where: str, default: float) -> float:
     return max((s.factor for s in spreads if s.where == where and (not s.ops or "all-reduce" in s.ops)), default=default)
 
 
-def _paths(one: Library, cluster: Cluster, measured: Measured) -> tuple[Path, ...]:
+def _paths(one: Library, cluster: Cluster, measured: Measured, version: str) -> tuple[Path, ...]:
     """The paths of one library on this cluster: as measured there, else as calibrated for its family and link."""
     own = measured.get(one.key, ())
-    return (*own, *(p for p in _usual_paths(one, cluster) if p.op not in {o.op for o in own}))
+    return (*own, *(p for p in _usual_paths(one, cluster, version) if p.op not in {o.op for o in own}))
 
 
-def _usual_paths(one: Library, cluster: Cluster) -> tuple[Path, ...]:
+def _usual_paths(one: Library, cluster: Cluster, version: str) -> tuple[Path, ...]:
     """The paths of one library for this family of chips on this kind of link, scaled to the link's rate.
 
     A link of another rate than the measured one keeps the latencies, so that a faster link is never slower.
     """
     family = cluster.chip.family
-    rows = [r for r in one.rows(family, cluster.intra.kind) if r.path.algorithm != "in-switch" or cluster.intra.switched]
+    measured = one.rows(family, cluster.intra.kind, version)
+    rows = [r for r in measured if r.path.algorithm != "in-switch" or cluster.intra.switched]
     paths = ((_path(row, op, cluster), family in row.families) for row in rows for op in row.ops)
     return tuple(path if own else _bounded(path, one, cluster) for path, own in paths)
 
@@ -282,96 +321,3 @@ def _textbook(cluster: Cluster) -> Fabric:
 
     own, slow = ({op: (path(op, link),) for op in OPS} for link in (cluster.intra, cluster.inter))
     return Fabric("textbook", BY_DEFINITION, own, network_paths=slow, flat=True, spread=0.0, network=Network(spread=0.0))
-
-
-def kernel_constants(engine: Engine, chip: Chip, timed: bool = False) -> KernelConstants:
-    """Kernel constants of the chip's family, or the generic ones; ``textbook`` runs every kernel at the datasheet's rate.
-
-    ``timed``: of kernels as an engine calls them one at a time, quantising what they take and without its tuner, instead of
-    those of a step.
-    """
-    return _kernel_constants(engine.key, chip.key, chip.family, timed)
-
-
-@lru_cache(maxsize=256)
-def _kernel_constants(engine: str, chip: str, wanted: str, timed: bool) -> KernelConstants:
-    if engine == "textbook":
-        return KernelConstants("roofline", BY_DEFINITION, _tables(table("kernels", "roofline")))
-    family = wanted if wanted in stems("kernels") else "generic"
-    layers = _layers(family, chip)
-    others = _other_forms(layers[0], engine)
-    tables = others
-    for layer in layers:  # a chip of its own corrects its family, an engine's own kernels either
-        tables = _with_own(tables | _tables(layer), _tables(layer.get("engine", {}).get(engine, {})))
-        tables = tables | (_tables(layer.get("timed", {}).get(engine, {})) if timed else {})
-    elsewhere = Source("assumed", f"assumed: transferred from other chips, not measured on {wanted} ones", f"kernels of {wanted}")
-    assumed = {name: elsewhere for name, c in others.items() if tables.get(name) is c}
-    return KernelConstants(family, _kernel_label(wanted, chip, layers), tables, _moved(chip, layers, tables) | assumed)
-
-
-def _layers(family: str, chip: str) -> list[Table]:
-    """Files of constants, each correcting those before it: of the family that a family is like, its own, and the chip's."""
-    own = table("kernels", family)
-    alike = [table("kernels", own["like"])] if "like" in own else []
-    return [*alike, own, *_of_chip(chip)]
-
-
-def _kernel_label(wanted: str, chip: str, layers: list[Table]) -> Source:
-    """Calibrated on a chip that was measured; on others of its family the constants are transferred to the chip's datasheet."""
-    home = layers[0]["measured_on"]
-    own = layers[-1]
-    if chip in home or (own["key"] == chip != wanted and not own.get("transferred", False)):
-        return CALIBRATED
-    if not home:
-        return Source("assumed", f"assumed: no kernels were measured on {wanted} chips", f"kernels of {wanted}")
-    return _transferred(layers[0]["key"], home, chip)
-
-
-def _transferred(family: str, home: list[str], chip: str) -> Source:
-    from_where = f"transferred from {family} kernels measured on {', '.join(home[:-1])}{' and ' * (len(home) > 1)}{home[-1]}"
-    return Source("transferred", f"{from_where}, at the datasheet of {chip}", f"kernels of {chip}")
-
-
-def _moved(chip: str, layers: list[Table], tables: Mapping[str, Mapping[str, float]]) -> dict[str, Source]:
-    """Tables of a chip that has some constants of its own, but of these kinds its family's, which were fitted elsewhere.
-
-    ``fitted_on``: the chips of a family whose tables decided forms beyond products and plain attention.
-    """
-    home: list[str] = layers[0].get("fitted_on") or layers[0]["measured_on"]
-    if chip in home or not home:
-        return {}
-    own = {name for layer in layers if layer["key"] == chip for name in _tables(layer)}
-    names = (name for name in tables if name.partition(".")[0] not in PLAIN and name not in own)
-    return dict.fromkeys(names, _transferred(layers[0]["key"], home, chip))
-
-
-@lru_cache(maxsize=256)
-def _of_chip(chip: str) -> list[Table]:
-    """Constants of one chip, or of a sister that has the same multiprocessors."""
-    files = [table("kernels", name) for name in stems("kernels") if name not in ("generic", "roofline")]
-    return [layer for layer in files if chip == layer["key"] or chip in layer.get("sisters", ())]
-
-
-def _other_forms(family: Table, engine: str) -> dict[str, Mapping[str, float]]:
-    """Constants of other chips for the forms that nobody measured on this family."""
-    other = table("kernels", "generic")
-    tables = _tables(other) | _tables(other.get("engine", {}).get(engine, {}))
-    known = {form.partition("_")[0] for form in family}  # experts_triton: an implementation of the form experts
-    return {name: c for name, c in tables.items() if re.split(r"[._]", name)[0] not in known}
-
-
-def _with_own(tables: dict[str, Mapping[str, float]], own: dict[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:
-    """Tables with an engine's own in their place; an engine with attention of its own runs no other's for other number formats."""
-    forms = tuple(f"{form}." for form in ("decode", "prefill") if f"{form}.bf16" in own)
-    return {name: c for name, c in tables.items() if not name.startswith(forms)} | own
-
-
-PLAIN = ("gemm", "decode", "prefill", "small", "elementwise", "step", "train")
-"""Forms whose constants a chip's label is about."""
-NO_FORMS = ("key", "like", "measured_on", "fitted_on", "sisters", "transferred", "engine", "timed", "sources")
-
-
-def _tables(layer: Table) -> dict[str, Mapping[str, float]]:
-    """Tables by form and dtype; what else stands in a file is no table of constants."""
-    forms = (form for form in layer if form not in NO_FORMS)
-    return {f"{form}.{dtype}": c for form in forms for dtype, c in layer[form].items()}

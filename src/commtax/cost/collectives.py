@@ -10,8 +10,8 @@ from typing import get_args
 
 import numpy as np
 
-from commtax.arrays import pick
-from commtax.spec import Algorithm, Network, Number, Path
+from commtax.arrays import pick, some
+from commtax.spec import Algorithm, Number, Path
 from commtax.statement import Note
 from commtax.units import format_bytes
 
@@ -38,7 +38,7 @@ def ring(nbytes: Number, ranks: Number, p: Path) -> Parts:
 def ring_simple(nbytes: Number, ranks: Number, p: Path) -> Parts:
     """A ring whose hops overlap its bytes: the root of the sum of squares of both."""
     hops = p.hop_s * (ranks - 1)
-    wire = ring_factor(p.op, ranks) * nbytes / p.bandwidth_Bps
+    wire = np.maximum(ring_factor(p.op, ranks), p.copied * (ranks > 1)) * nbytes / p.bandwidth_Bps
     return (p.launch_s + hops) * (ranks > 1), np.hypot(hops, wire) - hops
 
 
@@ -55,15 +55,35 @@ def one_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
 
 
 def two_shot(nbytes: Number, ranks: Number, p: Path) -> Parts:
-    """Each rank reduces its share, then reads the others' results: two steps, the ring's bytes."""
+    """Each rank reduces its share, then reads the others' results: two steps, the ring's bytes (fewer if quantised)."""
     fixed = p.launch_s + p.extra_s + p.hop_s * (ranks - 1)
-    return fixed * (ranks > 1), ring_factor("all-reduce", ranks) * nbytes / p.bandwidth_Bps
+    return fixed * (ranks > 1), ring_factor("all-reduce", ranks) * nbytes * p.wire_share / p.bandwidth_Bps
 
 
 def in_switch(nbytes: Number, ranks: Number, p: Path) -> Parts:
-    """The switch adds (NVLS, multimem): a rank sends its tensor once and 1/N of the result, near-constant in N."""
-    factor = 1 + 1 / ranks if p.op == "all-reduce" else ring_factor(p.op, ranks)
-    return (p.launch_s + p.extra_s) * (ranks > 1), nbytes * factor * (ranks > 1) / p.bandwidth_Bps
+    """The switch adds (NVLS, multimem): a rank sends its tensor once and 1/N of the result, near-constant in N.
+
+    Each rank works on its own share, so that a pipeline over more of them takes longer to fill. Where ranks copy between
+    buffers as fast as the link is, what they copy (``copied``) decides and not what leaves them.
+    """
+    factor = np.maximum(1 + 1 / ranks if p.op == "all-reduce" else ring_factor(p.op, ranks), p.copied)
+    fixed = p.launch_s + p.extra_s + p.each_s * (ranks - 1)
+    return fixed * (ranks > 1), nbytes * factor * (ranks > 1) / p.bandwidth_Bps
+
+
+def pairwise(nbytes: Number, ranks: Number, p: Path) -> Parts:
+    """Every rank sends each other one its part, (N-1)/N of the tensor, and copies its own part beside it (all-to-all).
+
+    The copy runs beside the sends on the same processors: two ranks send half of the tensor, but move all of it.
+    """
+    sent = ring_factor(p.op, ranks) * nbytes
+    moved = np.maximum(sent, p.copied * nbytes * (ranks > 1))
+    return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), moved / p.bandwidth_Bps + p.sqrt_s * np.sqrt(sent)
+
+
+def per_peer(nbytes: Number, ranks: Number, p: Path) -> Parts:
+    """Small parts of an all-to-all: one channel for each peer, all at a time, so that only a peer's own part counts."""
+    return (p.launch_s + p.hop_s * (ranks - 1)) * (ranks > 1), nbytes / ranks * (ranks > 1) / p.bandwidth_Bps
 
 
 ALGORITHMS: dict[Algorithm, Callable[[Number, Number, Path], Parts]] = {
@@ -104,7 +124,9 @@ def applies(path: Path, nbytes: Number, ranks: Number) -> Number:
     if path.worlds:
         ok = ok & np.logical_or.reduce([np.asarray(ranks) == world for world in path.worlds])
     if path.max_bytes:
-        ok = ok & (np.asarray(nbytes) <= _limit(path, ranks))
+        ok = ok & (np.asarray(nbytes) <= _limit(path.max_bytes, ranks))
+    if path.min_bytes:
+        ok = ok & (np.asarray(nbytes) >= _limit(path.min_bytes, ranks))
     return ok
 
 
@@ -114,18 +136,17 @@ def choose(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
     Constants were fitted on powers of two: between the last of them and a limit they would tell of a step down in time.
     """
     chosen = _first(paths, nbytes, ranks)
-    for path in paths:
-        if path.max_bytes:
-            limit = _limit(path, ranks)
-            beyond = _first(paths, limit + 1, ranks)
-            less = (nbytes <= limit) & (beyond.seconds < chosen.seconds)
-            chosen = Choice(pick(less, beyond.latency_s, chosen.latency_s), pick(less, beyond.wire_s, chosen.wire_s), chosen.path)
+    for limits, next_byte in ((limits, step) for p in paths for limits, step in ((p.max_bytes, 1), (p.min_bytes, 0)) if limits):
+        start = _limit(limits, ranks) + next_byte
+        beyond = _first(paths, start, ranks)
+        less = (nbytes < start) & (beyond.seconds < chosen.seconds)
+        chosen = Choice(pick(less, beyond.latency_s, chosen.latency_s), pick(less, beyond.wire_s, chosen.wire_s), chosen.path)
     return chosen
 
 
-def _limit(path: Path, ranks: Number) -> Number:
-    """The largest tensor of a path with limits; a group between two listed sizes has the limit of the larger."""
-    worlds, limits = (np.asarray(x) for x in zip(*path.max_bytes, strict=True))
+def _limit(by_world: tuple[tuple[int, float], ...], ranks: Number) -> Number:
+    """The largest (or smallest) tensor of a path; a group between two listed sizes has the limit of the larger."""
+    worlds, limits = (np.asarray(x) for x in zip(*by_world, strict=True))
     return limits[np.minimum(np.searchsorted(worlds, ranks), len(worlds) - 1)]
 
 
@@ -145,8 +166,11 @@ def _first(paths: tuple[Path, ...], nbytes: Number, ranks: Number) -> Choice:
         for index, path in enumerate(paths):
             if path.turn != turn:
                 continue
+            open_to = applies(path, nbytes, ranks) & ~settled
+            if not some(open_to):
+                continue
             fixed, moving = path_parts(path, nbytes, ranks)
-            better = applies(path, nbytes, ranks) & ~settled & (~done | (fixed + moving < latency + wire))
+            better = open_to & (~done | (fixed + moving < latency + wire))
             latency, wire = pick(better, fixed, latency), pick(better, moving, wire)
             taken, done = pick(better, index, taken), done | better
             firm = firm | (better & (not path.max_bytes or np.asarray(ranks) <= path.max_bytes[-1][0]))
@@ -170,24 +194,3 @@ def reason(path: Path, nbytes: float, ranks: int, crosses: bool = False) -> Note
     if path.turn and path.op == "all-reduce":
         return Note("beyond", f"{name}: {size} on {ranks} ranks is beyond the engine's own kernels")
     return Note("cheapest", f"{name}: the cheapest for {size} on {ranks} ranks")
-
-
-def across(
-    op: str, nbytes: Number, inside: Choice, domains: Number, nics_Bps: Number, latency_s: float, network: Network
-) -> Choice:
-    """A collective over several domains: its inside part and its network part run as a pipeline.
-
-    Inside, each domain reduces (or gathers) among its own ranks; across, every rank speaks for its share of the tensor, so
-    the network carries ``ring_factor(op, M) nbytes`` through all NICs of a domain that the group may use, ``nics_Bps`` in one
-    direction. Latency: log2 M network hops each way (a tree), each some times the link's ``latency_s``. A pipeline cut into the
-    best number of chunks loses 2 sqrt(L wire) beside both, L a hop each way (levels work on different chunks at a time): most
-    of the time of tensors of a few megabytes.
-    """
-    levels = np.minimum(1, domains - 1) if network.direct else np.ceil(np.log2(domains))
-    passes = 2 if op == "all-reduce" else 1
-    wire = ring_factor(op, domains) * nbytes / (nics_Bps * network.efficiency)
-    both = (inside.wire_s**network.norm + wire**network.norm) ** (1 / network.norm)
-    hops = passes * (network.hops * latency_s)
-    both = both + 2 * network.pipelining * np.sqrt(hops * wire)
-    latency = inside.latency_s + levels * hops
-    return Choice(latency, both, inside.path, inside.seconds / np.maximum(latency + both, 1e-12))

@@ -22,7 +22,9 @@ def over_replicas(plan: Plan, engine: Engine) -> Number:
 
 
 def expert_tp(plan: Plan, engine: Engine) -> Number:
-    """Ranks that share one expert. Megatron keeps tp inside an expert; serving engines divide what ep leaves."""
+    """Ranks that share one expert. Megatron keeps tp inside an expert, or none; serving engines divide what ep leaves."""
+    if engine.sends.experts_whole:
+        return plan.tp * 0 + 1
     if engine.sends.experts_keep_tp:
         return plan.tp
     world = pick(over_replicas(plan, engine), plan.tp * plan.dp, plan.tp)
@@ -39,6 +41,8 @@ def experts_reach(plan: Plan, engine: Engine) -> Number:
     """Ranks' worth of tokens that one group of experts works on: of the ep ranks in training, of all replicas in serving."""
     if engine.sends.experts_keep_tp:
         return plan.ep
+    if engine.sends.experts_whole:
+        return pick(np.asarray(plan.ep) > 1, plan.ep / plan.tp, 1)
     return pick(over_replicas(plan, engine), plan.dp, 1)
 
 
@@ -126,7 +130,7 @@ def _runs(axis: str, plan: Plan, engine: Engine) -> list[tuple[Number, Number]]:
     fill tp first and then go on over dp. ``edp``: the ranks that hold the same experts. ``shard`` and ``replica``: the
     ranks that share one copy under ZeRO 3, and those that hold the same part of different copies (HSDP).
     """
-    if axis == "ep" and engine.sends.experts_keep_tp:
+    if axis == "ep" and (engine.sends.experts_keep_tp or engine.sends.experts_whole):
         return [(plan.ep, expert_tp(plan, engine))]
     if axis == "ep":
         within = np.minimum(plan.ep, plan.tp)

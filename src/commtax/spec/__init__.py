@@ -14,7 +14,7 @@ Numbers are SI floats with the unit in the name. ``Plan`` and ``Workload`` may h
 fields; every function in ``cost`` then returns arrays of the same shape.
 """
 
-from commtax.spec.constants import Algorithm, ChipFacts, Fabric, KernelConstants, Network, Path, Profile, Spread
+from commtax.spec.constants import Algorithm, ChipFacts, Fabric, KernelConstants, Network, Path, Profile, Protocol, Spread
 from commtax.spec.engine import (
     ENGINE_PARTS,
     Engine,
@@ -46,4 +46,17 @@ from commtax.spec.model import (
     Tower,
     TowerTensor,
 )
-from commtax.spec.plan import AXES, DTYPE_BYTES, OVERLAPPED, PARALLEL, SIZES, TAXES, AxisName, Number, Plan, TrainStep, Workload
+from commtax.spec.plan import (
+    ARITHMETIC,
+    AXES,
+    DTYPE_BYTES,
+    OVERLAPPED,
+    PARALLEL,
+    SIZES,
+    TAXES,
+    AxisName,
+    Number,
+    Plan,
+    TrainStep,
+    Workload,
+)

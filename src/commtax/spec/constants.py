@@ -9,7 +9,7 @@ from typing import Literal, TypedDict
 
 from commtax.statement import Source
 
-Algorithm = Literal["ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch"]
+Algorithm = Literal["ring", "ring-simple", "tree", "one-shot", "two-shot", "in-switch", "pairwise", "per-peer"]
 """What a collective can run as: each is a function of that name in ``cost/collectives.py``."""
 NO_SOURCE = Source("")
 DATASHEET = Source("datasheet", "formula and datasheet", "formula and datasheet")
@@ -20,6 +20,7 @@ class Path:
     """One way in which a library performs a collective, with its constants.
 
     Paths are tried in order of ``turn``; those of one turn compete on price. ``max_bytes`` limits the tensor by group size.
+    A group between two listed sizes has the limit of the larger.
     """
 
     op: str
@@ -28,12 +29,16 @@ class Path:
     launch_s: float = 0.0
     hop_s: float = 0.0
     extra_s: float = 0.0
+    each_s: float = 0.0  # beside it, for each further rank of a switch's pipeline
     sqrt_s: float = 0.0  # seconds per root of a byte
+    copied: float = 0.0  # least share of the tensor that a rank moves, whatever leaves it: its own part is copied too
     turn: int = 0
     min_ranks: int = 1
     max_ranks: int = 2**31
     worlds: tuple[int, ...] = ()
     max_bytes: tuple[tuple[int, float], ...] = ()
+    min_bytes: tuple[tuple[int, float], ...] = ()  # … and from below, by group size
+    wire_share: float = 1.0  # bytes that travel for each of the tensor's: less where it is quantised on its way
     contention: tuple[tuple[int, float], ...] = ()  # by group size: how much slower bytes move when all ranks send (PCIe)
     mesh: int = 0  # GPUs of a mesh of direct links, as in ``Link``
     name: str = ""
@@ -56,14 +61,34 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class Protocol:
+    """A way in which NCCL packs what crosses hosts: small and at once, or in long pipelines; the cheapest is taken."""
+
+    name: str
+    share: float = 1.0  # of the NICs' rate that its bytes get: flags take the rest
+    most_Bps: float = math.inf  # … and what leaves a domain at most, however many NICs it has
+    extra_s: float = 0.0  # beyond the latency of the links
+    fill_s: float = 0.0  # filling the pipeline, for each pass …
+    level_s: float = 0.0  # … and each level of hosts in it
+    loss: float = 0.0  # share of 2 sqrt(latency x wire) that the best number of chunks loses
+    pair_loss: float = 0.0  # … of messages from rank to rank, which fill no levels
+    ring: bool = False  # rides the plain ring inside domains: no sums in switches
+    ordered: bool = False  # needs a network that delivers lines of 128 bytes whole
+
+
+@dataclass(frozen=True, slots=True)
 class Network:
-    """How a library crosses hosts."""
+    """How a library crosses hosts: by ``protocols`` where those were measured, else as one pipeline."""
 
     efficiency: float = 0.9
     norm: float = 8.0
     hops: float = 3.0  # link latencies that one level costs: post, wire, flush
-    pipelining: float = 0.0  # share of the loss that the best number of chunks still has
+    pipelining: float = 0.0  # share of the loss that the best number of chunks still has; of what fills a protocol's pipeline
+    flat: bool = False  # rings run through all ranks: the NICs carry what a ring of N ranks sends, not one of M hosts
     direct: bool = False  # every rank writes straight to every other: one level, however many hosts
+    protocols: tuple[Protocol, ...] = ()
+    links: tuple[str, ...] = ()  # that it was measured on; (): it does not say
+    eager_s: float = 0.0  # more that a collective across hosts takes when it is launched from Python, alone
     label: Source = DATASHEET
     ranks: tuple[int, ...] = ()  # least and most ranks that it was measured on; (): it was not
     spread: float = 0.35  # half-width of the 80 % range, as a factor

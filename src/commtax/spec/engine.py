@@ -29,7 +29,9 @@ class Sending:
     ep_backends: tuple[str, ...] = ()
     ep_is_tp_dp: bool = False  # the engine knows one expert-parallel size only: tp x dp
     attention_dp_whole: bool = False  # attention data parallelism keeps attention whole on each GPU
-    experts_keep_tp: bool = False  # experts stay split over tp inside an expert-parallel rank
+    experts_keep_tp: bool = False  # experts stay split over tp inside an expert-parallel rank …
+    hosts_a_token: int = 0  # training: hosts that a token may choose experts of (node-limited routing); 0: any
+    experts_whole: bool = False  # … or no expert is ever cut: neighbouring ranks of tp, cp and dp have different ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class KernelHabits:
     head_norm_kernels: int = 0  # launches for norms of queries and keys a layer; 0: inside the rotary kernel
     routing_launches: float = 4.0  # of kernels around the experts of a layer: choose and sort, permute, activate, combine
     routing_passes: float = 0.0  # … which move a token's copies so often beyond what is needed
+    biased_passes: float = 0.0  # … and the inside of experts with biases, which no fused kernel adds, clamps and sums
     fused_experts: bool = False  # the routed part of a layer is kernels made for it, not plain products around small kernels …
     routing_share: float = 1.0  # … whose fixed time in a whole step is this share of what tables of single layers say …
     experts_rate: float = 1.0  # … and whose arithmetic this share of theirs: versions differ
@@ -49,6 +52,8 @@ class KernelHabits:
     fp8_rate: float = 1.0  # arithmetic of fp8 products against tables of single kernels: quantised by neighbours, tuned by shape …
     fp4_rate: float = 1.0  # … and of 4-bit ones
     popularity: float = float("inf")  # shape of the experts' popularity (gamma); inf: all equally popular
+    decode_pace: float = 1.0  # seconds that a decode step's kernels take in whole runs over the sum of them …
+    prefill_pace: float = 1.0  # … and those of a step with prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,7 @@ class HostTime:
     host_s: float = 0.0  # the GPU waits this long for the host in every step …
     host_s_per_doubling: float = 0.0  # … this much more for each doubling of tp …
     host_s_per_seq: float = 0.0  # … and for each sequence of the step
+    prompt_s: float = 0.0  # a step with prompts takes this much longer: they are launched kernel by kernel
     request_s: float = 0.0  # a request's way through the server, to its first step and back with its first token
     frontend_request_s: float = 0.0  # the server's front end takes this long for a request …
     frontend_token_s: float = 0.0  # … and for a token it streams: both limit throughput
@@ -69,6 +75,7 @@ class HostTime:
     sigma_ttft: float = 0.0
     sigma_tpot_moe: float = 0.0  # … and of mixtures of experts
     sigma_ttft_moe: float = 0.0
+    pooled: bool = False  # times and paces are pooled over engines, chips and models (``catalog/paces.toml``)
     calibrated: bool = False  # host times were fitted on measured runs of this engine …
     served_on: tuple[str, ...] = ()  # … on these chips
     host_label: Source = NO_SOURCE  # where they come from, if not from the catalogue
@@ -84,6 +91,7 @@ class Scheduling:
     ahead: bool = False  # the next step is decided when the present one begins: who comes meanwhile waits for one more
     prompts_per_step: int = 2**31  # at most
     steps_per_decision: int = 1  # decode steps that run before waiting requests are looked at again
+    batch_wait: int = 0  # decode steps that a request waits for others to be computed with (closed loops)
     rank_patience: int = 0  # decode steps after which ranks that share experts compute the prompts that wait for them …
     rank_gathering: int = 0  # … and after which they do when each of them has one
     max_batched_tokens: int = 2048
@@ -146,13 +154,21 @@ class TrainingHabits:
     overlap_efficiency: float = 0.0  # share of an overlapped collective that really hides: it takes SMs and bandwidth
     bucket_bytes: float = 0.0  # gradients are reduced in pieces of this size …
     bucket_bytes_per_rank: float = 0.0  # … or, if larger, of this size for each data-parallel rank
+    gather_rate: float = 1.0  # of the links' bandwidth, what collectives of parameters and gradients attain: one call a tensor
+    balances_head: bool = False  # layers are laid out by hand: the stage of the head has as few as the others leave it
+    expert_host_s: float = 0.0  # the host takes this long for an expert of a layer and microbatch; the GPU waits if it is faster
+    step_host_s: float = 0.0  # once a step, whatever its size: norms, checks for overflow, the optimiser's own work on the host
+    accumulate_bytes: float = 0.0  # moved for each parameter to add a microbatch's gradients up; 0: inside the products
     gathers_ahead: bool = False  # updated parameters are gathered beside the next forward, not inside the update
     regathers_inputs: bool = False  # sequence parallel: backward gathers the products' inputs again instead of keeping them
     context_parallel: str = ""  # "ring": keys go round; "gather": they are gathered; "": the engine has none
+    repeats_keys: bool = False  # … once for every query head that shares them
     attention: str = "fused"  # training: the chip's best kernel; or "flash2", "triton"; "unfused" writes the score matrix
-    selective: str = ""  # what selective recomputation repeats: the "attention" core, every other of the "matmuls"; "": none
+    # What selective recomputation repeats: the "attention" core, every other of the "matmuls", or norms and "up-projections".
+    selective: str = ""
+    recompute_stops: bool = False  # recomputing a layer stops before its last product, whose output no gradient needs
     sequence_parallel: bool = False  # training: tensor parallelism comes with sequence parallelism
-    fp8_gathers: bool = False  # … and gathers in fp8 what fp8 products take
+    narrow_gathers: bool = False  # … and gathers in fp8 what fp8 products take, in fp4 what those of fp4 take
     elementwise_passes: float = 1.0  # bytes that its norms, activations and residuals move over those of fused kernels …
     eager_passes: float = 1.0  # … and without a compiler
 
@@ -175,6 +191,7 @@ class Engine:
     states: StateHabits = StateHabits()
     trains: TrainingHabits = TrainingHabits()
     versions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # constants of other versions, where fitted
+    paces: Mapping[str, float] = field(default_factory=dict)  # effects that its constants hold, where they are pooled (logarithms)
     aliases: tuple[str, ...] = ()
     note: str = ""
     sources: Mapping[str, Citation] = field(default_factory=dict)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+USUAL_LANES = 128
+"""fp32 units of a multiprocessor of GA10x, Ada, Hopper and Blackwell (their whitepapers), of a compute unit of CDNA 3 and 4 with
+packed arithmetic, and of an Xe2 core."""
+
 
 @dataclass(frozen=True, slots=True)
 class Citation:
@@ -33,6 +37,7 @@ class Chip:
     flops_per_s: Mapping[str, float]
     tdp_w: float = 0.0
     num_sms: int = 0
+    fp32_per_sm: int = 0  # lanes of plain arithmetic of one multiprocessor where they are not the usual 128
     l2_bytes: float = 0.0
     nvlink_domain: int = 0  # GPUs that one NVLink switch fabric joins, where it is larger than a host
     usd_per_gpu_hour: float = 0.0
@@ -42,6 +47,12 @@ class Chip:
 
     def __hash__(self) -> int:
         return hash(self.key)
+
+    @property
+    def clock_Hz(self) -> float:
+        """The boost clock that a datasheet's fp32 rate implies: FLOP/s = 2 lanes multiprocessors clock; 0 where it tells none."""
+        lanes = 2.0 * (self.fp32_per_sm or USUAL_LANES) * self.num_sms
+        return self.flops_per_s.get("fp32", 0.0) / lanes if lanes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +68,9 @@ class Link:
     latency_s: float
     nic_per_gpu: bool = False
     num_links: int = 0  # NVLinks that are bonded in it; 0: it is not counted in links
+    efficiency: float = 1.0  # share that large tensors reach of what they reach on other networks of this rate
+    fill_s: float = 0.0  # what filling a pipeline of large messages takes for each pass; 0: the library's
+    ordered: bool = True  # delivers what was written in order, so that lines of 128 bytes arrive whole
     mesh: int = 0  # GPUs joined pair by pair: a group of n has (n - 1) / (mesh - 1) of the rate; 0: all of it
     aliases: tuple[str, ...] = ()
     note: str = ""

@@ -317,6 +317,22 @@ class Model:
         return next(f for i in reversed(self.layers) if (f := self.blocks[i].ffn))
 
     @property
+    def kind(self) -> str:
+        """What its layers are made of, for whatever models of one kind share: "dense", "latent experts", "linear experts" …"""
+        mixers = {
+            "linear": bool(self.recurrent),
+            "sparse": any(a.indexer or a.compressed for a in self.attentions),
+            "latent": any(a.latent for a in self.attentions),
+        }
+        return " ".join([*(name for name, has in mixers.items() if has), "experts" if self.experts else "dense"])
+
+    @property
+    def head_passes(self) -> int:
+        """How often a trained token passes the head: again for each layer of the model that guesses a further token."""
+        guessing = (i for i, block in enumerate(self.blocks) if any(extra.part == "mtp" for extra in block.extras))
+        return 1 + sum(self.layers.count(i) for i in guessing)
+
+    @property
     def num_mixers(self) -> int:
         """Layers that let tokens see each other."""
         return sum(self.blocks[i].mixer is not None for i in self.layers)

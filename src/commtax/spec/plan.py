@@ -9,8 +9,23 @@ Number = Any
 """int, float or a NumPy array: the same formula serves all three, which no type checker can follow."""
 
 DTYPE_BYTES: Mapping[str, float] = MappingProxyType(
-    {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "mxfp4": 0.5, "nvfp4": 0.5, "fp4": 0.5, "int4": 0.5}
+    {
+        "fp32": 4,
+        "tf32": 4,
+        "fp16": 2,
+        "bf16": 2,
+        "fp8": 1,
+        "fp8-rowwise": 1,
+        "mxfp8": 1,
+        "int8": 1,
+        "mxfp4": 0.5,
+        "nvfp4": 0.5,
+        "fp4": 0.5,
+        "int4": 0.5,
+    }
 )
+ARITHMETIC: Mapping[str, str] = MappingProxyType({"fp8-rowwise": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"})
+"""Number formats whose arithmetic datasheets list under another name."""
 AxisName = Literal["tp", "pp", "dp", "ep", "cp"]
 
 
