@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from fit_kernels import FOLDER
 
+from commtax.catalog.kernel_constants import at_pace, reference
 from commtax.cost.forms.experts import experts, routing
 from commtax.readers.published import kernels as kernel_tables
-from commtax.readers.published.kernel_kinds.kind import DTYPES
+from commtax.readers.published.spellings import dtype_named
 from commtax.readers.published.tables import read
 from commtax.spec import Chip
 
@@ -47,10 +48,12 @@ class Sample:
     form: str
     store: str
     parts: dict[bool, tuple[Any, Any, Any]]  # fitted or not: the kernel, seconds, and which loads are equal
+    elsewhere: bool = False  # the constants are at the reference's pace, as ``generic`` has them
 
     def logs(self, table: dict[str, float], fitted: bool) -> Any:
         """Logarithms of predicted over measured times."""
         kernel, seconds, _ = self.parts[fitted]
+        table = at_pace(table, reference(), self.chip) if self.elsewhere else table
         rates = self.chip.memory_Bps, self.rate
         return np.log((sum(routing(kernel, table, *rates)) + sum(experts(kernel, table, *rates))) / seconds)
 
@@ -73,7 +76,7 @@ def samples(folder: Path) -> list[Sample]:
 def of_table(table: kernel_tables.KernelTable) -> Iterable[tuple[tuple[Any, ...], bool, tuple[Any, Any, Any]]]:
     even = table.fitted()
     for words, mask in table.groups():
-        named = {**words, "dtype": DTYPES.get(words["dtype"], words["dtype"])}
+        named = {**words, "dtype": dtype_named(words["dtype"]) or words["dtype"]}
         for fitted in (True, False):
             chosen = mask & (even == fitted)
             if np.any(chosen):
@@ -184,11 +187,12 @@ def tables(rows: list[Sample], say: Callable[[str], None] = lambda _: None) -> T
         add(family, f"engine.{engine}.{named}", store, chosen)
     pools: dict[tuple[str, str, str], list[Sample]] = defaultdict(list)
     for (family, engine, form, store), chosen in by.items():
+        moved = [replace(s, elsewhere=True) for s in chosen]
         if usual[family, engine, store] == form and not exchanged(form):
             pools[family, "experts", store] += chosen
-            pools["generic", "experts", store] += chosen if family not in ALONE else []
+            pools["generic", "experts", store] += moved if family not in ALONE else []
         if form != "experts":
-            pools["generic", form, store] += chosen
+            pools["generic", form, store] += moved
         if (form, store) == STANDS_FOR:
             pools["blackwell-rtx", "experts", store] += chosen
     for (file, section, store), chosen in sorted(pools.items()):
@@ -249,6 +253,7 @@ def left_out(rows: list[Sample], system: str) -> None:
     out = [s for s in rows if s.chip.key == catalogue_key(system)]
     rest = [s for s in rows if s.chip.key != catalogue_key(system)]
     made = tables(rest)
+    out = [replace(s, elsewhere=s.chip.family not in made) for s in out]
     tell(f"{system} left out", [(s, nearest(made, s), fitted) for s in out for fitted in (True, False)])
 
 
@@ -276,7 +281,7 @@ def nearest(made: Tables, s: Sample) -> dict[str, float]:
 
 def catalogue_key(system: str) -> str:
     from commtax import catalog
-    from commtax.readers.published.rows import chip_named
+    from commtax.readers.published.spellings import chip_named
 
     return catalog.chip(chip_named(system)).key
 

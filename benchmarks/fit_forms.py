@@ -9,18 +9,19 @@ generic ones fitted without it; nothing is written then. Levenberg-Marquardt on 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 import commtax
+from commtax.catalog.kernel_constants import at_pace, reference
 from commtax.cost.forms import CHIP_FORMS
 from commtax.cost.forms.linear import convolution, encoder_attention, scan
 from commtax.readers.published import kernels as kernel_tables
 from commtax.readers.published.kernel_kinds import linear, streams
-from commtax.readers.published.kernel_kinds.kind import DTYPES
+from commtax.readers.published.spellings import dtype_named
 from commtax.readers.published.tables import read
 from commtax.spec import Chip
 
@@ -77,9 +78,11 @@ class Part:
     make: Callable[[np.ndarray], object]
     seconds: np.ndarray
     even: np.ndarray
+    elsewhere: bool = False  # the constants are at the reference's pace, as ``generic`` has them
 
     def logs(self, form: str, c: Constants, at: np.ndarray) -> np.ndarray:
         kernel = self.make(at)
+        c = at_pace(c, reference(), self.chip) if self.elsewhere else c
         fixed, moving = CHIP_FORMS[form](kernel, c, self.chip, 1.0)  # type: ignore[arg-type]
         return np.log((fixed + moving) * kernel.count / self.seconds[at])  # type: ignore[attr-defined]
 
@@ -95,7 +98,7 @@ def parts(folder: Path) -> dict[tuple[str, str], list[Part]]:
             table = kernel_tables.read(path.name, *read(path))
             even = table.fitted()
             for words, mask in table.groups():
-                named = {**words, "dtype": DTYPES.get(words["dtype"], words["dtype"])}
+                named = {**words, "dtype": dtype_named(words["dtype"]) or words["dtype"]}
                 x = {name: values[mask] for name, values in table.sizes.items()}
 
                 def make(at: np.ndarray, named: dict[str, str] = named, x: Mapping[str, np.ndarray] = x, kind=kind) -> object:
@@ -191,6 +194,7 @@ def fit_file(form: str, name: str, systems: tuple[str, ...], found: dict[tuple[s
     for engine in order(form):
         alone = OWN.get((form, engine), ("", ""))[1] or STRANGERS.get((form, engine), "")
         rows = [p for p in found.get((form, engine), []) if p.system in systems and p.system != alone]
+        rows = [replace(p, elsewhere=name == "generic") for p in rows]
         here = tuple(dict.fromkeys(p.system for p in rows))
         fit, test = chosen(rows, here, True), chosen(rows, here, False)
         if sum(len(at) for _, at in fit) < LEAST or not test:
@@ -216,25 +220,30 @@ def fit_chip(form: str, engine: str, system: str, found: dict[tuple[str, str], l
     return {f"engine.{engine}.{form}.bf16": c}
 
 
-def leave(forms: list[str], found: dict[tuple[str, str], list[Part]]) -> None:
-    """Each chip from the others of its family, or from all others: medians over all rows of a kind."""
+def left_out(forms: list[str], found: dict[tuple[str, str], list[Part]]) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Each chip from the others of its family, or from all others: ln(predicted / measured) of all rows of a kind."""
     for system in SYSTEMS:
         family = next(its for its in FAMILIES.values() if system in its)
-        sisters = tuple(s for s in family if s != system) or tuple(s for s in SYSTEMS if s != system)
+        kin = tuple(s for s in family if s != system)
+        sisters = kin or tuple(s for s in SYSTEMS if s != system)
         errors: dict[str, list[np.ndarray]] = {}
         for form, engine in ((form, engine) for form in forms for engine in ENGINES):
-            fit, test = chosen(found.get((form, engine), []), sisters, True), chosen(found.get((form, engine), []), (system,), None)
+            rows = {e: [replace(p, elsewhere=not kin) for p in found.get((form, e), [])] for e in ENGINES}
+            fit, test = chosen(rows[engine], sisters, True), chosen(rows[engine], (system,), None)
             if not fit:  # no other chip with this engine's kernel: the usual one
-                fit = chosen([p for e in ENGINES for p in found.get((form, e), [])], sisters, True)
+                fit = chosen([p for e in ENGINES for p in rows[e]], sisters, True)
             if fit and test:
                 c = solve(form, fit)
                 for part, at in test:
-                    errors.setdefault(part.kind, []).append(np.abs(np.expm1(part.logs(form, c, at))))
-        for kind, its in errors.items():
-            e = np.concatenate(its)
-            print(
-                f"left out {system:9s} {kind:18s} {len(e):5d} rows {np.median(e):6.1%} p90 {np.quantile(e, 0.9):6.1%}", flush=True
-            )
+                    errors.setdefault(part.kind, []).append(part.logs(form, c, at))
+        yield from ((system, kind, np.concatenate(its)) for kind, its in errors.items())
+
+
+def leave(forms: list[str], found: dict[tuple[str, str], list[Part]]) -> None:
+    """Medians of a chip that was left out, by kind."""
+    for system, kind, its in left_out(forms, found):
+        e = np.abs(np.expm1(its))
+        print(f"left out {system:9s} {kind:18s} {len(e):5d} rows {np.median(e):6.1%} p90 {np.quantile(e, 0.9):6.1%}", flush=True)
 
 
 def put(name: str, tables: dict[str, Constants], form: str) -> None:

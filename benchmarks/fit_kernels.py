@@ -40,7 +40,9 @@ SISTERS = {"blackwell": ("gb200", "kernels_more/gb200")}
 FRAMEWORK = "vllm"  # where a table holds several
 TIMED = ("sglang", "trtllm")
 ONLY_TIMED = ("fp8-block", "int4", "int8", "fp8-kv", "fp8-attention")
-"""Formats that have no constants for steps."""
+"""Formats that have no constants for steps, but fp8 in tiles: DeepGEMM's or Triton's products, which tables time in a graph or
+with their launch beside (``gemm-eager``)."""
+IN_STEPS = {"sglang": "", "vllm": "", "trtllm": "engine.trtllm."}
 WRITTEN = {"bf16": "bfloat16", "fp8-block": "fp8_block", "int4": "int4_wo", "int8": "int8_wo"}
 PREFILL = {"bf16": ("bf16", "bf16"), "fp8-kv": ("bf16", "fp8"), "fp8-attention": ("fp8", "fp8")}
 """Number formats of prompts' arithmetic and cache."""
@@ -72,29 +74,31 @@ class Rows:
         table = kernel_tables.read(path.name, list(text), list(zip(*text.values(), strict=True)))
         self.records = kernels.answers(table, "")
         self.form, self.chip, self.kind, self.framework = form, chip, kind, framework
-        self.numbers = table.sizes
+        self.numbers, self.sources = table.sizes, table.column("kernel_source")
         self.even = self.records.fitted
 
     def parts(self, even: bool) -> list[Part]:
         chosen = np.flatnonzero(self.even == even)
         chosen = chosen[np.linspace(0, len(chosen) - 1, min(MOST, len(chosen))).astype(int)]
         dims = self.numbers.get("head_dim", np.zeros(len(self.even)))
-        groups = [chosen[dims[chosen] == d] for d in np.unique(dims[chosen])]
-        return [(self, {c: v[g] for c, v in self.numbers.items()}, self.records.measured[g]) for g in groups]
+        alike = dict.fromkeys(zip(dims[chosen], self.sources[chosen], strict=True))
+        groups = [(s, chosen[(dims[chosen] == d) & (self.sources[chosen] == s)]) for d, s in alike]
+        return [(self, s, {c: v[g] for c, v in self.numbers.items()}, self.records.measured[g]) for s, g in groups]
 
-    def log(self, constants: KernelConstants, x: dict[str, np.ndarray], measured: np.ndarray) -> np.ndarray:
+    def log(self, constants: KernelConstants, source: str, x: dict[str, np.ndarray], measured: np.ndarray) -> np.ndarray:
         plain = self.kind.partition("-")[0]
         arithmetic, stored = PREFILL.get(self.kind, ("bf16", plain)) if self.form == "prefill" else ("bf16", plain)
         words = {"dtype": plain if self.form == "gemm" else arithmetic, "stored": stored, "framework": self.framework}
-        made = KINDS[TAILS[self.form]].make({**words, "written": WRITTEN.get(self.kind, self.kind)}, x)
+        words |= {"written": WRITTEN.get(self.kind, self.kind), "kernel_source": source}
+        made = KINDS[TAILS[self.form]].make(words, x)
         return np.log(kernels.priced(made, self.chip, constants)[0] / measured)
 
 
-Part = tuple[Rows, dict[str, np.ndarray], np.ndarray]
+Part = tuple[Rows, str, dict[str, np.ndarray], np.ndarray]
 
 
 def logs(constants: KernelConstants, parts: list[Part]) -> np.ndarray:
-    return np.concatenate([rows.log(constants, x, measured) for rows, x, measured in parts])
+    return np.concatenate([rows.log(constants, *part) for rows, *part in parts])
 
 
 def median(constants: KernelConstants, parts: list[Part]) -> float:
@@ -159,8 +163,8 @@ def engines(folder: Path, write: bool) -> None:
         for form, tail in TAILS.items():
             kinds = {"gemm": ("bf16", "fp8", "nvfp4", *ONLY_TIMED[:3]), "prefill": tuple(PREFILL), "decode": ("bf16", "fp8")}[form]
             for kind, engine in product(kinds, (*TIMED, FRAMEWORK)):
-                if engine == FRAMEWORK and kind not in ONLY_TIMED:
-                    continue
+                if engine == FRAMEWORK and (kind not in ONLY_TIMED or (kind == "fp8-block" and name != "ada")):
+                    continue  # DeepGEMM's as SGLang has it
                 many = [Rows(folder / f"{where}_{tail}.csv.gz", form, kind, chip, engine) for chip, where in places]
                 if many := [rows for rows in many if len(rows.records)]:
                     usual = catalog.kernel_constants(catalog.engine(kernels.ENGINE), places[0][0])
@@ -180,7 +184,8 @@ def _engine(name: str, table: str, engine: str, many: list[Rows], usual: KernelC
     values, (_, _, _, own) = min(fits, key=lambda fit: fit[1][2])
     print(f"{name:10s} {engine:7s} {table:15s} tested {shared:6.1%} -> {own:6.1%}", flush=True)
     if write and (shared > own + CLEARLY or kind in ONLY_TIMED):
-        put(FOLDER / f"{name}.toml", f"timed.{engine}.{table}", {**{n: v for n, v in like.items() if not v}, **values})
+        where = IN_STEPS[engine] if kind == "fp8-block" else f"timed.{engine}."
+        put(FOLDER / f"{name}.toml", f"{where}{table}", {**{n: v for n, v in like.items() if not v}, **values})
 
 
 def main(arguments: list[str]) -> None:

@@ -22,8 +22,8 @@ from commtax.cost.forms.modules import EAGER
 from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import seconds, table_of
 from commtax.readers.published import kernels as kernel_tables
-from commtax.readers.published.kernel_kinds.kind import DTYPES
 from commtax.readers.published.kernel_kinds.modules import SOURCES
+from commtax.readers.published.spellings import dtype_named
 from commtax.readers.published.tables import read
 from commtax.spec import Chip
 from commtax.statement import Refusal
@@ -81,7 +81,7 @@ def rows_of(folder: Path, system: str, job: Job, even: bool) -> Iterator[tuple[C
         table = loaded(path)
         fitted = table.fitted()
         for words, mask in table.groups():
-            kinds = {name: DTYPES.get(words[name], words[name]) for name in ("dtype", "stored")}
+            kinds = {name: dtype_named(words[name]) or words[name] for name in ("dtype", "stored")}
             if words["framework"] != job.engine or not job.keep(words):
                 continue
             chosen = np.flatnonzero(mask & (fitted == even))
@@ -252,7 +252,7 @@ def kernel_jobs() -> Iterator[Job]:
 def _told(form: str, kind: str, words: dict[str, str]) -> bool:
     """Whether rows are of a form and number format."""
     absorbed = words.get("kernel_source") in SOURCES["absorbed"]
-    same = DTYPES.get(words["stored"], words["stored"]) == kind
+    same = (dtype_named(words["stored"]) or words["stored"]) == kind
     return same and (form not in ("latent-prefill", "absorbed-prefill") or absorbed == (form == "absorbed-prefill"))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from commtax import catalog
 from commtax.readers.published import kernels as kernel_tables
-from commtax.readers.published.kernel_kinds.kind import DTYPES
+from commtax.readers.published.spellings import dtype_named
 from commtax.readers.published.tables import read
 from commtax.validate.kernels import priced
 
@@ -27,7 +27,7 @@ def fit(path: Path) -> None:
     constants = catalog.kernel_constants(catalog.engine("trtllm"), table.chip)
     products, terms = np.zeros(table.count), np.zeros((table.count, 4))
     for words, mask in table.groups():
-        named = {**words, **{c: DTYPES.get(words[c], words[c]) for c in ("dtype", "stored")}, "written": words["dtype"]}
+        named = {**words, **{c: dtype_named(words[c]) or words[c] for c in ("dtype", "stored")}, "written": words["dtype"]}
         *others, whole = table.kind.make(named, {name: sizes[mask] for name, sizes in table.sizes.items()})
         products[mask], s = priced(others, table.chip, constants)[0], whole.shape
         columns = (1.0, s.tokens * s.heads, s.pairs / table.chip.memory_Bps, s.pairs * s.heads / table.chip.memory_Bps)

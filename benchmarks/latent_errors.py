@@ -13,16 +13,18 @@ from pathlib import Path
 
 import numpy as np
 from fit_latent import Job, fit_family, logs, prepared
-from latent_store import FAMILIES, Constants, Store
+from latent_store import FAMILIES, Store
+
+from commtax import catalog
+from commtax.catalog.kernel_constants import at_pace
 
 MODULES = ("mla", "dsa", "msa", "dsv4_csa", "dsv4_hca")
 TAILS = ["context_mla", "generation_mla", "mla_bmm", *(f"{m}_{p}_module" for m in MODULES for p in ("context", "generation"))]
 ENGINES = ("trtllm", "vllm", "sglang")
 DONORS = {"ampere": (("ada", ""),), "ada": (("hopper", ""), ("ampere", "trtllm")), "hopper": (("blackwell", ""),)}
 """Families that a family alone of its kind would be priced with, and the engine whose kernels a donor has: the last wins."""
-CLOCKS = {"ampere": (1.41e9, 108), "ada": (2.52e9, 142), "hopper": (1.98e9, 132), "blackwell": (1.98e9, 148)}
-"""Boost clock and multiprocessors of the chips: A100, L40S, H100, B200 (datasheets; the last two from their fp32 peak)."""
-LATENCIES, THROUGHPUTS = ("t0", "tl", "kl"), ("tb", "tr", "tq", "ts", "token", "head")
+CHIPS = {"ampere": "a100-80-sxm", "ada": "l40s", "hopper": "h100-sxm", "blackwell": "b200-sxm"}
+"""The chip that stands for a family."""
 Errors = dict[tuple[str, str], np.ndarray]
 
 
@@ -47,16 +49,10 @@ def transferred(family: str) -> Store:
     for donor, engine in DONORS[family]:
         for (file, own), tables in list(store.tables.items()):
             if file == donor:
-                moved = {name: _at_clock(c, donor, family) for name, c in tables.items()}
+                there, here = catalog.chip(CHIPS[donor]), catalog.chip(CHIPS[family])
+                moved = {name: at_pace(c, there, here) for name, c in tables.items()}
                 store.tables.setdefault((family, engine or own), {}).update(moved)
     return store
-
-
-def _at_clock(c: Constants, donor: str, family: str) -> Constants:
-    """As many cycles on another chip; what all multiprocessors share also goes by their number."""
-    slower = CLOCKS[donor][0] / CLOCKS[family][0]
-    fewer = slower * CLOCKS[donor][1] / CLOCKS[family][1]
-    return {name: v * (slower if name in LATENCIES else fewer if name in THROUGHPUTS else 1.0) for name, v in c.items()}
 
 
 def without(folder: Path, family: str, system: str) -> Store:

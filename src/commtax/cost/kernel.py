@@ -14,7 +14,12 @@ from commtax.spec import DTYPE_BYTES, Engine, Model, Number, Plan, Quant, Worklo
 LOW_ARITHMETIC = ("fp8", "nvfp4")
 """Formats whose products quantise activations too, on chips that have the arithmetic; others only store weights small."""
 MXFP8_BLOCK = (1, 32)
-"""Values that share a scale of OCP's MXFP8."""
+"""Values that share a scale of OCP's MXFP8 …"""
+FP8_TILE = (128, 128)
+"""… and of DeepSeek's fp8, whose activations have one for each 128 columns of a row."""
+SINGLE = "single"
+"""What decode attention is called whose query heads each have keys of their own: some libraries run another kernel on it."""
+WIDE_BYTES = 2.0  # of an element of a cache that is not narrowed
 Attended = tuple[Number, Number, Number, int, Number, Number]
 """Shape of attention: batch, heads, KV heads, head size, length and past (see ``Kernel``)."""
 
@@ -54,6 +59,11 @@ class Kernel:
     place: Place = ""
     stage: Stage = ""
 
+    @property
+    def number_format(self) -> str:
+        """What a product multiplies in: its arithmetic, or the finer of two formats that share one (MXFP8 of fp8)."""
+        return self.stored or self.dtype
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -91,7 +101,8 @@ class Step:
         low = form == "prefill" and self.engine.kernels.prefill_fp8 and self.plan.kv_dtype == "fp8"
         product = (0, 0, 0, "fp8" if low else self.plan.activations_dtype, stored)
         runs = pick(np.asarray(tokens) > 0, count, 0)
-        return Kernel(f"{form} attention", form, runs, flops, nbytes, *product, *shape, part="attention", place=form)
+        single = SINGLE if form == "decode" and stored == WIDE_BYTES and np.all(shape[1] == shape[2]) else ""
+        return Kernel(f"{form} attention", form, runs, flops, nbytes, *product, *shape, stored=single, part="attention", place=form)
 
     def small(self, what: str, part: Part, place: Place, count: Number, elements: Number, fusable: bool = True) -> Kernel:
         """An element-wise kernel, which an engine may fuse with a neighbour."""
@@ -107,8 +118,8 @@ def _unlike(quant: Quant) -> str:
     """
     if quant.activations:
         return f"{quant.dtype}-{quant.activations}"
-    if quant.dtype == "fp8" and quant.block == MXFP8_BLOCK:
-        return "mxfp8"
+    if quant.dtype == "fp8" and quant.block in (MXFP8_BLOCK, FP8_TILE):
+        return "mxfp8" if quant.block == MXFP8_BLOCK else "fp8-block"
     if quant.dtype not in LOW_ARITHMETIC:
         return quant.dtype
     return "int4" if quant.dtype == "nvfp4" and quant.weight_only else ""

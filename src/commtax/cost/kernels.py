@@ -19,6 +19,7 @@ LIKE_FP8 = {"mxfp8": "MXFP8", **dict.fromkeys(("mxfp4-fp8", "int4-fp8"), "4-bit 
 STAND_INS = {
     "fp8-static": ("fp8",),
     "fp8": ("fp8-static",),
+    "fp8-block": ("fp8", "fp8-static"),
     "fp8-loaded": ("fp8-static", "fp8"),
     "mxfp8": ("fp8", "fp8-static"),
     "int8": ("fp8-static", "fp8"),
@@ -82,6 +83,8 @@ def table_of(kernel: Kernel, constants: KernelConstants) -> str:
     if kernel.stored and own in constants.tables:
         return own
     narrow = kernel.form == "decode" and kernel.weight_bytes == 1
+    if kernel.form == "decode" and not narrow and (sized := f"decode.{kernel.head_dim}") in constants.tables:
+        return sized  # heads that a kernel of their own serves
     kind = "fp8" if narrow else "bf16" if kernel.form in ANY_ARITHMETIC else kernel.dtype
     name = f"{kernel.form}.{kind}"
     return name if name in constants.tables else f"{kernel.form}.bf16"

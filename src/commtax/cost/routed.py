@@ -18,7 +18,7 @@ GATE, DOWN = "mlp.experts.gate_proj", "mlp.experts.down_proj"  # weights as chec
 def routed(s: Step, f: Experts, count: int) -> Iterator[Kernel]:
     """Kernels of the routed part of ``count`` layers on the busiest rank."""
     r = _sizes(s, f)
-    yield from _fused(s, r, count) if s.engine.kernels.fused_experts else _grouped(s, r, count)
+    yield from _fused(s, r, count) if s.engine.kernels.fused_experts else _grouped(s, r, count, f.bias)
 
 
 def _sizes(s: Step, f: Experts) -> Routed:
@@ -45,14 +45,22 @@ def _fused(s: Step, r: Routed, count: int) -> Iterator[Kernel]:
     yield replace(products, count=count, part="experts", place="gate")
 
 
-def _grouped(s: Step, r: Routed, count: int) -> Iterator[Kernel]:
+def _grouped(s: Step, r: Routed, count: int, biased: bool) -> Iterator[Kernel]:
     """Plain products, as one whose matrix is the experts that some token chose, with small kernels around them."""
     each, both, runs = r.copies / np.maximum(1e-9, r.active), r.up * r.inner, s.engine.kernels
     up = s.gemm("experts gate and up", "experts", "gate", count, each, both * r.active, r.hidden, GATE)
     yield replace(up, grouped=True)
     # Tokens are read and written once; a copy is written, read by the activation, written and read back.
-    moved = 2 * r.tokens * r.hidden + r.copies * (2 * r.hidden + both + r.inner)
-    moved = moved + runs.routing_passes * (r.copies + r.elsewhere) * r.hidden
+    own, sends = r.tokens, s.engine.sends
+    passed = r.copies + r.elsewhere
+    if (
+        sends.experts_keep_tp or sends.experts_whole
+    ):  # exchanged by all-to-all: a rank sees its own tokens and those for its experts
+        own, passed = r.tokens / s.plan.ep, r.copies
+    moved = 2 * own * r.hidden + r.copies * (2 * r.hidden + both + r.inner)
+    moved = moved + runs.routing_passes * passed * r.hidden
+    if biased:
+        moved = moved + runs.biased_passes * r.copies * both
     launches, what = runs.routing_launches, "routing, permutation and activation"
     yield s.small(what, "routing", "routing", launches * count, moved / launches, fusable=False)
     down = s.gemm("experts down", "experts", "down", count, each, r.hidden * r.active, r.inner, DOWN)

@@ -14,7 +14,16 @@ from commtax.cost.quantised import formats
 from commtax.cost.schedules import SCHEDULES
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, Quant
 
-SCALES = {"mxfp4": ((1, 32), 1.0), "nvfp4": ((1, 16), 1.0), "fp4": ((1, 32), 1.0), "int4": ((1, 128), 2.0)}
+ROWWISE = "fp8-rowwise"
+"""fp8 with a scale a row of either factor (torchao's recipe), which is cast anew for each of the three products."""
+SCALES: dict[str, tuple[tuple[int, int], float]] = {
+    ROWWISE: ((1, 0), 4.0),
+    "mxfp8": ((1, 32), 1.0),
+    "mxfp4": ((1, 32), 1.0),
+    "nvfp4": ((1, 16), 1.0),
+    "fp4": ((1, 32), 1.0),
+    "int4": ((1, 128), 2.0),
+}
 """Values that share a scale, and its bytes: OCP Microscaling formats 1.0, NVFP4, GPTQ and AWQ groups; others one fp32 a tensor."""
 
 
@@ -71,7 +80,8 @@ def quantisation(model: Model, plan: Plan) -> Quant | None:
         return None
     if model.quant and any(q.dtype == plan.weights_dtype for q in model.quant.formats):
         return model.quant
-    return Quant(plan.weights_dtype, plan.weights_dtype, *SCALES.get(plan.weights_dtype, ((0, 0), 4.0)))
+    stored = "fp8" if plan.weights_dtype in (ROWWISE, "mxfp8") else plan.weights_dtype
+    return Quant(plan.weights_dtype, stored, *SCALES.get(plan.weights_dtype, ((0, 0), 4.0)))
 
 
 def _quantised_bytes(tensor: Tensor, quant: Quant) -> float:

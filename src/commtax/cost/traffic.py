@@ -24,7 +24,7 @@ NORM_BYTES = 2 * SUM_BYTES  # of a row: the sums of squares of query and key
 FP8_SCALE_GROUP = 128  # one fp32 scale travels with each 128 fp8 values
 NVFP4_SCALE_GROUP = 16
 WIDE = 4  # from this tp on an engine may capture larger graphs
-AG_RS, DEEPEP_LL = "allgather_reducescatter", "deepep_low_latency"
+AG_RS, DEEPEP_LL, DEEPEP = "allgather_reducescatter", "deepep_low_latency", "deepep"
 
 
 def largest_graph(tp: Number, engine: Engine) -> Number:

@@ -1,25 +1,29 @@
 """Attention of grouped-query heads over a cache of keys and values."""
 
+import math
+
 import numpy as np
 
 from commtax.cost.forms.form import TINY, Form, Parts, Table
 from commtax.cost.kernel import Kernel
 
 HEAD_DIM, HEAD_OFFSET = 128.0, 150.0
+HEAD_SIZES = {size: math.log2(size) for size in (64, 128, 192, 256, 512)}
+"""Head sizes that a constant may be given at, and their logarithms: beyond 64, 128 and 256 where another kernel serves them."""
 
 
 def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """One new token a sequence over its cached keys: bytes of the cache, blocks in turn, and the loop over the length.
 
     t = t0 + [ memory^p + blocks^p + serial^p + compute^p ]^(1/p) seconds, with blocks = tc batch kv_heads (d + 150)/278 and
-    serial = kl ln(1 + length/kc) + tb ln(batch). Fitted on measured kernels (``catalog/kernels``).
+    serial = kl ln(1 + length/kc) + kb ln(batch). Fitted on measured kernels (``catalog/kernels``).
     """
     moved = k.nbytes + k.batch * k.heads * k.head_dim * 4.0
     memory = moved / (_by_head_dim(k.head_dim, c, "eb") * bandwidth_Bps)
     blocks = c["tc"] * k.batch * k.kv_heads * ((k.head_dim + HEAD_OFFSET) / (HEAD_DIM + HEAD_OFFSET))
     serial = c["kl"] * np.log1p(k.length / c["kc"])
-    if "tb" in c:  # batched products of one query each: the more of them, the slower a launch
-        serial = serial + c["tb"] * np.log(np.maximum(1, k.batch))
+    if "kb" in c:  # batched products of one query each: the more of them, the slower a launch
+        serial = serial + c["kb"] * np.log(np.maximum(1, k.batch))
     compute = k.flops / flops_per_s
     p = c["p"]
     return c["t0"], (memory**p + blocks**p + serial**p + compute**p + TINY) ** (1 / p)
@@ -28,19 +32,25 @@ def decode_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: flo
 def prefill_attention(k: Kernel, c: Table, bandwidth_Bps: float, flops_per_s: float) -> Parts:
     """Causal attention of whole prompts: arithmetic at the head size's rate, memory, and the longest single block.
 
-    t = t0 + [ (compute + memory)^p + longest^p ]^(1/p) seconds, with longest = tl (new + past) (d + 128)/256. Fitted on
+    t = t0 + [ (compute + moved)^p + longest^p ]^(1/p) seconds, with longest = tl (new + past) (d + 128)/256. Queries, keys and
+    outputs pass through the multiprocessors at ``tm`` seconds a byte, or at what memory attains where that is slower: A100's
+    758 GB/s are a third of its memory, and on L40S, with 2.3 times the cycles, the same kernels fill its 864 GB/s. Fitted on
     measured kernels (``catalog/kernels``).
     """
     edges = k.batch * k.length * c["c0"] * k.heads * 4.0 * k.head_dim  # tiles at the diagonal compute more than half
-    work = (k.flops + edges) / (_by_head_dim(k.head_dim, c, "ep") * flops_per_s) + k.nbytes / (c["eb"] * bandwidth_Bps)
+    byte_s = max(1 / (c["eb"] * bandwidth_Bps), c.get("tm", 0.0))
+    work = (k.flops + edges) / (_by_head_dim(k.head_dim, c, "ep") * flops_per_s) + k.nbytes * byte_s
     longest = c["tl"] * (k.length + k.past) * (k.head_dim + HEAD_DIM) / (2 * HEAD_DIM)
     p = c["p"]
     return c["t0"], (work**p + longest**p + TINY) ** (1 / p)
 
 
 def _by_head_dim(head_dim: int, c: Table, name: str) -> float:
-    """A constant given at head sizes 64, 128 and 256: linear in the logarithm between, flat outside."""
-    return float(np.interp(np.log2(head_dim), (6.0, 7.0, 8.0), (c[f"{name}64"], c[f"{name}128"], c[f"{name}256"])))
+    """A constant given at some head sizes: linear in the logarithm between, flat outside."""
+    if (given := c.get(f"{name}{head_dim}")) is not None:
+        return given
+    known = {at: c[key] for size, at in HEAD_SIZES.items() if (key := f"{name}{size}") in c}
+    return float(np.interp(math.log2(head_dim), list(known), list(known.values())))
 
 
 FORMS: dict[str, Form] = {"decode": decode_attention, "prefill": prefill_attention}

@@ -10,8 +10,9 @@ from commtax.cost.kernel import Kernel
 from commtax.spec import Number
 
 MODULES = tuple(f"{kind}-{phase}" for kind in ("mla", "dsa", "msa", "csa", "hca") for phase in ("context", "generation"))
-LAUNCHED = (*MODULES, "dsa-dense", "dsa-skip")
-"""Modules whose launches differ: with few tokens nothing is selected, and some layers take over another's selection."""
+LAUNCHED = (*MODULES, "dsa-dense", "dsa-skip", "gemm")
+"""Modules whose launches differ: with few tokens nothing is selected, and some layers take over another's selection; products
+that a table times with their launch."""
 
 
 @dataclass(frozen=True, slots=True)

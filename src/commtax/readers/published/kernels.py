@@ -8,14 +8,25 @@ import numpy as np
 
 from commtax import catalog
 from commtax.readers.published.kernel_kinds import KINDS
-from commtax.readers.published.kernel_kinds.kind import DTYPES, Array, KernelKind, Sizes
-from commtax.readers.published.rows import Row, chip_named, even_hash
+from commtax.readers.published.kernel_kinds.kind import Array, KernelKind, Sizes
+from commtax.readers.published.rows import Row, even_hash
+from commtax.readers.published.spellings import chip_named, dtype_named, engine_named
 from commtax.spec import DTYPE_BYTES, Chip
 
 TIMES = {"latency_ms": 1e-3, "latency_us": 1e-6}
 """Columns of measured times, and their unit in seconds."""
-FITTED = ("a100-80-sxm", "h100-sxm", "l40s", "b200-sxm", "b300-sxm", "gb200", "arc-pro-b60")
-"""Chips whose tables decided constants."""
+SYSTEMS = ("system", "gpu", "device", "chip", "gpu_type", "hardware")
+"""Columns that name a row's chip."""
+FITTED = {
+    "a100-80-sxm": "a100_sxm",
+    "h100-sxm": "h100_sxm",
+    "l40s": "l40s",
+    "b200-sxm": "b200_sxm",
+    "b300-sxm": "b300_sxm",
+    "gb200": "gb200",
+    "arc-pro-b60": "b60",
+}
+"""Chips whose tables decided constants, and what those called them: a row is the same in a file of another name."""
 Texts = Mapping[str, Array]
 
 
@@ -55,8 +66,9 @@ class KernelTable:
         if self.chip is None or self.chip.key not in FITTED:
             return np.zeros(self.count, dtype=bool)
         keys = zip(*(self.column(c) for c in self.kind.asked), strict=True)
-        named = f"{self.system}|{self.kind.name.removesuffix('-attention')}"
-        return np.fromiter((even_hash(f"{named}|{'|'.join(key)}") for key in keys), dtype=bool)
+        named = f"{FITTED[self.chip.key]}|{self.kind.name.removesuffix('-attention')}"
+        even = np.fromiter((even_hash(f"{named}|{'|'.join(key)}") for key in keys), dtype=bool, count=self.count)
+        return even if self.kind.decides is None else even & self.kind.decides(self.sizes)
 
     def groups(self) -> Iterator[tuple[dict[str, str], Array]]:
         """Rows of one engine, number format and whatever else their kind must have alike: their kernels differ in sizes only."""
@@ -70,7 +82,7 @@ class KernelTable:
 
     def bound(self) -> Array:
         """What bounds are cut by."""
-        each = np.array([DTYPE_BYTES.get(DTYPES.get(name, name), 2.0) for name in self.stored])
+        each = np.array([DTYPE_BYTES.get(dtype_named(name) or name, 2.0) for name in self.stored])
         return self.kind.bound({**self.sizes, "stored_bytes": each})
 
     def hints(self) -> Array:
@@ -98,25 +110,66 @@ class Shape:
 
 def kind_of(name: str) -> KernelKind | None:
     """The kind of kernel that a file of this name holds: ``h100_sxm_gemm.csv.gz`` holds products. The longest ending tells."""
-    stem = name.removesuffix(".gz").removesuffix(".csv")
-    tail = max((tail for tail in KINDS if stem.endswith(f"_{tail}")), key=len, default="")
+    stem = _stem(name)
+    tail = max((tail for tail in KINDS if f"_{stem}".endswith(f"_{tail}")), key=len, default="")
     return KINDS.get(tail)
 
 
+def _stem(name: str) -> str:
+    """A file's name without folder, endings, and what collectors append."""
+    last = name.rpartition("/")[2].partition(".csv")[0].partition(".txt")[0]
+    return last.lower().replace("-", "_").removesuffix("_perf")
+
+
+def is_kernel_table(name: str, header: Sequence[str]) -> bool:
+    """Whether a file has times of kernels, by its columns; which kernels they are, its name or its columns tell."""
+    return bool(_times(header)) and _kind(name, header) is not None
+
+
+def _kind(name: str, header: Sequence[str]) -> KernelKind | None:
+    """The kind that a file's name tells where it has a time and any size of it; else the only one whose columns are all there."""
+    named, columns = kind_of(name), set(header)
+    if named and columns & set(named.needed):
+        return named
+    told = {kind.tail: kind for kind in KINDS.values() if columns.issuperset(_own_columns(kind))}
+    alike = [kind for kind in told.values() if len(_own_columns(kind)) == max(len(_own_columns(k)) for k in told.values())]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _own_columns(kind: KernelKind) -> set[str]:
+    """What tells a kind's tables from others': sizes, number formats, times."""
+    return {*kind.needed, *kind.from_zero, *kind.alike, kind.dtype, kind.stored, *kind.times_us} - {
+        "",
+        "window_size",
+        "kernel_source",
+        "version",
+    }
+
+
+def _times(header: Sequence[str], kind: KernelKind | None = None) -> dict[str, float]:
+    """Columns whose sum is a row's time, and their unit in seconds."""
+    parts = [one.times_us for one in ((kind,) if kind else KINDS.values()) if one.times_us and set(one.times_us) <= set(header)]
+    whole = {c: unit for c, unit in TIMES.items() if c in header}
+    return dict.fromkeys(parts[0], 1e-6) if parts else dict(list(whole.items())[:1])
+
+
 def read(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> KernelTable:
-    """The rows of one file under the columns of the larger tables."""
-    kind = kind_of(name)
+    """The rows of one file under the columns of the larger tables. Its name tells the chip, and the engine where no column does."""
+    kind = _kind(name, header) or kind_of(name)
     assert kind is not None, name
-    system = name.rpartition(f"_{kind.tail}")[0]
-    times = dict.fromkeys(kind.times_us, 1e-6) or {c: unit for c, unit in TIMES.items() if c in header} or {"latency_ms": 1e-3}
+    stem = _stem(name)
+    system = stem.removesuffix(kind.tail).rstrip("_") or name.rpartition("/")[0]
+    times = _times(header, kind) or {"latency_ms": 1e-3}
     missing = [c for c in (*kind.needed, *times) if c not in header]
-    chip = chip_named(system)
+    chip = chip_named(system) or chip_named(name)
     if rows and (missing or not chip):
         wrong = f"column {missing[0]} is missing" if missing else f"chip '{system}' is not in the catalogue"
         return KernelTable(kind, system, len(rows), wrong=wrong)
     if not rows:
         return KernelTable(kind, system, 0)
     text = {column: np.array([row[i] for row in rows], dtype=object) for i, column in enumerate(header)}
+    if "framework" not in text and (engine := engine_named(name)):
+        text["framework"] = np.full(len(rows), engine, dtype=object)
     names = (*kind.needed, *kind.from_zero)
     sizes = {c: _numbers(text[c], c in kind.from_zero) if c in text else np.zeros(len(rows)) for c in names}
     known = catalog.chip(chip)
@@ -138,6 +191,19 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return float("nan")
+
+
+def of_file(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[tuple[list[int], KernelTable]]:
+    """A file's rows with their places: of one chip as its name tells, or of each chip that a column names."""
+    where = next((header.index(column) for column in SYSTEMS if column in header), None)
+    kind = _kind(name, header)
+    if kind is None or where is None or not all(row[where].strip() for row in rows):
+        yield list(range(len(rows))), read(name, header, rows)
+        return
+    for system in dict.fromkeys(row[where] for row in rows):
+        index = [i for i, row in enumerate(rows) if row[where] == system]
+        told = system.replace("/", " ").replace(".", " ")
+        yield index, read(f"{told}_{kind.tail}", header, [rows[i] for i in index])
 
 
 def of_several(rows: Sequence[Row]) -> Iterator[tuple[list[int], KernelTable]]:

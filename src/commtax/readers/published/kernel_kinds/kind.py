@@ -14,20 +14,6 @@ Words = Mapping[str, str]
 Make = Callable[[Words, Sizes], Sequence[Kernel]]
 """Rows of one group as the kernels that their time is the sum of, with arrays for sizes."""
 
-DTYPES = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "fp8_block": "fp8",
-    "fp8_static": "fp8",
-    "fp8_e4m3": "fp8",
-    "int8_wo": "int8",
-    "int4_wo": "int4",
-    "sq": "int8",
-    "w4a16_mxfp4": "mxfp4",
-    "w4a8_mxfp4_mxfp8": "mxfp4",
-    "w4afp8": "int4",
-}
-"""Number formats as the tables write them; others are written as here."""
 OUT_BYTES = 2.0  # an element of what products and attention write, and of queries: bf16
 
 
@@ -48,6 +34,7 @@ class KernelKind:
     from_zero: tuple[str, ...] = ()
     alike: tuple[str, ...] = ()
     hashed: tuple[str, ...] = ()  # columns that say whether a row was fitted; (): engine, formats and all sizes
+    decides: Callable[[Sizes], Array] | None = None  # rows whose sizes constants are fitted on; None: all
     hint: Callable[[Sizes, Any], Array] | None = None  # what is known to be hard, from sizes and chip
     times_us: tuple[str, ...] = ()  # columns that a row's time is the sum of; (): its one latency
     in_step: bool = False  # kernels as a step runs them, one after another, and not each timed by itself

@@ -5,11 +5,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from commtax.cost.kernel import Kernel
+from commtax.cost.kernel import SINGLE, WIDE_BYTES, Kernel
 from commtax.readers.published.kernel_kinds.kind import OUT_BYTES, Array, KernelKind, Sizes, Words
 from commtax.spec import DTYPE_BYTES, Chip, Number
 
+WIDE = 512  # products of fewer columns or a shorter sum decide no constants
 NVFP4_SCALE_BYTES = 1 / 16  # of a weight: a byte of scale for 16 of them
+LAUNCHED = {
+    "CutlassFp8BlockScaledMMKernel": "cutlass",
+    "DeepGemmFp8BlockScaledMMKernel": "deepgemm",
+    "FlashInferFp8BlockScaledMMKernel": "flashinfer",
+    "TritonFp8BlockScaledMMKernel": "triton",
+}
+"""vLLM's kernels of fp8 in tiles, which tables time without a graph: quantisation and product are launched from Python, and up to
+some 10^10 FLOPs take as long as that does. A step runs them in a graph and never pays it."""
+SCALES_ALIGNED = 4  # rows whose scales DeepGEMM takes as they are; others are laid out anew first
 
 
 def _products(words: Words, x: Sizes) -> Sequence[Kernel]:
@@ -19,7 +29,17 @@ def _products(words: Words, x: Sizes) -> Sequence[Kernel]:
     size = DTYPE_BYTES[stored] + (NVFP4_SCALE_BYTES if stored == "nvfp4" else 0)
     plain = product(x["m"], x["n"], x["k"], dtype, size, size if dtype == "fp8" else OUT_BYTES)
     kept = "fp8-block" if words["written"] == "fp8_block" else stored if dtype != stored else ""
-    return [replace(plain, stored=kept)]
+    return [replace(plain, stored=kept), *_launches(words.get("kernel_source", ""), x)]
+
+
+def _launches(source: str, x: Sizes) -> Sequence[Kernel]:
+    """The host's time for a product that no graph holds, where a table has it."""
+    kernel = LAUNCHED.get(source, "")
+    if not kernel:
+        return []
+    launched = Kernel("launches", "gemm-eager", 1, 0.0, 0.0, stored=kernel)
+    again = np.where(x["m"] % SCALES_ALIGNED, 1.0, 0.0) if kernel == "deepgemm" else 0.0
+    return [launched, replace(launched, what="scales laid out anew", count=again, stored="scales")]
 
 
 def product(m: Number, n: Number, k: Number, dtype: str, stored: float, act: float, *, static_scales: bool = False) -> Kernel:
@@ -38,6 +58,10 @@ def _windowed(x: Sizes, chip: Chip) -> Array:  # noqa: ARG001
     return np.where(x["window_size"] > 0, "a window of attention", "").astype(object)
 
 
+def _unlimited(x: Sizes) -> Array:
+    return x["window_size"] == 0
+
+
 def _prefill(words: Words, x: Sizes) -> Sequence[Kernel]:
     """Prompts; those over a narrow cache run other kernels, in bf16 or in the cache's own arithmetic."""
     stored = "fp8-attention" if words["dtype"] == "fp8" else "fp8-kv" if words["stored"] == "fp8" else ""
@@ -45,7 +69,12 @@ def _prefill(words: Words, x: Sizes) -> Sequence[Kernel]:
 
 
 def _decode(words: Words, x: Sizes) -> Sequence[Kernel]:
-    return [attention("decode", x, words["dtype"], DTYPE_BYTES[words["stored"]])]
+    """Decode attention, of which rows with keys for each query head may run a kernel of their own."""
+    stored = DTYPE_BYTES[words["stored"]]
+    plain, single = attention("decode", x, words["dtype"], stored), x["num_heads"] == x["num_key_value_heads"]
+    if stored != WIDE_BYTES or not np.any(single):
+        return [plain]
+    return [replace(plain, count=np.where(single, 0, 1)), replace(plain, count=np.where(single, 1, 0), stored=SINGLE)]
 
 
 def attention(form: str, x: Sizes, dtype: str, stored: float) -> Kernel:
@@ -88,7 +117,16 @@ _PRODUCT = ("m", "n", "k")
 _PREFILL, _DECODE = ("batch_size", "isl", *_HEADS), ("batch_size", "step", *_HEADS)
 KINDS = (
     KernelKind(
-        "gemm", "gemm", ("m", "n", "k"), _products, lambda x: x["m"], "gemm_dtype", hashed=("gemm_dtype", "m", "n", "k"), hint=_kept
+        "gemm",
+        "gemm",
+        _PRODUCT,
+        _products,
+        lambda x: x["m"],
+        "gemm_dtype",
+        alike=("kernel_source",),
+        hashed=("gemm_dtype", *_PRODUCT),
+        decides=lambda x: (x["n"] >= WIDE) & (x["k"] >= WIDE),
+        hint=_kept,
     ),
     KernelKind(
         "context_attention",
@@ -101,6 +139,7 @@ KINDS = (
         from_zero=_SEEN,
         alike=_ALIKE,
         hashed=("attn_dtype", *_PREFILL),
+        decides=_unlimited,
         hint=_windowed,
     ),
     KernelKind(
@@ -114,6 +153,7 @@ KINDS = (
         from_zero=_SEEN,
         alike=_ALIKE,
         hashed=("kv_cache_dtype", *_DECODE),
+        decides=_unlimited,
         hint=_windowed,
     ),
 )

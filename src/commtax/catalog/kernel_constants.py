@@ -1,0 +1,197 @@
+"""Constants of kernels for one chip: its family's, its own and its engine's; of others what was measured, at this chip's pace.
+
+A form charges bytes at the chip's bandwidth and arithmetic at its peak, so the attained shares (``eb``, ``ep``) move from chip to
+chip as they are. Constants that are seconds don't: a launch or a loop takes as many cycles elsewhere, and what all
+multiprocessors share also goes by their number. Left out whole (``benchmarks/left_out.py``), A100's decode attention is 18 % off
+with such a pace and 34 % without.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+
+from commtax.catalog.hardware import chip as chip_of
+from commtax.catalog.loader import Table, stems, table
+from commtax.files import table as data
+from commtax.spec import Chip, Engine, KernelConstants
+from commtax.statement import Source
+
+BY_DEFINITION = Source("by definition")
+CALIBRATED = Source("calibrated")
+PLAIN = ("gemm", "decode", "prefill", "small", "elementwise", "step", "train")
+"""Forms whose constants a chip's label is about."""
+STREAMS = ("conv", "gdn", "kda", "ssd", "mhc", "scales", "quantise", "encoder")
+"""What forms of linear attention and other streams begin with."""
+NO_FORMS = ("key", "like", "paced_as", "measured_on", "fitted_on", "sisters", "transferred", "engine", "timed", "sources")
+LATENCIES = ("t0", "te", "tl", "kl", "kb")
+"""Seconds that are cycles: of a launch, an expert's bookkeeping, a turn of a loop."""
+SHARED = ("tb", "tc", "tm", "tq", "tr", "ts", "token", "head")
+"""Seconds that are cycles of all multiprocessors together: of a block, a byte, a row, a token."""
+OF_THE_HOST = re.compile(r"exchange|.*-eager\.")
+"""Tables whose times are a host's or a link's, whatever the chip's clock."""
+ROUNDING = 0.01
+"""Datasheets round peaks: clocks that they imply are equal within this."""
+LEFT_OUT: dict[str, dict[str, dict[str, float]]] = data("catalog/left_out.toml")
+"""How far kernels are off on chips that nothing was fitted on."""
+Tables = dict[str, Mapping[str, float]]
+Pace = tuple[float, int]
+"""Clock in Hz and multiprocessors; 0: not known."""
+Ratio = tuple[float, float]
+"""How many times longer a cycle is, and a cycle of all multiprocessors together."""
+
+
+def kernel_constants(engine: Engine, chip: Chip, timed: bool = False) -> KernelConstants:
+    """Kernel constants of the chip's family, or the generic ones; ``textbook`` runs every kernel at the datasheet's rate.
+
+    ``timed``: of kernels as an engine calls them one at a time, quantising what they take and without its tuner, instead of
+    those of a step.
+    """
+    return _kernel_constants(engine.key, chip.key, chip.family, _pace(chip), timed)
+
+
+@lru_cache(maxsize=256)
+def _kernel_constants(engine: str, chip: str, wanted: str, pace: Pace, timed: bool) -> KernelConstants:
+    if engine == "textbook":
+        return KernelConstants("roofline", BY_DEFINITION, _tables(table("kernels", "roofline")))
+    family = wanted if wanted in stems("kernels") else "generic"
+    layers = _layers(family, chip)
+    others = _other_forms(layers[0], engine, pace)
+    tables = others
+    for layer in layers:  # a chip of its own corrects its family, an engine's own kernels either
+        ratio = _slower(layer, chip, pace)
+        of_engine = (layer.get(kind, {}).get(engine, {}) for kind in ("engine", "timed"))
+        usual, own, alone = (_paced(_tables(part), ratio) for part in (layer, *of_engine))
+        tables = _with_own(tables | usual, own) | (alone if timed else {})
+    elsewhere = Source("assumed", f"assumed: transferred from other chips, not measured on {wanted} ones", f"kernels of {wanted}")
+    assumed = {name: elsewhere for name, c in others.items() if tables.get(name) is c}
+    tables |= {name: _wide(name, tables[name]) for name in (tables if family == "generic" else assumed)}
+    return KernelConstants(family, _kernel_label(wanted, chip, engine, layers), tables, _moved(chip, layers, tables) | assumed)
+
+
+def _wide(name: str, c: Mapping[str, float]) -> Mapping[str, float]:
+    """Constants of other families, as far off as they were where whole families were left out."""
+    form, _, kind = name.partition(".")
+    first = form.partition("-")[0]  # latent-decode: of latent attention; experts_triton: of experts
+    kin = (name, f"{form.partition('_')[0]}.{kind}", "streams" if first in STREAMS else first)
+    known = next((found for one in kin if (found := LEFT_OUT["unmeasured"].get(one))), None)
+    return {**c, "sigma": max(c.get("sigma", 0.0), known["sigma"])} if known else c
+
+
+def _pace(chip: Chip) -> Pace:
+    return chip.clock_Hz, chip.num_sms
+
+
+def _slower(layer: Table, chip: str, pace: Pace) -> Ratio:
+    """How many times longer a cycle is on a chip than where a file's constants were fitted, and a cycle of all multiprocessors.
+
+    1 on the chips that were fitted, on those of one clock and number, and where a datasheet tells neither.
+    """
+    measured: list[str] = layer.get("measured_on", [])
+    home = layer.get("paced_as") or next(iter(measured), "")
+    if not home or chip in (home, *measured, *layer.get("fitted_on", ()), *_sisters()):
+        return 1.0, 1.0
+    return _ratio(_pace(chip_of(home)), pace)
+
+
+def _ratio(there: Pace, here: Pace) -> Ratio:
+    cycle = there[0] / here[0] if there[0] and here[0] else 1.0
+    cycle = cycle if abs(cycle - 1) > ROUNDING else 1.0
+    return cycle, cycle * (there[1] / here[1] if there[1] and here[1] else 1.0)
+
+
+def reference() -> Chip:
+    """The chip at whose pace the generic constants are."""
+    return chip_of(table("kernels", "generic")["paced_as"])
+
+
+def at_pace(constants: Mapping[str, float], home: Chip, chip: Chip) -> dict[str, float]:
+    """Constants of one table that were fitted on a chip, on another one."""
+    return dict(_at(constants, _ratio(_pace(home), _pace(chip))))
+
+
+@lru_cache(maxsize=1)
+def _sisters() -> tuple[str, ...]:
+    """Chips that have the same multiprocessors as one that was measured: GB200's datasheet has a faster clock than B200's, its
+    kernels don't."""
+    return tuple(sister for name in stems("kernels") for sister in table("kernels", name).get("sisters", ()))
+
+
+def _paced(tables: Tables, ratio: Ratio) -> Tables:
+    """Tables with their seconds at another chip's pace."""
+    return {name: c if OF_THE_HOST.match(name) else _at(c, ratio) for name, c in tables.items()}
+
+
+def _at(c: Mapping[str, float], ratio: Ratio) -> Mapping[str, float]:
+    """The same object where nothing moves."""
+    if ratio == (1.0, 1.0):
+        return c
+    by_name = dict.fromkeys(LATENCIES, ratio[0]) | dict.fromkeys(SHARED, ratio[1])
+    return {key: value * by_name.get(key, 1.0) for key, value in c.items()}
+
+
+def _layers(family: str, chip: str) -> list[Table]:
+    """Files of constants, each correcting those before it: of the family that a family is like, its own, and the chip's."""
+    own = table("kernels", family)
+    alike = [table("kernels", own["like"])] if "like" in own else []
+    return [*alike, own, *_of_chip(chip)]
+
+
+def _kernel_label(wanted: str, chip: str, engine: str, layers: list[Table]) -> Source:
+    """Calibrated on a chip that was measured; on others of its family the constants are transferred to the chip's datasheet."""
+    home = layers[0]["measured_on"]
+    if chip in home or (layers[-1]["key"] == chip != wanted and _has_products(layers[-1], layers[0], engine)):
+        return CALIBRATED
+    if not home:
+        return Source("assumed", f"assumed: no kernels were measured on {wanted} chips", f"kernels of {wanted}")
+    return _transferred(layers[0]["key"], home, chip)
+
+
+def _has_products(own: Table, family: Table, engine: str) -> bool:
+    """Whether a chip's file has matrix products, of every engine or of this one, or its family's were tested there."""
+    return "gemm" in own or "gemm" in own.get("engine", {}).get(engine, {}) or own["key"] in family.get("fitted_on", ())
+
+
+def _transferred(family: str, home: list[str], chip: str) -> Source:
+    from_where = f"transferred from {family} kernels measured on {', '.join(home[:-1])}{' and ' * (len(home) > 1)}{home[-1]}"
+    return Source("transferred", f"{from_where}, at the datasheet of {chip}", f"kernels of {chip}")
+
+
+def _moved(chip: str, layers: list[Table], tables: Mapping[str, Mapping[str, float]]) -> dict[str, Source]:
+    """Tables of a chip that has some constants of its own, but of these kinds its family's, which were fitted elsewhere.
+
+    ``fitted_on``: the chips of a family whose tables decided forms beyond products and plain attention.
+    """
+    home: list[str] = layers[0].get("fitted_on") or layers[0]["measured_on"]
+    if chip in home or not home:
+        return {}
+    own = {name for layer in layers if layer["key"] == chip for name in _tables(layer)}
+    names = (name for name in tables if name.partition(".")[0] not in PLAIN and name not in own)
+    return dict.fromkeys(names, _transferred(layers[0]["key"], home, chip))
+
+
+@lru_cache(maxsize=256)
+def _of_chip(chip: str) -> list[Table]:
+    """Constants of one chip, or of a sister that has the same multiprocessors."""
+    files = [table("kernels", name) for name in stems("kernels") if name not in ("generic", "roofline")]
+    return [layer for layer in files if chip == layer["key"] or chip in layer.get("sisters", ())]
+
+
+def _other_forms(family: Table, engine: str, pace: Pace) -> Tables:
+    """Constants of other chips for the forms that nobody measured on this family."""
+    other = table("kernels", "generic")
+    tables = _tables(other) | _tables(other.get("engine", {}).get(engine, {}))
+    known = {form.partition("_")[0] for form in family}  # experts_triton: an implementation of the form experts
+    unknown = {name: c for name, c in tables.items() if re.split(r"[._]", name)[0] not in known}
+    return _paced(unknown, _slower(other, "", pace))
+
+
+def _with_own(tables: Tables, own: Tables) -> Tables:
+    """Tables with an engine's own in their place; an engine with attention of its own runs no other's for other number formats."""
+    forms = tuple(f"{form}." for form in ("decode", "prefill") if f"{form}.bf16" in own)
+    return {name: c for name, c in tables.items() if not name.startswith(forms)} | own
+
+
+def _tables(layer: Table) -> Tables:
+    """Tables by form and dtype; what else stands in a file is no table of constants."""
+    forms = (form for form in layer if form not in NO_FORMS)
+    return {f"{form}.{dtype}": c for form in forms for dtype, c in layer[form].items()}
