@@ -86,6 +86,18 @@ def test_what_a_vllm_command_says():
     assert set(found.unread) == {"NCCL_P2P_DISABLE=1", "--foo-bar 3", "-O3", "--all2all-backend pplx"}
 
 
+@pytest.mark.parametrize("before", ["{}={} ", "export {}={}\n"])
+def test_a_variable_switches_quick_reduce_on(before):
+    """… as vLLM on ROCm is told; a written command says it again, and without custom all-reduces there is none."""
+    name = "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION"
+    found = parse(before.format(name, "INT4") + f"{VLLM} -tp 8")
+    assert (found.options["library"], found.unread) == ("quickreduce-int4", ())
+    assert "library" not in parse(before.format(name, "NONE") + f"{VLLM} -tp 8").options
+    assert parse(before.format(name, "FP") + f"{VLLM} -tp 8 --disable-custom-all-reduce").options["library"] == "nccl"
+    again = run("bill", "llama-3.1-8b", "--cluster", "8xmi300x", "-tp", "8", "--library", "quickreduce-int4", "--emit", "vllm")
+    assert f"{name}=INT4 vllm serve" in again.stdout
+
+
 def test_the_image_tells_the_version():
     found = parse("docker run --gpus all vllm/vllm-openai:v0.11.0 --model mistralai/Mistral-7B-v0.1 --tensor-parallel-size 2")
     assert (found.engine, found.version, found.options.get("tp")) == ("vllm", "0.11.0", 2)
@@ -278,7 +290,10 @@ def test_training_reads_back_too(key, tp, pp, cp, dp, recompute, split, chunks):
         2 * 2 * pp * dp,
         2048,
     )
-    assert (found.options.get("chunks") or 1, found.options.get("async_axes")) == (chunks if interleaved else 1, "dp,cp")
+    assert (found.options.get("chunks") or 1, found.options.get("async_axes")) == (
+        chunks if interleaved else 1,
+        "dp,cp,pp" if interleaved else "dp,cp",
+    )
     sharded = Plan(tp=tp, pp=pp, cp=cp, dp=dp, recompute=recompute, zero=3, microbatches=2 * pp)
     titan = parse(launched(model, sharded, "torchrun", cluster, micro_batch=2, context=2048))
     assert titan.axes == found.axes

@@ -96,12 +96,15 @@ def test_full_recomputation_is_exactly_one_more_forward(model, engine, seq):
         return sum(float(x.flops * x.item.count) for x in b.items if x.kind == "compute" and x.item.op.endswith(part))
 
     head = sum(float(x.flops * x.item.count) for x in full.items if x.item.what == "head")
-    assert flops(full, "recompute") == flops(full, "forward") - head, "all layers, not the head"
+    ends = [x for x in full.items if x.item.part == "feed-forward" and x.item.place == "down" and x.item.stage == "forward"]
+    last = sum(float(x.flops * x.item.count) for x in ends) if engine == "fsdp" else 0.0
+    assert flops(full, "recompute") == pytest.approx(flops(full, "forward") - head - last), "all layers as far as gradients need"
     assert flops(plain, "recompute") == 0
     assert flops(full, "backward") == flops(plain, "backward")
     assert float(plain.mfu) == pytest.approx(float(plain.hfu))
     layers, ends = forward_flops(catalog.model(model), seq, False)
-    assert float(full.hfu / full.mfu) == pytest.approx(1 + layers / (3 * (layers + ends)), rel=1e-9)
+    again = layers - last / (seq * plain.question.step.micro_batch * plain.question.plan.microbatches)
+    assert float(full.hfu / full.mfu) == pytest.approx(1 + again / (3 * (layers + ends)), rel=1e-9)
 
 
 @pytest.mark.parametrize("engine", ["fsdp", "torchtitan", "deepspeed"])
@@ -245,7 +248,7 @@ BAD = [
     ({"schedule": "fill-drain"}, "schedule 'fill-drain'"),
     ({"tp": 2, "async_axes": ("tp",)}, "add sequence_parallel"),
     ({"async_axes": ("xp",)}, "axes are dp, tp, pp, ep, cp"),
-    ({"dtype": "int4"}, "bf16, fp16 or fp8"),
+    ({"dtype": "int4"}, "bf16, fp16, fp8, fp8-rowwise, mxfp8"),
     ({"flops": "half"}, "full .* or causal"),
     ({"imbalance": 0.5}, "imbalance=0.5"),
     ({"batch": 3, "micro_batch": 2}, "does not divide"),
@@ -268,7 +271,7 @@ def test_the_lessons_two_flips():
     )
     shares = [float(r.bill.comm_fraction) for r in tokens.rows]
     assert shares == sorted(shares, reverse=True)
-    assert shares[0] > 0.5 > 0.06 > shares[-1]
+    assert shares[0] > 0.5 > 0.07 > shares[-1]
     t = thresholds(tokens.rows[3].bill)
     rate = sum(float(x.flops * x.item.count) for x in tokens.rows[3].bill.items) / float(tokens.rows[3].bill.compute_s)
     assert t.dp_tokens == pytest.approx(2 * rate / 50e9), "twice FLOP/s over B/s of an NDR NIC: gradients are fp32 here"
@@ -292,7 +295,7 @@ def test_a_measured_mfu_finds_its_cause():
 
 
 def test_long_sequences_never_show_more_than_the_chip():
-    b = commtax.train_bill("llama-3.1-8b", "8xh200-sxm", cp=8, context=1_048_576, engine="megatron")
+    b = commtax.train_bill("llama-3.1-8b", "8xh200-sxm", cp=8, context=1_048_576, engine="llama3")
     assert float(b._utilization(b.model_flops("full"))) > 1
     assert float(b.mfu) <= float(b.hfu) < 1
     assert "causal pairs only, because" in b.mfu_definition

@@ -11,8 +11,9 @@ import numpy as np
 
 from commtax.arrays import pick
 from commtax.cost.compute import head_kernel, layer_kernels
-from commtax.cost.kernel import Kernel
-from commtax.cost.tensors import padded_vocab
+from commtax.cost.forms import CHIP_FORMS
+from commtax.cost.kernel import LOW_ARITHMETIC, Kernel
+from commtax.cost.tensors import ROWWISE, padded_vocab
 from commtax.ledger import Stage
 from commtax.spec import DTYPE_BYTES, Engine, Model, Number, Plan, Sending, TrainStep, Workload
 
@@ -20,7 +21,14 @@ BACKWARD_ATTENTION_FLOPS = 2.5  # five products of the score matrix's size again
 BACKWARD_ELEMENT_BYTES = 1.5
 LOSS_BYTES = 16  # fp32 logits written and read twice beside the bf16 ones, a row and word of the vocabulary
 SCORE_BYTES = 9  # unfused attention: softmax reads and writes a score, dropout reads, writes and keeps a mask
-CAST_BYTES = 5  # to fp8: read for the largest value, read again, written
+CAST_BYTES = {"fp8": 5.0, ROWWISE: 19.0, "mxfp8": 4.0, "nvfp4": 5.0}
+"""A value that is cast: read for the largest and read again (MXFP8's blocks: once), written for this product and, laid out the
+other way, for the weight gradient, where the format does not allow to read it both ways (fp8 and one scale a tensor: once).
+A scale a row: casts along both sides and slower products together, fitted on torchao's own runs of Llama 3 8B on eight H100
+(torchao 0.10, docs/source/workflows/training.md: bf16 6,150 tokens/s, a scale a tensor 7,690, a scale a row 6,768)."""
+SCAN_BACKWARD = 2.5  # a scan's backward over its forward, as attention's: chunks are computed again
+SECOND: dict[str, float] = {"output projection": 1.0, "gate": 0.5, "up": 0.0}
+"""Share of a product, or of the two that stand as one, that is an even one of its layer (see ``_again``)."""
 UPDATE_BYTES = 38  # Adam: gradient read (twice, once to clip) and cleared, three fp32 states read and written, parameter written
 
 
@@ -44,8 +52,9 @@ def forward(
         busier = pick(np.asarray(plan.ep) > 1, imbalance, 1.0) if kernel.part in ("experts", "routing") else 1.0
         trained += _trained(kernel, kernel.count * share, plan, step, engine, passes, busier)
     logits = rows * padded_vocab(model, plan, engine) / plan.tp
-    loss = Kernel("loss", "elementwise", 1, 0.0, logits * LOSS_BYTES, part="loss", stage="forward")
-    return trained, [replace(head_kernel(model, plan, rows, engine), stage="forward"), loss]
+    times = model.head_passes
+    loss = Kernel("loss", "elementwise", times, 0.0, logits * LOSS_BYTES, part="loss", stage="forward")
+    return trained, [replace(head_kernel(model, plan, rows, engine), count=times, stage="forward"), loss]
 
 
 def _trained(
@@ -63,10 +72,12 @@ def _trained(
         yield from _unfused(k, count, plan, step)
     elif k.form == "prefill":
         yield replace(k, what="attention", count=count, stage="forward")
+    elif k.form in CHIP_FORMS:  # convolutions and scans of linear attention
+        yield replace(k, count=count, stage="forward")
     else:  # a product, and in fp8 the cast of its input, which is a kernel of its own
         yield _product(k, k.what, "forward", count, k.flops * busier, k.nbytes, (k.m * busier, k.n, k.k))
-        if k.dtype == "fp8":
-            cast = _elementwise(k, f"{k.what} cast", count, CAST_BYTES * k.m * busier * k.k)
+        if k.dtype in LOW_ARITHMETIC:
+            cast = _elementwise(k, f"{k.what} cast", count, CAST_BYTES[_cast_to(k, plan)] * k.m * busier * k.k)
             yield replace(cast, n=k.n, k=k.k, casts=True)
 
 
@@ -80,7 +91,11 @@ def _product(
 ) -> Kernel:
     """A product of another one's arithmetic; whatever it casts is cast in kernels of its own."""
     made = Kernel(what, "gemm", count, flops, nbytes, *shape, k.dtype, k.weight_bytes, part=k.part, place=k.place, stage=stage)
-    return replace(made, static_scales=True) if k.dtype == "fp8" else made
+    return replace(made, static_scales=k.dtype == "fp8", stored=k.stored) if k.dtype in LOW_ARITHMETIC else made
+
+
+def _cast_to(k: Kernel, plan: Plan) -> str:
+    return ROWWISE if plan.weights_dtype == ROWWISE else k.number_format
 
 
 def _unfused(k: Kernel, count: Number, plan: Plan, step: TrainStep) -> Iterator[Kernel]:
@@ -105,7 +120,9 @@ def _gradients(k: Kernel) -> Iterator[Kernel]:
         yield _product(k, f"{k.what} weight gradient", "weight-gradient", k.count, k.flops, moved, (k.n, k.k, k.m))
         return
     what = f"{k.what} backward"
-    if k.form == "prefill":
+    if k.form in CHIP_FORMS:
+        yield replace(k, what=what, count=SCAN_BACKWARD * k.count, stage="backward")
+    elif k.form == "prefill":
         yield replace(k, what=what, flops=BACKWARD_ATTENTION_FLOPS * k.flops, nbytes=2 * k.nbytes, stage="backward")
     elif k.casts:  # the cast of an input in forward is that of an output's gradient in backward
         yield _elementwise(k, what, k.count, k.nbytes * k.n / k.k, "backward")
@@ -113,16 +130,39 @@ def _gradients(k: Kernel) -> Iterator[Kernel]:
         yield _elementwise(k, what, k.count, BACKWARD_ELEMENT_BYTES * k.nbytes, "backward")
 
 
-def recomputed(kernels: list[Kernel], plan: Plan, engine: Engine) -> list[Kernel]:
+def recomputed(kernels: list[Kernel], model: Model, plan: Plan, engine: Engine) -> list[Kernel]:
     """What backward runs again: all layers, or what the engine calls selective."""
     if plan.recompute == "none":
         return []
-    if plan.recompute == "full":
-        return list(kernels)
-    if engine.trains.selective == "matmuls":  # every other product is kept, attention is kept, everything small is run again
-        halves = [replace(k, count=k.count / 2) for k in kernels if k.form == "gemm"]
-        return halves + [k for k in kernels if k.form == "elementwise"]
+    if plan.recompute == "full" or engine.trains.selective == "matmuls":
+        again = [replace(k, count=k.count * _again(k, model, plan, engine)) for k in kernels]
+        return [k for k in again if np.ndim(k.count) or k.count]
+    if engine.trains.selective == "up-projections":  # of latents, and norms: what is small to keep and large to make
+        return [k for k in kernels if k.part == "norms" or _is_up(k)]
     return [k for k in kernels if k.part == "attention"]
+
+
+def _again(k: Kernel, model: Model, plan: Plan, engine: Engine) -> Number:
+    """The share of a forward kernel that backward runs again under full recomputation, or where every other product is kept.
+
+    torch stops a layer's recomputation where nothing more is needed: no gradient asks for the output of its last product. Its
+    selective mode keeps the first, third, fifth of a layer's products as the model has them (query, key, value, output; gate, up,
+    down or up, down), and attention; everything small is run again, casts for the weight gradients too.
+    """
+    last = k.form == "gemm" and k.part == "feed-forward" and k.place == "down"
+    if plan.recompute == "full":
+        return 0.0 if last and engine.trains.recompute_stops else 1.0
+    if k.form != "gemm":
+        return 1.0 if k.form == "elementwise" else 0.0
+    if k.place == "qkv":
+        a = model.attention
+        return np.clip((k.n - a.num_heads * a.head_dim / plan.tp) / (2 * k.n), 0, 1)  # of query, key and value the second
+    return SECOND.get(k.place, 0.0 if last else 0.5)
+
+
+def _is_up(k: Kernel) -> bool:
+    """Whether a kernel makes queries, keys or values out of latents, or casts what such a product takes."""
+    return k.part == "projections" and k.place in ("query", "key")
 
 
 def update(params: Number) -> Kernel:
@@ -131,31 +171,37 @@ def update(params: Number) -> Kernel:
     return Kernel("optimiser update", "elementwise", count, 0.0, UPDATE_BYTES * params, part="update", stage="update")
 
 
-def forward_flops(model: Model, seq: Number, causal: bool, attention: bool = True) -> tuple[Number, Number]:
+def accumulated(nbytes: Number) -> Kernel:
+    """Gradients of a microbatch added to the sum, in a pass of its own where no product does it."""
+    return Kernel("gradients added up", "elementwise", 1, 0.0, nbytes, part="update", stage="backward")
+
+
+def forward_flops(model: Model, seq: Number, causal: bool) -> tuple[Number, Number]:
     """FLOPs of one token's forward pass, (all layers, head): 2 a weight it meets, and attention over the sequence.
 
     ``causal`` counts the pairs that a query may see (half of them); otherwise all of them, as PaLM and Megatron do.
     Lookups, norms and activations are not counted.
     """
+    kernels = _counted(model, seq)
+    return sum(k.count * _flops(k, model, seq, causal) for k in kernels) / seq, 2.0 * model.hidden * model.vocab * model.head_passes
+
+
+def _counted(model: Model, seq: Number) -> list[Kernel]:
+    """Products and attention of one whole sequence on one rank."""
     plain = Engine("", "", "", (), (), sends=Sending(experts_keep_tp=True))
-    dims = model.attention.head_dim + model.attention.v_head_dim
-    total: Number = 0.0
-    for k in layer_kernels(model, Plan(), Workload(prefill_seqs=1, prefill_tokens=seq), seq, plain, training=True):
-        if k.form == "gemm":
-            total = total + k.count * k.flops
-        elif k.form == "prefill" and attention:
-            pairs = k.flops / (2 * k.heads * dims)
-            whole = np.isclose(pairs, seq * (seq + 1) / 2)  # a window is no convention: its pairs are all there are
-            total = total + k.count * k.flops * pick(whole & (not causal), 2 * seq / (seq + 1), 1)
-    return total / seq, 2.0 * model.hidden * model.vocab
+    work = Workload(prefill_seqs=1, prefill_tokens=seq)
+    return [k for k in layer_kernels(model, Plan(), work, seq, plain, training=True) if k.form in ("gemm", "prefill")]
+
+
+def _flops(k: Kernel, model: Model, seq: Number, causal: bool) -> Number:
+    if k.form == "gemm" or causal:
+        return k.flops
+    pairs = k.flops / (2 * k.heads * (model.attention.head_dim + model.attention.v_head_dim))
+    whole = np.isclose(pairs, seq * (seq + 1) / 2)  # a window is no convention: its pairs are all there are
+    return k.flops * pick(whole, 2 * seq / (seq + 1), 1)
 
 
 def recomputed_flops(model: Model, plan: Plan, step: TrainStep, engine: Engine, causal: bool) -> Number:
     """FLOPs a token that backward runs again, by the same convention as ``forward_flops``."""
-    layers, _ = forward_flops(model, step.seq, causal)
-    products, _ = forward_flops(model, step.seq, causal, attention=False)
-    if plan.recompute == "none":
-        return 0.0 * layers
-    if plan.recompute == "full":
-        return layers
-    return products / 2 if engine.trains.selective == "matmuls" else layers - products
+    again = recomputed(_counted(model, step.seq), model, Plan(recompute=plan.recompute), engine)
+    return sum((k.count * _flops(k, model, step.seq, causal) for k in again), start=0.0 * step.seq) / step.seq

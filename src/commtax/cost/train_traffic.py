@@ -12,13 +12,13 @@ from commtax.arrays import pick
 from commtax.cost.inventory import inventory
 from commtax.cost.placement import holders
 from commtax.cost.schedules import SCHEDULES, passes_of
-from commtax.cost.tensors import fullest_layers, num_moe_layers, share, stage_params
-from commtax.cost.traffic import ROUND_TRIP, exchanged, tp_item
+from commtax.cost.tensors import ROWWISE, fullest_layers, num_moe_layers, share, stage_params
+from commtax.cost.traffic import DEEPEP, ROUND_TRIP, exchanged, expected_destinations, tp_item
 from commtax.ledger import Item, Part
 from commtax.spec import DTYPE_BYTES, Engine, Experts, Model, Number, Plan, TrainStep
 
 
-def training(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> list[Item]:
+def training(model: Model, plan: Plan, step: TrainStep, engine: Engine, ep_backend: str = "") -> list[Item]:
     """All collectives of one optimiser step under tp, sequence parallel, pp, dp/ZeRO, ep and cp."""
     rows = step.micro_batch * step.seq / plan.cp
     payload = rows * model.hidden * DTYPE_BYTES[plan.activations_dtype]
@@ -26,7 +26,7 @@ def training(model: Model, plan: Plan, step: TrainStep, engine: Engine) -> list[
     items = _tensor_parallel(model, plan, rows, payload, layers, engine)
     items += _pipeline(plan, payload, engine)
     items += _context(model, plan, rows, layers, engine)
-    items += _trained_experts(model, plan, rows)
+    items += _trained_experts(model, plan, rows, engine, ep_backend or next(iter(engine.sends.ep_backends), ""))
     items += _data_parallel(model, plan, layers, engine)
     items += _tied_and_norms(model, plan, engine, layers)
     if SCHEDULES[plan.schedule].directions > 1:
@@ -47,6 +47,8 @@ def _halves(model: Model) -> float:
 def _tensor_parallel(model: Model, plan: Plan, rows: Number, payload: Number, layers: Number, engine: Engine) -> list[Item]:
     """Two sites a layer (attention, feed-forward), each reduced once forward and once backward, again if recomputed; the ends.
 
+    torch's selective recomputation keeps what was scattered and gathers again; its full one needs no second sum of the layer's end.
+
     With sequence parallelism a site is all-gather + reduce-scatter. Backward gathers the gradient of the row-parallel
     output, and Megatron, which keeps only its share of it, the column-parallel input again for the weight gradient.
     Experts work on tokens that are gathered after the dispatch: each of top_k copies, and nothing is gathered again.
@@ -64,12 +66,16 @@ def _tensor_parallel(model: Model, plan: Plan, rows: Number, payload: Number, la
             tp_item("head backward", "all-reduce", payload, m, plan, "head", "backward"),
             loss,
         ]
+    kept = engine.trains.selective == "matmuls" and plan.recompute == "selective"
+    gathers, scatters = 2 if kept else forward, forward - 0.5 * (forward > 1 and engine.trains.recompute_stops)
     routed, passes = payload * pick(np.asarray(plan.ep) > 1, moe.top_k, 1), each * (forward + 1)
+    passes = 0 * passes if engine.sends.experts_whole else passes
     again, note = (2, "output gradients, and inputs again") if engine.trains.regathers_inputs else (1, "output gradients")
-    small = 0.5 if engine.trains.fp8_gathers and plan.weights_dtype == "fp8" else 1.0
+    narrow = DTYPE_BYTES[plan.weights_dtype or plan.activations_dtype] / DTYPE_BYTES[plan.activations_dtype]
+    small = min(1.0, narrow) if engine.trains.narrow_gathers and plan.weights_dtype != ROWWISE else 1.0
     return [
-        tp_item("layers forward", "all-gather", payload * small, sites * forward, plan, "layers", "forward"),
-        tp_item("layers forward", "reduce-scatter", payload, sites * forward, plan, "layers", "forward"),
+        tp_item("layers forward", "all-gather", payload * small, sites * gathers, plan, "layers", "forward"),
+        tp_item("layers forward", "reduce-scatter", payload, sites * scatters, plan, "layers", "forward"),
         tp_item("layers backward", "all-gather", payload * small, again * sites, plan, "layers", "backward", note=note),
         tp_item("layers backward", "reduce-scatter", payload, sites, plan, "layers", "backward"),
         tp_item("expert tokens", "all-gather", routed, passes, plan, "experts", note="forward, and gradients backward"),
@@ -95,13 +101,16 @@ def _pipeline(plan: Plan, payload: Number, engine: Engine) -> list[Item]:
 def _context(model: Model, plan: Plan, rows: Number, layers: Number, engine: Engine) -> list[Item]:
     """Keys and values go round the cp ring (Megatron) or are gathered (torch); their gradients follow round the ring.
 
+    torchtitan repeats keys and values for every query head before attention, so all of those travel.
+
     Megatron's first step needs no gradients and its last no keys, so both make cp - 1 hops; torch rotates fp32
     gradients cp times.
     """
     a = model.attention
-    width = (a.num_heads if a.latent else a.num_kv_heads) * (a.head_dim + a.v_head_dim)
-    heads = plan.tp if a.latent else np.minimum(plan.tp, a.num_kv_heads)
-    chunk = rows * width / heads * DTYPE_BYTES[plan.activations_dtype]
+    every = bool(a.latent) or engine.trains.repeats_keys
+    width = (a.num_heads if every else a.num_kv_heads) * (a.head_dim + a.v_head_dim)
+    split = plan.tp if every else np.minimum(plan.tp, a.num_kv_heads)
+    chunk = rows * width / split * DTYPE_BYTES[plan.activations_dtype]
     each = pick(np.asarray(plan.cp) > 1, layers * plan.microbatches, 0)
     hops, passes = plan.cp - 1, _passes(plan) + 1
     two = plan.cp * 0 + 2
@@ -147,14 +156,20 @@ def updated_params(model: Model, plan: Plan, engine: Engine) -> Number:
     return (params["layers"] + params["ends"]) / ranks + params["experts"] / same_experts
 
 
-def _trained_experts(model: Model, plan: Plan, rows: Number) -> list[Item]:
-    """Dispatch and combine, forward and backward: each rank puts in rows x top_k copies (capacity unlimited)."""
+def _trained_experts(model: Model, plan: Plan, rows: Number, engine: Engine, backend: str) -> list[Item]:
+    """Dispatch and combine, forward and backward: each rank puts in rows x top_k copies (capacity unlimited).
+
+    DeepEP and its like send a token once to each rank that has experts for it, and through the NICs once to each host.
+    """
     moe = model.experts or Experts(1, 1, 1)
     each = pick(np.asarray(plan.ep) > 1, num_moe_layers(model, plan) * plan.microbatches, 0)
     local = rows / (plan.tp if plan.sequence_parallel else 1)
-    nbytes = local * moe.top_k * model.hidden * DTYPE_BYTES[plan.activations_dtype]
+    once = backend == DEEPEP
+    copies = expected_destinations(moe, plan.ep) if once else moe.top_k
+    nbytes = local * copies * (moe.latent or model.hidden) * DTYPE_BYTES[plan.activations_dtype]
     both = [exchanged(place, "ep", "all-to-all", nbytes, plan.ep, each * (_passes(plan) + 1)) for place in ROUND_TRIP]
-    return [replace(item, overlaps_with="experts") for item in both]
+    routed, most = moe if once else None, engine.sends.hosts_a_token
+    return [replace(item, overlaps_with="layers", routed=routed, most_hosts=most) for item in both]
 
 
 def _data_parallel(model: Model, plan: Plan, layers: Number, engine: Engine) -> list[Item]:

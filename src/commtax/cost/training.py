@@ -17,37 +17,71 @@ from commtax.cost.kernel import Kernel
 from commtax.cost.kernels import seconds, widened
 from commtax.cost.pricing import Pricer, Terms, comm_line, kernel_line
 from commtax.cost.schedules import SCHEDULES, fill_factor, idle_s
-from commtax.cost.tensors import by_pp, fullest_layers, stage_layers
+from commtax.cost.tensors import by_pp, fullest_layers, num_moe_layers, stage_layers, stage_params
 from commtax.cost.train_traffic import training, updated_params
 from commtax.ledger import Bill, Item, Line, Part, Stage, Window
 from commtax.question import WhatIf
 from commtax.spec import Chip, Engine, KernelConstants, Model, Number, Plan, TrainStep
 from commtax.statement import Source
 
+BETWEEN = ("dp", "pp")
+"""Axes whose collectives run between microbatches and between stages, not inside layers."""
+
+
+CLOCK_OF_POWER = 0.7
+"""The clock under load goes with this power of the watts that a FLOP/s may draw: fitted on torchao's runs of Llama 3 8B on H100s
+of 500 W (``benchmarks/fit_fsdp.py``), transferred to other parts. A third would hold where voltage follows the clock; large
+products run near the lowest voltage already (1,450 of 1,980 MHz on an H200 at 690 W, benchmarks/h200), where power is nearly
+linear in the clock."""
+
 
 def power_clock(chip: Chip, constants: KernelConstants) -> float:
-    """The clock of a part with another power limit than the one its family's constants were measured on, at most 1.
+    """The clock of a part with fewer watts for its arithmetic than the one its family's constants were measured on, at most 1.
 
-    Power grows with the cube of the clock where voltage follows it, so the clock follows the cube root of the limit.
+    Watts a FLOP/s decide, not watts: a part with few multipliers (H20) holds its clock with less.
     """
-    usual = constants.tables["train.bf16"]["tdp_w"]
-    return float(min(1.0, (chip.tdp_w / usual) ** (1 / 3))) if chip.tdp_w and usual else 1.0
+    table, peaks = constants.tables["train.bf16"], chip.flops_per_s
+    usual, peak = table["tdp_w"], peaks.get("bf16") or peaks.get("fp16", 0.0)
+    if not (chip.tdp_w and usual and peak):
+        return 1.0
+    return float(min(1.0, (chip.tdp_w / usual * table.get("flops_per_s", peak) / peak) ** CLOCK_OF_POWER))
 
 
 def training_bill(t: Terms, step: TrainStep, tokens: Number) -> Bill:
     """Price one optimiser step of one rank of the stage that sets the pace."""
     layers, ends, head_share = _compute(t, step)
     pricer = Pricer(t)
-    items = [_as_launched(i, t, head_share) for i in training(t.model, t.plan, step, t.engine)]
-    comm = [comm_line(i, pricer, _scales(i, t.settings)) for i in items]
+    items = [_as_launched(i, t, head_share) for i in training(t.model, t.plan, step, t.engine, t.settings.ep_backend)]
+    comm = [comm_line(i, pricer, _scales(i, t.settings, t.engine)) for i in items]
     free = _Windows(layers, ends, t.plan, t.engine)
     comm = [_hide(line, free, t.engine, t.settings) if line.item.is_sent else line for line in comm]
-    return Bill((*layers, *ends, _bubble(comm, free, t.model, t.plan), *comm), tokens)
+    return Bill((*layers, *ends, _bubble(comm, free, t.model, t.plan), *_host(layers, comm, t), *comm), tokens)
 
 
-def _scales(item: Item, settings: WhatIf) -> WhatIf:
-    """What-ifs of one collective: all links scaled, or one axis' alone."""
+def _host(layers: list[Line], comm: list[Line], t: Terms) -> list[Line]:
+    """The wait for a host that launches every expert's products and casts by themselves.
+
+    Grouped products of Transformer Engine loop over a rank's experts, so a layer with many experts and few tokens is bound by
+    the host: it takes ``expert_host_s`` for each, and the GPU waits for what exceeds its own time in the layers.
+    """
+    trains, lines = t.engine.trains, []
+    if trains.step_host_s:
+        item = Item("once a step", "", "host", 0.0, 1, t.plan.microbatches * 0 + 1)
+        lines.append(Line("host", item, trains.step_host_s, 0.0, source=Source("calibrated"), sigma=t.engine.host.sigma_host))
+    if not t.model.experts or not trains.expert_host_s:
+        return lines
+    own = t.model.experts.num_experts / t.plan.ep
+    launched_s = trains.expert_host_s * own * num_moe_layers(t.model, t.plan) * t.plan.microbatches
+    busy_s = _total(layers) + sum((x.exposed_s for x in comm if x.item.whole_axis not in BETWEEN), start=0.0)
+    item = Item("launches of experts", "", "host", 0.0, 1, t.plan.microbatches * 0 + 1)
+    waits = np.maximum(0, launched_s - busy_s)
+    return [*lines, Line("host", item, waits, 0.0, source=Source("calibrated"), sigma=t.engine.host.sigma_host)]
+
+
+def _scales(item: Item, settings: WhatIf, engine: Engine) -> WhatIf:
+    """What-ifs of one collective: all links scaled, or one axis' alone; and what an engine's own way to gather leaves of them."""
     slow = settings.slow_links if item.whole_axis == settings.slow_axis else 1.0
+    slow *= engine.trains.gather_rate if item.whole_axis == "dp" else 1.0
     return WhatIf(latency_scale=settings.latency_scale, bandwidth_scale=settings.bandwidth_scale * slow)
 
 
@@ -59,12 +93,15 @@ def _compute(t: Terms, step: TrainStep) -> tuple[list[Line], list[Line], Number]
     body, head = train_kernels.forward(model, plan, step, t.engine, depth, passes, t.settings.imbalance)
     priced = _Priced(t)
     layers = priced.lines(body, m)
-    layers += priced.lines(train_kernels.recomputed(body, plan, t.engine), m, "recompute")
+    layers += priced.lines(train_kernels.recomputed(body, model, plan, t.engine), m, "recompute")
     layers += priced.lines(train_kernels.backward(body), m)
     both = [*head, *train_kernels.backward(head)]
-    share = _head_share(model, plan, _total(layers) / depth, m * priced.seconds(both))
-    update = train_kernels.update(updated_params(model, plan, t.engine))
-    return layers, priced.lines(both, m * share) + priced.lines([update], 1), share
+    share = _head_share(model, plan, t.engine, _total(layers) / depth, m * priced.seconds(both))
+    ends = priced.lines(both, m * share) + priced.lines([train_kernels.update(updated_params(model, plan, t.engine))], 1)
+    if t.engine.trains.accumulate_bytes:
+        held = sum(stage_params(model, plan, t.engine).values())
+        ends += priced.lines([train_kernels.accumulated(held * t.engine.trains.accumulate_bytes)], m)
+    return layers, ends, share
 
 
 class _Priced:
@@ -73,7 +110,11 @@ class _Priced:
     def __init__(self, t: Terms) -> None:
         self.terms, self.chip, self.constants = t, t.cluster.chip, t.constants
         table, power = self.constants.tables["train.bf16"], power_clock(self.chip, self.constants)
-        self.clock = power * table["clock"]  # hours of dense products draw the clock down
+        # Hours of dense products draw the clock down, in each number format by its own share of single kernels' rates.
+        found = ((kind, self.constants.tables.get(f"train.{kind}")) for kind in ("bf16", *train_kernels.CAST_BYTES))
+        self.clocks = {kind: power * (c.get("rate") or c["clock"]) for kind, c in found if c}
+        self.clock = self.clocks["bf16"]
+        self.experts = t.engine.kernels.experts_rate
         self.attention = power * table.get(t.engine.trains.attention, 1.0)
         self.attention_backward = self.attention * table["attention_backward"]
         self.scale, self.least = t.settings.slow_rank, t.engine.host.launch_s if t.settings.eager else 0.0
@@ -89,6 +130,9 @@ class _Priced:
 
     def _rate(self, kernel: Kernel) -> float:
         """Arithmetic over that of the constants: fused attention has kernels of its own for either direction."""
+        if kernel.form == "gemm":
+            own = self.experts if kernel.part == "experts" else 1.0
+            return own * self.clocks.get(kernel.number_format, self.clock)
         if kernel.form != "prefill":
             return self.clock
         return self.attention_backward if kernel.stage == "backward" else self.attention
@@ -107,22 +151,27 @@ def _total(lines: list[Line]) -> Number:
     return sum((line.total_s for line in lines), start=0.0)
 
 
-def _head_share(model: Model, plan: Plan, layer_s: Number, head_s: Number) -> Number:
+def _head_share(model: Model, plan: Plan, engine: Engine, layer_s: Number, head_s: Number) -> Number:
     """How much of the head the pace-setting stage pays: all of it, less what the last stage saves by having fewer layers.
 
     Where microbatches enter at both ends, either of the outer ranks has the head of half of them, and layers of both ends.
     """
     directions = SCHEDULES[plan.schedule].directions
     head = pick(np.asarray(plan.pp) > 1, 1 / directions, 1.0)
-    outer = by_pp(plan.pp, lambda pp: _outer_layers(model, pp, directions))
+    outer = by_pp(plan.pp, lambda pp: _outer_layers(model, pp, directions, engine.trains.balances_head))
     return np.clip(head - (fullest_layers(model, plan) - outer) * layer_s / np.maximum(head_s, 1e-30), 0, 1)
 
 
 @lru_cache(maxsize=1024)
-def _outer_layers(model: Model, pp: int, directions: int) -> float:
-    """Layers of the last stage; of the mean of both ends where a rank has a stage of either."""
+def _outer_layers(model: Model, pp: int, directions: int, balanced: bool) -> float:
+    """Layers of the last stage; of the mean of both ends where a rank has a stage of either.
+
+    An engine that is told where layers go leaves the stage of the head as few as the others take without becoming fuller.
+    """
     stages = stage_layers(model, pp)
-    return (len(stages[-1]) + len(stages[0])) / 2 if directions > 1 else len(stages[-1])
+    fullest = max(map(len, stages))
+    last = max(0, model.num_layers - (pp - 1) * fullest) if balanced else len(stages[-1])
+    return (last + len(stages[0])) / 2 if directions > 1 else last
 
 
 def _as_launched(item: Item, t: Terms, head_share: Number) -> Item:
@@ -147,7 +196,8 @@ def _hide(line: Line, free: _Windows, engine: Engine, settings: WhatIf) -> Line:
     Hidden: efficiency x min(comm, window). The last bucket and the first gather have nothing to run beside.
     """
     item, window = line.item, free.of(line.item.overlaps_with)
-    if item.whole_axis not in settings.beside(engine):
+    waits = item.whole_axis == "pp" and settings.async_axes is None and not free.interleaved
+    if waits or item.whole_axis not in settings.beside(engine):
         return _with(line, window, line.hidden_s)
     uncovered = 1 / np.maximum(1, item.count) if item.whole_axis == "dp" else 0.0
     coverable = line.total_s * (1 - uncovered)
@@ -169,6 +219,7 @@ class _Windows:
 
     def __init__(self, layers: list[Line], ends: list[Line], plan: Plan, engine: Engine) -> None:
         m = plan.microbatches
+        self.interleaved = plan.chunks > 1  # a stage with one chunk has nothing to compute while it waits for its neighbour
 
         def seconds(lines: list[Line], *stages: Stage) -> Number:
             return _total([x for x in lines if x.item.stage in stages]) / m
@@ -191,7 +242,7 @@ class _Windows:
             "every forward": m * forward,
             "products": products,
             "attention": of_parts("attention"),
-            "experts": of_parts("experts", "shared expert"),
+            "layers": _total(layers),
         }
 
     def of(self, window: Window) -> Number:
@@ -205,8 +256,7 @@ class _Windows:
 
 def _bubble(comm: list[Line], times: _Windows, model: Model, plan: Plan) -> Line:
     """Idle time of the schedule: a stage takes as long as its layers and what is exposed in them."""
-    between = ("dp", "pp")  # microbatches, stages
-    layers = [x for x in comm if x.item.whole_axis not in between]
+    layers = [x for x in comm if x.item.whole_axis not in BETWEEN]
     inside = [x for x in layers if x.item.axis != "tp" or x.item.part in ("layers", "experts")]
     exposed = sum((x.exposed_s for x in inside), start=0.0) / plan.microbatches
     idle = idle_s(plan.schedule, plan.pp, plan.chunks, times.forward + exposed / 2, times.inputs + exposed / 2, times.weights)

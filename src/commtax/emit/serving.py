@@ -2,8 +2,8 @@
 
 import math
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from commtax.question import Question
 from commtax.readers.launch.flags import Value, dialect, spelled
@@ -113,7 +113,15 @@ def flags(job: Job, **own: Value) -> list[str]:
 
 def vllm(job: Job) -> Command:
     args = ["vllm serve", model_id(job.question.model), *flags(job)]
-    return Command(args) if job.hosts == 1 else _vllm_hosts(job, args)
+    command = Command(args) if job.hosts == 1 else _vllm_hosts(job, args)
+    return replace(command, variables=(*command.variables, *_collectives(job)))
+
+
+def _collectives(job: Job) -> Iterator[str]:
+    """Variables that ask for other collectives than the engine's own."""
+    wanted = job.question.what_if.library
+    for variable, words in dialect(job.engine).libraries.items():
+        yield from (f"{variable}={word}" for word, library in words.items() if wanted and library == wanted)
 
 
 def _vllm_hosts(job: Job, args: list[str]) -> Command:

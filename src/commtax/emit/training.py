@@ -29,14 +29,22 @@ def megatron(job: Job) -> str:
     flags += [*_stages(q.model, plan), *spelled("megatron", recompute=plan.recompute if plan.recompute != "none" else "")]
     flags += ["--recompute-method uniform --recompute-num-layers 1"] * (plan.recompute == "full")
     flags += spelled("megatron", micro_batch=int(q.micro_batch), global_batch=_global_batch(job), context=int(q.context))
-    flags += ["--bf16", *spelled("megatron", fp8="hybrid" if plan.weights_dtype == "fp8" else "")]
+    flags += ["--bf16", *_narrow(plan.weights_dtype)]
     flags += spelled("megatron", overlap_dp="dp" in beside)
     flags += ["--overlap-param-gather"] * ("dp" in beside and plan.zero == 1)
-    flags += spelled("megatron", overlap_tp="tp" in beside)
+    flags += spelled("megatron", overlap_tp="tp" in beside, overlap_ep="ep" in beside)
+    flags += spelled("megatron", waits_pp=plan.chunks > 1 and "pp" not in beside)
     command = " ".join([_torchrun(job), "pretrain_gpt.py", *flags, *_shape(q.model)])
     if plan.pp == 1 or plan.schedule in MEGATRON_SCHEDULES:
         return command
     return f"# no flag of Megatron-LM names the schedule {plan.schedule}: this runs 1F1B\n{command}"
+
+
+def _narrow(dtype: str) -> list[str]:
+    """The number format of the products, where it is not bf16."""
+    if dtype == "mxfp8":
+        return spelled("megatron", fp8="e4m3", fp8_recipe="mxfp8")
+    return spelled("megatron", fp8="hybrid" if dtype == "fp8" else "", fp4="e2m1" if dtype == "nvfp4" else "")
 
 
 def _wider(plan: Plan) -> dict[str, int]:
@@ -63,7 +71,7 @@ def torchtitan(job: Job) -> str:
     length, micro = int(q.context), int(q.micro_batch)
     flags += spelled("torchtitan", context=length, micro_tokens=micro * length, step_tokens=_global_batch(job) * length)
     command = " ".join([_torchrun(job), "-m torchtitan.train", *flags, f"activation-checkpoint:{plan.recompute}"])
-    return command if plan.weights_dtype != "fp8" else f"# float8 is switched on in the configuration, not here\n{command}"
+    return command if "fp8" not in plan.weights_dtype else f"# float8 is switched on in the configuration, not here\n{command}"
 
 
 TRAINERS: Mapping[str, Callable[[Job], str]] = {"megatron": megatron, "torchrun": torchtitan}

@@ -14,14 +14,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from commtax.files import read_text
-from commtax.readers.launch.flags import IMAGES, STARTS, Reading, Value, dialect, plain
+from commtax.readers.launch.flags import ENGINES, IMAGES, STARTS, Reading, Value, dialect, plain
 from commtax.readers.launch.meaning import LOAD, Place, launched
 from commtax.readers.launch.meaning import Launch as Launch
 from commtax.statement import Refusal
 
 PROGRAMS = "vllm serve, sglang.launch_server, trtllm-serve, trtllm-bench, torchrun … pretrain_gpt.py or torchtitan.train"
-LOUD, QUIET = ("NCCL_", "VLLM_", "SGLANG_", "TRTLLM_"), ("VLLM_NIXL_",)
+LOUD, QUIET = ("NCCL_", "VLLM_", "SGLANG_", "TRTLLM_", "ROCM_QUICK_"), ("VLLM_NIXL_",)
 """Variables that may change what a server does, and those of them that are addresses."""
+ASKING = tuple(variable for engine in ENGINES for variable in dialect(engine).libraries)
+"""Variables that choose an engine's collectives; scripts export them above the command."""
 TORCHRUN_SWITCHES = ("standalone", "no-python", "m", "module")
 NO_FILES: Mapping[str, str] = {}
 MAX_SIGNS = 65_536  # of what is pasted, variables put in
@@ -47,7 +49,9 @@ def parse(text: str) -> Launch:
     if "LLM(" in text:
         return _read("vllm", keywords(text), [], "", NO_FILES)
     script, written = without_files(text)
-    launches = [launch for args in commands(script) if (launch := _command(args, written))]
+    called = list(commands(script))
+    exported = [word for args in called if args[0] == "export" for word in args[1:] if word.partition("=")[0] in ASKING]
+    launches = [launch for args in called if (launch := _command([*exported, *args], written))]
     if not launches:
         raise Refusal(f"from '{' '.join(text.split())[:60]}': no launch command found ({PROGRAMS})", "from")
     return _joined(launches)
@@ -80,9 +84,10 @@ def _read(engine: str, args: list[str], before: list[str], version: str, written
     """The flags of one program in the engine's own meaning; ``before`` it stand its variables and what starts it."""
     reading = Reading()
     env = dict(w.split("=", 1) for w in before if re.match(r"[A-Za-z_]\w*=", w))
-    reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(LOUD) and not k.startswith(QUIET)]
     if engine == "torchrun":
         engine, args = _split_torchrun(args, reading)
+    reading.values["library"] = _library(engine, env)
+    reading.unread += [f"{k}={v}" for k, v in env.items() if k.startswith(LOUD) and not k.startswith(QUIET)]
     loose = reading.take(args, dialect(engine))
     if "file" in reading.values:
         _read_file(str(reading.values.pop("file")), written, engine, reading)
@@ -92,6 +97,15 @@ def _read(engine: str, args: list[str], before: list[str], version: str, written
     devices = env.get("CUDA_VISIBLE_DEVICES")
     place = replace(launch.place, devices=tuple(devices.split(",")) if devices and launch.phase == "serve" else ())
     return replace(launch, version=version, place=place)
+
+
+def _library(engine: str, env: dict[str, str]) -> str:
+    """Whose collectives the environment asks for, by the engine's table; "": the engine's own. What was understood is taken out."""
+    found = ""
+    for variable, words in dialect(engine).libraries.items():
+        if env.get(variable, "").upper() in words:
+            found = words[env.pop(variable).upper()]
+    return found
 
 
 def _srun(before: list[str]) -> int:

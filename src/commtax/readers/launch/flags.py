@@ -42,6 +42,7 @@ class Dialect:
     starts: tuple[tuple[str, str, int], ...] = ()  # a word, what follows it, and how many words name the program (0: another)
     image: str = ""
     benchmark: Sequence[str] = ()  # its tool, what makes requests exactly as long as told, and where it keeps the result
+    libraries: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # variables whose words name other collectives
     unmodelled: Mapping[str, str] = field(default_factory=dict)  # what no price has, and what is priced anyway
 
     def theirs(self, name: str, ours: str) -> str:

@@ -10,6 +10,7 @@ from commtax.cost.schedules import Layout, virtual_layers
 from commtax.files import parse_json
 from commtax.readers import filled
 from commtax.readers.launch.flags import RULES, Reading, Value, dialect
+from commtax.spec import OVERLAPPED
 from commtax.statement import Note, Refusal
 
 AUTO_EP = -1  # experts over tp x dp
@@ -115,7 +116,7 @@ def _served(reading: Reading) -> None:
     _timed(reading)
     _adapters(reading)
     values["dtype"] = reading.text("quantization") or reading.text("compute")
-    values["library"] = "nccl" if reading.on("plain_nccl") else ""
+    values["library"] = "nccl" if reading.on("plain_nccl") else reading.text("library")
 
 
 def _adapters(reading: Reading) -> None:
@@ -259,14 +260,18 @@ def _megatron(reading: Reading, _loose: list[str], _env: Mapping[str, str]) -> N
     _job(reading)
     values, tp = reading.values, reading.number("tp", 1)
     values["recompute"] = reading.text("recompute") or ("selective" if reading.on("selective") else "")
-    values |= {"zero": 1 if reading.on("zero") else 0, "dtype": "fp8" if reading.text("fp8") else ""}
+    eight = "mxfp8" if reading.text("fp8_recipe") == "mxfp8" else "fp8"
+    values["dtype"] = eight if reading.text("fp8") else "nvfp4" if reading.text("fp4") else ""
+    values["zero"] = 1 if reading.on("zero") else 0
     chunks = _chunks(reading, reading.number("pp", 1))
     values.pop("chunks", None)
     if chunks > 1:
         values |= {"schedule": "interleaved", "chunks": chunks}
     if reading.number("expert_tp", tp) != tp:
         reading.unread.append(f"--expert-tensor-parallel-size {values['expert_tp']}")
-    values["async_axes"] = ",".join(["dp"] * reading.on("overlap_dp") + ["cp"] + ["tp"] * reading.on("overlap_tp"))
+    asked = {axis: reading.on(f"overlap_{axis}") for axis in ("dp", "tp", "ep")}
+    asked |= {"cp": True, "pp": chunks > 1 and not reading.on("waits_pp")}
+    values["async_axes"] = ",".join(axis for axis in OVERLAPPED if asked[axis])
     if "expert_width" in values:  # beside dense layers, which have a width of their own
         values["width"] = values["expert_width"]
 

@@ -1,17 +1,30 @@
 """A row of published training runs as a question: which model, cluster and plan it was."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from commtax import catalog
-from commtax.catalog.hf import from_config
-from commtax.readers.published.rows import Asked, Entry, Row, cell, described, lower, matched, names, number, whole
-from commtax.spec import PARALLEL, SIZES, Cluster, Model
+from commtax.readers.published.rows import Asked, Entry, Row, cell, described, lower, matched, read, whole
+from commtax.readers.published.training_rows import (
+    async_of,
+    cluster_of,
+    dtype_of,
+    engine_of,
+    measured_s,
+    model_of,
+    recipe_of,
+    sizes_of,
+    whole_rows,
+)
+from commtax.spec import PARALLEL, SIZES, Cluster, Model, Plan
 from commtax.statement import Refusal
 from commtax.verbs.asking import TrainBillOptions
 
-GPUS_PER_HOST = 8
 FITTED_GPUS = 64
+FITTED_LAYERS = 96
+SCHEDULE = re.compile(r"schedule ([\w-]+)")
+SHARDED = re.compile(r"fsdp=(\d+)")
 
 
 class Run(TrainBillOptions, total=False):
@@ -21,10 +34,18 @@ class Run(TrainBillOptions, total=False):
     cluster: Cluster
 
 
+def asked(rows: Sequence[Row]) -> list[Asked[Run]]:
+    """Every row with what may be asked of it; what a cell leaves to the row above is filled in first."""
+    return read(whole_rows(rows), describe, ask)
+
+
 def ask(row: Row, entry: Entry) -> Asked[Run]:
     run = question(row)
-    figure = replace(entry, measured=number(row, "step_time_s"), tp=whole(row, "tp", 1), size=whole(row, "seq"))
-    return Asked((replace(figure, fitted=is_fitted(row), hint=_hint(row)),), run)
+    plan = Plan(recompute=run["recompute"], weights_dtype=run["dtype"])
+    took_s = measured_s(row, run["model"], plan, run["cluster"].chip)
+    figure = replace(entry, measured=took_s, tp=whole(row, "tp", 1), size=whole(row, "seq"))
+    where = "moe" if run["model"].experts else "dense"
+    return Asked((replace(figure, fitted=is_fitted(row), hint=_hint(row), where=where),), run)
 
 
 def describe(row: Row) -> Entry:
@@ -57,53 +78,50 @@ def _hint(row: Row) -> str:
 def question(row: Row) -> Run:
     """The step of one row; a row that cannot be priced raises ``Refusal`` with the reason."""
     source, note = lower(row, "source"), lower(row, "note")
-    gpus, dp, pp = whole(row, "gpus"), whole(row, "dp", 1), whole(row, "pp", 1)
-    per_replica = whole(row, "global_batch") // dp
+    sizes, engine = sizes_of(row), engine_of(row)
+    pp, per_replica = sizes["pp"], max(1, whole(row, "global_batch") // sizes["dp"])
     micro = whole(row, "microbatch", 1)
-    if "torchtitan" in source and pp > 1:
-        micro = 1  # what the row calls a microbatch is a replica's batch; its pipeline cuts it into single sequences
-    place = {"model": _model(row), "cluster": _cluster(cell(row, "gpu_type"), gpus, source)}
-    sizes = {axis: whole(row, axis, 1) for axis in SIZES}
+    if engine == "torchtitan" and pp > 1:
+        micro = max(1, per_replica // pp)  # a replica's batch, which torch cuts into as many microbatches as there are stages
+    model = model_of(row)
+    place = {"model": model, "cluster": cluster_of(row)}
     step = {"batch": per_replica, "micro_batch": min(micro, per_replica), "context": whole(row, "seq")}
-    run = cast(Run, {**place, **sizes, **step, "engine": matched("trainers", source) or "megatron"})
-    run["recompute"] = cell(row, "recompute").split("+")[0].split("-")[0] or "none"
-    run["dtype"] = "fp8" if "fp8" in cell(row, "precision") else ""
+    run = cast(Run, {**place, **sizes, **step, "engine": engine})
+    run["recompute"] = _recompute(row)
+    dtype = run["dtype"] = dtype_of(row, model)
     run["eager"] = ("torchtitan" in source and "eager" in note) or "llm-foundry" in source
     if "+sp" in lower(row, "recompute"):
         run["sequence_parallel"] = True
-    if pp > 1 and whole(row, "interleave", 1) > 1:
-        run |= {"schedule": "interleaved", "chunks": whole(row, "interleave")}
+    if pp > 1 and (chunks := whole(row, "interleave", int(matched("unpublished_chunks", recipe_of(row)) or 1))) > 1:
+        run |= {"schedule": "interleaved", "chunks": chunks}
+    elif pp > 1 and (named := SCHEDULE.search(note)):
+        run["schedule"] = named[1]
     elif "interleaved" in note:
         raise Refusal("the number of chunks of the interleaved schedule is not published", "interleave")
-    if "async tp" in note or "asynctp" in note:
-        run["async_axes"] = ("dp", "tp")
+    if (beside := async_of(row, dtype)) is not None:
+        run["async_axes"] = beside
+    run["ep_backend"] = matched("recipe_dispatcher", recipe_of(row)) if sizes["ep"] > 1 else ""
     if "shard_grad_op" in note:
         run["zero"] = 2
+    elif "distributed optimizer" in note:
+        run["zero"] = 1
+    elif sharded := SHARDED.search(note):
+        run["zero"] = 3 if int(sharded[1]) else 1
     return run
 
 
-def _cluster(gpu: str, gpus: int, source: str) -> Cluster:
-    chip = names()["training_chips"].get(gpu.lower().replace("_", "-"))
-    if chip is None:
-        raise Refusal(f"GPU '{gpu}' is not in the catalogue of training runs")
-    hosts = max(1, -(-gpus // GPUS_PER_HOST))
-    inter = "ib-hdr" if "arxiv:2104" in source or "arxiv:2205" in source else ""  # Selene: eight HDR NICs a host
-    return catalog.cluster(f"{hosts}x{min(gpus, GPUS_PER_HOST)}x{chip}", inter=inter)
-
-
-def _model(row: Row) -> Model:
-    """A bundled model by name, or a GPT of the row's shape."""
-    name = lower(row, "model")
-    if name in catalog.keys("models"):
-        return replace(catalog.model(name), max_len=whole(row, "seq"))
-    layers, hidden, heads, vocab, seq = (whole(row, k) for k in ("layers", "hidden", "heads", "vocab", "seq"))
-    shape = {"architectures": ["GPT2LMHeadModel"], "n_embd": hidden, "n_layer": layers, "n_head": heads, "n_inner": 4 * hidden}
-    shape |= {"vocab_size": vocab, "n_positions": seq, "tie_word_embeddings": True}
-    shape["torch_dtype"] = "float16" if row.get("precision") == "fp16" else "bfloat16"
-    return from_config(shape, name)
+def _recompute(row: Row) -> str:
+    """What a row calls recomputation: none, selective or full, alone or with remarks."""
+    said = lower(row, "recompute").split("+")[0].split("-")[0].split("(")[0].strip()
+    return said if said in ("selective", "full") else "none"
 
 
 def is_fitted(row: Row) -> bool:
-    """llm-foundry's bf16 rows on at most 64 GPUs."""
+    """llm-foundry's bf16 rows on at most 64 GPUs, Megatron-Bridge's, torchao's, and of ZeRO-3 of 2021 the smaller model's."""
+    engine = engine_of(row)
+    if engine == "megatron-bridge" or "pytorch/ao" in lower(row, "source"):
+        return True
+    if engine == "deepspeed-2021":
+        return whole(row, "layers") <= FITTED_LAYERS
     small = float(cell(row, "gpus") or 0) <= FITTED_GPUS
     return small and "llm-foundry" in lower(row, "source") and cell(row, "precision").endswith("bf16")
