@@ -1,183 +1,471 @@
-"""Fit the engines' constants on published serving runs: ``python benchmarks/fit_serving.py FILE.csv [--leave-out MODEL]``.
+"""Pool the constants of serving engines over published runs: ``python benchmarks/fit_serving.py DATA [--write]``.
 
-Prints the constants as they stand in ``catalog/engines``, and the errors on rows that were not fitted. Which rows are
-fitted is ``commtax.readers.published.serving.is_fitted``. Damped Gauss-Newton steps on log errors of TPOT (and, with less
-weight, of TTFT where a constant shows only there), each row weighted down as it strays (Cauchy).
+DATA is a folder with ``serving_runs*.csv``. Every constant is a common value times effects of engine, version, chip, number
+format, kind and family of model (natural logarithms), each drawn towards none by a prior whose width is the spread between
+groups. Damped Gauss-Newton steps on log errors of TPOT and TTFT, a row weighted down as it strays (Cauchy), runs that stand in
+several tables counted once. Half of the runs are fitted (``commtax.readers.published.serving.may_fit``), the others test; runs
+that may have drafted tokens do neither.
+
+Then every engine, chip and family is left out in turn, all runs of the others fitted again (around the full fit), and what was
+left out predicted. From those errors come the ranges of ``catalog/transfer.toml``; whether they hold is judged on each group
+with widths from the other groups. ``--write`` writes ``catalog/paces.toml``, ``catalog/transfer.toml`` and
+``validate/transfer.toml``; the times of engines and versions are printed as they stand in ``catalog/engines``. ``--tune`` looks
+for widths of the priors.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import math
+import os
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 from serving_runs import read
 
+import commtax
 from commtax import catalog
-from commtax.readers.published.serving import is_fitted, measured, question
+from commtax.catalog.paces import Setting
+from commtax.ledger import Z80
+from commtax.readers.published.serving import may_draft, may_fit, measured, question
 from commtax.spec import Engine
 from commtax.verbs.serving import simulate
 
+PACKAGE = Path(commtax.__file__).parent
 ARRAYS = ("tp", "dp", "ep", "concurrency", "input_len", "output_len", "num_prompts", "spread")
-SCALE = 0.05  # errors far above this hardly count
-TTFT_WEIGHT = 0.3
-
-
-@dataclass(frozen=True)
-class Constant:
-    name: str
-    engine: str
-    version: str  # "": all versions
-    start: float
-    low: float
-    high: float
-
-
-def host(engine: str, version: str) -> list[Constant]:
-    names = (("host_s", 4e-4, 3e-3), ("host_s_per_doubling", 5e-5, 1e-3), ("host_s_per_seq", 1e-5, 2e-4))
-    return [Constant(name, engine, version, start, 0.0, high) for name, start, high in names]
-
-
-CONSTANTS = [
-    *host("vllm", "0.11"),
-    *host("vllm", "0.12"),
-    *host("vllm", "0.18"),
-    *host("trtllm", "1.0"),
-    *host("trtllm", "1.1"),
-    Constant("small_kernels", "trtllm", "", 0.4, 0.1, 1.0),
-    Constant("frontend_request_s", "trtllm", "1.0", 0.025, 0.0, 0.1),
-    Constant("frontend_token_s", "trtllm", "1.0", 1e-4, 0.0, 5e-4),
-    Constant("request_s", "vllm", "0.18", 0.01, 0.0, 0.1),
-    Constant("request_s", "trtllm", "1.0", 0.03, 0.0, 0.2),
-    *(Constant("routing_share", engine, version, 1.0, 0.0, 4.0) for engine, version in (("vllm", "0.18"), ("trtllm", "1.0"))),
-    *(Constant("experts_rate", engine, version, 0.8, 0.1, 1.5) for engine, version in (("vllm", "0.18"), ("trtllm", "1.0"))),
-    *(Constant("popularity", engine, "", 0.6, 0.2, 20.0) for engine in ("vllm", "trtllm")),
-]
+SCALES = {"tpot": 0.04, "ttft": 0.15}  # errors far above these hardly count
+METRICS = tuple(SCALES)
+HOME_CHIP, HOME_KIND, HOME_DTYPE = "h100-sxm", "dense", "bf16"  # which have no pace of their own: engines' times are theirs
+HOST = ("host_s", "host_s_per_doubling", "host_s_per_seq")
+COMMON = {
+    "host_s": 3e-4,
+    "host_s_per_doubling": 3e-5,
+    "host_s_per_seq": 5e-6,
+    "request": 1.5e-2,
+    "prompt": 3e-3,
+    "decode": 1.0,
+    "prefill": 1.0,
+    "small_kernels": 0.3,
+    "experts": 0.8,
+    "routing": 1.0,
+    "popularity": 0.7,
+}
+"""Where each constant starts from, before its common effect."""
+FIELDS = {**{name: name for name in HOST}, **catalog.paces.FACTORS, "small_kernels": "small_kernels"}
+PLACES = {"e": ("engine",), "c": ("chip",), "q": ("dtype",), "k": ("kind",), "m": ("family",)}
+PLACES |= {"ec": ("engine", "chip"), "em": ("engine", "family"), "ev": ("engine", "version")}
+"""Levels by their letters, and what names a group of them."""
+Level = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Rows of one model, system, engine version and quantisation: one array call."""
+    """Rows of one model, cluster, engine version and launch: one array call."""
 
     engine: Engine
     version: str
-    model: str
+    setting: Setting
+    name: str  # of the model's family, as it is left out
+    mixture: bool
     words: dict[str, Any]
     arrays: dict[str, Any]
-    tpot_s: Any
-    ttft_s: Any
+    seen: Mapping[str, Any]  # seconds by metric
+    drafted: Any
     fitted: Any
+    weights: Any  # a run in several tables counts once
 
 
-def groups(rows: list[dict[str, str]]) -> list[Group]:
-    parts: dict[tuple[str, ...], list[tuple[dict[str, Any], dict[str, float], bool]]] = defaultdict(list)
-    for row in rows:
-        if row.get("mode") == "agg":
-            q = question(row)
-            key = (q["engine"], q["model"].key, q["cluster"].key, q["dtype"], q["kv_dtype"])
-            parts[key].append((q, measured(row), is_fitted(row)))
+def groups(folder: Path) -> list[Group]:
+    parts: dict[tuple[Any, ...], list[tuple[dict[str, str], dict[str, Any]]]] = defaultdict(list)
+    for path in sorted(folder.glob("serving_runs*.csv")):
+        for row in read(path):
+            try:
+                asked: dict[str, Any] = dict(question(row))
+            except ValueError:
+                continue
+            if not asked.get("disaggregated"):
+                engine = asked["engine"]
+                serves = (engine.serves.steps_per_decision, engine.serves.batch_wait, engine.serves.ahead)
+                rest = tuple((k, str(v)) for k, v in sorted(asked.items()) if k not in (*ARRAYS, "engine", "model", "cluster"))
+                key = (engine.key, engine.version, *serves, asked["model"].key, asked["cluster"].key, rest)
+                parts[key].append((row, asked))
     return [_group(members) for members in parts.values()]
 
 
-def _group(members: list[tuple[dict[str, Any], dict[str, float], bool]]) -> Group:
-    q = members[0][0]
-    engine = catalog.engine(q["engine"])
-    known = [*engine.versions]
-    base = catalog._nearest(engine.version, known) if known else ""
-    arrays = {name: np.array([m[0][name] for m in members]) for name in ARRAYS}
-    words = {name: q[name] for name in ("model", "cluster", "dtype", "kv_dtype")}
-    seen = {name: np.array([m[1][name] for m in members]) for name in ("tpot_s", "ttft_s")}
-    return Group(engine, base, q["model"].key, words, arrays, fitted=np.array([m[2] for m in members]), **seen)
+def _group(members: list[tuple[dict[str, str], dict[str, Any]]]) -> Group:
+    asked = members[0][1]
+    engine, model = asked["engine"], asked["model"]
+    known = [*engine.versions, catalog.engine(engine.key).version]
+    seconds = [measured(row) for row, _ in members]
+    names = [(*(q[name] for name in ARRAYS), row["silicon_tpot_ms"][:6]) for row, q in members]
+    return Group(
+        engine=engine,
+        version=catalog.nearest(engine.version, known),
+        setting=Setting.of(engine, asked["cluster"].chip, model, asked["dtype"]),
+        name=model.architecture,
+        mixture=model.experts is not None,
+        words={key: value for key, value in asked.items() if key not in (*ARRAYS, "engine")},
+        arrays={name: np.array([q[name] for _, q in members]) for name in ARRAYS},
+        seen={metric: np.array([one.get(f"{metric}_s", np.nan) for one in seconds]) for metric in METRICS},
+        drafted=np.array([may_draft(row) for row, _ in members]),
+        fitted=np.array([may_fit(row) for row, _ in members]),
+        weights=np.array([1 / names.count(name) for name in names]),
+    )
 
 
-def engine_of(group: Group, x: Any) -> Engine:
-    mine = [
-        (c, v) for c, v in zip(CONSTANTS, x, strict=True) if c.engine in ("", group.engine.key) and c.version in ("", group.version)
-    ]
-    return group.engine.but(**{c.name: float(v) for c, v in mine})
+def levels(group: Group, field: str) -> list[Level]:
+    """The effects that a constant of a group is made of."""
+    s, version = group.setting, group.version
+    own: list[Level] = [(field, "all"), (field, "e", s.engine), (field, "ev", s.engine, version)]
+    if field in HOST:
+        return own
+    if field == "small_kernels":  # others launch what a plain engine does
+        return [(field, "e", s.engine)] if s.engine == "trtllm" else []
+    if field in ("experts", "routing"):
+        return [*own, (field, "q", s.dtype), (field, "m", s.family)]
+    if field == "popularity":
+        return [(field, "all"), (field, "m", s.family)]
+    found = {"request": own, "prompt": own[:2]}.get(field, [])
+    if s.chip != HOME_CHIP:
+        found = [*found, (field, "c", s.chip), (field, "ec", s.engine, s.chip)]
+    if s.kind != HOME_KIND:
+        found = [*found, (field, "k", s.kind), (field, "m", s.family), (field, "em", s.engine, s.family)]
+    if s.dtype != HOME_DTYPE and field in ("decode", "prefill"):
+        found = [*found, (field, "q", s.dtype)]
+    return found
 
 
-def logs(group: Group, x: Any) -> tuple[Any, Any]:
-    found = simulate(engine=engine_of(group, x), **group.words, **group.arrays)
-    return np.log(found.tpot_s / group.tpot_s), np.log(found.ttft_s / group.ttft_s)
+WIDTHS: dict[tuple[str, str], float] = {
+    (field, level): width
+    for field, levels in {
+        "decode": {"c": 0.01, "ec": 0.025, "em": 0.05, "k": 0.5, "m": 0.016, "q": 0.016},
+        "experts": {"all": 0.3, "e": 0.016, "ev": 0.016, "m": 0.62, "q": 0.1},
+        "host_s": {"all": 0.24, "e": 0.05, "ev": 0.15},
+        "host_s_per_doubling": {"all": 1.0, "e": 0.5, "ev": 0.5},
+        "host_s_per_seq": {"all": 0.3, "e": 1.0, "ev": 0.2},
+        "popularity": {"all": 1.0, "m": 1.0},
+        "prefill": {"c": 0.01, "ec": 0.03, "em": 0.6, "k": 0.05, "m": 1.0, "q": 0.5},
+        "prompt": {"all": 0.15, "c": 0.1, "e": 1.5, "ec": 0.05, "em": 0.5, "k": 0.3, "m": 0.3},
+        "request": {"all": 1.5, "c": 0.1, "e": 0.24, "ec": 0.1, "em": 1.5, "ev": 1.2, "k": 0.1, "m": 1.2},
+        "routing": {"all": 0.15, "e": 0.01, "ev": 0.02, "m": 0.04, "q": 1.0},
+        "small_kernels": {"e": 0.3},
+    }.items()
+    for level, width in levels.items()
+}
+"""Standard deviations of the priors, by constant and level: see ``--tune``."""
 
 
-def residuals(used: list[Group], x: Any) -> Any:
-    out = []
-    for group in used:
-        tpot, ttft = logs(group, x)
-        out.append(tpot[group.fitted])
-        if group.model in ("llama-3.1-8b", "gpt-oss-120b", "qwen3-235b-a22b"):  # where the way in and experts' prompts show
-            out.append(TTFT_WEIGHT * ttft[group.fitted])
-    return np.concatenate(out)
+def width(level: Level) -> float:
+    return WIDTHS.get((level[0], level[1]), 0.3)
 
 
-def loss(r: Any) -> float:
-    return float(np.sum(np.log1p((r / SCALE) ** 2)))
+class Pool:
+    """All groups, the effects they have, and the fit."""
 
+    def __init__(self, members: Sequence[Group]) -> None:
+        self.groups = members
+        every = (level for group in members for field in FIELDS for level in levels(group, field))
+        self.index: dict[Level, int] = {level: i for i, level in enumerate(dict.fromkeys(every))}
+        of = np.concatenate([np.full(len(METRICS) * len(g.weights), i) for i, g in enumerate(members)])
+        self.group_of = of
+        self.metric_of = np.concatenate([np.repeat(np.arange(len(METRICS)), len(g.weights)) for g in members])
+        self.scale = np.array(list(SCALES.values()))[self.metric_of]
+        self.weight = np.concatenate([np.tile(np.where(g.fitted, 2 * g.weights, 0.0), len(METRICS)) for g in members])
+        self.every = np.concatenate([np.tile(np.where(g.drafted, 0.0, g.weights), len(METRICS)) for g in members])
+        self.drafted = np.concatenate([np.tile(g.drafted, len(METRICS)) for g in members])
 
-def solve(used: list[Group]) -> Any:
-    """Levenberg-Marquardt with Cauchy weights inside bounds."""
-    low, high = (np.array([getattr(c, side) for c in CONSTANTS]) for side in ("low", "high"))
-    x, damping = np.array([c.start for c in CONSTANTS]), 1e-2
-    scale = np.maximum(np.abs(x), 1e-3 * (high - low))
-    r = residuals(used, x)
-    for _ in range(80):
-        step = 0.01 * scale
-        jacobian = np.stack([(residuals(used, x + step[i] * e) - r) / step[i] for i, e in enumerate(np.eye(len(x)))])
-        weights = 1 / (1 + (r / SCALE) ** 2)
-        a = (jacobian * weights) @ jacobian.T * np.outer(scale, scale)
-        b = -(jacobian * weights) @ r * scale
-        before = loss(r)
-        for _ in range(8):
-            tried = np.clip(x + scale * np.linalg.solve(a + damping * np.diag(np.diag(a) + 1e-12), b), low, high)
-            new = residuals(used, tried)
-            if loss(new) < before:
-                x, r, damping = tried, new, damping / 3
+    def logs(self, group: Group, x: Any) -> dict[str, float]:
+        return {field: float(sum(x[self.index[level]] for level in levels(group, field))) for field in FIELDS}
+
+    def errors(self, group: Group, logs: Mapping[str, float]) -> Any:
+        found = simulate(engine=engine_at(group, logs), **group.words, **group.arrays)
+        count = len(group.weights)
+        return np.concatenate([np.log(np.broadcast_to(getattr(found, f"{m}_s"), count) / group.seen[m]) for m in METRICS])
+
+    def all_errors(self, x: Any) -> Any:
+        return np.concatenate([self.errors(group, self.logs(group, x)) for group in self.groups])
+
+    def slopes(self, x: Any, step: float = 0.02) -> tuple[Any, Any]:
+        """Errors at ``x``, and their derivatives by every effect."""
+        errors, rows = [], []
+        for group in self.groups:
+            logs = self.logs(group, x)
+            here = self.errors(group, logs)
+            matrix = np.zeros((len(here), len(self.index)))
+            for field in FIELDS:
+                mine = [self.index[level] for level in levels(group, field)]
+                if mine and (group.mixture or field not in ("experts", "routing", "popularity")):
+                    there = self.errors(group, {**logs, field: logs[field] + step})
+                    matrix[:, mine] += ((there - here) / step)[:, None]
+            errors.append(here)
+            rows.append(matrix)
+        return np.concatenate(errors), np.concatenate(rows)
+
+    @property
+    def precision(self) -> Any:
+        return np.array([width(level) ** -2 for level in self.index])
+
+    def loss(self, errors: Any, x: Any) -> float:
+        strayed = np.log1p((np.nan_to_num(errors) / self.scale) ** 2)
+        return float(np.sum(self.weight * np.isfinite(errors) * strayed) + np.sum(self.precision * x * x))
+
+    def solve(self, x: Any, errors: Any, slopes: Any, weight: Any) -> tuple[Any, Any]:
+        """The best effects by these slopes with rows of such weights, and their covariance."""
+        use = np.isfinite(errors) & (weight > 0)
+        m, r, s, w, y = slopes[use], errors[use], self.scale[use], weight[use], x
+        for _ in range(4):
+            strayed = r + m @ (y - x)
+            weights = w / (1 + (strayed / s) ** 2) / s**2
+            a = (m * weights[:, None]).T @ m + np.diag(self.precision)
+            y = np.linalg.solve(a, m.T @ (weights * (m @ x - r)))
+        return y, np.linalg.inv(a)
+
+    def fit(self, rounds: int = 10, start: Any = None) -> tuple[Any, Any]:
+        x = np.zeros(len(self.index)) if start is None else start
+        best = self.loss(self.all_errors(x), x)
+        for _ in range(rounds):
+            errors, slopes = self.slopes(x)
+            wanted, _ = self.solve(x, errors, slopes, self.weight)
+            step, share, before = np.clip(wanted - x, -0.7, 0.7), 1.0, best
+            while share > 0.05:
+                tried = x + share * step
+                loss = self.loss(self.all_errors(tried), tried)
+                if loss < best:
+                    x, best = tried, loss
+                    break
+                share /= 2
+            print(f"loss {best:.1f}", flush=True)
+            if before - best < 0.003 * before:
                 break
-            damping *= 4
-        if before - loss(r) < 1e-6 * before:
-            break
-    return x
+        errors, slopes = self.slopes(x)
+        return x, (errors, slopes, self.solve(x, errors, slopes, self.weight)[1])
 
 
-def borrowed(used: list[Group], x: Any) -> Any:
-    """Constants of a version that no row was left for are those of another version of the engine."""
-    seen = {(g.engine.key, g.version) for g in used}
-    out = x.copy()
-    for i, c in enumerate(CONSTANTS):
-        others = [j for j, o in enumerate(CONSTANTS) if (o.name, o.engine) == (c.name, c.engine) and (o.engine, o.version) in seen]
-        if c.version and (c.engine, c.version) not in seen and others:
-            out[i] = x[others[0]]
-    return out
+def engine_at(group: Group, logs: Mapping[str, float]) -> Engine:
+    """The engine of a group with constants as the effects say, and no paces beside them."""
+    values = {FIELDS[field]: COMMON[field] * math.exp(min(6.0, max(-6.0, log))) for field, log in logs.items()}
+    values["small_kernels"] = min(1.0, values["small_kernels"]) if group.engine.key == "trtllm" else 1.0
+    return group.engine.but(pooled=False, **values)
 
 
-def report(used: list[Group], x: Any, only: str = "") -> None:
-    for group in used:
-        if only and group.model != only:
-            continue
-        tpot, ttft = logs(group, x)
-        for tp in np.unique(group.arrays["tp"]):
-            test = (group.arrays["tp"] == tp) & (~group.fitted | bool(only))
-            if test.any():
-                figures = [f"{np.median(np.abs(np.expm1(e[test]))):6.1%} {np.expm1(np.mean(e[test])):+6.1%}" for e in (tpot, ttft)]
-                name = f"{group.engine.key}@{group.engine.version} {group.model} tp {tp}"
-                print(f"  {name:44s} n {int(test.sum()):3d}  tpot {figures[0]}  ttft {figures[1]}")
+KINDS = ("engine", "chip", "family")
 
 
-def main(arguments: list[str]) -> None:
-    left = arguments[arguments.index("--leave-out") + 1] if "--leave-out" in arguments else ""
-    everything = groups(read(Path(arguments[0])))
-    used = [g for g in everything if g.fitted.any() and g.model != left]
-    x = borrowed(used, solve(used))
-    for constant, value in zip(CONSTANTS, x, strict=True):
-        print(f"{constant.engine or 'all':7s} {constant.version:5s} {constant.name} = {value:.4g}")
-    print(f"loss {loss(residuals(used, x)):.4f}; median and bias on rows {'of ' + left if left else 'that were not fitted'}:")
-    report(everything, x, left)
+def folds(pool: Pool) -> Iterator[tuple[str, str, Any]]:
+    """Each engine, chip and family, and which rows are its."""
+    for kind in KINDS:
+        names = [group.name if kind == "family" else getattr(group.setting, kind) for group in pool.groups]
+        for name in dict.fromkeys(names):
+            yield kind, name, np.array([n == name for n in names])[pool.group_of]
+
+
+@dataclass(frozen=True)
+class Left:
+    """Errors of one group that was left out."""
+
+    kind: str
+    name: str
+    rows: Any  # which of the pool's
+    errors: Any  # of all rows of the pool
+
+
+def left_out(pool: Pool, x: Any, errors: Any, slopes: Any) -> list[Left]:
+    """Every group predicted from the others: fitted by the slopes around the full fit, predicted in full."""
+    found = []
+    for kind, name, rows in folds(pool):
+        y, _ = pool.solve(x, errors, slopes, np.where(rows, 0.0, pool.every))
+        parts = [
+            pool.errors(group, pool.logs(group, y)) if np.any(rows[pool.group_of == i]) else errors[pool.group_of == i]
+            for i, group in enumerate(pool.groups)
+        ]
+        found.append(Left(kind, name, rows, np.concatenate(parts)))
+    return found
+
+
+def quantile(errors: Any) -> float:
+    """Standard deviation of a normal distribution with as many of these inside its 80 % range."""
+    return float(np.quantile(np.abs(errors), 0.8)) / Z80
+
+
+def choose(pool: Pool, metric: str, mixture: bool, drafted: bool = False) -> Any:
+    kinds = np.array([group.mixture for group in pool.groups])[pool.group_of] == mixture
+    return kinds & (pool.metric_of == METRICS.index(metric)) & (~pool.drafted | drafted)
+
+
+def sigmas(pool: Pool, errors: Any, left: Sequence[Left], without: str = "") -> dict[str, dict[str, dict[str, float]]]:
+    """Widths by metric, dense or mixture, and what was left out; ``without`` one group's errors."""
+    table: dict[str, dict[str, dict[str, float]]] = {}
+    for metric in METRICS:
+        for mixture in (False, True):
+            here = choose(pool, metric, mixture) & np.isfinite(errors)
+            known = {"seen": quantile(errors[here & (pool.weight == 0)])}
+            for kind in KINDS:
+                parts = [one.errors[here & one.rows] for one in left if one.kind == kind and one.name != without]
+                some = [part for part in parts if len(part)]
+                known[kind] = quantile(np.concatenate(some)) if some else math.nan
+            known["dtype"] = min(known["chip"], known["family"])  # no format was left out alone: formats come with chips and models
+            table.setdefault(metric, {})["mixtures" if mixture else "dense"] = known
+    return table
+
+
+def report(pool: Pool, errors: Any, left: Sequence[Left]) -> Iterator[dict[str, Any]]:
+    """Each kind of fold: how many rows, their median error, how many the range covers, and its half-width.
+
+    The range of a group's rows has a width from the errors of the other groups of its kind.
+    """
+    for drafted in (False, True):
+        for metric in METRICS:
+            for mixture in (False, True):
+                here = choose(pool, metric, mixture, drafted) & np.isfinite(errors)
+                base = {"metric": metric, "models": "mixtures" if mixture else "dense", "drafted": drafted}
+                own = np.abs(errors[here & (pool.weight == 0)])
+                s = sigmas(pool, errors, left)[metric][base["models"]]["seen"]
+                yield base | {"fold": "seen", **figures(own, [np.full(len(own), s)])}
+                for kind in KINDS:
+                    parts, widths = [], []
+                    for one in left:
+                        if one.kind == kind and np.any(here & one.rows):
+                            parts.append(np.abs(one.errors[here & one.rows]))
+                            sigma = sigmas(pool, errors, left, one.name)[metric][base["models"]][kind]
+                            widths.append(np.full(len(parts[-1]), sigma))
+                    yield base | {"fold": kind, **figures(np.concatenate(parts), widths)}
+
+
+def figures(errors: Any, widths: Sequence[Any]) -> dict[str, float]:
+    wide = np.concatenate(widths) * Z80
+    known = np.isfinite(wide)
+    return {
+        "n": len(errors),
+        "median": float(np.median(np.expm1(errors))),
+        "covered": float(np.mean(errors[known] <= wide[known])) if known.any() else math.nan,
+        "half_width": float(np.median(np.sinh(wide[known]))) if known.any() else math.nan,
+    }
+
+
+def engine_lines(pool: Pool, x: Any) -> Iterator[str]:
+    """Times of engines and versions, as they stand in their files."""
+    seen = dict.fromkeys((group.setting.engine, group.version) for group in pool.groups)
+    for engine, version in sorted(seen):
+        yield f"[{engine} {version}]"
+        for field in (*HOST, "request", "prompt", "experts", "routing", "popularity", "small_kernels"):
+            keys = [(field, "all"), (field, "e", engine), (field, "ev", engine, version)]
+            log = sum(x[pool.index[key]] for key in keys if key in pool.index)
+            yield f"{FIELDS[field]} = {COMMON[field] * math.exp(log):.4g}"
+
+
+def effect_lines(pool: Pool, x: Any, covariance: Any) -> Iterator[str]:
+    """``catalog/paces.toml``."""
+    yield "# Effects on whole runs of chip, number format, kind and family of model, beside those of engines and versions."
+    yield "# Natural logarithms of factors and their standard deviations, pooled by benchmarks/fit_serving.py over published runs"
+    yield "# (InferenceMAX and ai-dynamo/aiconfigurator, 2025-10 to 2026-04). H100, bf16 and dense models have none: engines' own"
+    yield "# times (engines/*.toml) were fitted with them."
+    places: dict[tuple[str, ...], dict[str, tuple[float, float]]] = defaultdict(dict)
+    for level, i in pool.index.items():
+        field, letters, *names = level
+        shown = (field in catalog.paces.FACTORS) and letters in ("c", "q", "k", "m", "ec", "em")
+        if shown and abs(x[i]) >= 0.002:
+            places[(letters, *names)][field] = (x[i], math.sqrt(covariance[i, i]))
+    for (letters, *names), logs in sorted(places.items()):
+        yield "\n[[effect]]"
+        yield from (f'{level} = "{name}"' for level, name in zip(PLACES[letters], names, strict=True))
+        yield from (f"{field} = [{value:.3f}, {spread:.3f}]" for field, (value, spread) in sorted(logs.items()))
+
+
+def transfer_lines(pool: Pool, errors: Any, left: Sequence[Left]) -> Iterator[str]:
+    """``catalog/transfer.toml``."""
+    yield "# How far predictions are off where nothing was fitted: standard deviations of log errors, by what no run had."
+    yield "# From benchmarks/fit_serving.py: each engine, chip and family of models left out of the fit in turn and predicted."
+    for metric, kinds in sigmas(pool, errors, left).items():
+        for kind, known in kinds.items():
+            yield f"\n[sigma.{metric}.{kind}]"
+            yield from (f"{name} = {value:.3f}" for name, value in known.items())
+    yield "\n# Runs that the constants were fitted on."
+    named = ((g.engine.version, g.words["model"].key, g.setting) for g in pool.groups if g.fitted.any())
+    for version, model, s in dict.fromkeys(named):
+        yield "\n[[run]]"
+        yield from (f'{name} = "{getattr(s, name)}"' for name in ("engine", "chip", "dtype", "family"))
+        yield f'version = "{version}"\nmodel = "{model}"'
+
+
+def board_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """``validate/transfer.toml``."""
+    yield "# Errors and ranges at home and abroad, by benchmarks/fit_serving.py: each engine, chip and family of models left out."
+    for row in rows:
+        yield "\n[[fold]]"
+        yield f'left_out = "{"" if row["fold"] == "seen" else row["fold"]}"'
+        yield from (f'{name} = "{row[name]}"' for name in ("metric", "models"))
+        yield f"drafted = {str(row['drafted']).lower()}"
+        yield f"n = {row['n']}"
+        yield from (f"{name} = {row[name]:.3f}" for name in ("median", "covered", "half_width"))
+
+
+def tune(pool: Pool, x: Any, errors: Any, slopes: Any) -> None:
+    """Widths of priors that make groups left out come out best, each tried wider and narrower: a search along coordinates."""
+
+    def score() -> float:
+        total = 0.0
+        for kind in KINDS:
+            off = np.full(len(errors), np.nan)
+            for _, _, rows in (fold for fold in folds(pool) if fold[0] == kind):
+                y, _ = pool.solve(x, errors, slopes, np.where(rows, 0.0, pool.every))
+                off[rows] = np.abs(errors[rows] + slopes[rows] @ (y - x))
+            for metric in METRICS:
+                for mixture in (False, True):
+                    own = off[choose(pool, metric, mixture) & np.isfinite(off)]
+                    total += (1.0 if metric == "tpot" else 0.3) * (np.median(own) + 0.4 * np.quantile(own, 0.8))
+        return float(total)
+
+    kinds = sorted({level[:2] for level in pool.index})
+    best, search = score(), True
+    while search:
+        before = best
+        for kind in kinds:
+            for factor in (0.4, 2.5):
+                old = width((*kind,))
+                WIDTHS[kind] = min(4.0, max(0.003, old * factor))  # type: ignore[index]
+                found = score()
+                if found < best - 5e-4:
+                    best = found
+                    print(kind, f"{old:.3f} -> {WIDTHS[kind]:.3f}", f"{best:.4f}", flush=True)  # type: ignore[index]
+                else:
+                    WIDTHS[kind] = old  # type: ignore[index]
+        search = before - best > 0.01
+    print(WIDTHS)
+
+
+def write(path: str, lines: Iterator[str]) -> None:
+    (PACKAGE / path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--tune", action="store_true")
+    asked = parser.parse_args()
+    pool = Pool(groups(asked.data))
+    print(f"{len(pool.groups)} groups, {len(pool.weight) // 2} runs, {len(pool.index)} effects")
+    x, (errors, slopes, covariance) = pool.fit()
+    if asked.tune:
+        tune(pool, x, errors, slopes)
+        return
+    left = left_out(pool, x, errors, slopes)
+    rows = list(report(pool, errors, left))
+    for row in rows:
+        what = f"{row['fold']:7s}{row['models']:9s}{row['metric']:5s}{' with drafted' if row['drafted'] else ''}"
+        print(f"{what:36s} n {row['n']:4d}  median {row['median']:6.1%}  covered {row['covered']:5.0%}  +-{row['half_width']:6.1%}")
+    print(*engine_lines(pool, x), sep="\n")
+    if asked.write:
+        write("catalog/paces.toml", effect_lines(pool, x, covariance))
+        write("catalog/transfer.toml", transfer_lines(pool, errors, left))
+        write("validate/transfer.toml", board_lines(rows))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

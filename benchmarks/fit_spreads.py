@@ -1,8 +1,12 @@
-"""Widths of 80 % ranges from residuals: ``python benchmarks/fit_spreads.py DATA_DIR``.
+"""Widths of 80 % ranges from residuals: ``python benchmarks/fit_spreads.py DATA_DIR [--collectives]``.
 
 Takes rows that were not fitted, by library and place (or by kind of kernel, chip family and number format), and writes the
 82nd percentile of |ln(predicted / measured)| as a factor into ``catalog/libraries`` and ``validate/spreads.toml``. A little
 more than 80 % because rows of other hosts than these will lie further off.
+
+Collectives answer for sources that nobody fitted: across hosts each source's residuals come from constants that were fitted
+without it (``fit_network``), inside hosts the width is that of the tables that no constant was fitted on, or of the sizes left
+out of the fitted ones where that is wider. With ``--collectives`` only the libraries are written.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fit_network
 import numpy as np
 
 import commtax
@@ -26,6 +31,10 @@ HERE = Path(commtax.__file__).parent
 QUANTILE = 0.82
 LIBRARIES = {"nccl": ("nccl", "rccl"), "vllm": ("vllm",), "sglang": ("sglang",), "trtllm": ("trtllm",)}
 LEAST = 6  # rows that a width needs
+XGMI = """[[spread]]
+where = "assumed xgmi"
+factor = 0.463
+source = "residuals"  # 34 rows of MI300X and MI325X, before they had constants of their own"""
 PUBLISHED = {"8xrtx-pro-6000": (41.1, 39.4, 40.1, 37.6, 22.2), "4xrtx-5090": (35.0,), "8xrtx-5090": (28.0,), "4xrtx-4090": (25.95,)}
 """All-reduce over PCIe in GB/s: voipmonitor/rtx6kpro (pcie-bandwidth.md), NVIDIA/nccl 1639, tinygrad/open-gpu-kernel-modules 36."""
 
@@ -33,6 +42,14 @@ PUBLISHED = {"8xrtx-pro-6000": (41.1, 39.4, 40.1, 37.6, 22.2), "4xrtx-5090": (35
 def width(records: Records, mask: Any) -> tuple[float, int]:
     errors = np.abs(records.log_error[mask & records.priced & ~records.fitted])
     return (float(np.expm1(np.quantile(errors, QUANTILE))) if len(errors) else 0.0), len(errors)
+
+
+def unseen(records: Records, mask: Any) -> tuple[float, int]:
+    """The wider one of rows beside fitted ones and of tables that nothing was fitted on."""
+    tables = np.array([f"{s} {v} {x}" for s, v, x in zip(records.system, records.version, records.library, strict=True)])
+    seen = np.isin(tables, np.unique(tables[records.fitted]))
+    (beside, n), (elsewhere, m) = width(records, mask & seen), width(records, mask & ~seen)
+    return (max(beside, elsewhere) if m >= LEAST else beside), n + m
 
 
 def pcie_hosts(r: Records, assumed: Any) -> float:
@@ -50,7 +67,22 @@ def pcie_hosts(r: Records, assumed: Any) -> float:
     return float(np.expm1(errors[order][at]))
 
 
-def spread_blocks(r: Records, library: str) -> str:
+def across_blocks(folder: Path) -> list[str]:
+    """By size, each source's residuals from constants fitted without it."""
+    some = fit_network.sweeps(folder)
+    without = fit_network.left_out(some, fit_network.now())
+    errors = np.abs(np.concatenate(list(without.values())))
+    sizes = np.concatenate([fit_network.sizes_of(some, source) for source in without])
+    made = []
+    for least, most in ((0, MiB - 1), (MiB, 1024 * MiB), (1024 * MiB + 1, np.inf)):
+        here = errors[(sizes >= least) & (sizes <= most)]
+        limit = [f"max_bytes = {most:.0f}"] if np.isfinite(most) else []
+        factor = f"factor = {np.expm1(np.quantile(here, QUANTILE)):.3f}"
+        made.append("\n".join(["[[spread]]", 'where = "across"', *limit, factor, f'source = "residuals"  # {len(here)} rows']))
+    return made
+
+
+def spread_blocks(r: Records, library: str, folder: Path) -> str:
     """The [[spread]] records of one library: by place, collective and size."""
     names = LIBRARIES[library]
     mine = np.array([any(n in str(x).lower() for n in names) for x in r.library], dtype=bool)
@@ -58,12 +90,11 @@ def spread_blocks(r: Records, library: str) -> str:
         mine &= np.array(["custom" not in str(x).lower() for x in r.library], dtype=bool)
     known = np.array([bool(v) for v in r.version], dtype=bool)
     assumed = np.array(["link assumed" in h for h in r.hint], dtype=bool)
-    sound = r.sound
     quick = np.isin(r.mode.astype(str), ("graph", "nccl-tests"))
     reduce, out = r.kind == "all-reduce", []
 
     def add(where: str, mask: Any, ops: str = "", limit: float = 0.0) -> None:
-        factor, n = width(r, mine & mask)
+        factor, n = unseen(r, mine & mask)
         if n >= LEAST:
             lines = [
                 "[[spread]]",
@@ -83,17 +114,14 @@ def spread_blocks(r: Records, library: str) -> str:
     add("eager", (r.mode == "eager") & ~assumed & (r.size > MiB))
     if library == "nccl":
         add("assumed nvlink", assumed & (r.where == "nvlink") & ~reduce)  # all-reduces are nearer, on the two chips that there are
-        add("assumed xgmi", assumed & (r.where == "xgmi"))
+        out.append(XGMI)
         out.append(f'[[spread]]\nwhere = "assumed pcie"\nfactor = {pcie_hosts(r, assumed):.3f}\nsource = "residuals"  # by host')
         add("assumed", assumed)
-        between = (r.where == "across") & sound
-        add("across", between & (r.size < MiB), "", MiB - 1)
-        add("across", between & (r.size >= MiB) & (r.size <= 1024 * MiB), "", 1024 * MiB)
-        add("across", between & (r.size > 1024 * MiB))
+        out += across_blocks(folder)
     return "\n\n".join(out)
 
 
-def write_library(r: Records, library: str) -> None:
+def write_library(r: Records, library: str, folder: Path) -> None:
     path = HERE / "catalog" / "libraries" / f"{library}.toml"
     text = re.sub(r"\[\[spread\]\]\n(?:\w+ = .*\n)+\n?", "", path.read_text())
     text = re.sub(r"\[sources\.residuals\]\n(?:\w+ = .*\n)+\n?", "", text)
@@ -102,7 +130,7 @@ def write_library(r: Records, library: str) -> None:
         '[sources.residuals]\ntitle = "82nd percentile of |ln(predicted / measured)| on rows that were not fitted '
         '(benchmarks/fit_spreads.py)"\nurl = ""\ndate = "2026-11"\n\n'
     )
-    path.write_text(text[:at] + spread_blocks(r, library) + "\n\n" + source + text[at:])
+    path.write_text(text[:at] + spread_blocks(r, library, folder) + "\n\n" + source + text[at:])
 
 
 def tables(r: Records) -> str:
@@ -128,12 +156,17 @@ def tables(r: Records) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(folder: Path) -> None:
-    everything = joined([check(folder).records, check(None, only="h200").records])
+def main(folder: Path, collectives: bool) -> None:
+    if collectives:
+        everything = joined([check(folder, only="collectives").records, check(fit_network.PUBLISHED.parent).records])
+    else:
+        everything = joined([check(folder).records, check(fit_network.PUBLISHED.parent).records, check(None, only="h200").records])
     for library in LIBRARIES:
-        write_library(everything, library)
+        write_library(everything, library, folder)
+    if collectives:
+        return
     (HERE / "validate" / "spreads.toml").write_text(tables(everything))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), "--collectives" in sys.argv)

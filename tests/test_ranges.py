@@ -71,13 +71,14 @@ def test_what_is_simulated_is_no_surer_than_its_steps(chip, engine, model, tp, p
     s = commtax.simulate(model, place, concurrency=clients, input_len=1000, output_len=200, kv_tokens=1e9, **sizes, **workers)
     step = commtax.bill(model, place, batch=int(s.running), context=1099, **sizes)
     prompt = commtax.bill(model, place, phase="prefill", batch=1, context=1000, **sizes)
-    least = min(factor(step.low_s, step.high_s), factor(prompt.low_s, prompt.high_s)) - 1e-9
+    alone = 0.97 * factor(prompt.low_s, prompt.high_s)  # a step of prompts has decodes beside them, which may be surer
+    least = min(factor(step.low_s, step.high_s), alone) - 1e-9
     assert factor(*s.range_of("tpot_s")) >= factor(step.low_s, step.high_s) - 1e-9
-    assert factor(*s.range_of("ttft_s")) >= factor(prompt.low_s, prompt.high_s) - 1e-9
+    assert factor(*s.range_of("ttft_s")) >= alone
     assert factor(*s.range_of("tokens_per_s")) >= least
     low, high = s.range_of("tpot_s")
     assert low <= s.tpot_s <= high
-    measured = chip in ("h100-sxm", "h200-sxm") and engine in ("vllm", "trtllm", "trtllm@1.0")
+    measured = chip in ("h100-sxm", "h200-sxm") and engine in ("vllm", "trtllm", "trtllm@1.0", "sglang")
     assert measured or s.basis != "calibrated"
 
 
@@ -85,10 +86,25 @@ def test_a_chip_without_serving_runs_is_not_called_calibrated():
     words = {"tp": 1, "concurrency": 8}
     guessed, known = (commtax.simulate("llama-3.1-8b", f"8x{chip}", **words) for chip in ("mi300x", "h100-sxm"))
     assert (guessed.basis, known.basis) == ("transferred", "calibrated")
-    assert commtax.simulate("llama-3.1-8b", "8xh100-sxm", engine="sglang", **words).basis == "assumed"
+    others = {"sglang": "calibrated", "torch": "assumed"}  # published runs on H100 had the one, none the other
+    assert {engine: commtax.simulate("llama-3.1-8b", "8xh100-sxm", engine=engine, **words).basis for engine in others} == others
+    assert commtax.simulate("llama-3.1-8b", "8xa100-80-sxm", engine="sglang", **words).basis == "transferred"
     step = commtax.bill("llama-3.1-8b", "8xmi300x", tp=1, batch=8, context=1024 + 63)
     assert factor(*guessed.range_of("tpot_s")) >= factor(step.low_s, step.high_s) > 2
     found = plan("llama-3.1-8b", "2xmi300x", tpot_s=0.05, max_concurrency=16)
     assert factor(*found.range_of(found.plans, 0, "tokens_per_s")) > 1.9, "plans are no surer than what simulate says of them"
     same = found.simulation(found.plans, 0)
     assert float(same.tpot_s) == pytest.approx(float(found.plans.tpot_s[0]))
+
+
+@pytest.mark.parametrize(("batch", "seconds"), [(1, 27.6e-3), (4, 29.2e-3), (16, 34.2e-3), (32, 40.1e-3)])
+def test_published_steps_on_mi300x_lie_in_their_range(batch, seconds):
+    """Llama-3.1-405B in fp8 on eight MI300X, 128 tokens in and out: seconds of vLLM's benchmark_latency over its tokens (OCI).
+
+    The prompt's share of them is a tenth at most here. No kernel table of the chip decided its constants.
+    """
+    step = commtax.bill("llama-3.1-405b", "8xmi300x", tp=8, batch=batch, context=192, dtype="fp8")
+    assert float(step.step_s) == pytest.approx(seconds, rel=0.25)
+    assert step.low_s <= seconds <= step.high_s
+    kernels = [line for line in step.lines if line.kind == "compute" and np.any(np.asarray(line.exposed_s) > 0)]
+    assert all(line.source.kind == "assumed" for line in kernels)

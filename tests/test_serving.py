@@ -15,7 +15,7 @@ from cli_run import run_here
 from commtax import catalog
 from commtax.cost.routed import chosen_experts
 from commtax.cost.serving import Load, Pressure, Steps, closed_loop, pressure, prompts_ahead, prompts_apart, running
-from commtax.readers.published.serving import is_fitted, measured, question
+from commtax.readers.published.serving import is_fitted, may_draft, measured, question
 from commtax.spec import Experts
 from commtax.statement import Refusal
 
@@ -335,6 +335,9 @@ def test_workers_are_counted_and_must_fit():
     assert (small.returncode, "KV cache of a prompt worker holds 0" in small.stdout) == (1, True)
 
 
+DAILY = "source_file=2026-04-06.csv; silicon_concurrency=64; measured=2025-10-29"
+
+
 def row(**columns):
     plain = {
         "backend": "vllm",
@@ -354,23 +357,25 @@ def row(**columns):
 
 def test_a_row_is_a_question():
     asked = question(row())
-    assert (asked["model"].key, asked["cluster"].key, asked["engine"]) == ("qwen3-32b", PLACE, "vllm@0.12.0")
+    assert (asked["model"].key, asked["cluster"].key) == ("qwen3-32b", PLACE)
+    assert (asked["engine"].key, asked["engine"].version) == ("vllm", "0.12.0")
+    assert asked["engine"] == catalog.engine("vllm@0.12.0"), "no recipe concerns it"
     assert (asked["tp"], asked["concurrency"], asked["num_prompts"], asked["spread"]) == (8, 8, 80, 0.0)
     assert measured(row()) == {"ttft_s": pytest.approx(0.0918), "tpot_s": pytest.approx(0.00796)}
 
 
 def test_rows_with_habits_of_their_own():
-    drawn = question(
-        row(silicon_data_source="source_file=2026-04-06.csv; silicon_concurrency=64; measured=2025-10-29", batch_size="")
-    )
+    drawn = question(row(silicon_data_source=DAILY, batch_size=""))
     assert (drawn["concurrency"], drawn["input_len"], round(drawn["spread"], 3)) == (64, 922, 0.111)
     shared = question(
         row(model_path="deepseek-ai/DeepSeek-R1", tp_size="1", attention_dp_size="8", moe_ep_size="8", batch_size="4")
     )
     assert (shared["tp"], shared["dp"], shared["ep"], shared["concurrency"]) == (1, 8, 8, 32)
     named = {"id": "x_tp8_ep8_1", "tp_size": "64", "moe_ep_size": "8", "attention_dp_size": "1"}
-    multiplied = question(row(model_path="deepseek-ai/DeepSeek-R1", **named))
+    multiplied = question(row(model_path="deepseek-ai/DeepSeek-R1", silicon_data_source=DAILY, **named))
     assert (multiplied["tp"], multiplied["ep"], multiplied["cluster"].key) == (8, 8, PLACE)
+    as_said = question(row(model_path="deepseek-ai/DeepSeek-R1", **named))
+    assert (as_said["tp"], as_said["cluster"].key) == (64, "8x8xh100-sxm"), "only InferenceMAX's tables multiply"
     tiles = question(row(model_path="Qwen/Qwen3-235B-A22B-FP8", gemm_quant_mode="fp8_block"))
     assert tiles["model"].quant.block == (128, 128)
     static = question(row(backend="trtllm", model_path="meta-llama/Llama-3.1-70B", gemm_quant_mode="fp8"))
@@ -384,6 +389,7 @@ def test_rows_with_habits_of_their_own():
         ({"backend": "llama.cpp"}, "engine"),
         ({"isl": ""}, "isl"),
         ({"system": "x9"}, "x9"),
+        ({"mode": "disagg", "decode_tp_size": "8", "decode_batch_size": "8", "prefill_tp_size": "8"}, "workers"),
     ],
 )
 def test_a_row_that_cannot_be_priced_says_why(columns, reason):
@@ -401,6 +407,11 @@ def question_or_none(run):
         return question(run)
     except Refusal:
         return None
+
+
+def median_errors(runs):
+    pairs = [(predict(run), measured(run)) for run in runs]
+    return (np.median([abs(found[name] / was[name] - 1) for found, was in pairs]) for name in ("tpot_s", "ttft_s"))
 
 
 def test_published_runs():
@@ -422,14 +433,15 @@ def test_rows_not_fitted_are_within_the_bars():
         pytest.skip("the table of runs is not here")
     with SHARED.open() as file:
         runs = list(csv.DictReader(file))
-    asked = [(run, question_or_none(run)) for run in runs]
-    assert sum(words is not None for _, words in asked) >= 0.95 * len(runs)
-    chosen = [run for run, words in asked if words and not words["model"].experts and not is_fitted(run)]
-    chosen = [run for run in chosen if run["mode"] == "agg"][::4]
-    logs = [[np.log(predict(run)[name] / measured(run)[name]) for name in ("tpot_s", "ttft_s")] for run in chosen]
-    tpot, ttft = np.median(np.abs(np.expm1(logs)), axis=0)
-    assert tpot <= 0.09
-    assert ttft <= 0.30
+    asked = [(run, question_or_none(run)) for run in runs if run["mode"] == "agg"]
+    assert all(words is not None for _, words in asked), "all but disaggregated runs whose workers were not counted"
+    tested = [(run, bool(words["model"].experts)) for run, words in asked if not is_fitted(run) and not may_draft(run)]
+    for mixture in (False, True):
+        chosen = [run for run, experts in tested if experts == mixture]
+        assert len(chosen) > 80
+        tpot, ttft = median_errors(chosen[::2])
+        assert tpot <= 0.04
+        assert ttft <= 0.20
 
 
 def command(*words):

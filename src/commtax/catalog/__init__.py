@@ -11,11 +11,13 @@ from functools import lru_cache
 from commtax.catalog.clusters import cluster, more_hosts
 from commtax.catalog.described import is_file
 from commtax.catalog.distributions import lengths
-from commtax.catalog.fabric import fabric, kernel_constants, library
+from commtax.catalog.fabric import fabric, library
 from commtax.catalog.hardware import chip, is_like, link, recognise
 from commtax.catalog.hosts import with_between, with_inside
+from commtax.catalog.kernel_constants import kernel_constants
 from commtax.catalog.loader import key_of, record, stems, table
 from commtax.catalog.models import config, model
+from commtax.catalog.versions import nearest, parts
 from commtax.spec import ENGINE_PARTS, Engine
 from commtax.statement import Refusal
 
@@ -36,9 +38,9 @@ def engine(name: str) -> Engine:
         raise Refusal(f"engine '{name}': '{version}' is not a version (write {stem}@{known.version})", "engine")
     if not version or version == known.version:
         return replace(known, note="")
-    near = _nearest(version, [*known.versions, known.version])
+    near = nearest(version, [*known.versions, known.version])
     constants = {name: value for name, value in known.versions.get(near, {}).items() if name != "since"}
-    same = _parts(version)[: len(_parts(near))] == _parts(near)
+    same = parts(version)[: len(parts(near))] == parts(near)
     note = "" if same else f"constants of {stem} {near} are used for {version}: that version is not calibrated"
     return known.but(version=version, note=note, **constants)
 
@@ -57,15 +59,3 @@ def version_at(name: str, date: str) -> str:
     known = engine(name).versions
     since = {str(table.get("since", "9999")): version for version, table in known.items()}
     return max(((day, version) for day, version in since.items() if day <= date[: len(day)]), default=("", ""))[1]
-
-
-def _parts(version: str) -> tuple[int, ...]:
-    """The numbers of a version: ``1.0.0rc3`` is 1, 0, 0."""
-    return tuple(int(number[0]) for part in version.removeprefix("v").split(".") if (number := re.match(r"\d{1,9}", part)))
-
-
-def _nearest(version: str, known: list[str]) -> str:
-    """The newest known version that is not newer, else the oldest."""
-    wanted = _parts(version)
-    older = [v for v in known if _parts(v) <= wanted]
-    return max(older, key=_parts) if older else min(known, key=_parts)

@@ -20,7 +20,7 @@ from commtax.statement import Refusal
 CHIP_TEXTS = ("key", "name", "vendor", "family", "compute_capability", "intra", "inter", "note")
 CHIP_FIELDS = {*CHIP_TEXTS, "aliases", "flops_per_s", "sources", *physics.DESCRIBED_CHIP}
 LINK_TEXTS = ("key", "name", "kind", "scope", "note")
-LINK_FLAGS = ("switched", "nic_per_gpu")
+LINK_FLAGS = ("switched", "nic_per_gpu", "ordered")
 LINK_FIELDS = {*LINK_TEXTS, *LINK_FLAGS, "aliases", "sources", *physics.DESCRIBED_LINK}
 PEAKS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 """Types of arithmetic that a chip has peaks for."""

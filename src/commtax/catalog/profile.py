@@ -16,7 +16,8 @@ from typing import cast, get_args
 
 from commtax import catalog
 from commtax.catalog import physics
-from commtax.catalog.fabric import OPS, fabric, kernel_constants, library, with_pairs
+from commtax.catalog.fabric import OPS, fabric, library, with_pairs
+from commtax.catalog.kernel_constants import kernel_constants
 from commtax.catalog.loader import Table, suggest
 from commtax.catalog.part import Part
 from commtax.files import Json, local, read_json
@@ -79,7 +80,8 @@ def tells_of(own: Profile, engine: Engine) -> bool:
 def constants(own: Profile, engine: Engine, chip: Chip) -> KernelConstants:
     """The family's kernel constants with the measured ones in their place."""
     usual = kernel_constants(engine, chip)
-    tables = {**usual.tables, **own.tables}
+    other = {"decode.single"} if "decode.bf16" in own.tables else set()  # attention as measured here, whatever the heads
+    tables = {**{name: c for name, c in usual.tables.items() if name not in other}, **own.tables}
     return replace(usual, tables=tables, own={**usual.own, **dict.fromkeys(own.tables, own.label)})
 
 

@@ -68,6 +68,8 @@ class Case:
     def ep_ranks(self) -> Number:
         """Ranks among which experts may be spread: Megatron keeps tp inside an expert, serving engines use tp x dp."""
         p = self.plan
+        if self.engine.sends.experts_whole:
+            return p.tp * p.dp * p.cp
         return p.dp * p.cp if self.engine.sends.experts_keep_tp else p.tp * p.dp
 
     @property
@@ -178,7 +180,7 @@ def _tile(quant: Quant | None) -> int:
 def _ep_group_broken(c: Case) -> Number:
     p = c.plan
     odd = c.ep_ranks % p.ep != 0
-    if not c.engine.sends.experts_keep_tp:
+    if not (c.engine.sends.experts_keep_tp or c.engine.sends.experts_whole):
         odd = odd | ((p.ep <= p.tp) & (p.tp % p.ep != 0))
     return (p.ep > 1) & (odd | (p.ep != p.tp * p.dp) if c.engine.sends.ep_is_tp_dp else odd)
 

@@ -10,19 +10,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from commtax.arrays import pick, some
-from commtax.cost.collectives import Choice, across, choose, reason
+from commtax.cost.collectives import Choice, choose, reason
 from commtax.cost.compute import step_kernels
+from commtax.cost.crossing import Crossing, across, stage_ranks
 from commtax.cost.forms.experts import AROUND, Routed
 from commtax.cost.kernel import Kernel
-from commtax.cost.kernels import kernel_sigma, kernel_source, peak, seconds
+from commtax.cost.kernels import kernel_sigma, kernel_source, least_s, peak, seconds
 from commtax.cost.placement import Span, span
 from commtax.cost.traffic import expected_destinations, inference, padded_rows
 from commtax.ledger import LAUNCH_FLOOR, NO_NOTE, Z80, Bill, Item, Line, Stage, Via, pass_of
 from commtax.question import AS_IT_IS, WhatIf
-from commtax.spec import Cluster, Engine, Fabric, KernelConstants, KernelHabits, Model, Number, Plan, Workload
+from commtax.spec import Cluster, Engine, Fabric, KernelConstants, KernelHabits, Model, Number, Path, Plan, Workload
 from commtax.statement import Source
 
 UNMEASURED = 0.6  # half-width of the range of a group that nobody measured
+MEASURED = ("calibrated", "transferred")  # somebody timed this library on this chip and link, if in another version
 NCCL_ALGORITHMS = ("ring", "ring-simple", "tree")  # NCCL's, whoever calls it
 MEASURED_RANKS = 8  # the largest group inside one domain that the libraries were measured on
 
@@ -38,6 +40,7 @@ class Terms:
     fabric: Fabric
     constants: KernelConstants
     settings: WhatIf = AS_IT_IS
+    known_sigma: float = math.inf  # of whole decode steps, where such were measured
 
 
 def kernel_line(kernel: Kernel, count: Number, times: tuple[Number, Number], sigma: Number, t: Terms, stage: Stage = "") -> Line:
@@ -140,16 +143,21 @@ def _sent_line(item: Item, pricer: Pricer, settings: WhatIf) -> Line:
     left = pricer.terms.engine.sends.reduce_share if item.op == "all-reduce" else 1.0
     latency, wire = left * chosen.latency_s * settings.latency_scale, left * chosen.wire_s / settings.bandwidth_scale
     if settings.eager:
-        floor = (fabric.eager_floor_s - wire) * (np.asarray(item.ranks) > 1)
-        why = LAUNCH_FLOOR if np.all(floor > latency) else why
-        latency = np.maximum(latency, floor)
+        launched = np.where(np.asarray(item.ranks) > 1, launched_s(fabric, latency, wire, crosses), latency)[()]
+        why = LAUNCH_FLOOR if np.all(launched > latency) else why
+        latency = launched
     hidden = settings.overlap * item.count * (latency + wire)
     outside = not fabric.flat and some(crosses)
     most = int(item.ranks if alone else np.max(item.ranks))
     source = source_of(fabric, op, int(chosen.path if alone else np.max(chosen.path)), most, outside, float(np.max(chosen.inside)))
-    spread = spread_of(fabric, op, item.nbytes, item.ranks, chosen, pricer.cluster, outside, eager=settings.eager)
+    spread = spread_of(fabric, op, item.nbytes, item.ranks, chosen, pricer.cluster, crosses, eager=settings.eager)
     sigma = (np.log1p(spread) if isinstance(spread, np.ndarray) else math.log1p(spread)) / Z80
     return Line("comm", item, latency, wire, hidden, link, algorithm, names, why, source, via, sigma=sigma)
+
+
+def launched_s(fabric: Fabric, latency: Number, wire: Number, crosses: Number) -> Number:
+    """Latency of a collective that is launched from Python, alone: no less than a launch, and across hosts threads wake too."""
+    return np.maximum(latency + pick(crosses, fabric.network.eager_s, 0.0), fabric.eager_floor_s - wire)
 
 
 def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool, inside: float = 0.0) -> Source:
@@ -169,7 +177,13 @@ def source_of(fabric: Fabric, op: str, path: int, ranks: int, crosses: bool, ins
         return label
     if taken.source.kind == "assumed":
         return _assumed(f"{op} was never measured on this link", f"{op} unmeasured")
-    return _assumed(f"measured on up to {MEASURED_RANKS} ranks", "more ranks") if ranks > MEASURED_RANKS else label
+    most = _most_ranks(taken)
+    return _assumed(f"measured on up to {most} ranks", "more ranks") if ranks > most else label
+
+
+def _most_ranks(path: Path) -> int:
+    """The largest group that a path was measured on: its own, else the libraries'."""
+    return path.ranks[-1] if path.ranks else MEASURED_RANKS
 
 
 def _assumed(why: str, basis: str) -> Source:
@@ -177,25 +191,52 @@ def _assumed(why: str, basis: str) -> Source:
 
 
 def spread_of(
-    fabric: Fabric, op: str, nbytes: Number, ranks: Number, chosen: Choice, cluster: Cluster, crosses: bool, *, eager: bool = False
+    fabric: Fabric,
+    op: str,
+    nbytes: Number,
+    ranks: Number,
+    chosen: Choice,
+    cluster: Cluster,
+    crosses: Number,
+    *,
+    eager: bool = False,
 ) -> Number:
     """Half-width of the 80 % range of a collective as a factor, from the residuals of what it is priced with."""
     if fabric.flat:
         return 0.0
-    known = fabric.label.kind == "calibrated" and not some(ranks > MEASURED_RANKS)
-    where = "across" if crosses else "eager" if eager and known else cluster.intra.kind
-    width = _residual(fabric, op, nbytes, where, known)
-    if crosses and fabric.spreads:  # no surer than the stage inside the hosts, by its share of the time
-        measured = fabric.label.kind == "calibrated" and cluster.domain <= MEASURED_RANKS
+    across = _spread_across(fabric, op, nbytes, ranks, chosen, cluster) if some(crosses) else 0.0
+    inside = 0.0 if np.all(crosses) else _spread_inside(fabric, op, nbytes, ranks, chosen, cluster, eager)
+    return pick(crosses, across, inside)
+
+
+def _spread_across(fabric: Fabric, op: str, nbytes: Number, ranks: Number, chosen: Choice, cluster: Cluster) -> Number:
+    """Between hosts: no surer than the stage inside them, by its share of the time."""
+    timed = fabric.label.kind in MEASURED
+    width = _residual(fabric, op, nbytes, "across", timed)
+    if fabric.spreads:
+        measured = timed and cluster.domain <= _most_timed(fabric, op)
         width = np.maximum(width, chosen.inside * _residual(fabric, op, nbytes, cluster.intra.kind, measured))
-    if crosses:
-        seen = fabric.network.ranks or (1, np.inf)
-        return pick(np.logical_and(ranks >= seen[0], ranks <= seen[-1]), width, np.maximum(width, UNMEASURED))
+    seen = fabric.network.ranks or (1, np.inf)
+    return pick(np.logical_and(ranks >= seen[0], ranks <= seen[-1]), width, np.maximum(width, UNMEASURED))
+
+
+def _spread_inside(
+    fabric: Fabric, op: str, nbytes: Number, ranks: Number, chosen: Choice, cluster: Cluster, eager: bool
+) -> Number:  # fmt: skip
+    """Inside a fast domain, by what was measured there and on how many ranks; or a machine's own fit."""
+    known = (fabric.label.kind in MEASURED) & (np.asarray(ranks) <= _most_timed(fabric, op))
+    measured = _residual(fabric, op, nbytes, "eager" if eager else cluster.intra.kind, True) if some(known) else 0.0
+    width = pick(known, measured, 0.0 if np.all(known) else _residual(fabric, op, nbytes, cluster.intra.kind, False))
     for index, path in enumerate(fabric.paths[op]):
-        if path.spread:  # a machine's own fit
+        if path.spread:
             inside = np.logical_and(ranks >= path.ranks[0], ranks <= path.ranks[-1]) if path.ranks else True
             width = pick(chosen.path == index, pick(inside, path.spread, max(path.spread, UNMEASURED)), width)
     return width
+
+
+def _most_timed(fabric: Fabric, op: str) -> int:
+    """Ranks of the largest group inside a domain that any path of a library was measured on."""
+    return max(map(_most_ranks, fabric.paths[op]))
 
 
 def _residual(fabric: Fabric, op: str, nbytes: Number, where: str, measured: bool) -> Number:
@@ -214,7 +255,9 @@ def _once_a_host(item: Item, where: Span) -> Number:
     """Share of a routed item's bytes that the NICs carry: one copy a host, forwarded inside to the ranks that want it."""
     if item.routed is None:
         return 1.0
-    return expected_destinations(item.routed, where.domains) / expected_destinations(item.routed, where.ranks)
+    hosts = expected_destinations(item.routed, where.domains)
+    hosts = np.minimum(hosts, item.most_hosts) if item.most_hosts else hosts
+    return hosts / expected_destinations(item.routed, where.ranks)
 
 
 def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster, fabric: Fabric, outside: Number = 1.0) -> Choice:
@@ -225,7 +268,8 @@ def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster,
     inside_ranks = np.minimum(where.ranks_per_domain, ranks)
     if fabric.flat:
         return _where(where.crosses, choose(fabric.network_paths[op], nbytes, ranks), here)
-    inside = choose(fabric.network_paths[op], nbytes, inside_ranks)
+    paths = fabric.network_paths[op]
+    inside = choose(paths, nbytes, stage_ranks(op, ranks, inside_ranks) if fabric.network.protocols else inside_ranks)
     hosts_per_domain = max(1, cluster.domain // cluster.gpus_per_host)
     total = cluster.nics_per_host * hosts_per_domain * cluster.inter.bandwidth_Bps
     # Groups side by side share the NICs: a GPU's own, or those of a host among all that run there.
@@ -234,8 +278,8 @@ def price(op: str, nbytes: Number, ranks: Number, where: Span, cluster: Cluster,
     # In an all-to-all every rank of a host sends its own buffer; other collectives carry one tensor for the host.
     carried = nbytes * inside_ranks if op in ("all-to-all", "dispatch", "combine") else nbytes
     domains = np.maximum(1, where.domains)
-    over = across(op, carried * outside, inside, domains, total * share, cluster.inter.latency_s, fabric.network)
-    return _where(where.crosses, over, here)
+    crossing = Crossing(op, carried * outside, ranks, inside_ranks, domains, total * share, cluster.inter)
+    return _where(where.crosses, across(crossing, inside, paths, fabric.network), here)
 
 
 def _where(condition: Number, yes: Choice, no: Choice) -> Choice:
@@ -250,19 +294,25 @@ def inference_bill(t: Terms, work: Workload, tokens: Number) -> Bill:
     """
     ran = t.settings
     rows = padded_rows(work.rows, work, t.engine, t.plan.tp, ran.eager)
-    kernels = [_served_line(k, t) for k in step_kernels(t.model, t.plan, work, rows, t.engine)]
+    runs = t.engine.kernels
+    pace = pick(np.asarray(work.prefill_tokens) > 0, runs.prefill_pace, runs.decode_pace)
+    kernels = [_served_line(k, t, pace) for k in step_kernels(t.model, t.plan, work, rows, t.engine)]
     pricer = Pricer(t)
     items = inference(t.model, t.plan, work, t.engine, ep_backend=ran.ep_backend, eager=ran.eager)
     comm = [comm_line(i, pricer, ran) for i in items]
-    return Bill((*kernels, _host_line([*kernels, *comm], work, t), *comm), tokens)
+    known = math.inf if some(np.asarray(work.prefill_tokens) > 0) else t.known_sigma
+    return Bill((*kernels, _host_line([*kernels, *comm], work, t), *comm), tokens, known_sigma=known)
 
 
-def _served_line(kernel: Kernel, t: Terms) -> Line:
+def _served_line(kernel: Kernel, t: Terms, pace: Number) -> Line:
     idle = np.ndim(kernel.count) == 0 and kernel.count == 0
     # In a whole step the chip heats up: arithmetic runs at a lower clock than in a kernel that is measured alone.
     clock, slow = t.constants.tables["step.bf16"]["clock"], t.settings.slow_rank
     rate = clock * _own_rate(kernel, t.engine.kernels)
     fixed, moving = (0.0, 0.0) if idle else seconds(kernel, t.cluster.chip, t.constants, rate)
+    fixed, moving = fixed * pace, moving * pace
+    if not idle and some(np.asarray(pace) < 1):  # a pace is of whole steps, and no kernel of them beats its bytes and FLOPs
+        moving = np.maximum(moving, least_s(kernel, t.cluster.chip, t.constants) - fixed)
     return kernel_line(kernel, kernel.count, (fixed * slow, moving * slow), kernel_sigma(kernel, t.constants), t)
 
 
@@ -283,6 +333,7 @@ def _host_line(lines: list[Line], work: Workload, t: Terms) -> Line:
     """Time that the GPU waits for the host: scheduling each step, and without graphs launching every kernel."""
     host = t.engine.host
     waiting: Number = host.host_s + host.host_s_per_doubling * np.log2(t.plan.tp * 1.0) + host.host_s_per_seq * work.samples
+    waiting = waiting + host.prompt_s * (np.asarray(work.prefill_tokens) > 0)
     if t.settings.eager or host.launches:
         launches = num_launches(lines, t.engine)
         busy = sum((line.total_s for line in lines), start=0.0)

@@ -125,12 +125,18 @@ def _arrivals_per_batch(load: Load, seqs: Number, stages: Number) -> Number:
     return np.maximum(step / stages, np.minimum(step, (seqs - 1) * _lockstep(load)))
 
 
+def _arrivals_per_decision(load: Load, seqs: Number, stages: Number, engine: Engine) -> Number:
+    """Of an engine that looks at waiting requests only every few steps, all that came meanwhile."""
+    gathered = engine.serves.steps_per_decision + engine.serves.batch_wait
+    return np.minimum(seqs - 1, gathered * _arrivals_per_batch(load, seqs, stages))
+
+
 def prompt_tokens(load: Load, seqs: Number, room: Number, engine: Engine, stages: Number = 1) -> Number:
     """Prompt tokens of a step: those of one prompt and of others that arrived with it, as far as there is room for them.
 
     The mean over such steps, so the number of prompts need not be whole: what one prompt leaves of a step goes to the next.
     """
-    wanted = (1 + _arrivals_per_batch(load, seqs, stages)) * load.input_len
+    wanted = (1 + _arrivals_per_decision(load, seqs, stages, engine)) * load.input_len
     return np.minimum(wanted, room if engine.serves.chunked else np.maximum(load.input_len, room))
 
 
@@ -158,10 +164,13 @@ def prompts_ahead(load: Load, seqs: Number, room: Number, engine: Engine, stages
     together. The first R requests of a benchmark arrive at once and are computed in turn, as many a step as fit.
     """
     others = seqs - 1
-    dense, each = _arrivals_per_batch(load, seqs, stages), prompt_tokens(load, seqs, room, engine, stages) / load.input_len
+    dense, each = (
+        _arrivals_per_decision(load, seqs, stages, engine),
+        prompt_tokens(load, seqs, room, engine, stages) / load.input_len,
+    )
     steady = np.minimum(others, 2 * np.minimum(dense, each))  # no more arrive in a step than steps let in
     if engine.serves.prefill_first:
-        crowd = np.maximum(others / 2 * _lockstep(load), 1.5 * others / _life(load) / stages)
+        crowd = np.maximum(others / 2 * _lockstep(load), (engine.serves.steps_per_decision + 0.5) * others / _life(load) / stages)
         steady = np.minimum(others, np.maximum(crowd, each - 1))
     most = np.clip(room / load.input_len, 1, seqs)
     burst = np.minimum(others, (others + most - 1) / 2)
@@ -182,7 +191,8 @@ def closed_loop(load: Load, steps: Steps, seqs: Number, ahead: Number, engine: E
     stretch = (others - ahead + others * full.recomputed) * extra / np.maximum(1.0, decodes)
     tpot = steps.decode_s + stretch
     # The batch in the first stage when a request comes; and the next step, where that is decided by then.
-    turns = (1 + engine.serves.ahead * (steps.stages == 1)) / steps.stages
+    looked = (engine.serves.steps_per_decision + 1) / 2 + engine.serves.batch_wait
+    turns = (looked + engine.serves.ahead * (steps.stages == 1)) / steps.stages
     boundary = steps.decode_s * np.minimum(1.0, others) * (decodes > 0) * turns
     own = steps.prompt_s * steps.chunks + (np.ceil(steps.chunks) - steps.chunks) * beside
     first = engine.host.request_s + boundary + own + before

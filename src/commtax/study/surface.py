@@ -79,12 +79,14 @@ def surface(timings: Timings) -> Surface:
     short, long = (np.interp(seqs, known, column) for column in decode_s)
     contexts, further = [0.0, *map(float, lengths), 2.0 * lengths[-1]], lengths[-1] / (lengths[-1] - lengths[0])
     by_rows = np.interp(rows, prompts, prompt_s).tolist()
+    decode = np.stack([short * 0, short * 0, long - short, (long - short) * (1 + further)], axis=-1)
     return Surface(
         alone=short.tolist(),
         samples=[1, 2],
         mixed=[by_rows, by_rows],
         contexts=contexts,
-        decode=np.stack([short * 0, short * 0, long - short, (long - short) * (1 + further)], axis=-1),
+        decode=decode,
+        beside=decode,
         new=[0.0, 1.0],
         past=[0.0, 1.0],
         prompt=[[0.0, 0.0], [0.0, 0.0]],
